@@ -1,0 +1,126 @@
+"""Build the extension modules. Every other fact is in pyproject.toml.
+
+Switches, read from the environment:
+    BNORM_NO_OPENMP=1      one thread, on purpose
+    BNORM_DEBUG=1          bounds checks, no optimization, debugger symbols
+    BNORM_SANITIZE=names   any value of -fsanitize, such as address,undefined
+"""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import Cython
+import numpy
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError, LinkError, PlatformError
+
+KERNELS = "src/bnorm/kernels"
+DEBUG, NO_OPENMP = (os.environ.get(name, "") not in {"", "0"} for name in ["BNORM_DEBUG", "BNORM_NO_OPENMP"])
+SANITIZE = [f"-fsanitize={names}" for names in [os.environ.get("BNORM_SANITIZE")] if names]
+
+# No fused multiply-add of the compiler's own and no fast-math: no result may depend on the build that computed it. The
+# last two change no value, only errno and floating-point traps, which stop vectorization and which nobody reads.
+EXACT = ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+COMMON = {
+    "unix": (["-O0", "-g"] if DEBUG else ["-O3"]) + EXACT + SANITIZE,
+    "msvc": ["/Od" if DEBUG else "/O2", "/fp:precise"],
+}
+
+# The loops are serial: one source, compiled once per instruction set. kernels/cpu.py picks a build at import.
+LOOPS = {"_loops_baseline": {"unix": [], "msvc": []}}
+if sysconfig.get_platform().endswith(("x86_64", "amd64")):
+    avx512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mprefer-vector-width=512"]
+    LOOPS["_loops_avx2"] = {"unix": ["-mavx2", "-mf16c", "-mbmi2"], "msvc": ["/arch:AVX2"]}
+    LOOPS["_loops_avx512"] = {"unix": avx512, "msvc": ["/arch:AVX512"]}
+
+# The threads are in these two. Flags of compiler and linker, in the order they are tried: Apple's Clang wants
+# -Xpreprocessor and a library of its own; omp_pause_resource_all, which makes fork() safe, is not in every runtime.
+THREADED = ["_cpu", "_threads"]
+OPENMP = {
+    "unix": [
+        (["-fopenmp", "-DBNORM_OMP_PAUSE"], ["-fopenmp"]),
+        (["-fopenmp"], ["-fopenmp"]),
+        (["-Xpreprocessor", "-fopenmp", "-DBNORM_OMP_PAUSE"], ["-lomp"]),
+    ],
+    "msvc": [(["/openmp"], [])],
+}
+PROGRAM = """
+#include <omp.h>
+int main(void) {
+    int i, sum = 0;
+    #pragma omp parallel for num_threads(2) reduction(+ : sum)
+    for (i = 1; i <= 100; i++) sum += i;
+#ifdef BNORM_OMP_PAUSE
+    omp_pause_resource_all(omp_pause_soft);
+#endif
+    return sum == 5050 ? 0 : 1;
+}
+"""
+MISSING = """OpenMP does not work here: a ten-line program did not compile, link and run (its errors are above).
+    Linux, GCC: install gcc, which brings libgomp.  Linux, Clang: install libomp-dev or libomp-devel.
+    macOS: brew install libomp, then set CPATH and LIBRARY_PATH to include and lib in what `brew --prefix libomp` names.
+To build without OpenMP on purpose (everything works, on one thread), set BNORM_NO_OPENMP=1."""
+
+
+def first_that_runs(compiler, choices):
+    """The first pair of flags, for the compiler and for the linker, with which PROGRAM compiles, links and runs."""
+    for compiling, linking in choices:
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, "program.c")
+            source.write_text(PROGRAM)
+            try:
+                objects = compiler.compile([str(source)], folder, extra_postargs=compiling)
+                compiler.link_executable(objects, "program", folder, extra_postargs=linking)
+                subprocess.run([Path(folder, "program")], check=True, timeout=60)
+                return compiling, linking
+            except (CompileError, LinkError, OSError, subprocess.SubprocessError):
+                continue
+    raise PlatformError(MISSING)
+
+
+class BuildExt(build_ext):
+    """Adds the flags of the compiler at hand; rebuilds all when flags or tools have changed, which time stamps miss."""
+
+    def build_extensions(self):
+        kind = "msvc" if self.compiler.compiler_type == "msvc" else "unix"
+        openmp = ([], []) if NO_OPENMP else first_that_runs(self.compiler, OPENMP[kind])
+        for ext in self.extensions:
+            name = ext.name.rpartition(".")[2]
+            special, linking = openmp if name in THREADED else (LOOPS[name][kind], [])
+            ext.extra_compile_args = COMMON[kind] + special
+            ext.extra_link_args = linking + SANITIZE
+        flags = [(ext.extra_compile_args, ext.extra_link_args) for ext in self.extensions]
+        facts = repr((flags, sys.version, Cython.__version__, numpy.__version__))
+        stamp = Path(self.build_temp, "facts.txt")
+        self.force = self.force or not stamp.exists() or stamp.read_text() != facts
+        self.parallel = self.parallel or os.cpu_count()
+        directives = {"language_level": 3, "cdivision": True, "binding": True, "freethreading_compatible": True}
+        directives |= dict.fromkeys(["boundscheck", "wraparound", "initializedcheck"], DEBUG)
+        options = {"build_dir": "build/cython", "include_path": ["src", KERNELS], "force": self.force}
+        translated = cythonize(self.extensions, compiler_directives=directives, **options)
+        for ext, c in zip(self.extensions, translated, strict=True):
+            ext.sources = c.sources
+        super().build_extensions()
+        stamp.write_text(facts)
+
+
+setup(
+    cmdclass={"build_ext": BuildExt},
+    ext_modules=[
+        Extension(
+            f"bnorm.kernels.{name}",
+            [f"{KERNELS}/{name}.pyx"],
+            include_dirs=[KERNELS, numpy.get_include()],
+            define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+            libraries=[] if os.name == "nt" else ["m"],
+            depends=[path.as_posix() for path in Path(KERNELS).iterdir() if path.suffix in {".pxd", ".pxi", ".h"}],
+        )
+        for name in [*THREADED, *LOOPS]
+    ],
+)

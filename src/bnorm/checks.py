@@ -1,0 +1,233 @@
+"""The checks of arguments, shared by functions and layers.
+
+Every message has one grammar, `batch_norm: gamma: expected shape (64,), got (32,)`: who was called, which parameter,
+what was expected, what was given. Nothing here changes an argument.
+"""
+
+import math
+import numbers
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm.kernels import kernels_for, view
+
+FLOATS = frozenset(np.dtype(kind) for kind in ("float16", "float32", "float64"))  # in the machine's byte order
+FLOAT64 = np.dtype("float64")
+ACTIVATIONS = ("relu",)
+
+
+class SingleValueError(ValueError):
+    """Batch statistics of one value: a layer may catch this and fall back on its running statistics."""
+
+
+def real(who: str, name: str, value: object) -> ndarray:
+    """Anything that NumPy takes for an array of bools, integers or floats, as a base-class array."""
+    kernels_for(value, who, name)
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"{who}: {name}: expected an array without a mask (weight= leaves values out), got {_kind(value)}"
+        )
+    try:
+        a = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{who}: {name}: expected an array of real numbers, got {_kind(value)}: {error}") from error
+    if a.dtype.kind not in "buif":
+        raise TypeError(f"{who}: {name}: expected real numbers, got dtype {a.dtype} from {_kind(value)}")
+    return a
+
+
+def array(who: str, x: object) -> ndarray:
+    """x as an array that has kernels: float16, float32 or float64 in either byte order; bools and integers convert."""
+    a = real(who, "x", x)
+    if a.dtype.kind != "f":
+        return a.astype(FLOAT64)
+    if a.dtype.char not in "efd":
+        raise TypeError(f"{who}: x: expected float16, float32 or float64, got dtype {a.dtype}")
+    return a
+
+
+def gradient(who: str, dy: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ndarray:
+    """dy in the shape and dtype of the x it belongs to."""
+    a = real(who, "dy", dy)
+    if a.shape != shape:
+        raise ValueError(f"{who}: dy: expected the shape of x, {shape}, got {a.shape}")
+    return a.astype(dtype, copy=False)
+
+
+def vector(who: str, name: str, value: object, shape: tuple[int, ...]) -> ndarray:
+    """A parameter or statistic as contiguous float64; the array itself where it is that already."""
+    if type(value) is ndarray and value.dtype is FLOAT64 and value.shape == shape and value.flags.carray:
+        return value
+    a = real(who, name, value)
+    if a.dtype.kind == "b":
+        raise TypeError(f"{who}: {name}: expected numbers, got bools")
+    if a.shape != shape:
+        raise ValueError(f"{who}: {name}: expected shape {shape}, got {a.shape}")
+    return np.require(a, FLOAT64, ["C", "A"])
+
+
+def statistics(who: str, mean: object, var: object, shape: tuple[int, ...]) -> tuple[ndarray, ndarray]:
+    """Given mean and var: both or neither; var not negative. NaN passes, and flows through y as it does in x."""
+    if mean is None or var is None:
+        missing, given = ("mean", "var") if mean is None else ("var", "mean")
+        raise ValueError(f"{who}: {missing}: expected an array of shape {shape}, as {given} is given, got None")
+    mean, var = vector(who, "mean", mean, shape), vector(who, "var", var, shape)
+    if np.count_nonzero(var < 0):
+        raise ValueError(f"{who}: var: expected no negative values, got {var.min()}")
+    return mean, var
+
+
+def integer(who: str, name: str, value: object) -> int:
+    """An int or a NumPy integer; a bool is a mistake."""
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+    raise TypeError(f"{who}: {name}: expected an integer, got {value!r}")
+
+
+def channel_axis(who: str, axis: object, shape: tuple[int, ...]) -> int:
+    """The axis as an int between -ndim and ndim - 1."""
+    axis = integer(who, "axis", axis)
+    if not -len(shape) <= axis < len(shape):
+        raise ValueError(f"{who}: axis: expected an axis of x, which has shape {shape}, got {axis}")
+    return axis
+
+
+def trailing_shape(who: str, normalized_shape: object, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """normalized_shape, an int or several, as a tuple: the shape that x ends in."""
+    if isinstance(normalized_shape, tuple | list):
+        sizes = tuple(integer(who, "normalized_shape", n) for n in normalized_shape)
+    else:
+        sizes = (integer(who, "normalized_shape", normalized_shape),)
+    if not sizes or sizes != shape[-len(sizes) :]:
+        raise ValueError(f"{who}: normalized_shape: expected the last axes of x, which has shape {shape}, got {sizes}")
+    return sizes
+
+
+def groups(who: str, num_groups: object, channels: int) -> int:
+    """num_groups: at least 1, and a divisor of the number of channels."""
+    num_groups = integer(who, "num_groups", num_groups)
+    if num_groups < 1 or channels % num_groups:
+        raise ValueError(f"{who}: num_groups: expected a divisor of the {channels} channels, got {num_groups}")
+    return num_groups
+
+
+def epsilon(who: str, eps: object) -> float:
+    """eps: finite and not negative."""
+    if isinstance(eps, bool) or not isinstance(eps, numbers.Real):
+        raise TypeError(f"{who}: eps: expected a real number, got {eps!r}")
+    try:
+        value = float(eps)
+    except OverflowError:
+        value = math.inf
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{who}: eps: expected a finite number >= 0, got {eps!r}")
+    return value
+
+
+def relu(who: str, activation: object) -> bool:
+    """Whether an activation is the ReLU, or none."""
+    if activation is None:
+        return False
+    if not isinstance(activation, str):
+        raise TypeError(f"{who}: activation: expected None or a name, got {_kind(activation)}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"{who}: activation: expected None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    return True
+
+
+def weights(who: str, weight: object, layout: view.Layout) -> ndarray:
+    """Weights as the kernels take them, float64 (outer, inner), never the caller's own memory.
+
+    A backward needs the weights as they were at its forward, and a mask is often reused.
+    """
+    given = real(who, "weight", weight)
+    try:
+        w = view.weights(given, layout)
+    except ValueError as error:
+        raise ValueError(f"{who}: {error}") from None
+    lowest, highest = w.min(initial=0.0), w.max(initial=0.0)
+    if not (lowest >= 0 and highest < math.inf):
+        raise ValueError(f"{who}: weight: expected finite values >= 0, got values from {lowest} to {highest}")
+    return np.array(w) if np.may_share_memory(w, given) else w
+
+
+def several_values(who: str, rows: ndarray, shape: tuple[int, ...]) -> None:
+    """Group and instance norm: more than one value in each row of (N, G, K, L), if there is any row."""
+    if rows.size and rows.shape[2] * rows.shape[3] == 1:
+        raise ValueError(
+            f"{who}: x: expected more than one value per group (of channels, in one sample) to take statistics of, "
+            f"got shape {shape} in {rows.shape[1]} groups"
+        )
+
+
+def output(
+    who: str, out: object, shape: tuple[int, ...], dtype: np.dtype[Any], given: Mapping[str, object], *, own: str = "x"
+) -> ndarray:
+    """`out` as a base-class array that a result may be written to, in either byte order and any memory order.
+
+    `given` has the arguments by name, as the caller gave them: out may be exactly the one called `own`, or exactly x,
+    and overlaps nothing else.
+    """
+    kernels_for(out, who, "out")
+    if not isinstance(out, ndarray) or isinstance(out, np.ma.MaskedArray):
+        raise TypeError(f"{who}: out: expected a NumPy array, got {_kind(out)}")
+    target = np.asarray(out)
+    if target.shape != shape:
+        raise ValueError(f"{who}: out: expected shape {shape}, got {target.shape}")
+    if target.dtype.newbyteorder("=") != dtype:
+        raise TypeError(f"{who}: out: expected dtype {dtype}, got {target.dtype}")
+    if not target.flags.writeable:
+        raise ValueError(f"{who}: out: expected a writeable array, got a read-only one")
+    if _overlaps_itself(target):
+        raise ValueError(f"{who}: out: expected memory of its own for every element, got strides {target.strides}")
+    for name, value in given.items():
+        if value is None:
+            continue
+        a = np.asarray(value)
+        if _overlap(target, a) and not (name in (own, "x") and same_memory(target, a)):
+            raise ValueError(f"{who}: out: expected {own} itself or memory of its own, got one that overlaps {name}")
+    return target
+
+
+def same_memory(a: ndarray, b: ndarray) -> bool:
+    """Whether two arrays are the same elements at the same places."""
+    if a is b:
+        return True
+    if a.shape != b.shape or a.dtype != b.dtype or _address(a) != _address(b):
+        return False
+    return all(s == t for s, t, n in zip(a.strides, b.strides, a.shape, strict=True) if n > 1)
+
+
+def _address(a: ndarray) -> int:
+    return int(a.__array_interface__["data"][0])
+
+
+def _overlap(a: ndarray, b: ndarray) -> bool:
+    if not np.may_share_memory(a, b):
+        return False
+    try:
+        return np.shares_memory(a, b, max_work=1000)  # type: ignore[arg-type]  # NumPy's stub has two of its values
+    except np.exceptions.TooHardError:  # strides so odd that an answer takes long are refused
+        return True
+
+
+def _overlaps_itself(a: ndarray) -> bool:
+    """Whether two elements may share bytes (broadcast arrays, sliding windows): the axes do not nest."""
+    reach = a.itemsize
+    for stride, n in sorted((abs(s), n) for s, n in zip(a.strides, a.shape, strict=True) if n > 1 and a.size):
+        if stride < reach:
+            return True
+        reach += stride * (n - 1)
+    return False
+
+
+def _kind(value: object) -> str:
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"

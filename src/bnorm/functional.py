@@ -1,0 +1,280 @@
+"""Normalization as pure functions of arrays.
+
+    y, saved = batch_norm(x, gamma, beta)
+    dx, dgamma, dbeta = backward(dy, saved)
+
+The functions agree in this:
+
+x         a NumPy array, or what NumPy takes for one, of float16, float32 or float64; bools and integers become float64.
+gamma     scale, and beta, shift: real numbers, computed in float64. None: 1 and 0.
+eps       stands inside the root: y = (x - mean) / sqrt(var + eps) gamma + beta, var being the mean squared difference.
+axis      of the channels.
+activation  None or "relu", computed in the same pass.
+out       an array for the result, of the shape and dtype of y in any memory order: x itself, which then has no
+          backward any more, or memory of its own. It is what the function returns.
+y         has the shape, dtype and memory order of x, in the byte order of the machine.
+saved     is for `backward`.
+
+An argument that does not fit is a TypeError or ValueError that names the function and the parameter, and nothing has
+changed then.
+"""
+
+from math import inf
+
+import numpy as np
+from numpy import ndarray
+from numpy.typing import ArrayLike
+
+from bnorm import checks
+from bnorm.checks import FLOATS, array, vector
+from bnorm.kernels import BACKENDS, view
+from bnorm.moments import Moments
+from bnorm.passes import Gradients, Saved, channel_forward, pull_back, row_forward
+
+__all__ = [
+    "Saved",
+    "backward",
+    "batch_norm",
+    "group_norm",
+    "instance_norm",
+    "layer_norm",
+    "moments",
+    "rms_norm",
+]
+
+Shape = int | tuple[int, ...]
+
+
+def batch_norm(
+    x: ArrayLike,
+    gamma: ArrayLike | None = None,
+    beta: ArrayLike | None = None,
+    *,
+    mean: ArrayLike | None = None,
+    var: ArrayLike | None = None,
+    eps: float = 1e-5,
+    axis: int = 1,
+    activation: str | None = None,
+    weight: ArrayLike | None = None,
+    out: ndarray | None = None,
+) -> tuple[ndarray, Saved]:
+    """Normalize each channel by the mean and variance over all other axes: y and saved.
+
+    gamma, beta, mean, var: shape (C,). mean and var given are used instead of those of the batch (inference), and are
+    constants to the backward.
+    weight: shape of x without the channel axis, or (N,), one per sample: finite and not negative, or a bool mask. How
+    much a value counts in the statistics; at weight 0 it feeds nothing in, NaN included, and y is computed there all
+    the same. Without any weight above 0, y is beta. In inference it has no effect.
+
+    One value per channel has no variance: ValueError, unless mean and var are given.
+
+    >>> y, saved = batch_norm([[1.0, 20.0], [3.0, 40.0]], eps=0)
+    >>> y
+    array([[-1., -1.],
+           [ 1.,  1.]])
+    """
+    who = "batch_norm"
+    given = None
+    if out is not None:
+        given = {"x": x, "gamma": gamma, "beta": beta, "mean": mean, "var": var, "weight": weight}
+    if type(x) is not ndarray or x.dtype not in FLOATS:
+        x = array(who, x)
+    if type(axis) is not int or not -(ndim := x.ndim) <= axis < ndim:
+        axis = checks.channel_axis(who, axis, x.shape)
+    shape = (x.shape[axis],)
+    if gamma is not None:
+        gamma = vector(who, "gamma", gamma, shape)
+    if beta is not None:
+        beta = vector(who, "beta", beta, shape)
+    if mean is not None or var is not None:
+        mean, var = checks.statistics(who, mean, var, shape)
+    if type(eps) is not float or not 0.0 <= eps < inf:
+        eps = checks.epsilon(who, eps)
+    relu = activation is not None and checks.relu(who, activation)
+    return channel_forward(who, x, gamma, beta, mean, var, eps, axis, relu, weight, out, None, given)
+
+
+def layer_norm(
+    x: ArrayLike,
+    gamma: ArrayLike | None = None,
+    beta: ArrayLike | None = None,
+    *,
+    normalized_shape: Shape,
+    eps: float = 1e-5,
+    activation: str | None = None,
+    out: ndarray | None = None,
+) -> tuple[ndarray, Saved]:
+    """Normalize each sample by the mean and variance over its last axes: y and saved.
+
+    normalized_shape: the sizes of these axes, or the size of the last one. gamma, beta: of that shape. A sample of one
+    value becomes beta.
+
+    >>> y, saved = layer_norm([[1.0, 3.0], [20.0, 40.0]], normalized_shape=2, eps=0)
+    >>> y
+    array([[-1.,  1.],
+           [-1.,  1.]])
+    """
+    return _over_last_axes("layer_norm", x, gamma, beta, normalized_shape, eps, False, activation, out)
+
+
+def rms_norm(
+    x: ArrayLike,
+    gamma: ArrayLike | None = None,
+    *,
+    normalized_shape: Shape,
+    eps: float = 1e-5,
+    activation: str | None = None,
+    out: ndarray | None = None,
+) -> tuple[ndarray, Saved]:
+    """Divide each sample by the root of the mean square of its last axes, x / sqrt(mean(x^2) + eps) gamma: y and saved.
+
+    normalized_shape: the sizes of these axes, or the size of the last one. gamma: of that shape.
+
+    >>> y, saved = rms_norm([[1.0, 7.0]], normalized_shape=2, eps=0)
+    >>> y
+    array([[0.2, 1.4]])
+    """
+    return _over_last_axes("rms_norm", x, gamma, None, normalized_shape, eps, True, activation, out)
+
+
+def group_norm(
+    x: ArrayLike,
+    num_groups: int,
+    gamma: ArrayLike | None = None,
+    beta: ArrayLike | None = None,
+    *,
+    eps: float = 1e-5,
+    axis: int = 1,
+    activation: str | None = None,
+    out: ndarray | None = None,
+) -> tuple[ndarray, Saved]:
+    """Normalize each group of channels of each sample by its mean and variance: y and saved.
+
+    The samples are on the first axis that is not `axis`. num_groups divides the number of channels; a group is a run
+    of C / num_groups channels. gamma, beta: shape (C,).
+    One value per group and sample has no variance: ValueError.
+
+    >>> y, saved = group_norm([[1.0, 3.0, 20.0, 40.0]], 2, eps=0)
+    >>> y
+    array([[-1.,  1., -1.,  1.]])
+    """
+    return _over_groups("group_norm", x, num_groups, gamma, beta, eps, axis, activation, out)
+
+
+def instance_norm(
+    x: ArrayLike,
+    gamma: ArrayLike | None = None,
+    beta: ArrayLike | None = None,
+    *,
+    eps: float = 1e-5,
+    axis: int = 1,
+    activation: str | None = None,
+    out: ndarray | None = None,
+) -> tuple[ndarray, Saved]:
+    """Normalize each channel of each sample by the mean and variance over its positions: y and saved.
+
+    The samples are on the first axis that is not `axis`. gamma, beta: shape (C,).
+    One value per channel and sample has no variance: ValueError.
+
+    >>> y, saved = instance_norm([[[1.0, 3.0], [20.0, 40.0]]], eps=0)
+    >>> y
+    array([[[-1.,  1.],
+            [-1.,  1.]]])
+    """
+    return _over_groups("instance_norm", x, None, gamma, beta, eps, axis, activation, out)
+
+
+def backward(dy: ArrayLike, saved: Saved, out: ndarray | None = None) -> Gradients:
+    """dx, dgamma and dbeta of the forward that returned `saved`, for dy, the gradient of its y. None where absent.
+
+    The gradients are true derivatives, through the statistics too unless these were given. dx has the dtype of x;
+    dgamma and dbeta are float64 of the shape of gamma and beta. dy, of the shape of x, is brought to its dtype.
+    out: dy itself, or the x of the forward, which then has no backward any more, or memory of its own.
+
+    >>> y, saved = batch_norm([[1.0], [3.0], [5.0]], [2.0])
+    >>> dx, dgamma, dbeta = backward([[1.0], [1.0], [1.0]], saved)
+    >>> dgamma, dbeta
+    (array([0.]), None)
+    """
+    if not isinstance(saved, Saved):
+        raise TypeError(f"backward: saved: expected what a forward returned beside y, got {type(saved).__name__}")
+    return pull_back("backward", dy, saved, True, out)
+
+
+def moments(x: ArrayLike, *, axis: int = 1, weight: ArrayLike | None = None, skipna: bool = False) -> Moments:
+    """Count, mean and m2 per channel, to be merged with those of other data.
+
+    weight: as in `batch_norm`. skipna: leave NaN out (infinity stays in); otherwise it makes its channel NaN.
+
+    >>> m = moments([[1.0, 5.0], [3.0, float("nan")]], skipna=True)
+    >>> m.count, m.mean, m.var()
+    (array([2., 1.]), array([2., 5.]), array([1., 0.]))
+    """
+    who = "moments"
+    if not isinstance(skipna, bool | np.bool_):
+        raise TypeError(f"{who}: skipna: expected True or False, got {skipna!r}")
+    x = array(who, x)
+    block, layout = view.channels(x, checks.channel_axis(who, axis, x.shape))
+    if weight is not None:
+        weight = checks.weights(who, weight, layout)
+    return Moments.of(*BACKENDS[type(x)].moments(block, weight, bool(skipna)))
+
+
+def _over_last_axes(
+    who: str,
+    x: ArrayLike,
+    gamma: ArrayLike | None,
+    beta: ArrayLike | None,
+    normalized_shape: Shape,
+    eps: float,
+    rms: bool,
+    activation: str | None,
+    out: ndarray | None,
+) -> tuple[ndarray, Saved]:
+    given = None if out is None else {"x": x, "gamma": gamma, "beta": beta}
+    if type(x) is not ndarray or x.dtype not in FLOATS:
+        x = array(who, x)
+    if type(normalized_shape) is int and x.shape[-1:] == (normalized_shape,):
+        shape: tuple[int, ...] = (normalized_shape,)
+    else:
+        shape = checks.trailing_shape(who, normalized_shape, x.shape)
+    if gamma is not None:
+        gamma = vector(who, "gamma", gamma, shape)
+    if beta is not None:
+        beta = vector(who, "beta", beta, shape)
+    if type(eps) is not float or not 0.0 <= eps < inf:
+        eps = checks.epsilon(who, eps)
+    relu = activation is not None and checks.relu(who, activation)
+    return row_forward(who, x, view.rows(x, len(shape)), gamma, beta, eps, rms, relu, out, given)
+
+
+def _over_groups(
+    who: str,
+    x: ArrayLike,
+    num_groups: int | None,  # None: every channel by itself
+    gamma: ArrayLike | None,
+    beta: ArrayLike | None,
+    eps: float,
+    axis: int,
+    activation: str | None,
+    out: ndarray | None,
+) -> tuple[ndarray, Saved]:
+    given = None if out is None else {"x": x, "gamma": gamma, "beta": beta}
+    if type(x) is not ndarray or x.dtype not in FLOATS:
+        x = array(who, x)
+    if x.ndim < 2:
+        raise ValueError(f"{who}: x: expected an axis of samples and one of channels, got shape {x.shape}")
+    if type(axis) is not int or not -(ndim := x.ndim) <= axis < ndim:
+        axis = checks.channel_axis(who, axis, x.shape)
+    channels = x.shape[axis]
+    num_groups = channels if num_groups is None else checks.groups(who, num_groups, channels)
+    if gamma is not None:
+        gamma = vector(who, "gamma", gamma, (channels,))
+    if beta is not None:
+        beta = vector(who, "beta", beta, (channels,))
+    if type(eps) is not float or not 0.0 <= eps < inf:
+        eps = checks.epsilon(who, eps)
+    relu = activation is not None and checks.relu(who, activation)
+    rows = view.groups(x, num_groups, axis)
+    checks.several_values(who, rows[0], x.shape)
+    return row_forward(who, x, rows, gamma, beta, eps, False, relu, out, given)

@@ -1,0 +1,85 @@
+# NumPy arrays to pointers and back.
+
+cdef inline void* data(cnp.ndarray a) noexcept:
+    return NULL if a is None else cnp.PyArray_DATA(a)
+
+
+cdef inline cnp.ndarray vector(Py_ssize_t n):
+    cdef cnp.npy_intp size = n
+    return cnp.PyArray_EMPTY(1, &size, cnp.NPY_DOUBLE, 0)
+
+
+cdef inline cnp.ndarray result(cnp.ndarray x, cnp.ndarray out):
+    """out, or a fresh array like x."""
+    if out is not None:
+        return out
+    return cnp.PyArray_EMPTY(cnp.PyArray_NDIM(x), cnp.PyArray_DIMS(x), cnp.PyArray_TYPE(x), 0)
+
+
+cdef inline bint is_half(cnp.ndarray x) noexcept:
+    return cnp.PyArray_TYPE(x) == cnp.NPY_FLOAT16
+
+
+cdef cnp.ndarray widened(cnp.ndarray x):
+    """Half precision is computed in single precision."""
+    return cnp.PyArray_Cast(x, cnp.NPY_FLOAT)
+
+
+cdef cnp.ndarray narrowed(cnp.ndarray y, cnp.ndarray out):
+    if out is None:
+        return cnp.PyArray_Cast(y, cnp.NPY_FLOAT16)
+    cnp.PyArray_CopyInto(out, y)
+    return out
+
+
+cdef inline cnp.ndarray as_double(cnp.ndarray a):
+    """a itself if it is float64, else a converted copy."""
+    return a if a is None or cnp.PyArray_TYPE(a) == cnp.NPY_DOUBLE else cnp.PyArray_Cast(a, cnp.NPY_DOUBLE)
+
+
+cdef void* scratch(size_t bytes) except NULL:
+    cdef void* memory = malloc(bytes + 64)
+    if memory == NULL:
+        raise MemoryError(f"bnorm: no memory for {bytes} bytes of partial results")
+    return memory
+
+
+cdef void view(Job* job, cnp.ndarray x) noexcept:
+    """The job's view of x, its plan and its type."""
+    cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
+    memset(job, 0, sizeof(Job))
+    job.outer = shape[0]
+    job.channels = shape[1]
+    job.inner = shape[2] if cnp.PyArray_NDIM(x) == 3 else 1
+    job.kind = cnp.PyArray_TYPE(x) == cnp.NPY_DOUBLE
+    job.x = cnp.PyArray_DATA(x)
+    plan(job, itemsize(job))
+
+
+cdef inline Py_ssize_t itemsize(const Job* job) noexcept nogil:
+    return sizeof(double) if job.kind else sizeof(float)
+
+
+cdef inline void target(Job* job, cnp.ndarray y) noexcept:
+    """The map's output; streamed past the cache if it would not fit there."""
+    job.y = cnp.PyArray_DATA(y)
+    job.stream = cnp.PyArray_NBYTES(y) >= STREAM
+
+
+cdef inline size_t partial_size(const Job* job) noexcept nogil:
+    return <size_t>job.pieces * 4 * job.channels * sizeof(double)
+
+
+cdef inline size_t vector_size(const Job* job) noexcept nogil:
+    """Bytes of one per-channel vector in the type of x, kept aligned."""
+    return (<size_t>job.channels * itemsize(job) + 63) // 64 * 64
+
+
+cdef void to_kind(const double* values, Py_ssize_t n, int kind, void* typed) noexcept nogil:
+    cdef Py_ssize_t c
+    if kind:
+        for c in range(n):
+            (<double*>typed)[c] = values[c]
+    else:
+        for c in range(n):
+            (<float*>typed)[c] = <float>values[c]

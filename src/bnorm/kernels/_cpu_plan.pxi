@@ -1,0 +1,97 @@
+# From a shape to tasks, and the tasks to threads. Nothing here depends on the number of threads, so neither do the bits.
+
+cdef enum:
+    TASK = 16384            # values that make a task worth its bookkeeping
+    MAX_TASKS = 128         # enough to keep many threads evenly busy
+    MIN_ROWS = 512          # rows in a piece of columns: starting and merging one costs as much as some 20 rows
+    FUSE = 1 << 19          # bytes that stay in the second-level cache between the passes over a group of channels
+    STREAM = 1 << 23        # bytes of output from which stores bypass the cache
+
+
+cdef Py_ssize_t parts(Py_ssize_t whole, Py_ssize_t part) noexcept nogil:
+    """How many parts cover the whole; at least one."""
+    return max(<Py_ssize_t>1, (whole + part - 1) // part)
+
+
+cdef Py_ssize_t widening(Py_ssize_t outer, Py_ssize_t columns) noexcept nogil:
+    """How many outer positions make one row, so that a row fills whole vectors."""
+    cdef Py_ssize_t widen = 1, width = columns
+    while 0 < 2 * width <= TILE and outer // (2 * widen) >= 8 and (width < 64 or width % 16 != 0):
+        widen *= 2
+        width *= 2
+    return widen
+
+
+cdef void plan(Job* job, Py_ssize_t itemsize) noexcept nogil:
+    """Cut the view into pieces of rows and groups of channels."""
+    cdef Py_ssize_t C = max(<Py_ssize_t>1, job.channels), inner = max(<Py_ssize_t>1, job.inner)
+    cdef Py_ssize_t tasks = min(max(job.outer * C * inner // TASK, <Py_ssize_t>1), <Py_ssize_t>MAX_TASKS)
+    cdef Py_ssize_t units, pieces, groups
+    job.runs = inner > TILE
+    job.widen = 1 if job.runs else widening(job.outer, C * inner)
+    job.rows = job.outer // job.widen
+    job.tile = C if job.widen > 1 else min(C, max(<Py_ssize_t>1, TILE // inner))
+    units = parts(C, job.tile)
+    if inner == 1 or job.widen > 1:
+        pieces = max(<Py_ssize_t>1, min(job.rows // MIN_ROWS, tasks))
+        groups = min(units, tasks // pieces)
+    else:
+        groups = min(units, tasks)
+        # A tile of channels that fits in cache is not cut: both passes over it, then the next.
+        if units >= 8 and job.outer * job.tile * inner * itemsize <= FUSE:
+            pieces = 1
+        else:
+            pieces = max(<Py_ssize_t>1, min(job.rows, tasks // groups))
+    job.group = parts(units, groups) * job.tile
+    job.groups = parts(C, job.group)
+    job.piece = (parts(job.rows, pieces) + 7) // 8 * 8 if inner == 1 else parts(job.rows, pieces)
+    job.pieces = parts(job.rows, job.piece)
+
+
+cdef bint fits(const Job* job, Py_ssize_t itemsize) noexcept nogil:
+    """Whether a group of channels is one task whose data stays in cache between its passes."""
+    return job.pieces == 1 and job.outer * job.group * job.inner * itemsize <= FUSE
+
+
+cdef void run_span(task_t task, Job* job, Py_ssize_t begin, Py_ssize_t end, bint backwards) noexcept nogil:
+    cdef Py_ssize_t t
+    for t in range(begin, end):
+        task(job, begin + end - 1 - t if backwards else t)
+
+
+cdef void run(task_t task, Job* job, bint backwards) noexcept nogil:
+    """All tasks of a job; each thread walks its own share, so that it meets its data again in the next pass."""
+    cdef Py_ssize_t n = job.pieces * job.groups, i
+    cdef int threads = threads_for(job.outer * job.channels * job.inner, n)
+    if threads == 1:
+        run_span(task, job, 0, n, backwards)
+    else:
+        for i in prange(threads, schedule="static", chunksize=1, num_threads=threads):
+            run_span(task, job, n * i // threads, n * (i + 1) // threads, backwards)
+
+
+cdef void run_row_span(row_task_t task, RowJob* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    cdef Py_ssize_t t
+    for t in range(begin, end):
+        task(job, t)
+
+
+cdef void run_rows(RowJob* job) noexcept nogil:
+    cdef Py_ssize_t n = job.pieces * job.cuts, i
+    cdef int threads = threads_for(job.outer * job.groups * job.channels * job.inner, n)
+    if threads == 1:
+        run_row_span(loops.rows[job.kind], job, 0, n)
+    else:
+        for i in prange(threads, schedule="static", chunksize=1, num_threads=threads):
+            run_row_span(loops.rows[job.kind], job, n * i // threads, n * (i + 1) // threads)
+
+
+cdef void plan_rows(RowJob* job) noexcept nogil:
+    """Pieces of outer positions, and groups too where those are few. Each piece has parameter sums of its own."""
+    cdef Py_ssize_t size = max(<Py_ssize_t>1, job.channels * job.inner), groups = max(<Py_ssize_t>1, job.groups)
+    cdef Py_ssize_t tasks = min(max(job.outer * groups * size // TASK, <Py_ssize_t>1), <Py_ssize_t>MAX_TASKS)
+    cdef Py_ssize_t pieces = max(<Py_ssize_t>1, min(job.outer // 16, tasks))
+    job.piece = (parts(job.outer, pieces) + 3) // 4 * 4
+    job.pieces = parts(job.outer, job.piece)
+    job.group = parts(groups, min(groups, max(<Py_ssize_t>1, tasks // job.pieces)))
+    job.cuts = parts(groups, job.group)

@@ -1,0 +1,111 @@
+# Layer, group, instance and RMS normalization.
+
+
+cdef void row_view(RowJob* job, cnp.ndarray x, cnp.ndarray y, cnp.ndarray gamma, cnp.ndarray beta) noexcept:
+    cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
+    memset(job, 0, sizeof(RowJob))
+    job.outer = shape[0]
+    job.groups = shape[1]
+    job.channels = shape[2]
+    job.inner = shape[3]
+    job.kind = cnp.PyArray_TYPE(x) == cnp.NPY_DOUBLE
+    job.x = cnp.PyArray_DATA(x)
+    job.y = cnp.PyArray_DATA(y)
+    job.stream = cnp.PyArray_NBYTES(y) >= STREAM
+    job.gamma = <const double*>data(gamma)
+    job.beta = <const double*>data(beta)
+    plan_rows(job)
+
+
+cdef void row_columns(RowJob* job, char* memory) noexcept nogil:
+    """gamma and beta in the type of x, where they change from value to value; 1 and 0 where one is absent."""
+    cdef Py_ssize_t c, n = job.groups * job.channels
+    if job.inner != 1 or (job.gamma == NULL and job.beta == NULL and not job.params):
+        return
+    job.scale = memory
+    job.shift = memory + n * sizeof(double)
+    for c in range(n):
+        if job.kind:
+            (<double*>job.scale)[c] = 1.0 if job.gamma == NULL else job.gamma[c]
+            (<double*>job.shift)[c] = 0.0 if job.beta == NULL else job.beta[c]
+        else:
+            (<float*>job.scale)[c] = <float>(1.0 if job.gamma == NULL else job.gamma[c])
+            (<float*>job.shift)[c] = <float>(0.0 if job.beta == NULL else job.beta[c])
+
+
+cdef inline void join_columns(RowJob* job) noexcept nogil:
+    """Without parameters a row is a single run."""
+    if job.inner == 1 and job.scale == NULL:
+        job.inner = job.channels
+        job.channels = 1
+
+
+def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, bint rms=False, bint relu=False,
+                 cnp.ndarray out=None):
+    """Normalize every (n, g) of x[N, G, K, L] over its K * L values: y, and mean and rstd per row."""
+    if is_half(x):
+        y32, mean, rstd = rows_forward(widened(x), gamma, beta, eps, rms, relu)
+        return narrowed(y32, out), mean, rstd
+    cdef RowJob job
+    cdef cnp.ndarray y = result(x, out), mean_, rstd_
+    row_view(&job, x, y, gamma, beta)
+    job.rms = rms
+    job.relu = relu
+    job.eps = eps
+    mean_ = vector(job.outer * job.groups)
+    rstd_ = vector(job.outer * job.groups)
+    job.mean = <double*>data(mean_)
+    job.rstd = <double*>data(rstd_)
+    cdef char* memory = <char*>scratch(2 * job.groups * job.channels * sizeof(double))
+    try:
+        with nogil:
+            row_columns(&job, memory)
+            join_columns(&job)
+            run_rows(&job)
+    finally:
+        free(memory)
+    return y, mean_, rstd_
+
+
+def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray rstd, cnp.ndarray gamma,
+                  cnp.ndarray beta, bint rms=False, bint relu=False, bint params=True, cnp.ndarray out=None):
+    """dx, dgamma, dbeta from what rows_forward returned."""
+    if is_half(x):
+        dx32, dgamma, dbeta = rows_backward(widened(dy), widened(x), mean, rstd, gamma, beta, rms, relu, params)
+        return narrowed(dx32, out), dgamma, dbeta
+    cdef RowJob job
+    cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
+    row_view(&job, x, dx, gamma, beta)
+    job.dy = data(dy)
+    job.rms = rms
+    job.relu = relu
+    job.params = params
+    job.mean = <double*>data(mean)
+    job.rstd = <double*>data(rstd)
+    cdef Py_ssize_t n = job.groups * job.channels, c, p
+    cdef double* dg = NULL
+    cdef double* db = NULL
+    if params:
+        dgamma_ = vector(n)
+        dbeta_ = vector(n)
+        dg = <double*>data(dgamma_)
+        db = <double*>data(dbeta_)
+    cdef size_t columns = 2 * n * sizeof(double)
+    cdef char* memory = <char*>scratch(columns + (job.pieces * columns if params else 0))
+    job.partial = <double*>(memory + columns)
+    try:
+        with nogil:
+            row_columns(&job, memory)
+            join_columns(&job)
+            run_rows(&job)
+            if params:
+                for c in range(n):
+                    dg[c] = job.partial[c]
+                    db[c] = job.partial[n + c]
+                for p in range(1, job.pieces):
+                    for c in range(n):
+                        dg[c] += job.partial[p * 2 * n + c]
+                        db[c] += job.partial[p * 2 * n + n + c]
+    finally:
+        free(memory)
+    return dx, dgamma_, dbeta_

@@ -1,0 +1,75 @@
+"""What the entries tell the loops: one job, cut into tasks by its shape alone."""
+
+cdef enum:
+    TILE = 256      # columns worked on at a time; their sums (float64) stay in the first-level cache
+    LANES = 64      # partial sums along one long run, the same at every vector width
+    BLOCK = 256     # most rows between two merges of the running moments; BLOCK * LANES values of a long run
+    FIRST = 32      # rows of the first block of a task; the next blocks double until they reach BLOCK
+    BUFFER = 2048   # values of finished output gathered before they are streamed to memory
+
+
+ctypedef struct Job:
+    # The view: x[outer][channels][inner], contiguous.
+    Py_ssize_t outer, channels, inner
+    # Its plan. Short runs (inner <= TILE): `rows` rows of `widen` outer positions each, `tile` channels at a time, what
+    # does not fill a row left over. Long runs: `rows` is outer.
+    bint runs
+    Py_ssize_t widen, rows, tile
+    # The grid of tasks: `pieces` of `piece` rows times `groups` of `group` channels.
+    Py_ssize_t piece, pieces, group, groups
+    # The arrays: reductions read x (and dy), maps write y. Their type: 0 float32, 1 float64.
+    int kind
+    const void* x
+    const void* dy
+    void* y
+    const double* weight    # [outer][inner] or NULL
+    bint skipna, relu, stream
+    # Per channel, float64.
+    double* partial         # [pieces][4][channels]: count, mean, low, m2; or sum and dot in the first two
+    double* stats           # [5][channels]: mean, var, rstd, scale, shift
+    const double* gamma
+    const double* beta
+    double eps, count
+    # Per channel, in the type of x: high part of the mean, scale, shift (low part folded in); a, b, c of the gradient.
+    void* high
+    void* scale
+    void* shift
+    void* a
+    void* b
+    void* c
+
+
+# Rows of one normalization each: x[outer][groups][channels][inner], statistics over channels * inner.
+ctypedef struct RowJob:
+    Py_ssize_t outer, groups, channels, inner
+    Py_ssize_t piece, pieces, group, cuts     # tasks: pieces of `piece` outer positions times cuts of `group` groups
+    int kind
+    const void* x
+    const void* dy
+    void* y
+    bint rms, relu, stream, params
+    double eps
+    const double* gamma     # [groups * channels] or NULL
+    const double* beta
+    double* mean            # [outer * groups]
+    double* rstd
+    double* partial         # [pieces][2][groups * channels]: dgamma, dbeta
+    void* scale             # gamma and beta in the type of x
+    void* shift
+
+
+ctypedef void (*task_t)(Job*, Py_ssize_t) noexcept nogil
+ctypedef void (*span_t)(Job*, Py_ssize_t, Py_ssize_t) noexcept nogil
+ctypedef void (*row_task_t)(RowJob*, Py_ssize_t) noexcept nogil
+
+# One build of the loops; index 0 is float32, 1 float64.
+ctypedef struct Loops:
+    task_t[2] reduce        # moments, or gradient sums when dy is there: writes partial
+    task_t[2] map           # normalize, or the input gradient when dy is there: writes y
+    span_t merge_moments    # partials of all pieces into the first, for channels [begin, end)
+    span_t merge_sums
+    span_t finish_forward   # first partial -> stats
+    span_t[2] fold_forward  # stats -> high, scale, shift
+    span_t[2] center_sums   # first partial: dot about the high part -> dot about the mean
+    span_t[2] fold_backward # first partial and stats -> a, b, c
+    row_task_t[2] rows      # forward, or backward when dy is there

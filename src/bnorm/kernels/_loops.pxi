@@ -1,0 +1,63 @@
+# The loops, one source for every SIMD build: each _loops_*.pyx includes this file and is compiled with its own flags.
+#
+# All of it is serial and runs without the GIL; _cpu.pyx decides who runs which task. The compiler vectorizes loops over
+# columns (or over the LANES of a long run), which never changes the order in which the values of one channel are added:
+# four rows as a tree in the type of x, the trees in float64, blocks of rows by differences of means. So every build
+# gives the same bits. What the parts are:
+#
+#   _loops_columns.pxi    columns and channels: spread per-channel numbers over columns, gather sums back
+#   _loops_moments.pxi    count, mean, low, m2 of a block, the fast way and the careful way
+#   _loops_grads.pxi      sum dy and sum dy (x - mean) of a block
+#   _loops_tasks.pxi      a task of a job: which blocks it has, in which order; what happens per channel between passes
+#   _loops_maps.pxi       the maps: normalize and the input gradient
+#   _loops_rows.pxi       layer, group, instance and RMS norm: a row at a time
+
+from cpython.pycapsule cimport PyCapsule_New
+from libc.math cimport INFINITY
+from libc.string cimport memcpy
+
+from bnorm.kernels._jobs cimport BLOCK, BUFFER, FIRST, LANES, TILE, Job, Loops, RowJob
+
+cdef extern from "formulas.h" nogil:
+    void bn_merge(double*, double*, double*, double*, double, double, double, double)
+    void bn_add_block(double*, double*, double*, double*, double, double, double, double, double)
+    double bn_rstd(double, double, double)
+    double bn_fold(double, double, double, double)
+    double bn_grad_b(double, double, double)
+    double bn_grad_c(double, double)
+
+cdef extern from "memory.h" nogil:
+    void bn_stream(void*, const void*, size_t)
+    void bn_stream_end()
+    void bn_touch(const void*, size_t)
+
+ctypedef fused real:
+    float
+    double
+
+include "_loops_columns.pxi"
+include "_loops_moments.pxi"
+include "_loops_grads.pxi"
+include "_loops_maps.pxi"
+include "_loops_tasks.pxi"
+include "_loops_rows.pxi"
+
+cdef Loops table
+
+table.reduce[0] = reduce_float
+table.reduce[1] = reduce_double
+table.map[0] = map_float
+table.map[1] = map_double
+table.merge_moments = merge_moments
+table.merge_sums = merge_sums
+table.finish_forward = finish_forward
+table.fold_forward[0] = fold_forward_float
+table.fold_forward[1] = fold_forward_double
+table.center_sums[0] = center_sums_float
+table.center_sums[1] = center_sums_double
+table.fold_backward[0] = fold_backward_float
+table.fold_backward[1] = fold_backward_double
+table.rows[0] = rows_float
+table.rows[1] = rows_double
+
+loops = PyCapsule_New(&table, "bnorm.loops", NULL)

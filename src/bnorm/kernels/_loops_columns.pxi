@@ -1,0 +1,79 @@
+# A row of columns is `widen` copies of `channels` runs of `run` values: column (q * channels + c) * run + l belongs to
+# channel c. These helpers go from channels to columns and back.
+
+
+cdef inline void zero(double* values, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(n):
+        values[i] = 0.0
+
+
+cdef inline void spread(
+    const real* values, Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, real* columns
+) noexcept nogil:
+    """Write each channel's value into all its columns."""
+    cdef Py_ssize_t q, c, i, j = 0
+    for q in range(widen):
+        if run == 1:
+            for c in range(channels):
+                columns[j + c] = values[c]
+            j += channels
+        else:
+            for c in range(channels):
+                for i in range(run):
+                    columns[j + i] = values[c]
+                j += run
+
+
+cdef inline double lane_sum(const double* lanes, Py_ssize_t n) noexcept nogil:
+    """Sum of n values in one fixed order: eight running sums, then a tree."""
+    cdef double[8] a
+    cdef Py_ssize_t i, j
+    for i in range(8):
+        a[i] = 0.0
+    j = 0
+    while j + 8 <= n:
+        for i in range(8):
+            a[i] += lanes[j + i]
+        j += 8
+    for i in range(n - j):
+        a[i] += lanes[j + i]
+    return ((a[0] + a[1]) + (a[2] + a[3])) + ((a[4] + a[5]) + (a[6] + a[7]))
+
+
+cdef inline void gather(
+    const double* columns, Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, double* sums
+) noexcept nogil:
+    """Sum over the columns of each channel."""
+    cdef Py_ssize_t q, c
+    if run == 1:
+        memcpy(sums, columns, channels * sizeof(double))
+        for q in range(1, widen):
+            for c in range(channels):
+                sums[c] += columns[q * channels + c]
+    else:
+        zero(sums, channels)
+        for q in range(widen):
+            for c in range(channels):
+                sums[c] += lane_sum(columns + (q * channels + c) * run, run)
+
+
+cdef inline const double* from_position(const double* weight, Py_ssize_t i) noexcept nogil:
+    if weight == NULL:
+        return weight
+    return weight + i
+
+
+cdef inline void touch(const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width) noexcept nogil:
+    """Walk over rows that are about to be read side by side, see bn_touch."""
+    cdef Py_ssize_t r
+    if stride == width:
+        bn_touch(x, rows * width * sizeof(real))
+    else:
+        for r in range(rows):
+            bn_touch(x + r * stride, width * sizeof(real))
+
+
+cdef inline Py_ssize_t block_rows(Py_ssize_t done) noexcept nogil:
+    """Rows of the next block after so many: never more than there were, see _loops_moments.pxi."""
+    return max(<Py_ssize_t>FIRST, min(<Py_ssize_t>BLOCK, done))

@@ -1,0 +1,91 @@
+# Gradient sums of one block, laid out as in _loops_moments.pxi: sum dy and sum dy (x - h) per channel, where h is the
+# high part of the mean. With ReLU dy counts only where the forward's y, recomputed by the same operations, is positive.
+# With weights a dy of 0 adds nothing whatever x holds there: padding may be NaN.
+
+
+cdef inline void pair_sums_of_rows(
+    const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width,
+    const real* h, double* s, double* d
+) noexcept nogil:
+    """s += sum dy, d += sum dy (x - h) per column."""
+    cdef Py_ssize_t j, r = 0
+    cdef const real *x0
+    cdef const real *x1
+    cdef const real *x2
+    cdef const real *x3
+    cdef const real *g0
+    cdef const real *g1
+    cdef const real *g2
+    cdef const real *g3
+    while r + 4 <= rows:
+        x0 = x + r * stride
+        x1 = x0 + stride
+        x2 = x1 + stride
+        x3 = x2 + stride
+        g0 = dy + r * stride
+        g1 = g0 + stride
+        g2 = g1 + stride
+        g3 = g2 + stride
+        touch(x0, 4, stride, width)
+        touch(g0, 4, stride, width)
+        for j in range(width):
+            s[j] += <double>((g0[j] + g1[j]) + (g2[j] + g3[j]))
+            d[j] += <double>((g0[j] * (x0[j] - h[j]) + g1[j] * (x1[j] - h[j]))
+                             + (g2[j] * (x2[j] - h[j]) + g3[j] * (x3[j] - h[j])))
+        r += 4
+    while r < rows:
+        x0 = x + r * stride
+        g0 = dy + r * stride
+        for j in range(width):
+            s[j] += <double>g0[j]
+            d[j] += <double>(g0[j] * (x0[j] - h[j]))
+        r += 1
+
+
+cdef inline void masked_pair_sums_of_rows(
+    const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width,
+    const real* h, const real* scale, const real* shift, bint relu, double* s, double* d
+) noexcept nogil:
+    """The same where dy is not 0 and, with ReLU, (x - h) * scale + shift > 0 (or NaN)."""
+    cdef Py_ssize_t j, r
+    cdef const real* xr
+    cdef const real* gr
+    cdef real t, g
+    for r in range(rows):
+        xr = x + r * stride
+        gr = dy + r * stride
+        for j in range(width):
+            t = xr[j] - h[j]
+            g = 0 if relu and t * scale[j] + shift[j] <= 0 else gr[j]
+            s[j] += <double>g
+            d[j] += <double>(0 if g == 0 else g * t)
+
+
+cdef void block_sums(
+    const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
+    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint relu, bint weighted,
+    const real* high, const real* scale, const real* shift, double* sums, double* dots
+) noexcept nogil:
+    """Add one block to the gradient sums of its channels."""
+    cdef real[TILE] h
+    cdef real[TILE] a
+    cdef real[TILE] b
+    cdef double[TILE] sj, dj, s, d
+    cdef Py_ssize_t c, width = widen * channels * run, end = rows * stride
+    spread(high, widen, channels, run, h)
+    zero(sj, width)
+    zero(dj, width)
+    if relu or weighted:
+        if relu:
+            spread(scale, widen, channels, run, a)
+            spread(shift, widen, channels, run, b)
+        masked_pair_sums_of_rows(dy, x, rows, stride, width, h, a, b, relu, sj, dj)
+        masked_pair_sums_of_rows(dy + end, x + end, extra > 0, 0, extra, h, a, b, relu, sj, dj)
+    else:
+        pair_sums_of_rows(dy, x, rows, stride, width, h, sj, dj)
+        pair_sums_of_rows(dy + end, x + end, extra > 0, 0, extra, h, sj, dj)
+    gather(sj, widen, channels, run, s)
+    gather(dj, widen, channels, run, d)
+    for c in range(channels):
+        sums[c] += s[c]
+        dots[c] += d[c]

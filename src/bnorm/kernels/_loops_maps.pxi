@@ -1,0 +1,166 @@
+# The maps, one read and one write: y = (x - h) scale + shift, and dx = a (dy + w (b (x - h) + c)). h is the high part
+# of the mean in the type of x, so x - h is exact near the mean; the low part is folded into shift and c. With a outside
+# the brackets b is of the size of 1 / std, which float32 holds wherever it holds x. A weight of 0 keeps whatever stands
+# under it out, NaN too. Without b (statistics that are constants) dx = a dy.
+#
+# Outputs larger than the cache are finished in a small buffer and streamed to memory past the cache. The rows are
+# walked backwards: what the reduction read last is what the cache still holds.
+
+cdef enum:
+    SCALAR_RUN = 32     # from this length a run is mapped with its channel's numbers in registers
+
+
+cdef inline void normalize_columns(
+    const real* x, real* y, Py_ssize_t n, const real* h, const real* scale, const real* shift, bint relu
+) noexcept nogil:
+    cdef Py_ssize_t j
+    cdef real v
+    if relu:
+        for j in range(n):
+            v = (x[j] - h[j]) * scale[j] + shift[j]
+            y[j] = 0 if v <= 0 else v
+    else:
+        for j in range(n):
+            y[j] = (x[j] - h[j]) * scale[j] + shift[j]
+
+
+cdef inline void normalize_run(
+    const real* x, real* y, Py_ssize_t n, real h, real scale, real shift, bint relu
+) noexcept nogil:
+    cdef Py_ssize_t j
+    cdef real v
+    if relu:
+        for j in range(n):
+            v = (x[j] - h) * scale + shift
+            y[j] = 0 if v <= 0 else v
+    else:
+        for j in range(n):
+            y[j] = (x[j] - h) * scale + shift
+
+
+cdef inline void gradient_columns(
+    const real* dy, const real* x, real* dx, Py_ssize_t n, const real* w,
+    const real* h, const real* a, const real* b, const real* c, const real* scale, const real* shift, bint relu,
+    bint constant
+) noexcept nogil:
+    cdef Py_ssize_t j
+    cdef real t, g
+    if constant:
+        for j in range(n):
+            dx[j] = 0 if (x[j] - h[j]) * scale[j] + shift[j] <= 0 else a[j] * dy[j]
+    elif relu or w != NULL:
+        for j in range(n):
+            t = x[j] - h[j]
+            g = 0 if relu and t * scale[j] + shift[j] <= 0 else dy[j]
+            t = b[j] * t + c[j]
+            if w != NULL:
+                t = 0 if w[j] == 0 else w[j] * t
+            dx[j] = a[j] * (g + t)
+    else:
+        for j in range(n):
+            dx[j] = a[j] * (dy[j] + (b[j] * (x[j] - h[j]) + c[j]))
+
+
+cdef inline void gradient_run(
+    const real* dy, const real* x, real* dx, Py_ssize_t n, const double* w,
+    real h, real a, real b, real c, real gain, real scale, real shift, bint relu, bint constant
+) noexcept nogil:
+    """The same with one channel's numbers; gain is a factor of dy alone, which group norm needs for its gamma."""
+    cdef Py_ssize_t j
+    cdef real t, g
+    if constant:
+        for j in range(n):
+            dx[j] = 0 if (x[j] - h) * scale + shift <= 0 else a * (gain * dy[j])
+    elif relu or w != NULL:
+        for j in range(n):
+            t = x[j] - h
+            g = 0 if relu and t * scale + shift <= 0 else dy[j]
+            t = b * t + c
+            if w != NULL:
+                t = 0 if w[j] == 0 else <real>w[j] * t
+            dx[j] = a * (gain * g + t)
+    else:
+        for j in range(n):
+            dx[j] = a * (gain * dy[j] + (b * (x[j] - h) + c))
+
+
+cdef inline void map_run(Job* job, Py_ssize_t at, const double* w, Py_ssize_t n, Py_ssize_t c, real* y) noexcept nogil:
+    """n values of channel c, from position `at` of the arrays, into y."""
+    cdef const real* x = <const real*>job.x + at
+    cdef real h = (<const real*>job.high)[c]
+    cdef real scale = (<const real*>job.scale)[c] if job.scale != NULL else 0
+    cdef real shift = (<const real*>job.shift)[c] if job.shift != NULL else 0
+    if job.dy == NULL:
+        normalize_run(x, y, n, h, scale, shift, job.relu)
+    else:
+        gradient_run(<const real*>job.dy + at, x, y, n, w, h, (<const real*>job.a)[c],
+                     (<const real*>job.b)[c] if job.b != NULL else 0, (<const real*>job.c)[c] if job.b != NULL else 0,
+                     1, scale, shift, job.relu, job.b == NULL)
+
+
+cdef void map_long(Job* job, Py_ssize_t o, Py_ssize_t c, const real* x) noexcept nogil:
+    """The whole run of channel c at outer position o."""
+    cdef real[BUFFER] buffer
+    cdef Py_ssize_t at = (o * job.channels + c) * job.inner, n, i = 0
+    cdef real* y = <real*>job.y + at
+    while i < job.inner:
+        n = min(<Py_ssize_t>BUFFER, job.inner - i)
+        map_run(job, at + i, from_position(job.weight, o * job.inner + i), n, c,
+                &buffer[0] if job.stream else y + i)
+        if job.stream:
+            bn_stream(y + i, buffer, n * sizeof(real))
+        i += n
+
+
+cdef inline void spread_of(
+    const void* values, Py_ssize_t c, Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, real* columns
+) noexcept nogil:
+    if values != NULL:
+        spread(<const real*>values + c, widen, channels, run, columns)
+
+
+cdef void map_short(
+    Job* job, Py_ssize_t first, Py_ssize_t last, Py_ssize_t extra, Py_ssize_t c0, Py_ssize_t channels, const real* x
+) noexcept nogil:
+    """Rows last - 1 down to first of a tile of channels; before them the `extra` columns below row last - 1."""
+    cdef real[BUFFER] buffer
+    cdef real[TILE] h, scale, shift, a, b, c, wr
+    cdef double[TILE] wj
+    cdef real* y
+    cdef const real* weights = NULL
+    cdef Py_ssize_t widen = job.widen, run = job.inner, width = widen * channels * run
+    cdef Py_ssize_t stride = widen * job.channels * run
+    cdef Py_ssize_t chunk = max(<Py_ssize_t>1, BUFFER // width) if channels == job.channels else 1
+    cdef Py_ssize_t rows, i, j, n, at, r = last + (extra > 0)
+    cdef bint scalar = widen == 1 and run >= SCALAR_RUN
+    if not scalar:
+        spread_of(job.high, c0, widen, channels, run, h)
+        spread_of(job.scale, c0, widen, channels, run, scale)
+        spread_of(job.shift, c0, widen, channels, run, shift)
+        spread_of(job.a, c0, widen, channels, run, a)
+        spread_of(job.b, c0, widen, channels, run, b)
+        spread_of(job.c, c0, widen, channels, run, c)
+    while r > first:
+        rows = 1 if r > last else min(chunk, r - first)
+        n = extra if r > last else width
+        r -= rows
+        at = r * stride + c0 * run
+        y = &buffer[0] if job.stream else <real*>job.y + at
+        for i in range(rows):
+            if scalar:
+                for j in range(channels):
+                    map_run(job, at + i * stride + j * run, from_position(job.weight, (r + i) * run), run,
+                            c0 + j, y + i * width + j * run)
+            elif job.dy == NULL:
+                normalize_columns(<const real*>job.x + at + i * stride, y + i * width, n, h, scale, shift, job.relu)
+            else:
+                if job.weight != NULL:
+                    weights_of_row(job.weight + (r + i) * widen * run, channels, run, n, wj)
+                    for j in range(n):
+                        wr[j] = <real>wj[j]
+                    weights = wr
+                gradient_columns(<const real*>job.dy + at + i * stride, <const real*>job.x + at + i * stride,
+                                 y + i * width, n, weights,
+                                 h, a, b, c, scale, shift, job.relu, job.b == NULL)
+        if job.stream:
+            bn_stream(<real*>job.y + at, buffer, ((rows - 1) * width + n) * sizeof(real))

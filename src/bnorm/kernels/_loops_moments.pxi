@@ -1,0 +1,272 @@
+# Moments of one block: `rows` rows (and, below them, `extra` more columns) of `widen * channels * run` columns.
+#
+# Every block is summed about a center close to its mean, so nothing cancels. The first block of a task finds its center
+# from a quarter of its rows; that mean is at most sqrt(4) standard deviations of the block away (Cauchy-Schwarz). Later
+# blocks use the running mean, and read the data once: where a block of n_b values lies d away from the n before it, the
+# rounding error eps n_b d^2 is at most 2 eps times the n n_b / (n + n_b) d^2 that the merge adds to m2 anyway, as long
+# as n_b <= n. So blocks start small and double.
+
+cdef inline void center_sums_of_rows(
+    const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width, const real* m, double* s, double* q
+) noexcept nogil:
+    """s += sum (x - m), q += sum (x - m)^2 per column."""
+    cdef Py_ssize_t j, r = 0
+    cdef const real *x0
+    cdef const real *x1
+    cdef const real *x2
+    cdef const real *x3
+    cdef real d0, d1, d2, d3
+    while r + 4 <= rows:
+        x0 = x + r * stride
+        x1 = x0 + stride
+        x2 = x1 + stride
+        x3 = x2 + stride
+        touch(x0, 4, stride, width)
+        for j in range(width):
+            d0 = x0[j] - m[j]
+            d1 = x1[j] - m[j]
+            d2 = x2[j] - m[j]
+            d3 = x3[j] - m[j]
+            s[j] += <double>((d0 + d1) + (d2 + d3))
+            q[j] += <double>((d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3))
+        r += 4
+    while r < rows:
+        x0 = x + r * stride
+        for j in range(width):
+            d0 = x0[j] - m[j]
+            s[j] += <double>d0
+            q[j] += <double>(d0 * d0)
+        r += 1
+
+
+cdef inline void weighted_row(
+    const real* x, const double* w, Py_ssize_t width, bint skipna, const double* m, double* n, double* s, double* q
+) noexcept nogil:
+    """n += w, s += w (x - m), q += w (x - m)^2 per column, in float64; values without weight (or NaN) do not enter."""
+    cdef Py_ssize_t j
+    cdef double v, wj, d
+    cdef bint used
+    for j in range(width):
+        v = <double>x[j]
+        used = (w[j] != 0.0) & ((v == v) | (not skipna))
+        wj = w[j] if used else 0.0
+        d = v - m[j] if used else 0.0
+        n[j] += wj
+        s[j] += wj * d
+        q[j] += wj * d * d
+
+
+cdef void weights_of_row(
+    const double* w, Py_ssize_t channels, Py_ssize_t run, Py_ssize_t width, double* columns
+) noexcept nogil:
+    """The weights of the first `width` columns of a row; w[q * run + i] is shared by the channels."""
+    cdef Py_ssize_t c, i, j = 0
+    while j < width:
+        for c in range(channels):
+            if run == 1:
+                columns[j + c] = w[0]
+            else:
+                for i in range(min(run, width - j - c * run)):
+                    columns[j + c * run + i] = w[i]
+        j += channels * run
+        w += run
+
+
+cdef void careful_sums(
+    const real* x, const double* w, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
+    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint skipna,
+    const double* center, double* n, double* s, double* q
+) noexcept nogil:
+    """Per channel n = sum w, s = sum w (x - center), q = sum w (x - center)^2, all in float64."""
+    cdef double[TILE] m, wj, nj, sj, qj
+    cdef Py_ssize_t r, j, width = widen * channels * run
+    spread(center, widen, channels, run, m)
+    zero(nj, width)
+    zero(sj, width)
+    zero(qj, width)
+    for j in range(width):
+        wj[j] = 1.0
+    for r in range(rows + (extra > 0)):
+        j = width if r < rows else extra
+        if w != NULL:
+            weights_of_row(w + r * widen * run, channels, run, j, wj)
+        weighted_row(x + r * stride, wj, j, skipna, m, nj, sj, qj)
+    gather(nj, widen, channels, run, n)
+    gather(sj, widen, channels, run, s)
+    gather(qj, widen, channels, run, q)
+
+
+cdef void first_values(
+    const real* x, const double* w, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
+    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint skipna, const double* n, double* center
+) noexcept nogil:
+    """The first value that counts, for every channel that has none yet (n == 0); 0 where the block has none either."""
+    cdef bint[TILE] found
+    cdef double[TILE] wj
+    cdef Py_ssize_t r, j, c, width, missing = 0
+    cdef double v
+    for c in range(channels):
+        found[c] = n[c] > 0.0
+        if not found[c]:
+            center[c] = 0.0
+            missing += 1
+    for r in range(rows + (extra > 0)):
+        if missing == 0:
+            return
+        width = widen * channels * run if r < rows else extra
+        if w != NULL:
+            weights_of_row(w + r * widen * run, channels, run, width, wj)
+        for j in range(width):
+            c = (j // run) % channels
+            v = <double>x[r * stride + j]
+            if not found[c] and (w == NULL or wj[j] != 0.0) and (v == v or not skipna):
+                center[c] = v
+                found[c] = True
+                missing -= 1
+
+
+cdef void careful_moments(
+    const real* x, const double* w, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
+    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint skipna,
+    double* n, double* mean, double* low, double* m2
+) noexcept nogil:
+    """A block with weights, with NaN to leave out, or with values whose squares float32 cannot hold."""
+    cdef double[TILE] center, count, s, q
+    cdef Py_ssize_t c
+    cdef bint fresh = False
+    for c in range(channels):
+        center[c] = mean[c] + low[c]
+        fresh |= n[c] == 0.0
+    if fresh:
+        first_values(x, w, rows, stride, extra, widen, channels, run, skipna, n, center)
+        careful_sums(x, w, rows, stride, extra, widen, channels, run, skipna, center, count, s, q)
+        for c in range(channels):
+            if n[c] == 0.0 and s[c] != 0.0:
+                center[c] += s[c] / count[c]
+    careful_sums(x, w, rows, stride, extra, widen, channels, run, skipna, center, count, s, q)
+    for c in range(channels):
+        if count[c] > 0.0:
+            bn_add_block(&n[c], &mean[c], &low[c], &m2[c], count[c], 1.0 / count[c], center[c], s[c], q[c])
+
+
+cdef void rough_centers(
+    const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
+    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, const double* n, real* center
+) noexcept nogil:
+    """The mean of every fourth row, for channels that have no mean yet; exact where a channel is constant."""
+    cdef real[TILE] first
+    cdef real[TILE] m
+    cdef double[TILE] s
+    cdef double[TILE] sums
+    cdef Py_ssize_t r, j, c, width = widen * channels * run if rows else extra
+    cdef Py_ssize_t sampled = (rows + 3) // 4 if rows else 1
+    cdef double values = sampled * (width // channels)
+    for c in range(channels):
+        first[c] = x[c * run]
+    spread(first, widen, channels, run, m)
+    zero(s, widen * channels * run)
+    for r in range(sampled):
+        for j in range(width):
+            s[j] += <double>(x[4 * r * stride + j] - m[j])
+    gather(s, widen, channels, run, sums)
+    for c in range(channels):
+        if n[c] == 0.0:
+            center[c] = first[c] + <real>(sums[c] / values)
+
+
+cdef inline bint constant(
+    const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
+    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, const real* center, const double* q
+) noexcept nogil:
+    """Whether every channel whose sum of squares vanished really holds its center and nothing else."""
+    cdef real[TILE] m
+    cdef real[TILE] watched
+    cdef real[TILE] mark
+    cdef Py_ssize_t r, j, c, width = widen * channels * run
+    cdef int other = 0
+    for c in range(channels):
+        watched[c] = <real>(q[c] == 0.0)
+    spread(center, widen, channels, run, m)
+    spread(watched, widen, channels, run, mark)
+    for r in range(rows + (extra > 0)):
+        if r == rows:
+            width = extra
+        for j in range(width):
+            other |= (x[r * stride + j] != m[j]) & (mark[j] != 0)
+    return other == 0
+
+
+cdef inline bint beyond_float(
+    const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
+    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, const real* center, double count, const double* q
+) noexcept nogil:
+    """Whether the squares of some channel left the range in which float32 is exact to its last digit."""
+    cdef Py_ssize_t c
+    cdef int bad = 0, small = 0
+    cdef double floor = 1e-36 * count
+    for c in range(channels):
+        bad |= not (q[c] < INFINITY)
+        bad |= (q[c] < floor) & (q[c] != 0.0)
+        small |= q[c] == 0.0
+    return bad != 0 or (small != 0 and not constant(x, rows, stride, extra, widen, channels, run, center, q))
+
+
+cdef void add_blocks(
+    Py_ssize_t channels, double count, const double* center, const double* s, const double* q,
+    double* n, double* mean, double* low, double* m2
+) noexcept nogil:
+    """bn_add_block for every channel; on copies that cannot overlap, which the compiler must know to vectorize."""
+    cdef double[TILE] n_, mean_, low_, m2_, center_, s_, q_
+    cdef Py_ssize_t c
+    cdef double inverse = 1.0 / count
+    memcpy(n_, n, channels * sizeof(double))
+    memcpy(mean_, mean, channels * sizeof(double))
+    memcpy(low_, low, channels * sizeof(double))
+    memcpy(m2_, m2, channels * sizeof(double))
+    memcpy(center_, center, channels * sizeof(double))
+    memcpy(s_, s, channels * sizeof(double))
+    memcpy(q_, q, channels * sizeof(double))
+    for c in range(channels):
+        bn_add_block(&n_[c], &mean_[c], &low_[c], &m2_[c], count, inverse, center_[c], s_[c], q_[c])
+    memcpy(n, n_, channels * sizeof(double))
+    memcpy(mean, mean_, channels * sizeof(double))
+    memcpy(low, low_, channels * sizeof(double))
+    memcpy(m2, m2_, channels * sizeof(double))
+
+
+cdef void block_moments(
+    const real* x, const double* w, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
+    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint skipna,
+    double* n, double* mean, double* low, double* m2
+) noexcept nogil:
+    """Add one block to the moments of its channels."""
+    cdef real[TILE] center
+    cdef real[TILE] m
+    cdef double[TILE] sj, qj, s, q
+    cdef Py_ssize_t c, width = widen * channels * run
+    cdef double count = (rows * width + extra) // channels
+    cdef bint fresh = False, careful = w != NULL
+    if not careful:
+        for c in range(channels):
+            center[c] = <real>(mean[c] + low[c])
+            fresh |= n[c] == 0.0
+        if fresh:
+            rough_centers(x, rows, stride, extra, widen, channels, run, n, center)
+        spread(center, widen, channels, run, m)
+        zero(sj, width)
+        zero(qj, width)
+        center_sums_of_rows(x, rows, stride, width, m, sj, qj)
+        center_sums_of_rows(x + rows * stride, extra > 0, 0, extra, m, sj, qj)
+        gather(sj, widen, channels, run, s)
+        gather(qj, widen, channels, run, q)
+        if real is float:
+            careful = beyond_float(x, rows, stride, extra, widen, channels, run, center, count, q)
+        elif skipna:
+            for c in range(channels):
+                careful |= q[c] != q[c]
+    if careful:
+        careful_moments(x, w, rows, stride, extra, widen, channels, run, skipna, n, mean, low, m2)
+    else:
+        for c in range(channels):
+            sj[c] = center[c]
+        add_blocks(channels, count, sj, s, q, n, mean, low, m2)

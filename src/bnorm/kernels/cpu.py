@@ -1,0 +1,48 @@
+"""The kernels on NumPy arrays: the compiled functions, with the loops of the widest SIMD build this processor runs."""
+
+import os
+from importlib import import_module
+
+from . import _cpu
+from ._cpu import backward, forward, grad_input, grad_moments, moments, normalize, rows_backward, rows_forward
+from ._threads import get_num_threads, set_num_threads
+
+__all__ = [
+    "backward",
+    "forward",
+    "get_num_threads",
+    "grad_input",
+    "grad_moments",
+    "moments",
+    "normalize",
+    "rows_backward",
+    "rows_forward",
+    "set_num_threads",
+    "simd_level",
+    "simd_levels",
+]
+
+LEVELS = ("baseline", "avx2", "avx512")
+
+
+def simd_levels() -> list[str]:
+    """The SIMD builds of the kernels that this processor can run, widest last."""
+    return list(LEVELS[: _cpu.processor_level() + 1])
+
+
+def simd_level() -> str:
+    """The SIMD build in use."""
+    return _level
+
+
+def _choose(wanted: str | None) -> str:
+    have = simd_levels()
+    if wanted is None or wanted == "":
+        return have[-1]
+    if wanted not in have:
+        raise ImportError(f"BNORM_SIMD: expected one of {', '.join(have)} on this processor, got {wanted!r}")
+    return wanted
+
+
+_level = _choose(os.environ.get("BNORM_SIMD"))
+_cpu.use(import_module(f"{__package__}._loops_{_level}").loops)

@@ -1,0 +1,300 @@
+"""Every kernel in plain NumPy: what the compiled modules mean, and the oracle that their tests compare with.
+
+Nothing in the library calls it; it is never a fallback.
+
+    x, dy, y, dx        (outer, C, inner), or (outer, C) for (outer, C, 1); rows_*: (N, G, K, L)
+    weight              None or float64 (outer, inner), finite, not negative
+    all other arrays    float64 (C,); rows_*: mean and rstd (N*G,), gamma, beta, dgamma, dbeta (G*K,)
+    out                 None or an array like x to write to, x or dy themselves included
+
+An oracle has to be more exact than what it judges: float16 and float32 are computed in float64, and float64 in long
+double, which has 64 bits of precision or more, though not on Windows and macOS on ARM: there the oracle of float64 is
+only as exact as the kernels. It costs a factor of about ten, which tests can afford. Only the results are rounded. NaN
+and infinity are legal, so NumPy is told not to warn of them.
+"""
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Running = tuple[Array, Array, float, Array | None, int, str]
+
+
+@np.errstate(all="ignore")
+def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> tuple[Array, Array, Array, Array]:
+    """Count, mean, m2 and low per channel: the sum of the weights, the mean, sum w (x - mean)^2, mean - float64(mean).
+
+    A value of weight 0 feeds nothing in, not even a NaN; with skipna neither does a NaN. Without any value all are 0.
+    """
+    x = _wide(x)
+    w = np.ones_like(x) if weight is None else np.broadcast_to(_positions(weight), x.shape)
+    if skipna:
+        w = np.where(np.isnan(x), 0, w)
+    x = np.where(w == 0, 0, x)
+    count = _sum(w)
+    values = np.where(count == 0, 1, count)
+    mean = _sum(w * x) / values
+    rest = _sum(w * (x - _channel(mean))) / values  # what rounding left over, because sums are long
+    m2 = _sum(w * (x - _channel(mean + rest)) ** 2)
+    high = _narrow(mean + rest)
+    return _narrow(count), high, _narrow(m2), _narrow((mean - high) + rest)
+
+
+@np.errstate(all="ignore")
+def normalize(x: Array, mean: Array, scale: Array, shift: Array, relu: bool = False, out: Array | None = None) -> Array:
+    """y = (x - mean) scale + shift, and with relu 0 where that is not above 0. NaN stays NaN."""
+    y = (_wide(x) - _channel(mean)) * _channel(scale) + _channel(shift)
+    return _result(np.where(y <= 0, 0, y) if relu else y, x, out)
+
+
+@np.errstate(all="ignore")
+def grad_moments(
+    dy: Array, x: Array, mean: Array, scale: Array | None = None, shift: Array | None = None
+) -> tuple[Array, Array]:
+    """sum dy and sum dy (x - mean) per channel. With scale and shift, dy is 0 where the ReLU of `normalize` was."""
+    dy, x = _through_relu(dy, x, mean, scale, shift), _wide(x)
+    return _narrow(_sum(dy)), _narrow(_sum(dy * (x - _channel(mean))))
+
+
+@np.errstate(all="ignore")
+def grad_input(
+    dy: Array,
+    x: Array,
+    mean: Array,
+    a: Array,
+    b: Array,
+    c: Array,
+    weight: Array | None = None,
+    scale: Array | None = None,
+    shift: Array | None = None,
+    out: Array | None = None,
+) -> Array:
+    """dx = a (dy + w (b (x - mean) + c)), with dy as in `grad_moments` and w = 1 without weight.
+
+    With a outside the brackets b is about 1 / std, which float32 holds wherever it holds x.
+    """
+    through_statistics = _channel(b) * (_wide(x) - _channel(mean)) + _channel(c)
+    if weight is not None:
+        w = _positions(weight)
+        through_statistics = np.where(w == 0, 0, w * through_statistics)
+    return _result(_channel(a) * (_through_relu(dy, x, mean, scale, shift) + through_statistics), x, out)
+
+
+@np.errstate(all="ignore")
+def forward(
+    x: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    eps: float,
+    mean: Array | None = None,
+    var: Array | None = None,
+    weight: Array | None = None,
+    relu: bool = False,
+    running: Running | None = None,
+    out: Array | None = None,
+) -> tuple[Array, Array, float, int]:
+    """Batch normalization: y, stats, count, skipped. stats is float64 (5, C): mean, var, rstd, scale, shift.
+
+    With mean and var given this is inference: no reduction, and weight has no effect. Otherwise they are those of the
+    batch, and move `running` = (running_mean, running_var, momentum, seen, ddof, nonfinite) as `_update` says.
+    """
+    skipped = 0
+    if mean is not None and var is not None:
+        count = float(x.shape[0] * prod(x.shape[2:]))
+    else:
+        count = float(x.shape[0] * prod(x.shape[2:]) if weight is None else weight.sum())
+        _, mean, m2, _ = moments(x, weight)
+        var = m2 / (count or 1.0)
+        if running is not None and count:
+            skipped = _update(*running, count=count, mean=mean, m2=m2)
+    rstd = _rstd(var, eps, count)
+    scale = rstd if gamma is None else gamma * rstd
+    shift = np.zeros_like(rstd) if beta is None else beta
+    y = normalize(x, mean, scale, shift, relu, out)
+    return y, np.stack([mean, var, rstd, scale, shift]), count, skipped
+
+
+@np.errstate(all="ignore")
+def backward(
+    dy: Array,
+    x: Array,
+    stats: Array,
+    count: float,
+    weight: Array | None = None,
+    relu: bool = False,
+    frozen: bool = False,
+    params: bool = True,
+    out: Array | None = None,
+) -> tuple[Array, Array | None, Array | None]:
+    """dx, dgamma, dbeta of the `forward` that returned stats and count. frozen: its statistics were constants.
+
+    With weights, a dy of 0 adds nothing to the sums whatever x is there.
+    """
+    mean, _, rstd, scale, shift = stats
+    relu_scale, relu_shift = (scale, shift) if relu else (None, None)
+    used = x if weight is None else np.where(dy == 0, mean[:, None] if x.ndim == 3 else mean, x)  # padding may be NaN
+    total, dot = grad_moments(dy, used, mean, relu_scale, relu_shift)
+    if frozen:
+        dx = _result(_channel(scale) * _through_relu(dy, x, mean, relu_scale, relu_shift), x, out)
+    else:
+        b, c = -(rstd**2) * dot / (count or 1.0), -total / (count or 1.0)  # scale is 0 where count is
+        dx = grad_input(dy, x, mean, scale, b, c, weight, relu_scale, relu_shift, out)
+    return (dx, rstd * dot, total) if params else (dx, None, None)
+
+
+@np.errstate(all="ignore")
+def rows_forward(
+    x: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    eps: float,
+    rms: bool = False,
+    relu: bool = False,
+    out: Array | None = None,
+) -> tuple[Array, Array, Array]:
+    """y, mean, rstd: each of the N*G rows by its own statistics. Channel g*K + k of x[n, g, k, l] has its gamma, beta.
+
+    Layer norm: x is (N, 1, D, 1); group norm: (N, G, K, L); instance norm: (N, C, 1, L). rms: mean = 0, and the mean of
+    the squares is the variance.
+    """
+    n, g, k, positions = x.shape
+    wide, count = _wide(x), max(k * positions, 1)
+    mean = np.zeros((n, g)) if rms else _narrow(_center(wide, count))
+    var = ((wide - _row(mean)) ** 2).sum((2, 3)) / count
+    rstd = _narrow(_rstd(var, eps, k * positions))
+    y = (wide - _row(mean)) * _row(rstd)
+    y = y * _parameter(gamma, x, 1.0) + _parameter(beta, x, 0.0)
+    return _result(np.where(y <= 0, 0, y) if relu else y, x, out), mean.ravel(), rstd.ravel()
+
+
+@np.errstate(all="ignore")
+def rows_backward(
+    dy: Array,
+    x: Array,
+    mean: Array,
+    rstd: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    rms: bool = False,
+    relu: bool = False,
+    params: bool = True,
+    out: Array | None = None,
+) -> tuple[Array, Array | None, Array | None]:
+    """dx, dgamma, dbeta of the `rows_forward` that returned mean and rstd. beta is for the ReLU only."""
+    n, g, k, positions = x.shape
+    r, count = _row(rstd.reshape(n, g)), max(k * positions, 1)
+    xhat = (_wide(x) - _row(mean.reshape(n, g))) * r
+    gamma_of_x = _parameter(gamma, x, 1.0)
+    dy = _wide(dy)
+    if relu:
+        dy = np.where(xhat * gamma_of_x + _parameter(beta, x, 0.0) <= 0, 0, dy)
+    dxhat = dy * gamma_of_x
+    through_rstd = xhat * _row((dxhat * xhat).sum((2, 3)) / count)
+    through_mean = 0 if rms else _row(dxhat.sum((2, 3)) / count)
+    dx = _result(r * (dxhat - through_rstd - through_mean), x, out)
+    if not params:
+        return dx, None, None
+    return dx, _narrow((dy * xhat).sum((0, 3)).ravel()), _narrow(dy.sum((0, 3)).ravel())
+
+
+def _update(
+    running_mean: Array,
+    running_var: Array,
+    momentum: float,
+    seen: Array | None,
+    ddof: int,
+    nonfinite: str,
+    *,
+    count: float,
+    mean: Array,
+    m2: Array,
+) -> int:
+    """Move the running statistics, in place, by a batch; the number of channels left alone because of NaN or infinity.
+
+    seen None: the exponential moving average of means and variances, momentum being the weight of the batch. Otherwise
+    seen is the count so far per channel, and every value weighs the same: what one batch of all of them would give.
+    nonfinite: "skip" leaves such a channel alone, "raise" raises before anything changes, "propagate" lets it in.
+    """
+    var = m2 / (count - ddof) if count > ddof else np.full_like(m2, np.nan)
+    finite = np.isfinite(mean) & np.isfinite(var if seen is None else m2)
+    if nonfinite == "raise" and not finite.all():
+        raise FloatingPointError(f"{(~finite).sum()} of {finite.size} channels have a mean or variance not finite")
+    move = finite if nonfinite == "skip" else np.full_like(finite, True)
+    if seen is None:
+        new_mean = running_mean + momentum * (mean - running_mean)
+        new_var = running_var + momentum * (var - running_var)
+    else:
+        total, delta = seen + count, mean - running_mean
+        m2_seen = np.where(seen > ddof, running_var * (seen - ddof), 0)
+        m2_all = np.where(seen == 0, m2, m2_seen + m2 + delta**2 * (seen * count / total))
+        new_mean = np.where(seen == 0, mean, running_mean + delta * (count / total))
+        new_var = np.where(total > ddof, m2_all / (total - ddof), np.nan)
+        seen[move] = total[move]
+    running_mean[move], running_var[move] = new_mean[move], new_var[move]
+    return int((~move).sum())
+
+
+def _rstd(var: Array, eps: float, count: float) -> Array:
+    """1 / sqrt(var + eps); 1 for a constant channel with eps = 0, and 0 where there is no value at all."""
+    rstd: Array = np.where(var + eps == 0, 1, 1 / np.sqrt(var + eps))
+    return rstd if count else np.zeros_like(rstd)
+
+
+def _through_relu(dy: Array, x: Array, mean: Array, scale: Array | None, shift: Array | None) -> Array:
+    if scale is None or shift is None:
+        return _wide(dy)
+    y = (_wide(x) - _channel(mean)) * _channel(scale) + _channel(shift)
+    return np.where(y <= 0, 0, _wide(dy))
+
+
+def _center(x: Array, count: int) -> Array:
+    """The mean of each row; the second pass adds what rounding left over in the first."""
+    mean: Array = x.sum((2, 3)) / count
+    mean += (x - _row(mean)).sum((2, 3)) / count
+    return mean
+
+
+def _wide(x: Array) -> Array:
+    """x in the precision of the oracle; (outer, C) becomes (outer, C, 1)."""
+    x = x.astype(np.longdouble if x.dtype == np.float64 else np.float64)
+    if x.ndim == 2:
+        x = x[:, :, None]
+    return x
+
+
+def _sum(values: Array) -> Array:
+    """Over a channel, laid out in one run: only along such does NumPy add pairwise."""
+    outer, channels, inner = values.shape
+    runs = np.ascontiguousarray(values.transpose(1, 0, 2)).reshape(channels, outer * inner)
+    total: Array = runs.sum(1)
+    return total
+
+
+def _narrow(values: Array) -> Array:
+    return np.asarray(values, np.float64)
+
+
+def _channel(values: Array) -> Array:
+    return values[:, None]  # (C,) against (outer, C, inner)
+
+
+def _positions(weight: Array) -> Array:
+    return weight[:, None, :]  # (outer, inner) against (outer, C, inner)
+
+
+def _row(values: Array) -> Array:
+    return values[:, :, None, None]  # (N, G) against (N, G, K, L)
+
+
+def _parameter(values: Array | None, x: Array, absent: float) -> Array:
+    """(G*K,) against (N, G, K, L)."""
+    return np.full((*x.shape[1:3], 1), absent) if values is None else values.reshape(x.shape[1:3])[:, :, None]
+
+
+def _result(values: Array, x: Array, out: Array | None) -> Array:
+    """Rounded to the type of x, in `out` where that is given."""
+    out = np.empty_like(x) if out is None else out
+    out[...] = values.reshape(x.shape)
+    return out

@@ -1,0 +1,172 @@
+"""The shape algebra: any array and axis to the contiguous block that kernels see, and back.
+
+The only file that knows axes and strides. Batch normalization does not care in which order the axes other than the
+channel stand, so they are put in the order of memory: every dense array is then a contiguous (outer, C, inner) without
+a copy, be it C or Fortran ordered, NCHW, NHWC, or NHWC memory seen through an NCHW transpose.
+
+    channels(x, axis) -> x3, layout                     batch norm          (outer, C, inner)
+    rows(x, normalized_ndim) -> x4, layout              layer and RMS norm  (N, 1, D, 1)
+    groups(x, num_groups, axis) -> x4, layout           group and instance  (N, G, K, L)
+
+    like(a, layout)         another array of x's shape (dy) in the same order; a view where it can be, else one copy
+    into(out, layout)       the view of `out` that a kernel may write to, or None
+    restore(a, layout)      a kernel's result in the shape of x: always a view, and in memory ordered like x
+    weights(w, layout)      one weight per position as float64 (outer, inner)
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy import ndarray
+
+Shape = tuple[int, ...]
+Array = Any  # numpy.ndarray or cupy.ndarray: only what both of them have is used here
+
+
+class Layout(NamedTuple):
+    """How the axes of an array stand in memory, and the block they make. A function of shape, strides and axis."""
+
+    shape: Shape  # of x
+    block: Shape  # of what the kernels see; the same object as `shape` where x is that already
+    order: Shape | None  # x.transpose(order) is in the order of memory; None where x is so already
+    permuted: Shape  # x.shape in that order
+    inverse: Shape  # a.transpose(inverse) undoes the order
+    axis: int  # of the channels in x, not negative; for `rows` the first normalized axis
+
+
+def channels(x: Array, axis: int) -> tuple[Array, Layout]:
+    """x as (outer, C, inner); a C-contiguous (N, C) whose channels are axis 1 is x itself, (N, C)."""
+    flags = x.flags  # the test of _plain, without the call: this is the path of every small batch
+    if flags.c_contiguous and x.dtype.isnative and (not isinstance(x, ndarray) or flags.aligned):
+        layout = _channels(x.shape, None, axis)
+        return (x if layout.block is layout.shape else x.reshape(layout.block)), layout
+    layout = _channels(x.shape, x.strides, axis)
+    return like(x, layout), layout
+
+
+def rows(x: Array, normalized_ndim: int) -> tuple[Array, Layout]:
+    """x as (N, 1, D, 1): one row is the last `normalized_ndim` axes in C order, as gamma and beta have them."""
+    layout = _rows(x.shape, None if x.flags.c_contiguous else x.strides, normalized_ndim)
+    return like(x, layout), layout
+
+
+def groups(x: Array, num_groups: int, axis: int) -> tuple[Array, Layout]:
+    """x as (N, G, K, L): C = G*K channels on `axis`, samples on the first of the other axes, L positions.
+
+    Instance norm is num_groups = C.
+    """
+    layout = _groups(x.shape, None if x.flags.c_contiguous else x.strides, num_groups, axis)
+    return like(x, layout), layout
+
+
+def like(a: Array, layout: Layout) -> Array:
+    """`a`, of the shape of x, as the block of that layout: a view if memory allows it, else one contiguous copy."""
+    if layout.order is not None:
+        a = a.transpose(layout.order)
+    if not _plain(a):
+        a = a.astype(a.dtype.newbyteorder("="), order="C")
+    return a if layout.block is layout.shape else a.reshape(layout.block)
+
+
+def into(out: Array, layout: Layout) -> Array | None:
+    """`out`, of the shape of x, as a block for kernels to write to; None where only a copy would be one.
+
+    Then the result goes to a fresh array, and from there `out[...] = restore(result, layout)`.
+    """
+    if layout.order is not None:
+        out = out.transpose(layout.order)
+    return out.reshape(layout.block) if _plain(out) else None
+
+
+def restore(a: Array, layout: Layout) -> Array:
+    """A block, as kernels return it, in the shape and the axis order of x."""
+    if layout.block is layout.shape:
+        return a
+    a = a.reshape(layout.permuted)
+    return a if layout.order is None else a.transpose(layout.inverse)
+
+
+def weights(w: Array, layout: Layout) -> Array:
+    """Weights as float64 (outer, inner), in the order of a layout that `channels` made.
+
+    w has the shape of x without its channel axis, or is (N,), one weight per index of the first of those axes.
+    """
+    axis = layout.axis
+    full = layout.shape[:axis] + layout.shape[axis + 1 :]
+    if w.shape != full:
+        if not full or w.shape != full[:1]:
+            also = f" or {full[:1]}" if len(full) > 1 else ""
+            raise ValueError(f"weight: expected shape {full}{also} for x of shape {layout.shape}, got {w.shape}")
+        w = np.broadcast_to(w.reshape(full[:1] + (1,) * (len(full) - 1)), full)
+    if layout.order is not None:
+        w = w.transpose([i - (i > axis) for i in layout.order if i != axis])
+    if w.dtype != np.float64 or not _plain(w):
+        w = w.astype(np.float64, order="C")
+    return w.reshape(layout.block[0], prod(layout.block[2:]))
+
+
+def _plain(a: Array) -> bool:
+    """C-contiguous, aligned, in the byte order of this machine. CuPy's arrays are always the latter two."""
+    flags = a.flags
+    return flags.c_contiguous and a.dtype.isnative and (not isinstance(a, ndarray) or flags.aligned)
+
+
+# The plans are pure functions of a few integers, and training repeats the same ones.
+# Where strides are None the array is C-contiguous: one tuple less to make and to hash on the short path.
+
+
+@lru_cache(maxsize=1024)
+def _channels(shape: Shape, strides: Shape | None, axis: int) -> Layout:
+    axis = range(len(shape))[axis]
+    order = _memory_order(shape, strides)
+    place = order.index(axis)
+    if place == axis == 1 and len(shape) == 2:
+        return _layout(shape, shape, order, axis)
+    block = (prod(_pick(shape, order[:place])), shape[axis], prod(_pick(shape, order[place + 1 :])))
+    return _layout(shape, block, order, axis)
+
+
+@lru_cache(maxsize=1024)
+def _rows(shape: Shape, strides: Shape | None, normalized_ndim: int) -> Layout:
+    first = len(shape) - normalized_ndim
+    order = _memory_order(shape[:first], strides and strides[:first]) + tuple(range(first, len(shape)))
+    return _layout(shape, (prod(shape[:first]), 1, prod(shape[first:]), 1), order, first)
+
+
+@lru_cache(maxsize=1024)
+def _groups(shape: Shape, strides: Shape | None, num_groups: int, axis: int) -> Layout:
+    axis = range(len(shape))[axis]
+    batch, *positions = [i for i in range(len(shape)) if i != axis]
+    inside = _memory_order(_pick(shape, positions), strides and _pick(strides, positions))
+    block = (shape[batch], num_groups, shape[axis] // max(num_groups, 1), prod(_pick(shape, positions)))
+    return _layout(shape, block, (batch, axis, *_pick(positions, inside)), axis)
+
+
+def _layout(shape: Shape, block: Shape, order: Shape, axis: int) -> Layout:
+    natural = tuple(range(len(shape)))
+    inverse = tuple(order.index(i) for i in natural)
+    return Layout(shape, block, None if order == natural else order, _pick(shape, order), inverse, axis)
+
+
+def _memory_order(shape: Shape, strides: Shape | None) -> Shape:
+    """The axes, slowest first.
+
+    An axis of length 1 or of stride 0 (broadcast) has no place in memory, and its stride says nothing: it goes before
+    the first axis of a higher index. Nothing of an empty array lies in memory, so its axes stay as they are.
+    """
+    natural = tuple(range(len(shape)))
+    if strides is None or 0 in shape:
+        return natural
+    placed = [i for i in natural if shape[i] > 1 and strides[i]]
+    order = sorted(placed, key=lambda i: -abs(strides[i]))
+    for i in natural:
+        if i not in placed:
+            order.insert(next((k for k, j in enumerate(order) if j > i), len(order)), i)
+    return tuple(order)
+
+
+def _pick(items: Sequence[int], indices: Iterable[int]) -> Shape:
+    return tuple(items[i] for i in indices)

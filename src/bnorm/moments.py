@@ -1,0 +1,167 @@
+"""Count, mean and m2 per channel, and their exact merging.
+
+Sets of values merge by the difference of their means, never through sums of squares, so a mean far from zero costs no
+digit of the variance. What a float64 mean rounds off is kept beside it: with means a million standard deviations away
+from zero it is worth as much as the twelfth digit of the variance.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Self
+
+import numpy as np
+from numpy import ndarray
+from numpy.typing import ArrayLike
+
+_COUNT, _MEAN, _M2, _LOW = range(4)
+
+
+class Moments:
+    """How many values, their mean, and m2 = sum (x - mean)^2, per channel: read-only float64 arrays of shape (C,).
+
+    `a + b` and `Moments.merge([a, b, ...])` give the moments of all values together, as if they had been one array,
+    whatever the order and the partition. With weights, count is the sum of the weights.
+    A channel without values has count 0, m2 0 and mean NaN; values merged later repair it.
+
+    >>> a = Moments(count=[2], mean=[1.0], m2=[2.0])  # of 0 and 2
+    >>> b = Moments(count=[1], mean=[4.0], m2=[0.0])  # of 4
+    >>> (a + b).mean, (a + b).var()
+    (array([2.]), array([2.66666667]))
+    """
+
+    __slots__ = ("_parts",)
+    __hash__ = None  # type: ignore[assignment]  # equality is by value, of many numbers
+
+    _parts: ndarray  # (4, C): count, mean, m2, and what the mean rounds off
+
+    def __init__(self, count: ArrayLike, mean: ArrayLike, m2: ArrayLike) -> None:
+        vectors = [_vector(name, value) for name, value in (("count", count), ("mean", mean), ("m2", m2))]
+        for name, vector in zip(("mean", "m2"), vectors[1:], strict=True):
+            if vector.shape != vectors[0].shape:
+                raise ValueError(
+                    f"Moments: {name}: expected shape {vectors[0].shape}, that of count, got {vector.shape}"
+                )
+        if not (np.isfinite(vectors[0]) & (vectors[0] >= 0)).all():
+            raise ValueError(f"Moments: count: expected finite values >= 0, got {vectors[0]}")
+        if (vectors[2] < 0).any():
+            raise ValueError(f"Moments: m2: expected no negative values, got {vectors[2]}")
+        self._set(np.stack([*vectors, np.zeros_like(vectors[0])]))
+
+    @classmethod
+    def of(cls, count: ndarray, mean: ndarray, m2: ndarray, low: ndarray) -> Self:
+        """From what a `moments` kernel returns: mean + low is the mean."""
+        return cls._from(np.stack([count, mean, m2, low]))
+
+    @classmethod
+    def merge(cls, items: Iterable["Moments"]) -> Self:
+        """The moments of all values together; ValueError without any item, or where numbers of channels differ."""
+        items = list(items)
+        for item in items:
+            if not isinstance(item, Moments):
+                raise TypeError(f"Moments.merge: items: expected Moments, got {type(item).__name__}")
+        channels = sorted({item._parts.shape[1] for item in items})
+        if len(channels) != 1:
+            raise ValueError(f"Moments.merge: items: expected one number of channels, got {channels or 'no items'}")
+        sets = np.stack([item._parts for item in items], axis=1)  # (4, items, C)
+        while sets.shape[1] > 1:  # neighbours in pairs, then pairs of pairs: rounding grows with the logarithm only
+            even = sets.shape[1] & ~1
+            sets = np.concatenate([_merged(sets[:, 0:even:2], sets[:, 1:even:2]), sets[:, even:]], axis=1)
+        return cls._from(sets[:, 0])
+
+    @property
+    def count(self) -> ndarray:
+        """Values per channel, or the sum of their weights."""
+        return self._row(_COUNT)
+
+    @property
+    def mean(self) -> ndarray:
+        """Mean per channel; NaN without values."""
+        return self._row(_MEAN)
+
+    @property
+    def m2(self) -> ndarray:
+        """Sum of (weighted) squared differences from the mean, per channel."""
+        return self._row(_M2)
+
+    def var(self, ddof: float = 0) -> ndarray:
+        """m2 / (count - ddof); NaN where that leaves no value to divide by."""
+        left = self.count - ddof
+        var: ndarray = np.where(left > 0, self.m2, np.nan) / np.where(left > 0, left, 1)
+        return var
+
+    def std(self, ddof: float = 0) -> ndarray:
+        """The square root of `var`."""
+        std: ndarray = np.sqrt(self.var(ddof))
+        return std
+
+    def __add__(self, other: object) -> "Moments":
+        return Moments.merge([self, other]) if isinstance(other, Moments) else NotImplemented
+
+    def __radd__(self, other: object) -> "Moments":
+        return self if isinstance(other, int) and other == 0 else NotImplemented  # where sum() starts
+
+    def __eq__(self, other: object) -> bool:
+        """The same numbers to the last bit; what a mean rounds off counts too."""
+        if not isinstance(other, Moments):
+            return NotImplemented
+        return np.array_equal(self._parts, other._parts, equal_nan=True)
+
+    def __repr__(self) -> str:
+        count, mean, m2 = (
+            np.array2string(row, separator=", ", threshold=6, edgeitems=2) for row in self._parts[: _M2 + 1]
+        )
+        return f"Moments(count={count}, mean={mean}, m2={m2})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self._parts)
+
+    @classmethod
+    def _from(cls, parts: ndarray) -> Self:
+        self = cls.__new__(cls)
+        self._set(parts)
+        return self
+
+    def _row(self, which: int) -> ndarray:
+        row: ndarray = self._parts[which]
+        return row
+
+    def _set(self, parts: ndarray) -> None:
+        nothing = parts[_COUNT] == 0
+        parts[_MEAN, nothing] = np.nan
+        parts[_M2, nothing] = parts[_LOW, nothing] = 0
+        parts.flags.writeable = False
+        self._parts = parts
+
+
+def _restored(cls: type[Moments], parts: ndarray) -> Moments:
+    return cls._from(np.array(parts))  # an unpickled array is writeable
+
+
+def _vector(name: str, value: ArrayLike) -> ndarray:
+    a = np.asarray(value)
+    if a.dtype.kind not in "uif":
+        raise TypeError(f"Moments: {name}: expected real numbers, got dtype {a.dtype}")
+    if a.ndim != 1:
+        raise ValueError(f"Moments: {name}: expected one value per channel, shape (C,), got shape {a.shape}")
+    return a.astype(np.float64)
+
+
+@np.errstate(invalid="ignore", over="ignore")  # infinity and NaN are data
+def _merged(a: ndarray, b: ndarray) -> ndarray:
+    """Two (4, ..., C) arrays of moments as one, element by element (Chan, Golub, LeVeque 1983)."""
+    count = a[_COUNT] + b[_COUNT]
+    share = b[_COUNT] / np.where(count == 0, 1, count)
+    high, rest = _sum_and_rest(b[_MEAN], -a[_MEAN])
+    delta = high + (rest + (b[_LOW] - a[_LOW]))
+    mean, rest = _sum_and_rest(a[_MEAN], delta * share)
+    mean, low = _sum_and_rest(mean, rest + a[_LOW])
+    m2 = a[_M2] + (b[_M2] + delta * delta * (a[_COUNT] * share))
+    merged = np.where(a[_COUNT] == 0, b, np.where(b[_COUNT] == 0, a, [count, mean, m2, low]))
+    merged[_LOW] = np.where(np.isfinite(merged[_LOW]), merged[_LOW], 0)
+    return merged
+
+
+def _sum_and_rest(a: ndarray, b: ndarray) -> tuple[ndarray, ndarray]:
+    """a + b, and exactly what rounding it took off (Knuth's two-sum)."""
+    total = a + b
+    of_b = total - a
+    return total, (a - (total - of_b)) + (b - of_b)

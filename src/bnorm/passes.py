@@ -1,0 +1,243 @@
+"""The forward and backward passes: from an array to its view, through the kernels, and what is saved in between.
+
+Functions and layers both stand on these three: `channel_forward`, `row_forward` and `pull_back`. They trust what their
+caller has checked, perhaps long ago, and check what comes new with every call: weight, out and dy. `who` is the caller
+in their messages.
+"""
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm import checks
+from bnorm.kernels import BACKENDS, view
+
+Gradients = tuple[ndarray, ndarray | None, ndarray | None]
+
+
+class Saved:
+    """What a forward leaves for its backward: x, the weights if there were any, and small vectors.
+
+    x is held, not copied: who changes it before the backward changes the gradient. Parameters, statistics, weights and
+    mode are as they were at the forward. A backward changes nothing here, so there may be several for one forward,
+    unless `out` overwrote x: then x is None.
+    """
+
+    __slots__ = ("kernels", "layout", "relu", "x")
+
+    kernels: ModuleType  # the backend of the forward
+    x: ndarray | None  # as the kernels see it
+    layout: view.Layout  # how that came from the caller's x
+    relu: bool
+    order: tuple[int, ...] | None = None  # of the axes of a result in memory, where `layout` would give another
+
+    def gradients(self, dy: ndarray, params: bool, out: ndarray | None) -> Gradients:
+        """dx, dgamma, dbeta for a dy in the layout of x; without `params` the latter two may be None."""
+        raise NotImplementedError
+
+
+class ChannelSaved(Saved):
+    """Of statistics per channel: stats is float64 (5, C), rows mean, var, 1/std, scale, shift."""
+
+    __slots__ = ("count", "frozen", "has_beta", "has_gamma", "skipped", "stats", "weight")
+
+    def __init__(
+        self,
+        kernels: ModuleType,
+        x: ndarray,
+        layout: view.Layout,
+        relu: bool,
+        stats: ndarray,
+        count: float,  # of values per channel, or the sum of their weights
+        skipped: int,  # channels whose running statistics were left alone, being not finite
+        weight: ndarray | None,
+        frozen: bool,  # the statistics were given, and are constants to the backward
+        has_gamma: bool,
+        has_beta: bool,
+    ) -> None:
+        self.kernels, self.x, self.layout, self.relu = kernels, x, layout, relu
+        self.stats, self.count, self.skipped = stats, count, skipped
+        self.weight, self.frozen = weight, frozen
+        self.has_gamma, self.has_beta = has_gamma, has_beta
+
+    def gradients(self, dy: ndarray, params: bool, out: ndarray | None) -> Gradients:
+        params = params and (self.has_gamma or self.has_beta)
+        dx, dgamma, dbeta = self.kernels.backward(
+            dy, self.x, self.stats, self.count, self.weight, self.relu, self.frozen, params, out
+        )
+        return dx, dgamma if self.has_gamma else None, dbeta if self.has_beta else None
+
+
+class RowSaved(Saved):
+    """Of statistics per row: mean and rstd are float64, one value per row."""
+
+    __slots__ = ("beta", "gamma", "mean", "order", "parameter_shape", "rms", "rstd")
+
+    def __init__(
+        self,
+        kernels: ModuleType,
+        x: ndarray,
+        layout: view.Layout,
+        relu: bool,
+        mean: ndarray,
+        rstd: ndarray,
+        gamma: ndarray | None,  # flat, and a copy
+        beta: ndarray | None,
+        rms: bool,
+        parameter_shape: tuple[int, ...],
+        order: tuple[int, ...] | None,
+    ) -> None:
+        self.kernels, self.x, self.layout, self.relu = kernels, x, layout, relu
+        self.mean, self.rstd = mean, rstd
+        self.gamma, self.beta, self.rms = gamma, beta, rms
+        self.parameter_shape, self.order = parameter_shape, order
+
+    def gradients(self, dy: ndarray, params: bool, out: ndarray | None) -> Gradients:
+        gamma, beta = self.gamma, self.beta
+        params = params and not (gamma is None and beta is None)
+        dx, dgamma, dbeta = self.kernels.rows_backward(
+            dy, self.x, self.mean, self.rstd, gamma, beta, self.rms, self.relu, params, out
+        )
+        if not params:
+            return dx, None, None
+        shape = self.parameter_shape
+        return (
+            dx,
+            None if gamma is None else dgamma.reshape(shape),
+            None if beta is None else dbeta.reshape(shape),
+        )
+
+
+def channel_forward(
+    who: str,
+    x: ndarray,
+    gamma: ndarray | None,
+    beta: ndarray | None,
+    mean: ndarray | None,
+    var: ndarray | None,
+    eps: float,
+    axis: int,
+    relu: bool,
+    weight: object = None,
+    out: object = None,
+    running: tuple[Any, ...] | None = None,
+    given: Mapping[str, object] | None = None,
+) -> tuple[Any, ChannelSaved]:
+    """y and saved: batch norm, by the statistics of the batch, or by mean and var where these are given.
+
+    Checked by the caller: x is what `checks.array` returns, `axis` is one of its axes, and gamma, beta, mean and var
+    are what `checks.vector` returns for its channels.
+    `running` is that of the kernels' `forward`: buffers that move by this batch.
+    `given`, needed with `out`, has every array that is read or moved, by name and as its owner has it: `out` may be x,
+    and overlaps no other.
+    SingleValueError where a batch has one value per channel: nothing has happened then, and a layer may call again with
+    its running statistics as mean and var.
+    """
+    kernels = BACKENDS[type(x)]
+    block, layout = view.channels(x, axis)
+    if weight is not None:
+        weight = checks.weights(who, weight, layout)
+    frozen = mean is not None
+    if frozen:
+        weight = None
+    elif 0 < block.size == layout.block[1] if weight is None else np.count_nonzero(weight) == 1:
+        raise checks.SingleValueError(
+            f"{who}: x: expected more than one value per channel to take statistics of, got shape {x.shape}"
+            f"{'' if weight is None else ' with one weight above zero'}; normalize a larger batch, or by known "
+            "statistics (mean= and var=), or each sample by itself (layer_norm)"
+        )
+    target = to = None
+    if out is not None:
+        target = checks.output(who, out, layout.shape, block.dtype, given or {})
+        to = view.into(target, layout)
+    y, stats, count, skipped = kernels.forward(block, gamma, beta, eps, mean, var, weight, relu, running, to)
+    saved = ChannelSaved(
+        kernels, block, layout, relu, stats, count, skipped, weight, frozen, gamma is not None, beta is not None
+    )
+    if target is None:
+        return view.restore(y, layout), saved
+    _deliver(y, layout, to, target, x, saved)
+    return out, saved
+
+
+def row_forward(
+    who: str,
+    x: ndarray,
+    rows: tuple[ndarray, view.Layout],
+    gamma: ndarray | None,
+    beta: ndarray | None,
+    eps: float,
+    rms: bool,
+    relu: bool,
+    out: object = None,
+    given: Mapping[str, object] | None = None,
+) -> tuple[Any, RowSaved]:
+    """y and saved: every row of `rows`, which is what `view.rows` or `view.groups` made of x, by its own statistics.
+
+    The rest is as for `channel_forward`; gamma and beta have one shape, and are copied here.
+    """
+    kernels = BACKENDS[type(x)]
+    block, layout = rows
+    shape = ()
+    if gamma is not None:
+        shape = gamma.shape
+        gamma = gamma.flatten()
+    if beta is not None:
+        shape = beta.shape
+        beta = beta.flatten()
+    target = to = None
+    if out is not None:
+        target = checks.output(who, out, layout.shape, block.dtype, given or {})
+        to = view.into(target, layout)
+    y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rms, relu, to)
+    order = None if layout.order is None and x.flags.c_contiguous else _axes_in_memory(x)
+    saved = RowSaved(kernels, block, layout, relu, mean, rstd, gamma, beta, rms, shape, order)
+    if target is None:
+        return _ordered(view.restore(y, layout), order), saved
+    _deliver(y, layout, to, target, x, saved)
+    return out, saved
+
+
+def pull_back(who: str, dy: object, saved: Saved, params: bool = True, out: object = None) -> Gradients:
+    """dx, dgamma, dbeta of the forward that left `saved`; no dgamma and dbeta without `params`."""
+    x, layout = saved.x, saved.layout
+    if x is None:
+        raise RuntimeError(f"{who}: saved: expected a forward whose x is still there, got one whose x out= overwrote")
+    given = dy
+    if type(dy) is not ndarray or dy.dtype != x.dtype or dy.shape != layout.shape:
+        dy = checks.gradient(who, dy, layout.shape, x.dtype)
+    if out is None:
+        dx, dgamma, dbeta = saved.gradients(view.like(dy, layout), params, None)
+        return _ordered(view.restore(dx, layout), saved.order), dgamma, dbeta
+    whole = view.restore(x, layout)
+    target = checks.output(who, out, layout.shape, x.dtype, {"dy": given, "x": whole}, own="dy")
+    to = view.into(target, layout)
+    dx, dgamma, dbeta = saved.gradients(view.like(dy, layout), params, to)
+    _deliver(dx, layout, to, target, whole, saved)
+    return out, dgamma, dbeta  # type: ignore[return-value]
+
+
+def _deliver(
+    result: ndarray, layout: view.Layout, to: ndarray | None, target: ndarray, x: ndarray, saved: Saved
+) -> None:
+    """Bring a result into `target`, unless the kernel wrote it `to` there. If x was there, `saved` has lost it."""
+    if to is None:
+        target[...] = view.restore(result, layout)
+    if checks.same_memory(target, x):
+        saved.x = None
+
+
+def _axes_in_memory(x: ndarray) -> tuple[int, ...]:
+    """The axes of a fresh array like x, slowest first."""
+    strides = np.empty_like(x).strides
+    return tuple(sorted(range(x.ndim), key=lambda i: -strides[i]))
+
+
+def _ordered(a: ndarray, order: tuple[int, ...] | None) -> ndarray:
+    """a with its axes in memory in that order, copied if need be: rows are contiguous even where those of x are not."""
+    if order is None:
+        return a
+    return np.ascontiguousarray(a.transpose(order)).transpose(np.argsort(order))

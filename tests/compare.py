@@ -1,0 +1,79 @@
+"""Comparisons that raise and print the case, how far a result may be off, and gradients by central differences."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+EPS = {np.dtype(t): float(np.finfo(t).eps) for t in ("float16", "float32", "float64")}
+EPS[np.dtype("float16")] = EPS[np.dtype("float32")]  # half precision is computed in float32
+
+
+def assert_close(got, want, allowed, **case) -> None:
+    """|got - want| <= allowed, elementwise, with NaN where want is NaN and the same infinities.
+
+    `case` is what the message prints: whatever it takes to run it again.
+    """
+    got, want = np.asarray(got), np.asarray(want)
+    where = ", ".join(f"{key}={value}" for key, value in case.items())
+    if got.shape != want.shape:
+        raise AssertionError(f"{where}: got shape {got.shape}, want {want.shape}")
+    if np.array_equal(got, want, equal_nan=True):
+        return
+    a, b = got.astype(np.longdouble), want.astype(np.longdouble)
+    allowed = np.broadcast_to(np.asarray(allowed, np.longdouble), want.shape)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(a - b)
+    error = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, error)
+    excess = np.where(np.isnan(error), np.inf, error - allowed)
+    worst = np.unravel_index(np.argmax(excess), want.shape)
+    if excess[worst] > 0:
+        wrong = int((excess > 0).sum())
+        raise AssertionError(
+            f"{where}: {wrong} of {want.size} elements of {got.dtype} are too far off; at {tuple(map(int, worst))} "
+            f"got {got[worst]!s}, want {want[worst]!s}, error {error[worst]:.3g}, allowed {allowed[worst]:.3g}"
+        )
+
+
+def assert_same(got, want, **case) -> None:
+    """The same values; a NaN is the same as a NaN."""
+    assert_close(got, want, 0.0, **case)
+
+
+def rounding(dtype, y):
+    """Half a unit in the last place of a half-precision result; for the others the bounds below include it."""
+    return np.abs(y) * 2.0**-11 + 2.0**-25 if np.dtype(dtype) == np.float16 else 0.0
+
+
+def normalized_error(dtype, y, mean_over_std):
+    """What is promised of y = (x - mean) / std: at any mean in float32, and in float64 by the mean's own rounding."""
+    size = np.maximum(1, np.abs(y))
+    if np.dtype(dtype) == np.float64:
+        return 8 * EPS[np.dtype(dtype)] * np.maximum(1, np.abs(mean_over_std)) * size
+    return 2e-6 * np.maximum(1, np.abs(y) / 8) + rounding(dtype, y)
+
+
+def sum_error(dtype, terms, axis):
+    """Of a sum of computed terms: a few roundings each, and additions in float64.
+
+    `terms` are those of the exact sum; nothing that cancels in it is forgiven.
+    """
+    return 8 * EPS[np.dtype(dtype)] * np.abs(terms).sum(axis)
+
+
+def central_differences(f: Callable[[np.ndarray], float], x: np.ndarray, step: float = 1e-5) -> np.ndarray:
+    """df/dx for a scalar f of a float64 array, by moving one element at a time. Good to about 1e-9 of the largest."""
+    gradient = np.empty_like(x)
+    moved = x.copy()
+    for i in np.ndindex(*x.shape):
+        moved[i] = x[i] + step
+        above = f(moved)
+        moved[i] = x[i] - step
+        gradient[i] = (above - f(moved)) / (2 * step)
+        moved[i] = x[i]
+    return gradient
+
+
+def assert_gradient(got, f: Callable[[np.ndarray], float], x: np.ndarray, **case) -> None:
+    """got is df/dx, to 1e-6 of its largest element."""
+    want = central_differences(f, x)
+    assert_close(got, want, 1e-6 * max(np.abs(want).max(initial=0.0), 1e-3), **case)

@@ -1,0 +1,119 @@
+"""What the tests of the kernels share: a problem for every case, both answers to it, and how far apart they may be.
+
+A bound is a few units of rounding of the terms that are added, never of their sum: nothing that cancels is forgiven,
+and nothing more than rounding is allowed.
+"""
+
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from bnorm.kernels import cpu, reference, view
+from cases import CASES, DTYPES
+from compare import EPS, assert_close, normalized_error, rounding
+
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def on_off(*names):
+    """Every combination of some switches."""
+    return pytest.mark.parametrize(names, list(product((False, True), repeat=len(names))))
+
+
+def exact(a):
+    """The same numbers in float64, so that the reference does not round its results to the type that is judged."""
+    return a.astype(np.float64) if isinstance(a, np.ndarray) else a
+
+
+def both(name, *args, **options):
+    """What the kernel and the reference return; the kernel leaves its arguments as they were."""
+    arrays = [a for a in (*args, *options.values()) if isinstance(a, np.ndarray)]
+    before = [a.tobytes() for a in arrays]
+    got = getattr(cpu, name)(*args, **options)
+    assert [a.tobytes() for a in arrays] == before, f"{name} wrote to its arguments"
+    return got, getattr(reference, name)(*map(exact, args), **{key: exact(a) for key, a in options.items()})
+
+
+def channel(values):
+    """(C,) against a block."""
+    return np.asarray(values)[:, None]
+
+
+def as_block(x):
+    """In float64 or wider, always with three axes."""
+    x = x.astype(np.longdouble)
+    return x[:, :, None] if x.ndim == 2 else x
+
+
+def map_error(dtype, result, *terms):
+    """Of a map: a few roundings of each term that is added. Results of half precision are rounded once more."""
+    largest = sum(np.abs(term) for term in terms)
+    return 4 * EPS[np.dtype(dtype)] * largest + rounding(dtype, result) + float(np.finfo(np.float32).tiny)
+
+
+class Problem(NamedTuple):
+    x: np.ndarray
+    dy: np.ndarray
+    gamma: np.ndarray
+    beta: np.ndarray
+    weight: np.ndarray  # (outer, inner)
+
+
+@lru_cache(maxsize=8)
+def problem(case, dtype):
+    rng = np.random.default_rng(case.num_channels)
+    x, layout = view.channels(case.array(dtype), case.axis)
+    dy = rng.standard_normal(x.shape).astype(dtype)
+    gamma = rng.uniform(0.5, 2.0, case.num_channels) * rng.choice([-1, 1], case.num_channels)
+    weight = view.weights(case.weight(), layout)
+    return Problem(x, dy, gamma, rng.standard_normal(case.num_channels), weight)
+
+
+def away_from_zero(dy, x, dtype, mean, scale, shift):
+    """dy, but 0 where y is so close to 0 that rounding decides on which side of the ReLU it is."""
+    t = as_block(x) - channel(mean)
+    y = t * channel(scale) + channel(shift)
+    bound = map_error(dtype, 0.0, t * channel(scale), channel(shift))
+    return np.where((np.abs(y) <= bound).reshape(x.shape), 0, dy).astype(dtype)
+
+
+def assert_moments(got, want, dtype, weighted, **case):
+    case |= {"dtype": dtype, "weighted": weighted}
+    count, mean, m2, low = want
+    std = np.sqrt(m2 / np.maximum(count, 1))
+    assert {a.dtype for a in got} == {np.dtype("float64")}
+    assert_close(got[0], count, 1e-13 * count if weighted else 0.0, what="count", **case)
+    exact = mean.astype(np.longdouble) + low
+    allowed = 4 * EPS[np.dtype(dtype)] * std + 2.0**-62 * np.abs(mean)
+    assert_close(got[1].astype(np.longdouble) + got[3], exact, allowed, what="mean", **case)
+    assert_close(got[3], np.zeros_like(low), np.spacing(np.abs(got[1])) + 2.0**-60 * std, what="low", **case)
+    assert_close(got[2], m2, 16 * EPS[np.dtype(dtype)] * m2, what="m2", **case)
+
+
+def assert_forward(got, want, p, dtype, weighted, **case):
+    case |= {"dtype": dtype, "weighted": weighted}
+    (y, stats, count, skipped), (y_want, stats_want, count_want, skipped_want) = got, want
+    mean, var, rstd, scale, shift = stats_want
+    unit, std = EPS[np.dtype(dtype)], np.sqrt(var)
+    relative = 8 * unit * var * rstd**2 + 4 * EPS[np.dtype("float64")]  # of rstd: half of that of var + eps
+    allowed = [
+        4 * unit * std + EPS[np.dtype("float64")] * np.abs(mean),
+        16 * unit * var,
+        relative * rstd,
+        relative * np.abs(scale),
+        0 * shift,
+    ]
+    assert skipped == skipped_want
+    assert_close(count, count_want, 1e-13 * count_want if weighted else 0.0, what="count", **case)
+    assert_close(stats, stats_want, np.array(allowed), what="stats", **case)
+    xhat = (as_block(p.x) - channel(mean)) * channel(rstd)
+    gain = channel(np.divide(scale, rstd, out=np.ones_like(scale), where=rstd > 0))
+    allowed = np.abs(gain) * normalized_error(dtype, xhat, channel(mean * rstd)) + map_error(
+        dtype, as_block(y_want), channel(shift), xhat * gain
+    )
+    assert y.dtype == p.x.dtype
+    assert_close(y, y_want, allowed.reshape(y.shape), what="y", **case)

@@ -1,0 +1,154 @@
+"""`backward` against central differences, for every function, memory, parameter, weight and activation."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import bnorm.functional as F
+import cases
+from bnorm.checks import SingleValueError
+from bnorm.passes import channel_forward, pull_back
+from compare import assert_close, assert_gradient, assert_same
+from kinds import BATCH, KINDS, activations, chosen, every_kind, every_memory, some_parameters
+
+# Gradients -----------------------------------------------------------------------------------------------------------
+
+
+def check_gradients(forward, x, dy, parameters, memory=cases.c_order, **case):
+    """dx, dgamma and dbeta of sum(dy * y) against differences; None where a parameter is not given."""
+    _, saved = forward(memory(x), **parameters)
+    dx, *gradients = F.backward(memory(dy), saved)
+    assert_gradient(dx, lambda x: float((dy * forward(x, **parameters)[0]).sum()), x, **case)
+    for name, gradient in zip(("gamma", "beta"), gradients, strict=True):
+        if name not in parameters:
+            assert gradient is None, (name, case)
+            continue
+
+        def loss(values, name=name):
+            return float((dy * forward(x, **{**parameters, name: values})[0]).sum())
+
+        assert gradient.dtype == np.float64
+        assert_gradient(gradient, loss, parameters[name], parameter=name, **case)
+
+
+@some_parameters(KINDS)
+@every_memory
+@activations
+def test_gradients(kind, memory, given, activation):
+    x, dy, gamma, beta = kind.example()
+    parameters = chosen(given, gamma, beta)
+    forward = partial(kind.forward, eps=1e-3, activation=activation)
+    check_gradients(forward, x, dy, parameters, memory, kind=kind, order=memory.__name__)
+
+
+@some_parameters(BATCH)
+@every_memory
+@activations
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_gradients_with_weights(kind, memory, given, activation, per_sample):
+    x, dy, gamma, beta = kind.example()
+    shape = np.delete(kind.shape, kind.axis)
+    weight = np.random.default_rng(2).uniform(0.5, 2, shape[:1] if per_sample else shape)
+    weight.ravel()[::3] = 0
+    forward = partial(kind.forward, eps=1e-3, activation=activation, weight=weight)
+    check_gradients(forward, x, dy, chosen(given, gamma, beta), memory, kind=kind, order=memory.__name__)
+
+
+@some_parameters(BATCH)
+@every_memory
+@activations
+def test_gradients_of_inference(kind, memory, given, activation):
+    x, dy, gamma, beta = kind.example()
+    mean, var = np.linspace(1, 3, 3), np.linspace(0.5, 4, 3)
+    forward = partial(kind.forward, eps=1e-3, activation=activation, mean=mean, var=var, weight=np.zeros(x.shape[0]))
+    if kind.axis == 0:
+        forward = partial(kind.forward, eps=1e-3, activation=activation, mean=mean, var=var)
+    check_gradients(forward, x, dy, chosen(given, gamma, beta), memory, kind=kind, order=memory.__name__)
+
+
+@every_kind
+def test_float32_gradients_are_those_of_float64(kind):
+    x, dy, gamma, _ = kind.example()
+    x, dy = x.astype("f4"), dy.astype("f4")
+    dx, dgamma, _ = F.backward(dy, kind.forward(x, gamma)[1])
+    want, want_dgamma, _ = F.backward(dy.astype("f8"), kind.forward(x.astype("f8"), gamma)[1])
+    assert dx.dtype == np.float32 and want.dtype == np.float64
+    assert_close(dx, want, 1e-5, kind=kind)
+    assert_close(dgamma, want_dgamma, 1e-5 * np.abs(dy).sum(), kind=kind)
+
+
+# What the backward belongs to ----------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_backward_is_pure_and_of_its_own_forward(kind):
+    x, dy, gamma, beta = kind.example()
+    parameters = chosen(("gamma", "beta") if kind.has_beta else ("gamma",), gamma, beta)
+    options = {"weight": np.arange(1.0, len(x) + 1)} if kind in BATCH and kind.axis else {}
+    y, saved = kind.forward(x, **parameters, **options, activation="relu")
+    want = F.backward(dy, saved)
+    kind.forward(x + 1, **parameters)
+    for values in (*parameters.values(), *options.values(), y):
+        values[...] = np.nan
+    for got, expected in zip(F.backward(dy, saved), want, strict=True):
+        if expected is None:
+            assert got is None
+        else:
+            assert_same(got, expected, kind=kind)
+
+
+def test_inference_backward_keeps_the_statistics_it_used():
+    x, dy, gamma, beta = BATCH[0].example()
+    mean, var = np.ones(3), np.ones(3)
+    _, saved = F.batch_norm(x, gamma, beta, mean=mean, var=var)
+    want = F.backward(dy, saved)
+    mean[:], var[:] = 5, 5
+    for got, expected in zip(F.backward(dy, saved), want, strict=True):
+        assert_same(got, expected)
+
+
+@every_kind
+def test_saved_holds_x_and_small_things(kind):
+    x, _, gamma, _ = kind.example()
+    x = x.astype("f4")
+    _, saved = kind.forward(x, gamma)
+    assert isinstance(saved, F.Saved)
+    slots = [name for cls in type(saved).__mro__ for name in getattr(cls, "__slots__", ())]
+    arrays = [getattr(saved, name) for name in slots if isinstance(getattr(saved, name), np.ndarray)]
+    large = [a for a in arrays if a.size >= x.size]
+    assert len(large) == 1 and large[0] is saved.x
+    if kind in BATCH:
+        assert np.shares_memory(saved.x, x)
+
+
+# What layers build on ------------------------------------------------------------------------------------------------
+
+
+def test_running_statistics_move_inside_the_forward():
+    x, _, gamma, beta = BATCH[2].example()
+    x[0, 1, 0] = np.nan
+    mean, var = np.zeros(3), np.ones(3)
+    running = mean, var, 0.1, None, 1, "skip"
+    y, saved = channel_forward("layer", x, gamma, beta, None, None, 1e-3, 1, False, running=running)
+    assert_same(y, F.batch_norm(x, gamma, beta, eps=1e-3)[0])
+    assert saved.skipped == 1
+    assert_close(mean, np.where([True, False, True], 0.1 * x.mean((0, 2)), 0), 1e-15)
+    assert_close(var, np.where([True, False, True], 0.9 + 0.1 * x.var((0, 2), ddof=1), 1), 1e-15)
+
+
+def test_one_value_per_channel_is_an_error_of_its_own():
+    running = np.zeros(3), np.ones(3), 0.1, None, 0, "skip"
+    for x, weight in ((np.ones((1, 3)), None), (np.ones((2, 3)), [0, 1])):
+        with pytest.raises(SingleValueError, match=r"^layer: x: expected more than one value per channel"):
+            channel_forward("layer", x, None, None, None, None, 1e-3, 1, False, weight, running=running)
+    assert_same(running[:2], [np.zeros(3), np.ones(3)])
+
+
+@every_kind
+def test_parameter_gradients_can_be_left_out(kind):
+    x, dy, gamma, _ = kind.example()
+    _, saved = kind.forward(x, gamma)
+    dx, dgamma, dbeta = pull_back("layer", dy, saved, params=False)
+    assert dgamma is None and dbeta is None
+    assert_same(dx, F.backward(dy, saved)[0])

@@ -1,0 +1,270 @@
+"""Every compiled kernel against the reference, over every case and type, and in place."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+from bnorm.kernels import cpu, reference
+from cases import CASES
+from compare import EPS, assert_close, assert_same, normalized_error, sum_error
+from kernel_checks import (
+    as_block,
+    assert_forward,
+    assert_moments,
+    away_from_zero,
+    both,
+    channel,
+    every_case,
+    every_dtype,
+    map_error,
+    on_off,
+    problem,
+)
+
+NAMES = [name for name, f in inspect.getmembers(reference, inspect.isfunction) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_signatures_are_those_of_the_reference(name):
+    def shape(function):
+        parameters = inspect.signature(function).parameters.values()
+        return [(p.name, p.default, p.kind) for p in parameters]
+
+    assert shape(getattr(cpu, name)) == shape(getattr(reference, name))
+
+
+# The four pieces ----------------------------------------------------------------------------------------------------
+
+
+@on_off("weighted", "skipna")
+@every_dtype
+@every_case
+def test_moments(case, dtype, weighted, skipna):
+    p = problem(case, dtype)
+    x = p.x.copy()
+    if skipna:
+        x[np.random.default_rng(0).random(x.shape) < 0.2] = np.nan
+    got, want = both("moments", x, p.weight if weighted else None, skipna)
+    assert_moments(got, want, dtype, weighted, case=case.name, skipna=skipna)
+
+
+def some_statistics(case, dtype):
+    p = problem(case, dtype)
+    rng = np.random.default_rng(9)
+    mean = reference.moments(p.x)[1] + rng.standard_normal(case.num_channels) * 0.1
+    return p, mean, p.gamma * 1.5, p.beta
+
+
+@on_off("relu")
+@every_dtype
+@every_case
+def test_normalize(case, dtype, relu):
+    p, mean, scale, shift = some_statistics(case, dtype)
+    got, want = both("normalize", p.x, mean, scale, shift, relu)
+    terms = (as_block(p.x) - channel(mean)) * channel(scale), channel(shift)
+    allowed = map_error(dtype, as_block(want), *terms).reshape(p.x.shape)
+    assert got.dtype == p.x.dtype
+    assert_close(got, want, allowed, case=case.name, dtype=dtype, relu=relu)
+
+
+@on_off("relu")
+@every_dtype
+@every_case
+def test_grad_moments(case, dtype, relu):
+    p, mean, scale, shift = some_statistics(case, dtype)
+    dy = away_from_zero(p.dy, p.x, dtype, mean, scale, shift)
+    got, want = both("grad_moments", dy, p.x, mean, *((scale, shift) if relu else ()))
+    wide_dy, t = as_block(dy), as_block(p.x) - channel(mean)
+    for g, w, terms in zip(got, want, (wide_dy, wide_dy * t), strict=True):
+        assert_close(g, w, sum_error(dtype, terms, (0, 2)), case=case.name, dtype=dtype, relu=relu)
+
+
+@on_off("relu", "weighted")
+@every_dtype
+@every_case
+def test_grad_input(case, dtype, relu, weighted):
+    p, mean, scale, shift = some_statistics(case, dtype)
+    dy = away_from_zero(p.dy, p.x, dtype, mean, scale, shift)
+    a, b, c = np.random.default_rng(4).standard_normal((3, case.num_channels))
+    options = {"weight": p.weight} if weighted else {}
+    if relu:
+        options |= {"scale": scale, "shift": shift}
+    got, want = both("grad_input", dy, p.x, mean, a, b, c, **options)
+    w = p.weight[:, None] if weighted else 1.0
+    terms = as_block(dy), w * channel(b) * (as_block(p.x) - channel(mean)), w * channel(c)
+    allowed = map_error(dtype, as_block(want), *(channel(a) * term for term in terms)).reshape(p.x.shape)
+    assert got.dtype == p.x.dtype
+    assert_close(got, want, allowed, case=case.name, dtype=dtype, relu=relu, weighted=weighted)
+
+
+# Batch norm ---------------------------------------------------------------------------------------------------------
+
+
+@on_off("weighted", "relu")
+@every_dtype
+@every_case
+def test_forward(case, dtype, weighted, relu):
+    p = problem(case, dtype)
+    options = {"weight": p.weight} if weighted else {}
+    got, want = both("forward", p.x, p.gamma, p.beta, 1e-5, relu=relu, **options)
+    assert_forward(got, want, p, dtype, weighted, case=case.name, relu=relu)
+
+
+@on_off("scaled", "shifted", "given")
+@every_dtype
+def test_forward_without_gamma_or_beta(dtype, scaled, shifted, given):
+    p = problem(CASES[0], dtype)
+    statistics = (p.beta, p.gamma**2) if given else ()
+    got, want = both("forward", p.x, p.gamma if scaled else None, p.beta if shifted else None, 1e-5, *statistics)
+    assert_forward(got, want, p, dtype, False, scaled=scaled, shifted=shifted, given=given)
+
+
+@on_off("relu")
+@every_dtype
+@every_case
+def test_inference(case, dtype, relu):
+    p = problem(case, dtype)
+    mean, var = reference.moments(p.x)[1] + 0.5, np.linspace(0.5, 2.0, case.num_channels)
+    got, want = both("forward", p.x, p.gamma, p.beta, 1e-5, mean, var, relu=relu, weight=p.weight)
+    assert_forward(got, want, p, dtype, False, case=case.name, relu=relu)
+
+
+@on_off("weighted", "relu", "frozen")
+@every_dtype
+@every_case
+def test_backward(case, dtype, weighted, relu, frozen):
+    p = problem(case, dtype)
+    weight = p.weight if weighted else None
+    _, stats, count, _ = reference.forward(p.x, p.gamma, p.beta, 1e-5, weight=weight)
+    mean, _, rstd, scale, shift = stats
+    dy = away_from_zero(p.dy, p.x, dtype, mean, scale, shift)
+    got, want = both("backward", dy, p.x, stats, count, weight, relu, frozen)
+    wide_dy, t = as_block(dy), as_block(p.x) - channel(mean)
+    of_sum, of_dot = sum_error(dtype, wide_dy, (0, 2)), sum_error(dtype, wide_dy * t, (0, 2))
+    tags = {"case": case.name, "dtype": dtype, "weighted": weighted, "relu": relu, "frozen": frozen}
+    assert_close(got[1], want[1], rstd * of_dot, what="dgamma", **tags)
+    assert_close(got[2], want[2], of_sum, what="dbeta", **tags)
+    allowed = map_error(dtype, as_block(want[0]), channel(scale) * wide_dy)
+    if not frozen and count:
+        w = 1.0 if weight is None else weight[:, None]
+        b, c = channel(scale * rstd**2 / count), channel(scale / count)
+        sums = wide_dy.sum((0, 2)), (wide_dy * t).sum((0, 2))
+        allowed = allowed + map_error(dtype, 0.0, w * b * t * channel(sums[1]), w * c * channel(sums[0]))
+        allowed = allowed + w * np.abs(b * t) * channel(of_dot) + w * np.abs(c) * channel(of_sum)
+    assert_close(got[0], want[0], np.broadcast_to(allowed, wide_dy.shape).reshape(dy.shape), what="dx", **tags)
+
+
+def test_backward_without_params():
+    p = problem(CASES[0], "float32")
+    _, stats, count, _ = cpu.forward(p.x, p.gamma, p.beta, 1e-5)
+    for frozen in (False, True):
+        dx, dgamma, dbeta = cpu.backward(p.dy, p.x, stats, count, frozen=frozen, params=False)
+        assert dgamma is None and dbeta is None
+        assert_same(dx, cpu.backward(p.dy, p.x, stats, count, frozen=frozen)[0], frozen=frozen)
+
+
+# Rows ---------------------------------------------------------------------------------------------------------------
+
+ROWS = [  # (N, G, K, L)
+    (5, 1, 7, 1),  # layer norm
+    (20, 1, 768, 1),  # a transformer's
+    (3, 1, 2049, 1),  # one value more than the buffer
+    (1, 1, 16500, 1),  # longer than a block
+    (4, 1, 1, 1),  # one feature
+    (300, 1, 33, 1),  # many short rows, several pieces
+    (17, 3, 5, 1),  # group norm of (N, C)
+    (3, 4, 2, 49),  # group norm of 7x7 images
+    (1, 2, 2, 16500),  # runs longer than a block
+    (2, 5, 1, 1025),  # instance norm
+    (130, 6, 1, 16),
+    (2, 1, 3, 64),  # one group: all of a sample
+    (0, 1, 8, 1),
+    (3, 1, 0, 1),
+    (3, 2, 2, 0),
+    (3, 0, 0, 5),
+]
+
+
+@on_off("affine", "rms", "relu")
+@every_dtype
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+def test_rows(shape, dtype, affine, rms, relu):
+    rng = np.random.default_rng(shape)
+    n, g, k, _ = shape
+    x = (rng.standard_normal(shape) + 3 * rng.standard_normal((n, g, 1, 1))).astype(dtype)
+    dy = rng.standard_normal(shape).astype(dtype)
+    gamma, beta = (rng.uniform(0.5, 2, g * k), rng.standard_normal(g * k)) if affine else (None, None)
+    tags = {"shape": shape, "dtype": dtype, "affine": affine, "rms": rms, "relu": relu}
+    unit = EPS[np.dtype(dtype)]
+
+    got, want = both("rows_forward", x, gamma, beta, 1e-5, rms, relu)
+    mean, rstd = want[1:]
+    assert_close(got[1], mean, 4 * unit / np.where(rstd > 0, rstd, 1) + unit**2 * np.abs(mean), what="mean", **tags)
+    assert_close(got[2], rstd, 16 * unit * rstd, what="rstd", **tags)
+    r, gain = rstd.reshape(n, g, 1, 1), np.ones((g, k, 1)) if gamma is None else gamma.reshape(g, k, 1)
+    shift = np.zeros((g, k, 1)) if beta is None else beta.reshape(g, k, 1)
+    xhat = (x.astype(np.longdouble) - mean.reshape(n, g, 1, 1)) * r
+    of_y = gain * normalized_error(dtype, xhat, mean.reshape(n, g, 1, 1) * r) + map_error(
+        dtype, want[0].astype(np.longdouble), shift, xhat * gain
+    )
+    assert got[0].dtype == x.dtype
+    assert_close(got[0], want[0], of_y, what="y", **tags)
+
+    dy = np.where(np.abs(xhat * gain + shift) <= 2 * of_y, 0, dy).astype(dtype)  # too close to the ReLU's corner
+    got, want = both("rows_backward", dy, x, mean, rstd, gamma, beta, rms, relu)
+    wide_dy = np.abs(dy.astype(np.longdouble))
+    dxhat, count = wide_dy * gain, max(x[0].size // max(g, 1), 1) if n else 1
+    terms = dxhat, np.abs(xhat) * (dxhat * np.abs(xhat)).sum((2, 3), keepdims=True) / count
+    if not rms:
+        terms = *terms, dxhat.sum((2, 3), keepdims=True) / count
+    of_dx = 4 * map_error(dtype, want[0].astype(np.longdouble), *(r * term for term in terms))
+    assert_close(got[0], want[0], of_dx, what="dx", **tags)
+    assert_close(got[1], want[1], sum_error(dtype, wide_dy * np.abs(xhat), (0, 3)).ravel(), what="dgamma", **tags)
+    assert_close(got[2], want[2], sum_error(dtype, wide_dy, (0, 3)).ravel(), what="dbeta", **tags)
+
+    dx, dgamma, dbeta = cpu.rows_backward(dy, x, mean, rstd, gamma, beta, rms, relu, params=False)
+    assert dgamma is None and dbeta is None
+    assert_close(dx, want[0], of_dx, what="dx without params", **tags)
+
+
+# out ----------------------------------------------------------------------------------------------------------------
+
+
+@every_dtype
+@every_case
+def test_in_place(case, dtype):
+    """out may be x, or dy, and is what is returned; the numbers are those without it."""
+    p = problem(case, dtype)
+    _, stats, count, _ = cpu.forward(p.x, p.gamma, p.beta, 1e-5)
+    mean, _, _, scale, shift = stats
+    rows = p.x.reshape(p.x.shape[0], 1, int(np.prod(p.x.shape[1:])), 1)
+    _, row_mean, row_rstd = cpu.rows_forward(rows, None, None, 1e-5)
+    calls = [
+        (0, lambda x, dy, out: cpu.normalize(x, mean, scale, shift, out=out)),
+        (0, lambda x, dy, out: cpu.forward(x, p.gamma, p.beta, 1e-5, out=out)[0]),
+        (0, lambda x, dy, out: cpu.forward(x, p.gamma, p.beta, 1e-5, mean, scale**2, out=out)[0]),
+        (0, lambda x, dy, out: cpu.grad_input(dy, x, mean, scale, shift, mean, p.weight, scale, shift, out)),
+        (1, lambda x, dy, out: cpu.grad_input(dy, x, mean, scale, shift, mean, p.weight, scale, shift, out)),
+        (0, lambda x, dy, out: cpu.backward(dy, x, stats, count, relu=True, out=out)[0]),
+        (1, lambda x, dy, out: cpu.backward(dy, x, stats, count, relu=True, out=out)[0]),
+    ]
+    for i, (which, call) in enumerate(calls):
+        want = call(p.x, p.dy, None)
+        fresh = np.full_like(p.x, np.nan)
+        assert call(p.x, p.dy, fresh) is fresh
+        arrays = p.x.copy(), p.dy.copy()
+        assert call(*arrays, arrays[which]) is arrays[which]
+        assert_same(fresh, want, call=i, case=case.name, dtype=dtype)
+        assert_same(arrays[which], want, call=i, case=case.name, dtype=dtype)
+    dy = p.dy.reshape(rows.shape)
+    want = cpu.rows_forward(rows, None, None, 1e-5)[0]
+    x = rows.copy()
+    assert cpu.rows_forward(x, None, None, 1e-5, out=x)[0] is x
+    assert_same(x, want, call="rows_forward", case=case.name, dtype=dtype)
+    want = cpu.rows_backward(dy, rows, row_mean, row_rstd, None, None)[0]
+    for which in (0, 1):
+        arrays = dy.copy(), rows.copy()
+        got = cpu.rows_backward(*arrays, row_mean, row_rstd, None, None, out=arrays[which])[0]
+        assert got is arrays[which]
+        assert_same(got, want, call="rows_backward", case=case.name, dtype=dtype)

@@ -1,0 +1,138 @@
+"""The kernels at the ends: NaN, infinity, nothing to count, constants, sizes and offsets that eat digits."""
+
+import numpy as np
+import pytest
+
+from bnorm.kernels import cpu, reference
+from compare import EPS, assert_close, assert_same, normalized_error
+from kernel_checks import (
+    as_block,
+    assert_forward,
+    assert_moments,
+    both,
+    channel,
+    every_case,
+    every_dtype,
+    on_off,
+    problem,
+)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@every_dtype
+@every_case
+def test_not_finite(case, dtype, bad):
+    """One such value spoils the statistics of its channel, and of no other."""
+    p = problem(case, dtype)
+    if p.x.size < 2:
+        return
+    x = p.x.copy()
+    x[tuple(n // 2 for n in x.shape)] = bad
+    spoilt = np.arange(case.num_channels) == x.shape[1] // 2
+    got, want = both("moments", x)
+    assert_same(np.isfinite(got[1]) & np.isfinite(got[2]), ~spoilt, case=case.name, dtype=dtype)
+    assert_moments([a[~spoilt] for a in got], [a[~spoilt] for a in want], dtype, False, case=case.name)
+    (y, stats, _, _), (y_want, *_) = both("forward", x, p.gamma, p.beta, 1e-5)
+    assert np.isnan(np.moveaxis(y, 1, 0)[spoilt]).sum() == np.isnan(np.moveaxis(y_want, 1, 0)[spoilt]).sum()
+    assert np.isfinite(stats[:, ~spoilt]).all() and np.isfinite(np.moveaxis(y, 1, 0)[~spoilt]).all()
+    _, stats, count, _ = reference.forward(p.x, p.gamma, p.beta, 1e-5)
+    y, want = both("normalize", x, stats[0], stats[3], stats[4], True)
+    assert_same(np.isnan(y), np.isnan(want), case=case.name, dtype=dtype, bad=bad)
+    dx, want = (kernels.backward(p.dy, x, stats, count, frozen=True)[0] for kernels in (cpu, reference))
+    assert_same(np.isfinite(dx), np.isfinite(want), what="frozen dx", case=case.name, dtype=dtype, bad=bad)
+
+
+@every_dtype
+@every_case
+def test_no_weight_is_not_looked_at(case, dtype):
+    p = problem(case, dtype)
+    x = np.where(np.broadcast_to(p.weight[:, None] == 0, as_block(p.x).shape).reshape(p.x.shape), np.nan, p.x)
+    for got, want in zip(cpu.moments(x, p.weight), cpu.moments(p.x, p.weight), strict=True):
+        assert_same(got, want, case=case.name, dtype=dtype)
+    y, want = (cpu.forward(a, p.gamma, p.beta, 1e-5, weight=p.weight)[0] for a in (x, p.x))
+    assert_same(y[~np.isnan(x)], want[~np.isnan(x)], case=case.name, dtype=dtype)
+    assert np.isnan(y[np.isnan(x)]).all()
+
+
+@on_off("weighted")
+@every_dtype
+@every_case
+def test_skipna_of_a_channel_without_values(case, dtype, weighted):
+    p = problem(case, dtype)
+    x = p.x.copy()
+    x[:, ::2] = np.nan
+    got, want = both("moments", x, p.weight if weighted else None, True)
+    assert_moments(got, want, dtype, weighted, case=case.name)
+    for values in got:
+        assert_same(values[::2], np.zeros_like(values[::2]), case=case.name, dtype=dtype)
+
+
+@every_dtype
+@every_case
+def test_all_weights_zero(case, dtype):
+    p = problem(case, dtype)
+    nothing = np.zeros_like(p.weight)
+    running = np.full(case.num_channels, 5.0), np.full(case.num_channels, 6.0), 0.1, None, 0, "raise"
+    y, stats, count, skipped = cpu.forward(p.x, p.gamma, p.beta, 1e-5, weight=nothing, running=running)
+    assert (count, skipped) == (0.0, 0)
+    exact_beta = np.broadcast_to(channel(p.beta.astype(dtype)), as_block(p.x).shape).reshape(p.x.shape)
+    assert_same(y, exact_beta, case=case.name, dtype=dtype)
+    assert_same(running[:2], [np.full(case.num_channels, 5.0), np.full(case.num_channels, 6.0)])
+    dx, dgamma, _ = cpu.backward(p.dy, p.x, stats, count, nothing)
+    assert_same(dx, np.zeros_like(p.x), case=case.name, dtype=dtype)
+    assert_same(dgamma, np.zeros(case.num_channels), case=case.name, dtype=dtype)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-5])
+@every_dtype
+@every_case
+def test_a_constant_channel_is_exactly_beta(case, dtype, eps):
+    p = problem(case, dtype)
+    exact_beta = np.broadcast_to(channel(p.beta.astype(dtype)), as_block(p.x).shape).reshape(p.x.shape)
+    for value in (0.0, 100.0, 14.62, -1e-3, 6e4, 1e10, 3e38, 1e-45, 1e300):
+        if value > float(np.finfo(dtype).max):
+            continue
+        x = np.full_like(p.x, value)
+        y, stats, count, _ = cpu.forward(x, p.gamma, p.beta, eps)
+        tags = {"case": case.name, "dtype": dtype, "value": value, "eps": eps}
+        assert_same(y, exact_beta, **tags)
+        if count:
+            assert_same(stats[0], np.full(case.num_channels, np.asarray(value, dtype), "float64"), what="mean", **tags)
+            assert_same(stats[1], np.zeros(case.num_channels), what="var", **tags)
+            rstd = eps**-0.5 if eps else 1.0
+            assert_close(stats[2], np.full(case.num_channels, rstd), 1e-15 * rstd, what="rstd", **tags)
+        rows = x.reshape(x.shape[0], 1, int(np.prod(x.shape[1:])), 1)
+        assert_same(cpu.rows_forward(rows, None, None, eps)[0], np.zeros_like(rows), what="rows", **tags)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e20, 1e30])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@every_case
+def test_very_large_and_very_small_values(case, dtype, size):
+    """Squares of 1e30 are no float32: variances are finite all the same, and as exact as any, and so is y."""
+    p = problem(case, dtype)
+    p = p._replace(x=(p.x * size).astype(dtype))
+    got, want = both("moments", p.x)
+    assert np.isfinite(got).all()
+    assert_moments(got, want, dtype, False, case=case.name, size=size)
+    got, want = both("forward", p.x, p.gamma, p.beta, 0.0)
+    assert np.isfinite(got[0]).all()
+    assert_forward(got, want, p, dtype, False, case=case.name, size=size)
+    n = p.x.shape[0]
+    rows = p.x.reshape(n, 1, int(np.prod(p.x.shape[1:])), 1)
+    for rms in (False, True):
+        (y, mean, rstd), (y_want, _, rstd_want) = both("rows_forward", rows, None, None, 0.0, rms)
+        tags = {"case": case.name, "dtype": dtype, "size": size, "rms": rms}
+        assert_close(rstd, rstd_want, 16 * EPS[np.dtype(dtype)] * rstd_want, what="rstd", **tags)
+        of_y = normalized_error(dtype, y_want.astype(np.longdouble), (mean * rstd).reshape(n, 1, 1, 1))
+        assert_close(y, y_want, of_y, what="rows", **tags)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("offset", [1e2, 1e4, 1e6])
+@every_case
+def test_a_mean_far_from_zero_costs_nothing(case, dtype, offset):
+    p = problem(case, dtype)
+    p = p._replace(x=(p.x + np.asarray(offset, dtype)))
+    got, want = both("forward", p.x, p.gamma, p.beta, 1e-5)
+    assert_forward(got, want, p, dtype, False, case=case.name, offset=offset)

@@ -1,0 +1,73 @@
+"""Running statistics, moved inside the compiled forward: averaged or pooled, finite or not."""
+
+import numpy as np
+import pytest
+
+from bnorm.kernels import cpu, reference
+from compare import EPS, assert_close, assert_same
+from kernel_checks import every_dtype, on_off
+
+
+@on_off("pooled", "weighted")
+@pytest.mark.parametrize("ddof", [0, 1])
+@pytest.mark.parametrize("buffers", ["float32", "float64"])
+@every_dtype
+def test_running_statistics(dtype, buffers, ddof, pooled, weighted):
+    def run(kernels):
+        rng = np.random.default_rng(8)
+        mean, var = np.full(5, 0.5, buffers), np.full(5, 2.0, buffers)
+        seen = np.array([0.0, 0, 4, 100, 7]) if pooled else None
+        for n in (40, 3, 1, 700):
+            x = (rng.standard_normal((n, 5, 2)) + 4).astype(dtype)
+            weight = rng.random((n, 2)) if weighted else None
+            kernels.forward(x, None, None, 1e-5, weight=weight, running=(mean, var, 0.3, seen, ddof, "skip"))
+        return mean, var, seen
+
+    got, want = run(cpu), run(reference)
+    unit = 32 * max(EPS[np.dtype(dtype)], EPS[np.dtype(buffers)])
+    for g, w, what in zip(got, want, ("mean", "var", "seen"), strict=True):
+        if w is not None:
+            tags = {"what": what, "dtype": dtype, "buffers": buffers, "ddof": ddof, "pooled": pooled}
+            assert_close(g, w, (1e-13 if what == "seen" else unit) * np.abs(w), **tags)
+            assert g.dtype == w.dtype
+
+
+@on_off("pooled")
+@pytest.mark.parametrize("nonfinite", ["skip", "propagate", "raise"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("rows", [6, 20000])  # both passes in one task, and apart
+@every_dtype
+def test_channels_that_are_not_finite(dtype, rows, bad, nonfinite, pooled):
+    x = np.random.default_rng(1).standard_normal((rows, 4)).astype(dtype)
+    x[rows // 2, 1] = x[0, 3] = bad
+
+    def run(kernels):
+        seen = np.full(4, 3.0) if pooled else None
+        running = np.zeros(4), np.ones(4), 0.1, seen, 0, nonfinite
+        out = np.full_like(x, 7)
+        try:
+            skipped = kernels.forward(x, None, None, 1e-5, running=running, out=out)[3]
+        except FloatingPointError:
+            assert_same(out, np.full_like(x, 7))
+            skipped = None
+        finite = np.isfinite(running[0]) & np.isfinite(running[1])
+        return skipped, finite, running[0][finite], running[1][finite], seen
+
+    got, want = run(cpu), run(reference)
+    assert got[0] == want[0] == {"skip": 2, "propagate": 0, "raise": None}[nonfinite]
+    assert_same(got[1], want[1])
+    for g, w in zip(got[2:4], want[2:4], strict=True):
+        assert_close(g, w, 16 * EPS[np.dtype(dtype)], dtype=dtype, bad=bad, nonfinite=nonfinite)
+    if pooled:
+        assert_same(got[4], want[4], nonfinite=nonfinite)
+
+
+@on_off("pooled")
+def test_a_single_value_has_no_unbiased_variance(pooled):
+    """With ddof=1 it is not finite, so an average leaves the channel alone; pooling needs only the value."""
+    for kernels in (cpu, reference):
+        running = np.zeros(2), np.ones(2), 0.5, np.full(2, 2.0) if pooled else None, 1, "skip"
+        skipped = kernels.forward(np.array([[3.0, 6.0]]), None, None, 1e-5, running=running)[3]
+        assert skipped == (0 if pooled else 2), kernels.__name__
+        assert_close(running[0], [1, 2] if pooled else [0, 0], 1e-15, kernels=kernels.__name__)
+        assert_close(running[1], [3.5, 12.5] if pooled else [1, 1], 1e-14, kernels=kernels.__name__)
