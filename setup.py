@@ -25,10 +25,11 @@ DEBUG, NO_OPENMP = (os.environ.get(name, "") not in {"", "0"} for name in ["BNOR
 SANITIZE = [f"-fsanitize={names}" for names in [os.environ.get("BNORM_SANITIZE")] if names]
 
 # No fused multiply-add of the compiler's own and no fast-math: no result may depend on the build that computed it. The
-# last two change no value, only errno and floating-point traps, which stop vectorization and which nobody reads.
+# last two change no value, only errno and floating-point traps, which stop vectorization and which nobody reads. -g0:
+# the flags that Python hands down ask for debugger symbols, three quarters of the size of what is installed.
 EXACT = ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 COMMON = {
-    "unix": (["-O0", "-g"] if DEBUG else ["-O3"]) + EXACT + SANITIZE,
+    "unix": (["-O0", "-g"] if DEBUG else ["-O3", "-g0"]) + EXACT + SANITIZE,
     "msvc": ["/Od" if DEBUG else "/O2", "/fp:precise"],
 }
 
@@ -36,7 +37,7 @@ COMMON = {
 LOOPS = {"_loops_baseline": {"unix": [], "msvc": []}}
 if sysconfig.get_platform().endswith(("x86_64", "amd64")):
     avx512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mprefer-vector-width=512"]
-    LOOPS["_loops_avx2"] = {"unix": ["-mavx2", "-mf16c", "-mbmi2"], "msvc": ["/arch:AVX2"]}
+    LOOPS["_loops_avx2"] = {"unix": ["-mavx2"], "msvc": ["/arch:AVX2"]}
     LOOPS["_loops_avx512"] = {"unix": avx512, "msvc": ["/arch:AVX512"]}
 
 # The threads are in these two. Flags of compiler and linker, in the order they are tried: Apple's Clang wants

@@ -104,7 +104,8 @@ def test_import_brings_numpy_and_itself():
 
 def test_import_is_quick():
     def seconds(module: str) -> float:
-        code = f"import time; start = time.perf_counter(); import {module}; print(time.perf_counter() - start)"
+        # Of the processor: other work on the machine makes everything late, and says nothing about this import.
+        code = f"import time; start = time.process_time(); import {module}; print(time.process_time() - start)"
         return float(run_python(code))
 
     numpy, both = map(min, zip(*((seconds("numpy"), seconds("bnorm")) for _ in range(5)), strict=True))

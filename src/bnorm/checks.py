@@ -18,6 +18,7 @@ from bnorm.kernels import kernels_for, view
 FLOATS = frozenset(np.dtype(kind) for kind in ("float16", "float32", "float64"))  # in the machine's byte order
 FLOAT64 = np.dtype("float64")
 ACTIVATIONS = ("relu",)
+MAX_WORK: Any = 1000  # candidates tried for a shared element; Any: NumPy's stub knows two of its values only
 
 
 class SingleValueError(ValueError):
@@ -81,11 +82,11 @@ def statistics(who: str, mean: object, var: object, shape: tuple[int, ...]) -> t
     return mean, var
 
 
-def integer(who: str, name: str, value: object) -> int:
+def integer(who: str, name: str, value: Any) -> int:
     """An int or a NumPy integer; a bool is a mistake."""
     if not isinstance(value, bool):
         try:
-            return operator.index(value)  # type: ignore[arg-type]
+            return operator.index(value)
         except TypeError:
             pass
     raise TypeError(f"{who}: {name}: expected an integer, got {value!r}")
@@ -213,7 +214,7 @@ def _overlap(a: ndarray, b: ndarray) -> bool:
     if not np.may_share_memory(a, b):
         return False
     try:
-        return np.shares_memory(a, b, max_work=1000)  # type: ignore[arg-type]  # NumPy's stub has two of its values
+        return np.shares_memory(a, b, max_work=MAX_WORK)
     except np.exceptions.TooHardError:  # strides so odd that an answer takes long are refused
         return True
 

@@ -29,7 +29,6 @@ class Moments:
     """
 
     __slots__ = ("_parts",)
-    __hash__ = None  # type: ignore[assignment]  # equality is by value, of many numbers
 
     _parts: ndarray  # (4, C): count, mean, m2, and what the mean rounds off
 
@@ -100,7 +99,7 @@ class Moments:
         return self if isinstance(other, int) and other == 0 else NotImplemented  # where sum() starts
 
     def __eq__(self, other: object) -> bool:
-        """The same numbers to the last bit; what a mean rounds off counts too."""
+        """The same numbers to the last bit; what a mean rounds off counts too. Like arrays, Moments have no hash."""
         if not isinstance(other, Moments):
             return NotImplemented
         return np.array_equal(self._parts, other._parts, equal_nan=True)

@@ -122,10 +122,10 @@ def channel_forward(
     axis: int,
     relu: bool,
     weight: object = None,
-    out: object = None,
+    out: ndarray | None = None,
     running: tuple[Any, ...] | None = None,
     given: Mapping[str, object] | None = None,
-) -> tuple[Any, ChannelSaved]:
+) -> tuple[ndarray, ChannelSaved]:
     """y and saved: batch norm, by the statistics of the batch, or by mean and var where these are given.
 
     Checked by the caller: x is what `checks.array` returns, `axis` is one of its axes, and gamma, beta, mean and var
@@ -157,7 +157,7 @@ def channel_forward(
     saved = ChannelSaved(
         kernels, block, layout, relu, stats, count, skipped, weight, frozen, gamma is not None, beta is not None
     )
-    if target is None:
+    if out is None or target is None:
         return view.restore(y, layout), saved
     _deliver(y, layout, to, target, x, saved)
     return out, saved
@@ -172,9 +172,9 @@ def row_forward(
     eps: float,
     rms: bool,
     relu: bool,
-    out: object = None,
+    out: ndarray | None = None,
     given: Mapping[str, object] | None = None,
-) -> tuple[Any, RowSaved]:
+) -> tuple[ndarray, RowSaved]:
     """y and saved: every row of `rows`, which is what `view.rows` or `view.groups` made of x, by its own statistics.
 
     The rest is as for `channel_forward`; gamma and beta have one shape, and are copied here.
@@ -195,13 +195,13 @@ def row_forward(
     y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rms, relu, to)
     order = None if layout.order is None and x.flags.c_contiguous else _axes_in_memory(x)
     saved = RowSaved(kernels, block, layout, relu, mean, rstd, gamma, beta, rms, shape, order)
-    if target is None:
+    if out is None or target is None:
         return _ordered(view.restore(y, layout), order), saved
     _deliver(y, layout, to, target, x, saved)
     return out, saved
 
 
-def pull_back(who: str, dy: object, saved: Saved, params: bool = True, out: object = None) -> Gradients:
+def pull_back(who: str, dy: object, saved: Saved, params: bool = True, out: ndarray | None = None) -> Gradients:
     """dx, dgamma, dbeta of the forward that left `saved`; no dgamma and dbeta without `params`."""
     x, layout = saved.x, saved.layout
     if x is None:
@@ -217,7 +217,7 @@ def pull_back(who: str, dy: object, saved: Saved, params: bool = True, out: obje
     to = view.into(target, layout)
     dx, dgamma, dbeta = saved.gradients(view.like(dy, layout), params, to)
     _deliver(dx, layout, to, target, whole, saved)
-    return out, dgamma, dbeta  # type: ignore[return-value]
+    return out, dgamma, dbeta
 
 
 def _deliver(

@@ -1,18 +1,21 @@
 """The kernels on the CPU: arrays in, arrays out, one call into compiled code each.
 
-An entry cuts its work into tasks by shape alone (plan.pxi), asks _threads how many threads may run them, and hands them
-to the loops of the SIMD build in use. Entries trust their caller; bnorm.functional checks. The signatures are those of
-bnorm.kernels.reference, where every function is a few lines of NumPy.
+An entry cuts its work into tasks by shape alone (_cpu_plan.pxi), asks _threads how many threads may run them, and
+hands them to the loops of the SIMD build in use. Entries trust their caller; bnorm.functional checks. The signatures
+are those of bnorm.kernels.reference, where every function is a few lines of NumPy.
 """
+
+import numpy as np
 
 cimport cython
 cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cython.parallel cimport prange
+from libc.math cimport frexp, ldexp
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
-from bnorm.kernels._jobs cimport TILE, Job, Loops, RowJob, row_task_t, task_t
+from bnorm.kernels._jobs cimport LANES, STRIPE, TILE, Job, Loops, RowJob, row_task_t, task_t
 from bnorm.kernels._threads cimport threads_for
 
 cdef extern from "formulas.h" nogil:

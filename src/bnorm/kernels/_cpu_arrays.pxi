@@ -26,15 +26,12 @@ cdef cnp.ndarray widened(cnp.ndarray x):
 
 
 cdef cnp.ndarray narrowed(cnp.ndarray y, cnp.ndarray out):
-    if out is None:
-        return cnp.PyArray_Cast(y, cnp.NPY_FLOAT16)
-    cnp.PyArray_CopyInto(out, y)
-    return out
-
-
-cdef inline cnp.ndarray as_double(cnp.ndarray a):
-    """a itself if it is float64, else a converted copy."""
-    return a if a is None or cnp.PyArray_TYPE(a) == cnp.NPY_DOUBLE else cnp.PyArray_Cast(a, cnp.NPY_DOUBLE)
+    """y in half precision. What overflows there becomes infinite without a word, as it does in single precision."""
+    with np.errstate(all="ignore"):
+        if out is None:
+            return cnp.PyArray_Cast(y, cnp.NPY_FLOAT16)
+        cnp.PyArray_CopyInto(out, y)
+        return out
 
 
 cdef void* scratch(size_t bytes) except NULL:
@@ -48,12 +45,14 @@ cdef void view(Job* job, cnp.ndarray x) noexcept:
     """The job's view of x, its plan and its type."""
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
     memset(job, 0, sizeof(Job))
+    job.unit = 1.0
     job.outer = shape[0]
     job.channels = shape[1]
     job.inner = shape[2] if cnp.PyArray_NDIM(x) == 3 else 1
     job.kind = cnp.PyArray_TYPE(x) == cnp.NPY_DOUBLE
     job.x = cnp.PyArray_DATA(x)
     plan(job, itemsize(job))
+    job.far = cnp.PyArray_NBYTES(x) >= FAR
 
 
 cdef inline Py_ssize_t itemsize(const Job* job) noexcept nogil:
@@ -63,7 +62,7 @@ cdef inline Py_ssize_t itemsize(const Job* job) noexcept nogil:
 cdef inline void target(Job* job, cnp.ndarray y) noexcept:
     """The map's output; streamed past the cache if it would not fit there."""
     job.y = cnp.PyArray_DATA(y)
-    job.stream = cnp.PyArray_NBYTES(y) >= STREAM
+    job.stream = cnp.PyArray_NBYTES(y) >= FAR
 
 
 cdef inline size_t partial_size(const Job* job) noexcept nogil:

@@ -114,6 +114,7 @@ def grad_input(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray a, c
     job.dy = data(dy)
     job.relu = scale is not None
     job.weight = <const double*>data(weight)
+    job.unit = unit_of(weight)
     cdef size_t size = vector_size(&job)
     cdef double* center = <double*>data(mean)
     cdef double* slope = <double*>data(b)
@@ -130,12 +131,13 @@ def grad_input(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray a, c
         with nogil:
             fold(&job, memory, center, mask_scale, mask_shift)
             to_kind(gain, job.channels, job.kind, job.a)
-            to_kind(slope, job.channels, job.kind, job.b)
             for i in range(job.channels):
                 if job.kind:
-                    (<double*>job.c)[i] = bn_fold((<double*>job.high)[i], center[i], slope[i], rest[i])
+                    (<double*>job.b)[i] = job.unit * slope[i]
+                    (<double*>job.c)[i] = job.unit * bn_fold((<double*>job.high)[i], center[i], slope[i], rest[i])
                 else:
-                    (<float*>job.c)[i] = <float>bn_fold((<float*>job.high)[i], center[i], slope[i], rest[i])
+                    (<float*>job.b)[i] = <float>(job.unit * slope[i])
+                    (<float*>job.c)[i] = <float>(job.unit * bn_fold((<float*>job.high)[i], center[i], slope[i], rest[i]))
             run(loops.map[job.kind], &job, True)
     finally:
         free(memory)
@@ -165,56 +167,82 @@ cdef void both_passes(Job* job, Py_ssize_t t) noexcept nogil:
 
 
 cdef double total(const double* weight, Py_ssize_t n) noexcept nogil:
+    """The sum, with what the additions round off (Neumaier)."""
     cdef Py_ssize_t i
-    cdef double sum = 0.0
+    cdef double sum = 0.0, rest = 0.0, next
     for i in range(n):
-        sum += weight[i]
-    return sum
+        next = sum + weight[i]
+        rest += (sum - next) + weight[i] if sum >= weight[i] else (weight[i] - next) + sum
+        sum = next
+    return sum + rest
 
 
+cdef double unit_of(cnp.ndarray weight) noexcept:
+    """A power of two near the largest weight."""
+    cdef const double* w = <const double*>data(weight)
+    cdef double most = 0.0
+    cdef int exponent = 0
+    cdef Py_ssize_t i
+    if w != NULL:
+        for i in range(cnp.PyArray_SIZE(weight)):
+            most = max(most, w[i])
+        frexp(most, &exponent)
+    return ldexp(1.0, max(-1000, min(1000, exponent)))
+
+
+cdef double read(cnp.ndarray a, Py_ssize_t c) noexcept:
+    return (<double*>data(a))[c] if cnp.PyArray_TYPE(a) == cnp.NPY_DOUBLE else (<float*>data(a))[c]
+
+
+cdef bint holds(cnp.ndarray a, double value) noexcept:
+    """Whether the type of a can hold the value as a finite number."""
+    return bn_finite(value if cnp.PyArray_TYPE(a) == cnp.NPY_DOUBLE else <double><float>value)
+
+
+cdef void write(cnp.ndarray a, Py_ssize_t c, double value) noexcept:
+    if cnp.PyArray_TYPE(a) == cnp.NPY_DOUBLE:
+        (<double*>data(a))[c] = value
+    else:
+        (<float*>data(a))[c] = <float>value
+
+
+@cython.final
+@cython.internal
 cdef class Running:
-    """Running statistics to be moved by one batch: the buffers, as float64, and the rule."""
+    """Running statistics to be moved by one batch: the buffers, float64 or float32, and the rule."""
     cdef cnp.ndarray mean, var, seen
     cdef double momentum, ddof
     cdef str nonfinite
-    cdef tuple buffers
 
     def __cinit__(self, tuple running):
-        mean, var, self.momentum, self.seen, self.ddof, self.nonfinite = running
-        self.buffers = (mean, var)
-        self.mean = as_double(mean)
-        self.var = as_double(var)
+        self.mean, self.var, self.momentum, self.seen, self.ddof, self.nonfinite = running
 
-    cdef bint entering(self, double mean, double var, double count) noexcept:
-        return bn_finite(mean) and bn_finite(var) and (self.seen is not None or count > self.ddof)
+    cdef bint move(self, Py_ssize_t c, double count, double batch_mean, double batch_var, bint test) noexcept:
+        """Move channel c, unless it is a test or the result would not be finite. Returns whether it is finite."""
+        cdef double mean = read(self.mean, c), var = read(self.var, c), seen = 0.0
+        cdef bint finite
+        if self.seen is None:
+            mean = bn_ema(mean, batch_mean, self.momentum)
+            var = bn_ema(var, bn_variance(batch_var * count, count, self.ddof), self.momentum)
+        else:
+            seen = read(self.seen, c)
+            bn_pool(&mean, &var, &seen, count, batch_mean, batch_var * count, self.ddof)
+        finite = holds(self.mean, mean) and holds(self.var, var)
+        if not test and (finite or self.nonfinite == "propagate"):
+            write(self.mean, c, mean)
+            write(self.var, c, var)
+            if self.seen is not None:
+                write(self.seen, c, seen)
+        return finite
 
-    cdef Py_ssize_t skipped(self, const double* mean, const double* var, double count, Py_ssize_t n) except -1:
-        """Channels whose batch statistics are not finite."""
+    cdef Py_ssize_t update(self, const double* mean, const double* var, double count, Py_ssize_t n, bint test) except -1:
+        """Move all channels by the batch; the number left alone. As a test nothing moves, and "raise" raises."""
         cdef Py_ssize_t c, bad = 0
         for c in range(n):
-            bad += not self.entering(mean[c], var[c], count)
+            bad += not self.move(c, count, mean[c], var[c], test)
         if bad and self.nonfinite == "raise":
             raise FloatingPointError(f"the batch mean or variance of {bad} of {n} channels is not finite")
-        return bad if self.nonfinite == "skip" else 0
-
-    cdef void update(self, const double* batch_mean, const double* batch_var, double count, Py_ssize_t n):
-        cdef double* mean = <double*>data(self.mean)
-        cdef double* var = <double*>data(self.var)
-        cdef double* seen = <double*>data(self.seen)
-        cdef bint skip = self.nonfinite == "skip"
-        cdef Py_ssize_t c
-        for c in range(n):
-            if skip and not self.entering(batch_mean[c], batch_var[c], count):
-                continue
-            if seen == NULL:
-                mean[c] = bn_ema(mean[c], batch_mean[c], self.momentum)
-                var[c] = bn_ema(var[c], bn_variance(batch_var[c] * count, count, self.ddof), self.momentum)
-            else:
-                bn_pool(&mean[c], &var[c], &seen[c], count, batch_mean[c], batch_var[c] * count, self.ddof)
-        if self.mean is not self.buffers[0]:
-            cnp.PyArray_CopyInto(self.buffers[0], self.mean)
-        if self.var is not self.buffers[1]:
-            cnp.PyArray_CopyInto(self.buffers[1], self.var)
+        return 0 if self.nonfinite == "propagate" else bad
 
 
 def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.ndarray mean=None,
@@ -246,9 +274,9 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
         job.weight = <const double*>data(weight)
         job.count = total(job.weight, job.outer * job.inner)
     fused = fits(&job, itemsize(&job)) and not (moving is not None and moving.nonfinite == "raise")
-    cdef size_t size = vector_size(&job)
-    cdef char* memory = <char*>scratch(partial_size(&job) + 3 * size)
-    job.high = memory + partial_size(&job)
+    cdef size_t size = vector_size(&job), partials = 0 if given else partial_size(&job)
+    cdef char* memory = <char*>scratch(partials + 3 * size)
+    job.high = memory + partials
     job.scale = <char*>job.high + size
     job.shift = <char*>job.high + 2 * size
     try:
@@ -268,13 +296,13 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
                 run(loops.reduce[job.kind], &job, False)
                 loops.merge_moments(&job, 0, C)
                 between_forward(&job, 0, C)
-        if moving is not None and job.count > 0.0:
-            left = moving.skipped(job.stats, job.stats + C, job.count, C)
+        if moving is not None and moving.nonfinite == "raise" and job.count > 0.0:
+            moving.update(job.stats, job.stats + C, job.count, C, True)
         if not fused:
             with nogil:
                 run(loops.map[job.kind], &job, True)
         if moving is not None and job.count > 0.0:
-            moving.update(job.stats, job.stats + C, job.count, C)
+            left = moving.update(job.stats, job.stats + C, job.count, C, False)
     finally:
         free(memory)
     return y, stats_, job.count, left
@@ -297,8 +325,11 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
     cdef Py_ssize_t C = job.channels, c
     cdef size_t size = vector_size(&job), partials = partial_size(&job)
     cdef bint reduce = params or not frozen
-    cdef char* memory = <char*>scratch(partials + 6 * size)
     cdef double* rstd = job.stats + 2 * C
+    if params:
+        dgamma_ = vector(C)
+        dbeta_ = vector(C)
+    cdef char* memory = <char*>scratch(partials + 6 * size)
     job.partial = <double*>memory
     job.high = memory + partials
     job.scale = memory + partials + size
@@ -308,6 +339,7 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
     job.c = memory + partials + 5 * size
     if not frozen:
         job.weight = <const double*>data(weight)
+        job.unit = unit_of(weight)
     try:
         with nogil:
             loops.fold_forward[job.kind](&job, 0, C)
@@ -330,8 +362,6 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
                     loops.fold_backward[job.kind](&job, 0, C)
                 run(loops.map[job.kind], &job, True)
         if params:
-            dgamma_ = vector(C)
-            dbeta_ = vector(C)
             for c in range(C):
                 (<double*>data(dgamma_))[c] = rstd[c] * job.partial[C + c]
                 (<double*>data(dbeta_))[c] = job.partial[c]

@@ -5,7 +5,8 @@ cdef enum:
     MAX_TASKS = 128         # enough to keep many threads evenly busy
     MIN_ROWS = 512          # rows in a piece of columns: starting and merging one costs as much as some 20 rows
     FUSE = 1 << 19          # bytes that stay in the second-level cache between the passes over a group of channels
-    STREAM = 1 << 23        # bytes of output from which stores bypass the cache
+    FAR = 1 << 23           # bytes from which an array is taken to lie in memory: outputs bypass the cache, inputs are
+                            # walked over before they are read as several rows side by side
 
 
 cdef Py_ssize_t parts(Py_ssize_t whole, Py_ssize_t part) noexcept nogil:
@@ -37,11 +38,18 @@ cdef void plan(Job* job, Py_ssize_t itemsize) noexcept nogil:
         groups = min(units, tasks // pieces)
     else:
         groups = min(units, tasks)
+        pieces = max(<Py_ssize_t>1, tasks // groups)
         # A tile of channels that fits in cache is not cut: both passes over it, then the next.
         if units >= 8 and job.outer * job.tile * inner * itemsize <= FUSE:
             pieces = 1
-        else:
-            pieces = max(<Py_ssize_t>1, min(job.rows, tasks // groups))
+    job.segments = 1
+    job.segment = inner
+    if job.runs and job.outer < pieces:     # few and long: a Fortran-ordered table is one run per column
+        job.segment = parts(inner, min(pieces // max(<Py_ssize_t>1, job.outer), parts(inner, TASK)))
+        job.segment = (job.segment + LANES - 1) // LANES * LANES
+        job.segments = parts(inner, job.segment)
+        job.rows = job.outer * job.segments
+    pieces = max(<Py_ssize_t>1, min(job.rows, pieces))
     job.group = parts(units, groups) * job.tile
     job.groups = parts(C, job.group)
     job.piece = (parts(job.rows, pieces) + 7) // 8 * 8 if inner == 1 else parts(job.rows, pieces)
@@ -87,11 +95,13 @@ cdef void run_rows(RowJob* job) noexcept nogil:
 
 
 cdef void plan_rows(RowJob* job) noexcept nogil:
-    """Pieces of outer positions, and groups too where those are few. Each piece has parameter sums of its own."""
+    """Pieces of outer positions, and groups too where those are few."""
     cdef Py_ssize_t size = max(<Py_ssize_t>1, job.channels * job.inner), groups = max(<Py_ssize_t>1, job.groups)
     cdef Py_ssize_t tasks = min(max(job.outer * groups * size // TASK, <Py_ssize_t>1), <Py_ssize_t>MAX_TASKS)
-    cdef Py_ssize_t pieces = max(<Py_ssize_t>1, min(job.outer // 16, tasks))
-    job.piece = (parts(job.outer, pieces) + 3) // 4 * 4
+    # A piece has parameter sums of its own, as long as a row where gamma changes from value to value.
+    cdef Py_ssize_t step = 4 * STRIPE if job.params and job.inner == 1 else 1
+    cdef Py_ssize_t pieces = max(<Py_ssize_t>1, min(job.outer // step, tasks))
+    job.piece = (parts(job.outer, pieces) + step - 1) // step * step
     job.pieces = parts(job.outer, job.piece)
     job.group = parts(groups, min(groups, max(<Py_ssize_t>1, tasks // job.pieces)))
     job.cuts = parts(groups, job.group)

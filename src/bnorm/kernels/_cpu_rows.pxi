@@ -1,7 +1,9 @@
 # Layer, group, instance and RMS normalization.
 
 
-cdef void row_view(RowJob* job, cnp.ndarray x, cnp.ndarray y, cnp.ndarray gamma, cnp.ndarray beta) noexcept:
+cdef void row_view(
+    RowJob* job, cnp.ndarray x, cnp.ndarray y, cnp.ndarray gamma, cnp.ndarray beta, cnp.ndarray dy, bint params
+) noexcept:
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
     memset(job, 0, sizeof(RowJob))
     job.outer = shape[0]
@@ -11,9 +13,11 @@ cdef void row_view(RowJob* job, cnp.ndarray x, cnp.ndarray y, cnp.ndarray gamma,
     job.kind = cnp.PyArray_TYPE(x) == cnp.NPY_DOUBLE
     job.x = cnp.PyArray_DATA(x)
     job.y = cnp.PyArray_DATA(y)
-    job.stream = cnp.PyArray_NBYTES(y) >= STREAM
+    job.stream = cnp.PyArray_NBYTES(y) >= FAR
     job.gamma = <const double*>data(gamma)
     job.beta = <const double*>data(beta)
+    job.dy = data(dy)
+    job.params = params
     plan_rows(job)
 
 
@@ -48,7 +52,7 @@ def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps,
         return narrowed(y32, out), mean, rstd
     cdef RowJob job
     cdef cnp.ndarray y = result(x, out), mean_, rstd_
-    row_view(&job, x, y, gamma, beta)
+    row_view(&job, x, y, gamma, beta, None, False)
     job.rms = rms
     job.relu = relu
     job.eps = eps
@@ -75,11 +79,9 @@ def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray r
         return narrowed(dx32, out), dgamma, dbeta
     cdef RowJob job
     cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
-    row_view(&job, x, dx, gamma, beta)
-    job.dy = data(dy)
+    row_view(&job, x, dx, gamma, beta, dy, params)
     job.rms = rms
     job.relu = relu
-    job.params = params
     job.mean = <double*>data(mean)
     job.rstd = <double*>data(rstd)
     cdef Py_ssize_t n = job.groups * job.channels, c, p

@@ -6,14 +6,17 @@ cdef enum:
     BLOCK = 256     # most rows between two merges of the running moments; BLOCK * LANES values of a long run
     FIRST = 32      # rows of the first block of a task; the next blocks double until they reach BLOCK
     BUFFER = 2048   # values of finished output gathered before they are streamed to memory
+    STRIPE = 4      # rows summed in the type of x before the sum is added in float64
+    WALK = 65536    # values of a block walked over as a whole, then read by tiles from the second-level cache
 
 
 ctypedef struct Job:
     # The view: x[outer][channels][inner], contiguous.
     Py_ssize_t outer, channels, inner
     # Its plan. Short runs (inner <= TILE): `rows` rows of `widen` outer positions each, `tile` channels at a time, what
-    # does not fill a row left over. Long runs: `rows` is outer.
+    # does not fill a row left over. Long runs: a row is one outer position, or one of its `segments` of `segment` values.
     bint runs
+    Py_ssize_t segment, segments
     Py_ssize_t widen, rows, tile
     # The grid of tasks: `pieces` of `piece` rows times `groups` of `group` channels.
     Py_ssize_t piece, pieces, group, groups
@@ -23,7 +26,9 @@ ctypedef struct Job:
     const void* dy
     void* y
     const double* weight    # [outer][inner] or NULL
-    bint skipna, relu, stream
+    double unit             # a power of two near the largest weight, which may not fit the type of x
+    bint skipna, relu
+    bint stream, far        # y, or x, is too large for the caches
     # Per channel, float64.
     double* partial         # [pieces][4][channels]: count, mean, low, m2; or sum and dot in the first two
     double* stats           # [5][channels]: mean, var, rstd, scale, shift
@@ -71,5 +76,5 @@ ctypedef struct Loops:
     span_t finish_forward   # first partial -> stats
     span_t[2] fold_forward  # stats -> high, scale, shift
     span_t[2] center_sums   # first partial: dot about the high part -> dot about the mean
-    span_t[2] fold_backward # first partial and stats -> a, b, c
+    span_t[2] fold_backward  # first partial and stats -> a, b, c
     row_task_t[2] rows      # forward, or backward when dy is there

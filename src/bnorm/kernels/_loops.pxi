@@ -13,10 +13,10 @@
 #   _loops_rows.pxi       layer, group, instance and RMS norm: a row at a time
 
 from cpython.pycapsule cimport PyCapsule_New
-from libc.math cimport INFINITY
+from libc.math cimport INFINITY, fabs
 from libc.string cimport memcpy
 
-from bnorm.kernels._jobs cimport BLOCK, BUFFER, FIRST, LANES, TILE, Job, Loops, RowJob
+from bnorm.kernels._jobs cimport BLOCK, BUFFER, FIRST, LANES, STRIPE, TILE, WALK, Job, Loops, RowJob
 
 cdef extern from "formulas.h" nogil:
     void bn_merge(double*, double*, double*, double*, double, double, double, double)

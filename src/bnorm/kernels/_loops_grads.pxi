@@ -5,7 +5,7 @@
 
 cdef inline void pair_sums_of_rows(
     const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width,
-    const real* h, double* s, double* d
+    const real* h, double* s, double* d, bint far
 ) noexcept nogil:
     """s += sum dy, d += sum dy (x - h) per column."""
     cdef Py_ssize_t j, r = 0
@@ -26,8 +26,9 @@ cdef inline void pair_sums_of_rows(
         g1 = g0 + stride
         g2 = g1 + stride
         g3 = g2 + stride
-        touch(x0, 4, stride, width)
-        touch(g0, 4, stride, width)
+        if far:
+            touch(x0, 4, stride, width)
+            touch(g0, 4, stride, width)
         for j in range(width):
             s[j] += <double>((g0[j] + g1[j]) + (g2[j] + g3[j]))
             d[j] += <double>((g0[j] * (x0[j] - h[j]) + g1[j] * (x1[j] - h[j]))
@@ -44,9 +45,9 @@ cdef inline void pair_sums_of_rows(
 
 cdef inline void masked_pair_sums_of_rows(
     const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width,
-    const real* h, const real* scale, const real* shift, bint relu, double* s, double* d
+    const real* h, const real* scale, const real* shift, bint relu, bint weighted, double* s, double* d
 ) noexcept nogil:
-    """The same where dy is not 0 and, with ReLU, (x - h) * scale + shift > 0 (or NaN)."""
+    """The same, with ReLU where (x - h) * scale + shift > 0 (or NaN), with weights where dy is not 0."""
     cdef Py_ssize_t j, r
     cdef const real* xr
     cdef const real* gr
@@ -58,12 +59,40 @@ cdef inline void masked_pair_sums_of_rows(
             t = xr[j] - h[j]
             g = 0 if relu and t * scale[j] + shift[j] <= 0 else gr[j]
             s[j] += <double>g
-            d[j] += <double>(0 if g == 0 else g * t)
+            d[j] += <double>(0 if weighted and g == 0 else g * t)
+
+
+cdef void careful_pair_sums(
+    const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width, Py_ssize_t extra,
+    const real* h, const real* scale, const real* shift, bint relu, bint weighted, double* s, double* d
+) noexcept nogil:
+    """The same in float64, where a product left the range of float32; the mask is the forward's."""
+    cdef Py_ssize_t j, r
+    cdef real t
+    cdef double g
+    zero(s, width)
+    zero(d, width)
+    for r in range(rows + (extra > 0)):
+        for j in range(width if r < rows else extra):
+            t = x[r * stride + j] - h[j]
+            g = 0 if relu and t * scale[j] + shift[j] <= 0 else <double>dy[r * stride + j]
+            s[j] += g
+            d[j] += 0 if weighted and g == 0 else g * (<double>x[r * stride + j] - <double>h[j])
+
+
+cdef inline bint products_beyond_float(Py_ssize_t channels, double count, const double* s, const double* d) noexcept nogil:
+    """Whether the sum of products of some channel is not finite, or so small that float32 has lost digits of it."""
+    cdef Py_ssize_t c
+    cdef int bad = 0
+    for c in range(channels):
+        bad |= not (fabs(d[c]) < INFINITY)
+        bad |= (fabs(d[c]) < 1e-30 * count) & (s[c] != 0.0)
+    return bad != 0
 
 
 cdef void block_sums(
     const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
-    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint relu, bint weighted,
+    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint relu, bint weighted, bint far,
     const real* high, const real* scale, const real* shift, double* sums, double* dots
 ) noexcept nogil:
     """Add one block to the gradient sums of its channels."""
@@ -79,13 +108,17 @@ cdef void block_sums(
         if relu:
             spread(scale, widen, channels, run, a)
             spread(shift, widen, channels, run, b)
-        masked_pair_sums_of_rows(dy, x, rows, stride, width, h, a, b, relu, sj, dj)
-        masked_pair_sums_of_rows(dy + end, x + end, extra > 0, 0, extra, h, a, b, relu, sj, dj)
+        masked_pair_sums_of_rows(dy, x, rows, stride, width, h, a, b, relu, weighted, sj, dj)
+        masked_pair_sums_of_rows(dy + end, x + end, extra > 0, 0, extra, h, a, b, relu, weighted, sj, dj)
     else:
-        pair_sums_of_rows(dy, x, rows, stride, width, h, sj, dj)
-        pair_sums_of_rows(dy + end, x + end, extra > 0, 0, extra, h, sj, dj)
+        pair_sums_of_rows(dy, x, rows, stride, width, h, sj, dj, far)
+        pair_sums_of_rows(dy + end, x + end, extra > 0, 0, extra, h, sj, dj, False)
     gather(sj, widen, channels, run, s)
     gather(dj, widen, channels, run, d)
+    if real is float and products_beyond_float(channels, <double>rows * widen * run, s, d):
+        careful_pair_sums(dy, x, rows, stride, width, extra, h, a, b, relu, weighted, sj, dj)
+        gather(sj, widen, channels, run, s)
+        gather(dj, widen, channels, run, d)
     for c in range(channels):
         sums[c] += s[c]
         dots[c] += d[c]

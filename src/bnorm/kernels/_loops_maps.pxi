@@ -3,8 +3,7 @@
 # the brackets b is of the size of 1 / std, which float32 holds wherever it holds x. A weight of 0 keeps whatever stands
 # under it out, NaN too. Without b (statistics that are constants) dx = a dy.
 #
-# Outputs larger than the cache are finished in a small buffer and streamed to memory past the cache. The rows are
-# walked backwards: what the reduction read last is what the cache still holds.
+# Outputs larger than the cache are finished in a small buffer and streamed to memory past the cache.
 
 cdef enum:
     SCALAR_RUN = 32     # from this length a run is mapped with its channel's numbers in registers
@@ -41,11 +40,11 @@ cdef inline void normalize_run(
 cdef inline void gradient_columns(
     const real* dy, const real* x, real* dx, Py_ssize_t n, const real* w,
     const real* h, const real* a, const real* b, const real* c, const real* scale, const real* shift, bint relu,
-    bint constant
+    bint frozen
 ) noexcept nogil:
     cdef Py_ssize_t j
     cdef real t, g
-    if constant:
+    if frozen:
         for j in range(n):
             dx[j] = 0 if (x[j] - h[j]) * scale[j] + shift[j] <= 0 else a[j] * dy[j]
     elif relu or w != NULL:
@@ -62,13 +61,13 @@ cdef inline void gradient_columns(
 
 
 cdef inline void gradient_run(
-    const real* dy, const real* x, real* dx, Py_ssize_t n, const double* w,
-    real h, real a, real b, real c, real gain, real scale, real shift, bint relu, bint constant
+    const real* dy, const real* x, real* dx, Py_ssize_t n, const double* w, double inverse,
+    real h, real a, real b, real c, real gain, real scale, real shift, bint relu, bint frozen
 ) noexcept nogil:
-    """The same with one channel's numbers; gain is a factor of dy alone, which group norm needs for its gamma."""
+    """The same with one channel's numbers; w is weight * inverse; gain is a factor of dy alone, which group norm needs."""
     cdef Py_ssize_t j
     cdef real t, g
-    if constant:
+    if frozen:
         for j in range(n):
             dx[j] = 0 if (x[j] - h) * scale + shift <= 0 else a * (gain * dy[j])
     elif relu or w != NULL:
@@ -77,7 +76,7 @@ cdef inline void gradient_run(
             g = 0 if relu and t * scale + shift <= 0 else dy[j]
             t = b * t + c
             if w != NULL:
-                t = 0 if w[j] == 0 else <real>w[j] * t
+                t = 0 if w[j] == 0 else <real>(w[j] * inverse) * t
             dx[j] = a * (gain * g + t)
     else:
         for j in range(n):
@@ -93,18 +92,19 @@ cdef inline void map_run(Job* job, Py_ssize_t at, const double* w, Py_ssize_t n,
     if job.dy == NULL:
         normalize_run(x, y, n, h, scale, shift, job.relu)
     else:
-        gradient_run(<const real*>job.dy + at, x, y, n, w, h, (<const real*>job.a)[c],
+        gradient_run(<const real*>job.dy + at, x, y, n, w, 1.0 / job.unit, h, (<const real*>job.a)[c],
                      (<const real*>job.b)[c] if job.b != NULL else 0, (<const real*>job.c)[c] if job.b != NULL else 0,
                      1, scale, shift, job.relu, job.b == NULL)
 
 
-cdef void map_long(Job* job, Py_ssize_t o, Py_ssize_t c, const real* x) noexcept nogil:
-    """The whole run of channel c at outer position o."""
+cdef void map_long(Job* job, Py_ssize_t r, Py_ssize_t c, const real* x) noexcept nogil:
+    """A long run of channel c."""
     cdef real[BUFFER] buffer
-    cdef Py_ssize_t at = (o * job.channels + c) * job.inner, n, i = 0
+    cdef Py_ssize_t o = r // job.segments, i = (r % job.segments) * job.segment, n
+    cdef Py_ssize_t at = (o * job.channels + c) * job.inner, end = min(i + job.segment, job.inner)
     cdef real* y = <real*>job.y + at
-    while i < job.inner:
-        n = min(<Py_ssize_t>BUFFER, job.inner - i)
+    while i < end:
+        n = min(<Py_ssize_t>BUFFER, end - i)
         map_run(job, at + i, from_position(job.weight, o * job.inner + i), n, c,
                 &buffer[0] if job.stream else y + i)
         if job.stream:
@@ -122,7 +122,7 @@ cdef inline void spread_of(
 cdef void map_short(
     Job* job, Py_ssize_t first, Py_ssize_t last, Py_ssize_t extra, Py_ssize_t c0, Py_ssize_t channels, const real* x
 ) noexcept nogil:
-    """Rows last - 1 down to first of a tile of channels; before them the `extra` columns below row last - 1."""
+    """Rows first to last of a tile of channels, and the `extra` columns below them."""
     cdef real[BUFFER] buffer
     cdef real[TILE] h, scale, shift, a, b, c, wr
     cdef double[TILE] wj
@@ -131,7 +131,7 @@ cdef void map_short(
     cdef Py_ssize_t widen = job.widen, run = job.inner, width = widen * channels * run
     cdef Py_ssize_t stride = widen * job.channels * run
     cdef Py_ssize_t chunk = max(<Py_ssize_t>1, BUFFER // width) if channels == job.channels else 1
-    cdef Py_ssize_t rows, i, j, n, at, r = last + (extra > 0)
+    cdef Py_ssize_t rows, i, j, n, at, r = first
     cdef bint scalar = widen == 1 and run >= SCALAR_RUN
     if not scalar:
         spread_of(job.high, c0, widen, channels, run, h)
@@ -140,10 +140,9 @@ cdef void map_short(
         spread_of(job.a, c0, widen, channels, run, a)
         spread_of(job.b, c0, widen, channels, run, b)
         spread_of(job.c, c0, widen, channels, run, c)
-    while r > first:
-        rows = 1 if r > last else min(chunk, r - first)
-        n = extra if r > last else width
-        r -= rows
+    while r < last + (extra > 0):
+        rows = min(chunk, last - r) if r < last else 1
+        n = width if r < last else extra
         at = r * stride + c0 * run
         y = &buffer[0] if job.stream else <real*>job.y + at
         for i in range(rows):
@@ -157,10 +156,11 @@ cdef void map_short(
                 if job.weight != NULL:
                     weights_of_row(job.weight + (r + i) * widen * run, channels, run, n, wj)
                     for j in range(n):
-                        wr[j] = <real>wj[j]
+                        wr[j] = <real>(wj[j] / job.unit)
                     weights = wr
                 gradient_columns(<const real*>job.dy + at + i * stride, <const real*>job.x + at + i * stride,
                                  y + i * width, n, weights,
                                  h, a, b, c, scale, shift, job.relu, job.b == NULL)
         if job.stream:
             bn_stream(<real*>job.y + at, buffer, ((rows - 1) * width + n) * sizeof(real))
+        r += rows

@@ -7,7 +7,7 @@
 # as n_b <= n. So blocks start small and double.
 
 cdef inline void center_sums_of_rows(
-    const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width, const real* m, double* s, double* q
+    const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width, const real* m, double* s, double* q, bint far
 ) noexcept nogil:
     """s += sum (x - m), q += sum (x - m)^2 per column."""
     cdef Py_ssize_t j, r = 0
@@ -21,7 +21,8 @@ cdef inline void center_sums_of_rows(
         x1 = x0 + stride
         x2 = x1 + stride
         x3 = x2 + stride
-        touch(x0, 4, stride, width)
+        if far:
+            touch(x0, 4, stride, width)
         for j in range(width):
             d0 = x0[j] - m[j]
             d1 = x1[j] - m[j]
@@ -236,7 +237,7 @@ cdef void add_blocks(
 
 cdef void block_moments(
     const real* x, const double* w, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
-    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint skipna,
+    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint skipna, bint far,
     double* n, double* mean, double* low, double* m2
 ) noexcept nogil:
     """Add one block to the moments of its channels."""
@@ -255,8 +256,8 @@ cdef void block_moments(
         spread(center, widen, channels, run, m)
         zero(sj, width)
         zero(qj, width)
-        center_sums_of_rows(x, rows, stride, width, m, sj, qj)
-        center_sums_of_rows(x + rows * stride, extra > 0, 0, extra, m, sj, qj)
+        center_sums_of_rows(x, rows, stride, width, m, sj, qj, far)
+        center_sums_of_rows(x + rows * stride, extra > 0, 0, extra, m, sj, qj, False)
         gather(sj, widen, channels, run, s)
         gather(qj, widen, channels, run, q)
         if real is float:

@@ -5,10 +5,6 @@
 # inner == 1 (layer norm, RMS norm): gamma and beta change from value to value. inner > 1: runs with one gamma each,
 # which the functions for long runs serve.
 
-cdef enum:
-    STRIPE = 4      # rows whose parameter gradients are summed in the type of x before they are added in float64
-
-
 cdef double second_moment(const real* x, Py_ssize_t size) noexcept nogil:
     """sum x^2."""
     cdef real[LANES] m
@@ -22,8 +18,8 @@ cdef double second_moment(const real* x, Py_ssize_t size) noexcept nogil:
         rows = n // LANES
         zero(s, LANES)
         zero(q, LANES)
-        center_sums_of_rows(x + i, rows, LANES, LANES, m, s, q)
-        center_sums_of_rows(x + i + rows * LANES, 1, 0, n % LANES, m, s, q)
+        center_sums_of_rows(x + i, rows, LANES, LANES, m, s, q, False)
+        center_sums_of_rows(x + i + rows * LANES, 1, 0, n % LANES, m, s, q, False)
         sum = lane_sum(q, LANES)
         if real is float and not (1e-36 * n <= sum < INFINITY):
             careful_sums(x + i, NULL, rows, LANES, n % LANES, 1, 1, LANES, False, &center, &count, &dump, &sum)
@@ -41,7 +37,7 @@ cdef void row_moments(const real* x, Py_ssize_t size, bint rms, double eps, doub
         return
     while i < size:
         k = min(block_rows(i // LANES) * LANES, size - i)
-        block_moments(x + i, NULL, k // LANES, LANES, k % LANES, 1, 1, LANES, False, &n, mean, &low, &m2)
+        block_moments(x + i, NULL, k // LANES, LANES, k % LANES, 1, 1, LANES, False, False, &n, mean, &low, &m2)
         i += k
     mean[0] += low
     rstd[0] = bn_rstd(m2 / n, eps, n)
@@ -170,9 +166,9 @@ cdef void backward_columns(
         while i < size:
             n = min(<Py_ssize_t>BUFFER, size - i)
             scaled_gradient(dy + at + i, x + at + i, scaled, n, h[k], r[k], b[k], gamma + i, beta + i, job.relu)
-            pair_sums_of_rows(scaled, x + at + i, n // LANES, LANES, LANES, lanes, s, d)
+            pair_sums_of_rows(scaled, x + at + i, n // LANES, LANES, LANES, lanes, s, d, False)
             j = n - n % LANES
-            pair_sums_of_rows(scaled + j, x + at + i + j, 1, 0, n - j, lanes, s, d)
+            pair_sums_of_rows(scaled + j, x + at + i + j, 1, 0, n - j, lanes, s, d, False)
             i += n
         gap = job.mean[row] - <double>h[k]
         sum = lane_sum(s, LANES)
@@ -184,7 +180,7 @@ cdef void backward_columns(
             n = min(<Py_ssize_t>BUFFER, size - i)
             if size > BUFFER:   # otherwise it is still there
                 scaled_gradient(dy + at + i, x + at + i, scaled, n, h[k], r[k], b[k], gamma + i, beta + i, job.relu)
-            gradient_run(scaled, x + at + i, &scaled[0] if job.stream else <real*>job.y + at + i, n, NULL,
+            gradient_run(scaled, x + at + i, &scaled[0] if job.stream else <real*>job.y + at + i, n, NULL, 1.0,
                          h[k], r[k], <real>slope, <real>rest, 1, 0, 0, False, False)
             if job.stream:
                 bn_stream(<real*>job.y + at + i, scaled, n * sizeof(real))
@@ -213,7 +209,7 @@ cdef void backward_runs(
         while i < job.inner:
             n = min(<Py_ssize_t>BLOCK * LANES, job.inner - i)
             block_sums(dy + at + c * job.inner + i, x + at + c * job.inner + i, n // LANES, LANES, n % LANES,
-                       1, 1, LANES, job.relu, False, &h, &a, &b, &s, &d)
+                       1, 1, LANES, job.relu, False, False, &h, &a, &b, &s, &d)
             i += n
         d -= gap * s
         sum += scale * s
@@ -230,7 +226,7 @@ cdef void backward_runs(
         n = min(<Py_ssize_t>BUFFER, (c + 1) * job.inner - i)
         scale = 1.0 if job.gamma == NULL else job.gamma[p]
         shift = bn_fold(<double>h, mean, rstd * scale, 0.0 if job.beta == NULL else job.beta[p])
-        gradient_run(dy + at + i, x + at + i, &buffer[0] if job.stream else <real*>job.y + at + i, n, NULL,
+        gradient_run(dy + at + i, x + at + i, &buffer[0] if job.stream else <real*>job.y + at + i, n, NULL, 1.0,
                      h, <real>rstd, <real>slope, <real>rest, <real>scale, <real>(rstd * scale), <real>shift, job.relu,
                      False)
         if job.stream:

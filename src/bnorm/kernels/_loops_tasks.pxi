@@ -7,26 +7,28 @@ cdef void reduce_block(
     Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, Py_ssize_t c, double* partial, const real* x
 ) noexcept nogil:
     cdef Py_ssize_t size = job.channels
+    cdef bint far = job.far and job.tile >= min(job.group, size)    # else the whole block was walked over
     if job.dy == NULL:
-        block_moments(x + at, w, rows, stride, extra, widen, channels, run, job.skipna,
+        block_moments(x + at, w, rows, stride, extra, widen, channels, run, job.skipna, far,
                       partial + c, partial + size + c, partial + 2 * size + c, partial + 3 * size + c)
     else:
         block_sums(<const real*>job.dy + at, x + at, rows, stride, extra, widen, channels, run, job.relu, w != NULL,
-                   <const real*>job.high + c, <const real*>job.scale + c, <const real*>job.shift + c,
+                   far, <const real*>job.high + c, <const real*>job.scale + c, <const real*>job.shift + c,
                    partial + c, partial + size + c)
 
 
 cdef void reduce_long(
-    Job* job, Py_ssize_t o, Py_ssize_t done, Py_ssize_t c, double* partial, const real* x
+    Job* job, Py_ssize_t r, Py_ssize_t done, Py_ssize_t c, double* partial, const real* x
 ) noexcept nogil:
-    """One long run of a channel that has `done` values already: LANES partial sums side by side, a block at a time."""
-    cdef Py_ssize_t i = 0, n
-    while i < job.inner:
-        n = min(block_rows((done + i) // LANES) * LANES, job.inner - i)
-        reduce_block(job, (o * job.channels + c) * job.inner + i,
-                     from_position(job.weight, o * job.inner + i),
+    """A long run of channel c, which has `done` values already: LANES partial sums side by side, a block at a time."""
+    cdef Py_ssize_t o = r // job.segments, i = (r % job.segments) * job.segment, n
+    cdef Py_ssize_t end = min(i + job.segment, job.inner)
+    while i < end:
+        n = min(block_rows(done // LANES) * LANES, end - i)
+        reduce_block(job, (o * job.channels + c) * job.inner + i, from_position(job.weight, o * job.inner + i),
                      n // LANES, LANES, n % LANES, 1, 1, LANES, c, partial, x)
         i += n
+        done += n
 
 
 cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
@@ -42,11 +44,16 @@ cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     if job.runs:
         for r in range(first, last):
             for c in range(begin, end):
-                reduce_long(job, r, (r - first) * run, c, partial, x)
+                reduce_long(job, r, (r - first) * job.segment, c, partial, x)
         return
     r = first
     while r < last:
         rows = min(block_rows(r - first), last - r)
+        if job.far and job.tile < end - begin:
+            rows = min(rows, max(<Py_ssize_t>8, WALK // ((end - begin) * run)))
+            touch(x + r * stride + begin * run, rows, stride, (end - begin) * run)
+            if job.dy != NULL:
+                touch(<const real*>job.dy + r * stride + begin * run, rows, stride, (end - begin) * run)
         extra = (job.outer - job.rows * job.widen) * job.channels * run if r + rows == job.rows else 0
         c = begin
         while c < end:
@@ -63,8 +70,8 @@ cdef void map_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     if job.inner == 0:
         return
     if job.runs:
-        for r in range(last - 1, first - 1, -1):
-            for c in range(end - 1, begin - 1, -1):
+        for r in range(first, last):
+            for c in range(begin, end):
                 map_long(job, r, c, x)
     else:
         extra = (job.outer - job.rows * job.widen) * job.channels * job.inner if last == job.rows else 0
@@ -173,8 +180,8 @@ cdef void fold_backward(Job* job, Py_ssize_t begin, Py_ssize_t end, real* high) 
     cdef real* g = <real*>job.c
     cdef double slope, rest
     for c in range(begin, end):
-        slope = bn_grad_b(rstd[c], job.partial[size + c], job.count)
-        rest = bn_grad_c(job.partial[c], job.count)
+        slope = job.unit * bn_grad_b(rstd[c], job.partial[size + c], job.count)
+        rest = job.unit * bn_grad_c(job.partial[c], job.count)
         a[c] = <real>scale[c]
         b[c] = <real>slope
         g[c] = <real>bn_fold(<double>high[c], mean[c], slope, rest)

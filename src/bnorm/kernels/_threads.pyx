@@ -34,9 +34,10 @@ cdef int allowed() noexcept nogil:
 
 
 def set_num_threads(n):
-    """Use at most n threads from now on (n >= 1), more than OMP_NUM_THREADS if n says so.
+    """Use at most n threads from now on (n >= 1); in the calling thread n, even where OMP_NUM_THREADS is less.
 
-    A limit set later by threadpoolctl still holds. The results do not depend on it, to the last bit.
+    It is also the OpenMP runtime's setting for the calling thread, as torch.set_num_threads is, and libraries that
+    share the runtime see it. A limit set later by threadpoolctl holds. Results do not depend on it, to the last bit.
     """
     global limit
     if isinstance(n, bool):
@@ -61,14 +62,18 @@ def openmp_version():
     return BN_OPENMP
 
 
+cdef bint was_serial = False
+
+
 def _before_fork():
-    global serial
-    serial = not bn_release_workers()
+    global serial, was_serial
+    was_serial = serial
+    serial = serial or not bn_release_workers()
 
 
 def _after_fork_in_parent():
     global serial
-    serial = False
+    serial = was_serial
 
 
 if BN_OPENMP and hasattr(os, "register_at_fork"):

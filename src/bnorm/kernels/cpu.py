@@ -2,6 +2,7 @@
 
 import os
 from importlib import import_module
+from importlib.util import find_spec
 
 from . import _cpu
 from ._cpu import backward, forward, grad_input, grad_moments, moments, normalize, rows_backward, rows_forward
@@ -22,17 +23,21 @@ __all__ = [
     "simd_levels",
 ]
 
-LEVELS = ("baseline", "avx2", "avx512")
+LEVELS = ("baseline", "avx2", "avx512")  # in the order of processor_level()
 
 
 def simd_levels() -> list[str]:
-    """The SIMD builds of the kernels that this processor can run, widest last."""
-    return list(LEVELS[: _cpu.processor_level() + 1])
+    """The SIMD builds of the kernels that are installed and that this processor can run, widest last."""
+    return [level for level in LEVELS[: _cpu.processor_level() + 1] if find_spec(_module(level))]
 
 
 def simd_level() -> str:
     """The SIMD build in use."""
     return _level
+
+
+def _module(level: str) -> str:
+    return f"{__package__}._loops_{level}"
 
 
 def _choose(wanted: str | None) -> str:
@@ -45,4 +50,4 @@ def _choose(wanted: str | None) -> str:
 
 
 _level = _choose(os.environ.get("BNORM_SIMD"))
-_cpu.use(import_module(f"{__package__}._loops_{_level}").loops)
+_cpu.use(import_module(_module(_level)).loops)

@@ -16,11 +16,12 @@
 #include <math.h>
 #define BN_FN static inline
 #endif
+#define BN_NAN (0.0 / 0.0)
 
 /* Add the set (n1, mean1, low1, m21) to (n, mean, low, m2), by the difference of the means (Chan, Golub, LeVeque 1983).
  * Sums of values are never formed, so large means neither overflow nor cancel. What the two additions of the mean round
  * off is kept in low (two-sums of Dekker and Knuth): ten thousand merges cost no digit. No branches, so that loops over
- * channels vectorize; an empty set (all zero) changes nothing and is replaced exactly. */
+ * channels vectorize; an empty set, which is all zero, changes nothing and is replaced exactly. */
 BN_FN void bn_merge(double *n, double *mean, double *low, double *m2,
                     double n1, double mean1, double low1, double m21)
 {
@@ -59,7 +60,7 @@ BN_FN double bn_rstd(double var, double eps, double count)
 BN_FN double bn_variance(double m2, double count, double ddof)
 {
     const double n = count - ddof;
-    return n > 0.0 ? m2 / n : NAN;
+    return n > 0.0 ? m2 / n : BN_NAN;
 }
 
 BN_FN int bn_finite(double v)
@@ -73,13 +74,14 @@ BN_FN double bn_ema(double running, double batch, double momentum)
     return running + momentum * (batch - running);
 }
 
-/* Pool a batch into running statistics that stand for `seen` values: exact by count, between-batch spread included. */
+/* Pool a batch into running statistics that stand for `seen` values: exact by count, between-batch spread included.
+ * The first batch replaces whatever stood there. A variance that has nothing to be divided by stays as it is. */
 BN_FN void bn_pool(double *mean, double *var, double *seen, double count, double batch_mean, double batch_m2, double ddof)
 {
-    double n = *seen, low = 0.0, m2 = n > ddof ? *var * (n - ddof) : 0.0;
-    bn_merge(&n, mean, &low, &m2, count, batch_mean, 0.0, batch_m2);
-    *mean += low;
-    *var = bn_variance(m2, n, ddof);
+    double n = *seen, high = n == 0.0 ? 0.0 : *mean, low = 0.0, m2 = n > ddof ? *var * (n - ddof) : 0.0;
+    bn_merge(&n, &high, &low, &m2, count, batch_mean, 0.0, batch_m2);
+    *mean = high + low;
+    *var = n > ddof ? m2 / (n - ddof) : *var;
     *seen = n;
 }
 

@@ -8,6 +8,9 @@
 
 #if defined(__SSE2__) || defined(_M_X64)
 #include <immintrin.h>
+#ifdef _MSC_VER
+#include <intrin.h>
+#endif
 #define BN_HAS_STREAM 1
 #endif
 
@@ -38,14 +41,17 @@ static inline void bn_stream(void *target, const void *source, size_t bytes)
 #endif
 }
 
-/* Read one byte of every cache line, in order. The hardware's prefetcher follows one plain walk through memory and runs
- * ahead of it; it does not follow loops that read several rows side by side. Walking over a few kilobytes just before
- * such a loop reads them doubles and triples its bandwidth from memory, where software prefetches gain little. */
+/* Read memory once from end to end, just before a loop reads it as several rows side by side. The processor fetches
+ * ahead of one plain walk, but not of interleaved ones; walking over a few kilobytes first more than doubles the
+ * bandwidth from memory. The walk must be whole: loads of one byte per line overtake each other and gain nothing. */
 static inline void bn_touch(const void *memory, size_t bytes)
 {
-    const volatile char *line = (const volatile char *)memory;
-    for (size_t i = 0; i < bytes; i += 64)
-        (void)line[i];
+    const unsigned char *byte = (const unsigned char *)memory;
+    unsigned char all = 0;
+    for (size_t i = 0; i < bytes; i++)
+        all |= byte[i];
+    volatile unsigned char sink = all;
+    (void)sink;
 }
 
 /* Make streamed stores visible before another thread reads them. */

@@ -1,0 +1,131 @@
+"""The SHA-256 of every result of every kernel, on shapes that take every path through them.
+
+    python bits.py          as this process is set up (OMP_NUM_THREADS, BNORM_SIMD)
+    python bits.py 1 2 3    after set_num_threads(1), (2) and (3)
+
+prints, as JSON, a list with one entry per number of threads: SIMD level, number of threads, and digests by name.
+"""
+
+import json
+import sys
+from hashlib import sha256
+
+import numpy as np
+
+import bnorm
+from bnorm.kernels import cpu
+
+# What takes another way from a shape to tasks, or from a task to loops. All but the last have more values than one
+# thread would keep for itself.
+CHANNELS = {
+    (45001, 3): "few channels: rows are widened, several pieces, columns left over",
+    (2100, 70): "several pieces, 64 columns and 6",
+    (260, 601): "more columns than a tile, several groups",
+    (40, 4096): "wide: one piece, groups that go through both passes at once",
+    (4, 3, 14001): "runs longer than a block, several pieces",
+    (2, 40, 2001): "runs longer than a tile, many channels: both passes at once",
+    (1, 5, 30011): "one long run per channel",
+    (1200, 3, 40): "short runs, mapped with the channel in registers",
+    (3000, 3, 17): "short runs, widened",
+    (40, 75, 49): "7x7 images of many channels: both passes at once",
+    (600, 6, 49): "7x7 images of few channels: several pieces",
+    (37, 11): "small",
+}
+ROWS = {  # (N, G, K, L)
+    (2000, 1, 70, 1): "layer norm, several pieces",
+    (31, 1, 5003, 1): "layer norm of rows longer than the buffer",
+    (24, 8, 16, 49): "group norm of 7x7 images",
+    (2, 32, 4, 601): "group norm of few samples: groups are cut, not samples",
+    (16, 10, 1, 1025): "instance norm of long runs",
+    (600, 6, 5, 9): "group norm of short runs",
+}
+# Results of 8 MiB and more: stores go past the cache.
+STREAMED = [(16501, 64), (2, 25, 21001), (335, 64, 49)]
+STREAMED_ROWS = [(1050, 1, 1024, 1), (9, 4, 8, 3999)]
+EPS = 1e-5
+POOL = np.random.default_rng(0).standard_normal(1 << 21)
+
+
+def values(shape, dtype, start):
+    size = int(np.prod(shape))
+    return POOL[start : start + size].astype(dtype).reshape(shape)
+
+
+def vectors(n):
+    """gamma, beta, mean and var."""
+    gamma, beta, mean, spread = POOL[: 4 * n].reshape(4, n)
+    return gamma, beta, mean + 3, spread**2 + 0.5
+
+
+def basics(shape, dtype):
+    """Forward and backward of batch norm, by name."""
+    x, dy = values(shape, dtype, 7) + np.asarray(3, dtype), values(shape, dtype, 1 << 19)
+    gamma, beta, mean, var = vectors(shape[1])
+    running = mean.copy(), var.copy(), 0.1, np.full(shape[1], 5.0), 1, "skip"
+    _, stats, count, _ = training = cpu.forward(x, gamma, beta, EPS, relu=True, running=running)
+    yield "training", training
+    yield "running", running[:2]
+    yield "inference", cpu.forward(x, gamma, beta, EPS, mean, var)
+    yield "backward", cpu.backward(dy, x, stats, count)
+
+
+def the_rest(shape, dtype):
+    """Weights, NaN, ReLU, and the four pieces."""
+    x, dy = values(shape, dtype, 7) + np.asarray(3, dtype), values(shape, dtype, 1 << 19)
+    gamma, beta, mean, var = vectors(shape[1])
+    holes = np.where(dy > 1, np.nan, x).astype(dtype)
+    w = np.abs(values((shape[0], int(np.prod(shape[2:]))), "f8", 11)).round(1)
+    _, stats, count, _ = weighted = cpu.forward(x, gamma, beta, EPS, weight=w)
+    yield "weighted", weighted
+    yield "backward, weighted, relu", cpu.backward(dy, x, stats, count, w, True)
+    yield "backward, frozen, relu", cpu.backward(dy, x, stats, count, relu=True, frozen=True)
+    yield "moments", cpu.moments(x)
+    yield "moments, weighted, skipna", cpu.moments(holes, w, True)
+    yield "moments, skipna", cpu.moments(holes, skipna=True)
+    yield "normalize", (cpu.normalize(x, mean, gamma, beta, True),)
+    yield "grad_moments", cpu.grad_moments(dy, x, mean)
+    yield "grad_moments, relu", cpu.grad_moments(dy, x, mean, gamma, beta)
+    yield "grad_input", (cpu.grad_input(dy, x, mean, gamma, beta, var, w, gamma, beta),)
+
+
+def rows(shape, dtype):
+    """Layer, group, instance and RMS norm."""
+    x, dy = values(shape, dtype, 7) + np.asarray(3, dtype), values(shape, dtype, 1 << 19)
+    gamma, beta, *_ = vectors(shape[1] * shape[2])
+    for rms in (False, True):
+        name = "rms" if rms else "rows"
+        y, mean, rstd = cpu.rows_forward(x, gamma, beta, EPS, rms, relu=rms)
+        yield name, (y, mean, rstd)
+        yield f"{name}, backward", cpu.rows_backward(dy, x, mean, rstd, gamma, beta, rms, relu=rms)
+    _, mean, rstd = plain = cpu.rows_forward(x, None, None, EPS)
+    yield "rows, plain", plain
+    yield "rows, plain, backward", cpu.rows_backward(dy, x, mean, rstd, None, None, params=False)
+
+
+def digest(arrays):
+    sha = sha256()
+    for a in arrays:
+        if isinstance(a, np.ndarray):
+            sha.update(a.data)
+    return sha.hexdigest()
+
+
+def digests():
+    cases = [(f, shape, dtype) for f in (basics, the_rest) for shape in CHANNELS for dtype in ("f4", "f8")]
+    cases += [(basics, shape, "f2") for shape in CHANNELS]
+    cases += [(rows, shape, dtype) for shape in ROWS for dtype in ("f2", "f4", "f8")]
+    cases += [(basics, shape, "f8") for shape in STREAMED] + [(rows, shape, "f8") for shape in STREAMED_ROWS]
+    return {f"{name} {dtype} {shape}": digest(arrays) for f, shape, dtype in cases for name, arrays in f(shape, dtype)}
+
+
+def main():
+    found = []
+    for threads in map(int, sys.argv[1:] or [0]):
+        if threads:
+            bnorm.set_num_threads(threads)
+        found.append({"level": cpu.simd_level(), "threads": bnorm.get_num_threads(), "digests": digests()})
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Python in a process of its own: for what is decided at import, for what cannot be undone, and for what might hang."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+SETTINGS = ("OMP_", "GOMP_", "KMP_", "BNORM_")  # of whoever runs the tests: not passed on
+
+
+def run(*args: object, timeout: float = 120, **environment: object) -> subprocess.CompletedProcess[str]:
+    """`python args...`, whatever it returns; TimeoutExpired kills it with all processes that it has started."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
+    env |= {"OMP_WAIT_POLICY": "passive"}  # threads that wait do not spin: tests share their machine
+    env |= {name: str(value) for name, value in environment.items()}
+    command = [sys.executable, *map(str, args)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=env, start_new_session=True, **pipes) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            if hasattr(os, "killpg"):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def output(script: str, *args: object, timeout: float = 120, **environment: object) -> str:
+    """What a script of this folder prints; it has to succeed."""
+    done = run(Path(__file__).with_name(script), *args, timeout=timeout, **environment)
+    assert done.returncode == 0, f"{script} {args} {environment}: exit status {done.returncode}\n{done.stderr}"
+    return done.stdout

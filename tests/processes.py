@@ -1,0 +1,276 @@
+"""What test_threads.py runs in a process of its own: `python processes.py NAME` calls the function of that name."""
+
+import multiprocessing
+import os
+import sys
+import threading
+import time
+import traceback
+
+import numpy as np
+
+import bnorm
+import bnorm.functional as F
+from bnorm.kernels import cpu
+
+X = np.random.default_rng(0).standard_normal((4000, 64)).astype("f4")  # enough for every thread there is
+SMALL = X[:640].reshape(64, 640)  # enough for two tasks, not for two threads
+
+
+def answer(_=None):
+    """The bytes of a forward and a backward, layer norm too; every pass of them uses all threads."""
+    results = []
+    for y, saved in (F.batch_norm(X), F.layer_norm(X, np.ones(64), normalized_shape=64)):
+        results += [y, *F.backward(X, saved)[:2]]
+    return b"".join(a.tobytes() for a in results if a is not None)
+
+
+# Threads --------------------------------------------------------------------------------------------------------------
+
+
+def started():
+    """Threads that the system knows in this process."""
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208
+
+
+def helpers(call):
+    """How many threads a call has started."""
+    before = started()
+    call()
+    return started() - before
+
+
+def threads_from_the_environment():
+    """OMP_NUM_THREADS=3: the caller and two more, and none for little work."""
+    assert bnorm.get_num_threads() == 3
+    assert helpers(lambda: F.batch_norm(SMALL)) == 0
+    assert helpers(answer) == 2
+
+
+def threads_that_were_set():
+    """OMP_NUM_THREADS=3, and then what the program says, more or less."""
+    for n in (1, 2, 5, 3):
+        bnorm.set_num_threads(n)
+        assert bnorm.get_num_threads() == n
+    bnorm.set_num_threads(1)
+    assert helpers(answer) == 0
+    bnorm.set_num_threads(5)
+    assert helpers(answer) == 4
+
+
+def threads_of_threadpoolctl():
+    from threadpoolctl import threadpool_limits
+
+    assert bnorm.get_num_threads() == 3
+    with threadpool_limits(1):
+        assert bnorm.get_num_threads() == 1
+        assert helpers(answer) == 0
+        with threadpool_limits(2, user_api="openmp"):
+            assert bnorm.get_num_threads() == 2
+            assert helpers(answer) == 1
+        assert bnorm.get_num_threads() == 1
+    assert bnorm.get_num_threads() == 3
+    bnorm.set_num_threads(4)
+    with threadpool_limits(2):
+        assert bnorm.get_num_threads() == 2
+    assert bnorm.get_num_threads() == 4
+
+
+def show():
+    bnorm.show_config()
+
+
+def runtimes():
+    """Whether bnorm has brought an OpenMP runtime, as threadpoolctl sees it."""
+    from threadpoolctl import threadpool_info
+
+    print(any(pool["user_api"] == "openmp" for pool in threadpool_info()))
+
+
+def without_the_lock():
+    """The kernels let other Python threads run. A thread that waits for the interpreter's lock insists after a hundred
+    seconds only, so that the counter moves during a call if, and only if, the call has let go."""
+    bnorm.set_num_threads(1)
+    x, weight, out = np.ones((1 << 21, 4), "f4"), np.ones((1 << 21, 1)), np.empty((1 << 21, 4), "f4")
+    rows, row_out = x.reshape(-1, 1, 1024, 1), out.reshape(-1, 1, 1024, 1)
+    one, (_, stats, n, _), (_, mean, rstd) = (
+        np.ones(4),
+        cpu.forward(x, None, None, 1),
+        cpu.rows_forward(rows, None, None, 1),
+    )
+    calls = {
+        "moments": lambda: cpu.moments(x, weight),
+        "normalize": lambda: cpu.normalize(x, one, one, one, out=out),
+        "grad_moments": lambda: cpu.grad_moments(x, x, one),
+        "grad_input": lambda: cpu.grad_input(x, x, one, one, one, one, out=out),
+        "forward": lambda: cpu.forward(x, None, None, 1, out=out),
+        "inference": lambda: cpu.forward(x, None, None, 1, one, one, out=out),
+        "backward": lambda: cpu.backward(x, x, stats, n, out=out),
+        "rows_forward": lambda: cpu.rows_forward(rows, None, None, 1, out=row_out),
+        "rows_backward": lambda: cpu.rows_backward(rows, rows, mean, rstd, None, None, out=row_out),
+    }
+    count, stop = 0, threading.Event()
+
+    def counter():
+        nonlocal count
+        while not stop.is_set():
+            count += 1
+            time.sleep(0)
+
+    sys.setswitchinterval(100)
+    thread = threading.Thread(target=counter)
+    thread.start()
+    try:
+        for name, call in calls.items():
+            for _ in range(100):  # another process may have had the processor for all of a call
+                before = count
+                call()
+                if count > before:
+                    break
+            else:
+                raise AssertionError(f"{name}: no other Python thread ran during any of 100 calls")
+    finally:
+        stop.set()
+        sys.setswitchinterval(0.005)
+        thread.join()
+
+
+# Forks ----------------------------------------------------------------------------------------------------------------
+
+
+def fork(child):
+    """Run `child` in a child process; an error there is one here."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            child()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0
+
+
+def right(want):
+    """A function that computes the answer again and wants it to be the same."""
+
+    def check():
+        assert answer() == want
+
+    return check
+
+
+def fork_once():
+    check = right(answer())
+    fork(check)
+    check()
+
+
+def fork_before_the_first_call():
+    fork(answer)
+    check = right(answer())
+    fork(check)
+
+
+def fork_again_and_again():
+    check = right(answer())
+    for _ in range(10):
+        fork(check)
+        check()
+
+
+def fork_of_a_fork():
+    check = right(answer())
+    fork(lambda: [check(), fork(check), check()])
+    check()
+
+
+def fork_in_another_thread():
+    """Which has threads of its own, or has none; those of the first are lost in the child either way."""
+    check = right(answer())
+
+    def second(used):
+        if used:
+            check()
+        fork(check)
+        fork(lambda: [check(), fork(check)])
+        check()
+
+    for used in (False, True):
+        in_threads(lambda used=used: second(used))
+        check()
+
+
+def fork_while_another_thread_computes():
+    check = right(answer())
+    stop = threading.Event()
+
+    def busy():
+        while not stop.is_set():
+            check()
+
+    def forking():
+        try:
+            for _ in range(10):
+                fork(check)
+                check()
+        finally:
+            stop.set()
+
+    in_threads(busy, forking)
+    check()
+
+
+def fork_keeps_the_number_of_threads():
+    bnorm.set_num_threads(2)
+    answer()
+    before = bnorm.get_num_threads()
+
+    def child():
+        assert bnorm.get_num_threads() in (1, before)  # 1 where the runtime cannot start threads in a child
+
+    fork(child)
+    assert bnorm.get_num_threads() == before
+
+
+def fork_by_multiprocessing():
+    want = answer()
+    context = multiprocessing.get_context("fork")
+    for _ in range(2):
+        with context.Pool(2) as pool:
+            assert pool.map(answer, range(4)) == [want] * 4
+        assert answer() == want
+
+
+def in_threads(*functions):
+    """Run the functions at once, each in a thread; an error there is one here."""
+    errors = []
+
+    def guarded(function):
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def two_threads_at_once():
+    check = right(answer())
+    start = threading.Barrier(2)
+    in_threads(*[lambda: [start.wait(), *(check() for _ in range(10))]] * 2)
+
+
+FORKS = [name for name in dir() if name.startswith("fork_")]
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

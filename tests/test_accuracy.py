@@ -1,0 +1,287 @@
+"""How far a result may be from the exact one: means a million standard deviations from zero, hard data, constants.
+
+Exact means computed from the numbers as they are in x, in float64 for float32 and in long double for float64, both
+with the data shifted next to zero first; the errors of that are thousands of times smaller than what is promised.
+"""
+
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pytest
+
+import bnorm.functional as F
+from bnorm import Moments
+from compare import EPS, assert_close, assert_same
+
+RATIOS = (0.0, 1e2, 1e4, 1e6)  # mean / std
+CHANNELS = (1, 3, 64, 1000)
+SIZES = (2, 3, 17, 64, 1000, 4099, 100_000)
+SIZES_OF = {1: SIZES, 3: SIZES, 64: SIZES[:-1], 1000: SIZES[:-2]}
+needs_long_double = pytest.mark.skipif(
+    np.finfo(np.longdouble).eps >= np.finfo(np.float64).eps, reason="long double is no wider than float64 here"
+)
+
+
+# From a table of (values, channels) to the layouts that batch norm takes ----------------------------------------------
+
+
+def divisor(n, most):
+    return max(d for d in range(1, min(n, most) + 1) if n % d == 0)
+
+
+def nc(table):
+    return table, 1
+
+
+def ncl(table, most=49):
+    """(N, C, L) with runs as long as the number of values allows."""
+    n, c = table.shape
+    run = divisor(n, most)
+    return np.ascontiguousarray(table.reshape(n // run, run, c).swapaxes(1, 2)), 1
+
+
+def long_run(table):
+    return ncl(table, len(table))
+
+
+def channels_last(table):
+    """NLC memory seen as (N, C, L)."""
+    n, c = table.shape
+    run = divisor(n, 49)
+    return table.reshape(n // run, run, c).swapaxes(1, 2), 1
+
+
+def fortran(table):
+    return np.asfortranarray(table), 1
+
+
+def channels_first(table):
+    return np.ascontiguousarray(table.T), 0
+
+
+LAYOUTS = (nc, ncl, long_run, channels_last, fortran, channels_first)
+
+
+def exact(table, eps):
+    """mean, var and y of each column."""
+    wide = table.astype(np.longdouble if table.dtype == np.float64 else np.float64)
+    shifted = wide - wide[0]
+    center = shifted.mean(0)
+    shifted -= center
+    rest = shifted.mean(0)  # what rounding left over
+    shifted -= rest
+    var = (shifted * shifted).mean(0)
+    return wide[0] + (center + rest), var, shifted / np.sqrt(var + eps)
+
+
+def mean_over_std(mean, var):
+    return np.abs(mean) / np.sqrt(np.where(var > 0, var, np.inf))  # few values may all round to the same
+
+
+def data(n, c, ratio, dtype):
+    """Columns of about that mean / std, each of its own size."""
+    rng = np.random.default_rng([n, c, int(ratio)])
+    x = rng.standard_normal((n, c)) + rng.choice([-1, 1], c) * ratio
+    return (x * 10 ** rng.uniform(-1, 5, c)).astype(dtype)
+
+
+def assert_normalized(y, want, ratio, **case):
+    """The promise: in float32 2e-6 up to |y| = 8 at any mean, in float64 8 eps max(1, mean / std) max(1, |y|)."""
+    size = np.abs(want)
+    if y.dtype == np.float32:
+        allowed = 2e-6 * np.maximum(1, size / 8)
+    else:
+        allowed = 8 * EPS[y.dtype] * np.maximum(1, ratio) * np.maximum(1, size)
+    if not (np.abs(y - want) <= allowed).all():  # compared at once, since there are many
+        assert_close(y, want, allowed, **case)
+
+
+def check_batch_norm(table, layouts, eps=1e-5, **case):
+    mean, var, want = exact(table, eps)
+    given = {"mean": mean.astype("f8"), "var": var.astype("f8")}
+    ratio = mean_over_std(mean, var)
+    for layout, statistics in product(layouts, ({}, given)):
+        x, axis = layout(table)
+        y, _ = F.batch_norm(x, axis=axis, eps=eps, **statistics)
+        laid_out, _ = layout(want)
+        along = np.expand_dims(ratio, tuple(range(1, x.ndim - axis)))
+        assert_normalized(y, laid_out, along, layout=layout.__name__, inference=bool(statistics), **case)
+
+
+def check_rows(table, eps=1e-5, **case):
+    """The columns of a table as rows of layer, group and instance norm."""
+    mean, var, want = exact(table, eps)
+    ratio = mean_over_std(mean, var)[:, None]
+    x, want = np.ascontiguousarray(table.T), np.ascontiguousarray(want.T)
+    rows, d = x.shape
+    k = divisor(d, 7)
+    affine = {"gamma": np.ones(d), "beta": np.zeros(d)}  # neutral, but another path
+    calls = {
+        "layer": (F.layer_norm, (rows, d), {"normalized_shape": d}),
+        "layer, affine": (F.layer_norm, (rows, d), {"normalized_shape": d} | affine),
+        "group": (partial(F.group_norm, num_groups=1), (rows, k, d // k), {}),
+        "groups": (partial(F.group_norm, num_groups=rows), (1, rows * k, d // k), {}),
+        "instance": (F.instance_norm, (1, rows, d), {}),
+    }
+    for name, (function, shape, options) in calls.items():
+        y, _ = function(x.reshape(shape), eps=eps, **options)
+        assert_normalized(y.reshape(rows, d), want, ratio, function=name, **case)
+    wide = x.astype(want.dtype)
+    y, _ = F.rms_norm(x, normalized_shape=d, eps=eps)
+    assert_normalized(y, wide / np.sqrt((wide**2).mean(1, keepdims=True) + eps), 1, function="rms", **case)
+
+
+# Any mean -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("c", CHANNELS)
+def test_float32_far_from_zero(c, ratio):
+    for n in SIZES_OF[c]:
+        check_batch_norm(data(n, c, ratio, "f4"), LAYOUTS, n=n)
+
+
+def test_float32_of_many_values():
+    check_batch_norm(data(100_000, 64, 1e6, "f4"), (nc, ncl))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_float32_of_very_many_values(ratio):
+    check_batch_norm(data(100_000, 1000, ratio, "f4"), (nc, ncl))
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("c", CHANNELS)
+def test_float32_rows_far_from_zero(c, ratio):
+    for n in SIZES_OF[c]:
+        check_rows(data(n, c, ratio, "f4"), n=n)
+
+
+@needs_long_double
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("c", CHANNELS)
+def test_float64_far_from_zero(c, ratio):
+    for n in SIZES_OF[c]:
+        if n * c <= 70_000:
+            table = data(n, c, ratio, "f8")
+            check_batch_norm(table, LAYOUTS, n=n)
+            check_rows(table, n=n)
+
+
+# Hard data ------------------------------------------------------------------------------------------------------------
+
+RNG = np.random.default_rng(5)
+NORMAL = RNG.standard_normal(5000)
+HARD = {
+    "sorted": np.sort(NORMAL),
+    "drifting": np.linspace(0, 1e6, 5000) + NORMAL,
+    "one outlier, first": np.r_[1e6, NORMAL],
+    "one outlier, last": np.r_[NORMAL, -1e6],
+    "one outlier, a million standard deviations of all": np.r_[1e6, np.zeros(4), NORMAL * 1e-6],
+    "one value differs, first": np.r_[1.0, np.zeros(5000)],
+    "one value differs, last": np.r_[np.full(5000, 0.1), 0.1001],
+    "two values, |y| of about 8": np.where(np.arange(5000) % 65 == 7, 1.1, 0.3),
+    "a jump": np.r_[np.zeros(2500), np.full(2500, 1e6)] + NORMAL,
+    "zero, a, -a": np.tile([0.0, 1.1, -1.1], 1700),
+    "zeros, then values": np.r_[np.zeros(1500), NORMAL],
+    "ever larger": np.exp2(np.arange(5000) / 200) * np.sign(NORMAL),
+    "ever smaller": np.exp2(-np.arange(5000) / 200) * np.sign(NORMAL),
+    "heavy tail": np.exp(3 * NORMAL),
+}
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+@pytest.mark.parametrize("dtype", ["f4", pytest.param("f8", marks=needs_long_double)])
+@pytest.mark.parametrize("values", HARD.values(), ids=HARD)
+def test_hard_data(values, dtype, scale):
+    """Moments to a few roundings, and y as promised, also where squares are no float32."""
+    column = (values * scale).astype(dtype)[:, None]
+    unit = EPS[column.dtype]
+    for c in (1, 5, 70):
+        table = column if c == 1 else np.column_stack([np.roll(column, i if i % 2 else 0) for i in range(c)])
+        mean, var, _ = exact(table, 0)
+        assert (var > 0).all()
+        for layout in (nc, long_run, ncl):
+            x, axis = layout(table)
+            m = F.moments(x, axis=axis)
+            case = {"layout": layout.__name__, "c": c, "scale": scale}
+            assert_close(m.mean, mean, 4 * unit * np.sqrt(var) + EPS[np.dtype("f8")] * np.abs(mean), **case)
+            assert_close(m.var(), var, 16 * unit * var, **case)
+        check_batch_norm(table, (nc, long_run, ncl), eps=0, c=c, scale=scale)
+    check_rows(column, eps=0, scale=scale)
+
+
+# Statistics that are known -------------------------------------------------------------------------------------------
+
+
+def alternating(middle, step, pairs=500):
+    return np.r_[middle, np.tile([middle - step, middle + step], pairs)]
+
+
+NIST = {  # the univariate data sets of accuracy: certified std 1, 0.1, 0.1, 0.1 in decimals
+    "NumAcc1": np.array([10000001.0, 10000003.0, 10000002.0]),
+    "NumAcc2": np.r_[1.2, np.tile([1.1, 1.3], 500)],
+    "NumAcc3": np.r_[1000000.2, np.tile([1000000.1, 1000000.3], 500)],
+    "NumAcc4": np.r_[10000000.2, np.tile([10000000.1, 10000000.3], 500)],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("values", NIST.values(), ids=NIST)
+def test_nist(values, layout):
+    """As near to the exact mean and std of these doubles as NumPy's two passes, or within one unit in the last place."""
+    rational = [Fraction(v) for v in values]
+    mean = sum(rational) / len(rational)
+    var = sum((v - mean) ** 2 for v in rational) / (len(rational) - 1)
+    with localcontext(prec=60):
+        mean, std = (Decimal(q.numerator) / Decimal(q.denominator) for q in (mean, var))
+        std = std.sqrt()
+        for columns in (1, 4):
+            x, axis = layout(np.column_stack([values] * columns))
+            merged = Moments.merge([F.moments(x, axis=axis), F.moments(np.empty((0, columns)))])
+            for ours, numpys, truth in (
+                (merged.mean, values.mean(), mean),
+                (merged.std(ddof=1), values.std(ddof=1), std),
+            ):
+                allowed = abs(Decimal(float(numpys)) - truth) + Decimal(float(np.spacing(float(truth))))
+                for got in ours:
+                    assert abs(Decimal(float(got)) - truth) <= allowed, (got, numpys, truth)
+
+
+# Constants ------------------------------------------------------------------------------------------------------------
+
+CONSTANTS = (0.1, 14.62, 1 / 3, 1e-3, -1e10, 1e-30, -1e-45, 3e38, -3e38, 65504.0, 123456.789, 5e-324, 1e300, 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+@pytest.mark.parametrize("n", [2, 3, 1000, 4099])
+def test_constant_channels_are_beta(n, dtype):
+    """Exactly, whatever the constant, in batch statistics and given ones, with weights, in every layout and function."""
+    with np.errstate(over="ignore", under="ignore"):
+        constants = np.array(CONSTANTS).astype(dtype)
+    constants = constants[np.isfinite(constants)]
+    c = len(constants)
+    beta, gamma = np.linspace(-3.3, 3.3, c), np.linspace(1, 1000, c)
+    table = np.tile(constants, (n, 1))
+    of_beta = np.tile(beta.astype(dtype), (n, 1))
+    weight = np.random.default_rng(n).uniform(0.1, 3, n)
+    given = {"mean": constants.astype("f8"), "var": np.zeros(c)}
+    for layout, eps in product(LAYOUTS, (1e-5, 0.0)):
+        x, axis = layout(table)
+        want, _ = layout(of_beta)
+        for options in ({}, given, {"weight": weight.reshape(np.delete(x.shape, axis))}):
+            y, _ = F.batch_norm(x, gamma, beta, axis=axis, eps=eps, **options)
+            assert_same(y, want, layout=layout.__name__, eps=eps, options=list(options))
+        m = F.moments(x, axis=axis)
+        assert_same([m.mean, m.var()], [constants, np.zeros(c)], layout=layout.__name__)
+    rows, row_beta = np.ascontiguousarray(table.T), np.linspace(-3.3, 3.3, n)
+    y, _ = F.layer_norm(rows, np.ones(n), row_beta, normalized_shape=n)
+    assert_same(y, np.tile(row_beta.astype(dtype), (c, 1)))
+    y, _ = F.instance_norm(rows[None], gamma, beta)
+    assert_same(y[0], of_beta.T)
+    y, _ = F.group_norm(rows.reshape(c, n, 1), 1, np.ones(n), row_beta)
+    assert_same(y[..., 0], np.tile(row_beta.astype(dtype), (c, 1)))
