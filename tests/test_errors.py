@@ -128,6 +128,8 @@ BAD = [
     ("batch_norm", BATCH, {"weight": np.array([1] * 7 + [np.nan])}, ValueError, "weight", "finite"),
     ("batch_norm", BATCH, {"weight": np.array([np.inf] + [1] * 7)}, ValueError, "weight", "finite"),
     ("batch_norm", BATCH, {**UNIT, "weight": -np.ones(8)}, ValueError, "weight", ">= 0"),
+    ("batch_norm", BATCH, {"weight": np.full(8, 1e308)}, ValueError, "weight", "sum .* got inf"),
+    ("batch_norm", BATCH, {"weight": np.full(8, 1e-300)}, ValueError, "weight", "sum .* got 8e-300"),
     ("batch_norm", BATCH, {"weight": np.ones(8, complex)}, TypeError, "weight", "complex128"),
     ("batch_norm", BATCH, {"weight": masked(np.ones(8))}, TypeError, "weight", "MaskedArray"),
     ("batch_norm", BATCH, {"weight": np.arange(8) == 3}, ValueError, "x", "with one weight above zero"),

@@ -136,3 +136,65 @@ def test_a_mean_far_from_zero_costs_nothing(case, dtype, offset):
     p = p._replace(x=(p.x + np.asarray(offset, dtype)))
     got, want = both("forward", p.x, p.gamma, p.beta, 1e-5)
     assert_forward(got, want, p, dtype, False, case=case.name, offset=offset)
+
+
+@pytest.mark.parametrize(("x_size", "dy_size"), [(1e30, 1e9), (1e35, 1e4), (1e-30, 1e-10), (1e-20, 1e-20)])
+@pytest.mark.parametrize("relu", [False, True])
+def test_products_beyond_float32(x_size, dy_size, relu):
+    """dy (x - mean) may leave the range of float32 where dgamma and dx do not."""
+    rng = np.random.default_rng(5)
+    x, dy = ((rng.standard_normal((2, 300, 3)).astype("float32")) * np.float32(1)).copy()
+    x, dy = (x * x_size).astype("float32"), (dy * dy_size).astype("float32")
+    gamma, beta = np.full(3, 1.5), np.full(3, 0.25)
+    _, stats, count, _ = reference.forward(x, gamma, beta, 0.0, relu=relu)
+    for got, want in zip(*both("backward", dy, x, stats, count, relu=relu), strict=True):
+        assert_close(got, want, 1e-5 * np.abs(want).max(), x_size=x_size, dy_size=dy_size, relu=relu)
+    rows, drows = x.reshape(300, 1, 3, 1), dy.reshape(300, 1, 3, 1)
+    _, mean, rstd = reference.rows_forward(rows, gamma, beta, 0.0, relu=relu)
+    for got, want in zip(*both("rows_backward", drows, rows, mean, rstd, gamma, beta, relu=relu), strict=True):
+        assert_close(got, want, 1e-5 * np.abs(want).max(), x_size=x_size, dy_size=dy_size, relu=relu)
+
+
+@pytest.mark.parametrize("size", [1e-280, 1e-45, 1e39, 1e280])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_size_of_the_weights_does_not_matter(dtype, size):
+    rng = np.random.default_rng(6)
+    x, dy = rng.standard_normal((2, 40, 3, 2)).astype(dtype)
+    weight = rng.integers(0, 3, (40, 2)).astype(float)
+    for kernels in (cpu, reference):
+        y, stats, count, _ = kernels.forward(x, None, None, 1e-5, weight=weight)
+        y_scaled, stats_scaled, count_scaled, _ = kernels.forward(x, None, None, 1e-5, weight=weight * size)
+        unit = 16 * EPS[np.dtype(dtype)]
+        assert_close(stats_scaled, stats, 1e-13, kernels=kernels.__name__)
+        assert_close(y_scaled, y, unit * np.abs(y).max(), kernels=kernels.__name__)
+        dx = kernels.backward(dy, x, stats, count, weight)[0]
+        dx_scaled = kernels.backward(dy, x, stats_scaled, count_scaled, weight * size)[0]
+        assert_close(dx_scaled, dx, unit * np.abs(dx).max(), kernels=kernels.__name__)
+
+
+def test_masked_nan_is_safe_backward():
+    """Padding may hold NaN: with weight 0 and dy 0 there, all gradients are those of the rest."""
+    rng = np.random.default_rng(7)
+    x, dy = rng.standard_normal((2, 30, 4))
+    weight = (rng.random((30, 1)) < 0.7).astype(float)
+    dy *= weight
+    padded = np.where(weight == 0, np.nan, x)
+    for kernels in (cpu, reference):
+        _, stats, count, _ = kernels.forward(padded, None, None, 1e-5, weight=weight)
+        got = kernels.backward(dy, padded, stats, count, weight)
+        want = kernels.backward(dy, x, stats, count, weight)
+        for g, w in zip(got, want, strict=True):
+            assert_same(g, w, kernels=kernels.__name__)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 200_001), (1, 1, 500_000), (2, 1, 300_000)])
+def test_a_long_run_is_cut(shape):
+    """A Fortran-ordered table is one run per column; its pieces are merged, and weights follow the cut."""
+    rng = np.random.default_rng(8)
+    x, dy = (rng.standard_normal((2, *shape)) + 3).astype("float32")
+    weight = rng.random((shape[0], shape[2]))
+    for w in (None, weight):
+        assert_moments(*both("moments", x, w), "float32", w is not None, shape=shape)
+        _, stats, count, _ = reference.forward(x, None, None, 1e-5, weight=w)
+        dx, want = (kernels.backward(dy, x, stats, count, w)[0] for kernels in (cpu, reference))
+        assert_close(dx, want, 4e-6 * np.abs(want).max(), shape=shape)

@@ -71,3 +71,48 @@ def test_a_single_value_has_no_unbiased_variance(pooled):
         assert skipped == (0 if pooled else 2), kernels.__name__
         assert_close(running[0], [1, 2] if pooled else [0, 0], 1e-15, kernels=kernels.__name__)
         assert_close(running[1], [3.5, 12.5] if pooled else [1, 1], 1e-14, kernels=kernels.__name__)
+
+
+@pytest.mark.parametrize("before", [np.nan, np.inf, 1e10])
+def test_the_first_pooled_batch_replaces_what_stood_there(before):
+    for kernels in (cpu, reference):
+        mean, var, seen = np.full(1, before), np.full(1, before), np.zeros(1)
+        kernels.forward(np.array([[1e-10], [3e-10]]), None, None, 1e-5, running=(mean, var, 0.1, seen, 0, "skip"))
+        assert_close(mean, [2e-10], 1e-25, kernels=kernels.__name__)
+        assert_close(var, [1e-20], 1e-35, kernels=kernels.__name__)
+        assert seen == 2
+
+
+def test_values_that_only_the_batch_can_hold_do_not_poison_float32_buffers():
+    """A variance of 1e60 is finite in float64; in float32 buffers it is not, so the channel is left alone."""
+    x = np.random.default_rng(0).standard_normal((8, 2)).astype("float32")
+    x[:, 1] *= 1e30
+    for kernels in (cpu, reference):
+        mean, var = np.zeros(2, "float32"), np.ones(2, "float32")
+        with np.errstate(over="raise" if kernels is cpu else "ignore"):
+            skipped = kernels.forward(x, None, None, 1e-5, running=(mean, var, 0.5, None, 0, "skip"))[3]
+        assert skipped == 1
+        assert (mean[1], var[1]) == (0, 1) and mean[0] != 0 and np.isfinite(var).all()
+
+
+def test_weights_too_light_for_ddof_leave_the_pooled_variance():
+    x, weight = np.array([[1.0], [2.0]]), np.array([[0.3], [0.4]])
+    for kernels in (cpu, reference):
+        mean, var, seen = np.zeros(1), np.ones(1), np.zeros(1)
+        kernels.forward(x, None, None, 1e-5, weight=weight, running=(mean, var, 0.1, seen, 1, "skip"))
+        assert_close(mean, [1.1 / 0.7], 1e-15, kernels=kernels.__name__)
+        assert var == 1
+
+
+def test_an_overflow_in_half_precision_is_silent_and_late_errors_are_none():
+    x = np.array([[0.0], [1.0], [3.0]], "float16")
+    mean, var = np.zeros(1), np.ones(1)
+    with np.errstate(all="raise"):
+        y = cpu.forward(x, np.full(1, 1e6), None, 1e-5, running=(mean, var, 1.0, None, 0, "skip"), out=x)[0]
+    assert y is x and np.isinf(y).all() and mean == 4 / 3
+
+
+def test_the_count_of_many_weights_keeps_its_digits():
+    weight = np.full((2_000_000, 1), 0.1)
+    count = cpu.forward(np.zeros((2_000_000, 1), "float32"), None, None, 1e-5, weight=weight)[2]
+    assert abs(count / 200_000 - 1) < 1e-15 * 4

@@ -78,7 +78,7 @@ def statistics(who: str, mean: object, var: object, shape: tuple[int, ...]) -> t
         raise ValueError(f"{who}: {missing}: expected an array of shape {shape}, as {given} is given, got None")
     mean, var = vector(who, "mean", mean, shape), vector(who, "var", var, shape)
     if np.count_nonzero(var < 0):
-        raise ValueError(f"{who}: var: expected no negative values, got {var.min()}")
+        raise ValueError(f"{who}: var: expected no negative values, got {np.nanmin(var)}")
     return mean, var
 
 
@@ -156,6 +156,10 @@ def weights(who: str, weight: object, layout: view.Layout) -> ndarray:
     lowest, highest = w.min(initial=0.0), w.max(initial=0.0)
     if not (lowest >= 0 and highest < math.inf):
         raise ValueError(f"{who}: weight: expected finite values >= 0, got values from {lowest} to {highest}")
+    with np.errstate(over="ignore"):
+        total = float(w.sum())
+    if total and not 1e-290 <= total < math.inf:
+        raise ValueError(f"{who}: weight: expected a sum that float64 can divide by, or 0, got {total}")
     return np.array(w) if np.may_share_memory(w, given) else w
 
 

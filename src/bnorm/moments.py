@@ -12,6 +12,8 @@ import numpy as np
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
+from bnorm import checks
+
 _COUNT, _MEAN, _M2, _LOW = range(4)
 
 
@@ -136,9 +138,7 @@ def _restored(cls: type[Moments], parts: ndarray) -> Moments:
 
 
 def _vector(name: str, value: ArrayLike) -> ndarray:
-    a = np.asarray(value)
-    if a.dtype.kind not in "uif":
-        raise TypeError(f"Moments: {name}: expected real numbers, got dtype {a.dtype}")
+    a = checks.real("Moments", name, value)
     if a.ndim != 1:
         raise ValueError(f"Moments: {name}: expected one value per channel, shape (C,), got shape {a.shape}")
     return a.astype(np.float64)

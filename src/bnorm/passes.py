@@ -143,7 +143,7 @@ def channel_forward(
     frozen = mean is not None
     if frozen:
         weight = None
-    elif 0 < block.size == layout.block[1] if weight is None else np.count_nonzero(weight) == 1:
+    elif block.size and (block.size == layout.block[1] if weight is None else np.count_nonzero(weight) == 1):
         raise checks.SingleValueError(
             f"{who}: x: expected more than one value per channel to take statistics of, got shape {x.shape}"
             f"{'' if weight is None else ' with one weight above zero'}; normalize a larger batch, or by known "

@@ -101,6 +101,37 @@ cdef inline void stripe_sums(
             dgamma[j] += <double>(g0 * t0)
 
 
+cdef void scaled_sums(
+    const real* dy, const real* x, real* scaled, Py_ssize_t size, real h, real r, real b,
+    const real* gamma, const real* beta, bint relu, bint careful, double* sum, double* dot
+) noexcept nogil:
+    """sum g and sum g (x - h) of one row, g = dy gamma; the last BUFFER values of g stay in `scaled`."""
+    cdef real[LANES] lanes
+    cdef double[LANES] s, d
+    cdef Py_ssize_t i = 0, j, n
+    for j in range(LANES):
+        lanes[j] = h
+    zero(s, LANES)
+    zero(d, LANES)
+    sum[0] = 0.0
+    dot[0] = 0.0
+    while i < size:
+        n = min(<Py_ssize_t>BUFFER, size - i)
+        scaled_gradient(dy + i, x + i, scaled, n, h, r, b, gamma + i, beta + i, relu)
+        if careful:
+            careful_pair_sums(scaled, x + i, n // LANES, LANES, LANES, n % LANES, lanes, NULL, NULL, False, False, s, d)
+            sum[0] += lane_sum(s, LANES)
+            dot[0] += lane_sum(d, LANES)
+        else:
+            pair_sums_of_rows(scaled, x + i, n // LANES, LANES, LANES, lanes, s, d, False)
+            j = n - n % LANES
+            pair_sums_of_rows(scaled + j, x + i + j, 1, 0, n - j, lanes, s, d, False)
+        i += n
+    if not careful:
+        sum[0] = lane_sum(s, LANES)
+        dot[0] = lane_sum(d, LANES)
+
+
 cdef void forward_row(RowJob* job, Py_ssize_t o, Py_ssize_t g, const real* x) noexcept nogil:
     cdef real[BUFFER] buffer
     cdef Py_ssize_t size = job.channels * job.inner, row = o * job.groups + g, at = row * size, i = 0, n, c, p
@@ -137,13 +168,11 @@ cdef void backward_columns(
     """`rows` rows of group g from outer position o; gamma changes from value to value."""
     cdef real[BUFFER] scaled
     cdef real[STRIPE] h, r, b
-    cdef real[LANES] lanes
-    cdef double[LANES] s, d
     cdef const real* dy = <const real*>job.dy
     cdef const real* gamma = <const real*>job.scale + g * job.channels
     cdef const real* beta = <const real*>job.shift + g * job.channels
     cdef Py_ssize_t size = job.channels, stride = job.groups * size, at = (o * job.groups + g) * size, row
-    cdef Py_ssize_t i, j, k, n
+    cdef Py_ssize_t i, k, n
     cdef double sum, dot, mean, rstd, gap, slope, rest
     for k in range(rows):
         row = (o + k) * job.groups + g
@@ -158,21 +187,11 @@ cdef void backward_columns(
         row = (o + k) * job.groups + g
         at = row * size
         rstd = job.rstd[row]
-        for j in range(LANES):
-            lanes[j] = h[k]
-        zero(s, LANES)
-        zero(d, LANES)
-        i = 0
-        while i < size:
-            n = min(<Py_ssize_t>BUFFER, size - i)
-            scaled_gradient(dy + at + i, x + at + i, scaled, n, h[k], r[k], b[k], gamma + i, beta + i, job.relu)
-            pair_sums_of_rows(scaled, x + at + i, n // LANES, LANES, LANES, lanes, s, d, False)
-            j = n - n % LANES
-            pair_sums_of_rows(scaled + j, x + at + i + j, 1, 0, n - j, lanes, s, d, False)
-            i += n
+        scaled_sums(dy + at, x + at, scaled, size, h[k], r[k], b[k], gamma, beta, job.relu, False, &sum, &dot)
+        if real is float and products_beyond_float(1, size, &sum, &dot):
+            scaled_sums(dy + at, x + at, scaled, size, h[k], r[k], b[k], gamma, beta, job.relu, True, &sum, &dot)
         gap = job.mean[row] - <double>h[k]
-        sum = lane_sum(s, LANES)
-        dot = lane_sum(d, LANES) - gap * sum
+        dot -= gap * sum
         slope = bn_grad_b(rstd, dot, size)
         rest = (0.0 if job.rms else bn_grad_c(sum, size)) - slope * gap
         i = 0

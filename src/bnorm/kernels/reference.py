@@ -211,28 +211,32 @@ def _update(
     mean: Array,
     m2: Array,
 ) -> int:
-    """Move the running statistics, in place, by a batch; the number of channels left alone because of NaN or infinity.
+    """Move the running statistics, in place, by a batch; the number of channels left alone.
 
     seen None: the exponential moving average of means and variances, momentum being the weight of the batch. Otherwise
-    seen is the count so far per channel, and every value weighs the same: what one batch of all of them would give.
-    nonfinite: "skip" leaves such a channel alone, "raise" raises before anything changes, "propagate" lets it in.
+    seen is the count so far per channel, and every value weighs the same: what one batch of all of them would give; the
+    first batch replaces what stood there, and a variance of no more values than ddof stays as it was.
+    nonfinite: what to do with a channel whose new statistics are not finite in the type of the buffers. "skip" leaves
+    it alone, "raise" raises before anything changes, "propagate" lets it in.
     """
-    var = m2 / (count - ddof) if count > ddof else np.full_like(m2, np.nan)
-    finite = np.isfinite(mean) & np.isfinite(var if seen is None else m2)
+    if seen is None:
+        var = m2 / (count - ddof) if count > ddof else np.full_like(m2, np.nan)
+        total, new_mean = None, running_mean + momentum * (mean - running_mean)
+        new_var = running_var + momentum * (var - running_var)
+    else:
+        total, first = seen + count, seen == 0
+        delta = mean - np.where(first, mean, running_mean)
+        new_mean = np.where(first, mean, running_mean + delta * (count / total))
+        m2_all = np.where(seen > ddof, running_var * (seen - ddof), 0) + m2 + delta**2 * (seen * count / total)
+        new_var = np.where(total > ddof, m2_all / (total - ddof), running_var)
+    new_mean, new_var = new_mean.astype(running_mean.dtype), new_var.astype(running_var.dtype)
+    finite = np.isfinite(new_mean) & np.isfinite(new_var)
     if nonfinite == "raise" and not finite.all():
         raise FloatingPointError(f"{(~finite).sum()} of {finite.size} channels have a mean or variance not finite")
     move = finite if nonfinite == "skip" else np.full_like(finite, True)
-    if seen is None:
-        new_mean = running_mean + momentum * (mean - running_mean)
-        new_var = running_var + momentum * (var - running_var)
-    else:
-        total, delta = seen + count, mean - running_mean
-        m2_seen = np.where(seen > ddof, running_var * (seen - ddof), 0)
-        m2_all = np.where(seen == 0, m2, m2_seen + m2 + delta**2 * (seen * count / total))
-        new_mean = np.where(seen == 0, mean, running_mean + delta * (count / total))
-        new_var = np.where(total > ddof, m2_all / (total - ddof), np.nan)
-        seen[move] = total[move]
     running_mean[move], running_var[move] = new_mean[move], new_var[move]
+    if seen is not None and total is not None:
+        seen[move] = total[move]
     return int((~move).sum())
 
 
