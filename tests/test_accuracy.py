@@ -233,7 +233,7 @@ NIST = {  # the univariate data sets of accuracy: certified std 1, 0.1, 0.1, 0.1
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
 @pytest.mark.parametrize("values", NIST.values(), ids=NIST)
 def test_nist(values, layout):
-    """As near to the exact mean and std of these doubles as NumPy's two passes, or within one unit in the last place."""
+    """As near to the exact mean and std of these doubles as NumPy's two passes, or within a unit in the last place."""
     rational = [Fraction(v) for v in values]
     mean = sum(rational) / len(rational)
     var = sum((v - mean) ** 2 for v in rational) / (len(rational) - 1)
@@ -260,7 +260,7 @@ CONSTANTS = (0.1, 14.62, 1 / 3, 1e-3, -1e10, 1e-30, -1e-45, 3e38, -3e38, 65504.0
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
 @pytest.mark.parametrize("n", [2, 3, 1000, 4099])
 def test_constant_channels_are_beta(n, dtype):
-    """Exactly, whatever the constant, in batch statistics and given ones, with weights, in every layout and function."""
+    """Exactly, whatever the constant, in batch statistics and given ones, weighted too, in each layout and function."""
     with np.errstate(over="ignore", under="ignore"):
         constants = np.array(CONSTANTS).astype(dtype)
     constants = constants[np.isfinite(constants)]

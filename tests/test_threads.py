@@ -1,4 +1,4 @@
-"""Threads: how many, who says so, who may call, and what a fork does to them. And the SIMD level, chosen as they are."""
+"""Threads: how many, who says so, who may call, and what a fork does to them. And the SIMD level, chosen alike."""
 
 import os
 import re

@@ -123,6 +123,7 @@ def grad_input(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray a, c
     cdef double* mask_scale = <double*>data(scale)
     cdef double* mask_shift = <double*>data(shift)
     cdef Py_ssize_t i
+    cdef double folded
     cdef char* memory = <char*>scratch(6 * size)
     job.a = memory + 3 * size
     job.b = memory + 4 * size
@@ -137,7 +138,8 @@ def grad_input(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray a, c
                     (<double*>job.c)[i] = job.unit * bn_fold((<double*>job.high)[i], center[i], slope[i], rest[i])
                 else:
                     (<float*>job.b)[i] = <float>(job.unit * slope[i])
-                    (<float*>job.c)[i] = <float>(job.unit * bn_fold((<float*>job.high)[i], center[i], slope[i], rest[i]))
+                    folded = bn_fold((<float*>job.high)[i], center[i], slope[i], rest[i])
+                    (<float*>job.c)[i] = <float>(job.unit * folded)
             run(loops.map[job.kind], &job, True)
     finally:
         free(memory)
@@ -235,7 +237,9 @@ cdef class Running:
                 write(self.seen, c, seen)
         return finite
 
-    cdef Py_ssize_t update(self, const double* mean, const double* var, double count, Py_ssize_t n, bint test) except -1:
+    cdef Py_ssize_t update(
+        self, const double* mean, const double* var, double count, Py_ssize_t n, bint test
+    ) except -1:
         """Move all channels by the batch; the number left alone. As a test nothing moves, and "raise" raises."""
         cdef Py_ssize_t c, bad = 0
         for c in range(n):

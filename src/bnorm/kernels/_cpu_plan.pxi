@@ -1,12 +1,12 @@
-# From a shape to tasks, and the tasks to threads. Nothing here depends on the number of threads, so neither do the bits.
+# From a shape to tasks, and the tasks to threads. None of it depends on the number of threads, so neither do the bits.
 
 cdef enum:
     TASK = 16384            # values that make a task worth its bookkeeping
     MAX_TASKS = 128         # enough to keep many threads evenly busy
     MIN_ROWS = 512          # rows in a piece of columns: starting and merging one costs as much as some 20 rows
     FUSE = 1 << 19          # bytes that stay in the second-level cache between the passes over a group of channels
-    FAR = 1 << 23           # bytes from which an array is taken to lie in memory: outputs bypass the cache, inputs are
-                            # walked over before they are read as several rows side by side
+    STREAM = 1 << 23        # bytes from which an output bypasses the caches
+    FAR = 3 << 23           # bytes from which an input is taken to lie in memory, and is walked over before it is read
 
 
 cdef Py_ssize_t parts(Py_ssize_t whole, Py_ssize_t part) noexcept nogil:

@@ -13,7 +13,7 @@ cdef void row_view(
     job.kind = cnp.PyArray_TYPE(x) == cnp.NPY_DOUBLE
     job.x = cnp.PyArray_DATA(x)
     job.y = cnp.PyArray_DATA(y)
-    job.stream = cnp.PyArray_NBYTES(y) >= FAR
+    job.stream = cnp.PyArray_NBYTES(y) >= STREAM
     job.gamma = <const double*>data(gamma)
     job.beta = <const double*>data(beta)
     job.dy = data(dy)

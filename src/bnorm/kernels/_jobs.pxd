@@ -14,7 +14,7 @@ ctypedef struct Job:
     # The view: x[outer][channels][inner], contiguous.
     Py_ssize_t outer, channels, inner
     # Its plan. Short runs (inner <= TILE): `rows` rows of `widen` outer positions each, `tile` channels at a time, what
-    # does not fill a row left over. Long runs: a row is one outer position, or one of its `segments` of `segment` values.
+    # does not fill a row left over. Long runs: a row is an outer position, or one of `segments` of `segment` values.
     bint runs
     Py_ssize_t segment, segments
     Py_ssize_t widen, rows, tile

@@ -2,7 +2,7 @@
 #
 # All of it is serial and runs without the GIL; _cpu.pyx decides who runs which task. The compiler vectorizes loops over
 # columns (or over the LANES of a long run), which never changes the order in which the values of one channel are added:
-# four rows as a tree in the type of x, the trees in float64, blocks of rows by differences of means. So every build
+# a few rows as a tree in the type of x, the trees in float64, blocks of rows by differences of means. So every build
 # gives the same bits. What the parts are:
 #
 #   _loops_columns.pxi    columns and channels: spread per-channel numbers over columns, gather sums back

@@ -80,7 +80,9 @@ cdef void careful_pair_sums(
             d[j] += 0 if weighted and g == 0 else g * (<double>x[r * stride + j] - <double>h[j])
 
 
-cdef inline bint products_beyond_float(Py_ssize_t channels, double count, const double* s, const double* d) noexcept nogil:
+cdef inline bint products_beyond_float(
+    Py_ssize_t channels, double count, const double* s, const double* d
+) noexcept nogil:
     """Whether the sum of products of some channel is not finite, or so small that float32 has lost digits of it."""
     cdef Py_ssize_t c
     cdef int bad = 0

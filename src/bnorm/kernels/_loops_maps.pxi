@@ -64,7 +64,7 @@ cdef inline void gradient_run(
     const real* dy, const real* x, real* dx, Py_ssize_t n, const double* w, double inverse,
     real h, real a, real b, real c, real gain, real scale, real shift, bint relu, bint frozen
 ) noexcept nogil:
-    """The same with one channel's numbers; w is weight * inverse; gain is a factor of dy alone, which group norm needs."""
+    """The same with one channel's numbers; w is weight * inverse; gain is a factor of dy alone, for group norm."""
     cdef Py_ssize_t j
     cdef real t, g
     if frozen:
@@ -83,7 +83,9 @@ cdef inline void gradient_run(
             dx[j] = a * (gain * dy[j] + (b * (x[j] - h) + c))
 
 
-cdef inline void map_run(Job* job, Py_ssize_t at, const double* w, Py_ssize_t n, Py_ssize_t c, real* y) noexcept nogil:
+cdef inline void map_run(
+    Job* job, Py_ssize_t at, const double* w, Py_ssize_t n, Py_ssize_t c, real* y
+) noexcept nogil:
     """n values of channel c, from position `at` of the arrays, into y."""
     cdef const real* x = <const real*>job.x + at
     cdef real h = (<const real*>job.high)[c]
@@ -122,17 +124,29 @@ cdef inline void spread_of(
 cdef void map_short(
     Job* job, Py_ssize_t first, Py_ssize_t last, Py_ssize_t extra, Py_ssize_t c0, Py_ssize_t channels, const real* x
 ) noexcept nogil:
-    """Rows first to last of a tile of channels, and the `extra` columns below them."""
+    """Rows first to last of a tile of channels, and the `extra` columns below them.
+
+    They are walked in lines: of a tile, a line is its part of a row; where the tile is all channels memory is one piece,
+    and a line is as many outer positions as fit TILE.
+    """
     cdef real[BUFFER] buffer
     cdef real[TILE] h, scale, shift, a, b, c, wr
     cdef double[TILE] wj
     cdef real* y
     cdef const real* weights = NULL
-    cdef Py_ssize_t widen = job.widen, run = job.inner, width = widen * channels * run
-    cdef Py_ssize_t stride = widen * job.channels * run
-    cdef Py_ssize_t chunk = max(<Py_ssize_t>1, BUFFER // width) if channels == job.channels else 1
-    cdef Py_ssize_t rows, i, j, n, at, r = first
-    cdef bint scalar = widen == 1 and run >= SCALAR_RUN
+    cdef const double* w
+    cdef Py_ssize_t run = job.inner, plane = job.channels * run, width = channels * run, widen = 1
+    cdef Py_ssize_t at = first * job.widen * plane + c0 * run, step = plane, lines = last - first, rest = 0
+    cdef Py_ssize_t line = 0, chunk = 1, i, j, n, count
+    cdef bint whole = channels == job.channels, scalar = job.widen == 1 and run >= SCALAR_RUN
+    if whole and not scalar:
+        widen = TILE // plane
+        width = step = widen * plane
+        rest = lines * job.widen * plane + extra
+        lines = rest // width
+        rest %= width
+    if whole:
+        chunk = BUFFER // width
     if not scalar:
         spread_of(job.high, c0, widen, channels, run, h)
         spread_of(job.scale, c0, widen, channels, run, scale)
@@ -140,27 +154,28 @@ cdef void map_short(
         spread_of(job.a, c0, widen, channels, run, a)
         spread_of(job.b, c0, widen, channels, run, b)
         spread_of(job.c, c0, widen, channels, run, c)
-    while r < last + (extra > 0):
-        rows = min(chunk, last - r) if r < last else 1
-        n = width if r < last else extra
-        at = r * stride + c0 * run
+    while line < lines + (rest > 0):
+        count = min(chunk, lines - line) if line < lines else 1
+        n = width if line < lines else rest
         y = &buffer[0] if job.stream else <real*>job.y + at
-        for i in range(rows):
+        for i in range(count):
+            j = at + i * step
+            w = from_position(job.weight, j // plane * run)
             if scalar:
                 for j in range(channels):
-                    map_run(job, at + i * stride + j * run, from_position(job.weight, (r + i) * run), run,
-                            c0 + j, y + i * width + j * run)
+                    map_run(job, at + i * step + j * run, w, run, c0 + j, y + i * width + j * run)
             elif job.dy == NULL:
-                normalize_columns(<const real*>job.x + at + i * stride, y + i * width, n, h, scale, shift, job.relu)
+                normalize_columns(<const real*>job.x + j, y + i * width, n, h, scale, shift, job.relu)
             else:
-                if job.weight != NULL:
-                    weights_of_row(job.weight + (r + i) * widen * run, channels, run, n, wj)
+                if w != NULL:
+                    weights_of_row(w, channels, run, n, wj)
                     for j in range(n):
                         wr[j] = <real>(wj[j] / job.unit)
                     weights = wr
-                gradient_columns(<const real*>job.dy + at + i * stride, <const real*>job.x + at + i * stride,
-                                 y + i * width, n, weights,
+                    j = at + i * step
+                gradient_columns(<const real*>job.dy + j, <const real*>job.x + j, y + i * width, n, weights,
                                  h, a, b, c, scale, shift, job.relu, job.b == NULL)
         if job.stream:
-            bn_stream(<real*>job.y + at, buffer, ((rows - 1) * width + n) * sizeof(real))
-        r += rows
+            bn_stream(<real*>job.y + at, buffer, ((count - 1) * width + n) * sizeof(real))
+        line += count
+        at += count * step

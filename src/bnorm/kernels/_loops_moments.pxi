@@ -15,22 +15,35 @@ cdef inline void center_sums_of_rows(
     cdef const real *x1
     cdef const real *x2
     cdef const real *x3
-    cdef real d0, d1, d2, d3
-    while r + 4 <= rows:
+    cdef const real *x4
+    cdef const real *x5
+    cdef const real *x6
+    cdef const real *x7
+    cdef real d0, d1, d2, d3, d4, d5, d6, d7
+    while r + 8 <= rows:
         x0 = x + r * stride
         x1 = x0 + stride
         x2 = x1 + stride
         x3 = x2 + stride
+        x4 = x3 + stride
+        x5 = x4 + stride
+        x6 = x5 + stride
+        x7 = x6 + stride
         if far:
-            touch(x0, 4, stride, width)
+            touch(x0, 8, stride, width)
         for j in range(width):
             d0 = x0[j] - m[j]
             d1 = x1[j] - m[j]
             d2 = x2[j] - m[j]
             d3 = x3[j] - m[j]
-            s[j] += <double>((d0 + d1) + (d2 + d3))
-            q[j] += <double>((d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3))
-        r += 4
+            d4 = x4[j] - m[j]
+            d5 = x5[j] - m[j]
+            d6 = x6[j] - m[j]
+            d7 = x7[j] - m[j]
+            s[j] += <double>(((d0 + d1) + (d2 + d3)) + ((d4 + d5) + (d6 + d7)))
+            q[j] += <double>(((d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3))
+                             + ((d4 * d4 + d5 * d5) + (d6 * d6 + d7 * d7)))
+        r += 8
     while r < rows:
         x0 = x + r * stride
         for j in range(width):
