@@ -126,8 +126,8 @@ cdef void map_short(
 ) noexcept nogil:
     """Rows first to last of a tile of channels, and the `extra` columns below them.
 
-    They are walked in lines: of a tile, a line is its part of a row; where the tile is all channels memory is one piece,
-    and a line is as many outer positions as fit TILE.
+    They are walked in lines: of a tile, a line is its part of a row; where the tile is all channels, memory is one
+    piece, and a line is as many outer positions as fit TILE.
     """
     cdef real[BUFFER] buffer
     cdef real[TILE] h, scale, shift, a, b, c, wr
