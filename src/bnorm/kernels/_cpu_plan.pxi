@@ -3,10 +3,11 @@
 cdef enum:
     TASK = 16384            # values that make a task worth its bookkeeping
     MAX_TASKS = 128         # enough to keep many threads evenly busy
-    MIN_ROWS = 512          # rows in a piece of columns: starting and merging one costs as much as some 20 rows
+    MIN_ROWS = 512          # rows in a piece of columns: starting and merging one costs as much as some 50 rows
+    FEW = 16                # pieces from which they grow longer rather than more: four times MIN_ROWS each
     FUSE = 1 << 19          # bytes that stay in the second-level cache between the passes over a group of channels
     STREAM = 1 << 23        # bytes from which an output bypasses the caches
-    FAR = 3 << 23           # bytes from which an input is taken to lie in memory, and is walked over before it is read
+    FAR = 1 << 24           # bytes from which an input is taken to lie in memory, and is walked over before it is read
 
 
 cdef Py_ssize_t parts(Py_ssize_t whole, Py_ssize_t part) noexcept nogil:
@@ -34,7 +35,8 @@ cdef void plan(Job* job, Py_ssize_t itemsize) noexcept nogil:
     job.tile = C if job.widen > 1 else min(C, max(<Py_ssize_t>1, TILE // inner))
     units = parts(C, job.tile)
     if inner == 1 or job.widen > 1:
-        pieces = max(<Py_ssize_t>1, min(job.rows // MIN_ROWS, tasks))
+        pieces = max(min(job.rows // MIN_ROWS, <Py_ssize_t>FEW), job.rows // (4 * MIN_ROWS))
+        pieces = max(<Py_ssize_t>1, min(pieces, tasks))
         groups = min(units, tasks // pieces)
     else:
         groups = min(units, tasks)

@@ -3,7 +3,7 @@
 cdef enum:
     TILE = 256      # columns worked on at a time; their sums (float64) stay in the first-level cache
     LANES = 64      # partial sums along one long run, the same at every vector width
-    BLOCK = 256     # most rows between two merges of the running moments; BLOCK * LANES values of a long run
+    BLOCK = 1024    # most rows between two merges of the running moments; BLOCK * LANES values of a long run
     FIRST = 32      # rows of the first block of a task; the next blocks double until they reach BLOCK
     BUFFER = 2048   # values of finished output gathered before they are streamed to memory
     STRIPE = 4      # rows summed in the type of x before the sum is added in float64
