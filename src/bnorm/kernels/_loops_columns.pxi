@@ -74,6 +74,6 @@ cdef inline void touch(const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssi
             bn_touch(x + r * stride, width * sizeof(real))
 
 
-cdef inline Py_ssize_t block_rows(Py_ssize_t done) noexcept nogil:
-    """Rows of the next block after so many: never more than there were, see _loops_moments.pxi."""
-    return max(<Py_ssize_t>FIRST, min(<Py_ssize_t>BLOCK, done))
+cdef inline Py_ssize_t block_rows(const Job* job, Py_ssize_t done) noexcept nogil:
+    """Rows of the next block after so many; of moments never more than there were, see _loops_moments.pxi."""
+    return BLOCK if job != NULL and job.dy != NULL else max(<Py_ssize_t>FIRST, min(<Py_ssize_t>BLOCK, done))

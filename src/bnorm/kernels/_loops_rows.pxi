@@ -36,7 +36,7 @@ cdef void row_moments(const real* x, Py_ssize_t size, bint rms, double eps, doub
         rstd[0] = bn_rstd(second_moment(x, size) / size, eps, size)
         return
     while i < size:
-        k = min(block_rows(i // LANES) * LANES, size - i)
+        k = min(block_rows(NULL, i // LANES) * LANES, size - i)
         block_moments(x + i, NULL, k // LANES, LANES, k % LANES, 1, 1, LANES, False, False, &n, mean, &low, &m2)
         i += k
     mean[0] += low

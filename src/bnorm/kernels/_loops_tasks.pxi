@@ -24,7 +24,7 @@ cdef void reduce_long(
     cdef Py_ssize_t o = r // job.segments, i = (r % job.segments) * job.segment, n
     cdef Py_ssize_t end = min(i + job.segment, job.inner)
     while i < end:
-        n = min(block_rows(done // LANES) * LANES, end - i)
+        n = min(block_rows(job, done // LANES) * LANES, end - i)
         reduce_block(job, (o * job.channels + c) * job.inner + i, from_position(job.weight, o * job.inner + i),
                      n // LANES, LANES, n % LANES, 1, 1, LANES, c, partial, x)
         i += n
@@ -48,7 +48,7 @@ cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
         return
     r = first
     while r < last:
-        rows = min(block_rows(r - first), last - r)
+        rows = min(block_rows(job, r - first), last - r)
         if job.far and job.tile < end - begin:
             rows = min(rows, max(<Py_ssize_t>8, WALK // ((end - begin) * run)))
             touch(x + r * stride + begin * run, rows, stride, (end - begin) * run)
