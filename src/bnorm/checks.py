@@ -186,16 +186,16 @@ def output(
     target = np.asarray(out)
     if target.shape != shape:
         raise ValueError(f"{who}: out: expected shape {shape}, got {target.shape}")
-    if target.dtype.newbyteorder("=") != dtype:
+    if target.dtype != dtype and target.dtype.newbyteorder("=") != dtype:
         raise TypeError(f"{who}: out: expected dtype {dtype}, got {target.dtype}")
     if not target.flags.writeable:
         raise ValueError(f"{who}: out: expected a writeable array, got a read-only one")
-    if _overlaps_itself(target):
+    if not target.flags.c_contiguous and _overlaps_itself(target):
         raise ValueError(f"{who}: out: expected memory of its own for every element, got strides {target.strides}")
     for name, value in given.items():
-        if value is None:
+        if value is None or (value is target and name in (own, "x")):
             continue
-        a = np.asarray(value)
+        a = value if type(value) is ndarray else np.asarray(value)
         if _overlap(target, a) and not (name in (own, "x") and same_memory(target, a)):
             raise ValueError(f"{who}: out: expected {own} itself or memory of its own, got one that overlaps {name}")
     return target

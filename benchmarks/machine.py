@@ -1,0 +1,68 @@
+"""What a result file says of the machine and the software, so that its numbers can be judged."""
+
+import os
+import platform
+import re
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bnorm.kernels import cpu
+
+from .providers import ALL
+
+
+def cores() -> int:
+    """Those this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor() -> str:
+    info = Path("/proc/cpuinfo")
+    named = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.exists() else None
+    return named[1].strip() if named else platform.processor() or platform.machine()
+
+
+def facts() -> dict[str, object]:
+    return {
+        "processor": processor(),
+        "cores": cores(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "simd": cpu.simd_level(),
+        "python": platform.python_version(),
+        "versions": {p.name: version for p in ALL if (version := p.version())},
+        "missing": [p.name for p in ALL if not p.version()],
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def file_name() -> str:
+    """One per machine: amd-epyc-2-cores.json."""
+    words = re.sub(r"\((R|TM)\)|[^A-Za-z0-9]+", " ", processor()).lower().split()
+    return "-".join([*words, str(cores()), "cores"]) + ".json"
+
+
+class Others:
+    """What other processes take of the machine, in cores, since this was made. Linux only; elsewhere None."""
+
+    QUIET = 0.1
+
+    def __init__(self) -> None:
+        self.start = self._now()
+
+    def cores(self) -> float | None:
+        """Without this process and its children that have ended."""
+        now = self._now()
+        if self.start is None or now is None:
+            return None
+        wall, busy, own = (b - a for a, b in zip(self.start, now, strict=True))
+        return round(max(0.0, busy - own) / wall, 2)
+
+    @staticmethod
+    def _now() -> tuple[float, float, float] | None:
+        stat = Path("/proc/stat")
+        if not stat.exists():
+            return None
+        user, nice, system, _, _, irq, softirq, steal = map(int, stat.read_text().split("\n")[0].split()[1:9])
+        ticks = user + nice + system + irq + softirq + steal
+        return time.perf_counter(), ticks / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4])
