@@ -10,6 +10,7 @@ from math import exp, log
 from pathlib import Path
 from typing import Any
 
+from .machine import Others
 from .shapes import OPERATIONS
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +60,7 @@ def section(results: Results) -> str:
     lines = [
         f"{heading(results)} Milliseconds, GB/s of the least bytes, and how many times as long {PEER} took, in bold "
         f"where it was faster; fresh results. Copying large arrays ran at {results['copy_gb_s'][1]:.3g} GB/s "
-        f"(quartiles {low:.3g} and {high:.3g}); more than that is the cache.",
+        f"(quartiles {low:.3g} and {high:.3g}); more than that is the cache.{_disturbed(results)}",
         "",
         *markdown(table),
         "",
@@ -147,6 +148,11 @@ def aligned(table: Sequence[Sequence[str]]) -> list[str]:
         ).rstrip()
         for row in table
     ]
+
+
+def _disturbed(results: Results) -> str:
+    busy = results["others"] or 0.0
+    return f" Other processes used {busy:.2g} cores meanwhile." if busy > Others.QUIET else ""
 
 
 def _cell(row: Mapping[str, Any]) -> str:

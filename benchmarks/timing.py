@@ -46,7 +46,7 @@ class Effort:
 
 
 FULL = Effort(processes=3, rounds=5, least=2, budget=4.0, sample=0.002)
-QUICK = Effort(processes=1, rounds=5, least=2, budget=1.0, sample=0.001)
+QUICK = Effort(processes=1, rounds=4, least=2, budget=0.8, sample=0.001, samples=2)
 
 
 class Calls:
