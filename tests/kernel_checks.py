@@ -13,7 +13,7 @@ import pytest
 
 from bnorm.kernels import cpu, reference, view
 from cases import CASES, DTYPES
-from compare import EPS, assert_close, normalized_error, rounding
+from compare import EPS, assert_close, normalized_error, rounding, sum_error
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
@@ -117,3 +117,21 @@ def assert_forward(got, want, p, dtype, weighted, **case):
     )
     assert y.dtype == p.x.dtype
     assert_close(y, y_want, allowed.reshape(y.shape), what="y", **case)
+
+
+def assert_backward(got, want, dy, x, stats, count, weight, frozen, dtype, **case):
+    case |= {"dtype": dtype, "weighted": weight is not None, "frozen": frozen}
+    mean, _, rstd, scale, _ = stats
+    wide_dy, t = as_block(dy), as_block(x) - channel(mean)
+    of_sum, of_dot = sum_error(dtype, wide_dy, (0, 2)), sum_error(dtype, wide_dy * t, (0, 2))
+    assert_close(got[1], want[1], rstd * of_dot, what="dgamma", **case)
+    assert_close(got[2], want[2], of_sum, what="dbeta", **case)
+    allowed = map_error(dtype, as_block(want[0]), channel(scale) * wide_dy)
+    if not frozen and count:
+        w = 1.0 if weight is None else weight[:, None]
+        b, c = channel(scale * rstd**2 / count), channel(scale / count)
+        sums = wide_dy.sum((0, 2)), (wide_dy * t).sum((0, 2))
+        allowed = allowed + map_error(dtype, 0.0, w * b * t * channel(sums[1]), w * c * channel(sums[0]))
+        allowed = allowed + w * np.abs(b * t) * channel(of_dot) + w * np.abs(c) * channel(of_sum)
+    assert got[0].dtype == x.dtype
+    assert_close(got[0], want[0], np.broadcast_to(allowed, wide_dy.shape).reshape(dy.shape), what="dx", **case)
