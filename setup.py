@@ -43,6 +43,7 @@ if sysconfig.get_platform().endswith(("x86_64", "amd64")):
 # The threads are in these two. Flags of compiler and linker, in the order they are tried: Apple's Clang wants
 # -Xpreprocessor and a library of its own; omp_pause_resource_all, which makes fork() safe, is not in every runtime.
 THREADED = ["_cpu", "_threads"]
+PLAIN = ["_buffers"]
 OPENMP = {
     "unix": [
         (["-fopenmp", "-DBNORM_OMP_PAUSE"], ["-fopenmp"]),
@@ -93,7 +94,7 @@ class BuildExt(build_ext):
         openmp = ([], []) if NO_OPENMP else first_that_runs(self.compiler, OPENMP[kind])
         for ext in self.extensions:
             name = ext.name.rpartition(".")[2]
-            special, linking = openmp if name in THREADED else (LOOPS[name][kind], [])
+            special, linking = openmp if name in THREADED else (LOOPS.get(name, {kind: []})[kind], [])
             ext.extra_compile_args = COMMON[kind] + special
             ext.extra_link_args = linking + SANITIZE
         flags = [(ext.extra_compile_args, ext.extra_link_args) for ext in self.extensions]
@@ -122,6 +123,6 @@ setup(
             libraries=[] if os.name == "nt" else ["m"],
             depends=[path.as_posix() for path in Path(KERNELS).iterdir() if path.suffix in {".pxd", ".pxi", ".h"}],
         )
-        for name in [*THREADED, *LOOPS]
+        for name in [*THREADED, *PLAIN, *LOOPS]
     ],
 )

@@ -116,3 +116,74 @@ def test_the_count_of_many_weights_keeps_its_digits():
     weight = np.full((2_000_000, 1), 0.1)
     count = cpu.forward(np.zeros((2_000_000, 1), "float32"), None, None, 1e-5, weight=weight)[2]
     assert abs(count / 200_000 - 1) < 1e-15 * 4
+
+
+# move: the same without an array ------------------------------------------------------------------------------------
+
+VALUES = [1e300, 1e20, np.nan, np.inf, -np.inf, 0.0, 2.5, -3.0]  # 1e300 does not fit float32 buffers
+
+
+@on_off("pooled")
+@pytest.mark.parametrize("nonfinite", ["skip", "propagate", "raise"])
+@pytest.mark.parametrize("ddof", [0, 1])
+@pytest.mark.parametrize("buffers", ["float32", "float64"])
+def test_move(buffers, ddof, nonfinite, pooled):
+    """Against the reference: batches of 0 values, of 1, of many and of fractional weights, finite or not."""
+    count, mean, var = (a.ravel() for a in np.meshgrid([0.0, 0.5, 1.0, 3.0, 1e6], VALUES, [0.0, 2.0, np.nan, np.inf]))
+    empty = count == 0
+    if nonfinite == "raise":  # then all must be well, but what is empty is not looked at
+        fit = empty | ((np.abs(mean) < 1e10) & np.isfinite(var) & ((count > ddof) | pooled))
+        count, mean, var, empty = count[fit], mean[fit], var[fit], empty[fit]
+
+    def run(kernels):
+        rng = np.random.default_rng(3)
+        running = rng.standard_normal(count.size).astype(buffers), rng.random(count.size).astype(buffers)
+        seen = rng.integers(0, 3, count.size) * 4.0 if pooled else None
+        before = [running[0].copy(), running[1].copy(), None if seen is None else seen.copy()]
+        arguments = count.copy(), mean.copy(), var.copy()
+        skipped = kernels.move((*running, 0.3, seen, ddof, nonfinite), *arguments)
+        for a, b in zip(arguments, (count, mean, var), strict=True):
+            assert_same(a, b, kernels=kernels.__name__)
+        for a, b in zip((*running, seen), before, strict=True):
+            if a is not None:
+                assert_same(a[empty], b[empty], kernels=kernels.__name__)
+        return skipped, *running, seen
+
+    got, want = run(cpu), run(reference)
+    assert got[0] == want[0] == (0 if nonfinite != "skip" else want[0])
+    assert nonfinite != "skip" or got[0] > 0
+    for g, w, what in zip(got[1:], want[1:], ("mean", "var", "seen"), strict=True):
+        if w is not None:
+            g, w = (np.where(np.isfinite(a), a, a.dtype.type(np.nan)) for a in (g, w))  # lost, either way
+            tags = {"what": what, "buffers": buffers, "ddof": ddof, "nonfinite": nonfinite, "pooled": pooled}
+            assert_close(g, w, 4 * EPS[np.dtype(buffers)] * np.abs(w), **tags)
+            assert g.dtype == w.dtype == (buffers if what != "seen" else "float64")
+
+
+@on_off("pooled")
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e300])
+def test_move_raises_before_it_moves(bad, pooled):
+    count, var = np.array([2.0, 2.0, 0.0]), np.ones(3)
+    for kernels in (cpu, reference):
+        running = np.zeros(3, "float32"), np.ones(3, "float32"), 0.5, np.full(3, 2.0) if pooled else None, 0, "raise"
+        with pytest.raises(FloatingPointError, match="1 of 3 channels"):
+            kernels.move(running, count, np.array([1.0, bad, bad]), var)
+        assert_same(running[:2], [np.zeros(3), np.ones(3)], kernels=kernels.__name__)
+        if pooled:
+            assert_same(running[3], np.full(3, 2.0), kernels=kernels.__name__)
+
+
+@on_off("pooled")
+def test_move_is_what_forward_does(pooled):
+    """The same bits, from the statistics that forward returns."""
+    x = np.random.default_rng(4).standard_normal((50, 6)) + 3
+
+    def fresh():
+        return np.full(6, 0.5), np.full(6, 2.0), 0.3, np.full(6, 7.0) if pooled else None, 1, "skip"
+
+    by_forward, by_move = fresh(), fresh()
+    _, stats, count, _ = cpu.forward(x, None, None, 1e-5, running=by_forward)
+    cpu.move(by_move, np.full(6, count), stats[0].copy(), stats[1].copy())
+    for a, b in zip(by_forward, by_move, strict=True):
+        if isinstance(a, np.ndarray):
+            assert a.tobytes() == b.tobytes()

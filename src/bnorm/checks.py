@@ -25,6 +25,10 @@ class SingleValueError(ValueError):
     """Batch statistics of one value: a layer may catch this and fall back on its running statistics."""
 
 
+class NonFiniteError(FloatingPointError, ValueError):
+    """Batch statistics that are not finite, where they were asked to raise."""
+
+
 def real(who: str, name: str, value: object) -> ndarray:
     """Anything that NumPy takes for an array of bools, integers or floats, as a base-class array."""
     kernels_for(value, who, name)
@@ -130,6 +134,53 @@ def epsilon(who: str, eps: object) -> float:
     if not 0 <= value < math.inf:
         raise ValueError(f"{who}: eps: expected a finite number >= 0, got {eps!r}")
     return value
+
+
+def momentum(who: str, momentum: Any) -> float | None:
+    """The weight of a new batch, above 0 and at most 1, or None."""
+    if momentum is None:
+        return None
+    if isinstance(momentum, bool) or not isinstance(momentum, numbers.Real):
+        raise TypeError(f"{who}: momentum: expected a real number or None, got {momentum!r}")
+    if not 0.0 < float(momentum) <= 1.0:
+        raise ValueError(f"{who}: momentum: expected a number above 0 and at most 1, or None, got {momentum!r}")
+    return float(momentum)
+
+
+def flag(who: str, name: str, value: object) -> bool:
+    """True or False, and nothing that is merely taken for it."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{who}: {name}: expected True or False, got {value!r}")
+    return bool(value)
+
+
+def positive(who: str, name: str, value: object) -> int:
+    """An integer above 0."""
+    n = integer(who, name, value)
+    if n < 1:
+        raise ValueError(f"{who}: {name}: expected a positive integer, got {value!r}")
+    return n
+
+
+def choice(who: str, name: str, value: Any, choices: tuple[Any, ...]) -> Any:
+    """One of the choices, which are all of one type."""
+    kind = type(choices[0])
+    if isinstance(value, bool) or not isinstance(value, kind | np.integer if kind is int else kind):
+        raise TypeError(f"{who}: {name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
+    if value not in choices:
+        raise ValueError(f"{who}: {name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
+    return kind(value)
+
+
+def parameter_dtype(who: str, dtype: Any) -> np.dtype[Any]:
+    """What parameters and running statistics are stored in: float64 or float32."""
+    try:
+        kind: np.dtype[Any] = np.dtype(dtype)
+    except TypeError:
+        raise TypeError(f"{who}: dtype: expected float64 or float32, got {dtype!r}") from None
+    if dtype is None or kind.char not in "fd" or not kind.isnative:
+        raise ValueError(f"{who}: dtype: expected float64 or float32, got {dtype!r}")
+    return kind
 
 
 def relu(who: str, activation: object) -> bool:

@@ -15,7 +15,13 @@ def show_config() -> None:
 
     Versions come from the packages' metadata: none of them is imported.
     """
-    sections = {"System": _system(), "Packages": _packages(), "Processor": _processor(), "Threads": _threading()}
+    sections = {
+        "System": _system(),
+        "Packages": _packages(),
+        "Processor": _processor(),
+        "Threads": _threading(),
+        "Memory": _memory(),
+    }
     for title, facts in sections.items():
         width = max(map(len, facts))
         print(f"\n{title}:")
@@ -53,6 +59,10 @@ def _processor() -> dict[str, str]:
         "SIMD levels here": ", ".join(cpu.simd_levels()),
         "GPU": f"CuPy is {'' if util.find_spec('cupy') else 'not '}installed",
     }
+
+
+def _memory() -> dict[str, str]:
+    return {"kept for large results": f"up to {cpu.get_buffer_limit() >> 20} MiB"}
 
 
 def _threading() -> dict[str, str]:

@@ -21,7 +21,6 @@ changed then.
 
 from math import inf
 
-import numpy as np
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
@@ -211,13 +210,12 @@ def moments(x: ArrayLike, *, axis: int = 1, weight: ArrayLike | None = None, ski
     (array([2., 1.]), array([2., 5.]), array([1., 0.]))
     """
     who = "moments"
-    if not isinstance(skipna, bool | np.bool_):
-        raise TypeError(f"{who}: skipna: expected True or False, got {skipna!r}")
+    skipna = checks.flag(who, "skipna", skipna)
     x = array(who, x)
     block, layout = view.channels(x, checks.channel_axis(who, axis, x.shape))
     if weight is not None:
         weight = checks.weights(who, weight, layout)
-    return Moments.of(*BACKENDS[type(x)].moments(block, weight, bool(skipna)))
+    return Moments.of(*BACKENDS[type(x)].moments(block, weight, skipna))
 
 
 def _over_last_axes(

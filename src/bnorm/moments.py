@@ -65,8 +65,13 @@ class Moments:
         sets = np.stack([item._parts for item in items], axis=1)  # (4, items, C)
         while sets.shape[1] > 1:  # neighbours in pairs, then pairs of pairs: rounding grows with the logarithm only
             even = sets.shape[1] & ~1
-            sets = np.concatenate([_merged(sets[:, 0:even:2], sets[:, 1:even:2]), sets[:, even:]], axis=1)
+            sets = np.concatenate([merged(sets[:, 0:even:2], sets[:, 1:even:2]), sets[:, even:]], axis=1)
         return cls._from(sets[:, 0])
+
+    @property
+    def parts(self) -> ndarray:
+        """(4, C): count, mean, m2, low. mean + low is the mean, to more digits than float64 has."""
+        return self._parts
 
     @property
     def count(self) -> ndarray:
@@ -145,8 +150,8 @@ def _vector(name: str, value: ArrayLike) -> ndarray:
 
 
 @np.errstate(invalid="ignore", over="ignore")  # infinity and NaN are data
-def _merged(a: ndarray, b: ndarray) -> ndarray:
-    """Two (4, ..., C) arrays of moments as one, element by element (Chan, Golub, LeVeque 1983)."""
+def merged(a: ndarray, b: ndarray) -> ndarray:
+    """Two (4, ..., C) arrays, of count, mean, m2, low, as one, element by element (Chan, Golub, LeVeque 1983)."""
     count = a[_COUNT] + b[_COUNT]
     share = b[_COUNT] / np.where(count == 0, 1, count)
     high, rest = _sum_and_rest(b[_MEAN], -a[_MEAN])

@@ -201,19 +201,29 @@ def row_forward(
     return out, saved
 
 
-def pull_back(who: str, dy: object, saved: Saved, params: bool = True, out: ndarray | None = None) -> Gradients:
-    """dx, dgamma, dbeta of the forward that left `saved`; no dgamma and dbeta without `params`."""
+def pull_back(
+    who: str,
+    dy: object,
+    saved: Saved,
+    params: bool = True,
+    out: ndarray | None = None,
+    given: Mapping[str, object] | None = None,
+) -> Gradients:
+    """dx, dgamma, dbeta of the forward that left `saved`; no dgamma and dbeta without `params`.
+
+    given: what `out` may not overlap either, by name.
+    """
     x, layout = saved.x, saved.layout
     if x is None:
         raise RuntimeError(f"{who}: saved: expected a forward whose x is still there, got one whose x out= overwrote")
-    given = dy
+    mine = dy
     if type(dy) is not ndarray or dy.dtype != x.dtype or dy.shape != layout.shape:
         dy = checks.gradient(who, dy, layout.shape, x.dtype)
     if out is None:
         dx, dgamma, dbeta = saved.gradients(view.like(dy, layout), params, None)
         return _ordered(view.restore(dx, layout), saved.order), dgamma, dbeta
     whole = view.restore(x, layout)
-    target = checks.output(who, out, layout.shape, x.dtype, {"dy": given, "x": whole}, own="dy")
+    target = checks.output(who, out, layout.shape, x.dtype, {"dy": mine, "x": whole, **(given or {})}, own="dy")
     to = view.into(target, layout)
     dx, dgamma, dbeta = saved.gradients(view.like(dy, layout), params, to)
     _deliver(dx, layout, to, target, whole, saved)

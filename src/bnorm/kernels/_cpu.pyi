@@ -4,7 +4,13 @@ def use(capsule: object) -> None: ...
 def processor_level() -> int: ...
 def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> tuple[Array, Array, Array, Array]: ...
 def normalize(
-    x: Array, mean: Array, scale: Array, shift: Array, relu: bool = False, out: Array | None = None
+    x: Array,
+    mean: Array,
+    scale: Array,
+    shift: Array,
+    relu: bool = False,
+    out: Array | None = None,
+    finite: bool = False,
 ) -> Array: ...
 def grad_moments(
     dy: Array, x: Array, mean: Array, scale: Array | None = None, shift: Array | None = None
@@ -21,6 +27,8 @@ def grad_input(
     shift: Array | None = None,
     out: Array | None = None,
 ) -> Array: ...
+def add(total: Array, part: Array) -> None: ...
+def move(running: Running, count: Array, mean: Array, var: Array) -> int: ...
 def forward(
     x: Array,
     gamma: Array | None,

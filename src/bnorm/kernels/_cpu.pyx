@@ -15,6 +15,7 @@ from libc.math cimport frexp, ldexp
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
+from bnorm.kernels._buffers cimport empty
 from bnorm.kernels._jobs cimport LANES, STRIPE, TILE, Job, Loops, RowJob, row_task_t, task_t
 from bnorm.kernels._threads cimport threads_for
 
@@ -46,5 +47,6 @@ def processor_level():
 
 include "_cpu_plan.pxi"
 include "_cpu_arrays.pxi"
+include "_cpu_running.pxi"
 include "_cpu_channels.pxi"
 include "_cpu_rows.pxi"

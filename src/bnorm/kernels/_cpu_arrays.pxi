@@ -13,7 +13,7 @@ cdef inline cnp.ndarray result(cnp.ndarray x, cnp.ndarray out):
     """out, or a fresh array like x."""
     if out is not None:
         return out
-    return cnp.PyArray_EMPTY(cnp.PyArray_NDIM(x), cnp.PyArray_DIMS(x), cnp.PyArray_TYPE(x), 0)
+    return empty(cnp.PyArray_NDIM(x), cnp.PyArray_DIMS(x), cnp.PyArray_TYPE(x))
 
 
 cdef inline bint is_half(cnp.ndarray x) noexcept:
@@ -82,3 +82,15 @@ cdef void to_kind(const double* values, Py_ssize_t n, int kind, void* typed) noe
     else:
         for c in range(n):
             (<float*>typed)[c] = <float>values[c]
+
+
+def add(cnp.ndarray total, cnp.ndarray part):
+    """total += part, both contiguous and of one size, part float64. What is not finite adds up without a word."""
+    cdef double* b = <double*>data(part)
+    cdef Py_ssize_t i
+    if cnp.PyArray_TYPE(total) == cnp.NPY_DOUBLE:
+        for i in range(cnp.PyArray_SIZE(total)):
+            (<double*>data(total))[i] += b[i]
+    else:
+        for i in range(cnp.PyArray_SIZE(total)):
+            (<float*>data(total))[i] = <float>((<float*>data(total))[i] + b[i])

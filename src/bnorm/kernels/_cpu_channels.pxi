@@ -49,15 +49,19 @@ cdef void fold(Job* job, char* memory, const double* mean, const double* scale, 
 
 
 def normalize(cnp.ndarray x, cnp.ndarray mean, cnp.ndarray scale, cnp.ndarray shift, bint relu=False,
-              cnp.ndarray out=None):
-    """y = (x - mean) * scale + shift per channel; with relu, 0 where that is not positive."""
-    if is_half(x):
-        return narrowed(normalize(widened(x), mean, scale, shift, relu), out)
+              cnp.ndarray out=None, bint finite=False):
+    """y = (x - mean) * scale + shift per channel; with relu, 0 where that is not positive.
+
+    With finite, FloatingPointError where x holds an infinity; what was written to out by then is of no use.
+    """
+    if is_half(x):      # widening makes no infinity and loses none
+        return narrowed(normalize(widened(x), mean, scale, shift, relu, None, finite), out)
     cdef Job job
     cdef cnp.ndarray y = result(x, out)
     view(&job, x)
     target(&job, y)
     job.relu = relu
+    job.finite = finite
     cdef double* center = <double*>data(mean)
     cdef double* a = <double*>data(scale)
     cdef double* b = <double*>data(shift)
@@ -68,6 +72,8 @@ def normalize(cnp.ndarray x, cnp.ndarray mean, cnp.ndarray scale, cnp.ndarray sh
             run(loops.map[job.kind], &job, True)
     finally:
         free(memory)
+    if job.infinite:
+        raise FloatingPointError("x holds an infinity")
     return y
 
 
@@ -192,63 +198,6 @@ cdef double unit_of(cnp.ndarray weight) noexcept:
     return ldexp(1.0, max(-1000, min(1000, exponent)))
 
 
-cdef double read(cnp.ndarray a, Py_ssize_t c) noexcept:
-    return (<double*>data(a))[c] if cnp.PyArray_TYPE(a) == cnp.NPY_DOUBLE else (<float*>data(a))[c]
-
-
-cdef bint holds(cnp.ndarray a, double value) noexcept:
-    """Whether the type of a can hold the value as a finite number."""
-    return bn_finite(value if cnp.PyArray_TYPE(a) == cnp.NPY_DOUBLE else <double><float>value)
-
-
-cdef void write(cnp.ndarray a, Py_ssize_t c, double value) noexcept:
-    if cnp.PyArray_TYPE(a) == cnp.NPY_DOUBLE:
-        (<double*>data(a))[c] = value
-    else:
-        (<float*>data(a))[c] = <float>value
-
-
-@cython.final
-@cython.internal
-cdef class Running:
-    """Running statistics to be moved by one batch: the buffers, float64 or float32, and the rule."""
-    cdef cnp.ndarray mean, var, seen
-    cdef double momentum, ddof
-    cdef str nonfinite
-
-    def __cinit__(self, tuple running):
-        self.mean, self.var, self.momentum, self.seen, self.ddof, self.nonfinite = running
-
-    cdef bint move(self, Py_ssize_t c, double count, double batch_mean, double batch_var, bint test) noexcept:
-        """Move channel c, unless it is a test or the result would not be finite. Returns whether it is finite."""
-        cdef double mean = read(self.mean, c), var = read(self.var, c), seen = 0.0
-        cdef bint finite
-        if self.seen is None:
-            mean = bn_ema(mean, batch_mean, self.momentum)
-            var = bn_ema(var, bn_variance(batch_var * count, count, self.ddof), self.momentum)
-        else:
-            seen = read(self.seen, c)
-            bn_pool(&mean, &var, &seen, count, batch_mean, batch_var * count, self.ddof)
-        finite = holds(self.mean, mean) and holds(self.var, var)
-        if not test and (finite or self.nonfinite == "propagate"):
-            write(self.mean, c, mean)
-            write(self.var, c, var)
-            if self.seen is not None:
-                write(self.seen, c, seen)
-        return finite
-
-    cdef Py_ssize_t update(
-        self, const double* mean, const double* var, double count, Py_ssize_t n, bint test
-    ) except -1:
-        """Move all channels by the batch; the number left alone. As a test nothing moves, and "raise" raises."""
-        cdef Py_ssize_t c, bad = 0
-        for c in range(n):
-            bad += not self.move(c, count, mean[c], var[c], test)
-        if bad and self.nonfinite == "raise":
-            raise FloatingPointError(f"the batch mean or variance of {bad} of {n} channels is not finite")
-        return 0 if self.nonfinite == "propagate" else bad
-
-
 def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.ndarray mean=None,
             cnp.ndarray var=None, cnp.ndarray weight=None, bint relu=False, tuple running=None,
             cnp.ndarray out=None):
@@ -258,10 +207,14 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
         return narrowed(y32, out), stats, count, skipped
     cdef Job job
     cdef cnp.ndarray y = result(x, out), stats_
-    cdef Running moving = None if running is None else Running(running)
+    cdef Running r
+    cdef bint moves = running is not None, raises = False
     cdef bint given = mean is not None, fused
     cdef Py_ssize_t left = 0
     cdef cnp.npy_intp[2] shape
+    if moves:
+        take(&r, running)
+        raises = r.raises
     view(&job, x)
     target(&job, y)
     cdef Py_ssize_t C = job.channels, c
@@ -277,7 +230,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
     if weight is not None and not given:
         job.weight = <const double*>data(weight)
         job.count = total(job.weight, job.outer * job.inner)
-    fused = fits(&job, itemsize(&job)) and not (moving is not None and moving.nonfinite == "raise")
+    fused = fits(&job, itemsize(&job)) and not raises
     cdef size_t size = vector_size(&job), partials = 0 if given else partial_size(&job)
     cdef char* memory = <char*>scratch(partials + 3 * size)
     job.high = memory + partials
@@ -300,13 +253,13 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
                 run(loops.reduce[job.kind], &job, False)
                 loops.merge_moments(&job, 0, C)
                 between_forward(&job, 0, C)
-        if moving is not None and moving.nonfinite == "raise" and job.count > 0.0:
-            moving.update(job.stats, job.stats + C, job.count, C, True)
+        if raises:
+            move_all(&r, job.stats, job.stats + C, &job.count, 0, C, True)
         if not fused:
             with nogil:
                 run(loops.map[job.kind], &job, True)
-        if moving is not None and job.count > 0.0:
-            left = moving.update(job.stats, job.stats + C, job.count, C, False)
+        if moves:
+            left = move_all(&r, job.stats, job.stats + C, &job.count, 0, C, False)
     finally:
         free(memory)
     return y, stats_, job.count, left

@@ -29,6 +29,8 @@ ctypedef struct Job:
     double unit             # a power of two near the largest weight, which may not fit the type of x
     bint skipna, relu
     bint stream, far        # y, or x, is too large for the caches
+    bint finite             # look for infinities in x while mapping it,
+    int infinite            # and set this where there is one: any task may, and none takes it back
     # Per channel, float64.
     double* partial         # [pieces][4][channels]: count, mean, low, m2; or sum and dot in the first two
     double* stats           # [5][channels]: mean, var, rstd, scale, shift

@@ -14,6 +14,7 @@
 
 from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport INFINITY, fabs
+from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy
 
 from bnorm.kernels._jobs cimport BLOCK, BUFFER, FIRST, LANES, STRIPE, TILE, WALK, Job, Loops, RowJob
@@ -30,6 +31,9 @@ cdef extern from "memory.h" nogil:
     void bn_stream(void*, const void*, size_t)
     void bn_stream_end()
     void bn_touch(const void*, size_t)
+    void bn_set(int*)
+    int32_t bn_infinite_float(float)
+    int64_t bn_infinite_double(double)
 
 ctypedef fused real:
     float

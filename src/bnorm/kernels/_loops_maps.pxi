@@ -3,10 +3,52 @@
 # the brackets b is of the size of 1 / std, which float32 holds wherever it holds x. A weight of 0 keeps whatever stands
 # under it out, NaN too. Without b (statistics that are constants) dx = a dy.
 #
+# Infinities are looked for in the pass that reads x anyway: among columns in the loop that maps them, elsewhere just
+# before, a few cache lines at a time.
+#
 # Outputs larger than the cache are finished in a small buffer and streamed to memory past the cache.
 
 cdef enum:
     SCALAR_RUN = 32     # from this length a run is mapped with its channel's numbers in registers
+    LOOK = 512          # values looked at before they are mapped: enough to pay, and few enough to overlap with the map
+
+
+cdef inline bint infinite(const real* x, Py_ssize_t n) noexcept nogil:
+    """Whether an infinity is among n values."""
+    cdef Py_ssize_t j
+    cdef int32_t found = 0
+    cdef int64_t found_double = 0   # as wide as what is compared, for whole vectors
+    for j in range(n):
+        if real is float:
+            found |= bn_infinite_float(x[j])
+        else:
+            found_double |= bn_infinite_double(x[j])
+    return found != 0 or found_double != 0
+
+
+cdef inline bint last_infinite(const real* x, Py_ssize_t n) noexcept nogil:
+    """The same of what does not fill 16 values; looking at some twice, as whole vectors, is faster than one by one."""
+    if n % 16 == 0:
+        return False
+    return infinite(x, n) if n < 16 else infinite(x + n - 16, 16)
+
+
+cdef inline bint finite_columns(
+    const real* x, real* y, Py_ssize_t n, const real* h, const real* scale, const real* shift, bint relu
+) noexcept nogil:
+    """normalize_columns of a multiple of 16 columns; whether an infinity was among them."""
+    cdef Py_ssize_t j
+    cdef int32_t found = 0
+    cdef int64_t found_double = 0
+    cdef real v
+    for j in range(n):
+        if real is float:
+            found |= bn_infinite_float(x[j])
+        else:
+            found_double |= bn_infinite_double(x[j])
+        v = (x[j] - h[j]) * scale[j] + shift[j]
+        y[j] = 0 if relu and v <= 0 else v
+    return found != 0 or found_double != 0
 
 
 cdef inline void normalize_columns(
@@ -83,6 +125,24 @@ cdef inline void gradient_run(
             dx[j] = a * (gain * dy[j] + (b * (x[j] - h) + c))
 
 
+cdef void look(Job* job, const real* x, Py_ssize_t n) noexcept nogil:
+    """Note an infinity among n values that are about to be mapped, and are in the first-level cache from now on."""
+    if infinite(x, n & -16) or last_infinite(x, n):
+        bn_set(&job.infinite)
+
+
+cdef void checked_columns(
+    Job* job, const real* x, real* y, Py_ssize_t n, const real* h, const real* scale, const real* shift
+) noexcept nogil:
+    """normalize_columns that notes an infinity."""
+    cdef Py_ssize_t k = n & -16
+    cdef bint found = last_infinite(x, n)   # before y, which may be x, is written
+    found |= finite_columns(x, y, k, h, scale, shift, job.relu)
+    normalize_columns(x + k, y + k, n - k, h + k, scale + k, shift + k, job.relu)
+    if found:
+        bn_set(&job.infinite)
+
+
 cdef inline void map_run(
     Job* job, Py_ssize_t at, const double* w, Py_ssize_t n, Py_ssize_t c, real* y
 ) noexcept nogil:
@@ -106,7 +166,9 @@ cdef void map_long(Job* job, Py_ssize_t r, Py_ssize_t c, const real* x) noexcept
     cdef Py_ssize_t at = (o * job.channels + c) * job.inner, end = min(i + job.segment, job.inner)
     cdef real* y = <real*>job.y + at
     while i < end:
-        n = min(<Py_ssize_t>BUFFER, end - i)
+        n = min(<Py_ssize_t>(LOOK if job.finite else BUFFER), end - i)
+        if job.finite:
+            look(job, x + at + i, n)
         map_run(job, at + i, from_position(job.weight, o * job.inner + i), n, c,
                 &buffer[0] if job.stream else y + i)
         if job.stream:
@@ -161,9 +223,13 @@ cdef void map_short(
         for i in range(count):
             j = at + i * step
             w = from_position(job.weight, j // plane * run)
+            if job.finite and scalar:
+                look(job, x + j, n)
             if scalar:
                 for j in range(channels):
                     map_run(job, at + i * step + j * run, w, run, c0 + j, y + i * width + j * run)
+            elif job.dy == NULL and job.finite:
+                checked_columns(job, x + j, y + i * width, n, h, scale, shift)
             elif job.dy == NULL:
                 normalize_columns(<const real*>job.x + j, y + i * width, n, h, scale, shift, job.relu)
             else:

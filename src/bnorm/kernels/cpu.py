@@ -5,19 +5,35 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from . import _cpu
-from ._cpu import backward, forward, grad_input, grad_moments, moments, normalize, rows_backward, rows_forward
+from ._buffers import get_buffer_limit, set_buffer_limit
+from ._cpu import (
+    add,
+    backward,
+    forward,
+    grad_input,
+    grad_moments,
+    moments,
+    move,
+    normalize,
+    rows_backward,
+    rows_forward,
+)
 from ._threads import get_num_threads, set_num_threads
 
 __all__ = [
+    "add",
     "backward",
     "forward",
+    "get_buffer_limit",
     "get_num_threads",
     "grad_input",
     "grad_moments",
     "moments",
+    "move",
     "normalize",
     "rows_backward",
     "rows_forward",
+    "set_buffer_limit",
     "set_num_threads",
     "simd_level",
     "simd_levels",

@@ -1,4 +1,4 @@
-/* What a Cython loop cannot say: stores that bypass the cache, and what this processor can do. */
+/* What a Cython loop cannot say: how memory is read and written, and what this processor can do. */
 #ifndef BNORM_MEMORY_H
 #define BNORM_MEMORY_H
 
@@ -52,6 +52,31 @@ static inline void bn_touch(const void *memory, size_t bytes)
         all |= byte[i];
     volatile unsigned char sink = all;
     (void)sink;
+}
+
+/* Whether x is an infinity, and no NaN; int, as wide as float, for loops that vectorize. */
+static inline int32_t bn_infinite_float(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits << 1 == 0xFF000000u;
+}
+
+static inline int64_t bn_infinite_double(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits << 1 == 0xFFE0000000000000u;
+}
+
+/* Set a flag that other threads may be setting too. */
+static inline void bn_set(int *flag)
+{
+#if defined(__GNUC__) || defined(__clang__)
+    __atomic_store_n(flag, 1, __ATOMIC_RELAXED);
+#else
+    *(volatile int *)flag = 1;
+#endif
 }
 
 /* Make streamed stores visible before another thread reads them. */

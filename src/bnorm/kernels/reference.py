@@ -43,8 +43,21 @@ def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> tupl
 
 
 @np.errstate(all="ignore")
-def normalize(x: Array, mean: Array, scale: Array, shift: Array, relu: bool = False, out: Array | None = None) -> Array:
-    """y = (x - mean) scale + shift, and with relu 0 where that is not above 0. NaN stays NaN."""
+def normalize(
+    x: Array,
+    mean: Array,
+    scale: Array,
+    shift: Array,
+    relu: bool = False,
+    out: Array | None = None,
+    finite: bool = False,
+) -> Array:
+    """y = (x - mean) scale + shift, and with relu 0 where that is not above 0. NaN stays NaN.
+
+    With finite, FloatingPointError where x holds an infinity; what was written to out by then is of no use.
+    """
+    if finite and np.isinf(x).any():
+        raise FloatingPointError("x holds an infinity")
     y = (_wide(x) - _channel(mean)) * _channel(scale) + _channel(shift)
     return _result(np.where(y <= 0, 0, y) if relu else y, x, out)
 
@@ -83,6 +96,18 @@ def grad_input(
 
 
 @np.errstate(all="ignore")
+def add(total: Array, part: Array) -> None:
+    """total += part: gradients of parameters, float64, to those there are, which may be float32."""
+    total += part
+
+
+@np.errstate(all="ignore")
+def move(running: Running, count: Array, mean: Array, var: Array) -> int:
+    """Move running statistics by a batch of so many values per channel, as `forward` does; channels left alone."""
+    return _update(*running, count=count, mean=mean, m2=var * count)
+
+
+@np.errstate(all="ignore")
 def forward(
     x: Array,
     gamma: Array | None,
@@ -107,8 +132,8 @@ def forward(
         count = float(x.shape[0] * prod(x.shape[2:]) if weight is None else weight.sum())
         _, mean, m2, _ = moments(x, weight)
         var = m2 / (count or 1.0)
-        if running is not None and count:
-            skipped = _update(*running, count=count, mean=mean, m2=m2)
+        if running is not None:
+            skipped = _update(*running, count=np.full_like(mean, count), mean=mean, m2=m2)
     rstd = _rstd(var, eps, count)
     scale = rstd if gamma is None else gamma * rstd
     shift = np.zeros_like(rstd) if beta is None else beta
@@ -207,7 +232,7 @@ def _update(
     ddof: int,
     nonfinite: str,
     *,
-    count: float,
+    count: Array,
     mean: Array,
     m2: Array,
 ) -> int:
@@ -217,10 +242,10 @@ def _update(
     seen is the count so far per channel, and every value weighs the same: what one batch of all of them would give; the
     first batch replaces what stood there, and a variance of no more values than ddof stays as it was.
     nonfinite: what to do with a channel whose new statistics are not finite in the type of the buffers. "skip" leaves
-    it alone, "raise" raises before anything changes, "propagate" lets it in.
+    it alone, "raise" raises before anything changes, "propagate" lets it in. A channel without values stays as it is.
     """
     if seen is None:
-        var = m2 / (count - ddof) if count > ddof else np.full_like(m2, np.nan)
+        var = np.where(count > ddof, m2 / (count - ddof), np.nan)
         total, new_mean = None, running_mean + momentum * (mean - running_mean)
         new_var = running_var + momentum * (var - running_var)
     else:
@@ -230,14 +255,15 @@ def _update(
         m2_all = np.where(seen > ddof, running_var * (seen - ddof), 0) + m2 + delta**2 * (seen * count / total)
         new_var = np.where(total > ddof, m2_all / (total - ddof), running_var)
     new_mean, new_var = new_mean.astype(running_mean.dtype), new_var.astype(running_var.dtype)
-    finite = np.isfinite(new_mean) & np.isfinite(new_var)
+    finite = (np.isfinite(new_mean) & np.isfinite(new_var)) | (count == 0)
     if nonfinite == "raise" and not finite.all():
         raise FloatingPointError(f"{(~finite).sum()} of {finite.size} channels have a mean or variance not finite")
-    move = finite if nonfinite == "skip" else np.full_like(finite, True)
-    running_mean[move], running_var[move] = new_mean[move], new_var[move]
+    kept = finite if nonfinite == "skip" else np.full_like(finite, True)
+    moved = kept & (count > 0)
+    running_mean[moved], running_var[moved] = new_mean[moved], new_var[moved]
     if seen is not None and total is not None:
-        seen[move] = total[move]
-    return int((~move).sum())
+        seen[moved] = total[moved]
+    return int((~kept).sum())
 
 
 def _rstd(var: Array, eps: float, count: float) -> Array:

@@ -1,0 +1,30 @@
+"""Normalization layers for NumPy nets: forward, backward, parameters and running statistics.
+
+bn = BatchNorm1d(64, activation="relu")
+y = bn(x)                       # forward
+dx = bn.backward(dy)            # adds to bn.gamma.grad and bn.beta.grad
+for p in bn.parameters():
+    p.data -= 0.1 * p.grad
+bn.zero_grad()
+"""
+
+from bnorm.devices import DeviceError
+from bnorm.layers.base import Layer
+from bnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from bnorm.layers.rows import GroupNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d, LayerNorm, RMSNorm
+from bnorm.parameters import Parameter
+
+__all__ = [
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "DeviceError",
+    "GroupNorm",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "Layer",
+    "LayerNorm",
+    "Parameter",
+    "RMSNorm",
+]

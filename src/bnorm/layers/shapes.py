@@ -1,0 +1,34 @@
+"""The shapes that a layer with channels takes: which axes there are, by rank, and what to say of any other."""
+
+from collections.abc import Mapping
+
+from bnorm import checks
+
+Names = dict[int, tuple[str, ...]]  # of the axes, by rank
+
+
+def axis_and_names(who: str, axis: object, positions: tuple[str, ...]) -> tuple[int, Names]:
+    """The axis of the channels, and the names of all axes for each rank that has it.
+
+    positions: of each rank, the letters of the axes beside batch and channels.
+    """
+    place = checks.integer(who, "axis", axis)
+    names: Names = {}
+    for letters in positions:
+        rank = 2 + len(letters)
+        if -rank <= place < rank:
+            axes = ["N", *letters]
+            axes.insert(place % rank, "C")
+            names[rank] = tuple(axes)
+    if not names:
+        ranks = " or ".join(str(2 + len(letters)) for letters in positions)
+        raise ValueError(f"{who}: axis: expected one of {ranks} axes, got {place}")
+    return place, names
+
+
+def wrong_shape(who: str, shape: tuple[int, ...], channels: int, names: Mapping[int, tuple[str, ...]]) -> ValueError:
+    """The error for an x whose rank is not in names, or which has another number of channels."""
+    if len(shape) not in names:
+        ranks, axes = " or ".join(map(str, names)), " or ".join(f"({', '.join(n)})" for n in names.values())
+        return ValueError(f"{who}: expected {ranks} dimensions {axes}, got shape {shape}")
+    return ValueError(f"{who}: expected {channels} channels, C of ({', '.join(names[len(shape)])}), got shape {shape}")

@@ -1,0 +1,135 @@
+"""What an optimizer moves: an array and its gradient."""
+
+from collections.abc import Iterator
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy import ndarray
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import ArrayLike, DTypeLike
+
+from bnorm import checks
+
+
+class Parameter(NDArrayOperatorsMixin):
+    """An array, `data`, with `grad` beside it, which backward calls add to until `zero_grad`.
+
+    It stands wherever an array may: operators, ufuncs and methods are those of `data` and give plain arrays, in-place
+    operators change it. Assigning to `data` or `grad` writes into the array that is there, so whoever shares that sees
+    it; `grad = None` means zeros. A parameter is equal to arrays element by element, and a dictionary key by itself.
+
+    >>> p = Parameter([1.0, 2.0])
+    >>> p.grad += [10.0, 20.0]
+    >>> p.data -= 0.1 * p.grad
+    >>> p
+    Parameter([0., 0.])
+    """
+
+    __slots__ = ("_data", "_grad", "requires_grad")
+
+    _data: ndarray
+    _grad: ndarray
+    requires_grad: bool  # False: backward leaves grad alone, and saves the work of it
+
+    def __init__(self, data: ArrayLike, requires_grad: bool = True) -> None:
+        """A float32 or float64 array is taken as it is, not copied; other numbers become float64."""
+        if isinstance(data, Parameter):
+            data = data._data
+        a = checks.real("Parameter", "data", data)
+        if a.dtype.char not in "fd" or not a.flags.carray:
+            a = np.require(a, a.dtype.newbyteorder("=") if a.dtype.char in "fd" else np.float64, ["C", "A", "W"])
+        self._data, self._grad = a, np.zeros_like(a)
+        self.requires_grad = checks.flag("Parameter", "requires_grad", requires_grad)
+
+    @property
+    def data(self) -> ndarray:
+        """The array itself."""
+        return self._data
+
+    @data.setter
+    def data(self, value: ArrayLike) -> None:
+        self._write("data", self._data, value)
+
+    @property
+    def grad(self) -> ndarray:
+        """The sum of the gradients since the last `zero_grad`."""
+        return self._grad
+
+    @grad.setter
+    def grad(self, value: ArrayLike | None) -> None:
+        self._write("grad", self._grad, np.zeros_like(self._grad) if value is None else value)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of data and grad, which never changes."""
+        return self._data.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float64 or float32."""
+        return self._data.dtype
+
+    def zero_grad(self) -> None:
+        """Set grad to zero, in place."""
+        self._grad[...] = 0
+
+    def _write(self, name: str, to: ndarray, value: ArrayLike) -> None:
+        if value is to:
+            return
+        a = checks.real("Parameter", name, value)
+        if a.shape != to.shape:
+            raise ValueError(f"Parameter: {name}: expected shape {to.shape}, got {a.shape}")
+        to[...] = a
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> ndarray:
+        if copy:
+            return self._data.astype(dtype or self._data.dtype)
+        if copy is False and dtype is not None and np.dtype(dtype) != self._data.dtype:
+            raise ValueError(f"Parameter: a {np.dtype(dtype)} array of {self._data.dtype} data is a copy")
+        return self._data if dtype is None else self._data.astype(dtype, copy=False)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        out = kwargs.get("out", ())
+        if out:
+            kwargs["out"] = tuple(_data(a) for a in out)
+        result = getattr(ufunc, method)(*(_data(a) for a in inputs), **kwargs)
+        return out[0] if len(out) == 1 else result
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"Parameter has no attribute {name!r}")
+        return getattr(self._data, name)
+
+    __hash__ = object.__hash__  # the mixin's __eq__ takes it away
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __bool__(self) -> bool:
+        return bool(self._data)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._data)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._data[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._data[index] = _data(value)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        return _restored, (type(self), self._data, self._grad, self.requires_grad)
+
+    def __repr__(self) -> str:
+        values = np.array2string(self._data, separator=", ", prefix="Parameter(")
+        return f"Parameter({values}{'' if self.requires_grad else ', requires_grad=False'})"
+
+
+def _data(a: Any) -> Any:
+    return a._data if isinstance(a, Parameter) else a
+
+
+def _restored(cls: type[Parameter], data: ndarray, grad: ndarray, requires_grad: bool) -> Parameter:
+    p = cls(data, requires_grad)
+    p._grad = grad
+    return p

@@ -1,0 +1,99 @@
+"""normalize with finite=True: an infinity anywhere is found, NaN is none, and the bits of y stay what they were."""
+
+import numpy as np
+import pytest
+
+from bnorm import get_num_threads, set_num_threads
+from bnorm.kernels import cpu, reference
+from kernel_checks import every_case, every_dtype, on_off, problem
+
+FOUND = pytest.raises(FloatingPointError, match=r"^x holds an infinity$")
+
+
+def statistics(channels):
+    rng = np.random.default_rng(channels)
+    return rng.standard_normal(channels), rng.uniform(0.5, 2, channels), rng.standard_normal(channels)
+
+
+@on_off("relu")
+@every_dtype
+@every_case
+def test_without_an_infinity_the_bits_are_the_same(case, dtype, relu):
+    x = problem(case, dtype).x.copy()
+    x[np.random.default_rng(0).random(x.shape) < 0.1] = np.nan
+    vectors = statistics(case.num_channels)
+    want = cpu.normalize(x, *vectors, relu)
+    assert cpu.normalize(x, *vectors, relu, finite=True).tobytes() == want.tobytes()
+    in_place = x.copy()
+    assert cpu.normalize(in_place, *vectors, relu, out=in_place, finite=True) is in_place
+    assert in_place.tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf])
+@every_dtype
+@every_case
+def test_one_infinity_is_found(case, dtype, bad):
+    x, vectors = problem(case, dtype).x, statistics(case.num_channels)
+    for i in places(x.size):
+        holds = x.copy()
+        holds.flat[i] = bad
+        for kernels in (cpu, reference):
+            with FOUND:
+                kernels.normalize(holds, *vectors, finite=True)
+        with FOUND:
+            cpu.normalize(holds, *vectors, relu=True, out=holds, finite=True)
+
+
+def places(size):
+    """The first, the last, around the ends of vectors, tiles and buffers, and some between."""
+    edges = [edge + step for edge in (0, 16, 64, 256, 512, 2048, size) for step in (-17, -16, -15, -1, 0, 1)]
+    return sorted({i for i in [*edges, size // 3, size // 2, size - 40] if 0 <= i < size})
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 1), (1, 5), (3, 7), (40, 7), (9, 64), (5, 300), (2, 3, 1), (3, 7, 49), (2, 20, 49), (2, 3, 1000), (70, 1, 31)],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_it_is_found_at_every_place(shape, dtype):
+    x, vectors = np.random.default_rng(3).standard_normal(shape).astype(dtype), statistics(shape[1])
+    y = np.empty_like(x)
+    for i in range(x.size):
+        value, x.flat[i] = x.flat[i], np.inf
+        with FOUND:
+            cpu.normalize(x, *vectors, out=y, finite=True)
+        x.flat[i] = value
+    cpu.normalize(x, *vectors, out=y, finite=True)
+
+
+@pytest.mark.parametrize("shape", [(300_001, 7), (17_000, 64), (40, 20, 49 * 30), (3, 5, 150_001)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_task_and_every_thread_looks(shape, dtype):
+    """Sizes below and above the streaming of outputs, on one thread and on three."""
+    x, vectors = np.random.default_rng(4).standard_normal(shape).astype(dtype), statistics(shape[1])
+    y, threads = np.empty_like(x), get_num_threads()
+    want = cpu.normalize(x, *vectors)
+    try:
+        for n in (1, 3):
+            set_num_threads(n)
+            for i in np.linspace(0, x.size - 1, 40).astype(int):
+                value, x.flat[i] = x.flat[i], -np.inf
+                with FOUND:
+                    cpu.normalize(x, *vectors, out=y, finite=True)
+                x.flat[i] = value
+            assert cpu.normalize(x, *vectors, out=y, finite=True).tobytes() == want.tobytes()
+    finally:
+        set_num_threads(threads)
+
+
+@every_dtype
+def test_what_is_nearly_infinite_is_not(dtype):
+    """The largest numbers, whose results overflow, and NaN of every sign and payload."""
+    largest = np.finfo(dtype).max
+    x = np.array([largest, -largest, np.nan, -np.nan, 0, -0.0, np.finfo(dtype).smallest_subnormal] * 9, dtype)
+    bits = x.view(f"u{x.itemsize}")
+    bits[-1] = np.array(np.inf, dtype).view(bits.dtype) + 1  # the smallest payload, a signalling NaN
+    for shape in [(63, 1), (1, 63), (1, 1, 63), (9, 7)]:
+        y = cpu.normalize(x.reshape(shape), *(np.full(shape[1], 2.0) for _ in range(3)), finite=True)
+        assert np.isnan(y).sum() == np.isnan(x).sum()

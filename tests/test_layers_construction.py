@@ -1,0 +1,118 @@
+"""How a layer is made, what it is then, and how it prints."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+import bnorm
+from bnorm import Parameter
+from compare import assert_same
+
+BATCH = [bnorm.BatchNorm1d, bnorm.BatchNorm2d, bnorm.BatchNorm3d]
+INSTANCE = [bnorm.InstanceNorm1d, bnorm.InstanceNorm2d, bnorm.InstanceNorm3d]
+
+
+def defaults(cls):
+    parameters = list(inspect.signature(cls).parameters.values())
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}, [
+        p.name for p in parameters if p.kind is not p.KEYWORD_ONLY
+    ]
+
+
+@pytest.mark.parametrize("cls", BATCH)
+def test_the_signature_of_batch_norm(cls):
+    options, positional = defaults(cls)
+    assert positional == ["num_features"]
+    assert options == {
+        "eps": 1e-5,
+        "momentum": 0.1,
+        "affine": True,
+        "track_running_stats": True,
+        "ddof": 0,
+        "axis": 1,
+        "activation": None,
+        "nonfinite": "skip",
+        "on_single": "raise",
+        "dtype": "float64",
+        "device": "cpu",
+        "comm": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("cls", "names", "expected"),
+    [
+        (bnorm.LayerNorm, ["normalized_shape"], {"affine": True}),
+        (bnorm.RMSNorm, ["normalized_shape"], {"affine": True}),
+        (bnorm.GroupNorm, ["num_groups", "num_channels"], {"affine": True, "axis": 1}),
+        *((cls, ["num_features"], {"affine": False, "axis": 1}) for cls in INSTANCE),
+    ],
+)
+def test_the_signatures_of_row_layers(cls, names, expected):
+    options, positional = defaults(cls)
+    assert positional == names
+    expected = {"eps": 1e-5, "activation": None, "dtype": "float64", "device": "cpu"} | expected
+    assert {name: options[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("cls", BATCH)
+def test_a_new_layer(cls):
+    bn = cls(4)
+    assert bn.training is True
+    assert isinstance(bn.gamma, Parameter) and isinstance(bn.beta, Parameter)
+    for array, value in ((bn.gamma, 1), (bn.beta, 0), (bn.running_mean, 0), (bn.running_var, 1), (bn.gamma.grad, 0)):
+        assert_same(array, np.full(4, value, "float64"))
+        assert array.dtype == np.float64
+    assert (bn.num_batches_tracked, bn.num_batches_skipped) == (0, 0)
+    assert type(bn.num_batches_tracked) is type(bn.num_batches_skipped) is int
+    assert [p is q for p, q in zip(bn.parameters(), (bn.gamma, bn.beta), strict=True)] == [True, True]
+    names, parameters = zip(*bn.named_parameters(), strict=True)
+    assert len(set(names)) == 2 and parameters[0] is bn.gamma and parameters[1] is bn.beta
+
+
+# Printing ------------------------------------------------------------------------------------------------------------
+
+OPTIONS = {
+    "eps": 1e-3,
+    "momentum": None,
+    "affine": False,
+    "track_running_stats": False,
+    "ddof": 1,
+    "axis": -1,
+    "activation": "relu",
+    "nonfinite": "raise",
+    "on_single": "running",
+    "dtype": "float32",
+}
+
+
+@pytest.mark.parametrize("cls", BATCH)
+def test_repr_shows_what_differs_from_the_defaults(cls):
+    assert repr(cls(64)) == f"{cls.__name__}(64)"
+    assert repr(cls(64, eps=1e-5, momentum=0.1, dtype=np.float64)) == f"{cls.__name__}(64)"
+    for name, value in OPTIONS.items():
+        text = repr(cls(64, **{name: value}))
+        assert text == f"{cls.__name__}(64, {name}={value!r})"
+        assert repr(eval(text, vars(bnorm))) == text
+
+
+def test_repr_of_row_layers():
+    assert repr(bnorm.LayerNorm((4, 6))) == "LayerNorm((4, 6))"
+    assert repr(bnorm.RMSNorm((4, 6), eps=1e-3)) == "RMSNorm((4, 6), eps=0.001)"
+    assert repr(bnorm.GroupNorm(2, 8)) == "GroupNorm(2, 8)"
+    assert repr(bnorm.GroupNorm(2, 8, axis=-1)) == "GroupNorm(2, 8, axis=-1)"
+    assert repr(bnorm.InstanceNorm2d(8)) == "InstanceNorm2d(8)"
+    assert repr(bnorm.InstanceNorm2d(8, affine=True)) == "InstanceNorm2d(8, affine=True)"
+
+
+def test_repr_shows_what_is_frozen():
+    """Mode and parameters are switches of their own, and one can see how each of them stands."""
+    seen = {repr(bnorm.BatchNorm1d(4)), repr(bnorm.BatchNorm1d(4).eval())}
+    for names in (["gamma"], ["beta"], ["gamma", "beta"]):
+        bn = bnorm.BatchNorm1d(4)
+        for name in names:
+            getattr(bn, name).requires_grad = False
+        seen.add(repr(bn))
+    assert len(seen) == 5
+    assert all(text.startswith("BatchNorm1d(4") and "\n" not in text for text in seen)
