@@ -81,7 +81,7 @@ def test_weights_count_in_the_pool(options):
 @every_option
 def test_replaced_from_scratch(options):
     bn, new = bnorm.BatchNorm1d(C, **options), bnorm.BatchNorm1d(C, momentum=None, ddof=options.get("ddof", 0))
-    for x in batches(seed=5):
+    for x in batches(seed=5, sizes=(40, 30)):  # other counts than those of the pool
         bn(x * 10)
     for again in range(2):  # what a first pooling left counts for nothing in a second
         parts = batches(seed=again)

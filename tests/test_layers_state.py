@@ -243,15 +243,37 @@ def test_a_plain_dictionary_has_lost_the_counts():
 
 
 def test_an_average_has_no_counts_either():
-    """Nor has the state of a layer that averages, whichever kind of dictionary it is."""
+    """Nor has the state of a layer that averages, whichever kind of dictionary it is; nor that layer itself."""
     state, x = trained().state_dict(), rng.standard_normal((6, C))
-    layers = [bnorm.BatchNorm1d(C, momentum=None) for _ in range(2)]
-    for bn, given in zip(layers, (state, dict(state)), strict=True):
+    layers = [trained(), bnorm.BatchNorm1d(C), bnorm.BatchNorm1d(C)]
+    for bn, given in zip(layers[1:], (state, dict(state)), strict=True):
+        bn.load_state_dict(given)
+    for bn in layers:
+        bn.momentum = None
+        bn(x)
+        assert_close(bn.running_mean, (2 * state["running_mean"] + x.mean(0)) / 3, 1e-13)
+        assert_same(bn.running_var, layers[0].running_var)
+    for given in (state, dict(state)):
+        bn = bnorm.BatchNorm1d(C, momentum=None)
         bn.load_state_dict(given)
         bn(x)
-    assert_close(layers[1].running_mean, (2 * state["running_mean"] + x.mean(0)) / 3, 1e-13)
-    assert_same(layers[0].running_mean, layers[1].running_mean)
-    assert_same(layers[0].running_var, layers[1].running_var)
+        assert_same(bn.running_mean, layers[0].running_mean)
+        assert_same(bn.running_var, layers[0].running_var)
+
+
+def test_the_size_of_a_weighted_batch_is_the_sum_of_its_weights():
+    x, weight = rng.standard_normal((6, C, 2)), rng.uniform(0, 2, (6, 2))
+    for w in (weight, weight[:, 0], weight > 0.5):
+        bn = bnorm.BatchNorm1d(C, momentum=None)
+        bn.load_state_dict(dict(trained().state_dict()))
+        mean = bn.running_mean.copy()
+        bn(x, w)
+        of_all = np.broadcast_to(w.reshape(6, -1), (6, 2))[:, None]
+        of_batch = (of_all * x).sum((0, 2)) / of_all.sum()
+        assert_close(bn.running_mean, (2 * mean + of_batch) / 3, 1e-13)
+        bn(x)  # 12 values more
+        total = 3 * of_all.sum()
+        assert_close(bn.running_mean, (total * (2 * mean + of_batch) / 3 + x.sum((0, 2))) / (total + 12), 1e-13)
 
 
 def test_a_plain_dictionary_of_no_batches_is_a_beginning():
@@ -266,12 +288,13 @@ def test_a_plain_dictionary_of_no_batches_is_a_beginning():
 
 def test_counts_travel_with_a_state_but_not_under_a_key():
     bn = trained(momentum=None)
-    state = bn.state_dict()
+    state, then = bn.state_dict(), copy.deepcopy(bn)
+    bn(rng.standard_normal((9, C)))  # the state is that of before
     assert list(state) == PARAMETERS + STATISTICS
     for travelled in (state, pickle.loads(pickle.dumps(state)), copy.deepcopy(state)):
         new = bnorm.BatchNorm1d(C, momentum=None)
         new.load_state_dict(travelled)
-        twin, x = copy.deepcopy(bn), rng.standard_normal((3, C))
+        twin, x = copy.deepcopy(then), rng.standard_normal((3, C))
         new(x), twin(x)
         assert_same(new.running_mean, twin.running_mean)
         assert_same(new.running_var, twin.running_var)

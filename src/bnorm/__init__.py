@@ -1,5 +1,7 @@
 """Normalization for NumPy nets, scikit-learn pipelines and streams: compiled, exact, the same bits everywhere."""
 
+from typing import TYPE_CHECKING, Any
+
 from bnorm import functional
 from bnorm.config import show_config
 from bnorm.kernels.cpu import get_buffer_limit, get_num_threads, set_buffer_limit, set_num_threads
@@ -17,12 +19,17 @@ from bnorm.layers import (
 )
 from bnorm.moments import Moments
 
+if TYPE_CHECKING:
+    from bnorm.pipeline import partial_fit_pipeline
+    from bnorm.transformer import BatchNormTransformer
+
 __version__ = "0.1.0"
 
 __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "BatchNormTransformer",
     "GroupNorm",
     "InstanceNorm1d",
     "InstanceNorm2d",
@@ -35,7 +42,23 @@ __all__ = [
     "functional",
     "get_buffer_limit",
     "get_num_threads",
+    "partial_fit_pipeline",
     "set_buffer_limit",
     "set_num_threads",
     "show_config",
 ]
+
+_LATE = {"BatchNormTransformer": "bnorm.transformer", "partial_fit_pipeline": "bnorm.pipeline"}  # need scikit-learn
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module 'bnorm' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_LATE[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(globals().keys() | _LATE.keys())

@@ -13,7 +13,6 @@ from types import ModuleType
 import numpy as np
 from numpy import ndarray
 
-from bnorm.checks import FLOAT64
 from bnorm.moments import Moments, merged
 
 Target = tuple[ndarray, ndarray, float, ndarray | None, int, str]  # what the kernels' `forward` and `move` move
@@ -41,11 +40,6 @@ class Running:
         if self.momentum is None:
             return self.mean, self.var, 0.0, self.seen, self.ddof, self.nonfinite
         return self.mean, self.var, self.momentum, None, self.ddof, self.nonfinite
-
-    def wide(self) -> tuple[ndarray, ndarray]:
-        """Mean and variance as kernels take them."""
-        mean, var = self.mean, self.var
-        return (mean, var) if mean.dtype is FLOAT64 else (mean.astype(FLOAT64), var.astype(FLOAT64))
 
     def pool(self) -> "Running":
         """Empty statistics for several batches that will count as one."""

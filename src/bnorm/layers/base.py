@@ -68,7 +68,6 @@ class Layer:
         self._gamma = Parameter(np.ones(shape, self._dtype)) if self._affine else None
         self._beta = Parameter(np.zeros(shape, self._dtype)) if self._affine and shifts else None
         self._saved: Saved | None = None
-        self._settle()
 
     @property
     def gamma(self) -> Parameter | None:
@@ -174,12 +173,12 @@ class Layer:
         p.data[...] = checks.vector(self._who, name, value, p.shape)
 
     def _settle(self) -> None:
-        """Keep gamma and beta as kernels take them, float64, where that is what they are."""
-        self._constants = self._widened() if self._dtype == FLOAT64 else None
+        """Keep the arrays that kernels take, where these are float64 and so never made anew."""
+        self._constants = self._wide() if self._dtype == FLOAT64 else None
 
-    def _widened(self) -> tuple[ndarray | None, ndarray | None]:
-        gamma, beta = (p if p is None else p.data.astype(FLOAT64, copy=False) for p in (self._gamma, self._beta))
-        return gamma, beta
+    def _wide(self) -> tuple[ndarray | None, ...]:
+        """gamma and beta in float64, and in other layers more."""
+        return tuple(p if p is None else p.data.astype(FLOAT64, copy=False) for p in (self._gamma, self._beta))
 
     def _memory(self) -> dict[str, Any]:
         """All arrays of this layer, by name: `out` has to keep off them."""

@@ -10,7 +10,7 @@ from numpy import ndarray
 from numpy.typing import ArrayLike
 
 from bnorm import checks, state
-from bnorm.checks import FLOATS
+from bnorm.checks import FLOAT64, FLOATS
 from bnorm.kernels import BACKENDS, view
 from bnorm.layers.base import Layer, fixed, signature_of
 from bnorm.layers.shapes import axis_and_names, wrong_shape
@@ -89,6 +89,7 @@ class BatchNorm(Layer):
         self._comm = comm
         self._moving: Running | None = self._running if self._track_running_stats else None  # by a training batch
         self._warned = False
+        self._settle()
 
     @property
     def momentum(self) -> float | None:
@@ -173,16 +174,15 @@ class BatchNorm(Layer):
         who, axis, shape, relu = self._who, self._axis, x.shape, self._relu
         if len(shape) not in self._names or shape[axis] != self._num_features:
             raise wrong_shape(who, shape, self._num_features, self._names)
-        gamma, beta = self._constants or self._widened()
-        mean: ndarray | None = None
-        var: ndarray | None = None
+        gamma, beta, mean, var = self._constants or self._wide()
         moving = target = None
-        if not self._training and self._track_running_stats:
-            mean, var = self._running.wide()
-        elif (moving := self._moving) is not None:
-            if moving.recounts:
-                return self._recounted(moving, x, weight, out)
-            target = moving.target()
+        if self._training or not self._track_running_stats:
+            mean = var = None
+            moving = self._moving
+            if moving is not None:
+                if moving.recounts:
+                    return self._recounted(moving, x, weight, out)
+                target = moving.target()
         try:
             y, saved = channel_forward(
                 who, x, gamma, beta, mean, var, self._eps, axis, relu, weight, out, target, given
@@ -191,7 +191,7 @@ class BatchNorm(Layer):
             if self._on_single == "raise":
                 raise
             moving = None
-            mean, var = self._running.wide()
+            *_, mean, var = self._wide()
             y, saved = channel_forward(who, x, gamma, beta, mean, var, self._eps, axis, relu, weight, out, None, given)
         except FloatingPointError as error:
             raise self._not_finite(error) from None
@@ -278,6 +278,10 @@ class BatchNorm(Layer):
         if name == "running_var" and (a < 0).any():
             raise ValueError(f"{self._who}: {name}: expected no negative values, got {a.min()}")
         to[...] = a
+
+    def _wide(self) -> tuple[ndarray | None, ...]:
+        running = self._running
+        return (*super()._wide(), *(a.astype(FLOAT64, copy=False) for a in (running.mean, running.var)))
 
     def _memory(self) -> dict[str, Any]:
         return super()._memory() | {"running_mean": self._running.mean, "running_var": self._running.var}

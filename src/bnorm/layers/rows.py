@@ -39,6 +39,7 @@ class _OverLastAxes(Layer):
         who = signature_of(name, shape if several else shape[0])
         super().__init__(who, shape, eps, affine, activation, dtype, device, shifts=not self._RMS)
         self._normalized_shape = shape
+        self._settle()
 
     def __call__(self, x: ArrayLike, out: ndarray | None = None) -> ndarray:
         """y, in the shape, type and memory order of x. out: x itself, or memory of its own."""
@@ -50,7 +51,7 @@ class _OverLastAxes(Layer):
             expected = ", ".join(["...", *map(str, shape)])
             raise ValueError(f"{self._who}: x: expected shape ({expected}), got {x.shape}")
         rows = view.rows(x, len(shape))
-        gamma, beta = self._constants or self._widened()
+        gamma, beta = self._constants or self._wide()
         y, self._saved = row_forward(self._who, x, rows, gamma, beta, self._eps, self._RMS, self._relu, out, given)
         return y
 
@@ -96,7 +97,7 @@ class _OverGroups(Layer):
             raise wrong_shape(who, x.shape, self._channels, self._names)
         rows = view.groups(x, self._groups, axis)
         checks.several_values(who, rows[0], x.shape)
-        gamma, beta = self._constants or self._widened()
+        gamma, beta = self._constants or self._wide()
         y, self._saved = row_forward(who, x, rows, gamma, beta, self._eps, False, self._relu, out, given)
         return y
 
@@ -140,6 +141,7 @@ class GroupNorm(_OverGroups):
         who = signature_of(name, self._groups, self._channels)
         super().__init__(who, (self._channels,), eps, affine, activation, dtype, device)
         self._axis = checks.integer(who, "axis", axis)
+        self._settle()
 
 
 class InstanceNorm(_OverGroups):
@@ -165,6 +167,7 @@ class InstanceNorm(_OverGroups):
         who = signature_of(name, self._channels)
         super().__init__(who, (self._channels,), eps, affine, activation, dtype, device)
         self._axis, self._names = axis_and_names(who, axis, self._POSITIONS)
+        self._settle()
 
 
 class InstanceNorm1d(InstanceNorm):

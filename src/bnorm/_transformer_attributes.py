@@ -1,0 +1,88 @@
+"""The fitted attributes of the transformer: views of its state, most of which may be assigned to."""
+
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm._transformer_state import State
+from bnorm.layers import BatchNorm1d
+
+
+class Attributes:
+    """Before fit there are none: AttributeError."""
+
+    layer_: BatchNorm1d
+    _state: State
+
+    @property
+    def running_mean_(self) -> ndarray:
+        """The mean of each feature; values assigned to it are copied in."""
+        return self._state.mean
+
+    @running_mean_.setter
+    def running_mean_(self, value: Any) -> None:
+        self.layer_.running_mean = value
+        self._state.stream.low[...] = 0
+
+    @property
+    def running_var_(self) -> ndarray:
+        """The variance of each feature; values assigned to it are copied in."""
+        return self._state.var
+
+    @running_var_.setter
+    def running_var_(self, value: Any) -> None:
+        self.layer_.running_var = value
+
+    @property
+    def gamma_(self) -> ndarray | None:
+        """The scale after standardization; values assigned to it are copied in. None without affine."""
+        gamma = self.layer_.gamma
+        return None if gamma is None else gamma.data
+
+    @gamma_.setter
+    def gamma_(self, value: Any) -> None:
+        self.layer_.gamma = value
+
+    @property
+    def beta_(self) -> ndarray | None:
+        """The shift after standardization; values assigned to it are copied in. None without affine."""
+        beta = self.layer_.beta
+        return None if beta is None else beta.data
+
+    @beta_.setter
+    def beta_(self, value: Any) -> None:
+        self.layer_.beta = value
+
+    @property
+    def mean_(self) -> ndarray:
+        """The mean of each feature, to read."""
+        return _read_only(self._state.mean)
+
+    @property
+    def var_(self) -> ndarray:
+        """The variance of each feature, to read."""
+        return _read_only(self._state.var)
+
+    @property
+    def scale_(self) -> ndarray:
+        """sqrt(variance + eps) of each feature, or 1 where it is constant and eps is 0, to read."""
+        return _read_only(self._state.std())
+
+    @property
+    def n_samples_seen_(self) -> Any:
+        """Values seen, or the sum of their weights; one number where it is that of every feature."""
+        state = self._state
+        values = state.values if state.weighted else state.values.astype(np.int64)
+        return values[0] if values.min() == values.max() else values.copy()
+
+    @property
+    def n_batches_seen_(self) -> int:
+        """Batches of the stream; a fit counts as the first."""
+        return self._state.layer._running.batches
+
+
+def _read_only(a: ndarray) -> ndarray:
+    a = a.view()
+    a.flags.writeable = False
+    return a

@@ -1,0 +1,168 @@
+"""What a transformer has learned: a layer, the stream that moves its statistics, and counters.
+
+The layer's arrays are the state. The stream moves its running mean and variance in place, and with momentum None the
+layer counts values in the stream's weights, so a layer that is put into training mode pools right.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm._transformer_tables import Step, refuse_infinity
+from bnorm.kernels import BACKENDS, view
+from bnorm.layers import BatchNorm1d
+from bnorm.running import Stream
+
+WHO = "BatchNormTransformer"
+AVERAGE, POOL, FADE = "an average of batches", "rows that weigh the same", "rows that fade"
+EPSILON = float(np.finfo(np.float64).eps)
+
+
+def kind(momentum: float | None, halflife: float | None) -> str:
+    """How a batch is weighed against what came before."""
+    if halflife is not None:
+        return FADE
+    return POOL if momentum is None else AVERAGE
+
+
+class State:
+    """From a table of so many features on: NaN statistics, gamma 1 and beta 0."""
+
+    def __init__(
+        self, features: int, momentum: float | None, halflife: float | None, eps: float, ddof: int, affine: bool
+    ) -> None:
+        self.kind = kind(momentum, halflife)
+        self.layer = BatchNorm1d(
+            features, eps=float(eps), momentum=momentum, ddof=int(ddof), affine=bool(affine), dtype="float64"
+        ).eval()
+        running = self.layer._running
+        running.mean[...] = running.var[...] = np.nan
+        self.stream = Stream(running.mean, running.var)
+        self.values = np.zeros(features)  # how much has been seen of each feature
+        self.weighted = False  # by sample weights, so that it may be no whole number
+        self.told = False  # that batches of one row have no variance
+        self._link()
+
+    @property
+    def mean(self) -> ndarray:
+        return self.stream.mean
+
+    @property
+    def var(self) -> ndarray:
+        return self.stream.var
+
+    @property
+    def parameters(self) -> tuple[ndarray, ndarray] | None:
+        """gamma and beta; None without affine."""
+        gamma, beta = self.layer.gamma, self.layer.beta
+        return None if gamma is None or beta is None else (gamma.data, beta.data)
+
+    @np.errstate(all="ignore")
+    def std(self) -> ndarray:
+        """sqrt(var + eps); with eps 0, 1 where rounding alone may be all the variance (Chan, Golub, LeVeque 1983)."""
+        std: ndarray = np.sqrt(self.var + self.layer.eps)
+        if self.layer.eps == 0:
+            n, mean, var = self.values, self.mean, self.var
+            std[var <= n * EPSILON * var + (n * mean * EPSILON) ** 2] = 1
+        return std
+
+    @np.errstate(all="ignore")
+    def forward(self) -> tuple[ndarray, ndarray, ndarray]:
+        """mean, scale, shift: y = (x - mean) scale + shift."""
+        std, parameters = self.std(), self.parameters
+        if parameters is None:
+            return self.mean, 1 / std, np.zeros_like(std)
+        gamma, beta = parameters
+        return self.mean, gamma * (1 / std), beta  # rounded as the layer rounds it
+
+    @np.errstate(all="ignore")
+    def inverse(self, dtype: np.dtype[Any]) -> tuple[ndarray, ndarray, ndarray]:
+        """The same three of the inverse, x = (y - beta) std / gamma + mean; gamma 0 gives the mean.
+
+        The mean is split: its high part, which the type of y can hold, is added, and the low part goes into what is
+        subtracted from y. So a mean far from zero costs no digit.
+        """
+        std, (gamma, beta) = self.std(), self.parameters or (1.0, 0.0)
+        zero = np.equal(gamma, 0)
+        scale = np.where(zero, 0, std / np.where(zero, 1, gamma))
+        high = self.mean if dtype.itemsize == 8 else self.mean.astype(np.float32).astype(np.float64)
+        low = (self.mean - high) / np.where(scale == 0, 1, scale)
+        return np.where(np.isfinite(low), beta - low, beta), scale, high
+
+    @np.errstate(all="ignore")
+    def move(self, steps: list[Step], alike: bool, momentum: float | None, halflife: float | None) -> None:
+        """By a batch, or by the steps that it was cut into; alike: as the first one, all rows weighing the same."""
+        values = self.values + sum(step.values for step in steps)
+        stream, ddof = self.stream, self.layer.ddof
+        if self.kind == AVERAGE and momentum is not None and not alike:
+            stream.average(steps[0].moments, momentum, ddof)
+        elif self.kind == FADE and halflife is not None and not alike:
+            moving = stream if len(steps) == 1 else _copy(stream)  # several moves are seen all at once, or none
+            for step in steps:
+                moving.pool(step.moments, ddof, 2.0 ** (-step.rows / halflife), step.square)
+            _assign(stream, moving)
+        else:
+            stream.pool(steps[0].moments, ddof)
+            if self.kind == AVERAGE:
+                stream.weight[...] = stream.square[...] = stream.weight > 0
+        self.values = values
+        self.layer._running.batches += 1
+
+    def merge(self, other: "State") -> None:
+        """Values of another stream beside those of this one."""
+        values, weighted = self.values + other.values, self.weighted or other.weighted
+        batches = other.layer._running.batches
+        self.stream.pool(other.stream.moments(other.layer.ddof), self.layer.ddof, 1.0, other.stream.square.copy())
+        self.values, self.weighted = values, weighted
+        self.layer._running.batches += batches
+
+    def pull_back(self, x: ndarray, dy: ndarray) -> tuple[ndarray, ndarray | None, ndarray | None]:
+        """dx, dgamma, dbeta, of which a value that is NaN, or of a feature never seen, has no part."""
+        mean, scale, shift = self.forward()
+        std = self.std()
+        stats = np.stack([mean, self.var, 1 / std, scale, shift])
+        dx, dgamma, dbeta = _pull_back(x, dy, stats)
+        if not np.isfinite([dgamma, dbeta]).all():
+            refuse_infinity(x)
+            unseen = np.isnan(mean)
+            missing = np.isnan(x) | unseen
+            stats[:3, unseen] = 0
+            kept = np.where(missing, stats[0], x).astype(x.dtype)
+            _, dgamma, dbeta = _pull_back(kept, np.where(missing, dy.dtype.type(0), dy), stats)
+        return (dx, None, None) if self.parameters is None else (dx, dgamma, dbeta)
+
+    def _link(self) -> None:
+        """Make layer and stream share their arrays, which they do not after joblib."""
+        running, stream = self.layer._running, self.stream
+        for owner, names in ((running, ("mean", "var", "seen")), (stream, ("weight", "square", "low"))):
+            for name in names:  # joblib may have mapped them to a file, to be read only
+                setattr(owner, name, np.require(getattr(owner, name), requirements=["C", "A", "W", "E"]))
+        stream.mean, stream.var = running.mean, running.var
+        if self.kind == POOL:
+            running.seen = stream.square = stream.weight
+        self.layer._settle()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._link()
+
+
+def _pull_back(x: ndarray, dy: ndarray, stats: ndarray) -> tuple[ndarray, ndarray, ndarray]:
+    block, layout = view.channels(x, 1)
+    dx, dgamma, dbeta = BACKENDS[type(x)].backward(
+        view.like(dy, layout), block, stats, float(len(x)), None, False, True, True, None
+    )
+    return view.restore(dx, layout), dgamma, dbeta
+
+
+def _copy(stream: Stream) -> Stream:
+    copied = Stream(stream.mean.copy(), stream.var.copy())
+    _assign(copied, stream)
+    return copied
+
+
+def _assign(to: Stream, stream: Stream) -> None:
+    if to is not stream:
+        for name in Stream.__slots__:
+            getattr(to, name)[...] = getattr(stream, name)

@@ -1,0 +1,391 @@
+"""The scikit-learn transformer: a scaler whose statistics stream and fade, and whose scale and shift can be learned."""
+
+import warnings
+from math import isfinite
+from numbers import Integral, Real
+from typing import Any, Self
+
+import numpy as np
+from numpy import ndarray
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.utils._param_validation import Interval, Options
+from sklearn.utils._set_output import _wrap_data_with_container
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+
+from bnorm import _transformer_tables as tables
+from bnorm import checks
+from bnorm._transformer_attributes import Attributes
+from bnorm._transformer_state import AVERAGE, WHO, State, kind
+from bnorm.checks import FLOATS
+
+MOMENTUM = 0.1
+DTYPES = [np.float64, np.float32, np.float16]
+
+
+class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Scale features by statistics that follow a stream, then by a gamma and beta that can be learned.
+
+    y = (x - mean_) / scale_ * gamma_ + beta_, with scale_ = sqrt(var_ + eps).
+
+    `fit` takes the exact statistics of a table, whatever the momentum. `partial_fit` takes one more batch of a stream,
+    and there are three ways to weigh it against what came before:
+
+    - ``momentum=m``: the exponential moving average of the means and variances of batches. The weights of the batches
+      are normalized, so the first one counts fully.
+    - ``momentum=None``: every row weighs the same. The result is that of one `fit` on all rows, however they were cut.
+    - ``halflife=h``: a row weighs half of what a row h rows later does. The result does not depend on how the stream
+      was cut into batches, and batches of one row are as good as any.
+
+    NaN is left out of the statistics and stays NaN; infinity is refused. A feature never seen is NaN until it is seen.
+    float16, float32 and float64 keep their type, whatever else becomes float64; statistics are float64.
+
+    Parameters
+    ----------
+    momentum : float or None, default=0.1
+        The weight of a new batch, above 0 and at most 1; None: every row weighs the same.
+    halflife : float or None, default=None
+        Rows after which a row weighs half. With it, momentum is left at its default.
+    eps : float, default=1e-5
+        Added to the variance, inside the root. With 0, features that StandardScaler takes for constant have scale 1.
+    ddof : {0, 1}, default=0
+        The variance is sum (x - mean)^2 / (count - ddof). With sample weights, count is their sum.
+    affine : bool, default=True
+        Whether there are gamma_ and beta_.
+    copy : bool, default=True
+        False: `transform` and `inverse_transform` overwrite a float array that they are given.
+
+    Attributes
+    ----------
+    layer_ : BatchNorm1d
+        The same state as a layer in inference mode. Its parameters and running statistics are the very arrays of the
+        attributes below, so what a net learns there holds here at once, and the other way round.
+    running_mean_, running_var_ : ndarray of shape (n_features,)
+        Mean and variance. Values assigned to them are copied in.
+    gamma_, beta_ : ndarray of shape (n_features,), or None
+        Scale and shift after standardization, 1 and 0 until they are learned or assigned. None without affine.
+    gamma_grad_, beta_grad_ : ndarray of shape (n_features,), or None
+        What the last `backward` left.
+    mean_, var_, scale_ : ndarray of shape (n_features,)
+        Mean, variance and sqrt(variance + eps), to read, under the names of StandardScaler.
+    n_samples_seen_ : int, float or ndarray of shape (n_features,)
+        Values seen, or the sum of their weights; one per feature where NaN made them differ.
+    n_batches_seen_ : int
+        Calls of `partial_fit`; a `fit` counts as the first.
+    n_features_in_ : int
+        Number of features.
+    feature_names_in_ : ndarray of shape (n_features,)
+        Their names, where the first table had names.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bnorm import BatchNormTransformer
+    >>> t = BatchNormTransformer(momentum=None, eps=0)
+    >>> for batch in np.array([[[0.0, 10.0], [2.0, 10.0]], [[4.0, 40.0], [6.0, 40.0]]]):
+    ...     t = t.partial_fit(batch)
+    >>> t.mean_, t.scale_
+    (array([ 3., 25.]), array([ 2.23606798, 15.        ]))
+    >>> t.transform([[3.0, 55.0]])
+    array([[0., 2.]])
+    """
+
+    _parameter_constraints: dict[str, list[Any]] = {  # noqa: RUF012
+        "momentum": [Interval(Real, 0, 1, closed="right"), None],
+        "halflife": [Interval(Real, 0, np.inf, closed="neither"), None],
+        "eps": [Interval(Real, 0, np.inf, closed="left")],
+        "ddof": [Options(Integral, {0, 1})],
+        "affine": ["boolean"],
+        "copy": ["boolean"],
+    }
+
+    def __init__(
+        self,
+        *,
+        momentum: float | None = MOMENTUM,
+        halflife: float | None = None,
+        eps: float = 1e-5,
+        ddof: int = 0,
+        affine: bool = True,
+        copy: bool = True,
+    ) -> None:
+        self.momentum = momentum
+        self.halflife = halflife
+        self.eps = eps
+        self.ddof = ddof
+        self.affine = affine
+        self.copy = copy
+
+    def fit(self, X: Any, y: None = None, sample_weight: Any = None) -> Self:
+        """Forget everything, gamma_ and beta_ too, and take the exact statistics of X.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            NaN is left out.
+        y : None
+            Ignored.
+        sample_weight : array-like of shape (n_samples,), default=None
+            How often each row counts: not negative, not all zero.
+
+        Returns
+        -------
+        self : BatchNormTransformer
+        """
+        return self._begin(X, sample_weight, alike=True)
+
+    def partial_fit(self, X: Any, y: None = None, sample_weight: Any = None) -> Self:
+        """Take in one more batch of the stream.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            NaN is left out.
+        y : None
+            Ignored.
+        sample_weight : array-like of shape (n_samples,), default=None
+            How often each row counts: not negative, not all zero. A row ages those before it whatever its weight.
+
+        Returns
+        -------
+        self : BatchNormTransformer
+        """
+        if "layer_" not in self.__dict__:
+            return self._begin(X, sample_weight, alike=False)
+        self._check_parameters()
+        self._check_same_stream()
+        state, x = self._state, self._table(X)
+        steps = self._steps(x, sample_weight, False)
+        self._tell_of_single_rows(state, len(x), 3)
+        layer = self.layer_
+        if layer._running.recounts:  # a state without counts has been loaded into the layer
+            layer._running.recount(float(len(x)))
+        if layer.eps != self.eps or layer.momentum != self.momentum:
+            layer.eps, layer.momentum = float(self.eps), self.momentum
+        state.move(steps, False, self.momentum, self.halflife)
+        state.weighted |= sample_weight is not None
+        return self
+
+    def transform(self, X: Any, copy: bool | None = None) -> Any:
+        """(X - mean_) / scale_ * gamma_ + beta_.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            NaN stays NaN.
+        copy : bool, default=None
+            Instead of the parameter of that name.
+
+        Returns
+        -------
+        Y : ndarray or DataFrame of shape (n_samples, n_features)
+        """
+        self._check_fitted()
+        in_place = not (self.copy if copy is None else copy)
+        return tables.mapped(self._table(X, in_place), *self._state.forward(), in_place)
+
+    def inverse_transform(self, X: Any, copy: bool | None = None) -> Any:
+        """What `transform` makes X of: (X - beta_) / gamma_ * scale_ + mean_.
+
+        Where gamma_ is 0 nothing is left to restore, and the feature is its mean.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            NaN stays NaN.
+        copy : bool, default=None
+            Instead of the parameter of that name.
+
+        Returns
+        -------
+        X_original : ndarray or DataFrame of shape (n_samples, n_features)
+            A DataFrame where `set_output` asks `transform` for one.
+        """
+        self._check_fitted()
+        in_place = not (self.copy if copy is None else copy)
+        y = X if _plain(X, in_place) else np.asarray(check_array(X, estimator=self, input_name="X", **_rules(in_place)))
+        if y.shape[1] != self.n_features_in_:
+            raise ValueError(
+                f"X has {y.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} features "
+                "as input."
+            )
+        x = tables.mapped(y, *self._state.inverse(y.dtype), in_place)
+        return _wrap_data_with_container("transform", x, X, self)
+
+    def merge(self, other: "BatchNormTransformer") -> Self:
+        """Take in the statistics that another transformer has learned elsewhere; gamma_ and beta_ stay.
+
+        With momentum=None the result is that of all rows together. With a halflife, both streams end now, and the
+        weights of their rows add. A moving average depends on the order of its batches, and cannot be merged.
+
+        Parameters
+        ----------
+        other : BatchNormTransformer
+            Fitted on the same features, with the same halflife and ddof. It stays as it is.
+
+        Returns
+        -------
+        self : BatchNormTransformer
+        """
+        if not isinstance(other, BatchNormTransformer):
+            raise TypeError(f"{WHO}: merge: expected a {WHO}, got {type(other).__name__}")
+        for transformer in (self, other):
+            transformer._check_fitted()
+            transformer._check_parameters()
+            transformer._check_same_stream()
+        self._check_mergeable(other)
+        self._state.merge(other._state)
+        return self
+
+    def backward(self, X: Any, dY: Any) -> ndarray:
+        """The gradient by X, and in gamma_grad_ and beta_grad_ those by gamma_ and beta_; statistics are constants.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            What was transformed. A missing value feeds nothing into gamma_grad_ and beta_grad_.
+        dY : array-like of shape (n_samples, n_features)
+            The gradient of a loss by what `transform` made of X.
+
+        Returns
+        -------
+        dX : ndarray of shape (n_samples, n_features)
+        """
+        self._check_fitted()
+        x = self._table(X)
+        dy = checks.gradient(WHO, dY, x.shape, x.dtype)
+        dx, self.gamma_grad_, self.beta_grad_ = self._state.pull_back(x, dy)
+        return dx
+
+    def step(self, learning_rate: float) -> Self:
+        """Move gamma_ and beta_ against the gradients of the last `backward`.
+
+        Parameters
+        ----------
+        learning_rate : float
+            What gamma_grad_ and beta_grad_ are multiplied by.
+
+        Returns
+        -------
+        self : BatchNormTransformer
+        """
+        self._check_fitted()
+        if isinstance(learning_rate, bool) or not isinstance(learning_rate, Real):
+            raise TypeError(f"{WHO}: learning_rate: expected a real number, got {learning_rate!r}")
+        if not isfinite(rate := float(learning_rate)):
+            raise ValueError(f"{WHO}: learning_rate: expected a finite number, got {learning_rate!r}")
+        parameters = self._state.parameters
+        if parameters is None:
+            raise RuntimeError(f"{WHO}: step: expected gamma_ and beta_ to move, got affine=False")
+        if "gamma_grad_" not in self.__dict__:
+            raise RuntimeError(f"{WHO}: step: expected a backward before, got none")
+        moved = [p - rate * grad for p, grad in zip(parameters, (self.gamma_grad_, self.beta_grad_), strict=True)]
+        for p, values in zip(parameters, moved, strict=True):
+            p[...] = values
+        return self
+
+    def _begin(self, X: Any, sample_weight: Any, alike: bool) -> Self:
+        """A new state from X; nothing is assigned until all is done."""
+        self._check_parameters()
+        found = object.__new__(type(self))  # takes the names of features in, as long as X may still be refused
+        found.__dict__.update(self.__dict__)
+        x = np.asarray(validate_data(found, X, reset=True, **_rules()))
+        steps = self._steps(x, sample_weight, alike)
+        state = State(x.shape[1], self.momentum, self.halflife, self.eps, self.ddof, self.affine)
+        if not alike:
+            self._tell_of_single_rows(state, len(x), 4)
+        state.move(steps, alike, self.momentum, self.halflife)
+        state.weighted = sample_weight is not None
+        for name in ("feature_names_in_", "gamma_grad_", "beta_grad_"):
+            self.__dict__.pop(name, None)
+        self.__dict__ |= {name: found.__dict__[name] for name in ("feature_names_in_",) if name in found.__dict__}
+        self._state, self.layer_, self.n_features_in_ = state, state.layer, x.shape[1]
+        return self
+
+    def _steps(self, x: ndarray, sample_weight: Any, alike: bool) -> list[tables.Step]:
+        """The one pass over a batch."""
+        weight = None if sample_weight is None else tables.sample_weights(sample_weight, x)
+        if alike or self.halflife is None:
+            return tables.whole(x, weight)
+        return tables.faded(x, weight, float(self.halflife), self.ddof)
+
+    def _table(self, X: Any, writeable: bool = False) -> ndarray:
+        """X as an array of floats that fits; infinity may still be in it."""
+        if _plain(X, writeable) and X.shape[1] == self.n_features_in_ and "feature_names_in_" not in self.__dict__:
+            return X  # type: ignore[no-any-return]
+        return np.asarray(validate_data(self, X, reset=False, **_rules(writeable)))
+
+    def _check_fitted(self) -> None:
+        if "layer_" not in self.__dict__:
+            check_is_fitted(self)  # has the words for it
+
+    def _check_parameters(self) -> None:
+        given = (self.momentum, self.halflife, self.eps, self.ddof, self.affine, self.copy)
+        if given == self.__dict__.get("_checked"):
+            return
+        self._validate_params()
+        if self.halflife is not None and self.momentum != MOMENTUM:
+            raise ValueError(
+                f"{WHO}: momentum: expected its default, {MOMENTUM}, beside halflife={self.halflife}, as they are two "
+                f"ways to forget, got {self.momentum}"
+            )
+        self._checked = given
+
+    def _check_same_stream(self) -> None:
+        """That statistics which were begun in one way go on in that way."""
+        state, layer = self._state, self.layer_
+        if (now := kind(self.momentum, self.halflife)) != state.kind:
+            raise ValueError(
+                f"{WHO}: expected momentum and halflife for {state.kind}, as this stream began, got {now}; "
+                "fit begins anew"
+            )
+        for name, before in (("ddof", layer.ddof), ("affine", layer.affine)):
+            if (given := getattr(self, name)) != before:
+                raise ValueError(
+                    f"{WHO}: {name}: expected {before}, as this stream began, got {given}; fit begins anew"
+                )
+
+    def _check_mergeable(self, other: "BatchNormTransformer") -> None:
+        kinds = [transformer._state.kind for transformer in (self, other)]
+        if AVERAGE in kinds:
+            raise ValueError(
+                f"{WHO}: merge: expected momentum=None or a halflife, got momentum={self.momentum} and "
+                f"{other.momentum}: a moving average depends on the order of its batches"
+            )
+        for name in ("momentum", "halflife", "ddof", "n_features_in_"):
+            if getattr(self, name) != getattr(other, name):
+                raise ValueError(
+                    f"{WHO}: merge: {name}: expected {getattr(self, name)}, as here, got {getattr(other, name)}"
+                )
+        mine, others = (t.__dict__.get("feature_names_in_") for t in (self, other))
+        if mine is not None and others is not None and list(mine) != list(others):
+            raise ValueError(f"{WHO}: merge: expected features {list(mine)}, as here, got {list(others)}")
+
+    def _tell_of_single_rows(self, state: State, rows: int, depth: int) -> None:
+        if state.kind == AVERAGE and rows == 1 and not state.told:
+            warnings.warn(
+                f"{WHO}: a batch of one row has no variance, and 0 enters the average with momentum={self.momentum}; "
+                "for such a stream momentum=None weighs all rows the same, and halflife= by their age",
+                stacklevel=depth,
+            )
+            state.told = True
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return "layer_" in self.__dict__
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32", "float16"]
+        return tags
+
+
+def _plain(X: Any, writeable: bool) -> bool:
+    """Whether scikit-learn's validation, apart from features, would hand X through."""
+    return (
+        type(X) is ndarray and X.ndim == 2 and X.dtype in FLOATS and X.size > 0 and (X.flags.writeable or not writeable)
+    )
+
+
+def _rules(writeable: bool = False) -> dict[str, Any]:
+    """What scikit-learn checks; infinity is found on the way."""
+    return {"dtype": DTYPES, "ensure_all_finite": False, "force_writeable": writeable}

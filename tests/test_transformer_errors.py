@@ -1,0 +1,187 @@
+"""What the transformer refuses, and that a failed call leaves no trace."""
+
+import numpy as np
+import pytest
+from sklearn.exceptions import NotFittedError
+
+from bnorm import BatchNormTransformer, _transformer_tables
+from bnorm.running import Stream
+
+MODES = [{}, {"momentum": None}, {"halflife": 7.0}, {"halflife": 7.0, "ddof": 1}]
+
+
+def table(n):
+    return np.random.default_rng(0).normal(3.0, 2.0, (n, 3))
+
+
+def state_of(t):
+    """All that a call could change, as bytes."""
+    names = [name for name in dir(t) if name.endswith("_") and not name.startswith("_") and name != "layer_"]
+    found = {name: np.asarray(getattr(t, name)).tobytes() for name in names if hasattr(t, name)}
+    if hasattr(t, "layer_"):
+        found |= {name: a.tobytes() for name, a in t.layer_.state_dict().items()}
+        found |= {name: getattr(t._state.stream, name).tobytes() for name in ("weight", "square", "low")}
+        found["layer"] = id(t.layer_)
+    return found
+
+
+def test_merge_refuses():
+    x = table(10)
+    pooled, fading = BatchNormTransformer(momentum=None).fit(x), BatchNormTransformer(halflife=3.0).fit(x)
+    averaged = BatchNormTransformer().fit(x)
+    for left, right, words in [
+        (averaged, averaged, "order of its batches"),
+        (pooled, averaged, "order of its batches"),
+        (pooled, fading, "merge: momentum: expected None, as here, got 0.1"),
+        (fading, BatchNormTransformer(halflife=4.0).fit(x), "merge: halflife: expected 3.0, as here, got 4.0"),
+        (pooled, BatchNormTransformer(momentum=None, ddof=1).fit(x), "merge: ddof: expected 0, as here, got 1"),
+        (pooled, BatchNormTransformer(momentum=None).fit(x[:, :2]), "merge: n_features_in_: expected 3"),
+    ]:
+        kept = state_of(left)
+        with pytest.raises(ValueError, match=words):
+            left.merge(right)
+        assert state_of(left) == kept
+    with pytest.raises(TypeError, match="expected a BatchNormTransformer, got ndarray"):
+        pooled.merge(x)
+    for left, right in [(pooled, BatchNormTransformer(momentum=None)), (BatchNormTransformer(momentum=None), pooled)]:
+        with pytest.raises(NotFittedError):
+            left.merge(right)
+
+
+@pytest.mark.parametrize("parameters", MODES, ids=str)
+def test_failed_calls_leave_no_trace(parameters):
+    pd = pytest.importorskip("pandas", reason="feature names come with data frames")
+    x = pd.DataFrame(table(40), columns=["a", "b", "c"])
+    bad = x.copy()
+    bad.iloc[7, 2] = np.inf
+    renamed = x.rename(columns={"a": "z"})
+    one = np.ones(40)
+    t = BatchNormTransformer(**parameters).fit(x).partial_fit(x * 2)
+    t.backward(x, x)
+    kept = state_of(t)
+    assert len(kept) > 12
+    calls = [
+        lambda: t.fit(bad),
+        lambda: t.partial_fit(bad),
+        lambda: t.fit(bad.rename(columns={"a": "z"})),
+        lambda: t.fit(bad[["a", "c"]]),
+        lambda: t.partial_fit(renamed),
+        lambda: t.partial_fit(x[["a", "b"]]),
+        lambda: t.transform(renamed),
+        lambda: t.inverse_transform(x[["a", "b"]]),
+        lambda: t.fit(x[:0]),
+        lambda: t.fit(x["a"]),
+        lambda: t.fit([["a"], ["b"]]),
+        lambda: t.fit(x, sample_weight=-one),
+        lambda: t.partial_fit(x, sample_weight=one[1:]),
+        lambda: t.partial_fit(x, sample_weight=0 * one),
+        lambda: t.partial_fit(x, sample_weight=np.nan * one),
+        lambda: t.partial_fit(x, sample_weight=np.where(x.index == 3, -1e-9, 1)),
+        lambda: t.fit(x, sample_weight=1e-300 * one),
+        lambda: t.backward(x, x[:1]),
+        lambda: t.backward(bad, x),
+        lambda: t.step(np.nan),
+        lambda: setattr(t, "gamma_", np.ones(2)),
+        lambda: setattr(t, "running_var_", -np.ones(3)),
+        lambda: setattr(t, "running_mean_", np.ones(4)),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError):
+            call()
+        assert state_of(t) == kept
+    with np.errstate(all="raise"):
+        t.partial_fit(x * 1e-200)  # underflow is no failure
+
+
+def test_failed_pieces_leave_no_trace(monkeypatch):
+    """Of a batch that is taken in step by step, too."""
+    monkeypatch.setattr(_transformer_tables, "ROWS", 8)
+    x = table(40)
+    t = BatchNormTransformer(halflife=3.0).fit(x)
+    kept = state_of(t)
+    x[39, 1] = np.inf
+    with pytest.raises(ValueError, match="infinity"):
+        t.partial_fit(x)
+    assert state_of(t) == kept
+    new = BatchNormTransformer(halflife=3.0)
+    with pytest.raises(ValueError, match="infinity"):
+        new.partial_fit(x)
+    assert state_of(new) == {}
+
+
+def test_interrupted_pieces_leave_no_trace(monkeypatch):
+    monkeypatch.setattr(_transformer_tables, "ROWS", 8)
+    x = table(40)
+    t = BatchNormTransformer(halflife=3.0).fit(x)
+    kept, pool, calls = state_of(t), Stream.pool, []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        pool(*args)
+
+    monkeypatch.setattr(Stream, "pool", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        t.partial_fit(x)
+    assert state_of(t) == kept
+
+
+def test_negative_weights_are_refused_in_every_mode():
+    x = table(3)
+    for parameters in MODES:
+        for method in ("fit", "partial_fit"):
+            with pytest.raises(ValueError, match="Negative values in data passed to `sample_weight`"):
+                getattr(BatchNormTransformer(**parameters), method)(x, sample_weight=[1, -1, 1])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"momentum": 0}, "'momentum' parameter"),
+        ({"momentum": 1.5}, "'momentum' parameter"),
+        ({"momentum": "0.1"}, "'momentum' parameter"),
+        ({"halflife": 0}, "'halflife' parameter"),
+        ({"halflife": np.inf}, "'halflife' parameter"),
+        ({"eps": -1e-9}, "'eps' parameter"),
+        ({"eps": np.nan}, "'eps' parameter"),
+        ({"ddof": 2}, "'ddof' parameter"),
+        ({"affine": "yes"}, "'affine' parameter"),
+        ({"halflife": 5, "momentum": 0.2}, r"momentum: expected its default, 0.1, beside halflife=5.*got 0.2"),
+        ({"halflife": 5, "momentum": None}, r"momentum: expected its default, 0.1, beside halflife=5.*got None"),
+    ],
+)
+def test_parameters_are_checked_when_fitted(parameters, words):
+    x = table(4)
+    for method in ("fit", "partial_fit"):
+        t = BatchNormTransformer(**parameters)
+        with pytest.raises(ValueError, match=words):
+            getattr(t, method)(x)
+        assert state_of(t) == {}
+    t = BatchNormTransformer().fit(x).set_params(**parameters)
+    kept = state_of(t)
+    with pytest.raises(ValueError, match=words):
+        t.partial_fit(x)
+    assert state_of(t) == kept
+    BatchNormTransformer(halflife=5, momentum=0.1).fit(x)
+
+
+def test_a_stream_goes_on_as_it_began():
+    x = table(10)
+    for before, after, words in [
+        ({}, {"momentum": None}, "expected momentum and halflife for an average of batches"),
+        ({"momentum": None}, {"momentum": 0.1}, "expected momentum and halflife for rows that weigh the same"),
+        ({"momentum": None}, {"momentum": 0.1, "halflife": 3.0}, "rows that weigh the same, .* got rows that fade"),
+        ({}, {"ddof": 1}, "ddof: expected 0, as this stream began, got 1"),
+        ({}, {"affine": False}, "affine: expected True, as this stream began, got False"),
+    ]:
+        t = BatchNormTransformer(**before).fit(x).set_params(**after)
+        kept = state_of(t)
+        with pytest.raises(ValueError, match=words):
+            t.partial_fit(x)
+        assert state_of(t) == kept
+        t.fit(x)
+    t = BatchNormTransformer(momentum=0.5).fit(x).set_params(momentum=1.0, eps=1.0).partial_fit(2 * x)
+    np.testing.assert_allclose(t.mean_, 2 * x.mean(axis=0), rtol=1e-14)
+    np.testing.assert_allclose(t.scale_, np.sqrt(4 * x.var(axis=0) + 1), rtol=1e-14)
+    assert (t.layer_.momentum, t.layer_.eps) == (1.0, 1.0)
