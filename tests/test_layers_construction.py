@@ -116,3 +116,16 @@ def test_repr_shows_what_is_frozen():
         seen.add(repr(bn))
     assert len(seen) == 5
     assert all(text.startswith("BatchNorm1d(4") and "\n" not in text for text in seen)
+
+
+def test_a_momentum_that_no_float_holds():
+    with pytest.raises(ValueError, match=r"^BatchNorm1d\(4\): momentum: expected"):
+        bnorm.BatchNorm1d(4, momentum=10**400)
+
+
+def test_repr_of_a_layer_with_options_of_its_own():
+    class Mine(bnorm.BatchNorm1d):
+        def __init__(self, channels, extra=3):
+            super().__init__(channels, axis=-1)
+
+    assert repr(Mine(4)) == "Mine(4)"

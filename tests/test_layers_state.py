@@ -204,7 +204,7 @@ def test_values_that_are_no_numbers(change, strict):
     assert held(bn) == before
 
 
-@pytest.mark.parametrize("batches", [2.5, -1, np.nan, np.inf], ids=str)
+@pytest.mark.parametrize("batches", [2.5, -1, np.nan, np.inf, 1e300], ids=str)
 def test_a_count_that_is_none(batches):
     bn = trained()
     before = held(bn)

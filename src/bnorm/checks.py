@@ -123,28 +123,32 @@ def groups(who: str, num_groups: object, channels: int) -> int:
     return num_groups
 
 
+def number(who: str, name: str, value: object) -> float:
+    """A real number as a float, which is infinite where it is too large for one."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{who}: {name}: expected a real number, got {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
 def epsilon(who: str, eps: object) -> float:
     """eps: finite and not negative."""
-    if isinstance(eps, bool) or not isinstance(eps, numbers.Real):
-        raise TypeError(f"{who}: eps: expected a real number, got {eps!r}")
-    try:
-        value = float(eps)
-    except OverflowError:
-        value = math.inf
+    value = number(who, "eps", eps)
     if not 0 <= value < math.inf:
         raise ValueError(f"{who}: eps: expected a finite number >= 0, got {eps!r}")
     return value
 
 
-def momentum(who: str, momentum: Any) -> float | None:
+def momentum(who: str, momentum: object) -> float | None:
     """The weight of a new batch, above 0 and at most 1, or None."""
     if momentum is None:
         return None
-    if isinstance(momentum, bool) or not isinstance(momentum, numbers.Real):
-        raise TypeError(f"{who}: momentum: expected a real number or None, got {momentum!r}")
-    if not 0.0 < float(momentum) <= 1.0:
-        raise ValueError(f"{who}: momentum: expected a number above 0 and at most 1, or None, got {momentum!r}")
-    return float(momentum)
+    value = number(who, "momentum", momentum)
+    if not 0 < value <= 1:
+        raise ValueError(f"{who}: momentum: expected a number above 0 and at most 1, or None, got {value}")
+    return value
 
 
 def flag(who: str, name: str, value: object) -> bool:

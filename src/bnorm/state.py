@@ -64,7 +64,7 @@ def _array(name: str, value: Any, like: ndarray) -> ndarray:
     a = checks.real(name, "value", value)
     if _without_ones(a.shape) != _without_ones(like.shape):
         raise ValueError(f"{name}: shape {a.shape} instead of {like.shape}")
-    if like.dtype.kind == "i" and not (np.isfinite(a) & (a == np.floor(a))).all():
+    if like.dtype.kind == "i" and not ((np.abs(a) < 2.0**63) & (a == np.floor(a))).all():
         raise ValueError(f"{name}: {a} instead of an integer")
     if name in NOT_NEGATIVE and (a < 0).any():
         raise ValueError(f"{name}: negative values")

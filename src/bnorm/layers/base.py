@@ -195,7 +195,7 @@ class Layer:
     def __repr__(self) -> str:
         shown = [self._who.removesuffix(")")]
         for name, option in inspect.signature(type(self)).parameters.items():
-            if option.default is not option.empty and (value := getattr(self, name)) != option.default:
+            if option.default is not option.empty and (value := getattr(self, name, option.default)) != option.default:
                 shown.append(f"{name}={value.name if isinstance(value, np.dtype) else value!r}")
         return f"{', '.join(shown + self._switches())})"
 
