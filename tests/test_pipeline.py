@@ -135,7 +135,7 @@ def test_only_pipelines():
 
 
 def test_examples_in_docstrings():
-    for module in (bnorm.pipeline, bnorm.transformer):
+    for module in (bnorm.pipeline, bnorm.transformer.estimator):
         result = doctest.testmod(module)
         assert result.attempted > 4
         assert result.failed == 0

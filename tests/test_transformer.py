@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from sklearn.preprocessing import StandardScaler
 
-from bnorm import BatchNormTransformer, _transformer_tables
+from bnorm import BatchNormTransformer
+from bnorm.transformer import tables
 from compare import assert_close
 
 FLOATS = ["float64", "float32", "float16"]
@@ -339,9 +340,9 @@ def test_float16_sums_do_not_overflow():
 def test_no_temporary_as_large_as_the_table(dtype, monkeypatch):
     """What is not dense, or not computed in its own type, goes through the kernels in pieces."""
     seen = []
-    moments = _transformer_tables._moments
-    monkeypatch.setattr(_transformer_tables, "_moments", lambda x, w: seen.append(x.nbytes) or moments(x, w))
-    monkeypatch.setattr(_transformer_tables, "PIECE", 4096)
+    moments = tables._moments
+    monkeypatch.setattr(tables, "_moments", lambda x, w: seen.append(x.nbytes) or moments(x, w))
+    monkeypatch.setattr(tables, "PIECE", 4096)
     x = np.repeat(table(1001, 6, dtype), 2, axis=1)[:, ::2]
     t = scaler().fit(x)
     assert len(seen) > 1

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from sklearn.exceptions import NotFittedError
 
-from bnorm import BatchNormTransformer, _transformer_tables
+from bnorm import BatchNormTransformer
 from bnorm.running import Stream
+from bnorm.transformer import tables
 
 MODES = [{}, {"momentum": None}, {"halflife": 7.0}, {"halflife": 7.0, "ddof": 1}]
 
@@ -95,7 +96,7 @@ def test_failed_calls_leave_no_trace(parameters):
 
 def test_failed_pieces_leave_no_trace(monkeypatch):
     """Of a batch that is taken in step by step, too."""
-    monkeypatch.setattr(_transformer_tables, "ROWS", 8)
+    monkeypatch.setattr(tables, "ROWS", 8)
     x = table(40)
     t = BatchNormTransformer(halflife=3.0).fit(x)
     kept = state_of(t)
@@ -110,7 +111,7 @@ def test_failed_pieces_leave_no_trace(monkeypatch):
 
 
 def test_interrupted_pieces_leave_no_trace(monkeypatch):
-    monkeypatch.setattr(_transformer_tables, "ROWS", 8)
+    monkeypatch.setattr(tables, "ROWS", 8)
     x = table(40)
     t = BatchNormTransformer(halflife=3.0).fit(x)
     kept, pool, calls = state_of(t), Stream.pool, []

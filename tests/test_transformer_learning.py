@@ -166,6 +166,27 @@ def test_state_of_a_layer_can_be_loaded():
     np.testing.assert_allclose(t.var_, x.var(axis=0), rtol=1e-12)
 
 
+def test_a_plain_state_counts_its_batches_as_large_as_the_next():
+    x = table(60)
+    bn = bnorm.BatchNorm1d(4, momentum=None)
+    bn(x[:20])
+    bn(x[20:40])
+    t = BatchNormTransformer(momentum=None).fit(table(10, seed=9))
+    t.layer_.load_state_dict(dict(bn.state_dict()))
+    t.partial_fit(x[40:])
+    np.testing.assert_allclose([t.mean_, t.var_], [x.mean(axis=0), x.var(axis=0)], rtol=1e-12)
+
+
+def test_a_mean_that_is_assigned_is_exact():
+    """Nothing of what the old one had rounded off is left."""
+    t = BatchNormTransformer(momentum=None)
+    for seed in range(5):
+        t.partial_fit(1e9 + table(7, seed=seed))
+    t.running_mean_, t.running_var_ = np.zeros(4), np.zeros(4)
+    t.partial_fit(np.zeros((3, 4)))
+    np.testing.assert_array_equal([t.mean_, t.var_], 0)
+
+
 def through_pickle(t):
     return pickle.loads(pickle.dumps(t))
 

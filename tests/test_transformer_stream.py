@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bnorm import BatchNormTransformer, _transformer_tables
+from bnorm import BatchNormTransformer
+from bnorm.transformer import tables
 
 MODES = [{}, {"momentum": 0.3}, {"momentum": 1}, {"momentum": None}, {"halflife": 7.0}, {"halflife": 7.0, "ddof": 1}]
 
@@ -129,7 +130,7 @@ def test_halflife_by_brute_force(sizes, halflife, seed, nan, weighted, ddof):
 @pytest.mark.parametrize("ddof", [0, 1])
 def test_halflife_in_pieces(order, dtype, nan, ddof, monkeypatch):
     """A batch that is longer than a piece, in one call and in several."""
-    monkeypatch.setattr(_transformer_tables, "ROWS", 64)
+    monkeypatch.setattr(tables, "ROWS", 64)
     x = np.asarray(table(1000), dtype, order=order)
     if nan:
         x[np.random.default_rng(1).random(x.shape) < 0.1] = np.nan

@@ -50,7 +50,7 @@ class Moments:
     @classmethod
     def of(cls, count: ndarray, mean: ndarray, m2: ndarray, low: ndarray) -> Self:
         """From what a `moments` kernel returns: mean + low is the mean."""
-        return cls._from(np.stack([count, mean, m2, low]))
+        return cls._from(np.array([count, mean, m2, low]))
 
     @classmethod
     def merge(cls, items: Iterable["Moments"]) -> Self:
@@ -131,9 +131,10 @@ class Moments:
         return row
 
     def _set(self, parts: ndarray) -> None:
-        nothing = parts[_COUNT] == 0
-        parts[_MEAN, nothing] = np.nan
-        parts[_M2, nothing] = parts[_LOW, nothing] = 0
+        if not parts[_COUNT].all():
+            nothing = parts[_COUNT] == 0
+            parts[_MEAN, nothing] = np.nan
+            parts[_M2, nothing] = parts[_LOW, nothing] = 0
         parts.flags.writeable = False
         self._parts = parts
 
@@ -159,8 +160,11 @@ def merged(a: ndarray, b: ndarray) -> ndarray:
     mean, rest = _sum_and_rest(a[_MEAN], delta * share)
     mean, low = _sum_and_rest(mean, rest + a[_LOW])
     m2 = a[_M2] + (b[_M2] + delta * delta * (a[_COUNT] * share))
-    merged = np.where(a[_COUNT] == 0, b, np.where(b[_COUNT] == 0, a, [count, mean, m2, low]))
-    merged[_LOW] = np.where(np.isfinite(merged[_LOW]), merged[_LOW], 0)
+    merged = np.array([count, mean, m2, low])
+    if not (a[_COUNT].all() and b[_COUNT].all()):
+        merged = np.where(a[_COUNT] == 0, b, np.where(b[_COUNT] == 0, a, merged))
+    if not np.isfinite(merged[_LOW]).all():
+        merged[_LOW] = np.where(np.isfinite(merged[_LOW]), merged[_LOW], 0)
     return merged
 
 

@@ -110,7 +110,7 @@ class Stream:
         """
         faded, faded_square = self.weight * fade, self.square * (fade * fade)
         m2 = self.var * _divisor(faded, faded_square, ddof)
-        before = np.stack([faded, self.mean, m2, self.low])
+        before = np.array([faded, self.mean, m2, self.low])
         _, mean, m2, low = merged(before, batch.parts)
         weight, square = faded + batch.count, faded_square + (batch.count if square is None else square)
         self._move(batch.count > 0, mean, m2 / _divisor(weight, square, ddof), low, weight, square)
@@ -132,5 +132,7 @@ def _divisor(weight: ndarray, square: ndarray, ddof: int) -> ndarray:
     Values that are counted whole have square = weight, and this is weight - ddof.
     """
     whole = np.where(weight == 0, 1, weight)
+    if not ddof:
+        return whole
     divisor = whole - ddof * square / whole
     return np.where(divisor > 0, divisor, whole)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from bnorm._transformer_tables import Step, refuse_infinity
 from bnorm.kernels import BACKENDS, view
 from bnorm.layers import BatchNorm1d
 from bnorm.running import Stream
+from bnorm.transformer.tables import Step, refuse_infinity
 
 WHO = "BatchNormTransformer"
 AVERAGE, POOL, FADE = "an average of batches", "rows that weigh the same", "rows that fade"

@@ -139,7 +139,7 @@ def _faded(x: ndarray, weight: ndarray | None, f: ndarray, ddof: int) -> tuple[A
 def _refuse_infinity_seen(x: ndarray, weight: ndarray | None, parts: list[Any]) -> None:
     """Infinity shows in moments, as does the overflow of finite values, which passes; weight 0 hides it."""
     with np.errstate(all="ignore"):
-        suspect = not all(isfinite((mean + m2).sum()) for _, mean, m2, _ in parts)
+        suspect = not all([isfinite(mean.dot(m2)) for _, mean, m2, _ in parts])
     if suspect:
         refuse_infinity(x)
     elif weight is not None and not weight.all():

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from bnorm._transformer_state import State
 from bnorm.layers import BatchNorm1d
+from bnorm.transformer.state import State
 
 
 class Attributes:

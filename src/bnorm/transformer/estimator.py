@@ -1,4 +1,4 @@
-"""The scikit-learn transformer: a scaler whose statistics stream and fade, and whose scale and shift can be learned."""
+"""The estimator itself: parameters, checks, and the methods that scikit-learn and its users call."""
 
 import warnings
 from math import isfinite
@@ -12,11 +12,11 @@ from sklearn.utils._param_validation import Interval, Options
 from sklearn.utils._set_output import _wrap_data_with_container
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
-from bnorm import _transformer_tables as tables
 from bnorm import checks
-from bnorm._transformer_attributes import Attributes
-from bnorm._transformer_state import AVERAGE, WHO, State, kind
 from bnorm.checks import FLOATS
+from bnorm.transformer import tables
+from bnorm.transformer.attributes import Attributes
+from bnorm.transformer.state import AVERAGE, WHO, State, kind
 
 MOMENTUM = 0.1
 DTYPES = [np.float64, np.float32, np.float16]
