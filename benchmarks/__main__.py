@@ -1,26 +1,44 @@
-"""`python -m benchmarks`: measure every shape, print every number, and with --save keep them."""
+"""`python -m benchmarks`: measure every case, print every number, and with --save keep them."""
 
 import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+import numpy as np
 
 import bnorm
+from bnorm.kernels import cpu
 
-from . import machine, providers, shapes, table
+from . import adapters, growth, machine, plot, shapes, table, targets
 from .copying import Copy
+from .exact import exact
 from .processes import Remote
-from .timing import FULL, QUICK, Effort, Worker, measure
+from .timing import FULL, QUICK, Effort, Local, measure
+
+DTYPES = ("float32", "float64")
+LARGE = 1 << 28  # bytes of an array: beyond, only the peers of the targets. NumPy and JAX take half of the time
+HELD, HELD_HERE = 6, 3  # times the array: the most that a library takes for itself, and that this process takes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few shapes, under a minute")
-    parser.add_argument("--threads", type=int, metavar="N", help="for every library; all of them by default")
+    parser.add_argument("--quick", action="store_true", help="a few shapes, float32, all threads: under two minutes")
+    parser.add_argument("--others", action="store_true", help="shapes that nobody tunes for, instead of the named ones")
+    parser.add_argument("--match", metavar="TEXT", help="only cases with this in their name, such as '(32, 64)'")
+    parser.add_argument("--only", nargs="+", metavar="LIBRARY", choices=adapters.NAMES, help="beside bnorm")
+    parser.add_argument("--dtype", choices=DTYPES)
+    parser.add_argument("--threads", type=int, metavar="N", help="for every library; by default 1, and then all")
     parser.add_argument("--save", action="store_true", help="into results/, and from there into README.md")
+    parser.add_argument("--targets", action="store_true", help="measure nothing: the saved results against the targets")
     options = parser.parse_args()
-    if options.quick and options.save:
-        parser.error("--save keeps a full run: leave --quick out")
+    if options.targets:
+        print("\n\n".join(f"{name}\n\n{targets.report(r)}" for name, r in table.saved().items()) or "nothing saved")
+        return
+    part = options.quick or options.others or options.match or options.only or options.dtype or options.threads
+    if options.save and part:
+        parser.error("--save keeps a full run: leave the other options out")
     if options.threads is not None and options.threads < 1:
         parser.error(f"--threads: expected 1 or more, got {options.threads}")
     if options.save:
@@ -28,40 +46,96 @@ def main() -> None:
         time.sleep(2)
         if (busy := before.cores() or 0.0) > machine.Others.QUIET:
             raise SystemExit(f"--save: expected a quiet machine, but other processes use {busy} cores of it")
-    chosen = [shape for shape in shapes.ALL if shape.quick or not options.quick]
-    threads = options.threads or bnorm.get_num_threads()
-    results = run(chosen, [p for p in providers.ALL if p.version()], threads, QUICK if options.quick else FULL)
+    cases = shapes.OTHER if options.others else shapes.NAMED
+    cases = [case for case in cases if (case.quick or not options.quick) and (options.match or "") in case.name]
+    if not cases:
+        parser.error(f"--match: no case has {options.match!r} in its name")
+    every = bnorm.get_num_threads()
+    threads = [options.threads] if options.threads else [every] if options.quick else sorted({1, every})
+    dtypes = [options.dtype] if options.dtype else DTYPES[:1] if options.quick else DTYPES
+    names = [name for name in adapters.NAMES if not options.only or name in (adapters.OURS, *options.only)]
+    results = run(cases, dtypes, threads, every, names, QUICK if options.quick else FULL, grow=not part)
     print(table.full(results))
     if options.save:
         path = table.RESULTS / machine.file_name()
         table.save(results, path)
+        plot.draw_all(table.saved(), table.RESULTS)
         table.write_readme()
         print(f"\nsaved in {path}, and in {table.ROOT / 'README.md'}")
 
 
 def run(
-    chosen: Sequence[shapes.Shape],
-    present: Sequence[type[providers.Provider]],
-    threads: int,
+    cases: Sequence[shapes.Case],
+    dtypes: Sequence[str],
+    threads: Sequence[int],
+    every: int,
+    names: Sequence[str],
     effort: Effort,
-    worker: Callable[..., Remote | Worker] = Remote,
+    grow: bool = False,
+    process: Callable[[str], Local] = Remote,
 ) -> table.Results:
-    rows, start, others = [], time.perf_counter(), machine.Others()
-    with Copy(threads) as copy:
-        for shape in chosen:
-            print(f"{time.perf_counter() - start:6.1f} s  {shape.name}", file=sys.stderr)
+    """The results, as they are saved. every: all threads that there are. grow: with those of `growth`."""
+    rows, left_out, start, others = [], [], time.perf_counter(), machine.Others()
+    with ExitStack() as stack:
+        copies = {n: stack.enter_context(Copy(n)) for n in threads}
+        libraries, missing = _libraries(names, process, stack)
+        for case in cases:
+            for dtype in dtypes:
+                size = case.values * np.dtype(dtype).itemsize
+                able = [each for each in libraries if case.kind in each.about.kinds]
+                able = [each for each in able if each.about.target or size < LARGE]
+                _say(start, f"{case.name} {dtype}")
+                if (HELD * len(able) + HELD_HERE) * size > machine.free_memory():
+                    left_out.append(f"{case.name} {dtype}")
+                    continue
+                wanted = exact(shapes.Data(case, dtype))
+                for n in threads:
+                    copies[n].sample()
+                    asked = [each for each in able if each.about.target or n == every]
+                    rows += measure(case, dtype, n, asked, effort, wanted)
+        for copy in copies.values():
             copy.sample()
-            rows += measure(shape, present, threads, effort, worker=worker)
-        copy.sample()
-    print(f"{time.perf_counter() - start:6.1f} s  done", file=sys.stderr)
+        growths = None
+        if grow:
+            _say(start, "growth")
+            streaming = [each for each in libraries if "scaler" in each.about.kinds and each.about.target]
+            growths = {
+                "curves": growth.curves(libraries[0], max(threads)),
+                "stream": {each.about.name: growth.stream(each) for each in streaming},
+            }
+    _say(start, "done")
     return {
-        "machine": machine.facts(),
-        "threads": threads,
-        "dtype": "float32",
-        "copy_gb_s": copy.gb_s(),
+        "machine": machine.facts(cpu.simd_level())
+        | {"versions": {each.about.name: each.about.version for each in libraries}, "missing": missing},
+        "threads": list(threads),
+        "dtypes": list(dtypes),
+        "copy": {str(n): copy.gb_s() for n, copy in copies.items()},
         "others": others.cores(),
+        "left_out": left_out,
+        "growth": growths,
         "rows": rows,
     }
+
+
+def _libraries(
+    names: Sequence[str], process: Callable[[str], Local], stack: ExitStack
+) -> tuple[list[Local], dict[str, str]]:
+    """Those that are there, ours first, and why the others are not."""
+    libraries, missing = [], {}
+    started = {name: process(name) for name in names}  # all of them, and then they import side by side
+    for library in started.values():
+        stack.callback(library.end)
+    for name, library in started.items():
+        try:
+            libraries.append(library.ready())
+        except adapters.Missing as error:
+            missing[name] = str(error)
+            print(f"without {name}: {error}", file=sys.stderr)
+    return libraries, missing
+
+
+def _say(start: float, what: str) -> None:
+    print(f"{time.perf_counter() - start:6.1f} s  {what}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

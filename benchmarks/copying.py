@@ -1,8 +1,11 @@
-"""The machine's copy speed: numpy.copyto by so many threads, a slice each, of arrays that no cache holds.
+"""The machine's copy speed: numpy.copyto by so many threads, a slice each. A copy reads a byte and writes one.
 
-A copy reads a byte and writes one. It is sampled again and again during a run, so that it sees the weather that the
-others see, by a process of its own: there the GNU C library is told to write past the caches (which saves reading what
-is overwritten), and how it does so is settled when a process starts. Other C libraries decide by themselves.
+memory   arrays that no cache holds, written past the caches, which saves reading what is overwritten
+cache    arrays of 1 MiB, the size of (1024, 256) in float32, that stay in the caches of the cores: two perfect passes
+
+It is sampled again and again during a run, so that it sees the weather that the others see, by a process of its own:
+there the GNU C library is told from which size to write past the caches, which is settled when a process starts. Other
+C libraries decide by themselves.
 """
 
 import os
@@ -16,14 +19,16 @@ import numpy as np
 
 from .timing import quartiles, seconds
 
-COPIED = 1 << 28  # bytes of the array, several times what a last-level cache holds
-PAST_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x100000"
+MEMORY = 1 << 28  # bytes of an array, several times what a last-level cache holds
+CACHE = 1 << 20
+PAST_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
+Speeds = dict[str, list[float]]  # memory and cache: lower quartile, median, upper quartile, in GB/s
 
 
 class Copy:
     """The process that copies when it is asked to. Close it, or use it in a `with`."""
 
-    def __init__(self, threads: int, size: int = COPIED) -> None:
+    def __init__(self, threads: int, size: int = MEMORY) -> None:
         command = [sys.executable, "-m", "benchmarks.copying", str(threads), str(size)]
         tunables = ":".join(filter(None, [os.environ.get("GLIBC_TUNABLES"), PAST_CACHES]))
         self.child = subprocess.Popen(
@@ -34,7 +39,8 @@ class Copy:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.speeds: list[float] = []
+        self.memory: list[float] = []
+        self.cache: list[float] = []
 
     def __enter__(self) -> "Copy":
         return self
@@ -48,26 +54,35 @@ class Copy:
         answer = self.child.stdout.readline()
         if not answer:
             raise RuntimeError("benchmarks.copying: expected speeds from its process, got nothing")
-        self.speeds += map(float, answer.split())
+        cache, *memory = map(float, answer.split())
+        self.cache.append(cache)
+        self.memory += memory
 
-    def gb_s(self) -> list[float]:
-        """Lower quartile, median, upper quartile."""
-        return quartiles(self.speeds)
+    def gb_s(self) -> Speeds:
+        return {"memory": quartiles(self.memory), "cache": quartiles(self.cache)}
 
 
 def main(threads: int, size: int) -> None:
-    """For every line of input, a line of speeds."""
-    source, target = np.ones(size, "u1"), np.zeros(size, "u1")
-    edges = [size * i // threads for i in range(threads + 1)]
-    parts = [slice(*pair) for pair in pairwise(edges)]
+    """For every line of input, a line of speeds: one of the cache, three of memory."""
 
-    def copy() -> None:
-        list(pool.map(lambda part: np.copyto(target[part], source[part]), parts))  # copyto lets other threads run
+    def arrays(size: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        edges = [size * i // threads for i in range(threads + 1)]
+        return tuple([a[slice(*pair)] for pair in pairwise(edges)] for a in (np.ones(size, "u1"), np.zeros(size, "u1")))
 
+    def copy(targets: list[np.ndarray], sources: list[np.ndarray], times: int) -> None:
+        def work(target: np.ndarray, source: np.ndarray) -> None:
+            for _ in range(times):
+                np.copyto(target, source)  # which lets other threads run
+
+        list(pool.map(work, targets, sources))
+
+    small, large, times = arrays(min(CACHE, size)), arrays(size), 100
     with ThreadPoolExecutor(threads) as pool:
         for _ in sys.stdin:
-            copy()
-            print(*(2e-9 * size / seconds(copy) for _ in range(3)), flush=True)
+            copy(*small, times)
+            cache = 2e-9 * min(CACHE, size) * times / seconds(lambda: copy(*small, times))
+            copy(*large, 1)
+            print(cache, *(2e-9 * size / seconds(lambda: copy(*large, 1)) for _ in range(3)), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,8 @@ import platform
 import re
 import time
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
-
-from bnorm.kernels import cpu
-
-from .providers import ALL
 
 
 def cores() -> int:
@@ -23,17 +20,22 @@ def processor() -> str:
     return named[1].strip() if named else platform.processor() or platform.machine()
 
 
-def facts() -> dict[str, object]:
+def facts(simd: str) -> dict[str, object]:
     return {
         "processor": processor(),
         "cores": cores(),
         "system": f"{platform.system()} {platform.machine()}",
-        "simd": cpu.simd_level(),
+        "simd": simd,
         "python": platform.python_version(),
-        "versions": {p.name: version for p in ALL if (version := p.version())},
-        "missing": [p.name for p in ALL if not p.version()],
         "date": datetime.now(UTC).date().isoformat(),
     }
+
+
+def free_memory() -> float:
+    """Bytes that can be had without swapping, as far as the system says so."""
+    info = Path("/proc/meminfo")
+    found = re.search(r"^MemAvailable:\s*(\d+) kB", info.read_text(), re.MULTILINE) if info.exists() else None
+    return 1024.0 * int(found[1]) if found else inf
 
 
 def file_name() -> str:

@@ -1,40 +1,123 @@
-"""A worker in a process of its own.
+"""A library in a process of its own, and every case in a fresh copy of it.
 
-Where the memory of a fresh result comes from depends on what its process allocated before, other libraries included.
+Two libraries in one process are in each other's way: their threads, and where the memory of a fresh result comes from,
+which depends on what the process allocated before. So each library has a process that imports it and does nothing
+else; for a case that process forks, the child does the work and ends. Importing PyTorch again for every case would take
+longer than the measurements. Where there is no safe fork (macOS, Windows) the process itself does the work.
+
+Questions and answers are pickled, over the process's standard input and output. The child uses those of its parent,
+which waits for it meanwhile.
 """
 
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
 
-from .timing import Effort, Samples, Worker
+from . import adapters
+from .exact import Exact
+from .shapes import Case
+from .timing import Effort, Local, Samples
 
-_worker: Worker
+FORKS = sys.platform == "linux"
 
 
-class Remote:
-    """A Worker, elsewhere. An error there is one here."""
+class Remote(Local):
+    """As Local, elsewhere. An error there is one here."""
 
-    def __init__(self, *arguments: object) -> None:
-        self.pool = ProcessPoolExecutor(1, get_context("spawn"), _start, arguments)
+    def __init__(self, module: str) -> None:
+        super().__init__(module)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.processes", module],
+            cwd=Path(__file__).parents[1],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
 
-    def check(self, operation: str) -> dict[str, float]:
-        return self.pool.submit(_check, operation).result()
+    def ready(self) -> Self:
+        try:
+            self.about = self._answer()
+        except BaseException:
+            self.end()
+            raise
+        return self
+
+    def open(self, case: Case, dtype: str, threads: int) -> list[str]:
+        return self._ask("open", case, dtype, threads)
+
+    def check(self, operation: str, exact: Exact) -> dict[str, float]:
+        return self._ask("check", operation, exact)
 
     def turn(self, operation: str, effort: Effort, backwards: bool) -> Samples:
-        return self.pool.submit(_turn, operation, effort, backwards).result()
+        return self._ask("turn", operation, effort, backwards)
+
+    def apply(self, function: Callable[..., Any], *arguments: object) -> Any:
+        return self._ask("apply", function, *arguments)
 
     def close(self) -> None:
-        self.pool.shutdown()
+        if self.process.poll() is None:
+            self._ask("close")
+
+    def end(self) -> None:
+        self.process.__exit__(None, None, None)  # closes its input, which ends it
+
+    def _ask(self, *question: object) -> Any:
+        pickle.dump(question, self.process.stdin)
+        self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        try:
+            failed, answer = pickle.load(self.process.stdout)
+        except EOFError:
+            raise RuntimeError(f"{self.module}: expected an answer, its process ended") from None
+        if failed:
+            raise answer
+        return answer
 
 
-def _start(*arguments: object) -> None:
-    global _worker
-    _worker = Worker(*arguments)
+def serve(name: str) -> None:
+    """Answer until the input ends."""
+    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the library prints is no answer
+    warnings.simplefilter("ignore")  # those of peers; JAX has one about every fork
+
+    def answer(value: object, failed: bool = False) -> None:
+        pickle.dump((failed, value), answers)
+        answers.flush()
+
+    try:
+        local = Local(name).ready()
+    except adapters.Missing as error:
+        answer(error, failed=True)
+        return
+    answer(local.about)
+    child = False
+    with suppress(EOFError):
+        while True:
+            method, *arguments = pickle.load(questions)
+            if FORKS and not child and method != "close":
+                pid = os.fork()
+                if pid:
+                    _, status = os.waitpid(pid, 0)
+                    if status:
+                        answer(RuntimeError(f"{name}: its process died, status {status}"), failed=True)
+                    continue
+                child = True
+            try:
+                answer(getattr(local, method)(*arguments))
+            except Exception as error:
+                error.add_note(traceback.format_exc())
+                answer(error, failed=True)
+            if child and method == "close":
+                os._exit(0)
 
 
-def _check(operation: str) -> dict[str, float]:
-    return _worker.check(operation)
-
-
-def _turn(operation: str, effort: Effort, backwards: bool) -> Samples:
-    return _worker.turn(operation, effort, backwards)
+if __name__ == "__main__":
+    serve(sys.argv[1])

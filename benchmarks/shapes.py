@@ -1,4 +1,4 @@
-"""The shapes that are measured, the data they are filled with, and what float64 says the results are."""
+"""The cases that are measured: which normalization of which shape, and the data that all libraries are given."""
 
 from dataclasses import dataclass
 from math import prod
@@ -7,89 +7,138 @@ import numpy as np
 
 EPS = 1e-5
 # Times the array: the least that each operation reads and writes, the whole array being in no cache before or after.
-LEAST_PASSES = {
+CHANNEL_PASSES = {
     "forward": 3,  # x for the statistics, x again, y
     "inference": 2,  # x, y
     "backward": 5,  # x and dy for the sums, x and dy again, dx
 }
-OPERATIONS = tuple(LEAST_PASSES)
+ROW_PASSES = {  # a row of these is short, and in a cache when it is read again
+    "forward": 2,  # x, y
+    "backward": 3,  # x, dy, dx
+}
+PASSES = {
+    "batch": CHANNEL_PASSES,
+    "layer": ROW_PASSES,
+    "group": ROW_PASSES,
+    "instance": ROW_PASSES,
+    "scaler": {"fit": 1, "partial_fit": 1, "transform": 2, "inverse": 2},
+}
+POOL = 1048583  # random values, repeated in long arrays. A prime: what repeats falls into other places
 
 
 @dataclass(frozen=True)
-class Shape:
-    """N, C and what follows. channels_last: the same order of axes, but channels next to each other in memory."""
+class Case:
+    """One kind of normalization of N, C and what follows. channels_last: channels next to each other in memory."""
 
+    kind: str
     sizes: tuple[int, ...]
     channels_last: bool = False
+    groups: int = 1
     quick: bool = False  # --quick runs it too
 
     @property
     def name(self) -> str:
-        return f"{self.sizes}{' channels last' if self.channels_last else ''}"
+        words = "" if self.kind == "batch" else f"{self.kind}{'' if self.kind == 'scaler' else ' norm'} "
+        groups = f" in {self.groups} groups" if self.kind == "group" else ""
+        return f"{words}{self.sizes}{groups}{' channels last' if self.channels_last else ''}"
+
+    @property
+    def passes(self) -> dict[str, int]:
+        return PASSES[self.kind]
+
+    @property
+    def values(self) -> int:
+        return prod(self.sizes)
+
+
+def batch(*sizes: int, quick: bool = False, channels_last: bool = False) -> Case:
+    return Case("batch", sizes, channels_last, quick=quick)
 
 
 TWO_D = [
-    Shape((32, 64), quick=True),
-    Shape((256, 128)),
-    Shape((1024, 256), quick=True),
-    Shape((4096, 512)),
-    Shape((65536, 64), quick=True),
-    Shape((65536, 256)),
-    Shape((1000000, 3)),
-    Shape((1000000, 32), quick=True),
-    Shape((1000000, 100)),
+    batch(32, 64, quick=True),
+    batch(256, 128),
+    batch(1024, 256, quick=True),
+    batch(4096, 512),
+    batch(65536, 64, quick=True),
+    batch(65536, 256),
+    batch(1000000, 3),
+    batch(1000000, 32, quick=True),
+    batch(1000000, 100),
 ]
 FOUR_D = [
-    Shape((8, 16, 8, 8)),
-    Shape((32, 64, 56, 56), quick=True),
-    Shape((32, 256, 14, 14)),
-    Shape((64, 512, 7, 7)),
-    Shape((16, 64, 112, 112)),
+    batch(8, 16, 8, 8),
+    batch(32, 64, 56, 56, quick=True),
+    batch(32, 256, 14, 14),
+    batch(64, 512, 7, 7),
+    batch(16, 64, 112, 112),
 ]
-CHANNELS_LAST = [Shape(shape.sizes, True, shape.quick) for shape in FOUR_D]
-ALL = [*TWO_D, *FOUR_D, *CHANNELS_LAST]
+ROWS = [
+    Case("layer", (8192, 768), quick=True),
+    Case("layer", (65536, 64)),
+    Case("group", (32, 128, 56, 56), groups=32, quick=True),
+    Case("instance", (32, 128, 56, 56)),
+]
+SCALER = [
+    Case("scaler", (32, 64), quick=True),
+    Case("scaler", (10000, 20)),
+    Case("scaler", (1000000, 32), quick=True),
+    Case("scaler", (1000000, 100)),
+]
+NAMED = [
+    *TWO_D,
+    *FOUR_D,
+    *(batch(*case.sizes, quick=case.quick, channels_last=True) for case in FOUR_D),
+    *ROWS,
+    *SCALER,
+]
+# Of the same kinds, between and beyond: what was tuned for the shapes above only is seen here.
+OTHER = [
+    batch(37, 7),
+    batch(500, 33),
+    batch(3000, 1000),
+    batch(20000, 7),
+    batch(100003, 33),
+    batch(10000000, 4),
+    batch(65536, 100, 1),
+    batch(2000, 33, 49),
+    batch(64, 1000, 7, 7),
+    batch(5, 3, 224, 224),
+    batch(33, 65, 17, 19),
+    batch(33, 65, 17, 19, channels_last=True),
+    batch(5, 3, 224, 224, channels_last=True),
+    Case("layer", (10007, 33)),
+    Case("layer", (512, 5000)),
+    Case("group", (7, 66, 31, 29), groups=11),
+    Case("instance", (7, 33, 57, 55)),
+    Case("scaler", (37, 7)),
+    Case("scaler", (100003, 33)),
+    Case("scaler", (10000000, 4)),
+]
 
 
 class Data:
-    """Arrays of one shape, the same for every library. Vectors are float64, and rounded by who wants them rounded."""
+    """Arrays of one case, the same for every library. Vectors are float64, and rounded by who wants them rounded."""
 
-    def __init__(self, shape: Shape, dtype: str = "float32") -> None:
-        self.shape = shape
+    def __init__(self, case: Case, dtype: str = "float32") -> None:
+        self.case, self.sizes, self.groups = case, case.sizes, case.groups
         rng = np.random.default_rng(0)
-        self.x = self._array(rng, dtype)
-        self.x *= 2
-        self.x += 1
-        self.dy = self._array(rng, dtype)
-        channels = shape.sizes[1]
-        self.gamma, self.beta = rng.uniform(0.5, 2, channels), rng.standard_normal(channels)
+        self.x = self._array(rng, dtype, 2, 1)
+        self.dy = self._array(rng, dtype, 1, 0) if "backward" in case.passes else None
+        channels = case.sizes[1]
+        self.gamma = self.beta = None
+        if case.kind in ("batch", "layer", "group"):
+            self.gamma, self.beta = rng.uniform(0.5, 2, channels), rng.standard_normal(channels)
         # For inference: not those of this batch, so that who uses the batch's by mistake is found out.
         self.mean, self.var = rng.uniform(0.5, 1.5, channels), rng.uniform(3, 5, channels)
-        self.axes = tuple(axis for axis in range(len(shape.sizes)) if axis != 1)
-        self.count = prod(shape.sizes) // channels
 
-    def _array(self, rng: np.random.Generator, dtype: str) -> np.ndarray:
-        if not self.shape.channels_last:
-            return rng.standard_normal(self.shape.sizes, dtype=dtype)
-        n, channels, *space = self.shape.sizes
-        return np.moveaxis(rng.standard_normal((n, *space, channels), dtype=dtype), -1, 1)
+    def _array(self, rng: np.random.Generator, dtype: str, scale: float, shift: float) -> np.ndarray:
+        pool = rng.standard_normal(min(POOL, self.case.values), dtype=dtype) * scale + shift
+        if not self.case.channels_last:
+            return np.resize(pool.astype(dtype, copy=False), self.sizes)
+        n, channels, *space = self.sizes
+        return np.moveaxis(np.resize(pool.astype(dtype, copy=False), (n, *space, channels)), -1, 1)
 
     def channel(self, vector: np.ndarray) -> np.ndarray:
         """A vector of C values as an array that NumPy broadcasts against x."""
-        return vector.reshape(-1, *[1] * (len(self.shape.sizes) - 2))
-
-    def exact(self, operation: str) -> tuple[np.ndarray, ...]:
-        """The results in float64, by the formulas and nothing else."""
-        x, gamma, beta = self.x.astype("float64"), self.channel(self.gamma), self.channel(self.beta)
-        if operation == "inference":
-            return ((x - self.channel(self.mean)) / np.sqrt(self.channel(self.var) + EPS) * gamma + beta,)
-        x -= x.mean(axis=self.axes, keepdims=True)
-        std = np.sqrt((x**2).mean(axis=self.axes, keepdims=True) + EPS)
-        xhat = np.divide(x, std, out=x)
-        if operation == "forward":
-            return (xhat * gamma + beta,)
-        dy = self.dy.astype("float64")
-        dgamma, dbeta = (dy * xhat).sum(axis=self.axes), dy.sum(axis=self.axes)
-        xhat *= self.channel(dgamma) / self.count
-        dy -= xhat
-        dy -= self.channel(dbeta) / self.count
-        return np.multiply(dy, gamma / std, out=dy), dgamma, dbeta
+        return vector.reshape(-1, *[1] * (len(self.sizes) - 2))

@@ -1,22 +1,27 @@
-"""Write the README's table from the saved results: `python -m benchmarks.table`.
+"""Write the README's table and the plot from the saved results: `python -m benchmarks.table`.
 
 It is the only author of those numbers. With --full it prints every number of the saved results instead.
 """
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from math import exp, log
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import growth, targets
 from .machine import Others
-from .shapes import OPERATIONS
+from .text import aligned, geometric_mean, markdown
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
-PEER = "PyTorch"
+PEERS = {"batch": "PyTorch", "rows": "PyTorch", "scaler": "scikit-learn"}  # those of the README's tables
+OPERATIONS = {
+    "batch": ["forward", "inference", "backward"],
+    "rows": ["forward", "backward"],
+    "scaler": ["fit", "partial_fit", "transform", "inverse"],
+}
 Row = dict[str, Any]
 Results = dict[str, Any]
 
@@ -24,13 +29,17 @@ Results = dict[str, Any]
 def save(results: Results, path: Path) -> None:
     """One line per row, so that a change of the file can be read."""
     head = {key: value for key, value in results.items() if key != "rows"}
+    head["growth"] = None
     rows = ",\n".join(f"  {json.dumps(row)}" for row in results["rows"])
+    text = json.dumps(head, indent=1, ensure_ascii=False)
+    text = text.replace('"growth": null', f'"growth": {json.dumps(results["growth"])}')
     path.parent.mkdir(exist_ok=True)
-    path.write_text(f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{rows}\n ]\n}}\n', encoding="utf-8")
+    path.write_text(f'{text[:-2]},\n "rows": [\n{rows}\n ]\n}}\n', encoding="utf-8")
 
 
-def saved() -> list[Results]:
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+def saved() -> dict[str, Results]:
+    """By the name of the file."""
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
 
 
 def write_readme(path: Path = ROOT / "README.md") -> None:
@@ -38,86 +47,134 @@ def write_readme(path: Path = ROOT / "README.md") -> None:
     path.write_text(replaced(text, saved()), encoding="utf-8")
 
 
-def replaced(text: str, all_results: Sequence[Results]) -> str:
+def replaced(text: str, all_results: dict[str, Results]) -> str:
     """The text with what stands between the markers replaced."""
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"expected {BEGIN} and {END} once each")
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    middle = "\n\n".join(section(results) + "\n" for results in all_results)
+    middle = "\n\n".join(section(results, name) + "\n" for name, results in all_results.items())
     return f"{before}{BEGIN}\n{middle}{END}{after}"
 
 
-def section(results: Results) -> str:
-    """What the README shows of one machine: fresh results, every shape that was measured."""
-    table = [["", *OPERATIONS]]
-    by_shape = shapes(results["rows"])
-    for name, rows in by_shape.items():
-        table.append([name, *(_cell(rows[operation]) for operation in OPERATIONS)])
-    if PEER in results["machine"]["versions"]:
-        table.append(["geometric mean", *(f"{_mean(results, operation, PEER):.2f}×" for operation in OPERATIONS)])
-    low, high = results["copy_gb_s"][0], results["copy_gb_s"][2]
+def section(results: Results, name: str) -> str:
+    """What the README shows of one machine: float32, all threads, fresh results; of the rest the means."""
+    threads = max(results["threads"])
+    low, middle, high = results["copy"][str(threads)]["memory"]
     lines = [
-        f"{heading(results)} Milliseconds, GB/s of the least bytes, and how many times as long {PEER} took, in bold "
-        f"where it was faster; fresh results. Copying large arrays ran at {results['copy_gb_s'][1]:.3g} GB/s "
-        f"(quartiles {low:.3g} and {high:.3g}); more than that is the cache.{_disturbed(results)}",
+        f"{heading(results)} float32, {_count(threads, 'thread')}, fresh results: milliseconds, GB/s of the least "
+        "bytes, and how many times as long the peer took, in bold where it was faster. Copying large arrays ran at "
+        f"{middle:.3g} GB/s (quartiles {low:.3g} and {high:.3g}); more than that is the cache.{_disturbed(results)}",
         "",
-        *markdown(table),
-        "",
-        f"Into memory of the caller's (`out=`), geometric means over {PEER}'s own `out=`: {_means(results, ' out=')}. "
-        f"Over the same formulas in NumPy: {_means(results, '', 'NumPy')}. "
-        "[What was measured, and how](benchmarks/README.md).",
     ]
-    return "\n".join(lines)
+    for group in PEERS:
+        rows = [row for row in results["rows"] if _group(row) == group and row["dtype"] == "float32"]
+        if table := _shapes([row for row in rows if row["threads"] == threads], group):
+            lines += [*markdown(table), ""]
+    lines += [f"Geometric means of all that was measured (the least in brackets): {_means(results)}.", ""]
+    if (RESULTS / f"{name}.png").exists():
+        lines += [f"![times as long as bnorm, by shape](benchmarks/results/{name}.png)", ""]
+    return "\n".join([*lines, "[What was measured, and how](benchmarks/README.md)."])
+
+
+def _group(row: Row) -> str:
+    return row["kind"] if row["kind"] in PEERS else "rows"
+
+
+def _shapes(rows: Sequence[Row], group: str) -> list[list[str]]:
+    """A line for every shape, a column for every operation."""
+    by_shape: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        by_shape.setdefault(row["shape"], {})[row["operation"]] = row
+    if not by_shape:
+        return []
+    operations, peer = OPERATIONS[group], PEERS[group]
+    table = [["", *operations]]
+    for name, those in by_shape.items():
+        table.append([name, *(_cell(those[operation], peer) for operation in operations)])
+    ratios = {o: [ratio(row, peer) for row in rows if row["operation"] == o and peer in row["ms"]] for o in operations}
+    if all(ratios.values()):
+        table.append([f"geometric mean, {peer}", *(f"{geometric_mean(ratios[o]):.2f}×" for o in operations)])
+    return table
+
+
+def _cell(row: Row, peer: str) -> str:
+    median = row["ms"]["bnorm"][1]
+    text = f"{median:.3g} ms, {row['bytes'] / median * 1e-6:.3g} GB/s"
+    if peer not in row["ms"]:
+        return text
+    times = f"{ratio(row, peer):.2f}×"
+    return f"{text}, {times if ratio(row, peer) >= 1 else f'**{times}**'}"
+
+
+def _means(results: Results) -> str:
+    """Of every peer, type and number of threads."""
+    found = []
+    for peer in results["machine"]["versions"]:
+        parts = []
+        for dtype in results["dtypes"]:
+            for threads in results["threads"]:
+                those = [row for row in results["rows"] if (row["dtype"], row["threads"]) == (dtype, threads)]
+                if ratios := [ratio(row, peer) for row in those if peer in row["ms"]]:
+                    mean, least = geometric_mean(ratios), min(ratios)
+                    parts.append(f"{mean:.3g}× ({least:.2f}×) in {dtype} on {_count(threads, 'thread')}")
+        if peer != "bnorm" and parts:
+            found.append(f"{peer} {', '.join(parts)}")
+    return "; ".join(found) or "no peer was there"
 
 
 def heading(results: Results) -> str:
     machine = results["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    missing = f" Not installed: {', '.join(machine['missing'])}." if machine["missing"] else ""
-    threads = results["threads"]
+    missing = "".join(f" {name}: {reason}." for name, reason in machine["missing"].items())
     return (
-        f"{machine['processor']}, {machine['cores']} cores, {threads} thread{'s' * (threads > 1)}, {machine['simd']}, "
-        f"{results['dtype']}; {versions}, Python {machine['python']}; {machine['date']}.{missing}"
+        f"{machine['processor']}, {_count(machine['cores'], 'core')}, {machine['simd']}; {versions}, "
+        f"Python {machine['python']}; {machine['date']}.{missing}"
     )
 
 
 def full(results: Results) -> str:
     """Every number, as plain text."""
-    copy = results["copy_gb_s"]
-    names = list(dict.fromkeys(name for row in results["rows"] for name in row["ms"]))
-    table = [
-        ["shape", "operation", "library", "ms", "quartiles", "GB/s", "of copy", "× bnorm's time", "new pages", "error"]
-    ]
+    peers = [name for name in results["machine"]["versions"] if name != "bnorm"]
+    head = ["shape", "operation", "dtype", "threads", "result", "ms", "quartiles", "GB/s", "of copy"]
+    table = [[*head, *(f"× {peer}" for peer in peers), "new pages", "error"]]
     for row in results["rows"]:
-        for name in names:
-            if name in row["ms"]:
-                low, median, high = row["ms"][name]
-                speed = row["bytes"] / median * 1e-6
-                table.append(
-                    [
-                        row["shape"],
-                        row["operation"],
-                        name,
-                        f"{median:.4g}",
-                        f"{low:.4g} to {high:.4g}",
-                        f"{speed:.3g}",
-                        f"{speed / copy[1]:.2f}",
-                        f"{ratio(row, name):.2f}",
-                        str(row["new_pages"][name]),
-                        f"{row['error'][name]:.1e}",
-                    ]
-                )
-    means = [
-        f"geometric means, {peer}{variant} over bnorm{variant}: {_means(results, variant, peer)}"
-        for peer in results["machine"]["versions"]
-        if peer != "bnorm"
-        for variant in ("", " out=")
+        for label in ("bnorm", "bnorm out="):
+            if label in row["ms"]:
+                table.append(_line(row, label, peers, results))
+    copied = [
+        f"copy on {_count(int(threads), 'thread')}: {speeds['memory'][1]:.3g} GB/s in memory, quartiles "
+        f"{speeds['memory'][0]:.3g} to {speeds['memory'][2]:.3g}; {speeds['cache'][1]:.3g} GB/s in cache"
+        for threads, speeds in results["copy"].items()
     ]
-    copied = f"copy: {copy[1]:.3g} GB/s, quartiles {copy[0]:.3g} to {copy[2]:.3g}"
     if results["others"] is not None:
-        copied += f"; other processes used {results['others']:.2f} cores meanwhile"
-    return "\n".join([heading(results), copied, "", *aligned(table), "", *means])
+        copied.append(f"other processes used {results['others']:.2f} cores meanwhile")
+    left_out = [f"left out, for want of memory: {', '.join(results['left_out'])}"] if results["left_out"] else []
+    parts = [heading(results), "\n".join(copied + left_out), "\n".join(aligned(table, 5))]
+    if results["growth"]:
+        parts.append(growth.report(results["growth"]))
+    return "\n\n".join([*parts, targets.report(results)])
+
+
+def _line(row: Row, label: str, peers: Iterable[str], results: Results) -> list[str]:
+    """bnorm's numbers, fresh or out=, and what the peers took over that."""
+    variant = label.removeprefix("bnorm")
+    low, median, high = row["ms"][label]
+    speed = row["bytes"] / median * 1e-6
+    return [
+        row["shape"],
+        row["operation"],
+        row["dtype"],
+        str(row["threads"]),
+        variant.strip() or "fresh",
+        f"{median:.4g}",
+        f"{low:.4g} to {high:.4g}",
+        f"{speed:.3g}",
+        f"{speed / results['copy'][str(row['threads'])]['memory'][1]:.2f}",
+        *(f"{ratio(row, peer + variant):.2f}" if peer + variant in row["ms"] else "" for peer in peers),
+        str(row["new_pages"].get(label, 0)),
+        f"{row['error']['bnorm']:.1e}",
+    ]
 
 
 def ratio(row: Row, name: str) -> float:
@@ -126,28 +183,8 @@ def ratio(row: Row, name: str) -> float:
     return row["ms"][name][1] / row["ms"][ours][1]
 
 
-def shapes(rows: Iterable[Row]) -> dict[str, dict[str, Row]]:
-    by_shape: dict[str, dict[str, Row]] = {}
-    for row in rows:
-        by_shape.setdefault(row["shape"], {})[row["operation"]] = row
-    return by_shape
-
-
-def markdown(table: Sequence[Sequence[str]]) -> list[str]:
-    rows = [f"| {' | '.join(row)} |" for row in table]
-    return [rows[0], f"| --- {'| ---: ' * (len(table[0]) - 1)}|", *rows[1:]]
-
-
-def aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    left = 3  # columns of words
-    return [
-        "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    ]
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def _disturbed(results: Results) -> str:
@@ -155,31 +192,13 @@ def _disturbed(results: Results) -> str:
     return f" Other processes used {busy:.2g} cores meanwhile." if busy > Others.QUIET else ""
 
 
-def _cell(row: Mapping[str, Any]) -> str:
-    median = row["ms"]["bnorm"][1]
-    text = f"{median:.3g} ms, {row['bytes'] / median * 1e-6:.3g} GB/s"
-    if PEER not in row["ms"]:
-        return text
-    times = f"{ratio(row, PEER):.2f}×"
-    return f"{text}, {times if ratio(row, PEER) >= 1 else f'**{times}**'}"
-
-
-def _mean(results: Results, operation: str, name: str) -> float:
-    """The geometric mean over all shapes; NaN where the library has no such call."""
-    logs = [log(ratio(row, name)) for row in results["rows"] if row["operation"] == operation and name in row["ms"]]
-    return exp(sum(logs) / len(logs)) if logs else float("nan")
-
-
-def _means(results: Results, variant: str = "", peer: str = PEER) -> str:
-    means = {operation: _mean(results, operation, peer + variant) for operation in OPERATIONS}
-    known = [f"{operation} {mean:.2f}×" for operation, mean in means.items() if mean == mean]
-    return ", ".join(known) or "not measured"
-
-
 if __name__ == "__main__":
+    from . import plot
+
     parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=__doc__)
     parser.add_argument("--full", action="store_true", help="print every number, and write nothing")
     if parser.parse_args().full:
-        print("\n\n".join(map(full, saved())))
+        print("\n\n".join(map(full, saved().values())))
     else:
+        plot.draw_all(saved(), RESULTS)
         write_readme()

@@ -21,7 +21,7 @@ import numpy as np
 import bnorm
 from bnorm import functional
 
-from .table import aligned
+from .text import aligned
 from .timing import Calls, Effort, Samples, in_turns
 
 ROOT = Path(__file__).parents[1]
@@ -66,7 +66,7 @@ def measure(serial: int) -> None:
             row = [str(values), str(values * 4 // 1024), name, f"{one:.1f}", f"{both:.1f}", f"{one / both:.2f}"]
             table.append(row)
             pays.setdefault(name, []).append((values, one > 1.05 * both))
-    print("\n".join(aligned(table)))
+    print("\n".join(aligned(table, 3)))
     for name, seen in pays.items():
         slow = [values for values, gained in seen if not gained]
         first = [values for values, _ in seen if not slow or values > slow[-1]]

@@ -1,18 +1,21 @@
-"""Check, then time: several libraries on one shape, in turns."""
+"""Check, then time: several libraries on one case, in turns."""
 
 import gc
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from math import log10, prod
+from math import log10
 from statistics import median
+from typing import Any, Self
 
 import numpy as np
 
-from .providers import Provider
-from .shapes import LEAST_PASSES, OPERATIONS, Data, Shape
+from . import adapters
+from .adapters import About, Adapter, Library
+from .exact import Exact, blocks
+from .shapes import Case, Data
 
 try:
     import resource
@@ -22,7 +25,10 @@ except ImportError:  # Windows
 Call = Callable[[], object]
 Samples = dict[str, list[tuple[float, float]]]  # of each call: seconds, and pages of memory that were new
 Turn = Callable[["Effort", bool], Samples]
-LONG = 0.05  # seconds: a sample this long is alone in its turn
+Row = dict[str, object]
+LONG = 0.05  # seconds: a sample this long is alone in its turn, and needs no other call to warm up
+ONE_PROCESS = 1 << 25  # bytes: results as large as this are always new memory, whatever the process did before
+ENOUGH = 1.0  # seconds: who has taken this long for the turns of one operation has no more of them
 
 
 class WrongResult(RuntimeError):
@@ -34,8 +40,8 @@ class Effort:
     """How long to measure. A sample is as many calls as fill `sample` seconds, one at least."""
 
     processes: int  # of every library, one after the other
-    rounds: int  # turns in each of these, unless `budget` seconds have gone by and there were `least`
-    least: int
+    rounds: int  # turns in each of these, unless a library has used up its `budget` of seconds,
+    least: int  # which counts from this many turns on
     budget: float
     sample: float
     samples: int = 3  # in a turn
@@ -45,8 +51,8 @@ class Effort:
     warm_up: float = 0.001
 
 
-FULL = Effort(processes=3, rounds=5, least=2, budget=4.0, sample=0.002)
-QUICK = Effort(processes=1, rounds=4, least=2, budget=0.8, sample=0.001, samples=2)
+FULL = Effort(processes=2, rounds=6, least=2, budget=0.15, sample=0.002)
+QUICK = Effort(processes=1, rounds=4, least=2, budget=0.1, sample=0.001, samples=2)
 
 
 class Calls:
@@ -54,25 +60,30 @@ class Calls:
 
     def __init__(self, calls: dict[str, Call]) -> None:
         self.calls = calls
-        self.repeats: dict[str, int] = {}
+        self.took: dict[str, float] = {}
+
+    def once(self, label: str, took: float) -> None:
+        """What a first call took. If that was long, it need not be estimated again."""
+        if took > LONG:
+            self.took[label] = took
 
     def turn(self, effort: Effort, backwards: bool = False) -> Samples:
         """`effort.samples` of each call, or one where that is long enough."""
         order, enabled = list(self.calls.items()), gc.isenabled()
         for label, call in order:
-            if label not in self.repeats:
-                call()
-                self.repeats[label] = max(1, round(effort.sample / min(seconds(call) for _ in range(3))))
+            if label not in self.took:
+                self.took[label] = _estimate(call)
         gc.disable()
         try:
             time.sleep(effort.pause)
             end = time.perf_counter() + effort.warm_up
-            while time.perf_counter() < end:
+            while self.took[order[0][0]] < LONG and time.perf_counter() < end:
                 order[0][1]()
             samples: Samples = {}
             for label, call in reversed(order) if backwards else order:
-                call()
-                repeats, samples[label] = self.repeats[label], []
+                if self.took[label] < LONG:
+                    call()
+                repeats, samples[label] = max(1, round(effort.sample / self.took[label])), []
                 for _ in range(effort.samples):
                     before = new_pages()
                     took = seconds(call, repeats)
@@ -86,18 +97,29 @@ class Calls:
 
 
 class Worker:
-    """One library on one shape: its data, settings and calls. `processes.Remote` is one in a process of its own."""
+    """One library on one case: its data, settings and calls."""
 
-    def __init__(self, provider: type[Provider], shape: Shape, threads: int, dtype: str = "float32") -> None:
-        self.session = provider.session(threads)
+    def __init__(self, library: Library, case: Case, dtype: str, threads: int) -> None:
+        self.session = library.session(threads, dtype)
         self.session.__enter__()
-        self.data = Data(shape, dtype)
-        self.out = np.empty_like(self.data.x)
-        self.adapter = provider(self.data)
-        self.calls = {operation: Calls(calls(self.adapter, operation, self.out)) for operation in OPERATIONS}
+        try:
+            self.data = Data(case, dtype)
+            self.adapter = library.adapters[case.kind](self.data)
+            self.out = np.empty_like(self.data.x) if self.adapter.with_out else None
+            self.calls = {
+                operation: Calls(calls(library.about.name, self.adapter, operation, self.out))
+                for operation in case.passes
+                if hasattr(self.adapter, operation)
+            }
+        except BaseException:
+            self.close()
+            raise
 
-    def check(self, operation: str) -> dict[str, float]:
-        return check(self.adapter, self.data, operation, self.out)
+    def operations(self) -> list[str]:
+        return list(self.calls)
+
+    def check(self, operation: str, exact: Exact) -> dict[str, float]:
+        return check(self.adapter, self.data, exact, operation, self.calls[operation], self.out)
 
     def turn(self, operation: str, effort: Effort, backwards: bool) -> Samples:
         return self.calls[operation].turn(effort, backwards)
@@ -106,88 +128,174 @@ class Worker:
         self.session.__exit__(None, None, None)
 
 
+class Local:
+    """A library in this process; `processes.Remote` is one in a process of its own."""
+
+    about: About
+
+    def __init__(self, module: str) -> None:
+        self.module = module  # in adapters
+        self.worker: Worker | None = None
+
+    def __enter__(self) -> Self:
+        return self.ready()
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def ready(self) -> Self:
+        """Wait until the library is there; adapters.Missing, if it cannot be."""
+        self.library = adapters.load(self.module)
+        self.about = self.library.about
+        return self
+
+    def open(self, case: Case, dtype: str, threads: int) -> list[str]:
+        """Begin with a case. Returns the operations that the library has."""
+        self.worker = Worker(self.library, case, dtype, threads)
+        return self.worker.operations()
+
+    def check(self, operation: str, exact: Exact) -> dict[str, float]:
+        return self.worker.check(operation, exact)
+
+    def turn(self, operation: str, effort: Effort, backwards: bool) -> Samples:
+        return self.worker.turn(operation, effort, backwards)
+
+    def apply(self, function: Callable[..., Any], *arguments: object) -> Any:
+        """The function's result there; `close` then."""
+        return function(*arguments)
+
+    def close(self) -> None:
+        """End with the case that was opened, if one was."""
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            worker.close()
+
+    def end(self) -> None:
+        """End with the library."""
+
+
 def measure(
-    shape: Shape,
-    providers: Sequence[type[Provider]],
-    threads: int,
-    effort: Effort,
-    dtype: str = "float32",
-    worker: Callable[..., Worker] = Worker,
-) -> list[dict[str, object]]:
-    """One row per operation: what each library took, in milliseconds, and its error. WrongResult before any timing."""
-    errors: dict[str, dict[str, float]] = {operation: {} for operation in OPERATIONS}
-    samples: dict[str, Samples] = {operation: {} for operation in OPERATIONS}
-    for _ in range(effort.processes):
+    case: Case, dtype: str, threads: int, libraries: Sequence[Local], effort: Effort, exact: Exact | None
+) -> list[Row]:
+    """One row per operation: what each library took, in milliseconds, and its error. WrongResult before any timing.
+
+    Without `exact` nothing is checked.
+    """
+    size = case.values * np.dtype(dtype).itemsize
+    present = [library for library in libraries if case.kind in library.about.kinds]
+    errors: dict[str, dict[str, dict[str, float]]] = {operation: {} for operation in case.passes}
+    samples: dict[str, Samples] = {operation: {} for operation in case.passes}
+    for _ in range(effort.processes if size < ONE_PROCESS else 1):
         with ExitStack() as stack:
-            workers = [stack.enter_context(closing(worker(p, shape, threads, dtype))) for p in providers]
-            for each in workers:
-                for operation in OPERATIONS:
-                    errors[operation] |= each.check(operation)
-            for operation in OPERATIONS:
-                in_turns([partial(each.turn, operation) for each in workers], effort, samples[operation])
+            having: dict[str, list[Local]] = {operation: [] for operation in case.passes}
+            for library in present:
+                stack.callback(library.close)
+                for operation in library.open(case, dtype, threads):
+                    having[operation].append(library)
+                    if exact is not None:
+                        errors[operation][library.about.name] = library.check(operation, exact)
+            for operation, those in having.items():
+                in_turns([partial(library.turn, operation) for library in those], effort, samples[operation])
     return [
         {
-            "shape": shape.name,
+            "kind": case.kind,
+            "shape": case.name,
             "dtype": dtype,
             "threads": threads,
             "operation": operation,
-            "bytes": LEAST_PASSES[operation] * prod(shape.sizes) * np.dtype(dtype).itemsize,
-            "ms": {label: quartiles([1e3 * took for took, _ in found]) for label, found in samples[operation].items()},
-            "new_pages": {label: round(median(n for _, n in found)) for label, found in samples[operation].items()},
-            "error": errors[operation],
+            "bytes": passes * size,
+            "ms": {label: quartiles(1e3 * took for took, _ in found) for label, found in samples[operation].items()},
+            "new_pages": {
+                label: pages
+                for label, found in samples[operation].items()
+                if (pages := round(median(n for _, n in found)))
+            },
+            "error": {name: max(found.values()) for name, found in errors[operation].items()},
         }
-        for operation in OPERATIONS
+        for operation, passes in case.passes.items()
+        if samples[operation]
     ]
 
 
-def calls(adapter: Provider, operation: str, out: np.ndarray) -> dict[str, Call]:
+def calls(name: str, adapter: Adapter, operation: str, out: np.ndarray | None) -> dict[str, Call]:
     """With a fresh result, and with out= where the library has it."""
     method = getattr(adapter, operation)
-    found = {adapter.name: method}
+    found = {name: method}
     if operation in adapter.with_out:
-        found[f"{adapter.name} out="] = partial(method, adapter.target(out))
+        found[f"{name} out="] = partial(method, adapter.target(out))
     return found
 
 
-def check(adapter: Provider, data: Data, operation: str, out: np.ndarray) -> dict[str, float]:
+def check(
+    adapter: Adapter, data: Data, exact: Exact, operation: str, calls: Calls, out: np.ndarray | None
+) -> dict[str, float]:
     """The largest error of each call, relative to the largest value of the result it is in."""
-    wanted, tolerance, errors = data.exact(operation), adapter.tolerance[data.x.dtype.name], {}
-    for label, call in calls(adapter, operation, out).items():
-        case = f"{label}: {operation} of {data.shape.name}"
-        out.fill(np.nan)
-        results = adapter.arrays(call())
-        if [result.shape for result in results] != [want.shape for want in wanted]:
-            shapes = [[a.shape for a in arrays] for arrays in (wanted, results)]
-            raise WrongResult(f"{case}: expected shapes {shapes[0]}, got {shapes[1]}")
+    tolerance, vectors = adapter.tolerance[data.x.dtype.name], exact.vectors(operation)
+    wholes = 0 if operation in ("fit", "partial_fit") else 1  # arrays of the size of x: all but these are vectors
+    wanted = [data.x.shape] * wholes + [v.shape for v in vectors]
+    arrays: dict[str, np.ndarray] = {}
+    found: dict[str, list[float]] = {}
+    for label, call in calls.calls.items():
+        case = f"{label}: {operation} of {data.case.name}"
+        if out is not None:
+            out.fill(np.nan)
+        adapter.reset()
+        start = time.perf_counter()
+        result = call()
+        calls.once(label, time.perf_counter() - start)
+        results = adapter.arrays(operation, result)
+        if [result.shape for result in results] != wanted:
+            raise WrongResult(f"{case}: expected shapes {wanted}, got {[result.shape for result in results]}")
+        found[label] = [_error(got, want) for got, want in zip(results[wholes:], vectors, strict=True)]
+        if not wholes:
+            continue
         if results[0].dtype != data.x.dtype:
             raise WrongResult(f"{case}: expected {data.x.dtype}, got {results[0].dtype}")
         if label.endswith("out=") and not _same(results[0], out):
             raise WrongResult(f"{case}: expected the result in out, got it elsewhere")
-        error = max(_distance(got, want) / np.abs(want).max() for got, want in zip(results, wanted, strict=True))
+        arrays[label] = results[0]
+    if wholes:
+        for label, error in _errors(arrays, data, exact, operation).items():
+            found[label].append(error)
+    errors = {label: float(np.max(each)) for label, each in found.items()}
+    for label, error in errors.items():
         if not error <= tolerance:  # nor NaN
+            case = f"{label}: {operation} of {data.case.name}"
             raise WrongResult(f"{case}: expected to be within {tolerance:g} of float64, got {error:.2g}")
-        errors[label] = _short(error)
-    return errors
+    return {label: _short(error, 2) for label, error in errors.items()}
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
     return a.__array_interface__["data"] == b.__array_interface__["data"]
 
 
-def _distance(a: np.ndarray, b: np.ndarray) -> float:
-    difference = np.subtract(a, b, dtype="float64")
-    return float(np.abs(difference, out=difference).max())
+def _error(got: np.ndarray, want: np.ndarray) -> float:
+    """The largest difference over the largest value."""
+    return float(np.abs(got - want).max() / np.abs(want).max())
+
+
+def _errors(arrays: Mapping[str, np.ndarray], data: Data, exact: Exact, operation: str) -> dict[str, float]:
+    """The same of arrays for which there is no float64 twin at once."""
+    distance, largest = dict.fromkeys(arrays, 0.0), 0.0
+    for block in blocks(data):
+        want = exact.block(operation, data, block)
+        largest = max(largest, np.abs(want).max())
+        for label, got in arrays.items():  # np.maximum hands NaN on, which max does not
+            distance[label] = float(np.maximum(distance[label], np.abs(got[block] - want).max()))
+    return {label: each / largest for label, each in distance.items()}
 
 
 def in_turns(turns: Sequence[Turn], effort: Effort, samples: Samples) -> None:
-    """Add what the turns of several rounds measure to the samples. Who comes first changes."""
-    start = time.perf_counter()
+    """Add what the turns of several rounds measure to the samples. Who comes first changes; the slow have fewer."""
+    spent = [0.0] * len(turns)
     for done in range(effort.rounds):
-        if done >= effort.least and time.perf_counter() - start > effort.budget:
-            break
-        for turn in turns if done % 2 == 0 else reversed(turns):
-            for label, found in turn(effort, done % 4 >= 2).items():
+        allowed = ENOUGH if done < effort.least else effort.budget
+        waiting = [i for i in range(len(turns)) if spent[i] < allowed]
+        for i in waiting if done % 2 == 0 else reversed(waiting):
+            start = time.perf_counter()
+            for label, found in turns[i](effort, done % 4 >= 2).items():
                 samples.setdefault(label, []).extend(found)
+            spent[i] += time.perf_counter() - start
 
 
 def new_pages() -> int:
@@ -204,10 +312,18 @@ def seconds(call: Call, repeats: int = 1) -> float:
     return (time.perf_counter_ns() - start) * 1e-9 / repeats
 
 
-def quartiles(values: Sequence[float]) -> list[float]:
-    return [_short(value) for value in np.percentile(values, [25, 50, 75])]
+def _estimate(call: Call) -> float:
+    shortest = seconds(call)
+    for _ in range(3):
+        if shortest < LONG:
+            shortest = min(shortest, seconds(call))
+    return shortest
+
+
+def quartiles(values: Iterable[float]) -> list[float]:
+    return [_short(value) for value in np.percentile(list(values), [25, 50, 75])]
 
 
 def _short(value: float, digits: int = 4) -> float:
-    """Four digits: more would be noise."""
+    """So many digits: more would be noise."""
     return round(float(value), digits - 1 - int(log10(value) // 1)) if value else 0.0

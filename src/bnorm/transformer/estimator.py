@@ -286,9 +286,7 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
     def _begin(self, X: Any, sample_weight: Any, alike: bool) -> Self:
         """A new state from X; nothing is assigned until all is done."""
         self._check_parameters()
-        found = object.__new__(type(self))  # takes the names of features in, as long as X may still be refused
-        found.__dict__.update(self.__dict__)
-        x = np.asarray(validate_data(found, X, reset=True, **_rules()))
+        x, names = (X, None) if _plain(X, False) else self._new_table(X)
         steps = self._steps(x, sample_weight, alike)
         state = State(x.shape[1], self.momentum, self.halflife, self.eps, self.ddof, self.affine)
         if not alike:
@@ -297,9 +295,17 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
         state.weighted = sample_weight is not None
         for name in ("feature_names_in_", "gamma_grad_", "beta_grad_"):
             self.__dict__.pop(name, None)
-        self.__dict__ |= {name: found.__dict__[name] for name in ("feature_names_in_",) if name in found.__dict__}
+        if names is not None:
+            self.feature_names_in_ = names
         self._state, self.layer_, self.n_features_in_ = state, state.layer, x.shape[1]
         return self
+
+    def _new_table(self, X: Any) -> tuple[ndarray, ndarray | None]:
+        """X as an array of floats, and the names of its features; infinity may still be in it."""
+        found = object.__new__(type(self))  # takes in what scikit-learn finds, as long as X may still be refused
+        found.__dict__.update(self.__dict__)
+        x = validate_data(found, X, reset=True, **_rules())
+        return np.asarray(x), found.__dict__.get("feature_names_in_")
 
     def _steps(self, x: ndarray, sample_weight: Any, alike: bool) -> list[tables.Step]:
         """The one pass over a batch."""

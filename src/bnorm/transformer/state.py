@@ -133,19 +133,23 @@ class State:
         return (dx, None, None) if self.parameters is None else (dx, dgamma, dbeta)
 
     def _link(self) -> None:
-        """Make layer and stream share their arrays, which they do not after joblib."""
+        """Make layer and stream share their arrays."""
         running, stream = self.layer._running, self.stream
-        for owner, names in ((running, ("mean", "var", "seen")), (stream, ("weight", "square", "low"))):
-            for name in names:  # joblib may have mapped them to a file, to be read only
-                setattr(owner, name, np.require(getattr(owner, name), requirements=["C", "A", "W", "E"]))
         stream.mean, stream.var = running.mean, running.var
         if self.kind == POOL:
             running.seen = stream.square = stream.weight
-        self.layer._settle()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        """After joblib the arrays are not shared, and may be mapped to a file, to be read only."""
         self.__dict__ |= state
+        for owner, names in (
+            (self.layer._running, ("mean", "var", "seen")),
+            (self.stream, ("weight", "square", "low")),
+        ):
+            for name in names:
+                setattr(owner, name, np.require(getattr(owner, name), requirements=["C", "A", "W", "E"]))
         self._link()
+        self.layer._settle()
 
 
 def _pull_back(x: ndarray, dy: ndarray, stats: ndarray) -> tuple[ndarray, ndarray, ndarray]:

@@ -1,0 +1,121 @@
+"""bnorm, through the layer objects and the transformer. Parameters are float64, as by default."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+import bnorm
+
+from ..shapes import EPS, Data
+from .base import Adapter, Library
+
+TOLERANCE = {"float32": 2e-6, "float64": 1e-14}
+
+
+class Layer(Adapter):
+    tolerance = TOLERANCE
+    with_out = ("forward", "inference", "backward")
+
+    def __init__(self, data: Data) -> None:
+        self.x, self.dy = data.x, data.dy
+        self.layer = self._layer(data)
+        if data.gamma is not None:
+            self.layer.gamma, self.layer.beta = data.gamma, data.beta
+        self.layer(self.x)
+        self.saved = self.layer._saved
+
+    def _layer(self, data: Data) -> bnorm.layers.Layer:
+        raise NotImplementedError
+
+    def forward(self, out=None):
+        return self.layer(self.x, out=out)
+
+    def backward(self, out=None):
+        self.layer._saved = self.saved  # a layer forgets its forward with the backward of it: here comes another
+        return self.layer.backward(self.dy, out=out)
+
+    def reset(self) -> None:
+        self.layer.zero_grad()
+
+    def arrays(self, operation: str, result: object) -> tuple[np.ndarray, ...]:
+        gradients = (p.grad for p in self.layer.parameters()) if operation == "backward" else ()
+        return result, *gradients
+
+
+class Batch(Layer):
+    def __init__(self, data: Data) -> None:
+        super().__init__(data)
+        self.fixed = self._layer(data).eval()
+        self.fixed.gamma, self.fixed.beta = data.gamma, data.beta
+        self.fixed.running_mean, self.fixed.running_var = data.mean, data.var
+
+    def _layer(self, data: Data) -> bnorm.layers.Layer:
+        return (bnorm.BatchNorm1d if data.x.ndim < 4 else bnorm.BatchNorm2d)(data.sizes[1], eps=EPS)
+
+    def inference(self, out=None):
+        return self.fixed(self.x, out=out)
+
+
+class LayerNorm(Layer):
+    def _layer(self, data: Data) -> bnorm.layers.Layer:
+        return bnorm.LayerNorm(data.sizes[1], eps=EPS)
+
+
+class GroupNorm(Layer):
+    def _layer(self, data: Data) -> bnorm.layers.Layer:
+        return bnorm.GroupNorm(data.groups, data.sizes[1], eps=EPS)
+
+
+class InstanceNorm(Layer):
+    def _layer(self, data: Data) -> bnorm.layers.Layer:
+        return bnorm.InstanceNorm2d(data.sizes[1], eps=EPS)
+
+
+class Scaler(Adapter):
+    tolerance = TOLERANCE
+
+    def __init__(self, data: Data) -> None:
+        self.x = data.x
+        self.fitted = self._new().fit(self.x)
+        self.reset()
+
+    def _new(self):
+        return bnorm.BatchNormTransformer(momentum=None, eps=0.0)
+
+    def reset(self) -> None:
+        self.stream = self._new()
+
+    def fit(self):
+        return self.stream.fit(self.x)
+
+    def partial_fit(self):
+        return self.stream.partial_fit(self.x)
+
+    def transform(self):
+        return self.fitted.transform(self.x)
+
+    def inverse(self):
+        return self.fitted.inverse_transform(self.x)
+
+    def arrays(self, operation: str, result: object) -> tuple[np.ndarray, ...]:
+        return (result.mean_, result.var_) if operation in ("fit", "partial_fit") else (result,)
+
+
+@contextmanager
+def session(threads: int, dtype: str) -> Iterator[None]:
+    before = bnorm.get_num_threads()
+    bnorm.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        bnorm.set_num_threads(before)
+
+
+LIBRARY = Library(
+    "bnorm",
+    "bnorm",
+    {"batch": Batch, "layer": LayerNorm, "group": GroupNorm, "instance": InstanceNorm, "scaler": Scaler},
+    session,
+    target=True,
+)

@@ -1,0 +1,26 @@
+"""Tables as text."""
+
+from collections.abc import Iterable, Sequence
+from math import exp, log
+
+
+def aligned(table: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Plain text. The first `left` columns are words, the others numbers."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    ]
+
+
+def markdown(table: Sequence[Sequence[str]]) -> list[str]:
+    rows = [f"| {' | '.join(row)} |" for row in table]
+    return [rows[0], f"| --- {'| ---: ' * (len(table[0]) - 1)}|", *rows[1:]]
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    logs = [log(value) for value in values]
+    return exp(sum(logs) / len(logs))
