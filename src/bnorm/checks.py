@@ -14,6 +14,7 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm.kernels import kernels_for, view
+from bnorm.kernels._buffers import apart
 
 FLOATS = frozenset(np.dtype(kind) for kind in ("float16", "float32", "float64"))  # in the machine's byte order
 FLOAT64 = np.dtype("float64")
@@ -247,8 +248,11 @@ def output(
         raise ValueError(f"{who}: out: expected a writeable array, got a read-only one")
     if not target.flags.c_contiguous and _overlaps_itself(target):
         raise ValueError(f"{who}: out: expected memory of its own for every element, got strides {target.strides}")
-    for name, value in given.items():
-        if value is None or (value is target and name in (own, "x")):
+    others = {name: value for name, value in given.items() if value is not target or name not in (own, "x")}
+    if apart(target, others.values()):
+        return target
+    for name, value in others.items():
+        if value is None:
             continue
         a = value if type(value) is ndarray else np.asarray(value)
         if _overlap(target, a) and not (name in (own, "x") and same_memory(target, a)):
@@ -260,7 +264,7 @@ def same_memory(a: ndarray, b: ndarray) -> bool:
     """Whether two arrays are the same elements at the same places."""
     if a is b:
         return True
-    if a.shape != b.shape or a.dtype != b.dtype or _address(a) != _address(b):
+    if apart(a, (b,)) or a.shape != b.shape or a.dtype != b.dtype or _address(a) != _address(b):
         return False
     return all(s == t for s, t, n in zip(a.strides, b.strides, a.shape, strict=True) if n > 1)
 

@@ -132,7 +132,7 @@ class Layer:
             raise RuntimeError(f"{self._who}: backward: expected a forward before each backward, got none")
         gamma, beta = self._gamma, self._beta
         wanted = (gamma is not None and gamma.requires_grad) or (beta is not None and beta.requires_grad)
-        given = None if out is None else self._memory()
+        given = None if out is None else self._own
         dx, dgamma, dbeta = pull_back(self._who, dy, saved, wanted, out, given)
         self._saved = None
         if gamma is not None and dgamma is not None and gamma.requires_grad:
@@ -173,17 +173,18 @@ class Layer:
         p.data[...] = checks.vector(self._who, name, value, p.shape)
 
     def _settle(self) -> None:
-        """Keep the arrays that kernels take, where these are float64 and so never made anew."""
+        """Keep the arrays that kernels take, where these are float64 and so never made anew, and those to keep off."""
         self._constants = self._wide() if self._dtype == FLOAT64 else None
+        self._own = self._memory()
 
     def _wide(self) -> tuple[ndarray | None, ...]:
         """gamma and beta in float64, and in other layers more."""
         return tuple(p if p is None else p.data.astype(FLOAT64, copy=False) for p in (self._gamma, self._beta))
 
-    def _memory(self) -> dict[str, Any]:
+    def _memory(self) -> dict[str, ndarray]:
         """All arrays of this layer, by name: `out` has to keep off them."""
-        of_parameters = self.named_parameters()
-        return dict(of_parameters) | {f"{name}.grad": p.grad for name, p in of_parameters}
+        arrays = {name: p.data for name, p in self.named_parameters()}
+        return arrays | {f"{name}.grad": p.grad for name, p in self.named_parameters()}
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_saved": None}  # the net's data is no part of a layer

@@ -168,7 +168,7 @@ class BatchNorm(Layer):
         channels, or (N,). At weight 0 a value feeds nothing in, and y is computed there all the same.
         out: x itself, whose backward is lost then, or memory of its own.
         """
-        given = None if out is None else {"x": x, "weight": weight} | self._memory()
+        given = None if out is None else {"x": x, "weight": weight, **self._own}
         if type(x) is not ndarray or x.dtype not in FLOATS:
             x = checks.array(self._who, x)
         who, axis, shape, relu = self._who, self._axis, x.shape, self._relu
@@ -283,7 +283,7 @@ class BatchNorm(Layer):
         running = self._running
         return (*super()._wide(), *(a.astype(FLOAT64, copy=False) for a in (running.mean, running.var)))
 
-    def _memory(self) -> dict[str, Any]:
+    def _memory(self) -> dict[str, ndarray]:
         return super()._memory() | {"running_mean": self._running.mean, "running_var": self._running.var}
 
     def _state(self) -> dict[str, ndarray]:

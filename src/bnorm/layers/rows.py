@@ -43,7 +43,7 @@ class _OverLastAxes(Layer):
 
     def __call__(self, x: ArrayLike, out: ndarray | None = None) -> ndarray:
         """y, in the shape, type and memory order of x. out: x itself, or memory of its own."""
-        given = None if out is None else {"x": x} | self._memory()
+        given = None if out is None else {"x": x, **self._own}
         if type(x) is not ndarray or x.dtype not in FLOATS:
             x = checks.array(self._who, x)
         shape = self._normalized_shape
@@ -87,7 +87,7 @@ class _OverGroups(Layer):
 
     def __call__(self, x: ArrayLike, out: ndarray | None = None) -> ndarray:
         """y, in the shape, type and memory order of x. out: x itself, or memory of its own."""
-        given = None if out is None else {"x": x} | self._memory()
+        given = None if out is None else {"x": x, **self._own}
         who, axis = self._who, self._axis
         if type(x) is not ndarray or x.dtype not in FLOATS:
             x = checks.array(who, x)
