@@ -41,7 +41,7 @@ ROWS = {  # (N, G, K, L)
 }
 # Results of 8 MiB and more: stores go past the cache.
 STREAMED = [(16501, 64), (2, 25, 21001), (335, 64, 49)]
-STREAMED_ROWS = [(1050, 1, 1024, 1), (9, 4, 8, 3999)]
+STREAMED_ROWS = [(1050, 1, 1024, 1), (9, 4, 8, 3999), (39001, 1, 33, 1), (300, 80, 1, 49)]
 EPS = 1e-5
 POOL = np.random.default_rng(0).standard_normal(1 << 21)
 

@@ -112,7 +112,7 @@ def test_import_is_quick():
         return float(run_python(code))
 
     numpy, both = map(min, zip(*((seconds("numpy"), seconds("bnorm")) for _ in range(5)), strict=True))
-    assert both < max(0.15, numpy + 0.03)  # where NumPy alone takes nearly that long, what bnorm adds to it
+    assert both < max(0.15, 1.3 * numpy)  # where NumPy alone takes nearly that long, a third of it
 
 
 def test_imports_point_down():

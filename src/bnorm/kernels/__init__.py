@@ -11,7 +11,20 @@ import numpy as np
 
 from bnorm.kernels import cpu
 
-BACKENDS: dict[type, ModuleType] = {np.ndarray: cpu}
+
+class Backends(dict[type, ModuleType]):
+    """The backend of CuPy's arrays comes in when the first of them does; of any other type there is none."""
+
+    def __missing__(self, kind: type) -> ModuleType:
+        if kind is not getattr(sys.modules.get("cupy"), "ndarray", None):
+            raise KeyError(kind)
+        from bnorm.kernels import gpu
+
+        self[kind] = gpu
+        return gpu
+
+
+BACKENDS = Backends({np.ndarray: cpu})
 
 
 def kernels_for(value: object, who: str, name: str = "x") -> ModuleType:

@@ -7,7 +7,6 @@ are those of bnorm.kernels.reference, where every function is a few lines of Num
 
 import numpy as np
 
-cimport cython
 cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cython.parallel cimport prange

@@ -14,6 +14,7 @@ cdef void row_view(
     job.x = cnp.PyArray_DATA(x)
     job.y = cnp.PyArray_DATA(y)
     job.stream = cnp.PyArray_NBYTES(y) >= STREAM
+    job.far = cnp.PyArray_NBYTES(x) >= FAR
     job.gamma = <const double*>data(gamma)
     job.beta = <const double*>data(beta)
     job.dy = data(dy)

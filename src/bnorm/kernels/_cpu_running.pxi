@@ -60,7 +60,8 @@ cdef inline bint move_channel(
 
 
 cdef Py_ssize_t move_all(
-    const Running* r, const double* mean, const double* var, const double* count, Py_ssize_t step, Py_ssize_t n, bint test
+    const Running* r, const double* mean, const double* var, const double* count, Py_ssize_t step, Py_ssize_t n,
+    bint test
 ) except -1:
     """Move all channels with values by the batch; the number left alone. As a test nothing moves, and "raise" raises.
 

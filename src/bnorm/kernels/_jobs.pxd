@@ -54,7 +54,7 @@ ctypedef struct RowJob:
     const void* x
     const void* dy
     void* y
-    bint rms, relu, stream, params
+    bint rms, relu, stream, far, params
     double eps
     const double* gamma     # [groups * channels] or NULL
     const double* beta

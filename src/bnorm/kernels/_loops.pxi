@@ -10,6 +10,7 @@
 #   _loops_grads.pxi      sum dy and sum dy (x - mean) of a block
 #   _loops_tasks.pxi      a task of a job: which blocks it has, in which order; what happens per channel between passes
 #   _loops_maps.pxi       the maps: normalize and the input gradient
+#   _loops_short.pxi      sums of a row or run of few values
 #   _loops_rows.pxi       layer, group, instance and RMS norm: a row at a time
 
 from cpython.pycapsule cimport PyCapsule_New
@@ -26,6 +27,10 @@ cdef extern from "formulas.h" nogil:
     double bn_fold(double, double, double, double)
     double bn_grad_b(double, double, double)
     double bn_grad_c(double, double)
+
+cdef extern from "lanes.h" nogil:
+    void bn_narrow(const double*, double*)
+    double bn_whole(const double*)
 
 cdef extern from "memory.h" nogil:
     void bn_stream(void*, const void*, size_t)
@@ -44,6 +49,7 @@ include "_loops_moments.pxi"
 include "_loops_grads.pxi"
 include "_loops_maps.pxi"
 include "_loops_tasks.pxi"
+include "_loops_short.pxi"
 include "_loops_rows.pxi"
 
 cdef Loops table

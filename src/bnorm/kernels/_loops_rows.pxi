@@ -72,6 +72,22 @@ cdef inline void scaled_gradient(
             g[j] = dy[j] * gamma[j]
 
 
+cdef inline void gradient_of_columns(
+    const real* dy, const real* x, real* dx, Py_ssize_t n, real h, real r, real b, real slope, real rest,
+    const real* gamma, const real* beta, bint relu
+) noexcept nogil:
+    """dx = r (g + slope (x - h) + rest) with the g of scaled_gradient."""
+    cdef Py_ssize_t j
+    cdef real g
+    if relu:
+        for j in range(n):
+            g = 0 if ((x[j] - h) * r + b) * gamma[j] + beta[j] <= 0 else dy[j] * gamma[j]
+            dx[j] = r * (g + (slope * (x[j] - h) + rest))
+    else:
+        for j in range(n):
+            dx[j] = r * (dy[j] * gamma[j] + (slope * (x[j] - h) + rest))
+
+
 cdef inline void stripe_sums(
     const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t n,
     const real* h, const real* r, const real* b, const real* gamma, const real* beta, bint relu,
@@ -102,10 +118,11 @@ cdef inline void stripe_sums(
 
 
 cdef void scaled_sums(
-    const real* dy, const real* x, real* scaled, Py_ssize_t size, real h, real r, real b,
+    const real* dy, const real* x, Py_ssize_t size, real h, real r, real b,
     const real* gamma, const real* beta, bint relu, bint careful, double* sum, double* dot
 ) noexcept nogil:
-    """sum g and sum g (x - h) of one row, g = dy gamma; the last BUFFER values of g stay in `scaled`."""
+    """sum g and sum g (x - h) of one row, g = dy gamma."""
+    cdef real[BUFFER] scaled
     cdef real[LANES] lanes
     cdef double[LANES] s, d
     cdef Py_ssize_t i = 0, j, n
@@ -132,148 +149,231 @@ cdef void scaled_sums(
         dot[0] = lane_sum(d, LANES)
 
 
-cdef void forward_row(RowJob* job, Py_ssize_t o, Py_ssize_t g, const real* x) noexcept nogil:
-    cdef real[BUFFER] buffer
-    cdef Py_ssize_t size = job.channels * job.inner, row = o * job.groups + g, at = row * size, i = 0, n, c, p
-    cdef bint columns = job.inner == 1 and job.scale != NULL, whole = size <= BUFFER
-    cdef real* y = <real*>job.y + at
-    cdef double scale, mean
-    cdef real h, r, b
-    row_moments(x + at, size, job.rms, job.eps, &job.mean[row], &job.rstd[row])
-    mean = job.mean[row]
-    h = <real>mean
-    r = <real>job.rstd[row]
-    b = <real>bn_fold(<double>h, mean, job.rstd[row], 0.0)
-    while i < size:
-        c = i // job.inner
-        n = min(<Py_ssize_t>BUFFER, size - i if columns else (c + 1) * job.inner - i)
-        y = &buffer[i if whole else 0] if job.stream else <real*>job.y + at + i
-        p = g * job.channels + c
-        if columns:
-            affine_columns(x + at + i, y, n, h, r, b, <const real*>job.scale + p, <const real*>job.shift + p, job.relu)
-        else:
-            scale = job.rstd[row] if job.gamma == NULL else job.rstd[row] * job.gamma[p]
-            normalize_run(x + at + i, y, n, h, <real>scale,
-                          <real>bn_fold(<double>h, mean, scale, 0.0 if job.beta == NULL else job.beta[p]), job.relu)
+cdef void forward_map(
+    RowJob* job, Py_ssize_t row, Py_ssize_t g, Py_ssize_t i, Py_ssize_t end, const real* x, real* y
+) noexcept nogil:
+    """Values i to end of a row of group g into y."""
+    cdef Py_ssize_t p = g * job.channels, c, n
+    cdef double scale, mean = job.mean[row], rstd = job.rstd[row]
+    cdef real h = <real>mean
+    x += row * job.channels * job.inner
+    if job.scale != NULL:
+        affine_columns(x + i, y, end - i, h, <real>rstd, <real>bn_fold(<double>h, mean, rstd, 0.0),
+                       <const real*>job.scale + p + i, <const real*>job.shift + p + i, job.relu)
+        return
+    c = i // job.inner
+    while i < end:
+        n = min(end, (c + 1) * job.inner) - i
+        scale = rstd if job.gamma == NULL else rstd * job.gamma[p + c]
+        normalize_run(x + i, y, n, h, <real>scale,
+                      <real>bn_fold(<double>h, mean, scale, 0.0 if job.beta == NULL else job.beta[p + c]), job.relu)
         i += n
-        if job.stream and not whole:
-            bn_stream(<real*>job.y + at + i - n, buffer, n * sizeof(real))
-    if job.stream and whole:
-        bn_stream(<real*>job.y + at, buffer, size * sizeof(real))
+        y += n
+        c += 1
 
 
-cdef void backward_columns(
+cdef void sums_of_columns(
+    RowJob* job, Py_ssize_t row, Py_ssize_t g, double* sum, double* dot, const real* x
+) noexcept nogil:
+    """sum and dot of dy gamma, gamma changing from value to value."""
+    cdef real[TILE] scaled
+    cdef Py_ssize_t size = job.channels, at = row * size
+    cdef const real* dy = <const real*>job.dy + at
+    cdef const real* gamma = <const real*>job.scale + g * size
+    cdef const real* beta = <const real*>job.shift + g * size
+    cdef double mean = job.mean[row], rstd = job.rstd[row]
+    cdef real h = <real>mean, r = <real>rstd, b = <real>bn_fold(<double>h, mean, rstd, 0.0)
+    if size <= TILE:
+        scaled_gradient(dy, x + at, scaled, size, h, r, b, gamma, beta, job.relu)
+        short_pair_sums(scaled, x + at, size, mean, sum, dot)
+        return
+    scaled_sums(dy, x + at, size, h, r, b, gamma, beta, job.relu, False, sum, dot)
+    if real is float and products_beyond_float(1, size, sum, dot):
+        scaled_sums(dy, x + at, size, h, r, b, gamma, beta, job.relu, True, sum, dot)
+    dot[0] -= (mean - <double>h) * sum[0]
+
+
+cdef void run_sums(
+    const real* dy, const real* x, Py_ssize_t n, double mean, real a, real b, bint relu, double* sum, double* dot
+) noexcept nogil:
+    """sum dy and sum dy (x - mean) of a run; with ReLU dy is 0 where (x - h) a + b <= 0, h being mean in its type."""
+    cdef real[TILE] masked
+    cdef real h = <real>mean
+    cdef Py_ssize_t i = 0, j, k
+    if n <= TILE and not relu:
+        short_pair_sums(dy, x, n, mean, sum, dot)
+        return
+    if n <= TILE:
+        for j in range(n):
+            masked[j] = 0 if (x[j] - h) * a + b <= 0 else dy[j]
+        short_pair_sums(&masked[0], x, n, mean, sum, dot)
+        return
+    sum[0] = 0.0
+    dot[0] = 0.0
+    while i < n:
+        k = min(<Py_ssize_t>BLOCK * LANES, n - i)
+        block_sums(dy + i, x + i, k // LANES, LANES, k % LANES, 1, 1, LANES, relu, False, False, &h, &a, &b, sum, dot)
+        i += k
+    dot[0] -= (mean - <double>h) * sum[0]
+
+
+cdef void sums_of_runs(
+    RowJob* job, Py_ssize_t row, Py_ssize_t g, double* dgamma, double* dbeta, double* sum, double* dot, const real* x
+) noexcept nogil:
+    """The same of runs with one gamma each; and their part in dgamma and dbeta."""
+    cdef Py_ssize_t at = row * job.channels * job.inner, p = g * job.channels, c
+    cdef double mean = job.mean[row], rstd = job.rstd[row], s, d, scale, shift
+    cdef real h = <real>mean
+    sum[0] = 0.0
+    dot[0] = 0.0
+    for c in range(p, p + job.channels):
+        scale = 1.0 if job.gamma == NULL else job.gamma[c]
+        shift = 0.0 if job.beta == NULL else job.beta[c]
+        run_sums(<const real*>job.dy + at, x + at, job.inner, mean, <real>(rstd * scale),
+                 <real>bn_fold(<double>h, mean, rstd * scale, shift), job.relu, &s, &d)
+        sum[0] += scale * s
+        dot[0] += scale * d
+        if job.params:
+            dbeta[c] += s
+            dgamma[c] += rstd * d
+        at += job.inner
+
+
+cdef void backward_map(
+    RowJob* job, Py_ssize_t row, Py_ssize_t g, Py_ssize_t i, Py_ssize_t end, double sum, double dot,
+    const real* x, real* y
+) noexcept nogil:
+    """The input gradient of values i to end of a row of group g, whose sums are known, into y."""
+    cdef Py_ssize_t size = job.channels * job.inner, p = g * job.channels, c, n
+    cdef const real* dy = <const real*>job.dy + row * size
+    cdef double mean = job.mean[row], rstd = job.rstd[row], scale, shift
+    cdef real h = <real>mean, r = <real>rstd
+    cdef double slope = bn_grad_b(rstd, dot, size)
+    cdef double rest = (0.0 if job.rms else bn_grad_c(sum, size)) - slope * (mean - <double>h)
+    x += row * size
+    if job.scale != NULL:
+        gradient_of_columns(dy + i, x + i, y, end - i, h, r, <real>bn_fold(<double>h, mean, rstd, 0.0), <real>slope,
+                            <real>rest, <const real*>job.scale + p + i, <const real*>job.shift + p + i, job.relu)
+        return
+    c = i // job.inner
+    while i < end:
+        n = min(end, (c + 1) * job.inner) - i
+        scale = 1.0 if job.gamma == NULL else job.gamma[p + c]
+        shift = bn_fold(<double>h, mean, rstd * scale, 0.0 if job.beta == NULL else job.beta[p + c])
+        gradient_run(dy + i, x + i, y, n, NULL, 1.0, h, r, <real>slope, <real>rest, <real>scale,
+                     <real>(rstd * scale), <real>shift, job.relu, False)
+        i += n
+        y += n
+        c += 1
+
+
+cdef inline real* room(
+    RowJob* job, Py_ssize_t at, Py_ssize_t n, real* buffer, Py_ssize_t* start, Py_ssize_t* filled
+) noexcept nogil:
+    """Where n values of y from position `at` go: to y, or to the buffer, which is streamed when they do not fit."""
+    if not job.stream:
+        return <real*>job.y + at
+    if filled[0] + n > BUFFER or start[0] + filled[0] != at:
+        bn_stream(<real*>job.y + start[0], buffer, filled[0] * sizeof(real))
+        start[0] = at
+        filled[0] = 0
+    filled[0] += n
+    return buffer + filled[0] - n
+
+
+cdef void forward_rows(RowJob* job, Py_ssize_t row, Py_ssize_t end, const real* x) noexcept nogil:
+    """Rows that lie one after the other; the statistics of as many at a time as fit the buffer."""
+    cdef real[BUFFER] buffer
+    cdef Py_ssize_t size = job.channels * job.inner, start = 0, filled = 0, k, i, n
+    cdef Py_ssize_t g = row % max(<Py_ssize_t>1, job.groups)
+    cdef bint short = 0 < size <= SHORT
+    cdef Py_ssize_t batch = min(<Py_ssize_t>BATCH, BUFFER // size) if short else 1
+    while row < end:
+        batch = min(batch, end - row)
+        if short:
+            if job.far:     # the first value of every row is read before the rest
+                touch(x + row * size, 1, 0, batch * size)
+            short_moments(x + row * size, batch, size, job.rms, job.eps, job.mean + row, job.rstd + row)
+        else:
+            row_moments(x + row * size, size, job.rms, job.eps, job.mean + row, job.rstd + row)
+        for k in range(row, row + batch):
+            i = 0
+            while i < size:
+                n = min(<Py_ssize_t>BUFFER, size - i)
+                forward_map(job, k, g, i, i + n, x, room(job, k * size + i, n, buffer, &start, &filled))
+                i += n
+            g = g + 1 if g + 1 < job.groups else 0
+        row += batch
+    bn_stream(<real*>job.y + start, buffer, filled * sizeof(real))
+
+
+cdef void stripe(
     RowJob* job, Py_ssize_t o, Py_ssize_t rows, Py_ssize_t g, double* dgamma, double* dbeta, const real* x
 ) noexcept nogil:
-    """`rows` rows of group g from outer position o; gamma changes from value to value."""
-    cdef real[BUFFER] scaled
+    """dgamma and dbeta of the columns of group g, from `rows` outer positions."""
     cdef real[STRIPE] h, r, b
-    cdef const real* dy = <const real*>job.dy
-    cdef const real* gamma = <const real*>job.scale + g * job.channels
-    cdef const real* beta = <const real*>job.shift + g * job.channels
-    cdef Py_ssize_t size = job.channels, stride = job.groups * size, at = (o * job.groups + g) * size, row
-    cdef Py_ssize_t i, k, n
-    cdef double sum, dot, mean, rstd, gap, slope, rest
+    cdef Py_ssize_t size = job.channels, at = (o * job.groups + g) * size, p = g * size, row, k
     for k in range(rows):
         row = (o + k) * job.groups + g
-        mean = job.mean[row]
-        h[k] = <real>mean
+        h[k] = <real>job.mean[row]
         r[k] = <real>job.rstd[row]
-        b[k] = <real>bn_fold(<double>h[k], mean, job.rstd[row], 0.0)
-    if job.params:
-        stripe_sums(dy + at, x + at, rows, stride, size, h, r, b, gamma, beta, job.relu,
-                    dgamma + g * size, dbeta + g * size)
-    for k in range(rows):
-        row = (o + k) * job.groups + g
-        at = row * size
-        rstd = job.rstd[row]
-        scaled_sums(dy + at, x + at, scaled, size, h[k], r[k], b[k], gamma, beta, job.relu, False, &sum, &dot)
-        if real is float and products_beyond_float(1, size, &sum, &dot):
-            scaled_sums(dy + at, x + at, scaled, size, h[k], r[k], b[k], gamma, beta, job.relu, True, &sum, &dot)
-        gap = job.mean[row] - <double>h[k]
-        dot -= gap * sum
-        slope = bn_grad_b(rstd, dot, size)
-        rest = (0.0 if job.rms else bn_grad_c(sum, size)) - slope * gap
-        i = 0
-        while i < size:
-            n = min(<Py_ssize_t>BUFFER, size - i)
-            if size > BUFFER:   # otherwise it is still there
-                scaled_gradient(dy + at + i, x + at + i, scaled, n, h[k], r[k], b[k], gamma + i, beta + i, job.relu)
-            gradient_run(scaled, x + at + i, &scaled[0] if job.stream else <real*>job.y + at + i, n, NULL, 1.0,
-                         h[k], r[k], <real>slope, <real>rest, 1, 0, 0, False, False)
-            if job.stream:
-                bn_stream(<real*>job.y + at + i, scaled, n * sizeof(real))
-            i += n
+        b[k] = <real>bn_fold(<double>h[k], job.mean[row], job.rstd[row], 0.0)
+    stripe_sums(<const real*>job.dy + at, x + at, rows, job.groups * size, size, h, r, b,
+                <const real*>job.scale + p, <const real*>job.shift + p, job.relu, dgamma + p, dbeta + p)
 
 
-cdef void backward_runs(
-    RowJob* job, Py_ssize_t o, Py_ssize_t g, double* dgamma, double* dbeta, const real* x
+cdef void backward_rows(
+    RowJob* job, Py_ssize_t o, Py_ssize_t positions, Py_ssize_t begin, Py_ssize_t end,
+    double* dgamma, double* dbeta, const real* x
 ) noexcept nogil:
-    """One row of runs that have one gamma each."""
+    """Groups begin to end of some outer positions: the sums of their columns, then their own, and dx."""
     cdef real[BUFFER] buffer
-    cdef const real* dy = <const real*>job.dy
-    cdef Py_ssize_t size = job.channels * job.inner, row = o * job.groups + g, at = row * size, i = 0, n, c, p
-    cdef double mean = job.mean[row], rstd = job.rstd[row], sum = 0.0, dot = 0.0, s, d, scale, shift, slope, rest, gap
-    cdef real h = <real>mean, a, b
-    gap = mean - <double>h
-    for c in range(job.channels):
-        p = g * job.channels + c
-        scale = 1.0 if job.gamma == NULL else job.gamma[p]
-        shift = 0.0 if job.beta == NULL else job.beta[p]
-        a = <real>(rstd * scale)
-        b = <real>bn_fold(<double>h, mean, rstd * scale, shift)
-        s = 0.0
-        d = 0.0
-        i = 0
-        while i < job.inner:
-            n = min(<Py_ssize_t>BLOCK * LANES, job.inner - i)
-            block_sums(dy + at + c * job.inner + i, x + at + c * job.inner + i, n // LANES, LANES, n % LANES,
-                       1, 1, LANES, job.relu, False, False, &h, &a, &b, &s, &d)
-            i += n
-        d -= gap * s
-        sum += scale * s
-        dot += scale * d
-        if job.params:
-            dbeta[p] += s
-            dgamma[p] += rstd * d
-    slope = bn_grad_b(rstd, dot, size)
-    rest = (0.0 if job.rms else bn_grad_c(sum, size)) - slope * gap
-    i = 0
-    while i < size:
-        c = i // job.inner
-        p = g * job.channels + c
-        n = min(<Py_ssize_t>BUFFER, (c + 1) * job.inner - i)
-        scale = 1.0 if job.gamma == NULL else job.gamma[p]
-        shift = bn_fold(<double>h, mean, rstd * scale, 0.0 if job.beta == NULL else job.beta[p])
-        gradient_run(dy + at + i, x + at + i, &buffer[0] if job.stream else <real*>job.y + at + i, n, NULL, 1.0,
-                     h, <real>rstd, <real>slope, <real>rest, <real>scale, <real>(rstd * scale), <real>shift, job.relu,
-                     False)
-        if job.stream:
-            bn_stream(<real*>job.y + at + i, buffer, n * sizeof(real))
-        i += n
+    cdef Py_ssize_t size = job.channels * job.inner, start = 0, filled = 0, k, g, row, i, n
+    cdef double sum = 0.0, dot = 0.0
+    if job.params and job.scale != NULL:
+        k = 0
+        while k < positions:
+            for g in range(begin, end):
+                stripe(job, o + k, min(<Py_ssize_t>STRIPE, positions - k), g, dgamma, dbeta, x)
+            k += STRIPE
+    for k in range(o, o + positions):
+        for g in range(begin, end):
+            row = k * job.groups + g
+            if job.scale != NULL:
+                sums_of_columns(job, row, g, &sum, &dot, x)
+            else:
+                sums_of_runs(job, row, g, dgamma, dbeta, &sum, &dot, x)
+            i = 0
+            while i < size:
+                n = min(<Py_ssize_t>BUFFER, size - i)
+                backward_map(job, row, g, i, i + n, sum, dot, x,
+                             room(job, row * size + i, n, buffer, &start, &filled))
+                i += n
+    bn_stream(<real*>job.y + start, buffer, filled * sizeof(real))
 
 
 cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
-    cdef Py_ssize_t p = t // job.cuts, first = p * job.piece, last = min(first + job.piece, job.outer)
-    cdef Py_ssize_t begin = (t % job.cuts) * job.group, end = min(begin + job.group, job.groups), o, g, rows
+    cdef Py_ssize_t p = t // job.cuts, o = p * job.piece, last = min(o + job.piece, job.outer)
+    cdef Py_ssize_t begin = (t % job.cuts) * job.group, end = min(begin + job.group, job.groups), positions
     cdef Py_ssize_t size = job.groups * job.channels
     cdef double* dgamma = job.partial + p * 2 * size
     cdef double* dbeta = dgamma + size
-    cdef bint columns = job.inner == 1 and job.scale != NULL
-    if job.dy != NULL and job.params:
-        zero(dgamma + begin * job.channels, (end - begin) * job.channels)
-        zero(dbeta + begin * job.channels, (end - begin) * job.channels)
-    o = first
-    while o < last:
-        rows = min(<Py_ssize_t>STRIPE, last - o) if columns and job.dy != NULL else 1
-        for g in range(begin, end):
-            if job.dy == NULL:
-                forward_row(job, o, g, x)
-            elif columns:
-                backward_columns(job, o, rows, g, dgamma, dbeta, x)
-            else:
-                backward_runs(job, o, g, dgamma, dbeta, x)
-        o += rows
+    if job.dy == NULL and job.cuts == 1:
+        forward_rows(job, o * job.groups, last * job.groups, x)
+    elif job.dy == NULL:
+        while o < last:
+            forward_rows(job, o * job.groups + begin, o * job.groups + end, x)
+            o += 1
+    else:
+        if job.params:
+            zero(dgamma + begin * job.channels, (end - begin) * job.channels)
+            zero(dbeta + begin * job.channels, (end - begin) * job.channels)
+        positions = max(<Py_ssize_t>1, STRIPE * (end - begin) * job.channels * job.inner)
+        positions = STRIPE * max(<Py_ssize_t>1, BUFFER // positions)
+        while o < last:
+            positions = min(positions, last - o)
+            backward_rows(job, o, positions, begin, end, dgamma, dbeta, x)
+            o += positions
     if job.stream:
         bn_stream_end()
 

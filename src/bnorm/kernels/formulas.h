@@ -52,8 +52,8 @@ BN_FN void bn_add_block(double *n, double *mean, double *low, double *m2,
 /* 1 / sqrt(var + eps). A constant channel with eps = 0 has scale 1; a channel without any value has scale 0. */
 BN_FN double bn_rstd(double var, double eps, double count)
 {
-    const double v = var + eps;
-    return count == 0.0 ? 0.0 : (v == 0.0 ? 1.0 : 1.0 / sqrt(v));
+    const double v = var + eps, rstd = 1.0 / sqrt(v == 0.0 ? 1.0 : v);
+    return count == 0.0 ? 0.0 : rstd;
 }
 
 /* The variance that enters the running statistics; NaN where count - ddof leaves nothing to divide by. */

@@ -41,10 +41,16 @@ static inline void bn_stream(void *target, const void *source, size_t bytes)
 #endif
 }
 
+#if defined(__GNUC__) || defined(__clang__)
+#define BN_OUTSIDE __attribute__((noinline, unused))
+#else
+#define BN_OUTSIDE
+#endif
+
 /* Read memory once from end to end, just before a loop reads it as several rows side by side. The processor fetches
  * ahead of one plain walk, but not of interleaved ones; walking over a few kilobytes first more than doubles the
  * bandwidth from memory. The walk must be whole: loads of one byte per line overtake each other and gain nothing. */
-static inline void bn_touch(const void *memory, size_t bytes)
+static BN_OUTSIDE void bn_touch(const void *memory, size_t bytes)
 {
     const unsigned char *byte = (const unsigned char *)memory;
     unsigned char all = 0;
