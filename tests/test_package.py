@@ -3,6 +3,7 @@
 import ast
 import doctest
 import graphlib
+import os
 import re
 import subprocess
 import sys
@@ -87,7 +88,9 @@ def imported(path: Path) -> set[str]:
 
 
 def run_python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    # With bytecode kept, as it is of an installed package, whatever the environment says.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -112,7 +115,7 @@ def test_import_is_quick():
         return float(run_python(code))
 
     numpy, both = map(min, zip(*((seconds("numpy"), seconds("bnorm")) for _ in range(5)), strict=True))
-    assert both < max(0.15, 1.3 * numpy)  # where NumPy alone takes nearly that long, a third of it
+    assert both < max(0.15, numpy + 0.03)  # where NumPy alone takes nearly that long, what bnorm adds to it
 
 
 def test_imports_point_down():

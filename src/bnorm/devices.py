@@ -1,7 +1,5 @@
 """Where arrays live."""
 
-import importlib.util
-
 DEVICES = ("cpu", "cuda")
 
 
@@ -20,7 +18,8 @@ def device(who: str, name: object) -> str:
     if name not in DEVICES:
         raise ValueError(f"{who}: device: expected one of {', '.join(DEVICES)}, got {name!r}")
     if name == "cuda":
-        if importlib.util.find_spec("cupy") is None:
-            raise DeviceError(f"{who}: device: 'cuda' needs CuPy, which is not installed: pip install 'bnorm[gpu]'")
-        raise DeviceError(f"{who}: device: 'cuda' needs kernels for CuPy arrays, which this version does not have")
+        from bnorm.kernels import gpu  # which nobody else needs
+
+        reason = gpu.available() or "the layers of this version keep their arrays in the main memory."
+        raise DeviceError(f"{who}: device: expected 'cpu', got 'cuda': {reason}")
     return name

@@ -1,0 +1,272 @@
+// Finds races: two threads at the same byte, at least one of them writing, and nothing that orders them.
+//
+// Kernels compiled with -fsanitize=thread call __tsan_* at every load and store. Those functions are here, for the
+// library of the compiler knows nothing of blocks and warps. What orders two accesses:
+//
+//   - of one block: a barrier of the block between them (epochs), or a warp operation of both (a vector clock per
+//   warp);
+//   - of two blocks: the first is behind a __threadfence and then an atomic, the second behind an atomic at the same
+//     address and then a __threadfence, each by this thread or, over barriers, by another one of the block.
+//
+// So a missing fence is seen too, which no run on a CPU would show. Accesses before a launch are no concern of it.
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <unordered_map>
+
+#include "runtime.h"
+
+extern "C" const char __ehdr_start __attribute__((visibility("hidden")));  // where the library is in memory
+
+namespace emu::races {
+namespace {
+
+using Clock = std::array<unsigned, 32>;  // for each lane of a warp, the last tick of it that is known
+
+// What is known of other blocks: their barriers, and the clocks of their warps.
+struct Knowledge {
+  std::unordered_map<unsigned, unsigned> epochs;
+  std::unordered_map<uint64_t, Clock> clocks;
+
+  static uint64_t warp(unsigned block, unsigned thread) { return (uint64_t)block << 32 | thread / 32; }
+  void learn(unsigned block, unsigned epoch) {
+    unsigned& known = epochs[block];
+    known = std::max(known, epoch);
+  }
+  void learn(uint64_t warp, const Clock& clock) {
+    Clock& known = clocks[warp];
+    for (int i = 0; i < 32; ++i) known[i] = std::max(known[i], clock[i]);
+  }
+  bool empty() const { return epochs.empty() && clocks.empty(); }
+  void learn(const Knowledge& other) {
+    for (const auto& [block, epoch] : other.epochs) learn(block, epoch);
+    for (const auto& [warp, clock] : other.clocks) learn(warp, clock);
+  }
+};
+
+struct ThreadState {
+  Clock clock{}, fenced_clock{};
+  unsigned fenced_epoch = 0;
+  bool dirty = false;         // has written what others can see since its last fence
+  Knowledge known, unfenced;  // what it knows, and will know behind its next fence
+};
+
+struct BlockState {
+  unsigned epoch = 1;        // barriers passed, and one
+  unsigned clean_epoch = 1;  // what was written before this epoch is behind fences
+  std::vector<ThreadState> threads;
+  Knowledge known, unfenced;
+};
+
+struct Access {
+  unsigned block = 0;  // none
+  unsigned epoch = 0, tick = 0;
+  unsigned short thread = 0;
+  bool atomic = false;
+  unsigned place = 0;  // in the library
+};
+
+// Of the reads since the last write: the last one, and the last of another thread of its warp and of another warp.
+struct Cell {
+  Access write, reads[3];
+};
+
+constexpr size_t PAGE = 1024, MANY_PAGES = 2000;
+struct Page {
+  unsigned launch = 0;
+  std::array<Cell, PAGE> cells;
+};
+
+bool on = false;
+std::unordered_map<const Block*, BlockState> blocks;
+std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages;
+std::unordered_map<uintptr_t, Knowledge> published;  // by the address of an atomic
+unsigned pages_launch = 0, published_launch = 0;     // what launches they are of
+
+BlockState& mine() { return blocks.find(block)->second; }
+unsigned thread_number() { return (unsigned)(&current() - block->fibers.data()); }
+bool inside(const void* p, const char* start, size_t bytes) { return p >= start && p < start + bytes; }
+
+Cell& cell(uintptr_t at) {
+  if (pages_launch != launch.number && pages.size() > MANY_PAGES) pages.clear();
+  pages_launch = launch.number;
+  std::unique_ptr<Page>& page = pages[at / PAGE];
+  if (!page) page = std::make_unique<Page>();
+  if (page->launch != launch.number) *page = Page{launch.number, {}};
+  return page->cells[at % PAGE];
+}
+
+bool knows(const Knowledge& known, const Access& a) {
+  const auto epoch = known.epochs.find(a.block);
+  if (epoch != known.epochs.end() && a.epoch < epoch->second) return true;
+  const auto clock = known.clocks.find(Knowledge::warp(a.block, a.thread));
+  return clock != known.clocks.end() && a.tick <= clock->second[a.thread % 32];
+}
+
+bool ordered(const Access& a, const Access& now, const BlockState& b) {
+  if (a.block != now.block) return knows(b.threads[now.thread].known, a) || knows(b.known, a);
+  if (a.thread == now.thread || a.epoch < b.epoch) return true;
+  return a.thread / 32 == now.thread / 32 && a.tick <= b.threads[now.thread].clock[a.thread % 32];
+}
+
+void compare(const Access& a, const char* did, const Access& now, const char* does, bool shared) {
+  if (!a.block || (a.atomic && now.atomic) || (shared && a.block != now.block) || ordered(a, now, mine())) return;
+  const std::string who = text("thread %u%s", a.thread, a.block == now.block ? "" : " of another block");
+  stop(text("a race in %s memory: @0x%x %s what %s %s at @0x%x, and nothing orders them", shared ? "shared" : "device",
+            now.place, does, who.c_str(), did, a.place));
+}
+
+void remember_read(Cell& c, const Access& now) {
+  const Access last = c.reads[0];
+  if (last.block && last.thread / 32 == now.thread / 32 && last.block == now.block) {
+    if (last.thread != now.thread) c.reads[1] = last;
+  } else {
+    c.reads[2] = last;
+  }
+  c.reads[0] = now;
+}
+
+void access(const volatile void* p, size_t bytes, bool writes, bool atomic, const void* pc) {
+  if (!self || inside((const void*)p, current().stack, Stacks::BYTES)) return;
+  BlockState& b = mine();
+  const unsigned thread = thread_number();
+  ThreadState& t = b.threads[thread];
+  const bool shared = inside((const void*)p, block->memory, block->capacity);
+  const auto place = (unsigned)(static_cast<const char*>(pc) - &__ehdr_start - 1);
+  const Access now{block->serial, b.epoch, t.clock[thread % 32], (unsigned short)thread, atomic, place};
+  for (size_t i = 0; i < bytes; ++i) {
+    Cell& c = cell((uintptr_t)p + i);
+    compare(c.write, "wrote", now, writes ? "writes" : "reads", shared);
+    if (writes) {
+      for (const Access& read : c.reads) compare(read, "read", now, "writes", shared);
+      c = Cell{now, {}};
+    } else {
+      remember_read(c, now);
+    }
+  }
+  t.dirty |= writes && !atomic && !shared;
+}
+
+// Behind its fence, a thread tells what it did until now, and knows what the atomics before have told.
+void fence_of(BlockState& b, ThreadState& t, unsigned lane) {
+  t.fenced_clock = t.clock, t.fenced_epoch = b.epoch, t.dirty = false;
+  ++t.clock[lane];
+  t.known.learn(t.unfenced), t.known.learn(b.unfenced);
+  t.unfenced = {};
+}
+
+// An atomic tells, to the next ones at its address, what is behind a fence; and hears what those before it told.
+void synchronize(const volatile void* at, bool acquires, bool releases) {
+  if (published_launch != launch.number) published.clear(), published_launch = launch.number;
+  BlockState& b = mine();
+  const unsigned thread = thread_number();
+  ThreadState& t = b.threads[thread];
+  if (releases) fence_of(b, t, thread % 32);
+  Knowledge& there = published[(uintptr_t)at];
+  (acquires ? t.known : t.unfenced).learn(there);
+  there.learn(t.known), there.learn(b.known);
+  there.learn(block->serial, std::max(t.fenced_epoch, b.clean_epoch));
+  there.learn(Knowledge::warp(block->serial, thread), t.fenced_clock);
+}
+
+}  // namespace
+
+void start_block(Block& b) {
+  if (!on) return;
+  BlockState& state = blocks[&b] = BlockState{};
+  state.threads.resize(b.fibers.size());
+  for (size_t i = 0; i < b.fibers.size(); ++i) state.threads[i].clock[i % 32] = 1;
+}
+
+void pass_barrier(Block& b) {
+  if (!on) return;
+  BlockState& state = blocks[&b];
+  bool dirty = false, fenced = state.clean_epoch == state.epoch;
+  for (ThreadState& t : state.threads) {
+    dirty |= t.dirty, fenced |= t.fenced_epoch == state.epoch;
+    t.dirty = false;
+    if (!t.known.empty()) state.known.learn(t.known), t.known = {};
+    if (!t.unfenced.empty()) state.unfenced.learn(t.unfenced), t.unfenced = {};
+  }
+  ++state.epoch;
+  if (!dirty && fenced) state.clean_epoch = state.epoch;
+}
+
+void pass_warp(Block& b, int warp, unsigned mask) {
+  if (!on) return;
+  ThreadState* lanes = blocks[&b].threads.data() + 32 * warp;
+  Clock clock{};
+  Knowledge known, unfenced;
+  for (int i = 0; i < 32; ++i) {
+    if (!(mask >> i & 1)) continue;
+    for (int j = 0; j < 32; ++j) clock[j] = std::max(clock[j], lanes[i].clock[j]);
+    known.learn(lanes[i].known), unfenced.learn(lanes[i].unfenced);
+  }
+  for (int i = 0; i < 32; ++i) {
+    if (!(mask >> i & 1)) continue;
+    lanes[i].clock = clock, ++lanes[i].clock[i];
+    if (!known.empty()) lanes[i].known = known;
+    if (!unfenced.empty()) lanes[i].unfenced = unfenced;
+  }
+}
+
+void fence() {
+  if (!on) return;
+  BlockState& b = mine();
+  const unsigned thread = thread_number();
+  fence_of(b, b.threads[thread], thread % 32);
+}
+
+void atomic(const volatile void* at, size_t bytes, const void* pc) {
+  if (!on) return;
+  access(at, bytes, true, true, pc);
+  synchronize(at, false, false);
+}
+
+}  // namespace emu::races
+
+// What the compiler calls --------------------------------------------------------------------------------------------
+
+#define BN_PC __builtin_return_address(0)
+using emu::races::access;
+extern "C" {
+void __tsan_init() { emu::races::on = true; }
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_read_range(void* p, size_t bytes) { access(p, bytes, false, false, BN_PC); }
+void __tsan_write_range(void* p, size_t bytes) { access(p, bytes, true, false, BN_PC); }
+
+#define BN_ACCESS(bytes)                                                                \
+  void __tsan_read##bytes(void* p) { access(p, bytes, false, false, BN_PC); }           \
+  void __tsan_write##bytes(void* p) { access(p, bytes, true, false, BN_PC); }           \
+  void __tsan_unaligned_read##bytes(void* p) { access(p, bytes, false, false, BN_PC); } \
+  void __tsan_unaligned_write##bytes(void* p) { access(p, bytes, true, false, BN_PC); }
+BN_ACCESS(1)
+BN_ACCESS(2)
+BN_ACCESS(4)
+BN_ACCESS(8)
+BN_ACCESS(16)
+
+// Atomics of the language, in which a spin loop reads: __atomic_load_n(p, __ATOMIC_ACQUIRE) needs no fence.
+#define BN_ATOMIC(bits, T)                                                                                           \
+  T __tsan_atomic##bits##_load(const volatile T* p, int order) {                                                     \
+    access(p, sizeof(T), false, true, BN_PC);                                                                        \
+    if (emu::self) emu::races::synchronize(p, order >= __ATOMIC_CONSUME, false);                                     \
+    return *p;                                                                                                       \
+  }                                                                                                                  \
+  void __tsan_atomic##bits##_store(volatile T* p, T value, int order) {                                              \
+    access(p, sizeof(T), true, true, BN_PC);                                                                         \
+    if (emu::self) emu::races::synchronize(p, false, order >= __ATOMIC_RELEASE);                                     \
+    *p = value;                                                                                                      \
+  }                                                                                                                  \
+  T __tsan_atomic##bits##_fetch_add(volatile T* p, T value, int order) {                                             \
+    access(p, sizeof(T), true, true, BN_PC);                                                                         \
+    if (emu::self)                                                                                                   \
+      emu::races::synchronize(p, order != __ATOMIC_RELAXED && order != __ATOMIC_RELEASE, order >= __ATOMIC_RELEASE); \
+    const T old = *p;                                                                                                \
+    *p = (T)(old + value);                                                                                           \
+    return old;                                                                                                      \
+  }
+BN_ATOMIC(32, unsigned)
+BN_ATOMIC(64, unsigned long long)
+}

@@ -1,0 +1,85 @@
+// What the parts of the emulator share: threads, blocks, and the launch that runs.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "fibers.h"
+#include "shim.h"
+
+// Words of CUDA that the headers of C++ use for something else, and those that are names here.
+#undef __noinline__
+#undef threadIdx
+#undef blockIdx
+#undef blockDim
+#undef gridDim
+
+namespace emu {
+
+enum class State : uint8_t { RUNS, AT_BARRIER, AT_WARP, YIELDS, DONE };
+
+struct Fiber : Thread {
+  State state = State::RUNS;
+  const char* what = "";  // what it waits at
+  Site site = {"", 0};
+  unsigned mask = 0;
+  int source = -1, atomics = 0;  // the lane that it asks for a value; atomics since it last waited
+  uint64_t value = 0, result = 0;
+  char* stack = nullptr;
+  Context context;
+};
+
+struct Array {
+  const void* key;
+  const char* name;
+  char* start;
+  size_t bytes;
+};
+
+struct Block {
+  uint3 index;
+  unsigned serial = 0;  // among the blocks of its launch, from 1
+  std::vector<Fiber> fibers;
+  std::vector<Array> arrays;  // shared ones: the first is the dynamic one
+  char* memory = nullptr;
+  size_t used = 0, capacity = 0, static_bytes = 0;
+  int votes = 0, last_votes = 0;
+  bool ended = false;
+};
+
+struct Launch {
+  void (*call)(void**) = nullptr;
+  void** arguments = nullptr;
+  size_t dynamic_bytes = 0;
+  uint64_t order = 0, random = 0;  // the state of the generator that shuffles
+  long switches = 0;
+  unsigned started = 0, number = 0;
+};
+
+extern Launch launch;
+extern Block* block;  // whose thread runs
+extern std::string error;
+
+inline Fiber& current() { return *static_cast<Fiber*>(self); }
+inline int count(const Block& b) { return (int)b.fibers.size(); }
+
+// waiting.cpp: let those go on who need wait no longer; false if there are none, or if `error` says that there is one.
+bool release_warp(Block& b, Fiber* lanes, int lane_count);
+bool release_block(Block& b);
+std::string where(const Block& b, const std::string& why);  // `why`, and what each thread of the block waits at
+std::string text(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// What a thread asks of its warp beside the value of another lane.
+constexpr int NOTHING = -1, BALLOT = -2;
+
+[[noreturn]] void stop(const std::string& why);  // the launch, in the thread that runs
+
+// races.cpp is told of these; it does nothing unless the kernels were compiled to tell it of loads and stores.
+namespace races {
+void start_block(Block& b);
+void pass_barrier(Block& b);
+void pass_warp(Block& b, int warp, unsigned mask);
+void fence();
+void atomic(const volatile void* at, size_t bytes, const void* pc);
+}  // namespace races
+
+}  // namespace emu

@@ -1,0 +1,355 @@
+// The part of CUDA C++ that header-free kernels use, for g++: included before their text, with BN_ON_CPU defined.
+//
+// A thread of a block is a fiber (fibers.h), and runtime.cpp decides which one runs. Barriers, warp operations and
+// atomics call the runtime, which checks them; everything else is ordinary C++. What needs PTX has a twin under
+// `#ifdef BN_ON_CPU`. A loop that waits for another block reads by an atomic, and calls __nanosleep to let it run.
+#pragma once
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <type_traits>
+#include <utility>
+
+#define BN_ON_CPU 1
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__ static
+#define __grid_constant__
+#define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+#define __shared__ \
+  _Pragma("GCC error \"shared memory is declared by BN_SHARED(T, name, count) or BN_DYN_SHARED(T, name)\"")
+
+struct uint3 {
+  unsigned x, y, z;
+};
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+
+// Vectors of two and four, aligned as CUDA aligns them.
+#define BN_VECTOR(T, name)                                                           \
+  struct alignas(2 * sizeof(T)) name##2 { T x, y; };                                 \
+  struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) name##4 { T x, y, z, w; }; \
+  inline name##2 make_##name##2(T x, T y) { return {x, y}; }                         \
+  inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+BN_VECTOR(short, short)
+BN_VECTOR(unsigned short, ushort)
+BN_VECTOR(int, int)
+BN_VECTOR(unsigned, uint)
+BN_VECTOR(long long, longlong)
+BN_VECTOR(unsigned long long, ulonglong)
+BN_VECTOR(float, float)
+BN_VECTOR(double, double)
+#undef BN_VECTOR
+
+// What runtime.cpp does ----------------------------------------------------------------------------------------------
+
+namespace emu {
+
+// A place in the source. Given as a default argument, it is the place of the call.
+struct Site {
+  const char* file;
+  int line;
+  static constexpr Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
+};
+
+struct Thread {
+  uint3 index;
+  int lane;
+};
+
+extern Thread* self;  // the thread that runs
+extern uint3 block_index;
+extern dim3 block_size, grid_size;
+
+int block_barrier(const char* what, int predicate, Site site);  // how many threads of the block said yes
+void warp_barrier(const char* what, unsigned mask, Site site);
+uint64_t warp_exchange(const char* what, unsigned mask, uint64_t value, int source, Site site);
+unsigned warp_ballot(const char* what, unsigned mask, int predicate, Site site);
+void yield(const char* what, Site site);  // let the others run
+void pause(const char* what, Site site);  // the same, perhaps
+void fence(Site site);
+void atomic(const char* what, const volatile void* at, size_t bytes, Site site, const void* caller);
+void* shared(const void* key, size_t bytes, size_t alignment, const char* name, Site site);
+void* dynamic_shared(Site site);
+[[noreturn]] void fail(Site site, const char* format, ...) __attribute__((format(printf, 2, 3)));
+
+template <class T>
+struct Given {
+  using type = T;
+};
+template <class T>
+using given = typename Given<T>::type;  // a parameter that has no say in what T is
+
+}  // namespace emu
+
+#define threadIdx (::emu::self->index)
+#define blockIdx (::emu::block_index)
+#define blockDim (::emu::block_size)
+#define gridDim (::emu::grid_size)
+constexpr int warpSize = 32;
+
+namespace emu {
+
+// A reference to an array, so that sizeof and the bounds checks of the compiler know its length.
+template <class T, size_t count>
+T (&shared_array(const void* key, const char* name, Site site))
+[count] { return *static_cast<T(*)[count]>(shared(key, sizeof(T) * count, alignof(T), name, site)); }
+
+}  // namespace emu
+
+#define BN_SHARED(T, name, count) \
+  static char name##_key;         \
+  auto& name = ::emu::shared_array<T, count>(&name##_key, #name, ::emu::Site::here())
+#define BN_DYN_SHARED(T, name) T* name = static_cast<T*>(::emu::dynamic_shared(::emu::Site::here()))
+
+// Barriers, votes, shuffles ------------------------------------------------------------------------------------------
+
+using emu_site = emu::Site;
+#define BN_HERE emu_site site = emu_site::here(__builtin_FILE(), __builtin_LINE())
+
+inline void __syncthreads(BN_HERE) { emu::block_barrier("__syncthreads", 0, site); }
+inline int __syncthreads_count(int yes, BN_HERE) { return emu::block_barrier("__syncthreads_count", yes, site); }
+inline int __syncthreads_or(int yes, BN_HERE) { return emu::block_barrier("__syncthreads_or", yes, site) > 0; }
+inline int __syncthreads_and(int yes, BN_HERE) { return emu::block_barrier("__syncthreads_and", !yes, site) == 0; }
+inline void __syncwarp(unsigned mask = ~0u, BN_HERE) { emu::warp_barrier("__syncwarp", mask, site); }
+inline unsigned __ballot_sync(unsigned mask, int yes, BN_HERE) {
+  return emu::warp_ballot("__ballot_sync", mask, yes, site);
+}
+inline int __any_sync(unsigned mask, int yes, BN_HERE) { return emu::warp_ballot("__any_sync", mask, yes, site) != 0; }
+inline int __all_sync(unsigned mask, int yes, BN_HERE) { return emu::warp_ballot("__all_sync", mask, !yes, site) == 0; }
+
+namespace emu {
+
+template <class T>
+T shuffle(const char* what, unsigned mask, T value, int source, int width, Site site) {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 8, "a shuffle moves at most eight bytes");
+  if (width < 1 || width > 32 || (width & (width - 1)))
+    fail(site, "%s: width %d is no power of two to 32", what, width);
+  uint64_t raw = 0;
+  memcpy(&raw, &value, sizeof(T));
+  raw = warp_exchange(what, mask, raw, source, site);
+  memcpy(&value, &raw, sizeof(T));
+  return value;
+}
+
+}  // namespace emu
+
+// A source outside of the segment is the lane itself, as on a device.
+template <class T>
+T __shfl_sync(unsigned mask, T value, int source, int width = 32, BN_HERE) {
+  const int lane = emu::self->lane;
+  return emu::shuffle("__shfl_sync", mask, value, (lane & -width) | (source & (width - 1)), width, site);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32, BN_HERE) {
+  const int lane = emu::self->lane, source = lane ^ bits;
+  return emu::shuffle("__shfl_xor_sync", mask, value, source > (lane | (width - 1)) ? lane : source, width, site);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, BN_HERE) {
+  const int lane = emu::self->lane, source = lane + (int)delta;
+  return emu::shuffle("__shfl_down_sync", mask, value, source > (lane | (width - 1)) ? lane : source, width, site);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, BN_HERE) {
+  const int lane = emu::self->lane, source = lane - (int)delta;
+  return emu::shuffle("__shfl_up_sync", mask, value, source < (lane & -width) ? lane : source, width, site);
+}
+
+// Memory between blocks ----------------------------------------------------------------------------------------------
+
+inline void __threadfence(BN_HERE) { emu::fence(site); }
+inline void __threadfence_system(BN_HERE) { emu::fence(site); }
+inline void __threadfence_block() {}
+inline void __nanosleep(unsigned, BN_HERE) { emu::yield("__nanosleep", site); }
+
+// One fiber runs at a time, so that plain arithmetic is atomic; races.cpp shall not take it for ordinary loads and
+// stores. Sums of floating-point numbers are left out on purpose: in an order that luck decides, two runs give
+// different bits.
+#define BN_ATOMICALLY \
+  template <class T>  \
+  __attribute__((noinline, no_sanitize("thread")))
+#define BN_ATOMIC(name, expression)                                                         \
+  BN_ATOMICALLY T name(T* p, emu::given<T> v, BN_HERE) {                                    \
+    static_assert(std::is_integral_v<T>, #name " of integers only: others depend on luck"); \
+    emu::atomic(#name, p, sizeof(T), site, __builtin_return_address(0));                    \
+    const T old = *p;                                                                       \
+    *p = (expression);                                                                      \
+    emu::pause(#name, site);                                                                \
+    return old;                                                                             \
+  }
+BN_ATOMIC(atomicAdd, (T)((unsigned long long)old + (unsigned long long)v))
+BN_ATOMIC(atomicSub, (T)((unsigned long long)old - (unsigned long long)v))
+BN_ATOMIC(atomicMin, v < old ? v : old)
+BN_ATOMIC(atomicMax, v > old ? v : old)
+BN_ATOMIC(atomicAnd, old& v)
+BN_ATOMIC(atomicOr, old | v)
+BN_ATOMIC(atomicXor, old ^ v)
+BN_ATOMIC(atomicExch, v)
+BN_ATOMIC(atomicInc, old >= v ? 0 : old + 1)
+BN_ATOMIC(atomicDec, old == 0 || old > v ? v : old - 1)
+#undef BN_ATOMIC
+BN_ATOMICALLY T atomicCAS(T* p, emu::given<T> expected, emu::given<T> v, BN_HERE) {
+  emu::atomic("atomicCAS", p, sizeof(T), site, __builtin_return_address(0));
+  const T old = *p;
+  if (old == expected) *p = v;
+  emu::pause("atomicCAS", site);
+  return old;
+}
+#undef BN_ATOMICALLY
+
+// Hints about caches.
+#define BN_LOAD(name)  \
+  template <class T>   \
+  T name(const T* p) { \
+    return *p;         \
+  }
+#define BN_STORE(name)               \
+  template <class T>                 \
+  void name(T* p, emu::given<T> v) { \
+    *p = v;                          \
+  }
+BN_LOAD(__ldg)
+BN_LOAD(__ldca)
+BN_LOAD(__ldcg)
+BN_LOAD(__ldcs)
+BN_LOAD(__ldlu)
+BN_LOAD(__ldcv)
+BN_STORE(__stwb)
+BN_STORE(__stcg)
+BN_STORE(__stcs)
+BN_STORE(__stwt)
+#undef BN_LOAD
+#undef BN_STORE
+
+// Arithmetic ---------------------------------------------------------------------------------------------------------
+
+namespace emu {
+
+template <class To, class From>
+To bits(From from) {
+  static_assert(sizeof(To) == sizeof(From), "the same number of bits");
+  To to;
+  memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+}  // namespace emu
+
+inline unsigned __float_as_uint(float x) { return emu::bits<unsigned>(x); }
+inline int __float_as_int(float x) { return emu::bits<int>(x); }
+inline float __uint_as_float(unsigned x) { return emu::bits<float>(x); }
+inline float __int_as_float(int x) { return emu::bits<float>(x); }
+inline long long __double_as_longlong(double x) { return emu::bits<long long>(x); }
+inline double __longlong_as_double(long long x) { return emu::bits<double>(x); }
+inline int __double2hiint(double x) { return (int)(emu::bits<uint64_t>(x) >> 32); }
+inline int __double2loint(double x) { return (int)emu::bits<uint64_t>(x); }
+inline double __hiloint2double(int high, int low) {
+  return emu::bits<double>((uint64_t)(unsigned)high << 32 | (unsigned)low);
+}
+
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline float __fsqrt_rn(float a) { return sqrtf(a); }
+inline float __frcp_rn(float a) { return 1.0f / a; }
+inline float __fdividef(float a, float b) { return a / b; }
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline double __dsub_rn(double a, double b) { return a - b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __ddiv_rn(double a, double b) { return a / b; }
+inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
+inline double __dsqrt_rn(double a) { return sqrt(a); }
+inline double __drcp_rn(double a) { return 1.0 / a; }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline double rsqrt(double x) { return 1.0 / sqrt(x); }
+
+inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
+
+template <class A, class B>
+constexpr std::common_type_t<A, B> min(A a, B b) {
+  using T = std::common_type_t<A, B>;
+  return (T)b < (T)a ? (T)b : (T)a;
+}
+template <class A, class B>
+constexpr std::common_type_t<A, B> max(A a, B b) {
+  using T = std::common_type_t<A, B>;
+  return (T)a < (T)b ? (T)b : (T)a;
+}
+
+inline void __trap(BN_HERE) { emu::fail(site, "__trap"); }
+inline void __builtin_assume(bool) {}
+
+// Calls by arrays of pointers to the arguments, as cuLaunchKernel makes them ------------------------------------------
+
+namespace emu {
+
+// What a parameter is: i, u, f (arithmetic), p (pointer), s (struct); and, of a pointer, what it points to.
+struct Parameter {
+  char kind, target;
+  int bytes, target_bytes;
+};
+
+template <class T>
+constexpr char kind_of() {
+  if (std::is_pointer_v<T>) return 'p';
+  if (std::is_floating_point_v<T>) return 'f';
+  if (std::is_integral_v<T>) return std::is_signed_v<T> ? 'i' : 'u';
+  return 's';
+}
+template <class T>
+constexpr Parameter parameter() {
+  static_assert(std::is_trivially_copyable_v<T>, "a parameter of a kernel is copied byte by byte");
+  using Target = std::remove_cv_t<std::remove_pointer_t<T>>;
+  if constexpr (std::is_pointer_v<T> && !std::is_void_v<Target>)
+    return {'p', kind_of<Target>(), sizeof(T), sizeof(Target)};
+  else
+    return {kind_of<T>(), 0, sizeof(T), 0};
+}
+
+struct Kernel {
+  const char* name;
+  void (*call)(void** arguments);
+  const Parameter* parameters;
+  int count;
+};
+void add_kernel(int index, const Kernel& kernel);
+
+template <auto kernel, class F>
+struct Entry;
+template <auto kernel, class... P>
+struct Entry<kernel, void (*)(P...)> {
+  template <size_t... I>
+  static void unpack(void** arguments, std::index_sequence<I...>) {
+    (void)arguments;
+    kernel(*static_cast<std::remove_cv_t<P>*>(arguments[I])...);
+  }
+  static void call(void** arguments) { unpack(arguments, std::index_sequence_for<P...>{}); }
+  Entry(int index, const char* name) {
+    static constexpr Parameter parameters[sizeof...(P) + 1] = {parameter<std::remove_cv_t<P>>()..., Parameter{}};
+    add_kernel(index, {name, call, parameters, (int)sizeof...(P)});
+  }
+};
+
+}  // namespace emu
+#define BN_ENTRY(index, ...) \
+  static const ::emu::Entry<&__VA_ARGS__, decltype(&__VA_ARGS__)> entry_##index(index, #__VA_ARGS__);

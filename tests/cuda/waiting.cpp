@@ -1,0 +1,115 @@
+// Who waits for whom, who may go on, and what is said of those who wait in vain.
+#include <stdarg.h>
+
+#include <algorithm>
+
+#include "runtime.h"
+
+namespace emu {
+
+std::string text(const char* format, ...) {
+  char buffer[512];
+  va_list list;
+  va_start(list, format);
+  vsnprintf(buffer, sizeof buffer, format, list);
+  va_end(list);
+  return buffer;
+}
+
+namespace {
+
+// Whether two threads wait at the same place of the text for the same thing.
+bool together(const Fiber& f, const Fiber& g) {
+  return f.state == g.state && f.mask == g.mask && f.site.line == g.site.line && !strcmp(f.what, g.what) &&
+         !strcmp(f.site.file, g.site.file);
+}
+
+}  // namespace
+
+std::string where(const Block& b, const std::string& why) {
+  std::string message = why + text(" in block (%u, %u, %u)", b.index.x, b.index.y, b.index.z);
+  std::vector<const Fiber*> first;
+  const auto same = [](const Fiber& f, const Fiber& g) {
+    return together(f, g) || (f.state == State::DONE && g.state == State::DONE);
+  };
+  for (const Fiber& f : b.fibers)
+    if (std::none_of(first.begin(), first.end(), [&](const Fiber* g) { return same(f, *g); })) first.push_back(&f);
+  for (const Fiber* f : first) {
+    const long n = std::count_if(b.fibers.begin(), b.fibers.end(), [&](const Fiber& g) { return same(*f, g); });
+    message += text("; %ld thread%s from %d on ", n, n == 1 ? "" : "s", (int)(f - b.fibers.data()));
+    if (f->state == State::DONE)
+      message += "ended";
+    else
+      message += text("at %s, %s:%d", f->what, f->site.file, f->site.line);
+    if (f->state == State::AT_WARP) message += text(", mask %08x", f->mask);
+  }
+  return message;
+}
+
+namespace {
+
+// All lanes of the mask have come: give each what it asks for, and let it go on.
+void exchange(Fiber* lanes, int lane_count, unsigned mask) {
+  const auto in = [&](int lane) { return lane >= 0 && lane < lane_count && (mask >> lane & 1); };
+  unsigned ballot = 0;
+  for (int i = 0; i < lane_count; ++i) ballot |= unsigned(in(i) && lanes[i].value) << i;
+  for (int i = 0; i < lane_count; ++i) {
+    if (!in(i)) continue;
+    const int source = lanes[i].source;
+    // The value of a lane that is not there is undefined: poison, which does no harm if it is not used.
+    lanes[i].result = source == BALLOT ? ballot : in(source) ? lanes[source].value : ~0ull;
+    lanes[i].state = State::RUNS;
+  }
+}
+
+}  // namespace
+
+bool release_warp(Block& b, Fiber* lanes, int lane_count) {
+  bool moved = false;
+  for (int i = 0; i < lane_count; ++i) {
+    const Fiber& f = lanes[i];
+    if (f.state != State::AT_WARP) continue;
+    if (lane_count < 32 && f.mask >> lane_count) {
+      error = where(b, text("a mask names lanes beyond the %d of its warp", lane_count));
+      return false;
+    }
+    bool all = true;
+    for (int j = 0; j < lane_count; ++j) {
+      if (!(f.mask >> j & 1)) continue;
+      const Fiber& g = lanes[j];
+      if (g.state == State::DONE) {
+        error = where(b, "a warp operation names a lane that has ended");
+        return false;
+      }
+      all &= together(f, g);
+    }
+    if (!all) continue;
+    races::pass_warp(b, (int)(lanes - b.fibers.data()) / 32, f.mask);
+    exchange(lanes, lane_count, f.mask);
+    moved = true;
+  }
+  return moved;
+}
+
+bool release_block(Block& b) {
+  const Fiber* first = nullptr;
+  int waiting = 0, ended = 0;
+  bool apart = false;
+  for (const Fiber& f : b.fibers) {
+    ended += f.state == State::DONE;
+    if (f.state != State::AT_BARRIER) continue;
+    ++waiting;
+    if (!first) first = &f;
+    apart |= !together(f, *first);
+  }
+  if (!waiting || waiting + ended != count(b)) return false;
+  if (ended) error = where(b, "threads wait at a barrier that others will never reach");
+  if (apart) error = where(b, "threads meet at different barriers");
+  if (ended || apart) return false;
+  b.last_votes = b.votes, b.votes = 0;
+  races::pass_barrier(b);
+  for (Fiber& f : b.fibers) f.state = State::RUNS;
+  return true;
+}
+
+}  // namespace emu
