@@ -5,7 +5,7 @@ cdef enum:
     MAX_TASKS = 128         # enough to keep many threads evenly busy
     MIN_ROWS = 512          # rows in a piece of columns: starting and merging one costs as much as some 50 rows
     FEW = 16                # pieces from which they grow longer rather than more: four times MIN_ROWS each
-    FUSE = 1 << 20          # bytes that about stay in the second-level cache between the passes over a group of channels
+    FUSE = 1 << 20          # bytes that about stay in the second-level cache between the passes over some channels
     STREAM = 1 << 23        # bytes from which an output bypasses the caches
     FAR = 1 << 24           # bytes from which an input is taken to lie in memory, and is walked over before it is read
 
