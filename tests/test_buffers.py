@@ -151,12 +151,3 @@ def test_environment(value, output):
     )
     assert output in done.stdout + done.stderr
     assert (done.returncode == 0) == value.isdigit()
-
-
-def test_apart():
-    a = np.zeros(100)
-    assert _buffers.apart(a[:50], [None, a[50:], np.zeros(3), a[60:60]])
-    assert _buffers.apart(a[49::-1], [a[50:], a[99:49:-1]])
-    assert _buffers.apart(a[:50], [])
-    for other in (a, a[49:51], a[60::-1], a[::99], "something else", a.tolist()):
-        assert not _buffers.apart(a[:50], [None, other])

@@ -5,6 +5,7 @@ import pytest
 
 import bnorm.functional as F
 import cases
+from bnorm.kernels import cpu
 from cases import DTYPES
 from compare import assert_close, assert_same
 from kinds import BATCH, EVERY_MEMORY, every_kind, subclass
@@ -97,3 +98,12 @@ def test_read_only_arguments(kind):
         a.flags.writeable = False
     _, saved = kind.forward(x, gamma)
     F.backward(dy, saved)
+
+
+def test_apart():
+    a = np.zeros(100)
+    assert cpu.apart(a[:50], [None, a[50:], np.zeros(3), a[60:60]])
+    assert cpu.apart(a[49::-1], [a[50:], a[99:49:-1]])
+    assert cpu.apart(a[:50], [])
+    for other in (a, a[49:51], a[60::-1], a[::99], "something else", a.tolist()):
+        assert not cpu.apart(a[:50], [None, other])

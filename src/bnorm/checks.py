@@ -14,7 +14,7 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm.kernels import kernels_for, view
-from bnorm.kernels._buffers import apart
+from bnorm.kernels.cpu import apart
 
 FLOATS = frozenset(np.dtype(kind) for kind in ("float16", "float32", "float64"))  # in the machine's byte order
 FLOAT64 = np.dtype("float64")
@@ -212,11 +212,17 @@ def weights(who: str, weight: object, layout: view.Layout) -> ndarray:
     lowest, highest = w.min(initial=0.0), w.max(initial=0.0)
     if not (lowest >= 0 and highest < math.inf):
         raise ValueError(f"{who}: weight: expected finite values >= 0, got values from {lowest} to {highest}")
+    total_weight(who, "weight", w)
+    return np.array(w) if np.may_share_memory(w, given) else w
+
+
+def total_weight(who: str, name: str, w: ndarray) -> float:
+    """The sum of weights, which statistics are divided by unless it is 0."""
     with np.errstate(over="ignore"):
         total = float(w.sum())
     if total and not 1e-290 <= total < math.inf:
-        raise ValueError(f"{who}: weight: expected a sum that float64 can divide by, or 0, got {total}")
-    return np.array(w) if np.may_share_memory(w, given) else w
+        raise ValueError(f"{who}: {name}: expected a sum that float64 can divide by, or 0, got {total}")
+    return total
 
 
 def several_values(who: str, rows: ndarray, shape: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Memory of large results, handed out again once nobody holds it; and which memory is whose.
+"""Memory of large results, handed out again once nobody holds it.
 
 The system clears every page of a fresh array, which for tens of megabytes takes as long as the kernel that fills it. So
 the memory of a large result belongs to a buffer, of which the result is a view; when the result and all views of it are
@@ -92,40 +92,6 @@ cdef cnp.ndarray empty(int ndim, const cnp.npy_intp* shape, int kind):
                                      cnp.NPY_ARRAY_CARRAY, NULL)
     cnp.set_array_base(a, memory)
     return a
-
-
-cdef void bounds(cnp.ndarray a, char** begin, char** end) noexcept:
-    """The bytes that the elements of an array lie between."""
-    cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(a)
-    cdef cnp.npy_intp* strides = cnp.PyArray_STRIDES(a)
-    cdef int i
-    begin[0] = end[0] = <char*>cnp.PyArray_DATA(a)
-    for i in range(cnp.PyArray_NDIM(a)):
-        if shape[i] == 0:
-            return
-        if strides[i] < 0:
-            begin[0] += (shape[i] - 1) * strides[i]
-        else:
-            end[0] += (shape[i] - 1) * strides[i]
-    end[0] += cnp.PyArray_ITEMSIZE(a)
-
-
-def apart(a, others):
-    """Whether it is plain that an array shares no memory with others, which may be anything: False says nothing."""
-    cdef char* begin = NULL
-    cdef char* end = NULL
-    cdef char* first = NULL
-    cdef char* last = NULL
-    bounds(a, &begin, &end)
-    for other in others:
-        if other is None:
-            continue
-        if not isinstance(other, cnp.ndarray):
-            return False
-        bounds(other, &first, &last)
-        if first < end and begin < last:
-            return False
-    return True
 
 
 def set_buffer_limit(n_bytes):

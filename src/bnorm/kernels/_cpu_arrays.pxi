@@ -94,3 +94,37 @@ def add(cnp.ndarray total, cnp.ndarray part):
     else:
         for i in range(cnp.PyArray_SIZE(total)):
             (<float*>data(total))[i] = <float>((<float*>data(total))[i] + b[i])
+
+
+cdef void bounds(cnp.ndarray a, char** begin, char** end) noexcept:
+    """The bytes that the elements of an array lie between."""
+    cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(a)
+    cdef cnp.npy_intp* strides = cnp.PyArray_STRIDES(a)
+    cdef int i
+    begin[0] = end[0] = <char*>cnp.PyArray_DATA(a)
+    for i in range(cnp.PyArray_NDIM(a)):
+        if shape[i] == 0:
+            return
+        if strides[i] < 0:
+            begin[0] += (shape[i] - 1) * strides[i]
+        else:
+            end[0] += (shape[i] - 1) * strides[i]
+    end[0] += cnp.PyArray_ITEMSIZE(a)
+
+
+def apart(a, others):
+    """Whether it is plain that an array shares no memory with others, which may be anything: False says nothing."""
+    cdef char* begin = NULL
+    cdef char* end = NULL
+    cdef char* first = NULL
+    cdef char* last = NULL
+    bounds(a, &begin, &end)
+    for other in others:
+        if other is None:
+            continue
+        if not isinstance(other, cnp.ndarray):
+            return False
+        bounds(other, &first, &last)
+        if first < end and begin < last:
+            return False
+    return True

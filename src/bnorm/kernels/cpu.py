@@ -8,6 +8,7 @@ from . import _cpu
 from ._buffers import get_buffer_limit, set_buffer_limit
 from ._cpu import (
     add,
+    apart,
     backward,
     forward,
     grad_input,
@@ -22,6 +23,7 @@ from ._threads import get_num_threads, set_num_threads
 
 __all__ = [
     "add",
+    "apart",
     "backward",
     "forward",
     "get_buffer_limit",

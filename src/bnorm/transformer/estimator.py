@@ -16,7 +16,8 @@ from bnorm import checks
 from bnorm.checks import FLOATS
 from bnorm.transformer import tables
 from bnorm.transformer.attributes import Attributes
-from bnorm.transformer.state import AVERAGE, WHO, State, kind
+from bnorm.transformer.state import AVERAGE, State, kind
+from bnorm.transformer.tables import WHO
 
 MOMENTUM = 0.1
 DTYPES = [np.float64, np.float32, np.float16]
@@ -269,16 +270,16 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
         self : BatchNormTransformer
         """
         self._check_fitted()
-        if isinstance(learning_rate, bool) or not isinstance(learning_rate, Real):
-            raise TypeError(f"{WHO}: learning_rate: expected a real number, got {learning_rate!r}")
-        if not isfinite(rate := float(learning_rate)):
+        rate = checks.number(WHO, "learning_rate", learning_rate)
+        if not isfinite(rate):
             raise ValueError(f"{WHO}: learning_rate: expected a finite number, got {learning_rate!r}")
         parameters = self._state.parameters
         if parameters is None:
             raise RuntimeError(f"{WHO}: step: expected gamma_ and beta_ to move, got affine=False")
         if "gamma_grad_" not in self.__dict__:
             raise RuntimeError(f"{WHO}: step: expected a backward before, got none")
-        moved = [p - rate * grad for p, grad in zip(parameters, (self.gamma_grad_, self.beta_grad_), strict=True)]
+        gradients: tuple[Any, Any] = self.gamma_grad_, self.beta_grad_  # of a layer that has parameters
+        moved = [p - rate * grad for p, grad in zip(parameters, gradients, strict=True)]
         for p, values in zip(parameters, moved, strict=True):
             p[...] = values
         return self

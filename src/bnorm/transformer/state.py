@@ -14,7 +14,6 @@ from bnorm.layers import BatchNorm1d
 from bnorm.running import Stream
 from bnorm.transformer.tables import Step, refuse_infinity
 
-WHO = "BatchNormTransformer"
 AVERAGE, POOL, FADE = "an average of batches", "rows that weigh the same", "rows that fade"
 EPSILON = float(np.finfo(np.float64).eps)
 

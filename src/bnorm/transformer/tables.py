@@ -11,9 +11,11 @@ import numpy as np
 from numpy import ndarray
 from sklearn.utils.validation import _check_sample_weight
 
+from bnorm import checks
 from bnorm.kernels import BACKENDS, view
 from bnorm.moments import Moments
 
+WHO = "BatchNormTransformer"
 PIECE = 1 << 20  # bytes of a table that is copied or widened piece by piece: they stay in the cache
 ROWS = 1 << 16  # of a piece with weights of its own
 OLDEST = 500.0  # half-lives: what is older weighs as much as this, 2^-500, so that no weight underflows
@@ -33,12 +35,8 @@ def sample_weights(sample_weight: Any, x: ndarray) -> ndarray:
     w: ndarray = _check_sample_weight(sample_weight, x, dtype=np.float64)
     if (lowest := w.min()) < 0:
         raise ValueError(f"Negative values in data passed to `sample_weight`: expected none, got {lowest}")
-    with np.errstate(over="ignore"):
-        total = w.sum()
-    if not total:
+    if not checks.total_weight(WHO, "sample_weight", w):
         raise ValueError("Sample weights must contain at least one non-zero number.")
-    if not 1e-290 <= total < np.inf:
-        raise ValueError(f"sample_weight: expected a sum that float64 can divide by, got {total}")
     return w
 
 
@@ -46,7 +44,7 @@ def refuse_infinity(x: ndarray, among: ndarray | None = None) -> None:
     """ValueError, in scikit-learn's words, if there is infinity in x, or in those of its rows."""
     for rows in _pieces(x, _copied_rows(x)):
         if np.isinf(x[rows] if among is None else x[rows][among[rows]]).any():
-            raise ValueError(f"Input X contains infinity or a value too large for {x.dtype!r}.")
+            raise _infinite(x)
 
 
 def whole(x: ndarray, weight: ndarray | None) -> list[Step]:
@@ -92,7 +90,12 @@ def mapped(x: ndarray, mean: ndarray, scale: ndarray, shift: ndarray, in_place: 
             y[rows] = kernels.normalize(piece, mean, scale, shift, False, None, finite=not in_place)
         return y
     except FloatingPointError:
-        raise ValueError(f"Input X contains infinity or a value too large for {x.dtype!r}.") from None
+        raise _infinite(x) from None
+
+
+def _infinite(x: ndarray) -> ValueError:
+    """In scikit-learn's words."""
+    return ValueError(f"Input X contains infinity or a value too large for {x.dtype!r}.")
 
 
 def _dense(x: ndarray) -> bool:
