@@ -34,7 +34,7 @@ def problems(draw):
     return case, draw(st.sampled_from(memories)), draw(st.sampled_from(memories))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=150, derandomize=True)  # the same cases in every run
 @given(
     drawn=problems(),
     dtype=st.sampled_from(cases.DTYPES),
