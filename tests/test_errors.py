@@ -2,15 +2,15 @@
 
 import inspect
 import sys
-from types import ModuleType
 
 import numpy as np
 import pytest
 
 import bnorm.functional as F
 import cases
+import fake_cupy
 from bnorm import Moments
-from bnorm.kernels import BACKENDS, kernels_for
+from bnorm.kernels import BACKENDS, gpu, kernels_for
 from compare import assert_same
 
 rng = np.random.default_rng(0)
@@ -33,8 +33,8 @@ def masked(a):
     return np.ma.MaskedArray(a, mask=a > 0)
 
 
-class FakeCupyArray:
-    """A stand-in: its type is what CuPy's is to `kernels_for`."""
+def on_device(a):
+    return fake_cupy.wrapped(np.array(a))
 
 
 BATCH = {"x": X}
@@ -178,12 +178,15 @@ BAD = [
     ("group_norm", GROUP, {"out": np.zeros((2, 4, 3, 4))}, ValueError, "out", "got (2, 4, 3, 4)"),
     ("instance_norm", INSTANCE, {"out": IMAGES[:, ::-1]}, ValueError, "out", "overlaps x"),
     # CuPy
-    ("batch_norm", BATCH, {"x": FakeCupyArray()}, TypeError, "x", "NumPy arrays only.* cupy.asnumpy(x)"),
-    ("batch_norm", BATCH, {"gamma": FakeCupyArray()}, TypeError, "gamma", "NumPy and CuPy arrays do not mix"),
-    ("batch_norm", BATCH, {"out": FakeCupyArray()}, TypeError, "out", "NumPy and CuPy arrays do not mix"),
-    ("batch_norm", BATCH, {"weight": FakeCupyArray()}, TypeError, "weight", "NumPy and CuPy arrays do not mix"),
-    ("layer_norm", LAYER, {"x": FakeCupyArray()}, TypeError, "x", "cupy.asnumpy(x)"),
-    ("moments", BATCH, {"x": FakeCupyArray()}, TypeError, "x", "cupy.asnumpy(x)"),
+    ("batch_norm", BATCH, {"gamma": on_device(ONES)}, TypeError, "gamma", "NumPy array, as x is one, got a CuPy array"),
+    ("batch_norm", BATCH, {"beta": on_device(ONES)}, TypeError, "beta", "cupy.asnumpy(beta) .* cupy.asarray(x)"),
+    ("batch_norm", BATCH, {**UNIT, "mean": on_device(ONES)}, TypeError, "mean", "do not mix"),
+    ("batch_norm", BATCH, {**UNIT, "var": on_device(ONES)}, TypeError, "var", "do not mix"),
+    ("batch_norm", BATCH, {"out": on_device(X)}, TypeError, "out", "NumPy and CuPy arrays do not mix"),
+    ("batch_norm", BATCH, {"weight": on_device(np.ones(8))}, TypeError, "weight", "cupy.asnumpy(weight)"),
+    ("layer_norm", LAYER, {"gamma": on_device(ONES)}, TypeError, "gamma", "got a CuPy array"),
+    ("group_norm", GROUP, {"beta": on_device(ONES)}, TypeError, "beta", "got a CuPy array"),
+    ("moments", BATCH, {"weight": on_device(np.ones(8))}, TypeError, "weight", "cupy.asarray(x)"),
 ]
 
 # of a batch_norm of X: dy and out, the exception, the parameter it names, a part of the message
@@ -195,7 +198,8 @@ BAD_BACKWARD = [
     ({"dy": X.astype(object)}, TypeError, "dy", "object"),
     ({"dy": masked(X)}, TypeError, "dy", "MaskedArray"),
     ({"dy": None}, TypeError, "dy", "NoneType"),
-    ({"dy": FakeCupyArray()}, TypeError, "dy", "NumPy and CuPy arrays do not mix"),
+    ({"dy": on_device(DY)}, TypeError, "dy", "NumPy and CuPy arrays do not mix; cupy.asnumpy(dy)"),
+    ({"out": on_device(DY)}, TypeError, "out", "expected a NumPy array, as x is one, got a CuPy array"),
     ({"saved": None}, TypeError, "saved", "got NoneType"),
     ({"saved": X}, TypeError, "saved", "ndarray"),
     ({"out": np.zeros((4, 4))}, ValueError, "out", "expected shape (8, 4), got (4, 4)"),
@@ -209,10 +213,8 @@ BAD_BACKWARD = [
 
 
 @pytest.fixture(autouse=True)
-def fake_cupy(monkeypatch):
-    cupy = ModuleType("cupy")
-    cupy.ndarray = FakeCupyArray
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
+def cupy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy)
 
 
 def must_fail(function, arguments, exception, parameter, message):
@@ -279,14 +281,17 @@ def test_options_are_keywords(name):
         assert (parameter.default is parameter.empty) == (parameter.name in required), parameter
 
 
-def test_the_backend_is_that_of_the_type_of_array(monkeypatch):
+def test_the_backend_is_that_of_the_type_of_array():
     before = set(sys.modules)
     assert kernels_for(X, "here") is kernels_for([1.0], "here") is BACKENDS[np.ndarray]
-    with pytest.raises(TypeError, match=r"^here: x: .* got a CuPy array"):
-        kernels_for(FakeCupyArray(), "here")
-    monkeypatch.delitem(sys.modules, "cupy")
-    assert kernels_for(FakeCupyArray(), "here") is BACKENDS[np.ndarray]
-    assert set(sys.modules) == before - {"cupy"}  # looking imports nothing
+    device_x = on_device(X)
+    assert kernels_for(device_x, "here") is gpu
+    for value in ([1.0], 1.0, np.float64(1)):  # what is no array goes along
+        assert kernels_for(value, "here", "gamma", type(device_x)) is gpu
+    for value in (X, np.ma.array(X), np.array(1.0)):
+        with pytest.raises(TypeError, match=r"^here: gamma: expected a CuPy array, as x is one, got a NumPy array"):
+            kernels_for(value, "here", "gamma", type(device_x))
+    assert set(sys.modules) == before  # looking imports nothing
 
 
 BAD_MOMENTS = [
@@ -300,6 +305,7 @@ BAD_MOMENTS = [
     (([1], [1], [-1]), ValueError, "m2", "negative"),
     (([1], ["a"], [1]), TypeError, "mean", "real numbers"),
     (([1], [1j], [1]), TypeError, "mean", "complex128"),
+    ((ONES, on_device(ONES), ONES), TypeError, "mean", "as count is one, got a CuPy array"),
 ]
 
 

@@ -76,6 +76,15 @@ def test_results_have_the_memory_order_of_x(kind, memory):
 
 @every_kind
 @every_memory
+def test_results_lie_as_a_fresh_array_like_x_would(kind, memory):
+    x, dy, _, _ = kind.example()
+    x = memory(x)
+    y, saved = kind.forward(x)
+    assert y.strides == F.backward(dy, saved)[0].strides == np.empty_like(x).strides
+
+
+@every_kind
+@every_memory
 def test_equal_values_in_another_memory_order_give_equal_results(kind, memory):
     x, dy, _, _ = kind.example()
     y, saved = kind.forward(x)

@@ -137,6 +137,13 @@ def test_an_array_of_another_device_is_refused(recorded):
         launching.device_of(SimpleNamespace(device=SimpleNamespace(id=1)))
 
 
+def test_arrays_beside_x_are_on_its_device(recorded):
+    device, _, _ = recorded
+    assert device.address(SimpleNamespace(data=SimpleNamespace(ptr=64, device_id=0))) == 64
+    with pytest.raises(ValueError, match=r"expected arrays on device 0, where x is, got one on device 1"):
+        device.address(SimpleNamespace(data=SimpleNamespace(ptr=64, device_id=1)))
+
+
 def test_the_number_left_alone_is_read_when_looked_at():
     left = gpu.LeftAlone(np.array([0, 1, 1], np.int32))
     assert (int(left), bool(left), repr(left)) == (2, True, "2")

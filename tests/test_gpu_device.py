@@ -1,10 +1,20 @@
-"""The GPU backend on a real device, against the reference; skipped with the reason where there is none."""
+"""A real device: the GPU backend against the reference, and all public entries against the CPU.
+
+Skipped with the reason where there is none.
+"""
+
+import copy
+import pickle
 
 import numpy as np
 import pytest
 
+import bnorm
+import bnorm.functional as F
 from bnorm.kernels import gpu, reference
 from compare import EPS, assert_close, assert_same
+from kinds import KINDS, every_kind
+from layer_oracle import held
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu.available() is not None, reason=str(gpu.available()))]
 SHAPES = [(256, 64), (4099, 3), (65536, 100), (70, 3, 49), (3, 5, 333), (32, 130, 784), (16, 512, 49)]
@@ -89,3 +99,311 @@ def test_more_than_two_billion_elements(cupy):
     y, stats, _, _ = gpu.forward(x, None, None, 0.0, out=x)
     assert_close(cupy.asnumpy(stats[:2]), np.array([[2.0], [1.0]]) * np.ones(64), 1e-9)
     assert bool((y[: rows // 2] == -1).all()) and bool((y[rows // 2 :] == 1).all())
+
+
+# Functions and layers ------------------------------------------------------------------------------------------------
+# As in test_gpu_functional.py and test_gpu_layers.py, where the stand-in for CuPy is; here the rest of CuPy is tested.
+
+
+def same(cupy, got, want, dtype="float64", what=None):
+    assert (got is None) == (want is None), what
+    if want is not None:
+        assert type(got) is cupy.ndarray and got.dtype == want.dtype, what
+        allowed = 1024 * EPS[np.dtype(dtype)] * np.abs(want).max(initial=1)
+        assert_close(cupy.asnumpy(got), want, allowed, what=what)
+
+
+def on_device(cupy, value):
+    """With the axes in the same order of memory; what is no array stays what it is."""
+    if not isinstance(value, np.ndarray):
+        return value
+    order = np.argsort([-abs(stride) for stride in value.strides], kind="stable")
+    return cupy.asarray(np.ascontiguousarray(value.transpose(order))).transpose(np.argsort(order).tolist())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+@every_kind
+def test_every_function(cupy, kind, dtype):
+    x, dy, gamma, beta = kind.example()
+    x, dy = x.astype(dtype), dy.astype("float32" if dtype == "float32" else "float64")
+    unit = "float32" if dtype == "float32" else "float64"
+    last_first = tuple(range(x.ndim))[::-1]
+    for memory in (x, x.transpose(last_first).copy().transpose(last_first), np.repeat(x, 2, -1)[..., ::2]):
+        options = {"gamma": gamma, "activation": "relu"} | ({"beta": beta} if kind.has_beta else {})
+        want, saved = kind.forward(memory, **options)
+        device = {name: on_device(cupy, value) for name, value in options.items()}
+        got, device_saved = kind.forward(on_device(cupy, memory), **device)
+        same(cupy, got, want, unit, "y")
+        found = F.backward(on_device(cupy, dy), device_saved)
+        for g, w, what in zip(found, F.backward(dy, saved), ("dx", "dgamma", "dbeta"), strict=True):
+            same(cupy, g, w, unit, what)
+        out = cupy.empty(x.shape, want.dtype)
+        assert kind.forward(on_device(cupy, memory), **device, out=out)[0] is out
+        same(cupy, out, want, unit, "out")
+
+
+def test_weights_moments_and_inference(cupy):
+    rng = np.random.default_rng(0)
+    x, weight = rng.standard_normal((30, 5)), rng.random(30)
+    x[3, 2] = np.nan
+    for w in (None, weight, weight > 0.5):
+        m, device_m = (
+            F.moments(a[:10], weight=v, skipna=True) + F.moments(a[10:], weight=u, skipna=True)
+            for a, v, u in (
+                (x, None if w is None else w[:10], None if w is None else w[10:]),
+                (cupy.asarray(x), *(None if w is None else cupy.asarray(p) for p in (w, w)))
+                if w is None
+                else (cupy.asarray(x), cupy.asarray(w[:10]), cupy.asarray(w[10:])),
+            )
+        )
+        same(cupy, device_m.parts[:3], m.parts[:3])
+        same(cupy, device_m.var(1), m.var(1))
+        assert device_m.to("cpu").to("cuda") == device_m and repr(device_m)[:30] == repr(m)[:30]
+        assert pickle.loads(pickle.dumps(device_m)) == device_m
+    x = np.nan_to_num(x)
+    for w in (weight, weight > 0.5, np.zeros(30)):
+        want, saved = F.batch_norm(x, weight=w)
+        got, device_saved = F.batch_norm(cupy.asarray(x), weight=cupy.asarray(w))
+        same(cupy, got, want)
+        same(cupy, F.backward(cupy.asarray(x), device_saved)[0], F.backward(x, saved)[0])
+    mean, var = x.mean(0), x.var(0)
+    want, _ = F.batch_norm(x, mean=mean, var=var)
+    same(cupy, F.batch_norm(cupy.asarray(x), mean=cupy.asarray(mean), var=cupy.asarray(var))[0], want)
+    same(cupy, F.batch_norm(cupy.asarray(x), gamma=[2.0] * 5, weight=[1.0] * 30)[0], F.batch_norm(x, [2.0] * 5)[0])
+
+
+def test_bfloat16_through_the_functions(cupy):
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    x = np.random.default_rng(0).standard_normal((64, 8)).astype(bfloat16)
+    y, saved = F.batch_norm(cupy.asarray(x), np.ones(8).tolist())
+    dx, _, _ = F.backward(cupy.ones(x.shape, "float32"), saved)
+    want, _ = F.batch_norm(x.astype("float32"))
+    assert y.dtype == dx.dtype == bfloat16
+    assert_close(cupy.asnumpy(y).astype("float32"), want, 2.0**-8 * np.maximum(1, np.abs(want)))
+
+
+MAKERS = [
+    lambda device: bnorm.BatchNorm1d(4, device=device),
+    lambda device: bnorm.BatchNorm1d(4, momentum=None, activation="relu", device=device),
+    lambda device: bnorm.BatchNorm1d(4, dtype="float32", ddof=1, device=device),
+    lambda device: bnorm.BatchNorm1d(4, affine=False, nonfinite="raise", device=device),
+    lambda device: bnorm.LayerNorm(4, device=device),
+    lambda device: bnorm.RMSNorm(4, dtype="float32", device=device),
+    lambda device: bnorm.GroupNorm(2, 4, device=device),
+]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_layers_train_alike(cupy, make):
+    rng = np.random.default_rng(0)
+    layers = make("cuda"), make("cpu")
+    for step in range(4):
+        x, dy = rng.standard_normal((2, 12, 4)) + step
+        same(cupy, layers[0](cupy.asarray(x)), layers[1](x), what="y")
+        same(cupy, layers[0].backward(cupy.asarray(dy)), layers[1].backward(dy), what="dx")
+        if step == 1 and isinstance(layers[0], bnorm.BatchNorm1d):
+            for layer, parts in ((layers[0], [cupy.asarray(x[:5]), cupy.asarray(x[5:])]), (layers[1], [x[:5], x[5:]])):
+                with layer.pooled_stats():
+                    [layer(part) for part in parts]
+        for layer in layers:
+            for p in layer.parameters():
+                p.data -= 0.1 * p.grad
+            layer.zero_grad()
+    for copied in (copy.deepcopy(layers[0]), pickle.loads(pickle.dumps(layers[0]))):
+        assert held_if_batch(copied) == held_if_batch(layers[0])
+    parameters = layers[0].parameters()
+    bits = [p.data.tobytes() for p in parameters]
+    layers[0].to("cpu").to("cuda").to("cpu")
+    assert layers[0].parameters() == parameters or not parameters
+    assert [p.data.tobytes() for p in layers[0].parameters()] == bits
+    for p, q in zip(parameters, layers[1].parameters(), strict=True):
+        assert_close(p.data, q.data, 1e-5 if p.dtype == np.float32 else 1e-11)
+    for name in ("running_mean", "running_var", "num_batches_tracked", "num_batches_skipped"):
+        if hasattr(layers[0], name):
+            assert_close(getattr(layers[0], name), getattr(layers[1], name), 1e-5, what=name)
+    state = layers[1].state_dict()
+    on_gpu = make("cuda")
+    on_gpu.load_state_dict(state)
+    for name, value in on_gpu.state_dict().items():
+        assert_same(cupy.asnumpy(value), state[name], what=name)
+    make("cpu").load_state_dict(on_gpu.state_dict())
+
+
+def held_if_batch(layer):
+    return held(layer) if isinstance(layer, bnorm.BatchNorm1d) else repr(layer)
+
+
+def test_skipped_batches_are_counted(cupy, monkeypatch):
+    monkeypatch.setattr("bnorm.running.LATER", 3)
+    x = cupy.asarray(np.random.default_rng(0).standard_normal((12, 4)))
+    broken = x.copy()
+    broken[0, 1] = cupy.nan
+    bn = bnorm.BatchNorm1d(4, device="cuda")
+    for a in (x, broken, broken, x, broken):
+        bn(a)
+    with bn.pooled_stats():
+        bn(broken)
+        bn(x)
+    with pytest.warns(RuntimeWarning, match="1 of 4 channels"):
+        assert bn.num_batches_skipped == 4
+    assert bn.num_batches_tracked == 6 and bool(cupy.isfinite(bn.running_mean).all())
+    strict = bnorm.BatchNorm1d(4, nonfinite="raise", device="cuda")
+    before = held(strict)
+    with pytest.raises(FloatingPointError, match="1 of 4 channels"):
+        strict(broken)
+    assert held(strict) == before
+
+
+def test_errors_before_anything_is_launched(cupy):
+    x, bn = np.ones((6, 4)), bnorm.BatchNorm1d(4, device="cuda")
+    block = cupy.zeros(64)
+    for call, error, message in (
+        (lambda: F.batch_norm(cupy.asarray(x), np.ones(4)), TypeError, r"gamma: .* cupy\.asarray\(gamma\)"),
+        (lambda: F.batch_norm(x, cupy.ones(4)), TypeError, r"gamma: .* cupy\.asnumpy\(gamma\)"),
+        (lambda: F.batch_norm(cupy.asarray(x), out=np.empty((6, 4))), TypeError, "out: expected a CuPy array"),
+        (lambda: F.batch_norm(cupy.asarray(x) * 1j), TypeError, "complex128"),
+        (lambda: F.batch_norm(cupy.asarray(x), weight=-cupy.ones(6)), ValueError, ">= 0"),
+        (lambda: F.batch_norm(cupy.asarray(x), weight=cupy.ones(6) * cupy.nan), ValueError, "finite"),
+        (lambda: F.batch_norm(block[:24].reshape(6, 4), out=block[1:25].reshape(6, 4)), ValueError, "overlaps x"),
+        (lambda: F.batch_norm(cupy.asarray(x), out=cupy.broadcast_to(block[:4], (6, 4))), ValueError, "of its own"),
+        (lambda: bn(x), TypeError, r"layer\.to\('cpu'\)"),
+        (lambda: bnorm.BatchNorm1d(4)(cupy.asarray(x)), TypeError, r"layer\.to\('cuda'\)"),
+        (lambda: setattr(bn, "gamma", np.ones(4)), TypeError, "as the layer is on the GPU"),
+        (lambda: np.asarray(bn.gamma), TypeError, "asnumpy"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_a_parameter_is_an_operand(cupy):
+    p = bnorm.Parameter(cupy.asarray([1.0, 2.0, 3.0]))
+    a = cupy.asarray([10.0, 20.0, 30.0])
+    for result, want in (
+        *(
+            (p + a, [11, 22, 33]),
+            (a + p, [11, 22, 33]),
+            (np.sqrt(p * p), [1, 2, 3]),
+            (cupy.multiply(a, p), [10, 40, 90]),
+        ),
+        *((np.float64(2) * p, [2, 4, 6]), (-p, [-1, -2, -3]), (cupy.asarray(p), [1, 2, 3])),
+    ):
+        assert type(result) is cupy.ndarray
+        assert_same(cupy.asnumpy(result), np.array(want, float))
+    a += p
+    p.grad += a
+    p -= p.grad
+    assert_same(cupy.asnumpy(p.data), np.array([-10.0, -20.0, -30.0]))
+    assert repr(p) == "Parameter([-10., -20., -30.])"
+
+
+def test_a_graph_captures_a_layer(cupy):
+    """Neither a forward nor a backward waits for the device: that would break the capture."""
+    rng = np.random.default_rng(0)
+    x, dy = rng.standard_normal((2, 64, 32)).astype("float32")
+    on_cpu = bnorm.BatchNorm1d(32, activation="relu")
+    pool = cupy.cuda.MemoryPool()
+    with cupy.cuda.Stream(non_blocking=True) as stream, cupy.cuda.using_allocator(pool.malloc):
+        bn = bnorm.BatchNorm1d(32, activation="relu", device="cuda")
+        device_x, device_dy = cupy.asarray(x), cupy.asarray(dy)
+        y, dx = cupy.empty_like(device_x), cupy.empty_like(device_x)
+
+        def step():
+            bn(device_x, out=y)
+            bn.backward(device_dy, out=dx)
+            F.batch_norm(device_x, bn.gamma.data, bn.beta.data, out=y)
+
+        step()  # compiles what is needed
+        stream.synchronize()
+        stream.begin_capture()
+        step()
+        graph = stream.end_capture()
+        y[...] = 0
+        dx[...] = 0
+        for _ in range(2):
+            graph.launch(stream)
+        stream.synchronize()
+        for _ in range(3):  # the first step, and the graph twice
+            want, wanted = on_cpu(x), on_cpu.backward(dy)
+        same(cupy, y, want, "float32", "y")
+        same(cupy, dx, wanted, "float32", "dx")
+        assert_close(cupy.asnumpy(bn.running_mean), on_cpu.running_mean, 1e-6)
+        assert_close(cupy.asnumpy(bn.gamma.grad), on_cpu.gamma.grad, 1e-3)
+        assert (bn.num_batches_tracked, bn.num_batches_skipped) == (2, 0)  # calls, of which one was captured
+
+
+def test_a_layer_of_another_device(cupy):
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("one device only")
+    bn = bnorm.BatchNorm1d(4, device="cuda")
+    with cupy.cuda.Device(1), pytest.raises(ValueError, match="expected arrays on device 1"):
+        bn(cupy.ones((6, 4)))
+
+
+def test_every_function_is_here():
+    assert len({kind.function.func for kind in KINDS}) == 5
+
+
+@pytest.mark.parametrize(
+    "parameters", [{}, {"momentum": None, "eps": 0}, {"halflife": 300.0, "ddof": 1}, {"affine": False}], ids=str
+)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
+def test_the_transformer(cupy, parameters, dtype):
+    """As in test_gpu_transformer.py: a stream with missing values, both maps, gradients, merging, copies, refusals."""
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(5, 3, (2, 1000, 7)).astype(dtype)
+    weight = rng.integers(0, 3, len(x)).astype(float)
+    if x.dtype.kind == "f":
+        x[rng.random(x.shape) < 0.1] = np.nan
+        x[:250, 3] = np.nan
+    a, da = cupy.asarray(x), cupy.asarray(dy)
+    host, device = (bnorm.BatchNormTransformer(**parameters) for _ in range(2))
+    unit = {"float16": 2.0**-9, "float32": 4e-6}.get(dtype, 1e-11)
+    names = ["running_mean_", "running_var_", "mean_", "scale_"] + ["gamma_", "beta_"] * host.affine
+
+    def alike(got, want, allowed=unit):
+        assert type(got) is cupy.ndarray and got.dtype == want.dtype
+        assert_close(cupy.asnumpy(got), want, allowed * np.maximum(1, np.abs(np.nan_to_num(want))))
+
+    def agree(t, u):
+        for name in names:
+            alike(getattr(t, name), getattr(u, name), max(1e-11, min(unit, 4e-6)))
+        assert t.n_batches_seen_ == u.n_batches_seen_
+        got, want = t.n_samples_seen_, u.n_samples_seen_
+        assert np.array_equal(got if np.ndim(want) == 0 else cupy.asnumpy(got), want)
+
+    for i in range(0, 1000, 250):
+        w = weight[i : i + 250] if i == 500 else None
+        host.partial_fit(x[i : i + 250], sample_weight=w)
+        device.partial_fit(a[i : i + 250], sample_weight=w if w is None else cupy.asarray(w))
+        agree(device, host)
+    alike(device.transform(a), host.transform(x))
+    alike(device.transform(a[::2, ::-1][:, ::-1]), host.transform(x[::2]))
+    for order in "CF":
+        b = cupy.array(a, order=order)
+        assert device.transform(b, copy=False) is b or dtype == "int32"
+        alike(device.inverse_transform(device.transform(a)), host.inverse_transform(host.transform(x)), 8 * unit)
+    alike(device.backward(a, da), host.backward(x, dy), 4 * unit)
+    if host.affine:
+        total = np.abs(dy).sum() * unit
+        assert_close(cupy.asnumpy(device.gamma_grad_), host.gamma_grad_, total)
+        assert_close(cupy.asnumpy(device.step(1e-6).beta_), host.step(1e-6).beta_, total)
+        device.gamma_, device.beta_ = host.gamma_.tolist(), host.beta_.tolist()
+    if "eps" in parameters or "halflife" in parameters:
+        other = copy.deepcopy(device).partial_fit(a)
+        alike(device.merge(other).mean_, host.merge(copy.deepcopy(host).partial_fit(x)).mean_, 4e-6)
+    for copied in (copy.deepcopy(device), pickle.loads(pickle.dumps(device))):
+        agree(copied.partial_fit(a), copy.deepcopy(host).partial_fit(x))
+    moved = copy.deepcopy(device)
+    moved.layer_.to("cpu")
+    assert_same(moved.mean_, cupy.asnumpy(device.mean_))
+    moved.partial_fit(x).layer_.to("cuda")
+    agree(moved, copy.deepcopy(host).partial_fit(x))
+    for method, bad in [("transform", x), ("partial_fit", x), ("inverse_transform", x), ("merge", moved)]:
+        if method == "merge":
+            moved.layer_.to("cpu")
+        with pytest.raises(TypeError, match="do not mix"):
+            getattr(device, method)(bad)
+    agree(device.fit(a, sample_weight=cupy.asarray(weight)), host.fit(x, sample_weight=weight))
+    for bad, words in [(a[:, :3], "X has 3 features"), (a[:0], "0 sample"), (cupy.full((2, 7), np.inf), "infinity")]:
+        with pytest.raises(ValueError, match=words):
+            device.transform(bad)

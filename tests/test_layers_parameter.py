@@ -31,6 +31,16 @@ def test_a_new_parameter(dtype):
     assert p.requires_grad is False
 
 
+def test_what_cannot_be_written_to_is_copied():
+    values = np.arange(6.0)
+    values.flags.writeable = False
+    for given in (values, values[::-2], values.astype(">f8"), values.astype("f4")[1:].view("f4")[::2]):
+        p = Parameter(given)
+        p += 1
+        assert_same(p, given + 1)
+        assert p.data.flags.carray and p.dtype.isnative and not np.shares_memory(p.data, given)
+
+
 def test_it_is_its_array():
     p = parameter()
     assert p.data is p.data and p.grad is p.grad

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from bnorm.kernels import kernels_for, view
-from bnorm.kernels.cpu import apart
+from bnorm.kernels import BACKENDS, cpu, kernels_for, kind_of, view
 
-FLOATS = frozenset(np.dtype(kind) for kind in ("float16", "float32", "float64"))  # in the machine's byte order
+FLOATS = frozenset(map(np.dtype, cpu.FLOATS))  # in the machine's byte order
 FLOAT64 = np.dtype("float64")
 ACTIVATIONS = ("relu",)
 MAX_WORK: Any = 1000  # candidates tried for a shared element; Any: NumPy's stub knows two of its values only
@@ -30,59 +29,69 @@ class NonFiniteError(FloatingPointError, ValueError):
     """Batch statistics that are not finite, where they were asked to raise."""
 
 
-def real(who: str, name: str, value: object) -> ndarray:
-    """Anything that NumPy takes for an array of bools, integers or floats, as a base-class array."""
-    kernels_for(value, who, name)
+def real(who: str, name: str, value: object, kind: type | None = None, beside: str = "x") -> ndarray:
+    """Anything that is taken for an array of bools, integers or floats, as a base-class array.
+
+    kind, beside: the type and the name of the arrays that it goes with, as in `kernels_for`.
+    """
+    kernels = kernels_for(value, who, name, kind, beside)
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
             f"{who}: {name}: expected an array without a mask (weight= leaves values out), got {_kind(value)}"
         )
     try:
-        a = np.asarray(value)
+        a: ndarray = kernels.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{who}: {name}: expected an array of real numbers, got {_kind(value)}: {error}") from error
-    if a.dtype.kind not in "buif":
+    if a.dtype.kind not in "buif" and a.dtype.name not in kernels.FLOATS:
         raise TypeError(f"{who}: {name}: expected real numbers, got dtype {a.dtype} from {_kind(value)}")
     return a
 
 
-def array(who: str, x: object) -> ndarray:
-    """x as an array that has kernels: float16, float32 or float64 in either byte order; bools and integers convert."""
-    a = real(who, "x", x)
-    if a.dtype.kind != "f":
+def array(who: str, x: object, kind: type | None = None, beside: str = "x") -> ndarray:
+    """x as an array that has kernels: of the types of its backend, in either byte order; bools and integers convert."""
+    a = real(who, "x", x, kind, beside)
+    if a.dtype in FLOATS:
+        return a
+    if a.dtype.kind in "bui":
         return a.astype(FLOAT64)
-    if a.dtype.char not in "efd":
-        raise TypeError(f"{who}: x: expected float16, float32 or float64, got dtype {a.dtype}")
+    floats = BACKENDS[type(a)].FLOATS
+    if a.dtype.name not in floats:
+        raise TypeError(f"{who}: x: expected {', '.join(floats[:-1])} or {floats[-1]}, got dtype {a.dtype}")
     return a
 
 
-def gradient(who: str, dy: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ndarray:
+def gradient(who: str, dy: object, shape: tuple[int, ...], dtype: np.dtype[Any], kind: type) -> ndarray:
     """dy in the shape and dtype of the x it belongs to."""
-    a = real(who, "dy", dy)
+    a = real(who, "dy", dy, kind)
     if a.shape != shape:
         raise ValueError(f"{who}: dy: expected the shape of x, {shape}, got {a.shape}")
     return a.astype(dtype, copy=False)
 
 
-def vector(who: str, name: str, value: object, shape: tuple[int, ...]) -> ndarray:
+def vector(who: str, name: str, value: Any, shape: tuple[int, ...], kind: type, beside: str = "x") -> ndarray:
     """A parameter or statistic as contiguous float64; the array itself where it is that already."""
-    if type(value) is ndarray and value.dtype is FLOAT64 and value.shape == shape and value.flags.carray:
+    if type(value) is kind is ndarray and value.dtype is FLOAT64 and value.shape == shape and value.flags.carray:
         return value
-    a = real(who, name, value)
+    a = real(who, name, value, kind, beside)
     if a.dtype.kind == "b":
         raise TypeError(f"{who}: {name}: expected numbers, got bools")
     if a.shape != shape:
         raise ValueError(f"{who}: {name}: expected shape {shape}, got {a.shape}")
-    return np.require(a, FLOAT64, ["C", "A"])
+    dense: ndarray = view.dense(a, FLOAT64)
+    return dense
 
 
-def statistics(who: str, mean: object, var: object, shape: tuple[int, ...]) -> tuple[ndarray, ndarray]:
-    """Given mean and var: both or neither; var not negative. NaN passes, and flows through y as it does in x."""
+def statistics(who: str, mean: object, var: object, shape: tuple[int, ...], kind: type) -> tuple[ndarray, ndarray]:
+    """Given mean and var: both or neither; var not negative. NaN passes, and flows through y as it does in x.
+
+    So does what a negative variance gives where the host would have to wait for a look at it.
+    """
     if mean is None or var is None:
         missing, given = ("mean", "var") if mean is None else ("var", "mean")
         raise ValueError(f"{who}: {missing}: expected an array of shape {shape}, as {given} is given, got None")
-    mean, var = vector(who, "mean", mean, shape), vector(who, "var", var, shape)
-    if np.count_nonzero(var < 0):
+    mean, var = vector(who, "mean", mean, shape, kind), vector(who, "var", var, shape, kind)
+    if kind is ndarray and np.count_nonzero(var < 0):
         raise ValueError(f"{who}: var: expected no negative values, got {np.nanmin(var)}")
     return mean, var
 
@@ -199,27 +208,38 @@ def relu(who: str, activation: object) -> bool:
     return True
 
 
-def weights(who: str, weight: object, layout: view.Layout) -> ndarray:
-    """Weights as the kernels take them, float64 (outer, inner), never the caller's own memory.
+def weights(who: str, weight: object, layout: view.Layout, kind: type) -> tuple[ndarray, float, float]:
+    """Weights as the kernels take them, never the caller's own memory; their sum, and how many are above 0.
 
-    A backward needs the weights as they were at its forward, and a mask is often reused.
+    Where they are on a device, the host waits for these numbers, once. A backward needs the weights as they were at its
+    forward, and a mask is often reused.
     """
-    given = real(who, "weight", weight)
+    given = real(who, "weight", weight, kind)
     try:
         w = view.weights(given, layout)
     except ValueError as error:
         raise ValueError(f"{who}: {error}") from None
-    lowest, highest = w.min(initial=0.0), w.max(initial=0.0)
+    lowest: Any = 0.0
+    highest = total = positive = lowest
+    if w.size:
+        lowest, highest, positive = w.min(), w.max(), np.count_nonzero(w)
+        with np.errstate(over="ignore"):
+            total = w.sum()
+        if kind is not ndarray:
+            lowest, highest, total, positive = BACKENDS[kind].numbers(lowest, highest, total, positive)
     if not (lowest >= 0 and highest < math.inf):
         raise ValueError(f"{who}: weight: expected finite values >= 0, got values from {lowest} to {highest}")
-    total_weight(who, "weight", w)
-    return np.array(w) if np.may_share_memory(w, given) else w
+    total = _divisor(who, "weight", float(total))
+    return w.copy() if np.may_share_memory(w, given) else w, total, positive
 
 
 def total_weight(who: str, name: str, w: ndarray) -> float:
     """The sum of weights, which statistics are divided by unless it is 0."""
     with np.errstate(over="ignore"):
-        total = float(w.sum())
+        return _divisor(who, name, float(w.sum()))
+
+
+def _divisor(who: str, name: str, total: float) -> float:
     if total and not 1e-290 <= total < math.inf:
         raise ValueError(f"{who}: {name}: expected a sum that float64 can divide by, or 0, got {total}")
     return total
@@ -235,33 +255,46 @@ def several_values(who: str, rows: ndarray, shape: tuple[int, ...]) -> None:
 
 
 def output(
-    who: str, out: object, shape: tuple[int, ...], dtype: np.dtype[Any], given: Mapping[str, object], *, own: str = "x"
+    who: str,
+    out: Any,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    given: Mapping[str, object],
+    kind: type,
+    *,
+    own: str = "x",
 ) -> ndarray:
     """`out` as a base-class array that a result may be written to, in either byte order and any memory order.
 
     `given` has the arguments by name, as the caller gave them: out may be exactly the one called `own`, or exactly x,
-    and overlaps nothing else.
+    and overlaps nothing else. kind: the type of x.
     """
-    kernels_for(out, who, "out")
-    if not isinstance(out, ndarray) or isinstance(out, np.ma.MaskedArray):
-        raise TypeError(f"{who}: out: expected a NumPy array, got {_kind(out)}")
-    target = np.asarray(out)
+    target: ndarray = out
+    if type(out) is not kind:
+        kernels = kernels_for(out, who, "out", kind)
+        if not isinstance(out, kind) or isinstance(out, np.ma.MaskedArray):
+            library = "NumPy" if kind is ndarray else "CuPy"
+            raise TypeError(f"{who}: out: expected a {library} array, got {_kind(out)}")
+        target = kernels.asarray(out)
     if target.shape != shape:
         raise ValueError(f"{who}: out: expected shape {shape}, got {target.shape}")
     if target.dtype != dtype and target.dtype.newbyteorder("=") != dtype:
         raise TypeError(f"{who}: out: expected dtype {dtype}, got {target.dtype}")
-    if not target.flags.writeable:
+    if not view.writeable(target):
         raise ValueError(f"{who}: out: expected a writeable array, got a read-only one")
     if not target.flags.c_contiguous and _overlaps_itself(target):
         raise ValueError(f"{who}: out: expected memory of its own for every element, got strides {target.strides}")
     others = {name: value for name, value in given.items() if value is not target or name not in (own, "x")}
-    if apart(target, others.values()):
+    place = target
+    if kind is not ndarray:
+        place, others = _memory(target), {name: a if a is None else _memory(a) for name, a in others.items()}
+    if cpu.apart(place, others.values()):
         return target
     for name, value in others.items():
         if value is None:
             continue
-        a = value if type(value) is ndarray else np.asarray(value)
-        if _overlap(target, a) and not (name in (own, "x") and same_memory(target, a)):
+        a = _memory(value)
+        if _overlap(place, a) and not (name in (own, "x") and same_memory(place, a)):
             raise ValueError(f"{who}: out: expected {own} itself or memory of its own, got one that overlaps {name}")
     return target
 
@@ -270,13 +303,24 @@ def same_memory(a: ndarray, b: ndarray) -> bool:
     """Whether two arrays are the same elements at the same places."""
     if a is b:
         return True
-    if apart(a, (b,)) or a.shape != b.shape or a.dtype != b.dtype or _address(a) != _address(b):
+    if type(a) is not ndarray:
+        a, b = _memory(a), _memory(b)
+    if cpu.apart(a, (b,)) or a.shape != b.shape or a.dtype != b.dtype or _address(a) != _address(b):
         return False
     return all(s == t for s, t, n in zip(a.strides, b.strides, a.shape, strict=True) if n > 1)
 
 
 def _address(a: ndarray) -> int:
     return int(a.__array_interface__["data"][0])
+
+
+def _memory(value: Any) -> ndarray:
+    """A NumPy array where the value has its memory."""
+    if type(value) is ndarray:
+        return value
+    kernels = BACKENDS[kind_of(value) or ndarray]
+    place: ndarray = kernels.memory(kernels.asarray(value))
+    return place
 
 
 def _overlap(a: ndarray, b: ndarray) -> bool:

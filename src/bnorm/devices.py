@@ -1,5 +1,7 @@
 """Where arrays live."""
 
+from numpy import ndarray
+
 DEVICES = ("cpu", "cuda")
 
 
@@ -11,15 +13,17 @@ class DeviceError(ImportError, RuntimeError, ValueError):
     """
 
 
-def device(who: str, name: object) -> str:
-    """A device that arrays can be on, by its name."""
-    if not isinstance(name, str):
-        raise TypeError(f"{who}: device: expected one of {', '.join(DEVICES)}, got {name!r}")
-    if name not in DEVICES:
-        raise ValueError(f"{who}: device: expected one of {', '.join(DEVICES)}, got {name!r}")
-    if name == "cuda":
-        from bnorm.kernels import gpu  # which nobody else needs
+def arrays_on(who: str, device: object) -> type:
+    """The type of the arrays on a device, which is known by its name."""
+    if not isinstance(device, str):
+        raise TypeError(f"{who}: device: expected one of {', '.join(DEVICES)}, got {device!r}")
+    if device not in DEVICES:
+        raise ValueError(f"{who}: device: expected one of {', '.join(DEVICES)}, got {device!r}")
+    if device == "cpu":
+        return ndarray
+    from bnorm.kernels import gpu  # which nobody else needs
 
-        reason = gpu.available() or "the layers of this version keep their arrays in the main memory."
+    if reason := gpu.available():
         raise DeviceError(f"{who}: device: expected 'cpu', got 'cuda': {reason}")
-    return name
+    kind: type = gpu.array_type()
+    return kind

@@ -6,6 +6,8 @@
 The functions agree in this:
 
 x         a NumPy array, or what NumPy takes for one, of float16, float32 or float64; bools and integers become float64.
+          Or a CuPy array, which may be of bfloat16 too: then all others are CuPy arrays, lists or numbers, and what is
+          returned are CuPy arrays. The host does not wait for the GPU, but for a look at `weight`.
 gamma     scale, and beta, shift: real numbers, computed in float64. None: 1 and 0.
 eps       stands inside the root: y = (x - mean) / sqrt(var + eps) gamma + beta, var being the mean squared difference.
 axis      of the channels.
@@ -60,7 +62,7 @@ def batch_norm(
     """Normalize each channel by the mean and variance over all other axes: y and saved.
 
     gamma, beta, mean, var: shape (C,). mean and var given are used instead of those of the batch (inference), and are
-    constants to the backward.
+    constants to the backward. A negative var is an error, and NaN on the GPU, where nobody looks at it.
     weight: shape of x without the channel axis, or (N,), one per sample: finite and not negative, or a bool mask. How
     much a value counts in the statistics; at weight 0 it feeds nothing in, NaN included, and y is computed there all
     the same. Without any weight above 0, y is beta. In inference it has no effect.
@@ -82,11 +84,11 @@ def batch_norm(
         axis = checks.channel_axis(who, axis, x.shape)
     shape = (x.shape[axis],)
     if gamma is not None:
-        gamma = vector(who, "gamma", gamma, shape)
+        gamma = vector(who, "gamma", gamma, shape, type(x))
     if beta is not None:
-        beta = vector(who, "beta", beta, shape)
+        beta = vector(who, "beta", beta, shape, type(x))
     if mean is not None or var is not None:
-        mean, var = checks.statistics(who, mean, var, shape)
+        mean, var = checks.statistics(who, mean, var, shape, type(x))
     if type(eps) is not float or not 0.0 <= eps < inf:
         eps = checks.epsilon(who, eps)
     relu = activation is not None and checks.relu(who, activation)
@@ -214,7 +216,7 @@ def moments(x: ArrayLike, *, axis: int = 1, weight: ArrayLike | None = None, ski
     x = array(who, x)
     block, layout = view.channels(x, checks.channel_axis(who, axis, x.shape))
     if weight is not None:
-        weight = checks.weights(who, weight, layout)
+        weight, _, _ = checks.weights(who, weight, layout, type(x))
     return Moments.of(*BACKENDS[type(x)].moments(block, weight, skipna))
 
 
@@ -237,9 +239,9 @@ def _over_last_axes(
     else:
         shape = checks.trailing_shape(who, normalized_shape, x.shape)
     if gamma is not None:
-        gamma = vector(who, "gamma", gamma, shape)
+        gamma = vector(who, "gamma", gamma, shape, type(x))
     if beta is not None:
-        beta = vector(who, "beta", beta, shape)
+        beta = vector(who, "beta", beta, shape, type(x))
     if type(eps) is not float or not 0.0 <= eps < inf:
         eps = checks.epsilon(who, eps)
     relu = activation is not None and checks.relu(who, activation)
@@ -267,9 +269,9 @@ def _over_groups(
     channels = x.shape[axis]
     num_groups = channels if num_groups is None else checks.groups(who, num_groups, channels)
     if gamma is not None:
-        gamma = vector(who, "gamma", gamma, (channels,))
+        gamma = vector(who, "gamma", gamma, (channels,), type(x))
     if beta is not None:
-        beta = vector(who, "beta", beta, (channels,))
+        beta = vector(who, "beta", beta, (channels,), type(x))
     if type(eps) is not float or not 0.0 <= eps < inf:
         eps = checks.epsilon(who, eps)
     relu = activation is not None and checks.relu(who, activation)

@@ -12,7 +12,8 @@ import numpy as np
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
-from bnorm import checks
+from bnorm import checks, devices
+from bnorm.kernels import moved
 
 _COUNT, _MEAN, _M2, _LOW = range(4)
 
@@ -23,6 +24,7 @@ class Moments:
     `a + b` and `Moments.merge([a, b, ...])` give the moments of all values together, as if they had been one array,
     whatever the order and the partition. With weights, count is the sum of the weights.
     A channel without values has count 0, m2 0 and mean NaN; values merged later repair it.
+    Those of CuPy arrays are CuPy arrays, and merge on the device; nothing keeps these from being written to.
 
     >>> a = Moments(count=[2], mean=[1.0], m2=[2.0])  # of 0 and 2
     >>> b = Moments(count=[1], mean=[4.0], m2=[0.0])  # of 4
@@ -35,7 +37,8 @@ class Moments:
     _parts: ndarray  # (4, C): count, mean, m2, and what the mean rounds off
 
     def __init__(self, count: ArrayLike, mean: ArrayLike, m2: ArrayLike) -> None:
-        vectors = [_vector(name, value) for name, value in (("count", count), ("mean", mean), ("m2", m2))]
+        first = _vector("count", count)
+        vectors = [first, *(_vector(name, value, type(first)) for name, value in (("mean", mean), ("m2", m2)))]
         for name, vector in zip(("mean", "m2"), vectors[1:], strict=True):
             if vector.shape != vectors[0].shape:
                 raise ValueError(
@@ -50,7 +53,7 @@ class Moments:
     @classmethod
     def of(cls, count: ndarray, mean: ndarray, m2: ndarray, low: ndarray) -> Self:
         """From what a `moments` kernel returns: mean + low is the mean."""
-        return cls._from(np.array([count, mean, m2, low]))
+        return cls._from(np.array([count, mean, m2, low], like=count))
 
     @classmethod
     def merge(cls, items: Iterable["Moments"]) -> Self:
@@ -62,6 +65,11 @@ class Moments:
         channels = sorted({item._parts.shape[1] for item in items})
         if len(channels) != 1:
             raise ValueError(f"Moments.merge: items: expected one number of channels, got {channels or 'no items'}")
+        if len({type(item._parts) for item in items}) != 1:
+            raise TypeError(
+                "Moments.merge: items: expected all of them on the CPU, or all on the GPU, got some of each; "
+                "moments.to('cpu') and moments.to('cuda') move them"
+            )
         sets = np.stack([item._parts for item in items], axis=1)  # (4, items, C)
         while sets.shape[1] > 1:  # neighbours in pairs, then pairs of pairs: rounding grows with the logarithm only
             even = sets.shape[1] & ~1
@@ -99,6 +107,11 @@ class Moments:
         std: ndarray = np.sqrt(self.var(ddof))
         return std
 
+    def to(self, device: str) -> Self:
+        """The same on another device, "cpu" or "cuda"; these themselves where they are there."""
+        kind = devices.arrays_on("Moments", device)
+        return self if type(self._parts) is kind else self._from(moved(self._parts, kind))
+
     def __add__(self, other: object) -> "Moments":
         return Moments.merge([self, other]) if isinstance(other, Moments) else NotImplemented
 
@@ -109,11 +122,13 @@ class Moments:
         """The same numbers to the last bit; what a mean rounds off counts too. Like arrays, Moments have no hash."""
         if not isinstance(other, Moments):
             return NotImplemented
-        return np.array_equal(self._parts, other._parts, equal_nan=True)
+        mine, others = (moved(item._parts, ndarray) for item in (self, other))
+        return np.array_equal(mine, others, equal_nan=True)
 
     def __repr__(self) -> str:
         count, mean, m2 = (
-            np.array2string(row, separator=", ", threshold=6, edgeitems=2) for row in self._parts[: _M2 + 1]
+            np.array2string(row, separator=", ", threshold=6, edgeitems=2)
+            for row in moved(self._parts, ndarray)[: _M2 + 1]
         )
         return f"Moments(count={count}, mean={mean}, m2={m2})"
 
@@ -131,20 +146,22 @@ class Moments:
         return row
 
     def _set(self, parts: ndarray) -> None:
-        if not parts[_COUNT].all():
+        on_host = type(parts) is ndarray
+        if not (on_host and parts[_COUNT].all()):  # no look at a device, which the host would have to wait for
             nothing = parts[_COUNT] == 0
-            parts[_MEAN, nothing] = np.nan
-            parts[_M2, nothing] = parts[_LOW, nothing] = 0
-        parts.flags.writeable = False
+            np.copyto(parts[_MEAN], np.nan, where=nothing)
+            np.copyto(parts[_M2:], 0.0, where=nothing)
+        if on_host:
+            parts.flags.writeable = False
         self._parts = parts
 
 
 def _restored(cls: type[Moments], parts: ndarray) -> Moments:
-    return cls._from(np.array(parts))  # an unpickled array is writeable
+    return cls._from(parts.copy())  # an unpickled array is writeable
 
 
-def _vector(name: str, value: ArrayLike) -> ndarray:
-    a = checks.real("Moments", name, value)
+def _vector(name: str, value: ArrayLike, kind: type | None = None) -> ndarray:
+    a = checks.real("Moments", name, value, kind, "count")
     if a.ndim != 1:
         raise ValueError(f"Moments: {name}: expected one value per channel, shape (C,), got shape {a.shape}")
     return a.astype(np.float64)
@@ -160,10 +177,11 @@ def merged(a: ndarray, b: ndarray) -> ndarray:
     mean, rest = _sum_and_rest(a[_MEAN], delta * share)
     mean, low = _sum_and_rest(mean, rest + a[_LOW])
     m2 = a[_M2] + (b[_M2] + delta * delta * (a[_COUNT] * share))
-    merged = np.array([count, mean, m2, low])
-    if not (a[_COUNT].all() and b[_COUNT].all()):
+    merged = np.array([count, mean, m2, low], like=count)
+    on_host = type(merged) is ndarray
+    if not (on_host and a[_COUNT].all() and b[_COUNT].all()):
         merged = np.where(a[_COUNT] == 0, b, np.where(b[_COUNT] == 0, a, merged))
-    if not np.isfinite(merged[_LOW]).all():
+    if not (on_host and np.isfinite(merged[_LOW]).all()):
         merged[_LOW] = np.where(np.isfinite(merged[_LOW]), merged[_LOW], 0)
     return merged
 

@@ -9,6 +9,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import ArrayLike, DTypeLike
 
 from bnorm import checks
+from bnorm.kernels import moved, view
 
 
 class Parameter(NDArrayOperatorsMixin):
@@ -17,6 +18,7 @@ class Parameter(NDArrayOperatorsMixin):
     It stands wherever an array may: operators, ufuncs and methods are those of `data` and give plain arrays, in-place
     operators change it. Assigning to `data` or `grad` writes into the array that is there, so whoever shares that sees
     it; `grad = None` means zeros. A parameter is equal to arrays element by element, and a dictionary key by itself.
+    Where its layer is on a GPU, or it is made of one, both are CuPy arrays.
 
     >>> p = Parameter([1.0, 2.0])
     >>> p.grad += [10.0, 20.0]
@@ -36,8 +38,9 @@ class Parameter(NDArrayOperatorsMixin):
         if isinstance(data, Parameter):
             data = data._data
         a = checks.real("Parameter", "data", data)
-        if a.dtype.char not in "fd" or not a.flags.carray:
-            a = np.require(a, a.dtype.newbyteorder("=") if a.dtype.char in "fd" else np.float64, ["C", "A", "W"])
+        a = view.dense(a, a.dtype.newbyteorder("=") if a.dtype.char in "fd" else np.float64)
+        if not view.writeable(a):
+            a = a.copy()
         self._data, self._grad = a, np.zeros_like(a)
         self.requires_grad = checks.flag("Parameter", "requires_grad", requires_grad)
 
@@ -76,12 +79,21 @@ class Parameter(NDArrayOperatorsMixin):
     def _write(self, name: str, to: ndarray, value: ArrayLike) -> None:
         if value is to:
             return
-        a = checks.real("Parameter", name, value)
+        a = checks.real("Parameter", name, value, type(to), "data")
         if a.shape != to.shape:
             raise ValueError(f"Parameter: {name}: expected shape {to.shape}, got {a.shape}")
         to[...] = a
 
+    @property
+    def __cupy_get_ndarray__(self) -> Any:
+        """How CuPy asks for an array of its own: there is one where data is on a device."""
+        if type(self._data) is ndarray:
+            raise AttributeError("Parameter: data is on the CPU")
+        return lambda: self._data
+
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> ndarray:
+        if type(self._data) is not ndarray:
+            raise TypeError("Parameter: expected data on the CPU, got it on the GPU: cupy.asnumpy(p.data) is a copy")
         if copy:
             return self._data.astype(dtype or self._data.dtype)
         if copy is False and dtype is not None and np.dtype(dtype) != self._data.dtype:
@@ -121,7 +133,7 @@ class Parameter(NDArrayOperatorsMixin):
         return _restored, (type(self), self._data, self._grad, self.requires_grad)
 
     def __repr__(self) -> str:
-        values = np.array2string(self._data, separator=", ", prefix="Parameter(")
+        values = np.array2string(moved(self._data, ndarray), separator=", ", prefix="Parameter(")
         return f"Parameter({values}{'' if self.requires_grad else ', requires_grad=False'})"
 
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 from numpy import ndarray
 
 from bnorm import checks
@@ -51,8 +50,8 @@ class ChannelSaved(Saved):
         layout: view.Layout,
         relu: bool,
         stats: ndarray,
-        count: float,  # of values per channel, or the sum of their weights
-        skipped: int,  # channels whose running statistics were left alone, being not finite
+        count: Any,  # of values per channel, or the sum of their weights, which may be on the device if it is not 0
+        skipped: Any,  # channels whose running statistics were left alone, being not finite; an int, or a LeftAlone
         weight: ndarray | None,
         frozen: bool,  # the statistics were given, and are constants to the backward
         has_gamma: bool,
@@ -121,7 +120,7 @@ def channel_forward(
     eps: float,
     axis: int,
     relu: bool,
-    weight: object = None,
+    weight: Any = None,
     out: ndarray | None = None,
     running: tuple[Any, ...] | None = None,
     given: Mapping[str, object] | None = None,
@@ -138,12 +137,13 @@ def channel_forward(
     """
     kernels = BACKENDS[type(x)]
     block, layout = view.channels(x, axis)
+    positive: float = 2
     if weight is not None:
-        weight = checks.weights(who, weight, layout)
+        weight, _, positive = checks.weights(who, weight, layout, type(x))
     frozen = mean is not None
     if frozen:
         weight = None
-    elif block.size and (block.size == layout.block[1] if weight is None else np.count_nonzero(weight) == 1):
+    elif block.size and (block.size == layout.block[1] if weight is None else positive == 1):
         raise checks.SingleValueError(
             f"{who}: x: expected more than one value per channel to take statistics of, got shape {x.shape}"
             f"{'' if weight is None else ' with one weight above zero'}; normalize a larger batch, or by known "
@@ -151,9 +151,11 @@ def channel_forward(
         )
     target = to = None
     if out is not None:
-        target = checks.output(who, out, layout.shape, block.dtype, given or {})
+        target = checks.output(who, out, layout.shape, block.dtype, given or {}, type(x))
         to = view.into(target, layout)
     y, stats, count, skipped = kernels.forward(block, gamma, beta, eps, mean, var, weight, relu, running, to)
+    if not positive:
+        count = 0.0  # which a device would have to be asked for
     saved = ChannelSaved(
         kernels, block, layout, relu, stats, count, skipped, weight, frozen, gamma is not None, beta is not None
     )
@@ -190,7 +192,7 @@ def row_forward(
         beta = beta.flatten()
     target = to = None
     if out is not None:
-        target = checks.output(who, out, layout.shape, block.dtype, given or {})
+        target = checks.output(who, out, layout.shape, block.dtype, given or {}, type(x))
         to = view.into(target, layout)
     y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rms, relu, to)
     order = None if layout.order is None and x.flags.c_contiguous else _axes_in_memory(x)
@@ -203,7 +205,7 @@ def row_forward(
 
 def pull_back(
     who: str,
-    dy: object,
+    dy: Any,
     saved: Saved,
     params: bool = True,
     out: ndarray | None = None,
@@ -216,14 +218,15 @@ def pull_back(
     x, layout = saved.x, saved.layout
     if x is None:
         raise RuntimeError(f"{who}: saved: expected a forward whose x is still there, got one whose x out= overwrote")
-    mine = dy
-    if type(dy) is not ndarray or dy.dtype != x.dtype or dy.shape != layout.shape:
-        dy = checks.gradient(who, dy, layout.shape, x.dtype)
+    mine, kind = dy, type(x)
+    if type(dy) is not kind or dy.dtype != x.dtype or dy.shape != layout.shape:
+        dy = checks.gradient(who, dy, layout.shape, x.dtype, kind)
     if out is None:
         dx, dgamma, dbeta = saved.gradients(view.like(dy, layout), params, None)
         return _ordered(view.restore(dx, layout), saved.order), dgamma, dbeta
     whole = view.restore(x, layout)
-    target = checks.output(who, out, layout.shape, x.dtype, {"dy": mine, "x": whole, **(given or {})}, own="dy")
+    others = {"dy": mine, "x": whole, **(given or {})}
+    target = checks.output(who, out, layout.shape, x.dtype, others, kind, own="dy")
     to = view.into(target, layout)
     dx, dgamma, dbeta = saved.gradients(view.like(dy, layout), params, to)
     _deliver(dx, layout, to, target, whole, saved)
@@ -242,12 +245,13 @@ def _deliver(
 
 def _axes_in_memory(x: ndarray) -> tuple[int, ...]:
     """The axes of a fresh array like x, slowest first."""
-    strides = np.empty_like(x).strides
-    return tuple(sorted(range(x.ndim), key=lambda i: -strides[i]))
+    strides = x.strides
+    return tuple(sorted(range(x.ndim), key=lambda i: -abs(strides[i])))
 
 
 def _ordered(a: ndarray, order: tuple[int, ...] | None) -> ndarray:
     """a with its axes in memory in that order, copied if need be: rows are contiguous even where those of x are not."""
     if order is None:
         return a
-    return np.ascontiguousarray(a.transpose(order)).transpose(np.argsort(order))
+    a = a.transpose(order)
+    return (a if a.flags.c_contiguous else a.copy()).transpose(sorted(range(a.ndim), key=order.__getitem__))

@@ -33,7 +33,7 @@ def partial_fit_pipeline(
     pipeline : Pipeline or ColumnTransformer
         Is changed in place. A ColumnTransformer copies the transformers it is given, as its `fit` does.
     X : array-like or DataFrame of shape (n_samples, n_features)
-        The batch.
+        The batch; a CuPy array where all steps take such.
     y : array-like of shape (n_samples,), default=None
         Its targets.
     classes : array-like, default=None

@@ -9,12 +9,15 @@ place: others hold these too.
 """
 
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
+from bnorm.kernels import BACKENDS
 from bnorm.moments import Moments, merged
 
+LATER = 256  # batches on a device, whose flags are kept until somebody asks; then they are counted, there
 Target = tuple[ndarray, ndarray, float, ndarray | None, int, str]  # what the kernels' `forward` and `move` move
 
 
@@ -22,9 +25,15 @@ class Running:
     """The running statistics of a layer, float64 or float32 (C,), from mean 0 and variance 1 on.
 
     momentum None: every value weighs the same, and `seen` counts those of each channel.
+
+    `skipped` are batches in which a channel was left alone. A device tells by flags, one per channel, at which nobody
+    looks while batches go on, as the host would have to wait for each of them: `look` does.
     """
 
-    __slots__ = ("batches", "ddof", "mean", "momentum", "nonfinite", "recounts", "seen", "skipped", "var")
+    __slots__ = (
+        *("batches", "ddof", "mean", "momentum", "nonfinite", "recounts", "seen", "skipped", "var"),
+        *("counted", "flags"),
+    )
 
     def __init__(
         self, mean: ndarray, var: ndarray, momentum: float | None = None, ddof: int = 0, nonfinite: str = "skip"
@@ -33,6 +42,8 @@ class Running:
         self.momentum, self.ddof, self.nonfinite = momentum, ddof, nonfinite
         self.seen = np.zeros_like(mean, np.float64)
         self.batches = self.skipped = 0
+        self.flags: list[ndarray] = []  # of batches not counted yet
+        self.counted: list[ndarray] = []  # of those before: their number, and flags of all of them, on the device
         self.recounts = False  # `seen` got lost on the way here: the next batch says how large batches are
 
     def target(self) -> Target:
@@ -49,7 +60,7 @@ class Running:
     def commit(self, pool: "Running", kernels: ModuleType, replace: bool) -> int:
         """Let in what was pooled, as one batch; with `replace` it takes the place of what stood there.
 
-        Returns the number of channels that were left alone.
+        Returns the number of channels that were left alone, as `note` does.
         """
         if not pool.batches:
             return 0
@@ -58,12 +69,51 @@ class Running:
         mean, var, momentum, seen, ddof, nonfinite = self.target()
         if replace:
             seen = np.zeros_like(self.seen)
-        skipped: int = kernels.move((mean, var, momentum, seen, ddof, nonfinite), pool.seen, pool.mean, pool.var)
+        left = kernels.move((mean, var, momentum, seen, ddof, nonfinite), pool.seen, pool.mean, pool.var)
         if replace and seen is not None:
             self.seen[...] = seen
         self.batches += 1
-        self.skipped += bool(skipped or pool.skipped)
-        return skipped
+        if pool.flags or pool.counted:
+            pool.note(left)
+            return self._keep(pool.count()[1])
+        return self.note(left, pool.skipped > 0)
+
+    def note(self, left: Any, before: bool = False) -> int:
+        """One batch more, and the channels that it left alone; before: some part of it left others alone.
+
+        Returns their number; 0 where a device has to be asked for it, which only `look` does.
+        """
+        if isinstance(left, int):
+            self.skipped += before or left > 0
+            return left
+        return self._keep(left.flags)
+
+    def _keep(self, flags: ndarray) -> int:
+        if not BACKENDS[type(flags)].capturing():  # or there is nothing in them yet
+            self.flags.append(flags)
+        if len(self.flags) >= LATER:
+            self.count()
+        return 0
+
+    def count(self) -> list[ndarray]:
+        """Count the batches whose flags are kept, on their device: their number, and flags of them all."""
+        if self.flags:
+            flags = np.stack(self.flags) != 0
+            number, channels = flags.any(1).sum(), flags.any(0)
+            if self.counted:
+                number, channels = number + self.counted[0], channels | self.counted[1]
+            self.counted, self.flags = [number, channels], []
+        return self.counted
+
+    def look(self) -> int:
+        """Bring `skipped` up to date, waiting for the device; the number of channels that were left alone since."""
+        if not self.flags and not self.counted:
+            return 0
+        number, channels = self.count()
+        skipped, left = BACKENDS[type(number)].numbers(number, channels.sum())
+        self.counted = []
+        self.skipped += int(skipped)
+        return int(left)
 
     def recount(self, values: ndarray | float) -> None:
         """Take the batches so far to have been as large as one of so many values per channel."""
@@ -74,6 +124,7 @@ class Running:
         """As if there had been no batch."""
         self.mean[...], self.var[...], self.seen[...] = 0, 1, 0
         self.batches = self.skipped = 0
+        self.flags, self.counted = [], []
         self.recounts = False
 
 
@@ -88,9 +139,9 @@ class Stream:
 
     def __init__(self, mean: ndarray, var: ndarray) -> None:
         self.mean, self.var = mean, var  # of the owner; in-place changes are seen here
-        self.weight = np.zeros_like(mean)
-        self.square = np.zeros_like(mean)  # sum of w f^2 for values of weight w that have faded to w f
-        self.low = np.zeros_like(mean)  # mean + low is the mean: what float64 rounds off
+        self.weight = np.zeros(mean.shape, like=mean)
+        self.square = np.zeros(mean.shape, like=mean)  # sum of w f^2 for values of weight w that have faded to w f
+        self.low = np.zeros(mean.shape, like=mean)  # mean + low is the mean: what float64 rounds off
 
     def average(self, batch: Moments, momentum: float, ddof: int) -> None:
         """Exponential moving average of batch means and variances, its weights 1, 1 - m, (1 - m)^2 ... normalized."""
@@ -101,16 +152,18 @@ class Stream:
         var = batch.m2 / _divisor(batch.count, batch.count, ddof)
         mean = np.where(first, batch.mean, self.mean + share * (batch.mean - self.mean))
         var = np.where(first, var, self.var + share * (var - self.var))
-        self._move(seen, mean, var, np.zeros_like(mean), weight, weight)
+        self._move(seen, mean, var, np.zeros(mean.shape, like=mean), weight, weight)
 
     def pool(self, batch: Moments, ddof: int, fade: float = 1.0, square: ndarray | None = None) -> None:
         """Values of the batch beside the values so far, which weigh `fade` times what they did.
 
         square: sum of w f^2 in the batch, where its values have faded: w f is what they weigh in its count.
         """
-        faded, faded_square = self.weight * fade, self.square * (fade * fade)
+        faded, faded_square = self.weight, self.square
+        if fade != 1:
+            faded, faded_square = faded * fade, faded_square * (fade * fade)
         m2 = self.var * _divisor(faded, faded_square, ddof)
-        before = np.array([faded, self.mean, m2, self.low])
+        before = np.array([faded, self.mean, m2, self.low], like=faded)
         _, mean, m2, low = merged(before, batch.parts)
         weight, square = faded + batch.count, faded_square + (batch.count if square is None else square)
         self._move(batch.count > 0, mean, m2 / _divisor(weight, square, ddof), low, weight, square)

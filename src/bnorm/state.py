@@ -28,9 +28,10 @@ class Incompatible(NamedTuple):
 def read(
     who: str, given: Any, expected: Mapping[str, ndarray], strict: bool
 ) -> tuple[dict[str, ndarray], Incompatible]:
-    """The arrays of `given` that are expected, in their shape and type, and the names that did not match.
+    """The arrays of `given` that are expected, in their shape and dtype, and the names that did not match.
 
-    One error lists everything that is wrong. Arrays may be PyTorch's tensors, and have axes of length 1 to spare.
+    One error lists everything that is wrong. Arrays may be PyTorch's tensors, on any device, and have axes of length 1
+    to spare; they are returned on the device that they came from.
     """
     if not isinstance(given, Mapping):
         raise TypeError(f"{who}: state_dict: expected a mapping of names to arrays, got {type(given).__name__}")
@@ -47,7 +48,7 @@ def read(
                 found[name] = _array(name, value, expected[name])
             except (TypeError, ValueError) as error:
                 wrong.append(str(error))
-                found[name] = expected[name]
+                found[name] = np.zeros(0)
     missing = [name for name in expected if name not in found]
     if strict and missing:
         wrong.append(f"missing: {', '.join(missing)}")

@@ -1,15 +1,25 @@
 """Which module computes on an array: a dictionary from array type to backend.
 
-A backend is a module with the functions of `reference.py`. Nothing is imported here that the user did not import: the
-types of other libraries are recognized through `sys.modules`.
+A backend is a module with the functions of `reference.py`, and these:
+
+    asarray(value)   anything, as an array of the backend
+    memory(array)    a NumPy array that lies where this one does, for questions of overlap; not to be looked into
+    numbers(*some)   the numbers that reductions have given, for the host to look at: it waits once
+    FLOATS           names of the types that it computes in
+
+Nothing is imported here that the user did not import: the types of other libraries are recognized through
+`sys.modules`.
 """
 
 import sys
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from bnorm.kernels import cpu
+
+Array = Any  # numpy.ndarray or cupy.ndarray
 
 
 class Backends(dict[type, ModuleType]):
@@ -27,19 +37,44 @@ class Backends(dict[type, ModuleType]):
 BACKENDS = Backends({np.ndarray: cpu})
 
 
-def kernels_for(value: object, who: str, name: str = "x") -> ModuleType:
-    """The backend of a value, which may be anything that `np.asarray` takes; TypeError where there is none.
+def kind_of(value: object) -> type | None:
+    """The type of array that a value is, or stands for (a parameter, a Series, a tensor); None of lists and numbers."""
+    if type(value) in BACKENDS:
+        return type(value)
+    cupy_array: type | None = getattr(sys.modules.get("cupy"), "ndarray", None)
+    if cupy_array is not None and (isinstance(value, cupy_array) or hasattr(value, "__cupy_get_ndarray__")):
+        return cupy_array
+    return np.ndarray if hasattr(value, "__array__") and not isinstance(value, np.generic) else None
 
-    `who` is the function that was called and `name` the parameter, for the message.
+
+def kernels_for(value: object, who: str, name: str = "x", kind: type | None = None, beside: str = "x") -> ModuleType:
+    """The backend of a value, which may be anything that `np.asarray` or `cupy.asarray` takes.
+
+    `who` is the function that was called and `name` the parameter, for messages. kind: the type of the arrays that the
+    value goes with, and `beside` what these are: the name of a parameter, or of a layer. What is no array goes along;
+    an array of the other side is a TypeError.
     """
-    module = BACKENDS.get(type(value))
-    if module is not None:
-        return module
-    cupy_array = getattr(sys.modules.get("cupy"), "ndarray", None)
-    if cupy_array is not None and isinstance(value, cupy_array):
-        mixed = "" if name == "x" else ", and x is not one: NumPy and CuPy arrays do not mix"
-        raise TypeError(
-            f"{who}: {name}: expected a NumPy array (this version computes on NumPy arrays only), "
-            f"got a CuPy array{mixed}; cupy.asnumpy({name}) converts it"
-        )
-    return BACKENDS[np.ndarray]
+    if type(value) is kind:
+        return BACKENDS[kind]
+    own = kind_of(value)
+    if kind is None or own is None or own is kind:
+        return BACKENDS[kind or own or np.ndarray]
+    on_device = own is not np.ndarray
+    wanted, got = ("NumPy", "CuPy") if on_device else ("CuPy", "NumPy")
+    here, there = ("asnumpy", "asarray") if on_device else ("asarray", "asnumpy")
+    if "layer" in beside:
+        reason = f"as {beside} is on the {'CPU' if on_device else 'GPU'}"
+        way = f"{beside.removeprefix('the ')}.to({'cuda' if on_device else 'cpu'!r})"
+    else:
+        reason, way = f"as {beside} is one", f"cupy.{there}({beside})"
+    raise TypeError(
+        f"{who}: {name}: expected a {wanted} array, {reason}, got a {got} array: NumPy and CuPy arrays do not mix; "
+        f"cupy.{here}({name}) moves the one, {way} the other"
+    )
+
+
+def moved(a: Array, kind: type) -> Array:
+    """An array as one of that type: itself, or a copy on the other side."""
+    if type(a) is kind:
+        return a
+    return a.get() if kind is np.ndarray else BACKENDS[kind].asarray(a)

@@ -3,6 +3,9 @@
 import os
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
+
+from numpy import asarray
 
 from . import _cpu
 from ._buffers import get_buffer_limit, set_buffer_limit
@@ -22,17 +25,21 @@ from ._cpu import (
 from ._threads import get_num_threads, set_num_threads
 
 __all__ = [
+    "FLOATS",
     "add",
     "apart",
+    "asarray",
     "backward",
     "forward",
     "get_buffer_limit",
     "get_num_threads",
     "grad_input",
     "grad_moments",
+    "memory",
     "moments",
     "move",
     "normalize",
+    "numbers",
     "rows_backward",
     "rows_forward",
     "set_buffer_limit",
@@ -40,6 +47,15 @@ __all__ = [
     "simd_level",
     "simd_levels",
 ]
+
+FLOATS = ("float16", "float32", "float64")
+memory = asarray
+
+
+def numbers(*some: Any) -> list[float]:
+    """NumPy's numbers as Python's."""
+    return list(map(float, some))
+
 
 LEVELS = ("baseline", "avx2", "avx512")  # in the order of processor_level()
 

@@ -12,31 +12,68 @@ Float32 and bfloat16 numbers below 1.2e-38, which CuPy's compiler options turn i
 
 from functools import cache
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from . import plans
-from .launching import available, device_of
+from .launching import available, device_of, namespace
 
 __all__ = [
+    "FLOATS",
     "LeftAlone",
     "add",
+    "array_type",
+    "asarray",
     "available",
     "backward",
+    "capturing",
     "forward",
     "grad_input",
     "grad_moments",
+    "memory",
     "moments",
     "move",
     "normalize",
+    "numbers",
     "rows_backward",
     "rows_forward",
 ]
 
 FLOAT64, INT32 = np.dtype("float64"), np.dtype("int32")
+FLOATS = tuple(plans.NAMES)
 Array = Any  # cupy.ndarray
 Running = tuple[Array, Array, float, Array | None, int, str]
+
+
+def array_type() -> Any:
+    """That of CuPy's arrays; CuPy is imported if need be."""
+    return namespace().ndarray
+
+
+def asarray(value: Any) -> Array:
+    """Anything as an array on the current device, of CuPy's base class; what is on the host is copied there."""
+    kind = array_type()
+    a = value if isinstance(value, kind) else namespace().asarray(value)
+    return a if type(a) is kind else a.view(kind)
+
+
+def memory(array: Array) -> Any:
+    """A NumPy array at the address of this one: NumPy knows well whether two overlap, and does not look into them."""
+    place = {"data": (array.data.ptr, False), "shape": array.shape, "strides": array.strides}
+    return np.asarray(SimpleNamespace(__array_interface__=place | {"typestr": array.dtype.str, "version": 3}))
+
+
+def numbers(*some: Array) -> list[float]:
+    """Arrays of one number each, as Python's numbers: one transfer, which the host waits for."""
+    found: list[float] = np.stack(some).tolist()
+    return found
+
+
+def capturing() -> bool:
+    """Whether what is launched now goes into a CUDA graph, and runs later."""
+    return bool(namespace().cuda.get_current_stream().is_capturing())
 
 
 @cache

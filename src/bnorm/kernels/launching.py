@@ -31,6 +31,13 @@ def source(family: str) -> str:
     return "\n".join((here / name).read_text(encoding="utf-8") for name in ("formulas.h", *FAMILIES[family]))
 
 
+def namespace() -> Any:
+    """CuPy: whoever calls this has an array of it, or asks for one."""
+    import cupy
+
+    return cupy
+
+
 @cache
 def available() -> str | None:
     """None where CuPy arrays can be computed on, else the reason in one sentence."""
@@ -51,9 +58,8 @@ class Device:
     """A CUDA device and what is kept for it: compiled kernels, and a workspace per stream."""
 
     def __init__(self, index: int) -> None:
-        import cupy
-
-        self.cupy = cupy
+        self.cupy = cupy = namespace()
+        self.index = index
         self.kernels: dict[str, Any] = {}
         self.shared: dict[str, int] = {}  # bytes that a kernel may ask for, where that is more than it may at first
         self.workspaces: dict[int, tuple[Array, Array]] = {}
@@ -67,7 +73,10 @@ class Device:
         return self.cupy.zeros(shape, dtype)
 
     def address(self, array: Array) -> int:
-        address: int = array.data.ptr
+        data = array.data
+        if data.device_id != self.index:
+            raise ValueError(f"expected arrays on device {self.index}, where x is, got one on device {data.device_id}")
+        address: int = data.ptr
         return address
 
     def workspace(self, numbers: int, tickets: int) -> tuple[Array, Array]:

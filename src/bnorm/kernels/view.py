@@ -103,9 +103,17 @@ def weights(w: Array, layout: Layout) -> Array:
         w = np.broadcast_to(w.reshape(full[:1] + (1,) * (len(full) - 1)), full)
     if layout.order is not None:
         w = w.transpose([i - (i > axis) for i in layout.order if i != axis])
-    if w.dtype != np.float64 or not _plain(w):
-        w = w.astype(np.float64, order="C")
-    return w.reshape(layout.block[0], prod(layout.block[2:]))
+    return dense(w, np.float64).reshape(layout.block[0], prod(layout.block[2:]))
+
+
+def dense(a: Array, dtype: Any) -> Array:
+    """a as kernels read vectors: of that type, contiguous, aligned. a itself where it is so."""
+    return a if a.dtype == dtype and _plain(a) else a.astype(dtype, order="C")
+
+
+def writeable(a: Array) -> bool:
+    """Whether an array may be written to. CuPy's always may."""
+    return not isinstance(a, ndarray) or a.flags.writeable
 
 
 def _plain(a: Array) -> bool:

@@ -1,4 +1,4 @@
-"""Normalization layers for NumPy nets: forward, backward, parameters and running statistics.
+"""Normalization layers for nets of NumPy or CuPy arrays: forward, backward, parameters and running statistics.
 
 bn = BatchNorm1d(64, activation="relu")
 y = bn(x)                       # forward
@@ -6,6 +6,7 @@ dx = bn.backward(dy)            # adds to bn.gamma.grad and bn.beta.grad
 for p in bn.parameters():
     p.data -= 0.1 * p.grad
 bn.zero_grad()
+bn.to("cuda")                   # from here on with CuPy arrays
 """
 
 from bnorm.devices import DeviceError

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from bnorm import checks, devices, state
 from bnorm.checks import FLOAT64
+from bnorm.kernels import kind_of, moved
 from bnorm.parameters import Parameter
 from bnorm.passes import Saved, pull_back
 
@@ -36,6 +37,9 @@ class Layer:
 
     The forward that a backward belongs to is held as it was, with its mode, statistics and parameters; its x too, and
     not copied: leave it as it is until then.
+
+    device "cuda" keeps the arrays on a GPU, as CuPy arrays, and takes and returns such. A forward and a backward do not
+    wait for the GPU, unless they are given weights, whose values are looked at.
     """
 
     eps = adjustable("eps", checks.epsilon, "Added to the variance, inside the root.")
@@ -45,7 +49,7 @@ class Layer:
     affine = fixed("affine", "Whether there are parameters, gamma and beta.")
     activation = fixed("activation", 'What is applied after, in the same pass: None or "relu".')
     dtype = fixed("dtype", "The type of parameters and running statistics.")
-    device = fixed("device", 'Where these are: "cpu".')
+    device = fixed("device", 'Where these are: "cpu" or "cuda".')
 
     def __init__(
         self,
@@ -63,10 +67,11 @@ class Layer:
         self._affine = checks.flag(who, "affine", affine)
         self._activation, self._relu = activation, checks.relu(who, activation)
         self._dtype = checks.parameter_dtype(who, dtype)
-        self._device = devices.device(who, device)
+        self._kind: Any = devices.arrays_on(who, device)  # the type of all arrays here
+        self._device = device
         self._training = True
-        self._gamma = Parameter(np.ones(shape, self._dtype)) if self._affine else None
-        self._beta = Parameter(np.zeros(shape, self._dtype)) if self._affine and shifts else None
+        self._gamma = Parameter(self._new(shape, 1)) if self._affine else None
+        self._beta = Parameter(self._new(shape, 0)) if self._affine and shifts else None
         self._saved: Saved | None = None
 
     @property
@@ -117,8 +122,17 @@ class Layer:
         return self.train(False)
 
     def to(self, device: str) -> Self:
-        """Move parameters and statistics to a device."""
-        self._device = devices.device(self._who, device)
+        """Move parameters, their gradients and statistics to a device, "cpu" or "cuda", CuPy's current one.
+
+        Parameters are the same objects after it, for whoever holds them. A forward that has no backward yet is
+        forgotten, as x and dy stay where they are.
+        """
+        kind = devices.arrays_on(self._who, device)
+        if kind is not self._kind:
+            arrays = {name: moved(a, kind) for name, a in self._memory().items()}
+            self._place(arrays)
+            self._kind, self._device, self._saved = kind, device, None
+            self._settle()
         return self
 
     def backward(self, dy: ArrayLike, out: ndarray | None = None) -> ndarray:
@@ -142,18 +156,18 @@ class Layer:
         return dx
 
     def state_dict(self) -> state.StateDict:
-        """Copies of all arrays, under PyTorch's names."""
+        """Copies of all arrays, under PyTorch's names, on the device of the layer."""
         return state.StateDict((name, a.copy()) for name, a in self._state().items())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> state.Incompatible:
-        """Take over a `state_dict()`, of PyTorch's layer too; gamma and beta go by these names as well.
+        """Take over a `state_dict()`, of PyTorch's layer too, from any device; gamma and beta are names as well.
 
         strict: names that are missing or unexpected are an error. A wrong shape always is, and then nothing is loaded.
         Returns the names that were missing, and those not expected.
         """
         strict = checks.flag(self._who, "strict", strict)
         found, differing = state.read(self._who, state_dict, self._state(), strict)
-        self._load(found, state_dict)
+        self._load({name: moved(a, self._kind) if a.ndim else a for name, a in found.items()}, state_dict)
         return differing
 
     def _state(self) -> dict[str, ndarray]:
@@ -170,7 +184,17 @@ class Layer:
             return
         if p is None:
             raise ValueError(f"{self._who}: {name}: expected no value without this parameter, got {value!r}")
-        p.data[...] = checks.vector(self._who, name, value, p.shape)
+        p.data[...] = checks.vector(self._who, name, value, p.shape, self._kind, "the layer")
+
+    def _new(self, shape: tuple[int, ...], value: float) -> ndarray:
+        """An array of this layer, on its device."""
+        new: ndarray = moved(np.full(shape, value, self._dtype), self._kind)
+        return new
+
+    def _taken(self, x: Any) -> ndarray:
+        """x as an array that the kernels take: on this layer's device, but where it has no arrays, on any."""
+        elsewhere = not self._own and kind_of(x) is not None
+        return checks.array(self._who, x, None if elsewhere else self._kind, "the layer")
 
     def _settle(self) -> None:
         """Keep the arrays that kernels take, where these are float64 and so never made anew, and those to keep off."""
@@ -186,11 +210,17 @@ class Layer:
         arrays = {name: p.data for name, p in self.named_parameters()}
         return arrays | {f"{name}.grad": p.grad for name, p in self.named_parameters()}
 
+    def _place(self, arrays: Mapping[str, ndarray]) -> None:
+        """Take these for the arrays of this layer, which `_memory` names."""
+        for name, p in self.named_parameters():
+            p._data, p._grad = arrays[name], arrays[f"{name}.grad"]
+
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_saved": None}  # the net's data is no part of a layer
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
+        self._kind = devices.arrays_on(self._who, self._device)
         self._settle()
 
     def __repr__(self) -> str:

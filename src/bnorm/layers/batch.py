@@ -3,15 +3,15 @@
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
-from bnorm import checks, state
+from bnorm import checks, devices, state
 from bnorm.checks import FLOAT64, FLOATS
-from bnorm.kernels import BACKENDS, view
+from bnorm.kernels import BACKENDS, moved, view
 from bnorm.layers.base import Layer, fixed, signature_of
 from bnorm.layers.shapes import axis_and_names, wrong_shape
 from bnorm.passes import channel_forward
@@ -40,6 +40,8 @@ class BatchNorm(Layer):
     on_single  a batch of one value per channel in training: "raise" SingleValueError, or normalize it by the "running"
                statistics, which stay as they are
     dtype      of parameters and running statistics, float64 or float32; x and y may be of any other
+    device     "cpu", or "cuda": all arrays, x and y too, are CuPy arrays. Only nonfinite="raise" and weights, whose
+               values are looked at, make a call wait for the GPU
     """
 
     _POSITIONS: ClassVar[tuple[str, ...]]  # of each rank that is accepted, the axes beside batch and channels
@@ -75,8 +77,8 @@ class BatchNorm(Layer):
         self._axis, self._names = axis_and_names(who, axis, self._POSITIONS)
         self._track_running_stats = checks.flag(who, "track_running_stats", track_running_stats)
         self._running = Running(
-            np.zeros(channels, self._dtype),
-            np.ones(channels, self._dtype),
+            self._new((channels,), 0),
+            self._new((channels,), 1),
             checks.momentum(who, momentum),
             checks.choice(who, "ddof", ddof, (0, 1)),
             checks.choice(who, "nonfinite", nonfinite, NONFINITE),
@@ -149,8 +151,14 @@ class BatchNorm(Layer):
 
     @property
     def num_batches_skipped(self) -> int | None:
-        """Those of them in which some channel was left alone, as it was not finite; None without tracking."""
-        return self._running.skipped if self._track_running_stats else None
+        """Those of them in which some channel was left alone, as it was not finite; None without tracking.
+
+        On a GPU they are counted as they come, but only whoever reads this waits for it; a warning comes then too.
+        """
+        if not self._track_running_stats:
+            return None
+        self._warn_once(self._running.look())
+        return self._running.skipped
 
     def reset_running_stats(self) -> None:
         """Mean 0, variance 1, no batches."""
@@ -161,7 +169,7 @@ class BatchNorm(Layer):
         super().reset_parameters()
         self.reset_running_stats()
 
-    def __call__(self, x: ArrayLike, weight: ArrayLike | None = None, out: ndarray | None = None) -> ndarray:
+    def __call__(self, x: Any, weight: ArrayLike | None = None, out: ndarray | None = None) -> ndarray:
         """y, in the shape, type and memory order of x.
 
         weight: how much each value counts in the statistics of a training batch, or a mask: the shape of x without
@@ -169,8 +177,8 @@ class BatchNorm(Layer):
         out: x itself, whose backward is lost then, or memory of its own.
         """
         given = None if out is None else {"x": x, "weight": weight, **self._own}
-        if type(x) is not ndarray or x.dtype not in FLOATS:
-            x = checks.array(self._who, x)
+        if type(x) is not self._kind or x.dtype not in FLOATS:
+            x = self._taken(x)
         who, axis, shape, relu = self._who, self._axis, x.shape, self._relu
         if len(shape) not in self._names or shape[axis] != self._num_features:
             raise wrong_shape(who, shape, self._num_features, self._names)
@@ -196,11 +204,11 @@ class BatchNorm(Layer):
         except FloatingPointError as error:
             raise self._not_finite(error) from None
         self._saved = saved
-        if moving is not None and saved.count:
+        if moving is not None and (type(saved.count) is not float or saved.count):
             moving.batches += 1
-            if saved.skipped:
-                moving.skipped += 1
-                self._warn_once(saved.skipped)
+            left = saved.skipped
+            if type(left) is not int or left:
+                self._warn_once(moving.note(left))
         return y
 
     forward = __call__
@@ -236,8 +244,15 @@ class BatchNorm(Layer):
             skipped = running.commit(pool, BACKENDS[type(pool.mean)], replace)
         except FloatingPointError as error:
             raise self._not_finite(error) from None
-        if skipped:
-            self._warn_once(skipped)
+        self._warn_once(skipped)
+
+    def to(self, device: str) -> Self:
+        """As in every layer; not inside of pooled_stats."""
+        if self._moving not in (None, self._running):
+            raise RuntimeError(f"{self._who}: to: expected no pooled_stats around it, got one")
+        if devices.arrays_on(self._who, device) is not self._kind:
+            self._warn_once(self._running.look())
+        return super().to(device)
 
     def _switches(self) -> list[str]:
         frozen = self._track_running_stats and self._moving is None
@@ -247,7 +262,7 @@ class BatchNorm(Layer):
         """The forward that says how large the batches were that came before."""
         values = x.size / self._num_features
         if weight is not None:
-            values = float(checks.weights(self._who, weight, view.channels(x, self._axis)[1]).sum())
+            _, values, _ = checks.weights(self._who, weight, view.channels(x, self._axis)[1], type(x))
         moving.recount(values or 1.0)
         batches = moving.batches
         try:
@@ -259,7 +274,7 @@ class BatchNorm(Layer):
         return checks.NonFiniteError(f"{self._who}: x: {error}, and nonfinite is 'raise'")
 
     def _warn_once(self, channels: int) -> None:
-        if not self._warned:
+        if channels and not self._warned:
             self._warned = True
             warnings.warn(
                 f"{self._who}: {channels} of {self._num_features} channels had a batch mean or variance that is not "
@@ -274,7 +289,7 @@ class BatchNorm(Layer):
             return
         if not self._track_running_stats:
             raise ValueError(f"{self._who}: {name}: expected no value without running statistics")
-        a = checks.vector(self._who, name, value, to.shape)
+        a = checks.vector(self._who, name, value, to.shape, self._kind, "the layer")
         if name == "running_var" and (a < 0).any():
             raise ValueError(f"{self._who}: {name}: expected no negative values, got {a.min()}")
         to[...] = a
@@ -284,7 +299,15 @@ class BatchNorm(Layer):
         return (*super()._wide(), *(a.astype(FLOAT64, copy=False) for a in (running.mean, running.var)))
 
     def _memory(self) -> dict[str, ndarray]:
-        return super()._memory() | {"running_mean": self._running.mean, "running_var": self._running.var}
+        running = self._running
+        arrays = {"running_mean": running.mean, "running_var": running.var, "seen": running.seen}
+        return super()._memory() | (arrays if self._track_running_stats else {})
+
+    def _place(self, arrays: Mapping[str, ndarray]) -> None:
+        super()._place(arrays)
+        running = self._running
+        if self._track_running_stats:
+            running.mean, running.var, running.seen = (arrays[name] for name in ("running_mean", "running_var", "seen"))
 
     def _state(self) -> dict[str, ndarray]:
         arrays = super()._state()
@@ -307,19 +330,20 @@ class BatchNorm(Layer):
         return arrays
 
     def _load(self, found: Mapping[str, ndarray], state_dict: Mapping[str, Any]) -> None:
+        running, seen = self._running, getattr(state_dict, "seen", None)
+        seen = None if seen is None else moved(seen, self._kind)
         super()._load(found, state_dict)
-        running = self._running
         if "running_mean" in found:
             running.mean[...] = found["running_mean"]
         if "running_var" in found:
             running.var[...] = found["running_var"]
         if "num_batches_tracked" in found:
             running.batches = int(found["num_batches_tracked"])
-            seen = getattr(state_dict, "seen", None)
             running.recounts = seen is None and running.batches > 0
             running.seen[...] = 0 if seen is None else seen
 
     def __getstate__(self) -> dict[str, Any]:
+        self._warn_once(self._running.look())
         moving = self._running if self._track_running_stats else None  # whatever block it is in
         return super().__getstate__() | {"_moving": moving}
 

@@ -3,7 +3,6 @@
 from typing import Any, ClassVar
 
 from numpy import ndarray
-from numpy.typing import ArrayLike
 
 from bnorm import checks
 from bnorm.checks import FLOATS
@@ -41,11 +40,11 @@ class _OverLastAxes(Layer):
         self._normalized_shape = shape
         self._settle()
 
-    def __call__(self, x: ArrayLike, out: ndarray | None = None) -> ndarray:
+    def __call__(self, x: Any, out: ndarray | None = None) -> ndarray:
         """y, in the shape, type and memory order of x. out: x itself, or memory of its own."""
         given = None if out is None else {"x": x, **self._own}
-        if type(x) is not ndarray or x.dtype not in FLOATS:
-            x = checks.array(self._who, x)
+        if type(x) is not self._kind or x.dtype not in FLOATS:
+            x = self._taken(x)
         shape = self._normalized_shape
         if x.shape[-len(shape) :] != shape:
             expected = ", ".join(["...", *map(str, shape)])
@@ -85,12 +84,12 @@ class _OverGroups(Layer):
     _groups: int
     _names: Names | None  # of the axes of every rank that is accepted; None: any with samples and channels
 
-    def __call__(self, x: ArrayLike, out: ndarray | None = None) -> ndarray:
+    def __call__(self, x: Any, out: ndarray | None = None) -> ndarray:
         """y, in the shape, type and memory order of x. out: x itself, or memory of its own."""
         given = None if out is None else {"x": x, **self._own}
         who, axis = self._who, self._axis
-        if type(x) is not ndarray or x.dtype not in FLOATS:
-            x = checks.array(who, x)
+        if type(x) is not self._kind or x.dtype not in FLOATS:
+            x = self._taken(x)
         if self._names is None:
             self._check_any(x.shape)
         elif x.ndim not in self._names or x.shape[axis] != self._channels:

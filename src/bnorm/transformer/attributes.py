@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from bnorm.kernels import BACKENDS
 from bnorm.layers import BatchNorm1d
 from bnorm.transformer.state import State
 
@@ -73,8 +74,10 @@ class Attributes:
     def n_samples_seen_(self) -> Any:
         """Values seen, or the sum of their weights; one number where it is that of every feature."""
         state = self._state
+        state.follow()
         values = state.values if state.weighted else state.values.astype(np.int64)
-        return values[0] if values.min() == values.max() else values.copy()
+        least, most = BACKENDS[type(values)].numbers(values.min(), values.max())
+        return values.dtype.type(least) if least == most else values.copy()
 
     @property
     def n_batches_seen_(self) -> int:
@@ -83,6 +86,9 @@ class Attributes:
 
 
 def _read_only(a: ndarray) -> ndarray:
+    """A view; of a device, where any array may be written to, a copy."""
+    if type(a) is not ndarray:
+        return a.copy()
     a = a.view()
     a.flags.writeable = False
     return a

@@ -1,6 +1,7 @@
 """The estimator itself: parameters, checks, and the methods that scikit-learn and its users call."""
 
 import warnings
+from functools import partial
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any, Self
@@ -13,14 +14,14 @@ from sklearn.utils._set_output import _wrap_data_with_container
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from bnorm import checks
-from bnorm.checks import FLOATS
+from bnorm.kernels import moved
 from bnorm.transformer import tables
 from bnorm.transformer.attributes import Attributes
 from bnorm.transformer.state import AVERAGE, State, kind
 from bnorm.transformer.tables import WHO
+from bnorm.transformer.validation import floats, new_table, plain, refuse_container
 
 MOMENTUM = 0.1
-DTYPES = [np.float64, np.float32, np.float16]
 
 
 class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -39,6 +40,10 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
 
     NaN is left out of the statistics and stays NaN; infinity is refused. A feature never seen is NaN until it is seen.
     float16, float32 and float64 keep their type, whatever else becomes float64; statistics are float64.
+
+    Fitted on a CuPy array it lives on the GPU: it takes and returns CuPy arrays, and its attributes are such. The layer
+    moves it, by `layer_.to("cpu")` and `layer_.to("cuda")`. The host waits for the GPU once in every call that reads a
+    table, as infinity is refused, once more for sample weights, and once for missing values among rows that fade.
 
     Parameters
     ----------
@@ -67,7 +72,7 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
     gamma_grad_, beta_grad_ : ndarray of shape (n_features,), or None
         What the last `backward` left.
     mean_, var_, scale_ : ndarray of shape (n_features,)
-        Mean, variance and sqrt(variance + eps), to read, under the names of StandardScaler.
+        Mean, variance and sqrt(variance + eps), to read, under the names of StandardScaler. On a GPU copies.
     n_samples_seen_ : int, float or ndarray of shape (n_features,)
         Values seen, or the sum of their weights; one per feature where NaN made them differ.
     n_batches_seen_ : int
@@ -182,7 +187,10 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
         """
         self._check_fitted()
         in_place = not (self.copy if copy is None else copy)
-        return tables.mapped(self._table(X, in_place), *self._state.forward(), in_place)
+        x = self._table(X, in_place)
+        if type(x) is not ndarray:
+            refuse_container(self)
+        return tables.mapped(x, *self._state.forward(), in_place)
 
     def inverse_transform(self, X: Any, copy: bool | None = None) -> Any:
         """What `transform` makes X of: (X - beta_) / gamma_ * scale_ + mean_.
@@ -203,12 +211,16 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
         """
         self._check_fitted()
         in_place = not (self.copy if copy is None else copy)
-        y = X if _plain(X, in_place) else np.asarray(check_array(X, estimator=self, input_name="X", **_rules(in_place)))
+        y, side = X, self._state.array_type
+        if not plain(X, side, in_place):
+            y = floats(partial(check_array, estimator=self, input_name="X"), X, side, in_place)
         if y.shape[1] != self.n_features_in_:
             raise ValueError(
                 f"X has {y.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} features "
                 "as input."
             )
+        if side is not ndarray:
+            refuse_container(self)
         x = tables.mapped(y, *self._state.inverse(y.dtype), in_place)
         return _wrap_data_with_container("transform", x, X, self)
 
@@ -253,7 +265,7 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
         """
         self._check_fitted()
         x = self._table(X)
-        dy = checks.gradient(WHO, dY, x.shape, x.dtype)
+        dy = checks.gradient(WHO, dY, x.shape, x.dtype, type(x))
         dx, self.gamma_grad_, self.beta_grad_ = self._state.pull_back(x, dy)
         return dx
 
@@ -278,18 +290,20 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
             raise RuntimeError(f"{WHO}: step: expected gamma_ and beta_ to move, got affine=False")
         if "gamma_grad_" not in self.__dict__:
             raise RuntimeError(f"{WHO}: step: expected a backward before, got none")
-        gradients: tuple[Any, Any] = self.gamma_grad_, self.beta_grad_  # of a layer that has parameters
-        moved = [p - rate * grad for p, grad in zip(parameters, gradients, strict=True)]
-        for p, values in zip(parameters, moved, strict=True):
+        gradients: Any = self.gamma_grad_, self.beta_grad_
+        if type(gradients[0]) is not type(parameters[0]):  # the layer has moved
+            gradients = [moved(grad, type(parameters[0])) for grad in gradients]
+        stepped = [p - rate * grad for p, grad in zip(parameters, gradients, strict=True)]
+        for p, values in zip(parameters, stepped, strict=True):
             p[...] = values
         return self
 
     def _begin(self, X: Any, sample_weight: Any, alike: bool) -> Self:
         """A new state from X; nothing is assigned until all is done."""
         self._check_parameters()
-        x, names = (X, None) if _plain(X, False) else self._new_table(X)
+        x, names = new_table(self, X)
         steps = self._steps(x, sample_weight, alike)
-        state = State(x.shape[1], self.momentum, self.halflife, self.eps, self.ddof, self.affine)
+        state = State(x, self.momentum, self.halflife, self.eps, self.ddof, self.affine)
         if not alike:
             self._tell_of_single_rows(state, len(x), 4)
         state.move(steps, alike, self.momentum, self.halflife)
@@ -301,13 +315,6 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
         self._state, self.layer_, self.n_features_in_ = state, state.layer, x.shape[1]
         return self
 
-    def _new_table(self, X: Any) -> tuple[ndarray, ndarray | None]:
-        """X as an array of floats, and the names of its features; infinity may still be in it."""
-        found = object.__new__(type(self))  # takes in what scikit-learn finds, as long as X may still be refused
-        found.__dict__.update(self.__dict__)
-        x = validate_data(found, X, reset=True, **_rules())
-        return np.asarray(x), found.__dict__.get("feature_names_in_")
-
     def _steps(self, x: ndarray, sample_weight: Any, alike: bool) -> list[tables.Step]:
         """The one pass over a batch."""
         weight = None if sample_weight is None else tables.sample_weights(sample_weight, x)
@@ -316,10 +323,11 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
         return tables.faded(x, weight, float(self.halflife), self.ddof)
 
     def _table(self, X: Any, writeable: bool = False) -> ndarray:
-        """X as an array of floats that fits; infinity may still be in it."""
-        if _plain(X, writeable) and X.shape[1] == self.n_features_in_ and "feature_names_in_" not in self.__dict__:
+        """X as an array of floats that fits, on the side of the layer; infinity may still be in it."""
+        side = self._state.array_type
+        if plain(X, side, writeable) and X.shape[1] == self.n_features_in_ and "feature_names_in_" not in self.__dict__:
             return X  # type: ignore[no-any-return]
-        return np.asarray(validate_data(self, X, reset=False, **_rules(writeable)))
+        return floats(partial(validate_data, self, reset=False), X, side, writeable)  # type: ignore[no-any-return]
 
     def _check_fitted(self) -> None:
         if "layer_" not in self.__dict__:
@@ -352,6 +360,12 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
                 )
 
     def _check_mergeable(self, other: "BatchNormTransformer") -> None:
+        here, there = self.layer_.device, other.layer_.device
+        if here != there:
+            raise TypeError(
+                f"{WHO}: merge: expected layer_ on one device, got {here!r} here and {there!r} there: NumPy and CuPy "
+                f"arrays do not mix; other.layer_.to({here!r}) moves the other"
+            )
         kinds = [transformer._state.kind for transformer in (self, other)]
         if AVERAGE in kinds:
             raise ValueError(
@@ -384,15 +398,3 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
         tags.input_tags.allow_nan = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32", "float16"]
         return tags
-
-
-def _plain(X: Any, writeable: bool) -> bool:
-    """Whether scikit-learn's validation, apart from features, would hand X through."""
-    return (
-        type(X) is ndarray and X.ndim == 2 and X.dtype in FLOATS and X.size > 0 and (X.flags.writeable or not writeable)
-    )
-
-
-def _rules(writeable: bool = False) -> dict[str, Any]:
-    """What scikit-learn checks; infinity is found on the way."""
-    return {"dtype": DTYPES, "ensure_all_finite": False, "force_writeable": writeable}

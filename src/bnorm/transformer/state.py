@@ -1,7 +1,8 @@
 """What a transformer has learned: a layer, the stream that moves its statistics, and counters.
 
-The layer's arrays are the state. The stream moves its running mean and variance in place, and with momentum None the
-layer counts values in the stream's weights, so a layer that is put into training mode pools right.
+The layer's arrays are the state. The stream moves its running mean and variance in place, and with momentum None its
+weights are the values that the layer has counted, so a layer that is put into training mode pools right. When the layer
+is moved to another device, the rest follows.
 """
 
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from bnorm.kernels import BACKENDS, view
+from bnorm.kernels import BACKENDS, moved, view
 from bnorm.layers import BatchNorm1d
 from bnorm.running import Stream
 from bnorm.transformer.tables import Step, refuse_infinity
@@ -26,30 +27,42 @@ def kind(momentum: float | None, halflife: float | None) -> str:
 
 
 class State:
-    """From a table of so many features on: NaN statistics, gamma 1 and beta 0."""
+    """From a table x on, of which it takes the features and the device: NaN statistics, gamma 1 and beta 0."""
 
     def __init__(
-        self, features: int, momentum: float | None, halflife: float | None, eps: float, ddof: int, affine: bool
+        self, x: ndarray, momentum: float | None, halflife: float | None, eps: float, ddof: int, affine: bool
     ) -> None:
         self.kind = kind(momentum, halflife)
         self.layer = BatchNorm1d(
-            features, eps=float(eps), momentum=momentum, ddof=int(ddof), affine=bool(affine), dtype="float64"
+            x.shape[1],
+            eps=float(eps),
+            momentum=momentum,
+            ddof=int(ddof),
+            affine=bool(affine),
+            dtype="float64",
+            device="cpu" if type(x) is ndarray else "cuda",
         ).eval()
         running = self.layer._running
         running.mean[...] = running.var[...] = np.nan
         self.stream = Stream(running.mean, running.var)
-        self.values = np.zeros(features)  # how much has been seen of each feature
+        self.values = np.zeros(x.shape[1], like=running.mean)  # how much has been seen of each feature
         self.weighted = False  # by sample weights, so that it may be no whole number
         self.told = False  # that batches of one row have no variance
         self._link()
 
     @property
     def mean(self) -> ndarray:
-        return self.stream.mean
+        return self.layer._running.mean
 
     @property
     def var(self) -> ndarray:
-        return self.stream.var
+        return self.layer._running.var
+
+    @property
+    def array_type(self) -> type:
+        """NumPy's or CuPy's."""
+        kind: type = self.layer._kind
+        return kind
 
     @property
     def parameters(self) -> tuple[ndarray, ndarray] | None:
@@ -62,8 +75,9 @@ class State:
         """sqrt(var + eps); with eps 0, 1 where rounding alone may be all the variance (Chan, Golub, LeVeque 1983)."""
         std: ndarray = np.sqrt(self.var + self.layer.eps)
         if self.layer.eps == 0:
+            self.follow()
             n, mean, var = self.values, self.mean, self.var
-            std[var <= n * EPSILON * var + (n * mean * EPSILON) ** 2] = 1
+            np.copyto(std, 1, where=var <= n * EPSILON * var + (n * mean * EPSILON) ** 2)
         return std
 
     @np.errstate(all="ignore")
@@ -71,7 +85,7 @@ class State:
         """mean, scale, shift: y = (x - mean) scale + shift."""
         std, parameters = self.std(), self.parameters
         if parameters is None:
-            return self.mean, 1 / std, np.zeros_like(std)
+            return self.mean, 1 / std, np.zeros(std.shape, like=std)
         gamma, beta = parameters
         return self.mean, gamma * (1 / std), beta  # rounded as the layer rounds it
 
@@ -82,8 +96,9 @@ class State:
         The mean is split: its high part, which the type of y can hold, is added, and the low part goes into what is
         subtracted from y. So a mean far from zero costs no digit.
         """
-        std, (gamma, beta) = self.std(), self.parameters or (1.0, 0.0)
-        zero = np.equal(gamma, 0)
+        std = self.std()
+        gamma, beta = self.parameters or (np.ones_like(std), np.zeros_like(std))
+        zero = gamma == 0
         scale = np.where(zero, 0, std / np.where(zero, 1, gamma))
         high = self.mean if dtype.itemsize == 8 else self.mean.astype(np.float32).astype(np.float64)
         low = (self.mean - high) / np.where(scale == 0, 1, scale)
@@ -92,6 +107,7 @@ class State:
     @np.errstate(all="ignore")
     def move(self, steps: list[Step], alike: bool, momentum: float | None, halflife: float | None) -> None:
         """By a batch, or by the steps that it was cut into; alike: as the first one, all rows weighing the same."""
+        self.follow()
         values = self.values + sum(step.values for step in steps)
         stream, ddof = self.stream, self.layer.ddof
         if self.kind == AVERAGE and momentum is not None and not alike:
@@ -109,7 +125,9 @@ class State:
         self.layer._running.batches += 1
 
     def merge(self, other: "State") -> None:
-        """Values of another stream beside those of this one."""
+        """Values of another stream, on the same device, beside those of this one."""
+        self.follow()
+        other.follow()
         values, weighted = self.values + other.values, self.weighted or other.weighted
         batches = other.layer._running.batches
         self.stream.pool(other.stream.moments(other.layer.ddof), self.layer.ddof, 1.0, other.stream.square.copy())
@@ -122,21 +140,29 @@ class State:
         std = self.std()
         stats = np.stack([mean, self.var, 1 / std, scale, shift])
         dx, dgamma, dbeta = _pull_back(x, dy, stats)
-        if not np.isfinite([dgamma, dbeta]).all():
+        if not (np.isfinite(dgamma) & np.isfinite(dbeta)).all():
             refuse_infinity(x)
             unseen = np.isnan(mean)
             missing = np.isnan(x) | unseen
-            stats[:3, unseen] = 0
+            stats[:3] = np.where(unseen, 0, stats[:3])
             kept = np.where(missing, stats[0], x).astype(x.dtype)
             _, dgamma, dbeta = _pull_back(kept, np.where(missing, dy.dtype.type(0), dy), stats)
         return (dx, None, None) if self.parameters is None else (dx, dgamma, dbeta)
+
+    def follow(self) -> None:
+        """Go where the layer's arrays are, if it has been moved: all of it, or after an error none."""
+        running, stream = self.layer._running, self.stream
+        if stream.mean is not running.mean:
+            rest = [moved(a, type(running.mean)) for a in (stream.weight, stream.square, stream.low, self.values)]
+            stream.weight, stream.square, stream.low, self.values = rest
+            self._link()
 
     def _link(self) -> None:
         """Make layer and stream share their arrays."""
         running, stream = self.layer._running, self.stream
         stream.mean, stream.var = running.mean, running.var
         if self.kind == POOL:
-            running.seen = stream.square = stream.weight
+            stream.weight = stream.square = running.seen
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After joblib the arrays are not shared, and may be mapped to a file, to be read only."""
@@ -146,7 +172,8 @@ class State:
             (self.stream, ("weight", "square", "low")),
         ):
             for name in names:
-                setattr(owner, name, np.require(getattr(owner, name), requirements=["C", "A", "W", "E"]))
+                if isinstance(array := getattr(owner, name), ndarray):
+                    setattr(owner, name, np.require(array, requirements=["C", "A", "W", "E"]))
         self._link()
         self.layer._settle()
 

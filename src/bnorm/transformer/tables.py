@@ -2,6 +2,9 @@
 
 A table is a checked array, float16, float32 or float64 (rows, features), that may hold NaN. Infinity is refused, and
 shows in what a pass computes anyway; only then is the table searched for it.
+
+On a device a table goes through the kernels at once, and a strided one is copied. The host waits for few numbers, which
+come together: once for each pass over a table, once more for sample weights, for rows that fade, and to find infinity.
 """
 
 from math import isfinite
@@ -12,7 +15,7 @@ from numpy import ndarray
 from sklearn.utils.validation import _check_sample_weight
 
 from bnorm import checks
-from bnorm.kernels import BACKENDS, view
+from bnorm.kernels import BACKENDS, kernels_for, kind_of, moved, view
 from bnorm.moments import Moments
 
 WHO = "BatchNormTransformer"
@@ -31,13 +34,34 @@ class Step(NamedTuple):
 
 
 def sample_weights(sample_weight: Any, x: ndarray) -> ndarray:
-    """Weights as float64 (rows,), not negative and not all zero."""
-    w: ndarray = _check_sample_weight(sample_weight, x, dtype=np.float64)
-    if (lowest := w.min()) < 0:
+    """Weights as float64 (rows,), on the side of x, not negative and not all zero."""
+    kind = type(x)
+    kernels_for(sample_weight, WHO, "sample_weight", kind)
+    if kind is not ndarray and kind_of(sample_weight) is not None:
+        return _weights_on_device(checks.real(WHO, "sample_weight", sample_weight, kind), len(x))
+    rows = x if kind is ndarray else np.empty((len(x), 0))
+    w: ndarray = _check_sample_weight(sample_weight, rows, dtype=np.float64)
+    _check_weights(w.min(), w)
+    return moved(w, kind)  # type: ignore[no-any-return]
+
+
+def _weights_on_device(given: ndarray, n: int) -> ndarray:
+    """The same for n rows. scikit-learn, which has the words for what is wrong, is shown what it takes to see it."""
+    if given.shape != (n,):
+        _check_sample_weight(np.ones(given.shape), np.empty((n, 0)))
+    w: ndarray = view.dense(given, np.float64)
+    lowest, highest, total = BACKENDS[type(w)].numbers(w.min(), w.max(), w.sum())
+    _check_sample_weight(np.array([lowest, highest]), np.empty((2, 0)))  # NaN or infinity, if there is any
+    _check_weights(lowest, np.array(total))
+    return w
+
+
+def _check_weights(lowest: float, w: ndarray) -> None:
+    """w: the weights, or their sum."""
+    if lowest < 0:
         raise ValueError(f"Negative values in data passed to `sample_weight`: expected none, got {lowest}")
     if not checks.total_weight(WHO, "sample_weight", w):
         raise ValueError("Sample weights must contain at least one non-zero number.")
-    return w
 
 
 def refuse_infinity(x: ndarray, among: ndarray | None = None) -> None:
@@ -58,8 +82,8 @@ def whole(x: ndarray, weight: ndarray | None) -> list[Step]:
 def faded(x: ndarray, weight: ndarray | None, halflife: float, ddof: int) -> list[Step]:
     """Rows weighed by age, 1 for the last row of a step, in steps of few enough rows."""
     n = len(x)
-    size = min(n, ROWS, _dense_rows(x))
-    fade = np.exp2(-np.minimum(np.arange(size - 1, -1, -1.0) / halflife, OLDEST))
+    size = min(n, ROWS, _dense_rows(x)) if type(x) is ndarray else n
+    fade = np.exp2(-np.minimum(np.arange(size - 1, -1, -1.0, like=x) / halflife, OLDEST))
     first = n % size
     slices = ([slice(0, first)] if first else []) + [slice(i, i + size) for i in range(first, n, size)]
     parts, steps = [], []
@@ -79,11 +103,13 @@ def mapped(x: ndarray, mean: ndarray, scale: ndarray, shift: ndarray, in_place: 
     if in_place:  # before anything is overwritten
         refuse_infinity(x)
     try:
-        if _dense(x):
+        if _at_once(x):
             block, layout = view.channels(x, 1)
             out = block if in_place else None
-            y = kernels.normalize(block, mean, scale, shift, False, out, finite=not in_place)
-            return x if in_place else view.restore(y, layout)
+            y = view.restore(kernels.normalize(block, mean, scale, shift, False, out, finite=not in_place), layout)
+            if in_place and not x.flags.forc:  # `block` is a copy
+                x[...] = y
+            return x if in_place else y
         y = x if in_place else np.empty_like(x, order="C")
         for rows in _pieces(x, _copied_rows(x)):
             piece = np.ascontiguousarray(x[rows])
@@ -98,18 +124,20 @@ def _infinite(x: ndarray) -> ValueError:
     return ValueError(f"Input X contains infinity or a value too large for {x.dtype!r}.")
 
 
-def _dense(x: ndarray) -> bool:
-    """Whether kernels take x as it lies in memory."""
+def _at_once(x: ndarray) -> bool:
+    """Whether kernels take x as it lies in memory, or it is on a device, where pieces would only cost launches."""
+    if type(x) is not ndarray:
+        return True
     flags = x.flags
     return bool(flags.forc and flags.aligned and x.dtype.char != "e" and x.dtype.isnative)
 
 
 def _copied_rows(x: ndarray) -> int:
-    return max(1, PIECE // max(1, int(x.shape[1]) * int(x.itemsize)))
+    return max(1, PIECE // max(1, int(x.shape[1]) * int(x.itemsize))) if type(x) is ndarray else len(x)
 
 
 def _dense_rows(x: ndarray) -> int:
-    return len(x) if _dense(x) else _copied_rows(x)
+    return len(x) if _at_once(x) else _copied_rows(x)
 
 
 def _pieces(x: ndarray, rows: int) -> list[slice]:
@@ -131,19 +159,25 @@ def _moments(x: ndarray, weight: ndarray | None) -> tuple[ndarray, ndarray, ndar
 def _faded(x: ndarray, weight: ndarray | None, f: ndarray, ddof: int) -> tuple[Any, ndarray, ndarray | None]:
     """Moments of rows that have faded to f; their weights before; with ddof the sum of w f^2."""
     w = f if weight is None else weight * f
-    total = w.sum()
     part = _moments(x, w)
-    if w.min() > 1e-9 * total and part[0].min() > total * (1 - 1e-10):  # no NaN, or the count would have lost that much
-        values = np.full_like(part[0], len(x) if weight is None else weight.sum())
-        return part, values, np.full_like(part[0], w @ f) if ddof else None
+    lowest, total, least = BACKENDS[type(w)].numbers(w.min(), w.sum(), part[0].min())
+    if lowest > 1e-9 * total and least > total * (1 - 1e-10):  # no NaN, or the count would have lost that much
+        none = np.zeros(part[0].shape, like=part[0])
+        return part, none + (len(x) if weight is None else weight.sum()), none + _dot(w, f) if ddof else None
     return part, _moments(x, weight)[0], _moments(x, w * f)[0] if ddof else None
 
 
 def _refuse_infinity_seen(x: ndarray, weight: ndarray | None, parts: list[Any]) -> None:
     """Infinity shows in moments, as does the overflow of finite values, which passes; weight 0 hides it."""
     with np.errstate(all="ignore"):
-        suspect = not all([isfinite(mean.dot(m2)) for _, mean, m2, _ in parts])
-    if suspect:
+        sums = [_dot(mean, m2) for _, mean, m2, _ in parts]
+    found = BACKENDS[type(x)].numbers(*sums, *(() if weight is None else (weight.all(),)))
+    if not all(map(isfinite, found)):
         refuse_infinity(x)
-    elif weight is not None and not weight.all():
+    elif weight is not None and not found[-1]:
         refuse_infinity(x, weight == 0)
+
+
+def _dot(a: ndarray, b: ndarray) -> Any:
+    """Of vectors. CuPy's own would load cuBLAS, which may not be installed."""
+    return a.dot(b) if type(a) is ndarray else (a * b).sum()

@@ -1,0 +1,69 @@
+"""Tables as scikit-learn takes them: what it refuses, in its own words, and what it makes of the rest."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+from sklearn.utils._set_output import _get_output_config
+from sklearn.utils.validation import validate_data
+
+from bnorm.checks import FLOATS
+from bnorm.kernels import BACKENDS, kernels_for, kind_of, moved
+from bnorm.transformer.tables import WHO
+
+DTYPES = [np.float64, np.float32, np.float16]
+
+
+def plain(X: Any, kind: Any, writeable: bool = False) -> bool:
+    """Whether validation, apart from features, would hand X through. kind: the type of the arrays it has to be of."""
+    return (
+        type(X) is kind
+        and X.ndim == 2
+        and X.dtype in FLOATS
+        and X.size > 0
+        and (not writeable or kind is not ndarray or X.flags.writeable)
+    )
+
+
+def new_table(estimator: Any, X: Any) -> tuple[Any, ndarray | None]:
+    """X as an array of floats, of whichever kind, and the names of its features; infinity may still be in it."""
+    kind = kind_of(X) or ndarray
+    if plain(X, kind):
+        return X, None
+    found = object.__new__(type(estimator))  # takes in what scikit-learn finds, as long as X may still be refused
+    found.__dict__.update(estimator.__dict__)
+    x = floats(partial(validate_data, found, reset=True), X, kind)
+    return x, found.__dict__.get("feature_names_in_")
+
+
+def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = False) -> Any:
+    """X as an array of floats, of that kind; infinity may still be in it.
+
+    `validate` is scikit-learn's `validate_data` or `check_array`. Of an array on a device, which it cannot take, it is
+    shown shape and type.
+    """
+    kernels_for(X, WHO, "X", kind, "layer_")
+    if kind is ndarray or kind_of(X) is None:
+        x = validate(X, dtype=DTYPES, ensure_all_finite=False, force_writeable=writeable)
+        return moved(np.asarray(x), kind)
+    x = BACKENDS[kind].asarray(X)
+    validate(_hollow(x), dtype=None, ensure_all_finite=False)
+    return x if x.dtype in FLOATS else x.astype(np.float64)
+
+
+def _hollow(x: Any) -> ndarray:
+    """A NumPy array in the shape and type of x that takes no memory, or x itself where an error will print it."""
+    if x.ndim < 2 or x.dtype.kind == "c":
+        return x.get()  # type: ignore[no-any-return]
+    return np.broadcast_to(np.zeros((), x.dtype), x.shape)
+
+
+def refuse_container(estimator: Any) -> None:
+    """ValueError where scikit-learn would make a data frame of what is on a device."""
+    if (container := _get_output_config("transform", estimator)["dense"]) != "default":
+        raise ValueError(
+            f"{WHO}: set_output: expected transform='default', as layer_ is on the GPU and there are no data frames of "
+            f"CuPy arrays, got {container!r}"
+        )

@@ -1,0 +1,92 @@
+"""Moments of CuPy arrays, on the stand-in: those of the CPU, merged without waiting for the device."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+import bnorm.functional as F
+import fake_cupy
+from bnorm import Moments
+from compare import assert_close, assert_same
+from fake_cupy import fake_cupy as fixture  # noqa: F401
+from gpu_device import needs_emulator
+from gpu_pairs import assert_alike, there
+
+X = np.random.default_rng(0).standard_normal((8, 4))
+ONES = np.ones(4)
+NAN = float("nan")
+
+
+def same_moments(got, want):
+    assert type(got.parts) is fake_cupy.ndarray
+    size = np.abs(np.nan_to_num(want.parts, posinf=0, neginf=0)).max(initial=1.0)
+    assert_close(got.parts.host[:3], want.parts[:3], 1e-13 * size)
+    assert np.isfinite(got.parts.host[3]).all() == np.isfinite(want.parts[3]).all()
+
+
+@needs_emulator
+def test_moments(cupy):
+    with cupy.nothing_waits():
+        a, b = F.moments(there(X[:5])), F.moments(there(X[5:]))
+        total, var = a + b, (a + b).var(1)
+        three = Moments.merge([a, b, a])
+        std = three.std()
+    want = F.moments(X[:5]) + F.moments(X[5:])
+    same_moments(total, want)
+    same_moments(three, want + F.moments(X[:5]))
+    assert_alike(var, want.var(1))
+    assert type(std) is type(a.count) is type(a.mean) is type(a.m2) is cupy.ndarray
+    assert a == F.moments(there(X[:5])) and a != b and a != 3
+    assert repr(want)[:30] == repr(total)[:30]
+    again = pickle.loads(pickle.dumps(a))
+    assert again == a and type(again.parts) is cupy.ndarray
+
+
+@needs_emulator
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("skipna", [False, True])
+def test_moments_with_gaps(cupy, weighted, skipna):
+    x = X.copy()
+    x[0, 0], x[:, 3] = NAN, NAN if skipna else 0
+    weight = np.arange(8.0) if weighted else None
+    want = F.moments(x, weight=weight, skipna=skipna) + F.moments(X)
+    device_x, device_weight, whole = there(x), there(weight), there(X)
+    before = cupy.waits
+    got = F.moments(device_x, weight=device_weight, skipna=skipna) + F.moments(whole)
+    assert cupy.waits - before == weighted
+    same_moments(got, want)
+    alone, wanted = F.moments(there(x), skipna=True), F.moments(x, skipna=True)
+    assert_close(alone.mean.host, wanted.mean, 1e-13)
+    assert_same(alone.count.host, wanted.count)
+    assert_close(alone.var().host, wanted.var(), 1e-13)
+
+
+@needs_emulator
+def test_moments_of_infinity(cupy):
+    x = X.copy()
+    x[0, 1], x[5, 2] = np.inf, -np.inf
+    parts = x[:3], x[3:6], x[6:]
+    with cupy.nothing_waits():
+        got = [F.moments(fake_cupy.wrapped(part)) for part in parts]
+        got = Moments.merge(got) + got[0]
+    want = [F.moments(part) for part in parts]
+    same_moments(got, Moments.merge(want) + want[0])
+
+
+def test_moments_move(cupy):
+    m = Moments([2, 0], [1.0, 5.0], [2.0, 7.0])
+    there_and_back = m.to("cuda").to("cpu")
+    assert there_and_back == m and type(there_and_back.mean) is np.ndarray and m.to("cpu") is m
+    on_device = m.to("cuda")
+    assert type(on_device.mean) is cupy.ndarray and on_device.to("cuda") is on_device and on_device == m
+    made = Moments(*(there(np.array(a)) for a in ([2, 0], [1.0, 5.0], [2.0, 7.0])))
+    assert made == on_device and type(made.mean) is cupy.ndarray
+    for wrong in (lambda: m + on_device, lambda: Moments.merge([on_device, m])):
+        with pytest.raises(TypeError, match=r"^Moments.merge: items: .* moments.to\('cpu'\)"):
+            wrong()
+    with pytest.raises(TypeError, match=r"^Moments: m2: expected a CuPy array, as count is one, got a NumPy array"):
+        Moments(there(ONES), there(ONES), ONES)
+    for bad, message in (([NAN] * 4, "count: expected finite"), ([-1.0] * 4, "count: expected finite")):
+        with pytest.raises(ValueError, match=message):
+            Moments(there(np.array(bad)), there(ONES), there(ONES))

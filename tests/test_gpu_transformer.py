@@ -1,0 +1,558 @@
+"""The transformer on CuPy arrays: what it does on NumPy's, and no more waiting than its questions need."""
+
+import copy
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+from sklearn import config_context
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.pipeline import make_pipeline
+
+import fake_cupy as stand_in
+from bnorm import BatchNormTransformer, partial_fit_pipeline
+from bnorm.transformer import tables
+from compare import assert_close, assert_same
+from fake_cupy import fake_cupy  # noqa: F401
+from gpu_device import needs_emulator
+
+pytestmark = needs_emulator
+MODES = [{}, {"momentum": None}, {"halflife": 7.0}, {"halflife": 7.0, "ddof": 1}]
+OTHERS = [{"affine": False}, {"momentum": None, "eps": 0, "ddof": 1}]
+ERROR = {"float16": 2e-6, "float32": 2e-6, "float64": 1e-12}  # of statistics; half precision is computed in float32
+ARRAYS = ("running_mean_", "running_var_", "mean_", "var_", "scale_", "gamma_", "beta_", "gamma_grad_", "beta_grad_")
+
+
+@pytest.fixture(autouse=True)
+def more_of_cupy(monkeypatch):
+    """What NumPy asks CuPy for where `like=` is one of its arrays; these arguments CuPy 14 takes."""
+
+    def arange(start, stop=None, step=1, dtype=None):
+        return stand_in.wrapped(np.arange(start, stop, step, dtype))
+
+    for function in (stand_in.zeros, arange):
+        monkeypatch.setitem(stand_in.FUNCTIONS, function.__name__, function)
+
+
+def table(n=40, dtype="float32", seed=0, nan=True):
+    """With a constant feature, and with missing values; none of the last feature is there in the first ten rows."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(3.0, 2.0, (n, 4))
+    x[:, 1] = 5
+    if nan:
+        x[rng.random((n, 4)) < 0.1] = np.nan
+        x[:10, 3] = np.nan
+    return x.astype(dtype)
+
+
+def batches(x):
+    return np.split(x, [10, 12, 13])
+
+
+@pytest.fixture
+def pair(cupy):
+    """Two transformers that have done the same, the second on the device."""
+
+    def made(x, parameters, weight=None):
+        host, device = (BatchNormTransformer(**parameters) for _ in range(2))
+        ends = np.cumsum([len(part) for part in batches(x)])
+        for part, end in zip(batches(x), ends, strict=True):
+            w = None if weight is None else weight[end - len(part) : end]
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*a batch of one row has no variance")
+                host.partial_fit(part, sample_weight=w)
+                device.partial_fit(cupy.asarray(part), sample_weight=None if w is None else cupy.asarray(w))
+        return host, device
+
+    return made
+
+
+def agree(device, host, error=1e-12):
+    """All fitted attributes, one of them on the device."""
+    for name in ARRAYS:
+        assert hasattr(device, name) == hasattr(host, name), name
+        want = getattr(host, name, None)
+        if want is None:
+            assert getattr(device, name, None) is None, name
+        else:
+            got = getattr(device, name)
+            assert type(got) is stand_in.ndarray and got.dtype == np.float64, name
+            assert_close(got.host, want, error * np.maximum(1, np.abs(want)), name=name)
+    got, want = device.n_samples_seen_, host.n_samples_seen_
+    assert type(got) is (stand_in.ndarray if np.ndim(want) else type(want))
+    assert_close(getattr(got, "host", got), want, 1e-9)
+    assert device.n_batches_seen_ == host.n_batches_seen_
+    assert device.n_features_in_ == host.n_features_in_
+    assert (device.layer_.device, host.layer_.device) == ("cuda", "cpu")
+
+
+def state_of(t):
+    """All that a call could change, as bytes."""
+    moved = {name: getattr(t, name, None) for name in (*ARRAYS, "n_samples_seen_", "n_batches_seen_")}
+    moved |= {name: getattr(t._state.stream, name) for name in t._state.stream.__slots__}
+    found = {name: np.asarray(getattr(a, "host", a)).tobytes() for name, a in moved.items()}
+    return found | {"layer": id(t.layer_)}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("parameters", MODES + OTHERS, ids=str)
+def test_as_on_the_cpu(cupy, pair, parameters, weighted):
+    x, dy, rng = table(), table(seed=1, nan=False), np.random.default_rng(2)
+    weight = rng.integers(1, 4, len(x)).astype(float) if weighted else None
+    host, device = pair(x, parameters, weight)
+    agree(device, host, ERROR["float32"])
+    a = cupy.asarray(x)
+    assert_close(device.inverse_transform(device.transform(a)).host, x, 1e-5)
+    for t in (host, device):
+        if t.affine:
+            t.gamma_, t.beta_ = [1.5, -2, 0, 1], [0, 1, 2, 3]
+    bound = 4e-6 * np.maximum(1, np.abs(np.nan_to_num(host.transform(x))))
+    y = device.transform(a)
+    assert type(y) is cupy.ndarray and y.dtype == x.dtype
+    assert_close(y.host, host.transform(x), bound)
+    assert_close(device.inverse_transform(y).host, host.inverse_transform(y.host), 2e-5)
+    dx = device.backward(a, cupy.asarray(dy))
+    assert dx.dtype == x.dtype
+    want = host.backward(x, dy)
+    assert_close(dx.host, want, 1e-5 * np.maximum(1, np.abs(want)))
+    agree(device, host, 1e-5 * len(x))
+    if host.affine:
+        assert device.step(0.01) is device
+        host.step(0.01)
+        agree(device, host, 1e-5 * len(x))
+    device.fit(a, sample_weight=None if weight is None else cupy.asarray(weight))
+    agree(device, host.fit(x, sample_weight=weight), ERROR["float32"])
+    assert_close(device.fit_transform(a).host, host.fit_transform(x), bound)
+    assert_same(a.host, x)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_other_floats_keep_their_type(cupy, pair, dtype):
+    x = table(dtype=dtype)
+    host, device = pair(x, {})
+    agree(device, host, ERROR[dtype])
+    y, dx = device.transform(cupy.asarray(x)), device.backward(cupy.asarray(x), cupy.asarray(x))
+    assert y.dtype == dx.dtype == x.dtype
+    allowed = 2.0**-9 if dtype == "float16" else 1e-12
+    assert_close(y.host, host.transform(x), allowed * 4)
+    assert_close(dx.host, host.backward(x, x), allowed * 8)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "bool"])
+def test_what_is_no_float_becomes_float64(cupy, dtype):
+    x = np.random.default_rng(0).integers(0, 2 if dtype == "bool" else 9, (30, 4)).astype(dtype)
+    host, device = BatchNormTransformer().fit(x), BatchNormTransformer().fit(cupy.asarray(x))
+    agree(device, host)
+    a = cupy.asarray(x)
+    y = device.transform(a, copy=False)  # there is no float array to overwrite
+    assert y.dtype == np.float64
+    assert_close(y.host, host.transform(x), 1e-14)
+    assert_same(a.host, x)
+    assert_close(device.backward(a, a).host, host.backward(x, x), 1e-13)
+
+
+def test_lists_go_along(cupy):
+    """A fit of one is on the CPU; beside CuPy arrays they become such."""
+    assert BatchNormTransformer().fit([[1.0], [3.0]]).layer_.device == "cpu"
+    x = table(nan=False)
+    device = BatchNormTransformer(momentum=None).fit(cupy.asarray(x), sample_weight=[2.0] * len(x))
+    agree(device, BatchNormTransformer(momentum=None).fit(x, sample_weight=2.0), ERROR["float32"])
+    assert_close(device.transform([[5.0] * 4]).host, device.transform(cupy.asarray([[5.0] * 4])).host, 0)
+    device.partial_fit(x.tolist(), sample_weight=3)
+    assert device.n_samples_seen_ == 5 * len(x)
+    device.backward(cupy.asarray(x), x.tolist())
+
+
+@pytest.mark.parametrize("order", ["C", "F", "strided", "reversed", "columns"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_any_order_of_memory_and_in_place(cupy, order, in_place):
+    wide = cupy.asarray(np.repeat(np.repeat(table(), 2, axis=0), 2, axis=1))
+    a = {
+        "C": lambda: cupy.asarray(table()),
+        "F": lambda: cupy.asarray(np.asfortranarray(table())),
+        "strided": lambda: wide[::2, ::2],
+        "reversed": lambda: cupy.asarray(table()[::-1, ::-1])[::-1, ::-1],
+        "columns": lambda: cupy.asarray(np.repeat(table(), 2, axis=0).reshape(40, 8))[:, :4],
+    }[order]()
+    x = a.host.copy()
+    host, device = BatchNormTransformer().fit(x), BatchNormTransformer(copy=not in_place).fit(a)
+    agree(device, host, ERROR["float32"])
+    y = device.transform(a)
+    assert (y is a) == in_place
+    assert_close(y.host, host.transform(x), 2e-5)
+    back = device.inverse_transform(y)
+    assert (back is a) == in_place
+    assert_close(back.host, x, 1e-5)
+    if not in_place:
+        assert_same(a.host, x)
+        assert device.transform(a, copy=False) is a
+        assert_same(a.host, y.host)
+
+
+def test_a_mean_far_from_zero_costs_no_digit(cupy):
+    x = (1e6 + np.random.default_rng(0).normal(0, 1, (200, 4))).astype("float32")
+    host, device = (BatchNormTransformer(momentum=None) for _ in range(2))
+    for part in np.split(x, 5):
+        host.partial_fit(part)
+        device.partial_fit(cupy.asarray(part))
+    agree(device, host, 1e-6)
+    assert_close(device.mean_.host, x.mean(0, dtype="float64"), 1e-7)
+    assert_close(device.transform(cupy.asarray(x)).host, host.transform(x), 2e-6)
+    assert_close(device.inverse_transform(device.transform(cupy.asarray(x))).host, x, 0.07)
+
+
+def waits_of(call):
+    before = stand_in.waits
+    call()
+    return stand_in.waits - before
+
+
+@pytest.mark.parametrize("rows", [40, 400])
+@pytest.mark.parametrize("parameters", MODES, ids=str)
+def test_how_often_the_host_waits(cupy, parameters, rows):
+    """Not for every row, feature or piece: for what a call has to know."""
+    a, w = cupy.asarray(table(rows)), cupy.asarray(np.ones(rows))
+    fades = "halflife" in parameters
+    t, other = (BatchNormTransformer(**parameters).fit(a) for _ in range(2))
+    assert waits_of(lambda: t.fit(a)) == 1
+    assert waits_of(lambda: t.fit(a, sample_weight=w)) == 2
+    assert waits_of(lambda: t.partial_fit(a)) == 1 + fades
+    assert waits_of(lambda: t.transform(a)) == waits_of(lambda: t.inverse_transform(a)) == 1
+    assert waits_of(lambda: t.transform(a.copy(), copy=False)) == 1
+    b = cupy.asarray(table(rows, nan=False))
+    t.fit(b)
+    assert waits_of(lambda: t.backward(b, b)) == 1
+    assert waits_of(lambda: t.step(0.1)) == 0
+    assert waits_of(lambda: [getattr(t, name) for name in ARRAYS]) == 0
+    assert waits_of(lambda: t.n_samples_seen_) == 1
+    if parameters:
+        assert waits_of(lambda: t.merge(other)) == 0
+
+
+@pytest.mark.parametrize("nan", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_table_is_one_piece_on_a_device(cupy, monkeypatch, nan, weighted):
+    """Rows that fade too; with missing values these count in another way."""
+    x = table(100, nan=nan)
+    w = np.linspace(1, 2, 100) if weighted else None
+    host = BatchNormTransformer(halflife=5.0, ddof=1).partial_fit(x, sample_weight=w)
+    monkeypatch.setattr(tables, "ROWS", 8)
+    monkeypatch.setattr(tables, "PIECE", 64)
+    device, a = BatchNormTransformer(halflife=5.0, ddof=1), cupy.asarray(x)
+    weight = None if w is None else cupy.asarray(w)
+    assert waits_of(lambda: device.partial_fit(a, sample_weight=weight)) == 2 + weighted
+    agree(device, host, ERROR["float32"])
+    assert waits_of(lambda: device.transform(a.copy(), copy=False)) == 1
+
+
+@pytest.mark.parametrize("parameters", MODES + OTHERS, ids=str)
+def test_a_feature_never_seen(cupy, pair, parameters):
+    """It is NaN until it is repaired, and has no part in gradients."""
+    x, dy = table(), table(seed=1, nan=False)
+    x[:, 3] = np.nan
+    host, device = pair(x, parameters)
+    agree(device, host, ERROR["float32"])
+    full = table(nan=False)
+    a = cupy.asarray(full)
+    for name in ("transform", "inverse_transform"):
+        assert_close(getattr(device, name)(a).host, getattr(host, name)(full), 1e-4)
+    want = host.backward(full, dy)
+    assert_close(device.backward(a, cupy.asarray(dy)).host, want, 1e-5 * np.maximum(1, np.abs(np.nan_to_num(want))))
+    agree(device, host, 4e-4)
+    agree(device.partial_fit(a), host.partial_fit(full), 4e-4)
+    assert np.isfinite(device.mean_.host).all()
+
+
+INFINITE = table(nan=False)
+INFINITE[7, 2] = np.inf
+BAD = {
+    "too few features": np.ones((3, 2)),
+    "too many features": np.ones((3, 5), "float32"),
+    "one axis": np.arange(4.0),
+    "no axis": np.array(4.0),
+    "three axes": np.ones((2, 4, 1)),
+    "no rows": np.ones((0, 4)),
+    "complex": np.full((2, 4), 1j),
+    "infinite": INFINITE,
+    "minus infinity": -INFINITE.astype("float64"),
+    "infinite, in Fortran order": np.asfortranarray(INFINITE),
+}
+
+
+def message(call, *args, **options):
+    with pytest.raises(ValueError) as error:
+        call(*args, **options)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_tables_are_refused_in_the_same_words(cupy, pair, bad):
+    x = BAD[bad]
+    host, device = pair(table(), {"momentum": None})
+    device.backward(cupy.asarray(table()), cupy.asarray(table()))
+    kept = state_of(device)
+    for name in ("fit", "partial_fit", "transform", "inverse_transform"):
+        if name != "fit" or "features" not in bad:
+            assert message(getattr(device, name), cupy.asarray(x)) == message(getattr(host, name), x)
+    for name in ("transform", "inverse_transform"):
+        a = cupy.asarray(x)
+        message(getattr(device, name), a, copy=False)
+        assert_same(a.host, x)
+    message(device.backward, cupy.asarray(x), cupy.asarray(x))
+    assert state_of(device) == kept
+    new = BatchNormTransformer()
+    if "features" not in bad:
+        message(new.fit, cupy.asarray(x))
+        message(new.partial_fit, cupy.asarray(x))
+        with pytest.raises(NotFittedError):
+            new.transform(cupy.asarray(x))
+
+
+WEIGHTS = {
+    "negative": np.where(np.arange(40) == 3, -1.0, 1),
+    "NaN": np.where(np.arange(40) == 3, np.nan, 1),
+    "infinite": np.where(np.arange(40) == 3, np.inf, 1),
+    "all zero": np.zeros(40),
+    "too few": np.ones(39),
+    "two axes": np.ones((40, 1)),
+    "too small a sum": np.full(40, 1e-300),
+}
+
+
+@pytest.mark.parametrize("bad", WEIGHTS)
+def test_weights_are_refused_in_the_same_words(cupy, pair, bad):
+    x, w = table(), WEIGHTS[bad]
+    for parameters in ({}, {"halflife": 7.0}):
+        host, device = pair(x, parameters)
+        kept = state_of(device)
+        for name in ("fit", "partial_fit"):
+            expected = message(getattr(host, name), x, sample_weight=w)
+            assert message(getattr(device, name), cupy.asarray(x), sample_weight=cupy.asarray(w)) == expected
+            assert message(getattr(device, name), cupy.asarray(x), sample_weight=w.tolist()) == expected
+        assert state_of(device) == kept
+
+
+def test_no_weight_hides_infinity(cupy):
+    w = cupy.asarray((np.arange(40) != 7).astype(float))
+    for parameters in MODES:
+        with pytest.raises(ValueError, match="Input X contains infinity"):
+            BatchNormTransformer(**parameters).partial_fit(cupy.asarray(INFINITE), sample_weight=w)
+    x = table()
+    x[7] = np.nan
+    device = BatchNormTransformer(momentum=None).fit(cupy.asarray(x), sample_weight=w)
+    agree(device, BatchNormTransformer(momentum=None).fit(x, sample_weight=w.host), ERROR["float32"])
+
+
+def test_large_finite_values_are_no_infinity(cupy):
+    x = np.array([[1e200, 1e30], [-1e200, -1e30], [1.5e308, 1.0]])
+    t = BatchNormTransformer().fit(cupy.asarray(x))
+    assert np.isfinite(t.transform(cupy.asarray(x)).host[:, 1]).all()
+
+
+def test_numpy_and_cupy_do_not_mix(cupy, pair):
+    """Each call says which is which, and what moves it; nothing has happened."""
+    x, w = table(), np.ones(40)
+    a = cupy.asarray(x)
+    host, device = pair(x, {"momentum": None})
+    kept = state_of(host), state_of(device)
+    expected_numpy = r"expected a NumPy array, as layer_ is on the CPU, got a CuPy .*asnumpy\(X\).*layer_.to\('cuda"
+    expected_cupy = r"expected a CuPy array, as layer_ is on the GPU, got a NumPy .*asarray\(X\).*layer_.to\('cpu"
+    for name in ("partial_fit", "transform", "inverse_transform"):
+        with pytest.raises(TypeError, match=f"BatchNormTransformer: X: {expected_numpy}"):
+            getattr(host, name)(a)
+        with pytest.raises(TypeError, match=f"BatchNormTransformer: X: {expected_cupy}"):
+            getattr(device, name)(x)
+    beside = [
+        (lambda: host.fit(x, sample_weight=cupy.asarray(w)), r"sample_weight: expected a NumPy .*asnumpy\(sample_w"),
+        (lambda: device.fit(a, sample_weight=w), r"sample_weight: expected a CuPy .*cupy.asarray\(sample_weight\)"),
+        (lambda: host.partial_fit(x, sample_weight=cupy.asarray(w)), r"sample_weight: .*cupy.asnumpy\(sample_weight\)"),
+        (lambda: device.partial_fit(a, sample_weight=w), r"sample_weight: .*cupy.asarray\(sample_weight\)"),
+        (lambda: host.backward(a, a), r"X: expected a NumPy array.*cupy.asnumpy\(X\)"),
+        (lambda: device.backward(x, x), r"X: expected a CuPy array.*cupy.asarray\(X\)"),
+        (lambda: host.backward(x, a), r"dy: expected a NumPy array.*cupy.asnumpy\(dy\)"),
+        (lambda: device.backward(a, x), r"dy: expected a CuPy array.*cupy.asarray\(dy\)"),
+        (lambda: setattr(host, "gamma_", cupy.ones(4)), r"gamma: expected a NumPy array.*cupy.asnumpy\(gamma\)"),
+        (lambda: setattr(device, "beta_", np.ones(4)), r"beta: expected a CuPy array.*cupy.asarray\(beta\)"),
+        (lambda: setattr(device, "running_mean_", np.ones(4)), r"running_mean: expected a CuPy .*cupy.asarray"),
+        (lambda: host.merge(device), r"merge: .*'cpu' here and 'cuda' there.*other.layer_.to\('cpu'\)"),
+        (lambda: device.merge(host), r"merge: .*'cuda' here and 'cpu' there.*other.layer_.to\('cuda'\)"),
+    ]
+    for call, words in beside:
+        with pytest.raises(TypeError, match=words):
+            call()
+    assert (state_of(host), state_of(device)) == kept
+    agree(host.fit(a), BatchNormTransformer(momentum=None).fit(x), ERROR["float32"])  # anew: of another kind
+    assert type(device.fit(x).mean_) is np.ndarray
+
+
+def test_data_frames_are_on_the_cpu(cupy):
+    pd = pytest.importorskip("pandas", reason="a data frame")
+    x = table()
+    t = BatchNormTransformer().fit(pd.DataFrame(x, columns=list("abcd")))
+    with pytest.raises(TypeError, match="X: expected a NumPy array"):
+        t.transform(cupy.asarray(x))
+    with pytest.raises(TypeError, match="X: expected a CuPy array"):
+        BatchNormTransformer().fit(cupy.asarray(x)).transform(pd.DataFrame(x))
+    assert list(t.fit(cupy.asarray(x)).get_feature_names_out()) == ["x0", "x1", "x2", "x3"]
+    assert not hasattr(t, "feature_names_in_")
+    assert list(t.get_feature_names_out(["p", "q", "r", "s"])) == ["p", "q", "r", "s"]
+
+
+@pytest.mark.parametrize("parameters", MODES[1:], ids=str)
+def test_merge(cupy, parameters):
+    x, y = table(), table(30, seed=5)
+    x[:, 3] = np.nan
+    hosts = [BatchNormTransformer(**parameters).fit(x).partial_fit(x), BatchNormTransformer(**parameters).fit(y)]
+    devices = [
+        BatchNormTransformer(**parameters).fit(cupy.asarray(x)).partial_fit(cupy.asarray(x)),
+        BatchNormTransformer(**parameters).fit(cupy.asarray(y)),
+    ]
+    kept = state_of(devices[1])
+    assert devices[0].merge(devices[1]) is devices[0]
+    agree(devices[0], hosts[0].merge(hosts[1]), ERROR["float32"])
+    assert state_of(devices[1]) == kept
+    hosts[1].layer_.to("cuda")
+    assert state_of(devices[0]) != state_of(devices[0].merge(hosts[1]))
+
+
+def test_merge_refuses_what_it_does_on_the_cpu(cupy, pair):
+    _, device = pair(table(), {})
+    with pytest.raises(ValueError, match="order of its batches"):
+        device.merge(device)
+
+
+def test_attributes_are_on_the_device(cupy, pair):
+    _, device = pair(table(), {})
+    assert device.running_mean_ is device.layer_.running_mean
+    assert device.gamma_ is device.layer_.gamma.data
+    for name in ("mean_", "var_", "scale_"):  # to read: copies, as nothing on a device can be protected
+        kept = getattr(device, name)
+        kept[...] = 7
+        assert not (getattr(device, name).host == 7).any()
+    device.gamma_, device.running_var_ = cupy.full(4, 2.0), [4.0, 4, 4, 4]
+    device.running_mean_ = 0 * device.running_mean_
+    device.beta_ -= 1
+    y = device.transform(cupy.asarray(table()))
+    assert_close(y.host, table() / np.sqrt(4 + 1e-5) * 2 - 1, 1e-5)
+    with pytest.raises(AttributeError):
+        device.mean_ = device.var_
+
+
+@pytest.mark.parametrize("parameters", MODES + OTHERS, ids=str)
+def test_the_layer_moves_it_all(cupy, pair, parameters):
+    """There and back nothing has changed, and the stream goes on wherever it is."""
+    x, y = table(), table(30, seed=3)
+    host, device = pair(x, parameters)
+    kept = state_of(host)
+    gamma = host.layer_.gamma
+    host.layer_.to("cuda")
+    assert type(host.mean_) is type(host.n_samples_seen_) is cupy.ndarray
+    assert host.transform(cupy.asarray(y)).dtype == y.dtype
+    host.layer_.to("cpu")
+    assert state_of(host) == kept
+    assert host.layer_.gamma is gamma
+    expected = copy.deepcopy(host).partial_fit(y)
+    device.layer_.to("cpu")
+    device.partial_fit(y)
+    device.layer_.to("cuda")
+    agree(device, expected, ERROR["float32"])
+    host.layer_.to("cuda")
+    agree(host.partial_fit(cupy.asarray(y)), expected, ERROR["float32"])
+    assert_close(host.transform(cupy.asarray(y)).host, expected.transform(y), 1e-5)
+
+
+def test_gradients_move_when_they_are_needed(cupy, pair):
+    x = table()
+    host, device = pair(x, {})
+    device.backward(cupy.asarray(x), cupy.asarray(x))
+    host.backward(x, x)
+    device.layer_.to("cpu")
+    device.step(0.1)
+    assert_close(device.gamma_, host.step(0.1).gamma_, 1e-4)
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_the_layer_in_training_mode_pools(cupy, ddof):
+    """Rows that came through the layer count like those of partial_fit, before and after a move."""
+    x = table(90, "float64", nan=False)
+    a = cupy.asarray(x)
+    t = BatchNormTransformer(momentum=None, ddof=ddof).partial_fit(a[:30])
+    t.layer_.train()(a[30:40])
+    t.layer_.to("cpu")(x[40:60])
+    t.layer_.to("cuda").eval()
+    t.partial_fit(a[60:])
+    assert_close(t.mean_.host, x.mean(0), 1e-13)
+    assert_close(t.var_.host, x.var(0, ddof=ddof), 1e-12)
+    assert t.n_batches_seen_ == 4
+    assert_same(t.layer_(a).host, t.transform(a).host)
+
+
+def test_a_state_of_a_layer_can_be_loaded(cupy, pair):
+    host, device = pair(table(), {"momentum": None})
+    t = BatchNormTransformer(momentum=None).fit(cupy.asarray(table(seed=9)))
+    t.layer_.load_state_dict(host.layer_.state_dict())
+    x = table(30, seed=3)
+    t.partial_fit(cupy.asarray(x))
+    device.partial_fit(cupy.asarray(x))
+    assert_close(t.var_.host, device.var_.host, 1e-5)
+    t.layer_.load_state_dict(dict(host.layer_.state_dict()))  # without counts
+    t.partial_fit(cupy.asarray(x))
+    assert t.n_batches_seen_ == 5
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize("parameters", MODES + OTHERS[:1], ids=str)
+def test_copies_share_as_the_original_does(cupy, pair, parameters, copied):
+    x = cupy.asarray(table(seed=1))
+    host, device = pair(table(), parameters)
+    u = copied(device)
+    agree(u, host, ERROR["float32"])
+    kept = state_of(device)
+    u.partial_fit(x)
+    agree(u, host.partial_fit(table(seed=1)), ERROR["float32"])
+    u.layer_.running_mean[...] = 7
+    assert (u.mean_.host == 7).all()
+    if u.affine:
+        u.layer_.gamma.data[...] = 5
+        assert (u.gamma_.host == 5).all()
+    if u.momentum is None:
+        assert u._state.stream.weight is u.layer_._running.seen
+    assert state_of(device) == kept
+
+
+def test_clone_is_unfitted(cupy, pair):
+    _, device = pair(table(), {})
+    assert not hasattr(clone(device), "layer_")
+
+
+def test_pipelines(cupy):
+    x = table()
+    models = [make_pipeline(BatchNormTransformer(), BatchNormTransformer(momentum=None)) for _ in range(2)]
+    y = models[1].fit_transform(cupy.asarray(x))
+    assert_close(y.host, models[0].fit_transform(x), 2e-5)
+    for part in np.split(x, [20]):
+        partial_fit_pipeline(models[0], part)
+        partial_fit_pipeline(models[1], cupy.asarray(part))
+    for host, device in zip(models[0], models[1], strict=True):
+        agree(device, host, 1e-5)
+    assert_close(models[1].inverse_transform(y).host, models[0].inverse_transform(y.host), 1e-4)
+    assert "BatchNormTransformer" in models[1]._repr_html_()
+
+
+def test_there_are_no_data_frames_of_cupy_arrays(cupy, pair):
+    pytest.importorskip("pandas", reason="scikit-learn asks for it")
+    x = cupy.asarray(table())
+    words = "set_output: expected transform='default', as layer_ is on the GPU .*, got 'pandas'"
+    _, t = pair(table(), {})
+    with config_context(transform_output="pandas"):
+        for name in ("transform", "inverse_transform"):
+            a = x.copy()
+            with pytest.raises(ValueError, match=words):
+                getattr(t, name)(a, copy=False)
+            assert_same(a.host, x.host)
+    t.set_output(transform="pandas").partial_fit(x)
+    with pytest.raises(ValueError, match=words):
+        t.transform(x)
+    assert type(t.set_output(transform="default").transform(x)) is cupy.ndarray
