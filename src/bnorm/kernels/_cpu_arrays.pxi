@@ -41,7 +41,7 @@ cdef void* scratch(size_t bytes) except NULL:
     return memory
 
 
-cdef void view(Job* job, cnp.ndarray x) noexcept:
+cdef void view(Job* job, cnp.ndarray x, bint reduces=True) noexcept:
     """The job's view of x, its plan and its type."""
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
     memset(job, 0, sizeof(Job))
@@ -51,7 +51,7 @@ cdef void view(Job* job, cnp.ndarray x) noexcept:
     job.inner = shape[2] if cnp.PyArray_NDIM(x) == 3 else 1
     job.kind = cnp.PyArray_TYPE(x) == cnp.NPY_DOUBLE
     job.x = cnp.PyArray_DATA(x)
-    plan(job, itemsize(job))
+    plan(job, itemsize(job), reduces)
     job.far = cnp.PyArray_NBYTES(x) >= FAR
 
 

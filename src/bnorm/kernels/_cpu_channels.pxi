@@ -58,7 +58,7 @@ def normalize(cnp.ndarray x, cnp.ndarray mean, cnp.ndarray scale, cnp.ndarray sh
         return narrowed(normalize(widened(x), mean, scale, shift, relu, None, finite), out)
     cdef Job job
     cdef cnp.ndarray y = result(x, out)
-    view(&job, x)
+    view(&job, x, reduces=False)
     target(&job, y)
     job.relu = relu
     job.finite = finite
@@ -115,7 +115,7 @@ def grad_input(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray a, c
         return narrowed(grad_input(widened(dy), widened(x), mean, a, b, c, weight, scale, shift), out)
     cdef Job job
     cdef cnp.ndarray dx = result(x, out)
-    view(&job, x)
+    view(&job, x, reduces=False)
     target(&job, dx)
     job.dy = data(dy)
     job.relu = scale is not None
@@ -209,13 +209,13 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
     cdef cnp.ndarray y = result(x, out), stats_
     cdef Running r
     cdef bint moves = running is not None, raises = False
-    cdef bint given = mean is not None, fused
+    cdef bint given = mean is not None
     cdef Py_ssize_t left = 0
     cdef cnp.npy_intp[2] shape
     if moves:
         take(&r, running)
         raises = r.raises
-    view(&job, x)
+    view(&job, x, not given)
     target(&job, y)
     cdef Py_ssize_t C = job.channels, c
     shape[0] = 5
@@ -230,7 +230,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
     if weight is not None and not given:
         job.weight = <const double*>data(weight)
         job.count = total(job.weight, job.outer * job.inner)
-    fused = fits(&job, itemsize(&job)) and not raises
+    job.fused = not given and not raises and fits(&job, itemsize(&job))
     cdef size_t size = vector_size(&job), partials = 0 if given else partial_size(&job)
     cdef char* memory = <char*>scratch(partials + 3 * size)
     job.high = memory + partials
@@ -247,7 +247,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
             return y, stats_, job.count, 0
         job.partial = <double*>memory
         with nogil:
-            if fused:
+            if job.fused:
                 run(both_passes, &job, False)
             else:
                 run(loops.reduce[job.kind], &job, False)
@@ -255,7 +255,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
                 between_forward(&job, 0, C)
         if raises:
             move_all(&r, job.stats, job.stats + C, &job.count, 0, C, True)
-        if not fused:
+        if not job.fused:
             with nogil:
                 run(loops.map[job.kind], &job, True)
         if moves:
@@ -273,7 +273,7 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
         return narrowed(dx32, out), dgamma, dbeta
     cdef Job job
     cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
-    view(&job, x)
+    view(&job, x, params or not frozen)
     target(&job, dx)
     job.stats = <double*>data(stats)
     job.dy = data(dy)
@@ -300,7 +300,8 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
     try:
         with nogil:
             loops.fold_forward[job.kind](&job, 0, C)
-            if reduce and not frozen and fits(&job, 2 * itemsize(&job)):
+            job.fused = reduce and not frozen and fits(&job, 2 * itemsize(&job))
+            if job.fused:
                 run(both_passes, &job, False)
             else:
                 if reduce:

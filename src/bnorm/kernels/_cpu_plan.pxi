@@ -24,17 +24,20 @@ cdef Py_ssize_t widening(Py_ssize_t outer, Py_ssize_t columns) noexcept nogil:
     return widen
 
 
-cdef void plan(Job* job, Py_ssize_t itemsize) noexcept nogil:
-    """Cut the view into pieces of rows and groups of channels."""
+cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
+    """Cut the view into pieces of rows and groups of channels; for a map alone into what lies together in memory."""
     cdef Py_ssize_t C = max(<Py_ssize_t>1, job.channels), inner = max(<Py_ssize_t>1, job.inner)
     cdef Py_ssize_t tasks = min(max(job.outer * C * inner // TASK, <Py_ssize_t>1), <Py_ssize_t>MAX_TASKS)
     cdef Py_ssize_t units, pieces, groups
     job.runs = inner > TILE
     job.widen = 1 if job.runs else widening(job.outer, C * inner)
     job.rows = job.outer // job.widen
-    job.tile = C if job.widen > 1 else min(C, max(<Py_ssize_t>1, TILE // inner))
+    job.tile = C if job.widen > 1 else min(C, max(<Py_ssize_t>1, WIDE // inner))
     units = parts(C, job.tile)
-    if inner == 1 or job.widen > 1:
+    if not reduces:
+        pieces = max(<Py_ssize_t>1, min(job.rows, tasks))
+        groups = min(units, tasks // pieces)
+    elif inner == 1 or job.widen > 1:
         pieces = max(min(job.rows // MIN_ROWS, <Py_ssize_t>FEW), job.rows // (4 * MIN_ROWS))
         pieces = max(<Py_ssize_t>1, min(pieces, tasks))
         groups = min(units, tasks // pieces)

@@ -1,13 +1,13 @@
 """What the entries tell the loops: one job, cut into tasks by its shape alone."""
 
 cdef enum:
-    TILE = 256      # columns worked on at a time; their sums (float64) stay in the first-level cache
+    TILE = 256      # columns that one row of few channels is widened to; from more values a run is long
+    WIDE = 1024     # most columns whose sums are made together
     LANES = 64      # partial sums along one long run, the same at every vector width
     BLOCK = 1024    # most rows between two merges of the running moments; BLOCK * LANES values of a long run
     FIRST = 32      # rows of the first block of a task; the next blocks double until they reach BLOCK
     BUFFER = 2048   # values of finished output gathered before they are streamed to memory
     STRIPE = 4      # rows summed in the type of x before the sum is added in float64
-    WALK = 65536    # values of a block walked over as a whole, then read by tiles from the second-level cache
 
 
 ctypedef struct Job:
@@ -28,6 +28,7 @@ ctypedef struct Job:
     const double* weight    # [outer][inner] or NULL
     double unit             # a power of two near the largest weight, which may not fit the type of x
     bint skipna, relu
+    bint fused              # both passes over a group of channels before the next
     bint stream, far        # y, or x, is too large for the caches
     bint finite             # look for infinities in x while mapping it,
     int infinite            # and set this where there is one: any task may, and none takes it back

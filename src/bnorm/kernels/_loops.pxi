@@ -18,7 +18,7 @@ from libc.math cimport INFINITY, fabs
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy
 
-from bnorm.kernels._jobs cimport BLOCK, BUFFER, FIRST, LANES, STRIPE, TILE, WALK, Job, Loops, RowJob
+from bnorm.kernels._jobs cimport BLOCK, BUFFER, FIRST, LANES, STRIPE, TILE, WIDE, Job, Loops, RowJob
 
 cdef extern from "formulas.h" nogil:
     void bn_merge(double*, double*, double*, double*, double, double, double, double)
@@ -31,14 +31,27 @@ cdef extern from "formulas.h" nogil:
 cdef extern from "lanes.h" nogil:
     void bn_narrow(const double*, double*)
     double bn_whole(const double*)
+    void bn_add_blocks(Py_ssize_t, double, const double*, const double*, const double*, double*, double*, double*, double*)
 
 cdef extern from "memory.h" nogil:
-    void bn_stream(void*, const void*, size_t)
-    void bn_stream_end()
-    void bn_touch(const void*, size_t)
     void bn_set(int*)
     int32_t bn_infinite_float(float)
     int64_t bn_infinite_double(double)
+
+cdef extern from "streams.h" nogil:
+    enum:
+        BN_AHEAD
+    ctypedef struct bn_ahead:
+        pass
+    ctypedef struct bn_output:
+        pass
+    void bn_stand(bn_ahead*)
+    void bn_walk(bn_ahead*, const void*, const void*, size_t, size_t)
+    void bn_fetch(bn_ahead*, size_t)
+    void bn_open(bn_output*)
+    void* bn_room(bn_output*, void*, size_t, bn_ahead*)
+    void bn_close(bn_output*, bn_ahead*)
+    void bn_settle()
 
 ctypedef fused real:
     float

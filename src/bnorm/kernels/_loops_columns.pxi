@@ -1,6 +1,9 @@
 # A row of columns is `widen` copies of `channels` runs of `run` values: column (q * channels + c) * run + l belongs to
 # channel c. These helpers go from channels to columns and back.
 
+cdef enum:
+    NEAR = 16           # columns between two fetches of what comes next, by rows: few lines at a time
+
 
 cdef inline void zero(double* values, Py_ssize_t n) noexcept nogil:
     cdef Py_ssize_t i
@@ -62,16 +65,6 @@ cdef inline const double* from_position(const double* weight, Py_ssize_t i) noex
     if weight == NULL:
         return weight
     return weight + i
-
-
-cdef inline void touch(const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width) noexcept nogil:
-    """Walk over rows that are about to be read side by side, see bn_touch."""
-    cdef Py_ssize_t r
-    if stride == width:
-        bn_touch(x, rows * width * sizeof(real))
-    else:
-        for r in range(rows):
-            bn_touch(x + r * stride, width * sizeof(real))
 
 
 cdef inline Py_ssize_t block_rows(const Job* job, Py_ssize_t done) noexcept nogil:

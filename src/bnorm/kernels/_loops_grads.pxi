@@ -3,49 +3,55 @@
 # With weights a dy of 0 adds nothing whatever x holds there: padding may be NaN.
 
 
+cdef inline void four_pairs(
+    const real* dy, const real* x, Py_ssize_t stride, real h, real* sum, real* dot
+) noexcept nogil:
+    """sum dy and sum dy (x - h) down four rows."""
+    cdef real g0 = dy[0], g1 = dy[stride], g2 = dy[2 * stride], g3 = dy[3 * stride]
+    sum[0] = (g0 + g1) + (g2 + g3)
+    dot[0] = (g0 * (x[0] - h) + g1 * (x[stride] - h)) + (g2 * (x[2 * stride] - h) + g3 * (x[3 * stride] - h))
+
+
 cdef inline void pair_sums_of_rows(
     const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width,
-    const real* h, double* s, double* d, bint far
+    const real* h, double* s, double* d, bn_ahead* ahead
 ) noexcept nogil:
-    """s += sum dy, d += sum dy (x - h) per column."""
-    cdef Py_ssize_t j, r = 0
-    cdef const real *x0
-    cdef const real *x1
-    cdef const real *x2
-    cdef const real *x3
-    cdef const real *g0
-    cdef const real *g1
-    cdef const real *g2
-    cdef const real *g3
-    while r + 4 <= rows:
-        x0 = x + r * stride
-        x1 = x0 + stride
-        x2 = x1 + stride
-        x3 = x2 + stride
-        g0 = dy + r * stride
-        g1 = g0 + stride
-        g2 = g1 + stride
-        g3 = g2 + stride
-        if far:
-            touch(x0, 4, stride, width)
-            touch(g0, 4, stride, width)
+    """s += sum dy, d += sum dy (x - h) per column: eight rows at a time, then four, then one."""
+    cdef Py_ssize_t j, k, end, at, r = 0, step = width if ahead == NULL else NEAR
+    cdef real sum, dot, more, more_dot
+    while r + 8 <= rows:
+        k = 0
+        while k < width:
+            end = min(width, k + step)
+            if ahead != NULL:
+                bn_fetch(ahead, 8 * (end - k) * sizeof(real))
+            for j in range(k, end):
+                at = r * stride + j
+                four_pairs(dy + at, x + at, stride, h[j], &sum, &dot)
+                four_pairs(dy + at + 4 * stride, x + at + 4 * stride, stride, h[j], &more, &more_dot)
+                s[j] += <double>(sum + more)
+                d[j] += <double>(dot + more_dot)
+            k = end
+        r += 8
+    if r + 4 <= rows:
         for j in range(width):
-            s[j] += <double>((g0[j] + g1[j]) + (g2[j] + g3[j]))
-            d[j] += <double>((g0[j] * (x0[j] - h[j]) + g1[j] * (x1[j] - h[j]))
-                             + (g2[j] * (x2[j] - h[j]) + g3[j] * (x3[j] - h[j])))
+            at = r * stride + j
+            four_pairs(dy + at, x + at, stride, h[j], &sum, &dot)
+            s[j] += <double>sum
+            d[j] += <double>dot
         r += 4
     while r < rows:
-        x0 = x + r * stride
-        g0 = dy + r * stride
         for j in range(width):
-            s[j] += <double>g0[j]
-            d[j] += <double>(g0[j] * (x0[j] - h[j]))
+            at = r * stride + j
+            s[j] += <double>dy[at]
+            d[j] += <double>(dy[at] * (x[at] - h[j]))
         r += 1
 
 
 cdef inline void masked_pair_sums_of_rows(
     const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width,
-    const real* h, const real* scale, const real* shift, bint relu, bint weighted, double* s, double* d
+    const real* h, const real* scale, const real* shift, bint relu, bint weighted, double* s, double* d,
+    bn_ahead* ahead
 ) noexcept nogil:
     """The same, with ReLU where (x - h) * scale + shift > 0 (or NaN), with weights where dy is not 0."""
     cdef Py_ssize_t j, r
@@ -53,6 +59,8 @@ cdef inline void masked_pair_sums_of_rows(
     cdef const real* gr
     cdef real t, g
     for r in range(rows):
+        if ahead != NULL:
+            bn_fetch(ahead, width * sizeof(real))
         xr = x + r * stride
         gr = dy + r * stride
         for j in range(width):
@@ -94,14 +102,14 @@ cdef inline bint products_beyond_float(
 
 cdef void block_sums(
     const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
-    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint relu, bint weighted, bint far,
+    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint relu, bint weighted, bn_ahead* ahead,
     const real* high, const real* scale, const real* shift, double* sums, double* dots
 ) noexcept nogil:
     """Add one block to the gradient sums of its channels."""
-    cdef real[TILE] h
-    cdef real[TILE] a
-    cdef real[TILE] b
-    cdef double[TILE] sj, dj, s, d
+    cdef real[WIDE] h
+    cdef real[WIDE] a
+    cdef real[WIDE] b
+    cdef double[WIDE] sj, dj, s, d
     cdef Py_ssize_t c, width = widen * channels * run, end = rows * stride
     spread(high, widen, channels, run, h)
     zero(sj, width)
@@ -110,11 +118,11 @@ cdef void block_sums(
         if relu:
             spread(scale, widen, channels, run, a)
             spread(shift, widen, channels, run, b)
-        masked_pair_sums_of_rows(dy, x, rows, stride, width, h, a, b, relu, weighted, sj, dj)
-        masked_pair_sums_of_rows(dy + end, x + end, extra > 0, 0, extra, h, a, b, relu, weighted, sj, dj)
+        masked_pair_sums_of_rows(dy, x, rows, stride, width, h, a, b, relu, weighted, sj, dj, ahead)
+        masked_pair_sums_of_rows(dy + end, x + end, extra > 0, 0, extra, h, a, b, relu, weighted, sj, dj, NULL)
     else:
-        pair_sums_of_rows(dy, x, rows, stride, width, h, sj, dj, far)
-        pair_sums_of_rows(dy + end, x + end, extra > 0, 0, extra, h, sj, dj, False)
+        pair_sums_of_rows(dy, x, rows, stride, width, h, sj, dj, ahead)
+        pair_sums_of_rows(dy + end, x + end, extra > 0, 0, extra, h, sj, dj, NULL)
     gather(sj, widen, channels, run, s)
     gather(dj, widen, channels, run, d)
     if real is float and products_beyond_float(channels, <double>rows * widen * run, s, d):

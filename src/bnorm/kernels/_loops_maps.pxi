@@ -10,6 +10,7 @@
 
 cdef enum:
     SCALAR_RUN = 32     # from this length a run is mapped with its channel's numbers in registers
+    LINE = 1024         # values mapped at a time, half as many float64: the numbers of so many columns fit the first cache
     LOOK = 512          # values looked at before they are mapped: enough to pay, and few enough to overlap with the map
 
 
@@ -143,6 +144,25 @@ cdef void checked_columns(
         bn_set(&job.infinite)
 
 
+ctypedef struct Output:
+    char* y
+    bint streamed       # past the caches; then what is read is fetched ahead, as much as is written
+    bn_output lines
+    bn_ahead ahead
+
+
+cdef inline Py_ssize_t longest(const real* x) noexcept nogil:
+    """Values mapped at a time."""
+    return LINE if real is float else LINE // 2
+
+
+cdef inline real* room(Output* out, Py_ssize_t at, Py_ssize_t n, const real* x) noexcept nogil:
+    """Where to write the n values of y from position `at`; x is read there."""
+    if not out.streamed:
+        return <real*>out.y + at
+    return <real*>bn_room(&out.lines, <real*>out.y + at, n * sizeof(real), &out.ahead)
+
+
 cdef inline void map_run(
     Job* job, Py_ssize_t at, const double* w, Py_ssize_t n, Py_ssize_t c, real* y
 ) noexcept nogil:
@@ -159,89 +179,107 @@ cdef inline void map_run(
                      1, scale, shift, job.relu, job.b == NULL)
 
 
-cdef void map_long(Job* job, Py_ssize_t r, Py_ssize_t c, const real* x) noexcept nogil:
-    """A long run of channel c."""
-    cdef real[BUFFER] buffer
-    cdef Py_ssize_t o = r // job.segments, i = (r % job.segments) * job.segment, n
-    cdef Py_ssize_t at = (o * job.channels + c) * job.inner, end = min(i + job.segment, job.inner)
-    cdef real* y = <real*>job.y + at
-    while i < end:
-        n = min(<Py_ssize_t>(LOOK if job.finite else BUFFER), end - i)
-        if job.finite:
-            look(job, x + at + i, n)
-        map_run(job, at + i, from_position(job.weight, o * job.inner + i), n, c,
-                &buffer[0] if job.stream else y + i)
-        if job.stream:
-            bn_stream(y + i, buffer, n * sizeof(real))
-        i += n
+cdef void map_runs(
+    Job* job, Py_ssize_t first, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end, Output* out, const real* x
+) noexcept nogil:
+    """Rows first to last of channels that are runs of some length, each with its numbers in registers."""
+    cdef Py_ssize_t r, c, o, i, j, n, at, stop, most = LOOK if job.finite else longest(x)
+    for r in range(first, last):
+        o = r // job.segments
+        i = (r % job.segments) * job.segment
+        stop = min(i + job.segment, job.inner)
+        for c in range(begin, end):
+            at = (o * job.channels + c) * job.inner
+            j = i
+            while j < stop:
+                n = min(most, stop - j)
+                if job.finite:
+                    look(job, x + at + j, n)
+                map_run(job, at + j, from_position(job.weight, o * job.inner + j), n, c, room(out, at + j, n, x))
+                j += n
 
 
-cdef inline void spread_of(
+cdef inline Py_ssize_t repeats(Py_ssize_t plane, Py_ssize_t most) noexcept nogil:
+    """How many outer positions make a line of whole vectors, of up to `most` values: then it has no odd end."""
+    cdef Py_ssize_t n = 1, enough = max(<Py_ssize_t>1, most // (4 * plane))
+    while n * plane % 16 and 2 * n * plane <= most:
+        n *= 2
+    return n * max(<Py_ssize_t>1, enough // n)
+
+
+cdef inline const real* spread_of(
     const void* values, Py_ssize_t c, Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, real* columns
 ) noexcept nogil:
-    if values != NULL:
-        spread(<const real*>values + c, widen, channels, run, columns)
+    if values == NULL:
+        return NULL
+    if widen * run == 1:
+        return <const real*>values + c
+    spread(<const real*>values + c, widen, channels, run, columns)
+    return columns
 
 
-cdef void map_short(
-    Job* job, Py_ssize_t first, Py_ssize_t last, Py_ssize_t extra, Py_ssize_t c0, Py_ssize_t channels, const real* x
+cdef inline const real* at_column(const real* columns, Py_ssize_t k) noexcept nogil:
+    return columns if columns == NULL else columns + k
+
+
+cdef void map_columns(
+    Job* job, Py_ssize_t first, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end, Output* out, const real* x
 ) noexcept nogil:
-    """Rows first to last of a tile of channels, and the `extra` columns below them.
+    """Rows first to last of channels that change from value to value, or nearly so: each column has its numbers.
 
-    They are walked in lines: of a tile, a line is its part of a row; where the tile is all channels, memory is one
-    piece, and a line is as many outer positions as fit TILE.
+    All channels are one piece of memory, walked in lines of as many outer positions as fill whole vectors; a group of
+    channels, or more of them than fit a line, in lines that are its part of each row.
     """
-    cdef real[BUFFER] buffer
-    cdef real[TILE] h, scale, shift, a, b, c, wr
-    cdef double[TILE] wj
-    cdef real* y
+    cdef real[LINE] h, scale, shift, a, b, c, wr
+    cdef double[LINE] wj
+    cdef const real* h_
+    cdef const real* scale_
+    cdef const real* shift_
+    cdef const real* a_
+    cdef const real* b_
+    cdef const real* c_
     cdef const real* weights = NULL
     cdef const double* w
-    cdef Py_ssize_t run = job.inner, plane = job.channels * run, width = channels * run, widen = 1
-    cdef Py_ssize_t at = first * job.widen * plane + c0 * run, step = plane, lines = last - first, rest = 0
-    cdef Py_ssize_t line = 0, chunk = 1, i, j, n, count
-    cdef bint whole = channels == job.channels, scalar = job.widen == 1 and run >= SCALAR_RUN
-    if whole and not scalar:
-        widen = TILE // plane
-        width = step = widen * plane
-        rest = lines * job.widen * plane + extra
-        lines = rest // width
-        rest %= width
+    cdef real* y
+    cdef Py_ssize_t most = longest(x), run = job.inner, plane = job.channels * run
+    cdef Py_ssize_t at = first * job.widen * plane, stop = last * job.widen * plane, step = plane, widen = 1
+    cdef Py_ssize_t channels, width, i, j, k, l, n
+    cdef bint whole = end - begin == job.channels and plane <= most
+    if last == job.rows:
+        stop = job.outer * plane
     if whole:
-        chunk = BUFFER // width
-    if not scalar:
-        spread_of(job.high, c0, widen, channels, run, h)
-        spread_of(job.scale, c0, widen, channels, run, scale)
-        spread_of(job.shift, c0, widen, channels, run, shift)
-        spread_of(job.a, c0, widen, channels, run, a)
-        spread_of(job.b, c0, widen, channels, run, b)
-        spread_of(job.c, c0, widen, channels, run, c)
-    while line < lines + (rest > 0):
-        count = min(chunk, lines - line) if line < lines else 1
-        n = width if line < lines else rest
-        y = &buffer[0] if job.stream else <real*>job.y + at
-        for i in range(count):
-            j = at + i * step
-            w = from_position(job.weight, j // plane * run)
-            if job.finite and scalar:
-                look(job, x + j, n)
-            if scalar:
-                for j in range(channels):
-                    map_run(job, at + i * step + j * run, w, run, c0 + j, y + i * width + j * run)
-            elif job.dy == NULL and job.finite:
-                checked_columns(job, x + j, y + i * width, n, h, scale, shift)
-            elif job.dy == NULL:
-                normalize_columns(<const real*>job.x + j, y + i * width, n, h, scale, shift, job.relu)
-            else:
+        widen = max(<Py_ssize_t>1, min(repeats(plane, most), (stop - at) // plane))
+        step = widen * plane
+    while begin < end:
+        channels = end - begin if whole or run == 1 else min(end - begin, most // run)
+        width = widen * channels * run
+        h_ = spread_of(job.high, begin, widen, channels, run, h)
+        scale_ = spread_of(job.scale, begin, widen, channels, run, scale)
+        shift_ = spread_of(job.shift, begin, widen, channels, run, shift)
+        a_ = spread_of(job.a, begin, widen, channels, run, a)
+        b_ = spread_of(job.b, begin, widen, channels, run, b)
+        c_ = spread_of(job.c, begin, widen, channels, run, c)
+        i = at + begin * run
+        while i < stop:
+            k = 0
+            n = min(width, stop - i)
+            while k < n:
+                j = min(most, n - k)
+                y = room(out, i + k, j, x)
+                w = from_position(job.weight, i // plane * run)
                 if w != NULL:
-                    weights_of_row(w, channels, run, n, wj)
-                    for j in range(n):
-                        wr[j] = <real>(wj[j] / job.unit)
+                    weights_of_row(w, min(channels, j), run, j, wj)
+                    for l in range(j):
+                        wr[l] = <real>(wj[l] / job.unit)
                     weights = wr
-                    j = at + i * step
-                gradient_columns(<const real*>job.dy + j, <const real*>job.x + j, y + i * width, n, weights,
-                                 h, a, b, c, scale, shift, job.relu, job.b == NULL)
-        if job.stream:
-            bn_stream(<real*>job.y + at, buffer, ((count - 1) * width + n) * sizeof(real))
-        line += count
-        at += count * step
+                if job.dy != NULL:
+                    gradient_columns(<const real*>job.dy + i + k, x + i + k, y, j, weights, at_column(h_, k),
+                                     at_column(a_, k), at_column(b_, k), at_column(c_, k), at_column(scale_, k),
+                                     at_column(shift_, k), job.relu, job.b == NULL)
+                elif job.finite:
+                    checked_columns(job, x + i + k, y, j, h_ + k, scale_ + k, shift_ + k)
+                else:
+                    normalize_columns(x + i + k, y, j, h_ + k, scale_ + k, shift_ + k, job.relu)
+                k += j
+            i += step
+        begin += channels

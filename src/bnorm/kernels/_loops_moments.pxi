@@ -6,50 +6,47 @@
 # rounding error eps n_b d^2 is at most 2 eps times the n n_b / (n + n_b) d^2 that the merge adds to m2 anyway, as long
 # as n_b <= n. So blocks start small and double.
 
+cdef inline void eight(const real* x, Py_ssize_t stride, real m, real* sum, real* square) noexcept nogil:
+    """sum (x - m) and sum (x - m)^2 down eight rows."""
+    cdef real d0 = x[0] - m, d1 = x[stride] - m, d2 = x[2 * stride] - m, d3 = x[3 * stride] - m
+    cdef real d4 = x[4 * stride] - m, d5 = x[5 * stride] - m, d6 = x[6 * stride] - m, d7 = x[7 * stride] - m
+    sum[0] = ((d0 + d1) + (d2 + d3)) + ((d4 + d5) + (d6 + d7))
+    square[0] = ((d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)) + ((d4 * d4 + d5 * d5) + (d6 * d6 + d7 * d7))
+
+
 cdef inline void center_sums_of_rows(
-    const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width, const real* m, double* s, double* q, bint far
+    const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width, const real* m, double* s, double* q,
+    bn_ahead* ahead
 ) noexcept nogil:
-    """s += sum (x - m), q += sum (x - m)^2 per column."""
-    cdef Py_ssize_t j, r = 0
-    cdef const real *x0
-    cdef const real *x1
-    cdef const real *x2
-    cdef const real *x3
-    cdef const real *x4
-    cdef const real *x5
-    cdef const real *x6
-    cdef const real *x7
-    cdef real d0, d1, d2, d3, d4, d5, d6, d7
-    while r + 8 <= rows:
-        x0 = x + r * stride
-        x1 = x0 + stride
-        x2 = x1 + stride
-        x3 = x2 + stride
-        x4 = x3 + stride
-        x5 = x4 + stride
-        x6 = x5 + stride
-        x7 = x6 + stride
-        if far:
-            touch(x0, 8, stride, width)
+    """s += sum (x - m), q += sum (x - m)^2 per column: sixteen rows at a time, then eight, then one."""
+    cdef Py_ssize_t j, k, end, r = 0, step = width if ahead == NULL else NEAR
+    cdef const real* row
+    cdef real d, sum, square, more, more_square
+    while r + 16 <= rows:
+        row = x + r * stride
+        k = 0
+        while k < width:
+            end = min(width, k + step)
+            if ahead != NULL:
+                bn_fetch(ahead, 16 * (end - k) * sizeof(real))
+            for j in range(k, end):
+                eight(row + j, stride, m[j], &sum, &square)
+                eight(row + 8 * stride + j, stride, m[j], &more, &more_square)
+                s[j] += <double>(sum + more)
+                q[j] += <double>(square + more_square)
+            k = end
+        r += 16
+    if r + 8 <= rows:
         for j in range(width):
-            d0 = x0[j] - m[j]
-            d1 = x1[j] - m[j]
-            d2 = x2[j] - m[j]
-            d3 = x3[j] - m[j]
-            d4 = x4[j] - m[j]
-            d5 = x5[j] - m[j]
-            d6 = x6[j] - m[j]
-            d7 = x7[j] - m[j]
-            s[j] += <double>(((d0 + d1) + (d2 + d3)) + ((d4 + d5) + (d6 + d7)))
-            q[j] += <double>(((d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3))
-                             + ((d4 * d4 + d5 * d5) + (d6 * d6 + d7 * d7)))
+            eight(x + r * stride + j, stride, m[j], &sum, &square)
+            s[j] += <double>sum
+            q[j] += <double>square
         r += 8
     while r < rows:
-        x0 = x + r * stride
         for j in range(width):
-            d0 = x0[j] - m[j]
-            s[j] += <double>d0
-            q[j] += <double>(d0 * d0)
+            d = x[r * stride + j] - m[j]
+            s[j] += <double>d
+            q[j] += <double>(d * d)
         r += 1
 
 
@@ -92,7 +89,7 @@ cdef void careful_sums(
     const double* center, double* n, double* s, double* q
 ) noexcept nogil:
     """Per channel n = sum w, s = sum w (x - center), q = sum w (x - center)^2, all in float64."""
-    cdef double[TILE] m, wj, nj, sj, qj
+    cdef double[WIDE] m, wj, nj, sj, qj
     cdef Py_ssize_t r, j, width = widen * channels * run
     spread(center, widen, channels, run, m)
     zero(nj, width)
@@ -115,8 +112,8 @@ cdef void first_values(
     Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint skipna, const double* n, double* center
 ) noexcept nogil:
     """The first value that counts, for every channel that has none yet (n == 0); 0 where the block has none either."""
-    cdef bint[TILE] found
-    cdef double[TILE] wj
+    cdef bint[WIDE] found
+    cdef double[WIDE] wj
     cdef Py_ssize_t r, j, c, width, missing = 0
     cdef double v
     for c in range(channels):
@@ -145,7 +142,7 @@ cdef void careful_moments(
     double* n, double* mean, double* low, double* m2
 ) noexcept nogil:
     """A block with weights, with NaN to leave out, or with values whose squares float32 cannot hold."""
-    cdef double[TILE] center, count, s, q
+    cdef double[WIDE] center, count, s, q
     cdef Py_ssize_t c
     cdef bint fresh = False
     for c in range(channels):
@@ -168,10 +165,10 @@ cdef void rough_centers(
     Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, const double* n, real* center
 ) noexcept nogil:
     """The mean of every fourth row, for channels that have no mean yet; exact where a channel is constant."""
-    cdef real[TILE] first
-    cdef real[TILE] m
-    cdef double[TILE] s
-    cdef double[TILE] sums
+    cdef real[WIDE] first
+    cdef real[WIDE] m
+    cdef double[WIDE] s
+    cdef double[WIDE] sums
     cdef Py_ssize_t r, j, c, width = widen * channels * run if rows else extra
     cdef Py_ssize_t sampled = (rows + 3) // 4 if rows else 1
     cdef double values = sampled * (width // channels)
@@ -193,9 +190,9 @@ cdef inline bint constant(
     Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, const real* center, const double* q
 ) noexcept nogil:
     """Whether every channel whose sum of squares vanished really holds its center and nothing else."""
-    cdef real[TILE] m
-    cdef real[TILE] watched
-    cdef real[TILE] mark
+    cdef real[WIDE] m
+    cdef real[WIDE] watched
+    cdef real[WIDE] mark
     cdef Py_ssize_t r, j, c, width = widen * channels * run
     cdef int other = 0
     for c in range(channels):
@@ -225,38 +222,15 @@ cdef inline bint beyond_float(
     return bad != 0 or (small != 0 and not constant(x, rows, stride, extra, widen, channels, run, center, q))
 
 
-cdef void add_blocks(
-    Py_ssize_t channels, double count, const double* center, const double* s, const double* q,
-    double* n, double* mean, double* low, double* m2
-) noexcept nogil:
-    """bn_add_block for every channel; on copies that cannot overlap, which the compiler must know to vectorize."""
-    cdef double[TILE] n_, mean_, low_, m2_, center_, s_, q_
-    cdef Py_ssize_t c
-    cdef double inverse = 1.0 / count
-    memcpy(n_, n, channels * sizeof(double))
-    memcpy(mean_, mean, channels * sizeof(double))
-    memcpy(low_, low, channels * sizeof(double))
-    memcpy(m2_, m2, channels * sizeof(double))
-    memcpy(center_, center, channels * sizeof(double))
-    memcpy(s_, s, channels * sizeof(double))
-    memcpy(q_, q, channels * sizeof(double))
-    for c in range(channels):
-        bn_add_block(&n_[c], &mean_[c], &low_[c], &m2_[c], count, inverse, center_[c], s_[c], q_[c])
-    memcpy(n, n_, channels * sizeof(double))
-    memcpy(mean, mean_, channels * sizeof(double))
-    memcpy(low, low_, channels * sizeof(double))
-    memcpy(m2, m2_, channels * sizeof(double))
-
-
 cdef void block_moments(
     const real* x, const double* w, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
-    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint skipna, bint far,
+    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint skipna, bn_ahead* ahead,
     double* n, double* mean, double* low, double* m2
 ) noexcept nogil:
     """Add one block to the moments of its channels."""
-    cdef real[TILE] center
-    cdef real[TILE] m
-    cdef double[TILE] sj, qj, s, q
+    cdef real[WIDE] center
+    cdef real[WIDE] m
+    cdef double[WIDE] sj, qj, s, q
     cdef Py_ssize_t c, width = widen * channels * run
     cdef double count = (rows * width + extra) // channels
     cdef bint fresh = False, careful = w != NULL
@@ -269,8 +243,8 @@ cdef void block_moments(
         spread(center, widen, channels, run, m)
         zero(sj, width)
         zero(qj, width)
-        center_sums_of_rows(x, rows, stride, width, m, sj, qj, far)
-        center_sums_of_rows(x + rows * stride, extra > 0, 0, extra, m, sj, qj, False)
+        center_sums_of_rows(x, rows, stride, width, m, sj, qj, ahead)
+        center_sums_of_rows(x + rows * stride, extra > 0, 0, extra, m, sj, qj, NULL)
         gather(sj, widen, channels, run, s)
         gather(qj, widen, channels, run, q)
         if real is float:
@@ -283,4 +257,4 @@ cdef void block_moments(
     else:
         for c in range(channels):
             sj[c] = center[c]
-        add_blocks(channels, count, sj, s, q, n, mean, low, m2)
+        bn_add_blocks(channels, count, sj, s, q, n, mean, low, m2)

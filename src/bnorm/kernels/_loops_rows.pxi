@@ -5,6 +5,10 @@
 # inner == 1 (layer norm, RMS norm): gamma and beta change from value to value. inner > 1: runs with one gamma each,
 # which the functions for long runs serve.
 
+cdef enum:
+    NEXT = 1 << 18      # bytes of a row at most that are fetched while the row before is written
+
+
 cdef double second_moment(const real* x, Py_ssize_t size) noexcept nogil:
     """sum x^2."""
     cdef real[LANES] m
@@ -18,8 +22,8 @@ cdef double second_moment(const real* x, Py_ssize_t size) noexcept nogil:
         rows = n // LANES
         zero(s, LANES)
         zero(q, LANES)
-        center_sums_of_rows(x + i, rows, LANES, LANES, m, s, q, False)
-        center_sums_of_rows(x + i + rows * LANES, 1, 0, n % LANES, m, s, q, False)
+        center_sums_of_rows(x + i, rows, LANES, LANES, m, s, q, NULL)
+        center_sums_of_rows(x + i + rows * LANES, 1, 0, n % LANES, m, s, q, NULL)
         sum = lane_sum(q, LANES)
         if real is float and not (1e-36 * n <= sum < INFINITY):
             careful_sums(x + i, NULL, rows, LANES, n % LANES, 1, 1, LANES, False, &center, &count, &dump, &sum)
@@ -37,7 +41,7 @@ cdef void row_moments(const real* x, Py_ssize_t size, bint rms, double eps, doub
         return
     while i < size:
         k = min(block_rows(NULL, i // LANES) * LANES, size - i)
-        block_moments(x + i, NULL, k // LANES, LANES, k % LANES, 1, 1, LANES, False, False, &n, mean, &low, &m2)
+        block_moments(x + i, NULL, k // LANES, LANES, k % LANES, 1, 1, LANES, False, NULL, &n, mean, &low, &m2)
         i += k
     mean[0] += low
     rstd[0] = bn_rstd(m2 / n, eps, n)
@@ -88,6 +92,11 @@ cdef inline void gradient_of_columns(
             dx[j] = r * (dy[j] * gamma[j] + (slope * (x[j] - h) + rest))
 
 
+cdef inline real passed(real dy, real t, real gamma, real beta) noexcept nogil:
+    """dy where the forward's ReLU let the value through."""
+    return 0 if t * gamma + beta <= 0 else dy
+
+
 cdef inline void stripe_sums(
     const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t n,
     const real* h, const real* r, const real* b, const real* gamma, const real* beta, bint relu,
@@ -96,25 +105,37 @@ cdef inline void stripe_sums(
     """dgamma += sum dy ((x - h) r + b), dbeta += sum dy over the rows of a stripe, per column."""
     cdef Py_ssize_t i, j
     cdef real g0, g1, g2, g3, t0, t1, t2, t3
-    if rows == STRIPE:
+    if rows == STRIPE and not relu:
+        for j in range(n):
+            g0 = dy[j]
+            g1 = dy[stride + j]
+            g2 = dy[2 * stride + j]
+            g3 = dy[3 * stride + j]
+            t0 = (x[j] - h[0]) * r[0] + b[0]
+            t1 = (x[stride + j] - h[1]) * r[1] + b[1]
+            t2 = (x[2 * stride + j] - h[2]) * r[2] + b[2]
+            t3 = (x[3 * stride + j] - h[3]) * r[3] + b[3]
+            dbeta[j] += <double>((g0 + g1) + (g2 + g3))
+            dgamma[j] += <double>((g0 * t0 + g1 * t1) + (g2 * t2 + g3 * t3))
+    elif rows == STRIPE:
         for j in range(n):
             t0 = (x[j] - h[0]) * r[0] + b[0]
             t1 = (x[stride + j] - h[1]) * r[1] + b[1]
             t2 = (x[2 * stride + j] - h[2]) * r[2] + b[2]
             t3 = (x[3 * stride + j] - h[3]) * r[3] + b[3]
-            g0 = 0 if relu and t0 * gamma[j] + beta[j] <= 0 else dy[j]
-            g1 = 0 if relu and t1 * gamma[j] + beta[j] <= 0 else dy[stride + j]
-            g2 = 0 if relu and t2 * gamma[j] + beta[j] <= 0 else dy[2 * stride + j]
-            g3 = 0 if relu and t3 * gamma[j] + beta[j] <= 0 else dy[3 * stride + j]
+            g0 = passed(dy[j], t0, gamma[j], beta[j])
+            g1 = passed(dy[stride + j], t1, gamma[j], beta[j])
+            g2 = passed(dy[2 * stride + j], t2, gamma[j], beta[j])
+            g3 = passed(dy[3 * stride + j], t3, gamma[j], beta[j])
             dbeta[j] += <double>((g0 + g1) + (g2 + g3))
             dgamma[j] += <double>((g0 * t0 + g1 * t1) + (g2 * t2 + g3 * t3))
-        return
-    for i in range(rows):
-        for j in range(n):
-            t0 = (x[i * stride + j] - h[i]) * r[i] + b[i]
-            g0 = 0 if relu and t0 * gamma[j] + beta[j] <= 0 else dy[i * stride + j]
-            dbeta[j] += <double>g0
-            dgamma[j] += <double>(g0 * t0)
+    else:
+        for i in range(rows):
+            for j in range(n):
+                t0 = (x[i * stride + j] - h[i]) * r[i] + b[i]
+                g0 = passed(dy[i * stride + j], t0, gamma[j], beta[j]) if relu else dy[i * stride + j]
+                dbeta[j] += <double>g0
+                dgamma[j] += <double>(g0 * t0)
 
 
 cdef void scaled_sums(
@@ -140,9 +161,9 @@ cdef void scaled_sums(
             sum[0] += lane_sum(s, LANES)
             dot[0] += lane_sum(d, LANES)
         else:
-            pair_sums_of_rows(scaled, x + i, n // LANES, LANES, LANES, lanes, s, d, False)
+            pair_sums_of_rows(scaled, x + i, n // LANES, LANES, LANES, lanes, s, d, NULL)
             j = n - n % LANES
-            pair_sums_of_rows(scaled + j, x + i + j, 1, 0, n - j, lanes, s, d, False)
+            pair_sums_of_rows(scaled + j, x + i + j, 1, 0, n - j, lanes, s, d, NULL)
         i += n
     if not careful:
         sum[0] = lane_sum(s, LANES)
@@ -212,7 +233,7 @@ cdef void run_sums(
     dot[0] = 0.0
     while i < n:
         k = min(<Py_ssize_t>BLOCK * LANES, n - i)
-        block_sums(dy + i, x + i, k // LANES, LANES, k % LANES, 1, 1, LANES, relu, False, False, &h, &a, &b, sum, dot)
+        block_sums(dy + i, x + i, k // LANES, LANES, k % LANES, 1, 1, LANES, relu, False, NULL, &h, &a, &b, sum, dot)
         i += k
     dot[0] -= (mean - <double>h) * sum[0]
 
@@ -267,44 +288,26 @@ cdef void backward_map(
         c += 1
 
 
-cdef inline real* room(
-    RowJob* job, Py_ssize_t at, Py_ssize_t n, real* buffer, Py_ssize_t* start, Py_ssize_t* filled
-) noexcept nogil:
-    """Where n values of y from position `at` go: to y, or to the buffer, which is streamed when they do not fit."""
-    if not job.stream:
-        return <real*>job.y + at
-    if filled[0] + n > BUFFER or start[0] + filled[0] != at:
-        bn_stream(<real*>job.y + start[0], buffer, filled[0] * sizeof(real))
-        start[0] = at
-        filled[0] = 0
-    filled[0] += n
-    return buffer + filled[0] - n
-
-
-cdef void forward_rows(RowJob* job, Py_ssize_t row, Py_ssize_t end, const real* x) noexcept nogil:
+cdef void forward_rows(RowJob* job, Py_ssize_t row, Py_ssize_t end, Output* out, const real* x) noexcept nogil:
     """Rows that lie one after the other; the statistics of as many at a time as fit the buffer."""
-    cdef real[BUFFER] buffer
-    cdef Py_ssize_t size = job.channels * job.inner, start = 0, filled = 0, k, i, n
+    cdef Py_ssize_t size = job.channels * job.inner, k, i, n
     cdef Py_ssize_t g = row % max(<Py_ssize_t>1, job.groups)
     cdef bint short = 0 < size <= SHORT
     cdef Py_ssize_t batch = min(<Py_ssize_t>BATCH, BUFFER // size) if short else 1
     while row < end:
         batch = min(batch, end - row)
         if short:
-            if job.far:     # the first value of every row is read before the rest
-                touch(x + row * size, 1, 0, batch * size)
             short_moments(x + row * size, batch, size, job.rms, job.eps, job.mean + row, job.rstd + row)
         else:
             row_moments(x + row * size, size, job.rms, job.eps, job.mean + row, job.rstd + row)
         for k in range(row, row + batch):
             i = 0
             while i < size:
-                n = min(<Py_ssize_t>BUFFER, size - i)
-                forward_map(job, k, g, i, i + n, x, room(job, k * size + i, n, buffer, &start, &filled))
+                n = min(longest(x), size - i)
+                forward_map(job, k, g, i, i + n, x, room(out, k * size + i, n, x))
                 i += n
             g = g + 1 if g + 1 < job.groups else 0
         row += batch
-    bn_stream(<real*>job.y + start, buffer, filled * sizeof(real))
 
 
 cdef void stripe(
@@ -324,11 +327,10 @@ cdef void stripe(
 
 cdef void backward_rows(
     RowJob* job, Py_ssize_t o, Py_ssize_t positions, Py_ssize_t begin, Py_ssize_t end,
-    double* dgamma, double* dbeta, const real* x
+    double* dgamma, double* dbeta, Output* out, const real* x
 ) noexcept nogil:
     """Groups begin to end of some outer positions: the sums of their columns, then their own, and dx."""
-    cdef real[BUFFER] buffer
-    cdef Py_ssize_t size = job.channels * job.inner, start = 0, filled = 0, k, g, row, i, n
+    cdef Py_ssize_t size = job.channels * job.inner, k, g, row, i, n
     cdef double sum = 0.0, dot = 0.0
     if job.params and job.scale != NULL:
         k = 0
@@ -345,11 +347,26 @@ cdef void backward_rows(
                 sums_of_runs(job, row, g, dgamma, dbeta, &sum, &dot, x)
             i = 0
             while i < size:
-                n = min(<Py_ssize_t>BUFFER, size - i)
-                backward_map(job, row, g, i, i + n, sum, dot, x,
-                             room(job, row * size + i, n, buffer, &start, &filled))
+                n = min(longest(x), size - i)
+                backward_map(job, row, g, i, i + n, sum, dot, x, room(out, row * size + i, n, x))
                 i += n
-    bn_stream(<real*>job.y + start, buffer, filled * sizeof(real))
+
+
+cdef void open_rows(
+    RowJob* job, Py_ssize_t o, Py_ssize_t begin, Py_ssize_t end, Output* out, const real* x
+) noexcept nogil:
+    """The output of a task that starts at outer position o, and its walk through memory: while a row is written, the
+    next is fetched."""
+    cdef Py_ssize_t size = job.channels * job.inner, at = (o * job.groups + begin) * size
+    out.y = <char*>job.y
+    out.streamed = job.stream
+    if job.stream:
+        bn_open(&out.lines)
+        bn_stand(&out.ahead)
+    if job.far:
+        bn_walk(&out.ahead, x + at, NULL if job.dy == NULL else <const real*>job.dy + at,
+                (end - begin) * size * sizeof(real), job.groups * size * sizeof(real))
+        bn_fetch(&out.ahead, min(<Py_ssize_t>NEXT, max(<Py_ssize_t>BN_AHEAD, size * <Py_ssize_t>sizeof(real))))
 
 
 cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
@@ -358,11 +375,13 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
     cdef Py_ssize_t size = job.groups * job.channels
     cdef double* dgamma = job.partial + p * 2 * size
     cdef double* dbeta = dgamma + size
+    cdef Output out
+    open_rows(job, o, begin, end, &out, x)
     if job.dy == NULL and job.cuts == 1:
-        forward_rows(job, o * job.groups, last * job.groups, x)
+        forward_rows(job, o * job.groups, last * job.groups, &out, x)
     elif job.dy == NULL:
         while o < last:
-            forward_rows(job, o * job.groups + begin, o * job.groups + end, x)
+            forward_rows(job, o * job.groups + begin, o * job.groups + end, &out, x)
             o += 1
     else:
         if job.params:
@@ -372,10 +391,11 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
         positions = STRIPE * max(<Py_ssize_t>1, BUFFER // positions)
         while o < last:
             positions = min(positions, last - o)
-            backward_rows(job, o, positions, begin, end, dgamma, dbeta, x)
+            backward_rows(job, o, positions, begin, end, dgamma, dbeta, &out, x)
             o += positions
     if job.stream:
-        bn_stream_end()
+        bn_close(&out.lines, &out.ahead)
+        bn_settle()
 
 
 cdef void rows_float(RowJob* job, Py_ssize_t t) noexcept nogil:

@@ -4,31 +4,49 @@
 
 cdef void reduce_block(
     Job* job, Py_ssize_t at, const double* w, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
-    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, Py_ssize_t c, double* partial, const real* x
+    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, Py_ssize_t c, double* partial, bn_ahead* ahead,
+    const real* x
 ) noexcept nogil:
     cdef Py_ssize_t size = job.channels
-    cdef bint far = job.far and job.tile >= min(job.group, size)    # else the whole block was walked over
     if job.dy == NULL:
-        block_moments(x + at, w, rows, stride, extra, widen, channels, run, job.skipna, far,
+        block_moments(x + at, w, rows, stride, extra, widen, channels, run, job.skipna, ahead,
                       partial + c, partial + size + c, partial + 2 * size + c, partial + 3 * size + c)
     else:
         block_sums(<const real*>job.dy + at, x + at, rows, stride, extra, widen, channels, run, job.relu, w != NULL,
-                   far, <const real*>job.high + c, <const real*>job.scale + c, <const real*>job.shift + c,
+                   ahead, <const real*>job.high + c, <const real*>job.scale + c, <const real*>job.shift + c,
                    partial + c, partial + size + c)
 
 
 cdef void reduce_long(
     Job* job, Py_ssize_t r, Py_ssize_t done, Py_ssize_t c, double* partial, const real* x
 ) noexcept nogil:
-    """A long run of channel c, which has `done` values already: LANES partial sums side by side, a block at a time."""
+    """A long run of channel c, which has `done` values already: LANES partial sums side by side, a block at a time.
+
+    The processor itself fetches ahead of it: sixteen rows of LANES values are one stretch of few pages.
+    """
     cdef Py_ssize_t o = r // job.segments, i = (r % job.segments) * job.segment, n
     cdef Py_ssize_t end = min(i + job.segment, job.inner)
     while i < end:
         n = min(block_rows(job, done // LANES) * LANES, end - i)
         reduce_block(job, (o * job.channels + c) * job.inner + i, from_position(job.weight, o * job.inner + i),
-                     n // LANES, LANES, n % LANES, 1, 1, LANES, c, partial, x)
+                     n // LANES, LANES, n % LANES, 1, 1, LANES, c, partial, NULL, x)
         i += n
         done += n
+
+
+cdef void walk_of(Job* job, Py_ssize_t r, Py_ssize_t begin, Py_ssize_t end, bn_ahead* ahead, const real* x) noexcept nogil:
+    """The walk of a task through memory, from row r on."""
+    cdef Py_ssize_t at, span, step
+    if job.segments > 1:
+        at = (r // job.segments * job.channels + begin) * job.inner + r % job.segments * job.segment
+        span = job.segment
+        step = job.inner
+    else:
+        step = job.widen * job.channels * job.inner
+        at = r * step + begin * job.inner
+        span = step - (job.channels - (end - begin)) * job.inner
+    bn_walk(ahead, x + at, NULL if job.dy == NULL else <const real*>job.dy + at, span * sizeof(real),
+            step * sizeof(real))
 
 
 cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
@@ -37,6 +55,7 @@ cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     cdef Py_ssize_t run = job.inner, plane = job.widen * run, stride = plane * job.channels
     cdef Py_ssize_t r, rows, c, extra, i
     cdef double* partial = job.partial + p * 4 * job.channels
+    cdef bn_ahead walk
     for i in range(4):
         zero(partial + i * job.channels + begin, end - begin)
     if job.inner == 0:
@@ -46,41 +65,46 @@ cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
             for c in range(begin, end):
                 reduce_long(job, r, (r - first) * job.segment, c, partial, x)
         return
-    r = first
-    while r < last:
-        rows = min(block_rows(job, r - first), last - r)
-        if job.far and job.tile < end - begin:
-            rows = min(rows, max(<Py_ssize_t>8, WALK // ((end - begin) * run)))
-            touch(x + r * stride + begin * run, rows, stride, (end - begin) * run)
-            if job.dy != NULL:
-                touch(<const real*>job.dy + r * stride + begin * run, rows, stride, (end - begin) * run)
-        extra = (job.outer - job.rows * job.widen) * job.channels * run if r + rows == job.rows else 0
-        c = begin
-        while c < end:
+    c = begin
+    while c < end:
+        if job.far:
+            walk_of(job, first, c, min(c + job.tile, end), &walk, x)
+            bn_fetch(&walk, BN_AHEAD)
+        r = first
+        while r < last:
+            rows = min(block_rows(job, r - first), last - r)
+            extra = (job.outer - job.rows * job.widen) * job.channels * run if r + rows == job.rows else 0
             reduce_block(job, r * stride + c * run, from_position(job.weight, r * plane),
-                         rows, stride, extra, job.widen, min(job.tile, end - c), run, c, partial, x)
-            c += job.tile
-        r += rows
+                         rows, stride, extra, job.widen, min(job.tile, end - c), run, c, partial,
+                         &walk if job.far else NULL, x)
+            r += rows
+        c += job.tile
 
 
 cdef void map_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     cdef Py_ssize_t first = (t // job.groups) * job.piece, last = min(first + job.piece, job.rows)
     cdef Py_ssize_t begin = (t % job.groups) * job.group, end = min(begin + job.group, job.channels)
-    cdef Py_ssize_t r, c, extra
-    if job.inner == 0:
+    cdef Output out
+    if job.inner == 0 or begin == end:
         return
-    if job.runs:
-        for r in range(first, last):
-            for c in range(begin, end):
-                map_long(job, r, c, x)
-    else:
-        extra = (job.outer - job.rows * job.widen) * job.channels * job.inner if last == job.rows else 0
-        c = begin
-        while c < end:
-            map_short(job, first, last, extra, c, min(job.tile, end - c), x)
-            c += job.tile
+    out.y = <char*>job.y
+    out.streamed = job.stream
     if job.stream:
-        bn_stream_end()
+        bn_open(&out.lines)
+        if not job.far:
+            bn_stand(&out.ahead)
+        elif job.fused and end < job.channels:   # this group is in cache: fetch the next
+            walk_of(job, first, end, min(end + job.group, job.channels), &out.ahead, x)
+        else:
+            walk_of(job, first, begin, end, &out.ahead, x)
+            bn_fetch(&out.ahead, BN_AHEAD)
+    if job.inner >= SCALAR_RUN and job.widen == 1:
+        map_runs(job, first, last, begin, end, &out, x)
+    else:
+        map_columns(job, first, last, begin, end, &out, x)
+    if job.stream:
+        bn_close(&out.lines, &out.ahead)
+        bn_settle()
 
 
 cdef void reduce_float(Job* job, Py_ssize_t t) noexcept nogil:

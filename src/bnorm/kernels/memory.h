@@ -1,4 +1,4 @@
-/* What a Cython loop cannot say: how memory is read and written, and what this processor can do. */
+/* What a Cython loop cannot say: bits of numbers, flags between threads, what this processor can do. */
 #ifndef BNORM_MEMORY_H
 #define BNORM_MEMORY_H
 
@@ -6,59 +6,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__SSE2__) || defined(_M_X64)
-#include <immintrin.h>
 #ifdef _MSC_VER
 #include <intrin.h>
 #endif
-#define BN_HAS_STREAM 1
-#endif
-
-/* Copy a finished tile from the first-level cache to memory without reading the destination's lines first. */
-static inline void bn_stream(void *target, const void *source, size_t bytes)
-{
-#ifdef BN_HAS_STREAM
-    char *to = (char *)target;
-    const char *from = (const char *)source;
-    const size_t skew = (size_t)(-(uintptr_t)to & 63);
-    const size_t head = skew < bytes ? skew : bytes;
-    memcpy(to, from, head);
-    to += head, from += head, bytes -= head;
-    for (; bytes >= 64; to += 64, from += 64, bytes -= 64) {
-#if defined(__AVX512F__)
-        _mm512_stream_si512((__m512i *)to, _mm512_loadu_si512((const void *)from));
-#elif defined(__AVX__)
-        _mm256_stream_si256((__m256i *)to, _mm256_loadu_si256((const __m256i *)from));
-        _mm256_stream_si256((__m256i *)(to + 32), _mm256_loadu_si256((const __m256i *)(from + 32)));
-#else
-        for (int i = 0; i < 64; i += 16)
-            _mm_stream_si128((__m128i *)(to + i), _mm_loadu_si128((const __m128i *)(from + i)));
-#endif
-    }
-    memcpy(to, from, bytes);
-#else
-    memcpy(target, source, bytes);
-#endif
-}
-
-#if defined(__GNUC__) || defined(__clang__)
-#define BN_OUTSIDE __attribute__((noinline, unused))
-#else
-#define BN_OUTSIDE
-#endif
-
-/* Read memory once from end to end, just before a loop reads it as several rows side by side. The processor fetches
- * ahead of one plain walk, but not of interleaved ones; walking over a few kilobytes first more than doubles the
- * bandwidth from memory. The walk must be whole: loads of one byte per line overtake each other and gain nothing. */
-static BN_OUTSIDE void bn_touch(const void *memory, size_t bytes)
-{
-    const unsigned char *byte = (const unsigned char *)memory;
-    unsigned char all = 0;
-    for (size_t i = 0; i < bytes; i++)
-        all |= byte[i];
-    volatile unsigned char sink = all;
-    (void)sink;
-}
 
 /* Whether x is an infinity, and no NaN; int, as wide as float, for loops that vectorize. */
 static inline int32_t bn_infinite_float(float x)
@@ -82,14 +32,6 @@ static inline void bn_set(int *flag)
     __atomic_store_n(flag, 1, __ATOMIC_RELAXED);
 #else
     *(volatile int *)flag = 1;
-#endif
-}
-
-/* Make streamed stores visible before another thread reads them. */
-static inline void bn_stream_end(void)
-{
-#ifdef BN_HAS_STREAM
-    _mm_sfence();
 #endif
 }
 

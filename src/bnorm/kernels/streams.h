@@ -1,0 +1,167 @@
+/* How large arrays go through: what is going to be read is fetched ahead, what is finished goes to memory past the
+ * caches. Both change only the time it takes. */
+#ifndef BNORM_STREAMS_H
+#define BNORM_STREAMS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__SSE2__) || defined(_M_X64)
+#include <immintrin.h>
+#define BN_HAS_STREAM 1
+#endif
+
+enum {
+    BN_LINE = 64,           /* bytes of a cache line */
+    BN_AHEAD = 8192,        /* bytes fetched before they are read: the latency of memory times its bandwidth, and some */
+    BN_FLUSH = 1024,        /* finished bytes from which they go to memory: the less of them, the smoother it flows */
+    BN_ROOM = 8192          /* bytes that may be finished at once */
+};
+
+/* Fetch a line into the second-level cache. There it takes none of the few places where loads wait for memory, which
+ * limit plain loads to two thirds of the bandwidth. */
+static inline void bn_fetch_line(const char *line)
+{
+#if defined(__GNUC__) || defined(__clang__)
+    __builtin_prefetch(line, 0, 2);
+#elif defined(BN_HAS_STREAM)
+    _mm_prefetch(line, _MM_HINT_T1);
+#else
+    (void)line;
+#endif
+}
+
+/* A walk ahead of the reader over rows of `span` bytes with `gap` bytes between them, of one array, or of a second
+ * too that lies `apart` bytes from the first (0: none). It may run past the end: fetching is not reading. Few lines at
+ * a time, between other work: the queue to memory is short, and who has to wait for a place in it does nothing else. */
+typedef struct {
+    const char *at;
+    ptrdiff_t apart, gap;
+    size_t span, left;
+} bn_ahead;
+
+static inline void bn_advance(bn_ahead *ahead, size_t bytes)
+{
+    for (; bytes >= ahead->left; ahead->left = ahead->span) {
+        bytes -= ahead->left;
+        ahead->at += ahead->left + ahead->gap;
+    }
+    ahead->at += bytes;
+    ahead->left -= bytes;
+}
+
+/* Fetch as many bytes as are going to be read now. */
+static inline void bn_fetch(bn_ahead *ahead, size_t bytes)
+{
+    while (bytes > 0) {
+        const size_t n = bytes < ahead->left ? bytes : ahead->left;
+        for (size_t i = 0; i < n; i += BN_LINE)
+            bn_fetch_line(ahead->at + i);
+        if (ahead->apart)
+            for (size_t i = 0; i < n; i += BN_LINE)
+                bn_fetch_line(ahead->at + ahead->apart + i);
+        bn_advance(ahead, n);
+        bytes -= n;
+    }
+}
+
+static inline void bn_stand(bn_ahead *ahead)
+{
+    ahead->at = NULL;
+}
+
+static inline void bn_walk(bn_ahead *ahead, const void *x, const void *dy, size_t span, size_t step)
+{
+    ahead->at = (const char *)x;
+    ahead->apart = dy ? (const char *)dy - (const char *)x : 0;
+    ahead->span = ahead->left = span;
+    ahead->gap = (ptrdiff_t)(step - span);
+}
+
+/* Output that is gathered in the first-level cache and sent to memory by whole lines, whose old contents then need not
+ * be read first. The buffer mirrors memory from the line on that `to` points to; of that line the first `skip` bytes
+ * are not ours. */
+typedef struct {
+    char *to, *buffer;
+    size_t filled, skip;
+    char space[BN_ROOM + 3 * BN_LINE];
+} bn_output;
+
+static inline void bn_open(bn_output *out)
+{
+    out->to = NULL;
+    out->filled = out->skip = 0;
+    out->buffer = out->space + (-(uintptr_t)out->space & (BN_LINE - 1));
+}
+
+/* Send whole lines, and fetch as many if the walk ahead does not stand. */
+static inline void bn_send(bn_output *out, bn_ahead *ahead)
+{
+    const size_t lines = out->filled / BN_LINE;
+    char *to = out->to;
+    const char *from = out->buffer, *end = from + lines * BN_LINE, *at = ahead->at;
+    const ptrdiff_t apart = at ? ahead->apart : 0;
+    if (at)
+        bn_advance(ahead, lines * BN_LINE);
+    if (lines && out->skip) {
+        memcpy(to + out->skip, from + out->skip, BN_LINE - out->skip);
+        to += BN_LINE, from += BN_LINE;
+        out->skip = 0;
+    }
+    for (; from < end; to += BN_LINE, from += BN_LINE) {
+        if (at) {               /* nothing but fetches between the stores, or they slow down by a third */
+            bn_fetch_line(at);
+            if (apart)
+                bn_fetch_line(at + apart);
+            at += BN_LINE;
+        }
+#if defined(__AVX512F__)
+        _mm512_stream_si512((__m512i *)to, _mm512_load_si512((const void *)from));
+#elif defined(__AVX__)
+        _mm256_stream_si256((__m256i *)to, _mm256_load_si256((const __m256i *)from));
+        _mm256_stream_si256((__m256i *)(to + 32), _mm256_load_si256((const __m256i *)(from + 32)));
+#elif defined(BN_HAS_STREAM)
+        for (int i = 0; i < BN_LINE; i += 16)
+            _mm_stream_si128((__m128i *)(to + i), _mm_load_si128((const __m128i *)(from + i)));
+#else
+        memcpy(to, from, BN_LINE);
+#endif
+    }
+    memmove(out->buffer, end, BN_LINE);     /* what does not fill a line */
+    out->to = to;
+    out->filled -= lines * BN_LINE;
+}
+
+/* Send everything, what does not fill a line too. */
+static inline void bn_close(bn_output *out, bn_ahead *ahead)
+{
+    bn_send(out, ahead);
+    if (out->filled > out->skip)
+        memcpy(out->to + out->skip, out->buffer + out->skip, out->filled - out->skip);
+    out->filled = out->skip = 0;
+}
+
+/* Where to write the next bytes of y, at most BN_ROOM of them. */
+static inline void *bn_room(bn_output *out, void *y, size_t bytes, bn_ahead *ahead)
+{
+    if (out->to + out->filled != (char *)y) {
+        bn_close(out, ahead);
+        out->skip = out->filled = (uintptr_t)y & (BN_LINE - 1);
+        out->to = (char *)y - out->skip;
+    } else if (out->filled >= BN_FLUSH || out->filled + bytes > BN_ROOM + BN_LINE) {
+        bn_send(out, ahead);
+    }
+    out->filled += bytes;
+    return out->buffer + out->filled - bytes;
+}
+
+/* Make what was sent visible before another thread reads it. */
+static inline void bn_settle(void)
+{
+#ifdef BN_HAS_STREAM
+    _mm_sfence();
+#endif
+}
+
+#endif

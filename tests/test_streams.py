@@ -1,0 +1,103 @@
+"""Arrays too large for the caches: output is sent past them and input fetched ahead, which must change nothing.
+
+What a map makes of a large array it must also make, bit for bit, of a few rows at a time, which stay in the caches;
+and only the bytes of `out` may be written, wherever in a line of the cache they begin.
+"""
+
+import numpy as np
+import pytest
+
+from bnorm.kernels import cpu, reference
+from compare import EPS, assert_close, sum_error
+
+STREAM, FAR = 1 << 23, 1 << 24  # bytes, as in _cpu_plan.pxi
+# One and few channels, odd numbers, more than a line or a tile of sums; short runs, runs of some length, long runs.
+KINDS = [(1,), (3,), (7,), (33,), (100,), (1000,), (2500,), (3, 5), (70, 20), (300, 7), (6, 49), (512, 49), (5, 300)]
+KINDS += [(2, 4001)]
+
+
+def large(shape, size, dtype, seed=0, offset=0):
+    """Normal numbers, somewhat more than `size` bytes, that begin `offset` elements from a line of the cache."""
+    outer = size // (int(np.prod(shape)) * np.dtype(dtype).itemsize) + 3
+    n = outer * int(np.prod(shape))
+    memory = np.empty(n + 200, dtype)
+    start = -memory.ctypes.data % 64 // memory.itemsize + 64 + offset
+    x = memory[start : start + n].reshape(outer, *shape)
+    x[...] = np.resize(np.random.default_rng(seed).standard_normal(100_003), x.shape)
+    return memory, x
+
+
+def pieces(n, rows):
+    return [slice(i, min(i + rows, n)) for i in range(0, n, rows)]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_maps(kind, dtype):
+    rng = np.random.default_rng(1)
+    offset = int(rng.integers(0, 16))
+    _, x = large(kind, STREAM, dtype)
+    _, dy = large(kind, STREAM, dtype, 2, offset)
+    memory, out = large(kind, STREAM, dtype, 3, offset)
+    mean, scale, shift, a, b, c = rng.standard_normal((6, kind[0]))
+    untouched = memory.copy()
+    start = (out.ctypes.data - memory.ctypes.data) // memory.itemsize
+    inside = slice(start, start + out.size)
+    rows = pieces(len(x), max(1, len(x) // 5))
+    for relu in (False, True):
+        mask = (scale, shift) if relu else (None, None)
+        for name, whole, part in (
+            (
+                "normalize",
+                lambda: cpu.normalize(x, mean, scale, shift, relu, out),
+                lambda i: cpu.normalize(x[i], mean, scale, shift, relu),
+            ),
+            (
+                "grad_input",
+                lambda: cpu.grad_input(dy, x, mean, a, b, c, None, *mask, out),
+                lambda i: cpu.grad_input(dy[i], x[i], mean, a, b, c, None, *mask),
+            ),
+        ):
+            whole()
+            for i in rows:
+                assert part(i).tobytes() == out[i].tobytes(), (name, relu, i)
+            memory[inside], changed = untouched[inside], memory.copy()
+            changed[inside] = untouched[inside]
+            assert changed.tobytes() == untouched.tobytes(), (name, "wrote beside out")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_reductions(kind, dtype):
+    _, x = large(kind, FAR, dtype, offset=3)
+    _, dy = large(kind, FAR, dtype, 2, offset=5)
+    x += np.asarray(5, dtype)
+    axes = (0,) if len(kind) == 1 else (0, 2)
+    wider = np.float64 if dtype == "float32" else np.longdouble
+    exact, terms = x.astype(wider), dy.astype(wider)
+    count, mean, m2, low = cpu.moments(x)
+    assert (count == x.size // kind[0]).all()
+    center = exact.mean(axes, keepdims=True)
+    spread = (exact - center) ** 2
+    off = (mean.astype(wider) - center.ravel()) + low
+    assert_close(off, np.zeros_like(off), sum_error(dtype, exact - center, axes) / count, kind=kind)
+    assert_close(m2, spread.sum(axes), sum_error(dtype, spread, axes), kind=kind)
+    sums, dots = cpu.grad_moments(dy, x, center.ravel().astype(np.float64))
+    assert_close(sums, terms.sum(axes), sum_error(dtype, terms, axes), kind=kind)
+    products = terms * (exact - center)
+    rounded = EPS[np.dtype(dtype)] * np.abs(terms).sum(axes) * np.abs(center.ravel())  # the mean, in the type of x
+    assert_close(dots, products.sum(axes), sum_error(dtype, products, axes) + rounded, kind=kind)
+
+
+@pytest.mark.parametrize("kind", [(1000,), (512, 49), (2, 4001)], ids=str)
+def test_both_passes(kind):
+    """Forward and backward of one call, against the reference: groups of channels, or the whole."""
+    _, x = large(kind, FAR, "float32", offset=1)
+    _, dy = large(kind, FAR, "float32", 2)
+    gamma, beta = np.random.default_rng(3).standard_normal((2, kind[0]))
+    y, stats, count, _ = cpu.forward(x, gamma, beta, 1e-5)
+    want = reference.forward(x.astype(np.float64), gamma, beta, 1e-5)
+    assert_close(y, want[0], 2e-6 * np.maximum(1, np.abs(want[0])), kind=kind)
+    dx = cpu.backward(dy, x, stats, count)[0]
+    exact = reference.backward(dy.astype(np.float64), x.astype(np.float64), want[1], count)[0]
+    assert_close(dx, exact, 2e-6 * np.maximum(1, np.abs(exact)), kind=kind)
