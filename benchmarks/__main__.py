@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from statistics import median
 
 import numpy as np
 
@@ -90,11 +91,10 @@ def run(
                     continue
                 wanted = exact(shapes.Data(case, dtype))
                 for n in threads:
-                    copies[n].sample()
                     asked = [each for each in able if each.about.target or n == every]
-                    rows += measure(case, dtype, n, asked, effort, wanted)
-        for copy in copies.values():
-            copy.sample()
+                    before = copies[n].sample()
+                    found = measure(case, dtype, n, asked, effort, wanted)
+                    rows += [row | {"copy": beside(before, copies[n].sample())} for row in found]
         growths = None
         if grow:
             _say(start, "growth")
@@ -114,6 +114,14 @@ def run(
         "left_out": left_out,
         "growth": growths,
         "rows": rows,
+    }
+
+
+def beside(*samples: tuple[list[float], float]) -> dict[str, float]:
+    """The machine's copy speed just before and after a case: minutes later its neighbours may leave it half of that."""
+    return {
+        "memory": round(median(speed for memory, _ in samples for speed in memory), 1),
+        "cache": round(median(cache for _, cache in samples), 1),
     }
 
 

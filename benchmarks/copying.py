@@ -1,6 +1,7 @@
 """The machine's copy speed: numpy.copyto by so many threads, a slice each. A copy reads a byte and writes one.
 
 memory   arrays that no cache holds, written past the caches, which saves reading what is overwritten
+read     the same memory only read, by numpy.add.reduce: on some machines slower than a copy, which has two directions
 cache    arrays of 1 MiB, the size of (1024, 256) in float32, that stay in the caches of the cores: two perfect passes
 
 It is sampled again and again during a run, so that it sees the weather that the others see, by a process of its own:
@@ -19,10 +20,10 @@ import numpy as np
 
 from .timing import quartiles, seconds
 
-MEMORY = 1 << 28  # bytes of an array, several times what a last-level cache holds
+MEMORY = 1 << 29  # bytes of an array, more than a last-level cache holds, of hundreds of megabytes too
 CACHE = 1 << 20
 PAST_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
-Speeds = dict[str, list[float]]  # memory and cache: lower quartile, median, upper quartile, in GB/s
+Speeds = dict[str, list[float]]  # memory, read and cache: lower quartile, median, upper quartile, in GB/s
 
 
 class Copy:
@@ -40,6 +41,7 @@ class Copy:
             text=True,
         )
         self.memory: list[float] = []
+        self.read: list[float] = []
         self.cache: list[float] = []
 
     def __enter__(self) -> "Copy":
@@ -48,26 +50,30 @@ class Copy:
     def __exit__(self, *error: object) -> None:
         self.child.__exit__(*error)  # closes its input, which ends it
 
-    def sample(self) -> None:
+    def sample(self) -> tuple[list[float], float]:
+        """GB/s now: of memory, several times, and of the cache."""
         self.child.stdin.write("\n")
         self.child.stdin.flush()
         answer = self.child.stdout.readline()
         if not answer:
             raise RuntimeError("benchmarks.copying: expected speeds from its process, got nothing")
-        cache, *memory = map(float, answer.split())
+        cache, read, *memory = map(float, answer.split())
         self.cache.append(cache)
+        self.read.append(read)
         self.memory += memory
+        return memory, cache
 
     def gb_s(self) -> Speeds:
-        return {"memory": quartiles(self.memory), "cache": quartiles(self.cache)}
+        return {"memory": quartiles(self.memory), "read": quartiles(self.read), "cache": quartiles(self.cache)}
 
 
 def main(threads: int, size: int) -> None:
-    """For every line of input, a line of speeds: one of the cache, three of memory."""
+    """For every line of input, a line of speeds: one of the cache, one of reading, three of memory."""
 
     def arrays(size: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Targets and sources. All are written first: zeros that nobody wrote are all the same page, in the cache."""
         edges = [size * i // threads for i in range(threads + 1)]
-        return tuple([a[slice(*pair)] for pair in pairwise(edges)] for a in (np.ones(size, "u1"), np.zeros(size, "u1")))
+        return tuple([a[slice(*pair)] for pair in pairwise(edges)] for a in (np.full(size, i, "u1") for i in (1, 2)))
 
     def copy(targets: list[np.ndarray], sources: list[np.ndarray], times: int) -> None:
         def work(target: np.ndarray, source: np.ndarray) -> None:
@@ -76,13 +82,17 @@ def main(threads: int, size: int) -> None:
 
         list(pool.map(work, targets, sources))
 
+    def read(sources: list[np.ndarray]) -> None:
+        list(pool.map(lambda source: np.add.reduce(source[: len(source) // 8 * 8].view(np.int64)), sources))
+
     small, large, times = arrays(min(CACHE, size)), arrays(size), 100
     with ThreadPoolExecutor(threads) as pool:
         for _ in sys.stdin:
             copy(*small, times)
             cache = 2e-9 * min(CACHE, size) * times / seconds(lambda: copy(*small, times))
             copy(*large, 1)
-            print(cache, *(2e-9 * size / seconds(lambda: copy(*large, 1)) for _ in range(3)), flush=True)
+            reading = 1e-9 * size / seconds(lambda: read(large[1]))
+            print(cache, reading, *(2e-9 * size / seconds(lambda: copy(*large, 1)) for _ in range(3)), flush=True)
 
 
 if __name__ == "__main__":

@@ -141,10 +141,11 @@ def full(results: Results) -> str:
     for row in results["rows"]:
         for label in ("bnorm", "bnorm out="):
             if label in row["ms"]:
-                table.append(_line(row, label, peers, results))
+                table.append(_line(row, label, peers))
     copied = [
         f"copy on {_count(int(threads), 'thread')}: {speeds['memory'][1]:.3g} GB/s in memory, quartiles "
-        f"{speeds['memory'][0]:.3g} to {speeds['memory'][2]:.3g}; {speeds['cache'][1]:.3g} GB/s in cache"
+        f"{speeds['memory'][0]:.3g} to {speeds['memory'][2]:.3g}; reading alone {speeds['read'][1]:.3g} GB/s; "
+        f"copy in cache {speeds['cache'][1]:.3g} GB/s"
         for threads, speeds in results["copy"].items()
     ]
     if results["others"] is not None:
@@ -156,7 +157,7 @@ def full(results: Results) -> str:
     return "\n\n".join([*parts, targets.report(results)])
 
 
-def _line(row: Row, label: str, peers: Iterable[str], results: Results) -> list[str]:
+def _line(row: Row, label: str, peers: Iterable[str]) -> list[str]:
     """bnorm's numbers, fresh or out=, and what the peers took over that."""
     variant = label.removeprefix("bnorm")
     low, median, high = row["ms"][label]
@@ -170,7 +171,7 @@ def _line(row: Row, label: str, peers: Iterable[str], results: Results) -> list[
         f"{median:.4g}",
         f"{low:.4g} to {high:.4g}",
         f"{speed:.3g}",
-        f"{speed / results['copy'][str(row['threads'])]['memory'][1]:.2f}",
+        f"{speed / row['copy']['memory']:.2f}",
         *(f"{ratio(row, peer + variant):.2f}" if peer + variant in row["ms"] else "" for peer in peers),
         str(row["new_pages"].get(label, 0)),
         f"{row['error']['bnorm']:.1e}",

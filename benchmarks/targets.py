@@ -61,7 +61,7 @@ def of_copy(which: str) -> Number:
     def number(row: Row, results: Results) -> float | None:
         if "bnorm out=" not in row["ms"]:
             return None
-        return row["bytes"] / row["ms"]["bnorm out="][1] * 1e-6 / results["copy"][str(row["threads"])][which][1]
+        return row["bytes"] / row["ms"]["bnorm out="][1] * 1e-6 / row["copy"][which]
 
     return number
 
@@ -82,7 +82,7 @@ def second_thread(row: Row, results: Results) -> float | None:
     if not alone or alone[0]["ms"][label][1] < BUSY:
         return None
     one = alone[0]["ms"][label][1]
-    limited = row["bytes"] / one * 1e-6 * row["threads"] > results["copy"][str(row["threads"])]["memory"][1]
+    limited = row["bytes"] / one * 1e-6 * row["threads"] > row["copy"]["memory"]
     return None if limited else one / row["ms"][label][1]
 
 

@@ -234,8 +234,8 @@ def row(shape="(9, 9)", operation="forward", kind="batch", dtype="float32", thre
 
 def judged(rows, copy=100.0):
     """Each line of the table, cut at the columns."""
-    speeds = {"memory": [copy] * 3, "cache": [2 * copy] * 3}
-    results = {"threads": [1, 2], "rows": rows, "copy": {"1": speeds, "2": speeds}}
+    rows = [each | {"copy": {"memory": copy, "cache": 2 * copy}} for each in rows]
+    results = {"threads": [1, 2], "rows": rows}
     lines = targets.report(results).splitlines()[1:]
     return {target.what: line for target, line in zip(targets.TARGETS, lines, strict=True)}
 
