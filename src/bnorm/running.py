@@ -162,9 +162,12 @@ class Stream:
         faded, faded_square = self.weight, self.square
         if fade != 1:
             faded, faded_square = faded * fade, faded_square * (fade * fade)
-        m2 = self.var * _divisor(faded, faded_square, ddof)
-        before = np.array([faded, self.mean, m2, self.low], like=faded)
-        _, mean, m2, low = merged(before, batch.parts)
+        if type(faded) is ndarray and not faded.any():  # nothing to merge with: this is what a fit costs
+            _, mean, m2, low = batch.parts
+        else:
+            m2 = self.var * _divisor(faded, faded_square, ddof)
+            before = np.array([faded, self.mean, m2, self.low], like=faded)
+            _, mean, m2, low = merged(before, batch.parts)
         weight, square = faded + batch.count, faded_square + (batch.count if square is None else square)
         self._move(batch.count > 0, mean, m2 / _divisor(weight, square, ddof), low, weight, square)
 

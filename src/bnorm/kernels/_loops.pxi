@@ -16,7 +16,7 @@
 from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport INFINITY, fabs
 from libc.stdint cimport int32_t, int64_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memmove
 
 from bnorm.kernels._jobs cimport BLOCK, BUFFER, FIRST, LANES, STRIPE, TILE, WIDE, Job, Loops, RowJob
 

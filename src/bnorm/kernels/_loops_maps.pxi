@@ -210,12 +210,23 @@ cdef inline Py_ssize_t repeats(Py_ssize_t plane, Py_ssize_t most) noexcept nogil
 cdef inline const real* spread_of(
     const void* values, Py_ssize_t c, Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, real* columns
 ) noexcept nogil:
+    """The numbers of all columns of a line; where it is one row of as many channels, they lie there already."""
     if values == NULL:
         return NULL
-    if widen * run == 1:
+    if widen == 0 and run == 1:
         return <const real*>values + c
-    spread(<const real*>values + c, widen, channels, run, columns)
+    spread(<const real*>values + c, max(<Py_ssize_t>1, widen), channels, run, columns)
     return columns
+
+
+cdef inline void turn(const real* columns, Py_ssize_t width, Py_ssize_t by, real* turned) noexcept nogil:
+    """Let the columns begin with another, and end with those before it."""
+    cdef real[16] first
+    if columns != turned:   # there are none
+        return
+    memcpy(first, turned, by * sizeof(real))
+    memmove(turned, turned + by, (width - by) * sizeof(real))
+    memcpy(turned + width - by, first, by * sizeof(real))
 
 
 cdef inline const real* at_column(const real* columns, Py_ssize_t k) noexcept nogil:
@@ -228,7 +239,8 @@ cdef void map_columns(
     """Rows first to last of channels that change from value to value, or nearly so: each column has its numbers.
 
     All channels are one piece of memory, walked in lines of as many outer positions as fill whole vectors; a group of
-    channels, or more of them than fit a line, in lines that are its part of each row.
+    channels, or more of them than fit a line, in lines that are its part of each row. The first line of the former ends
+    where a line of the cache does, so that no vector of y lies in two.
     """
     cdef real[LINE] h, scale, shift, a, b, c, wr
     cdef double[LINE] wj
@@ -242,17 +254,19 @@ cdef void map_columns(
     cdef const double* w
     cdef real* y
     cdef Py_ssize_t most = longest(x), run = job.inner, plane = job.channels * run
-    cdef Py_ssize_t at = first * job.widen * plane, stop = last * job.widen * plane, step = plane, widen = 1
-    cdef Py_ssize_t channels, width, i, j, k, l, n
+    cdef Py_ssize_t at = first * job.widen * plane, stop = last * job.widen * plane, step = plane, widen = 0
+    cdef Py_ssize_t channels, width, lead = 0, i, j, k, l, n
     cdef bint whole = end - begin == job.channels and plane <= most
     if last == job.rows:
         stop = job.outer * plane
     if whole:
         widen = max(<Py_ssize_t>1, min(repeats(plane, most), (stop - at) // plane))
         step = widen * plane
+        if job.weight == NULL:
+            lead = (-<size_t>(<real*>out.y + at) & 63) // sizeof(real)
     while begin < end:
         channels = end - begin if whole or run == 1 else min(end - begin, most // run)
-        width = widen * channels * run
+        width = max(<Py_ssize_t>1, widen) * channels * run
         h_ = spread_of(job.high, begin, widen, channels, run, h)
         scale_ = spread_of(job.scale, begin, widen, channels, run, scale)
         shift_ = spread_of(job.shift, begin, widen, channels, run, shift)
@@ -262,7 +276,7 @@ cdef void map_columns(
         i = at + begin * run
         while i < stop:
             k = 0
-            n = min(width, stop - i)
+            n = min(lead if lead else width, stop - i)
             while k < n:
                 j = min(most, n - k)
                 y = room(out, i + k, j, x)
@@ -281,5 +295,15 @@ cdef void map_columns(
                 else:
                     normalize_columns(x + i + k, y, j, h_ + k, scale_ + k, shift_ + k, job.relu)
                 k += j
-            i += step
+            if lead == 0:
+                i += step
+                continue
+            i += lead
+            turn(h_, width, lead, h)
+            turn(scale_, width, lead, scale)
+            turn(shift_, width, lead, shift)
+            turn(a_, width, lead, a)
+            turn(b_, width, lead, b)
+            turn(c_, width, lead, c)
+            lead = 0
         begin += channels
