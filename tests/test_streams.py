@@ -101,3 +101,23 @@ def test_both_passes(kind):
     dx = cpu.backward(dy, x, stats, count)[0]
     exact = reference.backward(dy.astype(np.float64), x.astype(np.float64), want[1], count)[0]
     assert_close(dx, exact, 2e-6 * np.maximum(1, np.abs(exact)), kind=kind)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (5, 3), (2, 7), (9, 33), (300, 7), (40, 100), (3, 1000), (4, 3, 5)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_small_maps_from_every_place_in_a_line(shape, dtype):
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal(shape).astype(dtype)
+    mean, scale, shift, a, b, c = rng.standard_normal((6, shape[1]))
+    wanted = cpu.normalize(x, mean, scale, shift), cpu.grad_input(x, x, mean, a, b, c)
+    memory = np.empty(x.size + 200, dtype)
+    line = -memory.ctypes.data % 64 // memory.itemsize + 64
+    for offset in range(64 // memory.itemsize):
+        memory.fill(7)
+        out = memory[line + offset :][: x.size].reshape(shape)
+        for name, want in zip(("normalize", "grad_input"), wanted, strict=True):
+            args = (x, mean, scale, shift, False) if name == "normalize" else (x, x, mean, a, b, c, None, None, None)
+            getattr(cpu, name)(*args, out)
+            assert out.tobytes() == want.tobytes(), (name, offset)
+        out[...] = 7
+        assert (memory == 7).all(), ("wrote beside out", offset)

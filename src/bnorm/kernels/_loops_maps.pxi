@@ -262,7 +262,7 @@ cdef void map_columns(
     if whole:
         widen = max(<Py_ssize_t>1, min(repeats(plane, most), (stop - at) // plane))
         step = widen * plane
-        if job.weight == NULL:
+        if job.weight == NULL and step >= 16:
             lead = (-<size_t>(<real*>out.y + at) & 63) // sizeof(real)
     while begin < end:
         channels = end - begin if whole or run == 1 else min(end - begin, most // run)
