@@ -55,6 +55,16 @@ def problems(draw):
     scaled=False,
     shifted=False,
 )
+@example(  # 256 columns of weighted sums that belong to one channel: added one after the other they lost too much
+    drawn=(Case((3, 16411, 1), -1, cases.c_order, "drawn"), cases.c_order, cases.c_order),
+    dtype="float64",
+    offset=0.0,
+    seed=0,
+    mode="one weight per sample",
+    relu=False,
+    scaled=True,
+    shifted=True,
+)
 def test_batch_norm(drawn, dtype, offset, seed, mode, relu, scaled, shifted):
     case, like, into = drawn
     rng = np.random.default_rng(seed)

@@ -6,7 +6,7 @@ cdef enum:
     LANES = 64      # partial sums along one long run, the same at every vector width
     BLOCK = 1024    # most rows between two merges of the running moments; BLOCK * LANES values of a long run
     FIRST = 32      # rows of the first block of a task; the next blocks double until they reach BLOCK
-    BUFFER = 2048   # values of finished output gathered before they are streamed to memory
+    BUFFER = 2048   # values of short rows that are worked on together
     STRIPE = 4      # rows summed in the type of x before the sum is added in float64
 
 

@@ -45,20 +45,20 @@ cdef inline double lane_sum(const double* lanes, Py_ssize_t n) noexcept nogil:
 
 
 cdef inline void gather(
-    const double* columns, Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, double* sums
+    double* columns, Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, double* sums
 ) noexcept nogil:
-    """Sum over the columns of each channel."""
-    cdef Py_ssize_t q, c
+    """Sum over the columns of each channel, which are used up; widen is a power of two."""
+    cdef Py_ssize_t c, j, half = widen * channels * run // 2
+    while widen > 1:    # one half of the row onto the other
+        for j in range(half):
+            columns[j] += columns[half + j]
+        half //= 2
+        widen //= 2
     if run == 1:
         memcpy(sums, columns, channels * sizeof(double))
-        for q in range(1, widen):
-            for c in range(channels):
-                sums[c] += columns[q * channels + c]
     else:
-        zero(sums, channels)
-        for q in range(widen):
-            for c in range(channels):
-                sums[c] += lane_sum(columns + (q * channels + c) * run, run)
+        for c in range(channels):
+            sums[c] = lane_sum(columns + c * run, run)
 
 
 cdef inline const double* from_position(const double* weight, Py_ssize_t i) noexcept nogil:

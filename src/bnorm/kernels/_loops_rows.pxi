@@ -6,7 +6,7 @@
 # which the functions for long runs serve.
 
 cdef enum:
-    NEXT = 1 << 18      # bytes of a row at most that are fetched while the row before is written
+    NEXT = 1 << 18      # bytes at most that are fetched while the rows before are written
 
 
 cdef double second_moment(const real* x, Py_ssize_t size) noexcept nogil:
@@ -353,10 +353,10 @@ cdef void backward_rows(
 
 
 cdef void open_rows(
-    RowJob* job, Py_ssize_t o, Py_ssize_t begin, Py_ssize_t end, Output* out, const real* x
+    RowJob* job, Py_ssize_t o, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t values, Output* out, const real* x
 ) noexcept nogil:
-    """The output of a task that starts at outer position o, and its walk through memory: while a row is written, the
-    next is fetched."""
+    """The output of a task that starts at outer position o, and its walk through memory: while `values` are written, of
+    a row or of some that are read together, the next are fetched."""
     cdef Py_ssize_t size = job.channels * job.inner, at = (o * job.groups + begin) * size
     out.y = <char*>job.y
     out.streamed = job.stream
@@ -366,17 +366,18 @@ cdef void open_rows(
     if job.far:
         bn_walk(&out.ahead, x + at, NULL if job.dy == NULL else <const real*>job.dy + at,
                 (end - begin) * size * sizeof(real), job.groups * size * sizeof(real))
-        bn_fetch(&out.ahead, min(<Py_ssize_t>NEXT, max(<Py_ssize_t>BN_AHEAD, size * <Py_ssize_t>sizeof(real))))
+        bn_fetch(&out.ahead, min(<Py_ssize_t>NEXT, max(<Py_ssize_t>BN_AHEAD, values * <Py_ssize_t>sizeof(real))))
 
 
 cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
     cdef Py_ssize_t p = t // job.cuts, o = p * job.piece, last = min(o + job.piece, job.outer)
-    cdef Py_ssize_t begin = (t % job.cuts) * job.group, end = min(begin + job.group, job.groups), positions
-    cdef Py_ssize_t size = job.groups * job.channels
+    cdef Py_ssize_t begin = (t % job.cuts) * job.group, end = min(begin + job.group, job.groups)
+    cdef Py_ssize_t size = job.groups * job.channels, row = job.channels * job.inner, width = (end - begin) * row
+    cdef Py_ssize_t positions = STRIPE * max(<Py_ssize_t>1, BUFFER // max(<Py_ssize_t>1, STRIPE * width))
     cdef double* dgamma = job.partial + p * 2 * size
     cdef double* dbeta = dgamma + size
     cdef Output out
-    open_rows(job, o, begin, end, &out, x)
+    open_rows(job, o, begin, end, positions * width if job.params and job.scale != NULL else row, &out, x)
     if job.dy == NULL and job.cuts == 1:
         forward_rows(job, o * job.groups, last * job.groups, &out, x)
     elif job.dy == NULL:
@@ -387,8 +388,6 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
         if job.params:
             zero(dgamma + begin * job.channels, (end - begin) * job.channels)
             zero(dbeta + begin * job.channels, (end - begin) * job.channels)
-        positions = max(<Py_ssize_t>1, STRIPE * (end - begin) * job.channels * job.inner)
-        positions = STRIPE * max(<Py_ssize_t>1, BUFFER // positions)
         while o < last:
             positions = min(positions, last - o)
             backward_rows(job, o, positions, begin, end, dgamma, dbeta, &out, x)
