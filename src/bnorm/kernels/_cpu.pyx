@@ -15,7 +15,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from bnorm.kernels._buffers cimport empty
-from bnorm.kernels._jobs cimport LANES, STRIPE, TILE, WIDE, Job, Loops, RowJob, row_task_t, task_t
+from bnorm.kernels._jobs cimport FIRST, LANES, STRIPE, TILE, WIDE, Job, Loops, RowJob, row_task_t, task_t
 from bnorm.kernels._threads cimport threads_for
 
 cdef extern from "formulas.h" nogil:

@@ -29,7 +29,9 @@ cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
     cdef Py_ssize_t C = max(<Py_ssize_t>1, job.channels), inner = max(<Py_ssize_t>1, job.inner)
     cdef Py_ssize_t tasks = min(max(job.outer * C * inner // TASK, <Py_ssize_t>1), <Py_ssize_t>MAX_TASKS)
     cdef Py_ssize_t units, pieces, groups
-    job.runs = inner > TILE
+    # Positions are columns, and the rows of a block go down the outer axis, where there are enough of them; else a run
+    # of one channel is walked for itself.
+    job.runs = inner > WIDE or (inner > TILE and job.outer < FIRST)
     job.widen = 1 if job.runs else widening(job.outer, C * inner)
     job.rows = job.outer // job.widen
     job.tile = C if job.widen > 1 else min(C, max(<Py_ssize_t>1, WIDE // inner))

@@ -1,8 +1,8 @@
 """What the entries tell the loops: one job, cut into tasks by its shape alone."""
 
 cdef enum:
-    TILE = 256      # columns that one row of few channels is widened to; from more values a run is long
-    WIDE = 1024     # most columns whose sums are made together
+    TILE = 256      # columns that one row of few channels is widened to; from more values a run may be long
+    WIDE = 1024     # most columns whose sums are made together; from more values a run is long
     LANES = 64      # partial sums along one long run, the same at every vector width
     BLOCK = 1024    # most rows between two merges of the running moments; BLOCK * LANES values of a long run
     FIRST = 32      # rows of the first block of a task; the next blocks double until they reach BLOCK
@@ -13,7 +13,7 @@ cdef enum:
 ctypedef struct Job:
     # The view: x[outer][channels][inner], contiguous.
     Py_ssize_t outer, channels, inner
-    # Its plan. Short runs (inner <= TILE): `rows` rows of `widen` outer positions each, `tile` channels at a time, what
+    # Its plan. Short runs: `rows` rows of `widen` outer positions each, `tile` channels at a time, what
     # does not fill a row left over. Long runs: a row is an outer position, or one of `segments` of `segment` values.
     bint runs
     Py_ssize_t segment, segments

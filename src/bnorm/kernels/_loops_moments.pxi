@@ -6,22 +6,21 @@
 # rounding error eps n_b d^2 is at most 2 eps times the n n_b / (n + n_b) d^2 that the merge adds to m2 anyway, as long
 # as n_b <= n. So blocks start small and double.
 
-cdef inline void eight(const real* x, Py_ssize_t stride, real m, real* sum, real* square) noexcept nogil:
-    """sum (x - m) and sum (x - m)^2 down eight rows."""
+cdef inline void four(const real* x, Py_ssize_t stride, real m, real* sum, real* square) noexcept nogil:
+    """sum (x - m) and sum (x - m)^2 down four rows."""
     cdef real d0 = x[0] - m, d1 = x[stride] - m, d2 = x[2 * stride] - m, d3 = x[3 * stride] - m
-    cdef real d4 = x[4 * stride] - m, d5 = x[5 * stride] - m, d6 = x[6 * stride] - m, d7 = x[7 * stride] - m
-    sum[0] = ((d0 + d1) + (d2 + d3)) + ((d4 + d5) + (d6 + d7))
-    square[0] = ((d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)) + ((d4 * d4 + d5 * d5) + (d6 * d6 + d7 * d7))
+    sum[0] = (d0 + d1) + (d2 + d3)
+    square[0] = (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)
 
 
 cdef inline void center_sums_of_rows(
     const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width, const real* m, double* s, double* q,
     bn_ahead* ahead
 ) noexcept nogil:
-    """s += sum (x - m), q += sum (x - m)^2 per column: sixteen rows at a time, then eight, then one."""
+    """s += sum (x - m), q += sum (x - m)^2 per column: sixteen rows at a time, then four, then one."""
     cdef Py_ssize_t j, k, end, r = 0, step = width if ahead == NULL else NEAR
     cdef const real* row
-    cdef real d, sum, square, more, more_square
+    cdef real d, s0, s1, s2, s3, q0, q1, q2, q3
     while r + 16 <= rows:
         row = x + r * stride
         k = 0
@@ -30,18 +29,20 @@ cdef inline void center_sums_of_rows(
             if ahead != NULL:
                 bn_fetch(ahead, 16 * (end - k) * sizeof(real))
             for j in range(k, end):
-                eight(row + j, stride, m[j], &sum, &square)
-                eight(row + 8 * stride + j, stride, m[j], &more, &more_square)
-                s[j] += <double>(sum + more)
-                q[j] += <double>(square + more_square)
+                four(row + j, stride, m[j], &s0, &q0)
+                four(row + 4 * stride + j, stride, m[j], &s1, &q1)
+                four(row + 8 * stride + j, stride, m[j], &s2, &q2)
+                four(row + 12 * stride + j, stride, m[j], &s3, &q3)
+                s[j] += <double>((s0 + s1) + (s2 + s3))
+                q[j] += <double>((q0 + q1) + (q2 + q3))
             k = end
         r += 16
-    if r + 8 <= rows:
+    while r + 4 <= rows:
         for j in range(width):
-            eight(x + r * stride + j, stride, m[j], &sum, &square)
-            s[j] += <double>sum
-            q[j] += <double>square
-        r += 8
+            four(x + r * stride + j, stride, m[j], &s0, &q0)
+            s[j] += <double>s0
+            q[j] += <double>q0
+        r += 4
     while r < rows:
         for j in range(width):
             d = x[r * stride + j] - m[j]
