@@ -15,13 +15,15 @@ from .base import Adapter, Library
 
 ATEN = torch.ops.aten
 EVERY = [True, True, True]  # gradients
+MANY = 1 << 22  # values of a channel from which single precision, summed without care, is off by a few thousandths
 
 
 class Layer(Adapter):
-    # Ten million values of a channel: single precision, summed without care, is off by 0.3% of the largest result.
-    tolerance = {"float32": 5e-3, "float64": 1e-12}  # noqa: RUF012
+    tolerance = {"float32": 3e-4, "float64": 1e-12}  # noqa: RUF012
 
     def __init__(self, data: Data) -> None:
+        if data.x.size > MANY * data.sizes[1]:
+            self.tolerance = {**self.tolerance, "float32": 5e-3}
         self.sizes, self.groups = data.sizes, data.groups
         self.x, self.dy = torch.from_numpy(data.x), torch.from_numpy(data.dy)
         self.gamma, self.beta = (self._vector(v) for v in (data.gamma, data.beta))

@@ -31,7 +31,8 @@ cdef extern from "formulas.h" nogil:
 cdef extern from "lanes.h" nogil:
     void bn_narrow(const double*, double*)
     double bn_whole(const double*)
-    void bn_add_blocks(Py_ssize_t, double, const double*, const double*, const double*, double*, double*, double*, double*)
+    void bn_add_blocks(Py_ssize_t, double, const double*, const double*, const double*,
+                       double*, double*, double*, double*)
 
 cdef extern from "memory.h" nogil:
     void bn_set(int*)

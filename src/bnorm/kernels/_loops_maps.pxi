@@ -10,7 +10,7 @@
 
 cdef enum:
     SCALAR_RUN = 32     # from this length a run is mapped with its channel's numbers in registers
-    LINE = 1024         # values mapped at a time, half as many float64: the numbers of so many columns fit the first cache
+    LINE = 1024         # values mapped at a time, half as many float64: the first cache holds the numbers of so many
     LOOK = 512          # values looked at before they are mapped: enough to pay, and few enough to overlap with the map
 
 
@@ -255,7 +255,7 @@ cdef void map_columns(
     cdef real* y
     cdef Py_ssize_t most = longest(x), run = job.inner, plane = job.channels * run
     cdef Py_ssize_t at = first * job.widen * plane, stop = last * job.widen * plane, step = plane, widen = 0
-    cdef Py_ssize_t channels, width, lead = 0, i, j, k, l, n
+    cdef Py_ssize_t channels, width, lead = 0, i, j, k, n, v
     cdef bint whole = end - begin == job.channels and plane <= most
     if last == job.rows:
         stop = job.outer * plane
@@ -283,8 +283,8 @@ cdef void map_columns(
                 w = from_position(job.weight, i // plane * run)
                 if w != NULL:
                     weights_of_row(w, min(channels, j), run, j, wj)
-                    for l in range(j):
-                        wr[l] = <real>(wj[l] / job.unit)
+                    for v in range(j):
+                        wr[v] = <real>(wj[v] / job.unit)
                     weights = wr
                 if job.dy != NULL:
                     gradient_columns(<const real*>job.dy + i + k, x + i + k, y, j, weights, at_column(h_, k),

@@ -34,7 +34,9 @@ cdef void reduce_long(
         done += n
 
 
-cdef void walk_of(Job* job, Py_ssize_t r, Py_ssize_t begin, Py_ssize_t end, bn_ahead* ahead, const real* x) noexcept nogil:
+cdef void walk_of(
+    Job* job, Py_ssize_t r, Py_ssize_t begin, Py_ssize_t end, bn_ahead* ahead, const real* x
+) noexcept nogil:
     """The walk of a task through memory, from row r on."""
     cdef Py_ssize_t at, span, step
     if job.segments > 1:
