@@ -10,7 +10,7 @@ Row = dict[str, Any]
 Results = dict[str, Any]
 Number = Callable[[Row, Results], float | None]  # None: the row says nothing of it
 CHANNELS, ROWS, SCALER = ("batch",), ("layer", "group", "instance"), ("scaler",)
-BUSY = 0.05  # milliseconds: what takes less on one thread is not shared
+SHARED = 1 << 20  # bytes read and written: what is less stays on one thread
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def second_thread(row: Row, results: Results) -> float | None:
         for other in results["rows"]
         if other["threads"] == 1 < row["threads"] and (other["shape"], other["operation"], other["dtype"]) == key
     ]
-    if not alone or alone[0]["ms"][label][1] < BUSY:
+    if not alone or row["bytes"] < SHARED:
         return None
     one = alone[0]["ms"][label][1]
     limited = row["bytes"] / one * 1e-6 * row["threads"] > row["copy"]["memory"]

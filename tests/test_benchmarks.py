@@ -285,14 +285,15 @@ def test_where_small_is_good_the_worst_is_the_largest():
 
 
 def test_the_second_thread_is_asked_for_where_memory_and_size_allow_it():
-    def pair(shape, one, both):
-        return [row(shape, threads=1, bnorm=9.0, bnorm_out=one), row(shape, bnorm=9.0, bnorm_out=both)]
+    def pair(shape, one, both, size=2e6):
+        times = {"bnorm": 9.0, "nbytes": size}
+        return [row(shape, threads=1, bnorm_out=one, **times), row(shape, bnorm_out=both, **times)]
 
     what = "all threads over one"
     assert judged(pair("(1, 1)", 1.0, 0.6))[what].endswith("MISSED")
     assert judged(pair("(1, 1)", 1.0, 0.5))[what].endswith("met")
-    assert judged(pair("(1, 1)", 0.04, 0.04))[what].endswith("not measured")  # small: it stays on one thread
-    assert judged(pair("(1, 1)", 1.0, 0.9), copy=1.9)[what].endswith("not measured")  # 1 GB/s alone, of 1.9
+    assert judged(pair("(1, 1)", 1.0, 1.0, 1e6))[what].endswith("not measured")  # small: it stays on one thread
+    assert judged(pair("(1, 1)", 1.0, 0.9), copy=3.9)[what].endswith("not measured")  # 2 GB/s alone, of 3.9
 
 
 def test_the_slow_have_fewer_turns(monkeypatch):
