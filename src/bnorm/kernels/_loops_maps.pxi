@@ -251,7 +251,6 @@ cdef void map_columns(
     cdef const real* b_
     cdef const real* c_
     cdef const real* weights = NULL
-    cdef const double* w
     cdef real* y
     cdef Py_ssize_t most = longest(x), run = job.inner, plane = job.channels * run
     cdef Py_ssize_t at = first * job.widen * plane, stop = last * job.widen * plane, step = plane, widen = 0
@@ -280,9 +279,8 @@ cdef void map_columns(
             while k < n:
                 j = min(most, n - k)
                 y = room(out, i + k, j, x)
-                w = from_position(job.weight, i // plane * run)
-                if w != NULL:
-                    weights_of_row(w, min(channels, j), run, j, wj)
+                if job.weight != NULL:
+                    weights_of_row(job.weight + i // plane * run, min(channels, j), run, j, wj)
                     for v in range(j):
                         wr[v] = <real>(wj[v] / job.unit)
                     weights = wr
