@@ -170,6 +170,8 @@ ROWS = [  # (N, G, K, L)
     (70, 1, 100, 1),  # several batches of short rows, the last one not full
     (150, 1, 8, 1),  # batches of as many rows as there may be
     (5, 1, 300, 1),  # sums of the row for long ones, statistics for short ones
+    (21, 1, 1100, 1),  # long rows, some together, the last of them fewer; three chunks of columns, the last one ragged
+    (6, 3, 700, 1),  # the same in groups
     (3, 2, 1, 196),  # instance norm of 14x14 images
     (2, 3, 2, 300),
     (9, 1, 64, 1),  # whole vectors

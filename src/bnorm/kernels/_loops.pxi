@@ -11,6 +11,7 @@
 #   _loops_tasks.pxi      a task of a job: which blocks it has, in which order; what happens per channel between passes
 #   _loops_maps.pxi       the maps: normalize and the input gradient
 #   _loops_short.pxi      sums of a row or run of few values
+#   _loops_row_sums.pxi   gradient sums of rows with one gamma for each value
 #   _loops_rows.pxi       layer, group, instance and RMS norm: a row at a time
 
 from cpython.pycapsule cimport PyCapsule_New
@@ -64,6 +65,7 @@ include "_loops_grads.pxi"
 include "_loops_maps.pxi"
 include "_loops_tasks.pxi"
 include "_loops_short.pxi"
+include "_loops_row_sums.pxi"
 include "_loops_rows.pxi"
 
 cdef Loops table

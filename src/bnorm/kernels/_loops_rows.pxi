@@ -7,6 +7,7 @@
 
 cdef enum:
     NEXT = 1 << 18      # bytes at most that are fetched while the rows before are written
+    NEAREST = 1 << 20   # bytes of x and dy that are taken to stay in the second-level cache
 
 
 cdef double second_moment(const real* x, Py_ssize_t size) noexcept nogil:
@@ -92,84 +93,6 @@ cdef inline void gradient_of_columns(
             dx[j] = r * (dy[j] * gamma[j] + (slope * (x[j] - h) + rest))
 
 
-cdef inline real passed(real dy, real t, real gamma, real beta) noexcept nogil:
-    """dy where the forward's ReLU let the value through."""
-    return 0 if t * gamma + beta <= 0 else dy
-
-
-cdef inline void stripe_sums(
-    const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t n,
-    const real* h, const real* r, const real* b, const real* gamma, const real* beta, bint relu,
-    double* dgamma, double* dbeta
-) noexcept nogil:
-    """dgamma += sum dy ((x - h) r + b), dbeta += sum dy over the rows of a stripe, per column."""
-    cdef Py_ssize_t i, j
-    cdef real g0, g1, g2, g3, t0, t1, t2, t3
-    if rows == STRIPE and not relu:
-        for j in range(n):
-            g0 = dy[j]
-            g1 = dy[stride + j]
-            g2 = dy[2 * stride + j]
-            g3 = dy[3 * stride + j]
-            t0 = (x[j] - h[0]) * r[0] + b[0]
-            t1 = (x[stride + j] - h[1]) * r[1] + b[1]
-            t2 = (x[2 * stride + j] - h[2]) * r[2] + b[2]
-            t3 = (x[3 * stride + j] - h[3]) * r[3] + b[3]
-            dbeta[j] += <double>((g0 + g1) + (g2 + g3))
-            dgamma[j] += <double>((g0 * t0 + g1 * t1) + (g2 * t2 + g3 * t3))
-    elif rows == STRIPE:
-        for j in range(n):
-            t0 = (x[j] - h[0]) * r[0] + b[0]
-            t1 = (x[stride + j] - h[1]) * r[1] + b[1]
-            t2 = (x[2 * stride + j] - h[2]) * r[2] + b[2]
-            t3 = (x[3 * stride + j] - h[3]) * r[3] + b[3]
-            g0 = passed(dy[j], t0, gamma[j], beta[j])
-            g1 = passed(dy[stride + j], t1, gamma[j], beta[j])
-            g2 = passed(dy[2 * stride + j], t2, gamma[j], beta[j])
-            g3 = passed(dy[3 * stride + j], t3, gamma[j], beta[j])
-            dbeta[j] += <double>((g0 + g1) + (g2 + g3))
-            dgamma[j] += <double>((g0 * t0 + g1 * t1) + (g2 * t2 + g3 * t3))
-    else:
-        for i in range(rows):
-            for j in range(n):
-                t0 = (x[i * stride + j] - h[i]) * r[i] + b[i]
-                g0 = passed(dy[i * stride + j], t0, gamma[j], beta[j]) if relu else dy[i * stride + j]
-                dbeta[j] += <double>g0
-                dgamma[j] += <double>(g0 * t0)
-
-
-cdef void scaled_sums(
-    const real* dy, const real* x, Py_ssize_t size, real h, real r, real b,
-    const real* gamma, const real* beta, bint relu, bint careful, double* sum, double* dot
-) noexcept nogil:
-    """sum g and sum g (x - h) of one row, g = dy gamma."""
-    cdef real[BUFFER] scaled
-    cdef real[LANES] lanes
-    cdef double[LANES] s, d
-    cdef Py_ssize_t i = 0, j, n
-    for j in range(LANES):
-        lanes[j] = h
-    zero(s, LANES)
-    zero(d, LANES)
-    sum[0] = 0.0
-    dot[0] = 0.0
-    while i < size:
-        n = min(<Py_ssize_t>BUFFER, size - i)
-        scaled_gradient(dy + i, x + i, scaled, n, h, r, b, gamma + i, beta + i, relu)
-        if careful:
-            careful_pair_sums(scaled, x + i, n // LANES, LANES, LANES, n % LANES, lanes, NULL, NULL, False, False, s, d)
-            sum[0] += lane_sum(s, LANES)
-            dot[0] += lane_sum(d, LANES)
-        else:
-            pair_sums_of_rows(scaled, x + i, n // LANES, LANES, LANES, lanes, s, d, NULL)
-            j = n - n % LANES
-            pair_sums_of_rows(scaled + j, x + i + j, 1, 0, n - j, lanes, s, d, NULL)
-        i += n
-    if not careful:
-        sum[0] = lane_sum(s, LANES)
-        dot[0] = lane_sum(d, LANES)
-
-
 cdef void forward_map(
     RowJob* job, Py_ssize_t row, Py_ssize_t g, Py_ssize_t i, Py_ssize_t end, const real* x, real* y
 ) noexcept nogil:
@@ -196,7 +119,7 @@ cdef void forward_map(
 cdef void sums_of_columns(
     RowJob* job, Py_ssize_t row, Py_ssize_t g, double* sum, double* dot, const real* x
 ) noexcept nogil:
-    """sum and dot of dy gamma, gamma changing from value to value."""
+    """sum and dot of dy gamma of a row of at most TILE values, gamma changing from value to value."""
     cdef real[TILE] scaled
     cdef Py_ssize_t size = job.channels, at = row * size
     cdef const real* dy = <const real*>job.dy + at
@@ -204,14 +127,8 @@ cdef void sums_of_columns(
     cdef const real* beta = <const real*>job.shift + g * size
     cdef double mean = job.mean[row], rstd = job.rstd[row]
     cdef real h = <real>mean, r = <real>rstd, b = <real>bn_fold(<double>h, mean, rstd, 0.0)
-    if size <= TILE:
-        scaled_gradient(dy, x + at, scaled, size, h, r, b, gamma, beta, job.relu)
-        short_pair_sums(scaled, x + at, size, mean, sum, dot)
-        return
-    scaled_sums(dy, x + at, size, h, r, b, gamma, beta, job.relu, False, sum, dot)
-    if real is float and products_beyond_float(1, size, sum, dot):
-        scaled_sums(dy, x + at, size, h, r, b, gamma, beta, job.relu, True, sum, dot)
-    dot[0] -= (mean - <double>h) * sum[0]
+    scaled_gradient(dy, x + at, scaled, size, h, r, b, gamma, beta, job.relu)
+    short_pair_sums(scaled, x + at, size, mean, sum, dot)
 
 
 cdef void run_sums(
@@ -315,14 +232,21 @@ cdef void stripe(
 ) noexcept nogil:
     """dgamma and dbeta of the columns of group g, from `rows` outer positions."""
     cdef real[STRIPE] h, r, b
-    cdef Py_ssize_t size = job.channels, at = (o * job.groups + g) * size, p = g * size, row, k
-    for k in range(rows):
-        row = (o + k) * job.groups + g
-        h[k] = <real>job.mean[row]
-        r[k] = <real>job.rstd[row]
-        b[k] = <real>bn_fold(<double>h[k], job.mean[row], job.rstd[row], 0.0)
-    stripe_sums(<const real*>job.dy + at, x + at, rows, job.groups * size, size, h, r, b,
+    cdef Py_ssize_t size = job.channels, at = (o * job.groups + g) * size, p = g * size
+    row_numbers(job, o, rows, g, h, r, b)
+    column_sums(<const real*>job.dy + at, x + at, rows, job.groups * size, size, h, r, b,
                 <const real*>job.scale + p, <const real*>job.shift + p, job.relu, dgamma + p, dbeta + p)
+
+
+cdef void write_gradient(
+    RowJob* job, Py_ssize_t row, Py_ssize_t g, double sum, double dot, Output* out, const real* x
+) noexcept nogil:
+    """dx of a row of group g."""
+    cdef Py_ssize_t size = job.channels * job.inner, i = 0, n
+    while i < size:
+        n = min(longest(x), size - i)
+        backward_map(job, row, g, i, i + n, sum, dot, x, room(out, row * size + i, n, x))
+        i += n
 
 
 cdef void backward_rows(
@@ -330,7 +254,7 @@ cdef void backward_rows(
     double* dgamma, double* dbeta, Output* out, const real* x
 ) noexcept nogil:
     """Groups begin to end of some outer positions: the sums of their columns, then their own, and dx."""
-    cdef Py_ssize_t size = job.channels * job.inner, k, g, row, i, n
+    cdef Py_ssize_t k, g, row
     cdef double sum = 0.0, dot = 0.0
     if job.params and job.scale != NULL:
         k = 0
@@ -345,11 +269,20 @@ cdef void backward_rows(
                 sums_of_columns(job, row, g, &sum, &dot, x)
             else:
                 sums_of_runs(job, row, g, dgamma, dbeta, &sum, &dot, x)
-            i = 0
-            while i < size:
-                n = min(longest(x), size - i)
-                backward_map(job, row, g, i, i + n, sum, dot, x, room(out, row * size + i, n, x))
-                i += n
+            write_gradient(job, row, g, sum, dot, out, x)
+
+
+cdef void backward_long_rows(
+    RowJob* job, Py_ssize_t o, Py_ssize_t rows, Py_ssize_t begin, Py_ssize_t end,
+    double* dgamma, double* dbeta, Output* out, const real* x
+) noexcept nogil:
+    """The same of rows of more than TILE values, at most DEEP positions, with a gamma for each value."""
+    cdef double[DEEP] sum, dot
+    cdef Py_ssize_t g, k
+    for g in range(begin, end):
+        sums_of_long_rows(job, o, rows, g, dgamma, dbeta, sum, dot, x)
+        for k in range(rows):
+            write_gradient(job, (o + k) * job.groups + g, g, sum[k], dot[k], out, x)
 
 
 cdef void open_rows(
@@ -373,11 +306,14 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
     cdef Py_ssize_t p = t // job.cuts, o = p * job.piece, last = min(o + job.piece, job.outer)
     cdef Py_ssize_t begin = (t % job.cuts) * job.group, end = min(begin + job.group, job.groups)
     cdef Py_ssize_t size = job.groups * job.channels, row = job.channels * job.inner, width = (end - begin) * row
+    cdef bint deep = job.dy != NULL and job.scale != NULL and row > TILE
     cdef Py_ssize_t positions = STRIPE * max(<Py_ssize_t>1, BUFFER // max(<Py_ssize_t>1, STRIPE * width))
     cdef double* dgamma = job.partial + p * 2 * size
     cdef double* dbeta = dgamma + size
     cdef Output out
-    open_rows(job, o, begin, end, positions * width if job.params and job.scale != NULL else row, &out, x)
+    if deep:
+        positions = DEEP if DEEP * row * 2 * <Py_ssize_t>sizeof(real) <= NEAREST else STRIPE
+    open_rows(job, o, begin, end, positions * width if deep or job.params and job.scale != NULL else row, &out, x)
     if job.dy == NULL and job.cuts == 1:
         forward_rows(job, o * job.groups, last * job.groups, &out, x)
     elif job.dy == NULL:
@@ -390,7 +326,10 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
             zero(dbeta + begin * job.channels, (end - begin) * job.channels)
         while o < last:
             positions = min(positions, last - o)
-            backward_rows(job, o, positions, begin, end, dgamma, dbeta, &out, x)
+            if deep:
+                backward_long_rows(job, o, positions, begin, end, dgamma, dbeta, &out, x)
+            else:
+                backward_rows(job, o, positions, begin, end, dgamma, dbeta, &out, x)
             o += positions
     if job.stream:
         bn_close(&out.lines, &out.ahead)
