@@ -57,6 +57,20 @@ cdef inline real masked(real dy, real x, real h, real r, real b, real gamma, rea
     return 0 if ((x - h) * r + b) * gamma + beta <= 0 else dy * gamma
 
 
+cdef inline void scaled_gradient(
+    const real* dy, const real* x, real* g, Py_ssize_t n, real h, real r, real b,
+    const real* gamma, const real* beta, bint relu
+) noexcept nogil:
+    """g = dy gamma, 0 where the forward's ReLU cut."""
+    cdef Py_ssize_t j
+    if relu:
+        for j in range(n):
+            g[j] = masked(dy[j], x[j], h, r, b, gamma[j], beta[j])
+    else:
+        for j in range(n):
+            g[j] = dy[j] * gamma[j]
+
+
 cdef inline void four_scaled(
     const real* dy, const real* x, real h, const real* gamma, real* sum, real* dot
 ) noexcept nogil:

@@ -63,31 +63,15 @@ cdef inline void affine_columns(
             y[j] = ((x[j] - h) * r + b) * gamma[j] + beta[j]
 
 
-cdef inline void scaled_gradient(
-    const real* dy, const real* x, real* g, Py_ssize_t n, real h, real r, real b,
-    const real* gamma, const real* beta, bint relu
-) noexcept nogil:
-    """g = dy gamma, 0 where the forward's ReLU cut."""
-    cdef Py_ssize_t j
-    if relu:
-        for j in range(n):
-            g[j] = 0 if ((x[j] - h) * r + b) * gamma[j] + beta[j] <= 0 else dy[j] * gamma[j]
-    else:
-        for j in range(n):
-            g[j] = dy[j] * gamma[j]
-
-
 cdef inline void gradient_of_columns(
     const real* dy, const real* x, real* dx, Py_ssize_t n, real h, real r, real b, real slope, real rest,
     const real* gamma, const real* beta, bint relu
 ) noexcept nogil:
     """dx = r (g + slope (x - h) + rest) with the g of scaled_gradient."""
     cdef Py_ssize_t j
-    cdef real g
     if relu:
         for j in range(n):
-            g = 0 if ((x[j] - h) * r + b) * gamma[j] + beta[j] <= 0 else dy[j] * gamma[j]
-            dx[j] = r * (g + (slope * (x[j] - h) + rest))
+            dx[j] = r * (masked(dy[j], x[j], h, r, b, gamma[j], beta[j]) + (slope * (x[j] - h) + rest))
     else:
         for j in range(n):
             dx[j] = r * (dy[j] * gamma[j] + (slope * (x[j] - h) + rest))
@@ -135,7 +119,7 @@ cdef void run_sums(
     const real* dy, const real* x, Py_ssize_t n, double mean, real a, real b, bint relu, double* sum, double* dot
 ) noexcept nogil:
     """sum dy and sum dy (x - mean) of a run; with ReLU dy is 0 where (x - h) a + b <= 0, h being mean in its type."""
-    cdef real[TILE] masked
+    cdef real[TILE] let_in
     cdef real h = <real>mean
     cdef Py_ssize_t i = 0, j, k
     if n <= TILE and not relu:
@@ -143,8 +127,8 @@ cdef void run_sums(
         return
     if n <= TILE:
         for j in range(n):
-            masked[j] = 0 if (x[j] - h) * a + b <= 0 else dy[j]
-        short_pair_sums(&masked[0], x, n, mean, sum, dot)
+            let_in[j] = 0 if (x[j] - h) * a + b <= 0 else dy[j]
+        short_pair_sums(&let_in[0], x, n, mean, sum, dot)
         return
     sum[0] = 0.0
     dot[0] = 0.0
