@@ -29,11 +29,11 @@ def exact(a):
     return a.astype(np.float64) if isinstance(a, np.ndarray) else a
 
 
-def both(name, *args, **options):
+def both(name, *args, kernels=cpu, **options):
     """What the kernel and the reference return; the kernel leaves its arguments as they were."""
     arrays = [a for a in (*args, *options.values()) if isinstance(a, np.ndarray)]
     before = [a.tobytes() for a in arrays]
-    got = getattr(cpu, name)(*args, **options)
+    got = getattr(kernels, name)(*args, **options)
     assert [a.tobytes() for a in arrays] == before, f"{name} wrote to its arguments"
     return got, getattr(reference, name)(*map(exact, args), **{key: exact(a) for key, a in options.items()})
 
@@ -146,3 +146,37 @@ def assert_backward(got, want, dy, x, stats, count, weight, frozen, dtype, **cas
     assert got[0].dtype == x.dtype
     allowed = np.broadcast_to(allowed, wide_dy.shape).reshape(dy.shape)
     assert_close(got[0], as_stored(dtype, got[0], want[0], allowed), allowed, what="dx", **case)
+
+
+def assert_rows(kernels, x, dy, gamma, beta, rms, relu, tags):
+    """Rows normalized and pulled back, against the reference: the arguments of the backward, what it returned, what was
+    wanted, and how far dx may be off."""
+    n, g, k, _ = x.shape
+    dtype, unit = x.dtype, EPS[x.dtype]
+    got, want = both("rows_forward", x, gamma, beta, 1e-5, rms, relu, kernels=kernels)
+    mean, rstd = want[1:]
+    of_mean = 4 * unit / np.where(rstd > 0, rstd, 1) + np.spacing(np.abs(mean))  # both are rounded to float64
+    assert_close(got[1], mean, of_mean, what="mean", **tags)
+    assert_close(got[2], rstd, 16 * unit * rstd, what="rstd", **tags)
+    r, gain = rstd.reshape(n, g, 1, 1), np.ones((g, k, 1)) if gamma is None else gamma.reshape(g, k, 1)
+    shift = np.zeros((g, k, 1)) if beta is None else beta.reshape(g, k, 1)
+    xhat = (x.astype(np.longdouble) - mean.reshape(n, g, 1, 1)) * r
+    of_y = gain * normalized_error(dtype, xhat, mean.reshape(n, g, 1, 1) * r) + map_error(
+        dtype, want[0].astype(np.longdouble), shift, xhat * gain
+    )
+    assert got[0].dtype == x.dtype
+    assert_close(got[0], want[0], of_y, what="y", **tags)
+
+    dy = np.where(np.abs(xhat * gain + shift) <= 2 * of_y, 0, dy).astype(dtype)  # too close to the ReLU's corner
+    args = dy, x, mean, rstd, gamma, beta, rms, relu
+    got, want = both("rows_backward", *args, kernels=kernels)
+    wide_dy = np.abs(dy.astype(np.longdouble))
+    dxhat, count = wide_dy * gain, max(x[0].size // max(g, 1), 1) if n else 1
+    terms = dxhat, np.abs(xhat) * (dxhat * np.abs(xhat)).sum((2, 3), keepdims=True) / count
+    if not rms:
+        terms = *terms, dxhat.sum((2, 3), keepdims=True) / count
+    of_dx = 4 * map_error(dtype, want[0].astype(np.longdouble), *(r * term for term in terms))
+    assert_close(got[0], want[0], of_dx, what="dx", **tags)
+    assert_close(got[1], want[1], sum_error(dtype, wide_dy * np.abs(xhat), (0, 3)).ravel(), what="dgamma", **tags)
+    assert_close(got[2], want[2], sum_error(dtype, wide_dy, (0, 3)).ravel(), what="dbeta", **tags)
+    return args, got, want, of_dx

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from bnorm.kernels import gpu, plans, reference
-from compare import EPS, assert_close, assert_same, normalized_error, sum_error
+from compare import assert_close, assert_same
 from gpu_device import emulated, emulated_device, needs_emulator  # noqa: F401
-from kernel_checks import exact, map_error
+from kernel_checks import assert_rows, exact
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("device")]
 
@@ -45,40 +45,12 @@ def test_rows(shape, dtype):
     rng = np.random.default_rng(shape)
     n, g, k, _ = shape
     x = (rng.standard_normal(shape) + 3 * rng.standard_normal((n, g, 1, 1))).astype(dtype)
-    normal_dy = rng.standard_normal(shape).astype(dtype)
-    unit = EPS[np.dtype(dtype)]
+    dy = rng.standard_normal(shape).astype(dtype)
     for affine, rms, relu in ((True, False, False), (False, False, True), (True, True, True)):
         gamma, beta = (rng.uniform(0.5, 2, g * k), rng.standard_normal(g * k)) if affine else (None, None)
         tags = {"shape": shape, "dtype": dtype, "affine": affine, "rms": rms, "relu": relu}
-        got = gpu.rows_forward(x, gamma, beta, 1e-5, rms, relu)
-        want = reference.rows_forward(exact(x), gamma, beta, 1e-5, rms, relu)
-        mean, rstd = want[1:]
-        allowed = 4 * unit / np.where(rstd > 0, rstd, 1) + EPS[np.dtype("float64")] * np.abs(mean)
-        assert_close(got[1], mean, allowed, what="mean", **tags)
-        assert_close(got[2], rstd, 16 * unit * rstd, what="rstd", **tags)
-        r, gain = rstd.reshape(n, g, 1, 1), np.ones((g, k, 1)) if gamma is None else gamma.reshape(g, k, 1)
-        shift = np.zeros((g, k, 1)) if beta is None else beta.reshape(g, k, 1)
-        xhat = (x.astype(np.longdouble) - mean.reshape(n, g, 1, 1)) * r
-        of_y = gain * normalized_error(dtype, xhat, mean.reshape(n, g, 1, 1) * r) + map_error(
-            dtype, want[0].astype(np.longdouble), shift, xhat * gain
-        )
-        assert got[0].dtype == x.dtype
-        assert_close(got[0], want[0], of_y, what="y", **tags)
-
-        dy = np.where(np.abs(xhat * gain + shift) <= 2 * of_y, 0, normal_dy).astype(dtype)  # near the ReLU's corner
-        got = gpu.rows_backward(dy, x, mean, rstd, gamma, beta, rms, relu)
-        want = reference.rows_backward(exact(dy), exact(x), mean, rstd, gamma, beta, rms, relu)
-        wide_dy = np.abs(dy.astype(np.longdouble))
-        dxhat, count = wide_dy * gain, max(x[0].size // max(g, 1), 1) if n else 1
-        terms = dxhat, np.abs(xhat) * (dxhat * np.abs(xhat)).sum((2, 3), keepdims=True) / count
-        if not rms:
-            terms = *terms, dxhat.sum((2, 3), keepdims=True) / count
-        of_dx = 4 * map_error(dtype, want[0].astype(np.longdouble), *(r * term for term in terms))
-        assert_close(got[0], want[0], of_dx, what="dx", **tags)
-        allowed = sum_error(dtype, wide_dy * np.abs(xhat), (0, 3)).ravel()
-        assert_close(got[1], want[1], allowed, what="dgamma", **tags)
-        assert_close(got[2], want[2], sum_error(dtype, wide_dy, (0, 3)).ravel(), what="dbeta", **tags)
-        without = gpu.rows_backward(dy, x, mean, rstd, gamma, beta, rms, relu, params=False)
+        args, got, _, _ = assert_rows(gpu, x, dy, gamma, beta, rms, relu, tags)
+        without = gpu.rows_backward(*args, params=False)
         assert_same(without[0], got[0], what="dx without params", **tags)
         assert without[1] is None and without[2] is None
 

@@ -7,12 +7,13 @@ import pytest
 
 from bnorm.kernels import cpu, reference
 from cases import CASES
-from compare import EPS, assert_close, assert_same, normalized_error, sum_error
+from compare import assert_close, assert_same, sum_error
 from kernel_checks import (
     as_block,
     assert_backward,
     assert_forward,
     assert_moments,
+    assert_rows,
     away_from_zero,
     both,
     channel,
@@ -194,35 +195,8 @@ def test_rows(shape, dtype, affine, rms, relu):
     dy = rng.standard_normal(shape).astype(dtype)
     gamma, beta = (rng.uniform(0.5, 2, g * k), rng.standard_normal(g * k)) if affine else (None, None)
     tags = {"shape": shape, "dtype": dtype, "affine": affine, "rms": rms, "relu": relu}
-    unit = EPS[np.dtype(dtype)]
-
-    got, want = both("rows_forward", x, gamma, beta, 1e-5, rms, relu)
-    mean, rstd = want[1:]
-    of_mean = 4 * unit / np.where(rstd > 0, rstd, 1) + np.spacing(np.abs(mean))  # both are rounded to float64
-    assert_close(got[1], mean, of_mean, what="mean", **tags)
-    assert_close(got[2], rstd, 16 * unit * rstd, what="rstd", **tags)
-    r, gain = rstd.reshape(n, g, 1, 1), np.ones((g, k, 1)) if gamma is None else gamma.reshape(g, k, 1)
-    shift = np.zeros((g, k, 1)) if beta is None else beta.reshape(g, k, 1)
-    xhat = (x.astype(np.longdouble) - mean.reshape(n, g, 1, 1)) * r
-    of_y = gain * normalized_error(dtype, xhat, mean.reshape(n, g, 1, 1) * r) + map_error(
-        dtype, want[0].astype(np.longdouble), shift, xhat * gain
-    )
-    assert got[0].dtype == x.dtype
-    assert_close(got[0], want[0], of_y, what="y", **tags)
-
-    dy = np.where(np.abs(xhat * gain + shift) <= 2 * of_y, 0, dy).astype(dtype)  # too close to the ReLU's corner
-    got, want = both("rows_backward", dy, x, mean, rstd, gamma, beta, rms, relu)
-    wide_dy = np.abs(dy.astype(np.longdouble))
-    dxhat, count = wide_dy * gain, max(x[0].size // max(g, 1), 1) if n else 1
-    terms = dxhat, np.abs(xhat) * (dxhat * np.abs(xhat)).sum((2, 3), keepdims=True) / count
-    if not rms:
-        terms = *terms, dxhat.sum((2, 3), keepdims=True) / count
-    of_dx = 4 * map_error(dtype, want[0].astype(np.longdouble), *(r * term for term in terms))
-    assert_close(got[0], want[0], of_dx, what="dx", **tags)
-    assert_close(got[1], want[1], sum_error(dtype, wide_dy * np.abs(xhat), (0, 3)).ravel(), what="dgamma", **tags)
-    assert_close(got[2], want[2], sum_error(dtype, wide_dy, (0, 3)).ravel(), what="dbeta", **tags)
-
-    dx, dgamma, dbeta = cpu.rows_backward(dy, x, mean, rstd, gamma, beta, rms, relu, params=False)
+    args, _, want, of_dx = assert_rows(cpu, x, dy, gamma, beta, rms, relu, tags)
+    dx, dgamma, dbeta = cpu.rows_backward(*args, params=False)
     assert dgamma is None and dbeta is None
     assert_close(dx, want[0], of_dx, what="dx without params", **tags)
 
