@@ -1,6 +1,7 @@
 """Every compiled kernel against the reference, over every case and type, and in place."""
 
 import inspect
+from functools import partial
 
 import numpy as np
 import pytest
@@ -199,6 +200,32 @@ def test_rows(shape, dtype, affine, rms, relu):
     dx, dgamma, dbeta = cpu.rows_backward(*args, params=False)
     assert dgamma is None and dbeta is None
     assert_close(dx, want[0], of_dx, what="dx without params", **tags)
+
+
+def surrounded(row, by):
+    return np.concatenate([by, row] * 11 + [by])
+
+
+@on_off("affine", "rms", "relu")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(1, 7, 1), (1, 33, 1), (2, 100, 1), (1, 300, 1), (1, 1100, 1), (3, 2, 49)], ids=str)
+def test_a_row_is_its_own(shape, dtype, affine, rms, relu):
+    """Its bits are those that it has alone, whatever stands in the rows around it."""
+    rng = np.random.default_rng(shape)
+    g, k, _ = shape
+    gamma, beta = rng.standard_normal((2, g * k)) if affine else (None, None)
+    x, dy = rng.standard_normal((2, 1, *shape)).astype(dtype)
+    alone = cpu.rows_forward(x, gamma, beta, 1e-5, rms, relu)
+    dx, _, _ = cpu.rows_backward(dy, x, *alone[1:], gamma, beta, rms, relu)
+    for other in (np.nan, np.inf, np.finfo(dtype).max, np.finfo(dtype).smallest_subnormal):
+        among = partial(surrounded, by=np.full((1, *shape), other, dtype))
+        many = cpu.rows_forward(among(x), gamma, beta, 1e-5, rms, relu)
+        all_dx, _, _ = cpu.rows_backward(among(dy), among(x), *many[1:], gamma, beta, rms, relu)
+        for i in range(1, 22, 2):
+            assert many[0][i].tobytes() == alone[0].tobytes(), (other, i)
+            assert many[1][i * g : (i + 1) * g].tobytes() == alone[1].tobytes(), (other, i)
+            assert many[2][i * g : (i + 1) * g].tobytes() == alone[2].tobytes(), (other, i)
+            assert all_dx[i].tobytes() == dx.tobytes(), (other, i)
 
 
 @pytest.mark.parametrize("shape", [(40_001, 1, 33, 1), (70_001, 3, 5, 1), (700, 33, 1, 49), (260, 5, 9, 101)], ids=str)

@@ -149,8 +149,9 @@ def test_products_beyond_float32(x_size, dy_size, relu):
     _, stats, count, _ = reference.forward(x, gamma, beta, 0.0, relu=relu)
     for got, want in zip(*both("backward", dy, x, stats, count, relu=relu), strict=True):
         assert_close(got, want, 1e-5 * np.abs(want).max(), x_size=x_size, dy_size=dy_size, relu=relu)
-    for shape in [(300, 1, 3, 1), (1, 1, 900, 1)]:
-        rows, drows, gamma, beta = x.reshape(shape), dy.reshape(shape), np.full(shape[2], 1.5), np.full(shape[2], 0.25)
+    for shape in [(300, 1, 3, 1), (1, 1, 900, 1), (50, 3, 6, 1), (3, 2, 3, 50), (1, 1, 1, 900)]:
+        rows, drows, of = x.reshape(shape), dy.reshape(shape), shape[1] * shape[2]
+        gamma, beta = np.linspace(0.5, 1.5, of), np.full(of, 0.25)
         _, mean, rstd = reference.rows_forward(rows, gamma, beta, 0.0, relu=relu)
         for got, want in zip(*both("rows_backward", drows, rows, mean, rstd, gamma, beta, relu=relu), strict=True):
             assert_close(got, want, 1e-5 * np.abs(want).max(), shape=shape, x_size=x_size, dy_size=dy_size, relu=relu)

@@ -106,7 +106,7 @@ cdef void plan_rows(RowJob* job) noexcept nogil:
     cdef Py_ssize_t size = max(<Py_ssize_t>1, job.channels * job.inner), groups = max(<Py_ssize_t>1, job.groups)
     cdef Py_ssize_t tasks = min(max(job.outer * groups * size // TASK, <Py_ssize_t>1), <Py_ssize_t>MAX_TASKS)
     # A piece has parameter sums of its own, as long as a row where gamma changes from value to value.
-    cdef Py_ssize_t step = 4 * STRIPE if job.params and job.inner == 1 else 1
+    cdef Py_ssize_t step = 2 * STRIPE if job.params and job.inner == 1 else 1
     cdef Py_ssize_t pieces = max(<Py_ssize_t>1, min(job.outer // step, tasks))
     job.piece = (parts(job.outer, pieces) + step - 1) // step * step
     job.pieces = parts(job.outer, job.piece)

@@ -22,13 +22,22 @@ cdef void row_view(
     plan_rows(job)
 
 
+cdef enum:
+    BEYOND = 256    # bytes of zeros behind gamma and beta, which are read with the last of them and come to nothing
+
+
+cdef inline size_t columns_size(const RowJob* job) noexcept nogil:
+    return job.groups * job.channels * sizeof(double) + BEYOND
+
+
 cdef void row_columns(RowJob* job, char* memory) noexcept nogil:
     """gamma and beta in the type of x, where they change from value to value; 1 and 0 where one is absent."""
     cdef Py_ssize_t c, n = job.groups * job.channels
     if job.inner != 1 or (job.gamma == NULL and job.beta == NULL and not job.params):
         return
     job.scale = memory
-    job.shift = memory + n * sizeof(double)
+    job.shift = memory + columns_size(job)
+    memset(memory, 0, 2 * columns_size(job))
     for c in range(n):
         if job.kind:
             (<double*>job.scale)[c] = 1.0 if job.gamma == NULL else job.gamma[c]
@@ -61,7 +70,7 @@ def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps,
     rstd_ = vector(job.outer * job.groups)
     job.mean = <double*>data(mean_)
     job.rstd = <double*>data(rstd_)
-    cdef char* memory = <char*>scratch(2 * job.groups * job.channels * sizeof(double))
+    cdef char* memory = <char*>scratch(2 * columns_size(&job))
     try:
         with nogil:
             row_columns(&job, memory)
@@ -93,8 +102,8 @@ def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray r
         dbeta_ = vector(n)
         dg = <double*>data(dgamma_)
         db = <double*>data(dbeta_)
-    cdef size_t columns = 2 * n * sizeof(double)
-    cdef char* memory = <char*>scratch(columns + (job.pieces * columns if params else 0))
+    cdef size_t columns = 2 * columns_size(&job), sums = job.pieces * 2 * n * sizeof(double) if params else 0
+    cdef char* memory = <char*>scratch(columns + sums)
     job.partial = <double*>(memory + columns)
     try:
         with nogil:

@@ -5,9 +5,9 @@ cdef enum:
     WIDE = 1024     # most columns whose sums are made together; from more values a run is long
     LANES = 64      # partial sums along one long run, the same at every vector width
     BLOCK = 1024    # most rows between two merges of the running moments; BLOCK * LANES values of a long run
-    FIRST = 32      # rows of the first block of a task; the next blocks double until they reach BLOCK
+    FIRST = 32      # rows of the first block of a task; the next blocks have three times what was before, BLOCK at most
     BUFFER = 2048   # values of short rows that are worked on together
-    STRIPE = 4      # rows summed in the type of x before the sum is added in float64
+    STRIPE = 8      # rows summed in the type of x before the sum is added in float64
 
 
 ctypedef struct Job:

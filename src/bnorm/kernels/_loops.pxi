@@ -30,8 +30,15 @@ cdef extern from "formulas.h" nogil:
     double bn_grad_c(double, double)
 
 cdef extern from "lanes.h" nogil:
-    void bn_narrow(const double*, double*)
+    void bn_narrow_float(const float*, double*)
+    void bn_narrow_double(const double*, double*)
     double bn_whole(const double*)
+    void bn_affine_float(const float*, float*, Py_ssize_t, float, float, float, const float*, const float*)
+    void bn_affine_double(const double*, double*, Py_ssize_t, double, double, double, const double*, const double*)
+    void bn_row_gradient_float(
+        const float*, const float*, float*, Py_ssize_t, float, float, float, float, const float*)
+    void bn_row_gradient_double(
+        const double*, const double*, double*, Py_ssize_t, double, double, double, double, const double*)
     void bn_add_blocks(Py_ssize_t, double, const double*, const double*, const double*,
                        double*, double*, double*, double*)
 

@@ -28,6 +28,16 @@ cdef inline void spread(
                 j += run
 
 
+cdef inline const real* columns_of(
+    const real* values, Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, real* columns
+) noexcept nogil:
+    """The same for who only reads them: the values themselves where each channel is one column."""
+    if widen * run == 1:
+        return values
+    spread(values, widen, channels, run, columns)
+    return columns
+
+
 cdef inline double lane_sum(const double* lanes, Py_ssize_t n) noexcept nogil:
     """Sum of n values in one fixed order: eight running sums, then a tree."""
     cdef double[8] a
@@ -44,21 +54,17 @@ cdef inline double lane_sum(const double* lanes, Py_ssize_t n) noexcept nogil:
     return ((a[0] + a[1]) + (a[2] + a[3])) + ((a[4] + a[5]) + (a[6] + a[7]))
 
 
-cdef inline void gather(
-    double* columns, Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, double* sums
-) noexcept nogil:
-    """Sum over the columns of each channel, which are used up; widen is a power of two."""
+cdef inline void gather(double* columns, Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run) noexcept nogil:
+    """Sum over the columns of each channel, into the first `channels` of them; widen is a power of two."""
     cdef Py_ssize_t c, j, half = widen * channels * run // 2
     while widen > 1:    # one half of the row onto the other
         for j in range(half):
             columns[j] += columns[half + j]
         half //= 2
         widen //= 2
-    if run == 1:
-        memcpy(sums, columns, channels * sizeof(double))
-    else:
+    if run > 1:
         for c in range(channels):
-            sums[c] = lane_sum(columns + c * run, run)
+            columns[c] = lane_sum(columns + c * run, run)
 
 
 cdef inline const double* from_position(const double* weight, Py_ssize_t i) noexcept nogil:
@@ -68,5 +74,5 @@ cdef inline const double* from_position(const double* weight, Py_ssize_t i) noex
 
 
 cdef inline Py_ssize_t block_rows(const Job* job, Py_ssize_t done) noexcept nogil:
-    """Rows of the next block after so many; of moments never more than there were, see _loops_moments.pxi."""
-    return BLOCK if job != NULL and job.dy != NULL else max(<Py_ssize_t>FIRST, min(<Py_ssize_t>BLOCK, done))
+    """Rows of the next block after so many; of moments at most three times as many, see _loops_moments.pxi."""
+    return BLOCK if job != NULL and job.dy != NULL else max(<Py_ssize_t>FIRST, min(<Py_ssize_t>BLOCK, 3 * done))

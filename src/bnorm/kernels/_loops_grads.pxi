@@ -106,29 +106,29 @@ cdef void block_sums(
     const real* high, const real* scale, const real* shift, double* sums, double* dots
 ) noexcept nogil:
     """Add one block to the gradient sums of its channels."""
-    cdef real[WIDE] h
-    cdef real[WIDE] a
-    cdef real[WIDE] b
-    cdef double[WIDE] sj, dj, s, d
+    cdef real[WIDE] centers, scales, shifts
+    cdef double[WIDE] s, d
+    cdef const real* h = columns_of(high, widen, channels, run, centers)
+    cdef const real* a = NULL
+    cdef const real* b = NULL
     cdef Py_ssize_t c, width = widen * channels * run, end = rows * stride
-    spread(high, widen, channels, run, h)
-    zero(sj, width)
-    zero(dj, width)
+    zero(s, width)
+    zero(d, width)
     if relu or weighted:
         if relu:
-            spread(scale, widen, channels, run, a)
-            spread(shift, widen, channels, run, b)
-        masked_pair_sums_of_rows(dy, x, rows, stride, width, h, a, b, relu, weighted, sj, dj, ahead)
-        masked_pair_sums_of_rows(dy + end, x + end, extra > 0, 0, extra, h, a, b, relu, weighted, sj, dj, NULL)
+            a = columns_of(scale, widen, channels, run, scales)
+            b = columns_of(shift, widen, channels, run, shifts)
+        masked_pair_sums_of_rows(dy, x, rows, stride, width, h, a, b, relu, weighted, s, d, ahead)
+        masked_pair_sums_of_rows(dy + end, x + end, extra > 0, 0, extra, h, a, b, relu, weighted, s, d, NULL)
     else:
-        pair_sums_of_rows(dy, x, rows, stride, width, h, sj, dj, ahead)
-        pair_sums_of_rows(dy + end, x + end, extra > 0, 0, extra, h, sj, dj, NULL)
-    gather(sj, widen, channels, run, s)
-    gather(dj, widen, channels, run, d)
+        pair_sums_of_rows(dy, x, rows, stride, width, h, s, d, ahead)
+        pair_sums_of_rows(dy + end, x + end, extra > 0, 0, extra, h, s, d, NULL)
+    gather(s, widen, channels, run)
+    gather(d, widen, channels, run)
     if real is float and products_beyond_float(channels, <double>rows * widen * run, s, d):
-        careful_pair_sums(dy, x, rows, stride, width, extra, h, a, b, relu, weighted, sj, dj)
-        gather(sj, widen, channels, run, s)
-        gather(dj, widen, channels, run, d)
+        careful_pair_sums(dy, x, rows, stride, width, extra, h, a, b, relu, weighted, s, d)
+        gather(s, widen, channels, run)
+        gather(d, widen, channels, run)
     for c in range(channels):
         sums[c] += s[c]
         dots[c] += d[c]

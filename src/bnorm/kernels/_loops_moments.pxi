@@ -3,8 +3,8 @@
 # Every block is summed about a center close to its mean, so nothing cancels. The first block of a task finds its center
 # from a quarter of its rows; that mean is at most sqrt(4) standard deviations of the block away (Cauchy-Schwarz). Later
 # blocks use the running mean, and read the data once: where a block of n_b values lies d away from the n before it, the
-# rounding error eps n_b d^2 is at most 2 eps times the n n_b / (n + n_b) d^2 that the merge adds to m2 anyway, as long
-# as n_b <= n. So blocks start small and double.
+# rounding error eps n_b d^2 is at most 4 eps times the n n_b / (n + n_b) d^2 that the merge adds to m2 anyway, as long
+# as n_b <= 3 n. So the first block is small, and every next one three times what was before it.
 
 cdef inline void four(const real* x, Py_ssize_t stride, real m, real* sum, real* square) noexcept nogil:
     """sum (x - m) and sum (x - m)^2 down four rows."""
@@ -89,23 +89,23 @@ cdef void careful_sums(
     Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint skipna,
     const double* center, double* n, double* s, double* q
 ) noexcept nogil:
-    """Per channel n = sum w, s = sum w (x - center), q = sum w (x - center)^2, all in float64."""
-    cdef double[WIDE] m, wj, nj, sj, qj
+    """Per channel n = sum w, s = sum w (x - center), q = sum w (x - center)^2, all in float64; room for all columns."""
+    cdef double[WIDE] wj, columns
+    cdef const double* m = columns_of(center, widen, channels, run, columns)
     cdef Py_ssize_t r, j, width = widen * channels * run
-    spread(center, widen, channels, run, m)
-    zero(nj, width)
-    zero(sj, width)
-    zero(qj, width)
+    zero(n, width)
+    zero(s, width)
+    zero(q, width)
     for j in range(width):
         wj[j] = 1.0
     for r in range(rows + (extra > 0)):
         j = width if r < rows else extra
         if w != NULL:
             weights_of_row(w + r * widen * run, channels, run, j, wj)
-        weighted_row(x + r * stride, wj, j, skipna, m, nj, sj, qj)
-    gather(nj, widen, channels, run, n)
-    gather(sj, widen, channels, run, s)
-    gather(qj, widen, channels, run, q)
+        weighted_row(x + r * stride, wj, j, skipna, m, n, s, q)
+    gather(n, widen, channels, run)
+    gather(s, widen, channels, run)
+    gather(q, widen, channels, run)
 
 
 cdef void first_values(
@@ -166,24 +166,23 @@ cdef void rough_centers(
     Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, const double* n, real* center
 ) noexcept nogil:
     """The mean of every fourth row, for channels that have no mean yet; exact where a channel is constant."""
-    cdef real[WIDE] first
-    cdef real[WIDE] m
+    cdef real[WIDE] first, columns
+    cdef const real* m
     cdef double[WIDE] s
-    cdef double[WIDE] sums
     cdef Py_ssize_t r, j, c, width = widen * channels * run if rows else extra
     cdef Py_ssize_t sampled = (rows + 3) // 4 if rows else 1
     cdef double values = sampled * (width // channels)
     for c in range(channels):
         first[c] = x[c * run]
-    spread(first, widen, channels, run, m)
+    m = columns_of(first, widen, channels, run, columns)
     zero(s, widen * channels * run)
     for r in range(sampled):
         for j in range(width):
             s[j] += <double>(x[4 * r * stride + j] - m[j])
-    gather(s, widen, channels, run, sums)
+    gather(s, widen, channels, run)
     for c in range(channels):
         if n[c] == 0.0:
-            center[c] = first[c] + <real>(sums[c] / values)
+            center[c] = first[c] + <real>(s[c] / values)
 
 
 cdef inline bint constant(
@@ -229,9 +228,9 @@ cdef void block_moments(
     double* n, double* mean, double* low, double* m2
 ) noexcept nogil:
     """Add one block to the moments of its channels."""
-    cdef real[WIDE] center
-    cdef real[WIDE] m
-    cdef double[WIDE] sj, qj, s, q
+    cdef real[WIDE] center, columns
+    cdef const real* m
+    cdef double[WIDE] wide, s, q
     cdef Py_ssize_t c, width = widen * channels * run
     cdef double count = (rows * width + extra) // channels
     cdef bint fresh = False, careful = w != NULL
@@ -241,13 +240,13 @@ cdef void block_moments(
             fresh |= n[c] == 0.0
         if fresh:
             rough_centers(x, rows, stride, extra, widen, channels, run, n, center)
-        spread(center, widen, channels, run, m)
-        zero(sj, width)
-        zero(qj, width)
-        center_sums_of_rows(x, rows, stride, width, m, sj, qj, ahead)
-        center_sums_of_rows(x + rows * stride, extra > 0, 0, extra, m, sj, qj, NULL)
-        gather(sj, widen, channels, run, s)
-        gather(qj, widen, channels, run, q)
+        m = columns_of(center, widen, channels, run, columns)
+        zero(s, width)
+        zero(q, width)
+        center_sums_of_rows(x, rows, stride, width, m, s, q, ahead)
+        center_sums_of_rows(x + rows * stride, extra > 0, 0, extra, m, s, q, NULL)
+        gather(s, widen, channels, run)
+        gather(q, widen, channels, run)
         if real is float:
             careful = beyond_float(x, rows, stride, extra, widen, channels, run, center, count, q)
         elif skipna:
@@ -257,5 +256,5 @@ cdef void block_moments(
         careful_moments(x, w, rows, stride, extra, widen, channels, run, skipna, n, mean, low, m2)
     else:
         for c in range(channels):
-            sj[c] = center[c]
-        bn_add_blocks(channels, count, sj, s, q, n, mean, low, m2)
+            wide[c] = center[c]
+        bn_add_blocks(channels, count, wide, s, q, n, mean, low, m2)

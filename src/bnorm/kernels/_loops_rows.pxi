@@ -13,8 +13,8 @@ cdef enum:
 cdef double second_moment(const real* x, Py_ssize_t size) noexcept nogil:
     """sum x^2."""
     cdef real[LANES] m
-    cdef double[LANES] s, q
-    cdef double total = 0.0, center = 0.0, count, dump, sum
+    cdef double[LANES] count, s, q
+    cdef double total = 0.0, center = 0.0
     cdef Py_ssize_t i = 0, j, n, rows
     for j in range(LANES):
         m[j] = 0
@@ -25,10 +25,10 @@ cdef double second_moment(const real* x, Py_ssize_t size) noexcept nogil:
         zero(q, LANES)
         center_sums_of_rows(x + i, rows, LANES, LANES, m, s, q, NULL)
         center_sums_of_rows(x + i + rows * LANES, 1, 0, n % LANES, m, s, q, NULL)
-        sum = lane_sum(q, LANES)
-        if real is float and not (1e-36 * n <= sum < INFINITY):
-            careful_sums(x + i, NULL, rows, LANES, n % LANES, 1, 1, LANES, False, &center, &count, &dump, &sum)
-        total += sum
+        gather(q, 1, 1, LANES)
+        if real is float and not (1e-36 * n <= q[0] < INFINITY):
+            careful_sums(x + i, NULL, rows, LANES, n % LANES, 1, 1, LANES, False, &center, count, s, q)
+        total += q[0]
         i += n
     return total
 
@@ -58,9 +58,10 @@ cdef inline void affine_columns(
         for j in range(n):
             v = ((x[j] - h) * r + b) * gamma[j] + beta[j]
             y[j] = 0 if v <= 0 else v
+    elif real is float:
+        bn_affine_float(x, y, n, h, r, b, gamma, beta)
     else:
-        for j in range(n):
-            y[j] = ((x[j] - h) * r + b) * gamma[j] + beta[j]
+        bn_affine_double(x, y, n, h, r, b, gamma, beta)
 
 
 cdef inline void gradient_of_columns(
@@ -72,9 +73,10 @@ cdef inline void gradient_of_columns(
     if relu:
         for j in range(n):
             dx[j] = r * (masked(dy[j], x[j], h, r, b, gamma[j], beta[j]) + (slope * (x[j] - h) + rest))
+    elif real is float:
+        bn_row_gradient_float(dy, x, dx, n, h, r, slope, rest, gamma)
     else:
-        for j in range(n):
-            dx[j] = r * (dy[j] * gamma[j] + (slope * (x[j] - h) + rest))
+        bn_row_gradient_double(dy, x, dx, n, h, r, slope, rest, gamma)
 
 
 cdef void forward_map(
@@ -100,35 +102,49 @@ cdef void forward_map(
         c += 1
 
 
-cdef void sums_of_columns(
-    RowJob* job, Py_ssize_t row, Py_ssize_t g, double* sum, double* dot, const real* x
+cdef void forward_maps(
+    RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t g, Output* out, const real* x
 ) noexcept nogil:
-    """sum and dot of dy gamma of a row of at most TILE values, gamma changing from value to value."""
-    cdef real[TILE] scaled
-    cdef Py_ssize_t size = job.channels, at = row * size
-    cdef const real* dy = <const real*>job.dy + at
-    cdef const real* gamma = <const real*>job.scale + g * size
-    cdef const real* beta = <const real*>job.shift + g * size
-    cdef double mean = job.mean[row], rstd = job.rstd[row]
-    cdef real h = <real>mean, r = <real>rstd, b = <real>bn_fold(<double>h, mean, rstd, 0.0)
-    scaled_gradient(dy, x + at, scaled, size, h, r, b, gamma, beta, job.relu)
-    short_pair_sums(scaled, x + at, size, mean, sum, dot)
+    """Rows that lie one after the other, from one of group g on."""
+    cdef real[BATCH] h, r, b
+    cdef Py_ssize_t size = job.channels * job.inner, i, k, n, end = row + rows
+    cdef real* y
+    if size > longest(x) or job.scale == NULL:
+        while row < end:
+            i = 0
+            while i < size:
+                n = min(longest(x), size - i)
+                forward_map(job, row, g, i, i + n, x, room(out, row * size + i, n, x))
+                i += n
+            row += 1
+            g = g + 1 if g + 1 < job.groups else 0
+        return
+    while row < end:
+        n = min(min(longest(x) // max(<Py_ssize_t>1, size), <Py_ssize_t>BATCH), end - row)
+        row_numbers(job, row, 1, n, h, r, b)
+        y = room(out, row * size, n * size, x)
+        for k in range(n):
+            affine_columns(x + (row + k) * size, y + k * size, size, h[k], r[k], b[k],
+                           <const real*>job.scale + g * size, <const real*>job.shift + g * size, job.relu)
+            g = g + 1 if g + 1 < job.groups else 0
+        row += n
 
 
 cdef void run_sums(
-    const real* dy, const real* x, Py_ssize_t n, double mean, real a, real b, bint relu, double* sum, double* dot
+    const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, double mean, real a, real b, bint relu,
+    double* sum, double* dot
 ) noexcept nogil:
     """sum dy and sum dy (x - mean) of a run; with ReLU dy is 0 where (x - h) a + b <= 0, h being mean in its type."""
     cdef real[TILE] let_in
     cdef real h = <real>mean
     cdef Py_ssize_t i = 0, j, k
     if n <= TILE and not relu:
-        short_pair_sums(dy, x, n, mean, sum, dot)
+        short_pair_sums(dy, x, n, left, mean, sum, dot)
         return
     if n <= TILE:
         for j in range(n):
             let_in[j] = 0 if (x[j] - h) * a + b <= 0 else dy[j]
-        short_pair_sums(&let_in[0], x, n, mean, sum, dot)
+        short_pair_sums(&let_in[0], x, n, min(left, <Py_ssize_t>TILE), mean, sum, dot)
         return
     sum[0] = 0.0
     dot[0] = 0.0
@@ -140,9 +156,10 @@ cdef void run_sums(
 
 
 cdef void sums_of_runs(
-    RowJob* job, Py_ssize_t row, Py_ssize_t g, double* dgamma, double* dbeta, double* sum, double* dot, const real* x
+    RowJob* job, Py_ssize_t row, Py_ssize_t g, Py_ssize_t total, double* dgamma, double* dbeta,
+    double* sum, double* dot, const real* x
 ) noexcept nogil:
-    """The same of runs with one gamma each; and their part in dgamma and dbeta."""
+    """sum and dot of dy gamma of a row of runs with one gamma each; their part in dgamma and dbeta."""
     cdef Py_ssize_t at = row * job.channels * job.inner, p = g * job.channels, c
     cdef double mean = job.mean[row], rstd = job.rstd[row], s, d, scale, shift
     cdef real h = <real>mean
@@ -151,7 +168,7 @@ cdef void sums_of_runs(
     for c in range(p, p + job.channels):
         scale = 1.0 if job.gamma == NULL else job.gamma[c]
         shift = 0.0 if job.beta == NULL else job.beta[c]
-        run_sums(<const real*>job.dy + at, x + at, job.inner, mean, <real>(rstd * scale),
+        run_sums(<const real*>job.dy + at, x + at, job.inner, total - at, mean, <real>(rstd * scale),
                  <real>bn_fold(<double>h, mean, rstd * scale, shift), job.relu, &s, &d)
         sum[0] += scale * s
         dot[0] += scale * d
@@ -159,6 +176,16 @@ cdef void sums_of_runs(
             dbeta[c] += s
             dgamma[c] += rstd * d
         at += job.inner
+
+
+cdef inline void through_statistics(
+    RowJob* job, Py_ssize_t row, double sum, double dot, real h, real* slope, real* rest
+) noexcept nogil:
+    """What a row's statistics add to its gradient, as slope (x - h) + rest."""
+    cdef Py_ssize_t size = job.channels * job.inner
+    cdef double rstd = job.rstd[row], b = bn_grad_b(rstd, dot, size)
+    slope[0] = <real>b
+    rest[0] = <real>((0.0 if job.rms else bn_grad_c(sum, size)) - b * (job.mean[row] - <double>h))
 
 
 cdef void backward_map(
@@ -169,45 +196,40 @@ cdef void backward_map(
     cdef Py_ssize_t size = job.channels * job.inner, p = g * job.channels, c, n
     cdef const real* dy = <const real*>job.dy + row * size
     cdef double mean = job.mean[row], rstd = job.rstd[row], scale, shift
-    cdef real h = <real>mean, r = <real>rstd
-    cdef double slope = bn_grad_b(rstd, dot, size)
-    cdef double rest = (0.0 if job.rms else bn_grad_c(sum, size)) - slope * (mean - <double>h)
+    cdef real h = <real>mean, r = <real>rstd, slope, rest
+    through_statistics(job, row, sum, dot, h, &slope, &rest)
     x += row * size
     if job.scale != NULL:
-        gradient_of_columns(dy + i, x + i, y, end - i, h, r, <real>bn_fold(<double>h, mean, rstd, 0.0), <real>slope,
-                            <real>rest, <const real*>job.scale + p + i, <const real*>job.shift + p + i, job.relu)
+        gradient_of_columns(dy + i, x + i, y, end - i, h, r, <real>bn_fold(<double>h, mean, rstd, 0.0), slope,
+                            rest, <const real*>job.scale + p + i, <const real*>job.shift + p + i, job.relu)
         return
     c = i // job.inner
     while i < end:
         n = min(end, (c + 1) * job.inner) - i
         scale = 1.0 if job.gamma == NULL else job.gamma[p + c]
         shift = bn_fold(<double>h, mean, rstd * scale, 0.0 if job.beta == NULL else job.beta[p + c])
-        gradient_run(dy + i, x + i, y, n, NULL, 1.0, h, r, <real>slope, <real>rest, <real>scale,
+        gradient_run(dy + i, x + i, y, n, NULL, 1.0, h, r, slope, rest, <real>scale,
                      <real>(rstd * scale), <real>shift, job.relu, False)
         i += n
         y += n
         c += 1
 
 
-cdef void forward_rows(RowJob* job, Py_ssize_t row, Py_ssize_t end, Output* out, const real* x) noexcept nogil:
+cdef void forward_rows(
+    RowJob* job, Py_ssize_t row, Py_ssize_t end, Py_ssize_t total, Output* out, const real* x
+) noexcept nogil:
     """Rows that lie one after the other; the statistics of as many at a time as fit the buffer."""
-    cdef Py_ssize_t size = job.channels * job.inner, k, i, n
-    cdef Py_ssize_t g = row % max(<Py_ssize_t>1, job.groups)
+    cdef Py_ssize_t size = job.channels * job.inner, groups = max(<Py_ssize_t>1, job.groups)
     cdef bint short = 0 < size <= SHORT
-    cdef Py_ssize_t batch = min(<Py_ssize_t>BATCH, BUFFER // size) if short else 1
+    cdef Py_ssize_t batch = max(<Py_ssize_t>1, min(<Py_ssize_t>BATCH, BUFFER // size)) if short else 1
     while row < end:
         batch = min(batch, end - row)
         if short:
-            short_moments(x + row * size, batch, size, job.rms, job.eps, job.mean + row, job.rstd + row)
+            short_moments(x + row * size, batch, size, total - row * size, job.rms, job.eps,
+                          job.mean + row, job.rstd + row)
         else:
             row_moments(x + row * size, size, job.rms, job.eps, job.mean + row, job.rstd + row)
-        for k in range(row, row + batch):
-            i = 0
-            while i < size:
-                n = min(longest(x), size - i)
-                forward_map(job, k, g, i, i + n, x, room(out, k * size + i, n, x))
-                i += n
-            g = g + 1 if g + 1 < job.groups else 0
+        forward_maps(job, row, batch, row % groups, out, x)
         row += batch
 
 
@@ -217,7 +239,7 @@ cdef void stripe(
     """dgamma and dbeta of the columns of group g, from `rows` outer positions."""
     cdef real[STRIPE] h, r, b
     cdef Py_ssize_t size = job.channels, at = (o * job.groups + g) * size, p = g * size
-    row_numbers(job, o, rows, g, h, r, b)
+    row_numbers(job, o * job.groups + g, job.groups, rows, h, r, b)
     column_sums(<const real*>job.dy + at, x + at, rows, job.groups * size, size, h, r, b,
                 <const real*>job.scale + p, <const real*>job.shift + p, job.relu, dgamma + p, dbeta + p)
 
@@ -233,12 +255,50 @@ cdef void write_gradient(
         i += n
 
 
+cdef void short_gradients(
+    RowJob* job, Py_ssize_t row, Py_ssize_t end, Py_ssize_t g, Py_ssize_t total, Output* out, const real* x
+) noexcept nogil:
+    """dx of rows of at most TILE values that lie one after the other, from one of group g on."""
+    cdef real[BATCH] h, r, b, slope, rest
+    cdef double[BATCH * EIGHTH] s, d
+    cdef double[BATCH] sum, dot
+    cdef Py_ssize_t size = job.channels, k, n, at, p = g * size
+    cdef const real* dy = <const real*>job.dy
+    cdef const real* gamma = <const real*>job.scale
+    cdef const real* beta = <const real*>job.shift
+    cdef real* dx
+    while row < end:
+        n = min(min(longest(x) // max(<Py_ssize_t>1, size), <Py_ssize_t>BATCH), end - row)
+        row_numbers(job, row, 1, n, h, r, b)
+        zero(s, n * EIGHTH)
+        zero(d, n * EIGHTH)
+        at = row * size
+        g = p
+        for k in range(n):
+            scaled_sums(dy + at, x + at, size, total - at, h[k], r[k], b[k], gamma + g, beta + g, job.relu,
+                        s + k * EIGHTH, d + k * EIGHTH)
+            at += size
+            g = g + size if g + size < job.groups * size else 0
+        finish_sums(job, row, 1, n, h, r, b, s, d, sum, dot, x)
+        for k in range(n):
+            through_statistics(job, row + k, sum[k], dot[k], h[k], &slope[k], &rest[k])
+        at = row * size
+        dx = room(out, at, n * size, x)
+        for k in range(n):
+            gradient_of_columns(dy + at, x + at, dx, size, h[k], r[k], b[k], slope[k], rest[k],
+                                gamma + p, beta + p, job.relu)
+            at += size
+            dx += size
+            p = p + size if p + size < job.groups * size else 0
+        row += n
+
+
 cdef void backward_rows(
-    RowJob* job, Py_ssize_t o, Py_ssize_t positions, Py_ssize_t begin, Py_ssize_t end,
+    RowJob* job, Py_ssize_t o, Py_ssize_t positions, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end,
     double* dgamma, double* dbeta, Output* out, const real* x
 ) noexcept nogil:
     """Groups begin to end of some outer positions: the sums of their columns, then their own, and dx."""
-    cdef Py_ssize_t k, g, row
+    cdef Py_ssize_t k, g, row, total
     cdef double sum = 0.0, dot = 0.0
     if job.params and job.scale != NULL:
         k = 0
@@ -246,25 +306,29 @@ cdef void backward_rows(
             for g in range(begin, end):
                 stripe(job, o + k, min(<Py_ssize_t>STRIPE, positions - k), g, dgamma, dbeta, x)
             k += STRIPE
+    if job.scale != NULL and job.cuts == 1:
+        short_gradients(job, o * job.groups, (o + positions) * job.groups, 0, readable(job, o, last, end), out, x)
+        return
     for k in range(o, o + positions):
+        total = readable(job, k, last, end)
+        if job.scale != NULL:
+            short_gradients(job, k * job.groups + begin, k * job.groups + end, begin, total, out, x)
+            continue
         for g in range(begin, end):
             row = k * job.groups + g
-            if job.scale != NULL:
-                sums_of_columns(job, row, g, &sum, &dot, x)
-            else:
-                sums_of_runs(job, row, g, dgamma, dbeta, &sum, &dot, x)
+            sums_of_runs(job, row, g, total, dgamma, dbeta, &sum, &dot, x)
             write_gradient(job, row, g, sum, dot, out, x)
 
 
 cdef void backward_long_rows(
-    RowJob* job, Py_ssize_t o, Py_ssize_t rows, Py_ssize_t begin, Py_ssize_t end,
+    RowJob* job, Py_ssize_t o, Py_ssize_t rows, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end,
     double* dgamma, double* dbeta, Output* out, const real* x
 ) noexcept nogil:
-    """The same of rows of more than TILE values, at most DEEP positions, with a gamma for each value."""
-    cdef double[DEEP] sum, dot
+    """The same of rows of more than TILE values, at most STRIPE positions, with a gamma for each value."""
+    cdef double[STRIPE] sum, dot
     cdef Py_ssize_t g, k
     for g in range(begin, end):
-        sums_of_long_rows(job, o, rows, g, dgamma, dbeta, sum, dot, x)
+        sums_of_long_rows(job, o, rows, g, last, end, dgamma, dbeta, sum, dot, x)
         for k in range(rows):
             write_gradient(job, (o + k) * job.groups + g, g, sum[k], dot[k], out, x)
 
@@ -296,13 +360,13 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
     cdef double* dbeta = dgamma + size
     cdef Output out
     if deep:
-        positions = DEEP if DEEP * row * 2 * <Py_ssize_t>sizeof(real) <= NEAREST else STRIPE
+        positions = STRIPE if STRIPE * row * 2 * <Py_ssize_t>sizeof(real) <= NEAREST else STRIPE // 2
     open_rows(job, o, begin, end, positions * width if deep or job.params and job.scale != NULL else row, &out, x)
     if job.dy == NULL and job.cuts == 1:
-        forward_rows(job, o * job.groups, last * job.groups, &out, x)
+        forward_rows(job, o * job.groups, last * job.groups, readable(job, o, last, end), &out, x)
     elif job.dy == NULL:
         while o < last:
-            forward_rows(job, o * job.groups + begin, o * job.groups + end, &out, x)
+            forward_rows(job, o * job.groups + begin, o * job.groups + end, readable(job, o, last, end), &out, x)
             o += 1
     else:
         if job.params:
@@ -311,9 +375,9 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
         while o < last:
             positions = min(positions, last - o)
             if deep:
-                backward_long_rows(job, o, positions, begin, end, dgamma, dbeta, &out, x)
+                backward_long_rows(job, o, positions, last, begin, end, dgamma, dbeta, &out, x)
             else:
-                backward_rows(job, o, positions, begin, end, dgamma, dbeta, &out, x)
+                backward_rows(job, o, positions, last, begin, end, dgamma, dbeta, &out, x)
             o += positions
     if job.stream:
         bn_close(&out.lines, &out.ahead)

@@ -18,35 +18,53 @@
 #endif
 #define BN_NAN (0.0 / 0.0)
 
-/* Add the set (n1, mean1, low1, m21) to (n, mean, low, m2), by the difference of the means (Chan, Golub, LeVeque 1983).
- * Sums of values are never formed, so large means neither overflow nor cancel. What the two additions of the mean round
- * off is kept in low (two-sums of Dekker and Knuth): ten thousand merges cost no digit. No branches, so that loops over
- * channels vectorize; an empty set, which is all zero, changes nothing and is replaced exactly. */
-BN_FN void bn_merge(double *n, double *mean, double *low, double *m2,
-                    double n1, double mean1, double low1, double m21)
+/* Add the set (n1, mean1, low1, m21) to (n0, mean, low, m2) by the difference of the means (Chan, Golub, LeVeque 1983),
+ * w = n1 / (n0 + n1) being its share. Sums of values are never formed, so large means neither overflow nor cancel. What
+ * the two additions of the mean round off is kept in low (two-sums of Dekker and Knuth): ten thousand merges cost no
+ * digit. No branches, so that loops over channels vectorize. */
+BN_FN void bn_join(double *mean, double *low, double *m2, double n0, double w, double mean1, double low1, double m21)
 {
-    const double n0 = *n, mean0 = *mean, low0 = *low, m20 = *m2;
-    const double total = n0 + n1;
-    const double w = n1 / (total == 0.0 ? 1.0 : total);
+    const double mean0 = *mean, low0 = *low;
     const double gap = mean1 - mean0, gap_low = low1 - low0;
     const double d = gap + gap_low;
     const double step = d * w;
     const double sum = mean0 + step;
     const double back = sum - mean0;
     const double rest = (mean0 - (sum - back)) + (step - back);
-    *n = total;
     *mean = sum;
     *low = low0 + (rest + ((gap - d) + gap_low) * w);
-    *m2 = m20 + (m21 + d * (n0 * w) * d);
+    *m2 = *m2 + (m21 + d * (n0 * w) * d);
 }
 
-/* Add a block of n1 > 0 values known by its sums about a center: s = sum (x - center), q = sum (x - center)^2. */
+/* The share of n1 in n0 + n1; 0 of nothing. */
+BN_FN double bn_share(double n0, double n1)
+{
+    const double total = n0 + n1;
+    return n1 / (total == 0.0 ? 1.0 : total);
+}
+
+/* Add the set (n1, mean1, low1, m21) to (n, mean, low, m2). An empty set, which is all zero, changes nothing and is
+ * replaced exactly. */
+BN_FN void bn_merge(double *n, double *mean, double *low, double *m2,
+                    double n1, double mean1, double low1, double m21)
+{
+    const double n0 = *n;
+    bn_join(mean, low, m2, n0, bn_share(n0, n1), mean1, low1, m21);
+    *n = n0 + n1;
+}
+
+/* m2 of a block of n1 > 0 values known by its sums about a center: s = sum (x - center), q = sum (x - center)^2. */
+BN_FN double bn_block_m2(double s, double q, double inverse)
+{
+    const double m2 = q - s * (s * inverse);
+    return m2 < 0.0 ? 0.0 : m2;
+}
+
+/* Add such a block; its mean is the center and s / n1. */
 BN_FN void bn_add_block(double *n, double *mean, double *low, double *m2,
                         double n1, double inverse, double center, double s, double q)
 {
-    const double low1 = s * inverse;
-    const double m21 = q - s * low1;
-    bn_merge(n, mean, low, m2, n1, center, low1, m21 < 0.0 ? 0.0 : m21);
+    bn_merge(n, mean, low, m2, n1, center, s * inverse, bn_block_m2(s, q, inverse));
 }
 
 /* 1 / sqrt(var + eps). A constant channel with eps = 0 has scale 1; a channel without any value has scale 0. */

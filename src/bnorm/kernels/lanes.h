@@ -25,28 +25,80 @@
 #define BN_RESTRICT restrict
 #endif
 
-/* bn_add_block for every channel. */
+/* Before a loop whose result lies where an argument does or apart from all of them: nothing is left to be checked, and
+ * a check takes as long as a short row. */
+#if defined(__clang__)
+#define BN_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define BN_INDEPENDENT _Pragma("GCC ivdep")
+#elif defined(_MSC_VER)
+#define BN_INDEPENDENT __pragma(loop(ivdep))
+#else
+#define BN_INDEPENDENT
+#endif
+
+/* bn_add_block for every channel. Where all have as many values, as they do without weights and NaN, one division is
+ * enough. */
 static inline void bn_add_blocks(ptrdiff_t channels, double count, const double *BN_RESTRICT center,
                                  const double *BN_RESTRICT s, const double *BN_RESTRICT q, double *BN_RESTRICT n,
                                  double *BN_RESTRICT mean, double *BN_RESTRICT low, double *BN_RESTRICT m2)
 {
-    const double inverse = 1.0 / count;
+    const double inverse = 1.0 / count, n0 = n[0], w = bn_share(n0, count);
+    int differ = 0;
     for (ptrdiff_t c = 0; c < channels; c++)
-        bn_add_block(&n[c], &mean[c], &low[c], &m2[c], count, inverse, center[c], s[c], q[c]);
+        differ |= n[c] != n0;
+    if (differ) {
+        for (ptrdiff_t c = 0; c < channels; c++)
+            bn_add_block(&n[c], &mean[c], &low[c], &m2[c], count, inverse, center[c], s[c], q[c]);
+        return;
+    }
+    for (ptrdiff_t c = 0; c < channels; c++) {
+        bn_join(&mean[c], &low[c], &m2[c], n0, w, center[c], s[c] * inverse, bn_block_m2(s[c], q[c], inverse));
+        n[c] = n0 + count;
+    }
 }
 
-/* 32 partial sums to 8. */
-BN_INLINE void bn_narrow(const double *wide, double *eight)
+/* Add 32 partial sums to 8 in float64. */
+BN_INLINE void bn_narrow_double(const double *wide, double *eight)
 {
     BN_ROLLED
     for (int j = 0; j < 8; j++)
-        eight[j] = (wide[j] + wide[8 + j]) + (wide[16 + j] + wide[24 + j]);
+        eight[j] += (wide[j] + wide[8 + j]) + (wide[16 + j] + wide[24 + j]);
+}
+
+BN_INLINE void bn_narrow_float(const float *wide, double *eight)
+{
+    BN_ROLLED
+    for (int j = 0; j < 8; j++)
+        eight[j] += (double)((wide[j] + wide[8 + j]) + (wide[16 + j] + wide[24 + j]));
 }
 
 /* 8 partial sums to one. */
 BN_INLINE double bn_whole(const double *eight)
 {
-    return ((eight[0] + eight[1]) + (eight[2] + eight[3])) + ((eight[4] + eight[5]) + (eight[6] + eight[7]));
+    const double a = eight[0] + eight[4], b = eight[1] + eight[5], c = eight[2] + eight[6], d = eight[3] + eight[7];
+    return (a + c) + (b + d);
 }
+
+/* The maps of a row with a gamma and a beta for each value: y = ((x - h) r + b) gamma + beta, and the input gradient
+ * dx = r (dy gamma + (slope (x - h) + rest)). */
+#define BN_ROW_MAPS(real, name)                                                                                       \
+    BN_INLINE void bn_affine_##name(const real *x, real *y, ptrdiff_t n, real h, real r, real b, const real *gamma,   \
+                                    const real *beta)                                                                 \
+    {                                                                                                                 \
+        BN_INDEPENDENT                                                                                                \
+        for (ptrdiff_t j = 0; j < n; j++)                                                                             \
+            y[j] = ((x[j] - h) * r + b) * gamma[j] + beta[j];                                                         \
+    }                                                                                                                 \
+    BN_INLINE void bn_row_gradient_##name(const real *dy, const real *x, real *dx, ptrdiff_t n, real h, real r,       \
+                                          real slope, real rest, const real *gamma)                                   \
+    {                                                                                                                 \
+        BN_INDEPENDENT                                                                                                \
+        for (ptrdiff_t j = 0; j < n; j++)                                                                             \
+            dx[j] = r * (dy[j] * gamma[j] + (slope * (x[j] - h) + rest));                                             \
+    }
+
+BN_ROW_MAPS(float, float)
+BN_ROW_MAPS(double, double)
 
 #endif
