@@ -23,6 +23,8 @@ class Saved:
     x is held, not copied: who changes it before the backward changes the gradient. Parameters, statistics, weights and
     mode are as they were at the forward. A backward changes nothing here, so there may be several for one forward,
     unless `out` overwrote x: then x is None.
+
+    The forward fills it in, as an `__init__` of so many arguments takes a tenth of a small forward.
     """
 
     __slots__ = ("kernels", "layout", "relu", "x")
@@ -43,24 +45,13 @@ class ChannelSaved(Saved):
 
     __slots__ = ("count", "frozen", "has_beta", "has_gamma", "skipped", "stats", "weight")
 
-    def __init__(
-        self,
-        kernels: ModuleType,
-        x: ndarray,
-        layout: view.Layout,
-        relu: bool,
-        stats: ndarray,
-        count: Any,  # of values per channel, or the sum of their weights, which may be on the device if it is not 0
-        skipped: Any,  # channels whose running statistics were left alone, being not finite; an int, or a LeftAlone
-        weight: ndarray | None,
-        frozen: bool,  # the statistics were given, and are constants to the backward
-        has_gamma: bool,
-        has_beta: bool,
-    ) -> None:
-        self.kernels, self.x, self.layout, self.relu = kernels, x, layout, relu
-        self.stats, self.count, self.skipped = stats, count, skipped
-        self.weight, self.frozen = weight, frozen
-        self.has_gamma, self.has_beta = has_gamma, has_beta
+    stats: ndarray
+    count: Any  # of values per channel, or the sum of their weights, which may be on the device if it is not 0
+    skipped: Any  # channels whose running statistics were left alone, being not finite; an int, or a LeftAlone
+    weight: ndarray | None
+    frozen: bool  # the statistics were given, and are constants to the backward
+    has_gamma: bool
+    has_beta: bool
 
     def gradients(self, dy: ndarray, params: bool, out: ndarray | None) -> Gradients:
         params = params and (self.has_gamma or self.has_beta)
@@ -75,24 +66,12 @@ class RowSaved(Saved):
 
     __slots__ = ("beta", "gamma", "mean", "order", "parameter_shape", "rms", "rstd")
 
-    def __init__(
-        self,
-        kernels: ModuleType,
-        x: ndarray,
-        layout: view.Layout,
-        relu: bool,
-        mean: ndarray,
-        rstd: ndarray,
-        gamma: ndarray | None,  # flat, and a copy
-        beta: ndarray | None,
-        rms: bool,
-        parameter_shape: tuple[int, ...],
-        order: tuple[int, ...] | None,
-    ) -> None:
-        self.kernels, self.x, self.layout, self.relu = kernels, x, layout, relu
-        self.mean, self.rstd = mean, rstd
-        self.gamma, self.beta, self.rms = gamma, beta, rms
-        self.parameter_shape, self.order = parameter_shape, order
+    mean: ndarray
+    rstd: ndarray
+    gamma: ndarray | None  # flat, and a copy
+    beta: ndarray | None
+    rms: bool
+    parameter_shape: tuple[int, ...]
 
     def gradients(self, dy: ndarray, params: bool, out: ndarray | None) -> Gradients:
         gamma, beta = self.gamma, self.beta
@@ -156,9 +135,10 @@ def channel_forward(
     y, stats, count, skipped = kernels.forward(block, gamma, beta, eps, mean, var, weight, relu, running, to)
     if not positive:
         count = 0.0  # which a device would have to be asked for
-    saved = ChannelSaved(
-        kernels, block, layout, relu, stats, count, skipped, weight, frozen, gamma is not None, beta is not None
-    )
+    saved = ChannelSaved()
+    saved.kernels, saved.x, saved.layout, saved.relu = kernels, block, layout, relu
+    saved.stats, saved.count, saved.skipped, saved.weight = stats, count, skipped, weight
+    saved.frozen, saved.has_gamma, saved.has_beta = frozen, gamma is not None, beta is not None
     if out is None or target is None:
         return view.restore(y, layout), saved
     _deliver(y, layout, to, target, x, saved)
@@ -196,7 +176,10 @@ def row_forward(
         to = view.into(target, layout)
     y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rms, relu, to)
     order = None if layout.order is None and x.flags.c_contiguous else _axes_in_memory(x)
-    saved = RowSaved(kernels, block, layout, relu, mean, rstd, gamma, beta, rms, shape, order)
+    saved = RowSaved()
+    saved.kernels, saved.x, saved.layout, saved.relu = kernels, block, layout, relu
+    saved.mean, saved.rstd, saved.gamma, saved.beta = mean, rstd, gamma, beta
+    saved.rms, saved.parameter_shape, saved.order = rms, shape, order
     if out is None or target is None:
         return _ordered(view.restore(y, layout), order), saved
     _deliver(y, layout, to, target, x, saved)
