@@ -228,24 +228,6 @@ def test_a_row_is_its_own(shape, dtype, affine, rms, relu):
             assert all_dx[i].tobytes() == dx.tobytes(), (other, i)
 
 
-@pytest.mark.parametrize("shape", [(40_001, 1, 33, 1), (70_001, 3, 5, 1), (700, 33, 1, 49), (260, 5, 9, 101)], ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_rows_that_are_streamed(shape, dtype):
-    """Outputs past the cache are gathered from several rows; a row's bits are those it has in a small array."""
-    rng = np.random.default_rng(shape)
-    n = shape[0] * (8 // np.dtype(dtype).itemsize)  # 8 MiB of either type
-    x, dy = rng.standard_normal((2, n, *shape[1:])).astype(dtype)
-    gamma, beta = rng.standard_normal((2, shape[1] * shape[2]))
-    y, mean, rstd = cpu.rows_forward(x, gamma, beta, 1e-5, relu=True)
-    dx, _, _ = cpu.rows_backward(dy, x, mean, rstd, gamma, beta, relu=True)
-    step = n // 16
-    for i in range(0, n, step):
-        part = cpu.rows_forward(x[i : i + step], gamma, beta, 1e-5, relu=True)
-        assert part[0].tobytes() == y[i : i + step].tobytes(), i
-        part = cpu.rows_backward(dy[i : i + step], x[i : i + step], *part[1:], gamma, beta, relu=True)
-        assert part[0].tobytes() == dx[i : i + step].tobytes(), i
-
-
 # out ----------------------------------------------------------------------------------------------------------------
 
 

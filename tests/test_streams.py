@@ -9,13 +9,21 @@ from itertools import product
 import numpy as np
 import pytest
 
-from bnorm.kernels import cpu, reference
+from bnorm.kernels import _cpu, cpu, reference
 from compare import EPS, assert_close, sum_error
 
-STREAM, FAR = 1 << 23, 1 << 24  # bytes, as in _cpu_plan.pxi
+STREAM, FAR = 1 << 23, 1 << 24  # bytes, the latter as in _cpu_plan.pxi
 # One and few channels, odd numbers, more than a line or a tile of sums; short runs, runs of some length, long runs.
 KINDS = [(1,), (3,), (7,), (33,), (100,), (1000,), (2500,), (3, 5), (70, 20), (300, 7), (6, 49), (512, 49), (5, 300)]
 KINDS += [(2, 4001)]
+
+
+@pytest.fixture(autouse=True)
+def streamed():
+    """On every machine from the same size on."""
+    before = _cpu.stream_from(STREAM)
+    yield
+    _cpu.stream_from(before)
 
 
 def large(shape, size, dtype, seed=0, offset=0):
@@ -97,6 +105,24 @@ def test_both_passes(kind):
     dx = cpu.backward(dy, x, stats, count)[0]
     exact = reference.backward(dy.astype(np.float64), x.astype(np.float64), want[1], count)[0]
     assert_close(dx, exact, 2e-6 * np.maximum(1, np.abs(exact)), kind=kind)
+
+
+@pytest.mark.parametrize("shape", [(40_001, 1, 33, 1), (70_001, 3, 5, 1), (700, 33, 1, 49), (260, 5, 9, 101)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rows(shape, dtype):
+    """Outputs past the cache are gathered from several rows; a row's bits are those it has in a small array."""
+    rng = np.random.default_rng(shape)
+    n = shape[0] * (16 // np.dtype(dtype).itemsize)  # 16 MiB of either type
+    x, dy = rng.standard_normal((2, n, *shape[1:])).astype(dtype)
+    gamma, beta = rng.standard_normal((2, shape[1] * shape[2]))
+    y, mean, rstd = cpu.rows_forward(x, gamma, beta, 1e-5, relu=True)
+    dx, _, _ = cpu.rows_backward(dy, x, mean, rstd, gamma, beta, relu=True)
+    step = n // 16
+    for i in range(0, n, step):
+        part = cpu.rows_forward(x[i : i + step], gamma, beta, 1e-5, relu=True)
+        assert part[0].tobytes() == y[i : i + step].tobytes(), i
+        part = cpu.rows_backward(dy[i : i + step], x[i : i + step], *part[1:], gamma, beta, relu=True)
+        assert part[0].tobytes() == dx[i : i + step].tobytes(), i
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (5, 3), (2, 7), (9, 33), (300, 7), (40, 100), (3, 1000), (4, 3, 5)], ids=str)

@@ -27,6 +27,7 @@ cdef extern from "formulas.h" nogil:
 
 cdef extern from "memory.h" nogil:
     int bn_processor_level()
+    size_t bn_third_cache()
 
 cnp.import_array()
 

@@ -62,7 +62,7 @@ cdef inline Py_ssize_t itemsize(const Job* job) noexcept nogil:
 cdef inline void target(Job* job, cnp.ndarray y) noexcept:
     """The map's output; streamed past the cache if it would not fit there."""
     job.y = cnp.PyArray_DATA(y)
-    job.stream = cnp.PyArray_NBYTES(y) >= STREAM
+    job.stream = <size_t>cnp.PyArray_NBYTES(y) >= streamed
 
 
 cdef inline size_t partial_size(const Job* job) noexcept nogil:

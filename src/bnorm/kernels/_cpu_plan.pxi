@@ -6,8 +6,20 @@ cdef enum:
     MIN_ROWS = 512          # rows in a piece of columns: starting and merging one costs as much as some 50 rows
     FEW = 16                # pieces from which they grow longer rather than more: four times MIN_ROWS each
     FUSE = 1 << 20          # bytes that about stay in the second-level cache between the passes over some channels
-    STREAM = 1 << 23        # bytes from which an output bypasses the caches
+    SHARE = 4               # an output bypasses the caches from this part of the third level on, where others share it,
+    STREAM = 1 << 23        # but not below these bytes,
+    STREAM_MOST = 1 << 25   # and always from these
     FAR = 1 << 24           # bytes from which an input is taken to lie in memory, and is walked over before it is read
+
+
+cdef size_t streamed = min(max(bn_third_cache() // SHARE, <size_t>STREAM), <size_t>STREAM_MOST)
+
+
+def stream_from(size_t n_bytes):
+    """Let outputs of so many bytes bypass the caches, which changes no bit of them; returns what it was. For tests."""
+    global streamed
+    before, streamed = streamed, n_bytes
+    return before
 
 
 cdef Py_ssize_t parts(Py_ssize_t whole, Py_ssize_t part) noexcept nogil:

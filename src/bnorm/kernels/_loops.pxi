@@ -57,6 +57,7 @@ cdef extern from "streams.h" nogil:
     void bn_stand(bn_ahead*)
     void bn_walk(bn_ahead*, const void*, const void*, size_t, size_t)
     void bn_fetch(bn_ahead*, size_t)
+    void bn_fetch_early(bn_ahead*, size_t)
     void bn_open(bn_output*)
     void* bn_room(bn_output*, void*, size_t, bn_ahead*)
     void bn_close(bn_output*, bn_ahead*)

@@ -177,7 +177,7 @@ cdef inline void row_numbers(
 
 cdef void sums_of_long_rows(
     RowJob* job, Py_ssize_t o, Py_ssize_t rows, Py_ssize_t g, Py_ssize_t last, Py_ssize_t end,
-    double* dgamma, double* dbeta, double* sum, double* dot, const real* x
+    double* dgamma, double* dbeta, double* sum, double* dot, bn_ahead* ahead, const real* x
 ) noexcept nogil:
     """sum and dot of dy gamma of group g at `rows` outer positions, and their part in dgamma and dbeta."""
     cdef real[STRIPE] h, r, b
@@ -199,6 +199,8 @@ cdef void sums_of_long_rows(
         if job.params:
             column_sums(dy + j, x + j, rows, stride, n, h, r, b, gamma + i, beta + i, job.relu, along, across)
         for k in range(rows):
+            if ahead != NULL:
+                bn_fetch_early(ahead, n * sizeof(real) // EARLY)
             scaled_sums(dy + j, x + j, n, readable(job, o + k, last, end) - j, h[k], r[k], b[k], gamma + i, beta + i,
                         job.relu, s + k * EIGHTH, d + k * EIGHTH)
             j += stride

@@ -215,6 +215,11 @@ cdef void backward_map(
         c += 1
 
 
+cdef inline bn_ahead* walk_on(RowJob* job, Output* out) noexcept nogil:
+    """The walk of a task whose output is streamed: memory has nothing else to do while sums are made."""
+    return &out.ahead if job.far and job.stream else NULL
+
+
 cdef void forward_rows(
     RowJob* job, Py_ssize_t row, Py_ssize_t end, Py_ssize_t total, Output* out, const real* x
 ) noexcept nogil:
@@ -226,7 +231,7 @@ cdef void forward_rows(
         batch = min(batch, end - row)
         if short:
             short_moments(x + row * size, batch, size, total - row * size, job.rms, job.eps,
-                          job.mean + row, job.rstd + row)
+                          job.mean + row, job.rstd + row, walk_on(job, out))
         else:
             row_moments(x + row * size, size, job.rms, job.eps, job.mean + row, job.rstd + row)
         forward_maps(job, row, batch, row % groups, out, x)
@@ -266,6 +271,7 @@ cdef void short_gradients(
     cdef const real* dy = <const real*>job.dy
     cdef const real* gamma = <const real*>job.scale
     cdef const real* beta = <const real*>job.shift
+    cdef bn_ahead* ahead = walk_on(job, out)
     cdef real* dx
     while row < end:
         n = min(min(longest(x) // max(<Py_ssize_t>1, size), <Py_ssize_t>BATCH), end - row)
@@ -275,6 +281,8 @@ cdef void short_gradients(
         at = row * size
         g = p
         for k in range(n):
+            if ahead != NULL:
+                bn_fetch_early(ahead, size * sizeof(real) // EARLY)
             scaled_sums(dy + at, x + at, size, total - at, h[k], r[k], b[k], gamma + g, beta + g, job.relu,
                         s + k * EIGHTH, d + k * EIGHTH)
             at += size
@@ -328,7 +336,7 @@ cdef void backward_long_rows(
     cdef double[STRIPE] sum, dot
     cdef Py_ssize_t g, k
     for g in range(begin, end):
-        sums_of_long_rows(job, o, rows, g, last, end, dgamma, dbeta, sum, dot, x)
+        sums_of_long_rows(job, o, rows, g, last, end, dgamma, dbeta, sum, dot, walk_on(job, out), x)
         for k in range(rows):
             write_gradient(job, (o + k) * job.groups + g, g, sum[k], dot[k], out, x)
 

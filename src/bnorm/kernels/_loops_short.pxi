@@ -11,6 +11,7 @@ cdef enum:
     CHAIN = 8           # values that are added to one of them before it is added in float64
     EIGHTH = 8          # partial sums that are left: a vector of float64
     BATCH = 64          # rows whose statistics are finished together
+    EARLY = 2           # one part in so many of what is fetched ahead is fetched while sums are made
 
 
 cdef inline void narrow(const real* wide, double* eight) noexcept nogil:
@@ -95,9 +96,11 @@ cdef inline double short_sample(const real* x, Py_ssize_t n, Py_ssize_t left, do
 
 
 cdef void short_moments(
-    const real* x, Py_ssize_t rows, Py_ssize_t size, Py_ssize_t left, bint rms, double eps, double* mean, double* rstd
+    const real* x, Py_ssize_t rows, Py_ssize_t size, Py_ssize_t left, bint rms, double eps, double* mean, double* rstd,
+    bn_ahead* ahead
 ) noexcept nogil:
-    """mean and rstd of `rows` rows of `size` values: the sums of each, then the divisions of all.
+    """mean and rstd of `rows` rows of `size` values: the sums of each, then the divisions of all. ahead: NULL, or the
+    walk through memory that the maps after it are on.
 
     Summed about the mean of a sample, which is at most about two standard deviations from the mean (Cauchy-Schwarz).
     """
@@ -117,6 +120,8 @@ cdef void short_moments(
             center[k] += <real>(bn_whole(&s[k * EIGHTH]) / values)
         zero(s, rows * EIGHTH)
     for k in range(rows):
+        if ahead != NULL:
+            bn_fetch_early(ahead, size * sizeof(real) // EARLY)
         short_sums(x + k * size, size, left - k * size, center[k], &s[k * EIGHTH], &q[k * EIGHTH])
     for k in range(rows):
         sum[k] = bn_whole(&s[k * EIGHTH])

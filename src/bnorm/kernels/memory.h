@@ -8,6 +8,8 @@
 
 #ifdef _MSC_VER
 #include <intrin.h>
+#else
+#include <unistd.h>
 #endif
 
 /* Whether x is an infinity, and no NaN; int, as wide as float, for loops that vectorize. */
@@ -51,6 +53,17 @@ static inline int bn_processor_level(void)
     __cpuidex(leaf, 7, 0);
     const int avx2 = (leaf[1] >> 5) & 1, wide = (leaf[1] & 0xC0030000) == (int)0xC0030000;
     return wide && (_xgetbv(0) & 0xE0) == 0xE0 ? 2 : avx2;
+#else
+    return 0;
+#endif
+}
+
+/* Bytes of the third-level cache; 0 where nobody says. */
+static inline size_t bn_third_cache(void)
+{
+#ifdef _SC_LEVEL3_CACHE_SIZE
+    const long size = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    return size > 0 ? (size_t)size : 0;
 #else
     return 0;
 #endif

@@ -39,6 +39,7 @@ typedef struct {
     const char *at;
     ptrdiff_t apart, gap;
     size_t span, left;
+    size_t early;           /* bytes that were fetched before as many others were sent */
 } bn_ahead;
 
 static inline void bn_advance(bn_ahead *ahead, size_t bytes)
@@ -66,9 +67,17 @@ static inline void bn_fetch(bn_ahead *ahead, size_t bytes)
     }
 }
 
+/* Fetch some of what would be fetched while the next lines are sent. */
+static inline void bn_fetch_early(bn_ahead *ahead, size_t bytes)
+{
+    ahead->early += bytes;
+    bn_fetch(ahead, bytes);
+}
+
 static inline void bn_stand(bn_ahead *ahead)
 {
     ahead->at = NULL;
+    ahead->early = 0;
 }
 
 static inline void bn_walk(bn_ahead *ahead, const void *x, const void *dy, size_t span, size_t step)
@@ -77,6 +86,7 @@ static inline void bn_walk(bn_ahead *ahead, const void *x, const void *dy, size_
     ahead->apart = dy ? (const char *)dy - (const char *)x : 0;
     ahead->span = ahead->left = span;
     ahead->gap = (ptrdiff_t)(step - span);
+    ahead->early = 0;
 }
 
 /* Output that is gathered in the first-level cache and sent to memory by whole lines, whose old contents then need not
@@ -102,15 +112,22 @@ static inline void bn_send(bn_output *out, bn_ahead *ahead)
     char *to = out->to;
     const char *from = out->buffer, *end = from + lines * BN_LINE, *at = ahead->at;
     const ptrdiff_t apart = at ? ahead->apart : 0;
-    if (at)
-        bn_advance(ahead, lines * BN_LINE);
+    size_t fetched = lines, turn = 0;
+    if (at) {
+        const size_t early = ahead->early / BN_LINE;
+        fetched -= early < lines ? early : lines;
+        ahead->early -= (lines - fetched) * BN_LINE;
+        bn_advance(ahead, fetched * BN_LINE);
+    }
     if (lines && out->skip) {
         memcpy(to + out->skip, from + out->skip, BN_LINE - out->skip);
         to += BN_LINE, from += BN_LINE;
         out->skip = 0;
     }
     for (; from < end; to += BN_LINE, from += BN_LINE) {
-        if (at) {               /* nothing but fetches between the stores, or they slow down by a third */
+        turn += fetched;
+        if (at && turn >= lines) {  /* nothing but fetches between the stores, or they slow down by a third */
+            turn -= lines;
             bn_fetch_line(at);
             if (apart)
                 bn_fetch_line(at + apart);

@@ -39,7 +39,7 @@ class Layout(NamedTuple):
 
 def channels(x: Array, axis: int) -> tuple[Array, Layout]:
     """x as (outer, C, inner); a C-contiguous (N, C) whose channels are axis 1 is x itself, (N, C)."""
-    # The test of _plain, without the call, and in one for what may be written to: this is the path of every small batch.
+    # The test of _plain, without the call, and in one for what may be written to: every small batch goes here.
     if x.flags.carray and x.dtype.isnative if type(x) is ndarray else _plain(x):
         layout = _channels(x.shape, None, axis)
         return (x if layout.block is layout.shape else x.reshape(layout.block)), layout
