@@ -8,7 +8,7 @@ cdef enum:
     FUSE = 1 << 20          # bytes that about stay in the second-level cache between the passes over some channels
     SHARE = 4               # an output bypasses the caches from this part of the third level on, where others share it,
     STREAM = 1 << 23        # but not below these bytes,
-    STREAM_MOST = 1 << 25   # and always from these
+    STREAM_MOST = 5 << 22   # and always from these
     FAR = 1 << 24           # bytes from which an input is taken to lie in memory, and is walked over before it is read
 
 
