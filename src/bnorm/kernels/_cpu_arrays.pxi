@@ -59,10 +59,11 @@ cdef inline Py_ssize_t itemsize(const Job* job) noexcept nogil:
     return sizeof(double) if job.kind else sizeof(float)
 
 
-cdef inline void target(Job* job, cnp.ndarray y) noexcept:
-    """The map's output; streamed past the cache if it would not fit there."""
+cdef inline void target(Job* job, cnp.ndarray y, cnp.ndarray dy=None) noexcept:
+    """The map's output, and what it is made of beside x; streamed past the caches if it would not fit there."""
     job.y = cnp.PyArray_DATA(y)
-    job.stream = <size_t>cnp.PyArray_NBYTES(y) >= streamed
+    job.dy = data(dy)
+    job.stream = bypasses(cnp.PyArray_NBYTES(y), dy is not None)
 
 
 cdef inline size_t partial_size(const Job* job) noexcept nogil:

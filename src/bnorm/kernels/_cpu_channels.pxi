@@ -116,8 +116,7 @@ def grad_input(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray a, c
     cdef Job job
     cdef cnp.ndarray dx = result(x, out)
     view(&job, x, reduces=False)
-    target(&job, dx)
-    job.dy = data(dy)
+    target(&job, dx, dy)
     job.relu = scale is not None
     job.weight = <const double*>data(weight)
     job.unit = unit_of(weight)
@@ -274,9 +273,8 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
     cdef Job job
     cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
     view(&job, x, params or not frozen)
-    target(&job, dx)
+    target(&job, dx, dy)
     job.stats = <double*>data(stats)
-    job.dy = data(dy)
     job.relu = relu
     job.count = count
     cdef Py_ssize_t C = job.channels, c

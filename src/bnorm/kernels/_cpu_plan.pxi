@@ -8,7 +8,7 @@ cdef enum:
     FUSE = 1 << 20          # bytes that about stay in the second-level cache between the passes over some channels
     SHARE = 4               # an output bypasses the caches from this part of the third level on, where others share it,
     STREAM = 1 << 23        # but not below these bytes,
-    STREAM_MOST = 5 << 22   # and always from these
+    STREAM_MOST = 5 << 22   # and always from these; from half of them where x and dy are read beside it
     FAR = 1 << 24           # bytes from which an input is taken to lie in memory, and is walked over before it is read
 
 
@@ -20,6 +20,11 @@ def stream_from(size_t n_bytes):
     global streamed
     before, streamed = streamed, n_bytes
     return before
+
+
+cdef inline bint bypasses(size_t n_bytes, bint dy) noexcept nogil:
+    """Whether an output of so many bytes goes past the caches, of x, or of x and dy."""
+    return n_bytes >= (max(streamed // 2, <size_t>STREAM) if dy else streamed)
 
 
 cdef Py_ssize_t parts(Py_ssize_t whole, Py_ssize_t part) noexcept nogil:

@@ -13,7 +13,7 @@ cdef void row_view(
     job.kind = cnp.PyArray_TYPE(x) == cnp.NPY_DOUBLE
     job.x = cnp.PyArray_DATA(x)
     job.y = cnp.PyArray_DATA(y)
-    job.stream = <size_t>cnp.PyArray_NBYTES(y) >= streamed
+    job.stream = bypasses(cnp.PyArray_NBYTES(y), dy is not None)
     job.far = cnp.PyArray_NBYTES(x) >= FAR
     job.gamma = <const double*>data(gamma)
     job.beta = <const double*>data(beta)
