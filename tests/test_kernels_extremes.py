@@ -67,6 +67,16 @@ def test_skipna_of_a_channel_without_values(case, dtype, weighted):
         assert_same(values[::2], np.zeros_like(values[::2]), case=case.name, dtype=dtype)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_skipna_of_a_channel_that_begins_with_nan(dtype):
+    """Its later blocks hold as many values as those of the other channels, but are added to fewer."""
+    x = np.random.default_rng(6).standard_normal((2000, 3)).astype(dtype) + np.asarray(5, dtype)
+    x[:20, 1] = np.nan
+    got, want = both("moments", x, skipna=True)
+    assert got[0].tolist() == [2000, 1980, 2000]
+    assert_moments(got, want, dtype, False)
+
+
 @every_dtype
 @every_case
 def test_all_weights_zero(case, dtype):
