@@ -33,11 +33,13 @@ cdef inline size_t columns_size(const RowJob* job) noexcept nogil:
 cdef void row_columns(RowJob* job, char* memory) noexcept nogil:
     """gamma and beta in the type of x, where they change from value to value; 1 and 0 where one is absent."""
     cdef Py_ssize_t c, n = job.groups * job.channels
+    cdef size_t size = n * (sizeof(double) if job.kind else sizeof(float))
     if job.inner != 1 or (job.gamma == NULL and job.beta == NULL and not job.params):
         return
     job.scale = memory
     job.shift = memory + columns_size(job)
-    memset(memory, 0, 2 * columns_size(job))
+    memset(<char*>job.scale + size, 0, BEYOND)
+    memset(<char*>job.shift + size, 0, BEYOND)
     for c in range(n):
         if job.kind:
             (<double*>job.scale)[c] = 1.0 if job.gamma == NULL else job.gamma[c]

@@ -92,7 +92,7 @@ cdef inline void scaled_sums(
 ) noexcept nogil:
     """sum g and sum g (x - h) of a row or a part of one, g = dy gamma or with ReLU `masked`: added to EIGHTH parts.
 
-    `left`, chains and vectors are those of _loops_short.pxi; beyond gamma and beta there are values, whatever they are.
+    `left`, chains and vectors are those of _loops_short.pxi; behind gamma and beta there are BEYOND bytes of zeros.
     """
     cdef real[WIDTH] s, d
     cdef Py_ssize_t i = 0, k, end
