@@ -21,6 +21,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, LinkError, PlatformError
 
 KERNELS = "src/bnorm/kernels"
+CPU = f"{KERNELS}/cpu"
 DEBUG, NO_OPENMP = (os.environ.get(name, "") not in {"", "0"} for name in ["BNORM_DEBUG", "BNORM_NO_OPENMP"])
 SANITIZE = [f"-fsanitize={names}" for names in [os.environ.get("BNORM_SANITIZE")] if names]
 
@@ -33,17 +34,17 @@ COMMON = {
     "msvc": ["/Od" if DEBUG else "/O2", "/fp:precise"],
 }
 
-# The loops are serial: one source, compiled once per instruction set. kernels/cpu.py picks a build at import.
-LOOPS = {"_loops_baseline": {"unix": [], "msvc": []}}
+# The loops are serial: one source, compiled once per instruction set. kernels/cpu picks a build at import.
+LOOPS = {"loops.baseline": {"unix": [], "msvc": []}}
 if sysconfig.get_platform().endswith(("x86_64", "amd64")):
     avx512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mprefer-vector-width=512"]
-    LOOPS["_loops_avx2"] = {"unix": ["-mavx2"], "msvc": ["/arch:AVX2"]}
-    LOOPS["_loops_avx512"] = {"unix": avx512, "msvc": ["/arch:AVX512"]}
+    LOOPS["loops.avx2"] = {"unix": ["-mavx2"], "msvc": ["/arch:AVX2"]}
+    LOOPS["loops.avx512"] = {"unix": avx512, "msvc": ["/arch:AVX512"]}
 
 # The threads are in these two. Flags of compiler and linker, in the order they are tried: Apple's Clang wants
 # -Xpreprocessor and a library of its own; omp_pause_resource_all, which makes fork() safe, is not in every runtime.
-THREADED = ["_cpu", "_threads"]
-PLAIN = ["_buffers"]
+THREADED = ["entries", "threads"]
+PLAIN = ["buffers"]
 OPENMP = {
     "unix": [
         (["-fopenmp", "-DBNORM_OMP_PAUSE"], ["-fopenmp"]),
@@ -93,7 +94,7 @@ class BuildExt(build_ext):
         kind = "msvc" if self.compiler.compiler_type == "msvc" else "unix"
         openmp = ([], []) if NO_OPENMP else first_that_runs(self.compiler, OPENMP[kind])
         for ext in self.extensions:
-            name = ext.name.rpartition(".")[2]
+            name = ext.name.removeprefix("bnorm.kernels.cpu.")
             special, linking = openmp if name in THREADED else (LOOPS.get(name, {kind: []})[kind], [])
             ext.extra_compile_args = COMMON[kind] + special
             ext.extra_link_args = linking + SANITIZE
@@ -104,7 +105,7 @@ class BuildExt(build_ext):
         self.parallel = self.parallel or os.cpu_count()
         directives = {"language_level": 3, "cdivision": True, "binding": True, "freethreading_compatible": True}
         directives |= dict.fromkeys(["boundscheck", "wraparound", "initializedcheck"], DEBUG)
-        options = {"build_dir": "build/cython", "include_path": ["src", KERNELS], "force": self.force}
+        options = {"build_dir": "build/cython", "include_path": ["src", CPU, f"{CPU}/loops"], "force": self.force}
         translated = cythonize(self.extensions, compiler_directives=directives, **options)
         for ext, c in zip(self.extensions, translated, strict=True):
             ext.sources = c.sources
@@ -116,12 +117,12 @@ setup(
     cmdclass={"build_ext": BuildExt},
     ext_modules=[
         Extension(
-            f"bnorm.kernels.{name}",
-            [f"{KERNELS}/{name}.pyx"],
-            include_dirs=[KERNELS, numpy.get_include()],
+            f"bnorm.kernels.cpu.{name}",
+            [f"{CPU}/{name.replace('.', '/')}.pyx"],
+            include_dirs=[KERNELS, CPU, f"{CPU}/loops", numpy.get_include()],
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
             libraries=[] if os.name == "nt" else ["m"],
-            depends=[path.as_posix() for path in Path(KERNELS).iterdir() if path.suffix in {".pxd", ".pxi", ".h"}],
+            depends=[path.as_posix() for path in Path(KERNELS).rglob("*") if path.suffix in {".pxd", ".pxi", ".h"}],
         )
         for name in [*THREADED, *PLAIN, *LOOPS]
     ],

@@ -1,7 +1,7 @@
 """From which array size does a second thread pay? `python -m benchmarks.threshold`: one thread against all of them.
 
-bnorm keeps work of fewer than SERIAL values (kernels/_threads.pyx) on one thread, so with it as it is nothing could be
-seen below that. This builds a copy of the checkout with SERIAL = 0 in a temporary folder, which takes a minute at
+bnorm keeps work of fewer than SERIAL values (kernels/cpu/threads.pyx) on one thread, so with it as it is nothing could
+be seen below that. This builds a copy of the checkout with SERIAL = 0 in a temporary folder, which takes a minute at
 most, and measures that one. What it prints is where the constant comes from.
 """
 
@@ -37,7 +37,7 @@ def build(folder: Path) -> int:
     for name in ["src", "build"]:  # with what was built here, so that little has to be compiled again
         if (ROOT / name).exists():
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.egg-info", "lib.*"))
-    source = folder / "src/bnorm/kernels/_threads.pyx"
+    source = folder / "src/bnorm/kernels/cpu/threads.pyx"
     text = source.read_text(encoding="utf-8")
     found = CONSTANT.findall(text)
     if len(found) != 1:

@@ -20,8 +20,8 @@ from bnorm.layers import (
 from bnorm.moments import Moments
 
 if TYPE_CHECKING:
-    from bnorm.pipeline import partial_fit_pipeline
     from bnorm.transformer import BatchNormTransformer
+    from bnorm.transformer.pipeline import partial_fit_pipeline
 
 __version__ = "0.1.0"
 
@@ -48,7 +48,10 @@ __all__ = [
     "show_config",
 ]
 
-_LATE = {"BatchNormTransformer": "bnorm.transformer", "partial_fit_pipeline": "bnorm.pipeline"}  # need scikit-learn
+_LATE = {  # these need scikit-learn
+    "BatchNormTransformer": "bnorm.transformer",
+    "partial_fit_pipeline": "bnorm.transformer.pipeline",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,8 @@ import os
 import sys
 from importlib import import_module, util
 
-from bnorm.kernels import _threads, cpu
+from bnorm.kernels import cpu
+from bnorm.kernels.cpu import threads
 
 
 def show_config() -> None:
@@ -66,9 +67,9 @@ def _memory() -> dict[str, str]:
 
 
 def _threading() -> dict[str, str]:
-    openmp = _threads.openmp_version()
+    openmp = threads.openmp_version()
     facts = {
-        "threads": str(_threads.get_num_threads()),
+        "threads": str(threads.get_num_threads()),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set"),
         "Built with OpenMP": f"True ({openmp})" if openmp else "False",
     }

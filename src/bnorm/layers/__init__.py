@@ -12,8 +12,8 @@ bn.to("cuda")                   # from here on with CuPy arrays
 from bnorm.devices import DeviceError
 from bnorm.layers.base import Layer
 from bnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from bnorm.layers.parameters import Parameter
 from bnorm.layers.rows import GroupNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d, LayerNorm, RMSNorm
-from bnorm.parameters import Parameter
 
 __all__ = [
     "BatchNorm1d",

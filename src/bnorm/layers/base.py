@@ -9,10 +9,11 @@ import numpy as np
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
-from bnorm import checks, devices, state
+from bnorm import checks, devices
 from bnorm.checks import FLOAT64
 from bnorm.kernels import kind_of, moved
-from bnorm.parameters import Parameter
+from bnorm.layers import state
+from bnorm.layers.parameters import Parameter
 from bnorm.passes import Saved, pull_back
 
 STATE_NAMES = {"gamma": "weight", "beta": "bias"}  # PyTorch's

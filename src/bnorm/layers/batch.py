@@ -9,9 +9,10 @@ import numpy as np
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
-from bnorm import checks, devices, state
+from bnorm import checks, devices
 from bnorm.checks import FLOAT64, FLOATS
 from bnorm.kernels import BACKENDS, moved, view
+from bnorm.layers import state
 from bnorm.layers.base import Layer, fixed, signature_of
 from bnorm.layers.shapes import axis_and_names, wrong_shape
 from bnorm.passes import channel_forward

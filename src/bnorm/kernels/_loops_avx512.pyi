@@ -1,1 +1,0 @@
-loops: object  # a capsule: the table of loops, for _cpu.use

@@ -1,0 +1,87 @@
+"""The kernels on NumPy arrays: the compiled functions, with the loops of the widest SIMD build this processor runs."""
+
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from numpy import asarray
+
+from . import entries
+from .buffers import get_buffer_limit, set_buffer_limit
+from .entries import (
+    add,
+    apart,
+    backward,
+    forward,
+    grad_input,
+    grad_moments,
+    moments,
+    move,
+    normalize,
+    rows_backward,
+    rows_forward,
+)
+from .threads import get_num_threads, set_num_threads
+
+__all__ = [
+    "FLOATS",
+    "add",
+    "apart",
+    "asarray",
+    "backward",
+    "forward",
+    "get_buffer_limit",
+    "get_num_threads",
+    "grad_input",
+    "grad_moments",
+    "memory",
+    "moments",
+    "move",
+    "normalize",
+    "numbers",
+    "rows_backward",
+    "rows_forward",
+    "set_buffer_limit",
+    "set_num_threads",
+    "simd_level",
+    "simd_levels",
+]
+
+FLOATS = ("float16", "float32", "float64")
+memory = asarray
+
+
+def numbers(*some: Any) -> list[float]:
+    """NumPy's numbers as Python's."""
+    return list(map(float, some))
+
+
+LEVELS = ("baseline", "avx2", "avx512")  # in the order of processor_level()
+
+
+def simd_levels() -> list[str]:
+    """The SIMD builds of the kernels that are installed and that this processor can run, widest last."""
+    return [level for level in LEVELS[: entries.processor_level() + 1] if find_spec(_module(level))]
+
+
+def simd_level() -> str:
+    """The SIMD build in use."""
+    return _level
+
+
+def _module(level: str) -> str:
+    return f"{__package__}.loops.{level}"
+
+
+def _choose(wanted: str | None) -> str:
+    have = simd_levels()
+    if wanted is None or wanted == "":
+        return have[-1]
+    if wanted not in have:
+        raise ImportError(f"BNORM_SIMD: expected one of {', '.join(have)} on this processor, got {wanted!r}")
+    return wanted
+
+
+_level = _choose(os.environ.get("BNORM_SIMD"))
+entries.use(import_module(_module(_level)).loops)

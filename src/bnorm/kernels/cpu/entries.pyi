@@ -1,0 +1,79 @@
+from collections.abc import Iterable
+
+from ..reference import Array, Running
+
+def use(capsule: object) -> None: ...
+def processor_level() -> int: ...
+def stream_from(n_bytes: int) -> int: ...
+def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> tuple[Array, Array, Array, Array]: ...
+def normalize(
+    x: Array,
+    mean: Array,
+    scale: Array,
+    shift: Array,
+    relu: bool = False,
+    out: Array | None = None,
+    finite: bool = False,
+) -> Array: ...
+def grad_moments(
+    dy: Array, x: Array, mean: Array, scale: Array | None = None, shift: Array | None = None
+) -> tuple[Array, Array]: ...
+def grad_input(
+    dy: Array,
+    x: Array,
+    mean: Array,
+    a: Array,
+    b: Array,
+    c: Array,
+    weight: Array | None = None,
+    scale: Array | None = None,
+    shift: Array | None = None,
+    out: Array | None = None,
+) -> Array: ...
+def apart(a: Array, others: Iterable[object]) -> bool: ...
+def add(total: Array, part: Array) -> None: ...
+def move(running: Running, count: Array, mean: Array, var: Array) -> int: ...
+def forward(
+    x: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    eps: float,
+    mean: Array | None = None,
+    var: Array | None = None,
+    weight: Array | None = None,
+    relu: bool = False,
+    running: Running | None = None,
+    out: Array | None = None,
+) -> tuple[Array, Array, float, int]: ...
+def backward(
+    dy: Array,
+    x: Array,
+    stats: Array,
+    count: float,
+    weight: Array | None = None,
+    relu: bool = False,
+    frozen: bool = False,
+    params: bool = True,
+    out: Array | None = None,
+) -> tuple[Array, Array | None, Array | None]: ...
+def rows_forward(
+    x: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    eps: float,
+    rms: bool = False,
+    relu: bool = False,
+    out: Array | None = None,
+) -> tuple[Array, Array, Array]: ...
+def rows_backward(
+    dy: Array,
+    x: Array,
+    mean: Array,
+    rstd: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    rms: bool = False,
+    relu: bool = False,
+    params: bool = True,
+    out: Array | None = None,
+) -> tuple[Array, Array | None, Array | None]: ...

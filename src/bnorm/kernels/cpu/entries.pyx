@@ -1,0 +1,52 @@
+"""The kernels on the CPU: arrays in, arrays out, one call into compiled code each.
+
+An entry cuts its work into tasks by shape alone (plan.pxi), asks threads.pyx how many threads may run them, and
+hands them to the loops of the SIMD build in use. Entries trust their caller; bnorm.functional checks. The signatures
+are those of bnorm.kernels.reference, where every function is a few lines of NumPy.
+"""
+
+import numpy as np
+
+cimport numpy as cnp
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from cython.parallel cimport prange
+from libc.math cimport frexp, ldexp
+from libc.stdlib cimport free, malloc
+from libc.string cimport memset
+
+from bnorm.kernels.cpu.buffers cimport empty
+from bnorm.kernels.cpu.jobs cimport FIRST, LANES, STRIPE, TILE, WIDE, Job, Loops, RowJob, row_task_t, task_t
+from bnorm.kernels.cpu.threads cimport threads_for
+
+cdef extern from "formulas.h" nogil:
+    double bn_variance(double, double, double)
+    double bn_ema(double, double, double)
+    void bn_pool(double*, double*, double*, double, double, double, double)
+    bint bn_finite(double)
+    double bn_fold(double, double, double, double)
+
+cdef extern from "memory.h" nogil:
+    int bn_processor_level()
+    size_t bn_third_cache()
+
+cnp.import_array()
+
+cdef Loops* loops = NULL
+
+
+def use(capsule):
+    """Take the loops of this SIMD build from now on."""
+    global loops
+    loops = <Loops*>PyCapsule_GetPointer(capsule, "bnorm.loops")
+
+
+def processor_level():
+    """0 baseline, 1 AVX2, 2 AVX-512."""
+    return bn_processor_level()
+
+
+include "plan.pxi"
+include "arrays.pxi"
+include "running.pxi"
+include "channels.pxi"
+include "rows.pxi"

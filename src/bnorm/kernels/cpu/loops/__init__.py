@@ -1,0 +1,1 @@
+"""The loops, compiled once for each SIMD level; bnorm.kernels.cpu chooses one of them at import."""

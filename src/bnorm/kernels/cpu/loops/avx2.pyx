@@ -1,0 +1,3 @@
+"""The loops compiled for AVX2."""
+
+include "table.pxi"

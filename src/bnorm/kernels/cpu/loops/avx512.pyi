@@ -1,0 +1,1 @@
+loops: object  # a capsule: the table of loops, for entries.use

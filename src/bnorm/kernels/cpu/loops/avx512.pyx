@@ -1,0 +1,3 @@
+"""The loops compiled for AVX-512."""
+
+include "table.pxi"

@@ -1,0 +1,212 @@
+# Gradient sums of rows with one gamma for each value: down the columns for dgamma and dbeta, along each row for dx. Of
+# long rows both are made of a chunk of columns while it is in the first-level cache, for some rows together.
+
+cdef enum:
+    CHUNK = 256         # columns of long rows that stay in the first-level cache for all sums they are part of
+
+
+cdef inline Py_ssize_t readable(RowJob* job, Py_ssize_t o, Py_ssize_t last, Py_ssize_t end) noexcept nogil:
+    """Where the values end that may be read with those of outer position o: what another task has, it may overwrite.
+
+    The task has the positions before `last`, and of each the groups before `end`.
+    """
+    return (last * job.groups if job.cuts == 1 else o * job.groups + end) * job.channels * job.inner
+
+
+cdef inline real passed(real dy, real t, real gamma, real beta) noexcept nogil:
+    """dy where the forward's ReLU let the value through."""
+    return 0 if t * gamma + beta <= 0 else dy
+
+
+cdef inline void four_of_column(
+    const real* dy, const real* x, Py_ssize_t stride, const real* h, const real* r, const real* b,
+    real gamma, real beta, bint relu, real* sum, real* dot
+) noexcept nogil:
+    """sum dy and sum dy ((x - h) r + b) down four rows, without what ReLU cut."""
+    cdef real g0 = dy[0], g1 = dy[stride], g2 = dy[2 * stride], g3 = dy[3 * stride]
+    cdef real t0 = (x[0] - h[0]) * r[0] + b[0], t1 = (x[stride] - h[1]) * r[1] + b[1]
+    cdef real t2 = (x[2 * stride] - h[2]) * r[2] + b[2], t3 = (x[3 * stride] - h[3]) * r[3] + b[3]
+    if relu:
+        g0 = passed(g0, t0, gamma, beta)
+        g1 = passed(g1, t1, gamma, beta)
+        g2 = passed(g2, t2, gamma, beta)
+        g3 = passed(g3, t3, gamma, beta)
+    sum[0] = (g0 + g1) + (g2 + g3)
+    dot[0] = (g0 * t0 + g1 * t1) + (g2 * t2 + g3 * t3)
+
+
+cdef inline void stripe_sums(
+    const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t n,
+    const real* h, const real* r, const real* b, const real* gamma, const real* beta, bint relu,
+    double* dgamma, double* dbeta
+) noexcept nogil:
+    """column_sums of eight rows, of four, or of one."""
+    cdef Py_ssize_t j, four = 4 * stride
+    cdef real sum, dot, more, more_dot
+    if rows == 8:
+        for j in range(n):
+            four_of_column(dy + j, x + j, stride, h, r, b, gamma[j], beta[j], relu, &sum, &dot)
+            four_of_column(dy + four + j, x + four + j, stride, h + 4, r + 4, b + 4, gamma[j], beta[j], relu,
+                           &more, &more_dot)
+            dbeta[j] += <double>(sum + more)
+            dgamma[j] += <double>(dot + more_dot)
+    elif rows == 4:
+        for j in range(n):
+            four_of_column(dy + j, x + j, stride, h, r, b, gamma[j], beta[j], relu, &sum, &dot)
+            dbeta[j] += <double>sum
+            dgamma[j] += <double>dot
+    else:
+        for j in range(n):
+            more = (x[j] - h[0]) * r[0] + b[0]
+            sum = passed(dy[j], more, gamma[j], beta[j]) if relu else dy[j]
+            dbeta[j] += <double>sum
+            dgamma[j] += <double>(sum * more)
+
+
+cdef inline void column_sums(
+    const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t n,
+    const real* h, const real* r, const real* b, const real* gamma, const real* beta, bint relu,
+    double* dgamma, double* dbeta
+) noexcept nogil:
+    """dgamma += sum dy ((x - h) r + b), dbeta += sum dy over the rows of a stripe, per column."""
+    cdef Py_ssize_t k = 0, step
+    while k < rows:
+        step = 8 if k + 8 <= rows else 4 if k + 4 <= rows else 1
+        if relu:
+            stripe_sums(dy + k * stride, x + k * stride, step, stride, n, h + k, r + k, b + k, gamma, beta, True,
+                        dgamma, dbeta)
+        else:
+            stripe_sums(dy + k * stride, x + k * stride, step, stride, n, h + k, r + k, b + k, gamma, beta, False,
+                        dgamma, dbeta)
+        k += step
+
+
+cdef inline real masked(real dy, real x, real h, real r, real b, real gamma, real beta) noexcept nogil:
+    """g = dy gamma, 0 where the forward's ReLU cut."""
+    return 0 if ((x - h) * r + b) * gamma + beta <= 0 else dy * gamma
+
+
+cdef inline void scaled_sums(
+    const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, real h, real r, real b,
+    const real* gamma, const real* beta, bint relu, double* sum, double* dot
+) noexcept nogil:
+    """sum g and sum g (x - h) of a row or a part of one, g = dy gamma or with ReLU `masked`: added to EIGHTH parts.
+
+    `left`, chains and vectors are those of row_short.pxi; behind gamma and beta there are BEYOND bytes of zeros.
+    """
+    cdef real[WIDTH] s, d
+    cdef Py_ssize_t i = 0, k, end
+    cdef int32_t j, rest = n % WIDTH
+    cdef real g, t
+    while i < n:
+        end = min(i + CHAIN * WIDTH, n)
+        clear(s, d)
+        while i + WIDTH <= end:
+            for j in range(WIDTH):
+                k = i + j
+                g = masked(dy[k], x[k], h, r, b, gamma[k], beta[k]) if relu else dy[k] * gamma[k]
+                s[j] += g
+                d[j] += g * (x[k] - h)
+            i += WIDTH
+        if i < end and i + WIDTH <= left:
+            for j in range(WIDTH):
+                k = i + j
+                g = masked(dy[k], x[k], h, r, b, gamma[k], beta[k]) if relu else dy[k] * gamma[k]
+                g = g if j < rest else 0
+                t = x[k] - h if j < rest else 0
+                s[j] += g
+                d[j] += g * t
+        elif i < end:
+            for j in range(rest):
+                k = i + j
+                g = masked(dy[k], x[k], h, r, b, gamma[k], beta[k]) if relu else dy[k] * gamma[k]
+                s[j] += g
+                d[j] += g * (x[k] - h)
+        i = end
+        narrow(s, sum)
+        narrow(d, dot)
+
+
+cdef void careful_scaled_sums(
+    const real* dy, const real* x, Py_ssize_t n, real h, real r, real b,
+    const real* gamma, const real* beta, bint relu, double* sum, double* dot
+) noexcept nogil:
+    """The same of a whole row, where a product left the range of float32: both sums in float64."""
+    cdef Py_ssize_t i
+    cdef double g
+    sum[0] = 0.0
+    dot[0] = 0.0
+    for i in range(n):
+        g = masked(dy[i], x[i], h, r, b, gamma[i], beta[i]) if relu else dy[i] * gamma[i]
+        sum[0] += g
+        dot[0] += g * (<double>x[i] - <double>h)
+
+
+cdef inline void finish_sums(
+    RowJob* job, Py_ssize_t row, Py_ssize_t step, Py_ssize_t rows, const real* h, const real* r, const real* b,
+    const double* s, const double* d, double* sum, double* dot, const real* x
+) noexcept nogil:
+    """sum g and sum g (x - mean) of `rows` rows, each `step` after the other, from EIGHTH parts of both."""
+    cdef Py_ssize_t size = job.channels, k, at, p
+    for k in range(rows):
+        sum[k] = bn_whole(s + k * EIGHTH)
+        dot[k] = bn_whole(d + k * EIGHTH)
+    if sizeof(real) == sizeof(float) and products_beyond_float(rows, size, sum, dot):
+        for k in range(rows):
+            if products_beyond_float(1, size, sum + k, dot + k):
+                at = (row + k * step) * size
+                p = (row + k * step) % job.groups * size
+                careful_scaled_sums(<const real*>job.dy + at, x + at, size, h[k], r[k], b[k],
+                                    <const real*>job.scale + p, <const real*>job.shift + p, job.relu, sum + k, dot + k)
+    for k in range(rows):
+        dot[k] -= (job.mean[row + k * step] - <double>h[k]) * sum[k]
+
+
+cdef inline void row_numbers(
+    RowJob* job, Py_ssize_t row, Py_ssize_t step, Py_ssize_t rows, real* h, real* r, real* b
+) noexcept nogil:
+    """What makes (x - h) r + b of the values of `rows` rows, each `step` after the other."""
+    cdef Py_ssize_t k
+    cdef const double* mean = job.mean + row
+    cdef const double* rstd = job.rstd + row
+    for k in range(rows):
+        h[k] = <real>mean[k * step]
+        r[k] = <real>rstd[k * step]
+        b[k] = <real>bn_fold(<double>h[k], mean[k * step], rstd[k * step], 0.0)
+
+
+cdef void sums_of_long_rows(
+    RowJob* job, Py_ssize_t o, Py_ssize_t rows, Py_ssize_t g, Py_ssize_t last, Py_ssize_t end,
+    double* dgamma, double* dbeta, double* sum, double* dot, bn_ahead* ahead, const real* x
+) noexcept nogil:
+    """sum and dot of dy gamma of group g at `rows` outer positions, and their part in dgamma and dbeta."""
+    cdef real[STRIPE] h, r, b
+    cdef double[STRIPE * EIGHTH] s, d
+    cdef double[CHUNK] along, across    # of their own: dgamma and dbeta of float64 might be x and dy, for the compiler
+    cdef Py_ssize_t size = job.channels, p = g * size, stride = job.groups * size, at = o * stride + p
+    cdef Py_ssize_t row = o * job.groups + g, i = 0, j, k, n
+    cdef const real* dy = <const real*>job.dy
+    cdef const real* gamma = <const real*>job.scale + p
+    cdef const real* beta = <const real*>job.shift + p
+    row_numbers(job, row, job.groups, rows, h, r, b)
+    zero(s, rows * EIGHTH)
+    zero(d, rows * EIGHTH)
+    while i < size:
+        n = min(<Py_ssize_t>CHUNK, size - i)
+        zero(along, n)
+        zero(across, n)
+        j = at + i
+        if job.params:
+            column_sums(dy + j, x + j, rows, stride, n, h, r, b, gamma + i, beta + i, job.relu, along, across)
+        for k in range(rows):
+            if ahead != NULL:
+                bn_fetch_early(ahead, n * sizeof(real) // EARLY)
+            scaled_sums(dy + j, x + j, n, readable(job, o + k, last, end) - j, h[k], r[k], b[k], gamma + i, beta + i,
+                        job.relu, s + k * EIGHTH, d + k * EIGHTH)
+            j += stride
+        if job.params:
+            for j in range(n):
+                dgamma[p + i + j] += along[j]
+                dbeta[p + i + j] += across[j]
+        i += n
+    finish_sums(job, row, job.groups, rows, h, r, b, s, d, sum, dot, x)

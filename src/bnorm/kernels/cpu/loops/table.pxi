@@ -1,0 +1,97 @@
+# The loops, one source for every SIMD build: each level (baseline.pyx, ...) includes this file and has its own flags.
+#
+# All of it is serial and runs without the GIL; entries.pyx decides who runs which task. The compiler vectorizes loops over
+# columns (or over the LANES of a long run), which never changes the order in which the values of one channel are added:
+# a few rows as a tree in the type of x, the trees in float64, blocks of rows by differences of means. So every build
+# gives the same bits. What the parts are:
+#
+#   channel_columns.pxi    columns and channels: spread per-channel numbers over columns, gather sums back
+#   channel_moments.pxi    count, mean, low, m2 of a block, the fast way and the careful way
+#   channel_grads.pxi      sum dy and sum dy (x - mean) of a block
+#   channel_tasks.pxi      a task of a job: which blocks it has, in which order; what happens per channel between passes
+#   channel_maps.pxi       the maps: normalize and the input gradient
+#   row_short.pxi      sums of a row or run of few values
+#   row_sums.pxi   gradient sums of rows with one gamma for each value
+#   row_tasks.pxi       layer, group, instance and RMS norm: a row at a time
+
+from cpython.pycapsule cimport PyCapsule_New
+from libc.math cimport INFINITY, fabs
+from libc.stdint cimport int32_t, int64_t
+from libc.string cimport memcpy, memmove
+
+from bnorm.kernels.cpu.jobs cimport BLOCK, BUFFER, FIRST, LANES, STRIPE, TILE, WIDE, Job, Loops, RowJob
+
+cdef extern from "formulas.h" nogil:
+    void bn_merge(double*, double*, double*, double*, double, double, double, double)
+    void bn_add_block(double*, double*, double*, double*, double, double, double, double, double)
+    double bn_rstd(double, double, double)
+    double bn_fold(double, double, double, double)
+    double bn_grad_b(double, double, double)
+    double bn_grad_c(double, double)
+
+cdef extern from "lanes.h" nogil:
+    void bn_narrow_float(const float*, double*)
+    void bn_narrow_double(const double*, double*)
+    double bn_whole(const double*)
+    void bn_affine_float(const float*, float*, Py_ssize_t, float, float, float, const float*, const float*)
+    void bn_affine_double(const double*, double*, Py_ssize_t, double, double, double, const double*, const double*)
+    void bn_row_gradient_float(
+        const float*, const float*, float*, Py_ssize_t, float, float, float, float, const float*)
+    void bn_row_gradient_double(
+        const double*, const double*, double*, Py_ssize_t, double, double, double, double, const double*)
+    void bn_add_blocks(Py_ssize_t, double, const double*, const double*, const double*,
+                       double*, double*, double*, double*)
+
+cdef extern from "memory.h" nogil:
+    void bn_set(int*)
+    int32_t bn_infinite_float(float)
+    int64_t bn_infinite_double(double)
+
+cdef extern from "streams.h" nogil:
+    enum:
+        BN_AHEAD
+    ctypedef struct bn_ahead:
+        pass
+    ctypedef struct bn_output:
+        pass
+    void bn_stand(bn_ahead*)
+    void bn_walk(bn_ahead*, const void*, const void*, size_t, size_t)
+    void bn_fetch(bn_ahead*, size_t)
+    void bn_fetch_early(bn_ahead*, size_t)
+    void bn_open(bn_output*)
+    void* bn_room(bn_output*, void*, size_t, bn_ahead*)
+    void bn_close(bn_output*, bn_ahead*)
+    void bn_settle()
+
+ctypedef fused real:
+    float
+    double
+
+include "channel_columns.pxi"
+include "channel_moments.pxi"
+include "channel_grads.pxi"
+include "channel_maps.pxi"
+include "channel_tasks.pxi"
+include "row_short.pxi"
+include "row_sums.pxi"
+include "row_tasks.pxi"
+
+cdef Loops table
+
+table.reduce[0] = reduce_float
+table.reduce[1] = reduce_double
+table.map[0] = map_float
+table.map[1] = map_double
+table.merge_moments = merge_moments
+table.merge_sums = merge_sums
+table.finish_forward = finish_forward
+table.fold_forward[0] = fold_forward_float
+table.fold_forward[1] = fold_forward_double
+table.center_sums[0] = center_sums_float
+table.center_sums[1] = center_sums_double
+table.fold_backward[0] = fold_backward_float
+table.fold_backward[1] = fold_backward_double
+table.rows[0] = rows_float
+table.rows[1] = rows_double
+
+loops = PyCapsule_New(&table, "bnorm.loops", NULL)

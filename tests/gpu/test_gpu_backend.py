@@ -1,0 +1,173 @@
+"""The GPU backend without a device: when it comes in, what it says where there is none, and how it launches."""
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+import child
+from bnorm.kernels import BACKENDS, cpu, gpu
+from bnorm.kernels.gpu import launching, plans
+from cuda_on_cpu.emulator import environment, missing
+from gpu_device import EmulatedDevice
+
+
+class FakeArray:
+    """Its type is what CuPy's is."""
+
+
+@pytest.fixture
+def fake_cupy(monkeypatch):
+    cupy = ModuleType("cupy")
+    cupy.ndarray, cupy.__version__ = FakeArray, "14.0"
+    runtime = SimpleNamespace(getDeviceCount=lambda: 0, getDevice=lambda: 0)
+    cupy.cuda = SimpleNamespace(runtime=runtime)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    gpu.available.cache_clear()
+    yield cupy
+    gpu.available.cache_clear()
+    BACKENDS.pop(FakeArray, None)
+
+
+def test_the_backend_comes_in_with_the_first_array(fake_cupy):
+    assert FakeArray not in BACKENDS
+    assert BACKENDS[FakeArray] is gpu
+    assert FakeArray in BACKENDS and BACKENDS[np.ndarray] is cpu
+
+
+def test_other_types_have_none():
+    with pytest.raises(KeyError):
+        BACKENDS[list]
+    with pytest.raises(KeyError):
+        BACKENDS[FakeArray]
+
+
+def test_importing_the_backend_imports_no_cupy():
+    code = "import sys, bnorm.kernels.gpu; assert 'cupy' not in sys.modules"
+    done = child.run("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_available_says_why_not(fake_cupy, monkeypatch):
+    assert gpu.available() == "CuPy 14.0 finds no CUDA device."
+
+    def no_driver():
+        raise RuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient")
+
+    fake_cupy.cuda.runtime.getDeviceCount = no_driver
+    gpu.available.cache_clear()
+    assert gpu.available().startswith("CuPy 14.0 finds no CUDA device: cudaErrorInsufficientDriver")
+    fake_cupy.cuda.runtime.getDeviceCount = lambda: 1
+    gpu.available.cache_clear()
+    assert gpu.available() is None
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    gpu.available.cache_clear()
+    assert gpu.available() == "CuPy is not installed: pip install 'bnorm[gpu]'."
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """A Device with a CuPy that only takes down what it is asked to do."""
+    log = []
+
+    class Kernel:
+        def __init__(self, name):
+            self.name = name
+
+        def __setattr__(self, key, value):
+            object.__setattr__(self, key, value)
+            if key != "name":
+                log.append((self.name, key, value))
+
+        def __call__(self, grid, block, args, *, shared_mem):
+            (job,) = args
+            # CuPy passes a NumPy array of one element by value, and refuses others
+            assert isinstance(job, np.ndarray) and job.size == 1 and job.itemsize == plans.JOB_BYTES
+            log.append((self.name, grid, block, shared_mem))
+
+    class Module:
+        def __init__(self, code, options, name_expressions):
+            assert code == launching.source("channels") and options == launching.OPTIONS
+            log.append(("compile", *name_expressions))
+
+        def get_function(self, name):
+            return Kernel(name)
+
+    limits = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 227 << 10}
+    current = SimpleNamespace(ptr=7)
+    cuda = SimpleNamespace(
+        Device=lambda index: SimpleNamespace(attributes=limits),
+        get_current_stream=lambda: current,
+        runtime=SimpleNamespace(getDevice=lambda: 0),
+    )
+    cupy = SimpleNamespace(RawModule=Module, cuda=cuda, empty=np.empty, zeros=np.zeros)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    launching._device.cache_clear()
+    yield launching._device(0), log, current
+    launching._device.cache_clear()
+
+
+def test_a_kernel_is_compiled_once_and_given_its_shared_memory(recorded):
+    device, log, _ = recorded
+    assert device.limits == plans.Limits(132, 227 << 10)
+    large = plans.reduction("moments", 32, 512, 784, "float32", True, False, "normalize", device.limits).launches[0]
+    assert large.shared > 48 << 10
+    for _ in range(2):
+        device.launch("channels", large, bytes(plans.JOB_BYTES))
+    name = large.kernel
+    run = (name, large.grid, (large.block,), large.shared)
+    assert log == [("compile", name), (name, "max_dynamic_shared_size_bytes", large.shared), run, run]
+
+
+def test_workspaces_belong_to_streams_and_only_grow(recorded):
+    device, _, stream = recorded
+    first = device.workspace(10, 3)
+    assert device.workspace(100, 3)[0] is first[0]  # never so small that the next call needs another
+    large = device.workspace(1 << 20, 3)
+    assert large[0].size >= 1 << 20 and not large[1].any()
+    stream.ptr = 8
+    assert device.workspace(10, 3)[0] is not large[0]
+    stream.ptr = 7
+    assert device.workspace(10, 3)[0] is large[0]
+
+
+def test_an_array_of_another_device_is_refused(recorded):
+    with pytest.raises(ValueError, match=r"x: expected an array on the current device, 0, got one on device 1"):
+        launching.device_of(SimpleNamespace(device=SimpleNamespace(id=1)))
+
+
+def test_arrays_beside_x_are_on_its_device(recorded):
+    device, _, _ = recorded
+    assert device.address(SimpleNamespace(data=SimpleNamespace(ptr=64, device_id=0))) == 64
+    with pytest.raises(ValueError, match=r"expected arrays on device 0, where x is, got one on device 1"):
+        device.address(SimpleNamespace(data=SimpleNamespace(ptr=64, device_id=1)))
+
+
+def test_the_number_left_alone_is_read_when_looked_at():
+    left = gpu.LeftAlone(np.array([0, 1, 1], np.int32))
+    assert (int(left), bool(left), repr(left)) == (2, True, "2")
+    assert left == 2 and left != 1 and [1, 2, 3][left] == 3
+
+
+def test_new_memory_of_the_emulated_device_is_no_number():
+    assert np.isnan(EmulatedDevice().empty((2, 3), np.float32)).all()
+
+
+@pytest.mark.parametrize("sanitize", ["address", "undefined", "races"])
+def test_the_kernels_under_sanitizers(sanitize):
+    if reason := missing(sanitize):
+        pytest.skip(reason)
+    script = Path(child.__file__).with_name("gpu_sanitized.py")
+    done = child.run(script, sanitize, timeout=600, **environment(sanitize))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "launches of" in done.stdout
+
+
+def test_the_benchmark_says_why_it_cannot_run():
+    if gpu.available() is None:
+        pytest.skip("there is a device here")
+    done = child.run("-m", "benchmarks.gpu", PYTHONPATH=Path(__file__).parents[2])
+    assert done.returncode != 0
+    assert done.stderr.strip() == gpu.available()

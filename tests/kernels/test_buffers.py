@@ -1,0 +1,153 @@
+"""Memory of large results: handed out again, but never while somebody holds it."""
+
+import gc
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import bnorm
+from bnorm import functional as F
+from bnorm.kernels.cpu import buffers
+
+MB = 1 << 20
+X = np.random.default_rng(0).standard_normal((4096, 128)).astype("float32")  # 2 MB
+
+
+def address(a):
+    return a.ctypes.data
+
+
+@pytest.fixture(autouse=True)
+def limited():
+    """64 MB, and nothing kept before and after."""
+    before = bnorm.get_buffer_limit()
+    gc.collect()
+    bnorm.set_buffer_limit(0)
+    bnorm.set_buffer_limit(64 * MB)
+    yield
+    gc.collect()
+    bnorm.set_buffer_limit(0)
+    bnorm.set_buffer_limit(before)
+
+
+def result(x=X):
+    return F.batch_norm(x)[0]
+
+
+def test_memory_that_nobody_holds_serves_again():
+    y = result()
+    first = address(y)
+    del y
+    assert address(result()) == first
+    assert buffers.kept_bytes() == X.nbytes
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda y: y,
+        lambda y: y[7:9, ::2],
+        lambda y: y.T.reshape(-1),
+        lambda y: memoryview(y),
+        lambda y: np.from_dlpack(y),
+        lambda y: y.view("uint8")[:, :1],
+        lambda y: np.lib.stride_tricks.sliding_window_view(y, 3, axis=1),
+    ],
+    ids=["the array", "a part", "a transpose", "a buffer", "DLPack", "its bytes", "windows"],
+)
+def test_memory_that_somebody_holds_is_left_alone(hold):
+    held = hold(result())
+    before = np.array(held)
+    others = [result(X + k) for k in range(3)]
+    np.testing.assert_array_equal(np.asarray(held), before)
+    assert not any(np.may_share_memory(np.asarray(held), other) for other in others)
+
+
+def test_gradients_come_from_there_too():
+    y, saved = F.batch_norm(X)
+    dx = F.backward(y, saved)[0]
+    where = address(dx)
+    del dx
+    assert address(F.backward(y, saved)[0]) == where
+
+
+def test_results_start_on_a_cache_line():
+    assert [address(result(X[:n])) % 64 for n in (4096, 4095, 3000)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_small_results_are_ordinary_arrays(dtype):
+    y = result(X[:100].astype(dtype))
+    assert y.flags.owndata
+    assert buffers.kept_bytes() == 0
+
+
+def test_the_limit_holds():
+    bnorm.set_buffer_limit(5 * MB)
+    held = [result() for _ in range(4)]  # 8 MB in all
+    assert buffers.kept_bytes() == 4 * MB
+    assert sum(y.flags.owndata for y in held) == 2  # these are not kept
+    del held
+    larger = result(np.concatenate([X, X]))  # 4 MB: what is free makes room
+    assert not larger.flags.owndata
+    assert buffers.kept_bytes() == 4 * MB
+
+
+def test_off():
+    result()
+    bnorm.set_buffer_limit(0)
+    assert buffers.kept_bytes() == 0
+    assert result().flags.owndata
+
+
+def test_a_lower_limit_gives_back_at_once():
+    held = [result() for _ in range(4)]
+    assert buffers.kept_bytes() == 8 * MB
+    del held
+    bnorm.set_buffer_limit(3 * MB)
+    assert buffers.kept_bytes() <= 3 * MB
+
+
+def test_what_is_not_used_any_more_is_given_back():
+    result(np.concatenate([X] * 4))
+    for n in range(100):  # of other sizes, so that new buffers are made
+        result(X[: 4096 - 20 * n])
+    assert buffers.kept_bytes() < 8 * MB
+
+
+def test_many_threads():
+    def work(seed):
+        x = np.random.default_rng(seed).standard_normal(X.shape).astype("float32")
+        want = np.array(result(x))
+        return all(np.array_equal(result(x), want) for _ in range(20))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(16)))
+
+
+@pytest.mark.parametrize("bad", [True, 1.5, "1", None])
+def test_limits_of_a_wrong_type(bad):
+    with pytest.raises(TypeError, match="set_buffer_limit: n_bytes: expected an integer"):
+        bnorm.set_buffer_limit(bad)
+
+
+def test_limits_below_zero():
+    with pytest.raises(ValueError, match="set_buffer_limit: n_bytes: expected 0 or more"):
+        bnorm.set_buffer_limit(-1)
+
+
+@pytest.mark.parametrize(("value", "output"), [("0", "0"), ("1000000", "1000000"), ("lots", "BNORM_BUFFER_LIMIT")])
+def test_environment(value, output):
+    done = subprocess.run(
+        [sys.executable, "-c", "import bnorm; print(bnorm.get_buffer_limit())"],
+        env={**os.environ, "BNORM_BUFFER_LIMIT": value},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert output in done.stdout + done.stderr
+    assert (done.returncode == 0) == value.isdigit()

@@ -1,0 +1,145 @@
+"""No result depends, to the last bit, on the number of threads, the SIMD level, or the place of an array in memory."""
+
+import json
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+import bits
+import bnorm.functional as F
+import cases
+from bnorm.kernels import cpu
+from child import output
+
+THREADS = (1, 2, 3, 7)
+
+
+def runs(*threads, **environment):
+    return json.loads(output("bits.py", *threads, **environment))
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """By one thread that uses no instruction younger than its processor's family."""
+    (run,) = runs(OMP_NUM_THREADS=1, BNORM_SIMD="baseline")
+    assert (run["level"], run["threads"]) == ("baseline", 1)
+    assert len(set(run["digests"].values())) > 0.9 * len(run["digests"])  # they are digests of different things
+    return run["digests"]
+
+
+def assert_equal(run, plain, threads, level):
+    assert run["level"] == level
+    assert run["threads"] == (threads if threads.openmp_version() else 1)
+    assert run["digests"].keys() == plain.keys()
+    assert [name for name, digest in run["digests"].items() if digest != plain[name]] == []
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_every_number_of_threads(plain, threads):
+    (run,) = runs(OMP_NUM_THREADS=threads)
+    assert_equal(run, plain, threads, cpu.simd_levels()[-1])
+
+
+@pytest.mark.parametrize("level", cpu.simd_levels())
+def test_every_simd_level(plain, level):
+    (run,) = runs(OMP_NUM_THREADS=3, BNORM_SIMD=level)
+    assert_equal(run, plain, 3, level)
+
+
+def test_changing_the_number_of_threads(plain):
+    for threads, run in zip((7, 2), runs(7, 2, OMP_NUM_THREADS=1), strict=True):
+        assert_equal(run, plain, threads, cpu.simd_levels()[-1])
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+SHAPE = (12, 6, 7, 9)
+COPIES = [cases.strided, cases.columns_of_wider, cases.backwards, cases.byte_swapped, cases.unaligned, cases.read_only]
+
+
+def example(dtype="f4"):
+    x, dy = bits.values(SHAPE, dtype, 0) + np.asarray(3, dtype), bits.values(SHAPE, dtype, 1 << 18)
+    return x, dy, np.abs(x[:, 0]).round(1)
+
+
+def batch_norm(x, dy, axis, weight=None):
+    """All results, arrays first."""
+    gamma, beta, mean, var = bits.vectors(x.shape[axis])
+    y, saved = F.batch_norm(x, gamma, beta, axis=axis, weight=weight, activation="relu")
+    inference, _ = F.batch_norm(x, gamma, beta, mean=mean, var=var, axis=axis)
+    dx, dgamma, dbeta = F.backward(dy, saved)
+    m = F.moments(x, axis=axis, weight=weight)
+    return [y, inference, dx], [dgamma, dbeta, m.count, m.mean, m.m2]
+
+
+def row_norm(function, x, dy, size, **options):
+    gamma, beta, *_ = bits.vectors(size)
+    shape = options.get("normalized_shape", size)
+    y, saved = function(x, gamma=gamma.reshape(shape), beta=beta.reshape(shape), **options)
+    dx, dgamma, dbeta = F.backward(dy, saved)
+    return [y, dx], [dgamma, dbeta]
+
+
+def assert_same_bits(got, want, order=None, **case):
+    """The same bits; arrays after their axes are put in order."""
+    arrays = [a if order is None else a.transpose(np.argsort(order)) for a in got[0]]
+    for i, (a, b) in enumerate(zip(arrays + got[1], want[0] + want[1], strict=True)):
+        assert a.tobytes() == b.tobytes(), f"result {i} of {case}"
+
+
+@pytest.mark.parametrize("axis", range(4))
+def test_batch_norm_of_the_same_memory_through_any_order_of_axes(axis):
+    """NCHW memory seen as NHWC, NHWC memory seen as NCHW, Fortran order and all others: one view, one result."""
+    x, dy, _ = example()
+    weight = np.abs(np.take(x, 0, axis)).round(1)
+    want = batch_norm(x, dy, axis), batch_norm(x, dy, axis, weight)
+    for order in permutations(range(4)):
+        seen_x, seen_dy, place = x.transpose(order), dy.transpose(order), order.index(axis)
+        seen_weight = weight.transpose([i - (i > axis) for i in order if i != axis])
+        assert_same_bits(batch_norm(seen_x, seen_dy, place), want[0], order, seen=order)
+        assert_same_bits(batch_norm(seen_x, seen_dy, place, seen_weight), want[1], order, seen=order, weighted=True)
+
+
+def test_rows_of_the_same_memory_through_any_order_of_axes():
+    x, dy, _ = example()
+    for order in permutations(range(2)):  # the normalized axes keep their order, which is that of gamma
+        order = (*order, 2, 3)
+        got, want = (
+            row_norm(F.layer_norm, a.transpose(o), b.transpose(o), 63, normalized_shape=(7, 9))
+            for a, b, o in ((x, dy, order), (x, dy, (0, 1, 2, 3)))
+        )
+        assert_same_bits(got, want, order, seen=order)
+    for order in permutations((1, 2, 3)):  # samples first
+        order = (0, *order)
+        axis = order.index(1)
+        seen_x, seen_dy = x.transpose(order), dy.transpose(order)
+        for function, options in ((F.group_norm, {"num_groups": 2}), (F.instance_norm, {})):
+            want = row_norm(function, x, dy, 6, **options)
+            assert_same_bits(row_norm(function, seen_x, seen_dy, 6, axis=axis, **options), want, order, seen=order)
+
+
+@pytest.mark.parametrize("memory", COPIES, ids=lambda memory: memory.__name__)
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_arrays_that_are_copied(memory, dtype):
+    x, dy, weight = example(dtype)
+    for axis in range(4):
+        assert_same_bits(batch_norm(memory(x), memory(dy), axis), batch_norm(x, dy, axis), axis=axis)
+    assert_same_bits(batch_norm(memory(x), memory(dy), 1, memory(weight)), batch_norm(x, dy, 1, weight), weighted=True)
+    got, want = (row_norm(F.layer_norm, f(x), f(dy), 63, normalized_shape=(7, 9)) for f in (memory, np.asarray))
+    assert_same_bits(got, want)
+    got, want = (row_norm(F.group_norm, f(x), f(dy), 6, num_groups=3) for f in (memory, np.asarray))
+    assert_same_bits(got, want)
+
+
+@pytest.mark.parametrize("shape", [(33, 64), (45, 3), (4, 6, 49), (2, 3, 700)], ids=str)
+def test_any_place_in_memory(shape):
+    """Whole vectors begin at multiples of 64 bytes; arrays begin anywhere."""
+    x, dy = bits.values(shape, "f4", 0), bits.values(shape, "f4", 1 << 18)
+    room = np.empty((2, x.size + 16), "f4")
+    for offset in range(16):
+        placed = room[:, offset : offset + x.size].reshape(2, *shape)
+        placed[0], placed[1] = x, dy
+        assert_same_bits(batch_norm(*placed, 1), batch_norm(x, dy, 1), offset=offset)
+        y, _ = F.batch_norm(placed[0], out=placed[0])
+        assert y.tobytes() == F.batch_norm(x)[0].tobytes(), offset

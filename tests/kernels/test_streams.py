@@ -1,0 +1,146 @@
+"""Arrays too large for the caches: output is sent past them and input fetched ahead, which must change nothing.
+
+What a map makes of a large array it must also make, bit for bit, of a few rows at a time, which stay in the caches;
+and only the bytes of `out` may be written, wherever in a line of the cache they begin.
+"""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from bnorm.kernels import cpu, reference
+from bnorm.kernels.cpu import entries
+from compare import EPS, assert_close, sum_error
+
+STREAM, FAR = 1 << 23, 1 << 24  # bytes, the latter as in plan.pxi
+# One and few channels, odd numbers, more than a line or a tile of sums; short runs, runs of some length, long runs.
+KINDS = [(1,), (3,), (7,), (33,), (100,), (1000,), (2500,), (3, 5), (70, 20), (300, 7), (6, 49), (512, 49), (5, 300)]
+KINDS += [(2, 4001)]
+
+
+@pytest.fixture(autouse=True)
+def streamed():
+    """On every machine from the same size on."""
+    before = entries.stream_from(STREAM)
+    yield
+    entries.stream_from(before)
+
+
+def large(shape, size, dtype, seed=0, offset=0):
+    """Normal numbers, somewhat more than `size` bytes, that begin `offset` elements from a line of the cache."""
+    outer = size // (int(np.prod(shape)) * np.dtype(dtype).itemsize) + 3
+    n = outer * int(np.prod(shape))
+    memory = np.empty(n + 200, dtype)
+    start = -memory.ctypes.data % 64 // memory.itemsize + 64 + offset
+    x = memory[start : start + n].reshape(outer, *shape)
+    x[...] = np.resize(np.random.default_rng(seed).standard_normal(100_003), x.shape)
+    return memory, x
+
+
+def pieces(n, rows):
+    return [slice(i, min(i + rows, n)) for i in range(0, n, rows)]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_maps(kind, dtype):
+    rng = np.random.default_rng(1)
+    offset = int(rng.integers(0, 16))
+    _, x = large(kind, STREAM, dtype)
+    _, dy = large(kind, STREAM, dtype, 2, offset)
+    memory, out = large(kind, STREAM, dtype, 3, offset)
+    mean, scale, shift, a, b, c = rng.standard_normal((6, kind[0]))
+    untouched = memory.copy()
+    start = (out.ctypes.data - memory.ctypes.data) // memory.itemsize
+    inside = slice(start, start + out.size)
+    rows = pieces(len(x), max(1, len(x) // 5))
+
+    def normalize(i, relu, to=None):
+        return cpu.normalize(x[i], mean, scale, shift, relu, to)
+
+    def grad_input(i, relu, to=None):
+        mask = (scale, shift) if relu else (None, None)
+        return cpu.grad_input(dy[i], x[i], mean, a, b, c, None, *mask, to)
+
+    for f, relu in product((normalize, grad_input), (False, True)):
+        f(slice(None), relu, out)
+        for i in rows:
+            assert f(i, relu).tobytes() == out[i].tobytes(), (f, relu, i)
+        memory[inside] = untouched[inside]
+        assert memory.tobytes() == untouched.tobytes(), (f, "wrote beside out")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_reductions(kind, dtype):
+    _, x = large(kind, FAR, dtype, offset=3)
+    _, dy = large(kind, FAR, dtype, 2, offset=5)
+    x += np.asarray(5, dtype)
+    axes = (0,) if len(kind) == 1 else (0, 2)
+    wider = np.float64 if dtype == "float32" else np.longdouble
+    exact, terms = x.astype(wider), dy.astype(wider)
+    count, mean, m2, low = cpu.moments(x)
+    assert (count == x.size // kind[0]).all()
+    center = exact.mean(axes, keepdims=True)
+    spread = (exact - center) ** 2
+    off = (mean.astype(wider) - center.ravel()) + low
+    assert_close(off, np.zeros_like(off), sum_error(dtype, exact - center, axes) / count, kind=kind)
+    assert_close(m2, spread.sum(axes), sum_error(dtype, spread, axes), kind=kind)
+    sums, dots = cpu.grad_moments(dy, x, center.ravel().astype(np.float64))
+    assert_close(sums, terms.sum(axes), sum_error(dtype, terms, axes), kind=kind)
+    products = terms * (exact - center)
+    rounded = EPS[np.dtype(dtype)] * np.abs(terms).sum(axes) * np.abs(center.ravel())  # the mean, in the type of x
+    assert_close(dots, products.sum(axes), sum_error(dtype, products, axes) + rounded, kind=kind)
+
+
+@pytest.mark.parametrize("kind", [(1000,), (512, 49), (2, 4001)], ids=str)
+def test_both_passes(kind):
+    """Forward and backward of one call, against the reference: groups of channels, or the whole."""
+    _, x = large(kind, FAR, "float32", offset=1)
+    _, dy = large(kind, FAR, "float32", 2)
+    gamma, beta = np.random.default_rng(3).standard_normal((2, kind[0]))
+    y, stats, count, _ = cpu.forward(x, gamma, beta, 1e-5)
+    want = reference.forward(x.astype(np.float64), gamma, beta, 1e-5)
+    assert_close(y, want[0], 2e-6 * np.maximum(1, np.abs(want[0])), kind=kind)
+    dx = cpu.backward(dy, x, stats, count)[0]
+    exact = reference.backward(dy.astype(np.float64), x.astype(np.float64), want[1], count)[0]
+    assert_close(dx, exact, 2e-6 * np.maximum(1, np.abs(exact)), kind=kind)
+
+
+@pytest.mark.parametrize("shape", [(40_001, 1, 33, 1), (70_001, 3, 5, 1), (700, 33, 1, 49), (260, 5, 9, 101)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rows(shape, dtype):
+    """Outputs past the cache are gathered from several rows; a row's bits are those it has in a small array."""
+    rng = np.random.default_rng(shape)
+    n = shape[0] * (16 // np.dtype(dtype).itemsize)  # 16 MiB of either type
+    x, dy = rng.standard_normal((2, n, *shape[1:])).astype(dtype)
+    gamma, beta = rng.standard_normal((2, shape[1] * shape[2]))
+    y, mean, rstd = cpu.rows_forward(x, gamma, beta, 1e-5, relu=True)
+    dx, _, _ = cpu.rows_backward(dy, x, mean, rstd, gamma, beta, relu=True)
+    step = n // 16
+    for i in range(0, n, step):
+        part = cpu.rows_forward(x[i : i + step], gamma, beta, 1e-5, relu=True)
+        assert part[0].tobytes() == y[i : i + step].tobytes(), i
+        part = cpu.rows_backward(dy[i : i + step], x[i : i + step], *part[1:], gamma, beta, relu=True)
+        assert part[0].tobytes() == dx[i : i + step].tobytes(), i
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (5, 3), (2, 7), (9, 33), (300, 7), (40, 100), (3, 1000), (4, 3, 5)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_small_maps_from_every_place_in_a_line(shape, dtype):
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal(shape).astype(dtype)
+    mean, scale, shift, a, b, c = rng.standard_normal((6, shape[1]))
+    wanted = cpu.normalize(x, mean, scale, shift), cpu.grad_input(x, x, mean, a, b, c)
+    memory = np.empty(x.size + 200, dtype)
+    line = -memory.ctypes.data % 64 // memory.itemsize + 64
+    for offset in range(64 // memory.itemsize):
+        memory.fill(7)
+        out = memory[line + offset :][: x.size].reshape(shape)
+        for name, want in zip(("normalize", "grad_input"), wanted, strict=True):
+            args = (x, mean, scale, shift, False) if name == "normalize" else (x, x, mean, a, b, c, None, None, None)
+            getattr(cpu, name)(*args, out)
+            assert out.tobytes() == want.tobytes(), (name, offset)
+        out[...] = 7
+        assert (memory == 7).all(), ("wrote beside out", offset)

@@ -1,0 +1,109 @@
+"""Threads: how many, who says so, who may call, and what a fork does to them. And the SIMD level, chosen alike."""
+
+import os
+import re
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import bnorm
+import processes
+from bnorm.kernels import cpu
+from bnorm.kernels.cpu import threads
+from child import output, run
+
+openmp = pytest.mark.skipif(not threads.openmp_version(), reason="built without OpenMP")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+
+
+# How many -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [True, np.True_, 1.0, 1.5, "2", None, [1], np.array([1, 2])], ids=repr)
+def test_a_number_of_threads_is_an_integer(n):
+    before = bnorm.get_num_threads()
+    with pytest.raises(TypeError, match=r"set_num_threads: n: expected an integer, got"):
+        bnorm.set_num_threads(n)
+    assert bnorm.get_num_threads() == before
+
+
+@pytest.mark.parametrize("n", [0, -1, 65536, 2**31, 2**32 + 1, 2**70, -(2**70)])
+def test_a_number_of_threads_has_a_range(n):
+    before = bnorm.get_num_threads()
+    with pytest.raises(ValueError, match=rf"set_num_threads: n: expected 1 to 65535, got {n}$"):
+        bnorm.set_num_threads(n)
+    assert bnorm.get_num_threads() == before
+
+
+@openmp
+@linux
+@pytest.mark.parametrize("name", ["threads_from_the_environment", "threads_that_were_set", "threads_of_threadpoolctl"])
+def test_who_says_how_many(name):
+    output("processes.py", name, OMP_NUM_THREADS=3, OPENBLAS_NUM_THREADS=1)
+
+
+def test_a_numpy_integer_is_an_integer():
+    before = bnorm.get_num_threads()
+    bnorm.set_num_threads(np.int64(before))
+    assert bnorm.get_num_threads() == before
+
+
+def test_openmp_is_named_as_it_is():
+    version = threads.openmp_version()
+    assert version == 0 or version >= 200805  # the standard of tasks
+    assert output("processes.py", "runtimes").strip() == str(version > 0)
+    shown = output("processes.py", "show", OMP_NUM_THREADS=3)
+    assert re.search(r"Built with OpenMP: (.*)", shown)[1] == (f"True ({version})" if version else "False")
+    assert re.search(r" threads: (.*)", shown)[1] == ("3" if version else "1")
+
+
+# Who may call ---------------------------------------------------------------------------------------------------------
+
+
+def test_two_threads_at_once():
+    output("processes.py", "two_threads_at_once", OMP_NUM_THREADS=2)
+
+
+def test_other_threads_run_during_a_call():
+    output("processes.py", "without_the_lock")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.parametrize("name", processes.FORKS)
+def test_fork(name):
+    """A child must not wait for threads that it does not have. Where it does, this ends by the time limit."""
+    output("processes.py", name, OMP_NUM_THREADS=4, timeout=60)
+
+
+# SIMD -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [*cpu.simd_levels(), ""])
+def test_a_simd_level_is_used_and_shown(level):
+    shown = output("processes.py", "show", BNORM_SIMD=level)
+    assert re.search(r"SIMD level in use: (.*)", shown)[1] == (level or cpu.simd_levels()[-1])
+    assert re.search(r"SIMD levels here: (.*)", shown)[1] == ", ".join(cpu.simd_levels())
+
+
+@pytest.mark.parametrize("level", ["avx1024", "AVX2", "0", " "])
+def test_an_unknown_simd_level(level):
+    done = run("-c", "import bnorm", BNORM_SIMD=level)
+    assert done.returncode != 0
+    have = ", ".join(cpu.simd_levels())
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: BNORM_SIMD: expected one of {have} on this processor, got {level!r}"
+    )
+
+
+@pytest.mark.parametrize("has", [0, 1])
+def test_a_simd_level_that_this_processor_lacks(monkeypatch, has):
+    monkeypatch.setattr(cpu, "entries", SimpleNamespace(processor_level=lambda: has))
+    have = cpu.LEVELS[: has + 1]
+    assert [cpu._choose(level) for level in have] == list(have)
+    assert cpu._choose(None) == have[-1]
+    with pytest.raises(
+        ImportError, match=f"^BNORM_SIMD: expected one of {', '.join(have)} on this processor, got 'avx"
+    ):
+        cpu._choose(cpu.LEVELS[has + 1])

@@ -1,0 +1,141 @@
+"""The examples of layers, run as a person runs them, and the parts that a person would copy."""
+
+import re
+import runpy
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import child
+
+NUMPY_NET = Path(__file__).parents[2] / "examples" / "numpy_net.py"
+MISSING = [name for name in ("matplotlib", "tqdm") if find_spec(name) is None]
+draws = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """The names of the example; its progress bar and pictures are not needed here."""
+    monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace(tqdm=None))
+    monkeypatch.setitem(sys.modules, "matplotlib", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", SimpleNamespace(Figure=None))
+    return SimpleNamespace(**runpy.run_path(str(NUMPY_NET)))
+
+
+@pytest.fixture(scope="module")
+def curves(tmp_path_factory):
+    """Where the picture goes: a PNG whatever its name."""
+    return tmp_path_factory.mktemp("numpy_net") / "curves"
+
+
+def quick(curves):
+    """The shortest run. NumPy's warnings would be errors in it."""
+    done = child.run("-W", "error::RuntimeWarning", NUMPY_NET, "--quick", "--plot", curves)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def once(curves):
+    return quick(curves)
+
+
+@draws
+def test_batch_norm_learns_where_the_plain_net_fails(once, curves):
+    accuracies = re.search(r"^3 +\S+ +([\d.]+)% +\S+ +([\d.]+)%$", once.stdout, re.MULTILINE)
+    plain, batch_norm = map(float, accuracies.groups())
+    assert batch_norm >= 97
+    assert plain < 90
+    assert re.search(r"batch norm: .*/15 .*loss=", once.stderr)  # the progress bar
+    picture = curves.read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n")
+    assert picture.endswith(b"IEND\xaeB\x60\x82")
+
+
+@draws
+def test_the_same_seed_gives_the_same_numbers(once, curves):
+    assert quick(curves).stdout == once.stdout
+
+
+@draws
+def test_a_wrong_folder_is_found_before_the_work(tmp_path):
+    done = child.run(NUMPY_NET, "--plot", tmp_path / "nowhere" / "curves.png")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"error: --plot: there is no folder {tmp_path / 'nowhere'}\n")
+
+
+WITHOUT = """
+import runpy, sys
+
+class Absent:
+    def find_spec(name, path=None, target=None):
+        if name == sys.argv[1]:
+            raise ModuleNotFoundError(name=name)
+
+sys.meta_path.insert(0, Absent)
+runpy.run_path(sys.argv[2], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("name", ["matplotlib", pytest.param("tqdm", marks=draws)])
+def test_what_is_missing_is_named(name):
+    done = child.run("-c", WITHOUT, name, NUMPY_NET)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"numpy_net.py needs {name}: pip install matplotlib tqdm\n"
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_gradients(example, batch_norm):
+    """Against the slope of the loss along one random direction for each parameter."""
+    rng = np.random.default_rng(0)
+    x, labels = rng.standard_normal((20, 64)), rng.integers(10, size=20)
+    net = example.Net(batch_norm, seed=0)
+
+    def loss():
+        return example.cross_entropy(net(x), labels)[0]
+
+    net.backward(example.cross_entropy(net(x), labels)[1])
+    trained = [p for p in net.parameters() if p.requires_grad]
+    assert len(trained) == (8 if batch_norm else 6)
+    h = 1e-6
+    for p in trained:
+        way, start = rng.standard_normal(p.shape), p.data.copy()
+        p.data = start + h * way
+        above = loss()
+        p.data = start - h * way
+        slope = (above - loss()) / (2 * h)
+        p.data = start
+        # Rounding leaves a few eps / h = 2e-10 of a loss of 3; a ReLU that turns within h, some h of a slope.
+        assert np.sum(p.grad * way) == pytest.approx(slope, rel=1e-4, abs=1e-8)
+
+
+def test_both_nets_start_from_the_same_weights(example):
+    plain, batch_norm = (example.Net(normalized, seed=3) for normalized in (False, True))
+    other = example.Net(False, seed=4)
+    for linear in (0, 2, 4):
+        weight = plain.layers[linear].weight.data
+        np.testing.assert_array_equal(weight, batch_norm.layers[linear].weight.data)
+        assert (weight != other.layers[linear].weight.data).all()
+
+
+def test_evaluation_takes_each_image_by_itself_and_changes_nothing(example):
+    x, labels = np.random.default_rng(0).standard_normal((6, 64)), np.arange(6)
+    net = example.Net(True, seed=0)
+    net(x)
+    norms = net.layers[1::2]
+    before = [norm.state_dict() for norm in norms]
+    whole, _ = example.evaluate(net, x, labels)
+    alone = [example.evaluate(net, x[i : i + 1], labels[i : i + 1])[0] for i in range(6)]
+    assert np.mean(alone) == pytest.approx(whole, rel=1e-12)
+    for norm, state in zip(norms, before, strict=True):
+        np.testing.assert_equal(norm.state_dict(), state)
+
+
+def test_the_scale_of_the_pixels_comes_from_the_training_images(example):
+    x, _, x_test, _ = example.digits(seed=0)
+    assert (x.shape, x_test.shape) == ((1347, 64), (450, 64))
+    assert abs(x.mean(axis=0)).max() < 1e-12 < abs(x_test.mean(axis=0)).max()

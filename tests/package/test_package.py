@@ -1,0 +1,174 @@
+"""The package as a whole: versions, imports, sources, documents."""
+
+import ast
+import doctest
+import graphlib
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import import_module, metadata, resources
+from pathlib import Path
+
+import pytest
+
+import bnorm
+
+ROOT = Path(__file__).parents[2]
+SRC = ROOT / "src" / "bnorm"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CODE = {".py", ".pyi", ".pyx", ".pxd", ".pxi", ".h", ".c", ".cu"}
+SOURCES = sorted(path for path in SRC.rglob("*") if path.suffix in CODE)
+CYTHON = {".pyx", ".pxd", ".pxi"}
+
+# Which floor of the house a module stands on; a folder speaks for what is in it. A module imports from the floors below
+# and from its own, never in a circle.
+FLOORS = {
+    "bnorm": 5,  # names only, from everywhere
+    "bnorm.kernels": 1,
+    "bnorm.kernels.view": 0,
+    "bnorm.checks": 2,
+    "bnorm.devices": 2,
+    "bnorm.moments": 2,
+    "bnorm.running": 2,
+    "bnorm.passes": 3,
+    "bnorm.functional": 3,
+    "bnorm.distributed": 3,
+    "bnorm.layers": 4,
+    "bnorm.transformer": 4,
+    "bnorm.interop": 5,
+    "bnorm.config": 5,
+    "bnorm.app": 5,
+    "bnorm.__main__": 5,
+}
+
+
+def module_name(path: Path) -> str:
+    parts = ["bnorm", *path.relative_to(SRC).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path) for path in SOURCES if path.suffix in {".py", *CYTHON}}
+
+
+def floor(module: str) -> int:
+    if module in FLOORS:
+        return FLOORS[module]
+    folder = module.rpartition(".")[0]
+    assert folder != "bnorm", f"{module}: give it a floor in FLOORS"
+    return floor(folder)
+
+
+def python_only(text: str) -> str:
+    """The import statements of a Cython source, cimports as imports."""
+    statement = re.compile(r"^[ \t]*((?:from[ \t]+\S+[ \t]+)?c?import[ \t]+(?:\([^)]*\)|[^(\n]+))$", re.MULTILINE)
+    return "\n".join(re.sub(r"\bcimport\b", "import", line) for line in statement.findall(text))
+
+
+def imported(path: Path) -> set[str]:
+    """The modules of bnorm that a source imports, wherever in the file it does."""
+    text = path.read_text(encoding="utf-8")
+    name = module_name(path)
+    package = name if path.stem == "__init__" else name.rpartition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(python_only(text) if path.suffix in CYTHON else text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            source = ".".join([*above, *filter(None, [node.module])])
+            for alias in node.names:
+                inside = f"{source}.{alias.name}"
+                found.add(inside if inside in MODULES else source)
+    return {module for module in found if module.split(".")[0] == "bnorm"} - {name}
+
+
+def run_python(code: str) -> str:
+    # With bytecode kept, as it is of an installed package, whatever the environment says.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_one_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    heading = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    versions = {project["version"], bnorm.__version__, metadata.version("bnorm"), heading and heading[1]}
+    assert versions == {project["version"]}
+
+
+def test_import_brings_numpy_and_itself():
+    new = run_python("import sys, numpy; old = set(sys.modules); import bnorm; print(*set(sys.modules) - old)").split()
+    foreign = {name.partition(".")[0] for name in new} - set(sys.stdlib_module_names) - {"bnorm", "numpy"}
+    assert not {name for name in foreign if "cython" not in name}  # Cython's own bookkeeping is no package
+
+
+def test_import_is_quick():
+    def seconds(module: str) -> float:
+        # Of the processor: other work on the machine makes everything late, and says nothing about this import.
+        code = f"import time; start = time.process_time(); import {module}; print(time.process_time() - start)"
+        return float(run_python(code))
+
+    numpy, both = map(min, zip(*((seconds("numpy"), seconds("bnorm")) for _ in range(5)), strict=True))
+    assert both < max(0.15, numpy + 0.03)  # where NumPy alone takes nearly that long, what bnorm adds to it
+
+
+def test_imports_point_down():
+    graph: dict[str, set[str]] = {}
+    for path in SOURCES:
+        if path.suffix in {".py", *CYTHON}:
+            graph.setdefault(module_name(path), set()).update(imported(path))
+    upward = {(name, target) for name, targets in graph.items() for target in targets if floor(target) > floor(name)}
+    assert not upward
+    list(graphlib.TopologicalSorter(graph).static_order())  # CycleError names the circle
+    assert "bnorm.kernels.view" in graph["bnorm.functional"]  # the reading of imports itself works,
+    assert "bnorm.kernels.cpu.threads" in graph["bnorm.kernels.cpu.entries"]  # in Python and in Cython
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(SRC)))
+def test_sources(path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 400, "two rooms in one"
+    if path.suffix in {".py", *CYTHON}:
+        assert not re.search(r"^\s*assert\b", text, re.MULTILINE), "an assert is no error message: it vanishes under -O"
+
+
+def test_python_sources_say_what_they_are_for():
+    silent = [path for path in SOURCES if path.suffix == ".py" and not ast.get_docstring(ast.parse(path.read_text()))]
+    assert not silent
+
+
+def test_names_exist():
+    listing = [path for path in SOURCES if path.suffix == ".py" and "__all__ =" in path.read_text(encoding="utf-8")]
+    assert SRC / "__init__.py" in listing
+    for path in listing:
+        module = import_module(module_name(path))
+        missing = [name for name in module.__all__ if not hasattr(module, name)]
+        assert not missing, module.__name__
+
+
+def test_type_information_is_installed():
+    package = resources.files("bnorm")
+    assert (package / "py.typed").is_file()
+    compiled = [path.relative_to(SRC).with_suffix(".pyi") for path in SOURCES if path.suffix == ".pyx"]
+    assert compiled
+    missing = [path for path in compiled if not (package / path).is_file()]
+    assert not missing
+
+
+def test_readme_sets_up_in_two_lines():
+    lines = [line for line in README.splitlines() if line.startswith("python3 -m venv")]
+    assert len(lines) == 2
+    assert lines[0].endswith("bnorm demo")
+    assert '".[test]"' in lines[1]
+    assert lines[1].split()[-1] == "pytest"
+
+
+def test_readme_examples():
+    blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    test = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, "README.md", "README.md", 0)
+    result = doctest.DocTestRunner().run(test)
+    assert result.attempted > 5
+    assert result.failed == 0

@@ -1,0 +1,98 @@
+"""The GPU backend on NumPy arrays: gpu.py itself and its plans, with the CPU emulator where the device would be."""
+
+import functools
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from bnorm.kernels import gpu
+from bnorm.kernels.gpu import launching, plans
+from cuda_on_cpu.emulator import Emulator, missing
+
+needs_emulator = pytest.mark.skipif(bool(missing()), reason=f"the emulator: {missing()}")
+SMALL = plans.Limits(processors=3, shared=64 << 10)  # so that small arrays are cut into chunks
+
+
+class EmulatedDevice:
+    """What gpu.py takes for a device. `order` is the schedule of blocks and threads; new memory holds NaN."""
+
+    def __init__(self, limits=SMALL, emulator=Emulator):
+        self.limits, self.order, self.log, self.emulators = limits, 0, [], {}
+        self.emulator = emulator
+        self.only = None  # all blocks
+        self.tickets = np.zeros(0, np.uint32)
+
+    def empty(self, shape, dtype):
+        values = np.empty(shape, dtype)
+        values.view(np.uint8).reshape(-1)[...] = 0xFF
+        return values
+
+    def zeros(self, shape, dtype):
+        return np.zeros(shape, dtype)
+
+    def address(self, array):
+        return array.ctypes.data
+
+    def workspace(self, numbers, tickets):
+        """Of exactly the size that was asked for, so that a sanitizer sees what is written beyond it."""
+        assert not self.tickets.any(), "the call before left a ticket behind"
+        self.tickets = np.zeros(tickets, np.uint32)
+        self.space = self.empty((numbers,), np.float64)
+        return self.space, self.tickets
+
+    def launch(self, family, launch, job):
+        self.log.append(launch)
+        if launch.kernel not in self.emulators:
+            self.build(family, [launch.kernel])
+        emulator = self.emulators[launch.kernel]
+        blocks = None if self.only is None else self.only(launch)
+        size = launch.grid, (launch.block,), launch.shared
+        emulator.launch(launch.kernel, *size, (job,), order=self.order, only=blocks)
+
+    def build(self, family, names):
+        emulator = self.emulator(launching.source(family), list(names), label=f"{family}.cu")
+        self.emulators |= dict.fromkeys(names, emulator)
+
+    def build_all(self, family, names, groups=6):
+        """Ahead of the first launches, several at a time."""
+        names = sorted(set(names) - self.emulators.keys())
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda i: self.build(family, names[i::groups]), range(min(groups, len(names)))))
+
+    def kernels(self):
+        """The names of what was launched since the last question."""
+        names = [launch.kernel for launch in self.log]
+        self.log.clear()
+        return names
+
+
+class PlanningDevice(EmulatedDevice):
+    """Launches nothing: what would be launched is in its log."""
+
+    def launch(self, family, launch, job):
+        self.log.append(launch)
+
+
+@functools.cache
+def emulated():
+    """The device of all tests in this process, with every kernel that they need: compiling is most of their time."""
+    device = EmulatedDevice()
+    usual = {"float32": "124", "float64": "12", "float16": "18"}  # elements per load; others as they come
+    names = {
+        name
+        for dtype, vectors in usual.items()
+        for name in plans.channel_kernels(dtype)
+        if name.split(", ")[1] in vectors and ", 512" not in name
+    }
+    device.build_all("channels", {*names, "move"})
+    return device
+
+
+@pytest.fixture(name="device")
+def emulated_device(monkeypatch):
+    """gpu.py on the emulator."""
+    device = emulated()
+    device.log.clear()
+    monkeypatch.setattr(gpu, "device_of", lambda x: device)
+    return device

@@ -1,0 +1,141 @@
+"""Pipelines on a stream: every step takes the batch in, as the steps before it transform it."""
+
+import doctest
+
+import numpy as np
+import pytest
+from sklearn.compose import ColumnTransformer, make_column_selector
+from sklearn.decomposition import IncrementalPCA
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression, RidgeClassifier, SGDClassifier, SGDRegressor
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, OneHotEncoder, StandardScaler
+
+import bnorm.transformer.pipeline
+from bnorm import BatchNormTransformer, partial_fit_pipeline
+
+
+def table(n=90, features=4, seed=0):
+    return np.random.default_rng(seed).normal(3.0, 2.0, (n, features))
+
+
+def labels(x):
+    return np.where(x[:, 0] + x[:, 1] > 6, "b", "a")
+
+
+def test_steps_in_turn():
+    """What it does, by hand."""
+    x = table()
+    y = labels(x)
+    parts = [BatchNormTransformer(), FunctionTransformer(np.tanh), IncrementalPCA(3), SGDClassifier(random_state=0)]
+    model = Pipeline([(f"step{i}", part) for i, part in enumerate(parts)])
+    scaler, pca, classifier = BatchNormTransformer(), IncrementalPCA(3), SGDClassifier(random_state=0)
+    for rows in (slice(0, 30), slice(30, 60), slice(60, 90)):
+        assert partial_fit_pipeline(model, x[rows], y[rows], classes=["a", "b", "c"]) is model
+        z = np.tanh(scaler.partial_fit(x[rows]).transform(x[rows]))
+        classifier.partial_fit(pca.partial_fit(z).transform(z), y[rows], classes=["a", "b", "c"])
+    np.testing.assert_array_equal(model[-1].coef_, classifier.coef_)
+    np.testing.assert_array_equal(model.predict(x), classifier.predict(pca.transform(np.tanh(scaler.transform(x)))))
+    assert parts[0].n_batches_seen_ == 3
+
+
+def test_without_targets_and_ends_in_a_transformer():
+    model = make_pipeline(BatchNormTransformer(momentum=None, eps=0), "passthrough", MinMaxScaler())
+    x = table()
+    for part in np.split(x, 3):
+        partial_fit_pipeline(model, part)
+    np.testing.assert_allclose(model[0].transform(x), StandardScaler().fit_transform(x), atol=1e-13)
+    assert model[-1].n_samples_seen_ == 90
+
+
+@pytest.mark.parametrize("output", ["default", "pandas"])
+@pytest.mark.parametrize("remainder", ["drop", "passthrough", MinMaxScaler()])
+def test_columns(output, remainder):
+    """A ColumnTransformer ends up as after a fit on everything, as far as its parts do not depend on the cuts."""
+    pd = pytest.importorskip("pandas", reason="columns by name")
+    frame = pd.DataFrame(table(), columns=list("abcd"))
+    frame["e"] = np.where(frame["a"] > 3, "x", "y")
+    frame["f"] = 1.0
+    encoder = OneHotEncoder(sparse_output=False).fit(frame[["e"]])
+    scaler = make_pipeline(SimpleImputer().fit(frame[["a", "b"]]), BatchNormTransformer(momentum=None))
+    parts = [("scale", scaler, ["a", "b"]), ("encode", encoder, ["e"]), ("none", BatchNormTransformer(), [])]
+    parts += [("rest", BatchNormTransformer(momentum=None), make_column_selector("[c]"))]
+    columns = ColumnTransformer(parts, remainder=remainder).set_output(transform=output)
+    model = make_pipeline(columns, SGDRegressor(random_state=0))
+    for i in (0, 30, 60):
+        partial_fit_pipeline(model, frame[i : i + 30], np.arange(30.0))
+    whole = ColumnTransformer(parts, remainder=remainder).set_output(transform=output).fit(frame)
+    np.testing.assert_allclose(columns.transform(frame), whole.transform(frame), atol=1e-12)
+    assert list(columns.get_feature_names_out()) == list(whole.get_feature_names_out())
+    assert [name for name, _, _ in columns.transformers_] == [name for name, _, _ in whole.transformers_]
+    assert not any("StandIn" in repr(value) for value in vars(columns).values())
+    assert columns.named_transformers_["scale"][1].n_batches_seen_ == 3
+    assert not hasattr(scaler[1], "layer_")  # like fit, it leaves alone what it was given
+    assert len(model.predict(frame)) == 90
+
+
+def test_columns_of_arrays():
+    x = table()
+    for choice in ([0, 2], slice(0, 3, 2), np.array([True, False, True, False]), lambda x: [0, 2]):
+        columns = ColumnTransformer([("scale", BatchNormTransformer(momentum=None, eps=0), choice)])
+        for part in np.split(x, 3):
+            partial_fit_pipeline(columns, part)
+        np.testing.assert_allclose(columns.transform(x), StandardScaler().fit_transform(x[:, [0, 2]]), atol=1e-13)
+
+
+def test_columns_stay_those_of_the_first_batch():
+    pd = pytest.importorskip("pandas", reason="columns by type")
+    frame = pd.DataFrame({"a": [1.0, 2.0], "b": [3, 4]})
+    columns = ColumnTransformer([("scale", BatchNormTransformer(), make_column_selector(dtype_include=float))])
+    partial_fit_pipeline(columns, frame)
+    partial_fit_pipeline(columns, frame.astype(float))
+    assert columns.transform(frame).shape == (2, 1)
+    assert columns.named_transformers_["scale"].n_batches_seen_ == 2
+
+
+def test_goes_on_after_fit():
+    x = table()
+    model = make_pipeline(BatchNormTransformer(momentum=None), SGDRegressor()).fit(x[:50], x[:50, 0])
+    partial_fit_pipeline(model, x[50:], x[50:, 0])
+    np.testing.assert_allclose(model[0].mean_, x.mean(axis=0), rtol=1e-13)
+
+
+def test_a_step_that_cannot_is_named_before_anything_changes():
+    x = table()
+    y = labels(x)
+    scaler = BatchNormTransformer()
+    inner = Pipeline([("impute", SimpleImputer()), ("scale", scaler)])
+    for model, path, kind in [
+        (Pipeline([("scale", scaler), ("impute", SimpleImputer())]), "impute", "SimpleImputer"),
+        (Pipeline([("scale", scaler), ("model", LogisticRegression())]), "model", "LogisticRegression"),
+        (ColumnTransformer([("one", scaler, [0]), ("two", inner, [1])]), "two__impute", "SimpleImputer"),
+        (ColumnTransformer([("one", scaler, [0])], remainder=OneHotEncoder()), "remainder", "OneHotEncoder"),
+        (make_pipeline(scaler, inner), "pipeline__impute", "SimpleImputer"),
+    ]:
+        words = f"step '{path}': expected an estimator that has partial_fit or is fitted, got {kind}"
+        with pytest.raises(ValueError, match=f"partial_fit_pipeline: {words}"):
+            partial_fit_pipeline(model, x, y)
+        assert not hasattr(scaler, "layer_")
+        assert not hasattr(model, "transformers_")
+
+
+def test_fitted_models_without_partial_fit_stay():
+    x = table()
+    y = labels(x)
+    model = make_pipeline(BatchNormTransformer(), RidgeClassifier()).fit(x, y)
+    kept = model[-1].coef_.copy()
+    partial_fit_pipeline(model, 2 * x, y)
+    np.testing.assert_array_equal(model[-1].coef_, kept)
+    assert model[0].n_batches_seen_ == 2
+
+
+def test_only_pipelines():
+    with pytest.raises(TypeError, match="pipeline: expected a Pipeline or ColumnTransformer, got BatchNormTransformer"):
+        partial_fit_pipeline(BatchNormTransformer(), table())
+
+
+def test_examples_in_docstrings():
+    for module in (bnorm.transformer.pipeline, bnorm.transformer.estimator):
+        result = doctest.testmod(module)
+        assert result.attempted > 4
+        assert result.failed == 0
