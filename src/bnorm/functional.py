@@ -23,6 +23,7 @@ changed then.
 
 from math import inf
 
+import numpy as np
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
@@ -217,7 +218,8 @@ def moments(x: ArrayLike, *, axis: int = 1, weight: ArrayLike | None = None, ski
     block, layout = view.channels(x, checks.channel_axis(who, axis, x.shape))
     if weight is not None:
         weight, _, _ = checks.weights(who, weight, layout, type(x))
-    return Moments.of(*BACKENDS[type(x)].moments(block, weight, skipna))
+    parts = BACKENDS[type(x)].moments(block, weight, skipna)
+    return Moments.of(np.array(list(parts), like=parts[0]))
 
 
 def _over_last_axes(

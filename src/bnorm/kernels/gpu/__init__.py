@@ -19,6 +19,7 @@ import numpy as np
 
 from . import plans
 from .launching import available, device_of, namespace
+from .statistics import POOL, LeftAlone, Rule, in_passing, merge, move, refuse, settle
 
 __all__ = [
     "FLOATS",
@@ -33,18 +34,19 @@ __all__ = [
     "grad_input",
     "grad_moments",
     "memory",
+    "merge",
     "moments",
     "move",
     "normalize",
     "numbers",
     "rows_backward",
     "rows_forward",
+    "settle",
 ]
 
 FLOAT64, INT32 = np.dtype("float64"), np.dtype("int32")
 FLOATS = tuple(plans.NAMES)
 Array = Any  # cupy.ndarray
-Running = tuple[Array, Array, float, Array | None, int, str]
 
 
 def array_type() -> Any:
@@ -80,31 +82,6 @@ def capturing() -> bool:
 def dtype_name(dtype: Any) -> str:
     name: str = dtype.name  # which NumPy makes up anew each time
     return name
-
-
-class LeftAlone:
-    """How many channels were left alone, an int to whoever looks: only then does the host wait for the device."""
-
-    __slots__ = ("flags",)
-
-    def __init__(self, flags: Array) -> None:
-        self.flags = flags  # int32 (C,), on the device
-
-    def __int__(self) -> int:
-        return int(self.flags.sum())
-
-    __index__ = __int__
-
-    def __bool__(self) -> bool:
-        return int(self) != 0
-
-    def __eq__(self, other: object) -> bool:
-        return int(self) == other
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return str(int(self))
 
 
 class Work:
@@ -166,13 +143,13 @@ class Work:
         for launch in plan.launches:
             device.launch(family, launch, before + launch.geometry + after)
 
-    def rule(self, running: Running, test: bool = False) -> LeftAlone:
+    def rule(self, rule: Rule, test: bool = False) -> LeftAlone:
         """The running statistics that are to be moved, or only tested; the channels that are left alone."""
-        mean, var, momentum, seen, ddof, nonfinite = running
-        self.give(running_mean=mean, running_var=var, seen=seen)
+        mode, mean, var, seen, nonfinite = rule[0], rule[1], rule[2], rule[4], rule[-1]
+        self.give(running_mean=mean, running_var=var, seen=seen if mode == POOL else None)
         code = plans.NONFINITE["raise" if test else "propagate" if nonfinite == "propagate" else "skip"]
         wide = mean.dtype == FLOAT64
-        self.options |= {"momentum": momentum, "ddof": ddof, "wide_running": wide, "nonfinite": code}
+        self.options |= {"momentum": rule[9], "ddof": rule[11], "wide_running": wide, "nonfinite": code}
         return LeftAlone(self.make("left", dtype=INT32))
 
 
@@ -249,27 +226,6 @@ def add(total: Array, part: Array) -> None:
     total += part
 
 
-def move(running: Running, count: Array, mean: Array, var: Array) -> Any:
-    """Move running statistics by a batch of so many values per channel, as `forward` does; channels left alone."""
-    work = Work(mean.reshape(1, -1), None, writes=False)
-    work.give(moments=count, mean=mean, var=var)
-    plan = plans.move(work.channels)
-    if running[5] == "raise":
-        refuse(work.rule(running, test=True), lambda: work.run(plan))
-    left = work.rule(running)
-    work.run(plan)
-    return 0 if running[5] == "propagate" or not work.channels else left
-
-
-def refuse(left: LeftAlone, test: Any) -> None:
-    """Wait for a test of the statistics, and raise where a channel would have to be left alone."""
-    if left.flags.size:
-        test()
-        if left:
-            of = left.flags.size
-            raise FloatingPointError(f"the batch mean or variance of {left} of {of} channels is not finite")
-
-
 def forward(
     x: Array,
     gamma: Array | None,
@@ -279,7 +235,7 @@ def forward(
     var: Array | None = None,
     weight: Array | None = None,
     relu: bool = False,
-    running: Running | None = None,
+    running: Rule | None = None,
     out: Array | None = None,
 ) -> tuple[Array, Array, Any, Any]:
     """Batch normalization: y, stats, count, skipped. stats is float64 (5, C): mean, var, rstd, scale, shift.
@@ -302,10 +258,15 @@ def forward(
         count = work.device.zeros((), FLOAT64)
         work.give(weight=weight, count_at=count)
     plan = plans.reduction("moments", *work.size, careful, "normalize", limits)
-    if running is None or running[5] != "raise":
-        left = None if running is None else work.rule(running)
+    if running is None or not in_passing(running):
         work.run(plan)
-        return work.result, stats, count, 0 if running is None or running[5] == "propagate" else left
+        return work.result, stats, count, 0
+    if running[0] == POOL and running[8][3]:  # a saved state lost the counts: its batches were as large as this one
+        running[4][...] += float(running[8][3]) * count
+    if running[-1] != "raise":
+        left = work.rule(running)
+        work.run(plan)
+        return work.result, stats, count, 0 if running[-1] == "propagate" else left
     test = plans.reduction("moments", *work.size, careful, "", limits)
     refuse(work.rule(running, test=True), lambda: work.run(test))
     work.rule(running)
