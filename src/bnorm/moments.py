@@ -56,6 +56,11 @@ class Moments:
         return cls._from(np.array([count, mean, m2, low], like=count))
 
     @classmethod
+    def from_parts(cls, parts: ndarray) -> Self:
+        """From what a `moments` kernel returns, (4, C): count, mean, m2, low; it is taken over, not copied."""
+        return cls._from(parts)
+
+    @classmethod
     def merge(cls, items: Iterable["Moments"]) -> Self:
         """The moments of all values together; ValueError without any item, or where numbers of channels differ."""
         items = list(items)

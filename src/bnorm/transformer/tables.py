@@ -75,7 +75,7 @@ def whole(x: ndarray, weight: ndarray | None) -> list[Step]:
     """All rows as one step."""
     parts = [_moments(x[rows], None if weight is None else weight[rows]) for rows in _dense_pieces(x)]
     _refuse_infinity_seen(x, weight, parts)
-    m = Moments.of(*parts[0]) if len(parts) == 1 else Moments.merge(Moments.of(*p) for p in parts)
+    m = Moments.merge(Moments.from_parts(p) for p in parts) if len(parts) > 1 else Moments.from_parts(parts[0])
     return [Step(m, m.count)]
 
 
@@ -92,13 +92,13 @@ def faded(x: ndarray, weight: ndarray | None, halflife: float, ddof: int) -> lis
         w = None if weight is None else weight[rows]
         part, values, square = _faded(x[rows], w, f, ddof)
         parts.append(part)
-        steps.append(Step(Moments.of(*part), values, square, len(f)))
+        steps.append(Step(Moments.from_parts(part.copy()), values, square, len(f)))
     _refuse_infinity_seen(x, weight, parts)
     return steps
 
 
-def mapped(x: ndarray, mean: ndarray, scale: ndarray, shift: ndarray, in_place: bool) -> ndarray:
-    """(x - mean) scale + shift, written over x or in its memory order."""
+def mapped(x: ndarray, stats: ndarray, in_place: bool) -> ndarray:
+    """(x - mean) scale + shift, which `stats` has as the kernels take them, written over x or in its memory order."""
     kernels = BACKENDS[type(x)]
     if in_place:  # before anything is overwritten
         refuse_infinity(x)
@@ -106,14 +106,14 @@ def mapped(x: ndarray, mean: ndarray, scale: ndarray, shift: ndarray, in_place: 
         if _at_once(x):
             block, layout = view.channels(x, 1)
             out = block if in_place else None
-            y = view.restore(kernels.normalize(block, mean, scale, shift, False, out, finite=not in_place), layout)
+            y = view.restore(kernels.normalize(block, stats, 1.0, out, finite=not in_place), layout)
             if in_place and not x.flags.forc:  # `block` is a copy
                 x[...] = y
             return x if in_place else y
         y = x if in_place else np.empty_like(x, order="C")
         for rows in _pieces(x, _copied_rows(x)):
             piece = np.ascontiguousarray(x[rows])
-            y[rows] = kernels.normalize(piece, mean, scale, shift, False, None, finite=not in_place)
+            y[rows] = kernels.normalize(piece, stats, 1.0, None, finite=not in_place)
         return y
     except FloatingPointError:
         raise _infinite(x) from None
@@ -148,11 +148,11 @@ def _dense_pieces(x: ndarray) -> list[slice]:
     return _pieces(x, _dense_rows(x))
 
 
-def _moments(x: ndarray, weight: ndarray | None) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-    """Count, mean, m2, low of the values that are not NaN."""
+def _moments(x: ndarray, weight: ndarray | None) -> ndarray:
+    """(4, C): count, mean, m2, low of the values that are not NaN."""
     block, layout = view.channels(x, 1)
     w = None if weight is None else view.weights(weight, layout)
-    parts: tuple[ndarray, ndarray, ndarray, ndarray] = BACKENDS[type(x)].moments(block, w, True)
+    parts: ndarray = BACKENDS[type(x)].moments(block, w, True)
     return parts
 
 

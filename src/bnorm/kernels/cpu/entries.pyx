@@ -12,10 +12,10 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 from cython.parallel cimport prange
 from libc.math cimport frexp, ldexp
 from libc.stdlib cimport free, malloc
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from bnorm.kernels.cpu.buffers cimport empty
-from bnorm.kernels.cpu.jobs cimport FIRST, LANES, STRIPE, TILE, WIDE, Job, Loops, RowJob, row_task_t, task_t
+from bnorm.kernels.cpu.jobs cimport FIRST, LANES, STRIPE, TILE, WIDE, Activation, Job, Loops, RowJob, row_task_t, task_t
 from bnorm.kernels.cpu.threads cimport threads_for
 
 cdef extern from "formulas.h" nogil:
@@ -23,7 +23,7 @@ cdef extern from "formulas.h" nogil:
     double bn_ema(double, double, double)
     void bn_pool(double*, double*, double*, double, double, double, double)
     bint bn_finite(double)
-    double bn_fold(double, double, double, double)
+    int bn_act_kind(double)
 
 cdef extern from "memory.h" nogil:
     int bn_processor_level()
