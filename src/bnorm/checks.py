@@ -17,7 +17,7 @@ from bnorm.kernels import BACKENDS, cpu, kernels_for, kind_of, view
 
 FLOATS = frozenset(map(np.dtype, cpu.FLOATS))  # in the machine's byte order
 FLOAT64 = np.dtype("float64")
-ACTIVATIONS = ("relu",)
+ACTIVATIONS = ("relu", "leaky_relu")
 MAX_WORK: Any = 1000  # candidates tried for a shared element; Any: NumPy's stub knows two of its values only
 
 
@@ -197,15 +197,18 @@ def parameter_dtype(who: str, dtype: Any) -> np.dtype[Any]:
     return kind
 
 
-def relu(who: str, activation: object) -> bool:
-    """Whether an activation is the ReLU, or none."""
+def slope(who: str, activation: object, negative_slope: object) -> float:
+    """An activation as its slope below 0: 1 none, 0 ReLU, `negative_slope` leaky ReLU."""
+    below = number(who, "negative_slope", negative_slope)
+    if not 0 <= below < 1:
+        raise ValueError(f"{who}: negative_slope: expected a number from 0 to below 1, got {negative_slope!r}")
     if activation is None:
-        return False
+        return 1.0
     if not isinstance(activation, str):
         raise TypeError(f"{who}: activation: expected None or a name, got {_kind(activation)}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"{who}: activation: expected None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
-    return True
+    return 0.0 if activation == "relu" else below
 
 
 def weights(who: str, weight: object, layout: view.Layout, kind: type) -> tuple[ndarray, float, float]:

@@ -11,7 +11,8 @@ x         a NumPy array, or what NumPy takes for one, of float16, float32 or flo
 gamma     scale, and beta, shift: real numbers, computed in float64. None: 1 and 0.
 eps       stands inside the root: y = (x - mean) / sqrt(var + eps) gamma + beta, var being the mean squared difference.
 axis      of the channels.
-activation  None or "relu", computed in the same pass.
+activation  None, "relu" or "leaky_relu", computed in the same pass; the latter has the slope `negative_slope` below 0,
+          a number from 0 to below 1.
 out       an array for the result, of the shape and dtype of y in any memory order: x itself, which then has no
           backward any more, or memory of its own. It is what the function returns.
 y         has the shape, dtype and memory order of x, in the byte order of the machine.
@@ -23,13 +24,12 @@ changed then.
 
 from math import inf
 
-import numpy as np
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
 from bnorm import checks
 from bnorm.checks import FLOATS, array, vector
-from bnorm.kernels import BACKENDS, view
+from bnorm.kernels import BACKENDS, MEAN_SQUARE, VARIANCE, view
 from bnorm.moments import Moments
 from bnorm.passes import Gradients, Saved, channel_forward, pull_back, row_forward
 
@@ -57,6 +57,7 @@ def batch_norm(
     eps: float = 1e-5,
     axis: int = 1,
     activation: str | None = None,
+    negative_slope: float = 0.01,
     weight: ArrayLike | None = None,
     out: ndarray | None = None,
 ) -> tuple[ndarray, Saved]:
@@ -92,8 +93,10 @@ def batch_norm(
         mean, var = checks.statistics(who, mean, var, shape, type(x))
     if type(eps) is not float or not 0.0 <= eps < inf:
         eps = checks.epsilon(who, eps)
-    relu = activation is not None and checks.relu(who, activation)
-    return channel_forward(who, x, gamma, beta, mean, var, eps, axis, relu, weight, out, None, given)
+    slope = 1.0
+    if activation is not None or negative_slope != 0.01:
+        slope = checks.slope(who, activation, negative_slope)
+    return channel_forward(who, x, gamma, beta, mean, var, eps, axis, slope, weight, out, None, given)
 
 
 def layer_norm(
@@ -104,6 +107,7 @@ def layer_norm(
     normalized_shape: Shape,
     eps: float = 1e-5,
     activation: str | None = None,
+    negative_slope: float = 0.01,
     out: ndarray | None = None,
 ) -> tuple[ndarray, Saved]:
     """Normalize each sample by the mean and variance over its last axes: y and saved.
@@ -116,7 +120,9 @@ def layer_norm(
     array([[-1.,  1.],
            [-1.,  1.]])
     """
-    return _over_last_axes("layer_norm", x, gamma, beta, normalized_shape, eps, False, activation, out)
+    return _over_last_axes(
+        "layer_norm", x, gamma, beta, normalized_shape, eps, VARIANCE, activation, negative_slope, out
+    )
 
 
 def rms_norm(
@@ -126,6 +132,7 @@ def rms_norm(
     normalized_shape: Shape,
     eps: float = 1e-5,
     activation: str | None = None,
+    negative_slope: float = 0.01,
     out: ndarray | None = None,
 ) -> tuple[ndarray, Saved]:
     """Divide each sample by the root of the mean square of its last axes, x / sqrt(mean(x^2) + eps) gamma: y and saved.
@@ -136,7 +143,9 @@ def rms_norm(
     >>> y
     array([[0.2, 1.4]])
     """
-    return _over_last_axes("rms_norm", x, gamma, None, normalized_shape, eps, True, activation, out)
+    return _over_last_axes(
+        "rms_norm", x, gamma, None, normalized_shape, eps, MEAN_SQUARE, activation, negative_slope, out
+    )
 
 
 def group_norm(
@@ -148,6 +157,7 @@ def group_norm(
     eps: float = 1e-5,
     axis: int = 1,
     activation: str | None = None,
+    negative_slope: float = 0.01,
     out: ndarray | None = None,
 ) -> tuple[ndarray, Saved]:
     """Normalize each group of channels of each sample by its mean and variance: y and saved.
@@ -160,7 +170,7 @@ def group_norm(
     >>> y
     array([[-1.,  1., -1.,  1.]])
     """
-    return _over_groups("group_norm", x, num_groups, gamma, beta, eps, axis, activation, out)
+    return _over_groups("group_norm", x, num_groups, gamma, beta, eps, axis, activation, negative_slope, out)
 
 
 def instance_norm(
@@ -171,6 +181,7 @@ def instance_norm(
     eps: float = 1e-5,
     axis: int = 1,
     activation: str | None = None,
+    negative_slope: float = 0.01,
     out: ndarray | None = None,
 ) -> tuple[ndarray, Saved]:
     """Normalize each channel of each sample by the mean and variance over its positions: y and saved.
@@ -183,7 +194,7 @@ def instance_norm(
     array([[[-1.,  1.],
             [-1.,  1.]]])
     """
-    return _over_groups("instance_norm", x, None, gamma, beta, eps, axis, activation, out)
+    return _over_groups("instance_norm", x, None, gamma, beta, eps, axis, activation, negative_slope, out)
 
 
 def backward(dy: ArrayLike, saved: Saved, out: ndarray | None = None) -> Gradients:
@@ -218,8 +229,7 @@ def moments(x: ArrayLike, *, axis: int = 1, weight: ArrayLike | None = None, ski
     block, layout = view.channels(x, checks.channel_axis(who, axis, x.shape))
     if weight is not None:
         weight, _, _ = checks.weights(who, weight, layout, type(x))
-    parts = BACKENDS[type(x)].moments(block, weight, skipna)
-    return Moments.of(np.array(list(parts), like=parts[0]))
+    return Moments.from_parts(BACKENDS[type(x)].moments(block, weight, skipna))
 
 
 def _over_last_axes(
@@ -229,8 +239,9 @@ def _over_last_axes(
     beta: ArrayLike | None,
     normalized_shape: Shape,
     eps: float,
-    rms: bool,
+    rule: int,
     activation: str | None,
+    negative_slope: float,
     out: ndarray | None,
 ) -> tuple[ndarray, Saved]:
     given = None if out is None else {"x": x, "gamma": gamma, "beta": beta}
@@ -246,8 +257,10 @@ def _over_last_axes(
         beta = vector(who, "beta", beta, shape, type(x))
     if type(eps) is not float or not 0.0 <= eps < inf:
         eps = checks.epsilon(who, eps)
-    relu = activation is not None and checks.relu(who, activation)
-    return row_forward(who, x, view.rows(x, len(shape)), gamma, beta, eps, rms, relu, out, given)
+    slope = 1.0
+    if activation is not None or negative_slope != 0.01:
+        slope = checks.slope(who, activation, negative_slope)
+    return row_forward(who, x, view.rows(x, len(shape)), gamma, beta, eps, rule, slope, out, given)
 
 
 def _over_groups(
@@ -259,6 +272,7 @@ def _over_groups(
     eps: float,
     axis: int,
     activation: str | None,
+    negative_slope: float,
     out: ndarray | None,
 ) -> tuple[ndarray, Saved]:
     given = None if out is None else {"x": x, "gamma": gamma, "beta": beta}
@@ -276,7 +290,9 @@ def _over_groups(
         beta = vector(who, "beta", beta, (channels,), type(x))
     if type(eps) is not float or not 0.0 <= eps < inf:
         eps = checks.epsilon(who, eps)
-    relu = activation is not None and checks.relu(who, activation)
+    slope = 1.0
+    if activation is not None or negative_slope != 0.01:
+        slope = checks.slope(who, activation, negative_slope)
     rows = view.groups(x, num_groups, axis)
     checks.several_values(who, rows[0], x.shape)
-    return row_forward(who, x, rows, gamma, beta, eps, False, relu, out, given)
+    return row_forward(who, x, rows, gamma, beta, eps, VARIANCE, slope, out, given)

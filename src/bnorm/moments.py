@@ -48,10 +48,10 @@ class Moments:
             raise ValueError(f"Moments: count: expected finite values >= 0, got {vectors[0]}")
         if (vectors[2] < 0).any():
             raise ValueError(f"Moments: m2: expected no negative values, got {vectors[2]}")
-        self._parts = self.of(np.stack([*vectors, np.zeros_like(vectors[0])]))._parts
+        self._parts = self.from_parts(np.stack([*vectors, np.zeros_like(vectors[0])]))._parts
 
     @classmethod
-    def of(cls, parts: ndarray) -> Self:
+    def from_parts(cls, parts: ndarray) -> Self:
         """From (4, C) of count, mean, m2 and low, as the kernels return them; these become read-only."""
         self = cls.__new__(cls)
         self._parts = parts
@@ -78,7 +78,7 @@ class Moments:
                 "Moments.merge: items: expected all of them on the CPU, or all on the GPU, got some of each; "
                 "moments.to('cpu') and moments.to('cuda') move them"
             )
-        return cls.of(BACKENDS[type(items[0]._parts)].merge([item._parts for item in items]))
+        return cls.from_parts(BACKENDS[type(items[0]._parts)].merge([item._parts for item in items]))
 
     @property
     def parts(self) -> ndarray:
@@ -114,14 +114,14 @@ class Moments:
     def to(self, device: str) -> Self:
         """The same on another device, "cpu" or "cuda"; these themselves where they are there."""
         kind = devices.arrays_on("Moments", device)
-        return self if type(self._parts) is kind else self.of(moved(self._parts, kind))
+        return self if type(self._parts) is kind else self.from_parts(moved(self._parts, kind))
 
     def __add__(self, other: object) -> "Moments":
         if not isinstance(other, Moments):
             return NotImplemented
         mine, others = self._parts, other._parts
         if type(mine) is type(others) and mine.shape == others.shape:
-            return Moments.of(BACKENDS[type(mine)].merge([mine, others]))
+            return Moments.from_parts(BACKENDS[type(mine)].merge([mine, others]))
         return Moments.merge([self, other])  # which says what does not fit
 
     def __radd__(self, other: object) -> "Moments":
@@ -157,7 +157,7 @@ def _mark_empty(parts: ndarray) -> None:
 
 
 def _restored(cls: type[Moments], parts: ndarray) -> Moments:
-    return cls.of(parts.copy())  # an unpickled array is writeable
+    return cls.from_parts(parts.copy())  # an unpickled array is writeable
 
 
 def _vector(name: str, value: ArrayLike, kind: type | None = None) -> ndarray:

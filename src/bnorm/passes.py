@@ -27,12 +27,12 @@ class Saved:
     The forward fills it in, as an `__init__` of so many arguments takes a tenth of a small forward.
     """
 
-    __slots__ = ("kernels", "layout", "relu", "x")
+    __slots__ = ("kernels", "layout", "slope", "x")
 
     kernels: ModuleType  # the backend of the forward
     x: ndarray | None  # as the kernels see it
     layout: view.Layout  # how that came from the caller's x
-    relu: bool
+    slope: float  # of the activation below 0, as the kernels take it
     order: tuple[int, ...] | None = None  # of the axes of a result in memory, where `layout` would give another
 
     def gradients(self, dy: ndarray, params: bool, out: ndarray | None) -> Gradients:
@@ -56,7 +56,7 @@ class ChannelSaved(Saved):
     def gradients(self, dy: ndarray, params: bool, out: ndarray | None) -> Gradients:
         params = params and (self.has_gamma or self.has_beta)
         dx, dgamma, dbeta = self.kernels.backward(
-            dy, self.x, self.stats, self.count, self.weight, self.relu, self.frozen, params, out
+            dy, self.x, self.stats, self.count, self.weight, self.slope, self.frozen, params, out
         )
         return dx, dgamma if self.has_gamma else None, dbeta if self.has_beta else None
 
@@ -64,20 +64,20 @@ class ChannelSaved(Saved):
 class RowSaved(Saved):
     """Of statistics per row: mean and rstd are float64, one value per row."""
 
-    __slots__ = ("beta", "gamma", "mean", "order", "parameter_shape", "rms", "rstd")
+    __slots__ = ("beta", "gamma", "mean", "order", "parameter_shape", "rstd", "rule")
 
     mean: ndarray
     rstd: ndarray
     gamma: ndarray | None  # flat, and a copy
     beta: ndarray | None
-    rms: bool
+    rule: int  # what a row is divided by the root of
     parameter_shape: tuple[int, ...]
 
     def gradients(self, dy: ndarray, params: bool, out: ndarray | None) -> Gradients:
         gamma, beta = self.gamma, self.beta
         params = params and not (gamma is None and beta is None)
         dx, dgamma, dbeta = self.kernels.rows_backward(
-            dy, self.x, self.mean, self.rstd, gamma, beta, self.rms, self.relu, params, out
+            dy, self.x, self.mean, self.rstd, gamma, beta, self.rule, self.slope, params, out
         )
         if not params:
             return dx, None, None
@@ -98,7 +98,7 @@ def channel_forward(
     var: ndarray | None,
     eps: float,
     axis: int,
-    relu: bool,
+    slope: float,
     weight: Any = None,
     out: ndarray | None = None,
     running: tuple[Any, ...] | None = None,
@@ -132,11 +132,11 @@ def channel_forward(
     if out is not None:
         target = checks.output(who, out, layout.shape, block.dtype, given or {}, type(x))
         to = view.into(target, layout)
-    y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, weight, relu, running, to)
+    y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, weight, slope, running, to)
     if not positive:
         count = 0.0  # which a device would have to be asked for
     saved = ChannelSaved()
-    saved.kernels, saved.x, saved.layout, saved.relu = kernels, block, layout, relu
+    saved.kernels, saved.x, saved.layout, saved.slope = kernels, block, layout, slope
     saved.stats, saved.count, saved.left, saved.weight = stats, count, left, weight
     saved.frozen, saved.has_gamma, saved.has_beta = frozen, gamma is not None, beta is not None
     if out is None or target is None:
@@ -152,8 +152,8 @@ def row_forward(
     gamma: ndarray | None,
     beta: ndarray | None,
     eps: float,
-    rms: bool,
-    relu: bool,
+    rule: int,
+    slope: float,
     out: ndarray | None = None,
     given: Mapping[str, object] | None = None,
 ) -> tuple[ndarray, RowSaved]:
@@ -174,12 +174,12 @@ def row_forward(
     if out is not None:
         target = checks.output(who, out, layout.shape, block.dtype, given or {}, type(x))
         to = view.into(target, layout)
-    y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rms, relu, to)
+    y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rule, slope, to)
     order = None if layout.order is None and x.flags.c_contiguous else _axes_in_memory(x)
     saved = RowSaved()
-    saved.kernels, saved.x, saved.layout, saved.relu = kernels, block, layout, relu
+    saved.kernels, saved.x, saved.layout, saved.slope = kernels, block, layout, slope
     saved.mean, saved.rstd, saved.gamma, saved.beta = mean, rstd, gamma, beta
-    saved.rms, saved.parameter_shape, saved.order = rms, shape, order
+    saved.rule, saved.parameter_shape, saved.order = rule, shape, order
     if out is None or target is None:
         return _ordered(view.restore(y, layout), order), saved
     _deliver(y, layout, to, target, x, saved)

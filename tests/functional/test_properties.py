@@ -41,7 +41,7 @@ def problems(draw):
     offset=st.sampled_from([0.0, 0.0, 30.0, -1000.0]),
     seed=st.integers(0, 100),
     mode=st.sampled_from(["plain", "weighted", "one weight per sample", "given"]),
-    relu=st.booleans(),
+    activation=st.sampled_from([None, "relu", "leaky_relu"]),
     scaled=st.booleans(),
     shifted=st.booleans(),
 )
@@ -51,7 +51,7 @@ def problems(draw):
     offset=0.0,
     seed=16,
     mode="weighted",
-    relu=False,
+    activation=None,
     scaled=False,
     shifted=False,
 )
@@ -61,11 +61,11 @@ def problems(draw):
     offset=0.0,
     seed=0,
     mode="one weight per sample",
-    relu=False,
+    activation=None,
     scaled=True,
     shifted=True,
 )
-def test_batch_norm(drawn, dtype, offset, seed, mode, relu, scaled, shifted):
+def test_batch_norm(drawn, dtype, offset, seed, mode, activation, scaled, shifted):
     case, like, into = drawn
     rng = np.random.default_rng(seed)
     x = case._replace(memory=lambda a: case.memory(a + np.asarray(offset, a.dtype))).array(dtype, seed)
@@ -73,7 +73,8 @@ def test_batch_norm(drawn, dtype, offset, seed, mode, relu, scaled, shifted):
     c = case.num_channels
     gamma = rng.uniform(0.5, 2, c) * rng.choice([-1, 1], c) if scaled else None
     beta = rng.standard_normal(c) if shifted else None
-    options = {"axis": case.axis, "activation": "relu" if relu else None}
+    options = {"axis": case.axis, "activation": activation, "negative_slope": 0.2}
+    slope = {None: 1.0, "relu": 0.0, "leaky_relu": 0.2}[activation]
     block, layout = view.channels(x, case.axis)
     w, statistics = None, ()
     if mode == "given":
@@ -92,17 +93,16 @@ def test_batch_norm(drawn, dtype, offset, seed, mode, relu, scaled, shifted):
 
     y, saved = F.batch_norm(x, gamma, beta, **options)
     assert y.shape == x.shape and y.dtype == np.dtype(dtype)
-    want = reference.forward(exact(block), gamma, beta, 1e-5, *statistics, weight=w, relu=relu)
+    want = reference.forward(exact(block), gamma, beta, 1e-5, *statistics, weight=w, slope=slope)
     p = Problem(block, block, gamma, beta, w)
     got = view.like(y, layout), saved.stats, saved.count, saved.skipped
-    tags = {"case": case.name, "mode": mode, "relu": relu}
+    tags = {"case": case.name, "mode": mode, "activation": activation}
     assert_forward(got, want, p, dtype, w is not None, **tags)
 
-    mean, _, _, scale, shift = saved.stats
-    dy = away_from_zero(rng.standard_normal(block.shape), block, dtype, mean, scale, shift)
+    dy = away_from_zero(rng.standard_normal(block.shape), block, dtype, saved.stats)
     gradients = F.backward(like(view.restore(dy, layout)), saved)
     frozen = mode == "given"
-    want = reference.backward(exact(dy), exact(block), saved.stats, saved.count, w, relu, frozen)
+    want = reference.backward(exact(dy), exact(block), saved.stats, saved.count, w, slope, frozen)
     assert [g is None for g in gradients] == [False, not scaled, not shifted]
     got = [view.like(gradients[0], layout)] + [
         b if g is None else g for g, b in zip(gradients[1:], want[1:], strict=True)

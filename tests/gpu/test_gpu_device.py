@@ -37,8 +37,8 @@ def test_forward_and_backward(cupy, shape, dtype):
     host = [cupy.asnumpy(a).astype(np.float64) for a in (x, dy, gamma, beta)]
     unit = 2.0**-10 if dtype == "float16" else 16 * EPS[np.dtype(dtype)]
     running = cupy.zeros(shape[1]), cupy.ones(shape[1]), 0.1, None, 1, "skip"
-    y, stats, count, left = gpu.forward(x, gamma, beta, 1e-5, relu=True, running=running)
-    want, want_stats, want_count, _ = reference.forward(host[0], *host[2:], 1e-5, relu=True)
+    y, stats, count, left = gpu.forward(x, gamma, beta, 1e-5, slope=0.0, running=running)
+    want, want_stats, want_count, _ = reference.forward(host[0], *host[2:], 1e-5, slope=0.0)
     assert (count, int(left)) == (want_count, 0)
     assert_close(cupy.asnumpy(y), want, unit * np.maximum(1, np.abs(want)), shape=shape, dtype=dtype)
     assert_close(cupy.asnumpy(stats), want_stats, 1e-6 * np.maximum(1, np.abs(want_stats)), shape=shape)
@@ -48,7 +48,7 @@ def test_forward_and_backward(cupy, shape, dtype):
     total = 1e-5 * np.abs(host[1]).sum()
     for got, exact in zip(found[1:], wanted[1:], strict=True):
         assert_close(cupy.asnumpy(got), exact, total, shape=shape)
-    again = gpu.forward(x, gamma, beta, 1e-5, relu=True)[0], *gpu.backward(dy, x, stats, count)
+    again = gpu.forward(x, gamma, beta, 1e-5, slope=0.0)[0], *gpu.backward(dy, x, stats, count)
     for got, first in zip(again, (y, *found), strict=True):
         assert_same(cupy.asnumpy(got), cupy.asnumpy(first), shape=shape, what="a second run")
 

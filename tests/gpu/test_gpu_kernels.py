@@ -21,6 +21,7 @@ from kernel_checks import (
     exact,
     map_error,
     problem,
+    stats_of,
 )
 
 pytestmark = needs_emulator
@@ -43,6 +44,10 @@ every_run = pytest.mark.parametrize(("case", "dtype"), RUNS, ids=[f"{case.name}-
 def switch(case, dtype, number):
     """A switch that is on for about half of the runs, but for the same ones every time."""
     return bool(zlib.crc32(f"{case.name} {dtype}".encode()) >> number & 1)
+
+
+def slope_of(case, dtype, number):
+    return 0.0 if switch(case, dtype, number) else 1.0
 
 
 def both(name, *args, **options):
@@ -85,27 +90,27 @@ def test_maps(device, case, dtype):
     p = problem(case, dtype)
     rng = np.random.default_rng(9)
     mean = reference.moments(p.x)[1] + rng.standard_normal(case.num_channels) * 0.1
-    scale, shift, relu, weighted = p.gamma * 1.5, p.beta, switch(case, dtype, 2), switch(case, dtype, 3)
-    got, want = both("normalize", p.x, mean, scale, shift, relu)
+    scale, shift, slope, weighted = p.gamma * 1.5, p.beta, slope_of(case, dtype, 2), switch(case, dtype, 3)
+    stats = stats_of(mean, scale, shift)
+    got, want = both("normalize", p.x, stats, slope)
     terms = (as_block(p.x) - channel(mean)) * channel(scale), channel(shift)
     allowed = map_error(dtype, as_block(want), *terms).reshape(p.x.shape)
     assert got.dtype == p.x.dtype
-    assert_close(got, want, allowed, case=case.name, dtype=dtype, relu=relu)
+    assert_close(got, want, allowed, case=case.name, dtype=dtype, slope=slope)
 
-    dy = away_from_zero(p.dy, p.x, dtype, mean, scale, shift)
-    relus = (scale, shift) if relu else ()
-    got, want = both("grad_moments", dy, p.x, mean, *relus)
+    dy, weight = away_from_zero(p.dy, p.x, dtype, stats), p.weight if weighted else None
+    got, want = both("grad_moments", dy, p.x, stats, weight, slope)
     wide_dy, t = as_block(dy), as_block(p.x) - channel(mean)
     for g, w, terms in zip(got, want, (wide_dy, wide_dy * t), strict=True):
-        assert_close(g, w, sum_error(dtype, terms, (0, 2)), case=case.name, dtype=dtype, relu=relu)
+        assert_close(g, w, sum_error(dtype, terms, (0, 2)), case=case.name, dtype=dtype, slope=slope)
 
-    a, b, c = np.random.default_rng(4).standard_normal((3, case.num_channels))
-    weight = p.weight if weighted else None
-    got, want = both("grad_input", dy, p.x, mean, a, b, c, weight, *relus)
+    coefficients = np.random.default_rng(4).standard_normal((3, case.num_channels))
+    a, b, c = coefficients
+    got, want = both("grad_input", dy, p.x, stats, coefficients, weight, slope)
     w = p.weight[:, None] if weighted else 1.0
     terms = as_block(dy), w * channel(b) * t, w * channel(c)
     allowed = map_error(dtype, as_block(want), *(channel(a) * term for term in terms)).reshape(p.x.shape)
-    assert_close(got, want, allowed, case=case.name, dtype=dtype, relu=relu, weighted=weighted)
+    assert_close(got, want, allowed, case=case.name, dtype=dtype, slope=slope, weighted=weighted)
 
 
 # Batch norm ---------------------------------------------------------------------------------------------------------
@@ -117,33 +122,34 @@ def test_forward_and_backward(device, case, dtype):
     for number, weight in enumerate((None, p.weight)):
         if weight is not None and not switch(case, dtype, 4):
             continue
-        relu, frozen = switch(case, dtype, 5 + number), switch(case, dtype, 7 + number)
+        slope, frozen = slope_of(case, dtype, 5 + number), switch(case, dtype, 7 + number)
         options = {} if weight is None else {"weight": weight}
         device.kernels()
-        got, want = both("forward", p.x, p.gamma, p.beta, 1e-5, relu=relu, **options)
+        got, want = both("forward", p.x, p.gamma, p.beta, 1e-5, slope=slope, **options)
         assert len(device.kernels()) <= 2
-        assert_forward((*got[:2], float(got[2]), got[3]), want, p, dtype, weight is not None, case=case.name, relu=relu)
+        assert_forward(
+            (*got[:2], float(got[2]), got[3]), want, p, dtype, weight is not None, case=case.name, slope=slope
+        )
         _, stats, count, _ = want
-        mean, _, _, scale, shift = stats
-        dy = away_from_zero(p.dy, p.x, dtype, mean, scale, shift)
+        dy = away_from_zero(p.dy, p.x, dtype, stats)
         on_device = count if weight is None else np.float64(count).reshape(())
         device.kernels()
-        got = gpu.backward(dy, p.x, stats, on_device if weight is None else np.array(count), weight, relu, frozen)
+        got = gpu.backward(dy, p.x, stats, on_device if weight is None else np.array(count), weight, slope, frozen)
         assert len(device.kernels()) <= 2
-        want = reference.backward(exact(dy), exact(p.x), stats, count, weight, relu, frozen)
-        assert_backward(got, want, dy, p.x, stats, count, weight, frozen, dtype, case=case.name, relu=relu)
+        want = reference.backward(exact(dy), exact(p.x), stats, count, weight, slope, frozen)
+        assert_backward(got, want, dy, p.x, stats, count, weight, frozen, dtype, case=case.name, slope=slope)
 
 
 @every_run
 def test_inference(device, case, dtype):
     p = problem(case, dtype)
-    relu = switch(case, dtype, 9)
+    slope = slope_of(case, dtype, 9)
     mean, var = reference.moments(p.x)[1] + 0.5, np.linspace(0.5, 2.0, case.num_channels)
     device.kernels()
-    got, want = both("forward", p.x, p.gamma, p.beta, 1e-5, mean, var, relu=relu, weight=p.weight)
+    got, want = both("forward", p.x, p.gamma, p.beta, 1e-5, mean, var, slope=slope, weight=p.weight)
     assert len(device.kernels()) == (case.num_channels > 0)
-    assert_forward(got, want, p, dtype, False, case=case.name, relu=relu)
-    _, dgamma, dbeta = gpu.backward(p.dy, p.x, want[1], want[2], relu=relu, frozen=True, params=False)
+    assert_forward(got, want, p, dtype, False, case=case.name, slope=slope)
+    _, dgamma, dbeta = gpu.backward(p.dy, p.x, want[1], want[2], slope=slope, frozen=True, params=False)
     assert dgamma is None and dbeta is None
     assert len(device.kernels()) == (case.num_channels > 0)
 
@@ -160,9 +166,9 @@ def test_every_schedule_gives_the_same_bits(device, case):
     for order in (0, 1, 2, 3, 0):
         device.order = order
         try:
-            y, found, *_ = gpu.forward(p.x, p.gamma, p.beta, 1e-5, relu=True)
+            y, found, *_ = gpu.forward(p.x, p.gamma, p.beta, 1e-5, slope=0.0)
             weighted = gpu.moments(p.x, p.weight)
-            results = [y, found, *weighted, *gpu.backward(p.dy, p.x, stats, count, relu=True)]
+            results = [y, found, *weighted, *gpu.backward(p.dy, p.x, stats, count, slope=0.0)]
         finally:
             device.order = 0
         bits = [a.tobytes() for a in results]
@@ -175,13 +181,12 @@ def test_in_place(device, case):
     """out may be x, or dy, and is what is returned; the numbers are those without it."""
     p = problem(case, "float32")
     _, stats, count, _ = gpu.forward(p.x, p.gamma, p.beta, 1e-5)
-    mean, _, _, scale, shift = stats
     calls = [
-        (0, lambda x, dy, out: gpu.normalize(x, mean, scale, shift, out=out)),
+        (0, lambda x, dy, out: gpu.normalize(x, stats, out=out)),
         (0, lambda x, dy, out: gpu.forward(x, p.gamma, p.beta, 1e-5, out=out)[0]),
-        (0, lambda x, dy, out: gpu.backward(dy, x, stats, count, relu=True, out=out)[0]),
-        (1, lambda x, dy, out: gpu.backward(dy, x, stats, count, relu=True, out=out)[0]),
-        (1, lambda x, dy, out: gpu.grad_input(dy, x, mean, scale, shift, mean, p.weight, scale, shift, out)),
+        (0, lambda x, dy, out: gpu.backward(dy, x, stats, count, slope=0.0, out=out)[0]),
+        (1, lambda x, dy, out: gpu.backward(dy, x, stats, count, slope=0.0, out=out)[0]),
+        (1, lambda x, dy, out: gpu.grad_input(dy, x, stats, stats[2:], p.weight, 0.0, out)),
     ]
     for i, (which, call) in enumerate(calls):
         want = call(p.x, p.dy, None)
@@ -212,8 +217,8 @@ def test_bfloat16(device, shape, why):
     x, dy = ((rng.standard_normal(shape) + 3).astype(bfloat16) for _ in range(2))
     gamma, beta = rng.uniform(0.5, 2, shape[1]), rng.standard_normal(shape[1])
     wide_x, wide_dy = x.astype(np.float64), dy.astype(np.float64)
-    y, stats, count, _ = gpu.forward(x, gamma, beta, 1e-5, relu=True)
-    want, stats_want, _, _ = reference.forward(wide_x, gamma, beta, 1e-5, relu=True)
+    y, stats, count, _ = gpu.forward(x, gamma, beta, 1e-5, slope=0.0)
+    want, stats_want, _, _ = reference.forward(wide_x, gamma, beta, 1e-5, slope=0.0)
     assert y.dtype == bfloat16
     assert_close(stats, stats_want, 1e-6 * np.abs(stats_want) + 1e-6, why=why)
     assert_close(y.astype(np.float64), want, 2.0**-8 * np.abs(want) + 1e-5, why=why)  # 8 bits, and float32 inside
@@ -268,7 +273,7 @@ def test_more_than_two_billion_elements(device, shape):
     device.only = last
     device.limits = SMALL._replace(processors=20000)  # many chunks, so that the last one is short
     try:
-        gpu.normalize(x, np.ones(shape[1]), channels, channels, out=x)
+        gpu.normalize(x, stats_of(np.ones(shape[1]), channels, channels), out=x)
     finally:
         device.only, device.limits = None, SMALL
     want = (4 - 1) * channels + channels if len(shape) == 2 else np.full(64, 4 * channels[-1])

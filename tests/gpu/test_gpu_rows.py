@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bnorm.kernels import gpu, reference
+from bnorm.kernels import MEAN_SQUARE, VARIANCE, gpu, reference
 from bnorm.kernels.gpu import plans
 from compare import assert_close, assert_same
 from gpu_device import emulated, emulated_device, needs_emulator  # noqa: F401
@@ -47,10 +47,10 @@ def test_rows(shape, dtype):
     n, g, k, _ = shape
     x = (rng.standard_normal(shape) + 3 * rng.standard_normal((n, g, 1, 1))).astype(dtype)
     dy = rng.standard_normal(shape).astype(dtype)
-    for affine, rms, relu in ((True, False, False), (False, False, True), (True, True, True)):
+    for affine, rule, slope in ((True, VARIANCE, 1.0), (False, VARIANCE, 0.0), (True, MEAN_SQUARE, 0.0)):
         gamma, beta = (rng.uniform(0.5, 2, g * k), rng.standard_normal(g * k)) if affine else (None, None)
-        tags = {"shape": shape, "dtype": dtype, "affine": affine, "rms": rms, "relu": relu}
-        args, got, _, _ = assert_rows(gpu, x, dy, gamma, beta, rms, relu, tags)
+        tags = {"shape": shape, "dtype": dtype, "affine": affine, "rule": rule, "slope": slope}
+        args, got, _, _ = assert_rows(gpu, x, dy, gamma, beta, rule, slope, tags)
         without = gpu.rows_backward(*args, params=False)
         assert_same(without[0], got[0], what="dx without params", **tags)
         assert without[1] is None and without[2] is None
@@ -63,13 +63,13 @@ def test_schedules_and_places(shape, device):
     x, dy = rng.standard_normal((2, *shape)).astype("float32")
     gamma = rng.uniform(0.5, 2, shape[1] * shape[2])
     first = gpu.rows_forward(x, gamma, gamma, 1e-5)
-    back = gpu.rows_backward(dy, x, *first[1:], gamma, gamma, relu=True)
+    back = gpu.rows_backward(dy, x, *first[1:], gamma, gamma, slope=0.0)
     for order in (1, 2, 3):
         device.order = order
         try:
             again = (
                 *gpu.rows_forward(x, gamma, gamma, 1e-5),
-                *gpu.rows_backward(dy, x, *first[1:], gamma, gamma, relu=True),
+                *gpu.rows_backward(dy, x, *first[1:], gamma, gamma, slope=0.0),
             )
         finally:
             device.order = 0
@@ -79,7 +79,7 @@ def test_schedules_and_places(shape, device):
     assert_same(gpu.rows_forward(out, gamma, gamma, 1e-5, out=out)[0], first[0])
     for which in (0, 1):
         arrays = dy.copy(), x.copy()
-        got = gpu.rows_backward(*arrays, *first[1:], gamma, gamma, relu=True, out=arrays[which])
+        got = gpu.rows_backward(*arrays, *first[1:], gamma, gamma, slope=0.0, out=arrays[which])
         for g, w in zip(got, back, strict=True):
             assert_same(g, w, which=which)
 

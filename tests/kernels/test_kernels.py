@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from bnorm.kernels import cpu, reference
+from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu, reference
 from cases import CASES
 from compare import assert_close, assert_same, sum_error
 from kernel_checks import (
@@ -20,9 +20,11 @@ from kernel_checks import (
     channel,
     every_case,
     every_dtype,
+    every_slope,
     map_error,
     on_off,
     problem,
+    stats_of,
 )
 
 NAMES = [name for name, f in inspect.getmembers(reference, inspect.isfunction) if not name.startswith("_")]
@@ -37,7 +39,7 @@ def test_signatures_are_those_of_the_reference(name):
     assert shape(getattr(cpu, name)) == shape(getattr(reference, name))
 
 
-# The four pieces ----------------------------------------------------------------------------------------------------
+# The pieces --------------------------------------------------------------------------------------------------------
 
 
 @on_off("weighted", "skipna")
@@ -56,62 +58,64 @@ def some_statistics(case, dtype):
     p = problem(case, dtype)
     rng = np.random.default_rng(9)
     mean = reference.moments(p.x)[1] + rng.standard_normal(case.num_channels) * 0.1
-    return p, mean, p.gamma * 1.5, p.beta
+    return p, stats_of(mean, p.gamma * 1.5, p.beta)
 
 
-@on_off("relu")
+@every_slope
 @every_dtype
 @every_case
-def test_normalize(case, dtype, relu):
-    p, mean, scale, shift = some_statistics(case, dtype)
-    got, want = both("normalize", p.x, mean, scale, shift, relu)
+def test_normalize(case, dtype, slope):
+    p, stats = some_statistics(case, dtype)
+    mean, _, _, scale, shift = stats
+    got, want = both("normalize", p.x, stats, slope)
     terms = (as_block(p.x) - channel(mean)) * channel(scale), channel(shift)
     allowed = map_error(dtype, as_block(want), *terms).reshape(p.x.shape)
     assert got.dtype == p.x.dtype
-    assert_close(got, want, allowed, case=case.name, dtype=dtype, relu=relu)
+    assert_close(got, want, allowed, case=case.name, dtype=dtype, slope=slope)
 
 
-@on_off("relu")
+@every_slope
+@on_off("weighted")
 @every_dtype
 @every_case
-def test_grad_moments(case, dtype, relu):
-    p, mean, scale, shift = some_statistics(case, dtype)
-    dy = away_from_zero(p.dy, p.x, dtype, mean, scale, shift)
-    got, want = both("grad_moments", dy, p.x, mean, *((scale, shift) if relu else ()))
-    wide_dy, t = as_block(dy), as_block(p.x) - channel(mean)
+def test_grad_moments(case, dtype, slope, weighted):
+    p, stats = some_statistics(case, dtype)
+    dy = away_from_zero(p.dy, p.x, dtype, stats)
+    got, want = both("grad_moments", dy, p.x, stats, p.weight if weighted else None, slope)
+    wide_dy, t = as_block(dy), as_block(p.x) - channel(stats[0])
     for g, w, terms in zip(got, want, (wide_dy, wide_dy * t), strict=True):
-        assert_close(g, w, sum_error(dtype, terms, (0, 2)), case=case.name, dtype=dtype, relu=relu)
+        assert_close(g, w, sum_error(dtype, terms, (0, 2)), case=case.name, dtype=dtype, slope=slope)
 
 
-@on_off("relu", "weighted")
+@every_slope
+@on_off("weighted")
 @every_dtype
 @every_case
-def test_grad_input(case, dtype, relu, weighted):
-    p, mean, scale, shift = some_statistics(case, dtype)
-    dy = away_from_zero(p.dy, p.x, dtype, mean, scale, shift)
-    a, b, c = np.random.default_rng(4).standard_normal((3, case.num_channels))
-    options = {"weight": p.weight} if weighted else {}
-    if relu:
-        options |= {"scale": scale, "shift": shift}
-    got, want = both("grad_input", dy, p.x, mean, a, b, c, **options)
+def test_grad_input(case, dtype, slope, weighted):
+    p, stats = some_statistics(case, dtype)
+    dy = away_from_zero(p.dy, p.x, dtype, stats)
+    coefficients = np.random.default_rng(4).standard_normal((3, case.num_channels))
+    a, b, c = coefficients
+    got, want = both("grad_input", dy, p.x, stats, coefficients, p.weight if weighted else None, slope)
     w = p.weight[:, None] if weighted else 1.0
-    terms = as_block(dy), w * channel(b) * (as_block(p.x) - channel(mean)), w * channel(c)
+    terms = as_block(dy), w * channel(b) * (as_block(p.x) - channel(stats[0])), w * channel(c)
     allowed = map_error(dtype, as_block(want), *(channel(a) * term for term in terms)).reshape(p.x.shape)
     assert got.dtype == p.x.dtype
-    assert_close(got, want, allowed, case=case.name, dtype=dtype, relu=relu, weighted=weighted)
+    assert_close(got, want, allowed, case=case.name, dtype=dtype, slope=slope, weighted=weighted)
 
 
 # Batch norm ---------------------------------------------------------------------------------------------------------
 
 
-@on_off("weighted", "relu")
+@every_slope
+@on_off("weighted")
 @every_dtype
 @every_case
-def test_forward(case, dtype, weighted, relu):
+def test_forward(case, dtype, weighted, slope):
     p = problem(case, dtype)
     options = {"weight": p.weight} if weighted else {}
-    got, want = both("forward", p.x, p.gamma, p.beta, 1e-5, relu=relu, **options)
-    assert_forward(got, want, p, dtype, weighted, case=case.name, relu=relu)
+    got, want = both("forward", p.x, p.gamma, p.beta, 1e-5, slope=slope, **options)
+    assert_forward(got, want, p, dtype, weighted, case=case.name, slope=slope)
 
 
 @on_off("scaled", "shifted", "given")
@@ -123,27 +127,27 @@ def test_forward_without_gamma_or_beta(dtype, scaled, shifted, given):
     assert_forward(got, want, p, dtype, False, scaled=scaled, shifted=shifted, given=given)
 
 
-@on_off("relu")
+@every_slope
 @every_dtype
 @every_case
-def test_inference(case, dtype, relu):
+def test_inference(case, dtype, slope):
     p = problem(case, dtype)
     mean, var = reference.moments(p.x)[1] + 0.5, np.linspace(0.5, 2.0, case.num_channels)
-    got, want = both("forward", p.x, p.gamma, p.beta, 1e-5, mean, var, relu=relu, weight=p.weight)
-    assert_forward(got, want, p, dtype, False, case=case.name, relu=relu)
+    got, want = both("forward", p.x, p.gamma, p.beta, 1e-5, mean, var, slope=slope, weight=p.weight)
+    assert_forward(got, want, p, dtype, False, case=case.name, slope=slope)
 
 
-@on_off("weighted", "relu", "frozen")
+@every_slope
+@on_off("weighted", "frozen")
 @every_dtype
 @every_case
-def test_backward(case, dtype, weighted, relu, frozen):
+def test_backward(case, dtype, weighted, slope, frozen):
     p = problem(case, dtype)
     weight = p.weight if weighted else None
     _, stats, count, _ = reference.forward(p.x, p.gamma, p.beta, 1e-5, weight=weight)
-    mean, _, _, scale, shift = stats
-    dy = away_from_zero(p.dy, p.x, dtype, mean, scale, shift)
-    got, want = both("backward", dy, p.x, stats, count, weight, relu, frozen)
-    assert_backward(got, want, dy, p.x, stats, count, weight, frozen, dtype, case=case.name, relu=relu)
+    dy = away_from_zero(p.dy, p.x, dtype, stats)
+    got, want = both("backward", dy, p.x, stats, count, weight, slope, frozen)
+    assert_backward(got, want, dy, p.x, stats, count, weight, frozen, dtype, case=case.name, slope=slope)
 
 
 def test_backward_without_params():
@@ -157,6 +161,7 @@ def test_backward_without_params():
 
 # Rows ---------------------------------------------------------------------------------------------------------------
 
+every_rule = pytest.mark.parametrize("rule", [VARIANCE, MEAN_SQUARE], ids=["variance", "rms"])
 ROWS = [  # (N, G, K, L)
     (5, 1, 7, 1),  # layer norm
     (20, 1, 768, 1),  # a transformer's
@@ -186,17 +191,19 @@ ROWS = [  # (N, G, K, L)
 ]
 
 
-@on_off("affine", "rms", "relu")
+@every_slope
+@every_rule
+@on_off("affine")
 @every_dtype
 @pytest.mark.parametrize("shape", ROWS, ids=str)
-def test_rows(shape, dtype, affine, rms, relu):
+def test_rows(shape, dtype, affine, rule, slope):
     rng = np.random.default_rng(shape)
     n, g, k, _ = shape
     x = (rng.standard_normal(shape) + 3 * rng.standard_normal((n, g, 1, 1))).astype(dtype)
     dy = rng.standard_normal(shape).astype(dtype)
     gamma, beta = (rng.uniform(0.5, 2, g * k), rng.standard_normal(g * k)) if affine else (None, None)
-    tags = {"shape": shape, "dtype": dtype, "affine": affine, "rms": rms, "relu": relu}
-    args, _, want, of_dx = assert_rows(cpu, x, dy, gamma, beta, rms, relu, tags)
+    tags = {"shape": shape, "dtype": dtype, "affine": affine, "rule": rule, "slope": slope}
+    args, _, want, of_dx = assert_rows(cpu, x, dy, gamma, beta, rule, slope, tags)
     dx, dgamma, dbeta = cpu.rows_backward(*args, params=False)
     assert dgamma is None and dbeta is None
     assert_close(dx, want[0], of_dx, what="dx without params", **tags)
@@ -206,21 +213,23 @@ def surrounded(row, by):
     return np.concatenate([by, row] * 11 + [by])
 
 
-@on_off("affine", "rms", "relu")
+@every_slope
+@every_rule
+@on_off("affine")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(1, 7, 1), (1, 33, 1), (2, 100, 1), (1, 300, 1), (1, 1100, 1), (3, 2, 49)], ids=str)
-def test_a_row_is_its_own(shape, dtype, affine, rms, relu):
+def test_a_row_is_its_own(shape, dtype, affine, rule, slope):
     """Its bits are those that it has alone, whatever stands in the rows around it."""
     rng = np.random.default_rng(shape)
     g, k, _ = shape
     gamma, beta = rng.standard_normal((2, g * k)) if affine else (None, None)
     x, dy = rng.standard_normal((2, 1, *shape)).astype(dtype)
-    alone = cpu.rows_forward(x, gamma, beta, 1e-5, rms, relu)
-    dx, _, _ = cpu.rows_backward(dy, x, *alone[1:], gamma, beta, rms, relu)
+    alone = cpu.rows_forward(x, gamma, beta, 1e-5, rule, slope)
+    dx, _, _ = cpu.rows_backward(dy, x, *alone[1:], gamma, beta, rule, slope)
     for other in (np.nan, np.inf, np.finfo(dtype).max, np.finfo(dtype).smallest_subnormal):
         among = partial(surrounded, by=np.full((1, *shape), other, dtype))
-        many = cpu.rows_forward(among(x), gamma, beta, 1e-5, rms, relu)
-        all_dx, _, _ = cpu.rows_backward(among(dy), among(x), *many[1:], gamma, beta, rms, relu)
+        many = cpu.rows_forward(among(x), gamma, beta, 1e-5, rule, slope)
+        all_dx, _, _ = cpu.rows_backward(among(dy), among(x), *many[1:], gamma, beta, rule, slope)
         for i in range(1, 22, 2):
             assert many[0][i].tobytes() == alone[0].tobytes(), (other, i)
             assert many[1][i * g : (i + 1) * g].tobytes() == alone[1].tobytes(), (other, i)
@@ -237,17 +246,18 @@ def test_in_place(case, dtype):
     """out may be x, or dy, and is what is returned; the numbers are those without it."""
     p = problem(case, dtype)
     _, stats, count, _ = cpu.forward(p.x, p.gamma, p.beta, 1e-5)
-    mean, _, _, scale, shift = stats
+    mean, var = stats[:2]
+    coefficients = stats[2:]
     rows = p.x.reshape(p.x.shape[0], 1, int(np.prod(p.x.shape[1:])), 1)
     _, row_mean, row_rstd = cpu.rows_forward(rows, None, None, 1e-5)
     calls = [
-        (0, lambda x, dy, out: cpu.normalize(x, mean, scale, shift, out=out)),
+        (0, lambda x, dy, out: cpu.normalize(x, stats, out=out)),
         (0, lambda x, dy, out: cpu.forward(x, p.gamma, p.beta, 1e-5, out=out)[0]),
-        (0, lambda x, dy, out: cpu.forward(x, p.gamma, p.beta, 1e-5, mean, scale**2, out=out)[0]),
-        (0, lambda x, dy, out: cpu.grad_input(dy, x, mean, scale, shift, mean, p.weight, scale, shift, out)),
-        (1, lambda x, dy, out: cpu.grad_input(dy, x, mean, scale, shift, mean, p.weight, scale, shift, out)),
-        (0, lambda x, dy, out: cpu.backward(dy, x, stats, count, relu=True, out=out)[0]),
-        (1, lambda x, dy, out: cpu.backward(dy, x, stats, count, relu=True, out=out)[0]),
+        (0, lambda x, dy, out: cpu.forward(x, p.gamma, p.beta, 1e-5, mean, var, out=out)[0]),
+        (0, lambda x, dy, out: cpu.grad_input(dy, x, stats, coefficients, p.weight, 0.0, out)),
+        (1, lambda x, dy, out: cpu.grad_input(dy, x, stats, coefficients, p.weight, 0.0, out)),
+        (0, lambda x, dy, out: cpu.backward(dy, x, stats, count, slope=0.0, out=out)[0]),
+        (1, lambda x, dy, out: cpu.backward(dy, x, stats, count, slope=0.0, out=out)[0]),
     ]
     for i, (which, call) in enumerate(calls):
         want = call(p.x, p.dy, None)

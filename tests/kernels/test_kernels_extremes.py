@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bnorm.kernels import cpu, reference
+from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu, reference
 from compare import EPS, assert_close, assert_same, normalized_error
 from kernel_checks import (
     as_block,
@@ -13,6 +13,7 @@ from kernel_checks import (
     channel,
     every_case,
     every_dtype,
+    every_slope,
     on_off,
     problem,
 )
@@ -31,12 +32,12 @@ def test_not_finite(case, dtype, bad):
     spoilt = np.arange(case.num_channels) == x.shape[1] // 2
     got, want = both("moments", x)
     assert_same(np.isfinite(got[1]) & np.isfinite(got[2]), ~spoilt, case=case.name, dtype=dtype)
-    assert_moments([a[~spoilt] for a in got], [a[~spoilt] for a in want], dtype, False, case=case.name)
+    assert_moments(got[:, ~spoilt], want[:, ~spoilt], dtype, False, case=case.name)
     (y, stats, _, _), (y_want, *_) = both("forward", x, p.gamma, p.beta, 1e-5)
     assert np.isnan(np.moveaxis(y, 1, 0)[spoilt]).sum() == np.isnan(np.moveaxis(y_want, 1, 0)[spoilt]).sum()
     assert np.isfinite(stats[:, ~spoilt]).all() and np.isfinite(np.moveaxis(y, 1, 0)[~spoilt]).all()
     _, stats, count, _ = reference.forward(p.x, p.gamma, p.beta, 1e-5)
-    y, want = both("normalize", x, stats[0], stats[3], stats[4], True)
+    y, want = both("normalize", x, stats, 0.0)
     assert_same(np.isnan(y), np.isnan(want), case=case.name, dtype=dtype, bad=bad)
     dx, want = (kernels.backward(p.dy, x, stats, count, frozen=True)[0] for kernels in (cpu, reference))
     assert_same(np.isfinite(dx), np.isfinite(want), what="frozen dx", case=case.name, dtype=dtype, bad=bad)
@@ -130,9 +131,9 @@ def test_very_large_and_very_small_values(case, dtype, size):
     assert_forward(got, want, p, dtype, False, case=case.name, size=size)
     n = p.x.shape[0]
     rows = p.x.reshape(n, 1, int(np.prod(p.x.shape[1:])), 1)
-    for rms in (False, True):
-        (y, mean, rstd), (y_want, _, rstd_want) = both("rows_forward", rows, None, None, 0.0, rms)
-        tags = {"case": case.name, "dtype": dtype, "size": size, "rms": rms}
+    for rule in (VARIANCE, MEAN_SQUARE):
+        (y, mean, rstd), (y_want, _, rstd_want) = both("rows_forward", rows, None, None, 0.0, rule)
+        tags = {"case": case.name, "dtype": dtype, "size": size, "rule": rule}
         assert_close(rstd, rstd_want, 16 * EPS[np.dtype(dtype)] * rstd_want, what="rstd", **tags)
         of_y = normalized_error(dtype, y_want.astype(np.longdouble), (mean * rstd).reshape(n, 1, 1, 1))
         assert_close(y, y_want, of_y, what="rows", **tags)
@@ -149,22 +150,22 @@ def test_a_mean_far_from_zero_costs_nothing(case, dtype, offset):
 
 
 @pytest.mark.parametrize(("x_size", "dy_size"), [(1e30, 1e9), (1e35, 1e4), (1e-30, 1e-10), (1e-20, 1e-20)])
-@pytest.mark.parametrize("relu", [False, True])
-def test_products_beyond_float32(x_size, dy_size, relu):
+@every_slope
+def test_products_beyond_float32(x_size, dy_size, slope):
     """dy (x - mean) may leave the range of float32 where dgamma and dx do not."""
     rng = np.random.default_rng(5)
     x, dy = ((rng.standard_normal((2, 300, 3)).astype("float32")) * np.float32(1)).copy()
     x, dy = (x * x_size).astype("float32"), (dy * dy_size).astype("float32")
     gamma, beta = np.full(3, 1.5), np.full(3, 0.25)
-    _, stats, count, _ = reference.forward(x, gamma, beta, 0.0, relu=relu)
-    for got, want in zip(*both("backward", dy, x, stats, count, relu=relu), strict=True):
-        assert_close(got, want, 1e-5 * np.abs(want).max(), x_size=x_size, dy_size=dy_size, relu=relu)
+    _, stats, count, _ = reference.forward(x, gamma, beta, 0.0, slope=slope)
+    for got, want in zip(*both("backward", dy, x, stats, count, slope=slope), strict=True):
+        assert_close(got, want, 1e-5 * np.abs(want).max(), x_size=x_size, dy_size=dy_size, slope=slope)
     for shape in [(300, 1, 3, 1), (1, 1, 900, 1), (50, 3, 6, 1), (3, 2, 3, 50), (1, 1, 1, 900)]:
         rows, drows, of = x.reshape(shape), dy.reshape(shape), shape[1] * shape[2]
         gamma, beta = np.linspace(0.5, 1.5, of), np.full(of, 0.25)
-        _, mean, rstd = reference.rows_forward(rows, gamma, beta, 0.0, relu=relu)
-        for got, want in zip(*both("rows_backward", drows, rows, mean, rstd, gamma, beta, relu=relu), strict=True):
-            assert_close(got, want, 1e-5 * np.abs(want).max(), shape=shape, x_size=x_size, dy_size=dy_size, relu=relu)
+        _, mean, rstd = reference.rows_forward(rows, gamma, beta, 0.0, slope=slope)
+        for got, want in zip(*both("rows_backward", drows, rows, mean, rstd, gamma, beta, slope=slope), strict=True):
+            assert_close(got, want, 1e-5 * np.abs(want).max(), shape=shape, x_size=x_size, dy_size=dy_size, slope=slope)
 
 
 @pytest.mark.parametrize("size", [1e-280, 1e-45, 1e39, 1e280])

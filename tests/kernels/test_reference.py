@@ -7,8 +7,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from bnorm.kernels import reference
+from bnorm.kernels import MEAN_SQUARE, VARIANCE, reference
 from compare import assert_close, assert_gradient, assert_same
+
+every_slope = pytest.mark.parametrize("slope", [1.0, 0.0, 0.2])
 
 
 def on_off(*names):
@@ -65,7 +67,7 @@ def test_forward_and_backward_by_hand():
 
 def test_rows_by_hand():
     x = np.array([3.0, -4.0]).reshape(1, 1, 2, 1)
-    y, mean, rstd = reference.rows_forward(x, np.array([1.0, 2.0]), None, 0.0, rms=True)
+    y, mean, rstd = reference.rows_forward(x, np.array([1.0, 2.0]), None, 0.0, rule=MEAN_SQUARE)
     assert_same(mean, [0])
     assert_close(rstd, [np.sqrt(2) / 5], 1e-16)
     assert_close(y.ravel(), np.array([3, -8]) * np.sqrt(2) / 5, 1e-15)
@@ -129,60 +131,64 @@ def test_a_channel_that_is_not_finite(bad, pooled):
 # Gradients ----------------------------------------------------------------------------------------------------------
 
 
-@on_off("affine", "weighted", "relu")
+@every_slope
+@on_off("affine", "weighted")
 @pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (1, 2, 7), (7, 1, 1)])
-def test_gradients_of_batch_norm(shape, affine, weighted, relu):
+def test_gradients_of_batch_norm(shape, affine, weighted, slope):
     x, dy = example(shape)
     gamma, beta = parameters(shape[1], affine)
     weight = weights((shape[0], int(np.prod(shape[2:])))) if weighted else None
 
     def loss(x=x, gamma=gamma, beta=beta):
-        return float((dy * reference.forward(x, gamma, beta, 1e-3, weight=weight, relu=relu)[0]).sum())
+        return float((dy * reference.forward(x, gamma, beta, 1e-3, weight=weight, slope=slope)[0]).sum())
 
-    _, stats, count, _ = reference.forward(x, gamma, beta, 1e-3, weight=weight, relu=relu)
-    dx, dgamma, dbeta = reference.backward(dy, x, stats, count, weight, relu)
-    assert_gradient(dx, loss, x, shape=shape, affine=affine, weighted=weighted, relu=relu)
+    _, stats, count, _ = reference.forward(x, gamma, beta, 1e-3, weight=weight, slope=slope)
+    dx, dgamma, dbeta = reference.backward(dy, x, stats, count, weight, slope)
+    assert_gradient(dx, loss, x, shape=shape, affine=affine, weighted=weighted, slope=slope)
     if affine:
-        assert_gradient(dgamma, lambda gamma: loss(gamma=gamma), gamma, shape=shape, weighted=weighted, relu=relu)
-        assert_gradient(dbeta, lambda beta: loss(beta=beta), beta, shape=shape, weighted=weighted, relu=relu)
+        assert_gradient(dgamma, lambda gamma: loss(gamma=gamma), gamma, shape=shape, weighted=weighted, slope=slope)
+        assert_gradient(dbeta, lambda beta: loss(beta=beta), beta, shape=shape, weighted=weighted, slope=slope)
 
 
-@on_off("affine", "relu")
-def test_gradients_of_inference(affine, relu):
+@every_slope
+@on_off("affine")
+def test_gradients_of_inference(affine, slope):
     x, dy = example((4, 3, 5))
     gamma, beta = parameters(3, affine)
     mean, var = np.array([1.0, 2.0, 3.0]), np.array([0.5, 1.0, 4.0])
 
     def loss(x=x, gamma=gamma, beta=beta):
-        return float((dy * reference.forward(x, gamma, beta, 1e-3, mean, var, relu=relu)[0]).sum())
+        return float((dy * reference.forward(x, gamma, beta, 1e-3, mean, var, slope=slope)[0]).sum())
 
-    _, stats, count, skipped = reference.forward(x, gamma, beta, 1e-3, mean, var, relu=relu)
+    _, stats, count, skipped = reference.forward(x, gamma, beta, 1e-3, mean, var, slope=slope)
     assert (count, skipped) == (20.0, 0)
-    dx, dgamma, dbeta = reference.backward(dy, x, stats, count, relu=relu, frozen=True)
-    assert_gradient(dx, loss, x, affine=affine, relu=relu)
+    dx, dgamma, dbeta = reference.backward(dy, x, stats, count, slope=slope, frozen=True)
+    assert_gradient(dx, loss, x, affine=affine, slope=slope)
     if affine:
-        assert_gradient(dgamma, lambda gamma: loss(gamma=gamma), gamma, relu=relu)
-        assert_gradient(dbeta, lambda beta: loss(beta=beta), beta, relu=relu)
+        assert_gradient(dgamma, lambda gamma: loss(gamma=gamma), gamma, slope=slope)
+        assert_gradient(dbeta, lambda beta: loss(beta=beta), beta, slope=slope)
 
 
 ROWS = {"layer": (5, 1, 7, 1), "group": (3, 2, 3, 4), "instance": (3, 5, 1, 6)}
 
 
-@on_off("affine", "rms", "relu")
+@every_slope
+@pytest.mark.parametrize("rule", [VARIANCE, MEAN_SQUARE])
+@on_off("affine")
 @pytest.mark.parametrize("shape", list(ROWS.values()), ids=list(ROWS))
-def test_gradients_of_rows(shape, affine, rms, relu):
+def test_gradients_of_rows(shape, affine, rule, slope):
     x, dy = example(shape)
     gamma, beta = parameters(shape[1] * shape[2], affine)
 
     def loss(x=x, gamma=gamma, beta=beta):
-        return float((dy * reference.rows_forward(x, gamma, beta, 1e-3, rms, relu)[0]).sum())
+        return float((dy * reference.rows_forward(x, gamma, beta, 1e-3, rule, slope)[0]).sum())
 
-    _, mean, rstd = reference.rows_forward(x, gamma, beta, 1e-3, rms, relu)
-    dx, dgamma, dbeta = reference.rows_backward(dy, x, mean, rstd, gamma, beta, rms, relu)
-    assert_gradient(dx, loss, x, shape=shape, affine=affine, rms=rms, relu=relu)
+    _, mean, rstd = reference.rows_forward(x, gamma, beta, 1e-3, rule, slope)
+    dx, dgamma, dbeta = reference.rows_backward(dy, x, mean, rstd, gamma, beta, rule, slope)
+    assert_gradient(dx, loss, x, shape=shape, affine=affine, rule=rule, slope=slope)
     if affine:
-        assert_gradient(dgamma, lambda gamma: loss(gamma=gamma), gamma, shape=shape, rms=rms, relu=relu)
-        assert_gradient(dbeta, lambda beta: loss(beta=beta), beta, shape=shape, rms=rms, relu=relu)
+        assert_gradient(dgamma, lambda gamma: loss(gamma=gamma), gamma, shape=shape, rule=rule, slope=slope)
+        assert_gradient(dbeta, lambda beta: loss(beta=beta), beta, shape=shape, rule=rule, slope=slope)
 
 
 def test_without_params_there_are_no_sums():
@@ -278,7 +284,7 @@ def test_results_have_the_type_of_x_and_statistics_are_float64(dtype):
     z, mean, rstd = reference.rows_forward(x.reshape(4, 1, 3, 1), None, None, 1e-3)
     assert y.dtype == dx.dtype == z.dtype == dtype
     assert {a.dtype for a in (stats, dgamma, dbeta, mean, rstd, *reference.moments(x))} == {np.dtype("float64")}
-    assert reference.normalize(x, *np.ones((3, 3)), out=x) is x
+    assert reference.normalize(x, np.ones((5, 3)), out=x) is x
 
 
 def test_the_oracle_of_float32_is_that_of_float64():

@@ -12,6 +12,7 @@ import pytest
 from bnorm.kernels import cpu, reference
 from bnorm.kernels.cpu import entries
 from compare import EPS, assert_close, sum_error
+from kernel_checks import stats_of
 
 STREAM, FAR = 1 << 23, 1 << 24  # bytes, the latter as in plan.pxi
 # One and few channels, odd numbers, more than a line or a tile of sums; short runs, runs of some length, long runs.
@@ -51,22 +52,22 @@ def test_maps(kind, dtype):
     _, dy = large(kind, STREAM, dtype, 2, offset)
     memory, out = large(kind, STREAM, dtype, 3, offset)
     mean, scale, shift, a, b, c = rng.standard_normal((6, kind[0]))
+    stats, coefficients = stats_of(mean, scale, shift), np.stack([a, b, c])
     untouched = memory.copy()
     start = (out.ctypes.data - memory.ctypes.data) // memory.itemsize
     inside = slice(start, start + out.size)
     rows = pieces(len(x), max(1, len(x) // 5))
 
-    def normalize(i, relu, to=None):
-        return cpu.normalize(x[i], mean, scale, shift, relu, to)
+    def normalize(i, slope, to=None):
+        return cpu.normalize(x[i], stats, slope, to)
 
-    def grad_input(i, relu, to=None):
-        mask = (scale, shift) if relu else (None, None)
-        return cpu.grad_input(dy[i], x[i], mean, a, b, c, None, *mask, to)
+    def grad_input(i, slope, to=None):
+        return cpu.grad_input(dy[i], x[i], stats, coefficients, None, slope, to)
 
-    for f, relu in product((normalize, grad_input), (False, True)):
-        f(slice(None), relu, out)
+    for f, slope in product((normalize, grad_input), (1.0, 0.0, 0.2)):
+        f(slice(None), slope, out)
         for i in rows:
-            assert f(i, relu).tobytes() == out[i].tobytes(), (f, relu, i)
+            assert f(i, slope).tobytes() == out[i].tobytes(), (f, slope, i)
         memory[inside] = untouched[inside]
         assert memory.tobytes() == untouched.tobytes(), (f, "wrote beside out")
 
@@ -87,7 +88,7 @@ def test_reductions(kind, dtype):
     off = (mean.astype(wider) - center.ravel()) + low
     assert_close(off, np.zeros_like(off), sum_error(dtype, exact - center, axes) / count, kind=kind)
     assert_close(m2, spread.sum(axes), sum_error(dtype, spread, axes), kind=kind)
-    sums, dots = cpu.grad_moments(dy, x, center.ravel().astype(np.float64))
+    sums, dots = cpu.grad_moments(dy, x, stats_of(*[center.ravel().astype(np.float64)] * 3))
     assert_close(sums, terms.sum(axes), sum_error(dtype, terms, axes), kind=kind)
     products = terms * (exact - center)
     rounded = EPS[np.dtype(dtype)] * np.abs(terms).sum(axes) * np.abs(center.ravel())  # the mean, in the type of x
@@ -116,13 +117,13 @@ def test_rows(shape, dtype):
     n = shape[0] * (16 // np.dtype(dtype).itemsize)  # 16 MiB of either type
     x, dy = rng.standard_normal((2, n, *shape[1:])).astype(dtype)
     gamma, beta = rng.standard_normal((2, shape[1] * shape[2]))
-    y, mean, rstd = cpu.rows_forward(x, gamma, beta, 1e-5, relu=True)
-    dx, _, _ = cpu.rows_backward(dy, x, mean, rstd, gamma, beta, relu=True)
+    y, mean, rstd = cpu.rows_forward(x, gamma, beta, 1e-5, slope=0.0)
+    dx, _, _ = cpu.rows_backward(dy, x, mean, rstd, gamma, beta, slope=0.0)
     step = n // 16
     for i in range(0, n, step):
-        part = cpu.rows_forward(x[i : i + step], gamma, beta, 1e-5, relu=True)
+        part = cpu.rows_forward(x[i : i + step], gamma, beta, 1e-5, slope=0.0)
         assert part[0].tobytes() == y[i : i + step].tobytes(), i
-        part = cpu.rows_backward(dy[i : i + step], x[i : i + step], *part[1:], gamma, beta, relu=True)
+        part = cpu.rows_backward(dy[i : i + step], x[i : i + step], *part[1:], gamma, beta, slope=0.0)
         assert part[0].tobytes() == dx[i : i + step].tobytes(), i
 
 
@@ -132,14 +133,15 @@ def test_small_maps_from_every_place_in_a_line(shape, dtype):
     rng = np.random.default_rng(4)
     x = rng.standard_normal(shape).astype(dtype)
     mean, scale, shift, a, b, c = rng.standard_normal((6, shape[1]))
-    wanted = cpu.normalize(x, mean, scale, shift), cpu.grad_input(x, x, mean, a, b, c)
+    stats, coefficients = stats_of(mean, scale, shift), np.stack([a, b, c])
+    wanted = cpu.normalize(x, stats), cpu.grad_input(x, x, stats, coefficients)
     memory = np.empty(x.size + 200, dtype)
     line = -memory.ctypes.data % 64 // memory.itemsize + 64
     for offset in range(64 // memory.itemsize):
         memory.fill(7)
         out = memory[line + offset :][: x.size].reshape(shape)
         for name, want in zip(("normalize", "grad_input"), wanted, strict=True):
-            args = (x, mean, scale, shift, False) if name == "normalize" else (x, x, mean, a, b, c, None, None, None)
+            args = (x, stats, 1.0) if name == "normalize" else (x, x, stats, coefficients, None, 1.0)
             getattr(cpu, name)(*args, out)
             assert out.tobytes() == want.tobytes(), (name, offset)
         out[...] = 7

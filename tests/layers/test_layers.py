@@ -69,12 +69,17 @@ def test_without_parameters(make):
 
 
 @every_layer
-def test_the_relu_is_fused(make):
-    plain, relu = scaled(make()), scaled(make(activation="relu"))
+@pytest.mark.parametrize(
+    ("options", "slope"),
+    [({"activation": "relu"}, 0), ({"activation": "leaky_relu", "negative_slope": 0.3}, 0.3)],
+    ids=["relu", "leaky"],
+)
+def test_the_activation_is_fused(make, options, slope):
+    plain, fused = scaled(make()), scaled(make(**options))
     y = plain(X3)
-    assert_same(relu(X3), np.maximum(y, 0))
-    assert_close(relu.backward(DY3), plain.backward(np.where(y > 0, DY3, 0)), 1e-13)
-    for p, q in zip(relu.parameters(), plain.parameters(), strict=True):
+    assert_same(fused(X3), np.where(y > 0, y, slope * y))
+    assert_close(fused.backward(DY3), plain.backward(np.where(y > 0, DY3, slope * DY3)), 1e-13)
+    for p, q in zip(fused.parameters(), plain.parameters(), strict=True):
         assert_close(p.grad, q.grad, 1e-12)
 
 

@@ -32,6 +32,7 @@ def test_the_signature_of_batch_norm(cls):
         "ddof": 0,
         "axis": 1,
         "activation": None,
+        "negative_slope": 0.01,
         "nonfinite": "skip",
         "on_single": "raise",
         "dtype": "float64",
@@ -52,7 +53,7 @@ def test_the_signature_of_batch_norm(cls):
 def test_the_signatures_of_row_layers(cls, names, expected):
     options, positional = defaults(cls)
     assert positional == names
-    expected = {"eps": 1e-5, "activation": None, "dtype": "float64", "device": "cpu"} | expected
+    expected = {"eps": 1e-5, "activation": None, "negative_slope": 0.01, "dtype": "float64", "device": "cpu"} | expected
     assert {name: options[name] for name in expected} == expected
 
 
@@ -81,6 +82,7 @@ OPTIONS = {
     "ddof": 1,
     "axis": -1,
     "activation": "relu",
+    "negative_slope": 0.2,
     "nonfinite": "raise",
     "on_single": "running",
     "dtype": "float32",

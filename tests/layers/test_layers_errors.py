@@ -42,6 +42,7 @@ NAN = float("nan")
 OPTIONS = [
     ("eps", [-1.0, NAN, np.inf], ["1e-5", None, 1j]),
     ("activation", ["gelu", "", "ReLU"], [1, np.maximum]),
+    ("negative_slope", [-0.1, 1, 2.0, NAN, np.inf], ["0.1", None, 1j]),
     ("dtype", [], ["int64", "complex64", "no type", str, object]),
     ("device", ["tpu", ""], [0, None]),
 ]
@@ -346,7 +347,7 @@ def test_bad_assignments(name, value):
     must_fail(bn, lambda: setattr(bn, name, value), EITHER, name)
 
 
-@pytest.mark.parametrize("name", ["num_features", "ddof", "axis", "affine", "track_running_stats", "activation"])
+@pytest.mark.parametrize("name", ["num_features", "ddof", "axis", "affine", "track_running_stats", "activation", "negative_slope"])
 def test_what_cannot_change_after_construction(name):
     bn = layer()
     before, value = held(bn), getattr(bn, name)

@@ -133,7 +133,7 @@ WEIGHTS = {
 
 
 @pytest.mark.parametrize("weight", WEIGHTS.values(), ids=WEIGHTS)
-@pytest.mark.parametrize("activation", [None, "relu"])
+@pytest.mark.parametrize("activation", [None, "relu", "leaky_relu"])
 @pytest.mark.parametrize(("layer", "shape", "axis"), [("BatchNorm1d", (4, C, 3), 1), ("BatchNorm2d", (4, 2, 3, C), -1)])
 def test_the_gradient_is_the_derivative(layer, shape, axis, activation, weight):
     """Where the weight is 0 too: y is computed there all the same, from statistics that the others make."""

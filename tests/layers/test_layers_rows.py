@@ -85,7 +85,7 @@ def parameters_of(row, layer):
 
 @every_row
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("activation", [None, "relu"])
+@pytest.mark.parametrize("activation", [None, "relu", "leaky_relu"])
 def test_forward_and_backward(row, dtype, activation):
     layer = row.layer(eps=1e-3, activation=activation)
     given, complete = parameters_of(row, layer)
@@ -104,7 +104,7 @@ def test_forward_and_backward(row, dtype, activation):
 
 
 @every_row
-@pytest.mark.parametrize("activation", [None, "relu"])
+@pytest.mark.parametrize("activation", [None, "relu", "leaky_relu"])
 def test_gradients_are_derivatives(row, activation):
     layer = row.layer(eps=1e-2, activation=activation)
     parameters_of(row, layer)

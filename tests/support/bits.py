@@ -13,7 +13,7 @@ from hashlib import sha256
 import numpy as np
 
 import bnorm
-from bnorm.kernels import cpu
+from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu
 
 # What takes another way from a shape to tasks, or from a task to loops. All but the last have more values than one
 # thread would keep for itself.
@@ -62,7 +62,7 @@ def basics(shape, dtype):
     x, dy = values(shape, dtype, 7) + np.asarray(3, dtype), values(shape, dtype, 1 << 19)
     gamma, beta, mean, var = vectors(shape[1])
     running = mean.copy(), var.copy(), 0.1, np.full(shape[1], 5.0), 1, "skip"
-    _, stats, count, _ = training = cpu.forward(x, gamma, beta, EPS, relu=True, running=running)
+    _, stats, count, _ = training = cpu.forward(x, gamma, beta, EPS, slope=0.0, running=running)
     yield "training", training
     yield "running", running[:2]
     yield "inference", cpu.forward(x, gamma, beta, EPS, mean, var)
@@ -70,33 +70,38 @@ def basics(shape, dtype):
 
 
 def the_rest(shape, dtype):
-    """Weights, NaN, ReLU, and the four pieces."""
+    """Weights, NaN, ReLU, leaky ReLU, and the pieces."""
     x, dy = values(shape, dtype, 7) + np.asarray(3, dtype), values(shape, dtype, 1 << 19)
     gamma, beta, mean, var = vectors(shape[1])
     holes = np.where(dy > 1, np.nan, x).astype(dtype)
     w = np.abs(values((shape[0], int(np.prod(shape[2:]))), "f8", 11)).round(1)
-    _, stats, count, _ = weighted = cpu.forward(x, gamma, beta, EPS, weight=w)
+    stats = np.stack([mean, var, var, gamma, beta])
+    _, found, count, _ = weighted = cpu.forward(x, gamma, beta, EPS, weight=w)
     yield "weighted", weighted
-    yield "backward, weighted, relu", cpu.backward(dy, x, stats, count, w, True)
-    yield "backward, frozen, relu", cpu.backward(dy, x, stats, count, relu=True, frozen=True)
-    yield "moments", cpu.moments(x)
-    yield "moments, weighted, skipna", cpu.moments(holes, w, True)
-    yield "moments, skipna", cpu.moments(holes, skipna=True)
-    yield "normalize", (cpu.normalize(x, mean, gamma, beta, True),)
-    yield "grad_moments", cpu.grad_moments(dy, x, mean)
-    yield "grad_moments, relu", cpu.grad_moments(dy, x, mean, gamma, beta)
-    yield "grad_input", (cpu.grad_input(dy, x, mean, gamma, beta, var, w, gamma, beta),)
+    yield "backward, weighted, relu", cpu.backward(dy, x, found, count, w, 0.0)
+    yield "backward, frozen, relu", cpu.backward(dy, x, found, count, slope=0.0, frozen=True)
+    yield "backward, weighted, leaky", cpu.backward(dy, x, found, count, w, 0.2)
+    yield "moments", (cpu.moments(x),)
+    yield "moments, weighted, skipna", (cpu.moments(holes, w, True),)
+    yield "moments, skipna", (cpu.moments(holes, skipna=True),)
+    yield "normalize", (cpu.normalize(x, stats, 0.0),)
+    yield "normalize, leaky", (cpu.normalize(x, stats, 0.2),)
+    yield "grad_moments", (cpu.grad_moments(dy, x, stats),)
+    yield "grad_moments, relu", (cpu.grad_moments(dy, x, stats, slope=0.0),)
+    yield "grad_input", (cpu.grad_input(dy, x, stats, np.stack([gamma, beta, var]), w, 0.0),)
 
 
 def rows(shape, dtype):
     """Layer, group, instance and RMS norm."""
     x, dy = values(shape, dtype, 7) + np.asarray(3, dtype), values(shape, dtype, 1 << 19)
     gamma, beta, *_ = vectors(shape[1] * shape[2])
-    for rms in (False, True):
-        name = "rms" if rms else "rows"
-        y, mean, rstd = cpu.rows_forward(x, gamma, beta, EPS, rms, relu=rms)
+    for rule, name in ((VARIANCE, "rows"), (MEAN_SQUARE, "rms")):
+        slope = 0.0 if rule == MEAN_SQUARE else 1.0
+        y, mean, rstd = cpu.rows_forward(x, gamma, beta, EPS, rule, slope)
         yield name, (y, mean, rstd)
-        yield f"{name}, backward", cpu.rows_backward(dy, x, mean, rstd, gamma, beta, rms, relu=rms)
+        yield f"{name}, backward", cpu.rows_backward(dy, x, mean, rstd, gamma, beta, rule, slope)
+    yield "rows, leaky", cpu.rows_forward(x, gamma, beta, EPS, slope=0.2)
+    yield "rows, leaky, backward", cpu.rows_backward(dy, x, mean, rstd, gamma, beta, slope=0.2)
     _, mean, rstd = plain = cpu.rows_forward(x, None, None, EPS)
     yield "rows, plain", plain
     yield "rows, plain, backward", cpu.rows_backward(dy, x, mean, rstd, None, None, params=False)

@@ -25,18 +25,18 @@ def main(sanitize: str) -> None:
         weight = rng.random((shape[0], shape[2] if len(shape) > 2 else 1))
         gamma, beta = rng.standard_normal((2, shape[1]))
         for w in (None, weight) if shape in WEIGHTED else (None,):
-            y, stats, count, _ = gpu.forward(x, gamma, beta, 1e-5, weight=w, relu=True)
-            want = reference.forward(x.astype("f8"), gamma, beta, 1e-5, weight=w, relu=True)
+            y, stats, count, _ = gpu.forward(x, gamma, beta, 1e-5, weight=w, slope=0.0)
+            want = reference.forward(x.astype("f8"), gamma, beta, 1e-5, weight=w, slope=0.0)
             assert_close(y, want[0], 1e-5, shape=shape)
-            dx = gpu.backward(dy, x, stats, count, w, relu=True)[0]
-            want = reference.backward(dy.astype("f8"), x.astype("f8"), stats, float(count), w, relu=True)
+            dx = gpu.backward(dy, x, stats, count, w, slope=0.0)[0]
+            want = reference.backward(dy.astype("f8"), x.astype("f8"), stats, float(count), w, slope=0.0)
             assert_close(dx, want[0], 1e-4, shape=shape)
     for shape in ROWS:
         x, dy = rng.standard_normal((2, *shape)).astype("float32")
         gamma = rng.standard_normal(shape[1] * shape[2])
         y, mean, rstd = gpu.rows_forward(x, gamma, gamma, 1e-5)
         assert_close(y, reference.rows_forward(x.astype("f8"), gamma, gamma, 1e-5)[0], 1e-5, shape=shape)
-        gpu.rows_backward(dy, x, mean, rstd, gamma, gamma, relu=True)
+        gpu.rows_backward(dy, x, mean, rstd, gamma, gamma, slope=0.0)
     print(f"{len(device.log)} launches of {len(device.emulators)} kernels, {plans.JOB_BYTES} bytes of arguments each")
 
 

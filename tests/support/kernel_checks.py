@@ -11,12 +11,15 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from bnorm.kernels import cpu, reference, view
+from bnorm.kernels import VARIANCE, cpu, reference, view
 from cases import CASES, DTYPES
 from compare import EPS, assert_close, normalized_error, rounding, sum_error
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+every_slope = pytest.mark.parametrize("slope", [1.0, 0.0, 0.2], ids=["plain", "relu", "leaky"])
 
 
 def on_off(*names):
@@ -83,8 +86,15 @@ def problem(case, dtype):
     return Problem(x, dy, gamma, rng.standard_normal(case.num_channels), weight)
 
 
-def away_from_zero(dy, x, dtype, mean, scale, shift):
+def stats_of(mean, scale, shift):
+    """(5, C) of what maps read; the rows of var and rstd, which they do not, are NaN."""
+    nobody = np.full_like(mean, np.nan)
+    return np.stack([mean, nobody, nobody, scale, shift])
+
+
+def away_from_zero(dy, x, dtype, stats):
     """dy, but 0 where y is so close to 0 that rounding decides on which side of the ReLU it is."""
+    mean, _, _, scale, shift = stats
     t = as_block(x) - channel(mean)
     y = t * channel(scale) + channel(shift)
     bound = map_error(dtype, 0.0, t * channel(scale), channel(shift))
@@ -148,12 +158,12 @@ def assert_backward(got, want, dy, x, stats, count, weight, frozen, dtype, **cas
     assert_close(got[0], as_stored(dtype, got[0], want[0], allowed), allowed, what="dx", **case)
 
 
-def assert_rows(kernels, x, dy, gamma, beta, rms, relu, tags):
+def assert_rows(kernels, x, dy, gamma, beta, rule, slope, tags):
     """Rows normalized and pulled back, against the reference: the arguments of the backward, what it returned, what was
     wanted, and how far dx may be off."""
     n, g, k, _ = x.shape
     dtype, unit = x.dtype, EPS[x.dtype]
-    got, want = both("rows_forward", x, gamma, beta, 1e-5, rms, relu, kernels=kernels)
+    got, want = both("rows_forward", x, gamma, beta, 1e-5, rule, slope, kernels=kernels)
     mean, rstd = want[1:]
     of_mean = 4 * unit / np.where(rstd > 0, rstd, 1) + np.spacing(np.abs(mean))  # both are rounded to float64
     assert_close(got[1], mean, of_mean, what="mean", **tags)
@@ -168,12 +178,12 @@ def assert_rows(kernels, x, dy, gamma, beta, rms, relu, tags):
     assert_close(got[0], want[0], of_y, what="y", **tags)
 
     dy = np.where(np.abs(xhat * gain + shift) <= 2 * of_y, 0, dy).astype(dtype)  # too close to the ReLU's corner
-    args = dy, x, mean, rstd, gamma, beta, rms, relu
+    args = dy, x, mean, rstd, gamma, beta, rule, slope
     got, want = both("rows_backward", *args, kernels=kernels)
     wide_dy = np.abs(dy.astype(np.longdouble))
     dxhat, count = wide_dy * gain, max(x[0].size // max(g, 1), 1) if n else 1
     terms = dxhat, np.abs(xhat) * (dxhat * np.abs(xhat)).sum((2, 3), keepdims=True) / count
-    if not rms:
+    if rule == VARIANCE:
         terms = *terms, dxhat.sum((2, 3), keepdims=True) / count
     of_dx = 4 * map_error(dtype, want[0].astype(np.longdouble), *(r * term for term in terms))
     assert_close(got[0], want[0], of_dx, what="dx", **tags)

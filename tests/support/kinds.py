@@ -14,14 +14,15 @@ import cases
 EVERY_MEMORY = (cases.c_order, cases.fortran, cases.channels_last, cases.inside_out, cases.strided, cases.backwards)
 
 
-def plain(x, axes, gamma=1.0, beta=0.0, eps=1e-5, *, rms=False, weight=1.0, activation=None):
+def plain(x, axes, gamma=1.0, beta=0.0, eps=1e-5, *, rms=False, weight=1.0, activation=None, negative_slope=0.01):
     """The definition, for gamma, beta and weight that broadcast against x."""
     x = x.astype(np.longdouble)
     total = np.broadcast_to(weight, x.shape).sum(axes, keepdims=True)
     mean = 0 if rms else (weight * x).sum(axes, keepdims=True) / total
     var = (weight * (x - mean) ** 2).sum(axes, keepdims=True) / total
     y = (x - mean) / np.sqrt(var + eps) * gamma + beta
-    return np.maximum(y, 0) if activation else y
+    below = {None: 1.0, "relu": 0.0, "leaky_relu": negative_slope}[activation]
+    return np.where(y > 0, y, below * y)
 
 
 def along(values, axis, ndim):
@@ -133,7 +134,7 @@ KINDS = BATCH + ROWS
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 every_memory = pytest.mark.parametrize("memory", EVERY_MEMORY, ids=lambda memory: memory.__name__)
-activations = pytest.mark.parametrize("activation", [None, "relu"])
+activations = pytest.mark.parametrize("activation", [None, "relu", "leaky_relu"])
 GIVEN = ((), ("gamma",), ("beta",), ("gamma", "beta"))
 
 

@@ -21,6 +21,8 @@ from bnorm.kernels import cpu
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 
+VARIANCE, MEAN_SQUARE = range(2)  # what a row is divided by the root of, as formulas.h counts them
+
 
 class Backends(dict[type, ModuleType]):
     """The backend of CuPy's arrays comes in when the first of them does; of any other type there is none."""

@@ -4,8 +4,8 @@
  * knows of arrays, axes or data types: everything per channel is float64. Contraction to fused multiply-add must be off
  * where the same bits are promised (-ffp-contract=off, -fmad=false).
  *
- * A set of values is described by (n, mean, low, m2): the sum of its weights, its mean as the unevaluated sum
- * mean + low (low is what the nearest double leaves over), and m2 = sum w (x - mean)^2.
+ * A set of values is described by four parts, in this order everywhere: n, the sum of its weights; mean; m2, the sum of
+ * w (x - mean)^2; and low, what the double nearest to the mean leaves over. The mean is mean + low, unevaluated.
  */
 #ifndef BNORM_FORMULAS_H
 #define BNORM_FORMULAS_H
@@ -18,11 +18,42 @@
 #endif
 #define BN_NAN (0.0 / 0.0)
 
-/* Add the set (n1, mean1, low1, m21) to (n0, mean, low, m2) by the difference of the means (Chan, Golub, LeVeque 1983),
+/* What comes after normalizing, told by its slope below 0: 1 nothing, 0 ReLU, between them leaky ReLU. Loops ask for the
+ * kind once and for the slope only where it is leaky. */
+enum { BN_IDENTITY, BN_RELU, BN_LEAKY };
+
+BN_FN int bn_act_kind(double slope)
+{
+    return slope == 1.0 ? BN_IDENTITY : slope == 0.0 ? BN_RELU : BN_LEAKY;
+}
+
+/* bn_act is the activation of v. bn_act_pull is its gradient: g, the gradient behind it, brought before it. NaN counts as
+ * above 0. ReLU selects and never multiplies: of an infinity it makes 0, not NaN. In C the names end in the type. */
+#ifdef __cplusplus
+#define BN_TYPED(name, real) name
+#else
+#define BN_TYPED(name, real) name##_##real
+#endif
+#define BN_ACTIVATION(real)                                                                                           \
+    BN_FN real BN_TYPED(bn_act, real)(int kind, real slope, real v)                                                   \
+    {                                                                                                                 \
+        return kind != BN_IDENTITY && v <= 0 ? (kind == BN_RELU ? (real)0 : slope * v) : v;                           \
+    }                                                                                                                 \
+    BN_FN real BN_TYPED(bn_act_pull, real)(int kind, real slope, real v, real g)                                      \
+    {                                                                                                                 \
+        return kind != BN_IDENTITY && v <= 0 ? (kind == BN_RELU ? (real)0 : slope * g) : g;                           \
+    }
+BN_ACTIVATION(float)
+BN_ACTIVATION(double)
+
+/* What a row is divided by: the root of its variance, or of its mean square, about 0 (RMS norm). */
+enum { BN_VARIANCE, BN_MEAN_SQUARE };
+
+/* Add the set (n1, mean1, m21, low1) to (n0, mean, m2, low) by the difference of the means (Chan, Golub, LeVeque 1983),
  * w = n1 / (n0 + n1) being its share. Sums of values are never formed, so large means neither overflow nor cancel. What
  * the two additions of the mean round off is kept in low (two-sums of Dekker and Knuth): ten thousand merges cost no
  * digit. No branches, so that loops over channels vectorize. */
-BN_FN void bn_join(double *mean, double *low, double *m2, double n0, double w, double mean1, double low1, double m21)
+BN_FN void bn_join(double *mean, double *m2, double *low, double n0, double w, double mean1, double m21, double low1)
 {
     const double mean0 = *mean, low0 = *low;
     const double gap = mean1 - mean0, gap_low = low1 - low0;
@@ -43,13 +74,13 @@ BN_FN double bn_share(double n0, double n1)
     return n1 / (total == 0.0 ? 1.0 : total);
 }
 
-/* Add the set (n1, mean1, low1, m21) to (n, mean, low, m2). An empty set, which is all zero, changes nothing and is
+/* Add the set (n1, mean1, m21, low1) to (n, mean, m2, low). An empty set, which is all zero, changes nothing and is
  * replaced exactly. */
-BN_FN void bn_merge(double *n, double *mean, double *low, double *m2,
-                    double n1, double mean1, double low1, double m21)
+BN_FN void bn_merge(double *n, double *mean, double *m2, double *low,
+                    double n1, double mean1, double m21, double low1)
 {
     const double n0 = *n;
-    bn_join(mean, low, m2, n0, bn_share(n0, n1), mean1, low1, m21);
+    bn_join(mean, m2, low, n0, bn_share(n0, n1), mean1, m21, low1);
     *n = n0 + n1;
 }
 
@@ -61,10 +92,10 @@ BN_FN double bn_block_m2(double s, double q, double inverse)
 }
 
 /* Add such a block; its mean is the center and s / n1. */
-BN_FN void bn_add_block(double *n, double *mean, double *low, double *m2,
+BN_FN void bn_add_block(double *n, double *mean, double *m2, double *low,
                         double n1, double inverse, double center, double s, double q)
 {
-    bn_merge(n, mean, low, m2, n1, center, s * inverse, bn_block_m2(s, q, inverse));
+    bn_merge(n, mean, m2, low, n1, center, bn_block_m2(s, q, inverse), s * inverse);
 }
 
 /* 1 / sqrt(var + eps). A constant channel with eps = 0 has scale 1; a channel without any value has scale 0. */
@@ -104,7 +135,7 @@ typedef struct {
 } bn_statistics;
 
 typedef struct {
-    double count, mean, low, m2;
+    double count, mean, m2, low;
     double seen, pairs, last;   /* count is faded, relative to row `last`; seen is not */
 } bn_batch;
 
@@ -140,7 +171,7 @@ BN_FN bn_statistics bn_pool(bn_statistics s, bn_batch b, bn_rule r)
     double n = s.weight, mean = n == 0.0 ? 0.0 : s.mean, low = n == 0.0 ? 0.0 : s.low;
     double m2 = n == 0.0 ? 0.0 : s.var * bn_divisor(r, n, s.pairs), divisor;
     s.pairs = s.pairs + (b.pairs + 2.0 * n * b.count);
-    bn_merge(&n, &mean, &low, &m2, b.count, b.mean, b.low, b.m2);
+    bn_merge(&n, &mean, &m2, &low, b.count, b.mean, b.m2, b.low);
     divisor = bn_divisor(r, n, s.pairs);
     s.mean = mean + low;
     s.low = (mean - s.mean) + low;
@@ -153,7 +184,8 @@ BN_FN bn_statistics bn_pool(bn_statistics s, bn_batch b, bn_rule r)
 BN_FN bn_statistics bn_fade(bn_statistics s, bn_batch b, bn_rule r)
 {
     const double age = (b.last - s.last) / r.halflife;
-    const double f = s.weight == 0.0 || age >= 0.0 ? 1.0 : exp2(age), g = s.weight == 0.0 ? 0.0 : age > 0.0 ? exp2(-age) : 1.0;
+    const double f = s.weight == 0.0 || age >= 0.0 ? 1.0 : exp2(age);
+    const double g = s.weight == 0.0 ? 0.0 : age > 0.0 ? exp2(-age) : 1.0;
     s.weight = s.weight * g;
     s.pairs = s.pairs * g * g;
     s.last = f == 1.0 ? b.last : s.last;

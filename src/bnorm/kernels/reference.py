@@ -4,8 +4,17 @@ Nothing in the library calls it; it is never a fallback.
 
     x, dy, y, dx        (outer, C, inner), or (outer, C) for (outer, C, 1); rows_*: (N, G, K, L)
     weight              None or float64 (outer, inner), finite, not negative
-    all other arrays    float64 (C,); rows_*: mean and rstd (N*G,), gamma, beta, dgamma, dbeta (G*K,)
+    slope               of the activation where y is not above 0: 1 none, 0 ReLU, between them leaky ReLU
     out                 None or an array like x to write to, x or dy themselves included
+    rule                what a row is divided by the root of: VARIANCE or MEAN_SQUARE
+    all other arrays    float64 (C,), or one such row for each number:
+                            parts           count, mean, m2, low        the mean is mean + low
+                            stats           mean, var, rstd, scale, shift
+                            sums            sum dy, sum dy (x - mean)
+                            coefficients    a, b, c                     dx = a (dy + w (b (x - mean) + c))
+                        rows_*: mean and rstd (N*G,), gamma, beta, dgamma, dbeta (G*K,)
+
+`forward` is moments, finish and normalize in one call, `backward` grad_moments, finish_gradients and grad_input.
 
 An oracle has to be more exact than what it judges: float16 and float32 are computed in float64, and float64 in long
 double, which has 64 bits of precision or more, though not on Windows and macOS on ARM: there the oracle of float64 is
@@ -18,6 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from bnorm.kernels import MEAN_SQUARE, VARIANCE
+
 from .reference_statistics import Rule, merge, move, settle
 
 __all__ = ["Rule", "merge", "move", "settle"]
@@ -26,8 +37,8 @@ Array = np.ndarray[Any, Any]
 
 
 @np.errstate(all="ignore")
-def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> tuple[Array, Array, Array, Array]:
-    """Count, mean, m2 and low per channel: the sum of the weights, the mean, sum w (x - mean)^2, mean - float64(mean).
+def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> Array:
+    """parts, (4, C): count, mean, m2, low: the sum of the weights, the mean, sum w (x - mean)^2, mean - float64(mean).
 
     A value of weight 0 feeds nothing in, not even a NaN; with skipna neither does a NaN. Without any value all are 0.
     """
@@ -42,60 +53,71 @@ def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> tupl
     rest = _sum(w * (x - _channel(mean))) / values  # what rounding left over, because sums are long
     m2 = _sum(w * (x - _channel(mean + rest)) ** 2)
     high = _narrow(mean + rest)
-    return _narrow(count), high, _narrow(m2), _narrow((mean - high) + rest)
+    return np.stack([_narrow(count), high, _narrow(m2), _narrow((mean - high) + rest)])
 
 
 @np.errstate(all="ignore")
-def normalize(
-    x: Array,
-    mean: Array,
-    scale: Array,
-    shift: Array,
-    relu: bool = False,
-    out: Array | None = None,
-    finite: bool = False,
-) -> Array:
-    """y = (x - mean) scale + shift, and with relu 0 where that is not above 0. NaN stays NaN.
+def finish(parts: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array:
+    """stats, (5, C), of what `moments` gives: mean, var, rstd, scale, shift. Without any value y will be beta."""
+    count, mean, m2, low = parts
+    return _stats(mean + low, m2 / np.where(count == 0, 1, count), count, gamma, beta, eps)
+
+
+@np.errstate(all="ignore")
+def normalize(x: Array, stats: Array, slope: float = 1.0, out: Array | None = None, finite: bool = False) -> Array:
+    """y = (x - mean) scale + shift, times slope where that is not above 0. NaN stays NaN.
 
     With finite, FloatingPointError where x holds an infinity; what was written to out by then is of no use.
     """
     if finite and np.isinf(x).any():
         raise FloatingPointError("x holds an infinity")
+    mean, _, _, scale, shift = stats
     y = (_wide(x) - _channel(mean)) * _channel(scale) + _channel(shift)
-    return _result(np.where(y <= 0, 0, y) if relu else y, x, out)
+    return _result(_activation(y, slope), x, out)
 
 
 @np.errstate(all="ignore")
-def grad_moments(
-    dy: Array, x: Array, mean: Array, scale: Array | None = None, shift: Array | None = None
-) -> tuple[Array, Array]:
-    """sum dy and sum dy (x - mean) per channel. With scale and shift, dy is 0 where the ReLU of `normalize` was."""
-    dy, x = _through_relu(dy, x, mean, scale, shift), _wide(x)
-    return _narrow(_sum(dy)), _narrow(_sum(dy * (x - _channel(mean))))
+def grad_moments(dy: Array, x: Array, stats: Array, weight: Array | None = None, slope: float = 1.0) -> Array:
+    """sums, (2, C): sum dy and sum dy (x - mean), dy being brought before the activation of `normalize`.
+
+    With weight a dy of 0 adds nothing, whatever x is there: padding may be NaN.
+    """
+    dy, away = _before_activation(dy, x, stats, slope), _wide(x) - _channel(stats[0])
+    if weight is not None:
+        away = np.where(dy == 0, 0, away)
+    return np.stack([_narrow(_sum(dy)), _narrow(_sum(dy * away))])
+
+
+@np.errstate(all="ignore")
+def finish_gradients(sums: Array, stats: Array, count: float | Array) -> Array:
+    """coefficients, (3, C), of what `grad_moments` gives: a, b, c. count: of values, or the sum of their weights."""
+    total, dot = sums
+    _, _, rstd, scale, _ = stats
+    values = np.where(count == 0, 1, count)  # without values scale is 0, and b and c are 0 too
+    some = np.where(count == 0, 0.0, 1.0)
+    return np.stack([scale, -some * rstd**2 * dot / values, -some * total / values])
 
 
 @np.errstate(all="ignore")
 def grad_input(
     dy: Array,
     x: Array,
-    mean: Array,
-    a: Array,
-    b: Array,
-    c: Array,
+    stats: Array,
+    coefficients: Array,
     weight: Array | None = None,
-    scale: Array | None = None,
-    shift: Array | None = None,
+    slope: float = 1.0,
     out: Array | None = None,
 ) -> Array:
     """dx = a (dy + w (b (x - mean) + c)), with dy as in `grad_moments` and w = 1 without weight.
 
     With a outside the brackets b is about 1 / std, which float32 holds wherever it holds x.
     """
-    through_statistics = _channel(b) * (_wide(x) - _channel(mean)) + _channel(c)
+    a, b, c = coefficients
+    through_statistics = _channel(b) * (_wide(x) - _channel(stats[0])) + _channel(c)
     if weight is not None:
         w = _positions(weight)
         through_statistics = np.where(w == 0, 0, w * through_statistics)
-    return _result(_channel(a) * (_through_relu(dy, x, mean, scale, shift) + through_statistics), x, out)
+    return _result(_channel(a) * (_before_activation(dy, x, stats, slope) + through_statistics), x, out)
 
 
 @np.errstate(all="ignore")
@@ -113,7 +135,7 @@ def forward(
     mean: Array | None = None,
     var: Array | None = None,
     weight: Array | None = None,
-    relu: bool = False,
+    slope: float = 1.0,
     running: Rule | None = None,
     out: Array | None = None,
 ) -> tuple[Array, Array, float, int]:
@@ -125,18 +147,15 @@ def forward(
     """
     if mean is not None and var is not None:
         count = float(x.shape[0] * prod(x.shape[2:]))
+        stats = _stats(mean, var, np.full_like(mean, count), gamma, beta, eps)
     else:
         count = float(x.shape[0] * prod(x.shape[2:]) if weight is None else weight.sum())
-        _, mean, m2, _ = moments(x, weight)
-        var = m2 / (count or 1.0)
+        parts = moments(x, weight)
+        stats = finish(parts, gamma, beta, eps)
         if running is not None and running[-1] == "raise":
             trial = tuple(a.copy() if isinstance(a, np.ndarray) else a for a in running)
-            settle(trial, np.stack([mean, var]), count, x.size)
-    rstd = _rstd(var, eps, count)
-    scale = rstd if gamma is None else gamma * rstd
-    shift = np.zeros_like(rstd) if beta is None else beta
-    y = normalize(x, mean, scale, shift, relu, out)
-    return y, np.stack([mean, var, rstd, scale, shift]), count, 0
+            settle(trial, stats, count, x.size)
+    return normalize(x, stats, slope, out), stats, count, 0
 
 
 @np.errstate(all="ignore")
@@ -146,7 +165,7 @@ def backward(
     stats: Array,
     count: float,
     weight: Array | None = None,
-    relu: bool = False,
+    slope: float = 1.0,
     frozen: bool = False,
     params: bool = True,
     out: Array | None = None,
@@ -155,16 +174,13 @@ def backward(
 
     With weights, a dy of 0 adds nothing to the sums whatever x is there.
     """
-    mean, _, rstd, scale, shift = stats
-    relu_scale, relu_shift = (scale, shift) if relu else (None, None)
-    used = x if weight is None else np.where(dy == 0, mean[:, None] if x.ndim == 3 else mean, x)  # padding may be NaN
-    total, dot = grad_moments(dy, used, mean, relu_scale, relu_shift)
+    _, _, rstd, scale, _ = stats
+    sums = grad_moments(dy, x, stats, weight, slope)
     if frozen:
-        dx = _result(_channel(scale) * _through_relu(dy, x, mean, relu_scale, relu_shift), x, out)
+        dx = _result(_channel(scale) * _before_activation(dy, x, stats, slope), x, out)
     else:
-        b, c = -(rstd**2) * dot / (count or 1.0), -total / (count or 1.0)  # scale is 0 where count is
-        dx = grad_input(dy, x, mean, scale, b, c, weight, relu_scale, relu_shift, out)
-    return (dx, rstd * dot, total) if params else (dx, None, None)
+        dx = grad_input(dy, x, stats, finish_gradients(sums, stats, count), weight, slope, out)
+    return (dx, rstd * sums[1], sums[0]) if params else (dx, None, None)
 
 
 @np.errstate(all="ignore")
@@ -173,23 +189,23 @@ def rows_forward(
     gamma: Array | None,
     beta: Array | None,
     eps: float,
-    rms: bool = False,
-    relu: bool = False,
+    rule: int = VARIANCE,
+    slope: float = 1.0,
     out: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """y, mean, rstd: each of the N*G rows by its own statistics. Channel g*K + k of x[n, g, k, l] has its gamma, beta.
 
-    Layer norm: x is (N, 1, D, 1); group norm: (N, G, K, L); instance norm: (N, C, 1, L). rms: mean = 0, and the mean of
-    the squares is the variance.
+    Layer norm: x is (N, 1, D, 1); group norm: (N, G, K, L); instance norm: (N, C, 1, L). With the rule MEAN_SQUARE
+    mean is 0, and the mean of the squares stands for the variance.
     """
     n, g, k, positions = x.shape
     wide, count = _wide(x), max(k * positions, 1)
-    mean = np.zeros((n, g)) if rms else _narrow(_center(wide, count))
+    mean = np.zeros((n, g)) if rule == MEAN_SQUARE else _narrow(_center(wide, count))
     var = ((wide - _row(mean)) ** 2).sum((2, 3)) / count
-    rstd = _narrow(_rstd(var, eps, k * positions))
+    rstd = _narrow(_rstd(var, eps, np.full_like(var, k * positions)))
     y = (wide - _row(mean)) * _row(rstd)
     y = y * _parameter(gamma, x, 1.0) + _parameter(beta, x, 0.0)
-    return _result(np.where(y <= 0, 0, y) if relu else y, x, out), mean.ravel(), rstd.ravel()
+    return _result(_activation(y, slope), x, out), mean.ravel(), rstd.ravel()
 
 
 @np.errstate(all="ignore")
@@ -200,39 +216,50 @@ def rows_backward(
     rstd: Array,
     gamma: Array | None,
     beta: Array | None,
-    rms: bool = False,
-    relu: bool = False,
+    rule: int = VARIANCE,
+    slope: float = 1.0,
     params: bool = True,
     out: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]:
-    """dx, dgamma, dbeta of the `rows_forward` that returned mean and rstd. beta is for the ReLU only."""
+    """dx, dgamma, dbeta of the `rows_forward` that returned mean and rstd. beta is for the activation only."""
     n, g, k, positions = x.shape
     r, count = _row(rstd.reshape(n, g)), max(k * positions, 1)
     xhat = (_wide(x) - _row(mean.reshape(n, g))) * r
     gamma_of_x = _parameter(gamma, x, 1.0)
-    dy = _wide(dy)
-    if relu:
-        dy = np.where(xhat * gamma_of_x + _parameter(beta, x, 0.0) <= 0, 0, dy)
+    dy = _pulled(_wide(dy), xhat * gamma_of_x + _parameter(beta, x, 0.0), slope)
     dxhat = dy * gamma_of_x
     through_rstd = xhat * _row((dxhat * xhat).sum((2, 3)) / count)
-    through_mean = 0 if rms else _row(dxhat.sum((2, 3)) / count)
+    through_mean = 0 if rule == MEAN_SQUARE else _row(dxhat.sum((2, 3)) / count)
     dx = _result(r * (dxhat - through_rstd - through_mean), x, out)
     if not params:
         return dx, None, None
     return dx, _narrow((dy * xhat).sum((0, 3)).ravel()), _narrow(dy.sum((0, 3)).ravel())
 
 
-def _rstd(var: Array, eps: float, count: float) -> Array:
+def _stats(mean: Array, var: Array, count: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array:
+    rstd = _rstd(var, eps, count)
+    shift = np.zeros_like(rstd) if beta is None else beta
+    return np.stack([mean, var, rstd, rstd if gamma is None else gamma * rstd, shift])
+
+
+def _rstd(var: Array, eps: float, count: Array) -> Array:
     """1 / sqrt(var + eps); 1 for a constant channel with eps = 0, and 0 where there is no value at all."""
     rstd: Array = np.where(var + eps == 0, 1, 1 / np.sqrt(var + eps))
-    return rstd if count else np.zeros_like(rstd)
+    return np.where(count == 0, 0, rstd)
 
 
-def _through_relu(dy: Array, x: Array, mean: Array, scale: Array | None, shift: Array | None) -> Array:
-    if scale is None or shift is None:
-        return _wide(dy)
-    y = (_wide(x) - _channel(mean)) * _channel(scale) + _channel(shift)
-    return np.where(y <= 0, 0, _wide(dy))
+def _activation(v: Array, slope: float) -> Array:
+    return _pulled(v, v, slope)
+
+
+def _pulled(g: Array, v: Array, slope: float) -> Array:
+    """g times the slope of the activation at v; ReLU selects, so that of an infinity it makes 0."""
+    return g if slope == 1.0 else np.where(v <= 0, slope * g if slope else 0.0, g)
+
+
+def _before_activation(dy: Array, x: Array, stats: Array, slope: float) -> Array:
+    mean, _, _, scale, shift = stats
+    return _pulled(_wide(dy), (_wide(x) - _channel(mean)) * _channel(scale) + _channel(shift), slope)
 
 
 def _center(x: Array, count: int) -> Array:

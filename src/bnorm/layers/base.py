@@ -48,7 +48,8 @@ class Layer:
         "training", lambda who, value: checks.flag(who, "training", value), "The mode: train() and eval() set it too."
     )
     affine = fixed("affine", "Whether there are parameters, gamma and beta.")
-    activation = fixed("activation", 'What is applied after, in the same pass: None or "relu".')
+    activation = fixed("activation", 'What is applied after, in the same pass: None, "relu" or "leaky_relu".')
+    negative_slope = fixed("negative_slope", "The slope of the leaky ReLU below 0.")
     dtype = fixed("dtype", "The type of parameters and running statistics.")
     device = fixed("device", 'Where these are: "cpu" or "cuda".')
 
@@ -59,6 +60,7 @@ class Layer:
         eps: float,
         affine: bool,
         activation: str | None,
+        negative_slope: float,
         dtype: Any,
         device: str,
         shifts: bool = True,
@@ -66,7 +68,8 @@ class Layer:
         self._who = who  # in messages
         self._eps = checks.epsilon(who, eps)
         self._affine = checks.flag(who, "affine", affine)
-        self._activation, self._relu = activation, checks.relu(who, activation)
+        self._slope = checks.slope(who, activation, negative_slope)
+        self._activation, self._negative_slope = activation, float(negative_slope)
         self._dtype = checks.parameter_dtype(who, dtype)
         self._kind: Any = devices.arrays_on(who, device)  # the type of all arrays here
         self._device = device

@@ -34,7 +34,7 @@ class BatchNorm(Layer):
     track_running_stats  False: no running statistics, those of the batch in both modes
     ddof       running_var averages sum (x - mean)^2 / (count - ddof); 1 is PyTorch's convention
     axis       of the channels; -1 for channels-last
-    activation  None or "relu", computed in the same pass, forward and backward
+    activation  None, "relu" or "leaky_relu" (of slope `negative_slope` below 0), in the same pass, forward and backward
     nonfinite  what a channel does whose new running statistics would be NaN or infinite: "skip" leaves them alone,
                counts the batch in num_batches_skipped and warns once; "raise" raises NonFiniteError, and nothing has
                happened; "propagate" lets them in
@@ -64,6 +64,7 @@ class BatchNorm(Layer):
         ddof: int = 0,
         axis: int = 1,
         activation: str | None = None,
+        negative_slope: float = 0.01,
         nonfinite: str = "skip",
         on_single: str = "raise",
         dtype: Any = "float64",
@@ -73,7 +74,7 @@ class BatchNorm(Layer):
         name = type(self).__name__
         channels = checks.positive(name, "num_features", num_features)
         who = signature_of(name, channels)
-        super().__init__(who, (channels,), eps, affine, activation, dtype, device)
+        super().__init__(who, (channels,), eps, affine, activation, negative_slope, dtype, device)
         self._num_features = channels
         self._axis, self._names = axis_and_names(who, axis, self._POSITIONS)
         self._track_running_stats = checks.flag(who, "track_running_stats", track_running_stats)
@@ -177,7 +178,7 @@ class BatchNorm(Layer):
         given = None if out is None else {"x": x, "weight": weight, **self._own}
         if type(x) is not self._kind or x.dtype not in FLOATS:
             x = self._taken(x)
-        who, axis, shape, relu = self._who, self._axis, x.shape, self._relu
+        who, axis, shape, slope = self._who, self._axis, x.shape, self._slope
         if len(shape) not in self._names or shape[axis] != self._num_features:
             raise wrong_shape(who, shape, self._num_features, self._names)
         gamma, beta, mean, var = self._constants or self._wide()
@@ -188,13 +189,13 @@ class BatchNorm(Layer):
             if moving is not None:
                 rule = moving.rule
         try:
-            y, saved = channel_forward(who, x, gamma, beta, mean, var, self._eps, axis, relu, weight, out, rule, given)
+            y, saved = channel_forward(who, x, gamma, beta, mean, var, self._eps, axis, slope, weight, out, rule, given)
         except checks.SingleValueError:
             if self._on_single == "raise":
                 raise
             moving = None
             *_, mean, var = self._wide()
-            y, saved = channel_forward(who, x, gamma, beta, mean, var, self._eps, axis, relu, weight, out, None, given)
+            y, saved = channel_forward(who, x, gamma, beta, mean, var, self._eps, axis, slope, weight, out, None, given)
         except FloatingPointError as error:
             raise self._not_finite(error) from None
         self._saved = saved

@@ -6,7 +6,7 @@ from numpy import ndarray
 
 from bnorm import checks
 from bnorm.checks import FLOATS
-from bnorm.kernels import view
+from bnorm.kernels import MEAN_SQUARE, VARIANCE, view
 from bnorm.layers.base import Layer, fixed, signature_of
 from bnorm.layers.shapes import Names, axis_and_names, wrong_shape
 from bnorm.passes import row_forward
@@ -15,7 +15,7 @@ Shape = int | tuple[int, ...] | list[int]
 
 
 class _OverLastAxes(Layer):
-    _RMS: ClassVar[bool]
+    _RULE: ClassVar[int]
 
     normalized_shape = fixed("normalized_shape", "The sizes of the axes that are normalized, the last ones of x.")
 
@@ -26,6 +26,7 @@ class _OverLastAxes(Layer):
         eps: float = 1e-5,
         affine: bool = True,
         activation: str | None = None,
+        negative_slope: float = 0.01,
         dtype: Any = "float64",
         device: str = "cpu",
     ) -> None:
@@ -36,7 +37,9 @@ class _OverLastAxes(Layer):
         if not shape:
             raise ValueError(f"{name}: normalized_shape: expected one size or more, got {normalized_shape!r}")
         who = signature_of(name, shape if several else shape[0])
-        super().__init__(who, shape, eps, affine, activation, dtype, device, shifts=not self._RMS)
+        super().__init__(
+            who, shape, eps, affine, activation, negative_slope, dtype, device, shifts=self._RULE == VARIANCE
+        )
         self._normalized_shape = shape
         self._settle()
 
@@ -51,7 +54,7 @@ class _OverLastAxes(Layer):
             raise ValueError(f"{self._who}: x: expected shape ({expected}), got {x.shape}")
         rows = view.rows(x, len(shape))
         gamma, beta = self._constants or self._wide()
-        y, self._saved = row_forward(self._who, x, rows, gamma, beta, self._eps, self._RMS, self._relu, out, given)
+        y, self._saved = row_forward(self._who, x, rows, gamma, beta, self._eps, self._RULE, self._slope, out, given)
         return y
 
     forward = __call__
@@ -61,20 +64,22 @@ class LayerNorm(_OverLastAxes):
     """Normalize each sample over its last axes, of shape `normalized_shape`, which gamma and beta have too.
 
     y = (x - mean) / sqrt(var + eps) gamma + beta. affine: whether there are gamma and beta.
-    activation: None or "relu", in the same pass. dtype: of the parameters, float64 or float32.
+    activation: None, "relu" or "leaky_relu" (of slope `negative_slope` below 0), in the same pass.
+    dtype: of the parameters, float64 or float32.
     """
 
-    _RMS = False
+    _RULE = VARIANCE
 
 
 class RMSNorm(_OverLastAxes):
     """Divide each sample by the root of the mean square of its last axes, of shape `normalized_shape`.
 
     y = x / sqrt(mean(x^2) + eps) gamma; there is no beta. affine: whether there is gamma.
-    activation: None or "relu", in the same pass. dtype: of the parameters, float64 or float32.
+    activation: None, "relu" or "leaky_relu" (of slope `negative_slope` below 0), in the same pass.
+    dtype: of the parameters, float64 or float32.
     """
 
-    _RMS = True
+    _RULE = MEAN_SQUARE
 
 
 class _OverGroups(Layer):
@@ -97,7 +102,7 @@ class _OverGroups(Layer):
         rows = view.groups(x, self._groups, axis)
         checks.several_values(who, rows[0], x.shape)
         gamma, beta = self._constants or self._wide()
-        y, self._saved = row_forward(who, x, rows, gamma, beta, self._eps, False, self._relu, out, given)
+        y, self._saved = row_forward(who, x, rows, gamma, beta, self._eps, VARIANCE, self._slope, out, given)
         return y
 
     forward = __call__
@@ -131,6 +136,7 @@ class GroupNorm(_OverGroups):
         affine: bool = True,
         axis: int = 1,
         activation: str | None = None,
+        negative_slope: float = 0.01,
         dtype: Any = "float64",
         device: str = "cpu",
     ) -> None:
@@ -138,7 +144,7 @@ class GroupNorm(_OverGroups):
         self._channels = checks.positive(name, "num_channels", num_channels)
         self._groups = checks.groups(name, num_groups, self._channels)
         who = signature_of(name, self._groups, self._channels)
-        super().__init__(who, (self._channels,), eps, affine, activation, dtype, device)
+        super().__init__(who, (self._channels,), eps, affine, activation, negative_slope, dtype, device)
         self._axis = checks.integer(who, "axis", axis)
         self._settle()
 
@@ -158,13 +164,14 @@ class InstanceNorm(_OverGroups):
         affine: bool = False,
         axis: int = 1,
         activation: str | None = None,
+        negative_slope: float = 0.01,
         dtype: Any = "float64",
         device: str = "cpu",
     ) -> None:
         name = type(self).__name__
         self._channels = self._groups = checks.positive(name, "num_features", num_features)
         who = signature_of(name, self._channels)
-        super().__init__(who, (self._channels,), eps, affine, activation, dtype, device)
+        super().__init__(who, (self._channels,), eps, affine, activation, negative_slope, dtype, device)
         self._axis, self._names = axis_and_names(who, axis, self._POSITIONS)
         self._settle()
 

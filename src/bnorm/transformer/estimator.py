@@ -187,7 +187,7 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
         x = self._table(X, in_place)
         if type(x) is not ndarray:
             refuse_container(self)
-        return tables.mapped(x, *self._state.forward(), in_place)
+        return tables.mapped(x, self._state.forward(), in_place)
 
     def inverse_transform(self, X: Any, copy: bool | None = None) -> Any:
         """What `transform` makes X of: (X - beta_) / gamma_ * scale_ + mean_.
@@ -218,7 +218,7 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
             )
         if side is not ndarray:
             refuse_container(self)
-        x = tables.mapped(y, *self._state.inverse(y.dtype), in_place)
+        x = tables.mapped(y, self._state.inverse(y.dtype), in_place)
         return _wrap_data_with_container("transform", x, X, self)
 
     def merge(self, other: "BatchNormTransformer") -> Self:

@@ -81,17 +81,17 @@ class State:
         return std
 
     @np.errstate(all="ignore")
-    def forward(self) -> tuple[ndarray, ndarray, ndarray]:
-        """mean, scale, shift: y = (x - mean) scale + shift."""
+    def forward(self) -> ndarray:
+        """mean, var, rstd, scale, shift by rows, as the kernels take them: y = (x - mean) scale + shift."""
         std, parameters = self.std(), self.parameters
-        if parameters is None:
-            return self.mean, 1 / std, np.zeros(std.shape, like=std)
-        gamma, beta = parameters
-        return self.mean, gamma * (1 / std), beta  # rounded as the layer rounds it
+        rstd = 1 / std
+        gamma, beta = parameters or (None, np.zeros(std.shape, like=std))
+        scale = rstd if gamma is None else gamma * rstd  # rounded as the layer rounds it
+        return np.stack([self.mean, self.var, rstd, scale, beta])
 
     @np.errstate(all="ignore")
-    def inverse(self, dtype: np.dtype[Any]) -> tuple[ndarray, ndarray, ndarray]:
-        """The same three of the inverse, x = (y - beta) std / gamma + mean; gamma 0 gives the mean.
+    def inverse(self, dtype: np.dtype[Any]) -> ndarray:
+        """The same of the inverse, x = (y - beta) std / gamma + mean; gamma 0 gives the mean.
 
         The mean is split: its high part, which the type of y can hold, is added, and the low part goes into what is
         subtracted from y. So a mean far from zero costs no digit.
@@ -102,7 +102,8 @@ class State:
         scale = np.where(zero, 0, std / np.where(zero, 1, gamma))
         high = self.mean if dtype.itemsize == 8 else self.mean.astype(np.float32).astype(np.float64)
         low = (self.mean - high) / np.where(scale == 0, 1, scale)
-        return np.where(np.isfinite(low), beta - low, beta), scale, high
+        center = np.where(np.isfinite(low), beta - low, beta)
+        return np.stack([center, self.var, std, scale, high])
 
     def begin(self, x: ndarray, weight: ndarray | None) -> None:
         """From a whole table, whose rows all weigh the same."""
@@ -134,13 +135,11 @@ class State:
 
     def pull_back(self, x: ndarray, dy: ndarray) -> tuple[ndarray, ndarray | None, ndarray | None]:
         """dx, dgamma, dbeta, of which a value that is NaN, or of a feature never seen, has no part."""
-        mean, scale, shift = self.forward()
-        std = self.std()
-        stats = np.stack([mean, self.var, 1 / std, scale, shift])
+        stats = self.forward()
         dx, dgamma, dbeta = _pull_back(x, dy, stats)
         if not (np.isfinite(dgamma) & np.isfinite(dbeta)).all():
             refuse_infinity(x)
-            unseen = np.isnan(mean)
+            unseen = np.isnan(stats[0])
             missing = np.isnan(x) | unseen
             stats[:3] = np.where(unseen, 0, stats[:3])
             kept = np.where(missing, stats[0], x).astype(x.dtype)
@@ -151,6 +150,6 @@ class State:
 def _pull_back(x: ndarray, dy: ndarray, stats: ndarray) -> tuple[ndarray, ndarray, ndarray]:
     block, layout = view.channels(x, 1)
     dx, dgamma, dbeta = BACKENDS[type(x)].backward(
-        view.like(dy, layout), block, stats, float(len(x)), None, False, True, True, None
+        view.like(dy, layout), block, stats, float(len(x)), None, 1.0, True, True, None
     )
     return view.restore(dx, layout), dgamma, dbeta

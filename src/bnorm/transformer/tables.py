@@ -159,8 +159,8 @@ def refuse_infinity_unseen(x: ndarray, weight: ndarray | None) -> None:
         refuse_infinity(x, weight == 0)
 
 
-def mapped(x: ndarray, mean: ndarray, scale: ndarray, shift: ndarray, in_place: bool) -> ndarray:
-    """(x - mean) scale + shift, written over x or in its memory order."""
+def mapped(x: ndarray, stats: ndarray, in_place: bool) -> ndarray:
+    """(x - mean) scale + shift, which `stats` has as the kernels take them, written over x or in its memory order."""
     kernels = BACKENDS[type(x)]
     if in_place:  # before anything is overwritten
         refuse_infinity(x)
@@ -168,14 +168,14 @@ def mapped(x: ndarray, mean: ndarray, scale: ndarray, shift: ndarray, in_place: 
         if _at_once(x):
             block, layout = view.channels(x, 1)
             out = block if in_place else None
-            y = view.restore(kernels.normalize(block, mean, scale, shift, False, out, finite=not in_place), layout)
+            y = view.restore(kernels.normalize(block, stats, 1.0, out, finite=not in_place), layout)
             if in_place and not x.flags.forc:  # `block` is a copy
                 x[...] = y
             return x if in_place else y
         y = x if in_place else np.empty_like(x, order="C")
         for rows in _pieces(x, _copied_rows(x)):
             piece = np.ascontiguousarray(x[rows])
-            y[rows] = kernels.normalize(piece, mean, scale, shift, False, None, finite=not in_place)
+            y[rows] = kernels.normalize(piece, stats, 1.0, None, finite=not in_place)
         return y
     except FloatingPointError:
         raise _infinite(x) from None
@@ -211,11 +211,11 @@ def _dense_pieces(x: ndarray) -> list[slice]:
 
 
 def _moments(x: ndarray, weight: ndarray | None) -> ndarray:
-    """Count, mean, m2, low of the values that are not NaN, (4, C)."""
+    """(4, C): count, mean, m2, low of the values that are not NaN."""
     block, layout = view.channels(x, 1)
     w = None if weight is None else view.weights(weight, layout)
-    parts: Any = BACKENDS[type(x)].moments(block, w, True)
-    return np.array(list(parts), like=parts[0])
+    parts: ndarray = BACKENDS[type(x)].moments(block, w, True)
+    return parts
 
 
 def _dot(a: ndarray, b: ndarray) -> Any:

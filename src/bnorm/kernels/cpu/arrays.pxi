@@ -9,6 +9,18 @@ cdef inline cnp.ndarray vector(Py_ssize_t n):
     return cnp.PyArray_EMPTY(1, &size, cnp.NPY_DOUBLE, 0)
 
 
+cdef inline cnp.ndarray matrix(Py_ssize_t rows, Py_ssize_t n):
+    cdef cnp.npy_intp[2] shape = [rows, n]
+    return cnp.PyArray_EMPTY(2, shape, cnp.NPY_DOUBLE, 0)
+
+
+cdef inline Activation activation(double slope) noexcept nogil:
+    cdef Activation act
+    act.kind = bn_act_kind(slope)
+    act.slope = slope
+    return act
+
+
 cdef inline cnp.ndarray result(cnp.ndarray x, cnp.ndarray out):
     """out, or a fresh array like x."""
     if out is not None:
@@ -73,6 +85,18 @@ cdef inline size_t partial_size(const Job* job) noexcept nogil:
 cdef inline size_t vector_size(const Job* job) noexcept nogil:
     """Bytes of one per-channel vector in the type of x, kept aligned."""
     return (<size_t>job.channels * itemsize(job) + 63) // 64 * 64
+
+
+cdef inline void folded(Job* job, char* memory) noexcept nogil:
+    """Where the numbers of the channels go in the type of x: three vectors of the forward, and three of a gradient."""
+    cdef size_t size = vector_size(job)
+    job.high = memory
+    job.scale = memory + size
+    job.shift = memory + 2 * size
+    if job.dy != NULL:
+        job.a = memory + 3 * size
+        job.b = memory + 4 * size
+        job.c = memory + 5 * size
 
 
 cdef void to_kind(const double* values, Py_ssize_t n, int kind, void* typed) noexcept nogil:

@@ -1,8 +1,8 @@
-# Batch normalization and its four pieces.
+# Batch normalization: its pieces, and both passes of each direction in one call.
 
 
 def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
-    """Per channel: count, mean, m2 = sum w (x - mean)^2, and low, what the float64 mean leaves over."""
+    """parts, (4, C): count, mean, m2 = sum w (x - mean)^2, and low, what the float64 mean leaves over."""
     if is_half(x):
         return moments(widened(x), weight, skipna)
     cdef Job job
@@ -10,11 +10,11 @@ def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
     job.weight = <const double*>data(weight)
     job.skipna = skipna
     cdef Py_ssize_t C = job.channels, c
-    cdef cnp.ndarray count = vector(C), mean = vector(C), m2 = vector(C), low = vector(C)
-    cdef double* n = <double*>data(count)
-    cdef double* high = <double*>data(mean)
-    cdef double* rest = <double*>data(low)
-    cdef double* spread = <double*>data(m2)
+    cdef cnp.ndarray parts_ = matrix(4, C)
+    cdef double* n = <double*>data(parts_)
+    cdef double* mean = n + C
+    cdef double* m2 = mean + C
+    cdef double* low = m2 + C
     job.partial = <double*>scratch(partial_size(&job))
     try:
         with nogil:
@@ -22,53 +22,48 @@ def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
             loops.merge_moments(&job, 0, C)
             for c in range(C):
                 n[c] = job.partial[c]
-                high[c] = job.partial[C + c] + job.partial[2 * C + c]
-                rest[c] = (job.partial[C + c] - high[c]) + job.partial[2 * C + c]
-                spread[c] = job.partial[3 * C + c]
+                mean[c] = job.partial[C + c] + job.partial[3 * C + c]
+                m2[c] = job.partial[2 * C + c]
+                low[c] = (job.partial[C + c] - mean[c]) + job.partial[3 * C + c]
     finally:
         free(job.partial)
-    return count, mean, m2, low
+    return parts_
 
 
-cdef void fold(Job* job, char* memory, const double* mean, const double* scale, const double* shift) noexcept nogil:
-    """high, scale and shift in the type of x from separate float64 vectors; scale and shift may be NULL."""
-    cdef Py_ssize_t c
-    cdef size_t size = vector_size(job)
-    job.high = memory
-    to_kind(mean, job.channels, job.kind, job.high)
-    if scale == NULL:
-        return
-    job.scale = memory + size
-    job.shift = memory + 2 * size
-    to_kind(scale, job.channels, job.kind, job.scale)
-    for c in range(job.channels):
-        if job.kind:
-            (<double*>job.shift)[c] = bn_fold((<double*>job.high)[c], mean[c], scale[c], shift[c])
-        else:
-            (<float*>job.shift)[c] = <float>bn_fold((<float*>job.high)[c], mean[c], scale[c], shift[c])
+def finish(cnp.ndarray parts, cnp.ndarray gamma, cnp.ndarray beta, double eps):
+    """stats, (5, C), of what `moments` gives: mean, var, rstd, scale, shift."""
+    cdef Job job
+    memset(&job, 0, sizeof(Job))
+    job.channels = cnp.PyArray_DIMS(parts)[1]
+    cdef cnp.ndarray stats_ = matrix(5, job.channels)
+    job.partial = <double*>data(parts)
+    job.stats = <double*>data(stats_)
+    job.gamma = <const double*>data(gamma)
+    job.beta = <const double*>data(beta)
+    job.eps = eps
+    loops.finish_forward(&job, 0, job.channels)
+    return stats_
 
 
-def normalize(cnp.ndarray x, cnp.ndarray mean, cnp.ndarray scale, cnp.ndarray shift, bint relu=False,
-              cnp.ndarray out=None, bint finite=False):
-    """y = (x - mean) * scale + shift per channel; with relu, 0 where that is not positive.
+def normalize(cnp.ndarray x, cnp.ndarray stats, double slope=1.0, cnp.ndarray out=None, bint finite=False):
+    """y = (x - mean) * scale + shift per channel, and what the slope says of y <= 0.
 
     With finite, FloatingPointError where x holds an infinity; what was written to out by then is of no use.
     """
     if is_half(x):      # widening makes no infinity and loses none
-        return narrowed(normalize(widened(x), mean, scale, shift, relu, None, finite), out)
+        return narrowed(normalize(widened(x), stats, slope, None, finite), out)
     cdef Job job
     cdef cnp.ndarray y = result(x, out)
     view(&job, x, reduces=False)
     target(&job, y)
-    job.relu = relu
+    job.act = activation(slope)
     job.finite = finite
-    cdef double* center = <double*>data(mean)
-    cdef double* a = <double*>data(scale)
-    cdef double* b = <double*>data(shift)
+    job.stats = <double*>data(stats)
     cdef char* memory = <char*>scratch(3 * vector_size(&job))
+    folded(&job, memory)
     try:
         with nogil:
-            fold(&job, memory, center, a, b)
+            loops.fold_forward[job.kind](&job, 0, job.channels)
             run(loops.map[job.kind], &job, True)
     finally:
         free(memory)
@@ -77,74 +72,75 @@ def normalize(cnp.ndarray x, cnp.ndarray mean, cnp.ndarray scale, cnp.ndarray sh
     return y
 
 
-def grad_moments(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray scale=None, cnp.ndarray shift=None):
-    """Per channel: sum dy and sum dy (x - mean); with scale and shift, dy is 0 where (x - mean) scale + shift <= 0."""
+def grad_moments(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray weight=None, double slope=1.0):
+    """sums, (2, C): sum dy and sum dy (x - mean), dy before the activation. With weight a dy of 0 adds nothing."""
     if is_half(x):
-        return grad_moments(widened(dy), widened(x), mean, scale, shift)
+        return grad_moments(widened(dy), widened(x), stats, weight, slope)
     cdef Job job
     view(&job, x)
     job.dy = data(dy)
-    job.relu = scale is not None
-    cdef Py_ssize_t C = job.channels, c
-    cdef cnp.ndarray sums = vector(C), dots = vector(C)
-    cdef double* s = <double*>data(sums)
-    cdef double* d = <double*>data(dots)
-    cdef double* a = <double*>data(scale)
-    cdef double* b = <double*>data(shift)
-    cdef char* memory = <char*>scratch(partial_size(&job) + 3 * vector_size(&job))
+    job.act = activation(slope)
+    job.weight = <const double*>data(weight)
+    job.stats = <double*>data(stats)
+    cdef Py_ssize_t C = job.channels
+    cdef cnp.ndarray sums_ = matrix(2, C)
+    cdef double* sums = <double*>data(sums_)
+    cdef size_t partials = partial_size(&job)
+    cdef char* memory = <char*>scratch(partials + 6 * vector_size(&job))
     job.partial = <double*>memory
-    job.stats = <double*>data(mean)
+    folded(&job, memory + partials)
     try:
         with nogil:
-            fold(&job, memory + partial_size(&job), job.stats, a, b)
+            loops.fold_forward[job.kind](&job, 0, C)
             run(loops.reduce[job.kind], &job, False)
             loops.merge_sums(&job, 0, C)
             loops.center_sums[job.kind](&job, 0, C)
-            for c in range(C):
-                s[c] = job.partial[c]
-                d[c] = job.partial[C + c]
+            memcpy(sums, job.partial, 2 * C * sizeof(double))
     finally:
         free(memory)
-    return sums, dots
+    return sums_
 
 
-def grad_input(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray a, cnp.ndarray b, cnp.ndarray c,
-               cnp.ndarray weight=None, cnp.ndarray scale=None, cnp.ndarray shift=None, cnp.ndarray out=None):
-    """dx = a (dy + w (b (x - mean) + c)) per channel; with scale and shift, dy masked as in grad_moments."""
+def finish_gradients(cnp.ndarray sums, cnp.ndarray stats, count):
+    """coefficients, (3, C), of what `grad_moments` gives: a, b, c. count: a number, or float64 (C,)."""
+    cdef Job job
+    cdef double number = 0.0
+    memset(&job, 0, sizeof(Job))
+    job.channels = cnp.PyArray_DIMS(stats)[1]
+    cdef cnp.ndarray coefficients_ = matrix(3, job.channels)
+    job.partial = <double*>data(sums)
+    job.stats = <double*>data(stats)
+    job.coefficients = <double*>data(coefficients_)
+    if isinstance(count, cnp.ndarray):
+        job.counts = <const double*>data(count)
+        job.counts_step = 1
+    else:
+        number = count
+        job.counts = &number
+    loops.finish_backward(&job, 0, job.channels)
+    return coefficients_
+
+
+def grad_input(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray coefficients, cnp.ndarray weight=None,
+               double slope=1.0, cnp.ndarray out=None):
+    """dx = a (dy + w (b (x - mean) + c)) per channel, dy before the activation."""
     if is_half(x):
-        return narrowed(grad_input(widened(dy), widened(x), mean, a, b, c, weight, scale, shift), out)
+        return narrowed(grad_input(widened(dy), widened(x), stats, coefficients, weight, slope), out)
     cdef Job job
     cdef cnp.ndarray dx = result(x, out)
     view(&job, x, reduces=False)
     target(&job, dx, dy)
-    job.relu = scale is not None
+    job.act = activation(slope)
     job.weight = <const double*>data(weight)
     job.unit = unit_of(weight)
-    cdef size_t size = vector_size(&job)
-    cdef double* center = <double*>data(mean)
-    cdef double* slope = <double*>data(b)
-    cdef double* rest = <double*>data(c)
-    cdef double* gain = <double*>data(a)
-    cdef double* mask_scale = <double*>data(scale)
-    cdef double* mask_shift = <double*>data(shift)
-    cdef Py_ssize_t i
-    cdef double folded
-    cdef char* memory = <char*>scratch(6 * size)
-    job.a = memory + 3 * size
-    job.b = memory + 4 * size
-    job.c = memory + 5 * size
+    job.stats = <double*>data(stats)
+    job.coefficients = <double*>data(coefficients)
+    cdef char* memory = <char*>scratch(6 * vector_size(&job))
+    folded(&job, memory)
     try:
         with nogil:
-            fold(&job, memory, center, mask_scale, mask_shift)
-            to_kind(gain, job.channels, job.kind, job.a)
-            for i in range(job.channels):
-                if job.kind:
-                    (<double*>job.b)[i] = job.unit * slope[i]
-                    (<double*>job.c)[i] = job.unit * bn_fold((<double*>job.high)[i], center[i], slope[i], rest[i])
-                else:
-                    (<float*>job.b)[i] = <float>(job.unit * slope[i])
-                    folded = bn_fold((<float*>job.high)[i], center[i], slope[i], rest[i])
-                    (<float*>job.c)[i] = <float>(job.unit * folded)
+            loops.fold_forward[job.kind](&job, 0, job.channels)
+            loops.fold_backward[job.kind](&job, 0, job.channels)
             run(loops.map[job.kind], &job, True)
     finally:
         free(memory)
@@ -158,7 +154,9 @@ cdef void between_forward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept n
 
 
 cdef void between_backward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    """From sums about the high part of the mean to the map's coefficients."""
     loops.center_sums[job.kind](job, begin, end)
+    loops.finish_backward(job, begin, end)
     loops.fold_backward[job.kind](job, begin, end)
 
 
@@ -198,34 +196,31 @@ cdef double unit_of(cnp.ndarray weight) noexcept:
 
 
 def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.ndarray mean=None,
-            cnp.ndarray var=None, cnp.ndarray weight=None, bint relu=False, tuple running=None,
+            cnp.ndarray var=None, cnp.ndarray weight=None, double slope=1.0, tuple running=None,
             cnp.ndarray out=None):
     """Batch norm: y, stats (mean, var, rstd, scale, shift by rows), values per channel, and what `settle` takes as left.
 
     running: the rule of the statistics that `settle` is to move by this batch; here "raise" tests them.
     """
     if is_half(x):
-        y32, stats, count, left = forward(widened(x), gamma, beta, eps, mean, var, weight, relu, running)
+        y32, stats, count, left = forward(widened(x), gamma, beta, eps, mean, var, weight, slope, running)
         return narrowed(y32, out), stats, count, left
     cdef Job job
     cdef cnp.ndarray y = result(x, out), stats_
     cdef Target target_
     cdef bint raises = False
     cdef bint given = mean is not None
-    cdef cnp.npy_intp[2] shape
     if running is not None:
         take(&target_, running)
         raises = target_.raises
     view(&job, x, not given)
     target(&job, y)
     cdef Py_ssize_t C = job.channels, c
-    shape[0] = 5
-    shape[1] = C
-    stats_ = cnp.PyArray_EMPTY(2, shape, cnp.NPY_DOUBLE, 0)
+    stats_ = matrix(5, C)
     job.stats = <double*>data(stats_)
     job.gamma = <const double*>data(gamma)
     job.beta = <const double*>data(beta)
-    job.relu = relu
+    job.act = activation(slope)
     job.eps = eps
     job.count = <double>job.outer * job.inner
     if weight is not None and not given:
@@ -234,9 +229,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
     job.fused = not given and not raises and fits(&job, itemsize(&job))
     cdef size_t size = vector_size(&job), partials = 0 if given else partial_size(&job)
     cdef char* memory = <char*>scratch(partials + 3 * size)
-    job.high = memory + partials
-    job.scale = <char*>job.high + size
-    job.shift = <char*>job.high + 2 * size
+    folded(&job, memory + partials)
     try:
         if given:
             for c in range(C):
@@ -266,18 +259,18 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
 
 
 def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp.ndarray weight=None,
-             bint relu=False, bint frozen=False, bint params=True, cnp.ndarray out=None):
+             double slope=1.0, bint frozen=False, bint params=True, cnp.ndarray out=None):
     """Batch norm: dx, dgamma, dbeta from what forward returned; frozen: its statistics are constants."""
     if is_half(x):
-        dx32, dgamma, dbeta = backward(widened(dy), widened(x), stats, count, weight, relu, frozen, params)
+        dx32, dgamma, dbeta = backward(widened(dy), widened(x), stats, count, weight, slope, frozen, params)
         return narrowed(dx32, out), dgamma, dbeta
     cdef Job job
     cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
     view(&job, x, params or not frozen)
     target(&job, dx, dy)
     job.stats = <double*>data(stats)
-    job.relu = relu
-    job.count = count
+    job.act = activation(slope)
+    job.counts = &count
     cdef Py_ssize_t C = job.channels, c
     cdef size_t size = vector_size(&job), partials = partial_size(&job)
     cdef bint reduce = params or not frozen
@@ -285,14 +278,11 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
     if params:
         dgamma_ = vector(C)
         dbeta_ = vector(C)
-    cdef char* memory = <char*>scratch(partials + 6 * size)
+    cdef size_t coefficients = 3 * C * sizeof(double)
+    cdef char* memory = <char*>scratch(partials + coefficients + 6 * size)
     job.partial = <double*>memory
-    job.high = memory + partials
-    job.scale = memory + partials + size
-    job.shift = memory + partials + 2 * size
-    job.a = memory + partials + 3 * size
-    job.b = memory + partials + 4 * size
-    job.c = memory + partials + 5 * size
+    job.coefficients = <double*>(memory + partials)
+    folded(&job, memory + partials + coefficients)
     if not frozen:
         job.weight = <const double*>data(weight)
         job.unit = unit_of(weight)
@@ -307,7 +297,7 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
                     run(loops.reduce[job.kind], &job, False)
                     loops.merge_sums(&job, 0, C)
                     loops.center_sums[job.kind](&job, 0, C)
-                if frozen and not relu:     # dx = scale dy is a map of dy alone: x is not read, whatever it holds
+                if frozen and slope == 1.0:     # dx = scale dy is a map of dy alone: x is not read, whatever it holds
                     job.x = job.dy
                     job.dy = NULL
                     memset(job.high, 0, size)
@@ -316,6 +306,7 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
                     job.b = NULL
                     to_kind(job.stats + 3 * C, C, job.kind, job.a)
                 else:
+                    loops.finish_backward(&job, 0, C)
                     loops.fold_backward[job.kind](&job, 0, C)
                 run(loops.map[job.kind], &job, True)
         if params:

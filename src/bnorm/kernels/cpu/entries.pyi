@@ -5,29 +5,18 @@ from ..reference import Array, Rule
 def use(capsule: object) -> None: ...
 def processor_level() -> int: ...
 def stream_from(n_bytes: int) -> int: ...
-def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> tuple[Array, Array, Array, Array]: ...
-def normalize(
-    x: Array,
-    mean: Array,
-    scale: Array,
-    shift: Array,
-    relu: bool = False,
-    out: Array | None = None,
-    finite: bool = False,
-) -> Array: ...
-def grad_moments(
-    dy: Array, x: Array, mean: Array, scale: Array | None = None, shift: Array | None = None
-) -> tuple[Array, Array]: ...
+def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> Array: ...
+def finish(parts: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array: ...
+def normalize(x: Array, stats: Array, slope: float = 1.0, out: Array | None = None, finite: bool = False) -> Array: ...
+def grad_moments(dy: Array, x: Array, stats: Array, weight: Array | None = None, slope: float = 1.0) -> Array: ...
+def finish_gradients(sums: Array, stats: Array, count: float | Array) -> Array: ...
 def grad_input(
     dy: Array,
     x: Array,
-    mean: Array,
-    a: Array,
-    b: Array,
-    c: Array,
+    stats: Array,
+    coefficients: Array,
     weight: Array | None = None,
-    scale: Array | None = None,
-    shift: Array | None = None,
+    slope: float = 1.0,
     out: Array | None = None,
 ) -> Array: ...
 def apart(a: Array, others: Iterable[object]) -> bool: ...
@@ -54,7 +43,7 @@ def forward(
     mean: Array | None = None,
     var: Array | None = None,
     weight: Array | None = None,
-    relu: bool = False,
+    slope: float = 1.0,
     running: Rule | None = None,
     out: Array | None = None,
 ) -> tuple[Array, Array, float, int]: ...
@@ -64,7 +53,7 @@ def backward(
     stats: Array,
     count: float,
     weight: Array | None = None,
-    relu: bool = False,
+    slope: float = 1.0,
     frozen: bool = False,
     params: bool = True,
     out: Array | None = None,
@@ -74,8 +63,8 @@ def rows_forward(
     gamma: Array | None,
     beta: Array | None,
     eps: float,
-    rms: bool = False,
-    relu: bool = False,
+    rule: int = 0,
+    slope: float = 1.0,
     out: Array | None = None,
 ) -> tuple[Array, Array, Array]: ...
 def rows_backward(
@@ -85,8 +74,8 @@ def rows_backward(
     rstd: Array,
     gamma: Array | None,
     beta: Array | None,
-    rms: bool = False,
-    relu: bool = False,
+    rule: int = 0,
+    slope: float = 1.0,
     params: bool = True,
     out: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]: ...

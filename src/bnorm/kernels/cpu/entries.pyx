@@ -15,7 +15,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from bnorm.kernels.cpu.buffers cimport empty
-from bnorm.kernels.cpu.jobs cimport FIRST, LANES, STRIPE, TILE, WIDE, Job, Loops, RowJob, row_task_t, task_t
+from bnorm.kernels.cpu.jobs cimport FIRST, LANES, STRIPE, TILE, WIDE, Activation, Job, Loops, RowJob, row_task_t, task_t
 from bnorm.kernels.cpu.threads cimport threads_for
 
 cdef extern from "formulas.h" nogil:
@@ -30,11 +30,11 @@ cdef extern from "formulas.h" nogil:
     ctypedef struct bn_statistics:
         double mean, low, var, seen, weight, pairs, last
     ctypedef struct bn_batch:
-        double count, mean, low, m2, seen, pairs, last
+        double count, mean, m2, low, seen, pairs, last
     bn_statistics bn_move(bn_statistics, bn_batch, bn_rule)
     void bn_merge(double*, double*, double*, double*, double, double, double, double)
     bint bn_finite(double)
-    double bn_fold(double, double, double, double)
+    int bn_act_kind(double)
 
 cdef extern from "memory.h" nogil:
     int bn_processor_level()

@@ -10,6 +10,12 @@ cdef enum:
     STRIPE = 8      # rows summed in the type of x before the sum is added in float64
 
 
+# What comes after normalizing: formulas.h has the kinds, and the slope below 0.
+ctypedef struct Activation:
+    int kind
+    double slope
+
+
 ctypedef struct Job:
     # The view: x[outer][channels][inner], contiguous.
     Py_ssize_t outer, channels, inner
@@ -27,17 +33,21 @@ ctypedef struct Job:
     void* y
     const double* weight    # [outer][inner] or NULL
     double unit             # a power of two near the largest weight, which may not fit the type of x
-    bint skipna, relu
+    bint skipna
+    Activation act
     bint fused              # both passes over a group of channels before the next
     bint stream, far        # y, or x, is too large for the caches
     bint finite             # look for infinities in x while mapping it,
     int infinite            # and set this where there is one: any task may, and none takes it back
     # Per channel, float64.
-    double* partial         # [pieces][4][channels]: count, mean, low, m2; or sum and dot in the first two
+    double* partial         # [pieces][4][channels]: count, mean, m2, low; or sum and dot in the first two
     double* stats           # [5][channels]: mean, var, rstd, scale, shift
     const double* gamma
     const double* beta
     double eps, count
+    double* coefficients    # [3][channels]: a, b, c of the gradient
+    const double* counts    # values per channel, one for each, or one for all where the step is 0
+    Py_ssize_t counts_step
     # Per channel, in the type of x: high part of the mean, scale, shift (low part folded in); a, b, c of the gradient.
     void* high
     void* scale
@@ -55,7 +65,9 @@ ctypedef struct RowJob:
     const void* x
     const void* dy
     void* y
-    bint rms, relu, stream, far, params
+    int rule                # what a row is divided by, of formulas.h
+    Activation act
+    bint stream, far, params
     double eps
     const double* gamma     # [groups * channels] or NULL
     const double* beta
@@ -79,5 +91,6 @@ ctypedef struct Loops:
     span_t finish_forward   # first partial -> stats
     span_t[2] fold_forward  # stats -> high, scale, shift
     span_t[2] center_sums   # first partial: dot about the high part -> dot about the mean
-    span_t[2] fold_backward  # first partial and stats -> a, b, c
+    span_t finish_backward  # first partial and stats -> coefficients
+    span_t[2] fold_backward  # coefficients -> a, b, c
     row_task_t[2] rows      # forward, or backward when dy is there

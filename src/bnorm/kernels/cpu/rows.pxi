@@ -56,17 +56,17 @@ cdef inline void join_columns(RowJob* job) noexcept nogil:
         job.channels = 1
 
 
-def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, bint rms=False, bint relu=False,
+def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, int rule=0, double slope=1.0,
                  cnp.ndarray out=None):
     """Normalize every (n, g) of x[N, G, K, L] over its K * L values: y, and mean and rstd per row."""
     if is_half(x):
-        y32, mean, rstd = rows_forward(widened(x), gamma, beta, eps, rms, relu)
+        y32, mean, rstd = rows_forward(widened(x), gamma, beta, eps, rule, slope)
         return narrowed(y32, out), mean, rstd
     cdef RowJob job
     cdef cnp.ndarray y = result(x, out), mean_, rstd_
     row_view(&job, x, y, gamma, beta, None, False)
-    job.rms = rms
-    job.relu = relu
+    job.rule = rule
+    job.act = activation(slope)
     job.eps = eps
     mean_ = vector(job.outer * job.groups)
     rstd_ = vector(job.outer * job.groups)
@@ -84,16 +84,16 @@ def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps,
 
 
 def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray rstd, cnp.ndarray gamma,
-                  cnp.ndarray beta, bint rms=False, bint relu=False, bint params=True, cnp.ndarray out=None):
+                  cnp.ndarray beta, int rule=0, double slope=1.0, bint params=True, cnp.ndarray out=None):
     """dx, dgamma, dbeta from what rows_forward returned."""
     if is_half(x):
-        dx32, dgamma, dbeta = rows_backward(widened(dy), widened(x), mean, rstd, gamma, beta, rms, relu, params)
+        dx32, dgamma, dbeta = rows_backward(widened(dy), widened(x), mean, rstd, gamma, beta, rule, slope, params)
         return narrowed(dx32, out), dgamma, dbeta
     cdef RowJob job
     cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
     row_view(&job, x, dx, gamma, beta, dy, params)
-    job.rms = rms
-    job.relu = relu
+    job.rule = rule
+    job.act = activation(slope)
     job.mean = <double*>data(mean)
     job.rstd = <double*>data(rstd)
     cdef Py_ssize_t n = job.groups * job.channels, c, p

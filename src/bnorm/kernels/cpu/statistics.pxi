@@ -285,7 +285,7 @@ cdef void merge_two(double* a, const double* b, Py_ssize_t n) noexcept nogil:
             mean = a[n + c]
             m2 = a[2 * n + c]
             low = a[3 * n + c]
-        bn_merge(&count, &mean, &low, &m2, b[c], b[n + c], b[3 * n + c], b[2 * n + c])
+        bn_merge(&count, &mean, &m2, &low, b[c], b[n + c], b[2 * n + c], b[3 * n + c])
         a[c] = count
         a[n + c] = mean + low if bn_finite(low) else mean
         a[2 * n + c] = m2

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from bnorm.kernels import MEAN_SQUARE, VARIANCE
+
 from . import plans
 from .launching import available, device_of, namespace
 from .statistics import POOL, LeftAlone, Rule, in_passing, merge, move, refuse, settle
@@ -30,6 +32,8 @@ __all__ = [
     "available",
     "backward",
     "capturing",
+    "finish",
+    "finish_gradients",
     "forward",
     "grad_input",
     "grad_moments",
@@ -153,33 +157,35 @@ class Work:
         return LeftAlone(self.make("left", dtype=INT32))
 
 
-def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> tuple[Array, Array, Array, Array]:
-    """Count, mean, m2 and low per channel: sum of the weights, mean, sum w (x - mean)^2, mean - float64(mean)."""
+def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> Array:
+    """parts, (4, C): sum of the weights, mean, sum w (x - mean)^2, mean - float64(mean)."""
     work = Work(x, None, writes=False)
     work.give(weight=weight)
     work.options["skipna"] = skipna
     made = work.make("moments", 4)
     careful = weight is not None or skipna
     work.run(plans.reduction("moments", *work.size, careful, "", work.device.limits))
-    return tuple(made.reshape(4, -1))
+    return made.reshape(4, -1)
 
 
-def normalize(
-    x: Array,
-    mean: Array,
-    scale: Array,
-    shift: Array,
-    relu: bool = False,
-    out: Array | None = None,
-    finite: bool = False,
-) -> Array:
-    """y = (x - mean) scale + shift, and with relu 0 where that is not above 0. NaN stays NaN.
+def finish(parts: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array:
+    """stats, (5, C), of what `moments` gives: mean, var, rstd, scale, shift."""
+    count, mean, m2, low = parts
+    var = m2 / np.where(count == 0, 1, count)
+    v = var + eps
+    rstd = np.where(count == 0, 0, 1 / np.sqrt(np.where(v == 0, 1, v)))
+    scale = rstd if gamma is None else gamma * rstd
+    return np.stack([mean + low, var, rstd, scale, np.zeros_like(rstd) if beta is None else beta])
+
+
+def normalize(x: Array, stats: Array, slope: float = 1.0, out: Array | None = None, finite: bool = False) -> Array:
+    """y = (x - mean) scale + shift, and with slope 0 no less than 0. NaN stays NaN.
 
     With finite, FloatingPointError where x holds an infinity; what was written to out by then is of no use.
     """
     work = Work(x, out)
-    work.give(mean=mean, scale=scale, shift=shift)
-    work.options["relu"] = relu
+    work.give(mean=stats[0], scale=stats[3], shift=stats[4])
+    work.options["relu"] = cuts(slope)
     if finite:
         found = work.device.zeros((1,), INT32)
         work.give(infinite=found)
@@ -189,36 +195,47 @@ def normalize(
     return work.result
 
 
-def grad_moments(
-    dy: Array, x: Array, mean: Array, scale: Array | None = None, shift: Array | None = None
-) -> tuple[Array, Array]:
-    """sum dy and sum dy (x - mean) per channel. With scale and shift, dy is 0 where the ReLU of `normalize` was."""
+def grad_moments(dy: Array, x: Array, stats: Array, weight: Array | None = None, slope: float = 1.0) -> Array:
+    """sums, (2, C): sum dy and sum dy (x - mean), dy before the activation. With weight a dy of 0 adds nothing."""
     work = Work(x, None, dy, writes=False)
-    work.give(mean=mean, scale=scale, shift=shift)
-    work.options["relu"] = scale is not None
+    work.give(mean=stats[0], scale=stats[3], shift=stats[4])
+    work.options |= {"relu": cuts(slope), "weighted": weight is not None}
     made = work.make("sums", 2)
-    work.run(plans.reduction("sums", *work.size, False, "", work.device.limits))
-    return made[0], made[1]
+    work.run(plans.reduction("sums", *work.size, weight is not None, "", work.device.limits))
+    return made
+
+
+def finish_gradients(sums: Array, stats: Array, count: Any) -> Array:
+    """coefficients, (3, C), of what `grad_moments` gives: a, b, c. count: a number, or float64 (C,)."""
+    total, dot = sums
+    rstd, scale = stats[2], stats[3]
+    values = np.where(count == 0, np.inf, count)
+    return np.stack([scale, -(dot * rstd / values * rstd), -(total / values)])
 
 
 def grad_input(
     dy: Array,
     x: Array,
-    mean: Array,
-    a: Array,
-    b: Array,
-    c: Array,
+    stats: Array,
+    coefficients: Array,
     weight: Array | None = None,
-    scale: Array | None = None,
-    shift: Array | None = None,
+    slope: float = 1.0,
     out: Array | None = None,
 ) -> Array:
     """dx = a (dy + w (b (x - mean) + c)), with dy as in `grad_moments` and w = 1 without weight."""
     work = Work(x, out, dy)
-    work.give(mean=mean, a=a, b=b, c=c, weight=weight, scale=scale, shift=shift)
-    work.options |= {"relu": scale is not None, "weighted": weight is not None}
+    a, b, c = coefficients
+    work.give(mean=stats[0], a=a, b=b, c=c, weight=weight, scale=stats[3], shift=stats[4])
+    work.options |= {"relu": cuts(slope), "weighted": weight is not None}
     work.run(plans.map_only("gradient", *work.size, weight is not None, work.device.limits))
     return work.result
+
+
+def cuts(slope: float) -> bool:
+    """Whether an activation of that slope below 0 is the ReLU, or none: these two are there."""
+    if slope not in (0.0, 1.0):
+        raise ValueError(f"activation: expected None or relu on the GPU, got one of slope {slope}")
+    return slope == 0.0
 
 
 def add(total: Array, part: Array) -> None:
@@ -234,7 +251,7 @@ def forward(
     mean: Array | None = None,
     var: Array | None = None,
     weight: Array | None = None,
-    relu: bool = False,
+    slope: float = 1.0,
     running: Rule | None = None,
     out: Array | None = None,
 ) -> tuple[Array, Array, Any, Any]:
@@ -246,7 +263,7 @@ def forward(
     limits = work.device.limits
     count: Any = float(work.outer * work.inner)
     work.give(gamma=gamma, beta=beta)
-    work.options |= {"eps": eps, "relu": relu, "count": count}
+    work.options |= {"eps": eps, "relu": cuts(slope), "count": count}
     stats = work.device.empty((5, work.channels), FLOAT64)
     work.give_stats(stats)
     if mean is not None and var is not None:
@@ -280,7 +297,7 @@ def backward(
     stats: Array,
     count: Any,
     weight: Array | None = None,
-    relu: bool = False,
+    slope: float = 1.0,
     frozen: bool = False,
     params: bool = True,
     out: Array | None = None,
@@ -291,7 +308,7 @@ def backward(
     dgamma = work.make("dgamma") if params else None
     dbeta = work.make("dbeta") if params else None
     work.give_stats(stats)
-    work.options |= {"relu": relu, "frozen": frozen, "weighted": careful}
+    work.options |= {"relu": cuts(slope), "frozen": frozen, "weighted": careful}
     if careful:
         work.give(weight=weight)
     if isinstance(count, float):
@@ -310,8 +327,8 @@ def rows_forward(
     gamma: Array | None,
     beta: Array | None,
     eps: float,
-    rms: bool = False,
-    relu: bool = False,
+    rule: int = VARIANCE,
+    slope: float = 1.0,
     out: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """y, mean, rstd: each of the N*G rows of x, (N, G, K, L), by its own statistics."""
@@ -319,7 +336,7 @@ def rows_forward(
     n = x.shape[0] * x.shape[1]
     mean, rstd = (work.device.empty((n,), FLOAT64) for _ in range(2))
     work.give(mean=mean, scale=rstd, gamma=gamma, beta=beta)
-    work.options |= {"eps": eps, "relu": relu, "weighted": rms}
+    work.options |= {"eps": eps, "relu": cuts(slope), "weighted": rule == MEAN_SQUARE}
     if n:
         affine = gamma is not None or beta is not None
         plan = plans.rows("rows_forward", x.shape, work.dtype, work.vectors, affine, work.device.limits)
@@ -334,16 +351,16 @@ def rows_backward(
     rstd: Array,
     gamma: Array | None,
     beta: Array | None,
-    rms: bool = False,
-    relu: bool = False,
+    rule: int = VARIANCE,
+    slope: float = 1.0,
     params: bool = True,
     out: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]:
-    """dx, dgamma, dbeta of the `rows_forward` that returned mean and rstd. beta is for the ReLU only."""
+    """dx, dgamma, dbeta of the `rows_forward` that returned mean and rstd. beta is for the activation only."""
     work = Work(x, out, dy)
     limits, size = work.device.limits, x.shape[1] * x.shape[2]
     work.give(mean=mean, scale=rstd, gamma=gamma, beta=beta)
-    work.options |= {"relu": relu, "weighted": rms}
+    work.options |= {"relu": cuts(slope), "weighted": rule == MEAN_SQUARE}
     dgamma = dbeta = None
     if params:
         dgamma, dbeta = (work.device.empty((size,), FLOAT64) for _ in range(2))

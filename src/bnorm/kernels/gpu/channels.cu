@@ -27,20 +27,18 @@ BN_DEV void set_running(const Job& job, void* values, i64 c, double v) {
 
 // Move the running statistics of channel c by a batch, as job.nonfinite says; job.left tells what was left alone.
 BN_DEV void move_channel(const Job& job, i64 c, double count, double batch_mean, double m2) {
-  double mean = running_at(job, job.running_mean, c), var = running_at(job, job.running_var, c), seen = 0.0;
-  if (job.seen) {
-    seen = job.seen[c];
-    bn_pool(&mean, &var, &seen, count, batch_mean, m2, job.ddof);
-  } else {
-    mean = bn_ema(mean, batch_mean, job.momentum);
-    var = bn_ema(var, bn_variance(m2, count, job.ddof), job.momentum);
-  }
-  const bool finite = count == 0.0 || (holds(job, mean) && holds(job, var));
+  const double seen = job.seen ? job.seen[c] : 0.0;
+  const double mean = running_at(job, job.running_mean, c), var = running_at(job, job.running_var, c);
+  const bn_rule rule = {job.seen ? BN_POOL : BN_AVERAGE, job.momentum, 1.0, job.ddof, 0};
+  const bn_batch batch = {count, batch_mean, m2, 0.0, count, 0.0, 0.0};
+  bn_statistics s = {mean, 0.0, var, seen, job.seen ? seen : 1.0 / 0.0, 0.0, 0.0};
+  s = bn_move(s, batch, rule);
+  const bool finite = count == 0.0 || (holds(job, s.mean) && holds(job, s.var));
   if (job.left) job.left[c] = !finite;
   if (count == 0.0 || job.nonfinite == TEST || (!finite && job.nonfinite == SKIP)) return;
-  set_running(job, job.running_mean, c, mean);
-  set_running(job, job.running_var, c, var);
-  if (job.seen) job.seen[c] = seen;
+  set_running(job, job.running_mean, c, s.mean);
+  set_running(job, job.running_var, c, s.var);
+  if (job.seen) job.seen[c] = s.seen;
 }
 
 BN_DEV void write_stats(const Job& job, i64 c, double mean, double var, double count) {

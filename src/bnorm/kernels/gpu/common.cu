@@ -221,7 +221,7 @@ struct Walk {
 struct Moments {  // a set of values, as formulas.h describes it
   static constexpr int PARTS = 4;
   double v[4];
-  BN_MEMBER void join(const Moments& o) { bn_merge(&v[0], &v[1], &v[2], &v[3], o.v[0], o.v[1], o.v[2], o.v[3]); }
+  BN_MEMBER void join(const Moments& o) { bn_merge(&v[0], &v[1], &v[3], &v[2], o.v[0], o.v[1], o.v[3], o.v[2]); }
 };
 
 struct Sums {

@@ -1,5 +1,5 @@
 # Gradient sums of one block, laid out as in channel_moments.pxi: sum dy and sum dy (x - h) per channel, where h is the
-# high part of the mean. With ReLU dy counts only where the forward's y, recomputed by the same operations, is positive.
+# high part of the mean. With an activation dy is first brought before it, by the forward's v, recomputed as there.
 # With weights a dy of 0 adds nothing whatever x holds there: padding may be NaN.
 
 
@@ -50,10 +50,10 @@ cdef inline void pair_sums_of_rows(
 
 cdef inline void masked_pair_sums_of_rows(
     const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width,
-    const real* h, const real* scale, const real* shift, bint relu, bint weighted, double* s, double* d,
+    const real* h, const real* scale, const real* shift, Activation act, bint weighted, double* s, double* d,
     bn_ahead* ahead
 ) noexcept nogil:
-    """The same, with ReLU where (x - h) * scale + shift > 0 (or NaN), with weights where dy is not 0."""
+    """The same of dy before the activation of (x - h) * scale + shift; with weights where that is not 0."""
     cdef Py_ssize_t j, r
     cdef const real* xr
     cdef const real* gr
@@ -65,16 +65,16 @@ cdef inline void masked_pair_sums_of_rows(
         gr = dy + r * stride
         for j in range(width):
             t = xr[j] - h[j]
-            g = 0 if relu and t * scale[j] + shift[j] <= 0 else gr[j]
+            g = gr[j] if act.kind == BN_IDENTITY else pulled(act, t * scale[j] + shift[j], gr[j])
             s[j] += <double>g
             d[j] += <double>(0 if weighted and g == 0 else g * t)
 
 
 cdef void careful_pair_sums(
     const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width, Py_ssize_t extra,
-    const real* h, const real* scale, const real* shift, bint relu, bint weighted, double* s, double* d
+    const real* h, const real* scale, const real* shift, Activation act, bint weighted, double* s, double* d
 ) noexcept nogil:
-    """The same in float64, where a product left the range of float32; the mask is the forward's."""
+    """The same in float64, where a product left the range of float32; the activation is the forward's."""
     cdef Py_ssize_t j, r
     cdef real t
     cdef double g
@@ -82,8 +82,10 @@ cdef void careful_pair_sums(
     zero(d, width)
     for r in range(rows + (extra > 0)):
         for j in range(width if r < rows else extra):
-            t = x[r * stride + j] - h[j]
-            g = 0 if relu and t * scale[j] + shift[j] <= 0 else <double>dy[r * stride + j]
+            g = dy[r * stride + j]
+            if act.kind != BN_IDENTITY:
+                t = x[r * stride + j] - h[j]
+                g = bn_act_pull_double(act.kind, act.slope, t * scale[j] + shift[j], g)
             s[j] += g
             d[j] += 0 if weighted and g == 0 else g * (<double>x[r * stride + j] - <double>h[j])
 
@@ -102,7 +104,7 @@ cdef inline bint products_beyond_float(
 
 cdef void block_sums(
     const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
-    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint relu, bint weighted, bn_ahead* ahead,
+    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, Activation act, bint weighted, bn_ahead* ahead,
     const real* high, const real* scale, const real* shift, double* sums, double* dots
 ) noexcept nogil:
     """Add one block to the gradient sums of its channels."""
@@ -114,19 +116,19 @@ cdef void block_sums(
     cdef Py_ssize_t c, width = widen * channels * run, end = rows * stride
     zero(s, width)
     zero(d, width)
-    if relu or weighted:
-        if relu:
+    if act.kind != BN_IDENTITY or weighted:
+        if act.kind != BN_IDENTITY:
             a = columns_of(scale, widen, channels, run, scales)
             b = columns_of(shift, widen, channels, run, shifts)
-        masked_pair_sums_of_rows(dy, x, rows, stride, width, h, a, b, relu, weighted, s, d, ahead)
-        masked_pair_sums_of_rows(dy + end, x + end, extra > 0, 0, extra, h, a, b, relu, weighted, s, d, NULL)
+        masked_pair_sums_of_rows(dy, x, rows, stride, width, h, a, b, act, weighted, s, d, ahead)
+        masked_pair_sums_of_rows(dy + end, x + end, extra > 0, 0, extra, h, a, b, act, weighted, s, d, NULL)
     else:
         pair_sums_of_rows(dy, x, rows, stride, width, h, s, d, ahead)
         pair_sums_of_rows(dy + end, x + end, extra > 0, 0, extra, h, s, d, NULL)
     gather(s, widen, channels, run)
     gather(d, widen, channels, run)
     if real is float and products_beyond_float(channels, <double>rows * widen * run, s, d):
-        careful_pair_sums(dy, x, rows, stride, width, extra, h, a, b, relu, weighted, s, d)
+        careful_pair_sums(dy, x, rows, stride, width, extra, h, a, b, act, weighted, s, d)
         gather(s, widen, channels, run)
         gather(d, widen, channels, run)
     for c in range(channels):

@@ -35,7 +35,7 @@ cdef inline bint last_infinite(const real* x, Py_ssize_t n) noexcept nogil:
 
 
 cdef inline bint finite_columns(
-    const real* x, real* y, Py_ssize_t n, const real* h, const real* scale, const real* shift, bint relu
+    const real* x, real* y, Py_ssize_t n, const real* h, const real* scale, const real* shift, Activation act
 ) noexcept nogil:
     """normalize_columns of a multiple of 16 columns; whether an infinity was among them."""
     cdef Py_ssize_t j
@@ -48,52 +48,48 @@ cdef inline bint finite_columns(
         else:
             found_double |= bn_infinite_double(x[j])
         v = (x[j] - h[j]) * scale[j] + shift[j]
-        y[j] = 0 if relu and v <= 0 else v
+        y[j] = activated(act, v)
     return found != 0 or found_double != 0
 
 
 cdef inline void normalize_columns(
-    const real* x, real* y, Py_ssize_t n, const real* h, const real* scale, const real* shift, bint relu
+    const real* x, real* y, Py_ssize_t n, const real* h, const real* scale, const real* shift, Activation act
 ) noexcept nogil:
     cdef Py_ssize_t j
-    cdef real v
-    if relu:
-        for j in range(n):
-            v = (x[j] - h[j]) * scale[j] + shift[j]
-            y[j] = 0 if v <= 0 else v
-    else:
+    if act.kind == BN_IDENTITY:
         for j in range(n):
             y[j] = (x[j] - h[j]) * scale[j] + shift[j]
+    else:
+        for j in range(n):
+            y[j] = activated(act, (x[j] - h[j]) * scale[j] + shift[j])
 
 
 cdef inline void normalize_run(
-    const real* x, real* y, Py_ssize_t n, real h, real scale, real shift, bint relu
+    const real* x, real* y, Py_ssize_t n, real h, real scale, real shift, Activation act
 ) noexcept nogil:
     cdef Py_ssize_t j
-    cdef real v
-    if relu:
-        for j in range(n):
-            v = (x[j] - h) * scale + shift
-            y[j] = 0 if v <= 0 else v
-    else:
+    if act.kind == BN_IDENTITY:
         for j in range(n):
             y[j] = (x[j] - h) * scale + shift
+    else:
+        for j in range(n):
+            y[j] = activated(act, (x[j] - h) * scale + shift)
 
 
 cdef inline void gradient_columns(
     const real* dy, const real* x, real* dx, Py_ssize_t n, const real* w,
-    const real* h, const real* a, const real* b, const real* c, const real* scale, const real* shift, bint relu,
+    const real* h, const real* a, const real* b, const real* c, const real* scale, const real* shift, Activation act,
     bint frozen
 ) noexcept nogil:
     cdef Py_ssize_t j
     cdef real t, g
     if frozen:
         for j in range(n):
-            dx[j] = 0 if (x[j] - h[j]) * scale[j] + shift[j] <= 0 else a[j] * dy[j]
-    elif relu or w != NULL:
+            dx[j] = pulled(act, (x[j] - h[j]) * scale[j] + shift[j], a[j] * dy[j])
+    elif act.kind != BN_IDENTITY or w != NULL:
         for j in range(n):
             t = x[j] - h[j]
-            g = 0 if relu and t * scale[j] + shift[j] <= 0 else dy[j]
+            g = dy[j] if act.kind == BN_IDENTITY else pulled(act, t * scale[j] + shift[j], dy[j])
             t = b[j] * t + c[j]
             if w != NULL:
                 t = 0 if w[j] == 0 else w[j] * t
@@ -105,18 +101,18 @@ cdef inline void gradient_columns(
 
 cdef inline void gradient_run(
     const real* dy, const real* x, real* dx, Py_ssize_t n, const double* w, double inverse,
-    real h, real a, real b, real c, real gain, real scale, real shift, bint relu, bint frozen
+    real h, real a, real b, real c, real gain, real scale, real shift, Activation act, bint frozen
 ) noexcept nogil:
     """The same with one channel's numbers; w is weight * inverse; gain is a factor of dy alone, for group norm."""
     cdef Py_ssize_t j
     cdef real t, g
     if frozen:
         for j in range(n):
-            dx[j] = 0 if (x[j] - h) * scale + shift <= 0 else a * (gain * dy[j])
-    elif relu or w != NULL:
+            dx[j] = pulled(act, (x[j] - h) * scale + shift, a * (gain * dy[j]))
+    elif act.kind != BN_IDENTITY or w != NULL:
         for j in range(n):
             t = x[j] - h
-            g = 0 if relu and t * scale + shift <= 0 else dy[j]
+            g = dy[j] if act.kind == BN_IDENTITY else pulled(act, t * scale + shift, dy[j])
             t = b * t + c
             if w != NULL:
                 t = 0 if w[j] == 0 else <real>(w[j] * inverse) * t
@@ -138,8 +134,8 @@ cdef void checked_columns(
     """normalize_columns that notes an infinity."""
     cdef Py_ssize_t k = n & -16
     cdef bint found = last_infinite(x, n)   # before y, which may be x, is written
-    found |= finite_columns(x, y, k, h, scale, shift, job.relu)
-    normalize_columns(x + k, y + k, n - k, h + k, scale + k, shift + k, job.relu)
+    found |= finite_columns(x, y, k, h, scale, shift, job.act)
+    normalize_columns(x + k, y + k, n - k, h + k, scale + k, shift + k, job.act)
     if found:
         bn_set(&job.infinite)
 
@@ -172,11 +168,11 @@ cdef inline void map_run(
     cdef real scale = (<const real*>job.scale)[c] if job.scale != NULL else 0
     cdef real shift = (<const real*>job.shift)[c] if job.shift != NULL else 0
     if job.dy == NULL:
-        normalize_run(x, y, n, h, scale, shift, job.relu)
+        normalize_run(x, y, n, h, scale, shift, job.act)
     else:
         gradient_run(<const real*>job.dy + at, x, y, n, w, 1.0 / job.unit, h, (<const real*>job.a)[c],
                      (<const real*>job.b)[c] if job.b != NULL else 0, (<const real*>job.c)[c] if job.b != NULL else 0,
-                     1, scale, shift, job.relu, job.b == NULL)
+                     1, scale, shift, job.act, job.b == NULL)
 
 
 cdef void map_runs(
@@ -287,11 +283,11 @@ cdef void map_columns(
                 if job.dy != NULL:
                     gradient_columns(<const real*>job.dy + i + k, x + i + k, y, j, weights, at_column(h_, k),
                                      at_column(a_, k), at_column(b_, k), at_column(c_, k), at_column(scale_, k),
-                                     at_column(shift_, k), job.relu, job.b == NULL)
+                                     at_column(shift_, k), job.act, job.b == NULL)
                 elif job.finite:
                     checked_columns(job, x + i + k, y, j, h_ + k, scale_ + k, shift_ + k)
                 else:
-                    normalize_columns(x + i + k, y, j, h_ + k, scale_ + k, shift_ + k, job.relu)
+                    normalize_columns(x + i + k, y, j, h_ + k, scale_ + k, shift_ + k, job.act)
                 k += j
             if lead == 0:
                 i += step

@@ -140,7 +140,7 @@ cdef void first_values(
 cdef void careful_moments(
     const real* x, const double* w, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
     Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint skipna,
-    double* n, double* mean, double* low, double* m2
+    double* n, double* mean, double* m2, double* low
 ) noexcept nogil:
     """A block with weights, with NaN to leave out, or with values whose squares float32 cannot hold."""
     cdef double[WIDE] center, count, s, q
@@ -158,7 +158,7 @@ cdef void careful_moments(
     careful_sums(x, w, rows, stride, extra, widen, channels, run, skipna, center, count, s, q)
     for c in range(channels):
         if count[c] > 0.0:
-            bn_add_block(&n[c], &mean[c], &low[c], &m2[c], count[c], 1.0 / count[c], center[c], s[c], q[c])
+            bn_add_block(&n[c], &mean[c], &m2[c], &low[c], count[c], 1.0 / count[c], center[c], s[c], q[c])
 
 
 cdef void rough_centers(
@@ -225,7 +225,7 @@ cdef inline bint beyond_float(
 cdef void block_moments(
     const real* x, const double* w, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
     Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint skipna, bn_ahead* ahead,
-    double* n, double* mean, double* low, double* m2
+    double* n, double* mean, double* m2, double* low
 ) noexcept nogil:
     """Add one block to the moments of its channels."""
     cdef real[WIDE] center, columns
@@ -253,8 +253,8 @@ cdef void block_moments(
             for c in range(channels):
                 careful |= q[c] != q[c]
     if careful:
-        careful_moments(x, w, rows, stride, extra, widen, channels, run, skipna, n, mean, low, m2)
+        careful_moments(x, w, rows, stride, extra, widen, channels, run, skipna, n, mean, m2, low)
     else:
         for c in range(channels):
             wide[c] = center[c]
-        bn_add_blocks(channels, count, wide, s, q, n, mean, low, m2)
+        bn_add_blocks(channels, count, wide, s, q, n, mean, m2, low)

@@ -12,7 +12,7 @@ cdef void reduce_block(
         block_moments(x + at, w, rows, stride, extra, widen, channels, run, job.skipna, ahead,
                       partial + c, partial + size + c, partial + 2 * size + c, partial + 3 * size + c)
     else:
-        block_sums(<const real*>job.dy + at, x + at, rows, stride, extra, widen, channels, run, job.relu, w != NULL,
+        block_sums(<const real*>job.dy + at, x + at, rows, stride, extra, widen, channels, run, job.act, w != NULL,
                    ahead, <const real*>job.high + c, <const real*>job.scale + c, <const real*>job.shift + c,
                    partial + c, partial + size + c)
 
@@ -164,13 +164,13 @@ cdef void finish_forward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept no
     cdef double* rstd = var + size
     cdef double* scale = rstd + size
     cdef double* shift = scale + size
-    cdef double* n = job.partial
+    cdef const double* n = job.partial
     if n != NULL:
         for c in range(begin, end):
-            mean[c] = n[size + c] + n[2 * size + c]
-            var[c] = n[3 * size + c] / (n[c] if n[c] > 0.0 else 1.0)
+            mean[c] = n[size + c] + n[3 * size + c]
+            var[c] = n[2 * size + c] / (n[c] if n[c] > 0.0 else 1.0)
     for c in range(begin, end):
-        rstd[c] = bn_rstd(var[c], job.eps, job.count)
+        rstd[c] = bn_rstd(var[c], job.eps, job.count if n == NULL else n[c])
         scale[c] = rstd[c] if job.gamma == NULL else job.gamma[c] * rstd[c]
         shift[c] = 0.0 if job.beta == NULL else job.beta[c]
 
@@ -196,21 +196,35 @@ cdef void center_sums(Job* job, Py_ssize_t begin, Py_ssize_t end, const real* hi
         job.partial[size + c] -= (job.stats[c] - <double>high[c]) * job.partial[c]
 
 
+cdef void finish_backward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    """Rows of coefficients, from the sums in the first partial."""
+    cdef Py_ssize_t c, size = job.channels
+    cdef const double* rstd = job.stats + 2 * size
+    cdef const double* scale = job.stats + 3 * size
+    cdef double* a = job.coefficients
+    cdef double* b = a + size
+    cdef double* g = b + size
+    cdef double count
+    for c in range(begin, end):
+        count = job.counts[c * job.counts_step]
+        a[c] = scale[c]
+        b[c] = bn_grad_b(rstd[c], job.partial[size + c], count)
+        g[c] = bn_grad_c(job.partial[c], count)
+
+
 cdef void fold_backward(Job* job, Py_ssize_t begin, Py_ssize_t end, real* high) noexcept nogil:
     cdef Py_ssize_t c, size = job.channels
     cdef const double* mean = job.stats
-    cdef const double* rstd = mean + 2 * size
-    cdef const double* scale = mean + 3 * size
+    cdef const double* scale = job.coefficients
+    cdef const double* tilt = scale + size
+    cdef const double* rest = tilt + size
     cdef real* a = <real*>job.a
     cdef real* b = <real*>job.b
     cdef real* g = <real*>job.c
-    cdef double slope, rest
     for c in range(begin, end):
-        slope = job.unit * bn_grad_b(rstd[c], job.partial[size + c], job.count)
-        rest = job.unit * bn_grad_c(job.partial[c], job.count)
         a[c] = <real>scale[c]
-        b[c] = <real>slope
-        g[c] = <real>bn_fold(<double>high[c], mean[c], slope, rest)
+        b[c] = <real>(job.unit * tilt[c])
+        g[c] = <real>bn_fold(<double>high[c], mean[c], job.unit * tilt[c], job.unit * rest[c])
 
 
 cdef void fold_forward_float(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:

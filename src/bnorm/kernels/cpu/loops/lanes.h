@@ -41,7 +41,7 @@
  * enough. */
 static inline void bn_add_blocks(ptrdiff_t channels, double count, const double *BN_RESTRICT center,
                                  const double *BN_RESTRICT s, const double *BN_RESTRICT q, double *BN_RESTRICT n,
-                                 double *BN_RESTRICT mean, double *BN_RESTRICT low, double *BN_RESTRICT m2)
+                                 double *BN_RESTRICT mean, double *BN_RESTRICT m2, double *BN_RESTRICT low)
 {
     const double inverse = 1.0 / count, n0 = n[0], w = bn_share(n0, count);
     int differ = 0;
@@ -49,11 +49,11 @@ static inline void bn_add_blocks(ptrdiff_t channels, double count, const double 
         differ |= n[c] != n0;
     if (differ) {
         for (ptrdiff_t c = 0; c < channels; c++)
-            bn_add_block(&n[c], &mean[c], &low[c], &m2[c], count, inverse, center[c], s[c], q[c]);
+            bn_add_block(&n[c], &mean[c], &m2[c], &low[c], count, inverse, center[c], s[c], q[c]);
         return;
     }
     for (ptrdiff_t c = 0; c < channels; c++) {
-        bn_join(&mean[c], &low[c], &m2[c], n0, w, center[c], s[c] * inverse, bn_block_m2(s[c], q[c], inverse));
+        bn_join(&mean[c], &m2[c], &low[c], n0, w, center[c], bn_block_m2(s[c], q[c], inverse), s[c] * inverse);
         n[c] = n0 + count;
     }
 }
@@ -81,7 +81,7 @@ BN_INLINE double bn_whole(const double *eight)
 }
 
 /* The maps of a row with a gamma and a beta for each value: y = ((x - h) r + b) gamma + beta, and the input gradient
- * dx = r (dy gamma + (slope (x - h) + rest)). */
+ * dx = r (dy gamma + (tilt (x - h) + rest)). */
 #define BN_ROW_MAPS(real, name)                                                                                       \
     BN_INLINE void bn_affine_##name(const real *x, real *y, ptrdiff_t n, real h, real r, real b, const real *gamma,   \
                                     const real *beta)                                                                 \
@@ -91,11 +91,11 @@ BN_INLINE double bn_whole(const double *eight)
             y[j] = ((x[j] - h) * r + b) * gamma[j] + beta[j];                                                         \
     }                                                                                                                 \
     BN_INLINE void bn_row_gradient_##name(const real *dy, const real *x, real *dx, ptrdiff_t n, real h, real r,       \
-                                          real slope, real rest, const real *gamma)                                   \
+                                          real tilt, real rest, const real *gamma)                                    \
     {                                                                                                                 \
         BN_INDEPENDENT                                                                                                \
         for (ptrdiff_t j = 0; j < n; j++)                                                                             \
-            dx[j] = r * (dy[j] * gamma[j] + (slope * (x[j] - h) + rest));                                             \
+            dx[j] = r * (dy[j] * gamma[j] + (tilt * (x[j] - h) + rest));                                              \
     }
 
 BN_ROW_MAPS(float, float)

@@ -96,7 +96,7 @@ cdef inline double short_sample(const real* x, Py_ssize_t n, Py_ssize_t left, do
 
 
 cdef void short_moments(
-    const real* x, Py_ssize_t rows, Py_ssize_t size, Py_ssize_t left, bint rms, double eps, double* mean, double* rstd,
+    const real* x, Py_ssize_t rows, Py_ssize_t size, Py_ssize_t left, int rule, double eps, double* mean, double* rstd,
     bn_ahead* ahead
 ) noexcept nogil:
     """mean and rstd of `rows` rows of `size` values: the sums of each, then the divisions of all. ahead: NULL, or the
@@ -108,12 +108,13 @@ cdef void short_moments(
     cdef double[BATCH * EIGHTH] s, q
     cdef double[BATCH] sum, square
     cdef double values = 1.0, low, m2, n = size
+    cdef bint about_zero = rule == BN_MEAN_SQUARE
     cdef Py_ssize_t k
     for k in range(rows):
-        center[k] = 0 if rms else x[k * size]
+        center[k] = 0 if about_zero else x[k * size]
     zero(s, rows * EIGHTH)
     zero(q, rows * EIGHTH)
-    if not rms:
+    if not about_zero:
         for k in range(rows):
             values = short_sample(x + k * size, size, left - k * size, &s[k * EIGHTH])
         for k in range(rows):
@@ -129,10 +130,10 @@ cdef void short_moments(
     if real is float:
         for k in range(rows):
             if not (1e-36 * n <= square[k] < INFINITY):
-                center[k] = 0 if rms else x[k * size]
+                center[k] = 0 if about_zero else x[k * size]
                 careful_short_sums(x + k * size, size, center[k], &sum[k], &square[k])
     for k in range(rows):
-        low = 0.0 if rms else sum[k] / n
+        low = 0.0 if about_zero else sum[k] / n
         m2 = square[k] - low * sum[k]
         mean[k] = <double>center[k] + low
         rstd[k] = bn_rstd((0.0 if m2 < 0.0 else m2) / n, eps, n)

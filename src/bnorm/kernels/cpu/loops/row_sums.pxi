@@ -13,31 +13,25 @@ cdef inline Py_ssize_t readable(RowJob* job, Py_ssize_t o, Py_ssize_t last, Py_s
     return (last * job.groups if job.cuts == 1 else o * job.groups + end) * job.channels * job.inner
 
 
-cdef inline real passed(real dy, real t, real gamma, real beta) noexcept nogil:
-    """dy where the forward's ReLU let the value through."""
-    return 0 if t * gamma + beta <= 0 else dy
-
-
 cdef inline void four_of_column(
     const real* dy, const real* x, Py_ssize_t stride, const real* h, const real* r, const real* b,
-    real gamma, real beta, bint relu, real* sum, real* dot
+    real gamma, real beta, Activation act, real* sum, real* dot
 ) noexcept nogil:
-    """sum dy and sum dy ((x - h) r + b) down four rows, without what ReLU cut."""
+    """sum dy and sum dy ((x - h) r + b) down four rows, dy before the activation."""
     cdef real g0 = dy[0], g1 = dy[stride], g2 = dy[2 * stride], g3 = dy[3 * stride]
     cdef real t0 = (x[0] - h[0]) * r[0] + b[0], t1 = (x[stride] - h[1]) * r[1] + b[1]
     cdef real t2 = (x[2 * stride] - h[2]) * r[2] + b[2], t3 = (x[3 * stride] - h[3]) * r[3] + b[3]
-    if relu:
-        g0 = passed(g0, t0, gamma, beta)
-        g1 = passed(g1, t1, gamma, beta)
-        g2 = passed(g2, t2, gamma, beta)
-        g3 = passed(g3, t3, gamma, beta)
+    g0 = pulled(act, t0 * gamma + beta, g0)
+    g1 = pulled(act, t1 * gamma + beta, g1)
+    g2 = pulled(act, t2 * gamma + beta, g2)
+    g3 = pulled(act, t3 * gamma + beta, g3)
     sum[0] = (g0 + g1) + (g2 + g3)
     dot[0] = (g0 * t0 + g1 * t1) + (g2 * t2 + g3 * t3)
 
 
 cdef inline void stripe_sums(
     const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t n,
-    const real* h, const real* r, const real* b, const real* gamma, const real* beta, bint relu,
+    const real* h, const real* r, const real* b, const real* gamma, const real* beta, Activation act,
     double* dgamma, double* dbeta
 ) noexcept nogil:
     """column_sums of eight rows, of four, or of one."""
@@ -45,52 +39,56 @@ cdef inline void stripe_sums(
     cdef real sum, dot, more, more_dot
     if rows == 8:
         for j in range(n):
-            four_of_column(dy + j, x + j, stride, h, r, b, gamma[j], beta[j], relu, &sum, &dot)
-            four_of_column(dy + four + j, x + four + j, stride, h + 4, r + 4, b + 4, gamma[j], beta[j], relu,
+            four_of_column(dy + j, x + j, stride, h, r, b, gamma[j], beta[j], act, &sum, &dot)
+            four_of_column(dy + four + j, x + four + j, stride, h + 4, r + 4, b + 4, gamma[j], beta[j], act,
                            &more, &more_dot)
             dbeta[j] += <double>(sum + more)
             dgamma[j] += <double>(dot + more_dot)
     elif rows == 4:
         for j in range(n):
-            four_of_column(dy + j, x + j, stride, h, r, b, gamma[j], beta[j], relu, &sum, &dot)
+            four_of_column(dy + j, x + j, stride, h, r, b, gamma[j], beta[j], act, &sum, &dot)
             dbeta[j] += <double>sum
             dgamma[j] += <double>dot
     else:
         for j in range(n):
             more = (x[j] - h[0]) * r[0] + b[0]
-            sum = passed(dy[j], more, gamma[j], beta[j]) if relu else dy[j]
+            sum = pulled(act, more * gamma[j] + beta[j], dy[j])
             dbeta[j] += <double>sum
             dgamma[j] += <double>(sum * more)
 
 
 cdef inline void column_sums(
     const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t n,
-    const real* h, const real* r, const real* b, const real* gamma, const real* beta, bint relu,
+    const real* h, const real* r, const real* b, const real* gamma, const real* beta, Activation act,
     double* dgamma, double* dbeta
 ) noexcept nogil:
     """dgamma += sum dy ((x - h) r + b), dbeta += sum dy over the rows of a stripe, per column."""
     cdef Py_ssize_t k = 0, step
     while k < rows:
         step = 8 if k + 8 <= rows else 4 if k + 4 <= rows else 1
-        if relu:
-            stripe_sums(dy + k * stride, x + k * stride, step, stride, n, h + k, r + k, b + k, gamma, beta, True,
+        if act.kind == BN_IDENTITY:     # known to the compiler, which then leaves the activation out
+            stripe_sums(dy + k * stride, x + k * stride, step, stride, n, h + k, r + k, b + k, gamma, beta, identity(),
                         dgamma, dbeta)
         else:
-            stripe_sums(dy + k * stride, x + k * stride, step, stride, n, h + k, r + k, b + k, gamma, beta, False,
+            stripe_sums(dy + k * stride, x + k * stride, step, stride, n, h + k, r + k, b + k, gamma, beta, act,
                         dgamma, dbeta)
         k += step
 
 
-cdef inline real masked(real dy, real x, real h, real r, real b, real gamma, real beta) noexcept nogil:
-    """g = dy gamma, 0 where the forward's ReLU cut."""
-    return 0 if ((x - h) * r + b) * gamma + beta <= 0 else dy * gamma
+cdef inline real scaled(
+    Activation act, real dy, real x, real h, real r, real b, real gamma, real beta
+) noexcept nogil:
+    """g = dy gamma, dy being brought before the activation of the forward."""
+    if act.kind == BN_IDENTITY:
+        return dy * gamma
+    return pulled(act, ((x - h) * r + b) * gamma + beta, dy * gamma)
 
 
 cdef inline void scaled_sums(
     const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, real h, real r, real b,
-    const real* gamma, const real* beta, bint relu, double* sum, double* dot
+    const real* gamma, const real* beta, Activation act, double* sum, double* dot
 ) noexcept nogil:
-    """sum g and sum g (x - h) of a row or a part of one, g = dy gamma or with ReLU `masked`: added to EIGHTH parts.
+    """sum g and sum g (x - h) of a row or a part of one, g being `scaled`: added to EIGHTH parts.
 
     `left`, chains and vectors are those of row_short.pxi; behind gamma and beta there are BEYOND bytes of zeros.
     """
@@ -104,14 +102,14 @@ cdef inline void scaled_sums(
         while i + WIDTH <= end:
             for j in range(WIDTH):
                 k = i + j
-                g = masked(dy[k], x[k], h, r, b, gamma[k], beta[k]) if relu else dy[k] * gamma[k]
+                g = scaled(act, dy[k], x[k], h, r, b, gamma[k], beta[k])
                 s[j] += g
                 d[j] += g * (x[k] - h)
             i += WIDTH
         if i < end and i + WIDTH <= left:
             for j in range(WIDTH):
                 k = i + j
-                g = masked(dy[k], x[k], h, r, b, gamma[k], beta[k]) if relu else dy[k] * gamma[k]
+                g = scaled(act, dy[k], x[k], h, r, b, gamma[k], beta[k])
                 g = g if j < rest else 0
                 t = x[k] - h if j < rest else 0
                 s[j] += g
@@ -119,7 +117,7 @@ cdef inline void scaled_sums(
         elif i < end:
             for j in range(rest):
                 k = i + j
-                g = masked(dy[k], x[k], h, r, b, gamma[k], beta[k]) if relu else dy[k] * gamma[k]
+                g = scaled(act, dy[k], x[k], h, r, b, gamma[k], beta[k])
                 s[j] += g
                 d[j] += g * (x[k] - h)
         i = end
@@ -129,7 +127,7 @@ cdef inline void scaled_sums(
 
 cdef void careful_scaled_sums(
     const real* dy, const real* x, Py_ssize_t n, real h, real r, real b,
-    const real* gamma, const real* beta, bint relu, double* sum, double* dot
+    const real* gamma, const real* beta, Activation act, double* sum, double* dot
 ) noexcept nogil:
     """The same of a whole row, where a product left the range of float32: both sums in float64."""
     cdef Py_ssize_t i
@@ -137,7 +135,7 @@ cdef void careful_scaled_sums(
     sum[0] = 0.0
     dot[0] = 0.0
     for i in range(n):
-        g = masked(dy[i], x[i], h, r, b, gamma[i], beta[i]) if relu else dy[i] * gamma[i]
+        g = scaled(act, dy[i], x[i], h, r, b, gamma[i], beta[i])
         sum[0] += g
         dot[0] += g * (<double>x[i] - <double>h)
 
@@ -157,7 +155,7 @@ cdef inline void finish_sums(
                 at = (row + k * step) * size
                 p = (row + k * step) % job.groups * size
                 careful_scaled_sums(<const real*>job.dy + at, x + at, size, h[k], r[k], b[k],
-                                    <const real*>job.scale + p, <const real*>job.shift + p, job.relu, sum + k, dot + k)
+                                    <const real*>job.scale + p, <const real*>job.shift + p, job.act, sum + k, dot + k)
     for k in range(rows):
         dot[k] -= (job.mean[row + k * step] - <double>h[k]) * sum[k]
 
@@ -197,12 +195,12 @@ cdef void sums_of_long_rows(
         zero(across, n)
         j = at + i
         if job.params:
-            column_sums(dy + j, x + j, rows, stride, n, h, r, b, gamma + i, beta + i, job.relu, along, across)
+            column_sums(dy + j, x + j, rows, stride, n, h, r, b, gamma + i, beta + i, job.act, along, across)
         for k in range(rows):
             if ahead != NULL:
                 bn_fetch_early(ahead, n * sizeof(real) // EARLY)
             scaled_sums(dy + j, x + j, n, readable(job, o + k, last, end) - j, h[k], r[k], b[k], gamma + i, beta + i,
-                        job.relu, s + k * EIGHTH, d + k * EIGHTH)
+                        job.act, s + k * EIGHTH, d + k * EIGHTH)
             j += stride
         if job.params:
             for j in range(n):

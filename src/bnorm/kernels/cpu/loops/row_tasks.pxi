@@ -33,31 +33,29 @@ cdef double second_moment(const real* x, Py_ssize_t size) noexcept nogil:
     return total
 
 
-cdef void row_moments(const real* x, Py_ssize_t size, bint rms, double eps, double* mean, double* rstd) noexcept nogil:
+cdef void row_moments(const real* x, Py_ssize_t size, int rule, double eps, double* mean, double* rstd) noexcept nogil:
     cdef double n = 0.0, m2 = 0.0, low = 0.0
     cdef Py_ssize_t i = 0, k
     mean[0] = 0.0
-    if rms:
+    if rule == BN_MEAN_SQUARE:
         rstd[0] = bn_rstd(second_moment(x, size) / size, eps, size)
         return
     while i < size:
         k = min(block_rows(NULL, i // LANES) * LANES, size - i)
-        block_moments(x + i, NULL, k // LANES, LANES, k % LANES, 1, 1, LANES, False, NULL, &n, mean, &low, &m2)
+        block_moments(x + i, NULL, k // LANES, LANES, k % LANES, 1, 1, LANES, False, NULL, &n, mean, &m2, &low)
         i += k
     mean[0] += low
     rstd[0] = bn_rstd(m2 / n, eps, n)
 
 
 cdef inline void affine_columns(
-    const real* x, real* y, Py_ssize_t n, real h, real r, real b, const real* gamma, const real* beta, bint relu
+    const real* x, real* y, Py_ssize_t n, real h, real r, real b, const real* gamma, const real* beta, Activation act
 ) noexcept nogil:
     """y = ((x - h) r + b) gamma + beta."""
     cdef Py_ssize_t j
-    cdef real v
-    if relu:
+    if act.kind != BN_IDENTITY:
         for j in range(n):
-            v = ((x[j] - h) * r + b) * gamma[j] + beta[j]
-            y[j] = 0 if v <= 0 else v
+            y[j] = activated(act, ((x[j] - h) * r + b) * gamma[j] + beta[j])
     elif real is float:
         bn_affine_float(x, y, n, h, r, b, gamma, beta)
     else:
@@ -65,18 +63,18 @@ cdef inline void affine_columns(
 
 
 cdef inline void gradient_of_columns(
-    const real* dy, const real* x, real* dx, Py_ssize_t n, real h, real r, real b, real slope, real rest,
-    const real* gamma, const real* beta, bint relu
+    const real* dy, const real* x, real* dx, Py_ssize_t n, real h, real r, real b, real tilt, real rest,
+    const real* gamma, const real* beta, Activation act
 ) noexcept nogil:
-    """dx = r (g + slope (x - h) + rest) with the g of scaled_gradient."""
+    """dx = r (g + tilt (x - h) + rest), g being `scaled`."""
     cdef Py_ssize_t j
-    if relu:
+    if act.kind != BN_IDENTITY:
         for j in range(n):
-            dx[j] = r * (masked(dy[j], x[j], h, r, b, gamma[j], beta[j]) + (slope * (x[j] - h) + rest))
+            dx[j] = r * (scaled(act, dy[j], x[j], h, r, b, gamma[j], beta[j]) + (tilt * (x[j] - h) + rest))
     elif real is float:
-        bn_row_gradient_float(dy, x, dx, n, h, r, slope, rest, gamma)
+        bn_row_gradient_float(dy, x, dx, n, h, r, tilt, rest, gamma)
     else:
-        bn_row_gradient_double(dy, x, dx, n, h, r, slope, rest, gamma)
+        bn_row_gradient_double(dy, x, dx, n, h, r, tilt, rest, gamma)
 
 
 cdef void forward_map(
@@ -89,14 +87,14 @@ cdef void forward_map(
     x += row * job.channels * job.inner
     if job.scale != NULL:
         affine_columns(x + i, y, end - i, h, <real>rstd, <real>bn_fold(<double>h, mean, rstd, 0.0),
-                       <const real*>job.scale + p + i, <const real*>job.shift + p + i, job.relu)
+                       <const real*>job.scale + p + i, <const real*>job.shift + p + i, job.act)
         return
     c = i // job.inner
     while i < end:
         n = min(end, (c + 1) * job.inner) - i
         scale = rstd if job.gamma == NULL else rstd * job.gamma[p + c]
         normalize_run(x + i, y, n, h, <real>scale,
-                      <real>bn_fold(<double>h, mean, scale, 0.0 if job.beta == NULL else job.beta[p + c]), job.relu)
+                      <real>bn_fold(<double>h, mean, scale, 0.0 if job.beta == NULL else job.beta[p + c]), job.act)
         i += n
         y += n
         c += 1
@@ -125,32 +123,32 @@ cdef void forward_maps(
         y = room(out, row * size, n * size, x)
         for k in range(n):
             affine_columns(x + (row + k) * size, y + k * size, size, h[k], r[k], b[k],
-                           <const real*>job.scale + g * size, <const real*>job.shift + g * size, job.relu)
+                           <const real*>job.scale + g * size, <const real*>job.shift + g * size, job.act)
             g = g + 1 if g + 1 < job.groups else 0
         row += n
 
 
 cdef void run_sums(
-    const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, double mean, real a, real b, bint relu,
+    const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, double mean, real a, real b, Activation act,
     double* sum, double* dot
 ) noexcept nogil:
-    """sum dy and sum dy (x - mean) of a run; with ReLU dy is 0 where (x - h) a + b <= 0, h being mean in its type."""
-    cdef real[TILE] let_in
+    """sum dy and sum dy (x - mean) of a run, dy before the activation of (x - h) a + b, h being mean in its type."""
+    cdef real[TILE] before
     cdef real h = <real>mean
     cdef Py_ssize_t i = 0, j, k
-    if n <= TILE and not relu:
+    if n <= TILE and act.kind == BN_IDENTITY:
         short_pair_sums(dy, x, n, left, mean, sum, dot)
         return
     if n <= TILE:
         for j in range(n):
-            let_in[j] = 0 if (x[j] - h) * a + b <= 0 else dy[j]
-        short_pair_sums(&let_in[0], x, n, min(left, <Py_ssize_t>TILE), mean, sum, dot)
+            before[j] = pulled(act, (x[j] - h) * a + b, dy[j])
+        short_pair_sums(&before[0], x, n, min(left, <Py_ssize_t>TILE), mean, sum, dot)
         return
     sum[0] = 0.0
     dot[0] = 0.0
     while i < n:
         k = min(<Py_ssize_t>BLOCK * LANES, n - i)
-        block_sums(dy + i, x + i, k // LANES, LANES, k % LANES, 1, 1, LANES, relu, False, NULL, &h, &a, &b, sum, dot)
+        block_sums(dy + i, x + i, k // LANES, LANES, k % LANES, 1, 1, LANES, act, False, NULL, &h, &a, &b, sum, dot)
         i += k
     dot[0] -= (mean - <double>h) * sum[0]
 
@@ -169,7 +167,7 @@ cdef void sums_of_runs(
         scale = 1.0 if job.gamma == NULL else job.gamma[c]
         shift = 0.0 if job.beta == NULL else job.beta[c]
         run_sums(<const real*>job.dy + at, x + at, job.inner, total - at, mean, <real>(rstd * scale),
-                 <real>bn_fold(<double>h, mean, rstd * scale, shift), job.relu, &s, &d)
+                 <real>bn_fold(<double>h, mean, rstd * scale, shift), job.act, &s, &d)
         sum[0] += scale * s
         dot[0] += scale * d
         if job.params:
@@ -179,13 +177,13 @@ cdef void sums_of_runs(
 
 
 cdef inline void through_statistics(
-    RowJob* job, Py_ssize_t row, double sum, double dot, real h, real* slope, real* rest
+    RowJob* job, Py_ssize_t row, double sum, double dot, real h, real* tilt, real* rest
 ) noexcept nogil:
-    """What a row's statistics add to its gradient, as slope (x - h) + rest."""
+    """What a row's statistics add to its gradient, as tilt (x - h) + rest."""
     cdef Py_ssize_t size = job.channels * job.inner
     cdef double rstd = job.rstd[row], b = bn_grad_b(rstd, dot, size)
-    slope[0] = <real>b
-    rest[0] = <real>((0.0 if job.rms else bn_grad_c(sum, size)) - b * (job.mean[row] - <double>h))
+    tilt[0] = <real>b
+    rest[0] = <real>((0.0 if job.rule == BN_MEAN_SQUARE else bn_grad_c(sum, size)) - b * (job.mean[row] - <double>h))
 
 
 cdef void backward_map(
@@ -196,20 +194,20 @@ cdef void backward_map(
     cdef Py_ssize_t size = job.channels * job.inner, p = g * job.channels, c, n
     cdef const real* dy = <const real*>job.dy + row * size
     cdef double mean = job.mean[row], rstd = job.rstd[row], scale, shift
-    cdef real h = <real>mean, r = <real>rstd, slope, rest
-    through_statistics(job, row, sum, dot, h, &slope, &rest)
+    cdef real h = <real>mean, r = <real>rstd, tilt, rest
+    through_statistics(job, row, sum, dot, h, &tilt, &rest)
     x += row * size
     if job.scale != NULL:
-        gradient_of_columns(dy + i, x + i, y, end - i, h, r, <real>bn_fold(<double>h, mean, rstd, 0.0), slope,
-                            rest, <const real*>job.scale + p + i, <const real*>job.shift + p + i, job.relu)
+        gradient_of_columns(dy + i, x + i, y, end - i, h, r, <real>bn_fold(<double>h, mean, rstd, 0.0), tilt,
+                            rest, <const real*>job.scale + p + i, <const real*>job.shift + p + i, job.act)
         return
     c = i // job.inner
     while i < end:
         n = min(end, (c + 1) * job.inner) - i
         scale = 1.0 if job.gamma == NULL else job.gamma[p + c]
         shift = bn_fold(<double>h, mean, rstd * scale, 0.0 if job.beta == NULL else job.beta[p + c])
-        gradient_run(dy + i, x + i, y, n, NULL, 1.0, h, r, slope, rest, <real>scale,
-                     <real>(rstd * scale), <real>shift, job.relu, False)
+        gradient_run(dy + i, x + i, y, n, NULL, 1.0, h, r, tilt, rest, <real>scale,
+                     <real>(rstd * scale), <real>shift, job.act, False)
         i += n
         y += n
         c += 1
@@ -230,10 +228,10 @@ cdef void forward_rows(
     while row < end:
         batch = min(batch, end - row)
         if short:
-            short_moments(x + row * size, batch, size, total - row * size, job.rms, job.eps,
+            short_moments(x + row * size, batch, size, total - row * size, job.rule, job.eps,
                           job.mean + row, job.rstd + row, walk_on(job, out))
         else:
-            row_moments(x + row * size, size, job.rms, job.eps, job.mean + row, job.rstd + row)
+            row_moments(x + row * size, size, job.rule, job.eps, job.mean + row, job.rstd + row)
         forward_maps(job, row, batch, row % groups, out, x)
         row += batch
 
@@ -246,7 +244,7 @@ cdef void stripe(
     cdef Py_ssize_t size = job.channels, at = (o * job.groups + g) * size, p = g * size
     row_numbers(job, o * job.groups + g, job.groups, rows, h, r, b)
     column_sums(<const real*>job.dy + at, x + at, rows, job.groups * size, size, h, r, b,
-                <const real*>job.scale + p, <const real*>job.shift + p, job.relu, dgamma + p, dbeta + p)
+                <const real*>job.scale + p, <const real*>job.shift + p, job.act, dgamma + p, dbeta + p)
 
 
 cdef void write_gradient(
@@ -264,7 +262,7 @@ cdef void short_gradients(
     RowJob* job, Py_ssize_t row, Py_ssize_t end, Py_ssize_t g, Py_ssize_t total, Output* out, const real* x
 ) noexcept nogil:
     """dx of rows of at most TILE values that lie one after the other, from one of group g on."""
-    cdef real[BATCH] h, r, b, slope, rest
+    cdef real[BATCH] h, r, b, tilt, rest
     cdef double[BATCH * EIGHTH] s, d
     cdef double[BATCH] sum, dot
     cdef Py_ssize_t size = job.channels, k, n, at, p = g * size
@@ -283,18 +281,18 @@ cdef void short_gradients(
         for k in range(n):
             if ahead != NULL:
                 bn_fetch_early(ahead, size * sizeof(real) // EARLY)
-            scaled_sums(dy + at, x + at, size, total - at, h[k], r[k], b[k], gamma + g, beta + g, job.relu,
+            scaled_sums(dy + at, x + at, size, total - at, h[k], r[k], b[k], gamma + g, beta + g, job.act,
                         s + k * EIGHTH, d + k * EIGHTH)
             at += size
             g = g + size if g + size < job.groups * size else 0
         finish_sums(job, row, 1, n, h, r, b, s, d, sum, dot, x)
         for k in range(n):
-            through_statistics(job, row + k, sum[k], dot[k], h[k], &slope[k], &rest[k])
+            through_statistics(job, row + k, sum[k], dot[k], h[k], &tilt[k], &rest[k])
         at = row * size
         dx = room(out, at, n * size, x)
         for k in range(n):
-            gradient_of_columns(dy + at, x + at, dx, size, h[k], r[k], b[k], slope[k], rest[k],
-                                gamma + p, beta + p, job.relu)
+            gradient_of_columns(dy + at, x + at, dx, size, h[k], r[k], b[k], tilt[k], rest[k],
+                                gamma + p, beta + p, job.act)
             at += size
             dx += size
             p = p + size if p + size < job.groups * size else 0

@@ -5,8 +5,9 @@
 # a few rows as a tree in the type of x, the trees in float64, blocks of rows by differences of means. So every build
 # gives the same bits. What the parts are:
 #
+#   activations.pxi        what comes after normalizing, and its gradient
 #   channel_columns.pxi    columns and channels: spread per-channel numbers over columns, gather sums back
-#   channel_moments.pxi    count, mean, low, m2 of a block, the fast way and the careful way
+#   channel_moments.pxi    count, mean, m2, low of a block, the fast way and the careful way
 #   channel_grads.pxi      sum dy and sum dy (x - mean) of a block
 #   channel_tasks.pxi      a task of a job: which blocks it has, in which order; what happens per channel between passes
 #   channel_maps.pxi       the maps: normalize and the input gradient
@@ -19,9 +20,16 @@ from libc.math cimport INFINITY, fabs
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy, memmove
 
-from bnorm.kernels.cpu.jobs cimport BLOCK, BUFFER, FIRST, LANES, STRIPE, TILE, WIDE, Job, Loops, RowJob
+from bnorm.kernels.cpu.jobs cimport BLOCK, BUFFER, FIRST, LANES, STRIPE, TILE, WIDE, Activation, Job, Loops, RowJob
 
 cdef extern from "formulas.h" nogil:
+    enum:
+        BN_IDENTITY
+        BN_MEAN_SQUARE
+    float bn_act_float(int, float, float)
+    double bn_act_double(int, double, double)
+    float bn_act_pull_float(int, float, float, float)
+    double bn_act_pull_double(int, double, double, double)
     void bn_merge(double*, double*, double*, double*, double, double, double, double)
     void bn_add_block(double*, double*, double*, double*, double, double, double, double, double)
     double bn_rstd(double, double, double)
@@ -67,6 +75,7 @@ ctypedef fused real:
     float
     double
 
+include "activations.pxi"
 include "channel_columns.pxi"
 include "channel_moments.pxi"
 include "channel_grads.pxi"
@@ -89,6 +98,7 @@ table.fold_forward[0] = fold_forward_float
 table.fold_forward[1] = fold_forward_double
 table.center_sums[0] = center_sums_float
 table.center_sums[1] = center_sums_double
+table.finish_backward = finish_backward
 table.fold_backward[0] = fold_backward_float
 table.fold_backward[1] = fold_backward_double
 table.rows[0] = rows_float

@@ -1,0 +1,97 @@
+"""The pieces of batch norm, with something between them and without: reduce, finish, map, forward and backward."""
+
+import numpy as np
+import pytest
+
+from bnorm import Moments
+from bnorm.kernels import cpu, reference
+from compare import EPS, assert_close, assert_same
+from kernel_checks import both, every_case, every_dtype, every_slope, on_off, problem
+
+
+@every_slope
+@on_off("weighted")
+@every_dtype
+@every_case
+def test_pieces_are_the_whole(case, dtype, slope, weighted):
+    """With nothing between them they give the bits of `forward` and `backward`."""
+    p = problem(case, dtype)
+    weight = p.weight if weighted else None
+    y, stats, count, _ = cpu.forward(p.x, p.gamma, p.beta, 1e-5, weight=weight, slope=slope)
+    found = cpu.finish(cpu.moments(p.x, weight), p.gamma, p.beta, 1e-5)
+    assert found.tobytes() == stats.tobytes()
+    assert cpu.normalize(p.x, found, slope).tobytes() == y.tobytes()
+    dx, dgamma, dbeta = cpu.backward(p.dy, p.x, stats, count, weight, slope)
+    sums = cpu.grad_moments(p.dy, p.x, found, weight, slope)
+    assert sums[0].tobytes() == dbeta.tobytes()
+    assert (stats[2] * sums[1]).tobytes() == dgamma.tobytes()
+    coefficients = cpu.finish_gradients(sums, found, count)
+    assert cpu.grad_input(p.dy, p.x, found, coefficients, weight, slope).tobytes() == dx.tobytes()
+
+
+@on_off("scaled", "shifted")
+@pytest.mark.parametrize("eps", [0.0, 1e-5])
+def test_finish(eps, scaled, shifted):
+    """Of channels with a variance, without one, and without any value."""
+    parts = np.array([[3.0, 3.0, 0.0], [1.5, -2.0, 0.0], [6.0, 0.0, 0.0], [1e-17, 0.0, 0.0]])
+    gamma, beta = (np.array([2.0, -3.0, 5.0]) if given else None for given in (scaled, shifted))
+    got, want = both("finish", parts, gamma, beta, eps)
+    assert_close(got, want, 4 * EPS[np.dtype("float64")] * np.abs(want), scaled=scaled, shifted=shifted, eps=eps)
+    assert_same(got[:2], [[1.5, -2.0, 0.0], [2.0, 0.0, 0.0]])
+    assert got[2, 1] == (1.0 if eps == 0 else 1 / np.sqrt(eps))
+    assert_same(got[2:4, 2], [0, 0])
+
+
+@pytest.mark.parametrize("count", [7.0, 0.0, np.array([7.0, 2.5, 0.0])], ids=["a number", "none", "by channel"])
+def test_finish_gradients(count):
+    rng = np.random.default_rng(0)
+    sums, stats = rng.standard_normal((2, 3)), rng.uniform(0.5, 2, (5, 3))
+    got, want = both("finish_gradients", sums, stats, count)
+    assert_close(got, want, 8 * EPS[np.dtype("float64")] * np.abs(want))
+    assert_same(got[0], stats[3])
+    assert_same(got[1:, np.broadcast_to(count, 3) == 0], 0 * got[1:, np.broadcast_to(count, 3) == 0])
+    if isinstance(count, np.ndarray):
+        for c, n in enumerate(count):
+            assert_same(got[:, c], cpu.finish_gradients(sums, stats, float(n))[:, c], channel=c)
+
+
+@every_slope
+@on_off("weighted")
+@pytest.mark.parametrize("kernels", [cpu, reference], ids=["cpu", "reference"])
+def test_a_batch_in_parts(kernels, slope, weighted):
+    """What workers do that see a part of the batch each: their moments are merged, and their sums added."""
+    rng = np.random.default_rng(3)
+    x, dy = rng.standard_normal((2, 90, 5, 4)) + 3
+    weight = rng.uniform(0.5, 2, (90, 4)) * (rng.random((90, 4)) > 0.3) if weighted else None
+    gamma, beta = rng.standard_normal((2, 5))
+    y, stats, count, _ = kernels.forward(x, gamma, beta, 1e-5, weight=weight, slope=slope)
+    dx, dgamma, dbeta = kernels.backward(dy, x, stats, count, weight, slope)
+
+    parts = [slice(0, 20), slice(20, 21), slice(21, 90)]
+    of = [None if weight is None else weight[rows] for rows in parts]
+    merged = Moments.merge(
+        Moments.from_parts(kernels.moments(x[rows], w)) for rows, w in zip(parts, of, strict=True)
+    ).parts
+    found = kernels.finish(merged, gamma, beta, 1e-5)
+    assert_close(found, stats, 1e-14 * np.maximum(1, np.abs(stats)))
+    sums = sum(kernels.grad_moments(dy[rows], x[rows], found, w, slope) for rows, w in zip(parts, of, strict=True))
+    assert_close([found[2] * sums[1], sums[0]], [dgamma, dbeta], 1e-11)
+    coefficients = kernels.finish_gradients(sums, found, merged[0])
+    for rows, w in zip(parts, of, strict=True):
+        assert_close(kernels.normalize(x[rows], found, slope), y[rows], 1e-13)
+        assert_close(kernels.grad_input(dy[rows], x[rows], found, coefficients, w, slope), dx[rows], 1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kernels", [cpu, reference], ids=["cpu", "reference"])
+def test_activations_of_what_is_not_finite(kernels, dtype):
+    """ReLU of minus infinity is 0 and its gradient there selects 0; NaN stays, and lets its gradient pass."""
+    x = np.array([[-np.inf], [-2.0], [-0.0], [0.0], [3.0], [np.inf], [np.nan]], dtype)
+    stats, dy = np.array([[0.0], [1], [1], [1], [0]]), np.array([[np.inf]] * 2 + [[7.0]] * 5, dtype)
+    gradients = {1.0: [np.inf, np.inf, 7, 7, 7, 7, 7], 0.0: [0, 0, 0, 0, 7, 7, 7]}
+    gradients[0.25] = [np.inf, np.inf, 7 / 4, 7 / 4, 7, 7, 7]
+    for slope, want_dx in gradients.items():
+        below = [0, 0] if slope == 0 else [-np.inf, -2 * slope]
+        assert_same(kernels.normalize(x, stats, slope).ravel(), [*below, 0, 0, 3, np.inf, np.nan], slope=slope)
+        dx = kernels.backward(dy, x, stats, 7.0, slope=slope, frozen=True, params=False)[0]
+        assert_same(dx.ravel(), want_dx, slope=slope)
