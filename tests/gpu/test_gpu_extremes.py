@@ -8,6 +8,7 @@ from cases import Case, c_order
 from compare import EPS, assert_close, assert_same
 from gpu_device import emulated_device, needs_emulator  # noqa: F401
 from kernel_checks import as_block, assert_forward, assert_moments, channel, exact, on_off, problem
+from rules import forward, move, rule
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("device")]
 
@@ -38,7 +39,7 @@ def test_running_statistics(buffers, ddof, pooled, weighted):
         for n in (40, 3, 1, 700):
             x = (rng.standard_normal((n, 5, 2)) + 4).astype("float32")
             weight = rng.random((n, 2)) if weighted else None
-            kernels.forward(x, None, None, 1e-5, weight=weight, running=(mean, var, 0.3, seen, ddof, "skip"))
+            forward(kernels, x, None, None, 1e-5, weight=weight, running=rule(mean, var, 0.3, seen, ddof))
         return mean, var, seen
 
     got, want = run(gpu), run(reference)
@@ -58,10 +59,11 @@ def test_channels_that_are_not_finite(rows, bad, nonfinite, pooled):
 
     def run(kernels):
         seen = np.full(260, 3.0) if pooled else None
-        running = np.zeros(260), np.ones(260), 0.1, seen, 0, nonfinite
+        running = np.zeros(260), np.ones(260)
+        moving = rule(*running, 0.1, seen, 0, nonfinite)
         out = np.full_like(x, 7)
         try:
-            skipped = int(kernels.forward(x, None, None, 1e-5, running=running, out=out)[3])
+            skipped = int(forward(kernels, x, None, None, 1e-5, running=moving, out=out)[3])
         except FloatingPointError as error:
             assert "2 of 260 channels" in str(error)
             assert_same(out, np.full_like(x, 7))
@@ -93,7 +95,7 @@ def test_move(buffers, nonfinite, pooled):
         seen = np.linspace(0, 9, count.size) if pooled else None
         with np.errstate(all="ignore"):
             try:
-                left = int(kernels.move((*running, 0.25, seen, 1, nonfinite), count, mean, var))
+                left = int(move(kernels, rule(*running, 0.25, seen, 1, nonfinite), count, mean, var))
             except FloatingPointError:
                 left = "raised"
         return left, running, seen
@@ -152,8 +154,9 @@ def test_no_weight_is_not_looked_at(case, dtype):
 def test_all_weights_zero(case, dtype):
     p = problem(case, dtype)
     nothing = np.zeros_like(p.weight)
-    running = np.full(case.num_channels, 5.0), np.full(case.num_channels, 6.0), 0.1, None, 0, "raise"
-    y, stats, count, skipped = gpu.forward(p.x, p.gamma, p.beta, 1e-5, weight=nothing, running=running)
+    running = np.full(case.num_channels, 5.0), np.full(case.num_channels, 6.0)
+    moving = rule(*running, 0.1, nonfinite="raise")
+    y, stats, count, skipped = forward(gpu, p.x, p.gamma, p.beta, 1e-5, weight=nothing, running=moving)
     assert (float(count), int(skipped)) == (0.0, 0)
     exact_beta = np.broadcast_to(channel(p.beta.astype(dtype)), as_block(p.x).shape).reshape(p.x.shape)
     assert_same(y, exact_beta, case=case.name, dtype=dtype)
