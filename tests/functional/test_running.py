@@ -194,9 +194,8 @@ def test_merging_streams_that_end_together_is_symmetric(first, second, gap, half
         (b if swapped else a).merge(a if swapped else b)
         merged.append((b if swapped else a).mean.tolist() + (b if swapped else a).var.tolist())
     np.testing.assert_allclose(*merged, rtol=1e-12)
-    w = np.r_[
-        0.5 ** ((np.arange(first - 1, -1, -1.0) + gap) / halflife), 0.5 ** (np.arange(second - 1, -1, -1.0) / halflife)
-    ]
+    ages = np.r_[np.arange(first - 1, -1, -1.0) + gap, np.arange(second - 1, -1, -1.0)]
+    w = 0.5 ** (ages / halflife)
     mean, _ = weighted(np.r_[table(first), table(second, 1)], w)
     np.testing.assert_allclose(merged[0][:2], mean, rtol=1e-12)
 
