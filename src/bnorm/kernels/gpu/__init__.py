@@ -21,7 +21,7 @@ from bnorm.kernels import MEAN_SQUARE, VARIANCE
 
 from . import plans
 from .launching import available, device_of, namespace
-from .statistics import POOL, LeftAlone, Rule, in_passing, merge, move, refuse, settle
+from .statistics import POOL, LeftAlone, Rule, in_passing, known, merge, move, refuse, settle
 
 __all__ = [
     "FLOATS",
@@ -37,6 +37,7 @@ __all__ = [
     "forward",
     "grad_input",
     "grad_moments",
+    "known",
     "memory",
     "merge",
     "moments",
@@ -254,6 +255,7 @@ def forward(
     slope: float = 1.0,
     running: Rule | None = None,
     out: Array | None = None,
+    seen: Array | None = None,
 ) -> tuple[Array, Array, Any, Any]:
     """Batch normalization: y, stats, count, skipped. stats is float64 (5, C): mean, var, rstd, scale, shift.
 
@@ -267,7 +269,7 @@ def forward(
     stats = work.device.empty((5, work.channels), FLOAT64)
     work.give_stats(stats)
     if mean is not None and var is not None:
-        work.give(mean=mean, var=var)
+        work.give(mean=mean, var=var, seen=seen)
         work.run(plans.map_only("normalize", *work.size, False, limits))
         return work.result, stats, count, 0
     careful = weight is not None

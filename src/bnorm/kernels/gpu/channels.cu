@@ -42,7 +42,7 @@ BN_DEV void move_channel(const Job& job, i64 c, double count, double batch_mean,
 }
 
 BN_DEV void write_stats(const Job& job, i64 c, double mean, double var, double count) {
-  const double rstd = bn_rstd(var, job.eps, count);
+  const double rstd = bn_channel_rstd(mean, var, job.eps, count);
   job.stats[c] = mean;
   job.stats[job.channels + c] = var;
   job.stats[2 * job.channels + c] = rstd;
@@ -108,10 +108,11 @@ BN_DEV void map_forward(const Job& job, i64 tile, i64 g, const Vector<T, V>* kep
     const double mean = job.mean[c];
     double scale, shift;
     if (job.var) {  // inference: one block of a channel keeps its statistics
-      const double rstd = bn_rstd(job.var[c], job.eps, job.count);
+      const double seen = job.seen && job.seen[c] > 0.0 ? job.seen[c] : 1.0;
+      const double rstd = bn_channel_rstd(mean, job.var[c], job.eps, seen);
       scale = job.gamma ? job.gamma[c] * rstd : rstd;
       shift = job.beta ? job.beta[c] : 0.0;
-      if (g == 0 && col == c * job.inner) write_stats(job, c, mean, job.var[c], job.count);
+      if (g == 0 && col == c * job.inner) write_stats(job, c, mean, job.var[c], seen);
     } else {
       scale = job.scale[c];
       shift = job.shift[c];
