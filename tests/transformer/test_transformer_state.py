@@ -85,10 +85,9 @@ def test_a_half_life_goes_on_in_the_layer():
 
 def exact(x, halflife, ddof=0):
     """Mean and variance by age in rational arithmetic, of the values that are not NaN; halflife is an integer."""
-    unit = Fraction(2.0 ** (-1.0 / halflife))  # what float64 makes of it: the powers are exact
     values = [(len(x) - 1 - i, Fraction(float(v))) for i, v in enumerate(x) if not np.isnan(v)]
-    newest = values[-1][0]
-    weights = [unit ** (age - newest) for age, _ in values]
+    ages = [divmod(age - values[-1][0], halflife) for age, _ in values]
+    weights = [Fraction(1, 2**whole) * Fraction(2.0 ** (-rest / halflife)) for whole, rest in ages]
     total = sum(weights)
     mean = sum(w * v for w, (_, v) in zip(weights, values, strict=True)) / total
     m2 = sum(w * (v - mean) ** 2 for w, (_, v) in zip(weights, values, strict=True))
@@ -110,7 +109,7 @@ def test_half_lives_do_not_depend_on_gaps_and_cuts(runs, halflife, ddof, cuts, s
     mean, var = exact(x[:, 0], halflife, ddof)
     for pieces in (
         [x],
-        np.split(x, sorted(c for c in cuts if c < len(x))),
+        np.split(x, sorted({c for c in cuts if c < len(x)})),
         [x[i : i + 100] for i in range(0, len(x), 100)],
     ):
         t = BatchNormTransformer(halflife=halflife, ddof=ddof)
