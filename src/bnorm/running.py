@@ -184,6 +184,16 @@ class Statistics:
         divisor: ndarray = np.where(left > 0, left, weight if self.from_data else 0)
         return divisor
 
+    def copy(self) -> "Statistics":
+        """The same, with arrays of its own."""
+        new = object.__new__(Statistics)
+        new.__setstate__(self.__getstate__())
+        return new
+
+    def assign(self, other: "Statistics") -> None:
+        """Become what a copy of these statistics has become: its values go into the arrays that are here."""
+        BACKENDS[type(self.mean)].assign(self.rule, other.rule)
+
     def pool(self) -> "Statistics":
         """Empty statistics for several batches that will count as one."""
         mean = np.zeros_like(self.mean, np.float64)
@@ -288,5 +298,7 @@ class Statistics:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Memory that came with a file or from another process may be read-only, or shared: each array gets its own."""
         for name, value in state.items():
-            setattr(self, name, np.array(value) if isinstance(value, ndarray) else value)
+            if name in (*self.ARRAYS, "counters") and value is not None:
+                value = np.array(value) if isinstance(value, ndarray) else value.copy()
+            setattr(self, name, value)
         self._settle()

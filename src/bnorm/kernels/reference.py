@@ -29,9 +29,9 @@ import numpy as np
 
 from bnorm.kernels import MEAN_SQUARE, VARIANCE
 
-from .reference_statistics import Rule, merge, move, settle
+from .reference_statistics import Rule, assign, merge, move, settle
 
-__all__ = ["Rule", "merge", "move", "settle"]
+__all__ = ["Rule", "assign", "merge", "move", "settle"]
 
 Array = np.ndarray[Any, Any]
 

@@ -21,7 +21,7 @@ from bnorm.kernels import MEAN_SQUARE, VARIANCE
 
 from . import plans
 from .launching import available, device_of, namespace
-from .statistics import POOL, LeftAlone, Rule, in_passing, known, merge, move, refuse, settle
+from .statistics import POOL, LeftAlone, Rule, assign, in_passing, known, merge, move, refuse, settle
 
 __all__ = [
     "FLOATS",
@@ -29,6 +29,7 @@ __all__ = [
     "add",
     "array_type",
     "asarray",
+    "assign",
     "available",
     "backward",
     "capturing",

@@ -11,6 +11,7 @@ Array = Any  # cupy.ndarray
 Rule = tuple[Any, ...]  # of a bnorm.running.Statistics
 AVERAGE, POOL, FADE = range(3)
 EPSILON = float(np.finfo(np.float64).eps)
+FAINT = 2.0**-900  # as BN_FAINT in formulas.h
 NAMES = ("mean", "var", "low", "seen", "weight", "pairs", "last")  # of the arrays of a rule, from its second place on
 
 
@@ -37,6 +38,13 @@ class LeftAlone:
 
     def __repr__(self) -> str:
         return str(int(self))
+
+
+def assign(rule: Rule, source: Rule) -> None:
+    """Copy the arrays of the same statistics elsewhere into these."""
+    for to, values in zip(rule[1:9], source[1:9], strict=True):
+        if to is not None:
+            to[...] = values
 
 
 def known(
@@ -161,12 +169,16 @@ def moved(rule: Rule, parts: Array, seen: Array, pairs: Any, last: Any, typical:
         left = weight if ddof == 0 else pairs / weight if mode == FADE else weight - ddof
         return np.where(left > 0, left, weight if whole else zero)
 
-    if mode == FADE and not replace:
+    fading = mode == FADE and not replace
+    before = state, batch
+    if fading:
         state, batch = _faded(state, batch, halflife)
     if mode == AVERAGE and not replace:
-        state |= _averaged(state, batch, momentum, divisor(batch["count"], zero))
+        state = state | _averaged(state, batch, momentum, divisor(batch["count"], zero))
     else:
-        state |= _pooled(state, batch, divisor)
+        state = state | _pooled(state, batch, divisor)
+    if fading and ddof:
+        state = _unbiased(state, *before, halflife, divisor)
     state["seen"] = state["seen"] + seen
     if replace:
         state |= {"weight": zero + np.inf if mode == AVERAGE else batch["count"], "last": batch["last"]}
@@ -209,10 +221,27 @@ def _faded(state: Any, batch: Any, halflife: float) -> tuple[dict[str, Array], d
     empty = state["weight"] == 0
     older = np.where(empty, 0, np.exp2(-np.where(age > 0, age, 0)))
     younger = np.where(empty, 1, np.exp2(np.where(age < 0, age, 0)))
-    state |= {"weight": state["weight"] * older, "pairs": state["pairs"] * older * older}
-    state |= {"last": np.where(empty | (age >= 0), batch["last"], state["last"])}
-    batch |= {name: batch[name] * younger for name in ("count", "m2")} | {"pairs": batch["pairs"] * younger * younger}
-    return state, batch
+    faded = {"weight": state["weight"] * older, "pairs": state["pairs"] * older * older}
+    faded["last"] = np.where(empty | (age >= 0), batch["last"], state["last"])
+    young = {name: batch[name] * younger for name in ("count", "m2")} | {"pairs": batch["pairs"] * younger * younger}
+    return state | faded, batch | young
+
+
+def _unbiased(after: Any, s: Any, b: Any, halflife: float, divisor: Any) -> dict[str, Array]:
+    """Beside a single value that outweighs the others: see bn_fade in formulas.h. s and b are as before they faded."""
+    age = (b["last"] - s["last"]) / halflife
+    n, k, m2 = s["weight"], b["count"], s["var"] * divisor(s["weight"], s["pairs"])
+    square = (b["mean"] - s["mean"] + (b["low"] - s["low"])) ** 2 * n * k
+    f, g = np.exp2(-np.where(age > 0, age, 0)), np.exp2(np.where(age < 0, age, 0))
+    late = (m2 * (n * f + k) + square) / (s["pairs"] * f + 2 * n * k)
+    early = (b["m2"] * (k * g + n) + square) / (b["pairs"] * g + 2 * n * k)
+    joined = (n > 0) & (k > 0)
+    var = np.where(joined & (age >= 0) & (b["pairs"] == 0) & (b["m2"] == 0), late, after["var"])
+    var = np.where(joined & (age < 0) & (s["pairs"] == 0) & (m2 == 0), early, var)
+    faint = FAINT * after["weight"] * after["weight"]
+    kept = joined & (after["pairs"] >= 0) & (after["pairs"] < faint)
+    new: dict[str, Array] = after | {"var": var, "pairs": np.where(kept, faint, after["pairs"])}
+    return new
 
 
 def merged(a: Any, b: Any) -> list[Array]:
