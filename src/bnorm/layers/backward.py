@@ -58,23 +58,22 @@ def no_backward() -> Iterator[None]:
     >>> with bnorm.no_backward():
     ...     y = bn(np.ones((3, 2)))
     """
-    with _open(Taker(None)):
-        yield
-
-
-@contextmanager
-def _open(taker: Taker) -> Iterator[Taker]:
+    taker = Taker(None)
     try:  # around all of it: an interrupt that comes right after the first line finds its way to the last
         OPEN.append(taker)
-        yield taker
+        yield
     finally:
         OPEN.remove(taker)
 
 
 def forward_and_pull(layer: Layer, x: Any, *args: Any, **options: Any) -> tuple[ndarray, Pull]:
     """A forward, and what its backward needs, which nobody else gets."""
-    with _open(Taker(layer)) as taker:
+    taker = Taker(layer)
+    try:
+        OPEN.append(taker)
         y = layer(x, *args, **options)
+    finally:
+        OPEN.remove(taker)
     if taker.saved is None:
         raise RuntimeError(f"{layer._who}: vjp: expected a call that ends in one forward, got none")
     return y, Pull(layer, taker.saved)

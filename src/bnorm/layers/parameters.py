@@ -1,5 +1,6 @@
 """What an optimizer moves: an array and its gradient."""
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, SupportsIndex
 
@@ -136,6 +137,10 @@ class Parameter(NDArrayOperatorsMixin):
     def _loading(self, found: Mapping[str, ndarray], seen: ndarray | None) -> list[state.Change]:
         """What there is to change so that the parameter has this array."""
         return [state.write(self._data, a) for a in found.values()]
+
+    def __copy__(self) -> "Parameter":
+        """A copy has arrays of its own, as that of an array has."""
+        return copy.deepcopy(self)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         return _restored, (type(self), self._data, self._grad, self.requires_grad)
