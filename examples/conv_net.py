@@ -20,6 +20,7 @@ What to copy into a net of your own:
 
 import argparse
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -119,7 +120,7 @@ class Net:
     def __init__(self, batch_norm, seed):
         rng = np.random.default_rng(seed)
         self.layers = {}
-        for i, (inputs, outputs) in enumerate(zip(CHANNELS[:-1], CHANNELS[1:], strict=True), start=1):
+        for i, (inputs, outputs) in enumerate(pairwise(CHANNELS), start=1):
             # Batch norm takes the mean away, and a bias with it; its beta is the bias.
             self.layers[f"conv{i}"] = Conv(inputs, outputs, rng, bias=not batch_norm)
             self.layers[f"bn{i}"] = bnorm.BatchNorm2d(outputs, activation="relu") if batch_norm else ReLU()

@@ -1,4 +1,4 @@
-"""Layers that come back: from files, pipes, other processes and copies. Their arrays are writeable memory of their own."""
+"""Layers that come back, from files, other processes and copies: their arrays are writeable memory of their own."""
 
 import copy
 import pickle

@@ -147,7 +147,7 @@ def test_a_subclass_that_wraps_the_call():
             return super().__call__(2 * x)
 
     x, dy = rng.standard_normal((2, 6, C))
-    y, pull = Twice(C).vjp(x)
+    _, pull = Twice(C).vjp(x)
     assert_same(pull(dy), one(MAKE["batch"], 2 * x, dy)[1])
 
 
