@@ -166,7 +166,7 @@ def test_no_backward_keeps_nothing(make):
     del x, plain
     gc.collect()
     assert watched() is None
-    with pytest.raises(RuntimeError, match=r"outside of no_backward\(\)"):
+    with pytest.raises(RuntimeError, match=r"no_backward\(\) keeps none"):
         layer.backward(y)
 
 

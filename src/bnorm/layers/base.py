@@ -166,8 +166,8 @@ class Layer:
         saved = self._saved
         if saved is None:
             raise RuntimeError(
-                f"{self._who}: backward: expected a forward before each backward, outside of no_backward(), got none; "
-                "for several forwards of one layer, y, pull = layer.vjp(x) returns the backward of each"
+                f"{self._who}: backward: expected a forward before each backward, got none (no_backward() keeps none); "
+                "where a layer is used several times, y, pull = layer.vjp(x) returns the backward of each use"
             )
         return self._pulled(self, dy, saved, out)
 
