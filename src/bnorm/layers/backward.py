@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bnorm.passes import Saved
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from numpy import ndarray
     from numpy.typing import ArrayLike
 
-    from bnorm.layers.base import Layer
+
+class Layer(Protocol):
+    """What is asked of a layer here."""
+
+    _who: str
+    _saved: Saved | None
+
+    def __call__(self, x: Any, *args: Any, **options: Any) -> ndarray: ...
+    def _pulled(self, holder: Any, dy: Any, saved: Saved, out: ndarray | None) -> ndarray: ...
+
 
 OPEN: list[Taker] = []  # of all threads. It is nearly always empty, so a forward looks here first
 
