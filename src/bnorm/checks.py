@@ -152,12 +152,12 @@ def epsilon(who: str, eps: object) -> float:
 
 
 def momentum(who: str, momentum: object) -> float | None:
-    """The weight of a new batch, above 0 and at most 1, or None."""
+    """The weight of a new batch, from 0 to 1, or None."""
     if momentum is None:
         return None
     value = number(who, "momentum", momentum)
-    if not 0 < value <= 1:
-        raise ValueError(f"{who}: momentum: expected a number above 0 and at most 1, or None, got {value}")
+    if not 0 <= value <= 1:
+        raise ValueError(f"{who}: momentum: expected a number from 0 to 1, or None, got {value}")
     return value
 
 

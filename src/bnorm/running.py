@@ -258,11 +258,14 @@ class Statistics:
 
     # Beginning anew -----------------------------------------------------------------------------------------------
 
-    def load(self, batches: int, seen: ndarray | None) -> None:
-        """The counts of a saved state. Without `seen`, its batches are taken to have been as large as the next one."""
-        self.counters[BATCHES] = batches
-        self.counters[UNCOUNTED] = batches if seen is None else 0
-        self.seen[...] = 0 if seen is None else seen
+    def counted_as(self, batches: int, seen: ndarray | None) -> list[tuple[ndarray, Any]]:
+        """What is to be written, and where, so that these have the counts of a saved state.
+
+        Without `seen`, its batches are taken to have been as large as the next one.
+        """
+        counters = self.counters.copy()
+        counters[BATCHES], counters[UNCOUNTED] = batches, batches if seen is None else 0
+        return [(self.counters, counters), (self.seen, 0 if seen is None else seen)]
 
     def reset(self) -> None:
         """As if there had been no batch."""
