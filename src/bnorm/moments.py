@@ -13,7 +13,7 @@ from numpy import ndarray
 from numpy.typing import ArrayLike
 
 from bnorm import checks, devices
-from bnorm.kernels import moved
+from bnorm.kernels import BACKENDS, moved
 
 _COUNT, _MEAN, _M2, _LOW = range(4)
 
@@ -48,17 +48,20 @@ class Moments:
             raise ValueError(f"Moments: count: expected finite values >= 0, got {vectors[0]}")
         if (vectors[2] < 0).any():
             raise ValueError(f"Moments: m2: expected no negative values, got {vectors[2]}")
-        self._set(np.stack([*vectors, np.zeros_like(vectors[0])]))
-
-    @classmethod
-    def of(cls, count: ndarray, mean: ndarray, m2: ndarray, low: ndarray) -> Self:
-        """From what a `moments` kernel returns: mean + low is the mean."""
-        return cls._from(np.array([count, mean, m2, low], like=count))
+        self._parts = self.from_parts(np.stack([*vectors, np.zeros_like(vectors[0])]))._parts
 
     @classmethod
     def from_parts(cls, parts: ndarray) -> Self:
-        """From what a `moments` kernel returns, (4, C): count, mean, m2, low; it is taken over, not copied."""
-        return cls._from(parts)
+        """From (4, C) of count, mean, m2 and low, as the kernels return them; these become read-only."""
+        self = cls.__new__(cls)
+        self._parts = parts
+        if type(parts) is not ndarray:  # no look at a device, which the host would have to wait for
+            _mark_empty(parts)
+        elif parts.flags.writeable:  # the kernels' own merge has done this
+            if not parts[_COUNT].all():
+                _mark_empty(parts)
+            parts.flags.writeable = False
+        return self
 
     @classmethod
     def merge(cls, items: Iterable["Moments"]) -> Self:
@@ -75,11 +78,7 @@ class Moments:
                 "Moments.merge: items: expected all of them on the CPU, or all on the GPU, got some of each; "
                 "moments.to('cpu') and moments.to('cuda') move them"
             )
-        sets = np.stack([item._parts for item in items], axis=1)  # (4, items, C)
-        while sets.shape[1] > 1:  # neighbours in pairs, then pairs of pairs: rounding grows with the logarithm only
-            even = sets.shape[1] & ~1
-            sets = np.concatenate([merged(sets[:, 0:even:2], sets[:, 1:even:2]), sets[:, even:]], axis=1)
-        return cls._from(sets[:, 0])
+        return cls.from_parts(BACKENDS[type(items[0]._parts)].merge([item._parts for item in items]))
 
     @property
     def parts(self) -> ndarray:
@@ -115,10 +114,15 @@ class Moments:
     def to(self, device: str) -> Self:
         """The same on another device, "cpu" or "cuda"; these themselves where they are there."""
         kind = devices.arrays_on("Moments", device)
-        return self if type(self._parts) is kind else self._from(moved(self._parts, kind))
+        return self if type(self._parts) is kind else self.from_parts(moved(self._parts, kind))
 
     def __add__(self, other: object) -> "Moments":
-        return Moments.merge([self, other]) if isinstance(other, Moments) else NotImplemented
+        if not isinstance(other, Moments):
+            return NotImplemented
+        mine, others = self._parts, other._parts
+        if type(mine) is type(others) and mine.shape == others.shape:
+            return Moments.from_parts(BACKENDS[type(mine)].merge([mine, others]))
+        return Moments.merge([self, other])  # which says what does not fit
 
     def __radd__(self, other: object) -> "Moments":
         return self if isinstance(other, int) and other == 0 else NotImplemented  # where sum() starts
@@ -140,29 +144,20 @@ class Moments:
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self._parts)
 
-    @classmethod
-    def _from(cls, parts: ndarray) -> Self:
-        self = cls.__new__(cls)
-        self._set(parts)
-        return self
-
     def _row(self, which: int) -> ndarray:
         row: ndarray = self._parts[which]
         return row
 
-    def _set(self, parts: ndarray) -> None:
-        on_host = type(parts) is ndarray
-        if not (on_host and parts[_COUNT].all()):  # no look at a device, which the host would have to wait for
-            nothing = parts[_COUNT] == 0
-            np.copyto(parts[_MEAN], np.nan, where=nothing)
-            np.copyto(parts[_M2:], 0.0, where=nothing)
-        if on_host:
-            parts.flags.writeable = False
-        self._parts = parts
+
+def _mark_empty(parts: ndarray) -> None:
+    """A channel without values has mean NaN, and m2 0."""
+    nothing = parts[_COUNT] == 0
+    np.copyto(parts[_MEAN], np.nan, where=nothing)
+    np.copyto(parts[_M2:], 0.0, where=nothing)
 
 
 def _restored(cls: type[Moments], parts: ndarray) -> Moments:
-    return cls._from(parts.copy())  # an unpickled array is writeable
+    return cls.from_parts(parts.copy())  # an unpickled array is writeable
 
 
 def _vector(name: str, value: ArrayLike, kind: type | None = None) -> ndarray:
@@ -170,29 +165,3 @@ def _vector(name: str, value: ArrayLike, kind: type | None = None) -> ndarray:
     if a.ndim != 1:
         raise ValueError(f"Moments: {name}: expected one value per channel, shape (C,), got shape {a.shape}")
     return a.astype(np.float64)
-
-
-@np.errstate(invalid="ignore", over="ignore")  # infinity and NaN are data
-def merged(a: ndarray, b: ndarray) -> ndarray:
-    """Two (4, ..., C) arrays, of count, mean, m2, low, as one, element by element (Chan, Golub, LeVeque 1983)."""
-    count = a[_COUNT] + b[_COUNT]
-    share = b[_COUNT] / np.where(count == 0, 1, count)
-    high, rest = _sum_and_rest(b[_MEAN], -a[_MEAN])
-    delta = high + (rest + (b[_LOW] - a[_LOW]))
-    mean, rest = _sum_and_rest(a[_MEAN], delta * share)
-    mean, low = _sum_and_rest(mean, rest + a[_LOW])
-    m2 = a[_M2] + (b[_M2] + delta * delta * (a[_COUNT] * share))
-    merged = np.array([count, mean, m2, low], like=count)
-    on_host = type(merged) is ndarray
-    if not (on_host and a[_COUNT].all() and b[_COUNT].all()):
-        merged = np.where(a[_COUNT] == 0, b, np.where(b[_COUNT] == 0, a, merged))
-    if not (on_host and np.isfinite(merged[_LOW]).all()):
-        merged[_LOW] = np.where(np.isfinite(merged[_LOW]), merged[_LOW], 0)
-    return merged
-
-
-def _sum_and_rest(a: ndarray, b: ndarray) -> tuple[ndarray, ndarray]:
-    """a + b, and exactly what rounding it took off (Knuth's two-sum)."""
-    total = a + b
-    of_b = total - a
-    return total, (a - (total - of_b)) + (b - of_b)

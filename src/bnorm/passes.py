@@ -43,11 +43,11 @@ class Saved:
 class ChannelSaved(Saved):
     """Of statistics per channel: stats is float64 (5, C), rows mean, var, 1/std, scale, shift."""
 
-    __slots__ = ("count", "frozen", "has_beta", "has_gamma", "skipped", "stats", "weight")
+    __slots__ = ("count", "frozen", "has_beta", "has_gamma", "left", "stats", "weight")
 
     stats: ndarray
     count: Any  # of values per channel, or the sum of their weights, which may be on the device if it is not 0
-    skipped: Any  # channels whose running statistics were left alone, being not finite; an int, or a LeftAlone
+    left: Any  # for the kernels' `settle`
     weight: ndarray | None
     frozen: bool  # the statistics were given, and are constants to the backward
     has_gamma: bool
@@ -108,7 +108,7 @@ def channel_forward(
 
     Checked by the caller: x is what `checks.array` returns, `axis` is one of its axes, and gamma, beta, mean and var
     are what `checks.vector` returns for its channels.
-    `running` is that of the kernels' `forward`: buffers that move by this batch.
+    `running` is that of the kernels' `forward`: the rule of statistics that the caller will move by this batch.
     `given`, needed with `out`, has every array that is read or moved, by name and as its owner has it: `out` may be x,
     and overlaps no other.
     SingleValueError where a batch has one value per channel: nothing has happened then, and a layer may call again with
@@ -132,12 +132,12 @@ def channel_forward(
     if out is not None:
         target = checks.output(who, out, layout.shape, block.dtype, given or {}, type(x))
         to = view.into(target, layout)
-    y, stats, count, skipped = kernels.forward(block, gamma, beta, eps, mean, var, weight, slope, running, to)
+    y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, weight, slope, running, to)
     if not positive:
         count = 0.0  # which a device would have to be asked for
     saved = ChannelSaved()
     saved.kernels, saved.x, saved.layout, saved.slope = kernels, block, layout, slope
-    saved.stats, saved.count, saved.skipped, saved.weight = stats, count, skipped, weight
+    saved.stats, saved.count, saved.left, saved.weight = stats, count, left, weight
     saved.frozen, saved.has_gamma, saved.has_beta = frozen, gamma is not None, beta is not None
     if out is None or target is None:
         return view.restore(y, layout), saved

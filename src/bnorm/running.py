@@ -1,92 +1,223 @@
-"""How statistics move over time: the weight of each update.
+"""How statistics move over time: the running statistics that layers and the transformer share.
 
-    average   statistics += share (batch - statistics): an exponential moving average
+    average   statistics += share (batch - statistics): an exponential moving average of batch means and variances
     pool      every value counts by its weight, wherever the batches were cut, with the spread between batches
+    fade      the same, but a value weighs half of what one does that is `halflife` rows younger
 
-A layer's statistics (`Running`) are moved by the kernels, in the pass that has the batch in hand; a transformer's
-(`Stream`), which keep more digits and forget by other rules, by the moments of a batch. Both change their arrays in
-place: others hold these too.
+The arithmetic of a channel is `bn_move` in formulas.h. A batch comes in by one of two compiled calls, each of which
+moves the arrays and counts the batch, all or nothing: the `settle` of a backend takes what a layer's forward has left,
+and `move` the moments of any set of values.
 """
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
 from bnorm.kernels import BACKENDS
-from bnorm.moments import Moments, merged
 
-LATER = 256  # batches on a device, whose flags are kept until somebody asks; then they are counted, there
-Target = tuple[ndarray, ndarray, float, ndarray | None, int, str]  # what the kernels' `forward` and `move` move
+AVERAGE, POOL, FADE = range(3)  # as in formulas.h
+BATCHES, SKIPPED, ROWS, UNCOUNTED = range(4)  # what `counters` counts: see Statistics
+LATER = 256  # batches on a device whose flags are kept until somebody asks for them; then they are counted, there
+LOG2 = float(np.log(2.0))
+Rule = tuple[Any, ...]
 
 
-class Running:
-    """The running statistics of a layer, float64 or float32 (C,), from mean 0 and variance 1 on.
+class Statistics:
+    """Mean and variance of each channel, and how a batch moves them. The arrays are changed in place.
 
-    momentum None: every value weighs the same, and `seen` counts those of each channel.
+    mean, var   float64 or float32 (C,)
+    seen        values behind each channel so far, or the sum of their weights
+    low         what the float64 mean rounds off; None in a layer
+    weight      of what is behind a channel, see formulas.h; None where the average is settled, or values are pooled
+    pairs, last   where values fade
 
-    `skipped` are batches in which a channel was left alone. A device tells by flags, one per channel, at which nobody
-    looks while batches go on, as the host would have to wait for each of them: `look` does.
+    A layer starts from mean 0 and variance 1, and an average moves on from there. A transformer starts from nothing
+    (`from_data`): the first batch of a channel replaces what stands there, and where ddof leaves nothing to divide by,
+    the variance is that of the values themselves.
+
+    momentum None: every value weighs the same. With a half-life, momentum has no meaning.
     """
 
     __slots__ = (
-        *("batches", "ddof", "mean", "momentum", "nonfinite", "recounts", "seen", "skipped", "var"),
+        *("counters", "last", "low", "mean", "pairs", "seen", "var", "weight"),
+        *("_ddof", "_halflife", "_momentum", "_nonfinite", "from_data", "rule"),
         *("counted", "flags"),
     )
+    ARRAYS = ("mean", "var", "seen", "low", "weight", "pairs", "last")
+
+    rule: Rule  # what the kernels take: arrays and settings
+    counters: ndarray  # int64: batches, those in which a channel was left alone, rows, and batches that `seen` lacks
 
     def __init__(
-        self, mean: ndarray, var: ndarray, momentum: float | None = None, ddof: int = 0, nonfinite: str = "skip"
+        self,
+        mean: ndarray,
+        var: ndarray,
+        momentum: float | None = None,
+        ddof: int = 0,
+        nonfinite: str = "skip",
+        *,
+        from_data: bool = False,
+        halflife: float | None = None,
     ) -> None:
-        self.mean, self.var = mean, var
-        self.momentum, self.ddof, self.nonfinite = momentum, ddof, nonfinite
-        self.seen = np.zeros_like(mean, np.float64)
-        self.batches = self.skipped = 0
+        self.mean, self.var, self.from_data = mean, var, from_data
+        self._momentum, self._halflife, self._ddof, self._nonfinite = momentum, halflife, ddof, nonfinite
+        self.counters = np.zeros(4, np.int64)
         self.flags: list[ndarray] = []  # of batches not counted yet
         self.counted: list[ndarray] = []  # of those before: their number, and flags of all of them, on the device
-        self.recounts = False  # `seen` got lost on the way here: the next batch says how large batches are
+        self.seen = self._zeros()
+        self.low = self._zeros() if from_data else None
+        self.weight = self._zeros() if from_data and self.mode != POOL else None
+        self.pairs = self._zeros() if self.mode == FADE else None
+        self.last = self._zeros() if self.mode == FADE else None
+        self._settle()
 
-    def target(self) -> Target:
-        """What moves: by averaging, or where that is given by pooling with `seen`."""
-        if self.momentum is None:
-            return self.mean, self.var, 0.0, self.seen, self.ddof, self.nonfinite
-        return self.mean, self.var, self.momentum, None, self.ddof, self.nonfinite
+    @property
+    def mode(self) -> int:
+        if self._halflife is not None:
+            return FADE
+        return POOL if self._momentum is None else AVERAGE
 
-    def pool(self) -> "Running":
+    @property
+    def momentum(self) -> float | None:
+        return self._momentum
+
+    @momentum.setter
+    def momentum(self, value: float | None) -> None:
+        self._momentum = value
+        self._settle()
+
+    @property
+    def halflife(self) -> float | None:
+        return self._halflife
+
+    @halflife.setter
+    def halflife(self, value: float | None) -> None:
+        self._halflife = value
+        self._settle()
+
+    @property
+    def ddof(self) -> int:
+        return self._ddof
+
+    @property
+    def nonfinite(self) -> str:
+        return self._nonfinite
+
+    @nonfinite.setter
+    def nonfinite(self, value: str) -> None:
+        self._nonfinite = value
+        self._settle()
+
+    @property
+    def batches(self) -> int:
+        return int(self.counters[BATCHES])
+
+    @property
+    def skipped(self) -> int:
+        """Batches in which a channel was left alone; on a device those before the last `look`."""
+        return int(self.counters[SKIPPED])
+
+    @property
+    def rows(self) -> int:
+        return int(self.counters[ROWS])
+
+    def arrays(self) -> dict[str, ndarray]:
+        """All arrays of channels, by name."""
+        return {name: a for name in self.ARRAYS if (a := getattr(self, name)) is not None}
+
+    def place(self, arrays: dict[str, ndarray]) -> None:
+        """Take these for the arrays of that name, on whichever device they are."""
+        for name, array in arrays.items():
+            setattr(self, name, array)
+        self._settle()
+
+    # Moving -------------------------------------------------------------------------------------------------------
+
+    def move(
+        self,
+        parts: ndarray,
+        seen: ndarray | None = None,
+        pairs: ndarray | None = None,
+        last: ndarray | None = None,
+        *,
+        rows: int = 0,
+        batches: int = 1,
+        typical: float = 0.0,
+        finite: bool = True,
+    ) -> None:
+        """By a batch known by its parts, which are those of `Moments`. All channels move, or after an error none.
+
+        FloatingPointError where one would not be finite any more, unless `finite` is False.
+        Where values fade, count is the sum of their faded weights, relative to the row `last` of the stream (after this
+        batch the stream has `rows` more), seen the sum of those before fading, and pairs as in formulas.h.
+        typical: values of a batch, if some were never counted.
+        """
+        rule = (*self.rule[:-1], "raise" if finite else "propagate")
+        BACKENDS[type(self.mean)].move(rule, parts, seen, pairs, last, rows, batches, typical)
+
+    def begin(self, parts: ndarray, rows: int) -> None:
+        """From the statistics of a whole table, whose rows all weigh the same: an average is settled then."""
+        kernels = BACKENDS[type(self.mean)]
+        kernels.move((POOL, *self.rule[1:-1], "propagate"), parts, None, None, None, rows)
+        if self.weight is not None:
+            self.weight[...] = np.where(self.seen > 0, np.inf if self.mode == AVERAGE else self.seen, 0)
+        if self.pairs is not None and self.last is not None:
+            self.pairs[...], self.last[...] = self.seen * (self.seen - 1), rows
+
+    def merge(self, other: "Statistics") -> None:
+        """By what is behind other statistics of the same mode; where values fade, both end now."""
+        weight = other.seen if other.weight is None else other.weight
+        divisor = other.divisor()
+        parts = np.array([weight, other.mean, other.var * divisor, other.low], like=weight)
+        parts = np.where(weight == 0, 0, parts)
+        last = None if other.last is None else other.last + float(self.rows - other.rows)
+        self.move(parts, other.seen, other.pairs, last, batches=other.batches, finite=False)
+
+    @np.errstate(all="ignore")
+    def divisor(self) -> ndarray:
+        """What m2 is divided by, as in formulas.h."""
+        weight = self.seen if self.weight is None else self.weight
+        if not self._ddof:
+            return weight
+        left = weight - 1 if self.pairs is None else self.pairs / weight
+        divisor: ndarray = np.where(left > 0, left, weight if self.from_data else 0)
+        return divisor
+
+    def pool(self) -> "Statistics":
         """Empty statistics for several batches that will count as one."""
         mean = np.zeros_like(self.mean, np.float64)
-        return Running(mean, np.ones_like(mean), None, 0, self.nonfinite)
+        return Statistics(mean, np.ones_like(mean), None, 0, self._nonfinite)
 
-    def commit(self, pool: "Running", kernels: ModuleType, replace: bool) -> int:
+    def commit(self, pool: "Statistics", replace: bool) -> int:
         """Let in what was pooled, as one batch; with `replace` it takes the place of what stood there.
 
-        Returns the number of channels that were left alone, as `note` does.
+        Returns the number of channels that were left alone, as `note` does. FloatingPointError, with nonfinite="raise",
+        where there would be any; then nothing has changed.
         """
         if not pool.batches:
             return 0
-        if self.recounts:
-            self.recount(pool.seen)
-        mean, var, momentum, seen, ddof, nonfinite = self.target()
-        if replace:
-            seen = np.zeros_like(self.seen)
-        left = kernels.move((mean, var, momentum, seen, ddof, nonfinite), pool.seen, pool.mean, pool.var)
-        if replace and seen is not None:
-            self.seen[...] = seen
-        self.batches += 1
+        parts = np.array([pool.seen, pool.mean, pool.var * pool.seen, np.zeros_like(pool.mean)], like=pool.seen)
+        pairs = last = None
+        if self.mode == FADE:
+            parts, pairs, last = self._of_random_order(parts, pool.rows)
+        typical = float(pool.seen.max()) if self.counters[UNCOUNTED] else 0.0
+        skipped = pool.skipped > 0 or bool(pool.flags or pool.counted)
+        left = BACKENDS[type(pool.mean)].move(
+            self.rule, parts, pool.seen, pairs, last, pool.rows, 1, typical, skipped and not pool.flags, replace
+        )
         if pool.flags or pool.counted:
-            pool.note(left)
+            self.note(left)
             return self._keep(pool.count()[1])
-        return self.note(left, pool.skipped > 0)
+        return self.note(left)
 
-    def note(self, left: Any, before: bool = False) -> int:
-        """One batch more, and the channels that it left alone; before: some part of it left others alone.
+    def note(self, left: Any) -> int:
+        """The channels that a batch left alone: their number, or 0 where a device has to be asked for it.
 
-        Returns their number; 0 where a device has to be asked for it, which only `look` does.
+        A device tells by flags, one per channel, at which nobody looks while batches go on, as the host would have to
+        wait for each of them: `look` does.
         """
-        if isinstance(left, int):
-            self.skipped += before or left > 0
-            return left
-        return self._keep(left.flags)
+        return left if isinstance(left, int) else self._keep(left.flags)
 
     def _keep(self, flags: ndarray) -> int:
         if not BACKENDS[type(flags)].capturing():  # or there is nothing in them yet
@@ -112,83 +243,50 @@ class Running:
         number, channels = self.count()
         skipped, left = BACKENDS[type(number)].numbers(number, channels.sum())
         self.counted = []
-        self.skipped += int(skipped)
+        self.counters[SKIPPED] += int(skipped)
         return int(left)
 
-    def recount(self, values: ndarray | float) -> None:
-        """Take the batches so far to have been as large as one of so many values per channel."""
-        self.seen[...] = self.batches * values
-        self.recounts = False
+    # Beginning anew -----------------------------------------------------------------------------------------------
+
+    def load(self, batches: int, seen: ndarray | None) -> None:
+        """The counts of a saved state. Without `seen`, its batches are taken to have been as large as the next one."""
+        self.counters[BATCHES] = batches
+        self.counters[UNCOUNTED] = batches if seen is None else 0
+        self.seen[...] = 0 if seen is None else seen
 
     def reset(self) -> None:
         """As if there had been no batch."""
-        self.mean[...], self.var[...], self.seen[...] = 0, 1, 0
-        self.batches = self.skipped = 0
+        for array in self.arrays().values():
+            array[...] = 0
+        self.var[...] = 1
+        self.counters[...] = 0
         self.flags, self.counted = [], []
-        self.recounts = False
 
+    def _of_random_order(self, parts: ndarray, rows: int) -> tuple[ndarray, ndarray, ndarray]:
+        """A batch of so many rows that all weigh the same, as part of a stream whose rows fade by age."""
+        half = LOG2 / float(self._halflife or 1.0)
+        share, square = (np.expm1(-k * half * rows) / np.expm1(-k * half) / rows for k in (1, 2))
+        faded = parts.copy()
+        faded[[0, 2]] *= share
+        last = np.full(parts.shape[1], float(self.rows + rows), like=parts)
+        return faded, faded[0] * faded[0] - parts[0] * square, last
 
-class Stream:
-    """The statistics of a stream of tables, float64 (C,): mean and variance of what was seen, NaN before.
+    def _zeros(self) -> ndarray:
+        return np.zeros_like(self.mean, np.float64)
 
-    weight: of all that is behind a feature. Pooled, it is the sum of the weights of its values; averaged, of its
-    batches, of which the newest weighs 1. It fades while nothing of a feature is seen, its mean and variance do not.
-    """
+    def _settle(self) -> None:
+        """Arrays and settings as the kernels take them."""
+        self.rule = (
+            self.mode,
+            *(self.mean, self.var, self.low, self.seen, self.weight, self.pairs, self.last, self.counters),
+            *(self._momentum or 0.0, self._halflife or 1.0, float(self._ddof), self.from_data, self._nonfinite),
+        )
 
-    __slots__ = ("low", "mean", "square", "var", "weight")
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__ if name != "rule"}
 
-    def __init__(self, mean: ndarray, var: ndarray) -> None:
-        self.mean, self.var = mean, var  # of the owner; in-place changes are seen here
-        self.weight = np.zeros(mean.shape, like=mean)
-        self.square = np.zeros(mean.shape, like=mean)  # sum of w f^2 for values of weight w that have faded to w f
-        self.low = np.zeros(mean.shape, like=mean)  # mean + low is the mean: what float64 rounds off
-
-    def average(self, batch: Moments, momentum: float, ddof: int) -> None:
-        """Exponential moving average of batch means and variances, its weights 1, 1 - m, (1 - m)^2 ... normalized."""
-        seen, faded = batch.count > 0, self.weight * (1 - momentum)
-        weight = faded + seen
-        share = seen / np.where(weight == 0, 1, weight)
-        first = seen & (faded == 0)
-        var = batch.m2 / _divisor(batch.count, batch.count, ddof)
-        mean = np.where(first, batch.mean, self.mean + share * (batch.mean - self.mean))
-        var = np.where(first, var, self.var + share * (var - self.var))
-        self._move(seen, mean, var, np.zeros(mean.shape, like=mean), weight, weight)
-
-    def pool(self, batch: Moments, ddof: int, fade: float = 1.0, square: ndarray | None = None) -> None:
-        """Values of the batch beside the values so far, which weigh `fade` times what they did.
-
-        square: sum of w f^2 in the batch, where its values have faded: w f is what they weigh in its count.
-        """
-        faded, faded_square = self.weight, self.square
-        if fade != 1:
-            faded, faded_square = faded * fade, faded_square * (fade * fade)
-        if type(faded) is ndarray and not faded.any():  # nothing to merge with: this is what a fit costs
-            _, mean, m2, low = batch.parts
-        else:
-            m2 = self.var * _divisor(faded, faded_square, ddof)
-            before = np.array([faded, self.mean, m2, self.low], like=faded)
-            _, mean, m2, low = merged(before, batch.parts)
-        weight, square = faded + batch.count, faded_square + (batch.count if square is None else square)
-        self._move(batch.count > 0, mean, m2 / _divisor(weight, square, ddof), low, weight, square)
-
-    def moments(self, ddof: int) -> Moments:
-        """What is behind the statistics, as a batch that another stream may pool beside its own."""
-        return Moments.of(self.weight, self.mean, self.var * _divisor(self.weight, self.square, ddof), self.low)
-
-    def _move(self, seen: ndarray, mean: ndarray, var: ndarray, low: ndarray, weight: ndarray, square: ndarray) -> None:
-        np.copyto(self.mean, mean, where=seen)
-        np.copyto(self.var, var, where=seen)
-        np.copyto(self.low, low, where=seen)
-        self.weight[...], self.square[...] = weight, square
-
-
-def _divisor(weight: ndarray, square: ndarray, ddof: int) -> ndarray:
-    """What m2 is divided by: with ddof 1 unbiased, where there are values enough; 1 where there are none.
-
-    Values that are counted whole have square = weight, and this is weight - ddof.
-    """
-    whole = np.where(weight == 0, 1, weight)
-    if not ddof:
-        return whole
-    divisor = whole - ddof * square / whole
-    return np.where(divisor > 0, divisor, whole)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Memory that came with a file or from another process may be read-only, or shared: each array gets its own."""
+        for name, value in state.items():
+            setattr(self, name, np.array(value) if isinstance(value, ndarray) else value)
+        self._settle()

@@ -5,7 +5,6 @@ import pytest
 from sklearn.exceptions import NotFittedError
 
 from bnorm import BatchNormTransformer
-from bnorm.running import Stream
 from bnorm.transformer import tables
 
 MODES = [{}, {"momentum": None}, {"halflife": 7.0}, {"halflife": 7.0, "ddof": 1}]
@@ -21,7 +20,9 @@ def state_of(t):
     found = {name: np.asarray(getattr(t, name)).tobytes() for name in names if hasattr(t, name)}
     if hasattr(t, "layer_"):
         found |= {name: a.tobytes() for name, a in t.layer_.state_dict().items()}
-        found |= {name: getattr(t._state.stream, name).tobytes() for name in ("weight", "square", "low")}
+        statistics = t.layer_._running
+        found |= {name: a.tobytes() for name, a in statistics.arrays().items()}
+        found["counters"] = statistics.counters.tobytes()
         found["layer"] = id(t.layer_)
     return found
 
@@ -114,15 +115,15 @@ def test_interrupted_pieces_leave_no_trace(monkeypatch):
     monkeypatch.setattr(tables, "ROWS", 8)
     x = table(40)
     t = BatchNormTransformer(halflife=3.0).fit(x)
-    kept, pool, calls = state_of(t), Stream.pool, []
+    kept, moments, calls = state_of(t), tables._moments, []
 
     def interrupted(*args):
         calls.append(args)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        pool(*args)
+        return moments(*args)
 
-    monkeypatch.setattr(Stream, "pool", interrupted)
+    monkeypatch.setattr(tables, "_moments", interrupted)
     with pytest.raises(KeyboardInterrupt):
         t.partial_fit(x)
     assert state_of(t) == kept

@@ -221,7 +221,8 @@ def test_copies_share_as_the_original_does(copied, parameters):
     np.testing.assert_array_equal(t.mean_, kept)
     if parameters.get("momentum", 0) is None:
         u.layer_.train()(x)
-        assert u._state.stream.weight[0] == 60 + 60 + 20 + 20 + 60
+        assert u.layer_._running.seen[0] == 60 + 60 + 20 + 20 + 60
+        assert u.n_samples_seen_ == 60 + 60 + 20 + 20 + 60
 
 
 def test_joblib_maps_to_memory(tmp_path):

@@ -67,14 +67,26 @@ def test_average_as_pandas(momentum, ddof, nan):
     assert t.n_batches_seen_ == len(parts)
 
 
-def test_fit_counts_as_first_batch_of_an_average():
+def test_after_a_fit_the_next_batch_weighs_momentum():
     x = table(100)
     t = BatchNormTransformer(momentum=0.2).fit(x[:60]).partial_fit(x[60:])
-    u = BatchNormTransformer(momentum=0.2).partial_fit(x[:60]).partial_fit(x[60:])
-    np.testing.assert_array_equal([t.mean_, t.var_], [u.mean_, u.var_])
-    np.testing.assert_allclose(t.mean_, average([x[:60].mean(axis=0), x[60:].mean(axis=0)], 0.2), rtol=1e-13)
+    for found, of in ((t.mean_, np.mean), (t.var_, np.var)):
+        first, second = of(x[:60], axis=0), of(x[60:], axis=0)
+        np.testing.assert_allclose(found, first + 0.2 * (second - first), rtol=1e-14)
     assert t.n_batches_seen_ == 2
     assert t.n_samples_seen_ == 100
+
+
+def test_after_a_fit_a_new_feature_begins_fully():
+    x = table(100)
+    first, second = x[:60].copy(), x[60:]
+    first[:, 1] = np.nan
+    t = BatchNormTransformer(momentum=0.2).fit(first).partial_fit(second)
+    np.testing.assert_allclose(t.mean_[1], second[:, 1].mean(), rtol=1e-14)
+    t.partial_fit(x[:10])  # and goes on as a stream that began with it
+    np.testing.assert_allclose(t.mean_[1], average([[second[:, 1].mean()], [x[:10, 1].mean()]], 0.2), rtol=1e-14)
+    exactly = BatchNormTransformer().fit(np.zeros((100_000, 1))).partial_fit(np.full((5, 1), 50.0))
+    assert exactly.mean_ == 5.0
 
 
 def test_constant_stream_is_exact_at_every_step():
@@ -119,7 +131,9 @@ def test_halflife_by_brute_force(sizes, halflife, seed, nan, weighted, ddof):
     np.testing.assert_allclose(t.mean_[seen], mean.astype(float), rtol=1e-12, atol=1e-12)
     ours = np.where(np.isnan(var), np.nan, t.var_[seen])
     np.testing.assert_allclose(ours, var.astype(float), rtol=1e-12, atol=1e-12 / (1e-3 if ddof else 1))
-    np.testing.assert_allclose(t._state.stream.weight[seen], total.astype(float), rtol=1e-12)
+    statistics = t.layer_._running  # its weights are relative to the row `last` of each feature
+    weight = statistics.weight * 0.5 ** ((statistics.rows - statistics.last) / halflife)
+    np.testing.assert_allclose(weight[seen], total.astype(float), rtol=1e-12)
     counts = (~np.isnan(x) * w[:, None]).sum(axis=0)
     np.testing.assert_allclose(np.broadcast_to(t.n_samples_seen_, counts.shape), counts, rtol=1e-12)
 

@@ -105,33 +105,102 @@ BN_FN double bn_rstd(double var, double eps, double count)
     return count == 0.0 ? 0.0 : rstd;
 }
 
-/* The variance that enters the running statistics; NaN where count - ddof leaves nothing to divide by. */
-BN_FN double bn_variance(double m2, double count, double ddof)
-{
-    const double n = count - ddof;
-    return n > 0.0 ? m2 / n : BN_NAN;
-}
-
 BN_FN int bn_finite(double v)
 {
     return v - v == 0.0;
 }
 
-/* Exponential moving average: momentum is the weight of the new value. */
-BN_FN double bn_ema(double running, double batch, double momentum)
+/* Statistics that move over time, of one channel, and what they move by.
+ *
+ * Three ways to weigh a batch against what came before:
+ *   BN_AVERAGE  the exponential moving average of the means and variances of batches. weight is that of the batches so
+ *               far, 1 for the newest and (1 - momentum)^k for those before, so that the first batch counts fully; it is
+ *               infinite where the average is settled, and the batch then weighs momentum
+ *   BN_POOL     every value weighs the same: weight is seen
+ *   BN_FADE     a value weighs half of what one does that is halflife rows younger. weight is that of all values,
+ *               relative to row `last`: it never underflows, however long a channel goes without values
+ * Pooled and faded, the spread between batches counts. */
+enum { BN_AVERAGE, BN_POOL, BN_FADE };
+
+typedef struct {
+    int mode;
+    double momentum, halflife, ddof;
+    int whole;      /* where ddof leaves nothing to divide by, divide by the weight itself; else there is no variance */
+} bn_rule;
+
+typedef struct {
+    double mean, low, var;      /* mean + low is the mean */
+    double seen;                /* values so far, or the sum of their weights */
+    double weight, pairs, last; /* pairs: weight^2 less the squared weights of all values, which ddof 1 divides by */
+} bn_statistics;
+
+typedef struct {
+    double count, mean, m2, low;
+    double seen, pairs, last;   /* count is faded, relative to row `last`; seen is not */
+} bn_batch;
+
+/* What m2 is divided by; 0 where that leaves nothing. Values that weigh 1 each have pairs = weight (weight - 1). */
+BN_FN double bn_divisor(bn_rule r, double weight, double pairs)
 {
-    return running + momentum * (batch - running);
+    const double left = r.mode != BN_FADE ? weight - r.ddof : r.ddof == 0.0 ? weight : pairs / weight;
+    return left > 0.0 ? left : r.whole ? weight : 0.0;
 }
 
-/* Pool a batch into running statistics that stand for `seen` values: exact by count, between-batch spread included.
- * The first batch replaces whatever stood there. A variance that has nothing to be divided by stays as it is. */
-BN_FN void bn_pool(double *mean, double *var, double *seen, double count, double batch_mean, double batch_m2, double ddof)
+BN_FN bn_statistics bn_average(bn_statistics s, bn_batch b, bn_rule r)
 {
-    double n = *seen, high = n == 0.0 ? 0.0 : *mean, low = 0.0, m2 = n > ddof ? *var * (n - ddof) : 0.0;
-    bn_merge(&n, &high, &m2, &low, count, batch_mean, batch_m2, 0.0);
-    *mean = high + low;
-    *var = n > ddof ? m2 / (n - ddof) : *var;
-    *seen = n;
+    const double divisor = bn_divisor(r, b.count, 0.0), var = divisor > 0.0 ? b.m2 / divisor : BN_NAN;
+    const int settled = s.weight - s.weight != 0.0;
+    const double faded = settled ? 0.0 : s.weight * (1.0 - r.momentum);
+    const double share = settled ? r.momentum : 1.0 / (faded + 1.0);
+    if (!settled && faded == 0.0) {
+        s.mean = b.mean;
+        s.low = b.low;
+        s.var = var;
+    } else {
+        s.mean = s.mean + share * (b.mean - s.mean);
+        s.low = 0.0;
+        s.var = s.var + share * (var - s.var);
+    }
+    s.weight = settled ? s.weight : faded + 1.0;
+    return s;
+}
+
+/* A variance that has nothing to be divided by stays as it is. The first batch replaces whatever stood there. */
+BN_FN bn_statistics bn_pool(bn_statistics s, bn_batch b, bn_rule r)
+{
+    double n = s.weight, mean = n == 0.0 ? 0.0 : s.mean, low = n == 0.0 ? 0.0 : s.low;
+    double m2 = n == 0.0 ? 0.0 : s.var * bn_divisor(r, n, s.pairs), divisor;
+    s.pairs = s.pairs + (b.pairs + 2.0 * n * b.count);
+    bn_merge(&n, &mean, &m2, &low, b.count, b.mean, b.m2, b.low);
+    divisor = bn_divisor(r, n, s.pairs);
+    s.mean = mean + low;
+    s.low = (mean - s.mean) + low;
+    s.var = divisor > 0.0 ? m2 / divisor : s.var;
+    s.weight = n;
+    return s;
+}
+
+/* The older of the two fades until the younger one's row; the same whichever of them comes second. */
+BN_FN bn_statistics bn_fade(bn_statistics s, bn_batch b, bn_rule r)
+{
+    const double age = (b.last - s.last) / r.halflife;
+    const double f = s.weight == 0.0 || age >= 0.0 ? 1.0 : exp2(age);
+    const double g = s.weight == 0.0 ? 0.0 : age > 0.0 ? exp2(-age) : 1.0;
+    s.weight = s.weight * g;
+    s.pairs = s.pairs * g * g;
+    s.last = f == 1.0 ? b.last : s.last;
+    b.count = b.count * f;
+    b.m2 = b.m2 * f;
+    b.pairs = b.pairs * f * f;
+    return bn_pool(s, b, r);
+}
+
+/* Move by a batch that has values of this channel. */
+BN_FN bn_statistics bn_move(bn_statistics s, bn_batch b, bn_rule r)
+{
+    s = r.mode == BN_AVERAGE ? bn_average(s, b, r) : r.mode == BN_POOL ? bn_pool(s, b, r) : bn_fade(s, b, r);
+    s.seen = s.seen + b.seen;
+    return s;
 }
 
 /* The map y = (x - mean) scale + shift in a type whose numbers are coarser than double: subtract the high part of the

@@ -29,8 +29,11 @@ import numpy as np
 
 from bnorm.kernels import MEAN_SQUARE, VARIANCE
 
+from .reference_statistics import Rule, merge, move, settle
+
+__all__ = ["Rule", "merge", "move", "settle"]
+
 Array = np.ndarray[Any, Any]
-Running = tuple[Array, Array, float, Array | None, int, str]
 
 
 @np.errstate(all="ignore")
@@ -124,12 +127,6 @@ def add(total: Array, part: Array) -> None:
 
 
 @np.errstate(all="ignore")
-def move(running: Running, count: Array, mean: Array, var: Array) -> int:
-    """Move running statistics by a batch of so many values per channel, as `forward` does; channels left alone."""
-    return _update(*running, count=count, mean=mean, m2=var * count)
-
-
-@np.errstate(all="ignore")
 def forward(
     x: Array,
     gamma: Array | None,
@@ -139,15 +136,15 @@ def forward(
     var: Array | None = None,
     weight: Array | None = None,
     slope: float = 1.0,
-    running: Running | None = None,
+    running: Rule | None = None,
     out: Array | None = None,
 ) -> tuple[Array, Array, float, int]:
-    """Batch normalization: y, stats, count, skipped. stats is float64 (5, C): mean, var, rstd, scale, shift.
+    """Batch normalization: y, stats, count, left. stats is float64 (5, C): mean, var, rstd, scale, shift.
 
     With mean and var given this is inference: no reduction, and weight has no effect. Otherwise they are those of the
-    batch, and move `running` = (running_mean, running_var, momentum, seen, ddof, nonfinite) as `_update` says.
+    batch. running is the rule of the statistics that `settle` is to move by this batch: with "raise" they are tested
+    here. The fourth result is what `settle` takes as `left`.
     """
-    skipped = 0
     if mean is not None and var is not None:
         count = float(x.shape[0] * prod(x.shape[2:]))
         stats = _stats(mean, var, np.full_like(mean, count), gamma, beta, eps)
@@ -155,9 +152,10 @@ def forward(
         count = float(x.shape[0] * prod(x.shape[2:]) if weight is None else weight.sum())
         parts = moments(x, weight)
         stats = finish(parts, gamma, beta, eps)
-        if running is not None:
-            skipped = _update(*running, count=np.full_like(parts[0], count), mean=parts[1], m2=parts[2])
-    return normalize(x, stats, slope, out), stats, count, skipped
+        if running is not None and running[-1] == "raise":
+            trial = tuple(a.copy() if isinstance(a, np.ndarray) else a for a in running)
+            settle(trial, stats, count, x.size)
+    return normalize(x, stats, slope, out), stats, count, 0
 
 
 @np.errstate(all="ignore")
@@ -236,48 +234,6 @@ def rows_backward(
     if not params:
         return dx, None, None
     return dx, _narrow((dy * xhat).sum((0, 3)).ravel()), _narrow(dy.sum((0, 3)).ravel())
-
-
-def _update(
-    running_mean: Array,
-    running_var: Array,
-    momentum: float,
-    seen: Array | None,
-    ddof: int,
-    nonfinite: str,
-    *,
-    count: Array,
-    mean: Array,
-    m2: Array,
-) -> int:
-    """Move the running statistics, in place, by a batch; the number of channels left alone.
-
-    seen None: the exponential moving average of means and variances, momentum being the weight of the batch. Otherwise
-    seen is the count so far per channel, and every value weighs the same: what one batch of all of them would give; the
-    first batch replaces what stood there, and a variance of no more values than ddof stays as it was.
-    nonfinite: what to do with a channel whose new statistics are not finite in the type of the buffers. "skip" leaves
-    it alone, "raise" raises before anything changes, "propagate" lets it in. A channel without values stays as it is.
-    """
-    if seen is None:
-        var = np.where(count > ddof, m2 / (count - ddof), np.nan)
-        total, new_mean = None, running_mean + momentum * (mean - running_mean)
-        new_var = running_var + momentum * (var - running_var)
-    else:
-        total, first = seen + count, seen == 0
-        delta = mean - np.where(first, mean, running_mean)
-        new_mean = np.where(first, mean, running_mean + delta * (count / total))
-        m2_all = np.where(seen > ddof, running_var * (seen - ddof), 0) + m2 + delta**2 * (seen * count / total)
-        new_var = np.where(total > ddof, m2_all / (total - ddof), running_var)
-    new_mean, new_var = new_mean.astype(running_mean.dtype), new_var.astype(running_var.dtype)
-    finite = (np.isfinite(new_mean) & np.isfinite(new_var)) | (count == 0)
-    if nonfinite == "raise" and not finite.all():
-        raise FloatingPointError(f"{(~finite).sum()} of {finite.size} channels have a mean or variance not finite")
-    kept = finite if nonfinite == "skip" else np.full_like(finite, True)
-    moved = kept & (count > 0)
-    running_mean[moved], running_var[moved] = new_mean[moved], new_var[moved]
-    if seen is not None and total is not None:
-        seen[moved] = total[moved]
-    return int((~kept).sum())
 
 
 def _stats(mean: Array, var: Array, count: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array:

@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike
 
 from bnorm import checks, devices
 from bnorm.checks import FLOAT64, FLOATS
-from bnorm.kernels import BACKENDS, moved, view
+from bnorm.kernels import moved
 from bnorm.layers import state
 from bnorm.layers.base import Layer, fixed, signature_of
 from bnorm.layers.shapes import axis_and_names, wrong_shape
 from bnorm.passes import channel_forward
-from bnorm.running import Running
+from bnorm.running import UNCOUNTED, Statistics
 
 NONFINITE = ("skip", "raise", "propagate")
 ON_SINGLE = ("raise", "running")
@@ -78,7 +78,7 @@ class BatchNorm(Layer):
         self._num_features = channels
         self._axis, self._names = axis_and_names(who, axis, self._POSITIONS)
         self._track_running_stats = checks.flag(who, "track_running_stats", track_running_stats)
-        self._running = Running(
+        self._running = Statistics(
             self._new((channels,), 0),
             self._new((channels,), 1),
             checks.momentum(who, momentum),
@@ -91,7 +91,7 @@ class BatchNorm(Layer):
                 f"{who}: comm: expected None, as statistics are not shared between processes, got {comm!r}"
             )
         self._comm = comm
-        self._moving: Running | None = self._running if self._track_running_stats else None  # by a training batch
+        self._moving: Statistics | None = self._running if self._track_running_stats else None  # by a training batch
         self._warned = False
         self._settle()
 
@@ -102,10 +102,7 @@ class BatchNorm(Layer):
 
     @momentum.setter
     def momentum(self, value: float | None) -> None:
-        running, momentum = self._running, checks.momentum(self._who, value)
-        if momentum is None and running.momentum is not None:
-            running.recounts = running.batches > 0  # averaging did not count values
-        running.momentum = momentum
+        self._running.momentum = checks.momentum(self._who, value)
 
     @property
     def nonfinite(self) -> str:
@@ -185,18 +182,14 @@ class BatchNorm(Layer):
         if len(shape) not in self._names or shape[axis] != self._num_features:
             raise wrong_shape(who, shape, self._num_features, self._names)
         gamma, beta, mean, var = self._constants or self._wide()
-        moving = target = None
+        moving = rule = None
         if self._training or not self._track_running_stats:
             mean = var = None
             moving = self._moving
             if moving is not None:
-                if moving.recounts:
-                    return self._recounted(moving, x, weight, out)
-                target = moving.target()
+                rule = moving.rule
         try:
-            y, saved = channel_forward(
-                who, x, gamma, beta, mean, var, self._eps, axis, slope, weight, out, target, given
-            )
+            y, saved = channel_forward(who, x, gamma, beta, mean, var, self._eps, axis, slope, weight, out, rule, given)
         except checks.SingleValueError:
             if self._on_single == "raise":
                 raise
@@ -206,9 +199,10 @@ class BatchNorm(Layer):
         except FloatingPointError as error:
             raise self._not_finite(error) from None
         self._saved = saved
-        if moving is not None and (type(saved.count) is not float or saved.count):
-            moving.batches += 1
-            left = saved.skipped
+        if moving is not None:
+            # With the line above, the one point at which this call does something to the layer: signals are looked at
+            # between calls only, and before this one there is none.
+            left = saved.kernels.settle(moving.rule, saved.stats, saved.count, y.size, saved.left)
             if type(left) is not int or left:
                 self._warn_once(moving.note(left))
         return y
@@ -243,7 +237,7 @@ class BatchNorm(Layer):
         finally:
             self._moving = running
         try:
-            skipped = running.commit(pool, BACKENDS[type(pool.mean)], replace)
+            skipped = running.commit(pool, replace)
         except FloatingPointError as error:
             raise self._not_finite(error) from None
         self._warn_once(skipped)
@@ -260,17 +254,11 @@ class BatchNorm(Layer):
         frozen = self._track_running_stats and self._moving is None
         return super()._switches() + ["frozen_stats"] * frozen
 
-    def _recounted(self, moving: Running, x: ndarray, weight: ArrayLike | None, out: ndarray | None) -> ndarray:
-        """The forward that says how large the batches were that came before."""
-        values = x.size / self._num_features
-        if weight is not None:
-            _, values, _ = checks.weights(self._who, weight, view.channels(x, self._axis)[1], type(x))
-        moving.recount(values or 1.0)
-        batches = moving.batches
-        try:
-            return self(x, weight, out)
-        finally:
-            moving.recounts = moving.batches == batches  # nothing came of it
+    def adopt(self, statistics: Statistics) -> None:
+        """Take these for the running statistics, and share them with whoever else holds them."""
+        self._running = statistics
+        self._moving = statistics if self._track_running_stats else None
+        self._settle()
 
     def _not_finite(self, error: FloatingPointError) -> checks.NonFiniteError:
         return checks.NonFiniteError(f"{self._who}: x: {error}, and nonfinite is 'raise'")
@@ -301,15 +289,13 @@ class BatchNorm(Layer):
         return (*super()._wide(), *(a.astype(FLOAT64, copy=False) for a in (running.mean, running.var)))
 
     def _memory(self) -> dict[str, ndarray]:
-        running = self._running
-        arrays = {"running_mean": running.mean, "running_var": running.var, "seen": running.seen}
-        return super()._memory() | (arrays if self._track_running_stats else {})
+        arrays = self._running.arrays() if self._track_running_stats else {}
+        return super()._memory() | {f"running_{name}": a for name, a in arrays.items()}
 
     def _place(self, arrays: Mapping[str, ndarray]) -> None:
         super()._place(arrays)
-        running = self._running
-        if self._track_running_stats:
-            running.mean, running.var, running.seen = (arrays[name] for name in ("running_mean", "running_var", "seen"))
+        prefix = "running_"
+        self._running.place({name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)})
 
     def _state(self) -> dict[str, ndarray]:
         arrays = super()._state()
@@ -327,7 +313,7 @@ class BatchNorm(Layer):
         """
         arrays = super().state_dict()
         running = self._running
-        if self._track_running_stats and running.momentum is None and not running.recounts:
+        if self._track_running_stats and running.momentum is None and not running.counters[UNCOUNTED]:
             arrays.seen = running.seen.copy()
         return arrays
 
@@ -340,9 +326,7 @@ class BatchNorm(Layer):
         if "running_var" in found:
             running.var[...] = found["running_var"]
         if "num_batches_tracked" in found:
-            running.batches = int(found["num_batches_tracked"])
-            running.recounts = seen is None and running.batches > 0
-            running.seen[...] = 0 if seen is None else seen
+            running.load(int(found["num_batches_tracked"]), seen)
 
     def __getstate__(self) -> dict[str, Any]:
         self._warn_once(self._running.look())

@@ -24,7 +24,8 @@ class Attributes:
     @running_mean_.setter
     def running_mean_(self, value: Any) -> None:
         self.layer_.running_mean = value
-        self._state.stream.low[...] = 0
+        if (low := self._state.statistics.low) is not None:
+            low[...] = 0
 
     @property
     def running_var_(self) -> ndarray:
@@ -74,15 +75,14 @@ class Attributes:
     def n_samples_seen_(self) -> Any:
         """Values seen, or the sum of their weights; one number where it is that of every feature."""
         state = self._state
-        state.follow()
-        values = state.values if state.weighted else state.values.astype(np.int64)
+        values = state.statistics.seen if state.weighted else state.statistics.seen.astype(np.int64)
         least, most = BACKENDS[type(values)].numbers(values.min(), values.max())
         return values.dtype.type(least) if least == most else values.copy()
 
     @property
     def n_batches_seen_(self) -> int:
         """Batches of the stream; a fit counts as the first."""
-        return self._state.layer._running.batches
+        return self._state.statistics.batches
 
 
 def _read_only(a: ndarray) -> ndarray:

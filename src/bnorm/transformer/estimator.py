@@ -15,9 +15,10 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from bnorm import checks
 from bnorm.kernels import moved
+from bnorm.running import AVERAGE
 from bnorm.transformer import tables
 from bnorm.transformer.attributes import Attributes
-from bnorm.transformer.state import AVERAGE, State, kind
+from bnorm.transformer.state import KINDS, State, mode
 from bnorm.transformer.tables import WHO
 from bnorm.transformer.validation import floats, new_table, plain, refuse_container
 
@@ -160,15 +161,11 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
         self._check_parameters()
         self._check_same_stream()
         state, x = self._state, self._table(X)
-        steps = self._steps(x, sample_weight, False)
-        self._tell_of_single_rows(state, len(x), 3)
-        layer = self.layer_
-        if layer._running.recounts:  # a state without counts has been loaded into the layer
-            layer._running.recount(float(len(x)))
-        if layer.eps != self.eps or layer.momentum != self.momentum:
-            layer.eps, layer.momentum = float(self.eps), self.momentum
-        state.move(steps, False, self.momentum, self.halflife)
-        state.weighted |= sample_weight is not None
+        weight = None if sample_weight is None else tables.sample_weights(sample_weight, x)
+        if len(x) == 1:
+            self._tell_of_single_rows(state, 3)
+        self._follow_parameters()
+        state.move(x, weight)
         return self
 
     def transform(self, X: Any, copy: bool | None = None) -> Any:
@@ -302,25 +299,20 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
         """A new state from X; nothing is assigned until all is done."""
         self._check_parameters()
         x, names = new_table(self, X)
-        steps = self._steps(x, sample_weight, alike)
+        weight = None if sample_weight is None else tables.sample_weights(sample_weight, x)
         state = State(x, self.momentum, self.halflife, self.eps, self.ddof, self.affine)
-        if not alike:
-            self._tell_of_single_rows(state, len(x), 4)
-        state.move(steps, alike, self.momentum, self.halflife)
-        state.weighted = sample_weight is not None
+        if alike:
+            state.begin(x, weight)
+        else:
+            if len(x) == 1:
+                self._tell_of_single_rows(state, 4)
+            state.move(x, weight)
         for name in ("feature_names_in_", "gamma_grad_", "beta_grad_"):
             self.__dict__.pop(name, None)
         if names is not None:
             self.feature_names_in_ = names
         self._state, self.layer_, self.n_features_in_ = state, state.layer, x.shape[1]
         return self
-
-    def _steps(self, x: ndarray, sample_weight: Any, alike: bool) -> list[tables.Step]:
-        """The one pass over a batch."""
-        weight = None if sample_weight is None else tables.sample_weights(sample_weight, x)
-        if alike or self.halflife is None:
-            return tables.whole(x, weight)
-        return tables.faded(x, weight, float(self.halflife), self.ddof)
 
     def _table(self, X: Any, writeable: bool = False) -> ndarray:
         """X as an array of floats that fits, on the side of the layer; infinity may still be in it."""
@@ -347,10 +339,10 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
 
     def _check_same_stream(self) -> None:
         """That statistics which were begun in one way go on in that way."""
-        state, layer = self._state, self.layer_
-        if (now := kind(self.momentum, self.halflife)) != state.kind:
+        layer, statistics = self.layer_, self._state.statistics
+        if (now := mode(self.momentum, self.halflife)) != (before := mode(statistics.momentum, statistics.halflife)):
             raise ValueError(
-                f"{WHO}: expected momentum and halflife for {state.kind}, as this stream began, got {now}; "
+                f"{WHO}: expected momentum and halflife for {KINDS[before]}, as this stream began, got {KINDS[now]}; "
                 "fit begins anew"
             )
         for name, before in (("ddof", layer.ddof), ("affine", layer.affine)):
@@ -359,6 +351,16 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
                     f"{WHO}: {name}: expected {before}, as this stream began, got {given}; fit begins anew"
                 )
 
+    def _follow_parameters(self) -> None:
+        """A stream goes on with other parameters, as far as these do not say how it began."""
+        layer, statistics = self.layer_, self._state.statistics
+        if layer.eps != self.eps:
+            layer.eps = float(self.eps)
+        if statistics.momentum != self.momentum:
+            statistics.momentum = self.momentum
+        if statistics.halflife != self.halflife:
+            statistics.halflife = None if self.halflife is None else float(self.halflife)
+
     def _check_mergeable(self, other: "BatchNormTransformer") -> None:
         here, there = self.layer_.device, other.layer_.device
         if here != there:
@@ -366,8 +368,7 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
                 f"{WHO}: merge: expected layer_ on one device, got {here!r} here and {there!r} there: NumPy and CuPy "
                 f"arrays do not mix; other.layer_.to({here!r}) moves the other"
             )
-        kinds = [transformer._state.kind for transformer in (self, other)]
-        if AVERAGE in kinds:
+        if AVERAGE in (self._state.statistics.mode, other._state.statistics.mode):
             raise ValueError(
                 f"{WHO}: merge: expected momentum=None or a halflife, got momentum={self.momentum} and "
                 f"{other.momentum}: a moving average depends on the order of its batches"
@@ -381,8 +382,8 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
         if mine is not None and others is not None and list(mine) != list(others):
             raise ValueError(f"{WHO}: merge: expected features {list(mine)}, as here, got {list(others)}")
 
-    def _tell_of_single_rows(self, state: State, rows: int, depth: int) -> None:
-        if state.kind == AVERAGE and rows == 1 and not state.told:
+    def _tell_of_single_rows(self, state: State, depth: int) -> None:
+        if state.statistics.mode == AVERAGE and not state.told:
             warnings.warn(
                 f"{WHO}: a batch of one row has no variance, and 0 enters the average with momentum={self.momentum}; "
                 "for such a stream momentum=None weighs all rows the same, and halflife= by their age",

@@ -1,8 +1,7 @@
-"""What a transformer has learned: a layer, the stream that moves its statistics, and counters.
+"""What a transformer has learned: a layer whose running statistics are those of the stream.
 
-The layer's arrays are the state. The stream moves its running mean and variance in place, and with momentum None its
-weights are the values that the layer has counted, so a layer that is put into training mode pools right. When the layer
-is moved to another device, the rest follows.
+Both hold the same `Statistics`, so it makes no difference who moves them: the transformer, when it takes in a batch, or
+its layer in training mode.
 """
 
 from typing import Any
@@ -10,16 +9,17 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from bnorm.kernels import BACKENDS, moved, view
+from bnorm.kernels import BACKENDS, view
 from bnorm.layers import BatchNorm1d
-from bnorm.running import Stream
-from bnorm.transformer.tables import Step, refuse_infinity
+from bnorm.running import AVERAGE, FADE, POOL, Statistics
+from bnorm.transformer import tables
+from bnorm.transformer.tables import refuse_infinity
 
-AVERAGE, POOL, FADE = "an average of batches", "rows that weigh the same", "rows that fade"
+KINDS = {AVERAGE: "an average of batches", POOL: "rows that weigh the same", FADE: "rows that fade"}
 EPSILON = float(np.finfo(np.float64).eps)
 
 
-def kind(momentum: float | None, halflife: float | None) -> str:
+def mode(momentum: float | None, halflife: float | None) -> int:
     """How a batch is weighed against what came before."""
     if halflife is not None:
         return FADE
@@ -32,7 +32,6 @@ class State:
     def __init__(
         self, x: ndarray, momentum: float | None, halflife: float | None, eps: float, ddof: int, affine: bool
     ) -> None:
-        self.kind = kind(momentum, halflife)
         self.layer = BatchNorm1d(
             x.shape[1],
             eps=float(eps),
@@ -42,21 +41,23 @@ class State:
             dtype="float64",
             device="cpu" if type(x) is ndarray else "cuda",
         ).eval()
-        running = self.layer._running
-        running.mean[...] = running.var[...] = np.nan
-        self.stream = Stream(running.mean, running.var)
-        self.values = np.zeros(x.shape[1], like=running.mean)  # how much has been seen of each feature
-        self.weighted = False  # by sample weights, so that it may be no whole number
+        mean, var = (np.full(x.shape[1], np.nan, like=self.layer.running_mean) for _ in range(2))
+        fade = None if halflife is None else float(halflife)
+        self.layer.adopt(Statistics(mean, var, momentum, int(ddof), from_data=True, halflife=fade))
+        self.weighted = False  # by sample weights, so that what was seen may be no whole number
         self.told = False  # that batches of one row have no variance
-        self._link()
+
+    @property
+    def statistics(self) -> Statistics:
+        return self.layer._running
 
     @property
     def mean(self) -> ndarray:
-        return self.layer._running.mean
+        return self.statistics.mean
 
     @property
     def var(self) -> ndarray:
-        return self.layer._running.var
+        return self.statistics.var
 
     @property
     def array_type(self) -> type:
@@ -75,8 +76,7 @@ class State:
         """sqrt(var + eps); with eps 0, 1 where rounding alone may be all the variance (Chan, Golub, LeVeque 1983)."""
         std: ndarray = np.sqrt(self.var + self.layer.eps)
         if self.layer.eps == 0:
-            self.follow()
-            n, mean, var = self.values, self.mean, self.var
+            n, mean, var = self.statistics.seen, self.mean, self.var
             np.copyto(std, 1, where=var <= n * EPSILON * var + (n * mean * EPSILON) ** 2)
         return std
 
@@ -105,35 +105,33 @@ class State:
         center = np.where(np.isfinite(low), beta - low, beta)
         return np.stack([center, self.var, std, scale, high])
 
-    @np.errstate(all="ignore")
-    def move(self, steps: list[Step], alike: bool, momentum: float | None, halflife: float | None) -> None:
-        """By a batch, or by the steps that it was cut into; alike: as the first one, all rows weighing the same."""
-        self.follow()
-        values = self.values + sum(step.values for step in steps)
-        stream, ddof = self.stream, self.layer.ddof
-        if self.kind == AVERAGE and momentum is not None and not alike:
-            stream.average(steps[0].moments, momentum, ddof)
-        elif self.kind == FADE and halflife is not None and not alike:
-            moving = stream if len(steps) == 1 else _copy(stream)  # several moves are seen all at once, or none
-            for step in steps:
-                moving.pool(step.moments, ddof, 2.0 ** (-step.rows / halflife), step.square)
-            _assign(stream, moving)
+    def begin(self, x: ndarray, weight: ndarray | None) -> None:
+        """From a whole table, whose rows all weigh the same."""
+        parts = tables.whole(x, weight)
+        tables.refuse_infinity_in(parts, x, weight)
+        self.statistics.begin(parts, len(x))
+        self.weighted = weight is not None
+
+    def move(self, x: ndarray, weight: ndarray | None) -> None:
+        """By one more batch of the stream: all at once, or after an error not at all."""
+        statistics, n = self.statistics, len(x)
+        if statistics.mode == FADE:
+            parts, seen, pairs, last = tables.faded(x, weight, float(statistics.halflife or 0), statistics.ddof)
+            values: tuple[Any, ...] = (parts, seen, pairs, last + float(statistics.rows + n))
         else:
-            stream.pool(steps[0].moments, ddof)
-            if self.kind == AVERAGE:
-                stream.weight[...] = stream.square[...] = stream.weight > 0
-        self.values = values
-        self.layer._running.batches += 1
+            values = (tables.whole(x, weight), None, None, None)
+        tables.refuse_infinity_unseen(x, weight)
+        try:
+            statistics.move(*values, rows=n, typical=float(n))
+        except FloatingPointError:  # an infinity, which is refused, or finite values whose variance is none
+            refuse_infinity(x)
+            statistics.move(*values, rows=n, typical=float(n), finite=False)
+        self.weighted |= weight is not None
 
     def merge(self, other: "State") -> None:
         """Values of another stream, on the same device, beside those of this one."""
-        self.follow()
-        other.follow()
-        values, weighted = self.values + other.values, self.weighted or other.weighted
-        batches = other.layer._running.batches
-        self.stream.pool(other.stream.moments(other.layer.ddof), self.layer.ddof, 1.0, other.stream.square.copy())
-        self.values, self.weighted = values, weighted
-        self.layer._running.batches += batches
+        self.statistics.merge(other.statistics)
+        self.weighted |= other.weighted
 
     def pull_back(self, x: ndarray, dy: ndarray) -> tuple[ndarray, ndarray | None, ndarray | None]:
         """dx, dgamma, dbeta, of which a value that is NaN, or of a feature never seen, has no part."""
@@ -148,34 +146,6 @@ class State:
             _, dgamma, dbeta = _pull_back(kept, np.where(missing, dy.dtype.type(0), dy), stats)
         return (dx, None, None) if self.parameters is None else (dx, dgamma, dbeta)
 
-    def follow(self) -> None:
-        """Go where the layer's arrays are, if it has been moved: all of it, or after an error none."""
-        running, stream = self.layer._running, self.stream
-        if stream.mean is not running.mean:
-            rest = [moved(a, type(running.mean)) for a in (stream.weight, stream.square, stream.low, self.values)]
-            stream.weight, stream.square, stream.low, self.values = rest
-            self._link()
-
-    def _link(self) -> None:
-        """Make layer and stream share their arrays."""
-        running, stream = self.layer._running, self.stream
-        stream.mean, stream.var = running.mean, running.var
-        if self.kind == POOL:
-            stream.weight = stream.square = running.seen
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """After joblib the arrays are not shared, and may be mapped to a file, to be read only."""
-        self.__dict__ |= state
-        for owner, names in (
-            (self.layer._running, ("mean", "var", "seen")),
-            (self.stream, ("weight", "square", "low")),
-        ):
-            for name in names:
-                if isinstance(array := getattr(owner, name), ndarray):
-                    setattr(owner, name, np.require(array, requirements=["C", "A", "W", "E"]))
-        self._link()
-        self.layer._settle()
-
 
 def _pull_back(x: ndarray, dy: ndarray, stats: ndarray) -> tuple[ndarray, ndarray, ndarray]:
     block, layout = view.channels(x, 1)
@@ -183,15 +153,3 @@ def _pull_back(x: ndarray, dy: ndarray, stats: ndarray) -> tuple[ndarray, ndarra
         view.like(dy, layout), block, stats, float(len(x)), None, 1.0, True, True, None
     )
     return view.restore(dx, layout), dgamma, dbeta
-
-
-def _copy(stream: Stream) -> Stream:
-    copied = Stream(stream.mean.copy(), stream.var.copy())
-    _assign(copied, stream)
-    return copied
-
-
-def _assign(to: Stream, stream: Stream) -> None:
-    if to is not stream:
-        for name in Stream.__slots__:
-            getattr(to, name)[...] = getattr(stream, name)

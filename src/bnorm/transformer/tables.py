@@ -16,21 +16,20 @@ from sklearn.utils.validation import _check_sample_weight
 
 from bnorm import checks
 from bnorm.kernels import BACKENDS, kernels_for, kind_of, moved, view
-from bnorm.moments import Moments
 
 WHO = "BatchNormTransformer"
 PIECE = 1 << 20  # bytes of a table that is copied or widened piece by piece: they stay in the cache
 ROWS = 1 << 16  # of a piece with weights of its own
-OLDEST = 500.0  # half-lives: what is older weighs as much as this, 2^-500, so that no weight underflows
+DEEP, SHALLOW = 1000.0, 300.0  # half-lives: see `faded`
 
 
-class Step(NamedTuple):
-    """Rows that the statistics move by."""
+class Faded(NamedTuple):
+    """Rows of a stream that fade by age, as `Statistics.move` takes them."""
 
-    moments: Moments
-    values: ndarray  # how much has been seen of each feature: its values, or the sum of their sample weights
-    square: ndarray | None = None  # sum of w f^2, as `Stream.pool` takes it
-    rows: int = 0
+    parts: ndarray  # of the values, each weighing what it does at the row that `last` tells
+    seen: ndarray  # how much has been seen of each feature: its values, or the sum of their sample weights
+    pairs: ndarray
+    last: ndarray  # rows from the end of the table back to the one that weighs fully, negative
 
 
 def sample_weights(sample_weight: Any, x: ndarray) -> ndarray:
@@ -71,30 +70,93 @@ def refuse_infinity(x: ndarray, among: ndarray | None = None) -> None:
             raise _infinite(x)
 
 
-def whole(x: ndarray, weight: ndarray | None) -> list[Step]:
-    """All rows as one step."""
-    parts = [_moments(x[rows], None if weight is None else weight[rows]) for rows in _dense_pieces(x)]
-    _refuse_infinity_seen(x, weight, parts)
-    m = Moments.merge(Moments.from_parts(p) for p in parts) if len(parts) > 1 else Moments.from_parts(parts[0])
-    return [Step(m, m.count)]
+def whole(x: ndarray, weight: ndarray | None) -> ndarray:
+    """Count, mean, m2 and low of each feature, (4, C), all rows weighing the same."""
+    pieces = _dense_pieces(x)
+    parts = [_moments(x[rows], None if weight is None else weight[rows]) for rows in pieces]
+    return parts[0] if len(parts) == 1 else _merged(parts)
 
 
-def faded(x: ndarray, weight: ndarray | None, halflife: float, ddof: int) -> list[Step]:
-    """Rows weighed by age, 1 for the last row of a step, in steps of few enough rows."""
+@np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore")
+def faded(x: ndarray, weight: ndarray | None, halflife: float, ddof: int) -> Faded:
+    """Rows weighed by age: half as much for each half-life before the last row.
+
+    Rows that are DEEP half-lives old weigh nothing beside younger ones. A feature without any value in the last SHALLOW
+    half-lives is taken by itself, its rows weighed by their age before its own last value: so no weight underflows.
+    """
     n = len(x)
-    size = min(n, ROWS, _dense_rows(x)) if type(x) is ndarray else n
-    fade = np.exp2(-np.minimum(np.arange(size - 1, -1, -1.0, like=x) / halflife, OLDEST))
-    first = n % size
-    slices = ([slice(0, first)] if first else []) + [slice(i, i + size) for i in range(first, n, size)]
-    parts, steps = [], []
-    for rows in slices:
-        f = fade[-(rows.stop - rows.start) :]
-        w = None if weight is None else weight[rows]
-        part, values, square = _faded(x[rows], w, f, ddof)
-        parts.append(part)
-        steps.append(Step(Moments.from_parts(part.copy()), values, square, len(f)))
-    _refuse_infinity_seen(x, weight, parts)
-    return steps
+    near = slice(n - int(min(n, DEEP * halflife + 1)), n)
+    age = np.arange(n - 1 - near.start, -1, -1.0, like=x)
+    f = np.exp2(-age / halflife)
+    w = f if weight is None else f * weight[near]
+    parts = _weighted(x[near], w)
+    seen = _seen(x, weight, parts, w, near.start)
+    last = np.zeros(seen.shape, like=seen)
+    pairs = _pairs(x[near], w, f, parts, seen) if ddof else np.zeros(seen.shape, like=seen)
+    lost = np.flatnonzero((parts[0] < 2.0**-SHALLOW) & (seen > 0))
+    for c in lost.tolist():
+        there = ~np.isnan(x[:, c]) if weight is None else ~np.isnan(x[:, c]) & (weight > 0)
+        end = int(np.flatnonzero(there)[-1]) + 1
+        one = faded(x[:end, c : c + 1], None if weight is None else weight[:end], halflife, ddof)
+        parts[:, c], pairs[c], last[c] = one.parts[:, 0], one.pairs[0], end - n
+    return Faded(parts, seen, pairs, last)
+
+
+def _weighted(x: ndarray, w: ndarray) -> ndarray:
+    """Moments of rows with weights of their own, a piece at a time."""
+    size = min(ROWS, _dense_rows(x)) if type(x) is ndarray else len(x)
+    parts = [_moments(x[rows], w[rows]) for rows in _pieces(x, size)]
+    return parts[0] if len(parts) == 1 else _merged(parts)
+
+
+def _merged(parts: list[ndarray]) -> ndarray:
+    merged: ndarray = BACKENDS[type(parts[0])].merge(parts)
+    return merged if type(merged) is not ndarray else merged.copy()
+
+
+def _seen(x: ndarray, weight: ndarray | None, parts: ndarray, w: ndarray, near: int) -> ndarray:
+    """How much there is of each feature before fading. Infinity in rows too old to weigh anything is refused here."""
+    if near == 0:
+        lowest, total, least = BACKENDS[type(w)].numbers(w.min(), w.sum(), parts[0].min())
+        if lowest > 1e-9 * total and least > total * (1 - 1e-10):  # no NaN, or the count would have lost that much
+            none = np.zeros(parts[0].shape, like=parts[0])
+            counts: ndarray = none + (len(x) if weight is None else weight.sum())
+            return counts
+    counted: Any = whole(x, weight)
+    if near:
+        refuse_infinity_in(counted, x, weight)
+    return counted[0]  # type: ignore[no-any-return]
+
+
+def _pairs(x: ndarray, w: ndarray, f: ndarray, parts: ndarray, seen: ndarray) -> ndarray:
+    """The square of the sum of all weights less the sum of their squares, of each feature.
+
+    A row of sample weight s stands for s values that have faded to f. Where one row outweighs the others by far, the
+    difference would cancel, and products of weights are added up instead.
+    """
+    count = parts[0]
+    pairs: ndarray = count * count - _weighted(x, w * f)[0]
+    for c in np.flatnonzero((np.abs(pairs) < 1e-3 * count * count) & (seen > 0)).tolist():
+        there = ~np.isnan(x[:, c])
+        mine, faded_to = w[there], f[there]
+        before = np.concatenate([mine[:1] * 0, np.cumsum(mine[:-1])])
+        pairs[c] = (2 * mine * before + mine * (mine - faded_to)).sum()
+    return pairs
+
+
+def refuse_infinity_in(parts: ndarray, x: ndarray, weight: ndarray | None) -> None:
+    """ValueError if x holds an infinity. It shows in the parts, as does the overflow of finite values, which passes."""
+    with np.errstate(all="ignore"):
+        shown = BACKENDS[type(x)].numbers(_dot(parts[1], parts[2]))
+    if not isfinite(shown[0]):
+        refuse_infinity(x)
+    refuse_infinity_unseen(x, weight)
+
+
+def refuse_infinity_unseen(x: ndarray, weight: ndarray | None) -> None:
+    """The same among rows of weight 0, which show nowhere."""
+    if weight is not None and not BACKENDS[type(x)].numbers(weight.all())[0]:
+        refuse_infinity(x, weight == 0)
 
 
 def mapped(x: ndarray, stats: ndarray, in_place: bool) -> ndarray:
@@ -154,28 +216,6 @@ def _moments(x: ndarray, weight: ndarray | None) -> ndarray:
     w = None if weight is None else view.weights(weight, layout)
     parts: ndarray = BACKENDS[type(x)].moments(block, w, True)
     return parts
-
-
-def _faded(x: ndarray, weight: ndarray | None, f: ndarray, ddof: int) -> tuple[Any, ndarray, ndarray | None]:
-    """Moments of rows that have faded to f; their weights before; with ddof the sum of w f^2."""
-    w = f if weight is None else weight * f
-    part = _moments(x, w)
-    lowest, total, least = BACKENDS[type(w)].numbers(w.min(), w.sum(), part[0].min())
-    if lowest > 1e-9 * total and least > total * (1 - 1e-10):  # no NaN, or the count would have lost that much
-        none = np.zeros(part[0].shape, like=part[0])
-        return part, none + (len(x) if weight is None else weight.sum()), none + _dot(w, f) if ddof else None
-    return part, _moments(x, weight)[0], _moments(x, w * f)[0] if ddof else None
-
-
-def _refuse_infinity_seen(x: ndarray, weight: ndarray | None, parts: list[Any]) -> None:
-    """Infinity shows in moments, as does the overflow of finite values, which passes; weight 0 hides it."""
-    with np.errstate(all="ignore"):
-        sums = [_dot(mean, m2) for _, mean, m2, _ in parts]
-    found = BACKENDS[type(x)].numbers(*sums, *(() if weight is None else (weight.all(),)))
-    if not all(map(isfinite, found)):
-        refuse_infinity(x)
-    elif weight is not None and not found[-1]:
-        refuse_infinity(x, weight == 0)
 
 
 def _dot(a: ndarray, b: ndarray) -> Any:

@@ -18,11 +18,13 @@ from .entries import (
     forward,
     grad_input,
     grad_moments,
+    merge,
     moments,
     move,
     normalize,
     rows_backward,
     rows_forward,
+    settle,
 )
 from .threads import get_num_threads, set_num_threads
 
@@ -40,6 +42,7 @@ __all__ = [
     "grad_input",
     "grad_moments",
     "memory",
+    "merge",
     "moments",
     "move",
     "normalize",
@@ -48,6 +51,7 @@ __all__ = [
     "rows_forward",
     "set_buffer_limit",
     "set_num_threads",
+    "settle",
     "simd_level",
     "simd_levels",
 ]

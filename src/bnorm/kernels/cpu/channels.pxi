@@ -198,19 +198,21 @@ cdef double unit_of(cnp.ndarray weight) noexcept:
 def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.ndarray mean=None,
             cnp.ndarray var=None, cnp.ndarray weight=None, double slope=1.0, tuple running=None,
             cnp.ndarray out=None):
-    """Batch norm: y, stats (mean, var, rstd, scale, shift by rows), values per channel, channels skipped."""
+    """Batch norm: y, stats (mean, var, rstd, scale, shift by rows), values per channel, and what `settle` takes as left.
+
+    running: the rule of the statistics that `settle` is to move by this batch; here "raise" tests them.
+    """
     if is_half(x):
-        y32, stats, count, skipped = forward(widened(x), gamma, beta, eps, mean, var, weight, slope, running)
-        return narrowed(y32, out), stats, count, skipped
+        y32, stats, count, left = forward(widened(x), gamma, beta, eps, mean, var, weight, slope, running)
+        return narrowed(y32, out), stats, count, left
     cdef Job job
     cdef cnp.ndarray y = result(x, out), stats_
-    cdef Running r
-    cdef bint moves = running is not None, raises = False
+    cdef Target target_
+    cdef bint raises = False
     cdef bint given = mean is not None
-    cdef Py_ssize_t left = 0
-    if moves:
-        take(&r, running)
-        raises = r.raises
+    if running is not None:
+        take(&target_, running)
+        raises = target_.raises
     view(&job, x, not given)
     target(&job, y)
     cdef Py_ssize_t C = job.channels, c
@@ -246,15 +248,14 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
                 loops.merge_moments(&job, 0, C)
                 between_forward(&job, 0, C)
         if raises:
-            move_all(&r, job.stats, job.stats + C, &job.count, 0, C, True)
+            assume(&target_, job.count)
+            refuse(move_by_stats(&target_, job.stats, job.count, job.outer * job.inner, C, True), C)
         if not job.fused:
             with nogil:
                 run(loops.map[job.kind], &job, True)
-        if moves:
-            left = move_all(&r, job.stats, job.stats + C, &job.count, 0, C, False)
     finally:
         free(memory)
-    return y, stats_, job.count, left
+    return y, stats_, job.count, 0
 
 
 def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp.ndarray weight=None,

@@ -1,6 +1,6 @@
 from collections.abc import Iterable
 
-from ..reference import Array, Running
+from ..reference import Array, Rule
 
 def use(capsule: object) -> None: ...
 def processor_level() -> int: ...
@@ -21,7 +21,20 @@ def grad_input(
 ) -> Array: ...
 def apart(a: Array, others: Iterable[object]) -> bool: ...
 def add(total: Array, part: Array) -> None: ...
-def move(running: Running, count: Array, mean: Array, var: Array) -> int: ...
+def merge(sets: list[Array]) -> Array: ...
+def move(
+    rule: Rule,
+    parts: Array,
+    seen: Array | None = None,
+    pairs: Array | None = None,
+    last: Array | None = None,
+    rows: int = 0,
+    batches: int = 1,
+    typical: float = 0.0,
+    skipped: bool = False,
+    replace: bool = False,
+) -> int: ...
+def settle(rule: Rule, stats: Array, count: float, size: int, left: int = 0) -> int: ...
 def forward(
     x: Array,
     gamma: Array | None,
@@ -31,7 +44,7 @@ def forward(
     var: Array | None = None,
     weight: Array | None = None,
     slope: float = 1.0,
-    running: Running | None = None,
+    running: Rule | None = None,
     out: Array | None = None,
 ) -> tuple[Array, Array, float, int]: ...
 def backward(

@@ -10,7 +10,7 @@ import numpy as np
 cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cython.parallel cimport prange
-from libc.math cimport frexp, ldexp
+from libc.math cimport INFINITY, NAN, expm1, frexp, ldexp
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
@@ -19,9 +19,20 @@ from bnorm.kernels.cpu.jobs cimport FIRST, LANES, STRIPE, TILE, WIDE, Activation
 from bnorm.kernels.cpu.threads cimport threads_for
 
 cdef extern from "formulas.h" nogil:
-    double bn_variance(double, double, double)
-    double bn_ema(double, double, double)
-    void bn_pool(double*, double*, double*, double, double, double, double)
+    enum:
+        BN_AVERAGE
+        BN_POOL
+        BN_FADE
+    ctypedef struct bn_rule:
+        int mode
+        double momentum, halflife, ddof
+        bint whole
+    ctypedef struct bn_statistics:
+        double mean, low, var, seen, weight, pairs, last
+    ctypedef struct bn_batch:
+        double count, mean, m2, low, seen, pairs, last
+    bn_statistics bn_move(bn_statistics, bn_batch, bn_rule)
+    void bn_merge(double*, double*, double*, double*, double, double, double, double)
     bint bn_finite(double)
     int bn_act_kind(double)
 
@@ -47,6 +58,6 @@ def processor_level():
 
 include "plan.pxi"
 include "arrays.pxi"
-include "running.pxi"
+include "statistics.pxi"
 include "channels.pxi"
 include "rows.pxi"

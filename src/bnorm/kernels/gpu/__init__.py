@@ -26,12 +26,11 @@ from .channels import (
     grad_input,
     grad_moments,
     moments,
-    move,
     normalize,
 )
 from .launching import available, namespace
-from .left import LeftAlone
 from .rows import rows_backward, rows_forward
+from .statistics import LeftAlone, merge, move, settle
 
 __all__ = [
     "FLOATS",
@@ -49,12 +48,14 @@ __all__ = [
     "grad_input",
     "grad_moments",
     "memory",
+    "merge",
     "moments",
     "move",
     "normalize",
     "numbers",
     "rows_backward",
     "rows_forward",
+    "settle",
 ]
 
 FLOATS = tuple(plans.NAMES)

@@ -6,7 +6,6 @@
 //     sums               sums of dy and dy (x - mean); their end is the coefficients of a backward
 //     finish_gradients   sums -> coefficients, where something stood between
 //     gradient           dx = a (dy + w (b (x - mean) + c))
-//     move               running statistics by statistics that are known
 //
 // <T, V, K, BX, BY, ...>: elements of type T are read V at a time; a thread has K channels, V side by side or one; a
 // block is BX of these wide and BY high. KIND is the activation. A MODE WITH_MAP does the map too, in the same launch.
@@ -27,20 +26,18 @@ BN_DEV void set_running(const Job& job, void* values, i64 c, double v) {
 
 // Move the running statistics of channel c by a batch, as job.nonfinite says; job.left tells what was left alone.
 BN_DEV void move_channel(const Job& job, i64 c, double count, double batch_mean, double m2) {
-  double mean = running_at(job, job.running_mean, c), var = running_at(job, job.running_var, c), seen = 0.0;
-  if (job.seen) {
-    seen = job.seen[c];
-    bn_pool(&mean, &var, &seen, count, batch_mean, m2, job.ddof);
-  } else {
-    mean = bn_ema(mean, batch_mean, job.momentum);
-    var = bn_ema(var, bn_variance(m2, count, job.ddof), job.momentum);
-  }
-  const bool finite = count == 0.0 || (holds(job, mean) && holds(job, var));
+  const double seen = job.seen ? job.seen[c] : 0.0;
+  const double mean = running_at(job, job.running_mean, c), var = running_at(job, job.running_var, c);
+  const bn_rule rule = {job.seen ? BN_POOL : BN_AVERAGE, job.momentum, 1.0, job.ddof, 0};
+  const bn_batch batch = {count, batch_mean, m2, 0.0, count, 0.0, 0.0};
+  bn_statistics s = {mean, 0.0, var, seen, job.seen ? seen : 1.0 / 0.0, 0.0, 0.0};
+  s = bn_move(s, batch, rule);
+  const bool finite = count == 0.0 || (holds(job, s.mean) && holds(job, s.var));
   if (job.left) job.left[c] = !finite;
   if (count == 0.0 || job.nonfinite == TEST || (!finite && job.nonfinite == SKIP)) return;
-  set_running(job, job.running_mean, c, mean);
-  set_running(job, job.running_var, c, var);
-  if (job.seen) job.seen[c] = seen;
+  set_running(job, job.running_mean, c, s.mean);
+  set_running(job, job.running_var, c, s.var);
+  if (job.seen) job.seen[c] = s.seen;
 }
 
 BN_DEV void write_stats(const Job& job, i64 c, double mean, double var, double count) {
@@ -331,11 +328,4 @@ __global__ void __launch_bounds__(256) finish_gradients(Job job) {
 template <class T, int V, int K, int BX, int BY, int MODE, int KIND>
 __global__ void __launch_bounds__(BX* BY, (Resident<BX * BY, K, SUMS_ONLY>::blocks)) gradient(Job job) {
   map_backward<T, V, K, BX, BY, MODE, KIND>(job, blockIdx.x, part_of_map(job), nullptr);
-}
-
-__global__ void __launch_bounds__(256) move(Job job) {
-  const i64 c = (i64)blockIdx.x * 256 + threadIdx.x;
-  if (c >= job.channels) return;
-  const double count = job.parts[c];
-  move_channel(job, c, count, job.mean[c], job.var[c] * count);
 }

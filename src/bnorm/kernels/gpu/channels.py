@@ -7,10 +7,9 @@ import numpy as np
 from . import plans
 from .calls import Call
 from .jobs import JOB, PROPAGATE, SKIP, TEST, kind_of
-from .left import LeftAlone, refuse
+from .statistics import POOL, LeftAlone, Rule, in_passing, refuse
 
 Array = Any  # cupy.ndarray
-Running = tuple[Array, Array, float, Array | None, int, str]
 FLOAT64, INT32 = np.dtype("float64"), np.dtype("int32")
 
 # What each call gives its kernels. The names are those of the struct Job, in its order.
@@ -20,10 +19,6 @@ NORMALIZE = JOB.packer("x", "y", "stats", "infinite", "slope")
 GRAD_MOMENTS = JOB.packer("x", "dy", "stats", "sums", "partial", "tickets", "slope")
 FINISH_GRADIENTS = JOB.packer("stats", "sums", "coefficients", "counts", "count_step", "count")
 GRAD_INPUT = JOB.packer("x", "dy", "y", "weight", "stats", "coefficients", "slope")
-MOVE = JOB.packer(
-    *("mean", "var", "parts", "running_mean", "running_var", "seen", "left", "wide_running", "nonfinite"),
-    *("momentum", "ddof"),
-)
 INFERENCE = JOB.packer("x", "y", "gamma", "beta", "mean", "var", "stats", "slope", "eps", "count")
 FORWARD = JOB.packer("x", "y", "weight", "gamma", "beta", "stats", "counts", "partial", "tickets", "slope", "eps")
 TRAINING = JOB.packer(
@@ -125,32 +120,13 @@ def add(total: Array, part: Array) -> None:
     total += part
 
 
-def rule_of(call: Call, running: Running, left: Array, test: bool) -> tuple[tuple[int, ...], tuple[float, float]]:
+def rule_of(call: Call, rule: Rule, left: Array, test: bool = False) -> tuple[tuple[int, ...], tuple[float, float]]:
     """The running statistics that are to be moved, or only tested, as jobs have them."""
-    mean, var, momentum, seen, ddof, nonfinite = running
+    mode, mean, var, seen, nonfinite = rule[0], rule[1], rule[2], rule[4], rule[-1]
     code = TEST if test else PROPAGATE if nonfinite == "propagate" else SKIP
     address = call.device.address
-    places = address(mean), address(var), address(seen), address(left)
-    return (*places, mean.dtype == FLOAT64, code), (momentum, ddof)
-
-
-def move(running: Running, count: Array, mean: Array, var: Array) -> Any:
-    """Move running statistics by a batch of so many values per channel, as `forward` does; channels left alone."""
-    call = Call(mean.reshape(1, -1), None, writes=False)
-    plan = plans.per_channel("move", call.channels)
-    address = call.device.address
-    places = address(mean), address(var), address(count)
-    left = call.device.empty((call.channels,), INT32)
-
-    def go(test: bool) -> None:
-        where, numbers = rule_of(call, running, left, test)
-        call.run(plan, MOVE(*places, *where, *numbers))
-
-    if running[5] == "raise":
-        go(True)
-        refuse(left)
-    go(False)
-    return 0 if running[5] == "propagate" or not call.channels else LeftAlone(left)
+    places = address(mean), address(var), address(seen) if mode == POOL else 0, address(left)
+    return (*places, mean.dtype == FLOAT64, code), (rule[9], rule[11])
 
 
 def forward(
@@ -162,7 +138,7 @@ def forward(
     var: Array | None = None,
     weight: Array | None = None,
     slope: float = 1.0,
-    running: Running | None = None,
+    running: Rule | None = None,
     out: Array | None = None,
 ) -> tuple[Array, Array, Any, Any]:
     """Batch normalization: y, stats, count, skipped. stats is float64 (5, C): mean, var, rstd, scale, shift.
@@ -185,18 +161,20 @@ def forward(
         count = counts = device.zeros((), FLOAT64)
     plan = plans.reduction("moments", *call.size, weight is not None, "normalize", kind, limits)
     of = call.at, call.result_at, address(weight), *places, address(stats), address(counts), *call.workspace(plan)
-    if running is None:
+    if running is None or not in_passing(running):
         call.run(plan, FORWARD(*of, slope, eps))
         return call.result, stats, count, 0
+    if running[0] == POOL and running[8][3]:  # a saved state lost the counts: its batches were as large as this one
+        running[4][...] += float(running[8][3]) * count
     left = device.empty((call.channels,), INT32)
-    if running[5] == "raise":
-        where, numbers = rule_of(call, running, left, True)
+    if running[-1] == "raise":
+        where, numbers = rule_of(call, running, left, test=True)
         test = plans.reduction("moments", *call.size, weight is not None, "", kind, limits)
         call.run(test, TRAINING(*of, *where, slope, eps, *numbers))
-        refuse(left)
-    where, numbers = rule_of(call, running, left, False)
+        refuse(LeftAlone(left), lambda: None)
+    where, numbers = rule_of(call, running, left)
     call.run(plan, TRAINING(*of, *where, slope, eps, *numbers))
-    return call.result, stats, count, LeftAlone(left) if running[5] == "skip" else 0
+    return call.result, stats, count, LeftAlone(left) if running[-1] == "skip" else 0
 
 
 def backward(

@@ -257,12 +257,12 @@ def map_launch(
 
 @lru_cache(maxsize=1024)
 def per_channel(name: str, channels: int) -> Plan:
-    """A kernel of one thread per channel: "finish_stats", "finish_gradients" or "move"."""
+    """A kernel of one thread per channel: "finish_stats" or "finish_gradients"."""
     geometry = JOB.place(channels=channels)
     return Plan((Launch("channels", name, (cdiv(channels, THREADS), 1), (THREADS,), 0, geometry),), 0, 0)
 
 
-PER_CHANNEL = ("finish_stats", "finish_gradients", "move")
+PER_CHANNEL = ("finish_stats", "finish_gradients")
 
 
 def channel_kernels(dtype: str, kinds: tuple[int, ...] = (0, 1, 2)) -> list[str]:

@@ -1,0 +1,292 @@
+# Sets of values described by their parts, merged; and statistics that move over time, by the rules of formulas.h.
+
+ctypedef struct Target:
+    # The arrays and the rule of a `bnorm.running.Statistics`. The arrays belong to the tuple that they came in.
+    void* mean
+    void* var
+    double* low         # NULL: what a mean rounds off is not kept
+    double* seen
+    double* weight      # NULL: the average is settled, or seen is the weight
+    double* pairs       # NULL where nothing fades
+    double* last
+    cnp.int64_t* counters   # batches, those in which a channel was left alone, rows, and batches that `seen` lacks
+    double uncounted        # values of those, in each channel
+    bint single         # mean and var are float32
+    bn_rule rule
+    bint raises, propagates, replaces
+
+
+cdef int take(Target* target, tuple rule) except -1:
+    """What `bnorm.running.Statistics.rule` holds."""
+    cdef str nonfinite = rule[13]
+    target.rule.mode = rule[0]
+    target.mean = written(rule[1])
+    target.var = written(rule[2])
+    target.low = <double*>written(rule[3])
+    target.seen = <double*>written(rule[4])
+    target.weight = <double*>written(rule[5])
+    target.pairs = <double*>written(rule[6])
+    target.last = <double*>written(rule[7])
+    target.counters = <cnp.int64_t*>written(rule[8])
+    target.rule.momentum = rule[9]
+    target.rule.halflife = rule[10]
+    target.rule.ddof = rule[11]
+    target.rule.whole = rule[12]
+    target.single = cnp.PyArray_TYPE(rule[1]) == cnp.NPY_FLOAT
+    target.raises = nonfinite == "raise"
+    target.propagates = nonfinite == "propagate"
+    target.replaces = False
+    target.uncounted = 0.0
+    return 0
+
+
+cdef inline bint counts(const Target* target) noexcept nogil:
+    """Whether `seen` has a meaning: the average of a layer does without."""
+    return target.rule.mode != BN_AVERAGE or target.weight != NULL
+
+
+cdef inline void assume(Target* target, double count) noexcept nogil:
+    """Where values are pooled after batches that nobody counted, these are taken to have been as large as this one."""
+    if (target.rule.mode == BN_POOL or target.replaces) and target.counters[3] > 0 and count > 0.0:
+        target.uncounted = target.counters[3] * count
+
+
+cdef inline void counted(Target* target, Py_ssize_t batches, Py_ssize_t rows, bint skipped) noexcept nogil:
+    target.counters[0] += batches
+    target.counters[1] += skipped
+    target.counters[2] += rows
+    if counts(target) or target.replaces:
+        target.counters[3] = 0
+    else:
+        target.counters[3] += batches
+
+
+cdef void* written(cnp.ndarray a) except? NULL:
+    """The memory of an array that is written to, or NULL. However it came here, it has to be fit for that."""
+    if a is None:
+        return NULL
+    if not cnp.PyArray_ISCARRAY(a):
+        raise ValueError("statistics: expected writeable, aligned and contiguous memory, got an array without")
+    return cnp.PyArray_DATA(a)
+
+
+cdef inline bn_statistics statistics_of(const Target* target, Py_ssize_t c) noexcept nogil:
+    cdef bn_statistics s
+    s.mean = (<float*>target.mean)[c] if target.single else (<double*>target.mean)[c]
+    s.var = (<float*>target.var)[c] if target.single else (<double*>target.var)[c]
+    s.low = 0.0 if target.low == NULL else target.low[c]
+    s.seen = target.seen[c] + target.uncounted
+    s.weight = target.weight[c] if target.weight != NULL else s.seen if target.rule.mode == BN_POOL else INFINITY
+    s.pairs = 0.0 if target.pairs == NULL else target.pairs[c]
+    s.last = 0.0 if target.last == NULL else target.last[c]
+    return s
+
+
+cdef inline void put(const Target* target, Py_ssize_t c, const bn_statistics* s) noexcept nogil:
+    if target.single:
+        (<float*>target.mean)[c] = <float>s.mean
+        (<float*>target.var)[c] = <float>s.var
+    else:
+        (<double*>target.mean)[c] = s.mean
+        (<double*>target.var)[c] = s.var
+    target.seen[c] = s.seen
+    if target.low != NULL:
+        target.low[c] = s.low
+    if target.weight != NULL:
+        target.weight[c] = s.weight
+    if target.pairs != NULL:
+        target.pairs[c] = s.pairs
+        target.last[c] = s.last
+
+
+cdef bint move_channel(const Target* target, Py_ssize_t c, bn_batch b, bint test) noexcept nogil:
+    """Move channel c, unless it is a test or the result would not be finite. Returns whether it is finite."""
+    cdef bn_statistics s = statistics_of(target, c)
+    cdef bn_rule rule = target.rule
+    cdef bint finite
+    if target.replaces:
+        rule.mode = BN_POOL
+        s.weight = s.seen = s.pairs = 0.0
+        s.last = b.last
+    elif not counts(target):
+        b.seen = 0.0
+    s = bn_move(s, b, rule)
+    if target.replaces and target.rule.mode == BN_AVERAGE:
+        s.weight = INFINITY
+    if target.single:    # what float32 cannot hold is not finite there
+        finite = bn_finite(<float>s.mean) and bn_finite(<float>s.var)
+    else:
+        finite = bn_finite(s.mean) and bn_finite(s.var)
+    if test:
+        return finite
+    if finite or target.propagates:
+        put(target, c, &s)
+    else:
+        target.seen[c] += target.uncounted
+    return finite
+
+
+cdef inline void pass_by(const Target* target, Py_ssize_t c) noexcept nogil:
+    """A channel without values in a batch: in an average it fades with the others."""
+    target.seen[c] += target.uncounted
+    if target.rule.mode == BN_AVERAGE and target.weight != NULL and not target.replaces:
+        target.weight[c] *= 1.0 - target.rule.momentum
+
+
+cdef void refuse(Py_ssize_t bad, Py_ssize_t n) except *:
+    if bad:
+        raise FloatingPointError(f"the batch mean or variance of {bad} of {n} channels is not finite")
+
+
+cdef inline bn_batch batch_of(
+    const Target* target, const double* stats, double count, Py_ssize_t rows, Py_ssize_t c, Py_ssize_t n
+) noexcept nogil:
+    """Channel c of a layer's batch. Where values fade by age, its rows count as if they stood in random order."""
+    cdef bn_batch b
+    cdef double half = 0.6931471805599453 / target.rule.halflife, share, square
+    b.count = b.seen = count
+    b.mean = stats[c]
+    b.m2 = stats[n + c] * count
+    b.low = b.pairs = b.last = 0.0
+    if target.rule.mode == BN_FADE:
+        share = expm1(-half * rows) / expm1(-half) / rows
+        square = expm1(-2 * half * rows) / expm1(-2 * half) / rows
+        b.count *= share
+        b.m2 *= share
+        b.pairs = b.count * b.count - count * square
+        b.last = <double>(target.counters[2] + rows)
+    return b
+
+
+cdef Py_ssize_t move_by_stats(
+    const Target* target, const double* stats, double count, Py_ssize_t rows, Py_ssize_t n, bint test
+) noexcept nogil:
+    """By the statistics of a batch, `stats` as forward makes them; the channels that are, or would be, left alone."""
+    cdef Py_ssize_t c, bad = 0
+    if count > 0.0:
+        for c in range(n):
+            bad += not move_channel(target, c, batch_of(target, stats, count, rows, c, n), test)
+    return 0 if target.propagates else bad
+
+
+def settle(tuple rule not None, cnp.ndarray stats not None, double count, Py_ssize_t size, int left=0):
+    """Move statistics by the batch of a forward, and count it: all of it, as no signal is looked at in between.
+
+    size: of x, the array of values. stats, count, left: what `forward` returned. Returns the number of channels that were
+    left alone, being not finite. A batch without values is none.
+    """
+    cdef Target target
+    cdef Py_ssize_t bad, rows, n = cnp.PyArray_DIM(stats, 1)
+    if not count > 0.0:
+        return 0
+    take(&target, rule)
+    assume(&target, count)
+    rows = size // n
+    bad = move_by_stats(&target, <const double*>data(stats), count, rows, n, False)
+    counted(&target, 1, rows, bad > 0)
+    return bad
+
+
+def move(tuple rule not None, cnp.ndarray parts not None, cnp.ndarray seen=None, cnp.ndarray pairs=None, cnp.ndarray last=None,
+         Py_ssize_t rows=0, Py_ssize_t batches=1, double typical=0.0, bint skipped=False, bint replace=False):
+    """Move statistics by a batch known by its parts, and count it; returns the number of channels left alone.
+
+    seen, pairs, last: of rows that fade, as `bn_batch` has them; seen is the count where it is not given. typical: values
+    of a batch, if some were never counted. skipped: some of the batch left channels alone before. replace: in place of
+    what stood there.
+    """
+    cdef Target target
+    cdef Py_ssize_t c, n = cnp.PyArray_DIM(parts, 1), bad = 0, attempt
+    cdef const double* p = <const double*>data(parts)
+    cdef bn_batch b
+    take(&target, rule)
+    target.replaces = replace
+    assume(&target, typical)
+    for attempt in range(0 if target.raises else 1, 2):
+        for c in range(n):
+            b.count = b.seen = p[c]
+            b.mean = p[n + c]
+            b.m2 = p[2 * n + c]
+            b.low = p[3 * n + c]
+            b.pairs = b.last = 0.0
+            if seen is not None:
+                b.seen = (<const double*>data(seen))[c]
+            if target.rule.mode == BN_FADE:
+                b.pairs = (<const double*>data(pairs))[c]
+                b.last = (<const double*>data(last))[c]
+            if b.count > 0.0:
+                bad += not move_channel(&target, c, b, attempt == 0)
+            elif attempt:
+                pass_by(&target, c)
+        if attempt == 0:
+            refuse(bad, n)
+    bad = 0 if target.propagates else bad
+    counted(&target, batches, rows, bad > 0 or skipped)
+    return bad
+
+
+def merge(list sets not None):
+    """Sets of values, each the parts (4, C) of some, as one: read-only, and the mean of a channel without values NaN.
+
+    Neighbours are merged in pairs, then pairs of pairs: rounding grows with the logarithm of their number only.
+    """
+    cdef Py_ssize_t items = len(sets), n = cnp.PyArray_DIM(sets[0], 1), size = 4 * n, depth = 0, i, c, bits
+    cdef cnp.npy_intp[2] shape
+    cdef cnp.ndarray merged
+    cdef double* a
+    cdef double* b
+    cdef double* memory
+    shape[0] = 4
+    shape[1] = n
+    merged = cnp.PyArray_EMPTY(2, shape, cnp.NPY_DOUBLE, 0)
+    memory = <double*>scratch(<size_t>(bit_length(items) + 1) * size * sizeof(double))
+    try:
+        for i in range(items):      # a counter in binary: where a bit is carried, two sets of equal age are merged
+            b = memory + depth * size
+            memcpy(b, data(sets[i]), size * sizeof(double))
+            depth += 1
+            bits = i
+            while bits & 1:
+                depth -= 1
+                merge_two(memory + (depth - 1) * size, memory + depth * size, n)
+                bits >>= 1
+        while depth > 1:
+            depth -= 1
+            merge_two(memory + (depth - 1) * size, memory + depth * size, n)
+        memcpy(data(merged), memory, size * sizeof(double))
+    finally:
+        free(memory)
+    a = <double*>data(merged)
+    for c in range(n):
+        if a[c] == 0.0:
+            a[n + c] = NAN
+            a[2 * n + c] = a[3 * n + c] = 0.0
+    cnp.PyArray_CLEARFLAGS(merged, cnp.NPY_ARRAY_WRITEABLE)
+    return merged
+
+
+cdef Py_ssize_t bit_length(Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t bits = 0
+    while n:
+        bits += 1
+        n >>= 1
+    return bits
+
+
+cdef void merge_two(double* a, const double* b, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t c
+    cdef double count, mean, m2, low
+    for c in range(n):
+        if b[c] == 0.0:
+            continue
+        count = a[c]
+        mean = low = m2 = 0.0
+        if count != 0.0:
+            mean = a[n + c]
+            m2 = a[2 * n + c]
+            low = a[3 * n + c]
+        bn_merge(&count, &mean, &m2, &low, b[c], b[n + c], b[2 * n + c], b[3 * n + c])
+        a[c] = count
+        a[n + c] = mean + low if bn_finite(low) else mean
+        a[2 * n + c] = m2
+        a[3 * n + c] = (mean - a[n + c]) + low if bn_finite(low) else 0.0

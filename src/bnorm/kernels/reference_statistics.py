@@ -1,0 +1,177 @@
+"""How statistics move, in plain NumPy: the part of `reference.py` that knows no large array."""
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Rule = tuple[Any, ...]  # of a bnorm.running.Statistics
+AVERAGE, POOL, FADE = range(3)
+NAMES = ("mean", "var", "low", "seen", "weight", "pairs", "last")  # of the arrays of a rule, from its second place on
+
+
+@np.errstate(all="ignore")
+def settle(rule: Rule, stats: Array, count: float, size: int, left: int = 0) -> int:
+    """Move statistics by the batch of a forward, and count it; returns the channels left alone, as not finite.
+
+    rule is that of a `bnorm.running.Statistics`; size is that of x, and the others are what `forward` returned. A batch
+    without values is none. Where values fade by age, its rows count as if they stood in random order.
+    """
+    if not count > 0:
+        return 0
+    rows = size // stats.shape[1]
+    return _move(rule, *_batch_of(rule, stats, count, rows), rows=rows, typical=count)
+
+
+@np.errstate(all="ignore")
+def move(
+    rule: Rule,
+    parts: Array,
+    seen: Array | None = None,
+    pairs: Array | None = None,
+    last: Array | None = None,
+    rows: int = 0,
+    batches: int = 1,
+    typical: float = 0.0,
+    skipped: bool = False,
+    replace: bool = False,
+) -> int:
+    """Move statistics by a batch known by its parts, and count it; returns the number of channels left alone.
+
+    seen, pairs, last: of rows that fade, as formulas.h has them. typical: values of a batch, if some were never
+    counted. skipped: some of the batch left channels alone before. replace: in place of what stood there.
+    """
+    return _move(rule, parts, seen, pairs, last, rows, batches, typical, skipped, replace)
+
+
+@np.errstate(all="ignore")
+def merge(sets: list[Array]) -> Array:
+    """Sets of values, each the parts (4, C) of some, as one, read-only; the mean of a channel without values is NaN."""
+    parts = np.stack(sets).astype(np.longdouble)
+    parts[:, 1:] = np.where(parts[:, :1] == 0, 0, parts[:, 1:])
+    count, mean = parts[:, 0].sum(0), parts[:, 1] + parts[:, 3]
+    share = parts[:, 0] / np.where(count == 0, 1, count)
+    center = (share * mean).sum(0)
+    m2 = (parts[:, 2] + np.where(parts[:, 0] == 0, 0, parts[:, 0] * (mean - center) ** 2)).sum(0)
+    high = np.where(count == 0, np.nan, _narrow(center))
+    low = np.where(np.isfinite(high), center - high, 0)
+    merged = np.stack([_narrow(row) for row in (count, high, m2, low)])
+    merged.flags.writeable = False
+    return merged
+
+
+def _batch_of(rule: Rule, stats: Array, count: float, rows: int) -> tuple[Array, Array, Array, Array]:
+    """parts, seen, pairs and last of a batch of a layer."""
+    n = np.full(stats.shape[1], count)
+    square = n
+    seen, last = n, n * 0 + rule[8][2] + rows
+    if rule[0] == FADE:
+        fade = 0.5 ** (np.arange(rows) / rule[10])
+        square, n = n * (fade**2).mean(), n * fade.mean()
+    return np.stack([n, stats[0], stats[1] * n, 0 * n]), seen, n**2 - square, last
+
+
+def _move(
+    rule: Rule,
+    parts: Array,
+    seen: Array | None,
+    pairs: Array | None,
+    last: Array | None,
+    rows: int = 0,
+    batches: int = 1,
+    typical: float = 0.0,
+    skipped: bool = False,
+    replace: bool = False,
+) -> int:
+    """Move the statistics, in place, by a batch; the number of channels left alone.
+
+    nonfinite, the last of the rule, says what to do with a channel whose new statistics are not finite in the type of
+    the arrays. "skip" leaves it alone, "raise" raises before anything changes, "propagate" lets it in. A channel
+    without values stays as it is, but for its weight in an average.
+    """
+    mode, mean, var, low, seen_, weight, pairs_, last_, counters, momentum, halflife, ddof, whole, nonfinite = rule
+    count = parts[0]
+    counts = mode != AVERAGE or weight is not None
+    uncounted = counters[3] * typical if mode == POOL or replace else 0.0
+    before = _state(rule, uncounted)
+    if replace:
+        before = {name: np.zeros_like(values) for name, values in before.items()}
+    batch = dict(zip(("count", "mean", "m2", "low"), parts, strict=True))
+    batch |= {"pairs": 0 * count if pairs is None else pairs, "last": 0 * count if last is None else last}
+    how = {AVERAGE: _average, POOL: _pool, FADE: _fade}[POOL if replace else mode]
+    after = how(before, batch, momentum, halflife, lambda n, p: _divisor(n, p, mode == FADE, ddof, whole))
+    after["seen"] = before["seen"] + (count if seen is None else seen) * (counts or replace)
+    if replace:
+        after["weight"] = np.full_like(count, np.inf) if mode == AVERAGE else count
+        after["last"] = batch["last"]
+    fits = np.isfinite(after["mean"].astype(mean.dtype)) & np.isfinite(after["var"].astype(var.dtype)) | (count == 0)
+    if nonfinite == "raise" and not fits.all():
+        raise FloatingPointError(f"{(~fits).sum()} of {fits.size} channels have a mean or variance not finite")
+    kept = fits if nonfinite != "propagate" else np.full_like(fits, True)
+    seen_ += uncounted
+    if mode == AVERAGE and weight is not None and not replace:
+        weight[count == 0] *= 1 - momentum
+    for name, values in zip(NAMES, (mean, var, low, seen_, weight, pairs_, last_), strict=True):
+        if values is not None:
+            values[kept & (count > 0)] = after[name][kept & (count > 0)]
+    left = int((~kept).sum())
+    counters[:3] += [batches, left > 0 or skipped, rows]
+    counters[3] = 0 if counts or replace else counters[3] + batches
+    return left
+
+
+def _state(rule: Rule, uncounted: float) -> dict[str, Array]:
+    """The statistics of each channel in float64, by name."""
+    seen = rule[4] + uncounted
+    nothing = np.zeros_like(seen)
+    weight = seen if rule[0] == POOL else nothing + np.inf
+    absent = {"low": nothing, "weight": weight, "pairs": nothing, "last": nothing}
+    given = {name: a.astype(np.float64) for name, a in zip(NAMES, rule[1:8], strict=True) if a is not None}
+    return absent | given | {"seen": seen}
+
+
+def _divisor(weight: Array, pairs: Array, fades: bool, ddof: float, whole: bool) -> Array:
+    """What m2 is divided by; 0 where ddof leaves nothing."""
+    left = weight if ddof == 0 else pairs / weight if fades else weight - ddof
+    return np.where(left > 0, left, weight if whole else 0)
+
+
+def _average(s: Any, b: Any, momentum: float, halflife: float, divisor: Any) -> dict[str, Array]:
+    """Batches weigh 1, 1 - momentum, (1 - momentum)^2 ... from the newest on; the sum is infinite when settled."""
+    faded = np.where(np.isinf(s["weight"]), np.inf, s["weight"] * (1 - momentum))
+    share = np.where(np.isinf(faded), momentum, 1 / (faded + 1))
+    by = divisor(b["count"], 0.0)
+    var = np.where(by > 0, b["m2"] / by, np.nan)
+    averaged = {"mean": s["mean"] + share * (b["mean"] - s["mean"]), "var": s["var"] + share * (var - s["var"])}
+    averaged |= {"low": 0 * share, "weight": faded + 1}
+    first = {"mean": b["mean"], "var": var, "low": b["low"], "weight": faded + 1}
+    new: dict[str, Array] = s | {name: np.where(faded == 0, first[name], averaged[name]) for name in first}
+    return new
+
+
+def _pool(s: Any, b: Any, momentum: float, halflife: float, divisor: Any) -> dict[str, Array]:
+    """Sums of squares about the common mean."""
+    n, first = s["weight"], s["weight"] == 0
+    total = n + b["count"]
+    mean = np.where(first, b["mean"], s["mean"]).astype(np.longdouble) + np.where(first, b["low"], s["low"])
+    delta = b["mean"] + b["low"].astype(np.longdouble) - mean
+    m2 = np.where(first, 0, s["var"] * divisor(n, s["pairs"])) + b["m2"] + delta**2 * (n * b["count"] / total)
+    pairs = s["pairs"] + b["pairs"] + 2 * n * b["count"]
+    mean = mean + delta * (b["count"] / total)
+    by = divisor(total, pairs)
+    high, var = _narrow(mean), np.where(by > 0, m2 / by, s["var"])
+    new: dict[str, Array] = s | {"mean": high, "low": _narrow(mean - high), "var": var, "weight": total, "pairs": pairs}
+    return new
+
+
+def _fade(s: Any, b: Any, momentum: float, halflife: float, divisor: Any) -> dict[str, Array]:
+    """Both as they weigh at the row of the younger."""
+    new = np.where(s["weight"] == 0, b["last"], np.maximum(s["last"], b["last"]))
+    f, g = (0.5 ** ((new - where["last"]) / halflife) for where in (s, b))
+    s = s | {"weight": s["weight"] * f, "pairs": s["pairs"] * f**2, "last": new}
+    b = b | {"count": b["count"] * g, "m2": b["m2"] * g, "pairs": b["pairs"] * g**2}
+    return _pool(s, b, momentum, halflife, divisor)
+
+
+def _narrow(values: Array) -> Array:
+    return np.asarray(values, np.float64)
