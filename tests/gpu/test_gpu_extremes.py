@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bnorm.kernels import gpu, reference
+from bnorm.running import Statistics
 from cases import Case, c_order
 from compare import EPS, assert_close, assert_same
 from gpu_device import emulated_device, needs_emulator  # noqa: F401
@@ -27,6 +28,20 @@ def both(name, *args, **options):
     return getattr(gpu, name)(*args, **options), getattr(reference, name)(*map(exact, args), **want)
 
 
+def statistics(mean, var, momentum, seen, ddof, nonfinite):
+    """With seen, pooled."""
+    made = Statistics(mean, var, None if seen is not None else momentum, ddof, nonfinite)
+    if seen is not None:
+        made.seen[...] = seen
+    return made
+
+
+def step(kernels, x, running, **options):
+    """A forward that moves running statistics; how many channels it left alone."""
+    _, stats, count, left = kernels.forward(x, None, None, 1e-5, running=running.rule, **options)
+    return int(kernels.settle(running.rule, stats, count, x.size, left))
+
+
 @on_off("pooled", "weighted")
 @pytest.mark.parametrize("ddof", [0, 1])
 @pytest.mark.parametrize("buffers", ["float32", "float64"])
@@ -34,12 +49,12 @@ def test_running_statistics(buffers, ddof, pooled, weighted):
     def run(kernels):
         rng = np.random.default_rng(8)
         mean, var = np.full(5, 0.5, buffers), np.full(5, 2.0, buffers)
-        seen = np.array([0.0, 0, 4, 100, 7]) if pooled else None
+        running = statistics(mean, var, 0.3, np.array([0.0, 0, 4, 100, 7]) if pooled else None, ddof, "skip")
         for n in (40, 3, 1, 700):
             x = (rng.standard_normal((n, 5, 2)) + 4).astype("float32")
             weight = rng.random((n, 2)) if weighted else None
-            kernels.forward(x, None, None, 1e-5, weight=weight, running=(mean, var, 0.3, seen, ddof, "skip"))
-        return mean, var, seen
+            step(kernels, x, running, weight=weight)
+        return mean, var, running.seen if pooled else None
 
     got, want = run(gpu), run(reference)
     for g, w, what in zip(got, want, ("mean", "var", "seen"), strict=True):
@@ -57,17 +72,16 @@ def test_channels_that_are_not_finite(rows, bad, nonfinite, pooled):
     x[rows // 2, 1] = x[0, 3] = bad
 
     def run(kernels):
-        seen = np.full(260, 3.0) if pooled else None
-        running = np.zeros(260), np.ones(260), 0.1, seen, 0, nonfinite
+        running = statistics(np.zeros(260), np.ones(260), 0.1, np.full(260, 3.0) if pooled else None, 0, nonfinite)
         out = np.full_like(x, 7)
         try:
-            skipped = int(kernels.forward(x, None, None, 1e-5, running=running, out=out)[3])
+            skipped = step(kernels, x, running, out=out)
         except FloatingPointError as error:
             assert "2 of 260 channels" in str(error)
             assert_same(out, np.full_like(x, 7))
             skipped = None
-        finite = np.isfinite(running[0]) & np.isfinite(running[1])
-        return skipped, finite, running[0][finite], running[1][finite], seen
+        finite = np.isfinite(running.mean) & np.isfinite(running.var)
+        return skipped, finite, running.mean[finite], running.var[finite], running.seen
 
     got, want = run(gpu), run(reference)
     assert got[0] == want[0] == {"skip": 2, "propagate": 0, "raise": None}[nonfinite]
@@ -89,14 +103,14 @@ def test_move(buffers, nonfinite, pooled):
 
     def run(kernels):
         rng = np.random.default_rng(3)
-        running = rng.standard_normal(count.size).astype(buffers), rng.random(count.size).astype(buffers)
-        seen = np.linspace(0, 9, count.size) if pooled else None
+        arrays = rng.standard_normal(count.size).astype(buffers), rng.random(count.size).astype(buffers)
+        running = statistics(*arrays, 0.25, np.linspace(0, 9, count.size) if pooled else None, 1, nonfinite)
         with np.errstate(all="ignore"):
             try:
-                left = int(kernels.move((*running, 0.25, seen, 1, nonfinite), count, mean, var))
+                left = int(kernels.move(running.rule, np.stack([count, mean, var * count, 0 * count])))
             except FloatingPointError:
                 left = "raised"
-        return left, running, seen
+        return left, arrays, running.seen
 
     (left, running, seen), (want_left, want, want_seen) = run(gpu), run(reference)
     assert left == want_left
@@ -152,12 +166,12 @@ def test_no_weight_is_not_looked_at(case, dtype):
 def test_all_weights_zero(case, dtype):
     p = problem(case, dtype)
     nothing = np.zeros_like(p.weight)
-    running = np.full(case.num_channels, 5.0), np.full(case.num_channels, 6.0), 0.1, None, 0, "raise"
-    y, stats, count, skipped = gpu.forward(p.x, p.gamma, p.beta, 1e-5, weight=nothing, running=running)
+    running = statistics(np.full(case.num_channels, 5.0), np.full(case.num_channels, 6.0), 0.1, None, 0, "raise")
+    y, stats, count, skipped = gpu.forward(p.x, p.gamma, p.beta, 1e-5, weight=nothing, running=running.rule)
     assert (float(count), int(skipped)) == (0.0, 0)
     exact_beta = np.broadcast_to(channel(p.beta.astype(dtype)), as_block(p.x).shape).reshape(p.x.shape)
     assert_same(y, exact_beta, case=case.name, dtype=dtype)
-    assert_same(running[0], np.full(case.num_channels, 5.0))
+    assert_same(running.mean, np.full(case.num_channels, 5.0))
     dx, dgamma, _ = gpu.backward(p.dy, p.x, stats, count, nothing)
     assert_same(dx, np.zeros_like(p.x), case=case.name, dtype=dtype)
     assert_same(dgamma, np.zeros(case.num_channels), case=case.name, dtype=dtype)
@@ -179,6 +193,40 @@ def test_a_constant_channel_is_exactly_beta(case, dtype, eps):
         _, stats, count, _ = gpu.forward(x, p.gamma, None, eps, slope=0.0)  # y is 0, which is not above 0
         for gradient in gpu.backward(p.dy, x, stats, count, slope=0.0):
             assert_same(gradient, np.zeros_like(gradient), what="gradients where the ReLU is", **tags)
+
+
+@every_case
+def test_constant_channels_are_not_added_up_twice(case, device):
+    """Among others: sums that are 0 because nothing differs are exact, and those of tiny values are not."""
+    p = problem(case, "float32")
+    x, constant = p.x.copy(), np.arange(case.num_channels) % 3 == 0
+    for value in (0.0, 3.0, 1e-30):
+        x[:, constant] = value
+        tiny = x * np.float32(1e-25)
+        for a in (x, tiny):
+            got, want = both("moments", a)
+            assert_moments(got, want, "float32", False, case=case.name, value=value)
+            assert_same(got[2][constant], np.zeros(constant.sum()), what="m2", case=case.name)
+        _, stats, count, _ = reference.forward(x, p.gamma, p.beta, 1e-5)
+        got, want = gpu.backward(p.dy, x, stats, count), reference.backward(exact(p.dy), exact(x), stats, count)
+        for g, w in zip(got, want, strict=True):
+            assert_close(g, w, 1e-5 * np.abs(w).max(), case=case.name, value=value)
+
+
+def test_pieces_of_a_trend_join_about_one_center(device):
+    """The first rows are far from the mean of all, in units of a deviation; and weights of 0 have no center at all."""
+    rng = np.random.default_rng(2)
+    for dtype, unit in (("float32", 1e-6), ("float64", 1e-13)):
+        x = rng.standard_normal((5000, 3))
+        x[0], x[1:300] = 1e6, x[1:300] + 50
+        x = (x + 1e3).astype(dtype)
+        got, want = both("moments", x)
+        assert_close(got[2], want[2], unit * want[2], dtype=dtype)
+        weight = np.zeros((5000, 1))
+        weight[4000:] = 1
+        got, want = both("moments", x, weight)
+        assert_close(got[1].astype("longdouble") + got[3], want[1].astype("longdouble") + want[3], 1e-13, dtype=dtype)
+        assert_close(got[2], want[2], 1e-12 * want[2], dtype=dtype)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-20, 1e20, 1e30])

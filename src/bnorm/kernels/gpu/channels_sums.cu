@@ -178,7 +178,7 @@ BN_DEV void reduce_sums(const Job& job, i64 tile, i64 g, Vector<T, V>* kept) {
       d_[k] = d[k];
       again |= (unsigned)(!(d[k] - d[k] == 0) || (size_of(d[k]) < small && s[k] != 0)) << k;
     }
-    if (!Compute<T>::in_range && again && (again & off_center<T, V, K>(x, start, many, h)))
+    if (!Compute<T>::in_range && rarely(again) && (again & off_center<T, V, K>(x, start, many, h)))
       exact_products<T, V, KIND, WEIGHTED, K>(job, forward, start, many, s_, d_);
 #pragma unroll
     for (int k = 0; k < K; ++k) {

@@ -107,6 +107,7 @@ BN_DEV double size_of(double v) { return fabs(v); }
 BN_DEV i64 least(i64 a, i64 b) { return a < b ? a : b; }
 BN_DEV bool infinite(float v) { return v == v && !(v - v == 0.0f); }
 BN_DEV bool infinite(double v) { return v == v && !(v - v == 0.0); }
+BN_DEV bool rarely(bool so) { return so; }  // around what the tests of machine code do not count
 BN_DEV i64 quotient(i64 a, i64 b) {  // most sizes fit 32 bits, whose division is several times as fast
   return ((a | b) >> 32) ? a / b : (i64)((unsigned)a / (unsigned)b);
 }

@@ -206,7 +206,7 @@ BN_DEV RowStats stats_of(
   RowStats found = row_stats(job, center, both[0], both[1]);
   if (Compute<T>::in_range) return found;
   const bool bad = row.inside && !(both[1] >= 1e-30 * (double)job.size && bn_finite(both[1]));
-  if (sums.any(bad)) {  // small squares are 0 of float; so are those of a constant row, which is exact as it is
+  if (rarely(sums.any(bad))) {  // small squares are 0 of float; so are those of a constant row, which is exact as it is
     double off = 0.0;
     each([&](A value) { off += !(value == center); });
     const bool again = sums.add(off) != 0.0 && bad;

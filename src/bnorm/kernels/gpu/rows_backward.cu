@@ -120,7 +120,7 @@ rows_backward(RowJob job) {
         params.add(1, j, to_gamma);
       }
       double d_ = d;
-      if (!Compute<T>::in_range && (!(d - d == 0) || (size_of(d) < (A)(1e-30 * V) && s != 0))) {
+      if (!Compute<T>::in_range && rarely(!(d - d == 0) || (size_of(d) < (A)(1e-30 * V) && s != 0))) {
         bool off = false;  // else it is exactly 0
 #pragma unroll
         for (int v = 0; v < V; ++v) off |= !(widen(t[j].v[v]) == h);
