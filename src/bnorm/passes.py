@@ -103,6 +103,7 @@ def channel_forward(
     out: ndarray | None = None,
     running: tuple[Any, ...] | None = None,
     given: Mapping[str, object] | None = None,
+    seen: ndarray | None = None,
 ) -> tuple[ndarray, ChannelSaved]:
     """y and saved: batch norm, by the statistics of the batch, or by mean and var where these are given.
 
@@ -111,6 +112,7 @@ def channel_forward(
     `running` is that of the kernels' `forward`: the rule of statistics that the caller will move by this batch.
     `given`, needed with `out`, has every array that is read or moved, by name and as its owner has it: `out` may be x,
     and overlaps no other.
+    seen: how many values are behind the mean and var that are given.
     SingleValueError where a batch has one value per channel: nothing has happened then, and a layer may call again with
     its running statistics as mean and var.
     """
@@ -132,7 +134,7 @@ def channel_forward(
     if out is not None:
         target = checks.output(who, out, layout.shape, block.dtype, given or {}, type(x))
         to = view.into(target, layout)
-    y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, weight, slope, running, to)
+    y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, weight, slope, running, to, seen)
     if not positive:
         count = 0.0  # which a device would have to be asked for
     saved = ChannelSaved()

@@ -11,6 +11,7 @@ from bnorm.checks import SingleValueError
 from bnorm.passes import channel_forward, pull_back
 from compare import assert_close, assert_gradient, assert_same
 from kinds import BATCH, KINDS, activations, chosen, every_kind, every_memory, some_parameters
+from rules import rule
 
 # Gradients -----------------------------------------------------------------------------------------------------------
 
@@ -125,24 +126,25 @@ def test_saved_holds_x_and_small_things(kind):
 # What layers build on ------------------------------------------------------------------------------------------------
 
 
-def test_running_statistics_move_inside_the_forward():
+def test_what_a_forward_leaves_moves_running_statistics():
     x, _, gamma, beta = BATCH[2].example()
     x[0, 1, 0] = np.nan
     mean, var = np.zeros(3), np.ones(3)
-    running = mean, var, 0.1, None, 1, "skip"
-    y, saved = channel_forward("layer", x, gamma, beta, None, None, 1e-3, 1, False, running=running)
+    running = rule(mean, var, 0.1, ddof=1)
+    y, saved = channel_forward("layer", x, gamma, beta, None, None, 1e-3, 1, 1.0, running=running)
     assert_same(y, F.batch_norm(x, gamma, beta, eps=1e-3)[0])
-    assert saved.skipped == 1
+    assert saved.kernels.settle(running, saved.stats, saved.count, y.size, saved.left) == 1
     assert_close(mean, np.where([True, False, True], 0.1 * x.mean((0, 2)), 0), 1e-15)
     assert_close(var, np.where([True, False, True], 0.9 + 0.1 * x.var((0, 2), ddof=1), 1), 1e-15)
 
 
 def test_one_value_per_channel_is_an_error_of_its_own():
-    running = np.zeros(3), np.ones(3), 0.1, None, 0, "skip"
+    statistics = np.zeros(3), np.ones(3)
+    running = rule(*statistics, 0.1)
     for x, weight in ((np.ones((1, 3)), None), (np.ones((2, 3)), [0, 1])):
         with pytest.raises(SingleValueError, match=r"^layer: x: expected more than one value per channel"):
-            channel_forward("layer", x, None, None, None, None, 1e-3, 1, False, weight, running=running)
-    assert_same(running[:2], [np.zeros(3), np.ones(3)])
+            channel_forward("layer", x, None, None, None, None, 1e-3, 1, 1.0, weight, running=running)
+    assert_same(statistics, [np.zeros(3), np.ones(3)])
 
 
 @every_kind

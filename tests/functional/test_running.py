@@ -1,22 +1,44 @@
-"""How statistics move: Stream and Running against sums that are written out."""
+"""How statistics move: `Statistics` against sums that are written out."""
+
+import pickle
+from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bnorm import Moments
 from bnorm.functional import moments
-from bnorm.kernels import BACKENDS
-from bnorm.running import Running, Stream
+from bnorm.kernels import BACKENDS, reference
+from bnorm.running import Statistics
 
 KERNELS = BACKENDS[np.ndarray]
 
 
-def stream(features=2):
-    return Stream(np.full(features, np.nan), np.full(features, np.nan))
+def begun(momentum=None, ddof=0, halflife=None, features=2):
+    """As a transformer begins: from nothing."""
+    nothing = np.full((2, features), np.nan)
+    return Statistics(*nothing, momentum, ddof, from_data=True, halflife=halflife)
 
 
 def table(n, seed=0, features=2):
     return np.random.default_rng(seed).normal(5.0, 2.0, (n, features))
+
+
+def take(s, x, weight=None):
+    """One more batch."""
+    s.move(moments(x, weight=weight, skipna=True).parts, rows=len(x))
+
+
+def take_fading(s, x, halflife, ddof, weight=None):
+    """One more batch whose rows fade, by weights that are written out."""
+    f = 0.5 ** (np.arange(len(x) - 1, -1, -1.0) / halflife)
+    w = f if weight is None else weight * f
+    seen = ~np.isnan(x)
+    m = moments(x, weight=w, skipna=True)
+    pairs = (seen * w[:, None]).sum(0) ** 2 - (seen * (w * f)[:, None]).sum(0)
+    s.move(m.parts, seen.sum(0).astype(float), pairs, np.full(x.shape[1], float(s.rows + len(x))), rows=len(x))
 
 
 def weighted(x, w, ddof=0, square=None):
@@ -27,65 +49,84 @@ def weighted(x, w, ddof=0, square=None):
 
 @pytest.mark.parametrize("ddof", [0, 1])
 def test_pool_of_batches_is_the_whole(ddof):
-    x, s = table(50), stream()
+    x, s = table(50), begun(ddof=ddof)
     for part in np.split(x, [1, 2, 20]):
-        s.pool(moments(part), ddof)
+        take(s, part)
     np.testing.assert_allclose(s.mean, x.mean(axis=0), rtol=1e-14)
     np.testing.assert_allclose(s.var, x.var(axis=0, ddof=ddof), rtol=1e-13)
-    assert s.weight.tolist() == s.square.tolist() == [50, 50]
+    assert s.seen.tolist() == [50, 50] and (s.batches, s.rows) == (4, 50)
 
 
 @pytest.mark.parametrize("ddof", [0, 1])
-def test_pool_that_fades(ddof):
-    """Values before weigh 0.25 of what they did, values of the batch from 1 down to 1/2."""
-    x, y, s = table(20), table(10, 1), stream()
-    f = np.linspace(0.5, 1, 10)
-    s.pool(moments(x), ddof)
-    s.pool(moments(y, weight=f), ddof, 0.25, np.full(2, (f**2).sum()))
-    w = np.r_[np.full(20, 0.25), f]
-    mean, var = weighted(np.r_[x, y], w, ddof, (w**2).sum())
-    np.testing.assert_allclose(s.mean, mean, rtol=1e-14)
-    np.testing.assert_allclose(s.var, var, rtol=1e-13)
-    np.testing.assert_allclose([s.weight[0], s.square[0]], [w.sum(), (w**2).sum()], rtol=1e-14)
+@pytest.mark.parametrize("halflife", [0.7, 5.0, 1e6])
+def test_values_that_fade(ddof, halflife):
+    x, s = table(30), begun(ddof=ddof, halflife=halflife)
+    for part in np.split(x, [7, 8, 20]):
+        take_fading(s, part, halflife, ddof)
+    f = 0.5 ** (np.arange(29, -1, -1.0) / halflife)
+    mean, var = weighted(x, f, ddof, (f**2).sum())
+    np.testing.assert_allclose(s.mean, mean, rtol=1e-13)
+    np.testing.assert_allclose(s.var, var, rtol=1e-12)
+    np.testing.assert_allclose(s.weight, f.sum(), rtol=1e-13)
+    np.testing.assert_allclose(s.pairs, f.sum() ** 2 - (f**2).sum(), rtol=1e-12)
 
 
-@pytest.mark.parametrize("ddof", [0, 1])
-@pytest.mark.parametrize("weights", [[1.0], [0.5, 0.5], [0.25, 0.25]])
-def test_too_few_values_for_an_unbiased_variance_keep_their_spread(ddof, weights):
-    """A weight of 1 or less in all: what it fades to divides by no rest of rounding, and loses no m2."""
-    w = np.array(weights)
-    x, y = table(len(w)), table(4, 1)
-    for fade in (0.9, 0.3, 0.7, 1 / 3):
-        s = stream()
-        s.pool(moments(x, weight=w), ddof)
-        mean, var = weighted(x, w)
-        np.testing.assert_allclose([s.mean, s.var], [mean, var], rtol=1e-13)
-        s.pool(moments(y), ddof, fade)
-        all_w = np.r_[w * fade, np.ones(4)]
-        mean, var = weighted(np.r_[x, y], all_w, ddof, (w * fade**2).sum() + 4)
-        np.testing.assert_allclose(s.mean, mean, rtol=1e-13)
-        np.testing.assert_allclose(s.var, var, rtol=1e-13)
-
-
-def test_a_feature_without_values_stays_and_fades():
-    s = stream()
-    s.pool(Moments([2, 2], [1.0, 5.0], [2.0, 8.0]), 0)
-    s.pool(Moments([3, 0], [1.0, 7.0], [3.0, 0.0]), 0, 0.5)
-    assert (s.mean[1], s.var[1], s.weight[1], s.square[1]) == (5, 4, 1, 0.5)
-    s.pool(Moments([0, 1], [0.0, 11.0], [0.0, 0.0]), 0, 0.5)
-    assert s.mean[1] == (0.5 * 5 + 11) / 1.5
-    new = stream()
-    new.pool(Moments([0, 1], [0.0, 11.0], [0.0, 0.0]), 0)
+def test_a_feature_without_values_stays_and_grows_old():
+    s = begun(halflife=4.0)
+    x = np.array([[1.0, 3.0], [3.0, 7.0]])
+    take_fading(s, x, 4.0, 0)
+    before = s.mean[1], s.var[1]
+    take_fading(s, np.array([[5.0, np.nan]] * 8), 4.0, 0)
+    assert (s.mean[1], s.var[1]) == before
+    assert s.rows - s.last[1] == 8
+    take_fading(s, np.array([[np.nan, 11.0]]), 4.0, 0)
+    old = 0.5 ** (9 / 4) * np.array([0.5**0.25, 1])
+    assert s.mean[1] == pytest.approx((old @ [3, 7] + 11) / (old.sum() + 1), rel=1e-15)
+    new = begun(halflife=4.0)
+    take_fading(new, np.array([[np.nan, 11.0]]), 4.0, 0)
     assert np.isnan([new.mean[0], new.var[0]]).all()
     assert (new.mean[1], new.var[1]) == (11, 0)
+
+
+@pytest.mark.parametrize("gap", [53, 700, 2000, 10**12])
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_no_gap_is_too_long(gap, ddof):
+    """Two values, a gap of so many half-lives, and two more: what is exact in rational numbers."""
+    s = begun(ddof=ddof, halflife=1.0)
+    first, second = [Fraction(3), Fraction(5)], [Fraction(10), Fraction(11)]
+    take_fading(s, np.array([[3.0], [5.0]]) * np.ones(2), 1.0, ddof)
+    s.counters[2] += gap  # rows without a value
+    take_fading(s, np.array([[10.0], [11.0]]) * np.ones(2), 1.0, ddof)
+    old = Fraction(1, 2 ** (gap + 2)) if gap < 3000 else Fraction(0)
+    w = [old / 2, old, Fraction(1, 2), Fraction(1)]
+    values, total = first + second, sum(w)
+    mean = sum(a * v for a, v in zip(w, values, strict=True)) / total
+    m2 = sum(a * (v - mean) ** 2 for a, v in zip(w, values, strict=True))
+    var = m2 / (total - ddof * sum(a * a for a in w) / total)
+    np.testing.assert_allclose(s.mean, float(mean), rtol=1e-15)
+    np.testing.assert_allclose(s.var, float(var), rtol=1e-13)
+
+
+def test_an_unbiased_variance_survives_a_gap():
+    """One value after 0 and 1, which weigh 2^-53 of it: pairs of values count, not a difference that cancels."""
+    s = begun(ddof=1, halflife=1.0)
+    take_fading(s, np.array([[0.0], [1.0]]) * np.ones(2), 1.0, 1)
+    s.counters[2] += 53
+    take_fading(s, np.array([[0.5]]) * np.ones(2), 1.0, 1)
+    w = [Fraction(1, 2**55), Fraction(1, 2**54), Fraction(1)]
+    values = [Fraction(0), Fraction(1), Fraction(1, 2)]
+    mean = sum(a * v for a, v in zip(w, values, strict=True)) / sum(w)
+    m2 = sum(a * (v - mean) ** 2 for a, v in zip(w, values, strict=True))
+    var = m2 / (sum(w) - sum(a * a for a in w) / sum(w))
+    np.testing.assert_allclose(s.var, float(var), rtol=1e-12)
 
 
 def test_pool_keeps_what_the_mean_rounds_off():
     """A thousand batches, a million standard deviations from zero: the variance has twelve digits."""
     x = 1e6 + np.random.default_rng(0).normal(size=(3000, 2))
-    s = stream()
+    s = begun()
     for part in np.split(x, 1000):
-        s.pool(moments(part), 0)
+        take(s, part)
     exact = x.astype(np.longdouble)
     var = ((exact - exact.mean(axis=0)) ** 2).mean(axis=0)
     np.testing.assert_allclose(s.var, var.astype(float), rtol=1e-12)
@@ -93,54 +134,116 @@ def test_pool_keeps_what_the_mean_rounds_off():
 
 @pytest.mark.parametrize("ddof", [0, 1])
 def test_average_by_its_weights(ddof):
-    s, parts, m = stream(), [table(n, n) for n in (5, 1, 30, 2)], 0.3
+    m, parts = 0.3, [table(n, n) for n in (5, 1, 30, 2)]
+    s = begun(m, ddof)
     for k, part in enumerate(parts, 1):
-        s.average(moments(part), m, ddof)
+        take(s, part)
         w = 0.7 ** np.arange(k - 1, -1, -1)
         means = [p.mean(axis=0) for p in parts[:k]]
         variances = [p.var(axis=0, ddof=ddof if len(p) > 1 else 0) for p in parts[:k]]
         np.testing.assert_allclose(s.mean, np.average(means, axis=0, weights=w), rtol=1e-14)
         np.testing.assert_allclose(s.var, np.average(variances, axis=0, weights=w), rtol=1e-13)
         np.testing.assert_allclose(s.weight, w.sum(), rtol=1e-15)
+    assert s.seen.tolist() == [38, 38]
 
 
 def test_average_of_all_weight_on_the_newest():
-    s = stream()
+    s = begun(1.0)
     for n in (4, 9):
         part = table(n, n)
-        s.average(moments(part), 1.0, 0)
+        take(s, part)
         np.testing.assert_array_equal(s.mean, moments(part).mean)
         np.testing.assert_array_equal(s.var, moments(part).var())
 
 
 def test_average_leaves_out_what_was_not_seen():
-    s = stream()
-    s.average(Moments([2, 0], [1.0, 0.0], [2.0, 0.0]), 0.5, 0)
-    s.average(Moments([0, 2], [0.0, 4.0], [0.0, 2.0]), 0.5, 0)
+    s = begun(0.5)
+    s.move(Moments([2, 0], [1.0, 0.0], [2.0, 0.0]).parts)
+    s.move(Moments([0, 2], [0.0, 4.0], [0.0, 2.0]).parts)
     assert (s.mean.tolist(), s.var.tolist(), s.weight.tolist()) == ([1, 4], [1, 1], [0.5, 1])
-    s.average(Moments([1, 0], [7.0, 0.0], [0.0, 0.0]), 0.5, 0)
+    s.move(Moments([1, 0], [7.0, 0.0], [0.0, 0.0]).parts)
     assert s.mean[0] == pytest.approx((0.25 * 1 + 7) / 1.25, rel=1e-15)
 
 
-def test_moments_of_a_stream_give_it_again():
+def test_a_settled_average_gives_each_batch_momentum():
+    s = begun(0.1)
+    s.begin(moments(np.zeros((1000, 2))).parts, 1000)
+    s.move(moments(np.full((5, 2), 50.0)).parts)
+    assert s.mean.tolist() == [5, 5]
+    s.momentum = 0.5
+    s.move(moments(np.full((5, 2), 15.0)).parts)
+    assert s.mean.tolist() == [10, 10]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    first=st.integers(1, 12),
+    second=st.integers(1, 12),
+    gap=st.integers(0, 4000),
+    halflife=st.floats(0.05, 30),
+    ddof=st.sampled_from([0, 1]),
+)
+def test_merging_streams_that_end_together_is_symmetric(first, second, gap, halflife, ddof):
+    """Whichever stream is the older one, however long it has been silent."""
+    merged = []
+    for swapped in (False, True):
+        a, b = begun(ddof=ddof, halflife=halflife), begun(ddof=ddof, halflife=halflife)
+        take_fading(a, table(first), halflife, ddof)
+        a.counters[2] += gap
+        take_fading(b, table(second, 1), halflife, ddof)
+        (b if swapped else a).merge(a if swapped else b)
+        merged.append((b if swapped else a).mean.tolist() + (b if swapped else a).var.tolist())
+    np.testing.assert_allclose(*merged, rtol=1e-12)
+    ages = np.r_[np.arange(first - 1, -1, -1.0) + gap, np.arange(second - 1, -1, -1.0)]
+    w = 0.5 ** (ages / halflife)
+    mean, _ = weighted(np.r_[table(first), table(second, 1)], w)
+    np.testing.assert_allclose(merged[0][:2], mean, rtol=1e-12)
+
+
+def test_moments_of_statistics_give_them_again():
     for ddof in (0, 1):
-        s, t = stream(), stream()
-        s.pool(moments(table(9)), ddof)
-        s.pool(moments(table(4, 1)), ddof, 0.6)
-        t.pool(s.moments(ddof), ddof, 1.0, s.square)
-        for name in Stream.__slots__:
-            np.testing.assert_allclose(getattr(t, name), getattr(s, name), rtol=1e-15)
+        s, t = begun(ddof=ddof), begun(ddof=ddof)
+        take(s, table(9)), take(s, table(4, 1))
+        t.merge(s)
+        for name, a in s.arrays().items():
+            np.testing.assert_allclose(t.arrays()[name], a, rtol=1e-15)
 
 
-def test_stream_moves_the_arrays_of_its_owner():
+def test_the_arrays_are_moved_in_place():
     mean, var = np.full(2, np.nan), np.full(2, np.nan)
-    s = Stream(mean, var)
-    s.pool(moments(table(9)), 0)
+    s = Statistics(mean, var, from_data=True)
+    take(s, table(9))
     assert s.mean is mean
     np.testing.assert_array_equal(mean, moments(table(9)).mean)
     mean[:] = 0  # as seen at the next batch
-    s.pool(Moments([9, 9], [2.0, 2.0], [0.0, 0.0]), 0)
+    s.move(Moments([9, 9], [2.0, 2.0], [0.0, 0.0]).parts)
     np.testing.assert_allclose(mean, 1)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e300])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_batch_that_is_not_finite_moves_nothing(momentum, bad):
+    s = begun(momentum)
+    take(s, table(9))
+    kept = pickle.dumps(s)
+    with np.errstate(all="ignore"):
+        parts = np.stack([np.full(2, 4.0), np.array([1.0, bad]), np.array([1.0, bad * bad]), np.zeros(2)])
+    with pytest.raises(FloatingPointError, match="1 of 2 channels"):
+        s.move(parts)
+    assert pickle.dumps(s) == kept
+
+
+# Layers --------------------------------------------------------------------------------------------------------------
+
+
+def running(momentum=0.1, ddof=0, dtype="float64", **options):
+    return Statistics(np.zeros(2, dtype), np.ones(2, dtype), momentum, ddof, **options)
+
+
+def step(statistics, x):
+    """A training batch, as a layer takes it in."""
+    y, stats, count, left = KERNELS.forward(x, None, None, 1e-5, running=statistics.rule)
+    return KERNELS.settle(statistics.rule, stats, count, y.size, left)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -149,45 +252,123 @@ def test_stream_moves_the_arrays_of_its_owner():
 def test_commit_is_one_batch_of_all(momentum, dtype, replace):
     """What micro-batches pooled, against the same rows in one batch; alone in the world where they replace."""
     x, first = table(40), table(7, 3)
-    running = Running(np.zeros(2, dtype), np.ones(2, dtype), momentum, 1)
-    one = Running(np.zeros(2, dtype), np.ones(2, dtype), None if replace else momentum, 1)
-    move(running, first)
+    s, one = running(momentum, 1, dtype), running(None if replace else momentum, 1, dtype)
+    step(s, first)
     if not replace:
-        move(one, first)
-    pool = running.pool()
+        step(one, first)
+    pool = s.pool()
     for part in np.split(x, [10, 12]):
-        move(pool, part)
-    running.commit(pool, KERNELS, replace)
-    move(one, x)
+        step(pool, part)
+    s.commit(pool, replace)
+    step(one, x)
     tolerance = 1e-13 if dtype == "float64" else 1e-6
-    np.testing.assert_allclose(running.mean, one.mean, rtol=tolerance)
-    np.testing.assert_allclose(running.var, one.var, rtol=tolerance)
-    assert running.mean.dtype == np.dtype(dtype)
-    assert (running.batches, running.skipped) == (2, 0)
+    np.testing.assert_allclose(s.mean, one.mean, rtol=tolerance)
+    np.testing.assert_allclose(s.var, one.var, rtol=tolerance)
+    assert s.mean.dtype == np.dtype(dtype)
+    assert (s.batches, s.skipped) == (2, 0)
     if momentum is None:
-        np.testing.assert_array_equal(running.seen, one.seen)
-
-
-def move(running, x):
-    m = moments(x)
-    KERNELS.move(running.target(), m.count, m.mean, m.var())
-    running.batches += 1
+        np.testing.assert_array_equal(s.seen, one.seen)
 
 
 def test_commit_of_nothing_changes_nothing():
-    running = Running(np.zeros(2), np.ones(2), 0.1)
-    running.commit(running.pool(), KERNELS, True)
-    assert (running.batches, running.mean.tolist(), running.var.tolist()) == (0, [0, 0], [1, 1])
+    s = running()
+    s.commit(s.pool(), True)
+    assert (s.batches, s.mean.tolist(), s.var.tolist()) == (0, [0, 0], [1, 1])
 
 
-def test_recount_and_reset():
-    running = Running(np.zeros(2), np.ones(2))
-    move(running, table(4))
-    move(running, table(8, 1))
-    running.recounts = True
-    running.recount(5.0)
-    assert running.seen.tolist() == [10, 10]
-    assert not running.recounts
-    running.reset()
-    assert (running.mean.tolist(), running.var.tolist(), running.seen.tolist()) == ([0, 0], [1, 1], [0, 0])
-    assert (running.batches, running.skipped) == (0, 0)
+def test_replacing_leaves_a_channel_without_finite_values_as_it_was():
+    """Its count too: ten values do not replace ten thousand."""
+    s = running(None)
+    step(s, table(10_000))
+    mean = s.mean.copy()
+    pool = s.pool()
+    bad = table(10, 1)
+    bad[3, 1] = np.nan
+    step(pool, bad)
+    s.commit(pool, True)
+    assert s.seen.tolist() == [10, 10_000] and s.mean[1] == mean[1]
+    step(s, table(10, 2))
+    np.testing.assert_allclose(s.mean[1], (10_000 * mean[1] + 10 * table(10, 2)[:, 1].mean()) / 10_010, rtol=1e-13)
+
+
+def test_a_state_without_counts_forgets_nothing_in_a_channel_with_nan():
+    s = running(None)
+    s.mean[...], s.var[...] = 5, 2
+    s.load(3, None)
+    pool = s.pool()
+    bad = table(10, 1)
+    bad[3, 1] = np.nan
+    step(pool, bad), step(pool, table(10, 2))
+    s.commit(pool, False)
+    np.testing.assert_allclose(s.seen, [80, 70])
+    np.testing.assert_allclose(s.mean[1], (60 * 5 + 10 * table(10, 2)[:, 1].mean()) / 70, rtol=1e-13)
+
+
+def test_a_commit_that_raises_changes_nothing():
+    s = running(None, nonfinite="raise")
+    s.load(3, None)
+    pool = s.pool()
+    pool.nonfinite = "propagate"
+    bad = table(10, 1)
+    bad[3, 1] = np.nan
+    step(pool, bad)
+    kept = pickle.dumps(s)
+    with pytest.raises(FloatingPointError):
+        s.commit(pool, False)
+    assert pickle.dumps(s) == kept
+
+
+def test_counts_are_kept_while_another_momentum_is_set():
+    s = running(None)
+    step(s, table(50))
+    s.momentum = 0.1
+    s.momentum = None
+    step(s, table(50, 1))
+    assert s.seen.tolist() == [100, 100]
+    s.momentum = 0.1
+    step(s, table(50, 2))  # which an average does not count
+    s.momentum = None
+    step(s, table(20, 3))
+    assert s.seen.tolist() == [140, 140]
+
+
+def test_reset():
+    s = running()
+    step(s, table(4)), step(s, table(8, 1))
+    s.reset()
+    assert (s.mean.tolist(), s.var.tolist(), s.seen.tolist()) == ([0, 0], [1, 1], [0, 0])
+    assert (s.batches, s.skipped, s.rows) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("halflife", [None, 3.0])
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_the_kernels_agree_with_the_reference(momentum, halflife):
+    """`settle`, in every mode, for statistics that begin with their data and for those of a layer."""
+    for from_data in (False, True) if halflife is None else (True,):
+        for ddof in (0, 1):
+            ours, theirs = (
+                Statistics(*np.full((2, 3), 0.5), momentum, ddof, from_data=from_data, halflife=halflife)
+                for _ in range(2)
+            )
+            for n in (5, 40, 2):
+                x = table(n, n, 3)
+                for kernels, s in ((KERNELS, ours), (reference, theirs)):
+                    y, stats, count, left = kernels.forward(x, None, None, 1e-5, running=s.rule)
+                    kernels.settle(s.rule, stats, count, y.size, left)
+            assert ours.counters.tolist() == theirs.counters.tolist()
+            for name, a in theirs.arrays().items():
+                np.testing.assert_allclose(ours.arrays()[name], a, rtol=1e-12, atol=1e-13, err_msg=name)
+
+
+def test_arrays_that_come_back_are_writeable_and_their_own():
+    s = begun(halflife=3.0)
+    take_fading(s, table(9), 3.0, 0)
+    buffers = []
+    data = pickle.dumps(s, protocol=5, buffer_callback=buffers.append)
+    t = pickle.loads(data, buffers=[bytes(b) for b in buffers])  # memory that must not be written to
+    for name, a in t.arrays().items():
+        assert a.flags.carray and a.flags.owndata, name
+    take_fading(t, table(9, 1), 3.0, 0)
+    with pytest.raises(ValueError, match="writeable"):
+        s.mean.flags.writeable = False
+        take_fading(s, table(9, 1), 3.0, 0)

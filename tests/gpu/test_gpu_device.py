@@ -15,6 +15,7 @@ from bnorm.kernels import gpu, reference
 from compare import EPS, assert_close, assert_same
 from kinds import KINDS, every_kind
 from layer_oracle import held
+from rules import rule
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu.available() is not None, reason=str(gpu.available()))]
 SHAPES = [(256, 64), (4099, 3), (65536, 100), (70, 3, 49), (3, 5, 333), (32, 130, 784), (16, 512, 49)]
@@ -36,7 +37,7 @@ def test_forward_and_backward(cupy, shape, dtype):
     gamma, beta = cupy.linspace(0.5, 2, shape[1]), cupy.linspace(-1, 1, shape[1])
     host = [cupy.asnumpy(a).astype(np.float64) for a in (x, dy, gamma, beta)]
     unit = 2.0**-10 if dtype == "float16" else 16 * EPS[np.dtype(dtype)]
-    running = cupy.zeros(shape[1]), cupy.ones(shape[1]), 0.1, None, 1, "skip"
+    running = rule(cupy.zeros(shape[1]), cupy.ones(shape[1]), 0.1, ddof=1)
     y, stats, count, left = gpu.forward(x, gamma, beta, 1e-5, slope=0.0, running=running)
     want, want_stats, want_count, _ = reference.forward(host[0], *host[2:], 1e-5, slope=0.0)
     assert (count, int(left)) == (want_count, 0)
@@ -72,7 +73,7 @@ def test_a_graph_captures_calls(cupy, shape):
     """A host that waited for the device would break the capture."""
     x, out = drawn(cupy, shape, "float32", 0), cupy.empty(shape, "float32")
     gamma, beta = cupy.ones(shape[1]), cupy.zeros(shape[1])
-    running = cupy.zeros(shape[1]), cupy.ones(shape[1]), 0.1, None, 0, "skip"
+    running = rule(cupy.zeros(shape[1]), cupy.ones(shape[1]), 0.1)
     with cupy.cuda.Stream(non_blocking=True) as stream:
         want, stats, count, _ = gpu.forward(x, gamma, beta, 1e-5)
         dx = gpu.backward(x, x, stats, count)[0]

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from bnorm.kernels import gpu, reference
-from bnorm.running import Statistics
 from cases import Case, c_order
 from compare import EPS, assert_close, assert_same
 from gpu_device import emulated_device, needs_emulator  # noqa: F401
 from kernel_checks import as_block, assert_forward, assert_moments, channel, exact, on_off, problem
+from rules import forward, move, rule
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("device")]
 
@@ -28,20 +28,6 @@ def both(name, *args, **options):
     return getattr(gpu, name)(*args, **options), getattr(reference, name)(*map(exact, args), **want)
 
 
-def statistics(mean, var, momentum, seen, ddof, nonfinite):
-    """With seen, pooled."""
-    made = Statistics(mean, var, None if seen is not None else momentum, ddof, nonfinite)
-    if seen is not None:
-        made.seen[...] = seen
-    return made
-
-
-def step(kernels, x, running, **options):
-    """A forward that moves running statistics; how many channels it left alone."""
-    _, stats, count, left = kernels.forward(x, None, None, 1e-5, running=running.rule, **options)
-    return int(kernels.settle(running.rule, stats, count, x.size, left))
-
-
 @on_off("pooled", "weighted")
 @pytest.mark.parametrize("ddof", [0, 1])
 @pytest.mark.parametrize("buffers", ["float32", "float64"])
@@ -49,12 +35,12 @@ def test_running_statistics(buffers, ddof, pooled, weighted):
     def run(kernels):
         rng = np.random.default_rng(8)
         mean, var = np.full(5, 0.5, buffers), np.full(5, 2.0, buffers)
-        running = statistics(mean, var, 0.3, np.array([0.0, 0, 4, 100, 7]) if pooled else None, ddof, "skip")
+        seen = np.array([0.0, 0, 4, 100, 7]) if pooled else None
         for n in (40, 3, 1, 700):
             x = (rng.standard_normal((n, 5, 2)) + 4).astype("float32")
             weight = rng.random((n, 2)) if weighted else None
-            step(kernels, x, running, weight=weight)
-        return mean, var, running.seen if pooled else None
+            forward(kernels, x, None, None, 1e-5, weight=weight, running=rule(mean, var, 0.3, seen, ddof))
+        return mean, var, seen
 
     got, want = run(gpu), run(reference)
     for g, w, what in zip(got, want, ("mean", "var", "seen"), strict=True):
@@ -72,16 +58,18 @@ def test_channels_that_are_not_finite(rows, bad, nonfinite, pooled):
     x[rows // 2, 1] = x[0, 3] = bad
 
     def run(kernels):
-        running = statistics(np.zeros(260), np.ones(260), 0.1, np.full(260, 3.0) if pooled else None, 0, nonfinite)
+        seen = np.full(260, 3.0) if pooled else None
+        running = np.zeros(260), np.ones(260)
+        moving = rule(*running, 0.1, seen, 0, nonfinite)
         out = np.full_like(x, 7)
         try:
-            skipped = step(kernels, x, running, out=out)
+            skipped = int(forward(kernels, x, None, None, 1e-5, running=moving, out=out)[3])
         except FloatingPointError as error:
             assert "2 of 260 channels" in str(error)
             assert_same(out, np.full_like(x, 7))
             skipped = None
-        finite = np.isfinite(running.mean) & np.isfinite(running.var)
-        return skipped, finite, running.mean[finite], running.var[finite], running.seen
+        finite = np.isfinite(running[0]) & np.isfinite(running[1])
+        return skipped, finite, running[0][finite], running[1][finite], seen
 
     got, want = run(gpu), run(reference)
     assert got[0] == want[0] == {"skip": 2, "propagate": 0, "raise": None}[nonfinite]
@@ -103,20 +91,21 @@ def test_move(buffers, nonfinite, pooled):
 
     def run(kernels):
         rng = np.random.default_rng(3)
-        arrays = rng.standard_normal(count.size).astype(buffers), rng.random(count.size).astype(buffers)
-        running = statistics(*arrays, 0.25, np.linspace(0, 9, count.size) if pooled else None, 1, nonfinite)
+        running = rng.standard_normal(count.size).astype(buffers), rng.random(count.size).astype(buffers)
+        seen = np.linspace(0, 9, count.size) if pooled else None
         with np.errstate(all="ignore"):
             try:
-                left = int(kernels.move(running.rule, np.stack([count, mean, var * count, 0 * count])))
+                left = int(move(kernels, rule(*running, 0.25, seen, 1, nonfinite), count, mean, var))
             except FloatingPointError:
                 left = "raised"
-        return left, arrays, running.seen
+        return left, running, seen
 
     (left, running, seen), (want_left, want, want_seen) = run(gpu), run(reference)
     assert left == want_left
-    for g, w in zip(running, want, strict=True):
+    for g, w, batch in zip(running, want, (mean, var), strict=True):
         g, w = (np.where(np.isfinite(a), a, a.dtype.type(np.nan)) for a in (g, w))  # lost, either way
-        assert_close(g, w, 8 * EPS[np.dtype(buffers)] * np.abs(w), nonfinite=nonfinite, pooled=pooled)
+        terms = np.fmax(np.abs(w), np.where(np.isfinite(batch), np.abs(batch), 0))
+        assert_close(g, w, 8 * EPS[np.dtype(buffers)] * terms, nonfinite=nonfinite, pooled=pooled)
     if pooled:
         assert_same(seen, want_seen)
 
@@ -166,12 +155,13 @@ def test_no_weight_is_not_looked_at(case, dtype):
 def test_all_weights_zero(case, dtype):
     p = problem(case, dtype)
     nothing = np.zeros_like(p.weight)
-    running = statistics(np.full(case.num_channels, 5.0), np.full(case.num_channels, 6.0), 0.1, None, 0, "raise")
-    y, stats, count, skipped = gpu.forward(p.x, p.gamma, p.beta, 1e-5, weight=nothing, running=running.rule)
+    running = np.full(case.num_channels, 5.0), np.full(case.num_channels, 6.0)
+    moving = rule(*running, 0.1, nonfinite="raise")
+    y, stats, count, skipped = forward(gpu, p.x, p.gamma, p.beta, 1e-5, weight=nothing, running=moving)
     assert (float(count), int(skipped)) == (0.0, 0)
     exact_beta = np.broadcast_to(channel(p.beta.astype(dtype)), as_block(p.x).shape).reshape(p.x.shape)
     assert_same(y, exact_beta, case=case.name, dtype=dtype)
-    assert_same(running.mean, np.full(case.num_channels, 5.0))
+    assert_same(running[0], np.full(case.num_channels, 5.0))
     dx, dgamma, _ = gpu.backward(p.dy, p.x, stats, count, nothing)
     assert_same(dx, np.zeros_like(p.x), case=case.name, dtype=dtype)
     assert_same(dgamma, np.zeros(case.num_channels), case=case.name, dtype=dtype)

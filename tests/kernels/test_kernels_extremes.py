@@ -17,6 +17,7 @@ from kernel_checks import (
     on_off,
     problem,
 )
+from rules import forward, rule
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -83,12 +84,13 @@ def test_skipna_of_a_channel_that_begins_with_nan(dtype):
 def test_all_weights_zero(case, dtype):
     p = problem(case, dtype)
     nothing = np.zeros_like(p.weight)
-    running = np.full(case.num_channels, 5.0), np.full(case.num_channels, 6.0), 0.1, None, 0, "raise"
-    y, stats, count, skipped = cpu.forward(p.x, p.gamma, p.beta, 1e-5, weight=nothing, running=running)
+    running = np.full(case.num_channels, 5.0), np.full(case.num_channels, 6.0)
+    moving = rule(*running, 0.1, nonfinite="raise")
+    y, stats, count, skipped = forward(cpu, p.x, p.gamma, p.beta, 1e-5, weight=nothing, running=moving)
     assert (count, skipped) == (0.0, 0)
     exact_beta = np.broadcast_to(channel(p.beta.astype(dtype)), as_block(p.x).shape).reshape(p.x.shape)
     assert_same(y, exact_beta, case=case.name, dtype=dtype)
-    assert_same(running[:2], [np.full(case.num_channels, 5.0), np.full(case.num_channels, 6.0)])
+    assert_same(running, [np.full(case.num_channels, 5.0), np.full(case.num_channels, 6.0)])
     dx, dgamma, _ = cpu.backward(p.dy, p.x, stats, count, nothing)
     assert_same(dx, np.zeros_like(p.x), case=case.name, dtype=dtype)
     assert_same(dgamma, np.zeros(case.num_channels), case=case.name, dtype=dtype)
@@ -131,9 +133,9 @@ def test_very_large_and_very_small_values(case, dtype, size):
     assert_forward(got, want, p, dtype, False, case=case.name, size=size)
     n = p.x.shape[0]
     rows = p.x.reshape(n, 1, int(np.prod(p.x.shape[1:])), 1)
-    for rule in (VARIANCE, MEAN_SQUARE):
-        (y, mean, rstd), (y_want, _, rstd_want) = both("rows_forward", rows, None, None, 0.0, rule)
-        tags = {"case": case.name, "dtype": dtype, "size": size, "rule": rule}
+    for by in (VARIANCE, MEAN_SQUARE):
+        (y, mean, rstd), (y_want, _, rstd_want) = both("rows_forward", rows, None, None, 0.0, by)
+        tags = {"case": case.name, "dtype": dtype, "size": size, "rule": by}
         assert_close(rstd, rstd_want, 16 * EPS[np.dtype(dtype)] * rstd_want, what="rstd", **tags)
         of_y = normalized_error(dtype, y_want.astype(np.longdouble), (mean * rstd).reshape(n, 1, 1, 1))
         assert_close(y, y_want, of_y, what="rows", **tags)

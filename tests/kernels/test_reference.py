@@ -9,6 +9,7 @@ import pytest
 
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, reference
 from compare import assert_close, assert_gradient, assert_same
+from rules import forward, rule
 
 every_slope = pytest.mark.parametrize("slope", [1.0, 0.0, 0.2])
 
@@ -82,7 +83,7 @@ def test_pooled_running_statistics_are_those_of_all_values(start, ddof):
     batches = [rng.standard_normal((n, 4)) + n for n in (3, 7, 2, 20)]
     mean, var, seen = np.zeros(4), np.ones(4), np.zeros(4)
     for x in batches[start:]:
-        reference.forward(x, None, None, 0.0, running=(mean, var, 0.1, seen, ddof, "skip"))
+        forward(reference, x, None, None, 0.0, running=rule(mean, var, 0.1, seen, ddof))
     rows = np.concatenate(batches[start:])
     assert_same(seen, np.full(4, len(rows)))
     assert_close(mean, rows.mean(0), 1e-13)
@@ -94,7 +95,7 @@ def test_the_moving_average_after_1_2_and_100_steps(dtype):
     x = np.array([[1.0], [3.0]])  # mean 2, variance 1, and 2 with ddof=1
     mean, var = np.zeros(1, dtype), np.ones(1, dtype)
     for step in range(1, 101):
-        reference.forward(x, None, None, 0.0, running=(mean, var, 0.25, None, 1, "skip"))
+        forward(reference, x, None, None, 0.0, running=rule(mean, var, 0.25, ddof=1))
         if step in (1, 2, 100):
             assert_close(mean, [2 - 2 * 0.75**step], 4 * np.finfo(dtype).eps, step=step)
             assert_close(var, [2 - 0.75**step], 4 * np.finfo(dtype).eps, step=step)
@@ -106,23 +107,25 @@ def test_the_moving_average_after_1_2_and_100_steps(dtype):
 def test_a_channel_that_is_not_finite(bad, pooled):
     x = np.array([[1.0, 1.0], [3.0, bad]])
 
-    def forward(nonfinite):
-        running = np.zeros(2), np.ones(2), 0.5, np.full(2, 2.0) if pooled else None, 0, nonfinite
-        return running, reference.forward(x, None, None, 0.0, running=running)
+    def moved(nonfinite):
+        running = np.zeros(2), np.ones(2)
+        moving = rule(*running, 0.5, np.full(2, 2.0) if pooled else None, 0, nonfinite)
+        return running, forward(reference, x, None, None, 0.0, running=moving)
 
-    running, (y, _, _, skipped) = forward("skip")
+    running, (y, _, _, skipped) = moved("skip")
     assert skipped == 1
     assert_same(y[:, 0], [-1, 1])
     assert np.isnan(y[1, 1])
     assert_same([running[0][0], running[1][0]], [1, 2 if pooled else 1])
     assert_same([running[0][1], running[1][1]], [0, 1])
-    running, (_, _, _, skipped) = forward("propagate")
+    running, (_, _, _, skipped) = moved("propagate")
     assert skipped == 0 and not np.isfinite(running[0][1]) and not np.isfinite(running[1][1])
 
-    untouched = np.zeros(2), np.ones(2), 0.5, np.full(2, 2.0) if pooled else None, 0, "raise"
+    untouched = np.zeros(2), np.ones(2)
+    moving = rule(*untouched, 0.5, np.full(2, 2.0) if pooled else None, 0, "raise")
     out = np.full_like(x, 7)
     with pytest.raises(FloatingPointError, match="1 of 2"):
-        reference.forward(x, None, None, 0.0, running=untouched, out=out)
+        forward(reference, x, None, None, 0.0, running=moving, out=out)
     assert_same(untouched[0], [0, 0])
     assert_same(untouched[1], [1, 1])
     assert_same(out, np.full_like(x, 7))
@@ -264,12 +267,13 @@ def test_constant_channels_are_exactly_beta_and_have_scale_1_without_eps():
 def test_nothing_to_count():
     x, dy = example((4, 3))
     beta, nothing = np.array([1.0, 2.0, 3.0]), np.zeros((4, 1))
-    running = np.full(3, 5.0), np.full(3, 6.0), 0.1, None, 0, "raise"
-    y, stats, count, skipped = reference.forward(x, None, beta, 0.0, weight=nothing, running=running)
+    running = np.full(3, 5.0), np.full(3, 6.0)
+    moving = rule(*running, 0.1, nonfinite="raise")
+    y, stats, count, skipped = forward(reference, x, None, beta, 0.0, weight=nothing, running=moving)
     assert (count, skipped) == (0.0, 0)
     assert_same(y, np.broadcast_to(beta, x.shape))
     assert_same(stats, [np.zeros(3)] * 4 + [beta])
-    assert_same(running[:2], [np.full(3, 5.0), np.full(3, 6.0)])
+    assert_same(running, [np.full(3, 5.0), np.full(3, 6.0)])
     dx, dgamma, dbeta = reference.backward(dy, x, stats, count, nothing)
     assert_same(dx, np.zeros_like(x))
     assert_same(dgamma, np.zeros(3))

@@ -347,7 +347,9 @@ def test_bad_assignments(name, value):
     must_fail(bn, lambda: setattr(bn, name, value), EITHER, name)
 
 
-@pytest.mark.parametrize("name", ["num_features", "ddof", "axis", "affine", "track_running_stats", "activation", "negative_slope"])
+@pytest.mark.parametrize(
+    "name", ["num_features", "ddof", "axis", "affine", "track_running_stats", "activation", "negative_slope"]
+)
 def test_what_cannot_change_after_construction(name):
     bn = layer()
     before, value = held(bn), getattr(bn, name)

@@ -14,6 +14,7 @@ import numpy as np
 
 import bnorm
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu
+from rules import forward, rule
 
 # What takes another way from a shape to tasks, or from a task to loops. All but the last have more values than one
 # thread would keep for itself.
@@ -61,10 +62,11 @@ def basics(shape, dtype):
     """Forward and backward of batch norm, by name."""
     x, dy = values(shape, dtype, 7) + np.asarray(3, dtype), values(shape, dtype, 1 << 19)
     gamma, beta, mean, var = vectors(shape[1])
-    running = mean.copy(), var.copy(), 0.1, np.full(shape[1], 5.0), 1, "skip"
-    _, stats, count, _ = training = cpu.forward(x, gamma, beta, EPS, slope=0.0, running=running)
+    running = mean.copy(), var.copy()
+    moving = rule(*running, 0.1, np.full(shape[1], 5.0), 1)
+    _, stats, count, _ = training = forward(cpu, x, gamma, beta, EPS, slope=0.0, running=moving)
     yield "training", training
-    yield "running", running[:2]
+    yield "running", running
     yield "inference", cpu.forward(x, gamma, beta, EPS, mean, var)
     yield "backward", cpu.backward(dy, x, stats, count)
 
@@ -95,11 +97,11 @@ def rows(shape, dtype):
     """Layer, group, instance and RMS norm."""
     x, dy = values(shape, dtype, 7) + np.asarray(3, dtype), values(shape, dtype, 1 << 19)
     gamma, beta, *_ = vectors(shape[1] * shape[2])
-    for rule, name in ((VARIANCE, "rows"), (MEAN_SQUARE, "rms")):
-        slope = 0.0 if rule == MEAN_SQUARE else 1.0
-        y, mean, rstd = cpu.rows_forward(x, gamma, beta, EPS, rule, slope)
+    for by, name in ((VARIANCE, "rows"), (MEAN_SQUARE, "rms")):
+        slope = 0.0 if by == MEAN_SQUARE else 1.0
+        y, mean, rstd = cpu.rows_forward(x, gamma, beta, EPS, by, slope)
         yield name, (y, mean, rstd)
-        yield f"{name}, backward", cpu.rows_backward(dy, x, mean, rstd, gamma, beta, rule, slope)
+        yield f"{name}, backward", cpu.rows_backward(dy, x, mean, rstd, gamma, beta, by, slope)
     yield "rows, leaky", cpu.rows_forward(x, gamma, beta, EPS, slope=0.2)
     yield "rows, leaky, backward", cpu.rows_backward(dy, x, mean, rstd, gamma, beta, slope=0.2)
     _, mean, rstd = plain = cpu.rows_forward(x, None, None, EPS)

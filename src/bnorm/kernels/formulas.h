@@ -105,6 +105,15 @@ BN_FN double bn_rstd(double var, double eps, double count)
     return count == 0.0 ? 0.0 : rstd;
 }
 
+/* The same of a channel of n values whose mean is known. With eps = 0 its scale is 1 already where rounding alone may be
+ * all its variance: Chan, Golub and LeVeque's bound (1983), by which scikit-learn tells a constant feature. */
+BN_FN double bn_channel_rstd(double mean, double var, double eps, double n)
+{
+    const double e = 2.220446049250313e-16, slack = n * mean * e, bound = slack * slack;
+    const int constant = bound - bound == 0.0 ? var <= n * e * var + bound : sqrt(var) <= fabs(slack);
+    return n != 0.0 && eps == 0.0 && constant ? 1.0 : bn_rstd(var, eps, n);
+}
+
 BN_FN int bn_finite(double v)
 {
     return v - v == 0.0;

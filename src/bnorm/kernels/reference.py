@@ -127,6 +127,15 @@ def add(total: Array, part: Array) -> None:
 
 
 @np.errstate(all="ignore")
+def known(
+    mean: Array, var: Array, gamma: Array | None, beta: Array | None, eps: float, seen: Array | None = None
+) -> Array:
+    """stats of a mean and a variance that are known, of so many values; seen None: of one."""
+    values = np.ones_like(mean) if seen is None else np.where(seen > 0, seen, 1)
+    return _stats(mean, var, values, gamma, beta, eps)
+
+
+@np.errstate(all="ignore")
 def forward(
     x: Array,
     gamma: Array | None,
@@ -138,16 +147,17 @@ def forward(
     slope: float = 1.0,
     running: Rule | None = None,
     out: Array | None = None,
+    seen: Array | None = None,
 ) -> tuple[Array, Array, float, int]:
     """Batch normalization: y, stats, count, left. stats is float64 (5, C): mean, var, rstd, scale, shift.
 
-    With mean and var given this is inference: no reduction, and weight has no effect. Otherwise they are those of the
-    batch. running is the rule of the statistics that `settle` is to move by this batch: with "raise" they are tested
-    here. The fourth result is what `settle` takes as `left`.
+    With mean and var given, of `seen` values, this is inference: no reduction, and weight has no effect. Otherwise they
+    are those of the batch. running is the rule of the statistics that `settle` is to move by this batch: with "raise"
+    they are tested here. The fourth result is what `settle` takes as `left`.
     """
     if mean is not None and var is not None:
         count = float(x.shape[0] * prod(x.shape[2:]))
-        stats = _stats(mean, var, np.full_like(mean, count), gamma, beta, eps)
+        stats = known(mean, var, gamma, beta, eps, seen)
     else:
         count = float(x.shape[0] * prod(x.shape[2:]) if weight is None else weight.sum())
         parts = moments(x, weight)
@@ -237,9 +247,16 @@ def rows_backward(
 
 
 def _stats(mean: Array, var: Array, count: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array:
-    rstd = _rstd(var, eps, count)
+    rstd = np.where(_constant(mean, var, count) & (eps == 0) & (count > 0), 1, _rstd(var, eps, count))
     shift = np.zeros_like(rstd) if beta is None else beta
     return np.stack([mean, var, rstd, rstd if gamma is None else gamma * rstd, shift])
+
+
+def _constant(mean: Array, var: Array, count: Array) -> Array:
+    """Whether rounding alone may be all the variance of so many values (Chan, Golub, LeVeque 1983)."""
+    mean, var, slack = (np.asarray(a, np.longdouble) for a in (mean, var, count * np.finfo(np.float64).eps))
+    constant: Array = var <= slack * var + (slack * mean) ** 2
+    return constant
 
 
 def _rstd(var: Array, eps: float, count: Array) -> Array:

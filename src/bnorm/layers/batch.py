@@ -178,10 +178,11 @@ class BatchNorm(Layer):
         given = None if out is None else {"x": x, "weight": weight, **self._own}
         if type(x) is not self._kind or x.dtype not in FLOATS:
             x = self._taken(x)
-        who, axis, shape, slope = self._who, self._axis, x.shape, self._slope
+        who, axis, shape, slope, eps = self._who, self._axis, x.shape, self._slope, self._eps
         if len(shape) not in self._names or shape[axis] != self._num_features:
             raise wrong_shape(who, shape, self._num_features, self._names)
         gamma, beta, mean, var = self._constants or self._wide()
+        seen = self._running.seen
         moving = rule = None
         if self._training or not self._track_running_stats:
             mean = var = None
@@ -189,13 +190,13 @@ class BatchNorm(Layer):
             if moving is not None:
                 rule = moving.rule
         try:
-            y, saved = channel_forward(who, x, gamma, beta, mean, var, self._eps, axis, slope, weight, out, rule, given)
+            y, saved = channel_forward(who, x, gamma, beta, mean, var, eps, axis, slope, weight, out, rule, given, seen)
         except checks.SingleValueError:
             if self._on_single == "raise":
                 raise
             moving = None
             *_, mean, var = self._wide()
-            y, saved = channel_forward(who, x, gamma, beta, mean, var, self._eps, axis, slope, weight, out, None, given)
+            y, saved = channel_forward(who, x, gamma, beta, mean, var, eps, axis, slope, weight, out, None, given, seen)
         except FloatingPointError as error:
             raise self._not_finite(error) from None
         self._saved = saved

@@ -16,7 +16,6 @@ from bnorm.transformer import tables
 from bnorm.transformer.tables import refuse_infinity
 
 KINDS = {AVERAGE: "an average of batches", POOL: "rows that weigh the same", FADE: "rows that fade"}
-EPSILON = float(np.finfo(np.float64).eps)
 
 
 def mode(momentum: float | None, halflife: float | None) -> int:
@@ -73,21 +72,19 @@ class State:
 
     @np.errstate(all="ignore")
     def std(self) -> ndarray:
-        """sqrt(var + eps); with eps 0, 1 where rounding alone may be all the variance (Chan, Golub, LeVeque 1983)."""
+        """sqrt(var + eps); with eps 0, 1 where rounding alone may be all the variance."""
         std: ndarray = np.sqrt(self.var + self.layer.eps)
         if self.layer.eps == 0:
-            n, mean, var = self.statistics.seen, self.mean, self.var
-            np.copyto(std, 1, where=var <= n * EPSILON * var + (n * mean * EPSILON) ** 2)
+            np.copyto(std, 1, where=self.forward()[2] == 1)
         return std
 
-    @np.errstate(all="ignore")
     def forward(self) -> ndarray:
         """mean, var, rstd, scale, shift by rows, as the kernels take them: y = (x - mean) scale + shift."""
-        std, parameters = self.std(), self.parameters
-        rstd = 1 / std
-        gamma, beta = parameters or (None, np.zeros(std.shape, like=std))
-        scale = rstd if gamma is None else gamma * rstd  # rounded as the layer rounds it
-        return np.stack([self.mean, self.var, rstd, scale, beta])
+        gamma, beta = self.parameters or (None, None)
+        stats: ndarray = BACKENDS[self.array_type].known(
+            self.mean, self.var, gamma, beta, self.layer.eps, self.statistics.seen
+        )
+        return stats
 
     @np.errstate(all="ignore")
     def inverse(self, dtype: np.dtype[Any]) -> ndarray:

@@ -30,6 +30,26 @@ def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
     return parts_
 
 
+def known(cnp.ndarray mean not None, cnp.ndarray var not None, cnp.ndarray gamma, cnp.ndarray beta, double eps,
+          cnp.ndarray seen=None):
+    """stats of a mean and a variance that are known, of so many values; seen None: of one."""
+    cdef Job job
+    cdef cnp.npy_intp[2] shape
+    memset(&job, 0, sizeof(Job))
+    job.channels = shape[1] = cnp.PyArray_SIZE(mean)
+    shape[0] = 5
+    cdef cnp.ndarray stats = cnp.PyArray_EMPTY(2, shape, cnp.NPY_DOUBLE, 0)
+    job.stats = <double*>data(stats)
+    memcpy(job.stats, data(mean), job.channels * sizeof(double))
+    memcpy(job.stats + job.channels, data(var), job.channels * sizeof(double))
+    job.seen = <const double*>data(seen)
+    job.gamma = <const double*>data(gamma)
+    job.beta = <const double*>data(beta)
+    job.eps = eps
+    loops.finish_forward(&job, 0, job.channels)
+    return stats
+
+
 def finish(cnp.ndarray parts, cnp.ndarray gamma, cnp.ndarray beta, double eps):
     """stats, (5, C), of what `moments` gives: mean, var, rstd, scale, shift."""
     cdef Job job
@@ -197,13 +217,13 @@ cdef double unit_of(cnp.ndarray weight) noexcept:
 
 def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.ndarray mean=None,
             cnp.ndarray var=None, cnp.ndarray weight=None, double slope=1.0, tuple running=None,
-            cnp.ndarray out=None):
+            cnp.ndarray out=None, cnp.ndarray seen=None):
     """Batch norm: y, stats (mean, var, rstd, scale, shift by rows), values per channel, and what `settle` takes as left.
 
     running: the rule of the statistics that `settle` is to move by this batch; here "raise" tests them.
     """
     if is_half(x):
-        y32, stats, count, left = forward(widened(x), gamma, beta, eps, mean, var, weight, slope, running)
+        y32, stats, count, left = forward(widened(x), gamma, beta, eps, mean, var, weight, slope, running, None, seen)
         return narrowed(y32, out), stats, count, left
     cdef Job job
     cdef cnp.ndarray y = result(x, out), stats_
@@ -235,6 +255,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
             for c in range(C):
                 job.stats[c] = (<double*>data(mean))[c]
                 job.stats[C + c] = (<double*>data(var))[c]
+            job.seen = <const double*>data(seen)
             with nogil:
                 between_forward(&job, 0, C)
                 run(loops.map[job.kind], &job, False)

@@ -30,7 +30,7 @@ from .channels import (
 )
 from .launching import available, namespace
 from .rows import rows_backward, rows_forward
-from .statistics import LeftAlone, merge, move, settle
+from .statistics import LeftAlone, known, merge, move, settle
 
 __all__ = [
     "FLOATS",
@@ -47,6 +47,7 @@ __all__ = [
     "forward",
     "grad_input",
     "grad_moments",
+    "known",
     "memory",
     "merge",
     "moments",

@@ -26,7 +26,7 @@ BN_DEV void set_running(const Job& job, void* values, i64 c, double v) {
 
 // Move the running statistics of channel c by a batch, as job.nonfinite says; job.left tells what was left alone.
 BN_DEV void move_channel(const Job& job, i64 c, double count, double batch_mean, double m2) {
-  const double seen = job.seen ? job.seen[c] : 0.0;
+  const double seen = job.seen ? job.seen[c] + job.uncounted * count : 0.0;
   const double mean = running_at(job, job.running_mean, c), var = running_at(job, job.running_var, c);
   const bn_rule rule = {job.seen ? BN_POOL : BN_AVERAGE, job.momentum, 1.0, job.ddof, 0};
   const bn_batch batch = {count, batch_mean, m2, 0.0, count, 0.0, 0.0};
@@ -34,14 +34,16 @@ BN_DEV void move_channel(const Job& job, i64 c, double count, double batch_mean,
   s = bn_move(s, batch, rule);
   const bool finite = count == 0.0 || (holds(job, s.mean) && holds(job, s.var));
   if (job.left) job.left[c] = !finite;
-  if (count == 0.0 || job.nonfinite == TEST || (!finite && job.nonfinite == SKIP)) return;
+  if (count == 0.0 || job.nonfinite == TEST) return;
+  if (job.seen) job.seen[c] = seen;
+  if (!finite && job.nonfinite == SKIP) return;
   set_running(job, job.running_mean, c, s.mean);
   set_running(job, job.running_var, c, s.var);
   if (job.seen) job.seen[c] = s.seen;
 }
 
 BN_DEV void write_stats(const Job& job, i64 c, double mean, double var, double count) {
-  const double rstd = bn_rstd(var, job.eps, count);
+  const double rstd = bn_channel_rstd(mean, var, job.eps, count);
   row_of(job.stats, job, MEAN)[c] = mean;
   row_of(job.stats, job, VAR)[c] = var;
   row_of(job.stats, job, RSTD)[c] = rstd;
@@ -110,11 +112,12 @@ BN_DEV void map_forward(const Job& job, i64 tile, i64 g, const Vector<T, V>* kep
     const i64 column = tile * WIDTH + tid, c = channel_of(job, column);
     double mean, scale, shift;
     if (job.var) {  // inference: one block of a channel keeps its statistics
-      const double rstd = bn_rstd(job.var[c], job.eps, job.count);
+      const double seen = job.seen && job.seen[c] > 0.0 ? job.seen[c] : 1.0;
       mean = job.mean[c];
+      const double rstd = bn_channel_rstd(mean, job.var[c], job.eps, seen);
       scale = job.gamma ? job.gamma[c] * rstd : rstd;
       shift = job.beta ? job.beta[c] : 0.0;
-      if (g == 0 && column == c * job.inner) write_stats(job, c, mean, job.var[c], job.count);
+      if (g == 0 && column == c * job.inner) write_stats(job, c, mean, job.var[c], seen);
     } else {
       mean = row_of(job.stats, job, MEAN)[c];
       scale = row_of(job.stats, job, SCALE)[c];

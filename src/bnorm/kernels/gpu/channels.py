@@ -19,11 +19,12 @@ NORMALIZE = JOB.packer("x", "y", "stats", "infinite", "slope")
 GRAD_MOMENTS = JOB.packer("x", "dy", "stats", "sums", "partial", "tickets", "slope")
 FINISH_GRADIENTS = JOB.packer("stats", "sums", "coefficients", "counts", "count_step", "count")
 GRAD_INPUT = JOB.packer("x", "dy", "y", "weight", "stats", "coefficients", "slope")
-INFERENCE = JOB.packer("x", "y", "gamma", "beta", "mean", "var", "stats", "slope", "eps", "count")
+INFERENCE = JOB.packer("x", "y", "gamma", "beta", "mean", "var", "stats", "seen", "slope", "eps")
 FORWARD = JOB.packer("x", "y", "weight", "gamma", "beta", "stats", "counts", "partial", "tickets", "slope", "eps")
 TRAINING = JOB.packer(
     *("x", "y", "weight", "gamma", "beta", "stats", "counts", "partial", "tickets"),
     *("running_mean", "running_var", "seen", "left", "wide_running", "nonfinite", "slope", "eps", "momentum", "ddof"),
+    "uncounted",
 )
 BACKWARD = JOB.packer(
     *("x", "dy", "y", "weight", "stats", "coefficients", "dgamma", "dbeta", "counts", "partial", "tickets"),
@@ -120,13 +121,13 @@ def add(total: Array, part: Array) -> None:
     total += part
 
 
-def rule_of(call: Call, rule: Rule, left: Array, test: bool = False) -> tuple[tuple[int, ...], tuple[float, float]]:
+def rule_of(call: Call, rule: Rule, left: Array, test: bool = False) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """The running statistics that are to be moved, or only tested, as jobs have them."""
     mode, mean, var, seen, nonfinite = rule[0], rule[1], rule[2], rule[4], rule[-1]
     code = TEST if test else PROPAGATE if nonfinite == "propagate" else SKIP
     address = call.device.address
     places = address(mean), address(var), address(seen) if mode == POOL else 0, address(left)
-    return (*places, mean.dtype == FLOAT64, code), (rule[9], rule[11])
+    return (*places, mean.dtype == FLOAT64, code), (rule[9], rule[11], float(rule[8][3]))
 
 
 def forward(
@@ -140,6 +141,7 @@ def forward(
     slope: float = 1.0,
     running: Rule | None = None,
     out: Array | None = None,
+    seen: Array | None = None,
 ) -> tuple[Array, Array, Any, Any]:
     """Batch normalization: y, stats, count, skipped. stats is float64 (5, C): mean, var, rstd, scale, shift.
 
@@ -153,8 +155,8 @@ def forward(
     places = address(gamma), address(beta)
     if mean is not None and var is not None:
         plan = plans.map_only("normalize", *call.size, False, kind, limits)
-        places += (address(mean), address(var), address(stats))
-        call.run(plan, INFERENCE(call.at, call.result_at, *places, slope, eps, count))
+        places += (address(mean), address(var), address(stats), address(seen))
+        call.run(plan, INFERENCE(call.at, call.result_at, *places, slope, eps))
         return call.result, stats, count, 0
     counts = None
     if weight is not None:
@@ -164,8 +166,6 @@ def forward(
     if running is None or not in_passing(running):
         call.run(plan, FORWARD(*of, slope, eps))
         return call.result, stats, count, 0
-    if running[0] == POOL and running[8][3]:  # a saved state lost the counts: its batches were as large as this one
-        running[4][...] += float(running[8][3]) * count
     left = device.empty((call.channels,), INT32)
     if running[-1] == "raise":
         where, numbers = rule_of(call, running, left, test=True)

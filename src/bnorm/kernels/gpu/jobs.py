@@ -54,7 +54,7 @@ JOB = Fields(  # walk.cu says what they mean
         *("infinite", "row_mean", "row_rstd"),
     ),
     ("skipna", "wide_running", "nonfinite", "count_step"),
-    ("slope", "eps", "count", "momentum", "ddof"),
+    ("slope", "eps", "count", "momentum", "ddof", "uncounted"),
     (
         *("channels", "inner", "columns", "copies", "steps", "total", "run", "jump", "unit", "base", "chunk"),
         *("chunks", "group", "split", "weight_step", "keep", "streams", "row_channels"),

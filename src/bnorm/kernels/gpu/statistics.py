@@ -10,6 +10,7 @@ import numpy as np
 Array = Any  # cupy.ndarray
 Rule = tuple[Any, ...]  # of a bnorm.running.Statistics
 AVERAGE, POOL, FADE = range(3)
+EPSILON = float(np.finfo(np.float64).eps)
 NAMES = ("mean", "var", "low", "seen", "weight", "pairs", "last")  # of the arrays of a rule, from its second place on
 
 
@@ -36,6 +37,22 @@ class LeftAlone:
 
     def __repr__(self) -> str:
         return str(int(self))
+
+
+def known(
+    mean: Array, var: Array, gamma: Array | None, beta: Array | None, eps: float, seen: Array | None = None
+) -> Array:
+    """stats of a mean and a variance that are known, of so many values; seen None: of one."""
+    nothing = np.zeros(mean.shape, like=mean)
+    n = nothing + 1 if seen is None else np.where(seen > 0, seen, 1)
+    rstd = 1 / np.sqrt(var + eps)
+    if eps == 0:
+        slack = n * mean * EPSILON
+        bound = slack * slack
+        constant = np.where(np.isfinite(bound), var <= n * EPSILON * var + bound, np.sqrt(var) <= abs(slack))
+        rstd = np.where(constant, 1, rstd)
+    scale = rstd if gamma is None else gamma * rstd
+    return np.stack([mean, var, rstd, scale, nothing if beta is None else beta])
 
 
 def merge(sets: list[Array]) -> Array:

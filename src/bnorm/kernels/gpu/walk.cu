@@ -37,6 +37,7 @@ struct Job {
   // options
   i64 skipna, wide_running, nonfinite, count_step;
   double slope, eps, count, momentum, ddof;
+  double uncounted;  // batches as large as this one, that `seen` lacks
   // geometry: plans.py says what it means
   i64 channels, inner, columns, copies, steps, total;
   i64 run, jump, unit, base;

@@ -157,8 +157,12 @@ cdef void merge_sums(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
 
 
 cdef void finish_forward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """Rows of stats; mean and var from the first partial where there is one, else they stand there already."""
+    """Rows of stats; mean and var from the first partial where there is one, else they stand there already.
+
+    These are then known to be of job.seen values, or of one.
+    """
     cdef Py_ssize_t c, size = job.channels
+    cdef double values
     cdef double* mean = job.stats
     cdef double* var = mean + size
     cdef double* rstd = var + size
@@ -170,7 +174,8 @@ cdef void finish_forward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept no
             mean[c] = n[size + c] + n[3 * size + c]
             var[c] = n[2 * size + c] / (n[c] if n[c] > 0.0 else 1.0)
     for c in range(begin, end):
-        rstd[c] = bn_rstd(var[c], job.eps, job.count if n == NULL else n[c])
+        values = n[c] if n != NULL else 1.0 if job.seen == NULL or not job.seen[c] > 0.0 else job.seen[c]
+        rstd[c] = bn_channel_rstd(mean[c], var[c], job.eps, values)
         scale[c] = rstd[c] if job.gamma == NULL else job.gamma[c] * rstd[c]
         shift[c] = 0.0 if job.beta == NULL else job.beta[c]
 

@@ -33,6 +33,7 @@ cdef extern from "formulas.h" nogil:
     void bn_merge(double*, double*, double*, double*, double, double, double, double)
     void bn_add_block(double*, double*, double*, double*, double, double, double, double, double)
     double bn_rstd(double, double, double)
+    double bn_channel_rstd(double, double, double, double)
     double bn_fold(double, double, double, double)
     double bn_grad_b(double, double, double)
     double bn_grad_c(double, double)
