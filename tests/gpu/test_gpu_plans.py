@@ -1,5 +1,6 @@
 """Launch plans without a device: every element once, limits respected, and kernels that exist."""
 
+import contextlib
 import re
 import struct
 from functools import cache
@@ -10,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gpu_sweep
 from bnorm.kernels.gpu import jobs, launching, plans, row_plans
+from gpu_device import PlanningDevice
 
 DTYPES = st.sampled_from(sorted(plans.ITEMSIZE))
 SIZES = st.one_of(st.integers(1, 9), st.integers(1, 300), st.integers(1, 5000))
@@ -203,9 +206,13 @@ def test_few_rows_get_a_block_each_and_many_share_one():
 # The text of the kernels --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("family", "name"), [("channels", "Job"), ("rows", "RowJob"), ("row_channels", "Job")])
+STRUCTS = {"Job": jobs.JOB, "RowJob": jobs.ROW_JOB, "StatisticsJob": jobs.STATISTICS_JOB}
+OF_FAMILY = {"channels": "Job", "rows": "RowJob", "row_channels": "Job", "statistics": "StatisticsJob"}
+
+
+@pytest.mark.parametrize(("family", "name"), OF_FAMILY.items())
 def test_the_struct_is_that_of_the_jobs(family, name):
-    expected = jobs.ROW_JOB if name == "RowJob" else jobs.JOB
+    expected = STRUCTS[name]
     body = re.search(rf"struct {name} \{{(.*?)\n\}};", launching.source(family), re.DOTALL)[1]
     found = []
     for line in re.sub(r"//[^\n]*", "", body).split(";"):
@@ -237,7 +244,7 @@ def test_modes_are_spelled_once():
 
 def test_kernels_are_those_that_plans_launch():
     text = {family: re.sub(r"//[^\n]*", "", launching.source(family)) for family in launching.FAMILIES}
-    pattern = r"__global__ void[^;{]*?(\w+)\((?:Row)?Job job\)"
+    pattern = r"__global__ void[^;{]*?(\w+)\((?:Row|Statistics)?Job job\)"
     written = {family: set(re.findall(pattern, t)) for family, t in text.items()}
     assert written == {family: {name.split("<")[0] for name in every(family)} for family in launching.FAMILIES}
 
@@ -250,8 +257,8 @@ def every(family, dtypes=tuple(plans.ITEMSIZE)):
         "rows": row_plans.row_kernels,
         "row_channels": row_plans.row_channel_kernels,
     }
-    names = {name for dtype in dtypes for name in lists[family](dtype)}
-    return names | set(plans.PER_CHANNEL) if family == "channels" else names
+    names = {name for dtype in dtypes for name in lists[family](dtype)} if family in lists else set()
+    return names | set(plans.per_channel_kernels(family))
 
 
 @many
@@ -273,7 +280,26 @@ def test_no_plan_asks_for_another_kernel(outer, channels, inner, dtype, vectors,
         ]
         for shape in ((outer, channels, inner, 3), (outer * inner, 1, channels, 1)):
             found += [row_plans.rows("rows_forward", shape, dtype, vectors, True, False, *options)]
-            found += [row_plans.rows("rows_backward", shape, dtype, vectors, True, params, *options) for params in (0, 1)]
+            found += [
+                row_plans.rows("rows_backward", shape, dtype, vectors, True, params, *options) for params in (0, 1)
+            ]
     for plan in found:
         for launch in plan.launches:
             assert launch.kernel in every(launch.family, (dtype,))
+
+
+@pytest.mark.parametrize("dtype", sorted(plans.ITEMSIZE))
+def test_the_sweep_forgets_no_instance(dtype, monkeypatch):
+    """What test_gpu_device.py launches on a device; here the launches are only counted."""
+    device = PlanningDevice(plans.Limits())
+    monkeypatch.setattr(launching, "device_of", lambda x: device)
+    numpy_type = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype
+    for case in gpu_sweep.cases(dtype):
+        x = np.empty(case.shape, numpy_type)
+        vectors = np.ones((2, case.shape[1] * (case.shape[2] if case.what == "rows" else 1)))
+        weight = np.ones((case.shape[0], case.shape[2] if len(case.shape) == 3 else 1))
+        for slope in gpu_sweep.SLOPES:
+            with contextlib.suppress(FloatingPointError):
+                list(gpu_sweep.results(case, slope, x, x, vectors, weight))
+    launched = set(device.kernels())
+    assert launched == {name for family in gpu_sweep.FAMILIES for name in every(family, (dtype,))}

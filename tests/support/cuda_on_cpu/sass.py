@@ -1,7 +1,7 @@
 """The loops of a kernel in the machine code of a device, by NVIDIA's disassembler: `pip install nvidia-cuda-nvdisasm`.
 
-    loops = sass.loops(source, ["scale<float, 4>"], "sm_90")["scale<float, 4>"]
-    assert max(loops, key=lambda loop: loop.loads).instructions <= 80
+loops = sass.loops(source, ["scale<float, 4>"], "sm_90")["scale<float, 4>"]
+assert max(loops, key=lambda loop: loop.loads).instructions <= 80
 """
 
 import functools

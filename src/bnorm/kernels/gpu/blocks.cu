@@ -82,8 +82,8 @@ BN_DEV void first_mean(const T* x, Walk<RUNS> walk, i64 steps, A (&center)[K]) {
   }
 }
 
-// The channels, one bit each, that have a value other than their center in some steps. Sums of the others are exactly 0,
-// and constant channels are frequent enough not to be added up twice for being small.
+// The channels, one bit each, that have a value other than their center in some steps. Sums of the others are exactly
+// 0, and constant channels are frequent enough not to be added up twice for being small.
 template <class T, int V, int K, bool RUNS, class A>
 BN_DEV unsigned off_center(const T* x, Walk<RUNS> walk, int steps, const A (&center)[K]) {
   unsigned off = 0;

@@ -155,8 +155,8 @@ def forward(
     places = address(gamma), address(beta)
     if mean is not None and var is not None:
         plan = plans.map_only("normalize", *call.size, False, kind, limits)
-        places += (address(mean), address(var), address(stats), address(seen))
-        call.run(plan, INFERENCE(call.at, call.result_at, *places, slope, eps))
+        known = address(mean), address(var), address(stats), address(seen)
+        call.run(plan, INFERENCE(call.at, call.result_at, *places, *known, slope, eps))
         return call.result, stats, count, 0
     counts = None
     if weight is not None:
@@ -171,7 +171,7 @@ def forward(
         where, numbers = rule_of(call, running, left, test=True)
         test = plans.reduction("moments", *call.size, weight is not None, "", kind, limits)
         call.run(test, TRAINING(*of, *where, slope, eps, *numbers))
-        refuse(LeftAlone(left), lambda: None)
+        refuse(LeftAlone(left))
     where, numbers = rule_of(call, running, left)
     call.run(plan, TRAINING(*of, *where, slope, eps, *numbers))
     return call.result, stats, count, LeftAlone(left) if running[-1] == "skip" else 0

@@ -66,3 +66,13 @@ ROW_JOB = Fields(  # rows.cu
     ("slope", "eps"),
     ("rows", "size", "inner", "groups", "lanes", "side", "affine", "streams", "blocks"),
 )
+STATISTICS_JOB = Fields(  # statistics.cu
+    (
+        *("mean", "var", "low", "seen", "weight", "pairs", "last", "parts", "batch_seen", "batch_pairs", "batch_last"),
+        *("left", "sets", "merged"),
+    ),
+    ("mode", "wide", "whole", "replaces", "nonfinite", "items"),
+    ("momentum", "halflife", "ddof", "uncounted"),
+    ("channels",),
+)
+ALL = (JOB, ROW_JOB, STATISTICS_JOB)

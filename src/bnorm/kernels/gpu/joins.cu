@@ -2,7 +2,7 @@
 // the partial sums of the blocks, by the block that comes last.
 //
 // Moments are joined about a center that all of them share: first the counts and the distances of the means from it,
-// which give the mean of all, then m2 with the distances from that. No division but one per channel, no chain of merges.
+// which give the mean of all, then m2 with the distances from that. One division per channel, no chain of merges.
 
 // Threads of a block are BX columns (of K channels) wide and BY high.
 template <int K, int BX, int BY>
@@ -105,8 +105,8 @@ BN_DEV Moments join_block(Moments (&mine)[K], double* memory) {
 }
 
 // Partial sums ------------------------------------------------------------------------------------------------------
-// Those of chunk g and column j lie at partial[(g * PARTS + part) * columns + j]. The items of a channel are its columns
-// in all chunks. They were written by other blocks, and are not to be read from a stale first-level cache.
+// Those of chunk g and column j lie at partial[(g * PARTS + part) * columns + j]. The items of a channel are its
+// columns in all chunks. Other blocks wrote them: they are not to be read from a stale first-level cache.
 
 constexpr int AHEAD = 4;  // items that a thread loads before it uses the first
 

@@ -23,8 +23,9 @@ FAMILIES = {
     "channels": (*ON_CHANNELS, "blocks.cu", "channels_sums.cu", "channels.cu"),
     "rows": (*ON_CHANNELS, "blocks.cu", "rows.cu", "rows_backward.cu"),
     "row_channels": (*ON_CHANNELS, "row_channels.cu"),
+    "statistics": ("numbers.cu", "statistics.cu"),
 }
-JOBS = {fields.size: np.dtype(f"V{fields.size}") for fields in (jobs.JOB, jobs.ROW_JOB)}
+JOBS = {fields.size: np.dtype(f"V{fields.size}") for fields in jobs.ALL}
 PROBE = 'extern "C" __global__ void probe() {}'
 
 

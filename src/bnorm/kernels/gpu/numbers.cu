@@ -1,8 +1,8 @@
 // Numbers: the types of the elements and of the arithmetic, and vectors of them.
 //
 // No file is included, neither of CUDA nor of ours: launching.py joins formulas.h and the texts of a family of kernels
-// and hands the whole to NVRTC, and the tests hand the same text to g++ (BN_ON_CPU). Shared memory is therefore declared
-// by two macros, and every thread of a block stays to its end, so that barriers can be checked.
+// and hands the whole to NVRTC, and the tests hand the same text to g++ (BN_ON_CPU). Shared memory is therefore
+// declared by two macros, and every thread of a block stays to its end, so that barriers can be checked.
 
 #ifndef BN_ON_CPU
 #define BN_SHARED(T, name, count) __shared__ T name[count]

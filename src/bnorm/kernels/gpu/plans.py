@@ -18,7 +18,7 @@ from functools import lru_cache
 from math import gcd, lcm
 from typing import NamedTuple
 
-from .jobs import CAREFUL, FROZEN, IDENTITY, JOB, SUMS_ONLY, WITH_MAP
+from .jobs import CAREFUL, FROZEN, IDENTITY, JOB, STATISTICS_JOB, SUMS_ONLY, WITH_MAP
 
 NAMES = {"float16": "f16", "bfloat16": "bf16", "float32": "float", "float64": "double"}  # of the types in the kernels
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -154,7 +154,7 @@ def launch(
 
 
 def cut(shape: Shape, limits: Limits) -> tuple[int, int, int]:
-    """Steps of a chunk, chunks, and the parts that a map cuts a chunk into: blocks are as many as a device runs at a time."""
+    """Steps of a chunk, chunks, and the parts that a map cuts one into: as many blocks as a device runs at a time."""
     slots = limits.processors * RESIDENT
     wanted = first = max(1, slots // max(shape.tiles, 1))
     for some in range(first, first + 8):  # so many that hardly a slot is empty while the last blocks run
@@ -227,7 +227,9 @@ def reduction(
         names = [shape.kernel(name, dtype, WITH_MAP, kind)]
         launches = [launch(shape, names[0], chunk, chunks, shared=shared, keep=keep)]
     else:
-        launches = [launch(shape, shape.kernel(name, dtype, CAREFUL if careful else SUMS_ONLY, *own_kind), chunk, chunks)]
+        launches = [
+            launch(shape, shape.kernel(name, dtype, CAREFUL if careful else SUMS_ONLY, *own_kind), chunk, chunks)
+        ]
         if then:
             launches.append(map_launch(shape, then, dtype, careful, kind, chunk, chunks, split))
     return Plan(tuple(launches), parts * chunks * shape.columns, cdiv(shape.tiles, shape.group))
@@ -250,19 +252,30 @@ def map_launch(
     if name in ("normalize", "finite"):
         kernel = shape.kernel("normalize", dtype, kind, int(name == "finite"))
     else:
-        kernel = shape.kernel("gradient", dtype, FROZEN if name == "frozen" else CAREFUL if careful else SUMS_ONLY, kind)
+        kernel = shape.kernel(
+            "gradient", dtype, FROZEN if name == "frozen" else CAREFUL if careful else SUMS_ONLY, kind
+        )
     streams = int(shape.total * ITEMSIZE[dtype] >= STREAMED)
     return launch(shape, kernel, chunk // split, chunks * split, split=split, streams=streams)
 
 
+PER_CHANNEL = {  # kernels of one thread per channel, and their families
+    "finish_stats": "channels",
+    "finish_gradients": "channels",
+    "move_statistics": "statistics",
+    "merge_sets": "statistics",
+}
+
+
 @lru_cache(maxsize=1024)
 def per_channel(name: str, channels: int) -> Plan:
-    """A kernel of one thread per channel: "finish_stats" or "finish_gradients"."""
-    geometry = JOB.place(channels=channels)
-    return Plan((Launch("channels", name, (cdiv(channels, THREADS), 1), (THREADS,), 0, geometry),), 0, 0)
+    family = PER_CHANNEL[name]
+    geometry = (STATISTICS_JOB if family == "statistics" else JOB).place(channels=channels)
+    return Plan((Launch(family, name, (cdiv(channels, THREADS), 1), (THREADS,), 0, geometry),), 0, 0)
 
 
-PER_CHANNEL = ("finish_stats", "finish_gradients")
+def per_channel_kernels(family: str) -> list[str]:
+    return [name for name, of in PER_CHANNEL.items() if of == family]
 
 
 def channel_kernels(dtype: str, kinds: tuple[int, ...] = (0, 1, 2)) -> list[str]:

@@ -1,6 +1,6 @@
 // dgamma and dbeta of rows that share no columns: sums over the channels of dy and dy (x - mean) rstd, in a pass of
-// their own. The geometry is that of a reduction per channel, row_channels of them to a row; the V columns of a step are
-// of one row, and there is no rest.
+// their own. The geometry is that of a reduction per channel, row_channels of them to a row; the V columns of a step
+// are of one row, and there is no rest.
 
 constexpr int AT_A_TIME = 4;  // steps whose sums are added in the type of computation
 

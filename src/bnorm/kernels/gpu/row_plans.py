@@ -32,7 +32,7 @@ from .plans import (
 HELD = (4, 8)  # vectors of a thread that there are kernels for
 WARP = 32
 FEW_ROWS = 4  # per processor: below, a row gets a block, so that more of them work
-BLOCKS = 4  # per processor; they go on from row to row. Where each writes sums over its rows: as many as fit
+BLOCKS = 4  # per processor; they go on from row to row
 KEPT_AFFINE = 48 << 10  # bytes of gamma and beta that a block may keep
 JOINED = 32  # columns of a block that joins those sums
 
@@ -40,7 +40,7 @@ RowShape = tuple[int, int, int, int]  # (N, G, K, L)
 
 
 class Row(NamedTuple):
-    """How a row is dealt out: vectors of so many elements, over so many threads, each of which holds `steps` of them."""
+    """How a row is dealt out: vectors of so many elements, over so many threads, each of which holds some of them."""
 
     vector: int
     steps: int  # 0: it reads them again
@@ -69,6 +69,17 @@ def row_of(size: int, positions: int, many: int, dtype: str, vectors: bool, limi
     return Row(vector, steps, True, THREADS)
 
 
+def summed_bytes(row: Row, dtype: str) -> int:
+    """Of the sums over rows in the shared memory of a block."""
+    return 2 * row.steps * THREADS * row.vector * max(ITEMSIZE[dtype], 4)
+
+
+def summing_blocks(row: Row, dtype: str) -> int:
+    """Blocks that write such sums, per processor: as many as share one. rows_backward.cu has the registers for that."""
+    alone = row.steps == HELD[-1] and dtype == "float64"
+    return 1 if alone or summed_bytes(row, dtype) > TWO_PER_PROCESSOR else 2
+
+
 def affine_bytes(shape: RowShape, dtype: str) -> int:
     """Of gamma and beta in the shared memory of a block; 0 where they are not kept there."""
     _, groups, channels, positions = shape
@@ -89,10 +100,9 @@ def rows(
     size, many = channels * positions, n * groups
     row = row_of(size, positions, many, dtype, vectors, limits)
     shared = affine_bytes(shape, dtype) if affine else 0
-    summed = 2 * row.steps * THREADS * row.vector * max(ITEMSIZE[dtype], 4)  # of the sums in a block
+    summed = summed_bytes(row, dtype)
     sums = params and size > 0 and groups == positions == 1 and 0 < summed <= limits.shared - STATIC_SHARED - shared
-    resident = BLOCKS if not sums else 1 if summed > TWO_PER_PROCESSOR or row.steps == 8 and dtype == "float64" else 2
-    blocks = max(1, min(cdiv(many, row.side), limits.processors * resident))
+    blocks = max(1, min(cdiv(many, row.side), limits.processors * (summing_blocks(row, dtype) if sums else BLOCKS)))
     geometry = ROW_JOB.place(
         rows=many, size=size, inner=max(positions, 1), groups=max(groups, 1), lanes=row.lanes, side=row.side,
         affine=int(shared > 0), streams=int(many * size * ITEMSIZE[dtype] >= STREAMED), blocks=blocks,

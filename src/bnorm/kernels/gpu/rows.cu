@@ -180,7 +180,8 @@ template <class T, int V, int STEPS, bool WIDE>
 BN_DEV RowStats stats_of(
     const RowJob& job, const Row<V, STEPS, WIDE>& row, const Vector<T, V> (&t)[STEPS], RowSums<WIDE>& sums) {
   typedef typename Compute<T>::type A;
-  const A first = job.rule == BN_MEAN_SQUARE || job.size == 0 ? (A)0 : (A)widen(static_cast<const T*>(job.x)[row.start]);
+  const bool about_zero = job.rule == BN_MEAN_SQUARE || job.size == 0;
+  const A first = about_zero ? (A)0 : (A)widen(static_cast<const T*>(job.x)[row.start]);
   A center = first;
   const auto each = [&](const auto& use) {
 #pragma unroll

@@ -1,7 +1,7 @@
 // The job of a kernel on channels, and the walk of a thread over its elements.
 //
-// One struct by value. Every field has eight bytes and one meaning in all kernels; jobs.py has the same list, and a test
-// compares the two. What a kernel does not need is 0. With C channels:
+// One struct by value. Every field has eight bytes and one meaning in all kernels; jobs.py has the same list, and a
+// test compares the two. What a kernel does not need is 0. With C channels:
 
 struct Job {
   // the array, and what is made of it
