@@ -199,16 +199,18 @@ def parameter_dtype(who: str, dtype: Any) -> np.dtype[Any]:
 
 def slope(who: str, activation: object, negative_slope: object) -> float:
     """An activation as its slope below 0: 1 none, 0 ReLU, `negative_slope` leaky ReLU."""
-    below = number(who, "negative_slope", negative_slope)
+    below = negative_slope if type(negative_slope) is float else number(who, "negative_slope", negative_slope)
     if not 0 <= below < 1:
         raise ValueError(f"{who}: negative_slope: expected a number from 0 to below 1, got {negative_slope!r}")
     if activation is None:
         return 1.0
+    if activation == "relu":
+        return 0.0
     if not isinstance(activation, str):
         raise TypeError(f"{who}: activation: expected None or a name, got {_kind(activation)}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"{who}: activation: expected None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
-    return 0.0 if activation == "relu" else below
+    return below + 0.0  # which is not -0.0
 
 
 def weights(who: str, weight: object, layout: view.Layout, kind: type) -> tuple[ndarray, float, float]:
@@ -248,12 +250,17 @@ def _divisor(who: str, name: str, total: float) -> float:
     return total
 
 
-def several_values(who: str, rows: ndarray, shape: tuple[int, ...]) -> None:
-    """Group and instance norm: more than one value in each row of (N, G, K, L), if there is any row."""
-    if rows.size and rows.shape[2] * rows.shape[3] == 1:
+def several_values(who: str, rows: ndarray, shape: tuple[int, ...], each: bool) -> None:
+    """Group and instance norm of (N, G, K, L): more than one value in a row, if there is any row.
+
+    As in PyTorch, instance norm (`each`) asks it of every sample, and group norm only of the batch as a whole: samples
+    of one value per group become beta unless there is a single one of them.
+    """
+    samples, groups, channels, positions = rows.shape
+    if rows.size and channels * positions * (1 if each else samples) == 1:
         raise ValueError(
             f"{who}: x: expected more than one value per group (of channels, in one sample) to take statistics of, "
-            f"got shape {shape} in {rows.shape[1]} groups"
+            f"got shape {shape} in {groups} groups"
         )
 
 

@@ -164,7 +164,7 @@ def group_norm(
 
     The samples are on the first axis that is not `axis`. num_groups divides the number of channels; a group is a run
     of C / num_groups channels. gamma, beta: shape (C,).
-    One value per group and sample has no variance: ValueError.
+    A group of one value becomes beta, as in PyTorch; ValueError where the whole batch has one value per group.
 
     >>> y, saved = group_norm([[1.0, 3.0, 20.0, 40.0]], 2, eps=0)
     >>> y
@@ -283,6 +283,7 @@ def _over_groups(
     if type(axis) is not int or not -(ndim := x.ndim) <= axis < ndim:
         axis = checks.channel_axis(who, axis, x.shape)
     channels = x.shape[axis]
+    each = num_groups is None
     num_groups = channels if num_groups is None else checks.groups(who, num_groups, channels)
     if gamma is not None:
         gamma = vector(who, "gamma", gamma, (channels,), type(x))
@@ -294,5 +295,5 @@ def _over_groups(
     if activation is not None or negative_slope != 0.01:
         slope = checks.slope(who, activation, negative_slope)
     rows = view.groups(x, num_groups, axis)
-    checks.several_values(who, rows[0], x.shape)
+    checks.several_values(who, rows[0], x.shape, each)
     return row_forward(who, x, rows, gamma, beta, eps, VARIANCE, slope, out, given)

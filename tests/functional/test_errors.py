@@ -61,7 +61,7 @@ BAD = [
     ("layer_norm", LAYER, {"x": X.astype(complex)}, TypeError, "x", "complex128"),
     ("rms_norm", LAYER, {"x": masked(X)}, TypeError, "x", "mask"),
     ("group_norm", GROUP, {"x": ONES}, ValueError, "x", "samples and one of channels, got shape (4,)"),
-    ("group_norm", GROUP, {"x": X, "num_groups": 4}, ValueError, "x", "more than one value per group"),
+    ("group_norm", GROUP, {"x": X[:1], "num_groups": 4}, ValueError, "x", "more than one value per group"),
     ("instance_norm", INSTANCE, {"x": X}, ValueError, "x", "more than one value"),
     ("instance_norm", INSTANCE, {"x": IMAGES[:, :, :1, :1]}, ValueError, "x", "got shape (2, 4, 1, 1)"),
     ("moments", BATCH, {"x": X.astype(complex)}, TypeError, "x", "complex128"),

@@ -120,3 +120,22 @@ def test_a_tensor_is_an_array():
     assert_close(y, functional.batch_norm(x, None, None, training=True).numpy(), 2e-6)
     with pytest.raises(TypeError, match=r"^batch_norm: x: expected an array of real numbers, got torch\.Tensor"):
         F.batch_norm(x.requires_grad_())
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 1), (1, 3), (1, 3, 1), (0, 3), (2, 3, 1, 1)], ids=str)
+@pytest.mark.parametrize("name", ["group_norm", "instance_norm"])
+def test_one_value_per_group(name, shape):
+    """Both raise, or both give zeros. An empty batch is no error here, whatever it is there."""
+    x = np.random.default_rng(0).standard_normal(shape)
+    args = (3,) if name == "group_norm" else ()
+    try:
+        want = getattr(functional, name)(torch.from_numpy(x), *args)
+    except ValueError:
+        if x.size:
+            with pytest.raises(ValueError, match=f"^{name}: x: expected more than one value"):
+                getattr(F, name)(x, *args)
+            return
+        want = torch.empty(shape)
+    y, saved = getattr(F, name)(x, *args)
+    np.testing.assert_array_equal(y, want.numpy())
+    np.testing.assert_array_equal(F.backward(np.ones(shape), saved)[0], np.zeros(shape))

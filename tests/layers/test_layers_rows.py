@@ -189,7 +189,7 @@ def test_groups_that_do_not_divide_the_channels(groups):
 
 
 SINGLE = [
-    (lambda: bnorm.GroupNorm(4, 4), (3, 4)),
+    (lambda: bnorm.GroupNorm(4, 4), (1, 4)),
     (lambda: bnorm.InstanceNorm1d(4), (3, 4, 1)),
     (lambda: bnorm.InstanceNorm2d(4), (3, 4, 1, 1)),
 ]
@@ -202,6 +202,17 @@ def test_one_value_per_row_has_no_variance(make, shape):
         layer.training = mode
         with pytest.raises(ValueError, match=f"^{type(layer).__name__}.*: x: expected more than one value"):
             layer(np.zeros(shape))
+
+
+def test_groups_of_one_value_become_beta():
+    """As PyTorch's, as long as the batch has more than one value of each group."""
+    layer = bnorm.GroupNorm(3, 3)
+    layer.beta = [1.0, 2.0, 3.0]
+    x, dy = np.random.default_rng(0).standard_normal((2, 4, 3))
+    np.testing.assert_array_equal(layer(x), np.broadcast_to([1.0, 2.0, 3.0], x.shape))
+    np.testing.assert_array_equal(layer.backward(dy), np.zeros_like(x))
+    np.testing.assert_allclose(layer.beta.grad, dy.sum(0), rtol=1e-14)
+    np.testing.assert_array_equal(layer.gamma.grad, np.zeros(3))
 
 
 RANKS = [

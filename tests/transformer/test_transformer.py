@@ -102,11 +102,16 @@ def test_near_constant_features(n, average, dtype):
     np.testing.assert_array_equal(ours.transform(x)[:, same], 0)
 
 
-def test_eps_zero_is_needed_for_scale_one():
+def test_the_default_is_standard_scalers_job():
+    """A small feature comes out like any other, and a constant one has scale 1, unless eps says otherwise."""
     x = np.ones((5, 1))
-    assert scaler().fit(x).scale_ == 1
-    assert BatchNormTransformer().fit(x).scale_ == np.sqrt(1e-5)
-    assert BatchNormTransformer().fit(x).transform(x).max() == 0
+    assert BatchNormTransformer().fit(x).scale_ == 1
+    assert BatchNormTransformer(eps=1e-5).fit(x).scale_ == np.sqrt(1e-5)
+    assert BatchNormTransformer(eps=1e-5).fit(x).transform(x).max() == 0
+    small = np.random.default_rng(0).normal(3.0, 1e-3, (1000, 1))
+    np.testing.assert_allclose(BatchNormTransformer().fit_transform(small).std(), 1, rtol=1e-12)
+    constant = BatchNormTransformer().fit(np.full((9, 1), 3.0))
+    assert constant.transform([[4.0]]) == 1
 
 
 @pytest.mark.parametrize("value", [np.log(1e-5), 1e-100, 1e100, 0.1, 1e20])
@@ -215,7 +220,7 @@ def test_transform_is_affine():
     x = table()
     t = BatchNormTransformer().fit(x)
     t.gamma_, t.beta_ = np.arange(5.0), -np.arange(5.0)
-    expected = (x - t.mean_) / np.sqrt(t.var_ + 1e-5) * t.gamma_ + t.beta_
+    expected = (x - t.mean_) / np.sqrt(t.var_) * t.gamma_ + t.beta_
     np.testing.assert_allclose(t.transform(x), expected, rtol=0, atol=50 * EPS)
 
 

@@ -150,7 +150,6 @@ def test_negative_weights_are_refused_in_every_mode():
         ({"ddof": 2}, "'ddof' parameter"),
         ({"affine": "yes"}, "'affine' parameter"),
         ({"halflife": 5, "momentum": 0.2}, r"momentum: expected its default, 0.1, beside halflife=5.*got 0.2"),
-        ({"halflife": 5, "momentum": None}, r"momentum: expected its default, 0.1, beside halflife=5.*got None"),
     ],
 )
 def test_parameters_are_checked_when_fitted(parameters, words):

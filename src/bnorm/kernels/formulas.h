@@ -28,7 +28,8 @@ BN_FN int bn_act_kind(double slope)
 }
 
 /* bn_act is the activation of v. bn_act_pull is its gradient: g, the gradient behind it, brought before it. NaN counts as
- * above 0. ReLU selects and never multiplies: of an infinity it makes 0, not NaN. In C the names end in the type. */
+ * above 0. ReLU selects its slope, which is 0, and never multiplies: of an infinity it makes 0, not NaN. (A constant 0
+ * would do, but compilers make a branch of it, which random data take at random.) In C the names end in the type. */
 #ifdef __cplusplus
 #define BN_TYPED(name, real) name
 #else
@@ -37,11 +38,11 @@ BN_FN int bn_act_kind(double slope)
 #define BN_ACTIVATION(real)                                                                                           \
     BN_FN real BN_TYPED(bn_act, real)(int kind, real slope, real v)                                                   \
     {                                                                                                                 \
-        return kind != BN_IDENTITY && v <= 0 ? (kind == BN_RELU ? (real)0 : slope * v) : v;                           \
+        return kind != BN_IDENTITY && v <= 0 ? (kind == BN_RELU ? slope : slope * v) : v;                             \
     }                                                                                                                 \
     BN_FN real BN_TYPED(bn_act_pull, real)(int kind, real slope, real v, real g)                                      \
     {                                                                                                                 \
-        return kind != BN_IDENTITY && v <= 0 ? (kind == BN_RELU ? (real)0 : slope * g) : g;                           \
+        return kind != BN_IDENTITY && v <= 0 ? (kind == BN_RELU ? slope : slope * g) : g;                             \
     }
 BN_ACTIVATION(float)
 BN_ACTIVATION(double)

@@ -100,7 +100,7 @@ class _OverGroups(Layer):
         elif x.ndim not in self._names or x.shape[axis] != self._channels:
             raise wrong_shape(who, x.shape, self._channels, self._names)
         rows = view.groups(x, self._groups, axis)
-        checks.several_values(who, rows[0], x.shape)
+        checks.several_values(who, rows[0], x.shape, self._names is not None)
         gamma, beta = self._constants or self._wide()
         y, self._saved = row_forward(who, x, rows, gamma, beta, self._eps, VARIANCE, self._slope, out, given)
         return y

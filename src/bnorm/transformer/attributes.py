@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 from numpy import ndarray
+from sklearn.exceptions import NotFittedError
 
 from bnorm.kernels import BACKENDS
 from bnorm.layers import BatchNorm1d
@@ -11,10 +12,16 @@ from bnorm.transformer.state import State
 
 
 class Attributes:
-    """Before fit there are none: AttributeError."""
+    """Before fit there are none: NotFittedError, which is an AttributeError."""
 
     layer_: BatchNorm1d
     _state: State
+
+    def __getattr__(self, name: str) -> Any:
+        if name.endswith("_") and not name.startswith("_") and "_state" not in self.__dict__:
+            who = type(self).__name__
+            raise NotFittedError(f"This {who} instance is not fitted yet: {name} is there after fit or partial_fit")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def running_mean_(self) -> ndarray:

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from bnorm import checks
 from bnorm.kernels import moved
-from bnorm.running import AVERAGE
+from bnorm.running import AVERAGE, FADE
 from bnorm.transformer import tables
 from bnorm.transformer.attributes import Attributes
 from bnorm.transformer.state import KINDS, State, mode
@@ -33,13 +33,15 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
     `fit` takes the exact statistics of a table, whatever the momentum. `partial_fit` takes one more batch of a stream,
     and there are three ways to weigh it against what came before:
 
-    - ``momentum=m``: the exponential moving average of the means and variances of batches. The weights of the batches
-      are normalized, so the first one counts fully.
+    - ``momentum=m``: the exponential moving average of the means and variances of batches. In a stream that begins with
+      `partial_fit`, the weights of the batches are normalized, so the first one counts fully. After a `fit` the average
+      is settled, and the next batch weighs m.
     - ``momentum=None``: every row weighs the same. The result is that of one `fit` on all rows, however they were cut.
     - ``halflife=h``: a row weighs half of what a row h rows later does. The result does not depend on how the stream
       was cut into batches, and batches of one row are as good as any.
 
-    NaN is left out of the statistics and stays NaN; infinity is refused. A feature never seen is NaN until it is seen.
+    NaN is left out of the statistics and stays NaN, and so does what a masked array masks; infinity is refused. A
+    feature never seen is NaN until it is seen.
     float16, float32 and float64 keep their type, whatever else becomes float64; statistics are float64.
 
     Fitted on a CuPy array it lives on the GPU: it takes and returns CuPy arrays, and its attributes are such. The layer
@@ -51,9 +53,10 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
     momentum : float or None, default=0.1
         The weight of a new batch, above 0 and at most 1; None: every row weighs the same.
     halflife : float or None, default=None
-        Rows after which a row weighs half. With it, momentum is left at its default.
-    eps : float, default=1e-5
-        Added to the variance, inside the root. With 0, features that StandardScaler takes for constant have scale 1.
+        Rows after which a row weighs half. With it, momentum has no meaning: it is left at its default, or None.
+    eps : float, default=0.0
+        Added to the variance, inside the root. With 0, features of any size come out alike, and those that
+        StandardScaler takes for constant have scale 1. (Layers have 1e-5, as nets are used to; `layer_` has this one.)
     ddof : {0, 1}, default=0
         The variance is sum (x - mean)^2 / (count - ddof). With sample weights, count is their sum.
     affine : bool, default=True
@@ -87,7 +90,7 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
     --------
     >>> import numpy as np
     >>> from bnorm import BatchNormTransformer
-    >>> t = BatchNormTransformer(momentum=None, eps=0)
+    >>> t = BatchNormTransformer(momentum=None)
     >>> for batch in np.array([[[0.0, 10.0], [2.0, 10.0]], [[4.0, 40.0], [6.0, 40.0]]]):
     ...     t = t.partial_fit(batch)
     >>> t.mean_, t.scale_
@@ -110,7 +113,7 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
         *,
         momentum: float | None = MOMENTUM,
         halflife: float | None = None,
-        eps: float = 1e-5,
+        eps: float = 0.0,
         ddof: int = 0,
         affine: bool = True,
         copy: bool = True,
@@ -330,10 +333,10 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
         if given == self.__dict__.get("_checked"):
             return
         self._validate_params()
-        if self.halflife is not None and self.momentum != MOMENTUM:
+        if self.halflife is not None and self.momentum not in (MOMENTUM, None):
             raise ValueError(
-                f"{WHO}: momentum: expected its default, {MOMENTUM}, beside halflife={self.halflife}, as they are two "
-                f"ways to forget, got {self.momentum}"
+                f"{WHO}: momentum: expected its default, {MOMENTUM}, beside halflife={self.halflife}, or None, as they "
+                f"are two ways to forget, got {self.momentum}"
             )
         self._checked = given
 
@@ -373,7 +376,10 @@ class BatchNormTransformer(Attributes, OneToOneFeatureMixin, TransformerMixin, B
                 f"{WHO}: merge: expected momentum=None or a halflife, got momentum={self.momentum} and "
                 f"{other.momentum}: a moving average depends on the order of its batches"
             )
-        for name in ("momentum", "halflife", "ddof", "n_features_in_"):
+        fading = self._state.statistics.mode == other._state.statistics.mode == FADE  # whatever momentum stands beside
+        for name in (
+            ("halflife", "ddof", "n_features_in_") if fading else ("momentum", "halflife", "ddof", "n_features_in_")
+        ):
             if getattr(self, name) != getattr(other, name):
                 raise ValueError(
                     f"{WHO}: merge: {name}: expected {getattr(self, name)}, as here, got {getattr(other, name)}"

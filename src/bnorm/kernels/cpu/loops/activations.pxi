@@ -1,9 +1,21 @@
 # What comes after normalizing, and its gradient, in the type of the loop that asks: the formulas are those of formulas.h.
+#
+# A loop over values is compiled once for each kind: its caller asks for the kind, and hands it on as a constant.
 
 cdef inline Activation identity() noexcept nogil:
     cdef Activation act
     act.kind = BN_IDENTITY
     act.slope = 1.0
+    return act
+
+
+cdef inline Activation relu(Activation act) noexcept nogil:
+    act.kind = BN_RELU
+    return act
+
+
+cdef inline Activation leaky(Activation act) noexcept nogil:
+    act.kind = BN_LEAKY
     return act
 
 

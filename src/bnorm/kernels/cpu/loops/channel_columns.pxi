@@ -5,6 +5,47 @@ cdef enum:
     NEAR = 16           # columns between two fetches of what comes next, by rows: few lines at a time
 
 
+# What is summed together: `rows` rows of `widen * channels * run` columns, `stride` values apart, and below them the
+# first `extra` columns of one more.
+ctypedef struct Block:
+    Py_ssize_t rows, stride, extra
+    Py_ssize_t widen, channels, run
+    const double* w     # the weight of its first position, of the others behind it; NULL: all weigh 1
+    bn_ahead* ahead     # the walk through memory that the reader is on, or NULL
+
+
+# The numbers of channels or columns, one array of each, in the type of x; NULL where they are not used.
+ctypedef struct Columns:
+    const void* h           # high part of the mean
+    const void* scale       # of the forward
+    const void* shift
+    const void* a           # of the gradient
+    const void* b
+    const void* c
+    const void* w           # weights, of columns
+
+
+cdef inline Py_ssize_t width_of(const Block* b) noexcept nogil:
+    return b.widen * b.channels * b.run
+
+
+cdef inline Py_ssize_t values_of(const Block* b) noexcept nogil:
+    """Of each channel."""
+    return (b.rows * width_of(b) + b.extra) // b.channels
+
+
+cdef inline Block run_block(Py_ssize_t n, const double* w) noexcept nogil:
+    """n values of one channel that lie one after the other: LANES partial sums side by side."""
+    cdef Block b
+    b.rows = n // LANES
+    b.stride = b.run = LANES
+    b.extra = n % LANES
+    b.widen = b.channels = 1
+    b.w = w
+    b.ahead = NULL
+    return b
+
+
 cdef inline void zero(double* values, Py_ssize_t n) noexcept nogil:
     cdef Py_ssize_t i
     for i in range(n):
@@ -28,13 +69,11 @@ cdef inline void spread(
                 j += run
 
 
-cdef inline const real* columns_of(
-    const real* values, Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, real* columns
-) noexcept nogil:
+cdef inline const real* columns_of(const real* values, const Block* b, real* columns) noexcept nogil:
     """The same for who only reads them: the values themselves where each channel is one column."""
-    if widen * run == 1:
+    if b.widen * b.run == 1:
         return values
-    spread(values, widen, channels, run, columns)
+    spread(values, b.widen, b.channels, b.run, columns)
     return columns
 
 
@@ -54,16 +93,16 @@ cdef inline double lane_sum(const double* lanes, Py_ssize_t n) noexcept nogil:
     return ((a[0] + a[1]) + (a[2] + a[3])) + ((a[4] + a[5]) + (a[6] + a[7]))
 
 
-cdef inline void gather(double* columns, Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run) noexcept nogil:
+cdef inline void gather(double* columns, const Block* b) noexcept nogil:
     """Sum over the columns of each channel, into the first `channels` of them; widen is a power of two."""
-    cdef Py_ssize_t c, j, half = widen * channels * run // 2
+    cdef Py_ssize_t c, j, widen = b.widen, run = b.run, half = width_of(b) // 2
     while widen > 1:    # one half of the row onto the other
         for j in range(half):
             columns[j] += columns[half + j]
         half //= 2
         widen //= 2
     if run > 1:
-        for c in range(channels):
+        for c in range(b.channels):
             columns[c] = lane_sum(columns + c * run, run)
 
 

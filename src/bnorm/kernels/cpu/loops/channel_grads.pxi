@@ -12,19 +12,19 @@ cdef inline void four_pairs(
     dot[0] = (g0 * (x[0] - h) + g1 * (x[stride] - h)) + (g2 * (x[2 * stride] - h) + g3 * (x[3 * stride] - h))
 
 
-cdef inline void pair_sums_of_rows(
-    const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width,
-    const real* h, double* s, double* d, bn_ahead* ahead
+cdef inline void pair_sums(
+    const real* dy, const real* x, const Block* b, const real* h, double* s, double* d
 ) noexcept nogil:
     """s += sum dy, d += sum dy (x - h) per column: eight rows at a time, then four, then one."""
-    cdef Py_ssize_t j, k, end, at, r = 0, step = width if ahead == NULL else NEAR
+    cdef Py_ssize_t j, k, end, at, r = 0, rows = b.rows, stride = b.stride, width = width_of(b)
+    cdef Py_ssize_t step = width if b.ahead == NULL else NEAR
     cdef real sum, dot, more, more_dot
     while r + 8 <= rows:
         k = 0
         while k < width:
             end = min(width, k + step)
-            if ahead != NULL:
-                bn_fetch(ahead, 8 * (end - k) * sizeof(real))
+            if b.ahead != NULL:
+                bn_fetch(b.ahead, 8 * (end - k) * sizeof(real))
             for j in range(k, end):
                 at = r * stride + j
                 four_pairs(dy + at, x + at, stride, h[j], &sum, &dot)
@@ -40,54 +40,71 @@ cdef inline void pair_sums_of_rows(
             s[j] += <double>sum
             d[j] += <double>dot
         r += 4
-    while r < rows:
-        for j in range(width):
+    while r < rows + (b.extra > 0):
+        for j in range(width if r < rows else b.extra):
             at = r * stride + j
             s[j] += <double>dy[at]
             d[j] += <double>(dy[at] * (x[at] - h[j]))
         r += 1
 
 
-cdef inline void masked_pair_sums_of_rows(
-    const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width,
-    const real* h, const real* scale, const real* shift, Activation act, bint weighted, double* s, double* d,
-    bn_ahead* ahead
+cdef inline void pulled_row(
+    Activation act, const real* dy, const real* x, Py_ssize_t n, const Columns* of, bint weighted, double* s, double* d
 ) noexcept nogil:
-    """The same of dy before the activation of (x - h) * scale + shift; with weights where that is not 0."""
-    cdef Py_ssize_t j, r
-    cdef const real* xr
-    cdef const real* gr
+    """pair_sums of one row, dy before the activation; with weights only where that is not 0."""
+    cdef const real* h = <const real*>of.h
+    cdef const real* scale = <const real*>of.scale
+    cdef const real* shift = <const real*>of.shift
+    cdef Py_ssize_t j
     cdef real t, g
-    for r in range(rows):
-        if ahead != NULL:
-            bn_fetch(ahead, width * sizeof(real))
-        xr = x + r * stride
-        gr = dy + r * stride
-        for j in range(width):
-            t = xr[j] - h[j]
-            g = gr[j] if act.kind == BN_IDENTITY else pulled(act, t * scale[j] + shift[j], gr[j])
-            s[j] += <double>g
-            d[j] += <double>(0 if weighted and g == 0 else g * t)
+    for j in range(n):
+        t = x[j] - h[j]
+        g = dy[j] if act.kind == BN_IDENTITY else pulled(act, t * scale[j] + shift[j], dy[j])
+        s[j] += <double>g
+        d[j] += <double>(0 if weighted and g == 0 else g * t)
+
+
+cdef inline void pulled_pair_sums(
+    const real* dy, const real* x, const Block* b, const Columns* of, Activation act, bint weighted,
+    double* s, double* d
+) noexcept nogil:
+    """pair_sums, dy before the activation; with weights only where that is not 0."""
+    cdef Py_ssize_t r, at, n
+    for r in range(b.rows + (b.extra > 0)):
+        at = r * b.stride
+        n = width_of(b) if r < b.rows else b.extra
+        if b.ahead != NULL:
+            bn_fetch(b.ahead, n * sizeof(real))
+        if act.kind == BN_IDENTITY:
+            pulled_row(identity(), dy + at, x + at, n, of, weighted, s, d)
+        elif act.kind == BN_RELU:
+            pulled_row(relu(act), dy + at, x + at, n, of, weighted, s, d)
+        else:
+            pulled_row(leaky(act), dy + at, x + at, n, of, weighted, s, d)
 
 
 cdef void careful_pair_sums(
-    const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width, Py_ssize_t extra,
-    const real* h, const real* scale, const real* shift, Activation act, bint weighted, double* s, double* d
+    const real* dy, const real* x, const Block* b, const Columns* of, Activation act, bint weighted,
+    double* s, double* d
 ) noexcept nogil:
     """The same in float64, where a product left the range of float32; the activation is the forward's."""
-    cdef Py_ssize_t j, r
+    cdef const real* h = <const real*>of.h
+    cdef const real* scale = <const real*>of.scale
+    cdef const real* shift = <const real*>of.shift
+    cdef Py_ssize_t j, r, at, width = width_of(b)
     cdef real t
     cdef double g
     zero(s, width)
     zero(d, width)
-    for r in range(rows + (extra > 0)):
-        for j in range(width if r < rows else extra):
-            g = dy[r * stride + j]
+    for r in range(b.rows + (b.extra > 0)):
+        at = r * b.stride
+        for j in range(width if r < b.rows else b.extra):
+            g = dy[at + j]
             if act.kind != BN_IDENTITY:
-                t = x[r * stride + j] - h[j]
+                t = x[at + j] - h[j]
                 g = bn_act_pull_double(act.kind, act.slope, t * scale[j] + shift[j], g)
             s[j] += g
-            d[j] += 0 if weighted and g == 0 else g * (<double>x[r * stride + j] - <double>h[j])
+            d[j] += 0 if weighted and g == 0 else g * (<double>x[at + j] - <double>h[j])
 
 
 cdef inline bint products_beyond_float(
@@ -103,34 +120,31 @@ cdef inline bint products_beyond_float(
 
 
 cdef void block_sums(
-    const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
-    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, Activation act, bint weighted, bn_ahead* ahead,
-    const real* high, const real* scale, const real* shift, double* sums, double* dots
+    const real* dy, const real* x, const Block* b, const Columns* channels, Activation act, double* sums, double* dots
 ) noexcept nogil:
-    """Add one block to the gradient sums of its channels."""
-    cdef real[WIDE] centers, scales, shifts
+    """Add one block to the gradient sums of its channels, whose numbers are `channels`."""
+    cdef real[WIDE] high, scale, shift
     cdef double[WIDE] s, d
-    cdef const real* h = columns_of(high, widen, channels, run, centers)
-    cdef const real* a = NULL
-    cdef const real* b = NULL
-    cdef Py_ssize_t c, width = widen * channels * run, end = rows * stride
-    zero(s, width)
-    zero(d, width)
-    if act.kind != BN_IDENTITY or weighted:
+    cdef Columns of
+    cdef Py_ssize_t c
+    of.h = columns_of(<const real*>channels.h, b, high)
+    of.scale = NULL
+    of.shift = NULL
+    zero(s, width_of(b))
+    zero(d, width_of(b))
+    if act.kind != BN_IDENTITY or b.w != NULL:
         if act.kind != BN_IDENTITY:
-            a = columns_of(scale, widen, channels, run, scales)
-            b = columns_of(shift, widen, channels, run, shifts)
-        masked_pair_sums_of_rows(dy, x, rows, stride, width, h, a, b, act, weighted, s, d, ahead)
-        masked_pair_sums_of_rows(dy + end, x + end, extra > 0, 0, extra, h, a, b, act, weighted, s, d, NULL)
+            of.scale = columns_of(<const real*>channels.scale, b, scale)
+            of.shift = columns_of(<const real*>channels.shift, b, shift)
+        pulled_pair_sums(dy, x, b, &of, act, b.w != NULL, s, d)
     else:
-        pair_sums_of_rows(dy, x, rows, stride, width, h, s, d, ahead)
-        pair_sums_of_rows(dy + end, x + end, extra > 0, 0, extra, h, s, d, NULL)
-    gather(s, widen, channels, run)
-    gather(d, widen, channels, run)
-    if real is float and products_beyond_float(channels, <double>rows * widen * run, s, d):
-        careful_pair_sums(dy, x, rows, stride, width, extra, h, a, b, act, weighted, s, d)
-        gather(s, widen, channels, run)
-        gather(d, widen, channels, run)
-    for c in range(channels):
+        pair_sums(dy, x, b, <const real*>of.h, s, d)
+    gather(s, b)
+    gather(d, b)
+    if real is float and products_beyond_float(b.channels, <double>b.rows * b.widen * b.run, s, d):
+        careful_pair_sums(dy, x, b, &of, act, b.w != NULL, s, d)
+        gather(s, b)
+        gather(d, b)
+    for c in range(b.channels):
         sums[c] += s[c]
         dots[c] += d[c]

@@ -35,91 +35,146 @@ cdef inline bint last_infinite(const real* x, Py_ssize_t n) noexcept nogil:
 
 
 cdef inline bint finite_columns(
-    const real* x, real* y, Py_ssize_t n, const real* h, const real* scale, const real* shift, Activation act
+    const real* x, real* y, Py_ssize_t n, const Columns* of, Activation act
 ) noexcept nogil:
     """normalize_columns of a multiple of 16 columns; whether an infinity was among them."""
+    cdef const real* h = <const real*>of.h
+    cdef const real* scale = <const real*>of.scale
+    cdef const real* shift = <const real*>of.shift
     cdef Py_ssize_t j
     cdef int32_t found = 0
     cdef int64_t found_double = 0
-    cdef real v
     for j in range(n):
         if real is float:
             found |= bn_infinite_float(x[j])
         else:
             found_double |= bn_infinite_double(x[j])
-        v = (x[j] - h[j]) * scale[j] + shift[j]
-        y[j] = activated(act, v)
+        y[j] = activated(act, (x[j] - h[j]) * scale[j] + shift[j])
     return found != 0 or found_double != 0
 
 
+cdef inline void normalize_columns_by(
+    Activation act, const real* x, real* y, Py_ssize_t n, const Columns* of
+) noexcept nogil:
+    cdef const real* h = <const real*>of.h
+    cdef const real* scale = <const real*>of.scale
+    cdef const real* shift = <const real*>of.shift
+    cdef Py_ssize_t j
+    for j in range(n):
+        y[j] = activated(act, (x[j] - h[j]) * scale[j] + shift[j])
+
+
 cdef inline void normalize_columns(
-    const real* x, real* y, Py_ssize_t n, const real* h, const real* scale, const real* shift, Activation act
+    const real* x, real* y, Py_ssize_t n, const Columns* of, Activation act
+) noexcept nogil:
+    if act.kind == BN_IDENTITY:
+        normalize_columns_by(identity(), x, y, n, of)
+    elif act.kind == BN_RELU:
+        normalize_columns_by(relu(act), x, y, n, of)
+    else:
+        normalize_columns_by(leaky(act), x, y, n, of)
+
+
+cdef inline void normalize_run_by(
+    Activation act, const real* x, real* y, Py_ssize_t n, real h, real scale, real shift
 ) noexcept nogil:
     cdef Py_ssize_t j
-    if act.kind == BN_IDENTITY:
-        for j in range(n):
-            y[j] = (x[j] - h[j]) * scale[j] + shift[j]
-    else:
-        for j in range(n):
-            y[j] = activated(act, (x[j] - h[j]) * scale[j] + shift[j])
+    for j in range(n):
+        y[j] = activated(act, (x[j] - h) * scale + shift)
 
 
 cdef inline void normalize_run(
     const real* x, real* y, Py_ssize_t n, real h, real scale, real shift, Activation act
 ) noexcept nogil:
-    cdef Py_ssize_t j
     if act.kind == BN_IDENTITY:
-        for j in range(n):
-            y[j] = (x[j] - h) * scale + shift
+        normalize_run_by(identity(), x, y, n, h, scale, shift)
+    elif act.kind == BN_RELU:
+        normalize_run_by(relu(act), x, y, n, h, scale, shift)
     else:
-        for j in range(n):
-            y[j] = activated(act, (x[j] - h) * scale + shift)
+        normalize_run_by(leaky(act), x, y, n, h, scale, shift)
 
 
-cdef inline void gradient_columns(
-    const real* dy, const real* x, real* dx, Py_ssize_t n, const real* w,
-    const real* h, const real* a, const real* b, const real* c, const real* scale, const real* shift, Activation act,
-    bint frozen
+cdef inline void gradient_columns_by(
+    Activation act, const real* dy, const real* x, real* dx, Py_ssize_t n, const Columns* of
 ) noexcept nogil:
+    cdef const real* h = <const real*>of.h
+    cdef const real* scale = <const real*>of.scale
+    cdef const real* shift = <const real*>of.shift
+    cdef const real* a = <const real*>of.a
+    cdef const real* b = <const real*>of.b
+    cdef const real* c = <const real*>of.c
+    cdef const real* w = <const real*>of.w
     cdef Py_ssize_t j
     cdef real t, g
-    if frozen:
+    if b == NULL:
         for j in range(n):
             dx[j] = pulled(act, (x[j] - h[j]) * scale[j] + shift[j], a[j] * dy[j])
-    elif act.kind != BN_IDENTITY or w != NULL:
+    elif w == NULL:
+        for j in range(n):
+            t = x[j] - h[j]
+            g = dy[j] if act.kind == BN_IDENTITY else pulled(act, t * scale[j] + shift[j], dy[j])
+            dx[j] = a[j] * (g + (b[j] * t + c[j]))
+    else:
         for j in range(n):
             t = x[j] - h[j]
             g = dy[j] if act.kind == BN_IDENTITY else pulled(act, t * scale[j] + shift[j], dy[j])
             t = b[j] * t + c[j]
-            if w != NULL:
-                t = 0 if w[j] == 0 else w[j] * t
-            dx[j] = a[j] * (g + t)
-    else:
-        for j in range(n):
-            dx[j] = a[j] * (dy[j] + (b[j] * (x[j] - h[j]) + c[j]))
+            dx[j] = a[j] * (g + (0 if w[j] == 0 else w[j] * t))
 
 
-cdef inline void gradient_run(
-    const real* dy, const real* x, real* dx, Py_ssize_t n, const double* w, double inverse,
-    real h, real a, real b, real c, real gain, real scale, real shift, Activation act, bint frozen
+cdef inline void gradient_columns(
+    const real* dy, const real* x, real* dx, Py_ssize_t n, const Columns* of, Activation act
 ) noexcept nogil:
-    """The same with one channel's numbers; w is weight * inverse; gain is a factor of dy alone, for group norm."""
+    if act.kind == BN_IDENTITY:
+        gradient_columns_by(identity(), dy, x, dx, n, of)
+    elif act.kind == BN_RELU:
+        gradient_columns_by(relu(act), dy, x, dx, n, of)
+    else:
+        gradient_columns_by(leaky(act), dy, x, dx, n, of)
+
+
+# The numbers of one channel or row, all of them numbers of the type of x.
+ctypedef struct Run:
+    double h, scale, shift      # as in Columns
+    double a, b, c
+    double gain                 # a factor of dy alone, for group norm
+    bint frozen                 # without b and c
+
+
+cdef inline void gradient_run_by(
+    Activation act, const real* dy, const real* x, real* dx, Py_ssize_t n, const Run* of, const double* w, double unit
+) noexcept nogil:
+    cdef real h = <real>of.h, scale = <real>of.scale, shift = <real>of.shift
+    cdef real a = <real>of.a, b = <real>of.b, c = <real>of.c, gain = <real>of.gain
+    cdef double inverse = 1.0 / unit
     cdef Py_ssize_t j
     cdef real t, g
-    if frozen:
+    if of.frozen:
         for j in range(n):
             dx[j] = pulled(act, (x[j] - h) * scale + shift, a * (gain * dy[j]))
-    elif act.kind != BN_IDENTITY or w != NULL:
+    elif w == NULL:
+        for j in range(n):
+            t = x[j] - h
+            g = dy[j] if act.kind == BN_IDENTITY else pulled(act, t * scale + shift, dy[j])
+            dx[j] = a * (gain * g + (b * t + c))
+    else:
         for j in range(n):
             t = x[j] - h
             g = dy[j] if act.kind == BN_IDENTITY else pulled(act, t * scale + shift, dy[j])
             t = b * t + c
-            if w != NULL:
-                t = 0 if w[j] == 0 else <real>(w[j] * inverse) * t
-            dx[j] = a * (gain * g + t)
+            dx[j] = a * (gain * g + (0 if w[j] == 0 else <real>(w[j] * inverse) * t))
+
+
+cdef inline void gradient_run(
+    const real* dy, const real* x, real* dx, Py_ssize_t n, const Run* of, Activation act, const double* w, double unit
+) noexcept nogil:
+    """gradient_columns with one channel's numbers; w is in units of `unit`."""
+    if act.kind == BN_IDENTITY:
+        gradient_run_by(identity(), dy, x, dx, n, of, w, unit)
+    elif act.kind == BN_RELU:
+        gradient_run_by(relu(act), dy, x, dx, n, of, w, unit)
     else:
-        for j in range(n):
-            dx[j] = a * (gain * dy[j] + (b * (x[j] - h) + c))
+        gradient_run_by(leaky(act), dy, x, dx, n, of, w, unit)
 
 
 cdef void look(Job* job, const real* x, Py_ssize_t n) noexcept nogil:
@@ -129,13 +184,14 @@ cdef void look(Job* job, const real* x, Py_ssize_t n) noexcept nogil:
 
 
 cdef void checked_columns(
-    Job* job, const real* x, real* y, Py_ssize_t n, const real* h, const real* scale, const real* shift
+    Job* job, const real* x, real* y, Py_ssize_t n, const Columns* of
 ) noexcept nogil:
     """normalize_columns that notes an infinity."""
     cdef Py_ssize_t k = n & -16
     cdef bint found = last_infinite(x, n)   # before y, which may be x, is written
-    found |= finite_columns(x, y, k, h, scale, shift, job.act)
-    normalize_columns(x + k, y + k, n - k, h + k, scale + k, shift + k, job.act)
+    cdef Columns rest = from_column(of, k, x)
+    found |= finite_columns(x, y, k, of, job.act)
+    normalize_columns(x + k, y + k, n - k, &rest, job.act)
     if found:
         bn_set(&job.infinite)
 
@@ -159,20 +215,29 @@ cdef inline real* room(Output* out, Py_ssize_t at, Py_ssize_t n, const real* x) 
     return <real*>bn_room(&out.lines, <real*>out.y + at, n * sizeof(real), &out.ahead)
 
 
+cdef inline double number(const void* values, Py_ssize_t c, const real* x) noexcept nogil:
+    """That of channel c; 0 where there are none."""
+    return 0.0 if values == NULL else <double>(<const real*>values)[c]
+
+
 cdef inline void map_run(
     Job* job, Py_ssize_t at, const double* w, Py_ssize_t n, Py_ssize_t c, real* y
 ) noexcept nogil:
     """n values of channel c, from position `at` of the arrays, into y."""
     cdef const real* x = <const real*>job.x + at
-    cdef real h = (<const real*>job.high)[c]
-    cdef real scale = (<const real*>job.scale)[c] if job.scale != NULL else 0
-    cdef real shift = (<const real*>job.shift)[c] if job.shift != NULL else 0
+    cdef Run of
+    of.h = number(job.high, c, x)
+    of.scale = number(job.scale, c, x)
+    of.shift = number(job.shift, c, x)
     if job.dy == NULL:
-        normalize_run(x, y, n, h, scale, shift, job.act)
-    else:
-        gradient_run(<const real*>job.dy + at, x, y, n, w, 1.0 / job.unit, h, (<const real*>job.a)[c],
-                     (<const real*>job.b)[c] if job.b != NULL else 0, (<const real*>job.c)[c] if job.b != NULL else 0,
-                     1, scale, shift, job.act, job.b == NULL)
+        normalize_run(x, y, n, <real>of.h, <real>of.scale, <real>of.shift, job.act)
+        return
+    of.a = number(job.a, c, x)
+    of.b = number(job.b, c, x)
+    of.c = number(job.c, c, x)
+    of.gain = 1.0
+    of.frozen = job.b == NULL
+    gradient_run(<const real*>job.dy + at, x, y, n, &of, job.act, w, job.unit)
 
 
 cdef void map_runs(
@@ -225,8 +290,21 @@ cdef inline void turn(const real* columns, Py_ssize_t width, Py_ssize_t by, real
     memcpy(turned + width - by, first, by * sizeof(real))
 
 
-cdef inline const real* at_column(const real* columns, Py_ssize_t k) noexcept nogil:
-    return columns if columns == NULL else columns + k
+cdef inline const void* from_number(const void* columns, Py_ssize_t k, const real* x) noexcept nogil:
+    return columns if columns == NULL else <const real*>columns + k
+
+
+cdef inline Columns from_column(const Columns* of, Py_ssize_t k, const real* x) noexcept nogil:
+    """The numbers of the columns from k on."""
+    cdef Columns rest
+    rest.h = from_number(of.h, k, x)
+    rest.scale = from_number(of.scale, k, x)
+    rest.shift = from_number(of.shift, k, x)
+    rest.a = from_number(of.a, k, x)
+    rest.b = from_number(of.b, k, x)
+    rest.c = from_number(of.c, k, x)
+    rest.w = of.w
+    return rest
 
 
 cdef void map_columns(
@@ -240,13 +318,7 @@ cdef void map_columns(
     """
     cdef real[LINE] h, scale, shift, a, b, c, wr
     cdef double[LINE] wj
-    cdef const real* h_
-    cdef const real* scale_
-    cdef const real* shift_
-    cdef const real* a_
-    cdef const real* b_
-    cdef const real* c_
-    cdef const real* weights = NULL
+    cdef Columns line, of
     cdef real* y
     cdef Py_ssize_t most = longest(x), run = job.inner, plane = job.channels * run
     cdef Py_ssize_t at = first * job.widen * plane, stop = last * job.widen * plane, step = plane, widen = 0
@@ -259,15 +331,16 @@ cdef void map_columns(
         step = widen * plane
         if job.weight == NULL and step >= 16:
             lead = (-<size_t>(<real*>out.y + at) & 63) // sizeof(real)
+    line.w = NULL if job.weight == NULL else <const void*>wr
     while begin < end:
         channels = end - begin if whole or run == 1 else min(end - begin, most // run)
         width = max(<Py_ssize_t>1, widen) * channels * run
-        h_ = spread_of(job.high, begin, widen, channels, run, h)
-        scale_ = spread_of(job.scale, begin, widen, channels, run, scale)
-        shift_ = spread_of(job.shift, begin, widen, channels, run, shift)
-        a_ = spread_of(job.a, begin, widen, channels, run, a)
-        b_ = spread_of(job.b, begin, widen, channels, run, b)
-        c_ = spread_of(job.c, begin, widen, channels, run, c)
+        line.h = spread_of(job.high, begin, widen, channels, run, h)
+        line.scale = spread_of(job.scale, begin, widen, channels, run, scale)
+        line.shift = spread_of(job.shift, begin, widen, channels, run, shift)
+        line.a = spread_of(job.a, begin, widen, channels, run, a)
+        line.b = spread_of(job.b, begin, widen, channels, run, b)
+        line.c = spread_of(job.c, begin, widen, channels, run, c)
         i = at + begin * run
         while i < stop:
             k = 0
@@ -275,29 +348,27 @@ cdef void map_columns(
             while k < n:
                 j = min(most, n - k)
                 y = room(out, i + k, j, x)
+                of = from_column(&line, k, x)
                 if job.weight != NULL:
                     weights_of_row(job.weight + i // plane * run, min(channels, j), run, j, wj)
                     for v in range(j):
                         wr[v] = <real>(wj[v] / job.unit)
-                    weights = wr
                 if job.dy != NULL:
-                    gradient_columns(<const real*>job.dy + i + k, x + i + k, y, j, weights, at_column(h_, k),
-                                     at_column(a_, k), at_column(b_, k), at_column(c_, k), at_column(scale_, k),
-                                     at_column(shift_, k), job.act, job.b == NULL)
+                    gradient_columns(<const real*>job.dy + i + k, x + i + k, y, j, &of, job.act)
                 elif job.finite:
-                    checked_columns(job, x + i + k, y, j, h_ + k, scale_ + k, shift_ + k)
+                    checked_columns(job, x + i + k, y, j, &of)
                 else:
-                    normalize_columns(x + i + k, y, j, h_ + k, scale_ + k, shift_ + k, job.act)
+                    normalize_columns(x + i + k, y, j, &of, job.act)
                 k += j
             if lead == 0:
                 i += step
                 continue
             i += lead
-            turn(h_, width, lead, h)
-            turn(scale_, width, lead, scale)
-            turn(shift_, width, lead, shift)
-            turn(a_, width, lead, a)
-            turn(b_, width, lead, b)
-            turn(c_, width, lead, c)
+            turn(<const real*>line.h, width, lead, h)
+            turn(<const real*>line.scale, width, lead, scale)
+            turn(<const real*>line.shift, width, lead, shift)
+            turn(<const real*>line.a, width, lead, a)
+            turn(<const real*>line.b, width, lead, b)
+            turn(<const real*>line.c, width, lead, c)
             lead = 0
         begin += channels

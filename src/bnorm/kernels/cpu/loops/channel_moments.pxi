@@ -1,10 +1,17 @@
-# Moments of one block: `rows` rows (and, below them, `extra` more columns) of `widen * channels * run` columns.
+# Moments of one block of rows.
 #
 # Every block is summed about a center close to its mean, so nothing cancels. The first block of a task finds its center
 # from a quarter of its rows; that mean is at most sqrt(4) standard deviations of the block away (Cauchy-Schwarz). Later
 # blocks use the running mean, and read the data once: where a block of n_b values lies d away from the n before it, the
 # rounding error eps n_b d^2 is at most 4 eps times the n n_b / (n + n_b) d^2 that the merge adds to m2 anyway, as long
 # as n_b <= 3 n. So the first block is small, and every next one three times what was before it.
+
+ctypedef struct Parts:      # of the channels of a block, one after the other
+    double* n
+    double* mean
+    double* m2
+    double* low
+
 
 cdef inline void four(const real* x, Py_ssize_t stride, real m, real* sum, real* square) noexcept nogil:
     """sum (x - m) and sum (x - m)^2 down four rows."""
@@ -13,12 +20,10 @@ cdef inline void four(const real* x, Py_ssize_t stride, real m, real* sum, real*
     square[0] = (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)
 
 
-cdef inline void center_sums_of_rows(
-    const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width, const real* m, double* s, double* q,
-    bn_ahead* ahead
-) noexcept nogil:
+cdef inline void centered_sums(const real* x, const Block* b, const real* m, double* s, double* q) noexcept nogil:
     """s += sum (x - m), q += sum (x - m)^2 per column: sixteen rows at a time, then four, then one."""
-    cdef Py_ssize_t j, k, end, r = 0, step = width if ahead == NULL else NEAR
+    cdef Py_ssize_t j, k, end, r = 0, rows = b.rows, stride = b.stride, width = width_of(b)
+    cdef Py_ssize_t step = width if b.ahead == NULL else NEAR
     cdef const real* row
     cdef real d, s0, s1, s2, s3, q0, q1, q2, q3
     while r + 16 <= rows:
@@ -26,8 +31,8 @@ cdef inline void center_sums_of_rows(
         k = 0
         while k < width:
             end = min(width, k + step)
-            if ahead != NULL:
-                bn_fetch(ahead, 16 * (end - k) * sizeof(real))
+            if b.ahead != NULL:
+                bn_fetch(b.ahead, 16 * (end - k) * sizeof(real))
             for j in range(k, end):
                 four(row + j, stride, m[j], &s0, &q0)
                 four(row + 4 * stride + j, stride, m[j], &s1, &q1)
@@ -43,8 +48,8 @@ cdef inline void center_sums_of_rows(
             s[j] += <double>s0
             q[j] += <double>q0
         r += 4
-    while r < rows:
-        for j in range(width):
+    while r < rows + (b.extra > 0):
+        for j in range(width if r < rows else b.extra):
             d = x[r * stride + j] - m[j]
             s[j] += <double>d
             q[j] += <double>(d * d)
@@ -85,176 +90,155 @@ cdef void weights_of_row(
 
 
 cdef void careful_sums(
-    const real* x, const double* w, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
-    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint skipna,
-    const double* center, double* n, double* s, double* q
+    const real* x, const Block* b, bint skipna, const double* center, double* n, double* s, double* q
 ) noexcept nogil:
     """Per channel n = sum w, s = sum w (x - center), q = sum w (x - center)^2, all in float64; room for all columns."""
     cdef double[WIDE] wj, columns
-    cdef const double* m = columns_of(center, widen, channels, run, columns)
-    cdef Py_ssize_t r, j, width = widen * channels * run
+    cdef const double* m = columns_of(center, b, columns)
+    cdef Py_ssize_t r, j, width = width_of(b)
     zero(n, width)
     zero(s, width)
     zero(q, width)
     for j in range(width):
         wj[j] = 1.0
-    for r in range(rows + (extra > 0)):
-        j = width if r < rows else extra
-        if w != NULL:
-            weights_of_row(w + r * widen * run, channels, run, j, wj)
-        weighted_row(x + r * stride, wj, j, skipna, m, n, s, q)
-    gather(n, widen, channels, run)
-    gather(s, widen, channels, run)
-    gather(q, widen, channels, run)
+    for r in range(b.rows + (b.extra > 0)):
+        j = width if r < b.rows else b.extra
+        if b.w != NULL:
+            weights_of_row(b.w + r * b.widen * b.run, b.channels, b.run, j, wj)
+        weighted_row(x + r * b.stride, wj, j, skipna, m, n, s, q)
+    gather(n, b)
+    gather(s, b)
+    gather(q, b)
 
 
 cdef void first_values(
-    const real* x, const double* w, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
-    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint skipna, const double* n, double* center
+    const real* x, const Block* b, bint skipna, const double* n, double* center
 ) noexcept nogil:
     """The first value that counts, for every channel that has none yet (n == 0); 0 where the block has none either."""
     cdef bint[WIDE] found
     cdef double[WIDE] wj
     cdef Py_ssize_t r, j, c, width, missing = 0
     cdef double v
-    for c in range(channels):
+    for c in range(b.channels):
         found[c] = n[c] > 0.0
         if not found[c]:
             center[c] = 0.0
             missing += 1
-    for r in range(rows + (extra > 0)):
+    for r in range(b.rows + (b.extra > 0)):
         if missing == 0:
             return
-        width = widen * channels * run if r < rows else extra
-        if w != NULL:
-            weights_of_row(w + r * widen * run, channels, run, width, wj)
+        width = width_of(b) if r < b.rows else b.extra
+        if b.w != NULL:
+            weights_of_row(b.w + r * b.widen * b.run, b.channels, b.run, width, wj)
         for j in range(width):
-            c = (j // run) % channels
-            v = <double>x[r * stride + j]
-            if not found[c] and (w == NULL or wj[j] != 0.0) and (v == v or not skipna):
+            c = (j // b.run) % b.channels
+            v = <double>x[r * b.stride + j]
+            if not found[c] and (b.w == NULL or wj[j] != 0.0) and (v == v or not skipna):
                 center[c] = v
                 found[c] = True
                 missing -= 1
 
 
-cdef void careful_moments(
-    const real* x, const double* w, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
-    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint skipna,
-    double* n, double* mean, double* m2, double* low
-) noexcept nogil:
+cdef void careful_moments(const real* x, const Block* b, bint skipna, Parts to) noexcept nogil:
     """A block with weights, with NaN to leave out, or with values whose squares float32 cannot hold."""
     cdef double[WIDE] center, count, s, q
     cdef Py_ssize_t c
     cdef bint fresh = False
-    for c in range(channels):
-        center[c] = mean[c] + low[c]
-        fresh |= n[c] == 0.0
+    for c in range(b.channels):
+        center[c] = to.mean[c] + to.low[c]
+        fresh |= to.n[c] == 0.0
     if fresh:
-        first_values(x, w, rows, stride, extra, widen, channels, run, skipna, n, center)
-        careful_sums(x, w, rows, stride, extra, widen, channels, run, skipna, center, count, s, q)
-        for c in range(channels):
-            if n[c] == 0.0 and s[c] != 0.0:
+        first_values(x, b, skipna, to.n, center)
+        careful_sums(x, b, skipna, center, count, s, q)
+        for c in range(b.channels):
+            if to.n[c] == 0.0 and s[c] != 0.0:
                 center[c] += s[c] / count[c]
-    careful_sums(x, w, rows, stride, extra, widen, channels, run, skipna, center, count, s, q)
-    for c in range(channels):
+    careful_sums(x, b, skipna, center, count, s, q)
+    for c in range(b.channels):
         if count[c] > 0.0:
-            bn_add_block(&n[c], &mean[c], &m2[c], &low[c], count[c], 1.0 / count[c], center[c], s[c], q[c])
+            bn_add_block(&to.n[c], &to.mean[c], &to.m2[c], &to.low[c],
+                         count[c], 1.0 / count[c], center[c], s[c], q[c])
 
 
-cdef void rough_centers(
-    const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
-    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, const double* n, real* center
-) noexcept nogil:
+cdef void rough_centers(const real* x, const Block* b, const double* n, real* center) noexcept nogil:
     """The mean of every fourth row, for channels that have no mean yet; exact where a channel is constant."""
     cdef real[WIDE] first, columns
     cdef const real* m
     cdef double[WIDE] s
-    cdef Py_ssize_t r, j, c, width = widen * channels * run if rows else extra
-    cdef Py_ssize_t sampled = (rows + 3) // 4 if rows else 1
-    cdef double values = sampled * (width // channels)
-    for c in range(channels):
-        first[c] = x[c * run]
-    m = columns_of(first, widen, channels, run, columns)
-    zero(s, widen * channels * run)
+    cdef Py_ssize_t r, j, c, width = width_of(b) if b.rows else b.extra
+    cdef Py_ssize_t sampled = (b.rows + 3) // 4 if b.rows else 1
+    cdef double values = sampled * (width // b.channels)
+    for c in range(b.channels):
+        first[c] = x[c * b.run]
+    m = columns_of(first, b, columns)
+    zero(s, width_of(b))
     for r in range(sampled):
         for j in range(width):
-            s[j] += <double>(x[4 * r * stride + j] - m[j])
-    gather(s, widen, channels, run)
-    for c in range(channels):
+            s[j] += <double>(x[4 * r * b.stride + j] - m[j])
+    gather(s, b)
+    for c in range(b.channels):
         if n[c] == 0.0:
             center[c] = first[c] + <real>(s[c] / values)
 
 
-cdef inline bint constant(
-    const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
-    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, const real* center, const double* q
-) noexcept nogil:
+cdef inline bint constant(const real* x, const Block* b, const real* center, const double* q) noexcept nogil:
     """Whether every channel whose sum of squares vanished really holds its center and nothing else."""
     cdef real[WIDE] m
     cdef real[WIDE] watched
     cdef real[WIDE] mark
-    cdef Py_ssize_t r, j, c, width = widen * channels * run
+    cdef Py_ssize_t r, j, c, width = width_of(b)
     cdef int other = 0
-    for c in range(channels):
+    for c in range(b.channels):
         watched[c] = <real>(q[c] == 0.0)
-    spread(center, widen, channels, run, m)
-    spread(watched, widen, channels, run, mark)
-    for r in range(rows + (extra > 0)):
-        if r == rows:
-            width = extra
+    spread(center, b.widen, b.channels, b.run, m)
+    spread(watched, b.widen, b.channels, b.run, mark)
+    for r in range(b.rows + (b.extra > 0)):
+        if r == b.rows:
+            width = b.extra
         for j in range(width):
-            other |= (x[r * stride + j] != m[j]) & (mark[j] != 0)
+            other |= (x[r * b.stride + j] != m[j]) & (mark[j] != 0)
     return other == 0
 
 
-cdef inline bint beyond_float(
-    const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
-    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, const real* center, double count, const double* q
-) noexcept nogil:
+cdef inline bint beyond_float(const real* x, const Block* b, const real* center, const double* q) noexcept nogil:
     """Whether the squares of some channel left the range in which float32 is exact to its last digit."""
     cdef Py_ssize_t c
     cdef int bad = 0, small = 0
-    cdef double floor = 1e-36 * count
-    for c in range(channels):
+    cdef double floor = 1e-36 * <double>values_of(b)
+    for c in range(b.channels):
         bad |= not (q[c] < INFINITY)
         bad |= (q[c] < floor) & (q[c] != 0.0)
         small |= q[c] == 0.0
-    return bad != 0 or (small != 0 and not constant(x, rows, stride, extra, widen, channels, run, center, q))
+    return bad != 0 or (small != 0 and not constant(x, b, center, q))
 
 
-cdef void block_moments(
-    const real* x, const double* w, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
-    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint skipna, bn_ahead* ahead,
-    double* n, double* mean, double* m2, double* low
-) noexcept nogil:
+cdef void block_moments(const real* x, const Block* b, bint skipna, Parts to) noexcept nogil:
     """Add one block to the moments of its channels."""
     cdef real[WIDE] center, columns
     cdef const real* m
     cdef double[WIDE] wide, s, q
-    cdef Py_ssize_t c, width = widen * channels * run
-    cdef double count = (rows * width + extra) // channels
-    cdef bint fresh = False, careful = w != NULL
+    cdef Py_ssize_t c, width = width_of(b)
+    cdef bint fresh = False, careful = b.w != NULL
     if not careful:
-        for c in range(channels):
-            center[c] = <real>(mean[c] + low[c])
-            fresh |= n[c] == 0.0
+        for c in range(b.channels):
+            center[c] = <real>(to.mean[c] + to.low[c])
+            fresh |= to.n[c] == 0.0
         if fresh:
-            rough_centers(x, rows, stride, extra, widen, channels, run, n, center)
-        m = columns_of(center, widen, channels, run, columns)
+            rough_centers(x, b, to.n, center)
+        m = columns_of(center, b, columns)
         zero(s, width)
         zero(q, width)
-        center_sums_of_rows(x, rows, stride, width, m, s, q, ahead)
-        center_sums_of_rows(x + rows * stride, extra > 0, 0, extra, m, s, q, NULL)
-        gather(s, widen, channels, run)
-        gather(q, widen, channels, run)
+        centered_sums(x, b, m, s, q)
+        gather(s, b)
+        gather(q, b)
         if real is float:
-            careful = beyond_float(x, rows, stride, extra, widen, channels, run, center, count, q)
+            careful = beyond_float(x, b, center, q)
         elif skipna:
-            for c in range(channels):
+            for c in range(b.channels):
                 careful |= q[c] != q[c]
     if careful:
-        careful_moments(x, w, rows, stride, extra, widen, channels, run, skipna, n, mean, m2, low)
+        careful_moments(x, b, skipna, to)
     else:
-        for c in range(channels):
+        for c in range(b.channels):
             wide[c] = center[c]
-        bn_add_blocks(channels, count, wide, s, q, n, mean, m2, low)
+        bn_add_blocks(b.channels, <double>values_of(b), wide, s, q, to.n, to.mean, to.m2, to.low)

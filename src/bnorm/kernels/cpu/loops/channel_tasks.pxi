@@ -3,18 +3,24 @@
 
 
 cdef void reduce_block(
-    Job* job, Py_ssize_t at, const double* w, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t extra,
-    Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, Py_ssize_t c, double* partial, bn_ahead* ahead,
-    const real* x
+    Job* job, Py_ssize_t at, const Block* b, Py_ssize_t c, double* partial, const real* x
 ) noexcept nogil:
+    """Add a block that starts at position `at` of the arrays, with channel c, to the partial results of a piece."""
     cdef Py_ssize_t size = job.channels
+    cdef Parts to
+    cdef Columns of
+    partial += c
     if job.dy == NULL:
-        block_moments(x + at, w, rows, stride, extra, widen, channels, run, job.skipna, ahead,
-                      partial + c, partial + size + c, partial + 2 * size + c, partial + 3 * size + c)
+        to.n = partial
+        to.mean = partial + size
+        to.m2 = partial + 2 * size
+        to.low = partial + 3 * size
+        block_moments(x + at, b, job.skipna, to)
     else:
-        block_sums(<const real*>job.dy + at, x + at, rows, stride, extra, widen, channels, run, job.act, w != NULL,
-                   ahead, <const real*>job.high + c, <const real*>job.scale + c, <const real*>job.shift + c,
-                   partial + c, partial + size + c)
+        of.h = <const real*>job.high + c
+        of.scale = <const real*>job.scale + c
+        of.shift = <const real*>job.shift + c
+        block_sums(<const real*>job.dy + at, x + at, b, &of, job.act, partial, partial + size)
 
 
 cdef void reduce_long(
@@ -26,10 +32,11 @@ cdef void reduce_long(
     """
     cdef Py_ssize_t o = r // job.segments, i = (r % job.segments) * job.segment, n
     cdef Py_ssize_t end = min(i + job.segment, job.inner)
+    cdef Block b
     while i < end:
         n = min(block_rows(job, done // LANES) * LANES, end - i)
-        reduce_block(job, (o * job.channels + c) * job.inner + i, from_position(job.weight, o * job.inner + i),
-                     n // LANES, LANES, n % LANES, 1, 1, LANES, c, partial, NULL, x)
+        b = run_block(n, from_position(job.weight, o * job.inner + i))
+        reduce_block(job, (o * job.channels + c) * job.inner + i, &b, c, partial, x)
         i += n
         done += n
 
@@ -54,8 +61,8 @@ cdef void walk_of(
 cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     cdef Py_ssize_t p = t // job.groups, first = p * job.piece, last = min(first + job.piece, job.rows)
     cdef Py_ssize_t begin = (t % job.groups) * job.group, end = min(begin + job.group, job.channels)
-    cdef Py_ssize_t run = job.inner, plane = job.widen * run, stride = plane * job.channels
-    cdef Py_ssize_t r, rows, c, extra, i
+    cdef Py_ssize_t run = job.inner, plane = job.widen * run, r, c, i
+    cdef Block b
     cdef double* partial = job.partial + p * 4 * job.channels
     cdef bn_ahead walk
     for i in range(4):
@@ -67,19 +74,25 @@ cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
             for c in range(begin, end):
                 reduce_long(job, r, (r - first) * job.segment, c, partial, x)
         return
+    b.stride = plane * job.channels
+    b.widen = job.widen
+    b.run = run
+    b.ahead = &walk if job.far else NULL
     c = begin
     while c < end:
         if job.far:
             walk_of(job, first, c, min(c + job.tile, end), &walk, x)
             bn_fetch(&walk, BN_AHEAD)
+        b.channels = min(job.tile, end - c)
         r = first
         while r < last:
-            rows = min(block_rows(job, r - first), last - r)
-            extra = (job.outer - job.rows * job.widen) * job.channels * run if r + rows == job.rows else 0
-            reduce_block(job, r * stride + c * run, from_position(job.weight, r * plane),
-                         rows, stride, extra, job.widen, min(job.tile, end - c), run, c, partial,
-                         &walk if job.far else NULL, x)
-            r += rows
+            b.rows = min(block_rows(job, r - first), last - r)
+            b.extra = 0
+            if r + b.rows == job.rows:
+                b.extra = (job.outer - job.rows * job.widen) * job.channels * run
+            b.w = from_position(job.weight, r * plane)
+            reduce_block(job, r * b.stride + c * run, &b, c, partial, x)
+            r += b.rows
         c += job.tile
 
 

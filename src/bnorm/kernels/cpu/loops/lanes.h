@@ -4,6 +4,7 @@
 #define BNORM_LANES_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include "formulas.h"
 
@@ -14,10 +15,13 @@
 #endif
 
 #if defined(__GNUC__) || defined(__clang__)
-#define BN_INLINE static inline __attribute__((always_inline))
+#define BN_ALWAYS inline __attribute__((always_inline))
+#elif defined(_MSC_VER)
+#define BN_ALWAYS __forceinline
 #else
-#define BN_INLINE static inline
+#define BN_ALWAYS inline
 #endif
+#define BN_INLINE static BN_ALWAYS
 
 #if defined(_MSC_VER)
 #define BN_RESTRICT __restrict
@@ -79,6 +83,71 @@ BN_INLINE double bn_whole(const double *eight)
     const double a = eight[0] + eight[4], b = eight[1] + eight[5], c = eight[2] + eight[6], d = eight[3] + eight[7];
     return (a + c) + (b + d);
 }
+
+/* What short_sums sums: g and g (x - h), where g is x - h itself, or dy, or dy gamma, dy being brought before the
+ * activation of ((x - h) r + b) gamma + beta. */
+enum { BN_SQUARES, BN_PAIRS, BN_SCALED };
+
+enum {
+    BN_WIDTH = 32,  /* partial sums; a loop of 16 would be unrolled before it could be vectorized */
+    BN_CHAIN = 8    /* values that are added to one of them before it is added in float64 */
+};
+
+/* Both sums of n values, added to 8 parts of each in float64. `left` values may be read, n or more: what does not fill a
+ * vector is read together with what lies behind it, and counts as nothing. Behind gamma and beta there are zeros to read.
+ * `what` and `kind` are constants to the compiler, and no choice is left in the loops. */
+#define BN_SHORT_SUMS(real, name)                                                                                     \
+    BN_INLINE real bn_factor_##name(int what, int kind, real slope, real dy, real t, real r, real b,                  \
+                                    const real *gamma, const real *beta)                                              \
+    {                                                                                                                 \
+        if (what != BN_SCALED)                                                                                        \
+            return what == BN_SQUARES ? t : dy;                                                                       \
+        return kind == BN_IDENTITY ? dy * *gamma                                                                      \
+                                   : bn_act_pull_##name(kind, slope, (t * r + b) * *gamma + *beta, dy * *gamma);      \
+    }                                                                                                                 \
+    BN_INLINE void bn_short_sums_##name(int what, int kind, real slope, const real *dy, const real *x, ptrdiff_t n,   \
+                                        ptrdiff_t left, real h, real r, real b, const real *gamma, const real *beta,  \
+                                        double *sum, double *dot)                                                     \
+    {                                                                                                                 \
+        const int32_t rest = (int32_t)(n % BN_WIDTH); /* as wide as a float32, for the masks */                       \
+        ptrdiff_t i = 0;                                                                                              \
+        while (i < n) {                                                                                               \
+            const ptrdiff_t end = i + BN_CHAIN * BN_WIDTH < n ? i + BN_CHAIN * BN_WIDTH : n;                          \
+            real s[BN_WIDTH], d[BN_WIDTH];                                                                            \
+            for (int32_t j = 0; j < BN_WIDTH; j++)                                                                    \
+                s[j] = d[j] = 0;                                                                                      \
+            for (; i + BN_WIDTH <= end; i += BN_WIDTH)                                                                \
+                for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
+                    const real t = x[i + j] - h;                                                                      \
+                    const real g = bn_factor_##name(what, kind, slope, dy[i + j], t, r, b, gamma + i + j,             \
+                                                    beta + i + j);                                                    \
+                    s[j] += g;                                                                                        \
+                    d[j] += g * t;                                                                                    \
+                }                                                                                                     \
+            if (i < end && i + BN_WIDTH <= left)                                                                      \
+                for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
+                    const real t = x[i + j] - h;                                                                      \
+                    const real g = bn_factor_##name(what, kind, slope, dy[i + j], t, r, b, gamma + i + j,             \
+                                                    beta + i + j);                                                    \
+                    s[j] += j < rest ? g : 0;                                                                         \
+                    d[j] += (j < rest ? g : 0) * (j < rest ? t : 0);                                                  \
+                }                                                                                                     \
+            else if (i < end)                                                                                         \
+                for (int32_t j = 0; j < rest; j++) {                                                                  \
+                    const real t = x[i + j] - h;                                                                      \
+                    const real g = bn_factor_##name(what, kind, slope, dy[i + j], t, r, b, gamma + i + j,             \
+                                                    beta + i + j);                                                    \
+                    s[j] += g;                                                                                        \
+                    d[j] += g * t;                                                                                    \
+                }                                                                                                     \
+            i = end;                                                                                                  \
+            bn_narrow_##name(s, sum);                                                                                 \
+            bn_narrow_##name(d, dot);                                                                                 \
+        }                                                                                                             \
+    }
+
+BN_SHORT_SUMS(float, float)
+BN_SHORT_SUMS(double, double)
 
 /* The maps of a row with a gamma and a beta for each value: y = ((x - h) r + b) gamma + beta, and the input gradient
  * dx = r (dy gamma + (tilt (x - h) + rest)). */

@@ -1,17 +1,33 @@
 # Sums of one short row or run. What starts and ends a sum costs as much here as its values do, so it is kept small:
-# WIDTH partial sums in the type of x, of which EIGHTH in float64 are left after every CHAIN values of each; no blocks
-# and no merging. What does not fill a vector is read together with what lies behind it, which counts as nothing: `left`
-# is how many values there are to be read, and only the last ones of a task are taken one by one.
+# WIDTH partial sums in the type of x, of which EIGHTH in float64 are left after every few values of each; no blocks and
+# no merging. What does not fill a vector is read together with what lies behind it, which counts as nothing: `left` is
+# how many values there are to be read, and only the last ones of a task are taken one by one.
 #
 # float32 has no room for the squares of what is very large or small. Then the sums are made again, all in float64.
 
 cdef enum:
     SHORT = 8192        # values up to which this is faster than the blocks of channel_moments.pxi
-    WIDTH = 32          # partial sums; a loop of 16 would be unrolled before it could be vectorized
-    CHAIN = 8           # values that are added to one of them before it is added in float64
+    WIDTH = BN_WIDTH
     EIGHTH = 8          # partial sums that are left: a vector of float64
     BATCH = 64          # rows whose statistics are finished together
     EARLY = 2           # one part in so many of what is fetched ahead is fetched while sums are made
+
+# How the values of some rows become v = ((x - h) r + b) gamma + beta: a number for each row, or for each value of a row.
+ctypedef struct Affine:
+    const void* h
+    const void* r
+    const void* b
+    const void* gamma
+    const void* beta
+
+
+cdef inline real scaled(
+    Activation act, real dy, real x, real h, real r, real b, real gamma, real beta
+) noexcept nogil:
+    """dy gamma, dy being brought before the activation of the forward."""
+    if act.kind == BN_IDENTITY:
+        return dy * gamma
+    return pulled(act, ((x - h) * r + b) * gamma + beta, dy * gamma)
 
 
 cdef inline void narrow(const real* wide, double* eight) noexcept nogil:
@@ -22,55 +38,44 @@ cdef inline void narrow(const real* wide, double* eight) noexcept nogil:
         bn_narrow_double(wide, eight)
 
 
-cdef inline void clear(real* s, real* q) noexcept nogil:
-    cdef Py_ssize_t j
-    for j in range(WIDTH):
-        s[j] = 0
-        q[j] = 0
-
-
 cdef inline void short_sums(
-    const real* x, Py_ssize_t n, Py_ssize_t left, real center, double* sum, double* square
+    int what, Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, const Affine* of,
+    Py_ssize_t k, double* sum, double* dot
 ) noexcept nogil:
-    """sum (x - center) and sum (x - center)^2, added to EIGHTH parts of each."""
-    cdef real[WIDTH] s, q
-    cdef Py_ssize_t i = 0, end
-    cdef int32_t j, rest = n % WIDTH     # as wide as a float32, for the masks
-    cdef real d
-    while i < n:
-        end = min(i + CHAIN * WIDTH, n)
-        clear(s, q)
-        while i + WIDTH <= end:
-            for j in range(WIDTH):
-                d = x[i + j] - center
-                s[j] += d
-                q[j] += d * d
-            i += WIDTH
-        if i < end and i + WIDTH <= left:
-            for j in range(WIDTH):
-                d = x[i + j] - center if j < rest else 0
-                s[j] += d
-                q[j] += d * d
-        elif i < end:
-            for j in range(rest):
-                d = x[i + j] - center
-                s[j] += d
-                q[j] += d * d
-        i = end
-        narrow(s, sum)
-        narrow(q, square)
+    """sum g and sum g (x - h) of n values of row k, added to EIGHTH parts of each; lanes.h says what g is."""
+    cdef real h = (<const real*>of.h)[k]
+    cdef real r = 0 if what != BN_SCALED else (<const real*>of.r)[k]
+    cdef real b = 0 if what != BN_SCALED else (<const real*>of.b)[k]
+    if real is float:
+        bn_short_sums_float(what, act.kind, <float>act.slope, dy, x, n, left, h, r, b,
+                            <const float*>of.gamma, <const float*>of.beta, sum, dot)
+    else:
+        bn_short_sums_double(what, act.kind, act.slope, dy, x, n, left, h, r, b,
+                             <const double*>of.gamma, <const double*>of.beta, sum, dot)
 
 
-cdef void careful_short_sums(const real* x, Py_ssize_t n, real center, double* sum, double* square) noexcept nogil:
-    """Both sums in float64."""
+cdef void careful_short_sums(
+    int what, Activation act, const real* dy, const real* x, Py_ssize_t n, const Affine* of, Py_ssize_t k,
+    double* sum, double* dot
+) noexcept nogil:
+    """Both sums of a whole row in float64, where a product left the range of float32."""
+    cdef const real* gamma = <const real*>of.gamma
+    cdef const real* beta = <const real*>of.beta
+    cdef real h = (<const real*>of.h)[k]
     cdef Py_ssize_t i
-    cdef double d
+    cdef double g, t
     sum[0] = 0.0
-    square[0] = 0.0
+    dot[0] = 0.0
     for i in range(n):
-        d = <double>x[i] - <double>center
-        sum[0] += d
-        square[0] += d * d
+        t = <double>x[i] - <double>h
+        if what == BN_SQUARES:
+            g = t
+        elif what == BN_PAIRS:
+            g = dy[i]
+        else:
+            g = scaled(act, dy[i], x[i], h, (<const real*>of.r)[k], (<const real*>of.b)[k], gamma[i], beta[i])
+        sum[0] += g
+        dot[0] += g * t
 
 
 cdef inline double short_sample(const real* x, Py_ssize_t n, Py_ssize_t left, double* sum) noexcept nogil:
@@ -96,11 +101,10 @@ cdef inline double short_sample(const real* x, Py_ssize_t n, Py_ssize_t left, do
 
 
 cdef void short_moments(
-    const real* x, Py_ssize_t rows, Py_ssize_t size, Py_ssize_t left, int rule, double eps, double* mean, double* rstd,
-    bn_ahead* ahead
+    RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t size, Py_ssize_t left, bn_ahead* ahead, const real* x
 ) noexcept nogil:
-    """mean and rstd of `rows` rows of `size` values: the sums of each, then the divisions of all. ahead: NULL, or the
-    walk through memory that the maps after it are on.
+    """mean and rstd of `rows` rows of `size` values from x on: the sums of each, then the divisions of all. ahead: NULL,
+    or the walk through memory that the maps after it are on.
 
     Summed about the mean of a sample, which is at most about two standard deviations from the mean (Cauchy-Schwarz).
     """
@@ -108,8 +112,11 @@ cdef void short_moments(
     cdef double[BATCH * EIGHTH] s, q
     cdef double[BATCH] sum, square
     cdef double values = 1.0, low, m2, n = size
-    cdef bint about_zero = rule == BN_MEAN_SQUARE
+    cdef bint about_zero = job.rule == BN_MEAN_SQUARE
+    cdef Affine of
     cdef Py_ssize_t k
+    of.h = center
+    of.gamma = of.beta = x      # which nobody reads
     for k in range(rows):
         center[k] = 0 if about_zero else x[k * size]
     zero(s, rows * EIGHTH)
@@ -123,7 +130,8 @@ cdef void short_moments(
     for k in range(rows):
         if ahead != NULL:
             bn_fetch_early(ahead, size * sizeof(real) // EARLY)
-        short_sums(x + k * size, size, left - k * size, center[k], &s[k * EIGHTH], &q[k * EIGHTH])
+        short_sums(BN_SQUARES, identity(), x, x + k * size, size, left - k * size, &of, k,
+                   &s[k * EIGHTH], &q[k * EIGHTH])
     for k in range(rows):
         sum[k] = bn_whole(&s[k * EIGHTH])
         square[k] = bn_whole(&q[k * EIGHTH])
@@ -131,60 +139,40 @@ cdef void short_moments(
         for k in range(rows):
             if not (1e-36 * n <= square[k] < INFINITY):
                 center[k] = 0 if about_zero else x[k * size]
-                careful_short_sums(x + k * size, size, center[k], &sum[k], &square[k])
+                careful_short_sums(BN_SQUARES, identity(), x, x + k * size, size, &of, k, &sum[k], &square[k])
     for k in range(rows):
         low = 0.0 if about_zero else sum[k] / n
         m2 = square[k] - low * sum[k]
-        mean[k] = <double>center[k] + low
-        rstd[k] = bn_rstd((0.0 if m2 < 0.0 else m2) / n, eps, n)
-
-
-cdef void careful_short_pair_sums(
-    const real* dy, const real* x, Py_ssize_t n, real h, double* sum, double* dot
-) noexcept nogil:
-    """sum dy and sum dy (x - h) in float64."""
-    cdef Py_ssize_t i
-    sum[0] = 0.0
-    dot[0] = 0.0
-    for i in range(n):
-        sum[0] += <double>dy[i]
-        dot[0] += <double>dy[i] * (<double>x[i] - <double>h)
+        job.mean[row + k] = <double>center[k] + low
+        job.rstd[row + k] = bn_rstd((0.0 if m2 < 0.0 else m2) / n, job.eps, n)
 
 
 cdef inline void short_pair_sums(
     const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, double mean, double* sum, double* dot
 ) noexcept nogil:
     """sum dy and sum dy (x - mean)."""
-    cdef real[WIDTH] s, d
     cdef double[2 * EIGHTH] sums
-    cdef Py_ssize_t i = 0, end
-    cdef int32_t j, rest = n % WIDTH
-    cdef real g, t, h = <real>mean
+    cdef real h = <real>mean
+    cdef Affine of
+    of.h = &h
+    of.gamma = of.beta = x      # which nobody reads
     zero(sums, 2 * EIGHTH)
-    while i < n:
-        end = min(i + CHAIN * WIDTH, n)
-        clear(s, d)
-        while i + WIDTH <= end:
-            for j in range(WIDTH):
-                g = dy[i + j]
-                s[j] += g
-                d[j] += g * (x[i + j] - h)
-            i += WIDTH
-        if i < end and i + WIDTH <= left:
-            for j in range(WIDTH):
-                g = dy[i + j] if j < rest else 0
-                t = x[i + j] - h if j < rest else 0
-                s[j] += g
-                d[j] += g * t
-        elif i < end:
-            for j in range(rest):
-                s[j] += dy[i + j]
-                d[j] += dy[i + j] * (x[i + j] - h)
-        i = end
-        narrow(s, sums)
-        narrow(d, sums + EIGHTH)
+    short_sums(BN_PAIRS, identity(), dy, x, n, left, &of, 0, sums, sums + EIGHTH)
     sum[0] = bn_whole(sums)
     dot[0] = bn_whole(sums + EIGHTH)
     if real is float and products_beyond_float(1, n, sum, dot):
-        careful_short_pair_sums(dy, x, n, h, sum, dot)
+        careful_short_sums(BN_PAIRS, identity(), dy, x, n, &of, 0, sum, dot)
     dot[0] -= (mean - <double>h) * sum[0]
+
+
+cdef inline void short_scaled_sums(
+    Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, const Affine* of, Py_ssize_t k,
+    double* sum, double* dot
+) noexcept nogil:
+    """sum g and sum g (x - h) of n values of row k, g being `scaled`: added to EIGHTH parts."""
+    if act.kind == BN_IDENTITY:
+        short_sums(BN_SCALED, identity(), dy, x, n, left, of, k, sum, dot)
+    elif act.kind == BN_RELU:
+        short_sums(BN_SCALED, relu(act), dy, x, n, left, of, k, sum, dot)
+    else:
+        short_sums(BN_SCALED, leaky(act), dy, x, n, left, of, k, sum, dot)

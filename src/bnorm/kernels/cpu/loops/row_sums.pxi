@@ -14,8 +14,8 @@ cdef inline Py_ssize_t readable(RowJob* job, Py_ssize_t o, Py_ssize_t last, Py_s
 
 
 cdef inline void four_of_column(
-    const real* dy, const real* x, Py_ssize_t stride, const real* h, const real* r, const real* b,
-    real gamma, real beta, Activation act, real* sum, real* dot
+    Activation act, const real* dy, const real* x, Py_ssize_t stride, const real* h, const real* r, const real* b,
+    real gamma, real beta, real* sum, real* dot
 ) noexcept nogil:
     """sum dy and sum dy ((x - h) r + b) down four rows, dy before the activation."""
     cdef real g0 = dy[0], g1 = dy[stride], g2 = dy[2 * stride], g3 = dy[3 * stride]
@@ -30,23 +30,27 @@ cdef inline void four_of_column(
 
 
 cdef inline void stripe_sums(
-    const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t n,
-    const real* h, const real* r, const real* b, const real* gamma, const real* beta, Activation act,
-    double* dgamma, double* dbeta
+    Activation act, const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t n,
+    const Affine* of, Py_ssize_t k, double* dgamma, double* dbeta
 ) noexcept nogil:
-    """column_sums of eight rows, of four, or of one."""
+    """column_sums of eight rows from row k on, of four, or of one."""
+    cdef const real* h = <const real*>of.h + k
+    cdef const real* r = <const real*>of.r + k
+    cdef const real* b = <const real*>of.b + k
+    cdef const real* gamma = <const real*>of.gamma
+    cdef const real* beta = <const real*>of.beta
     cdef Py_ssize_t j, four = 4 * stride
     cdef real sum, dot, more, more_dot
     if rows == 8:
         for j in range(n):
-            four_of_column(dy + j, x + j, stride, h, r, b, gamma[j], beta[j], act, &sum, &dot)
-            four_of_column(dy + four + j, x + four + j, stride, h + 4, r + 4, b + 4, gamma[j], beta[j], act,
+            four_of_column(act, dy + j, x + j, stride, h, r, b, gamma[j], beta[j], &sum, &dot)
+            four_of_column(act, dy + four + j, x + four + j, stride, h + 4, r + 4, b + 4, gamma[j], beta[j],
                            &more, &more_dot)
             dbeta[j] += <double>(sum + more)
             dgamma[j] += <double>(dot + more_dot)
     elif rows == 4:
         for j in range(n):
-            four_of_column(dy + j, x + j, stride, h, r, b, gamma[j], beta[j], act, &sum, &dot)
+            four_of_column(act, dy + j, x + j, stride, h, r, b, gamma[j], beta[j], &sum, &dot)
             dbeta[j] += <double>sum
             dgamma[j] += <double>dot
     else:
@@ -58,93 +62,29 @@ cdef inline void stripe_sums(
 
 
 cdef inline void column_sums(
-    const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t n,
-    const real* h, const real* r, const real* b, const real* gamma, const real* beta, Activation act,
-    double* dgamma, double* dbeta
+    Activation act, const real* dy, const real* x, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t n,
+    const Affine* of, double* dgamma, double* dbeta
 ) noexcept nogil:
     """dgamma += sum dy ((x - h) r + b), dbeta += sum dy over the rows of a stripe, per column."""
-    cdef Py_ssize_t k = 0, step
+    cdef Py_ssize_t k = 0, step, at
     while k < rows:
         step = 8 if k + 8 <= rows else 4 if k + 4 <= rows else 1
-        if act.kind == BN_IDENTITY:     # known to the compiler, which then leaves the activation out
-            stripe_sums(dy + k * stride, x + k * stride, step, stride, n, h + k, r + k, b + k, gamma, beta, identity(),
-                        dgamma, dbeta)
+        at = k * stride
+        if act.kind == BN_IDENTITY:
+            stripe_sums(identity(), dy + at, x + at, step, stride, n, of, k, dgamma, dbeta)
+        elif act.kind == BN_RELU:
+            stripe_sums(relu(act), dy + at, x + at, step, stride, n, of, k, dgamma, dbeta)
         else:
-            stripe_sums(dy + k * stride, x + k * stride, step, stride, n, h + k, r + k, b + k, gamma, beta, act,
-                        dgamma, dbeta)
+            stripe_sums(leaky(act), dy + at, x + at, step, stride, n, of, k, dgamma, dbeta)
         k += step
 
 
-cdef inline real scaled(
-    Activation act, real dy, real x, real h, real r, real b, real gamma, real beta
-) noexcept nogil:
-    """g = dy gamma, dy being brought before the activation of the forward."""
-    if act.kind == BN_IDENTITY:
-        return dy * gamma
-    return pulled(act, ((x - h) * r + b) * gamma + beta, dy * gamma)
-
-
-cdef inline void scaled_sums(
-    const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, real h, real r, real b,
-    const real* gamma, const real* beta, Activation act, double* sum, double* dot
-) noexcept nogil:
-    """sum g and sum g (x - h) of a row or a part of one, g being `scaled`: added to EIGHTH parts.
-
-    `left`, chains and vectors are those of row_short.pxi; behind gamma and beta there are BEYOND bytes of zeros.
-    """
-    cdef real[WIDTH] s, d
-    cdef Py_ssize_t i = 0, k, end
-    cdef int32_t j, rest = n % WIDTH
-    cdef real g, t
-    while i < n:
-        end = min(i + CHAIN * WIDTH, n)
-        clear(s, d)
-        while i + WIDTH <= end:
-            for j in range(WIDTH):
-                k = i + j
-                g = scaled(act, dy[k], x[k], h, r, b, gamma[k], beta[k])
-                s[j] += g
-                d[j] += g * (x[k] - h)
-            i += WIDTH
-        if i < end and i + WIDTH <= left:
-            for j in range(WIDTH):
-                k = i + j
-                g = scaled(act, dy[k], x[k], h, r, b, gamma[k], beta[k])
-                g = g if j < rest else 0
-                t = x[k] - h if j < rest else 0
-                s[j] += g
-                d[j] += g * t
-        elif i < end:
-            for j in range(rest):
-                k = i + j
-                g = scaled(act, dy[k], x[k], h, r, b, gamma[k], beta[k])
-                s[j] += g
-                d[j] += g * (x[k] - h)
-        i = end
-        narrow(s, sum)
-        narrow(d, dot)
-
-
-cdef void careful_scaled_sums(
-    const real* dy, const real* x, Py_ssize_t n, real h, real r, real b,
-    const real* gamma, const real* beta, Activation act, double* sum, double* dot
-) noexcept nogil:
-    """The same of a whole row, where a product left the range of float32: both sums in float64."""
-    cdef Py_ssize_t i
-    cdef double g
-    sum[0] = 0.0
-    dot[0] = 0.0
-    for i in range(n):
-        g = scaled(act, dy[i], x[i], h, r, b, gamma[i], beta[i])
-        sum[0] += g
-        dot[0] += g * (<double>x[i] - <double>h)
-
-
 cdef inline void finish_sums(
-    RowJob* job, Py_ssize_t row, Py_ssize_t step, Py_ssize_t rows, const real* h, const real* r, const real* b,
+    RowJob* job, Py_ssize_t row, Py_ssize_t step, Py_ssize_t rows, Affine of,
     const double* s, const double* d, double* sum, double* dot, const real* x
 ) noexcept nogil:
     """sum g and sum g (x - mean) of `rows` rows, each `step` after the other, from EIGHTH parts of both."""
+    cdef const real* h = <const real*>of.h
     cdef Py_ssize_t size = job.channels, k, at, p
     for k in range(rows):
         sum[k] = bn_whole(s + k * EIGHTH)
@@ -154,8 +94,9 @@ cdef inline void finish_sums(
             if products_beyond_float(1, size, sum + k, dot + k):
                 at = (row + k * step) * size
                 p = (row + k * step) % job.groups * size
-                careful_scaled_sums(<const real*>job.dy + at, x + at, size, h[k], r[k], b[k],
-                                    <const real*>job.scale + p, <const real*>job.shift + p, job.act, sum + k, dot + k)
+                of.gamma = <const real*>job.scale + p
+                of.beta = <const real*>job.shift + p
+                careful_short_sums(BN_SCALED, job.act, <const real*>job.dy + at, x + at, size, &of, k, sum + k, dot + k)
     for k in range(rows):
         dot[k] -= (job.mean[row + k * step] - <double>h[k]) * sum[k]
 
@@ -173,6 +114,17 @@ cdef inline void row_numbers(
         b[k] = <real>bn_fold(<double>h[k], mean[k * step], rstd[k * step], 0.0)
 
 
+cdef inline Affine affine_of(RowJob* job, const real* h, const real* r, const real* b, Py_ssize_t p) noexcept nogil:
+    """Those numbers, with gamma and beta from channel p on."""
+    cdef Affine of
+    of.h = h
+    of.r = r
+    of.b = b
+    of.gamma = <const real*>job.scale + p
+    of.beta = <const real*>job.shift + p
+    return of
+
+
 cdef void sums_of_long_rows(
     RowJob* job, Py_ssize_t o, Py_ssize_t rows, Py_ssize_t g, Py_ssize_t last, Py_ssize_t end,
     double* dgamma, double* dbeta, double* sum, double* dot, bn_ahead* ahead, const real* x
@@ -184,27 +136,27 @@ cdef void sums_of_long_rows(
     cdef Py_ssize_t size = job.channels, p = g * size, stride = job.groups * size, at = o * stride + p
     cdef Py_ssize_t row = o * job.groups + g, i = 0, j, k, n
     cdef const real* dy = <const real*>job.dy
-    cdef const real* gamma = <const real*>job.scale + p
-    cdef const real* beta = <const real*>job.shift + p
+    cdef Affine of
     row_numbers(job, row, job.groups, rows, h, r, b)
     zero(s, rows * EIGHTH)
     zero(d, rows * EIGHTH)
     while i < size:
         n = min(<Py_ssize_t>CHUNK, size - i)
+        of = affine_of(job, h, r, b, p + i)
         zero(along, n)
         zero(across, n)
         j = at + i
         if job.params:
-            column_sums(dy + j, x + j, rows, stride, n, h, r, b, gamma + i, beta + i, job.act, along, across)
+            column_sums(job.act, dy + j, x + j, rows, stride, n, &of, along, across)
         for k in range(rows):
             if ahead != NULL:
                 bn_fetch_early(ahead, n * sizeof(real) // EARLY)
-            scaled_sums(dy + j, x + j, n, readable(job, o + k, last, end) - j, h[k], r[k], b[k], gamma + i, beta + i,
-                        job.act, s + k * EIGHTH, d + k * EIGHTH)
+            short_scaled_sums(job.act, dy + j, x + j, n, readable(job, o + k, last, end) - j, &of, k,
+                              s + k * EIGHTH, d + k * EIGHTH)
             j += stride
         if job.params:
             for j in range(n):
                 dgamma[p + i + j] += along[j]
                 dbeta[p + i + j] += across[j]
         i += n
-    finish_sums(job, row, job.groups, rows, h, r, b, s, d, sum, dot, x)
+    finish_sums(job, row, job.groups, rows, of, s, d, sum, dot, x)

@@ -15,126 +15,56 @@ cdef double second_moment(const real* x, Py_ssize_t size) noexcept nogil:
     cdef real[LANES] m
     cdef double[LANES] count, s, q
     cdef double total = 0.0, center = 0.0
-    cdef Py_ssize_t i = 0, j, n, rows
+    cdef Py_ssize_t i = 0, j, n
+    cdef Block b
     for j in range(LANES):
         m[j] = 0
     while i < size:
         n = min(<Py_ssize_t>BLOCK * LANES, size - i)
-        rows = n // LANES
+        b = run_block(n, NULL)
         zero(s, LANES)
         zero(q, LANES)
-        center_sums_of_rows(x + i, rows, LANES, LANES, m, s, q, NULL)
-        center_sums_of_rows(x + i + rows * LANES, 1, 0, n % LANES, m, s, q, NULL)
-        gather(q, 1, 1, LANES)
+        centered_sums(x + i, &b, m, s, q)
+        gather(q, &b)
         if real is float and not (1e-36 * n <= q[0] < INFINITY):
-            careful_sums(x + i, NULL, rows, LANES, n % LANES, 1, 1, LANES, False, &center, count, s, q)
+            careful_sums(x + i, &b, False, &center, count, s, q)
         total += q[0]
         i += n
     return total
 
 
-cdef void row_moments(const real* x, Py_ssize_t size, int rule, double eps, double* mean, double* rstd) noexcept nogil:
-    cdef double n = 0.0, m2 = 0.0, low = 0.0
+cdef void row_moments(RowJob* job, Py_ssize_t row, Py_ssize_t size, const real* x) noexcept nogil:
+    """mean and rstd of the row of `size` values that begins at x."""
+    cdef double n = 0.0, mean = 0.0, m2 = 0.0, low = 0.0
     cdef Py_ssize_t i = 0, k
-    mean[0] = 0.0
-    if rule == BN_MEAN_SQUARE:
-        rstd[0] = bn_rstd(second_moment(x, size) / size, eps, size)
+    cdef Block b
+    cdef Parts to
+    if job.rule == BN_MEAN_SQUARE:
+        job.mean[row] = 0.0
+        job.rstd[row] = bn_rstd(second_moment(x, size) / size, job.eps, size)
         return
+    to.n = &n
+    to.mean = &mean
+    to.m2 = &m2
+    to.low = &low
     while i < size:
         k = min(block_rows(NULL, i // LANES) * LANES, size - i)
-        block_moments(x + i, NULL, k // LANES, LANES, k % LANES, 1, 1, LANES, False, NULL, &n, mean, &m2, &low)
+        b = run_block(k, NULL)
+        block_moments(x + i, &b, False, to)
         i += k
-    mean[0] += low
-    rstd[0] = bn_rstd(m2 / n, eps, n)
-
-
-cdef inline void affine_columns(
-    const real* x, real* y, Py_ssize_t n, real h, real r, real b, const real* gamma, const real* beta, Activation act
-) noexcept nogil:
-    """y = ((x - h) r + b) gamma + beta."""
-    cdef Py_ssize_t j
-    if act.kind != BN_IDENTITY:
-        for j in range(n):
-            y[j] = activated(act, ((x[j] - h) * r + b) * gamma[j] + beta[j])
-    elif real is float:
-        bn_affine_float(x, y, n, h, r, b, gamma, beta)
-    else:
-        bn_affine_double(x, y, n, h, r, b, gamma, beta)
-
-
-cdef inline void gradient_of_columns(
-    const real* dy, const real* x, real* dx, Py_ssize_t n, real h, real r, real b, real tilt, real rest,
-    const real* gamma, const real* beta, Activation act
-) noexcept nogil:
-    """dx = r (g + tilt (x - h) + rest), g being `scaled`."""
-    cdef Py_ssize_t j
-    if act.kind != BN_IDENTITY:
-        for j in range(n):
-            dx[j] = r * (scaled(act, dy[j], x[j], h, r, b, gamma[j], beta[j]) + (tilt * (x[j] - h) + rest))
-    elif real is float:
-        bn_row_gradient_float(dy, x, dx, n, h, r, tilt, rest, gamma)
-    else:
-        bn_row_gradient_double(dy, x, dx, n, h, r, tilt, rest, gamma)
-
-
-cdef void forward_map(
-    RowJob* job, Py_ssize_t row, Py_ssize_t g, Py_ssize_t i, Py_ssize_t end, const real* x, real* y
-) noexcept nogil:
-    """Values i to end of a row of group g into y."""
-    cdef Py_ssize_t p = g * job.channels, c, n
-    cdef double scale, mean = job.mean[row], rstd = job.rstd[row]
-    cdef real h = <real>mean
-    x += row * job.channels * job.inner
-    if job.scale != NULL:
-        affine_columns(x + i, y, end - i, h, <real>rstd, <real>bn_fold(<double>h, mean, rstd, 0.0),
-                       <const real*>job.scale + p + i, <const real*>job.shift + p + i, job.act)
-        return
-    c = i // job.inner
-    while i < end:
-        n = min(end, (c + 1) * job.inner) - i
-        scale = rstd if job.gamma == NULL else rstd * job.gamma[p + c]
-        normalize_run(x + i, y, n, h, <real>scale,
-                      <real>bn_fold(<double>h, mean, scale, 0.0 if job.beta == NULL else job.beta[p + c]), job.act)
-        i += n
-        y += n
-        c += 1
-
-
-cdef void forward_maps(
-    RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t g, Output* out, const real* x
-) noexcept nogil:
-    """Rows that lie one after the other, from one of group g on."""
-    cdef real[BATCH] h, r, b
-    cdef Py_ssize_t size = job.channels * job.inner, i, k, n, end = row + rows
-    cdef real* y
-    if size > longest(x) or job.scale == NULL:
-        while row < end:
-            i = 0
-            while i < size:
-                n = min(longest(x), size - i)
-                forward_map(job, row, g, i, i + n, x, room(out, row * size + i, n, x))
-                i += n
-            row += 1
-            g = g + 1 if g + 1 < job.groups else 0
-        return
-    while row < end:
-        n = min(min(longest(x) // max(<Py_ssize_t>1, size), <Py_ssize_t>BATCH), end - row)
-        row_numbers(job, row, 1, n, h, r, b)
-        y = room(out, row * size, n * size, x)
-        for k in range(n):
-            affine_columns(x + (row + k) * size, y + k * size, size, h[k], r[k], b[k],
-                           <const real*>job.scale + g * size, <const real*>job.shift + g * size, job.act)
-            g = g + 1 if g + 1 < job.groups else 0
-        row += n
+    job.mean[row] = mean + low
+    job.rstd[row] = bn_rstd(m2 / n, job.eps, n)
 
 
 cdef void run_sums(
-    const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, double mean, real a, real b, Activation act,
+    Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, double mean, real a, real b,
     double* sum, double* dot
 ) noexcept nogil:
     """sum dy and sum dy (x - mean) of a run, dy before the activation of (x - h) a + b, h being mean in its type."""
     cdef real[TILE] before
     cdef real h = <real>mean
+    cdef Columns of
+    cdef Block block
     cdef Py_ssize_t i = 0, j, k
     if n <= TILE and act.kind == BN_IDENTITY:
         short_pair_sums(dy, x, n, left, mean, sum, dot)
@@ -144,11 +74,15 @@ cdef void run_sums(
             before[j] = pulled(act, (x[j] - h) * a + b, dy[j])
         short_pair_sums(&before[0], x, n, min(left, <Py_ssize_t>TILE), mean, sum, dot)
         return
+    of.h = &h
+    of.scale = &a
+    of.shift = &b
     sum[0] = 0.0
     dot[0] = 0.0
     while i < n:
         k = min(<Py_ssize_t>BLOCK * LANES, n - i)
-        block_sums(dy + i, x + i, k // LANES, LANES, k % LANES, 1, 1, LANES, act, False, NULL, &h, &a, &b, sum, dot)
+        block = run_block(k, NULL)
+        block_sums(dy + i, x + i, &block, &of, act, sum, dot)
         i += k
     dot[0] -= (mean - <double>h) * sum[0]
 
@@ -166,51 +100,14 @@ cdef void sums_of_runs(
     for c in range(p, p + job.channels):
         scale = 1.0 if job.gamma == NULL else job.gamma[c]
         shift = 0.0 if job.beta == NULL else job.beta[c]
-        run_sums(<const real*>job.dy + at, x + at, job.inner, total - at, mean, <real>(rstd * scale),
-                 <real>bn_fold(<double>h, mean, rstd * scale, shift), job.act, &s, &d)
+        run_sums(job.act, <const real*>job.dy + at, x + at, job.inner, total - at, mean, <real>(rstd * scale),
+                 <real>bn_fold(<double>h, mean, rstd * scale, shift), &s, &d)
         sum[0] += scale * s
         dot[0] += scale * d
         if job.params:
             dbeta[c] += s
             dgamma[c] += rstd * d
         at += job.inner
-
-
-cdef inline void through_statistics(
-    RowJob* job, Py_ssize_t row, double sum, double dot, real h, real* tilt, real* rest
-) noexcept nogil:
-    """What a row's statistics add to its gradient, as tilt (x - h) + rest."""
-    cdef Py_ssize_t size = job.channels * job.inner
-    cdef double rstd = job.rstd[row], b = bn_grad_b(rstd, dot, size)
-    tilt[0] = <real>b
-    rest[0] = <real>((0.0 if job.rule == BN_MEAN_SQUARE else bn_grad_c(sum, size)) - b * (job.mean[row] - <double>h))
-
-
-cdef void backward_map(
-    RowJob* job, Py_ssize_t row, Py_ssize_t g, Py_ssize_t i, Py_ssize_t end, double sum, double dot,
-    const real* x, real* y
-) noexcept nogil:
-    """The input gradient of values i to end of a row of group g, whose sums are known, into y."""
-    cdef Py_ssize_t size = job.channels * job.inner, p = g * job.channels, c, n
-    cdef const real* dy = <const real*>job.dy + row * size
-    cdef double mean = job.mean[row], rstd = job.rstd[row], scale, shift
-    cdef real h = <real>mean, r = <real>rstd, tilt, rest
-    through_statistics(job, row, sum, dot, h, &tilt, &rest)
-    x += row * size
-    if job.scale != NULL:
-        gradient_of_columns(dy + i, x + i, y, end - i, h, r, <real>bn_fold(<double>h, mean, rstd, 0.0), tilt,
-                            rest, <const real*>job.scale + p + i, <const real*>job.shift + p + i, job.act)
-        return
-    c = i // job.inner
-    while i < end:
-        n = min(end, (c + 1) * job.inner) - i
-        scale = 1.0 if job.gamma == NULL else job.gamma[p + c]
-        shift = bn_fold(<double>h, mean, rstd * scale, 0.0 if job.beta == NULL else job.beta[p + c])
-        gradient_run(dy + i, x + i, y, n, NULL, 1.0, h, r, tilt, rest, <real>scale,
-                     <real>(rstd * scale), <real>shift, job.act, False)
-        i += n
-        y += n
-        c += 1
 
 
 cdef inline bn_ahead* walk_on(RowJob* job, Output* out) noexcept nogil:
@@ -228,10 +125,9 @@ cdef void forward_rows(
     while row < end:
         batch = min(batch, end - row)
         if short:
-            short_moments(x + row * size, batch, size, total - row * size, job.rule, job.eps,
-                          job.mean + row, job.rstd + row, walk_on(job, out))
+            short_moments(job, row, batch, size, total - row * size, walk_on(job, out), x + row * size)
         else:
-            row_moments(x + row * size, size, job.rule, job.eps, job.mean + row, job.rstd + row)
+            row_moments(job, row, size, x + row * size)
         forward_maps(job, row, batch, row % groups, out, x)
         row += batch
 
@@ -242,9 +138,9 @@ cdef void stripe(
     """dgamma and dbeta of the columns of group g, from `rows` outer positions."""
     cdef real[STRIPE] h, r, b
     cdef Py_ssize_t size = job.channels, at = (o * job.groups + g) * size, p = g * size
+    cdef Affine of = affine_of(job, h, r, b, p)
     row_numbers(job, o * job.groups + g, job.groups, rows, h, r, b)
-    column_sums(<const real*>job.dy + at, x + at, rows, job.groups * size, size, h, r, b,
-                <const real*>job.scale + p, <const real*>job.shift + p, job.act, dgamma + p, dbeta + p)
+    column_sums(job.act, <const real*>job.dy + at, x + at, rows, job.groups * size, size, &of, dgamma + p, dbeta + p)
 
 
 cdef void write_gradient(
@@ -267,8 +163,7 @@ cdef void short_gradients(
     cdef double[BATCH] sum, dot
     cdef Py_ssize_t size = job.channels, k, n, at, p = g * size
     cdef const real* dy = <const real*>job.dy
-    cdef const real* gamma = <const real*>job.scale
-    cdef const real* beta = <const real*>job.shift
+    cdef Affine of
     cdef bn_ahead* ahead = walk_on(job, out)
     cdef real* dx
     while row < end:
@@ -281,18 +176,18 @@ cdef void short_gradients(
         for k in range(n):
             if ahead != NULL:
                 bn_fetch_early(ahead, size * sizeof(real) // EARLY)
-            scaled_sums(dy + at, x + at, size, total - at, h[k], r[k], b[k], gamma + g, beta + g, job.act,
-                        s + k * EIGHTH, d + k * EIGHTH)
+            of = affine_of(job, h, r, b, g)
+            short_scaled_sums(job.act, dy + at, x + at, size, total - at, &of, k, s + k * EIGHTH, d + k * EIGHTH)
             at += size
             g = g + size if g + size < job.groups * size else 0
-        finish_sums(job, row, 1, n, h, r, b, s, d, sum, dot, x)
+        finish_sums(job, row, 1, n, affine_of(job, h, r, b, p), s, d, sum, dot, x)
         for k in range(n):
             through_statistics(job, row + k, sum[k], dot[k], h[k], &tilt[k], &rest[k])
         at = row * size
         dx = room(out, at, n * size, x)
         for k in range(n):
-            gradient_of_columns(dy + at, x + at, dx, size, h[k], r[k], b[k], tilt[k], rest[k],
-                                gamma + p, beta + p, job.act)
+            of = affine_of(job, h, r, b, p)
+            gradient_of_columns(job.act, dy + at, x + at, dx, size, &of, k, tilt[k], rest[k])
             at += size
             dx += size
             p = p + size if p + size < job.groups * size else 0

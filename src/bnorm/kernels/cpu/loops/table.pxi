@@ -9,11 +9,12 @@
 #   channel_columns.pxi    columns and channels: spread per-channel numbers over columns, gather sums back
 #   channel_moments.pxi    count, mean, m2, low of a block, the fast way and the careful way
 #   channel_grads.pxi      sum dy and sum dy (x - mean) of a block
-#   channel_tasks.pxi      a task of a job: which blocks it has, in which order; what happens per channel between passes
 #   channel_maps.pxi       the maps: normalize and the input gradient
-#   row_short.pxi      sums of a row or run of few values
-#   row_sums.pxi   gradient sums of rows with one gamma for each value
-#   row_tasks.pxi       layer, group, instance and RMS norm: a row at a time
+#   channel_tasks.pxi      a task of a job: which blocks it has, in which order; what happens per channel between passes
+#   row_short.pxi          sums of a row or run of few values
+#   row_sums.pxi           gradient sums of rows with one gamma for each value
+#   row_maps.pxi           the maps of rows
+#   row_tasks.pxi          layer, group, instance and RMS norm: a row at a time
 
 from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport INFINITY, fabs
@@ -25,6 +26,8 @@ from bnorm.kernels.cpu.jobs cimport BLOCK, BUFFER, FIRST, LANES, STRIPE, TILE, W
 cdef extern from "formulas.h" nogil:
     enum:
         BN_IDENTITY
+        BN_RELU
+        BN_LEAKY
         BN_MEAN_SQUARE
     float bn_act_float(int, float, float)
     double bn_act_double(int, double, double)
@@ -38,10 +41,28 @@ cdef extern from "formulas.h" nogil:
     double bn_grad_b(double, double, double)
     double bn_grad_c(double, double)
 
+# `inline` is an order here, not a hint: a loop is vectorized only if what it calls is part of it, and choices that are
+# constants to its caller leave it.
+cdef extern from *:
+    """
+    #include "lanes.h"
+    #undef CYTHON_INLINE
+    #define CYTHON_INLINE BN_ALWAYS
+    """
+
 cdef extern from "lanes.h" nogil:
     void bn_narrow_float(const float*, double*)
     void bn_narrow_double(const double*, double*)
     double bn_whole(const double*)
+    enum:
+        BN_SQUARES
+        BN_PAIRS
+        BN_SCALED
+        BN_WIDTH
+    void bn_short_sums_float(int, int, float, const float*, const float*, Py_ssize_t, Py_ssize_t, float, float, float,
+                             const float*, const float*, double*, double*)
+    void bn_short_sums_double(int, int, double, const double*, const double*, Py_ssize_t, Py_ssize_t, double, double,
+                              double, const double*, const double*, double*, double*)
     void bn_affine_float(const float*, float*, Py_ssize_t, float, float, float, const float*, const float*)
     void bn_affine_double(const double*, double*, Py_ssize_t, double, double, double, const double*, const double*)
     void bn_row_gradient_float(
@@ -84,6 +105,7 @@ include "channel_maps.pxi"
 include "channel_tasks.pxi"
 include "row_short.pxi"
 include "row_sums.pxi"
+include "row_maps.pxi"
 include "row_tasks.pxi"
 
 cdef Loops table

@@ -1,0 +1,156 @@
+# The maps of rows: y, and dx from the sums of a row.
+#
+# inner == 1: gamma and beta change from value to value. inner > 1: runs with one gamma each, which the maps of channels
+# serve.
+
+cdef inline void affine_columns_by(
+    Activation act, const real* x, real* y, Py_ssize_t n, real h, real r, real b, const real* gamma, const real* beta
+) noexcept nogil:
+    cdef Py_ssize_t j
+    for j in range(n):
+        y[j] = activated(act, ((x[j] - h) * r + b) * gamma[j] + beta[j])
+
+
+cdef inline void affine_columns(
+    Activation act, const real* x, real* y, Py_ssize_t n, const Affine* of, Py_ssize_t k
+) noexcept nogil:
+    """y, the activation of ((x - h) r + b) gamma + beta, of n values of row k."""
+    cdef real h = (<const real*>of.h)[k], r = (<const real*>of.r)[k], b = (<const real*>of.b)[k]
+    cdef const real* gamma = <const real*>of.gamma
+    cdef const real* beta = <const real*>of.beta
+    if act.kind == BN_RELU:
+        affine_columns_by(relu(act), x, y, n, h, r, b, gamma, beta)
+    elif act.kind == BN_LEAKY:
+        affine_columns_by(leaky(act), x, y, n, h, r, b, gamma, beta)
+    elif real is float:
+        bn_affine_float(x, y, n, h, r, b, gamma, beta)
+    else:
+        bn_affine_double(x, y, n, h, r, b, gamma, beta)
+
+
+cdef inline void gradient_of_columns_by(
+    Activation act, const real* dy, const real* x, real* dx, Py_ssize_t n, real h, real r, real b,
+    real tilt, real rest, const real* gamma, const real* beta
+) noexcept nogil:
+    cdef Py_ssize_t j
+    for j in range(n):
+        dx[j] = r * (scaled(act, dy[j], x[j], h, r, b, gamma[j], beta[j]) + (tilt * (x[j] - h) + rest))
+
+
+cdef inline void gradient_of_columns(
+    Activation act, const real* dy, const real* x, real* dx, Py_ssize_t n, const Affine* of, Py_ssize_t k,
+    real tilt, real rest
+) noexcept nogil:
+    """dx = r (g + tilt (x - h) + rest) of n values of row k, g being `scaled`."""
+    cdef real h = (<const real*>of.h)[k], r = (<const real*>of.r)[k], b = (<const real*>of.b)[k]
+    cdef const real* gamma = <const real*>of.gamma
+    cdef const real* beta = <const real*>of.beta
+    if act.kind == BN_RELU:
+        gradient_of_columns_by(relu(act), dy, x, dx, n, h, r, b, tilt, rest, gamma, beta)
+    elif act.kind == BN_LEAKY:
+        gradient_of_columns_by(leaky(act), dy, x, dx, n, h, r, b, tilt, rest, gamma, beta)
+    elif real is float:
+        bn_row_gradient_float(dy, x, dx, n, h, r, tilt, rest, gamma)
+    else:
+        bn_row_gradient_double(dy, x, dx, n, h, r, tilt, rest, gamma)
+
+
+cdef void forward_map(
+    RowJob* job, Py_ssize_t row, Py_ssize_t g, Py_ssize_t i, Py_ssize_t end, const real* x, real* y
+) noexcept nogil:
+    """Values i to end of a row of group g into y."""
+    cdef Py_ssize_t p = g * job.channels, c, n
+    cdef double scale, mean = job.mean[row], rstd = job.rstd[row]
+    cdef real h = <real>mean, r, b
+    cdef Affine of
+    x += row * job.channels * job.inner
+    if job.scale != NULL:
+        row_numbers(job, row, 1, 1, &h, &r, &b)
+        of = affine_of(job, &h, &r, &b, p + i)
+        affine_columns(job.act, x + i, y, end - i, &of, 0)
+        return
+    c = i // job.inner
+    while i < end:
+        n = min(end, (c + 1) * job.inner) - i
+        scale = rstd if job.gamma == NULL else rstd * job.gamma[p + c]
+        normalize_run(x + i, y, n, h, <real>scale,
+                      <real>bn_fold(<double>h, mean, scale, 0.0 if job.beta == NULL else job.beta[p + c]), job.act)
+        i += n
+        y += n
+        c += 1
+
+
+cdef void forward_maps(
+    RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t g, Output* out, const real* x
+) noexcept nogil:
+    """Rows that lie one after the other, from one of group g on."""
+    cdef real[BATCH] h, r, b
+    cdef Py_ssize_t size = job.channels * job.inner, i, k, n, end = row + rows
+    cdef Affine of
+    cdef real* y
+    if size > longest(x) or job.scale == NULL:
+        while row < end:
+            i = 0
+            while i < size:
+                n = min(longest(x), size - i)
+                forward_map(job, row, g, i, i + n, x, room(out, row * size + i, n, x))
+                i += n
+            row += 1
+            g = g + 1 if g + 1 < job.groups else 0
+        return
+    while row < end:
+        n = min(min(longest(x) // max(<Py_ssize_t>1, size), <Py_ssize_t>BATCH), end - row)
+        row_numbers(job, row, 1, n, h, r, b)
+        y = room(out, row * size, n * size, x)
+        for k in range(n):
+            of = affine_of(job, h, r, b, g * size)
+            affine_columns(job.act, x + (row + k) * size, y + k * size, size, &of, k)
+            g = g + 1 if g + 1 < job.groups else 0
+        row += n
+
+
+cdef inline void through_statistics(
+    RowJob* job, Py_ssize_t row, double sum, double dot, real h, real* tilt, real* rest
+) noexcept nogil:
+    """What a row's statistics add to its gradient, as tilt (x - h) + rest."""
+    cdef Py_ssize_t size = job.channels * job.inner
+    cdef double rstd = job.rstd[row], b = bn_grad_b(rstd, dot, size)
+    tilt[0] = <real>b
+    rest[0] = <real>((0.0 if job.rule == BN_MEAN_SQUARE else bn_grad_c(sum, size)) - b * (job.mean[row] - <double>h))
+
+
+cdef void backward_map(
+    RowJob* job, Py_ssize_t row, Py_ssize_t g, Py_ssize_t i, Py_ssize_t end, double sum, double dot,
+    const real* x, real* y
+) noexcept nogil:
+    """The input gradient of values i to end of a row of group g, whose sums are known, into y."""
+    cdef Py_ssize_t size = job.channels * job.inner, p = g * job.channels, c, n
+    cdef const real* dy = <const real*>job.dy + row * size
+    cdef double mean = job.mean[row], rstd = job.rstd[row], scale, shift
+    cdef real h, r, b, tilt, rest
+    cdef Affine of
+    cdef Run run
+    row_numbers(job, row, 1, 1, &h, &r, &b)
+    through_statistics(job, row, sum, dot, h, &tilt, &rest)
+    x += row * size
+    if job.scale != NULL:
+        of = affine_of(job, &h, &r, &b, p + i)
+        gradient_of_columns(job.act, dy + i, x + i, y, end - i, &of, 0, tilt, rest)
+        return
+    run.h = h
+    run.a = r
+    run.b = tilt
+    run.c = rest
+    run.frozen = False
+    c = i // job.inner
+    while i < end:
+        n = min(end, (c + 1) * job.inner) - i
+        scale = 1.0 if job.gamma == NULL else job.gamma[p + c]
+        shift = bn_fold(<double>h, mean, rstd * scale, 0.0 if job.beta == NULL else job.beta[p + c])
+        run.gain = <real>scale
+        run.scale = <real>(rstd * scale)
+        run.shift = <real>shift
+        gradient_run(dy + i, x + i, y, n, &run, job.act, NULL, 1.0)
+        i += n
+        y += n
+        c += 1
