@@ -33,8 +33,8 @@ def registers(name: str) -> int:
         return 176  # eight channels of a thread, and the map too
     if kernel.startswith("rows_") and numbers[2:3] == ["4"] and numbers[-1:] != ["1"]:
         return 84  # three blocks
-    if kernel == "rows_backward" and numbers[2] == "8" and numbers[-1] == "1" and numbers[0] != "float":
-        return 255  # one block, whose sums over rows fill the shared memory
+    if kernel == "rows_backward" and numbers[2] == "8" and (numbers[1] == "8" or numbers[0] == "double"):
+        return 255  # one block, whose threads hold 64 numbers of each array
     return 64 if kernel in (*plans.PER_CHANNEL, "rows_params") else 128
 
 

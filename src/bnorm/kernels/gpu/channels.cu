@@ -137,7 +137,7 @@ BN_DEV void map_forward(const Job& job, i64 tile, i64 g, const Vector<T, V>* kep
     scale[k] = coefficients[WIDTH + tx * K + k];
     shift[k] = coefficients[2 * WIDTH + tx * K + k];
   }
-  const A slope = (A)job.slope;
+  const A slope = slope_of<KIND, A>(job.slope);
   bool found = false;
   const auto map = [&](T& element, int k) {
     const A value = widen(element);
@@ -224,7 +224,7 @@ BN_DEV void map_backward(const Job& job, i64 tile, i64 g, const Vector<T, V>* ke
     b[k] = MODE == FROZEN ? (B)0 : coefficients[WIDTH + tx * K + k];
     c[k] = MODE == FROZEN ? (B)0 : coefficients[2 * WIDTH + tx * K + k];
   }
-  const A slope = (A)job.slope;
+  const A slope = slope_of<KIND, A>(job.slope);
   const auto map = [&](T gradient, T& element, double weight, int k) {  // element is x, and becomes dx
     const A away = READS_X ? widen(element) - h[k] : (A)0;
     const B behind = (B)through<KIND>((A)widen(gradient), away, forward, k * BX + tx, slope);

@@ -93,6 +93,7 @@ BN_DEV void exact_products(
     const Job& job, const Forward<A, K, BX>& forward, Walk<RUNS> walk, int steps, double (&s)[K], double (&d)[K]) {
   const T* x = static_cast<const T*>(job.x);
   const T* dy = static_cast<const T*>(job.dy);
+  const A slope = slope_of<KIND, A>(job.slope);
   double sum[K], dot[K];
 #pragma unroll
   for (int k = 0; k < K; ++k) sum[k] = dot[k] = 0.0;
@@ -102,7 +103,7 @@ BN_DEV void exact_products(
     for (int v = 0; v < V; ++v) {
       const int k = K > 1 ? v : 0, at = k * BX + threadIdx.x % BX;
       const A value = widen(x[walk.at + v]), gradient = widen(dy[walk.at + v]);
-      const double g = exact(through<KIND>(gradient, value - forward.high[at], forward, at, (A)job.slope));
+      const double g = exact(through<KIND>(gradient, value - forward.high[at], forward, at, slope));
       sum[k] += g;
       if (!WEIGHTED || g != 0.0) dot[k] = fma(g, exact(value) - exact(forward.high[at]), dot[k]);
     }
@@ -129,7 +130,7 @@ BN_DEV void reduce_sums(const Job& job, i64 tile, i64 g, Vector<T, V>* kept) {
   __syncthreads();
   Walk<BX == 1> walk(job, place.column, place.first, BY);
   Reader<T, V, BX * BY> of_x = {kept}, of_dy = {kept ? kept + job.keep * (BX * BY) : kept};
-  const A slope = (A)job.slope;
+  const A slope = slope_of<KIND, A>(job.slope);
   A h[K];
   Sums sum[K];
 #pragma unroll

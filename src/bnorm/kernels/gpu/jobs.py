@@ -69,10 +69,10 @@ ROW_JOB = Fields(  # rows.cu
 STATISTICS_JOB = Fields(  # statistics.cu
     (
         *("mean", "var", "low", "seen", "weight", "pairs", "last", "parts", "batch_seen", "batch_pairs", "batch_last"),
-        *("left", "sets", "merged"),
+        *("typical_at", "left", "sets", "merged"),
     ),
     ("mode", "wide", "whole", "replaces", "nonfinite", "items"),
-    ("momentum", "halflife", "ddof", "uncounted"),
+    ("momentum", "halflife", "ddof", "uncounted", "typical"),
     ("channels",),
 )
 ALL = (JOB, ROW_JOB, STATISTICS_JOB)

@@ -150,6 +150,12 @@ BN_DEV unsigned char* dynamic_memory(bool any) {
   return memory;
 }
 
+// The slope of an activation, known to the compiler but for leaky ones.
+template <int KIND, class A>
+BN_DEV A slope_of(double slope) {
+  return KIND == BN_LEAKY ? (A)slope : KIND == BN_RELU ? (A)0 : (A)1;
+}
+
 template <bool FIRST, class A, class B>
 struct Pick {
   typedef A type;

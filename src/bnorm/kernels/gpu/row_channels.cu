@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(BX* BY, 2) row_channels(Job job) {
   const i64 plane = job.channels * job.inner, copy = quotient(place.column, plane);
   const i64 groups = quotient(job.channels, job.row_channels);
   const i64 channel = place.inside ? channel_of(job, place.column) : 0, group = quotient(channel, job.row_channels);
-  const A slope = (A)job.slope;
+  const A slope = slope_of<KIND, A>(job.slope);
   A gamma[K], beta[K];
   Sums sum[K];
 #pragma unroll

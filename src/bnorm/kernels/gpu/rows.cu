@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(ROW_THREADS, STEPS == 4 ? 3 : 2) rows_forward(
   RowSums<WIDE != 0> sums = {memory, WIDE ? 32 : (int)job.lanes, 0};
   const T* x = static_cast<const T*>(job.x);
   T* y = static_cast<T*>(job.y);
-  const A slope = (A)job.slope;
+  const A slope = slope_of<KIND, A>(job.slope);
 #pragma unroll 1
   for (i64 first = blockIdx.x * job.side; first < job.rows; first += gridDim.x * job.side) {
     const Row<V, STEPS, WIDE != 0> row(job, first);

@@ -48,7 +48,7 @@ struct Params {
 // Blocks that a processor shall hold at least. row_plans.py knows which are alone.
 template <class A, int V, int STEPS, int PARAMS>
 struct RowResident {
-  static constexpr bool alone = PARAMS && STEPS == 8 && V * sizeof(A) + sizeof(A) > 20;
+  static constexpr bool alone = STEPS == 8 && (V == 8 || sizeof(A) == 8);
   static constexpr int blocks = alone ? 1 : STEPS == 4 && !PARAMS ? 3 : 2;
 };
 
@@ -70,7 +70,7 @@ rows_backward(RowJob job) {
   const T* x = static_cast<const T*>(job.x);
   const T* dy = static_cast<const T*>(job.dy);
   T* dx = static_cast<T*>(job.y);
-  const A slope = (A)job.slope;
+  const A slope = slope_of<KIND, A>(job.slope);
 #pragma unroll 1
   for (i64 first = blockIdx.x * job.side; first < job.rows; first += gridDim.x * job.side) {
     const Row<V, STEPS, WIDE != 0> row(job, first);

@@ -14,14 +14,15 @@ struct StatisticsJob {
   const double* batch_seen;  // (C,); null: the count
   const double* batch_pairs;
   const double* batch_last;
-  int* left;  // (C,): 1 where a channel is left alone
+  const double* typical_at;  // one number, in place of `typical` where the device alone knows it
+  int* left;                 // (C,): 1 where a channel is left alone
   // sets to merge
   double* sets;    // (items, 4, C); is written to
   double* merged;  // (4, C)
   // options
   i64 mode, wide, whole, replaces, nonfinite, items;
   double momentum, halflife, ddof;
-  double uncounted;  // values behind each channel that `seen` lacks
+  double uncounted, typical;  // batches that `seen` lacks, and how many values each had
   // geometry
   i64 channels;
 };
@@ -57,7 +58,8 @@ __global__ void __launch_bounds__(256) move_statistics(StatisticsJob job) {
   const double* parts = job.parts + c;
   bn_batch batch = {parts[0], parts[channels], parts[2 * channels], parts[3 * channels], parts[0], 0.0, 0.0};
   const bool test = job.nonfinite == TEST;
-  const double seen = job.seen[c] + job.uncounted;
+  const double typical = job.typical_at ? *job.typical_at : job.typical;
+  const double seen = job.seen[c] + job.uncounted * typical;
   if (!(batch.count > 0.0)) {
     job.left[c] = 0;
     if (test) return;

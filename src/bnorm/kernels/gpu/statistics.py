@@ -19,7 +19,8 @@ FLOAT64, INT32 = np.dtype("float64"), np.dtype("int32")
 MERGE = STATISTICS_JOB.packer("sets", "merged", "items")
 MOVE = STATISTICS_JOB.packer(
     *("mean", "var", "low", "seen", "weight", "pairs", "last", "parts", "batch_seen", "batch_pairs", "batch_last"),
-    *("left", "mode", "wide", "whole", "replaces", "nonfinite", "momentum", "halflife", "ddof", "uncounted"),
+    *("typical_at", "left", "mode", "wide", "whole", "replaces", "nonfinite", "momentum", "halflife", "ddof"),
+    *("uncounted", "typical"),
 )
 
 
@@ -87,22 +88,27 @@ def move(
     last: Array | None = None,
     rows: int = 0,
     batches: int = 1,
-    typical: float = 0.0,
+    typical: Any = 0.0,
     skipped: bool = False,
     replace: bool = False,
 ) -> Any:
-    """Move statistics by a batch known by its parts, and count it; returns the channels left alone."""
+    """Move statistics by a batch known by its parts, and count it; returns the channels left alone.
+
+    typical is a number, or an array of one on the device.
+    """
     mode, counters, momentum, halflife, ddof, whole, nonfinite = rule[0], *rule[8:14]
-    uncounted = float(counters[3]) * typical if mode == POOL or replace else 0.0
+    uncounted = float(counters[3]) if mode == POOL or replace else 0.0
+    typical_at, typical = (None, typical) if isinstance(typical, float) else (typical, 0.0)
     device = launching.device_of(parts)
     channels = parts.shape[1]
     left = device.empty((channels,), INT32)
-    given = (*rule[1:8], parts, seen, *((pairs, last) if mode == FADE else (None, None)), left)
+    given = (*rule[1:8], parts, seen, *((pairs, last) if mode == FADE else (None, None)), typical_at, left)
     places = [device.address(array) for array in given]
+    numbers = momentum, halflife, ddof, uncounted, typical
 
     def go(code: int) -> None:
         switches = mode, rule[1].dtype == FLOAT64, whole, replace, code
-        run(device, "move_statistics", channels, MOVE(*places, *switches, momentum, halflife, ddof, uncounted))
+        run(device, "move_statistics", channels, MOVE(*places, *switches, *numbers))
 
     if nonfinite == "raise":
         go(TEST)
