@@ -294,7 +294,7 @@ def output(
         raise ValueError(f"{who}: out: expected a writeable array, got a read-only one")
     if not target.flags.c_contiguous and _overlaps_itself(target):
         raise ValueError(f"{who}: out: expected memory of its own for every element, got strides {target.strides}")
-    if kind is ndarray and cpu.apart(target, given.values()):
+    if BACKENDS[kind].apart(target, given.values()):
         return target
     others = {name: value for name, value in given.items() if value is not target or name not in (own, "x")}
     place = target

@@ -211,7 +211,7 @@ class Statistics:
         pairs = last = None
         if self.mode == FADE:
             parts, pairs, last = self._of_random_order(parts, pool.rows)
-        typical = float(pool.seen.max()) if self.counters[UNCOUNTED] else 0.0
+        typical = pool.seen.max() if self.counters[UNCOUNTED] else 0.0
         skipped = pool.skipped > 0 or bool(pool.flags or pool.counted)
         left = BACKENDS[type(pool.mean)].move(
             self.rule, parts, pool.seen, pairs, last, pool.rows, 1, typical, skipped and not pool.flags, replace
