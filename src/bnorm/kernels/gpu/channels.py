@@ -116,9 +116,15 @@ def grad_input(
     return call.result
 
 
-def add(total: Array, part: Array) -> None:
-    """total += part: gradients of parameters, float64, to those there are, which may be float32."""
-    total += part
+def add(total: Array | None, part: Array | None, other: Array | None = None, other_part: Array | None = None) -> None:
+    """total += part, and another such pair: gradients of parameters, float64, to those there are, which may be float32.
+
+    A total that is None is left out.
+    """
+    if total is not None:
+        total += part
+    if other is not None:
+        other += other_part
 
 
 def rule_of(call: Call, rule: Rule, left: Array, test: bool = False) -> tuple[tuple[int, ...], tuple[float, ...]]:
