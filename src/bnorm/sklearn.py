@@ -133,7 +133,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         check_is_fitted(self)
         x = validate_data(self, X, reset=False, **_checks(X, in_place))
         if issparse(x):
-            return self._scaled(x, "center", in_place)
+            return self._scaled(x, "center", in_place or x.format != X.format)
         if (table := _table(x)) is None:
             return super().transform(X, copy)
         return _mapped(x, table, self._forward(x), in_place)
@@ -159,7 +159,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         check_is_fitted(self)
         x = check_array(X, **_checks(X, in_place), estimator=self, input_name="X")
         if issparse(x):
-            return self._scaled(x, "uncenter", in_place)
+            return self._scaled(x, "uncenter", in_place or x.format != X.format)
         if (table := _table(x)) is None:
             return super().inverse_transform(X, copy)
         return _mapped(x, table, self._inverse(x, table.dtype), in_place)

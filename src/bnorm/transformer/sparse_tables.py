@@ -27,12 +27,13 @@ def scaled(x: Any, factor: ndarray, in_place: bool) -> Any:
     if in_place:  # before anything is overwritten
         refuse_infinity(x)
     try:
-        y = sparse.scaled(data, indices, np.ascontiguousarray(factor, np.float64))
+        y = sparse.scaled(data, indices, np.ascontiguousarray(factor, np.float64), data if in_place else None)
     except FloatingPointError:
         raise _infinite(x) from None
     if not in_place:
         return type(x)((y, indices.copy(), indptr.copy()), shape=x.shape)
-    x.data[: len(y)] = y
+    if not np.may_share_memory(y, x.data):  # `data` is a copy
+        x.data[: len(y)] = y
     return x
 
 
