@@ -133,7 +133,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         check_is_fitted(self)
         x = validate_data(self, X, reset=False, **_checks(X, in_place))
         if issparse(x):
-            return self._scaled(x, "center", in_place or x.format != X.format)
+            return self._scaled(x, "center", in_place or x.format != getattr(X, "format", None))
         if (table := _table(x)) is None:
             return super().transform(X, copy)
         return _mapped(x, table, self._forward(x), in_place)
@@ -159,14 +159,14 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         check_is_fitted(self)
         x = check_array(X, **_checks(X, in_place), estimator=self, input_name="X")
         if issparse(x):
-            return self._scaled(x, "uncenter", in_place or x.format != X.format)
+            return self._scaled(x, "uncenter", in_place or x.format != getattr(X, "format", None))
         if (table := _table(x)) is None:
             return super().inverse_transform(X, copy)
         return _mapped(x, table, self._inverse(x, table.dtype), in_place)
 
     def _learn(self, X: Any, y: Any, sample_weight: Any, anew: bool) -> Self:
         if sample_weight is None and self._is_plain(X, anew=anew):
-            batch = tables.whole(X, None)[0].moments
+            batch = _moments(X, None)
             if anew:
                 self.n_features_in_ = X.shape[1]
                 self.__dict__.pop("feature_names_in_", None)
@@ -191,7 +191,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         if table is None or (weight is not None and (weight < 0).any()):
             return self._learn_by_sklearn(X, y, sample_weight, anew)
         callbacks = Callbacks(self, X=x, y=y, metadata={"sample_weight": sample_weight})
-        batch = sparse_tables.moments(x, weight) if issparse(x) else tables.whole(table, weight)[0].moments
+        batch = sparse_tables.moments(x, weight) if issparse(x) else _moments(table, weight)
         weighted = weight is not None or (not anew and self._is_weighted())
         self._set(batch if anew else self._before(x) + batch, x, weighted)
         if anew:
@@ -264,7 +264,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         n = self._vector("partial_fit", "n_samples_seen_", x, size)
         mean = self._vector("partial_fit", "mean_", x, size) if self.mean_ is not None else np.zeros_like(n)
         var = self._vector("partial_fit", "var_", x, size) if self.var_ is not None else np.zeros_like(n)
-        return Moments.of(n, mean, var * n, np.zeros_like(n))
+        return Moments.of(np.array([n, mean, np.where(n == 0, 0, var * n), np.zeros_like(n)], like=n))
 
     def _forward(self, x: Any) -> tuple[ndarray, ndarray, ndarray]:
         """mean, scale, shift of y = (x - mean) scale + shift."""
@@ -349,6 +349,12 @@ def _checks(X: Any, in_place: bool, accept_sparse: Any = "csr") -> dict[str, Any
         "force_writeable": in_place,
         "ensure_all_finite": False,
     }
+
+
+def _moments(x: ndarray, weight: ndarray | None) -> Moments:
+    parts = tables.whole(x, weight)
+    tables.refuse_infinity_in(parts, x, weight)
+    return Moments.of(parts)
 
 
 def _table(x: Any) -> Any:
