@@ -19,6 +19,7 @@ __all__ = ["StandardScaler"]
 
 FOUND = ("n_features_in_", "feature_names_in_")
 FITTED = ("n_samples_seen_", "mean_", "var_", "scale_")
+_MEAN, _SCALE, _SHIFT = 0, 3, 4  # rows of what the kernels map by
 EPSILON = float(np.finfo(np.float64).eps)
 
 
@@ -129,7 +130,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         """
         in_place = not (self.copy if copy is None else copy)
         if self._is_plain(X, in_place):
-            return tables.mapped(X, *self._forward(X), in_place)
+            return tables.mapped(X, self._forward(X), in_place)
         check_is_fitted(self)
         x = validate_data(self, X, reset=False, **_checks(X, in_place))
         if issparse(x):
@@ -155,7 +156,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         """
         in_place = not (self.copy if copy is None else copy)
         if self._is_plain(X, in_place):
-            return tables.mapped(X, *self._inverse(X, X.dtype), in_place)
+            return tables.mapped(X, self._inverse(X, X.dtype), in_place)
         check_is_fitted(self)
         x = check_array(X, **_checks(X, in_place), estimator=self, input_name="X")
         if issparse(x):
@@ -264,24 +265,30 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         n = self._vector("partial_fit", "n_samples_seen_", x, size)
         mean = self._vector("partial_fit", "mean_", x, size) if self.mean_ is not None else np.zeros_like(n)
         var = self._vector("partial_fit", "var_", x, size) if self.var_ is not None else np.zeros_like(n)
-        return Moments.of(np.array([n, mean, np.where(n == 0, 0, var * n), np.zeros_like(n)], like=n))
+        return Moments.from_parts(np.array([n, mean, np.where(n == 0, 0, var * n), np.zeros_like(n)], like=n))
 
-    def _forward(self, x: Any) -> tuple[ndarray, ndarray, ndarray]:
-        """mean, scale, shift of y = (x - mean) scale + shift."""
-        mean, scale = self._vectors("transform", x)
-        return mean, 1 / scale, np.zeros_like(scale)
+    def _forward(self, x: Any) -> ndarray:
+        """mean, var, rstd, scale, shift by rows, as the kernels take them: y = (x - mean) scale + shift."""
+        mean, std = self._vectors("transform", x)
+        stats = np.zeros((5, len(mean)), like=mean)
+        stats[_MEAN], stats[_SCALE] = mean, 1 / std
+        return stats
 
-    def _inverse(self, x: Any, dtype: np.dtype[Any]) -> tuple[ndarray, ndarray, ndarray]:
-        """The same three of the inverse.
+    def _inverse(self, x: Any, dtype: np.dtype[Any]) -> ndarray:
+        """The same of the inverse.
 
         The mean is split: its high part, which that type can hold, is added, and the low part goes into what is
         subtracted from x. So a mean far from zero costs no digit.
         """
-        mean, scale = self._vectors("inverse_transform", x)
-        high = mean if dtype.itemsize == 8 else mean.astype(np.float32).astype(np.float64)
-        with np.errstate(all="ignore"):
-            low = (high - mean) / scale
-        return np.where(np.isfinite(low), low, 0), scale, high
+        mean, std = self._vectors("inverse_transform", x)
+        stats = np.zeros((5, len(mean)), like=mean)
+        stats[_SCALE], stats[_SHIFT] = std, mean
+        if dtype.itemsize < 8:
+            stats[_SHIFT] = mean.astype(np.float32)
+            with np.errstate(all="ignore"):
+                low = (stats[_SHIFT] - mean) / std
+            stats[_MEAN] = np.where(np.isfinite(low), low, 0)
+        return stats
 
     def _vectors(self, method: str, x: Any) -> tuple[ndarray, ndarray]:
         """mean_ and scale_ for a table x, 0 and 1 where they are not used."""
@@ -354,7 +361,7 @@ def _checks(X: Any, in_place: bool, accept_sparse: Any = "csr") -> dict[str, Any
 def _moments(x: ndarray, weight: ndarray | None) -> Moments:
     parts = tables.whole(x, weight)
     tables.refuse_infinity_in(parts, x, weight)
-    return Moments.of(parts)
+    return Moments.from_parts(parts)
 
 
 def _table(x: Any) -> Any:
@@ -364,8 +371,8 @@ def _table(x: Any) -> Any:
     return x if type(x) in BACKENDS else np.asarray(x)
 
 
-def _mapped(x: Any, table: Any, line: tuple[ndarray, ndarray, ndarray], in_place: bool) -> Any:
+def _mapped(x: Any, table: Any, stats: ndarray, in_place: bool) -> Any:
     """The map of a table in the memory of x, as an array of the library of x."""
     in_place = in_place and view.writeable(table)
-    y = tables.mapped(table, *line, in_place)
+    y = tables.mapped(table, stats, in_place)
     return x if in_place else given_back(y, x) if is_foreign(x) else y

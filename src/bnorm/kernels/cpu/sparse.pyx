@@ -159,13 +159,13 @@ cdef int column_summed(const value_t* data, const index_t* indices, Py_ssize_t b
     return UNORDERED if found else 0
 
 
-cdef void merge(const Column* c, double* n, double* mean, double* low, double* m2) noexcept nogil:
+cdef void merge(const Column* c, double* n, double* mean, double* m2, double* low) noexcept nogil:
     """Add what is stored of a column."""
     cdef double step, high
     if c.n != 0:
         step = c.sum / c.n
         high = c.center + step
-        bn_merge(n, mean, low, m2, c.n, high, (c.center - high) + step, bn_block_m2(c.sum, c.square, 1 / c.n))
+        bn_merge(n, mean, m2, low, c.n, high, bn_block_m2(c.sum, c.square, 1 / c.n), (c.center - high) + step)
 
 
 cdef Py_ssize_t row_at(const index_t* indptr, Py_ssize_t rows, Py_ssize_t position) noexcept nogil:
@@ -264,13 +264,13 @@ def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple sha
                 for c in range(columns):
                     zeros, present = total, 0
                     for p in range(pieces):
-                        merge(&column[p * columns + c], &parts[c], &parts[columns + c], &parts[3 * columns + c],
-                              &parts[2 * columns + c])
+                        merge(&column[p * columns + c], &parts[c], &parts[columns + c], &parts[2 * columns + c],
+                              &parts[3 * columns + c])
                         zeros = zeros - column[p * columns + c].n - rest[p * columns + c].missing
                         present = present + rest[p * columns + c].stored
                     # Where every value is stored, what is left of the weights is what their sums have rounded off.
                     if present < above and zeros > 0:
-                        bn_merge(&parts[c], &parts[columns + c], &parts[3 * columns + c], &parts[2 * columns + c],
+                        bn_merge(&parts[c], &parts[columns + c], &parts[2 * columns + c], &parts[3 * columns + c],
                                  zeros, 0.0, 0.0, 0.0)
     finally:
         free(memory)
