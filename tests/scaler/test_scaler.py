@@ -305,18 +305,15 @@ def test_errors_are_scikit_learns(name, method):
     try:
         getattr(theirs, method)(x, **weight)
     except Exception as error:
-        with pytest.raises(type(error)) as mine:
+        kind = ValueError if isinstance(error, AssertionError) else type(error)  # a sparse inverse that does not fit
+        with pytest.raises(kind) as mine:
             getattr(ours, method)(x, **weight)
         if method != "inverse_transform":  # where ours name X, and the number of features that does not fit
             assert str(mine.value) == str(error)
         assert pickle.dumps(ours) == before
     else:
-        assert "too wide" in name
-        if method == "fit":
-            assert ours.fit(x).n_features_in_ == 6
-        else:  # theirs takes the last factor again
-            with pytest.raises(ValueError, match="expected 5 features, as scale_ has, got 6"):
-                getattr(ours, method)(x)
+        assert (name.endswith("too wide"), method) == (True, "fit")
+        assert getattr(ours, method)(x).n_features_in_ == 6
 
 
 @pytest.mark.parametrize("weight", [[1.0], np.ones((60, 1)), np.zeros(60), np.full(60, np.nan), "a"], ids=str)
