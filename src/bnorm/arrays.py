@@ -12,7 +12,16 @@ from numpy import ndarray
 
 from bnorm.kernels import BACKENDS
 
+
 _ON_HOST, _ON_GPU = {1, 3}, {2, 13}  # DLPack's numbers: CPU and pinned memory; CUDA and its managed memory
+
+
+class MixedArraysError(AttributeError, TypeError, ValueError):
+    """X is of one library, or on one device, and what was fitted of another.
+
+    scikit-learn's own estimators fail with any of these kinds, depending on the libraries: whoever expects one of them
+    catches it.
+    """
 
 
 def is_foreign(value: object) -> bool:
@@ -47,12 +56,13 @@ def given_back(a: Any, x: Any) -> Any:
     if type(a) not in BACKENDS:  # a scalar
         a = np.asarray(a)
     xp, device = library(x), x.device
-    if hasattr(xp, "__array_namespace_info__") and a.dtype.name not in xp.__array_namespace_info__().dtypes(
-        device=device
-    ):
-        a = a.astype(f"{a.dtype.kind}4")
+    if hasattr(xp, "__array_namespace_info__"):
+        if a.dtype.name not in xp.__array_namespace_info__().dtypes(device=device):
+            a = a.astype(f"{a.dtype.kind}4")
     result = xp.from_dlpack(a)
-    return result if result.device == device else result.to_device(device)
+    if result.device == device:
+        return result
+    return result.to_device(device) if hasattr(result, "to_device") else result.to(device)
 
 
 def library(x: Any) -> ModuleType:
@@ -64,3 +74,13 @@ def library(x: Any) -> ModuleType:
         if hasattr(module, "from_dlpack"):
             return module
     return np
+
+
+def refuse_mixture(call: str, name: str, fitted: Any, x: Any) -> None:
+    """MixedArraysError unless x and a fitted attribute of that name are of one library, and on one device."""
+    own, other = library(fitted), library(x)
+    if own is not other or (own is not np and fitted.device != x.device):
+        raise MixedArraysError(
+            f"{call}: X: expected an array of {own.__name__} on the device of {name}, got one of {other.__name__}: "
+            "they must use the same namespace and device; fit begins anew"
+        )

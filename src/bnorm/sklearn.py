@@ -9,7 +9,7 @@ from sklearn import preprocessing
 from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from bnorm.arrays import borrowed, given_back, is_foreign, library
+from bnorm.arrays import borrowed, given_back, is_foreign, refuse_mixture
 from bnorm.kernels import BACKENDS, view
 from bnorm.moments import Moments
 from bnorm.transformer import sparse_tables, tables
@@ -19,15 +19,7 @@ __all__ = ["StandardScaler"]
 
 FOUND = ("n_features_in_", "feature_names_in_")
 FITTED = ("n_samples_seen_", "mean_", "var_", "scale_")
-_MEAN, _SCALE, _SHIFT = 0, 3, 4  # rows of what the kernels map by
-EPSILON = float(np.finfo(np.float64).eps)
-
-
-class MixedArraysError(AttributeError, TypeError, ValueError):
-    """X is of one library and what was fitted of another.
-
-    scikit-learn's own scaler fails with any of these kinds, by the libraries: whoever expects one of them catches it.
-    """
+_MEAN, _RSTD, _SCALE, _SHIFT = 0, 2, 3, 4  # rows of what the kernels map by
 
 
 class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
@@ -235,8 +227,8 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         with np.errstate(all="ignore"):
             n, mean, var = fitted.count.copy(), fitted.mean.copy(), fitted.m2 / fitted.count
             scale = np.sqrt(var)
-            # Where rounding alone may be all the variance (Chan, Golub, LeVeque 1983).
-            np.copyto(scale, 1, where=var <= n * EPSILON * var + (n * mean * EPSILON) ** 2)
+        constant = BACKENDS[type(n)].known(mean, var, None, None, 0.0, n)[_RSTD] == 1
+        np.copyto(scale, 1, where=constant)
         if not weighted:
             n = n.astype(np.int64)
         values = {
@@ -321,14 +313,8 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
                 f"{type(self).__name__}: {name}: expected an array, as with_mean={self.with_mean} and "
                 f"with_std={self.with_std}, got None; fit begins anew"
             )
-        own, others = library(value), library(x)
-        table, array = _table(x), _table(value)
-        if own is not others or type(table) is not type(array):
-            raise MixedArraysError(
-                f"{type(self).__name__}.{method}(): X: expected an array of {own.__name__}, as {name} is one, got one "
-                f"of {others.__name__}: they must use the same namespace and device; fit begins anew"
-            )
-        return array
+        refuse_mixture(f"{type(self).__name__}.{method}()", name, value, x)
+        return _table(value)
 
     def _scaled(self, x: Any, what: str, in_place: bool) -> Any:
         """A CSR matrix, its columns divided by scale_ to center it, as it were, and multiplied to uncenter it."""

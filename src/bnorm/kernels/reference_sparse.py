@@ -33,7 +33,9 @@ def moments(
     center = per_column(w * x) / np.where(count == 0, 1, count)
     m2 = per_column(w * (x - center[columns]) ** 2) + zeros * center**2
     mean = center.astype(np.float64)
-    return np.stack([count.astype(np.float64), mean, m2.astype(np.float64), (center - mean).astype(np.float64)]), ordered
+    return np.stack(
+        [count.astype(np.float64), mean, m2.astype(np.float64), (center - mean).astype(np.float64)]
+    ), ordered
 
 
 def scaled(data: Array, indices: Array, factor: Array, out: Array | None = None) -> Array:
