@@ -12,7 +12,6 @@ from numpy import ndarray
 
 from bnorm.kernels import BACKENDS
 
-
 _ON_HOST, _ON_GPU = {1, 3}, {2, 13}  # DLPack's numbers: CPU and pinned memory; CUDA and its managed memory
 
 

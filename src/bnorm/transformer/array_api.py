@@ -14,13 +14,24 @@ from numpy import ndarray
 from sklearn import get_config
 
 from bnorm.arrays import borrowed, given_back, is_foreign, refuse_mixture
+from bnorm.kernels import BACKENDS
 
+METHODS = ("fit", "partial_fit", "transform", "inverse_transform", "backward")
+GRADIENTS = ("gamma_grad_", "beta_grad_")
 LIKE = "_like"  # attribute of an estimator that was fitted on such a table: an empty array of its library
 
 
-def any_library(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of an estimator whose first argument is a table, for tables of any library."""
+class AnyLibrary:
+    """An estimator whose methods take such tables. They are wrapped where a class names this one among its bases."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        if AnyLibrary in cls.__bases__:
+            for name in METHODS:
+                setattr(cls, name, _any_library(getattr(cls, name)))
+        super().__init_subclass__(**kwargs)
+
+
+def _any_library(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def called(self: Any, X: Any, *args: Any, **kwargs: Any) -> Any:
         if type(X) is ndarray and LIKE not in self.__dict__:
@@ -51,20 +62,22 @@ def seen(value: Any, name: str = "X") -> Any:
 def _call(method: Callable[..., Any], estimator: Any, X: Any, *args: Any, **kwargs: Any) -> Any:
     like = estimator.__dict__.get(LIKE)
     foreign = is_foreign(X) and bool(get_config()["array_api_dispatch"])
-    fitted = estimator.__sklearn_is_fitted__()
-    begins = method.__name__ == "fit" or not fitted
+    begins = method.__name__ == "fit" or not estimator.__sklearn_is_fitted__()
     if not begins and (foreign or like is not None):
-        mean = estimator.running_mean_ if like is None else like
-        refuse_mixture(f"{type(estimator).__name__}.{method.__name__}()", "running_mean_", mean, X if foreign else mean)
-    if not foreign:
-        result = method(estimator, X, *args, **kwargs)
-        if begins:
-            estimator.__dict__.pop(LIKE, None)
-        return result
-    x = seen(X)
-    result = method(estimator, x, *map(seen, args), **{name: seen(value, name) for name, value in kwargs.items()})
+        fitted = estimator.running_mean_ if like is None else like
+        x = X if foreign or type(X) in BACKENDS else np.empty(0)  # what scikit-learn makes of it
+        refuse_mixture(f"{type(estimator).__name__}.{method.__name__}()", "running_mean_", fitted, x)
+    if foreign:
+        args, kwargs = tuple(map(seen, args)), {name: seen(value, name) for name, value in kwargs.items()}
+    x = seen(X) if foreign else X
+    result = method(estimator, x, *args, **kwargs)
     if begins:
-        estimator.__dict__[LIKE] = given_back(np.empty(0), X)
-    if result is estimator:
-        return estimator
+        estimator.__dict__.pop(LIKE, None)
+        if foreign:
+            estimator.__dict__[LIKE] = given_back(np.empty(0), X)
+    if not foreign or result is estimator:
+        return result
+    for name in GRADIENTS:
+        if type(gradient := estimator.__dict__.get(name)) in BACKENDS:
+            setattr(estimator, name, given_back(gradient, X))
     return X if result is x else given_back(result, X)
