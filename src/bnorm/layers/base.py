@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from bnorm import checks, devices
 from bnorm.checks import FLOAT64
 from bnorm.kernels import kind_of, moved
-from bnorm.layers import state
+from bnorm.layers import saving, state
 from bnorm.layers.parameters import Parameter
 from bnorm.passes import Saved, pull_back
 
@@ -173,6 +173,21 @@ class Layer:
         found, differing = state.read(self._who, state_dict, self._state(), strict)
         self._load({name: moved(a, self._kind) if a.ndim else a for name, a in found.items()}, state_dict)
         return differing
+
+    def save(self, path: Any) -> None:
+        """Write parameters, statistics and settings to a file, .safetensors or .npz, which `bnorm.load` reads.
+
+        PyTorch's layer of that name loads the arrays of a .safetensors file with strict=True. Gradients and a forward
+        that has no backward yet are not kept, nor is the device: what is loaded is on the CPU.
+        """
+        saving.save(self, path)
+
+    def _counters(self) -> dict[str, Any]:
+        """What a file keeps beside the arrays of `_state`."""
+        return {}
+
+    def _set_counters(self, given: Mapping[str, Any]) -> None:
+        """Take these over; ValueError or KeyError where they are not of this layer."""
 
     def _state(self) -> dict[str, ndarray]:
         return {STATE_NAMES[name]: p.data for name, p in self.named_parameters()}
