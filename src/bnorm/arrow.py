@@ -142,6 +142,13 @@ def parts(columns: Sequence[ndarray], weight: ndarray | None = None) -> ndarray:
     return np.concatenate([cpu.moments(x.reshape(1, 1, -1), w, True) for x in columns], axis=1)
 
 
+def extremes(x: ndarray, weight: ndarray | None = None) -> tuple[float, float]:
+    """The least and the greatest value of a column among those that count; NaN where there is none."""
+    if weight is not None and not weight.all():
+        x = x[weight > 0]
+    return (float(np.fmin.reduce(x)), float(np.fmax.reduce(x))) if len(x) else (np.nan, np.nan)
+
+
 def normalize(x: ndarray, stats: ndarray, out: ndarray) -> None:
     """One column, by the (5, 1) numbers that the kernels take; FloatingPointError where it has an infinite value."""
     cpu.normalize(x.reshape(1, 1, -1), stats, 1.0, out.reshape(1, 1, -1), finite=True)

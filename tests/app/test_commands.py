@@ -151,9 +151,9 @@ def test_show(command, tmp_path):
     command("fit", write(tmp_path / "x.csv", x), "-o", tmp_path / "s.npz", "--batch-rows", "300")
     lines = command("show", tmp_path / "s.npz").out.splitlines()
     assert lines[0] == f"{tmp_path / 's.npz'}: 1,000 rows in 4 batches, all rows weighing the same"
-    assert lines[2].split() == ["feature", "count", "missing", "mean", "std", "gamma", "beta"]
+    assert lines[2].split() == ["feature", "count", "missing", "mean", "std", "min", "max", "gamma", "beta"]
     std = np.nanstd(x, axis=0)
-    assert lines[3].split()[:3] + lines[3].split()[5:] == ["f0", "1,000", "0", "1", "0"]
+    assert lines[3].split()[:3] + lines[3].split()[7:] == ["f0", "1,000", "0", "1", "0"]
     assert_close(float(lines[3].split()[4]), std[0], 1e-5)
     assert lines[4].split()[:3] == ["f1", "996", "4"]
     assert len({len(line) for line in lines[2:]}) == 1  # a table
@@ -175,6 +175,20 @@ def test_show_says_how_rows_weigh(command, tmp_path, way, want):
     data = write(tmp_path / "x.csv", np.abs(table(100)))
     command("fit", data, "-o", tmp_path / "s.npz", *way)
     assert command("show", tmp_path / "s.npz").out.splitlines()[0].endswith(want)
+
+
+@pyarrow
+def test_states_that_are_damaged(command, tmp_path):
+    """In what only the command keeps."""
+    from bnorm.files import container
+
+    command("fit", write(tmp_path / "x.csv", table(10)), "-o", tmp_path / "s.npz")
+    config, entries = container.read("", tmp_path / "s.npz")
+    arrays = {name: entry.array() for name, entry in entries.items()}
+    for extra in ({"rows": "x"}, {"missing": [1]}, {"extremes": [[1, 2, 3]]}, {"extremes": "x"}, {"missing": {}}):
+        container.write("", tmp_path / "d.npz", config | extra, arrays)
+        said = command.fails("show", tmp_path / "d.npz")
+        assert "d.npz: expected a state file, got a damaged one: " in said
 
 
 def test_show_a_state_of_the_library(command, tmp_path):
@@ -206,6 +220,7 @@ def test_merge(command, tmp_path, way):
     assert (merged["rows"], merged["batches"]) == (900, 3)
     for got, want in zip(merged["features"], whole["features"], strict=True):
         assert got["missing"] == want["missing"]
+        assert (got["min"], got["max"]) == (want["min"], want["max"])
         for key in ("count", "mean", "std"):
             assert_close(got[key], want[key], 1e-13 * abs(want[key]))
 

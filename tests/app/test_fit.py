@@ -21,7 +21,8 @@ def command(capsys):
 def shown(command, state):
     """Counts, missing values, means and standard deviations that `bnorm show` prints."""
     features = command("show", state, "--json").json["features"]
-    return {key: np.array([f[key] for f in features], float) for key in ("count", "missing", "mean", "std")}
+    keys = [key for key in ("count", "missing", "mean", "std", "min", "max") if key in features[0]]
+    return {key: np.array([f[key] for f in features], float) for key in keys}
 
 
 def check(got, x, weight=None):
@@ -35,6 +36,10 @@ def check(got, x, weight=None):
     assert_close(got["missing"], np.isnan(x).sum(0), 0)
     assert_close(got["mean"], mean, 1e-12 * std + 2e-16 * np.abs(mean))
     assert_close(got["std"], std, 1e-12 * std)
+    if "min" in got:
+        used = x if weight is None else x[weight > 0]
+        assert_close(got["min"], np.nanmin(used, axis=0), 0)
+        assert_close(got["max"], np.nanmax(used, axis=0), 0)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

@@ -41,6 +41,8 @@ def facts(learned: Learned) -> dict[str, Any]:
         "mean": state.mean.tolist(),
         "std": np.sqrt(state.var).tolist(),
     }
+    if learned.extremes is not None:
+        columns |= dict(zip(("min", "max"), learned.extremes.tolist(), strict=True))
     if (parameters := state.parameters) is not None:
         columns |= {name: p.tolist() for name, p in zip(("gamma", "beta"), parameters, strict=True)}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

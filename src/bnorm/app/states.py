@@ -27,12 +27,14 @@ class Step(NamedTuple):
     pairs: Any = None
     last: Any = None
     rows: int = 0
+    extremes: Any = None
 
 
 class Learned:
     """The state of a transformer, without scikit-learn.
 
     rows      of all tables; where rows fade, those of its statistics are the age of one stream, as others were merged
+    extremes  the least and the greatest value of each feature, (2, features); None where nobody looked
     missing   values of each feature that there were not; None where rows had weights and nobody counted
     """
 
@@ -40,7 +42,8 @@ class Learned:
         self.stored = stored
         statistics, extra = stored.state.statistics, stored.extra
         self.rows = int(extra.get("rows", statistics.rows))
-        self.missing: ndarray | None = np.array(extra["missing"], np.int64) if "missing" in extra else None
+        self.missing = _array(extra.get("missing"), np.int64, statistics.seen.shape)
+        self.extremes = _array(extra.get("extremes"), np.float64, (2, *statistics.seen.shape))
         if not stored.state.weighted:
             self.missing = self.rows - statistics.seen.astype(np.int64)
 
@@ -85,6 +88,8 @@ class Learned:
             self.stored.extra |= {"rows": self.rows}
         if self.state.weighted and self.missing is not None:
             self.stored.extra |= {"missing": self.missing.tolist()}
+        if self.extremes is not None:
+            self.stored.extra |= {"extremes": self.extremes.tolist()}
         extra = self.stored.extra | ({CHECKPOINT: checkpoint} if checkpoint else {})
         config, arrays = saving.packed(self.stored)
         container.write(WHO, path, config | extra, arrays)
@@ -93,9 +98,14 @@ class Learned:
         """What the statistics will move by for some rows, of which each feature is given as a column."""
         halflife, ddof = self.stored.parameters["halflife"], self.stored.parameters["ddof"]
         rows = len(columns[0])
+        found, extremes = [], []
+        for column in columns:  # which the first brings into the cache for the second: both take no longer than that
+            extremes.append(arrow.extremes(column, weight))
+            if halflife is None:
+                found.append(arrow.parts([column], weight))
         if halflife is None:
-            return Step(arrow.parts(columns, weight), rows=rows)
-        return Step(*tables.faded(np.stack(columns).T, weight, halflife, ddof), rows)
+            return Step(np.concatenate(found, axis=1), rows=rows, extremes=np.array(extremes).T)
+        return Step(*tables.faded(np.stack(columns).T, weight, halflife, ddof), rows, np.array(extremes).T)
 
     def take(self, steps: list[Step], missing: Any, weighted: bool) -> None:
         """Let the statistics move by a batch, of which `steps` are the pieces. missing: where rows have weights."""
@@ -105,14 +115,20 @@ class Learned:
             parts = cpu.merge([step.parts for step in steps])
             statistics.move(parts, rows=rows, finite=False)
         else:
-            for i, (parts, seen, pairs, last, n) in enumerate(steps):
+            for i, (parts, seen, pairs, last, n, _) in enumerate(steps):
                 end = float(statistics.rows + n)
                 whole = i == len(steps) - 1  # the pieces of a batch count as one
                 statistics.move(parts, seen, pairs, last + end, rows=n, batches=int(whole), finite=False)
+        self._stretch([step.extremes for step in steps])
         self.rows += rows
         self.state.weighted |= weighted
         if self.missing is not None:
             self.missing += missing if weighted else rows - (statistics.seen - before).astype(np.int64)
+
+    def _stretch(self, others: list[ndarray]) -> None:
+        """The extremes with those of others."""
+        lows, highs = zip(*([] if self.extremes is None else [self.extremes]), *others, strict=True)
+        self.extremes = np.stack([np.fmin.reduce(np.stack(lows)), np.fmax.reduce(np.stack(highs))])
 
     def unseen(self) -> list[str]:
         """The features without any value."""
@@ -150,9 +166,20 @@ def merge(paths: Sequence[str]) -> Learned:
             )
         first.state.merge(other.state)
         first.rows += other.rows
+        if first.extremes is None or other.extremes is None:
+            first.extremes, first.stored.extra = None, {}
+        else:
+            first._stretch([other.extremes])
         counted = first.missing is not None and other.missing is not None
         first.missing = np.add(first.missing, other.missing) if counted else None  # type: ignore[arg-type]
     return first
+
+
+def _array(given: Any, dtype: Any, shape: tuple[int, ...]) -> ndarray | None:
+    a = None if given is None else np.array(given, dtype)
+    if a is not None and a.shape != shape:
+        raise ValueError(f"an array of shape {a.shape} instead of {shape}")
+    return a
 
 
 def _named(learned: Learned) -> str:

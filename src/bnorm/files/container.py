@@ -98,8 +98,8 @@ def read(who: str, path: Any) -> tuple[Config, dict[str, Entry]]:
         raise ValueError(f"{who}: {os.fspath(path)}: expected a configuration with a format number, got {text[:80]!r}")
     if config["format"] > VERSION:
         raise ValueError(
-            f"{who}: {os.fspath(path)}: expected format {VERSION} or older, got {config['format']}, which "
-            f"bnorm {config.get('bnorm', 'of another version')} wrote: a newer bnorm reads it"
+            f"{who}: {os.fspath(path)}: expected format {VERSION} or older, got {config['format']}: a newer "
+            "bnorm wrote it, and reads it"
         )
     return config, entries
 

@@ -12,6 +12,7 @@ from bnorm.files import container
 from bnorm.kernels import moved
 from bnorm.running import Statistics
 
+KNOWN = {"format", "class", "arguments", "training", "requires_grad", "counters"}
 ELSEWHERE = ("comm", "device")  # arguments that belong to a process, not to what was learned
 MOST_WITHOUT_ARRAYS = (
     1 << 20
@@ -40,6 +41,8 @@ def arguments(layer: Any) -> dict[str, Any]:
 def restored(kind: Any, config: Mapping[str, Any], entries: Mapping[str, container.Entry]) -> Any:
     """The layer that a file holds. An error of any kind means that the file does not hold one."""
     given = config["arguments"]
+    if unknown := sorted(config.keys() - KNOWN):
+        raise ValueError(f"unknown entries {unknown}")
     largest = max([MOST_WITHOUT_ARRAYS, *(prod(entry.shape) for entry in entries.values())])
     for name, option in inspect.signature(kind).parameters.items():
         sizes = given[name] if isinstance(given.get(name), list) else [given.get(name)]

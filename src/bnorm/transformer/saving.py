@@ -29,6 +29,8 @@ DEFAULTS: dict[str, Any] = {
     "affine": True,
     "copy": True,
 }
+KNOWN = {"format", "class", "parameters", "features", "names", "counted", "weighted", "told"}
+EXTRA = {"rows", "missing", "extremes", "checkpoint"}  # what the command keeps beside that
 NAMES = {  # of arrays, where they differ from those of the statistics: PyTorch's, as far as there are
     "mean": "running_mean",
     "var": "running_var",
@@ -134,8 +136,10 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
     for name, p in state.layer.named_parameters():
         p.data[...] = arrays[NAMES[name]]
     state.weighted, state.told = _flag(config["weighted"]), _flag(config["told"])
-    known = {"format", "bnorm", "class", "parameters", "features", "names", "counted", "weighted", "told"}
-    return Stored(parameters, state, names, {name: value for name, value in config.items() if name not in known})
+    extra = {name: value for name, value in config.items() if name not in KNOWN}
+    if unknown := sorted(extra.keys() - EXTRA):
+        raise ValueError(f"unknown entries {unknown}")
+    return Stored(parameters, state, names, extra)
 
 
 def _state(parameters: Mapping[str, Any], features: int) -> State:
