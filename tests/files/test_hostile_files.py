@@ -145,7 +145,8 @@ def test_sizes_that_only_a_number_claims(tmp_path):
 @pytest.mark.parametrize(
     ("config", "arrays", "drop"),
     [
-        ({"parameters": {}}, {}, ()),
+        ({"parameters": {"momentum": None}}, {}, ()),
+        ({"parameters": {"more": 1}}, {}, ()),
         ({"parameters": None}, {}, ()),
         ({"features": 4}, {}, ()),
         ({"names": ["a", "b"]}, {}, ()),

@@ -157,8 +157,9 @@ def _plain(value: Any) -> Any:
 
 def _parameters(given: Any) -> dict[str, Any]:
     """Those that a transformer takes, in the types that it takes them in."""
-    if sorted(given) != sorted(DEFAULTS):
-        raise ValueError(f"parameters {sorted(given)} instead of {sorted(DEFAULTS)}")
+    if unknown := sorted(given.keys() - DEFAULTS.keys()):
+        raise ValueError(f"unknown parameters {unknown}")
+    given = DEFAULTS | given  # a file of an older version has not all of them
     momentum, halflife, eps, ddof = (given[name] for name in ("momentum", "halflife", "eps", "ddof"))
     good = all(value is None or type(value) in (int, float) for value in (momentum, halflife)) and type(ddof) is int
     good = good and (momentum is None or 0 < momentum <= 1) and ddof in (0, 1)
