@@ -8,6 +8,7 @@ from benchmarks import files
 pytest.importorskip("pyarrow", reason="the command reads files by pyarrow")
 
 
+@pytest.mark.slow
 def test_contenders(capsys):
     pytest.importorskip("sklearn")
     files.main(["--megabytes", "1", "--rounds", "1", "--json"])
@@ -25,5 +26,5 @@ def test_report(tmp_path):
     assert files.report(tmp_path / "x.csv", figures).splitlines() == [
         "csv, 2 MB     s  CPU s  MB of memory  × of fit  × CPU",
         "read       1.00   2.00             3      0.50   0.50",
-        "bnorm fit   2.00   4.00             5      1.00   1.00",
+        "bnorm fit  2.00   4.00             5      1.00   1.00",
     ]
