@@ -182,13 +182,6 @@ class Layer:
         """
         saving.save(self, path)
 
-    def _counters(self) -> dict[str, Any]:
-        """What a file keeps beside the arrays of `_state`."""
-        return {}
-
-    def _set_counters(self, given: Mapping[str, Any]) -> None:
-        """Take these over; ValueError or KeyError where they are not of this layer."""
-
     def _state(self) -> dict[str, ndarray]:
         return {STATE_NAMES[name]: p.data for name, p in self.named_parameters()}
 

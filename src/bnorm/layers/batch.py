@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from bnorm import checks, devices
 from bnorm.checks import FLOAT64, FLOATS
 from bnorm.kernels import moved
-from bnorm.layers import saving, state
+from bnorm.layers import state
 from bnorm.layers.base import Layer, fixed, signature_of
 from bnorm.layers.shapes import axis_and_names, wrong_shape
 from bnorm.passes import channel_forward
@@ -328,13 +328,6 @@ class BatchNorm(Layer):
             running.var[...] = found["running_var"]
         if "num_batches_tracked" in found:
             running.load(int(found["num_batches_tracked"]), seen)
-
-    def _counters(self) -> dict[str, Any]:
-        return saving.counters(self._running) if self._track_running_stats else {}
-
-    def _set_counters(self, given: Mapping[str, Any]) -> None:
-        if self._track_running_stats:
-            self.adopt(saving.statistics(self._running, given))
 
     def __getstate__(self) -> dict[str, Any]:
         self._warn_once(self._running.look())

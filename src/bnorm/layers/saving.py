@@ -13,7 +13,7 @@ from bnorm.kernels import moved
 from bnorm.running import Statistics
 
 KNOWN = {"format", "class", "arguments", "training", "requires_grad", "counters"}
-ELSEWHERE = ("comm", "device")  # arguments that belong to a process, not to what was learned
+ELSEWHERE = ("comm", "device", "elementwise_affine")  # arguments of a process, not of what was learned; a synonym
 MOST_WITHOUT_ARRAYS = (
     1 << 20
 )  # channels of a layer whose file has no array of that size: a number alone fills no memory
@@ -26,7 +26,7 @@ def save(layer: Any, path: Any) -> None:
         "arguments": arguments(layer),
         "training": layer.training,
         "requires_grad": {name: bool(p.requires_grad) for name, p in layer.named_parameters()},
-        "counters": layer._counters(),
+        "counters": counters(_statistics(layer)),
     }
     arrays = {name: moved(a, ndarray) for name, a in layer._state().items()}
     container.write(f"{layer._who}: save", path, config, arrays)
@@ -35,7 +35,8 @@ def save(layer: Any, path: Any) -> None:
 def arguments(layer: Any) -> dict[str, Any]:
     """What makes a layer like this one, in JSON's types."""
     names = [name for name in inspect.signature(type(layer)).parameters if name not in ELSEWHERE]
-    return {name: _plain(getattr(layer, name)) for name in names}
+    attributes = {name: "_bias" if name == "bias" else name for name in names}  # `bias` is PyTorch's name of beta
+    return {name: _plain(getattr(layer, attribute)) for name, attribute in attributes.items()}
 
 
 def restored(kind: Any, config: Mapping[str, Any], entries: Mapping[str, container.Entry]) -> Any:
@@ -56,15 +57,18 @@ def restored(kind: Any, config: Mapping[str, Any], entries: Mapping[str, contain
         if (entries[name].shape, entries[name].dtype) != (a.shape, a.dtype):
             raise ValueError(f"{name}: {entries[name].dtype} {entries[name].shape} instead of {a.dtype} {a.shape}")
     layer.load_state_dict({name: entry.array() for name, entry in entries.items()})
-    layer._set_counters(config["counters"])
+    if (like := _statistics(layer)) is not None:
+        layer.adopt(statistics(like, config["counters"]))
     frozen = config["requires_grad"]
     for name, p in layer.named_parameters():
         p.requires_grad = _flag(frozen[name])
     return layer.train(_flag(config["training"]))
 
 
-def counters(statistics: Statistics) -> dict[str, Any]:
+def counters(statistics: Statistics | None) -> dict[str, Any]:
     """What running statistics are, beside mean and variance, in JSON's types."""
+    if statistics is None:
+        return {}
     statistics.look()
     arrays = {name: moved(a, ndarray) for name, a in statistics.arrays().items() if name not in ("mean", "var")}
     return {
@@ -95,6 +99,12 @@ def counted(given: Any) -> list[int]:
     if not (isinstance(given, list) and len(given) == 4 and all(type(n) is int and 0 <= n < 2**62 for n in given)):
         raise ValueError(f"counts: {given!r:.80}")
     return given
+
+
+def _statistics(layer: Any) -> Statistics | None:
+    """The running statistics of a layer that has some."""
+    found: Statistics | None = layer._running if getattr(layer, "track_running_stats", False) else None
+    return found
 
 
 def _numbers(a: ndarray) -> Any:
