@@ -125,6 +125,14 @@ class Layer:
         """Into inference mode."""
         return self.train(False)
 
+    def save(self, path: Any) -> None:
+        """Write parameters, statistics and settings to a file, .safetensors or .npz, which `bnorm.load` reads.
+
+        PyTorch's layer of that name loads the arrays of a .safetensors file with strict=True. Gradients and a forward
+        that has no backward yet are not kept, nor is the device: what is loaded is on the CPU.
+        """
+        saving.save(self, path)
+
     def to(self, device: str) -> Self:
         """Move parameters, their gradients and statistics to a device, "cpu" or "cuda", CuPy's current one.
 
@@ -173,14 +181,6 @@ class Layer:
         found, differing = state.read(self._who, state_dict, self._state(), strict)
         self._load({name: moved(a, self._kind) if a.ndim else a for name, a in found.items()}, state_dict)
         return differing
-
-    def save(self, path: Any) -> None:
-        """Write parameters, statistics and settings to a file, .safetensors or .npz, which `bnorm.load` reads.
-
-        PyTorch's layer of that name loads the arrays of a .safetensors file with strict=True. Gradients and a forward
-        that has no backward yet are not kept, nor is the device: what is loaded is on the CPU.
-        """
-        saving.save(self, path)
 
     def _state(self) -> dict[str, ndarray]:
         return {STATE_NAMES[name]: p.data for name, p in self.named_parameters()}
