@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from bnorm import functional
 from bnorm.checks import NonFiniteError, SingleValueError
 from bnorm.config import show_config
+from bnorm.files.loading import load
 from bnorm.kernels.cpu import get_buffer_limit, get_num_threads, set_buffer_limit, set_num_threads
 from bnorm.layers import (
     BatchNorm1d,
@@ -48,6 +49,7 @@ __all__ = [
     "functional",
     "get_buffer_limit",
     "get_num_threads",
+    "load",
     "load_state_dict",
     "no_backward",
     "partial_fit_pipeline",

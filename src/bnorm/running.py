@@ -172,7 +172,8 @@ class Statistics:
         parts = np.array([weight, other.mean, other.var * divisor, other.low], like=weight)
         parts = np.where(weight == 0, 0, parts)
         last = None if other.last is None else other.last + float(self.rows - other.rows)
-        self.move(parts, other.seen, other.pairs, last, batches=other.batches, finite=False)
+        rows = 0 if self.mode == FADE else other.rows
+        self.move(parts, other.seen, other.pairs, last, rows=rows, batches=other.batches, finite=False)
 
     @np.errstate(all="ignore")
     def divisor(self) -> ndarray:

@@ -1,26 +1,125 @@
-"""The command line: `bnorm demo`, `bnorm info`. Each command imports what it needs when it runs."""
+"""The command line: what its words mean. Each command imports what it needs when it runs.
+
+Exit status: 0, 1 for data and files that cannot be used, 2 for wrong arguments, 128 and the signal's number after one.
+"""
 
 import argparse
-from collections.abc import Sequence
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from bnorm import __version__
+from bnorm.app.errors import DataError
+
+STATE_HELP = "the state file, .safetensors or .npz"
+DATA_HELP = "CSV, Parquet or Arrow files, folders of them, globs; - is CSV from standard input"
+BATCH_ROWS = 65_536
 
 
-def positive(text: str) -> int:
-    """An argument that counts something, at least one."""
+def number(kind: type, low: float, high: float, text: str) -> Callable[[str], Any]:
+    """An argument between two bounds, the lower of which is excluded."""
+
+    def parse(given: str) -> Any:
+        try:
+            value = kind(given)
+        except ValueError:
+            value = low
+        if not low < value <= high:
+            raise argparse.ArgumentTypeError(f"expected {text}, got {given!r}")
+        return value
+
+    return parse
+
+
+count = number(int, 0, float("inf"), "a whole number above zero")
+momentum = number(float, 0, 1, "a number above 0 and at most 1")
+halflife = number(float, 0, sys.float_info.max, "a number of rows above 0")
+
+
+def names(text: str) -> list[str]:
+    """Names with commas between them."""
+    found = [name for name in text.split(",") if name]
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected names with commas between them, got {text!r}")
+    return found
+
+
+def delimiter(text: str) -> str:
+    """One character."""
+    text = {"tab": "\t", "\\t": "\t"}.get(text, text)
+    if len(text) != 1 or text in '"\r\n':
+        raise argparse.ArgumentTypeError(f"expected one character, or tab, got {text!r}")
+    return text
+
+
+def state_name(text: str) -> str:
+    """The name of a state file."""
+    from bnorm.files.container import suffix_of
+
     try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number above zero, got {text!r}")
-    return number
+        suffix_of("", text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix(": path: ")) from None
+    return text
 
 
-def demo(args: argparse.Namespace) -> None:
-    from bnorm.app.demo import run
+def table_name(text: str) -> str:
+    """The name of a table that can be written."""
+    from bnorm.app.writers import check_suffix
 
-    run(args.batch_size)
+    try:
+        check_suffix(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def picture_name(text: str) -> str:
+    """The name of a picture."""
+    if Path(text).suffix.lower() not in (".svg", ".png", ".pdf"):
+        raise argparse.ArgumentTypeError(f"expected a name that ends in .svg, .png or .pdf, got {text!r}")
+    return text
+
+
+def fit(args: argparse.Namespace) -> None:
+    from bnorm.app import fitting
+
+    said = fitting.fit(args)
+    tell(args, said, "{output}: {columns} features of {rows:,} rows, in {seconds:.1f} s")
+
+
+def transform(args: argparse.Namespace) -> None:
+    from bnorm.app import inputs, states, transforming
+
+    learned = states.Learned.read(args.state)
+    chosen = learned.inverse() if args.inverse else learned.forward()
+    sources = inputs.find(args.data, args.delimiter)
+    said = transforming.transform(sources, chosen, args.output, args.dtype, args.quiet)
+    tell(args, said, "{output}: {rows:,} rows, {columns} columns of them normalized, in {seconds:.1f} s")
+
+
+def merge(args: argparse.Namespace) -> None:
+    from bnorm.app import states
+
+    merged = states.merge(args.states)
+    merged.save(args.output)
+    tell(args, {"output": args.output, "states": len(args.states)}, "{output}: {states} states merged")
+
+
+def show(args: argparse.Namespace) -> None:
+    from bnorm.app import showing
+
+    showing.show(args.state, args.json)
+
+
+def plot(args: argparse.Namespace) -> None:
+    from bnorm.app import plotting
+
+    plotting.plot(args.data, args.output, args.columns, args.delimiter, args.quiet)
+    tell(args, {"output": args.output}, "{output}")
 
 
 def info(args: argparse.Namespace) -> None:
@@ -29,24 +128,128 @@ def info(args: argparse.Namespace) -> None:
     show_config()
 
 
+def bench(args: argparse.Namespace) -> None:
+    from bnorm.app import bench
+
+    bench.run(args.seconds, args.json)
+
+
+def demo(args: argparse.Namespace) -> None:
+    from bnorm.app import demo
+
+    demo.run(args.folder, args.megabytes, args.quiet)
+
+
+def tell(args: argparse.Namespace, said: dict[str, Any], text: str) -> None:
+    """What a command did, on standard output, or on standard error where a table went there."""
+    file = sys.stderr if said.get("output") == "-" else sys.stdout
+    if args.json:
+        print(json.dumps(said), file=file)
+    elif not args.quiet:
+        print(text.format(**said), file=file)
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="bnorm", description="Normalization with streaming statistics.")
+    top = argparse.ArgumentParser(
+        prog="bnorm", description="Learn means and variances from tables of any size, and normalize with them."
+    )
     top.add_argument("--version", action="version", version=f"bnorm {__version__}")
     commands = top.add_subparsers(metavar="command", required=True)
 
-    text = "stream a data set through running statistics and print it before and after"
-    command = commands.add_parser("demo", help=text, description=text)
-    command.add_argument("--batch-size", type=positive, default=64, metavar="ROWS", help="rows per batch (64)")
-    command.set_defaults(run=demo)
+    def add(run: Callable[[argparse.Namespace], None], text: str, *parents: argparse.ArgumentParser) -> Any:
+        command = commands.add_parser(run.__name__, help=text, description=text, parents=list(parents))
+        command.set_defaults(run=run)
+        return command
 
-    text = "print versions, SIMD level, threads and OpenMP runtime"
-    command = commands.add_parser("info", help=text, description=text)
-    command.set_defaults(run=info)
+    speech = argparse.ArgumentParser(add_help=False)
+    speech.add_argument("--quiet", action="store_true", help="no progress, no summary")
+    speech.add_argument("--json", action="store_true", help="the result as JSON, for programs")
+    writing = argparse.ArgumentParser(add_help=False, parents=[speech])
+    writing.add_argument("--force", action="store_true", help="overwrite what is there")
+    reading = argparse.ArgumentParser(add_help=False)
+    reading.add_argument("data", nargs="+", metavar="DATA", help=DATA_HELP)
+    reading.add_argument(
+        "--delimiter", type=delimiter, metavar="CHAR", help="between the values of CSV (by the suffix)"
+    )
+
+    command = add(fit, "learn the statistics of tables, in constant memory", reading, writing)
+    command.add_argument("-o", "--output", required=True, type=state_name, metavar="STATE", help=STATE_HELP)
+    ways = command.add_mutually_exclusive_group()
+    ways.add_argument("--pooled", action="store_true", help="every row weighs the same (the default)")
+    ways.add_argument("--momentum", type=momentum, metavar="M", help="moving average: the weight of a new batch")
+    ways.add_argument("--halflife", type=halflife, metavar="ROWS", help="rows after which a row weighs half")
+    which = command.add_mutually_exclusive_group()
+    which.add_argument("--columns", type=names, metavar="A,B", help="only these (all that hold numbers)")
+    which.add_argument("--exclude", type=names, metavar="A,B", help="all that hold numbers but these")
+    command.add_argument("--weight", metavar="COLUMN", help="how often each row counts")
+    command.add_argument("--batch-rows", type=count, default=BATCH_ROWS, metavar="N", help=f"({BATCH_ROWS})")
+    command.add_argument("--checkpoint", type=state_name, metavar="FILE", help="keep what is learned here on the way")
+    command.add_argument("--resume", type=state_name, metavar="FILE", help="go on from a checkpoint of this command")
+
+    command = add(transform, "normalize tables with a state, or undo it", reading, writing)
+    command.add_argument("--state", required=True, type=state_name, help=STATE_HELP)
+    command.add_argument("-o", "--output", required=True, type=table_name, metavar="OUT", help="the format by suffix")
+    command.add_argument("--inverse", action="store_true", help="from normalized values back to the original ones")
+    command.add_argument("--dtype", choices=["float32", "float64"], help="of the columns that are normalized")
+
+    command = add(merge, "one state of several that were learned apart", writing)
+    command.add_argument("states", nargs="+", type=state_name, metavar="STATE")
+    command.add_argument("-o", "--output", required=True, type=state_name, metavar="STATE", help=STATE_HELP)
+
+    command = add(show, "print what a state holds")
+    command.add_argument("state", type=state_name, metavar="STATE", help=STATE_HELP)
+    command.add_argument("--json", action="store_true", help="as JSON, for programs")
+
+    command = add(plot, "draw states over their stream, or a table before and after", reading, writing)
+    command.add_argument("-o", "--output", required=True, type=picture_name, metavar="PICTURE", help=".svg, .png, .pdf")
+    command.add_argument("--columns", type=names, metavar="A,B", help="only these")
+
+    add(info, "print versions, SIMD level, threads and OpenMP runtime")
+
+    command = add(bench, "measure this machine: how fast it copies, and how fast it normalizes")
+    command.add_argument("--seconds", type=number(float, 0, 3600, "seconds above 0"), default=10.0, help="(10)")
+    command.add_argument("--json", action="store_true", help="as JSON, for programs")
+
+    command = add(demo, "the main job: fit and transform a table that is larger than the memory in use")
+    command.add_argument("--folder", type=Path, help="where to leave what it makes (a new folder for temporary files)")
+    command.add_argument("--megabytes", type=count, default=320, metavar="N", help="of the table (320)")
+    command.add_argument("--quiet", action="store_true", help="no progress")
     return top
 
 
+def check_outputs(args: argparse.Namespace) -> None:
+    """DataError for what would be overwritten, and for folders that are not there; before any work is done."""
+    made = [getattr(args, "output", None), getattr(args, "checkpoint", None)]
+    for path in [Path(name) for name in made if name not in (None, "-")]:
+        if path.is_dir() or not path.resolve().parent.is_dir():
+            raise DataError(f"{path}: expected the name of a file in a folder that is there")
+        if path.exists() and not args.force and str(path) != getattr(args, "resume", None):
+            raise DataError(f"{path}: is there already; --force overwrites it")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 0, or 2 where the arguments are wrong (argparse exits)."""
+    """Run one command; argparse exits with 2 where the arguments are wrong."""
+    from bnorm.app.progress import Interrupted, Signals
+
     args = parser().parse_args(argv)
-    args.run(args)
+    try:
+        with Signals() as args.signals:
+            check_outputs(args)
+            args.run(args)
+            sys.stdout.flush()
+    except Interrupted as stop:
+        print("bnorm: interrupted", file=sys.stderr)
+        return stop.code
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (DataError, ValueError, ImportError, MemoryError) as error:
+        return failed(error)
+    except OSError as error:
+        return failed(DataError(f"{error.filename}: {error.strerror}") if error.filename else error)
     return 0
+
+
+def failed(error: Exception) -> int:
+    print(f"bnorm: error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+    return 1

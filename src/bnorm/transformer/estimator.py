@@ -13,20 +13,28 @@ from sklearn.utils._param_validation import Interval, Options
 from sklearn.utils._set_output import _wrap_data_with_container
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
-from bnorm import checks
+from bnorm import arrow, checks
 from bnorm.kernels import moved
-from bnorm.running import AVERAGE, FADE
+from bnorm.running import AVERAGE
 from bnorm.transformer import tables
 from bnorm.transformer.array_api import AnyLibrary, seen
 from bnorm.transformer.attributes import Attributes
+from bnorm.transformer.saving import Savable
 from bnorm.transformer.state import KINDS, State, mode
 from bnorm.transformer.tables import WHO
-from bnorm.transformer.validation import floats, new_table, plain, refuse_container
+from bnorm.transformer.validation import check_mergeable, columns, floats, new_table, plain, refuse_container
 
 MOMENTUM = 0.1
 
 
-class BatchNormTransformer(AnyLibrary, Attributes, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class BatchNormTransformer(
+    AnyLibrary,
+    Attributes,
+    Savable,
+    OneToOneFeatureMixin,  # type: ignore[misc]
+    TransformerMixin,  # type: ignore[misc]
+    BaseEstimator,  # type: ignore[misc]
+):
     """Scale features by statistics that follow a stream, then by a gamma and beta that can be learned.
 
     y = (x - mean_) / scale_ * gamma_ + beta_, with scale_ = sqrt(var_ + eps).
@@ -189,7 +197,7 @@ class BatchNormTransformer(AnyLibrary, Attributes, OneToOneFeatureMixin, Transfo
         self._check_fitted()
         in_place = not (self.copy if copy is None else copy)
         x = self._table(X, in_place)
-        if type(x) is not ndarray:
+        if self._state.array_type is not ndarray:
             refuse_container(self)
         return tables.mapped(x, self._state.forward(), in_place)
 
@@ -212,9 +220,10 @@ class BatchNormTransformer(AnyLibrary, Attributes, OneToOneFeatureMixin, Transfo
         """
         self._check_fitted()
         in_place = not (self.copy if copy is None else copy)
-        y, side = X, self._state.array_type
-        if not plain(X, side, in_place):
-            y = floats(partial(check_array, estimator=self, input_name="X"), X, side, in_place)
+        side, table = self._state.array_type, arrow.table_of(X)
+        y = X if table is None else arrow.columns_of(WHO, table).dense()
+        if not plain(y, side, in_place):
+            y = floats(partial(check_array, estimator=self, input_name="X"), y, side, in_place)
         if y.shape[1] != self.n_features_in_:
             raise ValueError(
                 f"X has {y.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} features "
@@ -246,7 +255,7 @@ class BatchNormTransformer(AnyLibrary, Attributes, OneToOneFeatureMixin, Transfo
             transformer._check_fitted()
             transformer._check_parameters()
             transformer._check_same_stream()
-        self._check_mergeable(other)
+        check_mergeable(self, other)
         self._state.merge(other._state)
         return self
 
@@ -265,7 +274,7 @@ class BatchNormTransformer(AnyLibrary, Attributes, OneToOneFeatureMixin, Transfo
         dX : ndarray of shape (n_samples, n_features)
         """
         self._check_fitted()
-        x = self._table(X)
+        x = tables.dense(self._table(X))
         dy = checks.gradient(WHO, dY, x.shape, x.dtype, type(x))
         dx, self.gamma_grad_, self.beta_grad_ = self._state.pull_back(x, dy)
         return dx
@@ -318,12 +327,14 @@ class BatchNormTransformer(AnyLibrary, Attributes, OneToOneFeatureMixin, Transfo
         self._state, self.layer_, self.n_features_in_ = state, state.layer, x.shape[1]
         return self
 
-    def _table(self, X: Any, writeable: bool = False) -> ndarray:
+    def _table(self, X: Any, writeable: bool = False) -> Any:
         """X as an array of floats that fits, on the side of the layer; infinity may still be in it."""
         side = self._state.array_type
         if plain(X, side, writeable) and X.shape[1] == self.n_features_in_ and "feature_names_in_" not in self.__dict__:
-            return X  # type: ignore[no-any-return]
-        return floats(partial(validate_data, self, reset=False), X, side, writeable)  # type: ignore[no-any-return]
+            return X
+        if (found := columns(self, X, reset=False)) is not None:
+            return found if side is ndarray else moved(found.dense(), side)
+        return floats(partial(validate_data, self, reset=False), X, side, writeable)
 
     def _check_fitted(self) -> None:
         if "layer_" not in self.__dict__:
@@ -364,30 +375,6 @@ class BatchNormTransformer(AnyLibrary, Attributes, OneToOneFeatureMixin, Transfo
             statistics.momentum = self.momentum
         if statistics.halflife != self.halflife:
             statistics.halflife = None if self.halflife is None else float(self.halflife)
-
-    def _check_mergeable(self, other: "BatchNormTransformer") -> None:
-        here, there = self.layer_.device, other.layer_.device
-        if here != there:
-            raise TypeError(
-                f"{WHO}: merge: expected layer_ on one device, got {here!r} here and {there!r} there: NumPy and CuPy "
-                f"arrays do not mix; other.layer_.to({here!r}) moves the other"
-            )
-        if AVERAGE in (self._state.statistics.mode, other._state.statistics.mode):
-            raise ValueError(
-                f"{WHO}: merge: expected momentum=None or a halflife, got momentum={self.momentum} and "
-                f"{other.momentum}: a moving average depends on the order of its batches"
-            )
-        fading = self._state.statistics.mode == other._state.statistics.mode == FADE  # whatever momentum stands beside
-        for name in (
-            ("halflife", "ddof", "n_features_in_") if fading else ("momentum", "halflife", "ddof", "n_features_in_")
-        ):
-            if getattr(self, name) != getattr(other, name):
-                raise ValueError(
-                    f"{WHO}: merge: {name}: expected {getattr(self, name)}, as here, got {getattr(other, name)}"
-                )
-        mine, others = (t.__dict__.get("feature_names_in_") for t in (self, other))
-        if mine is not None and others is not None and list(mine) != list(others):
-            raise ValueError(f"{WHO}: merge: expected features {list(mine)}, as here, got {list(others)}")
 
     def _tell_of_single_rows(self, state: State, depth: int) -> None:
         if state.statistics.mode == AVERAGE and not state.told:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from bnorm.arrow import Columns
 from bnorm.kernels import BACKENDS, view
 from bnorm.layers import BatchNorm1d
 from bnorm.running import AVERAGE, FADE, POOL, Statistics
@@ -29,7 +30,7 @@ class State:
     """From a table x on, of which it takes the features and the device: NaN statistics, gamma 1 and beta 0."""
 
     def __init__(
-        self, x: ndarray, momentum: float | None, halflife: float | None, eps: float, ddof: int, affine: bool
+        self, x: ndarray | Columns, momentum: float | None, halflife: float | None, eps: float, ddof: int, affine: bool
     ) -> None:
         self.layer = BatchNorm1d(
             x.shape[1],
@@ -38,7 +39,7 @@ class State:
             ddof=int(ddof),
             affine=bool(affine),
             dtype="float64",
-            device="cpu" if type(x) is ndarray else "cuda",
+            device="cpu" if isinstance(x, ndarray | Columns) else "cuda",
         ).eval()
         mean, var = (np.full(x.shape[1], np.nan, like=self.layer.running_mean) for _ in range(2))
         fade = None if halflife is None else float(halflife)
@@ -102,14 +103,14 @@ class State:
         center = np.where(np.isfinite(low), beta - low, beta)
         return np.stack([center, self.var, std, scale, high])
 
-    def begin(self, x: ndarray, weight: ndarray | None) -> None:
+    def begin(self, x: ndarray | Columns, weight: ndarray | None) -> None:
         """From a whole table, whose rows all weigh the same."""
         parts = tables.whole(x, weight)
         tables.refuse_infinity_in(parts, x, weight)
         self.statistics.begin(parts, len(x))
         self.weighted = weight is not None
 
-    def move(self, x: ndarray, weight: ndarray | None) -> None:
+    def move(self, x: ndarray | Columns, weight: ndarray | None) -> None:
         """By one more batch of the stream: all at once, or after an error not at all."""
         _move(self.statistics, x, weight)
         self.weighted |= weight is not None
@@ -133,9 +134,10 @@ class State:
         return (dx, None, None) if self.parameters is None else (dx, dgamma, dbeta)
 
 
-def _move(statistics: Statistics, x: ndarray, weight: ndarray | None, batches: int = 1) -> None:
+def _move(statistics: Statistics, x: ndarray | Columns, weight: ndarray | None, batches: int = 1) -> None:
     n = len(x)
     if statistics.mode == FADE:
+        x = tables.dense(x)
         *faded, last, split = tables.faded(x, weight, float(statistics.halflife or 0), statistics.ddof)
         if split:  # in two steps, which are seen both, or after an error none
             trial = statistics.copy()

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
-from sklearn.utils.validation import _check_sample_weight
 
 from bnorm import checks
+from bnorm.arrow import Columns
 from bnorm.kernels import BACKENDS, kernels_for, kind_of, moved, view
 
 WHO = "BatchNormTransformer"
@@ -33,13 +33,15 @@ class Faded(NamedTuple):
     split: int  # where not 0: the rows before this one weigh nothing, but are needed, for an unbiased variance
 
 
-def sample_weights(sample_weight: Any, x: ndarray) -> ndarray:
+def sample_weights(sample_weight: Any, x: ndarray | Columns) -> ndarray:
     """Weights as float64 (rows,), on the side of x, not negative and not all zero."""
-    kind = type(x)
+    from sklearn.utils.validation import _check_sample_weight
+
+    kind = ndarray if isinstance(x, Columns) else type(x)
     kernels_for(sample_weight, WHO, "sample_weight", kind)
     if kind is not ndarray and kind_of(sample_weight) is not None:
         return _weights_on_device(checks.real(WHO, "sample_weight", sample_weight, kind), len(x))
-    rows = x if kind is ndarray else np.empty((len(x), 0))
+    rows = x if type(x) is ndarray else np.empty((len(x), 0))
     w: ndarray = _check_sample_weight(sample_weight, rows, dtype=np.float64)
     _check_weights(w.min(), w)
     return moved(w, kind)  # type: ignore[no-any-return]
@@ -47,6 +49,8 @@ def sample_weights(sample_weight: Any, x: ndarray) -> ndarray:
 
 def _weights_on_device(given: ndarray, n: int) -> ndarray:
     """The same for n rows. scikit-learn, which has the words for what is wrong, is shown what it takes to see it."""
+    from sklearn.utils.validation import _check_sample_weight
+
     if given.shape != (n,):
         _check_sample_weight(np.ones(given.shape), np.empty((n, 0)))
     w: ndarray = view.dense(given, np.float64)
@@ -64,28 +68,37 @@ def _check_weights(lowest: float, w: ndarray) -> None:
         raise ValueError("Sample weights must contain at least one non-zero number.")
 
 
-def refuse_infinity(x: ndarray, among: ndarray | None = None) -> None:
+def refuse_infinity(x: ndarray | Columns, among: ndarray | None = None) -> None:
     """ValueError, in scikit-learn's words, if there is infinity in x, or in those of its rows."""
+    x = dense(x)
     for rows in _pieces(x, _copied_rows(x)):
         if np.isinf(x[rows] if among is None else x[rows][among[rows]]).any():
             raise _infinite(x)
 
 
-def whole(x: ndarray, weight: ndarray | None) -> ndarray:
+def dense(x: ndarray | Columns) -> ndarray:
+    """An array, which columns are copied to."""
+    return x.dense() if isinstance(x, Columns) else x
+
+
+def whole(x: ndarray | Columns, weight: ndarray | None) -> ndarray:
     """Count, mean, m2 and low of each feature, (4, C), all rows weighing the same."""
-    pieces = _dense_pieces(x)
-    parts = [_moments(x[rows], None if weight is None else weight[rows]) for rows in pieces]
+    if isinstance(x, Columns):
+        parts = x.parts(weight)
+    else:
+        pieces = _dense_pieces(x)
+        parts = [_moments(x[rows], None if weight is None else weight[rows]) for rows in pieces]
     return parts[0] if len(parts) == 1 else _merged(parts)
 
 
 @np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore")
-def faded(x: ndarray, weight: ndarray | None, halflife: float, ddof: int) -> Faded:
+def faded(x: ndarray | Columns, weight: ndarray | None, halflife: float, ddof: int) -> Faded:
     """Rows weighed by age: half as much for each half-life before the last row.
 
     Rows that are DEEP half-lives old weigh nothing beside younger ones. A feature without any value in the last SHALLOW
     half-lives is taken by itself, its rows weighed by their age before its own last value: so no weight underflows.
     """
-    n = len(x)
+    x, n = dense(x), len(x)
     near = slice(n - int(min(n, DEEP * halflife + 1)), n)
     age = np.arange(n - 1 - near.start, -1, -1.0, like=x)
     f = np.exp2(-age / halflife)
@@ -148,27 +161,29 @@ def _pairs(x: ndarray, w: ndarray, f: ndarray, parts: ndarray, seen: ndarray) ->
     return pairs
 
 
-def refuse_infinity_in(parts: ndarray, x: ndarray, weight: ndarray | None) -> None:
+def refuse_infinity_in(parts: ndarray, x: ndarray | Columns, weight: ndarray | None) -> None:
     """ValueError if x holds an infinity. It shows in the parts, as does the overflow of finite values, which passes."""
     with np.errstate(all="ignore"):
-        shown = BACKENDS[type(x)].numbers(_dot(parts[1], parts[2]))
+        shown = BACKENDS[type(parts)].numbers(_dot(parts[1], parts[2]))
     if not isfinite(shown[0]):
         refuse_infinity(x)
     refuse_infinity_unseen(x, weight)
 
 
-def refuse_infinity_unseen(x: ndarray, weight: ndarray | None) -> None:
+def refuse_infinity_unseen(x: ndarray | Columns, weight: ndarray | None) -> None:
     """The same among rows of weight 0, which show nowhere."""
-    if weight is not None and not BACKENDS[type(x)].numbers(weight.all())[0]:
+    if weight is not None and not BACKENDS[type(weight)].numbers(weight.all())[0]:
         refuse_infinity(x, weight == 0)
 
 
-def mapped(x: ndarray, stats: ndarray, in_place: bool) -> ndarray:
+def mapped(x: ndarray | Columns, stats: ndarray, in_place: bool) -> ndarray:
     """(x - mean) scale + shift, which `stats` has as the kernels take them, written over x or in its memory order."""
-    kernels = BACKENDS[type(x)]
-    if in_place:  # before anything is overwritten
+    if in_place and not isinstance(x, Columns):  # before anything is overwritten
         refuse_infinity(x)
     try:
+        if isinstance(x, Columns):
+            return x.mapped(stats)
+        kernels = BACKENDS[type(x)]
         if _at_once(x):
             block, layout = view.channels(x, 1)
             out = block if in_place else None
@@ -185,7 +200,7 @@ def mapped(x: ndarray, stats: ndarray, in_place: bool) -> ndarray:
         raise _infinite(x) from None
 
 
-def _infinite(x: ndarray) -> ValueError:
+def _infinite(x: ndarray | Columns) -> ValueError:
     """In scikit-learn's words."""
     return ValueError(f"Input X contains infinity or a value too large for {x.dtype!r}.")
 

@@ -12,8 +12,11 @@ from sklearn.utils._set_output import _get_output_config
 from sklearn.utils.validation import _check_sample_weight as check_sample_weight
 from sklearn.utils.validation import validate_data
 
+from bnorm import arrow
+from bnorm.arrow import Columns
 from bnorm.checks import FLOATS
 from bnorm.kernels import BACKENDS, kernels_for, kind_of, moved
+from bnorm.running import AVERAGE, FADE
 from bnorm.transformer.tables import WHO
 
 __all__ = [
@@ -48,8 +51,21 @@ def new_table(estimator: Any, X: Any) -> tuple[Any, ndarray | None]:
         return X, None
     found = object.__new__(type(estimator))  # takes in what scikit-learn finds, as long as X may still be refused
     found.__dict__.update(estimator.__dict__)
-    x = floats(partial(validate_data, found, reset=True), X, kind)
+    x = columns(found, X, reset=True) or floats(partial(validate_data, found, reset=True), X, kind)
     return x, found.__dict__.get("feature_names_in_")
+
+
+def columns(estimator: Any, X: Any, reset: bool) -> Columns | None:
+    """The columns of a pyarrow RecordBatch or Table, or of a polars DataFrame; None for any other X."""
+    table = arrow.table_of(X)
+    if table is None:
+        return None
+    if not table.num_rows:
+        raise ValueError(
+            f"Found array with 0 sample(s) (shape={table.shape}) while a minimum of 1 is required by {WHO}."
+        )
+    validate_data(estimator, table, reset=reset, skip_check_array=True)
+    return arrow.columns_of(WHO, table)
 
 
 def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = False) -> Any:
@@ -74,6 +90,30 @@ def _hollow(x: Any) -> ndarray:
     if x.ndim < 2 or x.dtype.kind == "c":
         return x.get()  # type: ignore[no-any-return]
     return np.broadcast_to(np.zeros((), x.dtype), x.shape)
+
+
+def check_mergeable(mine: Any, other: Any) -> None:
+    """That the statistics of two fitted transformers can be merged."""
+    here, there = mine.layer_.device, other.layer_.device
+    if here != there:
+        raise TypeError(
+            f"{WHO}: merge: expected layer_ on one device, got {here!r} here and {there!r} there: NumPy and CuPy "
+            f"arrays do not mix; other.layer_.to({here!r}) moves the other"
+        )
+    if AVERAGE in (mine._state.statistics.mode, other._state.statistics.mode):
+        raise ValueError(
+            f"{WHO}: merge: expected momentum=None or a halflife, got momentum={mine.momentum} and "
+            f"{other.momentum}: a moving average depends on the order of its batches"
+        )
+    fading = mine._state.statistics.mode == other._state.statistics.mode == FADE  # whatever momentum stands beside
+    for name in (*(() if fading else ("momentum",)), "halflife", "ddof", "n_features_in_"):
+        if getattr(mine, name) != getattr(other, name):
+            raise ValueError(
+                f"{WHO}: merge: {name}: expected {getattr(mine, name)}, as here, got {getattr(other, name)}"
+            )
+    names, others = (t.__dict__.get("feature_names_in_") for t in (mine, other))
+    if names is not None and others is not None and list(names) != list(others):
+        raise ValueError(f"{WHO}: merge: expected features {list(names)}, as here, got {list(others)}")
 
 
 def refuse_container(estimator: Any) -> None:

@@ -1,0 +1,64 @@
+"""`bnorm plot`: the pictures of `bnorm.plot`, from state files or from a table."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm import arrow
+from bnorm.app.errors import DataError
+from bnorm.app.fitting import Learner, learn
+from bnorm.app.inputs import Stream, choose, find
+from bnorm.app.progress import Progress
+from bnorm.app.states import Learned
+from bnorm.files.container import SUFFIXES, replacing
+from bnorm.files.loading import load, transformer
+
+ROWS = 100_000  # of a table whose distribution is drawn: a sample of about so many, from all over it
+
+
+def plot(names: Sequence[str], output: str, columns: Sequence[str] | None, delimiter: str | None, quiet: bool) -> None:
+    """States over their streams, one below the other; or the values of a table before and after normalization."""
+    states = [name for name in names if Path(name).suffix.lower() in SUFFIXES]
+    if states and len(states) != len(names):
+        other = next(name for name in names if name not in states)
+        raise DataError(f"{other}: expected states only or tables only, got a table beside {states[0]}")
+    displays = import_module("bnorm.plot")
+    if states:
+        figure = _states(displays, states)
+    else:
+        figure = displays.NormalizationDisplay.from_estimator(*_table(names, columns, delimiter, quiet)).figure_
+    with replacing(output) as file:
+        figure.savefig(file, format=Path(output).suffix[1:].lower())
+
+
+def _states(displays: Any, paths: Sequence[str]) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5 * len(paths)), layout="constrained")
+    for path, ax in zip(paths, np.atleast_1d(figure.subplots(len(paths))), strict=True):
+        displays.RunningStatsDisplay.from_estimator(load(path), ax=ax)
+        ax.set_title(Path(path).name)
+    return figure
+
+
+def _table(names: Sequence[str], columns: Sequence[str] | None, delimiter: str | None, quiet: bool) -> tuple[Any, Any]:
+    """A transformer that knows a table, and a sample of its rows."""
+    sources = find(names, delimiter)
+    stream = Stream(sources, choose(sources[0], columns, None))
+    learned = Learned.new(stream.numbers, None, None)
+    with Progress("fit", stream.size, quiet) as progress:
+        learn(stream, Learner(learned, ROWS), progress)
+    if not learned.rows:
+        raise DataError(f"{sources[0].name}: expected rows, got none")
+    every = -(-learned.rows // ROWS)
+    sample: list[list[ndarray]] = []
+    row = 0
+    for batch in stream.read():
+        sample.append([arrow.values(column)[-row % every :: every] for column in batch.columns])
+        row += batch.num_rows
+    rows = np.stack([np.concatenate(pieces) for pieces in zip(*sample, strict=True)], axis=1)
+    return transformer(learned.stored), arrow.table(rows, stream.numbers)

@@ -1,0 +1,92 @@
+"""How far a command is, and how it ends early: never while something is half done."""
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+
+class Progress:
+    """Rows per second and the time left, drawn by tqdm where that is installed."""
+
+    def __init__(self, what: str, size: int, quiet: bool = False) -> None:
+        self.rows, self._start, self._bar = 0, time.perf_counter(), None
+        if quiet or not sys.stderr.isatty():
+            return
+        try:
+            from tqdm import tqdm
+        except ImportError:
+            return
+        left = "{percentage:3.0f}% |{bar}|{postfix}, {remaining} left" if size else "{elapsed}{postfix}"
+        self._bar = tqdm(total=size or None, desc=what, file=sys.stderr, leave=False, bar_format="{desc}: " + left)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def add(self, rows: int, position: float) -> None:
+        """So many more rows; position: in the size that was given."""
+        self.rows += rows
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"{self.rows:,} rows, {self.rows / self.seconds:,.0f} rows/s", refresh=False)
+            self._bar.update(position - self._bar.n)
+
+    @property
+    def seconds(self) -> float:
+        return max(1e-9, time.perf_counter() - self._start)
+
+
+def peak_memory() -> int:
+    """The most memory that this process has taken so far, in bytes; 0 where the system does not say."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return 0
+    lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    return int(lines["VmHWM"].split()[0]) * 1024
+
+
+class Interrupted(BaseException):
+    """A signal asked the command to end; `code` is the exit status that shells know for it."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Signals:
+    """SIGINT and SIGTERM as Interrupted; inside of `held` they wait for its end, and come then."""
+
+    def __init__(self) -> None:
+        self._holding, self._came = 0, 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        self._holding += 1
+        try:
+            yield
+        finally:
+            self._holding -= 1
+        if self._came and not self._holding:
+            raise Interrupted(128 + self._came)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self._came = number
+        if not self._holding:
+            raise Interrupted(128 + number)

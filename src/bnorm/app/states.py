@@ -1,0 +1,187 @@
+"""What the command knows of a state, learned by it or by a transformer: the file is the same."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm import arrow
+from bnorm.app.errors import DataError
+from bnorm.app.transforming import Map
+from bnorm.files import container
+from bnorm.kernels import cpu
+from bnorm.running import AVERAGE
+from bnorm.transformer import saving, tables
+from bnorm.transformer.state import State
+
+WHO = "bnorm"
+CHECKPOINT = "checkpoint"  # what of a command a checkpoint belongs to
+
+
+class Step(NamedTuple):
+    """Some rows, as `Statistics.move` takes them."""
+
+    parts: ndarray
+    seen: Any = None
+    pairs: Any = None
+    last: Any = None
+    rows: int = 0
+    extremes: Any = None
+
+
+class Learned:
+    """The state of a transformer, without scikit-learn.
+
+    rows      of all tables; where rows fade, those of its statistics are the age of one stream, as others were merged
+    extremes  the least and the greatest value of each feature, (2, features); None where nobody looked
+    missing   values of each feature that there were not; None where rows had weights and nobody counted
+    """
+
+    def __init__(self, stored: saving.Stored) -> None:
+        self.stored = stored
+        statistics, extra = stored.state.statistics, stored.extra
+        self.rows = int(extra.get("rows", statistics.rows))
+        self.missing = _array(extra.get("missing"), np.int64, statistics.seen.shape)
+        self.extremes = _array(extra.get("extremes"), np.float64, (2, *statistics.seen.shape))
+        if not stored.state.weighted:
+            self.missing = self.rows - statistics.seen.astype(np.int64)
+
+    @classmethod
+    def new(cls, names: Sequence[str], momentum: float | None, halflife: float | None) -> Self:
+        """Nothing yet."""
+        given = {"momentum": saving.MOMENTUM if halflife else momentum, "halflife": halflife}
+        return cls(saving.empty(given, list(names)))
+
+    @property
+    def state(self) -> State:
+        return self.stored.state
+
+    @classmethod
+    def read(cls, path: str) -> Self:
+        """A state file of a transformer; DataError where it is another."""
+        config, entries = container.read(WHO, path)
+        if config.get("class") != saving.CLASS:
+            raise DataError(f"{path}: expected the state of a {saving.CLASS}, got {config.get('class')!r}")
+        try:
+            return cls(saving.unpacked(config, entries))
+        except Exception as error:  # whatever a damaged file leads to
+            raise DataError(f"{path}: expected a state file, got a damaged one: {error}") from None
+
+    @classmethod
+    def resumed(cls, path: str, asked: dict[str, Any]) -> Self:
+        """A checkpoint of the same command, and no other."""
+        learned = cls.read(path)
+        began = learned.stored.extra.pop(CHECKPOINT, None)
+        if not isinstance(began, dict):
+            raise DataError(f"{path}: expected a checkpoint, got a finished state")
+        for name, value in asked.items():
+            if began.get(name) != value:
+                raise DataError(
+                    f"{path}: {name}: expected {value!r:.200}, as asked for now, got {began.get(name)!r:.200}"
+                )
+        return learned
+
+    def save(self, path: str, checkpoint: dict[str, Any] | None = None) -> None:
+        """Write the file; `checkpoint` makes it one."""
+        if self.rows != self.state.statistics.rows:
+            self.stored.extra |= {"rows": self.rows}
+        if self.state.weighted and self.missing is not None:
+            self.stored.extra |= {"missing": self.missing.tolist()}
+        if self.extremes is not None:
+            self.stored.extra |= {"extremes": self.extremes.tolist()}
+        extra = self.stored.extra | ({CHECKPOINT: checkpoint} if checkpoint else {})
+        config, arrays = saving.packed(self.stored)
+        container.write(WHO, path, config | extra, arrays)
+
+    def step(self, columns: Sequence[ndarray], weight: ndarray | None) -> Step:
+        """What the statistics will move by for some rows, of which each feature is given as a column."""
+        halflife, ddof = self.stored.parameters["halflife"], self.stored.parameters["ddof"]
+        rows = len(columns[0])
+        found, extremes = [], []
+        for column in columns:  # which the first brings into the cache for the second: both take no longer than that
+            extremes.append(arrow.extremes(column, weight))
+            if halflife is None:
+                found.append(arrow.parts([column], weight))
+        if halflife is None:
+            return Step(np.concatenate(found, axis=1), rows=rows, extremes=np.array(extremes).T)
+        return Step(*tables.faded(np.stack(columns).T, weight, halflife, ddof)[:4], rows, np.array(extremes).T)
+
+    def take(self, steps: list[Step], missing: Any, weighted: bool) -> None:
+        """Let the statistics move by a batch, of which `steps` are the pieces. missing: where rows have weights."""
+        statistics = self.state.statistics
+        rows, before = sum(step.rows for step in steps), statistics.seen.copy()
+        if self.stored.parameters["halflife"] is None:
+            parts = cpu.merge([step.parts for step in steps])
+            statistics.move(parts, rows=rows, finite=False)
+        else:
+            for i, (parts, seen, pairs, last, n, _) in enumerate(steps):
+                end = float(statistics.rows + n)
+                whole = i == len(steps) - 1  # the pieces of a batch count as one
+                statistics.move(parts, seen, pairs, last + end, rows=n, batches=int(whole), finite=False)
+        self._stretch([step.extremes for step in steps])
+        self.rows += rows
+        self.state.weighted |= weighted
+        if self.missing is not None:
+            self.missing += missing if weighted else rows - (statistics.seen - before).astype(np.int64)
+
+    def _stretch(self, others: list[ndarray]) -> None:
+        """The extremes with those of others."""
+        lows, highs = zip(*([] if self.extremes is None else [self.extremes]), *others, strict=True)
+        self.extremes = np.stack([np.fmin.reduce(np.stack(lows)), np.fmax.reduce(np.stack(highs))])
+
+    def unseen(self) -> list[str]:
+        """The features without any value."""
+        return [name for name, n in zip(self.names, self.state.statistics.seen, strict=True) if not n]
+
+    @property
+    def names(self) -> list[str]:
+        """Those of the features, or their numbers where they have none."""
+        return self.stored.names or [f"x{i}" for i in range(len(self.state.statistics.seen))]
+
+    def forward(self) -> Map:
+        """The map that normalizes."""
+        stats = self.state.forward()
+        return Map(self.stored.names, len(self.state.mean), lambda dtype: stats)
+
+    def inverse(self) -> Map:
+        """The map that undoes it."""
+        return Map(self.stored.names, len(self.state.mean), self.state.inverse)
+
+
+def merge(paths: Sequence[str]) -> Learned:
+    """The statistics of several files as one, as if all had been learned from their rows together."""
+    first, *others = [Learned.read(path) for path in paths]
+    for path, other in zip(paths[1:], others, strict=True):
+        for name in ("momentum", "halflife", "ddof"):
+            mine, its = first.stored.parameters[name], other.stored.parameters[name]
+            if mine != its:
+                raise DataError(f"{path}: {name}: expected {mine}, as in {paths[0]}, got {its}")
+        if first.names != other.names:
+            raise DataError(f"{path}: expected the features of {paths[0]}, {_named(first)}, got {_named(other)}")
+        if first.state.statistics.mode == AVERAGE:
+            raise DataError(
+                f"{path}: expected statistics of rows that weigh the same or fade, got a moving average, which depends "
+                "on the order of its batches and cannot be merged"
+            )
+        first.state.merge(other.state)
+        first.rows += other.rows
+        if first.extremes is None or other.extremes is None:
+            first.extremes, first.stored.extra = None, {}
+        else:
+            first._stretch([other.extremes])
+        counted = first.missing is not None and other.missing is not None
+        first.missing = np.add(first.missing, other.missing) if counted else None  # type: ignore[arg-type]
+    return first
+
+
+def _array(given: Any, dtype: Any, shape: tuple[int, ...]) -> ndarray | None:
+    a = None if given is None else np.array(given, dtype)
+    if a is not None and a.shape != shape:
+        raise ValueError(f"an array of shape {a.shape} instead of {shape}")
+    return a
+
+
+def _named(learned: Learned) -> str:
+    names = learned.names
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -1,0 +1,207 @@
+"""One state file: arrays by name, and beside them a configuration, one JSON string with a version.
+
+    .safetensors   the configuration is in the metadata, under "bnorm"
+    .npz           it is an array of bytes of that name; no array is compressed
+
+A file is taken for hostile until it is shown to be sound: before any array is made of it, its sizes are compared with
+those of the file, so that reading takes no more memory than the file does.
+"""
+
+import json
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from io import BytesIO
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy import ndarray
+
+VERSION = 1
+KEY = "bnorm"
+SAFETENSORS, NPZ = ".safetensors", ".npz"
+SUFFIXES = (SAFETENSORS, NPZ)
+DTYPES = {"F64": "<f8", "F32": "<f4", "I64": "<i8"}  # what states are made of; safetensors' names
+LONGEST_HEADER = 100_000_000  # of safetensors, by its own definition
+
+Config = dict[str, Any]
+
+
+class Entry:
+    """An array of a file that has not been read yet."""
+
+    def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...], read: Callable[[], bytes]) -> None:
+        self.dtype, self.shape, self._read = dtype, shape, read
+
+    def array(self) -> ndarray:
+        a = np.frombuffer(self._read(), self.dtype).reshape(self.shape)
+        return a.astype(self.dtype.newbyteorder("="))  # a copy, which may be written to
+
+
+def suffix_of(who: str, path: Any) -> str:
+    """Which format a name asks for."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ValueError(f"{who}: path: expected a name that ends in {' or '.join(SUFFIXES)}, got {os.fspath(path)!r}")
+    return suffix
+
+
+def write(who: str, path: Any, config: Config, arrays: Mapping[str, ndarray]) -> None:
+    """Write a file; whoever looks sees the one that was there before, or all of the new one."""
+    suffix = suffix_of(who, path)
+    text = json.dumps({"format": VERSION} | config, separators=(",", ":"))
+    dense = {name: np.asarray(a, order="C") for name, a in arrays.items()}
+    data = _safetensors(text, dense) if suffix == SAFETENSORS else _npz(text, dense)
+    with replacing(path, durable=True) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: Any, durable: bool = False) -> Iterator[BinaryIO]:
+    """A file to write to, which takes its name when all has gone well; until then, and if it does not, nothing changes.
+
+    durable: on the disk too, should the machine stop just then.
+    """
+    place = Path(path).resolve()  # a link goes on pointing to what is written
+    beside = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("wb") as file:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        if place.exists():
+            beside.chmod(place.stat().st_mode & 0o7777)
+        beside.replace(place)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def read(who: str, path: Any) -> tuple[Config, dict[str, Entry]]:
+    """The configuration of a file, and its arrays, not read yet; ValueError says what is wrong with it."""
+    suffix = suffix_of(who, path)
+    try:
+        data = Path(path).read_bytes()
+        text, entries = _from_safetensors(data) if suffix == SAFETENSORS else _from_npz(data)
+        config = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{who}: {os.fspath(path)}: expected a state file, got JSON nested too deeply") from None
+    except OSError:
+        raise
+    except Exception as error:  # whatever parsers make of bytes that may be anything
+        raise ValueError(f"{who}: {os.fspath(path)}: expected a state file, got a damaged one: {error}") from None
+    if not isinstance(config, dict) or type(config.get("format")) is not int or config["format"] < 1:
+        raise ValueError(f"{who}: {os.fspath(path)}: expected a configuration with a format number, got {text[:80]!r}")
+    if config["format"] > VERSION:
+        raise ValueError(
+            f"{who}: {os.fspath(path)}: expected format {VERSION} or older, got {config['format']}: a newer "
+            "bnorm wrote it, and reads it"
+        )
+    return config, entries
+
+
+def _safetensors(text: str, arrays: Mapping[str, ndarray]) -> bytes:
+    """Eight bytes of length, a JSON header padded to a multiple of eight, and the arrays, widest first: all aligned."""
+    header: dict[str, Any] = {"__metadata__": {KEY: text}}
+    names, end, parts = {np.dtype(code): name for name, code in DTYPES.items()}, 0, []
+    for name, a in sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0])):
+        part = a.astype(DTYPES[names[a.dtype]]).tobytes()
+        header[name] = {
+            "dtype": names[a.dtype],
+            "shape": list(a.shape),
+            "data_offsets": [end, end := end + len(part)],
+        }
+        parts.append(part)
+    line = json.dumps(header, separators=(",", ":")).encode()
+    line += b" " * (-len(line) % 8)
+    return b"".join([struct.pack("<Q", len(line)), line, *parts])
+
+
+def _from_safetensors(data: bytes) -> tuple[str, dict[str, Entry]]:
+    """Every byte behind the header belongs to one array."""
+    if len(data) < 8:
+        raise ValueError(f"{len(data)} bytes are no header")
+    (length,) = struct.unpack("<Q", data[:8])
+    if length > min(LONGEST_HEADER, len(data) - 8):
+        raise ValueError(f"a header of {length} bytes in a file of {len(data)}")
+    header = json.loads(data[8 : 8 + length], object_pairs_hook=_once)
+    text = header.pop("__metadata__", {}).get(KEY)
+    if not isinstance(text, str):
+        raise ValueError(f"no metadata under {KEY!r}: another program wrote it")
+    base, end, entries = 8 + length, 0, {}
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        start, stop = entry["data_offsets"]
+        shape = _shape(entry["shape"])
+        if entry["dtype"] not in DTYPES:
+            raise ValueError(f"{name}: type {entry['dtype']}")
+        dtype = np.dtype(DTYPES[entry["dtype"]])
+        if start != end or stop - start != prod(shape) * dtype.itemsize or base + stop > len(data):
+            raise ValueError(f"{name}: shape {shape} of {dtype} at bytes {start} to {stop} of {len(data) - base}")
+        entries[name] = Entry(dtype, shape, lambda start=start, stop=stop: data[base + start : base + stop])  # type: ignore[misc]
+        end = stop
+    if base + end != len(data):
+        raise ValueError(f"{len(data) - base - end} bytes too many")
+    return text, entries
+
+
+def _npz(text: str, arrays: Mapping[str, ndarray]) -> bytes:
+    import zipfile  # takes longer than the rest of this module
+
+    data = BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_STORED) as archive:
+        for name, a in {KEY: np.array(text.encode()), **arrays}.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, a, allow_pickle=False)
+    return data.getvalue()
+
+
+def _from_npz(data: bytes) -> tuple[str, dict[str, Entry]]:
+    import zipfile
+
+    entries: dict[str, Entry] = {}
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        infos = archive.infolist()
+        if sum(info.file_size for info in infos) > len(data):
+            raise ValueError(f"{sum(info.file_size for info in infos)} bytes in a file of {len(data)}")
+        for info in infos:
+            name = info.filename.removesuffix(".npy")
+            if info.compress_type != zipfile.ZIP_STORED or name == info.filename or name in entries:
+                raise ValueError(f"{info.filename}: expected an uncompressed array, once")
+            entries[name] = _entry(name, archive.read(info))
+    if KEY not in entries:
+        raise ValueError(f"no array {KEY!r}: another program wrote it")
+    text = entries.pop(KEY)
+    return text._read().decode(), entries
+
+
+def _entry(name: str, npy: bytes) -> Entry:
+    """An array in NumPy's format, whose header is trusted in nothing."""
+    file = BytesIO(npy)
+    major, _ = np.lib.format.read_magic(file)
+    read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}.get(major)
+    if read_header is None:
+        raise ValueError(f"{name}: array format {major}")
+    shape, fortran, dtype = read_header(file)
+    shape, rest = _shape(list(shape)), npy[file.tell() :]
+    if not (dtype.str in DTYPES.values() or (name == KEY and dtype.kind == "S")):
+        raise ValueError(f"{name}: type {dtype}")
+    if (fortran and len(shape) > 1) or prod(shape) * dtype.itemsize != len(rest):
+        raise ValueError(f"{name}: shape {shape} of {dtype} in {len(rest)} bytes")
+    return Entry(dtype, shape, lambda: rest)
+
+
+def _shape(given: Any) -> tuple[int, ...]:
+    if not isinstance(given, list) or not all(type(n) is int and n >= 0 for n in given) or len(given) > 32:
+        raise ValueError(f"shape {given!r}")
+    return tuple(given)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name that is given twice")
+    return found

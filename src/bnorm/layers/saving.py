@@ -1,0 +1,134 @@
+"""A layer as a file: its arrays under PyTorch's names, and how it was made and switched as the configuration."""
+
+import inspect
+from collections.abc import Mapping
+from math import inf, prod
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm.files import container
+from bnorm.kernels import moved
+from bnorm.running import Statistics
+
+KNOWN = {"format", "class", "arguments", "training", "requires_grad", "counters"}
+ELSEWHERE = ("comm", "device", "elementwise_affine")  # arguments of a process, not of what was learned; a synonym
+MOST_WITHOUT_ARRAYS = (
+    1 << 20
+)  # channels of a layer whose file has no array of that size: a number alone fills no memory
+
+
+def save(layer: Any, path: Any) -> None:
+    """Write the file."""
+    config = {
+        "class": type(layer).__name__,
+        "arguments": arguments(layer),
+        "training": layer.training,
+        "requires_grad": {name: bool(p.requires_grad) for name, p in layer.named_parameters()},
+        "counters": counters(_statistics(layer)),
+    }
+    arrays = {name: moved(a, ndarray) for name, a in layer._state().items()}
+    container.write(f"{layer._who}: save", path, config, arrays)
+
+
+def arguments(layer: Any) -> dict[str, Any]:
+    """What makes a layer like this one, in JSON's types."""
+    names = [name for name in inspect.signature(type(layer)).parameters if name not in ELSEWHERE]
+    attributes = {name: "_bias" if name == "bias" else name for name in names}  # `bias` is PyTorch's name of beta
+    return {name: _plain(getattr(layer, attribute)) for name, attribute in attributes.items()}
+
+
+def restored(kind: Any, config: Mapping[str, Any], entries: Mapping[str, container.Entry]) -> Any:
+    """The layer that a file holds. An error of any kind means that the file does not hold one."""
+    given = config["arguments"]
+    if unknown := sorted(config.keys() - KNOWN):
+        raise ValueError(f"unknown entries {unknown}")
+    largest = max([MOST_WITHOUT_ARRAYS, *(prod(entry.shape) for entry in entries.values())])
+    for name, option in inspect.signature(kind).parameters.items():
+        sizes = given[name] if isinstance(given.get(name), list) else [given.get(name)]
+        if option.default is option.empty and not (all(type(n) is int for n in sizes) and prod(sizes) <= largest):
+            raise ValueError(f"{name} is {given.get(name)!r}, of which no array is")
+    layer = kind(**given)
+    expected = layer._state()
+    if sorted(entries) != sorted(expected):
+        raise ValueError(f"arrays {sorted(entries)} instead of {sorted(expected)}")
+    for name, a in expected.items():
+        if (entries[name].shape, entries[name].dtype) != (a.shape, a.dtype):
+            raise ValueError(f"{name}: {entries[name].dtype} {entries[name].shape} instead of {a.dtype} {a.shape}")
+    layer.load_state_dict({name: entry.array() for name, entry in entries.items()})
+    if (like := _statistics(layer)) is not None:
+        layer.adopt(statistics(like, config["counters"]))
+    frozen = config["requires_grad"]
+    for name, p in layer.named_parameters():
+        p.requires_grad = _flag(frozen[name])
+    return layer.train(_flag(config["training"]))
+
+
+def counters(statistics: Statistics | None) -> dict[str, Any]:
+    """What running statistics are, beside mean and variance, in JSON's types."""
+    if statistics is None:
+        return {}
+    statistics.look()
+    arrays = {name: moved(a, ndarray) for name, a in statistics.arrays().items() if name not in ("mean", "var")}
+    return {
+        "counted": statistics.counters.tolist(),
+        "from_data": statistics.from_data,
+        "halflife": statistics.halflife,
+        **{name: _numbers(a) for name, a in arrays.items()},
+    }
+
+
+def statistics(like: Statistics, given: Mapping[str, Any]) -> Statistics:
+    """Statistics like these, with their mean and variance, and the rest as given."""
+    from_data, halflife = given["from_data"], given["halflife"]
+    if type(from_data) is not bool or not (halflife is None or (type(halflife) is float and 0 < halflife < inf)):
+        raise ValueError(f"from_data, halflife: {from_data!r}, {halflife!r}")
+    new = Statistics(
+        like.mean, like.var, like.momentum, like.ddof, like.nonfinite, from_data=from_data, halflife=halflife
+    )
+    for name, a in new.arrays().items():
+        if name not in ("mean", "var"):
+            a[...] = _vector(name, given[name], a)
+    new.counters[...] = counted(given["counted"])
+    return new
+
+
+def counted(given: Any) -> list[int]:
+    """The counters of statistics, batches first; ValueError for what are none."""
+    if not (isinstance(given, list) and len(given) == 4 and all(type(n) is int and 0 <= n < 2**62 for n in given)):
+        raise ValueError(f"counts: {given!r:.80}")
+    return given
+
+
+def _statistics(layer: Any) -> Statistics | None:
+    """The running statistics of a layer that has some."""
+    found: Statistics | None = layer._running if getattr(layer, "track_running_stats", False) else None
+    return found
+
+
+def _numbers(a: ndarray) -> Any:
+    """A vector, or one number where its numbers are all the same."""
+    listed = a.tolist()
+    return listed[0] if listed.count(listed[0]) == len(listed) else listed
+
+
+def _vector(name: str, given: Any, like: ndarray) -> ndarray:
+    a = np.array(given, np.float64)
+    if a.shape not in ((), like.shape) or np.isnan(a).any() or (name == "seen" and not (0 <= a).all()):
+        raise ValueError(f"{name}: {given!r:.80}")
+    return np.broadcast_to(a, like.shape)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.dtype):
+        return value.name
+    if isinstance(value, tuple):
+        return value[0] if len(value) == 1 else list(value)
+    return value
+
+
+def _flag(given: Any) -> bool:
+    if type(given) is not bool:
+        raise ValueError(f"{given!r} instead of true or false")
+    return given

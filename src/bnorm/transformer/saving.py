@@ -1,0 +1,191 @@
+"""A transformer as a file: its parameters and settings as the configuration, what it has learned as arrays.
+
+A state that is read goes on as the one that was written would have: every number comes back with the same bits.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from numbers import Integral
+from typing import Any, Self
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm.files import container
+from bnorm.files.container import Config, Entry
+from bnorm.kernels import moved
+from bnorm.layers import BatchNorm1d
+from bnorm.layers.saving import counted
+from bnorm.transformer.state import State
+
+CLASS = "BatchNormTransformer"
+MOMENTUM = 0.1
+DEFAULTS: dict[str, Any] = {
+    "momentum": MOMENTUM,
+    "halflife": None,
+    "eps": 0.0,
+    "ddof": 0,
+    "affine": True,
+    "copy": True,
+}
+KNOWN = {"format", "class", "parameters", "features", "names", "counted", "weighted", "told"}
+EXTRA = {"rows", "missing", "extremes", "checkpoint"}  # what the command keeps beside that
+NAMES = {  # of arrays, where they differ from those of the statistics: PyTorch's, as far as there are
+    "mean": "running_mean",
+    "var": "running_var",
+    "weight": "stream_weight",
+    "gamma": "weight",
+    "beta": "bias",
+}
+
+
+@dataclass
+class Stored:
+    """What a file holds."""
+
+    parameters: dict[str, Any]
+    state: State
+    names: list[str] | None = None
+    extra: dict[str, Any] = field(default_factory=dict)  # of whoever wrote it; JSON
+
+
+class Savable:
+    """A transformer that is written to a file."""
+
+    layer_: BatchNorm1d
+    n_features_in_: int
+    feature_names_in_: ndarray
+    _state: State
+    _check_fitted: Callable[[], None]
+    get_params: Callable[..., dict[str, Any]]
+
+    def save(self, path: Any) -> None:
+        """Write all that was learned, and every parameter, to a file that `bnorm.load` and the command `bnorm` read.
+
+        A stream goes on from the loaded transformer as it would have from this one. Gradients are not kept, nor is the
+        device: what is loaded is on the CPU.
+
+        Parameters
+        ----------
+        path : str or path-like
+            A name that ends in .safetensors or .npz.
+        """
+        self._check_fitted()
+        names = self.__dict__.get("feature_names_in_")
+        names = None if names is None else list(names)
+        stored = Stored(self.get_params(deep=False), self._state, names)
+        container.write(f"{CLASS}: save", path, *packed(stored))
+
+    @classmethod
+    def _from_stored(cls, stored: Stored) -> Self:
+        """What `save` wrote."""
+        self = cls(**stored.parameters)
+        self._state, self.layer_, self.n_features_in_ = stored.state, stored.state.layer, len(stored.state.mean)
+        if stored.names is not None:
+            self.feature_names_in_ = np.array(stored.names, object)
+        return self
+
+
+def empty(parameters: Mapping[str, Any], names: list[str]) -> Stored:
+    """Before the first batch."""
+    given = DEFAULTS | dict(parameters)
+    return Stored(given, _state(given, len(names)), names)
+
+
+def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
+    """The configuration and the arrays of a file."""
+    state, statistics = stored.state, stored.state.statistics
+    statistics.look()
+    config = {
+        "class": CLASS,
+        "parameters": {name: _plain(value) for name, value in stored.parameters.items()},
+        "features": len(statistics.mean),
+        "names": stored.names,
+        "counted": statistics.counters.tolist(),
+        "weighted": state.weighted,
+        "told": state.told,
+        **stored.extra,
+    }
+    arrays = {NAMES.get(name, name): a for name, a in statistics.arrays().items()}
+    arrays |= {NAMES[name]: p.data for name, p in state.layer.named_parameters()}
+    return config, {name: moved(a, ndarray) for name, a in arrays.items()}
+
+
+def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
+    """It back. An error of any kind means that the file does not hold one."""
+    parameters, names = _parameters(config["parameters"]), config["names"]
+    arrays = {name: entry.array() for name, entry in entries.items() if len(entry.shape) == 1}
+    features = len(arrays["running_mean"])
+    if names is not None and not (
+        isinstance(names, list) and len(names) == features and all(type(name) is str for name in names)
+    ):
+        raise ValueError(f"names of {features} features: {names!r:.80}")
+    state = _state(parameters, features)
+    expected = packed(Stored(parameters, state))[1]
+    if sorted(entries) != sorted(expected) or config["features"] != features:
+        raise ValueError(f"arrays {sorted(entries)} instead of {sorted(expected)}")
+    for name, a in expected.items():
+        if (entries[name].shape, entries[name].dtype) != (a.shape, a.dtype):
+            raise ValueError(f"{name}: {entries[name].dtype} {entries[name].shape} instead of {a.dtype} {a.shape}")
+    _check(arrays)
+    statistics = state.statistics
+    for name, a in statistics.arrays().items():
+        a[...] = arrays[NAMES.get(name, name)]
+    statistics.counters[...] = counted(config["counted"])
+    for name, p in state.layer.named_parameters():
+        p.data[...] = arrays[NAMES[name]]
+    state.weighted, state.told = _flag(config["weighted"]), _flag(config["told"])
+    extra = {name: value for name, value in config.items() if name not in KNOWN}
+    if unknown := sorted(extra.keys() - EXTRA):
+        raise ValueError(f"unknown entries {unknown}")
+    return Stored(parameters, state, names, extra)
+
+
+def _state(parameters: Mapping[str, Any], features: int) -> State:
+    p = dict(parameters)
+    p.pop("copy")
+    return State(np.empty((0, features)), **p)
+
+
+def _plain(value: Any) -> Any:
+    """A number or a flag in JSON's types; NumPy's are taken for parameters too."""
+    if value is None or isinstance(value, bool | np.bool_):
+        return value if value is None else bool(value)
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def _parameters(given: Any) -> dict[str, Any]:
+    """Those that a transformer takes, in the types that it takes them in."""
+    if unknown := sorted(given.keys() - DEFAULTS.keys()):
+        raise ValueError(f"unknown parameters {unknown}")
+    given = DEFAULTS | given  # a file of an older version has not all of them
+    momentum, halflife, eps, ddof = (given[name] for name in ("momentum", "halflife", "eps", "ddof"))
+    good = all(value is None or type(value) in (int, float) for value in (momentum, halflife)) and type(ddof) is int
+    good = good and (momentum is None or 0 < momentum <= 1) and ddof in (0, 1)
+    good = good and (halflife is None or (0 < halflife < inf and momentum in (None, MOMENTUM)))
+    good = good and type(eps) in (int, float) and 0 <= eps < inf
+    if not (good and type(given["affine"]) is bool and type(given["copy"]) is bool):
+        raise ValueError(f"parameters {given!r:.200}")
+    return dict(given)
+
+
+def _check(arrays: Mapping[str, ndarray]) -> None:
+    """That these are statistics: finite ones of features that were seen, and weights that are some."""
+    seen, mean, var, low = (arrays[name] for name in ("seen", "running_mean", "running_var", "low"))
+    if not (np.isfinite(seen) & (seen >= 0)).all():
+        raise ValueError("seen: expected finite numbers >= 0")
+    for name in ("stream_weight", "pairs"):
+        if name in arrays and not (arrays[name] >= 0).all():
+            raise ValueError(f"{name}: expected numbers >= 0")
+    if (var < 0).any():
+        raise ValueError(f"running_var: expected no negative values, got {var.min()}")
+    known = seen > 0
+    if np.isnan(mean[known]).any() or np.isnan(var[known]).any() or not np.isfinite(low).all():
+        raise ValueError("running_mean, running_var: expected numbers for features that have been seen, got NaN")
+
+
+def _flag(given: Any) -> bool:
+    if type(given) is not bool:
+        raise ValueError(f"{given!r} instead of true or false")
+    return given

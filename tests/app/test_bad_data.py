@@ -1,0 +1,203 @@
+"""Data that cannot be used ends a command with one line, which says where it is; and nothing is left behind."""
+
+import numpy as np
+import pytest
+
+from commands import Command, table, write
+
+pytest.importorskip("pyarrow", reason="the command reads files by pyarrow")
+
+X = table(100)
+CSV = "".join(f"{i},{i / 2},word\n" for i in range(100))
+GOOD = "a,b,name\n" + CSV
+
+
+@pytest.fixture
+def command(capsys):
+    return Command(capsys)
+
+
+@pytest.fixture
+def fails(command, tmp_path):
+    """What `bnorm fit` says of these files, which leaves nothing."""
+
+    def run(*data, asked=()):
+        before = sorted(tmp_path.rglob("*"))
+        said = command.fails("fit", *data, "-o", tmp_path / "s.npz", *asked)
+        assert sorted(tmp_path.rglob("*")) == before
+        return said.removeprefix("bnorm: error: ")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("lines", "want"),
+    [
+        ("oops,1,x\n", "column 'a', row 101 below the header: expected a number, got 'oops'"),
+        ("1,2\n", "row 101 below the header: expected 3 columns, got 2: 1,2"),
+        ("1,2,3,4\n", "row 101 below the header: expected 3 columns, got 4: 1,2,3,4"),
+        ("7", "row 101 below the header: expected 3 columns, got 1: 7"),  # cut off in the middle
+        ("inf,1,x\n", "column 'a', row 101: expected a finite number, got inf"),
+    ],
+    ids=["text", "short", "long", "cut off", "infinite"],
+)
+def test_lines_of_csv(fails, tmp_path, lines, want):
+    data = tmp_path / "x.csv"
+    data.write_text(GOOD + lines)
+    assert fails(data) == f"{data}: {want}"
+
+
+def test_text_far_down(fails, tmp_path):
+    """Behind the first block, in a later file, in another column than those that are read first."""
+    (tmp_path / "a.csv").write_text(GOOD)
+    data = tmp_path / "b.csv"
+    data.write_text("a,b,name\n" + CSV * 2000 + "1,n/k,x\n" + CSV)
+    said = fails(tmp_path / "a.csv", data, asked=["--columns", "b"])
+    assert said == f"{data}: column 'b', row 200001 below the header: expected a number, got 'n/k'"
+
+
+def test_bytes_that_are_no_text(fails, tmp_path):
+    data = tmp_path / "x.csv"
+    data.write_bytes(GOOD.encode() + b"\xff\xfe,1,x\n")
+    assert fails(data).startswith(f"{data}: column 'a', row 101 below the header: expected a number, got '")
+
+
+def test_standard_input_cannot_be_read_again(tmp_path):
+    from commands import run_apart
+
+    with run_apart("fit", "-", "-o", tmp_path / "s.npz", stdin=-1, stderr=-1) as process:
+        _, said = process.communicate((GOOD + "oops,1,x\n").encode(), timeout=120)
+    assert process.returncode == 1
+    assert said.startswith(b"bnorm: error: standard input: after row 0: In CSV column #0: ")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "want"),
+    [
+        ("x.csv", "", "Empty CSV file"),
+        ("x.csv", "a,b\n", "expected rows, got none"),
+        ("x.csv", "name\nword\n", "expected a column of numbers, got 'name'"),
+        ("x.csv", "a,a\n1,2\n", "column 'a': expected each name once, got it twice"),
+        ("x.parquet", "", "Parquet file size is 0 bytes"),
+        ("x.parquet", "PAR1 and then nothing of the kind PAR1", ""),
+        ("x.arrow", "", ""),
+        ("x.arrow", "ARROW1 and then nothing of the kind", ""),
+        ("x.xlsx", "a", "expected a suffix of .csv, "),
+    ],
+)
+def test_files_that_are_none(fails, tmp_path, name, content, want):
+    data = tmp_path / name
+    data.write_text(content)
+    assert fails(data).startswith(f"{data}: {want}")
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "feather", "arrow"])
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_files_cut_off(fails, tmp_path, suffix, share):
+    data = write(tmp_path / f"x.{suffix}", X)
+    whole = data.read_bytes()
+    data.write_bytes(whole[: int(len(whole) * share)])
+    assert fails(data).startswith(f"{data}: ")
+
+
+def test_damage_in_the_middle(fails, tmp_path):
+    """Parquet says at its end where everything is, and so is opened before it is read."""
+    data = write(tmp_path / "x.parquet", table(30_000))
+    content = bytearray(data.read_bytes())
+    content[1000:200_000] = bytes(199_000)
+    data.write_bytes(content)
+    assert fails(data).startswith(f"{data}: after row 0: ")
+
+
+@pytest.mark.parametrize(
+    ("second", "asked", "want"),
+    [
+        ("a,c\n1,2\n", [], "expected a column 'b', as {first} has it, got 'a', 'c'"),
+        (
+            "a,b,c\n1,2,3\n",
+            [],
+            "column 'c': expected the columns of {first}, which has it not; --columns or --exclude ",
+        ),
+        ("a,b\n1,x\n", [], "column 'b': expected numbers, as {first} has it, got string"),
+    ],
+)
+def test_files_that_differ(fails, tmp_path, second, asked, want):
+    first, data = tmp_path / "1.csv", tmp_path / "2.csv"
+    first.write_text("a,b\n1,2\n")
+    data.write_text(second)
+    assert fails(first, data, asked=asked).startswith(f"{data}: {want.format(first=first)}")
+
+
+def test_files_that_differ_where_it_does_not_matter(command, tmp_path):
+    """Columns in another order, of another type of numbers, text that nobody asked for."""
+    (tmp_path / "1.csv").write_text("a,b,name\n1,2,x\n")
+    (tmp_path / "2.csv").write_text("b,a\n4.5,3\n")
+    command("fit", tmp_path / "1.csv", tmp_path / "2.csv", "-o", tmp_path / "s.npz")
+    features = command("show", tmp_path / "s.npz", "--json").json["features"]
+    assert [f["mean"] for f in features] == [2.0, 3.25]
+
+
+@pytest.mark.parametrize(
+    ("asked", "want"),
+    [
+        (["--columns", "a,z"], "expected a column 'z', got 'a', 'b', 'name'"),
+        (["--exclude", "z"], "expected a column 'z', got 'a', 'b', 'name'"),
+        (["--weight", "z"], "expected a column 'z', got 'a', 'b', 'name'"),
+        (["--columns", "name"], "column 'name': expected numbers, got string"),
+        (["--exclude", "a,b"], "expected a column of numbers, got 'a', 'b', 'name'"),
+        (["--columns", "a,b", "--weight", "a"], "column 'a': expected either a feature or the weights, got both"),
+        (["--weight", "b"], "column 'b', row 3: expected a finite weight >= 0, got -1.0"),
+    ],
+)
+def test_columns_that_are_not_there(fails, tmp_path, asked, want):
+    data = tmp_path / "x.csv"
+    data.write_text("a,b,name\n1,2,x\n1,0,x\n1,-1,x\n")
+    assert fails(data, asked=asked) == f"{data}: {want}"
+
+
+def test_missing_weights(fails, tmp_path):
+    data = tmp_path / "x.csv"
+    data.write_text("a,b\n1,2\n1,\n")
+    assert fails(data, asked=["--weight", "b"]) == f"{data}: column 'b', row 2: expected a finite weight >= 0, got nan"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("way", ["--pooled", "--halflife=10", "--momentum=0.1"])
+def test_infinity(fails, tmp_path, suffix, way):
+    x = table(5000)
+    x[4321, 1] = -np.inf
+    write(tmp_path / "a.parquet", X)
+    data = write(tmp_path / f"b.{suffix}", x)
+    said = fails(tmp_path / "a.parquet", data, asked=[way, "--batch-rows", "100"])
+    assert said == f"{data}: column 'f1', row 4322: expected a finite number, got -inf"
+
+
+def test_values_whose_squares_overflow_are_no_infinity(command, tmp_path):
+    data = write(tmp_path / "x.parquet", np.array([[1e300], [-1e300], [1e300]]))
+    command("fit", data, "-o", tmp_path / "s.npz")
+
+
+def test_files_that_are_not_there(fails, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert fails(tmp_path / "x.csv") == f"{tmp_path / 'x.csv'}: no such file or folder"
+    assert fails(tmp_path / "*.csv") == f"{tmp_path / '*.csv'}: no file matches"
+    assert fails(tmp_path / "empty").startswith(f"{tmp_path / 'empty'}: expected a folder with .csv, ")
+
+
+def test_a_file_that_may_not_be_read(fails, tmp_path):
+    import os
+
+    if os.geteuid() == 0:
+        pytest.skip("root may read everything")
+    data = write(tmp_path / "x.csv", X)
+    data.chmod(0)
+    assert fails(data) == f"{data}: Permission denied"
+
+
+def test_text_with_some_numbers_in_it_is_text(command, tmp_path):
+    data = tmp_path / "x.csv"
+    data.write_text("a,code\n1,A7\n2,12\n3,B9\n")
+    command("fit", data, "-o", tmp_path / "s.npz")
+    features = command("show", tmp_path / "s.npz", "--json").json["features"]
+    assert [f["feature"] for f in features] == ["a"]

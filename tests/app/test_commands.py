@@ -1,0 +1,311 @@
+"""The command `bnorm` as a person runs it: its words, its exit status, what it prints."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from importlib import metadata
+
+import numpy as np
+import pytest
+
+import bnorm
+from bnorm.kernels import cpu
+from commands import Command, names, table, write
+from compare import assert_close
+
+pyarrow = pytest.mark.skipif(not __import__("importlib.util").util.find_spec("pyarrow"), reason="pyarrow reads files")
+
+
+@pytest.fixture
+def command(capsys):
+    return Command(capsys)
+
+
+@pytest.fixture
+def apart(tmp_path):
+    """Runs `python -m bnorm` with arguments, and environment variables by name."""
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "bnorm", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            cwd=tmp_path,
+            env=os.environ | environment,
+        )
+
+    return run
+
+
+def test_info(apart):
+    done = apart("info", BNORM_SIMD="baseline", OMP_NUM_THREADS="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    facts = dict(re.findall(r"^ *([^:\n]+): (.+)$", done.stdout, re.MULTILINE))
+    assert facts["bnorm"] == bnorm.__version__
+    assert facts["numpy"] == metadata.version("numpy")
+    assert facts["scikit-learn"] == metadata.version("scikit-learn")
+    assert facts["SIMD level in use"] == "baseline"
+    assert facts["SIMD levels here"].split(", ") == cpu.simd_levels()
+    assert facts["threads"] == "1"
+    assert facts["Built with OpenMP"].startswith(("True", "False"))
+
+
+def test_show_config_prints(capsys):
+    assert bnorm.show_config() is None
+    assert "SIMD level in use" in capsys.readouterr().out
+
+
+FIT = ["fit", "x.csv", "-o", "s.npz"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "want"),
+    [
+        ([], "the following arguments are required: command"),
+        (["nothing"], "invalid choice: 'nothing'"),
+        (["fit", "x.csv"], "the following arguments are required: -o/--output"),
+        (["fit", "-o", "s.npz"], "the following arguments are required: DATA"),
+        (["fit", "x.csv", "-o", "s.pkl"], "expected a name that ends in .safetensors or .npz, got 's.pkl'"),
+        ([*FIT, "--momentum", "2"], "expected a number above 0 and at most 1, got '2'"),
+        ([*FIT, "--momentum", "nan"], "expected a number above 0 and at most 1, got 'nan'"),
+        ([*FIT, "--halflife", "0"], "expected a number of rows above 0, got '0'"),
+        ([*FIT, "--halflife", "inf"], "expected a number of rows above 0, got 'inf'"),
+        ([*FIT, "--halflife", "3", "--pooled"], "not allowed with argument"),
+        ([*FIT, "--columns", "a", "--exclude", "b"], "not allowed with argument"),
+        ([*FIT, "--columns", ","], "expected names with commas between them, got ','"),
+        ([*FIT, "--batch-rows", "0"], "expected a whole number above zero, got '0'"),
+        ([*FIT, "--batch-rows", "few"], "expected a whole number above zero, got 'few'"),
+        ([*FIT, "--delimiter", "ab"], "expected one character, or tab, got 'ab'"),
+        (["transform", "x.csv", "-o", "y.csv"], "the following arguments are required: --state"),
+        (["transform", "x.csv", "--state", "s.npz", "-o", "y.xlsx"], "expected a name that ends in .csv, "),
+        (["transform", "x.csv", "--state", "s.npz", "-o", "y.csv", "--dtype", "int8"], "invalid choice: 'int8'"),
+        (["merge", "a.npz"], "the following arguments are required: -o/--output"),
+        (["show", "a.txt"], "expected a name that ends in .safetensors or .npz, got 'a.txt'"),
+        (["plot", "a.npz", "-o", "p.txt"], "expected a name that ends in .svg, .png or .pdf, got 'p.txt'"),
+        (["demo", "--megabytes", "0"], "expected a whole number above zero, got '0'"),
+        (["bench", "--seconds", "0"], "expected seconds above 0, got '0'"),
+    ],
+)
+def test_wrong_arguments(capsys, arguments, want):
+    from bnorm.app.cli import main
+
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    said = capsys.readouterr()
+    assert (stopped.value.code, said.out) == (2, "")
+    assert said.err.startswith("usage: bnorm")
+    assert want in said.err
+
+
+def test_wrong_arguments_of_the_process(apart):
+    done = apart("nothing")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+
+
+def test_version_and_entry_point(apart):
+    assert apart("--version").stdout == f"bnorm {bnorm.__version__}\n"
+    (script,) = metadata.entry_points(group="console_scripts", name="bnorm")
+    assert script.value == "bnorm.app.cli:main"
+
+
+def test_help_is_quick():
+    """In time of the processor, as other work makes everything late: little more than Python and NumPy take."""
+    code = "import time, contextlib, io\n{}\nprint(time.process_time())"
+    ours = (
+        "from bnorm.app.cli import main\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()): main(['--help'])"
+    )
+
+    def seconds(body):
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        done = subprocess.run([sys.executable, "-c", code.format(body)], capture_output=True, text=True, env=env)
+        return float(done.stdout)
+
+    numpy, both = map(min, zip(*((seconds("import numpy"), seconds(ours)) for _ in range(5)), strict=True))
+    assert both < max(0.3, numpy + 0.1)
+
+
+@pyarrow
+def test_what_a_command_imports(tmp_path):
+    """No scikit-learn, pandas, matplotlib or SciPy: each takes longer to import than most files to read."""
+    data = write(tmp_path / "x.csv", table(100))
+    code = (
+        "import sys; from bnorm.app.cli import main\n"
+        f"assert main(['fit', {str(data)!r}, '-o', {str(tmp_path / 's.npz')!r}]) == 0\n"
+        f"assert main(['transform', {str(data)!r}, '--state', {str(tmp_path / 's.npz')!r}, "
+        f"'-o', {str(tmp_path / 'y.csv')!r}]) == 0\n"
+        "print(*{'sklearn', 'scipy', 'pandas', 'matplotlib', 'torch'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "", done.stderr
+
+
+@pyarrow
+def test_show(command, tmp_path):
+    x = table(1000, 2)
+    x[:4, 1] = np.nan
+    command("fit", write(tmp_path / "x.csv", x), "-o", tmp_path / "s.npz", "--batch-rows", "300")
+    lines = command("show", tmp_path / "s.npz").out.splitlines()
+    assert lines[0] == f"{tmp_path / 's.npz'}: 1,000 rows in 4 batches, all rows weighing the same"
+    assert lines[2].split() == ["feature", "count", "missing", "mean", "std", "min", "max", "gamma", "beta"]
+    std = np.nanstd(x, axis=0)
+    assert lines[3].split()[:3] + lines[3].split()[7:] == ["f0", "1,000", "0", "1", "0"]
+    assert_close(float(lines[3].split()[4]), std[0], 1e-5)
+    assert lines[4].split()[:3] == ["f1", "996", "4"]
+    assert len({len(line) for line in lines[2:]}) == 1  # a table
+    said = command("show", tmp_path / "s.npz", "--json").json
+    assert (said["rows"], said["batches"], said["momentum"], said["eps"]) == (1000, 4, None, 0.0)
+    assert list(said["features"][1]) == lines[2].split()
+
+
+@pyarrow
+@pytest.mark.parametrize(
+    ("way", "want"),
+    [
+        (["--halflife", "100"], "a row weighs half after 100 rows"),
+        (["--momentum", "0.25"], "an average to which a new batch adds 0.25"),
+        (["--weight", "f1"], "rows weighing what their weights say"),
+    ],
+)
+def test_show_says_how_rows_weigh(command, tmp_path, way, want):
+    data = write(tmp_path / "x.csv", np.abs(table(100)))
+    command("fit", data, "-o", tmp_path / "s.npz", *way)
+    assert command("show", tmp_path / "s.npz").out.splitlines()[0].endswith(want)
+
+
+@pyarrow
+def test_states_that_are_damaged(command, tmp_path):
+    """In what only the command keeps."""
+    from bnorm.files import container
+
+    command("fit", write(tmp_path / "x.csv", table(10)), "-o", tmp_path / "s.npz")
+    config, entries = container.read("", tmp_path / "s.npz")
+    arrays = {name: entry.array() for name, entry in entries.items()}
+    for extra in ({"rows": "x"}, {"missing": [1]}, {"extremes": [[1, 2, 3]]}, {"extremes": "x"}, {"missing": {}}):
+        container.write("", tmp_path / "d.npz", config | extra, arrays)
+        said = command.fails("show", tmp_path / "d.npz")
+        assert "d.npz: expected a state file, got a damaged one: " in said
+
+
+def test_show_a_state_of_the_library(command, tmp_path):
+    """Without names and parameters; one with weights does not know what was missing."""
+    t = bnorm.BatchNormTransformer(affine=False).fit(table(50), sample_weight=np.ones(50))
+    t.save(tmp_path / "t.npz")
+    features = command("show", tmp_path / "t.npz", "--json").json["features"]
+    assert [f["feature"] for f in features] == ["x0", "x1", "x2"]
+    assert features[0]["missing"] is None
+    assert "gamma" not in features[0]
+    bnorm.BatchNorm1d(3).save(tmp_path / "l.npz")
+    said = command.fails("show", tmp_path / "l.npz")
+    assert said.endswith("l.npz: expected the state of a BatchNormTransformer, got 'BatchNorm1d'")
+
+
+@pyarrow
+@pytest.mark.parametrize("way", [["--pooled"], ["--weight", "f2"]])
+def test_merge(command, tmp_path, way):
+    x = np.abs(table(900))
+    x[::5, 0] = np.nan
+    parts = [write(tmp_path / f"{i}.csv", part) for i, part in enumerate(np.split(x, [100, 500]))]
+    states = [tmp_path / f"{i}.npz" for i in range(3)]
+    for part, state in zip(parts, states, strict=True):
+        command("fit", part, "-o", state, *way)
+    done = command("merge", *states, "-o", tmp_path / "m.npz")
+    assert done.out == f"{tmp_path / 'm.npz'}: 3 states merged\n"
+    command("fit", *parts, "-o", tmp_path / "w.npz", *way)
+    merged, whole = (command("show", tmp_path / f"{name}.npz", "--json").json for name in "mw")
+    assert (merged["rows"], merged["batches"]) == (900, 3)
+    for got, want in zip(merged["features"], whole["features"], strict=True):
+        assert got["missing"] == want["missing"]
+        assert (got["min"], got["max"]) == (want["min"], want["max"])
+        for key in ("count", "mean", "std"):
+            assert_close(got[key], want[key], 1e-13 * abs(want[key]))
+
+
+@pyarrow
+def test_merge_what_does_not_fit(command, tmp_path):
+    data = write(tmp_path / "x.csv", table(100))
+    ways = {"a": [], "b": ["--halflife", "9"], "c": ["--momentum", "0.1"], "d": ["--columns", "f0"]}
+    for name, way in ways.items():
+        command("fit", data, "-o", tmp_path / f"{name}.npz", *way)
+    said = {name: command.fails("merge", tmp_path / "a.npz", tmp_path / f"{name}.npz", "-o", tmp_path / "m.npz")
+            for name in "bcd"}  # fmt: skip
+    assert f"b.npz: momentum: expected None, as in {tmp_path / 'a.npz'}, got 0.1" in said["b"]
+    assert "c.npz: momentum: expected None" in said["c"]
+    assert f"d.npz: expected the features of {tmp_path / 'a.npz'}, f0, f1, f2, got f0" in said["d"]
+    average = command.fails("merge", tmp_path / "c.npz", tmp_path / "c.npz", "-o", tmp_path / "m.npz")
+    assert "got a moving average, which depends on the order of its batches and cannot be merged" in average
+    assert not (tmp_path / "m.npz").exists()
+
+
+@pyarrow
+def test_progress_is_for_terminals(tmp_path):
+    """On a terminal a bar, which goes when it is done; elsewhere nothing."""
+    pytest.importorskip("tqdm", reason="tqdm draws the bar")
+    pty = pytest.importorskip("pty", reason="a terminal that is none needs Unix")
+    import termios
+
+    data = write(tmp_path / "x.parquet", table(600_000, 8))
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
+    arguments = [sys.executable, "-m", "bnorm", "fit", str(data), "-o", str(tmp_path / "s.npz")]
+    process = subprocess.Popen(arguments, stderr=theirs, stdout=subprocess.DEVNULL)
+    os.close(theirs)
+    drawn = b""
+    try:
+        while chunk := os.read(ours, 1 << 16):
+            drawn += chunk
+    except OSError:  # the other end is closed
+        pass
+    os.close(ours)
+    assert process.wait(timeout=60) == 0
+    assert re.search(rb"fit: +\d+% .*rows/s, \d+:\d+ left", drawn)
+    assert "fit:" not in drawn.decode().rsplit("\r", 1)[-1]
+
+
+@pyarrow
+def test_a_reader_that_goes_away(tmp_path):
+    data = write(tmp_path / "x.csv", table(100_000))
+    bnorm.BatchNormTransformer().fit(table(10)).save(tmp_path / "s.npz")
+    command = f"{sys.executable} -m bnorm transform {data} --state {tmp_path / 's.npz'} -o - | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
+    assert done.stdout == ",".join(names(table(1))) + "\n"
+    assert "Traceback" not in done.stderr
+
+
+def test_bench(command):
+    """All cases in a table, or as JSON; how fast anything is depends on the machine."""
+    said = command("bench", "--seconds", "0.05", "--json").json
+    assert said["simd"] == cpu.simd_level()
+    assert all(seconds > 0 for case in said["seconds"].values() for seconds in case.values())
+    assert len(said["seconds"]) == 6
+
+
+@pyarrow
+def test_demo(apart, tmp_path):
+    """The main job, with a small table: means and deviations before and after, the comparison, where everything is."""
+    start = time.monotonic()
+    done = apart("demo", "--folder", "made", "--megabytes", "24", "--quiet")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.monotonic() - start < 60
+    rows = re.findall(r"^(\w+) +([\d,]+) +(\S+) +(\S+) +(\S+) +(\S+)$", done.stdout, re.MULTILINE)
+    assert len(rows) == 8
+    for name, _, mean, std, mean_after, std_after in rows:
+        assert abs(float(mean_after)) < 1e-6, name
+        assert abs(float(std_after) - 1) < 1e-6, name
+        assert float(std) > 0
+        assert float(mean) > 0
+    line = re.search(r"StandardScaler on the same file: .* its values are up to (\S+) off, these (\S+)", done.stdout)
+    assert float(line[2]) < 2e-6 < float(line[1])
+    made = tmp_path / "made"
+    assert {"state.npz", "normalized.parquet"} <= {p.name for p in made.iterdir()} <= {
+        "state.npz", "normalized.parquet", "drift.png"
+    }  # fmt: skip
+    t = bnorm.load(made / "state.npz")
+    assert t.n_batches_seen_ == -(-t._state.statistics.rows // (1 << 17))
+    again = apart("demo", "--folder", "made")
+    assert (again.returncode, again.stdout) == (1, "")
+    assert again.stderr == "bnorm: error: made: is there already; the demo makes a new folder\n"

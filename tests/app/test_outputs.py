@@ -1,0 +1,204 @@
+"""Outputs are complete or not there, nothing is overwritten unasked, and an interrupted fit goes on where it was."""
+
+import os
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from commands import Command, names, run_apart, table, write
+
+pytest.importorskip("pyarrow", reason="the command reads and writes files by pyarrow")
+
+
+@pytest.fixture
+def command(capsys):
+    return Command(capsys)
+
+
+def test_nothing_is_overwritten(command, tmp_path):
+    data, state, out = write(tmp_path / "x.csv", table(10)), tmp_path / "s.npz", tmp_path / "y.csv"
+    state.write_text("precious")
+    said = command.fails("fit", data, "-o", state)
+    assert said == f"bnorm: error: {state}: is there already; --force overwrites it"
+    assert state.read_text() == "precious"
+    command("fit", data, "-o", state, "--force")
+    command("transform", data, "--state", state, "-o", out)
+    assert "is there already" in command.fails("transform", data, "--state", state, "-o", out)
+    assert "is there already" in command.fails("merge", state, state, "-o", state)
+    assert "is there already" in command.fails("fit", data, "-o", tmp_path / "t.npz", "--checkpoint", state)
+    assert "a folder that is there" in command.fails("fit", data, "-o", tmp_path / "no" / "s.npz")
+
+
+def test_a_file_keeps_its_mode_and_a_link_its_target(command, tmp_path):
+    data, real, link = write(tmp_path / "x.csv", table(10)), tmp_path / "real.npz", tmp_path / "link.npz"
+    command("fit", data, "-o", real)
+    assert real.stat().st_mode & 0o777 == 0o666 & ~_umask()
+    real.chmod(0o640)
+    link.symlink_to(real)
+    before = real.read_bytes()
+    command("fit", write(tmp_path / "y.csv", table(20)), "-o", link, "--force")
+    assert link.is_symlink()
+    assert real.stat().st_mode & 0o777 == 0o640
+    assert real.read_bytes() != before
+
+
+def _umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_failure_leaves_the_old_output(command, tmp_path):
+    data, state, out = write(tmp_path / "x.csv", table(10)), tmp_path / "s.npz", tmp_path / "y.csv"
+    command("fit", data, "-o", state)
+    out.write_text("old")
+    before = state.read_bytes()
+    with data.open("a") as file:
+        file.write("oops,1,2\n")
+    command.fails("fit", data, "-o", state, "--force")
+    command.fails("transform", data, "--state", state, "-o", out, "--force")
+    assert (state.read_bytes(), out.read_text()) == (before, "old")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["s.npz", "x.csv", "y.csv"]
+
+
+def kill(data, out, arguments, moments, number):
+    """Start the command again and again, and end it after each of these times; the exit codes."""
+    codes = []
+    for seconds in moments:
+        process = run_apart(*arguments, "--quiet", "--force", stderr=-3)
+        try:
+            process.wait(timeout=seconds)
+        except TimeoutError:
+            pass
+        except Exception as error:  # subprocess.TimeoutExpired
+            assert type(error).__name__ == "TimeoutExpired"
+            process.send_signal(number)
+        codes.append(process.wait(timeout=60))
+        yield codes[-1]
+
+
+@pytest.mark.parametrize(
+    ("what", "number"), [("fit", signal.SIGKILL), ("transform", signal.SIGKILL), ("transform", signal.SIGTERM)]
+)
+@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_any_moment(command, tmp_path, what, number, times):
+    """The old output or the complete new one; and, unless it was killed outright, no other file."""
+    data, state, out = write(tmp_path / "x.parquet", table(200_000, 8)), tmp_path / "s.npz", tmp_path / "y.parquet"
+    command("fit", data, "-o", state)
+    arguments = ["fit", data, "-o", state] if what == "fit" else ["transform", data, "--state", state, "-o", out]
+    target = state if what == "fit" else out
+    start = time.monotonic()
+    command(*arguments, "--force")
+    seconds = time.monotonic() - start
+    new = target.read_bytes()
+    target.write_bytes(b"old")
+    rng = random.Random(0)
+    start_up = 0.5
+    for code in kill(data, out, arguments, [rng.uniform(0.2, start_up + 3 * seconds) for _ in range(times)], number):
+        assert code in (0, -number, 128 + number)
+        found = target.read_bytes()
+        assert found in (b"old", new)
+        assert code != 0 or found == new
+        target.write_bytes(b"old")
+        if number != signal.SIGKILL:
+            assert not list(tmp_path.glob(".*.tmp"))
+
+
+@pytest.mark.parametrize("way", [["--pooled"], ["--halflife", "5000"], ["--momentum", "0.2"]])
+@pytest.mark.parametrize("stop", [1, 3, 7])
+def test_resume(command, tmp_path, monkeypatch, way, stop):
+    """Interrupted in the middle of a batch, a file, a row group: the end is the same to the last bit."""
+    from bnorm.app import fitting
+    from bnorm.app.progress import Interrupted
+
+    x = table(30_000)
+    x[::11, 1] = np.nan
+    parts = zip(["0.csv", "1.parquet", "2.arrow"], np.array_split(x, 3), strict=True)
+    files = [write(tmp_path / name, part) for name, part in parts]
+    arguments = ["fit", *files, *way, "--batch-rows", "3100", "-o", tmp_path / "s.npz"]
+    monkeypatch.setattr("bnorm.app.sources.BATCH", 8 * 3 * 2500)
+    command(*arguments)
+    want = (tmp_path / "s.npz").read_bytes()
+
+    calls, checkpoint = [], tmp_path / "c.npz"
+    add = fitting.Learner.add
+
+    def interrupted(self, columns, weight=None):
+        calls.append(len(columns[0]))
+        if len(calls) > stop:
+            raise Interrupted(130)
+        add(self, columns, weight)
+
+    monkeypatch.setattr(fitting.Learner, "add", interrupted)
+    done = command.run(*arguments, "--force", "--checkpoint", checkpoint)
+    assert (done.code, done.err) == (130, "bnorm: interrupted\n")
+    monkeypatch.setattr(fitting.Learner, "add", add)
+    seen = command("show", checkpoint, "--json").json["rows"]
+    assert seen == sum(calls[:stop]) // 3100 * 3100  # whole batches only
+
+    (tmp_path / "s.npz").unlink()
+    command(*arguments, "--resume", checkpoint)
+    assert (tmp_path / "s.npz").read_bytes() == want
+    assert not checkpoint.exists()
+
+
+def test_resume_of_another_command(command, tmp_path):
+    data = write(tmp_path / "x.csv", table(100))
+    checkpoint = tmp_path / "c.npz"
+    bad = tmp_path / "y.csv"
+    bad.write_text("f0,f1,f2\n1,2,3\n4,5,6\n7,8,oops\n")
+    command.fails("fit", data, bad, "-o", tmp_path / "s.npz", "--checkpoint", checkpoint, "--batch-rows", "10")
+    assert command("show", checkpoint, "--json").json["rows"] == 100  # what there was before the error is kept
+    for other, name in [
+        (["fit", data, "-o", tmp_path / "s.npz"], "files"),
+        (["fit", data, bad, "-o", tmp_path / "s.npz", "--momentum", "0.5"], "momentum"),
+        (["fit", data, bad, "-o", tmp_path / "s.npz", "--columns", "f0"], "columns"),
+        (["fit", data, bad, "-o", tmp_path / "s.npz"], "batch_rows"),
+    ]:
+        said = command.fails(*other, "--resume", checkpoint)
+        assert said.startswith(f"bnorm: error: {checkpoint}: {name}: expected ")
+    bad.write_text("f0,f1,f2\n1,2,3\n")
+    said = command.fails("fit", data, bad, "-o", tmp_path / "s.npz", "--batch-rows", "10", "--resume", checkpoint)
+    assert f"{checkpoint}: files: expected " in said  # it is another file now
+    command("fit", data, "-o", tmp_path / "s.npz")
+    said = command.fails("fit", data, "-o", tmp_path / "t.npz", "--resume", tmp_path / "s.npz")
+    assert said == f"bnorm: error: {tmp_path / 's.npz'}: expected a checkpoint, got a finished state"
+
+
+def test_checkpoints_come_by_the_minute(command, tmp_path, monkeypatch):
+    from bnorm.app import fitting, states
+
+    kept = []
+    save = states.Learned.save
+    monkeypatch.setattr(fitting, "EVERY", 0.0)
+    monkeypatch.setattr("bnorm.app.sources.BATCH", 8 * 3 * 1000)
+    monkeypatch.setattr(states.Learned, "save", lambda self, *a: (kept.append(self.rows), save(self, *a)))
+    data = write(tmp_path / "x.parquet", table(5000))
+    command("fit", data, "-o", tmp_path / "s.npz", "--checkpoint", tmp_path / "c.npz", "--batch-rows", "1000")
+    assert kept[-1] == 5000
+    assert kept[:4] == [1000, 2000, 3000, 4000]
+    assert not (tmp_path / "c.npz").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are sent to a process here")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals(tmp_path, number):
+    """A pipe that dries up: the signal ends the command at once, and what it has learned is in the checkpoint."""
+    import bnorm
+
+    text = write(tmp_path / "x.csv", table(60_000)).read_bytes()
+    assert len(text) > 2 << 20
+    arguments = ["fit", "-", "-o", tmp_path / "s.npz", "--checkpoint", tmp_path / "c.npz", "--batch-rows", "1000"]
+    with run_apart(*arguments, stdin=-1, stderr=-1) as process:
+        process.stdin.write(text)
+        process.stdin.flush()
+        time.sleep(2)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (128 + number, b"bnorm: interrupted\n")
+    assert not (tmp_path / "s.npz").exists()
+    t = bnorm.load(tmp_path / "c.npz")
+    assert list(t.feature_names_in_) == names(table(1))

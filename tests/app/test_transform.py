@@ -1,0 +1,184 @@
+"""`bnorm transform`: the numbers of the transformer, everything else as it was."""
+
+import numpy as np
+import pytest
+
+from commands import Command, names, read, table, write
+from compare import assert_close, assert_same
+
+pytest.importorskip("pyarrow", reason="the command reads and writes files by pyarrow")
+
+ROWS = 500
+X = table(ROWS)
+X[::9, 1] = np.nan
+
+
+@pytest.fixture
+def command(capsys):
+    return Command(capsys)
+
+
+@pytest.fixture
+def state(command, tmp_path):
+    command("fit", write(tmp_path / "learn.parquet", X), "-o", tmp_path / "s.npz")
+    return tmp_path / "s.npz"
+
+
+def features(path):
+    """As a NumPy array, missing values as NaN."""
+    t = read(path)
+    return np.array([t[name].to_numpy(zero_copy_only=False) for name in names(X)]).T
+
+
+@pytest.mark.parametrize("out", ["csv", "parquet", "arrow"])
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "feather", "arrow"])
+def test_formats(command, tmp_path, state, suffix, out):
+    """The same bits as the transformer's, out of every format and into every format."""
+    import bnorm
+
+    data = write(tmp_path / f"x.{suffix}", X)
+    done = command("transform", data, "--state", state, "-o", tmp_path / f"y.{out}")
+    assert done.out.startswith(f"{tmp_path / 'y'}.{out}: 500 rows, 3 columns of them normalized, in ")
+    t = bnorm.load(state)
+    del t.feature_names_in_
+    assert_same(features(tmp_path / f"y.{out}"), t.transform(X))
+    assert read(tmp_path / f"y.{out}").column_names == names(X)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_there_and_back(command, tmp_path, state, suffix):
+    data = write(tmp_path / f"x.{suffix}", X)
+    command("transform", data, "--state", state, "-o", tmp_path / "y.parquet")
+    command("transform", tmp_path / "y.parquet", "--state", state, "-o", tmp_path / "z.csv", "--inverse")
+    std = np.nanstd(X, axis=0)
+    assert_close(features(tmp_path / "z.csv"), X, 8 * 2.3e-16 * (np.abs(np.nan_to_num(X)) + 8 * std))
+
+
+def test_everything_else_stays(command, tmp_path, state):
+    """Order of rows and columns, text with all that is special in CSV, dates, whole numbers, missing ones."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows = ["word", "with, comma", 'with "quotes"', "two\nlines", "", None, "héllo"]
+    t = pa.table(
+        {
+            "id": pa.array([2**60 + 1, 2, None, 4, 5, 6, 7]),
+            "f2": X[:7, 2],
+            "text": rows,
+            "f0": X[:7, 0],
+            "when": pa.array([0, 1, 2, 3, 4, 5, None], pa.timestamp("ms")),
+            "f1": pa.array(X[:7, 1], from_pandas=True),
+            "list": [[1], [], None, [2], [], [], []],
+        }
+    )
+    parquet.write_table(t, tmp_path / "x.parquet")
+    command("transform", tmp_path / "x.parquet", "--state", state, "-o", tmp_path / "y.parquet")
+    y = read(tmp_path / "y.parquet")
+    assert y.column_names == t.column_names
+    for name in ("id", "text", "when", "list"):
+        assert y[name].equals(t[name]), name
+    assert y["f1"].is_null().to_pylist() == t["f1"].is_null().to_pylist()
+    said = command.fails("transform", tmp_path / "x.parquet", "--state", state, "-o", tmp_path / "y.csv")
+    assert "column 'list': expected what a CSV file can hold, got list" in said
+
+    parquet.write_table(t.drop_columns("list"), tmp_path / "x.parquet")
+    command("transform", tmp_path / "x.parquet", "--state", state, "-o", tmp_path / "y.csv")
+    import csv
+
+    with (tmp_path / "y.csv").open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["text"] for line in lines] == [text or "" for text in rows]
+    assert [line["id"] for line in lines] == [str(2**60 + 1), "2", "", "4", "5", "6", "7"]
+
+
+def test_text_of_csv_stays_as_it_is_written(command, tmp_path, state):
+    """Numbers of other columns too: a 007 is no 7."""
+    head, row = "id,f0,f1,f2,note\n", "007,0,0,2000,a b\n"
+    (tmp_path / "x.csv").write_text(head + row + "1e5,0,0,2000,\n")
+    command("transform", tmp_path / "x.csv", "--state", state, "-o", tmp_path / "y.csv")
+    lines = (tmp_path / "y.csv").read_text().splitlines()
+    found = [(line.split(",")[0], line.split(",")[-1]) for line in lines]
+    assert found == [
+        ("id", "note"),
+        ("007", "a b"),
+        ("1e5", ""),
+    ]
+
+
+@pytest.mark.parametrize("asked", [None, "float32", "float64"])
+@pytest.mark.parametrize("given", ["float16", "float32", "float64"])
+def test_types(command, tmp_path, state, given, asked):
+    """As the column is, or as asked; half precision becomes single."""
+    small = np.linspace(-2, 2, 3 * 50).reshape(50, 3)
+    command("fit", write(tmp_path / "l.parquet", small), "-o", tmp_path / "t.npz")
+    data = write(tmp_path / "x.parquet", small.astype(given))
+    command("transform", data, "--state", tmp_path / "t.npz", "-o", tmp_path / "y.parquet",
+            *(["--dtype", asked] if asked else []))  # fmt: skip
+    want = asked or {"float16": "float32"}.get(given, given)
+    y = read(tmp_path / "y.parquet")
+    assert {str(kind) for kind in y.schema.types} == {{"float32": "float", "float64": "double"}[want]}
+    x = small.astype(given).astype(np.float64)
+    exact = (x - small.mean(0)) / small.std(0)
+    assert_close(features(tmp_path / "y.parquet"), exact, 2e-6 if "float32" in (want, given) else 1e-14)
+
+
+def test_many_files_become_one(command, tmp_path, state):
+    data = [write(tmp_path / f"{i}.csv", X[i * 100 : i * 100 + 100]) for i in range(5)]
+    command("transform", *data, "--state", state, "-o", tmp_path / "y.parquet")
+    command("transform", write(tmp_path / "x.parquet", X), "--state", state, "-o", tmp_path / "z.parquet")
+    assert_same(features(tmp_path / "y.parquet"), features(tmp_path / "z.parquet"))
+
+
+def test_pipes(tmp_path, state):
+    """CSV from standard input, CSV to standard output, and what is said to standard error."""
+    from commands import run_apart
+
+    text = write(tmp_path / "x.csv", X).read_bytes()
+    with run_apart("transform", "-", "--state", state, "-o", "-", stdin=-1, stdout=-1, stderr=-1) as process:
+        out, err = process.communicate(text, timeout=120)
+    (tmp_path / "y.csv").write_bytes(out)
+    assert process.returncode == 0
+    assert err.startswith(b"-: 500 rows, 3 columns of them normalized")
+    std = np.nanstd(X, axis=0)
+    assert_close(features(tmp_path / "y.csv"), (X - np.nanmean(X, axis=0)) / std, 1e-9)
+
+
+def test_a_state_without_names(command, tmp_path):
+    """Columns of numbers in their order; as many as the state has."""
+    import bnorm
+
+    bnorm.BatchNormTransformer(eps=0).fit(X).save(tmp_path / "t.npz")
+    data = write(tmp_path / "x.parquet", X, text=["a"] * ROWS)
+    command("transform", data, "--state", tmp_path / "t.npz", "-o", tmp_path / "y.parquet")
+    assert_same(features(tmp_path / "y.parquet"), bnorm.load(tmp_path / "t.npz").transform(X))
+    more = write(tmp_path / "m.parquet", np.hstack([X, X[:, :1]]))
+    said = command.fails("transform", more, "--state", tmp_path / "t.npz", "-o", tmp_path / "z.csv")
+    assert "expected 3 columns of numbers, as the state has that many features, without names, got 4" in said
+
+
+def test_gamma_and_beta_are_used(command, tmp_path):
+    import bnorm
+
+    t = bnorm.BatchNormTransformer(eps=0).fit(X)
+    t.gamma_, t.beta_ = [1.0, 2.0, 0.5], [0.0, 1.0, -1.0]
+    t.save(tmp_path / "t.npz")
+    command("transform", write(tmp_path / "x.parquet", X), "--state", tmp_path / "t.npz", "-o", tmp_path / "y.parquet")
+    assert_same(features(tmp_path / "y.parquet"), t.transform(X))
+
+
+def test_what_does_not_fit(command, tmp_path, state):
+    out = tmp_path / "y.csv"
+    data = write(tmp_path / "x.csv", X[:, :2])
+    said = command.fails("transform", data, "--state", state, "-o", out)
+    assert said == f"bnorm: error: {data}: expected a column 'f2', got 'f0', 'f1'"
+    x = X.copy()
+    x[321, 2] = np.inf
+    said = command.fails("transform", write(tmp_path / "i.parquet", x), "--state", state, "-o", out)
+    assert said.endswith("i.parquet: column 'f2', row 322: expected a finite number, got inf")
+    first = write(tmp_path / "1.parquet", X, more=np.arange(ROWS))
+    second = write(tmp_path / "2.parquet", X, more=["a"] * ROWS)
+    said = command.fails("transform", first, second, "--state", state, "-o", out)
+    assert said.endswith(f"2.parquet: column 'more': expected int64, as {first} has it, got string")
+    said = command.fails("transform", data, "--state", data.with_suffix(".npz"), "-o", out)
+    assert said == f"bnorm: error: {tmp_path / 'x.npz'}: No such file or directory"
+    assert not list(tmp_path.glob("*y*"))

@@ -1,0 +1,91 @@
+"""The command `bnorm`, run inside of this process or as one of its own, and the tables it is run on."""
+
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from bnorm.app.cli import main
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+
+class Command:
+    """command("fit", path, "-o", path): what it returned and printed. It has to succeed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: object) -> Done:
+        done = self.run(*arguments)
+        assert done.code == 0, done.err
+        return done
+
+    def fails(self, *arguments: object) -> str:
+        """The one line that it ends with."""
+        done = self.run(*arguments)
+        assert done.code == 1, done
+        assert done.out == ""
+        assert done.err.startswith("bnorm: error: ")
+        assert done.err.count("\n") == 1
+        return done.err.strip()
+
+    def run(self, *arguments: object) -> Done:
+        self._capsys.readouterr()
+        code = main([str(a) for a in arguments])
+        return Done(code, *self._capsys.readouterr())
+
+
+def table(rows: int, columns: int = 3, seed: int = 0) -> np.ndarray:
+    """Features of different scales, one of them far from zero."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(rows, columns)) * 10.0 ** np.arange(columns) + 1000.0 * np.arange(columns)
+
+
+def names(x: np.ndarray) -> list[str]:
+    return [f"f{i}" for i in range(x.shape[1])]
+
+
+def write(path: Path, x: np.ndarray, **more: object) -> Path:
+    """A table in the format of the suffix; `more` are columns of other types, by name."""
+    import pyarrow as pa
+    from pyarrow import csv, feather, ipc, parquet
+
+    t = pa.table({**dict(zip(names(x), x.T.copy(), strict=True)), **more})
+    match path.suffix:
+        case ".csv":
+            csv.write_csv(t, path)
+        case ".parquet":
+            parquet.write_table(t, path, row_group_size=max(1, len(x) // 3))
+        case ".feather":
+            feather.write_feather(t, path)
+        case ".arrow":
+            with ipc.new_stream(str(path), t.schema) as writer:
+                writer.write_table(t, max_chunksize=max(1, len(x) // 3))
+    return path
+
+
+def read(path: Path):
+    """A table as pyarrow reads it."""
+    from pyarrow import csv, feather, parquet
+
+    readers = {".csv": csv.read_csv, ".parquet": parquet.read_table, ".arrow": feather.read_table}
+    return readers[path.suffix](path)
+
+
+def run_apart(*arguments: object, **popen: object):
+    """The command in a process of its own, that can be killed."""
+    import subprocess
+
+    return subprocess.Popen([sys.executable, "-m", "bnorm", *map(str, arguments)], **popen)

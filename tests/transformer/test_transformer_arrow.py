@@ -1,0 +1,155 @@
+"""Arrow tables and polars frames: what NumPy arrays of the same numbers give, read where they are."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from bnorm import BatchNormTransformer
+from compare import assert_close, assert_same
+
+pa = pytest.importorskip("pyarrow", reason="these are tables of pyarrow")
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(1000, 3)) * [1, 10, 1e-3] + [0, 1e5, 5]
+X[::7, 1] = np.nan
+NAMES = ["a", "b", "c"]
+
+
+def table(x=X, **kinds):
+    """NaN as a missing value."""
+    return pa.table({name: pa.array(column, kinds.get(name), from_pandas=True)
+                     for name, column in zip(NAMES, x.T, strict=True)})  # fmt: skip
+
+
+def chunks():
+    t = table()
+    return pa.concat_tables([t.slice(0, 1), t.slice(1, 0), t.slice(1, 700), t.slice(701)])
+
+
+def uneven():
+    """Columns that are cut in different places."""
+    t = table()
+    columns = [pa.chunked_array([t[name].slice(0, n).chunk(0), t[name].slice(n).chunk(0)])
+               for name, n in zip(NAMES, (10, 500, 999), strict=True)]  # fmt: skip
+    return pa.table(columns, names=NAMES)
+
+
+def polars():
+    return pytest.importorskip("polars", reason="it is a frame of polars").from_arrow(table())
+
+
+TABLES = {
+    "table": table,
+    "record batch": lambda: table().to_batches()[0],
+    "slice of a batch": lambda: pa.concat_batches([table().to_batches()[0]] * 2).slice(1000),
+    "chunks": chunks,
+    "uneven chunks": uneven,
+    "polars": polars,
+}
+every_table = pytest.mark.parametrize("make", TABLES.values(), ids=TABLES)
+KINDS = [{"momentum": 0.2}, {"momentum": None}, {"halflife": 30.0}, {"halflife": 30.0, "ddof": 1}]
+
+
+def check(got, want):
+    """The same statistics, to rounding: blocks are cut elsewhere."""
+    assert_close(got.mean_, want.mean_, 1e-13 * want.scale_ + 2e-16 * np.abs(want.mean_))
+    assert_close(got.var_, want.var_, 1e-12 * want.var_)
+    assert_same(got.n_samples_seen_, want.n_samples_seen_)
+    assert got.n_batches_seen_ == want.n_batches_seen_
+
+
+@every_table
+@pytest.mark.parametrize("parameters", KINDS)
+@pytest.mark.parametrize("weight", [None, np.arange(1000) % 3 / 2], ids=["", "weights"])
+def test_fitting(make, parameters, weight):
+    t, want = (BatchNormTransformer(**parameters) for _ in range(2))
+    t.fit(make(), sample_weight=weight).partial_fit(make(), sample_weight=weight)
+    want.fit(X, sample_weight=weight).partial_fit(X, sample_weight=weight)
+    check(t, want)
+    assert list(t.feature_names_in_) == NAMES
+    check(BatchNormTransformer(**parameters).partial_fit(make()), BatchNormTransformer(**parameters).partial_fit(X))
+
+
+@every_table
+def test_mapping(make):
+    """The same bits; in the memory order of Arrow."""
+    t = BatchNormTransformer().fit(make())
+    plain = BatchNormTransformer().fit(X)
+    y = t.transform(make())
+    assert y.flags.f_contiguous
+    plain.running_mean_, plain.running_var_ = t.running_mean_, t.running_var_
+    assert_close(y, plain.transform(X), 1e-15 * np.abs(np.nan_to_num(plain.transform(X))))
+    back = t.inverse_transform(table(y))
+    assert_close(back, X, 1e-12 * np.abs(np.nan_to_num(X)) + 1e-15)
+    assert_same(t.backward(make(), np.ones_like(X)), np.broadcast_to(t.gamma_ / t.scale_, X.shape))
+
+
+@pytest.mark.parametrize("container", ["pandas", "polars"])
+@every_table
+def test_set_output(make, container):
+    pytest.importorskip(container, reason="it is asked for a frame of it")
+    t = BatchNormTransformer().fit(make())
+    y = t.transform(make())
+    frame = t.set_output(transform=container).transform(make())
+    assert type(frame).__module__.split(".")[0] == container
+    assert list(frame.columns) == NAMES
+    assert_same(frame.to_numpy(), y)
+
+
+def test_types():
+    """All float32 stays so, all else is float64; whole numbers, decimals and bools are numbers."""
+    small = {name: pa.float32() for name in NAMES}
+    t = BatchNormTransformer().fit(table(**small))
+    assert t.transform(table(**small)).dtype == np.float32
+    assert t.transform(table(a=pa.float32())).dtype == np.float64
+    mixed = pa.table(
+        {
+            "a": pa.array([1, 2, None], pa.int8()),
+            "b": [True, False, True],
+            "c": pa.array([1, 2, 6], pa.int64()).cast(pa.decimal128(24, 2)),
+            "d": pa.nulls(3),
+        }
+    )
+    t = BatchNormTransformer(momentum=None).fit(mixed)
+    assert_same(t.mean_, [1.5, 2 / 3, 3.0, np.nan])
+    missing = [[False] * 3 + [True], [False] * 3 + [True], [True, False, False, True]]
+    assert_same(np.isnan(t.transform(mixed)), missing)
+
+
+def test_numbers_are_read_where_they_are():
+    """No copy of a table without missing values, whatever its size."""
+    x = rng.normal(size=(200_000, 4))
+    t, big = BatchNormTransformer(), pa.table(dict(zip("abcd", x.T.copy(), strict=True)))
+    t.fit(big)
+    tracemalloc.start()
+    t.partial_fit(big)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < x.nbytes / 50
+
+
+def test_a_table_stays_as_it_is():
+    given = table()
+    BatchNormTransformer(copy=False).fit(given).transform(given)
+    assert given.equals(table())
+
+
+def test_what_does_not_fit():
+    t = BatchNormTransformer().fit(table())
+    before = t.mean_.copy()
+    bad = X.copy()
+    bad[5, 2] = np.inf
+    for given, want in [
+        (table().rename_columns(["a", "b", "d"]), "feature names should match"),
+        (table().select(["a", "b"]), "feature names should match"),
+        (table().slice(0, 0), "0 sample"),
+        (table().set_column(1, "b", [["x"] * 1000]), "column 'b': expected numbers, got string"),
+        (table(bad), "infinity"),
+    ]:
+        for call in (t.partial_fit, t.transform):
+            with pytest.raises(ValueError, match=want):
+                call(given)
+    assert_same(t.mean_, before)
+    with pytest.raises(ValueError, match="infinity"):
+        BatchNormTransformer(momentum=None).fit(table(bad), sample_weight=np.r_[np.ones(5), 0, np.ones(994)])
