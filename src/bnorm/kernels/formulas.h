@@ -194,8 +194,8 @@ BN_FN bn_statistics bn_pool(bn_statistics s, bn_batch b, bn_rule r)
  *
  * A single value beside others has no variance of its own. With ddof 1, that of all of them is a quotient of two numbers
  * that are as small as the others have become faint; it is computed from what they were before they faded, so that it
- * holds however faint they are. Their pairs are then kept at 2^-900, which nothing that comes later can tell from less. */
-#define BN_FAINT 1.1830521861667747e-271
+ * holds however faint they are. Their pairs are then kept at 2^-400, which nothing that comes later can tell from less. */
+#define BN_FAINT 3.872591914849318e-121
 
 BN_FN bn_statistics bn_fade(bn_statistics s, bn_batch b, bn_rule r)
 {
