@@ -27,7 +27,7 @@ ctypedef struct Job:
     # The grid of tasks: `pieces` of `piece` rows times `groups` of `group` channels.
     Py_ssize_t piece, pieces, group, groups
     # The arrays: reductions read x (and dy), maps write y. Their type: 0 float32, 1 float64.
-    int kind
+    bint wide
     const void* x
     const void* dy
     void* y
@@ -62,7 +62,7 @@ ctypedef struct Job:
 ctypedef struct RowJob:
     Py_ssize_t outer, groups, channels, inner
     Py_ssize_t piece, pieces, group, cuts     # tasks: pieces of `piece` outer positions times cuts of `group` groups
-    int kind
+    bint wide               # 0 float32, 1 float64
     const void* x
     const void* dy
     void* y

@@ -5,6 +5,12 @@
 # blocks use the running mean, and read the data once: where a block of n_b values lies d away from the n before it, the
 # rounding error eps n_b d^2 is at most 4 eps times the n n_b / (n + n_b) d^2 that the merge adds to m2 anyway, as long
 # as n_b <= 3 n. So the first block is small, and every next one three times what was before it.
+#
+# Uses Block, FETCH_COLUMNS, columns_of, gather, spread, values_of, width_of, zero (channel_columns).
+# Gives Parts, block_moments, careful_sums, centered_sums, weights_of_row.
+
+cdef enum:
+    TOGETHER = 32   # rows whose sums are made for themselves before they are added: rounding grows with both numbers
 
 ctypedef struct Parts:      # of the channels of a block, one after the other
     double* n
@@ -23,7 +29,7 @@ cdef inline void four(const real* x, Py_ssize_t stride, real m, real* sum, real*
 cdef inline void centered_sums(const real* x, const Block* b, const real* m, double* s, double* q) noexcept nogil:
     """s += sum (x - m), q += sum (x - m)^2 per column: sixteen rows at a time, then four, then one."""
     cdef Py_ssize_t j, k, end, r = 0, rows = b.rows, stride = b.stride, width = width_of(b)
-    cdef Py_ssize_t step = width if b.ahead == NULL else NEAR
+    cdef Py_ssize_t step = width if b.ahead == NULL else FETCH_COLUMNS
     cdef const real* row
     cdef real d, s0, s1, s2, s3, q0, q1, q2, q3
     while r + 16 <= rows:
@@ -93,19 +99,28 @@ cdef void careful_sums(
     const real* x, const Block* b, bint skipna, const double* center, double* n, double* s, double* q
 ) noexcept nogil:
     """Per channel n = sum w, s = sum w (x - center), q = sum w (x - center)^2, all in float64; room for all columns."""
-    cdef double[WIDE] wj, columns
+    cdef double[WIDE] wj, columns, of_n, of_s, of_q
     cdef const double* m = columns_of(center, b, columns)
-    cdef Py_ssize_t r, j, width = width_of(b)
+    cdef Py_ssize_t r, j, width = width_of(b), rows = b.rows + (b.extra > 0)
     zero(n, width)
     zero(s, width)
     zero(q, width)
     for j in range(width):
         wj[j] = 1.0
-    for r in range(b.rows + (b.extra > 0)):
+    for r in range(rows):
+        if r % TOGETHER == 0:
+            zero(of_n, width)
+            zero(of_s, width)
+            zero(of_q, width)
         j = width if r < b.rows else b.extra
         if b.w != NULL:
             weights_of_row(b.w + r * b.widen * b.run, b.channels, b.run, j, wj)
-        weighted_row(x + r * b.stride, wj, j, skipna, m, n, s, q)
+        weighted_row(x + r * b.stride, wj, j, skipna, m, of_n, of_s, of_q)
+        if r % TOGETHER == TOGETHER - 1 or r == rows - 1:
+            for j in range(width):
+                n[j] += of_n[j]
+                s[j] += of_s[j]
+                q[j] += of_q[j]
     gather(n, b)
     gather(s, b)
     gather(q, b)
