@@ -1,7 +1,7 @@
 """Which memory arrays share: whether a result may be written to `out`, and whether x was there.
 
-The only file that asks. Whether two arrays of NumPy or CuPy overlap is decided by their addresses, shapes and strides
-alone; nobody looks into them.
+No other file asks. Whether two arrays of NumPy or CuPy overlap follows from their addresses, shapes and strides alone;
+their values are not read.
 """
 
 from collections.abc import Mapping

@@ -20,7 +20,7 @@ Gradients = tuple[ndarray, ndarray | None, ndarray | None]
 class Saved:
     """What a forward leaves for its backward: x, the weights if there were any, and small vectors.
 
-    x is held, not copied: who changes it before the backward changes the gradient. Parameters, statistics, weights and
+    x is held, not copied: changing it before the backward changes the gradient. Parameters, statistics, weights and
     mode are as they were at the forward. A backward changes nothing here, so there may be several for one forward,
     unless `out` overwrote x: then x is None.
 

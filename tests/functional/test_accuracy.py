@@ -289,6 +289,21 @@ def test_constant_channels_are_beta(n, dtype):
 
 @needs_long_double
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e6])
+@pytest.mark.parametrize("n", [2, 3, 31, 33, 1000, 4099, 100_000])
+def test_moments_of_float32_are_as_exact_as_of_float64(n, offset, layout):
+    """To 1e-12 of the standard deviation, so that what two libraries say of a table agrees; here to some roundings."""
+    table = (np.random.default_rng(n).standard_normal((n, 3)) + offset).astype("float32")
+    mean, var, _ = exact(table.astype("float64"), 0)
+    x, axis = layout(table)
+    m = F.moments(x, axis=axis)
+    of_mean = m.parts[1].astype(np.longdouble) + m.parts[3]
+    assert_close(of_mean, mean, 1e-14 * np.sqrt(var), n=n, offset=offset, layout=layout.__name__)
+    assert_close(m.var(), var, 1e-14 * var, n=n, offset=offset, layout=layout.__name__)
+
+
+@needs_long_double
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
 @pytest.mark.parametrize("how", ["one weight", "weights", "skipna"])
 def test_weights_and_missing_values_cost_no_digit(how, layout):
     """Sums of 100,000 numbers of one size, whose roundings all go the same way: 59 eps if each is added to the next."""

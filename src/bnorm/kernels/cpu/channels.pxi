@@ -7,13 +7,17 @@
 
 
 def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
-    """parts, (4, C): count, mean, m2 = sum w (x - mean)^2, and low, what the float64 mean leaves over."""
+    """parts, (4, C): count, mean, m2 = sum w (x - mean)^2, and low, what the float64 mean leaves over.
+
+    All sums are made in float64, those of float32 too, which `forward` sums faster and less exactly.
+    """
     if is_half(x):
         return moments(widened(x), weight, skipna)
     cdef Job job
     view(&job, x)
     job.weight = <const double*>data(weight)
     job.skipna = skipna
+    job.exact = True
     cdef Py_ssize_t C = job.channels, c
     cdef cnp.ndarray parts_ = matrix(4, C)
     cdef double* n = <double*>data(parts_)

@@ -34,6 +34,7 @@ ctypedef struct Job:
     const double* weight    # [outer][inner] or NULL
     double unit             # a power of two near the largest weight, which may not fit the type of x
     bint skipna
+    bint exact              # moments of float32 are summed in float64
     Activation act
     bint fused              # both passes over a group of channels before the next
     bint stream, far        # y, or x, is too large for the caches

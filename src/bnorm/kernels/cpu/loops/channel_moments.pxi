@@ -227,13 +227,79 @@ cdef inline bint beyond_float(const real* x, const Block* b, const real* center,
     return bad != 0 or (small != 0 and not constant(x, b, center, q))
 
 
-cdef void block_moments(const real* x, const Block* b, bint skipna, Parts to) noexcept nogil:
-    """Add one block to the moments of its channels."""
+cdef inline void wide_four(
+    const real* x, Py_ssize_t stride, double m, double* sum, double* square
+) noexcept nogil:
+    """`four` in float64."""
+    cdef double d0 = <double>x[0] - m, d1 = <double>x[stride] - m
+    cdef double d2 = <double>x[2 * stride] - m, d3 = <double>x[3 * stride] - m
+    sum[0] = (d0 + d1) + (d2 + d3)
+    square[0] = (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)
+
+
+cdef inline void wide_sums(const real* x, const Block* b, const double* m, double* s, double* q) noexcept nogil:
+    """centered_sums of float32 in float64, converted in registers: memory is the bound all the same."""
+    cdef Py_ssize_t j, k, end, at, r = 0, rows = b.rows, stride = b.stride, width = width_of(b)
+    cdef Py_ssize_t step = width if b.ahead == NULL else FETCH_COLUMNS
+    cdef double d, s0, s1, q0, q1
+    while r + 8 <= rows:
+        k = 0
+        while k < width:
+            end = min(width, k + step)
+            if b.ahead != NULL:
+                bn_fetch(b.ahead, 8 * (end - k) * sizeof(real))
+            for j in range(k, end):
+                at = r * stride + j
+                wide_four(x + at, stride, m[j], &s0, &q0)
+                wide_four(x + at + 4 * stride, stride, m[j], &s1, &q1)
+                s[j] += s0 + s1
+                q[j] += q0 + q1
+            k = end
+        r += 8
+    while r < rows + (b.extra > 0):
+        for j in range(width if r < rows else b.extra):
+            d = <double>x[r * stride + j] - m[j]
+            s[j] += d
+            q[j] += d * d
+        r += 1
+
+
+cdef void wide_moments(const real* x, const Block* b, bint skipna, Parts to) noexcept nogil:
+    """block_moments of float32 as exact as of float64, whose range its squares do not leave."""
+    cdef real[WIDE] rough
+    cdef double[WIDE] center, columns, s, q
+    cdef Py_ssize_t c
+    cdef bint fresh = False, holes = False, careful = False
+    for c in range(b.channels):
+        fresh |= to.n[c] == 0.0
+    if fresh:
+        rough_centers(x, b, to.n, rough)
+    for c in range(b.channels):
+        center[c] = <double>rough[c] if to.n[c] == 0.0 else to.mean[c] + to.low[c]
+        careful |= not (fabs(center[c]) < INFINITY)     # differences of float32 may overflow
+    zero(s, width_of(b))
+    zero(q, width_of(b))
+    wide_sums(x, b, columns_of(center, b, columns), s, q)
+    gather(s, b)
+    gather(q, b)
+    for c in range(b.channels):
+        holes |= q[c] != q[c]
+    if careful or (skipna and holes):
+        careful_moments(x, b, skipna, to)
+    else:
+        bn_add_blocks(b.channels, <double>values_of(b), center, s, q, to.n, to.mean, to.m2, to.low)
+
+
+cdef void block_moments(const real* x, const Block* b, bint skipna, bint exact, Parts to) noexcept nogil:
+    """Add one block to the moments of its channels. exact: float32 is to be summed in float64."""
     cdef real[WIDE] center, columns
     cdef const real* m
     cdef double[WIDE] wide, s, q
     cdef Py_ssize_t c, width = width_of(b)
     cdef bint fresh = False, careful = b.w != NULL
+    if real is float and exact and not careful:
+        wide_moments(x, b, skipna, to)
+        return
     if not careful:
         for c in range(b.channels):
             center[c] = <real>(to.mean[c] + to.low[c])

@@ -21,7 +21,7 @@ cdef void reduce_block(
         to.mean = partial + size
         to.m2 = partial + 2 * size
         to.low = partial + 3 * size
-        block_moments(x + at, b, job.skipna, to)
+        block_moments(x + at, b, job.skipna, job.exact, to)
     else:
         of.h = <const real*>job.high + c
         of.scale = <const real*>job.scale + c

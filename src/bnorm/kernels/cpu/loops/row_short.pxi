@@ -147,8 +147,8 @@ cdef void short_moments(
     for k in range(rows):
         low = 0.0 if about_zero else sum[k] / n
         m2 = square[k] - low * sum[k]
-        job.mean[row + k] = <double>center[k] + low
-        job.rstd[row + k] = bn_rstd((0.0 if m2 < 0.0 else m2) / n, job.eps, n)
+        job.mean[row + k] = bn_plain(<double>center[k] + low)
+        job.rstd[row + k] = bn_plain(bn_rstd((0.0 if m2 < 0.0 else m2) / n, job.eps, n))
 
 
 cdef inline void short_pair_sums(
