@@ -7,7 +7,7 @@ The functions agree in this:
 
 x         a NumPy array, or what NumPy takes for one, of float16, float32 or float64; bools and integers become float64.
           Or a CuPy array, which may be of bfloat16 too: then all others are CuPy arrays, lists or numbers, and what is
-          returned are CuPy arrays. The host does not wait for the GPU, but for a look at `weight`.
+          returned are CuPy arrays. Nothing waits for the GPU, except once to validate `weight`.
 gamma     scale, and beta, shift: real numbers, computed in float64. None: 1 and 0.
 eps       stands inside the root: y = (x - mean) / sqrt(var + eps) gamma + beta, var being the mean squared difference.
 axis      of the channels.
@@ -64,7 +64,7 @@ def batch_norm(
     """Normalize each channel by the mean and variance over all other axes: y and saved.
 
     gamma, beta, mean, var: shape (C,). mean and var given are used instead of those of the batch (inference), and are
-    constants to the backward. A negative var is an error, and NaN on the GPU, where nobody looks at it.
+    constants to the backward. A negative var is an error; on the GPU it is not validated, and gives NaN.
     weight: shape of x without the channel axis, or (N,), one per sample: finite and not negative, or a bool mask. How
     much a value counts in the statistics; at weight 0 it feeds nothing in, NaN included, and y is computed there all
     the same. Without any weight above 0, y is beta. In inference it has no effect.

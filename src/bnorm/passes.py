@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy import ndarray
 
-from bnorm import checks
+from bnorm import checks, overlap
 from bnorm.kernels import BACKENDS, view
 
 Gradients = tuple[ndarray, ndarray | None, ndarray | None]
@@ -20,7 +20,7 @@ Gradients = tuple[ndarray, ndarray | None, ndarray | None]
 class Saved:
     """What a forward leaves for its backward: x, the weights if there were any, and small vectors.
 
-    x is held, not copied: who changes it before the backward changes the gradient. Parameters, statistics, weights and
+    x is held, not copied: changing it before the backward changes the gradient. Parameters, statistics, weights and
     mode are as they were at the forward. A backward changes nothing here, so there may be several for one forward,
     unless `out` overwrote x: then x is None.
 
@@ -132,7 +132,7 @@ def channel_forward(
         )
     target = to = None
     if out is not None:
-        target = checks.output(who, out, layout.shape, block.dtype, given or {}, type(x))
+        target = overlap.output(who, out, layout.shape, block.dtype, given or {}, type(x))
         to = view.into(target, layout)
     y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, weight, slope, running, to, seen)
     if not positive:
@@ -174,16 +174,16 @@ def row_forward(
         beta = beta.flatten()
     target = to = None
     if out is not None:
-        target = checks.output(who, out, layout.shape, block.dtype, given or {}, type(x))
+        target = overlap.output(who, out, layout.shape, block.dtype, given or {}, type(x))
         to = view.into(target, layout)
     y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rule, slope, to)
-    order = None if layout.order is None and x.flags.c_contiguous else _axes_in_memory(x)
+    order = None if layout.order is None and x.flags.c_contiguous else view.axes_in_memory(x)
     saved = RowSaved()
     saved.kernels, saved.x, saved.layout, saved.slope = kernels, block, layout, slope
     saved.mean, saved.rstd, saved.gamma, saved.beta = mean, rstd, gamma, beta
     saved.rule, saved.parameter_shape, saved.order = rule, shape, order
     if out is None or target is None:
-        return _ordered(view.restore(y, layout), order), saved
+        return view.ordered(view.restore(y, layout), order), saved
     _deliver(y, layout, to, target, x, saved)
     return out, saved
 
@@ -208,10 +208,10 @@ def pull_back(
         dy = checks.gradient(who, dy, layout.shape, x.dtype, kind)
     if out is None:
         dx, dgamma, dbeta = saved.gradients(view.like(dy, layout), params, None)
-        return _ordered(view.restore(dx, layout), saved.order), dgamma, dbeta
+        return view.ordered(view.restore(dx, layout), saved.order), dgamma, dbeta
     whole = view.restore(x, layout)
     others = {"dy": mine, "x": whole, **(given or {})}
-    target = checks.output(who, out, layout.shape, x.dtype, others, kind, own="dy")
+    target = overlap.output(who, out, layout.shape, x.dtype, others, kind, own="dy")
     to = view.into(target, layout)
     dx, dgamma, dbeta = saved.gradients(view.like(dy, layout), params, to)
     _deliver(dx, layout, to, target, whole, saved)
@@ -224,19 +224,5 @@ def _deliver(
     """Bring a result into `target`, unless the kernel wrote it `to` there. If x was there, `saved` has lost it."""
     if to is None:
         target[...] = view.restore(result, layout)
-    if checks.same_memory(target, x):
+    if overlap.same_memory(target, x):
         saved.x = None
-
-
-def _axes_in_memory(x: ndarray) -> tuple[int, ...]:
-    """The axes of a fresh array like x, slowest first."""
-    strides = x.strides
-    return tuple(sorted(range(x.ndim), key=lambda i: -abs(strides[i])))
-
-
-def _ordered(a: ndarray, order: tuple[int, ...] | None) -> ndarray:
-    """a with its axes in memory in that order, copied if need be: rows are contiguous even where those of x are not."""
-    if order is None:
-        return a
-    a = a.transpose(order)
-    return (a if a.flags.c_contiguous else a.copy()).transpose(sorted(range(a.ndim), key=order.__getitem__))

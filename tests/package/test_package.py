@@ -35,6 +35,7 @@ FLOORS = {
     "bnorm.moments": 2,
     "bnorm.files": 2,
     "bnorm.files.loading": 5,
+    "bnorm.overlap": 2,
     "bnorm.running": 2,
     "bnorm.passes": 3,
     "bnorm.functional": 3,

@@ -231,6 +231,19 @@ BN_FN bn_statistics bn_move(bn_statistics s, bn_batch b, bn_rule r)
     return s;
 }
 
+/* v, and one and the same NaN for any: which bits of a NaN survive arithmetic is up to the compiler. */
+BN_FN double bn_plain(double v)
+{
+    return v == v ? v : BN_NAN;
+}
+
+/* v for float32: the largest number that it has for what is finite and larger, so that 0 times it is 0. */
+BN_FN double bn_bounded(double v)
+{
+    const double most = 3.4028234663852886e38;
+    return !bn_finite(v) ? v : v > most ? most : v < -most ? -most : v;
+}
+
 /* The map y = (x - mean) scale + shift in a type whose numbers are coarser than double: subtract the high part of the
  * mean, which is exact near the mean, and carry the low part in the shift. */
 BN_FN double bn_fold(double high, double mean, double scale, double shift)

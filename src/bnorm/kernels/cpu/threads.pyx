@@ -8,6 +8,7 @@ cdef extern from "threads.h" nogil:
     int omp_get_max_threads()
     void omp_set_num_threads(int)
     int bn_release_workers()
+    int bn_startable(int)
 
 cdef enum:
     # Below this many values a call stays on one thread: at 2 cores a second thread begins to pay near 65,536 float32
@@ -24,7 +25,9 @@ cdef int threads_for(Py_ssize_t values, Py_ssize_t tasks) noexcept nogil:
     if values < SERIAL or tasks < 2:
         return 1
     cdef int n = allowed()
-    return n if n < tasks else <int>tasks
+    if n > tasks:
+        n = <int>tasks
+    return n if n == 1 else bn_startable(n)
 
 
 cdef int allowed() noexcept nogil:
