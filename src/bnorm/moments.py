@@ -116,6 +116,11 @@ class Moments:
         std: ndarray = np.sqrt(self.var(ddof))
         return std
 
+    def faded(self, fade: float) -> Self:
+        """The same values, each of them weighing `fade` times what it did."""
+        count, mean, m2, low = self._parts
+        return self._from(np.array([count * fade, mean, m2 * fade, low], like=count))
+
     def to(self, device: str) -> Self:
         """The same on another device, "cpu" or "cuda"; these themselves where they are there."""
         kind = devices.arrays_on("Moments", device)

@@ -114,5 +114,5 @@ def test_an_error_after_the_exchange_is_sent_to_nobody():
 
 @pytest.mark.parametrize("comm", [None, 3, object(), Communicator])
 def test_what_is_no_communicator(comm):
-    with pytest.raises(TypeError, match="^merge_all: comm: expected a communicator with a method allgather"):
+    with pytest.raises(TypeError, match=r"^merge_all: comm: expected a communicator with a method allgather"):
         merge_all(F.moments(X), comm)

@@ -68,6 +68,6 @@ needs_mpi = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join
 
 
 def with_mpi(n, script, *args, timeout=LIMIT):
-    """`mpiexec -n N python script args...`: the finished process; TimeoutExpired after the limit, and all are killed."""
+    """`mpiexec -n N python script args...`: the finished process; TimeoutExpired after the limit, which kills all."""
     command = [launcher(), "-n", str(n), sys.executable, script, *args]
     return child.started(command, timeout=timeout, OMP_NUM_THREADS=1)

@@ -49,7 +49,9 @@ class Turn:
         self._refuse_other_calls(messages)
         for rank, message in enumerate(messages):
             if message.error is not None:
-                raise RuntimeError(f"{self._call}: stopped on all {len(messages)} ranks, as rank {rank} raised {message.error}")
+                raise RuntimeError(
+                    f"{self._call}: stopped on all {len(messages)} ranks, as rank {rank} raised {message.error}"
+                )
         return [message.value for message in messages]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -43,6 +43,17 @@ def blocks_of(function: Callable[..., Any], x: Any, axis: int, weight: Any = Non
     return [list(some.reshape(-1)) for some in cuts]
 
 
+def mapped(function: Callable[[Any, Any], Any], x: Any, statistics: Any, like: Any) -> Any:
+    """`function(block, statistics)` of each block of a table, lazily; like: an array of the type of the results.
+
+    statistics: an array (k, features), of which a block is given those of its own features.
+    """
+    s = da.from_array(statistics, chunks=(-1, x.chunks[1]))
+    return da.blockwise(
+        serially, "ij", x, "ij", s, "kj", function=function, concatenate=True, align_arrays=False, meta=like
+    )
+
+
 def aligned(who: str, name: str, weight: Any, x: Any, axis: int) -> Any:
     """Weights as a Dask array whose blocks lie beside those of x.
 
@@ -50,7 +61,7 @@ def aligned(who: str, name: str, weight: Any, x: Any, axis: int) -> Any:
     """
     chunks = x.chunks[:axis] + x.chunks[axis + 1 :]
     lazy = dask.is_dask_collection(weight)
-    w = array_of(who, name, weight) if lazy else np.asarray(weight)
+    w: Any = array_of(who, name, weight) if lazy else np.asarray(weight)
     wanted = chunks if w.ndim == len(chunks) else chunks[:1]
     unknown = any(isnan(size) for sizes in wanted for size in sizes)
     shape = tuple(sum(sizes) for sizes in wanted)
@@ -66,7 +77,7 @@ def aligned(who: str, name: str, weight: Any, x: Any, axis: int) -> Any:
     if unknown or any(map(isnan, w.shape)):  # block by block, and every block is checked when it comes
         if w.numblocks != tuple(map(len, wanted)):
             raise ValueError(
-                f"{who}: {name}: expected {tuple(map(len, wanted))} blocks, as many as there are of x, got {w.numblocks}"
+                f"{who}: {name}: expected {tuple(map(len, wanted))} blocks, as many as x has, got {w.numblocks}"
             )
         return w
     return w.rechunk(wanted)
@@ -82,7 +93,7 @@ def serially(*blocks: Any, function: Callable[..., Result]) -> Result:
 
 
 def tree(items: Sequence[Any], merge: Callable[[list[Any]], Any]) -> Any:
-    """Delayed items, merged in groups of neighbours, then these, down to one. merge: of several in order, associative."""
+    """Delayed items merged in groups of neighbours, then these, down to one. merge: associative, of some in order."""
     merged = dask.delayed(merge, pure=True)
     items = list(items)
     while len(items) > 1:

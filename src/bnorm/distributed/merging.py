@@ -15,7 +15,7 @@ WHO = "merge_all"
 def merge_all(obj: Mergeable, comm: Communicator) -> Mergeable:
     """The merge of what all ranks have, on every rank, as a new object; the given one stays as it is.
 
-    obj: Moments, or a fitted BatchNormTransformer that can be merged (momentum=None, or the same halflife on all ranks).
+    obj: Moments, or a fitted BatchNormTransformer that can be merged: momentum=None, or the same halflife on all ranks.
     comm: a communicator of mpi4py, or anything with its `allgather`. All ranks have to call.
 
     The result has the same bits on every rank. They depend on the order of the ranks, as neighbours are merged first,

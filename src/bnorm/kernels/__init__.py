@@ -66,8 +66,8 @@ def kernels_for(value: object, who: str, name: str = "x", kind: type | None = No
         return BACKENDS[kind]
     if lazy(value):
         raise TypeError(
-            f"{who}: {name}: expected an array in memory, got a Dask {type(value).__name__}, whose numbers are still to "
-            f"be computed: {name}.compute() brings them here"
+            f"{who}: {name}: expected an array in memory, got a Dask {type(value).__name__}, whose numbers are still "
+            f"to be computed: {name}.compute() brings them here"
         )
     own = kind_of(value)
     if kind is None or own is None or own is kind:

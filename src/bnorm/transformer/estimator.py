@@ -197,8 +197,8 @@ class BatchNormTransformer(
         self._check_fitted()
         in_place = not (self.copy if copy is None else copy)
         x = self._table(X, in_place)
-        if self._state.array_type is not ndarray:
-            refuse_container(self)
+        if type(x) is not ndarray:
+            refuse_container(self, x)
         return tables.mapped(x, self._state.forward(), in_place)
 
     def inverse_transform(self, X: Any, copy: bool | None = None) -> Any:
@@ -229,8 +229,8 @@ class BatchNormTransformer(
                 f"X has {y.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} features "
                 "as input."
             )
-        if side is not ndarray:
-            refuse_container(self)
+        if type(y) is not ndarray:
+            refuse_container(self, y)
         x = tables.mapped(y, self._state.inverse(y.dtype), in_place)
         return _wrap_data_with_container("transform", x, X, self)
 
