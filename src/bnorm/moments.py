@@ -83,7 +83,7 @@ class Moments:
     @classmethod
     def beside(cls, items: Iterable["Moments"]) -> Self:
         """The channels of all items, one after the other."""
-        return cls._from(np.concatenate([item._parts for item in items], axis=1))
+        return cls.from_parts(np.concatenate([item._parts for item in items], axis=1))
 
     @property
     def parts(self) -> ndarray:
@@ -115,11 +115,6 @@ class Moments:
         """The square root of `var`."""
         std: ndarray = np.sqrt(self.var(ddof))
         return std
-
-    def faded(self, fade: float) -> Self:
-        """The same values, each of them weighing `fade` times what it did."""
-        count, mean, m2, low = self._parts
-        return self._from(np.array([count * fade, mean, m2 * fade, low], like=count))
 
     def to(self, device: str) -> Self:
         """The same on another device, "cpu" or "cuda"; these themselves where they are there."""

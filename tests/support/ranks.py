@@ -67,7 +67,10 @@ MISSING = [name for name, found in (("mpi4py", find_spec("mpi4py")), ("mpiexec",
 needs_mpi = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 
 
-def with_mpi(n, script, *args, timeout=LIMIT):
-    """`mpiexec -n N python script args...`: the finished process; TimeoutExpired after the limit, which kills all."""
-    command = [launcher(), "-n", str(n), sys.executable, script, *args]
+def with_mpi(n, script, *args, timeout=LIMIT, python=()):
+    """`mpiexec -n N python ... script args...`, script being of this folder: the finished process.
+
+    TimeoutExpired after the limit, and then all ranks are killed.
+    """
+    command = [launcher(), "-n", n, sys.executable, *python, Path(__file__).with_name(script), *args]
     return child.started(command, timeout=timeout, OMP_NUM_THREADS=1)

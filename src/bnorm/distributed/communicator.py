@@ -69,6 +69,16 @@ class Turn:
             )
 
 
+class Group:
+    """Holds a communicator, which belongs to all copies of what holds it. It is pickled where it can be."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm = comm
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
 def checked(who: str, comm: Any) -> Communicator:
     """comm, if it can do what is asked of one."""
     if isinstance(comm, type) or not isinstance(comm, Communicator):

@@ -142,8 +142,8 @@ def _weighted(x: ndarray, w: ndarray) -> ndarray:
 
 def merged(parts: list[ndarray]) -> ndarray:
     """Parts of several sets of rows as those of all of them."""
-    merged: ndarray = BACKENDS[type(parts[0])].merge(parts)
-    return merged if type(merged) is not ndarray else merged.copy()
+    together: ndarray = BACKENDS[type(parts[0])].merge(parts)
+    return together if type(together) is not ndarray else together.copy()
 
 
 def _seen(x: ndarray, weight: ndarray | None, parts: ndarray, w: ndarray, near: int) -> ndarray:
