@@ -10,7 +10,7 @@ import pytest
 
 import child
 
-LIMIT = 60  # seconds that ranks may take, whatever they do
+LIMIT = 120  # seconds that ranks may take, whatever they do
 
 
 class Threads:
@@ -68,9 +68,9 @@ needs_mpi = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join
 
 
 def with_mpi(n, script, *args, timeout=LIMIT, python=()):
-    """`mpiexec -n N python ... script args...`, script being of this folder: the finished process.
+    """`mpiexec -n N python ... script args...`: the finished process. Scripts are looked for in this folder.
 
     TimeoutExpired after the limit, and then all ranks are killed.
     """
-    command = [launcher(), "-n", n, sys.executable, *python, Path(__file__).with_name(script), *args]
+    command = [launcher(), "-n", n, sys.executable, *python, Path(__file__).parent / script, *args]
     return child.started(command, timeout=timeout, OMP_NUM_THREADS=1)
