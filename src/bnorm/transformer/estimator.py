@@ -139,7 +139,7 @@ class BatchNormTransformer(
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
+        X : array-like, Dask array or DataFrame of shape (n_samples, n_features)
             NaN is left out.
         y : None
             Ignored.
@@ -157,7 +157,7 @@ class BatchNormTransformer(
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
+        X : array-like, Dask array or DataFrame of shape (n_samples, n_features)
             NaN is left out.
         y : None
             Ignored.
@@ -185,14 +185,14 @@ class BatchNormTransformer(
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
+        X : array-like, Dask array or DataFrame of shape (n_samples, n_features)
             NaN stays NaN.
         copy : bool, default=None
             Instead of the parameter of that name.
 
         Returns
         -------
-        Y : ndarray or DataFrame of shape (n_samples, n_features)
+        Y : ndarray or DataFrame of shape (n_samples, n_features); of Dask's a lazy one, by what is learned now
         """
         self._check_fitted()
         in_place = not (self.copy if copy is None else copy)
@@ -208,14 +208,14 @@ class BatchNormTransformer(
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
+        X : array-like, Dask array or DataFrame of shape (n_samples, n_features)
             NaN stays NaN.
         copy : bool, default=None
             Instead of the parameter of that name.
 
         Returns
         -------
-        X_original : ndarray or DataFrame of shape (n_samples, n_features)
+        X_original : ndarray or DataFrame of shape (n_samples, n_features), lazy if X is
             A DataFrame where `set_output` asks `transform` for one.
         """
         self._check_fitted()
