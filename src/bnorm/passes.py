@@ -34,6 +34,7 @@ class Saved:
     layout: view.Layout  # how that came from the caller's x
     slope: float  # of the activation below 0, as the kernels take it
     order: tuple[int, ...] | None = None  # of the axes of a result in memory, where `layout` would give another
+    shared: Any = None  # the kernels, where ranks have a batch in common
 
     def gradients(self, dy: ndarray, params: bool, out: ndarray | None) -> Gradients:
         """dx, dgamma, dbeta for a dy in the layout of x; without `params` the latter two may be None."""
@@ -59,6 +60,12 @@ class ChannelSaved(Saved):
             dy, self.x, self.stats, self.count, self.weight, self.slope, self.frozen, params, out
         )
         return dx, dgamma if self.has_gamma else None, dbeta if self.has_beta else None
+
+
+class SharedSaved(ChannelSaved):
+    """Of statistics of several ranks."""
+
+    __slots__ = ("shared",)
 
 
 class RowSaved(Saved):
@@ -104,6 +111,7 @@ def channel_forward(
     running: tuple[Any, ...] | None = None,
     given: Mapping[str, object] | None = None,
     seen: ndarray | None = None,
+    shared: Any = None,
 ) -> tuple[ndarray, ChannelSaved]:
     """y and saved: batch norm, by the statistics of the batch, or by mean and var where these are given.
 
@@ -113,10 +121,11 @@ def channel_forward(
     `given`, needed with `out`, has every array that is read or moved, by name and as its owner has it: `out` may be x,
     and overlaps no other.
     seen: how many values are behind the mean and var that are given.
+    shared: the kernels of a batch that several ranks have in common, a `distributed.sync.Shared`.
     SingleValueError where a batch has one value per channel: nothing has happened then, and a layer may call again with
     its running statistics as mean and var.
     """
-    kernels = BACKENDS[type(x)]
+    kernels = BACKENDS[type(x)] if shared is None else shared
     block, layout = view.channels(x, axis)
     positive: float = 2
     if weight is not None:
@@ -124,7 +133,7 @@ def channel_forward(
     frozen = mean is not None
     if frozen:
         weight = None
-    elif block.size and (block.size == layout.block[1] if weight is None else positive == 1):
+    elif shared is None and block.size and (block.size == layout.block[1] if weight is None else positive == 1):
         raise checks.SingleValueError(
             f"{who}: x: expected more than one value per channel to take statistics of, got shape {x.shape}"
             f"{'' if weight is None else ' with one weight above zero'}; normalize a larger batch, or by known "
@@ -135,9 +144,13 @@ def channel_forward(
         target = overlap.output(who, out, layout.shape, block.dtype, given or {}, type(x))
         to = view.into(target, layout)
     y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, weight, slope, running, to, seen)
-    if not positive:
-        count = 0.0  # which a device would have to be asked for
-    saved = ChannelSaved()
+    if shared is None:
+        saved = ChannelSaved()
+        if not positive:
+            count = 0.0  # which a device would have to be asked for
+    else:
+        saved = SharedSaved()
+        saved.shared = shared
     saved.kernels, saved.x, saved.layout, saved.slope = kernels, block, layout, slope
     saved.stats, saved.count, saved.left, saved.weight = stats, count, left, weight
     saved.frozen, saved.has_gamma, saved.has_beta = frozen, gamma is not None, beta is not None
@@ -200,6 +213,9 @@ def pull_back(
 
     given: what `out` may not overlap either, by name.
     """
+    if saved.shared is not None and saved.shared.open is None:
+        with saved.shared.turn("backward"):
+            return pull_back(who, dy, saved, params, out, given)
     x, layout = saved.x, saved.layout
     if x is None:
         raise RuntimeError(f"{who}: saved: expected a forward whose x is still there, got one whose x out= overwrote")

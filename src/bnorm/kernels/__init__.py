@@ -49,6 +49,12 @@ def kind_of(value: object) -> type | None:
     return np.ndarray if hasattr(value, "__array__") and not isinstance(value, np.generic) else None
 
 
+def lazy(value: object) -> bool:
+    """Whether a value is a collection of Dask, whose numbers are still to be computed."""
+    dask = sys.modules.get("dask")
+    return dask is not None and dask.is_dask_collection(value)
+
+
 def kernels_for(value: object, who: str, name: str = "x", kind: type | None = None, beside: str = "x") -> ModuleType:
     """The backend of a value, which may be anything that `np.asarray` or `cupy.asarray` takes.
 
@@ -58,6 +64,11 @@ def kernels_for(value: object, who: str, name: str = "x", kind: type | None = No
     """
     if type(value) is kind:
         return BACKENDS[kind]
+    if lazy(value):
+        raise TypeError(
+            f"{who}: {name}: expected an array in memory, got a Dask {type(value).__name__}, whose numbers are still "
+            f"to be computed: {name}.compute() brings them here"
+        )
     own = kind_of(value)
     if kind is None or own is None or own is kind:
         return BACKENDS[kind or own or np.ndarray]

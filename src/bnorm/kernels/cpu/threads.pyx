@@ -60,6 +60,13 @@ def get_num_threads():
     return allowed()
 
 
+def limit_caller(int n):
+    """Let large calls from this thread, and from no other, use at most n threads; returns what held before."""
+    cdef int before = omp_get_max_threads()
+    omp_set_num_threads(n)
+    return before
+
+
 def openmp_version():
     """The date of the OpenMP standard compiled in (201511 is 4.5), 0 without OpenMP."""
     return BN_OPENMP
