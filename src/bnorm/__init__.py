@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from bnorm import functional
+from bnorm.checks import NonFiniteError, SingleValueError
 from bnorm.config import show_config
 from bnorm.files.loading import load
 from bnorm.kernels.cpu import get_buffer_limit, get_num_threads, set_buffer_limit, set_num_threads
@@ -17,6 +18,9 @@ from bnorm.layers import (
     LayerNorm,
     Parameter,
     RMSNorm,
+    load_state_dict,
+    no_backward,
+    state_dict,
 )
 from bnorm.moments import Moments
 
@@ -37,17 +41,22 @@ __all__ = [
     "InstanceNorm3d",
     "LayerNorm",
     "Moments",
+    "NonFiniteError",
     "Parameter",
     "RMSNorm",
+    "SingleValueError",
     "__version__",
     "functional",
     "get_buffer_limit",
     "get_num_threads",
     "load",
+    "load_state_dict",
+    "no_backward",
     "partial_fit_pipeline",
     "set_buffer_limit",
     "set_num_threads",
     "show_config",
+    "state_dict",
 ]
 
 _LATE = {  # these need scikit-learn

@@ -152,12 +152,12 @@ def epsilon(who: str, eps: object) -> float:
 
 
 def momentum(who: str, momentum: object) -> float | None:
-    """The weight of a new batch, above 0 and at most 1, or None."""
+    """The weight of a new batch, from 0 to 1, or None."""
     if momentum is None:
         return None
     value = number(who, "momentum", momentum)
-    if not 0 < value <= 1:
-        raise ValueError(f"{who}: momentum: expected a number above 0 and at most 1, or None, got {value}")
+    if not 0 <= value <= 1:
+        raise ValueError(f"{who}: momentum: expected a number from 0 to 1, or None, got {value}")
     return value
 
 
@@ -294,7 +294,7 @@ def output(
         raise ValueError(f"{who}: out: expected a writeable array, got a read-only one")
     if not target.flags.c_contiguous and _overlaps_itself(target):
         raise ValueError(f"{who}: out: expected memory of its own for every element, got strides {target.strides}")
-    if kind is ndarray and cpu.apart(target, given.values()):
+    if BACKENDS[kind].apart(target, given.values()):
         return target
     others = {name: value for name, value in given.items() if value is not target or name not in (own, "x")}
     place = target

@@ -1,5 +1,8 @@
 """Where arrays live."""
 
+from typing import Any
+
+import numpy as np
 from numpy import ndarray
 
 DEVICES = ("cpu", "cuda")
@@ -27,3 +30,15 @@ def arrays_on(who: str, device: object) -> type:
         raise DeviceError(f"{who}: device: expected 'cpu', got 'cuda': {reason}")
     kind: type = gpu.array_type()
     return kind
+
+
+def owned(a: Any) -> Any:
+    """a as writeable, aligned memory of its own: itself, or else a copy.
+
+    What comes back from a pickle, a file or another process may be read-only, mapped to a file, or shared.
+    """
+    if not isinstance(a, ndarray):
+        return a  # CuPy's arrays are nothing else
+    if type(a) is ndarray and a.flags.owndata and a.flags.carray and a.dtype.isnative:
+        return a
+    return np.array(a, a.dtype.newbyteorder("="), order="C")

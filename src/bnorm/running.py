@@ -185,6 +185,16 @@ class Statistics:
         divisor: ndarray = np.where(left > 0, left, weight if self.from_data else 0)
         return divisor
 
+    def copy(self) -> "Statistics":
+        """The same, with arrays of its own."""
+        new = object.__new__(Statistics)
+        new.__setstate__(self.__getstate__())
+        return new
+
+    def assign(self, other: "Statistics") -> None:
+        """Become what a copy of these statistics has become: its values go into the arrays that are here."""
+        BACKENDS[type(self.mean)].assign(self.rule, other.rule)
+
     def pool(self) -> "Statistics":
         """Empty statistics for several batches that will count as one."""
         mean = np.zeros_like(self.mean, np.float64)
@@ -202,7 +212,7 @@ class Statistics:
         pairs = last = None
         if self.mode == FADE:
             parts, pairs, last = self._of_random_order(parts, pool.rows)
-        typical = float(pool.seen.max()) if self.counters[UNCOUNTED] else 0.0
+        typical = pool.seen.max() if self.counters[UNCOUNTED] else 0.0
         skipped = pool.skipped > 0 or bool(pool.flags or pool.counted)
         left = BACKENDS[type(pool.mean)].move(
             self.rule, parts, pool.seen, pairs, last, pool.rows, 1, typical, skipped and not pool.flags, replace
@@ -249,11 +259,14 @@ class Statistics:
 
     # Beginning anew -----------------------------------------------------------------------------------------------
 
-    def load(self, batches: int, seen: ndarray | None) -> None:
-        """The counts of a saved state. Without `seen`, its batches are taken to have been as large as the next one."""
-        self.counters[BATCHES] = batches
-        self.counters[UNCOUNTED] = batches if seen is None else 0
-        self.seen[...] = 0 if seen is None else seen
+    def counted_as(self, batches: int, seen: ndarray | None) -> list[tuple[ndarray, Any]]:
+        """What is to be written, and where, so that these have the counts of a saved state.
+
+        Without `seen`, its batches are taken to have been as large as the next one.
+        """
+        counters = self.counters.copy()
+        counters[BATCHES], counters[UNCOUNTED] = batches, batches if seen is None else 0
+        return [(self.counters, counters), (self.seen, 0 if seen is None else seen)]
 
     def reset(self) -> None:
         """As if there had been no batch."""
@@ -289,5 +302,7 @@ class Statistics:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Memory that came with a file or from another process may be read-only, or shared: each array gets its own."""
         for name, value in state.items():
-            setattr(self, name, np.array(value) if isinstance(value, ndarray) else value)
+            if name in (*self.ARRAYS, "counters") and value is not None:
+                value = np.array(value) if isinstance(value, ndarray) else value.copy()
+            setattr(self, name, value)
         self._settle()

@@ -74,6 +74,7 @@ def test_a_graph_captures_calls(cupy, shape):
     x, out = drawn(cupy, shape, "float32", 0), cupy.empty(shape, "float32")
     gamma, beta = cupy.ones(shape[1]), cupy.zeros(shape[1])
     running = rule(cupy.zeros(shape[1]), cupy.ones(shape[1]), 0.1)
+    cupy.cuda.get_current_stream().synchronize()  # what was made there is read on another stream
     with cupy.cuda.Stream(non_blocking=True) as stream:
         want, stats, count, _ = gpu.forward(x, gamma, beta, 1e-5)
         dx = gpu.backward(x, x, stats, count)[0]

@@ -102,9 +102,10 @@ def test_move(buffers, nonfinite, pooled):
 
     (left, running, seen), (want_left, want, want_seen) = run(gpu), run(reference)
     assert left == want_left
-    for g, w in zip(running, want, strict=True):
+    for g, w, batch in zip(running, want, (mean, var), strict=True):
         g, w = (np.where(np.isfinite(a), a, a.dtype.type(np.nan)) for a in (g, w))  # lost, either way
-        assert_close(g, w, 8 * EPS[np.dtype(buffers)] * np.abs(w), nonfinite=nonfinite, pooled=pooled)
+        terms = np.fmax(np.abs(w), np.where(np.isfinite(batch), np.abs(batch), 0)) + 4  # and what stood there before
+        assert_close(g, w, 8 * EPS[np.dtype(buffers)] * terms, nonfinite=nonfinite, pooled=pooled)
     if pooled:
         assert_same(seen, want_seen)
 
@@ -182,6 +183,40 @@ def test_a_constant_channel_is_exactly_beta(case, dtype, eps):
         _, stats, count, _ = gpu.forward(x, p.gamma, None, eps, slope=0.0)  # y is 0, which is not above 0
         for gradient in gpu.backward(p.dy, x, stats, count, slope=0.0):
             assert_same(gradient, np.zeros_like(gradient), what="gradients where the ReLU is", **tags)
+
+
+@every_case
+def test_constant_channels_are_not_added_up_twice(case, device):
+    """Among others: sums that are 0 because nothing differs are exact, and those of tiny values are not."""
+    p = problem(case, "float32")
+    x, constant = p.x.copy(), np.arange(case.num_channels) % 3 == 0
+    for value in (0.0, 3.0, 1e-30):
+        x[:, constant] = value
+        tiny = x * np.float32(1e-25)
+        for a in (x, tiny):
+            got, want = both("moments", a)
+            assert_moments(got, want, "float32", False, case=case.name, value=value)
+            assert_same(got[2][constant], np.zeros(constant.sum()), what="m2", case=case.name)
+        _, stats, count, _ = reference.forward(x, p.gamma, p.beta, 1e-5)
+        got, want = gpu.backward(p.dy, x, stats, count), reference.backward(exact(p.dy), exact(x), stats, count)
+        for g, w in zip(got, want, strict=True):
+            assert_close(g, w, 1e-5 * np.abs(w).max(), case=case.name, value=value)
+
+
+def test_pieces_of_a_trend_join_about_one_center(device):
+    """The first rows are far from the mean of all, in units of a deviation; and weights of 0 have no center at all."""
+    rng = np.random.default_rng(2)
+    for dtype, unit in (("float32", 1e-6), ("float64", 1e-13)):
+        x = rng.standard_normal((5000, 3))
+        x[0], x[1:300] = 1e6, x[1:300] + 50
+        x = (x + 1e3).astype(dtype)
+        got, want = both("moments", x)
+        assert_close(got[2], want[2], unit * want[2], dtype=dtype)
+        weight = np.zeros((5000, 1))
+        weight[4000:] = 1
+        got, want = both("moments", x, weight)
+        assert_close(got[1].astype("longdouble") + got[3], want[1].astype("longdouble") + want[3], 1e-13, dtype=dtype)
+        assert_close(got[2], want[2], 1e-12 * want[2], dtype=dtype)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-20, 1e20, 1e30])

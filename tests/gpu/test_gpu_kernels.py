@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from bnorm.kernels import gpu, reference
-from bnorm.kernels.gpu import plans
+from bnorm.kernels.gpu import jobs, plans
 from cases import CASES, Case, c_order
-from compare import assert_close, assert_same, sum_error
+from compare import EPS, assert_close, assert_same, sum_error
 from gpu_device import SMALL, emulated_device, needs_emulator  # noqa: F401
 from kernel_checks import (
     as_block,
@@ -154,6 +154,31 @@ def test_inference(device, case, dtype):
     assert len(device.kernels()) == (case.num_channels > 0)
 
 
+@every_run
+def test_pieces_are_the_whole(device, case, dtype):
+    """With nothing between them the pieces give the bits of `forward` and `backward`."""
+    p = problem(case, dtype)
+    slope, weight = slope_of(case, dtype, 10), p.weight if switch(case, dtype, 11) else None
+    y, stats, count, _ = gpu.forward(p.x, p.gamma, p.beta, 1e-5, weight=weight, slope=slope)
+    found = gpu.finish(gpu.moments(p.x, weight), p.gamma, p.beta, 1e-5)
+    assert_same(found, stats, case=case.name)
+    assert_same(gpu.normalize(p.x, found, slope), y, case=case.name)
+    dx, dgamma, dbeta = gpu.backward(p.dy, p.x, stats, count, weight, slope)
+    sums = gpu.grad_moments(p.dy, p.x, found, weight, slope)
+    assert_same(sums[0], dbeta, case=case.name)
+    assert_same(stats[2] * sums[1], dgamma, case=case.name)
+    coefficients = gpu.finish_gradients(sums, found, count)
+    assert_same(gpu.grad_input(p.dy, p.x, found, coefficients, weight, slope), dx, case=case.name)
+
+
+def test_counts_of_the_device_or_of_each_channel(device):
+    rng = np.random.default_rng(0)
+    sums, stats = rng.standard_normal((2, 3)), rng.uniform(0.5, 2, (5, 3))
+    for count in (7.0, 7, np.array(7.0), np.array([7.0, 2.5, 0.0])):
+        got, want = gpu.finish_gradients(sums, stats, count), reference.finish_gradients(sums, stats, count)
+        assert_close(got, want, 8 * EPS[np.dtype("float64")] * np.abs(want), count=count)
+
+
 ORDERED = [case for case in EVERY if 1000 < np.prod(case.shape) < 20000]
 
 
@@ -193,6 +218,29 @@ def test_in_place(device, case):
         arrays = p.x.copy(), p.dy.copy()
         assert call(*arrays, arrays[which]) is arrays[which]
         assert_same(arrays[which], want, call=i, case=case.name)
+
+
+LEAKY = [Case((70, 6), 1, c_order, "one launch"), Case((600, 130), 1, c_order, "several"), MORE[3]]
+
+
+@pytest.mark.parametrize("case", LEAKY, ids=lambda case: case.name)
+def test_leaky(device, case):
+    """Also where dy and x are infinite: the slope is a factor, and only a slope of 0 selects."""
+    p = problem(case, "float32")
+    got, want = both("forward", p.x, p.gamma, p.beta, 1e-5, slope=0.25)
+    assert_forward(got, want, p, "float32", False, case=case.name, slope=0.25)
+    _, stats, count, _ = want
+    dy = away_from_zero(p.dy, p.x, "float32", stats)
+    got = gpu.backward(dy, p.x, stats, count, slope=0.25)
+    want = reference.backward(exact(dy), exact(p.x), stats, count, None, 0.25)
+    assert_backward(got, want, dy, p.x, stats, count, None, False, "float32", case=case.name, slope=0.25)
+    x = p.x.copy()
+    x.flat[0], dy.flat[1] = -np.inf, np.inf
+    for slope in (0.0, 0.25):
+        got, want = (kernels.normalize(x, stats, slope) for kernels in (gpu, reference))
+        assert_same(np.isfinite(got), np.isfinite(want), case=case.name, slope=slope)
+        got, want = (kernels.backward(dy, x, stats, count, None, slope, True)[0] for kernels in (gpu, reference))
+        assert_same(np.isfinite(got), np.isfinite(want), case=case.name, slope=slope)
 
 
 def test_unaligned(device):
@@ -250,7 +298,7 @@ def test_chunks_that_a_map_cuts_into_parts(device, shape):
     finally:
         device.limits = SMALL
     geometry = device.log[-1].geometry
-    assert dict(zip(plans.GEOMETRY, plans.PACK_GEOMETRY.unpack(geometry), strict=True))["split"] == plans.SPLIT
+    assert jobs.JOB.placed(geometry)["split"] == plans.SPLIT
     assert_close(y, reference.forward(exact(x), None, None, 1e-5)[0], 2e-6, shape=shape)
 
 
@@ -265,7 +313,7 @@ def test_more_than_two_billion_elements(device, shape):
     channels = np.arange(1.0, shape[1] + 1)
 
     def last(launch):
-        f = dict(zip(plans.GEOMETRY, plans.PACK_GEOMETRY.unpack(launch.geometry), strict=True))
+        f = jobs.JOB.placed(launch.geometry)
         whole, part = divmod((f["steps"] - 1) // f["chunk"], f["split"])
         chunk = (f["split"] - 1 - part) * (f["chunks"] // f["split"]) + whole  # parts of a chunk are far apart in a map
         return [chunk * launch.grid[0] + launch.grid[0] - 1]

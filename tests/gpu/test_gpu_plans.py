@@ -1,13 +1,19 @@
 """Launch plans without a device: every element once, limits respected, and kernels that exist."""
 
+import contextlib
 import re
+import struct
+from functools import cache
 from math import prod
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bnorm.kernels.gpu import launching, plans
+import gpu_sweep
+from bnorm.kernels.gpu import jobs, launching, plans, row_plans
+from gpu_device import PlanningDevice
 
 DTYPES = st.sampled_from(sorted(plans.ITEMSIZE))
 SIZES = st.one_of(st.integers(1, 9), st.integers(1, 300), st.integers(1, 5000))
@@ -19,7 +25,7 @@ many = settings(max_examples=400, deadline=None)
 
 
 def fields(launch):
-    return dict(zip(plans.GEOMETRY, plans.PACK_GEOMETRY.unpack(launch.geometry), strict=True))
+    return (jobs.ROW_JOB if launch.family == "rows" else jobs.JOB).placed(launch.geometry)
 
 
 def parameters(launch):
@@ -55,7 +61,7 @@ def test_every_element_belongs_to_one_step(outer, channels, inner, dtype, vector
         total = outer * channels * inner
     if total > 4 * SMALL:
         return
-    plan = plans.reduction("moments", outer, channels, inner, dtype, vectors, careful, "normalize", limits)
+    plan = plans.reduction("moments", outer, channels, inner, dtype, vectors, careful, "normalize", jobs.RELU, limits)
     for launch in plan.launches:
         f = fields(launch)
         at, vector = positions(launch)
@@ -87,12 +93,17 @@ def test_limits_and_groups(outer, channels, inner, power, dtype, vectors, carefu
 def check_plans(outer, channels, inner, dtype, vectors, careful, limits):
     size = outer, channels, inner, dtype, vectors
     found = [
-        plans.reduction("moments", *size, careful, "", limits),
-        plans.reduction("moments", *size, careful, "normalize", limits),
-        plans.reduction("sums", *size, careful, "gradient", limits),
-        plans.map_only("normalize", *size, careful, limits),
-        plans.map_only("gradient", *size, careful, limits),
+        plans.reduction("moments", *size, careful, "", jobs.RELU, limits),
+        plans.reduction("moments", *size, careful, "normalize", jobs.RELU, limits),
+        plans.reduction("sums", *size, careful, "", jobs.RELU, limits),
+        plans.reduction("sums", *size, careful, "gradient", jobs.RELU, limits),
+        plans.reduction("sums", *size, False, "frozen", jobs.RELU, limits),
+        plans.map_only("normalize", *size, careful, jobs.RELU, limits),
+        plans.map_only("gradient", *size, careful, jobs.RELU, limits),
     ]
+    for alone, whole in (found[:2], found[2:4]):  # the pieces have the bits of the whole
+        cuts = [fields(plan.launches[0]) | {"keep": 0} for plan in (alone, whole)]
+        assert cuts[0] == cuts[1] and alone.launches[0].grid == whole.launches[0].grid
     for plan in found:
         assert 1 <= len(plan.launches) <= 2
         for launch in plan.launches:
@@ -104,19 +115,19 @@ def check_plans(outer, channels, inner, dtype, vectors, careful, limits):
             assert plan.partial == parts * f["chunks"] * f["columns"]
             assert plan.tickets * f["group"] >= first.grid[0] > (plan.tickets - 1) * f["group"]
             check_groups(first)
-        if first.kernel.endswith(f", {plans.WITH_MAP}>"):
+        if name in ("moments", "sums") and parameters(first)[-2] == jobs.WITH_MAP:
             assert len(plan.launches) == 1
             assert f["group"] == f["chunks"] == 1  # a block has whole channels
-        if careful:
-            assert all(parameters(launch)[2] == 1 for launch in plan.launches)
+    for plan in found[:4] if careful else ():
+        assert all(parameters(launch)[2] == 1 for launch in plan.launches)
 
 
 def check_launch(launch, limits):
     f = fields(launch)
     name, _, vector, wide, across, down, *_ = parameters(launch)
-    assert across * down == launch.block <= 1024 and launch.block % 32 == 0
+    assert across * down == launch.block[0] <= 1024 and launch.block[0] % 32 == 0
     assert across <= 32 and 32 % across == 0  # the rows of a warp are joined by shuffles
-    assert across * wide <= launch.block  # one thread for each column of a tile
+    assert across * wide <= launch.block[0]  # one thread for each column of a tile
     assert 1 <= launch.grid[0] < 2**31 and 1 <= launch.grid[1] <= 65535
     assert launch.grid[1] == f["chunks"] and f["chunks"] % f["split"] == 0
     assert f["chunks"] * f["chunk"] >= f["steps"] and f["chunk"] % down == 0
@@ -124,7 +135,7 @@ def check_launch(launch, limits):
     if f["keep"]:
         assert f["keep"] * down >= f["steps"]
         arrays = 1 if name == "moments" else 2
-        assert launch.shared == arrays * f["keep"] * launch.block * vector * plans.ITEMSIZE[dtype_of(launch)]
+        assert launch.shared == arrays * f["keep"] * launch.block[0] * vector * plans.ITEMSIZE[dtype_of(launch)]
 
 
 def dtype_of(launch):
@@ -143,26 +154,39 @@ def check_groups(launch):
 
 @many
 @given(SIZES, SIZES, SIZES, SIZES, DTYPES, st.booleans(), st.booleans(), LIMITS)
-def test_rows(n, groups, channels, inner, dtype, vectors, affine, limits):
-    shape = (n, groups, channels, inner)
-    size, itemsize = channels * inner, plans.ITEMSIZE[dtype]
-    for name, arrays in (("rows_forward", 1), ("rows_backward", 2)):
-        (launch,) = plans.rows(name, shape, dtype, vectors, affine, limits).launches
-        f = fields(launch)
-        vector, across = (int(number) for number in re.findall(r"\d+", launch.kernel.split(", ", 1)[1]))
+def test_rows(n, groups, channels, inner, dtype, vectors, params, limits):
+    """Every value of a row belongs to one step of one thread, and a row to one block."""
+    shape, size, many_rows = (n, groups, channels, inner), channels * inner, n * groups
+    for name, more in (("rows_forward", False), ("rows_backward", params)):
+        plan = row_plans.rows(name, shape, dtype, vectors, True, more, jobs.RELU, limits)
+        first, *others = plan.launches
+        f = fields(first)
+        vector, steps, wide = (int(number) for number in re.findall(r"\d+", first.kernel.split(", ", 1)[1])[:3])
         assert size % vector == 0 and (inner == 1 or inner % vector == 0) and (vectors or vector == 1)
-        assert (f["steps"], f["run"], f["inner"], f["group"]) == (n * groups, size, inner, groups)
-        assert launch.shared + plans.STATIC_SHARED <= limits.shared
-        affine_bytes = -(-2 * size * max(itemsize, 4) // 16) * 16 if f["copies"] else 0
-        assert launch.shared == affine_bytes + arrays * f["keep"] * plans.THREADS * vector * itemsize
-        assert f["keep"] == 0 or f["keep"] * across * vector >= size
-        assert not f["copies"] or (affine and groups == 1 and inner == 1)  # the same gamma for all rows
-    plan = plans.row_params(shape, dtype, vectors, limits)
+        assert (f["rows"], f["size"], f["inner"], f["groups"]) == (many_rows, size, inner, groups)
+        assert f["lanes"] * f["side"] == plans.THREADS == first.block[0]
+        assert f["lanes"] == plans.THREADS if wide else f["lanes"] in (1, 2, 4, 8, 16, 32)
+        assert steps * f["lanes"] * vector >= size if steps else wide
+        assert first.grid == (f["blocks"], 1) and (f["blocks"] - 1) * f["side"] < max(many_rows, 1)
+        assert first.shared + plans.STATIC_SHARED <= limits.shared
+        assert not f["affine"] or groups == inner == 1  # the same gamma for all rows
+        assert bool(others) == bool(plan.partial)
+        if others:
+            assert params and groups == inner == 1 and others[0].kernel == "rows_params"
+            assert plan.partial == 2 * f["blocks"] * size and others[0].grid[0] * row_plans.JOINED >= size
+            assert others[0].geometry == first.geometry
+
+
+@many
+@given(SIZES, SIZES, SIZES, SIZES, DTYPES, st.booleans(), LIMITS)
+def test_sums_over_rows(n, groups, channels, inner, dtype, vectors, limits):
+    shape, size = (n, groups, channels, inner), channels * inner
+    plan = row_plans.row_sums(shape, dtype, vectors, jobs.RELU, limits)
     (launch,) = plan.launches
     f = fields(launch)
     check_groups(launch)
     vector = parameters(launch)[2]
-    assert size % vector == 0 and f["split"] == channels
+    assert size % vector == 0 and f["row_channels"] == channels
     assert plan.partial == 2 * f["chunks"] * f["columns"]
     if prod(shape) <= SMALL:
         at, vector = positions(launch)
@@ -170,45 +194,112 @@ def test_rows(n, groups, channels, inner, dtype, vectors, affine, limits):
         assert counted.size == prod(shape) and (counted == 1).all()
 
 
+def test_few_rows_get_a_block_each_and_many_share_one():
+    def lanes(rows, size):
+        plan = row_plans.rows("rows_forward", (rows, 1, size, 1), "float32", True, True, False, 0, plans.Limits())
+        return fields(plan.launches[0])["lanes"]
+
+    assert [lanes(100000, size) for size in (4, 64, 256, 512, 1024, 2048, 10**5)] == [1, 4, 16, 32, 32, 256, 256]
+    assert lanes(64, 1024) == 256 and lanes(64, 64) == 4
+
+
 # The text of the kernels --------------------------------------------------------------------------------------------
 
 
-def test_the_struct_is_that_of_the_plans():
-    body = re.search(r"struct Job \{(.*?)\n\};", launching.source("channels"), re.DOTALL)[1]
-    found = {"pointer": [], "i64": [], "double": []}
+STRUCTS = {"Job": jobs.JOB, "RowJob": jobs.ROW_JOB, "StatisticsJob": jobs.STATISTICS_JOB}
+OF_FAMILY = {"channels": "Job", "rows": "RowJob", "row_channels": "Job", "statistics": "StatisticsJob"}
+
+
+@pytest.mark.parametrize(("family", "name"), OF_FAMILY.items())
+def test_the_struct_is_that_of_the_jobs(family, name):
+    expected = STRUCTS[name]
+    body = re.search(rf"struct {name} \{{(.*?)\n\}};", launching.source(family), re.DOTALL)[1]
+    found = []
     for line in re.sub(r"//[^\n]*", "", body).split(";"):
         if line := line.strip():
             kind, names = re.fullmatch(r"((?:const )?\w+(?: ?\*)?)\s*(.*)", line, re.DOTALL).groups()
-            found["pointer" if "*" in line else kind] += [name.strip(" *") for name in names.split(",")]
-    assert tuple(found["pointer"]) == plans.POINTERS
-    assert tuple(found["i64"]) == plans.GEOMETRY + plans.SWITCHES
-    assert tuple(found["double"]) == plans.NUMBERS
-    groups = ("void* x;", "int* infinite;", "i64 channels,", "i64 relu,", "double eps,")
-    starts = [body.index(start) for start in groups]
-    assert starts == sorted(starts)
+            found += [("pointer" if "*" in line else kind, name.strip(" *")) for name in names.split(",")]
+    kinds = ("pointer", "i64", "double", "i64")
+    assert found == [(kind, name) for kind, names in zip(kinds, expected, strict=True) for name in names]
+
+
+def test_a_call_packs_its_fields_and_zeros_between():
+    fields = jobs.Fields(("a", "b"), ("c",), ("d",), ("e", "f"))
+    assert fields.packer("b", "d")(7, 0.5) + fields.place(f=3) == struct.pack("=QQqdqq", 0, 7, 0, 0.5, 0, 3)
+    assert fields.size == 48 and fields.placed(fields.place(e=1)) == {"e": 1, "f": 0}
+    with pytest.raises(ValueError, match="in the order of the struct"):
+        fields.packer("d", "b")
+    with pytest.raises(ValueError, match="in the order of the struct"):
+        fields.packer("a", "z")
+
+
+def test_modes_are_spelled_once():
+    for names in jobs.ENUMERATIONS:
+        assert [getattr(jobs, name) for name in names] == list(range(len(names)))
+        for family in launching.FAMILIES:
+            assert f"enum {{ {', '.join(names)} }};" in launching.source(family)
+    assert re.search(r"enum \{ BN_IDENTITY, BN_RELU, BN_LEAKY \};", launching.source("channels"))
+    assert [jobs.kind_of(slope) for slope in (1.0, 0.0, 0.01)] == [jobs.IDENTITY, jobs.RELU, jobs.LEAKY]
 
 
 def test_kernels_are_those_that_plans_launch():
     text = {family: re.sub(r"//[^\n]*", "", launching.source(family)) for family in launching.FAMILIES}
-    written = {family: set(re.findall(r"__global__ void[^;{]*?(\w+)\(Job job\)", t)) for family, t in text.items()}
-    launched = {
-        "channels": {name.split("<")[0] for t in plans.ITEMSIZE for name in plans.channel_kernels(t)} | {"move"},
-        "rows": {name.split("<")[0] for t in plans.ITEMSIZE for name in plans.row_kernels(t)},
+    pattern = r"__global__ void[^;{]*?(\w+)\((?:Row|Statistics)?Job job\)"
+    written = {family: set(re.findall(pattern, t)) for family, t in text.items()}
+    assert written == {family: {name.split("<")[0] for name in every(family)} for family in launching.FAMILIES}
+
+
+@cache
+def every(family, dtypes=tuple(plans.ITEMSIZE)):
+    """The names that are compiled ahead, and for other devices."""
+    lists = {
+        "channels": plans.channel_kernels,
+        "rows": row_plans.row_kernels,
+        "row_channels": row_plans.row_channel_kernels,
     }
-    assert written == launched
+    names = {name for dtype in dtypes for name in lists[family](dtype)} if family in lists else set()
+    return names | set(plans.per_channel_kernels(family))
 
 
 @many
 @given(SIZES, SIZES, SIZES, DTYPES, st.booleans(), st.booleans(), LIMITS)
 def test_no_plan_asks_for_another_kernel(outer, channels, inner, dtype, vectors, careful, limits):
-    """The lists that are compiled ahead, and for other devices, hold every name that a plan comes to."""
-    known = {*plans.channel_kernels(dtype), *plans.row_kernels(dtype)}
     size = outer, channels, inner, dtype, vectors
-    found = [
-        plans.reduction("moments", *size, careful, "normalize", limits),
-        plans.reduction("sums", *size, careful, "gradient", limits),
-        plans.map_only("gradient", *size, careful, limits),
-        plans.row_params((outer, channels, inner, 3), dtype, vectors, limits),
-        plans.rows("rows_forward", (outer, channels, inner, 1), dtype, vectors, True, limits),
-    ]
-    assert {launch.kernel for plan in found for launch in plan.launches} <= known
+    found = []
+    for kind in range(3):
+        options = kind, limits
+        found += [
+            plans.reduction("moments", *size, careful, "", *options),
+            plans.reduction("moments", *size, careful, "normalize", *options),
+            plans.reduction("sums", *size, careful, "", *options),
+            plans.reduction("sums", *size, careful, "gradient", *options),
+            plans.reduction("sums", *size, False, "frozen", *options),
+            *(plans.map_only(name, *size, False, *options) for name in ("normalize", "finite", "frozen")),
+            plans.map_only("gradient", *size, careful, *options),
+            row_plans.row_sums((outer, channels, inner, 3), dtype, vectors, *options),
+        ]
+        for shape in ((outer, channels, inner, 3), (outer * inner, 1, channels, 1)):
+            found += [row_plans.rows("rows_forward", shape, dtype, vectors, True, False, *options)]
+            found += [
+                row_plans.rows("rows_backward", shape, dtype, vectors, True, params, *options) for params in (0, 1)
+            ]
+    for plan in found:
+        for launch in plan.launches:
+            assert launch.kernel in every(launch.family, (dtype,))
+
+
+@pytest.mark.parametrize("dtype", sorted(plans.ITEMSIZE))
+def test_the_sweep_forgets_no_instance(dtype, monkeypatch):
+    """What test_gpu_device.py launches on a device; here the launches are only counted."""
+    device = PlanningDevice(plans.Limits())
+    monkeypatch.setattr(launching, "device_of", lambda x: device)
+    numpy_type = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype
+    for case in gpu_sweep.cases(dtype):
+        x = np.empty(case.shape, numpy_type)
+        vectors = np.ones((2, case.shape[1] * (case.shape[2] if case.what == "rows" else 1)))
+        weight = np.ones((case.shape[0], case.shape[2] if len(case.shape) == 3 else 1))
+        for slope in gpu_sweep.SLOPES:
+            with contextlib.suppress(FloatingPointError):
+                list(gpu_sweep.results(case, slope, x, x, vectors, weight))
+    launched = set(device.kernels())
+    assert launched == {name for family in gpu_sweep.FAMILIES for name in every(family, (dtype,))}

@@ -15,7 +15,7 @@ INSTANCE = [bnorm.InstanceNorm1d, bnorm.InstanceNorm2d, bnorm.InstanceNorm3d]
 
 def defaults(cls):
     parameters = list(inspect.signature(cls).parameters.values())
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}, [
+    return {p.name: p.default for p in parameters if p.default is not p.empty}, [
         p.name for p in parameters if p.kind is not p.KEYWORD_ONLY
     ]
 
@@ -23,12 +23,13 @@ def defaults(cls):
 @pytest.mark.parametrize("cls", BATCH)
 def test_the_signature_of_batch_norm(cls):
     options, positional = defaults(cls)
-    assert positional == ["num_features"]
-    assert options == {
+    assert positional == ["num_features", "eps", "momentum", "affine", "track_running_stats"]
+    expected = {
         "eps": 1e-5,
         "momentum": 0.1,
         "affine": True,
         "track_running_stats": True,
+        "bias": True,
         "ddof": 0,
         "axis": 1,
         "activation": None,
@@ -39,15 +40,23 @@ def test_the_signature_of_batch_norm(cls):
         "device": "cpu",
         "comm": None,
     }
+    assert {name: options[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(
     ("cls", "names", "expected"),
     [
-        (bnorm.LayerNorm, ["normalized_shape"], {"affine": True}),
-        (bnorm.RMSNorm, ["normalized_shape"], {"affine": True}),
-        (bnorm.GroupNorm, ["num_groups", "num_channels"], {"affine": True, "axis": 1}),
-        *((cls, ["num_features"], {"affine": False, "axis": 1}) for cls in INSTANCE),
+        (bnorm.LayerNorm, ["normalized_shape", "eps", "affine", "bias"], {"affine": True, "bias": True}),
+        (bnorm.RMSNorm, ["normalized_shape", "eps", "affine"], {"affine": True}),
+        (bnorm.GroupNorm, ["num_groups", "num_channels", "eps", "affine"], {"affine": True, "bias": True, "axis": 1}),
+        *(
+            (
+                cls,
+                ["num_features", "eps", "momentum", "affine", "track_running_stats"],
+                {"momentum": 0.1, "affine": False, "track_running_stats": False, "ddof": 0, "axis": 1},
+            )
+            for cls in INSTANCE
+        ),
     ],
 )
 def test_the_signatures_of_row_layers(cls, names, expected):
@@ -79,6 +88,7 @@ OPTIONS = {
     "momentum": None,
     "affine": False,
     "track_running_stats": False,
+    "bias": False,
     "ddof": 1,
     "axis": -1,
     "activation": "relu",
@@ -106,6 +116,9 @@ def test_repr_of_row_layers():
     assert repr(bnorm.GroupNorm(2, 8, axis=-1)) == "GroupNorm(2, 8, axis=-1)"
     assert repr(bnorm.InstanceNorm2d(8)) == "InstanceNorm2d(8)"
     assert repr(bnorm.InstanceNorm2d(8, affine=True)) == "InstanceNorm2d(8, affine=True)"
+    assert repr(bnorm.RMSNorm(4, None)) == "RMSNorm(4, eps=None)"
+    assert repr(bnorm.LayerNorm(4, elementwise_affine=False)) == "LayerNorm(4, affine=False)"
+    assert repr(bnorm.LayerNorm(4, bias=False)) == "LayerNorm(4, bias=False)"
 
 
 def test_repr_shows_what_is_frozen():

@@ -247,6 +247,7 @@ def test_a_pool_that_float32_buffers_cannot_hold():
     assert held(bn) == before
 
 
+@pytest.mark.filterwarnings("ignore:.* has no counts")
 def test_a_pool_after_a_plain_dictionary():
     """It is one batch, so the batches before it were as large as all of it."""
     state = dict(bnorm.BatchNorm1d(C).state_dict()) | {"num_batches_tracked": 3}

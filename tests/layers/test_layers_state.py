@@ -225,6 +225,7 @@ def test_a_state_is_a_mapping(state):
 # Going on without momentum -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.* has no counts")
 def test_a_plain_dictionary_has_lost_the_counts():
     """The batches so far are then taken to have been as large as the next one."""
     bn = bnorm.BatchNorm1d(C, momentum=None)
@@ -242,6 +243,7 @@ def test_a_plain_dictionary_has_lost_the_counts():
     assert_close(bn.running_mean, (18 * after + 4 * y.mean(0)) / 22, 1e-13)
 
 
+@pytest.mark.filterwarnings("ignore:.* has no counts")
 def test_an_average_has_no_counts_either():
     """Nor has the state of a layer that averages, whichever kind of dictionary it is; nor that layer itself."""
     state, x = trained().state_dict(), rng.standard_normal((6, C))
@@ -261,6 +263,7 @@ def test_an_average_has_no_counts_either():
         assert_same(bn.running_var, layers[0].running_var)
 
 
+@pytest.mark.filterwarnings("ignore:.* has no counts")
 def test_the_size_of_a_weighted_batch_is_the_sum_of_its_weights():
     x, weight = rng.standard_normal((6, C, 2)), rng.uniform(0, 2, (6, 2))
     for w in (weight, weight[:, 0], weight > 0.5):

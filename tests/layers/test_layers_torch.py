@@ -178,3 +178,86 @@ def test_pytorchs_cumulative_average_is_another_one():
         ours(np.array(x)), theirs(torch.tensor(x, dtype=torch.float64))
     assert_close(theirs.running_var.numpy(), [2.0], 1e-14)
     assert_close(ours.running_var, np.var([1, 3, 11, 13], ddof=1, keepdims=True), 1e-13)
+
+
+# PyTorch's ways of making a layer -------------------------------------------------------------------------------------
+
+POSITIONAL = [
+    # arguments as PyTorch takes them by position, the shape of x, and what else makes ours the exact twin
+    ("BatchNorm1d", (C, 1e-3, 0.2), (5, C), {"ddof": 1}),
+    ("BatchNorm2d", (C, 1e-3, 0.2), (5, C, 3, 2), {"ddof": 1}),
+    ("BatchNorm2d", (C, 1e-3, 0.2, False, True), (5, C, 3, 2), {"ddof": 1}),
+    ("BatchNorm3d", (C, 1e-3, 0.2, True, False), (5, C, 3, 2, 2), {"ddof": 1}),
+    ("BatchNorm1d", (C, 1e-5, 0.0), (5, C), {"ddof": 1}),
+    ("LayerNorm", (6, 1e-6), (5, 6), {}),
+    ("LayerNorm", ((C, 6), 1e-6, True, False), (5, C, 6), {}),
+    ("LayerNorm", (6, 1e-6, False), (5, 6), {}),
+    ("RMSNorm", (6, None), (5, 6), {}),
+    ("RMSNorm", ((C, 6), 1e-3, False), (5, C, 6), {}),
+    ("GroupNorm", (2, C, 1e-6), (5, C, 3), {}),
+    ("GroupNorm", (2, C, 1e-6, False), (5, C, 3), {}),
+    ("InstanceNorm1d", (C, 1e-3, 0.2, True, True), (5, C, 7), {"ddof": 1}),
+    ("InstanceNorm2d", (C, 1e-3, 0.2, False, True), (5, C, 3, 2), {"ddof": 1}),
+    ("InstanceNorm3d", (C, 1e-3, 0.2, True), (5, C, 3, 2, 2), {"ddof": 1}),
+]
+
+
+@pytest.mark.parametrize("row", POSITIONAL, ids=lambda row: f"{row[0]}{row[1]}")
+@pytest.mark.parametrize("dtype", list(UNIT))
+def test_arguments_by_position(row, dtype):
+    name, arguments, shape, options = row
+    rng = np.random.default_rng(0)
+    ours = getattr(bnorm, name)(*arguments, dtype=dtype, **options)
+    theirs = getattr(nn, name)(*arguments, dtype=getattr(torch, dtype))
+    for step in range(1, 6):
+        x, dy = rng.standard_normal((2, *shape)).astype(dtype)
+        check_step(ours, theirs, x, dy, UNIT[dtype] * step, row=row, dtype=dtype, step=step)
+        check_counted(ours, theirs, UNIT[dtype] * step, row=row, step=step)
+    ours.eval(), theirs.eval()
+    x, dy = rng.standard_normal((2, *shape)).astype(dtype)
+    check_step(ours, theirs, x, dy, UNIT[dtype] * 10, row=row, dtype=dtype, mode="eval")
+
+
+def check_counted(ours, theirs, unit, **case):
+    """As check_state; but PyTorch's instance norm does not count its batches, and this one does."""
+    if isinstance(theirs, nn.modules.instancenorm._InstanceNorm) and theirs.track_running_stats:
+        assert theirs.num_batches_tracked == 0
+        theirs.num_batches_tracked += ours.num_batches_tracked
+        check_state(ours, theirs, unit, **case)
+        theirs.num_batches_tracked.zero_()
+    else:
+        check_state(ours, theirs, unit, **case)
+
+
+KEYWORDS = [
+    ("LayerNorm", (6,), {"elementwise_affine": False}, (5, 6)),
+    ("LayerNorm", (6,), {"elementwise_affine": True, "bias": False}, (5, 6)),
+    ("RMSNorm", (6,), {"elementwise_affine": False, "eps": None}, (5, 6)),
+    ("BatchNorm1d", (C,), {"affine": True, "momentum": 0.0, "eps": 1e-3}, (5, C)),
+    ("InstanceNorm1d", (C,), {"track_running_stats": True, "affine": True, "momentum": 0.3}, (5, C, 7)),
+]
+
+
+@pytest.mark.parametrize("row", KEYWORDS, ids=lambda row: f"{row[0]}{row[2]}")
+def test_arguments_by_name(row):
+    name, sizes, options, shape = row
+    rng = np.random.default_rng(0)
+    twin = {"ddof": 1} if name.endswith("d") else {}
+    ours = getattr(bnorm, name)(*sizes, **options, **twin)
+    theirs = getattr(nn, name)(*sizes, dtype=torch.float64, **options)
+    for step in range(1, 4):
+        x, dy = rng.standard_normal((2, *shape))
+        check_step(ours, theirs, x, dy, UNIT["float64"] * step, row=row, step=step)
+        check_counted(ours, theirs, UNIT["float64"] * step, row=row, step=step)
+
+
+def test_batch_norm_without_bias():
+    """PyTorch has it by name only, and not in every version."""
+    ours = bnorm.BatchNorm2d(C, bias=False, ddof=1)
+    try:
+        theirs = nn.BatchNorm2d(C, bias=False, dtype=torch.float64)
+    except TypeError:
+        pytest.skip(f"PyTorch {torch.__version__} has no bias= in batch norm")
+    x, dy = np.random.default_rng(0).standard_normal((2, 5, C, 3, 2))
+    check_step(ours, theirs, x, dy, UNIT["float64"])
+    check_state(ours, theirs, UNIT["float64"])

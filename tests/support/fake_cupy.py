@@ -208,6 +208,9 @@ class RawModule:
     def get_function(self, name):
         return Kernel(self.code, name)
 
+    def compile(self, log_stream=None):
+        pass
+
 
 cuda = SimpleNamespace(
     Device=Device,

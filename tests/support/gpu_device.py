@@ -1,4 +1,4 @@
-"""The GPU backend on NumPy arrays: gpu.py itself and its plans, with the CPU emulator where the device would be."""
+"""The GPU backend on NumPy arrays: its calls and plans, with the CPU emulator where the device would be."""
 
 import functools
 from concurrent.futures import ThreadPoolExecutor
@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from bnorm.kernels import gpu
-from bnorm.kernels.gpu import launching, plans
+from bnorm.kernels.gpu import jobs, launching, plans
 from cuda_on_cpu.emulator import Emulator, missing
 
 needs_emulator = pytest.mark.skipif(bool(missing()), reason=f"the emulator: {missing()}")
@@ -15,7 +14,7 @@ SMALL = plans.Limits(processors=3, shared=64 << 10)  # so that small arrays are 
 
 
 class EmulatedDevice:
-    """What gpu.py takes for a device. `order` is the schedule of blocks and threads; new memory holds NaN."""
+    """What the backend takes for a device. `order` is the schedule of blocks and threads; new memory holds NaN."""
 
     def __init__(self, limits=SMALL, emulator=Emulator):
         self.limits, self.order, self.log, self.emulators = limits, 0, [], {}
@@ -32,23 +31,23 @@ class EmulatedDevice:
         return np.zeros(shape, dtype)
 
     def address(self, array):
-        return array.ctypes.data
+        return 0 if array is None else array.ctypes.data
 
     def workspace(self, numbers, tickets):
         """Of exactly the size that was asked for, so that a sanitizer sees what is written beyond it."""
         assert not self.tickets.any(), "the call before left a ticket behind"
         self.tickets = np.zeros(tickets, np.uint32)
         self.space = self.empty((numbers,), np.float64)
-        return self.space, self.tickets
+        return self.space.ctypes.data, self.tickets.ctypes.data
 
-    def launch(self, family, launch, job):
+    def launch(self, launch, call):
         self.log.append(launch)
         if launch.kernel not in self.emulators:
-            self.build(family, [launch.kernel])
+            self.build(launch.family, [launch.kernel])
         emulator = self.emulators[launch.kernel]
         blocks = None if self.only is None else self.only(launch)
-        size = launch.grid, (launch.block,), launch.shared
-        emulator.launch(launch.kernel, *size, (job,), order=self.order, only=blocks)
+        size = launch.grid, launch.block, launch.shared
+        emulator.launch(launch.kernel, *size, (call + launch.geometry,), order=self.order, only=blocks)
 
     def build(self, family, names):
         emulator = self.emulator(launching.source(family), list(names), label=f"{family}.cu")
@@ -68,9 +67,12 @@ class EmulatedDevice:
 
 
 class PlanningDevice(EmulatedDevice):
-    """Launches nothing: what would be launched is in its log."""
+    """Launches nothing: what would be launched is in its log. Nobody touches its memory."""
 
-    def launch(self, family, launch, job):
+    def empty(self, shape, dtype):
+        return np.empty(shape, dtype)
+
+    def launch(self, launch, call):
         self.log.append(launch)
 
 
@@ -82,17 +84,17 @@ def emulated():
     names = {
         name
         for dtype, vectors in usual.items()
-        for name in plans.channel_kernels(dtype)
+        for name in plans.channel_kernels(dtype, (jobs.IDENTITY, jobs.RELU))
         if name.split(", ")[1] in vectors and ", 512" not in name
     }
-    device.build_all("channels", {*names, "move"})
+    device.build_all("channels", {*names, *plans.per_channel_kernels("channels")})
     return device
 
 
 @pytest.fixture(name="device")
 def emulated_device(monkeypatch):
-    """gpu.py on the emulator."""
+    """The backend on the emulator."""
     device = emulated()
     device.log.clear()
-    monkeypatch.setattr(gpu, "device_of", lambda x: device)
+    monkeypatch.setattr(launching, "device_of", lambda x: device)
     return device

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from bnorm.kernels import gpu, reference
-from bnorm.kernels.gpu import plans
+from bnorm.kernels.gpu import jobs, launching
 from compare import assert_close
 from cuda_on_cpu.emulator import Emulator
 from gpu_device import EmulatedDevice
@@ -18,7 +18,7 @@ ROWS = [(30, 1, 700, 1), (6, 1, 40, 1), (3, 4, 2, 49)]  # blocks that go on to a
 
 def main(sanitize: str) -> None:
     device = EmulatedDevice(emulator=partial(Emulator, sanitize=sanitize))
-    gpu.device_of = lambda x: device
+    launching.device_of = lambda x: device
     rng = np.random.default_rng(0)
     for shape in SHAPES:
         x, dy = rng.standard_normal((2, *shape)).astype("float32")
@@ -37,7 +37,7 @@ def main(sanitize: str) -> None:
         y, mean, rstd = gpu.rows_forward(x, gamma, gamma, 1e-5)
         assert_close(y, reference.rows_forward(x.astype("f8"), gamma, gamma, 1e-5)[0], 1e-5, shape=shape)
         gpu.rows_backward(dy, x, mean, rstd, gamma, gamma, slope=0.0)
-    print(f"{len(device.log)} launches of {len(device.emulators)} kernels, {plans.JOB_BYTES} bytes of arguments each")
+    print(f"{len(device.log)} launches of {len(device.emulators)} kernels, {jobs.JOB.size} bytes of arguments each")
 
 
 if __name__ == "__main__":

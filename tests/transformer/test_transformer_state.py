@@ -223,7 +223,7 @@ def test_interrupts_leave_a_state_that_is_before_or_after(parameters, monkeypatc
 
         def trace(frame, event, arg):
             nonlocal calls
-            calls += 1
+            calls += frame.f_globals.get("__name__", "").startswith("bnorm")
             if calls == n:
                 raise KeyboardInterrupt
 
@@ -236,7 +236,6 @@ def test_interrupts_leave_a_state_that_is_before_or_after(parameters, monkeypatc
             sys.setprofile(interrupt_at(n))
             t.partial_fit(x)
         except KeyboardInterrupt:
-            sys.setprofile(None)
             assert state(t) in (state(first), state(after)), n
             seen.add(state(t) == state(after))
         else:

@@ -190,19 +190,37 @@ BN_FN bn_statistics bn_pool(bn_statistics s, bn_batch b, bn_rule r)
     return s;
 }
 
-/* The older of the two fades until the younger one's row; the same whichever of them comes second. */
+/* The older of the two fades until the younger one's row; the same whichever of them comes second.
+ *
+ * A single value beside others has no variance of its own. With ddof 1, that of all of them is a quotient of two numbers
+ * that are as small as the others have become faint; it is computed from what they were before they faded, so that it
+ * holds however faint they are. Their pairs are then kept at 2^-900, which nothing that comes later can tell from less. */
+#define BN_FAINT 1.1830521861667747e-271
+
 BN_FN bn_statistics bn_fade(bn_statistics s, bn_batch b, bn_rule r)
 {
     const double age = (b.last - s.last) / r.halflife;
     const double f = s.weight == 0.0 || age >= 0.0 ? 1.0 : exp2(age);
     const double g = s.weight == 0.0 ? 0.0 : age > 0.0 ? exp2(-age) : 1.0;
+    const double old_m2 = s.weight == 0.0 ? 0.0 : s.var * bn_divisor(r, s.weight, s.pairs);
+    const double d = (b.mean - s.mean) + (b.low - s.low);
+    const int joined = r.ddof != 0.0 && s.weight != 0.0;
+    const int late = joined && age >= 0.0 && b.pairs == 0.0 && b.m2 == 0.0;
+    const int early = joined && age < 0.0 && s.pairs == 0.0 && old_m2 == 0.0;
+    const double n = early ? b.count : s.weight, k = early ? s.weight : b.count;
+    const double m2 = early ? b.m2 : old_m2, pairs = early ? b.pairs : s.pairs, h = early ? f : g;
+    const double var = (m2 * (n * h + k) + d * d * n * k) / (pairs * h + 2.0 * n * k);
     s.weight = s.weight * g;
     s.pairs = s.pairs * g * g;
     s.last = f == 1.0 ? b.last : s.last;
     b.count = b.count * f;
     b.m2 = b.m2 * f;
     b.pairs = b.pairs * f * f;
-    return bn_pool(s, b, r);
+    s = bn_pool(s, b, r);
+    s.var = late || early ? var : s.var;
+    if (joined && s.pairs >= 0.0 && s.pairs < BN_FAINT * s.weight * s.weight)
+        s.pairs = BN_FAINT * s.weight * s.weight;
+    return s;
 }
 
 /* Move by a batch that has values of this channel. */

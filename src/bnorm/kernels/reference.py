@@ -29,9 +29,9 @@ import numpy as np
 
 from bnorm.kernels import MEAN_SQUARE, VARIANCE
 
-from .reference_statistics import Rule, merge, move, settle
+from .reference_statistics import Rule, assign, merge, move, settle
 
-__all__ = ["Rule", "merge", "move", "settle"]
+__all__ = ["Rule", "assign", "merge", "move", "settle"]
 
 Array = np.ndarray[Any, Any]
 
@@ -121,9 +121,15 @@ def grad_input(
 
 
 @np.errstate(all="ignore")
-def add(total: Array, part: Array) -> None:
-    """total += part: gradients of parameters, float64, to those there are, which may be float32."""
-    total += part
+def add(total: Array | None, part: Array | None, other: Array | None = None, other_part: Array | None = None) -> None:
+    """total += part, and another such pair: gradients of parameters, float64, to those there are, which may be float32.
+
+    A total that is None is left out.
+    """
+    if total is not None:
+        total += part
+    if other is not None:
+        other += other_part
 
 
 @np.errstate(all="ignore")

@@ -44,6 +44,13 @@ def move(
     return _move(rule, parts, seen, pairs, last, rows, batches, typical, skipped, replace)
 
 
+def assign(rule: Rule, source: Rule) -> None:
+    """Copy the arrays of the same statistics elsewhere into these."""
+    for to, values in zip(rule[1:9], source[1:9], strict=True):
+        if to is not None:
+            to[...] = values
+
+
 @np.errstate(all="ignore")
 def merge(sets: list[Array]) -> Array:
     """Sets of values, each the parts (4, C) of some, as one, read-only; the mean of a channel without values is NaN."""
@@ -168,9 +175,25 @@ def _fade(s: Any, b: Any, momentum: float, halflife: float, divisor: Any) -> dic
     """Both as they weigh at the row of the younger."""
     new = np.where(s["weight"] == 0, b["last"], np.maximum(s["last"], b["last"]))
     f, g = (0.5 ** ((new - where["last"]) / halflife) for where in (s, b))
-    s = s | {"weight": s["weight"] * f, "pairs": s["pairs"] * f**2, "last": new}
-    b = b | {"count": b["count"] * g, "m2": b["m2"] * g, "pairs": b["pairs"] * g**2}
-    return _pool(s, b, momentum, halflife, divisor)
+    fades = {"weight": s["weight"] * f, "pairs": s["pairs"] * f**2, "last": new}
+    after = _pool(
+        s | fades,
+        b | {"count": b["count"] * g, "m2": b["m2"] * g, "pairs": b["pairs"] * g**2},
+        momentum,
+        halflife,
+        divisor,
+    )
+    # With ddof 1, a single value beside others that have faded: the quotient of two small numbers, before they faded.
+    n, k, d = s["weight"], b["count"], b["mean"] + b["low"] - (s["mean"] + s["low"])
+    m2 = s["var"] * divisor(n, s["pairs"])
+    unbiased = (n > 0) & (divisor(np.ones(1) * 2, np.zeros(1)) != divisor(np.ones(1) * 2, np.ones(1) * 4))
+    late = (m2 * (n * f + k) + d**2 * n * k) / (s["pairs"] * f + 2 * n * k)
+    early = (b["m2"] * (k * g + n) + d**2 * n * k) / (b["pairs"] * g + 2 * n * k)
+    after["var"] = np.where(unbiased & (g == 1) & (b["pairs"] == 0) & (b["m2"] == 0), late, after["var"])
+    after["var"] = np.where(unbiased & (g < 1) & (s["pairs"] == 0) & (m2 == 0), early, after["var"])
+    faint = 2.0**-900 * after["weight"] ** 2
+    after["pairs"] = np.where(unbiased & (after["pairs"] >= 0) & (after["pairs"] < faint), faint, after["pairs"])
+    return after
 
 
 def _narrow(values: Array) -> Array:

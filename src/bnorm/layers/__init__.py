@@ -10,10 +10,13 @@ bn.to("cuda")                   # from here on with CuPy arrays
 """
 
 from bnorm.devices import DeviceError
+from bnorm.layers.backward import no_backward
 from bnorm.layers.base import Layer
 from bnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from bnorm.layers.instance import InstanceNorm1d, InstanceNorm2d, InstanceNorm3d
+from bnorm.layers.nets import load_state_dict, state_dict
 from bnorm.layers.parameters import Parameter
-from bnorm.layers.rows import GroupNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d, LayerNorm, RMSNorm
+from bnorm.layers.rows import GroupNorm, LayerNorm, RMSNorm
 
 __all__ = [
     "BatchNorm1d",
@@ -28,4 +31,7 @@ __all__ = [
     "LayerNorm",
     "Parameter",
     "RMSNorm",
+    "load_state_dict",
+    "no_backward",
+    "state_dict",
 ]

@@ -1,6 +1,7 @@
 """What an optimizer moves: an array and its gradient."""
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Mapping
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -8,8 +9,9 @@ from numpy import ndarray
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import ArrayLike, DTypeLike
 
-from bnorm import checks
+from bnorm import checks, devices
 from bnorm.kernels import moved, view
+from bnorm.layers import state
 
 
 class Parameter(NDArrayOperatorsMixin):
@@ -129,6 +131,17 @@ class Parameter(NDArrayOperatorsMixin):
     def __setitem__(self, index: Any, value: Any) -> None:
         self._data[index] = _data(value)
 
+    def _state(self) -> dict[str, ndarray]:
+        return {"": self._data}
+
+    def _loading(self, found: Mapping[str, ndarray], seen: ndarray | None) -> list[state.Change]:
+        """What there is to change so that the parameter has this array."""
+        return [state.write(self._data, a) for a in found.values()]
+
+    def __copy__(self) -> "Parameter":
+        """A copy has arrays of its own, as that of an array has."""
+        return copy.deepcopy(self)
+
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         return _restored, (type(self), self._data, self._grad, self.requires_grad)
 
@@ -142,6 +155,6 @@ def _data(a: Any) -> Any:
 
 
 def _restored(cls: type[Parameter], data: ndarray, grad: ndarray, requires_grad: bool) -> Parameter:
-    p = cls(data, requires_grad)
-    p._grad = grad
+    p = cls(devices.owned(data), requires_grad)
+    p._grad = devices.owned(grad)
     return p

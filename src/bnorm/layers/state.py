@@ -1,21 +1,47 @@
-"""What a layer knows, as plain arrays under PyTorch's names, and back."""
+"""What layers know, as plain arrays under PyTorch's names, and back: all of it, or nothing."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from operator import call, setitem
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy import ndarray
 
 from bnorm import checks
+from bnorm.kernels import moved
 
 ALIASES = {"gamma": "weight", "beta": "bias"}
 NOT_NEGATIVE = ("running_var", "num_batches_tracked")
+Change = Callable[[], object]
 
 
 class StateDict(dict[str, ndarray]):
-    """Arrays by name; `seen` counts the values behind each channel's statistics, for which PyTorch has no name."""
+    """Arrays by name.
 
-    seen: ndarray | None = None
+    `seen` counts the values behind each channel's statistics, for which PyTorch has no name: of a layer an array, of a
+    net a dictionary of such arrays by the names of its layers. Copies and pickles keep it.
+    """
+
+    seen: ndarray | dict[str, ndarray] | None = None
+
+    def copy(self) -> StateDict:
+        """A shallow copy, as of any dictionary, with `seen`."""
+        new = StateDict(self)
+        new.seen = self.seen
+        return new
+
+    __copy__ = copy
+
+    def __or__(self, other: Any) -> StateDict:  # type: ignore[override]
+        if not isinstance(other, dict):
+            return NotImplemented
+        new = self.copy()
+        new.update(other)
+        return new
 
 
 class Incompatible(NamedTuple):
@@ -25,38 +51,107 @@ class Incompatible(NamedTuple):
     unexpected_keys: list[str]
 
 
-def read(
-    who: str, given: Any, expected: Mapping[str, ndarray], strict: bool
-) -> tuple[dict[str, ndarray], Incompatible]:
-    """The arrays of `given` that are expected, in their shape and dtype, and the names that did not match.
+class Holder(Protocol):
+    """What has a state: a layer, or a parameter by itself."""
 
-    One error lists everything that is wrong. Arrays may be PyTorch's tensors, on any device, and have axes of length 1
-    to spare; they are returned on the device that they came from.
+    def _state(self) -> dict[str, ndarray]: ...
+    def _loading(self, found: Mapping[str, ndarray], seen: ndarray | None) -> list[Change]: ...
+
+
+def write(to: ndarray, value: Any) -> Change:
+    """A change to come: to[...] = value."""
+    return partial(setitem, to, ..., value)
+
+
+def apply(changes: Iterable[Change]) -> None:
+    """Make all changes in one go: no interrupt comes between them, as there is no Python code between them.
+
+    They are values written into arrays of their type, and attributes set, none of which fails.
     """
+    tuple(map(call, changes))
+
+
+def load(
+    who: str, name: str, holders: Mapping[str, Holder], given: Any, strict: bool, expects: str = ""
+) -> Incompatible:
+    """Take over what `given`, the parameter `name` of `who`, has for the holders, known by what their names begin with.
+
+    expects: what is expected, in an error; otherwise all names are listed. Nothing has changed after an error.
+    """
+    strict = checks.flag(who, "strict", strict)
     if not isinstance(given, Mapping):
-        raise TypeError(f"{who}: state_dict: expected a mapping of names to arrays, got {type(given).__name__}")
-    found: dict[str, ndarray] = {}
-    wrong, unexpected = [], []
-    for key, value in given.items():
-        name: Any = ALIASES.get(key, key)
-        if name not in expected:
-            unexpected.append(str(key))
-        elif name in found:
-            wrong.append(f"{name}: given twice, also as {key}")
-        else:
-            try:
-                found[name] = _array(name, value, expected[name])
-            except (TypeError, ValueError) as error:
-                wrong.append(str(error))
-                found[name] = np.zeros(0)
-    missing = [name for name in expected if name not in found]
+        raise TypeError(f"{who}: {name}: expected a mapping of names to arrays, got {type(given).__name__}")
+    expected = {first + key: a for first, holder in holders.items() for key, a in holder._state().items()}
+    found, missing, unexpected, wrong = _read(given, expected)
+    counts, misfits = _counts(given, holders)
+    wrong += misfits
     if strict and missing:
         wrong.append(f"missing: {', '.join(missing)}")
     if strict and unexpected:
         wrong.append(f"unexpected: {', '.join(unexpected)}")
     if wrong:
-        raise ValueError(f"{who}: state_dict: expected {_described(expected)}; got {'; '.join(wrong)}")
-    return found, Incompatible(missing, unexpected)
+        raise ValueError(f"{who}: {name}: expected {expects or _described(expected)}; got {'; '.join(wrong)}")
+    changes: list[Change] = []
+    for first, holder in holders.items():
+        own = {key: found[first + key] for key in holder._state() if first + key in found}
+        changes += holder._loading(own, counts.get(first))
+    _warn_of_lost_counts(who, holders, found, counts)
+    apply(changes)
+    return Incompatible(missing, unexpected)
+
+
+def _read(
+    given: Mapping[Any, Any], expected: Mapping[str, ndarray]
+) -> tuple[dict[str, ndarray], list[str], list[str], list[str]]:
+    """The arrays that are expected, in their shape and type, on their device; the names missing, those not expected,
+    and all that is wrong with the values.
+
+    Arrays may be PyTorch's tensors, on any device, and have axes of length 1 to spare.
+    """
+    found: dict[str, ndarray] = {}
+    wrong, unexpected = [], []
+    for key, value in given.items():
+        name = _expected_name(key)
+        if name not in expected:
+            unexpected.append(str(key))
+        elif name in found:
+            wrong.append(f"{name}: given twice, also as {key}")
+        else:
+            found[name], misfit = _fitted(name, value, expected[name])
+            wrong += misfit
+    return found, [name for name in expected if name not in found], unexpected, wrong
+
+
+def _expected_name(key: Any) -> Any:
+    """A key, with PyTorch's name for gamma and beta."""
+    if not isinstance(key, str):
+        return key
+    first, dot, last = key.rpartition(".")
+    return first + dot + ALIASES.get(last, last)
+
+
+def _counts(given: Mapping[Any, Any], holders: Mapping[str, Holder]) -> tuple[dict[str, ndarray], list[str]]:
+    """The values behind statistics that travel with a StateDict, by holder, and all that is wrong with them."""
+    seen = getattr(given, "seen", None)
+    counts: dict[str, ndarray] = {}
+    wrong: list[str] = []
+    for first, holder in holders.items():
+        like = getattr(holder, "_seen", None)
+        own = None if first else seen
+        value = seen.get(first.removesuffix(".")) if isinstance(seen, Mapping) else own
+        if like is None or value is None:
+            continue
+        counts[first], misfit = _fitted(f"{first}seen", value, like)
+        wrong += misfit
+    return counts, wrong
+
+
+def _fitted(name: str, value: Any, like: ndarray) -> tuple[ndarray, list[str]]:
+    """A value in the shape and type of an array, where that is, and what is wrong with it."""
+    try:
+        return moved(_array(name, value, like), type(like)), []
+    except (TypeError, ValueError) as error:
+        return like, [str(error)]
 
 
 def _array(name: str, value: Any, like: ndarray) -> ndarray:
@@ -67,9 +162,31 @@ def _array(name: str, value: Any, like: ndarray) -> ndarray:
         raise ValueError(f"{name}: shape {a.shape} instead of {like.shape}")
     if like.dtype.kind == "i" and not ((np.abs(a) < 2.0**63) & (a == np.floor(a))).all():
         raise ValueError(f"{name}: {a} instead of an integer")
-    if name in NOT_NEGATIVE and (a < 0).any():
+    last = name.rpartition(".")[2]
+    if last in NOT_NEGATIVE and (a < 0).any():
         raise ValueError(f"{name}: negative values")
+    if last == "seen" and not (np.isfinite(a) & (a >= 0)).all():
+        raise ValueError(f"{name}: {a} instead of counts")
     return a.reshape(like.shape).astype(like.dtype)
+
+
+def _warn_of_lost_counts(
+    who: str, holders: Mapping[str, Holder], found: Mapping[str, ndarray], counts: Mapping[str, ndarray]
+) -> None:
+    lost = [
+        first.removesuffix(".")
+        for first, holder in holders.items()
+        if getattr(holder, "momentum", 0) is None and first not in counts and found.get(f"{first}num_batches_tracked")
+    ]
+    if lost:
+        which = f" for {', '.join(lost)}" if any(lost) else ""
+        warnings.warn(
+            f"{who}: the state has no counts of values{which}, which momentum=None needs to go on: the batches so far "
+            "will be taken to be as large as the next one. What state_dict() of a layer with momentum=None returns has "
+            "the counts, and keeps them through copy() and pickle; dict() and np.savez lose them",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

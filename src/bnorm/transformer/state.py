@@ -112,18 +112,7 @@ class State:
 
     def move(self, x: ndarray | Columns, weight: ndarray | None) -> None:
         """By one more batch of the stream: all at once, or after an error not at all."""
-        statistics, n = self.statistics, len(x)
-        if statistics.mode == FADE:
-            parts, seen, pairs, last = tables.faded(x, weight, float(statistics.halflife or 0), statistics.ddof)
-            values: tuple[Any, ...] = (parts, seen, pairs, last + float(statistics.rows + n))
-        else:
-            values = (tables.whole(x, weight), None, None, None)
-        tables.refuse_infinity_unseen(x, weight)
-        try:
-            statistics.move(*values, rows=n, typical=float(n))
-        except FloatingPointError:  # an infinity, which is refused, or finite values whose variance is none
-            refuse_infinity(x)
-            statistics.move(*values, rows=n, typical=float(n), finite=False)
+        _move(self.statistics, x, weight)
         self.weighted |= weight is not None
 
     def merge(self, other: "State") -> None:
@@ -143,6 +132,27 @@ class State:
             kept = np.where(missing, stats[0], x).astype(x.dtype)
             _, dgamma, dbeta = _pull_back(kept, np.where(missing, dy.dtype.type(0), dy), stats)
         return (dx, None, None) if self.parameters is None else (dx, dgamma, dbeta)
+
+
+def _move(statistics: Statistics, x: ndarray, weight: ndarray | None, batches: int = 1) -> None:
+    n = len(x)
+    if statistics.mode == FADE:
+        *faded, last, split = tables.faded(x, weight, float(statistics.halflife or 0), statistics.ddof)
+        if split:  # in two steps, which are seen both, or after an error none
+            trial = statistics.copy()
+            for rows, count in ((slice(0, split), 0), (slice(split, n), batches)):
+                _move(trial, x[rows], None if weight is None else weight[rows], count)
+            statistics.assign(trial)
+            return
+        values: tuple[Any, ...] = (*faded, last + float(statistics.rows + n))
+    else:
+        values = (tables.whole(x, weight), None, None, None)
+    tables.refuse_infinity_unseen(x, weight)
+    try:
+        statistics.move(*values, rows=n, typical=float(n), batches=batches)
+    except FloatingPointError:  # an infinity, which is refused, or finite values whose variance is none
+        refuse_infinity(x)
+        statistics.move(*values, rows=n, typical=float(n), batches=batches, finite=False)
 
 
 def _pull_back(x: ndarray, dy: ndarray, stats: ndarray) -> tuple[ndarray, ndarray, ndarray]:

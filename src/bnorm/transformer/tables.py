@@ -30,6 +30,7 @@ class Faded(NamedTuple):
     seen: ndarray  # how much has been seen of each feature: its values, or the sum of their sample weights
     pairs: ndarray
     last: ndarray  # rows from the end of the table back to the one that weighs fully, negative
+    split: int  # where not 0: the rows before this one weigh nothing, but are needed, for an unbiased variance
 
 
 def sample_weights(sample_weight: Any, x: ndarray | Columns) -> ndarray:
@@ -112,7 +113,10 @@ def faded(x: ndarray | Columns, weight: ndarray | None, halflife: float, ddof: i
         end = int(np.flatnonzero(there)[-1]) + 1
         one = faded(x[:end, c : c + 1], None if weight is None else weight[:end], halflife, ddof)
         parts[:, c], pairs[c], last[c] = one.parts[:, 0], one.pairs[0], end - n
-    return Faded(parts, seen, pairs, last)
+    split = 0
+    if ddof and near.start and bool(((pairs == 0) & (parts[2] == 0) & (seen > parts[0])).any()):
+        split = near.start
+    return Faded(parts, seen, pairs, last, split)
 
 
 def _weighted(x: ndarray, w: ndarray) -> ndarray:

@@ -62,7 +62,7 @@ def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = F
     """
     kernels_for(X, WHO, "X", kind, "layer_")
     if isinstance(X, np.ma.MaskedArray):  # what is masked is missing
-        X = X.astype(X.dtype if X.dtype.kind == "f" else np.float64).filled(np.nan)
+        X = np.ma.filled(X.astype(X.dtype if X.dtype.kind == "f" else np.float64), np.nan)
     if kind is ndarray or kind_of(X) is None:
         x = validate(X, dtype=DTYPES, ensure_all_finite=False, force_writeable=writeable)
         return moved(np.asarray(x), kind)

@@ -10,8 +10,6 @@ device itself, under `#ifndef BN_ON_CPU`.
 
 `sanitize` is None, or what else to look for: "undefined" (all of UBSan), "races" (two threads at the same bytes, one of
 them writing, and nothing that orders them), "address" (AddressSanitizer: in a process with `environment("address")`).
-
-This folder has no __init__.py: `cuda` is shared with the packages of NVIDIA, such as cuda.bindings.
 """
 
 import ctypes

@@ -77,6 +77,13 @@ def architectures() -> list[str]:
     return [f"sm_{number}" for number in sorted(known) if number in WANTED or number > max(WANTED)]
 
 
+def binary(source: str, names: list[str], arch: str, options: tuple[str, ...] = ()) -> tuple[bytes, dict[str, str]]:
+    """The machine code of these instances, and the name in it of each; CompileError if it is no CUDA C++."""
+    found: dict[str, object] = {}
+    compile_now(source, names, [f"-arch={arch}", *options, *OPTIONS], found)
+    return found["binary"], found["lowered"]
+
+
 def compile(source: str, names: list[str], arch: str, options: tuple[str, ...] = ()) -> dict[str, Usage]:
     """What each of these instances needs on one architecture, such as "sm_90"; CompileError if it is no CUDA C++."""
     flags = [f"-arch={arch}", *options, *OPTIONS]
@@ -88,7 +95,7 @@ def compile(source: str, names: list[str], arch: str, options: tuple[str, ...] =
     return {name: Usage(*usage) for name, usage in json.loads(made(".json", parts, make).read_text()).items()}
 
 
-def compile_now(source: str, names: list[str], flags: list[str]) -> dict[str, Usage]:
+def compile_now(source: str, names: list[str], flags: list[str], more: dict | None = None) -> dict[str, Usage]:
     from cuda.bindings import nvrtc
 
     program = check(nvrtc.nvrtcCreateProgram(source.encode(), PROGRAM.encode(), 0, None, None))
@@ -102,6 +109,10 @@ def compile_now(source: str, names: list[str], flags: list[str]) -> dict[str, Us
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompileError(f"{' '.join(flags)}: {text or status.name}")
         lowered = {name: check(nvrtc.nvrtcGetLoweredName(program, name.encode())).decode() for name in names}
+        if more is not None:
+            code = bytearray(check(nvrtc.nvrtcGetCUBINSize(program)))
+            check(nvrtc.nvrtcGetCUBIN(program, code))
+            more |= {"binary": bytes(code), "lowered": lowered}
     finally:
         check(nvrtc.nvrtcDestroyProgram(program))
     found = read_log(text)

@@ -12,6 +12,7 @@ from .buffers import get_buffer_limit, set_buffer_limit
 from .entries import (
     add,
     apart,
+    assign,
     backward,
     finish,
     finish_gradients,
@@ -34,6 +35,7 @@ __all__ = [
     "add",
     "apart",
     "asarray",
+    "assign",
     "backward",
     "finish",
     "finish_gradients",

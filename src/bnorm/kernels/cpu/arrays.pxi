@@ -109,8 +109,18 @@ cdef void to_kind(const double* values, Py_ssize_t n, int kind, void* typed) noe
             (<float*>typed)[c] = <float>values[c]
 
 
-def add(cnp.ndarray total, cnp.ndarray part):
-    """total += part, both contiguous and of one size, part float64. What is not finite adds up without a word."""
+def add(cnp.ndarray total, cnp.ndarray part, cnp.ndarray other=None, cnp.ndarray other_part=None):
+    """total += part, and another such pair, in one call that no interrupt divides. A total that is None is left out.
+
+    The two of a pair are contiguous and of one size, the part float64. What is not finite adds up without a word.
+    """
+    if total is not None:
+        add_one(total, part)
+    if other is not None:
+        add_one(other, other_part)
+
+
+cdef void add_one(cnp.ndarray total, cnp.ndarray part) noexcept:
     cdef double* b = <double*>data(part)
     cdef Py_ssize_t i
     if cnp.PyArray_TYPE(total) == cnp.NPY_DOUBLE:

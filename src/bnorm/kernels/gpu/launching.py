@@ -4,32 +4,39 @@ A kernel is compiled when it is first needed, one small module per instance: CuP
 go to CuPy's current stream, and a workspace belongs to a stream.
 """
 
+from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import plans
+from . import jobs, plans
 
 Array = Any  # cupy.ndarray
 
 # Multiplications and additions are not contracted: where they are meant to be fused, the kernels say so.
 OPTIONS = ("-std=c++17", "-fmad=false")
-JOB = np.dtype(f"V{plans.JOB_BYTES}")  # CuPy passes a NumPy array of one element by value
 SHARED_AT_FIRST = (48 << 10) - plans.STATIC_SHARED  # of dynamic shared memory, without asking the driver
+ON_CHANNELS = ("numbers.cu", "walk.cu", "joins.cu")
 FAMILIES = {
-    "channels": ("common.cu", "channels_sums.cu", "channels.cu"),
-    "rows": ("common.cu", "channels_sums.cu", "rows.cu"),
+    "channels": (*ON_CHANNELS, "blocks.cu", "channels_sums.cu", "channels.cu"),
+    "rows": (*ON_CHANNELS, "blocks.cu", "rows.cu", "rows_backward.cu"),
+    "row_channels": (*ON_CHANNELS, "row_channels.cu"),
+    "statistics": ("numbers.cu", "statistics.cu"),
 }
+JOBS = {fields.size: np.dtype(f"V{fields.size}") for fields in jobs.ALL}
+PROBE = 'extern "C" __global__ void probe() {}'
 
 
 @cache
 def source(family: str) -> str:
     """The whole text of a family of kernels."""
     here = Path(__file__).parent
-    texts = (here.parent / "formulas.h", *(here / name for name in FAMILIES[family]))
-    return "\n".join(path.read_text(encoding="utf-8") for path in texts)
+    paths = (here.parent / "formulas.h", *(here / name for name in FAMILIES[family]))
+    formulas, *texts = (path.read_text(encoding="utf-8") for path in paths)
+    modes = "\n".join(f"enum {{ {', '.join(names)} }};" for names in jobs.ENUMERATIONS)
+    return "\n".join((formulas, modes, *texts))
 
 
 def namespace() -> Any:
@@ -52,49 +59,80 @@ def available() -> str | None:
         count = cupy.cuda.runtime.getDeviceCount()
     except Exception as error:
         return f"CuPy {cupy.__version__} finds no CUDA device: {error}."
-    return None if count else f"CuPy {cupy.__version__} finds no CUDA device."
+    if not count:
+        return f"CuPy {cupy.__version__} finds no CUDA device."
+    try:
+        cupy.RawModule(code=PROBE, options=OPTIONS).compile()
+    except Exception as error:  # NVRTC, or the headers that CuPy gives it, are not there
+        return (
+            f"CuPy {cupy.__version__} cannot compile: {error}. "
+            "pip install 'bnorm[gpu]' brings CUDA's compiler and headers."
+        )
+    return None
+
+
+class Workspace(NamedTuple):
+    """Memory that a stream keeps: the addresses and sizes of its numbers and tickets, and their arrays."""
+
+    addresses: tuple[int, int]
+    numbers: int
+    tickets: int
+    arrays: tuple[Array, ...]
 
 
 class Device:
-    """A CUDA device and what is kept for it: compiled kernels, and a workspace per stream."""
+    """A CUDA device and what is kept for it: compiled kernels, and workspaces of each stream."""
 
     def __init__(self, index: int) -> None:
         self.cupy = cupy = namespace()
         self.index = index
         self.kernels: dict[str, Any] = {}
         self.shared: dict[str, int] = {}  # bytes that a kernel may ask for, where that is more than it may at first
-        self.workspaces: dict[int, tuple[Array, Array]] = {}
+        # The last one of a stream is used. The others are kept, for a graph may hold their addresses: each is at least
+        # twice as large as the one before, so that all together are less than twice the last.
+        self.workspaces: dict[int, list[Workspace]] = {}
         attributes = cupy.cuda.Device(index).attributes
         self.limits = plans.Limits(attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"])
+        self.empty: Callable[[tuple[int, ...], Any], Array] = cupy.empty
+        self.zeros: Callable[[tuple[int, ...], Any], Array] = cupy.zeros
+        self.stream: Callable[[], Any] = cupy.cuda.get_current_stream
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        return self.cupy.empty(shape, dtype)
-
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        return self.cupy.zeros(shape, dtype)
-
-    def address(self, array: Array) -> int:
+    def address(self, array: Array | None) -> int:
+        if array is None:
+            return 0
         data = array.data
         if data.device_id != self.index:
             raise ValueError(f"expected arrays on device {self.index}, where x is, got one on device {data.device_id}")
         address: int = data.ptr
         return address
 
-    def workspace(self, numbers: int, tickets: int) -> tuple[Array, Array]:
-        """Float64 numbers, and tickets that are 0 whenever no kernel runs; of the current stream."""
-        stream = self.cupy.cuda.get_current_stream().ptr
-        kept = self.workspaces.get(stream)
-        if kept is None or kept[0].size < numbers or kept[1].size < tickets:
-            kept = self.empty((max(numbers, 1 << 16),), np.float64), self.zeros((max(tickets, 1 << 12),), np.uint32)
-            self.workspaces[stream] = kept
-        return kept
+    def workspace(self, numbers: int, tickets: int) -> tuple[int, int]:
+        """Addresses of float64 numbers, and of tickets that are 0 whenever no kernel runs; of the current stream."""
+        stream = self.stream()
+        kept = self.workspaces.get(stream.ptr)
+        if kept is not None and kept[-1].numbers >= numbers and kept[-1].tickets >= tickets:
+            return kept[-1].addresses
+        if stream.is_capturing():
+            raise RuntimeError(
+                "bnorm: expected the workspace of a captured call to be there, got a first call of that size while "
+                "capturing: make the same call once on this stream before begin_capture()"
+            )
+        last = kept[-1] if kept else Workspace((0, 0), 1 << 15, 1 << 11, ())
+        numbers, tickets = max(numbers, 2 * last.numbers), max(tickets, 2 * last.tickets)
+        arrays = self.empty((numbers,), np.float64), self.zeros((tickets,), np.uint32)
+        addresses = self.address(arrays[0]), self.address(arrays[1])
+        self.workspaces.setdefault(stream.ptr, []).append(Workspace(addresses, numbers, tickets, arrays))
+        return addresses
 
-    def launch(self, family: str, launch: plans.Launch, job: bytes) -> None:
-        name, shared = launch.kernel, launch.shared
+    def launch(self, launch: plans.Launch, call: bytes) -> None:
+        """call: the part of the job that all launches of a call share."""
+        family, name, grid, block, shared, geometry = launch
         kernel = self.kernels.get(name) or self.compile(family, name)
-        if shared > self.shared.get(name, SHARED_AT_FIRST):
+        if shared > SHARED_AT_FIRST and shared > self.shared.get(name, 0):
             kernel.max_dynamic_shared_size_bytes = self.shared[name] = shared
-        kernel(launch.grid, (launch.block,), (np.frombuffer(job, JOB),), shared_mem=shared)
+        job = call + geometry
+        # CuPy passes a NumPy array of one element by value
+        kernel(grid, block, (np.frombuffer(job, JOBS[len(job)]),), shared_mem=shared)
 
     def compile(self, family: str, name: str) -> Any:
         module = self.cupy.RawModule(code=source(family), options=OPTIONS, name_expressions=[name])

@@ -9,33 +9,19 @@ A channel lies in memory in one of two ways, and the kernels see both as columns
 
 A block is BX threads wide, of K columns each, and BY high. Tiles of BX * K columns are the x of a grid, chunks of steps
 the y. The last block of a group of tiles joins what its channels are made of, so that a group holds whole channels.
+
+A reduction is cut the same way whether the map follows in the same launch, in another, or not at all: so the pieces of
+a forward have the bits of the whole.
 """
 
-from collections.abc import Mapping
 from functools import lru_cache
 from math import gcd, lcm
-from struct import Struct
 from typing import NamedTuple
+
+from .jobs import CAREFUL, FROZEN, IDENTITY, JOB, STATISTICS_JOB, SUMS_ONLY, WITH_MAP
 
 NAMES = {"float16": "f16", "bfloat16": "bf16", "float32": "float", "float64": "double"}  # of the types in the kernels
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-
-# The fields of the struct Job of common.cu, in its order. Eight bytes each.
-POINTERS = (
-    *("x", "dy", "y", "weight", "gamma", "beta", "mean", "var", "scale", "shift", "a", "b", "c", "stats", "moments"),
-    *("sums", "dgamma", "dbeta", "count_at", "partial", "tickets", "running_mean", "running_var", "seen", "left"),
-    "infinite",
-)
-GEOMETRY = (
-    *("channels", "inner", "columns", "copies", "steps", "total", "run", "jump", "unit", "base", "chunk", "chunks"),
-    *("group", "split", "weight_step", "keep"),
-)
-SWITCHES = ("relu", "skipna", "weighted", "frozen", "wide_running", "nonfinite")
-NUMBERS = ("eps", "count", "momentum", "ddof")
-PACK_POINTERS, PACK_GEOMETRY = Struct(f"={len(POINTERS)}Q"), Struct(f"={len(GEOMETRY)}q")
-PACK_OPTIONS = Struct(f"={len(SWITCHES)}q{len(NUMBERS)}d")
-JOB_BYTES = PACK_POINTERS.size + PACK_GEOMETRY.size + PACK_OPTIONS.size
-NONFINITE = {"skip": 0, "propagate": 1, "raise": 2}
 
 THREADS = 256
 VECTOR_BYTES = 16
@@ -44,7 +30,7 @@ MAX_THREADS_WIDE = 32
 SHORT_RUN = 256  # bytes. Shorter runs are read as rows of channels, in whole vectors
 TINY_RUN = 64  # bytes. Reading such runs one by one would waste most of every sector
 MAX_WIDENED = 1024  # columns: the last block joins all of them
-WAVES = 4  # blocks per processor that a reduction is cut into
+RESIDENT = 2  # blocks of a kernel that share a processor at least: as many as its launch bounds say
 LEAST_STEPS = 8  # of a thread, before more blocks are worth their partial sums
 MAX_CHUNKS = 1024
 SPLIT = 8  # parts of a chunk in a map
@@ -52,14 +38,7 @@ ONE_LAUNCH = 2 << 20  # bytes of the array, where a block keeps its tile on chip
 ONE_LAUNCH_UNKEPT = 512 << 10  # the same where it reads the array twice
 STATIC_SHARED = 20 << 10  # bytes: more than any kernel declares
 TWO_PER_PROCESSOR = 100 << 10  # bytes of shared memory: up to here two blocks share a processor
-
-
-def job_bytes(pointers: Mapping[str, int], options: Mapping[str, float]) -> tuple[bytes, bytes]:
-    """The struct Job before and after its geometry; what is not named is 0."""
-    pointer, option = pointers.get, options.get
-    switches = [int(option(name, 0)) for name in SWITCHES]
-    numbers = [option(name, 0.0) for name in NUMBERS]
-    return PACK_POINTERS.pack(*[pointer(name, 0) for name in POINTERS]), PACK_OPTIONS.pack(*switches, *numbers)
+STREAMED = 32 << 20  # bytes: a result of that size is not found in the second-level cache by whoever reads it next
 
 
 class Limits(NamedTuple):
@@ -70,11 +49,12 @@ class Limits(NamedTuple):
 
 
 class Launch(NamedTuple):
+    family: str  # of texts, in launching.py
     kernel: str  # a name expression
     grid: tuple[int, int]
-    block: int
+    block: tuple[int]
     shared: int  # bytes of dynamic shared memory
-    geometry: bytes  # the middle of the struct Job
+    geometry: bytes  # the end of the job
 
 
 class Plan(NamedTuple):
@@ -115,12 +95,9 @@ class Shape(NamedTuple):
         """Tiles that hold whole channels."""
         return self.tiles if self.copies > 1 else min(self.tiles, lcm(self.inner, self.width) // self.width)
 
-    def kernel(self, name: str, dtype: str, *mode: int) -> str:
-        numbers = (self.vector, self.wide, self.across, self.down, *mode)
+    def kernel(self, name: str, dtype: str, *more: int) -> str:
+        numbers = (self.vector, self.wide, self.across, self.down, *more)
         return f"{name}<{NAMES[dtype]}, {', '.join(map(str, numbers))}>"
-
-
-SUMS_ONLY, WITH_MAP, CAREFUL = 0, 1, 2  # modes of a kernel
 
 
 def cdiv(a: int, b: int) -> int:
@@ -164,21 +141,28 @@ def shape_of(outer: int, channels: int, inner: int, dtype: str, vectors: bool) -
 
 
 def launch(
-    shape: Shape, kernel: str, chunk: int, chunks: int, split: int = 1, keep: int = 0, shared: int = 0
+    shape: Shape, kernel: str, chunk: int, chunks: int, *, family: str = "channels", shared: int = 0, **more: int
 ) -> Launch:
-    geometry = PACK_GEOMETRY.pack(
-        *(shape.channels, shape.inner, shape.columns, shape.copies, shape.steps),
+    geometry = JOB.place(
+        channels=shape.channels, inner=shape.inner, columns=shape.columns, copies=shape.copies, steps=shape.steps,
         # a rest there is in widened rows only
-        shape.total if shape.copies > 1 else 0,
-        *(shape.run, shape.jump, shape.unit, shape.base, chunk, chunks, shape.group, split, shape.weight_step, keep),
-    )
-    return Launch(kernel, (shape.tiles, chunks), shape.across * shape.down, shared, geometry)
+        total=shape.total if shape.copies > 1 else 0,
+        run=shape.run, jump=shape.jump, unit=shape.unit, base=shape.base, chunk=chunk, chunks=chunks,
+        group=shape.group, weight_step=shape.weight_step, **({"split": 1} | more),
+    )  # fmt: skip
+    return Launch(family, kernel, (shape.tiles, chunks), (shape.across * shape.down,), shared, geometry)
 
 
 def cut(shape: Shape, limits: Limits) -> tuple[int, int, int]:
-    """Steps of a chunk, chunks, and the parts that a map cuts a chunk into."""
-    wanted = min(cdiv(limits.processors * WAVES, max(shape.tiles, 1)), MAX_CHUNKS)
-    chunks = max(1, min(wanted, shape.steps // (shape.down * LEAST_STEPS)))
+    """Steps of a chunk, chunks, and the parts that a map cuts one into: as many blocks as a device runs at a time."""
+    slots = limits.processors * RESIDENT
+    wanted = first = max(1, slots // max(shape.tiles, 1))
+    for some in range(first, first + 8):  # so many that hardly a slot is empty while the last blocks run
+        blocks = some * shape.tiles
+        if 10 * blocks >= 9 * cdiv(blocks, slots) * slots:
+            wanted = some
+            break
+    chunks = max(1, min(wanted, MAX_CHUNKS, shape.steps // (shape.down * LEAST_STEPS)))
     steps = cdiv(shape.steps, chunks)
     split = SPLIT if steps >= SPLIT * LEAST_STEPS * shape.down else 1
     chunk = max(1, cdiv(steps, shape.down * split)) * shape.down * split
@@ -222,114 +206,79 @@ def kept(shape: Shape, itemsize: int) -> int:
 @lru_cache(maxsize=1024)
 def reduction(
     name: str,  # "moments" or "sums"
-    outer: int, channels: int, inner: int, dtype: str, vectors: bool, careful: bool, then: str, limits: Limits,
+    outer: int, channels: int, inner: int, dtype: str, vectors: bool, careful: bool, then: str, kind: int,
+    limits: Limits,
 ) -> Plan:  # fmt: skip
-    """Sums per channel, and where `then` is the name of a map, that too. careful: with weights, or NaN to leave out."""
-    parts = 4 if name == "moments" else 2
-    whole = None
-    if then and not careful:
-        whole = on_chip(outer, channels, inner, dtype, vectors, 1 if name == "moments" else 2, limits)
+    """Sums per channel, and where `then` is the name of a map, that too.
+
+    careful: with weights, or NaN to leave out. The sums of a backward with frozen statistics are cut as others, and
+    their map is a launch of its own.
+    """
+    parts, arrays = (4, 1) if name == "moments" else (2, 2)
+    whole = None if careful else on_chip(outer, channels, inner, dtype, vectors, arrays, limits)
+    own_kind = (kind,) if name == "sums" else (IDENTITY,)  # moments are those of x
     if whole is not None:
         shape, keep, shared = whole
-        chunk = max(1, cdiv(shape.steps, shape.down)) * shape.down
-        only = launch(shape, shape.kernel(name, dtype, WITH_MAP), chunk, 1, 1, keep, shared)
-        return Plan((only,), parts * shape.columns, cdiv(shape.tiles, shape.group))
-    shape = shape_of(outer, channels, inner, dtype, vectors and not careful)
-    chunk, chunks, split = cut(shape, limits)
-    mode = CAREFUL if careful and name == "moments" else SUMS_ONLY
-    launches = [launch(shape, shape.kernel(name, dtype, mode), chunk, chunks)]
-    if then:
-        launches.append(map_launch(shape, then, dtype, careful, chunk, chunks, split))
+        chunk, chunks, split = max(1, cdiv(shape.steps, shape.down)) * shape.down, 1, 1
+    else:
+        shape, keep, shared = shape_of(outer, channels, inner, dtype, vectors and not careful), 0, 0
+        chunk, chunks, split = cut(shape, limits)
+    if whole is not None and then and then != "frozen":
+        names = [shape.kernel(name, dtype, WITH_MAP, kind)]
+        launches = [launch(shape, names[0], chunk, chunks, shared=shared, keep=keep)]
+    else:
+        launches = [
+            launch(shape, shape.kernel(name, dtype, CAREFUL if careful else SUMS_ONLY, *own_kind), chunk, chunks)
+        ]
+        if then:
+            launches.append(map_launch(shape, then, dtype, careful, kind, chunk, chunks, split))
     return Plan(tuple(launches), parts * chunks * shape.columns, cdiv(shape.tiles, shape.group))
 
 
 @lru_cache(maxsize=1024)
 def map_only(
-    name: str,  # "normalize" or "gradient"
-    outer: int, channels: int, inner: int, dtype: str, vectors: bool, careful: bool, limits: Limits,
+    name: str,  # "normalize", "finite", "gradient" or "frozen"
+    outer: int, channels: int, inner: int, dtype: str, vectors: bool, careful: bool, kind: int, limits: Limits,
 ) -> Plan:  # fmt: skip
     shape = shape_of(outer, channels, inner, dtype, vectors and not careful)
     chunk, chunks, split = cut(shape, limits)
-    return Plan((map_launch(shape, name, dtype, careful, chunk, chunks, split),), 0, 0)
+    return Plan((map_launch(shape, name, dtype, careful, kind, chunk, chunks, split),), 0, 0)
 
 
-def map_launch(shape: Shape, name: str, dtype: str, careful: bool, chunk: int, chunks: int, split: int) -> Launch:
-    mode = (CAREFUL if careful else SUMS_ONLY,) if name == "gradient" else ()
-    return launch(shape, shape.kernel(name, dtype, *mode), chunk // split, chunks * split, split)
-
-
-def move(channels: int) -> Plan:
-    geometry = PACK_GEOMETRY.pack(channels, *(0 for _ in GEOMETRY[1:]))
-    return Plan((Launch("move", (cdiv(channels, THREADS), 1), THREADS, 0, geometry),), 0, 0)
-
-
-# Rows: layer, group, instance and RMS norm ---------------------------------------------------------------------------
-
-ROW_BLOCKS = 8  # per processor; they go on from row to row
-WARP_ROW = 4  # vectors per thread up to which a warp has a row of its own
-KEPT_AFFINE = 48 << 10  # bytes of gamma and beta that a block may keep
-
-
-@lru_cache(maxsize=1024)
-def rows(
-    name: str,  # "rows_forward" or "rows_backward"
-    shape: tuple[int, int, int, int], dtype: str, vectors: bool, affine: bool, limits: Limits,
-) -> Plan:  # fmt: skip
-    """x is (N, G, K, L); affine: there is a gamma or a beta."""
-    n, groups, channels, positions = shape
-    size, itemsize, many = channels * positions, ITEMSIZE[dtype], n * groups
-    vector = gcd(positions if positions > 1 else size, VECTOR_BYTES // itemsize) if vectors else 1
-    across = 32 if size // vector <= 32 * WARP_ROW else THREADS
-    affine_bytes = 2 * size * max(itemsize, 4)
-    keeps_affine = affine and size > 0 and groups == 1 and positions == 1 and affine_bytes <= KEPT_AFFINE
-    affine_bytes = cdiv(affine_bytes, 16) * 16 if keeps_affine else 0
-    keep = cdiv(size // vector, across)
-    kept_bytes = keep * THREADS * vector * itemsize * (1 if name == "rows_forward" else 2)
-    if affine_bytes + kept_bytes > limits.shared - STATIC_SHARED:
-        keep = kept_bytes = 0
-    values = {"channels": groups * channels, "inner": max(positions, 1), "copies": int(keeps_affine), "steps": many}
-    values |= {"run": size, "group": max(groups, 1), "keep": keep}
-    geometry = PACK_GEOMETRY.pack(*[values.get(field, 0) for field in GEOMETRY])
-    blocks = max(1, min(cdiv(many, THREADS // across), limits.processors * ROW_BLOCKS))
-    kernel = f"{name}<{NAMES[dtype]}, {vector}, {across}>"
-    return Plan((Launch(kernel, (blocks, 1), THREADS, affine_bytes + kept_bytes, geometry),), 0, 0)
-
-
-@lru_cache(maxsize=1024)
-def row_params(shape: tuple[int, int, int, int], dtype: str, vectors: bool, limits: Limits) -> Plan:
-    """The sums of dgamma and dbeta, cut as those of a batch norm over (N, G * K, L)."""
-    n, groups, channels, positions = shape
-    itemsize = ITEMSIZE[dtype]
-    if positions == 0:
-        n, positions = 0, 1
-    # a vector is of one row: it divides the values of a row
-    vector = gcd(channels * positions, VECTOR_BYTES // itemsize) if vectors else 1
-    if positions == 1 or positions * itemsize < SHORT_RUN:
-        cut_of = rows_of_channels(n, groups * channels, positions, itemsize, vector)
-        if cut_of.copies > 1 and n % cut_of.copies:
-            cut_of = rows_of_channels(1, groups * channels, positions, itemsize, vector)._replace(steps=n)
+def map_launch(
+    shape: Shape, name: str, dtype: str, careful: bool, kind: int, chunk: int, chunks: int, split: int
+) -> Launch:
+    """normalize, or "finite": normalize that looks for infinity; gradient, or "frozen": that of frozen statistics."""
+    if name in ("normalize", "finite"):
+        kernel = shape.kernel("normalize", dtype, kind, int(name == "finite"))
     else:
-        cut_of = channel_runs(n, groups * channels, positions, vector)
-    chunk, chunks, _ = cut(cut_of, limits)
-    cut_of = cut_of._replace(total=0)
-    only = launch(cut_of, cut_of.kernel("rows_params", dtype), chunk, chunks, split=channels)
-    return Plan((only,), 2 * chunks * cut_of.columns, cdiv(cut_of.tiles, cut_of.group))
+        kernel = shape.kernel(
+            "gradient", dtype, FROZEN if name == "frozen" else CAREFUL if careful else SUMS_ONLY, kind
+        )
+    streams = int(shape.total * ITEMSIZE[dtype] >= STREAMED)
+    return launch(shape, kernel, chunk // split, chunks * split, split=split, streams=streams)
 
 
-def row_kernels(dtype: str) -> list[str]:
-    """Every name that the plans of rows may ask for, for one type of elements."""
-    itemsize = ITEMSIZE[dtype]
-    names = []
-    for power in range((VECTOR_BYTES // itemsize).bit_length()):
-        vector = 1 << power
-        for across in (32, THREADS):
-            names += [f"{name}<{NAMES[dtype]}, {vector}, {across}>" for name in ("rows_forward", "rows_backward")]
-        narrow = rows_of_channels(1, vector, 1, itemsize, vector)
-        names += [shape.kernel("rows_params", dtype) for shape in (narrow, channel_runs(1, 1, vector, vector))]
-    return names
+PER_CHANNEL = {  # kernels of one thread per channel, and their families
+    "finish_stats": "channels",
+    "finish_gradients": "channels",
+    "move_statistics": "statistics",
+    "merge_sets": "statistics",
+}
 
 
-def channel_kernels(dtype: str) -> list[str]:
+@lru_cache(maxsize=1024)
+def per_channel(name: str, channels: int) -> Plan:
+    family = PER_CHANNEL[name]
+    geometry = (STATISTICS_JOB if family == "statistics" else JOB).place(channels=channels)
+    return Plan((Launch(family, name, (cdiv(channels, THREADS), 1), (THREADS,), 0, geometry),), 0, 0)
+
+
+def per_channel_kernels(family: str) -> list[str]:
+    return [name for name, of in PER_CHANNEL.items() if of == family]
+
+
+def channel_kernels(dtype: str, kinds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
     """Every name that the plans of batch norm may ask for, for one type of elements."""
     itemsize = ITEMSIZE[dtype]
     names = []
@@ -338,10 +287,17 @@ def channel_kernels(dtype: str) -> list[str]:
         narrow = rows_of_channels(1, vector, 1, itemsize, vector)
         runs = channel_runs(1, 1, vector, vector)
         large = channel_runs(1, 1, vector, vector, 2 * THREADS)
-        for shape in (narrow, runs):
-            names += [shape.kernel(name, dtype, mode) for name in ("moments", "sums") for mode in (SUMS_ONLY, WITH_MAP)]
-            names += [shape.kernel("normalize", dtype), shape.kernel("gradient", dtype, SUMS_ONLY)]
-            if vector == 1:
-                names += [shape.kernel(name, dtype, CAREFUL) for name in ("moments", "gradient")]
-        names += [large.kernel(name, dtype, WITH_MAP) for name in ("moments", "sums")]
+        careful = (CAREFUL,) if vector == 1 else ()
+        for shape in (narrow, runs, large):
+            names += [shape.kernel("moments", dtype, SUMS_ONLY, IDENTITY)]
+            if shape is not large:
+                names += [shape.kernel("moments", dtype, mode, IDENTITY) for mode in careful]
+            for kind in kinds:
+                names += [shape.kernel(name, dtype, WITH_MAP, kind) for name in ("moments", "sums")]
+                names += [shape.kernel("sums", dtype, SUMS_ONLY, kind), shape.kernel("gradient", dtype, FROZEN, kind)]
+                if shape is large:
+                    continue
+                names += [shape.kernel("normalize", dtype, kind, finite) for finite in (0, 1)]
+                names += [shape.kernel("gradient", dtype, mode, kind) for mode in (SUMS_ONLY, *careful)]
+                names += [shape.kernel("sums", dtype, mode, kind) for mode in careful]
     return names

@@ -1,288 +1,292 @@
-// Layer, group, instance and RMS normalization: a row of K * L contiguous values has a statistic of its own, and gamma
-// and beta belong to the channel of a value, g K + i / L for value i of a row of group g.
+// Layer, group, instance and RMS normalization: a row of contiguous values has a statistic of its own, and gamma and
+// beta belong to the channel of a value.
 //
 //     rows_forward    y, and mean and 1/std per row
-//     rows_backward   dx, by two sums per row
-//     rows_params     dgamma and dbeta: sums over all rows, in the way of the channels
+//     rows_backward   dx, by two sums per row; PARAMS: partial sums of dgamma and dbeta too
+//     rows_params     joins those
 //
-// TX threads work on a row, 256 / TX rows side by side in a block, and blocks go on from row to row. What a thread has
-// read it keeps in shared memory where the row fits; gamma and beta are kept too, where all rows have the same ones.
-//
-// In the job of the first two: steps rows of run values, inner = L, group = G; copies says that gamma and beta are
-// kept. In all: mean and scale are the vectors mean and rstd of the rows, and weighted means RMS.
+// <T, V, STEPS, WIDE, KIND, ...>: elements of type T are read V at a time. A row belongs to job.lanes lanes of a warp,
+// or where it is WIDE to all threads of a block; blocks go on from row to row. A thread holds its STEPS vectors in
+// registers, so that memory is read once. With STEPS 0, of rows that are too long for that, it reads them again.
 
-enum { ROW_THREADS = 256 };
+enum { ROW_THREADS = 256, ROW_WARPS = 8 };
 
-template <class T>
-BN_DEV void finish_channel(const Job&, i64, const Moments&) {}
+struct RowJob {
+  const void* x;
+  const void* dy;
+  void* y;  // or dx
+  const double* gamma;  // of the channels; null where absent
+  const double* beta;
+  double* mean;  // of the rows
+  double* rstd;
+  double* dgamma;
+  double* dbeta;
+  double* partial;  // (blocks, 2, size): sums of dy and dy (x - mean) rstd
+  // options
+  i64 rule;  // BN_VARIANCE or BN_MEAN_SQUARE
+  double slope, eps;
+  // geometry: row_plans.py says what it means
+  i64 rows, size, inner, groups, lanes, side, affine, streams, blocks;
+};
 
-template <class T>
-BN_DEV void finish_channel(const Job& job, i64 c, const Sums& sum) {
-  job.dbeta[c] = sum.v[0];
-  job.dgamma[c] = sum.v[1];
-}
+// Sums over the threads of a row, in all of them.
+template <bool WIDE>
+struct RowSums {
+  double* memory;  // where WIDE, of 2 * 2 * ROW_WARPS numbers: half of it may still be read while the other is written
+  int lanes, half;
 
-// The sum over the TX threads of a row, in all of them.
-template <class S, int TX>
-BN_DEV S join_row(S sum) {
-  const int tid = threadIdx.x;
+  template <int P>
+  BN_MEMBER void add(double (&v)[P]) {
 #pragma unroll 1
-  for (int d = 16; d > 0; d >>= 1) {
-    S other;
+    for (int d = lanes / 2; d > 0; d /= 2)
 #pragma unroll
-    for (int i = 0; i < S::PARTS; ++i) other.v[i] = __shfl_down_sync(~0u, sum.v[i], d);
-    sum.join(other);
-  }
-  if (TX == 32) {
+      for (int p = 0; p < P; ++p) v[p] += __shfl_xor_sync(~0u, v[p], d);
+    if (!WIDE) return;
+    double* to = memory + half * (2 * ROW_WARPS);
+    half = 1 - half;
 #pragma unroll
-    for (int i = 0; i < S::PARTS; ++i) sum.v[i] = __shfl_sync(~0u, sum.v[i], 0);
-    return sum;
-  }
-  BN_SHARED(double, memory, S::PARTS * (ROW_THREADS / 32));
-  __syncthreads();  // the row before has read it
-  if (tid % 32 == 0) {
+    for (int p = 0; p < P; ++p)
+      if (threadIdx.x % 32 == 0) to[p * ROW_WARPS + threadIdx.x / 32] = v[p];
+    __syncthreads();
 #pragma unroll
-    for (int i = 0; i < S::PARTS; ++i) memory[tid / 32 * S::PARTS + i] = sum.v[i];
-  }
-  __syncthreads();
-  S total = nothing<S>();
-#pragma unroll 1
-  for (int w = 0; w < TX / 32; ++w) {
-    S other;
+    for (int p = 0; p < P; ++p) {
+      v[p] = 0.0;
 #pragma unroll
-    for (int i = 0; i < S::PARTS; ++i) other.v[i] = memory[(tid / TX * (TX / 32) + w) * S::PARTS + i];
-    total.join(other);
+      for (int i = 0; i < ROW_WARPS; ++i) v[p] += to[p * ROW_WARPS + i];
+    }
   }
-  return total;
-}
+  BN_MEMBER double add(double v) {
+    double only[1] = {v};
+    add(only);
+    return only[0];
+  }
+  // Whether it is so in any row that this warp takes part in: the warp then acts as one.
+  BN_MEMBER bool any(bool so) const { return WIDE ? so : __any_sync(~0u, so); }
+};
 
-// Gamma and beta of the values of a row, in the type of computation.
-template <class A>
+// Gamma and beta of V values side by side, in the type of computation. Where all rows have the same ones a block keeps
+// them in shared memory.
+template <class A, int V>
 struct Affine {
-  const Job* job;
-  const A* kept;  // gamma, then beta; or null
-  i64 first;      // channel of the row
+  static constexpr int WIDE = V * sizeof(A) > 16 ? 16 / sizeof(A) : V;
+  A gamma[V], beta[V];
 
-  BN_MEMBER i64 channel(i64 i) const { return first + (job->inner == 1 ? i : quotient(i, job->inner)); }
-  BN_MEMBER A gamma(i64 i) const { return kept ? kept[i] : job->gamma ? (A)job->gamma[channel(i)] : (A)1; }
-  BN_MEMBER A beta(i64 i) const { return kept ? kept[job->run + i] : job->beta ? (A)job->beta[channel(i)] : (A)0; }
+  BN_MEMBER void get(const RowJob& job, const A* kept, i64 first, i64 i, bool both) {
+    if (kept) {
+      read(kept + i, gamma);
+      if (both) read(kept + beta_at(job) + i, beta);
+    } else if (job.inner == 1) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) set(job, first + i + v, v, both);
+    } else {
+      set(job, first + (job.inner == job.size ? 0 : quotient(i, job.inner)), 0, both);
+#pragma unroll
+      for (int v = 1; v < V; ++v) {
+        gamma[v] = gamma[0];
+        beta[v] = beta[0];
+      }
+    }
+  }
+  static BN_MEMBER i64 beta_at(const RowJob& job) { return (job.size + 3) / 4 * 4; }
+  static BN_MEMBER void read(const A* from, A (&to)[V]) {
+#pragma unroll
+    for (int w = 0; w < V; w += WIDE) {
+      const Vector<A, WIDE> some = load<A, WIDE>(from + w);
+#pragma unroll
+      for (int v = 0; v < WIDE; ++v) to[w + v] = some.v[v];
+    }
+  }
+  BN_MEMBER void set(const RowJob& job, i64 c, int v, bool both) {
+    gamma[v] = job.gamma ? (A)job.gamma[c] : (A)1;
+    if (both) beta[v] = job.beta ? (A)job.beta[c] : (A)0;
+  }
 };
 
 template <class A>
-BN_DEV const A* keep_affine(const Job& job, unsigned char* memory) {
-  if (!job.copies) return nullptr;
+BN_DEV const A* keep_affine(const RowJob& job, unsigned char* memory) {
+  if (!job.affine) return nullptr;
   A* kept = reinterpret_cast<A*>(memory);
-  for (i64 i = threadIdx.x; i < job.run; i += ROW_THREADS) {
+  const i64 beta = Affine<A, 1>::beta_at(job);
+  for (i64 i = threadIdx.x; i < job.size; i += ROW_THREADS) {
     kept[i] = job.gamma ? (A)job.gamma[i] : (A)1;
-    kept[job.run + i] = job.beta ? (A)job.beta[i] : (A)0;
+    kept[beta + i] = job.beta ? (A)job.beta[i] : (A)0;
   }
   __syncthreads();
   return kept;
 }
 
-// What a thread works on: steps vectors of a row, TX of them apart.
-template <class T, int V, int TX>
+// What a thread works on: of the row `index`, from `offset` on, steps vectors that are `stride` values apart. Rows that
+// are held in registers are short.
+template <int V, int STEPS, bool WIDE>
 struct Row {
-  typedef typename Compute<T>::type A;
-  i64 index, at, steps, offset;  // offset: of the thread's first value in the row
-  bool inside;
+  typedef typename Pick<(STEPS > 0), int, i64>::type Int;
+  i64 index, start, channel;
+  Int offset, stride, steps;
+  bool inside, leads;
 
-  BN_MEMBER Row(const Job& job, i64 first) {
-    const int tx = threadIdx.x % TX;
-    index = first + threadIdx.x / TX;
-    inside = index < job.steps;
-    offset = (i64)tx * V;
-    at = (inside ? index : 0) * job.run + offset;
-    const i64 vectors = job.run / V;
-    steps = inside && tx < vectors ? (vectors - tx + TX - 1) / TX : 0;
+  BN_MEMBER Row(const RowJob& job, i64 first) {
+    const int tx = WIDE ? threadIdx.x : threadIdx.x & (int)(job.lanes - 1);
+    index = WIDE ? first : first + threadIdx.x / (int)job.lanes;
+    inside = index < job.rows;
+    leads = inside && tx == 0;
+    start = (inside ? index : 0) * job.size;
+    offset = (Int)tx * V;
+    stride = (Int)(WIDE ? ROW_THREADS : job.lanes) * V;
+    steps = inside && offset < job.size ? (Int)quotient(job.size - offset + stride - 1, stride) : 0;
+    channel = job.groups == 1 ? 0 : index % job.groups * quotient(job.size, job.inner);
   }
-  BN_MEMBER i64 channel(const Job& job) const { return index % job.group * quotient(job.run, job.inner); }
 };
 
-template <class T, int V, int TX>
-__global__ void __launch_bounds__(ROW_THREADS, 2) rows_forward(Job job) {
+// Statistics ---------------------------------------------------------------------------------------------------------
+
+struct RowStats {
+  double mean, var;
+};
+
+// From sums about a center: s = sum (x - center), q = sum (x - center)^2.
+BN_DEV RowStats row_stats(const RowJob& job, double center, double s, double q) {
+  const double n = (double)job.size, m2 = q - s * (s / n);
+  if (job.rule == BN_MEAN_SQUARE) return {0.0, q / n};  // center is 0
+  return {center + s / n, (m2 < 0.0 ? 0.0 : m2) / n};
+}
+
+// The same once more in float64, for the rows whose squares left the range of float: all in two passes over registers.
+template <class T, int V, int STEPS, bool WIDE>
+BN_DEV RowStats exact_stats(
+    const RowJob& job, const Row<V, STEPS, WIDE>& row, const Vector<T, V> (&t)[STEPS], double center,
+    RowSums<WIDE>& sums) {
+  double s = 0.0, both[2] = {0.0, 0.0};
+  const auto each = [&](const auto& use) {
+#pragma unroll
+    for (int j = 0; j < STEPS; ++j)
+      if (j < row.steps) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) use(exact(widen(t[j].v[v])));
+      }
+  };
+  if (job.rule != BN_MEAN_SQUARE) {
+    each([&](double value) { s += value - center; });
+    center += sums.add(s) / (double)job.size;
+  }
+  each([&](double value) {
+    both[0] += value - center;
+    both[1] = fma(value - center, value - center, both[1]);
+  });
+  sums.add(both);
+  return row_stats(job, center, both[0], both[1]);
+}
+
+template <class T, int V, int STEPS, bool WIDE>
+BN_DEV RowStats stats_of(
+    const RowJob& job, const Row<V, STEPS, WIDE>& row, const Vector<T, V> (&t)[STEPS], RowSums<WIDE>& sums) {
   typedef typename Compute<T>::type A;
-  unsigned char* memory = dynamic_memory(job.copies || job.keep);
-  const A* affine = keep_affine<A>(job, memory);
-  const i64 kept_bytes = job.copies ? (2 * job.run * (i64)sizeof(A) + 15) / 16 * 16 : 0;
-  Vector<T, V>* kept = job.keep ? reinterpret_cast<Vector<T, V>*>(memory + kept_bytes) + threadIdx.x : nullptr;
+  const bool about_zero = job.rule == BN_MEAN_SQUARE || job.size == 0;
+  const A first = about_zero ? (A)0 : (A)widen(static_cast<const T*>(job.x)[row.start]);
+  A center = first;
+  const auto each = [&](const auto& use) {
+#pragma unroll
+    for (int j = 0; j < STEPS; ++j)
+      if (j < row.steps) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) use(widen(t[j].v[v]));
+      }
+  };
+  if (job.rule != BN_MEAN_SQUARE) {
+    A s = 0;
+    each([&](A value) { s += value - first; });
+    center += (A)(sums.add(s) / (double)job.size);
+  }
+  A s = 0, q = 0;
+  each([&](A value) {
+    const A d = value - center;
+    s += d;
+    q = fused(d, d, q);
+  });
+  double both[2] = {s, q};
+  sums.add(both);
+  RowStats found = row_stats(job, center, both[0], both[1]);
+  if (Compute<T>::in_range) return found;
+  const bool bad = row.inside && !(both[1] >= 1e-30 * (double)job.size && bn_finite(both[1]));
+  if (rarely(sums.any(bad))) {  // small squares are 0 of float; so are those of a constant row, which is exact as it is
+    double off = 0.0;
+    each([&](A value) { off += !(value == center); });
+    const bool again = sums.add(off) != 0.0 && bad;
+    if (sums.any(again)) {
+      const RowStats better = exact_stats<T, V, STEPS, WIDE>(job, row, t, (double)first, sums);
+      if (again) found = better;
+    }
+  }
+  return found;
+}
+
+// Of a long row, from memory.
+template <class T, int V>
+BN_DEV RowStats stats_of(const RowJob& job, const Row<V, 0, true>& row, RowSums<true>& sums) {
+  typedef typename Compute<T>::type A;
+  State<A, 1> state;
+  const T* x = static_cast<const T*>(job.x) + row.start;
+  const Walk<false> walk(row.offset, row.stride);
+  add_steps<T, V, 1, ROW_THREADS, false>(x, walk, row.steps, state, (Vector<T, V>*)nullptr);
+  const Moments own = state.get(0);
+  const double center = (double)(A)widen(x[0]), n = (double)job.size;
+  const double own_away = own.center - center + own.away, away = sums.add(own.n == 0.0 ? 0.0 : own.n * own_away) / n;
+  const double gap = own_away - away, mean = center + away;
+  const double var = sums.add(own.n == 0.0 ? 0.0 : own.m2 + gap * own.n * gap) / n;
+  if (job.rule == BN_MEAN_SQUARE) return {0.0, var + mean * mean};
+  return {mean, var};
+}
+
+// The vectors of a row, one after the other: use(vector j of this thread, its first value in the row).
+template <int V, int STEPS, bool WIDE, class Use>
+BN_DEV void for_vectors(const Row<V, STEPS, WIDE>& row, const Use& use) {
+  if (STEPS > 0) {
+#pragma unroll
+    for (int j = 0; j < STEPS; ++j)
+      if (j < row.steps) use(j, row.offset + j * row.stride);
+  } else {
+#pragma unroll 2
+    for (i64 j = 0; j < row.steps; ++j) use(0, row.offset + j * row.stride);
+  }
+}
+
+template <class T, int V, int STEPS, int WIDE, int KIND>
+__global__ void __launch_bounds__(ROW_THREADS, STEPS == 4 ? 3 : 2) rows_forward(RowJob job) {
+  typedef typename Compute<T>::type A;
+  constexpr int HELD = STEPS > 0 ? STEPS : 1;
+  BN_SHARED(double, memory, 4 * ROW_WARPS);
+  const A* affine = keep_affine<A>(job, dynamic_memory(job.affine));
+  RowSums<WIDE != 0> sums = {memory, WIDE ? 32 : (int)job.lanes, 0};
   const T* x = static_cast<const T*>(job.x);
   T* y = static_cast<T*>(job.y);
-  const i64 side = ROW_THREADS / TX;
+  const A slope = slope_of<KIND, A>(job.slope);
 #pragma unroll 1
-  for (i64 first = blockIdx.x * side; first < job.steps; first += gridDim.x * side) {
-    const Row<T, V, TX> row(job, first);
-    State<A, 1> state;
-    state.n = state.m2[0] = 0.0;
-    state.high[0] = state.low[0] = 0;
-    add_steps<T, V, 1, ROW_THREADS, true>(x, Walk(row.at, TX * V), row.steps, state, kept);
-    const Moments sum = join_row<Moments, TX>(state.get(0));
-    const double n = sum.v[0], average = sum.v[1] + sum.v[2], m2 = sum.v[3];
-    const double var = n > 0.0 ? m2 / n + (job.weighted ? average * average : 0.0) : 0.0;
-    const double mean = job.weighted ? 0.0 : average, rstd = bn_rstd(var, job.eps, n);
-    if (row.inside && row.offset == 0) {
-      const_cast<double*>(job.mean)[row.index] = mean;
-      const_cast<double*>(job.scale)[row.index] = rstd;
+  for (i64 first = blockIdx.x * job.side; first < job.rows; first += gridDim.x * job.side) {
+    const Row<V, STEPS, WIDE != 0> row(job, first);
+    Vector<T, V> t[HELD];
+    RowStats stats;
+    if constexpr (STEPS > 0) {
+      for_vectors(row, [&](int j, auto i) { t[j] = load<T, V>(x + row.start + i); });
+      stats = stats_of<T, V, STEPS, WIDE != 0>(job, row, t, sums);
+    } else {
+      stats = stats_of<T, V>(job, row, sums);
+    }
+    if (job.size == 0) stats = {0.0, 0.0};
+    const double mean = stats.mean, rstd = bn_rstd(stats.var, job.eps, (double)job.size);
+    if (row.leads) {
+      job.mean[row.index] = mean;
+      job.rstd[row.index] = rstd;
     }
     const A h = (A)mean, r = (A)rstd, low = (A)bn_fold((double)h, mean, rstd, 0.0);
-    const Affine<A> of = {&job, affine, row.channel(job)};
-    const Vector<T, V>* next = kept;
-    i64 at = row.at, i = row.offset;
-#pragma unroll 2
-    for (i64 step = 0; step < row.steps; ++step, at += TX * V, i += TX * V) {
-      Vector<T, V> t;
-      if (kept) {
-        t = *next;
-        next += ROW_THREADS;
-      } else {
-        t = load<T, V>(x + at);
-      }
+    for_vectors(row, [&](int j, auto i) {
+      Affine<A, V> of;
+      of.get(job, affine, row.channel, i, true);
+      if (STEPS == 0) t[j] = load<T, V>(x + row.start + i);
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        const A result = fused(fused(widen(t.v[v]) - h, r, low), of.gamma(i + v), of.beta(i + v));
-        narrow(job.relu && result <= 0 ? (A)0 : result, t.v[v]);
+        const A result = fused(fused(widen(t[j].v[v]) - h, r, low), of.gamma[v], of.beta[v]);
+        narrow(bn_act(KIND, slope, result), t[j].v[v]);
       }
-      store<T, V>(y + at, t);
-    }
+      put<T, V>(y + row.start + i, t[j], job.streams);
+    });
   }
-}
-
-// dy gamma, or 0 where the ReLU of the forward was.
-template <class A>
-BN_DEV A pulled(const Job& job, const Affine<A>& of, i64 i, A dy, A normalized) {
-  const A gamma = of.gamma(i);
-  return job.relu && fused(normalized, gamma, of.beta(i)) <= 0 ? (A)0 : dy * gamma;
-}
-
-template <class T, int V, int TX>
-__global__ void __launch_bounds__(ROW_THREADS, 2) rows_backward(Job job) {
-  typedef typename Compute<T>::type A;
-  unsigned char* memory = dynamic_memory(job.copies || job.keep);
-  const A* affine = keep_affine<A>(job, memory);
-  const i64 kept_bytes = job.copies ? (2 * job.run * (i64)sizeof(A) + 15) / 16 * 16 : 0;
-  Vector<T, V>* kept = job.keep ? reinterpret_cast<Vector<T, V>*>(memory + kept_bytes) + threadIdx.x : nullptr;
-  const T* x = static_cast<const T*>(job.x);
-  const T* dy = static_cast<const T*>(job.dy);
-  T* dx = static_cast<T*>(job.y);
-  const i64 side = ROW_THREADS / TX;
-#pragma unroll 1
-  for (i64 first = blockIdx.x * side; first < job.steps; first += gridDim.x * side) {
-    const Row<T, V, TX> row(job, first);
-    const double mean = row.inside ? job.mean[row.index] : 0.0, rstd = row.inside ? job.scale[row.index] : 0.0;
-    const A h = (A)mean, r = (A)rstd, low = (A)bn_fold((double)h, mean, rstd, 0.0);
-    const Affine<A> of = {&job, affine, row.channel(job)};
-    Sums sum = nothing<Sums>();
-    Vector<T, V>* next = kept;
-    i64 at = row.at, i = row.offset;
-#pragma unroll 2
-    for (i64 step = 0; step < row.steps; ++step, at += TX * V, i += TX * V) {
-      const Vector<T, V> t = load<T, V>(x + at), e = load<T, V>(dy + at);
-      if (kept) {
-        next[0] = t;
-        next[job.keep * ROW_THREADS] = e;
-        next += ROW_THREADS;
-      }
-      A s = 0, d = 0;
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
-        const A away = widen(t.v[v]) - h, g = pulled(job, of, i + v, (A)widen(e.v[v]), fused(away, r, low));
-        s += g;
-        d = fused(g, away, d);
-      }
-      double s_ = s, d_ = d;
-      const A small = (A)(1e-30 * V);
-      if (!Compute<T>::in_range && (!(d - d == 0) || (size_of(d) < small && s != 0))) {  // once more, in float64
-        d_ = 0.0;
-#pragma unroll 1
-        for (int v = 0; v < V; ++v) {
-          const A value = widen(x[at + v]), gradient = widen(dy[at + v]);
-          d_ += exact(pulled(job, of, i + v, gradient, fused(value - h, r, low))) * (exact(value) - exact(h));
-        }
-      }
-      sum.v[0] += s_;
-      sum.v[1] += d_;
-    }
-    sum = join_row<Sums, TX>(sum);
-    const double size = (double)job.run, gap = mean - (double)h, dot = sum.v[1] - gap * sum.v[0];
-    const double slope = bn_grad_b(rstd, dot, size), rest = job.weighted ? 0.0 : bn_grad_c(sum.v[0], size);
-    const A b = (A)slope, c = (A)(rest - slope * gap);
-    next = kept;
-    at = row.at;
-    i = row.offset;
-#pragma unroll 2
-    for (i64 step = 0; step < row.steps; ++step, at += TX * V, i += TX * V) {
-      Vector<T, V> t, e;
-      if (kept) {
-        t = next[0];
-        e = next[job.keep * ROW_THREADS];
-        next += ROW_THREADS;
-      } else {
-        t = load<T, V>(x + at);
-        e = load<T, V>(dy + at);
-      }
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
-        const A away = widen(t.v[v]) - h, g = pulled(job, of, i + v, (A)widen(e.v[v]), fused(away, r, low));
-        narrow(r * (g + fused(away, b, c)), t.v[v]);
-      }
-      store<T, V>(dx + at, t);
-    }
-  }
-}
-
-// dgamma = sum dy (x - mean) rstd and dbeta = sum dy over all rows. The geometry is that of a reduction per channel,
-// with split = K, the channels of a group; the V columns of a step are of one row, and there is no rest.
-template <class T, int V, int K, int BX, int BY>
-__global__ void __launch_bounds__(BX* BY, 2) rows_params(Job job) {
-  typedef typename Compute<T>::type A;
-  const int tx = threadIdx.x % BX, ty = threadIdx.x / BX;
-  const i64 g = blockIdx.y, column = ((i64)blockIdx.x * BX + tx) * K;
-  const i64 first = g * job.chunk + ty, end = least((g + 1) * job.chunk, job.steps);
-  const T* x = static_cast<const T*>(job.x);
-  const T* dy = static_cast<const T*>(job.dy);
-  const bool inside = column < job.columns;
-  i64 steps = inside && first < end ? (end - first + BY - 1) / BY : 0;
-  const i64 plane = job.channels * job.inner, copy = quotient(column, plane);
-  const i64 channel = inside ? channel_of(job, column) : 0;
-  const i64 groups = quotient(job.channels, job.split), group = quotient(channel, job.split);
-  Sums sum[K];
-#pragma unroll
-  for (int k = 0; k < K; ++k) sum[k] = nothing<Sums>();
-  Walk walk(job, column, first, BY);
-#pragma unroll 1
-  while (steps > 0) {
-    const int many = (int)least(BATCH, steps);
-    A s[K], d[K];
-#pragma unroll
-    for (int k = 0; k < K; ++k) s[k] = d[k] = 0;
-#pragma unroll
-    for (int u = 0; u < BATCH; ++u)
-      if (u < many) {
-        const i64 row = (walk.row * job.copies + copy) * groups + group;
-        const double mean = job.mean[row], rstd = job.scale[row];
-        const A h = (A)mean, r = (A)rstd, low = (A)bn_fold((double)h, mean, rstd, 0.0);
-        const Vector<T, V> t = load<T, V>(x + walk.at), e = load<T, V>(dy + walk.at);
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-          const int k = K > 1 ? v : 0;
-          const A normalized = fused(widen(t.v[v]) - h, r, low);
-          A gradient = widen(e.v[v]);
-          if (job.relu) {
-            const i64 c = K > 1 ? channel_of(job, column + v) : channel;
-            const A gamma = job.gamma ? (A)job.gamma[c] : (A)1, beta = job.beta ? (A)job.beta[c] : (A)0;
-            if (fused(normalized, gamma, beta) <= 0) gradient = 0;
-          }
-          s[k] += gradient;
-          d[k] = fused(gradient, normalized, d[k]);
-        }
-        walk.next();
-      }
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      sum[k].v[0] += s[k];
-      sum[k].v[1] += d[k];
-    }
-    steps -= many;
-  }
-  finish<T, Sums, K, BX, BY>(job, blockIdx.x, g, sum);
 }

@@ -1,17 +1,27 @@
-"""How statistics move on a device: the functions of `reference_statistics.py` on CuPy arrays, by array operations.
+"""How statistics move on a device: the functions of `reference_statistics.py` on CuPy arrays.
 
-They are vectors of a value per channel, so it is launches that cost, not arithmetic. Nothing here waits for the device.
+Nothing here waits for the device, but statistics with "raise", which are tested before they move.
 """
 
 from typing import Any
 
 import numpy as np
 
+from . import launching, plans
+from .jobs import PROPAGATE, SKIP, STATISTICS_JOB, TEST
+
 Array = Any  # cupy.ndarray
 Rule = tuple[Any, ...]  # of a bnorm.running.Statistics
 AVERAGE, POOL, FADE = range(3)
 EPSILON = float(np.finfo(np.float64).eps)
-NAMES = ("mean", "var", "low", "seen", "weight", "pairs", "last")  # of the arrays of a rule, from its second place on
+FLOAT64, INT32 = np.dtype("float64"), np.dtype("int32")
+
+MERGE = STATISTICS_JOB.packer("sets", "merged", "items")
+MOVE = STATISTICS_JOB.packer(
+    *("mean", "var", "low", "seen", "weight", "pairs", "last", "parts", "batch_seen", "batch_pairs", "batch_last"),
+    *("typical_at", "left", "mode", "wide", "whole", "replaces", "nonfinite", "momentum", "halflife", "ddof"),
+    *("uncounted", "typical"),
+)
 
 
 class LeftAlone:
@@ -39,6 +49,13 @@ class LeftAlone:
         return str(int(self))
 
 
+def assign(rule: Rule, source: Rule) -> None:
+    """Copy the arrays of the same statistics elsewhere into these."""
+    for to, values in zip(rule[1:9], source[1:9], strict=True):
+        if to is not None:
+            to[...] = values
+
+
 def known(
     mean: Array, var: Array, gamma: Array | None, beta: Array | None, eps: float, seen: Array | None = None
 ) -> Array:
@@ -57,15 +74,17 @@ def known(
 
 def merge(sets: list[Array]) -> Array:
     """Sets of values, each the parts (4, C) of some, as one; the mean of a channel without values is NaN."""
-    sets = list(sets)
-    while len(sets) > 1:  # neighbours in pairs, then pairs of pairs
-        pairs = zip(sets[::2], sets[1::2], strict=False)
-        sets = [np.stack(merged(a, b)) for a, b in pairs] + sets[len(sets) & ~1 :]
-    parts: Array = sets[0].copy()
-    nothing = parts[0] == 0
-    np.copyto(parts[1], np.nan, where=nothing)
-    np.copyto(parts[2:], 0.0, where=nothing)
-    return parts
+    stacked = np.stack(list(sets))
+    device = launching.device_of(stacked)
+    items, _, channels = stacked.shape
+    merged = device.empty((4, channels), FLOAT64)
+    run(device, "merge_sets", channels, MERGE(device.address(stacked), device.address(merged), items))
+    return merged
+
+
+def run(device: launching.Device, name: str, channels: int, job: bytes) -> None:
+    for launch in plans.per_channel(name, channels).launches if channels else ():
+        device.launch(launch, job)
 
 
 def move(
@@ -76,32 +95,36 @@ def move(
     last: Array | None = None,
     rows: int = 0,
     batches: int = 1,
-    typical: float = 0.0,
+    typical: Any = 0.0,
     skipped: bool = False,
     replace: bool = False,
 ) -> Any:
-    """Move statistics by a batch known by its parts, and count it; returns the channels left alone."""
-    mode, counters, nonfinite = rule[0], rule[8], rule[-1]
-    counts = mode != AVERAGE or rule[5] is not None
-    uncounted = float(counters[3]) * typical if mode == POOL or replace else 0.0
-    count = parts[0]
-    after, bad = moved(rule, parts, count if seen is None else seen, pairs, last, uncounted, replace)
-    left = LeftAlone(bad)
+    """Move statistics by a batch known by its parts, and count it; returns the channels left alone.
+
+    typical is a number, or an array of one on the device.
+    """
+    mode, counters, momentum, halflife, ddof, whole, nonfinite = rule[0], *rule[8:14]
+    uncounted = float(counters[3]) if mode == POOL or replace else 0.0
+    typical_at, typical = (None, typical) if isinstance(typical, float) else (typical, 0.0)
+    device = launching.device_of(parts)
+    channels = parts.shape[1]
+    left = device.empty((channels,), INT32)
+    given = (*rule[1:8], parts, seen, *((pairs, last) if mode == FADE else (None, None)), typical_at, left)
+    places = [device.address(array) for array in given]
+    numbers = momentum, halflife, ddof, uncounted, typical
+
+    def go(code: int) -> None:
+        switches = mode, rule[1].dtype == FLOAT64, whole, replace, code
+        run(device, "move_statistics", channels, MOVE(*places, *switches, *numbers))
+
     if nonfinite == "raise":
-        refuse(left, lambda: None)
-    kept = count > 0 if nonfinite == "propagate" else (count > 0) & (bad == 0)
-    if uncounted:
-        rule[4][...] += uncounted
+        go(TEST)
+        refuse(LeftAlone(left))
+    go(PROPAGATE if nonfinite == "propagate" else SKIP)
+    counts = mode != AVERAGE or rule[5] is not None
     counters[3] = 0 if counts or replace else counters[3] + batches
-    if not counts and not replace:
-        after["seen"] = rule[4]
-    if mode == AVERAGE and rule[5] is not None and not replace:
-        np.copyto(rule[5], rule[5] * (1 - rule[9]), where=count == 0)
-    for name, values in zip(NAMES, rule[1:8], strict=True):
-        if values is not None:
-            np.copyto(values, after[name].astype(values.dtype), where=kept)
     counters[:3] += [batches, skipped, rows]
-    return 0 if nonfinite in ("propagate", "raise") or not count.size else left
+    return 0 if nonfinite in ("propagate", "raise") or not channels else LeftAlone(left)
 
 
 def settle(rule: Rule, stats: Array, count: Any, size: int, left: Any = 0) -> Any:
@@ -133,102 +156,8 @@ def _batch_of(rule: Rule, stats: Array, count: Any, rows: int) -> tuple[Array, A
     return parts, n, weight * weight - square, n * 0 + float(rule[8][2] + rows)
 
 
-def refuse(left: LeftAlone, test: Any) -> None:
+def refuse(left: LeftAlone) -> None:
     """Wait for a test of the statistics, and raise where a channel would have to be left alone."""
-    if left.flags.size:
-        test()
-        if left:
-            of = left.flags.size
-            raise FloatingPointError(f"the batch mean or variance of {left} of {of} channels is not finite")
-
-
-def moved(rule: Rule, parts: Array, seen: Array, pairs: Any, last: Any, typical: Any, replace: bool) -> tuple[Any, Any]:
-    """The statistics after a batch, by name, and flags of the channels that would not be finite then."""
-    mode, arrays, (momentum, halflife, ddof, whole) = rule[0], rule[1:8], rule[9:13]
-    state = dict(zip(NAMES, arrays, strict=True))
-    mean_type, var_type = state["mean"].dtype, state["var"].dtype
-    state["seen"] = state["seen"] + typical
-    for name in ("mean", "var"):
-        state[name] = state[name].astype(np.float64, copy=False)
-    zero = np.zeros(parts.shape[1:], like=parts)
-    if state["weight"] is None:
-        state["weight"] = state["seen"] if mode == POOL else zero + np.inf
-    state = {name: zero if values is None or replace else values for name, values in state.items()}
-    batch = dict(zip(("count", "mean", "m2", "low"), parts, strict=True))
-    batch |= {"pairs": zero if pairs is None else pairs, "last": zero if last is None else last}
-
-    def divisor(weight: Array, pairs: Array) -> Array:
-        left = weight if ddof == 0 else pairs / weight if mode == FADE else weight - ddof
-        return np.where(left > 0, left, weight if whole else zero)
-
-    if mode == FADE and not replace:
-        state, batch = _faded(state, batch, halflife)
-    if mode == AVERAGE and not replace:
-        state |= _averaged(state, batch, momentum, divisor(batch["count"], zero))
-    else:
-        state |= _pooled(state, batch, divisor)
-    state["seen"] = state["seen"] + seen
-    if replace:
-        state |= {"weight": zero + np.inf if mode == AVERAGE else batch["count"], "last": batch["last"]}
-    fits = np.isfinite(state["mean"].astype(mean_type)) & np.isfinite(state["var"].astype(var_type))
-    return state, (~fits & (batch["count"] > 0)).astype(np.int32)
-
-
-def _averaged(state: Any, batch: Any, momentum: float, divisor: Array) -> dict[str, Array]:
-    settled = np.isinf(state["weight"])
-    faded = np.where(settled, 0, state["weight"] * (1 - momentum))
-    share = np.where(settled, momentum, 1 / (faded + 1))
-    first = ~settled & (faded == 0)
-    var = np.where(divisor > 0, batch["m2"] / divisor, np.nan)
-    return {
-        "mean": np.where(first, batch["mean"], state["mean"] + share * (batch["mean"] - state["mean"])),
-        "low": np.where(first, batch["low"], 0),
-        "var": np.where(first, var, state["var"] + share * (var - state["var"])),
-        "weight": np.where(settled, state["weight"], faded + 1),
-    }
-
-
-def _pooled(state: Any, batch: Any, divisor: Any) -> dict[str, Array]:
-    n, count = state["weight"], batch["count"]
-    m2 = state["var"] * divisor(n, state["pairs"])
-    values = [batch[name] for name in ("count", "mean", "m2", "low")]
-    total, mean, m2, low = merged([n, state["mean"], m2, state["low"]], values)
-    pairs = state["pairs"] + batch["pairs"] + 2 * n * count
-    by = divisor(total, pairs)
-    return {
-        "mean": mean,
-        "low": low,
-        "var": np.where(by > 0, m2 / np.where(by > 0, by, 1), state["var"]),
-        "weight": total,
-        "pairs": pairs,
-    }
-
-
-def _faded(state: Any, batch: Any, halflife: float) -> tuple[dict[str, Array], dict[str, Array]]:
-    age = (batch["last"] - state["last"]) / halflife
-    empty = state["weight"] == 0
-    older = np.where(empty, 0, np.exp2(-np.where(age > 0, age, 0)))
-    younger = np.where(empty, 1, np.exp2(np.where(age < 0, age, 0)))
-    state |= {"weight": state["weight"] * older, "pairs": state["pairs"] * older * older}
-    state |= {"last": np.where(empty | (age >= 0), batch["last"], state["last"])}
-    batch |= {name: batch[name] * younger for name in ("count", "m2")} | {"pairs": batch["pairs"] * younger * younger}
-    return state, batch
-
-
-def merged(a: Any, b: Any) -> list[Array]:
-    """Two sets, each count, mean, m2 and low, as one, channel by channel (Chan, Golub, LeVeque 1983)."""
-    count = a[0] + b[0]
-    share = b[0] / np.where(count == 0, 1, count)
-    high, rest = _sum_and_rest(b[1], -a[1])
-    delta = high + (rest + (b[3] - a[3]))
-    mean, rest = _sum_and_rest(a[1], delta * share)
-    mean, low = _sum_and_rest(mean, rest + a[3])
-    both = [count, mean, a[2] + (b[2] + delta * delta * (a[0] * share)), np.where(np.isfinite(low), low, 0)]
-    return [np.where(a[0] == 0, y, np.where(b[0] == 0, x, z)) for x, y, z in zip(a, b, both, strict=True)]
-
-
-def _sum_and_rest(a: Array, b: Array) -> tuple[Array, Array]:
-    """a + b, and exactly what rounding it took off (Knuth's two-sum)."""
-    total = a + b
-    of_b = total - a
-    return total, (a - (total - of_b)) + (b - of_b)
+    of = left.flags.size
+    if of and left:
+        raise FloatingPointError(f"the batch mean or variance of {left} of {of} channels is not finite")

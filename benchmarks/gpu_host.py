@@ -1,0 +1,136 @@
+"""`python -m benchmarks.gpu_host`: what a call on the GPU costs the host, without a GPU.
+
+CuPy is replaced by as little as the calls need: arrays that have an address and no memory, and kernels that do nothing.
+What is left is bnorm's own time before and between the launches. That of CuPy itself, for new arrays and for launches,
+comes on top.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from math import prod
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+
+SHAPE = (256, 64)
+CALLS = 3000
+
+
+class Data:
+    """The address of an array, apart from those of others."""
+
+    __slots__ = ("device_id", "ptr")
+    last = 0
+
+    def __init__(self) -> None:
+        Data.last += 1 << 20
+        self.device_id, self.ptr = 0, Data.last
+
+
+class Flags:
+    c_contiguous = True
+
+
+class Array:
+    """What CuPy's arrays are to a call, made once for each shape: making them is CuPy's time."""
+
+    device = SimpleNamespace(id=0)
+    flags = Flags()
+    made: ClassVar[dict[tuple[tuple[int, ...], np.dtype[Any]], "Array"]] = {}
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        self.shape, self.dtype, self.data = shape, np.dtype(dtype), Data()
+        self.ndim, self.size = len(shape), prod(shape)
+        self.nbytes = self.size * self.dtype.itemsize
+        strides = [prod(shape[i + 1 :]) * self.dtype.itemsize for i in range(len(shape))]
+        self.strides = tuple(strides)
+
+    def reshape(self, *shape: Any) -> "Array":
+        return empty(shape[0] if isinstance(shape[0], tuple) else shape, self.dtype)
+
+    def flatten(self) -> "Array":
+        return empty((self.size,), self.dtype)
+
+    def __getitem__(self, index: Any) -> "Array":
+        return empty(self.shape[1:], self.dtype) if isinstance(index, int) else self
+
+    def __iadd__(self, other: Any) -> "Array":
+        return self
+
+
+def empty(shape: tuple[int, ...], dtype: Any = float) -> Array:
+    key = shape, dtype
+    found = Array.made.get(key)
+    if found is None:
+        found = Array.made[key] = Array(shape, dtype)
+    return found
+
+
+class Module:
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def compile(self) -> None:
+        pass
+
+    def get_function(self, name: str) -> Callable[..., None]:
+        return lambda grid, block, args, shared_mem: None
+
+
+def stand_in() -> ModuleType:
+    stream = SimpleNamespace(ptr=0, is_capturing=lambda: False)
+    limits = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 227 << 10}
+    cupy: Any = ModuleType("cupy")
+    cupy.__version__, cupy.ndarray, cupy.RawModule = "14.2", Array, Module
+    cupy.empty = cupy.zeros = empty
+    cupy.asarray = lambda a: a if isinstance(a, Array) else empty(np.shape(a), np.asarray(a).dtype)
+    runtime = SimpleNamespace(getDevice=lambda: 0, getDeviceCount=lambda: 1)
+    cupy.cuda = SimpleNamespace(
+        Device=lambda index: SimpleNamespace(attributes=limits), runtime=runtime, get_current_stream=lambda: stream
+    )
+    return cupy
+
+
+def calls() -> dict[str, Callable[[], object]]:
+    """By name, on float32 of 256 rows and 64 columns; with a stand-in for CuPy in its place."""
+    import bnorm.functional as F
+    from bnorm.kernels import gpu
+
+    x, out = Array(SHAPE, "float32"), Array(SHAPE, "float32")
+    gamma, beta = Array(SHAPE[1:], "float64"), Array(SHAPE[1:], "float64")
+    rows = Array((SHAPE[0], 1, SHAPE[1], 1), "float32")
+    running = gamma, beta, 0.1, None, 0, "skip"
+    stats = Array((5, SHAPE[1]), "float64")
+    mean = Array((SHAPE[0],), "float64")
+    _, saved = F.batch_norm(x, gamma, beta, out=out)
+    _, of_rows = F.layer_norm(x, gamma, beta, normalized_shape=SHAPE[1], out=out)
+    return {
+        "gpu.forward": lambda: gpu.forward(x, gamma, beta, 1e-5, out=out),
+        "gpu.forward, running": lambda: gpu.forward(x, gamma, beta, 1e-5, running=running, out=out),
+        "gpu.forward, inference": lambda: gpu.forward(x, gamma, beta, 1e-5, gamma, beta, out=out),
+        "gpu.backward": lambda: gpu.backward(x, x, stats, 256.0, out=out),
+        "gpu.rows_forward": lambda: gpu.rows_forward(rows, gamma, beta, 1e-5, out=rows),
+        "gpu.rows_backward": lambda: gpu.rows_backward(rows, rows, mean, mean, gamma, beta, out=rows),
+        "F.batch_norm": lambda: F.batch_norm(x, gamma, beta, out=out),
+        "F.backward of it": lambda: F.backward(x, saved, out=out),
+        "F.layer_norm": lambda: F.layer_norm(x, gamma, beta, normalized_shape=SHAPE[1], out=out),
+        "F.backward of that": lambda: F.backward(x, of_rows, out=out),
+    }
+
+
+def main() -> None:
+    sys.modules["cupy"] = stand_in()
+    for name, call in calls().items():
+        seconds = []
+        for _ in range(CALLS):
+            start = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - start)
+        print(f"{name:<24}{statistics.median(seconds) * 1e6:6.1f} us, at best {min(seconds) * 1e6:.1f}")
+
+
+if __name__ == "__main__":
+    main()

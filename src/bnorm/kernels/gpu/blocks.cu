@@ -1,0 +1,173 @@
+// The running sums of a thread over values of x.
+//
+// A thread adds up blocks of a few values in the type of computation, relative to a center near their mean, so that x -
+// center is exact where it matters; a block goes into float64 by differences of means. Squares that leave the range in
+// which float is exact to its last digit are added once more in float64, from the cache.
+
+constexpr int BATCH = 4;  // loads in flight per thread
+constexpr int PAIRS = 2;  // the same where two arrays are read
+
+// Steps per block of a thread. K == 1: all V values of a step belong to one channel.
+template <class T, int V, int K>
+struct Block {
+  static constexpr int STEPS = K > 1 ? (sizeof(T) == 2 ? 32 : 16) : (V >= 4 ? 4 : 16 / V);
+  static constexpr int PER_STEP = K > 1 ? 1 : V;  // values of a channel
+};
+
+template <class T, int V, int THREADS>
+struct Reader {  // loads the steps of a thread, and keeps them in shared memory where asked to
+  Vector<T, V>* kept;
+  template <bool KEEP>
+  BN_MEMBER Vector<T, V> get(const T* x, i64 at) {
+    const Vector<T, V> v = load<T, V>(x + at);
+    if (KEEP && kept) {
+      *kept = v;
+      kept += THREADS;
+    }
+    return v;
+  }
+};
+
+// The running sums of a thread. The mean of channel k is high + low, both in the type of computation: high is the
+// center of the next block, and low what is missing from it.
+template <class A, int K>
+struct State {
+  double n, m2[K];
+  A high[K], low[K];
+
+  // Add blocks of so many values with s = sum (x - high), q = sum (x - high)^2, by differences of means.
+  BN_MEMBER void add(double values, const double (&s)[K], const double (&q)[K]) {
+    const double inverse = 1.0 / values, total = n + values, w = values / total, share = n * w;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const double mean = s[k] * inverse, inside = q[k] - s[k] * mean, gap = mean - (double)low[k];
+      const double step = (double)low[k] + gap * w;  // the new mean, relative to high
+      const A next = (A)((double)high[k] + step);
+      m2[k] += (inside < 0.0 ? 0.0 : inside) + gap * share * gap;
+      low[k] = (A)(step - ((double)next - (double)high[k]));
+      high[k] = next;
+    }
+    n = total;
+  }
+  BN_MEMBER State() : n(0.0) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      high[k] = low[k] = 0;
+      m2[k] = 0.0;
+    }
+  }
+  BN_MEMBER Moments get(int k) const { return {n, (double)high[k], m2[k], (double)low[k]}; }
+};
+
+// The first center: the mean of the first values, relative to the very first, so that it is exact where all are equal.
+template <class T, int V, int K, bool RUNS, class A>
+BN_DEV void first_mean(const T* x, Walk<RUNS> walk, i64 steps, A (&center)[K]) {
+  const Vector<T, V> first = load<T, V>(x + walk.at);
+  const int many = (int)least(BATCH, steps);
+  A s[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    center[k] = widen(first.v[k]);
+    s[k] = 0;
+  }
+  for (int i = 0; i < many; ++i, walk.next()) {
+    const Vector<T, V> t = load<T, V>(x + walk.at);
+#pragma unroll
+    for (int v = 0; v < V; ++v) s[K > 1 ? v : 0] += widen(t.v[v]) - center[K > 1 ? v : 0];
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const A shifted = center[k] + s[k] / (A)(many * Block<T, V, K>::PER_STEP);
+    if (shifted - shifted == 0) center[k] = shifted;  // differences may overflow where values do not
+  }
+}
+
+// The channels, one bit each, that have a value other than their center in some steps. Sums of the others are exactly
+// 0, and constant channels are frequent enough not to be added up twice for being small.
+template <class T, int V, int K, bool RUNS, class A>
+BN_DEV unsigned off_center(const T* x, Walk<RUNS> walk, int steps, const A (&center)[K]) {
+  unsigned off = 0;
+#pragma unroll 1
+  for (int i = 0; i < steps; ++i, walk.next()) {
+    const Vector<T, V> t = load<T, V>(x + walk.at);
+#pragma unroll
+    for (int v = 0; v < V; ++v) off |= (unsigned)!(widen(t.v[v]) == center[K > 1 ? v : 0]) << (K > 1 ? v : 0);
+  }
+  return off;
+}
+
+// s and q once more, in float64. Rare: the arrays that are indexed here may lie in local memory.
+template <class T, int V, int K, bool RUNS, class A>
+BN_DEV void exact_block(const T* x, Walk<RUNS> walk, int steps, const A (&center)[K], double (&s)[K], double (&q)[K]) {
+  double about[K], sum[K], square[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    about[k] = center[k];
+    sum[k] = square[k] = 0.0;
+  }
+#pragma unroll 1
+  for (int i = 0; i < steps; ++i, walk.next())
+#pragma unroll 1
+    for (int v = 0; v < V; ++v) {
+      const int k = K > 1 ? v : 0;
+      const double d = exact(widen(x[walk.at + v])) - about[k];
+      sum[k] += d;
+      square[k] = fma(d, d, square[k]);
+    }
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    s[k] = sum[k];
+    q[k] = square[k];
+  }
+}
+
+template <class T, int V, int K, class A>
+BN_DEV void add_values(const Vector<T, V>& t, const A (&center)[K], A (&s)[K], A (&q)[K]) {
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    const int k = K > 1 ? v : 0;
+    const A d = widen(t.v[v]) - center[k];
+    s[k] += d;
+    q[k] = fused(d, d, q[k]);
+  }
+}
+
+// All steps of a thread.
+template <class T, int V, int K, int THREADS, bool KEEP, bool RUNS, class A>
+BN_DEV void add_steps(const T* x, Walk<RUNS> walk, i64 steps, State<A, K>& state, Vector<T, V>* kept) {
+  typedef Block<T, V, K> block;
+  Reader<T, V, THREADS> reader = {kept};
+  if (steps > 0) first_mean<T, V, K>(x, walk, steps, state.high);
+#pragma unroll 1
+  while (steps > 0) {
+    const int many = (int)least(block::STEPS, steps);
+    const Walk<RUNS> start = walk;
+    A s[K], q[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) s[k] = q[k] = 0;
+    int i = 0;
+#pragma unroll 1
+    for (; i + BATCH <= many; i += BATCH) {
+      Vector<T, V> t[BATCH];
+#pragma unroll
+      for (int u = 0; u < BATCH; ++u, walk.next()) t[u] = reader.template get<KEEP>(x, walk.at);
+#pragma unroll
+      for (int u = 0; u < BATCH; ++u) add_values<T, V, K>(t[u], state.high, s, q);
+    }
+#pragma unroll 1
+    for (; i < many; ++i, walk.next()) add_values<T, V, K>(reader.template get<KEEP>(x, walk.at), state.high, s, q);
+    const A values = (A)(many * block::PER_STEP);
+    double s_[K], q_[K];
+    unsigned again = 0;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      s_[k] = s[k];
+      q_[k] = q[k];
+      again |= (unsigned)!(q[k] >= (A)1e-36 * values && q[k] - q[k] == 0) << k;
+    }
+    if (!Compute<T>::in_range && rarely(again) && (again & off_center<T, V, K>(x, start, many, state.high)))
+      exact_block<T, V, K>(x, start, many, state.high, s_, q_);
+    state.add((double)values, s_, q_);
+    steps -= many;
+  }
+}

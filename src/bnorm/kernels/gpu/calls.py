@@ -1,0 +1,48 @@
+"""What every call does first: its array, its device, its result. The host's time of a small call is spent here."""
+
+from functools import cache
+from math import prod
+from typing import Any
+
+from . import launching, plans
+
+Array = Any  # cupy.ndarray
+
+
+@cache
+def dtype_name(dtype: Any) -> str:
+    name: str = dtype.name  # which NumPy makes up anew each time
+    return name
+
+
+class Call:
+    """The arrays of one call: x, what is made of it, and dy beside it; and their addresses."""
+
+    __slots__ = ("at", "channels", "device", "dtype", "dy_at", "inner", "outer", "result", "result_at", "vectors")
+
+    def __init__(self, x: Array, out: Array | None, dy: Array | None = None, writes: bool = True) -> None:
+        self.device = device = launching.device_of(x)
+        shape = x.shape
+        self.outer, self.channels = shape[0], shape[1]
+        self.inner = 1 if len(shape) == 2 else prod(shape[2:])
+        if self.inner == 0:
+            self.outer, self.inner = 0, 1
+        self.dtype = dtype_name(x.dtype)
+        self.result = None if not writes else device.empty(shape, x.dtype) if out is None else out
+        address = device.address
+        self.at, self.dy_at, self.result_at = address(x), address(dy), address(self.result)
+        self.vectors = (self.at | self.dy_at | self.result_at) % plans.VECTOR_BYTES == 0
+
+    @property
+    def size(self) -> tuple[int, int, int, str, bool]:
+        """What plans are made of. Without channels nothing is launched, whatever the plan."""
+        return self.outer, self.channels or 1, self.inner, self.dtype, self.vectors
+
+    def workspace(self, plan: plans.Plan, more: int = 0) -> tuple[int, int]:
+        """The addresses of the partial sums of a plan, with so many numbers behind them, and of its tickets."""
+        return self.device.workspace(plan.partial + more, plan.tickets)
+
+    def run(self, plan: plans.Plan, job: bytes) -> None:
+        if self.channels:
+            for launch in plan.launches:
+                self.device.launch(launch, job)

@@ -1,0 +1,218 @@
+"""Batch norm on CuPy arrays: the functions of `reference.py`, as launches of the plans of `plans.py`."""
+
+from typing import Any
+
+import numpy as np
+
+from . import plans
+from .calls import Call
+from .jobs import JOB, PROPAGATE, SKIP, TEST, kind_of
+from .statistics import POOL, LeftAlone, Rule, in_passing, refuse
+
+Array = Any  # cupy.ndarray
+FLOAT64, INT32 = np.dtype("float64"), np.dtype("int32")
+
+# What each call gives its kernels. The names are those of the struct Job, in its order.
+MOMENTS = JOB.packer("x", "weight", "parts", "partial", "tickets", "skipna")
+FINISH = JOB.packer("gamma", "beta", "stats", "parts", "eps")
+NORMALIZE = JOB.packer("x", "y", "stats", "infinite", "slope")
+GRAD_MOMENTS = JOB.packer("x", "dy", "stats", "sums", "partial", "tickets", "slope")
+FINISH_GRADIENTS = JOB.packer("stats", "sums", "coefficients", "counts", "count_step", "count")
+GRAD_INPUT = JOB.packer("x", "dy", "y", "weight", "stats", "coefficients", "slope")
+INFERENCE = JOB.packer("x", "y", "gamma", "beta", "mean", "var", "stats", "seen", "slope", "eps")
+FORWARD = JOB.packer("x", "y", "weight", "gamma", "beta", "stats", "counts", "partial", "tickets", "slope", "eps")
+TRAINING = JOB.packer(
+    *("x", "y", "weight", "gamma", "beta", "stats", "counts", "partial", "tickets"),
+    *("running_mean", "running_var", "seen", "left", "wide_running", "nonfinite", "slope", "eps", "momentum", "ddof"),
+    "uncounted",
+)
+BACKWARD = JOB.packer(
+    *("x", "dy", "y", "weight", "stats", "coefficients", "dgamma", "dbeta", "counts", "partial", "tickets"),
+    *("slope", "count"),
+)
+
+
+def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> Array:
+    """Count, mean, m2 and low per channel, (4, C): sum of weights, mean, sum w (x - mean)^2, mean - float64(mean)."""
+    call = Call(x, None, writes=False)
+    device = call.device
+    parts = device.empty((4, call.channels), FLOAT64)
+    careful = weight is not None or skipna
+    plan = plans.reduction("moments", *call.size, careful, "", 0, device.limits)
+    partial, tickets = call.workspace(plan)
+    address = device.address
+    call.run(plan, MOMENTS(call.at, address(weight), address(parts), partial, tickets, skipna))
+    return parts
+
+
+def finish(parts: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array:
+    """(5, C): mean, var, rstd, scale and shift of what `moments` returned, or of what was made of it."""
+    call = Call(parts, None, writes=False)
+    stats = call.device.empty((5, call.channels), FLOAT64)
+    address = call.device.address
+    job = FINISH(address(gamma), address(beta), address(stats), call.at, eps)
+    call.run(plans.per_channel("finish_stats", call.channels), job)
+    return stats
+
+
+def normalize(x: Array, stats: Array, slope: float = 1.0, out: Array | None = None, finite: bool = False) -> Array:
+    """y = (x - mean) scale + shift, and slope times that where it is not above 0. NaN stays NaN.
+
+    With finite, FloatingPointError where x holds an infinity; what was written to out by then is of no use.
+    """
+    call = Call(x, out)
+    device = call.device
+    found = device.zeros((1,), INT32) if finite else None
+    name = "finite" if finite else "normalize"
+    plan = plans.map_only(name, *call.size, False, kind_of(slope), device.limits)
+    call.run(plan, NORMALIZE(call.at, call.result_at, device.address(stats), device.address(found), slope))
+    if found is not None and int(found[0]):
+        raise FloatingPointError("x holds an infinity")
+    return call.result
+
+
+def grad_moments(dy: Array, x: Array, stats: Array, weight: Array | None = None, slope: float = 1.0) -> Array:
+    """Sum dy and sum dy (x - mean) per channel, (2, C), with dy behind the activation of `normalize`.
+
+    With weights a dy of 0 adds nothing, whatever x is there.
+    """
+    call = Call(x, None, dy, writes=False)
+    device = call.device
+    sums = device.empty((2, call.channels), FLOAT64)
+    plan = plans.reduction("sums", *call.size, weight is not None, "", kind_of(slope), device.limits)
+    address = device.address
+    job = GRAD_MOMENTS(call.at, call.dy_at, address(stats), address(sums), *call.workspace(plan), slope)
+    call.run(plan, job)
+    return sums
+
+
+def finish_gradients(sums: Array, stats: Array, count: Any) -> Array:
+    """(3, C): a, b and c of `grad_input`. count is a number, or an array on the device: of one, or one per channel."""
+    call = Call(sums, None, writes=False)
+    coefficients = call.device.empty((3, call.channels), FLOAT64)
+    address = call.device.address
+    number, counts = (float(count), None) if isinstance(count, int | float) else (0.0, count)
+    step = counts is not None and counts.size > 1
+    places = address(stats), call.at, address(coefficients), address(counts)
+    call.run(plans.per_channel("finish_gradients", call.channels), FINISH_GRADIENTS(*places, step, number))
+    return coefficients
+
+
+def grad_input(
+    dy: Array,
+    x: Array,
+    stats: Array,
+    coefficients: Array,
+    weight: Array | None = None,
+    slope: float = 1.0,
+    out: Array | None = None,
+) -> Array:
+    """dx = a (dy + w (b (x - mean) + c)), with dy as in `grad_moments` and w = 1 without weight."""
+    call = Call(x, out, dy)
+    address = call.device.address
+    plan = plans.map_only("gradient", *call.size, weight is not None, kind_of(slope), call.device.limits)
+    places = address(weight), address(stats), address(coefficients)
+    call.run(plan, GRAD_INPUT(call.at, call.dy_at, call.result_at, *places, slope))
+    return call.result
+
+
+def add(total: Array | None, part: Array | None, other: Array | None = None, other_part: Array | None = None) -> None:
+    """total += part, and another such pair: gradients of parameters, float64, to those there are, which may be float32.
+
+    A total that is None is left out.
+    """
+    if total is not None:
+        total += part
+    if other is not None:
+        other += other_part
+
+
+def rule_of(call: Call, rule: Rule, left: Array, test: bool = False) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """The running statistics that are to be moved, or only tested, as jobs have them."""
+    mode, mean, var, seen, nonfinite = rule[0], rule[1], rule[2], rule[4], rule[-1]
+    code = TEST if test else PROPAGATE if nonfinite == "propagate" else SKIP
+    address = call.device.address
+    places = address(mean), address(var), address(seen) if mode == POOL else 0, address(left)
+    return (*places, mean.dtype == FLOAT64, code), (rule[9], rule[11], float(rule[8][3]))
+
+
+def forward(
+    x: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    eps: float,
+    mean: Array | None = None,
+    var: Array | None = None,
+    weight: Array | None = None,
+    slope: float = 1.0,
+    running: Rule | None = None,
+    out: Array | None = None,
+    seen: Array | None = None,
+) -> tuple[Array, Array, Any, Any]:
+    """Batch normalization: y, stats, count, skipped. stats is float64 (5, C): mean, var, rstd, scale, shift.
+
+    count is a float, or with weights an array on the device; skipped is 0 or a `LeftAlone`.
+    """
+    call = Call(x, out)
+    device = call.device
+    address, limits, kind = device.address, device.limits, kind_of(slope)
+    count: Any = float(call.outer * call.inner)
+    stats = device.empty((5, call.channels), FLOAT64)
+    places = address(gamma), address(beta)
+    if mean is not None and var is not None:
+        plan = plans.map_only("normalize", *call.size, False, kind, limits)
+        known = address(mean), address(var), address(stats), address(seen)
+        call.run(plan, INFERENCE(call.at, call.result_at, *places, *known, slope, eps))
+        return call.result, stats, count, 0
+    counts = None
+    if weight is not None:
+        count = counts = device.zeros((), FLOAT64)
+    plan = plans.reduction("moments", *call.size, weight is not None, "normalize", kind, limits)
+    of = call.at, call.result_at, address(weight), *places, address(stats), address(counts), *call.workspace(plan)
+    if running is None or not in_passing(running):
+        call.run(plan, FORWARD(*of, slope, eps))
+        return call.result, stats, count, 0
+    left = device.empty((call.channels,), INT32)
+    if running[-1] == "raise":
+        where, numbers = rule_of(call, running, left, test=True)
+        test = plans.reduction("moments", *call.size, weight is not None, "", kind, limits)
+        call.run(test, TRAINING(*of, *where, slope, eps, *numbers))
+        refuse(LeftAlone(left))
+    where, numbers = rule_of(call, running, left)
+    call.run(plan, TRAINING(*of, *where, slope, eps, *numbers))
+    return call.result, stats, count, LeftAlone(left) if running[-1] == "skip" else 0
+
+
+def backward(
+    dy: Array,
+    x: Array,
+    stats: Array,
+    count: Any,
+    weight: Array | None = None,
+    slope: float = 1.0,
+    frozen: bool = False,
+    params: bool = True,
+    out: Array | None = None,
+) -> tuple[Array, Array | None, Array | None]:
+    """dx, dgamma, dbeta of the `forward` that returned stats and count. frozen: its statistics were constants."""
+    call = Call(x, out, dy)
+    device = call.device
+    address, kind, channels = device.address, kind_of(slope), call.channels
+    then = "frozen" if frozen else "gradient"
+    if frozen and not params:
+        plan = plans.map_only(then, *call.size, False, kind, device.limits)
+        job = GRAD_INPUT(call.at, call.dy_at, call.result_at, 0, address(stats), 0, slope)
+        call.run(plan, job)
+        return call.result, None, None
+    careful = weight is not None and not frozen
+    plan = plans.reduction("sums", *call.size, careful, then, kind, device.limits)
+    partial, tickets = call.workspace(plan, 3 * channels)
+    coefficients = 0 if frozen else partial + 8 * plan.partial
+    dgamma = dbeta = None
+    if params:
+        dgamma, dbeta = device.empty((channels,), FLOAT64), device.empty((channels,), FLOAT64)
+    number, counts = (count, None) if isinstance(count, float) else (0.0, count)
+    places = address(stats), coefficients, address(dgamma), address(dbeta), address(counts), partial, tickets
+    job = BACKWARD(call.at, call.dy_at, call.result_at, address(weight), *places, slope, number)
+    call.run(plan, job)
+    return call.result, dgamma, dbeta

@@ -1,0 +1,166 @@
+// Numbers: the types of the elements and of the arithmetic, and vectors of them.
+//
+// No file is included, neither of CUDA nor of ours: launching.py joins formulas.h and the texts of a family of kernels
+// and hands the whole to NVRTC, and the tests hand the same text to g++ (BN_ON_CPU). Shared memory is therefore
+// declared by two macros, and every thread of a block stays to its end, so that barriers can be checked.
+
+#ifndef BN_ON_CPU
+#define BN_SHARED(T, name, count) __shared__ T name[count]
+#define BN_DYN_SHARED(T, name)                                     \
+  extern __shared__ __align__(16) unsigned char bn_dynamic[];      \
+  T* name = reinterpret_cast<T*>(bn_dynamic)
+#endif
+#define BN_DEV static __device__ __forceinline__
+#define BN_MEMBER __device__ __forceinline__
+
+typedef long long i64;
+
+// Half precision is stored as bits, computed in float. The headers of CUDA would do it too, at the price of depending
+// on where they are installed.
+
+struct f16 {
+  unsigned short bits;
+};
+struct bf16 {
+  unsigned short bits;
+};
+
+template <class T>
+struct Compute {  // the type that a T is computed in; whether sums of squares of 32 of them always stay in its range
+  typedef float type;
+  static constexpr bool in_range = false;
+};
+template <>
+struct Compute<double> {
+  typedef double type;
+  static constexpr bool in_range = true;
+};
+template <>
+struct Compute<f16> {
+  typedef float type;
+  static constexpr bool in_range = true;
+};
+
+BN_DEV float widen(float v) { return v; }
+BN_DEV double widen(double v) { return v; }
+BN_DEV float widen(bf16 v) { return __uint_as_float((unsigned)v.bits << 16); }
+BN_DEV float widen(f16 v) {
+#ifdef BN_ON_CPU
+  const unsigned sign = (v.bits & 0x8000u) << 16, exponent = (v.bits >> 10) & 31u, fraction = v.bits & 1023u;
+  if (exponent == 31u) return __uint_as_float(sign | 0x7f800000u | (fraction << 13));
+  if (exponent == 0u) return (sign ? -1.0f : 1.0f) * ((float)fraction * 5.9604644775390625e-8f);  // 2^-24
+  return __uint_as_float(sign | ((exponent + 112u) << 23) | (fraction << 13));
+#else
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(v.bits));
+  return wide;
+#endif
+}
+
+// To double without the flush of subnormals that CuPy's -ftz=true brings to every other conversion.
+BN_DEV double exact(double v) { return v; }
+BN_DEV double exact(float v) {
+#ifdef BN_ON_CPU
+  return v;
+#else
+  double wide;
+  asm("cvt.f64.f32 %0, %1;" : "=d"(wide) : "f"(v));
+  return wide;
+#endif
+}
+
+BN_DEV void narrow(float v, float& to) { to = v; }
+BN_DEV void narrow(double v, double& to) { to = v; }
+BN_DEV void narrow(float v, bf16& to) {
+#if !defined(BN_ON_CPU) && __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(v));
+#else
+  const unsigned u = __float_as_uint(v), rounded = u + 0x7fffu + ((u >> 16) & 1u);  // to nearest, ties to even
+  to.bits = (u & 0x7fffffffu) > 0x7f800000u ? (unsigned short)0x7fff : (unsigned short)(rounded >> 16);
+#endif
+}
+BN_DEV void narrow(float v, f16& to) {
+#ifdef BN_ON_CPU
+  const unsigned u = __float_as_uint(v), sign = (u >> 16) & 0x8000u, size = u & 0x7fffffffu;
+  if (size > 0x7f800000u) {
+    to.bits = 0x7fff;
+  } else if (size >= 0x477ff000u) {  // 65520 and above round to infinity
+    to.bits = (unsigned short)(sign | 0x7c00u);
+  } else if (size < 0x38800000u) {  // a subnormal: a whole number of 2^-24
+    const float scaled = __uint_as_float(size) * 16777216.0f;
+    unsigned whole = (unsigned)scaled;
+    const float rest = scaled - (float)whole;
+    whole += rest > 0.5f || (rest == 0.5f && (whole & 1u));
+    to.bits = (unsigned short)(sign | whole);
+  } else {
+    to.bits = (unsigned short)(sign | ((size + 0xfffu + ((size >> 13) & 1u) - 0x38000000u) >> 13));
+  }
+#else
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(v));
+#endif
+}
+
+BN_DEV float fused(float a, float b, float c) { return fmaf(a, b, c); }
+BN_DEV double fused(double a, double b, double c) { return fma(a, b, c); }
+BN_DEV float size_of(float v) { return fabsf(v); }
+BN_DEV double size_of(double v) { return fabs(v); }
+BN_DEV i64 least(i64 a, i64 b) { return a < b ? a : b; }
+BN_DEV bool infinite(float v) { return v == v && !(v - v == 0.0f); }
+BN_DEV bool infinite(double v) { return v == v && !(v - v == 0.0); }
+BN_DEV bool rarely(bool so) { return so; }  // around what the tests of machine code do not count
+BN_DEV i64 quotient(i64 a, i64 b) {  // most sizes fit 32 bits, whose division is several times as fast
+  return ((a | b) >> 32) ? a / b : (i64)((unsigned)a / (unsigned)b);
+}
+
+template <class T, int V>
+struct alignas(sizeof(T) * V) Vector {
+  T v[V];
+};
+template <class T, int V>
+BN_DEV Vector<T, V> load(const T* p) {
+  return *reinterpret_cast<const Vector<T, V>*>(p);
+}
+template <class T, int V>
+BN_DEV void store(T* p, const Vector<T, V>& v) {
+  *reinterpret_cast<Vector<T, V>*>(p) = v;
+}
+// A store; `streams` where the array is larger than the caches: what is written is then the first to leave them.
+template <class T, int V>
+BN_DEV void put(T* p, const Vector<T, V>& v, bool streams) {
+#ifndef BN_ON_CPU
+  if (sizeof(v) == 16) {  // written out, or the compiler takes the vector apart
+    const unsigned* w = reinterpret_cast<const unsigned*>(v.v);
+    if (streams) {
+      asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};"
+                   ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+    } else {
+      asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                   ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+    }
+    return;
+  }
+#endif
+  store<T, V>(p, v);
+}
+
+// The dynamic shared memory of a launch that has any.
+BN_DEV unsigned char* dynamic_memory(bool any) {
+  if (!any) return nullptr;
+  BN_DYN_SHARED(unsigned char, memory);
+  return memory;
+}
+
+// The slope of an activation, known to the compiler but for leaky ones.
+template <int KIND, class A>
+BN_DEV A slope_of(double slope) {
+  return KIND == BN_LEAKY ? (A)slope : KIND == BN_RELU ? (A)0 : (A)1;
+}
+
+template <bool FIRST, class A, class B>
+struct Pick {
+  typedef A type;
+};
+template <class A, class B>
+struct Pick<false, A, B> {
+  typedef B type;
+};

@@ -1,0 +1,161 @@
+"""How the kernels of rows are launched: layer, group, instance and RMS norm. As in plans.py, no device is needed.
+
+A row is held in registers: by a few lanes of a warp where it is short, so that a warp works on several rows, by a warp,
+or by a block. Rows that are too long for that are read again.
+"""
+
+from functools import lru_cache
+from math import gcd
+from typing import NamedTuple
+
+from .jobs import ROW_JOB
+from .plans import (
+    ITEMSIZE,
+    NAMES,
+    SHORT_RUN,
+    STATIC_SHARED,
+    STREAMED,
+    THREADS,
+    TWO_PER_PROCESSOR,
+    VECTOR_BYTES,
+    Launch,
+    Limits,
+    Plan,
+    Shape,
+    cdiv,
+    channel_runs,
+    cut,
+    launch,
+    rows_of_channels,
+)
+
+HELD = (4, 8)  # vectors of a thread that there are kernels for
+WARP = 32
+FEW_ROWS = 4  # per processor: below, a row gets a block, so that more of them work
+BLOCKS = 4  # per processor; they go on from row to row
+KEPT_AFFINE = 48 << 10  # bytes of gamma and beta that a block may keep
+JOINED = 32  # columns of a block that joins those sums
+
+RowShape = tuple[int, int, int, int]  # (N, G, K, L)
+
+
+class Row(NamedTuple):
+    """How a row is dealt out: vectors of so many elements, over so many threads, each of which holds some of them."""
+
+    vector: int
+    steps: int  # 0: it reads them again
+    wide: bool  # all threads of a block
+    lanes: int
+
+    @property
+    def side(self) -> int:
+        """Rows of a block."""
+        return THREADS // self.lanes
+
+    def kernel(self, name: str, dtype: str, *more: int) -> str:
+        return f"{name}<{NAMES[dtype]}, {self.vector}, {self.steps}, {int(self.wide)}, {', '.join(map(str, more))}>"
+
+
+def row_of(size: int, positions: int, many: int, dtype: str, vectors: bool, limits: Limits) -> Row:
+    vector = gcd(positions if positions > 1 else size, VECTOR_BYTES // ITEMSIZE[dtype]) if vectors else 1
+    count = size // vector
+    few = many <= FEW_ROWS * limits.processors and count > WARP
+    if count <= WARP * HELD[-1] and not few:
+        lanes = 1
+        while lanes < WARP and count > lanes * HELD[0]:
+            lanes *= 2
+        return Row(vector, HELD[0] if count <= lanes * HELD[0] else HELD[1], False, lanes)
+    steps = next((steps for steps in HELD if count <= steps * THREADS), 0)
+    return Row(vector, steps, True, THREADS)
+
+
+def summed_bytes(row: Row, dtype: str) -> int:
+    """Of the sums over rows in the shared memory of a block."""
+    return 2 * row.steps * THREADS * row.vector * max(ITEMSIZE[dtype], 4)
+
+
+def summing_blocks(row: Row, dtype: str) -> int:
+    """Blocks that write such sums, per processor: as many as share one. rows_backward.cu has the registers for that."""
+    alone = row.steps == HELD[-1] and dtype == "float64"
+    return 1 if alone or summed_bytes(row, dtype) > TWO_PER_PROCESSOR else 2
+
+
+def affine_bytes(shape: RowShape, dtype: str) -> int:
+    """Of gamma and beta in the shared memory of a block; 0 where they are not kept there."""
+    _, groups, channels, positions = shape
+    wanted = 2 * cdiv(channels, 4) * 4 * max(ITEMSIZE[dtype], 4)
+    return wanted if groups == 1 and positions == 1 and 0 < wanted <= KEPT_AFFINE else 0
+
+
+@lru_cache(maxsize=1024)
+def rows(
+    name: str,  # "rows_forward" or "rows_backward"
+    shape: RowShape, dtype: str, vectors: bool, affine: bool, params: bool, kind: int, limits: Limits,
+) -> Plan:  # fmt: skip
+    """x is (N, G, K, L); affine: there is a gamma or a beta; params: sums for dgamma and dbeta are wanted.
+
+    Where these cannot be made in the pass over the rows, the plan has no workspace, and `row_sums` makes them.
+    """
+    n, groups, channels, positions = shape
+    size, many = channels * positions, n * groups
+    row = row_of(size, positions, many, dtype, vectors, limits)
+    shared = affine_bytes(shape, dtype) if affine else 0
+    summed = summed_bytes(row, dtype)
+    sums = params and size > 0 and groups == positions == 1 and 0 < summed <= limits.shared - STATIC_SHARED - shared
+    blocks = max(1, min(cdiv(many, row.side), limits.processors * (summing_blocks(row, dtype) if sums else BLOCKS)))
+    geometry = ROW_JOB.place(
+        rows=many, size=size, inner=max(positions, 1), groups=max(groups, 1), lanes=row.lanes, side=row.side,
+        affine=int(shared > 0), streams=int(many * size * ITEMSIZE[dtype] >= STREAMED), blocks=blocks,
+    )  # fmt: skip
+    more = (kind,) if name == "rows_forward" else (kind, int(sums))
+    kernel = row.kernel(name, dtype, *more)
+    launches = [Launch("rows", kernel, (blocks, 1), (THREADS,), shared + summed * sums, geometry)]
+    if sums:
+        launches.append(Launch("rows", "rows_params", (cdiv(size, JOINED), 1), (THREADS,), 0, geometry))
+    return Plan(tuple(launches), 2 * blocks * size * sums, 0)
+
+
+@lru_cache(maxsize=1024)
+def row_sums(shape: RowShape, dtype: str, vectors: bool, kind: int, limits: Limits) -> Plan:
+    """The sums of dgamma and dbeta in a pass of their own, cut as those of a batch norm over (N, G * K, L)."""
+    n, groups, channels, positions = shape
+    itemsize = ITEMSIZE[dtype]
+    if positions == 0:
+        n, positions = 0, 1
+    # a vector is of one row: it divides the values of a row
+    vector = gcd(channels * positions, VECTOR_BYTES // itemsize) if vectors else 1
+    if positions == 1 or positions * itemsize < SHORT_RUN:
+        cut_of = rows_of_channels(n, groups * channels, positions, itemsize, vector)
+        if cut_of.copies > 1 and n % cut_of.copies:
+            cut_of = rows_of_channels(1, groups * channels, positions, itemsize, vector)._replace(steps=n)
+    else:
+        cut_of = channel_runs(n, groups * channels, positions, vector)
+    chunk, chunks, _ = cut(cut_of, limits)
+    cut_of = cut_of._replace(total=0)
+    kernel = cut_of.kernel("row_channels", dtype, kind)
+    only = launch(cut_of, kernel, chunk, chunks, family="row_channels", row_channels=channels)
+    return Plan((only,), 2 * chunks * cut_of.columns, cdiv(cut_of.tiles, cut_of.group))
+
+
+def row_kernels(dtype: str, kinds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
+    """Every name of the family "rows" that plans may ask for, for one type of elements."""
+    names = ["rows_params"]
+    for vector in vectors_of(dtype):
+        for steps, wide in ((4, False), (8, False), (4, True), (8, True), (0, True)):
+            row = Row(vector, steps, wide, WARP)
+            for kind in kinds:
+                names.append(row.kernel("rows_forward", dtype, kind))
+                names += [row.kernel("rows_backward", dtype, kind, params) for params in ((0, 1) if steps else (0,))]
+    return names
+
+
+def row_channel_kernels(dtype: str, kinds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
+    """The same of the family "row_channels"."""
+    shapes: list[Shape] = []
+    for vector in vectors_of(dtype):
+        shapes += [rows_of_channels(1, vector, 1, ITEMSIZE[dtype], vector), channel_runs(1, 1, vector, vector)]
+    return [shape.kernel("row_channels", dtype, kind) for shape in shapes for kind in kinds]
+
+
+def vectors_of(dtype: str) -> list[int]:
+    return [1 << power for power in range((VECTOR_BYTES // ITEMSIZE[dtype]).bit_length())]

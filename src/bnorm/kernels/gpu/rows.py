@@ -1,0 +1,78 @@
+"""Layer, group, instance and RMS norm on CuPy arrays: the functions of `reference.py`, by the plans of row_plans.py."""
+
+from typing import Any
+
+import numpy as np
+
+from . import row_plans
+from .calls import Call
+from .jobs import JOB, ROW_JOB, kind_of
+
+Array = Any  # cupy.ndarray
+FLOAT64 = np.dtype("float64")
+
+FORWARD = ROW_JOB.packer("x", "y", "gamma", "beta", "mean", "rstd", "rule", "slope", "eps")
+BACKWARD = ROW_JOB.packer(
+    *("x", "dy", "y", "gamma", "beta", "mean", "rstd", "dgamma", "dbeta", "partial", "rule", "slope")
+)
+SUMS = JOB.packer("x", "dy", "gamma", "beta", "dgamma", "dbeta", "partial", "tickets", "row_mean", "row_rstd", "slope")
+
+
+def rows_forward(
+    x: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    eps: float,
+    rule: int = 0,
+    slope: float = 1.0,
+    out: Array | None = None,
+) -> tuple[Array, Array, Array]:
+    """y, mean, rstd: each of the N*G rows of x, (N, G, K, L), by its own statistics."""
+    call = Call(x, out)
+    device = call.device
+    many = x.shape[0] * x.shape[1]
+    mean, rstd = device.empty((many,), FLOAT64), device.empty((many,), FLOAT64)
+    if many:
+        affine = gamma is not None or beta is not None
+        size = x.shape, call.dtype, call.vectors, affine, False
+        plan = row_plans.rows("rows_forward", *size, kind_of(slope), device.limits)
+        address = device.address
+        places = address(gamma), address(beta), address(mean), address(rstd)
+        call.run(plan, FORWARD(call.at, call.result_at, *places, rule, slope, eps))
+    return call.result, mean, rstd
+
+
+def rows_backward(
+    dy: Array,
+    x: Array,
+    mean: Array,
+    rstd: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    rule: int = 0,
+    slope: float = 1.0,
+    params: bool = True,
+    out: Array | None = None,
+) -> tuple[Array, Array | None, Array | None]:
+    """dx, dgamma, dbeta of the `rows_forward` that returned mean and rstd. beta is for the activation only."""
+    call = Call(x, out, dy)
+    device = call.device
+    address, limits, kind = device.address, device.limits, kind_of(slope)
+    shape, channels = x.shape, x.shape[1] * x.shape[2]
+    affine = gamma is not None or beta is not None
+    plan = row_plans.rows("rows_backward", shape, call.dtype, call.vectors, affine, params, kind, limits)
+    places = address(gamma), address(beta)
+    of_rows = address(mean), address(rstd)
+    dgamma = dbeta = None
+    sums = (0, 0)
+    if params:
+        dgamma, dbeta = device.empty((channels,), FLOAT64), device.empty((channels,), FLOAT64)
+        sums = address(dgamma), address(dbeta)
+        if channels and not plan.partial:  # before dx, which may take the place of x or dy
+            first = row_plans.row_sums(shape, call.dtype, call.vectors, kind, limits)
+            job = SUMS(call.at, call.dy_at, *places, *sums, *call.workspace(first), *of_rows, slope)
+            call.run(first, job)
+    if mean.size or plan.partial:
+        partial, _ = call.workspace(plan) if plan.partial else (0, 0)
+        call.run(plan, BACKWARD(call.at, call.dy_at, call.result_at, *places, *of_rows, *sums, partial, rule, slope))
+    return call.result, dgamma, dbeta

@@ -1,0 +1,125 @@
+// Statistics that move over time, and sets of values that become one: a thread per channel, by the rules of formulas.h.
+
+struct StatisticsJob {
+  // of a bnorm.running.Statistics, (C,); null where absent
+  void* mean;
+  void* var;
+  double* low;
+  double* seen;
+  double* weight;
+  double* pairs;
+  double* last;
+  // the batch
+  const double* parts;       // (4, C): count, mean, m2, low
+  const double* batch_seen;  // (C,); null: the count
+  const double* batch_pairs;
+  const double* batch_last;
+  const double* typical_at;  // one number, in place of `typical` where the device alone knows it
+  int* left;                 // (C,): 1 where a channel is left alone
+  // sets to merge
+  double* sets;    // (items, 4, C); is written to
+  double* merged;  // (4, C)
+  // options
+  i64 mode, wide, whole, replaces, nonfinite, items;
+  double momentum, halflife, ddof;
+  double uncounted, typical;  // batches that `seen` lacks, and how many values each had
+  // geometry
+  i64 channels;
+};
+
+BN_DEV double stored(const StatisticsJob& job, const void* values, i64 c) {
+  return job.wide ? static_cast<const double*>(values)[c] : (double)static_cast<const float*>(values)[c];
+}
+BN_DEV void set(const StatisticsJob& job, void* values, i64 c, double v) {
+  if (job.wide) {
+    static_cast<double*>(values)[c] = v;
+  } else {
+    static_cast<float*>(values)[c] = (float)v;
+  }
+}
+BN_DEV bool held(const StatisticsJob& job, double v) { return bn_finite(job.wide ? v : (double)(float)v); }
+
+// An average of a layer is settled, and does not count what it has seen.
+BN_DEV bool counts(const StatisticsJob& job) { return job.mode != BN_AVERAGE || job.weight; }
+
+BN_DEV bn_statistics before(const StatisticsJob& job, i64 c, double seen, const bn_batch& batch) {
+  if (job.replaces) return {stored(job, job.mean, c), 0.0, stored(job, job.var, c), 0.0, 0.0, 0.0, batch.last};
+  const double low = job.low ? job.low[c] : 0.0;
+  bn_statistics s = {stored(job, job.mean, c), low, stored(job, job.var, c), seen, 0.0, 0.0, 0.0};
+  s.weight = job.weight ? job.weight[c] : job.mode == BN_POOL ? seen : 1.0 / 0.0;
+  s.pairs = job.pairs ? job.pairs[c] : 0.0;
+  s.last = job.last ? job.last[c] : 0.0;
+  return s;
+}
+
+__global__ void __launch_bounds__(256) move_statistics(StatisticsJob job) {
+  const i64 c = (i64)blockIdx.x * 256 + threadIdx.x, channels = job.channels;
+  if (c >= channels) return;
+  const double* parts = job.parts + c;
+  bn_batch batch = {parts[0], parts[channels], parts[2 * channels], parts[3 * channels], parts[0], 0.0, 0.0};
+  const bool test = job.nonfinite == TEST;
+  const double typical = job.typical_at ? *job.typical_at : job.typical;
+  const double seen = job.seen[c] + job.uncounted * typical;
+  if (!(batch.count > 0.0)) {
+    job.left[c] = 0;
+    if (test) return;
+    job.seen[c] = seen;
+    if (job.mode == BN_AVERAGE && job.weight && !job.replaces) job.weight[c] *= 1.0 - job.momentum;
+    return;
+  }
+  if (job.batch_seen) batch.seen = job.batch_seen[c];
+  if (!counts(job) && !job.replaces) batch.seen = 0.0;
+  if (job.batch_pairs) batch.pairs = job.batch_pairs[c];
+  if (job.batch_last) batch.last = job.batch_last[c];
+  const int mode = job.replaces ? (int)BN_POOL : (int)job.mode;
+  const bn_rule rule = {mode, job.momentum, job.halflife, job.ddof, (int)job.whole};
+  bn_statistics s = bn_move(before(job, c, seen, batch), batch, rule);
+  if (job.replaces && job.mode == BN_AVERAGE) s.weight = 1.0 / 0.0;
+  const bool finite = held(job, s.mean) && held(job, s.var);
+  job.left[c] = !finite;
+  if (test) return;
+  if (!finite && job.nonfinite == SKIP) {
+    job.seen[c] = seen;
+    return;
+  }
+  set(job, job.mean, c, s.mean);
+  set(job, job.var, c, s.var);
+  job.seen[c] = s.seen;
+  if (job.low) job.low[c] = s.low;
+  if (job.weight) job.weight[c] = s.weight;
+  if (job.pairs) job.pairs[c] = s.pairs;
+  if (job.last) job.last[c] = s.last;
+}
+
+// Neighbours in pairs, then pairs of pairs: rounding grows with the logarithm of their number only.
+__global__ void __launch_bounds__(256) merge_sets(StatisticsJob job) {
+  const i64 c = (i64)blockIdx.x * 256 + threadIdx.x, channels = job.channels;
+  if (c >= channels) return;
+#pragma unroll 1
+  for (i64 step = 1; step < job.items; step *= 2)
+#pragma unroll 1
+    for (i64 i = 0; i + step < job.items; i += 2 * step) {
+      double* a = job.sets + 4 * i * channels + c;
+      const double* b = job.sets + 4 * (i + step) * channels + c;
+      if (b[0] == 0.0) continue;
+      double n = a[0], mean = 0.0, m2 = 0.0, low = 0.0;
+      if (n != 0.0) {
+        mean = a[channels];
+        m2 = a[2 * channels];
+        low = a[3 * channels];
+      }
+      bn_merge(&n, &mean, &m2, &low, b[0], b[channels], b[2 * channels], b[3 * channels]);
+      const double high = bn_finite(low) ? mean + low : mean;
+      a[0] = n;
+      a[channels] = high;
+      a[2 * channels] = m2;
+      a[3 * channels] = bn_finite(low) ? (mean - high) + low : 0.0;
+    }
+  const double* all = job.sets + c;
+  double* merged = job.merged + c;
+  const bool empty = all[0] == 0.0;
+  merged[0] = all[0];
+  merged[channels] = empty ? BN_NAN : all[channels];
+  merged[2 * channels] = empty ? 0.0 : all[2 * channels];
+  merged[3 * channels] = empty ? 0.0 : all[3 * channels];
+}

@@ -1,0 +1,116 @@
+// The job of a kernel on channels, and the walk of a thread over its elements.
+//
+// One struct by value. Every field has eight bytes and one meaning in all kernels; jobs.py has the same list, and a
+// test compares the two. What a kernel does not need is 0. With C channels:
+
+struct Job {
+  // the array, and what is made of it
+  const void* x;
+  const void* dy;
+  void* y;  // or dx
+  const double* weight;  // (outer, inner)
+  // (C,); null where absent
+  const double* gamma;
+  const double* beta;
+  const double* mean;  // given: inference
+  const double* var;
+  // between reduction and map
+  double* stats;         // (5, C): mean, var, rstd, scale, shift
+  double* parts;         // (4, C): count, mean, m2, low
+  double* sums;          // (2, C): sum dy, sum dy (x - mean)
+  double* coefficients;  // (3, C): a, b, c of dx = a (dy + w (b (x - mean) + c))
+  double* dgamma;
+  double* dbeta;
+  double* counts;  // the count where the device alone knows it: one number, or with count_step 1 one per channel
+  // workspace
+  double* partial;    // (chunks, parts, columns)
+  unsigned* tickets;  // one per group of tiles, all zero between launches
+  // running statistics
+  void* running_mean;
+  void* running_var;
+  double* seen;
+  int* left;      // (C,): 1 where a channel was left alone
+  int* infinite;  // set to 1 where x holds an infinity
+  // of the rows that x was normalized by
+  const double* row_mean;
+  const double* row_rstd;
+  // options
+  i64 skipna, wide_running, nonfinite, count_step;
+  double slope, eps, count, momentum, ddof;
+  double uncounted;  // batches as large as this one, that `seen` lacks
+  // geometry: plans.py says what it means
+  i64 channels, inner, columns, copies, steps, total;
+  i64 run, jump, unit, base;
+  i64 chunk, chunks, group, split, weight_step, keep, streams, row_channels;
+};
+
+BN_DEV i64 channel_of(const Job& job, i64 column) {
+  const i64 c = job.inner == 1 ? column : quotient(column, job.inner);
+  return job.copies == 1 ? c : c % job.channels;
+}
+
+// Rows of stats and coefficients.
+BN_DEV double* row_of(double* table, const Job& job, int row) { return table + row * job.channels; }
+enum { MEAN, VAR, RSTD, SCALE, SHIFT };
+enum { A_OF_DX, B_OF_DX, C_OF_DX };
+
+BN_DEV double count_of(const Job& job, i64 c) { return job.counts ? job.counts[job.count_step * c] : job.count; }
+
+// The walk of a thread: its steps are `stride` apart. Position r of a column is r / run jumps and r % run units away
+// from the column's first element. Divisions are done once. Without RUNS, where channels lie in rows, run is 1.
+
+template <bool RUNS>
+struct Walk {
+  i64 at;   // element
+  i64 row;  // jumps so far
+  i64 rows, far;
+  i64 within, near, wrap, run;  // of the runs
+
+  BN_MEMBER Walk(const Job& job, i64 column, i64 r, i64 stride)
+      : at(column * job.base), row(r), rows(stride), far(stride * job.jump), within(0), near(0), wrap(0), run(1) {
+    if (RUNS) {
+      run = job.run;
+      row = quotient(r, run);
+      within = r - row * run;
+      at += within * job.unit;
+      rows = quotient(stride, run);
+      near = stride - rows * run;
+      far = rows * job.jump + near * job.unit;
+      wrap = job.jump - run * job.unit;
+    }
+    at += row * job.jump;
+  }
+  BN_MEMBER Walk(i64 first, i64 stride)
+      : at(first), row(0), rows(0), far(stride), within(0), near(0), wrap(0), run(1) {}
+  BN_MEMBER void next() {
+    at += far;
+    row += rows;
+    if (!RUNS) return;
+    within += near;
+    if (within >= run) {
+      within -= run;
+      at += wrap;
+      ++row;
+    }
+  }
+};
+
+// The steps of a thread in chunk g, the first of them, and its column.
+template <int K, int BX, int BY>
+struct Place {
+  i64 column, first, steps;
+  bool inside;
+
+  BN_MEMBER Place(const Job& job, i64 tile, i64 g) {
+    const int tx = threadIdx.x % BX, ty = threadIdx.x / BX;
+    const i64 end = least((g + 1) * job.chunk, job.steps);
+    column = (tile * BX + tx) * K;
+    first = g * job.chunk + ty;
+    inside = column < job.columns;
+    steps = inside && first < end ? (end - first + BY - 1) / BY : 0;
+  }
+  // A value of the last, incomplete row of widened columns is this thread's too.
+  BN_MEMBER bool in_last_row(const Job& job, i64 g, int k) const {
+    return inside && threadIdx.x < BX && g == job.chunks - 1 && job.steps * job.columns + column + k < job.total;
+  }
+};

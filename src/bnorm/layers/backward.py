@@ -1,0 +1,112 @@
+"""The backward that belongs to one forward, and forwards that need none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bnorm.passes import Saved
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+    from numpy.typing import ArrayLike
+
+
+class Layer(Protocol):
+    """What is asked of a layer here."""
+
+    _who: str
+    _saved: Saved | None
+
+    def __call__(self, x: Any, *args: Any, **options: Any) -> ndarray: ...
+    def _pulled(self, holder: Any, dy: Any, saved: Saved, out: ndarray | None) -> ndarray: ...
+
+
+OPEN: list[Taker] = []  # of all threads. It is nearly always empty, so a forward looks here first
+
+
+class Taker:
+    """Takes what forwards in this thread leave for a backward: for one layer's `vjp`, or away (`no_backward`)."""
+
+    __slots__ = ("layer", "saved", "thread")
+
+    def __init__(self, layer: Layer | None) -> None:
+        self.thread, self.layer = get_ident(), layer
+        self.saved: Saved | None = None
+
+
+def keep(layer: Layer, saved: Saved) -> None:
+    """Give what a forward leaves to the innermost that takes it; else it is the layer's."""
+    thread = get_ident()
+    for taker in reversed(tuple(OPEN)):
+        if taker.thread == thread and taker.layer is layer:
+            taker.saved = saved
+            return
+        if taker.thread == thread and taker.layer is None:
+            layer._saved = None
+            return
+    layer._saved = saved
+
+
+@contextmanager
+def no_backward() -> Iterator[None]:
+    """Forwards inside of this block, in this thread, keep nothing for a backward.
+
+    A forward keeps its x alive until the backward. In evaluation and inference no backward comes, and the memory stays
+    taken until the next forward. `backward` after a forward inside is a RuntimeError. `layer.vjp` works inside as it
+    does outside, as what it keeps belongs to its caller.
+
+    Examples
+    --------
+    >>> import numpy as np, bnorm
+    >>> bn = bnorm.BatchNorm1d(2).eval()
+    >>> with bnorm.no_backward():
+    ...     y = bn(np.ones((3, 2)))
+    """
+    taker = Taker(None)
+    try:  # around all of it: an interrupt that comes right after the first line finds its way to the last
+        OPEN.append(taker)
+        yield
+    finally:
+        OPEN.remove(taker)
+
+
+def forward_and_pull(layer: Layer, x: Any, *args: Any, **options: Any) -> tuple[ndarray, Pull]:
+    """A forward, and what its backward needs, which nobody else gets."""
+    taker = Taker(layer)
+    try:
+        OPEN.append(taker)
+        y = layer(x, *args, **options)
+    finally:
+        OPEN.remove(taker)
+    if taker.saved is None:
+        raise RuntimeError(f"{layer._who}: vjp: expected a call that ends in one forward, got none")
+    return y, Pull(layer, taker.saved)
+
+
+class Pull:
+    """The backward of one forward: `dx = pull(dy)`, once. `Layer.vjp` returns it."""
+
+    __slots__ = ("_layer", "_saved")
+
+    def __init__(self, layer: Layer, saved: Saved) -> None:
+        self._layer = layer
+        self._saved: Saved | None = saved
+
+    def __call__(self, dy: ArrayLike, out: ndarray | None = None) -> ndarray:
+        """dx, from dy, the gradient of y; adds those of the parameters to their grad.
+
+        out: dy itself, or the x of the forward, or memory of its own.
+        """
+        saved = self._saved
+        if saved is None:
+            raise RuntimeError(
+                f"{self._layer._who}: pull: expected one call for each vjp, got a second one; "
+                "layer.vjp(x) returns another"
+            )
+        return self._layer._pulled(self, dy, saved, out)
+
+    def __repr__(self) -> str:
+        return f"<the backward of one forward of {self._layer._who}{'' if self._saved else ', done'}>"

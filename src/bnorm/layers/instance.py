@@ -1,0 +1,177 @@
+"""Instance normalization: each channel of each sample by itself; with running statistics if asked."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy import ndarray
+from numpy.typing import DTypeLike
+
+from bnorm import checks
+from bnorm.checks import FLOATS
+from bnorm.kernels import BACKENDS, VARIANCE, view
+from bnorm.layers.backward import OPEN, keep
+from bnorm.layers.documents import public
+from bnorm.layers.shapes import wrong_shape
+from bnorm.layers.tracking import Tracking
+from bnorm.passes import Saved, channel_forward, row_forward
+
+TRACKING = "Whether there are running statistics, which inference then uses. Without them it does as training does."
+
+
+class InstanceNorm(Tracking):
+    """What the layers of each rank share."""
+
+    __slots__ = ()
+
+    _POSITIONS: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        *,
+        bias: bool = True,
+        ddof: int = 0,
+        axis: int = 1,
+        activation: str | None = None,
+        negative_slope: float = 0.01,
+        nonfinite: str = "skip",
+        dtype: "DTypeLike" = "float64",
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(
+            num_features,
+            self._POSITIONS,
+            eps,
+            momentum,
+            affine,
+            track_running_stats,
+            bias,
+            ddof,
+            axis,
+            activation,
+            negative_slope,
+            nonfinite,
+            dtype,
+            device,
+        )
+        self._settle()
+
+    def __call__(self, x: Any, out: ndarray | None = None) -> ndarray:
+        """y, in the shape, type and memory order of x. out: x itself, or memory of its own."""
+        given = None if out is None else {"x": x, **self._own}
+        who, axis = self._who, self._axis
+        if type(x) is not self._kind or x.dtype not in FLOATS:
+            x = self._taken(x)
+        if x.ndim not in self._names or x.shape[axis] != self._num_features:
+            raise wrong_shape(who, x.shape, self._num_features, self._names)
+        gamma, beta, mean, var = self._constants or self._wide()
+        saved: Saved
+        moving = parts = None
+        if self._track_running_stats and not self._training:
+            y, saved = channel_forward(
+                who, x, gamma, beta, mean, var, self._eps, axis, self._slope, None, out, None, given, self._running.seen
+            )
+        else:
+            rows = view.groups(x, self._num_features, axis)
+            checks.several_values(who, rows[0], x.shape, each=True)
+            if self._training and self._moving is not None and x.size:
+                moving = self._moving
+                parts = self._parts(x, rows[0])  # before y, as `out` may be x
+            y, saved = row_forward(who, x, rows, gamma, beta, self._eps, VARIANCE, self._slope, out, given)
+        if OPEN:
+            keep(self, saved)
+        else:
+            self._saved = saved
+        if moving is not None:
+            # As in batch norm, this and the lines above are the one point at which something happens to the layer.
+            left = saved.kernels.move(moving.rule, parts, None, None, None, 0, 1, x.size / self._num_features)
+            if type(left) is not int or left:
+                self._warn_once(moving.note(left))
+        return y
+
+    forward = __call__
+
+    @np.errstate(all="ignore")  # infinity and NaN are data
+    def _parts(self, x: ndarray, rows: ndarray) -> ndarray:
+        """The parts (count, mean, m2, low) of each channel that the running statistics move by.
+
+        With a momentum these are averages over the samples, as in PyTorch; with None, of all values together.
+        """
+        kernels = BACKENDS[type(x)]
+        n, channels, _, length = rows.shape
+        if self._running.momentum is None:
+            parts: ndarray = kernels.moments(view.channels(x, self._axis)[0])
+        else:
+            parts = kernels.moments(rows.reshape(1, n * channels, length)).reshape(4, n, channels).mean(1)
+            parts[1] += parts[3]
+            parts[3] = 0
+        if self._running.nonfinite == "raise":
+            new = (parts[1] + parts[2] / parts[0]).astype(self._dtype)
+            (bad,) = kernels.numbers((~np.isfinite(new)).sum())
+            if bad:
+                error = f"the batch mean or variance of {int(bad)} of {channels} channels is not finite"
+                raise self._not_finite(FloatingPointError(error))
+        return parts
+
+
+@public(track_running_stats=TRACKING)
+class InstanceNorm1d(InstanceNorm):
+    """Instance normalization of (N, C, L): each channel of each sample over its positions.
+
+    y = (x - mean) / sqrt(var + eps) gamma + beta; no gamma and beta unless affine.
+    With running statistics, a training batch moves them by the means and variances of its samples, averaged over the
+    samples; with momentum None, they are those of all values seen.
+
+    Examples
+    --------
+    >>> import numpy as np, bnorm
+    >>> norm = bnorm.InstanceNorm1d(2, eps=0.0)
+    >>> norm(np.array([[[1.0, 3.0], [10.0, 30.0]]]))
+    array([[[-1.,  1.],
+            [-1.,  1.]]])
+    """
+
+    __slots__ = ()
+    _POSITIONS = ("L",)
+
+
+@public(track_running_stats=TRACKING)
+class InstanceNorm2d(InstanceNorm):
+    """Instance normalization of (N, C, H, W): each channel of each sample over its positions.
+
+    y = (x - mean) / sqrt(var + eps) gamma + beta; no gamma and beta unless affine.
+    With running statistics, a training batch moves them by the means and variances of its samples, averaged over the
+    samples; with momentum None, they are those of all values seen.
+
+    Examples
+    --------
+    >>> import numpy as np, bnorm
+    >>> norm = bnorm.InstanceNorm2d(3, affine=True)
+    >>> y = norm(np.random.default_rng(0).normal(size=(8, 3, 5, 5)))
+    """
+
+    __slots__ = ()
+    _POSITIONS = ("HW",)
+
+
+@public(track_running_stats=TRACKING)
+class InstanceNorm3d(InstanceNorm):
+    """Instance normalization of (N, C, D, H, W): each channel of each sample over its positions.
+
+    y = (x - mean) / sqrt(var + eps) gamma + beta; no gamma and beta unless affine.
+    With running statistics, a training batch moves them by the means and variances of its samples, averaged over the
+    samples; with momentum None, they are those of all values seen.
+
+    Examples
+    --------
+    >>> import numpy as np, bnorm
+    >>> norm = bnorm.InstanceNorm3d(3, axis=-1)
+    >>> y = norm(np.random.default_rng(0).normal(size=(2, 4, 5, 5, 3)))
+    """
+
+    __slots__ = ()
+    _POSITIONS = ("DHW",)

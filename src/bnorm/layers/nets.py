@@ -1,0 +1,68 @@
+"""The state of a whole net: one dictionary for all of its layers, under names with dots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bnorm.layers import state
+from bnorm.layers.base import Layer
+from bnorm.layers.parameters import Parameter
+
+
+def state_dict(layers: Mapping[str, Layer | Parameter]) -> state.StateDict:
+    """Copies of all arrays of several layers, under the name of the layer, a dot and PyTorch's name: "bn1.weight".
+
+    Parameters that are in no layer of this package, the weights of a convolution say, are taken too, under their own
+    names.
+
+    Examples
+    --------
+    >>> import bnorm
+    >>> net = {"bn1": bnorm.BatchNorm1d(3), "norm": bnorm.RMSNorm(4), "out.weight": bnorm.Parameter([0.5])}
+    >>> list(bnorm.state_dict(net))[-3:]
+    ['bn1.num_batches_tracked', 'norm.weight', 'out.weight']
+    """
+    arrays = state.StateDict()
+    seen = {}
+    for first, holder in _holders("state_dict", layers).items():
+        arrays |= {first + key: a.copy() for key, a in holder._state().items()}
+        if (counts := getattr(holder, "_counts", None)) is not None:
+            seen[first.removesuffix(".")] = counts.copy()
+    arrays.seen = seen or None
+    return arrays
+
+
+def load_state_dict(
+    layers: Mapping[str, Layer | Parameter], state_dict: Mapping[str, Any], strict: bool = True
+) -> state.Incompatible:
+    """Take over what `state_dict(layers)` returned: all of it, or after an error nothing.
+
+    strict: names that are missing or unexpected are an error. A wrong shape always is. Returns the names that were
+    missing, and those not expected. Arrays, PyTorch's tensors and PyTorch's names are taken as by a layer.
+
+    Examples
+    --------
+    >>> import bnorm
+    >>> old, new = ({"bn1": bnorm.BatchNorm1d(3), "ln": bnorm.LayerNorm(4)} for _ in range(2))
+    >>> bnorm.load_state_dict(new, bnorm.state_dict(old))
+    Incompatible(missing_keys=[], unexpected_keys=[])
+    """
+    who = "load_state_dict"
+    return state.load(
+        who, "state", _holders(who, layers), state_dict, strict, "the names and shapes of state_dict(layers)"
+    )
+
+
+def _holders(who: str, layers: Any) -> dict[str, Any]:
+    """Layers and parameters by what their names begin with."""
+    if not isinstance(layers, Mapping):
+        raise TypeError(f"{who}: layers: expected a mapping of names to layers, got {type(layers).__name__}")
+    holders = {}
+    for name, layer in layers.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{who}: layers: expected names that are strings, got {name!r}")
+        if not isinstance(layer, Layer | Parameter):
+            raise TypeError(f"{who}: layers: expected a layer or a parameter as {name!r}, got {type(layer).__name__}")
+        holders[f"{name}." if isinstance(layer, Layer) else name] = layer
+    return holders

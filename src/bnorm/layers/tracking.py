@@ -1,0 +1,239 @@
+"""Running statistics of a layer: what batch norm has by default, and instance norm if asked."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self
+
+import numpy as np
+from numpy import ndarray
+from numpy.typing import ArrayLike, DTypeLike
+
+from bnorm import checks, devices
+from bnorm.checks import FLOAT64
+from bnorm.layers import state
+from bnorm.layers.base import Layer, fixed, signature_of
+from bnorm.layers.shapes import Names, axis_and_names
+from bnorm.running import UNCOUNTED, Statistics
+
+NONFINITE = ("skip", "raise", "propagate")
+
+
+class Tracking(Layer):
+    """A layer of channels that may have running statistics: in inference, these take the place of the batch's."""
+
+    __slots__ = ("_axis", "_moving", "_names", "_num_features", "_running", "_track_running_stats", "_warned")
+
+    _axis: int
+    _names: Names  # of the axes of every rank that is accepted
+
+    num_features = fixed("num_features", "The number of channels.")
+    track_running_stats = fixed("track_running_stats", "Whether there are running statistics.")
+    axis = fixed("axis", "The axis of the channels.")
+    ddof = fixed("running.ddof", "What is subtracted from the count in the running variance.")
+
+    def __init__(
+        self,
+        num_features: int,
+        positions: tuple[str, ...],
+        eps: float,
+        momentum: float | None,
+        affine: bool,
+        track_running_stats: bool,
+        bias: bool,
+        ddof: int,
+        axis: int,
+        activation: str | None,
+        negative_slope: float,
+        nonfinite: str,
+        dtype: "DTypeLike",
+        device: str,
+    ) -> None:
+        name = type(self).__name__
+        channels = checks.positive(name, "num_features", num_features)
+        who = signature_of(name, channels)
+        super().__init__(who, (channels,), eps, affine, bias, activation, negative_slope, dtype, device)
+        self._num_features = channels
+        self._axis, self._names = axis_and_names(who, axis, positions)
+        self._track_running_stats = checks.flag(who, "track_running_stats", track_running_stats)
+        self._running = Statistics(
+            self._new((channels,), 0),
+            self._new((channels,), 1),
+            checks.momentum(who, momentum),
+            checks.choice(who, "ddof", ddof, (0, 1)),
+            checks.choice(who, "nonfinite", nonfinite, NONFINITE),
+        )
+        self._moving: Statistics | None = self._running if self._track_running_stats else None  # by a training batch
+        self._warned = False
+
+    @property
+    def momentum(self) -> float | None:
+        """Weight of the new batch in the running statistics; None: every value seen weighs the same."""
+        return self._running.momentum
+
+    @momentum.setter
+    def momentum(self, value: float | None) -> None:
+        self._running.momentum = checks.momentum(self._who, value)
+
+    @property
+    def nonfinite(self) -> str:
+        """What a channel does whose new running statistics would not be finite: "skip", "raise" or "propagate"."""
+        return self._running.nonfinite
+
+    @nonfinite.setter
+    def nonfinite(self, value: str) -> None:
+        self._running.nonfinite = checks.choice(self._who, "nonfinite", value, NONFINITE)
+
+    @property
+    def running_mean(self) -> ndarray | None:
+        """The array that training moves in place; values assigned to it are written there. None without tracking."""
+        return self._running.mean if self._track_running_stats else None
+
+    @running_mean.setter
+    def running_mean(self, value: "ArrayLike") -> None:
+        self._write_statistics("running_mean", self._running.mean, value)
+
+    @property
+    def running_var(self) -> ndarray | None:
+        """As running_mean."""
+        return self._running.var if self._track_running_stats else None
+
+    @running_var.setter
+    def running_var(self, value: "ArrayLike") -> None:
+        self._write_statistics("running_var", self._running.var, value)
+
+    @property
+    def num_batches_tracked(self) -> int | None:
+        """Training batches that the running statistics have seen; None without tracking."""
+        return self._running.batches if self._track_running_stats else None
+
+    @property
+    def num_batches_skipped(self) -> int | None:
+        """Those of them in which some channel was left alone, as it was not finite; None without tracking.
+
+        On a GPU they are counted as they come, but only whoever reads this waits for it; a warning comes then too.
+        """
+        if not self._track_running_stats:
+            return None
+        self._warn_once(self._running.look())
+        return self._running.skipped
+
+    def reset_running_stats(self) -> None:
+        """Mean 0, variance 1, no batches."""
+        self._running.reset()
+
+    def reset_parameters(self) -> None:
+        """gamma to 1 and beta to 0, and the running statistics too, as PyTorch does."""
+        super().reset_parameters()
+        self.reset_running_stats()
+
+    @contextmanager
+    def frozen_stats(self) -> Iterator[None]:
+        """Training batches inside leave the running statistics and their counters alone."""
+        moving, self._moving = self._moving, None
+        try:
+            yield
+        finally:
+            self._moving = moving
+
+    def to(self, device: str) -> Self:
+        """As in every layer; not inside of pooled_stats."""
+        if self._moving not in (None, self._running):
+            raise RuntimeError(f"{self._who}: to: expected no pooled_stats around it, got one")
+        if devices.arrays_on(self._who, device) is not self._kind:
+            self._warn_once(self._running.look())
+        return super().to(device)
+
+    def _switches(self) -> list[str]:
+        frozen = self._track_running_stats and self._moving is None
+        return super()._switches() + ["frozen_stats"] * frozen
+
+    def adopt(self, statistics: Statistics) -> None:
+        """Take these for the running statistics, and share them with whoever else holds them."""
+        self._running = statistics
+        self._moving = statistics if self._track_running_stats else None
+        self._settle()
+
+    def _not_finite(self, error: FloatingPointError) -> checks.NonFiniteError:
+        return checks.NonFiniteError(f"{self._who}: x: {error}, and nonfinite is 'raise'")
+
+    def _warn_once(self, channels: int, above: int = 3) -> None:
+        if channels and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self._who}: {channels} of {self._num_features} channels had a batch mean or variance that is not "
+                "finite, and keep their running statistics (nonfinite='skip'); num_batches_skipped counts such batches "
+                "from now on",
+                RuntimeWarning,
+                stacklevel=above,  # the frame of the user
+            )
+
+    def _write_statistics(self, name: str, to: ndarray, value: "ArrayLike") -> None:
+        if value is to:  # what an in-place operator leaves
+            return
+        if not self._track_running_stats:
+            raise ValueError(f"{self._who}: {name}: expected no value without running statistics")
+        a = checks.vector(self._who, name, value, to.shape, self._kind, "the layer")
+        if name == "running_var" and (a < 0).any():
+            raise ValueError(f"{self._who}: {name}: expected no negative values, got {a.min()}")
+        to[...] = a
+
+    def _wide(self) -> tuple[ndarray | None, ...]:
+        running = self._running
+        return (*super()._wide(), *(a.astype(FLOAT64, copy=False) for a in (running.mean, running.var)))
+
+    def _memory(self) -> dict[str, ndarray]:
+        arrays = self._running.arrays() if self._track_running_stats else {}
+        return super()._memory() | {f"running_{name}": a for name, a in arrays.items()}
+
+    def _place(self, arrays: Mapping[str, ndarray]) -> None:
+        super()._place(arrays)
+        prefix = "running_"
+        self._running.place({name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)})
+
+    def _state(self) -> dict[str, ndarray]:
+        arrays = super()._state()
+        if self._track_running_stats:
+            running = self._running
+            arrays |= {"running_mean": running.mean, "running_var": running.var}
+            arrays["num_batches_tracked"] = np.array(running.batches, np.int64)
+        return arrays
+
+    def state_dict(self) -> state.StateDict:
+        """Copies of all arrays, under PyTorch's names.
+
+        The values behind statistics with momentum None, for which PyTorch has no name, travel as an attribute of this
+        dictionary, through copy() and pickle too. From any other, batches are taken to have been as large as the next
+        one.
+        """
+        arrays = super().state_dict()
+        if self._counts is not None:
+            arrays.seen = self._counts.copy()
+        return arrays
+
+    @property
+    def _counts(self) -> ndarray | None:
+        """The values behind the statistics of each channel, where they are counted."""
+        running = self._running
+        return self._seen if running.momentum is None and not running.counters[UNCOUNTED] else None
+
+    @property
+    def _seen(self) -> ndarray | None:
+        """Where these counts are, true or not."""
+        return self._running.seen if self._track_running_stats else None
+
+    def _loading(self, found: Mapping[str, ndarray], seen: ndarray | None) -> list[state.Change]:
+        changes = super()._loading(found, seen)
+        running = self._running
+        here = {"running_mean": running.mean, "running_var": running.var}
+        changes += [state.write(here[name], a) for name, a in found.items() if name in here]
+        if "num_batches_tracked" in found:
+            counted = running.counted_as(int(found["num_batches_tracked"]), seen)
+            changes += [state.write(to, value) for to, value in counted]
+        return changes
+
+    def __getstate__(self) -> tuple[Any, dict[str, Any]]:
+        self._warn_once(self._running.look())
+        own, slots = super().__getstate__()
+        moving = self._running if self._track_running_stats else None  # whatever block it is in
+        return own, slots | {"_moving": moving}

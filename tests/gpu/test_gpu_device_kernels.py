@@ -1,0 +1,195 @@
+"""A real device, the kernels alone: every instance once, types, places in memory, streams, graphs, repetitions.
+
+Skipped with the reason where there is none. A test compares with the instances of float64, which test_gpu_device.py
+compares with the reference.
+"""
+
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpu_sweep
+from bnorm.kernels import MEAN_SQUARE, VARIANCE, gpu, reference
+from bnorm.kernels.gpu import launching, plans, row_plans
+from compare import assert_close, assert_same
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu.available() is not None, reason=str(gpu.available()))]
+UNIT = {"float16": 2.0**-9, "bfloat16": 2.0**-6, "float32": 2e-5, "float64": 1e-12}  # of results of a few
+DTYPES = list(UNIT)
+
+
+@pytest.fixture
+def cupy():
+    return pytest.importorskip("cupy")
+
+
+def typed(dtype):
+    return np.dtype(pytest.importorskip("ml_dtypes").bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
+
+
+def wide(cupy, a):
+    return a.astype("float32").astype("float64") if a.dtype.name == "bfloat16" else a.astype("float64")
+
+
+def drawn(cupy, shape, dtype, seed):
+    return cupy.random.default_rng(seed).standard_normal(shape, dtype=cupy.float32).astype(typed(dtype))
+
+
+def compiled(device, dtype):
+    """All instances, by several compilers at a time."""
+    lists = {"channels": plans.channel_kernels, "rows": row_plans.row_kernels}
+    lists["row_channels"] = row_plans.row_channel_kernels
+    names = [(family, name) for family, make in lists.items() for name in make(dtype)]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda item: device.compile(*item), [item for item in names if item[1] not in device.kernels]))
+
+
+@pytest.mark.slow  # most of its time is the compiler's
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_instance(cupy, dtype):
+    compiled(launching.device_of(cupy.empty(1)), dtype)
+    for case in gpu_sweep.cases(dtype):
+        x, dy = drawn(cupy, case.shape, dtype, 0), drawn(cupy, case.shape, dtype, 1)
+        channels = case.shape[1] * (case.shape[2] if case.what == "rows" else 1)
+        vectors = cupy.linspace(0.5, 2, channels), cupy.linspace(-1, 1, channels)
+        weight = cupy.linspace(0, 1, case.shape[0] * (case.shape[2] if len(case.shape) == 3 else 1))
+        weight = weight.reshape(case.shape[0], -1)
+        for slope in gpu_sweep.SLOPES:
+            got = gpu_sweep.results(case, slope, x, dy, vectors, weight)
+            want = gpu_sweep.results(case, slope, wide(cupy, x), wide(cupy, dy), vectors, weight)
+            for (name, a), (_, b) in zip(got, want, strict=True):
+                size = max(1.0, float(cupy.abs(b).max()))
+                wrong = cupy.abs(wide(cupy, a) - b) > UNIT[dtype] * size
+                # rounding may decide on which side of the activation a value is
+                assert float(wrong.mean()) <= (1e-3 if slope < 1 else 0), (case, slope, name)
+
+
+@pytest.mark.parametrize("rule", [VARIANCE, MEAN_SQUARE])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(300, 1, 64, 1), (40, 1, 1000, 1), (5, 1, 40000, 1), (6, 4, 2, 49)], ids=str)
+def test_rows(cupy, shape, dtype, rule):
+    x, dy = drawn(cupy, shape, dtype, 0), drawn(cupy, shape, dtype, 1)
+    gamma, beta = (cupy.linspace(0.5, 2, shape[1] * shape[2]) for _ in range(2))
+    host = [cupy.asnumpy(wide(cupy, a)) for a in (x, dy, gamma, beta)]
+    y, mean, rstd = gpu.rows_forward(x, gamma, beta, 1e-5, rule, 0.0)
+    want = reference.rows_forward(host[0], *host[2:], 1e-5, rule, 0.0)
+    assert_close(cupy.asnumpy(wide(cupy, y)), want[0], UNIT[dtype] * np.maximum(1, np.abs(want[0])), shape=shape)
+    found = gpu.rows_backward(dy, x, mean, rstd, gamma, beta, rule)
+    wanted = reference.rows_backward(host[1], host[0], *want[1:], *host[2:], rule)
+    for got, exact in zip(found, wanted, strict=True):
+        size = np.maximum(1, np.abs(exact).max())
+        assert_close(cupy.asnumpy(wide(cupy, got)), exact, 4 * UNIT[dtype] * size, shape=shape)
+
+
+@pytest.mark.parametrize("shape", [(70, 6), (3000, 64), (4, 5, 800)], ids=str)
+def test_anywhere_in_memory(cupy, shape):
+    """A pointer that no vector is aligned to."""
+    memory = cupy.zeros(int(np.prod(shape)) + 1, "float32")
+    x = memory[1:].reshape(shape)
+    x[...] = drawn(cupy, shape, "float32", 0)
+    y, stats, count, _ = gpu.forward(x, None, None, 1e-5)
+    aligned = gpu.forward(x.copy(), None, None, 1e-5)[0]
+    assert_close(cupy.asnumpy(y), cupy.asnumpy(aligned), 1e-5)
+    dx = gpu.backward(x, x, stats, count)[0]
+    assert_close(cupy.asnumpy(dx), cupy.asnumpy(gpu.backward(x.copy(), x.copy(), stats, count)[0]), 1e-5)
+
+
+def test_two_streams_at_once(cupy):
+    """Each has a workspace of its own."""
+    shapes = (40000, 100), (30000, 96)
+    xs = [drawn(cupy, shape, "float32", i) for i, shape in enumerate(shapes)]
+    want = [[gpu.moments(x), gpu.forward(x, None, None, 1e-5)[0]] for x in xs]
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in shapes]
+    cupy.cuda.Device().synchronize()
+    found = [[], []]
+    for _ in range(20):
+        for x, stream, results in zip(xs, streams, found, strict=True):
+            with stream:
+                results.append([gpu.moments(x), gpu.forward(x, None, None, 1e-5)[0]])
+    cupy.cuda.Device().synchronize()
+    for results, wanted in zip(found, want, strict=True):
+        for again in results:
+            assert all(bool((a == b).all()) for a, b in zip(again, wanted, strict=True))
+
+
+def test_a_graph_keeps_its_workspace(cupy):
+    """A larger call after the capture takes a larger one; the graph goes on with its own."""
+    x, out = drawn(cupy, (20000, 64), "float32", 0), cupy.empty((20000, 64), "float32")
+    large = drawn(cupy, (2000, 5000), "float32", 1)
+    want = gpu.forward(x, None, None, 1e-5)[0]
+    cupy.cuda.Device().synchronize()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        gpu.forward(x, None, None, 1e-5, out=out)
+        stream.synchronize()
+        stream.begin_capture()
+        kept = gpu.forward(x, None, None, 1e-5, out=out)
+        graph = stream.end_capture()
+        for _ in range(3):
+            gpu.moments(large)
+            out[...] = 0
+            graph.launch(stream)
+            stream.synchronize()
+            assert_same(cupy.asnumpy(out), cupy.asnumpy(want))
+        del kept
+
+
+def test_a_first_call_while_capturing_is_refused(cupy):
+    x, out = drawn(cupy, (20000, 64), "float32", 0), cupy.empty((20000, 64), "float32")
+    cupy.cuda.Device().synchronize()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        try:
+            with pytest.raises(RuntimeError, match="while capturing"):
+                gpu.forward(x, None, None, 1e-5, out=out)
+        finally:
+            stream.end_capture()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(256, 64), (30000, 64), (40, 70, 900)], ids=str)
+def test_constant_and_broken_channels(cupy, shape, dtype):
+    x = drawn(cupy, shape, dtype, 0)
+    x[:, 3] = 2.5
+    x[0, 5], x[1, 7] = cupy.nan, cupy.inf
+    y, stats, _, _ = gpu.forward(x, None, cupy.full(shape[1], 0.5), 0.0)
+    y, stats = cupy.asnumpy(wide(cupy, y)), cupy.asnumpy(stats)
+    assert (y[:, 3] == 0.5).all() and stats[1, 3] == 0
+    broken = np.isin(np.arange(shape[1]), (5, 7))
+    assert np.isfinite(np.moveaxis(y, 1, 0)[~broken]).all() and np.isnan(np.moveaxis(y, 1, 0)[broken]).all()
+
+
+@pytest.mark.parametrize("shape", [(256, 64), (65536, 100), (32, 130, 784), (1000, 3)], ids=str)
+def test_a_hundred_times_the_same_bits(cupy, shape):
+    x, dy = drawn(cupy, shape, "float32", 0), drawn(cupy, shape, "float32", 1)
+    rows = x.reshape(shape[0], 1, -1, 1)
+    gamma = cupy.linspace(0.5, 2, rows.shape[2])
+
+    def run():
+        y, stats, count, _ = gpu.forward(x, None, None, 1e-5)
+        row_y, mean, rstd = gpu.rows_forward(rows, gamma, None, 1e-5)
+        back = gpu.rows_backward(dy.reshape(rows.shape), rows, mean, rstd, gamma, None)
+        return [y, stats, *gpu.backward(dy, x, stats, count), row_y, mean, rstd, *back]
+
+    first = run()
+    differ = cupy.zeros((), "int64")
+    for _ in range(100):
+        for a, b in zip(run(), first, strict=True):
+            differ += (a != b).sum()
+    assert int(differ) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck", "initcheck"])
+def test_under_the_sanitizer_of_cuda(cupy, tool):
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        pytest.skip("compute-sanitizer is not installed")
+    script = Path(gpu_sweep.__file__).with_name("gpu_small.py")
+    command = [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

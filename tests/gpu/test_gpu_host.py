@@ -1,0 +1,54 @@
+"""What a call on the GPU costs the host: calls of Python and C before, between and behind the launches.
+
+Counted and not timed, as time depends on who else is working; `python -m benchmarks.gpu_host` times the same calls.
+"""
+
+import sys
+
+import pytest
+from benchmarks import gpu_host
+
+from bnorm.kernels import BACKENDS, gpu
+from bnorm.kernels.gpu import launching
+
+MOST = {  # what there are, and a few
+    "gpu.forward": 36,
+    "gpu.forward, running": 38,
+    "gpu.forward, inference": 32,
+    "gpu.backward": 40,
+    "gpu.rows_forward": 32,
+    "gpu.rows_backward": 45,
+    "F.batch_norm": 112,
+    "F.backward of it": 84,
+    "F.layer_norm": 122,
+    "F.backward of that": 108,
+}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", gpu_host.stand_in())
+    for cached in (gpu.available, launching._device):
+        cached.cache_clear()
+    yield gpu_host.calls()
+    for cached in (gpu.available, launching._device):
+        cached.cache_clear()
+    BACKENDS.pop(gpu_host.Array, None)
+
+
+def counted(call):
+    events = []
+    sys.setprofile(lambda frame, event, argument: events.append(event))
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return sum(event in ("call", "c_call") for event in events)
+
+
+def test_calls_are_few(calls):
+    assert calls.keys() == MOST.keys()
+    for call in calls.values():
+        call()  # plans are made, kernels compiled
+    found = {name: counted(call) for name, call in calls.items()}
+    assert all(found[name] <= most for name, most in MOST.items()), found

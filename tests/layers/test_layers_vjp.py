@@ -1,0 +1,257 @@
+"""Several forwards of one layer before a backward, and forwards without one."""
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import bnorm
+from compare import assert_same
+
+C = 4
+MAKE = {
+    "batch": lambda **options: bnorm.BatchNorm1d(C, **options),
+    "inference": lambda **options: bnorm.BatchNorm1d(C, **options).eval(),
+    "layer": lambda **options: bnorm.LayerNorm(C, **options),
+    "rms": lambda **options: bnorm.RMSNorm(C, **options),
+    "group": lambda **options: bnorm.GroupNorm(2, C, **options),
+}
+every_layer = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+rng = np.random.default_rng(0)
+
+
+class Array(np.ndarray):
+    """An array that a weak reference can watch."""
+
+
+def one(make, x, dy):
+    """y, dx and the gradients of the parameters, by a layer of its own."""
+    layer = make()
+    return layer(x), layer.backward(dy), [p.grad for p in layer.parameters()]
+
+
+@every_layer
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_any_number_in_any_order(make, order):
+    xs, dys = rng.standard_normal((2, 3, 6, C))
+    layer, totals = make(), [np.zeros(C) for _ in make().parameters()]
+    opened = [layer.vjp(x) for x in xs]
+    for i in order:
+        y, dx, grads = one(make, xs[i], dys[i])
+        assert_same(opened[i][0], y)
+        assert_same(opened[i][1](dys[i]), dx)
+        for total, grad in zip(totals, grads, strict=True):
+            total += grad
+    for p, total in zip(layer.parameters(), totals, strict=True):
+        assert_same(p.grad, total)
+
+
+@every_layer
+def test_once(make):
+    layer = make()
+    x, dy = rng.standard_normal((2, 6, C))
+    _, pull = layer.vjp(x)
+    pull(dy)
+    grads = [p.grad.copy() for p in layer.parameters()]
+    with pytest.raises(RuntimeError, match=r"pull: expected one call for each vjp"):
+        pull(dy)
+    for p, grad in zip(layer.parameters(), grads, strict=True):
+        assert_same(p.grad, grad)
+
+
+@every_layer
+def test_the_forward_that_waits_goes_on_waiting(make):
+    layer = make()
+    x, dy, x2, dy2 = rng.standard_normal((4, 6, C))
+    layer(x)
+    _, pull = layer.vjp(x2)
+    assert_same(layer.backward(dy), one(make, x, dy)[1])
+    assert_same(pull(dy2), one(make, x2, dy2)[1])
+    layer.vjp(x)
+    with pytest.raises(RuntimeError, match=r"backward: expected a forward .*layer\.vjp\(x\)"):
+        layer.backward(dy)
+
+
+def test_an_error_in_pull_leaves_it_open():
+    bn = bnorm.BatchNorm1d(C)
+    x, dy = rng.standard_normal((2, 6, C))
+    _, pull = bn.vjp(x)
+    with pytest.raises(ValueError, match=r"^BatchNorm1d\(4\): dy: expected the shape of x"):
+        pull(dy[:2])
+    assert_same(pull(dy), one(MAKE["batch"], x, dy)[1])
+
+
+def test_an_error_in_vjp_leaves_nothing_behind():
+    bn = bnorm.BatchNorm1d(C)
+    with pytest.raises(ValueError, match="expected 4 channels"):
+        bn.vjp(np.ones((3, C + 1)))
+    x, dy = rng.standard_normal((2, 6, C))
+    bn(x)
+    assert_same(bn.backward(dy), one(MAKE["batch"], x, dy)[1])
+
+
+def test_training_moves_the_statistics_and_takes_all_arguments():
+    bn, other = bnorm.BatchNorm1d(C), bnorm.BatchNorm1d(C)
+    x, dy = rng.standard_normal((2, 6, C))
+    weight, out, dx = np.arange(6.0), np.empty_like(x), np.empty_like(x)
+    y, pull = bn.vjp(x, weight, out=out)
+    assert y is out
+    assert_same(y, other(x, weight))
+    assert pull(dy, out=dx) is dx
+    assert_same(dx, other.backward(dy))
+    assert_same(bn.running_mean, other.running_mean)
+    assert (bn.num_batches_tracked, other.num_batches_tracked) == (1, 1)
+
+
+def test_it_keeps_the_mode_and_the_parameters_of_its_forward():
+    bn, other = bnorm.BatchNorm1d(C), bnorm.BatchNorm1d(C)
+    x, dy = rng.standard_normal((2, 6, C))
+    _, pull = bn.vjp(x)
+    bn.eval()
+    bn.gamma = np.full(C, 7.0)
+    other(x)
+    assert_same(pull(dy), other.backward(dy))
+
+
+def test_a_shared_layer_has_the_true_gradient():
+    """f(x) = sum(w * ln(ln(x) + x)), by central differences."""
+    ln = bnorm.LayerNorm(C)
+    ln.gamma, ln.beta = rng.uniform(0.5, 2, C), rng.standard_normal(C)
+    x, w = rng.standard_normal((2, 3, C))
+
+    def loss(x):
+        return float(np.sum(w * ln(ln(x) + x)))
+
+    y, first = ln.vjp(x)
+    _, second = ln.vjp(y + x)
+    d = second(w)
+    dx = first(d) + d
+    way, h = rng.standard_normal(x.shape), 1e-6
+    slope = (loss(x + h * way) - loss(x - h * way)) / (2 * h)
+    assert np.sum(dx * way) == pytest.approx(slope, rel=1e-6)
+    for p in (ln.gamma, ln.beta):
+        way, start = rng.standard_normal(C), p.data.copy()
+        p.data = start + h * way
+        above = loss(x)
+        p.data = start - h * way
+        slope = (above - loss(x)) / (2 * h)
+        p.data = start
+        assert np.sum(p.grad * way) == pytest.approx(slope, rel=1e-6)
+
+
+def test_a_subclass_that_wraps_the_call():
+    class Twice(bnorm.BatchNorm1d):
+        def __call__(self, x):
+            return super().__call__(2 * x)
+
+    x, dy = rng.standard_normal((2, 6, C))
+    _, pull = Twice(C).vjp(x)
+    assert_same(pull(dy), one(MAKE["batch"], 2 * x, dy)[1])
+
+
+# Without a backward --------------------------------------------------------------------------------------------------
+
+
+@every_layer
+def test_no_backward_keeps_nothing(make):
+    layer = make()
+    x = rng.standard_normal((6, C)).view(Array).astype(np.float32, subok=True)
+    plain = np.asarray(x)
+    watched = weakref.ref(x)
+    with bnorm.no_backward():
+        y = layer(plain)
+    assert layer._saved is None
+    del x, plain
+    gc.collect()
+    assert watched() is None
+    with pytest.raises(RuntimeError, match=r"no_backward\(\) keeps none"):
+        layer.backward(y)
+
+
+@every_layer
+def test_no_backward_does_not_change_the_result(make):
+    layer, other = make(), make()
+    x, dy = rng.standard_normal((2, 6, C))
+    layer(x)  # waits, and is given up by the next
+    with bnorm.no_backward():
+        y = layer(x)
+    other(x)
+    assert_same(y, other(x))
+    assert {name: a.tobytes() for name, a in layer.state_dict().items()} == {
+        name: a.tobytes() for name, a in other.state_dict().items()
+    }
+    layer(x)  # after the block all is as before
+    other(x)
+    assert_same(layer.backward(dy), other.backward(dy))
+
+
+@every_layer
+def test_vjp_inside_of_no_backward(make):
+    x, dy = rng.standard_normal((2, 6, C))
+    layer = make()
+    with bnorm.no_backward():
+        y, pull = layer.vjp(x)
+        assert layer._saved is None
+        with bnorm.no_backward():
+            layer(x)
+        layer(x)
+    want_y, want_dx, _ = one(make, x, dy)
+    assert_same(y, want_y)
+    assert_same(pull(dy), want_dx)
+
+
+def test_no_backward_ends_with_an_error():
+    bn = bnorm.BatchNorm1d(C)
+    with pytest.raises(KeyError), bnorm.no_backward():
+        raise KeyError
+    x = rng.standard_normal((6, C))
+    bn(x)
+    assert bn.backward(x).shape == x.shape
+
+
+def test_no_backward_is_of_one_thread():
+    x = rng.standard_normal((6, C))
+    inside, go = threading.Event(), threading.Event()
+    left = {}
+
+    def other():
+        with bnorm.no_backward():
+            inside.set()
+            go.wait(10)
+            layer = bnorm.LayerNorm(C)
+            layer(x)
+            left["there"] = layer._saved
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert inside.wait(10)
+    layer = bnorm.LayerNorm(C)
+    layer(x)
+    go.set()
+    thread.join(10)
+    assert left == {"there": None}
+    assert layer.backward(x).shape == x.shape
+
+
+def test_threads_do_not_take_each_others_forward():
+    """One layer, whose forwards of many threads are open at once."""
+    ln = bnorm.LayerNorm(C)
+    ln.gamma.requires_grad = ln.beta.requires_grad = False
+    xs, dys = rng.standard_normal((2, 8, 50, 6, C))
+    wrong = []
+
+    def work(mine, theirs):
+        for x, dy in zip(mine, theirs, strict=True):
+            y, pull = ln.vjp(x)
+            want_y, want_dx, _ = one(MAKE["layer"], x, dy)
+            if not (np.array_equal(y, want_y) and np.array_equal(pull(dy), want_dx)):
+                wrong.append(x)
+
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(xs, dys, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

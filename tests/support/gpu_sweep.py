@@ -1,0 +1,63 @@
+"""Calls that between them launch every instance of the kernels: for a device, and to see that none is forgotten."""
+
+from typing import NamedTuple
+
+from bnorm.kernels import MEAN_SQUARE, VARIANCE, gpu
+from bnorm.kernels.gpu import plans, row_plans
+
+FAMILIES = ("channels", "rows", "row_channels")
+SLOPES = (1.0, 0.0, 0.25)
+IMAGES = 70  # more channels than half of the processors: each gets a block, and keeps what it has read
+LARGE_BLOCK = 120 << 10  # bytes of a channel that such a block keeps, alone on its processor
+
+
+class Case(NamedTuple):
+    """A shape, and which calls to make of it."""
+
+    what: str
+    shape: tuple[int, ...]
+
+
+def odd(number):
+    return int(number) | 1
+
+
+def cases(dtype):
+    itemsize = plans.ITEMSIZE[dtype]
+    for v in row_plans.vectors_of(dtype):  # odd multiples, so that no larger vector divides
+        yield Case("channels", (16, 1024 + v))
+        yield Case("channels", (3000, 1024 + v))
+        yield Case("channels", (4, 5, 129 * v))
+        yield Case("channels", (16, 3, 20001 * v))
+        for arrays in (1, 2):
+            yield Case("channels", (8, IMAGES, odd(LARGE_BLOCK / arrays / itemsize / 8 / v) * v))
+        for rows, vectors in ((700, 31), (700, 201), (20, 1001), (20, 2001), (20, 4001)):
+            yield Case("rows", (rows, 1, vectors * v, 1))
+        yield Case("rows", (6, 3, 1, 3 * v))
+        yield Case("rows", (6, 3, 1, 129 * v))
+    yield Case("weighted", (300, 33))
+    yield Case("weighted", (6, 3, 300))
+
+
+def results(case, slope, x, dy, vectors, weight):
+    """What the calls of a case return, by name. `vectors` are gamma and beta."""
+    gamma, beta = vectors
+    if case.what == "rows":
+        for rule in (VARIANCE, MEAN_SQUARE):
+            y, mean, rstd = gpu.rows_forward(x, gamma, beta, 1e-5, rule, slope)
+            yield "y", y
+            dx, dgamma, dbeta = gpu.rows_backward(dy, x, mean, rstd, gamma, beta, rule, slope)
+            yield from (("dx", dx), ("dgamma", dgamma), ("dbeta", dbeta))
+            yield "dx", gpu.rows_backward(dy, x, mean, rstd, gamma, beta, rule, slope, False)[0]
+        return
+    w = weight if case.what == "weighted" else None
+    y, stats, count, _ = gpu.forward(x, gamma, beta, 1e-5, weight=w, slope=slope)
+    yield "y", y
+    yield "stats", stats
+    dx, dgamma, dbeta = gpu.backward(dy, x, stats, count, w, slope)
+    yield from (("dx", dx), ("dgamma", dgamma), ("dbeta", dbeta))
+    yield "stats", gpu.finish(gpu.moments(x, w), gamma, beta, 1e-5)
+    yield "sums", gpu.finish_gradients(gpu.grad_moments(dy, x, stats, w, slope), stats, count)
+    yield "dx", gpu.backward(dy, x, stats, count, None, slope, frozen=True)[0]
+    yield "y", gpu.normalize(x, stats, slope)
+    yield "y", gpu.normalize(x, stats, slope, finite=True)
