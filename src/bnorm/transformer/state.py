@@ -134,9 +134,10 @@ class State:
         return (dx, None, None) if self.parameters is None else (dx, dgamma, dbeta)
 
 
-def _move(statistics: Statistics, x: ndarray, weight: ndarray | None, batches: int = 1) -> None:
+def _move(statistics: Statistics, x: ndarray | Columns, weight: ndarray | None, batches: int = 1) -> None:
     n = len(x)
     if statistics.mode == FADE:
+        x = tables.dense(x)
         *faded, last, split = tables.faded(x, weight, float(statistics.halflife or 0), statistics.ddof)
         if split:  # in two steps, which are seen both, or after an error none
             trial = statistics.copy()
