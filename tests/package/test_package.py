@@ -28,6 +28,7 @@ FLOORS = {
     "bnorm": 5,  # names only, from everywhere
     "bnorm.kernels": 1,
     "bnorm.kernels.view": 0,
+    "bnorm.arrays": 2,
     "bnorm.checks": 2,
     "bnorm.devices": 2,
     "bnorm.arrow": 2,
@@ -40,6 +41,7 @@ FLOORS = {
     "bnorm.distributed": 3,
     "bnorm.layers": 4,
     "bnorm.transformer": 4,
+    "bnorm.sklearn": 4,
     "bnorm.interop": 5,
     "bnorm.config": 5,
     "bnorm.app": 5,

@@ -8,6 +8,7 @@ from sklearn.exceptions import NotFittedError
 
 from bnorm.kernels import BACKENDS
 from bnorm.layers import BatchNorm1d
+from bnorm.transformer.array_api import LIKE, follow
 from bnorm.transformer.state import State
 
 
@@ -26,7 +27,7 @@ class Attributes:
     @property
     def running_mean_(self) -> ndarray:
         """The mean of each feature; values assigned to it are copied in."""
-        return self._state.mean
+        return follow(self, self._state.mean)  # type: ignore[no-any-return]
 
     @running_mean_.setter
     def running_mean_(self, value: Any) -> None:
@@ -37,7 +38,7 @@ class Attributes:
     @property
     def running_var_(self) -> ndarray:
         """The variance of each feature; values assigned to it are copied in."""
-        return self._state.var
+        return follow(self, self._state.var)  # type: ignore[no-any-return]
 
     @running_var_.setter
     def running_var_(self, value: Any) -> None:
@@ -47,7 +48,7 @@ class Attributes:
     def gamma_(self) -> ndarray | None:
         """The scale after standardization; values assigned to it are copied in. None without affine."""
         gamma = self.layer_.gamma
-        return None if gamma is None else gamma.data
+        return None if gamma is None else follow(self, gamma.data)
 
     @gamma_.setter
     def gamma_(self, value: Any) -> None:
@@ -57,7 +58,7 @@ class Attributes:
     def beta_(self) -> ndarray | None:
         """The shift after standardization; values assigned to it are copied in. None without affine."""
         beta = self.layer_.beta
-        return None if beta is None else beta.data
+        return None if beta is None else follow(self, beta.data)
 
     @beta_.setter
     def beta_(self, value: Any) -> None:
@@ -66,17 +67,17 @@ class Attributes:
     @property
     def mean_(self) -> ndarray:
         """The mean of each feature, to read."""
-        return _read_only(self._state.mean)
+        return self._to_read(self._state.mean)
 
     @property
     def var_(self) -> ndarray:
         """The variance of each feature, to read."""
-        return _read_only(self._state.var)
+        return self._to_read(self._state.var)
 
     @property
     def scale_(self) -> ndarray:
         """sqrt(variance + eps) of each feature, or 1 where it is constant and eps is 0, to read."""
-        return _read_only(self._state.std())
+        return self._to_read(self._state.std())
 
     @property
     def n_samples_seen_(self) -> Any:
@@ -84,12 +85,15 @@ class Attributes:
         state = self._state
         values = state.statistics.seen if state.weighted else state.statistics.seen.astype(np.int64)
         least, most = BACKENDS[type(values)].numbers(values.min(), values.max())
-        return values.dtype.type(least) if least == most else values.copy()
+        return follow(self, values.dtype.type(least) if least == most else values.copy())
 
     @property
     def n_batches_seen_(self) -> int:
         """Batches of the stream; a fit counts as the first."""
         return self._state.statistics.batches
+
+    def _to_read(self, a: ndarray) -> ndarray:
+        return _read_only(a) if LIKE not in self.__dict__ else follow(self, a.copy())
 
 
 def _read_only(a: ndarray) -> ndarray:

@@ -17,6 +17,7 @@ from bnorm import arrow, checks
 from bnorm.kernels import moved
 from bnorm.running import AVERAGE
 from bnorm.transformer import tables
+from bnorm.transformer.array_api import AnyLibrary, seen
 from bnorm.transformer.attributes import Attributes
 from bnorm.transformer.saving import Savable
 from bnorm.transformer.state import KINDS, State, mode
@@ -26,7 +27,14 @@ from bnorm.transformer.validation import check_mergeable, columns, floats, new_t
 MOMENTUM = 0.1
 
 
-class BatchNormTransformer(Attributes, Savable, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class BatchNormTransformer(
+    AnyLibrary,
+    Attributes,
+    Savable,
+    OneToOneFeatureMixin,  # type: ignore[misc]
+    TransformerMixin,  # type: ignore[misc]
+    BaseEstimator,  # type: ignore[misc]
+):
     """Scale features by statistics that follow a stream, then by a gamma and beta that can be learned.
 
     y = (x - mean_) / scale_ * gamma_ + beta_, with scale_ = sqrt(var_ + eps).
@@ -167,7 +175,7 @@ class BatchNormTransformer(Attributes, Savable, OneToOneFeatureMixin, Transforme
         state, x = self._state, self._table(X)
         weight = None if sample_weight is None else tables.sample_weights(sample_weight, x)
         if len(x) == 1:
-            self._tell_of_single_rows(state, 3)
+            self._tell_of_single_rows(state, 4)
         self._follow_parameters()
         state.move(x, weight)
         return self
@@ -292,7 +300,7 @@ class BatchNormTransformer(Attributes, Savable, OneToOneFeatureMixin, Transforme
             raise RuntimeError(f"{WHO}: step: expected gamma_ and beta_ to move, got affine=False")
         if "gamma_grad_" not in self.__dict__:
             raise RuntimeError(f"{WHO}: step: expected a backward before, got none")
-        gradients: Any = self.gamma_grad_, self.beta_grad_
+        gradients: Any = [seen(grad) for grad in (self.gamma_grad_, self.beta_grad_)]
         if type(gradients[0]) is not type(parameters[0]):  # the layer has moved
             gradients = [moved(grad, type(parameters[0])) for grad in gradients]
         stepped = [p - rate * grad for p, grad in zip(parameters, gradients, strict=True)]
@@ -310,7 +318,7 @@ class BatchNormTransformer(Attributes, Savable, OneToOneFeatureMixin, Transforme
             state.begin(x, weight)
         else:
             if len(x) == 1:
-                self._tell_of_single_rows(state, 4)
+                self._tell_of_single_rows(state, 5)
             state.move(x, weight)
         for name in ("feature_names_in_", "gamma_grad_", "beta_grad_"):
             self.__dict__.pop(name, None)
@@ -382,6 +390,6 @@ class BatchNormTransformer(Attributes, Savable, OneToOneFeatureMixin, Transforme
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
+        tags.input_tags.allow_nan = tags.array_api_support = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32", "float16"]
         return tags

@@ -6,7 +6,10 @@ from typing import Any
 
 import numpy as np
 from numpy import ndarray
+from sklearn.base import _fit_context as fit_context
+from sklearn.utils._array_api import get_namespace
 from sklearn.utils._set_output import _get_output_config
+from sklearn.utils.validation import _check_sample_weight as check_sample_weight
 from sklearn.utils.validation import validate_data
 
 from bnorm import arrow
@@ -15,6 +18,17 @@ from bnorm.checks import FLOATS
 from bnorm.kernels import BACKENDS, kernels_for, kind_of, moved
 from bnorm.running import AVERAGE, FADE
 from bnorm.transformer.tables import WHO
+
+__all__ = [
+    "Callbacks",
+    "check_sample_weight",
+    "fit_context",
+    "float_types",
+    "floats",
+    "new_table",
+    "plain",
+    "refuse_container",
+]
 
 DTYPES = [np.float64, np.float32, np.float16]
 
@@ -109,3 +123,32 @@ def refuse_container(estimator: Any) -> None:
             f"{WHO}: set_output: expected transform='default', as layer_ is on the GPU and there are no data frames of "
             f"CuPy arrays, got {container!r}"
         )
+
+
+def float_types(X: Any) -> Any:
+    """The types that X may have, in its own library's terms: that of NumPy unless scikit-learn's dispatch is on."""
+    xp, dispatched = get_namespace(X)
+    if not dispatched:
+        return DTYPES
+    return [xp.float64, xp.float32, *([xp.float16] if hasattr(xp, "float16") else [])]
+
+
+class Callbacks:
+    """Those of a fit, in scikit-learn 1.9 and later: told here that it begins."""
+
+    def __init__(self, estimator: Any, **what: Any) -> None:
+        self.what = {"estimator": estimator, **what}
+        self.context = None
+        if hasattr(estimator, "_init_callback_context"):
+            self.context = estimator._init_callback_context()
+            self.context.call_on_fit_task_begin(**self.what)
+
+    def end(self) -> None:
+        """Tell that the fit is done."""
+        if self.context is not None:
+            self.context.call_on_fit_task_end(**self.what, reconstruction_attributes={})
+
+    @staticmethod
+    def has(estimator: Any) -> bool:
+        """Whether anybody is to be told."""
+        return "_skl_callbacks" in estimator.__dict__ or "_parent_callback_ctx" in estimator.__dict__

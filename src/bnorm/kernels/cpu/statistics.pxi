@@ -158,12 +158,34 @@ cdef inline bn_batch batch_of(
     return b
 
 
+cdef Py_ssize_t average(
+    const Target* target, const double* stats, double count, double divisor, Py_ssize_t n
+) noexcept nogil:
+    """What `bn_move` does with the moving average of a layer, in loops that vectorize: every training step comes here."""
+    cdef Py_ssize_t c, bad = 0
+    cdef double* mean = <double*>target.mean
+    cdef double* var = <double*>target.var
+    cdef double momentum = target.rule.momentum, new_mean, new_var
+    cdef bint finite
+    for c in range(n):
+        new_mean = mean[c] + momentum * (stats[c] - mean[c])
+        new_var = var[c] + momentum * (stats[n + c] * count / divisor - var[c])
+        finite = bn_finite(new_mean) & bn_finite(new_var)
+        bad += not finite
+        mean[c] = new_mean if finite or target.propagates else mean[c]
+        var[c] = new_var if finite or target.propagates else var[c]
+    return bad
+
+
 cdef Py_ssize_t move_by_stats(
     const Target* target, const double* stats, double count, Py_ssize_t rows, Py_ssize_t n, bint test
 ) noexcept nogil:
     """By the statistics of a batch, `stats` as forward makes them; the channels that are, or would be, left alone."""
     cdef Py_ssize_t c, bad = 0
-    if count > 0.0:
+    cdef double divisor = count - target.rule.ddof
+    if count > 0.0 and not test and not (counts(target) or target.single):
+        bad = average(target, stats, count, divisor if divisor > 0.0 else NAN, n)
+    elif count > 0.0:
         for c in range(n):
             bad += not move_channel(target, c, batch_of(target, stats, count, rows, c, n), test)
     return 0 if target.propagates else bad

@@ -1,0 +1,6 @@
+from bnorm.kernels.reference import Array
+
+def moments(
+    data: Array, indices: Array, indptr: Array, shape: tuple[int, int], by_column: bool, weight: Array | None = None
+) -> tuple[Array, bool]: ...
+def scaled(data: Array, indices: Array, factor: Array, out: Array | None = None) -> Array: ...

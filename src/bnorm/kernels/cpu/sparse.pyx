@@ -1,0 +1,333 @@
+"""Sparse tables on the CPU: the moments of their columns, with the zeros that are not stored, and columns scaled.
+
+Only what is stored is read. A table is compressed by row (CSR) or by column (CSC): `data` and `indices` hold its
+values and their positions along the other axis, and `indptr` where each row or column begins. Its twin in NumPy is
+bnorm.kernels.reference_sparse.
+
+The sums of a column are taken about its first value, so that a constant column is exact. Where that value turns out to
+be an outlier, they are taken once more, about the mean.
+"""
+
+cimport numpy as cnp
+from cython.parallel cimport prange
+from libc.math cimport INFINITY, fabs
+from libc.stdlib cimport calloc, free
+
+from bnorm.kernels.cpu.threads cimport threads_for
+
+cdef extern from "formulas.h" nogil:
+    void bn_merge(double*, double*, double*, double*, double, double, double, double)
+    double bn_block_m2(double, double, double)
+
+cnp.import_array()
+
+ctypedef fused value_t:
+    float
+    double
+
+ctypedef fused index_t:
+    cnp.int32_t
+    cnp.int64_t
+
+cdef enum:
+    FAR = 16            # the squares about a center may be so many times those about the mean
+    PIECE = 1 << 17     # stored values of a piece of rows, at least
+    SHARE = 32          # and so many times the columns: the sums of all pieces take an eighth of what the table does
+    MAX_PIECES = 64
+    CHUNK = 1 << 16     # values that are scaled by one task
+
+cdef enum:              # what a walk finds, as bits
+    OUTSIDE = 1         # an index that is not in the table
+    UNORDERED = 2       # an index that is not above the one before it
+
+cdef struct Column:
+    double n            # weight of the values that are stored and not NaN
+    double center
+    double sum          # of w (x - center)
+    double square       # of w (x - center)^2
+
+cdef struct Rest:       # beside a column, as it is seldom needed
+    double missing      # weight of NaN
+    double stored       # with weights: number of values, NaN included, of a weight above 0
+
+
+cdef inline void add(Column* c, Rest* rest, double x, double w, bint weighted) noexcept nogil:
+    cdef double d
+    if c.n == 0:
+        c.center = x
+    if weighted:
+        rest.stored += 1
+    if x != x:
+        rest.missing += w
+        return
+    d = x - c.center
+    c.n += w
+    c.sum += w * d
+    c.square += w * d * d
+
+
+cdef inline void add_again(Column* c, double x, double w) noexcept nogil:
+    cdef double d = x - c.center
+    if x == x:
+        c.sum += w * d
+        c.square += w * d * d
+
+
+cdef bint is_far(const Column* c) noexcept nogil:
+    """Whether the center was so far from the mean that the squares have lost digits."""
+    return c.n != 0 and c.square > FAR * bn_block_m2(c.sum, c.square, 1 / c.n)
+
+
+cdef void recenter(Column* c) noexcept nogil:
+    if c.n != 0:
+        c.center += c.sum / c.n
+    c.sum = c.square = 0
+
+
+cdef int walk(const value_t* data, const index_t* indices, const index_t* indptr, Py_ssize_t begin, Py_ssize_t end,
+              Py_ssize_t columns, const double* weight, Column* column, Rest* rest, bint again) noexcept nogil:
+    """All values of some rows."""
+    cdef Py_ssize_t i, k
+    cdef size_t j, least
+    cdef double w = 1
+    cdef int found = 0
+    for i in range(begin, end):
+        if weight != NULL:
+            w = weight[i]
+            if w == 0:
+                continue
+        least = 0
+        for k in range(indptr[i], indptr[i + 1]):
+            j = <size_t>indices[k]
+            if j >= <size_t>columns:
+                return OUTSIDE
+            found |= j < least
+            least = j + 1
+            if again:
+                add_again(&column[j], data[k], w)
+            else:
+                add(&column[j], &rest[j], data[k], w, weight != NULL)
+    return UNORDERED if found else 0
+
+
+cdef int rows_summed(const value_t* data, const index_t* indices, const index_t* indptr, Py_ssize_t begin,
+                     Py_ssize_t end, Py_ssize_t columns, const double* weight, Column* column,
+                     Rest* rest) noexcept nogil:
+    cdef Py_ssize_t c
+    cdef bint far = False
+    cdef int found = walk(data, indices, indptr, begin, end, columns, weight, column, rest, False)
+    if found & OUTSIDE:
+        return found
+    for c in range(columns):
+        far |= is_far(&column[c])
+    if far:
+        for c in range(columns):
+            recenter(&column[c])
+        walk(data, indices, indptr, begin, end, columns, weight, column, rest, True)
+    return found
+
+
+cdef int column_summed(const value_t* data, const index_t* indices, Py_ssize_t begin, Py_ssize_t end,
+                       Py_ssize_t rows, const double* weight, Column* column, Rest* rest) noexcept nogil:
+    cdef Py_ssize_t k
+    cdef size_t i, least
+    cdef bint again
+    cdef int found = 0
+    cdef double w = 1
+    cdef Column c = column[0]       # in registers
+    for again in range(2):
+        if again:
+            if not is_far(&c):
+                break
+            recenter(&c)
+        least = 0
+        for k in range(begin, end):
+            i = <size_t>indices[k]
+            if i >= <size_t>rows:
+                return OUTSIDE
+            found |= i < least
+            least = i + 1
+            if weight != NULL:
+                w = weight[i]
+                if w == 0:
+                    continue
+            if again:
+                add_again(&c, data[k], w)
+            else:
+                add(&c, rest, data[k], w, weight != NULL)
+    column[0] = c
+    return UNORDERED if found else 0
+
+
+cdef void merge(const Column* c, double* n, double* mean, double* m2, double* low) noexcept nogil:
+    """Add what is stored of a column."""
+    cdef double step, high
+    if c.n != 0:
+        step = c.sum / c.n
+        high = c.center + step
+        bn_merge(n, mean, m2, low, c.n, high, bn_block_m2(c.sum, c.square, 1 / c.n), (c.center - high) + step)
+
+
+cdef Py_ssize_t row_at(const index_t* indptr, Py_ssize_t rows, Py_ssize_t position) noexcept nogil:
+    """The first row that begins at that position, or after it."""
+    cdef Py_ssize_t low = 0, high = rows, middle
+    while low < high:
+        middle = (low + high) // 2
+        if indptr[middle] < position:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef bint is_sound(const index_t* indptr, Py_ssize_t n, Py_ssize_t stored) noexcept nogil:
+    cdef Py_ssize_t i
+    if indptr[0] < 0 or indptr[n] > stored:
+        return False
+    for i in range(n):
+        if indptr[i] > indptr[i + 1]:
+            return False
+    return True
+
+
+cdef int summed(const value_t* data, const index_t* indices, const index_t* indptr, Py_ssize_t stored,
+                Py_ssize_t rows, Py_ssize_t columns, bint by_column, const double* weight, Py_ssize_t pieces,
+                Column* column, Rest* rest) noexcept nogil:
+    """The sums of every piece."""
+    cdef Py_ssize_t p, begin, end
+    cdef int threads = threads_for(stored, columns if by_column else pieces), found = 0
+    if not is_sound(indptr, columns if by_column else rows, stored):
+        return OUTSIDE
+    if by_column:
+        for p in prange(columns, schedule="guided", num_threads=threads):
+            found |= column_summed(data, indices, indptr[p], indptr[p + 1], rows, weight, &column[p], &rest[p])
+        return found
+    stored = indptr[rows]
+    for p in prange(pieces, schedule="static", chunksize=1, num_threads=threads):
+        begin = row_at(indptr, rows, stored * p // pieces) if p else 0
+        end = row_at(indptr, rows, stored * (p + 1) // pieces) if p + 1 < pieces else rows
+        found |= rows_summed(data, indices, indptr, begin, end, columns, weight, &column[p * columns],
+                             &rest[p * columns])
+    return found
+
+
+def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple shape, bint by_column,
+            cnp.ndarray weight=None):
+    """Per column (4, C): count, mean, m2 and low of the values that are not NaN, of zeros that are not stored too.
+
+    And whether the indices of every row or column increase; if not, a value may be stored in parts that have to be
+    added up first. data: float32 or float64; indices and indptr: both int32 or both int64; weight: float64, one per
+    row. ValueError where an index leaves the table.
+    """
+    cdef Py_ssize_t rows = shape[0], columns = shape[1], stored = min(cnp.PyArray_SIZE(data), cnp.PyArray_SIZE(indices))
+    cdef Py_ssize_t pieces = 1 if by_column else max(1, min(stored // max(PIECE, SHARE * columns), <Py_ssize_t>MAX_PIECES))
+    cdef const double* w = NULL if weight is None else <const double*>cnp.PyArray_DATA(weight)
+    cdef void* x = cnp.PyArray_DATA(data)
+    cdef void* places = cnp.PyArray_DATA(indices)
+    cdef void* starts = cnp.PyArray_DATA(indptr)
+    cdef bint wide = cnp.PyArray_TYPE(data) == cnp.NPY_DOUBLE, far = cnp.PyArray_ITEMSIZE(indices) == 8
+    cdef int found
+    cdef cnp.npy_intp[2] size
+    size[0] = 4
+    size[1] = columns
+    cdef cnp.ndarray result = cnp.PyArray_ZEROS(2, size, cnp.NPY_DOUBLE, 0)
+    cdef double* parts = <double*>cnp.PyArray_DATA(result)
+    cdef double total = rows, above = rows, zeros, present
+    cdef Py_ssize_t p, c, i
+    # One column lies in one cache line.
+    cdef size_t sums = max(<Py_ssize_t>1, pieces * columns)
+    cdef void* memory = calloc(sums + 1, sizeof(Column) + sizeof(Rest))
+    cdef Column* column = <Column*>((<size_t>memory + sizeof(Column) - 1) // sizeof(Column) * sizeof(Column))
+    cdef Rest* rest = <Rest*>(column + sums)
+    if memory == NULL:
+        raise MemoryError
+    try:
+        with nogil:
+            if wide and far:
+                found = summed[double, cnp.int64_t](<double*>x, <cnp.int64_t*>places, <cnp.int64_t*>starts, stored,
+                                                    rows, columns, by_column, w, pieces, column, rest)
+            elif wide:
+                found = summed[double, cnp.int32_t](<double*>x, <cnp.int32_t*>places, <cnp.int32_t*>starts, stored,
+                                                    rows, columns, by_column, w, pieces, column, rest)
+            elif far:
+                found = summed[float, cnp.int64_t](<float*>x, <cnp.int64_t*>places, <cnp.int64_t*>starts, stored,
+                                                   rows, columns, by_column, w, pieces, column, rest)
+            else:
+                found = summed[float, cnp.int32_t](<float*>x, <cnp.int32_t*>places, <cnp.int32_t*>starts, stored,
+                                                   rows, columns, by_column, w, pieces, column, rest)
+            if not found & OUTSIDE:
+                if w != NULL:
+                    total = above = 0
+                    for i in range(rows):
+                        total += w[i]
+                        above += w[i] != 0
+                for c in range(columns):
+                    zeros, present = total, 0
+                    for p in range(pieces):
+                        merge(&column[p * columns + c], &parts[c], &parts[columns + c], &parts[2 * columns + c],
+                              &parts[3 * columns + c])
+                        zeros = zeros - column[p * columns + c].n - rest[p * columns + c].missing
+                        present = present + rest[p * columns + c].stored
+                    # Where every value is stored, what is left of the weights is what their sums have rounded off.
+                    if present < above and zeros > 0:
+                        bn_merge(&parts[c], &parts[columns + c], &parts[2 * columns + c], &parts[3 * columns + c],
+                                 zeros, 0.0, 0.0, 0.0)
+    finally:
+        free(memory)
+    if found & OUTSIDE:
+        raise ValueError(f"sparse table: expected indices within its shape, {shape}, got others")
+    return result, not found
+
+
+cdef int scale_chunk(const value_t* data, const index_t* indices, const double* factor, Py_ssize_t columns,
+                     value_t* out, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    """1: there is an infinity; 2: there is an index that is no column."""
+    cdef Py_ssize_t k
+    cdef size_t j
+    cdef int found = 0
+    for k in range(begin, end):
+        j = <size_t>indices[k]
+        if j >= <size_t>columns:
+            return 2
+        found |= fabs(data[k]) == INFINITY
+        out[k] = <value_t>(data[k] * factor[j])
+    return found
+
+
+cdef int scale_all(const value_t* data, const index_t* indices, const double* factor, Py_ssize_t columns,
+                   value_t* out, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t chunks = (n + CHUNK - 1) // CHUNK, t
+    cdef int found = 0
+    for t in prange(chunks, schedule="static", num_threads=threads_for(n, chunks)):
+        found |= scale_chunk(data, indices, factor, columns, out, t * CHUNK, min(n, (t + 1) * CHUNK))
+    return found
+
+
+def scaled(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray factor, cnp.ndarray out=None):
+    """data * factor[indices]: the stored values of a table that is compressed by row, each column times a factor.
+
+    out may be data itself. FloatingPointError where data holds an infinity, ValueError where an index is no column;
+    what was written to out by then is of no use.
+    """
+    cdef Py_ssize_t n = min(cnp.PyArray_SIZE(data), cnp.PyArray_SIZE(indices)), columns = cnp.PyArray_SIZE(factor)
+    cdef cnp.ndarray y = cnp.PyArray_EMPTY(1, cnp.PyArray_DIMS(data), cnp.PyArray_TYPE(data), 0) if out is None else out
+    cdef const double* f = <const double*>cnp.PyArray_DATA(factor)
+    cdef void* x = cnp.PyArray_DATA(data)
+    cdef void* to = cnp.PyArray_DATA(y)
+    cdef void* places = cnp.PyArray_DATA(indices)
+    cdef bint wide = cnp.PyArray_TYPE(data) == cnp.NPY_DOUBLE, far = cnp.PyArray_ITEMSIZE(indices) == 8
+    cdef int found
+    with nogil:
+        if wide and far:
+            found = scale_all[double, cnp.int64_t](<double*>x, <cnp.int64_t*>places, f, columns, <double*>to, n)
+        elif wide:
+            found = scale_all[double, cnp.int32_t](<double*>x, <cnp.int32_t*>places, f, columns, <double*>to, n)
+        elif far:
+            found = scale_all[float, cnp.int64_t](<float*>x, <cnp.int64_t*>places, f, columns, <float*>to, n)
+        else:
+            found = scale_all[float, cnp.int32_t](<float*>x, <cnp.int32_t*>places, f, columns, <float*>to, n)
+    if found & 2:
+        raise ValueError(f"sparse table: expected indices below {columns}, got others")
+    if found:
+        raise FloatingPointError("data holds an infinity")
+    return y

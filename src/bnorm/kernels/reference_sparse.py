@@ -1,0 +1,49 @@
+"""The kernels of sparse tables in plain NumPy: the oracle of tests."""
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+def moments(
+    data: Array, indices: Array, indptr: Array, shape: tuple[int, int], by_column: bool, weight: Array | None = None
+) -> tuple[Array, bool]:
+    """Per column (4, C): count, mean, m2 and low of the values that are not NaN, of zeros that are not stored too.
+
+    And whether the indices of every row or column increase; if not, a value may be stored in parts that have to be
+    added up first.
+    """
+    lines = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    rows, columns = (indices, lines) if by_column else (lines, indices)
+    ordered = bool(((np.diff(indices) > 0) | (np.diff(lines) > 0)).all())
+    total = np.ones(shape[0]) if weight is None else weight
+    w = np.where(np.isnan(data), 0, total[rows]).astype(np.longdouble)
+    x = np.where(w > 0, data, 0).astype(np.longdouble)
+
+    def per_column(values: Array) -> Array:
+        sums = np.zeros(shape[1], np.longdouble)
+        np.add.at(sums, columns, values)
+        return sums
+
+    stored = per_column(total[rows].astype(np.longdouble))
+    zeros = np.where(per_column(total[rows] > 0) < (total > 0).sum(), total.sum() - stored, 0)
+    count = per_column(w) + zeros
+    center = per_column(w * x) / np.where(count == 0, 1, count)
+    m2 = per_column(w * (x - center[columns]) ** 2) + zeros * center**2
+    mean = center.astype(np.float64)
+    return np.stack(
+        [count.astype(np.float64), mean, m2.astype(np.float64), (center - mean).astype(np.float64)]
+    ), ordered
+
+
+def scaled(data: Array, indices: Array, factor: Array, out: Array | None = None) -> Array:
+    """data * factor[indices]: the stored values of a table that is compressed by row, each column times a factor."""
+    if np.isinf(data).any():
+        raise FloatingPointError("data holds an infinity")
+    y: Array = (data * factor[indices]).astype(data.dtype)
+    if out is None:
+        return y
+    out[...] = y
+    return out

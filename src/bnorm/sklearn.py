@@ -1,0 +1,364 @@
+"""scikit-learn's StandardScaler, computed by this package's kernels."""
+
+from typing import Any, Self
+
+import numpy as np
+from numpy import ndarray
+from scipy.sparse import issparse
+from sklearn import preprocessing
+from sklearn.utils import check_array
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from bnorm.arrays import borrowed, given_back, is_foreign, refuse_mixture
+from bnorm.kernels import BACKENDS, view
+from bnorm.moments import Moments
+from bnorm.transformer import sparse_tables, tables
+from bnorm.transformer.validation import Callbacks, check_sample_weight, fit_context, float_types, plain
+
+__all__ = ["StandardScaler"]
+
+FOUND = ("n_features_in_", "feature_names_in_")
+FITTED = ("n_samples_seen_", "mean_", "var_", "scale_")
+_MEAN, _RSTD, _SCALE, _SHIFT = 0, 2, 3, 4  # rows of what the kernels map by
+
+
+class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
+    """Standardize features by removing the mean and scaling to unit variance: z = (x - mean_) / scale_.
+
+    This is scikit-learn's class with other code inside. Parameters, attributes, errors and tags are those of the
+    version that is installed, an instance of this class is an instance of scikit-learn's, and what one has learned the
+    other can go on with.
+
+    What differs: statistics are exact where scikit-learn's lose digits, a feature that was all NaN is repaired by the
+    next `partial_fit`, a sparse matrix may store a value in several parts, and after an error the scaler is as it was
+    before. scikit-learn's own code computes where there are no kernels: for negative sample weights, on devices other
+    than CPU and CUDA, and for tensors that require a gradient.
+
+    Parameters
+    ----------
+    copy : bool, default=True
+        False: `transform` and `inverse_transform` overwrite a float array, or a CSR matrix of floats, that they are
+        given.
+    with_mean : bool, default=True
+        Whether to center. A sparse matrix cannot be, as it would not stay sparse.
+    with_std : bool, default=True
+        Whether to scale.
+
+    Attributes
+    ----------
+    mean_ : ndarray of shape (n_features,) or None
+        The mean of each feature; None with with_mean=False and with_std=False.
+    var_ : ndarray of shape (n_features,) or None
+        The variance of each feature, divided by the count; None with with_std=False.
+    scale_ : ndarray of shape (n_features,) or None
+        The square root of the variance, 1 where a feature is constant; None with with_std=False.
+    n_samples_seen_ : int, float or ndarray of shape (n_features,)
+        Values seen, or the sum of their weights; one per feature where NaN made them differ.
+    n_features_in_ : int
+        Number of features.
+    feature_names_in_ : ndarray of shape (n_features,)
+        Their names, where the table of the first fit had names.
+
+    Examples
+    --------
+    >>> from bnorm.sklearn import StandardScaler
+    >>> scaler = StandardScaler().fit([[0, 0], [0, 0], [1, 1], [1, 1]])
+    >>> scaler.mean_
+    array([0.5, 0.5])
+    >>> scaler.transform([[2, 2]])
+    array([[3., 3.]])
+    """
+
+    def fit(self, X: Any, y: None = None, sample_weight: Any = None) -> Self:
+        """Take the mean and variance of X, and forget those of before.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            NaN is left out.
+        y : None
+            Ignored.
+        sample_weight : array-like of shape (n_samples,), default=None
+            How often each row counts.
+
+        Returns
+        -------
+        self : StandardScaler
+        """
+        return self._learn(X, y, sample_weight, True)
+
+    def partial_fit(self, X: Any, y: None = None, sample_weight: Any = None) -> Self:
+        """Take the mean and variance of X together with all that was fitted before.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            NaN is left out.
+        y : None
+            Ignored.
+        sample_weight : array-like of shape (n_samples,), default=None
+            How often each row counts.
+
+        Returns
+        -------
+        self : StandardScaler
+        """
+        return self._learn(X, y, sample_weight, "n_samples_seen_" not in self.__dict__)
+
+    def transform(self, X: Any, copy: bool | None = None) -> Any:
+        """(X - mean_) / scale_.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            NaN stays NaN.
+        copy : bool, default=None
+            Instead of the parameter of that name.
+
+        Returns
+        -------
+        X_tr : {ndarray, sparse matrix} of shape (n_samples, n_features)
+            A sparse X gives CSR.
+        """
+        in_place = not (self.copy if copy is None else copy)
+        if self._is_plain(X, in_place):
+            return tables.mapped(X, self._forward(X), in_place)
+        check_is_fitted(self)
+        x = validate_data(self, X, reset=False, **_checks(X, in_place))
+        if issparse(x):
+            return self._scaled(x, "center", in_place or x.format != getattr(X, "format", None))
+        if (table := _table(x)) is None:
+            return super().transform(X, copy)
+        return _mapped(x, table, self._forward(x), in_place)
+
+    def inverse_transform(self, X: Any, copy: bool | None = None) -> Any:
+        """X * scale_ + mean_.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            NaN stays NaN.
+        copy : bool, default=None
+            Instead of the parameter of that name.
+
+        Returns
+        -------
+        X_original : {ndarray, sparse matrix} of shape (n_samples, n_features)
+            A sparse X gives CSR.
+        """
+        in_place = not (self.copy if copy is None else copy)
+        if self._is_plain(X, in_place):
+            return tables.mapped(X, self._inverse(X, X.dtype), in_place)
+        check_is_fitted(self)
+        x = check_array(X, **_checks(X, in_place), estimator=self, input_name="X")
+        if issparse(x):
+            return self._scaled(x, "uncenter", in_place or x.format != getattr(X, "format", None))
+        if (table := _table(x)) is None:
+            return super().inverse_transform(X, copy)
+        return _mapped(x, table, self._inverse(x, table.dtype), in_place)
+
+    def _learn(self, X: Any, y: Any, sample_weight: Any, anew: bool) -> Self:
+        if sample_weight is None and self._is_plain(X, anew=anew):
+            batch = _moments(X, None)
+            if anew:
+                self.n_features_in_ = X.shape[1]
+                self.__dict__.pop("feature_names_in_", None)
+            self._set(batch if anew else self._before(X) + batch, X, not anew and self._is_weighted())
+            return self
+        return self._learn_checked(X, y, sample_weight, anew)  # type: ignore[no-any-return]
+
+    @fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
+    def _learn_checked(self, X: Any, y: Any, sample_weight: Any, anew: bool) -> Self:
+        """The same of anything that scikit-learn takes."""
+        found = self
+        if anew:
+            found = object.__new__(type(self))  # takes in what scikit-learn finds, as long as X may still be refused
+            found.__dict__.update(self.__dict__)
+        x = validate_data(found, X, reset=anew, **_checks(X, False, ("csr", "csc")))
+        if issparse(x):
+            self._refuse_centering("center")
+        weight = None if sample_weight is None else check_sample_weight(sample_weight, x, dtype=x.dtype)
+        table = x if issparse(x) else _table(x)
+        if weight is not None and table is not None:
+            weight = _table(weight).astype(np.float64)
+        if table is None or (weight is not None and (weight < 0).any()):
+            return self._learn_by_sklearn(X, y, sample_weight, anew)
+        callbacks = Callbacks(self, X=x, y=y, metadata={"sample_weight": sample_weight})
+        batch = sparse_tables.moments(x, weight) if issparse(x) else _moments(table, weight)
+        weighted = weight is not None or (not anew and self._is_weighted())
+        self._set(batch if anew else self._before(x) + batch, x, weighted)
+        if anew:
+            self.__dict__.pop("feature_names_in_", None)
+            self.__dict__.update({name: found.__dict__[name] for name in FOUND if name in found.__dict__})
+        callbacks.end()
+        return self
+
+    def _learn_by_sklearn(self, X: Any, y: Any, sample_weight: Any, anew: bool) -> Self:
+        before = self.__dict__.copy()
+        try:
+            if anew:
+                for name in FITTED:
+                    self.__dict__.pop(name, None)
+            return super().partial_fit(X, y, sample_weight)  # type: ignore[no-any-return]
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+
+    def _is_plain(self, X: Any, in_place: bool = False, anew: bool = False) -> bool:
+        """Whether X is what scikit-learn would hand through as it is, and nothing else has to be looked after."""
+        own = self.__dict__
+        return (
+            plain(X, ndarray, in_place)
+            and (
+                anew
+                or (
+                    X.shape[1] == own.get("n_features_in_")
+                    and "feature_names_in_" not in own
+                    and type(own.get("mean_", 0)) in (ndarray, type(None))
+                )
+            )
+            and type(self.with_mean) is type(self.with_std) is type(self.copy) is bool
+            and not Callbacks.has(self)
+        )
+
+    def _set(self, fitted: Moments, x: Any, weighted: bool = False) -> None:
+        """Take over what was fitted, as arrays of the library of x."""
+        with np.errstate(all="ignore"):
+            n, mean, var = fitted.count.copy(), fitted.mean.copy(), fitted.m2 / fitted.count
+            scale = np.sqrt(var)
+        constant = BACKENDS[type(n)].known(mean, var, None, None, 0.0, n)[_RSTD] == 1
+        np.copyto(scale, 1, where=constant)
+        if not weighted:
+            n = n.astype(np.int64)
+        values = {
+            "n_samples_seen_": n[0] if (n == n[0]).all() else n,
+            "mean_": mean if self.with_mean or self.with_std else None,
+            "var_": var if self.with_std else None,
+            "scale_": scale if self.with_std else None,
+        }
+        if is_foreign(x):
+            values = {name: None if value is None else given_back(value, x) for name, value in values.items()}
+        self.__dict__.update(values)
+
+    def _is_weighted(self) -> bool:
+        """Whether what was seen is no whole number."""
+        return bool(_table(self.n_samples_seen_).dtype.kind == "f")
+
+    def _before(self, x: Any) -> Moments:
+        """What was fitted before, as moments beside those of the table x."""
+        if (self.with_std and self.var_ is None) or (self.with_mean and self.mean_ is None):
+            raise ValueError(
+                f"{type(self).__name__}: with_mean and with_std: expected what this scaler was first fitted with, got "
+                f"{self.with_mean} and {self.with_std}; fit begins anew"
+            )
+        size = x.shape[1]
+        x = x.data if issparse(x) else x
+        n = self._vector("partial_fit", "n_samples_seen_", x, size)
+        mean = self._vector("partial_fit", "mean_", x, size) if self.mean_ is not None else np.zeros_like(n)
+        var = self._vector("partial_fit", "var_", x, size) if self.var_ is not None else np.zeros_like(n)
+        return Moments.from_parts(np.array([n, mean, np.where(n == 0, 0, var * n), np.zeros_like(n)], like=n))
+
+    def _forward(self, x: Any) -> ndarray:
+        """mean, var, rstd, scale, shift by rows, as the kernels take them: y = (x - mean) scale + shift."""
+        mean, std = self._vectors("transform", x)
+        stats = np.zeros((5, len(mean)), like=mean)
+        stats[_MEAN], stats[_SCALE] = mean, 1 / std
+        return stats
+
+    def _inverse(self, x: Any, dtype: np.dtype[Any]) -> ndarray:
+        """The same of the inverse.
+
+        The mean is split: its high part, which that type can hold, is added, and the low part goes into what is
+        subtracted from x. So a mean far from zero costs no digit.
+        """
+        mean, std = self._vectors("inverse_transform", x)
+        stats = np.zeros((5, len(mean)), like=mean)
+        stats[_SCALE], stats[_SHIFT] = std, mean
+        if dtype.itemsize < 8:
+            stats[_SHIFT] = mean.astype(np.float32)
+            with np.errstate(all="ignore"):
+                low = (stats[_SHIFT] - mean) / std
+            stats[_MEAN] = np.where(np.isfinite(low), low, 0)
+        return stats
+
+    def _vectors(self, method: str, x: Any) -> tuple[ndarray, ndarray]:
+        """mean_ and scale_ for a table x, 0 and 1 where they are not used."""
+        size = x.shape[1]
+        mean = self._vector(method, "mean_", x, size) if self.with_mean else None
+        scale = self._vector(method, "scale_", x, size) if self.with_std else None
+        if mean is None:
+            mean = np.zeros(size) if scale is None else np.zeros_like(scale)
+        return mean, np.ones_like(mean) if scale is None else scale
+
+    def _vector(self, method: str, name: str, x: Any, size: int) -> Any:
+        """A fitted attribute as float64 (size,), where the kernels have the table x; one value stands for all."""
+        value = getattr(self, name)
+        if type(value) is not ndarray or type(x) is not ndarray:
+            value = self._beside(method, name, value, x)
+        if value.dtype != np.float64:
+            value = value.astype(np.float64)
+        if value.shape == (size,):
+            return value
+        if value.size != 1:
+            raise ValueError(
+                f"{type(self).__name__}: X: expected {value.size} features, as {name} has, got {size} features"
+            )
+        return value.reshape(1).repeat(size)
+
+    def _beside(self, method: str, name: str, value: Any, x: Any) -> Any:
+        """A fitted attribute as an array of the kernels, if it is of the library of x and on its device."""
+        if value is None:
+            raise ValueError(
+                f"{type(self).__name__}: {name}: expected an array, as with_mean={self.with_mean} and "
+                f"with_std={self.with_std}, got None; fit begins anew"
+            )
+        refuse_mixture(f"{type(self).__name__}.{method}()", name, value, x)
+        return _table(value)
+
+    def _scaled(self, x: Any, what: str, in_place: bool) -> Any:
+        """A CSR matrix, its columns divided by scale_ to center it, as it were, and multiplied to uncenter it."""
+        self._refuse_centering(what)
+        if self.scale_ is None:
+            sparse_tables.refuse_infinity(x)
+            return x if in_place else x.copy()
+        method = "transform" if what == "center" else "inverse_transform"
+        scale = self._vector(method, "scale_", x.data, x.shape[1])
+        return sparse_tables.scaled(x, 1 / scale if what == "center" else scale, in_place)
+
+    def _refuse_centering(self, what: str) -> None:
+        if self.with_mean:
+            raise ValueError(
+                f"Cannot {what} sparse matrices: pass `with_mean=False` instead. See docstring for motivation and "
+                "alternatives."
+            )
+
+
+def _checks(X: Any, in_place: bool, accept_sparse: Any = "csr") -> dict[str, Any]:
+    """What scikit-learn is to check of X; infinity shows in what the kernels compute."""
+    return {
+        "accept_sparse": accept_sparse,
+        "dtype": float_types(X),
+        "force_writeable": in_place,
+        "ensure_all_finite": False,
+    }
+
+
+def _moments(x: ndarray, weight: ndarray | None) -> Moments:
+    parts = tables.whole(x, weight)
+    tables.refuse_infinity_in(parts, x, weight)
+    return Moments.from_parts(parts)
+
+
+def _table(x: Any) -> Any:
+    """An array that has kernels, in the memory of x; None where there is none."""
+    if is_foreign(x):
+        return borrowed(x)
+    return x if type(x) in BACKENDS else np.asarray(x)
+
+
+def _mapped(x: Any, table: Any, stats: ndarray, in_place: bool) -> Any:
+    """The map of a table in the memory of x, as an array of the library of x."""
+    in_place = in_place and view.writeable(table)
+    y = tables.mapped(table, stats, in_place)
+    return x if in_place else given_back(y, x) if is_foreign(x) else y

@@ -1,0 +1,59 @@
+"""Sparse tables: their moments and their columns scaled, by kernels that read only what is stored."""
+
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm.kernels.cpu import sparse
+from bnorm.moments import Moments
+
+
+def moments(x: Any, weight: ndarray | None) -> Moments:
+    """Per column, zeros that are not stored counted, NaN left out; x: CSR or CSC, weight: float64, one per row."""
+    parts, ordered = _moments(x, weight)
+    if not ordered:  # a value may be stored in several parts
+        x = x.copy()
+        x.sum_duplicates()
+        parts, _ = _moments(x, weight)
+    if not np.isfinite(parts[1:3]).all() or (weight is not None and not weight.all()):
+        refuse_infinity(x)
+    return Moments.from_parts(parts)
+
+
+def scaled(x: Any, factor: ndarray, in_place: bool) -> Any:
+    """CSR x with each column times a factor."""
+    data, indices, indptr = _arrays(x)
+    if in_place:  # before anything is overwritten
+        refuse_infinity(x)
+    try:
+        y = sparse.scaled(data, indices, np.ascontiguousarray(factor, np.float64), data if in_place else None)
+    except FloatingPointError:
+        raise _infinite(x) from None
+    if not in_place:
+        return type(x)((y, indices.copy(), indptr.copy()), shape=x.shape)
+    if not np.may_share_memory(y, x.data):  # `data` is a copy
+        x.data[: len(y)] = y
+    return x
+
+
+def refuse_infinity(x: Any) -> None:
+    """ValueError, in scikit-learn's words, if infinity is stored."""
+    if np.isinf(x.data).any():
+        raise _infinite(x)
+
+
+def _infinite(x: Any) -> ValueError:
+    return ValueError(f"Input X contains infinity or a value too large for {x.dtype!r}.")
+
+
+def _moments(x: Any, weight: ndarray | None) -> tuple[ndarray, bool]:
+    return sparse.moments(*_arrays(x), x.shape, x.format == "csc", weight)
+
+
+def _arrays(x: Any) -> tuple[ndarray, ndarray, ndarray]:
+    """data, indices and indptr as the kernels take them: contiguous, native, indices of one type, nothing unused."""
+    n = x.indptr[-1]
+    index = np.result_type(x.indices, x.indptr, np.int32)
+    data = np.ascontiguousarray(x.data[:n], np.float64 if x.dtype.itemsize == 8 else np.float32)
+    return data, np.ascontiguousarray(x.indices[:n], index), np.ascontiguousarray(x.indptr, index)
