@@ -55,11 +55,11 @@ def restored(kind: Any, config: Mapping[str, Any], entries: Mapping[str, contain
     for name, a in expected.items():
         if (entries[name].shape, entries[name].dtype) != (a.shape, a.dtype):
             raise ValueError(f"{name}: {entries[name].dtype} {entries[name].shape} instead of {a.dtype} {a.shape}")
-    arrays = state.StateDict({name: entry.array() for name, entry in entries.items()})
-    if (like := _statistics(layer)) is not None:
-        arrays.seen = like.seen  # the counts come below, with all else that the statistics hold
+    arrays, like = state.StateDict((name, entry.array()) for name, entry in entries.items()), _statistics(layer)
+    if like is not None:
+        arrays.seen = _vector("seen", config["counters"]["seen"], like.seen)
     layer.load_state_dict(arrays)
-    if (like := _statistics(layer)) is not None:
+    if like is not None:
         layer.adopt(statistics(like, config["counters"]))
     frozen = config["requires_grad"]
     for name, p in layer.named_parameters():
