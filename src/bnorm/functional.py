@@ -6,6 +6,7 @@
 The functions agree in this:
 
 x         a NumPy array, or what NumPy takes for one, of float16, float32 or float64; bools and integers become float64.
+          A PyTorch tensor on the CPU is read where it lies, without a copy; what is returned are NumPy arrays.
           Or a CuPy array, which may be of bfloat16 too: then all others are CuPy arrays, lists or numbers, and what is
           returned are CuPy arrays. Nothing waits for the GPU, except once to validate `weight`.
 gamma     scale, and beta, shift: real numbers, computed in float64. None: 1 and 0.

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy import ndarray
+from scipy.sparse import issparse
 from sklearn.base import _fit_context as fit_context
 from sklearn.utils._array_api import get_namespace
 from sklearn.utils._set_output import _get_output_config
@@ -77,6 +78,11 @@ def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = F
     """
     if lazy(X):
         return Blocks(X, lambda table: floats(validate, table, kind), partial(_block_floats, kind))
+    if issparse(X):
+        raise TypeError(
+            f"{WHO}: X: expected a dense array, as the transformer always centers, got a sparse {type(X).__name__}: "
+            "bnorm.sklearn.StandardScaler(with_mean=False) takes sparse tables, and X.toarray() is dense"
+        )
     kernels_for(X, WHO, "X", kind, "layer_")
     if isinstance(X, np.ma.MaskedArray):  # what is masked is missing
         X = np.ma.filled(X.astype(X.dtype if X.dtype.kind == "f" else np.float64), np.nan)
