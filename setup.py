@@ -41,9 +41,9 @@ if sysconfig.get_platform().endswith(("x86_64", "amd64")):
     LOOPS["loops.avx2"] = {"unix": ["-mavx2"], "msvc": ["/arch:AVX2"]}
     LOOPS["loops.avx512"] = {"unix": avx512, "msvc": ["/arch:AVX512"]}
 
-# The threads are in these two. Flags of compiler and linker, in the order they are tried: Apple's Clang wants
+# The threads are in these. Flags of compiler and linker, in the order they are tried: Apple's Clang wants
 # -Xpreprocessor and a library of its own; omp_pause_resource_all, which makes fork() safe, is not in every runtime.
-THREADED = ["entries", "threads"]
+THREADED = ["entries", "second", "threads"]
 PLAIN = ["buffers"]
 OPENMP = {
     "unix": [

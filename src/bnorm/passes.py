@@ -183,7 +183,7 @@ def row_forward(
     saved.mean, saved.rstd, saved.gamma, saved.beta = mean, rstd, gamma, beta
     saved.rule, saved.parameter_shape, saved.order = rule, shape, order
     if out is None or target is None:
-        return _ordered(view.restore(y, layout), order), saved
+        return in_order(view.restore(y, layout), order), saved
     _deliver(y, layout, to, target, x, saved)
     return out, saved
 
@@ -208,7 +208,7 @@ def pull_back(
         dy = checks.gradient(who, dy, layout.shape, x.dtype, kind)
     if out is None:
         dx, dgamma, dbeta = saved.gradients(view.like(dy, layout), params, None)
-        return _ordered(view.restore(dx, layout), saved.order), dgamma, dbeta
+        return in_order(view.restore(dx, layout), saved.order), dgamma, dbeta
     whole = view.restore(x, layout)
     others = {"dy": mine, "x": whole, **(given or {})}
     target = checks.output(who, out, layout.shape, x.dtype, others, kind, own="dy")
@@ -234,7 +234,7 @@ def _axes_in_memory(x: ndarray) -> tuple[int, ...]:
     return tuple(sorted(range(x.ndim), key=lambda i: -abs(strides[i])))
 
 
-def _ordered(a: ndarray, order: tuple[int, ...] | None) -> ndarray:
+def in_order(a: ndarray, order: tuple[int, ...] | None) -> ndarray:
     """a with its axes in memory in that order, copied if need be: rows are contiguous even where those of x are not."""
     if order is None:
         return a
