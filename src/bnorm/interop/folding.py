@@ -2,8 +2,8 @@
 
     y = (W x + b) scale + shift = (W scale) x + (b scale + shift)
 
-Products and sums are made in float64 and rounded once, to the dtype of W. An activation of the batch norm is not folded:
-it stays to be applied to what comes out.
+Products and sums are made in float64 and rounded once, to the dtype of W. An activation of the batch norm is not
+folded: it stays to be applied to what comes out.
 """
 
 from typing import Any
@@ -47,7 +47,9 @@ def fold_conv(
     who = "fold_conv"
     transposed = checks.flag(who, "transposed", transposed)
     weight, channels = _weight(who, bn, W, (3, 5)), bn.num_features
-    groups = checks.groups(who, groups, channels)
+    groups = checks.positive(who, "groups", groups)
+    if channels % groups:
+        raise ValueError(f"{who}: groups: expected a divisor of the {channels} channels, got {groups}")
     kernel = (1,) * (weight.ndim - 2)
     if not transposed:
         _expect(who, weight, 0, channels)
@@ -61,9 +63,7 @@ def fold_conv(
     return folded.reshape(weight.shape), bias
 
 
-def _folded(
-    who: str, bn: BatchNorm, weight: ndarray, b: Any, along: tuple[int, ...]
-) -> tuple[ndarray, ndarray]:
+def _folded(who: str, bn: BatchNorm, weight: ndarray, b: Any, along: tuple[int, ...]) -> tuple[ndarray, ndarray]:
     """weight with the scale of its channels, which are the axis that `along` does not have as 1."""
     scale, shift = (moved(a, ndarray) for a in bn.as_affine())
     bias = shift if b is None else checks.vector(who, "b", _detached(b), shift.shape, ndarray) * scale + shift
