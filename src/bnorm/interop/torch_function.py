@@ -1,4 +1,4 @@
-"""The norms of `functional` as a torch.autograd.Function: this module imports PyTorch, and `interop.torch` imports it."""
+"""The norms of `functional` as a torch.autograd.Function. It imports PyTorch; `interop.torch` imports it when asked."""
 
 from typing import Any
 
@@ -62,7 +62,8 @@ class _Backward(torch.autograd.Function):  # type: ignore[misc]
             None if gamma is None else _array("ddgamma", ddgamma),
             None if beta is None else _array("ddbeta", ddbeta),
         )
-        return _like(dy, d_dy), _like(x, dx), _like(gamma, dgamma), None if beta is None else torch.zeros_like(beta), None
+        of_beta = None if beta is None else torch.zeros_like(beta)
+        return _like(dy, d_dy), _like(x, dx), _like(gamma, dgamma), of_beta, None
 
 
 def _array(name: str, value: Any) -> Any:
