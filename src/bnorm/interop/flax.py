@@ -5,9 +5,9 @@
     module, variables = to_flax(layer)              linen
     module = to_flax(layer, api="nnx")
 
-Flax' momentum is the weight of the old value, channels are on the last axis, running variances are population variances,
-as here. A batch norm with use_running_average=True is in inference mode. Its instance norm becomes a group norm of
-groups of one channel, which takes arrays of any rank.
+Flax' momentum is the weight of the old value, channels are on the last axis, running variances are population
+variances, as here. A batch norm with use_running_average=True is in inference mode. Its instance norm becomes a group
+norm of groups of one channel, which takes arrays of any rank.
 """
 
 from collections.abc import Mapping
@@ -74,30 +74,31 @@ def to_flax(layer: Layer, api: str = "linen") -> Any:
         raise ValueError(f"{who}: api: expected 'linen' or 'nnx', got {api!r}")
     flax = load(who, f"flax.{api}", "flax")
     without_activation(who, layer, "flax.linen.relu or flax.linen.leaky_relu")
-    name, arguments, options = _described(who, layer)
+    name, shape, options = _described(who, layer)
     state = arrays(layer)
-    if api == "linen":
-        if name != "RMSNorm":
-            options["use_bias"] = neighbours.scales_and_centers(layer)[1]
-        variables = {"params": _written(state, PARAMETERS, options["use_scale"])}
-        if name == "BatchNorm":
-            variables["batch_stats"] = _written(state, STATISTICS)
-        return getattr(flax, name)(**options), variables
-    if name != "RMSNorm":
-        options["use_bias"] = neighbours.scales_and_centers(layer)[1]
-    module = getattr(flax, name)(*arguments, **options, rngs=flax.Rngs(0))
-    for key, value in _written(state, PARAMETERS, options["use_scale"]).items():
-        setattr(module, key, flax.Param(value))
+    params, statistics = _written(state, PARAMETERS, options["use_scale"]), {}
     if name == "BatchNorm":
-        for key, value in _written(state, STATISTICS).items():
-            setattr(module, key, flax.BatchStat(value))
+        statistics = _written(state, STATISTICS)
+    if api == "linen":
+        variables = {"params": params} | ({"batch_stats": statistics} if statistics else {})
+        return getattr(flax, name)(**options), variables
+    if len(shape) > 1:
+        raise ValueError(f"{who}: layer: expected one axis to normalize, as nnx has it, got {shape}")
+    module = getattr(flax, name)(*shape, **options, rngs=flax.Rngs(0))
+    for key, value in params.items():
+        setattr(module, key, flax.Param(value))
+    for key, value in statistics.items():
+        setattr(module, key, flax.BatchStat(value))
     return module
 
 
 def _described(who: str, layer: Layer) -> tuple[str, tuple[int, ...], dict[str, Any]]:
-    """The name of Flax' module, what nnx wants to know of shapes, and the keywords."""
+    """The name of Flax' module, the shape that its parameters have or could have, and the keywords."""
     given: Any = layer
-    options = {"epsilon": given.eps, "param_dtype": given.dtype, "use_scale": neighbours.scales_and_centers(layer)[0]}
+    scale, center = neighbours.scales_and_centers(layer)
+    options = {"epsilon": given.eps, "param_dtype": given.dtype, "use_scale": scale}
+    if not isinstance(layer, layers.RMSNorm):
+        options["use_bias"] = center
     if isinstance(layer, BatchNorm):
         options |= {"axis": layer.axis, "momentum": neighbours.moving(who, layer, "Flax")}
         return "BatchNorm", (layer.num_features,), options | {"use_running_average": not layer.training}

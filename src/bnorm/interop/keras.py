@@ -25,10 +25,10 @@ NAMES = ("BatchNormalization", "LayerNormalization", "GroupNormalization", "RMSN
 
 
 def from_keras(keras_layer: Any) -> Layer:
-    """The layer that does what a normalization layer of Keras does, once that has been built, with copies of its arrays.
+    """The layer that does what a normalization layer of Keras does, with copies of its arrays.
 
-    A batch norm is of the class for the rank that it was built for. Parameters are float64 where those of Keras are,
-    else float32.
+    It has to be built. A batch norm is of the class for the rank that it was built for. Parameters are float64 where
+    those of Keras are, else float32.
     """
     who = "from_keras"
     keras = load(who, "keras", "keras")
@@ -37,8 +37,8 @@ def from_keras(keras_layer: Any) -> Layer:
         raise ValueError(f"{who}: keras_layer: expected one that has been built or called, got one without weights")
     if getattr(keras_layer, "renorm", False) or getattr(keras_layer, "rms_scaling", False):
         raise ValueError(f"{who}: keras_layer: expected no renorm and no rms_scaling, got {keras_layer.get_config()}")
-    state = {ours: _array(keras, getattr(keras_layer, theirs, None)) for theirs, ours in _names(name).items()}
-    state = {key: value for key, value in state.items() if value is not None}
+    variables = {ours: getattr(keras_layer, theirs, None) for theirs, ours in _names(name).items()}
+    state = {key: np.asarray(keras.ops.convert_to_numpy(v)) for key, v in variables.items() if v is not None}
     options: dict[str, Any] = {"eps": keras_layer.epsilon, "dtype": _dtype(state)}
     scale, center = "weight" in state, "bias" in state
     if name != "RMSNormalization":
@@ -75,7 +75,7 @@ def to_keras(layer: Layer, ndim: int | None = None) -> Any:
     if isinstance(layer, BatchNorm):
         momentum = neighbours.moving(who, layer, "Keras")
         made = keras.layers.BatchNormalization(layer.axis, momentum, scale=scale, center=center, **options)
-        shape = [None] * (min(given._names) if ndim is None else ndim)
+        shape: list[int | None] = [None] * (min(given._names) if ndim is None else ndim)
         shape[layer.axis] = layer.num_features
     elif isinstance(layer, layers.LayerNorm | layers.RMSNorm):
         axes = list(range(-len(given.normalized_shape), 0))
@@ -109,10 +109,6 @@ def _names(name: str) -> dict[str, str]:
     return names | {"moving_mean": "running_mean", "moving_variance": "running_var"} if "Batch" in name else names
 
 
-def _array(keras: Any, variable: Any) -> ndarray | None:
-    return None if variable is None else np.asarray(keras.ops.convert_to_numpy(variable))
-
-
 def _dtype(state: dict[str, ndarray]) -> str:
     return "float64" if any(a.dtype == np.float64 for a in state.values()) else "float32"
 
@@ -121,8 +117,8 @@ def _last_axes(who: str, keras_layer: Any, state: dict[str, ndarray]) -> tuple[i
     axes = list(keras_layer.axis)
     if not state or axes != list(range(-len(axes), 0)):
         raise ValueError(
-            f"{who}: keras_layer: expected the last axes, as in axis=-1 or axis=[-2, -1], and a gamma or beta that says "
-            f"how long they are, got axis={keras_layer.axis} and weights {list(state)}"
+            f"{who}: keras_layer: expected the last axes, as in axis=-1 or axis=[-2, -1], and a gamma or beta that "
+            f"says how long they are, got axis={keras_layer.axis} and weights {list(state)}"
         )
     return next(iter(state.values())).shape
 
