@@ -1,7 +1,7 @@
 """The norms of `functional` as primitives of HIPS autograd, with derivatives of first and second order.
 
-    y = batch_norm(x, gamma, beta, eps=1e-3)
-    grad(lambda x: np.sum(batch_norm(x) ** 3))(x)
+y = batch_norm(x, gamma, beta, eps=1e-3)
+grad(lambda x: np.sum(batch_norm(x) ** 3))(x)
 """
 
 from collections.abc import Callable
@@ -72,18 +72,12 @@ def _normalize() -> Any:
         d_dy, dx, dgamma = F.double_backward(ddx, call.saved, dy, *(p if np.ndim(p) else None for p in parameters))
         return d_dy, dx, np.zeros(()) if dgamma is None else dgamma
 
-    extend.defvjp(
-        normalize,
-        *(
-            lambda y, x, gamma, beta, call, i=i: lambda dy: backward(dy, x, gamma, call)[i]  # type: ignore[misc]
-            for i in range(3)
-        ),
-    )
-    extend.defvjp(
-        backward,
-        *(
-            lambda gradients, dy, x, gamma, call, i=i: lambda dd: double_backward(dd, dy, x, gamma, call)[i]  # type: ignore[misc]
-            for i in range(3)
-        ),
-    )
+    def of_normalize(i: int) -> Any:
+        return lambda y, x, gamma, beta, call: lambda dy: backward(dy, x, gamma, call)[i]
+
+    def of_backward(i: int) -> Any:
+        return lambda gradients, dy, x, gamma, call: lambda dd: double_backward(dd, dy, x, gamma, call)[i]
+
+    extend.defvjp(normalize, *map(of_normalize, range(3)))  # by x, gamma and beta
+    extend.defvjp(backward, *map(of_backward, range(3)))  # by dy, x and gamma
     return normalize

@@ -1,4 +1,4 @@
-"""The norms of `functional` inside of JAX: a callback on the CPU, with derivatives of first and second order, under jit.
+"""The norms of `functional` inside of JAX: callbacks on the CPU, with first and second derivatives, under jit.
 
     y = batch_norm(x, gamma, beta, eps=1e-3)
     jax.grad(lambda x: (batch_norm(x) ** 3).sum())(x)
@@ -81,7 +81,10 @@ def _normalize() -> Any:
         return jax.pure_callback(function, shapes, *arrays, vmap_method="sequential")
 
     def value(x: Any, gamma: Any, beta: Any, constants: Any, call: Call) -> Any:
-        return callback(lambda *given: _forward(*given, call)[0], like(x)[0], x, gamma, beta, constants)
+        def compute(x: Any, gamma: Any, beta: Any, constants: Any) -> Any:
+            return _forward(x, gamma, beta, constants, call)[0]
+
+        return callback(compute, like(x)[0], x, gamma, beta, constants)
 
     def gradients(dy: Any, x: Any, gamma: Any, beta: Any, constants: Any, call: Call) -> Any:
         def compute(dy: Any, x: Any, gamma: Any, beta: Any, constants: Any) -> Any:
@@ -101,14 +104,16 @@ def _normalize() -> Any:
     def zeros(tree: Any) -> Any:
         return jax.tree.map(jax.numpy.zeros_like, tree)
 
+    def by_value(call: Call, kept: Any, dy: Any) -> Any:
+        return (*backward(dy, *kept, call), zeros(kept[3]))
+
+    def by_gradients(call: Call, kept: Any, dd: Any) -> Any:
+        dy, x, gamma, beta, constants = kept
+        return (*second(dd, dy, x, gamma, beta, constants, call), zeros(beta), zeros(constants))
+
     normalize = jax.custom_vjp(value, nondiff_argnums=(4,))
     backward = jax.custom_vjp(gradients, nondiff_argnums=(5,))
-    normalize.defvjp(
-        lambda x, gamma, beta, constants, call: (value(x, gamma, beta, constants, call), (x, gamma, beta, constants)),
-        lambda call, kept, dy: (*backward(dy, *kept, call), zeros(kept[3])),
-    )
-    backward.defvjp(
-        lambda dy, *kept: (gradients(dy, *kept), (dy, *kept[:-1])),
-        lambda call, kept, dd: (*second(dd, *kept, call), zeros(kept[3]), zeros(kept[4])),
-    )
+    # The forward rules call what they are the rules of, which a second derivative goes through again.
+    normalize.defvjp(lambda *given: (normalize(*given), given[:-1]), by_value)
+    backward.defvjp(lambda *given: (backward(*given), given[:-1]), by_gradients)
     return normalize
