@@ -9,8 +9,6 @@ from bnorm import functional as F
 from bnorm.kernels import cpu
 from bnorm.kernels.cpu import second
 
-torch = pytest.importorskip("torch", reason="the oracle of these derivatives is PyTorch's autograd")
-
 ACTIVATIONS = (None, "relu", "leaky_relu")
 SLOPES = {None: 1.0, "relu": 0.0, "leaky_relu": 0.01}
 
@@ -22,7 +20,8 @@ CHANNELS = {  # (outer, C, inner)
     (2, 3, 64): "runs as long as the lanes",
     (700, 33, 1): "several pieces",
     (1, 2, 40001): "one long run per channel",
-    (0, 3, 2): "nothing",
+    (0, 3, 2): "no samples",
+    (4, 0, 3): "no channels",
 }
 ROWS = {  # (N, G, K, L)
     (7, 1, 9, 1): "layer norm of short rows",
@@ -30,7 +29,8 @@ ROWS = {  # (N, G, K, L)
     (2, 1, 3000, 1): "long rows",
     (4, 3, 2, 6): "group norm",
     (3, 2, 1, 700): "instance norm of long runs",
-    (0, 2, 3, 4): "nothing",
+    (0, 2, 3, 4): "no samples",
+    (3, 1, 0, 1): "no values",
 }
 
 
@@ -97,7 +97,7 @@ def test_same_bits_for_any_number_of_threads():
     assert found[0] == found[1] == found[2]
 
 
-def formula(norm, x, gamma, beta, weight, options):
+def formula(torch, norm, x, gamma, beta, weight, options):
     """The norms in PyTorch, as their definitions."""
     axes, shape = {
         "batch_norm": ((0, 2), (1, -1, 1)),
@@ -135,6 +135,7 @@ CASES = [
 @pytest.mark.parametrize("affine", [False, True])
 @pytest.mark.parametrize(("norm", "options"), CASES)
 def test_second_derivatives_are_those_of_autograd(norm, options, affine, activation):
+    torch = pytest.importorskip("torch", reason="its autograd is the oracle")
     rng = np.random.default_rng(4)
     x, dy, ddx = draw(rng, (6, 4, 5), "float64")
     options = dict(options)
@@ -151,7 +152,7 @@ def test_second_derivatives_are_those_of_autograd(norm, options, affine, activat
 
     tensors = {name: torch.from_numpy(a).requires_grad_() for name, a in {"x": x, "dy": dy, **parameters}.items()}
     w = None if weight is None else torch.from_numpy(weight)
-    wanted = formula(norm, tensors["x"], tensors.get("gamma"), tensors.get("beta"), w, options)
+    wanted = formula(torch, norm, tensors["x"], tensors.get("gamma"), tensors.get("beta"), w, options)
     wanted = torch.where(wanted > 0, wanted, SLOPES[activation] * wanted)
     np.testing.assert_allclose(y, wanted.detach().numpy(), atol=1e-13)
     by = [tensors["x"], *(tensors[name] for name in parameters)]

@@ -6,7 +6,6 @@ import sys
 import pytest
 
 import bnorm
-import bnorm.interop
 from bnorm.interop import neighbours
 
 PACKAGES = ("torch", "keras", "flax", "jax", "onnx", "skl2onnx", "autograd")
@@ -55,7 +54,7 @@ CALLS = {  # the call, the extra that its error names
 
 
 def test_a_missing_neighbour_is_named_with_its_extra():
-    lines = [f"import sys; sys.modules.update(dict.fromkeys({PACKAGES}))", "import bnorm, bnorm.interop"]
+    lines = [f"import sys; sys.modules.update(dict.fromkeys({PACKAGES}))", "import bnorm"]
     for call, _ in CALLS.values():
         lines += [f"try: {call}", "except ImportError as error: print(error)"]
     for line, (_, extra) in zip(run("\n".join(lines)).splitlines(), CALLS.values(), strict=True):
@@ -67,7 +66,7 @@ def test_every_module_is_there_and_imports_no_neighbour():
     names = [name for name in dir(bnorm.interop) if not name.startswith("_") and name != "neighbours"]
     modules = [name for name in names if name in bnorm.interop._ROOMS]
     assert modules == sorted(bnorm.interop._ROOMS)
-    lines = ["import sys, bnorm.interop", *(f"bnorm.interop.{name}" for name in modules)]
+    lines = ["import sys, bnorm", *(f"bnorm.interop.{name}" for name in modules)]
     assert run("\n".join([*lines, f"print(*set(sys.modules) & set({PACKAGES}))"])).strip() == ""
     with pytest.raises(AttributeError, match=r"module 'bnorm.interop' has no attribute 'tensorflow'"):
         bnorm.interop.tensorflow  # noqa: B018

@@ -45,7 +45,7 @@ def rows(ddx, dy, x, mean, rstd, gamma, beta, rule, slope, ddgamma, ddbeta):
     k, q = parameter(ddgamma, 0.0), parameter(ddbeta, 0.0)
     mean, r = (values.astype(wide).reshape(-1, groups, 1, 1) for values in (mean, rstd))
     v, dy, x = (values.astype(wide) for values in (ddx, dy, x))
-    n, centered = channels * x.shape[3], 1 - rule
+    n, centered = max(channels * x.shape[3], 1), 1 - rule
     u = (x - mean) * r
     passed = np.where(u * gamma + beta <= 0, slope, 1)
     g = np.where(passed == 0, 0, passed * dy)

@@ -152,16 +152,19 @@ cdef void map_of_tile(Second* job, Py_ssize_t p, Py_ssize_t begin, Py_ssize_t ch
 
 
 cdef void run_channels(Second* job, const real* x) noexcept nogil:
-    cdef Py_ssize_t C = job.channels, group = 1 if job.inner > LANES else min(C, TILE // max(job.inner, <Py_ssize_t>1))
-    cdef Py_ssize_t groups = (C + group - 1) // group, n = job.pieces * groups, size = SUMS * C, i, j, p
-    cdef int threads = threads_for(job.outer * C * job.inner, n)
+    cdef Py_ssize_t C = job.channels, group, groups, n, i, j, p
+    cdef int threads
     if job.outer * C * job.inner == 0:
         return
+    group = 1 if job.inner > LANES else min(C, TILE // job.inner)
+    groups = (C + group - 1) // group
+    n = job.pieces * groups
+    threads = threads_for(job.outer * C * job.inner, n)
     for i in prange(n, schedule="static", num_threads=threads):
         sums_of_tile(job, i // groups, i % groups * group, min(group, C - i % groups * group), x)
     for p in range(1, job.pieces):
-        for j in range(size):
-            job.sums[j] += job.sums[p * size + j]
+        for j in range(SUMS * C):
+            job.sums[j] += job.sums[p * SUMS * C + j]
     if job.frozen:
         for j in range(V0 * C, (V1 + 1) * C):
             job.sums[j] = 0.0
