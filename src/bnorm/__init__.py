@@ -64,16 +64,19 @@ _LATE = {  # these need scikit-learn, or what import bnorm need not wait for
     "BatchNormTransformer": "bnorm.transformer",
     "partial_fit_pipeline": "bnorm.transformer.pipeline",
 }
+_ROOMS = ("interop",)  # modules that are imported when they are asked for
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATE:
-        raise AttributeError(f"module 'bnorm' has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _ROOMS:
+        return import_module(f"bnorm.{name}")
+    if name not in _LATE:
+        raise AttributeError(f"module 'bnorm' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_LATE[name]), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(globals().keys() | _LATE.keys())
+    return sorted({*globals(), *_LATE, *_ROOMS})

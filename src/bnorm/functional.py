@@ -35,11 +35,13 @@ from bnorm.checks import FLOATS, array, vector
 from bnorm.kernels import BACKENDS, MEAN_SQUARE, VARIANCE, lazy, view
 from bnorm.moments import Moments
 from bnorm.passes import Gradients, Saved, channel_forward, pull_back, row_forward
+from bnorm.second import double_backward
 
 __all__ = [
     "Saved",
     "backward",
     "batch_norm",
+    "double_backward",
     "group_norm",
     "instance_norm",
     "layer_norm",

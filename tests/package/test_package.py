@@ -39,6 +39,7 @@ FLOORS = {
     "bnorm.running": 2,
     "bnorm.passes": 3,
     "bnorm.functional": 3,
+    "bnorm.second": 3,
     "bnorm.distributed": 3,
     "bnorm.layers": 4,
     "bnorm.transformer": 4,
