@@ -127,16 +127,13 @@ def without_the_lock():
     bnorm.set_num_threads(1)
     x, weight, out = np.ones((1 << 21, 4), "f4"), np.ones((1 << 21, 1)), np.empty((1 << 21, 4), "f4")
     rows, row_out = x.reshape(-1, 1, 1024, 1), out.reshape(-1, 1, 1024, 1)
-    one, (_, stats, n, _), (_, mean, rstd) = (
-        np.ones(4),
-        cpu.forward(x, None, None, 1),
-        cpu.rows_forward(rows, None, None, 1),
-    )
+    one, coefficients = np.ones(4), np.ones((3, 4))
+    (_, stats, n, _), (_, mean, rstd) = cpu.forward(x, None, None, 1), cpu.rows_forward(rows, None, None, 1)
     calls = {
         "moments": lambda: cpu.moments(x, weight),
-        "normalize": lambda: cpu.normalize(x, one, one, one, out=out),
-        "grad_moments": lambda: cpu.grad_moments(x, x, one),
-        "grad_input": lambda: cpu.grad_input(x, x, one, one, one, one, out=out),
+        "normalize": lambda: cpu.normalize(x, stats, out=out),
+        "grad_moments": lambda: cpu.grad_moments(x, x, stats),
+        "grad_input": lambda: cpu.grad_input(x, x, stats, coefficients, out=out),
         "forward": lambda: cpu.forward(x, None, None, 1, out=out),
         "inference": lambda: cpu.forward(x, None, None, 1, one, one, out=out),
         "backward": lambda: cpu.backward(x, x, stats, n, out=out),

@@ -99,8 +99,8 @@ cdef void cut(Second* job) noexcept nogil:
     job.pieces = max(<Py_ssize_t>1, (job.outer + job.piece - 1) // job.piece)
 
 
-include "second_channels.pxi"
-include "second_rows.pxi"
+include "second/channels.pxi"
+include "second/rows.pxi"
 
 
 def channels(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp.ndarray weight,
