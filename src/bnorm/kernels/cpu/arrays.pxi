@@ -121,19 +121,27 @@ def add(cnp.ndarray total, cnp.ndarray part, cnp.ndarray other=None, cnp.ndarray
 
     The two of a pair are contiguous and of one size, the part float64. What is not finite adds up without a word.
     """
+    check_total(total, part)
+    check_total(other, other_part)
     if total is not None:
         add_one(total, part)
     if other is not None:
         add_one(other, other_part)
 
 
+cdef int check_total(cnp.ndarray total, cnp.ndarray part) except -1:
+    if total is not None and not (
+        cnp.PyArray_ISCARRAY(total) and cnp.PyArray_SIZE(total) == cnp.PyArray_SIZE(part)
+        and cnp.PyArray_TYPE(total) in (cnp.NPY_DOUBLE, cnp.NPY_FLOAT)
+    ):
+        raise ValueError(f"total: expected writeable, aligned and contiguous memory for {part.size} values of float32 or "
+                         "float64")
+    return 0
+
+
 cdef void add_one(cnp.ndarray total, cnp.ndarray part) noexcept:
     cdef double* b = <double*>data(part)
     cdef Py_ssize_t i
-    if not cnp.PyArray_ISCARRAY(total) or cnp.PyArray_SIZE(total) != cnp.PyArray_SIZE(part) \
-            or cnp.PyArray_TYPE(total) not in (cnp.NPY_DOUBLE, cnp.NPY_FLOAT):
-        raise ValueError(f"total: expected writeable, aligned and contiguous memory for {part.size} values, float32 or "
-                         "float64")
     if cnp.PyArray_TYPE(total) == cnp.NPY_DOUBLE:
         for i in range(cnp.PyArray_SIZE(total)):
             (<double*>data(total))[i] += b[i]
