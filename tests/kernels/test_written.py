@@ -74,7 +74,11 @@ def test_add(kind):
     before = total.tobytes()
     with pytest.raises(ValueError, match=re.escape("total: expected writeable")):
         cpu.add(total, np.ones(SHAPE))
+    fit = np.zeros(SHAPE)
+    with pytest.raises(ValueError, match=re.escape("total: expected writeable")):
+        cpu.add(fit, np.ones(SHAPE), total, np.ones(SHAPE))  # neither is added to
     assert total.tobytes() == before
+    assert not fit.any()
 
 
 @pytest.mark.parametrize("name", ["normalize", "forward", "backward"])

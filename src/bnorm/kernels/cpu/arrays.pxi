@@ -121,20 +121,20 @@ def add(cnp.ndarray total, cnp.ndarray part, cnp.ndarray other=None, cnp.ndarray
 
     The two of a pair are contiguous and of one size, the part float64. What is not finite adds up without a word.
     """
-    addable(total, part)
-    addable(other, other_part)
+    check_total(total, part)
+    check_total(other, other_part)
     if total is not None:
         add_one(total, part)
     if other is not None:
         add_one(other, other_part)
 
 
-cdef int addable(cnp.ndarray total, cnp.ndarray part) except -1:
-    if total is None:
-        return 0
-    if not cnp.PyArray_ISCARRAY(total) or cnp.PyArray_SIZE(total) != cnp.PyArray_SIZE(part) \
-            or cnp.PyArray_TYPE(total) not in (cnp.NPY_DOUBLE, cnp.NPY_FLOAT):
-        raise ValueError(f"total: expected writeable, aligned and contiguous memory for {part.size} values, float32 or "
+cdef int check_total(cnp.ndarray total, cnp.ndarray part) except -1:
+    if total is not None and not (
+        cnp.PyArray_ISCARRAY(total) and cnp.PyArray_SIZE(total) == cnp.PyArray_SIZE(part)
+        and cnp.PyArray_TYPE(total) in (cnp.NPY_DOUBLE, cnp.NPY_FLOAT)
+    ):
+        raise ValueError(f"total: expected writeable, aligned and contiguous memory for {part.size} values of float32 or "
                          "float64")
     return 0
 

@@ -41,10 +41,10 @@ cdef inline void one_nan(real* h, real* scale, real* shift) noexcept nogil:
     maps subtract what may be NaN (x - h, and in the gradient b and c, which are kept negative for it), and the bits of
     what they make are the same in every build.
     """
-    if h[0] != h[0] or scale[0] != scale[0] or shift[0] != shift[0]:
-        h[0] = <real>NAN
-        scale[0] = 1
-        shift[0] = 0
+    cdef int found = (h[0] != h[0]) | (scale[0] != scale[0]) | (shift[0] != shift[0])
+    h[0] = <real>NAN if found else h[0]     # without a branch, so that loops over channels vectorize
+    scale[0] = 1 if found else scale[0]
+    shift[0] = 0 if found else shift[0]
 
 
 cdef inline Py_ssize_t width_of(const Block* b) noexcept nogil:

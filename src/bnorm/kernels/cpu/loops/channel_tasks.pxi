@@ -232,12 +232,17 @@ cdef void finish_backward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept n
     cdef double* a = job.coefficients
     cdef double* b = a + size
     cdef double* g = b + size
-    cdef double count
+    cdef double count = job.counts[0] if begin < end else 0.0
     for c in range(begin, end):
-        count = job.counts[c * job.counts_step]
         a[c] = scale[c]
-        b[c] = bn_grad_b(rstd[c], job.partial[size + c], count)
-        g[c] = bn_grad_c(job.partial[c], count)
+    if job.counts_step == 0:    # a loop of its own, which vectorizes
+        for c in range(begin, end):
+            b[c] = bn_grad_b(rstd[c], job.partial[size + c], count)
+            g[c] = bn_grad_c(job.partial[c], count)
+        return
+    for c in range(begin, end):
+        b[c] = bn_grad_b(rstd[c], job.partial[size + c], job.counts[c])
+        g[c] = bn_grad_c(job.partial[c], job.counts[c])
 
 
 cdef void fold_backward(Job* job, Py_ssize_t begin, Py_ssize_t end, real* high) noexcept nogil:
