@@ -129,6 +129,12 @@ def test_imports_point_down():
     assert "bnorm.kernels.cpu.threads" in graph["bnorm.kernels.cpu.entries"]  # in Python and in Cython
 
 
+def test_private_names_of_scikit_learn_are_in_one_file():
+    private = re.compile(r"^\s*(?:from sklearn[\w.]*\._|from sklearn[\w.]* import .*\b_|import sklearn[\w.]*\._)", re.M)
+    found = [path.name for path in SOURCES if path.suffix == ".py" and private.search(path.read_text(encoding="utf-8"))]
+    assert found == ["sklearn_private.py"]
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(SRC)))
 def test_sources(path):
     text = path.read_text(encoding="utf-8")

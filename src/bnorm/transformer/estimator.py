@@ -9,8 +9,6 @@ from typing import Any, Self
 import numpy as np
 from numpy import ndarray
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
-from sklearn.utils._param_validation import Interval, Options
-from sklearn.utils._set_output import _wrap_data_with_container
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from bnorm import checks
@@ -19,6 +17,7 @@ from bnorm.running import AVERAGE, FADE
 from bnorm.transformer import tables
 from bnorm.transformer.array_api import AnyLibrary, seen
 from bnorm.transformer.attributes import Attributes
+from bnorm.transformer.sklearn_private import Interval, Options, in_container
 from bnorm.transformer.state import KINDS, State, mode
 from bnorm.transformer.tables import WHO
 from bnorm.transformer.validation import floats, new_table, plain, refuse_container
@@ -223,7 +222,7 @@ class BatchNormTransformer(AnyLibrary, Attributes, OneToOneFeatureMixin, Transfo
         if side is not ndarray:
             refuse_container(self)
         x = tables.mapped(y, self._state.inverse(y.dtype), in_place)
-        return _wrap_data_with_container("transform", x, X, self)
+        return in_container("transform", x, X, self)
 
     def merge(self, other: "BatchNormTransformer") -> Self:
         """Take in the statistics that another transformer has learned elsewhere; gamma_ and beta_ stay.

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
-from sklearn.utils.validation import _check_sample_weight
 
 from bnorm import checks
 from bnorm.kernels import BACKENDS, kernels_for, kind_of, moved, view
+from bnorm.transformer.sklearn_private import check_sample_weight
 
 WHO = "BatchNormTransformer"
 PIECE = 1 << 20  # bytes of a table that is copied or widened piece by piece: they stay in the cache
@@ -40,7 +40,7 @@ def sample_weights(sample_weight: Any, x: ndarray) -> ndarray:
     if kind is not ndarray and kind_of(sample_weight) is not None:
         return _weights_on_device(checks.real(WHO, "sample_weight", sample_weight, kind), len(x))
     rows = x if kind is ndarray else np.empty((len(x), 0))
-    w: ndarray = _check_sample_weight(sample_weight, rows, dtype=np.float64)
+    w: ndarray = check_sample_weight(sample_weight, rows, dtype=np.float64)
     _check_weights(w.min(), w)
     return moved(w, kind)  # type: ignore[no-any-return]
 
@@ -48,10 +48,10 @@ def sample_weights(sample_weight: Any, x: ndarray) -> ndarray:
 def _weights_on_device(given: ndarray, n: int) -> ndarray:
     """The same for n rows. scikit-learn, which has the words for what is wrong, is shown what it takes to see it."""
     if given.shape != (n,):
-        _check_sample_weight(np.ones(given.shape), np.empty((n, 0)))
+        check_sample_weight(np.ones(given.shape), np.empty((n, 0)))
     w: ndarray = view.dense(given, np.float64)
     lowest, highest, total = BACKENDS[type(w)].numbers(w.min(), w.max(), w.sum())
-    _check_sample_weight(np.array([lowest, highest]), np.empty((2, 0)))  # NaN or infinity, if there is any
+    check_sample_weight(np.array([lowest, highest]), np.empty((2, 0)))  # NaN or infinity, if there is any
     _check_weights(lowest, np.array(total))
     return w
 
