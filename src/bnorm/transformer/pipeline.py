@@ -198,7 +198,8 @@ def _none(columns: Any) -> bool:
     """Whether this selects no column."""
     if isinstance(columns, slice | str) or not hasattr(columns, "__len__"):
         return False
-    return len(columns) == 0 or (np.asarray(columns).dtype == bool and not np.any(columns))
+    flags = isinstance(columns, list) or hasattr(columns, "dtype")  # scikit-learn 1.6 has a list of its own, of numbers
+    return len(columns) == 0 or (flags and np.asarray(columns).dtype == bool and not np.any(columns))
 
 
 def _check(step: Any, path: str) -> None:
