@@ -40,6 +40,7 @@ FLOORS = {
     "bnorm.transformer": 4,
     "bnorm.sklearn": 4,
     "bnorm.interop": 5,
+    "bnorm.plot": 5,
     "bnorm.config": 5,
     "bnorm.app": 5,
     "bnorm.__main__": 5,

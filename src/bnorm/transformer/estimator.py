@@ -63,6 +63,10 @@ class BatchNormTransformer(AnyLibrary, Attributes, OneToOneFeatureMixin, Transfo
         Whether there are gamma_ and beta_.
     copy : bool, default=True
         False: `transform` and `inverse_transform` overwrite a float array that they are given.
+    history : int or None, default=None
+        How many moments of the stream to keep in `history_`, 2 or more, for `bnorm.plot.RunningStatsDisplay`. `fit` and
+        `partial_fit` add one each; when there are too many, every second goes, and from then on every second batch is
+        recorded. Pickles keep the record, clones begin their own, and `merge` leaves it as it is.
 
     Attributes
     ----------
@@ -81,6 +85,8 @@ class BatchNormTransformer(AnyLibrary, Attributes, OneToOneFeatureMixin, Transfo
         Values seen, or the sum of their weights; one per feature where NaN made them differ.
     n_batches_seen_ : int
         Calls of `partial_fit`; a `fit` counts as the first.
+    history_ : Moment or None
+        Rows seen, mean and variance at each moment that was recorded, and now, by the names of rows, mean and var.
     n_features_in_ : int
         Number of features.
     feature_names_in_ : ndarray of shape (n_features,)
@@ -106,6 +112,7 @@ class BatchNormTransformer(AnyLibrary, Attributes, OneToOneFeatureMixin, Transfo
         "ddof": [Options(Integral, {0, 1})],
         "affine": ["boolean"],
         "copy": ["boolean"],
+        "history": [Interval(Integral, 2, None, closed="left"), None],
     }
 
     def __init__(
@@ -117,6 +124,7 @@ class BatchNormTransformer(AnyLibrary, Attributes, OneToOneFeatureMixin, Transfo
         ddof: int = 0,
         affine: bool = True,
         copy: bool = True,
+        history: int | None = None,
     ) -> None:
         self.momentum = momentum
         self.halflife = halflife
@@ -124,6 +132,7 @@ class BatchNormTransformer(AnyLibrary, Attributes, OneToOneFeatureMixin, Transfo
         self.ddof = ddof
         self.affine = affine
         self.copy = copy
+        self.history = history
 
     def fit(self, X: Any, y: None = None, sample_weight: Any = None) -> Self:
         """Forget everything, gamma_ and beta_ too, and take the exact statistics of X.
@@ -167,7 +176,7 @@ class BatchNormTransformer(AnyLibrary, Attributes, OneToOneFeatureMixin, Transfo
         weight = None if sample_weight is None else tables.sample_weights(sample_weight, x)
         if len(x) == 1:
             self._tell_of_single_rows(state, 4)
-        self._follow_parameters()
+        state.follow(self.momentum, self.halflife, self.eps, self.history)
         state.move(x, weight)
         return self
 
@@ -303,7 +312,7 @@ class BatchNormTransformer(AnyLibrary, Attributes, OneToOneFeatureMixin, Transfo
         self._check_parameters()
         x, names = new_table(self, X)
         weight = None if sample_weight is None else tables.sample_weights(sample_weight, x)
-        state = State(x, self.momentum, self.halflife, self.eps, self.ddof, self.affine)
+        state = State(x, self.momentum, self.halflife, self.eps, self.ddof, self.affine, self.history)
         if alike:
             state.begin(x, weight)
         else:
@@ -329,7 +338,7 @@ class BatchNormTransformer(AnyLibrary, Attributes, OneToOneFeatureMixin, Transfo
             check_is_fitted(self)  # has the words for it
 
     def _check_parameters(self) -> None:
-        given = (self.momentum, self.halflife, self.eps, self.ddof, self.affine, self.copy)
+        given = (self.momentum, self.halflife, self.eps, self.ddof, self.affine, self.copy, self.history)
         if given == self.__dict__.get("_checked"):
             return
         self._validate_params()
@@ -353,16 +362,6 @@ class BatchNormTransformer(AnyLibrary, Attributes, OneToOneFeatureMixin, Transfo
                 raise ValueError(
                     f"{WHO}: {name}: expected {before}, as this stream began, got {given}; fit begins anew"
                 )
-
-    def _follow_parameters(self) -> None:
-        """A stream goes on with other parameters, as far as these do not say how it began."""
-        layer, statistics = self.layer_, self._state.statistics
-        if layer.eps != self.eps:
-            layer.eps = float(self.eps)
-        if statistics.momentum != self.momentum:
-            statistics.momentum = self.momentum
-        if statistics.halflife != self.halflife:
-            statistics.halflife = None if self.halflife is None else float(self.halflife)
 
     def _check_mergeable(self, other: "BatchNormTransformer") -> None:
         here, there = self.layer_.device, other.layer_.device
