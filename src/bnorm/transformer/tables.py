@@ -35,27 +35,27 @@ class Faded(NamedTuple):
 
 def sample_weights(sample_weight: Any, x: ndarray | Columns) -> ndarray:
     """Weights as float64 (rows,), on the side of x, not negative and not all zero."""
-    from sklearn.utils.validation import _check_sample_weight
+    from bnorm.transformer.sklearn_private import check_sample_weight
 
     kind = ndarray if isinstance(x, Columns) else type(x)
     kernels_for(sample_weight, WHO, "sample_weight", kind)
     if kind is not ndarray and kind_of(sample_weight) is not None:
         return _weights_on_device(checks.real(WHO, "sample_weight", sample_weight, kind), len(x))
     rows = x if type(x) is ndarray else np.empty((len(x), 0))
-    w: ndarray = _check_sample_weight(sample_weight, rows, dtype=np.float64)
+    w: ndarray = check_sample_weight(sample_weight, rows, dtype=np.float64)
     _check_weights(w.min(), w)
     return moved(w, kind)  # type: ignore[no-any-return]
 
 
 def _weights_on_device(given: ndarray, n: int) -> ndarray:
     """The same for n rows. scikit-learn, which has the words for what is wrong, is shown what it takes to see it."""
-    from sklearn.utils.validation import _check_sample_weight
+    from bnorm.transformer.sklearn_private import check_sample_weight
 
     if given.shape != (n,):
-        _check_sample_weight(np.ones(given.shape), np.empty((n, 0)))
+        check_sample_weight(np.ones(given.shape), np.empty((n, 0)))
     w: ndarray = view.dense(given, np.float64)
     lowest, highest, total = BACKENDS[type(w)].numbers(w.min(), w.max(), w.sum())
-    _check_sample_weight(np.array([lowest, highest]), np.empty((2, 0)))  # NaN or infinity, if there is any
+    check_sample_weight(np.array([lowest, highest]), np.empty((2, 0)))  # NaN or infinity, if there is any
     _check_weights(lowest, np.array(total))
     return w
 

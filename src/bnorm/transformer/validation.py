@@ -6,10 +6,6 @@ from typing import Any
 
 import numpy as np
 from numpy import ndarray
-from sklearn.base import _fit_context as fit_context
-from sklearn.utils._array_api import get_namespace
-from sklearn.utils._set_output import _get_output_config
-from sklearn.utils.validation import _check_sample_weight as check_sample_weight
 from sklearn.utils.validation import validate_data
 
 from bnorm import arrow
@@ -17,18 +13,8 @@ from bnorm.arrow import Columns
 from bnorm.checks import FLOATS
 from bnorm.kernels import BACKENDS, kernels_for, kind_of, moved
 from bnorm.running import AVERAGE, FADE
+from bnorm.transformer.sklearn_private import get_namespace, output_config
 from bnorm.transformer.tables import WHO
-
-__all__ = [
-    "Callbacks",
-    "check_sample_weight",
-    "fit_context",
-    "float_types",
-    "floats",
-    "new_table",
-    "plain",
-    "refuse_container",
-]
 
 DTYPES = [np.float64, np.float32, np.float16]
 
@@ -118,7 +104,7 @@ def check_mergeable(mine: Any, other: Any) -> None:
 
 def refuse_container(estimator: Any) -> None:
     """ValueError where scikit-learn would make a data frame of what is on a device."""
-    if (container := _get_output_config("transform", estimator)["dense"]) != "default":
+    if (container := output_config("transform", estimator)["dense"]) != "default":
         raise ValueError(
             f"{WHO}: set_output: expected transform='default', as layer_ is on the GPU and there are no data frames of "
             f"CuPy arrays, got {container!r}"
