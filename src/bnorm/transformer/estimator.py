@@ -374,7 +374,6 @@ class BatchNormTransformer(
                     f"{WHO}: {name}: expected {before}, as this stream began, got {given}; fit begins anew"
                 )
 
-
     def _tell_of_single_rows(self, state: State, depth: int) -> None:
         if state.statistics.mode == AVERAGE and not state.told:
             warnings.warn(

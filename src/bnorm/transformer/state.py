@@ -118,13 +118,13 @@ class State:
         tables.refuse_infinity_in(parts, x, weight)
         self.statistics.begin(parts, len(x))
         self.weighted = weight is not None
-        self._record()
+        self.record()
 
     def move(self, x: ndarray | Columns, weight: ndarray | None) -> None:
         """By one more batch of the stream: all at once, or after an error not at all."""
         _move(self.statistics, x, weight)
         self.weighted |= weight is not None
-        self._record()
+        self.record()
 
     def merge(self, other: "State") -> None:
         """Values of another stream, on the same device, beside those of this one."""
@@ -150,7 +150,8 @@ class State:
             self.history.limit = moments
             self.history.thin()
 
-    def _record(self) -> None:
+    def record(self) -> None:
+        """Keep what the statistics are now, where a history is kept."""
         if self.history is not None:
             self.history.record(self.statistics)
 
