@@ -15,9 +15,7 @@ from bnorm.running import Statistics
 
 KNOWN = {"format", "class", "arguments", "training", "requires_grad", "counters"}
 ELSEWHERE = ("comm", "device", "elementwise_affine")  # arguments of a process, not of what was learned; a synonym
-MOST_WITHOUT_ARRAYS = (
-    1 << 20
-)  # channels of a layer whose file has no array of that size: a number alone fills no memory
+MOST_WITHOUT_ARRAYS = 1 << 20  # channels of a layer whose file has no array of that size: a number fills no memory
 
 
 def save(layer: Any, path: Any) -> None:

@@ -147,7 +147,7 @@ class BatchNormTransformer(
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
+        X : array-like, Dask array or DataFrame of shape (n_samples, n_features)
             NaN is left out.
         y : None
             Ignored.
@@ -165,7 +165,7 @@ class BatchNormTransformer(
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
+        X : array-like, Dask array or DataFrame of shape (n_samples, n_features)
             NaN is left out.
         y : None
             Ignored.
@@ -193,20 +193,20 @@ class BatchNormTransformer(
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
+        X : array-like, Dask array or DataFrame of shape (n_samples, n_features)
             NaN stays NaN.
         copy : bool, default=None
             Instead of the parameter of that name.
 
         Returns
         -------
-        Y : ndarray or DataFrame of shape (n_samples, n_features)
+        Y : ndarray or DataFrame of shape (n_samples, n_features); of Dask's a lazy one, by what is learned now
         """
         self._check_fitted()
         in_place = not (self.copy if copy is None else copy)
         x = self._table(X, in_place)
-        if self._state.array_type is not ndarray:
-            refuse_container(self)
+        if type(x) is not ndarray:
+            refuse_container(self, x)
         return tables.mapped(x, self._state.forward(), in_place)
 
     def inverse_transform(self, X: Any, copy: bool | None = None) -> Any:
@@ -216,14 +216,14 @@ class BatchNormTransformer(
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
+        X : array-like, Dask array or DataFrame of shape (n_samples, n_features)
             NaN stays NaN.
         copy : bool, default=None
             Instead of the parameter of that name.
 
         Returns
         -------
-        X_original : ndarray or DataFrame of shape (n_samples, n_features)
+        X_original : ndarray or DataFrame of shape (n_samples, n_features), lazy if X is
             A DataFrame where `set_output` asks `transform` for one.
         """
         self._check_fitted()
@@ -237,8 +237,8 @@ class BatchNormTransformer(
                 f"X has {y.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} features "
                 "as input."
             )
-        if side is not ndarray:
-            refuse_container(self)
+        if type(y) is not ndarray:
+            refuse_container(self, y)
         x = tables.mapped(y, self._state.inverse(y.dtype), in_place)
         return in_container("transform", x, X, self)
 

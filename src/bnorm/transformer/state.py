@@ -13,7 +13,8 @@ from bnorm.arrow import Columns
 from bnorm.kernels import BACKENDS, view
 from bnorm.layers import BatchNorm1d
 from bnorm.running import AVERAGE, FADE, POOL, Statistics
-from bnorm.transformer import tables
+from bnorm.transformer import over_blocks, tables
+from bnorm.transformer.blocks import Blocks
 from bnorm.transformer.history import History
 from bnorm.transformer.tables import refuse_infinity
 
@@ -32,7 +33,7 @@ class State:
 
     def __init__(
         self,
-        x: ndarray | Columns,
+        x: Any,
         momentum: float | None,
         halflife: float | None,
         eps: float,
@@ -40,6 +41,7 @@ class State:
         affine: bool,
         history: int | None = None,
     ) -> None:
+        x = x.like if isinstance(x, Blocks) else x
         self.layer = BatchNorm1d(
             x.shape[1],
             eps=float(eps),
@@ -112,17 +114,23 @@ class State:
         center = np.where(np.isfinite(low), beta - low, beta)
         return np.stack([center, self.var, std, scale, high])
 
-    def begin(self, x: ndarray | Columns, weight: ndarray | None) -> None:
+    def begin(self, x: ndarray | Columns | Blocks, weight: Any) -> None:
         """From a whole table, whose rows all weigh the same."""
-        parts = tables.whole(x, weight)
-        tables.refuse_infinity_in(parts, x, weight)
+        if isinstance(x, Blocks):
+            parts = over_blocks.whole(x, weight)
+        else:
+            parts = tables.whole(x, weight)
+            tables.refuse_infinity_in(parts, x, weight)
         self.statistics.begin(parts, len(x))
         self.weighted = weight is not None
         self.record()
 
-    def move(self, x: ndarray | Columns, weight: ndarray | None) -> None:
+    def move(self, x: ndarray | Columns | Blocks, weight: Any) -> None:
         """By one more batch of the stream: all at once, or after an error not at all."""
-        _move(self.statistics, x, weight)
+        if isinstance(x, Blocks):
+            over_blocks.move(self.statistics, x, weight)
+        else:
+            _move(self.statistics, x, weight)
         self.weighted |= weight is not None
         self.record()
 
