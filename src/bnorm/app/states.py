@@ -48,9 +48,11 @@ class Learned:
             self.missing = self.rows - statistics.seen.astype(np.int64)
 
     @classmethod
-    def new(cls, names: Sequence[str], momentum: float | None, halflife: float | None) -> Self:
-        """Nothing yet."""
-        given = {"momentum": saving.MOMENTUM if halflife else momentum, "halflife": halflife}
+    def new(
+        cls, names: Sequence[str], momentum: float | None, halflife: float | None, history: int | None = None
+    ) -> Self:
+        """Nothing yet. history: how many moments of the stream are recorded, for its picture."""
+        given = {"momentum": saving.MOMENTUM if halflife else momentum, "halflife": halflife, "history": history}
         return cls(saving.empty(given, list(names)))
 
     @property
@@ -119,6 +121,7 @@ class Learned:
                 end = float(statistics.rows + n)
                 whole = i == len(steps) - 1  # the pieces of a batch count as one
                 statistics.move(parts, seen, pairs, last + end, rows=n, batches=int(whole), finite=False)
+        self.state.record()
         self._stretch([step.extremes for step in steps])
         self.rows += rows
         self.state.weighted |= weighted

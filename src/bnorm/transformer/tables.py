@@ -36,7 +36,7 @@ class Faded(NamedTuple):
 
 def sample_weights(sample_weight: Any, x: Any, some: bool = True) -> Any:
     """Weights as float64 (rows,), on the side of x, not negative, and with `some` not all zero; of Blocks unseen."""
-    from sklearn.utils.validation import _check_sample_weight
+    from bnorm.transformer.sklearn_private import check_sample_weight
 
     if isinstance(x, Blocks):
         return x.weights(sample_weight)
@@ -45,7 +45,7 @@ def sample_weights(sample_weight: Any, x: Any, some: bool = True) -> Any:
     if not some or (kind is not ndarray and kind_of(sample_weight) is not None):
         return _weights_by_numbers(checks.real(WHO, "sample_weight", sample_weight, kind), len(x), some)
     rows = x if type(x) is ndarray else np.empty((len(x), 0))
-    w: ndarray = _check_sample_weight(sample_weight, rows, dtype=np.float64)
+    w: ndarray = check_sample_weight(sample_weight, rows, dtype=np.float64)
     _check_weights(w.min(), w, some)
     return moved(w, kind)
 
@@ -55,13 +55,13 @@ def _weights_by_numbers(given: ndarray, n: int, some: bool) -> ndarray:
 
     scikit-learn, which has the words for what is wrong, is shown what it takes to see it.
     """
-    from sklearn.utils.validation import _check_sample_weight
+    from bnorm.transformer.sklearn_private import check_sample_weight
 
     if given.shape != (n,):
-        _check_sample_weight(np.ones(given.shape), np.empty((n, 0)))
+        check_sample_weight(np.ones(given.shape), np.empty((n, 0)))
     w: ndarray = view.dense(given, np.float64)
     lowest, highest, total = BACKENDS[type(w)].numbers(w.min(), w.max(), w.sum())
-    _check_sample_weight(np.array([lowest, highest, 1.0]), np.empty((3, 0)))  # NaN or infinity, if there is any
+    check_sample_weight(np.array([lowest, highest, 1.0]), np.empty((3, 0)))  # NaN or infinity, if there is any
     _check_weights(lowest, np.array(total), some)
     return w
 

@@ -7,10 +7,6 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 from scipy.sparse import issparse
-from sklearn.base import _fit_context as fit_context
-from sklearn.utils._array_api import get_namespace
-from sklearn.utils._set_output import _get_output_config
-from sklearn.utils.validation import _check_sample_weight as check_sample_weight
 from sklearn.utils.validation import check_array, validate_data
 
 from bnorm import arrow
@@ -19,18 +15,8 @@ from bnorm.checks import FLOATS
 from bnorm.kernels import BACKENDS, kernels_for, kind_of, lazy, moved
 from bnorm.running import AVERAGE, FADE
 from bnorm.transformer.blocks import Blocks, sample
+from bnorm.transformer.sklearn_private import get_namespace, output_config
 from bnorm.transformer.tables import WHO
-
-__all__ = [
-    "Callbacks",
-    "check_sample_weight",
-    "fit_context",
-    "float_types",
-    "floats",
-    "new_table",
-    "plain",
-    "refuse_container",
-]
 
 DTYPES = [np.float64, np.float32, np.float16]
 
@@ -132,7 +118,7 @@ def check_mergeable(mine: Any, other: Any) -> None:
 
 def refuse_container(estimator: Any, x: Any) -> None:
     """ValueError where scikit-learn would make a data frame of what is on a device, or still to be computed."""
-    if (container := _get_output_config("transform", estimator)["dense"]) == "default":
+    if (container := output_config("transform", estimator)["dense"]) == "default":
         return
     if isinstance(x, Blocks):
         raise ValueError(
