@@ -139,6 +139,22 @@ def test_a_pipeline_converts_as_a_whole(dtype):
     np.testing.assert_allclose(probabilities, pipeline.predict_proba(x), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_the_scaler_converts_as_scikit_learns_does(dtype):
+    skl2onnx = pytest.importorskip("skl2onnx", reason="it converts scalers")
+    from sklearn.preprocessing import StandardScaler
+
+    from bnorm.sklearn import StandardScaler as Ours
+
+    register()
+    x = (np.random.default_rng(4).normal(size=(50, 4)) * 3 + 1).astype(dtype)
+    models = [skl2onnx.to_onnx(kind().fit(x), x[:1], target_opset=21) for kind in (Ours, StandardScaler)]
+    ours, theirs = ([node.op_type for node in model.graph.node] for model in models)
+    assert ours == theirs
+    for y, wanted in zip(run(models[0], x), run(models[1], x), strict=True):
+        np.testing.assert_allclose(y, wanted, rtol=1e-6, atol=1e-6)
+
+
 def test_integers_convert_too():
     skl2onnx = pytest.importorskip("skl2onnx", reason="it converts transformers")
     register()

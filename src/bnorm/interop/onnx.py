@@ -1,7 +1,7 @@
 """Models of ONNX from layers and transformers in inference mode, and a converter for skl2onnx.
 
     model = to_onnx(layer_or_transformer)     one node, X to Y, and another one for an activation
-    register()                                from then on skl2onnx converts pipelines with a BatchNormTransformer
+    register()                                from then on skl2onnx converts pipelines with this package's estimators
 
 ONNX keeps epsilon in single precision. What that rounds off is added to the variance where a node is given one, that is
 of batch norm; of the other norms, float64 models are off by about 1e-13 / var for an eps of 1e-5.
@@ -77,10 +77,16 @@ def to_onnx(obj: Any, dtype: str = "float32", ndim: int | None = None) -> Any:
 
 
 def register() -> None:
-    """Tell skl2onnx how a BatchNormTransformer converts, alone or in a pipeline."""
+    """Tell skl2onnx how this package's estimators convert, alone or in a pipeline.
+
+    A BatchNormTransformer becomes the node of `to_onnx`, a StandardScaler of bnorm.sklearn what scikit-learn's does.
+    """
     onnx, skl2onnx = load("register", "onnx", "onnx"), load("register", "skl2onnx", "onnx")
     from skl2onnx.common.utils import check_input_and_output_numbers
+    from skl2onnx.operator_converters.scaler_op import convert_sklearn_scaler
+    from skl2onnx.shape_calculators.scaler import calculate_sklearn_scaler_output_shapes
 
+    from bnorm.sklearn import StandardScaler
     from bnorm.transformer import BatchNormTransformer
 
     def shapes(operator: Any) -> None:
@@ -114,6 +120,13 @@ def register() -> None:
         )
 
     skl2onnx.update_registered_converter(BatchNormTransformer, "BnormBatchNormTransformer", shapes, convert)
+    skl2onnx.update_registered_converter(
+        StandardScaler,
+        "BnormStandardScaler",
+        calculate_sklearn_scaler_output_shapes,
+        convert_sklearn_scaler,
+        options={"div": ["std", "div", "div_cast"]},
+    )
 
 
 def described(who: str, obj: Any, dtype: str) -> Node:
