@@ -100,7 +100,8 @@ def _segments(x: Blocks, weight: Any, halflife: float, ddof: int) -> list[Segmen
         found: list[Segment] = columns[0]
         return found
     *arrays, _ = zip(*(segments[0].faded for segments in columns), strict=True)
-    return [Segment(Faded(*(np.concatenate(some, axis=-1) for some in arrays), 0), x.rows)]
+    parts, seen, pairs, last = (np.concatenate(some, axis=-1) for some in arrays)
+    return [Segment(Faded(parts, seen, pairs, last, 0), x.rows)]
 
 
 def _of_block(halflife: float, ddof: int, x: ndarray, weight: ndarray | None) -> list[Segment]:
