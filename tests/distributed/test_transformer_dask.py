@@ -103,6 +103,20 @@ def test_blocks_are_never_written_to(copy):
     np.testing.assert_array_equal(held, X)
 
 
+@pytest.mark.parametrize("chunks", [(400, 3), (400, 1), (130, 2)], ids=str)
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_values_after_a_gap_of_thousands_of_half_lives(chunks, ddof):
+    x = np.random.default_rng(0).standard_normal((3000, 3)) + 5
+    x[300:2999, 0], x[300:, 1] = np.nan, np.nan
+    lazy = da.from_array(x, chunks=chunks)
+    for table in (x, x[:2500]):
+        want = bnorm.BatchNormTransformer(halflife=1.0, ddof=ddof).partial_fit(table)
+        t = bnorm.BatchNormTransformer(halflife=1.0, ddof=ddof).partial_fit(lazy[: len(table)])
+        same_statistics(t, want, chunks=chunks)
+        t.partial_fit(lazy[:90])
+        same_statistics(t, want.partial_fit(x[:90]), chunks=chunks)
+
+
 def test_blocks_of_unknown_size():
     lazy = da.from_array(X, chunks=(100, 6))
     few = lazy[lazy[:, 0] > 0.5]

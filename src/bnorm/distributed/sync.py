@@ -64,9 +64,7 @@ class Shared:
         values = positions if weight is None else int((weight > 0).sum())
         positions, values, merged = self._exchanged(positions, values, moved(parts, ndarray))
         if values == 1:
-            raise checks.SingleValueError(
-                f"{self._who}: x: expected more than one value per channel of all ranks, got one"
-            )
+            raise checks.SingleValueError(f"{self._who}: x: expected more than one value per channel, got one in all")
         self._count, self._rows = float(merged[0, 0]), positions
         self._parts = moved(merged, type(parts)) if self._count else parts  # without any value its means are 0
         if running is not None and running[-1] == "raise":  # a trial, before anything is written to

@@ -40,11 +40,7 @@ class Blocks:
         return dask.aligned(WHO, "sample_weight", sample_weight, self._array(), 1)
 
     def reduced(
-        self,
-        of_block: Callable[..., Any],
-        merge: Callable[[list[Any]], Any],
-        weight: Any = None,
-        together: bool = False,
+        self, of_block: Callable[..., Any], merge: Callable[..., Any], weight: Any = None, together: bool = False
     ) -> list[Any]:
         """`of_block(x, weight)` of all blocks, merged, for each of the parts into which the features are cut.
 
