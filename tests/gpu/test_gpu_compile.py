@@ -29,8 +29,8 @@ OPTIONS = (*launching.OPTIONS, *FTZ)
 def registers(name: str) -> int:
     """A thread's budget. Two blocks of 256 threads share the 65,536 registers of a processor, with few exceptions."""
     kernel, *numbers = re.findall(r"\w+", name)
-    if kernel in ("moments", "sums") and numbers[2] == "8" and numbers[-2] == str(jobs.WITH_MAP):
-        return 176  # eight channels of a thread, and the map too
+    if kernel in ("moments", "sums") and numbers[2] == "8" and numbers[-2] in (str(jobs.WITH_MAP), str(jobs.EXACT)):
+        return 200  # eight channels of a thread, and the map too, or all in float64
     if kernel.startswith("rows_") and numbers[2:3] == ["4"] and numbers[-1:] != ["1"]:
         return 84  # three blocks
     if kernel == "rows_backward" and numbers[2] == "8" and (numbers[1] == "8" or numbers[0] == "double"):
