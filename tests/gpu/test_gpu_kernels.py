@@ -156,7 +156,7 @@ def test_inference(device, case, dtype):
 
 @every_run
 def test_pieces_are_the_whole(device, case, dtype):
-    """With nothing between them the pieces give the bits of `forward` and `backward`; moments are more exact, though."""
+    """With nothing between them the pieces give the bits of `forward` and `backward`, but for more exact moments."""
     p = problem(case, dtype)
     slope, weight = slope_of(case, dtype, 10), p.weight if switch(case, dtype, 11) else None
     y, stats, count, _ = gpu.forward(p.x, p.gamma, p.beta, 1e-5, weight=weight, slope=slope)
