@@ -29,10 +29,10 @@ OPTIONS = (*launching.OPTIONS, *FTZ)
 def registers(name: str) -> int:
     """A thread's budget. Two blocks of 256 threads share the 65,536 registers of a processor, with few exceptions."""
     kernel, *numbers = re.findall(r"\w+", name)
-    if kernel in ("moments", "sums") and numbers[2] == "8" and numbers[-2] == str(jobs.WITH_MAP):
-        return 176  # eight channels of a thread, and the map too
-    if kernel.startswith("rows_") and numbers[2:3] == ["4"] and numbers[-1:] != ["1"]:
-        return 84  # three blocks
+    if kernel in ("moments", "sums") and numbers[2] == "8" and numbers[-2] in (str(jobs.WITH_MAP), str(jobs.EXACT)):
+        return 200  # eight channels of a thread, and the map too, or all in float64
+    if (kernel == "rows_forward" and numbers[2] == "4") or (kernel == "rows_backward" and numbers[2::2] == ["4", "0"]):
+        return 84 if numbers[5:] != ["1"] else 128  # three blocks
     if kernel == "rows_backward" and numbers[2] == "8" and (numbers[1] == "8" or numbers[0] == "double"):
         return 255  # one block, whose threads hold 64 numbers of each array
     return 64 if kernel in (*plans.PER_CHANNEL, "rows_params") else 128
@@ -77,7 +77,7 @@ BUDGETS = {
         "moments<bf16, 8, 8, 8, 32, 0, 0>": (195, 32),
         "sums<float, 4, 4, 8, 32, 0, 1>": (83, 8),
         "sums<bf16, 8, 8, 8, 32, 0, 1>": (198, 16),
-        "gradient<float, 4, 4, 8, 32, 0, 0>": (74, 8),
+        "gradient<float, 4, 4, 8, 32, 0, 0>": (85, 8),
         "gradient<bf16, 8, 8, 8, 32, 0, 1>": (250, 16),
     },
     "rows": {  # of a thread and row

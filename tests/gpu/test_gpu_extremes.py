@@ -248,3 +248,17 @@ def test_a_mean_far_from_zero_costs_nothing(case, dtype, offset):
     assert_forward(got, want, p, dtype, False, case=case.name, offset=offset)
     got, want = both("moments", p.x)
     assert_moments(got, want, dtype, False, case=case.name, offset=offset)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@every_case
+def test_moments_that_are_kept_are_summed_in_float64(case, dtype, offset):
+    """To 1e-12 of the standard deviation, whatever the type."""
+    p = problem(case, "float32")
+    x = (p.x + np.float32(offset)).astype(dtype)
+    got, want = both("moments", x)
+    std = np.sqrt(want[2] / want[0])
+    exact_mean = want[1].astype(np.longdouble) + want[3]
+    assert_close(got[1].astype(np.longdouble) + got[3], exact_mean, 1e-12 * std, case=case.name, dtype=dtype)
+    assert_close(got[2], want[2], 1e-12 * want[2], case=case.name, dtype=dtype)

@@ -165,7 +165,7 @@ BN_DEV void add_steps(const T* x, Walk<RUNS> walk, i64 steps, State<A, K>& state
       q_[k] = q[k];
       again |= (unsigned)!(q[k] >= (A)1e-36 * values && q[k] - q[k] == 0) << k;
     }
-    if (!Compute<T>::in_range && rarely(again) && (again & off_center<T, V, K>(x, start, many, state.high)))
+    if (!Compute<T>::in_range && sizeof(A) < 8 && rarely(again) && (again & off_center<T, V, K>(x, start, many, state.high)))
       exact_block<T, V, K>(x, start, many, state.high, s_, q_);
     state.add((double)values, s_, q_);
     steps -= many;

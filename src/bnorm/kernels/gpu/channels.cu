@@ -1,6 +1,6 @@
 // Batch normalization: what is done with the sums of a channel, the maps, and the kernels.
 //
-//     moments            sums of x; their end is the parts themselves, or the statistics of a forward
+//     moments            sums of x; their end is the parts themselves, or the statistics of a forward. EXACT: in float64
 //     finish_stats       parts -> stats, where something stood between
 //     normalize          y = (x - mean) scale + shift, and the activation
 //     sums               sums of dy and dy (x - mean); their end is the coefficients of a backward
@@ -283,10 +283,10 @@ BN_DEV void map_backward(const Job& job, i64 tile, i64 g, const Vector<T, V>* ke
 // Kernels ------------------------------------------------------------------------------------------------------------
 
 // Blocks that a processor shall hold at least, which bounds the registers of a thread. With eight channels to a thread
-// and the map in the same launch there are too many numbers for two.
+// and the map in the same launch, or all in float64, there are too many numbers for two.
 template <int THREADS, int K, int MODE>
 struct Resident {
-  static constexpr int blocks = THREADS > 256 || (K == 8 && MODE == WITH_MAP) ? 1 : 2;
+  static constexpr int blocks = THREADS > 256 || (K == 8 && (MODE == WITH_MAP || MODE == EXACT)) ? 1 : 2;
 };
 
 // Where a thread keeps what it has read until the map of the same launch; null where it reads again.

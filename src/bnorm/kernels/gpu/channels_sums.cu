@@ -43,7 +43,7 @@ BN_DEV void reduce_moments(const Job& job, i64 tile, i64 g, Vector<T, V>* kept) 
       add_weighted<T>(job, x, last, place.column, job.steps, 0, 1, sum[0]);
     }
   } else {
-    State<A, K> state;
+    State<typename Pick<MODE == EXACT, double, A>::type, K> state;
     add_steps<T, V, K, BX * BY, MODE == WITH_MAP>(x, walk, place.steps, state, kept);
 #pragma unroll
     for (int k = 0; k < K; ++k) {

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from struct import Struct
 from typing import NamedTuple
 
-SUMS_ONLY, WITH_MAP, CAREFUL, FROZEN = range(4)  # MODE of a kernel
+SUMS_ONLY, WITH_MAP, CAREFUL, FROZEN, EXACT = range(5)  # MODE of a kernel
 SKIP, PROPAGATE, TEST = range(3)  # job.nonfinite; TEST only looks
 IDENTITY, RELU, LEAKY = range(3)  # KIND: those of formulas.h, by the slope below 0
-ENUMERATIONS = (("SUMS_ONLY", "WITH_MAP", "CAREFUL", "FROZEN"), ("SKIP", "PROPAGATE", "TEST"))
+ENUMERATIONS = (("SUMS_ONLY", "WITH_MAP", "CAREFUL", "FROZEN", "EXACT"), ("SKIP", "PROPAGATE", "TEST"))
 
 
 def kind_of(slope: float) -> int:

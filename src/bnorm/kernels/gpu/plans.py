@@ -11,14 +11,15 @@ A block is BX threads wide, of K columns each, and BY high. Tiles of BX * K colu
 the y. The last block of a group of tiles joins what its channels are made of, so that a group holds whole channels.
 
 A reduction is cut the same way whether the map follows in the same launch, in another, or not at all: so the pieces of
-a forward have the bits of the whole.
+a forward have the bits of the whole, in float64. (Of other types the moments are summed in float64 where they stand
+alone, and are more exact.)
 """
 
 from functools import lru_cache
 from math import gcd, lcm
 from typing import NamedTuple
 
-from .jobs import CAREFUL, FROZEN, IDENTITY, JOB, STATISTICS_JOB, SUMS_ONLY, WITH_MAP
+from .jobs import CAREFUL, EXACT, FROZEN, IDENTITY, JOB, STATISTICS_JOB, SUMS_ONLY, WITH_MAP
 
 NAMES = {"float16": "f16", "bfloat16": "bf16", "float32": "float", "float64": "double"}  # of the types in the kernels
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -211,8 +212,9 @@ def reduction(
 ) -> Plan:  # fmt: skip
     """Sums per channel, and where `then` is the name of a map, that too.
 
-    careful: with weights, or NaN to leave out. The sums of a backward with frozen statistics are cut as others, and
-    their map is a launch of its own.
+    careful: with weights, or NaN to leave out. Moments that no map follows are those that are kept, and merged with
+    others: they are summed in float64. The sums of a backward with frozen statistics are cut as others, and their map
+    is a launch of its own.
     """
     parts, arrays = (4, 1) if name == "moments" else (2, 2)
     whole = None if careful else on_chip(outer, channels, inner, dtype, vectors, arrays, limits)
@@ -227,9 +229,9 @@ def reduction(
         names = [shape.kernel(name, dtype, WITH_MAP, kind)]
         launches = [launch(shape, names[0], chunk, chunks, shared=shared, keep=keep)]
     else:
-        launches = [
-            launch(shape, shape.kernel(name, dtype, CAREFUL if careful else SUMS_ONLY, *own_kind), chunk, chunks)
-        ]
+        exact = name == "moments" and not then and dtype != "float64"
+        mode = CAREFUL if careful else EXACT if exact else SUMS_ONLY
+        launches = [launch(shape, shape.kernel(name, dtype, mode, *own_kind), chunk, chunks)]
         if then:
             launches.append(map_launch(shape, then, dtype, careful, kind, chunk, chunks, split))
     return Plan(tuple(launches), parts * chunks * shape.columns, cdiv(shape.tiles, shape.group))
@@ -289,7 +291,10 @@ def channel_kernels(dtype: str, kinds: tuple[int, ...] = (0, 1, 2)) -> list[str]
         large = channel_runs(1, 1, vector, vector, 2 * THREADS)
         careful = (CAREFUL,) if vector == 1 else ()
         for shape in (narrow, runs, large):
-            names += [shape.kernel("moments", dtype, SUMS_ONLY, IDENTITY)]
+            if shape is not large or dtype == "float64":
+                names += [shape.kernel("moments", dtype, SUMS_ONLY, IDENTITY)]
+            if dtype != "float64":
+                names += [shape.kernel("moments", dtype, EXACT, IDENTITY)]
             if shape is not large:
                 names += [shape.kernel("moments", dtype, mode, IDENTITY) for mode in careful]
             for kind in kinds:

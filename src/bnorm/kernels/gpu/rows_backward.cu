@@ -46,14 +46,14 @@ struct Params {
 };
 
 // Blocks that a processor shall hold at least. row_plans.py knows which are alone.
-template <class A, int V, int STEPS, int PARAMS>
+template <class A, int V, int STEPS, int KIND, int PARAMS>
 struct RowResident {
   static constexpr bool alone = STEPS == 8 && (V == 8 || sizeof(A) == 8);
-  static constexpr int blocks = alone ? 1 : STEPS == 4 && !PARAMS ? 3 : 2;
+  static constexpr int blocks = alone ? 1 : STEPS == 4 && KIND == BN_IDENTITY && !PARAMS ? 3 : 2;
 };
 
 template <class T, int V, int STEPS, int WIDE, int KIND, int PARAMS>
-__global__ void __launch_bounds__(ROW_THREADS, (RowResident<typename Compute<T>::type, V, STEPS, PARAMS>::blocks))
+__global__ void __launch_bounds__(ROW_THREADS, (RowResident<typename Compute<T>::type, V, STEPS, KIND, PARAMS>::blocks))
 rows_backward(RowJob job) {
   typedef typename Compute<T>::type A;
   constexpr int HELD = STEPS > 0 ? STEPS : 1;
