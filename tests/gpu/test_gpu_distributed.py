@@ -1,4 +1,4 @@
-"""Ranks and Dask blocks with CuPy arrays, on the stand-in: the results of NumPy arrays, on the device they came from."""
+"""Ranks and Dask blocks with CuPy arrays, on the stand-in: as with NumPy arrays, on the device they came from."""
 
 import numpy as np
 import pytest

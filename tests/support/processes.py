@@ -69,6 +69,8 @@ def threads_that_the_system_refuses():
     thread = threading.Thread(target=lambda: want.append(answer()))  # a thread whose workers end with it
     thread.start()
     thread.join()
+    while started() > 1:  # they end a little later
+        time.sleep(0.01)
     resource.setrlimit(resource.RLIMIT_NPROC, (0, most))
     assert helpers(lambda: got.append(answer())) == 0
     resource.setrlimit(resource.RLIMIT_NPROC, limits)
