@@ -192,9 +192,14 @@ cdef void finish_forward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept no
         for c in range(begin, end):
             mean[c] = bn_plain(n[size + c] + n[3 * size + c])
             var[c] = bn_plain(n[2 * size + c] / (n[c] if n[c] > 0.0 else 1.0))
+    if job.eps > 0.0 and n != NULL:     # loops of their own for what every training step does: they vectorize
+        for c in range(begin, end):
+            rstd[c] = bn_plain(bn_rstd(var[c], job.eps, n[c]))
+    else:
+        for c in range(begin, end):
+            values = n[c] if n != NULL else 1.0 if job.seen == NULL or not job.seen[c] > 0.0 else job.seen[c]
+            rstd[c] = bn_plain(bn_channel_rstd(mean[c], var[c], job.eps, values))
     for c in range(begin, end):
-        values = n[c] if n != NULL else 1.0 if job.seen == NULL or not job.seen[c] > 0.0 else job.seen[c]
-        rstd[c] = bn_plain(bn_channel_rstd(mean[c], var[c], job.eps, values))
         scale[c] = rstd[c] if job.gamma == NULL else bn_plain(job.gamma[c] * rstd[c])
         shift[c] = 0.0 if job.beta == NULL else job.beta[c]
 
