@@ -7,7 +7,10 @@ from bnorm import get_num_threads, set_num_threads
 from bnorm.kernels import cpu, reference
 from kernel_checks import every_case, every_dtype, every_slope, problem, stats_of
 
-FOUND = pytest.raises(FloatingPointError, match=r"^x holds an infinity$")
+
+def found():
+    """A context of its own each time: one that is kept holds the last error, and with it the arrays of its frames."""
+    return pytest.raises(FloatingPointError, match=r"^x holds an infinity$")
 
 
 def statistics(channels):
@@ -38,9 +41,9 @@ def test_one_infinity_is_found(case, dtype, bad):
         holds = x.copy()
         holds.flat[i] = bad
         for kernels in (cpu, reference):
-            with FOUND:
+            with found():
                 kernels.normalize(holds, stats, finite=True)
-        with FOUND:
+        with found():
             cpu.normalize(holds, stats, slope=True, out=holds, finite=True)
 
 
@@ -61,7 +64,7 @@ def test_it_is_found_at_every_place(shape, dtype):
     y = np.empty_like(x)
     for i in range(x.size):
         value, x.flat[i] = x.flat[i], np.inf
-        with FOUND:
+        with found():
             cpu.normalize(x, stats, out=y, finite=True)
         x.flat[i] = value
     cpu.normalize(x, stats, out=y, finite=True)
@@ -79,7 +82,7 @@ def test_every_task_and_every_thread_looks(shape, dtype):
             set_num_threads(n)
             for i in np.linspace(0, x.size - 1, 40).astype(int):
                 value, x.flat[i] = x.flat[i], -np.inf
-                with FOUND:
+                with found():
                     cpu.normalize(x, stats, out=y, finite=True)
                 x.flat[i] = value
             assert cpu.normalize(x, stats, out=y, finite=True).tobytes() == want.tobytes()
