@@ -1,0 +1,197 @@
+"""The same data, wrong answers: what libraries find in a column whose mean is a million times its spread.
+
+    python -m benchmarks.wrong_answers
+
+The column is float32. What it holds is known exactly: less 10⁶, every value is a small multiple of 1/16. Each library
+is asked through its own front door, with its own defaults, and compared with the exact answer for what it was asked.
+Those that cannot be imported are named.
+"""
+
+import os
+import warnings
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy import ndarray
+
+ROWS, MEAN, SPREAD = 80_000, 1_000_000.03, 1.0
+BATCH, STREAM = 32, 9600  # rows of a batch, and of all of them, where a library learns batch by batch
+
+
+class Column(NamedTuple):
+    """A table of one column, and what is in it."""
+
+    x: ndarray
+    away: ndarray  # from 10⁶, in float64: exact
+    mean: float
+    var: float
+
+    @classmethod
+    def of(cls, x: ndarray) -> "Column":
+        away = x.astype(np.float64) - 1e6
+        mean = float(away.mean())
+        return cls(x, away, mean, float(((away - mean) ** 2).mean()))
+
+    def normalized(self, eps: float) -> ndarray:
+        return (self.away - self.mean) / np.sqrt(self.var + eps)
+
+
+class Answer(NamedTuple):
+    """right and got: of a result that is a whole column, its largest error, which should be 0."""
+
+    library: str
+    asked: str
+    right: float
+    got: float
+
+
+def column(seed: int = 0) -> Column:
+    """Rows that are drawn from a normal distribution, as float32 has them."""
+    return Column.of(np.random.default_rng(seed).normal(MEAN, SPREAD, (ROWS, 1)).astype(np.float32))
+
+
+def _largest_error(y: Any, exact: ndarray) -> float:
+    return float(np.abs(np.asarray(y, np.float64) - exact).max())
+
+
+def _furthest(library: str, asked: str, data: Column, learn: Callable[[ndarray], float]) -> Answer:
+    """The variance after each batch of a stream: where it was furthest off."""
+    ends = range(BATCH, STREAM + 1, BATCH)
+    right = [float(data.away[:end].var()) for end in ends]
+    got = [learn(data.x[end - BATCH : end]) for end in ends]
+    worst = int(np.argmax(np.abs(np.array(got) - right)))
+    return Answer(library, f"{asked}, variance, worst of {len(ends)} batches", right[worst], got[worst])
+
+
+def bnorm(data: Column) -> list[Answer]:
+    import bnorm
+
+    y = bnorm.BatchNorm1d(1)(data.x)
+    z = bnorm.BatchNormTransformer().fit_transform(data.x)
+    stream = bnorm.BatchNormTransformer(momentum=None)
+    return [
+        Answer("bnorm", "`BatchNorm1d(1)`, largest error", 0.0, _largest_error(y, data.normalized(1e-5))),
+        Answer(
+            "bnorm", "`BatchNormTransformer().fit_transform`, largest error", 0.0, _largest_error(z, data.normalized(0))
+        ),
+        _furthest("bnorm", "`BatchNormTransformer.partial_fit`", data, lambda x: float(stream.partial_fit(x).var_[0])),
+    ]
+
+
+def pytorch(data: Column) -> list[Answer]:
+    import torch
+
+    with torch.no_grad():
+        y = torch.nn.BatchNorm1d(1)(torch.from_numpy(data.x))
+    return [Answer("PyTorch", "`BatchNorm1d(1)`, largest error", 0.0, _largest_error(y, data.normalized(1e-5)))]
+
+
+def flax(data: Column) -> list[Answer]:
+    from flax import nnx
+
+    y = nnx.BatchNorm(1, rngs=nnx.Rngs(0))(data.x)
+    return [Answer("Flax", "`nnx.BatchNorm(1)`, largest error", 0.0, _largest_error(y, data.normalized(1e-5)))]
+
+
+def keras(data: Column) -> list[Answer]:
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    import keras
+
+    y = keras.layers.BatchNormalization()(data.x, training=True)
+    return [Answer("Keras", "`BatchNormalization()`, largest error", 0.0, _largest_error(y, data.normalized(1e-3)))]
+
+
+def scikit_learn(data: Column) -> list[Answer]:
+    from sklearn.preprocessing import StandardScaler
+
+    y = StandardScaler().fit_transform(data.x)
+    return [
+        Answer(
+            "scikit-learn",
+            "`StandardScaler().fit_transform`, largest error",
+            0.0,
+            _largest_error(y, data.normalized(0)),
+        )
+    ]
+
+
+def river(data: Column) -> list[Answer]:
+    import pandas as pd
+    from river.preprocessing import StandardScaler
+
+    scaler = StandardScaler()
+
+    def learn(batch: ndarray) -> float:
+        scaler.learn_many(pd.DataFrame(batch, columns=["x"]))
+        return float(scaler.vars["x"])
+
+    return [_furthest("River", "`StandardScaler.learn_many`", data, learn)]
+
+
+def gymnasium(data: Column) -> list[Answer]:
+    from gymnasium.wrappers.utils import RunningMeanStd
+
+    found = RunningMeanStd(shape=(1,))
+    found.update(data.x)
+    return [Answer("Gymnasium", "`RunningMeanStd.update`, variance", data.var, float(found.var[0]))]
+
+
+def batchstats(data: Column) -> list[Answer]:
+    from batchstats import BatchVar
+
+    found = BatchVar()
+    found.update_batch(data.x)
+    return [Answer("batchstats", "`BatchVar.update_batch`, variance", data.var, float(found()[0]))]
+
+
+LIBRARIES: dict[str, Callable[[Column], list[Answer]]] = {  # by the names of their distributions
+    "bnorm": bnorm,
+    "torch": pytorch,
+    "keras": keras,
+    "flax": flax,
+    "scikit-learn": scikit_learn,
+    "river": river,
+    "gymnasium": gymnasium,
+    "batchstats": batchstats,
+}
+
+
+def _version(name: str) -> str:
+    from bnorm import __version__
+
+    return __version__ if name == "bnorm" else version(name)  # which need not be installed to be measured
+
+
+def answers(data: Column) -> tuple[list[Answer], list[str]]:
+    """All of them, and the libraries that cannot be imported."""
+    found: list[Answer] = []
+    missing = []
+    for name, ask in LIBRARIES.items():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of what others do while they are imported
+                got = ask(data)
+        except ImportError:
+            missing.append(name)
+        else:
+            found += [answer._replace(library=f"{answer.library} {_version(name)}") for answer in got]
+    return found, missing
+
+
+def table(found: list[Answer]) -> str:
+    """In Markdown."""
+    lines = [f"| {a.library} | {a.asked} | {a.right:.3g} | {a.got:.3g} |" for a in found]
+    return "\n".join(["| | asked | right | got |", "| --- | --- | ---: | ---: |", *lines])
+
+
+def main() -> None:
+    found, missing = answers(column())
+    print(f"{ROWS:,} rows of float32, mean 10⁶, standard deviation 1.\n\n{table(found)}")
+    if missing:
+        print(f"\nnot installed: {', '.join(missing)}")
+
+
+if __name__ == "__main__":
+    main()
