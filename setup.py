@@ -43,7 +43,7 @@ if sysconfig.get_platform().endswith(("x86_64", "amd64")):
 
 # The threads are in these. Flags of compiler and linker, in the order they are tried: Apple's Clang wants
 # -Xpreprocessor and a library of its own; omp_pause_resource_all, which makes fork() safe, is not in every runtime.
-THREADED = ["entries", "sparse", "threads"]
+THREADED = ["entries", "second", "sparse", "threads"]
 PLAIN = ["buffers"]
 OPENMP = {
     "unix": [

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 from bnorm import functional
 from bnorm.checks import NonFiniteError, SingleValueError
 from bnorm.config import show_config
-from bnorm.files.loading import load
 from bnorm.kernels.cpu import get_buffer_limit, get_num_threads, set_buffer_limit, set_num_threads
 from bnorm.layers import (
     BatchNorm1d,
@@ -25,6 +24,7 @@ from bnorm.layers import (
 from bnorm.moments import Moments
 
 if TYPE_CHECKING:
+    from bnorm.files.loading import load
     from bnorm.transformer import BatchNormTransformer
     from bnorm.transformer.pipeline import partial_fit_pipeline
 
@@ -59,20 +59,24 @@ __all__ = [
     "state_dict",
 ]
 
-_LATE = {  # these need scikit-learn
+_LATE = {  # these need scikit-learn, or what import bnorm need not wait for
+    "load": "bnorm.files.loading",
     "BatchNormTransformer": "bnorm.transformer",
     "partial_fit_pipeline": "bnorm.transformer.pipeline",
 }
+_ROOMS = ("interop",)  # modules that are imported when they are asked for
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATE:
-        raise AttributeError(f"module 'bnorm' has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _ROOMS:
+        return import_module(f"bnorm.{name}")
+    if name not in _LATE:
+        raise AttributeError(f"module 'bnorm' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_LATE[name]), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(globals().keys() | _LATE.keys())
+    return sorted({*globals(), *_LATE, *_ROOMS})

@@ -6,8 +6,9 @@
 The functions agree in this:
 
 x         a NumPy array, or what NumPy takes for one, of float16, float32 or float64; bools and integers become float64.
+          A PyTorch tensor on the CPU is read where it lies, without a copy; what is returned are NumPy arrays.
           Or a CuPy array, which may be of bfloat16 too: then all others are CuPy arrays, lists or numbers, and what is
-          returned are CuPy arrays. The host does not wait for the GPU, but for a look at `weight`.
+          returned are CuPy arrays. Nothing waits for the GPU, except once to validate `weight`.
 gamma     scale, and beta, shift: real numbers, computed in float64. None: 1 and 0.
 eps       stands inside the root: y = (x - mean) / sqrt(var + eps) gamma + beta, var being the mean squared difference.
 axis      of the channels.
@@ -22,21 +23,25 @@ An argument that does not fit is a TypeError or ValueError that names the functi
 changed then.
 """
 
+from functools import partial
 from math import inf
+from typing import Any
 
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
 from bnorm import checks
 from bnorm.checks import FLOATS, array, vector
-from bnorm.kernels import BACKENDS, MEAN_SQUARE, VARIANCE, view
+from bnorm.kernels import BACKENDS, MEAN_SQUARE, VARIANCE, lazy, view
 from bnorm.moments import Moments
 from bnorm.passes import Gradients, Saved, channel_forward, pull_back, row_forward
+from bnorm.second import double_backward
 
 __all__ = [
     "Saved",
     "backward",
     "batch_norm",
+    "double_backward",
     "group_norm",
     "instance_norm",
     "layer_norm",
@@ -64,7 +69,7 @@ def batch_norm(
     """Normalize each channel by the mean and variance over all other axes: y and saved.
 
     gamma, beta, mean, var: shape (C,). mean and var given are used instead of those of the batch (inference), and are
-    constants to the backward. A negative var is an error, and NaN on the GPU, where nobody looks at it.
+    constants to the backward. A negative var is an error; on the GPU it is not validated, and gives NaN.
     weight: shape of x without the channel axis, or (N,), one per sample: finite and not negative, or a bool mask. How
     much a value counts in the statistics; at weight 0 it feeds nothing in, NaN included, and y is computed there all
     the same. Without any weight above 0, y is beta. In inference it has no effect.
@@ -218,6 +223,8 @@ def moments(x: ArrayLike, *, axis: int = 1, weight: ArrayLike | None = None, ski
     """Count, mean and m2 per channel, to be merged with those of other data.
 
     weight: as in `batch_norm`. skipna: leave NaN out (infinity stays in); otherwise it makes its channel NaN.
+    x may be a Dask array, and weight then too: every block is read once, where Dask has it, and the moments of blocks
+    are merged as a tree.
 
     >>> m = moments([[1.0, 5.0], [3.0, float("nan")]], skipna=True)
     >>> m.count, m.mean, m.var()
@@ -225,11 +232,30 @@ def moments(x: ArrayLike, *, axis: int = 1, weight: ArrayLike | None = None, ski
     """
     who = "moments"
     skipna = checks.flag(who, "skipna", skipna)
+    if lazy(x):
+        return _moments_of_blocks(who, x, axis, weight, skipna)
     x = array(who, x)
     block, layout = view.channels(x, checks.channel_axis(who, axis, x.shape))
     if weight is not None:
         weight, _, _ = checks.weights(who, weight, layout, type(x))
     return Moments.from_parts(BACKENDS[type(x)].moments(block, weight, skipna))
+
+
+def _moments_of_blocks(who: str, x: Any, axis: int, weight: Any, skipna: bool) -> Moments:
+    """The same of a Dask collection, each block by itself."""
+    from bnorm.distributed import dask
+
+    x = dask.array_of(who, "x", x)
+    array(who, x._meta)
+    axis = checks.channel_axis(who, axis, x.shape) % x.ndim
+    if weight is not None:
+        weight = dask.aligned(who, "weight", weight, x, axis)
+    columns = dask.blocks_of(partial(_moments_of, axis, skipna), x, axis, weight)
+    return Moments.beside(dask.computed([dask.tree(parts, Moments.merge) for parts in columns]))
+
+
+def _moments_of(axis: int, skipna: bool, block: ndarray, weight: ndarray | None = None) -> Moments:
+    return moments(block, axis=axis, weight=weight, skipna=skipna)
 
 
 def _over_last_axes(

@@ -80,6 +80,11 @@ class Moments:
             )
         return cls.from_parts(BACKENDS[type(items[0]._parts)].merge([item._parts for item in items]))
 
+    @classmethod
+    def beside(cls, items: Iterable["Moments"]) -> Self:
+        """The channels of all items, one after the other."""
+        return cls.from_parts(np.concatenate([item._parts for item in items], axis=1))
+
     @property
     def parts(self) -> ndarray:
         """(4, C): count, mean, m2, low. mean + low is the mean, to more digits than float64 has."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy import ndarray
 
-from bnorm import checks
+from bnorm import checks, overlap
 from bnorm.kernels import BACKENDS, view
 
 Gradients = tuple[ndarray, ndarray | None, ndarray | None]
@@ -20,7 +20,7 @@ Gradients = tuple[ndarray, ndarray | None, ndarray | None]
 class Saved:
     """What a forward leaves for its backward: x, the weights if there were any, and small vectors.
 
-    x is held, not copied: who changes it before the backward changes the gradient. Parameters, statistics, weights and
+    x is held, not copied: changing it before the backward changes the gradient. Parameters, statistics, weights and
     mode are as they were at the forward. A backward changes nothing here, so there may be several for one forward,
     unless `out` overwrote x: then x is None.
 
@@ -34,6 +34,7 @@ class Saved:
     layout: view.Layout  # how that came from the caller's x
     slope: float  # of the activation below 0, as the kernels take it
     order: tuple[int, ...] | None = None  # of the axes of a result in memory, where `layout` would give another
+    shared: Any = None  # the kernels, where ranks have a batch in common
 
     def gradients(self, dy: ndarray, params: bool, out: ndarray | None) -> Gradients:
         """dx, dgamma, dbeta for a dy in the layout of x; without `params` the latter two may be None."""
@@ -59,6 +60,12 @@ class ChannelSaved(Saved):
             dy, self.x, self.stats, self.count, self.weight, self.slope, self.frozen, params, out
         )
         return dx, dgamma if self.has_gamma else None, dbeta if self.has_beta else None
+
+
+class SharedSaved(ChannelSaved):
+    """Of statistics of several ranks."""
+
+    __slots__ = ("shared",)
 
 
 class RowSaved(Saved):
@@ -104,6 +111,7 @@ def channel_forward(
     running: tuple[Any, ...] | None = None,
     given: Mapping[str, object] | None = None,
     seen: ndarray | None = None,
+    shared: Any = None,
 ) -> tuple[ndarray, ChannelSaved]:
     """y and saved: batch norm, by the statistics of the batch, or by mean and var where these are given.
 
@@ -113,10 +121,11 @@ def channel_forward(
     `given`, needed with `out`, has every array that is read or moved, by name and as its owner has it: `out` may be x,
     and overlaps no other.
     seen: how many values are behind the mean and var that are given.
+    shared: the kernels of a batch that several ranks have in common, a `distributed.sync.Shared`.
     SingleValueError where a batch has one value per channel: nothing has happened then, and a layer may call again with
     its running statistics as mean and var.
     """
-    kernels = BACKENDS[type(x)]
+    kernels = BACKENDS[type(x)] if shared is None else shared
     block, layout = view.channels(x, axis)
     positive: float = 2
     if weight is not None:
@@ -124,7 +133,7 @@ def channel_forward(
     frozen = mean is not None
     if frozen:
         weight = None
-    elif block.size and (block.size == layout.block[1] if weight is None else positive == 1):
+    elif shared is None and block.size and (block.size == layout.block[1] if weight is None else positive == 1):
         raise checks.SingleValueError(
             f"{who}: x: expected more than one value per channel to take statistics of, got shape {x.shape}"
             f"{'' if weight is None else ' with one weight above zero'}; normalize a larger batch, or by known "
@@ -132,12 +141,16 @@ def channel_forward(
         )
     target = to = None
     if out is not None:
-        target = checks.output(who, out, layout.shape, block.dtype, given or {}, type(x))
+        target = overlap.output(who, out, layout.shape, block.dtype, given or {}, type(x))
         to = view.into(target, layout)
     y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, weight, slope, running, to, seen)
-    if not positive:
-        count = 0.0  # which a device would have to be asked for
-    saved = ChannelSaved()
+    if shared is None:
+        saved = ChannelSaved()
+        if not positive:
+            count = 0.0  # which a device would have to be asked for
+    else:
+        saved = SharedSaved()
+        saved.shared = shared
     saved.kernels, saved.x, saved.layout, saved.slope = kernels, block, layout, slope
     saved.stats, saved.count, saved.left, saved.weight = stats, count, left, weight
     saved.frozen, saved.has_gamma, saved.has_beta = frozen, gamma is not None, beta is not None
@@ -174,16 +187,16 @@ def row_forward(
         beta = beta.flatten()
     target = to = None
     if out is not None:
-        target = checks.output(who, out, layout.shape, block.dtype, given or {}, type(x))
+        target = overlap.output(who, out, layout.shape, block.dtype, given or {}, type(x))
         to = view.into(target, layout)
     y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rule, slope, to)
-    order = None if layout.order is None and x.flags.c_contiguous else _axes_in_memory(x)
+    order = None if layout.order is None and x.flags.c_contiguous else view.axes_in_memory(x)
     saved = RowSaved()
     saved.kernels, saved.x, saved.layout, saved.slope = kernels, block, layout, slope
     saved.mean, saved.rstd, saved.gamma, saved.beta = mean, rstd, gamma, beta
     saved.rule, saved.parameter_shape, saved.order = rule, shape, order
     if out is None or target is None:
-        return _ordered(view.restore(y, layout), order), saved
+        return view.ordered(view.restore(y, layout), order), saved
     _deliver(y, layout, to, target, x, saved)
     return out, saved
 
@@ -200,6 +213,9 @@ def pull_back(
 
     given: what `out` may not overlap either, by name.
     """
+    if saved.shared is not None and saved.shared.open is None:
+        with saved.shared.turn("backward"):
+            return pull_back(who, dy, saved, params, out, given)
     x, layout = saved.x, saved.layout
     if x is None:
         raise RuntimeError(f"{who}: saved: expected a forward whose x is still there, got one whose x out= overwrote")
@@ -208,10 +224,10 @@ def pull_back(
         dy = checks.gradient(who, dy, layout.shape, x.dtype, kind)
     if out is None:
         dx, dgamma, dbeta = saved.gradients(view.like(dy, layout), params, None)
-        return _ordered(view.restore(dx, layout), saved.order), dgamma, dbeta
+        return view.ordered(view.restore(dx, layout), saved.order), dgamma, dbeta
     whole = view.restore(x, layout)
     others = {"dy": mine, "x": whole, **(given or {})}
-    target = checks.output(who, out, layout.shape, x.dtype, others, kind, own="dy")
+    target = overlap.output(who, out, layout.shape, x.dtype, others, kind, own="dy")
     to = view.into(target, layout)
     dx, dgamma, dbeta = saved.gradients(view.like(dy, layout), params, to)
     _deliver(dx, layout, to, target, whole, saved)
@@ -224,19 +240,5 @@ def _deliver(
     """Bring a result into `target`, unless the kernel wrote it `to` there. If x was there, `saved` has lost it."""
     if to is None:
         target[...] = view.restore(result, layout)
-    if checks.same_memory(target, x):
+    if overlap.same_memory(target, x):
         saved.x = None
-
-
-def _axes_in_memory(x: ndarray) -> tuple[int, ...]:
-    """The axes of a fresh array like x, slowest first."""
-    strides = x.strides
-    return tuple(sorted(range(x.ndim), key=lambda i: -abs(strides[i])))
-
-
-def _ordered(a: ndarray, order: tuple[int, ...] | None) -> ndarray:
-    """a with its axes in memory in that order, copied if need be: rows are contiguous even where those of x are not."""
-    if order is None:
-        return a
-    a = a.transpose(order)
-    return (a if a.flags.c_contiguous else a.copy()).transpose(sorted(range(a.ndim), key=order.__getitem__))

@@ -13,7 +13,8 @@ from bnorm.arrays import borrowed, given_back, is_foreign, refuse_mixture
 from bnorm.kernels import BACKENDS, view
 from bnorm.moments import Moments
 from bnorm.transformer import sparse_tables, tables
-from bnorm.transformer.validation import Callbacks, check_sample_weight, fit_context, float_types, plain
+from bnorm.transformer.sklearn_private import check_sample_weight, fit_context
+from bnorm.transformer.validation import Callbacks, float_types, plain
 
 __all__ = ["StandardScaler"]
 

@@ -242,6 +242,48 @@ def test_merge_what_does_not_fit(command, tmp_path):
 
 
 @pyarrow
+@pytest.mark.parametrize("way", [["--pooled"], ["--halflife", "90"]])
+def test_history(command, tmp_path, way):
+    """Moments of the stream, no more than asked for, the same as the transformer's; they survive a resumed fit."""
+    x = table(1000)
+    data = write(tmp_path / "x.csv", x)
+    command("fit", data, "-o", tmp_path / "s.npz", *way, "--history", "5", "--batch-rows", "30")
+    got = bnorm.load(tmp_path / "s.npz")
+    halflife = {"--pooled": None}.get(way[0], 90.0)
+    t = bnorm.BatchNormTransformer(momentum=0.1 if halflife else None, halflife=halflife, history=5)
+    for start in range(0, 1000, 30):
+        t.partial_fit(x[start : start + 30])
+    assert got.history == 5
+    assert got.history_.rows.tolist() == t.history_.rows.tolist()
+    assert_close(got.history_.mean, t.history_.mean, 1e-12 * t.scale_ + 1e-15 * np.abs(t.mean_))
+    assert_close(got.history_.var, t.history_.var, 1e-11 * t.var_)
+    for each in (got, t):
+        each.__dict__.pop("feature_names_in_", None)
+        each.partial_fit(x)
+    assert got.history_.rows.tolist() == t.history_.rows.tolist()
+
+
+@pyarrow
+def test_plot(command, tmp_path):
+    """States over their streams, tables before and after; what is drawn is the business of `bnorm.plot`."""
+    pytest.importorskip("matplotlib", reason="it draws")
+    data = write(tmp_path / "x.csv", table(500), text=["a"] * 500)
+    for name in "ab":
+        command("fit", data, "-o", tmp_path / f"{name}.npz", "--history", "10", "--batch-rows", "50")
+    for arguments, name, start in [
+        ([tmp_path / "a.npz"], "one.svg", b"<?xml"),
+        ([tmp_path / "a.npz", tmp_path / "b.npz"], "two.png", b"\x89PNG"),
+        ([data], "table.png", b"\x89PNG"),
+        ([data, "--columns", "f1"], "column.pdf", b"%PDF"),
+    ]:
+        done = command("plot", *arguments, "-o", tmp_path / name)
+        assert done.out == f"{tmp_path / name}\n"
+        assert (tmp_path / name).read_bytes().startswith(start)
+    said = command.fails("plot", tmp_path / "a.npz", data, "-o", tmp_path / "no.png")
+    assert said.endswith(f"{data}: expected states only or tables only, got a table beside {tmp_path / 'a.npz'}")
+
+
+@pyarrow
 def test_progress_is_for_terminals(tmp_path):
     """On a terminal a bar, which goes when it is done; elsewhere nothing."""
     pytest.importorskip("tqdm", reason="tqdm draws the bar")

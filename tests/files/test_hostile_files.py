@@ -191,6 +191,24 @@ def test_parameters_of_transformers(tmp_path, given):
     refused(changed(t, tmp_path / "a.npz", {"parameters": parameters | given}), "damaged")
 
 
+@pytest.mark.parametrize(
+    ("config", "arrays"),
+    [
+        ({"history": None}, {}),
+        ({"history": {"every": 0, "batches": 2}}, {}),
+        ({"history": {"every": 1, "batches": -1}}, {}),
+        ({"history": {"every": "1", "batches": 2}}, {}),
+        ({}, {"history_rows": np.zeros(9, np.int64)}),
+        ({}, {"history_rows": np.zeros(2)}),
+        ({}, {"history_mean": np.zeros((2, 4))}),
+        ({}, {"history_var": np.full((2, 3), -1.0)}),
+    ],
+)
+def test_histories(tmp_path, config, arrays):
+    t = BatchNormTransformer(momentum=None, history=4).partial_fit(X).partial_fit(X)
+    refused(changed(t, tmp_path / "a.npz", config, arrays), "damaged")
+
+
 def safetensors(header, data=b"", length=None):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + data

@@ -17,6 +17,7 @@ KINDS = {
     "fading": {"halflife": 40.0},
     "fading, unbiased": {"halflife": 40, "ddof": 1},
     "unbiased": {"momentum": None, "ddof": np.int64(1), "eps": np.float64(1e-3)},
+    "with a history": {"momentum": None, "history": 2},
     "plain": {"affine": False, "copy": np.bool_(False)},
 }
 every_kind = pytest.mark.parametrize("parameters", KINDS.values(), ids=KINDS)

@@ -285,3 +285,45 @@ def test_constant_channels_are_beta(n, dtype):
     assert_same(y[0], of_beta.T)
     y, _ = F.group_norm(rows.reshape(c, n, 1), 1, np.ones(n), row_beta)
     assert_same(y[..., 0], np.tile(row_beta.astype(dtype), (c, 1)))
+
+
+@needs_long_double
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e6])
+@pytest.mark.parametrize("n", [2, 3, 31, 33, 1000, 4099, 100_000])
+def test_moments_of_float32_are_as_exact_as_of_float64(n, offset, layout):
+    """To 1e-12 of the standard deviation, so that what two libraries say of a table agrees; here to some roundings."""
+    table = (np.random.default_rng(n).standard_normal((n, 3)) + offset).astype("float32")
+    mean, var, _ = exact(table.astype("float64"), 0)
+    x, axis = layout(table)
+    m = F.moments(x, axis=axis)
+    of_mean = m.parts[1].astype(np.longdouble) + m.parts[3]
+    assert_close(of_mean, mean, 1e-14 * np.sqrt(var), n=n, offset=offset, layout=layout.__name__)
+    assert_close(m.var(), var, 1e-14 * var, n=n, offset=offset, layout=layout.__name__)
+
+
+@needs_long_double
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("how", ["one weight", "weights", "skipna"])
+def test_weights_and_missing_values_cost_no_digit(how, layout):
+    """Sums of 100,000 numbers of one size, whose roundings all go the same way: 59 eps if each is added to the next."""
+    rng = np.random.default_rng(0)
+    table = rng.choice([-1.7, 1.7], (100_000, 3))
+    w = rng.choice([0.3, 0.7], 100_000) if how == "weights" else np.full(100_000, 0.3)
+    wide, of = table.astype(np.longdouble), w.astype(np.longdouble)[:, None]
+    mean = (of * wide).sum(0) / of.sum()
+    var = (of * (wide - mean) ** 2).sum(0) / of.sum()
+    x, axis = layout(table)
+    weight, _ = layout(np.repeat(w[:, None], 3, 1))
+    weight = np.take(weight, 0, axis)
+    eps = EPS[np.dtype("float64")]
+    if how == "skipna":  # without weights, but with a value left out
+        m = F.moments(x, axis=axis)
+        first = F.moments(np.concatenate([x, np.full_like(x, np.nan)], axis=0 if axis else 1), axis=axis, skipna=True)
+        assert_close(first.mean, m.mean, 8 * eps * np.sqrt(m.var()), layout=layout.__name__)
+        assert_close(first.var(), m.var(), 16 * eps * m.var(), layout=layout.__name__)
+        return
+    y, saved = F.batch_norm(x, eps=0, axis=axis, weight=weight)
+    want, _ = layout(((wide - mean) / np.sqrt(var)).astype(np.longdouble))
+    assert_close(y, want, 8 * eps * np.maximum(1, np.abs(want)), layout=layout.__name__)
+    assert_close(saved.stats[1], var, 16 * eps * var, layout=layout.__name__)

@@ -333,7 +333,7 @@ def test_running_statistics_can_be_kept_by_hand():
     mean, var = saved.stats[:2]
     assert_close(mean, x.mean((0, 2)), 1e-14)
     assert_close(var, x.var((0, 2)), 1e-14)
-    assert saved.count == 20.0 and saved.skipped == 0
+    assert saved.count == 20.0 and saved.left == 0
 
 
 # Documentation -------------------------------------------------------------------------------------------------------

@@ -118,6 +118,26 @@ def test_a_constant_channel_is_exactly_beta(case, dtype, eps):
         assert_same(cpu.rows_forward(rows, None, None, eps)[0], np.zeros_like(rows), what="rows", **tags)
 
 
+@pytest.mark.parametrize("eps", [1e-80, 1e-300])
+@every_dtype
+def test_a_constant_channel_whose_scale_no_float32_holds(dtype, eps):
+    """1 / sqrt(eps) is 1e40: 0 times it is 0 all the same, forward and backward."""
+    x, beta = np.full((40, 3), 5.0, dtype), np.array([1.0, -2.0, 0.5])
+    y, stats, count, _ = cpu.forward(x, None, beta, eps)
+    assert_same(y, np.broadcast_to(beta.astype(dtype), x.shape))
+    assert_same(cpu.normalize(x, stats), y)
+    dy = np.ones_like(x)  # its mean is taken off, and nothing is left
+    assert_same(cpu.backward(dy, x, stats, count)[0], np.zeros_like(x))
+    for shape in [(40, 1, 3, 1), (10, 3, 4, 1), (10, 3, 1, 4), (2, 1, 3, 20)]:
+        rows = x.reshape(shape)
+        of = shape[1] * shape[2]
+        for gamma in (None, np.full(of, 2.0)):
+            y, mean, rstd = cpu.rows_forward(rows, gamma, None, eps)
+            assert_same(y, np.zeros_like(rows), shape=shape)
+            dx = cpu.rows_backward(np.ones_like(rows), rows, mean, rstd, gamma, None)[0]
+            assert_same(dx, np.zeros_like(rows), shape=shape)
+
+
 @pytest.mark.parametrize("size", [1e-30, 1e-20, 1e20, 1e30])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @every_case

@@ -44,6 +44,18 @@ def test_who_says_how_many(name):
     output("processes.py", name, OMP_NUM_THREADS=3, OPENBLAS_NUM_THREADS=1)
 
 
+@linux
+def test_rows_without_parameters_need_no_memory():
+    output("processes.py", "rows_without_scratch", OPENBLAS_NUM_THREADS=1)
+
+
+@openmp
+@linux
+def test_threads_that_the_system_refuses():
+    """OpenMP runtimes end the process there."""
+    output("processes.py", "threads_that_the_system_refuses", OMP_NUM_THREADS=3, OPENBLAS_NUM_THREADS=1)
+
+
 def test_a_numpy_integer_is_an_integer():
     before = bnorm.get_num_threads()
     bnorm.set_num_threads(np.int64(before))

@@ -35,14 +35,17 @@ FLOORS = {
     "bnorm.moments": 2,
     "bnorm.files": 2,
     "bnorm.files.loading": 5,
+    "bnorm.overlap": 2,
     "bnorm.running": 2,
     "bnorm.passes": 3,
     "bnorm.functional": 3,
+    "bnorm.second": 3,
     "bnorm.distributed": 3,
     "bnorm.layers": 4,
     "bnorm.transformer": 4,
     "bnorm.sklearn": 4,
     "bnorm.interop": 5,
+    "bnorm.plot": 5,
     "bnorm.config": 5,
     "bnorm.app": 5,
     "bnorm.__main__": 5,
@@ -130,6 +133,12 @@ def test_imports_point_down():
     list(graphlib.TopologicalSorter(graph).static_order())  # CycleError names the circle
     assert "bnorm.kernels.view" in graph["bnorm.functional"]  # the reading of imports itself works,
     assert "bnorm.kernels.cpu.threads" in graph["bnorm.kernels.cpu.entries"]  # in Python and in Cython
+
+
+def test_private_names_of_scikit_learn_are_in_one_file():
+    private = re.compile(r"^\s*(?:from sklearn[\w.]*\._|from sklearn[\w.]* import .*\b_|import sklearn[\w.]*\._)", re.M)
+    found = [path.name for path in SOURCES if path.suffix == ".py" and private.search(path.read_text(encoding="utf-8"))]
+    assert found == ["sklearn_private.py"]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(SRC)))

@@ -27,6 +27,8 @@ def test_checks(estimator, check, monkeypatch):
     monkeypatch.setenv("SCIPY_ARRAY_API", "1")
     if re.search("array_api.*cuda", str(check)):
         pytest.skip("the check asks for a GPU where only PyTorch's half of it may be installed")
+    if "on_sparse_data" in str(check) and estimator.with_mean:
+        pytest.skip("scikit-learn 1.6 gives sparse tables to estimators that say they take none")
     check(estimator)
 
 

@@ -43,6 +43,7 @@ ROWS = {  # (N, G, K, L)
 # Results of 8 MiB and more: stores go past the cache.
 STREAMED = [(16501, 64), (2, 25, 21001), (335, 64, 49)]
 STREAMED_ROWS = [(1050, 1, 1024, 1), (9, 4, 8, 3999), (39001, 1, 33, 1), (300, 80, 1, 49)]
+WITH_NAN = [(2100, 70), (40, 11), (45001, 3), (4, 3, 14001), (40, 75, 49), (6, 5, 9), (300, 1025)]
 EPS = 1e-5
 POOL = np.random.default_rng(0).standard_normal(1 << 21)
 
@@ -93,6 +94,40 @@ def the_rest(shape, dtype):
     yield "grad_input", (cpu.grad_input(dy, x, stats, np.stack([gamma, beta, var]), w, 0.0),)
 
 
+def not_a_number(shape, dtype):
+    """NaN of every sign and payload in x and dy, in some channels and rows: whose bits are they that come out?"""
+    x, dy = values(shape, dtype, 7) + np.asarray(3, dtype), values(shape, dtype, 1 << 19).copy()
+    unsigned = f"u{x.itemsize}"
+    quiet, some = np.array(np.nan, dtype).view(unsigned), np.random.default_rng(len(shape))
+    for a in (x, dy):
+        bits = a.view(unsigned)
+        for channel in range(0, shape[1], 3):
+            at = tuple(some.integers(0, n, 5) if i != 1 else channel for i, n in enumerate(shape))
+            sign = some.integers(0, 2, 5).astype(unsigned) << np.array(8 * x.itemsize - 1, unsigned)
+            bits[at] = quiet | some.integers(0, 1 << 20, 5).astype(unsigned) | sign
+    gamma, beta, mean, var = vectors(shape[1])
+    for slope in (1.0, 0.0, 0.2):
+        _, stats, count, _ = training = cpu.forward(x, gamma, beta, EPS, slope=slope)
+        yield f"NaN, training, {slope}", training
+        yield f"NaN, inference, {slope}", cpu.forward(x, gamma, beta, EPS, mean, var, slope=slope)
+        yield f"NaN, backward, {slope}", cpu.backward(dy, x, stats, count, slope=slope)
+        clean = cpu.forward(np.nan_to_num(x), gamma, beta, EPS)[1]
+        yield f"NaN, backward of dy, {slope}", cpu.backward(dy, x, clean, count, slope=slope)
+        block = x.reshape(shape[0], 1, -1, 1) if len(shape) == 2 else x.reshape(shape[0], 1, *shape[1:])
+        gamma_, beta_, *_ = vectors(block.shape[1] * block.shape[2])
+        _, mean_, rstd = forward = cpu.rows_forward(block, gamma_, beta_, EPS, slope=slope)
+        yield f"NaN, rows, {slope}", forward
+        yield (
+            f"NaN, rows, backward, {slope}",
+            cpu.rows_backward(dy.reshape(block.shape), block, mean_, rstd, gamma_, beta_, slope=slope),
+        )
+    w = np.abs(values((shape[0], int(np.prod(shape[2:]))), "f8", 11)).round(1)
+    _, stats, count, _ = weighted = cpu.forward(x, gamma, beta, EPS, weight=w)
+    yield "NaN, weighted", weighted
+    yield "NaN, weighted, backward", cpu.backward(dy, x, stats, count, w)
+    yield "NaN, moments", (cpu.moments(x), cpu.moments(x, w), cpu.moments(x, skipna=True))
+
+
 def rows(shape, dtype):
     """Layer, group, instance and RMS norm."""
     x, dy = values(shape, dtype, 7) + np.asarray(3, dtype), values(shape, dtype, 1 << 19)
@@ -120,6 +155,7 @@ def digest(arrays):
 def digests():
     cases = [(f, shape, dtype) for f in (basics, the_rest) for shape in CHANNELS for dtype in ("f4", "f8")]
     cases += [(basics, shape, "f2") for shape in CHANNELS]
+    cases += [(not_a_number, shape, dtype) for shape in WITH_NAN for dtype in ("f4", "f8")]
     cases += [(rows, shape, dtype) for shape in ROWS for dtype in ("f2", "f4", "f8")]
     cases += [(basics, shape, "f8") for shape in STREAMED] + [(rows, shape, "f8") for shape in STREAMED_ROWS]
     return {f"{name} {dtype} {shape}": digest(arrays) for f, shape, dtype in cases for name, arrays in f(shape, dtype)}

@@ -11,10 +11,15 @@ SETTINGS = ("OMP_", "GOMP_", "KMP_", "BNORM_")  # of whoever runs the tests: not
 
 def run(*args: object, timeout: float = 120, **environment: object) -> subprocess.CompletedProcess[str]:
     """`python args...`, whatever it returns; TimeoutExpired kills it with all processes that it has started."""
+    return started([sys.executable, *args], timeout, **environment)
+
+
+def started(command: list[object], timeout: float = 120, **environment: object) -> subprocess.CompletedProcess[str]:
+    """The same for any command."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
     env |= {"OMP_WAIT_POLICY": "passive"}  # threads that wait do not spin: tests share their machine
     env |= {name: str(value) for name, value in environment.items()}
-    command = [sys.executable, *map(str, args)]
+    command = list(map(str, command))
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=env, start_new_session=True, **pipes) as process:
         try:

@@ -58,6 +58,40 @@ def threads_that_were_set():
     assert helpers(answer) == 4
 
 
+def threads_that_the_system_refuses():
+    """OMP_NUM_THREADS=3, and no more processes for this user: one thread computes all, and more do when they may."""
+    import resource
+
+    _, most = limits = resource.getrlimit(resource.RLIMIT_NPROC)
+    if os.getuid() == 0:
+        os.setuid(54321)  # a limit is none for root
+    want, got = [], []
+    thread = threading.Thread(target=lambda: want.append(answer()))  # a thread whose workers end with it
+    thread.start()
+    thread.join()
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, most))
+    assert helpers(lambda: got.append(answer())) == 0
+    resource.setrlimit(resource.RLIMIT_NPROC, limits)
+    assert helpers(lambda: got.append(answer())) == 2
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, most))
+    assert helpers(lambda: got.append(answer())) == 0  # those there are go on
+    assert got == want * 3
+
+
+def rows_without_scratch():
+    """A row of 2^26 values without gamma and beta, in place, where there is no room for a gamma and a beta as long."""
+    import resource
+
+    cpu.set_num_threads(1)
+    x = np.ones((1, 1, 1 << 26, 1), "f4")
+    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), resource.RLIM_INFINITY))
+    y, mean, rstd = cpu.rows_forward(x, None, None, 1e-5, out=x)
+    cpu.rows_backward(y, y, mean, rstd, None, None, params=False, out=y)
+    assert mean == 1 and not y.any()
+
+
 def threads_of_threadpoolctl():
     from threadpoolctl import threadpool_limits
 
@@ -93,16 +127,13 @@ def without_the_lock():
     bnorm.set_num_threads(1)
     x, weight, out = np.ones((1 << 21, 4), "f4"), np.ones((1 << 21, 1)), np.empty((1 << 21, 4), "f4")
     rows, row_out = x.reshape(-1, 1, 1024, 1), out.reshape(-1, 1, 1024, 1)
-    one, (_, stats, n, _), (_, mean, rstd) = (
-        np.ones(4),
-        cpu.forward(x, None, None, 1),
-        cpu.rows_forward(rows, None, None, 1),
-    )
+    one, coefficients = np.ones(4), np.ones((3, 4))
+    (_, stats, n, _), (_, mean, rstd) = cpu.forward(x, None, None, 1), cpu.rows_forward(rows, None, None, 1)
     calls = {
         "moments": lambda: cpu.moments(x, weight),
-        "normalize": lambda: cpu.normalize(x, one, one, one, out=out),
-        "grad_moments": lambda: cpu.grad_moments(x, x, one),
-        "grad_input": lambda: cpu.grad_input(x, x, one, one, one, one, out=out),
+        "normalize": lambda: cpu.normalize(x, stats, out=out),
+        "grad_moments": lambda: cpu.grad_moments(x, x, stats),
+        "grad_input": lambda: cpu.grad_input(x, x, stats, coefficients, out=out),
         "forward": lambda: cpu.forward(x, None, None, 1, out=out),
         "inference": lambda: cpu.forward(x, None, None, 1, one, one, out=out),
         "backward": lambda: cpu.backward(x, x, stats, n, out=out),

@@ -34,6 +34,7 @@ def number(kind: type, low: float, high: float, text: str) -> Callable[[str], An
     return parse
 
 
+moments = number(int, 1, 2**31 - 1, "a whole number above one")
 count = number(int, 0, float("inf"), "a whole number above zero")
 momentum = number(float, 0, 1, "a number above 0 and at most 1")
 halflife = number(float, 0, sys.float_info.max, "a number of rows above 0")
@@ -183,6 +184,7 @@ def parser() -> argparse.ArgumentParser:
     which.add_argument("--exclude", type=names, metavar="A,B", help="all that hold numbers but these")
     command.add_argument("--weight", metavar="COLUMN", help="how often each row counts")
     command.add_argument("--batch-rows", type=count, default=BATCH_ROWS, metavar="N", help=f"({BATCH_ROWS})")
+    command.add_argument("--history", type=moments, metavar="N", help="record N moments of the stream, for its picture")
     command.add_argument("--checkpoint", type=state_name, metavar="FILE", help="keep what is learned here on the way")
     command.add_argument("--resume", type=state_name, metavar="FILE", help="go on from a checkpoint of this command")
 

@@ -28,7 +28,7 @@ SENSORS = [
     ("light", 12_000.0, 4_000.0, 3.0),
     ("voltage", 3.3, 0.004, -4.0),
     ("current", 0.0021, 0.0003, 1.0),
-    ("altitude_mm", 1_500_000.0, 1.5, 0.0),
+    ("altitude_mm", 1_500_000.04, 1.5, 0.0),
 ]
 ROWS = 1 << 17  # of a block
 MEGABYTE = 1 << 20
@@ -105,7 +105,7 @@ def _fit(path: str, quiet: bool) -> tuple[Learned, float]:
     """What `bnorm fit` does."""
     sources = find([path])
     names = list(sources[0].columns)
-    learned = Learned.new(names, None, None)
+    learned = Learned.new(names, None, None, history=100)
     stream = Stream(sources, names)
     with Progress("fit", stream.size, quiet) as progress:
         learn(stream, Learner(learned, ROWS), progress)

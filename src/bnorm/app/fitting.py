@@ -30,7 +30,11 @@ def fit(args: argparse.Namespace) -> dict[str, Any]:
     if not args.columns:
         check_same_columns(sources, [*stream.numbers, *(args.exclude or ())])
     asked = _asked(args, sources, names)
-    learned = Learned.resumed(args.resume, asked) if args.resume else Learned.new(names, args.momentum, args.halflife)
+    learned = (
+        Learned.resumed(args.resume, asked)
+        if args.resume
+        else Learned.new(names, args.momentum, args.halflife, args.history)
+    )
     learner = Learner(learned, args.batch_rows, args.signals)
     checkpoint = args.checkpoint or args.resume
     with Progress("fit", stream.size, args.quiet) as progress:
@@ -150,5 +154,6 @@ def _asked(args: argparse.Namespace, sources: Sequence[Source], names: Sequence[
         "momentum": args.momentum,
         "halflife": args.halflife,
         "weight": args.weight,
+        "history": args.history,
         "batch_rows": args.batch_rows,
     }

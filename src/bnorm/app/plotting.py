@@ -36,6 +36,8 @@ def plot(names: Sequence[str], output: str, columns: Sequence[str] | None, delim
 
 
 def _states(displays: Any, paths: Sequence[str]) -> Any:
+    if len(paths) == 1:
+        return displays.RunningStatsDisplay.from_estimator(load(paths[0])).figure_
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5 * len(paths)), layout="constrained")

@@ -48,9 +48,11 @@ class Learned:
             self.missing = self.rows - statistics.seen.astype(np.int64)
 
     @classmethod
-    def new(cls, names: Sequence[str], momentum: float | None, halflife: float | None) -> Self:
-        """Nothing yet."""
-        given = {"momentum": saving.MOMENTUM if halflife else momentum, "halflife": halflife}
+    def new(
+        cls, names: Sequence[str], momentum: float | None, halflife: float | None, history: int | None = None
+    ) -> Self:
+        """Nothing yet. history: how many moments of the stream are recorded, for its picture."""
+        given = {"momentum": saving.MOMENTUM if halflife else momentum, "halflife": halflife, "history": history}
         return cls(saving.empty(given, list(names)))
 
     @property
@@ -96,8 +98,7 @@ class Learned:
 
     def step(self, columns: Sequence[ndarray], weight: ndarray | None) -> Step:
         """What the statistics will move by for some rows, of which each feature is given as a column."""
-        halflife, ddof = self.stored.parameters["halflife"], self.stored.parameters["ddof"]
-        rows = len(columns[0])
+        halflife, rows = self.stored.parameters["halflife"], len(columns[0])
         found, extremes = [], []
         for column in columns:  # which the first brings into the cache for the second: both take no longer than that
             extremes.append(arrow.extremes(column, weight))
@@ -105,7 +106,8 @@ class Learned:
                 found.append(arrow.parts([column], weight))
         if halflife is None:
             return Step(np.concatenate(found, axis=1), rows=rows, extremes=np.array(extremes).T)
-        return Step(*tables.faded(np.stack(columns).T, weight, halflife, ddof)[:4], rows, np.array(extremes).T)
+        parts, seen, pairs, last, _ = tables.faded(np.stack(columns).T, weight, halflife, 0)
+        return Step(parts, seen, pairs, last, rows, np.array(extremes).T)
 
     def take(self, steps: list[Step], missing: Any, weighted: bool) -> None:
         """Let the statistics move by a batch, of which `steps` are the pieces. missing: where rows have weights."""
@@ -119,6 +121,7 @@ class Learned:
                 end = float(statistics.rows + n)
                 whole = i == len(steps) - 1  # the pieces of a batch count as one
                 statistics.move(parts, seen, pairs, last + end, rows=n, batches=int(whole), finite=False)
+        self.state.record()
         self._stretch([step.extremes for step in steps])
         self.rows += rows
         self.state.weighted |= weighted

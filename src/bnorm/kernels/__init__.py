@@ -1,10 +1,10 @@
-"""Which module computes on an array: a dictionary from array type to backend.
+"""Which module computes on an array: a dictionary from the type of the array to the backend.
 
 A backend is a module with the functions of `reference.py`, and these:
 
     asarray(value)   anything, as an array of the backend
-    memory(array)    a NumPy array that lies where this one does, for questions of overlap; not to be looked into
-    numbers(*some)   the numbers that reductions have given, for the host to look at: it waits once
+    memory(array)    a NumPy array at the same address, to ask what it overlaps; its values must not be read
+    numbers(*some)   results of reductions as Python's numbers: the host waits for the device once
     FLOATS           names of the types that it computes in
 
 Nothing is imported here that the user did not import: the types of other libraries are recognized through
@@ -40,7 +40,7 @@ BACKENDS = Backends({np.ndarray: cpu})
 
 
 def kind_of(value: object) -> type | None:
-    """The type of array that a value is, or stands for (a parameter, a Series, a tensor); None of lists and numbers."""
+    """The type of array that a value is or converts to (a parameter, a Series, a tensor); None of lists and numbers."""
     if type(value) in BACKENDS:
         return type(value)
     cupy_array: type | None = getattr(sys.modules.get("cupy"), "ndarray", None)
@@ -49,22 +49,33 @@ def kind_of(value: object) -> type | None:
     return np.ndarray if hasattr(value, "__array__") and not isinstance(value, np.generic) else None
 
 
+def lazy(value: object) -> bool:
+    """Whether a value is a collection of Dask, whose numbers are still to be computed."""
+    dask = sys.modules.get("dask")
+    return dask is not None and dask.is_dask_collection(value)
+
+
 def kernels_for(value: object, who: str, name: str = "x", kind: type | None = None, beside: str = "x") -> ModuleType:
     """The backend of a value, which may be anything that `np.asarray` or `cupy.asarray` takes.
 
     `who` is the function that was called and `name` the parameter, for messages. kind: the type of the arrays that the
-    value goes with, and `beside` what these are: the name of a parameter, or of a layer. What is no array goes along;
-    an array of the other side is a TypeError.
+    value is used with, and `beside` what these are: the name of a parameter, or "the ..." of an object that a method
+    `to` moves. A list or a number is taken with either; an array of the other library is a TypeError.
     """
     if type(value) is kind:
         return BACKENDS[kind]
+    if lazy(value):
+        raise TypeError(
+            f"{who}: {name}: expected an array in memory, got a Dask {type(value).__name__}, whose numbers are still "
+            f"to be computed: {name}.compute() brings them here"
+        )
     own = kind_of(value)
     if kind is None or own is None or own is kind:
         return BACKENDS[kind or own or np.ndarray]
     on_device = own is not np.ndarray
     wanted, got = ("NumPy", "CuPy") if on_device else ("CuPy", "NumPy")
     here, there = ("asnumpy", "asarray") if on_device else ("asarray", "asnumpy")
-    if "layer" in beside:
+    if beside.startswith("the "):
         reason = f"as {beside} is on the {'CPU' if on_device else 'GPU'}"
         way = f"{beside.removeprefix('the ')}.to({'cuda' if on_device else 'cpu'!r})"
     else:

@@ -194,8 +194,8 @@ BN_FN bn_statistics bn_pool(bn_statistics s, bn_batch b, bn_rule r)
  *
  * A single value beside others has no variance of its own. With ddof 1, that of all of them is a quotient of two numbers
  * that are as small as the others have become faint; it is computed from what they were before they faded, so that it
- * holds however faint they are. Their pairs are then kept at 2^-900, which nothing that comes later can tell from less. */
-#define BN_FAINT 1.1830521861667747e-271
+ * holds however faint they are. Their pairs are then kept at 2^-400, which nothing that comes later can tell from less. */
+#define BN_FAINT 3.872591914849318e-121
 
 BN_FN bn_statistics bn_fade(bn_statistics s, bn_batch b, bn_rule r)
 {
@@ -229,6 +229,19 @@ BN_FN bn_statistics bn_move(bn_statistics s, bn_batch b, bn_rule r)
     s = r.mode == BN_AVERAGE ? bn_average(s, b, r) : r.mode == BN_POOL ? bn_pool(s, b, r) : bn_fade(s, b, r);
     s.seen = s.seen + b.seen;
     return s;
+}
+
+/* v, and one and the same NaN for any: which bits of a NaN survive arithmetic is up to the compiler. */
+BN_FN double bn_plain(double v)
+{
+    return v == v ? v : BN_NAN;
+}
+
+/* v for float32: the largest number that it has for what is finite and larger, so that 0 times it is 0. */
+BN_FN double bn_bounded(double v)
+{
+    const double most = 3.4028234663852886e38;
+    return !bn_finite(v) ? v : v > most ? most : v < -most ? -most : v;
 }
 
 /* The map y = (x - mean) scale + shift in a type whose numbers are coarser than double: subtract the high part of the

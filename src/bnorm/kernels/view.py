@@ -11,6 +11,7 @@ a copy, be it C or Fortran ordered, NCHW, NHWC, or NHWC memory seen through an N
     like(a, layout)         another array of x's shape (dy) in the same order; a view where it can be, else one copy
     into(out, layout)       the view of `out` that a kernel may write to, or None
     restore(a, layout)      a kernel's result in the shape of x: always a view, and in memory ordered like x
+    ordered(a, order)       the same with the axes of memory in an order that `axes_in_memory` has found
     weights(w, layout)      one weight per position as float64 (outer, inner)
 """
 
@@ -87,6 +88,20 @@ def restore(a: Array, layout: Layout) -> Array:
         return a
     a = a.reshape(layout.permuted)
     return a if layout.order is None else a.transpose(layout.inverse)
+
+
+def axes_in_memory(x: Array) -> Shape:
+    """The axes of a fresh array like x, slowest first."""
+    strides = x.strides
+    return tuple(sorted(range(x.ndim), key=lambda i: -abs(strides[i])))
+
+
+def ordered(a: Array, order: Shape | None) -> Array:
+    """a with its axes in memory in that order, copied if need be: rows are contiguous even where those of x are not."""
+    if order is None:
+        return a
+    a = a.transpose(order)
+    return (a if a.flags.c_contiguous else a.copy()).transpose(sorted(range(a.ndim), key=order.__getitem__))
 
 
 def weights(w: Array, layout: Layout) -> Array:

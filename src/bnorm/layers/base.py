@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from bnorm import checks, devices
 from bnorm.checks import FLOAT64
 from bnorm.kernels import kind_of, moved
-from bnorm.layers import saving, state
+from bnorm.layers import state
 from bnorm.layers.backward import Pull, forward_and_pull
 from bnorm.layers.parameters import Parameter
 from bnorm.passes import Saved, pull_back
@@ -148,6 +148,8 @@ class Layer:
         PyTorch's layer of that name loads the arrays of a .safetensors file with strict=True. Gradients and a forward
         that has no backward yet are not kept, nor is the device: what is loaded is on the CPU.
         """
+        from bnorm.layers import saving  # which import bnorm need not wait for
+
         saving.save(self, path)
 
     def to(self, device: str) -> Self:

@@ -9,8 +9,10 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from bnorm import checks
 from bnorm.checks import FLOATS
+from bnorm.distributed.communicator import Communicator, Group, checked
+from bnorm.distributed.sync import Shared
+from bnorm.kernels import BACKENDS
 from bnorm.layers.backward import OPEN, keep
-from bnorm.layers.base import fixed
 from bnorm.layers.documents import public
 from bnorm.layers.shapes import wrong_shape
 from bnorm.layers.tracking import Tracking
@@ -22,11 +24,9 @@ ON_SINGLE = ("raise", "running")
 class BatchNorm(Tracking):
     """What the layers of each rank share."""
 
-    __slots__ = ("_comm", "_on_single")
+    __slots__ = ("_group", "_on_single", "_shared")
 
     _POSITIONS: ClassVar[tuple[str, ...]]  # of each rank that is accepted, the axes beside batch and channels
-
-    comm = fixed("comm", "None: the statistics are of this process.")
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class BatchNorm(Tracking):
         on_single: str = "raise",
         dtype: "DTypeLike" = "float64",
         device: str = "cpu",
-        comm: None = None,
+        comm: "Communicator | None" = None,
     ) -> None:
         super().__init__(
             num_features,
@@ -64,12 +64,14 @@ class BatchNorm(Tracking):
             device,
         )
         self.on_single = on_single
-        if comm is not None:
-            raise ValueError(
-                f"{self._who}: comm: expected None, as statistics are not shared between processes, got {comm!r}"
-            )
-        self._comm = comm
+        self._group = None if comm is None else Group(checked(self._who, comm))
+        self._shared: Shared | None = None  # for the forward under way
         self._settle()
+
+    @property
+    def comm(self) -> "Communicator | None":
+        """The ranks that have their batches in common; None: this one is alone."""
+        return None if self._group is None else self._group.comm
 
     @property
     def on_single(self) -> str:
@@ -90,6 +92,8 @@ class BatchNorm(Tracking):
         channels, or (N,). At weight 0 a value feeds nothing in, and y is computed there all the same.
         out: x itself, whose backward is lost then, or memory of its own.
         """
+        if self._group is not None and self._shared is None and (self._training or not self._track_running_stats):
+            return self._together(self._group, x, weight, out)
         given = None if out is None else {"x": x, "weight": weight, **self._own}
         if type(x) is not self._kind or x.dtype not in FLOATS:
             x = self._taken(x)
@@ -105,7 +109,9 @@ class BatchNorm(Tracking):
             if moving is not None:
                 rule = moving.rule
         try:
-            y, saved = channel_forward(who, x, gamma, beta, mean, var, eps, axis, slope, weight, out, rule, given, seen)
+            y, saved = channel_forward(
+                who, x, gamma, beta, mean, var, eps, axis, slope, weight, out, rule, given, seen, self._shared
+            )
         except checks.SingleValueError:
             if self._on_single == "raise":
                 raise self._single_value(shape, weight) from None
@@ -127,6 +133,13 @@ class BatchNorm(Tracking):
         return y
 
     forward = __call__
+
+    def backward(self, dy: "ArrayLike", out: ndarray | None = None) -> ndarray:
+        """As in every layer. With comm, all ranks call it; gradients of parameters are those of this rank's batch."""
+        if self._group is not None and self._saved is None and self._training:  # an error, on all ranks
+            with self._kernels_of_all(self._group).turn("backward"):
+                return super().backward(dy, out)
+        return super().backward(dy, out)
 
     @contextmanager
     def pooled_stats(self, replace: bool = False) -> Iterator[None]:
@@ -152,6 +165,20 @@ class BatchNorm(Tracking):
             raise self._not_finite(error) from None
         self._warn_once(skipped)
 
+    def _together(self, group: Group, x: Any, weight: "ArrayLike | None", out: ndarray | None) -> ndarray:
+        """The forward of a batch that all ranks have in common."""
+        self._shared = self._kernels_of_all(group)
+        try:
+            with self._shared.turn("forward"):
+                return self(x, weight, out)
+        finally:
+            self._shared = None
+
+    def _kernels_of_all(self, group: Group) -> Shared:
+        settings = {"eps": self._eps, "on_single": self._on_single, "tracking": self._moving is not None}
+        settings |= {name: getattr(self._running, name) for name in ("momentum", "ddof", "nonfinite")}
+        return Shared(group.comm, self._who, BACKENDS[self._kind], tuple(settings.items()))
+
     def _single_value(self, shape: tuple[int, ...], weight: "ArrayLike | None") -> checks.SingleValueError:
         ways = "normalize a larger batch"
         if self._track_running_stats:
@@ -162,7 +189,8 @@ class BatchNorm(Tracking):
         else:
             ways += ", or each sample by itself (LayerNorm)"
         return checks.SingleValueError(
-            f"{self._who}: x: expected more than one value per channel to take statistics of, got shape {shape}"
+            f"{self._who}: x: expected more than one value per channel{'' if self._group is None else ' of all ranks'} "
+            f"to take statistics of, got shape {shape}"
             f"{'' if weight is None else ' with one weight above zero'}; {ways}"
         )
 

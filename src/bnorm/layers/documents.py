@@ -58,7 +58,12 @@ PARAMETERS = {  # the type, and what it means
         '"cpu", or "cuda": then all arrays, x and y too, are CuPy arrays. Only nonfinite="raise" and weights, whose\n'
         "values are looked at, make a call wait for the GPU.",
     ),
-    "comm": ("None", "The statistics are of this process."),
+    "comm": (
+        "communicator or None",
+        "The ranks whose batches are, in training, parts of one: a communicator of mpi4py, or any with `allgather`.\n"
+        "All of them call forward and backward, in the same order, with an empty batch if need be. Running\n"
+        "statistics that began alike stay the same on all ranks, to the bit. In inference no rank needs another.",
+    ),
 }
 OWN = ("__init__", "__call__")  # methods
 

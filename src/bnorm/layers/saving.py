@@ -10,13 +10,12 @@ from numpy import ndarray
 
 from bnorm.files import container
 from bnorm.kernels import moved
+from bnorm.layers import state
 from bnorm.running import Statistics
 
 KNOWN = {"format", "class", "arguments", "training", "requires_grad", "counters"}
 ELSEWHERE = ("comm", "device", "elementwise_affine")  # arguments of a process, not of what was learned; a synonym
-MOST_WITHOUT_ARRAYS = (
-    1 << 20
-)  # channels of a layer whose file has no array of that size: a number alone fills no memory
+MOST_WITHOUT_ARRAYS = 1 << 20  # channels of a layer whose file has no array of that size: a number fills no memory
 
 
 def save(layer: Any, path: Any) -> None:
@@ -56,8 +55,11 @@ def restored(kind: Any, config: Mapping[str, Any], entries: Mapping[str, contain
     for name, a in expected.items():
         if (entries[name].shape, entries[name].dtype) != (a.shape, a.dtype):
             raise ValueError(f"{name}: {entries[name].dtype} {entries[name].shape} instead of {a.dtype} {a.shape}")
-    layer.load_state_dict({name: entry.array() for name, entry in entries.items()})
-    if (like := _statistics(layer)) is not None:
+    arrays, like = state.StateDict((name, entry.array()) for name, entry in entries.items()), _statistics(layer)
+    if like is not None:
+        arrays.seen = _vector("seen", config["counters"]["seen"], like.seen)
+    layer.load_state_dict(arrays)
+    if like is not None:
         layer.adopt(statistics(like, config["counters"]))
     frozen = config["requires_grad"]
     for name, p in layer.named_parameters():

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from bnorm import checks, devices
 from bnorm.checks import FLOAT64
+from bnorm.kernels import BACKENDS
 from bnorm.layers import state
 from bnorm.layers.base import Layer, fixed, signature_of
 from bnorm.layers.shapes import Names, axis_and_names
@@ -148,6 +149,11 @@ class Tracking(Layer):
         frozen = self._track_running_stats and self._moving is None
         return super()._switches() + ["frozen_stats"] * frozen
 
+    def as_affine(self) -> tuple[ndarray, ndarray]:
+        """scale and shift of inference, float64 (C,): y = x scale + shift, and then comes the activation."""
+        mean, _, _, scale, beta = self._inference()
+        return scale, beta - mean * scale
+
     def adopt(self, statistics: Statistics) -> None:
         """Take these for the running statistics, and share them with whoever else holds them."""
         self._running = statistics
@@ -177,6 +183,14 @@ class Tracking(Layer):
         if name == "running_var" and (a < 0).any():
             raise ValueError(f"{self._who}: {name}: expected no negative values, got {a.min()}")
         to[...] = a
+
+    def _inference(self) -> ndarray:
+        """mean, var, rstd, scale and shift by rows, as inference computes with them."""
+        if not self._track_running_stats:
+            raise ValueError(f"{self._who}: expected running statistics, which inference takes, got none")
+        gamma, beta, mean, var = self._wide()
+        stats: ndarray = BACKENDS[self._kind].known(mean, var, gamma, beta, self._eps, self._running.seen)
+        return stats
 
     def _wide(self) -> tuple[ndarray | None, ...]:
         running = self._running

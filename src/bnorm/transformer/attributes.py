@@ -9,6 +9,7 @@ from sklearn.exceptions import NotFittedError
 from bnorm.kernels import BACKENDS
 from bnorm.layers import BatchNorm1d
 from bnorm.transformer.array_api import LIKE, follow
+from bnorm.transformer.history import Moment, moment
 from bnorm.transformer.state import State
 
 
@@ -91,6 +92,12 @@ class Attributes:
     def n_batches_seen_(self) -> int:
         """Batches of the stream; a fit counts as the first."""
         return self._state.statistics.batches
+
+    @property
+    def history_(self) -> Moment | None:
+        """What was recorded of the stream, and now: rows, mean, var, NumPy arrays. None without `history`."""
+        history = self._state.history
+        return None if history is None else history.until(moment(self._state.statistics))
 
     def _to_read(self, a: ndarray) -> ndarray:
         return _read_only(a) if LIKE not in self.__dict__ else follow(self, a.copy())

@@ -9,8 +9,6 @@ from typing import Any, Self
 import numpy as np
 from numpy import ndarray
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
-from sklearn.utils._param_validation import Interval, Options
-from sklearn.utils._set_output import _wrap_data_with_container
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from bnorm import arrow, checks
@@ -20,6 +18,7 @@ from bnorm.transformer import tables
 from bnorm.transformer.array_api import AnyLibrary, seen
 from bnorm.transformer.attributes import Attributes
 from bnorm.transformer.saving import Savable
+from bnorm.transformer.sklearn_private import Interval, Options, in_container
 from bnorm.transformer.state import KINDS, State, mode
 from bnorm.transformer.tables import WHO
 from bnorm.transformer.validation import check_mergeable, columns, floats, new_table, plain, refuse_container
@@ -72,6 +71,10 @@ class BatchNormTransformer(
         Whether there are gamma_ and beta_.
     copy : bool, default=True
         False: `transform` and `inverse_transform` overwrite a float array that they are given.
+    history : int or None, default=None
+        How many moments of the stream to keep in `history_`, 2 or more, for `bnorm.plot.RunningStatsDisplay`. `fit` and
+        `partial_fit` add one each; when there are too many, every second goes, and from then on every second batch is
+        recorded. Pickles keep the record, clones begin their own, and `merge` leaves it as it is.
 
     Attributes
     ----------
@@ -90,6 +93,8 @@ class BatchNormTransformer(
         Values seen, or the sum of their weights; one per feature where NaN made them differ.
     n_batches_seen_ : int
         Calls of `partial_fit`; a `fit` counts as the first.
+    history_ : Moment or None
+        Rows seen, mean and variance at each moment that was recorded, and now, by the names of rows, mean and var.
     n_features_in_ : int
         Number of features.
     feature_names_in_ : ndarray of shape (n_features,)
@@ -115,6 +120,7 @@ class BatchNormTransformer(
         "ddof": [Options(Integral, {0, 1})],
         "affine": ["boolean"],
         "copy": ["boolean"],
+        "history": [Interval(Integral, 2, None, closed="left"), None],
     }
 
     def __init__(
@@ -126,6 +132,7 @@ class BatchNormTransformer(
         ddof: int = 0,
         affine: bool = True,
         copy: bool = True,
+        history: int | None = None,
     ) -> None:
         self.momentum = momentum
         self.halflife = halflife
@@ -133,13 +140,14 @@ class BatchNormTransformer(
         self.ddof = ddof
         self.affine = affine
         self.copy = copy
+        self.history = history
 
     def fit(self, X: Any, y: None = None, sample_weight: Any = None) -> Self:
         """Forget everything, gamma_ and beta_ too, and take the exact statistics of X.
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
+        X : array-like, Dask array or DataFrame of shape (n_samples, n_features)
             NaN is left out.
         y : None
             Ignored.
@@ -157,7 +165,7 @@ class BatchNormTransformer(
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
+        X : array-like, Dask array or DataFrame of shape (n_samples, n_features)
             NaN is left out.
         y : None
             Ignored.
@@ -176,7 +184,7 @@ class BatchNormTransformer(
         weight = None if sample_weight is None else tables.sample_weights(sample_weight, x)
         if len(x) == 1:
             self._tell_of_single_rows(state, 4)
-        self._follow_parameters()
+        state.follow(self.momentum, self.halflife, self.eps, self.history)
         state.move(x, weight)
         return self
 
@@ -185,20 +193,20 @@ class BatchNormTransformer(
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
+        X : array-like, Dask array or DataFrame of shape (n_samples, n_features)
             NaN stays NaN.
         copy : bool, default=None
             Instead of the parameter of that name.
 
         Returns
         -------
-        Y : ndarray or DataFrame of shape (n_samples, n_features)
+        Y : ndarray or DataFrame of shape (n_samples, n_features); of Dask's a lazy one, by what is learned now
         """
         self._check_fitted()
         in_place = not (self.copy if copy is None else copy)
         x = self._table(X, in_place)
-        if self._state.array_type is not ndarray:
-            refuse_container(self)
+        if type(x) is not ndarray:
+            refuse_container(self, x)
         return tables.mapped(x, self._state.forward(), in_place)
 
     def inverse_transform(self, X: Any, copy: bool | None = None) -> Any:
@@ -208,14 +216,14 @@ class BatchNormTransformer(
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
+        X : array-like, Dask array or DataFrame of shape (n_samples, n_features)
             NaN stays NaN.
         copy : bool, default=None
             Instead of the parameter of that name.
 
         Returns
         -------
-        X_original : ndarray or DataFrame of shape (n_samples, n_features)
+        X_original : ndarray or DataFrame of shape (n_samples, n_features), lazy if X is
             A DataFrame where `set_output` asks `transform` for one.
         """
         self._check_fitted()
@@ -229,10 +237,10 @@ class BatchNormTransformer(
                 f"X has {y.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} features "
                 "as input."
             )
-        if side is not ndarray:
-            refuse_container(self)
+        if type(y) is not ndarray:
+            refuse_container(self, y)
         x = tables.mapped(y, self._state.inverse(y.dtype), in_place)
-        return _wrap_data_with_container("transform", x, X, self)
+        return in_container("transform", x, X, self)
 
     def merge(self, other: "BatchNormTransformer") -> Self:
         """Take in the statistics that another transformer has learned elsewhere; gamma_ and beta_ stay.
@@ -313,7 +321,7 @@ class BatchNormTransformer(
         self._check_parameters()
         x, names = new_table(self, X)
         weight = None if sample_weight is None else tables.sample_weights(sample_weight, x)
-        state = State(x, self.momentum, self.halflife, self.eps, self.ddof, self.affine)
+        state = State(x, self.momentum, self.halflife, self.eps, self.ddof, self.affine, self.history)
         if alike:
             state.begin(x, weight)
         else:
@@ -341,7 +349,7 @@ class BatchNormTransformer(
             check_is_fitted(self)  # has the words for it
 
     def _check_parameters(self) -> None:
-        given = (self.momentum, self.halflife, self.eps, self.ddof, self.affine, self.copy)
+        given = (self.momentum, self.halflife, self.eps, self.ddof, self.affine, self.copy, self.history)
         if given == self.__dict__.get("_checked"):
             return
         self._validate_params()
@@ -365,16 +373,6 @@ class BatchNormTransformer(
                 raise ValueError(
                     f"{WHO}: {name}: expected {before}, as this stream began, got {given}; fit begins anew"
                 )
-
-    def _follow_parameters(self) -> None:
-        """A stream goes on with other parameters, as far as these do not say how it began."""
-        layer, statistics = self.layer_, self._state.statistics
-        if layer.eps != self.eps:
-            layer.eps = float(self.eps)
-        if statistics.momentum != self.momentum:
-            statistics.momentum = self.momentum
-        if statistics.halflife != self.halflife:
-            statistics.halflife = None if self.halflife is None else float(self.halflife)
 
     def _tell_of_single_rows(self, state: State, depth: int) -> None:
         if state.statistics.mode == AVERAGE and not state.told:

@@ -3,7 +3,7 @@
 A state that is read goes on as the one that was written would have: every number comes back with the same bits.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from numbers import Integral
@@ -17,6 +17,7 @@ from bnorm.files.container import Config, Entry
 from bnorm.kernels import moved
 from bnorm.layers import BatchNorm1d
 from bnorm.layers.saving import counted
+from bnorm.transformer.history import Moment
 from bnorm.transformer.state import State
 
 CLASS = "BatchNormTransformer"
@@ -28,8 +29,10 @@ DEFAULTS: dict[str, Any] = {
     "ddof": 0,
     "affine": True,
     "copy": True,
+    "history": None,
 }
-KNOWN = {"format", "class", "parameters", "features", "names", "counted", "weighted", "told"}
+KNOWN = {"format", "class", "parameters", "features", "names", "counted", "weighted", "told", "history"}
+MOMENTS = ("history_rows", "history_mean", "history_var")  # a row for each moment that was recorded
 EXTRA = {"rows", "missing", "extremes", "checkpoint"}  # what the command keeps beside that
 NAMES = {  # of arrays, where they differ from those of the statistics: PyTorch's, as far as there are
     "mean": "running_mean",
@@ -108,6 +111,9 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
         **stored.extra,
     }
     arrays = {NAMES.get(name, name): a for name, a in statistics.arrays().items()}
+    if (history := state.history) is not None and history.moments:
+        config["history"] = {"every": history.every, "batches": history.batches}
+        arrays |= dict(zip(MOMENTS, map(_stacked, zip(*history.moments, strict=True)), strict=True))
     arrays |= {NAMES[name]: p.data for name, p in state.layer.named_parameters()}
     return config, {name: moved(a, ndarray) for name, a in arrays.items()}
 
@@ -115,6 +121,8 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
 def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
     """It back. An error of any kind means that the file does not hold one."""
     parameters, names = _parameters(config["parameters"]), config["names"]
+    recorded = {name: entries[name].array() for name in MOMENTS if name in entries}
+    entries = {name: entry for name, entry in entries.items() if name not in MOMENTS}
     arrays = {name: entry.array() for name, entry in entries.items() if len(entry.shape) == 1}
     features = len(arrays["running_mean"])
     if names is not None and not (
@@ -135,6 +143,8 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
     statistics.counters[...] = counted(config["counted"])
     for name, p in state.layer.named_parameters():
         p.data[...] = arrays[NAMES[name]]
+    if recorded:
+        _recall(state, config["history"], recorded)
     state.weighted, state.told = _flag(config["weighted"]), _flag(config["told"])
     extra = {name: value for name, value in config.items() if name not in KNOWN}
     if unknown := sorted(extra.keys() - EXTRA):
@@ -164,10 +174,30 @@ def _parameters(given: Any) -> dict[str, Any]:
     good = all(value is None or type(value) in (int, float) for value in (momentum, halflife)) and type(ddof) is int
     good = good and (momentum is None or 0 < momentum <= 1) and ddof in (0, 1)
     good = good and (halflife is None or (0 < halflife < inf and momentum in (None, MOMENTUM)))
+    moments = given["history"]
+    good = good and (moments is None or (type(moments) is int and 2 <= moments < 2**31))
     good = good and type(eps) in (int, float) and 0 <= eps < inf
     if not (good and type(given["affine"]) is bool and type(given["copy"]) is bool):
         raise ValueError(f"parameters {given!r:.200}")
     return dict(given)
+
+
+def _recall(state: State, given: Any, recorded: Mapping[str, ndarray]) -> None:
+    """The moments of a stream that a file holds."""
+    rows, mean, var = (recorded[name] for name in MOMENTS)
+    every, batches, history = given["every"], given["batches"], state.history
+    if history is None or not (0 < len(rows) <= history.limit) or rows.dtype != np.int64 or rows.ndim != 1:
+        raise ValueError(f"history: {len(rows)} moments")
+    if mean.shape != (len(rows), len(state.mean)) or var.shape != mean.shape or (var < 0).any():
+        raise ValueError(f"history: moments of shape {mean.shape} and {var.shape}")
+    if type(every) is not int or type(batches) is not int or not 0 < every <= 2**62 or not 0 <= batches < 2**62:
+        raise ValueError(f"history: {given!r:.80}")
+    history.every, history.batches = every, batches
+    history.moments = [Moment(int(n), m.copy(), v.copy()) for n, m, v in zip(rows, mean, var, strict=True)]
+
+
+def _stacked(rows: Sequence[Any]) -> ndarray:
+    return np.stack([moved(row, ndarray) if hasattr(row, "shape") else np.int64(row) for row in rows])
 
 
 def _check(arrays: Mapping[str, ndarray]) -> None:

@@ -13,7 +13,9 @@ from bnorm.arrow import Columns
 from bnorm.kernels import BACKENDS, view
 from bnorm.layers import BatchNorm1d
 from bnorm.running import AVERAGE, FADE, POOL, Statistics
-from bnorm.transformer import tables
+from bnorm.transformer import over_blocks, tables
+from bnorm.transformer.blocks import Blocks
+from bnorm.transformer.history import History
 from bnorm.transformer.tables import refuse_infinity
 
 KINDS = {AVERAGE: "an average of batches", POOL: "rows that weigh the same", FADE: "rows that fade"}
@@ -30,8 +32,16 @@ class State:
     """From a table x on, of which it takes the features and the device: NaN statistics, gamma 1 and beta 0."""
 
     def __init__(
-        self, x: ndarray | Columns, momentum: float | None, halflife: float | None, eps: float, ddof: int, affine: bool
+        self,
+        x: Any,
+        momentum: float | None,
+        halflife: float | None,
+        eps: float,
+        ddof: int,
+        affine: bool,
+        history: int | None = None,
     ) -> None:
+        x = x.like if isinstance(x, Blocks) else x
         self.layer = BatchNorm1d(
             x.shape[1],
             eps=float(eps),
@@ -44,6 +54,7 @@ class State:
         mean, var = (np.full_like(self.layer.running_mean, np.nan) for _ in range(2))
         fade = None if halflife is None else float(halflife)
         self.layer.adopt(Statistics(mean, var, momentum, int(ddof), from_data=True, halflife=fade))
+        self.history = None if history is None else History(history)
         self.weighted = False  # by sample weights, so that what was seen may be no whole number
         self.told = False  # that batches of one row have no variance
 
@@ -103,22 +114,54 @@ class State:
         center = np.where(np.isfinite(low), beta - low, beta)
         return np.stack([center, self.var, std, scale, high])
 
-    def begin(self, x: ndarray | Columns, weight: ndarray | None) -> None:
+    def begin(self, x: ndarray | Columns | Blocks, weight: Any) -> None:
         """From a whole table, whose rows all weigh the same."""
-        parts = tables.whole(x, weight)
-        tables.refuse_infinity_in(parts, x, weight)
+        if isinstance(x, Blocks):
+            parts = over_blocks.whole(x, weight)
+        else:
+            parts = tables.whole(x, weight)
+            tables.refuse_infinity_in(parts, x, weight)
         self.statistics.begin(parts, len(x))
         self.weighted = weight is not None
+        self.record()
 
-    def move(self, x: ndarray | Columns, weight: ndarray | None) -> None:
+    def move(self, x: ndarray | Columns | Blocks, weight: Any) -> None:
         """By one more batch of the stream: all at once, or after an error not at all."""
-        _move(self.statistics, x, weight)
+        if isinstance(x, Blocks):
+            over_blocks.move(self.statistics, x, weight)
+        else:
+            _move(self.statistics, x, weight)
         self.weighted |= weight is not None
+        self.record()
 
     def merge(self, other: "State") -> None:
         """Values of another stream, on the same device, beside those of this one."""
         self.statistics.merge(other.statistics)
         self.weighted |= other.weighted
+
+    def follow(self, momentum: float | None, halflife: float | None, eps: float, history: int | None) -> None:
+        """Go on with other parameters, as far as these do not say how the stream began."""
+        if self.layer.eps != eps:
+            self.layer.eps = float(eps)
+        if self.statistics.momentum != momentum:
+            self.statistics.momentum = momentum
+        if self.statistics.halflife != halflife:
+            self.statistics.halflife = None if halflife is None else float(halflife)
+        if history != (self.history and self.history.limit):
+            self._keep(history)
+
+    def _keep(self, moments: int | None) -> None:
+        """Record so many moments of the stream from now on; None: no longer any."""
+        if moments is None or self.history is None:
+            self.history = None if moments is None else History(moments)
+        else:
+            self.history.limit = moments
+            self.history.thin()
+
+    def record(self) -> None:
+        """Keep what the statistics are now, where a history is kept."""
+        if self.history is not None:
+            self.history.record(self.statistics)
 
     def pull_back(self, x: ndarray, dy: ndarray) -> tuple[ndarray, ndarray | None, ndarray | None]:
         """dx, dgamma, dbeta, of which a value that is NaN, or of a feature never seen, has no part."""

@@ -16,8 +16,9 @@ from numpy import ndarray
 from bnorm import checks
 from bnorm.arrow import Columns
 from bnorm.kernels import BACKENDS, kernels_for, kind_of, moved, view
+from bnorm.transformer.blocks import WHO as WHO
+from bnorm.transformer.blocks import Blocks
 
-WHO = "BatchNormTransformer"
 PIECE = 1 << 20  # bytes of a table that is copied or widened piece by piece: they stay in the cache
 ROWS = 1 << 16  # of a piece with weights of its own
 DEEP, SHALLOW = 1000.0, 300.0  # half-lives: see `faded`
@@ -33,38 +34,49 @@ class Faded(NamedTuple):
     split: int  # where not 0: the rows before this one weigh nothing, but are needed, for an unbiased variance
 
 
-def sample_weights(sample_weight: Any, x: ndarray | Columns) -> ndarray:
-    """Weights as float64 (rows,), on the side of x, not negative and not all zero."""
-    from sklearn.utils.validation import _check_sample_weight
+def sample_weights(sample_weight: Any, x: Any, some: bool = True) -> Any:
+    """Weights as float64 (rows,), on the side of x, not negative, and with `some` not all zero; of Blocks unseen."""
+    from bnorm.transformer.sklearn_private import check_sample_weight
 
+    if isinstance(x, Blocks):
+        return x.weights(sample_weight)
     kind = ndarray if isinstance(x, Columns) else type(x)
     kernels_for(sample_weight, WHO, "sample_weight", kind)
-    if kind is not ndarray and kind_of(sample_weight) is not None:
-        return _weights_on_device(checks.real(WHO, "sample_weight", sample_weight, kind), len(x))
+    if not some or (kind is not ndarray and kind_of(sample_weight) is not None):
+        return _weights_by_numbers(checks.real(WHO, "sample_weight", sample_weight, kind), len(x), some)
     rows = x if type(x) is ndarray else np.empty((len(x), 0))
-    w: ndarray = _check_sample_weight(sample_weight, rows, dtype=np.float64)
-    _check_weights(w.min(), w)
-    return moved(w, kind)  # type: ignore[no-any-return]
+    w: ndarray = check_sample_weight(sample_weight, rows, dtype=np.float64)
+    _check_weights(w.min(), w, some)
+    return moved(w, kind)
 
 
-def _weights_on_device(given: ndarray, n: int) -> ndarray:
-    """The same for n rows. scikit-learn, which has the words for what is wrong, is shown what it takes to see it."""
-    from sklearn.utils.validation import _check_sample_weight
+def _weights_by_numbers(given: ndarray, n: int, some: bool) -> ndarray:
+    """The same for n rows of a device, or of a block, where all may be zero.
+
+    scikit-learn, which has the words for what is wrong, is shown what it takes to see it.
+    """
+    from bnorm.transformer.sklearn_private import check_sample_weight
 
     if given.shape != (n,):
-        _check_sample_weight(np.ones(given.shape), np.empty((n, 0)))
+        check_sample_weight(np.ones(given.shape), np.empty((n, 0)))
     w: ndarray = view.dense(given, np.float64)
     lowest, highest, total = BACKENDS[type(w)].numbers(w.min(), w.max(), w.sum())
-    _check_sample_weight(np.array([lowest, highest]), np.empty((2, 0)))  # NaN or infinity, if there is any
-    _check_weights(lowest, np.array(total))
+    check_sample_weight(np.array([lowest, highest, 1.0]), np.empty((3, 0)))  # NaN or infinity, if there is any
+    _check_weights(lowest, np.array(total), some)
     return w
 
 
-def _check_weights(lowest: float, w: ndarray) -> None:
+def _check_weights(lowest: float, w: ndarray, some: bool) -> None:
     """w: the weights, or their sum."""
     if lowest < 0:
         raise ValueError(f"Negative values in data passed to `sample_weight`: expected none, got {lowest}")
-    if not checks.total_weight(WHO, "sample_weight", w):
+    if some:
+        refuse_no_weight(w)
+
+
+def refuse_no_weight(w: Any) -> None:
+    """ValueError where weights, or the sum of them, are zero."""
+    if not checks.total_weight(WHO, "sample_weight", np.asarray(w)):
         raise ValueError("Sample weights must contain at least one non-zero number.")
 
 
@@ -76,8 +88,10 @@ def refuse_infinity(x: ndarray | Columns, among: ndarray | None = None) -> None:
             raise _infinite(x)
 
 
-def dense(x: ndarray | Columns) -> ndarray:
-    """An array, which columns are copied to."""
+def dense(x: Any) -> ndarray:
+    """An array, which columns are copied to, and blocks are not."""
+    if isinstance(x, Blocks):
+        raise TypeError(f"{WHO}: backward: X: expected an array in memory, got a Dask collection")
     return x.dense() if isinstance(x, Columns) else x
 
 
@@ -88,7 +102,7 @@ def whole(x: ndarray | Columns, weight: ndarray | None) -> ndarray:
     else:
         pieces = _dense_pieces(x)
         parts = [_moments(x[rows], None if weight is None else weight[rows]) for rows in pieces]
-    return parts[0] if len(parts) == 1 else _merged(parts)
+    return parts[0] if len(parts) == 1 else merged(parts)
 
 
 @np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore")
@@ -123,12 +137,13 @@ def _weighted(x: ndarray, w: ndarray) -> ndarray:
     """Moments of rows with weights of their own, a piece at a time."""
     size = min(ROWS, _dense_rows(x)) if type(x) is ndarray else len(x)
     parts = [_moments(x[rows], w[rows]) for rows in _pieces(x, size)]
-    return parts[0] if len(parts) == 1 else _merged(parts)
+    return parts[0] if len(parts) == 1 else merged(parts)
 
 
-def _merged(parts: list[ndarray]) -> ndarray:
-    merged: ndarray = BACKENDS[type(parts[0])].merge(parts)
-    return merged if type(merged) is not ndarray else merged.copy()
+def merged(parts: list[ndarray]) -> ndarray:
+    """Parts of several sets of rows as those of all of them."""
+    together: ndarray = BACKENDS[type(parts[0])].merge(parts)
+    return together if type(together) is not ndarray else together.copy()
 
 
 def _seen(x: ndarray, weight: ndarray | None, parts: ndarray, w: ndarray, near: int) -> ndarray:
@@ -176,8 +191,13 @@ def refuse_infinity_unseen(x: ndarray | Columns, weight: ndarray | None) -> None
         refuse_infinity(x, weight == 0)
 
 
-def mapped(x: ndarray | Columns, stats: ndarray, in_place: bool) -> ndarray:
-    """(x - mean) scale + shift, which `stats` has as the kernels take them, written over x or in its memory order."""
+def mapped(x: Any, stats: ndarray, in_place: bool) -> Any:
+    """(x - mean) scale + shift, which `stats` has as the kernels take them, written over x or in its memory order.
+
+    Of Blocks it is lazy, and by the numbers that are in `stats` now.
+    """
+    if isinstance(x, Blocks):
+        return x.mapped(_block_mapped, stats)
     if in_place and not isinstance(x, Columns):  # before anything is overwritten
         refuse_infinity(x)
     try:
@@ -198,6 +218,10 @@ def mapped(x: ndarray | Columns, stats: ndarray, in_place: bool) -> ndarray:
         return y
     except FloatingPointError:
         raise _infinite(x) from None
+
+
+def _block_mapped(x: ndarray, stats: ndarray) -> Any:
+    return mapped(x, stats, False)
 
 
 def _infinite(x: ndarray | Columns) -> ValueError:

@@ -6,29 +6,17 @@ from typing import Any
 
 import numpy as np
 from numpy import ndarray
-from sklearn.base import _fit_context as fit_context
-from sklearn.utils._array_api import get_namespace
-from sklearn.utils._set_output import _get_output_config
-from sklearn.utils.validation import _check_sample_weight as check_sample_weight
-from sklearn.utils.validation import validate_data
+from scipy.sparse import issparse
+from sklearn.utils.validation import check_array, validate_data
 
 from bnorm import arrow
 from bnorm.arrow import Columns
 from bnorm.checks import FLOATS
-from bnorm.kernels import BACKENDS, kernels_for, kind_of, moved
+from bnorm.kernels import BACKENDS, kernels_for, kind_of, lazy, moved
 from bnorm.running import AVERAGE, FADE
+from bnorm.transformer.blocks import Blocks, sample
+from bnorm.transformer.sklearn_private import get_namespace, output_config
 from bnorm.transformer.tables import WHO
-
-__all__ = [
-    "Callbacks",
-    "check_sample_weight",
-    "fit_context",
-    "float_types",
-    "floats",
-    "new_table",
-    "plain",
-    "refuse_container",
-]
 
 DTYPES = [np.float64, np.float32, np.float16]
 
@@ -46,7 +34,7 @@ def plain(X: Any, kind: Any, writeable: bool = False) -> bool:
 
 def new_table(estimator: Any, X: Any) -> tuple[Any, ndarray | None]:
     """X as an array of floats, of whichever kind, and the names of its features; infinity may still be in it."""
-    kind = kind_of(X) or ndarray
+    kind = kind_of(sample(X) if lazy(X) else X) or ndarray
     if plain(X, kind):
         return X, None
     found = object.__new__(type(estimator))  # takes in what scikit-learn finds, as long as X may still be refused
@@ -69,11 +57,18 @@ def columns(estimator: Any, X: Any, reset: bool) -> Columns | None:
 
 
 def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = False) -> Any:
-    """X as an array of floats, of that kind; infinity may still be in it.
+    """X as an array of floats, of that kind, or as Blocks if it is Dask's; infinity may still be in it.
 
     `validate` is scikit-learn's `validate_data` or `check_array`. Of an array on a device, which it cannot take, it is
     shown shape and type.
     """
+    if lazy(X):
+        return Blocks(X, lambda table: floats(validate, table, kind), partial(_block_floats, kind))
+    if issparse(X):
+        raise TypeError(
+            f"{WHO}: X: expected a dense array, as the transformer always centers, got a sparse {type(X).__name__}: "
+            "bnorm.sklearn.StandardScaler(with_mean=False) takes sparse tables, and X.toarray() is dense"
+        )
     kernels_for(X, WHO, "X", kind, "layer_")
     if isinstance(X, np.ma.MaskedArray):  # what is masked is missing
         X = np.ma.filled(X.astype(X.dtype if X.dtype.kind == "f" else np.float64), np.nan)
@@ -83,6 +78,11 @@ def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = F
     x = BACKENDS[kind].asarray(X)
     validate(_hollow(x), dtype=None, ensure_all_finite=False)
     return x if x.dtype in FLOATS else x.astype(np.float64)
+
+
+def _block_floats(kind: type, block: Any) -> Any:
+    """The same of a block, which may be empty."""
+    return floats(partial(check_array, estimator=WHO, input_name="X", ensure_min_samples=0), block, kind)
 
 
 def _hollow(x: Any) -> ndarray:
@@ -116,9 +116,16 @@ def check_mergeable(mine: Any, other: Any) -> None:
         raise ValueError(f"{WHO}: merge: expected features {list(names)}, as here, got {list(others)}")
 
 
-def refuse_container(estimator: Any) -> None:
-    """ValueError where scikit-learn would make a data frame of what is on a device."""
-    if (container := _get_output_config("transform", estimator)["dense"]) != "default":
+def refuse_container(estimator: Any, x: Any) -> None:
+    """ValueError where scikit-learn would make a data frame of what is on a device, or still to be computed."""
+    if (container := output_config("transform", estimator)["dense"]) == "default":
+        return
+    if isinstance(x, Blocks):
+        raise ValueError(
+            f"{WHO}: set_output: expected transform='default', as what is made of a Dask collection is one too, got "
+            f"{container!r}"
+        )
+    if type(x) in BACKENDS and type(x) is not ndarray:
         raise ValueError(
             f"{WHO}: set_output: expected transform='default', as layer_ is on the GPU and there are no data frames of "
             f"CuPy arrays, got {container!r}"

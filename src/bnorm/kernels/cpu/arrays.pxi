@@ -1,4 +1,8 @@
 # NumPy arrays to pointers and back.
+#
+# Uses FAR, bypasses, plan (plan).
+# Gives activation, data, folded, is_half, itemsize, matrix, narrowed, partial_size, result, scratch, target, to_type,
+# vector, vector_size, view, widened.
 
 cdef inline void* data(cnp.ndarray a) noexcept:
     return NULL if a is None else cnp.PyArray_DATA(a)
@@ -22,8 +26,11 @@ cdef inline Activation activation(double slope) noexcept nogil:
 
 
 cdef inline cnp.ndarray result(cnp.ndarray x, cnp.ndarray out):
-    """out, or a fresh array like x."""
+    """out, if it can hold what belongs to x, or a fresh array like x."""
     if out is not None:
+        if not cnp.PyArray_ISCARRAY(out) or cnp.PyArray_TYPE(out) != cnp.PyArray_TYPE(x) \
+                or cnp.PyArray_SIZE(out) != cnp.PyArray_SIZE(x):
+            raise ValueError(f"out: expected writeable, aligned and contiguous memory for {x.size} values of {x.dtype}")
         return out
     return empty(cnp.PyArray_NDIM(x), cnp.PyArray_DIMS(x), cnp.PyArray_TYPE(x))
 
@@ -61,14 +68,14 @@ cdef void view(Job* job, cnp.ndarray x, bint reduces=True) noexcept:
     job.outer = shape[0]
     job.channels = shape[1]
     job.inner = shape[2] if cnp.PyArray_NDIM(x) == 3 else 1
-    job.kind = cnp.PyArray_TYPE(x) == cnp.NPY_DOUBLE
+    job.wide = cnp.PyArray_TYPE(x) == cnp.NPY_DOUBLE
     job.x = cnp.PyArray_DATA(x)
     plan(job, itemsize(job), reduces)
     job.far = cnp.PyArray_NBYTES(x) >= FAR
 
 
 cdef inline Py_ssize_t itemsize(const Job* job) noexcept nogil:
-    return sizeof(double) if job.kind else sizeof(float)
+    return sizeof(double) if job.wide else sizeof(float)
 
 
 cdef inline void target(Job* job, cnp.ndarray y, cnp.ndarray dy=None) noexcept:
@@ -99,9 +106,9 @@ cdef inline void folded(Job* job, char* memory) noexcept nogil:
         job.c = memory + 5 * size
 
 
-cdef void to_kind(const double* values, Py_ssize_t n, int kind, void* typed) noexcept nogil:
+cdef void to_type(const double* values, Py_ssize_t n, bint wide, void* typed) noexcept nogil:
     cdef Py_ssize_t c
-    if kind:
+    if wide:
         for c in range(n):
             (<double*>typed)[c] = values[c]
     else:
@@ -114,10 +121,22 @@ def add(cnp.ndarray total, cnp.ndarray part, cnp.ndarray other=None, cnp.ndarray
 
     The two of a pair are contiguous and of one size, the part float64. What is not finite adds up without a word.
     """
+    check_total(total, part)
+    check_total(other, other_part)
     if total is not None:
         add_one(total, part)
     if other is not None:
         add_one(other, other_part)
+
+
+cdef int check_total(cnp.ndarray total, cnp.ndarray part) except -1:
+    if total is not None and not (
+        cnp.PyArray_ISCARRAY(total) and cnp.PyArray_SIZE(total) == cnp.PyArray_SIZE(part)
+        and cnp.PyArray_TYPE(total) in (cnp.NPY_DOUBLE, cnp.NPY_FLOAT)
+    ):
+        raise ValueError(f"total: expected writeable, aligned and contiguous memory for {part.size} values of float32 or "
+                         "float64")
+    return 0
 
 
 cdef void add_one(cnp.ndarray total, cnp.ndarray part) noexcept:

@@ -1,4 +1,4 @@
 cimport numpy as cnp
 
 
-cdef cnp.ndarray empty(int ndim, const cnp.npy_intp* shape, int kind)
+cdef cnp.ndarray empty(int ndim, const cnp.npy_intp* shape, int type_num)

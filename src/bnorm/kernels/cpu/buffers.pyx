@@ -77,18 +77,18 @@ cdef cnp.ndarray memory_for(size_t size):
     return best.memory
 
 
-cdef cnp.ndarray empty(int ndim, const cnp.npy_intp* shape, int kind):
+cdef cnp.ndarray empty(int ndim, const cnp.npy_intp* shape, int type_num):
     """An array that is not initialized, C-contiguous."""
-    cdef size_t size = 8 if kind == cnp.NPY_DOUBLE else 4
+    cdef size_t size = 8 if type_num == cnp.NPY_DOUBLE else 4
     cdef int i
     for i in range(ndim):
         size *= shape[i]
     cdef cnp.ndarray memory = memory_for(size) if LEAST <= size <= limit else None
     if memory is None:
-        return cnp.PyArray_EMPTY(ndim, <cnp.npy_intp*>shape, kind, 0)
+        return cnp.PyArray_EMPTY(ndim, <cnp.npy_intp*>shape, type_num, 0)
     cdef size_t address = <size_t>cnp.PyArray_DATA(memory)
     address = (address + LINE - 1) // LINE * LINE
-    cdef cnp.ndarray a = PyArray_New(<PyTypeObject*>cnp.ndarray, ndim, shape, kind, NULL, <void*>address, 0,
+    cdef cnp.ndarray a = PyArray_New(<PyTypeObject*>cnp.ndarray, ndim, shape, type_num, NULL, <void*>address, 0,
                                      cnp.NPY_ARRAY_CARRAY, NULL)
     cnp.set_array_base(a, memory)
     return a

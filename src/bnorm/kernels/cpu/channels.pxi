@@ -1,14 +1,23 @@
 # Batch normalization: its pieces, and both passes of each direction in one call.
+#
+# Uses activation, data, folded, is_half, itemsize, matrix, narrowed, partial_size, result, scratch, target, to_type,
+# vector, vector_size, view, widened (arrays), fits, run (plan), Target, assume, move_by_stats, refuse, take
+# (statistics).
+# Gives entries only.
 
 
 def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
-    """parts, (4, C): count, mean, m2 = sum w (x - mean)^2, and low, what the float64 mean leaves over."""
+    """parts, (4, C): count, mean, m2 = sum w (x - mean)^2, and low, what the float64 mean leaves over.
+
+    All sums are made in float64, those of float32 too, which `forward` sums faster and less exactly.
+    """
     if is_half(x):
         return moments(widened(x), weight, skipna)
     cdef Job job
     view(&job, x)
     job.weight = <const double*>data(weight)
     job.skipna = skipna
+    job.exact = True
     cdef Py_ssize_t C = job.channels, c
     cdef cnp.ndarray parts_ = matrix(4, C)
     cdef double* n = <double*>data(parts_)
@@ -18,13 +27,13 @@ def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
     job.partial = <double*>scratch(partial_size(&job))
     try:
         with nogil:
-            run(loops.reduce[job.kind], &job, False)
+            run(loops.reduce[job.wide], &job, False)
             loops.merge_moments(&job, 0, C)
             for c in range(C):
                 n[c] = job.partial[c]
-                mean[c] = job.partial[C + c] + job.partial[3 * C + c]
-                m2[c] = job.partial[2 * C + c]
-                low[c] = (job.partial[C + c] - mean[c]) + job.partial[3 * C + c]
+                mean[c] = bn_plain(job.partial[C + c] + job.partial[3 * C + c])
+                m2[c] = bn_plain(job.partial[2 * C + c])
+                low[c] = bn_plain((job.partial[C + c] - mean[c]) + job.partial[3 * C + c])
     finally:
         free(job.partial)
     return parts_
@@ -34,11 +43,9 @@ def known(cnp.ndarray mean not None, cnp.ndarray var not None, cnp.ndarray gamma
           cnp.ndarray seen=None):
     """stats of a mean and a variance that are known, of so many values; seen None: of one."""
     cdef Job job
-    cdef cnp.npy_intp[2] shape
     memset(&job, 0, sizeof(Job))
-    job.channels = shape[1] = cnp.PyArray_SIZE(mean)
-    shape[0] = 5
-    cdef cnp.ndarray stats = cnp.PyArray_EMPTY(2, shape, cnp.NPY_DOUBLE, 0)
+    job.channels = cnp.PyArray_SIZE(mean)
+    cdef cnp.ndarray stats = matrix(5, job.channels)
     job.stats = <double*>data(stats)
     memcpy(job.stats, data(mean), job.channels * sizeof(double))
     memcpy(job.stats + job.channels, data(var), job.channels * sizeof(double))
@@ -83,8 +90,8 @@ def normalize(cnp.ndarray x, cnp.ndarray stats, double slope=1.0, cnp.ndarray ou
     folded(&job, memory)
     try:
         with nogil:
-            loops.fold_forward[job.kind](&job, 0, job.channels)
-            run(loops.map[job.kind], &job, True)
+            loops.fold_forward[job.wide](&job, 0, job.channels)
+            run(loops.map[job.wide], &job, True)
     finally:
         free(memory)
     if job.infinite:
@@ -111,10 +118,10 @@ def grad_moments(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray w
     folded(&job, memory + partials)
     try:
         with nogil:
-            loops.fold_forward[job.kind](&job, 0, C)
-            run(loops.reduce[job.kind], &job, False)
+            loops.fold_forward[job.wide](&job, 0, C)
+            run(loops.reduce[job.wide], &job, False)
             loops.merge_sums(&job, 0, C)
-            loops.center_sums[job.kind](&job, 0, C)
+            loops.center_sums[job.wide](&job, 0, C)
             memcpy(sums, job.partial, 2 * C * sizeof(double))
     finally:
         free(memory)
@@ -159,9 +166,9 @@ def grad_input(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray coe
     folded(&job, memory)
     try:
         with nogil:
-            loops.fold_forward[job.kind](&job, 0, job.channels)
-            loops.fold_backward[job.kind](&job, 0, job.channels)
-            run(loops.map[job.kind], &job, True)
+            loops.fold_forward[job.wide](&job, 0, job.channels)
+            loops.fold_backward[job.wide](&job, 0, job.channels)
+            run(loops.map[job.wide], &job, True)
     finally:
         free(memory)
     return dx
@@ -170,25 +177,25 @@ def grad_input(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray coe
 cdef void between_forward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
     """From merged moments (or given statistics) to the map's coefficients."""
     loops.finish_forward(job, begin, end)
-    loops.fold_forward[job.kind](job, begin, end)
+    loops.fold_forward[job.wide](job, begin, end)
 
 
 cdef void between_backward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
     """From sums about the high part of the mean to the map's coefficients."""
-    loops.center_sums[job.kind](job, begin, end)
+    loops.center_sums[job.wide](job, begin, end)
     loops.finish_backward(job, begin, end)
-    loops.fold_backward[job.kind](job, begin, end)
+    loops.fold_backward[job.wide](job, begin, end)
 
 
 cdef void both_passes(Job* job, Py_ssize_t t) noexcept nogil:
     """Reduction, formulas and map of one group of channels while it is in cache."""
     cdef Py_ssize_t begin = t * job.group, end = min(begin + job.group, job.channels)
-    loops.reduce[job.kind](job, t)
+    loops.reduce[job.wide](job, t)
     if job.dy == NULL:
         between_forward(job, begin, end)
     else:
         between_backward(job, begin, end)
-    loops.map[job.kind](job, t)
+    loops.map[job.wide](job, t)
 
 
 cdef double total(const double* weight, Py_ssize_t n) noexcept nogil:
@@ -258,14 +265,14 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
             job.seen = <const double*>data(seen)
             with nogil:
                 between_forward(&job, 0, C)
-                run(loops.map[job.kind], &job, False)
+                run(loops.map[job.wide], &job, False)
             return y, stats_, job.count, 0
         job.partial = <double*>memory
         with nogil:
             if job.fused:
                 run(both_passes, &job, False)
             else:
-                run(loops.reduce[job.kind], &job, False)
+                run(loops.reduce[job.wide], &job, False)
                 loops.merge_moments(&job, 0, C)
                 between_forward(&job, 0, C)
         if raises:
@@ -273,7 +280,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
             refuse(move_by_stats(&target_, job.stats, job.count, job.outer * job.inner, C, True), C)
         if not job.fused:
             with nogil:
-                run(loops.map[job.kind], &job, True)
+                run(loops.map[job.wide], &job, True)
     finally:
         free(memory)
     return y, stats_, job.count, 0
@@ -309,15 +316,15 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
         job.unit = unit_of(weight)
     try:
         with nogil:
-            loops.fold_forward[job.kind](&job, 0, C)
+            loops.fold_forward[job.wide](&job, 0, C)
             job.fused = reduce and not frozen and fits(&job, 2 * itemsize(&job))
             if job.fused:
                 run(both_passes, &job, False)
             else:
                 if reduce:
-                    run(loops.reduce[job.kind], &job, False)
+                    run(loops.reduce[job.wide], &job, False)
                     loops.merge_sums(&job, 0, C)
-                    loops.center_sums[job.kind](&job, 0, C)
+                    loops.center_sums[job.wide](&job, 0, C)
                 if frozen and slope == 1.0:     # dx = scale dy is a map of dy alone: x is not read, whatever it holds
                     job.x = job.dy
                     job.dy = NULL
@@ -325,11 +332,11 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
                     memset(job.shift, 0, size)
                 elif frozen:
                     job.b = NULL
-                    to_kind(job.stats + 3 * C, C, job.kind, job.a)
+                    to_type(job.stats + 3 * C, C, job.wide, job.a)
                 else:
                     loops.finish_backward(&job, 0, C)
-                    loops.fold_backward[job.kind](&job, 0, C)
-                run(loops.map[job.kind], &job, True)
+                    loops.fold_backward[job.wide](&job, 0, C)
+                run(loops.map[job.wide], &job, True)
         if params:
             for c in range(C):
                 (<double*>data(dgamma_))[c] = rstd[c] * job.partial[C + c]

@@ -34,7 +34,12 @@ cdef extern from "formulas.h" nogil:
     bn_statistics bn_move(bn_statistics, bn_batch, bn_rule)
     void bn_merge(double*, double*, double*, double*, double, double, double, double)
     bint bn_finite(double)
+    double bn_plain(double)
     int bn_act_kind(double)
+
+cdef extern from "lanes.h" nogil:
+    enum:
+        BN_BEYOND
 
 cdef extern from "memory.h" nogil:
     int bn_processor_level()

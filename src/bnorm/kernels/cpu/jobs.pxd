@@ -27,13 +27,14 @@ ctypedef struct Job:
     # The grid of tasks: `pieces` of `piece` rows times `groups` of `group` channels.
     Py_ssize_t piece, pieces, group, groups
     # The arrays: reductions read x (and dy), maps write y. Their type: 0 float32, 1 float64.
-    int kind
+    bint wide
     const void* x
     const void* dy
     void* y
     const double* weight    # [outer][inner] or NULL
     double unit             # a power of two near the largest weight, which may not fit the type of x
     bint skipna
+    bint exact              # moments of float32 are summed in float64
     Activation act
     bint fused              # both passes over a group of channels before the next
     bint stream, far        # y, or x, is too large for the caches
@@ -62,7 +63,7 @@ ctypedef struct Job:
 ctypedef struct RowJob:
     Py_ssize_t outer, groups, channels, inner
     Py_ssize_t piece, pieces, group, cuts     # tasks: pieces of `piece` outer positions times cuts of `group` groups
-    int kind
+    bint wide               # 0 float32, 1 float64
     const void* x
     const void* dy
     void* y

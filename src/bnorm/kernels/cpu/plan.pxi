@@ -1,4 +1,7 @@
 # From a shape to tasks, and the tasks to threads. None of it depends on the number of threads, so neither do the bits.
+#
+# Uses nothing of its siblings.
+# Gives FAR, bypasses, fits, plan, plan_rows, run, run_rows.
 
 cdef enum:
     TASK = 16384            # values that make a task worth its bookkeeping
@@ -112,10 +115,10 @@ cdef void run_rows(RowJob* job) noexcept nogil:
     cdef Py_ssize_t n = job.pieces * job.cuts, i
     cdef int threads = threads_for(job.outer * job.groups * job.channels * job.inner, n)
     if threads == 1:
-        run_row_span(loops.rows[job.kind], job, 0, n)
+        run_row_span(loops.rows[job.wide], job, 0, n)
     else:
         for i in prange(threads, schedule="static", chunksize=1, num_threads=threads):
-            run_row_span(loops.rows[job.kind], job, n * i // threads, n * (i + 1) // threads)
+            run_row_span(loops.rows[job.wide], job, n * i // threads, n * (i + 1) // threads)
 
 
 cdef void plan_rows(RowJob* job) noexcept nogil:

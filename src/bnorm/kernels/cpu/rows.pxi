@@ -1,4 +1,8 @@
 # Layer, group, instance and RMS normalization.
+#
+# Uses activation, data, is_half, narrowed, result, scratch, vector, widened (arrays), FAR, bypasses, plan_rows,
+# run_rows (plan).
+# Gives entries only.
 
 
 cdef void row_view(
@@ -10,7 +14,7 @@ cdef void row_view(
     job.groups = shape[1]
     job.channels = shape[2]
     job.inner = shape[3]
-    job.kind = cnp.PyArray_TYPE(x) == cnp.NPY_DOUBLE
+    job.wide = cnp.PyArray_TYPE(x) == cnp.NPY_DOUBLE
     job.x = cnp.PyArray_DATA(x)
     job.y = cnp.PyArray_DATA(y)
     job.stream = bypasses(cnp.PyArray_NBYTES(y), dy is not None)
@@ -22,26 +26,27 @@ cdef void row_view(
     plan_rows(job)
 
 
-cdef enum:
-    BEYOND = 256    # bytes of zeros behind gamma and beta, which are read with the last of them and come to nothing
+cdef inline bint has_columns(const RowJob* job) noexcept nogil:
+    """Whether gamma and beta change from value to value, or their gradients do. Else no memory is spent on them."""
+    return job.inner == 1 and (job.gamma != NULL or job.beta != NULL or job.params)
 
 
 cdef inline size_t columns_size(const RowJob* job) noexcept nogil:
-    return job.groups * job.channels * sizeof(double) + BEYOND
+    return job.groups * job.channels * sizeof(double) + BN_BEYOND if has_columns(job) else 0
 
 
 cdef void row_columns(RowJob* job, char* memory) noexcept nogil:
     """gamma and beta in the type of x, where they change from value to value; 1 and 0 where one is absent."""
     cdef Py_ssize_t c, n = job.groups * job.channels
-    cdef size_t size = n * (sizeof(double) if job.kind else sizeof(float))
-    if job.inner != 1 or (job.gamma == NULL and job.beta == NULL and not job.params):
+    cdef size_t size = n * (sizeof(double) if job.wide else sizeof(float))
+    if not has_columns(job):
         return
     job.scale = memory
     job.shift = memory + columns_size(job)
-    memset(<char*>job.scale + size, 0, BEYOND)
-    memset(<char*>job.shift + size, 0, BEYOND)
+    memset(<char*>job.scale + size, 0, BN_BEYOND)
+    memset(<char*>job.shift + size, 0, BN_BEYOND)
     for c in range(n):
-        if job.kind:
+        if job.wide:
             (<double*>job.scale)[c] = 1.0 if job.gamma == NULL else job.gamma[c]
             (<double*>job.shift)[c] = 0.0 if job.beta == NULL else job.beta[c]
         else:
@@ -120,6 +125,9 @@ def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray r
                     for c in range(n):
                         dg[c] += job.partial[p * 2 * n + c]
                         db[c] += job.partial[p * 2 * n + n + c]
+                for c in range(n):
+                    dg[c] = bn_plain(dg[c])
+                    db[c] = bn_plain(db[c])
     finally:
         free(memory)
     return dx, dgamma_, dbeta_

@@ -1,4 +1,7 @@
 # Sets of values described by their parts, merged; and statistics that move over time, by the rules of formulas.h.
+#
+# Uses data, scratch (arrays).
+# Gives Target, assume, move_by_stats, refuse, take.
 
 ctypedef struct Target:
     # The arrays and the rule of a `bnorm.running.Statistics`. The arrays belong to the tuple that they came in.

@@ -8,6 +8,7 @@ cdef extern from "threads.h" nogil:
     int omp_get_max_threads()
     void omp_set_num_threads(int)
     int bn_release_workers()
+    int bn_startable(int)
 
 cdef enum:
     # Below this many values a call stays on one thread: at 2 cores a second thread begins to pay near 65,536 float32
@@ -24,7 +25,9 @@ cdef int threads_for(Py_ssize_t values, Py_ssize_t tasks) noexcept nogil:
     if values < SERIAL or tasks < 2:
         return 1
     cdef int n = allowed()
-    return n if n < tasks else <int>tasks
+    if n > tasks:
+        n = <int>tasks
+    return n if n == 1 else bn_startable(n)
 
 
 cdef int allowed() noexcept nogil:
@@ -55,6 +58,13 @@ def set_num_threads(n):
 def get_num_threads():
     """The number of threads that a large call from this thread would use now."""
     return allowed()
+
+
+def limit_caller(int n):
+    """Let large calls from this thread, and from no other, use at most n threads; returns what held before."""
+    cdef int before = omp_get_max_threads()
+    omp_set_num_threads(n)
+    return before
 
 
 def openmp_version():

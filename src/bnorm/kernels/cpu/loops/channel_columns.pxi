@@ -1,8 +1,12 @@
 # A row of columns is `widen` copies of `channels` runs of `run` values: column (q * channels + c) * run + l belongs to
 # channel c. These helpers go from channels to columns and back.
+#
+# Uses nothing of its siblings.
+# Gives Block, Columns, FETCH_COLUMNS, block_rows, bounded, columns_of, from_position, gather, one_nan, run_block,
+# spread, values_of, width_of, zero.
 
 cdef enum:
-    NEAR = 16           # columns between two fetches of what comes next, by rows: few lines at a time
+    FETCH_COLUMNS = 16  # columns between two fetches of what comes next, by rows: few lines at a time
 
 
 # What is summed together: `rows` rows of `widen * channels * run` columns, `stride` values apart, and below them the
@@ -23,6 +27,24 @@ ctypedef struct Columns:
     const void* b
     const void* c
     const void* w           # weights, of columns
+
+
+cdef inline double bounded(double v, const real* x) noexcept nogil:
+    """v as the type of x can multiply by it."""
+    return bn_bounded(v) if real is float else v
+
+
+cdef inline void one_nan(real* h, real* scale, real* shift) noexcept nogil:
+    """Where one of the numbers of a channel or row is NaN, let it be h, and only h.
+
+    Which of two NaN an operation returns is up to the compiler, but for a subtraction, which returns the first. So the
+    maps subtract what may be NaN (x - h, and in the gradient b and c, which are kept negative for it), and the bits of
+    what they make are the same in every build.
+    """
+    cdef int found = (h[0] != h[0]) | (scale[0] != scale[0]) | (shift[0] != shift[0])
+    h[0] = <real>NAN if found else h[0]     # without a branch, so that loops over channels vectorize
+    scale[0] = 1 if found else scale[0]
+    shift[0] = 0 if found else shift[0]
 
 
 cdef inline Py_ssize_t width_of(const Block* b) noexcept nogil:

@@ -1,6 +1,10 @@
 # Gradient sums of one block, laid out as in channel_moments.pxi: sum dy and sum dy (x - h) per channel, where h is the
 # high part of the mean. With an activation dy is first brought before it, by the forward's v, recomputed as there.
 # With weights a dy of 0 adds nothing whatever x holds there: padding may be NaN.
+#
+# Uses identity, leaky, pulled, relu (activations), Block, Columns, FETCH_COLUMNS, columns_of, gather, width_of, zero
+# (channel_columns).
+# Gives block_sums, products_beyond_float.
 
 
 cdef inline void four_pairs(
@@ -17,7 +21,7 @@ cdef inline void pair_sums(
 ) noexcept nogil:
     """s += sum dy, d += sum dy (x - h) per column: eight rows at a time, then four, then one."""
     cdef Py_ssize_t j, k, end, at, r = 0, rows = b.rows, stride = b.stride, width = width_of(b)
-    cdef Py_ssize_t step = width if b.ahead == NULL else NEAR
+    cdef Py_ssize_t step = width if b.ahead == NULL else FETCH_COLUMNS
     cdef real sum, dot, more, more_dot
     while r + 8 <= rows:
         k = 0

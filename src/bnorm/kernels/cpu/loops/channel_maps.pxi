@@ -1,12 +1,17 @@
 # The maps, one read and one write: y = (x - h) scale + shift, and dx = a (dy + w (b (x - h) + c)). h is the high part
 # of the mean in the type of x, so x - h is exact near the mean; the low part is folded into shift and c. With a outside
 # the brackets b is of the size of 1 / std, which float32 holds wherever it holds x. A weight of 0 keeps whatever stands
-# under it out, NaN too. Without b (statistics that are constants) dx = a dy.
+# under it out, NaN too. Without b (statistics that are constants) dx = a dy. b and c are negative here, and subtracted:
+# `one_nan` says why.
 #
 # Infinities are looked for in the pass that reads x anyway: among columns in the loop that maps them, elsewhere just
 # before, a few cache lines at a time.
 #
 # Outputs larger than the cache are finished in a small buffer and streamed to memory past the cache.
+#
+# Uses activated, identity, leaky, pulled, relu (activations), Columns, from_position, spread (channel_columns),
+# weights_of_row (channel_moments).
+# Gives Output, Run, SCALAR_RUN, gradient_run, longest, map_columns, map_runs, normalize_run, room.
 
 cdef enum:
     SCALAR_RUN = 32     # from this length a run is mapped with its channel's numbers in registers
@@ -113,13 +118,13 @@ cdef inline void gradient_columns_by(
         for j in range(n):
             t = x[j] - h[j]
             g = dy[j] if act.kind == BN_IDENTITY else pulled(act, t * scale[j] + shift[j], dy[j])
-            dx[j] = a[j] * (g + (b[j] * t + c[j]))
+            dx[j] = a[j] * (g - (b[j] * t + c[j]))
     else:
         for j in range(n):
             t = x[j] - h[j]
             g = dy[j] if act.kind == BN_IDENTITY else pulled(act, t * scale[j] + shift[j], dy[j])
             t = b[j] * t + c[j]
-            dx[j] = a[j] * (g + (0 if w[j] == 0 else w[j] * t))
+            dx[j] = a[j] * (g - (0 if w[j] == 0 else w[j] * t))
 
 
 cdef inline void gradient_columns(
@@ -136,7 +141,7 @@ cdef inline void gradient_columns(
 # The numbers of one channel or row, all of them numbers of the type of x.
 ctypedef struct Run:
     double h, scale, shift      # as in Columns
-    double a, b, c
+    double a, b, c              # b and c negative
     double gain                 # a factor of dy alone, for group norm
     bint frozen                 # without b and c
 
@@ -156,13 +161,13 @@ cdef inline void gradient_run_by(
         for j in range(n):
             t = x[j] - h
             g = dy[j] if act.kind == BN_IDENTITY else pulled(act, t * scale + shift, dy[j])
-            dx[j] = a * (gain * g + (b * t + c))
+            dx[j] = a * (gain * g - (b * t + c))
     else:
         for j in range(n):
             t = x[j] - h
             g = dy[j] if act.kind == BN_IDENTITY else pulled(act, t * scale + shift, dy[j])
             t = b * t + c
-            dx[j] = a * (gain * g + (0 if w[j] == 0 else <real>(w[j] * inverse) * t))
+            dx[j] = a * (gain * g - (0 if w[j] == 0 else <real>(w[j] * inverse) * t))
 
 
 cdef inline void gradient_run(

@@ -5,6 +5,12 @@
 # blocks use the running mean, and read the data once: where a block of n_b values lies d away from the n before it, the
 # rounding error eps n_b d^2 is at most 4 eps times the n n_b / (n + n_b) d^2 that the merge adds to m2 anyway, as long
 # as n_b <= 3 n. So the first block is small, and every next one three times what was before it.
+#
+# Uses Block, FETCH_COLUMNS, columns_of, gather, spread, values_of, width_of, zero (channel_columns).
+# Gives Parts, block_moments, careful_sums, centered_sums, weights_of_row.
+
+cdef enum:
+    TOGETHER = 32   # rows whose sums are made for themselves before they are added: rounding grows with both numbers
 
 ctypedef struct Parts:      # of the channels of a block, one after the other
     double* n
@@ -23,7 +29,7 @@ cdef inline void four(const real* x, Py_ssize_t stride, real m, real* sum, real*
 cdef inline void centered_sums(const real* x, const Block* b, const real* m, double* s, double* q) noexcept nogil:
     """s += sum (x - m), q += sum (x - m)^2 per column: sixteen rows at a time, then four, then one."""
     cdef Py_ssize_t j, k, end, r = 0, rows = b.rows, stride = b.stride, width = width_of(b)
-    cdef Py_ssize_t step = width if b.ahead == NULL else NEAR
+    cdef Py_ssize_t step = width if b.ahead == NULL else FETCH_COLUMNS
     cdef const real* row
     cdef real d, s0, s1, s2, s3, q0, q1, q2, q3
     while r + 16 <= rows:
@@ -93,19 +99,28 @@ cdef void careful_sums(
     const real* x, const Block* b, bint skipna, const double* center, double* n, double* s, double* q
 ) noexcept nogil:
     """Per channel n = sum w, s = sum w (x - center), q = sum w (x - center)^2, all in float64; room for all columns."""
-    cdef double[WIDE] wj, columns
+    cdef double[WIDE] wj, columns, of_n, of_s, of_q
     cdef const double* m = columns_of(center, b, columns)
-    cdef Py_ssize_t r, j, width = width_of(b)
+    cdef Py_ssize_t r, j, width = width_of(b), rows = b.rows + (b.extra > 0)
     zero(n, width)
     zero(s, width)
     zero(q, width)
     for j in range(width):
         wj[j] = 1.0
-    for r in range(b.rows + (b.extra > 0)):
+    for r in range(rows):
+        if r % TOGETHER == 0:
+            zero(of_n, width)
+            zero(of_s, width)
+            zero(of_q, width)
         j = width if r < b.rows else b.extra
         if b.w != NULL:
             weights_of_row(b.w + r * b.widen * b.run, b.channels, b.run, j, wj)
-        weighted_row(x + r * b.stride, wj, j, skipna, m, n, s, q)
+        weighted_row(x + r * b.stride, wj, j, skipna, m, of_n, of_s, of_q)
+        if r % TOGETHER == TOGETHER - 1 or r == rows - 1:
+            for j in range(width):
+                n[j] += of_n[j]
+                s[j] += of_s[j]
+                q[j] += of_q[j]
     gather(n, b)
     gather(s, b)
     gather(q, b)
@@ -212,13 +227,79 @@ cdef inline bint beyond_float(const real* x, const Block* b, const real* center,
     return bad != 0 or (small != 0 and not constant(x, b, center, q))
 
 
-cdef void block_moments(const real* x, const Block* b, bint skipna, Parts to) noexcept nogil:
-    """Add one block to the moments of its channels."""
+cdef inline void wide_four(
+    const real* x, Py_ssize_t stride, double m, double* sum, double* square
+) noexcept nogil:
+    """`four` in float64."""
+    cdef double d0 = <double>x[0] - m, d1 = <double>x[stride] - m
+    cdef double d2 = <double>x[2 * stride] - m, d3 = <double>x[3 * stride] - m
+    sum[0] = (d0 + d1) + (d2 + d3)
+    square[0] = (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)
+
+
+cdef inline void wide_sums(const real* x, const Block* b, const double* m, double* s, double* q) noexcept nogil:
+    """centered_sums of float32 in float64, converted in registers: memory is the bound all the same."""
+    cdef Py_ssize_t j, k, end, at, r = 0, rows = b.rows, stride = b.stride, width = width_of(b)
+    cdef Py_ssize_t step = width if b.ahead == NULL else FETCH_COLUMNS
+    cdef double d, s0, s1, q0, q1
+    while r + 8 <= rows:
+        k = 0
+        while k < width:
+            end = min(width, k + step)
+            if b.ahead != NULL:
+                bn_fetch(b.ahead, 8 * (end - k) * sizeof(real))
+            for j in range(k, end):
+                at = r * stride + j
+                wide_four(x + at, stride, m[j], &s0, &q0)
+                wide_four(x + at + 4 * stride, stride, m[j], &s1, &q1)
+                s[j] += s0 + s1
+                q[j] += q0 + q1
+            k = end
+        r += 8
+    while r < rows + (b.extra > 0):
+        for j in range(width if r < rows else b.extra):
+            d = <double>x[r * stride + j] - m[j]
+            s[j] += d
+            q[j] += d * d
+        r += 1
+
+
+cdef void wide_moments(const real* x, const Block* b, bint skipna, Parts to) noexcept nogil:
+    """block_moments of float32 as exact as of float64, whose range its squares do not leave."""
+    cdef real[WIDE] rough
+    cdef double[WIDE] center, columns, s, q
+    cdef Py_ssize_t c
+    cdef bint fresh = False, holes = False, careful = False
+    for c in range(b.channels):
+        fresh |= to.n[c] == 0.0
+    if fresh:
+        rough_centers(x, b, to.n, rough)
+    for c in range(b.channels):
+        center[c] = <double>rough[c] if to.n[c] == 0.0 else to.mean[c] + to.low[c]
+        careful |= not (fabs(center[c]) < INFINITY)     # differences of float32 may overflow
+    zero(s, width_of(b))
+    zero(q, width_of(b))
+    wide_sums(x, b, columns_of(center, b, columns), s, q)
+    gather(s, b)
+    gather(q, b)
+    for c in range(b.channels):
+        holes |= q[c] != q[c]
+    if careful or (skipna and holes):
+        careful_moments(x, b, skipna, to)
+    else:
+        bn_add_blocks(b.channels, <double>values_of(b), center, s, q, to.n, to.mean, to.m2, to.low)
+
+
+cdef void block_moments(const real* x, const Block* b, bint skipna, bint exact, Parts to) noexcept nogil:
+    """Add one block to the moments of its channels. exact: float32 is to be summed in float64."""
     cdef real[WIDE] center, columns
     cdef const real* m
     cdef double[WIDE] wide, s, q
     cdef Py_ssize_t c, width = width_of(b)
     cdef bint fresh = False, careful = b.w != NULL
+    if real is float and exact and not careful:
+        wide_moments(x, b, skipna, to)
+        return
     if not careful:
         for c in range(b.channels):
             center[c] = <real>(to.mean[c] + to.low[c])

@@ -1,5 +1,11 @@
 # A task is one piece of rows times one group of channels. Partial results lie by piece, so merging them in index order
 # gives the same bits whoever computed them.
+#
+# Uses Block, Columns, block_rows, bounded, from_position, one_nan, run_block, zero (channel_columns), block_sums
+# (channel_grads), Output, SCALAR_RUN, map_columns, map_runs (channel_maps), Parts, block_moments (channel_moments).
+# Gives center_sums_double, center_sums_float, finish_backward, finish_forward, fold_backward_double,
+# fold_backward_float, fold_forward_double, fold_forward_float, map_double, map_float, merge_moments, merge_sums,
+# reduce_double, reduce_float.
 
 
 cdef void reduce_block(
@@ -15,7 +21,7 @@ cdef void reduce_block(
         to.mean = partial + size
         to.m2 = partial + 2 * size
         to.low = partial + 3 * size
-        block_moments(x + at, b, job.skipna, to)
+        block_moments(x + at, b, job.skipna, job.exact, to)
     else:
         of.h = <const real*>job.high + c
         of.scale = <const real*>job.scale + c
@@ -184,12 +190,12 @@ cdef void finish_forward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept no
     cdef const double* n = job.partial
     if n != NULL:
         for c in range(begin, end):
-            mean[c] = n[size + c] + n[3 * size + c]
-            var[c] = n[2 * size + c] / (n[c] if n[c] > 0.0 else 1.0)
+            mean[c] = bn_plain(n[size + c] + n[3 * size + c])
+            var[c] = bn_plain(n[2 * size + c] / (n[c] if n[c] > 0.0 else 1.0))
     for c in range(begin, end):
         values = n[c] if n != NULL else 1.0 if job.seen == NULL or not job.seen[c] > 0.0 else job.seen[c]
-        rstd[c] = bn_channel_rstd(mean[c], var[c], job.eps, values)
-        scale[c] = rstd[c] if job.gamma == NULL else job.gamma[c] * rstd[c]
+        rstd[c] = bn_plain(bn_channel_rstd(mean[c], var[c], job.eps, values))
+        scale[c] = rstd[c] if job.gamma == NULL else bn_plain(job.gamma[c] * rstd[c])
         shift[c] = 0.0 if job.beta == NULL else job.beta[c]
 
 
@@ -200,18 +206,22 @@ cdef void fold_forward(Job* job, Py_ssize_t begin, Py_ssize_t end, real* high) n
     cdef const double* shift = mean + 4 * size
     cdef real* a = <real*>job.scale
     cdef real* b = <real*>job.shift
+    cdef double gain
     for c in range(begin, end):
+        gain = bounded(scale[c], high)
         high[c] = <real>mean[c]
-        if a != NULL:
-            a[c] = <real>scale[c]
-            b[c] = <real>bn_fold(<double>high[c], mean[c], scale[c], shift[c])
+        a[c] = <real>gain
+        b[c] = <real>bn_fold(<double>high[c], mean[c], gain, shift[c])
+        if job.dy == NULL:
+            one_nan(&high[c], &a[c], &b[c])
 
 
 cdef void center_sums(Job* job, Py_ssize_t begin, Py_ssize_t end, const real* high) noexcept nogil:
     """sum dy (x - mean) from sum dy (x - high)."""
     cdef Py_ssize_t c, size = job.channels
     for c in range(begin, end):
-        job.partial[size + c] -= (job.stats[c] - <double>high[c]) * job.partial[c]
+        job.partial[size + c] = bn_plain(job.partial[size + c] - (job.stats[c] - <double>high[c]) * job.partial[c])
+        job.partial[c] = bn_plain(job.partial[c])
 
 
 cdef void finish_backward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
@@ -222,12 +232,17 @@ cdef void finish_backward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept n
     cdef double* a = job.coefficients
     cdef double* b = a + size
     cdef double* g = b + size
-    cdef double count
+    cdef double count = job.counts[0] if begin < end else 0.0
     for c in range(begin, end):
-        count = job.counts[c * job.counts_step]
         a[c] = scale[c]
-        b[c] = bn_grad_b(rstd[c], job.partial[size + c], count)
-        g[c] = bn_grad_c(job.partial[c], count)
+    if job.counts_step == 0:    # a loop of its own, which vectorizes
+        for c in range(begin, end):
+            b[c] = bn_grad_b(rstd[c], job.partial[size + c], count)
+            g[c] = bn_grad_c(job.partial[c], count)
+        return
+    for c in range(begin, end):
+        b[c] = bn_grad_b(rstd[c], job.partial[size + c], job.counts[c])
+        g[c] = bn_grad_c(job.partial[c], job.counts[c])
 
 
 cdef void fold_backward(Job* job, Py_ssize_t begin, Py_ssize_t end, real* high) noexcept nogil:
@@ -239,10 +254,14 @@ cdef void fold_backward(Job* job, Py_ssize_t begin, Py_ssize_t end, real* high) 
     cdef real* a = <real*>job.a
     cdef real* b = <real*>job.b
     cdef real* g = <real*>job.c
+    cdef double slope
     for c in range(begin, end):
-        a[c] = <real>scale[c]
-        b[c] = <real>(job.unit * tilt[c])
-        g[c] = <real>bn_fold(<double>high[c], mean[c], job.unit * tilt[c], job.unit * rest[c])
+        slope = bounded(-job.unit * tilt[c], high)
+        a[c] = <real>bounded(scale[c], high)
+        b[c] = <real>slope
+        g[c] = <real>bn_fold(<double>high[c], mean[c], slope, -job.unit * rest[c])
+        one_nan(&high[c], &b[c], &g[c])
+        one_nan(&high[c], &a[c], &g[c])
 
 
 cdef void fold_forward_float(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:

@@ -90,11 +90,13 @@ enum { BN_SQUARES, BN_PAIRS, BN_SCALED };
 
 enum {
     BN_WIDTH = 32,  /* partial sums; a loop of 16 would be unrolled before it could be vectorized */
-    BN_CHAIN = 8    /* values that are added to one of them before it is added in float64 */
+    BN_CHAIN = 8,   /* values that are added to one of them before it is added in float64 */
+    BN_BEYOND = BN_WIDTH * sizeof(double)   /* bytes of zeros behind gamma and beta */
 };
 
 /* Both sums of n values, added to 8 parts of each in float64. `left` values may be read, n or more: what does not fill a
- * vector is read together with what lies behind it, and counts as nothing. Behind gamma and beta there are zeros to read.
+ * vector is read together with what lies behind it, and counts as nothing. Behind gamma and beta there are BN_BEYOND bytes of
+ * zeros to read.
  * `what` and `kind` are constants to the compiler, and no choice is left in the loops. */
 #define BN_SHORT_SUMS(real, name)                                                                                     \
     BN_INLINE real bn_factor_##name(int what, int kind, real slope, real dy, real t, real r, real b,                  \
@@ -150,7 +152,7 @@ BN_SHORT_SUMS(float, float)
 BN_SHORT_SUMS(double, double)
 
 /* The maps of a row with a gamma and a beta for each value: y = ((x - h) r + b) gamma + beta, and the input gradient
- * dx = r (dy gamma + (tilt (x - h) + rest)). */
+ * dx = r (dy gamma - (tilt (x - h) + rest)). */
 #define BN_ROW_MAPS(real, name)                                                                                       \
     BN_INLINE void bn_affine_##name(const real *x, real *y, ptrdiff_t n, real h, real r, real b, const real *gamma,   \
                                     const real *beta)                                                                 \
@@ -164,7 +166,7 @@ BN_SHORT_SUMS(double, double)
     {                                                                                                                 \
         BN_INDEPENDENT                                                                                                \
         for (ptrdiff_t j = 0; j < n; j++)                                                                             \
-            dx[j] = r * (dy[j] * gamma[j] + (tilt * (x[j] - h) + rest));                                              \
+            dx[j] = r * (dy[j] * gamma[j] - (tilt * (x[j] - h) + rest));                                              \
     }
 
 BN_ROW_MAPS(float, float)

@@ -2,6 +2,10 @@
 #
 # inner == 1: gamma and beta change from value to value. inner > 1: runs with one gamma each, which the maps of channels
 # serve.
+#
+# Uses activated, leaky, relu (activations), bounded, one_nan (channel_columns), Output, Run, gradient_run, longest,
+# normalize_run, room (channel_maps), Affine, BATCH, scaled (row_short), affine_of, row_numbers (row_sums).
+# Gives backward_map, forward_maps, gradient_of_columns, through_statistics.
 
 cdef inline void affine_columns_by(
     Activation act, const real* x, real* y, Py_ssize_t n, real h, real r, real b, const real* gamma, const real* beta
@@ -34,14 +38,14 @@ cdef inline void gradient_of_columns_by(
 ) noexcept nogil:
     cdef Py_ssize_t j
     for j in range(n):
-        dx[j] = r * (scaled(act, dy[j], x[j], h, r, b, gamma[j], beta[j]) + (tilt * (x[j] - h) + rest))
+        dx[j] = r * (scaled(act, dy[j], x[j], h, r, b, gamma[j], beta[j]) - (tilt * (x[j] - h) + rest))
 
 
 cdef inline void gradient_of_columns(
     Activation act, const real* dy, const real* x, real* dx, Py_ssize_t n, const Affine* of, Py_ssize_t k,
     real tilt, real rest
 ) noexcept nogil:
-    """dx = r (g + tilt (x - h) + rest) of n values of row k, g being `scaled`."""
+    """dx = r (g - (tilt (x - h) + rest)) of n values of row k, g being `scaled`."""
     cdef real h = (<const real*>of.h)[k], r = (<const real*>of.r)[k], b = (<const real*>of.b)[k]
     cdef const real* gamma = <const real*>of.gamma
     cdef const real* beta = <const real*>of.beta
@@ -60,7 +64,7 @@ cdef void forward_map(
 ) noexcept nogil:
     """Values i to end of a row of group g into y."""
     cdef Py_ssize_t p = g * job.channels, c, n
-    cdef double scale, mean = job.mean[row], rstd = job.rstd[row]
+    cdef double gain, mean = job.mean[row], rstd = job.rstd[row]
     cdef real h = <real>mean, r, b
     cdef Affine of
     x += row * job.channels * job.inner
@@ -72,9 +76,12 @@ cdef void forward_map(
     c = i // job.inner
     while i < end:
         n = min(end, (c + 1) * job.inner) - i
-        scale = rstd if job.gamma == NULL else rstd * job.gamma[p + c]
-        normalize_run(x + i, y, n, h, <real>scale,
-                      <real>bn_fold(<double>h, mean, scale, 0.0 if job.beta == NULL else job.beta[p + c]), job.act)
+        gain = bounded(rstd if job.gamma == NULL else rstd * job.gamma[p + c], x)
+        h = <real>mean
+        r = <real>gain
+        b = <real>bn_fold(<double>h, mean, gain, 0.0 if job.beta == NULL else job.beta[p + c])
+        one_nan(&h, &r, &b)
+        normalize_run(x + i, y, n, h, r, b, job.act)
         i += n
         y += n
         c += 1
@@ -110,13 +117,15 @@ cdef void forward_maps(
 
 
 cdef inline void through_statistics(
-    RowJob* job, Py_ssize_t row, double sum, double dot, real h, real* tilt, real* rest
+    RowJob* job, Py_ssize_t row, double sum, double dot, real* h, real* tilt, real* rest
 ) noexcept nogil:
-    """What a row's statistics add to its gradient, as tilt (x - h) + rest."""
+    """What a row's statistics add to its gradient, with the other sign: tilt (x - h) + rest."""
     cdef Py_ssize_t size = job.channels * job.inner
-    cdef double rstd = job.rstd[row], b = bn_grad_b(rstd, dot, size)
+    cdef double rstd = job.rstd[row], b = bounded(-bn_grad_b(rstd, dot, size), h)
+    cdef double c = 0.0 if job.rule == BN_MEAN_SQUARE else -bn_grad_c(sum, size)
     tilt[0] = <real>b
-    rest[0] = <real>((0.0 if job.rule == BN_MEAN_SQUARE else bn_grad_c(sum, size)) - b * (job.mean[row] - <double>h))
+    rest[0] = <real>(c - b * (job.mean[row] - <double>h[0]))
+    one_nan(h, tilt, rest)
 
 
 cdef void backward_map(
@@ -131,7 +140,7 @@ cdef void backward_map(
     cdef Affine of
     cdef Run run
     row_numbers(job, row, 1, 1, &h, &r, &b)
-    through_statistics(job, row, sum, dot, h, &tilt, &rest)
+    through_statistics(job, row, sum, dot, &h, &tilt, &rest)
     x += row * size
     if job.scale != NULL:
         of = affine_of(job, &h, &r, &b, p + i)

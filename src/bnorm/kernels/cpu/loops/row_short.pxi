@@ -4,13 +4,17 @@
 # how many values there are to be read, and only the last ones of a task are taken one by one.
 #
 # float32 has no room for the squares of what is very large or small. Then the sums are made again, all in float64.
+#
+# Uses identity, leaky, pulled, relu (activations), zero (channel_columns), products_beyond_float (channel_grads).
+# Gives Affine, BATCH, EIGHTH, FETCH_SHARE, SHORT, careful_short_sums, scaled, short_moments, short_pair_sums,
+# short_scaled_sums.
 
 cdef enum:
     SHORT = 8192        # values up to which this is faster than the blocks of channel_moments.pxi
     WIDTH = BN_WIDTH
     EIGHTH = 8          # partial sums that are left: a vector of float64
     BATCH = 64          # rows whose statistics are finished together
-    EARLY = 2           # one part in so many of what is fetched ahead is fetched while sums are made
+    FETCH_SHARE = 2     # one part in so many of what is fetched ahead is fetched while sums are made
 
 # How the values of some rows become v = ((x - h) r + b) gamma + beta: a number for each row, or for each value of a row.
 ctypedef struct Affine:
@@ -129,7 +133,7 @@ cdef void short_moments(
         zero(s, rows * EIGHTH)
     for k in range(rows):
         if ahead != NULL:
-            bn_fetch_early(ahead, size * sizeof(real) // EARLY)
+            bn_fetch_early(ahead, size * sizeof(real) // FETCH_SHARE)
         short_sums(BN_SQUARES, identity(), x, x + k * size, size, left - k * size, &of, k,
                    &s[k * EIGHTH], &q[k * EIGHTH])
     for k in range(rows):
@@ -143,8 +147,8 @@ cdef void short_moments(
     for k in range(rows):
         low = 0.0 if about_zero else sum[k] / n
         m2 = square[k] - low * sum[k]
-        job.mean[row + k] = <double>center[k] + low
-        job.rstd[row + k] = bn_rstd((0.0 if m2 < 0.0 else m2) / n, job.eps, n)
+        job.mean[row + k] = bn_plain(<double>center[k] + low)
+        job.rstd[row + k] = bn_plain(bn_rstd((0.0 if m2 < 0.0 else m2) / n, job.eps, n))
 
 
 cdef inline void short_pair_sums(

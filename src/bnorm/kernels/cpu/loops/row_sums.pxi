@@ -1,5 +1,9 @@
 # Gradient sums of rows with one gamma for each value: down the columns for dgamma and dbeta, along each row for dx. Of
 # long rows both are made of a chunk of columns while it is in the first-level cache, for some rows together.
+#
+# Uses identity, leaky, pulled, relu (activations), bounded, one_nan, zero (channel_columns), products_beyond_float
+# (channel_grads), Affine, EIGHTH, FETCH_SHARE, careful_short_sums, short_scaled_sums (row_short).
+# Gives affine_of, column_sums, finish_sums, readable, row_numbers, sums_of_long_rows.
 
 cdef enum:
     CHUNK = 256         # columns of long rows that stay in the first-level cache for all sums they are part of
@@ -106,12 +110,15 @@ cdef inline void row_numbers(
 ) noexcept nogil:
     """What makes (x - h) r + b of the values of `rows` rows, each `step` after the other."""
     cdef Py_ssize_t k
+    cdef double gain
     cdef const double* mean = job.mean + row
     cdef const double* rstd = job.rstd + row
     for k in range(rows):
         h[k] = <real>mean[k * step]
-        r[k] = <real>rstd[k * step]
-        b[k] = <real>bn_fold(<double>h[k], mean[k * step], rstd[k * step], 0.0)
+        gain = bounded(rstd[k * step], h)
+        r[k] = <real>gain
+        b[k] = <real>bn_fold(<double>h[k], mean[k * step], gain, 0.0)
+        one_nan(&h[k], &r[k], &b[k])
 
 
 cdef inline Affine affine_of(RowJob* job, const real* h, const real* r, const real* b, Py_ssize_t p) noexcept nogil:
@@ -150,7 +157,7 @@ cdef void sums_of_long_rows(
             column_sums(job.act, dy + j, x + j, rows, stride, n, &of, along, across)
         for k in range(rows):
             if ahead != NULL:
-                bn_fetch_early(ahead, n * sizeof(real) // EARLY)
+                bn_fetch_early(ahead, n * sizeof(real) // FETCH_SHARE)
             short_scaled_sums(job.act, dy + j, x + j, n, readable(job, o + k, last, end) - j, &of, k,
                               s + k * EIGHTH, d + k * EIGHTH)
             j += stride

@@ -4,10 +4,17 @@
 #
 # inner == 1 (layer norm, RMS norm): gamma and beta change from value to value. inner > 1: runs with one gamma each,
 # which the functions for long runs serve.
+#
+# Uses pulled (activations), Block, Columns, block_rows, gather, run_block, zero (channel_columns), block_sums
+# (channel_grads), Output, longest, room (channel_maps), Parts, block_moments, careful_sums, centered_sums
+# (channel_moments), backward_map, forward_maps, gradient_of_columns, through_statistics (row_maps), Affine, BATCH,
+# EIGHTH, FETCH_SHARE, SHORT, short_moments, short_pair_sums, short_scaled_sums (row_short), affine_of, column_sums,
+# finish_sums, readable, row_numbers, sums_of_long_rows (row_sums).
+# Gives rows_double, rows_float.
 
 cdef enum:
-    NEXT = 1 << 18      # bytes at most that are fetched while the rows before are written
-    NEAREST = 1 << 20   # bytes of x and dy that are taken to stay in the second-level cache
+    FETCH_BYTES = 1 << 18   # bytes at most that are fetched while the rows before are written
+    SECOND_CACHE = 1 << 20  # bytes of x and dy that are taken to stay in the second-level cache
 
 
 cdef double second_moment(const real* x, Py_ssize_t size) noexcept nogil:
@@ -41,7 +48,7 @@ cdef void row_moments(RowJob* job, Py_ssize_t row, Py_ssize_t size, const real* 
     cdef Parts to
     if job.rule == BN_MEAN_SQUARE:
         job.mean[row] = 0.0
-        job.rstd[row] = bn_rstd(second_moment(x, size) / size, job.eps, size)
+        job.rstd[row] = bn_plain(bn_rstd(second_moment(x, size) / size, job.eps, size))
         return
     to.n = &n
     to.mean = &mean
@@ -50,10 +57,10 @@ cdef void row_moments(RowJob* job, Py_ssize_t row, Py_ssize_t size, const real* 
     while i < size:
         k = min(block_rows(NULL, i // LANES) * LANES, size - i)
         b = run_block(k, NULL)
-        block_moments(x + i, &b, False, to)
+        block_moments(x + i, &b, False, False, to)
         i += k
-    job.mean[row] = mean + low
-    job.rstd[row] = bn_rstd(m2 / n, job.eps, n)
+    job.mean[row] = bn_plain(mean + low)
+    job.rstd[row] = bn_plain(bn_rstd(m2 / n, job.eps, n))
 
 
 cdef void run_sums(
@@ -175,14 +182,14 @@ cdef void short_gradients(
         g = p
         for k in range(n):
             if ahead != NULL:
-                bn_fetch_early(ahead, size * sizeof(real) // EARLY)
+                bn_fetch_early(ahead, size * sizeof(real) // FETCH_SHARE)
             of = affine_of(job, h, r, b, g)
             short_scaled_sums(job.act, dy + at, x + at, size, total - at, &of, k, s + k * EIGHTH, d + k * EIGHTH)
             at += size
             g = g + size if g + size < job.groups * size else 0
         finish_sums(job, row, 1, n, affine_of(job, h, r, b, p), s, d, sum, dot, x)
         for k in range(n):
-            through_statistics(job, row + k, sum[k], dot[k], h[k], &tilt[k], &rest[k])
+            through_statistics(job, row + k, sum[k], dot[k], &h[k], &tilt[k], &rest[k])
         at = row * size
         dx = room(out, at, n * size, x)
         for k in range(n):
@@ -248,7 +255,7 @@ cdef void open_rows(
     if job.far:
         bn_walk(&out.ahead, x + at, NULL if job.dy == NULL else <const real*>job.dy + at,
                 (end - begin) * size * sizeof(real), job.groups * size * sizeof(real))
-        bn_fetch(&out.ahead, min(<Py_ssize_t>NEXT, max(<Py_ssize_t>BN_AHEAD, values * <Py_ssize_t>sizeof(real))))
+        bn_fetch(&out.ahead, min(<Py_ssize_t>FETCH_BYTES, max(<Py_ssize_t>BN_AHEAD, values * <Py_ssize_t>sizeof(real))))
 
 
 cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
@@ -261,7 +268,7 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
     cdef double* dbeta = dgamma + size
     cdef Output out
     if deep:
-        positions = STRIPE if STRIPE * row * 2 * <Py_ssize_t>sizeof(real) <= NEAREST else STRIPE // 2
+        positions = STRIPE if STRIPE * row * 2 * <Py_ssize_t>sizeof(real) <= SECOND_CACHE else STRIPE // 2
     open_rows(job, o, begin, end, positions * width if deep or job.params and job.scale != NULL else row, &out, x)
     if job.dy == NULL and job.cuts == 1:
         forward_rows(job, o * job.groups, last * job.groups, readable(job, o, last, end), &out, x)

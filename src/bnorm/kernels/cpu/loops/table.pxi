@@ -17,7 +17,7 @@
 #   row_tasks.pxi          layer, group, instance and RMS norm: a row at a time
 
 from cpython.pycapsule cimport PyCapsule_New
-from libc.math cimport INFINITY, fabs
+from libc.math cimport INFINITY, NAN, fabs
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy, memmove
 
@@ -38,6 +38,8 @@ cdef extern from "formulas.h" nogil:
     double bn_rstd(double, double, double)
     double bn_channel_rstd(double, double, double, double)
     double bn_fold(double, double, double, double)
+    double bn_plain(double)
+    double bn_bounded(double)
     double bn_grad_b(double, double, double)
     double bn_grad_c(double, double)
 

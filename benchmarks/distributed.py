@@ -1,0 +1,115 @@
+"""What statistics of many machines cost: `python -m benchmarks.distributed`; the tables of docs/distributed.md.
+
+    python -m benchmarks.distributed merge     # simulated partitions: time and accuracy of the merge
+    python -m benchmarks.distributed bytes     # what travels
+    python -m benchmarks.distributed dask      # fit and transform on two worker processes, beside Dask's own
+
+dask-ml is measured where it is installed.
+"""
+
+import argparse
+import pickle
+import time
+from importlib.util import find_spec
+from math import ceil, log2
+from statistics import median
+
+import numpy as np
+
+import bnorm
+from bnorm import Moments
+from bnorm.distributed.communicator import Message
+
+from .text import markdown
+
+FEATURES = 1000
+ROWS = 100  # of a partition, in the test of accuracy
+SHAPE, CHUNKS = (2_000_000, 32), (100_000, 32)
+
+
+def seconds(call) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def merge() -> None:
+    """Time of merging partitions of 1,000 features, and how far the variance of one is off."""
+    table = [["partitions", "depth", "seconds", "microseconds each", "largest relative error of the variance"]]
+    rng = np.random.default_rng(0)
+    for n in (10, 100, 1000, 10_000):
+        parts = rng.random((n, 4, FEATURES))
+        parts[:, 0], parts[:, 3] = ROWS, 0
+        items = [Moments.from_parts(part) for part in parts]
+        took = median(seconds(lambda items=items: Moments.merge(items)) for _ in range(5))
+        depth = str(ceil(log2(n)))
+        table.append([f"{n:,}", depth, f"{took:.3g}", f"{took / n * 1e6:.3g}", f"{accuracy(n, rng):.1e}"])
+    print(*markdown(table), sep="\n")
+
+
+def accuracy(n: int, rng: np.random.Generator) -> float:
+    """Partitions whose mean is a million standard deviations away from zero, against long double of all rows."""
+    x = rng.standard_normal((n * ROWS, 4)) + 1e6
+    x += np.repeat(rng.standard_normal((n, 1)), ROWS, axis=0)  # partitions differ
+    merged = Moments.merge(bnorm.functional.moments(part) for part in np.split(x, n))
+    wide = x.astype(np.longdouble)
+    exact = ((wide - wide.mean(0)) ** 2).mean(0)
+    return float(np.abs(merged.var() / exact - 1).max())
+
+
+def traffic() -> None:
+    """Bytes of a synchronized step, sent and received by each of the ranks, and how deep they are merged."""
+    table = [["ranks", "features", "sent, forward", "received, forward", "received, backward", "depth of the merge"]]
+    for ranks in (2, 8, 64, 1024):
+        for features in (64, 1024):
+            forward, backward = (
+                len(pickle.dumps(Message("BatchNorm2d(1024): backward", np.zeros((rows, features)), None), 5))
+                for rows in (4, 2)
+            )
+            sizes = [f"{forward:,}", f"{(ranks - 1) * forward:,}", f"{(ranks - 1) * backward:,}"]
+            table.append([f"{ranks:,}", f"{features:,}", *sizes, str(ceil(log2(ranks)))])
+    print(*markdown(table), sep="\n")
+
+
+def dask() -> None:
+    """A table that the workers hold in memory: statistics and transform, in turns, medians of seven."""
+    import dask
+    import dask.array as da
+    from distributed import Client, LocalCluster, wait
+
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster):
+        x = da.random.default_rng(0).standard_normal(SHAPE, chunks=CHUNKS).persist()
+        wait(x)
+        t = bnorm.BatchNormTransformer(momentum=None).fit(x)
+        calls = {
+            "fit": lambda: bnorm.BatchNormTransformer(momentum=None).fit(x),
+            "da.mean and da.var": lambda: dask.compute(da.mean(x, axis=0), da.var(x, axis=0)),
+            "transform": lambda: wait(t.transform(x).persist()),
+            "map_blocks of a copy": lambda: wait(x.map_blocks(np.copy).persist()),
+        }
+        if find_spec("dask_ml"):
+            from dask_ml.preprocessing import StandardScaler
+
+            scaler = StandardScaler().fit(x)
+            calls["dask-ml StandardScaler.fit"] = lambda: StandardScaler().fit(x)
+            calls["dask-ml StandardScaler.transform"] = lambda: wait(scaler.transform(x).persist())
+        found = {name: [] for name in calls}
+        for _ in range(7):
+            for name, call in calls.items():
+                found[name].append(seconds(call))
+    table = [["call", "seconds, median", "quartiles"]]
+    for name, times in found.items():
+        low, high = np.quantile(times, [0.25, 0.75])
+        table.append([name, f"{median(times):.3f}", f"{low:.3f} to {high:.3f}"])
+    print(f"{SHAPE} float64 in {SHAPE[0] // CHUNKS[0]} chunks, two workers of one thread\n")
+    print(*markdown(table), sep="\n")
+
+
+MEASUREMENTS = {"merge": merge, "bytes": traffic, "dask": dask}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Costs of statistics beyond one machine.")
+    parser.add_argument("what", nargs="*", metavar="|".join(MEASUREMENTS), help="all of them without one")
+    for name in parser.parse_args().what or MEASUREMENTS:
+        MEASUREMENTS[name]()
+        print()

@@ -1,0 +1,116 @@
+"""Batch normalization of a batch that lies on several ranks: a few numbers per channel are exchanged, and no more.
+
+Forward, ranks exchange count, mean and m2, and merge those of all, in the order of the ranks; backward, the two sums of
+the gradient, which are added in that order. From the same numbers every rank computes the same, to the bit. What is on
+a device is brought to the host for it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm import checks
+from bnorm.distributed.communicator import Communicator, Turn
+from bnorm.kernels import cpu, moved
+
+
+class Shared:
+    """In place of the kernels, for one forward in training and its backward: their passes over the batch of all ranks.
+
+    `forward`, `settle` and `backward` are those of the kernels; whatever else these have, it has too. Every call is
+    made within a `turn`, so that an error on one rank, be it before the kernels are reached, is one on all.
+    settings: what has to be the same on all ranks, or their statistics would not be.
+    """
+
+    def __init__(self, comm: Communicator, who: str, kernels: ModuleType, settings: tuple[Any, ...]) -> None:
+        self.open: Turn | None = None
+        self._comm, self._who, self._kernels, self._settings = comm, who, kernels, settings
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernels, name)
+
+    @contextmanager
+    def turn(self, call: str) -> Iterator[None]:
+        """One call that all ranks make."""
+        with Turn(self._comm, f"{self._who}: {call}") as self.open:
+            try:
+                yield
+            finally:
+                self.open = None
+
+    def forward(
+        self,
+        x: ndarray,
+        gamma: ndarray | None,
+        beta: ndarray | None,
+        eps: float,
+        mean: None = None,
+        var: None = None,
+        weight: ndarray | None = None,
+        slope: float = 1.0,
+        running: tuple[Any, ...] | None = None,
+        out: ndarray | None = None,
+        seen: ndarray | None = None,
+    ) -> tuple[ndarray, ndarray, float, int]:
+        """y, stats and count of the batch of all ranks. SingleValueError where that has one value per channel."""
+        kernels = self._kernels
+        parts = kernels.moments(x, weight)
+        positions = x.shape[0] * prod(x.shape[2:])
+        values = positions if weight is None else int((weight > 0).sum())
+        positions, values, merged = self._exchanged(positions, values, moved(parts, ndarray))
+        if values == 1:
+            raise checks.SingleValueError(f"{self._who}: x: expected more than one value per channel, got one in all")
+        self._count, self._rows = float(merged[0, 0]), positions
+        self._parts = moved(merged, type(parts)) if self._count else parts  # without any value its means are 0
+        if running is not None and running[-1] == "raise":  # a trial, before anything is written to
+            self.settle(tuple(a.copy() if hasattr(a, "copy") else a for a in running))
+        stats = kernels.finish(self._parts, gamma, beta, eps)
+        return kernels.normalize(x, stats, slope, out), stats, self._count, 0
+
+    def settle(self, rule: tuple[Any, ...], *_: Any) -> Any:
+        """Move statistics by the batch of all ranks."""
+        if not self._count:
+            return 0
+        return self._kernels.move(rule, self._parts, None, None, None, self._rows, 1, self._count)
+
+    def backward(
+        self,
+        dy: ndarray,
+        x: ndarray,
+        stats: ndarray,
+        count: float,
+        weight: ndarray | None = None,
+        slope: float = 1.0,
+        frozen: bool = False,
+        params: bool = True,
+        out: ndarray | None = None,
+    ) -> tuple[ndarray, ndarray, ndarray]:
+        """dx through the statistics of all ranks; dgamma and dbeta of this rank's values."""
+        kernels = self._kernels
+        own = kernels.grad_moments(dy, x, stats, weight, slope)
+        everywhere = np.sum(self._share(moved(own, ndarray)), axis=0)
+        coefficients = kernels.finish_gradients(moved(everywhere, type(own)), stats, count)
+        dx = kernels.grad_input(dy, x, stats, coefficients, weight, slope, out)
+        return dx, stats[2] * own[1], own[0]
+
+    def _exchanged(self, positions: int, values: int, parts: ndarray) -> tuple[int, int, ndarray]:
+        """The sums of the first two over all ranks, and the parts of all values."""
+        ranks = self._share((self._settings, positions, values, parts))
+        settings, every_positions, every_values, every_parts = zip(*ranks, strict=True)
+        for rank, other in enumerate(settings):
+            if other != settings[0]:
+                raise ValueError(
+                    f"{self._who}: expected the same settings on all ranks, got {dict(settings[0])} on rank 0 and "
+                    f"{dict(other)} on rank {rank}"
+                )
+        return sum(every_positions), sum(every_values), cpu.merge(list(every_parts))
+
+    def _share(self, value: Any) -> list[Any]:
+        if self.open is None:
+            raise RuntimeError(f"{self._who}: expected to be called on all ranks in turn")
+        return self.open.share(value)

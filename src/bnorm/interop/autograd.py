@@ -1,0 +1,83 @@
+"""The norms of `functional` as primitives of HIPS autograd, with derivatives of first and second order.
+
+y = batch_norm(x, gamma, beta, eps=1e-3)
+grad(lambda x: np.sum(batch_norm(x) ** 3))(x)
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from bnorm import functional as F
+from bnorm.interop.neighbours import load
+
+__all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
+
+
+class _Call:
+    """One call of a norm: its keywords, and what its forward left for the derivatives."""
+
+    saved: F.Saved
+
+    def __init__(self, norm: Callable[..., tuple[Any, F.Saved]], options: dict[str, Any]) -> None:
+        self.norm, self.options = norm, options
+
+
+def batch_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
+    """`functional.batch_norm`, with its keywords: y. Derivatives are those by x, gamma and beta."""
+    return _normalize()(x, gamma, beta, _Call(F.batch_norm, options))
+
+
+def layer_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
+    """`functional.layer_norm` likewise."""
+    return _normalize()(x, gamma, beta, _Call(F.layer_norm, options))
+
+
+def rms_norm(x: Any, gamma: Any = None, **options: Any) -> Any:
+    """`functional.rms_norm` likewise."""
+    return _normalize()(x, gamma, None, _Call(F.rms_norm, options))
+
+
+def group_norm(x: Any, num_groups: int, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
+    """`functional.group_norm` likewise."""
+    return _normalize()(x, gamma, beta, _Call(F.group_norm, {**options, "num_groups": num_groups}))
+
+
+def instance_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
+    """`functional.instance_norm` likewise."""
+    return _normalize()(x, gamma, beta, _Call(F.instance_norm, options))
+
+
+@cache
+def _normalize() -> Any:
+    """The primitive, which needs autograd: made when the first norm is called."""
+    extend = load("bnorm.interop.autograd", "autograd.extend", "autograd")
+
+    @extend.primitive  # type: ignore[untyped-decorator]
+    def normalize(x: Any, gamma: Any, beta: Any, call: _Call) -> Any:
+        given = {name: value for name, value in (("gamma", gamma), ("beta", beta)) if value is not None}
+        y, call.saved = call.norm(x, **given, **call.options)
+        return y
+
+    @extend.primitive  # type: ignore[untyped-decorator]
+    def backward(dy: Any, x: Any, gamma: Any, call: _Call) -> Any:
+        gradients = F.backward(dy, call.saved)
+        return tuple(np.zeros(()) if gradient is None else gradient for gradient in gradients)
+
+    @extend.primitive  # type: ignore[untyped-decorator]
+    def double_backward(dd: Any, dy: Any, x: Any, gamma: Any, call: _Call) -> Any:
+        ddx, *parameters = dd
+        d_dy, dx, dgamma = F.double_backward(ddx, call.saved, dy, *(p if np.ndim(p) else None for p in parameters))
+        return d_dy, dx, np.zeros(()) if dgamma is None else dgamma
+
+    def of_normalize(i: int) -> Any:
+        return lambda y, x, gamma, beta, call: lambda dy: backward(dy, x, gamma, call)[i]
+
+    def of_backward(i: int) -> Any:
+        return lambda gradients, dy, x, gamma, call: lambda dd: double_backward(dd, dy, x, gamma, call)[i]
+
+    extend.defvjp(normalize, *map(of_normalize, range(3)))  # by x, gamma and beta
+    extend.defvjp(backward, *map(of_backward, range(3)))  # by dy, x and gamma
+    return normalize

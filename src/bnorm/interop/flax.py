@@ -1,0 +1,148 @@
+"""Layers from and to Flax, linen and nnx.
+
+    layer = from_flax(module, variables)            linen: BatchNorm, LayerNorm, RMSNorm, GroupNorm or InstanceNorm
+    layer = from_flax(module)                       nnx
+    module, variables = to_flax(layer)              linen
+    module = to_flax(layer, api="nnx")
+
+Flax' momentum is the weight of the old value, channels are on the last axis, running variances are population
+variances, as here. A batch norm with use_running_average=True is in inference mode. Its instance norm becomes a group
+norm of groups of one channel, which takes arrays of any rank.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm import layers
+from bnorm.interop import neighbours
+from bnorm.interop.neighbours import arrays, load, without_activation
+from bnorm.layers import Layer
+from bnorm.layers.batch import BatchNorm
+
+__all__ = ["from_flax", "to_flax"]
+
+NAMES = ("BatchNorm", "LayerNorm", "RMSNorm", "GroupNorm", "InstanceNorm")
+PARAMETERS = {"scale": "weight", "bias": "bias"}
+STATISTICS = {"mean": "running_mean", "var": "running_var"}
+
+
+def from_flax(module: Any, variables: Mapping[str, Any] | None = None, *, ndim: int | None = None) -> Layer:
+    """The layer that does what a normalization module of Flax does, with copies of its arrays.
+
+    variables: those of the module alone, {"params": ..., "batch_stats": ...}, for linen, whose modules hold none.
+    ndim: the rank of x, which decides between BatchNorm1d, the default, 2d and 3d.
+    """
+    who = "from_flax"
+    linen, nnx = load(who, "flax.linen", "flax"), load(who, "flax.nnx", "flax")
+    kinds = {getattr(api, name): name for name in NAMES for api in (linen, nnx) if hasattr(api, name)}
+    name = neighbours.known(who, "module", module, kinds)
+    state = _read(who, module, variables, isinstance(module, linen.Module))
+    scale, center = "weight" in state, "bias" in state
+    wide = any(a.dtype == np.float64 for a in state.values())
+    options: dict[str, Any] = {"eps": module.epsilon, "dtype": "float64" if wide else "float32"}
+    if name != "RMSNorm":
+        options |= neighbours.parameters(scale, center)
+    if name == "BatchNorm":
+        options |= {"axis": _axis(who, "axis", module.axis), "momentum": neighbours.complement(module.momentum)}
+        layer: Layer = neighbours.batch_norm_for(who, ndim)(len(state["running_mean"]), **options)
+        layer.train(not module.use_running_average)
+    elif name in ("GroupNorm", "InstanceNorm"):
+        channels = _shape(who, module, state)[0]
+        groups = channels if name == "InstanceNorm" else module.num_groups or channels // module.group_size
+        layer = layers.GroupNorm(groups, channels, axis=-1, **options)
+    else:
+        shape = _shape(who, module, state)
+        for axes in (module.reduction_axes, module.feature_axes):
+            if _tuple(axes) != tuple(range(-len(shape), 0)):
+                raise ValueError(f"{who}: module: expected the last axes, for both kinds of axes, got {axes}")
+        layer = (layers.RMSNorm if name == "RMSNorm" else layers.LayerNorm)(shape, **options)
+    layer.load_state_dict(state, strict=False)
+    neighbours.fix(layer, scale, center)
+    return layer
+
+
+def to_flax(layer: Layer, api: str = "linen") -> Any:
+    """The module of Flax that does what a layer does: (module, variables) of linen, or a module of nnx.
+
+    Its arrays are NumPy's, so that float64 stays what it is where JAX was not told to have such.
+    """
+    who = "to_flax"
+    if api not in ("linen", "nnx"):
+        raise ValueError(f"{who}: api: expected 'linen' or 'nnx', got {api!r}")
+    flax = load(who, f"flax.{api}", "flax")
+    without_activation(who, layer, "flax.linen.relu or flax.linen.leaky_relu")
+    name, shape, options = _described(who, layer)
+    state = arrays(layer)
+    params, statistics = _written(state, PARAMETERS, options["use_scale"]), {}
+    if name == "BatchNorm":
+        statistics = _written(state, STATISTICS)
+    if api == "linen":
+        variables = {"params": params} | ({"batch_stats": statistics} if statistics else {})
+        return getattr(flax, name)(**options), variables
+    if len(shape) > 1:
+        raise ValueError(f"{who}: layer: expected one axis to normalize, as nnx has it, got {shape}")
+    module = getattr(flax, name)(*shape, **options, rngs=flax.Rngs(0))
+    for key, value in params.items():
+        setattr(module, key, flax.Param(value))
+    for key, value in statistics.items():
+        setattr(module, key, flax.BatchStat(value))
+    return module
+
+
+def _described(who: str, layer: Layer) -> tuple[str, tuple[int, ...], dict[str, Any]]:
+    """The name of Flax' module, the shape that its parameters have or could have, and the keywords."""
+    given: Any = layer
+    scale, center = neighbours.scales_and_centers(layer)
+    options = {"epsilon": given.eps, "param_dtype": given.dtype, "use_scale": scale}
+    if not isinstance(layer, layers.RMSNorm):
+        options["use_bias"] = center
+    if isinstance(layer, BatchNorm):
+        options |= {"axis": layer.axis, "momentum": neighbours.moving(who, layer, "Flax")}
+        return "BatchNorm", (layer.num_features,), options | {"use_running_average": not layer.training}
+    if isinstance(layer, layers.LayerNorm | layers.RMSNorm):
+        axes = tuple(range(-len(given.normalized_shape), 0))
+        options |= {"reduction_axes": axes, "feature_axes": axes}
+        return type(layer).__name__, given.normalized_shape, options
+    neighbours.only_axis(who, given, -1, "Flax")
+    if isinstance(layer, layers.GroupNorm):
+        return "GroupNorm", (layer.num_channels,), options | {"num_groups": layer.num_groups}
+    if given.track_running_stats:
+        raise ValueError(f"{who}: layer: expected no running statistics, as Flax has no instance norm with such")
+    return "InstanceNorm", (given.num_features,), options
+
+
+def _read(who: str, module: Any, variables: Mapping[str, Any] | None, linen: bool) -> dict[str, ndarray]:
+    if linen != (variables is not None):
+        raise TypeError(f"{who}: variables: expected those of a module of linen, and None for one of nnx")
+    names = PARAMETERS | STATISTICS
+    if variables is not None:
+        found = {**variables.get("params", {}), **variables.get("batch_stats", {})}
+    else:
+        found = {key: v[...] for key in names if (v := getattr(module, key, None)) is not None}
+    return {ours: np.asarray(found[theirs]) for theirs, ours in names.items() if theirs in found}
+
+
+def _written(state: Mapping[str, ndarray], names: Mapping[str, str], scale: bool = True) -> dict[str, ndarray]:
+    return {theirs: state[ours] for theirs, ours in names.items() if ours in state and (scale or ours != "weight")}
+
+
+def _shape(who: str, module: Any, state: Mapping[str, ndarray]) -> tuple[int, ...]:
+    if state:
+        return next(iter(state.values())).shape
+    if hasattr(module, "num_features"):
+        return _tuple(module.num_features)
+    raise ValueError(f"{who}: module: expected a scale or a bias, whose shape says how many channels there are")
+
+
+def _axis(who: str, name: str, axis: Any) -> int:
+    axes = _tuple(axis)
+    if len(axes) != 1:
+        raise ValueError(f"{who}: module: {name}: expected one axis, got {axis}")
+    return axes[0]
+
+
+def _tuple(axes: Any) -> tuple[int, ...]:
+    return tuple(axes) if isinstance(axes, tuple | list) else (axes,)

@@ -1,0 +1,91 @@
+"""Batch norm in inference folded into the linear layer or the convolution before it: one layer less to compute.
+
+    y = (W x + b) scale + shift = (W scale) x + (b scale + shift)
+
+Products and sums are made in float64 and rounded once, to the dtype of W. An activation of the batch norm is not
+folded: it stays to be applied to what comes out.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+from numpy.typing import ArrayLike
+
+from bnorm import checks
+from bnorm.kernels import moved
+from bnorm.layers.batch import BatchNorm
+
+__all__ = ["fold_conv", "fold_linear"]
+
+
+def fold_linear(bn: BatchNorm, W: ArrayLike, b: ArrayLike | None = None) -> tuple[ndarray, ndarray]:
+    """W and b of the linear layer y = W x + b with the batch norm behind it in them.
+
+    W: shape (channels, inputs), as PyTorch has it; b: shape (channels,), None for 0. They may be tensors on the CPU.
+
+    >>> from bnorm import BatchNorm1d
+    >>> bn = BatchNorm1d(1, eps=0.0)
+    >>> bn.running_mean, bn.running_var = [1.0], [4.0]
+    >>> fold_linear(bn, [[2.0, 6.0]], [3.0])
+    (array([[1., 3.]]), array([1.]))
+    """
+    who = "fold_linear"
+    weight = _weight(who, bn, W, (2, 2))
+    _expect(who, weight, 0, bn.num_features)
+    return _folded(who, bn, weight, b, (-1, 1))
+
+
+def fold_conv(
+    bn: BatchNorm, W: ArrayLike, b: ArrayLike | None = None, transposed: bool = False, groups: int = 1
+) -> tuple[ndarray, ndarray]:
+    """W and b of a convolution with the batch norm behind it in them.
+
+    W: shape (channels, inputs / groups, ...), or of a transposed convolution (inputs, channels / groups, ...), as
+    PyTorch has them, with one, two or three axes of the kernel. b: shape (channels,), None for 0.
+    """
+    who = "fold_conv"
+    transposed = checks.flag(who, "transposed", transposed)
+    weight, channels = _weight(who, bn, W, (3, 5)), bn.num_features
+    groups = checks.positive(who, "groups", groups)
+    if channels % groups:
+        raise ValueError(f"{who}: groups: expected a divisor of the {channels} channels, got {groups}")
+    kernel = (1,) * (weight.ndim - 2)
+    if not transposed:
+        _expect(who, weight, 0, channels)
+        return _folded(who, bn, weight, b, (-1, 1, *kernel))
+    _expect(who, weight, 1, channels // groups)
+    if weight.shape[0] % groups:
+        raise ValueError(f"{who}: W: expected a multiple of {groups} groups on axis 0, got shape {weight.shape}")
+    inputs = weight.shape[0] // groups
+    split = weight.reshape(groups, inputs, *weight.shape[1:])
+    folded, bias = _folded(who, bn, split, b, (groups, 1, channels // groups, *kernel))
+    return folded.reshape(weight.shape), bias
+
+
+def _folded(who: str, bn: BatchNorm, weight: ndarray, b: Any, along: tuple[int, ...]) -> tuple[ndarray, ndarray]:
+    """weight with the scale of its channels, which are the axis that `along` does not have as 1."""
+    scale, shift = (moved(a, ndarray) for a in bn.as_affine())
+    bias = shift if b is None else checks.vector(who, "b", _detached(b), shift.shape, ndarray) * scale + shift
+    return (weight * scale.reshape(along)).astype(weight.dtype), bias.astype(weight.dtype)
+
+
+def _weight(who: str, bn: Any, W: Any, ranks: tuple[int, int]) -> ndarray:
+    if not isinstance(bn, BatchNorm):
+        raise TypeError(f"{who}: bn: expected a BatchNorm1d, BatchNorm2d or BatchNorm3d, got {type(bn).__name__}")
+    weight = checks.real(who, "W", _detached(W), ndarray)
+    if weight.dtype.kind != "f":
+        weight = weight.astype(np.float64)
+    if not ranks[0] <= weight.ndim <= ranks[1]:
+        expected = " to ".join(map(str, sorted(set(ranks))))
+        raise ValueError(f"{who}: W: expected {expected} dimensions, got shape {weight.shape}")
+    return weight
+
+
+def _expect(who: str, weight: ndarray, axis: int, channels: int) -> None:
+    if weight.shape[axis] != channels:
+        raise ValueError(f"{who}: W: expected {channels} channels on axis {axis}, got shape {weight.shape}")
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if hasattr(value, "detach") else value

@@ -1,0 +1,119 @@
+"""The norms of `functional` inside of JAX: callbacks on the CPU, with first and second derivatives, under jit.
+
+    y = batch_norm(x, gamma, beta, eps=1e-3)
+    jax.grad(lambda x: (batch_norm(x) ** 3).sum())(x)
+
+A callback brings arrays to NumPy and back, so this is for nets on the CPU. Reverse mode only, as for any `custom_vjp`.
+"""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from bnorm import functional as F
+from bnorm.interop.neighbours import load
+
+__all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
+
+ARRAYS = ("mean", "var", "weight")  # keywords that are arrays, and constants to every derivative
+
+
+def batch_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
+    """`functional.batch_norm`, with its keywords but `out`: y. Derivatives are those by x, gamma and beta."""
+    return _apply("batch_norm", x, gamma, beta, options)
+
+
+def layer_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
+    """`functional.layer_norm` likewise."""
+    return _apply("layer_norm", x, gamma, beta, options)
+
+
+def rms_norm(x: Any, gamma: Any = None, **options: Any) -> Any:
+    """`functional.rms_norm` likewise."""
+    return _apply("rms_norm", x, gamma, None, options)
+
+
+def group_norm(x: Any, num_groups: int, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
+    """`functional.group_norm` likewise."""
+    return _apply("group_norm", x, gamma, beta, {**options, "num_groups": num_groups})
+
+
+def instance_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
+    """`functional.instance_norm` likewise."""
+    return _apply("instance_norm", x, gamma, beta, options)
+
+
+def _apply(norm: str, x: Any, gamma: Any, beta: Any, options: dict[str, Any]) -> Any:
+    jnp = load("bnorm.interop.jax", "jax.numpy", "jax")
+    x, gamma, beta = (value if value is None else jnp.asarray(value) for value in (x, gamma, beta))
+    if x.dtype.kind in "biu":
+        x = x.astype(float)
+    constants = {name: jnp.asarray(options[name], float) for name in ARRAYS if options.get(name) is not None}
+    fixed = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items() if name not in ARRAYS}
+    return _normalize()(x, gamma, beta, constants, (norm, tuple(sorted(fixed.items()))))
+
+
+Call = tuple[str, tuple[tuple[str, Any], ...]]  # the norm's name, and those of its keywords that are no arrays
+
+
+def _forward(x: Any, gamma: Any, beta: Any, constants: Any, call: Call) -> tuple[np.ndarray, F.Saved]:
+    """On NumPy arrays; a derivative does it again, as nothing but arrays can wait for it in JAX."""
+    norm, fixed = call
+    given = {"gamma": gamma, "beta": beta, **constants}
+    given = {name: np.asarray(value) for name, value in given.items() if value is not None}
+    result: tuple[np.ndarray, F.Saved] = getattr(F, norm)(np.asarray(x), **given, **dict(fixed))
+    return result
+
+
+@cache
+def _normalize() -> Any:
+    """The function, which needs JAX: made when the first norm is called."""
+    jax = load("bnorm.interop.jax", "jax", "jax")
+
+    def like(*arrays: Any) -> Any:
+        return tuple(a if a is None else jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays)
+
+    def cast(results: Any, *arrays: Any) -> Any:
+        return tuple(a if a is None else np.asarray(r, a.dtype) for r, a in zip(results, arrays, strict=True))
+
+    def callback(function: Any, shapes: Any, *arrays: Any) -> Any:
+        return jax.pure_callback(function, shapes, *arrays, vmap_method="sequential")
+
+    def value(x: Any, gamma: Any, beta: Any, constants: Any, call: Call) -> Any:
+        def compute(x: Any, gamma: Any, beta: Any, constants: Any) -> Any:
+            return _forward(x, gamma, beta, constants, call)[0]
+
+        return callback(compute, like(x)[0], x, gamma, beta, constants)
+
+    def gradients(dy: Any, x: Any, gamma: Any, beta: Any, constants: Any, call: Call) -> Any:
+        def compute(dy: Any, x: Any, gamma: Any, beta: Any, constants: Any) -> Any:
+            _, saved = _forward(x, gamma, beta, constants, call)
+            return cast(F.backward(np.asarray(dy), saved), x, gamma, beta)
+
+        return callback(compute, like(x, gamma, beta), dy, x, gamma, beta, constants)
+
+    def second(dd: Any, dy: Any, x: Any, gamma: Any, beta: Any, constants: Any, call: Call) -> Any:
+        def compute(dd: Any, dy: Any, x: Any, gamma: Any, beta: Any, constants: Any) -> Any:
+            _, saved = _forward(x, gamma, beta, constants, call)
+            ddx, ddgamma, ddbeta = (a if a is None else np.asarray(a) for a in dd)
+            return cast(F.double_backward(ddx, saved, np.asarray(dy), ddgamma, ddbeta), dy, x, gamma)
+
+        return callback(compute, like(dy, x, gamma), dd, dy, x, gamma, beta, constants)
+
+    def zeros(tree: Any) -> Any:
+        return jax.tree.map(jax.numpy.zeros_like, tree)
+
+    def by_value(call: Call, kept: Any, dy: Any) -> Any:
+        return (*backward(dy, *kept, call), zeros(kept[3]))
+
+    def by_gradients(call: Call, kept: Any, dd: Any) -> Any:
+        dy, x, gamma, beta, constants = kept
+        return (*second(dd, dy, x, gamma, beta, constants, call), zeros(beta), zeros(constants))
+
+    normalize = jax.custom_vjp(value, nondiff_argnums=(4,))
+    backward = jax.custom_vjp(gradients, nondiff_argnums=(5,))
+    # The forward rules call what they are the rules of, which a second derivative goes through again.
+    normalize.defvjp(lambda *given: (normalize(*given), given[:-1]), by_value)
+    backward.defvjp(lambda *given: (backward(*given), given[:-1]), by_gradients)
+    return normalize

@@ -1,0 +1,131 @@
+"""Layers from and to Keras 3, on any of its backends.
+
+    layer = from_keras(keras_layer)     of BatchNormalization, LayerNormalization, GroupNormalization, RMSNormalization
+    keras_layer = to_keras(layer)       built, with copies of the layer's arrays
+
+Keras' momentum is the weight of the old value, its epsilon is 1e-3 unless it was given, channels are on the last axis,
+and moving variances are population variances, as here. A layer from there is in inference mode, which is what calling
+one there means: `train()` goes on training. Keras computes batch norm in float32 whatever the dtype.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm import layers
+from bnorm.interop import neighbours
+from bnorm.interop.neighbours import arrays, load, without_activation
+from bnorm.layers import Layer
+from bnorm.layers.batch import BatchNorm
+
+__all__ = ["from_keras", "to_keras"]
+
+NAMES = ("BatchNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization")
+
+
+def from_keras(keras_layer: Any) -> Layer:
+    """The layer that does what a normalization layer of Keras does, with copies of its arrays.
+
+    It has to be built. A batch norm is of the class for the rank that it was built for. Parameters are float64 where
+    those of Keras are, else float32.
+    """
+    who = "from_keras"
+    keras = load(who, "keras", "keras")
+    name = neighbours.known(who, "keras_layer", keras_layer, {getattr(keras.layers, n): n for n in NAMES})
+    if not keras_layer.built:
+        raise ValueError(f"{who}: keras_layer: expected one that has been built or called, got one without weights")
+    if getattr(keras_layer, "renorm", False) or getattr(keras_layer, "rms_scaling", False):
+        raise ValueError(f"{who}: keras_layer: expected no renorm and no rms_scaling, got {keras_layer.get_config()}")
+    variables = {ours: getattr(keras_layer, theirs, None) for theirs, ours in _names(name).items()}
+    state = {key: np.asarray(keras.ops.convert_to_numpy(v)) for key, v in variables.items() if v is not None}
+    options: dict[str, Any] = {"eps": keras_layer.epsilon, "dtype": _dtype(state)}
+    scale, center = "weight" in state, "bias" in state
+    if name != "RMSNormalization":
+        options |= neighbours.parameters(scale, center)
+    if name == "BatchNormalization":
+        options |= {"axis": keras_layer.axis, "momentum": neighbours.complement(keras_layer.momentum)}
+        spec = keras_layer.input_spec
+        kind = neighbours.batch_norm_for(who, None if spec is None else spec.ndim)
+        layer: Layer = kind(len(state["running_mean"]), **options)
+    elif name == "GroupNormalization":
+        channels = keras_layer.input_spec.axes[keras_layer.axis]
+        layer = layers.GroupNorm(keras_layer.groups, channels, axis=keras_layer.axis, **options)
+    else:
+        shape = _last_axes(who, keras_layer, state)
+        layer = (layers.RMSNorm if name == "RMSNormalization" else layers.LayerNorm)(shape, **options)
+    layer.load_state_dict(state, strict=False)
+    neighbours.fix(layer, scale, center)
+    for p in layer.parameters():
+        p.requires_grad = p.requires_grad and keras_layer.trainable
+    return layer.eval()
+
+
+def to_keras(layer: Layer, ndim: int | None = None) -> Any:
+    """The layer of Keras that does what a layer does, built, with copies of its arrays, in their dtype.
+
+    ndim: the rank of x, for which Keras builds a batch norm; the lowest that the layer takes if it is not given.
+    """
+    who = "to_keras"
+    keras = load(who, "keras", "keras")
+    without_activation(who, layer, "keras.layers.ReLU or keras.layers.LeakyReLU")
+    given: Any = layer
+    scale, center = neighbours.scales_and_centers(layer)
+    options: dict[str, Any] = {"epsilon": given.eps, "dtype": given.dtype.name}
+    if isinstance(layer, BatchNorm):
+        momentum = neighbours.moving(who, layer, "Keras")
+        made = keras.layers.BatchNormalization(layer.axis, momentum, scale=scale, center=center, **options)
+        shape: list[int | None] = [None] * (min(given._names) if ndim is None else ndim)
+        shape[layer.axis] = layer.num_features
+    elif isinstance(layer, layers.LayerNorm | layers.RMSNorm):
+        axes = list(range(-len(given.normalized_shape), 0))
+        shape = [None, *given.normalized_shape]
+        if isinstance(layer, layers.RMSNorm):
+            made = keras.layers.RMSNormalization(axes, **options)
+        else:
+            made = keras.layers.LayerNormalization(axes, scale=scale, center=center, **options)
+    else:
+        groups, channels = _groups(who, given)
+        options |= {"scale": scale, "center": center}
+        made = keras.layers.GroupNormalization(groups, given.axis, **options)
+        shape = [None] * (max(3, given.axis + 1, -given.axis) if ndim is None else ndim)
+        shape[given.axis] = channels
+    made.build(tuple(shape))
+    state = arrays(layer)
+    for theirs, ours in _names(type(made).__name__).items():
+        variable = getattr(made, theirs, None)
+        if variable is not None and ours in state:
+            variable.assign(state[ours])
+    if layer.parameters() and not layer.training and not any(p.requires_grad for p in layer.parameters()):
+        made.trainable = False
+    return made
+
+
+def _names(name: str) -> dict[str, str]:
+    """The weights of a layer of Keras, and what they are called here."""
+    if name == "RMSNormalization":
+        return {"scale": "weight"}
+    names = {"gamma": "weight", "beta": "bias"}
+    return names | {"moving_mean": "running_mean", "moving_variance": "running_var"} if "Batch" in name else names
+
+
+def _dtype(state: dict[str, ndarray]) -> str:
+    return "float64" if any(a.dtype == np.float64 for a in state.values()) else "float32"
+
+
+def _last_axes(who: str, keras_layer: Any, state: dict[str, ndarray]) -> tuple[int, ...]:
+    axes = list(keras_layer.axis)
+    if not state or axes != list(range(-len(axes), 0)):
+        raise ValueError(
+            f"{who}: keras_layer: expected the last axes, as in axis=-1 or axis=[-2, -1], and a gamma or beta that "
+            f"says how long they are, got axis={keras_layer.axis} and weights {list(state)}"
+        )
+    return next(iter(state.values())).shape
+
+
+def _groups(who: str, layer: Any) -> tuple[int, int]:
+    if isinstance(layer, layers.GroupNorm):
+        return layer.num_groups, layer.num_channels
+    if getattr(layer, "track_running_stats", False):
+        raise ValueError(f"{who}: layer: expected no running statistics, as Keras has no instance norm with such")
+    return layer.num_features, layer.num_features

@@ -1,0 +1,92 @@
+"""What the conversions share: the neighbour's package, momentum the other way round, a layer's arrays on the CPU."""
+
+from decimal import Decimal
+from importlib import import_module
+from typing import Any
+
+from numpy import ndarray
+
+from bnorm.kernels import moved
+from bnorm.layers import BatchNorm1d, BatchNorm2d, BatchNorm3d, Layer
+from bnorm.layers.batch import BatchNorm
+
+BATCH_NORMS: dict[int, type[BatchNorm]] = {2: BatchNorm1d, 3: BatchNorm1d, 4: BatchNorm2d, 5: BatchNorm3d}
+
+
+def load(who: str, module: str, extra: str) -> Any:
+    """A module of the neighbour's package; the error names the extra of this one that brings it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ImportError(
+            f"{who}: expected {package} to be installed, got {error}: pip install 'bnorm[{extra}]'"
+        ) from error
+
+
+def complement(momentum: float) -> float:
+    """1 - momentum in decimals, so that 0.99 becomes 0.01 and that 0.99 again."""
+    return float(1 - Decimal(repr(float(momentum))))
+
+
+def arrays(layer: Layer) -> dict[str, ndarray]:
+    """The state dict of a layer, on the CPU."""
+    return {name: moved(a, ndarray) for name, a in layer.state_dict().items()}
+
+
+def parameters(scale: bool, center: bool) -> dict[str, bool]:
+    """The options of a layer that multiplies by a gamma, or adds a beta, or both; `fix` comes after it."""
+    return {"affine": scale or center, "bias": center or not scale}
+
+
+def fix(layer: Layer, scale: bool, center: bool) -> None:
+    """Hold the gamma of a layer at 1 where the neighbour's has a beta alone."""
+    if center and not scale and layer.gamma is not None:
+        layer.gamma.requires_grad = False
+
+
+def scales_and_centers(layer: Layer) -> tuple[bool, bool]:
+    """Whether the neighbour's layer needs a gamma, and a beta: the inverse of the two above."""
+    gamma, centers = layer.gamma, layer.beta is not None
+    return gamma is not None and not (centers and not gamma.requires_grad and bool((gamma.data == 1).all())), centers
+
+
+def moving(who: str, layer: BatchNorm, name: str) -> float:
+    """The weight of the old value in a layer's running statistics; refused where it does not average."""
+    if not layer.track_running_stats or layer.momentum is None:
+        got = "momentum=None" if layer.track_running_stats else "track_running_stats=False"
+        raise ValueError(f"{who}: layer: expected a moving average of batches, which is all that {name} has, got {got}")
+    return complement(layer.momentum)
+
+
+def known(who: str, name: str, value: object, kinds: dict[type, Any]) -> Any:
+    """What belongs to the type of a value; a subclass may do anything else, and is refused."""
+    if type(value) not in kinds:
+        names = ", ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"{who}: {name}: expected one of {names}, got {type(value).__module__}.{type(value).__name__}")
+    return kinds[type(value)]
+
+
+def without_activation(who: str, layer: Layer, instead: str) -> None:
+    """Refuse a layer whose activation would get lost."""
+    if layer.activation is not None:
+        raise ValueError(
+            f"{who}: layer: expected activation=None, as a layer there has none, got {layer.activation!r}: "
+            f"convert one without, and put {instead} behind it"
+        )
+
+
+def only_axis(who: str, layer: Any, axis: int, name: str) -> None:
+    """Refuse channels on another axis than the neighbour's, in any rank that the layer takes."""
+    ranks = getattr(layer, "_names", None) or {None: ()}
+    for rank in ranks:
+        here, there = (a if rank is None else a % rank for a in (layer.axis, axis))
+        if here != there:
+            raise ValueError(f"{who}: layer: expected axis={axis}, where {name} has its channels, got {layer.axis}")
+
+
+def batch_norm_for(who: str, ndim: int | None) -> type[BatchNorm]:
+    """The batch norm for arrays of so many dimensions; of 2 or 3 where nobody knows."""
+    if ndim is not None and ndim not in BATCH_NORMS:
+        raise ValueError(f"{who}: ndim: expected one of 2, 3, 4 and 5 dimensions of x, got {ndim!r}")
+    return BatchNorm1d if ndim is None else BATCH_NORMS[ndim]

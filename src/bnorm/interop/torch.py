@@ -1,0 +1,150 @@
+"""Layers from and to PyTorch, and the functions of `functional` inside of PyTorch's nets.
+
+    layer = from_torch(module)          a layer with the module's parameters, statistics, counters and mode
+    module = to_torch(layer)            and back
+    y = batch_norm(x, gamma, beta)      of tensors on the CPU, with gradients of first and second order
+    y = function.apply(x, gamma, beta)  the torch.autograd.Function behind these
+
+Running variances are PyTorch's unbiased ones in both directions: a layer from there has ddof=1, and a module goes on
+with its own convention whatever the layer's was. momentum=None averages the variances of batches there and pools values
+here; both conversions warn of it.
+"""
+
+import warnings
+from typing import Any
+
+from bnorm import layers
+from bnorm.interop.neighbours import arrays, known, load, only_axis, without_activation
+from bnorm.layers import Layer
+
+__all__ = ["batch_norm", "from_torch", "group_norm", "instance_norm", "layer_norm", "rms_norm", "to_torch"]
+
+OVER_CHANNELS = (
+    *("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"),
+    *("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"),
+)
+NAMES = (*OVER_CHANNELS, "LayerNorm", "RMSNorm", "GroupNorm")
+BUFFERS = ("running_mean", "running_var")
+
+
+def from_torch(module: Any) -> Layer:
+    """The layer that does what a normalization module of PyTorch does, on the CPU, with copies of its arrays.
+
+    Of BatchNorm, InstanceNorm, LayerNorm, GroupNorm and RMSNorm. Parameters are float64 where the module's are, else
+    float32, which holds half precision exactly.
+    """
+    who = "from_torch"
+    torch = load(who, "torch", "torch")
+    name = known(who, "module", module, {getattr(torch.nn, name): name for name in NAMES})
+    state = {key: value.detach().cpu() for key, value in module.state_dict().items()}
+    options: dict[str, Any] = {"eps": module.eps}
+    if name in OVER_CHANNELS:
+        arguments: tuple[Any, ...] = (module.num_features,)
+        options |= {"ddof": 1, "momentum": module.momentum, "track_running_stats": _tracks(who, module, state)}
+        _say_of_pooling(who, module)
+    elif name == "GroupNorm":
+        arguments = (module.num_groups, module.num_channels)
+    else:
+        arguments = (module.normalized_shape,)
+    if name != "RMSNorm":
+        options["bias"] = "bias" in state or "weight" not in state
+    wide = any(value.dtype == torch.float64 for value in state.values())
+    kind = getattr(layers, name)
+    layer: Layer = kind(*arguments, **options, affine="weight" in state, dtype="float64" if wide else "float32")
+    layer.load_state_dict({key: value.double() if value.is_floating_point() else value for key, value in state.items()})
+    for theirs, p in ((module.weight, layer.gamma), (getattr(module, "bias", None), layer.beta)):
+        if theirs is not None and p is not None:
+            p.requires_grad = theirs.requires_grad
+    return layer.train(module.training)
+
+
+def to_torch(layer: Layer) -> Any:
+    """The module of PyTorch that does what a layer does, on the CPU, with copies of its arrays, in their dtype.
+
+    A ValueError says what PyTorch has no module for: an activation, channels on another axis than 1.
+    """
+    who = "to_torch"
+    torch = load(who, "torch", "torch")
+    name = known(who, "layer", layer, {getattr(layers, name): name for name in NAMES})
+    given: Any = layer
+    without_activation(who, layer, "torch.nn.ReLU or torch.nn.LeakyReLU")
+    affine, biased = given.gamma is not None, given.beta is not None
+    options: dict[str, Any] = {"eps": given.eps, "dtype": getattr(torch, given.dtype.name)}
+    if name in OVER_CHANNELS:
+        only_axis(who, given, 1, "PyTorch")
+        arguments: tuple[Any, ...] = (given.num_features,)
+        options |= {"momentum": given.momentum, "track_running_stats": given.track_running_stats, "affine": affine}
+    elif name == "GroupNorm":
+        only_axis(who, given, 1, "PyTorch")
+        arguments = (given.num_groups, given.num_channels)
+        options["affine"] = affine
+    else:
+        arguments = (given.normalized_shape,)
+        options["elementwise_affine"] = affine
+    if affine and not biased and name != "RMSNorm":
+        options["bias"] = False
+    module = getattr(torch.nn, name)(*arguments, **options)
+    module.load_state_dict({key: torch.from_numpy(value.copy()) for key, value in arrays(layer).items()})
+    for theirs, p in ((module.weight, layer.gamma), (getattr(module, "bias", None), layer.beta)):
+        if theirs is not None and p is not None:
+            theirs.requires_grad_(p.requires_grad)
+    if name in OVER_CHANNELS:
+        _say_of_pooling(who, module)
+    return module.train(layer.training)
+
+
+def batch_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
+    """`functional.batch_norm` of tensors on the CPU, with its keywords: y, a tensor with gradients."""
+    return _apply(x, gamma, beta, "batch_norm", options)
+
+
+def layer_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
+    """`functional.layer_norm` likewise."""
+    return _apply(x, gamma, beta, "layer_norm", options)
+
+
+def rms_norm(x: Any, gamma: Any = None, **options: Any) -> Any:
+    """`functional.rms_norm` likewise."""
+    return _apply(x, gamma, None, "rms_norm", options)
+
+
+def group_norm(x: Any, num_groups: int, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
+    """`functional.group_norm` likewise."""
+    return _apply(x, gamma, beta, "group_norm", {**options, "num_groups": num_groups})
+
+
+def instance_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
+    """`functional.instance_norm` likewise."""
+    return _apply(x, gamma, beta, "instance_norm", options)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "function":
+        raise AttributeError(f"module 'bnorm.interop.torch' has no attribute {name!r}")
+    load("bnorm.interop.torch.function", "torch", "torch")
+    from bnorm.interop.torch_function import Norm
+
+    return Norm
+
+
+def _apply(x: Any, gamma: Any, beta: Any, norm: str, options: dict[str, Any]) -> Any:
+    return __getattr__("function").apply(x, gamma, beta, norm, options)
+
+
+def _tracks(who: str, module: Any, state: dict[str, Any]) -> bool:
+    has_buffers = "running_mean" in state
+    if has_buffers != module.track_running_stats and not (has_buffers is False and module.running_mean is None):
+        raise ValueError(
+            f"{who}: module: expected track_running_stats to say whether there are running statistics, got "
+            f"{module.track_running_stats} with{'' if has_buffers else 'out'} such"
+        )
+    return has_buffers
+
+
+def _say_of_pooling(who: str, module: Any) -> None:
+    if module.momentum is None and module.running_mean is not None:
+        warnings.warn(
+            f"{who}: momentum=None weighs every value alike here, with the spread between batches; in PyTorch it "
+            "averages the variances of batches: from here on the two differ",
+            stacklevel=3,
+        )

@@ -1,0 +1,82 @@
+"""The norms of `functional` as a torch.autograd.Function. It imports PyTorch; `interop.torch` imports it when asked."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd.function import once_differentiable
+
+from bnorm import functional as F
+
+WHO = "function"
+Given = dict[str, Any]
+
+
+class Norm(torch.autograd.Function):  # type: ignore[misc]
+    """y = function.apply(x, gamma, beta, norm, options), for tensors on the CPU.
+
+    gamma and beta may be None or left out. norm: the name of a function of `functional`, "batch_norm" if left out;
+    options: its keywords. Gradients of x, gamma and beta have gradients themselves.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Any,
+        gamma: Any = None,
+        beta: Any = None,
+        norm: str = "batch_norm",
+        options: Given | None = None,
+    ) -> Any:
+        keywords = {name: _array(name, value) for name, value in (options or {}).items()}
+        arrays = {"x": x, "gamma": gamma, "beta": beta}
+        given = {name: _array(name, value) for name, value in arrays.items() if value is not None}
+        y, ctx.norm = getattr(F, norm)(**given, **keywords)
+        ctx.save_for_backward(x, gamma, beta)
+        return torch.from_numpy(y)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        x, gamma, beta = ctx.saved_tensors  # PyTorch's look at whether they were changed
+        return (*_Backward.apply(dy, x, gamma, beta, ctx.norm), None, None)
+
+
+class _Backward(torch.autograd.Function):  # type: ignore[misc]
+    """dx, dgamma and dbeta; None where the forward had no such parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, dy: Any, x: Any, gamma: Any, beta: Any, saved: F.Saved) -> Any:
+        ctx.norm = saved
+        ctx.save_for_backward(dy, x, gamma, beta)
+        gradients = F.backward(_array("dy", dy), saved)
+        return tuple(_like(p, grad) for p, grad in zip((x, gamma, beta), gradients, strict=True))
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, ddx: Any, ddgamma: Any, ddbeta: Any) -> Any:
+        dy, x, gamma, beta = ctx.saved_tensors
+        d_dy, dx, dgamma = F.double_backward(
+            _array("ddx", ddx),
+            ctx.norm,
+            _array("dy", dy),
+            None if gamma is None else _array("ddgamma", ddgamma),
+            None if beta is None else _array("ddbeta", ddbeta),
+        )
+        of_beta = None if beta is None else torch.zeros_like(beta)
+        return _like(dy, d_dy), _like(x, dx), _like(gamma, dgamma), of_beta, None
+
+
+def _array(name: str, value: Any) -> Any:
+    """The memory of a tensor as an array; anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.device.type != "cpu":
+        raise TypeError(f"{WHO}: {name}: expected a tensor on the CPU, got one on {value.device}")
+    if value.dtype == torch.bfloat16:
+        raise TypeError(f"{WHO}: {name}: expected float16, float32 or float64, got bfloat16, which NumPy does not have")
+    return value.detach().resolve_conj().resolve_neg().numpy()
+
+
+def _like(p: Any, gradient: Any) -> Any:
+    """A gradient as a tensor of the dtype of what it is the gradient of."""
+    return None if p is None else torch.from_numpy(np.asarray(gradient)).to(p.dtype)

@@ -1,0 +1,27 @@
+from ..reference import Array
+
+def channels(
+    ddx: Array,
+    dy: Array,
+    x: Array,
+    stats: Array,
+    count: float,
+    weight: Array | None,
+    slope: float,
+    frozen: bool,
+    ddgamma: Array | None,
+    ddbeta: Array | None,
+) -> tuple[Array, Array, Array]: ...
+def rows(
+    ddx: Array,
+    dy: Array,
+    x: Array,
+    mean: Array,
+    rstd: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    rule: int,
+    slope: float,
+    ddgamma: Array | None,
+    ddbeta: Array | None,
+) -> tuple[Array, Array, Array]: ...

@@ -1,0 +1,180 @@
+"""Derivatives of the backward passes: what cotangents of dx, dgamma and dbeta make of dy, x and gamma.
+
+An entry reads its arrays twice: sums of every channel or row, a little arithmetic, a map. All of it is computed in
+float64, which decides the speed of second derivatives less than it decides their worth. The work is cut by shape alone,
+and sums are added in the order of their pieces, so no bit depends on the number of threads. Entries trust their caller.
+
+Per channel or row, with n the count, r = 1 / sqrt(var + eps), u = (x - mean) r, and g what dy is before the activation:
+
+    backward   dx = r (h - w (u H1 + H0) / n), h = gamma g, H0 = sum h, H1 = sum h u;  dgamma = sum g u, dbeta = sum g
+    here       the derivatives of sum v dx + sum k dgamma + sum q dbeta for v = ddx, k = ddgamma, q = ddbeta
+"""
+
+cimport numpy as cnp
+from cython.parallel cimport prange
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+from bnorm.kernels.cpu.buffers cimport empty
+from bnorm.kernels.cpu.threads cimport threads_for
+
+cdef extern from "formulas.h" nogil:
+    enum:
+        BN_IDENTITY
+        BN_MEAN_SQUARE
+    int bn_act_kind(double)
+    float bn_act_pull_float(int, float, float, float)
+    double bn_act_pull_double(int, double, double, double)
+    double bn_fold(double, double, double, double)
+
+cnp.import_array()
+
+ctypedef fused real:
+    float
+    double
+
+cdef enum:
+    BLOCK = 256     # values that are summed before their sum is added to a longer one
+    TILE = 256      # columns whose sums are made together
+    LANES = 64      # partial sums along a run of a channel; up to so many values are a column each
+    TASK = 16384    # values that make a task worth its bookkeeping
+    PIECES = 64     # at most, of the outer axis
+    WIDTH = 8       # partial sums of a row that has a gamma for each value
+    SUMS = 7        # per channel or row
+
+
+# Sums of a set of values: of g, g u, w v, w v u, v h; for rows also k g and k g u, which channels have no use for.
+cdef enum:
+    H0, H1, V0, V1, T, K0, K1
+
+
+ctypedef struct Second:
+    Py_ssize_t outer, groups, channels, inner   # rows: x[outer][groups][channels][inner]; channels: groups is 1
+    Py_ssize_t piece, pieces
+    int kind                    # of the activation
+    double slope
+    int rule
+    bint frozen
+    double count
+    const void* dy
+    const void* x
+    const void* v
+    void* d_dy
+    void* dx
+    const double* weight        # [outer][inner] or NULL
+    const double* mean          # per channel or row
+    const double* rstd
+    const double* scale         # per channel: gamma / std and beta; rows: gamma and beta
+    const double* shift
+    const double* k             # ddgamma and ddbeta per channel, or NULL; rows: never NULL
+    const double* q
+    double* sums                # channels: [pieces][SUMS][channels]; rows: [pieces][groups * channels], of dgamma
+
+
+# The map of a tile: d_dy = a v + of_u u + rest before the activation, dx = r (of_u g + w (through v + tilt u + level)).
+ctypedef struct Map:
+    double[TILE] a, of_u, rest, through, tilt, level
+
+
+cdef inline void* data(cnp.ndarray a) noexcept:
+    return NULL if a is None else cnp.PyArray_DATA(a)
+
+
+cdef inline double at(const double* values, Py_ssize_t c, double absent) noexcept nogil:
+    return absent if values == NULL else values[c]
+
+
+cdef inline real pulled(const Second* job, real v, real g) noexcept nogil:
+    """g, the gradient behind the activation of v, brought before it."""
+    if real is float:
+        return bn_act_pull_float(job.kind, <float>job.slope, v, g)
+    else:
+        return bn_act_pull_double(job.kind, job.slope, v, g)
+
+
+cdef void cut(Second* job) noexcept nogil:
+    cdef Py_ssize_t row = job.groups * job.channels * job.inner
+    cdef Py_ssize_t pieces = max(<Py_ssize_t>1, min(<Py_ssize_t>PIECES, min(job.outer, job.outer * row // TASK)))
+    job.piece = max(<Py_ssize_t>1, (job.outer + pieces - 1) // pieces)
+    job.pieces = max(<Py_ssize_t>1, (job.outer + job.piece - 1) // job.piece)
+
+
+include "second/channels.pxi"
+include "second/rows.pxi"
+
+
+def channels(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp.ndarray weight,
+             double slope, bint frozen, cnp.ndarray ddgamma, cnp.ndarray ddbeta):
+    """d_dy, dx, dgamma of the `backward` that the first ten arguments of it belong to."""
+    cdef Second job
+    cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
+    cdef Py_ssize_t C = shape[1], c
+    cdef cnp.ndarray d_dy = empty(cnp.PyArray_NDIM(x), shape, cnp.PyArray_TYPE(x))
+    cdef cnp.ndarray dx = empty(cnp.PyArray_NDIM(x), shape, cnp.PyArray_TYPE(x))
+    cdef cnp.ndarray dgamma = cnp.PyArray_ZEROS(1, shape + 1, cnp.NPY_DOUBLE, 0)
+    job.outer, job.groups, job.channels = shape[0], 1, C
+    job.inner = shape[2] if cnp.PyArray_NDIM(x) == 3 else 1
+    job.kind, job.slope, job.rule = bn_act_kind(slope), slope, 0
+    job.frozen, job.count = frozen, count if count != 0.0 else 1.0
+    job.dy, job.x, job.v = data(dy), data(x), data(ddx)
+    job.d_dy, job.dx = data(d_dy), data(dx)
+    job.weight = NULL
+    if not frozen:
+        job.weight = <const double*>data(weight)
+    job.mean = <const double*>data(stats)
+    job.rstd, job.scale, job.shift = job.mean + 2 * C, job.mean + 3 * C, job.mean + 4 * C
+    job.k, job.q = <const double*>data(ddgamma), <const double*>data(ddbeta)
+    cut(&job)
+    job.sums = <double*>calloc(job.pieces * SUMS * C + 1, sizeof(double))
+    if job.sums == NULL:
+        raise MemoryError("bnorm: no memory for partial results")
+    cdef const double* s = job.sums
+    cdef double* result = <double*>data(dgamma)
+    with nogil:
+        if cnp.PyArray_TYPE(x) == cnp.NPY_DOUBLE:
+            run_channels(&job, <const double*>job.x)
+        else:
+            run_channels(&job, <const float*>job.x)
+        for c in range(C):
+            result[c] = job.rstd[c] * (
+                s[T * C + c] - (s[H0 * C + c] * s[V0 * C + c] + s[H1 * C + c] * s[V1 * C + c]) / job.count)
+        free(job.sums)
+    return d_dy, dx, dgamma
+
+
+def rows(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray rstd, cnp.ndarray gamma,
+         cnp.ndarray beta, int rule, double slope, cnp.ndarray ddgamma, cnp.ndarray ddbeta):
+    """d_dy, dx, dgamma of the `rows_backward` that these arguments belong to."""
+    cdef Second job
+    cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
+    cdef cnp.npy_intp n = shape[1] * shape[2]
+    cdef Py_ssize_t c, p
+    cdef cnp.ndarray d_dy = empty(4, shape, cnp.PyArray_TYPE(x)), dx = empty(4, shape, cnp.PyArray_TYPE(x))
+    cdef cnp.ndarray dgamma = cnp.PyArray_ZEROS(1, &n, cnp.NPY_DOUBLE, 0)
+    job.outer, job.groups, job.channels, job.inner = shape[0], shape[1], shape[2], shape[3]
+    job.kind, job.slope, job.rule = bn_act_kind(slope), slope, rule
+    job.frozen, job.count, job.weight = False, 1.0, NULL
+    job.dy, job.x, job.v = data(dy), data(x), data(ddx)
+    job.d_dy, job.dx = data(d_dy), data(dx)
+    job.mean, job.rstd = <const double*>data(mean), <const double*>data(rstd)
+    cut(&job)
+    cdef double* memory = <double*>calloc((4 + job.pieces) * n + 1, sizeof(double))
+    if memory == NULL:
+        raise MemoryError("bnorm: no memory for partial results")
+    job.scale, job.shift, job.k, job.q, job.sums = memory, memory + n, memory + 2 * n, memory + 3 * n, memory + 4 * n
+    for c in range(n):
+        memory[c] = at(<const double*>data(gamma), c, 1.0)
+        memory[n + c] = at(<const double*>data(beta), c, 0.0)
+        memory[2 * n + c] = at(<const double*>data(ddgamma), c, 0.0)
+        memory[3 * n + c] = at(<const double*>data(ddbeta), c, 0.0)
+    cdef double* result = <double*>data(dgamma)
+    with nogil:
+        if cnp.PyArray_TYPE(x) == cnp.NPY_DOUBLE:
+            run_rows(&job, <const double*>job.x)
+        else:
+            run_rows(&job, <const float*>job.x)
+        for p in range(job.pieces):
+            for c in range(n):
+                result[c] += job.sums[p * n + c]
+        free(memory)
+    return d_dy, dx, dgamma

@@ -1,0 +1,106 @@
+"""Which memory arrays share: whether a result may be written to `out`, and whether x was there.
+
+No other file asks. Whether two arrays of NumPy or CuPy overlap follows from their addresses, shapes and strides alone;
+their values are not read.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm.checks import type_name
+from bnorm.kernels import BACKENDS, cpu, kernels_for, kind_of, view
+
+MAX_WORK: Any = 1000  # candidates tried for a shared element; Any: NumPy's stub knows two of its values only
+
+
+def output(
+    who: str,
+    out: Any,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    given: Mapping[str, object],
+    kind: type,
+    *,
+    own: str = "x",
+) -> ndarray:
+    """`out` as a base-class array that a result may be written to, in either byte order and any memory order.
+
+    `given` has the arguments by name, as the caller gave them: out may be exactly the one called `own`, or exactly x,
+    and overlaps nothing else. kind: the type of x.
+    """
+    target: ndarray = out
+    if type(out) is not kind:
+        kernels = kernels_for(out, who, "out", kind)
+        if not isinstance(out, kind) or isinstance(out, np.ma.MaskedArray):
+            library = "NumPy" if kind is ndarray else "CuPy"
+            raise TypeError(f"{who}: out: expected a {library} array, got {type_name(out)}")
+        target = kernels.asarray(out)
+    if target.shape != shape:
+        raise ValueError(f"{who}: out: expected shape {shape}, got {target.shape}")
+    if target.dtype != dtype and target.dtype.newbyteorder("=") != dtype:
+        raise TypeError(f"{who}: out: expected dtype {dtype}, got {target.dtype}")
+    if not view.writeable(target):
+        raise ValueError(f"{who}: out: expected a writeable array, got a read-only one")
+    if not target.flags.c_contiguous and _overlaps_itself(target):
+        raise ValueError(f"{who}: out: expected memory of its own for every element, got strides {target.strides}")
+    if BACKENDS[kind].apart(target, given.values()):
+        return target
+    others = {name: value for name, value in given.items() if value is not target or name not in (own, "x")}
+    place = target
+    if kind is not ndarray:
+        place, others = _memory(target), {name: a if a is None else _memory(a) for name, a in others.items()}
+    if cpu.apart(place, others.values()):
+        return target
+    for name, value in others.items():
+        if value is None:
+            continue
+        a = _memory(value)
+        if _overlap(place, a) and not (name in (own, "x") and same_memory(place, a)):
+            raise ValueError(f"{who}: out: expected {own} itself or memory of its own, got one that overlaps {name}")
+    return target
+
+
+def same_memory(a: ndarray, b: ndarray) -> bool:
+    """Whether two arrays are the same elements at the same places."""
+    if a is b:
+        return True
+    if type(a) is not ndarray:
+        a, b = _memory(a), _memory(b)
+    if cpu.apart(a, (b,)) or a.shape != b.shape or a.dtype != b.dtype or _address(a) != _address(b):
+        return False
+    return all(s == t for s, t, n in zip(a.strides, b.strides, a.shape, strict=True) if n > 1)
+
+
+def _address(a: ndarray) -> int:
+    return int(a.__array_interface__["data"][0])
+
+
+def _memory(value: Any) -> ndarray:
+    """A NumPy array where the value has its memory."""
+    if type(value) is ndarray:
+        return value
+    kernels = BACKENDS[kind_of(value) or ndarray]
+    place: ndarray = kernels.memory(kernels.asarray(value))
+    return place
+
+
+def _overlap(a: ndarray, b: ndarray) -> bool:
+    if not np.may_share_memory(a, b):
+        return False
+    try:
+        return np.shares_memory(a, b, max_work=MAX_WORK)
+    except np.exceptions.TooHardError:  # strides so odd that an answer takes long are refused
+        return True
+
+
+def _overlaps_itself(a: ndarray) -> bool:
+    """Whether two elements may share bytes (broadcast arrays, sliding windows): the axes do not nest."""
+    reach = a.itemsize
+    for stride, n in sorted((abs(s), n) for s, n in zip(a.strides, a.shape, strict=True) if n > 1 and a.size):
+        if stride < reach:
+            return True
+        reach += stride * (n - 1)
+    return False

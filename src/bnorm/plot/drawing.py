@@ -1,0 +1,113 @@
+"""What displays share: where to draw, names of features, and strips, which show many distributions on one axis."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm.kernels import kind_of, moved
+
+LABELS = 60  # names of features on one axis
+LONGEST = 30  # characters of a name
+FIRST, SECOND, GREY = "#0072b2", "#d55e00", "#8a8a8a"  # told apart by every kind of eyes
+
+
+def panels(who: str, ax: Any, size: tuple[float, float], shape: tuple[int, int], n: int) -> tuple[Any, Any, ndarray]:
+    """The figure, the axes around it all, and n panels in lines and columns; in a new figure, or in the place of ax."""
+    try:
+        from matplotlib import pyplot as plt
+    except ImportError as error:
+        raise ImportError(f"{who}: expected matplotlib, which is not installed: pip install 'bnorm[plot]'") from error
+    if ax is None:
+        _, ax = plt.subplots(figsize=size, layout="constrained")
+    figure, place = ax.figure, ax.get_subplotspec()
+    if n == 1:
+        return figure, ax, np.array([ax])
+    if place is None:
+        raise ValueError(f"{who}: ax: expected axes as plt.subplots makes them, got axes that are placed by hand")
+    ax.set_axis_off()
+    grid = place.subgridspec(*shape)
+    return figure, ax, np.array([figure.add_subplot(grid[divmod(i, shape[1])]) for i in range(n)])
+
+
+def height(features: int) -> float:
+    """Inches for a line each, as long as that is a picture one can look at."""
+    return min(0.2 * features, 24.0) + 1.4
+
+
+def names_of(estimator: Any, n: int) -> list[str]:
+    """Those it was fitted with, or x0, x1 and so on."""
+    names = getattr(estimator, "feature_names_in_", None)
+    return [f"x{i}" for i in range(n)] if names is None else [str(name) for name in names]
+
+
+def chosen(who: str, features: Sequence[int | str] | None, names: list[str]) -> list[int]:
+    """Places of features that are told by place or name."""
+    if features is None:
+        return list(range(len(names)))
+    places = []
+    for feature in features:
+        place = names.index(feature) if isinstance(feature, str) and feature in names else feature
+        if not isinstance(place, int | np.integer) or not -len(names) <= place < len(names):
+            raise ValueError(f"{who}: features: expected places or names of {len(names)} features, got {feature!r}")
+        places.append(int(place) % len(names))
+    if not places:
+        raise ValueError(f"{who}: features: expected at least one, got none")
+    return places
+
+
+def labels(names: list[str]) -> list[str]:
+    """Long names without their middle; with their place before them where that leaves several the same."""
+    cut = [name if len(name) <= LONGEST else f"{name[: LONGEST // 2]}…{name[1 - LONGEST // 2 :]}" for name in names]
+    return [name if cut.count(name) == 1 else f"[{i}] {name}" for i, name in enumerate(cut)]
+
+
+def label_lines(ax: Any, names: list[str]) -> None:
+    """Names of features down the y axis, or of some of them where there are too many."""
+    every = -(-len(names) // LABELS)
+    ax.set_yticks(range(0, len(names), every), labels(names)[::every], fontsize=8)
+    ax.set_ylim(len(names) - 0.5, -0.5)
+
+
+def strips(ax: Any, quantiles: ndarray, color: str) -> None:
+    """A line for each feature, of (7, C) from the least to the greatest: dots, a thin line, a thick one, and a mark.
+
+    Dots too far away to leave room for the lines become arrows at the edge.
+    """
+    least, low, left, middle, right, high, most = quantiles
+    lines = np.arange(len(middle))
+    ax.hlines(lines, low, high, color=color, linewidth=1)
+    ax.hlines(lines, left, right, color=color, linewidth=4, alpha=0.6)
+    ax.plot(middle, lines, "|", color="black", markersize=7)
+    start, end = _limits(ax, quantiles)
+    for ends, inner, arrow in ((least, low, "<"), (most, high, ">")):
+        beyond, far = ends != inner, (ends < start) | (ends > end)
+        ax.plot(ends[beyond & ~far], lines[beyond & ~far], ".", color=color, markersize=4)
+        ax.plot(np.clip(ends, start, end)[far], lines[far], arrow, color=color, markersize=4)
+    ax.grid(axis="x", linewidth=0.4, alpha=0.6)
+
+
+def _limits(ax: Any, quantiles: ndarray) -> tuple[float, float]:
+    """Of the x axis: linear, or logarithmic far from zero where features differ by a hundred times in size."""
+    known = quantiles[:, np.isfinite(quantiles[3])]
+    size = np.abs(known).max(axis=0)
+    size = size[size > 0]
+    if len(size) and size.max() > 100 * size.min():
+        ax.set_xscale("symlog", linthresh=10.0 ** np.floor(np.log10(np.median(size))))
+        ax.xaxis.get_major_locator().set_params(numticks=6)
+        return -np.inf, np.inf
+    low, high = (known[1].min(), known[5].max()) if known.size else (0.0, 1.0)
+    room = 0.5 * (high - low) or 0.5
+    start, end = max(known[0].min(initial=np.inf), low - room), min(known[6].max(initial=-np.inf), high + room)
+    if start < end:
+        ax.set_xlim(start - 0.04 * (end - start), end + 0.04 * (end - start))
+    return start, end
+
+
+def host(values: Any) -> ndarray:
+    """As a NumPy array of float64, wherever it is and whichever kind of table."""
+    if hasattr(values, "toarray"):
+        values = values.toarray()
+    on_device = kind_of(values) not in (None, ndarray)
+    return np.asarray(moved(values, ndarray) if on_device else values, np.float64)

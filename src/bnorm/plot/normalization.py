@@ -1,0 +1,169 @@
+"""Distributions before and after normalization."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+from numpy import ndarray
+from numpy.typing import ArrayLike
+
+from bnorm.plot.drawing import FIRST, SECOND, chosen, height, host, label_lines, labels, names_of, panels, strips
+
+HISTOGRAMS = 6  # features that get two each; more become strips
+SAMPLE = 100_000  # rows that are drawn, from all over the table
+BINS = 50
+QUANTILES = (0, 0.01, 0.25, 0.5, 0.75, 0.99, 1)
+
+
+class NormalizationDisplay:
+    """The distribution of each feature before and after a transformer.
+
+    Up to 6 features have a histogram each, on the left in their own units, on the right all on one axis. A few values
+    far away from all others are counted at the edge and not drawn, so that the others can be seen. More features have a
+    strip each: a mark for the median, a thick line for the half of all values around it, a thin one for 98 of 100, and
+    dots for the least and the greatest.
+
+    Parameters
+    ----------
+    before, after : array-like of shape (n_samples, n_features)
+        The table, and what the transformer makes of it.
+    feature_names : sequence of str
+        Names of the features.
+
+    Attributes
+    ----------
+    figure_ : matplotlib Figure
+        What was drawn on.
+    ax_ : matplotlib Axes
+        The place of it all.
+    axes_ : ndarray of matplotlib Axes
+        The panels in it, before and after in turn.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bnorm import BatchNormTransformer
+    >>> from bnorm.plot import NormalizationDisplay
+    >>> x = np.random.default_rng(0).normal([0.0, 500.0], [1.0, 90.0], (1000, 2))
+    >>> display = NormalizationDisplay.from_estimator(BatchNormTransformer().fit(x), x)
+    >>> len(display.axes_)
+    4
+    """
+
+    figure_: Any
+    ax_: Any
+    axes_: ndarray
+
+    def __init__(self, before: ArrayLike, after: ArrayLike, feature_names: Sequence[str]) -> None:
+        self.before = np.asarray(before, np.float64)
+        self.after = np.asarray(after, np.float64)
+        self.feature_names = list(feature_names)
+
+    @classmethod
+    def from_estimator(
+        cls, estimator: Any, X: Any, *, features: Sequence[int | str] | None = None, ax: Any = None
+    ) -> Self:
+        """Draw what a fitted transformer makes of a table.
+
+        Parameters
+        ----------
+        estimator : BatchNormTransformer
+            Fitted; any transformer that makes one feature of each, such as scikit-learn's StandardScaler.
+        X : array-like of shape (n_samples, n_features)
+            The table. Of more than 100,000 rows about so many are drawn, from all over it.
+        features : sequence of int or str, default=None
+            Places or names of those to draw; None: all.
+        ax : matplotlib Axes, default=None
+            Where to draw; None: in a new figure.
+
+        Returns
+        -------
+        display : NormalizationDisplay
+        """
+        after = host(estimator.transform(X))
+        names = names_of(estimator, after.shape[1])
+        places = chosen(cls.__name__, features, names)
+        every = -(-len(after) // SAMPLE)
+        before = host(X)
+        if before.shape != after.shape:
+            raise ValueError(
+                f"{cls.__name__}: estimator: expected one that makes one feature of each, got "
+                f"{type(estimator).__name__}, which makes {after.shape} of {before.shape}"
+            )
+        return cls(before[::every, places], after[::every, places], [names[i] for i in places]).plot(ax)
+
+    def plot(self, ax: Any = None) -> Self:
+        """Draw it.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Where to draw; None: in a new figure.
+
+        Returns
+        -------
+        display : NormalizationDisplay
+        """
+        n, who = len(self.feature_names), type(self).__name__
+        lines = n if n <= HISTOGRAMS else 1
+        size = (8.0, 1.5 * n + 0.7) if n <= HISTOGRAMS else (9.0, height(n))
+        self.figure_, self.ax_, self.axes_ = panels(who, ax, size, (lines, 2), 2 * lines)
+        (self._draw_histograms if n <= HISTOGRAMS else self._draw_strips)()
+        self.axes_[0].set_title("before", fontsize=10)
+        self.axes_[1].set_title("after", fontsize=10)
+        return self
+
+    def _draw_histograms(self) -> None:
+        ranges = [_range(column) for column in self.after.T]
+        common = min(low for low, _ in ranges), max(high for _, high in ranges)
+        for i, name in enumerate(labels(self.feature_names)):
+            left, right = self.axes_[2 * i : 2 * i + 2]
+            _histogram(left, self.before[:, i], _range(self.before[:, i]), FIRST)
+            _histogram(right, self.after[:, i], common, SECOND)
+            left.set_ylabel(name, fontsize=9, rotation=0, horizontalalignment="right")
+            if i + 1 < len(self.feature_names):
+                right.set_xticklabels([])
+
+    def _draw_strips(self) -> None:
+        for ax, values, color in zip(self.axes_, (self.before, self.after), (FIRST, SECOND), strict=True):
+            strips(ax, _quantiles(values), color)
+        label_lines(self.axes_[0], self.feature_names)
+        self.axes_[1].set_yticks([])
+        self.axes_[1].set_ylim(self.axes_[0].get_ylim())
+
+
+def _quantiles(values: ndarray) -> ndarray:
+    """(7, C), of a column without values NaN."""
+    columns = [column[np.isfinite(column)] for column in values.T]
+    return np.array([np.quantile(c, QUANTILES) if len(c) else np.full(len(QUANTILES), np.nan) for c in columns]).T
+
+
+def _range(column: ndarray) -> tuple[float, float]:
+    """What a histogram shows: everything, but for a few values that lie far away from all others."""
+    known = column[np.isfinite(column)]
+    if not len(known):
+        return 0.0, 1.0
+    least, low, high, most = np.quantile(known, (0, 0.005, 0.995, 1))
+    room = 0.5 * (high - low)
+    low, high = max(least, low - room), min(most, high + room)
+    return (low, high) if low < high else (low - 0.5, low + 0.5)
+
+
+def _histogram(ax: Any, column: ndarray, shown: tuple[float, float], color: str) -> None:
+    known = column[np.isfinite(column)]
+    ax.hist(known, BINS, range=shown, color=color)
+    room = 0.03 * (shown[1] - shown[0])
+    ax.set_xlim(shown[0] - room, shown[1] + room)
+    ax.set_yticks([])
+    for side in ("left", "right", "top"):
+        ax.spines[side].set_visible(False)
+    write = partial(ax.text, y=0.95, transform=ax.transAxes, fontsize=8, verticalalignment="top")
+    if below := int((known < shown[0]).sum()):
+        write(0.0, s=f"← {below:,} more", horizontalalignment="left")
+    if above := int((known > shown[1]).sum()):
+        write(1.0, s=f"{above:,} more →", horizontalalignment="right")
+    if not len(known):
+        write(1.0, s="no values", horizontalalignment="right")
+    elif np.ptp(known) == 0:
+        write(1.0, s="constant", horizontalalignment="right")

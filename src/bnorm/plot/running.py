@@ -1,0 +1,197 @@
+"""Running statistics over a stream."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy import ndarray
+from numpy.typing import ArrayLike
+
+from bnorm.plot.drawing import FIRST, GREY, SECOND, chosen, height, host, label_lines, labels, names_of, panels, strips
+
+PANELS = 12  # features that get a panel each; more share a map
+
+
+class RunningStatsDisplay:
+    """Mean and spread of each feature over the stream, as `BatchNormTransformer(history=N)` has recorded it.
+
+    Up to 12 features have a panel each: the mean is a line, one standard deviation to either side a band, and dots mark
+    the mean at the start. A panel is orange if the mean went further away from there than one standard deviation of
+    now, or the standard deviation to less than half or more than twice what it was. More features share a map of how
+    far the mean is from the start, in standard deviations of now, and another of how many times as wide the spread is;
+    grey is not known. Without a record there is one moment to draw, now.
+
+    Parameters
+    ----------
+    rows : array-like of shape (n_moments,)
+        Rows of the stream before each moment.
+    mean, std : array-like of shape (n_moments, n_features)
+        Mean and standard deviation at each moment.
+    feature_names : sequence of str
+        Names of the features.
+
+    Attributes
+    ----------
+    figure_ : matplotlib Figure
+        What was drawn on.
+    ax_ : matplotlib Axes
+        The place of it all.
+    axes_ : ndarray of matplotlib Axes
+        The panels in it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bnorm import BatchNormTransformer
+    >>> from bnorm.plot import RunningStatsDisplay
+    >>> t = BatchNormTransformer(halflife=200, history=100)
+    >>> for batch in np.random.default_rng(0).normal(size=(50, 20, 3)):
+    ...     t = t.partial_fit(batch)
+    >>> display = RunningStatsDisplay.from_estimator(t)
+    >>> display.mean.shape, len(display.axes_)
+    ((50, 3), 3)
+    """
+
+    figure_: Any
+    ax_: Any
+    axes_: ndarray
+
+    def __init__(self, rows: ArrayLike, mean: ArrayLike, std: ArrayLike, feature_names: Sequence[str]) -> None:
+        self.rows = np.asarray(rows)
+        self.mean = np.asarray(mean, np.float64)
+        self.std = np.asarray(std, np.float64)
+        self.feature_names = list(feature_names)
+
+    @classmethod
+    def from_estimator(cls, estimator: Any, *, features: Sequence[int | str] | None = None, ax: Any = None) -> Self:
+        """Draw what a fitted transformer has recorded.
+
+        Parameters
+        ----------
+        estimator : BatchNormTransformer
+            Fitted. One without a record is drawn as it is now, and so is scikit-learn's StandardScaler.
+        features : sequence of int or str, default=None
+            Places or names of those to draw; None: all.
+        ax : matplotlib Axes, default=None
+            Where to draw; None: in a new figure.
+
+        Returns
+        -------
+        display : RunningStatsDisplay
+        """
+        from sklearn.utils.validation import check_is_fitted
+
+        check_is_fitted(estimator)
+        rows, mean, var = getattr(estimator, "history_", None) or _now(estimator)
+        names = names_of(estimator, mean.shape[1])
+        places = chosen(cls.__name__, features, names)
+        return cls(rows, mean[:, places], np.sqrt(var[:, places]), [names[i] for i in places]).plot(ax)
+
+    def plot(self, ax: Any = None) -> Self:
+        """Draw it.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Where to draw; None: in a new figure.
+
+        Returns
+        -------
+        display : RunningStatsDisplay
+        """
+        n, who = len(self.feature_names), type(self).__name__
+        if len(self.rows) == 1:
+            self.figure_, self.ax_, self.axes_ = panels(who, ax, (6, height(n)), (1, 1), 1)
+            self._draw_now(self.ax_)
+        elif n <= PANELS:
+            columns = 1 if n == 1 else 2 if n <= 4 else 3
+            lines = -(-n // columns)
+            size = (3.4 * columns + 1, 1.9 * lines + 0.7)
+            self.figure_, self.ax_, self.axes_ = panels(who, ax, size, (lines, columns), n)
+            for i, (panel, name) in enumerate(zip(self.axes_, labels(self.feature_names), strict=True)):
+                self._draw_feature(panel, i, name)
+                if i + columns < n:
+                    panel.set(xlabel="", xticklabels=[])
+        else:
+            self.figure_, self.ax_, self.axes_ = panels(who, ax, (9, height(n)), (1, 2), 2)
+            self._draw_maps(*self.axes_)
+        return self
+
+    def shift(self) -> ndarray:
+        """How far each mean is from the start, in standard deviations of now, by moments.
+
+        A feature without spread now is measured by the widest spread it had. One that never had any has no unit: where
+        it moves, it is infinitely far away.
+        """
+        unit = np.where(self.std[-1] > 0, self.std[-1], np.nan_to_num(self.std).max(axis=0))
+        away = self.mean - _start(self.mean)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shift: ndarray = np.where(away == 0, 0.0, away / unit)
+        return shift
+
+    def widening(self) -> ndarray:
+        """How many times each standard deviation has doubled since the start, or since it first was any, by moments."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            widening: ndarray = np.log2(self.std / _start(np.where(self.std > 0, self.std, np.nan)))
+        return widening
+
+    def _draw_now(self, ax: Any) -> None:
+        mean, std = self.mean[0], self.std[0]
+        left, right = mean - std, mean + std
+        strips(ax, np.array([left, left, left, mean, right, right, right]), FIRST)
+        label_lines(ax, self.feature_names)
+        ax.set_xlabel("mean, and one standard deviation to either side")
+
+    def _draw_feature(self, ax: Any, i: int, name: str) -> None:
+        mean, std, start = self.mean[:, i], self.std[:, i], _start(self.mean)[i]
+        far = np.abs(self.shift()[:, i]) > 1
+        wide = np.abs(self.widening()[:, i]) > 1
+        color = SECOND if (far | wide).any() else FIRST
+        ax.fill_between(self.rows, mean - std, mean + std, color=color, alpha=0.25, linewidth=0)
+        ax.plot(self.rows, mean, color=color, linewidth=1.6)
+        ax.axhline(start, color=GREY, linewidth=1, linestyle=":")
+        ax.margins(y=0.2)  # room for the name, which stays inside as there may be a title above
+        ax.text(0.02, 0.96, name, transform=ax.transAxes, fontsize=9, verticalalignment="top")
+        ax.set_xlim(0, self.rows[-1])
+        ax.set_xlabel("rows")
+        _count_rows(ax)
+
+    def _draw_maps(self, shifts: Any, spreads: Any) -> None:
+        edges = np.concatenate([[0], self.rows])
+        lines = np.arange(len(self.feature_names) + 1) - 0.5
+        for ax, values, title in (
+            (shifts, self.shift(), "mean: standard deviations\naway from the start"),
+            (spreads, self.widening(), "standard deviation:\ntimes that at the start"),
+        ):
+            ax.set_facecolor("#d0d0d0")  # of what is not known
+            limit = max(1.0, float(np.quantile(np.abs(values[np.isfinite(values)]), 0.99, method="higher")))
+            mesh = ax.pcolormesh(
+                edges, lines, np.ma.masked_invalid(values.T), cmap="RdBu_r", vmin=-limit, vmax=limit, rasterized=True
+            )
+            bar = ax.figure.colorbar(mesh, ax=ax, extend="both", location="bottom", aspect=30)
+            if ax is spreads:
+                bar.ax.xaxis.set_major_formatter(lambda power, _: f"{2.0**power:.3g}")
+            ax.set_title(title, fontsize=10)
+            ax.set_xlabel("rows")
+            _count_rows(ax)
+        label_lines(shifts, self.feature_names)
+        spreads.set_yticks([])
+        spreads.set_ylim(shifts.get_ylim())
+
+
+def _now(estimator: Any) -> tuple[ndarray, ndarray, ndarray]:
+    return np.zeros(1, np.int64), host(estimator.mean_)[None], host(estimator.var_)[None]
+
+
+def _start(values: ndarray) -> ndarray:
+    """The first of each feature that is known."""
+    known = np.isfinite(values)
+    start: ndarray = np.take_along_axis(values, known.argmax(axis=0)[None], axis=0)[0]
+    return start
+
+
+def _count_rows(ax: Any) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))

@@ -1,0 +1,95 @@
+"""The derivative of `backward`: for a loss that has gradients in it, and for a Hessian times a vector.
+
+Everything is computed in float64, on the CPU, whatever the type of x.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+from numpy.typing import ArrayLike
+
+from bnorm import checks
+from bnorm.kernels import view
+from bnorm.kernels.cpu import second
+from bnorm.passes import ChannelSaved, RowSaved, Saved
+
+WHO = "double_backward"
+HALF = np.dtype("float16")
+
+
+def double_backward(
+    ddx: ArrayLike | None,
+    saved: Saved,
+    dy: ArrayLike,
+    ddgamma: ArrayLike | None = None,
+    ddbeta: ArrayLike | None = None,
+) -> tuple[ndarray, ndarray, ndarray | None]:
+    """d_dy, dx and dgamma: the gradients of a loss that depends on what `backward(dy, saved)` returned.
+
+    ddx, ddgamma, ddbeta: the gradients of that loss by the dx, dgamma and dbeta that were returned; None is zero. Of
+    beta there is none: no gradient depends on it. d_dy and dx have the dtype of x, dgamma is float64, and None where
+    the forward had no gamma. An activation's slope is a constant, as its derivative is zero wherever there is one.
+
+    >>> from bnorm.functional import backward, batch_norm
+    >>> y, saved = batch_norm([[1.0], [3.0], [5.0]], [2.0], eps=0)
+    >>> dy = [[1.0], [0.0], [0.0]]
+    >>> d_dy, dx, dgamma = double_backward([[0.0], [1.0], [0.0]], saved, dy)
+    >>> np.allclose(np.sum(d_dy * dy), backward(dy, saved)[0][1])  # dx is linear in dy
+    True
+    """
+    has_gamma, has_beta, shape = _parameters(saved)
+    x = saved.x
+    if x is None:
+        raise RuntimeError(f"{WHO}: saved: expected a forward whose x is still there, got one whose x out= overwrote")
+    if type(x) is not ndarray:
+        raise TypeError(f"{WHO}: saved: expected the forward of a NumPy array, got one of {type(x).__module__}")
+    k = _vector("ddgamma", ddgamma, has_gamma, shape)
+    q = _vector("ddbeta", ddbeta, has_beta, shape)
+    v, g = (_like_x(name, value, saved, x) for name, value in (("ddx", ddx), ("dy", dy)))
+    wide = x.astype(np.float32) if x.dtype == HALF else x
+    if isinstance(saved, ChannelSaved):
+        results = second.channels(v, g, wide, saved.stats, saved.count, saved.weight, saved.slope, saved.frozen, k, q)
+    elif isinstance(saved, RowSaved):
+        results = second.rows(
+            v, g, wide, saved.mean, saved.rstd, saved.gamma, saved.beta, saved.rule, saved.slope, k, q
+        )
+    d_dy, dx, dgamma = results
+    return _like_caller(d_dy, saved, x), _like_caller(dx, saved, x), dgamma.reshape(shape) if has_gamma else None
+
+
+def _parameters(saved: Saved) -> tuple[bool, bool, tuple[int, ...]]:
+    """Whether the forward had gamma and beta, and their shape."""
+    if isinstance(saved, ChannelSaved):
+        return saved.has_gamma, saved.has_beta, saved.stats.shape[1:]
+    if isinstance(saved, RowSaved):
+        return saved.gamma is not None, saved.beta is not None, saved.parameter_shape
+    raise TypeError(f"{WHO}: saved: expected what a forward of functional returned, got {type(saved).__name__}")
+
+
+def _vector(name: str, value: Any, present: bool, shape: tuple[int, ...]) -> ndarray | None:
+    if value is None:
+        return None
+    if not present:
+        raise ValueError(f"{WHO}: {name}: expected None, as the forward had no such parameter, got {value!r}")
+    return checks.vector(WHO, name, value, shape, ndarray).reshape(-1)
+
+
+def _like_x(name: str, value: Any, saved: Saved, x: ndarray) -> ndarray:
+    """A value for each of x, as the kernels see x, and at least in single precision."""
+    wide = np.dtype(np.float32) if x.dtype == HALF else x.dtype
+    if value is None:
+        return np.zeros(x.shape, wide)
+    a = checks.real(WHO, name, value, ndarray)
+    if a.shape != saved.layout.shape:
+        raise ValueError(f"{WHO}: {name}: expected the shape of x, {saved.layout.shape}, got {a.shape}")
+    block: ndarray = view.like(a.astype(wide, copy=False), saved.layout)
+    return block
+
+
+def _like_caller(a: ndarray, saved: Saved, x: ndarray) -> ndarray:
+    """A kernel's result in the dtype, shape and memory order of the caller's x."""
+    with np.errstate(over="ignore"):  # in half precision
+        a = a.astype(x.dtype, copy=False)
+    ordered: ndarray = view.ordered(view.restore(a, saved.layout), saved.order)
+    return ordered

@@ -1,0 +1,37 @@
+"""The examples of Dask and MPI, run as a person runs them, on little."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import child
+from ranks import needs_mpi, with_mpi
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def number(label, text):
+    return float(re.search(rf"{re.escape(label)} ?([\d.e+-]+)", text)[1])
+
+
+@needs_mpi
+def test_ranks_learn_as_one():
+    done = with_mpi(2, EXAMPLES / "mpi_sync.py", "--quick", python=["-m", "mpi4py"])
+    assert done.returncode == 0, done.stderr
+    assert number("from one rank, comm=:", done.stdout) < 1e-9
+    assert number("from one rank, without comm=:", done.stdout) > 1e-3
+    losses = [[float(word) for word in line.split()[1:3]] for line in done.stdout.splitlines() if line[4:5].isdigit()]
+    assert len(losses) == 3
+    assert all(loss == pytest.approx(other, abs=1e-9) for loss, other in losses)
+
+
+def test_a_table_of_files():
+    for name in ("distributed", "dask.dataframe", "pyarrow"):
+        pytest.importorskip(name)
+    done = child.run(EXAMPLES / "dask_table.py", "--rows", 60_000, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "Dashboard: http://" in done.stdout
+    assert "100% Completed" in done.stdout
+    assert number("means within", done.stdout) < 1e-11
+    assert number("variances within", done.stdout) < 1e-11

@@ -1,0 +1,32 @@
+"""Real ranks of MPI. Each run has a time limit: a hang is a failure."""
+
+import subprocess
+import time
+
+import pytest
+
+from ranks import needs_mpi, with_mpi
+
+pytestmark = needs_mpi
+SCRIPT = "mpi_ranks.py"
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_layers_statistics_and_errors(n):
+    names = ["training", "merging", "failing"]
+    done = with_mpi(n, SCRIPT, *names)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == names
+
+
+def test_a_rank_that_never_comes_is_not_waited_for_here():
+    start = time.monotonic()
+    with pytest.raises(subprocess.TimeoutExpired):
+        with_mpi(2, SCRIPT, "hanging", timeout=5)
+    assert time.monotonic() - start < 30
+
+
+def test_an_error_outside_of_a_layer_ends_all_ranks():
+    done = with_mpi(2, SCRIPT, "dying", python=["-m", "mpi4py"])
+    assert done.returncode != 0
+    assert "KeyError" in done.stderr

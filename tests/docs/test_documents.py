@@ -1,0 +1,44 @@
+"""The documentation: its programs run, its links lead somewhere, and every test it names is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+RUN = ("getting_started", "pytorch", "layers", "conventions", "how_it_works", "guarantees", "performance")
+
+
+def programs(page):
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.stem in RUN and programs(page)], ids=lambda page: page.stem
+)
+def test_programs_run(page):
+    names = {}
+    for program in programs(page):
+        exec(compile(program, str(page), "exec"), names)
+    assert names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_and_paths_exist(page):
+    text = page.read_text(encoding="utf-8")
+    made = {"gallery", "_static"}  # by building the documentation, from what is listed here
+    for target in re.findall(r"\]\(([^):#]+)\)", text):
+        if target.split("/")[0] == "gallery":
+            assert (ROOT / "examples" / f"{Path(target).stem}.py").is_file(), target
+        elif target.split("/")[0] not in made:
+            assert (page.parent / target).is_file(), target
+    for path in re.findall(r"`((?:tests|examples|benchmarks)/[\w/]+\.py)`", text):
+        assert (ROOT / path).is_file(), path
+
+
+def test_every_page_has_one_title():
+    assert PAGES
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        assert len(re.findall(r"^# ", text, re.MULTILINE)) == 1, page.name

@@ -1,0 +1,289 @@
+"""F.double_backward: against its twin in NumPy, PyTorch's autograd and central differences, and what it promises."""
+
+import numpy as np
+import pytest
+
+import bnorm
+import second_reference
+from bnorm import functional as F
+from bnorm.kernels import cpu
+from bnorm.kernels.cpu import second
+
+ACTIVATIONS = (None, "relu", "leaky_relu")
+SLOPES = {None: 1.0, "relu": 0.0, "leaky_relu": 0.01}
+
+CHANNELS = {  # (outer, C, inner)
+    (7, 3, 1): "a table",
+    (40, 5, 6): "short runs, several channels to a tile",
+    (9, 70, 7): "channels that do not fill the last tile",
+    (3, 2, 300): "runs longer than the lanes, with some left over",
+    (2, 3, 64): "runs as long as the lanes",
+    (700, 33, 1): "several pieces",
+    (1, 2, 40001): "one long run per channel",
+    (0, 3, 2): "no samples",
+    (4, 0, 3): "no channels",
+}
+ROWS = {  # (N, G, K, L)
+    (7, 1, 9, 1): "layer norm of short rows",
+    (300, 1, 71, 1): "several pieces, rows that do not fill the lanes",
+    (2, 1, 3000, 1): "long rows",
+    (4, 3, 2, 6): "group norm",
+    (3, 2, 1, 700): "instance norm of long runs",
+    (0, 2, 3, 4): "no samples",
+    (3, 1, 0, 1): "no values",
+}
+
+
+def draw(rng, shape, dtype):
+    """x, dy and ddx."""
+    return [np.asarray(a, dtype) for a in (2 * rng.normal(size=shape) + 3, *rng.normal(size=(2, *shape)))]
+
+
+def check_close(results, expected, dtype, terms):
+    """Sums of so many terms, of which none is much larger than the largest result of its kind."""
+    for got, wanted in zip(results, expected, strict=True):
+        bound = (8 * np.finfo(dtype).eps + 4e-16 * np.sqrt(terms)) * max(1.0, float(np.abs(wanted).max(initial=0)))
+        assert got.shape == wanted.shape
+        assert np.abs(got - wanted).max(initial=0) <= bound
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("shape", CHANNELS, ids=CHANNELS.get)
+def test_channels_agree_with_the_twin(shape, weighted, frozen, dtype):
+    rng = np.random.default_rng(1)
+    channels = shape[1]
+    x, dy, ddx = draw(rng, shape, dtype)
+    gamma, beta, ddgamma, ddbeta = rng.normal(size=(4, channels))
+    weight = rng.integers(0, 3, (shape[0], shape[2])).astype(float) if weighted else None
+    mean, var = (rng.normal(size=channels), 1 + rng.random(channels)) if frozen else (None, None)
+    for slope in (1.0, 0.0, 0.25):
+        _, stats, count, _ = cpu.forward(x, gamma, beta, 1e-5, mean, var, weight, slope)
+        given = (ddx, dy, x, stats, count, weight, slope, frozen, ddgamma, ddbeta)
+        check_close(second.channels(*given), second_reference.channels(*given), dtype, max(x.size, 1))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rule", [0, 1])
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("shape", ROWS, ids=ROWS.get)
+def test_rows_agree_with_the_twin(shape, affine, rule, dtype):
+    rng = np.random.default_rng(2)
+    channels = shape[1] * shape[2]
+    x, dy, ddx = draw(rng, shape, dtype)
+    gamma, beta, ddgamma, ddbeta = rng.normal(size=(4, channels)) if affine else [None] * 4
+    for slope in (1.0, 0.0, 0.25):
+        _, mean, rstd = cpu.rows_forward(x, gamma, beta, 1e-5, rule, slope)
+        given = (ddx, dy, x, mean, rstd, gamma, beta, rule, slope, ddgamma, ddbeta)
+        check_close(second.rows(*given), second_reference.rows(*given), dtype, max(x.size, 1))
+
+
+def test_same_bits_for_any_number_of_threads():
+    rng = np.random.default_rng(3)
+    before = cpu.get_num_threads()
+    tables, rows = draw(rng, (20000, 9), "float32"), draw(rng, (300, 8, 20, 5), "float64")
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            bnorm.set_num_threads(threads)
+            _, saved = F.batch_norm(tables[0], np.arange(9.0), activation="relu")
+            results = list(F.double_backward(tables[2], saved, tables[1], np.ones(9)))
+            _, saved = F.group_norm(rows[0], 4, np.arange(8.0))
+            results += F.double_backward(rows[2], saved, rows[1], np.ones(8))
+            found.append([a.tobytes() for a in results])
+    finally:
+        bnorm.set_num_threads(before)
+    assert found[0] == found[1] == found[2]
+
+
+def formula(torch, norm, x, gamma, beta, weight, options):
+    """The norms in PyTorch, as their definitions."""
+    axes, shape = {
+        "batch_norm": ((0, 2), (1, -1, 1)),
+        "layer_norm": ((1, 2), x.shape[1:]),
+        "rms_norm": ((1, 2), x.shape[1:]),
+        "instance_norm": ((2,), (1, -1, 1)),
+        "group_norm": ((2, 3), (1, -1, 1)),
+    }[norm]
+    whole = x
+    if norm == "group_norm":
+        whole = x.reshape(x.shape[0], options["num_groups"], -1, x.shape[2])
+    w = torch.ones_like(whole) if weight is None else weight[:, None].expand_as(whole)
+    count = w.sum(axes, keepdim=True)
+    mean = 0 if norm == "rms_norm" else (w * whole).sum(axes, keepdim=True) / count
+    var = (w * (whole - mean) ** 2).sum(axes, keepdim=True) / count
+    if "mean" in options:
+        mean, var = (torch.from_numpy(options[name]).reshape(1, -1, 1) for name in ("mean", "var"))
+    y = ((whole - mean) / (var + 1e-5).sqrt()).reshape(x.shape)
+    y = y if gamma is None else y * gamma.reshape(shape)
+    return y if beta is None else y + beta.reshape(shape)
+
+
+CASES = [
+    ("batch_norm", {}),
+    ("batch_norm", {"weight": True}),
+    ("batch_norm", {"mean": np.array([0.5, 1.0, 3.0, 2.0]), "var": np.array([1.0, 2.0, 3.0, 0.5])}),
+    ("layer_norm", {"normalized_shape": (4, 5)}),
+    ("rms_norm", {"normalized_shape": (4, 5)}),
+    ("group_norm", {"num_groups": 2}),
+    ("instance_norm", {}),
+]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize(("norm", "options"), CASES)
+def test_second_derivatives_are_those_of_autograd(norm, options, affine, activation):
+    torch = pytest.importorskip("torch", reason="its autograd is the oracle")
+    rng = np.random.default_rng(4)
+    x, dy, ddx = draw(rng, (6, 4, 5), "float64")
+    options = dict(options)
+    weight = options["weight"] = rng.integers(0, 3, (6, 5)).astype(float) if options.pop("weight", False) else None
+    if norm != "batch_norm":
+        del options["weight"]
+    shape = (4, 5) if norm in ("layer_norm", "rms_norm") else (4,)
+    names = ("gamma",) if norm == "rms_norm" else ("gamma", "beta")
+    parameters = {name: rng.normal(size=shape) for name in names} if affine else {}
+    dd = {name: rng.normal(size=shape) for name in parameters}
+
+    y, saved = getattr(F, norm)(x, **parameters, activation=activation, **options)
+    results = F.double_backward(ddx, saved, dy, *dd.values())
+
+    tensors = {name: torch.from_numpy(a).requires_grad_() for name, a in {"x": x, "dy": dy, **parameters}.items()}
+    w = None if weight is None else torch.from_numpy(weight)
+    wanted = formula(torch, norm, tensors["x"], tensors.get("gamma"), tensors.get("beta"), w, options)
+    wanted = torch.where(wanted > 0, wanted, SLOPES[activation] * wanted)
+    np.testing.assert_allclose(y, wanted.detach().numpy(), atol=1e-13)
+    by = [tensors["x"], *(tensors[name] for name in parameters)]
+    first = torch.autograd.grad(wanted, by, tensors["dy"], create_graph=True)
+    loss = sum((g * torch.from_numpy(v)).sum() for g, v in zip(first, [ddx, *dd.values()], strict=True))
+    by = [tensors["dy"], tensors["x"], *([tensors["gamma"]] if affine else [])]
+    for got, expected in zip(results, torch.autograd.grad(loss, by, materialize_grads=True), strict=False):
+        np.testing.assert_allclose(got, expected.numpy(), rtol=0, atol=1e-12)
+    assert (results[2] is None) == (not affine)
+
+
+@pytest.mark.parametrize(("norm", "options"), [case for case in CASES if "mean" not in case[1]])
+def test_second_derivatives_are_central_differences_of_backward(norm, options):
+    rng = np.random.default_rng(5)
+    x, dy, ddx = draw(rng, (6, 4, 5), "float64")
+    options = {name: rng.random((6, 5)) if name == "weight" else value for name, value in options.items()}
+    gamma = rng.normal(size=(4, 5) if norm in ("layer_norm", "rms_norm") else (4,))
+    ddgamma = rng.normal(size=gamma.shape)
+    step = 1e-5
+
+    def loss(x, dy, gamma):
+        _, saved = getattr(F, norm)(x, gamma=gamma, activation="leaky_relu", **options)
+        dx, dgamma, _ = F.backward(dy, saved)
+        return np.sum(dx * ddx) + np.sum(dgamma * ddgamma)
+
+    _, saved = getattr(F, norm)(x, gamma=gamma, activation="leaky_relu", **options)
+    d_dy, dx, dgamma = F.double_backward(ddx, saved, dy, ddgamma)
+    for place, gradient in ((0, dx), (1, d_dy), (2, dgamma)):
+        values = [x, dy, gamma]
+        direction = rng.normal(size=values[place].shape)
+        around = [
+            loss(*(v + sign * step * direction if i == place else v for i, v in enumerate(values))) for sign in (1, -1)
+        ]
+        np.testing.assert_allclose((around[0] - around[1]) / (2 * step), np.sum(gradient * direction), rtol=2e-6)
+
+
+@pytest.mark.parametrize("order", ["C", "F", "channels last", "strided"])
+def test_layout_changes_no_bit(order):
+    rng = np.random.default_rng(6)
+    x, dy, ddx = draw(rng, (6, 4, 5), "float32")
+
+    def laid_out(a):
+        if order == "channels last":
+            return np.moveaxis(np.ascontiguousarray(np.moveaxis(a, 1, -1)), -1, 1)
+        return np.repeat(a, 2, axis=2)[:, :, ::2] if order == "strided" else np.asarray(a, order=order)
+
+    gamma = np.arange(4.0)
+    _, plain = F.instance_norm(x, gamma)
+    _, other = F.instance_norm(laid_out(x), gamma)
+    wanted = F.double_backward(ddx, plain, dy, gamma)
+    for got, expected in zip(F.double_backward(laid_out(ddx), other, laid_out(dy), gamma), wanted, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_padding_of_weight_zero_may_be_nan():
+    rng = np.random.default_rng(7)
+    x, dy, ddx = draw(rng, (8, 3, 6), "float64")
+    weight = np.ones((8, 6))
+    weight[:, 4:] = 0
+    dy[:, :, 4:] = 0
+    _, saved = F.batch_norm(x, np.ones(3), weight=weight)
+    wanted = F.double_backward(ddx, saved, dy, np.ones(3))
+    x[:, :, 4:] = np.nan
+    _, saved = F.batch_norm(x, np.ones(3), weight=weight)
+    d_dy, dx, dgamma = F.double_backward(ddx, saved, dy, np.ones(3))
+    np.testing.assert_array_equal(d_dy[:, :, :4], wanted[0][:, :, :4])
+    np.testing.assert_array_equal(dx, wanted[1])
+    np.testing.assert_array_equal(dgamma, wanted[2])
+
+
+def test_half_precision_is_computed_in_single():
+    rng = np.random.default_rng(8)
+    x, dy, ddx = draw(rng, (20, 3), "float16")
+    _, saved = F.batch_norm(x, np.ones(3))
+    results = F.double_backward(ddx, saved, dy, np.ones(3))
+    _, wide = F.batch_norm(x.astype(np.float32), np.ones(3))
+    wanted = F.double_backward(ddx.astype(np.float32), wide, dy.astype(np.float32), np.ones(3))
+    assert [a.dtype for a in results] == [np.float16, np.float16, np.float64]
+    for got, expected in zip(results, wanted, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_none_is_zero_and_everything_is_linear_in_what_comes_in():
+    rng = np.random.default_rng(9)
+    x, dy, ddx = draw(rng, (9, 4), "float64")
+    ddgamma, ddbeta = rng.normal(size=(2, 4))
+    _, saved = F.batch_norm(x, rng.normal(size=4), np.zeros(4))
+    whole = F.double_backward(ddx, saved, dy, ddgamma, ddbeta)
+    parts = [
+        F.double_backward(ddx, saved, dy),
+        F.double_backward(None, saved, dy, ddgamma),
+        F.double_backward(None, saved, dy, None, ddbeta),
+    ]
+    for wanted, *some in zip(whole, *parts, strict=True):
+        np.testing.assert_allclose(sum(some), wanted, rtol=0, atol=1e-14)
+
+
+def test_constant_channel_and_weights_of_nothing():
+    x, ones = np.full((5, 2), 7.0), np.ones((5, 2))
+    _, saved = F.batch_norm(x, [2.0, 3.0], eps=0)
+    d_dy, dx, _ = F.double_backward(np.eye(5, 2), saved, ones)
+    np.testing.assert_allclose(d_dy, (np.eye(5, 2) - 0.2) * [2.0, 3.0])  # scale 1, and centered
+    np.testing.assert_array_equal(dx, 0)
+    _, saved = F.batch_norm(x, [2.0, 3.0], [0.0, 0.0], weight=np.zeros(5))
+    for result in F.double_backward(ones, saved, ones, [1.0, 1.0]):
+        np.testing.assert_array_equal(result, 0)
+
+
+def test_errors_name_the_parameter():
+    x = np.arange(12.0).reshape(6, 2) ** 2
+    _, saved = F.batch_norm(x)
+    for name, given, message in (
+        ("ddx", {"ddx": x[:5], "saved": saved, "dy": x}, r"double_backward: ddx: expected the shape of x, \(6, 2\)"),
+        ("dy", {"ddx": x, "saved": saved, "dy": x.T}, r"double_backward: dy: expected the shape of x"),
+        ("ddgamma", {"ddx": x, "saved": saved, "dy": x, "ddgamma": [1, 2]}, "ddgamma: expected None"),
+        ("ddbeta", {"ddx": x, "saved": saved, "dy": x, "ddbeta": [1, 2]}, "ddbeta: expected None"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            F.double_backward(**given)
+        assert name in message
+    _, saved = F.batch_norm(x, np.ones(2))
+    with pytest.raises(ValueError, match=r"ddgamma: expected shape \(2,\)"):
+        F.double_backward(x, saved, x, np.ones(3))
+    with pytest.raises(TypeError, match="ddx: expected real numbers"):
+        F.double_backward(x + 1j, saved, x)
+    _, saved = F.batch_norm(x, out=x)
+    with pytest.raises(RuntimeError, match="whose x out= overwrote"):
+        F.double_backward(x, saved, x)
+    _, saved = F.batch_norm(np.ones((6, 2)))
+    saved.x = saved.x.view(np.recarray)
+    with pytest.raises(TypeError, match="saved: expected the forward of a NumPy array, got one of numpy"):
+        F.double_backward(x, saved, x)
+    with pytest.raises(TypeError, match="saved: expected what a forward of functional returned, got int"):
+        F.double_backward(x, 1, x)

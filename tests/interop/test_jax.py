@@ -1,0 +1,73 @@
+"""The norms inside of JAX: derivatives of both orders, compiled, mapped, in both precisions."""
+
+import numpy as np
+import pytest
+
+from bnorm import functional as F
+
+jax = pytest.importorskip("jax", reason="JAX is the other side")
+util = pytest.importorskip("jax.test_util", reason="JAX is the other side")
+
+from bnorm.interop import jax as here  # noqa: E402  after the skips
+
+jnp = jax.numpy
+
+NORMS = {
+    "batch": lambda x, *p, **k: here.batch_norm(x, *p, **k),
+    "batch with weights": lambda x, *p, **k: here.batch_norm(x, *p, weight=[1.0, 0.0, 2.0, 1.0], **k),
+    "batch in inference": lambda x, *p, **k: here.batch_norm(x, *p, mean=[1.0, 0, 0], var=[1.0, 2, 3], **k),
+    "group": lambda x, *p, **k: here.group_norm(x, 3, *p, **k),
+    "instance": lambda x, *p, **k: here.instance_norm(x, *p, **k),
+    "layer": lambda x, *p, **k: here.layer_norm(jnp.swapaxes(x, 1, 2), *p, normalized_shape=3, **k),
+    "rms": lambda x, *p, **k: here.rms_norm(jnp.swapaxes(x, 1, 2), *p[:1], normalized_shape=[3], **k),
+}
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    with jax.enable_x64(True):
+        yield
+
+
+def draw():
+    rng = np.random.default_rng(3)
+    return rng.normal(size=(4, 3, 5)), rng.normal(size=3), rng.normal(size=3)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_derivatives_of_both_orders(name):
+    given = draw()[: 2 if name == "rms" else 3]
+    util.check_grads(lambda *given: NORMS[name](*given, activation="leaky_relu"), given, order=2, modes=["rev"])
+    util.check_grads(jax.jit(NORMS[name]), given[:1], order=2, modes=["rev"])
+
+
+def test_values_and_gradients_are_those_of_functional():
+    x, gamma, beta = draw()
+    dy = np.cos(x)
+    y, saved = F.batch_norm(x, gamma, beta, activation="relu")
+    norm = jax.jit(lambda *given: here.batch_norm(*given, activation="relu"))
+    np.testing.assert_array_equal(norm(x, gamma, beta), y)
+    gradients = jax.grad(lambda *given: (norm(*given) * dy).sum(), (0, 1, 2))(x, gamma, beta)
+    for got, wanted in zip(gradients, F.backward(dy, saved), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_single_precision_stays_single():
+    x, gamma, _ = (a.astype(np.float32) for a in draw())
+    with jax.enable_x64(False):
+        y, pull = jax.vjp(lambda x, gamma: here.batch_norm(x, gamma), x, gamma)
+        dx, dgamma = pull(y)
+    assert (y.dtype, dx.dtype, dgamma.dtype) == (np.float32,) * 3
+    np.testing.assert_array_equal(y, F.batch_norm(x, gamma)[0])
+
+
+def test_vmap_normalizes_each_by_itself():
+    x = np.random.default_rng(4).normal(size=(3, 6, 2))
+    mapped = jax.vmap(lambda x: here.batch_norm(x))(x)
+    np.testing.assert_array_equal(mapped, np.stack([F.batch_norm(part)[0] for part in x]))
+
+
+def test_integers_become_floats():
+    np.testing.assert_array_equal(
+        here.batch_norm(jnp.arange(6).reshape(3, 2)), F.batch_norm([[0, 1], [2, 3], [4, 5]])[0]
+    )

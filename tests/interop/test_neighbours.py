@@ -1,0 +1,72 @@
+"""What the conversions share, and what happens where a neighbour is not installed."""
+
+import subprocess
+import sys
+
+import pytest
+
+import bnorm
+from bnorm.interop import neighbours
+
+PACKAGES = ("torch", "keras", "flax", "jax", "onnx", "skl2onnx", "autograd")
+
+
+@pytest.mark.parametrize("old", [0.99, 0.9, 0.999, 0.1, 0.3, 0.0, 1.0, 1 / 3])
+def test_momentum_turns_round_and_back(old):
+    new = neighbours.complement(old)
+    assert new == pytest.approx(1 - old, abs=1e-16)
+    assert neighbours.complement(new) == pytest.approx(old, abs=1e-16)
+    assert neighbours.complement(0.99) == 0.01
+    assert neighbours.complement(0.01) == 0.99
+
+
+@pytest.mark.parametrize(("scale", "center"), [(True, True), (True, False), (False, True), (False, False)])
+def test_flags_turn_round_and_back(scale, center):
+    layer = bnorm.LayerNorm(3, **neighbours.parameters(scale, center))
+    neighbours.fix(layer, scale, center)
+    assert neighbours.scales_and_centers(layer) == (scale, center)
+
+
+def test_a_gamma_that_is_not_1_is_a_scale():
+    layer = bnorm.LayerNorm(3)
+    layer.gamma.requires_grad = False
+    assert neighbours.scales_and_centers(layer) == (False, True)
+    layer.gamma.data[1] = 2
+    assert neighbours.scales_and_centers(layer) == (True, True)
+
+
+def run(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+CALLS = {  # the call, the extra that its error names
+    "torch": ("bnorm.interop.torch.from_torch(None)", "torch"),
+    "torch function": ("bnorm.interop.torch.batch_norm([[1.0], [2.0]])", "torch"),
+    "keras": ("bnorm.interop.keras.to_keras(bnorm.BatchNorm1d(3))", "keras"),
+    "flax": ("bnorm.interop.flax.to_flax(bnorm.BatchNorm1d(3))", "flax"),
+    "onnx": ("bnorm.interop.onnx.to_onnx(bnorm.BatchNorm1d(3))", "onnx"),
+    "skl2onnx": ("bnorm.interop.onnx.register()", "onnx"),
+    "autograd": ("bnorm.interop.autograd.batch_norm([[1.0], [2.0]])", "autograd"),
+    "jax": ("bnorm.interop.jax.batch_norm([[1.0], [2.0]])", "jax"),
+}
+
+
+def test_a_missing_neighbour_is_named_with_its_extra():
+    lines = [f"import sys; sys.modules.update(dict.fromkeys({PACKAGES}))", "import bnorm"]
+    for call, _ in CALLS.values():
+        lines += [f"try: {call}", "except ImportError as error: print(error)"]
+    for line, (_, extra) in zip(run("\n".join(lines)).splitlines(), CALLS.values(), strict=True):
+        assert line.endswith(f"pip install 'bnorm[{extra}]'")
+        assert "to be installed" in line
+
+
+def test_every_module_is_there_and_imports_no_neighbour():
+    names = [name for name in dir(bnorm.interop) if not name.startswith("_") and name != "neighbours"]
+    modules = [name for name in names if name in bnorm.interop._ROOMS]
+    assert modules == sorted(bnorm.interop._ROOMS)
+    lines = ["import sys, bnorm", *(f"bnorm.interop.{name}" for name in modules)]
+    assert run("\n".join([*lines, f"print(*set(sys.modules) & set({PACKAGES}))"])).strip() == ""
+    with pytest.raises(AttributeError, match=r"module 'bnorm.interop' has no attribute 'tensorflow'"):
+        bnorm.interop.tensorflow  # noqa: B018

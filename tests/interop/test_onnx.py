@@ -1,0 +1,180 @@
+"""Models of ONNX, run by onnxruntime and by ONNX's own evaluator."""
+
+import numpy as np
+import pytest
+
+import bnorm
+
+onnx = pytest.importorskip("onnx", reason="ONNX is the other side")
+onnxruntime = pytest.importorskip("onnxruntime", reason="a runtime of ONNX is the other side")
+reference = pytest.importorskip("onnx.reference", reason="ONNX's evaluator is the other side")
+
+from bnorm.interop.onnx import register, to_onnx  # noqa: E402  after the skips
+
+TOLERANCE = {"float32": 5e-7, "float64": 1e-12}
+
+LAYERS = {  # a layer, the shape of a batch, the nodes
+    "batch of tables": (lambda: bnorm.BatchNorm1d(4), (9, 4), ["BatchNormalization"]),
+    "batch of sequences": (lambda: bnorm.BatchNorm1d(4, eps=1e-3), (9, 4, 5), ["BatchNormalization"]),
+    "batch of images": (lambda: bnorm.BatchNorm2d(4, momentum=None), (3, 4, 5, 2), ["BatchNormalization"]),
+    "batch of volumes": (lambda: bnorm.BatchNorm3d(4), (3, 4, 5, 2, 2), ["BatchNormalization"]),
+    "batch, channels last": (
+        lambda: bnorm.BatchNorm2d(4, axis=-1),
+        (3, 5, 2, 4),
+        ["Transpose", "BatchNormalization", "Transpose"],
+    ),
+    "batch without affine": (lambda: bnorm.BatchNorm1d(4, affine=False), (9, 4), ["BatchNormalization"]),
+    "batch without bias": (lambda: bnorm.BatchNorm1d(4, bias=False), (9, 4), ["BatchNormalization"]),
+    "batch and ReLU": (lambda: bnorm.BatchNorm1d(4, activation="relu"), (9, 4), ["BatchNormalization", "Relu"]),
+    "batch and leaky ReLU": (
+        lambda: bnorm.BatchNorm1d(4, activation="leaky_relu", negative_slope=0.3),
+        (9, 4),
+        ["BatchNormalization", "Mul", "Max"],
+    ),
+    "layer": (lambda: bnorm.LayerNorm(8), (5, 8), ["LayerNormalization"]),
+    "layer of two axes": (lambda: bnorm.LayerNorm((4, 5), eps=1e-3), (3, 4, 5), ["LayerNormalization"]),
+    "layer without bias": (lambda: bnorm.LayerNorm(8, bias=False), (5, 3, 8), ["LayerNormalization"]),
+    "rms": (lambda: bnorm.RMSNorm(8), (5, 8), ["RMSNormalization"]),
+    "rms with the eps of its type": (lambda: bnorm.RMSNorm(8, eps=None), (5, 8), ["RMSNormalization"]),
+    "group": (lambda: bnorm.GroupNorm(2, 4), (3, 4, 5, 6), ["GroupNormalization"]),
+    "group, channels last": (
+        lambda: bnorm.GroupNorm(2, 4, axis=-1),
+        (3, 5, 4),
+        ["Transpose", "GroupNormalization", "Transpose"],
+    ),
+    "instance": (lambda: bnorm.InstanceNorm1d(4), (3, 4, 9), ["GroupNormalization"]),
+    "instance with statistics": (
+        lambda: bnorm.InstanceNorm2d(4, affine=True, track_running_stats=True),
+        (3, 4, 5, 6),
+        ["BatchNormalization"],
+    ),
+}
+
+
+def run(model, x):
+    """By both."""
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"X": x})[0], reference.ReferenceEvaluator(model).run(None, {"X": x})[0]
+
+
+def check(model, x, wanted, tolerance):
+    onnx.checker.check_model(model, full_check=True)
+    for y in run(model, x):
+        assert (y.dtype, y.shape) == (x.dtype, wanted.shape)
+        np.testing.assert_allclose(y, wanted, rtol=tolerance, atol=tolerance * max(1.0, np.abs(wanted).max()))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(name, dtype):
+    build, shape, nodes = LAYERS[name]
+    layer, rng = build(), np.random.default_rng(len(name))
+    for p in layer.parameters():
+        p.data[...] = rng.normal(size=p.shape)
+    for _ in range(2):
+        layer(2 * rng.normal(size=shape) + 1)
+    x = (2 * rng.normal(size=shape) + 1).astype(dtype)
+    model = to_onnx(layer, dtype, ndim=len(shape))
+    assert [node.op_type for node in model.graph.node] == nodes
+    if "BatchNormalization" not in nodes and layer.eps is not None:
+        layer.eps = float(np.float32(layer.eps))  # as ONNX keeps it, and no variance takes up the rest
+    check(model, x, layer.eval()(x), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    "options", [{}, {"eps": 1e-5}, {"momentum": None, "affine": False}, {"halflife": 10.0, "eps": 0}]
+)
+def test_transformers(options, dtype):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(40, 4)) + np.arange(4)
+    x[:, 3] = 7.0  # constant
+    transformer = bnorm.BatchNormTransformer(**options).partial_fit(x)
+    if "affine" not in options:
+        transformer.gamma_, transformer.beta_ = rng.normal(size=(2, 4))
+    given = x.astype(dtype)
+    check(to_onnx(transformer, dtype), given, transformer.transform(given), TOLERANCE[dtype])
+
+
+def test_what_epsilon_rounds_off_goes_into_the_variance():
+    layer = bnorm.BatchNorm1d(1, eps=1e-3).eval()
+    layer.running_var = [1e-9]
+    x = np.array([[1.0], [-2.0]])
+    check(to_onnx(layer, "float64"), x, layer(x), 1e-14)
+    (epsilon,) = (a.f for a in to_onnx(layer).graph.node[0].attribute if a.name == "epsilon")
+    assert epsilon == np.float32(epsilon) <= 1e-3
+
+
+def test_statistics_of_onnx_in_training_are_ours():
+    """Momentum is the weight of the old value there, and the variance that of the population."""
+    layer, rng = bnorm.BatchNorm1d(3, momentum=0.25), np.random.default_rng(2)
+    model = to_onnx(layer, "float64")
+    node = model.graph.node[0]
+    node.attribute.append(onnx.helper.make_attribute("training_mode", 1))
+    node.output.extend(["mean", "var"])
+    kind = onnx.TensorProto.DOUBLE
+    model.graph.output.extend(onnx.helper.make_tensor_value_info(name, kind, [3]) for name in ("mean", "var"))
+    x = rng.normal(size=(9, 3)) + 1
+    y, mean, var = reference.ReferenceEvaluator(model).run(None, {"X": x})
+    np.testing.assert_allclose(layer(x), y, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(layer.running_mean, mean, rtol=1e-14)
+    np.testing.assert_allclose(layer.running_var, var, rtol=0, atol=3e-13)  # which holds what epsilon rounds off
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_pipeline_converts_as_a_whole(dtype):
+    skl2onnx = pytest.importorskip("skl2onnx", reason="it converts pipelines")
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    register()
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(100, 4)).astype(dtype) * 3
+    pipeline = make_pipeline(bnorm.BatchNormTransformer(), LogisticRegression()).fit(x, x[:, 0] > x[:, 1])
+    model = skl2onnx.to_onnx(pipeline, x[:1], target_opset=21, options={"zipmap": False})
+    assert "BatchNormalization" in [node.op_type for node in model.graph.node]
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    labels, probabilities = session.run(None, {"X": x})
+    np.testing.assert_array_equal(labels, pipeline.predict(x))
+    np.testing.assert_allclose(probabilities, pipeline.predict_proba(x), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_the_scaler_converts_as_scikit_learns_does(dtype):
+    skl2onnx = pytest.importorskip("skl2onnx", reason="it converts scalers")
+    from sklearn.preprocessing import StandardScaler
+
+    from bnorm.sklearn import StandardScaler as Ours
+
+    register()
+    x = (np.random.default_rng(4).normal(size=(50, 4)) * 3 + 1).astype(dtype)
+    models = [skl2onnx.to_onnx(kind().fit(x), x[:1], target_opset=21) for kind in (Ours, StandardScaler)]
+    ours, theirs = ([node.op_type for node in model.graph.node] for model in models)
+    assert ours == theirs
+    for y, wanted in zip(run(models[0], x), run(models[1], x), strict=True):
+        np.testing.assert_allclose(y, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_integers_convert_too():
+    skl2onnx = pytest.importorskip("skl2onnx", reason="it converts transformers")
+    register()
+    x = np.arange(24).reshape(8, 3) ** 2
+    transformer = bnorm.BatchNormTransformer().fit(x)
+    types = [("X", skl2onnx.common.data_types.Int64TensorType([None, 3]))]
+    (y, again) = run(skl2onnx.to_onnx(transformer, initial_types=types, target_opset=21), x)
+    assert y.dtype == np.float32
+    np.testing.assert_allclose(y, transformer.transform(x), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(again, y, rtol=0, atol=1e-6)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="to_onnx: dtype: expected 'float32' or 'float64', got 'float16'"):
+        to_onnx(bnorm.BatchNorm1d(3), "float16")
+    with pytest.raises(ValueError, match="to_onnx: obj: expected running statistics"):
+        to_onnx(bnorm.BatchNorm1d(3, track_running_stats=False))
+    with pytest.raises(ValueError, match=r"to_onnx: ndim: expected one of \[2, 3\], got 4"):
+        to_onnx(bnorm.BatchNorm1d(3), ndim=4)
+    with pytest.raises(TypeError, match="to_onnx: obj: expected a layer or a BatchNormTransformer, got list"):
+        to_onnx([])
+    with pytest.raises(AttributeError, match="layer_"):
+        to_onnx(bnorm.BatchNormTransformer())

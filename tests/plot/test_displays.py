@@ -1,0 +1,214 @@
+"""Displays: what is on the picture, whatever the table looks like."""
+
+import doctest
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from sklearn.exceptions import NotFittedError
+from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+
+import bnorm.plot.normalization
+import bnorm.plot.running
+from bnorm import BatchNormTransformer
+from bnorm.plot import NormalizationDisplay, RunningStatsDisplay
+from bnorm.plot.drawing import SECOND
+
+pytest.importorskip("matplotlib", reason="draws")
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+
+@pytest.fixture(autouse=True)
+def no_window():
+    with mpl.rc_context({"backend": "agg"}):
+        yield
+        plt.close("all")
+
+
+def stream(features, n=30, rows=40, seed=0):
+    """Scales from 1e-3 to 1e4; feature 1 is constant, 3 has outliers, 4 comes late, 5 drifts, 6 widens."""
+    rng = np.random.default_rng(seed)
+    scale = 10.0 ** rng.uniform(-3, 4, features)
+    for k in range(n):
+        x = rng.normal(size=(rows, features))
+        for feature, change in (
+            (1, lambda x: 3.0 + 0 * x),
+            (3, lambda x, k=k: np.where((np.arange(rows) == 7) & (k % 10 == 0), 1e5, x)),
+            (4, lambda x, k=k: x + (np.nan if k < n // 3 else 0)),
+            (5, lambda x, k=k: x + 4 * k / n),
+            (6, lambda x, k=k: x * 4 ** (k / n)),
+        ):
+            if feature < features:
+                x[:, feature] = change(x[:, feature])
+        yield x * scale
+
+
+def fitted(features, **parameters):
+    t = BatchNormTransformer(**({"halflife": 300.0, "history": 20} | parameters))
+    for batch in stream(features):
+        t.partial_fit(batch)
+    return t
+
+
+def orange(panel):
+    return panel.lines[0].get_color() == SECOND
+
+
+@pytest.mark.parametrize("features", [1, 5, 12, 13, 50])
+def test_running_stats_of_any_number_of_features(features):
+    t = fitted(features)
+    display = RunningStatsDisplay.from_estimator(t)
+    display.figure_.canvas.draw()
+    rows, mean, var = t.history_
+    np.testing.assert_array_equal(display.std, np.sqrt(var))
+    if features <= 12:
+        assert len(display.axes_) == features
+        for i, panel in enumerate(display.axes_):
+            x, y = panel.lines[0].get_data()
+            np.testing.assert_array_equal(x, rows)
+            np.testing.assert_array_equal(y, mean[:, i])
+            assert panel.texts[0].get_text() == f"x{i}"
+    else:
+        assert [panel.collections[0].get_array().shape for panel in display.axes_] == [(features, len(rows))] * 2
+        assert [label.get_text() for label in display.axes_[0].get_yticklabels()] == [f"x{i}" for i in range(features)]
+        unseen = display.axes_[0].collections[0].get_array().mask
+        np.testing.assert_array_equal(unseen, np.isnan(mean.T))
+
+
+def test_what_moves_is_orange():
+    display = RunningStatsDisplay.from_estimator(fitted(8))
+    assert [i for i, panel in enumerate(display.axes_) if orange(panel)] == [3, 5, 6]
+
+
+def test_drift_in_standard_deviations():
+    rows, mean, std = [10, 20, 30], [[0.0, 5.0, np.nan], [1.0, 5.0, 1.0], [4.0, 5.0, 2.0]], [[1.0, 0.0, np.nan]] * 2
+    display = RunningStatsDisplay(rows, mean, [*std, [2.0, 0.0, 0.5]], "abc")
+    np.testing.assert_array_equal(display.shift(), [[0, 0, np.nan], [0.5, 0, 0], [2, 0, 2]])
+    np.testing.assert_array_equal(display.widening(), [[0, np.nan, np.nan], [0, np.nan, np.nan], [1, np.nan, 0]])
+
+
+@pytest.mark.parametrize("estimator", [BatchNormTransformer, StandardScaler])
+def test_without_a_record_it_is_now(estimator):
+    t = estimator().fit(np.concatenate(list(stream(9))))
+    display = RunningStatsDisplay.from_estimator(t)
+    display.figure_.canvas.draw()
+    assert display.mean.shape == (1, 9)
+    marks = next(line for line in display.ax_.lines if line.get_marker() == "|")
+    np.testing.assert_array_equal(marks.get_xdata(), t.mean_)
+
+
+@pytest.mark.parametrize("features", [1, 5, 6, 7, 50])
+def test_normalization_of_any_number_of_features(features):
+    t, x = fitted(features), np.concatenate(list(stream(features)))
+    display = NormalizationDisplay.from_estimator(t, x)
+    display.figure_.canvas.draw()
+    np.testing.assert_array_equal(display.before, x)
+    np.testing.assert_array_equal(display.after, t.transform(x))
+    assert [panel.get_title() for panel in display.axes_[:2]] == ["before", "after"]
+    if features > 6:
+        assert len(display.axes_) == 2
+        for panel, values in zip(display.axes_, (x, display.after), strict=True):
+            marks = next(line for line in panel.lines if line.get_marker() == "|")
+            np.testing.assert_allclose(marks.get_xdata(), np.nanmedian(values, axis=0), rtol=1e-12)
+        return
+    assert len(display.axes_) == 2 * features
+    for i, panel in enumerate(display.axes_):
+        beyond = sum(
+            int(text.get_text().strip("←→ more").replace(",", "")) for text in panel.texts if "more" in text.get_text()
+        )
+        drawn = sum(bar.get_height() for bar in panel.patches)
+        assert drawn + beyond == np.isfinite(x[:, i // 2]).sum()  # no value is lost
+    if features > 3:
+        assert [text.get_text() for text in display.axes_[2].texts] == ["constant"]
+        assert [text.get_text() for text in display.axes_[6].texts] == ["3 more →"]
+
+
+def test_tables_of_every_kind():
+    pd = pytest.importorskip("pandas", reason="data frames")
+    pl = pytest.importorskip("polars", reason="data frames")
+    names = ["one", "a name that is much too long to stand beside a picture"]
+    frame = pd.DataFrame(next(stream(2)), columns=names)
+    for table, output in ((frame, "pandas"), (pl.from_pandas(frame), "polars"), (frame, "default")):
+        t = BatchNormTransformer().fit(table).set_output(transform=output)
+        display = NormalizationDisplay.from_estimator(t, table)
+        assert display.feature_names == names
+        np.testing.assert_array_equal(display.before, frame.to_numpy())
+        assert display.axes_[2].get_ylabel() == "a name that is …side a picture"
+
+
+def test_names_that_look_the_same_when_short_have_their_place():
+    names = [f"the temperature in hall {i} of the old factory" for i in range(3)]
+    display = RunningStatsDisplay([1, 2], np.zeros((2, 3)), np.ones((2, 3)), names).plot()
+    texts = [panel.texts[0].get_text() for panel in display.axes_]
+    assert texts == [f"[{i}] the temperature…he old factory" for i in range(3)]
+
+
+def test_choice_of_features():
+    t, x = fitted(5), next(stream(5))
+    display = RunningStatsDisplay.from_estimator(t, features=[4, "x1", -2])
+    assert display.feature_names == ["x4", "x1", "x3"]
+    np.testing.assert_array_equal(display.mean, t.history_.mean[:, [4, 1, 3]])
+    np.testing.assert_array_equal(NormalizationDisplay.from_estimator(t, x, features=["x2"]).before, x[:, [2]])
+    for features in (["x9"], [5], [1.5], [None]):
+        with pytest.raises(ValueError, match="RunningStatsDisplay: features: expected places or names of 5 features"):
+            RunningStatsDisplay.from_estimator(t, features=features)
+    with pytest.raises(ValueError, match="features: expected at least one"):
+        RunningStatsDisplay.from_estimator(t, features=[])
+
+
+@pytest.mark.parametrize("features", [1, 5, 20])
+def test_in_axes_of_your_own(features):
+    figure = Figure(figsize=(8, 9), layout="constrained")
+    upper, lower = figure.subplots(2)
+    t, x = fitted(features), next(stream(features))
+    first = RunningStatsDisplay.from_estimator(t, ax=upper)
+    second = NormalizationDisplay.from_estimator(t, x, ax=lower)
+    figure.canvas.draw()
+    assert (first.figure_, first.ax_, second.ax_) == (figure, upper, lower)
+    lowest = min(panel.get_position().y0 for panel in first.axes_)
+    highest = max(panel.get_position().y1 for panel in second.axes_)
+    assert highest < lowest
+    assert not plt.get_fignums()
+
+
+def test_axes_placed_by_hand():
+    ax = Figure().add_axes((0.1, 0.1, 0.5, 0.5))
+    assert RunningStatsDisplay.from_estimator(fitted(1), ax=ax).ax_ is ax
+    with pytest.raises(ValueError, match="ax: expected axes as plt"):
+        RunningStatsDisplay.from_estimator(fitted(2), ax=ax)
+
+
+def test_large_tables_are_sampled():
+    x = np.random.default_rng(0).normal(size=(250_001, 1))
+    display = NormalizationDisplay.from_estimator(StandardScaler().fit(x), x)
+    np.testing.assert_array_equal(display.before, x[::3])
+
+
+def test_errors():
+    for display, more in ((RunningStatsDisplay, ()), (NormalizationDisplay, (np.ones((3, 2)),))):
+        with pytest.raises(NotFittedError):
+            display.from_estimator(BatchNormTransformer(), *more)
+    x = next(stream(2))
+    with pytest.raises(ValueError, match="expected one that makes one feature of each, got PolynomialFeatures"):
+        NormalizationDisplay.from_estimator(PolynomialFeatures().fit(x), x)
+
+
+def test_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"RunningStatsDisplay: .* pip install 'bnorm\[plot\]'"):
+        RunningStatsDisplay.from_estimator(fitted(1))
+
+
+def test_import_does_not_bring_matplotlib():
+    code = "import sys, bnorm.plot; raise SystemExit('matplotlib' in sys.modules or 'sklearn' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_examples_in_docstrings():
+    for module in (bnorm.plot.running, bnorm.plot.normalization):
+        result = doctest.testmod(module)
+        assert result.attempted > 4
+        assert result.failed == 0

@@ -1,0 +1,76 @@
+"""Ranks for tests: threads of this process, or real ones of MPI that are never waited for beyond a time limit."""
+
+import shutil
+import sys
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import child
+
+LIMIT = 120  # seconds that ranks may take, whatever they do
+
+
+class Threads:
+    """A communicator whose ranks are threads: every rank has a copy of this object."""
+
+    def __init__(self, rank, board, barrier):
+        self.rank, self.board, self.barrier = rank, board, barrier
+
+    def allgather(self, value):
+        self.board[self.rank] = value
+        self.barrier.wait()
+        values = list(self.board)
+        self.barrier.wait()
+        return values
+
+
+def in_threads(n, function, timeout=20.0):
+    """`function(rank, comm)` on n ranks at once: what each returned, or the exception that it raised."""
+    board, barrier = [None] * n, threading.Barrier(n, timeout=timeout)
+    results = [None] * n
+
+    def rank(i):
+        try:
+            results[i] = function(i, Threads(i, board, barrier))
+        except Exception as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=rank, args=(i,), daemon=True) for i in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout)
+        if thread.is_alive():
+            raise TimeoutError(f"a rank still runs after {timeout} s")
+    return results
+
+
+def all_of(n, function):
+    """The same, where every rank has to succeed."""
+    results = in_threads(n, function)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
+def launcher():
+    """The path of mpiexec: that of this environment, or else of the system."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside) if beside.exists() else shutil.which("mpiexec")
+
+
+MISSING = [name for name, found in (("mpi4py", find_spec("mpi4py")), ("mpiexec", launcher())) if not found]
+needs_mpi = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+
+
+def with_mpi(n, script, *args, timeout=LIMIT, python=()):
+    """`mpiexec -n N python ... script args...`: the finished process. Scripts are looked for in this folder.
+
+    TimeoutExpired after the limit, and then all ranks are killed.
+    """
+    command = [launcher(), "-n", n, sys.executable, *python, Path(__file__).parent / script, *args]
+    return child.started(command, timeout=timeout, OMP_NUM_THREADS=1)
