@@ -164,6 +164,11 @@ def broadcast_to(array, shape):
 
 
 @function
+def cumsum(a, axis=None, dtype=None, out=None):
+    return wrapped(np.cumsum(a.host, axis, dtype))
+
+
+@function
 def count_nonzero(a, axis=None):
     return wrapped(np.count_nonzero(a.host, axis=axis))
 

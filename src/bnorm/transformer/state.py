@@ -51,7 +51,7 @@ class State:
             dtype="float64",
             device="cpu" if isinstance(x, ndarray | Columns) else "cuda",
         ).eval()
-        mean, var = (np.full(x.shape[1], np.nan, like=self.layer.running_mean) for _ in range(2))
+        mean, var = (np.full_like(self.layer.running_mean, np.nan) for _ in range(2))
         fade = None if halflife is None else float(halflife)
         self.layer.adopt(Statistics(mean, var, momentum, int(ddof), from_data=True, halflife=fade))
         self.history = None if history is None else History(history)

@@ -121,10 +121,10 @@ def faded(x: ndarray | Columns, weight: ndarray | None, halflife: float, ddof: i
     seen = _seen(x, weight, parts, w, near.start)
     last = np.zeros(seen.shape, like=seen)
     pairs = _pairs(x[near], w, f, parts, seen) if ddof else np.zeros(seen.shape, like=seen)
-    lost = np.flatnonzero((parts[0] < 2.0**-SHALLOW) & (seen > 0))
-    for c in lost.tolist():
+    lost = moved((parts[0] < 2.0**-SHALLOW) & (seen > 0), ndarray)
+    for c in np.flatnonzero(lost).tolist():
         there = ~np.isnan(x[:, c]) if weight is None else ~np.isnan(x[:, c]) & (weight > 0)
-        end = int(np.flatnonzero(there)[-1]) + 1
+        end = int(np.flatnonzero(moved(there, ndarray))[-1]) + 1
         one = faded(x[:end, c : c + 1], None if weight is None else weight[:end], halflife, ddof)
         parts[:, c], pairs[c], last[c] = one.parts[:, 0], one.pairs[0], end - n
     split = 0
@@ -168,7 +168,8 @@ def _pairs(x: ndarray, w: ndarray, f: ndarray, parts: ndarray, seen: ndarray) ->
     """
     count = parts[0]
     pairs: ndarray = count * count - _weighted(x, w * f)[0]
-    for c in np.flatnonzero((np.abs(pairs) < 1e-3 * count * count) & (seen > 0)).tolist():
+    cancelled = moved((np.abs(pairs) < 1e-3 * count * count) & (seen > 0), ndarray)
+    for c in np.flatnonzero(cancelled).tolist():
         there = ~np.isnan(x[:, c])
         mine, faded_to = w[there], f[there]
         before = np.concatenate([mine[:1] * 0, np.cumsum(mine[:-1])])
