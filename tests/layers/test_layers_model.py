@@ -133,6 +133,13 @@ class Statistics(RuleBasedStateMachine):
     def set_momentum(self, momentum):
         self.bn.momentum = self.momentum = momentum
 
+    @rule(n=ROWS, seed=SEEDS, after=st.sampled_from([None, None, 0.1]))
+    def average_for_a_while(self, n, seed, after):
+        """An average does not count values, which pooling asks for later."""
+        self.set_momentum(0.5)
+        self.train(n, seed, None)
+        self.set_momentum(after)
+
     @rule(nonfinite=st.sampled_from(["skip", "raise"]))
     def set_nonfinite(self, nonfinite):
         self.bn.nonfinite = self.nonfinite = nonfinite
@@ -214,5 +221,5 @@ class Statistics(RuleBasedStateMachine):
 
 with warnings.catch_warnings():
     TestStatistics = Statistics.TestCase
-TestStatistics.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestStatistics.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
 TestStatistics.pytestmark = [pytest.mark.filterwarnings("ignore:.*channels had a batch mean:RuntimeWarning")]
