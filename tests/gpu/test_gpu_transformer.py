@@ -357,8 +357,8 @@ def test_numpy_and_cupy_do_not_mix(cupy, pair):
     a = cupy.asarray(x)
     host, device = pair(x, {"momentum": None})
     kept = state_of(host), state_of(device)
-    expected_numpy = r"expected a NumPy array, as layer_ is on the CPU, got a CuPy .*asnumpy\(X\).*layer_.to\('cuda"
-    expected_cupy = r"expected a CuPy array, as layer_ is on the GPU, got a NumPy .*asarray\(X\).*layer_.to\('cpu"
+    expected_numpy = r"expected a NumPy array, as the layer_ is on the CPU, got a CuPy .*asnumpy\(X\).*layer_.to\('cuda"
+    expected_cupy = r"expected a CuPy array, as the layer_ is on the GPU, got a NumPy .*asarray\(X\).*layer_.to\('cpu"
     for name in ("partial_fit", "transform", "inverse_transform"):
         with pytest.raises(TypeError, match=f"BatchNormTransformer: X: {expected_numpy}"):
             getattr(host, name)(a)

@@ -69,7 +69,7 @@ def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = F
             f"{WHO}: X: expected a dense array, as the transformer always centers, got a sparse {type(X).__name__}: "
             "bnorm.sklearn.StandardScaler(with_mean=False) takes sparse tables, and X.toarray() is dense"
         )
-    kernels_for(X, WHO, "X", kind, "layer_")
+    kernels_for(X, WHO, "X", kind, "the layer_")
     if isinstance(X, np.ma.MaskedArray):  # what is masked is missing
         X = np.ma.filled(X.astype(X.dtype if X.dtype.kind == "f" else np.float64), np.nan)
     if kind is ndarray or kind_of(X) is None:
