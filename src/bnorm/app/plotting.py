@@ -41,7 +41,7 @@ def _states(displays: Any, paths: Sequence[str]) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5 * len(paths)), layout="constrained")
-    for path, part in zip(paths, figure.subfigures(len(paths)), strict=True):
+    for path, part in zip(paths, figure.subfigures(len(paths), squeeze=False)[:, 0], strict=True):
         displays.RunningStatsDisplay.from_estimator(load(path), ax=part.subplots())
         part.suptitle(Path(path).name)
     return figure
