@@ -41,9 +41,9 @@ def _states(displays: Any, paths: Sequence[str]) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5 * len(paths)), layout="constrained")
-    for path, ax in zip(paths, np.atleast_1d(figure.subplots(len(paths))), strict=True):
-        displays.RunningStatsDisplay.from_estimator(load(path), ax=ax)
-        ax.set_title(Path(path).name)
+    for path, part in zip(paths, figure.subfigures(len(paths), squeeze=False)[:, 0], strict=True):
+        displays.RunningStatsDisplay.from_estimator(load(path), ax=part.subplots())
+        part.suptitle(Path(path).name)
     return figure
 
 
