@@ -23,6 +23,8 @@ An argument that does not fit is a TypeError or ValueError that names the functi
 changed then.
 """
 
+from __future__ import annotations  # signatures print names, not what NumPy means by them
+
 from functools import partial
 from math import inf
 from typing import Any

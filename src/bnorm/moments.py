@@ -162,7 +162,7 @@ def _mark_empty(parts: ndarray) -> None:
 
 
 def _restored(cls: type[Moments], parts: ndarray) -> Moments:
-    return cls.from_parts(parts.copy())  # an unpickled array is writeable
+    return cls.from_parts(devices.owned(parts.copy()))  # from a file, perhaps, and then of another type
 
 
 def _vector(name: str, value: ArrayLike, kind: type | None = None) -> ndarray:

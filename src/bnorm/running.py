@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from bnorm import devices
 from bnorm.kernels import BACKENDS
 
 AVERAGE, POOL, FADE = range(3)  # as in formulas.h
@@ -303,6 +304,6 @@ class Statistics:
         """Memory that came with a file or from another process may be read-only, or shared: each array gets its own."""
         for name, value in state.items():
             if name in (*self.ARRAYS, "counters") and value is not None:
-                value = np.array(value) if isinstance(value, ndarray) else value.copy()
+                value = devices.owned(value.copy())
             setattr(self, name, value)
         self._settle()

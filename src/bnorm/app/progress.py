@@ -29,6 +29,7 @@ class Progress:
 
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
+            self._bar.refresh()  # what is done too fast for a bar to move shows once, too
             self._bar.close()
 
     def add(self, rows: int, position: float) -> None:
