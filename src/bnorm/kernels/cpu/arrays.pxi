@@ -134,8 +134,8 @@ cdef int check_total(cnp.ndarray total, cnp.ndarray part) except -1:
         cnp.PyArray_ISCARRAY(total) and cnp.PyArray_SIZE(total) == cnp.PyArray_SIZE(part)
         and cnp.PyArray_TYPE(total) in (cnp.NPY_DOUBLE, cnp.NPY_FLOAT)
     ):
-        raise ValueError(f"total: expected writeable, aligned and contiguous memory for {part.size} values of float32 or "
-                         "float64")
+        raise ValueError(f"total: expected writeable, aligned and contiguous memory for {part.size} values of float32 "
+                         "or float64")
     return 0
 
 

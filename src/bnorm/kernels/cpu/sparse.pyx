@@ -220,7 +220,8 @@ def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple sha
     row. ValueError where an index leaves the table.
     """
     cdef Py_ssize_t rows = shape[0], columns = shape[1], stored = min(cnp.PyArray_SIZE(data), cnp.PyArray_SIZE(indices))
-    cdef Py_ssize_t pieces = 1 if by_column else max(1, min(stored // max(PIECE, SHARE * columns), <Py_ssize_t>MAX_PIECES))
+    cdef Py_ssize_t enough = stored // max(PIECE, SHARE * columns)
+    cdef Py_ssize_t pieces = 1 if by_column else max(1, min(enough, <Py_ssize_t>MAX_PIECES))
     cdef const double* w = NULL if weight is None else <const double*>cnp.PyArray_DATA(weight)
     cdef void* x = cnp.PyArray_DATA(data)
     cdef void* places = cnp.PyArray_DATA(indices)

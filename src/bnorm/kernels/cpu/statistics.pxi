@@ -164,7 +164,7 @@ cdef inline bn_batch batch_of(
 cdef Py_ssize_t average(
     const Target* target, const double* stats, double count, double divisor, Py_ssize_t n
 ) noexcept nogil:
-    """What `bn_move` does with the moving average of a layer, in loops that vectorize: every training step comes here."""
+    """What `bn_move` does with the moving average of a layer, in a loop that vectorizes: all training is here."""
     cdef Py_ssize_t c, bad = 0
     cdef double* mean = <double*>target.mean
     cdef double* var = <double*>target.var
@@ -197,8 +197,8 @@ cdef Py_ssize_t move_by_stats(
 def settle(tuple rule not None, cnp.ndarray stats not None, double count, Py_ssize_t size, int left=0):
     """Move statistics by the batch of a forward, and count it: all of it, as no signal is looked at in between.
 
-    size: of x, the array of values. stats, count, left: what `forward` returned. Returns the number of channels that were
-    left alone, being not finite. A batch without values is none.
+    size: of x, the array of values. stats, count, left: what `forward` returned. Returns the number of channels that
+    were left alone, being not finite. A batch without values is none.
     """
     cdef Target target
     cdef Py_ssize_t bad, rows, n = cnp.PyArray_DIM(stats, 1)
@@ -212,13 +212,14 @@ def settle(tuple rule not None, cnp.ndarray stats not None, double count, Py_ssi
     return bad
 
 
-def move(tuple rule not None, cnp.ndarray parts not None, cnp.ndarray seen=None, cnp.ndarray pairs=None, cnp.ndarray last=None,
-         Py_ssize_t rows=0, Py_ssize_t batches=1, double typical=0.0, bint skipped=False, bint replace=False):
+def move(tuple rule not None, cnp.ndarray parts not None, cnp.ndarray seen=None, cnp.ndarray pairs=None,
+         cnp.ndarray last=None, Py_ssize_t rows=0, Py_ssize_t batches=1, double typical=0.0, bint skipped=False,
+         bint replace=False):
     """Move statistics by a batch known by its parts, and count it; returns the number of channels left alone.
 
-    seen, pairs, last: of rows that fade, as `bn_batch` has them; seen is the count where it is not given. typical: values
-    of a batch, if some were never counted. skipped: some of the batch left channels alone before. replace: in place of
-    what stood there.
+    seen, pairs, last: of rows that fade, as `bn_batch` has them; seen is the count where it is not given. typical:
+    values of a batch, if some were never counted. skipped: some of the batch left channels alone before. replace: in
+    place of what stood there.
     """
     cdef Target target
     cdef Py_ssize_t c, n = cnp.PyArray_DIM(parts, 1), bad = 0, attempt
@@ -251,7 +252,7 @@ def move(tuple rule not None, cnp.ndarray parts not None, cnp.ndarray seen=None,
 
 
 def assign(tuple rule not None, tuple source not None):
-    """Copy the arrays of the same statistics elsewhere into these: all of them, as no signal is looked at in between."""
+    """Copy the arrays of the same statistics elsewhere into these: all, as no signal is looked at in between."""
     cdef int i
     for i in range(1, 9):
         written(rule[i])

@@ -1,4 +1,4 @@
-# What comes after normalizing, and its gradient, in the type of the loop that asks: the formulas are those of formulas.h.
+# What comes after normalizing, and its gradient, in the type of the loop that asks: the formulas are formulas.h's.
 #
 # A loop over values is compiled once for each kind: its caller asks for the kind, and hands it on as a constant.
 #

@@ -16,7 +16,7 @@ cdef enum:
     BATCH = 64          # rows whose statistics are finished together
     FETCH_SHARE = 2     # one part in so many of what is fetched ahead is fetched while sums are made
 
-# How the values of some rows become v = ((x - h) r + b) gamma + beta: a number for each row, or for each value of a row.
+# How the values of some rows become v = ((x - h) r + b) gamma + beta: a number for each row, or for each of its values.
 ctypedef struct Affine:
     const void* h
     const void* r
@@ -107,8 +107,9 @@ cdef inline double short_sample(const real* x, Py_ssize_t n, Py_ssize_t left, do
 cdef void short_moments(
     RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t size, Py_ssize_t left, bn_ahead* ahead, const real* x
 ) noexcept nogil:
-    """mean and rstd of `rows` rows of `size` values from x on: the sums of each, then the divisions of all. ahead: NULL,
-    or the walk through memory that the maps after it are on.
+    """mean and rstd of `rows` rows of `size` values from x on: the sums of each, then the divisions of all.
+
+    ahead: NULL, or the walk through memory that the maps after it are on.
 
     Summed about the mean of a sample, which is at most about two standard deviations from the mean (Cauchy-Schwarz).
     """

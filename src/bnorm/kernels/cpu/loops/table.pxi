@@ -1,7 +1,7 @@
 # The loops, one source for every SIMD build: each level (baseline.pyx, ...) includes this file and has its own flags.
 #
-# All of it is serial and runs without the GIL; entries.pyx decides who runs which task. The compiler vectorizes loops over
-# columns (or over the LANES of a long run), which never changes the order in which the values of one channel are added:
+# All of it is serial and runs without the GIL; entries.pyx decides who runs which task. The compiler vectorizes loops
+# over columns (or over the LANES of a long run), which never changes the order in which those of a channel are added:
 # a few rows as a tree in the type of x, the trees in float64, blocks of rows by differences of means. So every build
 # gives the same bits. What the parts are:
 #
