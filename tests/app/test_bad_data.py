@@ -5,7 +5,7 @@ import pytest
 
 from commands import Command, table, write
 
-pytest.importorskip("pyarrow", reason="the command reads files by pyarrow")
+pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads files by pyarrow")
 
 X = table(100)
 CSV = "".join(f"{i},{i / 2},word\n" for i in range(100))

@@ -5,7 +5,7 @@ import json
 import pytest
 from benchmarks import files
 
-pytest.importorskip("pyarrow", reason="the command reads files by pyarrow")
+pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads files by pyarrow")
 
 
 @pytest.mark.slow

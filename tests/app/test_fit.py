@@ -6,7 +6,7 @@ import pytest
 from commands import Command, names, read, table, write
 from compare import assert_close
 
-pytest.importorskip("pyarrow", reason="the command reads files by pyarrow")
+pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads files by pyarrow")
 
 ROWS = 1000
 X = table(ROWS)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("pyarrow", reason="the command reads and writes files by pyarrow")
+pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads and writes files by pyarrow")
 if not Path("/proc/self/status").exists():
     pytest.skip("only Linux says how much memory a process took itself", allow_module_level=True)
 

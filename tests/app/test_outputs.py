@@ -10,7 +10,7 @@ import pytest
 
 from commands import Command, names, run_apart, table, write
 
-pytest.importorskip("pyarrow", reason="the command reads and writes files by pyarrow")
+pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads and writes files by pyarrow")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from commands import Command, names, read, table, write
 from compare import assert_close, assert_same
 
-pytest.importorskip("pyarrow", reason="the command reads and writes files by pyarrow")
+pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads and writes files by pyarrow")
 
 ROWS = 500
 X = table(ROWS)

@@ -8,7 +8,7 @@ import pytest
 from bnorm import BatchNormTransformer
 from compare import assert_close, assert_same
 
-pa = pytest.importorskip("pyarrow", reason="these are tables of pyarrow")
+pa = pytest.importorskip("pyarrow", exc_type=ImportError, reason="these are tables of pyarrow")
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(1000, 3)) * [1, 10, 1e-3] + [0, 1e5, 5]
