@@ -5,7 +5,6 @@ import pytest
 from sklearn import config_context
 from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
@@ -83,8 +82,7 @@ def test_polars_in_and_out():
     assert t.n_samples_seen_.tolist() == [3, 2]
     y = t.transform(x)
     assert type(y) is type(t.inverse_transform(y)) is pl.DataFrame
-    names = StandardScaler().set_output(transform="polars").fit_transform(x).columns  # as that version knows polars
-    assert y.columns == t.inverse_transform(y).columns == names
+    assert y.columns == t.inverse_transform(y).columns == ["a", "b"]  # which scikit-learn 1.6 did not know of polars
     np.testing.assert_allclose(t.inverse_transform(y).to_numpy()[:, 0], [1, 2, 4], rtol=1e-14)
 
 
