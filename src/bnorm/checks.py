@@ -17,6 +17,7 @@ from bnorm.kernels import BACKENDS, cpu, kernels_for, view
 FLOATS = frozenset(map(np.dtype, cpu.FLOATS))  # in the machine's byte order
 FLOAT64 = np.dtype("float64")
 ACTIVATIONS = ("relu", "leaky_relu")
+LIGHTEST = 1e-290  # sum of weights that float64 can divide by
 
 
 class SingleValueError(ValueError):
@@ -211,11 +212,13 @@ def slope(who: str, activation: object, negative_slope: object) -> float:
     return below + 0.0  # which is not -0.0
 
 
-def weights(who: str, weight: object, layout: view.Layout, kind: type) -> tuple[ndarray, float, float]:
-    """Weights as the kernels take them, never the caller's own memory; their sum, and how many are above 0.
+def weights(
+    who: str, weight: object, layout: view.Layout, kind: type, keep: bool = True
+) -> tuple[ndarray, float, float]:
+    """Weights as the kernels take them; their sum, and how many are above 0, in so far as it is none, one or more.
 
-    Where they are on a device, the host waits for these numbers, once. A backward needs the weights as they were at its
-    forward, and a mask is often reused.
+    Where they are on a device, the host waits for these numbers, once. With `keep` they are never the caller's own
+    memory: a backward needs the weights as they were at its forward, and a mask is often reused.
     """
     given = real(who, "weight", weight, kind)
     try:
@@ -225,15 +228,18 @@ def weights(who: str, weight: object, layout: view.Layout, kind: type) -> tuple[
     lowest: Any = 0.0
     highest = total = positive = lowest
     if w.size:
-        lowest, highest, positive = w.min(), w.max(), np.count_nonzero(w)
+        lowest, highest = w.min(), w.max()
         with np.errstate(over="ignore"):
             total = w.sum()
         if kind is not ndarray:
+            positive = np.count_nonzero(w)
             lowest, highest, total, positive = BACKENDS[kind].numbers(lowest, highest, total, positive)
+        else:  # a sum that is more than its largest is one of several, and counting them takes as long as summing
+            positive = 2.0 if total > highest else float(np.count_nonzero(w))
     if not (lowest >= 0 and highest < math.inf):
         raise ValueError(f"{who}: weight: expected finite values >= 0, got values from {lowest} to {highest}")
     total = _divisor(who, "weight", float(total))
-    return w.copy() if np.may_share_memory(w, given) else w, total, positive
+    return w.copy() if keep and np.may_share_memory(w, given) else w, total, positive
 
 
 def total_weight(who: str, name: str, w: ndarray) -> float:
@@ -243,7 +249,7 @@ def total_weight(who: str, name: str, w: ndarray) -> float:
 
 
 def _divisor(who: str, name: str, total: float) -> float:
-    if total and not 1e-290 <= total < math.inf:
+    if total and not LIGHTEST <= total < math.inf:
         raise ValueError(f"{who}: {name}: expected a sum that float64 can divide by, or 0, got {total}")
     return total
 

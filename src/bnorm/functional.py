@@ -239,7 +239,7 @@ def moments(x: ArrayLike, *, axis: int = 1, weight: ArrayLike | None = None, ski
     x = array(who, x)
     block, layout = view.channels(x, checks.channel_axis(who, axis, x.shape))
     if weight is not None:
-        weight, _, _ = checks.weights(who, weight, layout, type(x))
+        weight, _, _ = checks.weights(who, weight, layout, type(x), keep=False)
     return Moments.from_parts(BACKENDS[type(x)].moments(block, weight, skipna))
 
 

@@ -20,7 +20,9 @@ from bnorm.transformer.blocks import WHO as WHO
 from bnorm.transformer.blocks import Blocks
 
 PIECE = 1 << 20  # bytes of a table that is copied or widened piece by piece: they stay in the cache
-ROWS = 1 << 16  # of a piece with weights of its own
+ROWS, LEAST = 1 << 16, 1 << 10  # of a piece of rows that fade, at most and at least,
+STEEP = 10.0  # and half-lives of it: so far its first row still counts beside the last
+SPAN = 1 << 10  # rows whose weights are computed one by one
 DEEP, SHALLOW = 1000.0, 300.0  # half-lives: see `faded`
 
 
@@ -42,12 +44,22 @@ def sample_weights(sample_weight: Any, x: Any, some: bool = True) -> Any:
         return x.weights(sample_weight)
     kind = ndarray if isinstance(x, Columns) else type(x)
     kernels_for(sample_weight, WHO, "sample_weight", kind)
+    if kind is ndarray and _plainly_good(sample_weight, len(x)):
+        return sample_weight
     if not some or (kind is not ndarray and kind_of(sample_weight) is not None):
         return _weights_by_numbers(checks.real(WHO, "sample_weight", sample_weight, kind), len(x), some)
     rows = x if type(x) is ndarray else np.empty((len(x), 0))
     w: ndarray = check_sample_weight(sample_weight, rows, dtype=np.float64)
     _check_weights(w.min(), w, some)
     return moved(w, kind)
+
+
+def _plainly_good(given: Any, n: int) -> bool:
+    """Whether weights are those of n rows without a doubt: scikit-learn's own look at a million takes a millisecond."""
+    if type(given) is not ndarray or given.dtype != np.float64 or given.shape != (n,) or not n:
+        return False
+    with np.errstate(over="ignore"):
+        return bool(given.min() >= 0 and checks.LIGHTEST <= given.sum() < np.inf)
 
 
 def _weights_by_numbers(given: ndarray, n: int, some: bool) -> ndarray:
@@ -102,7 +114,7 @@ def whole(x: ndarray | Columns, weight: ndarray | None) -> ndarray:
     else:
         pieces = _dense_pieces(x)
         parts = [_moments(x[rows], None if weight is None else weight[rows]) for rows in pieces]
-    return parts[0] if len(parts) == 1 else merged(parts)
+    return merged(parts)
 
 
 @np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore")
@@ -114,13 +126,14 @@ def faded(x: ndarray | Columns, weight: ndarray | None, halflife: float, ddof: i
     """
     x, n = dense(x), len(x)
     near = slice(n - int(min(n, DEEP * halflife + 1)), n)
-    age = np.arange(n - 1 - near.start, -1, -1.0, like=x)
-    f = np.exp2(-age / halflife)
+    f = _fading(n - near.start, halflife, x)
     w = f if weight is None else f * weight[near]
-    parts = _weighted(x[near], w)
-    seen = _seen(x, weight, parts, w, near.start)
+    size = len(w) if type(x) is not ndarray else int(min(ROWS, _dense_rows(x), max(LEAST, STEEP * halflife)))
+    pieces = _weighted(x[near], w, size)
+    parts = merged(pieces)
+    seen = _seen(x, weight, near.start, near.start == 0 and _complete(w, size, pieces))
     last = np.zeros(seen.shape, like=seen)
-    pairs = _pairs(x[near], w, f, parts, seen) if ddof else np.zeros(seen.shape, like=seen)
+    pairs = _pairs(x[near], w, f, size, parts, seen) if ddof else np.zeros(seen.shape, like=seen)
     lost = moved((parts[0] < 2.0**-SHALLOW) & (seen > 0), ndarray)
     for c in np.flatnonzero(lost).tolist():
         there = ~np.isnan(x[:, c]) if weight is None else ~np.isnan(x[:, c]) & (weight > 0)
@@ -133,41 +146,64 @@ def faded(x: ndarray | Columns, weight: ndarray | None, halflife: float, ddof: i
     return Faded(parts, seen, pairs, last, split)
 
 
-def _weighted(x: ndarray, w: ndarray) -> ndarray:
-    """Moments of rows with weights of their own, a piece at a time."""
-    size = min(ROWS, _dense_rows(x)) if type(x) is ndarray else len(x)
-    parts = [_moments(x[rows], w[rows]) for rows in _pieces(x, size)]
-    return parts[0] if len(parts) == 1 else merged(parts)
+def _fading(n: int, halflife: float, like: Any) -> ndarray:
+    """The weights of n rows that fade, the last of which weighs 1: products of what a long and a short time leave."""
+    short = min(n, SPAN)
+    ages = (np.arange(m - 1, -1, -1.0, like=like) for m in (short, -(-n // short)))
+    of_short, of_long = (np.exp2(age * (-step / halflife)) for age, step in zip(ages, (1, short), strict=True))
+    weights: ndarray = (of_long[:, None] * of_short).reshape(-1)[-n:]
+    return weights
+
+
+def _weighted(x: ndarray, w: ndarray, size: int) -> list[ndarray]:
+    """Moments of rows with weights of their own, `size` at a time."""
+    return [_moments(x[rows], w[rows]) for rows in _pieces(x, size)]
+
+
+def _complete(w: ndarray, size: int, parts: list[ndarray]) -> bool:
+    """Whether it is plain that no value is missing: every piece of so many rows counts as much as its rows weigh.
+
+    It is not where the lightest row of a piece weighs too little to be missed.
+    """
+    numbers = BACKENDS[type(w)].numbers
+    for rows, of in zip(_pieces(w, size), parts, strict=True):
+        lowest, total, least = numbers(w[rows].min(), w[rows].sum(), of[0].min())
+        if not (lowest > 1e-9 * total and least > total * (1 - 1e-10)):
+            return False
+    return True
 
 
 def merged(parts: list[ndarray]) -> ndarray:
     """Parts of several sets of rows as those of all of them."""
+    if len(parts) == 1:
+        return parts[0]
     together: ndarray = BACKENDS[type(parts[0])].merge(parts)
     return together if type(together) is not ndarray else together.copy()
 
 
-def _seen(x: ndarray, weight: ndarray | None, parts: ndarray, w: ndarray, near: int) -> ndarray:
-    """How much there is of each feature before fading. Infinity in rows too old to weigh anything is refused here."""
-    if near == 0:
-        lowest, total, least = BACKENDS[type(w)].numbers(w.min(), w.sum(), parts[0].min())
-        if lowest > 1e-9 * total and least > total * (1 - 1e-10):  # no NaN, or the count would have lost that much
-            none = np.zeros(parts[0].shape, like=parts[0])
-            counts: ndarray = none + (len(x) if weight is None else weight.sum())
-            return counts
+def _seen(x: ndarray, weight: ndarray | None, near: int, complete: bool) -> ndarray:
+    """How much there is of each feature before fading. Infinity in rows too old to weigh anything is refused here.
+
+    complete: it is plain that no value is missing.
+    """
+    if complete:
+        none = np.zeros(x.shape[1], like=x)
+        counts: ndarray = none + (len(x) if weight is None else weight.sum())
+        return counts
     counted: Any = whole(x, weight)
     if near:
         refuse_infinity_in(counted, x, weight)
     return counted[0]  # type: ignore[no-any-return]
 
 
-def _pairs(x: ndarray, w: ndarray, f: ndarray, parts: ndarray, seen: ndarray) -> ndarray:
+def _pairs(x: ndarray, w: ndarray, f: ndarray, size: int, parts: ndarray, seen: ndarray) -> ndarray:
     """The square of the sum of all weights less the sum of their squares, of each feature.
 
     A row of sample weight s stands for s values that have faded to f. Where one row outweighs the others by far, the
     difference would cancel, and products of weights are added up instead.
     """
     count = parts[0]
-    pairs: ndarray = count * count - _weighted(x, w * f)[0]
+    pairs: ndarray = count * count - merged(_weighted(x, w * f, size))[0]
     cancelled = moved((np.abs(pairs) < 1e-3 * count * count) & (seen > 0), ndarray)
     for c in np.flatnonzero(cancelled).tolist():
         there = ~np.isnan(x[:, c])

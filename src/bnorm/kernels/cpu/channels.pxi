@@ -199,26 +199,51 @@ cdef void both_passes(Job* job, Py_ssize_t t) noexcept nogil:
 
 
 cdef double total(const double* weight, Py_ssize_t n) noexcept nogil:
-    """The sum, with what the additions round off (Neumaier)."""
-    cdef Py_ssize_t i
-    cdef double sum = 0.0, rest = 0.0, next
-    for i in range(n):
-        next = sum + weight[i]
-        rest += (sum - next) + weight[i] if sum >= weight[i] else (weight[i] - next) + sum
-        sum = next
+    """The sum, with what the additions round off (Knuth): LANES sums side by side, then one after the other."""
+    cdef double[LANES] sums, rests
+    cdef Py_ssize_t i = 0, j
+    cdef double sum = 0.0, rest = 0.0
+    for j in range(LANES):
+        sums[j] = rests[j] = 0.0
+    while i + LANES <= n:
+        for j in range(LANES):
+            add_exactly(&sums[j], &rests[j], weight[i + j])
+        i += LANES
+    while i < n:
+        add_exactly(&sum, &rest, weight[i])
+        i += 1
+    for j in range(LANES):
+        add_exactly(&sum, &rest, sums[j])
+        rest += rests[j]
     return sum + rest
+
+
+cdef inline void add_exactly(double* sum, double* rest, double v) noexcept nogil:
+    """sum + rest is what it was and v, but for the rounding of the rest."""
+    cdef double next = sum[0] + v, added = next - sum[0]
+    rest[0] += (sum[0] - (next - added)) + (v - added)
+    sum[0] = next
 
 
 cdef double unit_of(cnp.ndarray weight) noexcept:
     """A power of two near the largest weight."""
     cdef const double* w = <const double*>data(weight)
-    cdef double most = 0.0
+    cdef double[LANES] most
     cdef int exponent = 0
-    cdef Py_ssize_t i
+    cdef Py_ssize_t i = 0, j, n
     if w != NULL:
-        for i in range(cnp.PyArray_SIZE(weight)):
-            most = max(most, w[i])
-        frexp(most, &exponent)
+        n = cnp.PyArray_SIZE(weight)
+        for j in range(LANES):
+            most[j] = 0.0
+        while i + LANES <= n:
+            for j in range(LANES):
+                most[j] = w[i + j] if w[i + j] > most[j] else most[j]
+            i += LANES
+        for j in range(n - i):
+            most[0] = max(most[0], w[i + j])
+        for j in range(1, LANES):
+            most[0] = max(most[0], most[j])
+        frexp(most[0], &exponent)
     return ldexp(1.0, max(-1000, min(1000, exponent)))
 
 

@@ -123,6 +123,14 @@ cdef inline bint products_beyond_float(
     return bad != 0
 
 
+cdef inline bint all_finite(Py_ssize_t n, const double* values) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef int bad = 0
+    for i in range(n):
+        bad |= not (fabs(values[i]) < INFINITY)
+    return bad == 0
+
+
 cdef void block_sums(
     const real* dy, const real* x, const Block* b, const Columns* channels, Activation act, double* sums, double* dots
 ) noexcept nogil:
@@ -130,21 +138,28 @@ cdef void block_sums(
     cdef real[WIDE] high, scale, shift
     cdef double[WIDE] s, d
     cdef Columns of
+    cdef Block again = b[0]
     cdef Py_ssize_t c
     of.h = columns_of(<const real*>channels.h, b, high)
     of.scale = NULL
     of.shift = NULL
     zero(s, width_of(b))
     zero(d, width_of(b))
-    if act.kind != BN_IDENTITY or b.w != NULL:
-        if act.kind != BN_IDENTITY:
-            of.scale = columns_of(<const real*>channels.scale, b, scale)
-            of.shift = columns_of(<const real*>channels.shift, b, shift)
+    if act.kind != BN_IDENTITY:
+        of.scale = columns_of(<const real*>channels.scale, b, scale)
+        of.shift = columns_of(<const real*>channels.shift, b, shift)
         pulled_pair_sums(dy, x, b, &of, act, b.w != NULL, s, d)
     else:
         pair_sums(dy, x, b, <const real*>of.h, s, d)
     gather(s, b)
     gather(d, b)
+    if b.w != NULL and act.kind == BN_IDENTITY and not all_finite(b.channels, d):   # dy of 0, perhaps, times NaN
+        again.ahead = NULL
+        zero(s, width_of(b))
+        zero(d, width_of(b))
+        pulled_pair_sums(dy, x, &again, &of, act, True, s, d)
+        gather(s, b)
+        gather(d, b)
     if real is float and products_beyond_float(b.channels, <double>b.rows * b.widen * b.run, s, d):
         careful_pair_sums(dy, x, b, &of, act, b.w != NULL, s, d)
         gather(s, b)

@@ -155,7 +155,7 @@ cdef void first_values(
 
 
 cdef void careful_moments(const real* x, const Block* b, bint skipna, Parts to) noexcept nogil:
-    """A block with weights, with NaN to leave out, or with values whose squares float32 cannot hold."""
+    """A block with NaN to leave out, or with values whose squares float32 cannot hold, or that are not finite."""
     cdef double[WIDE] center, count, s, q
     cdef Py_ssize_t c
     cdef bint fresh = False
@@ -164,11 +164,9 @@ cdef void careful_moments(const real* x, const Block* b, bint skipna, Parts to) 
         fresh |= to.n[c] == 0.0
     if fresh:
         first_values(x, b, skipna, to.n, center)
-        careful_sums(x, b, skipna, center, count, s, q)
-        for c in range(b.channels):
-            if to.n[c] == 0.0 and s[c] != 0.0:
-                center[c] += s[c] / count[c]
     careful_sums(x, b, skipna, center, count, s, q)
+    if recenter(b.channels, count, 1, s, q, to.n, center):
+        careful_sums(x, b, skipna, center, count, s, q)
     for c in range(b.channels):
         if count[c] > 0.0:
             bn_add_block(&to.n[c], &to.mean[c], &to.m2[c], &to.low[c],
@@ -296,27 +294,29 @@ cdef void block_moments(const real* x, const Block* b, bint skipna, bint exact, 
     cdef const real* m
     cdef double[WIDE] wide, s, q
     cdef Py_ssize_t c, width = width_of(b)
-    cdef bint fresh = False, careful = b.w != NULL
-    if real is float and exact and not careful:
+    cdef bint fresh = False, careful = False
+    if b.w != NULL:
+        weighted_moments(x, b, skipna, to)
+        return
+    if real is float and exact:
         wide_moments(x, b, skipna, to)
         return
-    if not careful:
+    for c in range(b.channels):
+        center[c] = <real>(to.mean[c] + to.low[c])
+        fresh |= to.n[c] == 0.0
+    if fresh:
+        rough_centers(x, b, to.n, center)
+    m = columns_of(center, b, columns)
+    zero(s, width)
+    zero(q, width)
+    centered_sums(x, b, m, s, q)
+    gather(s, b)
+    gather(q, b)
+    if real is float:
+        careful = beyond_float(x, b, center, q)
+    elif skipna:
         for c in range(b.channels):
-            center[c] = <real>(to.mean[c] + to.low[c])
-            fresh |= to.n[c] == 0.0
-        if fresh:
-            rough_centers(x, b, to.n, center)
-        m = columns_of(center, b, columns)
-        zero(s, width)
-        zero(q, width)
-        centered_sums(x, b, m, s, q)
-        gather(s, b)
-        gather(q, b)
-        if real is float:
-            careful = beyond_float(x, b, center, q)
-        elif skipna:
-            for c in range(b.channels):
-                careful |= q[c] != q[c]
+            careful |= q[c] != q[c]
     if careful:
         careful_moments(x, b, skipna, to)
     else:

@@ -8,6 +8,7 @@
 #   activations.pxi        what comes after normalizing, and its gradient
 #   channel_columns.pxi    columns and channels: spread per-channel numbers over columns, gather sums back
 #   channel_moments.pxi    count, mean, m2, low of a block, the fast way and the careful way
+#   channel_weighted.pxi   the same of a block with weights
 #   channel_grads.pxi      sum dy and sum dy (x - mean) of a block
 #   channel_maps.pxi       the maps: normalize and the input gradient
 #   channel_tasks.pxi      a task of a job: which blocks it has, in which order; what happens per channel between passes
@@ -88,6 +89,7 @@ cdef extern from "streams.h" nogil:
         pass
     void bn_stand(bn_ahead*)
     void bn_walk(bn_ahead*, const void*, const void*, size_t, size_t)
+    void bn_advance(bn_ahead*, size_t)
     void bn_fetch(bn_ahead*, size_t)
     void bn_fetch_early(bn_ahead*, size_t)
     void bn_open(bn_output*)
@@ -102,6 +104,7 @@ ctypedef fused real:
 include "activations.pxi"
 include "channel_columns.pxi"
 include "channel_moments.pxi"
+include "channel_weighted.pxi"
 include "channel_grads.pxi"
 include "channel_maps.pxi"
 include "channel_tasks.pxi"

@@ -1,0 +1,234 @@
+# Moments of one block whose positions have weights, which its channels share: so one sum of weights serves them all.
+#
+# Summed about a center in float64, as in channel_moments.pxi. But there the center of a block is near enough because no
+# block has more than three times the values before it. Weights may grow without bounds from block to block; so a block
+# that outweighs what was before it by more is summed again where its center turns out to be far from its mean.
+#
+# Uses Block, FETCH_COLUMNS, columns_of, gather, lane_sum, values_of, width_of, zero (channel_columns), Parts,
+# careful_moments, weights_of_row (channel_moments).
+# Gives recenter, weighted_moments.
+
+cdef enum:
+    FOURS = 16      # times four rows whose sums are made for themselves before they are added
+    BROAD = 16      # values side by side that are worth a loop of their own
+    FOLD = 512      # weights that are summed as eight rows
+
+
+cdef inline void two(double x0, double w0, double x1, double w1, double m, double* sum, double* square) noexcept nogil:
+    """sum w (x - m) and sum w (x - m)^2 of two values."""
+    cdef double d0 = x0 - m, d1 = x1 - m, p0 = w0 * d0, p1 = w1 * d1
+    sum[0] = p0 + p1
+    square[0] = p0 * d0 + p1 * d1
+
+
+cdef inline void pour(double* part, Py_ssize_t n, double* whole) noexcept nogil:
+    """Add partial sums to the whole, and begin anew."""
+    cdef Py_ssize_t j
+    for j in range(n):
+        whole[j] += part[j]
+        part[j] = 0.0
+
+
+cdef inline void four_rows(
+    const real* x, Py_ssize_t stride, const Py_ssize_t* row, const double* w, Py_ssize_t begin, Py_ssize_t end,
+    const double* m, double* s, double* q
+) noexcept nogil:
+    """s += sum w (x - m), q += sum w (x - m)^2 per column, of four rows with one weight each."""
+    cdef const real* x0 = x + row[0] * stride
+    cdef const real* x1 = x + row[1] * stride
+    cdef const real* x2 = x + row[2] * stride
+    cdef const real* x3 = x + row[3] * stride
+    cdef Py_ssize_t j
+    cdef double s0, s1, q0, q1
+    for j in range(begin, end):
+        two(x0[j], w[0], x1[j], w[1], m[j], &s0, &q0)
+        two(x2[j], w[2], x3[j], w[3], m[j], &s1, &q1)
+        s[j] += s0 + s1
+        q[j] += q0 + q1
+
+
+cdef inline void sums_of_rows(const real* x, const Block* b, const double* m, double* s, double* q) noexcept nogil:
+    """The same of a block whose positions are rows of channels; those of weight 0 are stepped over."""
+    cdef Py_ssize_t[4 * FOURS + 4] row
+    cdef double[4 * FOURS + 4] w
+    cdef double[WIDE] of_s, of_q
+    cdef Py_ssize_t width = b.channels, stride = b.stride // b.widen, rows = values_of(b)
+    cdef Py_ssize_t step = width if b.ahead == NULL else 4 * FETCH_COLUMNS
+    cdef Py_ssize_t r = 0, i, k, n, end, done = 0, passed
+    zero(of_s, width)
+    zero(of_q, width)
+    while r < rows:
+        n = 0
+        while r < rows and n < 4 * FOURS:
+            row[n] = r
+            w[n] = b.w[r]
+            n += b.w[r] != 0.0
+            r += 1
+        for i in range(n, n + 4):   # to whole fours
+            row[i] = row[0]
+            w[i] = 0.0
+        for i in range(0, n, 4):
+            passed = (row[i + 4] if i + 4 < n else r) - done
+            done += passed
+            k = 0
+            while k < width:
+                end = min(width, k + step)
+                if b.ahead != NULL:
+                    bn_fetch(b.ahead, passed * (end - k) * sizeof(real))
+                four_rows(x, stride, row + i, w + i, k, end, m, of_s, of_q)
+                k = end
+        pour(of_s, width, s)
+        pour(of_q, width, q)
+    if b.ahead != NULL:
+        bn_advance(b.ahead, (rows - done) * width * sizeof(real))
+
+
+cdef inline real counted(real x, double w) noexcept nogil:
+    """x, or 0 where it does not count, whatever it is."""
+    return x if w != 0.0 else 0
+
+
+cdef inline void two_weighted(
+    const real* x, Py_ssize_t stride, const double* w, Py_ssize_t step, double m, double* sum, double* square
+) noexcept nogil:
+    """`two` down a column."""
+    cdef double w0 = w[0], w1 = w[step]
+    two(counted(x[0], w0), w0, counted(x[stride], w1), w1, m, sum, square)
+
+
+cdef inline void four_weighted(
+    const real* x, Py_ssize_t stride, const double* w, Py_ssize_t step, Py_ssize_t n, const double* m, double* s,
+    double* q
+) noexcept nogil:
+    """four_rows, where the n columns have weights of their own, `step` apart from row to row."""
+    cdef Py_ssize_t j
+    cdef double s0, s1, q0, q1
+    for j in range(n):
+        two_weighted(x + j, stride, w + j, step, m[j], &s0, &q0)
+        two_weighted(x + 2 * stride + j, stride, w + 2 * step + j, step, m[j], &s1, &q1)
+        s[j] += s0 + s1
+        q[j] += q0 + q1
+
+
+cdef inline void one_weighted(
+    const real* x, const double* w, Py_ssize_t n, const double* m, double* s, double* q
+) noexcept nogil:
+    cdef Py_ssize_t j
+    cdef double d
+    for j in range(n):
+        d = <double>counted(x[j], w[j]) - m[j]
+        s[j] += w[j] * d
+        q[j] += w[j] * d * d
+
+
+cdef inline void sums_of_columns(const real* x, const Block* b, const double* m, double* s, double* q) noexcept nogil:
+    """The same of any block: weights are read where they lie if a run is broad, else they are spread over the row."""
+    cdef double[4 * WIDE] over_row
+    cdef double[WIDE] of_s, of_q
+    cdef const double* w
+    cdef bint broad = b.run >= BROAD
+    cdef Py_ssize_t all = width_of(b), width = all, plane = b.widen * b.run, step = plane if broad else all
+    cdef Py_ssize_t piece = b.run if broad else all, r = 0, rows, i, j, n
+    zero(of_s, all)
+    zero(of_q, all)
+    while r < b.rows + (b.extra > 0):
+        rows = 4 if r + 4 <= b.rows else 1
+        if r == b.rows:
+            width = b.extra
+        if not broad:
+            for i in range(rows):
+                weights_of_row(b.w + (r + i) * plane, b.channels, b.run, width, over_row + i * all)
+        j = 0
+        while j < width:
+            i = j % piece
+            n = min(min(<Py_ssize_t>LANES, piece - i), width - j)
+            w = over_row + i
+            if broad:
+                w = b.w + r * plane + j // (b.channels * b.run) * b.run + i
+            if b.ahead != NULL:
+                bn_fetch(b.ahead, rows * n * sizeof(real))
+            if rows == 4:
+                four_weighted(x + r * b.stride + j, b.stride, w, step, n, m + j, of_s + j, of_q + j)
+            else:
+                one_weighted(x + r * b.stride + j, w, n, m + j, of_s + j, of_q + j)
+            j += n
+        r += rows
+        if r % (4 * FOURS) == 0:
+            pour(of_s, all, s)
+            pour(of_q, all, q)
+    pour(of_s, all, s)
+    pour(of_q, all, q)
+
+
+cdef double weight_of(const double* w, Py_ssize_t n) noexcept nogil:
+    """The sum of n weights: of so many at a time, then in pairs."""
+    cdef double[LANES] lanes
+    cdef Py_ssize_t j, half = n // (2 * FOLD) * FOLD
+    if half > 0:
+        return weight_of(w, half) + weight_of(w + half, n - half)
+    if n < FOLD:
+        return lane_sum(w, n)
+    for j in range(LANES):
+        lanes[j] = ((w[j] + w[LANES + j]) + (w[2 * LANES + j] + w[3 * LANES + j])) + (
+            (w[4 * LANES + j] + w[5 * LANES + j]) + (w[6 * LANES + j] + w[7 * LANES + j]))
+    return lane_sum(lanes, LANES) + lane_sum(w + FOLD, n - FOLD)
+
+
+cdef inline bint recenter(
+    Py_ssize_t channels, const double* count, Py_ssize_t step, const double* s, const double* q, const double* n,
+    double* center
+) noexcept nogil:
+    """Move centers far from the mean of a block that outweighs the n before it there; whether there are any.
+
+    count: of each channel, or one for all where the step is 0. Far is sqrt(3) standard deviations: q is then four times
+    what it could be, and so is its rounding.
+    """
+    cdef Py_ssize_t c
+    cdef bint moved = False
+    for c in range(channels):
+        if count[c * step] > 3.0 * n[c] and s[c] * (s[c] / count[c * step]) > 0.75 * q[c]:
+            center[c] += s[c] / count[c * step]
+            moved = True
+    return moved
+
+
+cdef inline void weighted_sums(const real* x, const Block* b, const double* center, double* s, double* q) noexcept nogil:
+    """Per channel s = sum w (x - center), q = sum w (x - center)^2; room for all columns."""
+    cdef double[WIDE] columns
+    zero(s, width_of(b))
+    zero(q, width_of(b))
+    if b.run == 1 and b.channels >= BROAD:
+        sums_of_rows(x, b, center, s, q)
+    else:
+        sums_of_columns(x, b, columns_of(center, b, columns), s, q)
+        gather(s, b)
+        gather(q, b)
+
+
+cdef void weighted_moments(const real* x, const Block* b, bint skipna, Parts to) noexcept nogil:
+    """block_moments with weights."""
+    cdef double[WIDE] center, s, q
+    cdef Py_ssize_t c, p = 0, row = b.widen * b.run, n = values_of(b)
+    cdef double count = weight_of(b.w, n)
+    cdef bint careful = False
+    cdef Block again = b[0]
+    again.ahead = NULL
+    if not 1.0 / count < INFINITY:  # it weighs nothing, or not enough to divide by
+        if b.ahead != NULL:
+            bn_advance(b.ahead, n * b.channels * sizeof(real))
+        return
+    while b.w[p] == 0.0:
+        p += 1
+    x += p // row * b.stride + p % row // b.run * b.channels * b.run + p % b.run
+    for c in range(b.channels):
+        center[c] = x[c * b.run] if to.n[c] == 0.0 else to.mean[c] + to.low[c]
+    x -= p // row * b.stride + p % row // b.run * b.channels * b.run + p % b.run
+    weighted_sums(x, b, center, s, q)
+    if recenter(b.channels, &count, 0, s, q, to.n, center):
+        weighted_sums(x, &again, center, s, q)
+    for c in range(b.channels):
+        careful |= not (q[c] < INFINITY)
+    if careful:
+        careful_moments(x, &again, skipna, to)
+    else:
+        bn_add_blocks(b.channels, count, center, s, q, to.n, to.mean, to.m2, to.low)
