@@ -220,10 +220,14 @@ def brief(results: Results) -> str:
             times = [f"{ratio(row, peer):.2f}" if peer in row["ms"] else "" for peer in there]
             median = row["ms"]["bnorm"][1]
             speed = f"{row['bytes'] / median * 1e-6:.3g}"
-            table.append([row["shape"].replace(" channels last", ", last"), row["operation"], f"{median:.3g}", speed, *times])
+            table.append(
+                [row["shape"].replace(" channels last", ", last"), row["operation"], f"{median:.3g}", speed, *times]
+            )
         if rows:
             parts.append("\n".join(aligned(table, 2)))
-    parts.append(fill("ms: one call of bnorm. × a library: how many times as long it took; below 1 it was faster.", 100))
+    parts.append(
+        fill("ms: one call of bnorm. × a library: how many times as long it took; below 1 it was faster.", 100)
+    )
     for peer in peers:
         found = {_case(row, ""): ratio(row, peer) for row in results["rows"] if peer in row["ms"]}
         faster, worst = sum(times >= 1 for times in found.values()), min(found, key=found.__getitem__, default="")
@@ -231,7 +235,7 @@ def brief(results: Results) -> str:
             parts.append(
                 fill(
                     f"{peer}: bnorm was faster in {faster} of {_count(len(found), 'case')}, "
-                    f"{geometric_mean(found.values()):.3g} times in the mean, at the least {found[worst]:.2f} ({worst}).",
+                    f"{geometric_mean(found.values()):.3g} times in the mean, at least {found[worst]:.2f} ({worst}).",
                     100,
                 )
             )

@@ -51,7 +51,7 @@ class State:
             dtype="float64",
             device="cpu" if isinstance(x, ndarray | Columns) else "cuda",
         ).eval()
-        mean, var = self.layer.running_mean, self.layer.running_var
+        mean, var = self.layer._running.mean, self.layer._running.var
         mean.fill(np.nan)
         var.fill(np.nan)
         fade = None if halflife is None else float(halflife)
