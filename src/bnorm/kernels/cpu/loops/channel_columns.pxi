@@ -2,8 +2,8 @@
 # channel c. These helpers go from channels to columns and back.
 #
 # Uses nothing of its siblings.
-# Gives Block, Columns, FETCH_COLUMNS, block_rows, bounded, columns_of, from_position, gather, one_nan, run_block,
-# spread, values_of, width_of, zero.
+# Gives Block, Columns, FETCH_COLUMNS, block_rows, bounded, columns_of, from_position, gather, lane_sum, one_nan,
+# run_block, spread, values_of, width_of, zero.
 
 cdef enum:
     FETCH_COLUMNS = 16  # columns between two fetches of what comes next, by rows: few lines at a time

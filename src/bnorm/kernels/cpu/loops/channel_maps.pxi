@@ -9,8 +9,7 @@
 #
 # Outputs larger than the cache are finished in a small buffer and streamed to memory past the cache.
 #
-# Uses activated, identity, leaky, pulled, relu (activations), Columns, from_position, spread (channel_columns),
-# weights_of_row (channel_moments).
+# Uses activated, identity, leaky, pulled, relu (activations), Columns, from_position, spread (channel_columns).
 # Gives Output, Run, SCALAR_RUN, gradient_run, longest, map_columns, map_runs, normalize_run, room.
 
 cdef enum:
@@ -313,6 +312,26 @@ cdef inline Columns from_column(const Columns* of, Py_ssize_t k, const real* x) 
     return rest
 
 
+cdef inline void weights_of_line(
+    const double* w, double scale, Py_ssize_t channels, Py_ssize_t run, Py_ssize_t width, real* columns
+) noexcept nogil:
+    """weights_of_row times a power of two, in the type of the columns."""
+    cdef Py_ssize_t c, i, j = 0
+    cdef real one
+    while j < width:
+        if run == 1:
+            one = <real>(w[0] * scale)
+            for c in range(channels):
+                columns[j + c] = one
+            j += channels
+        else:
+            for c in range(channels):
+                for i in range(min(run, width - j)):
+                    columns[j + i] = <real>(w[i] * scale)
+                j += run
+        w += run
+
+
 cdef void map_columns(
     Job* job, Py_ssize_t first, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end, Output* out, const real* x
 ) noexcept nogil:
@@ -323,21 +342,21 @@ cdef void map_columns(
     where a line of the cache does, so that no vector of y lies in two.
     """
     cdef real[LINE] h, scale, shift, a, b, c, wr
-    cdef double[LINE] wj
+    cdef const double* weight = NULL if job.dy == NULL else job.weight     # the forward has no use for them
     cdef Columns line, of
     cdef real* y
     cdef Py_ssize_t most = longest(x), run = job.inner, plane = job.channels * run
     cdef Py_ssize_t at = first * job.widen * plane, stop = last * job.widen * plane, step = plane, widen = 1
-    cdef Py_ssize_t channels, width, lead = 0, i, j, k, n, v
+    cdef Py_ssize_t channels, width, lead = 0, i, j, k, n
     cdef bint whole = end - begin == job.channels and plane <= most
     if last == job.rows:
         stop = job.outer * plane
     if whole:
         widen = max(<Py_ssize_t>1, min(repeats(plane, most), (stop - at) // plane))
         step = widen * plane
-        if job.weight == NULL and step >= 16 and stop - at >= TURN * step:
+        if weight == NULL and step >= 16 and stop - at >= TURN * step:
             lead = (-<size_t>(<real*>out.y + at) & 63) // sizeof(real)
-    line.w = NULL if job.weight == NULL else <const void*>wr
+    line.w = NULL if weight == NULL else <const void*>wr
     while begin < end:
         channels = end - begin if whole or run == 1 else min(end - begin, most // run)
         width = widen * channels * run
@@ -355,10 +374,8 @@ cdef void map_columns(
                 j = min(most, n - k)
                 y = room(out, i + k, j, x)
                 of = from_column(&line, k, x)
-                if job.weight != NULL:
-                    weights_of_row(job.weight + i // plane * run, min(channels, j), run, j, wj)
-                    for v in range(j):
-                        wr[v] = <real>(wj[v] / job.unit)
+                if weight != NULL:
+                    weights_of_line(weight + i // plane * run, 1.0 / job.unit, min(channels, j), run, j, wr)
                 if job.dy != NULL:
                     gradient_columns(<const real*>job.dy + i + k, x + i + k, y, j, &of, job.act)
                 elif job.finite:

@@ -6,8 +6,9 @@
 # rounding error eps n_b d^2 is at most 4 eps times the n n_b / (n + n_b) d^2 that the merge adds to m2 anyway, as long
 # as n_b <= 3 n. So the first block is small, and every next one three times what was before it.
 #
-# Uses Block, FETCH_COLUMNS, columns_of, gather, spread, values_of, width_of, zero (channel_columns).
-# Gives Parts, block_moments, careful_sums, centered_sums, weights_of_row.
+# Uses Block, FETCH_COLUMNS, columns_of, gather, spread, values_of, width_of, zero (channel_columns), recenter,
+# weighted_moments (channel_weighted).
+# Gives Parts, block_moments, careful_moments, careful_sums, centered_sums, weights_of_row.
 
 cdef enum:
     TOGETHER = 32   # rows whose sums are made for themselves before they are added: rounding grows with both numbers
