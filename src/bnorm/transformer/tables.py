@@ -20,8 +20,6 @@ from bnorm.transformer.blocks import WHO as WHO
 from bnorm.transformer.blocks import Blocks
 
 PIECE = 1 << 20  # bytes of a table that is copied or widened piece by piece: they stay in the cache
-ROWS, LEAST = 1 << 16, 1 << 10  # of a piece of rows that fade, at most and at least,
-STEEP = 10.0  # and half-lives of it: so far its first row still counts beside the last
 SPAN = 1 << 10  # rows whose weights are computed one by one
 DEEP, SHALLOW = 1000.0, 300.0  # half-lives: see `faded`
 
@@ -128,12 +126,13 @@ def faded(x: ndarray | Columns, weight: ndarray | None, halflife: float, ddof: i
     near = slice(n - int(min(n, DEEP * halflife + 1)), n)
     f = _fading(n - near.start, halflife, x)
     w = f if weight is None else f * weight[near]
-    size = len(w) if type(x) is not ndarray else int(min(ROWS, _dense_rows(x), max(LEAST, STEEP * halflife)))
-    pieces = _weighted(x[near], w, size)
-    parts = merged(pieces)
-    seen = _seen(x, weight, near.start, near.start == 0 and _complete(w, size, pieces))
+    parts = None if near.start else _complete(x, w, weight)
+    if parts is None:
+        parts, seen = _weighted(x[near], w), _seen(x, weight, near.start)
+    else:
+        seen = np.zeros(x.shape[1], like=x) + (n if weight is None else weight.sum())
     last = np.zeros(seen.shape, like=seen)
-    pairs = _pairs(x[near], w, f, size, parts, seen) if ddof else np.zeros(seen.shape, like=seen)
+    pairs = _pairs(x[near], w, f, parts, seen) if ddof else np.zeros(seen.shape, like=seen)
     lost = moved((parts[0] < 2.0**-SHALLOW) & (seen > 0), ndarray)
     for c in np.flatnonzero(lost).tolist():
         there = ~np.isnan(x[:, c]) if weight is None else ~np.isnan(x[:, c]) & (weight > 0)
@@ -155,22 +154,18 @@ def _fading(n: int, halflife: float, like: Any) -> ndarray:
     return weights
 
 
-def _weighted(x: ndarray, w: ndarray, size: int) -> list[ndarray]:
-    """Moments of rows with weights of their own, `size` at a time."""
-    return [_moments(x[rows], w[rows]) for rows in _pieces(x, size)]
+def _weighted(x: ndarray, w: ndarray, skipna: bool = True) -> ndarray:
+    """Moments of rows with weights of their own."""
+    return merged([_moments(x[rows], w[rows], skipna) for rows in _dense_pieces(x)])
 
 
-def _complete(w: ndarray, size: int, parts: list[ndarray]) -> bool:
-    """Whether it is plain that no value is missing: every piece of so many rows counts as much as its rows weigh.
-
-    It is not where the lightest row of a piece weighs too little to be missed.
-    """
-    numbers = BACKENDS[type(w)].numbers
-    for rows, of in zip(_pieces(w, size), parts, strict=True):
-        lowest, total, least = numbers(w[rows].min(), w[rows].sum(), of[0].min())
-        if not (lowest > 1e-9 * total and least > total * (1 - 1e-10)):
-            return False
-    return True
+def _complete(x: ndarray, w: ndarray, weight: ndarray | None) -> ndarray | None:
+    """Moments of rows that weigh w; None where a value is missing, or may be missing in a row that has faded away."""
+    parts = _weighted(x, w, skipna=False)
+    lost: Any = 0.0 if weight is None else np.count_nonzero(weight) - np.count_nonzero(w)
+    with np.errstate(all="ignore"):
+        shown, faint = BACKENDS[type(parts)].numbers(_dot(parts[1], parts[2]), np.asarray(lost, like=parts))
+    return parts if isfinite(shown) and not faint else None
 
 
 def merged(parts: list[ndarray]) -> ndarray:
@@ -181,29 +176,22 @@ def merged(parts: list[ndarray]) -> ndarray:
     return together if type(together) is not ndarray else together.copy()
 
 
-def _seen(x: ndarray, weight: ndarray | None, near: int, complete: bool) -> ndarray:
-    """How much there is of each feature before fading. Infinity in rows too old to weigh anything is refused here.
-
-    complete: it is plain that no value is missing.
-    """
-    if complete:
-        none = np.zeros(x.shape[1], like=x)
-        counts: ndarray = none + (len(x) if weight is None else weight.sum())
-        return counts
+def _seen(x: ndarray, weight: ndarray | None, near: int) -> ndarray:
+    """How much there is of each feature before fading. Infinity in rows too old to weigh anything is refused here."""
     counted: Any = whole(x, weight)
     if near:
         refuse_infinity_in(counted, x, weight)
     return counted[0]  # type: ignore[no-any-return]
 
 
-def _pairs(x: ndarray, w: ndarray, f: ndarray, size: int, parts: ndarray, seen: ndarray) -> ndarray:
+def _pairs(x: ndarray, w: ndarray, f: ndarray, parts: ndarray, seen: ndarray) -> ndarray:
     """The square of the sum of all weights less the sum of their squares, of each feature.
 
     A row of sample weight s stands for s values that have faded to f. Where one row outweighs the others by far, the
     difference would cancel, and products of weights are added up instead.
     """
     count = parts[0]
-    pairs: ndarray = count * count - merged(_weighted(x, w * f, size))[0]
+    pairs: ndarray = count * count - _weighted(x, w * f)[0]
     cancelled = moved((np.abs(pairs) < 1e-3 * count * count) & (seen > 0), ndarray)
     for c in np.flatnonzero(cancelled).tolist():
         there = ~np.isnan(x[:, c])
@@ -290,11 +278,11 @@ def _dense_pieces(x: ndarray) -> list[slice]:
     return _pieces(x, _dense_rows(x))
 
 
-def _moments(x: ndarray, weight: ndarray | None) -> ndarray:
+def _moments(x: ndarray, weight: ndarray | None, skipna: bool = True) -> ndarray:
     """(4, C): count, mean, m2, low of the values that are not NaN."""
     block, layout = view.channels(x, 1)
     w = None if weight is None else view.weights(weight, layout)
-    parts: ndarray = BACKENDS[type(x)].moments(block, w, True)
+    parts: ndarray = BACKENDS[type(x)].moments(block, w, skipna)
     return parts
 
 

@@ -7,17 +7,23 @@
 # Gives block_sums, products_beyond_float.
 
 
+cdef inline real product(real g, real t, bint weighted) noexcept nogil:
+    """g t; with weights 0 where g is, whatever t is."""
+    return 0 if weighted and g == 0 else g * t
+
+
 cdef inline void four_pairs(
-    const real* dy, const real* x, Py_ssize_t stride, real h, real* sum, real* dot
+    const real* dy, const real* x, Py_ssize_t stride, real h, bint weighted, real* sum, real* dot
 ) noexcept nogil:
     """sum dy and sum dy (x - h) down four rows."""
     cdef real g0 = dy[0], g1 = dy[stride], g2 = dy[2 * stride], g3 = dy[3 * stride]
     sum[0] = (g0 + g1) + (g2 + g3)
-    dot[0] = (g0 * (x[0] - h) + g1 * (x[stride] - h)) + (g2 * (x[2 * stride] - h) + g3 * (x[3 * stride] - h))
+    dot[0] = (product(g0, x[0] - h, weighted) + product(g1, x[stride] - h, weighted)) + (
+        product(g2, x[2 * stride] - h, weighted) + product(g3, x[3 * stride] - h, weighted))
 
 
 cdef inline void pair_sums(
-    const real* dy, const real* x, const Block* b, const real* h, double* s, double* d
+    const real* dy, const real* x, const Block* b, const real* h, bint weighted, double* s, double* d
 ) noexcept nogil:
     """s += sum dy, d += sum dy (x - h) per column: eight rows at a time, then four, then one."""
     cdef Py_ssize_t j, k, end, at, r = 0, rows = b.rows, stride = b.stride, width = width_of(b)
@@ -31,8 +37,8 @@ cdef inline void pair_sums(
                 bn_fetch(b.ahead, 8 * (end - k) * sizeof(real))
             for j in range(k, end):
                 at = r * stride + j
-                four_pairs(dy + at, x + at, stride, h[j], &sum, &dot)
-                four_pairs(dy + at + 4 * stride, x + at + 4 * stride, stride, h[j], &more, &more_dot)
+                four_pairs(dy + at, x + at, stride, h[j], weighted, &sum, &dot)
+                four_pairs(dy + at + 4 * stride, x + at + 4 * stride, stride, h[j], weighted, &more, &more_dot)
                 s[j] += <double>(sum + more)
                 d[j] += <double>(dot + more_dot)
             k = end
@@ -40,7 +46,7 @@ cdef inline void pair_sums(
     if r + 4 <= rows:
         for j in range(width):
             at = r * stride + j
-            four_pairs(dy + at, x + at, stride, h[j], &sum, &dot)
+            four_pairs(dy + at, x + at, stride, h[j], weighted, &sum, &dot)
             s[j] += <double>sum
             d[j] += <double>dot
         r += 4
@@ -48,7 +54,7 @@ cdef inline void pair_sums(
         for j in range(width if r < rows else b.extra):
             at = r * stride + j
             s[j] += <double>dy[at]
-            d[j] += <double>(dy[at] * (x[at] - h[j]))
+            d[j] += <double>product(dy[at], x[at] - h[j], weighted)
         r += 1
 
 
@@ -65,7 +71,7 @@ cdef inline void pulled_row(
         t = x[j] - h[j]
         g = dy[j] if act.kind == BN_IDENTITY else pulled(act, t * scale[j] + shift[j], dy[j])
         s[j] += <double>g
-        d[j] += <double>(0 if weighted and g == 0 else g * t)
+        d[j] += <double>product(g, t, weighted)
 
 
 cdef inline void pulled_pair_sums(
@@ -123,14 +129,6 @@ cdef inline bint products_beyond_float(
     return bad != 0
 
 
-cdef inline bint all_finite(Py_ssize_t n, const double* values) noexcept nogil:
-    cdef Py_ssize_t i
-    cdef int bad = 0
-    for i in range(n):
-        bad |= not (fabs(values[i]) < INFINITY)
-    return bad == 0
-
-
 cdef void block_sums(
     const real* dy, const real* x, const Block* b, const Columns* channels, Activation act, double* sums, double* dots
 ) noexcept nogil:
@@ -138,7 +136,6 @@ cdef void block_sums(
     cdef real[WIDE] high, scale, shift
     cdef double[WIDE] s, d
     cdef Columns of
-    cdef Block again = b[0]
     cdef Py_ssize_t c
     of.h = columns_of(<const real*>channels.h, b, high)
     of.scale = NULL
@@ -149,17 +146,12 @@ cdef void block_sums(
         of.scale = columns_of(<const real*>channels.scale, b, scale)
         of.shift = columns_of(<const real*>channels.shift, b, shift)
         pulled_pair_sums(dy, x, b, &of, act, b.w != NULL, s, d)
+    elif b.w != NULL:
+        pair_sums(dy, x, b, <const real*>of.h, True, s, d)
     else:
-        pair_sums(dy, x, b, <const real*>of.h, s, d)
+        pair_sums(dy, x, b, <const real*>of.h, False, s, d)
     gather(s, b)
     gather(d, b)
-    if b.w != NULL and act.kind == BN_IDENTITY and not all_finite(b.channels, d):   # dy of 0, perhaps, times NaN
-        again.ahead = NULL
-        zero(s, width_of(b))
-        zero(d, width_of(b))
-        pulled_pair_sums(dy, x, &again, &of, act, True, s, d)
-        gather(s, b)
-        gather(d, b)
     if real is float and products_beyond_float(b.channels, <double>b.rows * b.widen * b.run, s, d):
         careful_pair_sums(dy, x, b, &of, act, b.w != NULL, s, d)
         gather(s, b)

@@ -192,7 +192,9 @@ cdef inline bint recenter(
     return moved
 
 
-cdef inline void weighted_sums(const real* x, const Block* b, const double* center, double* s, double* q) noexcept nogil:
+cdef inline void weighted_sums(
+    const real* x, const Block* b, const double* center, double* s, double* q
+) noexcept nogil:
     """Per channel s = sum w (x - center), q = sum w (x - center)^2; room for all columns."""
     cdef double[WIDE] columns
     zero(s, width_of(b))
@@ -219,16 +221,15 @@ cdef void weighted_moments(const real* x, const Block* b, bint skipna, Parts to)
         return
     while b.w[p] == 0.0:
         p += 1
-    x += p // row * b.stride + p % row // b.run * b.channels * b.run + p % b.run
-    for c in range(b.channels):
-        center[c] = x[c * b.run] if to.n[c] == 0.0 else to.mean[c] + to.low[c]
-    x -= p // row * b.stride + p % row // b.run * b.channels * b.run + p % b.run
+    p = p // row * b.stride + p % row // b.run * b.channels * b.run + p % b.run
+    for c in range(b.channels):     # the first value that counts, where there is no mean yet
+        center[c] = x[p + c * b.run] if to.n[c] == 0.0 else to.mean[c] + to.low[c]
     weighted_sums(x, b, center, s, q)
     if recenter(b.channels, &count, 0, s, q, to.n, center):
         weighted_sums(x, &again, center, s, q)
     for c in range(b.channels):
-        careful |= not (q[c] < INFINITY)
-    if careful:
+        careful |= q[c] != q[c]
+    if skipna and careful:
         careful_moments(x, &again, skipna, to)
     else:
         bn_add_blocks(b.channels, count, center, s, q, to.n, to.mean, to.m2, to.low)
