@@ -238,7 +238,6 @@ def test_a_table_is_one_piece_on_a_device(cupy, monkeypatch, nan, weighted):
     x = table(100, nan=nan)
     w = np.linspace(1, 2, 100) if weighted else None
     host = BatchNormTransformer(halflife=5.0, ddof=1).partial_fit(x, sample_weight=w)
-    monkeypatch.setattr(tables, "ROWS", 8)
     monkeypatch.setattr(tables, "PIECE", 64)
     device, a = BatchNormTransformer(halflife=5.0, ddof=1), cupy.asarray(x)
     weight = None if w is None else cupy.asarray(w)

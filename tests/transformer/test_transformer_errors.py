@@ -97,8 +97,8 @@ def test_failed_calls_leave_no_trace(parameters):
 
 def test_failed_pieces_leave_no_trace(monkeypatch):
     """Of a batch that is taken in step by step, too."""
-    monkeypatch.setattr(tables, "ROWS", 8)
-    x = table(40)
+    x = table(80)[::2]  # rows apart are copied, a piece at a time
+    monkeypatch.setattr(tables, "PIECE", 8 * x.shape[1] * x.itemsize)
     t = BatchNormTransformer(halflife=3.0).fit(x)
     kept = state_of(t)
     x[39, 1] = np.inf
@@ -112,8 +112,8 @@ def test_failed_pieces_leave_no_trace(monkeypatch):
 
 
 def test_interrupted_pieces_leave_no_trace(monkeypatch):
-    monkeypatch.setattr(tables, "ROWS", 8)
-    x = table(40)
+    x = table(80)[::2]  # rows apart are copied, a piece at a time
+    monkeypatch.setattr(tables, "PIECE", 8 * x.shape[1] * x.itemsize)
     t = BatchNormTransformer(halflife=3.0).fit(x)
     kept, moments, calls = state_of(t), tables._moments, []
 
