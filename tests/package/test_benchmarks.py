@@ -47,6 +47,7 @@ KINDS = {
     "numpy": [*NETS, "scaler"],
     "torch": NETS,
     "sklearn": ["scaler"],
+    "intelex": ["scaler"],
     "river": ["scaler"],
     "jax": NETS,
 }
