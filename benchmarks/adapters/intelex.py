@@ -14,7 +14,7 @@ WANTED = ["mean", "variance"]
 
 
 class Scaler(Adapter):
-    tolerance = {"float32": 5e-3, "float64": 1e-9}  # noqa: RUF012
+    tolerance = {"float32": 1e-3, "float64": 1e-9}  # noqa: RUF012
 
     def __init__(self, data: Data) -> None:
         self.x = data.x

@@ -50,6 +50,7 @@ KINDS = {
     "intelex": ["scaler"],
     "river": ["scaler"],
     "jax": NETS,
+    "torch_compiled": [],  # half a minute to compile
 }
 
 
