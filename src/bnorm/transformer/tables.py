@@ -162,10 +162,12 @@ def _weighted(x: ndarray, w: ndarray, skipna: bool = True) -> ndarray:
 def _complete(x: ndarray, w: ndarray, weight: ndarray | None) -> ndarray | None:
     """Moments of rows that weigh w; None where a value is missing, or may be missing in a row that has faded away."""
     parts = _weighted(x, w, skipna=False)
-    lost: Any = 0.0 if weight is None else np.count_nonzero(weight) - np.count_nonzero(w)
     with np.errstate(all="ignore"):
-        shown, faint = BACKENDS[type(parts)].numbers(_dot(parts[1], parts[2]), np.asarray(lost, like=parts))
-    return parts if isfinite(shown) and not faint else None
+        some: list[Any] = [_dot(parts[1], parts[2])]
+    if weight is not None:
+        some.append(np.count_nonzero(weight) - np.count_nonzero(w))
+    shown, *gone = BACKENDS[type(parts)].numbers(*some)
+    return parts if isfinite(shown) and not any(gone) else None
 
 
 def merged(parts: list[ndarray]) -> ndarray:
