@@ -149,7 +149,7 @@ def _fading(n: int, halflife: float, like: Any) -> ndarray:
     """The weights of n rows that fade, the last of which weighs 1: products of what a long and a short time leave."""
     short = min(n, SPAN)
     ages = (np.arange(m - 1, -1, -1.0, like=like) for m in (short, -(-n // short)))
-    of_short, of_long = (np.exp2(age * (-step / halflife)) for age, step in zip(ages, (1, short), strict=True))
+    of_short, of_long = (np.exp2(age * step / -halflife) for age, step in zip(ages, (1, short), strict=True))
     weights: ndarray = (of_long[:, None] * of_short).reshape(-1)[-n:]
     return weights
 
