@@ -88,8 +88,8 @@ class Layer:
         self._kind: Any = devices.arrays_on(who, device)  # the type of all arrays here
         self._device = device
         self._training = True
-        self._gamma = Parameter(self._new(shape, 1)) if self._affine else None
-        self._beta = Parameter(self._new(shape, 0)) if self._affine and self._bias else None
+        self._gamma = Parameter.holding(self._new(shape, 1)) if self._affine else None
+        self._beta = Parameter.holding(self._new(shape, 0)) if self._affine and self._bias else None
         self._saved: Saved | None = None
 
     def __call__(self, x: Any, *args: Any, **options: Any) -> ndarray:
@@ -245,8 +245,9 @@ class Layer:
 
     def _new(self, shape: tuple[int, ...], value: float) -> ndarray:
         """An array of this layer, on its device."""
-        new: ndarray = moved(np.full(shape, value, self._dtype), self._kind)
-        return new
+        new = np.empty(shape, self._dtype)
+        new.fill(value)
+        return moved(new, self._kind)  # type: ignore[no-any-return]
 
     def _taken(self, x: Any) -> ndarray:
         """x as an array that the kernels take: on this layer's device, but where it has no arrays, on any."""

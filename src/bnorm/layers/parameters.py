@@ -46,6 +46,13 @@ class Parameter(NDArrayOperatorsMixin):
         self._data, self._grad = a, np.zeros_like(a)
         self.requires_grad = checks.flag("Parameter", "requires_grad", requires_grad)
 
+    @classmethod
+    def holding(cls, data: ndarray) -> "Parameter":
+        """Of an array that a layer has just made: nothing of it needs a check."""
+        made = cls.__new__(cls)
+        made._data, made._grad, made.requires_grad = data, np.zeros_like(data), True
+        return made
+
     @property
     def data(self) -> ndarray:
         """The array itself."""

@@ -97,6 +97,7 @@ cdef inline size_t vector_size(const Job* job) noexcept nogil:
 cdef inline void folded(Job* job, char* memory) noexcept nogil:
     """Where the numbers of the channels go in the type of x: three vectors of the forward, and three of a gradient."""
     cdef size_t size = vector_size(job)
+    memory += -<size_t>memory & 63      # scratch has so many bytes more: no vector of numbers lies in two cache lines
     job.high = memory
     job.scale = memory + size
     job.shift = memory + 2 * size
