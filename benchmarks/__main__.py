@@ -55,6 +55,7 @@ def main() -> None:
     threads = [options.threads] if options.threads else [every] if options.quick else sorted({1, every})
     dtypes = [options.dtype] if options.dtype else DTYPES[:1] if options.quick else DTYPES
     names = [name for name in adapters.NAMES if not options.only or name in (adapters.OURS, *options.only)]
+    names = [name for name in names if not options.quick or name not in adapters.SLOW]
     results = run(cases, dtypes, threads, every, names, QUICK if options.quick else FULL, grow=not part)
     print(table.brief(results) if options.quick else table.full(results))
     if options.save:

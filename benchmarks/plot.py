@@ -11,7 +11,15 @@ from .text import geometric_mean
 Row = dict[str, Any]
 Results = dict[str, Any]
 MARKS = dict(forward="o", inference="s", backward="v", fit="o", partial_fit="D", transform="s", inverse="v")
-COLOURS = {"NumPy": "gray", "PyTorch": "tab:red", "scikit-learn": "tab:blue", "River": "tab:green", "JAX": "tab:orange"}
+COLOURS = {
+    "NumPy": "gray",
+    "PyTorch": "tab:red",
+    "torch.compile": "tab:pink",
+    "scikit-learn": "tab:blue",
+    "sklearnex": "tab:cyan",
+    "River": "tab:green",
+    "JAX": "tab:orange",
+}
 
 
 def draw_all(all_results: Mapping[str, Results], folder: Path) -> None:

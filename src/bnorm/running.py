@@ -20,7 +20,7 @@ from bnorm.kernels.rule import Rule
 
 AVERAGE, POOL, FADE = range(3)  # as in formulas.h
 BATCHES, SKIPPED, ROWS, UNCOUNTED = range(4)  # what `counters` counts: see Statistics
-LATER = 256  # batches on a device whose flags are kept until somebody asks for them; then they are counted, there
+LATER = 256  # batches on a device whose flags wait to be read; then they are counted, on the device
 LOG2 = float(np.log(2.0))
 
 
@@ -226,7 +226,7 @@ class Statistics:
     def note(self, left: Any) -> int:
         """The channels that a batch left alone: their number, or 0 where a device has to be asked for it.
 
-        A device tells by flags, one per channel, at which nobody looks while batches go on, as the host would have to
+        A device tells by flags, one per channel, which are not read while batches go on, as the host would have to
         wait for each of them: `look` does.
         """
         return left if isinstance(left, int) else self._keep(left.flags)

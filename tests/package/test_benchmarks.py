@@ -47,8 +47,10 @@ KINDS = {
     "numpy": [*NETS, "scaler"],
     "torch": NETS,
     "sklearn": ["scaler"],
+    "intelex": ["scaler"],
     "river": ["scaler"],
     "jax": NETS,
+    "torch_compiled": [],  # half a minute to compile
 }
 
 

@@ -24,7 +24,7 @@ class Shared:
     """In place of the kernels, for one forward in training and its backward: their passes over the batch of all ranks.
 
     `forward`, `settle` and `backward` are those of the kernels; whatever else these have, it has too. Every call is
-    made within a `turn`, so that an error on one rank, be it before the kernels are reached, is one on all.
+    made within a `turn`, so that an error on one rank, even before the kernels are reached, is one on all.
     settings: what has to be the same on all ranks, or their statistics would not be.
     """
 

@@ -94,7 +94,7 @@ def _move(
 
     nonfinite, the last of the rule, says what to do with a channel whose new statistics are not finite in the type of
     the arrays. "skip" leaves it alone, "raise" raises before anything changes, "propagate" lets it in. A channel
-    without values stays as it is, but for its weight in an average.
+    without values does not change, except for its weight in an average.
     """
     mode, mean, var, low, seen_, weight, pairs_, last_, counters, momentum, halflife, ddof, whole, nonfinite = rule
     count = parts[0]

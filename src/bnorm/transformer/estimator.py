@@ -77,7 +77,7 @@ class BatchNormTransformer(
     history : int or None, default=None
         How many moments of the stream to keep in `history_`, 2 or more, for `bnorm.plot.RunningStatsDisplay`. `fit` and
         `partial_fit` add one each; when there are too many, every second goes, and from then on every second batch is
-        recorded. Pickles keep the record, clones begin their own, and `merge` leaves it as it is.
+        recorded. Pickles keep the record, clones begin their own, and `merge` does not change it.
 
     Attributes
     ----------
@@ -254,7 +254,7 @@ class BatchNormTransformer(
         Parameters
         ----------
         other : BatchNormTransformer
-            Fitted on the same features, with the same halflife and ddof. It stays as it is.
+            Fitted on the same features, with the same halflife and ddof. It is not changed.
 
         Returns
         -------

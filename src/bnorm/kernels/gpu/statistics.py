@@ -25,7 +25,7 @@ MOVE = STATISTICS_JOB.packer(
 
 
 class LeftAlone:
-    """How many channels were left alone, an int to whoever looks: only then does the host wait for the device."""
+    """How many channels were left alone. It can be used as an int, and only then does the host wait for the device."""
 
     __slots__ = ("flags",)
 
