@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import gc
 from importlib.util import find_spec
 
 if find_spec("hypothesis"):
@@ -9,3 +10,9 @@ if find_spec("hypothesis"):
     # new ones: pytest --hypothesis-profile=default
     settings.register_profile("bnorm", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("bnorm")
+
+
+def pytest_collection_finish():
+    """What was collected stays to the end: garbage collection, which some tests ask for, need not look through it."""
+    gc.collect()
+    gc.freeze()

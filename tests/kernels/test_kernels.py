@@ -1,13 +1,16 @@
-"""Every compiled kernel against the reference, over every case and type, and in place."""
+"""Every kernel of every backend against the reference, over every case and type, and in place."""
 
 import inspect
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
 
-from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu, reference
-from cases import CASES
+import gpu_rows
+from backends import CUDA_RUNS, SLOPES, SWITCH, each_backend, on_backends, parametrized
+from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu, gpu, reference
+from cases import CASES, DTYPES
 from compare import assert_close, assert_same, sum_error
 from kernel_checks import (
     as_block,
@@ -16,7 +19,6 @@ from kernel_checks import (
     assert_moments,
     assert_rows,
     away_from_zero,
-    both,
     channel,
     every_case,
     every_dtype,
@@ -30,27 +32,26 @@ from kernel_checks import (
 NAMES = [name for name, f in inspect.getmembers(reference, inspect.isfunction) if not name.startswith("_")]
 
 
+@pytest.mark.parametrize("kernels", [cpu, gpu], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("name", NAMES)
-def test_signatures_are_those_of_the_reference(name):
+def test_signatures_are_those_of_the_reference(name, kernels):
     def shape(function):
         parameters = inspect.signature(function).parameters.values()
         return [(p.name, p.default, p.kind) for p in parameters]
 
-    assert shape(getattr(cpu, name)) == shape(getattr(reference, name))
+    assert shape(getattr(kernels, name)) == shape(getattr(reference, name))
 
 
 # The pieces --------------------------------------------------------------------------------------------------------
 
 
-@on_off("weighted", "skipna")
-@every_dtype
-@every_case
-def test_moments(case, dtype, weighted, skipna):
+@on_backends(weighted=SWITCH, skipna=SWITCH, plain=True)
+def test_moments(backend, case, dtype, weighted, skipna):
     p = problem(case, dtype)
     x = p.x.copy()
     if skipna:
         x[np.random.default_rng(0).random(x.shape) < 0.2] = np.nan
-    got, want = both("moments", x, p.weight if weighted else None, skipna)
+    got, want = backend.both("moments", x, p.weight if weighted else None, skipna)
     assert_moments(got, want, dtype, weighted, case=case.name, skipna=skipna)
 
 
@@ -61,42 +62,34 @@ def some_statistics(case, dtype):
     return p, stats_of(mean, p.gamma * 1.5, p.beta)
 
 
-@every_slope
-@every_dtype
-@every_case
-def test_normalize(case, dtype, slope):
+@on_backends(slope=SLOPES)
+def test_normalize(backend, case, dtype, slope):
     p, stats = some_statistics(case, dtype)
     mean, _, _, scale, shift = stats
-    got, want = both("normalize", p.x, stats, slope)
+    got, want = backend.both("normalize", p.x, stats, slope)
     terms = (as_block(p.x) - channel(mean)) * channel(scale), channel(shift)
     allowed = map_error(dtype, as_block(want), *terms).reshape(p.x.shape)
     assert got.dtype == p.x.dtype
     assert_close(got, want, allowed, case=case.name, dtype=dtype, slope=slope)
 
 
-@every_slope
-@on_off("weighted")
-@every_dtype
-@every_case
-def test_grad_moments(case, dtype, slope, weighted):
+@on_backends(weighted=SWITCH, slope=SLOPES)
+def test_grad_moments(backend, case, dtype, slope, weighted):
     p, stats = some_statistics(case, dtype)
     dy = away_from_zero(p.dy, p.x, dtype, stats)
-    got, want = both("grad_moments", dy, p.x, stats, p.weight if weighted else None, slope)
+    got, want = backend.both("grad_moments", dy, p.x, stats, p.weight if weighted else None, slope)
     wide_dy, t = as_block(dy), as_block(p.x) - channel(stats[0])
     for g, w, terms in zip(got, want, (wide_dy, wide_dy * t), strict=True):
         assert_close(g, w, sum_error(dtype, terms, (0, 2)), case=case.name, dtype=dtype, slope=slope)
 
 
-@every_slope
-@on_off("weighted")
-@every_dtype
-@every_case
-def test_grad_input(case, dtype, slope, weighted):
+@on_backends(weighted=SWITCH, slope=SLOPES)
+def test_grad_input(backend, case, dtype, slope, weighted):
     p, stats = some_statistics(case, dtype)
     dy = away_from_zero(p.dy, p.x, dtype, stats)
     coefficients = np.random.default_rng(4).standard_normal((3, case.num_channels))
     a, b, c = coefficients
-    got, want = both("grad_input", dy, p.x, stats, coefficients, p.weight if weighted else None, slope)
+    got, want = backend.both("grad_input", dy, p.x, stats, coefficients, p.weight if weighted else None, slope)
     w = p.weight[:, None] if weighted else 1.0
     terms = as_block(dy), w * channel(b) * (as_block(p.x) - channel(stats[0])), w * channel(c)
     allowed = map_error(dtype, as_block(want), *(channel(a) * term for term in terms)).reshape(p.x.shape)
@@ -107,56 +100,52 @@ def test_grad_input(case, dtype, slope, weighted):
 # Batch norm ---------------------------------------------------------------------------------------------------------
 
 
-@every_slope
-@on_off("weighted")
-@every_dtype
-@every_case
-def test_forward(case, dtype, weighted, slope):
+@on_backends(weighted=SWITCH, slope=SLOPES, plain=True)
+def test_forward(backend, case, dtype, weighted, slope):
     p = problem(case, dtype)
     options = {"weight": p.weight} if weighted else {}
-    got, want = both("forward", p.x, p.gamma, p.beta, 1e-5, slope=slope, **options)
+    got, want = backend.both("forward", p.x, p.gamma, p.beta, 1e-5, slope=slope, **options)
+    if backend.name != "cpu" and weighted and not case.num_channels:
+        want = *want[:2], 0.0, want[3]  # nothing is launched, and so no weight is seen
     assert_forward(got, want, p, dtype, weighted, case=case.name, slope=slope)
 
 
-@on_off("scaled", "shifted", "given")
-@every_dtype
-def test_forward_without_gamma_or_beta(dtype, scaled, shifted, given):
+@each_backend(dtype=DTYPES, scaled=SWITCH, shifted=SWITCH, given=SWITCH)
+def test_forward_without_gamma_or_beta(backend, dtype, scaled, shifted, given):
     p = problem(CASES[0], dtype)
     statistics = (p.beta, p.gamma**2) if given else ()
-    got, want = both("forward", p.x, p.gamma if scaled else None, p.beta if shifted else None, 1e-5, *statistics)
+    vectors = p.gamma if scaled else None, p.beta if shifted else None
+    got, want = backend.both("forward", p.x, *vectors, 1e-5, *statistics)
     assert_forward(got, want, p, dtype, False, scaled=scaled, shifted=shifted, given=given)
 
 
-@every_slope
-@every_dtype
-@every_case
-def test_inference(case, dtype, slope):
+@on_backends(slope=SLOPES)
+def test_inference(backend, case, dtype, slope):
     p = problem(case, dtype)
     mean, var = reference.moments(p.x)[1] + 0.5, np.linspace(0.5, 2.0, case.num_channels)
-    got, want = both("forward", p.x, p.gamma, p.beta, 1e-5, mean, var, slope=slope, weight=p.weight)
+    got, want = backend.both("forward", p.x, p.gamma, p.beta, 1e-5, mean, var, slope=slope, weight=p.weight)
     assert_forward(got, want, p, dtype, False, case=case.name, slope=slope)
 
 
-@every_slope
-@on_off("weighted", "frozen")
-@every_dtype
-@every_case
-def test_backward(case, dtype, weighted, slope, frozen):
+@on_backends(weighted=SWITCH, slope=SLOPES, frozen=SWITCH, plain=True)
+def test_backward(backend, case, dtype, weighted, slope, frozen):
     p = problem(case, dtype)
     weight = p.weight if weighted else None
     _, stats, count, _ = reference.forward(p.x, p.gamma, p.beta, 1e-5, weight=weight)
     dy = away_from_zero(p.dy, p.x, dtype, stats)
-    got, want = both("backward", dy, p.x, stats, count, weight, slope, frozen)
+    given = np.array(count) if weighted and backend.name != "cpu" else count  # CUDA has the sum of weights there
+    got, want = backend.both("backward", dy, p.x, stats, given, weight, slope, frozen)
     assert_backward(got, want, dy, p.x, stats, count, weight, frozen, dtype, case=case.name, slope=slope)
 
 
-def test_backward_without_params():
+@each_backend()
+def test_backward_without_params(backend):
     p = problem(CASES[0], "float32")
-    _, stats, count, _ = cpu.forward(p.x, p.gamma, p.beta, 1e-5)
+    _, stats, count, _ = backend("forward", p.x, p.gamma, p.beta, 1e-5)
     for frozen in (False, True):
-        dx, dgamma, dbeta = cpu.backward(p.dy, p.x, stats, count, frozen=frozen, params=False)
+        dx, dgamma, dbeta = backend("backward", p.dy, p.x, stats, count, frozen=frozen, params=False)
         assert dgamma is None and dbeta is None
-        assert_same(dx, cpu.backward(p.dy, p.x, stats, count, frozen=frozen)[0], frozen=frozen)
+        assert_same(dx, backend("backward", p.dy, p.x, stats, count, frozen=frozen)[0], frozen=frozen)
 
 
 # Rows ---------------------------------------------------------------------------------------------------------------
@@ -189,22 +178,25 @@ ROWS = [  # (N, G, K, L)
     (3, 2, 2, 0),
     (3, 0, 0, 5),
 ]
+SETTINGS = [False, True], [VARIANCE, MEAN_SQUARE], SLOPES
+ROW_RUNS = {
+    "cpu": list(product(dict.fromkeys([*ROWS, *gpu_rows.SHAPES]), DTYPES, *SETTINGS)),
+    "emulator": [(*run, *variant) for run, variant in product(gpu_rows.RUNS, gpu_rows.VARIANTS)],
+}
 
 
-@every_slope
-@every_rule
-@on_off("affine")
-@every_dtype
-@pytest.mark.parametrize("shape", ROWS, ids=str)
-def test_rows(shape, dtype, affine, rule, slope):
+@parametrized(["shape", "dtype", "affine", "rule", "slope"], ROW_RUNS | {"device": ROW_RUNS["emulator"]})
+def test_rows(backend, shape, dtype, affine, rule, slope):
+    if backend.name == "emulator":
+        gpu_rows.compiled()
     rng = np.random.default_rng(shape)
     n, g, k, _ = shape
     x = (rng.standard_normal(shape) + 3 * rng.standard_normal((n, g, 1, 1))).astype(dtype)
     dy = rng.standard_normal(shape).astype(dtype)
     gamma, beta = (rng.uniform(0.5, 2, g * k), rng.standard_normal(g * k)) if affine else (None, None)
     tags = {"shape": shape, "dtype": dtype, "affine": affine, "rule": rule, "slope": slope}
-    args, _, want, of_dx = assert_rows(cpu, x, dy, gamma, beta, rule, slope, tags)
-    dx, dgamma, dbeta = cpu.rows_backward(*args, params=False)
+    args, _, want, of_dx = assert_rows(backend, x, dy, gamma, beta, rule, slope, tags)
+    dx, dgamma, dbeta = backend("rows_backward", *args, params=False)
     assert dgamma is None and dbeta is None
     assert_close(dx, want[0], of_dx, what="dx without params", **tags)
 
@@ -240,41 +232,46 @@ def test_a_row_is_its_own(shape, dtype, affine, rule, slope):
 # out ----------------------------------------------------------------------------------------------------------------
 
 
-@every_dtype
-@every_case
-def test_in_place(case, dtype):
+@on_backends(cuda=[run for run in CUDA_RUNS if run[1] == "float32"][::4])
+def test_in_place(backend, case, dtype):
     """out may be x, or dy, and is what is returned; the numbers are those without it."""
-    p = problem(case, dtype)
-    _, stats, count, _ = cpu.forward(p.x, p.gamma, p.beta, 1e-5)
+    p, k = problem(case, dtype), backend.kernels
+    x, dy, gamma, beta, weight = map(backend.up, p)
+    _, stats, count, _ = k.forward(x, gamma, beta, 1e-5)
     mean, var = stats[:2]
     coefficients = stats[2:]
-    rows = p.x.reshape(p.x.shape[0], 1, int(np.prod(p.x.shape[1:])), 1)
-    _, row_mean, row_rstd = cpu.rows_forward(rows, None, None, 1e-5)
     calls = [
-        (0, lambda x, dy, out: cpu.normalize(x, stats, out=out)),
-        (0, lambda x, dy, out: cpu.forward(x, p.gamma, p.beta, 1e-5, out=out)[0]),
-        (0, lambda x, dy, out: cpu.forward(x, p.gamma, p.beta, 1e-5, mean, var, out=out)[0]),
-        (0, lambda x, dy, out: cpu.grad_input(dy, x, stats, coefficients, p.weight, 0.0, out)),
-        (1, lambda x, dy, out: cpu.grad_input(dy, x, stats, coefficients, p.weight, 0.0, out)),
-        (0, lambda x, dy, out: cpu.backward(dy, x, stats, count, slope=0.0, out=out)[0]),
-        (1, lambda x, dy, out: cpu.backward(dy, x, stats, count, slope=0.0, out=out)[0]),
+        (0, lambda x, dy, out: k.normalize(x, stats, out=out)),
+        (0, lambda x, dy, out: k.forward(x, gamma, beta, 1e-5, out=out)[0]),
+        (0, lambda x, dy, out: k.forward(x, gamma, beta, 1e-5, mean, var, out=out)[0]),
+        (0, lambda x, dy, out: k.grad_input(dy, x, stats, coefficients, weight, 0.0, out)),
+        (1, lambda x, dy, out: k.grad_input(dy, x, stats, coefficients, weight, 0.0, out)),
+        (0, lambda x, dy, out: k.backward(dy, x, stats, count, slope=0.0, out=out)[0]),
+        (1, lambda x, dy, out: k.backward(dy, x, stats, count, slope=0.0, out=out)[0]),
     ]
     for i, (which, call) in enumerate(calls):
-        want = call(p.x, p.dy, None)
-        fresh = np.full_like(p.x, np.nan)
-        assert call(p.x, p.dy, fresh) is fresh
-        arrays = p.x.copy(), p.dy.copy()
+        want = backend.down(call(x, dy, None))
+        fresh = backend.up(np.full_like(p.x, np.nan))
+        assert call(x, dy, fresh) is fresh
+        arrays = x.copy(), dy.copy()
         assert call(*arrays, arrays[which]) is arrays[which]
-        assert_same(fresh, want, call=i, case=case.name, dtype=dtype)
-        assert_same(arrays[which], want, call=i, case=case.name, dtype=dtype)
-    dy = p.dy.reshape(rows.shape)
-    want = cpu.rows_forward(rows, None, None, 1e-5)[0]
+        assert_same(backend.down(fresh), want, call=i, case=case.name, dtype=dtype)
+        assert_same(backend.down(arrays[which]), want, call=i, case=case.name, dtype=dtype)
+
+
+@every_dtype
+@every_case
+def test_rows_in_place(case, dtype):
+    p, k = problem(case, dtype), cpu  # of CUDA in tests/gpu/test_gpu_rows.py
+    shape = p.x.shape[0], 1, int(np.prod(p.x.shape[1:])), 1
+    rows, dy = p.x.reshape(shape), p.dy.reshape(shape)
+    want, row_mean, row_rstd = k.rows_forward(rows, None, None, 1e-5)
     x = rows.copy()
-    assert cpu.rows_forward(x, None, None, 1e-5, out=x)[0] is x
+    assert k.rows_forward(x, None, None, 1e-5, out=x)[0] is x
     assert_same(x, want, call="rows_forward", case=case.name, dtype=dtype)
-    want = cpu.rows_backward(dy, rows, row_mean, row_rstd, None, None)[0]
+    want = k.rows_backward(dy, rows, row_mean, row_rstd, None, None)[0]
     for which in (0, 1):
         arrays = dy.copy(), rows.copy()
-        got = cpu.rows_backward(*arrays, row_mean, row_rstd, None, None, out=arrays[which])[0]
+        got = k.rows_backward(*arrays, row_mean, row_rstd, None, None, out=arrays[which])[0]
         assert got is arrays[which]
         assert_same(got, want, call="rows_backward", case=case.name, dtype=dtype)

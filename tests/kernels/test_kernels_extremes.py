@@ -1,9 +1,11 @@
-"""The kernels at the ends: NaN, infinity, nothing to count, constants, sizes and offsets that eat digits."""
+"""The kernels of every backend at the ends: NaN, infinity, no weight, constants, sizes and offsets that eat digits."""
 
 import numpy as np
 import pytest
 
+from backends import at_the_ends
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu, reference
+from cases import DTYPES
 from compare import EPS, assert_close, assert_same, normalized_error
 from kernel_checks import (
     as_block,
@@ -20,10 +22,8 @@ from kernel_checks import (
 from rules import forward, rule
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@every_dtype
-@every_case
-def test_not_finite(case, dtype, bad):
+@at_the_ends(bad=[np.nan, np.inf, -np.inf])
+def test_not_finite(backend, case, dtype, bad):
     """One such value spoils the statistics of its channel, and of no other."""
     p = problem(case, dtype)
     if p.x.size < 2:
@@ -31,29 +31,37 @@ def test_not_finite(case, dtype, bad):
     x = p.x.copy()
     x[tuple(n // 2 for n in x.shape)] = bad
     spoilt = np.arange(case.num_channels) == x.shape[1] // 2
-    got, want = both("moments", x)
+    got, want = backend.both("moments", x)
     assert_same(np.isfinite(got[1]) & np.isfinite(got[2]), ~spoilt, case=case.name, dtype=dtype)
     assert_moments(got[:, ~spoilt], want[:, ~spoilt], dtype, False, case=case.name)
-    (y, stats, _, _), (y_want, *_) = both("forward", x, p.gamma, p.beta, 1e-5)
+    (y, stats, _, _), (y_want, *_) = backend.both("forward", x, p.gamma, p.beta, 1e-5)
     assert np.isnan(np.moveaxis(y, 1, 0)[spoilt]).sum() == np.isnan(np.moveaxis(y_want, 1, 0)[spoilt]).sum()
     assert np.isfinite(stats[:, ~spoilt]).all() and np.isfinite(np.moveaxis(y, 1, 0)[~spoilt]).all()
     _, stats, count, _ = reference.forward(p.x, p.gamma, p.beta, 1e-5)
-    y, want = both("normalize", x, stats, 0.0)
+    y, want = backend.both("normalize", x, stats, 0.0)
     assert_same(np.isnan(y), np.isnan(want), case=case.name, dtype=dtype, bad=bad)
-    dx, want = (kernels.backward(p.dy, x, stats, count, frozen=True)[0] for kernels in (cpu, reference))
+    (dx, *_), (want, *_) = backend.both("backward", p.dy, x, stats, count, frozen=True)
     assert_same(np.isfinite(dx), np.isfinite(want), what="frozen dx", case=case.name, dtype=dtype, bad=bad)
+    if np.isnan(bad):
+        backend("normalize", x, stats, finite=True)
+    else:
+        with pytest.raises(FloatingPointError, match="x holds an infinity"):
+            backend("normalize", x, stats, finite=True)
 
 
-@every_dtype
-@every_case
-def test_no_weight_is_not_looked_at(case, dtype):
+@at_the_ends(dtypes=DTYPES)
+def test_no_weight_is_not_looked_at(backend, case, dtype):
     p = problem(case, dtype)
     x = np.where(np.broadcast_to(p.weight[:, None] == 0, as_block(p.x).shape).reshape(p.x.shape), np.nan, p.x)
-    for got, want in zip(cpu.moments(x, p.weight), cpu.moments(p.x, p.weight), strict=True):
+    for got, want in zip(backend("moments", x, p.weight), backend("moments", p.x, p.weight), strict=True):
         assert_same(got, want, case=case.name, dtype=dtype)
-    y, want = (cpu.forward(a, p.gamma, p.beta, 1e-5, weight=p.weight)[0] for a in (x, p.x))
+    (y, stats, count, _), (want, *_) = (backend("forward", a, p.gamma, p.beta, 1e-5, weight=p.weight) for a in (x, p.x))
     assert_same(y[~np.isnan(x)], want[~np.isnan(x)], case=case.name, dtype=dtype)
     assert np.isnan(y[np.isnan(x)]).all()
+    dy = np.where(np.isnan(x), 0, p.dy).astype(dtype)
+    for got, want in zip(*(backend("backward", dy, a, stats, count, p.weight) for a in (x, p.x)), strict=True):
+        assert np.isfinite(got).all()
+        assert_same(got, want, case=case.name, dtype=dtype)
 
 
 @on_off("weighted")
@@ -79,34 +87,32 @@ def test_skipna_of_a_channel_that_begins_with_nan(dtype):
     assert_moments(got, want, dtype, False)
 
 
-@every_dtype
-@every_case
-def test_all_weights_zero(case, dtype):
+@at_the_ends(dtypes=DTYPES)
+def test_all_weights_zero(backend, case, dtype):
     p = problem(case, dtype)
     nothing = np.zeros_like(p.weight)
-    running = np.full(case.num_channels, 5.0), np.full(case.num_channels, 6.0)
+    running = [backend.up(np.full(case.num_channels, value)) for value in (5.0, 6.0)]
     moving = rule(*running, 0.1, nonfinite="raise")
-    y, stats, count, skipped = forward(cpu, p.x, p.gamma, p.beta, 1e-5, weight=nothing, running=moving)
+    y, stats, count, skipped = forward(backend, p.x, p.gamma, p.beta, 1e-5, weight=nothing, running=moving)
     assert (count, skipped) == (0.0, 0)
     exact_beta = np.broadcast_to(channel(p.beta.astype(dtype)), as_block(p.x).shape).reshape(p.x.shape)
     assert_same(y, exact_beta, case=case.name, dtype=dtype)
-    assert_same(running, [np.full(case.num_channels, 5.0), np.full(case.num_channels, 6.0)])
-    dx, dgamma, _ = cpu.backward(p.dy, p.x, stats, count, nothing)
+    for kept, value in zip(running, (5.0, 6.0), strict=True):
+        assert_same(backend.down(kept), np.full(case.num_channels, value))
+    dx, dgamma, _ = backend("backward", p.dy, p.x, stats, count, nothing)
     assert_same(dx, np.zeros_like(p.x), case=case.name, dtype=dtype)
     assert_same(dgamma, np.zeros(case.num_channels), case=case.name, dtype=dtype)
 
 
-@pytest.mark.parametrize("eps", [0.0, 1e-5])
-@every_dtype
-@every_case
-def test_a_constant_channel_is_exactly_beta(case, dtype, eps):
+@at_the_ends(dtypes=DTYPES, eps=[0.0, 1e-5])
+def test_a_constant_channel_is_exactly_beta(backend, case, dtype, eps):
     p = problem(case, dtype)
     exact_beta = np.broadcast_to(channel(p.beta.astype(dtype)), as_block(p.x).shape).reshape(p.x.shape)
     for value in (0.0, 100.0, 14.62, -1e-3, 6e4, 1e10, 3e38, 1e-45, 1e300):
         if value > float(np.finfo(dtype).max):
             continue
         x = np.full_like(p.x, value)
-        y, stats, count, _ = cpu.forward(x, p.gamma, p.beta, eps)
+        y, stats, count, _ = backend("forward", x, p.gamma, p.beta, eps)
         tags = {"case": case.name, "dtype": dtype, "value": value, "eps": eps}
         assert_same(y, exact_beta, **tags)
         if count:
@@ -114,8 +120,12 @@ def test_a_constant_channel_is_exactly_beta(case, dtype, eps):
             assert_same(stats[1], np.zeros(case.num_channels), what="var", **tags)
             rstd = eps**-0.5 if eps else 1.0
             assert_close(stats[2], np.full(case.num_channels, rstd), 1e-15 * rstd, what="rstd", **tags)
+            _, stats, count, _ = backend("forward", x, p.gamma, None, eps, slope=0.0)  # y is 0, which is not above 0
+            for gradient in backend("backward", p.dy, x, stats, count, slope=0.0):
+                assert_same(gradient, np.zeros_like(gradient), what="gradients where the ReLU is", **tags)
         rows = x.reshape(x.shape[0], 1, int(np.prod(x.shape[1:])), 1)
-        assert_same(cpu.rows_forward(rows, None, None, eps)[0], np.zeros_like(rows), what="rows", **tags)
+        if backend.name == "cpu":  # of CUDA in tests/gpu/test_gpu_rows.py
+            assert_same(cpu.rows_forward(rows, None, None, eps)[0], np.zeros_like(rows), what="rows", **tags)
 
 
 @pytest.mark.parametrize("eps", [1e-80, 1e-300])
@@ -138,19 +148,28 @@ def test_a_constant_channel_whose_scale_no_float32_holds(dtype, eps):
             assert_same(dx, np.zeros_like(rows), shape=shape)
 
 
-@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e20, 1e30])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@every_case
-def test_very_large_and_very_small_values(case, dtype, size):
+@at_the_ends(size=[1e-30, 1e-20, 1e20, 1e30])
+def test_very_large_and_very_small_values(backend, case, dtype, size):
     """Squares of 1e30 are no float32: variances are finite all the same, and as exact as any, and so is y."""
     p = problem(case, dtype)
     p = p._replace(x=(p.x * size).astype(dtype))
-    got, want = both("moments", p.x)
+    got, want = backend.both("moments", p.x)
     assert np.isfinite(got).all()
     assert_moments(got, want, dtype, False, case=case.name, size=size)
-    got, want = both("forward", p.x, p.gamma, p.beta, 0.0)
+    got, want = backend.both("forward", p.x, p.gamma, p.beta, 0.0)
     assert np.isfinite(got[0]).all()
     assert_forward(got, want, p, dtype, False, case=case.name, size=size)
+    _, stats, count, _ = want
+    # small where 1 / std is large: products leave the range of float32, dx does not
+    dy = (p.dy * min(1.0, size * 1e10)).astype(dtype)
+    for g, w, what in zip(*backend.both("backward", dy, p.x, stats, count), ("dx", "dgamma", "dbeta"), strict=True):
+        allowed = 1e-4 * np.abs(w).max(initial=0.0)
+        if what == "dx":  # of two values nothing is left of their gradients but rounding
+            scaled = np.abs(as_block(dy) * channel(stats[3]))
+            allowed += 16 * EPS[np.dtype(dtype)] * scaled.max(initial=0.0)
+        assert_close(g, w, allowed, what=what, case=case.name, dtype=dtype, size=size)
+    if backend.name != "cpu":
+        return
     n = p.x.shape[0]
     rows = p.x.reshape(n, 1, int(np.prod(p.x.shape[1:])), 1)
     for by in (VARIANCE, MEAN_SQUARE):
@@ -161,14 +180,14 @@ def test_very_large_and_very_small_values(case, dtype, size):
         assert_close(y, y_want, of_y, what="rows", **tags)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("offset", [1e2, 1e4, 1e6])
-@every_case
-def test_a_mean_far_from_zero_costs_nothing(case, dtype, offset):
+@at_the_ends(offset=[1e2, 1e4, 1e6])
+def test_a_mean_far_from_zero_costs_nothing(backend, case, dtype, offset):
     p = problem(case, dtype)
     p = p._replace(x=(p.x + np.asarray(offset, dtype)))
-    got, want = both("forward", p.x, p.gamma, p.beta, 1e-5)
+    got, want = backend.both("forward", p.x, p.gamma, p.beta, 1e-5)
     assert_forward(got, want, p, dtype, False, case=case.name, offset=offset)
+    got, want = backend.both("moments", p.x)
+    assert_moments(got, want, dtype, False, case=case.name, offset=offset)
 
 
 @pytest.mark.parametrize(("x_size", "dy_size"), [(1e30, 1e9), (1e35, 1e4), (1e-30, 1e-10), (1e-20, 1e-20)])

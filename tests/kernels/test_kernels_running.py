@@ -1,30 +1,32 @@
-"""Running statistics, moved inside the compiled forward: averaged or pooled, finite or not."""
+"""Running statistics, moved inside the forward of every backend: averaged or pooled, finite or not."""
 
 import numpy as np
 import pytest
 
+from backends import SWITCH, Backend, each_backend
 from bnorm.kernels import cpu, reference
+from cases import DTYPES
 from compare import EPS, assert_close, assert_same
-from kernel_checks import every_dtype, on_off
+from kernel_checks import on_off
 from rules import forward, move, rule
 
+REFERENCE = Backend("reference", reference)
+RULES = ["skip", "propagate", "raise"]
 
-@on_off("pooled", "weighted")
-@pytest.mark.parametrize("ddof", [0, 1])
-@pytest.mark.parametrize("buffers", ["float32", "float64"])
-@every_dtype
-def test_running_statistics(dtype, buffers, ddof, pooled, weighted):
+
+@each_backend(dtype=DTYPES, buffers=["float32", "float64"], ddof=[0, 1], pooled=SWITCH, weighted=SWITCH)
+def test_running_statistics(backend, dtype, buffers, ddof, pooled, weighted):
     def run(kernels):
         rng = np.random.default_rng(8)
-        mean, var = np.full(5, 0.5, buffers), np.full(5, 2.0, buffers)
-        seen = np.array([0.0, 0, 4, 100, 7]) if pooled else None
+        mean, var = (kernels.up(np.full(5, value, buffers)) for value in (0.5, 2.0))
+        seen = kernels.up(np.array([0.0, 0, 4, 100, 7])) if pooled else None
         for n in (40, 3, 1, 700):
             x = (rng.standard_normal((n, 5, 2)) + 4).astype(dtype)
             weight = rng.random((n, 2)) if weighted else None
             forward(kernels, x, None, None, 1e-5, weight=weight, running=rule(mean, var, 0.3, seen, ddof))
-        return mean, var, seen
+        return kernels.down((mean, var, seen))
 
-    got, want = run(cpu), run(reference)
+    got, want = run(backend), run(REFERENCE)
     unit = 32 * max(EPS[np.dtype(dtype)], EPS[np.dtype(buffers)])
     for g, w, what in zip(got, want, ("mean", "var", "seen"), strict=True):
         if w is not None:
@@ -33,29 +35,28 @@ def test_running_statistics(dtype, buffers, ddof, pooled, weighted):
             assert g.dtype == w.dtype
 
 
-@on_off("pooled")
-@pytest.mark.parametrize("nonfinite", ["skip", "propagate", "raise"])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("rows", [6, 20000])  # both passes in one task, and apart
-@every_dtype
-def test_channels_that_are_not_finite(dtype, rows, bad, nonfinite, pooled):
-    x = np.random.default_rng(1).standard_normal((rows, 4)).astype(dtype)
+# Rows: both passes in one task or launch, and apart
+@each_backend(dtype=DTYPES, rows=[6, 2000], bad=[np.nan, np.inf, -np.inf], nonfinite=RULES, pooled=SWITCH)
+def test_channels_that_are_not_finite(backend, dtype, rows, bad, nonfinite, pooled):
+    x = np.random.default_rng(1).standard_normal((rows, 260)).astype(dtype)
     x[rows // 2, 1] = x[0, 3] = bad
 
     def run(kernels):
-        seen = np.full(4, 3.0) if pooled else None
-        mean, var = np.zeros(4), np.ones(4)
+        seen = kernels.up(np.full(260, 3.0)) if pooled else None
+        mean, var = kernels.up(np.zeros(260)), kernels.up(np.ones(260))
         running = rule(mean, var, 0.1, seen, 0, nonfinite)
         out = np.full_like(x, 7)
         try:
             skipped = forward(kernels, x, None, None, 1e-5, running=running, out=out)[3]
-        except FloatingPointError:
+        except FloatingPointError as error:
+            assert "2 of 260 channels" in str(error)
             assert_same(out, np.full_like(x, 7))
             skipped = None
+        mean, var, seen = kernels.down((mean, var, seen))
         finite = np.isfinite(mean) & np.isfinite(var)
         return skipped, finite, mean[finite], var[finite], seen
 
-    got, want = run(cpu), run(reference)
+    got, want = run(backend), run(REFERENCE)
     assert got[0] == want[0] == {"skip": 2, "propagate": 0, "raise": None}[nonfinite]
     assert_same(got[1], want[1])
     for g, w in zip(got[2:4], want[2:4], strict=True):
@@ -126,11 +127,8 @@ def test_the_count_of_many_weights_keeps_its_digits():
 VALUES = [1e300, 1e20, np.nan, np.inf, -np.inf, 0.0, 2.5, -3.0]  # 1e300 does not fit float32 buffers
 
 
-@on_off("pooled")
-@pytest.mark.parametrize("nonfinite", ["skip", "propagate", "raise"])
-@pytest.mark.parametrize("ddof", [0, 1])
-@pytest.mark.parametrize("buffers", ["float32", "float64"])
-def test_move(buffers, ddof, nonfinite, pooled):
+@each_backend(buffers=["float32", "float64"], ddof=[0, 1], nonfinite=RULES, pooled=SWITCH)
+def test_move(backend, buffers, ddof, nonfinite, pooled):
     """Against the reference: batches of 0 values, of 1, of many and of fractional weights, finite or not."""
     count, mean, var = (a.ravel() for a in np.meshgrid([0.0, 0.5, 1.0, 3.0, 1e6], VALUES, [0.0, 2.0, np.nan, np.inf]))
     empty = count == 0
@@ -140,19 +138,20 @@ def test_move(buffers, ddof, nonfinite, pooled):
 
     def run(kernels):
         rng = np.random.default_rng(3)
-        running = rng.standard_normal(count.size).astype(buffers), rng.random(count.size).astype(buffers)
-        seen = rng.integers(0, 3, count.size) * 4.0 if pooled else None
+        running = [kernels.up(a(count.size).astype(buffers)) for a in (rng.standard_normal, rng.random)]
+        seen = kernels.up(rng.integers(0, 3, count.size) * 4.0) if pooled else None
         before = [running[0].copy(), running[1].copy(), None if seen is None else seen.copy()]
         arguments = count.copy(), mean.copy(), var.copy()
         skipped = move(kernels, rule(*running, 0.3, seen, ddof, nonfinite), *arguments)
         for a, b in zip(arguments, (count, mean, var), strict=True):
-            assert_same(a, b, kernels=kernels.__name__)
+            assert_same(a, b, kernels=kernels.name)
         for a, b in zip((*running, seen), before, strict=True):
             if a is not None:
-                assert_same(a[empty], b[empty], kernels=kernels.__name__)
-        return skipped, *running, seen
+                a, b = kernels.down((a, b))
+                assert_same(a[empty], b[empty], kernels=kernels.name)
+        return kernels.down((skipped, *running, seen))
 
-    got, want = run(cpu), run(reference)
+    got, want = run(backend), run(REFERENCE)
     assert got[0] == want[0] == (0 if nonfinite != "skip" else want[0])
     assert nonfinite != "skip" or got[0] > 0
     for g, w, what in zip(got[1:], want[1:], ("mean", "var", "seen"), strict=True):

@@ -3,64 +3,63 @@
 import numpy as np
 import pytest
 
+from backends import SLOPES, SWITCH, Backend, each_backend, on_backends
 from bnorm import Moments
 from bnorm.kernels import cpu, reference
 from compare import EPS, assert_close, assert_same
-from kernel_checks import both, every_case, every_dtype, every_slope, on_off, problem
+from kernel_checks import every_slope, on_off, problem
 
 
-@every_slope
-@on_off("weighted")
-@every_dtype
-@every_case
-def test_pieces_are_the_whole(case, dtype, slope, weighted):
+@on_backends(weighted=SWITCH, slope=SLOPES)
+def test_pieces_are_the_whole(backend, case, dtype, slope, weighted):
     """With nothing between them they give the bits of `forward` and `backward`; the statistics do so of float64.
 
     Of float32 `moments` makes more exact ones than `forward`.
     """
-    p = problem(case, dtype)
+    p, cuda = problem(case, dtype), backend.name != "cpu"
     weight = p.weight if weighted else None
-    y, stats, count, _ = cpu.forward(p.x, p.gamma, p.beta, 1e-5, weight=weight, slope=slope)
-    found = cpu.finish(cpu.moments(p.x, weight), p.gamma, p.beta, 1e-5)
-    if dtype == "float64" or weighted:
+    y, stats, count, _ = backend("forward", p.x, p.gamma, p.beta, 1e-5, weight=weight, slope=slope)
+    found = backend("finish", backend("moments", p.x, weight), p.gamma, p.beta, 1e-5)
+    if dtype == "float64" or (weighted and not cuda):
         assert found.tobytes() == stats.tobytes()
     std, eps = np.sqrt(stats[1]), EPS[np.dtype(dtype)]
     assert_close(found[0], stats[0], 4 * eps * std + EPS[np.dtype("float64")] * np.abs(stats[0]), case=case.name)
     assert_close(found[1], stats[1], 16 * eps * stats[1], case=case.name)
     found = stats
-    assert cpu.normalize(p.x, found, slope).tobytes() == y.tobytes()
-    dx, dgamma, dbeta = cpu.backward(p.dy, p.x, stats, count, weight, slope)
-    sums = cpu.grad_moments(p.dy, p.x, found, weight, slope)
+    assert backend("normalize", p.x, found, slope).tobytes() == y.tobytes()
+    dx, dgamma, dbeta = backend("backward", p.dy, p.x, stats, count, weight, slope)
+    sums = backend("grad_moments", p.dy, p.x, found, weight, slope)
     assert sums[0].tobytes() == dbeta.tobytes()
     assert (stats[2] * sums[1]).tobytes() == dgamma.tobytes()
-    coefficients = cpu.finish_gradients(sums, found, count)
-    assert cpu.grad_input(p.dy, p.x, found, coefficients, weight, slope).tobytes() == dx.tobytes()
+    coefficients = backend("finish_gradients", sums, found, count)
+    assert backend("grad_input", p.dy, p.x, found, coefficients, weight, slope).tobytes() == dx.tobytes()
 
 
-@on_off("scaled", "shifted")
-@pytest.mark.parametrize("eps", [0.0, 1e-5])
-def test_finish(eps, scaled, shifted):
+@each_backend(eps=[0.0, 1e-5], scaled=SWITCH, shifted=SWITCH)
+def test_finish(backend, eps, scaled, shifted):
     """Of channels with a variance, without one, and without any value."""
     parts = np.array([[3.0, 3.0, 0.0], [1.5, -2.0, 0.0], [6.0, 0.0, 0.0], [1e-17, 0.0, 0.0]])
     gamma, beta = (np.array([2.0, -3.0, 5.0]) if given else None for given in (scaled, shifted))
-    got, want = both("finish", parts, gamma, beta, eps)
+    got, want = backend.both("finish", parts, gamma, beta, eps)
     assert_close(got, want, 4 * EPS[np.dtype("float64")] * np.abs(want), scaled=scaled, shifted=shifted, eps=eps)
     assert_same(got[:2], [[1.5, -2.0, 0.0], [2.0, 0.0, 0.0]])
     assert got[2, 1] == (1.0 if eps == 0 else 1 / np.sqrt(eps))
     assert_same(got[2:4, 2], [0, 0])
 
 
-@pytest.mark.parametrize("count", [7.0, 0.0, np.array([7.0, 2.5, 0.0])], ids=["a number", "none", "by channel"])
-def test_finish_gradients(count):
+@each_backend(count=[7.0, 7, 0.0, np.array(7.0), np.array([7.0, 2.5, 0.0])])
+def test_finish_gradients(backend, count):
+    if backend.name == "cpu" and np.ndim(count) == 0:
+        count = float(count)  # no other kind is there
     rng = np.random.default_rng(0)
     sums, stats = rng.standard_normal((2, 3)), rng.uniform(0.5, 2, (5, 3))
-    got, want = both("finish_gradients", sums, stats, count)
+    got, want = backend.both("finish_gradients", sums, stats, count)
     assert_close(got, want, 8 * EPS[np.dtype("float64")] * np.abs(want))
     assert_same(got[0], stats[3])
     assert_same(got[1:, np.broadcast_to(count, 3) == 0], 0 * got[1:, np.broadcast_to(count, 3) == 0])
-    if isinstance(count, np.ndarray):
+    if np.ndim(count):
         for c, n in enumerate(count):
-            assert_same(got[:, c], cpu.finish_gradients(sums, stats, float(n))[:, c], channel=c)
+            assert_same(got[:, c], backend("finish_gradients", sums, stats, float(n))[:, c], channel=c)
 
 
 @every_slope
@@ -90,9 +89,8 @@ def test_a_batch_in_parts(kernels, slope, weighted):
         assert_close(kernels.grad_input(dy[rows], x[rows], found, coefficients, w, slope), dx[rows], 1e-12)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("kernels", [cpu, reference], ids=["cpu", "reference"])
-def test_activations_of_what_is_not_finite(kernels, dtype):
+@each_backend(dtype=["float32", "float64"])
+def test_activations_of_what_is_not_finite(backend, dtype):
     """ReLU of minus infinity is 0 and its gradient there selects 0; NaN stays, and lets its gradient pass."""
     x = np.array([[-np.inf], [-2.0], [-0.0], [0.0], [3.0], [np.inf], [np.nan]], dtype)
     stats, dy = np.array([[0.0], [1], [1], [1], [0]]), np.array([[np.inf]] * 2 + [[7.0]] * 5, dtype)
@@ -100,6 +98,8 @@ def test_activations_of_what_is_not_finite(kernels, dtype):
     gradients[0.25] = [np.inf, np.inf, 7 / 4, 7 / 4, 7, 7, 7]
     for slope, want_dx in gradients.items():
         below = [0, 0] if slope == 0 else [-np.inf, -2 * slope]
-        assert_same(kernels.normalize(x, stats, slope).ravel(), [*below, 0, 0, 3, np.inf, np.nan], slope=slope)
-        dx = kernels.backward(dy, x, stats, 7.0, slope=slope, frozen=True, params=False)[0]
-        assert_same(dx.ravel(), want_dx, slope=slope)
+        for run in (backend, Backend("reference", reference)):
+            y = run("normalize", x, stats, slope)
+            assert_same(y.ravel(), [*below, 0, 0, 3, np.inf, np.nan], slope=slope, kernels=run.name)
+            dx = run("backward", dy, x, stats, 7.0, slope=slope, frozen=True, params=False)[0]
+            assert_same(dx.ravel(), want_dx, slope=slope, kernels=run.name)

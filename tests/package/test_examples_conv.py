@@ -12,6 +12,7 @@ import pytest
 
 import bnorm
 import child
+from examples import ends
 
 CONV_NET = Path(__file__).parents[2] / "examples" / "conv_net.py"
 MISSING = [name for name in ("matplotlib", "tqdm") if find_spec(name) is None]
@@ -44,10 +45,11 @@ def test_quick_run(tmp_path):
 
 
 @draws
-def test_a_wrong_folder_is_found_before_the_work(tmp_path):
-    done = child.run(CONV_NET, "--plot", tmp_path / "nowhere" / "curves.png")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith(f"error: --plot: there is no folder {tmp_path / 'nowhere'}\n")
+def test_a_wrong_folder_is_found_before_the_work(tmp_path, monkeypatch, capsys):
+    assert ends(monkeypatch, CONV_NET, "--plot", tmp_path / "nowhere" / "curves.png") == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.endswith(f"error: --plot: there is no folder {tmp_path / 'nowhere'}\n")
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import child
+from examples import ends
 
 NUMPY_NET = Path(__file__).parents[2] / "examples" / "numpy_net.py"
 MISSING = [name for name in ("matplotlib", "tqdm") if find_spec(name) is None]
@@ -62,30 +63,25 @@ def test_the_same_seed_gives_the_same_numbers(once, curves):
 
 
 @draws
-def test_a_wrong_folder_is_found_before_the_work(tmp_path):
-    done = child.run(NUMPY_NET, "--plot", tmp_path / "nowhere" / "curves.png")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith(f"error: --plot: there is no folder {tmp_path / 'nowhere'}\n")
-
-
-WITHOUT = """
-import runpy, sys
-
-class Absent:
-    def find_spec(name, path=None, target=None):
-        if name == sys.argv[1]:
-            raise ModuleNotFoundError(name=name)
-
-sys.meta_path.insert(0, Absent)
-runpy.run_path(sys.argv[2], run_name="__main__")
-"""
+def test_a_wrong_folder_is_found_before_the_work(tmp_path, monkeypatch, capsys):
+    assert ends(monkeypatch, NUMPY_NET, "--plot", tmp_path / "nowhere" / "curves.png") == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.endswith(f"error: --plot: there is no folder {tmp_path / 'nowhere'}\n")
 
 
 @pytest.mark.parametrize("name", ["matplotlib", pytest.param("tqdm", marks=draws)])
-def test_what_is_missing_is_named(name):
-    done = child.run("-c", WITHOUT, name, NUMPY_NET)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"numpy_net.py needs {name}: pip install matplotlib tqdm\n"
+def test_what_is_missing_is_named(name, monkeypatch, capsys):
+    class Absent:
+        def find_spec(self, path=None, target=None):
+            if self == name:
+                raise ModuleNotFoundError(name=name)
+
+    for module in [module for module in sys.modules if module.partition(".")[0] == name]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setattr(sys, "meta_path", [Absent, *sys.meta_path])
+    assert ends(monkeypatch, NUMPY_NET) == f"numpy_net.py needs {name}: pip install matplotlib tqdm"
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import child
+from examples import ends
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ["learned_scale.py", "streaming_drift.py"]
@@ -54,10 +55,11 @@ def test_quick_run(name, tmp_path):
 
 @draws
 @pytest.mark.parametrize("name", NAMES)
-def test_a_wrong_folder_is_found_before_the_work(name, tmp_path):
-    done = child.run(EXAMPLES / name, "--plot", tmp_path / "nowhere" / "picture.png")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith(f"error: --plot: there is no folder {tmp_path / 'nowhere'}\n")
+def test_a_wrong_folder_is_found_before_the_work(name, tmp_path, monkeypatch, capsys):
+    assert ends(monkeypatch, EXAMPLES / name, "--plot", tmp_path / "nowhere" / "picture.png") == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.endswith(f"error: --plot: there is no folder {tmp_path / 'nowhere'}\n")
 
 
 @pytest.mark.parametrize("example", NAMES[:1], indirect=True)

@@ -158,12 +158,12 @@ def assert_backward(got, want, dy, x, stats, count, weight, frozen, dtype, **cas
     assert_close(got[0], as_stored(dtype, got[0], want[0], allowed), allowed, what="dx", **case)
 
 
-def assert_rows(kernels, x, dy, gamma, beta, rule, slope, tags):
+def assert_rows(backend, x, dy, gamma, beta, rule, slope, tags):
     """Rows normalized and pulled back, against the reference: the arguments of the backward, what it returned, what was
     wanted, and how far dx may be off."""
     n, g, k, _ = x.shape
     dtype, unit = x.dtype, EPS[x.dtype]
-    got, want = both("rows_forward", x, gamma, beta, 1e-5, rule, slope, kernels=kernels)
+    got, want = backend.both("rows_forward", x, gamma, beta, 1e-5, rule, slope)
     mean, rstd = want[1:]
     of_mean = 4 * unit / np.where(rstd > 0, rstd, 1) + np.spacing(np.abs(mean))  # both are rounded to float64
     assert_close(got[1], mean, of_mean, what="mean", **tags)
@@ -179,7 +179,7 @@ def assert_rows(kernels, x, dy, gamma, beta, rule, slope, tags):
 
     dy = np.where(np.abs(xhat * gain + shift) <= 2 * of_y, 0, dy).astype(dtype)  # too close to the ReLU's corner
     args = dy, x, mean, rstd, gamma, beta, rule, slope
-    got, want = both("rows_backward", *args, kernels=kernels)
+    got, want = backend.both("rows_backward", *args)
     wide_dy = np.abs(dy.astype(np.longdouble))
     dxhat, count = wide_dy * gain, max(x[0].size // max(g, 1), 1) if n else 1
     terms = dxhat, np.abs(xhat) * (dxhat * np.abs(xhat)).sum((2, 3), keepdims=True) / count

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from backends import Backend
 from bnorm.running import Statistics
 
 
@@ -15,12 +16,19 @@ def rule(mean, var, momentum, seen=None, ddof=0, nonfinite="skip"):
 
 def forward(kernels, x, *args, running, **options):
     """A forward whose batch moves the statistics: y, stats, count, and the channels that were left alone."""
-    y, stats, count, left = kernels.forward(x, *args, running=running, **options)
-    return y, stats, count, kernels.settle(running, stats, count, x.size, left)
+    if not isinstance(kernels, Backend):
+        kernels = Backend("", kernels)
+    there = [kernels.up(a) for a in (x, *args)]
+    options = {name: kernels.up(a) for name, a in options.items()}
+    y, stats, count, left = kernels.kernels.forward(*there, running=running, **options)
+    left = kernels.kernels.settle(running, stats, count, x.size, left)
+    return kernels.down((y, stats, count, left))
 
 
 def move(kernels, running, count, mean, var):
     """Move them by a batch known by its variance."""
+    if not isinstance(kernels, Backend):
+        kernels = Backend("", kernels)
     with np.errstate(all="ignore"):
         parts = np.stack([count, mean, var * count, np.zeros_like(count)])
-    return kernels.move(running, parts)
+    return kernels.kernels.move(running, kernels.up(parts))

@@ -1,0 +1,157 @@
+"""The backends, so that one test runs on each: the processor, CUDA on the emulator, CUDA on a device.
+
+A test takes the fixture `backend`, gives it arrays of NumPy and gets such back: `backend("moments", x)`; or it moves
+them itself, by `backend.up` and `backend.down`. `on_backends` says what it runs over: everything on the processor; with
+CUDA, as the emulator is slow, fewer cases, and of all their settings one, drawn by the name, or the few that are asked
+for.
+"""
+
+import zlib
+from itertools import product
+
+import numpy as np
+import pytest
+
+from bnorm.kernels import cpu, gpu, reference
+from bnorm.kernels.gpu import launching
+from cases import CASES, DTYPES, Case, c_order
+from gpu_device import emulated, needs_emulator
+from kernel_checks import exact
+
+SWITCH = (False, True)
+SLOPES = (1.0, 0.0, 0.2)
+
+MORE = [  # what the launch plans of CUDA tell apart, beside the cases of everything
+    Case((70, 3, 49), 1, c_order, "rows of channels, an inner of 49, and a rest: widened columns"),
+    Case((3, 200, 49), 1, c_order, "many channels of a few images of 7x7: one launch"),
+    Case((600, 130), 1, c_order, "several tiles, chunks and blocks that are not full"),
+    Case((9, 2, 1100), 1, c_order, "long runs, several chunks"),
+    Case((7, 3, 333), 1, c_order, "long runs that no vector divides"),
+    Case((5, 2, 2052), 1, c_order, "long runs of whole vectors but for float16"),
+]
+ENDS = [  # where values are at their ends, what they are matters more than how many
+    Case((70, 6), 1, c_order, "one launch"),
+    Case((600, 130), 1, c_order, "several tiles and chunks"),
+    Case((100, 3), 1, c_order, "widened, with a rest"),
+    Case((5, 3, 333), 1, c_order, "runs, scalar loads"),
+    Case((9, 2, 1100), 1, c_order, "runs, whole vectors, several chunks"),
+]
+CUDA_CASES = [case for case in CASES if case.memory is c_order] + MORE
+# Every case in float32; the other types share the code, and run over those that reach all of their instances.
+CUDA_RUNS = [(case, "float32") for case in CUDA_CASES]
+CUDA_RUNS += [(case, dtype) for case in dict.fromkeys(CUDA_CASES[::3] + MORE) for dtype in ("float16", "float64")]
+
+
+class Backend:
+    """Its kernels, and the way of arrays there and back."""
+
+    def __init__(self, name, kernels):
+        self.name, self.kernels = name, kernels
+
+    def up(self, value):
+        return value
+
+    def down(self, value):
+        if isinstance(value, gpu.LeftAlone):
+            return int(value)
+        return tuple(map(self.down, value)) if isinstance(value, tuple) else value
+
+    def __call__(self, name, *args, **options):
+        """What a kernel returns; it leaves its arguments as they were."""
+        given = [self.up(a) for a in args], {key: self.up(a) for key, a in options.items()}
+        arrays = [a for a in (*args, *options.values()) if isinstance(a, np.ndarray)]
+        before = [a.tobytes() for a in arrays]
+        got = self.down(getattr(self.kernels, name)(*given[0], **given[1]))
+        there = [self.down(a) for a in (*given[0], *given[1].values())]
+        assert [a.tobytes() for a in there if isinstance(a, np.ndarray)] == before, f"{name} wrote to its arguments"
+        return got
+
+    def both(self, name, *args, **options):
+        """What the kernel and the reference return."""
+        want = getattr(reference, name)(*map(exact, args), **{key: exact(a) for key, a in options.items()})
+        return self(name, *args, **options), want
+
+
+class Device(Backend):
+    """By CuPy."""
+
+    def up(self, value):
+        import cupy
+
+        return cupy.asarray(value) if isinstance(value, np.ndarray) else value
+
+    def down(self, value):
+        import cupy
+
+        return cupy.asnumpy(value) if isinstance(value, cupy.ndarray) else super().down(value)
+
+
+MARKS = {
+    "cpu": (),
+    "emulator": (needs_emulator,),
+    "device": (pytest.mark.gpu, pytest.mark.skipif(gpu.available() is not None, reason=str(gpu.available()))),
+}
+
+
+@pytest.fixture
+def backend(request, monkeypatch):
+    """The backend of a parameter's name."""
+    match request.param:
+        case "cpu":
+            return Backend("cpu", cpu)
+        case "emulator":
+            device = emulated()
+            device.log.clear()
+            monkeypatch.setattr(launching, "device_of", lambda x: device)
+            return Backend("emulator", gpu)
+    return Device("device", gpu)
+
+
+def param(name, *values, id):
+    return pytest.param(name, *values, id=f"{name}-{id}", marks=MARKS[name])
+
+
+def parametrized(names, runs):
+    """Of runs by backend: where there is no device, the first of its runs stands for all that are skipped."""
+    chosen = [(name, run) for name, all_ in runs.items() for run in all_]
+    if gpu.available() is not None:
+        first = runs["device"][0]
+        chosen = [(name, run) for name, run in chosen if name != "device" or run is first]
+    shown = [param(name, *run, id="-".join(map(text, run))) for name, run in chosen]
+    return pytest.mark.parametrize(["backend", *names], shown, indirect=["backend"])
+
+
+def text(value):
+    return value.name if isinstance(value, Case) else str(value)
+
+
+def drawn(values, *of):
+    """One of the values, by chance, but the same one every time."""
+    return values[zlib.crc32(" ".join(map(text, of)).encode()) // 7 % len(values)]
+
+
+def on_backends(dtypes=DTYPES, cases=CASES + MORE, cuda=CUDA_RUNS, plain=False, **settings):
+    """Parameters backend, case, dtype and the settings, each with its values. CUDA takes its first SLOPES only, as each
+    is another instance to compile; `plain` runs it with the first value of every setting, too."""
+
+    def some(case, dtype):
+        values = {key: all_[:2] if all_ is SLOPES else all_ for key, all_ in settings.items()}
+        one = tuple(drawn(all_, case, dtype, key) for key, all_ in values.items())
+        return dict.fromkeys([tuple(all_[0] for all_ in values.values()), one] if plain else [one])
+
+    there = [(case, dtype, *more) for case, dtype in cuda for more in some(case, dtype)]
+    here = list(product(cases, dtypes, *settings.values()))
+    return parametrized(["case", "dtype", *settings], {"cpu": here, "emulator": there, "device": there})
+
+
+def at_the_ends(dtypes=("float32", "float64"), **settings):
+    """The same for tests that turn all values, where CUDA takes every setting of few cases."""
+    there = list(product(ENDS, [d for d in dtypes if d != "float16"], *settings.values()))
+    here = list(product(CASES, dtypes, *settings.values()))
+    return parametrized(["case", "dtype", *settings], {"cpu": here, "emulator": there, "device": there})
+
+
+def each_backend(**settings):
+    """Parameters backend and the settings, all on each."""
+    runs = list(product(*settings.values()))
+    return parametrized([*settings], dict.fromkeys(MARKS, runs))

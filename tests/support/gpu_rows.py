@@ -1,0 +1,56 @@
+"""What the tests of CUDA's row kernels run over; with its kernels compiled at once, as that is most of their time."""
+
+import functools
+
+from bnorm.kernels import MEAN_SQUARE, VARIANCE
+from bnorm.kernels.gpu import jobs, plans, row_plans
+from gpu_device import SMALL, emulated
+
+SHAPES = [  # (N, G, K, L)
+    (5, 1, 7, 1),  # layer norm, no vector divides a row
+    (30, 1, 700, 1),  # a warp holds a row
+    (20, 1, 768, 1),
+    (3, 1, 2049, 1),  # a block holds a row, value by value
+    (5, 1, 5000, 1),  # the same by vectors, eight of a thread
+    (2, 1, 16400, 1),  # too long to be held, and more gamma than is kept
+    (4, 1, 1, 1),  # one feature
+    (300, 1, 36, 1),  # many short rows, several to a warp
+    (2500, 1, 64, 1),  # so many that sums over them are flushed
+    (17, 3, 5, 1),  # group norm of (N, C)
+    (3, 4, 2, 49),  # group norm of 7x7 images
+    (2, 2, 2, 1100),  # long runs
+    (2, 5, 1, 1025),  # instance norm
+    (130, 6, 1, 16),
+    (2, 1, 3, 64),  # one group: all of a sample
+    (0, 1, 8, 1),
+    (3, 1, 0, 1),
+    (3, 2, 2, 0),
+    (3, 0, 0, 5),
+]
+RUNS = [(shape, "float32") for shape in SHAPES] + [
+    (shape, t) for shape in SHAPES[1:10:2] for t in ("float16", "float64")
+]
+VARIANTS = [(True, VARIANCE, 1.0), (False, VARIANCE, 0.0), (True, MEAN_SQUARE, 0.2)]  # affine, rule, slope
+LARGE = plans.Limits(processors=3)  # whose shared memory holds the sums of long rows, where rows share columns
+
+
+def plans_of(shape, dtype, affine, kind, limits):
+    size = shape, dtype, True
+    yield row_plans.rows("rows_forward", *size, affine, False, kind, limits)
+    for params in (True, False):
+        yield row_plans.rows("rows_backward", *size, affine, params, kind, limits)
+    yield row_plans.row_sums(*size, kind, limits)
+
+
+@functools.cache
+def compiled():
+    """Everything that the tests launch."""
+    names = {"rows": set(), "row_channels": set()}
+    for shape, dtype in RUNS:
+        for affine, _, slope in VARIANTS if 0 not in shape else ():
+            for limits in (SMALL, LARGE):
+                for plan in plans_of(shape, dtype, affine, jobs.kind_of(slope), limits):
+                    for launch in plan.launches:
+                        names[launch.family].add(launch.kernel)
+    for family, wanted in names.items():
+        emulated().build_all(family, wanted)
