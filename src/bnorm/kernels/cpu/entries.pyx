@@ -41,6 +41,18 @@ cdef extern from "lanes.h" nogil:
     enum:
         BN_BEYOND
 
+cdef extern from "narrow.h" nogil:
+    enum:
+        BN_REAL
+        BN_HALF
+        BN_BFLOAT
+        BN_BOOL
+        BN_UINT8
+        BN_INT8
+        BN_UINT16
+        BN_INT16
+    size_t bn_narrow_size(int)
+
 cdef extern from "memory.h" nogil:
     int bn_processor_level()
     size_t bn_third_cache()

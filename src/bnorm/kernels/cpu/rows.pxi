@@ -64,9 +64,9 @@ cdef inline void join_columns(RowJob* job) noexcept nogil:
 def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, int rule=0, double slope=1.0,
                  cnp.ndarray out=None):
     """Normalize every (n, g) of x[N, G, K, L] over its K * L values: y, and mean and rstd per row."""
-    if is_half(x):
+    if narrow_of(x):
         y32, mean, rstd = rows_forward(widened(x), gamma, beta, eps, rule, slope)
-        return narrowed(y32, out), mean, rstd
+        return narrowed(y32, x), mean, rstd
     cdef RowJob job
     cdef cnp.ndarray y = result(x, out), mean_, rstd_
     row_view(&job, x, y, gamma, beta, None, False)
@@ -91,9 +91,9 @@ def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps,
 def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray rstd, cnp.ndarray gamma,
                   cnp.ndarray beta, int rule=0, double slope=1.0, bint params=True, cnp.ndarray out=None):
     """dx, dgamma, dbeta from what rows_forward returned."""
-    if is_half(x):
+    if narrow_of(x):
         dx32, dgamma, dbeta = rows_backward(widened(dy), widened(x), mean, rstd, gamma, beta, rule, slope, params)
-        return narrowed(dx32, out), dgamma, dbeta
+        return narrowed(dx32, x), dgamma, dbeta
     cdef RowJob job
     cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
     row_view(&job, x, dx, gamma, beta, dy, params)
