@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import child
 from commands import Command, table, write
 
 pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads files by pyarrow")
@@ -66,7 +67,7 @@ def test_standard_input_cannot_be_read_again(tmp_path):
     from commands import run_apart
 
     with run_apart("fit", "-", "-o", tmp_path / "s.npz", stdin=-1, stderr=-1) as process:
-        _, said = process.communicate((GOOD + "oops,1,x\n").encode(), timeout=120)
+        _, said = process.communicate((GOOD + "oops,1,x\n").encode(), timeout=child.LIMIT)
     assert process.returncode == 1
     assert said.startswith(b"bnorm: error: standard input: after row 0: In CSV column #0: ")
     assert not list(tmp_path.iterdir())

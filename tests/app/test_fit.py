@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import child
 from commands import Command, names, read, table, write
 from compare import assert_close
 
@@ -88,7 +89,7 @@ def test_standard_input(tmp_path):
     text = write(tmp_path / "x.csv", np.tile(X, (60, 1))).read_bytes()
     assert len(text) > 3 << 20  # more than the block that is looked at for types
     with run_apart("fit", "-", "-o", tmp_path / "s.npz", "--quiet", stdin=-1) as process:
-        process.communicate(text, timeout=120)
+        process.communicate(text, timeout=child.LIMIT)
     assert process.returncode == 0
     import bnorm
 

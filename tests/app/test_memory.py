@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import child
+
 pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads and writes files by pyarrow")
 if not Path("/proc/self/status").exists():
     pytest.skip("only Linux says how much memory a process took itself", allow_module_level=True)
@@ -31,7 +33,7 @@ raise SystemExit(code)
 def peak(*arguments):
     """Bytes of memory that a command took at most, once it has succeeded."""
     command = [sys.executable, "-c", SCRIPT, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=child.LIMIT)
     assert done.returncode == 0, done.stderr
     return int(done.stdout.split()[-1])
 

@@ -3,11 +3,14 @@
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 
+import child
 from commands import Command, names, run_apart, table, write
 
 pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads and writes files by pyarrow")
@@ -76,7 +79,7 @@ def kill(data, out, arguments, moments, number):
         except Exception as error:  # subprocess.TimeoutExpired
             assert type(error).__name__ == "TimeoutExpired"
             process.send_signal(number)
-        codes.append(process.wait(timeout=60))
+        codes.append(process.wait(timeout=child.LIMIT))
         yield codes[-1]
 
 
@@ -183,6 +186,21 @@ def test_checkpoints_come_by_the_minute(command, tmp_path, monkeypatch):
     assert not (tmp_path / "c.npz").exists()
 
 
+SAYS_WHEN_IT_HAS_LEARNED = """
+import sys
+from bnorm.app import cli, fitting, sources
+sources.BATCH = 8 * 3 * 2500  # so few that some come to be learned
+add = fitting.Learner.add
+def adding(self, columns, weight=None):
+    add(self, columns, weight)
+    if self.learned.rows:
+        sys.stdout.write("learned\\n")
+        sys.stdout.flush()
+fitting.Learner.add = adding
+raise SystemExit(cli.main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent to a process here")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals(tmp_path, number):
@@ -192,13 +210,16 @@ def test_signals(tmp_path, number):
     text = write(tmp_path / "x.csv", table(60_000)).read_bytes()
     assert len(text) > 2 << 20
     arguments = ["fit", "-", "-o", tmp_path / "s.npz", "--checkpoint", tmp_path / "c.npz", "--batch-rows", "1000"]
-    with run_apart(*arguments, stdin=-1, stderr=-1) as process:
+    command = [sys.executable, "-c", SAYS_WHEN_IT_HAS_LEARNED, *map(str, arguments)]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1) as process:
         process.stdin.write(text)
         process.stdin.flush()
-        time.sleep(2)
+        assert process.stdout.readline() == b"learned\n"
+        time.sleep(0.5)  # most often it waits for more by then; where it does not yet, the outcome is the same
         process.send_signal(number)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=child.LIMIT)
     assert (process.returncode, said) == (128 + number, b"bnorm: interrupted\n")
     assert not (tmp_path / "s.npz").exists()
     t = bnorm.load(tmp_path / "c.npz")
     assert list(t.feature_names_in_) == names(table(1))
+    assert t.n_samples_seen_.min() >= 1000

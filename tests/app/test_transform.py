@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import child
 from commands import Command, names, read, table, write
 from compare import assert_close, assert_same
 
@@ -135,7 +136,7 @@ def test_pipes(tmp_path, state):
 
     text = write(tmp_path / "x.csv", X).read_bytes()
     with run_apart("transform", "-", "--state", state, "-o", "-", stdin=-1, stdout=-1, stderr=-1) as process:
-        out, err = process.communicate(text, timeout=120)
+        out, err = process.communicate(text, timeout=child.LIMIT)
     (tmp_path / "y.csv").write_bytes(out)
     assert process.returncode == 0
     assert err.startswith(b"-: 500 rows, 3 columns of them normalized")

@@ -13,7 +13,7 @@ da = pytest.importorskip("dask.array")
 def test_two_workers():
     pytest.importorskip("distributed")
     names = ["results", "kernel_threads", "worker_killed"]
-    assert child.output("cluster.py", *names, timeout=180).split() == names
+    assert child.output("cluster.py", *names).split() == names
 
 
 def test_a_pool_of_processes():

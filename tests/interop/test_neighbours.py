@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import bnorm
+import child
 from bnorm.interop import neighbours
 
 PACKAGES = ("torch", "keras", "flax", "jax", "onnx", "skl2onnx", "autograd")
@@ -36,7 +37,7 @@ def test_a_gamma_that_is_not_1_is_a_scale():
 
 
 def run(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=child.LIMIT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

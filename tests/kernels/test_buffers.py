@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import bnorm
+import child
 from bnorm import functional as F
 from bnorm.kernels.cpu import buffers
 
@@ -147,7 +148,7 @@ def test_environment(value, output):
         env={**os.environ, "BNORM_BUFFER_LIMIT": value},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=child.LIMIT,
     )
     assert output in done.stdout + done.stderr
     assert (done.returncode == 0) == value.isdigit()

@@ -86,7 +86,7 @@ def test_other_threads_run_during_a_call():
 @pytest.mark.parametrize("name", processes.FORKS)
 def test_fork(name):
     """A child must not wait for threads that it does not have. Where it does, this ends by the time limit."""
-    output("processes.py", name, OMP_NUM_THREADS=4, timeout=60)
+    output("processes.py", name, OMP_NUM_THREADS=4)
 
 
 # SIMD -----------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
 import bnorm.plot.normalization
 import bnorm.plot.running
+import child
 from bnorm import BatchNormTransformer
 from bnorm.plot import NormalizationDisplay, RunningStatsDisplay
 from bnorm.plot.drawing import SECOND
@@ -204,7 +205,7 @@ def test_without_matplotlib(monkeypatch):
 
 def test_import_does_not_bring_matplotlib():
     code = "import sys, bnorm.plot; raise SystemExit('matplotlib' in sys.modules or 'sklearn' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=child.LIMIT).returncode == 0
 
 
 def test_examples_in_docstrings():

@@ -6,15 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+LIMIT = 600  # seconds until a process is taken to hang: far more than any takes, as others may keep the machine busy
 SETTINGS = ("OMP_", "GOMP_", "KMP_", "BNORM_")  # of whoever runs the tests: not passed on
 
 
-def run(*args: object, timeout: float = 120, **environment: object) -> subprocess.CompletedProcess[str]:
+def run(*args: object, timeout: float = LIMIT, **environment: object) -> subprocess.CompletedProcess[str]:
     """`python args...`, whatever it returns; TimeoutExpired kills it with all processes that it has started."""
     return started([sys.executable, *args], timeout, **environment)
 
 
-def started(command: list[object], timeout: float = 120, **environment: object) -> subprocess.CompletedProcess[str]:
+def started(command: list[object], timeout: float = LIMIT, **environment: object) -> subprocess.CompletedProcess[str]:
     """The same for any command."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
     env |= {"OMP_WAIT_POLICY": "passive"}  # threads that wait do not spin: tests share their machine
@@ -32,8 +33,8 @@ def started(command: list[object], timeout: float = 120, **environment: object) 
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def output(script: str, *args: object, timeout: float = 120, **environment: object) -> str:
+def output(script: str, *args: object, **environment: object) -> str:
     """What a script of this folder prints; it has to succeed."""
-    done = run(Path(__file__).with_name(script), *args, timeout=timeout, **environment)
+    done = run(Path(__file__).with_name(script), *args, **environment)
     assert done.returncode == 0, f"{script} {args} {environment}: exit status {done.returncode}\n{done.stderr}"
     return done.stdout

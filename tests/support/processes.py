@@ -155,13 +155,13 @@ def without_the_lock():
     thread.start()
     try:
         for name, call in calls.items():
-            for _ in range(100):  # another process may have had the processor for all of a call
+            for _ in range(1000):  # another process may have had the processor for all of a call
                 before = count
                 call()
                 if count > before:
                     break
             else:
-                raise AssertionError(f"{name}: no other Python thread ran during any of 100 calls")
+                raise AssertionError(f"{name}: no other Python thread ran during any of 1000 calls")
     finally:
         stop.set()
         sys.setswitchinterval(0.005)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import child
-
-LIMIT = 120  # seconds that ranks may take, whatever they do
+from child import LIMIT
 
 
 class Threads:
@@ -27,9 +26,9 @@ class Threads:
         return values
 
 
-def in_threads(n, function, timeout=20.0):
+def in_threads(n, function):
     """`function(rank, comm)` on n ranks at once: what each returned, or the exception that it raised."""
-    board, barrier = [None] * n, threading.Barrier(n, timeout=timeout)
+    board, barrier = [None] * n, threading.Barrier(n, timeout=LIMIT)
     results = [None] * n
 
     def rank(i):
@@ -42,9 +41,9 @@ def in_threads(n, function, timeout=20.0):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout)
+        thread.join(LIMIT)
         if thread.is_alive():
-            raise TimeoutError(f"a rank still runs after {timeout} s")
+            raise TimeoutError(f"a rank still runs after {LIMIT} s")
     return results
 
 

@@ -17,6 +17,7 @@
 #define BN_FN static inline
 #endif
 #define BN_NAN (0.0 / 0.0)
+#define BN_INFINITY (1.0 / 0.0)
 
 /* What comes after normalizing, told by its slope below 0: 1 nothing, 0 ReLU, between them leaky ReLU. Loops ask for the
  * kind once and for the slope only where it is leaky. */
@@ -99,11 +100,12 @@ BN_FN void bn_add_block(double *n, double *mean, double *m2, double *low,
     bn_merge(n, mean, m2, low, n1, center, bn_block_m2(s, q, inverse), s * inverse);
 }
 
-/* 1 / sqrt(var + eps). A constant channel with eps = 0 has scale 1; a channel without any value has scale 0. */
+/* 1 / sqrt(var + eps). A constant channel with eps = 0 has scale 1; a channel without any value has scale 0, and is asked
+ * before the root is drawn, or loops of it would not vectorize. */
 BN_FN double bn_rstd(double var, double eps, double count)
 {
-    const double v = var + eps, rstd = 1.0 / sqrt(v == 0.0 ? 1.0 : v);
-    return count == 0.0 ? 0.0 : rstd;
+    const double v = var + eps;
+    return 1.0 / sqrt(count == 0.0 ? BN_INFINITY : v == 0.0 ? 1.0 : v);
 }
 
 /* The same of a channel of n values whose mean is known. With eps = 0 its scale is 1 already where rounding alone may be

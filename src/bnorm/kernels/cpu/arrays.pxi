@@ -1,8 +1,8 @@
 # NumPy arrays to pointers and back.
 #
 # Uses FAR, bypasses, plan (plan).
-# Gives activation, data, folded, is_half, itemsize, matrix, narrowed, partial_size, result, scratch, target, to_type,
-# vector, vector_size, view, widened.
+# Gives activation, data, folded, itemsize, matrix, narrow_of, narrowed, partial_size, result, scratch, target,
+# to_type, vector, vector_size, view, widened.
 
 cdef inline void* data(cnp.ndarray a) noexcept:
     return NULL if a is None else cnp.PyArray_DATA(a)
@@ -125,6 +125,7 @@ cdef inline size_t vector_size(const Job* job) noexcept nogil:
 cdef inline void folded(Job* job, char* memory) noexcept nogil:
     """Where the numbers of the channels go in the loops' type: three vectors of the forward, and three of a gradient."""
     cdef size_t size = vector_size(job)
+    memory += -<size_t>memory & 63      # scratch has so many bytes more: no vector of numbers lies in two cache lines
     job.high = memory
     job.scale = memory + size
     job.shift = memory + 2 * size

@@ -1,8 +1,7 @@
 # Batch normalization: its pieces, and both passes of each direction in one call.
 #
-# Uses activation, data, folded, is_half, itemsize, matrix, narrowed, partial_size, result, scratch, target, to_type,
-# vector, vector_size, view, widened (arrays), fits, run (plan), Target, assume, move_by_stats, refuse, take
-# (statistics).
+# Uses activation, data, folded, itemsize, matrix, partial_size, result, scratch, target, to_type, vector,
+# vector_size, view (arrays), fits, run (plan), Target, assume, move_by_stats, refuse, take (statistics).
 # Gives entries only.
 
 

@@ -1,6 +1,6 @@
 # Layer, group, instance and RMS normalization.
 #
-# Uses activation, data, is_half, narrowed, result, scratch, vector, widened (arrays), FAR, bypasses, plan_rows,
+# Uses activation, data, narrow_of, narrowed, result, scratch, vector, widened (arrays), FAR, bypasses, plan_rows,
 # run_rows (plan).
 # Gives entries only.
 

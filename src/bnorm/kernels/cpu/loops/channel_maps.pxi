@@ -10,12 +10,13 @@
 # Outputs larger than the cache are finished in a small buffer and streamed to memory past the cache.
 #
 # Uses activated, identity, leaky, pulled, relu (activations), Columns, from_position, spread (channel_columns),
-# weights_of_row (channel_moments).
+# weights_of_row (channel_moments), done, taken (channel_narrow).
 # Gives Output, Run, SCALAR_RUN, gradient_run, longest, map_columns, map_runs, normalize_run, room.
 
 cdef enum:
     SCALAR_RUN = 32     # from this length a run is mapped with its channel's numbers in registers
     LINE = 1024         # values mapped at a time, half as many float64: the first cache holds the numbers of so many
+    TURN = 32           # lines from which it pays to begin them where lines of the cache do
     LOOK = 512          # values looked at before they are mapped: enough to pay, and few enough to overlap with the map
 
 
@@ -286,14 +287,14 @@ cdef inline Py_ssize_t repeats(Py_ssize_t plane, Py_ssize_t most) noexcept nogil
 
 
 cdef inline const real* spread_of(
-    const void* values, Py_ssize_t c, Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, real* columns
+    const void* values, Py_ssize_t c, Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint turns, real* columns
 ) noexcept nogil:
     """The numbers of all columns of a line; where it is one row of as many channels, they lie there already."""
     if values == NULL:
         return NULL
-    if widen == 0 and run == 1:
+    if widen == 1 and run == 1 and not turns:
         return <const real*>values + c
-    spread(<const real*>values + c, max(<Py_ssize_t>1, widen), channels, run, columns)
+    spread(<const real*>values + c, widen, channels, run, columns)
     return columns
 
 
@@ -340,7 +341,7 @@ cdef void map_columns(
     cdef const real* v
     cdef const real* g
     cdef Py_ssize_t most = longest(x), run = job.inner, plane = job.channels * run
-    cdef Py_ssize_t at = first * job.widen * plane, stop = last * job.widen * plane, step = plane, widen = 0
+    cdef Py_ssize_t at = first * job.widen * plane, stop = last * job.widen * plane, step = plane, widen = 1
     cdef Py_ssize_t channels, width, lead = 0, i, j, k, n, e
     cdef bint whole = end - begin == job.channels and plane <= most
     if last == job.rows:
@@ -348,18 +349,18 @@ cdef void map_columns(
     if whole:
         widen = max(<Py_ssize_t>1, min(repeats(plane, most), (stop - at) // plane))
         step = widen * plane
-        if job.weight == NULL and step >= 16 and out.narrow == BN_REAL:
+        if job.weight == NULL and out.narrow == BN_REAL and step >= 16 and stop - at >= TURN * step:
             lead = (-<size_t>(<real*>out.y + at) & 63) // sizeof(real)
     line.w = NULL if job.weight == NULL else <const void*>wr
     while begin < end:
         channels = end - begin if whole or run == 1 else min(end - begin, most // run)
-        width = max(<Py_ssize_t>1, widen) * channels * run
-        line.h = spread_of(job.high, begin, widen, channels, run, h)
-        line.scale = spread_of(job.scale, begin, widen, channels, run, scale)
-        line.shift = spread_of(job.shift, begin, widen, channels, run, shift)
-        line.a = spread_of(job.a, begin, widen, channels, run, a)
-        line.b = spread_of(job.b, begin, widen, channels, run, b)
-        line.c = spread_of(job.c, begin, widen, channels, run, c)
+        width = widen * channels * run
+        line.h = spread_of(job.high, begin, widen, channels, run, lead, h)
+        line.scale = spread_of(job.scale, begin, widen, channels, run, lead, scale)
+        line.shift = spread_of(job.shift, begin, widen, channels, run, lead, shift)
+        line.a = spread_of(job.a, begin, widen, channels, run, lead, a)
+        line.b = spread_of(job.b, begin, widen, channels, run, lead, b)
+        line.c = spread_of(job.c, begin, widen, channels, run, lead, c)
         i = at + begin * run
         while i < stop:
             k = 0

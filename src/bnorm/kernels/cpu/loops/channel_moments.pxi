@@ -7,7 +7,7 @@
 # as n_b <= 3 n. So the first block is small, and every next one three times what was before it.
 #
 # Uses Block, FETCH_COLUMNS, columns_of, gather, spread, values_of, width_of, zero (channel_columns).
-# Gives Parts, block_moments, careful_sums, centered_sums, weights_of_row.
+# Gives Parts, block_moments, careful_sums, centered_sums, weights_of_row, wide_sums.
 
 cdef enum:
     TOGETHER = 32   # rows whose sums are made for themselves before they are added: rounding grows with both numbers

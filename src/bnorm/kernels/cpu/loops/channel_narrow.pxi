@@ -4,8 +4,10 @@
 #
 # Integers without weights need no center: their sums and sums of squares have room in 64 bits, and are exact.
 #
-# Uses Block, from_position, width_of (channel_columns), LINE (channel_maps), add_block (channel_tasks).
-# Gives Lines, integer_task, narrow_block, read_line, taken.
+# Uses Block, Columns, columns_of, from_position, gather, values_of, width_of, zero (channel_columns), pair_sums,
+# products_beyond_float, pulled_pair_sums (channel_grads), Output (channel_maps), Parts, centered_sums, wide_sums
+# (channel_moments), add_block, parts_at (channel_tasks).
+# Gives done, integer_task, narrow_block, read_doubles, read_floats, taken, write_floats.
 
 
 cdef inline void read_values(int kind, const void* values, Py_ssize_t at, Py_ssize_t n, real* to) noexcept nogil:

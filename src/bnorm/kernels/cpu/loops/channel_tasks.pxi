@@ -2,10 +2,11 @@
 # gives the same bits whoever computed them.
 #
 # Uses Block, Columns, block_rows, bounded, from_position, one_nan, run_block, zero (channel_columns), block_sums
-# (channel_grads), Output, SCALAR_RUN, map_columns, map_runs (channel_maps), Parts, block_moments (channel_moments).
-# Gives center_sums_double, center_sums_float, finish_backward, finish_forward, fold_backward_double,
+# (channel_grads), Output, SCALAR_RUN, map_columns, map_runs (channel_maps), Parts, block_moments (channel_moments),
+# integer_task, narrow_block (channel_narrow).
+# Gives add_block, center_sums_double, center_sums_float, finish_backward, finish_forward, fold_backward_double,
 # fold_backward_float, fold_forward_double, fold_forward_float, map_double, map_float, merge_moments, merge_sums,
-# reduce_double, reduce_float.
+# parts_at, reduce_double, reduce_float.
 
 
 cdef inline Parts parts_at(const Job* job, Py_ssize_t c, double* partial) noexcept nogil:
@@ -198,7 +199,7 @@ cdef void finish_forward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept no
     These are then known to be of job.seen values, or of one.
     """
     cdef Py_ssize_t c, size = job.channels
-    cdef double values
+    cdef double values, eps = job.eps
     cdef double* mean = job.stats
     cdef double* var = mean + size
     cdef double* rstd = var + size
@@ -209,13 +210,16 @@ cdef void finish_forward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept no
         for c in range(begin, end):
             mean[c] = bn_plain(n[size + c] + n[3 * size + c])
             var[c] = bn_plain(n[2 * size + c] / (n[c] if n[c] > 0.0 else 1.0))
-    if job.eps > 0.0 and n != NULL:     # loops of their own for what every training step does: they vectorize
+    if eps > 0.0 and n != NULL:     # loops of their own for what layers do: they vectorize
         for c in range(begin, end):
-            rstd[c] = bn_plain(bn_rstd(var[c], job.eps, n[c]))
+            rstd[c] = bn_plain(bn_rstd(var[c], eps, n[c]))
+    elif eps > 0.0:
+        for c in range(begin, end):
+            rstd[c] = bn_plain(bn_rstd(var[c], eps, 1.0))
     else:
         for c in range(begin, end):
             values = n[c] if n != NULL else 1.0 if job.seen == NULL or not job.seen[c] > 0.0 else job.seen[c]
-            rstd[c] = bn_plain(bn_channel_rstd(mean[c], var[c], job.eps, values))
+            rstd[c] = bn_plain(bn_channel_rstd(mean[c], var[c], eps, values))
     for c in range(begin, end):
         scale[c] = rstd[c] if job.gamma == NULL else bn_plain(job.gamma[c] * rstd[c])
         shift[c] = 0.0 if job.beta == NULL else job.beta[c]
@@ -234,7 +238,8 @@ cdef void fold_forward(Job* job, Py_ssize_t begin, Py_ssize_t end, real* high) n
         high[c] = <real>mean[c]
         a[c] = <real>gain
         b[c] = <real>bn_fold(<double>high[c], mean[c], gain, shift[c])
-        if job.dy == NULL:
+    if job.dy == NULL:
+        for c in range(begin, end):
             one_nan(&high[c], &a[c], &b[c])
 
 
@@ -276,13 +281,15 @@ cdef void fold_backward(Job* job, Py_ssize_t begin, Py_ssize_t end, real* high) 
     cdef real* a = <real*>job.a
     cdef real* b = <real*>job.b
     cdef real* g = <real*>job.c
-    cdef double slope
+    cdef double slope, unit = -job.unit     # here, or the loop would read it again after every store
     for c in range(begin, end):
-        slope = bounded(-job.unit * tilt[c], high)
+        slope = bounded(unit * tilt[c], high)
         a[c] = <real>bounded(scale[c], high)
         b[c] = <real>slope
-        g[c] = <real>bn_fold(<double>high[c], mean[c], slope, -job.unit * rest[c])
+        g[c] = <real>bn_fold(<double>high[c], mean[c], slope, unit * rest[c])
+    for c in range(begin, end):     # loops of their own, which vectorize
         one_nan(&high[c], &b[c], &g[c])
+    for c in range(begin, end):
         one_nan(&high[c], &a[c], &g[c])
 
 
