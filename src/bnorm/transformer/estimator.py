@@ -50,7 +50,8 @@ class BatchNormTransformer(
 
     NaN is left out of the statistics and stays NaN, and so does what a masked array masks; infinity is refused. A
     feature never seen is NaN until it is seen.
-    float16, float32 and float64 keep their type, whatever else becomes float64; statistics are float64.
+    float16, float32 and float64 keep their type, whatever else becomes float64; statistics are float64. Bools and
+    integers of 8 and 16 bits are read as they lie, without a copy of the table in float64.
 
     Fitted on a CuPy array it lives on the GPU: it takes and returns CuPy arrays, and its attributes are such. The layer
     moves it, by `layer_.to("cpu")` and `layer_.to("cuda")`. The host waits for the GPU once in every call that reads a
@@ -282,7 +283,7 @@ class BatchNormTransformer(
         dX : ndarray of shape (n_samples, n_features)
         """
         self._check_fitted()
-        x = tables.dense(self._table(X))
+        x = checks.floating(tables.dense(self._table(X)))
         dy = checks.gradient(WHO, dY, x.shape, x.dtype, type(x))
         dx, self.gamma_grad_, self.beta_grad_ = self._state.pull_back(x, dy)
         return dx
@@ -338,11 +339,12 @@ class BatchNormTransformer(
     def _table(self, X: Any, writeable: bool = False) -> Any:
         """X as an array of floats that fits, on the side of the layer; infinity may still be in it."""
         side = self._state.array_type
-        if plain(X, side, writeable) and X.shape[1] == self.n_features_in_ and "feature_names_in_" not in self.__dict__:
+        integers = not writeable
+        if plain(X, side, writeable, integers) and X.shape[1] == self.n_features_in_ and "feature_names_in_" not in self.__dict__:
             return X
         if (found := columns(self, X, reset=False)) is not None:
             return found if side is ndarray else moved(found.dense(), side)
-        return floats(partial(validate_data, self, reset=False), X, side, writeable)
+        return floats(partial(validate_data, self, reset=False), X, side, writeable, integers)
 
     def _check_fitted(self) -> None:
         if "layer_" not in self.__dict__:

@@ -248,6 +248,7 @@ cdef void open_rows(
     a row or of some that are read together, the next are fetched."""
     cdef Py_ssize_t size = job.channels * job.inner, at = (o * job.groups + begin) * size
     out.y = <char*>job.y
+    out.narrow = BN_REAL
     out.streamed = job.stream
     if job.stream:
         bn_open(&out.lines)
