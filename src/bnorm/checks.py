@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from bnorm.kernels import BACKENDS, cpu, kernels_for, view
+from bnorm.kernels import BACKENDS, kernels_for, view
 
 FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))  # NumPy's own, in the machine's byte order
 FLOAT64 = np.dtype("float64")
@@ -46,9 +46,7 @@ def real(who: str, name: str, value: object, kind: type | None = None, beside: s
     return a
 
 
-def array(
-    who: str, x: object, kind: type | None = None, beside: str = "x", *, integers: bool = False
-) -> ndarray:
+def array(who: str, x: object, kind: type | None = None, beside: str = "x", *, integers: bool = False) -> ndarray:
     """x as an array that has kernels: of the types of its backend, in either byte order; bools and integers convert.
 
     integers: those that the kernels of channels read as they are stay; what is made of them is float64.

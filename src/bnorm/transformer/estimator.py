@@ -339,12 +339,13 @@ class BatchNormTransformer(
     def _table(self, X: Any, writeable: bool = False) -> Any:
         """X as an array of floats that fits, on the side of the layer; infinity may still be in it."""
         side = self._state.array_type
-        integers = not writeable
-        if plain(X, side, writeable, integers) and X.shape[1] == self.n_features_in_ and "feature_names_in_" not in self.__dict__:
+        whole = not writeable
+        named = "feature_names_in_" in self.__dict__
+        if plain(X, side, writeable, whole) and X.shape[1] == self.n_features_in_ and not named:
             return X
         if (found := columns(self, X, reset=False)) is not None:
             return found if side is ndarray else moved(found.dense(), side)
-        return floats(partial(validate_data, self, reset=False), X, side, writeable, integers)
+        return floats(partial(validate_data, self, reset=False), X, side, writeable, whole)
 
     def _check_fitted(self) -> None:
         if "layer_" not in self.__dict__:

@@ -1,7 +1,8 @@
 """Tables for the transformer: their moments and their map, in one pass and without a temporary as large as they are.
 
-A table is a checked array, float16, float32 or float64 (rows, features), that may hold NaN, or of bools or integers of
-8 and 16 bits, of which float64 is made. Infinity is refused, and shows in what a pass computes anyway; only then is the table searched for it.
+A table is a checked array, float16, float32 or float64 (rows, features), that may hold NaN; or of bools or integers of
+8 and 16 bits, of which float64 is made. Infinity is refused, and shows in what a pass computes anyway; only then is the
+table searched for it.
 
 On a device a table goes through the kernels at once, and a strided one is copied. The host waits for few numbers, which
 come together: once for each pass over a table, once more for sample weights, for rows that fade, and to find infinity.

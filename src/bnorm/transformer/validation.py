@@ -58,9 +58,7 @@ def columns(estimator: Any, X: Any, reset: bool) -> Columns | None:
     return arrow.columns_of(WHO, table)
 
 
-def floats(
-    validate: Callable[..., Any], X: Any, kind: type, writeable: bool = False, integers: bool = False
-) -> Any:
+def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = False, integers: bool = False) -> Any:
     """X as an array of floats, of that kind, or as Blocks if it is Dask's; infinity may still be in it.
 
     integers: INTEGERS stay what they are, but in Blocks, on a device, or where they would be written to.

@@ -1,8 +1,8 @@
 # NumPy arrays to pointers and back.
 #
 # Uses FAR, bypasses, plan (plan).
-# Gives activation, data, folded, itemsize, matrix, narrow_of, narrowed, partial_size, result, scratch, target,
-# to_type, vector, vector_size, view, widened.
+# Gives activation, data, folded, is_wide, itemsize, matrix, narrow_of, partial_size, result, scratch, target,
+# to_type, vector, vector_size, view.
 
 cdef inline void* data(cnp.ndarray a) noexcept:
     return NULL if a is None else cnp.PyArray_DATA(a)
@@ -32,7 +32,8 @@ cdef inline cnp.ndarray result(cnp.ndarray x, cnp.ndarray out):
         if not cnp.PyArray_ISCARRAY(out) or cnp.PyArray_TYPE(out) != kind \
                 or cnp.PyArray_SIZE(out) != cnp.PyArray_SIZE(x):
             dtype = x.dtype if kind == cnp.PyArray_TYPE(x) else "float64"
-            raise ValueError(f"out: expected writeable, aligned and contiguous memory for {x.size} values of {dtype}")
+            raise ValueError("out: expected writeable, aligned and contiguous memory "
+                             f"for {x.size} values of {dtype}")
         return out
     return empty(cnp.PyArray_NDIM(x), cnp.PyArray_DIMS(x), kind)
 
@@ -123,7 +124,7 @@ cdef inline size_t vector_size(const Job* job) noexcept nogil:
 
 
 cdef inline void folded(Job* job, char* memory) noexcept nogil:
-    """Where the numbers of the channels go in the loops' type: three vectors of the forward, and three of a gradient."""
+    """Where the numbers of channels go in the loops' type: three vectors of the forward, and three of a gradient."""
     cdef size_t size = vector_size(job)
     memory += -<size_t>memory & 63      # scratch has so many bytes more: no vector of numbers lies in two cache lines
     job.high = memory

@@ -1,5 +1,5 @@
-# Numbers of 8 and 16 bits on their way through the loops of the channels, which know float and double: narrow.h says what
-# becomes what. A line of a map is converted before and after it is made; a block of a reduction some rows at a time, so
+# Numbers of 8 and 16 bits on their way through the loops of the channels, which know float and double: narrow.h says
+# what becomes what. A line of a map is converted before and after it is made; a block of a reduction some rows at a time, so
 # that they stay near the processor, and each part is summed as a block of its own.
 #
 # Integers without weights need no center: their sums and sums of squares have room in 64 bits, and are exact.
@@ -71,7 +71,7 @@ cdef void read_rows(
 cdef bint next_part(
     Job* job, Py_ssize_t at, const Block* b, Py_ssize_t most, Py_ssize_t* begin, Block* part, real* x, real* dy
 ) noexcept nogil:
-    """Convert the next rows of a block at position `at`, at most so many, from row begin[0] on; whether there are any."""
+    """Convert the next rows of a block at position `at`, at most so many, from begin[0] on; whether there are any."""
     cdef Py_ssize_t r = begin[0]
     if r > b.rows or r == b.rows and b.extra == 0:
         return False
@@ -209,9 +209,9 @@ cdef void integer_run(Job* job, Py_ssize_t r, Py_ssize_t c, int64_t* s, int64_t*
 
 cdef void integer_task(Job* job, Py_ssize_t t) noexcept nogil:
     """A task of the moments of integers, all of the same weight: sums in 64 bits, where the moments come to lie."""
-    cdef Py_ssize_t p = t // job.groups, first = p * job.piece, last = min(first + job.piece, job.rows), size = job.channels
-    cdef Py_ssize_t begin = (t % job.groups) * job.group, end = min(begin + job.group, size), c, r, n
-    cdef Py_ssize_t plane = job.widen * job.inner, values = max(<Py_ssize_t>0, last - first) * plane
+    cdef Py_ssize_t p = t // job.groups, first = p * job.piece, last = min(first + job.piece, job.rows)
+    cdef Py_ssize_t begin = (t % job.groups) * job.group, end = min(begin + job.group, job.channels), c, r, n
+    cdef Py_ssize_t size = job.channels, plane = job.widen * job.inner, values = max(<Py_ssize_t>0, last - first) * plane
     cdef double* partial = job.partial + p * 4 * size
     cdef int64_t* s = <int64_t*>partial
     cdef int64_t* q = s + size
@@ -226,8 +226,8 @@ cdef void integer_task(Job* job, Py_ssize_t t) noexcept nogil:
             for r in range(first, last):
                 integer_run(job, r, c, s + c, q + c)
         else:
-            integer_sums(job, (first * plane * size) + c * job.inner, last - first, plane * size, n * plane, n, job.inner,
-                         s + c, q + c)
+            integer_sums(job, first * plane * size + c * job.inner, last - first, plane * size, n * plane, n,
+                         job.inner, s + c, q + c)
             if last == job.rows and job.outer > job.rows * job.widen:
                 integer_sums(job, last * plane * size, 1, 0, (job.outer - job.rows * job.widen) * n * job.inner, n,
                              job.inner, s, q)

@@ -10,7 +10,7 @@
 # (channel_moments), backward_map, forward_maps, gradient_of_columns, through_statistics (row_maps), Affine, BATCH,
 # EIGHTH, FETCH_SHARE, SHORT, short_moments, short_pair_sums, short_scaled_sums (row_short), affine_of, column_sums,
 # finish_sums, readable, row_numbers, sums_of_long_rows (row_sums).
-# Gives rows_double, rows_float.
+# Gives FETCH_BYTES, rows_double, rows_float.
 
 cdef enum:
     FETCH_BYTES = 1 << 18   # bytes at most that are fetched while the rows before are written

@@ -16,6 +16,7 @@
 #   row_sums.pxi           gradient sums of rows with one gamma for each value
 #   row_maps.pxi           the maps of rows
 #   row_tasks.pxi          layer, group, instance and RMS norm: a row at a time
+#   row_narrow.pxi         the same of float16 and bfloat16, some rows at a time by way of float32
 
 from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport INFINITY, NAN, fabs
@@ -123,6 +124,7 @@ include "row_short.pxi"
 include "row_sums.pxi"
 include "row_maps.pxi"
 include "row_tasks.pxi"
+include "row_narrow.pxi"
 
 cdef Loops table
 
@@ -145,5 +147,6 @@ table.read[1] = read_doubles
 table.write = write_floats
 table.rows[0] = rows_float
 table.rows[1] = rows_double
+table.narrow_rows = narrow_rows
 
 loops = PyCapsule_New(&table, "bnorm.loops", NULL)
