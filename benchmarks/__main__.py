@@ -12,7 +12,7 @@ import numpy as np
 import bnorm
 from bnorm.kernels import cpu
 
-from . import adapters, growth, machine, plot, shapes, table, targets
+from . import adapters, growth, machine, plot, shapes, table, targets, types
 from .copying import Copy
 from .exact import exact
 from .processes import Remote
@@ -25,13 +25,13 @@ HELD, HELD_HERE = 6, 3  # times the array: the most that a library takes for its
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few shapes, float32, all threads: under two minutes")
+    parser.add_argument("--quick", action="store_true", help="a few shapes, float32, all threads: a minute")
     parser.add_argument("--others", action="store_true", help="shapes that nobody tunes for, instead of the named ones")
     parser.add_argument("--match", metavar="TEXT", help="only cases with this in their name, such as '(32, 64)'")
     parser.add_argument("--only", nargs="+", metavar="LIBRARY", choices=adapters.NAMES, help="beside bnorm")
     parser.add_argument("--dtype", choices=DTYPES)
     parser.add_argument("--threads", type=int, metavar="N", help="for every library; by default 1, and then all")
-    parser.add_argument("--save", action="store_true", help="into results/, and from there into README.md")
+    parser.add_argument("--save", action="store_true", help="into results/, and from there into both READMEs")
     parser.add_argument("--targets", action="store_true", help="measure nothing: the saved results against the targets")
     options = parser.parse_args()
     if options.targets:
@@ -55,14 +55,15 @@ def main() -> None:
     threads = [options.threads] if options.threads else [every] if options.quick else sorted({1, every})
     dtypes = [options.dtype] if options.dtype else DTYPES[:1] if options.quick else DTYPES
     names = [name for name in adapters.NAMES if not options.only or name in (adapters.OURS, *options.only)]
+    names = [name for name in names if not options.quick or name not in adapters.SLOW]
     results = run(cases, dtypes, threads, every, names, QUICK if options.quick else FULL, grow=not part)
-    print(table.full(results))
+    print(table.brief(results) if options.quick else table.full(results))
     if options.save:
         path = table.RESULTS / machine.file_name()
         table.save(results, path)
         plot.draw_all(table.saved(), table.RESULTS)
-        table.write_readme()
-        print(f"\nsaved in {path}, and in {table.ROOT / 'README.md'}")
+        table.write_pages()
+        print(f"\nsaved in {path}, and in {' and '.join(map(str, table.PAGES))}")
 
 
 def run(
@@ -75,7 +76,7 @@ def run(
     grow: bool = False,
     process: Callable[[str], Local] = Remote,
 ) -> table.Results:
-    """The results, as they are saved. every: all threads that there are. grow: with those of `growth`."""
+    """The results, as they are saved. every: all threads that there are. grow: with those of `growth` and `types`."""
     rows, left_out, start, others = [], [], time.perf_counter(), machine.Others()
     with ExitStack() as stack:
         copies = {n: stack.enter_context(Copy(n)) for n in threads}
@@ -95,8 +96,10 @@ def run(
                     before = copies[n].sample()
                     found = measure(case, dtype, n, asked, effort, wanted)
                     rows += [row | {"copy": beside(before, copies[n].sample())} for row in found]
-        growths = None
+        growths = costs = None
         if grow:
+            _say(start, "types")
+            costs = types.measure()
             _say(start, "growth")
             streaming = [each for each in libraries if "scaler" in each.about.kinds and each.about.target]
             growths = {
@@ -113,6 +116,7 @@ def run(
         "others": others.cores(),
         "left_out": left_out,
         "growth": growths,
+        "types": costs,
         "rows": rows,
     }
 

@@ -98,11 +98,13 @@ def calls() -> dict[str, Callable[[], object]]:
     """By name, on float32 of 256 rows and 64 columns; with a stand-in for CuPy in its place."""
     import bnorm.functional as F
     from bnorm.kernels import gpu
+    from bnorm.kernels.rule import Rule
 
     x, out = Array(SHAPE, "float32"), Array(SHAPE, "float32")
     gamma, beta = Array(SHAPE[1:], "float64"), Array(SHAPE[1:], "float64")
     rows = Array((SHAPE[0], 1, SHAPE[1], 1), "float32")
-    running = gamma, beta, 0.1, None, 0, "skip"
+    arrays = gamma, beta, None, gamma, None, None, None  # of a layer: mean, var and seen
+    running = Rule(0, *arrays, np.zeros(4, np.int64), 0.1, 1.0, 0.0, False, "skip")
     stats = Array((5, SHAPE[1]), "float64")
     mean = Array((SHAPE[0],), "float64")
     _, saved = F.batch_norm(x, gamma, beta, out=out)

@@ -1,15 +1,16 @@
-"""Write the README's table and the plot from the saved results: `python -m benchmarks.table`.
+"""Write the tables of README.md and benchmarks/README.md, and the plots: `python -m benchmarks.table`.
 
 It is the only author of those numbers. With --full it prints every number of the saved results instead.
 """
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
-from . import growth, targets
+from . import growth, targets, types
 from .machine import Others
 from .text import aligned, geometric_mean, markdown
 
@@ -17,6 +18,17 @@ ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
 PEERS = {"batch": "PyTorch", "rows": "PyTorch", "scaler": "scikit-learn"}  # those of the README's tables
+SUMMARY = {  # of the README's table, a line each
+    "batch norm, training": ("batch", "forward"),
+    "batch norm, inference": ("batch", "inference"),
+    "batch norm, backward": ("batch", "backward"),
+    "layer, group and instance norm, forward": ("rows", "forward"),
+    "layer, group and instance norm, backward": ("rows", "backward"),
+    "`fit`": ("scaler", "fit"),
+    "`partial_fit`": ("scaler", "partial_fit"),
+    "`transform`": ("scaler", "transform"),
+    "`inverse_transform`": ("scaler", "inverse"),
+}
 OPERATIONS = {
     "batch": ["forward", "inference", "backward"],
     "rows": ["forward", "backward"],
@@ -24,6 +36,7 @@ OPERATIONS = {
 }
 Row = dict[str, Any]
 Results = dict[str, Any]
+Section = Callable[[Results, str], str]
 
 
 def save(results: Results, path: Path) -> None:
@@ -42,69 +55,141 @@ def saved() -> dict[str, Results]:
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
 
 
-def write_readme(path: Path = ROOT / "README.md") -> None:
-    text = path.read_text(encoding="utf-8")
-    path.write_text(replaced(text, saved()), encoding="utf-8")
+def write_pages() -> None:
+    """The README's summary, and every shape in benchmarks/README.md."""
+    for path, section in PAGES.items():
+        path.write_text(replaced(path.read_text(encoding="utf-8"), saved(), section), encoding="utf-8")
 
 
-def replaced(text: str, all_results: dict[str, Results]) -> str:
-    """The text with what stands between the markers replaced."""
+def replaced(text: str, all_results: dict[str, Results], section: Section) -> str:
+    """The text with what stands between the markers replaced by a section for every machine."""
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"expected {BEGIN} and {END} once each")
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    middle = "\n\n".join(section(results, name) + "\n" for name, results in all_results.items())
-    return f"{before}{BEGIN}\n{middle}{END}{after}"
+    middle = "\n\n".join(section(results, name) for name, results in all_results.items())
+    return f"{before}{BEGIN}\n{middle}\n{END}{after}"
 
 
-def section(results: Results, name: str) -> str:
-    """What the README shows of one machine: float32, all threads, fresh results; of the rest the means."""
+def summary(results: Results, name: str = "") -> str:
+    """What the README shows of one machine: the means, fresh and `out=`, and every case in which a peer was faster."""
+    threads = max(results["threads"])
+    kinds = [(dtype, variant) for dtype in results["dtypes"] for variant in ("", " out=")]
+    table = [["", *(f"{dtype}, {'`out=`' if variant else 'fresh'}" for dtype, variant in kinds)]]
+    losses = []
+    for what, (group, operation) in SUMMARY.items():
+        rows = [row for row in results["rows"] if (_group(row), row["operation"]) == (group, operation)]
+        line = [f"{what}, × {PEERS[group]}"]
+        for dtype, variant in kinds:
+            those = [row for row in rows if (row["dtype"], row["threads"]) == (dtype, threads)]
+            found = {_case(row, variant): ratio(row, PEERS[group] + variant) for row in those if _has(row, variant)}
+            line.append(_mean_and_least(found.values()))
+            losses += [f"{case} **{times:.2f}**" for case, times in found.items() if times < 1]
+        if any(line[1:]):
+            table.append(line)
+    lines = [
+        f"**{heading(results)}** {_count(threads, 'thread')}: how many times as long the peer took, as the geometric "
+        f"mean over all shapes, with the least in brackets.{_disturbed(results)}",
+        "",
+        *markdown(table),
+        "",
+        f"The peer was faster here: {'; '.join(losses)}." if losses else "The peer was faster nowhere.",
+        "",
+        f"Of everything that was measured: {_means(results)}.",
+        "",
+    ]
+    if results.get("types"):
+        lines += [
+            f"What other types and weights cost, {types.SHAPE}, in times of what float32 takes:",
+            "",
+            *markdown(types.lines(results["types"])),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def by_shape(results: Results, name: str) -> str:
+    """Every shape of one machine in float32 on all threads."""
     threads = max(results["threads"])
     low, middle, high = results["copy"][str(threads)]["memory"]
     lines = [
-        f"{heading(results)} float32, {_count(threads, 'thread')}, fresh results: milliseconds, GB/s of the least "
-        "bytes, and how many times as long the peer took, in bold where it was faster. Copying large arrays ran at "
-        f"{middle:.3g} GB/s (quartiles {low:.3g} and {high:.3g}); more than that is the cache.{_disturbed(results)}",
+        f"**{heading(results)}** float32, {_count(threads, 'thread')}: milliseconds and GB/s of the least bytes with "
+        "fresh results, then how many times as long the peer took, with fresh results and with `out=`, in bold where "
+        f"it was faster. Copying large arrays ran at {middle:.3g} GB/s (quartiles {low:.3g} and {high:.3g}); more than "
+        f"that is the cache.{_disturbed(results)}",
         "",
     ]
     for group in PEERS:
         rows = [row for row in results["rows"] if _group(row) == group and row["dtype"] == "float32"]
         if table := _shapes([row for row in rows if row["threads"] == threads], group):
             lines += [*markdown(table), ""]
-    lines += [f"Geometric means of all that was measured (the least in brackets): {_means(results)}.", ""]
     if (RESULTS / f"{name}.png").exists():
-        lines += [f"![times as long as bnorm, by shape](benchmarks/results/{name}.png)", ""]
-    return "\n".join([*lines, "[What was measured, and how](benchmarks/README.md)."])
+        lines += [f"![times as long as bnorm, by shape, and the growth of cost](results/{name}.png)", ""]
+    return "\n".join(lines)
 
 
 def _group(row: Row) -> str:
     return row["kind"] if row["kind"] in PEERS else "rows"
 
 
+def in_group(row: Row, group: str) -> bool:
+    """Whether a row belongs to these lines of the tables."""
+    return _group(row) == group
+
+
+def short(results: Results) -> str:
+    """A machine in a few words."""
+    machine = results["machine"]
+    return f"{machine['processor'].replace('(R)', '')}, {_count(machine['cores'], 'core')}"
+
+
+def _case(row: Row, variant: str) -> str:
+    return f"{row['shape']} {row['operation']} {row['dtype']}{' `out=`' if variant else ''}"
+
+
+def _has(row: Row, variant: str) -> bool:
+    """Whether bnorm and the peer of the tables were both measured so."""
+    return f"bnorm{variant}" in row["ms"] and PEERS[_group(row)] + variant in row["ms"]
+
+
+def _mean_and_least(ratios: Iterable[float]) -> str:
+    found = list(ratios)
+    if not found:
+        return ""
+    least = f"{min(found):.2f}"
+    return f"{geometric_mean(found):.2f} ({least if min(found) >= 1 else f'**{least}**'})"
+
+
 def _shapes(rows: Sequence[Row], group: str) -> list[list[str]]:
     """A line for every shape, a column for every operation."""
-    by_shape: dict[str, dict[str, Row]] = {}
+    lines: dict[str, dict[str, Row]] = {}
     for row in rows:
-        by_shape.setdefault(row["shape"], {})[row["operation"]] = row
-    if not by_shape:
+        lines.setdefault(row["shape"], {})[row["operation"]] = row
+    if not lines:
         return []
     operations, peer = OPERATIONS[group], PEERS[group]
     table = [["", *operations]]
-    for name, those in by_shape.items():
+    for name, those in lines.items():
         table.append([name, *(_cell(those[operation], peer) for operation in operations)])
-    ratios = {o: [ratio(row, peer) for row in rows if row["operation"] == o and peer in row["ms"]] for o in operations}
-    if all(ratios.values()):
-        table.append([f"geometric mean, {peer}", *(f"{geometric_mean(ratios[o]):.2f}×" for o in operations)])
-    return table
+    means = []
+    for operation in operations:
+        those = [row for row in rows if row["operation"] == operation]
+        means.append(
+            " / ".join(
+                f"{geometric_mean(ratio(row, peer + variant) for row in found):.2f}×"
+                for variant in ("", " out=")
+                if (found := [row for row in those if _has(row, variant)])
+            )
+        )
+    return [*table, [f"geometric mean, {peer}", *means]] if any(means) else table
 
 
 def _cell(row: Row, peer: str) -> str:
     median = row["ms"]["bnorm"][1]
     text = f"{median:.3g} ms, {row['bytes'] / median * 1e-6:.3g} GB/s"
-    if peer not in row["ms"]:
-        return text
-    times = f"{ratio(row, peer):.2f}×"
-    return f"{text}, {times if ratio(row, peer) >= 1 else f'**{times}**'}"
+    times = [f"{ratio(row, peer + variant):.2f}×" for variant in ("", " out=") if _has(row, variant)]
+    bold = [each if float(each[:-1]) >= 1 else f"**{each}**" for each in times]
+    return f"{text}, {' / '.join(bold)}" if bold else text
 
 
 def _means(results: Results) -> str:
@@ -121,6 +206,40 @@ def _means(results: Results) -> str:
         if peer != "bnorm" and parts:
             found.append(f"{peer} {', '.join(parts)}")
     return "; ".join(found) or "no peer was there"
+
+
+def brief(results: Results) -> str:
+    """What --quick prints: at most 100 columns, fresh results, and who was faster how often."""
+    peers = [name for name in results["machine"]["versions"] if name != "bnorm"]
+    parts = [fill(heading(results), 100)]
+    for kinds in (("batch", "rows"), ("scaler",)):
+        rows = [row for row in results["rows"] if _group(row) in kinds]
+        there = [peer for peer in peers if any(peer in row["ms"] for row in rows)]
+        table = [["shape", "operation", "ms", "GB/s", *(f"× {peer}" for peer in there)]]
+        for row in rows:
+            times = [f"{ratio(row, peer):.2f}" if peer in row["ms"] else "" for peer in there]
+            median = row["ms"]["bnorm"][1]
+            speed = f"{row['bytes'] / median * 1e-6:.3g}"
+            table.append(
+                [row["shape"].replace(" channels last", ", last"), row["operation"], f"{median:.3g}", speed, *times]
+            )
+        if rows:
+            parts.append("\n".join(aligned(table, 2)))
+    parts.append(
+        fill("ms: one call of bnorm. × a library: how many times as long it took; below 1 it was faster.", 100)
+    )
+    for peer in peers:
+        found = {_case(row, ""): ratio(row, peer) for row in results["rows"] if peer in row["ms"]}
+        faster, worst = sum(times >= 1 for times in found.values()), min(found, key=found.__getitem__, default="")
+        if found:
+            parts.append(
+                fill(
+                    f"{peer}: bnorm was faster in {faster} of {_count(len(found), 'case')}, "
+                    f"{geometric_mean(found.values()):.3g} times in the mean, at least {found[worst]:.2f} ({worst}).",
+                    100,
+                )
+            )
+    return "\n\n".join(parts)
 
 
 def heading(results: Results) -> str:
@@ -193,6 +312,8 @@ def _disturbed(results: Results) -> str:
     return f" Other processes used {busy:.2g} cores meanwhile." if busy > Others.QUIET else ""
 
 
+PAGES: dict[Path, Section] = {ROOT / "README.md": summary, ROOT / "benchmarks" / "README.md": by_shape}
+
 if __name__ == "__main__":
     from . import plot
 
@@ -202,4 +323,4 @@ if __name__ == "__main__":
         print("\n\n".join(map(full, saved().values())))
     else:
         plot.draw_all(saved(), RESULTS)
-        write_readme()
+        write_pages()

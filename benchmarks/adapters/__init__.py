@@ -5,9 +5,10 @@ from importlib import import_module
 from .base import About, Adapter, Library
 
 OURS = "bnorm"
-NAMES = ["bnorm", "numpy", "torch", "sklearn", "river", "jax"]
+NAMES = ["bnorm", "numpy", "torch", "sklearn", "intelex", "river", "jax", "torch_compiled"]
+SLOW = ["torch_compiled"]  # to begin with: not in a quick run
 
-__all__ = ["NAMES", "OURS", "About", "Adapter", "Library", "Missing", "load"]
+__all__ = ["NAMES", "OURS", "SLOW", "About", "Adapter", "Library", "Missing", "load"]
 
 
 class Missing(RuntimeError):

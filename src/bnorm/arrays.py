@@ -1,6 +1,6 @@
 """Arrays of other libraries, seen as NumPy's or CuPy's through DLPack without a copy, and results given back as theirs.
 
-A library is one whose arrays have `__dlpack__`, be it PyTorch, JAX, or any other that follows the array API standard.
+Such a library has arrays with `__dlpack__`: PyTorch, JAX, or any other that follows the array API standard.
 """
 
 import sys

@@ -64,7 +64,7 @@ def array(x: ndarray, like: Any) -> Any:
 class Columns:
     """A table as Arrow has it: record batches, and of each of them a column for every feature.
 
-    It has as much of an array's manners as the transformer asks for.
+    It has those properties of an array that the transformer uses.
     """
 
     ndim = 2

@@ -24,7 +24,7 @@ def arrays_on(who: str, device: object) -> type:
         raise ValueError(f"{who}: device: expected one of {', '.join(DEVICES)}, got {device!r}")
     if device == "cpu":
         return ndarray
-    from bnorm.kernels import gpu  # which nobody else needs
+    from bnorm.kernels import gpu  # imported only where a device is asked for
 
     if reason := gpu.available():
         raise DeviceError(f"{who}: device: expected 'cpu', got 'cuda': {reason}")

@@ -13,6 +13,7 @@ from numpy import ndarray
 
 from bnorm import checks, overlap
 from bnorm.kernels import BACKENDS, view
+from bnorm.kernels.rule import Rule
 
 Gradients = tuple[ndarray, ndarray | None, ndarray | None]
 
@@ -108,7 +109,7 @@ def channel_forward(
     slope: float,
     weight: Any = None,
     out: ndarray | None = None,
-    running: tuple[Any, ...] | None = None,
+    running: Rule | None = None,
     given: Mapping[str, object] | None = None,
     seen: ndarray | None = None,
     shared: Any = None,

@@ -16,12 +16,12 @@ from numpy import ndarray
 
 from bnorm import devices
 from bnorm.kernels import BACKENDS
+from bnorm.kernels.rule import Rule
 
 AVERAGE, POOL, FADE = range(3)  # as in formulas.h
 BATCHES, SKIPPED, ROWS, UNCOUNTED = range(4)  # what `counters` counts: see Statistics
-LATER = 256  # batches on a device whose flags are kept until somebody asks for them; then they are counted, there
+LATER = 256  # batches on a device whose flags wait to be read; then they are counted, on the device
 LOG2 = float(np.log(2.0))
-Rule = tuple[Any, ...]
 
 
 class Statistics:
@@ -154,13 +154,13 @@ class Statistics:
         batch the stream has `rows` more), seen the sum of those before fading, and pairs as in formulas.h.
         typical: values of a batch, if some were never counted.
         """
-        rule = (*self.rule[:-1], "raise" if finite else "propagate")
+        rule = self.rule._replace(nonfinite="raise" if finite else "propagate")
         BACKENDS[type(self.mean)].move(rule, parts, seen, pairs, last, rows, batches, typical)
 
     def begin(self, parts: ndarray, rows: int) -> None:
         """From the statistics of a whole table, whose rows all weigh the same: an average is settled then."""
         kernels = BACKENDS[type(self.mean)]
-        kernels.move((POOL, *self.rule[1:-1], "propagate"), parts, None, None, None, rows)
+        kernels.move(self.rule._replace(mode=POOL, nonfinite="propagate"), parts, None, None, None, rows)
         if self.weight is not None:
             self.weight[...] = np.where(self.seen > 0, np.inf if self.mode == AVERAGE else self.seen, 0)
         if self.pairs is not None and self.last is not None:
@@ -226,7 +226,7 @@ class Statistics:
     def note(self, left: Any) -> int:
         """The channels that a batch left alone: their number, or 0 where a device has to be asked for it.
 
-        A device tells by flags, one per channel, at which nobody looks while batches go on, as the host would have to
+        A device tells by flags, one per channel, which are not read while batches go on, as the host would have to
         wait for each of them: `look` does.
         """
         return left if isinstance(left, int) else self._keep(left.flags)
@@ -291,7 +291,7 @@ class Statistics:
 
     def _settle(self) -> None:
         """Arrays and settings as the kernels take them."""
-        self.rule = (
+        self.rule = Rule(
             self.mode,
             *(self.mean, self.var, self.low, self.seen, self.weight, self.pairs, self.last, self.counters),
             *(self._momentum or 0.0, self._halflife or 1.0, float(self._ddof), self.from_data, self._nonfinite),

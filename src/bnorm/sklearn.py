@@ -207,7 +207,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
             raise
 
     def _is_plain(self, X: Any, in_place: bool = False, anew: bool = False) -> bool:
-        """Whether X is what scikit-learn would hand through as it is, and nothing else has to be looked after."""
+        """Whether scikit-learn would accept X without changing it, and nothing else has to be checked."""
         own = self.__dict__
         return (
             plain(X, ndarray, in_place)

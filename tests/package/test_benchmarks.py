@@ -23,6 +23,7 @@ from benchmarks import (
     text,
     threshold,
     timing,
+    types,
 )
 
 import bnorm
@@ -46,8 +47,10 @@ KINDS = {
     "numpy": [*NETS, "scaler"],
     "torch": NETS,
     "sklearn": ["scaler"],
+    "intelex": ["scaler"],
     "river": ["scaler"],
     "jax": NETS,
+    "torch_compiled": [],  # half a minute to compile
 }
 
 
@@ -170,8 +173,8 @@ def test_a_library_that_is_not_there_is_named_with_the_reason(monkeypatch):
     reason = "No module named 'benchmarks.adapters.nothing_of_that_name'"
     assert found["machine"]["missing"] == {"nothing_of_that_name": reason}
     assert set(found["machine"]["versions"]) == {"bnorm"}
-    for written in (table.section(found, ""), table.full(found)):
-        assert f" nothing_of_that_name: {reason}." in written
+    for written in (table.summary(found), table.by_shape(found, ""), table.brief(found), table.full(found)):
+        assert f" nothing_of_that_name: {reason}." in " ".join(written.split())
         assert not re.search(r"\bnan\b", written)
     monkeypatch.delitem(sys.modules, "benchmarks.adapters.jax", raising=False)
     monkeypatch.setitem(sys.modules, "jax", None)
@@ -192,12 +195,14 @@ def test_the_table_is_written(results, tmp_path, monkeypatch):
     table.save(results, tmp_path / "results" / "here.json")
     again = table.saved()
     assert again == {"here": results}
-    written = table.replaced(f"before\n{table.BEGIN}\nwhat was there\n{table.END}\nafter", again)
+    text = f"before\n{table.BEGIN}\nwhat was there\n{table.END}\nafter"
+    written = table.replaced(text, again, table.by_shape)
     assert written.startswith(f"before\n{table.BEGIN}\n")
     assert written.endswith(f"\n{table.END}\nafter")
     assert "what was there" not in written
     assert machine.processor() in written
     assert f"bnorm {bnorm.__version__}" in written
+    assert "| `transform`, × scikit-learn |" in table.replaced(text, again, table.summary)
     for case in TINY:
         assert written.count(f"| {case.name} |") == 1
     full = table.full(results)
@@ -209,15 +214,43 @@ def test_the_table_is_written(results, tmp_path, monkeypatch):
 def test_losses_stay_in(results):
     for row in results["rows"]:
         row["ms"] = {"bnorm": [1.0, 2.0, 3.0], "PyTorch": [1.0, 1.0, 1.0], "scikit-learn": [1.0, 6.0, 6.0]}
-    written = table.section(results, "")
-    assert written.count("**0.50×** |") == sum(len(case.passes) for case in TINY[:-1])
+    lost = sum(len(case.passes) for case in TINY[:-1])
+    written = table.by_shape(results, "")
+    assert written.count("**0.50×** |") == lost
     assert written.count("GB/s, 3.00× |") == 4
+    written = table.summary(results)
+    assert written.count(" **0.50**;") + written.count(" **0.50**.") == 2 * lost  # both types
+    assert "| batch norm, training, × PyTorch | 0.50 (**0.50**) |" in written
+    assert "| `fit`, × scikit-learn | 3.00 (3.00) |" in written
     assert "scikit-learn 3× (3.00×) in float32 on 1 thread" in written
+    results["machine"]["versions"] |= {"PyTorch": "1"}
+    assert "PyTorch: bnorm was faster in 0 of" in table.brief(results)
 
 
-def test_the_table_is_that_of_the_saved_results():
-    written = (table.ROOT / "README.md").read_text(encoding="utf-8")
-    assert table.replaced(written, table.saved()) == written, "python -m benchmarks.table"
+def test_quick_fits_a_terminal(results):
+    widest = {group: max((c.name for c in shapes.NAMED if (c.kind == "scaler") == group), key=len) for group in (0, 1)}
+    for row in results["rows"]:
+        row["shape"] = widest[row["kind"] == "scaler"]
+        peers = ("scikit-learn", "River") if row["kind"] == "scaler" else ("PyTorch", "JAX")
+        row["ms"] |= {peer: [1.0, 1234.5 * row["ms"]["bnorm"][1], 2.0] for peer in ("NumPy", *peers)}
+    results["machine"]["versions"] = dict.fromkeys(["bnorm", "NumPy", "PyTorch", "scikit-learn", "River", "JAX"], "1")
+    written = table.brief(results)
+    assert max(map(len, written.splitlines())) <= 100
+    assert not re.search("target|met|MISSED", written)
+
+
+@pytest.mark.parametrize("path", table.PAGES, ids=lambda path: path.parent.name + "/" + path.name)
+def test_the_tables_are_those_of_the_saved_results(path):
+    written = path.read_text(encoding="utf-8")
+    assert table.replaced(written, table.saved(), table.PAGES[path]) == written, "python -m benchmarks.table"
+
+
+def test_what_types_cost():
+    found = types.measure((4000, 3), BRIEF)
+    assert {"float64", "float16", "uint8", "float32, weights of rows"} <= set(found)
+    assert all(ratio > 0 for each in found.values() for ratio in each.values())
+    assert set(found["float16"]) == set(types.OPERATIONS)
+    assert len({len(line) for line in types.lines(found)}) == 1
 
 
 def row(shape="(9, 9)", operation="forward", kind="batch", dtype="float32", threads=2, nbytes=1e6, **ms):
@@ -331,7 +364,8 @@ def test_the_plot_is_drawn(results, tmp_path):
     pytest.importorskip("matplotlib")
     results["growth"] = {"curves": {"N": [[1, {"forward": 1.0}], [10, {"forward": 9.0}]]}}
     plot.draw_all({"here": results}, tmp_path)
-    assert (tmp_path / "here.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("here.png", "ratios.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_settings_are_given_back():

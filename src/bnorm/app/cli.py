@@ -242,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Interrupted as stop:
         print("bnorm: interrupted", file=sys.stderr)
         return stop.code
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (DataError, ValueError, ImportError, MemoryError) as error:

@@ -91,7 +91,7 @@ class Learner:
                 self.commit()
 
     def commit(self) -> None:
-        """The rows since the last batch are one, be it shorter than others."""
+        """The rows since the last batch are a batch, even if it is shorter than the others."""
         if self._steps:
             with self._signals.held():
                 self.learned.take(self._steps, self._missing, self._weighted)

@@ -126,7 +126,7 @@ def choose(
 
 
 def check_same_columns(sources: Sequence[Source], names: Iterable[str]) -> None:
-    """DataError where a later file has a column of numbers that the first has not: nobody said what to do with it."""
+    """DataError where a later file has a column of numbers that the first does not have: there is no rule for it."""
     known = set(names) | set(sources[0].columns)
     for s in sources[1:]:
         if more := [name for name in number_columns(s) if name not in known]:

@@ -34,8 +34,8 @@ class Learned:
     """The state of a transformer, without scikit-learn.
 
     rows      of all tables; where rows fade, those of its statistics are the age of one stream, as others were merged
-    extremes  the least and the greatest value of each feature, (2, features); None where nobody looked
-    missing   values of each feature that there were not; None where rows had weights and nobody counted
+    extremes  the least and the greatest value of each feature, (2, features); None where they were not looked for
+    missing   values of each feature that there were not; None where rows had weights, and were not counted
     """
 
     def __init__(self, stored: saving.Stored) -> None:

@@ -32,7 +32,7 @@ class Turn:
     """One call that all ranks make together, with one exchange in it; an error before the exchange reaches all.
 
     with Turn(comm, "BatchNorm1d(8): forward") as turn:
-        ...                                 # whoever raises here
+        ...                                 # an error here
         values = turn.share(value)          # makes all others raise RuntimeError here
     """
 

@@ -13,7 +13,7 @@ WHO = "merge_all"
 
 
 def merge_all(obj: Mergeable, comm: Communicator) -> Mergeable:
-    """The merge of what all ranks have, on every rank, as a new object; the given one stays as it is.
+    """The merge of what all ranks have, on every rank, as a new object; the given one is not changed.
 
     obj: Moments, or a fitted BatchNormTransformer that can be merged: momentum=None, or the same halflife on all ranks.
     comm: a communicator of mpi4py, or anything with its `allgather`. All ranks have to call.
@@ -40,7 +40,7 @@ def _merging(obj: Any) -> Callable[[list[Any]], Any]:
     """How several like obj are merged."""
     if isinstance(obj, Moments):
         return Moments.merge
-    transformers = sys.modules.get("bnorm.transformer")  # whoever has a transformer has imported it
+    transformers = sys.modules.get("bnorm.transformer")  # where there is a transformer, it has been imported
     if transformers is not None and isinstance(obj, transformers.BatchNormTransformer):
         return _merged_transformers
     raise TypeError(f"{WHO}: obj: expected Moments or a BatchNormTransformer, got {type(obj).__name__}")

@@ -17,13 +17,14 @@ from numpy import ndarray
 from bnorm import checks
 from bnorm.distributed.communicator import Communicator, Turn
 from bnorm.kernels import cpu, moved
+from bnorm.kernels.rule import Rule
 
 
 class Shared:
     """In place of the kernels, for one forward in training and its backward: their passes over the batch of all ranks.
 
     `forward`, `settle` and `backward` are those of the kernels; whatever else these have, it has too. Every call is
-    made within a `turn`, so that an error on one rank, be it before the kernels are reached, is one on all.
+    made within a `turn`, so that an error on one rank, even before the kernels are reached, is one on all.
     settings: what has to be the same on all ranks, or their statistics would not be.
     """
 
@@ -53,7 +54,7 @@ class Shared:
         var: None = None,
         weight: ndarray | None = None,
         slope: float = 1.0,
-        running: tuple[Any, ...] | None = None,
+        running: Rule | None = None,
         out: ndarray | None = None,
         seen: ndarray | None = None,
     ) -> tuple[ndarray, ndarray, float, int]:
@@ -67,12 +68,12 @@ class Shared:
             raise checks.SingleValueError(f"{self._who}: x: expected more than one value per channel, got one in all")
         self._count, self._rows = float(merged[0, 0]), positions
         self._parts = moved(merged, type(parts)) if self._count else parts  # without any value its means are 0
-        if running is not None and running[-1] == "raise":  # a trial, before anything is written to
-            self.settle(tuple(a.copy() if hasattr(a, "copy") else a for a in running))
+        if running is not None and running.nonfinite == "raise":  # a trial, before anything is written to
+            self.settle(running.copy())
         stats = kernels.finish(self._parts, gamma, beta, eps)
         return kernels.normalize(x, stats, slope, out), stats, self._count, 0
 
-    def settle(self, rule: tuple[Any, ...], *_: Any) -> Any:
+    def settle(self, rule: Rule, *_: Any) -> Any:
         """Move statistics by the batch of all ranks."""
         if not self._count:
             return 0

@@ -50,7 +50,7 @@ def suffix_of(who: str, path: Any) -> str:
 
 
 def write(who: str, path: Any, config: Config, arrays: Mapping[str, ndarray]) -> None:
-    """Write a file; whoever looks sees the one that was there before, or all of the new one."""
+    """Write a file in one step: a reader sees the file that was there before, or all of the new one."""
     suffix = suffix_of(who, path)
     text = json.dumps({"format": VERSION} | config, separators=(",", ":"))
     dense = {name: np.asarray(a, order="C") for name, a in arrays.items()}

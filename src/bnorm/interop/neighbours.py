@@ -86,7 +86,7 @@ def only_axis(who: str, layer: Any, axis: int, name: str) -> None:
 
 
 def batch_norm_for(who: str, ndim: int | None) -> type[BatchNorm]:
-    """The batch norm for arrays of so many dimensions; of 2 or 3 where nobody knows."""
+    """The batch norm for arrays of so many dimensions; of 2 or 3 where the number is not known."""
     if ndim is not None and ndim not in BATCH_NORMS:
         raise ValueError(f"{who}: ndim: expected one of 2, 3, 4 and 5 dimensions of x, got {ndim!r}")
     return BatchNorm1d if ndim is None else BATCH_NORMS[ndim]

@@ -177,7 +177,7 @@ BN_FN bn_statistics bn_average(bn_statistics s, bn_batch b, bn_rule r)
     return s;
 }
 
-/* A variance that has nothing to be divided by stays as it is. The first batch replaces whatever stood there. */
+/* A variance that has nothing to be divided by does not change. The first batch replaces whatever stood there. */
 BN_FN bn_statistics bn_pool(bn_statistics s, bn_batch b, bn_rule r)
 {
     double n = s.weight, mean = n == 0.0 ? 0.0 : s.mean, low = n == 0.0 ? 0.0 : s.low;

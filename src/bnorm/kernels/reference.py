@@ -29,9 +29,10 @@ import numpy as np
 
 from bnorm.kernels import MEAN_SQUARE, VARIANCE
 
-from .reference_statistics import Rule, assign, merge, move, settle
+from .reference_statistics import assign, merge, move, settle
+from .rule import Rule
 
-__all__ = ["Rule", "assign", "merge", "move", "settle"]
+__all__ = ["assign", "merge", "move", "settle"]
 
 Array = np.ndarray[Any, Any]
 
@@ -168,9 +169,8 @@ def forward(
         count = float(x.shape[0] * prod(x.shape[2:]) if weight is None else weight.sum())
         parts = moments(x, weight)
         stats = finish(parts, gamma, beta, eps)
-        if running is not None and running[-1] == "raise":
-            trial = tuple(a.copy() if isinstance(a, np.ndarray) else a for a in running)
-            settle(trial, stats, count, x.size)
+        if running is not None and running.nonfinite == "raise":
+            settle(running.copy(), stats, count, x.size)
     return normalize(x, stats, slope, out), stats, count, 0
 
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from .rule import NAMES, Rule
+
 Array = np.ndarray[Any, Any]
-Rule = tuple[Any, ...]  # of a bnorm.running.Statistics
 AVERAGE, POOL, FADE = range(3)
-NAMES = ("mean", "var", "low", "seen", "weight", "pairs", "last")  # of the arrays of a rule, from its second place on
 
 
 @np.errstate(all="ignore")
@@ -46,7 +46,7 @@ def move(
 
 def assign(rule: Rule, source: Rule) -> None:
     """Copy the arrays of the same statistics elsewhere into these."""
-    for to, values in zip(rule[1:9], source[1:9], strict=True):
+    for to, values in zip(rule.arrays, source.arrays, strict=True):
         if to is not None:
             to[...] = values
 
@@ -71,9 +71,9 @@ def _batch_of(rule: Rule, stats: Array, count: float, rows: int) -> tuple[Array,
     """parts, seen, pairs and last of a batch of a layer."""
     n = np.full(stats.shape[1], count)
     square = n
-    seen, last = n, n * 0 + rule[8][2] + rows
-    if rule[0] == FADE:
-        fade = 0.5 ** (np.arange(rows) / rule[10])
+    seen, last = n, n * 0 + rule.counters[2] + rows
+    if rule.mode == FADE:
+        fade = 0.5 ** (np.arange(rows) / rule.halflife)
         square, n = n * (fade**2).mean(), n * fade.mean()
     return np.stack([n, stats[0], stats[1] * n, 0 * n]), seen, n**2 - square, last
 
@@ -94,7 +94,7 @@ def _move(
 
     nonfinite, the last of the rule, says what to do with a channel whose new statistics are not finite in the type of
     the arrays. "skip" leaves it alone, "raise" raises before anything changes, "propagate" lets it in. A channel
-    without values stays as it is, but for its weight in an average.
+    without values does not change, except for its weight in an average.
     """
     mode, mean, var, low, seen_, weight, pairs_, last_, counters, momentum, halflife, ddof, whole, nonfinite = rule
     count = parts[0]
@@ -118,7 +118,7 @@ def _move(
     seen_ += uncounted
     if mode == AVERAGE and weight is not None and not replace:
         weight[count == 0] *= 1 - momentum
-    for name, values in zip(NAMES, (mean, var, low, seen_, weight, pairs_, last_), strict=True):
+    for name, values in zip(NAMES[:-1], (mean, var, low, seen_, weight, pairs_, last_), strict=True):
         if values is not None:
             values[kept & (count > 0)] = after[name][kept & (count > 0)]
     left = int((~kept).sum())
@@ -129,11 +129,11 @@ def _move(
 
 def _state(rule: Rule, uncounted: float) -> dict[str, Array]:
     """The statistics of each channel in float64, by name."""
-    seen = rule[4] + uncounted
+    seen = rule.seen + uncounted
     nothing = np.zeros_like(seen)
-    weight = seen if rule[0] == POOL else nothing + np.inf
+    weight = seen if rule.mode == POOL else nothing + np.inf
     absent = {"low": nothing, "weight": weight, "pairs": nothing, "last": nothing}
-    given = {name: a.astype(np.float64) for name, a in zip(NAMES, rule[1:8], strict=True) if a is not None}
+    given = {name: a.astype(np.float64) for name, a in zip(NAMES[:-1], rule.arrays[:-1], strict=True) if a is not None}
     return absent | given | {"seen": seen}
 
 

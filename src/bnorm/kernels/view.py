@@ -2,7 +2,7 @@
 
 The only file that knows axes and strides. Batch normalization does not care in which order the axes other than the
 channel stand, so they are put in the order of memory: every dense array is then a contiguous (outer, C, inner) without
-a copy, be it C or Fortran ordered, NCHW, NHWC, or NHWC memory seen through an NCHW transpose.
+a copy: C or Fortran ordered, NCHW, NHWC, or NHWC memory seen through an NCHW transpose.
 
     channels(x, axis) -> x3, layout                     batch norm          (outer, C, inner)
     rows(x, normalized_ndim) -> x4, layout              layer and RMS norm  (N, 1, D, 1)

@@ -74,7 +74,7 @@ def no_backward() -> Iterator[None]:
 
 
 def forward_and_pull(layer: Layer, x: Any, *args: Any, **options: Any) -> tuple[ndarray, Pull]:
-    """A forward, and what its backward needs, which nobody else gets."""
+    """A forward, and what its backward needs, which is handed to the caller alone."""
     taker = Taker(layer)
     try:
         OPEN.append(taker)

@@ -1,4 +1,4 @@
-"""The manners that all layers share: parameters, mode, the forward that waits for its backward, state."""
+"""What all layers share: parameters, mode, the forward that waits for its backward, state."""
 
 import copy
 import inspect
@@ -41,7 +41,7 @@ class Layer:
     """A forward, y = layer(x), and its backward, dx = layer.backward(dy).
 
     The forward that a backward belongs to is held as it was, with its mode, statistics and parameters; its x too, and
-    not copied: leave it as it is until then.
+    not copied: do not change it until then.
 
     device "cuda" keeps the arrays on a GPU, as CuPy arrays, and takes and returns such. A forward and a backward do not
     wait for the GPU, unless they are given weights, whose values are looked at.
@@ -88,8 +88,8 @@ class Layer:
         self._kind: Any = devices.arrays_on(who, device)  # the type of all arrays here
         self._device = device
         self._training = True
-        self._gamma = Parameter(self._new(shape, 1)) if self._affine else None
-        self._beta = Parameter(self._new(shape, 0)) if self._affine and self._bias else None
+        self._gamma = Parameter.holding(self._new(shape, 1)) if self._affine else None
+        self._beta = Parameter.holding(self._new(shape, 0)) if self._affine and self._bias else None
         self._saved: Saved | None = None
 
     def __call__(self, x: Any, *args: Any, **options: Any) -> ndarray:
@@ -155,7 +155,7 @@ class Layer:
     def to(self, device: str) -> Self:
         """Move parameters, their gradients and statistics to a device, "cpu" or "cuda", CuPy's current one.
 
-        Parameters are the same objects after it, for whoever holds them. A forward that has no backward yet is
+        Parameters stay the same objects, so an optimizer that holds them goes on. A forward that has no backward yet is
         forgotten, as x and dy stay where they are.
         """
         kind = devices.arrays_on(self._who, device)
@@ -186,7 +186,8 @@ class Layer:
 
         A layer that is used several times in one step (a shared layer, a recurrent net) needs one backward for each
         use. Any number of them may be open, and they may be called in any order. The arguments are those of
-        `layer(x)`, and training moves the running statistics as there; what `layer.backward` waits for stays as it is.
+        `layer(x)`, and training moves the running statistics as there; `layer.backward` still belongs to the last
+        `layer(x)`.
 
         Examples
         --------
@@ -245,8 +246,9 @@ class Layer:
 
     def _new(self, shape: tuple[int, ...], value: float) -> ndarray:
         """An array of this layer, on its device."""
-        new: ndarray = moved(np.full(shape, value, self._dtype), self._kind)
-        return new
+        new = np.empty(shape, self._dtype)
+        new.fill(value)
+        return moved(new, self._kind)  # type: ignore[no-any-return]
 
     def _taken(self, x: Any, integers: bool = False) -> ndarray:
         """x as an array that the kernels take: on this layer's device, but where it has no arrays, on any."""

@@ -18,8 +18,9 @@ class Parameter(NDArrayOperatorsMixin):
     """An array, `data`, with `grad` beside it, which backward calls add to until `zero_grad`.
 
     It stands wherever an array may: operators, ufuncs and methods are those of `data` and give plain arrays, in-place
-    operators change it. Assigning to `data` or `grad` writes into the array that is there, so whoever shares that sees
-    it; `grad = None` means zeros. A parameter is equal to arrays element by element, and a dictionary key by itself.
+    operators change it. Assigning to `data` or `grad` writes into the array that is there, so all who share it see
+    the change; `grad = None` means zeros. A parameter is equal to arrays element by element, and a dictionary key by
+    itself.
     Where its layer is on a GPU, or it is made of one, both are CuPy arrays.
 
     >>> p = Parameter([1.0, 2.0])
@@ -45,6 +46,13 @@ class Parameter(NDArrayOperatorsMixin):
             a = a.copy()
         self._data, self._grad = a, np.zeros_like(a)
         self.requires_grad = checks.flag("Parameter", "requires_grad", requires_grad)
+
+    @classmethod
+    def holding(cls, data: ndarray) -> "Parameter":
+        """Of an array that a layer has just made: nothing of it needs a check."""
+        made = cls.__new__(cls)
+        made._data, made._grad, made.requires_grad = data, np.zeros_like(data), True
+        return made
 
     @property
     def data(self) -> ndarray:

@@ -112,7 +112,7 @@ class Tracking(Layer):
     def num_batches_skipped(self) -> int | None:
         """Those of them in which some channel was left alone, as it was not finite; None without tracking.
 
-        On a GPU they are counted as they come, but only whoever reads this waits for it; a warning comes then too.
+        On a GPU they are counted on the device. Reading this property waits for it, and a warning comes then too.
         """
         if not self._track_running_stats:
             return None
@@ -155,7 +155,7 @@ class Tracking(Layer):
         return scale, beta - mean * scale
 
     def adopt(self, statistics: Statistics) -> None:
-        """Take these for the running statistics, and share them with whoever else holds them."""
+        """Use these as the running statistics, and share them with their other owners."""
         self._running = statistics
         self._moving = statistics if self._track_running_stats else None
         self._settle()

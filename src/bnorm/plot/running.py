@@ -69,7 +69,7 @@ class RunningStatsDisplay:
         Parameters
         ----------
         estimator : BatchNormTransformer
-            Fitted. One without a record is drawn as it is now, and so is scikit-learn's StandardScaler.
+            Fitted. Without a record only its present state is drawn, as that of scikit-learn's StandardScaler.
         features : sequence of int or str, default=None
             Places or names of those to draw; None: all.
         ax : matplotlib Axes, default=None

@@ -1,6 +1,7 @@
 """The estimator itself: parameters, checks, and the methods that scikit-learn and its users call."""
 
 import warnings
+from contextlib import suppress
 from functools import partial
 from math import isfinite
 from numbers import Integral, Real
@@ -24,6 +25,8 @@ from bnorm.transformer.tables import WHO
 from bnorm.transformer.validation import check_mergeable, columns, floats, new_table, plain, refuse_container
 
 MOMENTUM = 0.1
+VALID: set[Any] = set()  # parameters that were found valid: scikit-learn's check takes as long as a small fit
+MOST_VALID = 1000
 
 
 class BatchNormTransformer(
@@ -75,7 +78,7 @@ class BatchNormTransformer(
     history : int or None, default=None
         How many moments of the stream to keep in `history_`, 2 or more, for `bnorm.plot.RunningStatsDisplay`. `fit` and
         `partial_fit` add one each; when there are too many, every second goes, and from then on every second batch is
-        recorded. Pickles keep the record, clones begin their own, and `merge` leaves it as it is.
+        recorded. Pickles keep the record, clones begin their own, and `merge` does not change it.
 
     Attributes
     ----------
@@ -252,7 +255,7 @@ class BatchNormTransformer(
         Parameters
         ----------
         other : BatchNormTransformer
-            Fitted on the same features, with the same halflife and ddof. It stays as it is.
+            Fitted on the same features, with the same halflife and ddof. It is not changed.
 
         Returns
         -------
@@ -353,15 +356,19 @@ class BatchNormTransformer(
 
     def _check_parameters(self) -> None:
         given = (self.momentum, self.halflife, self.eps, self.ddof, self.affine, self.copy, self.history)
-        if given == self.__dict__.get("_checked"):
-            return
+        key = (type(self), given, *map(type, given))  # True is 1, but not for scikit-learn
+        with suppress(TypeError):  # of what has no hash, and is refused below
+            if key in VALID:
+                return
         self._validate_params()
         if self.halflife is not None and self.momentum not in (MOMENTUM, None):
             raise ValueError(
                 f"{WHO}: momentum: expected its default, {MOMENTUM}, beside halflife={self.halflife}, or None, as they "
                 f"are two ways to forget, got {self.momentum}"
             )
-        self._checked = given
+        if len(VALID) == MOST_VALID:
+            VALID.clear()
+        VALID.add(key)
 
     def _check_same_stream(self) -> None:
         """That statistics which were begun in one way go on in that way."""

@@ -50,7 +50,7 @@ class Stored:
     parameters: dict[str, Any]
     state: State
     names: list[str] | None = None
-    extra: dict[str, Any] = field(default_factory=dict)  # of whoever wrote it; JSON
+    extra: dict[str, Any] = field(default_factory=dict)  # what the writer of the file added; JSON
 
 
 class Savable:

@@ -51,7 +51,9 @@ class State:
             dtype="float64",
             device="cpu" if isinstance(x, ndarray | Columns) else "cuda",
         ).eval()
-        mean, var = (np.full_like(self.layer.running_mean, np.nan) for _ in range(2))
+        mean, var = self.layer._running.mean, self.layer._running.var
+        mean.fill(np.nan)
+        var.fill(np.nan)
         fade = None if halflife is None else float(halflife)
         self.layer.adopt(Statistics(mean, var, momentum, int(ddof), from_data=True, halflife=fade))
         self.history = None if history is None else History(history)
@@ -105,14 +107,28 @@ class State:
         The mean is split: its high part, which the type of y can hold, is added, and the low part goes into what is
         subtracted from y. So a mean far from zero costs no digit.
         """
-        std = self.std()
-        gamma, beta = self.parameters or (np.ones_like(std), np.zeros_like(std))
-        zero = gamma == 0
-        scale = np.where(zero, 0, std / np.where(zero, 1, gamma))
-        high = self.mean if dtype.itemsize == 8 else self.mean.astype(np.float32).astype(np.float64)
-        low = (self.mean - high) / np.where(scale == 0, 1, scale)
-        center = np.where(np.isfinite(low), beta - low, beta)
-        return np.stack([center, self.var, std, scale, high])
+        stats = self.forward()
+        center, var, std, scale, high = stats
+        constant = std == 1
+        np.sqrt(var + self.layer.eps, out=std)
+        if self.layer.eps == 0:
+            np.copyto(std, 1, where=constant)
+        scale[...] = std
+        beta: Any = 0.0
+        if self.parameters is not None:
+            gamma, beta = self.parameters
+            np.divide(std, gamma, out=scale)
+            np.copyto(scale, 0, where=gamma == 0)
+        if dtype.itemsize == 8:
+            high[...] = center
+            center[...] = beta
+            return stats
+        high[...] = center.astype(np.float32)
+        center -= high
+        center /= scale
+        np.copyto(center, 0, where=~np.isfinite(center))
+        np.subtract(beta, center, out=center)
+        return stats
 
     def begin(self, x: ndarray | Columns | Blocks, weight: Any) -> None:
         """From a whole table, whose rows all weigh the same."""

@@ -214,7 +214,7 @@ cdef double unit_of(cnp.ndarray weight) noexcept:
 
 
 def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.ndarray mean=None,
-            cnp.ndarray var=None, cnp.ndarray weight=None, double slope=1.0, tuple running=None,
+            cnp.ndarray var=None, cnp.ndarray weight=None, double slope=1.0, running=None,
             cnp.ndarray out=None, cnp.ndarray seen=None):
     """Batch norm: y, stats (mean, var, rstd, scale, shift by rows), values per channel, and `left` for `settle`.
 

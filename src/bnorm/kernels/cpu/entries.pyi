@@ -1,6 +1,7 @@
 from collections.abc import Iterable
 
-from ..reference import Array, Rule
+from ..reference import Array
+from ..rule import Rule
 
 def use(capsule: object) -> None: ...
 def processor_level() -> int: ...

@@ -65,7 +65,7 @@ static inline int bn_processor_level(void)
 #endif
 }
 
-/* Bytes of the third-level cache; 0 where nobody says. */
+/* Bytes of the third-level cache; 0 where the system does not tell. */
 static inline size_t bn_third_cache(void)
 {
 #ifdef _SC_LEVEL3_CACHE_SIZE

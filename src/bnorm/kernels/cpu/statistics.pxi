@@ -19,8 +19,16 @@ ctypedef struct Target:
     bint raises, propagates, replaces
 
 
-cdef int take(Target* target, tuple rule) except -1:
-    """What `bnorm.running.Statistics.rule` holds."""
+cdef inline tuple fields(given):
+    """The fields of a Rule: in C a named tuple is a tuple, though not to Cython's own check."""
+    if not isinstance(given, tuple):
+        raise TypeError(f"rule: expected a Rule, got {type(given).__name__}")
+    return <tuple>given
+
+
+cdef int take(Target* target, given) except -1:
+    """What a `kernels.rule.Rule` holds."""
+    cdef tuple rule = fields(given)
     cdef str nonfinite = rule[13]
     target.rule.mode = rule[0]
     target.mean = written(rule[1])
@@ -194,7 +202,7 @@ cdef Py_ssize_t move_by_stats(
     return 0 if target.propagates else bad
 
 
-def settle(tuple rule not None, cnp.ndarray stats not None, double count, Py_ssize_t size, int left=0):
+def settle(rule not None, cnp.ndarray stats not None, double count, Py_ssize_t size, int left=0):
     """Move statistics by the batch of a forward, and count it: all of it, as no signal is looked at in between.
 
     size: of x, the array of values. stats, count, left: what `forward` returned. Returns the number of channels that
@@ -212,7 +220,7 @@ def settle(tuple rule not None, cnp.ndarray stats not None, double count, Py_ssi
     return bad
 
 
-def move(tuple rule not None, cnp.ndarray parts not None, cnp.ndarray seen=None, cnp.ndarray pairs=None,
+def move(rule not None, cnp.ndarray parts not None, cnp.ndarray seen=None, cnp.ndarray pairs=None,
          cnp.ndarray last=None, Py_ssize_t rows=0, Py_ssize_t batches=1, double typical=0.0, bint skipped=False,
          bint replace=False):
     """Move statistics by a batch known by its parts, and count it; returns the number of channels left alone.
@@ -251,14 +259,15 @@ def move(tuple rule not None, cnp.ndarray parts not None, cnp.ndarray seen=None,
     return bad
 
 
-def assign(tuple rule not None, tuple source not None):
+def assign(rule not None, source not None):
     """Copy the arrays of the same statistics elsewhere into these: all, as no signal is looked at in between."""
+    cdef tuple to = fields(rule), values = fields(source)
     cdef int i
     for i in range(1, 9):
-        written(rule[i])
+        written(to[i])
     for i in range(1, 9):
-        if rule[i] is not None:
-            memcpy(data(rule[i]), data(source[i]), cnp.PyArray_NBYTES(rule[i]))
+        if to[i] is not None:
+            memcpy(data(to[i]), data(values[i]), cnp.PyArray_NBYTES(to[i]))
 
 
 def merge(list sets not None):

@@ -1,7 +1,7 @@
 """The kernels on CuPy arrays: the functions of `reference.py`, as launches of plans.
 
 Nothing here waits for the device, but for three things that a caller has to ask for: `normalize(finite=True)`, running
-statistics with "raise", and the number of channels left alone, which is read when somebody looks at it (`LeftAlone`).
+statistics with "raise", and the number of channels left alone, which is transferred only when it is read (`LeftAlone`).
 With weights the count that `forward` returns stays on the device too, an array of one number, for `backward` to take.
 
 With `out` given, and after a first call with the same arrays on the same stream, a call can be captured in a CUDA

@@ -4,10 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from ..rule import Rule
 from . import plans
 from .calls import Call
 from .jobs import JOB, PROPAGATE, SKIP, TEST, kind_of
-from .statistics import POOL, LeftAlone, Rule, in_passing, refuse
+from .statistics import POOL, LeftAlone, in_passing, refuse
 
 Array = Any  # cupy.ndarray
 FLOAT64, INT32 = np.dtype("float64"), np.dtype("int32")
@@ -129,11 +130,10 @@ def add(total: Array | None, part: Array | None, other: Array | None = None, oth
 
 def rule_of(call: Call, rule: Rule, left: Array, test: bool = False) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """The running statistics that are to be moved, or only tested, as jobs have them."""
-    mode, mean, var, seen, nonfinite = rule[0], rule[1], rule[2], rule[4], rule[-1]
-    code = TEST if test else PROPAGATE if nonfinite == "propagate" else SKIP
+    code = TEST if test else PROPAGATE if rule.nonfinite == "propagate" else SKIP
     address = call.device.address
-    places = address(mean), address(var), address(seen) if mode == POOL else 0, address(left)
-    return (*places, mean.dtype == FLOAT64, code), (rule[9], rule[11], float(rule[8][3]))
+    places = address(rule.mean), address(rule.var), address(rule.seen) if rule.mode == POOL else 0, address(left)
+    return (*places, rule.mean.dtype == FLOAT64, code), (rule.momentum, rule.ddof, float(rule.counters[3]))
 
 
 def forward(
@@ -173,14 +173,14 @@ def forward(
         call.run(plan, FORWARD(*of, slope, eps))
         return call.result, stats, count, 0
     left = device.empty((call.channels,), INT32)
-    if running[-1] == "raise":
+    if running.nonfinite == "raise":
         where, numbers = rule_of(call, running, left, test=True)
         test = plans.reduction("moments", *call.size, weight is not None, "", kind, limits)
         call.run(test, TRAINING(*of, *where, slope, eps, *numbers))
         refuse(LeftAlone(left))
     where, numbers = rule_of(call, running, left)
     call.run(plan, TRAINING(*of, *where, slope, eps, *numbers))
-    return call.result, stats, count, LeftAlone(left) if running[-1] == "skip" else 0
+    return call.result, stats, count, LeftAlone(left) if running.nonfinite == "skip" else 0
 
 
 def backward(

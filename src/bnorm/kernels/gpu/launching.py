@@ -40,7 +40,7 @@ def source(family: str) -> str:
 
 
 def namespace() -> Any:
-    """CuPy: whoever calls this has an array of it, or asks for one."""
+    """CuPy, which is imported by now or has been asked for."""
     import cupy
 
     return cupy

@@ -39,7 +39,7 @@ ONE_LAUNCH = 2 << 20  # bytes of the array, where a block keeps its tile on chip
 ONE_LAUNCH_UNKEPT = 512 << 10  # the same where it reads the array twice
 STATIC_SHARED = 20 << 10  # bytes: more than any kernel declares
 TWO_PER_PROCESSOR = 100 << 10  # bytes of shared memory: up to here two blocks share a processor
-STREAMED = 32 << 20  # bytes: a result of that size is not found in the second-level cache by whoever reads it next
+STREAMED = 32 << 20  # bytes: a result of that size is no longer in the second-level cache when it is read next
 
 
 class Limits(NamedTuple):

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ..rule import Rule
 from . import launching, plans
 from .jobs import PROPAGATE, SKIP, STATISTICS_JOB, TEST
 
 Array = Any  # cupy.ndarray
-Rule = tuple[Any, ...]  # of a bnorm.running.Statistics
 AVERAGE, POOL, FADE = range(3)
 EPSILON = float(np.finfo(np.float64).eps)
 FLOAT64, INT32 = np.dtype("float64"), np.dtype("int32")
@@ -25,7 +25,7 @@ MOVE = STATISTICS_JOB.packer(
 
 
 class LeftAlone:
-    """How many channels were left alone, an int to whoever looks: only then does the host wait for the device."""
+    """How many channels were left alone. It can be used as an int, and only then does the host wait for the device."""
 
     __slots__ = ("flags",)
 
@@ -51,7 +51,7 @@ class LeftAlone:
 
 def assign(rule: Rule, source: Rule) -> None:
     """Copy the arrays of the same statistics elsewhere into these."""
-    for to, values in zip(rule[1:9], source[1:9], strict=True):
+    for to, values in zip(rule.arrays, source.arrays, strict=True):
         if to is not None:
             to[...] = values
 
@@ -103,25 +103,25 @@ def move(
 
     typical is a number, or an array of one on the device.
     """
-    mode, counters, momentum, halflife, ddof, whole, nonfinite = rule[0], *rule[8:14]
+    mode, counters, nonfinite = rule.mode, rule.counters, rule.nonfinite
     uncounted = float(counters[3]) if mode == POOL or replace else 0.0
     typical_at, typical = (None, typical) if isinstance(typical, float) else (typical, 0.0)
     device = launching.device_of(parts)
     channels = parts.shape[1]
     left = device.empty((channels,), INT32)
-    given = (*rule[1:8], parts, seen, *((pairs, last) if mode == FADE else (None, None)), typical_at, left)
+    given = (*rule.arrays[:-1], parts, seen, *((pairs, last) if mode == FADE else (None, None)), typical_at, left)
     places = [device.address(array) for array in given]
-    numbers = momentum, halflife, ddof, uncounted, typical
+    numbers = rule.momentum, rule.halflife, rule.ddof, uncounted, typical
 
     def go(code: int) -> None:
-        switches = mode, rule[1].dtype == FLOAT64, whole, replace, code
+        switches = mode, rule.mean.dtype == FLOAT64, rule.from_data, replace, code
         run(device, "move_statistics", channels, MOVE(*places, *switches, *numbers))
 
     if nonfinite == "raise":
         go(TEST)
         refuse(LeftAlone(left))
     go(PROPAGATE if nonfinite == "propagate" else SKIP)
-    counts = mode != AVERAGE or rule[5] is not None
+    counts = mode != AVERAGE or rule.weight is not None
     counters[3] = 0 if counts or replace else counters[3] + batches
     counters[:3] += [batches, skipped, rows]
     return 0 if nonfinite in ("propagate", "raise") or not channels else LeftAlone(left)
@@ -131,29 +131,29 @@ def settle(rule: Rule, stats: Array, count: Any, size: int, left: Any = 0) -> An
     """Count the batch of a forward, which has moved the statistics of a layer; move those of a transformer."""
     if isinstance(count, float) and not count:
         return 0
-    counters, rows = rule[8], size // stats.shape[1]
+    counters, rows = rule.counters, size // stats.shape[1]
     if not in_passing(rule):
         return move(rule, *_batch_of(rule, stats, count, rows), rows=rows, typical=float(rows))
     counters[:3] += [1, 0, rows]
-    counters[3] = 0 if rule[0] == POOL else counters[3] + 1
+    counters[3] = 0 if rule.mode == POOL else counters[3] + 1
     return left
 
 
 def in_passing(rule: Rule) -> bool:
     """Whether these are statistics that the kernels of a forward can move: those of a layer."""
-    return rule[3] is None and rule[5] is None
+    return rule.low is None and rule.weight is None
 
 
 def _batch_of(rule: Rule, stats: Array, count: Any, rows: int) -> tuple[Array, Array, Array, Array]:
     """parts, seen, pairs and last of a batch of a layer, whose rows count as if they stood in random order."""
     n = np.zeros(stats.shape[1:][:1], like=stats) + count
     weight, square = n, n
-    if rule[0] == FADE:
-        half = np.log(2.0) / rule[10]
+    if rule.mode == FADE:
+        half = np.log(2.0) / rule.halflife
         share, square_share = (float(np.expm1(-k * half * rows) / np.expm1(-k * half) / rows) for k in (1, 2))
         weight, square = n * share, n * square_share
     parts = np.stack([weight, stats[0], stats[1] * weight, np.zeros(n.shape, like=n)])
-    return parts, n, weight * weight - square, n * 0 + float(rule[8][2] + rows)
+    return parts, n, weight * weight - square, n * 0 + float(rule.counters[2] + rows)
 
 
 def refuse(left: LeftAlone) -> None:

@@ -34,7 +34,8 @@ static inline void bn_fetch_line(const char *line)
 
 /* A walk ahead of the reader over rows of `span` bytes with `gap` bytes between them, of one array, or of a second
  * too that lies `apart` bytes from the first (0: none). It may run past the end: fetching is not reading. Few lines at
- * a time, between other work: the queue to memory is short, and who has to wait for a place in it does nothing else. */
+ * a time, between other work: the queue to memory is short, and a thread that waits for a place in it does nothing
+ * else. */
 typedef struct {
     const char *at;
     ptrdiff_t apart, gap;

@@ -1,0 +1,40 @@
+"""What the kernels are told of running statistics."""
+
+from typing import Any, NamedTuple
+
+Array = Any  # numpy.ndarray or cupy.ndarray
+
+
+NAMES = ("mean", "var", "low", "seen", "weight", "pairs", "last", "counters")
+
+
+class Rule(NamedTuple):
+    """The arrays of a `bnorm.running.Statistics`, which are moved in place, and how they move.
+
+    An array that is None is not kept. `formulas.h` says what the arrays mean, at `bn_statistics`.
+    """
+
+    mode: int  # of formulas.h: an average of batches, values that are pooled, or values that fade
+    mean: Array
+    var: Array
+    low: Array | None
+    seen: Array
+    weight: Array | None
+    pairs: Array | None
+    last: Array | None
+    counters: Any  # int64, never on a device: batches, those in which a channel was left alone, rows, uncounted batches
+    momentum: float
+    halflife: float
+    ddof: float
+    from_data: bool
+    nonfinite: str  # "skip", "raise" or "propagate"
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """All of them, the counters last."""
+        return self[1:9]
+
+    def copy(self) -> "Rule":
+        """The same, with arrays of its own."""
+        arrays: Any = {name: a if a is None else a.copy() for name, a in zip(NAMES, self.arrays, strict=True)}
+        return self._replace(**arrays)
