@@ -53,8 +53,7 @@ class BatchNormTransformer(
 
     NaN is left out of the statistics and stays NaN, and so does what a masked array masks; infinity is refused. A
     feature never seen is NaN until it is seen.
-    float16, float32 and float64 keep their type, whatever else becomes float64; statistics are float64. Bools and
-    integers of 8 and 16 bits are read as they lie, without a copy of the table in float64.
+    float16, float32 and float64 keep their type, whatever else becomes float64; statistics are float64.
 
     Fitted on a CuPy array it lives on the GPU: it takes and returns CuPy arrays, and its attributes are such. The layer
     moves it, by `layer_.to("cpu")` and `layer_.to("cuda")`. The host waits for the GPU once in every call that reads a
@@ -234,8 +233,8 @@ class BatchNormTransformer(
         in_place = not (self.copy if copy is None else copy)
         side, table = self._state.array_type, arrow.table_of(X)
         y = X if table is None else arrow.columns_of(WHO, table).dense()
-        if not plain(y, side, in_place):
-            y = floats(partial(check_array, estimator=self, input_name="X"), y, side, in_place)
+        if not plain(y, side, in_place, False):
+            y = floats(partial(check_array, estimator=self, input_name="X"), y, side, in_place, False)
         if y.shape[1] != self.n_features_in_:
             raise ValueError(
                 f"X has {y.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} features "
@@ -342,13 +341,11 @@ class BatchNormTransformer(
     def _table(self, X: Any, writeable: bool = False) -> Any:
         """X as an array of floats that fits, on the side of the layer; infinity may still be in it."""
         side = self._state.array_type
-        whole = not writeable
-        named = "feature_names_in_" in self.__dict__
-        if plain(X, side, writeable, whole) and X.shape[1] == self.n_features_in_ and not named:
+        if plain(X, side, writeable) and X.shape[1] == self.n_features_in_ and "feature_names_in_" not in self.__dict__:
             return X
         if (found := columns(self, X, reset=False)) is not None:
             return found if side is ndarray else moved(found.dense(), side)
-        return floats(partial(validate_data, self, reset=False), X, side, writeable, whole)
+        return floats(partial(validate_data, self, reset=False), X, side, writeable)
 
     def _check_fitted(self) -> None:
         if "layer_" not in self.__dict__:

@@ -23,12 +23,12 @@ INTEGERS = [np.dtype(name) for name in cpu.INTEGERS]  # which are read as they a
 READ = FLOATS.union(INTEGERS)
 
 
-def plain(X: Any, kind: Any, writeable: bool = False, integers: bool = False) -> bool:
+def plain(X: Any, kind: Any, writeable: bool = False, integers: bool = True) -> bool:
     """Whether validation, apart from features, would hand X through. kind: the type of the arrays it has to be of."""
     return (
         type(X) is kind
         and X.ndim == 2
-        and X.dtype in (READ if integers and kind is ndarray else FLOATS)
+        and X.dtype in (READ if integers and kind is ndarray and not writeable else FLOATS)
         and X.size > 0
         and (not writeable or kind is not ndarray or X.flags.writeable)
     )
@@ -37,11 +37,11 @@ def plain(X: Any, kind: Any, writeable: bool = False, integers: bool = False) ->
 def new_table(estimator: Any, X: Any) -> tuple[Any, ndarray | None]:
     """X as an array of floats, of whichever kind, and the names of its features; infinity may still be in it."""
     kind = kind_of(sample(X) if lazy(X) else X) or ndarray
-    if plain(X, kind, integers=True):
+    if plain(X, kind):
         return X, None
     found = object.__new__(type(estimator))  # takes in what scikit-learn finds, as long as X may still be refused
     found.__dict__.update(estimator.__dict__)
-    x = columns(found, X, reset=True) or floats(partial(validate_data, found, reset=True), X, kind, integers=True)
+    x = columns(found, X, reset=True) or floats(partial(validate_data, found, reset=True), X, kind)
     return x, found.__dict__.get("feature_names_in_")
 
 
@@ -58,7 +58,7 @@ def columns(estimator: Any, X: Any, reset: bool) -> Columns | None:
     return arrow.columns_of(WHO, table)
 
 
-def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = False, integers: bool = False) -> Any:
+def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = False, integers: bool = True) -> Any:
     """X as an array of floats, of that kind, or as Blocks if it is Dask's; infinity may still be in it.
 
     integers: INTEGERS stay what they are, but in Blocks, on a device, or where they would be written to.
@@ -67,7 +67,7 @@ def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = F
     shown shape and type.
     """
     if lazy(X):
-        return Blocks(X, lambda table: floats(validate, table, kind), partial(_block_floats, kind))
+        return Blocks(X, lambda table: floats(validate, table, kind, integers=False), partial(_block_floats, kind))
     if issparse(X):
         raise TypeError(
             f"{WHO}: X: expected a dense array, as the transformer always centers, got a sparse {type(X).__name__}: "
@@ -87,7 +87,9 @@ def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = F
 
 def _block_floats(kind: type, block: Any) -> Any:
     """The same of a block, which may be empty."""
-    return floats(partial(check_array, estimator=WHO, input_name="X", ensure_min_samples=0), block, kind)
+    return floats(
+        partial(check_array, estimator=WHO, input_name="X", ensure_min_samples=0), block, kind, integers=False
+    )
 
 
 def _hollow(x: Any) -> ndarray:

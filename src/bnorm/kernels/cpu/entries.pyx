@@ -5,8 +5,6 @@ hands them to the loops of the SIMD build in use. Entries trust their caller; bn
 are those of bnorm.kernels.reference, where every function is a few lines of NumPy.
 """
 
-import numpy as np
-
 cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cython.parallel cimport prange

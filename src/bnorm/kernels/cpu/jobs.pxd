@@ -51,8 +51,8 @@ ctypedef struct Job:
     double* coefficients    # [3][channels]: a, b, c of the gradient
     const double* counts    # values per channel, one for each, or one for all where the step is 0
     Py_ssize_t counts_step
-    # Per channel, in the type that the loops compute in: high part of the mean, scale, shift (low part folded in); a, b,
-    # c of the gradient.
+    # Per channel, in the type that the loops compute in: high part of the mean, scale, shift (low part folded in); a,
+    # b, c of the gradient.
     void* high
     void* scale
     void* shift

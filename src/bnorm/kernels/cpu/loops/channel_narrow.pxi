@@ -1,6 +1,6 @@
 # Numbers of 8 and 16 bits on their way through the loops of the channels, which know float and double: narrow.h says
-# what becomes what. A line of a map is converted before and after it is made; a block of a reduction some rows at a time, so
-# that they stay near the processor, and each part is summed as a block of its own.
+# what becomes what. A line of a map is converted before and after it is made; a block of a reduction some rows at a
+# time, so that they stay near the processor while they are summed.
 #
 # Integers without weights need no center: their sums and sums of squares have room in 64 bits, and are exact.
 #
@@ -211,7 +211,8 @@ cdef void integer_task(Job* job, Py_ssize_t t) noexcept nogil:
     """A task of the moments of integers, all of the same weight: sums in 64 bits, where the moments come to lie."""
     cdef Py_ssize_t p = t // job.groups, first = p * job.piece, last = min(first + job.piece, job.rows)
     cdef Py_ssize_t begin = (t % job.groups) * job.group, end = min(begin + job.group, job.channels), c, r, n
-    cdef Py_ssize_t size = job.channels, plane = job.widen * job.inner, values = max(<Py_ssize_t>0, last - first) * plane
+    cdef Py_ssize_t size = job.channels, plane = job.widen * job.inner
+    cdef Py_ssize_t values = max(<Py_ssize_t>0, last - first) * plane
     cdef double* partial = job.partial + p * 4 * size
     cdef int64_t* s = <int64_t*>partial
     cdef int64_t* q = s + size

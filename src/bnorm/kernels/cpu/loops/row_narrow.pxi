@@ -1,5 +1,5 @@
 # Rows of float16 and bfloat16: some outer positions at a time are converted, go through a task of float32 rows in
-# place, and are converted back. So each of the loops over rows is there once, and what it works on stays near the processor.
+# place, and are converted back. So each of the loops over rows is there once, and what it works on stays in the cache.
 #
 # Uses FETCH_BYTES, rows_float (row_tasks).
 # Gives narrow_rows.
