@@ -37,8 +37,8 @@ COMMON = {
 # The loops are serial: one source, compiled once per instruction set. kernels/cpu picks a build at import.
 LOOPS = {"loops.baseline": {"unix": [], "msvc": []}}
 if sysconfig.get_platform().endswith(("x86_64", "amd64")):
-    avx512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mprefer-vector-width=512"]
-    LOOPS["loops.avx2"] = {"unix": ["-mavx2"], "msvc": ["/arch:AVX2"]}
+    avx512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mf16c", "-mprefer-vector-width=512"]
+    LOOPS["loops.avx2"] = {"unix": ["-mavx2", "-mf16c"], "msvc": ["/arch:AVX2"]}
     LOOPS["loops.avx512"] = {"unix": avx512, "msvc": ["/arch:AVX512"]}
 
 # The threads are in these. Flags of compiler and linker, in the order they are tried: Apple's Clang wants

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from bnorm.kernels import BACKENDS, cpu, kernels_for, view
+from bnorm.kernels import BACKENDS, kernels_for, view
 
-FLOATS = frozenset(map(np.dtype, cpu.FLOATS))  # in the machine's byte order
+FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))  # NumPy's own, in the machine's byte order
 FLOAT64 = np.dtype("float64")
 ACTIVATIONS = ("relu", "leaky_relu")
 LIGHTEST = 1e-290  # sum of weights that float64 can divide by
@@ -47,17 +47,26 @@ def real(who: str, name: str, value: object, kind: type | None = None, beside: s
     return a
 
 
-def array(who: str, x: object, kind: type | None = None, beside: str = "x") -> ndarray:
-    """x as an array that has kernels: of the types of its backend, in either byte order; bools and integers convert."""
+def array(who: str, x: object, kind: type | None = None, beside: str = "x", *, integers: bool = False) -> ndarray:
+    """x as an array that has kernels: of the types of its backend, in either byte order; bools and integers convert.
+
+    integers: those that the kernels of channels read as they are stay; what is made of them is float64.
+    """
     a = real(who, "x", x, kind, beside)
     if a.dtype in FLOATS:
         return a
     if a.dtype.kind in "bui":
-        return a.astype(FLOAT64)
+        return a if integers and a.dtype.name in BACKENDS[type(a)].INTEGERS else a.astype(FLOAT64)
     floats = BACKENDS[type(a)].FLOATS
     if a.dtype.name not in floats:
         raise TypeError(f"{who}: x: expected {', '.join(floats[:-1])} or {floats[-1]}, got dtype {a.dtype}")
     return a
+
+
+def floating(a: Any) -> ndarray:
+    """An array that has kernels, as one of floats."""
+    result: ndarray = a.astype(FLOAT64) if a.dtype.kind in "bui" else a
+    return result
 
 
 def gradient(who: str, dy: object, shape: tuple[int, ...], dtype: np.dtype[Any], kind: type) -> ndarray:

@@ -5,9 +5,10 @@
 
 The functions agree in this:
 
-x         a NumPy array, or what NumPy takes for one, of float16, float32 or float64; bools and integers become float64.
+x         a NumPy array, or what NumPy takes for one, of float16, float32, float64, or the bfloat16 of ml_dtypes; bools
+          and integers become float64. Of 8 and 16 bits they are read where they lie by `batch_norm` and `moments`.
           A PyTorch tensor on the CPU is read where it lies, without a copy; what is returned are NumPy arrays.
-          Or a CuPy array, which may be of bfloat16 too: then all others are CuPy arrays, lists or numbers, and what is
+          Or a CuPy array: then all others are CuPy arrays, lists or numbers, and what is
           returned are CuPy arrays. Nothing waits for the GPU, except once to validate `weight`.
 gamma     scale, and beta, shift: real numbers, computed in float64. None: 1 and 0.
 eps       stands inside the root: y = (x - mean) / sqrt(var + eps) gamma + beta, var being the mean squared difference.
@@ -88,7 +89,7 @@ def batch_norm(
     if out is not None:
         given = {"x": x, "gamma": gamma, "beta": beta, "mean": mean, "var": var, "weight": weight}
     if type(x) is not ndarray or x.dtype not in FLOATS:
-        x = array(who, x)
+        x = array(who, x, integers=True)
     if type(axis) is not int or not -(ndim := x.ndim) <= axis < ndim:
         axis = checks.channel_axis(who, axis, x.shape)
     shape = (x.shape[axis],)
@@ -236,7 +237,7 @@ def moments(x: ArrayLike, *, axis: int = 1, weight: ArrayLike | None = None, ski
     skipna = checks.flag(who, "skipna", skipna)
     if lazy(x):
         return _moments_of_blocks(who, x, axis, weight, skipna)
-    x = array(who, x)
+    x = array(who, x, integers=True)
     block, layout = view.channels(x, checks.channel_axis(who, axis, x.shape))
     if weight is not None:
         weight, _, _ = checks.weights(who, weight, layout, type(x), keep=False)

@@ -31,7 +31,7 @@ class Saved:
     __slots__ = ("kernels", "layout", "slope", "x")
 
     kernels: ModuleType  # the backend of the forward
-    x: ndarray | None  # as the kernels see it
+    x: ndarray | None  # as the kernels see it; integers become float64 at the first backward
     layout: view.Layout  # how that came from the caller's x
     slope: float  # of the activation below 0, as the kernels take it
     order: tuple[int, ...] | None = None  # of the axes of a result in memory, where `layout` would give another
@@ -143,7 +143,8 @@ def channel_forward(
     target = to = None
     apart = True
     if out is not None:
-        target, to, apart = overlap.output(who, out, layout, block.dtype, given or {}, type(x))
+        dtype = checks.FLOAT64 if block.dtype.kind in "bui" else block.dtype
+        target, to, apart = overlap.output(who, out, layout, dtype, given or {}, type(x))
     y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, weight, slope, running, to, seen)
     if shared is None:
         saved = ChannelSaved()
@@ -220,6 +221,8 @@ def pull_back(
     x, layout = saved.x, saved.layout
     if x is None:
         raise RuntimeError(f"{who}: saved: expected a forward whose x is still there, got one whose x out= overwrote")
+    if x.dtype.kind in "bui":
+        x = saved.x = checks.floating(x)
     mine, kind = dy, type(x)
     if type(dy) is not kind or dy.dtype != x.dtype or dy.shape != layout.shape:
         dy = checks.gradient(who, dy, layout.shape, x.dtype, kind)

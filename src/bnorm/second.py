@@ -10,12 +10,11 @@ from numpy import ndarray
 from numpy.typing import ArrayLike
 
 from bnorm import checks
-from bnorm.kernels import view
+from bnorm.kernels import cpu, view
 from bnorm.kernels.cpu import second
 from bnorm.passes import ChannelSaved, RowSaved, Saved
 
 WHO = "double_backward"
-HALF = np.dtype("float16")
 
 
 def double_backward(
@@ -46,8 +45,8 @@ def double_backward(
         raise TypeError(f"{WHO}: saved: expected the forward of a NumPy array, got one of {type(x).__module__}")
     k = _vector("ddgamma", ddgamma, has_gamma, shape)
     q = _vector("ddbeta", ddbeta, has_beta, shape)
-    v, g = (_like_x(name, value, saved, x) for name, value in (("ddx", ddx), ("dy", dy)))
-    wide = x.astype(np.float32) if x.dtype == HALF else x
+    wide: Any = cpu.widened(x)  # these kernels read float32 and float64
+    v, g = (_like_x(name, value, saved, wide) for name, value in (("ddx", ddx), ("dy", dy)))
     if isinstance(saved, ChannelSaved):
         results = second.channels(v, g, wide, saved.stats, saved.count, saved.weight, saved.slope, saved.frozen, k, q)
     elif isinstance(saved, RowSaved):
@@ -76,20 +75,19 @@ def _vector(name: str, value: Any, present: bool, shape: tuple[int, ...]) -> nda
 
 
 def _like_x(name: str, value: Any, saved: Saved, x: ndarray) -> ndarray:
-    """A value for each of x, as the kernels see x, and at least in single precision."""
-    wide = np.dtype(np.float32) if x.dtype == HALF else x.dtype
+    """A value for each of x, which is as the kernels see it."""
     if value is None:
-        return np.zeros(x.shape, wide)
+        return np.zeros(x.shape, x.dtype)
     a = checks.real(WHO, name, value, ndarray)
     if a.shape != saved.layout.shape:
         raise ValueError(f"{WHO}: {name}: expected the shape of x, {saved.layout.shape}, got {a.shape}")
-    block: ndarray = view.like(a.astype(wide, copy=False), saved.layout)
+    block: ndarray = view.like(a.astype(x.dtype, copy=False), saved.layout)
     return block
 
 
 def _like_caller(a: ndarray, saved: Saved, x: ndarray) -> ndarray:
     """A kernel's result in the dtype, shape and memory order of the caller's x."""
     with np.errstate(over="ignore"):  # in half precision
-        a = a.astype(x.dtype, copy=False)
+        a = a.astype(checks.FLOAT64 if x.dtype.kind in "bui" else x.dtype, copy=False)
     ordered: ndarray = view.ordered(view.restore(a, saved.layout), saved.order)
     return ordered

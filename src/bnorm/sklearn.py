@@ -210,7 +210,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         """Whether scikit-learn would accept X without changing it, and nothing else has to be checked."""
         own = self.__dict__
         return (
-            plain(X, ndarray, in_place)
+            plain(X, ndarray, in_place, False)
             and (
                 anew
                 or (

@@ -10,6 +10,7 @@ import json
 import sys
 from hashlib import sha256
 
+import ml_dtypes  # noqa: F401  (NumPy knows bfloat16 by its name then)
 import numpy as np
 
 import bnorm
@@ -49,8 +50,7 @@ POOL = np.random.default_rng(0).standard_normal(1 << 21)
 
 
 def values(shape, dtype, start):
-    size = int(np.prod(shape))
-    return POOL[start : start + size].astype(dtype).reshape(shape)
+    return np.resize(POOL[start:], shape).astype(dtype)
 
 
 def vectors(n):
@@ -144,20 +144,43 @@ def rows(shape, dtype):
     yield "rows, plain, backward", cpu.rows_backward(dy, x, mean, rstd, None, None, params=False)
 
 
+def integers(shape, dtype):
+    """Batch norm and moments of whole numbers, of all that the type has."""
+    low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    x = np.random.default_rng(0).integers(low, high, shape, dtype=dtype, endpoint=True)
+    gamma, beta, mean, var = vectors(shape[1])
+    w = np.abs(values((shape[0], int(np.prod(shape[2:]))), "f8", 11)).round(1)
+    yield "moments", (cpu.moments(x), cpu.moments(x, w))
+    yield "training", cpu.forward(x, gamma, beta, EPS)
+    yield "inference", cpu.forward(x, gamma, beta, EPS, mean, var, slope=0.0)
+
+
+def conversions(shape, dtype):
+    """To float32 and back, of every number and NaN there is."""
+    x = np.arange(1 << 16).astype("u2").view(dtype)
+    some = np.random.default_rng(0).integers(0, 1 << 32, shape, dtype="u4").view("f4")
+    yield "conversions", (cpu.widened(x), cpu.narrowed(cpu.widened(x), x), cpu.narrowed(some, x))
+
+
 def digest(arrays):
     sha = sha256()
     for a in arrays:
         if isinstance(a, np.ndarray):
-            sha.update(a.data)
+            sha.update(a.reshape(-1).view("u1"))
     return sha.hexdigest()
 
 
 def digests():
     cases = [(f, shape, dtype) for f in (basics, the_rest) for shape in CHANNELS for dtype in ("f4", "f8")]
-    cases += [(basics, shape, "f2") for shape in CHANNELS]
+    cases += [(f, shape, "f2") for f in (basics, the_rest) for shape in CHANNELS]
+    cases += [(basics, shape, "bfloat16") for shape in CHANNELS]
+    cases += [(integers, shape, dtype) for shape in CHANNELS for dtype in ("u1", "i2", "u2")]
+    cases += [(integers, shape, dtype) for shape in WITH_NAN for dtype in ("bool", "i1")]
+    cases += [(conversions, (1 << 20,), dtype) for dtype in ("f2", "bfloat16")]
     cases += [(not_a_number, shape, dtype) for shape in WITH_NAN for dtype in ("f4", "f8")]
     cases += [(rows, shape, dtype) for shape in ROWS for dtype in ("f2", "f4", "f8")]
     cases += [(basics, shape, "f8") for shape in STREAMED] + [(rows, shape, "f8") for shape in STREAMED_ROWS]
+    cases += [(basics, (66004, 64), "f2"), (basics, (1340, 64, 49), "bfloat16"), (rows, (4200, 1, 1024, 1), "f2")]
     return {f"{name} {dtype} {shape}": digest(arrays) for f, shape, dtype in cases for name, arrays in f(shape, dtype)}
 
 

@@ -6,6 +6,7 @@ A backend is a module with the functions of `reference.py`, and these:
     memory(array)    a NumPy array at the same address, to ask what it overlaps; its values must not be read
     numbers(*some)   results of reductions as Python's numbers: the host waits for the device once
     FLOATS           names of the types that it computes in
+    INTEGERS         names of the types beside these that batch norm and moments read; what becomes of them is float64
 
 Nothing is imported here that the user did not import: the types of other libraries are recognized through
 `sys.modules`.

@@ -250,10 +250,10 @@ class Layer:
         new.fill(value)
         return moved(new, self._kind)  # type: ignore[no-any-return]
 
-    def _taken(self, x: Any) -> ndarray:
+    def _taken(self, x: Any, integers: bool = False) -> ndarray:
         """x as an array that the kernels take: on this layer's device, but where it has no arrays, on any."""
         elsewhere = not self._own and kind_of(x) is not None
-        return checks.array(self._who, x, None if elsewhere else self._kind, "the layer")
+        return checks.array(self._who, x, None if elsewhere else self._kind, "the layer", integers=integers)
 
     def _settle(self) -> None:
         """Keep the arrays that kernels take, where these are float64 and so never made anew, and those to keep off."""

@@ -86,7 +86,7 @@ class BatchNorm(Tracking):
         self._on_single: str = on_single
 
     def __call__(self, x: Any, weight: "ArrayLike | None" = None, out: ndarray | None = None) -> ndarray:
-        """y, in the shape, type and memory order of x.
+        """y, in the shape, type and memory order of x; of bools and integers float64.
 
         weight: how much each value counts in the statistics of a training batch, or a mask: the shape of x without
         channels, or (N,). At weight 0 a value feeds nothing in, and y is computed there all the same.
@@ -96,7 +96,7 @@ class BatchNorm(Tracking):
             return self._together(self._group, x, weight, out)
         given = None if out is None else {"x": x, "weight": weight, **self._own}
         if type(x) is not self._kind or x.dtype not in FLOATS:
-            x = self._taken(x)
+            x = self._taken(x, integers=True)
         who, axis, shape, slope, eps = self._who, self._axis, x.shape, self._slope, self._eps
         if len(shape) not in self._names or shape[axis] != self._num_features:
             raise wrong_shape(who, shape, self._num_features, self._names)

@@ -233,8 +233,8 @@ class BatchNormTransformer(
         in_place = not (self.copy if copy is None else copy)
         side, table = self._state.array_type, arrow.table_of(X)
         y = X if table is None else arrow.columns_of(WHO, table).dense()
-        if not plain(y, side, in_place):
-            y = floats(partial(check_array, estimator=self, input_name="X"), y, side, in_place)
+        if not plain(y, side, in_place, False):
+            y = floats(partial(check_array, estimator=self, input_name="X"), y, side, in_place, False)
         if y.shape[1] != self.n_features_in_:
             raise ValueError(
                 f"X has {y.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} features "
@@ -285,7 +285,7 @@ class BatchNormTransformer(
         dX : ndarray of shape (n_samples, n_features)
         """
         self._check_fitted()
-        x = tables.dense(self._table(X))
+        x = checks.floating(tables.dense(self._table(X)))
         dy = checks.gradient(WHO, dY, x.shape, x.dtype, type(x))
         dx, self.gamma_grad_, self.beta_grad_ = self._state.pull_back(x, dy)
         return dx

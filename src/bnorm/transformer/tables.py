@@ -1,7 +1,8 @@
 """Tables for the transformer: their moments and their map, in one pass and without a temporary as large as they are.
 
-A table is a checked array, float16, float32 or float64 (rows, features), that may hold NaN. Infinity is refused, and
-shows in what a pass computes anyway; only then is the table searched for it.
+A table is a checked array, float16, float32 or float64 (rows, features), that may hold NaN; or of bools or integers of
+8 and 16 bits, of which float64 is made. Infinity is refused, and shows in what a pass computes anyway; only then is the
+table searched for it.
 
 On a device a table goes through the kernels at once, and a strided one is copied. The host waits for few numbers, which
 come together: once for each pass over a table, once more for sample weights, for rows that fade, and to find infinity.
@@ -19,7 +20,7 @@ from bnorm.kernels import BACKENDS, kernels_for, kind_of, moved, view
 from bnorm.transformer.blocks import WHO as WHO
 from bnorm.transformer.blocks import Blocks
 
-PIECE = 1 << 20  # bytes of a table that is copied or widened piece by piece: they stay in the cache
+PIECE = 1 << 20  # bytes of a table that is copied piece by piece: they stay in the cache
 SPAN = 1 << 10  # rows whose weights are computed one by one
 DEEP, SHALLOW = 1000.0, 300.0  # half-lives: see `faded`
 
@@ -93,6 +94,8 @@ def refuse_no_weight(w: Any) -> None:
 def refuse_infinity(x: ndarray | Columns, among: ndarray | None = None) -> None:
     """ValueError, in scikit-learn's words, if there is infinity in x, or in those of its rows."""
     x = dense(x)
+    if x.dtype.kind in "bui":
+        return
     for rows in _pieces(x, _copied_rows(x)):
         if np.isinf(x[rows] if among is None else x[rows][among[rows]]).any():
             raise _infinite(x)
@@ -238,7 +241,7 @@ def mapped(x: Any, stats: ndarray, in_place: bool) -> Any:
             if in_place and not x.flags.forc:  # `block` is a copy
                 x[...] = y
             return x if in_place else y
-        y = x if in_place else np.empty_like(x, order="C")
+        y = x if in_place else np.empty_like(x, np.float64 if x.dtype.kind in "bui" else x.dtype, order="C")
         for rows in _pieces(x, _copied_rows(x)):
             piece = np.ascontiguousarray(x[rows])
             y[rows] = kernels.normalize(piece, stats, 1.0, None, finite=not in_place)
@@ -261,7 +264,7 @@ def _at_once(x: ndarray) -> bool:
     if type(x) is not ndarray:
         return True
     flags = x.flags
-    return bool(flags.forc and flags.aligned and x.dtype.char != "e" and x.dtype.isnative)
+    return bool(flags.forc and flags.aligned and x.dtype.isnative)
 
 
 def _copied_rows(x: ndarray) -> int:

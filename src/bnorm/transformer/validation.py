@@ -12,21 +12,23 @@ from sklearn.utils.validation import check_array, validate_data
 from bnorm import arrow
 from bnorm.arrow import Columns
 from bnorm.checks import FLOATS
-from bnorm.kernels import BACKENDS, kernels_for, kind_of, lazy, moved
+from bnorm.kernels import BACKENDS, cpu, kernels_for, kind_of, lazy, moved
 from bnorm.running import AVERAGE, FADE
 from bnorm.transformer.blocks import Blocks, sample
 from bnorm.transformer.sklearn_private import get_namespace, output_config
 from bnorm.transformer.tables import WHO
 
 DTYPES = [np.float64, np.float32, np.float16]
+INTEGERS = [np.dtype(name) for name in cpu.INTEGERS]  # which are read as they are; what is made of them is float64
+READ = FLOATS.union(INTEGERS)
 
 
-def plain(X: Any, kind: Any, writeable: bool = False) -> bool:
+def plain(X: Any, kind: Any, writeable: bool = False, integers: bool = True) -> bool:
     """Whether validation, apart from features, would hand X through. kind: the type of the arrays it has to be of."""
     return (
         type(X) is kind
         and X.ndim == 2
-        and X.dtype in FLOATS
+        and X.dtype in (READ if integers and kind is ndarray and not writeable else FLOATS)
         and X.size > 0
         and (not writeable or kind is not ndarray or X.flags.writeable)
     )
@@ -56,14 +58,16 @@ def columns(estimator: Any, X: Any, reset: bool) -> Columns | None:
     return arrow.columns_of(WHO, table)
 
 
-def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = False) -> Any:
+def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = False, integers: bool = True) -> Any:
     """X as an array of floats, of that kind, or as Blocks if it is Dask's; infinity may still be in it.
+
+    integers: INTEGERS stay what they are, but in Blocks, on a device, or where they would be written to.
 
     `validate` is scikit-learn's `validate_data` or `check_array`. Of an array on a device, which it cannot take, it is
     shown shape and type.
     """
     if lazy(X):
-        return Blocks(X, lambda table: floats(validate, table, kind), partial(_block_floats, kind))
+        return Blocks(X, lambda table: floats(validate, table, kind, integers=False), partial(_block_floats, kind))
     if issparse(X):
         raise TypeError(
             f"{WHO}: X: expected a dense array, as the transformer always centers, got a sparse {type(X).__name__}: "
@@ -73,7 +77,8 @@ def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = F
     if isinstance(X, np.ma.MaskedArray):  # what is masked is missing
         X = np.ma.filled(X.astype(X.dtype if X.dtype.kind == "f" else np.float64), np.nan)
     if kind is ndarray or kind_of(X) is None:
-        x = validate(X, dtype=DTYPES, ensure_all_finite=False, force_writeable=writeable)
+        types = [*DTYPES, *INTEGERS] if integers and kind is ndarray and not writeable else DTYPES
+        x = validate(X, dtype=types, ensure_all_finite=False, force_writeable=writeable)
         return moved(np.asarray(x), kind)
     x = BACKENDS[kind].asarray(X)
     validate(_hollow(x), dtype=None, ensure_all_finite=False)
@@ -82,7 +87,9 @@ def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = F
 
 def _block_floats(kind: type, block: Any) -> Any:
     """The same of a block, which may be empty."""
-    return floats(partial(check_array, estimator=WHO, input_name="X", ensure_min_samples=0), block, kind)
+    return floats(
+        partial(check_array, estimator=WHO, input_name="X", ensure_min_samples=0), block, kind, integers=False
+    )
 
 
 def _hollow(x: Any) -> ndarray:

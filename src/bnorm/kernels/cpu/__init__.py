@@ -23,15 +23,18 @@ from .entries import (
     merge,
     moments,
     move,
+    narrowed,
     normalize,
     rows_backward,
     rows_forward,
     settle,
+    widened,
 )
 from .threads import get_num_threads, set_num_threads
 
 __all__ = [
     "FLOATS",
+    "INTEGERS",
     "add",
     "apart",
     "asarray",
@@ -49,6 +52,7 @@ __all__ = [
     "merge",
     "moments",
     "move",
+    "narrowed",
     "normalize",
     "numbers",
     "rows_backward",
@@ -58,9 +62,11 @@ __all__ = [
     "settle",
     "simd_level",
     "simd_levels",
+    "widened",
 ]
 
-FLOATS = ("float16", "float32", "float64")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+INTEGERS = ("bool", "uint8", "int8", "uint16", "int16")
 memory = asarray
 
 

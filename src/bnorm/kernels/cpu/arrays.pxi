@@ -1,8 +1,8 @@
 # NumPy arrays to pointers and back.
 #
 # Uses FAR, bypasses, plan (plan).
-# Gives activation, data, folded, is_half, itemsize, matrix, narrowed, partial_size, result, scratch, target, to_type,
-# vector, vector_size, view, widened.
+# Gives activation, data, folded, is_wide, itemsize, matrix, narrow_of, partial_size, result, scratch, target,
+# to_type, vector, vector_size, view.
 
 cdef inline void* data(cnp.ndarray a) noexcept:
     return NULL if a is None else cnp.PyArray_DATA(a)
@@ -26,31 +26,56 @@ cdef inline Activation activation(double slope) noexcept nogil:
 
 
 cdef inline cnp.ndarray result(cnp.ndarray x, cnp.ndarray out):
-    """out, if it can hold what belongs to x, or a fresh array like x."""
+    """out, if it can hold what belongs to x, or a fresh array like x; of integers one of float64."""
+    cdef int kind = type_of_result(x)
     if out is not None:
-        if not cnp.PyArray_ISCARRAY(out) or cnp.PyArray_TYPE(out) != cnp.PyArray_TYPE(x) \
+        if not cnp.PyArray_ISCARRAY(out) or cnp.PyArray_TYPE(out) != kind \
                 or cnp.PyArray_SIZE(out) != cnp.PyArray_SIZE(x):
-            raise ValueError(f"out: expected writeable, aligned and contiguous memory for {x.size} values of {x.dtype}")
+            dtype = x.dtype if kind == cnp.PyArray_TYPE(x) else "float64"
+            raise ValueError("out: expected writeable, aligned and contiguous memory "
+                             f"for {x.size} values of {dtype}")
         return out
-    return empty(cnp.PyArray_NDIM(x), cnp.PyArray_DIMS(x), cnp.PyArray_TYPE(x))
+    return empty(cnp.PyArray_NDIM(x), cnp.PyArray_DIMS(x), kind)
 
 
-cdef inline bint is_half(cnp.ndarray x) noexcept:
-    return cnp.PyArray_TYPE(x) == cnp.NPY_FLOAT16
+cdef inline int narrow_of(cnp.ndarray x) noexcept:
+    """What narrow.h calls the type of x. A type that is none of NumPy's own is bfloat16, of whichever library."""
+    cdef int kind = cnp.PyArray_TYPE(x)
+    if kind == cnp.NPY_DOUBLE or kind == cnp.NPY_FLOAT:
+        return BN_REAL
+    return BN_HALF if kind == cnp.NPY_FLOAT16 else BN_BOOL if kind == cnp.NPY_BOOL \
+        else BN_UINT8 if kind == cnp.NPY_UINT8 else BN_INT8 if kind == cnp.NPY_INT8 \
+        else BN_UINT16 if kind == cnp.NPY_UINT16 else BN_INT16 if kind == cnp.NPY_INT16 else BN_BFLOAT
 
 
-cdef cnp.ndarray widened(cnp.ndarray x):
-    """Half precision is computed in single precision."""
-    return cnp.PyArray_Cast(x, cnp.NPY_FLOAT)
+cdef inline bint is_wide(cnp.ndarray x) noexcept:
+    """Whether the loops compute in float64."""
+    return cnp.PyArray_TYPE(x) == cnp.NPY_DOUBLE or narrow_of(x) >= BN_BOOL
 
 
-cdef cnp.ndarray narrowed(cnp.ndarray y, cnp.ndarray out):
-    """y in half precision. What overflows there becomes infinite without a word, as it does in single precision."""
-    with np.errstate(all="ignore"):
-        if out is None:
-            return cnp.PyArray_Cast(y, cnp.NPY_FLOAT16)
-        cnp.PyArray_CopyInto(out, y)
-        return out
+cdef inline int type_of_result(cnp.ndarray x) noexcept:
+    return cnp.NPY_DOUBLE if is_wide(x) else cnp.PyArray_TYPE(x)
+
+
+def widened(cnp.ndarray x):
+    """x in the type that the loops compute in, for kernels that read no narrower ones."""
+    cdef int kind = narrow_of(x)
+    if kind == BN_REAL:
+        return x
+    cdef bint wide = kind >= BN_BOOL
+    cdef cnp.ndarray a = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(x), cnp.PyArray_DIMS(x),
+                                           cnp.NPY_DOUBLE if wide else cnp.NPY_FLOAT, 0)
+    loops.read[wide](kind, data(x), 0, cnp.PyArray_SIZE(x), data(a))
+    return a
+
+
+def narrowed(cnp.ndarray y, cnp.ndarray like):
+    """float32 in the type of the half precision of another array; what overflows there becomes infinite."""
+    if narrow_of(like) == BN_REAL:
+        return y
+    cdef cnp.ndarray a = empty(cnp.PyArray_NDIM(y), cnp.PyArray_DIMS(y), cnp.PyArray_TYPE(like))
+    loops.write(narrow_of(like), data(y), cnp.PyArray_SIZE(y), data(a))
+    return a
 
 
 cdef void* scratch(size_t bytes) except NULL:
@@ -68,13 +93,17 @@ cdef void view(Job* job, cnp.ndarray x, bint reduces=True) noexcept:
     job.outer = shape[0]
     job.channels = shape[1]
     job.inner = shape[2] if cnp.PyArray_NDIM(x) == 3 else 1
-    job.wide = cnp.PyArray_TYPE(x) == cnp.NPY_DOUBLE
+    job.wide = is_wide(x)
+    job.narrow = narrow_of(x)
     job.x = cnp.PyArray_DATA(x)
     plan(job, itemsize(job), reduces)
     job.far = cnp.PyArray_NBYTES(x) >= FAR
 
 
 cdef inline Py_ssize_t itemsize(const Job* job) noexcept nogil:
+    """Bytes of a value of x."""
+    if job.narrow != BN_REAL:
+        return bn_narrow_size(job.narrow)
     return sizeof(double) if job.wide else sizeof(float)
 
 
@@ -90,12 +119,12 @@ cdef inline size_t partial_size(const Job* job) noexcept nogil:
 
 
 cdef inline size_t vector_size(const Job* job) noexcept nogil:
-    """Bytes of one per-channel vector in the type of x, kept aligned."""
-    return (<size_t>job.channels * itemsize(job) + 63) // 64 * 64
+    """Bytes of one per-channel vector in the type that the loops compute in, kept aligned."""
+    return (<size_t>job.channels * (sizeof(double) if job.wide else sizeof(float)) + 63) // 64 * 64
 
 
 cdef inline void folded(Job* job, char* memory) noexcept nogil:
-    """Where the numbers of the channels go in the type of x: three vectors of the forward, and three of a gradient."""
+    """Where the numbers of channels go in the loops' type: three vectors of the forward, and three of a gradient."""
     cdef size_t size = vector_size(job)
     memory += -<size_t>memory & 63      # scratch has so many bytes more: no vector of numbers lies in two cache lines
     job.high = memory

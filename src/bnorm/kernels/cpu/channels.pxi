@@ -1,8 +1,7 @@
 # Batch normalization: its pieces, and both passes of each direction in one call.
 #
-# Uses activation, data, folded, is_half, itemsize, matrix, narrowed, partial_size, result, scratch, target, to_type,
-# vector, vector_size, view, widened (arrays), fits, run (plan), Target, assume, move_by_stats, refuse, take
-# (statistics).
+# Uses activation, data, folded, itemsize, matrix, partial_size, result, scratch, target, to_type, vector,
+# vector_size, view (arrays), fits, run (plan), Target, assume, move_by_stats, refuse, take (statistics).
 # Gives entries only.
 
 
@@ -11,8 +10,6 @@ def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
 
     All sums are made in float64, those of float32 too, which `forward` sums faster and less exactly.
     """
-    if is_half(x):
-        return moments(widened(x), weight, skipna)
     cdef Job job
     view(&job, x)
     job.weight = <const double*>data(weight)
@@ -77,8 +74,6 @@ def normalize(cnp.ndarray x, cnp.ndarray stats, double slope=1.0, cnp.ndarray ou
 
     With finite, FloatingPointError where x holds an infinity; what was written to out by then is of no use.
     """
-    if is_half(x):      # widening makes no infinity and loses none
-        return narrowed(normalize(widened(x), stats, slope, None, finite), out)
     cdef Job job
     cdef cnp.ndarray y = result(x, out)
     view(&job, x, reduces=False)
@@ -101,8 +96,6 @@ def normalize(cnp.ndarray x, cnp.ndarray stats, double slope=1.0, cnp.ndarray ou
 
 def grad_moments(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray weight=None, double slope=1.0):
     """sums, (2, C): sum dy and sum dy (x - mean), dy before the activation. With weight a dy of 0 adds nothing."""
-    if is_half(x):
-        return grad_moments(widened(dy), widened(x), stats, weight, slope)
     cdef Job job
     view(&job, x)
     job.dy = data(dy)
@@ -151,8 +144,6 @@ def finish_gradients(cnp.ndarray sums, cnp.ndarray stats, count):
 def grad_input(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray coefficients, cnp.ndarray weight=None,
                double slope=1.0, cnp.ndarray out=None):
     """dx = a (dy + w (b (x - mean) + c)) per channel, dy before the activation."""
-    if is_half(x):
-        return narrowed(grad_input(widened(dy), widened(x), stats, coefficients, weight, slope), out)
     cdef Job job
     cdef cnp.ndarray dx = result(x, out)
     view(&job, x, reduces=False)
@@ -254,9 +245,6 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
 
     running: the rule of the statistics that `settle` is to move by this batch; here "raise" tests them.
     """
-    if is_half(x):
-        y32, stats, count, left = forward(widened(x), gamma, beta, eps, mean, var, weight, slope, running, None, seen)
-        return narrowed(y32, out), stats, count, left
     cdef Job job
     cdef cnp.ndarray y = result(x, out), stats_
     cdef Target target_
@@ -314,9 +302,6 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
 def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp.ndarray weight=None,
              double slope=1.0, bint frozen=False, bint params=True, cnp.ndarray out=None):
     """Batch norm: dx, dgamma, dbeta from what forward returned; frozen: its statistics are constants."""
-    if is_half(x):
-        dx32, dgamma, dbeta = backward(widened(dy), widened(x), stats, count, weight, slope, frozen, params)
-        return narrowed(dx32, out), dgamma, dbeta
     cdef Job job
     cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
     view(&job, x, params or not frozen)

@@ -5,8 +5,6 @@ hands them to the loops of the SIMD build in use. Entries trust their caller; bn
 are those of bnorm.kernels.reference, where every function is a few lines of NumPy.
 """
 
-import numpy as np
-
 cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cython.parallel cimport prange
@@ -41,9 +39,22 @@ cdef extern from "lanes.h" nogil:
     enum:
         BN_BEYOND
 
+cdef extern from "narrow.h" nogil:
+    enum:
+        BN_REAL
+        BN_HALF
+        BN_BFLOAT
+        BN_BOOL
+        BN_UINT8
+        BN_INT8
+        BN_UINT16
+        BN_INT16
+    size_t bn_narrow_size(int)
+
 cdef extern from "memory.h" nogil:
     int bn_processor_level()
     size_t bn_third_cache()
+    void bn_set(int*)
 
 cnp.import_array()
 

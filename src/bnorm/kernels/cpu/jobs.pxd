@@ -28,9 +28,10 @@ ctypedef struct Job:
     Py_ssize_t piece, pieces, group, groups
     # The arrays: reductions read x (and dy), maps write y. Their type: 0 float32, 1 float64.
     bint wide
+    int narrow              # of narrow.h: x (and dy) are converted to that type as they are read, or BN_REAL, 0
     const void* x
     const void* dy
-    void* y
+    void* y                 # of the type of x, but of integers float64
     const double* weight    # [outer][inner] or NULL
     double unit             # a power of two near the largest weight, which may not fit the type of x
     bint skipna
@@ -50,7 +51,8 @@ ctypedef struct Job:
     double* coefficients    # [3][channels]: a, b, c of the gradient
     const double* counts    # values per channel, one for each, or one for all where the step is 0
     Py_ssize_t counts_step
-    # Per channel, in the type of x: high part of the mean, scale, shift (low part folded in); a, b, c of the gradient.
+    # Per channel, in the type that the loops compute in: high part of the mean, scale, shift (low part folded in); a,
+    # b, c of the gradient.
     void* high
     void* scale
     void* shift
@@ -64,6 +66,11 @@ ctypedef struct RowJob:
     Py_ssize_t outer, groups, channels, inner
     Py_ssize_t piece, pieces, group, cuts     # tasks: pieces of `piece` outer positions times cuts of `group` groups
     bint wide               # 0 float32, 1 float64
+    int narrow              # BN_HALF or BN_BFLOAT, or BN_REAL, 0: then the rows are converted, by way of float32,
+    Py_ssize_t together     # so many outer positions at a time,
+    char* room              # in memory of the thread, of as many bytes
+    size_t room_size
+    int failed              # there is none: any task may set it
     const void* x
     const void* dy
     void* y
@@ -81,6 +88,8 @@ ctypedef struct RowJob:
 
 
 ctypedef void (*task_t)(Job*, Py_ssize_t) noexcept nogil
+ctypedef void (*read_t)(int, const void*, Py_ssize_t, Py_ssize_t, void*) noexcept nogil
+ctypedef void (*write_t)(int, const void*, Py_ssize_t, void*) noexcept nogil
 ctypedef void (*span_t)(Job*, Py_ssize_t, Py_ssize_t) noexcept nogil
 ctypedef void (*row_task_t)(RowJob*, Py_ssize_t) noexcept nogil
 
@@ -96,3 +105,6 @@ ctypedef struct Loops:
     span_t finish_backward  # first partial and stats -> coefficients
     span_t[2] fold_backward  # coefficients -> a, b, c
     row_task_t[2] rows      # forward, or backward when dy is there
+    row_task_t narrow_rows
+    read_t[2] read          # narrow values from a place on, so many, into an array of the type of the loops
+    write_t write           # so many float32 into narrow values

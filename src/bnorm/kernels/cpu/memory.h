@@ -11,6 +11,9 @@
 #else
 #include <unistd.h>
 #endif
+#if (defined(__GNUC__) || defined(__clang__)) && (defined(__x86_64__) || defined(__i386__))
+#include <cpuid.h>
+#endif
 
 /* Whether x is an infinity, and no NaN; int, as wide as float, for loops that vectorize. */
 static inline int32_t bn_infinite_float(float x)
@@ -37,11 +40,15 @@ static inline void bn_set(int *flag)
 #endif
 }
 
-/* 0 baseline, 1 AVX2, 2 AVX-512: the widest build of the kernels that this processor and its system can run. */
+/* 0 baseline, 1 AVX2, 2 AVX-512, both with F16C: the widest build of the kernels that this processor and its system can
+ * run. */
 static inline int bn_processor_level(void)
 {
 #if (defined(__GNUC__) || defined(__clang__)) && (defined(__x86_64__) || defined(__i386__))
     __builtin_cpu_init();
+    unsigned a, b, leaf1, d;    /* not every compiler knows "f16c" */
+    if (!__get_cpuid(1, &a, &b, &leaf1, &d) || (leaf1 & (1u << 29)) == 0)
+        return 0;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")
         && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx2"))
         return 2;
@@ -49,7 +56,7 @@ static inline int bn_processor_level(void)
 #elif defined(_MSC_VER) && defined(_M_X64)
     int leaf[4];
     __cpuid(leaf, 1);
-    if ((leaf[2] & (1 << 27)) == 0 || (_xgetbv(0) & 0x6) != 0x6) return 0;
+    if ((leaf[2] & (1 << 27)) == 0 || (leaf[2] & (1 << 29)) == 0 || (_xgetbv(0) & 0x6) != 0x6) return 0;
     __cpuidex(leaf, 7, 0);
     const int avx2 = (leaf[1] >> 5) & 1, wide = (leaf[1] & 0xC0030000) == (int)0xC0030000;
     return wide && (_xgetbv(0) & 0xE0) == 0xE0 ? 2 : avx2;

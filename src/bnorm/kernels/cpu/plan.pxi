@@ -12,6 +12,7 @@ cdef enum:
     SHARE = 4               # an output bypasses the caches from this part of the third level on, where others share it,
     STREAM = 1 << 23        # but not below these bytes,
     STREAM_MOST = 5 << 22   # and always from these; from half of them where x and dy are read beside it
+    TOGETHER = 1 << 14      # values of narrow rows that are converted together
     FAR = 1 << 24           # bytes from which an input is taken to lie in memory, and is walked over before it is read
 
 
@@ -111,10 +112,26 @@ cdef void run_row_span(row_task_t task, RowJob* job, Py_ssize_t begin, Py_ssize_
         task(job, t)
 
 
+cdef void run_narrow_span(RowJob* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    """The same, with memory for what is converted."""
+    cdef RowJob mine = job[0]
+    mine.room = <char*>malloc(job.room_size)
+    if mine.room == NULL:
+        bn_set(&job.failed)
+        return
+    run_row_span(loops.narrow_rows, &mine, begin, end)
+    free(mine.room)
+
+
 cdef void run_rows(RowJob* job) noexcept nogil:
     cdef Py_ssize_t n = job.pieces * job.cuts, i
     cdef int threads = threads_for(job.outer * job.groups * job.channels * job.inner, n)
-    if threads == 1:
+    if job.narrow != BN_REAL and threads == 1:
+        run_narrow_span(job, 0, n)
+    elif job.narrow != BN_REAL:
+        for i in prange(threads, schedule="static", chunksize=1, num_threads=threads):
+            run_narrow_span(job, n * i // threads, n * (i + 1) // threads)
+    elif threads == 1:
         run_row_span(loops.rows[job.wide], job, 0, n)
     else:
         for i in prange(threads, schedule="static", chunksize=1, num_threads=threads):
@@ -132,3 +149,14 @@ cdef void plan_rows(RowJob* job) noexcept nogil:
     job.pieces = parts(job.outer, job.piece)
     job.group = parts(groups, min(groups, max(<Py_ssize_t>1, tasks // job.pieces)))
     job.cuts = parts(groups, job.group)
+    # Of narrow rows as many together as stay in cache, and where they have parameter sums whole stripes of them.
+    cdef Py_ssize_t width = job.group * size, arrays = 1 if job.dy == NULL else 2
+    job.together = max(<Py_ssize_t>1, TOGETHER // width)
+    if job.params and job.together < STRIPE and STRIPE * width * 2 <= FUSE // 4:
+        job.together = STRIPE
+    if job.together > STRIPE:
+        job.together = job.together // STRIPE * STRIPE
+    job.together = 1 if job.cuts > 1 else min(job.together, job.piece)
+    job.room_size = (job.together * width * arrays + 16) * sizeof(float)
+    if job.params:
+        job.room_size += 2 * job.group * job.channels * sizeof(double)

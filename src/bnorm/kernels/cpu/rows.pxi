@@ -1,7 +1,7 @@
 # Layer, group, instance and RMS normalization.
 #
-# Uses activation, data, is_half, narrowed, result, scratch, vector, widened (arrays), FAR, bypasses, plan_rows,
-# run_rows (plan).
+# Uses activation, data, is_wide, narrow_of, result, scratch, vector (arrays), FAR, bypasses, plan_rows, run_rows
+# (plan).
 # Gives entries only.
 
 
@@ -14,7 +14,8 @@ cdef void row_view(
     job.groups = shape[1]
     job.channels = shape[2]
     job.inner = shape[3]
-    job.wide = cnp.PyArray_TYPE(x) == cnp.NPY_DOUBLE
+    job.wide = is_wide(x)
+    job.narrow = narrow_of(x)
     job.x = cnp.PyArray_DATA(x)
     job.y = cnp.PyArray_DATA(y)
     job.stream = bypasses(cnp.PyArray_NBYTES(y), dy is not None)
@@ -61,12 +62,15 @@ cdef inline void join_columns(RowJob* job) noexcept nogil:
         job.channels = 1
 
 
+cdef int check_room(const RowJob* job) except -1:
+    if job.failed:
+        raise MemoryError(f"bnorm: no memory for {job.room_size} bytes of converted rows in each thread")
+    return 0
+
+
 def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, int rule=0, double slope=1.0,
                  cnp.ndarray out=None):
     """Normalize every (n, g) of x[N, G, K, L] over its K * L values: y, and mean and rstd per row."""
-    if is_half(x):
-        y32, mean, rstd = rows_forward(widened(x), gamma, beta, eps, rule, slope)
-        return narrowed(y32, out), mean, rstd
     cdef RowJob job
     cdef cnp.ndarray y = result(x, out), mean_, rstd_
     row_view(&job, x, y, gamma, beta, None, False)
@@ -85,15 +89,13 @@ def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps,
             run_rows(&job)
     finally:
         free(memory)
+    check_room(&job)
     return y, mean_, rstd_
 
 
 def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray rstd, cnp.ndarray gamma,
                   cnp.ndarray beta, int rule=0, double slope=1.0, bint params=True, cnp.ndarray out=None):
     """dx, dgamma, dbeta from what rows_forward returned."""
-    if is_half(x):
-        dx32, dgamma, dbeta = rows_backward(widened(dy), widened(x), mean, rstd, gamma, beta, rule, slope, params)
-        return narrowed(dx32, out), dgamma, dbeta
     cdef RowJob job
     cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
     row_view(&job, x, dx, gamma, beta, dy, params)
@@ -130,4 +132,5 @@ def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray r
                     db[c] = bn_plain(db[c])
     finally:
         free(memory)
+    check_room(&job)
     return dx, dgamma_, dbeta_

@@ -34,6 +34,7 @@ from .statistics import LeftAlone, assign, known, merge, move, settle
 
 __all__ = [
     "FLOATS",
+    "INTEGERS",
     "LeftAlone",
     "add",
     "apart",
@@ -61,6 +62,7 @@ __all__ = [
 ]
 
 FLOATS = tuple(plans.NAMES)
+INTEGERS = ()
 Array = Any  # cupy.ndarray
 
 

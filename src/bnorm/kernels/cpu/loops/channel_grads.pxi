@@ -4,7 +4,7 @@
 #
 # Uses identity, leaky, pulled, relu (activations), Block, Columns, FETCH_COLUMNS, columns_of, gather, width_of, zero
 # (channel_columns).
-# Gives block_sums, products_beyond_float.
+# Gives block_sums, pair_sums, products_beyond_float, pulled_pair_sums.
 
 
 cdef inline real product(real g, real t, bint weighted) noexcept nogil:

@@ -9,7 +9,8 @@
 #
 # Outputs larger than the cache are finished in a small buffer and streamed to memory past the cache.
 #
-# Uses activated, identity, leaky, pulled, relu (activations), Columns, from_position, spread (channel_columns).
+# Uses activated, identity, leaky, pulled, relu (activations), Columns, from_position, spread (channel_columns),
+# done, taken (channel_narrow).
 # Gives Output, Run, SCALAR_RUN, gradient_run, longest, map_columns, map_runs, normalize_run, room.
 
 cdef enum:
@@ -201,11 +202,17 @@ cdef void checked_columns(
         bn_set(&job.infinite)
 
 
+ctypedef struct Lines:      # converted, or to be converted
+    double[LINE >> 1] x, dy, y
+
+
 ctypedef struct Output:
     char* y
+    int narrow          # what y is converted to, line by line
     bint streamed       # past the caches; then what is read is fetched ahead, as much as is written
     bn_output lines
     bn_ahead ahead
+    Lines narrow_lines
 
 
 cdef inline Py_ssize_t longest(const real* x) noexcept nogil:
@@ -214,7 +221,9 @@ cdef inline Py_ssize_t longest(const real* x) noexcept nogil:
 
 
 cdef inline real* room(Output* out, Py_ssize_t at, Py_ssize_t n, const real* x) noexcept nogil:
-    """Where to write the n values of y from position `at`; x is read there."""
+    """Where to write the n values of y from position `at`; x is read there. `done` comes after that."""
+    if out.narrow != BN_REAL:
+        return <real*>out.narrow_lines.y
     if not out.streamed:
         return <real*>out.y + at
     return <real*>bn_room(&out.lines, <real*>out.y + at, n * sizeof(real), &out.ahead)
@@ -226,10 +235,9 @@ cdef inline double number(const void* values, Py_ssize_t c, const real* x) noexc
 
 
 cdef inline void map_run(
-    Job* job, Py_ssize_t at, const double* w, Py_ssize_t n, Py_ssize_t c, real* y
+    Job* job, Py_ssize_t at, const double* w, Py_ssize_t n, Py_ssize_t c, Lines* lines, const real* x, real* y
 ) noexcept nogil:
-    """n values of channel c, from position `at` of the arrays, into y."""
-    cdef const real* x = <const real*>job.x + at
+    """n values of channel c, from position `at` of the arrays, of which x is there already, into y."""
     cdef Run of
     of.h = number(job.high, c, x)
     of.scale = number(job.scale, c, x)
@@ -242,7 +250,7 @@ cdef inline void map_run(
     of.c = number(job.c, c, x)
     of.gain = 1.0
     of.frozen = job.b == NULL
-    gradient_run(<const real*>job.dy + at, x, y, n, &of, job.act, w, job.unit)
+    gradient_run(taken(job.narrow, job.dy, at, n, lines.dy, x), x, y, n, &of, job.act, w, job.unit)
 
 
 cdef void map_runs(
@@ -250,6 +258,8 @@ cdef void map_runs(
 ) noexcept nogil:
     """Rows first to last of channels that are runs of some length, each with its numbers in registers."""
     cdef Py_ssize_t r, c, o, i, j, n, at, stop, most = LOOK if job.finite else longest(x)
+    cdef const real* line
+    cdef real* y
     for r in range(first, last):
         o = r // job.segments
         i = (r % job.segments) * job.segment
@@ -259,9 +269,12 @@ cdef void map_runs(
             j = i
             while j < stop:
                 n = min(most, stop - j)
+                line = taken(job.narrow, job.x, at + j, n, out.narrow_lines.x, x)
                 if job.finite:
-                    look(job, x + at + j, n)
-                map_run(job, at + j, from_position(job.weight, o * job.inner + j), n, c, room(out, at + j, n, x))
+                    look(job, line, n)
+                y = room(out, at + j, n, x)
+                map_run(job, at + j, from_position(job.weight, o * job.inner + j), n, c, &out.narrow_lines, line, y)
+                done(out, at + j, n, y)
                 j += n
 
 
@@ -345,6 +358,8 @@ cdef void map_columns(
     cdef const double* weight = NULL if job.dy == NULL else job.weight     # the forward has no use for them
     cdef Columns line, of
     cdef real* y
+    cdef const real* v
+    cdef const real* g
     cdef Py_ssize_t most = longest(x), run = job.inner, plane = job.channels * run
     cdef Py_ssize_t at = first * job.widen * plane, stop = last * job.widen * plane, step = plane, widen = 1
     cdef Py_ssize_t channels, width, lead = 0, i, j, k, n
@@ -354,7 +369,7 @@ cdef void map_columns(
     if whole:
         widen = max(<Py_ssize_t>1, min(repeats(plane, most), (stop - at) // plane))
         step = widen * plane
-        if weight == NULL and step >= 16 and stop - at >= TURN * step:
+        if weight == NULL and out.narrow == BN_REAL and step >= 16 and stop - at >= TURN * step:
             lead = (-<size_t>(<real*>out.y + at) & 63) // sizeof(real)
     line.w = NULL if weight == NULL else <const void*>wr
     while begin < end:
@@ -376,12 +391,15 @@ cdef void map_columns(
                 of = from_column(&line, k, x)
                 if weight != NULL:
                     weights_of_line(weight + i // plane * run, 1.0 / job.unit, min(channels, j), run, j, wr)
+                v = taken(job.narrow, job.x, i + k, j, out.narrow_lines.x, x)
                 if job.dy != NULL:
-                    gradient_columns(<const real*>job.dy + i + k, x + i + k, y, j, &of, job.act)
+                    g = taken(job.narrow, job.dy, i + k, j, out.narrow_lines.dy, x)
+                    gradient_columns(g, v, y, j, &of, job.act)
                 elif job.finite:
-                    checked_columns(job, x + i + k, y, j, &of)
+                    checked_columns(job, v, y, j, &of)
                 else:
-                    normalize_columns(x + i + k, y, j, &of, job.act)
+                    normalize_columns(v, y, j, &of, job.act)
+                done(out, i + k, j, y)
                 k += j
             if lead == 0:
                 i += step

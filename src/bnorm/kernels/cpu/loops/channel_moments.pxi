@@ -8,7 +8,7 @@
 #
 # Uses Block, FETCH_COLUMNS, columns_of, gather, spread, values_of, width_of, zero (channel_columns), recenter,
 # weighted_moments (channel_weighted).
-# Gives Parts, block_moments, careful_moments, careful_sums, centered_sums, weights_of_row.
+# Gives Parts, block_moments, careful_moments, careful_sums, centered_sums, weights_of_row, wide_sums.
 
 cdef enum:
     TOGETHER = 32   # rows whose sums are made for themselves before they are added: rounding grows with both numbers

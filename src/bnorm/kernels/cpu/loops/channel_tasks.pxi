@@ -2,31 +2,45 @@
 # gives the same bits whoever computed them.
 #
 # Uses Block, Columns, block_rows, bounded, from_position, one_nan, run_block, zero (channel_columns), block_sums
-# (channel_grads), Output, SCALAR_RUN, map_columns, map_runs (channel_maps), Parts, block_moments (channel_moments).
-# Gives center_sums_double, center_sums_float, finish_backward, finish_forward, fold_backward_double,
+# (channel_grads), Output, SCALAR_RUN, map_columns, map_runs (channel_maps), Parts, block_moments (channel_moments),
+# integer_task, narrow_block (channel_narrow).
+# Gives add_block, center_sums_double, center_sums_float, finish_backward, finish_forward, fold_backward_double,
 # fold_backward_float, fold_forward_double, fold_forward_float, map_double, map_float, merge_moments, merge_sums,
-# reduce_double, reduce_float.
+# parts_at, reduce_double, reduce_float.
+
+
+cdef inline Parts parts_at(const Job* job, Py_ssize_t c, double* partial) noexcept nogil:
+    """Where the moments of a piece are, from channel c on."""
+    cdef Parts to
+    to.n = partial + c
+    to.mean = to.n + job.channels
+    to.m2 = to.mean + job.channels
+    to.low = to.m2 + job.channels
+    return to
+
+
+cdef void add_block(
+    Job* job, const real* x, const real* dy, const Block* b, Py_ssize_t c, double* partial
+) noexcept nogil:
+    """Add a block that starts with channel c to the partial results of a piece."""
+    cdef Columns of
+    if job.dy == NULL:
+        block_moments(x, b, job.skipna, job.exact, parts_at(job, c, partial))
+    else:
+        of.h = <const real*>job.high + c
+        of.scale = <const real*>job.scale + c
+        of.shift = <const real*>job.shift + c
+        block_sums(dy, x, b, &of, job.act, partial + c, partial + c + job.channels)
 
 
 cdef void reduce_block(
     Job* job, Py_ssize_t at, const Block* b, Py_ssize_t c, double* partial, const real* x
 ) noexcept nogil:
-    """Add a block that starts at position `at` of the arrays, with channel c, to the partial results of a piece."""
-    cdef Py_ssize_t size = job.channels
-    cdef Parts to
-    cdef Columns of
-    partial += c
-    if job.dy == NULL:
-        to.n = partial
-        to.mean = partial + size
-        to.m2 = partial + 2 * size
-        to.low = partial + 3 * size
-        block_moments(x + at, b, job.skipna, job.exact, to)
+    """The same of a block at position `at` of the arrays."""
+    if job.narrow != BN_REAL:
+        narrow_block(job, at, b, c, partial, x)
     else:
-        of.h = <const real*>job.high + c
-        of.scale = <const real*>job.scale + c
-        of.shift = <const real*>job.shift + c
-        block_sums(<const real*>job.dy + at, x + at, b, &of, job.act, partial, partial + size)
+        add_block(job, x + at, NULL if job.dy == NULL else <const real*>job.dy + at, b, c, partial)
 
 
 cdef void reduce_long(
@@ -51,7 +65,7 @@ cdef void walk_of(
     Job* job, Py_ssize_t r, Py_ssize_t begin, Py_ssize_t end, bn_ahead* ahead, const real* x
 ) noexcept nogil:
     """The walk of a task through memory, from row r on."""
-    cdef Py_ssize_t at, span, step
+    cdef Py_ssize_t at, span, step, size = sizeof(real) if job.narrow == BN_REAL else bn_narrow_size(job.narrow)
     if job.segments > 1:
         at = (r // job.segments * job.channels + begin) * job.inner + r % job.segments * job.segment
         span = job.segment
@@ -60,8 +74,8 @@ cdef void walk_of(
         step = job.widen * job.channels * job.inner
         at = r * step + begin * job.inner
         span = step - (job.channels - (end - begin)) * job.inner
-    bn_walk(ahead, x + at, NULL if job.dy == NULL else <const real*>job.dy + at, span * sizeof(real),
-            step * sizeof(real))
+    bn_walk(ahead, <const char*>job.x + at * size, NULL if job.dy == NULL else <const char*>job.dy + at * size,
+            span * size, step * size)
 
 
 cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
@@ -110,9 +124,10 @@ cdef void map_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
         return
     out.y = <char*>job.y
     out.streamed = job.stream
+    out.narrow = job.narrow if job.narrow < BN_BOOL else BN_REAL
     if job.stream:
         bn_open(&out.lines)
-        if not job.far:
+        if not job.far or job.narrow >= BN_BOOL:    # of which much less is read than written
             bn_stand(&out.ahead)
         elif job.fused and end < job.channels:   # this group is in cache: fetch the next
             walk_of(job, first, end, min(end + job.group, job.channels), &out.ahead, x)
@@ -133,7 +148,10 @@ cdef void reduce_float(Job* job, Py_ssize_t t) noexcept nogil:
 
 
 cdef void reduce_double(Job* job, Py_ssize_t t) noexcept nogil:
-    reduce_task(job, t, <const double*>job.x)
+    if job.narrow != BN_REAL and job.weight == NULL:
+        integer_task(job, t)
+    else:
+        reduce_task(job, t, <const double*>job.x)
 
 
 cdef void map_float(Job* job, Py_ssize_t t) noexcept nogil:

@@ -10,7 +10,7 @@
 # (channel_moments), backward_map, forward_maps, gradient_of_columns, through_statistics (row_maps), Affine, BATCH,
 # EIGHTH, FETCH_SHARE, SHORT, short_moments, short_pair_sums, short_scaled_sums (row_short), affine_of, column_sums,
 # finish_sums, readable, row_numbers, sums_of_long_rows (row_sums).
-# Gives rows_double, rows_float.
+# Gives FETCH_BYTES, rows_double, rows_float.
 
 cdef enum:
     FETCH_BYTES = 1 << 18   # bytes at most that are fetched while the rows before are written
@@ -248,6 +248,7 @@ cdef void open_rows(
     a row or of some that are read together, the next are fetched."""
     cdef Py_ssize_t size = job.channels * job.inner, at = (o * job.groups + begin) * size
     out.y = <char*>job.y
+    out.narrow = BN_REAL
     out.streamed = job.stream
     if job.stream:
         bn_open(&out.lines)

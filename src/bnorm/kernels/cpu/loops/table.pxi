@@ -11,11 +11,13 @@
 #   channel_weighted.pxi   the same of a block with weights
 #   channel_grads.pxi      sum dy and sum dy (x - mean) of a block
 #   channel_maps.pxi       the maps: normalize and the input gradient
+#   channel_narrow.pxi     numbers of 8 and 16 bits: lines and blocks on their way through float and double
 #   channel_tasks.pxi      a task of a job: which blocks it has, in which order; what happens per channel between passes
 #   row_short.pxi          sums of a row or run of few values
 #   row_sums.pxi           gradient sums of rows with one gamma for each value
 #   row_maps.pxi           the maps of rows
 #   row_tasks.pxi          layer, group, instance and RMS norm: a row at a time
+#   row_narrow.pxi         the same of float16 and bfloat16, some rows at a time by way of float32
 
 from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport INFINITY, NAN, fabs
@@ -80,6 +82,18 @@ cdef extern from "memory.h" nogil:
     int32_t bn_infinite_float(float)
     int64_t bn_infinite_double(double)
 
+cdef extern from "narrow.h" nogil:
+    enum:
+        BN_REAL
+        BN_HALF
+        BN_BOOL
+    size_t bn_narrow_size(int)
+    void bn_read_float(int, const void*, Py_ssize_t, Py_ssize_t, float*)
+    void bn_read_double(int, const void*, Py_ssize_t, Py_ssize_t, double*)
+    void bn_write_float(int, const float*, Py_ssize_t, void*)
+    void bn_integer_sums(int, const void*, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, int64_t*, int64_t*)
+    void bn_integer_moments(int, int64_t, int64_t, int64_t, double*, double*, double*, double*)
+
 cdef extern from "streams.h" nogil:
     enum:
         BN_AHEAD
@@ -107,11 +121,13 @@ include "channel_moments.pxi"
 include "channel_weighted.pxi"
 include "channel_grads.pxi"
 include "channel_maps.pxi"
+include "channel_narrow.pxi"
 include "channel_tasks.pxi"
 include "row_short.pxi"
 include "row_sums.pxi"
 include "row_maps.pxi"
 include "row_tasks.pxi"
+include "row_narrow.pxi"
 
 cdef Loops table
 
@@ -129,7 +145,11 @@ table.center_sums[1] = center_sums_double
 table.finish_backward = finish_backward
 table.fold_backward[0] = fold_backward_float
 table.fold_backward[1] = fold_backward_double
+table.read[0] = read_floats
+table.read[1] = read_doubles
+table.write = write_floats
 table.rows[0] = rows_float
 table.rows[1] = rows_double
+table.narrow_rows = narrow_rows
 
 loops = PyCapsule_New(&table, "bnorm.loops", NULL)

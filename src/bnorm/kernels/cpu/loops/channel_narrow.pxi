@@ -1,0 +1,268 @@
+# Numbers of 8 and 16 bits on their way through the loops of the channels, which know float and double: narrow.h says
+# what becomes what. A line of a map is converted before and after it is made; a block of a reduction some rows at a
+# time, so that they stay near the processor while they are summed.
+#
+# Integers without weights need no center: their sums and sums of squares have room in 64 bits, and are exact.
+#
+# Uses Block, Columns, columns_of, from_position, gather, values_of, width_of, zero (channel_columns), pair_sums,
+# products_beyond_float, pulled_pair_sums (channel_grads), Output (channel_maps), Parts, centered_sums, wide_sums
+# (channel_moments), add_block, parts_at (channel_tasks).
+# Gives done, integer_task, narrow_block, read_doubles, read_floats, taken, write_floats.
+
+
+cdef inline void read_values(int kind, const void* values, Py_ssize_t at, Py_ssize_t n, real* to) noexcept nogil:
+    if real is float:
+        bn_read_float(kind, values, at, n, to)
+    else:
+        bn_read_double(kind, values, at, n, to)
+
+
+cdef void read_line(int kind, const void* values, Py_ssize_t at, Py_ssize_t n, real* line) noexcept nogil:
+    """n values from position `at` on; not inline, as few lines are narrow."""
+    read_values(kind, values, at, n, line)
+
+
+cdef inline const real* taken(
+    int kind, const void* values, Py_ssize_t at, Py_ssize_t n, double* line, const real* x
+) noexcept nogil:
+    """Where n values from position `at` on can be read: in the line, if they are narrow."""
+    if kind == BN_REAL:
+        return <const real*>values + at
+    read_line(kind, values, at, n, <real*>line)
+    return <const real*>line
+
+
+cdef inline void done(Output* out, Py_ssize_t at, Py_ssize_t n, const real* y) noexcept nogil:
+    """Bring narrow values to where `room` would have had them."""
+    if real is float and out.narrow != BN_REAL:
+        write_line(out, at, n, y)
+
+
+cdef void write_line(Output* out, Py_ssize_t at, Py_ssize_t n, const real* line) noexcept nogil:
+    """n values of y from position `at` on."""
+    cdef char* y = out.y + at * bn_narrow_size(out.narrow)
+    if real is float:
+        bn_write_float(out.narrow, line, n, bn_room(&out.lines, y, 2 * n, &out.ahead) if out.streamed else y)
+
+
+cdef enum:
+    PART = 1 << 16      # bytes of converted values that are summed as a block of their own, of x and of dy each
+    NEAR = 4096         # float32 that stay in the first-level cache while they are summed
+    FETCHED = 512       # values between two fetches of what comes next
+
+
+cdef void read_rows(
+    Job* job, const void* values, Py_ssize_t at, Py_ssize_t stride, const Block* part, bn_ahead* ahead, real* to
+) noexcept nogil:
+    """The rows of a part, which begin at position `at`, one after the other."""
+    cdef Py_ssize_t n = part.stride, i = 0, all = part.rows * n + part.extra
+    if stride == n:     # they lie so
+        n = FETCHED
+        stride = n
+    while i < all:
+        n = min(n, all - i)
+        if ahead != NULL:
+            bn_fetch(ahead, n * bn_narrow_size(job.narrow))
+        read_values(job.narrow, values, at, n, to + i)
+        at += stride
+        i += n
+
+
+cdef bint next_part(
+    Job* job, Py_ssize_t at, const Block* b, Py_ssize_t most, Py_ssize_t* begin, Block* part, real* x, real* dy
+) noexcept nogil:
+    """Convert the next rows of a block at position `at`, at most so many, from begin[0] on; whether there are any."""
+    cdef Py_ssize_t r = begin[0]
+    if r > b.rows or r == b.rows and b.extra == 0:
+        return False
+    part[0] = b[0]
+    part.ahead = NULL
+    part.stride = width_of(b)
+    part.rows = min(most, b.rows - r)
+    part.extra = b.extra if r + part.rows == b.rows and part.rows < most else 0
+    part.w = from_position(b.w, r * b.widen * b.run)
+    read_rows(job, job.x, at + r * b.stride, b.stride, part, b.ahead, x)
+    if job.dy != NULL:
+        read_rows(job, job.dy, at + r * b.stride, b.stride, part, NULL, dy)
+    begin[0] = r + part.rows + (part.extra > 0)
+    return True
+
+
+cdef void parts_of_block(
+    Job* job, Py_ssize_t at, const Block* b, Py_ssize_t c, double* partial, const real* x
+) noexcept nogil:
+    """Add a block as several, of as many rows as have room."""
+    cdef double[PART >> 3] values, gradients
+    cdef Py_ssize_t most = PART // <Py_ssize_t>sizeof(real) // width_of(b), r = 0
+    cdef Block part
+    while next_part(job, at, b, most, &r, &part, <real*>values, <real*>gradients):
+        add_block(job, <const real*>values, <const real*>gradients, &part, c, partial)
+
+
+cdef bint moments_of_block(Job* job, Py_ssize_t at, const Block* b, Parts to) noexcept nogil:
+    """Add a block of halves to moments that have a mean already: summed in parts that stay in the first-level cache,
+    and merged once. Not done where a square is not finite, or may be too small for float32, as those of float16 never
+    are."""
+    cdef float[PART >> 2] values
+    cdef float[WIDE] center, columns
+    cdef double[WIDE] wide, s, q, spread_center
+    cdef const float* m
+    cdef const double* mean
+    cdef Py_ssize_t most = max(<Py_ssize_t>16, NEAR // width_of(b) // 16 * 16), c, r = 0
+    cdef Block part
+    cdef bint odd = False
+    cdef double least = 0.0 if job.exact or job.narrow == BN_HALF else 1e-36 * <double>values_of(b)
+    for c in range(b.channels):
+        wide[c] = to.mean[c] + to.low[c]
+        center[c] = <float>wide[c]
+        if not job.exact:
+            wide[c] = center[c]
+    m = columns_of(&center[0], b, &columns[0])
+    mean = columns_of(&wide[0], b, &spread_center[0])
+    zero(s, width_of(b))
+    zero(q, width_of(b))
+    while next_part(job, at, b, most, &r, &part, &values[0], &values[0]):
+        if job.exact:
+            wide_sums(<const float*>values, &part, mean, s, q)
+        else:
+            centered_sums(<const float*>values, &part, m, s, q)
+    gather(s, b)
+    gather(q, b)
+    for c in range(b.channels):
+        odd |= not (least <= q[c] < INFINITY)
+    if not odd:
+        bn_add_blocks(b.channels, <double>values_of(b), wide, s, q, to.n, to.mean, to.m2, to.low)
+    return not odd
+
+
+cdef bint gradients_of_block(Job* job, Py_ssize_t at, const Block* b, Py_ssize_t c, double* partial) noexcept nogil:
+    """The same of gradient sums. Not done where a product may be too large or too small for float32."""
+    cdef float[PART >> 2] values, gradients
+    cdef float[WIDE] high, scale, shift
+    cdef double[WIDE] s, d
+    cdef Py_ssize_t most = max(<Py_ssize_t>8, NEAR // 2 // width_of(b) // 8 * 8), j, r = 0
+    cdef Block part
+    cdef Columns of
+    of.h = columns_of(<const float*>job.high + c, b, &high[0])
+    of.scale = of.shift = NULL
+    if job.act.kind != BN_IDENTITY:
+        of.scale = columns_of(<const float*>job.scale + c, b, &scale[0])
+        of.shift = columns_of(<const float*>job.shift + c, b, &shift[0])
+    zero(s, width_of(b))
+    zero(d, width_of(b))
+    while next_part(job, at, b, most, &r, &part, &values[0], &gradients[0]):
+        if job.act.kind == BN_IDENTITY:
+            pair_sums(<const float*>gradients, <const float*>values, &part, <const float*>of.h, s, d)
+        else:
+            pulled_pair_sums(<const float*>gradients, <const float*>values, &part, &of, job.act, False, s, d)
+    gather(s, b)
+    gather(d, b)
+    if products_beyond_float(b.channels, <double>values_of(b), s, d):
+        return False
+    for j in range(b.channels):
+        partial[c + j] += s[j]
+        partial[job.channels + c + j] += d[j]
+    return True
+
+
+cdef void narrow_block(
+    Job* job, Py_ssize_t at, const Block* b, Py_ssize_t c, double* partial, const real* x
+) noexcept nogil:
+    """reduce_block of narrow numbers. The first block of moments has to find a center, and is small."""
+    cdef bint added = False
+    if real is float and b.w == NULL:
+        if job.dy != NULL:
+            added = gradients_of_block(job, at, b, c, partial)
+        elif partial[c] != 0.0:
+            added = moments_of_block(job, at, b, parts_at(job, c, partial))
+    if not added:
+        parts_of_block(job, at, b, c, partial, x)
+
+
+cdef void integer_sums(
+    Job* job, Py_ssize_t at, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width, Py_ssize_t channels, Py_ssize_t run,
+    int64_t* s, int64_t* q
+) noexcept nogil:
+    """Add the sums of rows of columns to those of `channels` channels, of which each has `run` columns in turn."""
+    cdef int64_t[WIDE] of_s, of_q
+    cdef Py_ssize_t j, i = 0, c = 0
+    for j in range(width):
+        of_s[j] = of_q[j] = 0
+    bn_integer_sums(job.narrow, job.x, at, rows, stride, width, of_s, of_q)
+    for j in range(width):
+        s[c] += of_s[j]
+        q[c] += of_q[j]
+        i += 1
+        if i == run:
+            i = 0
+            c = c + 1 if c + 1 < channels else 0
+
+
+cdef void integer_run(Job* job, Py_ssize_t r, Py_ssize_t c, int64_t* s, int64_t* q) noexcept nogil:
+    """The same of a long run of channel c."""
+    cdef Py_ssize_t i = (r % job.segments) * job.segment, n = min(i + job.segment, job.inner) - i
+    cdef Py_ssize_t at = (r // job.segments * job.channels + c) * job.inner + i, rows = n // WIDE
+    integer_sums(job, at, rows, WIDE, WIDE, 1, WIDE, s, q)
+    if n > rows * WIDE:
+        integer_sums(job, at + rows * WIDE, 1, WIDE, n - rows * WIDE, 1, WIDE, s, q)
+
+
+cdef void integer_task(Job* job, Py_ssize_t t) noexcept nogil:
+    """A task of the moments of integers, all of the same weight: sums in 64 bits, where the moments come to lie."""
+    cdef Py_ssize_t p = t // job.groups, first = p * job.piece, last = min(first + job.piece, job.rows)
+    cdef Py_ssize_t begin = (t % job.groups) * job.group, end = min(begin + job.group, job.channels), c, r, n
+    cdef Py_ssize_t size = job.channels, plane = job.widen * job.inner
+    cdef Py_ssize_t values = max(<Py_ssize_t>0, last - first) * plane
+    cdef double* partial = job.partial + p * 4 * size
+    cdef int64_t* s = <int64_t*>partial
+    cdef int64_t* q = s + size
+    cdef double count, mean, m2, low
+    cdef int64_t sum, square
+    for c in range(begin, end):
+        s[c] = q[c] = 0
+    c = begin
+    while c < end and job.inner > 0:
+        n = 1 if job.runs else min(job.tile, end - c)
+        if job.runs:
+            for r in range(first, last):
+                integer_run(job, r, c, s + c, q + c)
+        else:
+            integer_sums(job, first * plane * size + c * job.inner, last - first, plane * size, n * plane, n,
+                         job.inner, s + c, q + c)
+            if last == job.rows and job.outer > job.rows * job.widen:
+                integer_sums(job, last * plane * size, 1, 0, (job.outer - job.rows * job.widen) * n * job.inner, n,
+                             job.inner, s, q)
+        c += n
+    if job.runs:
+        values = values_of_runs(job, first, last)
+    elif last == job.rows:
+        values += (job.outer - job.rows * job.widen) * job.inner
+    for c in range(begin, end):
+        memcpy(&sum, s + c, sizeof(int64_t))    # not as a number: the compiler may put off its reading till after
+        memcpy(&square, q + c, sizeof(int64_t))     # the double at its place is written
+        bn_integer_moments(job.narrow, values, sum, square, &count, &mean, &m2, &low)
+        partial[c] = count
+        partial[size + c] = mean
+        partial[2 * size + c] = m2
+        partial[3 * size + c] = low
+
+
+cdef Py_ssize_t values_of_runs(const Job* job, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    """How many values of a channel are in some rows of long runs, of which the last of a channel may be shorter."""
+    cdef Py_ssize_t r, i, n = 0
+    for r in range(first, last):
+        i = (r % job.segments) * job.segment
+        n += max(<Py_ssize_t>0, min(i + job.segment, job.inner) - i)
+    return n
+
+
+cdef void read_floats(int kind, const void* values, Py_ssize_t at, Py_ssize_t n, void* to) noexcept nogil:
+    read_values(kind, values, at, n, <float*>to)
+
+
+cdef void read_doubles(int kind, const void* values, Py_ssize_t at, Py_ssize_t n, void* to) noexcept nogil:
+    read_values(kind, values, at, n, <double*>to)
+
+
+cdef void write_floats(int kind, const void* values, Py_ssize_t n, void* to) noexcept nogil:
+    bn_write_float(kind, <const float*>values, n, to)

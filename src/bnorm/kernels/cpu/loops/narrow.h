@@ -1,0 +1,221 @@
+/* Numbers of 8 and 16 bits. The loops know float32 and float64; what is narrower is converted a piece at a time, on its
+ * way between memory and the first or second-level cache.
+ *
+ * float16 and bfloat16 go to float32, which is exact, and back, rounded to nearest, ties to even: there is one right
+ * result, and instructions and plain code both give it. Of a NaN they keep sign and leading digits, and make it quiet.
+ * Integers and bools go to float64, which is exact. */
+#ifndef BNORM_NARROW_H
+#define BNORM_NARROW_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__F16C__) || (defined(_MSC_VER) && defined(__AVX2__))
+#include <immintrin.h>
+#define BN_HAS_HALF 1
+#endif
+
+enum { BN_REAL, BN_HALF, BN_BFLOAT, BN_BOOL, BN_UINT8, BN_INT8, BN_UINT16, BN_INT16 };
+
+/* Bytes of a value. */
+static inline size_t bn_narrow_size(int kind)
+{
+    return kind == BN_BOOL || kind == BN_UINT8 || kind == BN_INT8 ? 1 : 2;
+}
+
+static inline float bn_of_bits(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static inline uint32_t bn_bits_of(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+/* Without a branch, so that a loop vectorizes, and without a subnormal float32, which a processor may be set to drop. */
+static inline float bn_half_to_float(uint16_t half)
+{
+    const uint32_t magnitude = half & 0x7FFFu, sign = (uint32_t)(half & 0x8000u) << 16;
+    const uint32_t small = bn_bits_of((float)(int32_t)magnitude * 0x1p-24f);
+    uint32_t bits = (magnitude << 13) + (112u << 23);
+    bits += magnitude >= 0x7C00u ? 112u << 23 : 0;
+    bits |= magnitude > 0x7C00u ? 1u << 22 : 0;
+    return bn_of_bits(sign | (magnitude < 0x0400u ? small : bits));
+}
+
+static inline uint16_t bn_float_to_half(float x)
+{
+    const uint32_t bits = bn_bits_of(x), magnitude = bits & 0x7FFFFFFFu;
+    /* Below 2^-14 a float16 counts units of 2^-24, those of a float32 between 0.5 and 1. */
+    const uint32_t small = bn_bits_of(bn_of_bits(magnitude < 0x38800000u ? magnitude : 0) + 0.5f) - 0x3F000000u;
+    const uint32_t even = (magnitude + 0xFFFu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13;
+    const uint32_t large = magnitude > 0x7F800000u ? 0x7E00u | (magnitude >> 13 & 0x3FFu)
+                                                   : magnitude >= 0x477FF000u ? 0x7C00u : even;
+    return (uint16_t)((bits >> 16 & 0x8000u) | (magnitude < 0x38800000u ? small : large));
+}
+
+static inline float bn_bfloat_to_float(uint16_t value)
+{
+    const uint32_t bits = (uint32_t)value << 16;
+    return bn_of_bits(bits | ((bits & 0x7FFFFFFFu) > 0x7F800000u ? 1u << 22 : 0));
+}
+
+static inline uint16_t bn_float_to_bfloat(float x)
+{
+    const uint32_t bits = bn_bits_of(x), even = (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
+    return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? bits >> 16 | 0x40u : even);
+}
+
+static inline void bn_read_halves(const uint16_t *from, ptrdiff_t n, float *to)
+{
+    ptrdiff_t i = 0;
+#if defined(__AVX512F__)
+    for (; i + 16 <= n; i += 16)
+        _mm512_storeu_ps(to + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(from + i))));
+#endif
+#if defined(BN_HAS_HALF)
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
+#endif
+    for (; i < n; i++)
+        to[i] = bn_half_to_float(from[i]);
+}
+
+static inline void bn_write_halves(const float *from, ptrdiff_t n, uint16_t *to)
+{
+    ptrdiff_t i = 0;
+#if defined(__AVX512F__)
+    for (; i + 16 <= n; i += 16)
+        _mm256_storeu_si256((__m256i *)(to + i), _mm512_cvtps_ph(_mm512_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+#endif
+#if defined(BN_HAS_HALF)
+    for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128((__m128i *)(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+#endif
+    for (; i < n; i++)
+        to[i] = bn_float_to_half(from[i]);
+}
+
+/* n values from number `at` on, as the loops compute with them. */
+static inline void bn_read_float(int kind, const void *from, ptrdiff_t at, ptrdiff_t n, float *to)
+{
+    const uint16_t *values = (const uint16_t *)from + at;
+    if (kind == BN_HALF)
+        bn_read_halves(values, n, to);
+    else
+        for (ptrdiff_t i = 0; i < n; i++)
+            to[i] = bn_bfloat_to_float(values[i]);
+}
+
+static inline void bn_write_float(int kind, const float *from, ptrdiff_t n, void *to)
+{
+    uint16_t *values = (uint16_t *)to;
+    if (kind == BN_HALF)
+        bn_write_halves(from, n, values);
+    else
+        for (ptrdiff_t i = 0; i < n; i++)
+            values[i] = bn_float_to_bfloat(from[i]);
+}
+
+static inline void bn_read_double(int kind, const void *from, ptrdiff_t at, ptrdiff_t n, double *to)
+{
+#define BN_READ_AS(type, value)                       \
+    {                                                 \
+        const type *values = (const type *)from + at; \
+        for (ptrdiff_t i = 0; i < n; i++)             \
+            to[i] = (double)(int32_t)(value);         \
+        return;                                       \
+    }
+    switch (kind) {
+    case BN_BOOL: BN_READ_AS(uint8_t, values[i] != 0)
+    case BN_UINT8: BN_READ_AS(uint8_t, values[i])
+    case BN_INT8: BN_READ_AS(int8_t, values[i])
+    case BN_UINT16: BN_READ_AS(uint16_t, values[i])
+    default: BN_READ_AS(int16_t, values[i])
+    }
+#undef BN_READ_AS
+}
+
+/* s += sum v and q += sum v^2 down `rows` rows of at most BN_COLUMNS columns, without any rounding; v is x, or
+ * x - 32768 of uint16, whose pairs of squares have no room in 32 bits. */
+enum {
+    BN_COLUMNS = 1024,
+    BN_ROWS = 16384     /* whose sums of 8-bit numbers' squares have room in 32 bits */
+};
+
+#define BN_SUMS_OF(type, wide, name, value)                                                                         \
+    static inline void bn_sums_of_##name(const type *x, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width,          \
+                                         int64_t *s, int64_t *q)                                                    \
+    {                                                                                                               \
+        int32_t sum[BN_COLUMNS];                                                                                    \
+        wide square[BN_COLUMNS];                                                                                    \
+        for (ptrdiff_t begin = 0, r = 0; begin < rows; begin = r) {                                                 \
+            const ptrdiff_t end = begin + BN_ROWS < rows ? begin + BN_ROWS : rows;                                  \
+            memset(sum, 0, (size_t)width * sizeof sum[0]);                                                          \
+            memset(square, 0, (size_t)width * sizeof square[0]);                                                    \
+            for (r = begin; r + 2 <= end; r += 2) {                                                                 \
+                const type *a = x + r * stride, *b = a + stride;                                                    \
+                for (ptrdiff_t j = 0; j < width; j++) {                                                             \
+                    const int32_t v = value(a[j]), w = value(b[j]);                                                 \
+                    sum[j] += v + w;                                                                                \
+                    square[j] += (wide)((uint32_t)(v * v) + (uint32_t)(w * w));                                     \
+                }                                                                                                   \
+            }                                                                                                       \
+            for (; r < end; r++)                                                                                    \
+                for (ptrdiff_t j = 0; j < width; j++) {                                                             \
+                    const int32_t v = value(x[r * stride + j]);                                                     \
+                    sum[j] += v;                                                                                    \
+                    square[j] += (wide)(uint32_t)(v * v);                                                           \
+                }                                                                                                   \
+            for (ptrdiff_t j = 0; j < width; j++) {                                                                 \
+                s[j] += sum[j];                                                                                     \
+                q[j] += (int64_t)square[j];                                                                         \
+            }                                                                                                       \
+        }                                                                                                           \
+    }
+#define BN_ITSELF(x) ((int32_t)(x))
+#define BN_TRUTH(x) ((int32_t)((x) != 0))
+#define BN_SHIFTED(x) ((int32_t)(x) - 32768)
+
+BN_SUMS_OF(uint8_t, uint32_t, bool, BN_TRUTH)
+BN_SUMS_OF(uint8_t, uint32_t, uint8, BN_ITSELF)
+BN_SUMS_OF(int8_t, uint32_t, int8, BN_ITSELF)
+BN_SUMS_OF(uint16_t, uint64_t, uint16, BN_SHIFTED)
+BN_SUMS_OF(int16_t, uint64_t, int16, BN_ITSELF)
+
+static inline void bn_integer_sums(int kind, const void *x, ptrdiff_t at, ptrdiff_t rows, ptrdiff_t stride,
+                                   ptrdiff_t width, int64_t *s, int64_t *q)
+{
+    switch (kind) {
+    case BN_BOOL: bn_sums_of_bool((const uint8_t *)x + at, rows, stride, width, s, q); break;
+    case BN_UINT8: bn_sums_of_uint8((const uint8_t *)x + at, rows, stride, width, s, q); break;
+    case BN_INT8: bn_sums_of_int8((const int8_t *)x + at, rows, stride, width, s, q); break;
+    case BN_UINT16: bn_sums_of_uint16((const uint16_t *)x + at, rows, stride, width, s, q); break;
+    default: bn_sums_of_int16((const int16_t *)x + at, rows, stride, width, s, q);
+    }
+}
+
+/* count, mean, m2 and what the mean leaves over, of those sums of n values. They are taken about the integer nearest to
+ * the mean, still without rounding; there S^2/n is at most half of Q, as |S| <= n/2 and |S| <= Q, so that little cancels
+ * in m2. */
+static inline void bn_integer_moments(int kind, int64_t n, int64_t s, int64_t q, double *count, double *mean,
+                                      double *m2, double *low)
+{
+    const int64_t above = s >= 0 ? s + n / 2 : s - n / 2, center = n ? above / n : 0;
+    const int64_t about = s - n * center;
+    const uint64_t squares = (uint64_t)q - (uint64_t)center * (uint64_t)(s + about);    /* q - 2 c s + n c^2 */
+    const double whole = (double)(n && kind == BN_UINT16 ? center + 32768 : center);
+    const double rest = n ? (double)about / (double)n : 0.0;
+    *count = (double)n;
+    *mean = whole + rest;
+    *low = rest - (*mean - whole);
+    *m2 = (double)(int64_t)squares - (double)about * rest;
+}
+
+#endif

@@ -1,0 +1,76 @@
+# Rows of float16 and bfloat16: some outer positions at a time are converted, go through a task of float32 rows in
+# place, and are converted back. So each of the loops over rows is there once, and what it works on stays in the cache.
+#
+# Uses FETCH_BYTES, rows_float (row_tasks).
+# Gives narrow_rows.
+
+cdef enum:
+    WRITTEN = 1024      # values that are converted back at a time
+
+
+cdef void write_rows(
+    RowJob* job, const float* values, Py_ssize_t at, Py_ssize_t n, bn_output* lines, bn_ahead* ahead
+) noexcept nogil:
+    """n values of y from position `at` on."""
+    cdef Py_ssize_t i = 0, m
+    cdef char* y = <char*>job.y + 2 * at
+    while i < n:
+        m = min(<Py_ssize_t>WRITTEN, n - i)
+        bn_write_float(job.narrow, values + i, m, bn_room(lines, y, 2 * m, ahead) if job.stream else y)
+        y += 2 * m
+        i += m
+
+
+cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
+    """The task of row_tasks.pxi, in the memory that job.room has for one thread."""
+    cdef Py_ssize_t p = t // job.cuts, o = p * job.piece, last = min(o + job.piece, job.outer), i, n
+    cdef Py_ssize_t begin = (t % job.cuts) * job.group, end = min(begin + job.group, job.groups), c = job.channels
+    cdef Py_ssize_t row = c * job.inner, width = (end - begin) * row, size = (end - begin) * c, at
+    cdef double* dgamma = job.partial + 2 * p * job.groups * c + begin * c
+    cdef double* dbeta = dgamma + job.groups * c
+    cdef RowJob some = job[0]
+    cdef bn_output lines
+    cdef bn_ahead ahead
+    some.groups = some.group = end - begin
+    some.pieces = some.cuts = 1
+    some.narrow = BN_REAL
+    some.stream = some.far = False
+    some.gamma = NULL if job.gamma == NULL else job.gamma + begin * c
+    some.beta = NULL if job.beta == NULL else job.beta + begin * c
+    if job.scale != NULL:
+        some.scale = <float*>job.scale + begin * c
+        some.shift = <float*>job.shift + begin * c
+    some.partial = <double*>job.room
+    some.x = some.y = some.partial + 2 * size * job.params
+    if job.dy != NULL:
+        some.dy = some.y = <float*>some.x + job.together * width
+        if job.params:
+            for i in range(size):
+                dgamma[i] = dbeta[i] = 0.0
+    if job.stream:
+        bn_open(&lines)
+        bn_stand(&ahead)
+        if job.far:
+            at = 2 * (o * job.groups * row + begin * row)
+            bn_walk(&ahead, <const char*>job.x + at, NULL if job.dy == NULL else <const char*>job.dy + at, 2 * width,
+                    2 * job.groups * row)
+            bn_fetch(&ahead, min(<Py_ssize_t>FETCH_BYTES, 2 * job.together * width))
+    while o < last:
+        n = min(job.together, last - o)
+        at = o * job.groups * row + begin * row
+        some.outer = some.piece = n
+        some.mean = job.mean + o * job.groups + begin
+        some.rstd = job.rstd + o * job.groups + begin
+        bn_read_float(job.narrow, job.x, at, n * width, <float*>some.x)
+        if job.dy != NULL:
+            bn_read_float(job.narrow, job.dy, at, n * width, <float*>some.dy)
+        rows_float(&some, 0)
+        write_rows(job, <const float*>some.y, at, n * width, &lines, &ahead)
+        if job.dy != NULL and job.params:
+            for i in range(size):
+                dgamma[i] += some.partial[i]
+                dbeta[i] += some.partial[size + i]
+        o += n
+    if job.stream:
+        bn_close(&lines, &ahead)
+        bn_settle()
