@@ -53,7 +53,6 @@ cdef extern from "narrow.h" nogil:
 
 cdef extern from "memory.h" nogil:
     int bn_processor_level()
-    size_t bn_third_cache()
     void bn_set(int*)
 
 cnp.import_array()

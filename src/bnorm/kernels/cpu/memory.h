@@ -8,8 +8,6 @@
 
 #ifdef _MSC_VER
 #include <intrin.h>
-#else
-#include <unistd.h>
 #endif
 #if (defined(__GNUC__) || defined(__clang__)) && (defined(__x86_64__) || defined(__i386__))
 #include <cpuid.h>
@@ -60,17 +58,6 @@ static inline int bn_processor_level(void)
     __cpuidex(leaf, 7, 0);
     const int avx2 = (leaf[1] >> 5) & 1, wide = (leaf[1] & 0xC0030000) == (int)0xC0030000;
     return wide && (_xgetbv(0) & 0xE0) == 0xE0 ? 2 : avx2;
-#else
-    return 0;
-#endif
-}
-
-/* Bytes of the third-level cache; 0 where the system does not tell. */
-static inline size_t bn_third_cache(void)
-{
-#ifdef _SC_LEVEL3_CACHE_SIZE
-    const long size = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    return size > 0 ? (size_t)size : 0;
 #else
     return 0;
 #endif

@@ -9,14 +9,13 @@ cdef enum:
     MIN_ROWS = 512          # rows in a piece of columns: starting and merging one costs as much as some 50 rows
     FEW = 16                # pieces from which they grow longer rather than more: four times MIN_ROWS each
     FUSE = 1 << 20          # bytes that about stay in the second-level cache between the passes over some channels
-    SHARE = 4               # an output bypasses the caches from this part of the third level on, where others share it,
-    STREAM = 1 << 23        # but not below these bytes,
-    STREAM_MOST = 5 << 22   # and always from these; from half of them where x and dy are read beside it
+    STREAM = 12 << 20       # bytes from which an output bypasses the caches: NOTES.md of the benchmarks has what it costs
+    STREAM_TWO = 8 << 20    # the same, at the latest, where x and dy are read beside it
     TOGETHER = 1 << 14      # values of narrow rows that are converted together
     FAR = 1 << 24           # bytes from which an input is taken to lie in memory, and is walked over before it is read
 
 
-cdef size_t streamed = min(max(bn_third_cache() // SHARE, <size_t>STREAM), <size_t>STREAM_MOST)
+cdef size_t streamed = STREAM
 
 
 def stream_from(size_t n_bytes):
@@ -28,7 +27,7 @@ def stream_from(size_t n_bytes):
 
 cdef inline bint bypasses(size_t n_bytes, bint dy) noexcept nogil:
     """Whether an output of so many bytes goes past the caches, of x, or of x and dy."""
-    return n_bytes >= (max(streamed // 2, <size_t>STREAM) if dy else streamed)
+    return n_bytes >= (min(streamed, <size_t>STREAM_TWO) if dy else streamed)
 
 
 cdef Py_ssize_t parts(Py_ssize_t whole, Py_ssize_t part) noexcept nogil:

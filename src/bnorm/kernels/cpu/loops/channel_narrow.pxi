@@ -152,7 +152,7 @@ cdef bint gradients_of_block(Job* job, Py_ssize_t at, const Block* b, Py_ssize_t
     zero(d, width_of(b))
     while next_part(job, at, b, most, &r, &part, &values[0], &gradients[0]):
         if job.act.kind == BN_IDENTITY:
-            pair_sums(<const float*>gradients, <const float*>values, &part, <const float*>of.h, s, d)
+            pair_sums(<const float*>gradients, <const float*>values, &part, <const float*>of.h, False, s, d)
         else:
             pulled_pair_sums(<const float*>gradients, <const float*>values, &part, &of, job.act, False, s, d)
     gather(s, b)
