@@ -19,17 +19,18 @@ MAX_WORK: Any = 1000  # candidates tried for a shared element; Any: NumPy's stub
 def output(
     who: str,
     out: Any,
-    shape: tuple[int, ...],
+    layout: view.Layout,
     dtype: np.dtype[Any],
     given: Mapping[str, object],
     kind: type,
     *,
     own: str = "x",
-) -> ndarray:
+) -> tuple[ndarray, ndarray | None, bool]:
     """`out` as a base-class array that a result may be written to, in either byte order and any memory order.
 
+    Then what of it `view.into` gives to kernels, and whether it is plain that it overlaps nothing, not even x.
     `given` has the arguments by name, as the caller gave them: out may be exactly the one called `own`, or exactly x,
-    and overlaps nothing else. kind: the type of x.
+    and overlaps nothing else. kind: the type of x, whose layout that is.
     """
     target: ndarray = out
     if type(out) is not kind:
@@ -38,29 +39,30 @@ def output(
             library = "NumPy" if kind is ndarray else "CuPy"
             raise TypeError(f"{who}: out: expected a {library} array, got {type_name(out)}")
         target = kernels.asarray(out)
-    if target.shape != shape:
-        raise ValueError(f"{who}: out: expected shape {shape}, got {target.shape}")
-    if target.dtype != dtype and target.dtype.newbyteorder("=") != dtype:
+    if target.shape != layout.shape:
+        raise ValueError(f"{who}: out: expected shape {layout.shape}, got {target.shape}")
+    if target.dtype is not dtype and target.dtype != dtype and target.dtype.newbyteorder("=") != dtype:
         raise TypeError(f"{who}: out: expected dtype {dtype}, got {target.dtype}")
     if not view.writeable(target):
         raise ValueError(f"{who}: out: expected a writeable array, got a read-only one")
-    if not target.flags.c_contiguous and _overlaps_itself(target):
+    to = view.into(target, layout)
+    if to is None and _overlaps_itself(target):
         raise ValueError(f"{who}: out: expected memory of its own for every element, got strides {target.strides}")
     if BACKENDS[kind].apart(target, given.values()):
-        return target
+        return target, to, True
     others = {name: value for name, value in given.items() if value is not target or name not in (own, "x")}
     place = target
     if kind is not ndarray:
         place, others = _memory(target), {name: a if a is None else _memory(a) for name, a in others.items()}
     if cpu.apart(place, others.values()):
-        return target
+        return target, to, False
     for name, value in others.items():
         if value is None:
             continue
         a = _memory(value)
         if _overlap(place, a) and not (name in (own, "x") and same_memory(place, a)):
             raise ValueError(f"{who}: out: expected {own} itself or memory of its own, got one that overlaps {name}")
-    return target
+    return target, to, False
 
 
 def same_memory(a: ndarray, b: ndarray) -> bool:

@@ -141,10 +141,10 @@ def channel_forward(
             "statistics (mean= and var=), or each sample by itself (layer_norm)"
         )
     target = to = None
+    apart = True
     if out is not None:
         dtype = checks.FLOAT64 if block.dtype.kind in "bui" else block.dtype
-        target = overlap.output(who, out, layout.shape, dtype, given or {}, type(x))
-        to = view.into(target, layout)
+        target, to, apart = overlap.output(who, out, layout, dtype, given or {}, type(x))
     y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, weight, slope, running, to, seen)
     if shared is None:
         saved = ChannelSaved()
@@ -158,7 +158,7 @@ def channel_forward(
     saved.frozen, saved.has_gamma, saved.has_beta = frozen, gamma is not None, beta is not None
     if out is None or target is None:
         return view.restore(y, layout), saved
-    _deliver(y, layout, to, target, x, saved)
+    _deliver(y, layout, to, target, None if apart else x, saved)
     return out, saved
 
 
@@ -188,9 +188,9 @@ def row_forward(
         shape = beta.shape
         beta = beta.flatten()
     target = to = None
+    apart = True
     if out is not None:
-        target = overlap.output(who, out, layout.shape, block.dtype, given or {}, type(x))
-        to = view.into(target, layout)
+        target, to, apart = overlap.output(who, out, layout, block.dtype, given or {}, type(x))
     y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rule, slope, to)
     order = None if layout.order is None and x.flags.c_contiguous else view.axes_in_memory(x)
     saved = RowSaved()
@@ -199,7 +199,7 @@ def row_forward(
     saved.rule, saved.parameter_shape, saved.order = rule, shape, order
     if out is None or target is None:
         return view.ordered(view.restore(y, layout), order), saved
-    _deliver(y, layout, to, target, x, saved)
+    _deliver(y, layout, to, target, None if apart else x, saved)
     return out, saved
 
 
@@ -231,18 +231,19 @@ def pull_back(
         return view.ordered(view.restore(dx, layout), saved.order), dgamma, dbeta
     whole = view.restore(x, layout)
     others = {"dy": mine, "x": whole, **(given or {})}
-    target = overlap.output(who, out, layout.shape, x.dtype, others, kind, own="dy")
-    to = view.into(target, layout)
+    target, to, apart = overlap.output(who, out, layout, x.dtype, others, kind, own="dy")
     dx, dgamma, dbeta = saved.gradients(view.like(dy, layout), params, to)
-    _deliver(dx, layout, to, target, whole, saved)
+    _deliver(dx, layout, to, target, None if apart else whole, saved)
     return out, dgamma, dbeta
 
 
 def _deliver(
-    result: ndarray, layout: view.Layout, to: ndarray | None, target: ndarray, x: ndarray, saved: Saved
+    result: ndarray, layout: view.Layout, to: ndarray | None, target: ndarray, x: ndarray | None, saved: Saved
 ) -> None:
-    """Bring a result into `target`, unless the kernel wrote it `to` there. If x was there, `saved` has lost it."""
+    """Bring a result into `target`, unless the kernel wrote it `to` there. If x, where it may be, was there, `saved`
+    has lost it.
+    """
     if to is None:
         target[...] = view.restore(result, layout)
-    if overlap.same_memory(target, x):
+    if x is not None and overlap.same_memory(target, x):
         saved.x = None
