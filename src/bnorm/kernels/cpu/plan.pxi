@@ -12,6 +12,7 @@ cdef enum:
     SHARE = 4               # an output bypasses the caches from this part of the third level on, where others share it,
     STREAM = 1 << 23        # but not below these bytes,
     STREAM_MOST = 5 << 22   # and always from these; from half of them where x and dy are read beside it
+    ROW = 64                # values that take as long as the statistics of a row
     FAR = 1 << 24           # bytes from which an input is taken to lie in memory, and is walked over before it is read
 
 
@@ -113,7 +114,8 @@ cdef void run_row_span(row_task_t task, RowJob* job, Py_ssize_t begin, Py_ssize_
 
 cdef void run_rows(RowJob* job) noexcept nogil:
     cdef Py_ssize_t n = job.pieces * job.cuts, i
-    cdef int threads = threads_for(job.outer * job.groups * job.channels * job.inner, n)
+    cdef Py_ssize_t size = job.channels * job.inner * (1 if job.dy == NULL else 2)
+    cdef int threads = threads_for(job.outer * job.groups * (size + ROW), n)
     if threads == 1:
         run_row_span(loops.rows[job.wide], job, 0, n)
     else:
