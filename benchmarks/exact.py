@@ -58,7 +58,7 @@ class Channels:
 
 
 class Rows:
-    """Layer, group and instance norm: the statistics are those of a row, which is a group of channels of a sample."""
+    """Layer, RMS, group and instance norm: statistics are those of a row, which is a group of channels of a sample."""
 
     def __init__(self, data: Data) -> None:
         self.gradients: tuple[np.ndarray, ...] = ()
@@ -69,7 +69,7 @@ class Rows:
             xhat, dy = self._normalized(data, block)[0], data.dy[block].astype("float64")
             dgamma += _by_channel(dy * xhat).sum(axis=1)
             dbeta += _by_channel(dy).sum(axis=1)
-        self.gradients = dgamma, dbeta
+        self.gradients = (dgamma,) if data.beta is None else (dgamma, dbeta)
 
     def vectors(self, operation: str) -> tuple[np.ndarray, ...]:
         return self.gradients if operation == "backward" else ()
@@ -78,21 +78,25 @@ class Rows:
         xhat, std = self._normalized(data, block)
         gamma = 1 if data.gamma is None else data.channel(data.gamma)
         if operation == "forward":
-            return xhat if data.beta is None else xhat * gamma + data.channel(data.beta)
+            return xhat * gamma + (0 if data.beta is None else data.channel(data.beta))
         dxhat, rows = self._rows(data, data.dy[block] * gamma), self._rows(data, xhat)
-        dxhat = dxhat - dxhat.mean(axis=2, keepdims=True) - rows * (dxhat * rows).mean(axis=2, keepdims=True)
+        along = rows * (dxhat * rows).mean(axis=2, keepdims=True)
+        dxhat = self._centered(data, dxhat) - along
         return (dxhat / std).reshape(xhat.shape)
 
     def _normalized(self, data: Data, block: slice) -> tuple[np.ndarray, np.ndarray]:
         x = data.x[block].astype("float64")
-        rows = self._rows(data, x)
-        rows = rows - rows.mean(axis=2, keepdims=True)
+        rows = self._centered(data, self._rows(data, x))
         std = np.sqrt((rows**2).mean(axis=2, keepdims=True) + EPS)
         return (rows / std).reshape(x.shape), std
 
     @staticmethod
+    def _centered(data: Data, rows: np.ndarray) -> np.ndarray:
+        return rows if data.case.kind == "rms" else rows - rows.mean(axis=2, keepdims=True)
+
+    @staticmethod
     def _rows(data: Data, x: np.ndarray) -> np.ndarray:
-        groups = {"layer": 1, "group": data.groups, "instance": data.sizes[1]}[data.case.kind]
+        groups = {"layer": 1, "rms": 1, "group": data.groups, "instance": data.sizes[1]}[data.case.kind]
         return x.reshape(len(x), groups, -1)
 
 

@@ -19,6 +19,7 @@ ROW_PASSES = {  # a row of these is short, and in a cache when it is read again
 PASSES = {
     "batch": CHANNEL_PASSES,
     "layer": ROW_PASSES,
+    "rms": ROW_PASSES,
     "group": ROW_PASSES,
     "instance": ROW_PASSES,
     "scaler": {"fit": 1, "partial_fit": 1, "transform": 2, "inverse": 2},
@@ -129,6 +130,8 @@ class Data:
         self.gamma = self.beta = None
         if case.kind in ("batch", "layer", "group"):
             self.gamma, self.beta = rng.uniform(0.5, 2, channels), rng.standard_normal(channels)
+        elif case.kind == "rms":
+            self.gamma = rng.uniform(0.5, 2, channels)
         # For inference: not those of this batch, so that who uses the batch's by mistake is found out.
         self.mean, self.var = rng.uniform(0.5, 1.5, channels), rng.uniform(3, 5, channels)
 

@@ -21,7 +21,9 @@ class Layer(Adapter):
         self.x, self.dy = data.x, data.dy
         self.layer = self._layer(data)
         if data.gamma is not None:
-            self.layer.gamma, self.layer.beta = data.gamma, data.beta
+            self.layer.gamma = data.gamma
+        if data.beta is not None:
+            self.layer.beta = data.beta
         self.layer(self.x)
         self.saved = self.layer._saved
 
@@ -60,6 +62,11 @@ class Batch(Layer):
 class LayerNorm(Layer):
     def _layer(self, data: Data) -> bnorm.layers.Layer:
         return bnorm.LayerNorm(data.sizes[1], eps=EPS)
+
+
+class RMSNorm(Layer):
+    def _layer(self, data: Data) -> bnorm.layers.Layer:
+        return bnorm.RMSNorm(data.sizes[1], eps=EPS)
 
 
 class GroupNorm(Layer):
@@ -115,7 +122,14 @@ def session(threads: int, dtype: str) -> Iterator[None]:
 LIBRARY = Library(
     "bnorm",
     "bnorm",
-    {"batch": Batch, "layer": LayerNorm, "group": GroupNorm, "instance": InstanceNorm, "scaler": Scaler},
+    {
+        "batch": Batch,
+        "layer": LayerNorm,
+        "rms": RMSNorm,
+        "group": GroupNorm,
+        "instance": InstanceNorm,
+        "scaler": Scaler,
+    },
     session,
     target=True,
 )

@@ -83,6 +83,24 @@ class LayerNorm(Layer):
         )
 
 
+class RMSNorm(Layer):
+    """It has no operation for the backward: what autograd has is several."""
+
+    def __init__(self, data: Data) -> None:
+        super().__init__(data)
+        self.shape = list(self.sizes[1:])
+        with torch.inference_mode(False):
+            self.inputs = self.x.clone().requires_grad_(), self.gamma.clone().requires_grad_()
+            self.y = functional.rms_norm(self.inputs[0], self.shape, self.inputs[1], EPS)
+
+    def forward(self):
+        return functional.rms_norm(self.x, self.shape, self.gamma, EPS)
+
+    def backward(self):
+        with torch.inference_mode(False):
+            return torch.autograd.grad(self.y, self.inputs, self.dy, retain_graph=True)
+
+
 class GroupNorm(Layer):
     def __init__(self, data: Data) -> None:
         super().__init__(data)
@@ -133,7 +151,7 @@ def session(threads: int, dtype: str) -> Iterator[None]:
 LIBRARY = Library(
     "PyTorch",
     "torch",
-    {"batch": Batch, "layer": LayerNorm, "group": GroupNorm, "instance": InstanceNorm},
+    {"batch": Batch, "layer": LayerNorm, "rms": RMSNorm, "group": GroupNorm, "instance": InstanceNorm},
     session,
     target=True,
 )

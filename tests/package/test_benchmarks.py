@@ -17,6 +17,7 @@ from benchmarks import (
     machine,
     plot,
     processes,
+    row_lengths,
     shapes,
     table,
     targets,
@@ -39,13 +40,13 @@ TINY = [
     shapes.Case("instance", (4, 3, 2, 5)),
     shapes.Case("scaler", (12, 3)),
 ]
-BY_KIND = {case.kind: case for case in TINY}
+BY_KIND = {case.kind: case for case in TINY} | {"rms": shapes.Case("rms", (12, 3))}
 ALWAYS = ["bnorm", "numpy", "sklearn"]
 NETS = ["batch", "layer", "group", "instance"]
 KINDS = {
-    "bnorm": [*NETS, "scaler"],
+    "bnorm": [*NETS, "rms", "scaler"],
     "numpy": [*NETS, "scaler"],
-    "torch": NETS,
+    "torch": [*NETS, "rms"],
     "sklearn": ["scaler"],
     "intelex": ["scaler"],
     "river": ["scaler"],
@@ -375,6 +376,37 @@ def test_settings_are_given_back():
         library.open(BY_KIND[library.about.kinds[0]], "float32", before + 1)
         library.close()
     assert bnorm.get_num_threads() == before
+
+
+@pytest.mark.parametrize("kind", row_lengths.KINDS)
+def test_rows_of_every_length_are_there(kind):
+    for length in row_lengths.LENGTHS:
+        case = row_lengths.case_of(kind, length, 1 << 16)
+        groups = {"layer": 1, "rms": 1, "group": 8, "instance": case.sizes[1]}[kind]
+        assert case.values == length * groups * case.sizes[0]
+        assert case.values <= 1 << 16
+
+
+def test_the_table_of_row_lengths(tmp_path):
+    took = {"bnorm": [1, 2, 3], "bnorm out=": [1, 1, 1], "PyTorch": [2, 3, 4]}
+    found = [
+        (length, {"operation": operation, "threads": threads, "ms": took})
+        for length in (8, 16)
+        for threads in (1, 2)
+        for operation in ("forward", "backward")
+    ]
+    lines = row_lengths.table(found)
+    assert lines[0][1:4] == ["forward fresh 1", "forward out= 1", "backward fresh 1"]
+    assert [line[1:3] for line in lines[1:]] == [["1.50", "3.00"]] * 3
+    assert max(map(len, row_lengths.narrow(lines))) < 100
+    row_lengths.save(text.markdown(lines), tmp_path / "rows.md", None)
+    assert "| 16 | 1.50 |" in (tmp_path / "rows.md").read_text(encoding="utf-8")
+
+
+def test_row_lengths_are_measured():
+    local("torch")
+    found = row_lengths.run("rms", [8], 64, [1], process=timing.Local, effort=BRIEF)
+    assert len(row_lengths.table(found)) == 3
 
 
 def test_the_threshold_finds_its_constant():

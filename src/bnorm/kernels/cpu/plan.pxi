@@ -12,6 +12,7 @@ cdef enum:
     STREAM = 12 << 20       # bytes from which an output bypasses the caches: NOTES.md of the benchmarks has what it costs
     STREAM_TWO = 8 << 20    # the same, at the latest, where x and dy are read beside it
     TOGETHER = 1 << 14      # values of narrow rows that are converted together
+    ROW = 64                # values that take as long as the statistics of a row
     FAR = 1 << 24           # bytes from which an input is taken to lie in memory, and is walked over before it is read
 
 
@@ -124,7 +125,8 @@ cdef void run_narrow_span(RowJob* job, Py_ssize_t begin, Py_ssize_t end) noexcep
 
 cdef void run_rows(RowJob* job) noexcept nogil:
     cdef Py_ssize_t n = job.pieces * job.cuts, i
-    cdef int threads = threads_for(job.outer * job.groups * job.channels * job.inner, n)
+    cdef Py_ssize_t size = job.channels * job.inner * (1 if job.dy == NULL else 2)
+    cdef int threads = threads_for(job.outer * job.groups * (size + ROW), n)
     if job.narrow != BN_REAL and threads == 1:
         run_narrow_span(job, 0, n)
     elif job.narrow != BN_REAL:

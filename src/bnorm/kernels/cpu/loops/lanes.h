@@ -5,6 +5,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "formulas.h"
 
@@ -22,6 +23,15 @@
 #define BN_ALWAYS inline
 #endif
 #define BN_INLINE static BN_ALWAYS
+
+/* A function of its own: inlined, the compiler forgets that its arrays do not overlap, and does not vectorize it. */
+#if defined(__GNUC__) || defined(__clang__)
+#define BN_APART static __attribute__((noinline, unused))
+#elif defined(_MSC_VER)
+#define BN_APART static __declspec(noinline)
+#else
+#define BN_APART static
+#endif
 
 #if defined(_MSC_VER)
 #define BN_RESTRICT __restrict
@@ -90,6 +100,8 @@ enum { BN_SQUARES, BN_PAIRS, BN_SCALED };
 
 enum {
     BN_WIDTH = 32,  /* partial sums; a loop of 16 would be unrolled before it could be vectorized */
+    BN_TINY = 16,   /* values of a row that a single vector holds */
+    BN_BATCH = 64,  /* rows whose statistics are finished together */
     BN_CHAIN = 8,   /* values that are added to one of them before it is added in float64 */
     BN_BEYOND = BN_WIDTH * sizeof(double)   /* bytes of zeros behind gamma and beta */
 };
@@ -151,25 +163,90 @@ enum {
 BN_SHORT_SUMS(float, float)
 BN_SHORT_SUMS(double, double)
 
-/* The maps of a row with a gamma and a beta for each value: y = ((x - h) r + b) gamma + beta, and the input gradient
- * dx = r (dy gamma - (tilt (x - h) + rest)). */
-#define BN_ROW_MAPS(real, name)                                                                                       \
-    BN_INLINE void bn_affine_##name(const real *x, real *y, ptrdiff_t n, real h, real r, real b, const real *gamma,   \
-                                    const real *beta)                                                                 \
+/* v, or 0 where it is not to be kept: no choice of which a compiler could make a branch. */
+BN_INLINE float bn_kept_float(float v, int keep)
+{
+    uint32_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    bits &= -(uint32_t)keep;
+    memcpy(&v, &bits, sizeof bits);
+    return v;
+}
+
+BN_INLINE double bn_kept_double(double v, int keep)
+{
+    uint64_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    bits &= -(uint64_t)keep;
+    memcpy(&v, &bits, sizeof bits);
+    return v;
+}
+
+/* Both sums of a row that has a gamma for each value, as above: g = dy gamma. And what it adds to the sums of its columns,
+ * down a few rows in the type of x: across += dy, along += dy ((x - h) r + b), dy being brought before the activation. */
+#define BN_ROW_SUMS(real, name)                                                                                       \
+    BN_INLINE void bn_row_value_##name(int keep, int kind, real slope, real dy, real x, real h, real r, real b,       \
+                                       real gamma, real beta, real *along, real *across, real *s, real *d)            \
     {                                                                                                                 \
-        BN_INDEPENDENT                                                                                                \
-        for (ptrdiff_t j = 0; j < n; j++)                                                                             \
-            y[j] = ((x[j] - h) * r + b) * gamma[j] + beta[j];                                                         \
+        const real t = x - h, v = t * r + b;                                                                          \
+        const real g = bn_act_pull_##name(kind, slope, v * gamma + beta, dy), p = g * gamma;                          \
+        *s += bn_kept_##name(p, keep);                                                                                \
+        *d += bn_kept_##name(p * t, keep);                                                                            \
+        *across += bn_kept_##name(g, keep);                                                                           \
+        *along += bn_kept_##name(g * v, keep);                                                                        \
     }                                                                                                                 \
-    BN_INLINE void bn_row_gradient_##name(const real *dy, const real *x, real *dx, ptrdiff_t n, real h, real r,       \
-                                          real tilt, real rest, const real *gamma)                                    \
+    BN_INLINE void bn_tiny_row_sums_##name(int kind, real slope, const real *dy, const real *x, int32_t n, real h,    \
+                                           real r, real b, const real *gamma, const real *beta,                       \
+                                           real *BN_RESTRICT along, real *BN_RESTRICT across, double *sum,            \
+                                           double *dot)                                                               \
     {                                                                                                                 \
-        BN_INDEPENDENT                                                                                                \
-        for (ptrdiff_t j = 0; j < n; j++)                                                                             \
-            dx[j] = r * (dy[j] * gamma[j] - (tilt * (x[j] - h) + rest));                                              \
+        real s[BN_TINY], d[BN_TINY];                                                                                  \
+        BN_ROLLED                                                                                                     \
+        for (int32_t j = 0; j < BN_TINY; j++) {                                                                       \
+            s[j] = d[j] = 0;                                                                                          \
+            bn_row_value_##name(j < n, kind, slope, dy[j], x[j], h, r, b, gamma[j], beta[j], &along[j], &across[j],   \
+                                &s[j], &d[j]);                                                                        \
+        }                                                                                                             \
+        BN_ROLLED                                                                                                     \
+        for (int j = 0; j < 8; j++) {                                                                                 \
+            sum[j] += (double)(s[j] + s[8 + j]);                                                                      \
+            dot[j] += (double)(d[j] + d[8 + j]);                                                                      \
+        }                                                                                                             \
+    }                                                                                                                 \
+    BN_INLINE void bn_row_sums_##name(int kind, real slope, const real *dy, const real *x, ptrdiff_t n,               \
+                                      ptrdiff_t left, real h, real r, real b, const real *gamma, const real *beta,    \
+                                      real *BN_RESTRICT along, real *BN_RESTRICT across, double *sum, double *dot)    \
+    {                                                                                                                 \
+        const int32_t rest = (int32_t)(n % BN_WIDTH);                                                                 \
+        ptrdiff_t i = 0;                                                                                              \
+        if (n <= BN_TINY && left >= BN_TINY) {                                                                        \
+            bn_tiny_row_sums_##name(kind, slope, dy, x, (int32_t)n, h, r, b, gamma, beta, along, across, sum, dot);   \
+            return;                                                                                                   \
+        }                                                                                                             \
+        while (i < n) {                                                                                               \
+            const ptrdiff_t end = i + BN_CHAIN * BN_WIDTH < n ? i + BN_CHAIN * BN_WIDTH : n;                          \
+            real s[BN_WIDTH], d[BN_WIDTH];                                                                            \
+            for (int32_t j = 0; j < BN_WIDTH; j++)                                                                    \
+                s[j] = d[j] = 0;                                                                                      \
+            for (; i + BN_WIDTH <= end; i += BN_WIDTH)                                                                \
+                for (int32_t j = 0; j < BN_WIDTH; j++)                                                                \
+                    bn_row_value_##name(1, kind, slope, dy[i + j], x[i + j], h, r, b, gamma[i + j], beta[i + j],      \
+                                        &along[i + j], &across[i + j], &s[j], &d[j]);                                 \
+            if (i < end && i + BN_WIDTH <= left)                                                                      \
+                for (int32_t j = 0; j < BN_WIDTH; j++)                                                                \
+                    bn_row_value_##name(j < rest, kind, slope, dy[i + j], x[i + j], h, r, b, gamma[i + j],            \
+                                        beta[i + j], &along[i + j], &across[i + j], &s[j], &d[j]);                    \
+            else if (i < end)                                                                                         \
+                for (int32_t j = 0; j < rest; j++)                                                                    \
+                    bn_row_value_##name(1, kind, slope, dy[i + j], x[i + j], h, r, b, gamma[i + j], beta[i + j],      \
+                                        &along[i + j], &across[i + j], &s[j], &d[j]);                                 \
+            i = end;                                                                                                  \
+            bn_narrow_##name(s, sum);                                                                                 \
+            bn_narrow_##name(d, dot);                                                                                 \
+        }                                                                                                             \
     }
 
-BN_ROW_MAPS(float, float)
-BN_ROW_MAPS(double, double)
+BN_ROW_SUMS(float, float)
+BN_ROW_SUMS(double, double)
 
 #endif

@@ -5,7 +5,7 @@
 #
 # Uses activated, leaky, relu (activations), bounded, one_nan (channel_columns), Output, Run, gradient_run, longest,
 # normalize_run, room (channel_maps), Affine, BATCH, scaled (row_short), affine_of, row_numbers (row_sums).
-# Gives backward_map, forward_maps, gradient_of_columns, through_statistics.
+# Gives backward_map, forward_maps, gradient_of_columns, run_gradient, single_runs.
 
 cdef inline void affine_columns_by(
     Activation act, const real* x, real* y, Py_ssize_t n, real h, real r, real b, const real* gamma, const real* beta
@@ -87,6 +87,45 @@ cdef void forward_map(
         c += 1
 
 
+cdef inline bint single_runs(const RowJob* job, const real* x) noexcept nogil:
+    """Whether the rows are short runs of one channel each, with nothing after normalizing."""
+    return job.scale == NULL and job.channels == 1 and 0 < job.inner <= longest(x) and job.act.kind == BN_IDENTITY
+
+
+cdef inline void run_numbers(
+    RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t g, real* h, real* r, real* b
+) noexcept nogil:
+    """row_numbers of rows of one channel each, from group g on, its gamma and beta included."""
+    cdef Py_ssize_t k
+    cdef double gain
+    if job.gamma == NULL and job.beta == NULL:
+        row_numbers(job, row, 1, rows, h, r, b)
+        return
+    for k in range(rows):
+        gain = bounded(job.rstd[row + k] if job.gamma == NULL else job.rstd[row + k] * job.gamma[g], h)
+        h[k] = <real>job.mean[row + k]
+        r[k] = <real>gain
+        b[k] = <real>bn_fold(<double>h[k], job.mean[row + k], gain, 0.0 if job.beta == NULL else job.beta[g])
+        one_nan(&h[k], &r[k], &b[k])
+        g = g + 1 if g + 1 < job.groups else 0
+
+
+cdef inline void run_map(const real* x, real* y, Py_ssize_t n, real h, real r, real b) noexcept nogil:
+    if real is float:
+        bn_run_map_float(x, y, n, h, r, b)
+    else:
+        bn_run_map_double(x, y, n, h, r, b)
+
+
+cdef inline void run_gradient(
+    const real* dy, const real* x, real* dx, Py_ssize_t n, real h, real r, real tilt, real rest, real gain
+) noexcept nogil:
+    if real is float:
+        bn_run_gradient_float(dy, x, dx, n, h, r, tilt, rest, gain)
+    else:
+        bn_run_gradient_double(dy, x, dx, n, h, r, tilt, rest, gain)
+
+
 cdef void forward_maps(
     RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t g, Output* out, const real* x
 ) noexcept nogil:
@@ -95,7 +134,8 @@ cdef void forward_maps(
     cdef Py_ssize_t size = job.channels * job.inner, i, k, n, end = row + rows
     cdef Affine of
     cdef real* y
-    if size > longest(x) or job.scale == NULL:
+    cdef bint single = single_runs(job, x)
+    if not single and (size > longest(x) or job.scale == NULL):
         while row < end:
             i = 0
             while i < size:
@@ -107,8 +147,15 @@ cdef void forward_maps(
         return
     while row < end:
         n = min(min(longest(x) // max(<Py_ssize_t>1, size), <Py_ssize_t>BATCH), end - row)
-        row_numbers(job, row, 1, n, h, r, b)
         y = room(out, row * size, n * size, x)
+        if single:
+            run_numbers(job, row, n, g, h, r, b)
+            for k in range(n):
+                run_map(x + (row + k) * size, y + k * size, size, h[k], r[k], b[k])
+            row += n
+            g = (g + n) % job.groups
+            continue
+        row_numbers(job, row, 1, n, h, r, b)
         for k in range(n):
             of = affine_of(job, h, r, b, g * size)
             affine_columns(job.act, x + (row + k) * size, y + k * size, size, &of, k)

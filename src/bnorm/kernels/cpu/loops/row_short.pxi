@@ -6,14 +6,14 @@
 # float32 has no room for the squares of what is very large or small. Then the sums are made again, all in float64.
 #
 # Uses identity, leaky, pulled, relu (activations), zero (channel_columns), products_beyond_float (channel_grads).
-# Gives Affine, BATCH, EIGHTH, FETCH_SHARE, SHORT, careful_short_sums, scaled, short_moments, short_pair_sums,
-# short_scaled_sums.
+# Gives Affine, BATCH, EIGHTH, FETCH_SHARE, SHORT, WIDTH, careful_short_sums, scaled, short_moments, short_pair_sums,
+# short_scaled_sums, short_sums, together.
 
 cdef enum:
     SHORT = 8192        # values up to which this is faster than the blocks of channel_moments.pxi
     WIDTH = BN_WIDTH
     EIGHTH = 8          # partial sums that are left: a vector of float64
-    BATCH = 64          # rows whose statistics are finished together
+    BATCH = BN_BATCH    # rows whose statistics are finished together
     FETCH_SHARE = 2     # one part in so many of what is fetched ahead is fetched while sums are made
 
 # How the values of some rows become v = ((x - h) r + b) gamma + beta: a number for each row, or for each of its values.
@@ -40,6 +40,13 @@ cdef inline void narrow(const real* wide, double* eight) noexcept nogil:
         bn_narrow_float(wide, eight)
     else:
         bn_narrow_double(wide, eight)
+
+
+cdef inline Py_ssize_t together(const RowJob* job) noexcept nogil:
+    """Values of short rows whose gradients are made together. The more, the less their sums take of the time; but while
+    those are made nothing is written, and while the maps are made little is read, so from further away fewer is faster.
+    """
+    return BUFFER // 4 if job.stream or job.far else BUFFER
 
 
 cdef inline void short_sums(
@@ -116,7 +123,9 @@ cdef void short_moments(
     cdef real[BATCH] center
     cdef double[BATCH * EIGHTH] s, q
     cdef double[BATCH] sum, square
-    cdef double values = 1.0, low, m2, n = size
+    cdef double[BATCH] about
+    cdef double values = 1.0, n = size
+    cdef int bad = 0
     cdef bint about_zero = job.rule == BN_MEAN_SQUARE
     cdef Affine of
     cdef Py_ssize_t k
@@ -129,27 +138,29 @@ cdef void short_moments(
     if not about_zero:
         for k in range(rows):
             values = short_sample(x + k * size, size, left - k * size, &s[k * EIGHTH])
+        bn_wholes(rows, s, sum)
         for k in range(rows):
-            center[k] += <real>(bn_whole(&s[k * EIGHTH]) / values)
+            center[k] += <real>(sum[k] / values)
         zero(s, rows * EIGHTH)
     for k in range(rows):
         if ahead != NULL:
             bn_fetch_early(ahead, size * sizeof(real) // FETCH_SHARE)
         short_sums(BN_SQUARES, identity(), x, x + k * size, size, left - k * size, &of, k,
                    &s[k * EIGHTH], &q[k * EIGHTH])
-    for k in range(rows):
-        sum[k] = bn_whole(&s[k * EIGHTH])
-        square[k] = bn_whole(&q[k * EIGHTH])
+    bn_wholes(rows, s, sum)
+    bn_wholes(rows, q, square)
     if real is float:
+        for k in range(rows):
+            bad |= not (1e-36 * n <= square[k])
+            bad |= not (square[k] < INFINITY)
+    if bad:
         for k in range(rows):
             if not (1e-36 * n <= square[k] < INFINITY):
                 center[k] = 0 if about_zero else x[k * size]
                 careful_short_sums(BN_SQUARES, identity(), x, x + k * size, size, &of, k, &sum[k], &square[k])
     for k in range(rows):
-        low = 0.0 if about_zero else sum[k] / n
-        m2 = square[k] - low * sum[k]
-        job.mean[row + k] = bn_plain(<double>center[k] + low)
-        job.rstd[row + k] = bn_plain(bn_rstd((0.0 if m2 < 0.0 else m2) / n, job.eps, n))
+        about[k] = center[k]
+    bn_row_statistics(rows, n, job.eps, not about_zero, about, sum, square, job.mean + row, job.rstd + row)
 
 
 cdef inline void short_pair_sums(

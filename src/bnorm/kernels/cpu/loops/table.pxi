@@ -10,12 +10,14 @@
 #   channel_moments.pxi    count, mean, m2, low of a block, the fast way and the careful way
 #   channel_weighted.pxi   the same of a block with weights
 #   channel_grads.pxi      sum dy and sum dy (x - mean) of a block
-#   channel_maps.pxi       the maps: normalize and the input gradient
+#   channel_lines.pxi      the maps of a line: normalize and the input gradient
+#   channel_maps.pxi       lines through memory
 #   channel_narrow.pxi     numbers of 8 and 16 bits: lines and blocks on their way through float and double
 #   channel_tasks.pxi      a task of a job: which blocks it has, in which order; what happens per channel between passes
 #   row_short.pxi          sums of a row or run of few values
 #   row_sums.pxi           gradient sums of rows with one gamma for each value
 #   row_maps.pxi           the maps of rows
+#   row_gradients.pxi      dx of rows, and the gradients of their parameters
 #   row_tasks.pxi          layer, group, instance and RMS norm: a row at a time
 #   row_narrow.pxi         the same of float16 and bfloat16, some rows at a time by way of float32
 
@@ -51,6 +53,7 @@ cdef extern from "formulas.h" nogil:
 cdef extern from *:
     """
     #include "lanes.h"
+    #include "rows.h"
     #undef CYTHON_INLINE
     #define CYTHON_INLINE BN_ALWAYS
     """
@@ -59,15 +62,35 @@ cdef extern from "lanes.h" nogil:
     void bn_narrow_float(const float*, double*)
     void bn_narrow_double(const double*, double*)
     double bn_whole(const double*)
+    void bn_row_statistics(Py_ssize_t, double, double, int, const double*, const double*, const double*,
+                           double*, double*)
+    void bn_wholes(Py_ssize_t, const double*, double*)
     enum:
         BN_SQUARES
         BN_PAIRS
         BN_SCALED
         BN_WIDTH
+        BN_BATCH
+        BN_TINY
+    void bn_row_sums_float(int, float, const float*, const float*, Py_ssize_t, Py_ssize_t, float, float, float,
+                           const float*, const float*, float*, float*, double*, double*)
+    void bn_row_sums_double(int, double, const double*, const double*, Py_ssize_t, Py_ssize_t, double, double, double,
+                            const double*, const double*, double*, double*, double*, double*)
+    void bn_row_numbers_float(Py_ssize_t, const double*, const double*, float*, float*, float*)
+    void bn_row_numbers_double(Py_ssize_t, const double*, const double*, double*, double*, double*)
+    void bn_row_slopes_float(Py_ssize_t, double, int, const double*, const double*, const double*, const double*,
+                             float*, float*, float*)
+    void bn_row_slopes_double(Py_ssize_t, double, int, const double*, const double*, const double*, const double*,
+                              double*, double*, double*)
     void bn_short_sums_float(int, int, float, const float*, const float*, Py_ssize_t, Py_ssize_t, float, float, float,
                              const float*, const float*, double*, double*)
     void bn_short_sums_double(int, int, double, const double*, const double*, Py_ssize_t, Py_ssize_t, double, double,
                               double, const double*, const double*, double*, double*)
+    void bn_run_map_float(const float*, float*, Py_ssize_t, float, float, float)
+    void bn_run_map_double(const double*, double*, Py_ssize_t, double, double, double)
+    void bn_run_gradient_float(const float*, const float*, float*, Py_ssize_t, float, float, float, float, float)
+    void bn_run_gradient_double(const double*, const double*, double*, Py_ssize_t,
+                                double, double, double, double, double)
     void bn_affine_float(const float*, float*, Py_ssize_t, float, float, float, const float*, const float*)
     void bn_affine_double(const double*, double*, Py_ssize_t, double, double, double, const double*, const double*)
     void bn_row_gradient_float(
@@ -127,6 +150,7 @@ include "channel_tasks.pxi"
 include "row_short.pxi"
 include "row_sums.pxi"
 include "row_maps.pxi"
+include "row_gradients.pxi"
 include "row_tasks.pxi"
 include "row_narrow.pxi"
 

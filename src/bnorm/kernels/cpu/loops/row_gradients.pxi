@@ -1,0 +1,273 @@
+# dx of rows, and the gradients of their parameters. Sums and dx of some rows that lie together are made before the next
+# are read; where gamma changes from value to value, one pass makes the sums of the rows and those of the columns.
+#
+# Uses identity, pulled (activations), Block, Columns, run_block, zero (channel_columns), block_sums,
+# products_beyond_float (channel_grads), Output, longest, room (channel_maps), backward_map, gradient_of_columns,
+# run_gradient, single_runs (row_maps), Affine, BATCH, EIGHTH, FETCH_SHARE, WIDTH, careful_short_sums,
+# short_pair_sums, short_scaled_sums, short_sums, together (row_short), affine_of, finish_sums, hand_over, readable,
+# row_and_column_sums, row_numbers, sums_of_long_rows, walk_on (row_sums).
+# Gives backward_long_rows, backward_rows, backward_short_rows.
+
+cdef void run_sums(
+    Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, double mean, real a, real b,
+    double* sum, double* dot
+) noexcept nogil:
+    """sum dy and sum dy (x - mean) of a run, dy before the activation of (x - h) a + b, h being mean in its type."""
+    cdef real[TILE] before
+    cdef real h = <real>mean
+    cdef Columns of
+    cdef Block block
+    cdef Py_ssize_t i = 0, j, k
+    if n <= TILE and act.kind == BN_IDENTITY:
+        short_pair_sums(dy, x, n, left, mean, sum, dot)
+        return
+    if n <= TILE:
+        for j in range(n):
+            before[j] = pulled(act, (x[j] - h) * a + b, dy[j])
+        short_pair_sums(&before[0], x, n, min(left, <Py_ssize_t>TILE), mean, sum, dot)
+        return
+    of.h = &h
+    of.scale = &a
+    of.shift = &b
+    sum[0] = 0.0
+    dot[0] = 0.0
+    while i < n:
+        k = min(<Py_ssize_t>BLOCK * LANES, n - i)
+        block = run_block(k, NULL)
+        block_sums(dy + i, x + i, &block, &of, act, sum, dot)
+        i += k
+    dot[0] -= (mean - <double>h) * sum[0]
+
+
+cdef void sums_of_runs(
+    RowJob* job, Py_ssize_t row, Py_ssize_t g, Py_ssize_t total, double* dgamma, double* dbeta,
+    double* sum, double* dot, const real* x
+) noexcept nogil:
+    """sum and dot of dy gamma of a row of runs with one gamma each; their part in dgamma and dbeta."""
+    cdef Py_ssize_t at = row * job.channels * job.inner, p = g * job.channels, c
+    cdef double mean = job.mean[row], rstd = job.rstd[row], s, d, scale, shift
+    cdef real h = <real>mean
+    sum[0] = 0.0
+    dot[0] = 0.0
+    for c in range(p, p + job.channels):
+        scale = 1.0 if job.gamma == NULL else job.gamma[c]
+        shift = 0.0 if job.beta == NULL else job.beta[c]
+        run_sums(job.act, <const real*>job.dy + at, x + at, job.inner, total - at, mean, <real>(rstd * scale),
+                 <real>bn_fold(<double>h, mean, rstd * scale, shift), &s, &d)
+        sum[0] += scale * s
+        dot[0] += scale * d
+        if job.params:
+            dbeta[c] += s
+            dgamma[c] += rstd * d
+        at += job.inner
+
+
+cdef void write_gradient(
+    RowJob* job, Py_ssize_t row, Py_ssize_t g, double sum, double dot, Output* out, const real* x
+) noexcept nogil:
+    """dx of a row of group g."""
+    cdef Py_ssize_t size = job.channels * job.inner, i = 0, n
+    while i < size:
+        n = min(longest(x), size - i)
+        backward_map(job, row, g, i, i + n, sum, dot, x, room(out, row * size + i, n, x))
+        i += n
+
+
+# The sums of the columns of a task's groups, down some outer positions: in the type of x down a few of them.
+ctypedef struct Sums:
+    void* along
+    void* across
+    double* dgamma
+    double* dbeta
+    Py_ssize_t begin, end   # columns
+    Py_ssize_t seen         # outer positions since they were last added in float64
+
+
+cdef inline void settle(Sums* sums, const real* x) noexcept nogil:
+    cdef Py_ssize_t p = sums.begin
+    hand_over(<real*>sums.along + p, <real*>sums.across + p, sums.end - p, sums.dgamma + p, sums.dbeta + p)
+    sums.seen = 0
+
+
+cdef inline void slopes(
+    RowJob* job, Py_ssize_t row, Py_ssize_t rows, const double* sum, const double* dot, real* h, real* tilt, real* rest
+) noexcept nogil:
+    """through_statistics of some rows, dot being still about h."""
+    cdef double size = job.channels * job.inner
+    if real is float:
+        bn_row_slopes_float(rows, size, job.rule != BN_MEAN_SQUARE, job.mean + row, job.rstd + row, sum, dot,
+                            h, tilt, rest)
+    else:
+        bn_row_slopes_double(rows, size, job.rule != BN_MEAN_SQUARE, job.mean + row, job.rstd + row, sum, dot,
+                             h, tilt, rest)
+
+
+cdef void short_gradients(
+    RowJob* job, Py_ssize_t row, Py_ssize_t end, Py_ssize_t total, Sums* sums, Output* out, const real* x
+) noexcept nogil:
+    """dx of short rows that lie one after the other, from one of the first group of the task on."""
+    cdef real[BATCH] h, r, b, tilt, rest
+    cdef double[BATCH * EIGHTH] s, d
+    cdef double[BATCH] sum, dot
+    cdef Py_ssize_t size = job.channels, most = min(together(job), 2 * longest(x)) // max(<Py_ssize_t>1, size)
+    cdef Py_ssize_t batch = max(<Py_ssize_t>1, min(<Py_ssize_t>BATCH, most))
+    cdef Py_ssize_t k, n, at, p = sums.begin, q = p, left, beyond = WIDTH if job.cuts == 1 else 0
+    cdef const real* dy = <const real*>job.dy
+    cdef Affine of
+    cdef bn_ahead* ahead = walk_on(job, out)
+    cdef real* dx
+    while row < end:
+        n = min(batch, end - row)
+        row_numbers(job, row, 1, n, h, r, b)
+        zero(s, n * EIGHTH)
+        zero(d, n * EIGHTH)
+        at = row * size
+        for k in range(n):
+            if ahead != NULL:
+                bn_fetch_early(ahead, size * sizeof(real) // FETCH_SHARE)
+            of = affine_of(job, h, r, b, p)
+            if job.params:
+                left = min(total - at, sums.end + beyond - p)
+                row_and_column_sums(job.act, dy + at, x + at, size, left, &of, k, <real*>sums.along + p,
+                                    <real*>sums.across + p, s + k * EIGHTH, d + k * EIGHTH)
+            else:
+                short_scaled_sums(job.act, dy + at, x + at, size, total - at, &of, k, s + k * EIGHTH, d + k * EIGHTH)
+            at += size
+            p += size
+            if p == sums.end:
+                p = sums.begin
+                sums.seen += 1
+                if job.params and sums.seen == STRIPE:
+                    settle(sums, x)
+        finish_sums(job, row, 1, n, of, s, d, sum, dot, x)
+        slopes(job, row, n, sum, dot, h, tilt, rest)
+        at = row * size
+        dx = room(out, at, n * size, x)
+        for k in range(n):
+            of = affine_of(job, h, r, b, q)
+            gradient_of_columns(job.act, dy + at, x + at, dx, size, &of, k, tilt[k], rest[k])
+            at += size
+            dx += size
+            q = q + size if q + size < sums.end else sums.begin
+        row += n
+
+
+cdef void backward_short_rows(
+    RowJob* job, Py_ssize_t o, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end,
+    double* dgamma, double* dbeta, Output* out, const real* x
+) noexcept nogil:
+    """Groups begin to end of the outer positions of a task, of rows with a gamma for each value."""
+    cdef Py_ssize_t size = job.channels, width = job.groups * size + WIDTH, i
+    cdef Sums sums
+    sums.along = <real*>job.columns + o // job.piece * 2 * width
+    sums.across = <real*>sums.along + width
+    sums.dgamma = dgamma
+    sums.dbeta = dbeta
+    sums.begin = begin * size
+    sums.end = end * size
+    sums.seen = 0
+    if job.params:
+        for i in range(sums.begin, width if job.cuts == 1 else sums.end):
+            (<real*>sums.along)[i] = (<real*>sums.across)[i] = 0
+    if job.cuts == 1:
+        short_gradients(job, o * job.groups, last * job.groups, readable(job, o, last, end), &sums, out, x)
+    else:
+        while o < last:
+            short_gradients(job, o * job.groups + begin, o * job.groups + end, readable(job, o, last, end), &sums,
+                            out, x)
+            o += 1
+    if job.params:
+        settle(&sums, x)
+
+
+cdef void gradients_of_single_runs(
+    RowJob* job, Py_ssize_t row, Py_ssize_t end, Py_ssize_t begin, Py_ssize_t stop, Py_ssize_t total,
+    double* dgamma, double* dbeta, Output* out, const real* x
+) noexcept nogil:
+    """dx of `single_runs` that lie one after the other, from one of group `begin` to groups before `stop`."""
+    cdef real[BATCH] h, r, b, tilt, rest
+    cdef double[BATCH * EIGHTH] s, d
+    cdef double[BATCH] sum, dot
+    cdef double gain
+    cdef Py_ssize_t size = job.inner, k, n, at, g = begin, first
+    cdef Py_ssize_t batch = max(<Py_ssize_t>1, min(<Py_ssize_t>BATCH, min(together(job), 2 * longest(x)) // size))
+    cdef const real* dy = <const real*>job.dy
+    cdef Affine of
+    cdef bn_ahead* ahead = walk_on(job, out)
+    cdef real* dx
+    of.h = h
+    of.gamma = of.beta = x      # which nobody reads
+    while row < end:
+        n = min(batch, end - row)
+        row_numbers(job, row, 1, n, h, r, b)
+        zero(s, n * EIGHTH)
+        zero(d, n * EIGHTH)
+        at = row * size
+        for k in range(n):
+            if ahead != NULL:
+                bn_fetch_early(ahead, size * sizeof(real) // FETCH_SHARE)
+            short_sums(BN_PAIRS, identity(), dy + at, x + at, size, total - at, &of, k, s + k * EIGHTH, d + k * EIGHTH)
+            at += size
+        bn_wholes(n, s, sum)
+        bn_wholes(n, d, dot)
+        at = row * size
+        if real is float and products_beyond_float(n, size, sum, dot):
+            for k in range(n):
+                if products_beyond_float(1, size, sum + k, dot + k):
+                    careful_short_sums(BN_PAIRS, identity(), dy + at + k * size, x + at + k * size, size, &of, k,
+                                       sum + k, dot + k)
+        first = g
+        if job.gamma != NULL or job.params:
+            for k in range(n):
+                if job.params:
+                    dbeta[g] += sum[k]
+                    dgamma[g] += job.rstd[row + k] * (dot[k] - (job.mean[row + k] - <double>h[k]) * sum[k])
+                if job.gamma != NULL:
+                    sum[k] *= job.gamma[g]
+                    dot[k] *= job.gamma[g]
+                g = g + 1 if g + 1 < stop else begin
+        slopes(job, row, n, sum, dot, h, tilt, rest)
+        dx = room(out, at, n * size, x)
+        for k in range(n):
+            gain = 1.0 if job.gamma == NULL else job.gamma[first]
+            run_gradient(dy + at, x + at, dx, size, h[k], r[k], tilt[k], rest[k], <real>gain)
+            first = first + 1 if first + 1 < stop else begin
+            at += size
+            dx += size
+        row += n
+
+
+cdef void backward_rows(
+    RowJob* job, Py_ssize_t o, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end,
+    double* dgamma, double* dbeta, Output* out, const real* x
+) noexcept nogil:
+    """The same of rows that are runs with one gamma each: the sums of each row, and its dx."""
+    cdef Py_ssize_t k, g, row, total
+    cdef double sum = 0.0, dot = 0.0
+    if single_runs(job, x) and job.cuts == 1:
+        total = readable(job, o, last, end)
+        gradients_of_single_runs(job, o * job.groups, last * job.groups, 0, job.groups, total, dgamma, dbeta, out, x)
+        return
+    for k in range(o, last):
+        total = readable(job, k, last, end)
+        if single_runs(job, x):
+            gradients_of_single_runs(job, k * job.groups + begin, k * job.groups + end, begin, end, total,
+                                     dgamma, dbeta, out, x)
+            continue
+        for g in range(begin, end):
+            row = k * job.groups + g
+            sums_of_runs(job, row, g, total, dgamma, dbeta, &sum, &dot, x)
+            write_gradient(job, row, g, sum, dot, out, x)
+
+
+cdef void backward_long_rows(
+    RowJob* job, Py_ssize_t o, Py_ssize_t rows, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end,
+    double* dgamma, double* dbeta, Output* out, const real* x
+) noexcept nogil:
+    """The same of rows of more than TILE values, at most STRIPE positions, with a gamma for each value."""
+    cdef double[STRIPE] sum, dot
+    cdef Py_ssize_t g, k
+    for g in range(begin, end):
+        sums_of_long_rows(job, o, rows, g, last, end, dgamma, dbeta, sum, dot, walk_on(job, out), x)
+        for k in range(rows):
+            write_gradient(job, (o + k) * job.groups + g, g, sum[k], dot[k], out, x)
