@@ -130,9 +130,10 @@ def drawn(values, *of):
     return values[zlib.crc32(" ".join(map(text, of)).encode()) // 7 % len(values)]
 
 
-def on_backends(dtypes=DTYPES, cases=CASES + MORE, cuda=CUDA_RUNS, plain=False, **settings):
-    """Parameters backend, case, dtype and the settings, each with its values. CUDA takes its first SLOPES only, as each
-    is another instance to compile; `plain` runs it with the first value of every setting, too."""
+def on_backends(cuda=CUDA_RUNS, plain=False, **settings):
+    """Parameters backend, case, dtype and the settings, each with its values: on the processor all, and those that were
+    made for CUDA in float32. CUDA takes the first SLOPES only, as each is another instance to compile; `plain` runs it
+    with the first value of every setting, too."""
 
     def some(case, dtype):
         values = {key: all_[:2] if all_ is SLOPES else all_ for key, all_ in settings.items()}
@@ -140,7 +141,7 @@ def on_backends(dtypes=DTYPES, cases=CASES + MORE, cuda=CUDA_RUNS, plain=False, 
         return dict.fromkeys([tuple(all_[0] for all_ in values.values()), one] if plain else [one])
 
     there = [(case, dtype, *more) for case, dtype in cuda for more in some(case, dtype)]
-    here = list(product(cases, dtypes, *settings.values()))
+    here = [*product(CASES, DTYPES, *settings.values()), *product(MORE, ["float32"], *settings.values())]
     return parametrized(["case", "dtype", *settings], {"cpu": here, "emulator": there, "device": there})
 
 
