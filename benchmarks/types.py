@@ -15,7 +15,16 @@ from .timing import Calls, Effort, in_turns
 SHAPE = (1_000_000, 32)  # in no cache
 OPERATIONS = ["moments", "training", "inference", "backward"]
 EFFORT = Effort(processes=1, rounds=8, least=4, budget=2.0, sample=0.002)
-BASE, OTHERS = "float32", ["float64", "float16", "uint8", "int16"]
+BASE, OTHERS = "float32", ["float64", "float16", "bfloat16", "uint8", "int16"]
+
+
+def has_bfloat16() -> bool:
+    """NumPy has it where ml_dtypes is imported."""
+    try:
+        import ml_dtypes  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 def calls(dtype: str, shape: tuple[int, int] = SHAPE) -> dict[str, Callable[[], Any]]:
@@ -47,7 +56,7 @@ def measure(shape: tuple[int, int] = SHAPE, effort: Effort = EFFORT) -> dict[str
     """Time over that of float32, by type and operation: a pair in turns at a time, so that few arrays are there."""
     found: dict[str, dict[str, float]] = {}
     base = calls(BASE, shape)
-    makers = {dtype: partial(calls, dtype, shape) for dtype in OTHERS}
+    makers = {dtype: partial(calls, dtype, shape) for dtype in OTHERS if dtype != "bfloat16" or has_bfloat16()}
     for name, make in (makers | {"float32, weights of rows": partial(weighted, shape)}).items():
         others = make()
         found[name] = {}

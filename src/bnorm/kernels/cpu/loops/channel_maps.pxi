@@ -1,8 +1,8 @@
-# The maps, one read and one write: lines of values, which channel_lines.pxi computes, through memory. Outputs larger than
-# the cache are finished in a small buffer and streamed to memory past the cache.
+# The maps, one read and one write: lines of values, which channel_lines.pxi computes, through memory. Outputs larger
+# than the cache are finished in a small buffer and streamed to memory past the cache.
 #
-# Uses Columns, from_position, spread (channel_columns), Run, checked_columns, from_column, gradient_columns, gradient_run,
-# look, normalize_columns, normalize_run (channel_lines), done, taken (channel_narrow).
+# Uses Columns, from_position, spread (channel_columns), Run, checked_columns, from_column, gradient_columns,
+# gradient_run, look, normalize_columns, normalize_run (channel_lines), done, taken (channel_narrow).
 # Gives Output, SCALAR_RUN, longest, map_columns, map_runs, room.
 
 cdef enum:
