@@ -212,7 +212,7 @@ ctypedef struct Output:
     bint streamed       # past the caches; then what is read is fetched ahead, as much as is written
     bn_output lines
     bn_ahead ahead
-    Lines* narrow_lines # as much as a page and more, which rows do without
+    Lines* narrow_lines     # as much as a page and more, which rows do without
 
 
 cdef inline Py_ssize_t longest(const real* x) noexcept nogil:
