@@ -3,7 +3,7 @@
 #
 # Uses Columns, from_position, spread (channel_columns), Run, checked_columns, from_column, gradient_columns,
 # gradient_run, look, normalize_columns, normalize_run (channel_lines), done, taken (channel_narrow).
-# Gives Output, SCALAR_RUN, longest, map_columns, map_runs, room.
+# Gives Lines, Output, SCALAR_RUN, longest, map_columns, map_runs, room.
 
 cdef enum:
     SCALAR_RUN = 32     # from this length a run is mapped with its channel's numbers in registers
@@ -22,7 +22,7 @@ ctypedef struct Output:
     bint streamed       # past the caches; then what is read is fetched ahead, as much as is written
     bn_output lines
     bn_ahead ahead
-    Lines narrow_lines
+    Lines* narrow_lines     # as much as a page and more, which rows do without
 
 
 cdef inline Py_ssize_t longest(const real* x) noexcept nogil:
@@ -32,7 +32,7 @@ cdef inline Py_ssize_t longest(const real* x) noexcept nogil:
 
 cdef inline real* room(Output* out, Py_ssize_t at, Py_ssize_t n, const real* x) noexcept nogil:
     """Where to write the n values of y from position `at`; x is read there. `done` comes after that."""
-    if out.narrow != BN_REAL:
+    if real is float and out.narrow != BN_REAL:
         return <real*>out.narrow_lines.y
     if not out.streamed:
         return <real*>out.y + at
@@ -83,7 +83,7 @@ cdef void map_runs(
                 if job.finite:
                     look(job, line, n)
                 y = room(out, at + j, n, x)
-                map_run(job, at + j, from_position(job.weight, o * job.inner + j), n, c, &out.narrow_lines, line, y)
+                map_run(job, at + j, from_position(job.weight, o * job.inner + j), n, c, out.narrow_lines, line, y)
                 done(out, at + j, n, y)
                 j += n
 

@@ -2,8 +2,8 @@
 # gives the same bits whoever computed them.
 #
 # Uses Block, Columns, block_rows, bounded, from_position, one_nan, run_block, zero (channel_columns), block_sums
-# (channel_grads), Output, SCALAR_RUN, map_columns, map_runs (channel_maps), Parts, block_moments (channel_moments),
-# integer_task, narrow_block (channel_narrow).
+# (channel_grads), Lines, Output, SCALAR_RUN, map_columns, map_runs (channel_maps), Parts, block_moments
+# (channel_moments), integer_task, narrow_block (channel_narrow).
 # Gives add_block, center_sums_double, center_sums_float, finish_backward, finish_forward, fold_backward_double,
 # fold_backward_float, fold_forward_double, fold_forward_float, map_double, map_float, merge_moments, merge_sums,
 # parts_at, reduce_double, reduce_float.
@@ -120,10 +120,12 @@ cdef void map_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     cdef Py_ssize_t first = (t // job.groups) * job.piece, last = min(first + job.piece, job.rows)
     cdef Py_ssize_t begin = (t % job.groups) * job.group, end = min(begin + job.group, job.channels)
     cdef Output out
+    cdef Lines lines
     if job.inner == 0 or begin == end:
         return
     out.y = <char*>job.y
     out.streamed = job.stream
+    out.narrow_lines = &lines
     out.narrow = job.narrow if job.narrow < BN_BOOL else BN_REAL
     if job.stream:
         bn_open(&out.lines)
