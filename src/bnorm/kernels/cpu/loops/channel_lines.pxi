@@ -1,8 +1,8 @@
 # The maps of a line: y = (x - h) scale + shift, and dx = a (dy + w (b (x - h) + c)). h is the high part of the mean in
 # the type of x, so x - h is exact near the mean; the low part is folded into shift and c. With a outside the brackets b
 # is of the size of 1 / std, which float32 holds wherever it holds x. A weight of 0 keeps whatever stands under it out,
-# NaN too. Without b (statistics that are constants) dx = a dy. b and c are negative here, and subtracted: `one_nan` says
-# why.
+# NaN too. Without b (statistics that are constants) dx = a dy. b and c are negative here, and subtracted: `one_nan`
+# says why.
 #
 # Infinities are looked for in the pass that reads x anyway: among columns in the loop that maps them, elsewhere just
 # before, a few cache lines at a time.
