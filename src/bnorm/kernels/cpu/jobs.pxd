@@ -83,7 +83,6 @@ ctypedef struct RowJob:
     double* mean            # [outer * groups]
     double* rstd
     double* partial         # [pieces][2][groups * channels]: dgamma, dbeta
-    Py_ssize_t run          # values next to each other that share a gamma where inner is 1
     void* scale             # gamma and beta in the type of x
     void* shift
     void* columns           # [pieces][2][groups * channels + BN_WIDTH]: parts of dgamma and dbeta, in the type of x

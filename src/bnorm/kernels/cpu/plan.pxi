@@ -160,4 +160,4 @@ cdef void plan_rows(RowJob* job) noexcept nogil:
     job.together = 1 if job.cuts > 1 else min(job.together, job.piece)
     job.room_size = (job.together * width * arrays + 16) * sizeof(float)
     if job.params:
-        job.room_size += 2 * job.group * job.channels * sizeof(double)
+        job.room_size += 2 * job.group * job.channels * (sizeof(double) + sizeof(float)) + 2 * BN_BEYOND

@@ -1,13 +1,8 @@
 # Layer, group, instance and RMS normalization.
 #
-# Uses activation, data, is_wide, narrow_of, result, scratch, vector (arrays), FAR, bypasses, plan_rows, run, run_rows
+# Uses activation, data, is_wide, narrow_of, result, scratch, vector (arrays), FAR, bypasses, plan_rows, run_rows
 # (plan).
 # Gives entries only.
-
-
-cdef enum:
-    SHORT_RUN = 32      # values of a run up to which it is faster to have a gamma for each of them,
-    LONG_SAMPLE = 8192  # if those of a sample are not more than so many
 
 
 cdef void row_view(
@@ -31,12 +26,6 @@ cdef void row_view(
     job.dy = data(dy)
     job.params = params
     job.act = activation(slope)
-    job.run = 1
-    if 1 < job.inner <= SHORT_RUN and job.channels > 1 and (gamma is not None or beta is not None) \
-            and job.groups * job.channels * job.inner <= LONG_SAMPLE and job.act.kind == bn_act_kind(1.0):
-        job.run = job.inner     # an activation would see other bits, and so would the derivative of its backward
-        job.channels *= job.inner
-        job.inner = 1
     plan_rows(job)
 
 
@@ -51,8 +40,7 @@ cdef inline size_t columns_size(const RowJob* job) noexcept nogil:
 
 cdef void row_columns(RowJob* job, char* memory) noexcept nogil:
     """gamma and beta in the type of x, where they change from value to value; 1 and 0 where one is absent."""
-    cdef Py_ssize_t c, k = 0, j, run = job.run, n = job.groups * job.channels
-    cdef double gamma, beta
+    cdef Py_ssize_t c, n = job.groups * job.channels
     cdef size_t size = n * (sizeof(double) if job.wide else sizeof(float))
     if not has_columns(job):
         return
@@ -60,26 +48,13 @@ cdef void row_columns(RowJob* job, char* memory) noexcept nogil:
     job.shift = memory + columns_size(job)
     memset(<char*>job.scale + size, 0, BN_BEYOND)
     memset(<char*>job.shift + size, 0, BN_BEYOND)
-    if run == 1:
-        for c in range(n):
-            if job.wide:
-                (<double*>job.scale)[c] = 1.0 if job.gamma == NULL else job.gamma[c]
-                (<double*>job.shift)[c] = 0.0 if job.beta == NULL else job.beta[c]
-            else:
-                (<float*>job.scale)[c] = <float>(1.0 if job.gamma == NULL else job.gamma[c])
-                (<float*>job.shift)[c] = <float>(0.0 if job.beta == NULL else job.beta[c])
-        return
-    for c in range(n // run):
-        gamma = 1.0 if job.gamma == NULL else job.gamma[c]
-        beta = 0.0 if job.beta == NULL else job.beta[c]
-        for j in range(k, k + run):
-            if job.wide:
-                (<double*>job.scale)[j] = gamma
-                (<double*>job.shift)[j] = beta
-            else:
-                (<float*>job.scale)[j] = <float>gamma
-                (<float*>job.shift)[j] = <float>beta
-        k += run
+    for c in range(n):
+        if job.wide:
+            (<double*>job.scale)[c] = 1.0 if job.gamma == NULL else job.gamma[c]
+            (<double*>job.shift)[c] = 0.0 if job.beta == NULL else job.beta[c]
+        else:
+            (<float*>job.scale)[c] = <float>(1.0 if job.gamma == NULL else job.gamma[c])
+            (<float*>job.shift)[c] = <float>(0.0 if job.beta == NULL else job.beta[c])
 
 
 cdef inline void join_columns(RowJob* job) noexcept nogil:
@@ -128,12 +103,12 @@ def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray r
     job.rule = rule
     job.mean = <double*>data(mean)
     job.rstd = <double*>data(rstd)
-    cdef Py_ssize_t n = job.groups * job.channels, run = job.run, c, p
+    cdef Py_ssize_t n = job.groups * job.channels, c, p
     cdef double* dg = NULL
     cdef double* db = NULL
     if params:
-        dgamma_ = vector(n // run)
-        dbeta_ = vector(n // run)
+        dgamma_ = vector(n)
+        dbeta_ = vector(n)
         dg = <double*>data(dgamma_)
         db = <double*>data(dbeta_)
     cdef size_t columns = 2 * columns_size(&job), sums = job.pieces * 2 * n * sizeof(double) if params else 0
@@ -150,14 +125,9 @@ def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray r
                 for p in range(1, job.pieces):
                     for c in range(2 * n):
                         job.partial[c] += job.partial[p * 2 * n + c]
-                for c in range(n // run):
-                    dg[c] = job.partial[c * run]
-                    db[c] = job.partial[n + c * run]
-                    for p in range(c * run + 1, (c + 1) * run):
-                        dg[c] += job.partial[p]
-                        db[c] += job.partial[n + p]
-                    dg[c] = bn_plain(dg[c])
-                    db[c] = bn_plain(db[c])
+                for c in range(n):
+                    dg[c] = bn_plain(job.partial[c])
+                    db[c] = bn_plain(job.partial[n + c])
     finally:
         free(memory)
     check_room(&job)

@@ -3,8 +3,9 @@
 # inner == 1: gamma and beta change from value to value. inner > 1: runs with one gamma each, which the maps of channels
 # serve.
 #
-# Uses activated, leaky, relu (activations), bounded, one_nan (channel_columns), Output, Run, gradient_run, longest,
-# normalize_run, room (channel_maps), Affine, BATCH, scaled (row_short), affine_of, row_numbers (row_sums).
+# Uses activated, leaky, relu (activations), bounded, one_nan (channel_columns), Run, gradient_run, normalize_run
+# (channel_lines), Output, longest, room (channel_maps), Affine, BATCH, scaled (row_short), affine_of, row_numbers
+# (row_sums).
 # Gives backward_map, forward_maps, gradient_of_columns, run_gradient, single_runs.
 
 cdef inline void affine_columns_by(

@@ -45,6 +45,7 @@ cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
     if job.dy != NULL:
         some.dy = some.y = <float*>some.x + job.together * width
         if job.params:
+            some.columns = <float*>some.dy + job.together * width + 16
             for i in range(size):
                 dgamma[i] = dbeta[i] = 0.0
     if job.stream:

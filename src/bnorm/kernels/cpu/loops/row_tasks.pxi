@@ -7,8 +7,7 @@
 #
 # Uses Block, block_rows, gather, run_block, zero (channel_columns), Output, longest (channel_maps), Parts,
 # block_moments, careful_sums, centered_sums (channel_moments), backward_long_rows, backward_rows, backward_short_rows
-# (row_gradients), forward_maps (row_maps), BATCH, SHORT, short_moments (row_short), readable, walk_on
-# (row_sums).
+# (row_gradients), forward_maps (row_maps), BATCH, SHORT, short_moments (row_short), readable, walk_on (row_sums).
 # Gives FETCH_BYTES, rows_double, rows_float.
 
 cdef enum:
