@@ -9,7 +9,7 @@ cdef enum:
     MIN_ROWS = 512          # rows in a piece of columns: starting and merging one costs as much as some 50 rows
     FEW = 16                # pieces from which they grow longer rather than more: four times MIN_ROWS each
     FUSE = 1 << 20          # bytes that about stay in the second-level cache between the passes over some channels
-    STREAM = 12 << 20       # bytes from which an output bypasses the caches: benchmarks/NOTES.md says why
+    STREAM = 16 << 20       # bytes from which an output bypasses the caches: benchmarks/NOTES.md says why
     STREAM_TWO = 8 << 20    # the same, at the latest, where x and dy are read beside it
     TOGETHER = 1 << 14      # values of narrow rows that are converted together
     ROW = 64                # values that take as long as the statistics of a row
