@@ -28,16 +28,24 @@ class Interrupted(BaseException):
 
 @pytest.fixture
 def alarm():
-    """A function: raise Interrupted after so many seconds, wherever the program is then."""
+    """A function: raise Interrupted after so many seconds, wherever the program is then; after 0, never."""
+
+    armed = False  # a signal that came just before the timer was stopped may be handled after it
 
     def interrupt(number, frame):
-        raise Interrupted
+        if armed:
+            raise Interrupted
+
+    def after(seconds):
+        nonlocal armed
+        armed = seconds > 0
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield after
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        after(0)
         signal.signal(signal.SIGALRM, before)
 
 
