@@ -20,6 +20,7 @@ ctypedef struct Output:
     char* y
     int narrow          # what y is converted to, line by line
     bint streamed       # past the caches; then what is read is fetched ahead, as much as is written
+    bint direct         # line by line as they are computed, which are whole lines of the cache
     bn_output lines
     bn_ahead ahead
     Lines* narrow_lines     # as much as a page and more, which rows do without

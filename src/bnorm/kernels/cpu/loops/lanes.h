@@ -87,6 +87,21 @@ BN_INLINE void bn_narrow_float(const float *wide, double *eight)
         eight[j] += (double)((wide[j] + wide[8 + j]) + (wide[16 + j] + wide[24 + j]));
 }
 
+/* The same of the first values of a row. */
+BN_INLINE void bn_begin_double(const double *wide, double *eight)
+{
+    BN_ROLLED
+    for (int j = 0; j < 8; j++)
+        eight[j] = (wide[j] + wide[8 + j]) + (wide[16 + j] + wide[24 + j]);
+}
+
+BN_INLINE void bn_begin_float(const float *wide, double *eight)
+{
+    BN_ROLLED
+    for (int j = 0; j < 8; j++)
+        eight[j] = (double)((wide[j] + wide[8 + j]) + (wide[16 + j] + wide[24 + j]));
+}
+
 /* 8 partial sums to one. */
 BN_INLINE double bn_whole(const double *eight)
 {
@@ -181,6 +196,54 @@ BN_INLINE double bn_kept_double(double v, int keep)
     memcpy(&v, &bits, sizeof bits);
     return v;
 }
+
+/* The sum of x - h over a row, or of its square, as 8 parts in float64; `left` as above. */
+#define BN_ROW_SUM(real, name)                                                                                        \
+    BN_INLINE void bn_row_sum_##name(int square, const real *x, ptrdiff_t n, ptrdiff_t left, real h, double *eight)   \
+    {                                                                                                                 \
+        const int32_t rest = (int32_t)(n % BN_WIDTH);                                                                 \
+        if (n <= BN_TINY && left >= BN_TINY) {                                                                        \
+            real s[BN_TINY];                                                                                          \
+            BN_ROLLED                                                                                                 \
+            for (int32_t j = 0; j < BN_TINY; j++) {                                                                   \
+                const real t = bn_kept_##name(x[j] - h, j < (int32_t)n);                                              \
+                s[j] = square ? t * t : t;                                                                            \
+            }                                                                                                         \
+            BN_ROLLED                                                                                                 \
+            for (int j = 0; j < 8; j++)                                                                               \
+                eight[j] = (double)(s[j] + s[8 + j]);                                                                 \
+            return;                                                                                                   \
+        }                                                                                                             \
+        for (ptrdiff_t i = 0; i < n;) {                                                                               \
+            const ptrdiff_t start = i, end = n - i < BN_CHAIN * BN_WIDTH ? n : i + BN_CHAIN * BN_WIDTH;               \
+            real s[BN_WIDTH];                                                                                         \
+            for (int32_t j = 0; j < BN_WIDTH; j++)                                                                    \
+                s[j] = 0;                                                                                             \
+            for (; i + BN_WIDTH <= end; i += BN_WIDTH)                                                                \
+                for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
+                    const real t = x[i + j] - h;                                                                      \
+                    s[j] += square ? t * t : t;                                                                       \
+                }                                                                                                     \
+            if (i < end && i + BN_WIDTH <= left)                                                                      \
+                for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
+                    const real t = j < rest ? x[i + j] - h : 0;                                                       \
+                    s[j] += square ? t * t : t;                                                                       \
+                }                                                                                                     \
+            else if (i < end)                                                                                         \
+                for (int32_t j = 0; j < rest; j++) {                                                                  \
+                    const real t = x[i + j] - h;                                                                      \
+                    s[j] += square ? t * t : t;                                                                       \
+                }                                                                                                     \
+            i = end;                                                                                                  \
+            if (start == 0)                                                                                           \
+                bn_begin_##name(s, eight);                                                                            \
+            else                                                                                                      \
+                bn_narrow_##name(s, eight);                                                                           \
+        }                                                                                                             \
+    }
+
+BN_ROW_SUM(float, float)
+BN_ROW_SUM(double, double)
 
 /* Both sums of a row that has a gamma for each value, as above: g = dy gamma. And what it adds to the sums of its columns,
  * down a few rows in the type of x: across += dy, along += dy ((x - h) r + b), dy being brought before the activation. */

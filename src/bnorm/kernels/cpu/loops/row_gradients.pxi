@@ -1,9 +1,9 @@
 # dx of rows, and the gradients of their parameters. Sums and dx of some rows that lie together are made before the next
 # are read; where gamma changes from value to value, one pass makes the sums of the rows and those of the columns.
 #
-# Uses identity, pulled (activations), Block, Columns, run_block, zero (channel_columns), block_sums,
+# Uses identity, leaky, pulled, relu (activations), Block, Columns, run_block, zero (channel_columns), block_sums,
 # products_beyond_float (channel_grads), Output, longest, room (channel_maps), backward_map, gradient_of_columns,
-# run_gradient, single_runs (row_maps), Affine, BATCH, EIGHTH, FETCH_SHARE, WIDTH, careful_short_sums,
+# lines_ahead, run_gradient, single_runs (row_maps), Affine, BATCH, EIGHTH, FETCH_SHARE, WIDTH, careful_short_sums,
 # short_pair_sums, short_scaled_sums, short_sums, together (row_short), affine_of, finish_sums, hand_over, readable,
 # row_and_column_sums, row_numbers, sums_of_long_rows, walk_on (row_sums).
 # Gives backward_long_rows, backward_rows, backward_short_rows.
@@ -67,9 +67,12 @@ cdef void write_gradient(
 ) noexcept nogil:
     """dx of a row of group g."""
     cdef Py_ssize_t size = job.channels * job.inner, i = 0, n
+    if out.direct and job.scale != NULL:
+        backward_map(job, row, g, 0, size, sum, dot, x, <real*>out.y + row * size, &out.ahead)
+        return
     while i < size:
         n = min(longest(x), size - i)
-        backward_map(job, row, g, i, i + n, sum, dot, x, room(out, row * size + i, n, x))
+        backward_map(job, row, g, i, i + n, sum, dot, x, room(out, row * size + i, n, x), NULL)
         i += n
 
 
@@ -102,6 +105,86 @@ cdef inline void slopes(
                              h, tilt, rest)
 
 
+cdef inline void stripe_sums(
+    Activation act, Py_ssize_t rows, Py_ssize_t n, Py_ssize_t left, const real* dy, const real* x, const Affine* of,
+    Py_ssize_t k, double* dgamma, double* dbeta, double* s, double* d
+) noexcept nogil:
+    if real is float:
+        bn_stripe_sums_float(act.kind, <float>act.slope, rows, n, left, dy, x, <const float*>of.h + k,
+                             <const float*>of.r + k, <const float*>of.b + k, <const float*>of.gamma,
+                             <const float*>of.beta, dgamma, dbeta, s, d)
+    else:
+        bn_stripe_sums_double(act.kind, act.slope, rows, n, left, dy, x, <const double*>of.h + k,
+                              <const double*>of.r + k, <const double*>of.b + k, <const double*>of.gamma,
+                              <const double*>of.beta, dgamma, dbeta, s, d)
+
+
+cdef void sums_of_stripes(
+    RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t total, Sums* sums, bn_ahead* ahead, const Affine* of,
+    double* s, double* d, const real* x
+) noexcept nogil:
+    """EIGHTH parts of both sums of rows that share their gamma, and what they add to the sums of the columns."""
+    cdef Py_ssize_t size = job.channels, at = row * size, k = 0, n
+    cdef const real* dy = <const real*>job.dy
+    cdef double* dgamma = sums.dgamma + sums.begin
+    cdef double* dbeta = sums.dbeta + sums.begin
+    while k < rows:
+        n = min(<Py_ssize_t>STRIPE, rows - k)
+        if ahead != NULL:
+            bn_fetch_early(ahead, n * size * sizeof(real) // FETCH_SHARE)
+        if job.act.kind == BN_IDENTITY:
+            stripe_sums(identity(), n, size, total - at, dy + at, x + at, of, k, dgamma, dbeta, s, d)
+        elif job.act.kind == BN_RELU:
+            stripe_sums(relu(job.act), n, size, total - at, dy + at, x + at, of, k, dgamma, dbeta, s, d)
+        else:
+            stripe_sums(leaky(job.act), n, size, total - at, dy + at, x + at, of, k, dgamma, dbeta, s, d)
+        k += n
+        at += n * size
+        s += n * EIGHTH
+        d += n * EIGHTH
+
+
+cdef void sums_of_short_rows(
+    RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t total, Sums* sums, Py_ssize_t p, bn_ahead* ahead,
+    Affine of, double* s, double* d, const real* x
+) noexcept nogil:
+    """The same of any rows, the first of which has channel p first."""
+    cdef Py_ssize_t size = job.channels, at = row * size, k, left, beyond = WIDTH if job.cuts == 1 else 0
+    cdef const real* dy = <const real*>job.dy
+    zero(s, rows * EIGHTH)
+    zero(d, rows * EIGHTH)
+    for k in range(rows):
+        if ahead != NULL:
+            bn_fetch_early(ahead, size * sizeof(real) // FETCH_SHARE)
+        of.gamma = <const real*>job.scale + p
+        of.beta = <const real*>job.shift + p
+        if job.params:
+            left = min(total - at, sums.end + beyond - p)
+            row_and_column_sums(job.act, dy + at, x + at, size, left, &of, k, <real*>sums.along + p,
+                                <real*>sums.across + p, s + k * EIGHTH, d + k * EIGHTH)
+        else:
+            short_scaled_sums(job.act, dy + at, x + at, size, total - at, &of, k, s + k * EIGHTH, d + k * EIGHTH)
+        at += size
+        p += size
+        if p == sums.end:
+            p = sums.begin
+            sums.seen += 1
+            if job.params and sums.seen == STRIPE:
+                settle(sums, x)
+
+
+cdef inline void gradients_of_rows(
+    Py_ssize_t rows, Py_ssize_t n, const real* dy, const real* x, real* dx, const Affine* of, const real* tilt,
+    const real* rest, bn_ahead* ahead
+) noexcept nogil:
+    if real is float:
+        bn_row_gradients_float(rows, n, dy, x, dx, <const float*>of.h, <const float*>of.r, tilt, rest,
+                               <const float*>of.gamma, ahead)
+    else:
+        bn_row_gradients_double(rows, n, dy, x, dx, <const double*>of.h, <const double*>of.r, tilt, rest,
+                                <const double*>of.gamma, ahead)
+
+
 cdef void short_gradients(
     RowJob* job, Py_ssize_t row, Py_ssize_t end, Py_ssize_t total, Sums* sums, Output* out, const real* x
 ) noexcept nogil:
@@ -111,44 +194,35 @@ cdef void short_gradients(
     cdef double[BATCH] sum, dot
     cdef Py_ssize_t size = job.channels, most = min(together(job), 2 * longest(x)) // max(<Py_ssize_t>1, size)
     cdef Py_ssize_t batch = max(<Py_ssize_t>1, min(<Py_ssize_t>BATCH, most))
-    cdef Py_ssize_t k, n, at, p = sums.begin, q = p, left, beyond = WIDTH if job.cuts == 1 else 0
+    cdef Py_ssize_t k, n, at, p = sums.begin
+    cdef bint striped = job.params and sums.end - sums.begin == size and STRIPE * size <= 2 * longest(x)
     cdef const real* dy = <const real*>job.dy
     cdef Affine of
-    cdef bn_ahead* ahead = walk_on(job, out)
     cdef real* dx
+    if striped:     # whole stripes, however many values are together
+        batch = max(<Py_ssize_t>1, batch // STRIPE) * STRIPE
     while row < end:
         n = min(batch, end - row)
-        row_numbers(job, row, 1, n, h, r, b)
-        zero(s, n * EIGHTH)
-        zero(d, n * EIGHTH)
         at = row * size
-        for k in range(n):
-            if ahead != NULL:
-                bn_fetch_early(ahead, size * sizeof(real) // FETCH_SHARE)
-            of = affine_of(job, h, r, b, p)
-            if job.params:
-                left = min(total - at, sums.end + beyond - p)
-                row_and_column_sums(job.act, dy + at, x + at, size, left, &of, k, <real*>sums.along + p,
-                                    <real*>sums.across + p, s + k * EIGHTH, d + k * EIGHTH)
-            else:
-                short_scaled_sums(job.act, dy + at, x + at, size, total - at, &of, k, s + k * EIGHTH, d + k * EIGHTH)
-            at += size
-            p += size
-            if p == sums.end:
-                p = sums.begin
-                sums.seen += 1
-                if job.params and sums.seen == STRIPE:
-                    settle(sums, x)
+        row_numbers(job, row, 1, n, h, r, b)
+        of = affine_of(job, h, r, b, p)
+        if striped:
+            sums_of_stripes(job, row, n, total, sums, walk_on(job, out), &of, s, d, x)
+        else:
+            sums_of_short_rows(job, row, n, total, sums, p, walk_on(job, out), of, s, d, x)
         finish_sums(job, row, 1, n, of, s, d, sum, dot, x)
         slopes(job, row, n, sum, dot, h, tilt, rest)
-        at = row * size
-        dx = room(out, at, n * size, x)
+        dx = <real*>out.y + at if out.direct else room(out, at, n * size, x)
+        if job.act.kind == BN_IDENTITY and sums.end - sums.begin == size:
+            gradients_of_rows(n, size, dy + at, x + at, dx, &of, tilt, rest, lines_ahead(out))
+            row += n
+            continue
         for k in range(n):
-            of = affine_of(job, h, r, b, q)
-            gradient_of_columns(job.act, dy + at, x + at, dx, size, &of, k, tilt[k], rest[k])
+            of = affine_of(job, h, r, b, p)
+            gradient_of_columns(job.act, dy + at, x + at, dx, size, &of, k, tilt[k], rest[k], lines_ahead(out))
             at += size
             dx += size
-            q = q + size if q + size < sums.end else sums.begin
+            p = p + size if p + size < sums.end else sums.begin
         row += n
 
 
@@ -227,10 +301,10 @@ cdef void gradients_of_single_runs(
                     dot[k] *= job.gamma[g]
                 g = g + 1 if g + 1 < stop else begin
         slopes(job, row, n, sum, dot, h, tilt, rest)
-        dx = room(out, at, n * size, x)
+        dx = <real*>out.y + at if out.direct else room(out, at, n * size, x)
         for k in range(n):
             gain = 1.0 if job.gamma == NULL else job.gamma[first]
-            run_gradient(dy + at, x + at, dx, size, h[k], r[k], tilt[k], rest[k], <real>gain)
+            run_gradient(dy + at, x + at, dx, size, h[k], r[k], tilt[k], rest[k], <real>gain, lines_ahead(out))
             first = first + 1 if first + 1 < stop else begin
             at += size
             dx += size

@@ -89,26 +89,43 @@ cdef void careful_short_sums(
         dot[0] += g * t
 
 
-cdef inline double short_sample(const real* x, Py_ssize_t n, Py_ssize_t left, double* sum) noexcept nogil:
-    """sum (x - x[0]) over the first quarter of whole vectors, added to EIGHTH parts; returns over how many values."""
-    cdef real[WIDTH] s
-    cdef Py_ssize_t i = 0, size = (n // WIDTH + 3) // 4 * WIDTH
-    cdef int32_t j, rest = n % WIDTH
-    cdef real first = x[0]
-    for j in range(WIDTH):
-        s[j] = 0
-    while i < size:
-        for j in range(WIDTH):
-            s[j] += x[i + j] - first
-        i += WIDTH
-    if size == 0 and WIDTH <= left:
-        for j in range(WIDTH):
-            s[j] = x[j] - first if j < rest else 0
-    elif size == 0:
-        for j in range(rest):
-            s[j] = x[j] - first
-    narrow(s, sum)
-    return size if size else n
+cdef inline void row_sum(
+    bint square, const real* x, Py_ssize_t n, Py_ssize_t left, real h, double* eight
+) noexcept nogil:
+    """sum (x - h), or of its square, of a row: EIGHTH parts."""
+    if real is float:
+        bn_row_sum_float(square, x, n, left, h, eight)
+    else:
+        bn_row_sum_double(square, x, n, left, h, eight)
+
+
+cdef inline int poor(double n, double first, double center, double square, const real* x) noexcept nogil:
+    """Whether the sums of a row are to be made again: the first value, about which all were summed, is more than four
+    standard deviations from their mean, or the squares left the range of float32."""
+    cdef double off = first - center
+    cdef int good = off * off * n <= 16.0 * square
+    if real is float:
+        good &= (1e-36 * n <= square) & (square < INFINITY)
+    return not good
+
+
+cdef void sum_again(
+    const real* x, Py_ssize_t n, Py_ssize_t left, double first, double* center, double* sum, double* square
+) noexcept nogil:
+    """Both sums of a row about its center; where they are `poor` even so, about its first value, all in float64."""
+    cdef double[2 * EIGHTH] sums
+    cdef real h = <real>center[0]
+    cdef Affine of
+    of.h = &h
+    of.gamma = of.beta = x      # which nobody reads
+    zero(sums, 2 * EIGHTH)
+    short_sums(BN_SQUARES, identity(), x, x, n, left, &of, 0, sums, sums + EIGHTH)
+    sum[0] = bn_whole(sums)
+    square[0] = bn_whole(sums + EIGHTH)
+    if sizeof(real) == sizeof(float) and not (1e-36 * n <= square[0] < INFINITY):
+        center[0] = first
+        h = <real>first
+        careful_short_sums(BN_SQUARES, identity(), x, x, n, &of, 0, sum, square)
 
 
 cdef void short_moments(
@@ -118,48 +135,38 @@ cdef void short_moments(
 
     ahead: NULL, or the walk through memory that the maps after it are on.
 
-    Summed about the mean of a sample, which is at most about two standard deviations from the mean (Cauchy-Schwarz).
+    The mean, about the first value of the row; then the squares, about that mean.
     """
     cdef real[BATCH] center
-    cdef double[BATCH * EIGHTH] s, q
-    cdef double[BATCH] sum, square
-    cdef double[BATCH] about
-    cdef double values = 1.0, n = size
+    cdef double[BATCH * EIGHTH] eight
+    cdef double[BATCH] first, sum, square, about
+    cdef double n = size
     cdef int bad = 0
     cdef bint about_zero = job.rule == BN_MEAN_SQUARE
-    cdef Affine of
     cdef Py_ssize_t k
-    of.h = center
-    of.gamma = of.beta = x      # which nobody reads
     for k in range(rows):
-        center[k] = 0 if about_zero else x[k * size]
-    zero(s, rows * EIGHTH)
-    zero(q, rows * EIGHTH)
+        first[k] = about[k] = sum[k] = 0.0
     if not about_zero:
         for k in range(rows):
-            values = short_sample(x + k * size, size, left - k * size, &s[k * EIGHTH])
-        bn_wholes(rows, s, sum)
+            if ahead != NULL:
+                bn_fetch_early(ahead, size * sizeof(real) // FETCH_SHARE)
+            row_sum(False, x + k * size, size, left - k * size, x[k * size], eight + k * EIGHTH)
+        bn_wholes(rows, eight, sum)
         for k in range(rows):
-            center[k] += <real>(sum[k] / values)
-        zero(s, rows * EIGHTH)
+            first[k] = x[k * size]
     for k in range(rows):
-        if ahead != NULL:
-            bn_fetch_early(ahead, size * sizeof(real) // FETCH_SHARE)
-        short_sums(BN_SQUARES, identity(), x, x + k * size, size, left - k * size, &of, k,
-                   &s[k * EIGHTH], &q[k * EIGHTH])
-    bn_wholes(rows, s, sum)
-    bn_wholes(rows, q, square)
-    if real is float:
-        for k in range(rows):
-            bad |= not (1e-36 * n <= square[k])
-            bad |= not (square[k] < INFINITY)
-    if bad:
-        for k in range(rows):
-            if not (1e-36 * n <= square[k] < INFINITY):
-                center[k] = 0 if about_zero else x[k * size]
-                careful_short_sums(BN_SQUARES, identity(), x, x + k * size, size, &of, k, &sum[k], &square[k])
+        center[k] = <real>(first[k] + sum[k] / n)
+    for k in range(rows):
+        row_sum(True, x + k * size, size, left - k * size, center[k], eight + k * EIGHTH)
+    bn_wholes(rows, eight, square)
     for k in range(rows):
         about[k] = center[k]
+        sum[k] += (first[k] - about[k]) * n
+        bad |= poor(n, first[k], about[k], square[k], x)
+    if bad:
+        for k in range(rows):
+            if poor(n, first[k], about[k], square[k], x):
+                sum_again(x + k * size, size, left - k * size, first[k], &about[k], &sum[k], &square[k])
     bn_row_statistics(rows, n, job.eps, not about_zero, about, sum, square, job.mean + row, job.rstd + row)
 
 

@@ -18,8 +18,8 @@ cdef inline Py_ssize_t readable(RowJob* job, Py_ssize_t o, Py_ssize_t last, Py_s
 
 
 cdef inline bn_ahead* walk_on(RowJob* job, Output* out) noexcept nogil:
-    """The walk of a task whose output is streamed: memory has nothing else to do while sums are made."""
-    return &out.ahead if job.far and job.stream else NULL
+    """The walk of a task that gathers its output and sends it: memory has nothing else to do while sums are made."""
+    return &out.ahead if job.far and job.stream and not out.direct else NULL
 
 
 cdef inline void row_and_column_sums(

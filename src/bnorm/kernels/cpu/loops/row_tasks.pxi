@@ -7,7 +7,8 @@
 #
 # Uses Block, block_rows, gather, run_block, zero (channel_columns), Output, longest (channel_maps), Parts,
 # block_moments, careful_sums, centered_sums (channel_moments), backward_long_rows, backward_rows, backward_short_rows
-# (row_gradients), forward_maps (row_maps), BATCH, SHORT, short_moments (row_short), readable, walk_on (row_sums).
+# (row_gradients), forward_maps, single_runs (row_maps), BATCH, SHORT, short_moments (row_short), readable, walk_on
+# (row_sums).
 # Gives FETCH_BYTES, rows_double, rows_float.
 
 cdef enum:
@@ -87,10 +88,12 @@ cdef void open_rows(
     out.y = <char*>job.y
     out.narrow = BN_REAL
     out.streamed = job.stream
+    out.direct = job.stream and job.act.kind == BN_IDENTITY and (job.scale != NULL or single_runs(job, x)) and (
+        (<size_t>(<real*>job.y + at) | <size_t>(size * sizeof(real))) % BN_LINE == 0)
     if job.stream:
         bn_open(&out.lines)
         bn_stand(&out.ahead)
-    if job.far:
+    if job.far or out.direct:
         bn_walk(&out.ahead, x + at, NULL if job.dy == NULL else <const real*>job.dy + at,
                 (end - begin) * size * sizeof(real), job.groups * size * sizeof(real))
         bn_fetch(&out.ahead, min(<Py_ssize_t>FETCH_BYTES, max(<Py_ssize_t>BN_AHEAD, values * <Py_ssize_t>sizeof(real))))

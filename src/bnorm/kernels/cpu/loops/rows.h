@@ -3,6 +3,7 @@
 #define BNORM_ROWS_H
 
 #include "lanes.h"
+#include "streams.h"
 
 /* For each of some rows, the sum of its 8 parts: neighbours first, so that a vector has those of several rows. */
 BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double *BN_RESTRICT whole)
@@ -17,10 +18,12 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
 }
 
 /* The maps of a row with a gamma and a beta for each value: y = ((x - h) r + b) gamma + beta, and the input gradient
- * dx = r (dy gamma - (tilt (x - h) + rest)). What does not fill a vector is made first, as the last vector of the row,
- * and written last: y may be x. */
-#define BN_TO_THE_END(real, n, out, VALUE)                                                                            \
-    if ((n) >= BN_TINY) {                                                                                             \
+ * dx = r (dy gamma - (tilt (x - h) + rest)). Whole lines are sent if there is a walk `ahead`. Else what does not fill a
+ * vector is made first, as the last vector of the row, and written last: y may be x. */
+#define BN_MAP_ROW(real, n, out, ahead, VALUE)                                                                        \
+    if (ahead) {                                                                                                      \
+        BN_SEND_LINES(real, n, out, ahead, VALUE);                                                                    \
+    } else if ((n) >= BN_TINY) {                                                                                      \
         real last_[BN_TINY];                                                                                          \
         const ptrdiff_t odd_ = (n) % BN_TINY;                                                                         \
         if (odd_) {                                                                                                   \
@@ -51,14 +54,23 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
     }
 #define BN_ROW_MAPS(real, name)                                                                                       \
     BN_INLINE void bn_affine_##name(const real *x, real *y, ptrdiff_t n, real h, real r, real b, const real *gamma,   \
-                                    const real *beta)                                                                 \
+                                    const real *beta, bn_ahead *ahead)                                                \
     {                                                                                                                 \
-        BN_TO_THE_END(real, n, y, BN_AFFINE)                                                                          \
+        BN_MAP_ROW(real, n, y, ahead, BN_AFFINE)                                                                      \
     }                                                                                                                 \
     BN_INLINE void bn_row_gradient_##name(const real *dy, const real *x, real *dx, ptrdiff_t n, real h, real r,       \
-                                          real tilt, real rest, const real *gamma)                                    \
+                                          real tilt, real rest, const real *gamma, bn_ahead *ahead)                   \
     {                                                                                                                 \
-        BN_TO_THE_END(real, n, dx, BN_GRADIENT)                                                                       \
+        BN_MAP_ROW(real, n, dx, ahead, BN_GRADIENT)                                                                   \
+    }
+/* dx of rows that share gamma: bn_row_gradient of each. */
+#define BN_GRADIENTS(real, name)                                                                                      \
+    BN_APART void bn_row_gradients_##name(ptrdiff_t rows, ptrdiff_t n, const real *dy, const real *x, real *dx,       \
+                                          const real *h, const real *r, const real *tilt, const real *rest,           \
+                                          const real *gamma, bn_ahead *ahead)                                         \
+    {                                                                                                                 \
+        for (ptrdiff_t k = 0; k < rows; k++, dy += n, x += n, dx += n)                                                \
+            bn_row_gradient_##name(dy, x, dx, n, h[k], r[k], tilt[k], rest[k], gamma, ahead);                         \
     }
 /* a or b, without a choice of which a compiler could make a branch: loops over rows are to be vectorized. */
 BN_INLINE double bn_pick(int first, double a, double b)
@@ -78,10 +90,10 @@ BN_APART void bn_row_statistics(ptrdiff_t rows, double n, double eps, int center
                                  double *BN_RESTRICT mean, double *BN_RESTRICT rstd)
 {
     for (ptrdiff_t k = 0; k < rows; k++) {
-        const double low = bn_pick(centered, sum[k] / n, 0.0), m2 = square[k] - low * sum[k];
-        const double m = center[k] + low, r = bn_rstd(bn_pick(m2 < 0.0, 0.0, m2) / n, eps, n);
-        mean[k] = bn_pick(m == m, m, BN_NAN);
-        rstd[k] = bn_pick(r == r, r, BN_NAN);
+        const double low = centered ? sum[k] / n : 0.0, m2 = square[k] - low * sum[k], m = center[k] + low;
+        const double r = bn_rstd((m2 < 0.0 ? 0.0 : m2) / n, eps, n);
+        mean[k] = bn_plain(m);
+        rstd[k] = bn_plain(r);
     }
 }
 
@@ -101,7 +113,7 @@ BN_INLINE double bn_within_double(double v)
  * r (g - (tilt (x - h) + rest)), dot being sum g (x - h). Where one of them is NaN, let h be it, and no other, as
  * one_nan of channel_columns.pxi does. */
 #define BN_ROW_NUMBERS(real, name)                                                                                    \
-    BN_APART void bn_row_numbers_##name(ptrdiff_t rows, const double *BN_RESTRICT mean,                              \
+    BN_APART void bn_row_numbers_##name(ptrdiff_t rows, const double *BN_RESTRICT mean,                               \
                                          const double *BN_RESTRICT rstd, real *BN_RESTRICT h, real *BN_RESTRICT r,    \
                                          real *BN_RESTRICT b)                                                         \
     {                                                                                                                 \
@@ -114,7 +126,7 @@ BN_INLINE double bn_within_double(double v)
             b[k] = (real)bn_pick(found, 0.0, b0);                                                                     \
         }                                                                                                             \
     }                                                                                                                 \
-    BN_APART void bn_row_slopes_##name(ptrdiff_t rows, double size, int centered, const double *BN_RESTRICT mean,    \
+    BN_APART void bn_row_slopes_##name(ptrdiff_t rows, double size, int centered, const double *BN_RESTRICT mean,     \
                                         const double *BN_RESTRICT rstd, const double *BN_RESTRICT sum,                \
                                         const double *BN_RESTRICT dot, real *BN_RESTRICT h, real *BN_RESTRICT tilt,   \
                                         real *BN_RESTRICT rest)                                                       \
@@ -134,14 +146,14 @@ BN_ROW_NUMBERS(double, double)
 
 /* The same of rows that are a run of one channel, whose gamma is in r and b of the forward, and apart in the gradient. */
 #define BN_RUN_MAPS(real, name)                                                                                       \
-    BN_INLINE void bn_run_map_##name(const real *x, real *y, ptrdiff_t n, real h, real r, real b)                     \
+    BN_INLINE void bn_run_map_##name(const real *x, real *y, ptrdiff_t n, real h, real r, real b, bn_ahead *ahead)    \
     {                                                                                                                 \
-        BN_TO_THE_END(real, n, y, BN_PLAIN)                                                                           \
+        BN_MAP_ROW(real, n, y, ahead, BN_PLAIN)                                                                       \
     }                                                                                                                 \
     BN_INLINE void bn_run_gradient_##name(const real *dy, const real *x, real *dx, ptrdiff_t n, real h, real r,       \
-                                          real tilt, real rest, real gain)                                            \
+                                          real tilt, real rest, real gain, bn_ahead *ahead)                           \
     {                                                                                                                 \
-        BN_TO_THE_END(real, n, dx, BN_PLAIN_GRADIENT)                                                                 \
+        BN_MAP_ROW(real, n, dx, ahead, BN_PLAIN_GRADIENT)                                                             \
     }
 #define BN_PLAIN(j) ((x[j] - h) * r + b)
 #define BN_PLAIN_GRADIENT(j) (r * (gain * dy[j] - (tilt * (x[j] - h) + rest)))
@@ -154,5 +166,7 @@ BN_RUN_MAPS(double, double)
 
 BN_ROW_MAPS(float, float)
 BN_ROW_MAPS(double, double)
+BN_GRADIENTS(float, float)
+BN_GRADIENTS(double, double)
 
 #endif

@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "lanes.h"
+
 #if defined(__SSE2__) || defined(_M_X64)
 #include <immintrin.h>
 #define BN_HAS_STREAM 1
@@ -106,6 +108,43 @@ static inline void bn_open(bn_output *out)
     out->buffer = out->space + (-(uintptr_t)out->space & (BN_LINE - 1));
 }
 
+/* Send a line past the caches. */
+BN_INLINE void bn_send_line(void *to, const void *from)
+{
+#if defined(__AVX512F__)
+    _mm512_stream_si512((__m512i *)to, _mm512_loadu_si512(from));
+#elif defined(__AVX__)
+    _mm256_stream_si256((__m256i *)to, _mm256_loadu_si256((const __m256i *)from));
+    _mm256_stream_si256((__m256i *)to + 1, _mm256_loadu_si256((const __m256i *)from + 1));
+#elif defined(BN_HAS_STREAM)
+    for (int i = 0; i < BN_LINE / 16; i++)
+        _mm_stream_si128((__m128i *)to + i, _mm_loadu_si128((const __m128i *)from + i));
+#else
+    memcpy(to, from, BN_LINE);
+#endif
+}
+
+/* to[j] = VALUE(j) of whole lines, each sent from the registers it was computed in, while as many are fetched. That is
+ * faster than to gather them first: sent one after the other they wait for memory, and nothing else is done. */
+#define BN_SEND_LINES(real, n, to, ahead, VALUE)                                                                      \
+    do {                                                                                                              \
+        enum { LINE_ = BN_LINE / sizeof(real) };                                                                      \
+        const char *at_ = (ahead)->at;                                                                                \
+        const ptrdiff_t apart_ = (ahead)->apart;                                                                      \
+        BN_INDEPENDENT                                                                                                \
+        for (ptrdiff_t i_ = 0; i_ < (n); i_ += LINE_) {                                                               \
+            real line_[LINE_];                                                                                        \
+            BN_ROLLED                                                                                                 \
+            for (int j_ = 0; j_ < LINE_; j_++)                                                                        \
+                line_[j_] = VALUE(i_ + j_);                                                                           \
+            bn_fetch_line(at_ + i_ * sizeof(real));                                                                   \
+            if (apart_)                                                                                               \
+                bn_fetch_line(at_ + apart_ + i_ * sizeof(real));                                                      \
+            bn_send_line((to) + i_, line_);                                                                           \
+        }                                                                                                             \
+        bn_advance((ahead), (n) * sizeof(real));                                                                      \
+    } while (0)
+
 /* Send whole lines, and fetch as many if the walk ahead does not stand. */
 static inline void bn_send(bn_output *out, bn_ahead *ahead)
 {
@@ -134,17 +173,7 @@ static inline void bn_send(bn_output *out, bn_ahead *ahead)
                 bn_fetch_line(at + apart);
             at += BN_LINE;
         }
-#if defined(__AVX512F__)
-        _mm512_stream_si512((__m512i *)to, _mm512_load_si512((const void *)from));
-#elif defined(__AVX__)
-        _mm256_stream_si256((__m256i *)to, _mm256_load_si256((const __m256i *)from));
-        _mm256_stream_si256((__m256i *)(to + 32), _mm256_load_si256((const __m256i *)(from + 32)));
-#elif defined(BN_HAS_STREAM)
-        for (int i = 0; i < BN_LINE; i += 16)
-            _mm_stream_si128((__m128i *)(to + i), _mm_load_si128((const __m128i *)(from + i)));
-#else
-        memcpy(to, from, BN_LINE);
-#endif
+        bn_send_line(to, from);
     }
     memmove(out->buffer, end, BN_LINE);     /* what does not fill a line */
     out->to = to;

@@ -58,6 +58,24 @@ cdef extern from *:
     #define CYTHON_INLINE BN_ALWAYS
     """
 
+cdef extern from "streams.h" nogil:
+    enum:
+        BN_AHEAD
+        BN_LINE
+    ctypedef struct bn_ahead:
+        pass
+    ctypedef struct bn_output:
+        pass
+    void bn_stand(bn_ahead*)
+    void bn_walk(bn_ahead*, const void*, const void*, size_t, size_t)
+    void bn_advance(bn_ahead*, size_t)
+    void bn_fetch(bn_ahead*, size_t)
+    void bn_fetch_early(bn_ahead*, size_t)
+    void bn_open(bn_output*)
+    void* bn_room(bn_output*, void*, size_t, bn_ahead*)
+    void bn_close(bn_output*, bn_ahead*)
+    void bn_settle()
+
 cdef extern from "lanes.h" nogil:
     void bn_narrow_float(const float*, double*)
     void bn_narrow_double(const double*, double*)
@@ -82,23 +100,41 @@ cdef extern from "lanes.h" nogil:
                              float*, float*, float*)
     void bn_row_slopes_double(Py_ssize_t, double, int, const double*, const double*, const double*, const double*,
                               double*, double*, double*)
+    void bn_row_sum_float(int, const float*, Py_ssize_t, Py_ssize_t, float, double*)
+    void bn_row_sum_double(int, const double*, Py_ssize_t, Py_ssize_t, double, double*)
     void bn_short_sums_float(int, int, float, const float*, const float*, Py_ssize_t, Py_ssize_t, float, float, float,
                              const float*, const float*, double*, double*)
     void bn_short_sums_double(int, int, double, const double*, const double*, Py_ssize_t, Py_ssize_t, double, double,
                               double, const double*, const double*, double*, double*)
-    void bn_run_map_float(const float*, float*, Py_ssize_t, float, float, float)
-    void bn_run_map_double(const double*, double*, Py_ssize_t, double, double, double)
-    void bn_run_gradient_float(const float*, const float*, float*, Py_ssize_t, float, float, float, float, float)
+    void bn_run_map_float(const float*, float*, Py_ssize_t, float, float, float, bn_ahead*)
+    void bn_run_map_double(const double*, double*, Py_ssize_t, double, double, double, bn_ahead*)
+    void bn_run_gradient_float(const float*, const float*, float*, Py_ssize_t, float, float, float, float, float, bn_ahead*)
     void bn_run_gradient_double(const double*, const double*, double*, Py_ssize_t,
-                                double, double, double, double, double)
-    void bn_affine_float(const float*, float*, Py_ssize_t, float, float, float, const float*, const float*)
-    void bn_affine_double(const double*, double*, Py_ssize_t, double, double, double, const double*, const double*)
+                                double, double, double, double, double, bn_ahead*)
+    void bn_affine_float(const float*, float*, Py_ssize_t, float, float, float, const float*, const float*, bn_ahead*)
+    void bn_affine_double(const double*, double*, Py_ssize_t, double, double, double, const double*, const double*, bn_ahead*)
+    void bn_row_gradients_float(
+        Py_ssize_t, Py_ssize_t, const float*, const float*, float*, const float*, const float*, const float*,
+        const float*, const float*, bn_ahead*)
+    void bn_row_gradients_double(
+        Py_ssize_t, Py_ssize_t, const double*, const double*, double*, const double*, const double*, const double*,
+        const double*, const double*, bn_ahead*)
     void bn_row_gradient_float(
-        const float*, const float*, float*, Py_ssize_t, float, float, float, float, const float*)
+        const float*, const float*, float*, Py_ssize_t, float, float, float, float, const float*, bn_ahead*)
     void bn_row_gradient_double(
-        const double*, const double*, double*, Py_ssize_t, double, double, double, double, const double*)
+        const double*, const double*, double*, Py_ssize_t, double, double, double, double, const double*, bn_ahead*)
     void bn_add_blocks(Py_ssize_t, double, const double*, const double*, const double*,
                        double*, double*, double*, double*)
+
+cdef extern from "stripes.h" nogil:
+    enum:
+        BN_SHORT
+    void bn_stripe_sums_float(
+        int, float, Py_ssize_t, Py_ssize_t, Py_ssize_t, const float*, const float*, const float*, const float*,
+        const float*, const float*, const float*, double*, double*, double*, double*)
+    void bn_stripe_sums_double(
+        int, double, Py_ssize_t, Py_ssize_t, Py_ssize_t, const double*, const double*, const double*, const double*,
+        const double*, const double*, const double*, double*, double*, double*, double*)
 
 cdef extern from "memory.h" nogil:
     void bn_set(int*)
@@ -116,23 +152,6 @@ cdef extern from "narrow.h" nogil:
     void bn_write_float(int, const float*, Py_ssize_t, void*)
     void bn_integer_sums(int, const void*, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, int64_t*, int64_t*)
     void bn_integer_moments(int, int64_t, int64_t, int64_t, double*, double*, double*, double*)
-
-cdef extern from "streams.h" nogil:
-    enum:
-        BN_AHEAD
-    ctypedef struct bn_ahead:
-        pass
-    ctypedef struct bn_output:
-        pass
-    void bn_stand(bn_ahead*)
-    void bn_walk(bn_ahead*, const void*, const void*, size_t, size_t)
-    void bn_advance(bn_ahead*, size_t)
-    void bn_fetch(bn_ahead*, size_t)
-    void bn_fetch_early(bn_ahead*, size_t)
-    void bn_open(bn_output*)
-    void* bn_room(bn_output*, void*, size_t, bn_ahead*)
-    void bn_close(bn_output*, bn_ahead*)
-    void bn_settle()
 
 ctypedef fused real:
     float
