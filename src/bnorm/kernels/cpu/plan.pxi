@@ -10,7 +10,7 @@ cdef enum:
     FEW = 16                # pieces from which they grow longer rather than more: four times MIN_ROWS each
     FUSE = 1 << 20          # bytes that about stay in the second-level cache between the passes over some channels
     STREAM = 16 << 20       # bytes from which an output bypasses the caches: benchmarks/NOTES.md says why
-    STREAM_TWO = 8 << 20    # the same, at the latest, where x and dy are read beside it
+    STREAM_TWO = 8 << 20    # the same, at the latest, where x and dy are read beside it, and of rows
     TOGETHER = 1 << 14      # values of narrow rows that are converted together
     ROW = 64                # values that take as long as the statistics of a row
     FAR = 1 << 24           # bytes from which an input is taken to lie in memory, and is walked over before it is read
@@ -26,9 +26,9 @@ def stream_from(size_t n_bytes):
     return before
 
 
-cdef inline bint bypasses(size_t n_bytes, bint dy) noexcept nogil:
-    """Whether an output of so many bytes goes past the caches, of x, or of x and dy."""
-    return n_bytes >= (min(streamed, <size_t>STREAM_TWO) if dy else streamed)
+cdef inline bint bypasses(size_t n_bytes, bint early) noexcept nogil:
+    """Whether an output of so many bytes goes past the caches; early: from STREAM_TWO on."""
+    return n_bytes >= (min(streamed, <size_t>STREAM_TWO) if early else streamed)
 
 
 cdef Py_ssize_t parts(Py_ssize_t whole, Py_ssize_t part) noexcept nogil:

@@ -20,9 +20,10 @@ ctypedef struct Output:
     char* y
     int narrow          # what y is converted to, line by line
     bint streamed       # past the caches; then what is read is fetched ahead, as much as is written
-    bint direct         # line by line as they are computed, which are whole lines of the cache
+    bint direct         # row by row, as they are computed
     bn_output lines
     bn_ahead ahead
+    bn_edge edge
     Lines* narrow_lines     # as much as a page and more, which rows do without
 
 

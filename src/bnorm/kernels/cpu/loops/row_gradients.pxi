@@ -2,10 +2,10 @@
 # are read; where gamma changes from value to value, one pass makes the sums of the rows and those of the columns.
 #
 # Uses identity, leaky, pulled, relu (activations), Block, Columns, run_block, zero (channel_columns), block_sums,
-# products_beyond_float (channel_grads), Output, longest, room (channel_maps), backward_map, gradient_of_columns,
-# lines_ahead, run_gradient, single_runs (row_maps), Affine, BATCH, EIGHTH, FETCH_SHARE, WIDTH, careful_short_sums,
-# short_pair_sums, short_scaled_sums, short_sums, together (row_short), affine_of, finish_sums, hand_over, readable,
-# row_and_column_sums, row_numbers, sums_of_long_rows, walk_on (row_sums).
+# products_beyond_float (channel_grads), Output, longest, room (channel_maps), backward_map, edge_of,
+# gradient_of_columns, run_gradient, single_runs (row_maps), Affine, BATCH, EIGHTH, FETCH_SHARE, WIDTH,
+# careful_short_sums, short_pair_sums, short_scaled_sums, short_sums, together (row_short), affine_of, finish_sums,
+# hand_over, readable, row_and_column_sums, row_numbers, sums_of_long_rows, walk_on (row_sums).
 # Gives backward_long_rows, backward_rows, backward_short_rows.
 
 cdef void run_sums(
@@ -67,8 +67,8 @@ cdef void write_gradient(
 ) noexcept nogil:
     """dx of a row of group g."""
     cdef Py_ssize_t size = job.channels * job.inner, i = 0, n
-    if out.direct and job.scale != NULL:
-        backward_map(job, row, g, 0, size, sum, dot, x, <real*>out.y + row * size, &out.ahead)
+    if out.direct:
+        backward_map(job, row, g, 0, size, sum, dot, x, <real*>out.y + row * size, &out.edge)
         return
     while i < size:
         n = min(longest(x), size - i)
@@ -175,14 +175,14 @@ cdef void sums_of_short_rows(
 
 cdef inline void gradients_of_rows(
     Py_ssize_t rows, Py_ssize_t n, const real* dy, const real* x, real* dx, const Affine* of, const real* tilt,
-    const real* rest, bn_ahead* ahead
+    const real* rest, bn_edge* edge
 ) noexcept nogil:
     if real is float:
         bn_row_gradients_float(rows, n, dy, x, dx, <const float*>of.h, <const float*>of.r, tilt, rest,
-                               <const float*>of.gamma, ahead)
+                               <const float*>of.gamma, edge)
     else:
         bn_row_gradients_double(rows, n, dy, x, dx, <const double*>of.h, <const double*>of.r, tilt, rest,
-                                <const double*>of.gamma, ahead)
+                                <const double*>of.gamma, edge)
 
 
 cdef void short_gradients(
@@ -214,12 +214,12 @@ cdef void short_gradients(
         slopes(job, row, n, sum, dot, h, tilt, rest)
         dx = <real*>out.y + at if out.direct else room(out, at, n * size, x)
         if job.act.kind == BN_IDENTITY and sums.end - sums.begin == size:
-            gradients_of_rows(n, size, dy + at, x + at, dx, &of, tilt, rest, lines_ahead(out))
+            gradients_of_rows(n, size, dy + at, x + at, dx, &of, tilt, rest, edge_of(out))
             row += n
             continue
         for k in range(n):
             of = affine_of(job, h, r, b, p)
-            gradient_of_columns(job.act, dy + at, x + at, dx, size, &of, k, tilt[k], rest[k], lines_ahead(out))
+            gradient_of_columns(job.act, dy + at, x + at, dx, size, &of, k, tilt[k], rest[k], edge_of(out))
             at += size
             dx += size
             p = p + size if p + size < sums.end else sums.begin
@@ -304,7 +304,7 @@ cdef void gradients_of_single_runs(
         dx = <real*>out.y + at if out.direct else room(out, at, n * size, x)
         for k in range(n):
             gain = 1.0 if job.gamma == NULL else job.gamma[first]
-            run_gradient(dy + at, x + at, dx, size, h[k], r[k], tilt[k], rest[k], <real>gain, lines_ahead(out))
+            run_gradient(dy + at, x + at, dx, size, h[k], r[k], tilt[k], rest[k], <real>gain, edge_of(out))
             first = first + 1 if first + 1 < stop else begin
             at += size
             dx += size

@@ -6,7 +6,7 @@
 # Uses activated, leaky, relu (activations), bounded, one_nan (channel_columns), Run, gradient_run, normalize_run
 # (channel_lines), Output, longest, room (channel_maps), Affine, BATCH, scaled (row_short), affine_of, row_numbers
 # (row_sums).
-# Gives backward_map, forward_maps, gradient_of_columns, lines_ahead, run_gradient, single_runs.
+# Gives backward_map, edge_of, forward_maps, gradient_of_columns, run_gradient, single_runs.
 
 cdef inline void affine_columns_by(
     Activation act, const real* x, real* y, Py_ssize_t n, real h, real r, real b, const real* gamma, const real* beta
@@ -16,13 +16,13 @@ cdef inline void affine_columns_by(
         y[j] = activated(act, ((x[j] - h) * r + b) * gamma[j] + beta[j])
 
 
-cdef inline bn_ahead* lines_ahead(Output* out) noexcept nogil:
-    """The walk of a task that sends what it maps line by line, or NULL."""
-    return &out.ahead if out.direct else NULL
+cdef inline bn_edge* edge_of(Output* out) noexcept nogil:
+    """Where the rows of a task that sends them as they are computed meet, or NULL."""
+    return &out.edge if out.direct else NULL
 
 
 cdef inline void affine_columns(
-    Activation act, const real* x, real* y, Py_ssize_t n, const Affine* of, Py_ssize_t k, bn_ahead* ahead
+    Activation act, const real* x, real* y, Py_ssize_t n, const Affine* of, Py_ssize_t k, bn_edge* edge
 ) noexcept nogil:
     """y, the activation of ((x - h) r + b) gamma + beta, of n values of row k."""
     cdef real h = (<const real*>of.h)[k], r = (<const real*>of.r)[k], b = (<const real*>of.b)[k]
@@ -33,9 +33,9 @@ cdef inline void affine_columns(
     elif act.kind == BN_LEAKY:
         affine_columns_by(leaky(act), x, y, n, h, r, b, gamma, beta)
     elif real is float:
-        bn_affine_float(x, y, n, h, r, b, gamma, beta, ahead)
+        bn_affine_float(x, y, n, h, r, b, gamma, beta, edge)
     else:
-        bn_affine_double(x, y, n, h, r, b, gamma, beta, ahead)
+        bn_affine_double(x, y, n, h, r, b, gamma, beta, edge)
 
 
 cdef inline void gradient_of_columns_by(
@@ -49,7 +49,7 @@ cdef inline void gradient_of_columns_by(
 
 cdef inline void gradient_of_columns(
     Activation act, const real* dy, const real* x, real* dx, Py_ssize_t n, const Affine* of, Py_ssize_t k,
-    real tilt, real rest, bn_ahead* ahead
+    real tilt, real rest, bn_edge* edge
 ) noexcept nogil:
     """dx = r (g - (tilt (x - h) + rest)) of n values of row k, g being `scaled`."""
     cdef real h = (<const real*>of.h)[k], r = (<const real*>of.r)[k], b = (<const real*>of.b)[k]
@@ -60,13 +60,32 @@ cdef inline void gradient_of_columns(
     elif act.kind == BN_LEAKY:
         gradient_of_columns_by(leaky(act), dy, x, dx, n, h, r, b, tilt, rest, gamma, beta)
     elif real is float:
-        bn_row_gradient_float(dy, x, dx, n, h, r, tilt, rest, gamma, ahead)
+        bn_row_gradient_float(dy, x, dx, n, h, r, tilt, rest, gamma, edge)
     else:
-        bn_row_gradient_double(dy, x, dx, n, h, r, tilt, rest, gamma, ahead)
+        bn_row_gradient_double(dy, x, dx, n, h, r, tilt, rest, gamma, edge)
+
+
+cdef inline void run_map(
+    const real* x, real* y, Py_ssize_t n, real h, real r, real b, bn_edge* edge
+) noexcept nogil:
+    if real is float:
+        bn_run_map_float(x, y, n, h, r, b, edge)
+    else:
+        bn_run_map_double(x, y, n, h, r, b, edge)
+
+
+cdef inline void run_gradient(
+    const real* dy, const real* x, real* dx, Py_ssize_t n, real h, real r, real tilt, real rest, real gain,
+    bn_edge* edge
+) noexcept nogil:
+    if real is float:
+        bn_run_gradient_float(dy, x, dx, n, h, r, tilt, rest, gain, edge)
+    else:
+        bn_run_gradient_double(dy, x, dx, n, h, r, tilt, rest, gain, edge)
 
 
 cdef void forward_map(
-    RowJob* job, Py_ssize_t row, Py_ssize_t g, Py_ssize_t i, Py_ssize_t end, const real* x, real* y
+    RowJob* job, Py_ssize_t row, Py_ssize_t g, Py_ssize_t i, Py_ssize_t end, const real* x, real* y, bn_edge* edge
 ) noexcept nogil:
     """Values i to end of a row of group g into y."""
     cdef Py_ssize_t p = g * job.channels, c, n
@@ -77,7 +96,7 @@ cdef void forward_map(
     if job.scale != NULL:
         row_numbers(job, row, 1, 1, &h, &r, &b)
         of = affine_of(job, &h, &r, &b, p + i)
-        affine_columns(job.act, x + i, y, end - i, &of, 0, NULL)
+        affine_columns(job.act, x + i, y, end - i, &of, 0, edge)
         return
     c = i // job.inner
     while i < end:
@@ -87,7 +106,10 @@ cdef void forward_map(
         r = <real>gain
         b = <real>bn_fold(<double>h, mean, gain, 0.0 if job.beta == NULL else job.beta[p + c])
         one_nan(&h, &r, &b)
-        normalize_run(x + i, y, n, h, r, b, job.act)
+        if edge != NULL:
+            run_map(x + i, y, n, h, r, b, edge)
+        else:
+            normalize_run(x + i, y, n, h, r, b, job.act)
         i += n
         y += n
         c += 1
@@ -116,25 +138,6 @@ cdef inline void run_numbers(
         g = g + 1 if g + 1 < job.groups else 0
 
 
-cdef inline void run_map(
-    const real* x, real* y, Py_ssize_t n, real h, real r, real b, bn_ahead* ahead
-) noexcept nogil:
-    if real is float:
-        bn_run_map_float(x, y, n, h, r, b, ahead)
-    else:
-        bn_run_map_double(x, y, n, h, r, b, ahead)
-
-
-cdef inline void run_gradient(
-    const real* dy, const real* x, real* dx, Py_ssize_t n, real h, real r, real tilt, real rest, real gain,
-    bn_ahead* ahead
-) noexcept nogil:
-    if real is float:
-        bn_run_gradient_float(dy, x, dx, n, h, r, tilt, rest, gain, ahead)
-    else:
-        bn_run_gradient_double(dy, x, dx, n, h, r, tilt, rest, gain, ahead)
-
-
 cdef void forward_maps(
     RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t g, Output* out, const real* x
 ) noexcept nogil:
@@ -144,30 +147,34 @@ cdef void forward_maps(
     cdef Affine of
     cdef real* y
     cdef bint single = single_runs(job, x)
-    if not single and (size > longest(x) and not out.direct or job.scale == NULL):
+    if not single and (size > longest(x) or job.scale == NULL):
         while row < end:
-            i = 0
+            if out.direct:
+                forward_map(job, row, g, 0, size, x, <real*>out.y + row * size, &out.edge)
+                i = size
+            else:
+                i = 0
             while i < size:
                 n = min(longest(x), size - i)
-                forward_map(job, row, g, i, i + n, x, room(out, row * size + i, n, x))
+                forward_map(job, row, g, i, i + n, x, room(out, row * size + i, n, x), NULL)
                 i += n
             row += 1
             g = g + 1 if g + 1 < job.groups else 0
         return
     while row < end:
-        n = min(min(max(<Py_ssize_t>1, longest(x) // max(<Py_ssize_t>1, size)), <Py_ssize_t>BATCH), end - row)
+        n = min(min(longest(x) // max(<Py_ssize_t>1, size), <Py_ssize_t>BATCH), end - row)
         y = <real*>out.y + row * size if out.direct else room(out, row * size, n * size, x)
         if single:
             run_numbers(job, row, n, g, h, r, b)
             for k in range(n):
-                run_map(x + (row + k) * size, y + k * size, size, h[k], r[k], b[k], lines_ahead(out))
+                run_map(x + (row + k) * size, y + k * size, size, h[k], r[k], b[k], edge_of(out))
             row += n
             g = (g + n) % job.groups
             continue
         row_numbers(job, row, 1, n, h, r, b)
         for k in range(n):
             of = affine_of(job, h, r, b, g * size)
-            affine_columns(job.act, x + (row + k) * size, y + k * size, size, &of, k, lines_ahead(out))
+            affine_columns(job.act, x + (row + k) * size, y + k * size, size, &of, k, edge_of(out))
             g = g + 1 if g + 1 < job.groups else 0
         row += n
 
@@ -186,7 +193,7 @@ cdef inline void through_statistics(
 
 cdef void backward_map(
     RowJob* job, Py_ssize_t row, Py_ssize_t g, Py_ssize_t i, Py_ssize_t end, double sum, double dot,
-    const real* x, real* y, bn_ahead* ahead
+    const real* x, real* y, bn_edge* edge
 ) noexcept nogil:
     """The input gradient of values i to end of a row of group g, whose sums are known, into y."""
     cdef Py_ssize_t size = job.channels * job.inner, p = g * job.channels, c, n
@@ -200,7 +207,7 @@ cdef void backward_map(
     x += row * size
     if job.scale != NULL:
         of = affine_of(job, &h, &r, &b, p + i)
-        gradient_of_columns(job.act, dy + i, x + i, y, end - i, &of, 0, tilt, rest, ahead)
+        gradient_of_columns(job.act, dy + i, x + i, y, end - i, &of, 0, tilt, rest, edge)
         return
     run.h = h
     run.a = r
@@ -212,6 +219,12 @@ cdef void backward_map(
         n = min(end, (c + 1) * job.inner) - i
         scale = 1.0 if job.gamma == NULL else job.gamma[p + c]
         shift = bn_fold(<double>h, mean, rstd * scale, 0.0 if job.beta == NULL else job.beta[p + c])
+        if edge != NULL:
+            run_gradient(dy + i, x + i, y, n, h, r, tilt, rest, <real>scale, edge)
+            i += n
+            y += n
+            c += 1
+            continue
         run.gain = <real>scale
         run.scale = <real>(rstd * scale)
         run.shift = <real>shift

@@ -7,12 +7,12 @@
 #
 # Uses Block, block_rows, gather, run_block, zero (channel_columns), Output, longest (channel_maps), Parts,
 # block_moments, careful_sums, centered_sums (channel_moments), backward_long_rows, backward_rows, backward_short_rows
-# (row_gradients), forward_maps, single_runs (row_maps), BATCH, SHORT, short_moments (row_short), readable, walk_on
-# (row_sums).
+# (row_gradients), forward_maps (row_maps), BATCH, SHORT, short_moments (row_short), readable, walk_on (row_sums).
 # Gives FETCH_BYTES, rows_double, rows_float.
 
 cdef enum:
     FETCH_BYTES = 1 << 18   # bytes at most that are fetched while the rows before are written
+    EDGED = 64              # values of a row or run from which it pays to send it though it is not whole lines
     SECOND_CACHE = 1 << 20  # bytes of x and dy that are taken to stay in the second-level cache
 
 
@@ -85,11 +85,14 @@ cdef void open_rows(
     """The output of a task that starts at outer position o, and its walk through memory: while `values` are written, of
     a row or of some that are read together, the next are fetched."""
     cdef Py_ssize_t size = job.channels * job.inner, at = (o * job.groups + begin) * size
+    cdef Py_ssize_t part = size if job.scale != NULL else job.inner    # what is mapped at once
+    cdef bint whole
     out.y = <char*>job.y
     out.narrow = BN_REAL
     out.streamed = job.stream
-    out.direct = job.stream and job.act.kind == BN_IDENTITY and (job.scale != NULL or single_runs(job, x)) and (
-        (<size_t>(<real*>job.y + at) | <size_t>(size * sizeof(real))) % BN_LINE == 0)
+    whole = (<size_t>(<real*>job.y + at) | <size_t>(part * sizeof(real))) % BN_LINE == 0
+    out.direct = job.stream and job.act.kind == BN_IDENTITY and (whole or part >= EDGED)
+    bn_open_edge(&out.edge, &out.ahead, whole)
     if job.stream:
         bn_open(&out.lines)
         bn_stand(&out.ahead)
@@ -130,6 +133,7 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
         backward_rows(job, o, last, begin, end, dgamma, dbeta, &out, x)
     if job.stream:
         bn_close(&out.lines, &out.ahead)
+        bn_close_edge(&out.edge)
         bn_settle()
 
 

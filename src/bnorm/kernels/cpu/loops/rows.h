@@ -18,11 +18,11 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
 }
 
 /* The maps of a row with a gamma and a beta for each value: y = ((x - h) r + b) gamma + beta, and the input gradient
- * dx = r (dy gamma - (tilt (x - h) + rest)). Whole lines are sent if there is a walk `ahead`. Else what does not fill a
- * vector is made first, as the last vector of the row, and written last: y may be x. */
-#define BN_MAP_ROW(real, n, out, ahead, VALUE)                                                                        \
-    if (ahead) {                                                                                                      \
-        BN_SEND_LINES(real, n, out, ahead, VALUE);                                                                    \
+ * dx = r (dy gamma - (tilt (x - h) + rest)). Rows are sent if there is an `edge`. Else what does not fill a vector
+ * is made first, as the last vector of the row, and written last: y may be x. */
+#define BN_MAP_ROW(real, n, out, edge, VALUE)                                                                         \
+    if (edge) {                                                                                                       \
+        BN_SEND_ROW(real, n, out, edge, VALUE);                                                                       \
     } else if ((n) >= BN_TINY) {                                                                                      \
         real last_[BN_TINY];                                                                                          \
         const ptrdiff_t odd_ = (n) % BN_TINY;                                                                         \
@@ -54,23 +54,23 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
     }
 #define BN_ROW_MAPS(real, name)                                                                                       \
     BN_INLINE void bn_affine_##name(const real *x, real *y, ptrdiff_t n, real h, real r, real b, const real *gamma,   \
-                                    const real *beta, bn_ahead *ahead)                                                \
+                                    const real *beta, bn_edge *edge)                                                  \
     {                                                                                                                 \
-        BN_MAP_ROW(real, n, y, ahead, BN_AFFINE)                                                                      \
+        BN_MAP_ROW(real, n, y, edge, BN_AFFINE)                                                                       \
     }                                                                                                                 \
     BN_INLINE void bn_row_gradient_##name(const real *dy, const real *x, real *dx, ptrdiff_t n, real h, real r,       \
-                                          real tilt, real rest, const real *gamma, bn_ahead *ahead)                   \
+                                          real tilt, real rest, const real *gamma, bn_edge *edge)                     \
     {                                                                                                                 \
-        BN_MAP_ROW(real, n, dx, ahead, BN_GRADIENT)                                                                   \
+        BN_MAP_ROW(real, n, dx, edge, BN_GRADIENT)                                                                    \
     }
 /* dx of rows that share gamma: bn_row_gradient of each. */
 #define BN_GRADIENTS(real, name)                                                                                      \
     BN_APART void bn_row_gradients_##name(ptrdiff_t rows, ptrdiff_t n, const real *dy, const real *x, real *dx,       \
                                           const real *h, const real *r, const real *tilt, const real *rest,           \
-                                          const real *gamma, bn_ahead *ahead)                                         \
+                                          const real *gamma, bn_edge *edge)                                           \
     {                                                                                                                 \
         for (ptrdiff_t k = 0; k < rows; k++, dy += n, x += n, dx += n)                                                \
-            bn_row_gradient_##name(dy, x, dx, n, h[k], r[k], tilt[k], rest[k], gamma, ahead);                         \
+            bn_row_gradient_##name(dy, x, dx, n, h[k], r[k], tilt[k], rest[k], gamma, edge);                          \
     }
 /* a or b, without a choice of which a compiler could make a branch: loops over rows are to be vectorized. */
 BN_INLINE double bn_pick(int first, double a, double b)
@@ -146,14 +146,14 @@ BN_ROW_NUMBERS(double, double)
 
 /* The same of rows that are a run of one channel, whose gamma is in r and b of the forward, and apart in the gradient. */
 #define BN_RUN_MAPS(real, name)                                                                                       \
-    BN_INLINE void bn_run_map_##name(const real *x, real *y, ptrdiff_t n, real h, real r, real b, bn_ahead *ahead)    \
+    BN_INLINE void bn_run_map_##name(const real *x, real *y, ptrdiff_t n, real h, real r, real b, bn_edge *edge)      \
     {                                                                                                                 \
-        BN_MAP_ROW(real, n, y, ahead, BN_PLAIN)                                                                       \
+        BN_MAP_ROW(real, n, y, edge, BN_PLAIN)                                                                        \
     }                                                                                                                 \
     BN_INLINE void bn_run_gradient_##name(const real *dy, const real *x, real *dx, ptrdiff_t n, real h, real r,       \
-                                          real tilt, real rest, real gain, bn_ahead *ahead)                           \
+                                          real tilt, real rest, real gain, bn_edge *edge)                             \
     {                                                                                                                 \
-        BN_MAP_ROW(real, n, dx, ahead, BN_PLAIN_GRADIENT)                                                             \
+        BN_MAP_ROW(real, n, dx, edge, BN_PLAIN_GRADIENT)                                                              \
     }
 #define BN_PLAIN(j) ((x[j] - h) * r + b)
 #define BN_PLAIN_GRADIENT(j) (r * (gain * dy[j] - (tilt * (x[j] - h) + rest)))

@@ -124,15 +124,100 @@ BN_INLINE void bn_send_line(void *to, const void *from)
 #endif
 }
 
-/* to[j] = VALUE(j) of whole lines, each sent from the registers it was computed in, while as many are fetched. That is
- * faster than to gather them first: sent one after the other they wait for memory, and nothing else is done. */
-#define BN_SEND_LINES(real, n, to, ahead, VALUE)                                                                      \
+/* Rows that are sent as they are computed. What does not fill a line at the end of one row waits here for the beginning of
+ * the next; of its line the first `skip` bytes are not ours. Where all rows are `whole` lines, nothing does. */
+typedef struct {
+    int whole;
+    char *to;                   /* where the line goes, or NULL */
+    size_t filled, skip;
+    bn_ahead *ahead;            /* the walk over what is read */
+    char space[4 * BN_LINE];    /* the line, and as much before and behind it */
+} bn_edge;
+
+BN_INLINE char *bn_edge_line(bn_edge *edge)
+{
+    return edge->space + BN_LINE + (-(uintptr_t)edge->space & (BN_LINE - 1));
+}
+
+static inline void bn_open_edge(bn_edge *edge, bn_ahead *ahead, int whole)
+{
+    edge->whole = whole;
+    edge->to = NULL;
+    edge->filled = edge->skip = 0;
+    edge->ahead = ahead;
+}
+
+static inline void bn_close_edge(bn_edge *edge)
+{
+    if (edge->filled > edge->skip)
+        memcpy(edge->to + edge->skip, bn_edge_line(edge) + edge->skip, edge->filled - edge->skip);
+    edge->filled = edge->skip = 0;
+}
+
+/* Where the row that goes to `to` begins within its line; a line that it does not continue is closed. */
+static inline size_t bn_row_edge(bn_edge *edge, char *to)
+{
+    const size_t offset = (uintptr_t)to & (BN_LINE - 1);
+    if (edge->to + edge->filled != to) {
+        bn_close_edge(edge);
+        edge->to = to - offset;
+        edge->filled = edge->skip = offset;
+    }
+    return offset;
+}
+
+/* Send the line that a row has filled. */
+static inline void bn_send_edge(bn_edge *edge)
+{
+    edge->filled = BN_LINE;
+    if (edge->skip)
+        bn_close_edge(edge);
+    else
+        bn_send_line(edge->to, bn_edge_line(edge));
+}
+
+/* out[j] = VALUE(j) of a row of a line at least, each line sent from the registers it was computed in, while as many are
+ * fetched. That is faster than to gather them first: sent one after the other they wait for memory, and nothing else is
+ * done. The end of the row is computed first, as its last values that fill a line: what is read may lie there too. */
+#define BN_SEND_ROW(real, n, out, edge, VALUE)                                                                        \
+    do {                                                                                                              \
+        if ((edge)->whole) {                                                                                          \
+            BN_SEND_LINES(real, 0, n, out, (edge)->ahead, VALUE);                                                     \
+        } else {                                                                                                      \
+            enum { LINE_ = BN_LINE / sizeof(real) };                                                                  \
+            const size_t offset_ = bn_row_edge((edge), (char *)(out));                                                \
+            const ptrdiff_t head_ = offset_ ? (BN_LINE - offset_) / sizeof(real) : 0, rest_ = ((n) - head_) % LINE_;  \
+            char *const edge_ = bn_edge_line(edge);                                                                   \
+            real first_[LINE_], last_[LINE_];                                                                         \
+            if (rest_) {                                                                                              \
+                BN_ROLLED                                                                                             \
+                for (int j_ = 0; j_ < LINE_; j_++)                                                                    \
+                    last_[j_] = VALUE((n) - LINE_ + j_);                                                              \
+            }                                                                                                         \
+            if (head_) {                                                                                              \
+                BN_ROLLED                                                                                             \
+                for (int j_ = 0; j_ < LINE_; j_++)                                                                    \
+                    first_[j_] = VALUE(j_);                                                                           \
+                memcpy(edge_ + offset_, first_, BN_LINE);                                                             \
+                bn_send_edge(edge);                                                                                   \
+            }                                                                                                         \
+            BN_SEND_LINES(real, head_, (n) - rest_, out, (edge)->ahead, VALUE);                                       \
+            if (rest_)                                                                                                \
+                memcpy(edge_ + rest_ * sizeof(real) - BN_LINE, last_, BN_LINE);                                       \
+            (edge)->to = (char *)((out) + (n) - rest_);                                                               \
+            (edge)->filled = rest_ * sizeof(real);                                                                    \
+            (edge)->skip = 0;                                                                                         \
+            bn_fetch_line((edge)->ahead->at + (n) * sizeof(real) - 1);                                                \
+        }                                                                                                             \
+        bn_advance((edge)->ahead, (n) * sizeof(real));                                                                \
+    } while (0)
+#define BN_SEND_LINES(real, begin, end, out, ahead, VALUE)                                                            \
     do {                                                                                                              \
         enum { LINE_ = BN_LINE / sizeof(real) };                                                                      \
         const char *at_ = (ahead)->at;                                                                                \
         const ptrdiff_t apart_ = (ahead)->apart;                                                                      \
         BN_INDEPENDENT                                                                                                \
-        for (ptrdiff_t i_ = 0; i_ < (n); i_ += LINE_) {                                                               \
+        for (ptrdiff_t i_ = (begin); i_ < (end); i_ += LINE_) {                                                       \
             real line_[LINE_];                                                                                        \
             BN_ROLLED                                                                                                 \
             for (int j_ = 0; j_ < LINE_; j_++)                                                                        \
@@ -140,9 +225,8 @@ BN_INLINE void bn_send_line(void *to, const void *from)
             bn_fetch_line(at_ + i_ * sizeof(real));                                                                   \
             if (apart_)                                                                                               \
                 bn_fetch_line(at_ + apart_ + i_ * sizeof(real));                                                      \
-            bn_send_line((to) + i_, line_);                                                                           \
+            bn_send_line((out) + i_, line_);                                                                          \
         }                                                                                                             \
-        bn_advance((ahead), (n) * sizeof(real));                                                                      \
     } while (0)
 
 /* Send whole lines, and fetch as many if the walk ahead does not stand. */
