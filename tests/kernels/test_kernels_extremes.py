@@ -252,3 +252,16 @@ def test_a_long_run_is_cut(shape):
         _, stats, count, _ = reference.forward(x, None, None, 1e-5, weight=w)
         dx, want = (kernels.backward(dy, x, stats, count, w)[0] for kernels in (cpu, reference))
         assert_close(dx, want, 4e-6 * np.abs(want).max(), shape=shape)
+
+
+@every_dtype
+@pytest.mark.parametrize("n", [5, 64, 1000, 8000])
+def test_rows_that_begin_far_from_their_mean(dtype, n):
+    """All values of a row are summed about its first; where that is far away they are all rounded alike."""
+    x = np.full((3, 1, n, 1), 0.1, dtype)
+    x[:, :, 0] = 1e4
+    _, mean, rstd = cpu.rows_forward(x, None, None, 0.0)
+    exact = x.astype(np.longdouble)
+    var = exact.var(axis=(1, 2, 3))
+    assert_close(mean, exact.mean(axis=(1, 2, 3)), 8 * EPS[np.dtype(dtype)] * np.sqrt(var), n=n)
+    assert_close(rstd, 1 / np.sqrt(var), 8 * EPS[np.dtype(dtype)] / np.sqrt(var), n=n)

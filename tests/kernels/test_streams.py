@@ -127,6 +127,43 @@ def test_rows(shape, dtype):
         assert part[0].tobytes() == dx[i : i + step].tobytes(), i
 
 
+ROWS = [(1, 16, 1), (1, 100, 1), (1, 255, 1), (1, 1000, 1), (1, 3000, 1), (2, 96, 1), (3, 33, 1), (3, 1, 100), (2, 3, 70)]
+
+
+@pytest.mark.parametrize("slope", [1.0, 0.2])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+def test_rows_anywhere(shape, dtype, slope):
+    """Rows that are sent as they are computed, whole lines or not, wherever `out` begins, and in place."""
+    rng = np.random.default_rng(5)
+    offset = int(rng.integers(1, 8))
+    _, x = large(shape, STREAM, dtype)
+    _, dy = large(shape, STREAM, dtype, 2, offset + 1)
+    gamma, beta = rng.standard_normal((2, shape[0] * shape[1]))
+    rows = pieces(len(x), max(1, len(x) // 5))
+    parts = [cpu.rows_forward(x[i], gamma, beta, 1e-5, slope=slope) for i in rows]
+    mean, rstd = (np.concatenate([part[j] for part in parts]) for j in (1, 2))
+
+    def forward(x, out):
+        return cpu.rows_forward(x, gamma, beta, 1e-5, slope=slope, out=out)[0]
+
+    def backward(x, out, i=slice(None)):
+        of = slice(*(k * shape[0] for k in i.indices(len(dy))[:2]))
+        return cpu.rows_backward(dy[i], x, mean[of], rstd[of], gamma, beta, slope=slope, out=out)[0]
+
+    wanted = [np.concatenate([part[0] for part in parts]), np.concatenate([backward(x[i], None, i) for i in rows])]
+    for f, want in zip((forward, backward), wanted, strict=True):
+        for place in (0, offset):
+            memory, out = large(shape, STREAM, dtype, 3, place)
+            untouched = memory.copy()
+            assert f(x, out).tobytes() == want.tobytes(), (f, place)
+            out[...] = x
+            assert f(out, out).tobytes() == want.tobytes(), (f, place, "in place")
+            start = (out.ctypes.data - memory.ctypes.data) // memory.itemsize
+            memory[start : start + out.size] = untouched[start : start + out.size]
+            assert memory.tobytes() == untouched.tobytes(), (f, place, "wrote beside out")
+
+
 @pytest.mark.parametrize("shape", [(1, 3), (5, 3), (2, 7), (9, 33), (300, 7), (40, 100), (3, 1000), (4, 3, 5)], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_small_maps_from_every_place_in_a_line(shape, dtype):

@@ -2,8 +2,8 @@
 # gives the same bits whoever computed them.
 #
 # Uses Block, Columns, block_rows, bounded, from_position, one_nan, run_block, zero (channel_columns), block_sums
-# (channel_grads), Lines, Output, SCALAR_RUN, map_columns, map_runs (channel_maps), Parts, block_moments
-# (channel_moments), integer_task, narrow_block (channel_narrow).
+# (channel_grads), SCALAR_RUN, map_columns, map_runs (channel_maps), Parts, block_moments (channel_moments),
+# integer_task, narrow_block (channel_narrow), Lines, Output, sends (channel_sent).
 # Gives add_block, center_sums_double, center_sums_float, finish_backward, finish_forward, fold_backward_double,
 # fold_backward_float, fold_forward_double, fold_forward_float, map_double, map_float, merge_moments, merge_sums,
 # parts_at, reduce_double, reduce_float.
@@ -127,6 +127,8 @@ cdef void map_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     out.streamed = job.stream
     out.narrow_lines = &lines
     out.narrow = job.narrow if job.narrow < BN_BOOL else BN_REAL
+    out.direct = sends(job, &out)
+    bn_open_edge(&out.edge, &out.ahead, False)
     if job.stream:
         bn_open(&out.lines)
         if not job.far or job.narrow >= BN_BOOL:    # of which much less is read than written
@@ -142,6 +144,7 @@ cdef void map_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
         map_columns(job, first, last, begin, end, &out, x)
     if job.stream:
         bn_close(&out.lines, &out.ahead)
+        bn_close_edge(&out.edge)
         bn_settle()
 
 

@@ -2,7 +2,7 @@
 # are read; where gamma changes from value to value, one pass makes the sums of the rows and those of the columns.
 #
 # Uses identity, leaky, pulled, relu (activations), Block, Columns, run_block, zero (channel_columns), block_sums,
-# products_beyond_float (channel_grads), Output, longest, room (channel_maps), backward_map, edge_of,
+# products_beyond_float (channel_grads), longest, room (channel_maps), Output (channel_sent), backward_map, edge_of,
 # gradient_of_columns, run_gradient, single_runs (row_maps), Affine, BATCH, EIGHTH, FETCH_SHARE, WIDTH,
 # careful_short_sums, short_pair_sums, short_scaled_sums, short_sums, together (row_short), affine_of, finish_sums,
 # hand_over, readable, row_and_column_sums, row_numbers, sums_of_long_rows, walk_on (row_sums).

@@ -4,8 +4,8 @@
 # serve.
 #
 # Uses activated, leaky, relu (activations), bounded, one_nan (channel_columns), Run, gradient_run, normalize_run
-# (channel_lines), Output, longest, room (channel_maps), Affine, BATCH, scaled (row_short), affine_of, row_numbers
-# (row_sums).
+# (channel_lines), longest, room (channel_maps), Output (channel_sent), Affine, BATCH, scaled (row_short), affine_of,
+# row_numbers (row_sums).
 # Gives backward_map, edge_of, forward_maps, gradient_of_columns, run_gradient, single_runs.
 
 cdef inline void affine_columns_by(

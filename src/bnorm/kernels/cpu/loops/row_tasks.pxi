@@ -5,14 +5,14 @@
 # inner == 1 (layer norm, RMS norm): gamma and beta change from value to value. inner > 1: runs with one gamma each,
 # which the functions for long runs serve.
 #
-# Uses Block, block_rows, gather, run_block, zero (channel_columns), Output, longest (channel_maps), Parts,
-# block_moments, careful_sums, centered_sums (channel_moments), backward_long_rows, backward_rows, backward_short_rows
-# (row_gradients), forward_maps (row_maps), BATCH, SHORT, short_moments (row_short), readable, walk_on (row_sums).
+# Uses Block, block_rows, gather, run_block, zero (channel_columns), longest (channel_maps), Parts, block_moments,
+# careful_sums, centered_sums (channel_moments), EDGED, Output (channel_sent), backward_long_rows, backward_rows,
+# backward_short_rows (row_gradients), forward_maps (row_maps), BATCH, SHORT, short_moments (row_short), readable,
+# walk_on (row_sums).
 # Gives FETCH_BYTES, rows_double, rows_float.
 
 cdef enum:
     FETCH_BYTES = 1 << 18   # bytes at most that are fetched while the rows before are written
-    EDGED = 64              # values of a row or run from which it pays to send it though it is not whole lines
     SECOND_CACHE = 1 << 20  # bytes of x and dy that are taken to stay in the second-level cache
 
 

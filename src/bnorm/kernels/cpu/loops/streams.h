@@ -80,6 +80,7 @@ static inline void bn_fetch_early(bn_ahead *ahead, size_t bytes)
 static inline void bn_stand(bn_ahead *ahead)
 {
     ahead->at = NULL;
+    ahead->apart = 0;
     ahead->early = 0;
 }
 
@@ -207,9 +208,11 @@ static inline void bn_send_edge(bn_edge *edge)
             (edge)->to = (char *)((out) + (n) - rest_);                                                               \
             (edge)->filled = rest_ * sizeof(real);                                                                    \
             (edge)->skip = 0;                                                                                         \
-            bn_fetch_line((edge)->ahead->at + (n) * sizeof(real) - 1);                                                \
+            if ((edge)->ahead->at)                                                                                    \
+                bn_fetch_line((edge)->ahead->at + (n) * sizeof(real) - 1);                                            \
         }                                                                                                             \
-        bn_advance((edge)->ahead, (n) * sizeof(real));                                                                \
+        if ((edge)->ahead->at)                                                                                        \
+            bn_advance((edge)->ahead, (n) * sizeof(real));                                                            \
     } while (0)
 #define BN_SEND_LINES(real, begin, end, out, ahead, VALUE)                                                            \
     do {                                                                                                              \
@@ -222,7 +225,8 @@ static inline void bn_send_edge(bn_edge *edge)
             BN_ROLLED                                                                                                 \
             for (int j_ = 0; j_ < LINE_; j_++)                                                                        \
                 line_[j_] = VALUE(i_ + j_);                                                                           \
-            bn_fetch_line(at_ + i_ * sizeof(real));                                                                   \
+            if (at_)                                                                                                  \
+                bn_fetch_line(at_ + i_ * sizeof(real));                                                               \
             if (apart_)                                                                                               \
                 bn_fetch_line(at_ + apart_ + i_ * sizeof(real));                                                      \
             bn_send_line((out) + i_, line_);                                                                          \

@@ -130,6 +130,18 @@ cdef extern from "lanes.h" nogil:
     void bn_add_blocks(Py_ssize_t, double, const double*, const double*, const double*,
                        double*, double*, double*, double*)
 
+cdef extern from "lines.h" nogil:
+    void bn_send_columns_float(int, float, const float*, float*, Py_ssize_t, const float*, const float*, const float*, bn_edge*)
+    int bn_send_checked_float(int, float, const float*, float*, Py_ssize_t, const float*, const float*, const float*, bn_edge*)
+    void bn_send_gradients_float(
+        int, float, const float*, const float*, float*, Py_ssize_t, const float*, const float*, const float*, const float*, const float*,
+        const float*, bn_edge*)
+    void bn_send_columns_double(int, double, const double*, double*, Py_ssize_t, const double*, const double*, const double*, bn_edge*)
+    int bn_send_checked_double(int, double, const double*, double*, Py_ssize_t, const double*, const double*, const double*, bn_edge*)
+    void bn_send_gradients_double(
+        int, double, const double*, const double*, double*, Py_ssize_t, const double*, const double*, const double*, const double*, const double*,
+        const double*, bn_edge*)
+
 cdef extern from "stripes.h" nogil:
     enum:
         BN_SHORT
@@ -167,6 +179,7 @@ include "channel_moments.pxi"
 include "channel_weighted.pxi"
 include "channel_grads.pxi"
 include "channel_lines.pxi"
+include "channel_sent.pxi"
 include "channel_maps.pxi"
 include "channel_narrow.pxi"
 include "channel_tasks.pxi"
