@@ -39,7 +39,7 @@ def test_formats(command, tmp_path, state, suffix, out):
 
     data = write(tmp_path / f"x.{suffix}", X)
     done = command("transform", data, "--state", state, "-o", tmp_path / f"y.{out}")
-    assert done.out.startswith(f"{tmp_path / 'y'}.{out}: 500 rows, 3 columns of them normalized, in ")
+    assert done.out.startswith(f"{tmp_path / 'y'}.{out}: 500 rows, 3 columns normalized, in ")
     t = bnorm.load(state)
     del t.feature_names_in_
     assert_same(features(tmp_path / f"y.{out}"), t.transform(X))

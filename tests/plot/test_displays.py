@@ -154,7 +154,7 @@ def test_choice_of_features():
     np.testing.assert_array_equal(display.mean, t.history_.mean[:, [4, 1, 3]])
     np.testing.assert_array_equal(NormalizationDisplay.from_estimator(t, x, features=["x2"]).before, x[:, [2]])
     for features in (["x9"], [5], [1.5], [None]):
-        with pytest.raises(ValueError, match="RunningStatsDisplay: features: expected places or names of 5 features"):
+        with pytest.raises(ValueError, match="RunningStatsDisplay: features: expected indices or names of 5 features"):
             RunningStatsDisplay.from_estimator(t, features=features)
     with pytest.raises(ValueError, match="features: expected at least one"):
         RunningStatsDisplay.from_estimator(t, features=[])
@@ -193,7 +193,7 @@ def test_errors():
         with pytest.raises(NotFittedError):
             display.from_estimator(BatchNormTransformer(), *more)
     x = next(stream(2))
-    with pytest.raises(ValueError, match="expected one that makes one feature of each, got PolynomialFeatures"):
+    with pytest.raises(ValueError, match="expected one with one output for each feature, got PolynomialFeatures"):
         NormalizationDisplay.from_estimator(PolynomialFeatures().fit(x), x)
 
 

@@ -1,4 +1,4 @@
-"""Sparse tables: their moments and their columns scaled, by kernels that read only what is stored."""
+"""Sparse matrices: moments and scaling of columns, by kernels that read only the stored values."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from bnorm.moments import Moments
 
 
 def moments(x: Any, weight: ndarray | None) -> Moments:
-    """Per column, zeros that are not stored counted, NaN left out; x: CSR or CSC, weight: float64, one per row."""
+    """Moments per column of CSR or CSC x. Zeros that are not stored count, NaN does not. weight: float64, per row."""
     parts, ordered = _moments(x, weight)
-    if not ordered:  # a value may be stored in several parts
+    if not ordered:  # there may be duplicate entries
         x = x.copy()
         x.sum_duplicates()
         parts, _ = _moments(x, weight)
@@ -52,7 +52,7 @@ def _moments(x: Any, weight: ndarray | None) -> tuple[ndarray, bool]:
 
 
 def _arrays(x: Any) -> tuple[ndarray, ndarray, ndarray]:
-    """data, indices and indptr as the kernels take them: contiguous, native, indices of one type, nothing unused."""
+    """data, indices and indptr as the kernels take them: contiguous, native, one index type, without unused space."""
     n = x.indptr[-1]
     index = np.result_type(x.indices, x.indptr, np.int32)
     data = np.ascontiguousarray(x.data[:n], np.float64 if x.dtype.itemsize == 8 else np.float32)
