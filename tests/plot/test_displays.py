@@ -178,7 +178,7 @@ def test_in_axes_of_your_own(features):
 def test_axes_placed_by_hand():
     ax = Figure().add_axes((0.1, 0.1, 0.5, 0.5))
     assert RunningStatsDisplay.from_estimator(fitted(1), ax=ax).ax_ is ax
-    with pytest.raises(ValueError, match="ax: expected axes as plt"):
+    with pytest.raises(ValueError, match="ax: expected axes of a grid, as plt"):
         RunningStatsDisplay.from_estimator(fitted(2), ax=ax)
 
 

@@ -27,6 +27,11 @@ class BatchNorm(Tracking):
     __slots__ = ("_group", "_on_single", "_shared")
 
     _POSITIONS: ClassVar[tuple[str, ...]]  # the axes beside batch and channels, for each accepted number of dimensions
+    _DOCUMENT = """
+    y = (x - mean) / sqrt(var + eps) gamma + beta. In training, mean and var are those of the batch, and update the
+    running statistics. In inference they are the running statistics, which the backward treats as constants.
+    With ddof=1 it computes what PyTorch's layer of this name does.
+    """
 
     def __init__(
         self,
@@ -215,9 +220,6 @@ class BatchNorm(Tracking):
 class BatchNorm1d(BatchNorm):
     """Batch normalization of (N, C) or (N, C, L): each channel over all other axes.
 
-    y = (x - mean) / sqrt(var + eps) gamma + beta. In training, mean and var are those of the batch, and update the
-    running statistics. In inference they are the running statistics, which the backward treats as constants.
-    With ddof=1 it computes what PyTorch's layer of this name does.
 
     Examples
     --------
@@ -244,9 +246,6 @@ class BatchNorm1d(BatchNorm):
 class BatchNorm2d(BatchNorm):
     """Batch normalization of (N, C, H, W): each channel over all other axes.
 
-    y = (x - mean) / sqrt(var + eps) gamma + beta. In training, mean and var are those of the batch, and update the
-    running statistics. In inference they are the running statistics, which the backward treats as constants.
-    With ddof=1 it computes what PyTorch's layer of this name does.
 
     Examples
     --------
@@ -265,9 +264,6 @@ class BatchNorm2d(BatchNorm):
 class BatchNorm3d(BatchNorm):
     """Batch normalization of (N, C, D, H, W): each channel over all other axes.
 
-    y = (x - mean) / sqrt(var + eps) gamma + beta. In training, mean and var are those of the batch, and update the
-    running statistics. In inference they are the running statistics, which the backward treats as constants.
-    With ddof=1 it computes what PyTorch's layer of this name does.
 
     Examples
     --------

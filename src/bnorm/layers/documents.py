@@ -80,8 +80,10 @@ def public(**texts: str) -> Any:
             setattr(cls, name, _renamed(getattr(cls, name), f"{cls.__name__}.{name}"))
         cls.forward = cls.__call__  # type: ignore[attr-defined]
         text, examples, example = inspect.cleandoc(cls.__doc__ or "").partition("\nExamples\n")
+        shared = inspect.cleandoc(getattr(cls, "_DOCUMENT", ""))  # by the classes of a family
+        about = [f"{text.rstrip()}\n", f"{shared}\n"] if shared else [text]
         lines = [_described(p, texts) for p in list(inspect.signature(cls).parameters.values())]
-        cls.__doc__ = "\n".join([text, "Parameters\n----------", *lines]) + "\n" + examples + example
+        cls.__doc__ = "\n".join([*about, "Parameters\n----------", *lines]) + "\n" + examples + example
         return cls
 
     return finish

@@ -24,6 +24,11 @@ class InstanceNorm(Tracking):
     __slots__ = ()
 
     _POSITIONS: ClassVar[tuple[str, ...]]
+    _DOCUMENT = """
+    y = (x - mean) / sqrt(var + eps) gamma + beta; there are gamma and beta only with affine.
+    A training batch updates running statistics, if there are any, by the means and variances of its samples, averaged
+    over the samples. With momentum None they are the statistics of all values seen.
+    """
 
     def __init__(
         self,
@@ -125,9 +130,6 @@ class InstanceNorm(Tracking):
 class InstanceNorm1d(InstanceNorm):
     """Instance normalization of (N, C, L): each channel of each sample over its positions.
 
-    y = (x - mean) / sqrt(var + eps) gamma + beta; there are gamma and beta only with affine.
-    A training batch updates running statistics, if there are any, by the means and variances of its samples, averaged
-    over the samples. With momentum None they are the statistics of all values seen.
 
     Examples
     --------
@@ -146,9 +148,6 @@ class InstanceNorm1d(InstanceNorm):
 class InstanceNorm2d(InstanceNorm):
     """Instance normalization of (N, C, H, W): each channel of each sample over its positions.
 
-    y = (x - mean) / sqrt(var + eps) gamma + beta; there are gamma and beta only with affine.
-    A training batch updates running statistics, if there are any, by the means and variances of its samples, averaged
-    over the samples. With momentum None they are the statistics of all values seen.
 
     Examples
     --------
@@ -165,9 +164,6 @@ class InstanceNorm2d(InstanceNorm):
 class InstanceNorm3d(InstanceNorm):
     """Instance normalization of (N, C, D, H, W): each channel of each sample over its positions.
 
-    y = (x - mean) / sqrt(var + eps) gamma + beta; there are gamma and beta only with affine.
-    A training batch updates running statistics, if there are any, by the means and variances of its samples, averaged
-    over the samples. With momentum None they are the statistics of all values seen.
 
     Examples
     --------

@@ -63,8 +63,8 @@ def restored(kind: Any, config: Mapping[str, Any], entries: Mapping[str, contain
         layer.adopt(statistics(like, config["counters"]))
     frozen = config["requires_grad"]
     for name, p in layer.named_parameters():
-        p.requires_grad = _flag(frozen[name])
-    return layer.train(_flag(config["training"]))
+        p.requires_grad = flag(frozen[name])
+    return layer.train(flag(config["training"]))
 
 
 def counters(statistics: Statistics | None) -> dict[str, Any]:
@@ -130,7 +130,8 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _flag(given: Any) -> bool:
+def flag(given: Any) -> bool:
+    """True or False of a file; ValueError for any other value."""
     if type(given) is not bool:
         raise ValueError(f"{given!r} instead of true or false")
     return given

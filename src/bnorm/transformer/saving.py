@@ -16,7 +16,7 @@ from bnorm.files import container
 from bnorm.files.container import Config, Entry
 from bnorm.kernels import moved
 from bnorm.layers import BatchNorm1d
-from bnorm.layers.saving import counted
+from bnorm.layers.saving import counted, flag
 from bnorm.transformer.history import Moment
 from bnorm.transformer.parameters import MOMENTUM
 from bnorm.transformer.state import State
@@ -145,7 +145,7 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
         p.data[...] = arrays[NAMES[name]]
     if recorded:
         _recall(state, config["history"], recorded)
-    state.weighted, state.told = _flag(config["weighted"]), _flag(config["told"])
+    state.weighted, state.told = flag(config["weighted"]), flag(config["told"])
     extra = {name: value for name, value in config.items() if name not in KNOWN}
     if unknown := sorted(extra.keys() - EXTRA):
         raise ValueError(f"unknown entries {unknown}")
@@ -213,9 +213,3 @@ def _check(arrays: Mapping[str, ndarray]) -> None:
     known = seen > 0
     if np.isnan(mean[known]).any() or np.isnan(var[known]).any() or not np.isfinite(low).all():
         raise ValueError("running_mean, running_var: expected numbers for features that have been seen, got NaN")
-
-
-def _flag(given: Any) -> bool:
-    if type(given) is not bool:
-        raise ValueError(f"{given!r} instead of true or false")
-    return given

@@ -7,6 +7,7 @@ from numpy import ndarray
 
 from bnorm.kernels.cpu import sparse
 from bnorm.moments import Moments
+from bnorm.transformer.tables import infinite
 
 
 def moments(x: Any, weight: ndarray | None) -> Moments:
@@ -29,7 +30,7 @@ def scaled(x: Any, factor: ndarray, in_place: bool) -> Any:
     try:
         y = sparse.scaled(data, indices, np.ascontiguousarray(factor, np.float64), data if in_place else None)
     except FloatingPointError:
-        raise _infinite(x) from None
+        raise infinite(x) from None
     if not in_place:
         return type(x)((y, indices.copy(), indptr.copy()), shape=x.shape)
     if not np.may_share_memory(y, x.data):  # `data` is a copy
@@ -40,11 +41,7 @@ def scaled(x: Any, factor: ndarray, in_place: bool) -> Any:
 def refuse_infinity(x: Any) -> None:
     """ValueError, in scikit-learn's words, if infinity is stored."""
     if np.isinf(x.data).any():
-        raise _infinite(x)
-
-
-def _infinite(x: Any) -> ValueError:
-    return ValueError(f"Input X contains infinity or a value too large for {x.dtype!r}.")
+        raise infinite(x)
 
 
 def _moments(x: Any, weight: ndarray | None) -> tuple[ndarray, bool]:

@@ -98,7 +98,7 @@ def refuse_infinity(x: ndarray | Columns, among: ndarray | None = None) -> None:
         return
     for rows in _pieces(x, _copied_rows(x)):
         if np.isinf(x[rows] if among is None else x[rows][among[rows]]).any():
-            raise _infinite(x)
+            raise infinite(x)
 
 
 def dense(x: Any) -> ndarray:
@@ -247,15 +247,15 @@ def mapped(x: Any, stats: ndarray, in_place: bool) -> Any:
             y[rows] = kernels.normalize(piece, stats, 1.0, None, finite=not in_place)
         return y
     except FloatingPointError:
-        raise _infinite(x) from None
+        raise infinite(x) from None
 
 
 def _block_mapped(x: ndarray, stats: ndarray) -> Any:
     return mapped(x, stats, False)
 
 
-def _infinite(x: ndarray | Columns) -> ValueError:
-    """In scikit-learn's words."""
+def infinite(x: Any) -> ValueError:
+    """The error for a table with infinity, in scikit-learn's words."""
     return ValueError(f"Input X contains infinity or a value too large for {x.dtype!r}.")
 
 
