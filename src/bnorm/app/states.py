@@ -12,7 +12,7 @@ from bnorm.app.transforming import Map
 from bnorm.files import container
 from bnorm.kernels import cpu
 from bnorm.running import AVERAGE
-from bnorm.transformer import saving, tables
+from bnorm.transformer import parameters, saving, tables
 from bnorm.transformer.state import State
 
 WHO = "bnorm"
@@ -52,7 +52,7 @@ class Learned:
         cls, names: Sequence[str], momentum: float | None, halflife: float | None, history: int | None = None
     ) -> Self:
         """The state before the first row. history: how many records of the stream to keep, for `bnorm plot`."""
-        given = {"momentum": saving.MOMENTUM if halflife else momentum, "halflife": halflife, "history": history}
+        given = {"momentum": parameters.MOMENTUM if halflife else momentum, "halflife": halflife, "history": history}
         return cls(saving.empty(given, list(names)))
 
     @property
