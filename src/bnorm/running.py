@@ -47,7 +47,7 @@ class Statistics:
     ARRAYS = ("mean", "var", "seen", "low", "weight", "pairs", "last")
 
     rule: Rule  # arrays and settings, as the kernels take them
-    counters: ndarray  # int64: batches, those in which a channel was left alone, rows, and batches that `seen` lacks
+    counters: ndarray  # int64: batches, batches that some channel skipped, rows, and batches that `seen` lacks
 
     def __init__(
         self,

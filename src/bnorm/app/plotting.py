@@ -25,7 +25,7 @@ def plot(names: Sequence[str], output: str, columns: Sequence[str] | None, delim
     states = [name for name in names if Path(name).suffix.lower() in SUFFIXES]
     if states and len(states) != len(names):
         other = next(name for name in names if name not in states)
-        raise DataError(f"{other}: expected states only or tables only, got a table beside {states[0]}")
+        raise DataError(f"{other}: expected only states or only tables, got a table and the state {states[0]}")
     displays = import_module("bnorm.plot")
     if states:
         figure = _states(displays, states)

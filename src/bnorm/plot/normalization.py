@@ -140,7 +140,7 @@ def _quantiles(values: ndarray) -> ndarray:
 
 
 def _range(column: ndarray) -> tuple[float, float]:
-    """What a histogram shows: everything, but for a few values that lie far away from all others."""
+    """The range of a histogram: all values except a few that are far away from all others."""
     known = column[np.isfinite(column)]
     if not len(known):
         return 0.0, 1.0

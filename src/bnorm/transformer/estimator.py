@@ -160,7 +160,7 @@ class BatchNormTransformer(
         -------
         self : BatchNormTransformer
         """
-        return self._begin(X, sample_weight, alike=True)
+        return self._begin(X, sample_weight, whole=True)
 
     def partial_fit(self, X: Any, y: None = None, sample_weight: Any = None) -> Self:
         """Update the statistics by one batch of the stream.
@@ -180,7 +180,7 @@ class BatchNormTransformer(
         self : BatchNormTransformer
         """
         if "layer_" not in self.__dict__:
-            return self._begin(X, sample_weight, alike=False)
+            return self._begin(X, sample_weight, whole=False)
         parameters.check(self)
         parameters.check_same_stream(self)
         state, x = self._state, self._table(X)
@@ -320,13 +320,13 @@ class BatchNormTransformer(
             p[...] = values
         return self
 
-    def _begin(self, X: Any, sample_weight: Any, alike: bool) -> Self:
+    def _begin(self, X: Any, sample_weight: Any, whole: bool) -> Self:
         """A new state from X. Nothing is assigned until all of it has succeeded."""
         parameters.check(self)
         x, names = new_table(self, X)
         weight = None if sample_weight is None else tables.sample_weights(sample_weight, x)
         state = State(x, self.momentum, self.halflife, self.eps, self.ddof, self.affine, self.history)
-        if alike:
+        if whole:
             state.begin(x, weight)
         else:
             if len(x) == 1:

@@ -269,7 +269,7 @@ def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple sha
                               &parts[3 * columns + c])
                         zeros = zeros - column[p * columns + c].n - rest[p * columns + c].missing
                         present = present + rest[p * columns + c].stored
-                    # Where every value is stored, what is left of the weights is what their sums have rounded off.
+                    # If every value is stored, the rest of the weights is only the rounding error of their sums.
                     if present < above and zeros > 0:
                         bn_merge(&parts[c], &parts[columns + c], &parts[2 * columns + c], &parts[3 * columns + c],
                                  zeros, 0.0, 0.0, 0.0)
