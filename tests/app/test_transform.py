@@ -139,7 +139,7 @@ def test_pipes(tmp_path, state):
         out, err = process.communicate(text, timeout=child.LIMIT)
     (tmp_path / "y.csv").write_bytes(out)
     assert process.returncode == 0
-    assert err.startswith(b"-: 500 rows, 3 columns of them normalized")
+    assert err.startswith(b"-: 500 rows, 3 columns normalized")
     std = np.nanstd(X, axis=0)
     assert_close(features(tmp_path / "y.csv"), (X - np.nanmean(X, axis=0)) / std, 1e-9)
 
