@@ -133,7 +133,7 @@ def refuse_container(estimator: Any, x: Any) -> None:
         )
     if type(x) in BACKENDS and type(x) is not ndarray:
         raise ValueError(
-            f"{WHO}: set_output: expected transform='default', as layer_ is on the GPU, and pandas and polars cannot "
+            f"{WHO}: set_output: expected transform='default', as layer_ is on the GPU and pandas and polars cannot "
             f"hold CuPy arrays, got {container!r}"
         )
 
