@@ -9,7 +9,7 @@ norm starts from the same weights and sees the same batches. At the learning rat
 down faster. At the end the trained net is saved with `bnorm.state_dict`, and a new net that loads it gives the same
 predictions.
 
-What to copy into a net of your own:
+Lines to copy into a net of your own:
 
     bn = bnorm.BatchNorm2d(16, activation="relu")        # (N, C, H, W), in place of a ReLU
     y = bn(x); dx = bn.backward(dy)                      # adds to bn.gamma.grad and bn.beta.grad
@@ -45,7 +45,7 @@ SIZE = 8  # pixels along an edge
 
 
 class Conv:
-    """A convolution by 3x3 with a border of zeros, as one matrix product over the neighbourhood of every pixel."""
+    """A 3x3 convolution with zero padding, as one matrix product over the neighbourhood of every pixel."""
 
     def __init__(self, inputs, outputs, rng, bias):
         self.weight = bnorm.Parameter(rng.normal(0, np.sqrt(2 / (9 * inputs)), (9 * inputs, outputs)))  # He's
@@ -87,7 +87,7 @@ class ReLU:
 
 
 class Pool:
-    """The mean of every 2x2 pixels."""
+    """The mean of each 2x2 block of pixels."""
 
     def __call__(self, x):
         n, channels, height, width = x.shape
@@ -98,7 +98,7 @@ class Pool:
 
 
 class Linear:
-    """y = x W + b, with x as one row for each image."""
+    """y = x W + b, with one row of x for each image."""
 
     def __init__(self, inputs, outputs, rng):
         self.weight = bnorm.Parameter(rng.normal(0, np.sqrt(1 / inputs), (inputs, outputs)))
@@ -115,13 +115,13 @@ class Linear:
 
 
 class Net:
-    """Convolution, batch norm with ReLU, pooling; the same once more; a linear layer."""
+    """Convolution, batch norm with ReLU, and pooling, twice; then a linear layer."""
 
     def __init__(self, batch_norm, seed):
         rng = np.random.default_rng(seed)
         self.layers = {}
         for i, (inputs, outputs) in enumerate(pairwise(CHANNELS), start=1):
-            # Batch norm takes the mean away, and a bias with it; its beta is the bias.
+            # Batch norm subtracts the mean, and so removes a bias; its beta is the bias.
             self.layers[f"conv{i}"] = Conv(inputs, outputs, rng, bias=not batch_norm)
             self.layers[f"bn{i}"] = bnorm.BatchNorm2d(outputs, activation="relu") if batch_norm else ReLU()
             self.layers[f"pool{i}"] = Pool()
@@ -137,7 +137,7 @@ class Net:
             dy = layer.backward(dy)
 
     def named(self):
-        """What `bnorm.state_dict` takes: the layers of the package, and the parameters of the others, by name."""
+        """The argument of `bnorm.state_dict`: layers of the package and parameters of other layers, by name."""
         found = {}
         for name, layer in self.layers.items():
             if isinstance(layer, bnorm.BatchNorm2d):
@@ -188,19 +188,19 @@ def train(net, x, labels, epochs, seed, title):
 
 
 def predictions(net, x):
-    """The digits that a net sees, each image by itself; nothing is kept for a backward."""
+    """The digits that a net predicts, each image by itself; nothing is kept for a backward."""
     net.set_training(False)
     with bnorm.no_backward():
         return net(x).argmax(axis=1)
 
 
 def save(net, path):
-    """The whole net in one file of NumPy's."""
+    """Save the whole net in one NumPy file."""
     np.savez(path, **bnorm.state_dict(net.named()))
 
 
 def load(net, path):
-    """Into a net made alike: all of it, or after an error nothing."""
+    """Load a file into a net of the same structure. An error loads nothing."""
     with np.load(path) as state:
         bnorm.load_state_dict(net.named(), dict(state))
 

@@ -1,12 +1,12 @@
-"""A folder of Parquet files, larger than the memory of the workers, standardized on a Dask cluster of this machine.
+"""Standardize a folder of Parquet files, larger than the memory of all workers, on a local Dask cluster.
 
     pip install "bnorm[dask]"
     python examples/dask_table.py                 # 1.6 GB of files in a temporary folder, two workers of 0.5 GB each
     python examples/dask_table.py --rows 200_000  # any number of rows, 32 columns
 
-The table is read twice, once by `fit` and once by what `transform` gives, which is lazy: it is computed, file by file,
-while the result is written. No more than a few files are in memory at a time. Statistics are exact, as if the table had
-been fitted in one piece, and follow the same rules: missing values are left out, and stay missing.
+The table is read twice: by `fit`, and while the result is written, because the result of `transform` is lazy, and is
+computed file by file. Only a few files are in memory at a time. The statistics are those of a fit on the whole table in
+memory. Missing values do not count, and stay missing.
 """
 
 import argparse
@@ -27,7 +27,7 @@ WORKERS, LIMIT = 2, 500_000_000  # bytes of memory of each
 
 
 def write(folder, rows):
-    """Files of random numbers, whose columns differ in mean and spread and have missing values."""
+    """Write files of random numbers, with columns of different mean and spread, and missing values."""
     names = [f"x{i:02}" for i in range(COLUMNS)]
     for number, start in enumerate(range(0, rows, ROWS_OF_A_FILE)):
         rng = np.random.default_rng(number)
@@ -42,7 +42,7 @@ def size(folder):
 
 
 def peak():
-    """The most memory that this process has had, in bytes."""
+    """The peak memory of this process, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

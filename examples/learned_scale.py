@@ -1,25 +1,27 @@
-"""Scales that are learned, for a model that lives by distances: nearest neighbours behind a BatchNormTransformer.
+"""Learned scales for a model that depends on distances: nearest neighbours after a BatchNormTransformer.
 
     python examples/learned_scale.py                       # half a minute; the picture goes to learned_scale.png
     python examples/learned_scale.py --plot scales.png     # to another file
-    python examples/learned_scale.py --quick               # one data set, cut five ways instead of twenty
+    python examples/learned_scale.py --quick               # one data set, five splits instead of twenty
 
-Standardization makes all features equally loud. That saves wine, whose features are measured in anything from
-percent to hundreds of milligrams, and it hurts digits, where a pixel at the rim that is hardly ever touched becomes as
-loud as one in the middle. Here the scales gamma_ are learned from the labels after standardization, by gradient descent
-on the chance that a soft nearest neighbour has the same label (Goldberger and others, Neighbourhood Components
-Analysis, 2004, with a diagonal matrix), and one nearest neighbour is then cross-validated on features raw,
-standardized, and scaled as learned. Columns of noise, added to two data sets, show what learned scales are best at.
+Standardization gives all features the same weight. That helps for wine, whose features are measured in anything from
+percent to hundreds of milligrams. It hurts for digits, where a pixel at the edge that is hardly ever used gets the same
+weight as one in the middle. Here the scales gamma_ are learned from the labels after standardization, by gradient
+descent on the probability that a soft nearest neighbour has the same label (Goldberger and others, Neighbourhood
+Components Analysis, 2004, with a diagonal matrix). Then one nearest neighbour is cross-validated on raw features, on
+standardized ones, and on those with learned scales. In two data sets, added columns of noise show where learned scales
+help most.
 
-What it found: learned scales are never much behind the better of the other two, which one cannot know beforehand. Over
-standardization they win a point and a half on digits and more among noise; on wine and breast cancer as they are, the
-gain of half a point is no larger than its error. On digits raw pixels, which share one scale, are as good.
+The result: learned scales are never much worse than the better of the other two, which one cannot know beforehand.
+Compared with standardization they gain a point and a half on digits, and more among noise. On wine and breast cancer
+without noise, the gain of half a point is no larger than its error. On digits raw pixels, which share one scale, are as
+good.
 
-What to copy:
+Lines to copy:
 
-    z = transformer.transform(x)            # dz, the gradient of a loss by z, is up to your model
-    transformer.backward(x, dz)             # leaves gamma_grad_ and beta_grad_
-    transformer.step(learning_rate)         # the Pipeline that holds the transformer sees it at once
+    z = transformer.transform(x)            # dz, the gradient of a loss with respect to z, comes from your model
+    transformer.backward(x, dz)             # sets gamma_grad_ and beta_grad_
+    transformer.step(learning_rate)         # a Pipeline with this transformer uses the new scales at once
 """
 
 import argparse
@@ -46,13 +48,16 @@ STEPS, BATCH, LEARNING_RATE = 200, 128, 0.1
 
 
 def load(name, seed):
-    """A data set that comes with scikit-learn, and as many columns of noise as it is to have."""
+    """A data set of scikit-learn, with additional columns of noise."""
     x, y = getattr(datasets, f"load_{name.removesuffix(' + noise').replace(' ', '_')}")(return_X_y=True)
     return np.hstack([x, np.random.default_rng(seed).normal(size=(len(x), DATA[name]))]), y
 
 
 def neighbour_loss(z, y):
-    """Mean -log of the chance that a neighbour, drawn by exp(-distance^2), has the same label; its gradient by z."""
+    """The loss and its gradient by z: the mean -log probability that a neighbour has the same label.
+
+    The probability of a neighbour is proportional to exp(-distance^2).
+    """
     square = (z * z).sum(axis=1)
     distance = square[:, None] + square - 2 * (z @ z.T)
     np.fill_diagonal(distance, np.inf)  # nobody is its own neighbour
@@ -66,7 +71,7 @@ def neighbour_loss(z, y):
 
 
 def learn(transformer, x, y, seed):
-    """Move gamma_ by gradient descent on batches, ever slower, from where all distances are of the size of 1."""
+    """Update gamma_ by gradient descent on batches with a decreasing rate, starting with distances of about 1."""
     rng = np.random.default_rng(seed)
     transformer.gamma_ = np.full(x.shape[1], x.shape[1] ** -0.5)
     for i in range(STEPS):
@@ -77,7 +82,7 @@ def learn(transformer, x, y, seed):
 
 
 def accuracies(x, y, train, test, seed):
-    """Of one nearest neighbour on features of each kind, and the scales learned."""
+    """Accuracies of one nearest neighbour on each kind of features, and the learned scales."""
     raw = KNeighborsClassifier(1).fit(x[train], y[train]).score(x[test], y[test])
     model = make_pipeline(BatchNormTransformer(momentum=None), KNeighborsClassifier(1)).fit(x[train], y[train])
     standardized = model.score(x[test], y[test])
@@ -106,7 +111,7 @@ def gain(found):
 
 
 def plot(path, results):
-    """Accuracies, and the scales where half of the features are noise."""
+    """Plot accuracies, and the scales if half of the features are noise."""
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for i, kind in enumerate(KINDS):

@@ -1,17 +1,17 @@
-"""A NumPy net on two ranks, each with half of every batch, that learns as one rank with whole batches does.
+"""A NumPy net on two ranks, each with half of every batch, which learns exactly as on one rank with whole batches.
 
     pip install "bnorm[mpi]"
     mpiexec -n 2 python -m mpi4py examples/mpi_sync.py            # some seconds; any number of ranks
     mpiexec -n 2 python -m mpi4py examples/mpi_sync.py --quick    # a third of the epochs
 
-Every rank has the same net, and of each batch its share. Three things make the ranks learn as one:
+Every rank has the same net and a share of each batch. Three lines make the ranks learn as one:
 
     bn = bnorm.BatchNorm1d(128, comm=MPI.COMM_WORLD)   # statistics of the batch of all ranks, forward and backward
     dlogits / size of the whole batch                  # the loss is the mean over all ranks
     p.grad[...] = comm.allreduce(p.grad)               # each rank's share of the gradient, added up; gamma, beta too
 
-The script trains three times: on all ranks so; on all ranks, but each batch norm with the statistics of its own share;
-and on one rank alone. The first and the last have the same loss at every step, to rounding.
+The script trains three times: on all ranks in this way; on all ranks, but with the statistics of each rank's own share;
+and on one rank alone. The first and the last have the same loss at every step, up to rounding.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def losses_and_gradient(logits, labels):
 
 
 def train(layers, images, labels, epochs, comm):
-    """Plain gradient descent. comm: the ranks that have the batch in common, or None. The loss of each step."""
+    """Plain gradient descent; returns the loss of each step. comm: the ranks that share each batch, or None."""
     rank, ranks = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
     rng, history = np.random.default_rng(1), []  # every rank draws the same batches
     for _ in range(epochs):

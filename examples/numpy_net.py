@@ -1,21 +1,21 @@
-"""A classifier in plain NumPy, with and without batch norm, over a ladder of learning rates.
+"""A classifier in plain NumPy, with and without batch norm, for several learning rates.
 
     python examples/numpy_net.py                         # some seconds; the loss curves go to numpy_net.png
     python examples/numpy_net.py --plot curves.png       # to another file
     python examples/numpy_net.py --quick                 # the highest learning rate alone, half as long
 
-A net of two hidden layers learns the handwritten digits that come with scikit-learn, by plain stochastic gradient
-descent. With and without batch norm it starts from the same weights, the right ones for ReLU (He), and sees the same
-batches. Up to a learning rate of 1 both learn, about equally well. At 3 the plain net is lost within a few steps, and
-the one with batch norm reaches its 98% all the same. What batch norm buys here is freedom in the choice of the rate.
+A net of two hidden layers learns the handwritten digits of scikit-learn by plain stochastic gradient descent. With and
+without batch norm it starts from the same weights, those of He for ReLU, and sees the same batches. Up to a learning
+rate of 1 both learn about equally well. At 3 the plain net diverges within a few steps, and the one with batch norm
+still reaches its 98%. So batch norm allows a wider range of learning rates.
 
-What to copy into a net of your own:
+Lines to copy into a net of your own:
 
     bn = bnorm.BatchNorm1d(128, activation="relu")       # in place of a ReLU
-    y = bn(x)                                            # forward, which moves the running statistics too
+    y = bn(x)                                            # forward, which updates the running statistics too
     dx = bn.backward(dy)                                 # adds to bn.gamma.grad and bn.beta.grad
     bn.parameters()                                      # for the optimizer: p.data -= learning_rate * p.grad
-    bn.training = False                                  # before evaluation: running statistics, not those of a batch
+    bn.training = False                                  # before evaluation: use the running statistics
 """
 
 import argparse
@@ -78,13 +78,13 @@ class ReLU:
 
 
 class Net:
-    """Layers one after the other: hidden ones with a ReLU, after batch norm if wanted, and a linear one."""
+    """Hidden layers with a ReLU, after batch norm if wanted, and a linear layer."""
 
     def __init__(self, batch_norm, seed):
         rng = np.random.default_rng(seed)
         self.layers = []
         for inputs, outputs in pairwise(SIZES):
-            # Batch norm takes the mean away, and a bias with it; its beta is the bias.
+            # Batch norm subtracts the mean, and so removes a bias; its beta is the bias.
             self.layers.append(Linear(inputs, outputs, rng, bias=not batch_norm))
             self.layers.append(bnorm.BatchNorm1d(outputs, activation="relu") if batch_norm else ReLU())
         self.layers.append(Linear(SIZES[-1], CLASSES, rng))
@@ -117,7 +117,7 @@ def cross_entropy(logits, labels):
 
 
 def train(net, x, labels, learning_rate, epochs, seed, title):
-    """Plain SGD, in place; the loss at each step. It ends early where the loss is no number any more."""
+    """Plain SGD, in place; the loss at each step. It ends early if the loss is not finite."""
     rng = np.random.default_rng(seed)
     parameters = net.parameters()
     losses = []
@@ -141,14 +141,14 @@ def train(net, x, labels, learning_rate, epochs, seed, title):
 
 
 def evaluate(net, x, labels):
-    """Loss and accuracy, each image by itself: no statistics of the batch, and none that change."""
+    """Loss and accuracy in inference mode, which uses the running statistics and does not change them."""
     net.set_training(False)
     logits = net(x)
     return cross_entropy(logits, labels)[0], np.mean(logits.argmax(axis=1) == labels)
 
 
 def digits(seed):
-    """Images and labels to train on and to test on, scaled by what the first alone say."""
+    """Images and labels for training and test, scaled by the training images alone."""
     x, labels = load_digits(return_X_y=True)
     x, x_test, labels, labels_test = train_test_split(x, labels, test_size=0.25, stratify=labels, random_state=seed)
     mean, std = x.mean(axis=0), x.std()  # one scale for all pixels: some of them are nearly always blank

@@ -1,21 +1,21 @@
-"""A stream whose features wander and stretch, through three scalers in front of the same linear classifier.
+"""A stream whose features drift and change scale, with three scalers before the same linear classifier.
 
     python examples/streaming_drift.py                     # some seconds; the picture goes to streaming_drift.png
     python examples/streaming_drift.py --plot drift.png    # to another file
     python examples/streaming_drift.py --quick             # a shorter stream, and no second one
 
-Ten features decide the label, always in the same way; what changes is how they are measured. Their means wander over
-several standard deviations and their scales stretch and shrink, each feature at its own time. Every batch is predicted
-first and learned from then (progressive validation). StandardScaler remembers everything, so its statistics soon
-describe no time at all. The two that forget follow the drift, and SGDClassifier sees features that stand still.
+Ten features decide the label, always in the same way; only their measurement changes. Their means drift over several
+standard deviations and their scales grow and shrink, each feature at its own time. Every batch is first predicted and
+then learned (progressive validation). StandardScaler remembers everything, so its statistics soon fit no part of the
+stream. The two scalers that forget follow the drift, and SGDClassifier gets stationary features.
 
-On a second stream nothing drifts. There forgetting throws information away for nothing, but little of it: the three are
-within a fifth of a percent, now one ahead and now another.
+A second stream does not drift. There forgetting loses a little information: the three are within a fifth of a percent
+of each other, and none is always ahead.
 
-What to copy:
+Lines to copy:
 
     model = make_pipeline(BatchNormTransformer(halflife=100.0), SGDClassifier())
-    partial_fit_pipeline(model, x, y, classes=[0, 1])    # scaler and classifier take one batch in
+    partial_fit_pipeline(model, x, y, classes=[0, 1])    # scaler and classifier learn one batch
 """
 
 import argparse
@@ -44,7 +44,7 @@ SCALERS = {
 
 
 def stream(rows, drift, seed):
-    """Measurements, labels, and the accuracy of who knows the rule: labels are noisy."""
+    """Measurements, noisy labels, and the accuracy of the true rule."""
     rng = np.random.default_rng(seed)
     rule = rng.normal(size=FEATURES)
     z = rng.normal(size=(rows, FEATURES))
@@ -58,7 +58,7 @@ def stream(rows, drift, seed):
 
 
 def progressive(scaler, x, labels, seed, title):
-    """Whether each batch was predicted right, row by row, before it was learned from."""
+    """Whether each row was predicted correctly before it was learned."""
     model = make_pipeline(scaler, SGDClassifier(loss="log_loss", random_state=seed))
     right = []
     for i in tqdm(range(0, len(x), BATCH), desc=title, unit="batch", leave=False):
@@ -70,13 +70,13 @@ def progressive(scaler, x, labels, seed, title):
 
 
 def smooth(right, window):
-    """The accuracy over a window that moves on."""
+    """The accuracy over a moving window."""
     total = np.cumsum(np.r_[0, right])
     return (total[window:] - total[:-window]) / window
 
 
 def plot(path, results, limits):
-    """Accuracy over time, one picture per stream."""
+    """Plot the accuracy over time, one panel per stream."""
     figure = Figure(figsize=(1 + 5 * len(results), 3.8), layout="constrained")
     axes = figure.subplots(1, len(results), sharey=True, squeeze=False)[0]
     for ax, (name, found) in zip(axes, results.items(), strict=True):

@@ -1,4 +1,4 @@
-"""Normalization for NumPy nets, scikit-learn pipelines and streams: compiled, exact, the same bits everywhere."""
+"""Normalization for NumPy nets, scikit-learn pipelines and streams: compiled, accurate, the same bits everywhere."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -59,18 +59,19 @@ __all__ = [
     "state_dict",
 ]
 
-_LATE = {  # these need scikit-learn, or what import bnorm need not wait for
+# Imported when first used: they need scikit-learn or other libraries, which take longer to import than bnorm.
+_LATE = {
     "load": "bnorm.files.loading",
     "BatchNormTransformer": "bnorm.transformer",
     "partial_fit_pipeline": "bnorm.transformer.pipeline",
 }
-_ROOMS = ("interop",)  # modules that are imported when they are asked for
+_LATE_MODULES = ("interop", "plot", "sklearn")
 
 
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name in _ROOMS:
+    if name in _LATE_MODULES:
         return import_module(f"bnorm.{name}")
     if name not in _LATE:
         raise AttributeError(f"module 'bnorm' has no attribute {name!r}")
@@ -79,4 +80,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATE, *_ROOMS})
+    return sorted({*__all__, *_LATE_MODULES, "distributed"})

@@ -1,6 +1,6 @@
-"""Arrays of other libraries, seen as NumPy's or CuPy's through DLPack without a copy, and results given back as theirs.
+"""Arrays of other libraries, read as NumPy or CuPy arrays through DLPack without a copy, and results converted back.
 
-Such a library has arrays with `__dlpack__`: PyTorch, JAX, or any other that follows the array API standard.
+Such an array has `__dlpack__`: those of PyTorch, JAX, and any library that follows the array API standard.
 """
 
 import sys
@@ -16,23 +16,23 @@ _ON_HOST, _ON_GPU = {1, 3}, {2, 13}  # DLPack's numbers: CPU and pinned memory; 
 
 
 class MixedArraysError(AttributeError, TypeError, ValueError):
-    """X is of one library, or on one device, and what was fitted of another.
+    """X and the fitted attributes are of different libraries, or on different devices.
 
-    scikit-learn's own estimators fail with any of these kinds, depending on the libraries: whoever expects one of them
-    catches it.
+    scikit-learn's own estimators raise any of the base classes, depending on the libraries, so code that expects one of
+    them catches this error too.
     """
 
 
 def is_foreign(value: object) -> bool:
-    """Whether a value is an array of a library that has no kernels here, and can lend its memory."""
+    """Whether a value is an array of a library that has no backend here, and supports DLPack."""
     return type(value) not in BACKENDS and hasattr(value, "__dlpack__") and not isinstance(value, ndarray | np.generic)
 
 
 def borrowed(x: Any) -> Any:
-    """A NumPy or CuPy array in the memory of x; None where there are no kernels for what lies there.
+    """A NumPy or CuPy array in the memory of x; None if no backend can compute with x.
 
-    There are none for other devices, for types that NumPy does not have, and for a tensor that records what is
-    computed with it, for a gradient: what the kernels compute would be missing from the record.
+    That is so for other devices, for dtypes that NumPy does not have, and for a tensor that requires a gradient: its
+    library would not record what the kernels compute.
     """
     device = x.__dlpack_device__()[0]
     try:
@@ -48,9 +48,9 @@ def borrowed(x: Any) -> Any:
 
 
 def given_back(a: Any, x: Any) -> Any:
-    """A NumPy or CuPy array as one of the library of x, on the device of x, in the memory of `a`.
+    """A NumPy or CuPy array as an array of the library of x, on the device of x, without a copy.
 
-    Where that device has no numbers of 64 bits, they become numbers of 32.
+    If that device does not support 64-bit numbers, they are converted to 32 bits.
     """
     if type(a) not in BACKENDS:  # a scalar
         a = np.asarray(a)
@@ -65,10 +65,10 @@ def given_back(a: Any, x: Any) -> Any:
 
 
 def library(x: Any) -> ModuleType:
-    """The module whose functions make arrays of that kind."""
+    """The array library of x."""
     if hasattr(x, "__array_namespace__"):
         return x.__array_namespace__()  # type: ignore[no-any-return]
-    for kind in type(x).__mro__:  # PyTorch's tensors do not say
+    for kind in type(x).__mro__:  # PyTorch's tensors have no __array_namespace__
         module = sys.modules[kind.__module__.partition(".")[0]]
         if hasattr(module, "from_dlpack"):
             return module
@@ -76,7 +76,7 @@ def library(x: Any) -> ModuleType:
 
 
 def refuse_mixture(call: str, name: str, fitted: Any, x: Any) -> None:
-    """MixedArraysError unless x and a fitted attribute of that name are of one library, and on one device."""
+    """MixedArraysError unless x and the fitted attribute `name` are of the same library and on the same device."""
     own, other = library(fitted), library(x)
     if own is not other or (own is not np and fitted.device != x.device):
         raise MixedArraysError(

@@ -1,6 +1,6 @@
-"""Columns of Arrow tables as the kernels read them: where they are, one after the other, not transposed and not joined.
+"""Columns of Arrow tables, read by the kernels in place: one by one, neither transposed nor concatenated.
 
-A missing value is NaN. Whole numbers, decimals and bools are converted to float64, nothing else is taken for a number.
+A missing value is NaN. Integers, decimals and bools are converted to float64. No other type counts as numbers.
 """
 
 from collections.abc import Sequence
@@ -12,22 +12,28 @@ from numpy import ndarray
 
 from bnorm.kernels import cpu
 
+NOT_IN_MEMORY = {
+    ("polars", "LazyFrame"),
+    *(("pyarrow", name) for name in ("RecordBatchReader", "Scanner", "ParquetFile", "ParquetDataset")),
+    *(("pyarrow", f"{name}Dataset") for name in ("FileSystem", "InMemory", "Union")),
+}
+
 
 def is_number(kind: Any, bools: bool = False) -> bool:
-    """Whether columns of an Arrow type hold numbers; one without any value may."""
+    """Whether columns of an Arrow type contain numbers; the null type, of columns without values, does."""
     from pyarrow import types
 
     test = [types.is_floating, types.is_integer, types.is_decimal, types.is_null]
     return any(t(kind) for t in test) or (bools and types.is_boolean(kind))
 
 
-# pyarrow's own ways to NumPy and back import pandas where that is installed, which takes longer than most files.
+# pyarrow's own conversions to NumPy and back import pandas if it is installed, which takes longer than most files.
 
 
 def values(array: Any) -> ndarray:
-    """An Arrow array of numbers as floats: the memory that it has, unless it has to be converted or values are missing.
+    """An Arrow array of numbers as floats, without a copy unless it must be converted or values are missing.
 
-    What is returned may be read only.
+    The result may be read-only.
     """
     import pyarrow as pa
 
@@ -44,7 +50,7 @@ def values(array: Any) -> ndarray:
 
 
 def present(array: Any) -> ndarray:
-    """Which values of an Arrow array are not missing."""
+    """A bool array of the values of an Arrow array that are not missing."""
     bits = array.buffers()[0]
     if bits is None:
         return np.full(len(array), array.null_count == 0)
@@ -53,7 +59,7 @@ def present(array: Any) -> ndarray:
 
 
 def array(x: ndarray, like: Any) -> Any:
-    """A vector of floats as an Arrow array, in which is missing what is missing in another one."""
+    """A vector of floats as an Arrow array with the missing values of `like`."""
     import pyarrow as pa
 
     kind = {2: pa.float16, 4: pa.float32, 8: pa.float64}[x.itemsize]()
@@ -62,9 +68,9 @@ def array(x: ndarray, like: Any) -> Any:
 
 
 class Columns:
-    """A table as Arrow has it: record batches, and of each of them a column for every feature.
+    """An Arrow table: record batches, with a column for every feature in each.
 
-    It has those properties of an array that the transformer uses.
+    It has the attributes of an array that the transformer uses.
     """
 
     ndim = 2
@@ -87,7 +93,7 @@ class Columns:
         return found
 
     def dense(self) -> ndarray:
-        """One array, in the memory order of Arrow."""
+        """A Fortran-ordered array, which is Arrow's memory order."""
         out = np.empty(self.shape, self.dtype, order="F")
         start = 0
         for batch in self.batches:
@@ -97,7 +103,7 @@ class Columns:
         return out
 
     def mapped(self, stats: ndarray) -> ndarray:
-        """(x - mean) scale + shift, in that order too; FloatingPointError where there is an infinite value."""
+        """(x - mean) scale + shift, Fortran-ordered; FloatingPointError if there is an infinite value."""
         out = np.empty(self.shape, self.dtype, order="F")
         start = 0
         for batch in self.batches:
@@ -108,9 +114,15 @@ class Columns:
         return out
 
 
-def table_of(given: Any) -> Any:
-    """A pyarrow RecordBatch, a Table, or a polars DataFrame, as a pyarrow Table; None for anything else."""
+def table_of(who: str, given: Any) -> Any:
+    """A pyarrow RecordBatch, a Table, or a polars DataFrame, as a pyarrow Table; None for other values.
+
+    TypeError for tables that are not in memory, such as a LazyFrame.
+    """
     package, name = type(given).__module__.partition(".")[0], type(given).__name__
+    if (package, name) in NOT_IN_MEMORY:
+        way = "collect() reads all of it" if package == "polars" else "call partial_fit for each of its batches"
+        raise TypeError(f"{who}: X: expected a table in memory, got a {package} {name}: {way}")
     if package == "polars" and name == "DataFrame":
         return given.to_arrow() if find_spec("pyarrow") else None
     if package != "pyarrow" or name not in ("RecordBatch", "Table"):
@@ -128,7 +140,7 @@ def table(x: ndarray, names: Sequence[str]) -> Any:
 
 
 def columns_of(who: str, table: Any) -> Columns:
-    """The columns of a pyarrow Table with rows, all of which have to be numbers or bools."""
+    """The columns of a pyarrow Table with rows; all of them must be numbers or bools."""
     for field in table.schema:
         if not is_number(field.type, bools=True):
             raise ValueError(f"{who}: X: column {field.name!r}: expected numbers, got {field.type}")
@@ -137,18 +149,18 @@ def columns_of(who: str, table: Any) -> Columns:
 
 
 def parts(columns: Sequence[ndarray], weight: ndarray | None = None) -> ndarray:
-    """(4, C): count, mean, m2, low of features that are given as a column each. What is NaN is left out."""
+    """(4, C): count, mean, m2, low of features, given as a column each. NaN does not count."""
     w = None if weight is None else weight.reshape(1, -1)
     return np.concatenate([cpu.moments(x.reshape(1, 1, -1), w, True) for x in columns], axis=1)
 
 
 def extremes(x: ndarray, weight: ndarray | None = None) -> tuple[float, float]:
-    """The least and the greatest value of a column among those that count; NaN where there is none."""
+    """The least and the greatest value of a column among those of positive weight; NaN if there is none."""
     if weight is not None and not weight.all():
         x = x[weight > 0]
     return (float(np.fmin.reduce(x)), float(np.fmax.reduce(x))) if len(x) else (np.nan, np.nan)
 
 
 def normalize(x: ndarray, stats: ndarray, out: ndarray) -> None:
-    """One column, by the (5, 1) numbers that the kernels take; FloatingPointError where it has an infinite value."""
+    """Normalize one column, by (5, 1) statistics; FloatingPointError if it has an infinite value."""
     cpu.normalize(x.reshape(1, 1, -1), stats, 1.0, out.reshape(1, 1, -1), finite=True)

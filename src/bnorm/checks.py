@@ -1,7 +1,7 @@
-"""The checks of arguments, shared by functions and layers.
+"""Checks of arguments, shared by functions and layers.
 
-Every message has one grammar, `batch_norm: gamma: expected shape (64,), got (32,)`: who was called, which parameter,
-what was expected, what was given. Nothing here changes an argument.
+All messages have the same form, `batch_norm: gamma: expected shape (64,), got (32,)`: the function, the parameter, what
+was expected, what was given. No argument is changed here.
 """
 
 import math
@@ -17,21 +17,21 @@ from bnorm.kernels import BACKENDS, kernels_for, view
 FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))  # NumPy's own, in the machine's byte order
 FLOAT64 = np.dtype("float64")
 ACTIVATIONS = ("relu", "leaky_relu")
-LIGHTEST = 1e-290  # sum of weights that float64 can divide by
+LIGHTEST = 1e-290  # the smallest sum of weights that float64 can divide by
 
 
 class SingleValueError(ValueError):
-    """Batch statistics of one value: a layer may catch this and fall back on its running statistics."""
+    """A training batch has only one value per channel, which has no variance."""
 
 
 class NonFiniteError(FloatingPointError, ValueError):
-    """Batch statistics that are not finite, where they were asked to raise."""
+    """Batch statistics are not finite, and the layer has nonfinite="raise"."""
 
 
 def real(who: str, name: str, value: object, kind: type | None = None, beside: str = "x") -> ndarray:
-    """Anything that is taken for an array of bools, integers or floats, as a base-class array.
+    """A value as a base-class array of bools, integers or floats; TypeError if it is not one.
 
-    kind, beside: the type and the name of the arrays that it goes with, as in `kernels_for`.
+    kind, beside: the type and the name of the arrays it must match, as in `kernels_for`.
     """
     kernels = kernels_for(value, who, name, kind, beside)
     if isinstance(value, np.ma.MaskedArray):
@@ -48,9 +48,9 @@ def real(who: str, name: str, value: object, kind: type | None = None, beside: s
 
 
 def array(who: str, x: object, kind: type | None = None, beside: str = "x", *, integers: bool = False) -> ndarray:
-    """x as an array that has kernels: of the types of its backend, in either byte order; bools and integers convert.
+    """x as an array of a dtype that its backend has kernels for, in either byte order.
 
-    integers: those that the kernels of channels read as they are stay; what is made of them is float64.
+    Bools and integers become float64. integers: keep those that channel kernels can read.
     """
     a = real(who, "x", x, kind, beside)
     if a.dtype in FLOATS:
@@ -64,13 +64,13 @@ def array(who: str, x: object, kind: type | None = None, beside: str = "x", *, i
 
 
 def floating(a: Any) -> ndarray:
-    """An array that has kernels, as one of floats."""
+    """An array of bools or integers as float64; any other as it is."""
     result: ndarray = a.astype(FLOAT64) if a.dtype.kind in "bui" else a
     return result
 
 
 def gradient(who: str, dy: object, shape: tuple[int, ...], dtype: np.dtype[Any], kind: type) -> ndarray:
-    """dy in the shape and dtype of the x it belongs to."""
+    """dy in the dtype of its x, whose shape it must have."""
     a = real(who, "dy", dy, kind)
     if a.shape != shape:
         raise ValueError(f"{who}: dy: expected the shape of x, {shape}, got {a.shape}")
@@ -78,7 +78,7 @@ def gradient(who: str, dy: object, shape: tuple[int, ...], dtype: np.dtype[Any],
 
 
 def vector(who: str, name: str, value: Any, shape: tuple[int, ...], kind: type, beside: str = "x") -> ndarray:
-    """A parameter or statistic as contiguous float64; the array itself where it is that already."""
+    """A parameter or statistic as a contiguous float64 array; the array itself if it is one already."""
     if type(value) is kind is ndarray and value.dtype is FLOAT64 and value.shape == shape and value.flags.carray:
         return value
     a = real(who, name, value, kind, beside)
@@ -91,9 +91,9 @@ def vector(who: str, name: str, value: Any, shape: tuple[int, ...], kind: type, 
 
 
 def statistics(who: str, mean: object, var: object, shape: tuple[int, ...], kind: type) -> tuple[ndarray, ndarray]:
-    """Given mean and var: both or neither; var not negative. NaN passes, and flows through y as it does in x.
+    """Given mean and var: both or neither, var not negative. NaN is allowed, and propagates to y.
 
-    So does what a negative variance gives where the host would have to wait for a look at it.
+    On a GPU a negative variance is not detected, as the test would synchronize; y is NaN then.
     """
     if mean is None or var is None:
         missing, given = ("mean", "var") if mean is None else ("var", "mean")
@@ -105,7 +105,7 @@ def statistics(who: str, mean: object, var: object, shape: tuple[int, ...], kind
 
 
 def integer(who: str, name: str, value: Any) -> int:
-    """An int or a NumPy integer; a bool is a mistake."""
+    """An int or a NumPy integer as an int; a bool is an error."""
     if not isinstance(value, bool):
         try:
             return operator.index(value)
@@ -123,7 +123,7 @@ def channel_axis(who: str, axis: object, shape: tuple[int, ...]) -> int:
 
 
 def trailing_shape(who: str, normalized_shape: object, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """normalized_shape, an int or several, as a tuple: the shape that x ends in."""
+    """normalized_shape, an int or several, as a tuple; it must be the end of the shape of x."""
     if isinstance(normalized_shape, tuple | list):
         sizes = tuple(integer(who, "normalized_shape", n) for n in normalized_shape)
     else:
@@ -142,7 +142,7 @@ def groups(who: str, num_groups: object, channels: int) -> int:
 
 
 def number(who: str, name: str, value: object) -> float:
-    """A real number as a float, which is infinite where it is too large for one."""
+    """A real number as a float, infinite if it is too large."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{who}: {name}: expected a real number, got {value!r}")
     try:
@@ -170,7 +170,7 @@ def momentum(who: str, momentum: object) -> float | None:
 
 
 def flag(who: str, name: str, value: object) -> bool:
-    """True or False, and nothing that is merely taken for it."""
+    """True or False; truthy values of other types are an error."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{who}: {name}: expected True or False, got {value!r}")
     return bool(value)
@@ -185,7 +185,7 @@ def positive(who: str, name: str, value: object) -> int:
 
 
 def choice(who: str, name: str, value: Any, choices: tuple[Any, ...]) -> Any:
-    """One of the choices, which are all of one type."""
+    """A value that must be one of the choices, which all have one type."""
     kind = type(choices[0])
     if isinstance(value, bool) or not isinstance(value, kind | np.integer if kind is int else kind):
         raise TypeError(f"{who}: {name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
@@ -195,7 +195,7 @@ def choice(who: str, name: str, value: Any, choices: tuple[Any, ...]) -> Any:
 
 
 def parameter_dtype(who: str, dtype: Any) -> np.dtype[Any]:
-    """What parameters and running statistics are stored in: float64 or float32."""
+    """The dtype of parameters and running statistics: float64 or float32."""
     try:
         kind: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
@@ -218,16 +218,16 @@ def slope(who: str, activation: object, negative_slope: object) -> float:
         raise TypeError(f"{who}: activation: expected None or a name, got {type_name(activation)}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"{who}: activation: expected None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
-    return below + 0.0  # which is not -0.0
+    return below + 0.0  # turns -0.0 into 0.0
 
 
 def weights(
     who: str, weight: object, layout: view.Layout, kind: type, keep: bool = True
 ) -> tuple[ndarray, float, float]:
-    """Weights as the kernels take them; their sum, and how many are above 0, in so far as it is none, one or more.
+    """Weights as the kernels take them, their sum, and the number of weights above 0; any number above 1 means several.
 
-    Where they are on a device, the host waits for these numbers, once. With `keep` they are never the caller's own
-    memory: a backward needs the weights as they were at its forward, and a mask is often reused.
+    On a device this synchronizes once. With `keep` the weights are a copy if they share the caller's memory: a backward
+    needs the weights of its forward, and a mask is often reused.
     """
     given = real(who, "weight", weight, kind)
     try:
@@ -243,7 +243,7 @@ def weights(
         if kind is not ndarray:
             positive = np.count_nonzero(w)
             lowest, highest, total, positive = BACKENDS[kind].numbers(lowest, highest, total, positive)
-        else:  # a sum that is more than its largest is one of several, and counting them takes as long as summing
+        else:  # a sum above the largest weight means several; counting would take as long as summing
             positive = 2.0 if total > highest else float(np.count_nonzero(w))
     if not (lowest >= 0 and highest < math.inf):
         raise ValueError(f"{who}: weight: expected finite values >= 0, got values from {lowest} to {highest}")
@@ -252,7 +252,7 @@ def weights(
 
 
 def total_weight(who: str, name: str, w: ndarray) -> float:
-    """The sum of weights, which statistics are divided by unless it is 0."""
+    """The sum of weights, by which statistics are divided unless it is 0."""
     with np.errstate(over="ignore"):
         return _divisor(who, name, float(w.sum()))
 
@@ -264,10 +264,10 @@ def _divisor(who: str, name: str, total: float) -> float:
 
 
 def several_values(who: str, rows: ndarray, shape: tuple[int, ...], each: bool) -> None:
-    """Group and instance norm of (N, G, K, L): more than one value in a row, if there is any row.
+    """Check for group and instance norm of (N, G, K, L): if there are rows, they must have more than one value.
 
-    As in PyTorch, instance norm (`each`) asks it of every sample, and group norm only of the batch as a whole: samples
-    of one value per group become beta unless there is a single one of them.
+    As in PyTorch, instance norm (`each`) requires it of every sample, and group norm only of the batch as a whole:
+    groups of one value become beta, unless there is only one sample.
     """
     samples, groups, channels, positions = rows.shape
     if rows.size and channels * positions * (1 if each else samples) == 1:
@@ -278,6 +278,6 @@ def several_values(who: str, rows: ndarray, shape: tuple[int, ...], each: bool) 
 
 
 def type_name(value: object) -> str:
-    """How messages call the type of a value."""
+    """The name of a value's type in messages."""
     kind = type(value)
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"

@@ -1,6 +1,6 @@
-"""What this installation is made of, for a bug report.
+"""Versions and settings of this installation, for a bug report.
 
-Some modules are imported inside functions: `import bnorm` imports this one, and need not wait for them.
+Some modules are imported inside functions, because `import bnorm` imports this module.
 """
 
 import os
@@ -14,7 +14,7 @@ from bnorm.kernels.cpu import threads
 def show_config() -> None:
     """Print versions, SIMD level, threads, OpenMP runtime and GPU support, as `sklearn.show_versions` does.
 
-    Versions come from the packages' metadata: none of them is imported.
+    Versions come from the metadata of the packages, which are not imported.
     """
     sections = {
         "System": _system(),
@@ -74,7 +74,7 @@ def _threading() -> dict[str, str]:
         "Built with OpenMP": f"True ({openmp})" if openmp else "False",
     }
     if util.find_spec("threadpoolctl"):
-        for pool in import_module("threadpoolctl").threadpool_info():  # what is loaded by now, by whatever package
+        for pool in import_module("threadpoolctl").threadpool_info():  # all libraries that are loaded now
             if pool["user_api"] == "openmp":
                 facts[f"runtime {pool['prefix']}"] = f"{pool['num_threads']} threads, {pool['filepath']}"
     return facts

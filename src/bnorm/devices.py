@@ -1,4 +1,4 @@
-"""Where arrays live."""
+"""Devices by name, and memory that an object owns."""
 
 from typing import Any
 
@@ -9,15 +9,14 @@ DEVICES = ("cpu", "cuda")
 
 
 class DeviceError(ImportError, RuntimeError, ValueError):
-    """A device that this machine, or this installation, does not have.
+    """A device that this machine or this installation does not have.
 
-    What is missing may be a package or the hardware, and the device was an argument: whoever expects an error of one
-    of these kinds catches it.
+    A package may be missing (ImportError) or the hardware (RuntimeError), and the device is an argument (ValueError).
     """
 
 
 def arrays_on(who: str, device: object) -> type:
-    """The type of the arrays on a device, which is known by its name."""
+    """The type of the arrays on a device, given by name."""
     if not isinstance(device, str):
         raise TypeError(f"{who}: device: expected one of {', '.join(DEVICES)}, got {device!r}")
     if device not in DEVICES:
@@ -33,12 +32,12 @@ def arrays_on(who: str, device: object) -> type:
 
 
 def owned(a: Any) -> Any:
-    """a as writeable, aligned memory of its own: itself, or else a copy.
+    """a itself if it owns its memory and is writeable, aligned and native; else a copy.
 
-    What comes back from a pickle, a file or another process may be read-only, mapped to a file, or shared.
+    An array from a pickle, a file or another process may be read-only, mapped to a file, or shared.
     """
     if not isinstance(a, ndarray):
-        return a  # CuPy's arrays are nothing else
+        return a  # CuPy's arrays always are
     if type(a) is ndarray and a.flags.owndata and a.flags.carray and a.dtype.isnative:
         return a
     return np.array(a, a.dtype.newbyteorder("="), order="C")

@@ -3,25 +3,10 @@
     y, saved = batch_norm(x, gamma, beta)
     dx, dgamma, dbeta = backward(dy, saved)
 
-The functions agree in this:
+y = (x - mean) / sqrt(var + eps) gamma + beta, where var is the mean squared difference from the mean.
 
-x         a NumPy array, or what NumPy takes for one, of float16, float32, float64, or the bfloat16 of ml_dtypes; bools
-          and integers become float64. Of 8 and 16 bits they are read where they lie by `batch_norm` and `moments`.
-          A PyTorch tensor on the CPU is read where it lies, without a copy; what is returned are NumPy arrays.
-          Or a CuPy array: then all others are CuPy arrays, lists or numbers, and what is
-          returned are CuPy arrays. Nothing waits for the GPU, except once to validate `weight`.
-gamma     scale, and beta, shift: real numbers, computed in float64. None: 1 and 0.
-eps       stands inside the root: y = (x - mean) / sqrt(var + eps) gamma + beta, var being the mean squared difference.
-axis      of the channels.
-activation  None, "relu" or "leaky_relu", computed in the same pass; the latter has the slope `negative_slope` below 0,
-          a number from 0 to below 1.
-out       an array for the result, of the shape and dtype of y in any memory order: x itself, which then has no
-          backward any more, or memory of its own. It is what the function returns.
-y         has the shape, dtype and memory order of x, in the byte order of the machine.
-saved     is for `backward`.
-
-An argument that does not fit is a TypeError or ValueError that names the function and the parameter, and nothing has
-changed then.
+Arrays are NumPy arrays, or whatever NumPy converts to one; or CuPy arrays, and then so are the results. The functions
+never synchronize with the GPU, except once to validate `weight`. Every forward serves the same `backward`.
 """
 
 from __future__ import annotations  # signatures print names, not what NumPy means by them
@@ -35,6 +20,7 @@ from numpy.typing import ArrayLike
 
 from bnorm import checks
 from bnorm.checks import FLOATS, array, vector
+from bnorm.documents import normalizes
 from bnorm.kernels import BACKENDS, MEAN_SQUARE, VARIANCE, lazy, view
 from bnorm.moments import Moments
 from bnorm.passes import Gradients, Saved, channel_forward, pull_back, row_forward
@@ -55,6 +41,7 @@ __all__ = [
 Shape = int | tuple[int, ...]
 
 
+@normalizes()
 def batch_norm(
     x: ArrayLike,
     gamma: ArrayLike | None = None,
@@ -69,16 +56,12 @@ def batch_norm(
     weight: ArrayLike | None = None,
     out: ndarray | None = None,
 ) -> tuple[ndarray, Saved]:
-    """Normalize each channel by the mean and variance over all other axes: y and saved.
+    """Normalize each channel by the mean and variance over all other axes.
 
-    gamma, beta, mean, var: shape (C,). mean and var given are used instead of those of the batch (inference), and are
-    constants to the backward. A negative var is an error; on the GPU it is not validated, and gives NaN.
-    weight: shape of x without the channel axis, or (N,), one per sample: finite and not negative, or a bool mask. How
-    much a value counts in the statistics; at weight 0 it feeds nothing in, NaN included, and y is computed there all
-    the same. Without any weight above 0, y is beta. In inference it has no effect.
+    A batch of one value per channel has no variance, and is a ValueError unless mean and var are given.
 
-    One value per channel has no variance: ValueError, unless mean and var are given.
-
+    Examples
+    --------
     >>> y, saved = batch_norm([[1.0, 20.0], [3.0, 40.0]], eps=0)
     >>> y
     array([[-1., -1.],
@@ -107,6 +90,9 @@ def batch_norm(
     return channel_forward(who, x, gamma, beta, mean, var, eps, axis, slope, weight, out, None, given)
 
 
+@normalizes(
+    gamma="The scale, of shape normalized_shape. None means 1.", beta="The shift, of that shape too. None means 0."
+)
 def layer_norm(
     x: ArrayLike,
     gamma: ArrayLike | None = None,
@@ -118,11 +104,12 @@ def layer_norm(
     negative_slope: float = 0.01,
     out: ndarray | None = None,
 ) -> tuple[ndarray, Saved]:
-    """Normalize each sample by the mean and variance over its last axes: y and saved.
+    """Normalize each sample by the mean and variance over its last axes.
 
-    normalized_shape: the sizes of these axes, or the size of the last one. gamma, beta: of that shape. A sample of one
-    value becomes beta.
+    A sample of one value becomes beta.
 
+    Examples
+    --------
     >>> y, saved = layer_norm([[1.0, 3.0], [20.0, 40.0]], normalized_shape=2, eps=0)
     >>> y
     array([[-1.,  1.],
@@ -133,6 +120,9 @@ def layer_norm(
     )
 
 
+@normalizes(
+    gamma="The scale, of shape normalized_shape. None means 1.", eps="Added to the mean square, inside the root."
+)
 def rms_norm(
     x: ArrayLike,
     gamma: ArrayLike | None = None,
@@ -143,10 +133,10 @@ def rms_norm(
     negative_slope: float = 0.01,
     out: ndarray | None = None,
 ) -> tuple[ndarray, Saved]:
-    """Divide each sample by the root of the mean square of its last axes, x / sqrt(mean(x^2) + eps) gamma: y and saved.
+    """Divide each sample by the root of its mean square: y = x / sqrt(mean(x^2) + eps) gamma.
 
-    normalized_shape: the sizes of these axes, or the size of the last one. gamma: of that shape.
-
+    Examples
+    --------
     >>> y, saved = rms_norm([[1.0, 7.0]], normalized_shape=2, eps=0)
     >>> y
     array([[0.2, 1.4]])
@@ -156,6 +146,7 @@ def rms_norm(
     )
 
 
+@normalizes()
 def group_norm(
     x: ArrayLike,
     num_groups: int,
@@ -168,12 +159,13 @@ def group_norm(
     negative_slope: float = 0.01,
     out: ndarray | None = None,
 ) -> tuple[ndarray, Saved]:
-    """Normalize each group of channels of each sample by its mean and variance: y and saved.
+    """Normalize each group of channels of each sample by its mean and variance.
 
-    The samples are on the first axis that is not `axis`. num_groups divides the number of channels; a group is a run
-    of C / num_groups channels. gamma, beta: shape (C,).
-    A group of one value becomes beta, as in PyTorch; ValueError where the whole batch has one value per group.
+    The samples are on the first axis that is not `axis`. As in PyTorch, a group of one value becomes beta, and a batch
+    that has only one value per group in all is a ValueError.
 
+    Examples
+    --------
     >>> y, saved = group_norm([[1.0, 3.0, 20.0, 40.0]], 2, eps=0)
     >>> y
     array([[-1.,  1., -1.,  1.]])
@@ -181,6 +173,7 @@ def group_norm(
     return _over_groups("group_norm", x, num_groups, gamma, beta, eps, axis, activation, negative_slope, out)
 
 
+@normalizes()
 def instance_norm(
     x: ArrayLike,
     gamma: ArrayLike | None = None,
@@ -192,11 +185,13 @@ def instance_norm(
     negative_slope: float = 0.01,
     out: ndarray | None = None,
 ) -> tuple[ndarray, Saved]:
-    """Normalize each channel of each sample by the mean and variance over its positions: y and saved.
+    """Normalize each channel of each sample by the mean and variance over all other axes.
 
-    The samples are on the first axis that is not `axis`. gamma, beta: shape (C,).
-    One value per channel and sample has no variance: ValueError.
+    The samples are on the first axis that is not `axis`. One value per channel and sample has no variance, and is a
+    ValueError.
 
+    Examples
+    --------
     >>> y, saved = instance_norm([[[1.0, 3.0], [20.0, 40.0]]], eps=0)
     >>> y
     array([[[-1.,  1.],
@@ -206,12 +201,37 @@ def instance_norm(
 
 
 def backward(dy: ArrayLike, saved: Saved, out: ndarray | None = None) -> Gradients:
-    """dx, dgamma and dbeta of the forward that returned `saved`, for dy, the gradient of its y. None where absent.
+    """The gradients of the forward that returned `saved`.
 
-    The gradients are true derivatives, through the statistics too unless these were given. dx has the dtype of x;
-    dgamma and dbeta are float64 of the shape of gamma and beta. dy, of the shape of x, is brought to its dtype.
-    out: dy itself, or the x of the forward, which then has no backward any more, or memory of its own.
+    They include the derivatives of the statistics, unless mean and var were given. Several backwards may use the same
+    `saved`.
 
+    Parameters
+    ----------
+    dy : array_like
+        The gradient of y, of the shape of x. It is converted to the dtype of x.
+    saved : Saved
+        The second result of the forward.
+    out : ndarray, optional
+        An array for dx, of the shape and dtype of x. It may be dy; the x of the forward, which then has no further
+        backward; or an array that overlaps no argument.
+
+    Returns
+    -------
+    dx : ndarray
+        The gradient of x, of its dtype.
+    dgamma, dbeta : ndarray or None
+        The gradients of gamma and beta, in their shape, float64; None if the forward had no such parameter.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is invalid.
+    RuntimeError
+        If `out` has overwritten the x of the forward.
+
+    Examples
+    --------
     >>> y, saved = batch_norm([[1.0], [3.0], [5.0]], [2.0])
     >>> dx, dgamma, dbeta = backward([[1.0], [1.0], [1.0]], saved)
     >>> dgamma, dbeta
@@ -223,12 +243,31 @@ def backward(dy: ArrayLike, saved: Saved, out: ndarray | None = None) -> Gradien
 
 
 def moments(x: ArrayLike, *, axis: int = 1, weight: ArrayLike | None = None, skipna: bool = False) -> Moments:
-    """Count, mean and m2 per channel, to be merged with those of other data.
+    """Count, mean and m2 per channel, which can be merged with those of other data.
 
-    weight: as in `batch_norm`. skipna: leave NaN out (infinity stays in); otherwise it makes its channel NaN.
-    x may be a Dask array, and weight then too: every block is read once, where Dask has it, and the moments of blocks
-    are merged as a tree.
+    Parameters
+    ----------
+    x : array_like, Dask array or DataFrame
+        The data. Of a Dask collection, each block is read once, by the worker that has it, and the moments of the
+        blocks are merged as a tree.
+    axis : int, default 1
+        The axis of the channels.
+    weight : array_like or Dask array, optional
+        How much each value counts, as in `batch_norm`.
+    skipna : bool, default False
+        Whether to ignore NaN. Otherwise a channel with NaN has mean and m2 NaN. Infinity is never ignored.
 
+    Returns
+    -------
+    Moments
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is invalid.
+
+    Examples
+    --------
     >>> m = moments([[1.0, 5.0], [3.0, float("nan")]], skipna=True)
     >>> m.count, m.mean, m.var()
     (array([2., 1.]), array([2., 5.]), array([1., 0.]))
@@ -245,7 +284,7 @@ def moments(x: ArrayLike, *, axis: int = 1, weight: ArrayLike | None = None, ski
 
 
 def _moments_of_blocks(who: str, x: Any, axis: int, weight: Any, skipna: bool) -> Moments:
-    """The same of a Dask collection, each block by itself."""
+    """The moments of a Dask collection, block by block."""
     from bnorm.distributed import dask
 
     x = dask.array_of(who, "x", x)

@@ -1,8 +1,8 @@
 """Count, mean and m2 per channel, and their exact merging.
 
-Sets of values merge by the difference of their means, never through sums of squares, so a mean far from zero costs no
-digit of the variance. What a float64 mean rounds off is kept beside it: with means a million standard deviations away
-from zero it is worth as much as the twelfth digit of the variance.
+Moments are merged by the difference of their means, never through sums of squares, so a mean far from zero costs no
+accuracy of the variance. The rounding error of the float64 mean is kept in a second number: with means a million
+standard deviations away from zero it affects the twelfth digit of the variance.
 """
 
 from collections.abc import Iterable
@@ -19,13 +19,24 @@ _COUNT, _MEAN, _M2, _LOW = range(4)
 
 
 class Moments:
-    """How many values, their mean, and m2 = sum (x - mean)^2, per channel: read-only float64 arrays of shape (C,).
+    """The number of values, their mean, and m2 = sum (x - mean)^2 per channel.
 
-    `a + b` and `Moments.merge([a, b, ...])` give the moments of all values together, as if they had been one array,
-    whatever the order and the partition. With weights, count is the sum of the weights.
-    A channel without values has count 0, m2 0 and mean NaN; values merged later repair it.
-    Those of CuPy arrays are CuPy arrays, and merge on the device; nothing keeps these from being written to.
+    `a + b` and `Moments.merge([a, b, ...])` return the moments of all values together, in any order and partition. A
+    channel without values has count 0, mean NaN and m2 0, until it is merged with one that has values.
 
+    count, mean and m2 are read-only float64 arrays of shape (C,). Moments of CuPy arrays are CuPy arrays, which are not
+    read-only, and are merged on the device.
+
+    Parameters
+    ----------
+    count : array_like of shape (C,)
+        The number of values, or the sum of their weights.
+    mean : array_like of shape (C,)
+    m2 : array_like of shape (C,)
+        The sum of (weighted) squared differences from the mean.
+
+    Examples
+    --------
     >>> a = Moments(count=[2], mean=[1.0], m2=[2.0])  # of 0 and 2
     >>> b = Moments(count=[1], mean=[4.0], m2=[0.0])  # of 4
     >>> (a + b).mean, (a + b).var()
@@ -34,7 +45,7 @@ class Moments:
 
     __slots__ = ("_parts",)
 
-    _parts: ndarray  # (4, C): count, mean, m2, and what the mean rounds off
+    _parts: ndarray  # (4, C): count, mean, m2, and the rounding error of the mean
 
     def __init__(self, count: ArrayLike, mean: ArrayLike, m2: ArrayLike) -> None:
         first = _vector("count", count)
@@ -52,12 +63,12 @@ class Moments:
 
     @classmethod
     def from_parts(cls, parts: ndarray) -> Self:
-        """From (4, C) of count, mean, m2 and low, as the kernels return them; these become read-only."""
+        """Moments of the (4, C) array of count, mean, m2 and low that kernels return; it becomes read-only."""
         self = cls.__new__(cls)
         self._parts = parts
-        if type(parts) is not ndarray:  # no look at a device, which the host would have to wait for
+        if type(parts) is not ndarray:  # without a test of the values, which would synchronize
             _mark_empty(parts)
-        elif parts.flags.writeable:  # the kernels' own merge has done this
+        elif parts.flags.writeable:  # otherwise the kernels' merge has done this
             if not parts[_COUNT].all():
                 _mark_empty(parts)
             parts.flags.writeable = False
@@ -65,7 +76,22 @@ class Moments:
 
     @classmethod
     def merge(cls, items: Iterable["Moments"]) -> Self:
-        """The moments of all values together; ValueError without any item, or where numbers of channels differ."""
+        """The moments of all values together.
+
+        Parameters
+        ----------
+        items : iterable of Moments
+            At least one, all with the same number of channels, on the same device.
+
+        Returns
+        -------
+        Moments
+
+        Raises
+        ------
+        TypeError, ValueError
+            If there are no items, or they cannot be merged.
+        """
         items = list(items)
         for item in items:
             if not isinstance(item, Moments):
@@ -87,26 +113,26 @@ class Moments:
 
     @property
     def parts(self) -> ndarray:
-        """(4, C): count, mean, m2, low. mean + low is the mean, to more digits than float64 has."""
+        """An array (4, C) of count, mean, m2, low. mean + low is the mean with more digits than float64 has."""
         return self._parts
 
     @property
     def count(self) -> ndarray:
-        """Values per channel, or the sum of their weights."""
+        """The number of values per channel, or the sum of their weights."""
         return self._row(_COUNT)
 
     @property
     def mean(self) -> ndarray:
-        """Mean per channel; NaN without values."""
+        """The mean per channel; NaN without values."""
         return self._row(_MEAN)
 
     @property
     def m2(self) -> ndarray:
-        """Sum of (weighted) squared differences from the mean, per channel."""
+        """The sum of (weighted) squared differences from the mean, per channel."""
         return self._row(_M2)
 
     def var(self, ddof: float = 0) -> ndarray:
-        """m2 / (count - ddof); NaN where that leaves no value to divide by."""
+        """The variance per channel, m2 / (count - ddof); NaN where count - ddof is not above 0."""
         left = self.count - ddof
         var: ndarray = np.where(left > 0, self.m2, np.nan) / np.where(left > 0, left, 1)
         return var
@@ -117,7 +143,7 @@ class Moments:
         return std
 
     def to(self, device: str) -> Self:
-        """The same on another device, "cpu" or "cuda"; these themselves where they are there."""
+        """The same moments on a device, "cpu" or "cuda"; the object itself if it is there already."""
         kind = devices.arrays_on("Moments", device)
         return self if type(self._parts) is kind else self.from_parts(moved(self._parts, kind))
 
@@ -127,13 +153,13 @@ class Moments:
         mine, others = self._parts, other._parts
         if type(mine) is type(others) and mine.shape == others.shape:
             return Moments.from_parts(BACKENDS[type(mine)].merge([mine, others]))
-        return Moments.merge([self, other])  # which says what does not fit
+        return Moments.merge([self, other])  # raises the error
 
     def __radd__(self, other: object) -> "Moments":
         return self if isinstance(other, int) and other == 0 else NotImplemented  # where sum() starts
 
     def __eq__(self, other: object) -> bool:
-        """The same numbers to the last bit; what a mean rounds off counts too. Like arrays, Moments have no hash."""
+        """Whether all numbers are equal, rounding errors of the means included. Like arrays, Moments have no hash."""
         if not isinstance(other, Moments):
             return NotImplemented
         mine, others = (moved(item._parts, ndarray) for item in (self, other))
@@ -155,14 +181,14 @@ class Moments:
 
 
 def _mark_empty(parts: ndarray) -> None:
-    """A channel without values has mean NaN, and m2 0."""
+    """Set mean NaN and m2 0 in channels without values."""
     nothing = parts[_COUNT] == 0
     np.copyto(parts[_MEAN], np.nan, where=nothing)
     np.copyto(parts[_M2:], 0.0, where=nothing)
 
 
 def _restored(cls: type[Moments], parts: ndarray) -> Moments:
-    return cls.from_parts(devices.owned(parts.copy()))  # from a file, perhaps, and then of another type
+    return cls.from_parts(devices.owned(parts.copy()))  # what is restored may be a memory map
 
 
 def _vector(name: str, value: ArrayLike, kind: type | None = None) -> ndarray:

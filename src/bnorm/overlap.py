@@ -1,7 +1,7 @@
-"""Which memory arrays share: whether a result may be written to `out`, and whether x was there.
+"""Shared memory: whether a result may be written to `out`, and whether that overwrites x.
 
-No other file asks. Whether two arrays of NumPy or CuPy overlap follows from their addresses, shapes and strides alone;
-their values are not read.
+All such tests are in this file. They use only the addresses, shapes and strides of NumPy and CuPy arrays, and read no
+values.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from numpy import ndarray
 from bnorm.checks import type_name
 from bnorm.kernels import BACKENDS, cpu, kernels_for, kind_of, view
 
-MAX_WORK: Any = 1000  # candidates tried for a shared element; Any: NumPy's stub knows two of its values only
+MAX_WORK: Any = 1000  # candidates tried for a shared element; Any because NumPy's stub allows only two values
 
 
 def output(
@@ -26,11 +26,10 @@ def output(
     *,
     own: str = "x",
 ) -> tuple[ndarray, ndarray | None, bool]:
-    """`out` as a base-class array that a result may be written to, in either byte order and any memory order.
+    """Check `out`. Returns it as a base-class array, `view.into` of it, and whether it certainly overlaps no argument.
 
-    Then what of it `view.into` gives to kernels, and whether it is plain that it overlaps nothing, not even x.
-    `given` has the arguments by name, as the caller gave them: out may be exactly the one called `own`, or exactly x,
-    and overlaps nothing else. kind: the type of x, whose layout that is.
+    It may have either byte order and any memory order. `given` has the caller's arguments by name: out may be exactly
+    the argument `own` or exactly x, and must not overlap any other. `layout` and `kind` are those of x.
     """
     target: ndarray = out
     if type(out) is not kind:
@@ -66,7 +65,7 @@ def output(
 
 
 def same_memory(a: ndarray, b: ndarray) -> bool:
-    """Whether two arrays are the same elements at the same places."""
+    """Whether two arrays have the same elements at the same addresses."""
     if a is b:
         return True
     if type(a) is not ndarray:
@@ -81,7 +80,7 @@ def _address(a: ndarray) -> int:
 
 
 def _memory(value: Any) -> ndarray:
-    """A NumPy array where the value has its memory."""
+    """A NumPy array with the addresses of the value's memory."""
     if type(value) is ndarray:
         return value
     kernels = BACKENDS[kind_of(value) or ndarray]
@@ -94,12 +93,12 @@ def _overlap(a: ndarray, b: ndarray) -> bool:
         return False
     try:
         return np.shares_memory(a, b, max_work=MAX_WORK)
-    except np.exceptions.TooHardError:  # strides so odd that an answer takes long are refused
+    except np.exceptions.TooHardError:  # strides for which the test would take long are refused
         return True
 
 
 def _overlaps_itself(a: ndarray) -> bool:
-    """Whether two elements may share bytes (broadcast arrays, sliding windows): the axes do not nest."""
+    """Whether two elements may share bytes (broadcast arrays, sliding windows), because the axes do not nest."""
     reach = a.itemsize
     for stride, n in sorted((abs(s), n) for s, n in zip(a.strides, a.shape, strict=True) if n > 1 and a.size):
         if stride < reach:

@@ -1,8 +1,7 @@
-"""The forward and backward passes: from an array to its view, through the kernels, and what is saved in between.
+"""The forward and backward passes: array to view, kernels, and what is saved in between.
 
-Functions and layers both stand on these three: `channel_forward`, `row_forward` and `pull_back`. They trust what their
-caller has checked, perhaps long ago, and check what comes new with every call: weight, out and dy. `who` is the caller
-in their messages.
+Functions and layers both call `channel_forward`, `row_forward` and `pull_back`. These trust the arguments that their
+caller has checked, and check weight, out and dy, which come with every call. `who` is the caller's name in messages.
 """
 
 from collections.abc import Mapping
@@ -19,36 +18,36 @@ Gradients = tuple[ndarray, ndarray | None, ndarray | None]
 
 
 class Saved:
-    """What a forward leaves for its backward: x, the weights if there were any, and small vectors.
+    """What a forward saves for its backward: x, the weights if there were any, and small vectors.
 
-    x is held, not copied: changing it before the backward changes the gradient. Parameters, statistics, weights and
-    mode are as they were at the forward. A backward changes nothing here, so there may be several for one forward,
+    x is not copied: changing it before the backward changes the gradient. Parameters, statistics, weights and mode are
+    those of the forward. A backward does not change this object, so there may be several backwards for one forward,
     unless `out` overwrote x: then x is None.
 
-    The forward fills it in, as an `__init__` of so many arguments takes a tenth of a small forward.
+    The forward sets the attributes itself: an `__init__` of so many arguments takes a tenth of a small forward.
     """
 
     __slots__ = ("kernels", "layout", "slope", "x")
 
     kernels: ModuleType  # the backend of the forward
     x: ndarray | None  # as the kernels see it; integers become float64 at the first backward
-    layout: view.Layout  # how that came from the caller's x
+    layout: view.Layout  # how it was made from the caller's x
     slope: float  # of the activation below 0, as the kernels take it
-    order: tuple[int, ...] | None = None  # of the axes of a result in memory, where `layout` would give another
-    shared: Any = None  # the kernels, where ranks have a batch in common
+    order: tuple[int, ...] | None = None  # memory order of the axes of a result, if `layout` would give another
+    shared: Any = None  # the kernels of a batch that several ranks share
 
     def gradients(self, dy: ndarray, params: bool, out: ndarray | None) -> Gradients:
-        """dx, dgamma, dbeta for a dy in the layout of x; without `params` the latter two may be None."""
+        """dx, dgamma, dbeta for dy in the layout of x; without `params` dgamma and dbeta may be None."""
         raise NotImplementedError
 
 
 class ChannelSaved(Saved):
-    """Of statistics per channel: stats is float64 (5, C), rows mean, var, 1/std, scale, shift."""
+    """For statistics per channel: stats is float64 (5, C), with rows mean, var, 1/std, scale, shift."""
 
     __slots__ = ("count", "frozen", "has_beta", "has_gamma", "left", "stats", "weight")
 
     stats: ndarray
-    count: Any  # of values per channel, or the sum of their weights, which may be on the device if it is not 0
+    count: Any  # of values per channel, or the sum of their weights, which may be on the device unless it is 0
     left: Any  # for the kernels' `settle`
     weight: ndarray | None
     frozen: bool  # the statistics were given, and are constants to the backward
@@ -64,13 +63,13 @@ class ChannelSaved(Saved):
 
 
 class SharedSaved(ChannelSaved):
-    """Of statistics of several ranks."""
+    """For statistics of several ranks."""
 
     __slots__ = ("shared",)
 
 
 class RowSaved(Saved):
-    """Of statistics per row: mean and rstd are float64, one value per row."""
+    """For statistics per row: mean and rstd are float64, one value per row."""
 
     __slots__ = ("beta", "gamma", "mean", "order", "parameter_shape", "rstd", "rule")
 
@@ -78,7 +77,7 @@ class RowSaved(Saved):
     rstd: ndarray
     gamma: ndarray | None  # flat, and a copy
     beta: ndarray | None
-    rule: int  # what a row is divided by the root of
+    rule: int  # VARIANCE or MEAN_SQUARE
     parameter_shape: tuple[int, ...]
 
     def gradients(self, dy: ndarray, params: bool, out: ndarray | None) -> Gradients:
@@ -114,16 +113,16 @@ def channel_forward(
     seen: ndarray | None = None,
     shared: Any = None,
 ) -> tuple[ndarray, ChannelSaved]:
-    """y and saved: batch norm, by the statistics of the batch, or by mean and var where these are given.
+    """Batch norm, y and saved, by the statistics of the batch or by given mean and var.
 
-    Checked by the caller: x is what `checks.array` returns, `axis` is one of its axes, and gamma, beta, mean and var
-    are what `checks.vector` returns for its channels.
-    `running` is that of the kernels' `forward`: the rule of statistics that the caller will move by this batch.
-    `given`, needed with `out`, has every array that is read or moved, by name and as its owner has it: `out` may be x,
-    and overlaps no other.
-    seen: how many values are behind the mean and var that are given.
-    shared: the kernels of a batch that several ranks have in common, a `distributed.sync.Shared`.
-    SingleValueError where a batch has one value per channel: nothing has happened then, and a layer may call again with
+    The caller has checked that x comes from `checks.array`, that `axis` is one of its axes, and that gamma, beta, mean
+    and var come from `checks.vector` and have the size of the channels.
+    running: the argument of the kernels' `forward`: the rule of the statistics that the caller will update.
+    given: needed with `out`: every array that is read or updated, by name, as its owner has it. `out` may be x, and
+    must not overlap any other.
+    seen: the number of values in the given mean and var.
+    shared: the kernels of a batch that several ranks share, a `distributed.sync.Shared`.
+    SingleValueError if the batch has one value per channel. Nothing has changed then, and a layer may call again with
     its running statistics as mean and var.
     """
     kernels = BACKENDS[type(x)] if shared is None else shared
@@ -149,7 +148,7 @@ def channel_forward(
     if shared is None:
         saved = ChannelSaved()
         if not positive:
-            count = 0.0  # which a device would have to be asked for
+            count = 0.0  # known here; reading it from a device would synchronize
     else:
         saved = SharedSaved()
         saved.shared = shared
@@ -174,9 +173,9 @@ def row_forward(
     out: ndarray | None = None,
     given: Mapping[str, object] | None = None,
 ) -> tuple[ndarray, RowSaved]:
-    """y and saved: every row of `rows`, which is what `view.rows` or `view.groups` made of x, by its own statistics.
+    """Normalization of each row, y and saved; `rows` is `view.rows` or `view.groups` of x.
 
-    The rest is as for `channel_forward`; gamma and beta have one shape, and are copied here.
+    The rest is as in `channel_forward`. gamma and beta have the same shape, and are copied here.
     """
     kernels = BACKENDS[type(x)]
     block, layout = rows
@@ -211,9 +210,9 @@ def pull_back(
     out: ndarray | None = None,
     given: Mapping[str, object] | None = None,
 ) -> Gradients:
-    """dx, dgamma, dbeta of the forward that left `saved`; no dgamma and dbeta without `params`.
+    """dx, dgamma, dbeta of the forward that made `saved`; without `params` no dgamma and dbeta.
 
-    given: what `out` may not overlap either, by name.
+    given: more arrays that `out` must not overlap, by name.
     """
     if saved.shared is not None and saved.shared.open is None:
         with saved.shared.turn("backward"):
@@ -240,9 +239,7 @@ def pull_back(
 def _deliver(
     result: ndarray, layout: view.Layout, to: ndarray | None, target: ndarray, x: ndarray | None, saved: Saved
 ) -> None:
-    """Bring a result into `target`, unless the kernel wrote it `to` there. If x, where it may be, was there, `saved`
-    has lost it.
-    """
+    """Copy a result to `target`, unless the kernel has written it there (`to`). `saved` forgets an overwritten x."""
     if to is None:
         target[...] = view.restore(result, layout)
     if x is not None and overlap.same_memory(target, x):

@@ -1,12 +1,11 @@
-"""How statistics move over time: the running statistics that layers and the transformer share.
+"""Statistics that change over time, which layers and the transformer share.
 
     average   statistics += share (batch - statistics): an exponential moving average of batch means and variances
-    pool      every value counts by its weight, wherever the batches were cut, with the spread between batches
-    fade      the same, but a value weighs half of what one does that is `halflife` rows younger
+    pool      every value counts by its weight, with the spread between batches, however the batches were cut
+    fade      the same, but a value weighs half as much as one that is `halflife` rows younger
 
-The arithmetic of a channel is `bn_move` in formulas.h. A batch comes in by one of two compiled calls, each of which
-moves the arrays and counts the batch, all or nothing: the `settle` of a backend takes what a layer's forward has left,
-and `move` the moments of any set of values.
+The arithmetic of a channel is `bn_move` in formulas.h. Two compiled calls of a backend update the arrays and count the
+batch, all or nothing: `settle` takes the results of a layer's forward, `move` the moments of any set of values.
 """
 
 from typing import Any
@@ -19,25 +18,25 @@ from bnorm.kernels import BACKENDS
 from bnorm.kernels.rule import Rule
 
 AVERAGE, POOL, FADE = range(3)  # as in formulas.h
-BATCHES, SKIPPED, ROWS, UNCOUNTED = range(4)  # what `counters` counts: see Statistics
-LATER = 256  # batches on a device whose flags wait to be read; then they are counted, on the device
+BATCHES, SKIPPED, ROWS, UNCOUNTED = range(4)  # the entries of `counters`: see Statistics
+LATER = 256  # batches whose flags are kept on a device before they are counted there
 LOG2 = float(np.log(2.0))
 
 
 class Statistics:
-    """Mean and variance of each channel, and how a batch moves them. The arrays are changed in place.
+    """Mean and variance of each channel, and how a batch updates them. The arrays are changed in place.
 
-    mean, var   float64 or float32 (C,)
-    seen        values behind each channel so far, or the sum of their weights
-    low         what the float64 mean rounds off; None in a layer
-    weight      of what is behind a channel, see formulas.h; None where the average is settled, or values are pooled
-    pairs, last   where values fade
+    mean, var     float64 or float32 (C,)
+    seen          the number of values in each channel so far, or the sum of their weights
+    low           the rounding error of the float64 mean; None in a layer
+    weight        of the present statistics, see formulas.h; None if the average is settled, or values are pooled
+    pairs, last   only if values fade, see formulas.h
 
-    A layer starts from mean 0 and variance 1, and an average moves on from there. A transformer starts from nothing
-    (`from_data`): the first batch of a channel replaces what stands there, and where ddof leaves nothing to divide by,
-    the variance is that of the values themselves.
+    A layer starts from mean 0 and variance 1, which the average then includes. A transformer starts from nothing
+    (`from_data`): the first batch of a channel replaces the initial values, and if count - ddof is not above 0, the
+    variance divides by the count.
 
-    momentum None: every value weighs the same. With a half-life, momentum has no meaning.
+    With momentum None every value weighs the same. With a half-life, momentum has no meaning.
     """
 
     __slots__ = (
@@ -47,8 +46,8 @@ class Statistics:
     )
     ARRAYS = ("mean", "var", "seen", "low", "weight", "pairs", "last")
 
-    rule: Rule  # what the kernels take: arrays and settings
-    counters: ndarray  # int64: batches, those in which a channel was left alone, rows, and batches that `seen` lacks
+    rule: Rule  # arrays and settings, as the kernels take them
+    counters: ndarray  # int64: batches, batches that some channel skipped, rows, and batches that `seen` lacks
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class Statistics:
         self._momentum, self._halflife, self._ddof, self._nonfinite = momentum, halflife, ddof, nonfinite
         self.counters = np.zeros(4, np.int64)
         self.flags: list[ndarray] = []  # of batches not counted yet
-        self.counted: list[ndarray] = []  # of those before: their number, and flags of all of them, on the device
+        self.counted: list[ndarray] = []  # on the device: the number of those counted, and the flags of them all
         self.seen = self._zeros()
         self.low = self._zeros() if from_data else None
         self.weight = self._zeros() if from_data and self.mode != POOL else None
@@ -116,7 +115,7 @@ class Statistics:
 
     @property
     def skipped(self) -> int:
-        """Batches in which a channel was left alone; on a device those before the last `look`."""
+        """The number of batches that some channel skipped; on a device, before the last `look`."""
         return int(self.counters[SKIPPED])
 
     @property
@@ -124,16 +123,16 @@ class Statistics:
         return int(self.counters[ROWS])
 
     def arrays(self) -> dict[str, ndarray]:
-        """All arrays of channels, by name."""
+        """All per-channel arrays by name."""
         return {name: a for name in self.ARRAYS if (a := getattr(self, name)) is not None}
 
     def place(self, arrays: dict[str, ndarray]) -> None:
-        """Take these for the arrays of that name, on whichever device they are."""
+        """Replace the arrays of these names, on whichever device they are."""
         for name, array in arrays.items():
             setattr(self, name, array)
         self._settle()
 
-    # Moving -------------------------------------------------------------------------------------------------------
+    # Updating -----------------------------------------------------------------------------------------------------
 
     def move(
         self,
@@ -147,18 +146,18 @@ class Statistics:
         typical: float = 0.0,
         finite: bool = True,
     ) -> None:
-        """By a batch known by its parts, which are those of `Moments`. All channels move, or after an error none.
+        """Update by a batch, given as `parts` as in `Moments`. After an error no channel has changed.
 
-        FloatingPointError where one would not be finite any more, unless `finite` is False.
-        Where values fade, count is the sum of their faded weights, relative to the row `last` of the stream (after this
-        batch the stream has `rows` more), seen the sum of those before fading, and pairs as in formulas.h.
-        typical: values of a batch, if some were never counted.
+        FloatingPointError if one would not be finite, unless `finite` is False.
+        If values fade, count is the sum of their faded weights, relative to the row `last` of the stream, which this
+        batch makes `rows` longer; `seen` is the sum of the weights before fading; `pairs` is as in formulas.h.
+        typical: the number of values in a batch, for batches that were never counted.
         """
         rule = self.rule._replace(nonfinite="raise" if finite else "propagate")
         BACKENDS[type(self.mean)].move(rule, parts, seen, pairs, last, rows, batches, typical)
 
     def begin(self, parts: ndarray, rows: int) -> None:
-        """From the statistics of a whole table, whose rows all weigh the same: an average is settled then."""
+        """Start from the statistics of a whole table, whose rows all weigh the same. An average is settled then."""
         kernels = BACKENDS[type(self.mean)]
         kernels.move(self.rule._replace(mode=POOL, nonfinite="propagate"), parts, None, None, None, rows)
         if self.weight is not None:
@@ -167,7 +166,7 @@ class Statistics:
             self.pairs[...], self.last[...] = self.seen * (self.seen - 1), rows
 
     def merge(self, other: "Statistics") -> None:
-        """By what is behind other statistics of the same mode; where values fade, both end now."""
+        """Merge other statistics of the same mode. If values fade, both streams end now."""
         weight = other.seen if other.weight is None else other.weight
         divisor = other.divisor()
         parts = np.array([weight, other.mean, other.var * divisor, other.low], like=weight)
@@ -178,7 +177,7 @@ class Statistics:
 
     @np.errstate(all="ignore")
     def divisor(self) -> ndarray:
-        """What m2 is divided by, as in formulas.h."""
+        """The divisor of m2, as in formulas.h."""
         weight = self.seen if self.weight is None else self.weight
         if not self._ddof:
             return weight
@@ -187,13 +186,13 @@ class Statistics:
         return divisor
 
     def copy(self) -> "Statistics":
-        """The same, with arrays of its own."""
+        """A copy with its own arrays."""
         new = object.__new__(Statistics)
         new.__setstate__(self.__getstate__())
         return new
 
     def assign(self, other: "Statistics") -> None:
-        """Become what a copy of these statistics has become: its values go into the arrays that are here."""
+        """Copy the values of another object, made by `copy`, into the arrays of this one."""
         BACKENDS[type(self.mean)].assign(self.rule, other.rule)
 
     def pool(self) -> "Statistics":
@@ -202,10 +201,10 @@ class Statistics:
         return Statistics(mean, np.ones_like(mean), None, 0, self._nonfinite)
 
     def commit(self, pool: "Statistics", replace: bool) -> int:
-        """Let in what was pooled, as one batch; with `replace` it takes the place of what stood there.
+        """Update by pooled statistics as one batch, or with `replace` replace the present statistics.
 
-        Returns the number of channels that were left alone, as `note` does. FloatingPointError, with nonfinite="raise",
-        where there would be any; then nothing has changed.
+        Returns the number of skipped channels, as `note` does. With nonfinite="raise" it is a FloatingPointError if
+        there would be any, and then nothing has changed.
         """
         if not pool.batches:
             return 0
@@ -224,22 +223,21 @@ class Statistics:
         return self.note(left)
 
     def note(self, left: Any) -> int:
-        """The channels that a batch left alone: their number, or 0 where a device has to be asked for it.
+        """The number of channels that a batch skipped; 0 if it is on a device.
 
-        A device tells by flags, one per channel, which are not read while batches go on, as the host would have to
-        wait for each of them: `look` does.
+        A device has one flag per channel. They are kept until `look`, because reading them would synchronize.
         """
         return left if isinstance(left, int) else self._keep(left.flags)
 
     def _keep(self, flags: ndarray) -> int:
-        if not BACKENDS[type(flags)].capturing():  # or there is nothing in them yet
+        if not BACKENDS[type(flags)].capturing():  # in a captured graph they have no values yet
             self.flags.append(flags)
         if len(self.flags) >= LATER:
             self.count()
         return 0
 
     def count(self) -> list[ndarray]:
-        """Count the batches whose flags are kept, on their device: their number, and flags of them all."""
+        """Count, on the device, the batches whose flags are kept: the number of those skipped, and all flags as one."""
         if self.flags:
             flags = np.stack(self.flags) != 0
             number, channels = flags.any(1).sum(), flags.any(0)
@@ -249,7 +247,7 @@ class Statistics:
         return self.counted
 
     def look(self) -> int:
-        """Bring `skipped` up to date, waiting for the device; the number of channels that were left alone since."""
+        """Update `skipped`, which synchronizes. Returns the number of channels that were skipped since then."""
         if not self.flags and not self.counted:
             return 0
         number, channels = self.count()
@@ -258,19 +256,19 @@ class Statistics:
         self.counters[SKIPPED] += int(skipped)
         return int(left)
 
-    # Beginning anew -----------------------------------------------------------------------------------------------
+    # Starting again -----------------------------------------------------------------------------------------------
 
     def counted_as(self, batches: int, seen: ndarray | None) -> list[tuple[ndarray, Any]]:
-        """What is to be written, and where, so that these have the counts of a saved state.
+        """Pairs of array and value that set the counts of a saved state.
 
-        Without `seen`, its batches are taken to have been as large as the next one.
+        Without `seen`, its batches are assumed to have been as large as the next one.
         """
         counters = self.counters.copy()
         counters[BATCHES], counters[UNCOUNTED] = batches, batches if seen is None else 0
         return [(self.counters, counters), (self.seen, 0 if seen is None else seen)]
 
     def reset(self) -> None:
-        """As if there had been no batch."""
+        """Reset to the state before the first batch."""
         for array in self.arrays().values():
             array[...] = 0
         self.var[...] = 1
@@ -278,7 +276,7 @@ class Statistics:
         self.flags, self.counted = [], []
 
     def _of_random_order(self, parts: ndarray, rows: int) -> tuple[ndarray, ndarray, ndarray]:
-        """A batch of so many rows that all weigh the same, as part of a stream whose rows fade by age."""
+        """A batch of `rows` rows that weigh the same, as part of a stream whose rows fade with age."""
         half = LOG2 / float(self._halflife or 1.0)
         share, square = (np.expm1(-k * half * rows) / np.expm1(-k * half) / rows for k in (1, 2))
         faded = parts.copy()
@@ -290,7 +288,7 @@ class Statistics:
         return np.zeros_like(self.mean, np.float64)
 
     def _settle(self) -> None:
-        """Arrays and settings as the kernels take them."""
+        """Renew `rule`."""
         self.rule = Rule(
             self.mode,
             *(self.mean, self.var, self.low, self.seen, self.weight, self.pairs, self.last, self.counters),
@@ -301,7 +299,7 @@ class Statistics:
         return {name: getattr(self, name) for name in self.__slots__ if name != "rule"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Memory that came with a file or from another process may be read-only, or shared: each array gets its own."""
+        """Memory from a file or another process may be read-only or shared, so each array is copied."""
         for name, value in state.items():
             if name in (*self.ARRAYS, "counters") and value is not None:
                 value = devices.owned(value.copy())

@@ -1,6 +1,6 @@
-"""The derivative of `backward`: for a loss that has gradients in it, and for a Hessian times a vector.
+"""The derivative of `backward`, for a loss that contains gradients, or for Hessian-vector products.
 
-Everything is computed in float64, on the CPU, whatever the type of x.
+It is computed in float64, on the CPU, whatever the type of x.
 """
 
 from typing import Any
@@ -24,12 +24,36 @@ def double_backward(
     ddgamma: ArrayLike | None = None,
     ddbeta: ArrayLike | None = None,
 ) -> tuple[ndarray, ndarray, ndarray | None]:
-    """d_dy, dx and dgamma: the gradients of a loss that depends on what `backward(dy, saved)` returned.
+    """The gradients of a loss that depends on the results of `backward(dy, saved)`.
 
-    ddx, ddgamma, ddbeta: the gradients of that loss by the dx, dgamma and dbeta that were returned; None is zero. Of
-    beta there is none: no gradient depends on it. d_dy and dx have the dtype of x, dgamma is float64, and None where
-    the forward had no gamma. An activation's slope is a constant, as its derivative is zero wherever there is one.
+    The slope of an activation is treated as a constant: its derivative is zero wherever it exists.
 
+    Parameters
+    ----------
+    ddx, ddgamma, ddbeta : array_like, optional
+        The gradients of the loss with respect to the results dx, dgamma and dbeta of `backward`. None means zero.
+    saved : Saved
+        The second result of the forward, on a NumPy array.
+    dy : array_like
+        The argument of `backward`.
+
+    Returns
+    -------
+    d_dy, dx : ndarray
+        The gradients with respect to dy and to the x of the forward, of the dtype of x.
+    dgamma : ndarray or None
+        The gradient with respect to gamma, float64; None if the forward had no gamma. (There is no gradient for beta:
+        no result of `backward` depends on it.)
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is invalid, or the forward was one of CuPy arrays.
+    RuntimeError
+        If `out` has overwritten the x of the forward.
+
+    Examples
+    --------
     >>> from bnorm.functional import backward, batch_norm
     >>> y, saved = batch_norm([[1.0], [3.0], [5.0]], [2.0], eps=0)
     >>> dy = [[1.0], [0.0], [0.0]]
@@ -75,19 +99,23 @@ def _vector(name: str, value: Any, present: bool, shape: tuple[int, ...]) -> nda
 
 
 def _like_x(name: str, value: Any, saved: Saved, x: ndarray) -> ndarray:
-    """A value for each of x, which is as the kernels see it."""
+    """An array of the shape of the caller's x, in the layout of x."""
     if value is None:
         return np.zeros(x.shape, x.dtype)
     a = checks.real(WHO, name, value, ndarray)
     if a.shape != saved.layout.shape:
         raise ValueError(f"{WHO}: {name}: expected the shape of x, {saved.layout.shape}, got {a.shape}")
-    block: ndarray = view.like(a.astype(x.dtype, copy=False), saved.layout)
-    return block
+    block: Any = view.like(a, saved.layout)
+    given: Any = saved.x
+    if a.dtype == given.dtype and a.dtype != x.dtype:  # narrow: NumPy's conversion takes ten times as long
+        block = cpu.widened(block)
+    result: ndarray = block.astype(x.dtype, copy=False)
+    return result
 
 
 def _like_caller(a: ndarray, saved: Saved, x: ndarray) -> ndarray:
     """A kernel's result in the dtype, shape and memory order of the caller's x."""
-    with np.errstate(over="ignore"):  # in half precision
-        a = a.astype(checks.FLOAT64 if x.dtype.kind in "bui" else x.dtype, copy=False)
+    if x.dtype.itemsize == 2 and x.dtype.kind not in "bui":
+        a = cpu.narrowed(a, x)
     ordered: ndarray = view.ordered(view.restore(a, saved.layout), saved.order)
     return ordered

@@ -20,28 +20,27 @@ __all__ = ["StandardScaler"]
 
 FOUND = ("n_features_in_", "feature_names_in_")
 FITTED = ("n_samples_seen_", "mean_", "var_", "scale_")
-_MEAN, _RSTD, _SCALE, _SHIFT = 0, 2, 3, 4  # rows of what the kernels map by
+_MEAN, _RSTD, _SCALE, _SHIFT = 0, 2, 3, 4  # rows of the statistics that the kernels take
 
 
 class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
     """Standardize features by removing the mean and scaling to unit variance: z = (x - mean_) / scale_.
 
-    This is scikit-learn's class with other code inside. Parameters, attributes, errors and tags are those of the
-    version that is installed, an instance of this class is an instance of scikit-learn's, and what one has learned the
-    other can go on with.
+    This is a subclass of scikit-learn's class that computes with the kernels of this package. Parameters, attributes,
+    errors and tags are those of the installed version of scikit-learn. Each class can continue from statistics that the
+    other has learned.
 
-    What differs: statistics are exact where scikit-learn's lose digits, a feature that was all NaN is repaired by the
-    next `partial_fit`, a sparse matrix may store a value in several parts, and after an error the scaler is as it was
-    before. scikit-learn's own code computes where there are no kernels: for negative sample weights, on devices other
-    than CPU and CUDA, and for tensors that require a gradient.
+    Differences: statistics are exact where scikit-learn's lose accuracy; a feature that was all NaN gets statistics as
+    soon as it has values; a sparse matrix may have duplicate entries; after an error the scaler has not changed. There
+    are no kernels for negative sample weights, for devices other than CPU and CUDA, and for tensors that require a
+    gradient: scikit-learn's own code runs then.
 
     Parameters
     ----------
     copy : bool, default=True
-        False: `transform` and `inverse_transform` overwrite a float array, or a CSR matrix of floats, that they are
-        given.
+        If False, `transform` and `inverse_transform` overwrite X if it is a float array or a CSR matrix of floats.
     with_mean : bool, default=True
-        Whether to center. A sparse matrix cannot be, as it would not stay sparse.
+        Whether to center. It must be False for sparse matrices, which would not stay sparse.
     with_std : bool, default=True
         Whether to scale.
 
@@ -52,13 +51,13 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
     var_ : ndarray of shape (n_features,) or None
         The variance of each feature, divided by the count; None with with_std=False.
     scale_ : ndarray of shape (n_features,) or None
-        The square root of the variance, 1 where a feature is constant; None with with_std=False.
+        The square root of the variance, or 1 for a constant feature; None with with_std=False.
     n_samples_seen_ : int, float or ndarray of shape (n_features,)
-        Values seen, or the sum of their weights; one per feature where NaN made them differ.
+        The number of values seen, or the sum of their weights; one per feature if NaN made them differ.
     n_features_in_ : int
-        Number of features.
+        The number of features.
     feature_names_in_ : ndarray of shape (n_features,)
-        Their names, where the table of the first fit had names.
+        Their names, if the first table had names.
 
     Examples
     --------
@@ -71,16 +70,16 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: None = None, sample_weight: Any = None) -> Self:
-        """Take the mean and variance of X, and forget those of before.
+        """Compute the mean and variance of X, and forget earlier data.
 
         Parameters
         ----------
         X : {array-like, sparse matrix} of shape (n_samples, n_features)
-            NaN is left out.
+            NaN is a missing value, and does not count.
         y : None
             Ignored.
         sample_weight : array-like of shape (n_samples,), default=None
-            How often each row counts.
+            How much each row counts.
 
         Returns
         -------
@@ -89,16 +88,16 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         return self._learn(X, y, sample_weight, True)
 
     def partial_fit(self, X: Any, y: None = None, sample_weight: Any = None) -> Self:
-        """Take the mean and variance of X together with all that was fitted before.
+        """Compute the mean and variance of X together with all earlier data.
 
         Parameters
         ----------
         X : {array-like, sparse matrix} of shape (n_samples, n_features)
-            NaN is left out.
+            NaN is a missing value, and does not count.
         y : None
             Ignored.
         sample_weight : array-like of shape (n_samples,), default=None
-            How often each row counts.
+            How much each row counts.
 
         Returns
         -------
@@ -107,19 +106,19 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         return self._learn(X, y, sample_weight, "n_samples_seen_" not in self.__dict__)
 
     def transform(self, X: Any, copy: bool | None = None) -> Any:
-        """(X - mean_) / scale_.
+        """Compute (X - mean_) / scale_.
 
         Parameters
         ----------
         X : {array-like, sparse matrix} of shape (n_samples, n_features)
             NaN stays NaN.
         copy : bool, default=None
-            Instead of the parameter of that name.
+            Overrides the parameter copy.
 
         Returns
         -------
         X_tr : {ndarray, sparse matrix} of shape (n_samples, n_features)
-            A sparse X gives CSR.
+            CSR if X is sparse.
         """
         in_place = not (self.copy if copy is None else copy)
         if self._is_plain(X, in_place):
@@ -133,19 +132,19 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         return _mapped(x, table, self._forward(x), in_place)
 
     def inverse_transform(self, X: Any, copy: bool | None = None) -> Any:
-        """X * scale_ + mean_.
+        """Compute X * scale_ + mean_.
 
         Parameters
         ----------
         X : {array-like, sparse matrix} of shape (n_samples, n_features)
             NaN stays NaN.
         copy : bool, default=None
-            Instead of the parameter of that name.
+            Overrides the parameter copy.
 
         Returns
         -------
         X_original : {ndarray, sparse matrix} of shape (n_samples, n_features)
-            A sparse X gives CSR.
+            CSR if X is sparse.
         """
         in_place = not (self.copy if copy is None else copy)
         if self._is_plain(X, in_place):
@@ -170,10 +169,10 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
 
     @fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
     def _learn_checked(self, X: Any, y: Any, sample_weight: Any, anew: bool) -> Self:
-        """The same of anything that scikit-learn takes."""
+        """`_learn` for anything that scikit-learn accepts."""
         found = self
         if anew:
-            found = object.__new__(type(self))  # takes in what scikit-learn finds, as long as X may still be refused
+            found = object.__new__(type(self))  # scikit-learn sets attributes on this copy, as X may still be refused
             found.__dict__.update(self.__dict__)
         x = validate_data(found, X, reset=anew, **_checks(X, False, ("csr", "csc")))
         if issparse(x):
@@ -207,7 +206,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
             raise
 
     def _is_plain(self, X: Any, in_place: bool = False, anew: bool = False) -> bool:
-        """Whether scikit-learn would accept X without changing it, and nothing else has to be checked."""
+        """Whether scikit-learn would accept X without a conversion, and nothing else needs a check."""
         own = self.__dict__
         return (
             plain(X, ndarray, in_place, False)
@@ -224,7 +223,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         )
 
     def _set(self, fitted: Moments, x: Any, weighted: bool = False) -> None:
-        """Take over what was fitted, as arrays of the library of x."""
+        """Set the fitted attributes, as arrays of the library of x."""
         with np.errstate(all="ignore"):
             n, mean, var = fitted.count.copy(), fitted.mean.copy(), fitted.m2 / fitted.count
             scale = np.sqrt(var)
@@ -243,14 +242,14 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         self.__dict__.update(values)
 
     def _is_weighted(self) -> bool:
-        """Whether what was seen is no whole number."""
+        """Whether there were sample weights."""
         return bool(_table(self.n_samples_seen_).dtype.kind == "f")
 
     def _before(self, x: Any) -> Moments:
-        """What was fitted before, as moments beside those of the table x."""
+        """The moments of all earlier data, in arrays of the library of x."""
         if (self.with_std and self.var_ is None) or (self.with_mean and self.mean_ is None):
             raise ValueError(
-                f"{type(self).__name__}: with_mean and with_std: expected what this scaler was first fitted with, got "
+                f"{type(self).__name__}: with_mean and with_std: expected the values of the first fit, got "
                 f"{self.with_mean} and {self.with_std}; fit begins anew"
             )
         size = x.shape[1]
@@ -261,17 +260,17 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         return Moments.from_parts(np.array([n, mean, np.where(n == 0, 0, var * n), np.zeros_like(n)], like=n))
 
     def _forward(self, x: Any) -> ndarray:
-        """mean, var, rstd, scale, shift by rows, as the kernels take them: y = (x - mean) scale + shift."""
+        """The rows mean, var, rstd, scale, shift, as the kernels take them: y = (x - mean) scale + shift."""
         mean, std = self._vectors("transform", x)
         stats = np.zeros((5, len(mean)), like=mean)
         stats[_MEAN], stats[_SCALE] = mean, 1 / std
         return stats
 
     def _inverse(self, x: Any, dtype: np.dtype[Any]) -> ndarray:
-        """The same of the inverse.
+        """The same rows for the inverse.
 
-        The mean is split: its high part, which that type can hold, is added, and the low part goes into what is
-        subtracted from x. So a mean far from zero costs no digit.
+        The mean is split: its high part, which that dtype can represent, is added, and its low part is included in the
+        number that is subtracted from x. So a mean far from zero costs no accuracy.
         """
         mean, std = self._vectors("inverse_transform", x)
         stats = np.zeros((5, len(mean)), like=mean)
@@ -284,7 +283,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         return stats
 
     def _vectors(self, method: str, x: Any) -> tuple[ndarray, ndarray]:
-        """mean_ and scale_ for a table x, 0 and 1 where they are not used."""
+        """mean_ and scale_ for a table x; 0 and 1 if they are not used."""
         size = x.shape[1]
         mean = self._vector(method, "mean_", x, size) if self.with_mean else None
         scale = self._vector(method, "scale_", x, size) if self.with_std else None
@@ -293,7 +292,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         return mean, np.ones_like(mean) if scale is None else scale
 
     def _vector(self, method: str, name: str, x: Any, size: int) -> Any:
-        """A fitted attribute as float64 (size,), where the kernels have the table x; one value stands for all."""
+        """A fitted attribute as float64 (size,) on the device of the table x. A single value is repeated."""
         value = getattr(self, name)
         if type(value) is not ndarray or type(x) is not ndarray:
             value = self._beside(method, name, value, x)
@@ -308,7 +307,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         return value.reshape(1).repeat(size)
 
     def _beside(self, method: str, name: str, value: Any, x: Any) -> Any:
-        """A fitted attribute as an array of the kernels, if it is of the library of x and on its device."""
+        """A fitted attribute as a NumPy or CuPy array, if it is of the library of x and on its device."""
         if value is None:
             raise ValueError(
                 f"{type(self).__name__}: {name}: expected an array, as with_mean={self.with_mean} and "
@@ -318,7 +317,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         return _table(value)
 
     def _scaled(self, x: Any, what: str, in_place: bool) -> Any:
-        """A CSR matrix, its columns divided by scale_ to center it, as it were, and multiplied to uncenter it."""
+        """A CSR matrix with its columns divided by scale_ ("center", in scikit-learn's words), or multiplied by it."""
         self._refuse_centering(what)
         if self.scale_ is None:
             sparse_tables.refuse_infinity(x)
@@ -336,7 +335,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
 
 
 def _checks(X: Any, in_place: bool, accept_sparse: Any = "csr") -> dict[str, Any]:
-    """What scikit-learn is to check of X; infinity shows in what the kernels compute."""
+    """The checks of X that scikit-learn makes, without that for infinity, which shows in the results of the kernels."""
     return {
         "accept_sparse": accept_sparse,
         "dtype": float_types(X),
@@ -352,14 +351,14 @@ def _moments(x: ndarray, weight: ndarray | None) -> Moments:
 
 
 def _table(x: Any) -> Any:
-    """An array that has kernels, in the memory of x; None where there is none."""
+    """A NumPy or CuPy array in the memory of x; None if that is impossible."""
     if is_foreign(x):
         return borrowed(x)
     return x if type(x) in BACKENDS else np.asarray(x)
 
 
 def _mapped(x: Any, table: Any, stats: ndarray, in_place: bool) -> Any:
-    """The map of a table in the memory of x, as an array of the library of x."""
+    """The map of `table`, which has the memory of x, as an array of the library of x."""
     in_place = in_place and view.writeable(table)
     y = tables.mapped(table, stats, in_place)
     return x if in_place else given_back(y, x) if is_foreign(x) else y

@@ -118,7 +118,7 @@ def test_damage_in_the_middle(fails, tmp_path):
         (
             "a,b,c\n1,2,3\n",
             [],
-            "column 'c': expected the columns of {first}, which has it not; --columns or --exclude ",
+            "column 'c': expected the columns of {first}, which does not have it; choose with --columns or --exclude",
         ),
         ("a,b\n1,x\n", [], "column 'b': expected numbers, as {first} has it, got string"),
     ],

@@ -75,7 +75,7 @@ FIT = ["fit", "x.csv", "-o", "s.npz"]
         ([*FIT, "--halflife", "inf"], "expected a number of rows above 0, got 'inf'"),
         ([*FIT, "--halflife", "3", "--pooled"], "not allowed with argument"),
         ([*FIT, "--columns", "a", "--exclude", "b"], "not allowed with argument"),
-        ([*FIT, "--columns", ","], "expected names with commas between them, got ','"),
+        ([*FIT, "--columns", ","], "expected names separated by commas, got ','"),
         ([*FIT, "--batch-rows", "0"], "expected a whole number above zero, got '0'"),
         ([*FIT, "--batch-rows", "few"], "expected a whole number above zero, got 'few'"),
         ([*FIT, "--delimiter", "ab"], "expected one character, or tab, got 'ab'"),
@@ -173,9 +173,9 @@ def test_show(command, tmp_path):
 @pytest.mark.parametrize(
     ("way", "want"),
     [
-        (["--halflife", "100"], "a row weighs half after 100 rows"),
-        (["--momentum", "0.25"], "an average to which a new batch adds 0.25"),
-        (["--weight", "f1"], "rows weighing what their weights say"),
+        (["--halflife", "100"], "with a half-life of 100 rows"),
+        (["--momentum", "0.25"], "averaged with momentum 0.25"),
+        (["--weight", "f1"], "rows with sample weights"),
     ],
 )
 def test_show_says_how_rows_weigh(command, tmp_path, way, want):
@@ -196,6 +196,31 @@ def test_states_that_are_damaged(command, tmp_path):
         container.write("", tmp_path / "d.npz", config | extra, arrays)
         said = command.fails("show", tmp_path / "d.npz")
         assert "d.npz: expected a state file, got a damaged one: " in said
+
+
+def test_states_that_are_none(command, tmp_path):
+    """One line says so, whichever command reads them."""
+    bnorm.BatchNorm1d(3).save(tmp_path / "layer.npz")
+    (tmp_path / "text.npz").write_text("no state")
+    for call in (("show", "{}"), ("plot", "{}", "-o", tmp_path / "p.png"), ("merge", "{}", "{}", "-o", "m.npz")):
+        for name, why in (
+            ("layer", "of a BatchNormTransformer, got 'BatchNorm1d'"),
+            ("text", "file, got a damaged one"),
+        ):
+            path = tmp_path / f"{name}.npz"
+            said = command.fails(*(path if word == "{}" else word for word in call))
+            assert said.startswith(f"bnorm: error: {path}: expected "), said
+            assert why in said
+
+
+def test_one_of_a_kind(command, tmp_path):
+    """Words for numbers of things, in English."""
+    from bnorm.app.showing import counted
+
+    assert [counted(n, "row") for n in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
+    assert [counted(n, "batch") for n in (1, 2)] == ["1 batch", "2 batches"]
+    command("fit", write(tmp_path / "x.csv", table(10)), "-o", tmp_path / "s.npz")
+    assert "s.npz: 10 rows in 1 batch, " in command("show", tmp_path / "s.npz").out
 
 
 def test_show_a_state_of_the_library(command, tmp_path):
@@ -358,4 +383,4 @@ def test_demo(apart, tmp_path):
     assert t.n_batches_seen_ == -(-t._state.statistics.rows // (1 << 17))
     again = apart("demo", "--folder", "made")
     assert (again.returncode, again.stdout) == (1, "")
-    assert again.stderr == "bnorm: error: made: is there already; the demo makes a new folder\n"
+    assert again.stderr == "bnorm: error: made: already exists; the demo makes a new folder\n"

@@ -25,14 +25,14 @@ def test_nothing_is_overwritten(command, tmp_path):
     data, state, out = write(tmp_path / "x.csv", table(10)), tmp_path / "s.npz", tmp_path / "y.csv"
     state.write_text("precious")
     said = command.fails("fit", data, "-o", state)
-    assert said == f"bnorm: error: {state}: is there already; --force overwrites it"
+    assert said == f"bnorm: error: {state}: already exists; --force overwrites it"
     assert state.read_text() == "precious"
     command("fit", data, "-o", state, "--force")
     command("transform", data, "--state", state, "-o", out)
-    assert "is there already" in command.fails("transform", data, "--state", state, "-o", out)
-    assert "is there already" in command.fails("merge", state, state, "-o", state)
-    assert "is there already" in command.fails("fit", data, "-o", tmp_path / "t.npz", "--checkpoint", state)
-    assert "a folder that is there" in command.fails("fit", data, "-o", tmp_path / "no" / "s.npz")
+    assert "already exists" in command.fails("transform", data, "--state", state, "-o", out)
+    assert "already exists" in command.fails("merge", state, state, "-o", state)
+    assert "already exists" in command.fails("fit", data, "-o", tmp_path / "t.npz", "--checkpoint", state)
+    assert "an existing folder" in command.fails("fit", data, "-o", tmp_path / "no" / "s.npz")
 
 
 def test_a_file_keeps_its_mode_and_a_link_its_target(command, tmp_path):

@@ -39,7 +39,7 @@ def test_formats(command, tmp_path, state, suffix, out):
 
     data = write(tmp_path / f"x.{suffix}", X)
     done = command("transform", data, "--state", state, "-o", tmp_path / f"y.{out}")
-    assert done.out.startswith(f"{tmp_path / 'y'}.{out}: 500 rows, 3 columns of them normalized, in ")
+    assert done.out.startswith(f"{tmp_path / 'y'}.{out}: 500 rows, 3 columns normalized, in ")
     t = bnorm.load(state)
     del t.feature_names_in_
     assert_same(features(tmp_path / f"y.{out}"), t.transform(X))
@@ -139,7 +139,7 @@ def test_pipes(tmp_path, state):
         out, err = process.communicate(text, timeout=child.LIMIT)
     (tmp_path / "y.csv").write_bytes(out)
     assert process.returncode == 0
-    assert err.startswith(b"-: 500 rows, 3 columns of them normalized")
+    assert err.startswith(b"-: 500 rows, 3 columns normalized")
     std = np.nanstd(X, axis=0)
     assert_close(features(tmp_path / "y.csv"), (X - np.nanmean(X, axis=0)) / std, 1e-9)
 

@@ -246,5 +246,5 @@ def test_what_cannot_be_lazy_is_refused():
         t.backward(np.ones((10, 3)), ONES)
     t.set_output(transform="pandas")
     for method in (t.transform, t.inverse_transform):
-        with pytest.raises(ValueError, match=r"set_output: expected transform='default', as what is made of a Dask"):
+        with pytest.raises(ValueError, match=r"set_output: expected transform='default', as the result for a Dask"):
             method(ONES)

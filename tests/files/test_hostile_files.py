@@ -43,6 +43,23 @@ def refused(path, match="expected"):
     assert peak < 20 * size + (4 << 20), peak
 
 
+def test_files_of_other_programs(tmp_path):
+    """They are not called damaged."""
+    np.savez(tmp_path / "a.npz", a=np.ones(3))
+    refused(tmp_path / "a.npz", r"expected a state file of bnorm, got a file without an array 'bnorm': another program")
+    header = json.dumps({"a": {"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}}).encode()
+    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    refused(tmp_path / "a.safetensors", r"expected a state file of bnorm, got a file without metadata under 'bnorm'")
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path):
+    """Not the temporary file that would be written there."""
+    path = tmp_path / "no" / "layer.npz"
+    with pytest.raises(FileNotFoundError) as caught:
+        layer().save(path)
+    assert caught.value.filename == str(path)
+
+
 def changed(made, path, config=None, arrays=None, drop=()):
     """A file of it with another configuration or other arrays, sound in all else."""
     made.save(path)

@@ -223,6 +223,28 @@ def test_padding_of_weight_zero_may_be_nan():
     np.testing.assert_array_equal(dgamma, wanted[2])
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_narrow_types_are_those_bits_of_float32(dtype):
+    """Values that overflow too, arrays in any memory order, and a dy that is wider than x."""
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes", reason="bfloat16 is its type").bfloat16
+    x, dy, ddx = draw(np.random.default_rng(3), (9, 4, 5), dtype)
+    dy[0, 0, 0] = 3e4
+    for change in (lambda a: a, lambda a: np.asfortranarray(a), lambda a: a[::-1, :, ::2]):
+        arrays = [change(a) for a in (x, dy, ddx)]
+        wide = [a.astype("float32") for a in arrays]
+        saved, wide_saved = (F.batch_norm(a)[1] for a in (arrays[0], wide[0]))
+        for mixed in (arrays[1], wide[1]):
+            results = F.double_backward(arrays[2], saved, mixed)
+            expected = F.double_backward(wide[2], wide_saved, wide[1])
+            for got, wanted in zip(results[:2], expected[:2], strict=True):
+                with np.errstate(over="ignore"):
+                    assert got.dtype == arrays[0].dtype
+                    assert got.tobytes() == wanted.astype(got.dtype).tobytes()
+    empty = F.batch_norm(x[:0])[1]
+    assert F.double_backward(ddx[:0], empty, dy[:0])[0].shape == (0, 4, 5)
+
+
 def test_half_precision_is_computed_in_single():
     rng = np.random.default_rng(8)
     x, dy, ddx = draw(rng, (20, 3), "float16")

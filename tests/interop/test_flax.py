@@ -142,6 +142,12 @@ def test_mode_is_use_running_average():
         assert to_flax(layer, "nnx").use_running_average is average
 
 
+def test_the_running_variance_is_said_to_follow_flax():
+    with pytest.warns(UserWarning, match=r"divides by the count - 1 here \(ddof=1\), and by the count in Flax"):
+        to_flax(bnorm.BatchNorm1d(3, ddof=1))
+    to_flax(bnorm.BatchNorm1d(3, ddof=1).eval())
+
+
 def test_what_flax_does_not_have_is_refused():
     for layer, message in (
         (bnorm.BatchNorm1d(3, momentum=None), "expected a moving average of batches"),

@@ -142,6 +142,12 @@ def test_what_does_not_train_there_does_not_here():
     assert layer.beta.requires_grad
 
 
+def test_the_running_variance_is_said_to_follow_keras():
+    with pytest.warns(UserWarning, match=r"divides by the count - 1 here \(ddof=1\), and by the count in Keras"):
+        to_keras(bnorm.BatchNorm1d(3, ddof=1))
+    to_keras(bnorm.BatchNorm1d(3, ddof=1).eval())
+
+
 def test_what_keras_does_not_have_is_refused():
     for layer, message in (
         (bnorm.BatchNorm1d(3, momentum=None), "expected a moving average of batches.*momentum=None"),

@@ -36,6 +36,19 @@ def test_a_gamma_that_is_not_1_is_a_scale():
     assert neighbours.scales_and_centers(layer) == (True, True)
 
 
+def test_a_running_variance_of_another_convention_is_said():
+    """In the library that a layer is converted to; from its next training batch on, if there will be one."""
+    unbiased = bnorm.BatchNorm1d(3, ddof=1)
+    with pytest.warns(
+        UserWarning, match=r"^to: .* divides by the count - 1 here \(ddof=1\), and by the count in Keras"
+    ):
+        neighbours.warn_of_variance("to", unbiased, 0, "Keras")
+    neighbours.warn_of_variance("to", unbiased, 1, "PyTorch")
+    neighbours.warn_of_variance("to", unbiased.eval(), 0, "Keras")
+    neighbours.warn_of_variance("to", bnorm.BatchNorm1d(3, momentum=0.0), 1, "PyTorch")
+    neighbours.warn_of_variance("to", bnorm.InstanceNorm1d(3), 1, "PyTorch")
+
+
 def run(code):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=child.LIMIT)
     assert done.returncode == 0, done.stderr
@@ -65,8 +78,8 @@ def test_a_missing_neighbour_is_named_with_its_extra():
 
 def test_every_module_is_there_and_imports_no_neighbour():
     names = [name for name in dir(bnorm.interop) if not name.startswith("_") and name != "neighbours"]
-    modules = [name for name in names if name in bnorm.interop._ROOMS]
-    assert modules == sorted(bnorm.interop._ROOMS)
+    modules = [name for name in names if name in bnorm.interop._MODULES]
+    assert modules == sorted(bnorm.interop._MODULES)
     lines = ["import sys, bnorm", *(f"bnorm.interop.{name}" for name in modules)]
     assert run("\n".join([*lines, f"print(*set(sys.modules) & set({PACKAGES}))"])).strip() == ""
     with pytest.raises(AttributeError, match=r"module 'bnorm.interop' has no attribute 'tensorflow'"):

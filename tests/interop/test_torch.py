@@ -150,6 +150,18 @@ def test_none_as_momentum_is_said_to_mean_something_else():
     assert back.momentum is None
 
 
+def test_the_running_variance_is_said_to_follow_pytorch():
+    """From the next training batch on; so not where there is none, and not where both agree."""
+    for layer in (bnorm.BatchNorm1d(3), bnorm.InstanceNorm1d(3, track_running_stats=True)):
+        with pytest.warns(UserWarning, match=r"divides by the count here \(ddof=0\), and by the count - 1 in PyTorch"):
+            module = to_torch(layer)
+        assert from_torch(module).ddof == 1
+        to_torch(layer.eval())
+    to_torch(bnorm.BatchNorm1d(3, ddof=1))
+    to_torch(bnorm.BatchNorm1d(3, momentum=0.0))
+    to_torch(bnorm.BatchNorm1d(3, track_running_stats=False))
+
+
 def test_frozen_parameters_stay_frozen():
     module = nn.BatchNorm2d(3)
     module.bias.requires_grad_(False)
@@ -187,7 +199,7 @@ def test_what_pytorch_has_no_module_for_is_refused():
         to_torch(bnorm.BatchNorm2d(3, axis=-1))
     with pytest.raises(ValueError, match="expected axis=1"):
         to_torch(bnorm.GroupNorm(1, 3, axis=-1))
-    assert to_torch(bnorm.BatchNorm2d(3, axis=-3)).num_features == 3
+    assert to_torch(bnorm.BatchNorm2d(3, axis=-3).eval()).num_features == 3
     with pytest.raises(
         TypeError, match=r"from_torch: module: expected one of BatchNorm1d.*got torch.nn.modules.linear"
     ):

@@ -35,6 +35,7 @@ def test_the_table_has_no_other_lines():
         "`RMSNorm` without `eps`",
         "`num_batches_tracked` of instance norm",
         "`momentum=None` of instance norm",
+        "instance norm of one sample without a batch axis",
         "`layer.weight = array`",
         "`named_parameters()`",
     ]
@@ -117,6 +118,14 @@ def test_instance_norm(nn):
         assert (ours.num_batches_tracked, int(theirs.num_batches_tracked)) == (1, 0)
     assert not theirs.running_mean.numpy().any()  # with None
     assert_close(ours.running_mean, x.mean((0, 2)), 1e-14)
+
+
+def test_one_sample(nn):
+    x = np.random.default_rng(0).normal(size=(4, 5))
+    ours, theirs = bnorm.InstanceNorm1d(4), nn.InstanceNorm1d(4)
+    assert_close(ours(x[None])[0], theirs(tensor(x)).numpy(), 1e-12)
+    with pytest.raises(ValueError, match=r"expected 3 dimensions \(N, C, L\), got shape \(4, 5\)"):
+        ours(x)
 
 
 def test_assignment_and_names(nn):

@@ -103,7 +103,7 @@ def test_lost_counts_are_told_once(lose):
     old(rng.standard_normal((5, C)))
     state = lose(dict(old.state_dict()))
     new = bnorm.BatchNorm1d(C, momentum=None)
-    with pytest.warns(UserWarning, match=r"no counts of values, .*state_dict\(\).* keeps") as told:
+    with pytest.warns(UserWarning, match=r"no counts of values, .*state_dict\(\).* keep") as told:
         new.load_state_dict(state)
     assert len(told) == 1 and told[0].filename == __file__
     new(rng.standard_normal((3, C)))  # warnings are errors here

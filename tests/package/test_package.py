@@ -32,6 +32,7 @@ FLOORS = {
     "bnorm.arrays": 2,
     "bnorm.checks": 2,
     "bnorm.devices": 2,
+    "bnorm.documents": 2,
     "bnorm.arrow": 2,
     "bnorm.moments": 2,
     "bnorm.files": 2,
@@ -167,6 +168,13 @@ def test_names_exist():
         module = import_module(module_name(path))
         missing = [name for name in module.__all__ if not hasattr(module, name)]
         assert not missing, module.__name__
+
+
+def test_modules_come_when_they_are_used():
+    code = "import bnorm; bnorm.plot.RunningStatsDisplay, bnorm.sklearn.StandardScaler, bnorm.distributed.merge_all; "
+    code += "bnorm.interop.sklearn.to_standard_scaler; print(*dir(bnorm))"
+    names = run_python(code).split()
+    assert {*bnorm.__all__, "distributed", "interop", "plot", "sklearn"} == set(names)
 
 
 def test_type_information_is_installed():

@@ -154,7 +154,7 @@ def test_choice_of_features():
     np.testing.assert_array_equal(display.mean, t.history_.mean[:, [4, 1, 3]])
     np.testing.assert_array_equal(NormalizationDisplay.from_estimator(t, x, features=["x2"]).before, x[:, [2]])
     for features in (["x9"], [5], [1.5], [None]):
-        with pytest.raises(ValueError, match="RunningStatsDisplay: features: expected places or names of 5 features"):
+        with pytest.raises(ValueError, match="RunningStatsDisplay: features: expected indices or names of 5 features"):
             RunningStatsDisplay.from_estimator(t, features=features)
     with pytest.raises(ValueError, match="features: expected at least one"):
         RunningStatsDisplay.from_estimator(t, features=[])
@@ -178,7 +178,7 @@ def test_in_axes_of_your_own(features):
 def test_axes_placed_by_hand():
     ax = Figure().add_axes((0.1, 0.1, 0.5, 0.5))
     assert RunningStatsDisplay.from_estimator(fitted(1), ax=ax).ax_ is ax
-    with pytest.raises(ValueError, match="ax: expected axes as plt"):
+    with pytest.raises(ValueError, match="ax: expected axes of a grid, as plt"):
         RunningStatsDisplay.from_estimator(fitted(2), ax=ax)
 
 
@@ -193,7 +193,7 @@ def test_errors():
         with pytest.raises(NotFittedError):
             display.from_estimator(BatchNormTransformer(), *more)
     x = next(stream(2))
-    with pytest.raises(ValueError, match="expected one that makes one feature of each, got PolynomialFeatures"):
+    with pytest.raises(ValueError, match="expected one with one output for each feature, got PolynomialFeatures"):
         NormalizationDisplay.from_estimator(PolynomialFeatures().fit(x), x)
 
 

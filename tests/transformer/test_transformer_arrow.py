@@ -135,6 +135,24 @@ def test_a_table_stays_as_it_is():
     assert given.equals(table())
 
 
+def test_tables_that_are_not_in_memory(tmp_path):
+    """The error says what to do: scikit-learn's would be one of NumPy."""
+    from pyarrow import dataset, feather
+
+    table = pa.table({"a": [1.0, 2.0], "b": [3.0, 5.0]})
+    feather.write_feather(table, tmp_path / "t.feather")
+    streams = [table.to_reader(), dataset.dataset(tmp_path / "t.feather", format="feather")]
+    t = BatchNormTransformer().fit(table)
+    for stream in (*streams, streams[1].scanner(), dataset.dataset(table)):
+        words = f"^BatchNormTransformer: X: expected a table in memory, got a pyarrow {type(stream).__name__}: call"
+        for method in (BatchNormTransformer().fit, t.partial_fit, t.transform, t.inverse_transform):
+            with pytest.raises(TypeError, match=words):
+                method(stream)
+    polars = pytest.importorskip("polars", reason="its LazyFrame is refused")
+    with pytest.raises(TypeError, match=r"got a polars LazyFrame: collect\(\) reads all of it"):
+        t.fit(polars.DataFrame({"a": [1.0, 2.0]}).lazy())
+
+
 def test_what_does_not_fit():
     t = BatchNormTransformer().fit(table())
     before = t.mean_.copy()

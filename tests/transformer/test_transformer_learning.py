@@ -91,13 +91,13 @@ def test_backward_without_parameters():
     t, x, dy = fitted(affine=False), table(seed=1), table(seed=2)
     np.testing.assert_allclose(t.backward(x, dy), dy / t.scale_, rtol=1e-14)
     assert t.gamma_grad_ is t.beta_grad_ is None
-    with pytest.raises(RuntimeError, match="step: expected gamma_ and beta_ to move, got affine=False"):
+    with pytest.raises(RuntimeError, match="step: expected gamma_ and beta_ to update, got affine=False"):
         t.step(0.1)
 
 
 def test_order_of_calls_and_arguments():
     t = fitted()
-    with pytest.raises(RuntimeError, match="step: expected a backward before, got none"):
+    with pytest.raises(RuntimeError, match="step: expected a call of backward before, got none"):
         t.step(0.1)
     t.backward(table(), table())
     for rate, error in [("0.1", TypeError), (True, TypeError), (np.inf, ValueError)]:

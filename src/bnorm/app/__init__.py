@@ -1,1 +1,1 @@
-"""What a person runs: the command `bnorm`."""
+"""The command `bnorm`."""

@@ -1,6 +1,6 @@
-"""`bnorm bench`: this machine's copy speed, and what the normalizations reach of it, beside libraries that are there.
+"""`bnorm bench`: the copy speed of this machine, and the speed of normalizations, compared with installed libraries.
 
-All contenders of a case take turns, so that whatever else the machine does meets them alike; medians are printed.
+The libraries take turns in each case, so that other work on the machine affects all of them; medians are printed.
 """
 
 import json
@@ -17,11 +17,11 @@ import bnorm
 from bnorm import functional as F
 from bnorm.kernels import cpu
 
-ROUNDS = 5  # at least, of every case
+ROUNDS = 5  # the fewest rounds of a case
 
 
 class Case(NamedTuple):
-    """A name, how often an array of that size is read or written at least, and who does it."""
+    """A name, the least number of passes over an array of `bytes` bytes, and the calls to compare."""
 
     name: str
     passes: int
@@ -30,7 +30,7 @@ class Case(NamedTuple):
 
 
 def run(seconds: float, as_json: bool) -> None:
-    """Measure for about so long, and print a table."""
+    """Measure for about that many seconds, and print a table."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((65_536, 64), np.float32)
     small = rng.standard_normal((256, 128), np.float32)

@@ -1,6 +1,6 @@
-"""The command line: what its words mean. Each command imports what it needs when it runs.
+"""The command line. Each command imports its modules when it runs.
 
-Exit status: 0, 1 for data and files that cannot be used, 2 for wrong arguments, 128 and the signal's number after one.
+Exit status: 0; 1 for data and files that cannot be used; 2 for wrong arguments; 128 + the number of a signal.
 """
 
 import argparse
@@ -20,7 +20,7 @@ BATCH_ROWS = 65_536
 
 
 def number(kind: type, low: float, high: float, text: str) -> Callable[[str], Any]:
-    """An argument between two bounds, the lower of which is excluded."""
+    """A parser for an argument above `low` and up to `high`."""
 
     def parse(given: str) -> Any:
         try:
@@ -41,10 +41,10 @@ halflife = number(float, 0, sys.float_info.max, "a number of rows above 0")
 
 
 def names(text: str) -> list[str]:
-    """Names with commas between them."""
+    """Names separated by commas."""
     found = [name for name in text.split(",") if name]
     if not found:
-        raise argparse.ArgumentTypeError(f"expected names with commas between them, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected names separated by commas, got {text!r}")
     return found
 
 
@@ -87,19 +87,23 @@ def picture_name(text: str) -> str:
 
 def fit(args: argparse.Namespace) -> None:
     from bnorm.app import fitting
+    from bnorm.app.showing import counted
 
     said = fitting.fit(args)
-    tell(args, said, "{output}: {columns} features of {rows:,} rows, in {seconds:.1f} s")
+    done = f"{counted(said['columns'], 'feature')} of {counted(said['rows'], 'row')}, in {said['seconds']:.1f} s"
+    tell(args, said, f"{said['output']}: {done}")
 
 
 def transform(args: argparse.Namespace) -> None:
     from bnorm.app import inputs, states, transforming
+    from bnorm.app.showing import counted
 
     learned = states.Learned.read(args.state)
     chosen = learned.inverse() if args.inverse else learned.forward()
     sources = inputs.find(args.data, args.delimiter)
     said = transforming.transform(sources, chosen, args.output, args.dtype, args.quiet)
-    tell(args, said, "{output}: {rows:,} rows, {columns} columns of them normalized, in {seconds:.1f} s")
+    done = f"{counted(said['rows'], 'row')}, {counted(said['columns'], 'column')} normalized"
+    tell(args, said, f"{said['output']}: {done}, in {said['seconds']:.1f} s")
 
 
 def merge(args: argparse.Namespace) -> None:
@@ -107,7 +111,8 @@ def merge(args: argparse.Namespace) -> None:
 
     merged = states.merge(args.states)
     merged.save(args.output)
-    tell(args, {"output": args.output, "states": len(args.states)}, "{output}: {states} states merged")
+    n = len(args.states)
+    tell(args, {"output": args.output, "states": n}, f"{args.output}: {n} states merged")
 
 
 def show(args: argparse.Namespace) -> None:
@@ -120,7 +125,7 @@ def plot(args: argparse.Namespace) -> None:
     from bnorm.app import plotting
 
     plotting.plot(args.data, args.output, args.columns, args.delimiter, args.quiet)
-    tell(args, {"output": args.output}, "{output}")
+    tell(args, {"output": args.output}, args.output)
 
 
 def info(args: argparse.Namespace) -> None:
@@ -142,12 +147,12 @@ def demo(args: argparse.Namespace) -> None:
 
 
 def tell(args: argparse.Namespace, said: dict[str, Any], text: str) -> None:
-    """What a command did, on standard output, or on standard error where a table went there."""
+    """Print the summary of a command on standard output, or on standard error if the table went there."""
     file = sys.stderr if said.get("output") == "-" else sys.stdout
     if args.json:
         print(json.dumps(said), file=file)
     elif not args.quiet:
-        print(text.format(**said), file=file)
+        print(text, file=file)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -164,13 +169,13 @@ def parser() -> argparse.ArgumentParser:
 
     speech = argparse.ArgumentParser(add_help=False)
     speech.add_argument("--quiet", action="store_true", help="no progress, no summary")
-    speech.add_argument("--json", action="store_true", help="the result as JSON, for programs")
+    speech.add_argument("--json", action="store_true", help="print the summary as JSON")
     writing = argparse.ArgumentParser(add_help=False, parents=[speech])
-    writing.add_argument("--force", action="store_true", help="overwrite what is there")
+    writing.add_argument("--force", action="store_true", help="overwrite existing files")
     reading = argparse.ArgumentParser(add_help=False)
     reading.add_argument("data", nargs="+", metavar="DATA", help=DATA_HELP)
     reading.add_argument(
-        "--delimiter", type=delimiter, metavar="CHAR", help="between the values of CSV (by the suffix)"
+        "--delimiter", type=delimiter, metavar="CHAR", help="the delimiter of CSV files (default: by the suffix)"
     )
 
     command = add(fit, "learn the statistics of tables, in constant memory", reading, writing)
@@ -178,29 +183,33 @@ def parser() -> argparse.ArgumentParser:
     ways = command.add_mutually_exclusive_group()
     ways.add_argument("--pooled", action="store_true", help="every row weighs the same (the default)")
     ways.add_argument("--momentum", type=momentum, metavar="M", help="moving average: the weight of a new batch")
-    ways.add_argument("--halflife", type=halflife, metavar="ROWS", help="rows after which a row weighs half")
+    ways.add_argument("--halflife", type=halflife, metavar="ROWS", help="rows after which the weight of a row halves")
     which = command.add_mutually_exclusive_group()
-    which.add_argument("--columns", type=names, metavar="A,B", help="only these (all that hold numbers)")
-    which.add_argument("--exclude", type=names, metavar="A,B", help="all that hold numbers but these")
-    command.add_argument("--weight", metavar="COLUMN", help="how often each row counts")
-    command.add_argument("--batch-rows", type=count, default=BATCH_ROWS, metavar="N", help=f"({BATCH_ROWS})")
-    command.add_argument("--history", type=moments, metavar="N", help="record N moments of the stream, for its picture")
-    command.add_argument("--checkpoint", type=state_name, metavar="FILE", help="keep what is learned here on the way")
-    command.add_argument("--resume", type=state_name, metavar="FILE", help="go on from a checkpoint of this command")
+    which.add_argument("--columns", type=names, metavar="A,B", help="only these (default: all columns of numbers)")
+    which.add_argument("--exclude", type=names, metavar="A,B", help="all columns of numbers except these")
+    command.add_argument("--weight", metavar="COLUMN", help="the column that says how much each row counts")
+    command.add_argument(
+        "--batch-rows", type=count, default=BATCH_ROWS, metavar="N", help=f"rows of a batch (default: {BATCH_ROWS})"
+    )
+    command.add_argument("--history", type=moments, metavar="N", help="keep N records of the stream, for bnorm plot")
+    command.add_argument("--checkpoint", type=state_name, metavar="FILE", help="save progress here every minute")
+    command.add_argument("--resume", type=state_name, metavar="FILE", help="continue from a checkpoint of this command")
 
     command = add(transform, "normalize tables with a state, or undo it", reading, writing)
     command.add_argument("--state", required=True, type=state_name, help=STATE_HELP)
-    command.add_argument("-o", "--output", required=True, type=table_name, metavar="OUT", help="the format by suffix")
+    command.add_argument(
+        "-o", "--output", required=True, type=table_name, metavar="OUT", help="the table; its suffix sets the format"
+    )
     command.add_argument("--inverse", action="store_true", help="from normalized values back to the original ones")
-    command.add_argument("--dtype", choices=["float32", "float64"], help="of the columns that are normalized")
+    command.add_argument("--dtype", choices=["float32", "float64"], help="the type of the normalized columns")
 
-    command = add(merge, "one state of several that were learned apart", writing)
+    command = add(merge, "merge states that were learned separately", writing)
     command.add_argument("states", nargs="+", type=state_name, metavar="STATE")
     command.add_argument("-o", "--output", required=True, type=state_name, metavar="STATE", help=STATE_HELP)
 
-    command = add(show, "print what a state holds")
+    command = add(show, "print a state")
     command.add_argument("state", type=state_name, metavar="STATE", help=STATE_HELP)
-    command.add_argument("--json", action="store_true", help="as JSON, for programs")
+    command.add_argument("--json", action="store_true", help="print JSON")
 
     command = add(plot, "draw states over their stream, or a table before and after", reading, writing)
     command.add_argument("-o", "--output", required=True, type=picture_name, metavar="PICTURE", help=".svg, .png, .pdf")
@@ -208,29 +217,31 @@ def parser() -> argparse.ArgumentParser:
 
     add(info, "print versions, SIMD level, threads and OpenMP runtime")
 
-    command = add(bench, "measure this machine: how fast it copies, and how fast it normalizes")
-    command.add_argument("--seconds", type=number(float, 0, 3600, "seconds above 0"), default=10.0, help="(10)")
-    command.add_argument("--json", action="store_true", help="as JSON, for programs")
+    command = add(bench, "measure how fast this machine copies and normalizes")
+    command.add_argument(
+        "--seconds", type=number(float, 0, 3600, "seconds above 0"), default=10.0, help="duration (default: 10)"
+    )
+    command.add_argument("--json", action="store_true", help="print JSON")
 
-    command = add(demo, "the main job: fit and transform a table that is larger than the memory in use")
-    command.add_argument("--folder", type=Path, help="where to leave what it makes (a new folder for temporary files)")
-    command.add_argument("--megabytes", type=count, default=320, metavar="N", help="of the table (320)")
+    command = add(demo, "fit and transform a generated table that is larger than the memory in use")
+    command.add_argument("--folder", type=Path, help="a new folder for the results (default: a temporary one)")
+    command.add_argument("--megabytes", type=count, default=320, metavar="N", help="size of the table (default: 320)")
     command.add_argument("--quiet", action="store_true", help="no progress")
     return top
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """DataError for what would be overwritten, and for folders that are not there; before any work is done."""
+    """DataError for files that would be overwritten, and for missing folders, before any work is done."""
     made = [getattr(args, "output", None), getattr(args, "checkpoint", None)]
     for path in [Path(name) for name in made if name not in (None, "-")]:
         if path.is_dir() or not path.resolve().parent.is_dir():
-            raise DataError(f"{path}: expected the name of a file in a folder that is there")
+            raise DataError(f"{path}: expected the name of a file in an existing folder")
         if path.exists() and not args.force and str(path) != getattr(args, "resume", None):
-            raise DataError(f"{path}: is there already; --force overwrites it")
+            raise DataError(f"{path}: already exists; --force overwrites it")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; argparse exits with 2 where the arguments are wrong."""
+    """Run one command; argparse exits with 2 if the arguments are wrong."""
     from bnorm.app.progress import Interrupted, Signals
 
     args = parser().parse_args(argv)

@@ -1,4 +1,4 @@
-"""`bnorm demo`: the main job on a table that is made for it, larger than the memory that the job takes."""
+"""`bnorm demo`: fits and transforms a generated table that is larger than the memory in use."""
 
 import tempfile
 import time
@@ -19,7 +19,7 @@ from bnorm.app.sources import pyarrow
 from bnorm.app.states import Learned
 from bnorm.app.transforming import transform
 
-# Sensors: name, mean, standard deviation, how many of the latter the mean drifts from the first row to the last.
+# Sensors: name, mean, standard deviation, and the drift of the mean from first to last row, in standard deviations.
 SENSORS = [
     ("temperature", 21.5, 1.8, 2.0),
     ("humidity", 48.0, 9.0, -1.0),
@@ -35,7 +35,7 @@ MEGABYTE = 1 << 20
 
 
 def run(folder: Path | None, megabytes: int, quiet: bool) -> None:
-    """Make a table, learn its statistics in a stream, normalize it, and say what came of it."""
+    """Make a table, learn its statistics as a stream, normalize it, and print the result."""
     folder = _folder(folder)
     source, state, output = (str(folder / name) for name in ("sensors.parquet", "state.npz", "normalized.parquet"))
     truth = _write(source, max(1, megabytes * MEGABYTE // (ROWS * 4 * len(SENSORS))), quiet)
@@ -65,15 +65,14 @@ def _folder(given: Path | None) -> Path:
     if given is None:
         return Path(tempfile.mkdtemp(prefix="bnorm-demo-"))
     if given.exists():
-        raise DataError(f"{given}: is there already; the demo makes a new folder")
+        raise DataError(f"{given}: already exists; the demo makes a new folder")
     given.mkdir(parents=True)
     return given
 
 
 def _write(path: str, blocks: int, quiet: bool) -> dict[str, tuple[float, float]]:
-    """A table of float32 sensors, of which 1 in 1000 values is missing; the exact mean and standard deviation of each.
-
-    They are summed about the mean that was asked for, in numbers of more than 64 bits.
+    """Write a table of float32 sensors with 1 in 1000 values missing. Returns the exact mean and standard deviation of
+    each, which are summed about the intended mean in long double.
     """
     from pyarrow import parquet
 
@@ -102,7 +101,7 @@ def _write(path: str, blocks: int, quiet: bool) -> dict[str, tuple[float, float]
 
 
 def _fit(path: str, quiet: bool) -> tuple[Learned, float]:
-    """What `bnorm fit` does."""
+    """The work of `bnorm fit`, and its seconds."""
     sources = find([path])
     names = list(sources[0].columns)
     learned = Learned.new(names, None, None, history=100)
@@ -124,7 +123,7 @@ def _before_and_after(before: Learned, after: Learned) -> list[dict[str, Any]]:
 
 
 def _batches(path: str) -> Iterator[ndarray]:
-    """As anyone would feed a file to scikit-learn."""
+    """The batches of a file, as one would read them for scikit-learn."""
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:
@@ -133,7 +132,7 @@ def _batches(path: str) -> Iterator[ndarray]:
 
 
 def _beside_standard_scaler(path: str, learned: Learned, seconds: float, truth: dict[str, tuple[float, float]]) -> str:
-    """The line that compares the time of a fit, and how far the normalized values of the first batch are off."""
+    """The line that compares the time of a fit, and the error of the normalized values of the first batch."""
     if not util.find_spec("sklearn"):
         return "StandardScaler: scikit-learn is not installed"
     from sklearn.preprocessing import StandardScaler
@@ -163,7 +162,7 @@ def _normalized(x: ndarray, stats: ndarray) -> ndarray:
 
 
 def _picture(folder: Path, state: str) -> str:
-    """The path of the picture, or why there is none."""
+    """The path of the picture, or the reason why there is none."""
     if not (util.find_spec("matplotlib") and util.find_spec("bnorm.plot")):
         return "none: pip install 'bnorm[app]' for pictures"
     from bnorm.app import plotting

@@ -1,5 +1,5 @@
-"""What ends a command with one line and exit status 1."""
+"""The error that ends a command with a message of one line and exit status 1."""
 
 
 class DataError(Exception):
-    """Data or a file that cannot be used; the message names it."""
+    """Data or a file cannot be used; the message names it."""

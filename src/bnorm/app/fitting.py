@@ -1,4 +1,4 @@
-"""`bnorm fit`: tables of any size as one stream, in memory that does not grow with it."""
+"""`bnorm fit`: tables of any size as one stream, in constant memory."""
 
 import argparse
 import sys
@@ -23,7 +23,7 @@ EVERY = 60.0  # seconds between checkpoints
 
 
 def fit(args: argparse.Namespace) -> dict[str, Any]:
-    """Run the command; what it did."""
+    """Run the command. Returns a summary."""
     sources = find(args.data, args.delimiter)
     names = choose(sources[0], args.columns, args.exclude, args.weight)
     stream = Stream(sources, [*names, *([args.weight] if args.weight else [])])
@@ -63,8 +63,9 @@ def fit(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class Learner:
-    """Pieces of any length in, batches of `rows` rows out: only whole batches reach what is learned, so that it is at
-    every moment the statistics of its first so many rows."""
+    """Collects pieces of any length into batches of `rows` rows. Only whole batches are learned, so the statistics are
+    always those of the first rows of the stream.
+    """
 
     def __init__(self, learned: Learned, rows: int, signals: Signals | None = None) -> None:
         self.learned, self._rows, self._signals = learned, rows, signals or Signals()
@@ -73,7 +74,7 @@ class Learner:
         self._left, self._weighted = rows, False
 
     def add(self, columns: Sequence[ndarray], weight: ndarray | None = None) -> None:
-        """The next rows: a feature each, and their weights."""
+        """Add the next rows, given as one column for each feature, and their weights."""
         start, stop, total = 0, 0, len(columns[0])
         while stop < total:
             start, stop = stop, min(total, stop + self._left)
@@ -91,7 +92,7 @@ class Learner:
                 self.commit()
 
     def commit(self) -> None:
-        """The rows since the last batch are a batch, even if it is shorter than the others."""
+        """Learn the rows since the last batch as a batch, even if it is shorter than the others."""
         if self._steps:
             with self._signals.held():
                 self.learned.take(self._steps, self._missing, self._weighted)
@@ -105,7 +106,7 @@ def learn(
     weight: str | None = None,
     keep: Callable[[], None] | None = None,
 ) -> None:
-    """Take in all rows of a stream but those that are known; every minute `keep` is called."""
+    """Learn all rows of a stream except those that are known already. `keep` is called every minute."""
     last = time.monotonic()
     with one_thread(), closing(stream.read(learner.learned.rows)) as batches:
         for batch in batches:
@@ -137,7 +138,7 @@ def _weights(column: ndarray, stream: Stream, name: str) -> ndarray:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Kernels of one thread: the reader has use for the others, and two that wait for one core are slower than one."""
+    """Limit kernels to one thread: the reader uses the others, and two threads on one core are slower than one."""
     before = get_num_threads()
     set_num_threads(1)
     try:
@@ -147,7 +148,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _asked(args: argparse.Namespace, sources: Sequence[Source], names: Sequence[str]) -> dict[str, Any]:
-    """What a checkpoint has to agree in with the command that goes on from it."""
+    """The settings that must be the same in a checkpoint and in the command that resumes from it."""
     return {
         "files": [[s.name, s.size] for s in sources],
         "columns": list(names),

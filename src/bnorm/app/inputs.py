@@ -1,4 +1,4 @@
-"""Where a command reads from: files, folders, globs and standard input, all as one stream of batches of columns."""
+"""The input of a command: files, folders, globs and standard input as one stream of batches of columns."""
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from glob import glob  # of paths that may be absolute, which those of pathlib may not
@@ -13,7 +13,7 @@ STDIN = "-"
 
 
 def find(names: Sequence[str], delimiter: str | None = None) -> list[Source]:
-    """The sources that paths, folders and globs name, in the order given; inside of folders and globs, by name."""
+    """The sources of paths, folders and globs, in the given order; files of a folder or glob are sorted by name."""
     found: list[Source] = []
     for name in names:
         if name == STDIN:
@@ -42,31 +42,31 @@ def _paths(name: str) -> list[Path]:
 
 
 def _is_data(path: Path) -> bool:
-    """Not hidden, nor what other programs leave beside data, as _SUCCESS and _metadata."""
+    """Whether a file of a folder is data: not hidden, and not one like _SUCCESS or _metadata."""
     hidden = any(part.startswith((".", "_")) for part in path.parts)
     return not hidden and any(path.name.lower().endswith(suffix) for suffix in SUFFIXES)
 
 
 class Stream:
-    """Several sources as one, by the columns of the first.
+    """Several sources as one stream, with the columns of the first.
 
     numbers   columns that are read as numbers
-    others    columns that pass through as they are
+    others    columns that are passed through unchanged
     """
 
     def __init__(self, sources: Sequence[Source], numbers: Sequence[str], others: Sequence[str] = ()) -> None:
         self.sources, self.numbers, self.others = sources, list(numbers), list(others)
         for s in sources:
             self._check(s)
-        self.where = sources[0].name  # what is being read
-        self.row = 0  # rows of it that have been read before the last batch
+        self.where = sources[0].name  # the source that is being read
+        self.row = 0  # rows of it before the last batch
         self._done = 0.0
 
     def __iter__(self) -> Iterator[Any]:
         return self.read()
 
     def read(self, skip: int = 0) -> Generator[Any]:
-        """Record batches of `numbers` and `others`, in this order, from the row `skip` of the stream on."""
+        """Record batches of `numbers` and `others`, in this order, without the first `skip` rows of the stream."""
         names = self.numbers + self.others
         for s in self.sources:
             self.where, self.row = s.name, 0
@@ -79,13 +79,13 @@ class Stream:
 
     @property
     def size(self) -> int:
-        """Bytes of all sources; 0 where one is of unknown size."""
+        """Bytes of all sources; 0 if one is of unknown size."""
         sizes = [s.size for s in self.sources]
         return sum(sizes) if all(sizes) else 0
 
     @property
     def progress(self) -> float:
-        """Bytes of them that have been read, about."""
+        """About how many of these bytes have been read."""
         here = next((s for s in self.sources if s.name == self.where), None)
         return self._done + (here.size * here.fraction if here is not None and here.fraction < 1 else 0)
 
@@ -102,14 +102,14 @@ class Stream:
 
 
 def number_columns(first: Source) -> list[str]:
-    """The columns of a source that hold numbers."""
+    """The columns of numbers in a source."""
     return [name for name, kind in first.columns.items() if is_number(kind)]
 
 
 def choose(
     first: Source, only: Sequence[str] | None, exclude: Sequence[str] | None, weight: str | None = None
 ) -> list[str]:
-    """The columns to learn from: those asked for, or all that hold numbers but the excluded; the weights are none."""
+    """The columns to learn from: those of `only`, or all columns of numbers except `exclude` and the weights."""
     for name in [*(only or ()), *(exclude or ()), *([weight] if weight else [])]:
         if name not in first.columns:
             raise DataError(f"{first.name}: expected a column {name!r}, got {_listed(first.columns)}")
@@ -126,13 +126,13 @@ def choose(
 
 
 def check_same_columns(sources: Sequence[Source], names: Iterable[str]) -> None:
-    """DataError where a later file has a column of numbers that the first does not have: there is no rule for it."""
+    """DataError if a later file has a column of numbers that the first file does not have."""
     known = set(names) | set(sources[0].columns)
     for s in sources[1:]:
         if more := [name for name in number_columns(s) if name not in known]:
             raise DataError(
-                f"{s.name}: column {more[0]!r}: expected the columns of {sources[0].name}, which has it not; "
-                "--columns or --exclude choose"
+                f"{s.name}: column {more[0]!r}: expected the columns of {sources[0].name}, which does not have it; "
+                "choose with --columns or --exclude"
             )
 
 

@@ -1,4 +1,4 @@
-"""`bnorm plot`: the pictures of `bnorm.plot`, from state files or from a table."""
+"""`bnorm plot`: draws the displays of `bnorm.plot` from state files or from a table."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -15,17 +15,17 @@ from bnorm.app.inputs import Stream, choose, find
 from bnorm.app.progress import Progress
 from bnorm.app.states import Learned
 from bnorm.files.container import SUFFIXES, replacing
-from bnorm.files.loading import load, transformer
+from bnorm.files.loading import transformer
 
-ROWS = 100_000  # of a table whose distribution is drawn: a sample of about so many, from all over it
+ROWS = 100_000  # about how many rows of a table are drawn, spread evenly over it
 
 
 def plot(names: Sequence[str], output: str, columns: Sequence[str] | None, delimiter: str | None, quiet: bool) -> None:
-    """States over their streams, one below the other; or the values of a table before and after normalization."""
+    """Draw states over their streams, one below the other, or the values of a table before and after normalization."""
     states = [name for name in names if Path(name).suffix.lower() in SUFFIXES]
     if states and len(states) != len(names):
         other = next(name for name in names if name not in states)
-        raise DataError(f"{other}: expected states only or tables only, got a table beside {states[0]}")
+        raise DataError(f"{other}: expected only states or only tables, got a table and the state {states[0]}")
     displays = import_module("bnorm.plot")
     if states:
         figure = _states(displays, states)
@@ -37,18 +37,22 @@ def plot(names: Sequence[str], output: str, columns: Sequence[str] | None, delim
 
 def _states(displays: Any, paths: Sequence[str]) -> Any:
     if len(paths) == 1:
-        return displays.RunningStatsDisplay.from_estimator(load(paths[0])).figure_
+        return displays.RunningStatsDisplay.from_estimator(_state(paths[0])).figure_
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5 * len(paths)), layout="constrained")
     for path, part in zip(paths, figure.subfigures(len(paths), squeeze=False)[:, 0], strict=True):
-        displays.RunningStatsDisplay.from_estimator(load(path), ax=part.subplots())
+        displays.RunningStatsDisplay.from_estimator(_state(path), ax=part.subplots())
         part.suptitle(Path(path).name)
     return figure
 
 
+def _state(path: str) -> Any:
+    return transformer(Learned.read(path).stored)
+
+
 def _table(names: Sequence[str], columns: Sequence[str] | None, delimiter: str | None, quiet: bool) -> tuple[Any, Any]:
-    """A transformer that knows a table, and a sample of its rows."""
+    """A transformer fitted on a table, and a sample of its rows."""
     sources = find(names, delimiter)
     stream = Stream(sources, choose(sources[0], columns, None))
     learned = Learned.new(stream.numbers, None, None)

@@ -1,4 +1,4 @@
-"""How far a command is, and how it ends early: never while something is half done."""
+"""Progress bars, and interrupts, which never come while something is half done."""
 
 import signal
 import sys
@@ -11,7 +11,7 @@ from typing import Any, Self
 
 
 class Progress:
-    """Rows per second and the time left, drawn by tqdm where that is installed."""
+    """Rows per second and the time left, drawn by tqdm if it is installed."""
 
     def __init__(self, what: str, size: int, quiet: bool = False) -> None:
         self.rows, self._start, self._bar = 0, time.perf_counter(), None
@@ -29,11 +29,11 @@ class Progress:
 
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
-            self._bar.refresh()  # what is done too fast for a bar to move shows once, too
+            self._bar.refresh()  # shows the bar once even if the work was too fast for it
             self._bar.close()
 
     def add(self, rows: int, position: float) -> None:
-        """So many more rows; position: in the size that was given."""
+        """Add rows. position: how much of `size` is done."""
         self.rows += rows
         if self._bar is not None:
             self._bar.set_postfix_str(f"{self.rows:,} rows, {self.rows / self.seconds:,.0f} rows/s", refresh=False)
@@ -45,7 +45,7 @@ class Progress:
 
 
 def peak_memory() -> int:
-    """The most memory that this process has taken so far, in bytes; 0 where the system does not say."""
+    """The peak memory of this process in bytes; 0 if the system does not report it."""
     status = Path("/proc/self/status")
     if not status.exists():
         return 0
@@ -54,7 +54,7 @@ def peak_memory() -> int:
 
 
 class Interrupted(BaseException):
-    """A signal asked the command to end; `code` is the exit status that shells know for it."""
+    """A signal asked the command to end; `code` is the exit status that shells use for it."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -62,7 +62,7 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """SIGINT and SIGTERM as Interrupted; inside of `held` they wait for its end, and come then."""
+    """Raises Interrupted for SIGINT and SIGTERM; inside `held`, at the end of the block."""
 
     def __init__(self) -> None:
         self._holding, self._came = 0, 0

@@ -1,4 +1,4 @@
-"""`bnorm show`: what a state file holds, for people and for programs."""
+"""`bnorm show`: prints a state file as a table or as JSON."""
 
 import json
 from typing import Any
@@ -9,29 +9,35 @@ from bnorm.app.states import Learned
 
 
 def show(path: str, as_json: bool) -> None:
-    """Print it."""
+    """Print a state file."""
     learned = Learned.read(path)
     said = facts(learned)
     if as_json:
         print(json.dumps(said))
         return
-    print(f"{path}: {said['rows']:,} rows in {said['batches']:,} batches, {way(learned)}\n")
+    print(f"{path}: {counted(said['rows'], 'row')} in {counted(said['batches'], 'batch')}, {way(learned)}\n")
     for line in table(said["features"]):
         print(line)
 
 
+def counted(n: int, noun: str) -> str:
+    """A number of things, such as "1 row" or "1,000 batches"."""
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{n:,} {noun if n == 1 else plural}"
+
+
 def way(learned: Learned) -> str:
-    """How rows weigh against each other."""
+    """The weights of rows relative to each other, in words."""
     parameters = learned.stored.parameters
     if parameters["halflife"] is not None:
-        return f"a row weighs half after {parameters['halflife']:g} rows"
+        return f"with a half-life of {parameters['halflife']:g} rows"
     if parameters["momentum"] is None:
-        return "all rows weighing the same" if not learned.state.weighted else "rows weighing what their weights say"
-    return f"an average to which a new batch adds {parameters['momentum']:g}"
+        return "all rows weighing the same" if not learned.state.weighted else "rows with sample weights"
+    return f"averaged with momentum {parameters['momentum']:g}"
 
 
 def facts(learned: Learned) -> dict[str, Any]:
-    """All that is known, in JSON's types; None stands for a number that there is not."""
+    """The content of a state, in JSON's types; None means NaN or unknown."""
     state, seen = learned.state, learned.state.statistics.seen
     values = seen.tolist() if state.weighted else seen.astype(np.int64).tolist()
     columns: dict[str, list[Any]] = {
@@ -55,7 +61,7 @@ def facts(learned: Learned) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Lines of columns: the first one to the left, numbers to the right."""
+    """The lines of a text table, with the first column left-aligned and all others right-aligned."""
     head = list(rows[0])
     cells = [head, *([_cell(row[name]) for name in head] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]

@@ -1,7 +1,7 @@
-"""One file of a table, as batches of columns, in memory that does not grow with the file.
+"""One file of a table as batches of columns, in constant memory.
 
-How each format is read was measured: 1 MiB blocks of CSV, Parquet pages through a small buffer instead of whole row
-groups, no memory maps, whose pages count as memory too.
+The settings for each format come from measurements: 1 MiB blocks of CSV, Parquet pages through a small buffer instead
+of whole row groups, and no memory maps, as their pages count as memory.
 """
 
 import io
@@ -15,7 +15,7 @@ from bnorm.arrow import is_number
 
 CSV_BLOCK = 1 << 20
 PARQUET_BUFFER = 1 << 16
-BATCH = 8 << 20  # bytes of numbers in a batch: they stay in the cache from the reader to the kernels
+BATCH = 8 << 20  # bytes of numbers in a batch, which stay in the cache from the reader to the kernels
 MOST_ROWS = 1 << 18
 CSV = {".csv": ",", ".tsv": "\t", ".txt": ","}
 PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
@@ -26,7 +26,7 @@ SUFFIXES = (*CSV, *(csv + packed for csv in CSV for packed in PACKED), *PARQUET,
 
 
 def pyarrow() -> Any:
-    """The package, which reads and writes files here."""
+    """The package pyarrow, imported when a table is read or written."""
     try:
         import pyarrow as pa
     except ImportError:
@@ -35,7 +35,7 @@ def pyarrow() -> Any:
 
 
 def source(path: Path | None, delimiter: str | None = None) -> "Source":
-    """What reads a file, by its suffix; None: CSV from standard input."""
+    """The source for a file, by its suffix; None means CSV from standard input."""
     pa = pyarrow()
     if path is None:
         return CsvSource(None, delimiter or ",")
@@ -55,7 +55,7 @@ def source(path: Path | None, delimiter: str | None = None) -> "Source":
 
 
 def said(error: Exception) -> str:
-    """What a library says, in one line."""
+    """A library's error message in one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).split()).removesuffix(".")
@@ -65,8 +65,8 @@ class Source:
     """A table in a file.
 
     columns    Arrow types by name
-    position   rows that have been read, those skipped too
-    fraction   of the file that has been read, about
+    position   rows that have been read, skipped ones included
+    fraction   the fraction of the file that has been read, about
     """
 
     def __init__(self, path: Path | None, names: Sequence[str], kinds: Sequence[Any]) -> None:
@@ -80,7 +80,7 @@ class Source:
         self.fraction = 0.0
 
     def is_number(self, name: str) -> bool:
-        """Whether a column can be read as numbers; bools only where they are asked for by name."""
+        """Whether a column can be read as numbers; bools only if they are asked for by name."""
         return is_number(self.columns[name], bools=True)
 
     def read(self, names: Sequence[str], numbers: Sequence[str], skip: int = 0) -> Generator[Any]:
@@ -104,7 +104,7 @@ class Source:
 
 
 def rows_per_batch(columns: int) -> int:
-    """Rows whose numbers fill a batch."""
+    """The number of rows whose numbers fill a batch."""
     return max(64, min(MOST_ROWS, BATCH // (8 * max(1, columns))))
 
 
@@ -168,7 +168,7 @@ class ArrowSource(Source):
 
 
 class CsvSource(Source):
-    """Numbers are read as float64 and all else as text, as the start of a file does not tell what comes later."""
+    """Numbers are read as float64 and all else as text, because later rows may differ from the first."""
 
     def __init__(self, path: Path | None, delimiter: str) -> None:
         self._delimiter = delimiter
@@ -183,7 +183,7 @@ class CsvSource(Source):
             super().__init__(path, reader.schema.names, kinds)
 
     def _file(self) -> tuple[Any, Any]:
-        """What to read from, and the file below it, which knows how far it has been read."""
+        """The stream to read from, and the file below it, which knows its position."""
         pa = pyarrow()
         if self.path is None:
             return _Replayed(self._first), None
@@ -192,14 +192,14 @@ class CsvSource(Source):
         return (pa.CompressedInputStream(file, packed) if packed else file), file
 
     def _open(self, names: Sequence[str] | None, numbers: Sequence[str] | None, threads: bool = True) -> Any:
-        """A reader; without names, of all columns, to infer what they hold."""
+        """A reader of these columns; without names, of all columns, to infer their types."""
         from pyarrow import csv
 
         pa = pyarrow()
         options = csv.ConvertOptions()
         parse = csv.ParseOptions(delimiter=self._delimiter)
         if names is None:
-            parse.invalid_row_handler = lambda row: "skip"  # told of where it is read
+            parse.invalid_row_handler = lambda row: "skip"  # it is an error when the rows are read
             file = _Replayed(self._first, more=False) if self.path is None else self._file()[0]
         else:
             float64, text, chosen = pa.float64(), pa.string(), set(numbers or ())
@@ -211,7 +211,7 @@ class CsvSource(Source):
 
     def _batches(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
         pa, enough = pyarrow(), rows_per_batch(len(names))
-        waiting: list[Any] = []  # blocks are small: what is done once for each of them would show
+        waiting: list[Any] = []  # blocks are small, and the cost of each call would show
         with self._open(names, numbers) as reader:
             for batch in reader:
                 waiting.append(batch)
@@ -224,7 +224,7 @@ class CsvSource(Source):
                 yield pa.concat_batches(waiting)
 
     def _error(self, error: Exception, names: Sequence[str], numbers: Sequence[str]) -> DataError:
-        """With the row, which only a reader without threads counts: the file is read again as far as that."""
+        """The error with its row, which only a reader without threads counts: the file is read again up to there."""
         if self.path is None:
             return super()._error(error, names, numbers)
         try:
@@ -237,10 +237,10 @@ class CsvSource(Source):
 
 
 def _kind(column: Any) -> Any:
-    """The type of a column, from its beginning.
+    """The type of a column, inferred from its beginning.
 
-    Text that is mostly numbers is taken for numbers with a mistake in them, which reading will find and name. As text
-    the column would silently be missing in the result.
+    Text that is mostly numbers counts as numbers, so that the others are reported as errors. As text the column would
+    silently be missing in the result.
     """
     from pyarrow import compute, types
 
@@ -271,7 +271,7 @@ def _plainly(text: str, names: Sequence[str]) -> str:
 
 
 class _Replayed(io.RawIOBase):
-    """Standard input, of which the beginning has been read already."""
+    """Standard input with the beginning, which has been read already."""
 
     def __init__(self, first: bytes, more: bool = True) -> None:
         self._first, self._more = io.BytesIO(first), more

@@ -1,4 +1,4 @@
-"""What the command knows of a state, learned by it or by a transformer: the file is the same."""
+"""The state that the command learns, reads and writes: that of a transformer, and a few more numbers."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
@@ -12,11 +12,11 @@ from bnorm.app.transforming import Map
 from bnorm.files import container
 from bnorm.kernels import cpu
 from bnorm.running import AVERAGE
-from bnorm.transformer import saving, tables
+from bnorm.transformer import parameters, saving, tables
 from bnorm.transformer.state import State
 
 WHO = "bnorm"
-CHECKPOINT = "checkpoint"  # what of a command a checkpoint belongs to
+CHECKPOINT = "checkpoint"  # the entry of a file with the settings of the command that it belongs to
 
 
 class Step(NamedTuple):
@@ -33,9 +33,9 @@ class Step(NamedTuple):
 class Learned:
     """The state of a transformer, without scikit-learn.
 
-    rows      of all tables; where rows fade, those of its statistics are the age of one stream, as others were merged
-    extremes  the least and the greatest value of each feature, (2, features); None where they were not looked for
-    missing   values of each feature that there were not; None where rows had weights, and were not counted
+    rows      of all tables; after a merge of streams with a half-life, the statistics count only those of one stream
+    extremes  the least and the greatest value of each feature, (2, features); None if unknown
+    missing   the number of missing values of each feature; None if unknown
     """
 
     def __init__(self, stored: saving.Stored) -> None:
@@ -51,8 +51,8 @@ class Learned:
     def new(
         cls, names: Sequence[str], momentum: float | None, halflife: float | None, history: int | None = None
     ) -> Self:
-        """Nothing yet. history: how many moments of the stream are recorded, for its picture."""
-        given = {"momentum": saving.MOMENTUM if halflife else momentum, "halflife": halflife, "history": history}
+        """The state before the first row. history: how many records of the stream to keep, for `bnorm plot`."""
+        given = {"momentum": parameters.MOMENTUM if halflife else momentum, "halflife": halflife, "history": history}
         return cls(saving.empty(given, list(names)))
 
     @property
@@ -61,18 +61,21 @@ class Learned:
 
     @classmethod
     def read(cls, path: str) -> Self:
-        """A state file of a transformer; DataError where it is another."""
-        config, entries = container.read(WHO, path)
+        """Read the state file of a transformer; DataError for any other file."""
+        try:
+            config, entries = container.read(WHO, path)
+        except ValueError as error:
+            raise DataError(str(error).removeprefix(f"{WHO}: ")) from None
         if config.get("class") != saving.CLASS:
             raise DataError(f"{path}: expected the state of a {saving.CLASS}, got {config.get('class')!r}")
         try:
             return cls(saving.unpacked(config, entries))
-        except Exception as error:  # whatever a damaged file leads to
+        except Exception as error:  # a damaged file may lead to any error
             raise DataError(f"{path}: expected a state file, got a damaged one: {error}") from None
 
     @classmethod
     def resumed(cls, path: str, asked: dict[str, Any]) -> Self:
-        """A checkpoint of the same command, and no other."""
+        """Read a checkpoint of the same command; DataError for any other."""
         learned = cls.read(path)
         began = learned.stored.extra.pop(CHECKPOINT, None)
         if not isinstance(began, dict):
@@ -85,7 +88,7 @@ class Learned:
         return learned
 
     def save(self, path: str, checkpoint: dict[str, Any] | None = None) -> None:
-        """Write the file; `checkpoint` makes it one."""
+        """Write the file. checkpoint: the settings of the command, which make the file a checkpoint."""
         if self.rows != self.state.statistics.rows:
             self.stored.extra |= {"rows": self.rows}
         if self.state.weighted and self.missing is not None:
@@ -97,10 +100,10 @@ class Learned:
         container.write(WHO, path, config | extra, arrays)
 
     def step(self, columns: Sequence[ndarray], weight: ndarray | None) -> Step:
-        """What the statistics will move by for some rows, of which each feature is given as a column."""
+        """The step of the statistics for some rows, given as one column for each feature."""
         halflife, rows = self.stored.parameters["halflife"], len(columns[0])
         found, extremes = [], []
-        for column in columns:  # which the first brings into the cache for the second: both take no longer than that
+        for column in columns:  # the first call brings it into the cache for the second
             extremes.append(arrow.extremes(column, weight))
             if halflife is None:
                 found.append(arrow.parts([column], weight))
@@ -110,7 +113,7 @@ class Learned:
         return Step(parts, seen, pairs, last, rows, np.array(extremes).T)
 
     def take(self, steps: list[Step], missing: Any, weighted: bool) -> None:
-        """Let the statistics move by a batch, of which `steps` are the pieces. missing: where rows have weights."""
+        """Update the statistics by a batch, given as the steps of its pieces. missing: used if rows have weights."""
         statistics = self.state.statistics
         rows, before = sum(step.rows for step in steps), statistics.seen.copy()
         if self.stored.parameters["halflife"] is None:
@@ -129,7 +132,7 @@ class Learned:
             self.missing += missing if weighted else rows - (statistics.seen - before).astype(np.int64)
 
     def _stretch(self, others: list[ndarray]) -> None:
-        """The extremes with those of others."""
+        """Extend the extremes by others."""
         lows, highs = zip(*([] if self.extremes is None else [self.extremes]), *others, strict=True)
         self.extremes = np.stack([np.fmin.reduce(np.stack(lows)), np.fmax.reduce(np.stack(highs))])
 
@@ -139,7 +142,7 @@ class Learned:
 
     @property
     def names(self) -> list[str]:
-        """Those of the features, or their numbers where they have none."""
+        """The names of the features; x0, x1 and so on if they have none."""
         return self.stored.names or [f"x{i}" for i in range(len(self.state.statistics.seen))]
 
     def forward(self) -> Map:
@@ -153,7 +156,7 @@ class Learned:
 
 
 def merge(paths: Sequence[str]) -> Learned:
-    """The statistics of several files as one, as if all had been learned from their rows together."""
+    """The merged statistics of several files, as if learned from all rows together."""
     first, *others = [Learned.read(path) for path in paths]
     for path, other in zip(paths[1:], others, strict=True):
         for name in ("momentum", "halflife", "ddof"):

@@ -1,4 +1,4 @@
-"""`bnorm transform`: a table, column by column, through the statistics of a state file into a file like it."""
+"""`bnorm transform`: normalizes a table, column by column, with the statistics of a state file."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -16,7 +16,7 @@ from bnorm.app.sources import CsvSource, Source, pyarrow
 
 
 class Map(NamedTuple):
-    """What is done to features of these names, or to so many columns of numbers where they have none."""
+    """The map of features with these names, or of this many columns of numbers if they have none."""
 
     names: list[str] | None
     features: int
@@ -26,7 +26,7 @@ class Map(NamedTuple):
 def transform(
     sources: Sequence[Source], chosen: Map, output: str, dtype: str | None = None, quiet: bool = False
 ) -> dict[str, Any]:
-    """Write the sources, as one table, with the features mapped and all other columns as they are."""
+    """Write the sources as one table, with the features mapped and all other columns unchanged."""
     pa = pyarrow()
     first = sources[0]
     names = _features(first, chosen)
@@ -67,7 +67,9 @@ def _check_others(sources: Sequence[Source], others: Sequence[str]) -> None:
     first = sources[0]
     for s in sources[1:]:
         if more := [name for name in s.columns if name not in first.columns]:
-            raise DataError(f"{s.name}: column {more[0]!r}: expected the columns of {first.name}, which has it not")
+            raise DataError(
+                f"{s.name}: column {more[0]!r}: expected the columns of {first.name}, which does not have it"
+            )
         for name in others:
             if not isinstance(s, CsvSource) and s.columns[name] != first.columns[name]:
                 raise DataError(
@@ -87,11 +89,11 @@ def _kind(first: Source, name: str, is_feature: bool, dtype: str | None) -> Any:
 
 
 def _mapped(column: Any, stats: Mapping[str, ndarray], kind: Any, stream: Stream, name: str) -> Any:
-    """One column of a batch as an Arrow array of that type; what is missing stays so."""
+    """One column of a batch, mapped, as an Arrow array of that type; missing values stay missing."""
     x, dtype = arrow.values(column), np.dtype(f"f{kind.bit_width // 8}")
     if x.dtype != np.float64:
         x = x.astype(dtype)
-    out = np.frombuffer(pyarrow().allocate_buffer(x.nbytes), x.dtype)  # from a pool: fresh memory costs page faults
+    out = np.frombuffer(pyarrow().allocate_buffer(x.nbytes), x.dtype)  # from a pool: new memory costs page faults
     try:
         arrow.normalize(x, stats[x.dtype.name], out)
     except FloatingPointError:

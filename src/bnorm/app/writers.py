@@ -1,4 +1,4 @@
-"""Where a command writes a table to: CSV, Parquet or Arrow by the suffix, complete or not at all."""
+"""The output of a command: a table in CSV, Parquet or Arrow by the suffix, written completely or not at all."""
 
 import csv as text_csv
 import io
@@ -19,7 +19,7 @@ STDOUT = "-"
 
 
 class Writer(Protocol):
-    """What pyarrow's writers have in common."""
+    """The interface of pyarrow's writers."""
 
     def write_batch(self, batch: Any) -> None: ...
 
@@ -27,7 +27,7 @@ class Writer(Protocol):
 
 
 def check_suffix(path: str) -> str:
-    """The suffix of a name that can be written to."""
+    """The suffix of an output name; ValueError if there is no writer for it."""
     suffix = Path(path).suffix.lower()
     if path != STDOUT and suffix not in SUFFIXES:
         raise ValueError(f"expected a name that ends in {', '.join(SUFFIXES)}, got {path!r}")
@@ -36,7 +36,7 @@ def check_suffix(path: str) -> str:
 
 @contextmanager
 def table(path: str, schema: Any) -> Iterator[Writer]:
-    """A writer of record batches. The file takes its name when all is written; "-" is standard output."""
+    """A writer of record batches. The file gets its name when all is written; "-" is standard output."""
     suffix = check_suffix(path)
     if path == STDOUT:
         to_stdout = _Csv(sys.stdout.buffer, schema, ",")
@@ -56,7 +56,7 @@ def table(path: str, schema: Any) -> Iterator[Writer]:
 
 
 class _Csv:
-    """Text is quoted in those batches in which some text has to be; pyarrow quotes all of it, or none."""
+    """Quotes text only in batches that need it, because pyarrow quotes all text or none."""
 
     def __init__(self, file: Any, schema: Any, delimiter: str) -> None:
         from pyarrow import csv, types
@@ -91,7 +91,7 @@ class _Csv:
 
 
 class _Parquet:
-    """Batches are gathered until they make a row group worth having: a group is in memory while it is written."""
+    """Collects batches into row groups of a useful size. A row group is in memory while it is written."""
 
     def __init__(self, file: Any, schema: Any) -> None:
         from pyarrow import parquet

@@ -1,4 +1,4 @@
-"""Statistics beyond one process: what ranks share, and blocks of Dask collections."""
+"""Statistics over several processes: ranks of a communicator, and blocks of Dask collections."""
 
 from bnorm.distributed.communicator import Communicator
 from bnorm.distributed.merging import merge_all

@@ -1,7 +1,7 @@
-"""What ranks tell each other, and how an error on one of them becomes an error on all.
+"""The exchange between ranks, in which an error on one rank becomes an error on all.
 
-A collective waits for every rank. A rank that raised before it got there would leave the others waiting for ever, so it
-takes part all the same, and sends its error instead of its value.
+A collective call waits for every rank. If a rank raised before it, the others would wait forever. So that rank takes
+part all the same, and sends its error instead of a value.
 """
 
 from types import TracebackType
@@ -10,26 +10,26 @@ from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 @runtime_checkable
 class Communicator(Protocol):
-    """What is asked of a communicator: one method, which those of mpi4py have.
+    """The protocol of a communicator: one method, which those of mpi4py have.
 
-    `allgather(value)` is called on all ranks, and waits for all. It returns on each of them the values of all ranks, as
-    a list in the order of the ranks. Values are small picklable objects: strings, numbers and NumPy arrays.
+    All ranks call `allgather(value)`. It waits for all of them, and returns the list of all values to each, in the
+    order of the ranks. Values are small picklable objects: strings, numbers and NumPy arrays.
     """
 
     def allgather(self, value: Any, /) -> Any:
-        """The values of all ranks, in their order."""
+        """The values of all ranks, in the order of the ranks."""
 
 
 class Message(NamedTuple):
-    """What a rank sends."""
+    """The message of a rank."""
 
-    call: str  # what it is about to do: ranks that differ in this have lost step
+    call: str  # the name of the call, which must be the same on all ranks
     value: Any
     error: str | None  # instead of a value
 
 
 class Turn:
-    """One call that all ranks make together, with one exchange in it; an error before the exchange reaches all.
+    """One call that all ranks make together, with one exchange. An error before the exchange is raised on all ranks.
 
     with Turn(comm, "BatchNorm1d(8): forward") as turn:
         ...                                 # an error here
@@ -70,7 +70,7 @@ class Turn:
 
 
 class Group:
-    """Holds a communicator, which belongs to all copies of what holds it. It is pickled where it can be."""
+    """Holds a communicator. Deep copies share it; pickling works if the communicator can be pickled."""
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
@@ -80,9 +80,9 @@ class Group:
 
 
 def checked(who: str, comm: Any) -> Communicator:
-    """comm, if it can do what is asked of one."""
+    """comm; TypeError if it is not a communicator."""
     if isinstance(comm, type) or not isinstance(comm, Communicator):
         raise TypeError(
-            f"{who}: comm: expected a communicator with a method allgather, as those of mpi4py have, got {comm!r}"
+            f"{who}: comm: expected a communicator with a method allgather, such as those of mpi4py, got {comm!r}"
         )
     return comm

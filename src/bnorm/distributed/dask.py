@@ -1,7 +1,7 @@
-"""Dask collections: their blocks, and reductions over these as a tree. This module is imported only where there is one.
+"""Dask collections: their blocks, and tree reductions over them. This module is imported only if there is a collection.
 
-A block is what Dask computes in one piece: an array, or a pandas frame. Blocks are never joined; what each gives is
-merged with that of its neighbours, in their order, so that the result does not depend on the scheduler.
+A block is an array or a pandas frame that Dask computes in one piece. Blocks are never concatenated. The results of
+neighbouring blocks are merged in their order, so the result does not depend on the scheduler.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 def array_of(who: str, name: str, value: Any) -> Any:
-    """A Dask collection as a Dask array; TypeError where it is neither array nor frame. Nothing is computed."""
+    """A Dask array or DataFrame as a Dask array; TypeError for any other value. Nothing is computed."""
     if isinstance(value, da.Array):
         return value
     if hasattr(type(value), "to_dask_array"):  # of the type, as a Delayed has every attribute
@@ -29,9 +29,9 @@ def array_of(who: str, name: str, value: Any) -> Any:
 
 
 def blocks_of(function: Callable[..., Any], x: Any, axis: int, weight: Any = None) -> list[list[Any]]:
-    """`function(block, weights)` of each block of an array, delayed: for each cut along `axis` a list, in order.
+    """`function(block, weights)` of each block of an array, delayed: one list for each chunk along `axis`, in order.
 
-    weight: None, or what `aligned` returns.
+    weight: None, or a result of `aligned`.
     """
     every = tuple(range(x.ndim))
     others = every[:axis] + every[axis + 1 :]
@@ -44,9 +44,9 @@ def blocks_of(function: Callable[..., Any], x: Any, axis: int, weight: Any = Non
 
 
 def mapped(function: Callable[[Any, Any], Any], x: Any, statistics: Any, like: Any) -> Any:
-    """`function(block, statistics)` of each block of a table, lazily; like: an array of the type of the results.
+    """`function(block, statistics)` of each block of a table, lazily. like: an array of the type of the results.
 
-    statistics: an array (k, features), of which a block is given those of its own features.
+    statistics: an array (k, features); each block gets the columns of its features.
     """
     s = da.from_array(statistics, chunks=(-1, x.chunks[1]))
     return da.blockwise(
@@ -55,9 +55,9 @@ def mapped(function: Callable[[Any, Any], Any], x: Any, statistics: Any, like: A
 
 
 def aligned(who: str, name: str, weight: Any, x: Any, axis: int) -> Any:
-    """Weights as a Dask array whose blocks lie beside those of x.
+    """Weights as a Dask array with the blocks of x.
 
-    weight: an array, Dask's or not, in the shape of x without `axis`, or (N,), one per index of the first of its axes.
+    weight: a Dask or other array in the shape of x without `axis`, or (N,), one per index of the first of those axes.
     """
     chunks = x.chunks[:axis] + x.chunks[axis + 1 :]
     lazy = dask.is_dask_collection(weight)
@@ -70,11 +70,11 @@ def aligned(who: str, name: str, weight: Any, x: Any, axis: int) -> Any:
     if not lazy:
         if unknown:
             raise TypeError(
-                f"{who}: {name}: expected a Dask array, as the sizes of the blocks it goes with are not known, "
-                f"got {type(weight).__name__}; x.compute_chunk_sizes() finds them out"
+                f"{who}: {name}: expected a Dask array, as the sizes of the blocks of x are not known, "
+                f"got {type(weight).__name__}; x.compute_chunk_sizes() computes them"
             )
         return da.from_array(w, chunks=wanted)
-    if unknown or any(map(isnan, w.shape)):  # block by block, and every block is checked when it comes
+    if unknown or any(map(isnan, w.shape)):  # block by block; each block is checked when it is computed
         if w.numblocks != tuple(map(len, wanted)):
             raise ValueError(
                 f"{who}: {name}: expected {tuple(map(len, wanted))} blocks, as many as x has, got {w.numblocks}"
@@ -84,7 +84,7 @@ def aligned(who: str, name: str, weight: Any, x: Any, axis: int) -> Any:
 
 
 def serially(*blocks: Any, function: Callable[..., Result]) -> Result:
-    """The function of these, on one thread: the scheduler has others at work on other blocks."""
+    """The function of these blocks, on one thread: the scheduler runs other blocks at the same time."""
     before = limit_caller(1)
     try:
         return function(*blocks)
@@ -93,7 +93,7 @@ def serially(*blocks: Any, function: Callable[..., Result]) -> Result:
 
 
 def tree(items: Sequence[Any], merge: Callable[[list[Any]], Any]) -> Any:
-    """Delayed items merged in groups of neighbours, then these, down to one. merge: associative, of some in order."""
+    """Delayed items merged in groups of neighbours, level by level, down to one. merge: takes a list in order."""
     merged = dask.delayed(merge, pure=True)
     items = list(items)
     while len(items) > 1:

@@ -1,4 +1,4 @@
-"""Statistics that were learned on several ranks, as one."""
+"""Merging the statistics of several ranks."""
 
 import copy
 import sys
@@ -13,14 +13,32 @@ WHO = "merge_all"
 
 
 def merge_all(obj: Mergeable, comm: Communicator) -> Mergeable:
-    """The merge of what all ranks have, on every rank, as a new object; the given one is not changed.
+    """Merge the statistics of all ranks. All ranks must call it, and all get the same result, to the bit.
 
-    obj: Moments, or a fitted BatchNormTransformer that can be merged: momentum=None, or the same halflife on all ranks.
-    comm: a communicator of mpi4py, or anything with its `allgather`. All ranks have to call.
+    Neighbours are merged first, so the last digits depend on the numbering of the ranks.
 
-    The result has the same bits on every rank. They depend on the order of the ranks, as neighbours are merged first,
-    but only in the last digits. Learned parameters, gamma_ and beta_, are those of rank 0.
+    Parameters
+    ----------
+    obj : Moments or BatchNormTransformer
+        The statistics of this rank; not changed. A transformer must be fitted, with momentum=None or with the same
+        halflife on all ranks.
+    comm : communicator
+        A communicator of mpi4py, or any object with its `allgather`.
 
+    Returns
+    -------
+    Moments or BatchNormTransformer
+        A new object. Its gamma_ and beta_ are those of rank 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the objects cannot be merged.
+    RuntimeError
+        If another rank has raised an error.
+
+    Examples
+    --------
     >>> class Alone:
     ...     def allgather(self, value):
     ...         return [value]
@@ -37,10 +55,10 @@ def merge_all(obj: Mergeable, comm: Communicator) -> Mergeable:
 
 
 def _merging(obj: Any) -> Callable[[list[Any]], Any]:
-    """How several like obj are merged."""
+    """The function that merges several objects like obj."""
     if isinstance(obj, Moments):
         return Moments.merge
-    transformers = sys.modules.get("bnorm.transformer")  # where there is a transformer, it has been imported
+    transformers = sys.modules.get("bnorm.transformer")  # imported already, if obj is a transformer
     if transformers is not None and isinstance(obj, transformers.BatchNormTransformer):
         return _merged_transformers
     raise TypeError(f"{WHO}: obj: expected Moments or a BatchNormTransformer, got {type(obj).__name__}")

@@ -1,8 +1,8 @@
-"""Batch normalization of a batch that lies on several ranks: a few numbers per channel are exchanged, and no more.
+"""Batch normalization of a batch that is spread over several ranks, which exchange only a few numbers per channel.
 
-Forward, ranks exchange count, mean and m2, and merge those of all, in the order of the ranks; backward, the two sums of
-the gradient, which are added in that order. From the same numbers every rank computes the same, to the bit. What is on
-a device is brought to the host for it.
+In the forward, ranks exchange count, mean and m2, and merge them in the order of the ranks. In the backward they
+exchange the two sums of the gradient, and add them in that order. From the same numbers every rank computes the same
+bits. Numbers on a device are copied to the host for the exchange.
 """
 
 from collections.abc import Iterator
@@ -21,11 +21,11 @@ from bnorm.kernels.rule import Rule
 
 
 class Shared:
-    """In place of the kernels, for one forward in training and its backward: their passes over the batch of all ranks.
+    """Replaces the kernels for one forward in training and its backward, for a batch that is spread over all ranks.
 
-    `forward`, `settle` and `backward` are those of the kernels; whatever else these have, it has too. Every call is
-    made within a `turn`, so that an error on one rank, even before the kernels are reached, is one on all.
-    settings: what has to be the same on all ranks, or their statistics would not be.
+    `forward`, `settle` and `backward` have the signatures of the kernels; all other names are those of the kernels.
+    Every call is inside a `turn`, so an error on one rank, even before the kernels are called, is raised on all.
+    settings: the settings that must be the same on all ranks, so that their statistics stay the same.
     """
 
     def __init__(self, comm: Communicator, who: str, kernels: ModuleType, settings: tuple[Any, ...]) -> None:
@@ -37,7 +37,7 @@ class Shared:
 
     @contextmanager
     def turn(self, call: str) -> Iterator[None]:
-        """One call that all ranks make."""
+        """A context in which all ranks make the same call."""
         with Turn(self._comm, f"{self._who}: {call}") as self.open:
             try:
                 yield
@@ -58,7 +58,7 @@ class Shared:
         out: ndarray | None = None,
         seen: ndarray | None = None,
     ) -> tuple[ndarray, ndarray, float, int]:
-        """y, stats and count of the batch of all ranks. SingleValueError where that has one value per channel."""
+        """y, stats and count of the batch of all ranks. SingleValueError if it has one value per channel."""
         kernels = self._kernels
         parts = kernels.moments(x, weight)
         positions = x.shape[0] * prod(x.shape[2:])
@@ -67,14 +67,14 @@ class Shared:
         if values == 1:
             raise checks.SingleValueError(f"{self._who}: x: expected more than one value per channel, got one in all")
         self._count, self._rows = float(merged[0, 0]), positions
-        self._parts = moved(merged, type(parts)) if self._count else parts  # without any value its means are 0
+        self._parts = moved(merged, type(parts)) if self._count else parts  # parts without any value have mean 0
         if running is not None and running.nonfinite == "raise":  # a trial, before anything is written to
             self.settle(running.copy())
         stats = kernels.finish(self._parts, gamma, beta, eps)
         return kernels.normalize(x, stats, slope, out), stats, self._count, 0
 
     def settle(self, rule: Rule, *_: Any) -> Any:
-        """Move statistics by the batch of all ranks."""
+        """Update statistics by the batch of all ranks."""
         if not self._count:
             return 0
         return self._kernels.move(rule, self._parts, None, None, None, self._rows, 1, self._count)
@@ -100,7 +100,7 @@ class Shared:
         return dx, stats[2] * own[1], own[0]
 
     def _exchanged(self, positions: int, values: int, parts: ndarray) -> tuple[int, int, ndarray]:
-        """The sums of the first two over all ranks, and the parts of all values."""
+        """The sums of positions and values over all ranks, and the merged parts."""
         ranks = self._share((self._settings, positions, values, parts))
         settings, every_positions, every_values, every_parts = zip(*ranks, strict=True)
         for rank, other in enumerate(settings):

@@ -1,7 +1,7 @@
 """State files: arrays and a configuration, as safetensors or NumPy's .npz, never a pickle.
 
     container   one file: arrays by name, and a configuration as JSON
-    loading     `bnorm.load`: the object that a file holds
+    loading     `bnorm.load`: the object of a file
 
-What an object's file holds is said where the object is.
+The content of a layer's file is defined in `layers/saving.py`, that of a transformer's in `transformer/saving.py`.
 """

@@ -1,12 +1,13 @@
-"""One state file: arrays by name, and beside them a configuration, one JSON string with a version.
+"""One state file: arrays by name, and a configuration, which is a JSON string with a version.
 
     .safetensors   the configuration is in the metadata, under "bnorm"
-    .npz           it is an array of bytes of that name; no array is compressed
+    .npz           the configuration is an array of bytes of that name; no array is compressed
 
-A file is taken for hostile until it is shown to be sound: before any array is made of it, its sizes are compared with
-those of the file, so that reading takes no more memory than the file does.
+A file may be hostile. All sizes in it are compared with the size of the file before an array is made, so reading takes
+no more memory than the file.
 """
 
+import errno
 import json
 import os
 import struct
@@ -24,10 +25,14 @@ VERSION = 1
 KEY = "bnorm"
 SAFETENSORS, NPZ = ".safetensors", ".npz"
 SUFFIXES = (SAFETENSORS, NPZ)
-DTYPES = {"F64": "<f8", "F32": "<f4", "I64": "<i8"}  # what states are made of; safetensors' names
-LONGEST_HEADER = 100_000_000  # of safetensors, by its own definition
+DTYPES = {"F64": "<f8", "F32": "<f4", "I64": "<i8"}  # the dtypes of states, under safetensors' names
+LONGEST_HEADER = 100_000_000  # bytes, by the definition of safetensors
 
 Config = dict[str, Any]
+
+
+class NotOursError(ValueError):
+    """A file without the configuration of this package."""
 
 
 class Entry:
@@ -38,11 +43,11 @@ class Entry:
 
     def array(self) -> ndarray:
         a = np.frombuffer(self._read(), self.dtype).reshape(self.shape)
-        return a.astype(self.dtype.newbyteorder("="))  # a copy, which may be written to
+        return a.astype(self.dtype.newbyteorder("="))  # a copy, which is writeable
 
 
 def suffix_of(who: str, path: Any) -> str:
-    """Which format a name asks for."""
+    """The suffix of a file name, which is its format."""
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         raise ValueError(f"{who}: path: expected a name that ends in {' or '.join(SUFFIXES)}, got {os.fspath(path)!r}")
@@ -50,7 +55,7 @@ def suffix_of(who: str, path: Any) -> str:
 
 
 def write(who: str, path: Any, config: Config, arrays: Mapping[str, ndarray]) -> None:
-    """Write a file in one step: a reader sees the file that was there before, or all of the new one."""
+    """Write a file in one step: a reader sees either the old file or the complete new one."""
     suffix = suffix_of(who, path)
     text = json.dumps({"format": VERSION} | config, separators=(",", ":"))
     dense = {name: np.asarray(a, order="C") for name, a in arrays.items()}
@@ -61,12 +66,14 @@ def write(who: str, path: Any, config: Config, arrays: Mapping[str, ndarray]) ->
 
 @contextmanager
 def replacing(path: Any, durable: bool = False) -> Iterator[BinaryIO]:
-    """A file to write to, which takes its name when all has gone well; until then, and if it does not, nothing changes.
+    """A temporary file that replaces `path` when the block ends without an error; otherwise nothing changes.
 
-    durable: on the disk too, should the machine stop just then.
+    durable: flush it to the disk first, so that it survives a crash of the machine.
     """
-    place = Path(path).resolve()  # a link goes on pointing to what is written
+    place = Path(path).resolve()  # a link stays, and its target is replaced
     beside = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    if not place.parent.is_dir():  # else the error would name the temporary file
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
     try:
         with beside.open("wb") as file:
             yield file
@@ -82,7 +89,7 @@ def replacing(path: Any, durable: bool = False) -> Iterator[BinaryIO]:
 
 
 def read(who: str, path: Any) -> tuple[Config, dict[str, Entry]]:
-    """The configuration of a file, and its arrays, not read yet; ValueError says what is wrong with it."""
+    """The configuration of a file, and its arrays, not read yet; ValueError unless it is a sound state file."""
     suffix = suffix_of(who, path)
     try:
         data = Path(path).read_bytes()
@@ -92,6 +99,8 @@ def read(who: str, path: Any) -> tuple[Config, dict[str, Entry]]:
         raise ValueError(f"{who}: {os.fspath(path)}: expected a state file, got JSON nested too deeply") from None
     except OSError:
         raise
+    except NotOursError as error:
+        raise ValueError(f"{who}: {os.fspath(path)}: expected a state file of bnorm, got a file {error}") from None
     except Exception as error:  # whatever parsers make of bytes that may be anything
         raise ValueError(f"{who}: {os.fspath(path)}: expected a state file, got a damaged one: {error}") from None
     if not isinstance(config, dict) or type(config.get("format")) is not int or config["format"] < 1:
@@ -99,13 +108,15 @@ def read(who: str, path: Any) -> tuple[Config, dict[str, Entry]]:
     if config["format"] > VERSION:
         raise ValueError(
             f"{who}: {os.fspath(path)}: expected format {VERSION} or older, got {config['format']}: a newer "
-            "bnorm wrote it, and reads it"
+            "bnorm wrote it, and is needed to read it"
         )
     return config, entries
 
 
 def _safetensors(text: str, arrays: Mapping[str, ndarray]) -> bytes:
-    """Eight bytes of length, a JSON header padded to a multiple of eight, and the arrays, widest first: all aligned."""
+    """Eight bytes of length, a JSON header padded to a multiple of eight bytes, and the arrays, widest dtype first, so
+    that all are aligned.
+    """
     header: dict[str, Any] = {"__metadata__": {KEY: text}}
     names, end, parts = {np.dtype(code): name for name, code in DTYPES.items()}, 0, []
     for name, a in sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0])):
@@ -122,7 +133,7 @@ def _safetensors(text: str, arrays: Mapping[str, ndarray]) -> bytes:
 
 
 def _from_safetensors(data: bytes) -> tuple[str, dict[str, Entry]]:
-    """Every byte behind the header belongs to one array."""
+    """The configuration and the arrays. Every byte after the header must belong to exactly one array."""
     if len(data) < 8:
         raise ValueError(f"{len(data)} bytes are no header")
     (length,) = struct.unpack("<Q", data[:8])
@@ -131,7 +142,7 @@ def _from_safetensors(data: bytes) -> tuple[str, dict[str, Entry]]:
     header = json.loads(data[8 : 8 + length], object_pairs_hook=_once)
     text = header.pop("__metadata__", {}).get(KEY)
     if not isinstance(text, str):
-        raise ValueError(f"no metadata under {KEY!r}: another program wrote it")
+        raise NotOursError(f"without metadata under {KEY!r}: another program wrote it")
     base, end, entries = 8 + length, 0, {}
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         start, stop = entry["data_offsets"]
@@ -173,13 +184,13 @@ def _from_npz(data: bytes) -> tuple[str, dict[str, Entry]]:
                 raise ValueError(f"{info.filename}: expected an uncompressed array, once")
             entries[name] = _entry(name, archive.read(info))
     if KEY not in entries:
-        raise ValueError(f"no array {KEY!r}: another program wrote it")
+        raise NotOursError(f"without an array {KEY!r}: another program wrote it")
     text = entries.pop(KEY)
     return text._read().decode(), entries
 
 
 def _entry(name: str, npy: bytes) -> Entry:
-    """An array in NumPy's format, whose header is trusted in nothing."""
+    """An array in NumPy's format. Everything in its header is checked."""
     file = BytesIO(npy)
     major, _ = np.lib.format.read_magic(file)
     read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}.get(major)

@@ -1,4 +1,4 @@
-"""`bnorm.load`: the object that a file holds."""
+"""`bnorm.load`: the object of a state file."""
 
 import os
 from typing import Any
@@ -18,10 +18,33 @@ LAYERS = {
 
 
 def load(path: Any) -> Any:
-    """The layer or transformer that its `save` wrote to a file, with everything learned and every setting, on the CPU.
+    """Load a layer or transformer from a file that its `save` wrote.
 
-    Files of all older versions load. A file that is damaged, made by another program or by a newer version of the
-    format is a ValueError that says so. Nothing in a file is ever run.
+    Files of all older versions can be loaded. No code in a file is ever run.
+
+    Parameters
+    ----------
+    path : str or path-like
+        A name that ends in .safetensors or .npz.
+
+    Returns
+    -------
+    layer or BatchNormTransformer
+        The object with its fitted state and all settings, on the CPU.
+
+    Raises
+    ------
+    ValueError
+        If the file is damaged, or was written by another program or by a newer version of bnorm.
+
+    Examples
+    --------
+    >>> import tempfile, bnorm
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     bnorm.BatchNorm1d(3, momentum=None).save(f"{folder}/layer.safetensors")
+    ...     layer = bnorm.load(f"{folder}/layer.safetensors")
+    >>> layer
+    BatchNorm1d(3, momentum=None)
     """
     config, entries = container.read(WHO, path)
     name = config.get("class")
@@ -32,12 +55,12 @@ def load(path: Any) -> Any:
         if name == TRANSFORMER:
             return transformer(unpacked(config, entries))
         return saving.restored(LAYERS[name], config, entries)
-    except Exception as error:  # as values may be of any kind and size, so may the error that they lead to
+    except Exception as error:  # values of a damaged file may lead to any error
         raise ValueError(f"{WHO}: {os.fspath(path)}: expected a {name}, got a damaged file: {error}") from None
 
 
 def transformer(stored: Stored) -> Any:
-    """The estimator with that state."""
+    """The transformer with that state."""
     from bnorm.transformer.estimator import BatchNormTransformer
 
     return BatchNormTransformer._from_stored(stored)

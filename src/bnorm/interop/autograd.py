@@ -17,7 +17,7 @@ __all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"
 
 
 class _Call:
-    """One call of a norm: its keywords, and what its forward left for the derivatives."""
+    """One call of a norm: its keywords, and the `saved` of its forward."""
 
     saved: F.Saved
 
@@ -26,33 +26,33 @@ class _Call:
 
 
 def batch_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
-    """`functional.batch_norm`, with its keywords: y. Derivatives are those by x, gamma and beta."""
+    """`functional.batch_norm` with the same keywords. Returns y, with derivatives by x, gamma and beta."""
     return _normalize()(x, gamma, beta, _Call(F.batch_norm, options))
 
 
 def layer_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
-    """`functional.layer_norm` likewise."""
+    """`functional.layer_norm`, as `batch_norm`."""
     return _normalize()(x, gamma, beta, _Call(F.layer_norm, options))
 
 
 def rms_norm(x: Any, gamma: Any = None, **options: Any) -> Any:
-    """`functional.rms_norm` likewise."""
+    """`functional.rms_norm`, as `batch_norm`."""
     return _normalize()(x, gamma, None, _Call(F.rms_norm, options))
 
 
 def group_norm(x: Any, num_groups: int, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
-    """`functional.group_norm` likewise."""
+    """`functional.group_norm`, as `batch_norm`."""
     return _normalize()(x, gamma, beta, _Call(F.group_norm, {**options, "num_groups": num_groups}))
 
 
 def instance_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
-    """`functional.instance_norm` likewise."""
+    """`functional.instance_norm`, as `batch_norm`."""
     return _normalize()(x, gamma, beta, _Call(F.instance_norm, options))
 
 
 @cache
 def _normalize() -> Any:
-    """The primitive, which needs autograd: made when the first norm is called."""
+    """The primitive. It needs autograd, so it is made when the first norm is called."""
     extend = load("bnorm.interop.autograd", "autograd.extend", "autograd")
 
     @extend.primitive  # type: ignore[untyped-decorator]

@@ -5,9 +5,9 @@
     module, variables = to_flax(layer)              linen
     module = to_flax(layer, api="nnx")
 
-Flax' momentum is the weight of the old value, channels are on the last axis, running variances are population
-variances, as here. A batch norm with use_running_average=True is in inference mode. Its instance norm becomes a group
-norm of groups of one channel, which takes arrays of any rank.
+In Flax momentum is the weight of the old value, channels are on the last axis, and running variances are population
+variances (ddof=0). A batch norm with use_running_average=True becomes a layer in inference mode. An instance norm
+becomes a group norm with groups of one channel, which takes arrays of any number of dimensions.
 """
 
 from collections.abc import Mapping
@@ -30,10 +30,25 @@ STATISTICS = {"mean": "running_mean", "var": "running_var"}
 
 
 def from_flax(module: Any, variables: Mapping[str, Any] | None = None, *, ndim: int | None = None) -> Layer:
-    """The layer that does what a normalization module of Flax does, with copies of its arrays.
+    """Convert a normalization module of Flax to a layer, with copies of its arrays.
 
-    variables: those of the module alone, {"params": ..., "batch_stats": ...}, for linen, whose modules hold none.
-    ndim: the rank of x, which decides between BatchNorm1d, the default, 2d and 3d.
+    Parameters
+    ----------
+    module : flax.linen.Module or flax.nnx.Module
+        BatchNorm, LayerNorm, RMSNorm, GroupNorm or InstanceNorm.
+    variables : mapping, optional
+        The variables of this module, {"params": ..., "batch_stats": ...}. Required for linen, whose modules have none.
+    ndim : int, optional
+        The number of dimensions of x, which decides between BatchNorm1d (the default), 2d and 3d.
+
+    Returns
+    -------
+    layer : Layer
+
+    Raises
+    ------
+    TypeError, ValueError
+        If there is no layer for the module.
     """
     who = "from_flax"
     linen, nnx = load(who, "flax.linen", "flax"), load(who, "flax.nnx", "flax")
@@ -65,9 +80,28 @@ def from_flax(module: Any, variables: Mapping[str, Any] | None = None, *, ndim: 
 
 
 def to_flax(layer: Layer, api: str = "linen") -> Any:
-    """The module of Flax that does what a layer does: (module, variables) of linen, or a module of nnx.
+    """Convert a layer to a module of Flax, with copies of its arrays.
 
-    Its arrays are NumPy's, so that float64 stays what it is where JAX was not told to have such.
+    Parameters
+    ----------
+    layer : Layer
+        A layer without an activation.
+    api : {"linen", "nnx"}, default "linen"
+
+    Returns
+    -------
+    module, or (module, variables) for linen
+        The arrays are NumPy arrays, so float64 stays float64 even if JAX's 64-bit mode is off.
+
+    Raises
+    ------
+    ValueError
+        If Flax has no such module.
+
+    Warns
+    -----
+    UserWarning
+        If training continues differently in Flax: in training mode with ddof=1.
     """
     who = "to_flax"
     if api not in ("linen", "nnx"):
@@ -93,7 +127,7 @@ def to_flax(layer: Layer, api: str = "linen") -> Any:
 
 
 def _described(who: str, layer: Layer) -> tuple[str, tuple[int, ...], dict[str, Any]]:
-    """The name of Flax' module, the shape that its parameters have or could have, and the keywords."""
+    """The name of the Flax module, the shape of its parameters (even without any), and its keywords."""
     given: Any = layer
     scale, center = neighbours.scales_and_centers(layer)
     options = {"epsilon": given.eps, "param_dtype": given.dtype, "use_scale": scale}
@@ -101,6 +135,7 @@ def _described(who: str, layer: Layer) -> tuple[str, tuple[int, ...], dict[str, 
         options["use_bias"] = center
     if isinstance(layer, BatchNorm):
         options |= {"axis": layer.axis, "momentum": neighbours.moving(who, layer, "Flax")}
+        neighbours.warn_of_variance(who, layer, 0, "Flax")
         return "BatchNorm", (layer.num_features,), options | {"use_running_average": not layer.training}
     if isinstance(layer, layers.LayerNorm | layers.RMSNorm):
         axes = tuple(range(-len(given.normalized_shape), 0))
@@ -110,7 +145,7 @@ def _described(who: str, layer: Layer) -> tuple[str, tuple[int, ...], dict[str, 
     if isinstance(layer, layers.GroupNorm):
         return "GroupNorm", (layer.num_channels,), options | {"num_groups": layer.num_groups}
     if given.track_running_stats:
-        raise ValueError(f"{who}: layer: expected no running statistics, as Flax has no instance norm with such")
+        raise ValueError(f"{who}: layer: expected no running statistics, as Flax' instance norm has none")
     return "InstanceNorm", (given.num_features,), options
 
 

@@ -1,9 +1,9 @@
-"""Batch norm in inference folded into the linear layer or the convolution before it: one layer less to compute.
+"""Folding of a batch norm in inference into the linear layer or convolution before it, which saves one layer.
 
     y = (W x + b) scale + shift = (W scale) x + (b scale + shift)
 
-Products and sums are made in float64 and rounded once, to the dtype of W. An activation of the batch norm is not
-folded: it stays to be applied to what comes out.
+Products and sums are computed in float64 and rounded once, to the dtype of W. An activation of the batch norm is not
+folded: apply it to the result.
 """
 
 from typing import Any
@@ -20,10 +20,29 @@ __all__ = ["fold_conv", "fold_linear"]
 
 
 def fold_linear(bn: BatchNorm, W: ArrayLike, b: ArrayLike | None = None) -> tuple[ndarray, ndarray]:
-    """W and b of the linear layer y = W x + b with the batch norm behind it in them.
+    """Fold a batch norm into the linear layer y = W x + b before it.
 
-    W: shape (channels, inputs), as PyTorch has it; b: shape (channels,), None for 0. They may be tensors on the CPU.
+    Parameters
+    ----------
+    bn : BatchNorm1d, BatchNorm2d or BatchNorm3d
+        With running statistics.
+    W : array_like of shape (channels, inputs)
+        The weight in PyTorch's layout; it may be a tensor on the CPU.
+    b : array_like of shape (channels,), optional
+        The bias. None means 0.
 
+    Returns
+    -------
+    W, b : ndarray
+        Those of the folded layer, of the dtype of W.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is invalid, or bn has no running statistics.
+
+    Examples
+    --------
     >>> from bnorm import BatchNorm1d
     >>> bn = BatchNorm1d(1, eps=0.0)
     >>> bn.running_mean, bn.running_var = [1.0], [4.0]
@@ -39,10 +58,31 @@ def fold_linear(bn: BatchNorm, W: ArrayLike, b: ArrayLike | None = None) -> tupl
 def fold_conv(
     bn: BatchNorm, W: ArrayLike, b: ArrayLike | None = None, transposed: bool = False, groups: int = 1
 ) -> tuple[ndarray, ndarray]:
-    """W and b of a convolution with the batch norm behind it in them.
+    """Fold a batch norm into the convolution before it.
 
-    W: shape (channels, inputs / groups, ...), or of a transposed convolution (inputs, channels / groups, ...), as
-    PyTorch has them, with one, two or three axes of the kernel. b: shape (channels,), None for 0.
+    Parameters
+    ----------
+    bn : BatchNorm1d, BatchNorm2d or BatchNorm3d
+        With running statistics.
+    W : array_like of shape (channels, inputs / groups, ...)
+        The weight in PyTorch's layout, with one, two or three kernel axes; of a transposed convolution (inputs,
+        channels / groups, ...). It may be a tensor on the CPU.
+    b : array_like of shape (channels,), optional
+        The bias. None means 0.
+    transposed : bool, default False
+        Whether it is a transposed convolution.
+    groups : int, default 1
+        The number of groups of the convolution.
+
+    Returns
+    -------
+    W, b : ndarray
+        Those of the folded convolution, of the dtype of W.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is invalid, or bn has no running statistics.
     """
     who = "fold_conv"
     transposed = checks.flag(who, "transposed", transposed)
@@ -64,7 +104,7 @@ def fold_conv(
 
 
 def _folded(who: str, bn: BatchNorm, weight: ndarray, b: Any, along: tuple[int, ...]) -> tuple[ndarray, ndarray]:
-    """weight with the scale of its channels, which are the axis that `along` does not have as 1."""
+    """Folded weight and bias. `along` is the shape of a channel vector that broadcasts with the weight."""
     scale, shift = (moved(a, ndarray) for a in bn.as_affine())
     bias = shift if b is None else checks.vector(who, "b", _detached(b), shift.shape, ndarray) * scale + shift
     return (weight * scale.reshape(along)).astype(weight.dtype), bias.astype(weight.dtype)

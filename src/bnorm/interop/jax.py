@@ -1,9 +1,10 @@
-"""The norms of `functional` inside of JAX: callbacks on the CPU, with first and second derivatives, under jit.
+"""The norms of `functional` inside JAX: callbacks on the CPU, with first and second derivatives, under jit.
 
     y = batch_norm(x, gamma, beta, eps=1e-3)
     jax.grad(lambda x: (batch_norm(x) ** 3).sum())(x)
 
-A callback brings arrays to NumPy and back, so this is for nets on the CPU. Reverse mode only, as for any `custom_vjp`.
+A callback converts arrays to NumPy and back, so this is for nets on the CPU. Only reverse mode works, as with any
+`custom_vjp`.
 """
 
 from functools import cache
@@ -16,31 +17,31 @@ from bnorm.interop.neighbours import load
 
 __all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
 
-ARRAYS = ("mean", "var", "weight")  # keywords that are arrays, and constants to every derivative
+ARRAYS = ("mean", "var", "weight")  # keywords that are arrays; derivatives treat them as constants
 
 
 def batch_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
-    """`functional.batch_norm`, with its keywords but `out`: y. Derivatives are those by x, gamma and beta."""
+    """`functional.batch_norm` with its keywords except `out`. Returns y, with derivatives by x, gamma and beta."""
     return _apply("batch_norm", x, gamma, beta, options)
 
 
 def layer_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
-    """`functional.layer_norm` likewise."""
+    """`functional.layer_norm`, as `batch_norm`."""
     return _apply("layer_norm", x, gamma, beta, options)
 
 
 def rms_norm(x: Any, gamma: Any = None, **options: Any) -> Any:
-    """`functional.rms_norm` likewise."""
+    """`functional.rms_norm`, as `batch_norm`."""
     return _apply("rms_norm", x, gamma, None, options)
 
 
 def group_norm(x: Any, num_groups: int, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
-    """`functional.group_norm` likewise."""
+    """`functional.group_norm`, as `batch_norm`."""
     return _apply("group_norm", x, gamma, beta, {**options, "num_groups": num_groups})
 
 
 def instance_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
-    """`functional.instance_norm` likewise."""
+    """`functional.instance_norm`, as `batch_norm`."""
     return _apply("instance_norm", x, gamma, beta, options)
 
 
@@ -54,11 +55,11 @@ def _apply(norm: str, x: Any, gamma: Any, beta: Any, options: dict[str, Any]) ->
     return _normalize()(x, gamma, beta, constants, (norm, tuple(sorted(fixed.items()))))
 
 
-Call = tuple[str, tuple[tuple[str, Any], ...]]  # the norm's name, and those of its keywords that are no arrays
+Call = tuple[str, tuple[tuple[str, Any], ...]]  # the norm's name, and its keywords that are not arrays
 
 
 def _forward(x: Any, gamma: Any, beta: Any, constants: Any, call: Call) -> tuple[np.ndarray, F.Saved]:
-    """On NumPy arrays; a derivative does it again, as nothing but arrays can wait for it in JAX."""
+    """The forward on NumPy arrays. A derivative computes it again, as JAX can keep only arrays for it."""
     norm, fixed = call
     given = {"gamma": gamma, "beta": beta, **constants}
     given = {name: np.asarray(value) for name, value in given.items() if value is not None}
@@ -68,7 +69,7 @@ def _forward(x: Any, gamma: Any, beta: Any, constants: Any, call: Call) -> tuple
 
 @cache
 def _normalize() -> Any:
-    """The function, which needs JAX: made when the first norm is called."""
+    """The function. It needs JAX, so it is made when the first norm is called."""
     jax = load("bnorm.interop.jax", "jax", "jax")
 
     def like(*arrays: Any) -> Any:
@@ -113,7 +114,7 @@ def _normalize() -> Any:
 
     normalize = jax.custom_vjp(value, nondiff_argnums=(4,))
     backward = jax.custom_vjp(gradients, nondiff_argnums=(5,))
-    # The forward rules call what they are the rules of, which a second derivative goes through again.
+    # Each forward rule calls its own function, so that a second derivative goes through the rules again.
     normalize.defvjp(lambda *given: (normalize(*given), given[:-1]), by_value)
     backward.defvjp(lambda *given: (backward(*given), given[:-1]), by_gradients)
     return normalize

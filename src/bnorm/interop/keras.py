@@ -3,9 +3,9 @@
     layer = from_keras(keras_layer)     of BatchNormalization, LayerNormalization, GroupNormalization, RMSNormalization
     keras_layer = to_keras(layer)       built, with copies of the layer's arrays
 
-Keras' momentum is the weight of the old value, its epsilon is 1e-3 unless it was given, channels are on the last axis,
-and moving variances are population variances, as here. A layer from there is in inference mode, which is what calling
-one there means: `train()` goes on training. Keras computes batch norm in float32 whatever the dtype.
+In Keras momentum is the weight of the old value, epsilon is 1e-3 by default, channels are on the last axis, and moving
+variances are population variances (ddof=0). A layer from Keras is in inference mode, as calling a Keras layer is;
+`train()` continues training. Keras computes batch norm in float32 whatever the dtype.
 """
 
 from typing import Any
@@ -25,10 +25,23 @@ NAMES = ("BatchNormalization", "LayerNormalization", "GroupNormalization", "RMSN
 
 
 def from_keras(keras_layer: Any) -> Layer:
-    """The layer that does what a normalization layer of Keras does, with copies of its arrays.
+    """Convert a normalization layer of Keras to a layer, with copies of its arrays.
 
-    It has to be built. A batch norm is of the class for the rank that it was built for. Parameters are float64 where
-    those of Keras are, else float32.
+    Parameters
+    ----------
+    keras_layer : keras.layers.Layer
+        A BatchNormalization, LayerNormalization, GroupNormalization or RMSNormalization that has been built.
+
+    Returns
+    -------
+    layer : Layer
+        In inference mode. A batch norm is a BatchNorm1d, 2d or 3d, depending on the number of dimensions it was built
+        for. Its dtype is float64 if that of the Keras layer is, otherwise float32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the layer is not built, or there is no layer for it here.
     """
     who = "from_keras"
     keras = load(who, "keras", "keras")
@@ -62,9 +75,28 @@ def from_keras(keras_layer: Any) -> Layer:
 
 
 def to_keras(layer: Layer, ndim: int | None = None) -> Any:
-    """The layer of Keras that does what a layer does, built, with copies of its arrays, in their dtype.
+    """Convert a layer to a built layer of Keras, with copies of its arrays, in their dtype.
 
-    ndim: the rank of x, for which Keras builds a batch norm; the lowest that the layer takes if it is not given.
+    Parameters
+    ----------
+    layer : Layer
+        A layer without an activation.
+    ndim : int, optional
+        The number of dimensions of x, for which Keras builds the layer; by default the lowest that the layer accepts.
+
+    Returns
+    -------
+    keras_layer : keras.layers.Layer
+
+    Raises
+    ------
+    ValueError
+        If Keras has no such layer.
+
+    Warns
+    -----
+    UserWarning
+        If training continues differently in Keras: in training mode with ddof=1.
     """
     who = "to_keras"
     keras = load(who, "keras", "keras")
@@ -74,6 +106,7 @@ def to_keras(layer: Layer, ndim: int | None = None) -> Any:
     options: dict[str, Any] = {"epsilon": given.eps, "dtype": given.dtype.name}
     if isinstance(layer, BatchNorm):
         momentum = neighbours.moving(who, layer, "Keras")
+        neighbours.warn_of_variance(who, layer, 0, "Keras")
         made = keras.layers.BatchNormalization(layer.axis, momentum, scale=scale, center=center, **options)
         shape: list[int | None] = [None] * (min(given._names) if ndim is None else ndim)
         shape[layer.axis] = layer.num_features
@@ -102,7 +135,7 @@ def to_keras(layer: Layer, ndim: int | None = None) -> Any:
 
 
 def _names(name: str) -> dict[str, str]:
-    """The weights of a layer of Keras, and what they are called here."""
+    """The names of the weights of a Keras layer, and their names here."""
     if name == "RMSNormalization":
         return {"scale": "weight"}
     names = {"gamma": "weight", "beta": "bias"}
@@ -127,5 +160,5 @@ def _groups(who: str, layer: Any) -> tuple[int, int]:
     if isinstance(layer, layers.GroupNorm):
         return layer.num_groups, layer.num_channels
     if getattr(layer, "track_running_stats", False):
-        raise ValueError(f"{who}: layer: expected no running statistics, as Keras has no instance norm with such")
+        raise ValueError(f"{who}: layer: expected no running statistics, as Keras has no such instance norm")
     return layer.num_features, layer.num_features

@@ -1,5 +1,6 @@
-"""What the conversions share: the neighbour's package, momentum the other way round, a layer's arrays on the CPU."""
+"""Helpers of the conversions: importing the other library, converting momentum, copying a layer's arrays to the CPU."""
 
+import warnings
 from decimal import Decimal
 from importlib import import_module
 from typing import Any
@@ -14,7 +15,7 @@ BATCH_NORMS: dict[int, type[BatchNorm]] = {2: BatchNorm1d, 3: BatchNorm1d, 4: Ba
 
 
 def load(who: str, module: str, extra: str) -> Any:
-    """A module of the neighbour's package; the error names the extra of this one that brings it."""
+    """A module of another library. The error names the extra of this package that installs it."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -25,7 +26,7 @@ def load(who: str, module: str, extra: str) -> Any:
 
 
 def complement(momentum: float) -> float:
-    """1 - momentum in decimals, so that 0.99 becomes 0.01 and that 0.99 again."""
+    """1 - momentum in decimal arithmetic: 0.99 becomes 0.01, and 0.01 becomes 0.99."""
     return float(1 - Decimal(repr(float(momentum))))
 
 
@@ -35,32 +36,46 @@ def arrays(layer: Layer) -> dict[str, ndarray]:
 
 
 def parameters(scale: bool, center: bool) -> dict[str, bool]:
-    """The options of a layer that multiplies by a gamma, or adds a beta, or both; `fix` comes after it."""
+    """The options of a layer with a scale, a shift, or both. Call `fix` for the layer afterwards."""
     return {"affine": scale or center, "bias": center or not scale}
 
 
 def fix(layer: Layer, scale: bool, center: bool) -> None:
-    """Hold the gamma of a layer at 1 where the neighbour's has a beta alone."""
+    """Fix the gamma of a layer at 1 if the other library's layer has only a beta."""
     if center and not scale and layer.gamma is not None:
         layer.gamma.requires_grad = False
 
 
 def scales_and_centers(layer: Layer) -> tuple[bool, bool]:
-    """Whether the neighbour's layer needs a gamma, and a beta: the inverse of the two above."""
+    """Whether the other library's layer needs a gamma, and a beta: the inverse of `parameters` and `fix`."""
     gamma, centers = layer.gamma, layer.beta is not None
     return gamma is not None and not (centers and not gamma.requires_grad and bool((gamma.data == 1).all())), centers
 
 
 def moving(who: str, layer: BatchNorm, name: str) -> float:
-    """The weight of the old value in a layer's running statistics; refused where it does not average."""
+    """The weight of the old value in a layer's running statistics; ValueError if they are no moving average."""
     if not layer.track_running_stats or layer.momentum is None:
         got = "momentum=None" if layer.track_running_stats else "track_running_stats=False"
         raise ValueError(f"{who}: layer: expected a moving average of batches, which is all that {name} has, got {got}")
     return complement(layer.momentum)
 
 
+def warn_of_variance(who: str, layer: Any, ddof: int, name: str) -> None:
+    """Warn if the other library's layer will update its running variance by another convention than this layer.
+
+    In inference mode there is nothing to warn of: both layers compute the same.
+    """
+    if layer.training and layer.track_running_stats and layer.momentum != 0 and layer.ddof != ddof:
+        convention = ("the count", "the count - 1")
+        warnings.warn(
+            f"{who}: the running variance divides by {convention[layer.ddof]} here (ddof={layer.ddof}), and by "
+            f"{convention[ddof]} in {name}, from its next training batch on",
+            stacklevel=3,
+        )
+
+
 def known(who: str, name: str, value: object, kinds: dict[type, Any]) -> Any:
-    """What belongs to the type of a value; a subclass may do anything else, and is refused."""
+    """The entry for the type of a value. A subclass may behave differently, so it is a TypeError."""
     if type(value) not in kinds:
         names = ", ".join(kind.__name__ for kind in kinds)
         raise TypeError(f"{who}: {name}: expected one of {names}, got {type(value).__module__}.{type(value).__name__}")
@@ -68,16 +83,16 @@ def known(who: str, name: str, value: object, kinds: dict[type, Any]) -> Any:
 
 
 def without_activation(who: str, layer: Layer, instead: str) -> None:
-    """Refuse a layer whose activation would get lost."""
+    """ValueError for a layer with an activation, which would be lost."""
     if layer.activation is not None:
         raise ValueError(
             f"{who}: layer: expected activation=None, as a layer there has none, got {layer.activation!r}: "
-            f"convert one without, and put {instead} behind it"
+            f"convert a layer without it, and apply {instead} to the result"
         )
 
 
 def only_axis(who: str, layer: Any, axis: int, name: str) -> None:
-    """Refuse channels on another axis than the neighbour's, in any rank that the layer takes."""
+    """ValueError if channels are on another axis than in the other library, for any accepted number of dimensions."""
     ranks = getattr(layer, "_names", None) or {None: ()}
     for rank in ranks:
         here, there = (a if rank is None else a % rank for a in (layer.axis, axis))
@@ -86,7 +101,7 @@ def only_axis(who: str, layer: Any, axis: int, name: str) -> None:
 
 
 def batch_norm_for(who: str, ndim: int | None) -> type[BatchNorm]:
-    """The batch norm for arrays of so many dimensions; of 2 or 3 where the number is not known."""
+    """The batch norm for arrays of `ndim` dimensions; BatchNorm1d if ndim is None."""
     if ndim is not None and ndim not in BATCH_NORMS:
         raise ValueError(f"{who}: ndim: expected one of 2, 3, 4 and 5 dimensions of x, got {ndim!r}")
     return BatchNorm1d if ndim is None else BATCH_NORMS[ndim]

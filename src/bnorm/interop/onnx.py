@@ -1,10 +1,10 @@
-"""Models of ONNX from layers and transformers in inference mode, and a converter for skl2onnx.
+"""ONNX models of layers and transformers in inference, and a converter for skl2onnx.
 
-    model = to_onnx(layer_or_transformer)     one node, X to Y, and another one for an activation
+    model = to_onnx(layer_or_transformer)     one node, X to Y, and more for an activation
     register()                                from then on skl2onnx converts pipelines with this package's estimators
 
-ONNX keeps epsilon in single precision. What that rounds off is added to the variance where a node is given one, that is
-of batch norm; of the other norms, float64 models are off by about 1e-13 / var for an eps of 1e-5.
+ONNX stores epsilon in single precision. In a batch norm the rounding error is added to the variance. The other norms
+store no variance: their float64 models are off by about 1e-13 / var for an eps of 1e-5.
 """
 
 from typing import Any, NamedTuple
@@ -19,13 +19,13 @@ from bnorm.layers import Layer
 
 __all__ = ["register", "to_onnx"]
 
-IR_VERSION = 10  # what runtimes of 2024 read: the newest that the onnx package writes is ahead of them
+IR_VERSION = 10  # runtimes of 2024 read it; the onnx package would write a newer one
 OPSETS = {"BatchNormalization": 15, "LayerNormalization": 17, "GroupNormalization": 21, "RMSNormalization": 23}
 TYPES = ("float32", "float64")
 
 
 class Node(NamedTuple):
-    """A norm as ONNX has it: inputs by name, which are vectors, and attributes; where channels are, None: anywhere."""
+    """A norm as an ONNX node: input vectors by name, attributes, and the axis of the channels (None: any)."""
 
     kind: str
     inputs: dict[str, ndarray]
@@ -34,9 +34,26 @@ class Node(NamedTuple):
 
 
 def to_onnx(obj: Any, dtype: str = "float32", ndim: int | None = None) -> Any:
-    """A layer, or a fitted BatchNormTransformer, as a model of ONNX, for X of that dtype and of any size but channels.
+    """Convert a layer or a fitted BatchNormTransformer, in inference, to an ONNX model.
 
-    ndim: the rank of X; the lowest that makes batches for the layer if it is not given, and 4 for a group norm.
+    Parameters
+    ----------
+    obj : Layer or BatchNormTransformer
+    dtype : {"float32", "float64"}, default "float32"
+        The type of X and Y.
+    ndim : int, optional
+        The number of dimensions of X, whose sizes are free except that of the channels. By default the lowest that the
+        layer accepts for a batch, and 4 for a group norm.
+
+    Returns
+    -------
+    model : onnx.ModelProto
+        Its input is X, its output Y.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the object cannot be converted.
     """
     who = "to_onnx"
     onnx = load(who, "onnx", "onnx")
@@ -77,9 +94,10 @@ def to_onnx(obj: Any, dtype: str = "float32", ndim: int | None = None) -> Any:
 
 
 def register() -> None:
-    """Tell skl2onnx how this package's estimators convert, alone or in a pipeline.
+    """Register converters of this package's estimators with skl2onnx, for use alone or in a pipeline.
 
-    A BatchNormTransformer becomes the node of `to_onnx`, a StandardScaler of bnorm.sklearn what scikit-learn's does.
+    A BatchNormTransformer becomes the node of `to_onnx`; a StandardScaler of bnorm.sklearn becomes that of
+    scikit-learn's.
     """
     onnx, skl2onnx = load("register", "onnx", "onnx"), load("register", "skl2onnx", "onnx")
     from skl2onnx.common.utils import check_input_and_output_numbers
@@ -136,7 +154,7 @@ def described(who: str, obj: Any, dtype: str) -> Node:
     given: Any = obj
     if isinstance(obj, layers.batch.BatchNorm) or getattr(obj, "track_running_stats", False):
         if not given.track_running_stats:
-            raise ValueError(f"{who}: obj: expected running statistics, which inference takes, got a layer without")
+            raise ValueError(f"{who}: obj: expected running statistics, which inference needs, got a layer without")
         return _batch(given)
     eps = given.eps if given.eps is not None else float(np.finfo(dtype).eps)
     scale, shift = (None if p is None else moved(p.data, ndarray) for p in (given.gamma, given.beta))
@@ -206,7 +224,7 @@ def _rank(who: str, obj: Any, ndim: int | None) -> int:
 
 
 def _transposed(axis: int | None, rank: int) -> tuple[list[int], list[int]]:
-    """The orders of axes before and after a node that has its channels on axis 1; empty where they are there."""
+    """The permutations of axes before and after a node with channels on axis 1; empty if they are there already."""
     if axis is None or axis % rank == 1:
         return [], []
     before = [i for i in range(rank) if i != axis % rank]

@@ -1,9 +1,10 @@
-"""A BatchNormTransformer from a fitted StandardScaler of scikit-learn, and back, with counts: both go on learning.
+"""Conversion between a fitted StandardScaler of scikit-learn and a BatchNormTransformer. Both can continue to learn.
 
-    t = from_standard_scaler(scaler)        momentum=None: every row weighs the same, as it does there
-    scaler = to_standard_scaler(t)          of bnorm.sklearn too, which is a subclass
+    t = from_standard_scaler(scaler)        with momentum=None: every row weighs the same, as in StandardScaler
+    scaler = to_standard_scaler(t)
 
-Both have population variances, and the same rule for features that are constant.
+Both have population variances, and the same rule for constant features. `bnorm.sklearn.StandardScaler` is a subclass of
+scikit-learn's, and can be converted too.
 """
 
 from typing import Any
@@ -21,7 +22,23 @@ __all__ = ["from_standard_scaler", "to_standard_scaler"]
 
 
 def from_standard_scaler(scaler: Any) -> BatchNormTransformer:
-    """The transformer that does what a fitted StandardScaler does, and goes on from its statistics."""
+    """Convert a fitted StandardScaler to a transformer, which can continue from its statistics.
+
+    Parameters
+    ----------
+    scaler : sklearn.preprocessing.StandardScaler
+        Fitted, with with_mean=True and with_std=True.
+
+    Returns
+    -------
+    transformer : BatchNormTransformer
+        With momentum=None.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the scaler cannot be converted.
+    """
     who = "from_standard_scaler"
     if not isinstance(scaler, StandardScaler):
         raise TypeError(f"{who}: scaler: expected a StandardScaler, got {type(scaler).__name__}")
@@ -46,9 +63,21 @@ def from_standard_scaler(scaler: Any) -> BatchNormTransformer:
 
 
 def to_standard_scaler(transformer: BatchNormTransformer) -> StandardScaler:
-    """The StandardScaler that does what a fitted transformer does.
+    """Convert a fitted transformer to a StandardScaler, which weighs all rows the same from then on.
 
-    From there on it weighs every row the same, whatever the transformer did.
+    Parameters
+    ----------
+    transformer : BatchNormTransformer
+        Fitted, with eps=0 and ddof=0, and without a learned gamma_ or beta_.
+
+    Returns
+    -------
+    scaler : sklearn.preprocessing.StandardScaler
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the transformer cannot be converted.
     """
     who = "to_standard_scaler"
     if not isinstance(transformer, BatchNormTransformer):

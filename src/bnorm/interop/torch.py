@@ -1,20 +1,20 @@
-"""Layers from and to PyTorch, and the functions of `functional` inside of PyTorch's nets.
+"""Layers from and to PyTorch, and the norms of `functional` as functions of PyTorch tensors.
 
     layer = from_torch(module)          a layer with the module's parameters, statistics, counters and mode
-    module = to_torch(layer)            and back
-    y = batch_norm(x, gamma, beta)      of tensors on the CPU, with gradients of first and second order
+    module = to_torch(layer)            the reverse
+    y = batch_norm(x, gamma, beta)      of tensors on the CPU, with first and second derivatives
     y = function.apply(x, gamma, beta)  the torch.autograd.Function behind these
 
-Running variances are PyTorch's unbiased ones in both directions: a layer from there has ddof=1, and a module goes on
-with its own convention whatever the layer's was. momentum=None averages the variances of batches there and pools values
-here; both conversions warn of it.
+PyTorch's running variance is unbiased: a layer from there has ddof=1. `to_torch` warns of a layer with ddof=0 in
+training mode, as the module continues with PyTorch's convention. momentum=None averages the variances of batches in
+PyTorch, and pools values here; both conversions warn of it.
 """
 
 import warnings
 from typing import Any
 
 from bnorm import layers
-from bnorm.interop.neighbours import arrays, known, load, only_axis, without_activation
+from bnorm.interop.neighbours import arrays, known, load, only_axis, warn_of_variance, without_activation
 from bnorm.layers import Layer
 
 __all__ = ["batch_norm", "from_torch", "group_norm", "instance_norm", "layer_norm", "rms_norm", "to_torch"]
@@ -24,14 +24,31 @@ OVER_CHANNELS = (
     *("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"),
 )
 NAMES = (*OVER_CHANNELS, "LayerNorm", "RMSNorm", "GroupNorm")
-BUFFERS = ("running_mean", "running_var")
 
 
 def from_torch(module: Any) -> Layer:
-    """The layer that does what a normalization module of PyTorch does, on the CPU, with copies of its arrays.
+    """Convert a normalization module of PyTorch to a layer on the CPU, with copies of its arrays.
 
-    Of BatchNorm, InstanceNorm, LayerNorm, GroupNorm and RMSNorm. Parameters are float64 where the module's are, else
-    float32, which holds half precision exactly.
+    Parameters
+    ----------
+    module : torch.nn.Module
+        BatchNorm1d, 2d or 3d, InstanceNorm1d, 2d or 3d, LayerNorm, GroupNorm or RMSNorm, but no subclass.
+
+    Returns
+    -------
+    layer : Layer
+        With the parameters, statistics, counters and mode of the module. Its dtype is float64 if that of the module is,
+        otherwise float32, which represents half precision exactly.
+
+    Raises
+    ------
+    TypeError
+        If there is no layer for the module.
+
+    Warns
+    -----
+    UserWarning
+        If momentum is None, which means something else in PyTorch.
     """
     who = "from_torch"
     torch = load(who, "torch", "torch")
@@ -41,7 +58,7 @@ def from_torch(module: Any) -> Layer:
     if name in OVER_CHANNELS:
         arguments: tuple[Any, ...] = (module.num_features,)
         options |= {"ddof": 1, "momentum": module.momentum, "track_running_stats": _tracks(who, module, state)}
-        _say_of_pooling(who, module)
+        _warn_of_pooling(who, module)
     elif name == "GroupNorm":
         arguments = (module.num_groups, module.num_channels)
     else:
@@ -59,9 +76,27 @@ def from_torch(module: Any) -> Layer:
 
 
 def to_torch(layer: Layer) -> Any:
-    """The module of PyTorch that does what a layer does, on the CPU, with copies of its arrays, in their dtype.
+    """Convert a layer to a module of PyTorch on the CPU, with copies of its arrays, in their dtype.
 
-    A ValueError says what PyTorch has no module for: an activation, channels on another axis than 1.
+    Parameters
+    ----------
+    layer : Layer
+        Any layer, but no subclass.
+
+    Returns
+    -------
+    module : torch.nn.Module
+        With the parameters, statistics, counters and mode of the layer.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If PyTorch has no such module: with an activation, or channels on another axis than 1.
+
+    Warns
+    -----
+    UserWarning
+        If training continues differently in PyTorch: with momentum=None, or in training mode with ddof=0.
     """
     who = "to_torch"
     torch = load(who, "torch", "torch")
@@ -89,32 +124,33 @@ def to_torch(layer: Layer) -> Any:
         if theirs is not None and p is not None:
             theirs.requires_grad_(p.requires_grad)
     if name in OVER_CHANNELS:
-        _say_of_pooling(who, module)
+        warn_of_variance(who, layer, 1, "PyTorch")
+        _warn_of_pooling(who, module)
     return module.train(layer.training)
 
 
 def batch_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
-    """`functional.batch_norm` of tensors on the CPU, with its keywords: y, a tensor with gradients."""
+    """`functional.batch_norm` of tensors on the CPU, with the same keywords. Returns y, a tensor with gradients."""
     return _apply(x, gamma, beta, "batch_norm", options)
 
 
 def layer_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
-    """`functional.layer_norm` likewise."""
+    """`functional.layer_norm` of tensors, as `batch_norm`."""
     return _apply(x, gamma, beta, "layer_norm", options)
 
 
 def rms_norm(x: Any, gamma: Any = None, **options: Any) -> Any:
-    """`functional.rms_norm` likewise."""
+    """`functional.rms_norm` of tensors, as `batch_norm`."""
     return _apply(x, gamma, None, "rms_norm", options)
 
 
 def group_norm(x: Any, num_groups: int, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
-    """`functional.group_norm` likewise."""
+    """`functional.group_norm` of tensors, as `batch_norm`."""
     return _apply(x, gamma, beta, "group_norm", {**options, "num_groups": num_groups})
 
 
 def instance_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
-    """`functional.instance_norm` likewise."""
+    """`functional.instance_norm` of tensors, as `batch_norm`."""
     return _apply(x, gamma, beta, "instance_norm", options)
 
 
@@ -136,15 +172,15 @@ def _tracks(who: str, module: Any, state: dict[str, Any]) -> bool:
     if has_buffers != module.track_running_stats and not (has_buffers is False and module.running_mean is None):
         raise ValueError(
             f"{who}: module: expected track_running_stats to say whether there are running statistics, got "
-            f"{module.track_running_stats} with{'' if has_buffers else 'out'} such"
+            f"{module.track_running_stats} with{'' if has_buffers else 'out'} running statistics"
         )
     return has_buffers
 
 
-def _say_of_pooling(who: str, module: Any) -> None:
+def _warn_of_pooling(who: str, module: Any) -> None:
     if module.momentum is None and module.running_mean is not None:
         warnings.warn(
             f"{who}: momentum=None weighs every value alike here, with the spread between batches; in PyTorch it "
-            "averages the variances of batches: from here on the two differ",
+            "averages the variances of batches. The statistics will differ from the next training batch on",
             stacklevel=3,
         )

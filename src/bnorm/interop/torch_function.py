@@ -1,4 +1,4 @@
-"""The norms of `functional` as a torch.autograd.Function. It imports PyTorch; `interop.torch` imports it when asked."""
+"""The norms of `functional` as a torch.autograd.Function. It imports PyTorch; `interop.torch` imports it when used."""
 
 from typing import Any
 
@@ -15,8 +15,8 @@ Given = dict[str, Any]
 class Norm(torch.autograd.Function):  # type: ignore[misc]
     """y = function.apply(x, gamma, beta, norm, options), for tensors on the CPU.
 
-    gamma and beta may be None or left out. norm: the name of a function of `functional`, "batch_norm" if left out;
-    options: its keywords. Gradients of x, gamma and beta have gradients themselves.
+    gamma and beta may be None or omitted. norm: the name of a function of `functional`, by default "batch_norm".
+    options: its keywords. x, gamma and beta have first and second derivatives.
     """
 
     @staticmethod
@@ -37,12 +37,12 @@ class Norm(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, dy: Any) -> Any:
-        x, gamma, beta = ctx.saved_tensors  # PyTorch's look at whether they were changed
+        x, gamma, beta = ctx.saved_tensors  # here PyTorch checks that they have not changed
         return (*_Backward.apply(dy, x, gamma, beta, ctx.norm), None, None)
 
 
 class _Backward(torch.autograd.Function):  # type: ignore[misc]
-    """dx, dgamma and dbeta; None where the forward had no such parameter."""
+    """dx, dgamma and dbeta; None if the forward had no such parameter."""
 
     @staticmethod
     def forward(ctx: Any, dy: Any, x: Any, gamma: Any, beta: Any, saved: F.Saved) -> Any:
@@ -67,7 +67,7 @@ class _Backward(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _array(name: str, value: Any) -> Any:
-    """The memory of a tensor as an array; anything else as it is."""
+    """A tensor as an array in the same memory; any other value as it is."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.device.type != "cpu":
@@ -78,5 +78,5 @@ def _array(name: str, value: Any) -> Any:
 
 
 def _like(p: Any, gradient: Any) -> Any:
-    """A gradient as a tensor of the dtype of what it is the gradient of."""
+    """A gradient of p as a tensor of the dtype of p."""
     return None if p is None else torch.from_numpy(np.asarray(gradient)).to(p.dtype)

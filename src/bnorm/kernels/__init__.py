@@ -1,15 +1,14 @@
-"""Which module computes on an array: a dictionary from the type of the array to the backend.
+"""Backends: a dictionary from the type of an array to the module that computes on it.
 
 A backend is a module with the functions of `reference.py`, and these:
 
-    asarray(value)   anything, as an array of the backend
-    memory(array)    a NumPy array at the same address, to ask what it overlaps; its values must not be read
-    numbers(*some)   results of reductions as Python's numbers: the host waits for the device once
-    FLOATS           names of the types that it computes in
-    INTEGERS         names of the types beside these that batch norm and moments read; what becomes of them is float64
+    asarray(value)   a value as an array of the backend
+    memory(array)    a NumPy array at the same address, for tests of overlap; its values must not be read
+    numbers(*some)   results of reductions as Python's numbers: synchronizes once
+    FLOATS           names of the dtypes that it computes in
+    INTEGERS         names of other dtypes that batch norm and moments read; the result is float64
 
-Nothing is imported here that the user did not import: the types of other libraries are recognized through
-`sys.modules`.
+Types of other libraries are recognized through `sys.modules`, so no library is imported that the user did not import.
 """
 
 import sys
@@ -22,11 +21,11 @@ from bnorm.kernels import cpu
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 
-VARIANCE, MEAN_SQUARE = range(2)  # what a row is divided by the root of, as formulas.h counts them
+VARIANCE, MEAN_SQUARE = range(2)  # a row is divided by the root of one of these; the numbers are those of formulas.h
 
 
 class Backends(dict[type, ModuleType]):
-    """The backend of CuPy's arrays comes in when the first of them does; of any other type there is none."""
+    """Adds the backend of CuPy arrays when it is first needed. Any other missing type is a KeyError."""
 
     def __missing__(self, kind: type) -> ModuleType:
         if kind is not getattr(sys.modules.get("cupy"), "ndarray", None):
@@ -41,7 +40,7 @@ BACKENDS = Backends({np.ndarray: cpu})
 
 
 def kind_of(value: object) -> type | None:
-    """The type of array that a value is or converts to (a parameter, a Series, a tensor); None of lists and numbers."""
+    """The array type that a value is or converts to (a parameter, a Series, a tensor); None for lists and numbers."""
     if type(value) in BACKENDS:
         return type(value)
     cupy_array: type | None = getattr(sys.modules.get("cupy"), "ndarray", None)
@@ -51,7 +50,7 @@ def kind_of(value: object) -> type | None:
 
 
 def lazy(value: object) -> bool:
-    """Whether a value is a collection of Dask, whose numbers are still to be computed."""
+    """Whether a value is a Dask collection."""
     dask = sys.modules.get("dask")
     return dask is not None and dask.is_dask_collection(value)
 
@@ -59,16 +58,17 @@ def lazy(value: object) -> bool:
 def kernels_for(value: object, who: str, name: str = "x", kind: type | None = None, beside: str = "x") -> ModuleType:
     """The backend of a value, which may be anything that `np.asarray` or `cupy.asarray` takes.
 
-    `who` is the function that was called and `name` the parameter, for messages. kind: the type of the arrays that the
-    value is used with, and `beside` what these are: the name of a parameter, or "the ..." of an object that a method
-    `to` moves. A list or a number is taken with either; an array of the other library is a TypeError.
+    who, name: the function and the parameter, for messages.
+    kind, beside: the type of the arrays that the value is used with, and their name in messages: a parameter, or
+    "the ..." for an object with a method `to`. Lists and numbers are accepted with either type; an array of the other
+    library is a TypeError.
     """
     if type(value) is kind:
         return BACKENDS[kind]
     if lazy(value):
         raise TypeError(
-            f"{who}: {name}: expected an array in memory, got a Dask {type(value).__name__}, whose numbers are still "
-            f"to be computed: {name}.compute() brings them here"
+            f"{who}: {name}: expected an array in memory, got a Dask {type(value).__name__}, which is lazy: "
+            f"{name}.compute() returns an array"
         )
     own = kind_of(value)
     if kind is None or own is None or own is kind:
@@ -88,7 +88,7 @@ def kernels_for(value: object, who: str, name: str = "x", kind: type | None = No
 
 
 def moved(a: Array, kind: type) -> Array:
-    """An array as one of that type: itself, or a copy on the other side."""
+    """An array as one of the type `kind`: itself, or a copy on the other device."""
     if type(a) is kind:
         return a
     return a.get() if kind is np.ndarray else BACKENDS[kind].asarray(a)

@@ -1,12 +1,12 @@
-"""Every kernel in plain NumPy: what the compiled modules mean, and the oracle that their tests compare with.
+"""Every kernel in plain NumPy: the specification of the compiled modules, and the oracle of their tests.
 
-Nothing in the library calls it; it is never a fallback.
+The library never calls it, not even as a fallback.
 
     x, dy, y, dx        (outer, C, inner), or (outer, C) for (outer, C, 1); rows_*: (N, G, K, L)
     weight              None or float64 (outer, inner), finite, not negative
     slope               of the activation where y is not above 0: 1 none, 0 ReLU, between them leaky ReLU
-    out                 None or an array like x to write to, x or dy themselves included
-    rule                what a row is divided by the root of: VARIANCE or MEAN_SQUARE
+    out                 None or an array like x to write to, possibly x or dy
+    rule                a row is divided by the root of its VARIANCE or its MEAN_SQUARE
     all other arrays    float64 (C,), or one such row for each number:
                             parts           count, mean, m2, low        the mean is mean + low
                             stats           mean, var, rstd, scale, shift
@@ -16,10 +16,10 @@ Nothing in the library calls it; it is never a fallback.
 
 `forward` is moments, finish and normalize in one call, `backward` grad_moments, finish_gradients and grad_input.
 
-An oracle has to be more exact than what it judges: float16 and float32 are computed in float64, and float64 in long
-double, which has 64 bits of precision or more, though not on Windows and macOS on ARM: there the oracle of float64 is
-only as exact as the kernels. It costs a factor of about ten, which tests can afford. Only the results are rounded. NaN
-and infinity are legal, so NumPy is told not to warn of them.
+An oracle must be more exact than the code it tests: float16 and float32 are computed in float64, and float64 in long
+double, which has at least 64 bits of precision, except on Windows and on macOS on ARM, where it is float64. This takes
+about ten times as long, which tests can afford. Only the results are rounded. NaN and infinity are legal, so NumPy's
+warnings are turned off.
 """
 
 from math import prod
@@ -41,7 +41,7 @@ Array = np.ndarray[Any, Any]
 def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> Array:
     """parts, (4, C): count, mean, m2, low: the sum of the weights, the mean, sum w (x - mean)^2, mean - float64(mean).
 
-    A value of weight 0 feeds nothing in, not even a NaN; with skipna neither does a NaN. Without any value all are 0.
+    A value of weight 0, even NaN, does not count; with skipna NaN never counts. Without any value all are 0.
     """
     x = _wide(x)
     w = np.ones_like(x) if weight is None else np.broadcast_to(_positions(weight), x.shape)
@@ -51,7 +51,7 @@ def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> Arra
     count = _sum(w)
     values = np.where(count == 0, 1, count)
     mean = _sum(w * x) / values
-    rest = _sum(w * (x - _channel(mean))) / values  # what rounding left over, because sums are long
+    rest = _sum(w * (x - _channel(mean))) / values  # the rounding error of a long sum
     m2 = _sum(w * (x - _channel(mean + rest)) ** 2)
     high = _narrow(mean + rest)
     return np.stack([_narrow(count), high, _narrow(m2), _narrow((mean - high) + rest)])
@@ -59,7 +59,7 @@ def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> Arra
 
 @np.errstate(all="ignore")
 def finish(parts: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array:
-    """stats, (5, C), of what `moments` gives: mean, var, rstd, scale, shift. Without any value y will be beta."""
+    """stats, (5, C), from the result of `moments`: mean, var, rstd, scale, shift. Without any value y will be beta."""
     count, mean, m2, low = parts
     return _stats(mean + low, m2 / np.where(count == 0, 1, count), count, gamma, beta, eps)
 
@@ -68,7 +68,7 @@ def finish(parts: Array, gamma: Array | None, beta: Array | None, eps: float) ->
 def normalize(x: Array, stats: Array, slope: float = 1.0, out: Array | None = None, finite: bool = False) -> Array:
     """y = (x - mean) scale + shift, times slope where that is not above 0. NaN stays NaN.
 
-    With finite, FloatingPointError where x holds an infinity; what was written to out by then is of no use.
+    With finite it is a FloatingPointError if x contains infinity; out is undefined then.
     """
     if finite and np.isinf(x).any():
         raise FloatingPointError("x holds an infinity")
@@ -79,9 +79,9 @@ def normalize(x: Array, stats: Array, slope: float = 1.0, out: Array | None = No
 
 @np.errstate(all="ignore")
 def grad_moments(dy: Array, x: Array, stats: Array, weight: Array | None = None, slope: float = 1.0) -> Array:
-    """sums, (2, C): sum dy and sum dy (x - mean), dy being brought before the activation of `normalize`.
+    """sums, (2, C): sum dy and sum dy (x - mean), where dy is multiplied by the slope of the activation first.
 
-    With weight a dy of 0 adds nothing, whatever x is there: padding may be NaN.
+    With weight, a dy of 0 adds nothing whatever its x: padding may be NaN.
     """
     dy, away = _before_activation(dy, x, stats, slope), _wide(x) - _channel(stats[0])
     if weight is not None:
@@ -91,7 +91,7 @@ def grad_moments(dy: Array, x: Array, stats: Array, weight: Array | None = None,
 
 @np.errstate(all="ignore")
 def finish_gradients(sums: Array, stats: Array, count: float | Array) -> Array:
-    """coefficients, (3, C), of what `grad_moments` gives: a, b, c. count: of values, or the sum of their weights."""
+    """coefficients, (3, C), from the result of `grad_moments`: a, b, c. count: of values, or the sum of weights."""
     total, dot = sums
     _, _, rstd, scale, _ = stats
     values = np.where(count == 0, 1, count)  # without values scale is 0, and b and c are 0 too
@@ -111,7 +111,7 @@ def grad_input(
 ) -> Array:
     """dx = a (dy + w (b (x - mean) + c)), with dy as in `grad_moments` and w = 1 without weight.
 
-    With a outside the brackets b is about 1 / std, which float32 holds wherever it holds x.
+    With a outside the brackets b is about 1 / std, which float32 can represent whenever it can represent x.
     """
     a, b, c = coefficients
     through_statistics = _channel(b) * (_wide(x) - _channel(stats[0])) + _channel(c)
@@ -123,9 +123,9 @@ def grad_input(
 
 @np.errstate(all="ignore")
 def add(total: Array | None, part: Array | None, other: Array | None = None, other_part: Array | None = None) -> None:
-    """total += part, and another such pair: gradients of parameters, float64, to those there are, which may be float32.
+    """total += part, and another such pair: gradients of parameters. Parts are float64, totals may be float32.
 
-    A total that is None is left out.
+    A total that is None is skipped.
     """
     if total is not None:
         total += part
@@ -137,7 +137,7 @@ def add(total: Array | None, part: Array | None, other: Array | None = None, oth
 def known(
     mean: Array, var: Array, gamma: Array | None, beta: Array | None, eps: float, seen: Array | None = None
 ) -> Array:
-    """stats of a mean and a variance that are known, of so many values; seen None: of one."""
+    """stats of a given mean and variance. seen: the number of their values; None means one."""
     values = np.ones_like(mean) if seen is None else np.where(seen > 0, seen, 1)
     return _stats(mean, var, values, gamma, beta, eps)
 
@@ -158,9 +158,9 @@ def forward(
 ) -> tuple[Array, Array, float, int]:
     """Batch normalization: y, stats, count, left. stats is float64 (5, C): mean, var, rstd, scale, shift.
 
-    With mean and var given, of `seen` values, this is inference: no reduction, and weight has no effect. Otherwise they
-    are those of the batch. running is the rule of the statistics that `settle` is to move by this batch: with "raise"
-    they are tested here. The fourth result is what `settle` takes as `left`.
+    With given mean and var, of `seen` values, this is inference: no reduction, and weight has no effect. Otherwise they
+    are those of the batch. running: the rule of the statistics that `settle` will update by this batch; with "raise"
+    they are tested here. The fourth result is the argument `left` of `settle`.
     """
     if mean is not None and var is not None:
         count = float(x.shape[0] * prod(x.shape[2:]))
@@ -188,7 +188,7 @@ def backward(
 ) -> tuple[Array, Array | None, Array | None]:
     """dx, dgamma, dbeta of the `forward` that returned stats and count. frozen: its statistics were constants.
 
-    With weights, a dy of 0 adds nothing to the sums whatever x is there.
+    With weight, a dy of 0 adds nothing to the sums whatever its x.
     """
     _, _, rstd, scale, _ = stats
     sums = grad_moments(dy, x, stats, weight, slope)
@@ -212,7 +212,7 @@ def rows_forward(
     """y, mean, rstd: each of the N*G rows by its own statistics. Channel g*K + k of x[n, g, k, l] has its gamma, beta.
 
     Layer norm: x is (N, 1, D, 1); group norm: (N, G, K, L); instance norm: (N, C, 1, L). With the rule MEAN_SQUARE
-    mean is 0, and the mean of the squares stands for the variance.
+    mean is 0, and the mean of the squares replaces the variance.
     """
     n, g, k, positions = x.shape
     wide, count = _wide(x), max(k * positions, 1)
@@ -237,7 +237,7 @@ def rows_backward(
     params: bool = True,
     out: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]:
-    """dx, dgamma, dbeta of the `rows_forward` that returned mean and rstd. beta is for the activation only."""
+    """dx, dgamma, dbeta of the `rows_forward` that returned mean and rstd. beta is needed only for the activation."""
     n, g, k, positions = x.shape
     r, count = _row(rstd.reshape(n, g)), max(k * positions, 1)
     xhat = (_wide(x) - _row(mean.reshape(n, g))) * r
@@ -259,14 +259,14 @@ def _stats(mean: Array, var: Array, count: Array, gamma: Array | None, beta: Arr
 
 
 def _constant(mean: Array, var: Array, count: Array) -> Array:
-    """Whether rounding alone may be all the variance of so many values (Chan, Golub, LeVeque 1983)."""
+    """Whether the variance of `count` values may be rounding error only (Chan, Golub, LeVeque 1983)."""
     mean, var, slack = (np.asarray(a, np.longdouble) for a in (mean, var, count * np.finfo(np.float64).eps))
     constant: Array = var <= slack * var + (slack * mean) ** 2
     return constant
 
 
 def _rstd(var: Array, eps: float, count: Array) -> Array:
-    """1 / sqrt(var + eps); 1 for a constant channel with eps = 0, and 0 where there is no value at all."""
+    """1 / sqrt(var + eps); 1 for a constant channel with eps = 0, and 0 for a channel without values."""
     rstd: Array = np.where(var + eps == 0, 1, 1 / np.sqrt(var + eps))
     return np.where(count == 0, 0, rstd)
 
@@ -276,7 +276,7 @@ def _activation(v: Array, slope: float) -> Array:
 
 
 def _pulled(g: Array, v: Array, slope: float) -> Array:
-    """g times the slope of the activation at v; ReLU selects, so that of an infinity it makes 0."""
+    """g times the slope of the activation at v. ReLU selects instead of multiplying, so infinity becomes 0."""
     return g if slope == 1.0 else np.where(v <= 0, slope * g if slope else 0.0, g)
 
 
@@ -286,7 +286,7 @@ def _before_activation(dy: Array, x: Array, stats: Array, slope: float) -> Array
 
 
 def _center(x: Array, count: int) -> Array:
-    """The mean of each row; the second pass adds what rounding left over in the first."""
+    """The mean of each row. The second pass adds the rounding error of the first."""
     mean: Array = x.sum((2, 3)) / count
     mean += (x - _row(mean)).sum((2, 3)) / count
     return mean
@@ -301,7 +301,7 @@ def _wide(x: Array) -> Array:
 
 
 def _sum(values: Array) -> Array:
-    """Over a channel, laid out in one run: only along such does NumPy add pairwise."""
+    """The sum over a channel, in one contiguous run, because only then NumPy adds pairwise."""
     outer, channels, inner = values.shape
     runs = np.ascontiguousarray(values.transpose(1, 0, 2)).reshape(channels, outer * inner)
     total: Array = runs.sum(1)
@@ -330,7 +330,7 @@ def _parameter(values: Array | None, x: Array, absent: float) -> Array:
 
 
 def _result(values: Array, x: Array, out: Array | None) -> Array:
-    """Rounded to the type of x, in `out` where that is given."""
+    """The result rounded to the dtype of x, in `out` if it is given."""
     out = np.empty_like(x) if out is None else out
     out[...] = values.reshape(x.shape)
     return out

@@ -1,4 +1,4 @@
-"""The kernels of sparse tables in plain NumPy: the oracle of tests."""
+"""The kernels of sparse matrices in plain NumPy: the oracle of their tests."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ Array = np.ndarray[Any, Any]
 def moments(
     data: Array, indices: Array, indptr: Array, shape: tuple[int, int], by_column: bool, weight: Array | None = None
 ) -> tuple[Array, bool]:
-    """Per column (4, C): count, mean, m2 and low of the values that are not NaN, of zeros that are not stored too.
+    """Per column (4, C): count, mean, m2 and low of the values that are not NaN, including zeros that are not stored.
 
-    And whether the indices of every row or column increase; if not, a value may be stored in parts that have to be
+    And whether the indices of every row or column increase. If not, there may be duplicate entries, which must be
     added up first.
     """
     lines = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
@@ -39,7 +39,7 @@ def moments(
 
 
 def scaled(data: Array, indices: Array, factor: Array, out: Array | None = None) -> Array:
-    """data * factor[indices]: the stored values of a table that is compressed by row, each column times a factor."""
+    """data * factor[indices]: the stored values of a CSR matrix, with each column times a factor."""
     if np.isinf(data).any():
         raise FloatingPointError("data holds an infinity")
     y: Array = (data * factor[indices]).astype(data.dtype)

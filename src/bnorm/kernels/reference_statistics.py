@@ -1,4 +1,4 @@
-"""How statistics move, in plain NumPy: the part of `reference.py` that knows no large array."""
+"""Updates of running statistics in plain NumPy: the part of `reference.py` without large arrays."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ AVERAGE, POOL, FADE = range(3)
 
 @np.errstate(all="ignore")
 def settle(rule: Rule, stats: Array, count: float, size: int, left: int = 0) -> int:
-    """Move statistics by the batch of a forward, and count it; returns the channels left alone, as not finite.
+    """Update statistics by the batch of a forward, and count it. Returns the number of skipped channels, as not finite.
 
-    rule is that of a `bnorm.running.Statistics`; size is that of x, and the others are what `forward` returned. A batch
-    without values is none. Where values fade by age, its rows count as if they stood in random order.
+    rule belongs to a `bnorm.running.Statistics`; size is that of x; the other arguments are results of `forward`. A
+    batch without values is not counted. If values fade with age, its rows count as if they were in random order.
     """
     if not count > 0:
         return 0
@@ -36,16 +36,17 @@ def move(
     skipped: bool = False,
     replace: bool = False,
 ) -> int:
-    """Move statistics by a batch known by its parts, and count it; returns the number of channels left alone.
+    """Update statistics by a batch, given by its parts, and count it. Returns the number of skipped channels.
 
-    seen, pairs, last: of rows that fade, as formulas.h has them. typical: values of a batch, if some were never
-    counted. skipped: some of the batch left channels alone before. replace: in place of what stood there.
+    seen, pairs, last: of rows that fade, see formulas.h. typical: the number of values in a batch, for batches that
+    were never counted. skipped: the batch consists of some in which channels were skipped. replace: replace the
+    statistics instead of updating them.
     """
     return _move(rule, parts, seen, pairs, last, rows, batches, typical, skipped, replace)
 
 
 def assign(rule: Rule, source: Rule) -> None:
-    """Copy the arrays of the same statistics elsewhere into these."""
+    """Copy the arrays of a copy of the same statistics."""
     for to, values in zip(rule.arrays, source.arrays, strict=True):
         if to is not None:
             to[...] = values
@@ -53,7 +54,7 @@ def assign(rule: Rule, source: Rule) -> None:
 
 @np.errstate(all="ignore")
 def merge(sets: list[Array]) -> Array:
-    """Sets of values, each the parts (4, C) of some, as one, read-only; the mean of a channel without values is NaN."""
+    """The parts (4, C) of several sets of values, merged, read-only. The mean of a channel without values is NaN."""
     parts = np.stack(sets).astype(np.longdouble)
     parts[:, 1:] = np.where(parts[:, :1] == 0, 0, parts[:, 1:])
     count, mean = parts[:, 0].sum(0), parts[:, 1] + parts[:, 3]
@@ -68,7 +69,7 @@ def merge(sets: list[Array]) -> Array:
 
 
 def _batch_of(rule: Rule, stats: Array, count: float, rows: int) -> tuple[Array, Array, Array, Array]:
-    """parts, seen, pairs and last of a batch of a layer."""
+    """parts, seen, pairs and last of the batch of a layer."""
     n = np.full(stats.shape[1], count)
     square = n
     seen, last = n, n * 0 + rule.counters[2] + rows
@@ -90,10 +91,10 @@ def _move(
     skipped: bool = False,
     replace: bool = False,
 ) -> int:
-    """Move the statistics, in place, by a batch; the number of channels left alone.
+    """Update the statistics in place by a batch. Returns the number of skipped channels.
 
-    nonfinite, the last of the rule, says what to do with a channel whose new statistics are not finite in the type of
-    the arrays. "skip" leaves it alone, "raise" raises before anything changes, "propagate" lets it in. A channel
+    nonfinite, the last entry of the rule, says how to treat a channel whose new statistics are not finite in the dtype
+    of the arrays: "skip" does not change it, "raise" raises before anything changes, "propagate" stores them. A channel
     without values does not change, except for its weight in an average.
     """
     mode, mean, var, low, seen_, weight, pairs_, last_, counters, momentum, halflife, ddof, whole, nonfinite = rule
@@ -138,7 +139,7 @@ def _state(rule: Rule, uncounted: float) -> dict[str, Array]:
 
 
 def _divisor(weight: Array, pairs: Array, fades: bool, ddof: float, whole: bool) -> Array:
-    """What m2 is divided by; 0 where ddof leaves nothing."""
+    """The divisor of m2; 0 where count - ddof is not above 0."""
     left = weight if ddof == 0 else pairs / weight if fades else weight - ddof
     return np.where(left > 0, left, weight if whole else 0)
 
@@ -172,7 +173,7 @@ def _pool(s: Any, b: Any, momentum: float, halflife: float, divisor: Any) -> dic
 
 
 def _fade(s: Any, b: Any, momentum: float, halflife: float, divisor: Any) -> dict[str, Array]:
-    """Both as they weigh at the row of the younger."""
+    """Pool both with their weights at the younger row."""
     new = np.where(s["weight"] == 0, b["last"], np.maximum(s["last"], b["last"]))
     f, g = (0.5 ** ((new - where["last"]) / halflife) for where in (s, b))
     fades = {"weight": s["weight"] * f, "pairs": s["pairs"] * f**2, "last": new}

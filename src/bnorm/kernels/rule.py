@@ -1,4 +1,4 @@
-"""What the kernels are told of running statistics."""
+"""The record that tells kernels about running statistics."""
 
 from typing import Any, NamedTuple
 
@@ -9,9 +9,9 @@ NAMES = ("mean", "var", "low", "seen", "weight", "pairs", "last", "counters")
 
 
 class Rule(NamedTuple):
-    """The arrays of a `bnorm.running.Statistics`, which are moved in place, and how they move.
+    """The arrays of a `bnorm.running.Statistics`, which are updated in place, and its settings.
 
-    An array that is None is not kept. `formulas.h` says what the arrays mean, at `bn_statistics`.
+    An array that is None is not kept. `bn_statistics` in `formulas.h` explains the arrays.
     """
 
     mode: int  # of formulas.h: an average of batches, values that are pooled, or values that fade
@@ -22,7 +22,7 @@ class Rule(NamedTuple):
     weight: Array | None
     pairs: Array | None
     last: Array | None
-    counters: Any  # int64, never on a device: batches, those in which a channel was left alone, rows, uncounted batches
+    counters: Any  # int64, never on a device: batches, batches that some channel skipped, rows, uncounted batches
     momentum: float
     halflife: float
     ddof: float
@@ -31,10 +31,10 @@ class Rule(NamedTuple):
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """All of them, the counters last."""
+        """All arrays, the counters last."""
         return self[1:9]
 
     def copy(self) -> "Rule":
-        """The same, with arrays of its own."""
+        """A copy with its own arrays."""
         arrays: Any = {name: a if a is None else a.copy() for name, a in zip(NAMES, self.arrays, strict=True)}
         return self._replace(**arrays)

@@ -1,17 +1,17 @@
-"""The shape algebra: any array and axis to the contiguous block that kernels see, and back.
+"""The shape algebra: from any array and axis to the contiguous block that kernels see, and back.
 
-The only file that knows axes and strides. Batch normalization does not care in which order the axes other than the
-channel stand, so they are put in the order of memory: every dense array is then a contiguous (outer, C, inner) without
-a copy: C or Fortran ordered, NCHW, NHWC, or NHWC memory seen through an NCHW transpose.
+This is the only file that knows axes and strides. The order of the axes other than the channel does not matter to batch
+normalization, so they are put in memory order. Then every dense array is a contiguous (outer, C, inner) without a copy:
+C or Fortran ordered, NCHW, NHWC, or NHWC memory seen through an NCHW transpose.
 
     channels(x, axis) -> x3, layout                     batch norm          (outer, C, inner)
     rows(x, normalized_ndim) -> x4, layout              layer and RMS norm  (N, 1, D, 1)
     groups(x, num_groups, axis) -> x4, layout           group and instance  (N, G, K, L)
 
-    like(a, layout)         another array of x's shape (dy) in the same order; a view where it can be, else one copy
+    like(a, layout)         another array of x's shape (dy) in the same order: a view if possible, else one copy
     into(out, layout)       the view of `out` that a kernel may write to, or None
-    restore(a, layout)      a kernel's result in the shape of x: always a view, and in memory ordered like x
-    ordered(a, order)       the same with the axes of memory in an order that `axes_in_memory` has found
+    restore(a, layout)      a kernel's result in the shape of x: always a view, in the memory order of x
+    ordered(a, order)       an array with its axes in a memory order that `axes_in_memory` has found
     weights(w, layout)      one weight per position as float64 (outer, inner)
 """
 
@@ -24,15 +24,15 @@ import numpy as np
 from numpy import ndarray
 
 Shape = tuple[int, ...]
-Array = Any  # numpy.ndarray or cupy.ndarray: only what both of them have is used here
+Array = Any  # numpy.ndarray or cupy.ndarray: this file uses only what both have
 
 
 class Layout(NamedTuple):
-    """How the axes of an array stand in memory, and the block they make. A function of shape, strides and axis."""
+    """The memory order of the axes of an array, and its block. A function of shape, strides and axis."""
 
     shape: Shape  # of x
-    block: Shape  # of what the kernels see; the same object as `shape` where x is that already
-    order: Shape | None  # x.transpose(order) is in the order of memory; None where x is so already
+    block: Shape  # the shape that kernels see; the same object as `shape` if that is the shape of x
+    order: Shape | None  # x.transpose(order) is in memory order; None if x is
     permuted: Shape  # x.shape in that order
     inverse: Shape  # a.transpose(inverse) undoes the order
     axis: int  # of the channels in x, not negative; for `rows` the first normalized axis
@@ -40,7 +40,7 @@ class Layout(NamedTuple):
 
 def channels(x: Array, axis: int) -> tuple[Array, Layout]:
     """x as (outer, C, inner); a C-contiguous (N, C) whose channels are axis 1 is x itself, (N, C)."""
-    # The test of _plain, without the call, and in one for what may be written to: every small batch goes here.
+    # The test of _plain, inlined, and faster for writeable arrays: every small batch comes here.
     if x.flags.carray and x.dtype.isnative if type(x) is ndarray else _plain(x):
         layout = _channels(x.shape, None, axis)
         return (x if layout.block is layout.shape else x.reshape(layout.block)), layout
@@ -49,22 +49,22 @@ def channels(x: Array, axis: int) -> tuple[Array, Layout]:
 
 
 def rows(x: Array, normalized_ndim: int) -> tuple[Array, Layout]:
-    """x as (N, 1, D, 1): one row is the last `normalized_ndim` axes in C order, as gamma and beta have them."""
+    """x as (N, 1, D, 1): one row is the last `normalized_ndim` axes in C order, as in gamma and beta."""
     layout = _rows(x.shape, None if x.flags.c_contiguous else x.strides, normalized_ndim)
     return like(x, layout), layout
 
 
 def groups(x: Array, num_groups: int, axis: int) -> tuple[Array, Layout]:
-    """x as (N, G, K, L): C = G*K channels on `axis`, samples on the first of the other axes, L positions.
+    """x as (N, G, K, L): C = G*K channels on `axis`, samples on the first other axis, L positions.
 
-    Instance norm is num_groups = C.
+    Instance norm has num_groups = C.
     """
     layout = _groups(x.shape, None if x.flags.c_contiguous else x.strides, num_groups, axis)
     return like(x, layout), layout
 
 
 def like(a: Array, layout: Layout) -> Array:
-    """`a`, of the shape of x, as the block of that layout: a view if memory allows it, else one contiguous copy."""
+    """`a`, of the shape of x, as the block of that layout: a view if possible, else one contiguous copy."""
     if layout.order is not None:
         a = a.transpose(layout.order)
     if not _plain(a):
@@ -73,9 +73,9 @@ def like(a: Array, layout: Layout) -> Array:
 
 
 def into(out: Array, layout: Layout) -> Array | None:
-    """`out`, of the shape of x, as a block for kernels to write to; None where only a copy would be one.
+    """`out`, of the shape of x, as a block that kernels can write to; None if that would need a copy.
 
-    Then the result goes to a fresh array, and from there `out[...] = restore(result, layout)`.
+    Then the result goes to a new array, and from there `out[...] = restore(result, layout)`.
     """
     if layout.order is not None:
         out = out.transpose(layout.order)
@@ -91,13 +91,13 @@ def restore(a: Array, layout: Layout) -> Array:
 
 
 def axes_in_memory(x: Array) -> Shape:
-    """The axes of a fresh array like x, slowest first."""
+    """The axes of x, slowest first."""
     strides = x.strides
     return tuple(sorted(range(x.ndim), key=lambda i: -abs(strides[i])))
 
 
 def ordered(a: Array, order: Shape | None) -> Array:
-    """a with its axes in memory in that order, copied if need be: rows are contiguous even where those of x are not."""
+    """a with its axes in that memory order, copied if necessary: rows are contiguous even if those of x are not."""
     if order is None:
         return a
     a = a.transpose(order)
@@ -105,9 +105,9 @@ def ordered(a: Array, order: Shape | None) -> Array:
 
 
 def weights(w: Array, layout: Layout) -> Array:
-    """Weights as float64 (outer, inner), in the order of a layout that `channels` made.
+    """Weights as float64 (outer, inner), in the order of a layout of `channels`.
 
-    w has the shape of x without its channel axis, or is (N,), one weight per index of the first of those axes.
+    w has the shape of x without its channel axis, or (N,), one weight per index of the first of those axes.
     """
     axis = layout.axis
     full = layout.shape[:axis] + layout.shape[axis + 1 :]
@@ -122,23 +122,23 @@ def weights(w: Array, layout: Layout) -> Array:
 
 
 def dense(a: Array, dtype: Any) -> Array:
-    """a as kernels read vectors: of that type, contiguous, aligned. a itself where it is so."""
+    """a as kernels read vectors: of that dtype, contiguous, aligned; a itself if it is."""
     return a if a.dtype == dtype and _plain(a) else a.astype(dtype, order="C")
 
 
 def writeable(a: Array) -> bool:
-    """Whether an array may be written to. CuPy's always may."""
+    """Whether an array is writeable. CuPy's always are."""
     return not isinstance(a, ndarray) or a.flags.writeable
 
 
 def _plain(a: Array) -> bool:
-    """C-contiguous, aligned, in the byte order of this machine. CuPy's arrays are always the latter two."""
+    """Whether an array is C-contiguous, aligned, and in native byte order. CuPy's are always the latter two."""
     flags = a.flags
     return flags.c_contiguous and a.dtype.isnative and (not isinstance(a, ndarray) or flags.aligned)
 
 
-# The plans are pure functions of a few integers, and training repeats the same ones.
-# Where strides are None the array is C-contiguous: one tuple less to make and to hash on the short path.
+# Layouts are pure functions of a few integers, and training repeats the same ones.
+# Strides are None if the array is C-contiguous: one tuple less to make and to hash for small calls.
 
 
 @lru_cache(maxsize=1024)
@@ -177,8 +177,8 @@ def _layout(shape: Shape, block: Shape, order: Shape, axis: int) -> Layout:
 def _memory_order(shape: Shape, strides: Shape | None) -> Shape:
     """The axes, slowest first.
 
-    An axis of length 1 or of stride 0 (broadcast) has no place in memory, and its stride says nothing: it goes before
-    the first axis of a higher index. Nothing of an empty array lies in memory, so its axes stay as they are.
+    An axis of length 1 or stride 0 (broadcast) has no place in memory, and its stride means nothing: it goes before the
+    first axis of a higher index. The axes of an empty array keep their order.
     """
     natural = tuple(range(len(shape)))
     if strides is None or 0 in shape:

@@ -1,4 +1,4 @@
-"""The backward that belongs to one forward, and forwards that need none."""
+"""`layer.vjp`, which returns the backward of one forward, and `no_backward`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Layer(Protocol):
-    """What is asked of a layer here."""
+    """The part of a layer that this module needs."""
 
     _who: str
     _saved: Saved | None
@@ -24,11 +24,11 @@ class Layer(Protocol):
     def _pulled(self, holder: Any, dy: Any, saved: Saved, out: ndarray | None) -> ndarray: ...
 
 
-OPEN: list[Taker] = []  # of all threads. It is nearly always empty, so a forward looks here first
+OPEN: list[Taker] = []  # of all threads. It is nearly always empty, so a forward tests this first
 
 
 class Taker:
-    """Takes what forwards in this thread leave for a backward: for one layer's `vjp`, or away (`no_backward`)."""
+    """Takes what forwards in this thread save: for the `vjp` of one layer, or, without a layer, to drop it."""
 
     __slots__ = ("layer", "saved", "thread")
 
@@ -38,7 +38,7 @@ class Taker:
 
 
 def keep(layer: Layer, saved: Saved) -> None:
-    """Give what a forward leaves to the innermost that takes it; else it is the layer's."""
+    """Give what a forward saves to the innermost taker, or else to the layer."""
     thread = get_ident()
     for taker in reversed(tuple(OPEN)):
         if taker.thread == thread and taker.layer is layer:
@@ -52,11 +52,11 @@ def keep(layer: Layer, saved: Saved) -> None:
 
 @contextmanager
 def no_backward() -> Iterator[None]:
-    """Forwards inside of this block, in this thread, keep nothing for a backward.
+    """Forwards inside this block, in this thread, keep nothing for a backward.
 
-    A forward keeps its x alive until the backward. In evaluation and inference no backward comes, and the memory stays
-    taken until the next forward. `backward` after a forward inside is a RuntimeError. `layer.vjp` works inside as it
-    does outside, as what it keeps belongs to its caller.
+    Otherwise a forward keeps x until its backward. In evaluation and inference there is no backward, so x would stay in
+    memory until the next forward. `backward` after a forward inside this block is a RuntimeError. `layer.vjp` works as
+    usual inside it.
 
     Examples
     --------
@@ -66,7 +66,7 @@ def no_backward() -> Iterator[None]:
     ...     y = bn(np.ones((3, 2)))
     """
     taker = Taker(None)
-    try:  # around all of it: an interrupt that comes right after the first line finds its way to the last
+    try:  # includes the append, so that an interrupt right after it removes the taker too
         OPEN.append(taker)
         yield
     finally:
@@ -74,7 +74,7 @@ def no_backward() -> Iterator[None]:
 
 
 def forward_and_pull(layer: Layer, x: Any, *args: Any, **options: Any) -> tuple[ndarray, Pull]:
-    """A forward, and what its backward needs, which is handed to the caller alone."""
+    """A forward, and its backward, which belongs to the caller instead of the layer."""
     taker = Taker(layer)
     try:
         OPEN.append(taker)
@@ -96,9 +96,9 @@ class Pull:
         self._saved: Saved | None = saved
 
     def __call__(self, dy: ArrayLike, out: ndarray | None = None) -> ndarray:
-        """dx, from dy, the gradient of y; adds those of the parameters to their grad.
+        """The gradient of x for dy, the gradient of y. Gradients of parameters are added to their `grad`.
 
-        out: dy itself, or the x of the forward, or memory of its own.
+        out: an array for dx: dy, the x of the forward, or an array that overlaps no other.
         """
         saved = self._saved
         if saved is None:

@@ -1,4 +1,4 @@
-"""What all layers share: parameters, mode, the forward that waits for its backward, state."""
+"""The base class of all layers: parameters, mode, the forward kept for its backward, state."""
 
 import copy
 import inspect
@@ -20,16 +20,16 @@ from bnorm.passes import Saved, pull_back
 
 STATE_NAMES = {"gamma": "weight", "beta": "bias"}  # PyTorch's
 SYNONYMS = ("elementwise_affine",)  # names that PyTorch has for other arguments
-MADE_ANEW = ("_constants", "_own", "_saved")  # by `_settle`, or no part of a layer: the data of the net
+MADE_ANEW = ("_constants", "_own", "_saved")  # not pickled: `_settle` makes them, or they are data of the net
 
 
 def fixed(name: str, doc: str) -> Any:
-    """A property that was settled at construction."""
+    """A read-only property, set at construction."""
     return property(attrgetter(f"_{name}"), doc=doc)
 
 
 def adjustable(name: str, check: Callable[[str, Any], Any], doc: str) -> Any:
-    """A property that may be assigned to, if `check` lets the value pass."""
+    """A property whose assigned values go through `check`."""
 
     def assign(layer: "Layer", value: Any) -> None:
         setattr(layer, f"_{name}", check(layer._who, value))
@@ -40,13 +40,14 @@ def adjustable(name: str, check: Callable[[str, Any], Any], doc: str) -> Any:
 class Layer:
     """A forward, y = layer(x), and its backward, dx = layer.backward(dy).
 
-    The forward that a backward belongs to is held as it was, with its mode, statistics and parameters; its x too, and
-    not copied: do not change it until then.
+    A backward uses the mode, statistics and parameters of its forward. The x of the forward is kept, and not copied: do
+    not change it before the backward.
 
-    device "cuda" keeps the arrays on a GPU, as CuPy arrays, and takes and returns such. A forward and a backward do not
-    wait for the GPU, unless they are given weights, whose values are looked at.
+    With device "cuda" all arrays, x and y included, are CuPy arrays. A forward and a backward never synchronize with
+    the GPU, except once to validate weights.
 
-    Attributes have slots, so that a name which is none is an AttributeError. A subclass may have any of its own.
+    A layer has slots, so assigning to an unknown attribute is an AttributeError. A subclass may have attributes of its
+    own.
     """
 
     __slots__ = (
@@ -58,13 +59,13 @@ class Layer:
 
     eps = adjustable("eps", checks.epsilon, "Added to the variance, inside the root.")
     training = adjustable(
-        "training", lambda who, value: checks.flag(who, "training", value), "The mode: train() and eval() set it too."
+        "training", lambda who, value: checks.flag(who, "training", value), "The mode. train() and eval() set it too."
     )
     affine = fixed("affine", "Whether there are parameters: gamma, and beta unless bias is False.")
-    activation = fixed("activation", 'What is applied after, in the same pass: None, "relu" or "leaky_relu".')
+    activation = fixed("activation", 'The activation, computed in the same pass: None, "relu" or "leaky_relu".')
     negative_slope = fixed("negative_slope", "The slope of the leaky ReLU below 0.")
-    dtype = fixed("dtype", "The type of parameters and running statistics.")
-    device = fixed("device", 'Where these are: "cpu" or "cuda".')
+    dtype = fixed("dtype", "The dtype of parameters and running statistics.")
+    device = fixed("device", 'The device of parameters and running statistics: "cpu" or "cuda".')
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class Layer:
         self._slope = checks.slope(who, activation, negative_slope)
         self._activation, self._negative_slope = activation, float(negative_slope)
         self._dtype = checks.parameter_dtype(who, dtype)
-        self._kind: Any = devices.arrays_on(who, device)  # the type of all arrays here
+        self._kind: Any = devices.arrays_on(who, device)  # the type of this layer's arrays
         self._device = device
         self._training = True
         self._gamma = Parameter.holding(self._new(shape, 1)) if self._affine else None
@@ -93,12 +94,12 @@ class Layer:
         self._saved: Saved | None = None
 
     def __call__(self, x: Any, *args: Any, **options: Any) -> ndarray:
-        """y, in the shape, type and memory order of x."""
+        """The result y, in the shape, dtype and memory order of x."""
         raise NotImplementedError
 
     @property
     def gamma(self) -> Parameter | None:
-        """The scale, also called weight; None without affine. Values assigned to it are written into its data."""
+        """The scale, also called weight; None without affine. Assigned values are copied into its data."""
         return self._gamma
 
     @gamma.setter
@@ -107,7 +108,7 @@ class Layer:
 
     @property
     def beta(self) -> Parameter | None:
-        """The shift, also called bias; None without affine or bias. Values assigned are written into its data."""
+        """The shift, also called bias; None without affine or bias. Assigned values are copied into its data."""
         return self._beta
 
     @beta.setter
@@ -118,45 +119,55 @@ class Layer:
     bias = beta
 
     def parameters(self) -> list[Parameter]:
-        """gamma and beta, those that there are."""
+        """The parameters: gamma and beta, if the layer has them."""
         return [p for _, p in self.named_parameters()]
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
-        """Pairs of name and parameter."""
+        """Pairs of name and parameter: "gamma" and "beta", if the layer has them."""
         return [(name, p) for name, p in (("gamma", self._gamma), ("beta", self._beta)) if p is not None]
 
     def zero_grad(self) -> None:
-        """Set the gradients of all parameters to zero, in place."""
+        """Set the gradients of the parameters to zero, in place."""
         state.apply([state.write(p.grad, 0) for p in self.parameters()])
 
     def reset_parameters(self) -> None:
-        """gamma to 1 and beta to 0."""
+        """Set gamma to 1 and beta to 0."""
         state.apply([state.write(p.data, name == "gamma") for name, p in self.named_parameters()])
 
     def train(self, mode: bool = True) -> Self:
-        """Into training mode; train(False) is eval()."""
+        """Set training mode; train(False) is eval(). Returns the layer."""
         self._training = checks.flag(self._who, "mode", mode)
         return self
 
     def eval(self) -> Self:
-        """Into inference mode."""
+        """Set inference mode. Returns the layer."""
         return self.train(False)
 
     def save(self, path: Any) -> None:
-        """Write parameters, statistics and settings to a file, .safetensors or .npz, which `bnorm.load` reads.
+        """Write parameters, statistics and settings to a file, which `bnorm.load` reads.
 
-        PyTorch's layer of that name loads the arrays of a .safetensors file with strict=True. Gradients and a forward
-        that has no backward yet are not kept, nor is the device: what is loaded is on the CPU.
+        PyTorch's layer of the same name loads the arrays of a .safetensors file with strict=True. Gradients, a forward
+        without a backward, and the device are not saved: a loaded layer is on the CPU.
+
+        Parameters
+        ----------
+        path : str or path-like
+            A name that ends in .safetensors or .npz. An existing file is replaced.
         """
         from bnorm.layers import saving  # which import bnorm need not wait for
 
         saving.save(self, path)
 
     def to(self, device: str) -> Self:
-        """Move parameters, their gradients and statistics to a device, "cpu" or "cuda", CuPy's current one.
+        """Move parameters, their gradients and statistics to a device. Returns the layer.
 
-        Parameters stay the same objects, so an optimizer that holds them goes on. A forward that has no backward yet is
-        forgotten, as x and dy stay where they are.
+        Parameters stay the same objects, so an optimizer may keep them. A forward without a backward is forgotten, as
+        its x is not moved.
+
+        Parameters
+        ----------
+        device : {"cpu", "cuda"}
+            "cuda" is CuPy's current device.
         """
         kind = devices.arrays_on(self._who, device)
         if kind is not self._kind:
@@ -167,11 +178,25 @@ class Layer:
         return self
 
     def backward(self, dy: "ArrayLike", out: ndarray | None = None) -> ndarray:
-        """dx, from dy, the gradient of the last forward's y; adds those of the parameters to their grad.
+        """The gradient of x, for the last forward. Gradients of parameters are added to their `grad`.
 
-        There is one backward for each forward: RuntimeError without one, or after one inside of `no_backward`. Where a
-        layer is used several times before the first backward, `vjp` has one for each.
-        out: dy itself, or the x of the forward, or memory of its own.
+        There is one backward for each forward. If a layer is used several times before the first backward, use `vjp`.
+
+        Parameters
+        ----------
+        dy : array_like
+            The gradient of y.
+        out : ndarray, optional
+            An array for dx: dy, the x of the forward, or an array that overlaps no other.
+
+        Returns
+        -------
+        dx : ndarray
+
+        Raises
+        ------
+        RuntimeError
+            If there was no forward since the last backward, or it was inside `no_backward`.
         """
         saved = self._saved
         if saved is None:
@@ -182,12 +207,17 @@ class Layer:
         return self._pulled(self, dy, saved, out)
 
     def vjp(self, x: Any, *args: Any, **options: Any) -> tuple[ndarray, Pull]:
-        """y, and the backward of this very forward: y, pull = layer.vjp(x), then dx = pull(dy), once.
+        """The result y, and the backward of this forward: y, pull = layer.vjp(x), then dx = pull(dy), once.
 
-        A layer that is used several times in one step (a shared layer, a recurrent net) needs one backward for each
-        use. Any number of them may be open, and they may be called in any order. The arguments are those of
-        `layer(x)`, and training moves the running statistics as there; `layer.backward` still belongs to the last
-        `layer(x)`.
+        Use it if a layer is used several times in one step (a shared layer, a recurrent net). There may be any number
+        of backwards, to be called in any order. The arguments are those of `layer(x)`, and training updates the running
+        statistics in the same way; `layer.backward` still belongs to the last `layer(x)`.
+
+        Returns
+        -------
+        y : ndarray
+        pull : callable
+            `pull(dy, out=None)` returns dx, and adds to the gradients of the parameters, as `backward` does.
 
         Examples
         --------
@@ -201,14 +231,23 @@ class Layer:
         return forward_and_pull(self, x, *args, **options)
 
     def state_dict(self) -> state.StateDict:
-        """Copies of all arrays, under PyTorch's names, on the device of the layer."""
+        """Copies of all arrays under PyTorch's names, on the device of the layer."""
         return state.StateDict((name, a.copy()) for name, a in self._state().items())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> state.Incompatible:
-        """Take over a `state_dict()`, of PyTorch's layer too, from any device; gamma and beta are names as well.
+        """Load a `state_dict()` of a layer, or of PyTorch's layer. After an error nothing is loaded.
 
-        strict: names that are missing or unexpected are an error. A wrong shape always is, and then nothing is loaded.
-        Returns the names that were missing, and those not expected.
+        Parameters
+        ----------
+        state_dict : mapping of str to array or tensor
+            Arrays of any device. The names gamma and beta are accepted for weight and bias.
+        strict : bool, default True
+            Whether missing and unexpected names are an error. A wrong shape always is.
+
+        Returns
+        -------
+        Incompatible
+            A named tuple of the `missing_keys` and `unexpected_keys`.
         """
         return state.load(self._who, "state_dict", {"": self}, state_dict, strict)
 
@@ -216,7 +255,7 @@ class Layer:
         return {STATE_NAMES[name]: p.data for name, p in self.named_parameters()}
 
     def _loading(self, found: Mapping[str, ndarray], seen: ndarray | None) -> list[state.Change]:
-        """What there is to change so that the layer has these arrays."""
+        """The changes that give the layer these arrays."""
         here = {STATE_NAMES[name]: p.data for name, p in self.named_parameters()}
         return [state.write(here[name], a) for name, a in found.items() if name in here]
 
@@ -229,16 +268,16 @@ class Layer:
         p.data[...] = checks.vector(self._who, name, value, p.shape, self._kind, "the layer")
 
     def _pulled(self, holder: "Layer | Pull", dy: Any, saved: Saved, out: ndarray | None) -> ndarray:
-        """The backward of the forward that `holder` has saved, which it has no more after that."""
+        """The backward of the forward that `holder` has saved; afterwards `holder` has no forward."""
         gamma, beta = self._gamma, self._beta
-        dgammas = gamma._grad if gamma is not None and gamma.requires_grad else None  # what they are added to
+        dgammas = gamma._grad if gamma is not None and gamma.requires_grad else None  # to which gradients are added
         dbetas = beta._grad if beta is not None and beta.requires_grad else None
         wanted = dgammas is not None or dbetas is not None
         if wanted and saved.x is not None and type(saved.x) is not self._kind:
             raise RuntimeError(f"{self._who}: pull: expected the layer on the device of its forward, got it on another")
         given = None if out is None else self._own
         dx, dgamma, dbeta = pull_back(self._who, dy, saved, wanted, out, given)
-        # No interrupt comes between these two lines, nor into the call: the backward is done, or has not happened.
+        # No interrupt can come between these two lines, nor in the call: the backward is complete or has not happened.
         holder._saved = None
         if wanted:
             saved.kernels.add(dgammas, dgamma, dbetas, dbeta)
@@ -251,36 +290,36 @@ class Layer:
         return moved(new, self._kind)  # type: ignore[no-any-return]
 
     def _taken(self, x: Any, integers: bool = False) -> ndarray:
-        """x as an array that the kernels take: on this layer's device, but where it has no arrays, on any."""
+        """x as an array that the kernels take, on this layer's device; on any device if the layer has no arrays."""
         elsewhere = not self._own and kind_of(x) is not None
         return checks.array(self._who, x, None if elsewhere else self._kind, "the layer", integers=integers)
 
     def _settle(self) -> None:
-        """Keep the arrays that kernels take, where these are float64 and so never made anew, and those to keep off."""
+        """Cache the arrays that kernels take, if they are float64 and so need no conversion, and all for `out`."""
         self._constants = self._wide() if self._dtype == FLOAT64 else None
         self._own = self._memory()
 
     def _wide(self) -> tuple[ndarray | None, ...]:
-        """gamma and beta in float64, and in other layers more."""
+        """gamma and beta in float64; subclasses append more."""
         return tuple(p if p is None else p.data.astype(FLOAT64, copy=False) for p in (self._gamma, self._beta))
 
     def _memory(self) -> dict[str, ndarray]:
-        """All arrays of this layer, by name: `out` has to keep off them."""
+        """All arrays of this layer by name, which `out` must not overlap."""
         arrays = {name: p.data for name, p in self.named_parameters()}
         return arrays | {f"{name}.grad": p.grad for name, p in self.named_parameters()}
 
     def _place(self, arrays: Mapping[str, ndarray]) -> None:
-        """Take these for the arrays of this layer, which `_memory` names."""
+        """Replace the arrays of this layer by these, under the names of `_memory`."""
         for name, p in self.named_parameters():
             p._data, p._grad = arrays[name], arrays[f"{name}.grad"]
 
     def _option(self, name: str, default: Any) -> Any:
-        """What an argument of the constructor stands at."""
+        """The present value of an argument of the constructor."""
         return self._bias if name == "bias" else getattr(self, name, default)
 
     def __getstate__(self) -> tuple[Any, dict[str, Any]]:
         both: Any = super().__getstate__()
-        own, slots = both  # what a subclass has in a __dict__, and all slots
+        own, slots = both  # the __dict__ of a subclass, and all slots
         return own, {name: value for name, value in slots.items() if name not in MADE_ANEW}
 
     def __setstate__(self, state: tuple[Any, dict[str, Any]]) -> None:
@@ -294,7 +333,7 @@ class Layer:
         self._settle()
 
     def __copy__(self) -> Self:
-        """A copy has arrays of its own, as that of an array has: two layers that move one state would be a trap."""
+        """A copy has its own arrays, as a copy of an array does: two layers that update one state would be a trap."""
         return copy.deepcopy(self)
 
     def __repr__(self) -> str:
@@ -308,11 +347,11 @@ class Layer:
         return f"{', '.join(shown + self._switches())})"
 
     def _switches(self) -> list[str]:
-        """What was switched since the construction: mode and parameters."""
+        """Settings that have changed since construction: mode and requires_grad."""
         frozen = [f"{name}.requires_grad=False" for name, p in self.named_parameters() if not p.requires_grad]
         return frozen if self._training else ["training=False", *frozen]
 
 
 def signature_of(name: str, *arguments: Any) -> str:
-    """How a layer calls itself in messages."""
+    """The name of a layer in messages."""
     return f"{name}({', '.join(map(repr, arguments))})"

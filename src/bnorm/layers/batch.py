@@ -22,11 +22,16 @@ ON_SINGLE = ("raise", "running")
 
 
 class BatchNorm(Tracking):
-    """What the layers of each rank share."""
+    """The base class of batch norm for each number of dimensions."""
 
     __slots__ = ("_group", "_on_single", "_shared")
 
-    _POSITIONS: ClassVar[tuple[str, ...]]  # of each rank that is accepted, the axes beside batch and channels
+    _POSITIONS: ClassVar[tuple[str, ...]]  # the axes beside batch and channels, for each accepted number of dimensions
+    _DOCUMENT = """
+    y = (x - mean) / sqrt(var + eps) gamma + beta. In training, mean and var are those of the batch, and update the
+    running statistics. In inference they are the running statistics, which the backward treats as constants.
+    With ddof=1 it computes what PyTorch's layer of this name does.
+    """
 
     def __init__(
         self,
@@ -65,17 +70,17 @@ class BatchNorm(Tracking):
         )
         self.on_single = on_single
         self._group = None if comm is None else Group(checked(self._who, comm))
-        self._shared: Shared | None = None  # for the forward under way
+        self._shared: Shared | None = None  # during a forward of several ranks
         self._settle()
 
     @property
     def comm(self) -> "Communicator | None":
-        """The ranks that have their batches in common; None: this one is alone."""
+        """The communicator of the ranks whose batches count as one, or None."""
         return None if self._group is None else self._group.comm
 
     @property
     def on_single(self) -> str:
-        """What a training batch of one value per channel does: "raise", or use the "running" statistics."""
+        """How to treat a training batch of one value per channel: "raise", or use the "running" statistics."""
         return self._on_single
 
     @on_single.setter
@@ -86,11 +91,22 @@ class BatchNorm(Tracking):
         self._on_single: str = on_single
 
     def __call__(self, x: Any, weight: "ArrayLike | None" = None, out: ndarray | None = None) -> ndarray:
-        """y, in the shape, type and memory order of x; of bools and integers float64.
+        """Normalize x. In training this updates the running statistics.
 
-        weight: how much each value counts in the statistics of a training batch, or a mask: the shape of x without
-        channels, or (N,). At weight 0 a value feeds nothing in, and y is computed there all the same.
-        out: x itself, whose backward is lost then, or memory of its own.
+        Parameters
+        ----------
+        x : array_like
+            The input; see the class for its shape.
+        weight : array_like, optional
+            How much each value counts in the statistics of a training batch, or a bool mask. The shape is that of x
+            without the channel axis, or (N,). A value of weight 0 does not count; y is computed for it all the same.
+        out : ndarray, optional
+            An array for the result: x itself, which then has no backward, or an array that overlaps no other.
+
+        Returns
+        -------
+        y : ndarray
+            In the shape, dtype and memory order of x; float64 for bools and integers.
         """
         if self._group is not None and self._shared is None and (self._training or not self._track_running_stats):
             return self._together(self._group, x, weight, out)
@@ -125,8 +141,8 @@ class BatchNorm(Tracking):
         else:
             self._saved = saved
         if moving is not None:
-            # With the lines above, the one point at which this call does something to the layer: signals are looked at
-            # between calls only, and before this one there is none.
+            # With the lines above, this is the only point at which the call changes the layer. Python handles signals
+            # only between calls, and there is none between those lines and this call.
             left = saved.kernels.settle(moving.rule, saved.stats, saved.count, y.size, saved.left)
             if type(left) is not int or left:
                 self._warn_once(moving.note(left))
@@ -135,7 +151,7 @@ class BatchNorm(Tracking):
     forward = __call__
 
     def backward(self, dy: "ArrayLike", out: ndarray | None = None) -> ndarray:
-        """As in every layer. With comm, all ranks call it; gradients of parameters are those of this rank's batch."""
+        """As in every layer. With comm all ranks must call it; parameters get the gradients of this rank's batch."""
         if self._group is not None and self._saved is None and self._training:  # an error, on all ranks
             with self._kernels_of_all(self._group).turn("backward"):
                 return super().backward(dy, out)
@@ -143,10 +159,15 @@ class BatchNorm(Tracking):
 
     @contextmanager
     def pooled_stats(self, replace: bool = False) -> Iterator[None]:
-        """Training batches inside are pooled, each value weighing the same, and count as one batch at the end.
+        """Training batches inside this block are pooled, and count as one batch at its end.
 
-        replace: they take the place of what the running statistics were. After an exception nothing has moved; inside
-        of frozen_stats nothing does either.
+        Every value weighs the same.
+        After an exception the running statistics have not changed. Inside frozen_stats they do not change either.
+
+        Parameters
+        ----------
+        replace : bool, default False
+            Whether the pooled statistics replace the running statistics, instead of being averaged into them.
         """
         replace, running = checks.flag(self._who, "replace", replace), self._moving
         if running is not None and running is not self._running:
@@ -166,7 +187,7 @@ class BatchNorm(Tracking):
         self._warn_once(skipped)
 
     def _together(self, group: Group, x: Any, weight: "ArrayLike | None", out: ndarray | None) -> ndarray:
-        """The forward of a batch that all ranks have in common."""
+        """The forward of a batch that is spread over all ranks."""
         self._shared = self._kernels_of_all(group)
         try:
             with self._shared.turn("forward"):
@@ -199,9 +220,6 @@ class BatchNorm(Tracking):
 class BatchNorm1d(BatchNorm):
     """Batch normalization of (N, C) or (N, C, L): each channel over all other axes.
 
-    y = (x - mean) / sqrt(var + eps) gamma + beta. In training, mean and var are those of the batch, and move the
-    running statistics; in inference they are the running statistics, and constants to the backward.
-    With ddof=1, all of it is what PyTorch's layer of this name does.
 
     Examples
     --------
@@ -228,9 +246,6 @@ class BatchNorm1d(BatchNorm):
 class BatchNorm2d(BatchNorm):
     """Batch normalization of (N, C, H, W): each channel over all other axes.
 
-    y = (x - mean) / sqrt(var + eps) gamma + beta. In training, mean and var are those of the batch, and move the
-    running statistics; in inference they are the running statistics, and constants to the backward.
-    With ddof=1, all of it is what PyTorch's layer of this name does.
 
     Examples
     --------
@@ -249,9 +264,6 @@ class BatchNorm2d(BatchNorm):
 class BatchNorm3d(BatchNorm):
     """Batch normalization of (N, C, D, H, W): each channel over all other axes.
 
-    y = (x - mean) / sqrt(var + eps) gamma + beta. In training, mean and var are those of the batch, and move the
-    running statistics; in inference they are the running statistics, and constants to the backward.
-    With ddof=1, all of it is what PyTorch's layer of this name does.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Instance normalization: each channel of each sample by itself; with running statistics if asked."""
+"""Instance normalization: each channel of each sample separately, with running statistics if asked."""
 
 from typing import Any, ClassVar
 
@@ -15,15 +15,20 @@ from bnorm.layers.shapes import wrong_shape
 from bnorm.layers.tracking import Tracking
 from bnorm.passes import Saved, channel_forward, row_forward
 
-TRACKING = "Whether there are running statistics, which inference then uses. Without them it does as training does."
+TRACKING = "Whether there are running statistics for inference. Without them inference works as training does."
 
 
 class InstanceNorm(Tracking):
-    """What the layers of each rank share."""
+    """The base class of instance norm for each number of dimensions."""
 
     __slots__ = ()
 
     _POSITIONS: ClassVar[tuple[str, ...]]
+    _DOCUMENT = """
+    y = (x - mean) / sqrt(var + eps) gamma + beta; there are gamma and beta only with affine.
+    A training batch updates running statistics, if there are any, by the means and variances of its samples, averaged
+    over the samples. With momentum None they are the statistics of all values seen.
+    """
 
     def __init__(
         self,
@@ -61,7 +66,10 @@ class InstanceNorm(Tracking):
         self._settle()
 
     def __call__(self, x: Any, out: ndarray | None = None) -> ndarray:
-        """y, in the shape, type and memory order of x. out: x itself, or memory of its own."""
+        """Normalize x: y, in the shape, dtype and memory order of x.
+
+        out: an array for the result: x itself, which then has no backward, or an array that overlaps no other.
+        """
         given = None if out is None else {"x": x, **self._own}
         who, axis = self._who, self._axis
         if type(x) is not self._kind or x.dtype not in FLOATS:
@@ -87,7 +95,7 @@ class InstanceNorm(Tracking):
         else:
             self._saved = saved
         if moving is not None:
-            # As in batch norm, this and the lines above are the one point at which something happens to the layer.
+            # As in batch norm, only this call and the lines above it change the layer.
             left = saved.kernels.move(moving.rule, parts, None, None, None, 0, 1, x.size / self._num_features)
             if type(left) is not int or left:
                 self._warn_once(moving.note(left))
@@ -97,9 +105,9 @@ class InstanceNorm(Tracking):
 
     @np.errstate(all="ignore")  # infinity and NaN are data
     def _parts(self, x: ndarray, rows: ndarray) -> ndarray:
-        """The parts (count, mean, m2, low) of each channel that the running statistics move by.
+        """The parts (count, mean, m2, low) of each channel that update the running statistics.
 
-        With a momentum these are averages over the samples, as in PyTorch; with None, of all values together.
+        With a momentum they are averages over the samples, as in PyTorch; with None they are those of all values.
         """
         kernels = BACKENDS[type(x)]
         n, channels, _, length = rows.shape
@@ -122,9 +130,6 @@ class InstanceNorm(Tracking):
 class InstanceNorm1d(InstanceNorm):
     """Instance normalization of (N, C, L): each channel of each sample over its positions.
 
-    y = (x - mean) / sqrt(var + eps) gamma + beta; no gamma and beta unless affine.
-    With running statistics, a training batch moves them by the means and variances of its samples, averaged over the
-    samples; with momentum None, they are those of all values seen.
 
     Examples
     --------
@@ -143,9 +148,6 @@ class InstanceNorm1d(InstanceNorm):
 class InstanceNorm2d(InstanceNorm):
     """Instance normalization of (N, C, H, W): each channel of each sample over its positions.
 
-    y = (x - mean) / sqrt(var + eps) gamma + beta; no gamma and beta unless affine.
-    With running statistics, a training batch moves them by the means and variances of its samples, averaged over the
-    samples; with momentum None, they are those of all values seen.
 
     Examples
     --------
@@ -162,9 +164,6 @@ class InstanceNorm2d(InstanceNorm):
 class InstanceNorm3d(InstanceNorm):
     """Instance normalization of (N, C, D, H, W): each channel of each sample over its positions.
 
-    y = (x - mean) / sqrt(var + eps) gamma + beta; no gamma and beta unless affine.
-    With running statistics, a training batch moves them by the means and variances of its samples, averaged over the
-    samples; with momentum None, they are those of all values seen.
 
     Examples
     --------

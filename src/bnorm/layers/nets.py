@@ -1,4 +1,4 @@
-"""The state of a whole net: one dictionary for all of its layers, under names with dots."""
+"""The state of a whole net: one dictionary for all layers, with dotted names."""
 
 from __future__ import annotations
 
@@ -11,10 +11,19 @@ from bnorm.layers.parameters import Parameter
 
 
 def state_dict(layers: Mapping[str, Layer | Parameter]) -> state.StateDict:
-    """Copies of all arrays of several layers, under the name of the layer, a dot and PyTorch's name: "bn1.weight".
+    """Copies of all arrays of several layers, under names such as "bn1.weight".
 
-    Parameters that are in no layer of this package, the weights of a convolution say, are taken too, under their own
-    names.
+    A name is that of the layer, a dot and PyTorch's name of the array.
+
+    Parameters
+    ----------
+    layers : mapping of str to layer or Parameter
+        A `Parameter` that belongs to no layer, such as the weight of a convolution, keeps its own name.
+
+    Returns
+    -------
+    StateDict
+        A dictionary. With momentum=None the counts of values are an attribute of it.
 
     Examples
     --------
@@ -36,10 +45,21 @@ def state_dict(layers: Mapping[str, Layer | Parameter]) -> state.StateDict:
 def load_state_dict(
     layers: Mapping[str, Layer | Parameter], state_dict: Mapping[str, Any], strict: bool = True
 ) -> state.Incompatible:
-    """Take over what `state_dict(layers)` returned: all of it, or after an error nothing.
+    """Load a `state_dict(layers)`. After an error nothing is loaded.
 
-    strict: names that are missing or unexpected are an error. A wrong shape always is. Returns the names that were
-    missing, and those not expected. Arrays, PyTorch's tensors and PyTorch's names are taken as by a layer.
+    Parameters
+    ----------
+    layers : mapping of str to layer or Parameter
+        The layers to load into.
+    state_dict : mapping of str to array or tensor
+        Arrays or PyTorch's tensors, under the names of `state_dict(layers)`, with PyTorch's names or gamma and beta.
+    strict : bool, default True
+        Whether missing and unexpected names are an error. A wrong shape always is.
+
+    Returns
+    -------
+    Incompatible
+        A named tuple of the `missing_keys` and `unexpected_keys`.
 
     Examples
     --------
@@ -55,7 +75,7 @@ def load_state_dict(
 
 
 def _holders(who: str, layers: Any) -> dict[str, Any]:
-    """Layers and parameters by what their names begin with."""
+    """Layers and parameters by the prefix of their names."""
     if not isinstance(layers, Mapping):
         raise TypeError(f"{who}: layers: expected a mapping of names to layers, got {type(layers).__name__}")
     holders = {}

@@ -1,4 +1,4 @@
-"""What an optimizer moves: an array and its gradient."""
+"""Parameters: an array and its gradient, for an optimizer to update."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -15,14 +15,22 @@ from bnorm.layers import state
 
 
 class Parameter(NDArrayOperatorsMixin):
-    """An array, `data`, with `grad` beside it, which backward calls add to until `zero_grad`.
+    """An array `data` and its gradient `grad`, to which backward calls add until `zero_grad`.
 
-    It stands wherever an array may: operators, ufuncs and methods are those of `data` and give plain arrays, in-place
-    operators change it. Assigning to `data` or `grad` writes into the array that is there, so all who share it see
-    the change; `grad = None` means zeros. A parameter is equal to arrays element by element, and a dictionary key by
-    itself.
-    Where its layer is on a GPU, or it is made of one, both are CuPy arrays.
+    It can be used like an array: operators, ufuncs and methods act on `data` and return plain arrays; in-place
+    operators change `data`. Assigning to `data` or `grad` copies the values into the existing array, which others may
+    share; `grad = None` sets zeros. `==` compares element by element. As a dictionary key a parameter stands for
+    itself, not for its values. On a GPU both arrays are CuPy arrays.
 
+    Parameters
+    ----------
+    data : array_like
+        A float32 or float64 array is used without a copy if it is writeable and contiguous. Other types become float64.
+    requires_grad : bool, default True
+        False: backward calls neither compute nor add the gradient.
+
+    Examples
+    --------
     >>> p = Parameter([1.0, 2.0])
     >>> p.grad += [10.0, 20.0]
     >>> p.data -= 0.1 * p.grad
@@ -34,10 +42,10 @@ class Parameter(NDArrayOperatorsMixin):
 
     _data: ndarray
     _grad: ndarray
-    requires_grad: bool  # False: backward leaves grad alone, and saves the work of it
+    requires_grad: bool  # False: backward calls neither compute nor add the gradient
 
     def __init__(self, data: ArrayLike, requires_grad: bool = True) -> None:
-        """A float32 or float64 array is taken as it is, not copied; other numbers become float64."""
+        """See the class."""
         if isinstance(data, Parameter):
             data = data._data
         a = checks.real("Parameter", "data", data)
@@ -49,7 +57,7 @@ class Parameter(NDArrayOperatorsMixin):
 
     @classmethod
     def holding(cls, data: ndarray) -> "Parameter":
-        """Of an array that a layer has just made: nothing of it needs a check."""
+        """A parameter of an array that a layer has just made, without checks."""
         made = cls.__new__(cls)
         made._data, made._grad, made.requires_grad = data, np.zeros_like(data), True
         return made
@@ -74,7 +82,7 @@ class Parameter(NDArrayOperatorsMixin):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of data and grad, which never changes."""
+        """The shape of data and grad, which never changes."""
         return self._data.shape
 
     @property
@@ -96,7 +104,7 @@ class Parameter(NDArrayOperatorsMixin):
 
     @property
     def __cupy_get_ndarray__(self) -> Any:
-        """How CuPy asks for an array of its own: there is one where data is on a device."""
+        """CuPy's protocol for objects that hold a CuPy array: present if data is on a device."""
         if type(self._data) is ndarray:
             raise AttributeError("Parameter: data is on the CPU")
         return lambda: self._data
@@ -143,11 +151,11 @@ class Parameter(NDArrayOperatorsMixin):
         return {"": self._data}
 
     def _loading(self, found: Mapping[str, ndarray], seen: ndarray | None) -> list[state.Change]:
-        """What there is to change so that the parameter has this array."""
+        """The changes that give the parameter this array."""
         return [state.write(self._data, a) for a in found.values()]
 
     def __copy__(self) -> "Parameter":
-        """A copy has arrays of its own, as that of an array has."""
+        """A copy has its own arrays, as a copy of an array does."""
         return copy.deepcopy(self)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Normalization of each sample by itself: layer, RMS and group norm. Training and inference are the same."""
+"""Normalization of each sample separately: layer, RMS and group norm. Training and inference are the same."""
 
 from typing import Any, ClassVar
 
@@ -17,13 +17,13 @@ OF_FLOAT32, OF_FLOAT64 = 2.0**-23, 2.0**-52  # the spacing of numbers near 1
 
 
 class OverLastAxes(Layer):
-    """What layer and RMS norm share."""
+    """The base class of layer and RMS norm."""
 
     __slots__ = ("_normalized_shape",)
 
     _RULE: ClassVar[int]
 
-    normalized_shape = fixed("normalized_shape", "The sizes of the axes that are normalized, the last ones of x.")
+    normalized_shape = fixed("normalized_shape", "The sizes of the normalized axes, the last ones of x.")
     elementwise_affine = fixed("affine", "PyTorch's name for affine.")
 
     def __init__(
@@ -52,7 +52,10 @@ class OverLastAxes(Layer):
         self._settle()
 
     def __call__(self, x: Any, out: ndarray | None = None) -> ndarray:
-        """y, in the shape, type and memory order of x. out: x itself, or memory of its own."""
+        """Normalize x: y, in the shape, dtype and memory order of x.
+
+        out: an array for the result: x itself, which then has no backward, or an array that overlaps no other.
+        """
         given = None if out is None else {"x": x, **self._own}
         if type(x) is not self._kind or x.dtype not in FLOATS:
             x = self._taken(x)
@@ -76,9 +79,9 @@ class OverLastAxes(Layer):
 
 @public()
 class LayerNorm(OverLastAxes):
-    """Normalize each sample over its last axes, of shape `normalized_shape`, which gamma and beta have too.
+    """Normalize each sample over its last axes, of shape `normalized_shape`.
 
-    y = (x - mean) / sqrt(var + eps) gamma + beta.
+    y = (x - mean) / sqrt(var + eps) gamma + beta, where gamma and beta have the shape `normalized_shape` too.
 
     Examples
     --------
@@ -117,7 +120,7 @@ def _epsilon_or_none(who: str, eps: Any) -> float | None:
 @public(
     eps="Added to the mean square, inside the root. None, PyTorch's default, is the machine epsilon of the type in\n"
     "which x is computed: 2^-52 for float64, otherwise 2^-23.",
-    affine="Whether there is a parameter, gamma (also called weight). There never is a beta.",
+    affine="Whether there is a gamma (also called weight). There is never a beta.",
 )
 class RMSNorm(OverLastAxes):
     """Divide each sample by the root of the mean square of its last axes, of shape `normalized_shape`.
@@ -135,7 +138,7 @@ class RMSNorm(OverLastAxes):
     __slots__ = ()
     _RULE = MEAN_SQUARE
 
-    eps = adjustable("eps", _epsilon_or_none, "Added to the mean square, inside the root; None: that of the type of x.")
+    eps = adjustable("eps", _epsilon_or_none, "Added to the mean square, inside the root; None: machine epsilon.")
 
     def __init__(
         self,
@@ -173,7 +176,7 @@ class GroupNorm(Layer):
 
     num_groups = fixed("num_groups", "The number of groups, a divisor of num_channels.")
     num_channels = fixed("num_channels", "The number of channels.")
-    axis = fixed("axis", "The axis of the channels; samples are on the first of the others.")
+    axis = fixed("axis", "The axis of the channels. Samples are on the first other axis.")
 
     def __init__(
         self,
@@ -198,7 +201,10 @@ class GroupNorm(Layer):
         self._settle()
 
     def __call__(self, x: Any, out: ndarray | None = None) -> ndarray:
-        """y, in the shape, type and memory order of x. out: x itself, or memory of its own."""
+        """Normalize x: y, in the shape, dtype and memory order of x.
+
+        out: an array for the result: x itself, which then has no backward, or an array that overlaps no other.
+        """
         given = None if out is None else {"x": x, **self._own}
         who, axis = self._who, self._axis
         if type(x) is not self._kind or x.dtype not in FLOATS:

@@ -1,4 +1,4 @@
-"""A layer as a file: its arrays under PyTorch's names, and how it was made and switched as the configuration."""
+"""The file of a layer: its arrays under PyTorch's names, its arguments and settings as the configuration."""
 
 import inspect
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from bnorm.layers import state
 from bnorm.running import Statistics
 
 KNOWN = {"format", "class", "arguments", "training", "requires_grad", "counters"}
-ELSEWHERE = ("comm", "device", "elementwise_affine")  # arguments of a process, not of what was learned; a synonym
-MOST_WITHOUT_ARRAYS = 1 << 20  # channels of a layer whose file has no array of that size: a number fills no memory
+NOT_SAVED = ("comm", "device", "elementwise_affine")  # arguments that belong to a process; a synonym
+MOST_WITHOUT_ARRAYS = 1 << 20  # channels, if the file has no array of that size: a number must not fill the memory
 
 
 def save(layer: Any, path: Any) -> None:
@@ -32,8 +32,8 @@ def save(layer: Any, path: Any) -> None:
 
 
 def arguments(layer: Any) -> dict[str, Any]:
-    """What makes a layer like this one, in JSON's types."""
-    names = [name for name in inspect.signature(type(layer)).parameters if name not in ELSEWHERE]
+    """The arguments that make a layer like this one, in JSON's types."""
+    names = [name for name in inspect.signature(type(layer)).parameters if name not in NOT_SAVED]
     attributes = {name: "_bias" if name == "bias" else name for name in names}  # `bias` is PyTorch's name of beta
     return {name: _plain(getattr(layer, attribute)) for name, attribute in attributes.items()}
 
@@ -47,7 +47,7 @@ def restored(kind: Any, config: Mapping[str, Any], entries: Mapping[str, contain
     for name, option in inspect.signature(kind).parameters.items():
         sizes = given[name] if isinstance(given.get(name), list) else [given.get(name)]
         if option.default is option.empty and not (all(type(n) is int for n in sizes) and prod(sizes) <= largest):
-            raise ValueError(f"{name} is {given.get(name)!r}, of which no array is")
+            raise ValueError(f"{name} is {given.get(name)!r}, and no array has that size")
     layer = kind(**given)
     expected = layer._state()
     if sorted(entries) != sorted(expected):
@@ -63,12 +63,12 @@ def restored(kind: Any, config: Mapping[str, Any], entries: Mapping[str, contain
         layer.adopt(statistics(like, config["counters"]))
     frozen = config["requires_grad"]
     for name, p in layer.named_parameters():
-        p.requires_grad = _flag(frozen[name])
-    return layer.train(_flag(config["training"]))
+        p.requires_grad = flag(frozen[name])
+    return layer.train(flag(config["training"]))
 
 
 def counters(statistics: Statistics | None) -> dict[str, Any]:
-    """What running statistics are, beside mean and variance, in JSON's types."""
+    """Counts and weights of running statistics, in JSON's types."""
     if statistics is None:
         return {}
     statistics.look()
@@ -82,7 +82,7 @@ def counters(statistics: Statistics | None) -> dict[str, Any]:
 
 
 def statistics(like: Statistics, given: Mapping[str, Any]) -> Statistics:
-    """Statistics like these, with their mean and variance, and the rest as given."""
+    """Statistics with the mean and variance of `like`, and the rest as given."""
     from_data, halflife = given["from_data"], given["halflife"]
     if type(from_data) is not bool or not (halflife is None or (type(halflife) is float and 0 < halflife < inf)):
         raise ValueError(f"from_data, halflife: {from_data!r}, {halflife!r}")
@@ -97,20 +97,20 @@ def statistics(like: Statistics, given: Mapping[str, Any]) -> Statistics:
 
 
 def counted(given: Any) -> list[int]:
-    """The counters of statistics, batches first; ValueError for what are none."""
+    """The counters of statistics, batches first; ValueError if they are invalid."""
     if not (isinstance(given, list) and len(given) == 4 and all(type(n) is int and 0 <= n < 2**62 for n in given)):
         raise ValueError(f"counts: {given!r:.80}")
     return given
 
 
 def _statistics(layer: Any) -> Statistics | None:
-    """The running statistics of a layer that has some."""
+    """The running statistics of a layer, or None."""
     found: Statistics | None = layer._running if getattr(layer, "track_running_stats", False) else None
     return found
 
 
 def _numbers(a: ndarray) -> Any:
-    """A vector, or one number where its numbers are all the same."""
+    """A list of numbers, or one number if all are the same."""
     listed = a.tolist()
     return listed[0] if listed.count(listed[0]) == len(listed) else listed
 
@@ -130,7 +130,8 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _flag(given: Any) -> bool:
+def flag(given: Any) -> bool:
+    """True or False of a file; ValueError for any other value."""
     if type(given) is not bool:
         raise ValueError(f"{given!r} instead of true or false")
     return given

@@ -1,16 +1,16 @@
-"""The shapes that a layer with channels takes: which axes there are, by rank, and what to say of any other."""
+"""The shapes that a layer with channels takes: names of their axes, and the error for any other shape."""
 
 from collections.abc import Mapping
 
 from bnorm import checks
 
-Names = dict[int, tuple[str, ...]]  # of the axes, by rank
+Names = dict[int, tuple[str, ...]]  # of the axes, by number of dimensions
 
 
 def axis_and_names(who: str, axis: object, positions: tuple[str, ...]) -> tuple[int, Names]:
-    """The axis of the channels, and the names of all axes for each rank that has it.
+    """The axis of the channels, and the names of all axes for each number of dimensions that has it.
 
-    positions: of each rank, the letters of the axes beside batch and channels.
+    positions: the letters of the axes beside batch and channels, for each number of dimensions.
     """
     place = checks.integer(who, "axis", axis)
     names: Names = {}
@@ -27,7 +27,7 @@ def axis_and_names(who: str, axis: object, positions: tuple[str, ...]) -> tuple[
 
 
 def wrong_shape(who: str, shape: tuple[int, ...], channels: int, names: Mapping[int, tuple[str, ...]]) -> ValueError:
-    """The error for an x whose rank is not in names, or which has another number of channels."""
+    """The error for an x with another number of dimensions or of channels."""
     if len(shape) not in names:
         ranks, axes = " or ".join(map(str, names)), " or ".join(f"({', '.join(n)})" for n in names.values())
         return ValueError(f"{who}: expected {ranks} dimensions {axes}, got shape {shape}")

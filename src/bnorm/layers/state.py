@@ -1,4 +1,4 @@
-"""What layers know, as plain arrays under PyTorch's names, and back: all of it, or nothing."""
+"""State dicts: the arrays of layers under PyTorch's names, and how they are loaded, completely or not at all."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Change = Callable[[], object]
 class StateDict(dict[str, ndarray]):
     """Arrays by name.
 
-    `seen` counts the values behind each channel's statistics, for which PyTorch has no name: of a layer an array, of a
-    net a dictionary of such arrays by the names of its layers. Copies and pickles keep it.
+    `seen` has the counts of values in each channel's statistics, for which PyTorch has no name: an array for a layer, a
+    dictionary of such arrays by layer name for a net. Copies and pickles keep it.
     """
 
     seen: ndarray | dict[str, ndarray] | None = None
 
     def copy(self) -> StateDict:
-        """A shallow copy, as of any dictionary, with `seen`."""
+        """A shallow copy, with `seen`."""
         new = StateDict(self)
         new.seen = self.seen
         return new
@@ -52,21 +52,21 @@ class Incompatible(NamedTuple):
 
 
 class Holder(Protocol):
-    """What has a state: a layer, or a parameter by itself."""
+    """An object with a state: a layer, or a parameter by itself."""
 
     def _state(self) -> dict[str, ndarray]: ...
     def _loading(self, found: Mapping[str, ndarray], seen: ndarray | None) -> list[Change]: ...
 
 
 def write(to: ndarray, value: Any) -> Change:
-    """A change to come: to[...] = value."""
+    """The change to[...] = value, to be made by `apply`."""
     return partial(setitem, to, ..., value)
 
 
 def apply(changes: Iterable[Change]) -> None:
-    """Make all changes in one go: no interrupt comes between them, as there is no Python code between them.
+    """Make all changes. No interrupt can come between them, as no Python code runs between them.
 
-    They are values written into arrays of their type, and attributes set, none of which fails.
+    A change writes values into an array of their dtype, or sets an attribute, and cannot fail.
     """
     tuple(map(call, changes))
 
@@ -74,9 +74,10 @@ def apply(changes: Iterable[Change]) -> None:
 def load(
     who: str, name: str, holders: Mapping[str, Holder], given: Any, strict: bool, expects: str = ""
 ) -> Incompatible:
-    """Take over what `given`, the parameter `name` of `who`, has for the holders, known by what their names begin with.
+    """Load `given`, the argument `name` of `who`, into the holders, which are listed by the prefix of their names.
 
-    expects: what is expected, in an error; otherwise all names are listed. Nothing has changed after an error.
+    expects: the words for what was expected in an error; by default all names are listed. After an error nothing has
+    changed.
     """
     strict = checks.flag(who, "strict", strict)
     if not isinstance(given, Mapping):
@@ -103,10 +104,9 @@ def load(
 def _read(
     given: Mapping[Any, Any], expected: Mapping[str, ndarray]
 ) -> tuple[dict[str, ndarray], list[str], list[str], list[str]]:
-    """The arrays that are expected, in their shape and type, on their device; the names missing, those not expected,
-    and all that is wrong with the values.
+    """The expected arrays, in their shape and dtype and on their device; missing names; unexpected names; and errors.
 
-    Arrays may be PyTorch's tensors, on any device, and have axes of length 1 to spare.
+    Arrays may be PyTorch's tensors, on any device, and may have additional axes of length 1.
     """
     found: dict[str, ndarray] = {}
     wrong, unexpected = [], []
@@ -131,7 +131,7 @@ def _expected_name(key: Any) -> Any:
 
 
 def _counts(given: Mapping[Any, Any], holders: Mapping[str, Holder]) -> tuple[dict[str, ndarray], list[str]]:
-    """The values behind statistics that travel with a StateDict, by holder, and all that is wrong with them."""
+    """The counts of values in a StateDict, by holder, and errors."""
     seen = getattr(given, "seen", None)
     counts: dict[str, ndarray] = {}
     wrong: list[str] = []
@@ -147,7 +147,7 @@ def _counts(given: Mapping[Any, Any], holders: Mapping[str, Holder]) -> tuple[di
 
 
 def _fitted(name: str, value: Any, like: ndarray) -> tuple[ndarray, list[str]]:
-    """A value in the shape and type of an array, where that is, and what is wrong with it."""
+    """A value in the shape and dtype and on the device of an array, and errors."""
     try:
         return moved(_array(name, value, like), type(like)), []
     except (TypeError, ValueError) as error:
@@ -155,7 +155,7 @@ def _fitted(name: str, value: Any, like: ndarray) -> tuple[ndarray, list[str]]:
 
 
 def _array(name: str, value: Any, like: ndarray) -> ndarray:
-    if hasattr(value, "detach"):  # a tensor: perhaps part of a graph, perhaps on a device
+    if hasattr(value, "detach"):  # a tensor, which may be part of a graph, or on a device
         value = value.detach().cpu()
     a = checks.real(name, "value", value)
     if _without_ones(a.shape) != _without_ones(like.shape):
@@ -181,9 +181,9 @@ def _warn_of_lost_counts(
     if lost:
         which = f" for {', '.join(lost)}" if any(lost) else ""
         warnings.warn(
-            f"{who}: the state has no counts of values{which}, which momentum=None needs to go on: the batches so far "
-            "will be taken to be as large as the next one. What state_dict() of a layer with momentum=None returns has "
-            "the counts, and keeps them through copy() and pickle; dict() and np.savez lose them",
+            f"{who}: the state has no counts of values{which}, which momentum=None needs to continue: the batches so "
+            "far are assumed to have been as large as the next one. state_dict() of a layer with momentum=None returns "
+            "the counts; copy() and pickle keep them, dict() and np.savez lose them",
             UserWarning,
             stacklevel=4,
         )

@@ -1,4 +1,4 @@
-"""Running statistics of a layer: what batch norm has by default, and instance norm if asked."""
+"""Layers with running statistics: batch norm by default, instance norm if asked."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -21,17 +21,17 @@ NONFINITE = ("skip", "raise", "propagate")
 
 
 class Tracking(Layer):
-    """A layer of channels that may have running statistics: in inference, these take the place of the batch's."""
+    """A layer of channels that may have running statistics, which replace those of the batch in inference."""
 
     __slots__ = ("_axis", "_moving", "_names", "_num_features", "_running", "_track_running_stats", "_warned")
 
     _axis: int
-    _names: Names  # of the axes of every rank that is accepted
+    _names: Names  # of the axes, for every accepted number of dimensions
 
     num_features = fixed("num_features", "The number of channels.")
     track_running_stats = fixed("track_running_stats", "Whether there are running statistics.")
     axis = fixed("axis", "The axis of the channels.")
-    ddof = fixed("running.ddof", "What is subtracted from the count in the running variance.")
+    ddof = fixed("running.ddof", "The running variance is sum (x - mean)^2 / (count - ddof).")
 
     def __init__(
         self,
@@ -64,12 +64,13 @@ class Tracking(Layer):
             checks.choice(who, "ddof", ddof, (0, 1)),
             checks.choice(who, "nonfinite", nonfinite, NONFINITE),
         )
-        self._moving: Statistics | None = self._running if self._track_running_stats else None  # by a training batch
+        # The statistics that a training batch updates: the running ones, those of a pool, or none.
+        self._moving: Statistics | None = self._running if self._track_running_stats else None
         self._warned = False
 
     @property
     def momentum(self) -> float | None:
-        """Weight of the new batch in the running statistics; None: every value seen weighs the same."""
+        """The weight of the new batch in the running statistics; with None every value seen weighs the same."""
         return self._running.momentum
 
     @momentum.setter
@@ -78,7 +79,7 @@ class Tracking(Layer):
 
     @property
     def nonfinite(self) -> str:
-        """What a channel does whose new running statistics would not be finite: "skip", "raise" or "propagate"."""
+        """How to treat a channel whose new running statistics would not be finite: "skip", "raise" or "propagate"."""
         return self._running.nonfinite
 
     @nonfinite.setter
@@ -87,7 +88,7 @@ class Tracking(Layer):
 
     @property
     def running_mean(self) -> ndarray | None:
-        """The array that training moves in place; values assigned to it are written there. None without tracking."""
+        """The running mean, updated in place by training. Assigned values are copied into it. None without tracking."""
         return self._running.mean if self._track_running_stats else None
 
     @running_mean.setter
@@ -96,7 +97,7 @@ class Tracking(Layer):
 
     @property
     def running_var(self) -> ndarray | None:
-        """As running_mean."""
+        """The running variance, as running_mean."""
         return self._running.var if self._track_running_stats else None
 
     @running_var.setter
@@ -105,14 +106,14 @@ class Tracking(Layer):
 
     @property
     def num_batches_tracked(self) -> int | None:
-        """Training batches that the running statistics have seen; None without tracking."""
+        """The number of training batches in the running statistics; None without tracking."""
         return self._running.batches if self._track_running_stats else None
 
     @property
     def num_batches_skipped(self) -> int | None:
-        """Those of them in which some channel was left alone, as it was not finite; None without tracking.
+        """The number of those in which some channel was not finite, and kept its statistics; None without tracking.
 
-        On a GPU they are counted on the device. Reading this property waits for it, and a warning comes then too.
+        On a GPU they are counted on the device. Reading this property synchronizes, and only then the layer warns.
         """
         if not self._track_running_stats:
             return None
@@ -120,17 +121,17 @@ class Tracking(Layer):
         return self._running.skipped
 
     def reset_running_stats(self) -> None:
-        """Mean 0, variance 1, no batches."""
+        """Reset to mean 0, variance 1 and no batches."""
         self._running.reset()
 
     def reset_parameters(self) -> None:
-        """gamma to 1 and beta to 0, and the running statistics too, as PyTorch does."""
+        """Set gamma to 1 and beta to 0, and reset the running statistics, as PyTorch does."""
         super().reset_parameters()
         self.reset_running_stats()
 
     @contextmanager
     def frozen_stats(self) -> Iterator[None]:
-        """Training batches inside leave the running statistics and their counters alone."""
+        """Training batches inside this block do not change the running statistics and their counters."""
         moving, self._moving = self._moving, None
         try:
             yield
@@ -138,7 +139,7 @@ class Tracking(Layer):
             self._moving = moving
 
     def to(self, device: str) -> Self:
-        """As in every layer; not inside of pooled_stats."""
+        """As in every layer; it is a RuntimeError inside pooled_stats."""
         if self._moving not in (None, self._running):
             raise RuntimeError(f"{self._who}: to: expected no pooled_stats around it, got one")
         if devices.arrays_on(self._who, device) is not self._kind:
@@ -150,12 +151,12 @@ class Tracking(Layer):
         return super()._switches() + ["frozen_stats"] * frozen
 
     def as_affine(self) -> tuple[ndarray, ndarray]:
-        """scale and shift of inference, float64 (C,): y = x scale + shift, and then comes the activation."""
+        """The scale and shift of inference, float64 (C,): y = x scale + shift, before the activation."""
         mean, _, _, scale, beta = self._inference()
         return scale, beta - mean * scale
 
     def adopt(self, statistics: Statistics) -> None:
-        """Use these as the running statistics, and share them with their other owners."""
+        """Use these as the running statistics, shared with their other owners."""
         self._running = statistics
         self._moving = statistics if self._track_running_stats else None
         self._settle()
@@ -185,9 +186,9 @@ class Tracking(Layer):
         to[...] = a
 
     def _inference(self) -> ndarray:
-        """mean, var, rstd, scale and shift by rows, as inference computes with them."""
+        """The rows mean, var, rstd, scale and shift that inference uses."""
         if not self._track_running_stats:
-            raise ValueError(f"{self._who}: expected running statistics, which inference takes, got none")
+            raise ValueError(f"{self._who}: expected running statistics, which inference needs, got none")
         gamma, beta, mean, var = self._wide()
         stats: ndarray = BACKENDS[self._kind].known(mean, var, gamma, beta, self._eps, self._running.seen)
         return stats
@@ -214,11 +215,11 @@ class Tracking(Layer):
         return arrays
 
     def state_dict(self) -> state.StateDict:
-        """Copies of all arrays, under PyTorch's names.
+        """Copies of all arrays under PyTorch's names, on the device of the layer.
 
-        The values behind statistics with momentum None, for which PyTorch has no name, travel as an attribute of this
-        dictionary, through copy() and pickle too. From any other, batches are taken to have been as large as the next
-        one.
+        With momentum None the counts of values, for which PyTorch has no name, are an attribute of this dictionary,
+        which copy() and pickle keep. A layer that loads a state without counts assumes that its batches were as large
+        as the next one.
         """
         arrays = super().state_dict()
         if self._counts is not None:
@@ -227,13 +228,13 @@ class Tracking(Layer):
 
     @property
     def _counts(self) -> ndarray | None:
-        """The values behind the statistics of each channel, where they are counted."""
+        """The number of values in the statistics of each channel, if they are counted."""
         running = self._running
         return self._seen if running.momentum is None and not running.counters[UNCOUNTED] else None
 
     @property
     def _seen(self) -> ndarray | None:
-        """Where these counts are, true or not."""
+        """The array of these counts, valid or not."""
         return self._running.seen if self._track_running_stats else None
 
     def _loading(self, found: Mapping[str, ndarray], seen: ndarray | None) -> list[state.Change]:
@@ -249,5 +250,5 @@ class Tracking(Layer):
     def __getstate__(self) -> tuple[Any, dict[str, Any]]:
         self._warn_once(self._running.look())
         own, slots = super().__getstate__()
-        moving = self._running if self._track_running_stats else None  # whatever block it is in
+        moving = self._running if self._track_running_stats else None  # even inside pooled_stats or frozen_stats
         return own, slots | {"_moving": moving}

@@ -1,4 +1,4 @@
-"""Pictures of what was learned, as scikit-learn's displays are made. matplotlib is imported when one is drawn."""
+"""Displays, in the manner of scikit-learn's, of statistics and of normalized tables. Drawing imports matplotlib."""
 
 from bnorm.plot.normalization import NormalizationDisplay
 from bnorm.plot.running import RunningStatsDisplay

@@ -1,4 +1,4 @@
-"""What displays share: where to draw, names of features, and strips, which show many distributions on one axis."""
+"""Helpers of the displays: panels, names of features, and strips, which show many distributions on one axis."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from bnorm.kernels import kind_of, moved
 
 LABELS = 60  # names of features on one axis
 LONGEST = 30  # characters of a name
-FIRST, SECOND, GREY = "#0072b2", "#d55e00", "#8a8a8a"  # told apart by every kind of eyes
+FIRST, SECOND, GREY = "#0072b2", "#d55e00", "#8a8a8a"  # safe for colour-blind readers
 
 
 def panels(who: str, ax: Any, size: tuple[float, float], shape: tuple[int, int], n: int) -> tuple[Any, Any, ndarray]:
-    """The figure, the axes around it all, and n panels in lines and columns; in a new figure, or in the place of ax."""
+    """The figure, the outer axes, and n panels in lines and columns; in a new figure, or in the place of ax."""
     try:
         from matplotlib import pyplot as plt
     except ImportError as error:
@@ -25,32 +25,32 @@ def panels(who: str, ax: Any, size: tuple[float, float], shape: tuple[int, int],
     if n == 1:
         return figure, ax, np.array([ax])
     if place is None:
-        raise ValueError(f"{who}: ax: expected axes as plt.subplots makes them, got axes that are placed by hand")
+        raise ValueError(f"{who}: ax: expected axes of a grid, as plt.subplots makes them, got axes placed by hand")
     ax.set_axis_off()
     grid = place.subgridspec(*shape)
     return figure, ax, np.array([figure.add_subplot(grid[divmod(i, shape[1])]) for i in range(n)])
 
 
 def height(features: int) -> float:
-    """Inches for a line each, as long as that is a picture one can look at."""
+    """The height in inches for a line per feature, up to a limit."""
     return min(0.2 * features, 24.0) + 1.4
 
 
 def names_of(estimator: Any, n: int) -> list[str]:
-    """Those it was fitted with, or x0, x1 and so on."""
+    """The feature names of a fitted estimator, or x0, x1 and so on."""
     names = getattr(estimator, "feature_names_in_", None)
     return [f"x{i}" for i in range(n)] if names is None else [str(name) for name in names]
 
 
 def chosen(who: str, features: Sequence[int | str] | None, names: list[str]) -> list[int]:
-    """Places of features that are told by place or name."""
+    """The indices of features that are given by index or name."""
     if features is None:
         return list(range(len(names)))
     places = []
     for feature in features:
         place = names.index(feature) if isinstance(feature, str) and feature in names else feature
         if not isinstance(place, int | np.integer) or not -len(names) <= place < len(names):
-            raise ValueError(f"{who}: features: expected places or names of {len(names)} features, got {feature!r}")
+            raise ValueError(f"{who}: features: expected indices or names of {len(names)} features, got {feature!r}")
         places.append(int(place) % len(names))
     if not places:
         raise ValueError(f"{who}: features: expected at least one, got none")
@@ -58,22 +58,22 @@ def chosen(who: str, features: Sequence[int | str] | None, names: list[str]) -> 
 
 
 def labels(names: list[str]) -> list[str]:
-    """Long names without their middle; with their place before them where that leaves several the same."""
+    """Long names without their middle; with their index in front if several would be the same."""
     cut = [name if len(name) <= LONGEST else f"{name[: LONGEST // 2]}…{name[1 - LONGEST // 2 :]}" for name in names]
     return [name if cut.count(name) == 1 else f"[{i}] {name}" for i, name in enumerate(cut)]
 
 
 def label_lines(ax: Any, names: list[str]) -> None:
-    """Names of features down the y axis, or of some of them where there are too many."""
+    """Label the y axis with the names of features, or some of them if there are too many."""
     every = -(-len(names) // LABELS)
     ax.set_yticks(range(0, len(names), every), labels(names)[::every], fontsize=8)
     ax.set_ylim(len(names) - 0.5, -0.5)
 
 
 def strips(ax: Any, quantiles: ndarray, color: str) -> None:
-    """A line for each feature, of (7, C) from the least to the greatest: dots, a thin line, a thick one, and a mark.
+    """Draw a line for each feature from its 7 quantiles, (7, C): dots, a thin line, a thick line, and a mark.
 
-    Dots too far away to leave room for the lines become arrows at the edge.
+    Dots that are too far away become arrows at the edge.
     """
     least, low, left, middle, right, high, most = quantiles
     lines = np.arange(len(middle))
@@ -89,7 +89,7 @@ def strips(ax: Any, quantiles: ndarray, color: str) -> None:
 
 
 def _limits(ax: Any, quantiles: ndarray) -> tuple[float, float]:
-    """Of the x axis: linear, or logarithmic far from zero where features differ by a hundred times in size."""
+    """The limits of the x axis, which is linear, or symlog if the sizes of features differ by more than a hundred."""
     known = quantiles[:, np.isfinite(quantiles[3])]
     size = np.abs(known).max(axis=0)
     size = size[size > 0]
@@ -106,7 +106,7 @@ def _limits(ax: Any, quantiles: ndarray) -> tuple[float, float]:
 
 
 def host(values: Any) -> ndarray:
-    """As a NumPy array of float64, wherever it is and whichever kind of table."""
+    """A table of any type, on any device, as a NumPy array of float64."""
     if hasattr(values, "toarray"):
         values = values.toarray()
     on_device = kind_of(values) not in (None, ndarray)

@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 
 from bnorm.plot.drawing import FIRST, SECOND, chosen, height, host, label_lines, labels, names_of, panels, strips
 
-HISTOGRAMS = 6  # features that get two each; more become strips
-SAMPLE = 100_000  # rows that are drawn, from all over the table
+HISTOGRAMS = 6  # the most features that get histograms; more become strips
+SAMPLE = 100_000  # rows that are drawn, spread evenly over the table
 BINS = 50
 QUANTILES = (0, 0.01, 0.25, 0.5, 0.75, 0.99, 1)
 
@@ -19,26 +19,26 @@ QUANTILES = (0, 0.01, 0.25, 0.5, 0.75, 0.99, 1)
 class NormalizationDisplay:
     """The distribution of each feature before and after a transformer.
 
-    Up to 6 features have a histogram each, on the left in their own units, on the right all on one axis. A few values
-    far away from all others are counted at the edge and not drawn, so that the others can be seen. More features have a
-    strip each: a mark for the median, a thick line for the half of all values around it, a thin one for 98 of 100, and
-    dots for the least and the greatest.
+    Up to 6 features have histograms: on the left in their own units, on the right all on the same axis. A few values
+    far away from all others are counted at the edge instead of drawn, so that the others can be seen. More features
+    have a strip each: a mark for the median, a thick line for the middle half of all values, a thin line for 98%, and
+    dots for the least and the greatest value.
 
     Parameters
     ----------
     before, after : array-like of shape (n_samples, n_features)
-        The table, and what the transformer makes of it.
+        The table before and after the transformer.
     feature_names : sequence of str
         Names of the features.
 
     Attributes
     ----------
     figure_ : matplotlib Figure
-        What was drawn on.
+        The figure.
     ax_ : matplotlib Axes
-        The place of it all.
+        The outer axes, which contain the panels.
     axes_ : ndarray of matplotlib Axes
-        The panels in it, before and after in turn.
+        The panels, before and after in turn.
 
     Examples
     --------
@@ -64,18 +64,18 @@ class NormalizationDisplay:
     def from_estimator(
         cls, estimator: Any, X: Any, *, features: Sequence[int | str] | None = None, ax: Any = None
     ) -> Self:
-        """Draw what a fitted transformer makes of a table.
+        """Draw a table before and after a fitted transformer.
 
         Parameters
         ----------
         estimator : BatchNormTransformer
-            Fitted; any transformer that makes one feature of each, such as scikit-learn's StandardScaler.
+            Fitted. Any transformer with one output for each feature will do, such as scikit-learn's StandardScaler.
         X : array-like of shape (n_samples, n_features)
-            The table. Of more than 100,000 rows about so many are drawn, from all over it.
+            The table. If it has more than 100,000 rows, an evenly spaced sample of about that size is drawn.
         features : sequence of int or str, default=None
-            Places or names of those to draw; None: all.
+            Indices or names of the features to draw; all by default.
         ax : matplotlib Axes, default=None
-            Where to draw; None: in a new figure.
+            The place to draw; a new figure by default.
 
         Returns
         -------
@@ -88,18 +88,18 @@ class NormalizationDisplay:
         before = host(X)
         if before.shape != after.shape:
             raise ValueError(
-                f"{cls.__name__}: estimator: expected one that makes one feature of each, got "
-                f"{type(estimator).__name__}, which makes {after.shape} of {before.shape}"
+                f"{cls.__name__}: estimator: expected one with one output for each feature, got "
+                f"{type(estimator).__name__}, which transforms shape {before.shape} to {after.shape}"
             )
         return cls(before[::every, places], after[::every, places], [names[i] for i in places]).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
-        """Draw it.
+        """Draw the display.
 
         Parameters
         ----------
         ax : matplotlib Axes, default=None
-            Where to draw; None: in a new figure.
+            The place to draw; a new figure by default.
 
         Returns
         -------
@@ -140,7 +140,7 @@ def _quantiles(values: ndarray) -> ndarray:
 
 
 def _range(column: ndarray) -> tuple[float, float]:
-    """What a histogram shows: everything, but for a few values that lie far away from all others."""
+    """The range of a histogram: all values except a few that are far away from all others."""
     known = column[np.isfinite(column)]
     if not len(known):
         return 0.0, 1.0

@@ -9,22 +9,22 @@ from numpy.typing import ArrayLike
 
 from bnorm.plot.drawing import FIRST, GREY, SECOND, chosen, height, host, label_lines, labels, names_of, panels, strips
 
-PANELS = 12  # features that get a panel each; more share a map
+PANELS = 12  # the most features that get a panel each; more share a map
 
 
 class RunningStatsDisplay:
-    """Mean and spread of each feature over the stream, as `BatchNormTransformer(history=N)` has recorded it.
+    """Mean and spread of each feature over the stream, as recorded by `BatchNormTransformer(history=N)`.
 
-    Up to 12 features have a panel each: the mean is a line, one standard deviation to either side a band, and dots mark
-    the mean at the start. A panel is orange if the mean went further away from there than one standard deviation of
-    now, or the standard deviation to less than half or more than twice what it was. More features share a map of how
-    far the mean is from the start, in standard deviations of now, and another of how many times as wide the spread is;
-    grey is not known. Without a record there is one moment to draw, now.
+    Up to 12 features have a panel each: the mean is a line, one standard deviation to either side a band, and a dotted
+    line marks the mean at the start. A panel is orange if the mean has moved away from the start by more than one
+    present standard deviation, or if the standard deviation has halved or doubled. More features share two maps: the
+    distance of the mean from the start, in present standard deviations, and the ratio of the standard deviation to that
+    at the start; grey means unknown. Without a record only the present statistics are drawn.
 
     Parameters
     ----------
     rows : array-like of shape (n_moments,)
-        Rows of the stream before each moment.
+        The number of rows of the stream before each moment.
     mean, std : array-like of shape (n_moments, n_features)
         Mean and standard deviation at each moment.
     feature_names : sequence of str
@@ -33,11 +33,11 @@ class RunningStatsDisplay:
     Attributes
     ----------
     figure_ : matplotlib Figure
-        What was drawn on.
+        The figure.
     ax_ : matplotlib Axes
-        The place of it all.
+        The outer axes, which contain the panels.
     axes_ : ndarray of matplotlib Axes
-        The panels in it.
+        The panels.
 
     Examples
     --------
@@ -64,16 +64,16 @@ class RunningStatsDisplay:
 
     @classmethod
     def from_estimator(cls, estimator: Any, *, features: Sequence[int | str] | None = None, ax: Any = None) -> Self:
-        """Draw what a fitted transformer has recorded.
+        """Draw the record of a fitted transformer.
 
         Parameters
         ----------
         estimator : BatchNormTransformer
-            Fitted. Without a record only its present state is drawn, as that of scikit-learn's StandardScaler.
+            Fitted. Without a record only the present statistics are drawn; so a StandardScaler will do too.
         features : sequence of int or str, default=None
-            Places or names of those to draw; None: all.
+            Indices or names of the features to draw; all by default.
         ax : matplotlib Axes, default=None
-            Where to draw; None: in a new figure.
+            The place to draw; a new figure by default.
 
         Returns
         -------
@@ -88,12 +88,12 @@ class RunningStatsDisplay:
         return cls(rows, mean[:, places], np.sqrt(var[:, places]), [names[i] for i in places]).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
-        """Draw it.
+        """Draw the display.
 
         Parameters
         ----------
         ax : matplotlib Axes, default=None
-            Where to draw; None: in a new figure.
+            The place to draw; a new figure by default.
 
         Returns
         -------
@@ -118,10 +118,10 @@ class RunningStatsDisplay:
         return self
 
     def shift(self) -> ndarray:
-        """How far each mean is from the start, in standard deviations of now, by moments.
+        """The distance of each mean from the start, in present standard deviations, for each moment.
 
-        A feature without spread now is measured by the widest spread it had. One that never had any has no unit: where
-        it moves, it is infinitely far away.
+        If the present standard deviation is 0, the largest one is the unit. If it was always 0, the distance is 0 or
+        infinite.
         """
         unit = np.where(self.std[-1] > 0, self.std[-1], np.nan_to_num(self.std).max(axis=0))
         away = self.mean - _start(self.mean)
@@ -130,7 +130,7 @@ class RunningStatsDisplay:
         return shift
 
     def widening(self) -> ndarray:
-        """How many times each standard deviation has doubled since the start, or since it first was any, by moments."""
+        """log2 of the ratio of each standard deviation to its first one above 0, for each moment."""
         with np.errstate(divide="ignore", invalid="ignore"):
             widening: ndarray = np.log2(self.std / _start(np.where(self.std > 0, self.std, np.nan)))
         return widening
@@ -150,7 +150,7 @@ class RunningStatsDisplay:
         ax.fill_between(self.rows, mean - std, mean + std, color=color, alpha=0.25, linewidth=0)
         ax.plot(self.rows, mean, color=color, linewidth=1.6)
         ax.axhline(start, color=GREY, linewidth=1, linestyle=":")
-        ax.margins(y=0.2)  # room for the name, which stays inside as there may be a title above
+        ax.margins(y=0.2)  # room for the name, which is inside the panel because there may be a title above
         ax.text(0.02, 0.96, name, transform=ax.transAxes, fontsize=9, verticalalignment="top")
         ax.set_xlim(0, self.rows[-1])
         ax.set_xlabel("rows")
@@ -163,7 +163,7 @@ class RunningStatsDisplay:
             (shifts, self.shift(), "mean: standard deviations\naway from the start"),
             (spreads, self.widening(), "standard deviation:\ntimes that at the start"),
         ):
-            ax.set_facecolor("#d0d0d0")  # of what is not known
+            ax.set_facecolor("#d0d0d0")  # unknown values
             limit = max(1.0, float(np.quantile(np.abs(values[np.isfinite(values)]), 0.99, method="higher")))
             mesh = ax.pcolormesh(
                 edges, lines, np.ma.masked_invalid(values.T), cmap="RdBu_r", vmin=-limit, vmax=limit, rasterized=True
@@ -184,7 +184,7 @@ def _now(estimator: Any) -> tuple[ndarray, ndarray, ndarray]:
 
 
 def _start(values: ndarray) -> ndarray:
-    """The first of each feature that is known."""
+    """The first finite value of each feature."""
     known = np.isfinite(values)
     start: ndarray = np.take_along_axis(values, known.argmax(axis=0)[None], axis=0)[0]
     return start

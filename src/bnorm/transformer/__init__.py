@@ -1,6 +1,7 @@
-"""The estimator: parameters, checks, and the methods that scikit-learn and its users call.
+"""The scikit-learn transformer and the modules behind it.
 
-The modules beside it need no scikit-learn, which takes a second to import: the command uses them without it.
+The command uses `state`, `tables` and `saving` without scikit-learn, which takes a second to import. So this module
+imports the estimator only when it is used.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,8 +1,7 @@
-"""Tables of other libraries in the transformer: PyTorch's tensors, and whatever follows the array API standard.
+"""Arrays of other libraries in the transformer: PyTorch tensors, and arrays that follow the array API standard.
 
-Where scikit-learn's dispatch is on, a table of such a library is seen as NumPy's or CuPy's without a copy, what comes
-of it is given back as an array of that library, and so are the fitted attributes. What the transformer has learned is
-in NumPy's or CuPy's arrays all the same.
+With scikit-learn's array API dispatch, such a table is read as a NumPy or CuPy array without a copy. Results and fitted
+attributes are converted to arrays of its library. Internally the state is always NumPy or CuPy arrays.
 """
 
 from collections.abc import Callable
@@ -18,11 +17,11 @@ from bnorm.kernels import BACKENDS
 
 METHODS = ("fit", "partial_fit", "transform", "inverse_transform", "backward")
 GRADIENTS = ("gamma_grad_", "beta_grad_")
-LIKE = "_like"  # attribute of an estimator that was fitted on such a table: an empty array of its library
+LIKE = "_like"  # attribute of an estimator that was fitted on such a table: an empty array of that library
 
 
 class AnyLibrary:
-    """An estimator whose methods take such tables. They are wrapped where a class names this one among its bases."""
+    """An estimator whose methods take such tables. The methods of direct subclasses are wrapped."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if AnyLibrary in cls.__bases__:
@@ -65,7 +64,7 @@ def _call(method: Callable[..., Any], estimator: Any, X: Any, *args: Any, **kwar
     begins = method.__name__ == "fit" or not estimator.__sklearn_is_fitted__()
     if not begins and (foreign or like is not None):
         fitted = estimator.running_mean_ if like is None else like
-        x = X if foreign or type(X) in BACKENDS else np.empty(0)  # what scikit-learn makes of it
+        x = X if foreign or type(X) in BACKENDS else np.empty(0)  # to NumPy, as scikit-learn converts it
         refuse_mixture(f"{type(estimator).__name__}.{method.__name__}()", "running_mean_", fitted, x)
     if foreign:
         args, kwargs = tuple(map(seen, args)), {name: seen(value, name) for name, value in kwargs.items()}

@@ -1,4 +1,4 @@
-"""The fitted attributes of the transformer: views of its state, most of which may be assigned to."""
+"""The fitted attributes of the transformer: views of its state. Most can be assigned to."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from bnorm.transformer.state import State
 
 
 class Attributes:
-    """Before fit there are none: NotFittedError, which is an AttributeError."""
+    """Before fit, all of them raise NotFittedError, which is an AttributeError."""
 
     layer_: BatchNorm1d
     _state: State
@@ -22,12 +22,12 @@ class Attributes:
     def __getattr__(self, name: str) -> Any:
         if name.endswith("_") and not name.startswith("_") and "_state" not in self.__dict__:
             who = type(self).__name__
-            raise NotFittedError(f"This {who} instance is not fitted yet: {name} is there after fit or partial_fit")
+            raise NotFittedError(f"This {who} instance is not fitted yet: {name} exists after fit or partial_fit")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def running_mean_(self) -> ndarray:
-        """The mean of each feature; values assigned to it are copied in."""
+        """The mean of each feature. Assigned values are copied into it."""
         return follow(self, self._state.mean)  # type: ignore[no-any-return]
 
     @running_mean_.setter
@@ -38,7 +38,7 @@ class Attributes:
 
     @property
     def running_var_(self) -> ndarray:
-        """The variance of each feature; values assigned to it are copied in."""
+        """The variance of each feature. Assigned values are copied into it."""
         return follow(self, self._state.var)  # type: ignore[no-any-return]
 
     @running_var_.setter
@@ -47,7 +47,7 @@ class Attributes:
 
     @property
     def gamma_(self) -> ndarray | None:
-        """The scale after standardization; values assigned to it are copied in. None without affine."""
+        """The scale after standardization. Assigned values are copied into it. None without affine."""
         gamma = self.layer_.gamma
         return None if gamma is None else follow(self, gamma.data)
 
@@ -57,7 +57,7 @@ class Attributes:
 
     @property
     def beta_(self) -> ndarray | None:
-        """The shift after standardization; values assigned to it are copied in. None without affine."""
+        """The shift after standardization. Assigned values are copied into it. None without affine."""
         beta = self.layer_.beta
         return None if beta is None else follow(self, beta.data)
 
@@ -67,22 +67,22 @@ class Attributes:
 
     @property
     def mean_(self) -> ndarray:
-        """The mean of each feature, to read."""
-        return self._to_read(self._state.mean)
+        """The mean of each feature, read-only."""
+        return self._read_only(self._state.mean)
 
     @property
     def var_(self) -> ndarray:
-        """The variance of each feature, to read."""
-        return self._to_read(self._state.var)
+        """The variance of each feature, read-only."""
+        return self._read_only(self._state.var)
 
     @property
     def scale_(self) -> ndarray:
-        """sqrt(variance + eps) of each feature, or 1 where it is constant and eps is 0, to read."""
-        return self._to_read(self._state.std())
+        """sqrt(variance + eps) of each feature, or 1 if it is constant and eps is 0, read-only."""
+        return self._read_only(self._state.std())
 
     @property
     def n_samples_seen_(self) -> Any:
-        """Values seen, or the sum of their weights; one number where it is that of every feature."""
+        """The number of values seen, or the sum of their weights; a scalar if it is the same for all features."""
         state = self._state
         values = state.statistics.seen if state.weighted else state.statistics.seen.astype(np.int64)
         least, most = BACKENDS[type(values)].numbers(values.min(), values.max())
@@ -90,21 +90,21 @@ class Attributes:
 
     @property
     def n_batches_seen_(self) -> int:
-        """Batches of the stream; a fit counts as the first."""
+        """The number of batches in the stream; a fit counts as the first."""
         return self._state.statistics.batches
 
     @property
     def history_(self) -> Moment | None:
-        """What was recorded of the stream, and now: rows, mean, var, NumPy arrays. None without `history`."""
+        """The record of the stream and its present state: rows, mean and var, NumPy arrays. None without `history`."""
         history = self._state.history
         return None if history is None else history.until(moment(self._state.statistics))
 
-    def _to_read(self, a: ndarray) -> ndarray:
-        return _read_only(a) if LIKE not in self.__dict__ else follow(self, a.copy())
+    def _read_only(self, a: ndarray) -> ndarray:
+        return _locked(a) if LIKE not in self.__dict__ else follow(self, a.copy())
 
 
-def _read_only(a: ndarray) -> ndarray:
-    """A view; of a device, where any array may be written to, a copy."""
+def _locked(a: ndarray) -> ndarray:
+    """A read-only view; a copy on a device, where arrays are always writeable."""
     if type(a) is not ndarray:
         return a.copy()
     a = a.view()

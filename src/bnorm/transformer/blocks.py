@@ -1,4 +1,4 @@
-"""Tables of Dask: what is known of them before anything is computed, and what is done to them block by block."""
+"""Dask tables: their shape and dtype before anything is computed, and operations on each block."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,10 +15,9 @@ WHO = "BatchNormTransformer"
 
 
 class Blocks:
-    """A Dask array or DataFrame as a table of floats. Its rows come in blocks, and nothing is computed to make it.
+    """A Dask array or DataFrame as a table of floats, in blocks of rows. To make one, nothing is computed.
 
-    validate: the floats that a table like X becomes, or the error that it is. convert: the floats of a block, which a
-    worker computes.
+    validate: converts a table like X to floats, or raises the error. convert: converts a block to floats, on a worker.
     """
 
     def __init__(self, X: Any, validate: Callable[[Any], Any], convert: Callable[[Any], Any]) -> None:
@@ -28,13 +27,13 @@ class Blocks:
         self.like = like[:0]  # an array of no rows
         self.dtype: np.dtype[Any] = like.dtype
         self.shape = (nan if self._is_frame else X.shape[0], like.shape[1])
-        self.rows = 0 if isnan(self.shape[0]) else int(self.shape[0])  # where not known, a reduction counts them
+        self.rows = 0 if isnan(self.shape[0]) else int(self.shape[0])  # if unknown, a reduction counts them
 
     def __len__(self) -> int:
         return self.rows
 
     def weights(self, sample_weight: Any) -> Any:
-        """Weights of rows as a Dask array whose blocks lie beside those of the table."""
+        """Weights of rows as a Dask array with the blocks of the table."""
         from bnorm.distributed import dask
 
         return dask.aligned(WHO, "sample_weight", sample_weight, self._array(), 1)
@@ -42,9 +41,9 @@ class Blocks:
     def reduced(
         self, of_block: Callable[..., Any], merge: Callable[..., Any], weight: Any = None, together: bool = False
     ) -> list[Any]:
-        """`of_block(x, weight)` of all blocks, merged, for each of the parts into which the features are cut.
+        """`of_block(x, weight)` of all blocks, merged, for each chunk of features.
 
-        together: the features of a row come in one block.
+        together: put all features into one chunk first.
         """
         from bnorm.distributed import dask
 
@@ -53,13 +52,13 @@ class Blocks:
         return dask.computed([dask.tree(parts, merge) for parts in columns])
 
     def refuse_no_rows(self) -> None:
-        """The error that a table without rows is."""
+        """Raise the error for a table without rows."""
         self._validate(sample(self._X)[:0])
 
     def mapped(self, of_block: Callable[[Any, ndarray], Any], statistics: ndarray) -> Any:
-        """`of_block(x, statistics)` of every block, when it is computed: a collection of the kind that this one is.
+        """A lazy collection, of the type of this one, of `of_block(x, statistics)` of every block.
 
-        statistics: (k, features), to be called with those of the block's features.
+        statistics: (k, features); each block gets the columns of its features.
         """
         from bnorm.distributed import dask
 
@@ -85,7 +84,7 @@ def is_frame(X: Any) -> bool:
 
 
 def sample(X: Any) -> Any:
-    """Two rows, or no more than there are, that stand for a Dask array or DataFrame."""
+    """At most two rows that have the dtype and features of a Dask array or DataFrame."""
     if is_frame(X):
         return X._meta_nonempty
     from bnorm.distributed import dask
@@ -114,7 +113,7 @@ def _frame_mapped(
     dtypes: list[Any],
     frame: Any,
 ) -> Any:
-    """A partition, with its index and names, and its columns of these types."""
+    """A partition with its index and names, and columns of these dtypes."""
     y = _floats_mapped(of_block, dtype, convert(frame), statistics)
     result = type(frame)(y, index=frame.index, columns=frame.columns)
     return result if len(set(dtypes)) < 2 else result.astype(dict(zip(frame.columns, dtypes, strict=True)))

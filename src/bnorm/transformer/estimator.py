@@ -1,7 +1,6 @@
-"""The estimator itself: parameters, checks, and the methods that scikit-learn and its users call."""
+"""The estimator: the methods that scikit-learn and its users call."""
 
 import warnings
-from contextlib import suppress
 from functools import partial
 from math import isfinite
 from numbers import Integral, Real
@@ -15,18 +14,15 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from bnorm import arrow, checks
 from bnorm.kernels import moved
 from bnorm.running import AVERAGE
-from bnorm.transformer import tables
+from bnorm.transformer import parameters, tables
 from bnorm.transformer.array_api import AnyLibrary, seen
 from bnorm.transformer.attributes import Attributes
+from bnorm.transformer.parameters import MOMENTUM
 from bnorm.transformer.saving import Savable
 from bnorm.transformer.sklearn_private import Interval, Options, in_container
-from bnorm.transformer.state import KINDS, State, mode
+from bnorm.transformer.state import State
 from bnorm.transformer.tables import WHO
 from bnorm.transformer.validation import check_mergeable, columns, floats, new_table, plain, refuse_container
-
-MOMENTUM = 0.1
-VALID: set[Any] = set()  # parameters that were found valid: scikit-learn's check takes as long as a small fit
-MOST_VALID = 1000
 
 
 class BatchNormTransformer(
@@ -37,71 +33,74 @@ class BatchNormTransformer(
     TransformerMixin,  # type: ignore[misc]
     BaseEstimator,  # type: ignore[misc]
 ):
-    """Scale features by statistics that follow a stream, then by a gamma and beta that can be learned.
+    """Standardize features by statistics that follow a stream, then apply a scale and shift that can be learned.
 
     y = (x - mean_) / scale_ * gamma_ + beta_, with scale_ = sqrt(var_ + eps).
 
-    `fit` takes the exact statistics of a table, whatever the momentum. `partial_fit` takes one more batch of a stream,
-    and there are three ways to weigh it against what came before:
+    `fit` computes the exact statistics of a table, whatever the momentum. `partial_fit` adds one batch of a stream, and
+    weighs it against the past in one of three ways:
 
-    - ``momentum=m``: the exponential moving average of the means and variances of batches. In a stream that begins with
+    - ``momentum=m``: the exponential moving average of the batches' means and variances. In a stream that begins with
       `partial_fit`, the weights of the batches are normalized, so the first one counts fully. After a `fit` the average
-      is settled, and the next batch weighs m.
-    - ``momentum=None``: every row weighs the same. The result is that of one `fit` on all rows, however they were cut.
-    - ``halflife=h``: a row weighs half of what a row h rows later does. The result does not depend on how the stream
-      was cut into batches, and batches of one row are as good as any.
+      is settled, and the next batch has weight m.
+    - ``momentum=None``: every row weighs the same. The result is that of one `fit` on all rows, however they were cut
+      into batches.
+    - ``halflife=h``: a row weighs half as much as a row that came h rows later. The result does not depend on how the
+      stream was cut; batches of one row are fine.
 
-    NaN is left out of the statistics and stays NaN, and so does what a masked array masks; infinity is refused. A
-    feature never seen is NaN until it is seen.
-    float16, float32 and float64 keep their type, whatever else becomes float64; statistics are float64.
+    NaN and masked values are missing values: they do not count in the statistics, and become NaN in the result.
+    Infinity is an error. The statistics of a feature without any value are NaN, until a batch has values.
+    float16, float32 and float64 keep their type; all other types become float64. Statistics are float64.
 
-    Fitted on a CuPy array it lives on the GPU: it takes and returns CuPy arrays, and its attributes are such. The layer
-    moves it, by `layer_.to("cpu")` and `layer_.to("cuda")`. The host waits for the GPU once in every call that reads a
-    table, as infinity is refused, once more for sample weights, and once for missing values among rows that fade.
+    Fitted on a CuPy array it works on the GPU: it takes and returns CuPy arrays, and its attributes are CuPy arrays.
+    `layer_.to("cpu")` and `layer_.to("cuda")` move it. Every call that reads a table synchronizes once, to refuse
+    infinity; once more for sample weights; and with a half-life once more for missing values.
 
     Parameters
     ----------
     momentum : float or None, default=0.1
-        The weight of a new batch, above 0 and at most 1; None: every row weighs the same.
+        The weight of a new batch, above 0 and at most 1. With None every row weighs the same.
     halflife : float or None, default=None
-        Rows after which a row weighs half. With it, momentum has no meaning: it is left at its default, or None.
+        The number of rows after which the weight of a row has halved. With it momentum has no meaning, and must be its
+        default or None.
     eps : float, default=0.0
-        Added to the variance, inside the root. With 0, features of any size come out alike, and those that
-        StandardScaler takes for constant have scale 1. (Layers have 1e-5, as nets are used to; `layer_` has this one.)
+        Added to the variance, inside the root. With 0, features of any scale are standardized alike, and those that
+        StandardScaler considers constant have scale 1. (Layers have 1e-5 by default, as usual in nets; `layer_` has the
+        eps of the transformer.)
     ddof : {0, 1}, default=0
         The variance is sum (x - mean)^2 / (count - ddof). With sample weights, count is their sum.
     affine : bool, default=True
         Whether there are gamma_ and beta_.
     copy : bool, default=True
-        False: `transform` and `inverse_transform` overwrite a float array that they are given.
+        If False, `transform` and `inverse_transform` overwrite X if it is a float array.
     history : int or None, default=None
-        How many moments of the stream to keep in `history_`, 2 or more, for `bnorm.plot.RunningStatsDisplay`. `fit` and
-        `partial_fit` add one each; when there are too many, every second goes, and from then on every second batch is
-        recorded. Pickles keep the record, clones begin their own, and `merge` does not change it.
+        How many records of the stream to keep in `history_`, at least 2, for `bnorm.plot.RunningStatsDisplay`. `fit`
+        and `partial_fit` add one each. When there are too many, every second one is dropped, and from then on only
+        every second batch is recorded. Pickles keep the record, clones begin a new one, and `merge` does not change it.
 
     Attributes
     ----------
     layer_ : BatchNorm1d
-        The same state as a layer in inference mode. Its parameters and running statistics are the very arrays of the
-        attributes below, so what a net learns there holds here at once, and the other way round.
+        The same state as a layer in inference mode. It shares its parameters and running statistics with the attributes
+        below, so what a net learns there is used here at once, and vice versa.
     running_mean_, running_var_ : ndarray of shape (n_features,)
-        Mean and variance. Values assigned to them are copied in.
+        Mean and variance. Assigned values are copied into them.
     gamma_, beta_ : ndarray of shape (n_features,), or None
         Scale and shift after standardization, 1 and 0 until they are learned or assigned. None without affine.
     gamma_grad_, beta_grad_ : ndarray of shape (n_features,), or None
-        What the last `backward` left.
+        The gradients of the last `backward`.
     mean_, var_, scale_ : ndarray of shape (n_features,)
-        Mean, variance and sqrt(variance + eps), to read, under the names of StandardScaler. On a GPU copies.
+        Mean, variance and sqrt(variance + eps) under the names of StandardScaler, read-only; copies on a GPU.
     n_samples_seen_ : int, float or ndarray of shape (n_features,)
-        Values seen, or the sum of their weights; one per feature where NaN made them differ.
+        The number of values seen, or the sum of their weights; one per feature if missing values made them differ.
     n_batches_seen_ : int
-        Calls of `partial_fit`; a `fit` counts as the first.
+        The number of calls of `partial_fit`; a `fit` counts as the first.
     history_ : Moment or None
-        Rows seen, mean and variance at each moment that was recorded, and now, by the names of rows, mean and var.
+        The number of rows, mean and variance at each recorded moment and now, as attributes rows, mean and var.
     n_features_in_ : int
-        Number of features.
+        The number of features.
     feature_names_in_ : ndarray of shape (n_features,)
-        Their names, where the first table had names.
+        Their names, if the first table had names.
 
     Examples
     --------
@@ -146,43 +145,44 @@ class BatchNormTransformer(
         self.history = history
 
     def fit(self, X: Any, y: None = None, sample_weight: Any = None) -> Self:
-        """Forget everything, gamma_ and beta_ too, and take the exact statistics of X.
+        """Forget everything, gamma_ and beta_ included, and compute the exact statistics of X.
 
         Parameters
         ----------
         X : array-like, Dask array or DataFrame of shape (n_samples, n_features)
-            NaN is left out.
+            NaN is a missing value, and does not count.
         y : None
             Ignored.
         sample_weight : array-like of shape (n_samples,), default=None
-            How often each row counts: not negative, not all zero.
+            How much each row counts: not negative, not all zero.
 
         Returns
         -------
         self : BatchNormTransformer
         """
-        return self._begin(X, sample_weight, alike=True)
+        return self._begin(X, sample_weight, whole=True)
 
     def partial_fit(self, X: Any, y: None = None, sample_weight: Any = None) -> Self:
-        """Take in one more batch of the stream.
+        """Update the statistics by one batch of the stream.
 
         Parameters
         ----------
         X : array-like, Dask array or DataFrame of shape (n_samples, n_features)
-            NaN is left out.
+            NaN is a missing value, and does not count.
         y : None
             Ignored.
         sample_weight : array-like of shape (n_samples,), default=None
-            How often each row counts: not negative, not all zero. A row ages those before it whatever its weight.
+            How much each row counts: not negative, not all zero. With a half-life, a row makes
+            earlier rows older whatever its weight.
 
         Returns
         -------
         self : BatchNormTransformer
         """
         if "layer_" not in self.__dict__:
-            return self._begin(X, sample_weight, alike=False)
-        self._check_parameters()
-        self._check_same_stream()
+            return self._begin(X, sample_weight, whole=False)
+        parameters.check(self)
+        parameters.check_same_stream(self)
         state, x = self._state, self._table(X)
         weight = None if sample_weight is None else tables.sample_weights(sample_weight, x)
         if len(x) == 1:
@@ -192,18 +192,19 @@ class BatchNormTransformer(
         return self
 
     def transform(self, X: Any, copy: bool | None = None) -> Any:
-        """(X - mean_) / scale_ * gamma_ + beta_.
+        """Compute (X - mean_) / scale_ * gamma_ + beta_.
 
         Parameters
         ----------
         X : array-like, Dask array or DataFrame of shape (n_samples, n_features)
             NaN stays NaN.
         copy : bool, default=None
-            Instead of the parameter of that name.
+            Overrides the parameter copy.
 
         Returns
         -------
-        Y : ndarray or DataFrame of shape (n_samples, n_features); of Dask's a lazy one, by what is learned now
+        Y : ndarray or DataFrame of shape (n_samples, n_features)
+            For a Dask collection a lazy one, which uses the present statistics whenever it is computed.
         """
         self._check_fitted()
         in_place = not (self.copy if copy is None else copy)
@@ -213,25 +214,25 @@ class BatchNormTransformer(
         return tables.mapped(x, self._state.forward(), in_place)
 
     def inverse_transform(self, X: Any, copy: bool | None = None) -> Any:
-        """What `transform` makes X of: (X - beta_) / gamma_ * scale_ + mean_.
+        """Undo `transform`: (X - beta_) / gamma_ * scale_ + mean_.
 
-        Where gamma_ is 0 nothing is left to restore, and the feature is its mean.
+        Where gamma_ is 0 the original is lost, and the result is the mean.
 
         Parameters
         ----------
         X : array-like, Dask array or DataFrame of shape (n_samples, n_features)
             NaN stays NaN.
         copy : bool, default=None
-            Instead of the parameter of that name.
+            Overrides the parameter copy.
 
         Returns
         -------
-        X_original : ndarray or DataFrame of shape (n_samples, n_features), lazy if X is
-            A DataFrame where `set_output` asks `transform` for one.
+        X_original : ndarray or DataFrame of shape (n_samples, n_features)
+            A DataFrame if `set_output` asks `transform` for one; lazy if X is.
         """
         self._check_fitted()
         in_place = not (self.copy if copy is None else copy)
-        side, table = self._state.array_type, arrow.table_of(X)
+        side, table = self._state.array_type, arrow.table_of(WHO, X)
         y = X if table is None else arrow.columns_of(WHO, table).dense()
         if not plain(y, side, in_place, False):
             y = floats(partial(check_array, estimator=self, input_name="X"), y, side, in_place, False)
@@ -246,10 +247,10 @@ class BatchNormTransformer(
         return in_container("transform", x, X, self)
 
     def merge(self, other: "BatchNormTransformer") -> Self:
-        """Take in the statistics that another transformer has learned elsewhere; gamma_ and beta_ stay.
+        """Merge the statistics that another transformer has learned. gamma_ and beta_ do not change.
 
-        With momentum=None the result is that of all rows together. With a halflife, both streams end now, and the
-        weights of their rows add. A moving average depends on the order of its batches, and cannot be merged.
+        With momentum=None the result is that of all rows together. With a halflife, both streams are taken to end now,
+        and the weights of their rows add. A moving average depends on the order of its batches, and cannot be merged.
 
         Parameters
         ----------
@@ -264,21 +265,21 @@ class BatchNormTransformer(
             raise TypeError(f"{WHO}: merge: expected a {WHO}, got {type(other).__name__}")
         for transformer in (self, other):
             transformer._check_fitted()
-            transformer._check_parameters()
-            transformer._check_same_stream()
+            parameters.check(transformer)
+            parameters.check_same_stream(transformer)
         check_mergeable(self, other)
         self._state.merge(other._state)
         return self
 
     def backward(self, X: Any, dY: Any) -> ndarray:
-        """The gradient by X, and in gamma_grad_ and beta_grad_ those by gamma_ and beta_; statistics are constants.
+        """The gradient with respect to X; sets gamma_grad_ and beta_grad_. Statistics are treated as constants.
 
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features)
-            What was transformed. A missing value feeds nothing into gamma_grad_ and beta_grad_.
+            The table that was transformed. Missing values do not count in gamma_grad_ and beta_grad_.
         dY : array-like of shape (n_samples, n_features)
-            The gradient of a loss by what `transform` made of X.
+            The gradient of a loss with respect to `transform(X)`.
 
         Returns
         -------
@@ -291,12 +292,12 @@ class BatchNormTransformer(
         return dx
 
     def step(self, learning_rate: float) -> Self:
-        """Move gamma_ and beta_ against the gradients of the last `backward`.
+        """Update gamma_ and beta_ by a step of gradient descent, with the gradients of the last `backward`.
 
         Parameters
         ----------
         learning_rate : float
-            What gamma_grad_ and beta_grad_ are multiplied by.
+            The factor of gamma_grad_ and beta_grad_.
 
         Returns
         -------
@@ -306,26 +307,26 @@ class BatchNormTransformer(
         rate = checks.number(WHO, "learning_rate", learning_rate)
         if not isfinite(rate):
             raise ValueError(f"{WHO}: learning_rate: expected a finite number, got {learning_rate!r}")
-        parameters = self._state.parameters
-        if parameters is None:
-            raise RuntimeError(f"{WHO}: step: expected gamma_ and beta_ to move, got affine=False")
+        learned = self._state.parameters
+        if learned is None:
+            raise RuntimeError(f"{WHO}: step: expected gamma_ and beta_ to update, got affine=False")
         if "gamma_grad_" not in self.__dict__:
-            raise RuntimeError(f"{WHO}: step: expected a backward before, got none")
+            raise RuntimeError(f"{WHO}: step: expected a call of backward before, got none")
         gradients: Any = [seen(grad) for grad in (self.gamma_grad_, self.beta_grad_)]
-        if type(gradients[0]) is not type(parameters[0]):  # the layer has moved
-            gradients = [moved(grad, type(parameters[0])) for grad in gradients]
-        stepped = [p - rate * grad for p, grad in zip(parameters, gradients, strict=True)]
-        for p, values in zip(parameters, stepped, strict=True):
+        if type(gradients[0]) is not type(learned[0]):  # layer_.to(device) was called after the backward
+            gradients = [moved(grad, type(learned[0])) for grad in gradients]
+        stepped = [p - rate * grad for p, grad in zip(learned, gradients, strict=True)]
+        for p, values in zip(learned, stepped, strict=True):
             p[...] = values
         return self
 
-    def _begin(self, X: Any, sample_weight: Any, alike: bool) -> Self:
-        """A new state from X; nothing is assigned until all is done."""
-        self._check_parameters()
+    def _begin(self, X: Any, sample_weight: Any, whole: bool) -> Self:
+        """A new state from X. Nothing is assigned until all of it has succeeded."""
+        parameters.check(self)
         x, names = new_table(self, X)
         weight = None if sample_weight is None else tables.sample_weights(sample_weight, x)
         state = State(x, self.momentum, self.halflife, self.eps, self.ddof, self.affine, self.history)
-        if alike:
+        if whole:
             state.begin(x, weight)
         else:
             if len(x) == 1:
@@ -339,7 +340,7 @@ class BatchNormTransformer(
         return self
 
     def _table(self, X: Any, writeable: bool = False) -> Any:
-        """X as an array of floats that fits, on the side of the layer; infinity may still be in it."""
+        """X as an array of floats with the right features, on the device of the layer. It may contain infinity."""
         side = self._state.array_type
         if plain(X, side, writeable) and X.shape[1] == self.n_features_in_ and "feature_names_in_" not in self.__dict__:
             return X
@@ -349,43 +350,13 @@ class BatchNormTransformer(
 
     def _check_fitted(self) -> None:
         if "layer_" not in self.__dict__:
-            check_is_fitted(self)  # has the words for it
-
-    def _check_parameters(self) -> None:
-        given = (self.momentum, self.halflife, self.eps, self.ddof, self.affine, self.copy, self.history)
-        key = (type(self), given, *map(type, given))  # True is 1, but not for scikit-learn
-        with suppress(TypeError):  # of what has no hash, and is refused below
-            if key in VALID:
-                return
-        self._validate_params()
-        if self.halflife is not None and self.momentum not in (MOMENTUM, None):
-            raise ValueError(
-                f"{WHO}: momentum: expected its default, {MOMENTUM}, beside halflife={self.halflife}, or None, as they "
-                f"are two ways to forget, got {self.momentum}"
-            )
-        if len(VALID) == MOST_VALID:
-            VALID.clear()
-        VALID.add(key)
-
-    def _check_same_stream(self) -> None:
-        """That statistics which were begun in one way go on in that way."""
-        layer, statistics = self.layer_, self._state.statistics
-        if (now := mode(self.momentum, self.halflife)) != (before := mode(statistics.momentum, statistics.halflife)):
-            raise ValueError(
-                f"{WHO}: expected momentum and halflife for {KINDS[before]}, as this stream began, got {KINDS[now]}; "
-                "fit begins anew"
-            )
-        for name, before in (("ddof", layer.ddof), ("affine", layer.affine)):
-            if (given := getattr(self, name)) != before:
-                raise ValueError(
-                    f"{WHO}: {name}: expected {before}, as this stream began, got {given}; fit begins anew"
-                )
+            check_is_fitted(self)  # raises scikit-learn's error
 
     def _tell_of_single_rows(self, state: State, depth: int) -> None:
         if state.statistics.mode == AVERAGE and not state.told:
             warnings.warn(
-                f"{WHO}: a batch of one row has no variance, and 0 enters the average with momentum={self.momentum}; "
-                "for such a stream momentum=None weighs all rows the same, and halflife= by their age",
+                f"{WHO}: a batch of one row has no variance, so 0 enters the average with momentum={self.momentum}; "
+                "for such a stream use momentum=None, which weighs all rows the same, or halflife=",
                 stacklevel=depth,
             )
             state.told = True

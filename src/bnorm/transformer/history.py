@@ -1,4 +1,4 @@
-"""A bounded record of a stream: what mean and variance of each feature were at moments spread evenly over it."""
+"""A bounded record of a stream: mean and variance of each feature at moments spread evenly over it."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from bnorm.running import Statistics
 
 
 class Moment(NamedTuple):
-    """One, or several as arrays with a row each: rows of the stream before it, mean and variance of each feature."""
+    """Rows of the stream so far, mean and variance of each feature; of several moments, arrays with a row for each."""
 
     rows: Any
     mean: ndarray
@@ -18,9 +18,10 @@ class Moment(NamedTuple):
 
 
 class History:
-    """Every batch is a moment until there are more than `limit`; then every second one goes, and so do those to come.
+    """Records every batch until there are more than `limit` records.
 
-    The first stays for good, so that there is something to compare with.
+    Then it drops every second record, and from then on records only every second batch. The first record is always
+    kept, to compare with.
     """
 
     def __init__(self, limit: int) -> None:
@@ -30,19 +31,19 @@ class History:
         self.moments: list[Moment] = []
 
     def record(self, statistics: Statistics) -> None:
-        """What a batch has made of them."""
+        """Record the statistics after a batch."""
         if self.batches % self.every == 0:
             self.moments.append(moment(statistics))
             self.thin()
         self.batches += 1
 
     def thin(self) -> None:
-        """Let go of moments, as many as `limit` wants."""
+        """Drop moments until there are no more than `limit`."""
         while len(self.moments) > self.limit:
             self.moments, self.every = self.moments[::2], 2 * self.every
 
     def until(self, now: Moment) -> Moment:
-        """All of them and now, in NumPy arrays."""
+        """All recorded moments and `now`, as NumPy arrays."""
         moments = [_host(moment) for moment in (*self.moments, now)]
         if len(moments) > 1 and all(map(_same, moments[-1], moments[-2])):
             moments.pop()
@@ -50,7 +51,7 @@ class History:
 
 
 def moment(statistics: Statistics) -> Moment:
-    """A copy of what they are."""
+    """A copy of the present statistics."""
     return Moment(statistics.rows, statistics.mean.copy(), statistics.var.copy())
 
 

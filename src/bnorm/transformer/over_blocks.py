@@ -1,4 +1,4 @@
-"""Statistics of tables that come in blocks: what `tables` makes of each block, and of all of them in their order."""
+"""Statistics of tables in blocks: those of each block by `tables`, merged in the order of the blocks."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,7 @@ from bnorm.transformer.tables import Faded
 
 
 class Part(NamedTuple):
-    """What some blocks give, in their order."""
+    """The result of some blocks, in their order."""
 
     found: Any
     rows: int
@@ -22,7 +22,7 @@ class Part(NamedTuple):
 
     @classmethod
     def of(cls, compute: Callable[..., Any], x: ndarray, weight: Any = None) -> "Part | None":
-        """Of one block; None of no rows."""
+        """The part of one block; None without rows."""
         if not len(x) and (weight is None or not len(weight)):
             return None
         w = None if weight is None else tables.sample_weights(weight, x, some=False)
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
     @staticmethod
     def merge(join: Callable[..., Any], parts: "list[Part | None]") -> "Part | None":
-        """Of all their blocks. join: what they found, as one."""
+        """The part of all blocks. join: merges the `found` of several parts."""
         some = [part for part in parts if part is not None]
         if not some:
             return None
@@ -38,20 +38,20 @@ class Part(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Rows that fade by age, known by what `tables.faded` makes of them."""
+    """Consecutive rows that fade with age, as `tables.faded` returns them."""
 
     faded: Faded
     rows: int
 
 
 def whole(x: Blocks, weight: Any) -> ndarray:
-    """As `tables.whole`, infinity refused."""
+    """As `tables.whole`; infinity is an error."""
     found: ndarray = np.concatenate(_reduced(x, weight, _whole, tables.merged), axis=1)
     return found
 
 
 def move(statistics: Statistics, x: Blocks, weight: Any) -> None:
-    """By all blocks as one batch, all at once, or after an error not at all. Rows age in the order of the blocks."""
+    """Update by all blocks as one batch. After an error nothing has changed. Rows age in the order of the blocks."""
     if statistics.mode != FADE:
         _take(statistics, (whole(x, weight), None, None, None), x.rows, 1)
         return
@@ -67,14 +67,14 @@ def move(statistics: Statistics, x: Blocks, weight: Any) -> None:
 def _take(statistics: Statistics, values: tuple[Any, ...], rows: int, batches: int) -> None:
     try:
         statistics.move(*values, rows=rows, typical=float(rows), batches=batches)
-    except FloatingPointError:  # finite values whose variance is none, as every block has looked for infinity
+    except FloatingPointError:  # finite values whose variance overflows: every block has been tested for infinity
         statistics.move(*values, rows=rows, typical=float(rows), batches=batches, finite=False)
 
 
 def _reduced(
     x: Blocks, weight: Any, compute: Callable[..., Any], join: Callable[..., Any], together: bool = False
 ) -> list[Any]:
-    """One pass over the blocks; a result for each of the parts into which the features are cut, unless `together`."""
+    """One pass over the blocks: a result for each chunk of features, or one with `together`."""
     parts = x.reduced(partial(Part.of, compute), partial(Part.merge, join), weight, together)
     if None in parts:
         x.refuse_no_rows()
@@ -91,10 +91,10 @@ def _whole(x: ndarray, weight: ndarray | None) -> ndarray:
 
 
 def _segments(x: Blocks, weight: Any, halflife: float, ddof: int) -> list[Segment]:
-    """All rows as one segment; as several in the rare case in which one cannot hold what they tell."""
+    """All rows as one segment, or as several in the rare case that one cannot represent them."""
     compute, join = partial(_of_block, halflife, ddof), partial(_joined, halflife, ddof)
     columns = _reduced(x, weight, compute, join)
-    if len(columns) > 1 and max(map(len, columns)) > 1:  # all features have to be cut at the same rows
+    if len(columns) > 1 and max(map(len, columns)) > 1:  # all features must be cut at the same rows
         columns = _reduced(x, weight, compute, join, together=True)
     if len(columns) == 1:
         found: list[Segment] = columns[0]
@@ -115,7 +115,7 @@ def _of_block(halflife: float, ddof: int, x: ndarray, weight: ndarray | None) ->
 
 @np.errstate(under="ignore", invalid="ignore")
 def _joined(halflife: float, ddof: int, found: list[list[Segment]]) -> list[Segment]:
-    """Of each feature all values as they weigh at the youngest row that has one, as one segment where that can be."""
+    """Segments merged into one if possible. The weights of a feature are those at its youngest row with a value."""
     segments = [segment for some in found for segment in some]
     faded = [segment.faded for segment in segments]
     rows = np.cumsum([segment.rows for segment in segments])

@@ -1,4 +1,4 @@
-"""One more batch for a whole scikit-learn Pipeline, which has no `partial_fit` of its own."""
+"""`partial_fit` for a whole scikit-learn Pipeline, which has none."""
 
 import copy
 import inspect
@@ -30,26 +30,25 @@ def partial_fit_pipeline(
     classes: ArrayLike | None = None,
     sample_weight: ArrayLike | None = None,
 ) -> Estimator:
-    """Call `partial_fit` on each step in turn, with the batch as the steps before it transform it.
+    """Call `partial_fit` on each step in turn, with the batch as transformed by the steps before it.
 
-    Steps that are a Pipeline, a FeatureUnion or a ColumnTransformer are entered, however deep they lie in each other,
-    and each may be the whole. The first batch decides which columns go where. A step without `partial_fit` is used as
-    it is if it has been fitted, or needs no fit.
+    Nested Pipelines, FeatureUnions and ColumnTransformers are handled at any depth. The first batch decides which
+    columns go to which transformer. A step without `partial_fit` must be fitted already or need no fit, and is used as
+    it is.
 
     Parameters
     ----------
     pipeline : Pipeline, FeatureUnion or ColumnTransformer
-        Is changed in place. A ColumnTransformer copies the transformers it is given, as its `fit` does.
+        It is changed in place. A ColumnTransformer copies its transformers, as its `fit` does.
     X : array-like or DataFrame of shape (n_samples, n_features)
-        The batch; a CuPy array where all steps take such.
+        The batch; it may be a CuPy array if all steps accept CuPy arrays.
     y : array-like of shape (n_samples,), default=None
-        Its targets.
+        The targets of the batch.
     classes : array-like, default=None
-        All classes that will ever come, for steps whose `partial_fit` takes them.
+        All classes of the stream, for steps whose `partial_fit` takes them.
     sample_weight : array-like of shape (n_samples,), default=None
-        How much each row counts, for every step whose `partial_fit` takes it. All other steps count the rows alike: an
-        IncrementalPCA between a scaler and a classifier does. A step that was told
-        `set_partial_fit_request(sample_weight=False)` gets none. ValueError where no step takes it.
+        How much each row counts, for all steps whose `partial_fit` takes it, except those with
+        `set_partial_fit_request(sample_weight=False)`. Other steps, such as an IncrementalPCA, weigh all rows the same.
 
     Returns
     -------
@@ -58,8 +57,9 @@ def partial_fit_pipeline(
     Raises
     ------
     ValueError
-        Names a step without `partial_fit` that is not fitted, or tells that X, y and sample_weight differ in length; no
-        step has changed then. After any other error the steps before the one that failed have taken the batch in.
+        If a step without `partial_fit` is not fitted, if X, y and sample_weight differ in length, or if no step takes
+        sample_weight. No step has changed then. After any other error, the steps before the one that failed have been
+        updated.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def partial_fit_pipeline(
 
 
 class _Beside(NamedTuple):
-    """What comes with the rows of a batch."""
+    """The arguments that belong to the rows of a batch."""
 
     y: Any
     classes: Any
@@ -103,7 +103,7 @@ class _Beside(NamedTuple):
 
 
 def _advance(step: Any, X: Any, beside: _Beside, output: bool) -> Any:
-    """Take one batch in. Returns what the step makes of it, if there is anything and `output` asks for it."""
+    """Update a step by a batch. Returns the transformed batch if `output` asks for it."""
     if isinstance(step, Pipeline):
         last = len(step.steps) - 1
         for i, (_, part) in enumerate(step.steps):
@@ -117,7 +117,7 @@ def _advance(step: Any, X: Any, beside: _Beside, output: bool) -> Any:
     if hasattr(step, "partial_fit"):
         step.partial_fit(X, beside.y, **beside.taken_by(step))
     elif not hasattr(step, "n_features_in_") and not get_tags(step).requires_fit:
-        step.fit(X, beside.y)  # learns nothing but the features, whose names it hands on
+        step.fit(X, beside.y)  # learns only the features, whose names it passes on
     return step.transform(X) if output else None
 
 
@@ -136,7 +136,7 @@ def _advance_columns(step: Any, X: Any, beside: _Beside) -> Any:
     if hasattr(step, "transformers_"):
         found.transformers_ = [(name, _fed(part, beside), columns) for name, part, columns in step.transformers_]
         return found.transform(X)
-    # The first batch. Columns and outputs are for fit to settle.
+    # The first batch: fit determines columns and outputs.
     parts = copy.deepcopy(step.transformers)
     found.transformers = [(name, _fed(part, beside), columns) for name, part, columns in parts]
     found.remainder = _fed(copy.deepcopy(step.remainder), beside)
@@ -147,14 +147,14 @@ def _advance_columns(step: Any, X: Any, beside: _Beside) -> Any:
 
 
 def _here(step: Any) -> Any:
-    """A shallow copy that works in this process, as parts in another one would learn in vain."""
+    """A shallow copy that works in this process; updates of parts in another process would be lost."""
     found = copy.copy(step)
     found.n_jobs = None
     return found
 
 
 class _Fed:
-    """In place of a part while scikit-learn has the whole transform a batch: the part takes in what it is shown."""
+    """Stands for a part while scikit-learn transforms a batch with the whole, and updates the part by its input."""
 
     def __init__(self, step: Any, beside: _Beside) -> None:
         self.step = step
@@ -170,7 +170,7 @@ class _Fed:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.step, name)  # its tags, names of features and requests
+        return getattr(self.step, name)  # its tags, feature names and metadata requests
 
 
 def _fed(part: Any, beside: _Beside) -> Any:
@@ -178,7 +178,7 @@ def _fed(part: Any, beside: _Beside) -> Any:
 
 
 def _unwrapped(value: Any) -> Any:
-    """The parts themselves again, which are in a list of tuples, and in a tuple for the remainder."""
+    """A value with each _Fed replaced by its part; they are in a list of tuples, or in a tuple for the remainder."""
     if isinstance(value, _Fed):
         return value.step
     if type(value) in (list, tuple):
@@ -187,7 +187,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _takes(step: Any, name: str) -> bool:
-    """Whether `partial_fit` has an argument of that name, and no request of its estimator keeps it away."""
+    """Whether `partial_fit` has an argument of that name, and the estimator's metadata request allows it."""
     if not hasattr(step, "partial_fit") or name not in inspect.signature(step.partial_fit).parameters:
         return False
     requested = getattr(get_routing_for_object(step), "partial_fit", None)
@@ -195,27 +195,27 @@ def _takes(step: Any, name: str) -> bool:
 
 
 def _none(columns: Any) -> bool:
-    """Whether this selects no column."""
+    """Whether this selection of columns is empty."""
     if isinstance(columns, slice | str) or not hasattr(columns, "__len__"):
         return False
-    flags = isinstance(columns, list) or hasattr(columns, "dtype")  # scikit-learn 1.6 has a list of its own, of numbers
+    flags = isinstance(columns, list) or hasattr(columns, "dtype")  # scikit-learn 1.6 has its own list type
     return len(columns) == 0 or (flags and np.asarray(columns).dtype == bool and not np.any(columns))
 
 
 def _check(step: Any, path: str) -> None:
-    """ValueError where a step can neither take a batch in nor do without."""
+    """ValueError if a step has no partial_fit and is not fitted."""
     if not hasattr(step, "partial_fit"):
         try:
             check_is_fitted(step)
         except NotFittedError:
             raise ValueError(
                 f"{WHO}: step {path!r}: expected an estimator that has partial_fit or is fitted, "
-                f"got {type(step).__name__}, which has not and is not"
+                f"got {type(step).__name__}, which is neither"
             ) from None
 
 
 def _parts(step: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The estimators that will see data, however deep, with their paths."""
+    """The estimators that get data, at any depth, with their paths."""
     if not isinstance(step, WHOLES):
         yield path, step
         return

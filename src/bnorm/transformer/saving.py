@@ -1,6 +1,6 @@
-"""A transformer as a file: its parameters and settings as the configuration, what it has learned as arrays.
+"""The file of a transformer: parameters and settings as the configuration, the fitted state as arrays.
 
-A state that is read goes on as the one that was written would have: every number comes back with the same bits.
+A loaded state continues exactly as the saved one would have: every number has the same bits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +16,12 @@ from bnorm.files import container
 from bnorm.files.container import Config, Entry
 from bnorm.kernels import moved
 from bnorm.layers import BatchNorm1d
-from bnorm.layers.saving import counted
+from bnorm.layers.saving import counted, flag
 from bnorm.transformer.history import Moment
+from bnorm.transformer.parameters import MOMENTUM
 from bnorm.transformer.state import State
 
 CLASS = "BatchNormTransformer"
-MOMENTUM = 0.1
 DEFAULTS: dict[str, Any] = {
     "momentum": MOMENTUM,
     "halflife": None,
@@ -32,9 +32,9 @@ DEFAULTS: dict[str, Any] = {
     "history": None,
 }
 KNOWN = {"format", "class", "parameters", "features", "names", "counted", "weighted", "told", "history"}
-MOMENTS = ("history_rows", "history_mean", "history_var")  # a row for each moment that was recorded
-EXTRA = {"rows", "missing", "extremes", "checkpoint"}  # what the command keeps beside that
-NAMES = {  # of arrays, where they differ from those of the statistics: PyTorch's, as far as there are
+MOMENTS = ("history_rows", "history_mean", "history_var")  # a row for each recorded moment
+EXTRA = {"rows", "missing", "extremes", "checkpoint"}  # entries that the command adds
+NAMES = {  # of arrays, where they differ from those of the statistics: PyTorch's, where PyTorch has one
     "mean": "running_mean",
     "var": "running_var",
     "weight": "stream_weight",
@@ -45,16 +45,16 @@ NAMES = {  # of arrays, where they differ from those of the statistics: PyTorch'
 
 @dataclass
 class Stored:
-    """What a file holds."""
+    """The content of a file."""
 
     parameters: dict[str, Any]
     state: State
     names: list[str] | None = None
-    extra: dict[str, Any] = field(default_factory=dict)  # what the writer of the file added; JSON
+    extra: dict[str, Any] = field(default_factory=dict)  # entries that the command has added; JSON
 
 
 class Savable:
-    """A transformer that is written to a file."""
+    """The part of a transformer that saves it."""
 
     layer_: BatchNorm1d
     n_features_in_: int
@@ -64,15 +64,15 @@ class Savable:
     get_params: Callable[..., dict[str, Any]]
 
     def save(self, path: Any) -> None:
-        """Write all that was learned, and every parameter, to a file that `bnorm.load` and the command `bnorm` read.
+        """Write the parameters and the fitted state to a file, which `bnorm.load` and the command `bnorm` read.
 
-        A stream goes on from the loaded transformer as it would have from this one. Gradients are not kept, nor is the
-        device: what is loaded is on the CPU.
+        A loaded transformer continues its stream exactly as this one would. Gradients and the device are not saved: a
+        loaded transformer is on the CPU.
 
         Parameters
         ----------
         path : str or path-like
-            A name that ends in .safetensors or .npz.
+            A name that ends in .safetensors or .npz. An existing file is replaced.
         """
         self._check_fitted()
         names = self.__dict__.get("feature_names_in_")
@@ -82,7 +82,7 @@ class Savable:
 
     @classmethod
     def _from_stored(cls, stored: Stored) -> Self:
-        """What `save` wrote."""
+        """The transformer with this state."""
         self = cls(**stored.parameters)
         self._state, self.layer_, self.n_features_in_ = stored.state, stored.state.layer, len(stored.state.mean)
         if stored.names is not None:
@@ -91,7 +91,7 @@ class Savable:
 
 
 def empty(parameters: Mapping[str, Any], names: list[str]) -> Stored:
-    """Before the first batch."""
+    """The state before the first batch."""
     given = DEFAULTS | dict(parameters)
     return Stored(given, _state(given, len(names)), names)
 
@@ -119,7 +119,7 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
 
 
 def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
-    """It back. An error of any kind means that the file does not hold one."""
+    """The reverse of `packed`. An error of any kind means that the file is not one of a transformer."""
     parameters, names = _parameters(config["parameters"]), config["names"]
     recorded = {name: entries[name].array() for name in MOMENTS if name in entries}
     entries = {name: entry for name, entry in entries.items() if name not in MOMENTS}
@@ -145,7 +145,7 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
         p.data[...] = arrays[NAMES[name]]
     if recorded:
         _recall(state, config["history"], recorded)
-    state.weighted, state.told = _flag(config["weighted"]), _flag(config["told"])
+    state.weighted, state.told = flag(config["weighted"]), flag(config["told"])
     extra = {name: value for name, value in config.items() if name not in KNOWN}
     if unknown := sorted(extra.keys() - EXTRA):
         raise ValueError(f"unknown entries {unknown}")
@@ -159,14 +159,14 @@ def _state(parameters: Mapping[str, Any], features: int) -> State:
 
 
 def _plain(value: Any) -> Any:
-    """A number or a flag in JSON's types; NumPy's are taken for parameters too."""
+    """A number or a flag in JSON's types. Parameters may have NumPy's types."""
     if value is None or isinstance(value, bool | np.bool_):
         return value if value is None else bool(value)
     return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _parameters(given: Any) -> dict[str, Any]:
-    """Those that a transformer takes, in the types that it takes them in."""
+    """The parameters of a transformer, checked."""
     if unknown := sorted(given.keys() - DEFAULTS.keys()):
         raise ValueError(f"unknown parameters {unknown}")
     given = DEFAULTS | given  # a file of an older version has not all of them
@@ -183,7 +183,7 @@ def _parameters(given: Any) -> dict[str, Any]:
 
 
 def _recall(state: State, given: Any, recorded: Mapping[str, ndarray]) -> None:
-    """The moments of a stream that a file holds."""
+    """Restore the record of the stream."""
     rows, mean, var = (recorded[name] for name in MOMENTS)
     every, batches, history = given["every"], given["batches"], state.history
     if history is None or not (0 < len(rows) <= history.limit) or rows.dtype != np.int64 or rows.ndim != 1:
@@ -201,7 +201,7 @@ def _stacked(rows: Sequence[Any]) -> ndarray:
 
 
 def _check(arrays: Mapping[str, ndarray]) -> None:
-    """That these are statistics: finite ones of features that were seen, and weights that are some."""
+    """ValueError unless these are statistics: finite for features with values, with valid weights."""
     seen, mean, var, low = (arrays[name] for name in ("seen", "running_mean", "running_var", "low"))
     if not (np.isfinite(seen) & (seen >= 0)).all():
         raise ValueError("seen: expected finite numbers >= 0")
@@ -213,9 +213,3 @@ def _check(arrays: Mapping[str, ndarray]) -> None:
     known = seen > 0
     if np.isnan(mean[known]).any() or np.isnan(var[known]).any() or not np.isfinite(low).all():
         raise ValueError("running_mean, running_var: expected numbers for features that have been seen, got NaN")
-
-
-def _flag(given: Any) -> bool:
-    if type(given) is not bool:
-        raise ValueError(f"{given!r} instead of true or false")
-    return given

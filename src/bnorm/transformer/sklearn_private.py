@@ -1,6 +1,6 @@
-"""What scikit-learn does not promise to keep: every name of it that has an underscore, or a module's that has one.
+"""scikit-learn's private names: those with an underscore, or in a module with one.
 
-Nothing else in the package imports such a name, so a release of scikit-learn that moves one is dealt with here.
+No other file imports such a name, so if a release of scikit-learn moves one, only this file changes.
 """
 
 from sklearn.base import _fit_context as fit_context

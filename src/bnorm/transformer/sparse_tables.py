@@ -1,4 +1,4 @@
-"""Sparse tables: their moments and their columns scaled, by kernels that read only what is stored."""
+"""Sparse matrices: moments and scaling of columns, by kernels that read only the stored values."""
 
 from typing import Any
 
@@ -7,12 +7,13 @@ from numpy import ndarray
 
 from bnorm.kernels.cpu import sparse
 from bnorm.moments import Moments
+from bnorm.transformer.tables import infinite
 
 
 def moments(x: Any, weight: ndarray | None) -> Moments:
-    """Per column, zeros that are not stored counted, NaN left out; x: CSR or CSC, weight: float64, one per row."""
+    """Moments per column of CSR or CSC x. Zeros that are not stored count, NaN does not. weight: float64, per row."""
     parts, ordered = _moments(x, weight)
-    if not ordered:  # a value may be stored in several parts
+    if not ordered:  # there may be duplicate entries
         x = x.copy()
         x.sum_duplicates()
         parts, _ = _moments(x, weight)
@@ -29,7 +30,7 @@ def scaled(x: Any, factor: ndarray, in_place: bool) -> Any:
     try:
         y = sparse.scaled(data, indices, np.ascontiguousarray(factor, np.float64), data if in_place else None)
     except FloatingPointError:
-        raise _infinite(x) from None
+        raise infinite(x) from None
     if not in_place:
         return type(x)((y, indices.copy(), indptr.copy()), shape=x.shape)
     if not np.may_share_memory(y, x.data):  # `data` is a copy
@@ -40,11 +41,7 @@ def scaled(x: Any, factor: ndarray, in_place: bool) -> Any:
 def refuse_infinity(x: Any) -> None:
     """ValueError, in scikit-learn's words, if infinity is stored."""
     if np.isinf(x.data).any():
-        raise _infinite(x)
-
-
-def _infinite(x: Any) -> ValueError:
-    return ValueError(f"Input X contains infinity or a value too large for {x.dtype!r}.")
+        raise infinite(x)
 
 
 def _moments(x: Any, weight: ndarray | None) -> tuple[ndarray, bool]:
@@ -52,7 +49,7 @@ def _moments(x: Any, weight: ndarray | None) -> tuple[ndarray, bool]:
 
 
 def _arrays(x: Any) -> tuple[ndarray, ndarray, ndarray]:
-    """data, indices and indptr as the kernels take them: contiguous, native, indices of one type, nothing unused."""
+    """data, indices and indptr as the kernels take them: contiguous, native, one index type, without unused space."""
     n = x.indptr[-1]
     index = np.result_type(x.indices, x.indptr, np.int32)
     data = np.ascontiguousarray(x.data[:n], np.float64 if x.dtype.itemsize == 8 else np.float32)

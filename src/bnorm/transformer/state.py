@@ -1,7 +1,7 @@
-"""What a transformer has learned: a layer whose running statistics are those of the stream.
+"""The fitted state of a transformer: a layer whose running statistics are those of the stream.
 
-Both hold the same `Statistics`, so it makes no difference who moves them: the transformer, when it takes in a batch, or
-its layer in training mode.
+Transformer and layer share the same `Statistics`. Either may update them: the transformer with a batch of its stream,
+or the layer in training mode.
 """
 
 from typing import Any
@@ -22,14 +22,14 @@ KINDS = {AVERAGE: "an average of batches", POOL: "rows that weigh the same", FAD
 
 
 def mode(momentum: float | None, halflife: float | None) -> int:
-    """How a batch is weighed against what came before."""
+    """How a batch is weighed against the past."""
     if halflife is not None:
         return FADE
     return POOL if momentum is None else AVERAGE
 
 
 class State:
-    """From a table x on, of which it takes the features and the device: NaN statistics, gamma 1 and beta 0."""
+    """The fitted state. It starts with NaN statistics, gamma 1 and beta 0, for the features and the device of x."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class State:
         fade = None if halflife is None else float(halflife)
         self.layer.adopt(Statistics(mean, var, momentum, int(ddof), from_data=True, halflife=fade))
         self.history = None if history is None else History(history)
-        self.weighted = False  # by sample weights, so that what was seen may be no whole number
-        self.told = False  # that batches of one row have no variance
+        self.weighted = False  # whether there were sample weights, so that counts need not be integers
+        self.told = False  # whether it has warned that batches of one row have no variance
 
     @property
     def statistics(self) -> Statistics:
@@ -74,7 +74,7 @@ class State:
 
     @property
     def array_type(self) -> type:
-        """NumPy's or CuPy's."""
+        """NumPy's or CuPy's array type."""
         kind: type = self.layer._kind
         return kind
 
@@ -86,14 +86,14 @@ class State:
 
     @np.errstate(all="ignore")
     def std(self) -> ndarray:
-        """sqrt(var + eps); with eps 0, 1 where rounding alone may be all the variance."""
+        """sqrt(var + eps); with eps 0, 1 where the variance may be rounding error only."""
         std: ndarray = np.sqrt(self.var + self.layer.eps)
         if self.layer.eps == 0:
             np.copyto(std, 1, where=self.forward()[2] == 1)
         return std
 
     def forward(self) -> ndarray:
-        """mean, var, rstd, scale, shift by rows, as the kernels take them: y = (x - mean) scale + shift."""
+        """The rows mean, var, rstd, scale, shift, as the kernels take them: y = (x - mean) scale + shift."""
         gamma, beta = self.parameters or (None, None)
         stats: ndarray = BACKENDS[self.array_type].known(
             self.mean, self.var, gamma, beta, self.layer.eps, self.statistics.seen
@@ -102,10 +102,10 @@ class State:
 
     @np.errstate(all="ignore")
     def inverse(self, dtype: np.dtype[Any]) -> ndarray:
-        """The same of the inverse, x = (y - beta) std / gamma + mean; gamma 0 gives the mean.
+        """The same rows for the inverse, x = (y - beta) std / gamma + mean; where gamma is 0 the result is the mean.
 
-        The mean is split: its high part, which the type of y can hold, is added, and the low part goes into what is
-        subtracted from y. So a mean far from zero costs no digit.
+        The mean is split: its high part, which the type of y can represent, is added, and its low part is included in
+        the number that is subtracted from y. So a mean far from zero costs no accuracy.
         """
         stats = self.forward()
         center, var, std, scale, high = stats
@@ -131,7 +131,7 @@ class State:
         return stats
 
     def begin(self, x: ndarray | Columns | Blocks, weight: Any) -> None:
-        """From a whole table, whose rows all weigh the same."""
+        """Start from a whole table, whose rows all weigh the same."""
         if isinstance(x, Blocks):
             parts = over_blocks.whole(x, weight)
         else:
@@ -142,7 +142,7 @@ class State:
         self.record()
 
     def move(self, x: ndarray | Columns | Blocks, weight: Any) -> None:
-        """By one more batch of the stream: all at once, or after an error not at all."""
+        """Update by one batch of the stream. After an error nothing has changed."""
         if isinstance(x, Blocks):
             over_blocks.move(self.statistics, x, weight)
         else:
@@ -151,12 +151,12 @@ class State:
         self.record()
 
     def merge(self, other: "State") -> None:
-        """Values of another stream, on the same device, beside those of this one."""
+        """Merge the statistics of another stream, on the same device."""
         self.statistics.merge(other.statistics)
         self.weighted |= other.weighted
 
     def follow(self, momentum: float | None, halflife: float | None, eps: float, history: int | None) -> None:
-        """Go on with other parameters, as far as these do not say how the stream began."""
+        """Continue with other parameters, of those that may change during a stream."""
         if self.layer.eps != eps:
             self.layer.eps = float(eps)
         if self.statistics.momentum != momentum:
@@ -167,7 +167,7 @@ class State:
             self._keep(history)
 
     def _keep(self, moments: int | None) -> None:
-        """Record so many moments of the stream from now on; None: no longer any."""
+        """Set the number of recorded moments; None stops recording."""
         if moments is None or self.history is None:
             self.history = None if moments is None else History(moments)
         else:
@@ -175,12 +175,12 @@ class State:
             self.history.thin()
 
     def record(self) -> None:
-        """Keep what the statistics are now, where a history is kept."""
+        """Add the present statistics to the history, if there is one."""
         if self.history is not None:
             self.history.record(self.statistics)
 
     def pull_back(self, x: ndarray, dy: ndarray) -> tuple[ndarray, ndarray | None, ndarray | None]:
-        """dx, dgamma, dbeta, of which a value that is NaN, or of a feature never seen, has no part."""
+        """dx, dgamma, dbeta. NaN, and values of a feature without statistics, do not count in dgamma and dbeta."""
         stats = self.forward()
         dx, dgamma, dbeta = _pull_back(x, dy, stats)
         if not (np.isfinite(dgamma) & np.isfinite(dbeta)).all():
@@ -198,7 +198,7 @@ def _move(statistics: Statistics, x: ndarray | Columns, weight: ndarray | None, 
     if statistics.mode == FADE:
         x = tables.dense(x)
         *faded, last, split = tables.faded(x, weight, float(statistics.halflife or 0), statistics.ddof)
-        if split:  # in two steps, which are seen both, or after an error none
+        if split:  # in two steps; after an error neither has happened
             trial = statistics.copy()
             for rows, count in ((slice(0, split), 0), (slice(split, n), batches)):
                 _move(trial, x[rows], None if weight is None else weight[rows], count)
@@ -210,7 +210,7 @@ def _move(statistics: Statistics, x: ndarray | Columns, weight: ndarray | None, 
     tables.refuse_infinity_unseen(x, weight)
     try:
         statistics.move(*values, rows=n, typical=float(n), batches=batches)
-    except FloatingPointError:  # an infinity, which is refused, or finite values whose variance is none
+    except FloatingPointError:  # infinity, which is refused, or finite values whose variance overflows
         refuse_infinity(x)
         statistics.move(*values, rows=n, typical=float(n), batches=batches, finite=False)
 

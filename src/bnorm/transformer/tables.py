@@ -1,11 +1,11 @@
-"""Tables for the transformer: their moments and their map, in one pass and without a temporary as large as they are.
+"""The moments and the map of tables for the transformer, in one pass, without a temporary of the size of the table.
 
-A table is a checked array, float16, float32 or float64 (rows, features), that may hold NaN; or of bools or integers of
-8 and 16 bits, of which float64 is made. Infinity is refused, and shows in what a pass computes anyway; only then is the
-table searched for it.
+A table is a checked array (rows, features) of float16, float32 or float64, which may contain NaN; or of bools or 8- or
+16-bit integers, whose result is float64. Infinity is refused. It shows in the results of a pass, and only then the
+table is searched for it.
 
-On a device a table goes through the kernels at once, and a strided one is copied. The host waits for few numbers, which
-come together: once for each pass over a table, once more for sample weights, for rows that fade, and to find infinity.
+A table on a device is processed in one piece, and a strided one is copied. The host synchronizes once for each pass
+over a table, and once more each for sample weights, for rows that fade, and to find infinity.
 """
 
 from math import isfinite
@@ -20,23 +20,23 @@ from bnorm.kernels import BACKENDS, kernels_for, kind_of, moved, view
 from bnorm.transformer.blocks import WHO as WHO
 from bnorm.transformer.blocks import Blocks
 
-PIECE = 1 << 20  # bytes of a table that is copied piece by piece: they stay in the cache
+PIECE = 1 << 20  # bytes of a piece, if a table is copied in pieces: they stay in the cache
 SPAN = 1 << 10  # rows whose weights are computed one by one
 DEEP, SHALLOW = 1000.0, 300.0  # half-lives: see `faded`
 
 
 class Faded(NamedTuple):
-    """Rows of a stream that fade by age, as `Statistics.move` takes them."""
+    """Rows of a stream that fade with age, as `Statistics.move` takes them."""
 
-    parts: ndarray  # of the values, each weighing what it does at the row that `last` tells
-    seen: ndarray  # how much has been seen of each feature: its values, or the sum of their sample weights
+    parts: ndarray  # of the values, with their weights at the row `last`
+    seen: ndarray  # the number of values of each feature, or the sum of their sample weights
     pairs: ndarray
-    last: ndarray  # rows from the end of the table back to the one that weighs fully, negative
-    split: int  # where not 0: the rows before this one weigh nothing, but are needed, for an unbiased variance
+    last: ndarray  # the row with full weight, counted back from the end of the table: zero or negative
+    split: int  # if not 0: the rows before it have no weight, but are needed for an unbiased variance
 
 
 def sample_weights(sample_weight: Any, x: Any, some: bool = True) -> Any:
-    """Weights as float64 (rows,), on the side of x, not negative, and with `some` not all zero; of Blocks unseen."""
+    """Weights as float64 (rows,), on the device of x: not negative, with `some` not all zero. Blocks check later."""
     from bnorm.transformer.sklearn_private import check_sample_weight
 
     if isinstance(x, Blocks):
@@ -54,7 +54,7 @@ def sample_weights(sample_weight: Any, x: Any, some: bool = True) -> Any:
 
 
 def _plainly_good(given: Any, n: int) -> bool:
-    """Whether weights are those of n rows without a doubt: scikit-learn's own look at a million takes a millisecond."""
+    """Whether weights are clearly valid for n rows: scikit-learn's check of a million weights takes a millisecond."""
     if type(given) is not ndarray or given.dtype != np.float64 or given.shape != (n,) or not n:
         return False
     with np.errstate(over="ignore"):
@@ -62,9 +62,9 @@ def _plainly_good(given: Any, n: int) -> bool:
 
 
 def _weights_by_numbers(given: ndarray, n: int, some: bool) -> ndarray:
-    """The same for n rows of a device, or of a block, where all may be zero.
+    """Weights of n rows on a device, or of a block, in which all may be zero.
 
-    scikit-learn, which has the words for what is wrong, is shown what it takes to see it.
+    For its error messages scikit-learn is called with a small array that has the same fault.
     """
     from bnorm.transformer.sklearn_private import check_sample_weight
 
@@ -72,7 +72,7 @@ def _weights_by_numbers(given: ndarray, n: int, some: bool) -> ndarray:
         check_sample_weight(np.ones(given.shape), np.empty((n, 0)))
     w: ndarray = view.dense(given, np.float64)
     lowest, highest, total = BACKENDS[type(w)].numbers(w.min(), w.max(), w.sum())
-    check_sample_weight(np.array([lowest, highest, 1.0]), np.empty((3, 0)))  # NaN or infinity, if there is any
+    check_sample_weight(np.array([lowest, highest, 1.0]), np.empty((3, 0)))  # an error for NaN or infinity
     _check_weights(lowest, np.array(total), some)
     return w
 
@@ -86,23 +86,23 @@ def _check_weights(lowest: float, w: ndarray, some: bool) -> None:
 
 
 def refuse_no_weight(w: Any) -> None:
-    """ValueError where weights, or the sum of them, are zero."""
+    """ValueError if all weights, or their sum, are zero."""
     if not checks.total_weight(WHO, "sample_weight", np.asarray(w)):
         raise ValueError("Sample weights must contain at least one non-zero number.")
 
 
 def refuse_infinity(x: ndarray | Columns, among: ndarray | None = None) -> None:
-    """ValueError, in scikit-learn's words, if there is infinity in x, or in those of its rows."""
+    """ValueError, in scikit-learn's words, if there is infinity in x, or in its rows `among`."""
     x = dense(x)
     if x.dtype.kind in "bui":
         return
     for rows in _pieces(x, _copied_rows(x)):
         if np.isinf(x[rows] if among is None else x[rows][among[rows]]).any():
-            raise _infinite(x)
+            raise infinite(x)
 
 
 def dense(x: Any) -> ndarray:
-    """An array, which columns are copied to, and blocks are not."""
+    """A table as an array: Columns are copied, Blocks are an error."""
     if isinstance(x, Blocks):
         raise TypeError(f"{WHO}: backward: X: expected an array in memory, got a Dask collection")
     return x.dense() if isinstance(x, Columns) else x
@@ -122,8 +122,8 @@ def whole(x: ndarray | Columns, weight: ndarray | None) -> ndarray:
 def faded(x: ndarray | Columns, weight: ndarray | None, halflife: float, ddof: int) -> Faded:
     """Rows weighed by age: half as much for each half-life before the last row.
 
-    Rows that are DEEP half-lives old weigh nothing beside younger ones. A feature without any value in the last SHALLOW
-    half-lives is taken by itself, its rows weighed by their age before its own last value: so no weight underflows.
+    Rows that are DEEP half-lives old have no weight beside younger ones. A feature without values in the last SHALLOW
+    half-lives is computed separately: the age of its rows counts from its own last value, so no weight underflows.
     """
     x, n = dense(x), len(x)
     near = slice(n - int(min(n, DEEP * halflife + 1)), n)
@@ -149,7 +149,7 @@ def faded(x: ndarray | Columns, weight: ndarray | None, halflife: float, ddof: i
 
 
 def _fading(n: int, halflife: float, like: Any) -> ndarray:
-    """The weights of n rows that fade, the last of which weighs 1: products of what a long and a short time leave."""
+    """The weights of n rows that fade; the last is 1. They are products of a weight for a long and for a short time."""
     short = min(n, SPAN)
     ages = (np.arange(m - 1, -1, -1.0, like=like) for m in (short, -(-n // short)))
     of_short, of_long = (np.exp2(age * step / -halflife) for age, step in zip(ages, (1, short), strict=True))
@@ -158,12 +158,12 @@ def _fading(n: int, halflife: float, like: Any) -> ndarray:
 
 
 def _weighted(x: ndarray, w: ndarray, skipna: bool = True) -> ndarray:
-    """Moments of rows with weights of their own."""
+    """Moments of weighted rows."""
     return merged([_moments(x[rows], w[rows], skipna) for rows in _dense_pieces(x)])
 
 
 def _complete(x: ndarray, w: ndarray, weight: ndarray | None) -> ndarray | None:
-    """Moments of rows that weigh w; None where a value is missing, or may be missing in a row that has faded away."""
+    """Moments of rows of weight w; None if a value is missing, or may be missing in a row that has no weight left."""
     parts = _weighted(x, w, skipna=False)
     with np.errstate(all="ignore"):
         some: list[Any] = [_dot(parts[1], parts[2])]
@@ -174,7 +174,7 @@ def _complete(x: ndarray, w: ndarray, weight: ndarray | None) -> ndarray | None:
 
 
 def merged(parts: list[ndarray]) -> ndarray:
-    """Parts of several sets of rows as those of all of them."""
+    """The parts of several sets of rows, merged."""
     if len(parts) == 1:
         return parts[0]
     together: ndarray = BACKENDS[type(parts[0])].merge(parts)
@@ -182,7 +182,7 @@ def merged(parts: list[ndarray]) -> ndarray:
 
 
 def _seen(x: ndarray, weight: ndarray | None, near: int) -> ndarray:
-    """How much there is of each feature before fading. Infinity in rows too old to weigh anything is refused here."""
+    """The count of each feature before fading. Infinity in rows too old to have any weight is refused here."""
     counted: Any = whole(x, weight)
     if near:
         refuse_infinity_in(counted, x, weight)
@@ -190,10 +190,10 @@ def _seen(x: ndarray, weight: ndarray | None, near: int) -> ndarray:
 
 
 def _pairs(x: ndarray, w: ndarray, f: ndarray, parts: ndarray, seen: ndarray) -> ndarray:
-    """The square of the sum of all weights less the sum of their squares, of each feature.
+    """The square of the sum of all weights minus the sum of their squares, for each feature.
 
-    A row of sample weight s stands for s values that have faded to f. Where one row outweighs the others by far, the
-    difference would cancel, and products of weights are added up instead.
+    A row of sample weight s stands for s values that have faded to f. If one row outweighs the others by far, the
+    difference would cancel, and products of weights are added instead.
     """
     count = parts[0]
     pairs: ndarray = count * count - _weighted(x, w * f)[0]
@@ -207,7 +207,7 @@ def _pairs(x: ndarray, w: ndarray, f: ndarray, parts: ndarray, seen: ndarray) ->
 
 
 def refuse_infinity_in(parts: ndarray, x: ndarray | Columns, weight: ndarray | None) -> None:
-    """ValueError if x holds an infinity. It shows in the parts, as does the overflow of finite values, which passes."""
+    """ValueError if x contains infinity, which shows in the parts. So does an allowed overflow of finite values."""
     with np.errstate(all="ignore"):
         shown = BACKENDS[type(parts)].numbers(_dot(parts[1], parts[2]))
     if not isfinite(shown[0]):
@@ -216,15 +216,15 @@ def refuse_infinity_in(parts: ndarray, x: ndarray | Columns, weight: ndarray | N
 
 
 def refuse_infinity_unseen(x: ndarray | Columns, weight: ndarray | None) -> None:
-    """The same among rows of weight 0, which show nowhere."""
+    """ValueError if rows of weight 0, which do not show in the parts, contain infinity."""
     if weight is not None and not BACKENDS[type(weight)].numbers(weight.all())[0]:
         refuse_infinity(x, weight == 0)
 
 
 def mapped(x: Any, stats: ndarray, in_place: bool) -> Any:
-    """(x - mean) scale + shift, which `stats` has as the kernels take them, written over x or in its memory order.
+    """(x - mean) scale + shift, by `stats` as the kernels take them. It is written over x, or has its memory order.
 
-    Of Blocks it is lazy, and by the numbers that are in `stats` now.
+    For Blocks it is lazy, with a copy of `stats`.
     """
     if isinstance(x, Blocks):
         return x.mapped(_block_mapped, stats)
@@ -247,20 +247,20 @@ def mapped(x: Any, stats: ndarray, in_place: bool) -> Any:
             y[rows] = kernels.normalize(piece, stats, 1.0, None, finite=not in_place)
         return y
     except FloatingPointError:
-        raise _infinite(x) from None
+        raise infinite(x) from None
 
 
 def _block_mapped(x: ndarray, stats: ndarray) -> Any:
     return mapped(x, stats, False)
 
 
-def _infinite(x: ndarray | Columns) -> ValueError:
-    """In scikit-learn's words."""
+def infinite(x: Any) -> ValueError:
+    """The error for a table with infinity, in scikit-learn's words."""
     return ValueError(f"Input X contains infinity or a value too large for {x.dtype!r}.")
 
 
 def _at_once(x: ndarray) -> bool:
-    """Whether kernels take x as it lies in memory, or it is on a device, where pieces would only cost launches."""
+    """Whether kernels can read x directly, or it is on a device, where pieces would only cost launches."""
     if type(x) is not ndarray:
         return True
     flags = x.flags
@@ -292,5 +292,5 @@ def _moments(x: ndarray, weight: ndarray | None, skipna: bool = True) -> ndarray
 
 
 def _dot(a: ndarray, b: ndarray) -> Any:
-    """Of vectors. CuPy's own would load cuBLAS, which may not be installed."""
+    """The inner product of vectors. CuPy's own would load cuBLAS, which may not be installed."""
     return a.dot(b) if type(a) is ndarray else (a * b).sum()

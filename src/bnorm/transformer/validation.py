@@ -1,4 +1,4 @@
-"""Tables as scikit-learn takes them: what it refuses, in its own words, and what it makes of the rest."""
+"""Validation of tables by scikit-learn's rules and with its error messages."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,12 +19,12 @@ from bnorm.transformer.sklearn_private import get_namespace, output_config
 from bnorm.transformer.tables import WHO
 
 DTYPES = [np.float64, np.float32, np.float16]
-INTEGERS = [np.dtype(name) for name in cpu.INTEGERS]  # which are read as they are; what is made of them is float64
+INTEGERS = [np.dtype(name) for name in cpu.INTEGERS]  # read without a conversion; results are float64
 READ = FLOATS.union(INTEGERS)
 
 
 def plain(X: Any, kind: Any, writeable: bool = False, integers: bool = True) -> bool:
-    """Whether validation, apart from features, would hand X through. kind: the type of the arrays it has to be of."""
+    """Whether validation, except that of features, would return X itself. kind: the required array type."""
     return (
         type(X) is kind
         and X.ndim == 2
@@ -35,11 +35,11 @@ def plain(X: Any, kind: Any, writeable: bool = False, integers: bool = True) -> 
 
 
 def new_table(estimator: Any, X: Any) -> tuple[Any, ndarray | None]:
-    """X as an array of floats, of whichever kind, and the names of its features; infinity may still be in it."""
+    """X as an array of floats of any array type, and the names of its features. It may contain infinity."""
     kind = kind_of(sample(X) if lazy(X) else X) or ndarray
     if plain(X, kind):
         return X, None
-    found = object.__new__(type(estimator))  # takes in what scikit-learn finds, as long as X may still be refused
+    found = object.__new__(type(estimator))  # scikit-learn sets attributes on this copy, as X may still be refused
     found.__dict__.update(estimator.__dict__)
     x = columns(found, X, reset=True) or floats(partial(validate_data, found, reset=True), X, kind)
     return x, found.__dict__.get("feature_names_in_")
@@ -47,7 +47,7 @@ def new_table(estimator: Any, X: Any) -> tuple[Any, ndarray | None]:
 
 def columns(estimator: Any, X: Any, reset: bool) -> Columns | None:
     """The columns of a pyarrow RecordBatch or Table, or of a polars DataFrame; None for any other X."""
-    table = arrow.table_of(X)
+    table = arrow.table_of(WHO, X)
     if table is None:
         return None
     if not table.num_rows:
@@ -59,12 +59,11 @@ def columns(estimator: Any, X: Any, reset: bool) -> Columns | None:
 
 
 def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = False, integers: bool = True) -> Any:
-    """X as an array of floats, of that kind, or as Blocks if it is Dask's; infinity may still be in it.
+    """X as an array of floats of the type `kind`, or as Blocks if it is Dask's. It may contain infinity.
 
-    integers: INTEGERS stay what they are, but in Blocks, on a device, or where they would be written to.
-
-    `validate` is scikit-learn's `validate_data` or `check_array`. Of an array on a device, which it cannot take, it is
-    shown shape and type.
+    integers: keep INTEGERS, except in Blocks, on a device, or if they would be written to.
+    validate: scikit-learn's `validate_data` or `check_array`. It cannot take an array on a device, and gets an empty
+    array of that shape and dtype instead.
     """
     if lazy(X):
         return Blocks(X, lambda table: floats(validate, table, kind, integers=False), partial(_block_floats, kind))
@@ -74,7 +73,7 @@ def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = F
             "bnorm.sklearn.StandardScaler(with_mean=False) takes sparse tables, and X.toarray() is dense"
         )
     kernels_for(X, WHO, "X", kind, "the layer_")
-    if isinstance(X, np.ma.MaskedArray):  # what is masked is missing
+    if isinstance(X, np.ma.MaskedArray):  # masked values are missing values
         X = np.ma.filled(X.astype(X.dtype if X.dtype.kind == "f" else np.float64), np.nan)
     if kind is ndarray or kind_of(X) is None:
         types = [*DTYPES, *INTEGERS] if integers and kind is ndarray and not writeable else DTYPES
@@ -86,21 +85,21 @@ def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = F
 
 
 def _block_floats(kind: type, block: Any) -> Any:
-    """The same of a block, which may be empty."""
+    """A block as an array of floats; it may be empty."""
     return floats(
         partial(check_array, estimator=WHO, input_name="X", ensure_min_samples=0), block, kind, integers=False
     )
 
 
 def _hollow(x: Any) -> ndarray:
-    """A NumPy array in the shape and type of x that takes no memory, or x itself where an error will print it."""
+    """A NumPy array of the shape and dtype of x that takes no memory; a copy of x if an error will print it."""
     if x.ndim < 2 or x.dtype.kind == "c":
         return x.get()  # type: ignore[no-any-return]
     return np.broadcast_to(np.zeros((), x.dtype), x.shape)
 
 
 def check_mergeable(mine: Any, other: Any) -> None:
-    """That the statistics of two fitted transformers can be merged."""
+    """An error if the statistics of two fitted transformers cannot be merged."""
     here, there = mine.layer_.device, other.layer_.device
     if here != there:
         raise TypeError(
@@ -112,7 +111,7 @@ def check_mergeable(mine: Any, other: Any) -> None:
             f"{WHO}: merge: expected momentum=None or a halflife, got momentum={mine.momentum} and "
             f"{other.momentum}: a moving average depends on the order of its batches"
         )
-    fading = mine._state.statistics.mode == other._state.statistics.mode == FADE  # whatever momentum stands beside
+    fading = mine._state.statistics.mode == other._state.statistics.mode == FADE  # then momentum has no meaning
     for name in (*(() if fading else ("momentum",)), "halflife", "ddof", "n_features_in_"):
         if getattr(mine, name) != getattr(other, name):
             raise ValueError(
@@ -124,23 +123,23 @@ def check_mergeable(mine: Any, other: Any) -> None:
 
 
 def refuse_container(estimator: Any, x: Any) -> None:
-    """ValueError where scikit-learn would make a data frame of what is on a device, or still to be computed."""
+    """ValueError if `set_output` asks for a data frame of a Dask collection or of an array on a device."""
     if (container := output_config("transform", estimator)["dense"]) == "default":
         return
     if isinstance(x, Blocks):
         raise ValueError(
-            f"{WHO}: set_output: expected transform='default', as what is made of a Dask collection is one too, got "
-            f"{container!r}"
+            f"{WHO}: set_output: expected transform='default', as the result for a Dask collection is a Dask "
+            f"collection, got {container!r}"
         )
     if type(x) in BACKENDS and type(x) is not ndarray:
         raise ValueError(
-            f"{WHO}: set_output: expected transform='default', as layer_ is on the GPU and there are no data frames of "
-            f"CuPy arrays, got {container!r}"
+            f"{WHO}: set_output: expected transform='default', as layer_ is on the GPU and pandas and polars cannot "
+            f"hold CuPy arrays, got {container!r}"
         )
 
 
 def float_types(X: Any) -> Any:
-    """The types that X may have, in its own library's terms: that of NumPy unless scikit-learn's dispatch is on."""
+    """The dtypes that X may have, of its own library under scikit-learn's dispatch, otherwise of NumPy."""
     xp, dispatched = get_namespace(X)
     if not dispatched:
         return DTYPES
@@ -148,7 +147,7 @@ def float_types(X: Any) -> Any:
 
 
 class Callbacks:
-    """Those of a fit, in scikit-learn 1.9 and later: told here that it begins."""
+    """The callbacks of a fit, in scikit-learn 1.9 and later. They are told at once that it begins."""
 
     def __init__(self, estimator: Any, **what: Any) -> None:
         self.what = {"estimator": estimator, **what}
@@ -158,11 +157,11 @@ class Callbacks:
             self.context.call_on_fit_task_begin(**self.what)
 
     def end(self) -> None:
-        """Tell that the fit is done."""
+        """Tell them that the fit is done."""
         if self.context is not None:
             self.context.call_on_fit_task_end(**self.what, reconstruction_attributes={})
 
     @staticmethod
     def has(estimator: Any) -> bool:
-        """Whether anybody is to be told."""
+        """Whether there are callbacks."""
         return "_skl_callbacks" in estimator.__dict__ or "_parent_callback_ctx" in estimator.__dict__

@@ -1,4 +1,4 @@
-"""The kernels on NumPy arrays: the compiled functions, with the loops of the widest SIMD build this processor runs."""
+"""The kernels on NumPy arrays: compiled functions, with the loops of the widest SIMD build that this processor runs."""
 
 import os
 from importlib import import_module
@@ -71,7 +71,7 @@ memory = asarray
 
 
 def numbers(*some: Any) -> list[float]:
-    """NumPy's numbers as Python's."""
+    """NumPy scalars as Python floats."""
     return list(map(float, some))
 
 

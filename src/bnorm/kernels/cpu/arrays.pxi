@@ -26,7 +26,7 @@ cdef inline Activation activation(double slope) noexcept nogil:
 
 
 cdef inline cnp.ndarray result(cnp.ndarray x, cnp.ndarray out):
-    """out, if it can hold what belongs to x, or a fresh array like x; of integers one of float64."""
+    """out, if it fits x, or a new array like x; for integers a float64 one."""
     cdef int kind = type_of_result(x)
     if out is not None:
         if not cnp.PyArray_ISCARRAY(out) or cnp.PyArray_TYPE(out) != kind \
@@ -39,7 +39,7 @@ cdef inline cnp.ndarray result(cnp.ndarray x, cnp.ndarray out):
 
 
 cdef inline int narrow_of(cnp.ndarray x) noexcept:
-    """What narrow.h calls the type of x. A type that is none of NumPy's own is bfloat16, of whichever library."""
+    """The number of the type of x in narrow.h. A type that is not NumPy's own is bfloat16, of any library."""
     cdef int kind = cnp.PyArray_TYPE(x)
     if kind == cnp.NPY_DOUBLE or kind == cnp.NPY_FLOAT:
         return BN_REAL
@@ -58,7 +58,7 @@ cdef inline int type_of_result(cnp.ndarray x) noexcept:
 
 
 def widened(cnp.ndarray x):
-    """x in the type that the loops compute in, for kernels that read no narrower ones."""
+    """x in the type that the loops compute in, for kernels that cannot read narrower types."""
     cdef int kind = narrow_of(x)
     if kind == BN_REAL:
         return x
@@ -70,7 +70,7 @@ def widened(cnp.ndarray x):
 
 
 def narrowed(cnp.ndarray y, cnp.ndarray like):
-    """float32 in the type of the half precision of another array; what overflows there becomes infinite."""
+    """float32 in the half-precision type of another array; an overflow becomes infinite."""
     if narrow_of(like) == BN_REAL:
         return y
     cdef cnp.ndarray a = empty(cnp.PyArray_NDIM(y), cnp.PyArray_DIMS(y), cnp.PyArray_TYPE(like))
@@ -108,7 +108,7 @@ cdef inline Py_ssize_t itemsize(const Job* job) noexcept nogil:
 
 
 cdef inline void target(Job* job, cnp.ndarray y, cnp.ndarray dy=None) noexcept:
-    """The map's output, and what it is made of beside x; streamed past the caches if it would not fit there."""
+    """Set the output of a map, and dy. The output bypasses the caches if it would not fit there."""
     job.y = cnp.PyArray_DATA(y)
     job.dy = data(dy)
     job.stream = bypasses(cnp.PyArray_NBYTES(y), dy is not None)
@@ -124,9 +124,9 @@ cdef inline size_t vector_size(const Job* job) noexcept nogil:
 
 
 cdef inline void folded(Job* job, char* memory) noexcept nogil:
-    """Where the numbers of channels go in the loops' type: three vectors of the forward, and three of a gradient."""
+    """Memory for per-channel numbers in the loops' type: three vectors of the forward, and three of a gradient."""
     cdef size_t size = vector_size(job)
-    memory += -<size_t>memory & 63      # scratch has so many bytes more: no vector of numbers lies in two cache lines
+    memory += -<size_t>memory & 63      # aligned to a cache line; scratch has that many more bytes
     job.high = memory
     job.scale = memory + size
     job.shift = memory + 2 * size
@@ -147,9 +147,10 @@ cdef void to_type(const double* values, Py_ssize_t n, bint wide, void* typed) no
 
 
 def add(cnp.ndarray total, cnp.ndarray part, cnp.ndarray other=None, cnp.ndarray other_part=None):
-    """total += part, and another such pair, in one call that no interrupt divides. A total that is None is left out.
+    """total += part, and another such pair, in one call that no interrupt can divide. A total that is None is skipped.
 
-    The two of a pair are contiguous and of one size, the part float64. What is not finite adds up without a word.
+    The arrays of a pair are contiguous and of the same size, the part float64. Values that are not finite are added
+    without a warning.
     """
     check_total(total, part)
     check_total(other, other_part)
@@ -181,7 +182,7 @@ cdef void add_one(cnp.ndarray total, cnp.ndarray part) noexcept:
 
 
 cdef void bounds(cnp.ndarray a, char** begin, char** end) noexcept:
-    """The bytes that the elements of an array lie between."""
+    """The first and last byte of the elements of an array."""
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(a)
     cdef cnp.npy_intp* strides = cnp.PyArray_STRIDES(a)
     cdef int i
@@ -197,7 +198,7 @@ cdef void bounds(cnp.ndarray a, char** begin, char** end) noexcept:
 
 
 def apart(a, others):
-    """Whether it is plain that an array shares no memory with others, which may be anything: False says nothing."""
+    """Whether an array certainly shares no memory with other values, which may be of any type; False means unknown."""
     cdef char* begin = NULL
     cdef char* end = NULL
     cdef char* first = NULL

@@ -1,8 +1,8 @@
-"""Memory of large results, handed out again once nobody holds it.
+"""Memory of large results, which is used again when the results are freed.
 
-The system clears every page of a fresh array, which for tens of megabytes takes as long as the kernel that fills it. So
-the memory of a large result belongs to a buffer, of which the result is a view; when the result and all views of it are
-gone, the buffer serves the next. Its data starts on a cache line, which NumPy's own does not.
+The system clears every page of a new array, which for tens of megabytes takes as long as the kernel that fills it. So a
+large result is a view of a buffer. When the result and all views of it are gone, the buffer is used for the next one.
+Its data starts on a cache line, unlike that of NumPy's arrays.
 """
 
 import operator
@@ -24,7 +24,7 @@ cnp.import_array()
 cdef enum:
     LEAST = 1 << 20     # bytes from which a result comes from here
     LINE = 64           # bytes of a cache line
-    OLD = 64            # results since a buffer last served, after which it is given back
+    OLD = 64            # a buffer that has not been used for so many results is freed
 
 cdef list buffers = []
 cdef size_t limit = 0   # bytes of all buffers together
@@ -37,7 +37,7 @@ cdef long clock = 0     # results so far
 cdef class Buffer:
     cdef cnp.ndarray memory     # bytes
     cdef size_t size
-    cdef long used              # when it last served
+    cdef long used              # when it was last used
 
 
 cdef inline bint is_free(Buffer buffer):
@@ -45,7 +45,7 @@ cdef inline bint is_free(Buffer buffer):
 
 
 cdef void drop(bint all_free, size_t room):
-    """Give back free buffers: old ones, and more, the longest unused first, until there is room for so many bytes."""
+    """Free unused buffers: old ones, and then the longest unused until there is room for that many bytes."""
     global total
     cdef Buffer buffer
     for buffer in sorted(buffers, key=lambda b: (<Buffer>b).used):
@@ -55,14 +55,14 @@ cdef void drop(bint all_free, size_t room):
 
 
 cdef cnp.ndarray memory_for(size_t size):
-    """Bytes that nobody holds, or None: a free buffer that fits, else a new one if the limit allows it."""
+    """The bytes of an unused buffer that fits, or of a new one if the limit allows it, or None."""
     global total, clock
     cdef Buffer buffer, best = None
     cdef cnp.npy_intp length
     clock += 1
     for buffer in buffers:
         if size <= buffer.size <= size + size // 4 and is_free(buffer) and (best is None or buffer.used > best.used):
-            best = buffer       # the last to serve: the likeliest to be in the cache
+            best = buffer       # the last used is the most likely to be in the cache
     if best is None:
         drop(False, size)
         if total + size > limit:
@@ -95,10 +95,14 @@ cdef cnp.ndarray empty(int ndim, const cnp.npy_intp* shape, int type_num):
 
 
 def set_buffer_limit(n_bytes):
-    """Keep at most so many bytes of memory to be used again for large results; 0: none.
+    """Set how much memory of freed large results is kept for the next ones. More than that is freed at once.
 
-    What nobody holds is given back at once where it is more than that. At the start it is 1/16 of the machine's memory,
-    or what the environment variable BNORM_BUFFER_LIMIT says.
+    The default is 1/16 of the machine's memory, or the value of the environment variable BNORM_BUFFER_LIMIT.
+
+    Parameters
+    ----------
+    n_bytes : int
+        The limit in bytes. With 0 nothing is kept.
     """
     global limit
     if isinstance(n_bytes, bool):
@@ -110,18 +114,18 @@ def set_buffer_limit(n_bytes):
     if not 0 <= n < 1 << 62:
         raise ValueError(f"set_buffer_limit: n_bytes: expected 0 or more, got {n}")
     if n and not getattr(sys, "_is_gil_enabled", lambda: True)():
-        n = 0       # without the GIL a count of references does not tell that nobody holds a buffer
+        n = 0       # without the GIL a reference count does not tell whether a buffer is unused
     limit = n
     drop(n == 0, 0)
 
 
 def get_buffer_limit():
-    """The bytes that may be kept to be used again for large results."""
+    """The limit of the memory that is kept for large results, in bytes."""
     return limit
 
 
 def kept_bytes():
-    """The bytes of all buffers, held by results or free."""
+    """The bytes of all buffers, used or unused."""
     return total
 
 

@@ -6,9 +6,9 @@
 
 
 def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
-    """parts, (4, C): count, mean, m2 = sum w (x - mean)^2, and low, what the float64 mean leaves over.
+    """parts, (4, C): count, mean, m2 = sum w (x - mean)^2, and low, the rounding error of the float64 mean.
 
-    All sums are made in float64, those of float32 too, which `forward` sums faster and less exactly.
+    All sums are in float64, even those of float32, which `forward` sums faster and less exactly.
     """
     cdef Job job
     view(&job, x)
@@ -38,7 +38,7 @@ def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
 
 def known(cnp.ndarray mean not None, cnp.ndarray var not None, cnp.ndarray gamma, cnp.ndarray beta, double eps,
           cnp.ndarray seen=None):
-    """stats of a mean and a variance that are known, of so many values; seen None: of one."""
+    """stats of a given mean and variance. seen: the number of their values; None means one."""
     cdef Job job
     memset(&job, 0, sizeof(Job))
     job.channels = cnp.PyArray_SIZE(mean)
@@ -55,7 +55,7 @@ def known(cnp.ndarray mean not None, cnp.ndarray var not None, cnp.ndarray gamma
 
 
 def finish(cnp.ndarray parts, cnp.ndarray gamma, cnp.ndarray beta, double eps):
-    """stats, (5, C), of what `moments` gives: mean, var, rstd, scale, shift."""
+    """stats, (5, C), from the result of `moments`: mean, var, rstd, scale, shift."""
     cdef Job job
     memset(&job, 0, sizeof(Job))
     job.channels = cnp.PyArray_DIMS(parts)[1]
@@ -70,9 +70,9 @@ def finish(cnp.ndarray parts, cnp.ndarray gamma, cnp.ndarray beta, double eps):
 
 
 def normalize(cnp.ndarray x, cnp.ndarray stats, double slope=1.0, cnp.ndarray out=None, bint finite=False):
-    """y = (x - mean) * scale + shift per channel, and what the slope says of y <= 0.
+    """y = (x - mean) * scale + shift per channel, times slope where that is not above 0.
 
-    With finite, FloatingPointError where x holds an infinity; what was written to out by then is of no use.
+    With finite it is a FloatingPointError if x contains infinity; out is undefined then.
     """
     cdef Job job
     cdef cnp.ndarray y = result(x, out)
@@ -122,7 +122,7 @@ def grad_moments(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray w
 
 
 def finish_gradients(cnp.ndarray sums, cnp.ndarray stats, count):
-    """coefficients, (3, C), of what `grad_moments` gives: a, b, c. count: a number, or float64 (C,)."""
+    """coefficients, (3, C), from the result of `grad_moments`: a, b, c. count: a number, or float64 (C,)."""
     cdef Job job
     cdef double number = 0.0
     memset(&job, 0, sizeof(Job))
@@ -179,7 +179,7 @@ cdef void between_backward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept 
 
 
 cdef void both_passes(Job* job, Py_ssize_t t) noexcept nogil:
-    """Reduction, formulas and map of one group of channels while it is in cache."""
+    """Reduction, formulas and map of one group of channels while it is in the cache."""
     cdef Py_ssize_t begin = t * job.group, end = min(begin + job.group, job.channels)
     loops.reduce[job.wide](job, t)
     if job.dy == NULL:
@@ -190,7 +190,7 @@ cdef void both_passes(Job* job, Py_ssize_t t) noexcept nogil:
 
 
 cdef double total(const double* weight, Py_ssize_t n) noexcept nogil:
-    """The sum, with what the additions round off (Knuth): LANES sums side by side, then one after the other."""
+    """The sum, with the rounding errors of the additions (Knuth): LANES sums in parallel, then these one by one."""
     cdef double[LANES] sums, rests
     cdef Py_ssize_t i = 0, j
     cdef double sum = 0.0, rest = 0.0
@@ -210,7 +210,7 @@ cdef double total(const double* weight, Py_ssize_t n) noexcept nogil:
 
 
 cdef inline void add_exactly(double* sum, double* rest, double v) noexcept nogil:
-    """sum + rest is what it was and v, but for the rounding of the rest."""
+    """Add v to sum + rest, exactly up to the rounding of rest."""
     cdef double next = sum[0] + v, added = next - sum[0]
     rest[0] += (sum[0] - (next - added)) + (v - added)
     sum[0] = next
@@ -243,7 +243,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
             cnp.ndarray out=None, cnp.ndarray seen=None):
     """Batch norm: y, stats (mean, var, rstd, scale, shift by rows), values per channel, and `left` for `settle`.
 
-    running: the rule of the statistics that `settle` is to move by this batch; here "raise" tests them.
+    running: the rule of the statistics that `settle` will update by this batch; with "raise" they are tested here.
     """
     cdef Job job
     cdef cnp.ndarray y = result(x, out), stats_
@@ -301,7 +301,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
 
 def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp.ndarray weight=None,
              double slope=1.0, bint frozen=False, bint params=True, cnp.ndarray out=None):
-    """Batch norm: dx, dgamma, dbeta from what forward returned; frozen: its statistics are constants."""
+    """Batch norm: dx, dgamma, dbeta from the results of forward. frozen: its statistics are constants."""
     cdef Job job
     cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
     view(&job, x, params or not frozen)
@@ -335,7 +335,7 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
                     run(loops.reduce[job.wide], &job, False)
                     loops.merge_sums(&job, 0, C)
                     loops.center_sums[job.wide](&job, 0, C)
-                if frozen and slope == 1.0:     # dx = scale dy is a map of dy alone: x is not read, whatever it holds
+                if frozen and slope == 1.0:     # dx = scale dy is a map of dy alone: x is not read
                     job.x = job.dy
                     job.dy = NULL
                     memset(job.high, 0, size)

@@ -1,8 +1,8 @@
 """The kernels on the CPU: arrays in, arrays out, one call into compiled code each.
 
-An entry cuts its work into tasks by shape alone (plan.pxi), asks threads.pyx how many threads may run them, and
-hands them to the loops of the SIMD build in use. Entries trust their caller; bnorm.functional checks. The signatures
-are those of bnorm.kernels.reference, where every function is a few lines of NumPy.
+An entry divides its work into tasks by shape alone (plan.pxi), gets the number of threads from threads.pyx, and passes
+the tasks to the loops of the SIMD build in use. Entries trust their caller: bnorm.functional checks arguments. The
+signatures are those of bnorm.kernels.reference, where every function is a few lines of NumPy.
 """
 
 cimport numpy as cnp
@@ -61,7 +61,7 @@ cdef Loops* loops = NULL
 
 
 def use(capsule):
-    """Take the loops of this SIMD build from now on."""
+    """Use the loops of this SIMD build from now on."""
     global loops
     loops = <Loops*>PyCapsule_GetPointer(capsule, "bnorm.loops")
 

@@ -1,4 +1,5 @@
-# From a shape to tasks, and the tasks to threads. None of it depends on the number of threads, so neither do the bits.
+# Divides a shape into tasks, and runs the tasks on threads. Tasks do not depend on the number of threads, so neither do
+# the bits of a result.
 #
 # Uses nothing of its siblings.
 # Gives FAR, bypasses, fits, plan, plan_rows, run, run_rows.
@@ -6,28 +7,28 @@
 cdef enum:
     TASK = 16384            # values that make a task worth its bookkeeping
     MAX_TASKS = 128         # enough to keep many threads evenly busy
-    MIN_ROWS = 512          # rows in a piece of columns: starting and merging one costs as much as some 50 rows
-    FEW = 16                # pieces from which they grow longer rather than more: four times MIN_ROWS each
-    FUSE = 1 << 20          # bytes that about stay in the second-level cache between the passes over some channels
-    STREAM = 16 << 20       # bytes from which an output bypasses the caches: benchmarks/NOTES.md says why
-    STREAM_TWO = 8 << 20    # the same, at the latest, where x and dy are read beside it, and of rows
+    MIN_ROWS = 512          # rows in a piece of columns: starting and merging one takes as long as some 50 rows
+    FEW = 16                # with more pieces than this, pieces grow to four times MIN_ROWS before more are made
+    FUSE = 1 << 20          # bytes that about stay in the second-level cache between two passes over some channels
+    STREAM = 16 << 20       # an output of at least so many bytes bypasses the caches: see benchmarks/NOTES.md
+    STREAM_TWO = 8 << 20    # the same, at most, if x and dy are read, and for rows
     TOGETHER = 1 << 14      # values of narrow rows that are converted together
     ROW = 64                # values that take as long as the statistics of a row
-    FAR = 1 << 24           # bytes from which an input is taken to lie in memory, and is walked over before it is read
+    FAR = 1 << 24           # an input of at least so many bytes is assumed to be in memory, and is prefetched
 
 
 cdef size_t streamed = STREAM
 
 
 def stream_from(size_t n_bytes):
-    """Let outputs of so many bytes bypass the caches, which changes no bit of them; returns what it was. For tests."""
+    """Set the size from which outputs bypass the caches; returns the old one. For tests: it changes no bit."""
     global streamed
     before, streamed = streamed, n_bytes
     return before
 
 
 cdef inline bint bypasses(size_t n_bytes, bint early) noexcept nogil:
-    """Whether an output of so many bytes goes past the caches; early: from STREAM_TWO on."""
+    """Whether an output of n_bytes bypasses the caches. early: from STREAM_TWO on."""
     return n_bytes >= (min(streamed, <size_t>STREAM_TWO) if early else streamed)
 
 
@@ -46,12 +47,12 @@ cdef Py_ssize_t widening(Py_ssize_t outer, Py_ssize_t columns) noexcept nogil:
 
 
 cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
-    """Cut the view into pieces of rows and groups of channels; for a map alone into what lies together in memory."""
+    """Cut the view into pieces of rows and groups of channels; for a map alone, into contiguous memory."""
     cdef Py_ssize_t C = max(<Py_ssize_t>1, job.channels), inner = max(<Py_ssize_t>1, job.inner)
     cdef Py_ssize_t tasks = min(max(job.outer * C * inner // TASK, <Py_ssize_t>1), <Py_ssize_t>MAX_TASKS)
     cdef Py_ssize_t units, pieces, groups
-    # Positions are columns, and the rows of a block go down the outer axis, where there are enough of them; else a run
-    # of one channel is walked for itself.
+    # If there are enough of them, positions are columns, and the rows of a block go down the outer axis; otherwise each
+    # run of a channel is processed separately.
     job.runs = inner > WIDE or (inner > TILE and job.outer < FIRST)
     job.widen = 1 if job.runs else widening(job.outer, C * inner)
     job.rows = job.outer // job.widen
@@ -85,7 +86,7 @@ cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
 
 
 cdef bint fits(const Job* job, Py_ssize_t itemsize) noexcept nogil:
-    """Whether a group of channels is one task whose data stays in cache between its passes."""
+    """Whether a group of channels is one task whose data stays in the cache between its passes."""
     return job.pieces == 1 and job.outer * job.group * job.inner * itemsize <= FUSE
 
 
@@ -96,7 +97,7 @@ cdef void run_span(task_t task, Job* job, Py_ssize_t begin, Py_ssize_t end, bint
 
 
 cdef void run(task_t task, Job* job, bint backwards) noexcept nogil:
-    """All tasks of a job; each thread walks its own share, so that it meets its data again in the next pass."""
+    """Run all tasks of a job. A thread gets the same share in each pass, so its data may still be in its cache."""
     cdef Py_ssize_t n = job.pieces * job.groups, i
     cdef int threads = threads_for(job.outer * job.channels * job.inner, n)
     if threads == 1:
@@ -113,7 +114,7 @@ cdef void run_row_span(row_task_t task, RowJob* job, Py_ssize_t begin, Py_ssize_
 
 
 cdef void run_narrow_span(RowJob* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """The same, with memory for what is converted."""
+    """As run_row_span, with memory for converted rows."""
     cdef RowJob mine = job[0]
     mine.room = <char*>malloc(job.room_size)
     if mine.room == NULL:
@@ -140,17 +141,17 @@ cdef void run_rows(RowJob* job) noexcept nogil:
 
 
 cdef void plan_rows(RowJob* job) noexcept nogil:
-    """Pieces of outer positions, and groups too where those are few."""
+    """Cut into pieces of outer positions, and also into groups if there are few positions."""
     cdef Py_ssize_t size = max(<Py_ssize_t>1, job.channels * job.inner), groups = max(<Py_ssize_t>1, job.groups)
     cdef Py_ssize_t tasks = min(max(job.outer * groups * size // TASK, <Py_ssize_t>1), <Py_ssize_t>MAX_TASKS)
-    # A piece has parameter sums of its own, as long as a row where gamma changes from value to value.
+    # A piece has its own parameter sums, which are as long as a row if gamma changes from value to value.
     cdef Py_ssize_t step = 2 * STRIPE if job.params and job.inner == 1 else 1
     cdef Py_ssize_t pieces = max(<Py_ssize_t>1, min(job.outer // step, tasks))
     job.piece = (parts(job.outer, pieces) + step - 1) // step * step
     job.pieces = parts(job.outer, job.piece)
     job.group = parts(groups, min(groups, max(<Py_ssize_t>1, tasks // job.pieces)))
     job.cuts = parts(groups, job.group)
-    # Of narrow rows as many together as stay in cache, and where they have parameter sums whole stripes of them.
+    # As many narrow rows together as stay in the cache; with parameter sums, whole stripes of them.
     cdef Py_ssize_t width = job.group * size, arrays = 1 if job.dy == NULL else 2
     job.together = max(<Py_ssize_t>1, TOGETHER // width)
     if job.params and job.together < STRIPE and STRIPE * width * 2 <= FUSE // 4:

@@ -30,7 +30,7 @@ cdef void row_view(
 
 
 cdef inline bint has_columns(const RowJob* job) noexcept nogil:
-    """Whether gamma and beta change from value to value, or their gradients do. Else no memory is spent on them."""
+    """Whether gamma and beta, or their gradients, change from value to value. Otherwise they need no memory."""
     return job.inner == 1 and (job.gamma != NULL or job.beta != NULL or job.params)
 
 
@@ -39,7 +39,7 @@ cdef inline size_t columns_size(const RowJob* job) noexcept nogil:
 
 
 cdef void row_columns(RowJob* job, char* memory) noexcept nogil:
-    """gamma and beta in the type of x, where they change from value to value; 1 and 0 where one is absent."""
+    """gamma and beta in the type of x, if they change from value to value; 1 and 0 if one is absent."""
     cdef Py_ssize_t c, n = job.groups * job.channels
     cdef size_t size = n * (sizeof(double) if job.wide else sizeof(float))
     if not has_columns(job):
@@ -96,7 +96,7 @@ def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps,
 
 def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray rstd, cnp.ndarray gamma,
                   cnp.ndarray beta, int rule=0, double slope=1.0, bint params=True, cnp.ndarray out=None):
-    """dx, dgamma, dbeta from what rows_forward returned."""
+    """dx, dgamma, dbeta from the results of rows_forward."""
     cdef RowJob job
     cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
     row_view(&job, x, dx, gamma, beta, dy, params, slope)

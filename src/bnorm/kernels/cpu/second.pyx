@@ -1,8 +1,8 @@
-"""Derivatives of the backward passes: what cotangents of dx, dgamma and dbeta make of dy, x and gamma.
+"""Derivatives of the backward passes: from cotangents of dx, dgamma and dbeta to gradients of dy, x and gamma.
 
 An entry reads its arrays twice: sums of every channel or row, a little arithmetic, a map. All of it is computed in
-float64, which decides the speed of second derivatives less than it decides their worth. The work is cut by shape alone,
-and sums are added in the order of their pieces, so no bit depends on the number of threads. Entries trust their caller.
+float64, because accuracy matters more than speed for second derivatives. Work is divided by shape alone, and sums are
+added in the order of their pieces, so no bit depends on the number of threads. Entries trust their caller.
 
 Per channel or row, with n the count, r = 1 / sqrt(var + eps), u = (x - mean) r, and g what dy is before the activation:
 
@@ -105,7 +105,7 @@ include "second/rows.pxi"
 
 def channels(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp.ndarray weight,
              double slope, bint frozen, cnp.ndarray ddgamma, cnp.ndarray ddbeta):
-    """d_dy, dx, dgamma of the `backward` that the first ten arguments of it belong to."""
+    """d_dy, dx, dgamma of the `backward` with these arguments."""
     cdef Second job
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
     cdef Py_ssize_t C = shape[1], c
@@ -144,7 +144,7 @@ def channels(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, 
 
 def rows(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray rstd, cnp.ndarray gamma,
          cnp.ndarray beta, int rule, double slope, cnp.ndarray ddgamma, cnp.ndarray ddbeta):
-    """d_dy, dx, dgamma of the `rows_backward` that these arguments belong to."""
+    """d_dy, dx, dgamma of the `rows_backward` with these arguments."""
     cdef Second job
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
     cdef cnp.npy_intp n = shape[1] * shape[2]

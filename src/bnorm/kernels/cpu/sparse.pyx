@@ -1,11 +1,11 @@
-"""Sparse tables on the CPU: the moments of their columns, with the zeros that are not stored, and columns scaled.
+"""Sparse matrices on the CPU: moments of columns, including zeros that are not stored, and scaling of columns.
 
-Only what is stored is read. A table is compressed by row (CSR) or by column (CSC): `data` and `indices` hold its
-values and their positions along the other axis, and `indptr` where each row or column begins. Its twin in NumPy is
+Only the stored values are read. A matrix is compressed by row (CSR) or by column (CSC): `data` and `indices` are its
+values and their positions along the other axis, and `indptr` is where each row or column begins. The same in NumPy is
 bnorm.kernels.reference_sparse.
 
-The sums of a column are taken about its first value, so that a constant column is exact. Where that value turns out to
-be an outlier, they are taken once more, about the mean.
+The sums of a column are taken about its first value, so that a constant column is exact. If that value turns out to be
+an outlier, they are taken once more, about the mean.
 """
 
 cimport numpy as cnp
@@ -74,7 +74,7 @@ cdef inline void add_again(Column* c, double x, double w) noexcept nogil:
 
 
 cdef bint is_far(const Column* c) noexcept nogil:
-    """Whether the center was so far from the mean that the squares have lost digits."""
+    """Whether the center was so far from the mean that the squares have lost accuracy."""
     return c.n != 0 and c.square > FAR * bn_block_m2(c.sum, c.square, 1 / c.n)
 
 
@@ -160,7 +160,7 @@ cdef int column_summed(const value_t* data, const index_t* indices, Py_ssize_t b
 
 
 cdef void merge(const Column* c, double* n, double* mean, double* m2, double* low) noexcept nogil:
-    """Add what is stored of a column."""
+    """Add the stored values of a column."""
     cdef double step, high
     if c.n != 0:
         step = c.sum / c.n
@@ -213,11 +213,11 @@ cdef int summed(const value_t* data, const index_t* indices, const index_t* indp
 
 def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple shape, bint by_column,
             cnp.ndarray weight=None):
-    """Per column (4, C): count, mean, m2 and low of the values that are not NaN, of zeros that are not stored too.
+    """Per column (4, C): count, mean, m2 and low of the values that are not NaN, including zeros that are not stored.
 
-    And whether the indices of every row or column increase; if not, a value may be stored in parts that have to be
+    And whether the indices of every row or column increase. If not, there may be duplicate entries, which must be
     added up first. data: float32 or float64; indices and indptr: both int32 or both int64; weight: float64, one per
-    row. ValueError where an index leaves the table.
+    row. ValueError if an index is out of range.
     """
     cdef Py_ssize_t rows = shape[0], columns = shape[1], stored = min(cnp.PyArray_SIZE(data), cnp.PyArray_SIZE(indices))
     cdef Py_ssize_t enough = stored // max(PIECE, SHARE * columns)
@@ -269,7 +269,7 @@ def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple sha
                               &parts[3 * columns + c])
                         zeros = zeros - column[p * columns + c].n - rest[p * columns + c].missing
                         present = present + rest[p * columns + c].stored
-                    # Where every value is stored, what is left of the weights is what their sums have rounded off.
+                    # If every value is stored, the rest of the weights is only the rounding error of their sums.
                     if present < above and zeros > 0:
                         bn_merge(&parts[c], &parts[columns + c], &parts[2 * columns + c], &parts[3 * columns + c],
                                  zeros, 0.0, 0.0, 0.0)
@@ -282,7 +282,7 @@ def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple sha
 
 cdef int scale_chunk(const value_t* data, const index_t* indices, const double* factor, Py_ssize_t columns,
                      value_t* out, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """1: there is an infinity; 2: there is an index that is no column."""
+    """1: there is infinity; 2: an index is out of range."""
     cdef Py_ssize_t k
     cdef size_t j
     cdef int found = 0
@@ -305,10 +305,10 @@ cdef int scale_all(const value_t* data, const index_t* indices, const double* fa
 
 
 def scaled(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray factor, cnp.ndarray out=None):
-    """data * factor[indices]: the stored values of a table that is compressed by row, each column times a factor.
+    """data * factor[indices]: the stored values of a CSR matrix, with each column times a factor.
 
-    out may be data itself. FloatingPointError where data holds an infinity, ValueError where an index is no column;
-    what was written to out by then is of no use.
+    out may be data itself. FloatingPointError if data contains infinity, ValueError if an index is out of range; out is
+    undefined then.
     """
     cdef Py_ssize_t n = min(cnp.PyArray_SIZE(data), cnp.PyArray_SIZE(indices)), columns = cnp.PyArray_SIZE(factor)
     cdef cnp.ndarray y = cnp.PyArray_EMPTY(1, cnp.PyArray_DIMS(data), cnp.PyArray_TYPE(data), 0) if out is None else out

@@ -1,16 +1,16 @@
-# Sets of values described by their parts, merged; and statistics that move over time, by the rules of formulas.h.
+# Merging of sets of values, given by their parts, and updates of running statistics, by the rules of formulas.h.
 #
 # Uses data, scratch (arrays).
 # Gives Target, assume, move_by_stats, refuse, take.
 
 ctypedef struct Target:
-    # The arrays and the rule of a `bnorm.running.Statistics`. The arrays belong to the tuple that they came in.
+    # The arrays and the rule of a `bnorm.running.Statistics`. The tuple that they came in keeps the arrays alive.
     void* mean
     void* var
-    double* low         # NULL: what a mean rounds off is not kept
+    double* low         # NULL: the rounding error of the mean is not kept
     double* seen
     double* weight      # NULL: the average is settled, or seen is the weight
-    double* pairs       # NULL where nothing fades
+    double* pairs       # NULL unless values fade
     double* last
     cnp.int64_t* counters   # batches, those in which a channel was left alone, rows, and batches that `seen` lacks
     double uncounted        # values of those, in each channel
@@ -27,7 +27,7 @@ cdef inline tuple fields(given):
 
 
 cdef int take(Target* target, given) except -1:
-    """What a `kernels.rule.Rule` holds."""
+    """Read a `kernels.rule.Rule`."""
     cdef tuple rule = fields(given)
     cdef str nonfinite = rule[13]
     target.rule.mode = rule[0]
@@ -52,12 +52,12 @@ cdef int take(Target* target, given) except -1:
 
 
 cdef inline bint counts(const Target* target) noexcept nogil:
-    """Whether `seen` has a meaning: the average of a layer does without."""
+    """Whether `seen` is used: the average of a layer does not need it."""
     return target.rule.mode != BN_AVERAGE or target.weight != NULL
 
 
 cdef inline void assume(Target* target, double count) noexcept nogil:
-    """Where values are pooled after batches that nobody counted, these are taken to have been as large as this one."""
+    """If values are pooled after uncounted batches, assume that these were as large as this one."""
     if (target.rule.mode == BN_POOL or target.replaces) and target.counters[3] > 0 and count > 0.0:
         target.uncounted = target.counters[3] * count
 
@@ -73,7 +73,7 @@ cdef inline void counted(Target* target, Py_ssize_t batches, Py_ssize_t rows, bi
 
 
 cdef void* written(cnp.ndarray a) except? NULL:
-    """The memory of an array that is written to, or NULL. However it came here, it has to be fit for that."""
+    """The memory of an array that will be written to, or NULL; an error unless it is writeable and contiguous."""
     if a is None:
         return NULL
     if not cnp.PyArray_ISCARRAY(a):
@@ -111,7 +111,7 @@ cdef inline void put(const Target* target, Py_ssize_t c, const bn_statistics* s)
 
 
 cdef bint move_channel(const Target* target, Py_ssize_t c, bn_batch b, bint test) noexcept nogil:
-    """Move channel c, unless it is a test or the result would not be finite. Returns whether it is finite."""
+    """Update channel c, unless it is a test or the result would not be finite. Returns whether it is finite."""
     cdef bn_statistics s = statistics_of(target, c)
     cdef bn_rule rule = target.rule
     cdef bint finite
@@ -124,7 +124,7 @@ cdef bint move_channel(const Target* target, Py_ssize_t c, bn_batch b, bint test
     s = bn_move(s, b, rule)
     if target.replaces and target.rule.mode == BN_AVERAGE:
         s.weight = INFINITY
-    if target.single:    # what float32 cannot hold is not finite there
+    if target.single:    # a number that overflows float32 is not finite there
         finite = bn_finite(<float>s.mean) and bn_finite(<float>s.var)
     else:
         finite = bn_finite(s.mean) and bn_finite(s.var)
@@ -152,7 +152,7 @@ cdef void refuse(Py_ssize_t bad, Py_ssize_t n) except *:
 cdef inline bn_batch batch_of(
     const Target* target, const double* stats, double count, Py_ssize_t rows, Py_ssize_t c, Py_ssize_t n
 ) noexcept nogil:
-    """Channel c of a layer's batch. Where values fade by age, its rows count as if they stood in random order."""
+    """Channel c of a layer's batch. If values fade with age, its rows count as if they were in random order."""
     cdef bn_batch b
     cdef double half = 0.6931471805599453 / target.rule.halflife, share, square
     b.count = b.seen = count
@@ -172,7 +172,7 @@ cdef inline bn_batch batch_of(
 cdef Py_ssize_t average(
     const Target* target, const double* stats, double count, double divisor, Py_ssize_t n
 ) noexcept nogil:
-    """What `bn_move` does with the moving average of a layer, in a loop that vectorizes: all training is here."""
+    """`bn_move` for the moving average of a layer, in a loop that vectorizes: this is the usual case in training."""
     cdef Py_ssize_t c, bad = 0
     cdef double* mean = <double*>target.mean
     cdef double* var = <double*>target.var
@@ -191,7 +191,7 @@ cdef Py_ssize_t average(
 cdef Py_ssize_t move_by_stats(
     const Target* target, const double* stats, double count, Py_ssize_t rows, Py_ssize_t n, bint test
 ) noexcept nogil:
-    """By the statistics of a batch, `stats` as forward makes them; the channels that are, or would be, left alone."""
+    """Update by the statistics of a batch, as forward returns them. Returns the number of skipped channels."""
     cdef Py_ssize_t c, bad = 0
     cdef double divisor = count - target.rule.ddof
     if count > 0.0 and not test and not (counts(target) or target.single):
@@ -203,10 +203,10 @@ cdef Py_ssize_t move_by_stats(
 
 
 def settle(rule not None, cnp.ndarray stats not None, double count, Py_ssize_t size, int left=0):
-    """Move statistics by the batch of a forward, and count it: all of it, as no signal is looked at in between.
+    """Update statistics by the batch of a forward, and count it. No signal is handled between: it is all or nothing.
 
-    size: of x, the array of values. stats, count, left: what `forward` returned. Returns the number of channels that
-    were left alone, being not finite. A batch without values is none.
+    size: that of x. stats, count, left: results of `forward`. Returns the number of channels that were skipped because
+    they were not finite. A batch without values is not counted.
     """
     cdef Target target
     cdef Py_ssize_t bad, rows, n = cnp.PyArray_DIM(stats, 1)
@@ -223,11 +223,11 @@ def settle(rule not None, cnp.ndarray stats not None, double count, Py_ssize_t s
 def move(rule not None, cnp.ndarray parts not None, cnp.ndarray seen=None, cnp.ndarray pairs=None,
          cnp.ndarray last=None, Py_ssize_t rows=0, Py_ssize_t batches=1, double typical=0.0, bint skipped=False,
          bint replace=False):
-    """Move statistics by a batch known by its parts, and count it; returns the number of channels left alone.
+    """Update statistics by a batch, given by its parts, and count it. Returns the number of skipped channels.
 
-    seen, pairs, last: of rows that fade, as `bn_batch` has them; seen is the count where it is not given. typical:
-    values of a batch, if some were never counted. skipped: some of the batch left channels alone before. replace: in
-    place of what stood there.
+    seen, pairs, last: of rows that fade, as in `bn_batch`; seen defaults to the count. typical: the number of values in
+    a batch, for batches that were never counted. skipped: the batch consists of some in which channels were skipped.
+    replace: replace the statistics instead of updating them.
     """
     cdef Target target
     cdef Py_ssize_t c, n = cnp.PyArray_DIM(parts, 1), bad = 0, attempt
@@ -260,7 +260,7 @@ def move(rule not None, cnp.ndarray parts not None, cnp.ndarray seen=None, cnp.n
 
 
 def assign(rule not None, source not None):
-    """Copy the arrays of the same statistics elsewhere into these: all, as no signal is looked at in between."""
+    """Copy the arrays of a copy of the same statistics. No signal is handled in between, so it is all or nothing."""
     cdef tuple to = fields(rule), values = fields(source)
     cdef int i
     for i in range(1, 9):
@@ -271,9 +271,10 @@ def assign(rule not None, source not None):
 
 
 def merge(list sets not None):
-    """Sets of values, each the parts (4, C) of some, as one: read-only, and the mean of a channel without values NaN.
+    """The parts (4, C) of several sets of values, merged, read-only. The mean of a channel without values is NaN.
 
-    Neighbours are merged in pairs, then pairs of pairs: rounding grows with the logarithm of their number only.
+    Neighbours are merged in pairs, then pairs of pairs, so the rounding error grows only with the logarithm of their
+    number.
     """
     cdef Py_ssize_t items = len(sets), n = cnp.PyArray_DIM(sets[0], 1), size = 4 * n, depth = 0, i, c, bits
     cdef cnp.npy_intp[2] shape

@@ -1,4 +1,4 @@
-"""How many threads a call uses, decided in one place, and what happens to them at a fork."""
+"""The number of threads of a call, and forks."""
 
 import operator
 import os
@@ -16,12 +16,12 @@ cdef enum:
     # its barrier. benchmarks/threshold.py measures it.
     SERIAL = 131072
 
-cdef int limit = 0          # what set_num_threads asked for; 0: not asked
+cdef int limit = 0          # the argument of set_num_threads; 0: not called
 cdef bint serial = False    # in a forked child whose runtime cannot start threads
 
 
 cdef int threads_for(Py_ssize_t values, Py_ssize_t tasks) noexcept nogil:
-    """Threads for a call on so many values, cut into so many tasks."""
+    """The number of threads for a call on that many values, in that many tasks."""
     if values < SERIAL or tasks < 2:
         return 1
     cdef int n = allowed()
@@ -31,16 +31,21 @@ cdef int threads_for(Py_ssize_t values, Py_ssize_t tasks) noexcept nogil:
 
 
 cdef int allowed() noexcept nogil:
-    # Asked anew at every call, so that threadpoolctl and omp_set_num_threads are obeyed.
+    # Read in every call, so that threadpoolctl and omp_set_num_threads take effect.
     cdef int n = 1 if serial else omp_get_max_threads()
     return limit if 0 < limit < n else n
 
 
 def set_num_threads(n):
-    """Use at most n threads from now on (n >= 1); in the calling thread n, even where OMP_NUM_THREADS is less.
+    """Set the number of threads of a large call. Results do not depend on it, to the last bit.
 
-    It is also the OpenMP runtime's setting for the calling thread, as torch.set_num_threads is, and libraries that
-    share the runtime see it. A limit set later by threadpoolctl holds. Results do not depend on it, to the last bit.
+    For the calling thread it also sets the number of the OpenMP runtime, as torch.set_num_threads does, even above
+    OMP_NUM_THREADS. Other libraries that share the runtime see it. A later limit of threadpoolctl takes precedence.
+
+    Parameters
+    ----------
+    n : int
+        At least 1.
     """
     global limit
     if isinstance(n, bool):
@@ -56,19 +61,19 @@ def set_num_threads(n):
 
 
 def get_num_threads():
-    """The number of threads that a large call from this thread would use now."""
+    """The number of threads that a large call from this thread would use."""
     return allowed()
 
 
 def limit_caller(int n):
-    """Let large calls from this thread, and from no other, use at most n threads; returns what held before."""
+    """Limit large calls from this thread, and only from this thread, to n threads. Returns the old limit."""
     cdef int before = omp_get_max_threads()
     omp_set_num_threads(n)
     return before
 
 
 def openmp_version():
-    """The date of the OpenMP standard compiled in (201511 is 4.5), 0 without OpenMP."""
+    """The date of the OpenMP standard it was compiled with (201511 is 4.5); 0 without OpenMP."""
     return BN_OPENMP
 
 

@@ -3,7 +3,7 @@
 
 cdef void open_tile(const Second* job, Py_ssize_t begin, Py_ssize_t width, Py_ssize_t run, double* mean, double* rstd,
                     real* high, real* scale, real* shift) noexcept nogil:
-    """What the columns of a tile are normalized by; a channel has `run` of them."""
+    """The statistics and parameters of the columns of a tile; a channel has `run` columns."""
     cdef Py_ssize_t j, c
     for j in range(width):
         c = begin + j // run
@@ -17,7 +17,7 @@ cdef void open_tile(const Second* job, Py_ssize_t begin, Py_ssize_t width, Py_ss
 cdef const double* weights_of(
     const Second* job, Py_ssize_t o, Py_ssize_t i, Py_ssize_t width, double* room
 ) noexcept nogil:
-    """The weights of a row of columns, from position i of the run on; NULL where all are 1."""
+    """The weights of a row of columns, from position i of the run on; NULL if all are 1."""
     cdef Py_ssize_t j, k = 0
     cdef const double* w
     if job.weight == NULL:
@@ -34,7 +34,7 @@ cdef const double* weights_of(
 cdef void add_row(const Second* job, const real* dy, const real* x, const real* v, const double* weight, Py_ssize_t n,
                   const double* mean, const double* rstd, const real* high, const real* scale, const real* shift,
                   double* s) noexcept nogil:
-    """Add a row of columns to their sums. With weights a g of 0 adds nothing whatever x is there, nor does a weight."""
+    """Add a row of columns to their sums. With weights, a g or a weight of 0 adds nothing whatever its x."""
     cdef Py_ssize_t j
     cdef double g, u, w
     if job.kind == BN_IDENTITY and weight == NULL:
@@ -84,7 +84,7 @@ cdef void sums_of_tile(Second* job, Py_ssize_t p, Py_ssize_t begin, Py_ssize_t c
 
 
 cdef void gather(const Second* job, double* s, Py_ssize_t width, Py_ssize_t run, double* total) noexcept nogil:
-    """Bring the sums of columns to their channels, and begin anew."""
+    """Add the sums of columns to those of their channels, and reset them."""
     cdef Py_ssize_t e, j
     for e in range(T + 1):
         for j in range(width):
@@ -93,7 +93,7 @@ cdef void gather(const Second* job, double* s, Py_ssize_t width, Py_ssize_t run,
 
 
 cdef void open_map(const Second* job, Py_ssize_t begin, Py_ssize_t width, Py_ssize_t run, Map* m) noexcept nogil:
-    """The numbers that a tile is mapped by, from the sums of its channels."""
+    """The numbers of the map of a tile, from the sums of its channels."""
     cdef Py_ssize_t C = job.channels, c, j
     cdef const double* s
     cdef double n = job.count, a, k
@@ -133,7 +133,7 @@ cdef void map_row(const Second* job, const real* dy, const real* x, const real* 
 
 
 cdef void map_of_tile(Second* job, Py_ssize_t p, Py_ssize_t begin, Py_ssize_t channels, const real* x) noexcept nogil:
-    """d_dy and dx of some channels over one piece, from the sums that stand in the first."""
+    """d_dy and dx of some channels over one piece, from the sums in the first piece."""
     cdef Py_ssize_t run = min(job.inner, <Py_ssize_t>LANES), o, i, at_row
     cdef Py_ssize_t width = channels * run, span = job.inner if job.inner > LANES else width
     cdef double[TILE] mean, rstd, room

@@ -6,7 +6,7 @@ ctypedef struct Row:
     double tilt, level, v_mean, v_tilt, along_v, along_h
 
 
-# What belongs to one channel of a row: its parameters, and the row's map with gamma and beta in it.
+# One channel of a row: its parameters, and the row's map with gamma and beta in it.
 ctypedef struct Gain:
     double gamma, beta, k, q, scale, shift
 
@@ -22,8 +22,8 @@ cdef inline Gain gain_of(const Second* job, Py_ssize_t c, const Row* row, double
 cdef inline real before_activation(
     const Second* job, real x, const Row* row, const Gain* gain, const real* high
 ) noexcept nogil:
-    """What the activation was given, rounded as the forward rounds it: it has one way for rows that have a gamma for
-    each value, and one for runs of a channel."""
+    """The argument of the activation, rounded as in the forward, which has one formula for rows with a gamma for each
+    value, and another for runs of a channel."""
     if job.inner == 1:
         return ((x - high[0]) * <real>row.rstd + <real>row.low) * <real>gain.gamma + <real>gain.beta
     return (x - high[0]) * <real>gain.scale + <real>gain.shift
@@ -60,7 +60,7 @@ cdef void add_run(const Second* job, const real* dy, const real* x, const real* 
 
 cdef void add_columns(const real* dy, const real* x, const real* v, const double* gamma, const double* k, Py_ssize_t n,
                       Row* row) noexcept nogil:
-    """The same for a whole row that has a gamma for each value, and no activation: in lanes, which vectorize."""
+    """As add_run, for a whole row with a gamma for each value and without an activation: in lanes, which vectorize."""
     cdef double[SUMS * WIDTH] s
     cdef double u, h, mean = row.mean, rstd = row.rstd
     cdef Py_ssize_t i = 0, e, lanes = WIDTH

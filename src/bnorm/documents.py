@@ -1,0 +1,84 @@
+"""The numpydoc sections that public functions share: each parameter is described once."""
+
+import inspect
+from collections.abc import Callable
+from textwrap import indent
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+PARAMETERS = {  # the type, and the description
+    "x": (
+        "array_like",
+        "The input, of dtype float16, float32, float64, or bfloat16 of ml_dtypes. Bools and integers are computed in\n"
+        "float64. A PyTorch tensor on the CPU is read without a copy. If x is a CuPy array, all other arrays must be\n"
+        "CuPy arrays, lists or numbers, and the results are CuPy arrays.",
+    ),
+    "gamma": ("array_like, optional", "The scale, of shape (C,). None means 1."),
+    "beta": ("array_like, optional", "The shift, of shape (C,). None means 0."),
+    "mean": (
+        "array_like, optional",
+        "The mean to use instead of that of the batch (inference), of shape (C,). Give mean and var together. The\n"
+        "backward treats them as constants.",
+    ),
+    "var": (
+        "array_like, optional",
+        "The variance to use, of shape (C,). A negative value is an error; on the GPU it is not validated, and y is\n"
+        "NaN there.",
+    ),
+    "eps": ("float", "Added to the variance, inside the root."),
+    "axis": ("int", "The axis of the channels. C is its size."),
+    "activation": ('{None, "relu", "leaky_relu"}', "Applied to the result in the same pass."),
+    "negative_slope": ("float", 'The slope of "leaky_relu" below 0: at least 0, and below 1.'),
+    "weight": (
+        "array_like, optional",
+        "How much each value counts in the statistics, finite and not negative, or a bool mask. The shape is that of\n"
+        "x without the channel axis, or (N,), one weight per sample. A value of weight 0, even NaN, does not count,\n"
+        "and y is computed for it all the same. If all weights are 0, y is beta. In inference weight has no effect.",
+    ),
+    "out": (
+        "ndarray, optional",
+        "An array for the result, of the shape and dtype of y, in any memory order. It may be x, which then has no\n"
+        "backward, or an array that overlaps no argument.",
+    ),
+    "normalized_shape": (
+        "int or tuple of int",
+        "The sizes of the last axes of x, over which each sample is normalized. An int is the size of the last axis.",
+    ),
+    "num_groups": (
+        "int",
+        "The number of groups, a divisor of the number of channels C. A group is a run of C / num_groups channels.",
+    ),
+}
+RETURNS = """Returns
+-------
+y : ndarray
+    The result, of the shape, dtype and memory order of x, in the byte order of the machine; `out` if it is given.
+saved : Saved
+    The argument of `backward`.
+
+Raises
+------
+TypeError, ValueError
+    If an argument is invalid. The message names the function and the parameter, and nothing has changed."""
+
+
+def normalizes(**texts: str) -> Callable[[Function], Function]:
+    """Complete the docstring of a function that returns y and saved; `texts` replaces descriptions of parameters."""
+
+    def finish(f: Function) -> Function:
+        text, examples, example = inspect.cleandoc(f.__doc__ or "").partition("Examples\n")
+        lines = []
+        for name, parameter in inspect.signature(f).parameters.items():
+            kind, described = PARAMETERS[name]
+            lines.append(listed(parameter, kind, texts.get(name, described)))
+        f.__doc__ = "\n".join([text + "Parameters\n----------", *lines, "", RETURNS, "", examples + example])
+        return f
+
+    return finish
+
+
+def listed(parameter: inspect.Parameter, kind: str, text: str) -> str:
+    """A parameter as numpydoc lists it."""
+    shown = parameter.default is not parameter.empty and not kind.endswith("optional")
+    return f"{parameter.name} : {kind}{f', default {parameter.default!r}' if shown else ''}\n{indent(text, '    ')}"

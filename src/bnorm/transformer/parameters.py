@@ -1,0 +1,44 @@
+"""The parameters of a transformer: which values are valid, and which a stream that has begun allows."""
+
+from contextlib import suppress
+from typing import Any
+
+from bnorm.transformer.state import KINDS, mode
+from bnorm.transformer.tables import WHO
+
+MOMENTUM = 0.1
+VALID: set[Any] = set()  # combinations found valid: scikit-learn's check takes as long as a small fit
+MOST_VALID = 1000
+
+
+def check(estimator: Any) -> None:
+    """An error, by scikit-learn or by this function, if a parameter is invalid."""
+    t = estimator
+    given = (t.momentum, t.halflife, t.eps, t.ddof, t.affine, t.copy, t.history)
+    key = (type(t), given, *map(type, given))  # the types too, as True equals 1, but is not valid where 1 is
+    with suppress(TypeError):  # a value without a hash is refused below
+        if key in VALID:
+            return
+    t._validate_params()
+    if t.halflife is not None and t.momentum not in (MOMENTUM, None):
+        raise ValueError(
+            f"{WHO}: momentum: expected its default, {MOMENTUM}, or None beside halflife={t.halflife}, as each is a "
+            f"way to forget, got {t.momentum}"
+        )
+    if len(VALID) == MOST_VALID:
+        VALID.clear()
+    VALID.add(key)
+
+
+def check_same_stream(estimator: Any) -> None:
+    """ValueError if parameters have changed that a stream keeps from its first batch on."""
+    layer, statistics = estimator.layer_, estimator._state.statistics
+    before = mode(statistics.momentum, statistics.halflife)
+    if (now := mode(estimator.momentum, estimator.halflife)) != before:
+        raise ValueError(
+            f"{WHO}: expected momentum and halflife for {KINDS[before]}, as this stream began, got {KINDS[now]}; "
+            "fit begins anew"
+        )
+    for name, value in (("ddof", layer.ddof), ("affine", layer.affine)):
+        if (given := getattr(estimator, name)) != value:
+            raise ValueError(f"{WHO}: {name}: expected {value}, as this stream began, got {given}; fit begins anew")
