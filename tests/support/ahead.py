@@ -1,8 +1,8 @@
 """Compiles CUDA for later tests while earlier ones leave a processor idle.
 
 Most of what some files of tests/gpu take is compiling, whose results building.py keeps. A second pytest runs these
-files from the beginning, at a lower priority and heard by nobody; when the first comes to them, most is there. Only the
-results of the first count.
+files from the beginning, at a lower priority and heard by nobody; the first runs them last, when most is there. Only
+the results of the first count.
 """
 
 import os
@@ -36,6 +36,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    session.items.sort(key=lambda item: item.path in FILES)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
