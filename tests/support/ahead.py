@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-NAMES = "cuda_harness fake_cupy gpu_backend gpu_compile gpu_functional gpu_kernels gpu_layers gpu_rows"
+# In this order: tests/kernels, which comes before the end, needs what the first two compile.
+NAMES = "fake_cupy gpu_rows gpu_functional gpu_kernels gpu_layers cuda_harness gpu_backend gpu_compile"
 FILES = [Path(__file__).parents[1] / "gpu" / f"test_{name}.py" for name in NAMES.split()]
 second = pytest.StashKey[subprocess.Popen]()
 
@@ -26,7 +27,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
         return  # workers of pytest-xdist leave no processor idle
     if not files or session.items[0].path in FILES or config.option.collectonly:
         return  # there is nothing to run before these files; or this is the second
-    pytest_again = ["nice", "-n", "5", sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+    pytest_again = ["nice", "-n", "10", sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     config.stash[second] = subprocess.Popen(
         [*pytest_again, "-m", config.option.markexpr, "-k", config.option.keyword, *map(str, files)],
         cwd=config.rootpath,
