@@ -1,7 +1,13 @@
 """What holds for all tests."""
 
 import gc
+import os
 from importlib.util import find_spec
+
+from ahead import pytest_runtestloop, pytest_unconfigure  # noqa: F401
+
+# Threads that wait do not spin, as in child.py: OpenMP reads this when the first test file imports bnorm.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if find_spec("hypothesis"):
     from hypothesis import HealthCheck, settings

@@ -22,6 +22,13 @@ def address(a):
     return a.ctypes.data
 
 
+@pytest.fixture(autouse=True, scope="module")
+def nothing_else():
+    """What the tests before have left is not looked through again and again by those that collect garbage here."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def limited():
     """64 MB, and nothing kept before and after."""

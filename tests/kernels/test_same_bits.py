@@ -1,6 +1,7 @@
 """No result depends, to the last bit, on the number of threads, the SIMD level, or the place of an array in memory."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 
 import numpy as np
@@ -16,14 +17,29 @@ from child import output
 THREADS = (1, 2, 3, 7)
 
 
+LEVELS = cpu.simd_levels()
+
+
 def runs(*threads, **environment):
     return json.loads(output("bits.py", *threads, **environment))
 
 
 @pytest.fixture(scope="module")
-def plain():
+def found():
+    """What processes of their own find, by what they were told; two at a time, as hashing takes one thread."""
+    with ThreadPoolExecutor(2) as pool:
+        jobs = {"plain": pool.submit(runs, OMP_NUM_THREADS=1, BNORM_SIMD="baseline")}
+        jobs |= {n: pool.submit(runs, OMP_NUM_THREADS=n) for n in THREADS}
+        jobs |= {level: pool.submit(runs, OMP_NUM_THREADS=3, BNORM_SIMD=level) for level in LEVELS}
+        jobs["changing"] = pool.submit(runs, 7, 2, OMP_NUM_THREADS=1)
+        yield {name: job.result for name, job in jobs.items()}
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="module")
+def plain(found):
     """By one thread that uses no instruction younger than its processor's family."""
-    (run,) = runs(OMP_NUM_THREADS=1, BNORM_SIMD="baseline")
+    (run,) = found["plain"]()
     assert (run["level"], run["threads"]) == ("baseline", 1)
     assert len(set(run["digests"].values())) > 0.9 * len(run["digests"])  # they are digests of different things
     return run["digests"]
@@ -37,20 +53,20 @@ def assert_equal(run, plain, threads, level):
 
 
 @pytest.mark.parametrize("threads", THREADS)
-def test_every_number_of_threads(plain, threads):
-    (run,) = runs(OMP_NUM_THREADS=threads)
-    assert_equal(run, plain, threads, cpu.simd_levels()[-1])
+def test_every_number_of_threads(found, plain, threads):
+    (run,) = found[threads]()
+    assert_equal(run, plain, threads, LEVELS[-1])
 
 
-@pytest.mark.parametrize("level", cpu.simd_levels())
-def test_every_simd_level(plain, level):
-    (run,) = runs(OMP_NUM_THREADS=3, BNORM_SIMD=level)
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_simd_level(found, plain, level):
+    (run,) = found[level]()
     assert_equal(run, plain, 3, level)
 
 
-def test_changing_the_number_of_threads(plain):
-    for threads, run in zip((7, 2), runs(7, 2, OMP_NUM_THREADS=1), strict=True):
-        assert_equal(run, plain, threads, cpu.simd_levels()[-1])
+def test_changing_the_number_of_threads(found, plain):
+    for threads, run in zip((7, 2), found["changing"](), strict=True):
+        assert_equal(run, plain, threads, LEVELS[-1])
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import ahead
 import bnorm
 import child
 
@@ -100,6 +101,11 @@ def run_python(code: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=child.LIMIT, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_what_compiles_ahead_is_there():
+    """The second pytest says nothing, so it would not be missed."""
+    assert [path for path in ahead.FILES if not path.exists()] == []
 
 
 def test_one_version():

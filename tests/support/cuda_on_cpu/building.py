@@ -1,5 +1,6 @@
 """From CUDA C++ to shared libraries of the emulator: the compiler, its flags, and the cache."""
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -9,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +19,7 @@ RUNTIME = ("runtime.cpp", "waiting.cpp", "races.cpp", "undefined.cpp")
 RUNTIME_HEADERS = ("shim.h", "runtime.h", "fibers.h")
 COMMON = ("-std=c++17", "-g1", "-fPIC", "-fvisibility=hidden", f"-I{HERE}")
 # A device rounds each operation, and lets a number be read as the bytes of another.
-KERNELS = ("-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-Wno-attributes")
+KERNELS = ("-Og", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-Wno-attributes")
 CHECKS = {  # undefined.cpp and races.cpp answer in place of the compiler's libraries; only "address" needs its own
     None: ("-fsanitize=alignment,bounds", "-fno-sanitize-recover=all"),
     "undefined": ("-fsanitize=undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=all"),
@@ -30,7 +31,7 @@ UCONTEXT = bool(os.environ.get("EMULATOR_UCONTEXT"))  # switch fibers as on proc
 UNIT = 12  # kernels in one text for the compiler
 KEEP_DAYS = 7
 COMPILERS = threading.BoundedSemaphore(os.cpu_count() or 1)  # at a time, whoever calls
-LOCKS: dict[Path, threading.Lock] = {}  # of the files that are being made
+LOCKS: dict[Path, threading.Lock] = {}  # of the files that are being made, by this process
 
 
 class EmulatorError(RuntimeError):
@@ -101,11 +102,21 @@ def forget_old(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def alone(target: Path) -> Iterator[None]:
+    """One thread of one process at a time makes a file; the others wait, and find it."""
+    import fcntl  # which Windows has not
+
+    with LOCKS.setdefault(target, threading.Lock()), target.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def made(suffix: str, parts: Iterable[object], make: Callable[[Path], None]) -> Path:
     """The file that is made of these parts: from the cache, or by `make`, which writes it where it is told."""
     folder = cache()
     target = folder / (hashlib.sha256("\0".join(map(str, (compiler(), *parts))).encode()).hexdigest()[:20] + suffix)
-    with LOCKS.setdefault(target, threading.Lock()):
+    with alone(target):
         if target.exists():
             os.utime(target)
             return target
