@@ -139,11 +139,14 @@ def refuse_container(estimator: Any, x: Any) -> None:
         )
 
 
-def float_types(X: Any) -> Any:
-    """The types that X may have, in its own library's terms: that of NumPy unless scikit-learn's dispatch is on."""
+def float_types(X: Any, integers: bool = False) -> Any:
+    """The types that X may have, in its own library's terms: that of NumPy unless scikit-learn's dispatch is on.
+
+    integers: INTEGERS among them, where they are NumPy's.
+    """
     xp, dispatched = get_namespace(X)
     if not dispatched:
-        return DTYPES
+        return [*DTYPES, *INTEGERS] if integers else DTYPES
     return [xp.float64, xp.float32, *([xp.float16] if hasattr(xp, "float16") else [])]
 
 
