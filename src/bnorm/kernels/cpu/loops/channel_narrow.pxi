@@ -5,7 +5,7 @@
 # Integers without weights need no center: their sums and sums of squares have room in 64 bits, and are exact.
 #
 # Uses Block, Columns, columns_of, from_position, gather, values_of, width_of, zero (channel_columns), pair_sums,
-# products_beyond_float, pulled_pair_sums (channel_grads), Output (channel_maps), Parts, centered_sums, wide_sums
+# products_beyond_float, pulled_pair_sums (channel_grads), Output (channel_maps), Parts, centered_sums, exact_sums
 # (channel_moments), add_block, parts_at (channel_tasks).
 # Gives done, integer_task, narrow_block, read_doubles, read_floats, taken, write_floats.
 
@@ -123,7 +123,7 @@ cdef bint moments_of_block(Job* job, Py_ssize_t at, const Block* b, Parts to) no
     zero(q, width_of(b))
     while next_part(job, at, b, most, &r, &part, &values[0], &values[0]):
         if job.exact:
-            wide_sums(<const float*>values, &part, mean, s, q)
+            exact_sums(<const float*>values, &part, mean, s, q)
         else:
             centered_sums(<const float*>values, &part, m, s, q)
     gather(s, b)

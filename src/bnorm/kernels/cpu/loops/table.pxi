@@ -59,6 +59,9 @@ cdef extern from *:
     """
 
 cdef extern from "lanes.h" nogil:
+    void bn_spread_order(Py_ssize_t, int64_t*)
+    void bn_spread(const double*, Py_ssize_t, Py_ssize_t, const int64_t*, double*)
+    void bn_spread_runs(const double*, Py_ssize_t, Py_ssize_t, Py_ssize_t, double*)
     void bn_narrow_float(const float*, double*)
     void bn_narrow_double(const double*, double*)
     double bn_whole(const double*)
@@ -121,11 +124,12 @@ cdef extern from "streams.h" nogil:
     enum:
         BN_AHEAD
     ctypedef struct bn_ahead:
-        pass
+        size_t span
     ctypedef struct bn_output:
         pass
     void bn_stand(bn_ahead*)
     void bn_walk(bn_ahead*, const void*, const void*, size_t, size_t)
+    void bn_tiles(bn_ahead*, size_t, size_t)
     void bn_advance(bn_ahead*, size_t)
     void bn_fetch(bn_ahead*, size_t)
     void bn_fetch_early(bn_ahead*, size_t)
@@ -135,6 +139,10 @@ cdef extern from "streams.h" nogil:
     void bn_settle()
 
 ctypedef fused real:
+    float
+    double
+
+ctypedef fused term:    # what their sums are made in
     float
     double
 
