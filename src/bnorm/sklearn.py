@@ -14,7 +14,7 @@ from bnorm.kernels import BACKENDS, view
 from bnorm.moments import Moments
 from bnorm.transformer import sparse_tables, tables
 from bnorm.transformer.sklearn_private import check_sample_weight, fit_context
-from bnorm.transformer.validation import Callbacks, float_types, plain
+from bnorm.transformer.validation import INTEGERS, Callbacks, float_types, plain
 
 __all__ = ["StandardScaler"]
 
@@ -177,7 +177,8 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         x = validate_data(found, X, reset=anew, **_checks(X, False, ("csr", "csc")))
         if issparse(x):
             self._refuse_centering("center")
-        weight = None if sample_weight is None else check_sample_weight(sample_weight, x, dtype=x.dtype)
+        kind = np.float64 if type(x) is ndarray and x.dtype in INTEGERS else x.dtype
+        weight = None if sample_weight is None else check_sample_weight(sample_weight, x, dtype=kind)
         table = x if issparse(x) else _table(x)
         if weight is not None and table is not None:
             weight = _table(weight).astype(np.float64)
@@ -209,7 +210,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         """Whether scikit-learn would accept X without a conversion, and nothing else needs a check."""
         own = self.__dict__
         return (
-            plain(X, ndarray, in_place, False)
+            plain(X, ndarray, in_place)
             and (
                 anew
                 or (
@@ -275,7 +276,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         mean, std = self._vectors("inverse_transform", x)
         stats = np.zeros((5, len(mean)), like=mean)
         stats[_SCALE], stats[_SHIFT] = std, mean
-        if dtype.itemsize < 8:
+        if dtype.itemsize < 8 and dtype not in INTEGERS:
             stats[_SHIFT] = mean.astype(np.float32)
             with np.errstate(all="ignore"):
                 low = (stats[_SHIFT] - mean) / std
@@ -338,7 +339,7 @@ def _checks(X: Any, in_place: bool, accept_sparse: Any = "csr") -> dict[str, Any
     """The checks of X that scikit-learn makes, without that for infinity, which shows in the results of the kernels."""
     return {
         "accept_sparse": accept_sparse,
-        "dtype": float_types(X),
+        "dtype": float_types(X, integers=not in_place and not issparse(X)),
         "force_writeable": in_place,
         "ensure_all_finite": False,
     }

@@ -10,6 +10,7 @@ import pytest
 import bnorm
 import bnorm.functional as F
 from bnorm.kernels import cpu
+from bnorm.sklearn import StandardScaler
 
 HALVES = [np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)]
 INTEGERS = list(map(np.dtype, cpu.INTEGERS))
@@ -230,8 +231,17 @@ def test_a_layer_of_halves_makes_no_other_array(dtype, name):
 def test_integers_are_read_without_a_copy(dtype):
     x = drawn(dtype, (60_000, 32))
     t = bnorm.BatchNormTransformer()
+    scaler = StandardScaler()
     layer = bnorm.BatchNorm1d(32).eval()
-    for function in (lambda: F.moments(x), lambda: t.fit(x), lambda: t.transform(x), lambda: layer(x)):
+    for function in (
+        lambda: F.moments(x),
+        lambda: t.fit(x),
+        lambda: t.transform(x),
+        lambda: scaler.fit(x),
+        lambda: scaler.transform(x),
+        lambda: scaler.inverse_transform(x),
+        lambda: layer(x),
+    ):
         assert peak(function) < x.nbytes / 8
 
 

@@ -105,6 +105,19 @@ def assert_same_bits(got, want, order=None, **case):
         assert a.tobytes() == b.tobytes(), f"result {i} of {case}"
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_the_columns_beside_it_change_no_bit_of_a_channel(dtype):
+    """Rows that lie whole pages apart, and tables fetched ahead, are summed by fours; others by sixteen at once."""
+    wide = bits.values((8000, 1024), dtype, 0) + np.asarray(3, dtype)
+    for rows in (50, 700, 8000):  # the last is fetched ahead where it is wide
+        want = None
+        for columns in (257, 511, 512, 1000, 1024):
+            x = np.ascontiguousarray(wide[:rows, :columns])
+            got = cpu.moments(x)[:, :257], cpu.forward(x, None, None, 1e-5)[1][:, :257]
+            want = want or got
+            assert all(a.tobytes() == b.tobytes() for a, b in zip(got, want, strict=True)), (rows, columns)
+
+
 @pytest.mark.parametrize("axis", range(4))
 def test_batch_norm_of_the_same_memory_through_any_order_of_axes(axis):
     """NCHW memory seen as NHWC, NHWC memory seen as NCHW, Fortran order and all others: one view, one result."""

@@ -48,6 +48,17 @@ def test_what_stands_under_no_weight_changes_no_bit(shape, garbage):
     assert_close(want, reference.moments(x, weight), 1e-12 * np.array([[1e6], [1], [1e6], [1]]), shape=shape)
 
 
+@pytest.mark.parametrize("run", range(1, 18))
+def test_weights_of_few_channels_and_short_runs(run):
+    """Each number of channels and each length of run has a way of its own to spread weights over a row."""
+    for channels in range(1, 18 if run < 4 else 5):
+        for outer in (5, 9, 203, 1000 // run):
+            shape = (outer, channels, run) if run > 1 else (outer, channels)
+            x, weight = example(shape, "f8")
+            found, want = cpu.moments(x, weight), reference.moments(x, weight)
+            assert_close(found, want, 1e-13 * np.maximum(1, want[0]), shape=shape)
+
+
 @every_shape
 @pytest.mark.parametrize("skipna", [False, True])
 def test_a_value_that_is_missing_concerns_its_channel_alone(shape, skipna):

@@ -5,6 +5,7 @@ import pickle
 from fractions import Fraction
 
 import numpy as np
+import pandas as pd
 import pytest
 import sklearn
 from scipy import sparse
@@ -139,6 +140,26 @@ def test_nan_is_left_out_and_stays(kind):
     assert_fitted_alike(ours, theirs, 60)
     assert ours.n_samples_seen_.dtype == np.int64
     assert_close(dense(ours.transform(x)), dense(theirs.transform(x)), 1e-13)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", ["bool", "u1", "i1", "u2", "i2"])
+def test_integers(dtype, weighted):
+    """They are not converted, and become float64 as with scikit-learn; their weights are no integers."""
+    x = (np.random.default_rng(0).integers(0, 100, (60, 5)) // 50 * 37).astype(dtype)
+    w = np.linspace(0.1, 1.9, 60) if weighted else None
+    for table in (x, np.asfortranarray(x), pd.DataFrame(x), x[::2]):
+        ours, theirs = both()
+        for scaler in (ours, theirs):
+            scaler.fit(table, sample_weight=None if w is None else w[: len(table)])
+        assert_close(ours.mean_, theirs.mean_, 1e-13 * np.abs(theirs.mean_).max())
+        assert_close(ours.var_, theirs.var_, 1e-12 * theirs.var_)
+        for method in ("transform", "inverse_transform"):
+            for kept in (True, False):
+                got = getattr(ours, method)(table, copy=kept)
+                want = getattr(theirs, method)(table, copy=kept)
+                assert got.dtype == want.dtype == np.float64
+                assert_close(got, want, 1e-12 * (1 + np.abs(want)), method=method)
 
 
 def test_a_feature_that_was_all_nan_is_repaired():

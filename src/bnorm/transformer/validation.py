@@ -138,11 +138,14 @@ def refuse_container(estimator: Any, x: Any) -> None:
         )
 
 
-def float_types(X: Any) -> Any:
-    """The dtypes that X may have, of its own library under scikit-learn's dispatch, otherwise of NumPy."""
+def float_types(X: Any, integers: bool = False) -> Any:
+    """The dtypes that X may have, of its own library under scikit-learn's dispatch, otherwise of NumPy.
+
+    integers: with INTEGERS, if they are NumPy's.
+    """
     xp, dispatched = get_namespace(X)
     if not dispatched:
-        return DTYPES
+        return [*DTYPES, *INTEGERS] if integers else DTYPES
     return [xp.float64, xp.float32, *([xp.float16] if hasattr(xp, "float16") else [])]
 
 

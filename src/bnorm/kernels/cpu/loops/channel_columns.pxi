@@ -2,11 +2,12 @@
 # channel c. These helpers go from channels to columns and back.
 #
 # Uses nothing of its siblings.
-# Gives Block, Columns, FETCH_COLUMNS, block_rows, bounded, columns_of, from_position, gather, lane_sum, one_nan,
-# run_block, spread, values_of, width_of, zero.
+# Gives Block, Columns, FETCH_COLUMNS, ROWS, block_rows, bounded, columns_of, fetch_rows, from_position, gather,
+# lane_sum, one_nan, run_block, spread, values_of, width_of, zero.
 
 cdef enum:
     FETCH_COLUMNS = 16  # columns between two fetches of what comes next, by rows: few lines at a time
+    ROWS = 16           # rows that are summed side by side
 
 
 # What is summed together: `rows` rows of `widen * channels * run` columns, `stride` values apart, and below them the
@@ -54,6 +55,12 @@ cdef inline Py_ssize_t width_of(const Block* b) noexcept nogil:
 cdef inline Py_ssize_t values_of(const Block* b) noexcept nogil:
     """Of each channel."""
     return (b.rows * width_of(b) + b.extra) // b.channels
+
+
+cdef inline void fetch_rows(const Block* b, Py_ssize_t rows, size_t size) noexcept nogil:
+    """What comes after so many last rows of a block, and the part of one below them; its walk ends with the block."""
+    if b.ahead != NULL:
+        bn_fetch(b.ahead, (rows * width_of(b) + b.extra) * size)
 
 
 cdef inline Block run_block(Py_ssize_t n, const double* w) noexcept nogil:

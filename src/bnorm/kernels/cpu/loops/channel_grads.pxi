@@ -2,8 +2,8 @@
 # high part of the mean. With an activation dy is first brought before it, by the forward's v, recomputed as there.
 # With weights a dy of 0 adds nothing whatever x holds there: padding may be NaN.
 #
-# Uses identity, leaky, pulled, relu (activations), Block, Columns, FETCH_COLUMNS, columns_of, gather, width_of, zero
-# (channel_columns).
+# Uses identity, leaky, pulled, relu (activations), Block, Columns, FETCH_COLUMNS, columns_of, fetch_rows, gather,
+# width_of, zero (channel_columns).
 # Gives block_sums, pair_sums, products_beyond_float, pulled_pair_sums.
 
 
@@ -43,6 +43,7 @@ cdef inline void pair_sums(
                 d[j] += <double>(dot + more_dot)
             k = end
         r += 8
+    fetch_rows(b, rows - r, sizeof(real))
     if r + 4 <= rows:
         for j in range(width):
             at = r * stride + j

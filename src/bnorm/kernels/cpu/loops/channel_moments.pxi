@@ -6,11 +6,12 @@
 # rounding error eps n_b d^2 is at most 4 eps times the n n_b / (n + n_b) d^2 that the merge adds to m2 anyway, as long
 # as n_b <= 3 n. So the first block is small, and every next one three times what was before it.
 #
-# Uses Block, FETCH_COLUMNS, columns_of, gather, spread, values_of, width_of, zero (channel_columns), recenter,
-# weighted_moments (channel_weighted).
-# Gives Parts, block_moments, careful_moments, careful_sums, centered_sums, weights_of_row, wide_sums.
+# Uses Block, FETCH_COLUMNS, ROWS, columns_of, fetch_rows, gather, spread, values_of, width_of, zero
+# (channel_columns), recenter, weighted_moments (channel_weighted).
+# Gives ACROSS, Parts, block_moments, careful_moments, careful_sums, centered_sums, exact_sums.
 
 cdef enum:
+    ACROSS = 128    # columns of which four rows are summed before the next four
     TOGETHER = 32   # rows whose sums are made for themselves before they are added: rounding grows with both numbers
 
 ctypedef struct Parts:      # of the channels of a block, one after the other
@@ -20,26 +21,45 @@ ctypedef struct Parts:      # of the channels of a block, one after the other
     double* low
 
 
-cdef inline void four(const real* x, Py_ssize_t stride, real m, real* sum, real* square) noexcept nogil:
-    """sum (x - m) and sum (x - m)^2 down four rows."""
-    cdef real d0 = x[0] - m, d1 = x[stride] - m, d2 = x[2 * stride] - m, d3 = x[3 * stride] - m
+cdef inline void four(const real* x, Py_ssize_t stride, term m, term* sum, term* square) noexcept nogil:
+    """sum (x - m) and sum (x - m)^2 down four rows, in the type of m."""
+    cdef term d0 = x[0] - m, d1 = x[stride] - m, d2 = x[2 * stride] - m, d3 = x[3 * stride] - m
     sum[0] = (d0 + d1) + (d2 + d3)
     square[0] = (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)
 
 
+cdef inline void last_sums(const real* x, const Block* b, const term* m, double* s, double* q) noexcept nogil:
+    """s += sum (x - m), q += sum (x - m)^2 per column, of the rows that make no sixteen: four, then one at a time."""
+    cdef Py_ssize_t j, r = b.rows // ROWS * ROWS
+    cdef term d, sum, square
+    fetch_rows(b, b.rows - r, sizeof(real))
+    while r + 4 <= b.rows:
+        for j in range(width_of(b)):
+            four(x + r * b.stride + j, b.stride, m[j], &sum, &square)
+            s[j] += <double>sum
+            q[j] += <double>square
+        r += 4
+    while r < b.rows + (b.extra > 0):
+        for j in range(width_of(b) if r < b.rows else b.extra):
+            d = x[r * b.stride + j] - m[j]
+            s[j] += <double>d
+            q[j] += <double>(d * d)
+        r += 1
+
+
 cdef inline void centered_sums(const real* x, const Block* b, const real* m, double* s, double* q) noexcept nogil:
-    """s += sum (x - m), q += sum (x - m)^2 per column: sixteen rows at a time, then four, then one."""
-    cdef Py_ssize_t j, k, end, r = 0, rows = b.rows, stride = b.stride, width = width_of(b)
+    """s += sum (x - m), q += sum (x - m)^2 per column: of sixteen rows in the type of x, then in float64."""
+    cdef Py_ssize_t j, k, end, r = 0, stride = b.stride, width = width_of(b)
     cdef Py_ssize_t step = width if b.ahead == NULL else FETCH_COLUMNS
     cdef const real* row
-    cdef real d, s0, s1, s2, s3, q0, q1, q2, q3
-    while r + 16 <= rows:
+    cdef real s0, s1, s2, s3, q0, q1, q2, q3
+    while r + ROWS <= b.rows:
         row = x + r * stride
         k = 0
         while k < width:
             end = min(width, k + step)
             if b.ahead != NULL:
-                bn_fetch(b.ahead, 16 * (end - k) * sizeof(real))
+                bn_fetch(b.ahead, ROWS * (end - k) * sizeof(real))
             for j in range(k, end):
                 four(row + j, stride, m[j], &s0, &q0)
                 four(row + 4 * stride + j, stride, m[j], &s1, &q1)
@@ -48,19 +68,56 @@ cdef inline void centered_sums(const real* x, const Block* b, const real* m, dou
                 s[j] += <double>((s0 + s1) + (s2 + s3))
                 q[j] += <double>((q0 + q1) + (q2 + q3))
             k = end
-        r += 16
-    while r + 4 <= rows:
+        r += ROWS
+    last_sums(x, b, m, s, q)
+
+
+cdef inline void exact_sums(const real* x, const Block* b, const double* m, double* s, double* q) noexcept nogil:
+    """The same in float64, to which float32 is converted in registers; of sixteen rows four, then the next four.
+
+    More rows side by side have no room in the first-level cache if they lie whole pages apart, and conversions leave
+    few registers for them. Where neither is so, all sixteen are, and their sums are added in the same order.
+    """
+    cdef double[ACROSS] of_s, of_q
+    cdef double s0, s1, s2, s3, q0, q1, q2, q3
+    cdef Py_ssize_t i, j, k, n, r = 0, stride = b.stride, width = width_of(b)
+    cdef Py_ssize_t most = ACROSS if b.ahead == NULL else 4 * FETCH_COLUMNS
+    cdef bint at_once = real is double and b.ahead == NULL and stride * sizeof(real) % 4096 != 0
+    cdef const real* row
+    while at_once and r + ROWS <= b.rows:
+        row = x + r * stride
         for j in range(width):
-            four(x + r * stride + j, stride, m[j], &s0, &q0)
-            s[j] += <double>s0
-            q[j] += <double>q0
-        r += 4
-    while r < rows + (b.extra > 0):
-        for j in range(width if r < rows else b.extra):
-            d = x[r * stride + j] - m[j]
-            s[j] += <double>d
-            q[j] += <double>(d * d)
-        r += 1
+            four(row + j, stride, m[j], &s0, &q0)
+            four(row + 4 * stride + j, stride, m[j], &s1, &q1)
+            four(row + 8 * stride + j, stride, m[j], &s2, &q2)
+            four(row + 12 * stride + j, stride, m[j], &s3, &q3)
+            s[j] += ((s0 + s1) + s2) + s3
+            q[j] += ((q0 + q1) + q2) + q3
+        r += ROWS
+    while r + ROWS <= b.rows:
+        k = 0
+        while k < width:
+            n = min(most, width - k)
+            for i in range(4):
+                row = x + (r + 4 * i) * stride + k
+                if b.ahead != NULL:
+                    bn_fetch(b.ahead, 4 * n * sizeof(real))
+                if i == 0:
+                    for j in range(n):
+                        four(row + j, stride, m[k + j], &of_s[j], &of_q[j])
+                elif i < 3:
+                    for j in range(n):
+                        four(row + j, stride, m[k + j], &s0, &q0)
+                        of_s[j] += s0
+                        of_q[j] += q0
+                else:
+                    for j in range(n):
+                        four(row + j, stride, m[k + j], &s0, &q0)
+                        s[k + j] += of_s[j] + s0
+                        q[k + j] += of_q[j] + q0
+            k += n
+        r += ROWS
+    last_sums(x, b, m, s, q)
 
 
 cdef inline void weighted_row(
@@ -226,45 +283,8 @@ cdef inline bint beyond_float(const real* x, const Block* b, const real* center,
     return bad != 0 or (small != 0 and not constant(x, b, center, q))
 
 
-cdef inline void wide_four(
-    const real* x, Py_ssize_t stride, double m, double* sum, double* square
-) noexcept nogil:
-    """`four` in float64."""
-    cdef double d0 = <double>x[0] - m, d1 = <double>x[stride] - m
-    cdef double d2 = <double>x[2 * stride] - m, d3 = <double>x[3 * stride] - m
-    sum[0] = (d0 + d1) + (d2 + d3)
-    square[0] = (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)
-
-
-cdef inline void wide_sums(const real* x, const Block* b, const double* m, double* s, double* q) noexcept nogil:
-    """centered_sums of float32 in float64, converted in registers: memory is the bound all the same."""
-    cdef Py_ssize_t j, k, end, at, r = 0, rows = b.rows, stride = b.stride, width = width_of(b)
-    cdef Py_ssize_t step = width if b.ahead == NULL else FETCH_COLUMNS
-    cdef double d, s0, s1, q0, q1
-    while r + 8 <= rows:
-        k = 0
-        while k < width:
-            end = min(width, k + step)
-            if b.ahead != NULL:
-                bn_fetch(b.ahead, 8 * (end - k) * sizeof(real))
-            for j in range(k, end):
-                at = r * stride + j
-                wide_four(x + at, stride, m[j], &s0, &q0)
-                wide_four(x + at + 4 * stride, stride, m[j], &s1, &q1)
-                s[j] += s0 + s1
-                q[j] += q0 + q1
-            k = end
-        r += 8
-    while r < rows + (b.extra > 0):
-        for j in range(width if r < rows else b.extra):
-            d = <double>x[r * stride + j] - m[j]
-            s[j] += d
-            q[j] += d * d
-        r += 1
-
-
-cdef void wide_moments(const real* x, const Block* b, bint skipna, Parts to) noexcept nogil:
-    """block_moments of float32 as exact as of float64, whose range its squares do not leave."""
+cdef void exact_moments(const real* x, const Block* b, bint skipna, Parts to) noexcept nogil:
+    """block_moments in float64, whose range the squares of float32 do not leave."""
     cdef real[WIDE] rough
     cdef double[WIDE] center, columns, s, q
     cdef Py_ssize_t c
@@ -275,10 +295,10 @@ cdef void wide_moments(const real* x, const Block* b, bint skipna, Parts to) noe
         rough_centers(x, b, to.n, rough)
     for c in range(b.channels):
         center[c] = <double>rough[c] if to.n[c] == 0.0 else to.mean[c] + to.low[c]
-        careful |= not (fabs(center[c]) < INFINITY)     # differences of float32 may overflow
+        careful |= real is float and not (fabs(center[c]) < INFINITY)   # differences of float32 may overflow
     zero(s, width_of(b))
     zero(q, width_of(b))
-    wide_sums(x, b, columns_of(center, b, columns), s, q)
+    exact_sums(x, b, columns_of(center, b, columns), s, q)
     gather(s, b)
     gather(q, b)
     for c in range(b.channels):
@@ -289,38 +309,35 @@ cdef void wide_moments(const real* x, const Block* b, bint skipna, Parts to) noe
         bn_add_blocks(b.channels, <double>values_of(b), center, s, q, to.n, to.mean, to.m2, to.low)
 
 
-cdef void block_moments(const real* x, const Block* b, bint skipna, bint exact, Parts to) noexcept nogil:
-    """Add one block to the moments of its channels. exact: float32 is to be summed in float64."""
-    cdef real[WIDE] center, columns
-    cdef const real* m
+cdef void float_moments(const float* x, const Block* b, bint skipna, Parts to) noexcept nogil:
+    """block_moments in float32, which is fast and exact enough for a forward."""
+    cdef float[WIDE] center, columns
     cdef double[WIDE] wide, s, q
-    cdef Py_ssize_t c, width = width_of(b)
-    cdef bint fresh = False, careful = False
-    if b.w != NULL:
-        weighted_moments(x, b, skipna, to)
-        return
-    if real is float and exact:
-        wide_moments(x, b, skipna, to)
-        return
+    cdef Py_ssize_t c
+    cdef bint fresh = False
     for c in range(b.channels):
-        center[c] = <real>(to.mean[c] + to.low[c])
+        center[c] = <float>(to.mean[c] + to.low[c])
         fresh |= to.n[c] == 0.0
     if fresh:
-        rough_centers(x, b, to.n, center)
-    m = columns_of(center, b, columns)
-    zero(s, width)
-    zero(q, width)
-    centered_sums(x, b, m, s, q)
+        rough_centers(x, b, to.n, &center[0])
+    zero(s, width_of(b))
+    zero(q, width_of(b))
+    centered_sums(x, b, columns_of(&center[0], b, &columns[0]), s, q)
     gather(s, b)
     gather(q, b)
-    if real is float:
-        careful = beyond_float(x, b, center, q)
-    elif skipna:
-        for c in range(b.channels):
-            careful |= q[c] != q[c]
-    if careful:
+    if beyond_float(x, b, &center[0], q):
         careful_moments(x, b, skipna, to)
+        return
+    for c in range(b.channels):
+        wide[c] = center[c]
+    bn_add_blocks(b.channels, <double>values_of(b), wide, s, q, to.n, to.mean, to.m2, to.low)
+
+
+cdef void block_moments(const real* x, const Block* b, bint skipna, bint exact, Parts to) noexcept nogil:
+    """Add one block to the moments of its channels. exact: float32 is to be summed in float64."""
+    if b.w != NULL:
+        weighted_moments(x, b, skipna, to)
+    elif real is float and not exact:
+        float_moments(x, b, skipna, to)
     else:
-        for c in range(b.channels):
-            wide[c] = center[c]
-        bn_add_blocks(b.channels, <double>values_of(b), wide, s, q, to.n, to.mean, to.m2, to.low)
+        exact_moments(x, b, skipna, to)

@@ -123,7 +123,7 @@ cdef bint moments_of_block(Job* job, Py_ssize_t at, const Block* b, Parts to) no
     zero(q, width_of(b))
     while next_part(job, at, b, most, &r, &part, &values[0], &values[0]):
         if job.exact:
-            wide_sums(<const float*>values, &part, mean, s, q)
+            exact_sums(<const float*>values, &part, mean, s, q)
         else:
             centered_sums(<const float*>values, &part, m, s, q)
     gather(s, b)

@@ -44,18 +44,16 @@ cdef void reduce_block(
 
 
 cdef void reduce_long(
-    Job* job, Py_ssize_t r, Py_ssize_t done, Py_ssize_t c, double* partial, const real* x
+    Job* job, Py_ssize_t r, Py_ssize_t done, Py_ssize_t c, bn_ahead* ahead, double* partial, const real* x
 ) noexcept nogil:
-    """A long run of channel c, which has `done` values already: LANES partial sums side by side, a block at a time.
-
-    The processor itself fetches ahead of it: sixteen rows of LANES values are one stretch of few pages.
-    """
+    """A long run of channel c, which has `done` values already: LANES partial sums side by side, a block at a time."""
     cdef Py_ssize_t o = r // job.segments, i = (r % job.segments) * job.segment, n
     cdef Py_ssize_t end = min(i + job.segment, job.inner)
     cdef Block b
     while i < end:
         n = min(block_rows(job, done // LANES) * LANES, end - i)
         b = run_block(n, from_position(job.weight, o * job.inner + i))
+        b.ahead = ahead
         reduce_block(job, (o * job.channels + c) * job.inner + i, &b, c, partial, x)
         i += n
         done += n
@@ -91,18 +89,22 @@ cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
         return
     if job.runs:
         for r in range(first, last):
+            if job.far and (job.segments > 1 or r == first):
+                walk_of(job, r, begin, end, &walk, x)
+                bn_fetch(&walk, BN_AHEAD + ROWS * LANES * sizeof(real))
             for c in range(begin, end):
-                reduce_long(job, r, (r - first) * job.segment, c, partial, x)
+                reduce_long(job, r, (r - first) * job.segment, c, &walk if job.far else NULL, partial, x)
         return
     b.stride = plane * job.channels
     b.widen = job.widen
     b.run = run
     b.ahead = &walk if job.far else NULL
     c = begin
+    if job.far and begin < end:
+        walk_of(job, first, begin, min(begin + job.tile, end), &walk, x)
+        bn_tiles(&walk, last - first, walk.span // (min(begin + job.tile, end) - begin) * (job.channels - begin))
+        bn_fetch(&walk, BN_AHEAD + ROWS * walk.span)
     while c < end:
-        if job.far:
-            walk_of(job, first, c, min(c + job.tile, end), &walk, x)
-            bn_fetch(&walk, BN_AHEAD)
         b.channels = min(job.tile, end - c)
         r = first
         while r < last:

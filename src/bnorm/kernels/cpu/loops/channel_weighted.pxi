@@ -4,8 +4,8 @@
 # block has more than three times the values before it. Weights may grow without bounds from block to block; so a block
 # that outweighs what was before it by more is summed again where its center turns out to be far from its mean.
 #
-# Uses Block, FETCH_COLUMNS, columns_of, gather, lane_sum, values_of, width_of, zero (channel_columns), Parts,
-# careful_moments, weights_of_row (channel_moments).
+# Uses Block, FETCH_COLUMNS, ROWS, columns_of, gather, lane_sum, values_of, width_of, zero (channel_columns), ACROSS,
+# Parts, careful_moments (channel_moments).
 # Gives recenter, weighted_moments.
 
 cdef enum:
@@ -30,82 +30,95 @@ cdef inline void pour(double* part, Py_ssize_t n, double* whole) noexcept nogil:
 
 
 cdef inline void four_rows(
-    const real* x, Py_ssize_t stride, const Py_ssize_t* row, const double* w, Py_ssize_t begin, Py_ssize_t end,
-    const double* m, double* s, double* q
+    const real* x, Py_ssize_t stride, const Py_ssize_t* row, const double* w, Py_ssize_t n, const double* m,
+    bint begins, double* s, double* q
 ) noexcept nogil:
-    """s += sum w (x - m), q += sum w (x - m)^2 per column, of four rows with one weight each."""
+    """s += sum w (x - m), q += sum w (x - m)^2 per column, of four rows with one weight each; begins: from nothing."""
     cdef const real* x0 = x + row[0] * stride
     cdef const real* x1 = x + row[1] * stride
     cdef const real* x2 = x + row[2] * stride
     cdef const real* x3 = x + row[3] * stride
     cdef Py_ssize_t j
     cdef double s0, s1, q0, q1
-    for j in range(begin, end):
+    for j in range(n):
         two(x0[j], w[0], x1[j], w[1], m[j], &s0, &q0)
         two(x2[j], w[2], x3[j], w[3], m[j], &s1, &q1)
-        s[j] += s0 + s1
-        q[j] += q0 + q1
+        s[j] = s0 + s1 if begins else s[j] + (s0 + s1)
+        q[j] = q0 + q1 if begins else q[j] + (q0 + q1)
 
 
 cdef inline void sums_of_rows(const real* x, const Block* b, const double* m, double* s, double* q) noexcept nogil:
     """The same of a block whose positions are rows of channels; those of weight 0 are stepped over."""
     cdef Py_ssize_t[4 * FOURS + 4] row
     cdef double[4 * FOURS + 4] w
-    cdef double[WIDE] of_s, of_q
+    cdef double[ACROSS] of_s, of_q
+    cdef double[WIDE] part_s, part_q
     cdef Py_ssize_t width = b.channels, stride = b.stride // b.widen, rows = values_of(b)
-    cdef Py_ssize_t step = width if b.ahead == NULL else 4 * FETCH_COLUMNS
-    cdef Py_ssize_t r = 0, i, k, n, end, done = 0, passed
-    zero(of_s, width)
-    zero(of_q, width)
+    cdef Py_ssize_t most = ACROSS if b.ahead == NULL else 4 * FETCH_COLUMNS
+    cdef Py_ssize_t r = 0, i, f, j, k, n, found, done = 0, end, passed
+    zero(part_s, width)
+    zero(part_q, width)
     while r < rows:
-        n = 0
-        while r < rows and n < 4 * FOURS:
-            row[n] = r
-            w[n] = b.w[r]
-            n += b.w[r] != 0.0
+        found = 0
+        while r < rows and found < 4 * FOURS:
+            row[found] = r
+            w[found] = b.w[r]
+            found += b.w[r] != 0.0
             r += 1
-        for i in range(n, n + 4):   # to whole fours
+        for i in range(found, found + 4):   # to whole fours
             row[i] = row[0]
             w[i] = 0.0
-        for i in range(0, n, 4):
-            passed = (row[i + 4] if i + 4 < n else r) - done
-            done += passed
+        i = 0
+        while i < found:
+            end = min(i + <Py_ssize_t>ROWS, found)
             k = 0
             while k < width:
-                end = min(width, k + step)
-                if b.ahead != NULL:
-                    bn_fetch(b.ahead, passed * (end - k) * sizeof(real))
-                four_rows(x, stride, row + i, w + i, k, end, m, of_s, of_q)
-                k = end
-        pour(of_s, width, s)
-        pour(of_q, width, q)
+                n = min(most, width - k)
+                for f in range(i, end, 4):
+                    if b.ahead != NULL:
+                        passed = (row[f + 4] if f + 4 < found else r) - (done if f == 0 else row[f])
+                        bn_fetch(b.ahead, passed * n * sizeof(real))
+                    if f == i:
+                        four_rows(x + k, stride, row + f, w + f, n, m + k, True, of_s, of_q)
+                    else:
+                        four_rows(x + k, stride, row + f, w + f, n, m + k, False, of_s, of_q)
+                for j in range(n):
+                    part_s[k + j] += of_s[j]
+                    part_q[k + j] += of_q[j]
+                k += n
+            i = end
+        if found > 0:
+            done = r
+        pour(part_s, width, s)
+        pour(part_q, width, q)
     if b.ahead != NULL:
         bn_advance(b.ahead, (rows - done) * width * sizeof(real))
 
 
-cdef inline real counted(real x, double w) noexcept nogil:
-    """x, or 0 where it does not count, whatever it is."""
-    return x if w != 0.0 else 0
+cdef inline real counted(real x, double w, bint guarded) noexcept nogil:
+    """x, or where guarded 0 if it does not count, whatever it is."""
+    return x if w != 0.0 or not guarded else 0
 
 
 cdef inline void two_weighted(
-    const real* x, Py_ssize_t stride, const double* w, Py_ssize_t step, double m, double* sum, double* square
+    const real* x, Py_ssize_t stride, const double* w, Py_ssize_t step, double m, bint guarded, double* sum,
+    double* square
 ) noexcept nogil:
     """`two` down a column."""
     cdef double w0 = w[0], w1 = w[step]
-    two(counted(x[0], w0), w0, counted(x[stride], w1), w1, m, sum, square)
+    two(counted(x[0], w0, guarded), w0, counted(x[stride], w1, guarded), w1, m, sum, square)
 
 
 cdef inline void four_weighted(
-    const real* x, Py_ssize_t stride, const double* w, Py_ssize_t step, Py_ssize_t n, const double* m, double* s,
-    double* q
+    const real* x, Py_ssize_t stride, const double* w, Py_ssize_t step, Py_ssize_t n, const double* m, bint guarded,
+    double* s, double* q
 ) noexcept nogil:
     """four_rows, where the n columns have weights of their own, `step` apart from row to row."""
     cdef Py_ssize_t j
     cdef double s0, s1, q0, q1
     for j in range(n):
-        two_weighted(x + j, stride, w + j, step, m[j], &s0, &q0)
-        two_weighted(x + 2 * stride + j, stride, w + 2 * step + j, step, m[j], &s1, &q1)
+        two_weighted(x + j, stride, w + j, step, m[j], guarded, &s0, &q0)
+        two_weighted(x + 2 * stride + j, stride, w + 2 * step + j, step, m[j], guarded, &s1, &q1)
         s[j] += s0 + s1
         q[j] += q0 + q1
 
@@ -116,42 +129,59 @@ cdef inline void one_weighted(
     cdef Py_ssize_t j
     cdef double d
     for j in range(n):
-        d = <double>counted(x[j], w[j]) - m[j]
+        d = <double>counted(x[j], w[j], True) - m[j]
         s[j] += w[j] * d
         q[j] += w[j] * d * d
 
 
-cdef inline void sums_of_columns(const real* x, const Block* b, const double* m, double* s, double* q) noexcept nogil:
-    """The same of any block: weights are read where they lie if a run is broad, else they are spread over the row."""
-    cdef double[4 * WIDE] over_row
+cdef inline void sums_of_columns(
+    const real* x, const Block* b, const double* m, bint guarded, double* s, double* q
+) noexcept nogil:
+    """The same of any block: weights are read where they lie if a run is broad, else they are spread over the row.
+
+    guarded: what weighs nothing may be something that times 0 is not 0.
+    """
+    cdef double[4 * WIDE + BROAD] over_row, near
     cdef double[WIDE] of_s, of_q
+    cdef int64_t[8 * BROAD] order
     cdef const double* w
-    cdef bint broad = b.run >= BROAD
+    cdef bint broad = b.run >= BROAD or b.channels == 1
     cdef Py_ssize_t all = width_of(b), width = all, plane = b.widen * b.run, step = plane if broad else all
-    cdef Py_ssize_t piece = b.run if broad else all, r = 0, rows, i, j, n
+    cdef Py_ssize_t piece = b.run if broad and b.channels > 1 else all, r = 0, rows, i, j, c, n
     zero(of_s, all)
     zero(of_q, all)
+    if not broad and b.run == 1:
+        bn_spread_order(b.channels, order)
     while r < b.rows + (b.extra > 0):
         rows = 4 if r + 4 <= b.rows else 1
         if r == b.rows:
             width = b.extra
+        w = b.w + r * plane
         if not broad:
-            for i in range(rows):
-                weights_of_row(b.w + (r + i) * plane, b.channels, b.run, width, over_row + i * all)
-        j = 0
+            n = (rows - 1) * plane + width // b.channels
+            if b.run == 1:
+                bn_spread(w, n, b.channels, order, over_row)
+            else:
+                memcpy(near, w, n * sizeof(double))
+                bn_spread_runs(near, n // b.run, b.channels, b.run, over_row)
+            w = over_row
+        j = i = c = 0
         while j < width:
-            i = j % piece
             n = min(min(<Py_ssize_t>LANES, piece - i), width - j)
-            w = over_row + i
-            if broad:
-                w = b.w + r * plane + j // (b.channels * b.run) * b.run + i
             if b.ahead != NULL:
                 bn_fetch(b.ahead, rows * n * sizeof(real))
             if rows == 4:
-                four_weighted(x + r * b.stride + j, b.stride, w, step, n, m + j, of_s + j, of_q + j)
+                four_weighted(x + r * b.stride + j, b.stride, w + i, step, n, m + j, guarded, of_s + j, of_q + j)
             else:
-                one_weighted(x + r * b.stride + j, w, n, m + j, of_s + j, of_q + j)
+                one_weighted(x + r * b.stride + j, w + i, n, m + j, of_s + j, of_q + j)
             j += n
+            i += n
+            if i == piece:
+                i = 0
+                c += 1
+                if c == b.channels:
+                    c = 0
+                    w += piece
         r += rows
         if r % (4 * FOURS) == 0:
             pour(of_s, all, s)
@@ -192,17 +222,41 @@ cdef inline bint recenter(
     return moved
 
 
-cdef inline void weighted_sums(
-    const real* x, const Block* b, const double* center, double* s, double* q
-) noexcept nogil:
+cdef inline bint odd(Py_ssize_t channels, const double* q) noexcept nogil:
+    """Whether a sum of squares is not finite."""
+    cdef Py_ssize_t c
+    cdef int found = 0
+    for c in range(channels):
+        found |= not (q[c] < INFINITY)
+    return found != 0
+
+
+cdef inline bint any_zero(const double* w, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef int found = 0
+    for i in range(n):
+        found |= w[i] == 0.0
+    return found != 0
+
+
+cdef void weighted_sums(const real* x, const Block* b, const double* center, double* s, double* q) noexcept nogil:
     """Per channel s = sum w (x - center), q = sum w (x - center)^2; room for all columns."""
     cdef double[WIDE] columns
+    cdef const double* m = columns_of(center, b, columns)
+    cdef Block again = b[0]
     zero(s, width_of(b))
     zero(q, width_of(b))
     if b.run == 1 and b.channels >= BROAD:
         sums_of_rows(x, b, center, s, q)
-    else:
-        sums_of_columns(x, b, columns_of(center, b, columns), s, q)
+        return
+    sums_of_columns(x, b, m, False, s, q)
+    gather(s, b)
+    gather(q, b)
+    if odd(b.channels, q) and any_zero(b.w, values_of(b)):
+        again.ahead = NULL
+        zero(s, width_of(b))
+        zero(q, width_of(b))
+        sums_of_columns(x, &again, m, True, s, q)
         gather(s, b)
         gather(q, b)
 

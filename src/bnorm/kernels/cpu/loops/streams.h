@@ -43,13 +43,36 @@ typedef struct {
     ptrdiff_t apart, gap;
     size_t span, left;
     size_t early;           /* bytes that were fetched before as many others were sent */
+    size_t rows, height;    /* how many rows are left of a tile, and how many it has; 0: whole rows are walked over */
+    size_t tile, beside;    /* bytes of a row in a tile, and from this tile on */
 } bn_ahead;
+
+/* From the end of a row to the next; from the last row of a tile to the first of the tile beside it, or to those below. */
+static inline void bn_next_row(bn_ahead *ahead)
+{
+    ahead->at += (ptrdiff_t)ahead->left + ahead->gap;
+    if (ahead->height && --ahead->rows == 0) {
+        const size_t step = ahead->span + (size_t)ahead->gap;
+        ahead->rows = ahead->height;
+        ahead->beside -= ahead->span;
+        ahead->at += ahead->span;
+        if (ahead->beside) {
+            ahead->at -= ahead->height * step;
+        } else {
+            ahead->at -= step;
+            ahead->beside = step;
+        }
+        ahead->span = ahead->tile < ahead->beside ? ahead->tile : ahead->beside;
+        ahead->gap = (ptrdiff_t)(step - ahead->span);
+    }
+    ahead->left = ahead->span;
+}
 
 static inline void bn_advance(bn_ahead *ahead, size_t bytes)
 {
-    for (; bytes >= ahead->left; ahead->left = ahead->span) {
+    while (bytes >= ahead->left) {
         bytes -= ahead->left;
-        ahead->at += ahead->left + ahead->gap;
+        bn_next_row(ahead);
     }
     ahead->at += bytes;
     ahead->left -= bytes;
@@ -91,6 +114,16 @@ static inline void bn_walk(bn_ahead *ahead, const void *x, const void *dy, size_
     ahead->span = ahead->left = span;
     ahead->gap = (ptrdiff_t)(step - span);
     ahead->early = 0;
+    ahead->height = 0;
+}
+
+/* Let the walk go over so many rows of its span, then of the `beside` bytes of a row that begin with it, tile by tile,
+ * and then to the rows below. */
+static inline void bn_tiles(bn_ahead *ahead, size_t rows, size_t beside)
+{
+    ahead->rows = ahead->height = rows;
+    ahead->tile = ahead->span;
+    ahead->beside = beside;
 }
 
 /* Output that is gathered in the first-level cache and sent to memory by whole lines, whose old contents then need not

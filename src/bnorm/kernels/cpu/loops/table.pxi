@@ -63,13 +63,14 @@ cdef extern from "streams.h" nogil:
         BN_AHEAD
         BN_LINE
     ctypedef struct bn_ahead:
-        pass
+        size_t span
     ctypedef struct bn_output:
         pass
     ctypedef struct bn_edge:
         pass
     void bn_stand(bn_ahead*)
     void bn_walk(bn_ahead*, const void*, const void*, size_t, size_t)
+    void bn_tiles(bn_ahead*, size_t, size_t)
     void bn_advance(bn_ahead*, size_t)
     void bn_fetch(bn_ahead*, size_t)
     void bn_fetch_early(bn_ahead*, size_t)
@@ -81,6 +82,9 @@ cdef extern from "streams.h" nogil:
     void bn_settle()
 
 cdef extern from "lanes.h" nogil:
+    void bn_spread_order(Py_ssize_t, int64_t*)
+    void bn_spread(const double*, Py_ssize_t, Py_ssize_t, const int64_t*, double*)
+    void bn_spread_runs(const double*, Py_ssize_t, Py_ssize_t, Py_ssize_t, double*)
     void bn_narrow_float(const float*, double*)
     void bn_narrow_double(const double*, double*)
     double bn_whole(const double*)
@@ -170,6 +174,10 @@ cdef extern from "narrow.h" nogil:
     void bn_integer_moments(int, int64_t, int64_t, int64_t, double*, double*, double*, double*)
 
 ctypedef fused real:
+    float
+    double
+
+ctypedef fused term:    # what their sums are made in
     float
     double
 
