@@ -82,7 +82,7 @@ class Module:
 
 def stand_in() -> ModuleType:
     stream = SimpleNamespace(ptr=0, is_capturing=lambda: False)
-    limits = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 227 << 10}
+    limits = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 227 << 10, "ComputeCapabilityMajor": 9}
     cupy: Any = ModuleType("cupy")
     cupy.__version__, cupy.ndarray, cupy.RawModule = "14.2", Array, Module
     cupy.empty = cupy.zeros = empty

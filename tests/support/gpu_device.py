@@ -10,7 +10,8 @@ from bnorm.kernels.gpu import jobs, launching, plans
 from cuda_on_cpu.emulator import Emulator, missing
 
 needs_emulator = pytest.mark.skipif(bool(missing()), reason=f"the emulator: {missing()}")
-SMALL = plans.Limits(processors=3, shared=64 << 10)  # so that small arrays are cut into chunks
+SMALL = plans.Limits(processors=3, shared=64 << 10, clusters=False)  # so that small arrays are cut into chunks
+CLUSTERED = SMALL._replace(clusters=True)
 
 
 class EmulatedDevice:

@@ -5,9 +5,10 @@ from typing import NamedTuple
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, gpu
 from bnorm.kernels.gpu import plans, row_plans
 
-FAMILIES = ("channels", "rows", "row_channels")
+FAMILIES = ("channels", "clusters", "rows", "row_channels")
 SLOPES = (1.0, 0.0, 0.25)
 IMAGES = 70  # more channels than half of the processors: each gets a block, and keeps what it has read
+CLUSTERS = 32, (300 << 10, 600 << 10, 1000 << 10)  # channels, and bytes of each, that clusters keep
 LARGE_BLOCK = 120 << 10  # bytes of a channel that such a block keeps, alone on its processor
 
 
@@ -31,6 +32,8 @@ def cases(dtype):
         yield Case("channels", (16, 3, 20001 * v))
         for arrays in (1, 2):
             yield Case("channels", (8, IMAGES, odd(LARGE_BLOCK / arrays / itemsize / 8 / v) * v))
+        for size in CLUSTERS[1]:
+            yield Case("channels", (8, CLUSTERS[0], odd(size / itemsize / 8 / v) * v))
         for rows, vectors in ((700, 31), (700, 201), (20, 1001), (20, 2001), (20, 4001)):
             yield Case("rows", (rows, 1, vectors * v, 1))
         yield Case("rows", (6, 3, 1, 3 * v))

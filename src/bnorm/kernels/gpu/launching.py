@@ -18,9 +18,12 @@ Array = Any  # cupy.ndarray
 # Multiplications and additions are not contracted: where they are meant to be fused, the kernels say so.
 OPTIONS = ("-std=c++17", "-fmad=false")
 SHARED_AT_FIRST = (48 << 10) - plans.STATIC_SHARED  # of dynamic shared memory, without asking the driver
+WITH_CLUSTERS = 9  # the first compute capability that has them
 ON_CHANNELS = ("numbers.cu", "walk.cu", "joins.cu")
+BATCH_NORM = (*ON_CHANNELS, "blocks.cu", "channels_sums.cu", "channels_maps.cu")
 FAMILIES = {
-    "channels": (*ON_CHANNELS, "blocks.cu", "channels_sums.cu", "channels.cu"),
+    "channels": (*BATCH_NORM, "channels.cu"),
+    "clusters": (*BATCH_NORM, "clusters.cu"),
     "rows": (*ON_CHANNELS, "blocks.cu", "rows.cu", "rows_backward.cu"),
     "row_channels": (*ON_CHANNELS, "row_channels.cu"),
     "statistics": ("numbers.cu", "statistics.cu"),
@@ -92,7 +95,11 @@ class Device:
         # twice as large as the one before, so that all together are less than twice the last.
         self.workspaces: dict[int, list[Workspace]] = {}
         attributes = cupy.cuda.Device(index).attributes
-        self.limits = plans.Limits(attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"])
+        self.limits = plans.Limits(
+            attributes["MultiProcessorCount"],
+            attributes["MaxSharedMemoryPerBlockOptin"],
+            attributes["ComputeCapabilityMajor"] >= WITH_CLUSTERS,
+        )
         self.empty: Callable[[tuple[int, ...], Any], Array] = cupy.empty
         self.zeros: Callable[[tuple[int, ...], Any], Array] = cupy.zeros
         self.stream: Callable[[], Any] = cupy.cuda.get_current_stream
