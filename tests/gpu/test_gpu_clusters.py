@@ -5,10 +5,9 @@ import pytest
 
 from backends import CLUSTER_RUNS
 from bnorm.kernels import gpu, reference
-from bnorm.kernels.gpu import launching, plans
+from bnorm.kernels.gpu import plans
 from compare import assert_close
-from cuda_on_cpu.emulator import Emulator
-from gpu_device import CLUSTERED, EmulatedDevice, emulated_device, needs_emulator  # noqa: F401
+from gpu_device import CLUSTERED, emulated_device, needs_emulator  # noqa: F401
 from kernel_checks import assert_backward, assert_forward, exact, problem
 
 pytestmark = needs_emulator
@@ -70,16 +69,3 @@ def test_large_blocks_and_half_precision(device, monkeypatch):
         want = reference.backward(exact(dy), exact(x), stats, count)
         for got, wanted in zip((dx, dgamma, dbeta), want, strict=True):
             assert_close(got, wanted, error * np.maximum(4, np.abs(wanted)), dtype=dtype)
-
-
-@pytest.mark.parametrize("sanitize", ["races", "undefined"])
-def test_nothing_races(monkeypatch, sanitize):
-    device = EmulatedDevice(CLUSTERED, lambda *args, **options: Emulator(*args, sanitize, **options))
-    monkeypatch.setattr(launching, "device_of", lambda x: device)
-    x, dy = drawn(SHAPE)
-    for order in (0, 2):
-        device.order = order
-        y, stats, count, _ = gpu.forward(x, None, None, 1e-5)
-        gpu.backward(dy, x, stats, count)
-        assert names(device) == ["cluster_moments", "cluster_sums"]
-        assert_close(y, reference.forward(exact(x), None, None, 1e-5)[0], 1e-5)

@@ -30,6 +30,8 @@ OPTIONS = (*launching.OPTIONS, *FTZ)
 def registers(name: str) -> int:
     """A thread's budget. Two blocks of 256 threads share the 65,536 registers of a processor, with few exceptions."""
     kernel, *numbers = re.findall(r"\w+", name)
+    if kernel == "gradient" and numbers[0] == "float" and numbers[4] != "512" and numbers[5] != str(jobs.CAREFUL):
+        return 64  # four blocks
     if kernel in ("moments", "sums") and numbers[2] == "8" and numbers[-2] in (str(jobs.WITH_MAP), str(jobs.EXACT)):
         return 200  # eight channels of a thread, and the map too, or all in float64
     if (kernel == "rows_forward" and numbers[2] == "4") or (kernel == "rows_backward" and numbers[2::2] == ["4", "0"]):
@@ -81,6 +83,8 @@ BUDGETS = {
         "sums<bf16, 8, 8, 8, 32, 0, 1>": (198, 16),
         "gradient<float, 4, 4, 8, 32, 0, 0>": (74, 8),
         "gradient<bf16, 8, 8, 8, 32, 0, 1>": (250, 16),
+        "normalize<bf16, 8, 1, 1, 256, 0, 0>": (253, 32),
+        "gradient<bf16, 8, 1, 1, 256, 0, 1>": (255, 16),
     },
     "clusters": {  # of the loop over what is read and kept
         "cluster_moments<float, 4, 1, 1, 512, 0>": (155, 16),

@@ -21,6 +21,7 @@ SIZES = st.one_of(st.integers(1, 9), st.integers(1, 300), st.integers(1, 5000))
 LIMITS = st.builds(
     plans.Limits, st.sampled_from([1, 16, 132, 200]), st.sampled_from([48 << 10, 99 << 10, 227 << 10]), st.booleans()
 )
+LIKE_H100 = plans.Limits()
 SMALL = 300_000  # elements that are counted one by one
 
 LARGE = 1 << 35  # elements: 64 GiB of half precision
@@ -179,14 +180,31 @@ def test_rows(n, groups, channels, inner, dtype, vectors, params, limits):
         assert f["lanes"] * f["side"] == plans.THREADS == first.block[0]
         assert f["lanes"] == plans.THREADS if wide else f["lanes"] in (1, 2, 4, 8, 16, 32)
         assert steps * f["lanes"] * vector >= size if steps else wide
-        assert first.grid == (f["blocks"], 1) and (f["blocks"] - 1) * f["side"] < max(many_rows, 1)
+        way = int(re.findall(r"\d+", first.kernel)[-1]) if more else jobs.NO_PARAMS
+        apart = groups if way == jobs.PER_CHANNEL else 1
+        assert first.grid == (f["sets"] * apart, 1) and (f["sets"] - 1) * f["side"] < max(many_rows // apart, 1)
+        assert sorted(rows_of_blocks(f, apart)) == [*range(many_rows)]
         assert first.shared + plans.STATIC_SHARED <= limits.shared
         assert not f["affine"] or groups == inner == 1  # the same gamma for all rows
         assert bool(others) == bool(plan.partial)
         if others:
-            assert params and groups == inner == 1 and others[0].kernel == "rows_params"
-            assert plan.partial == 2 * f["blocks"] * size and others[0].grid[0] * row_plans.JOINED >= size
-            assert others[0].geometry == first.geometry
+            assert params and others[0].kernel == "rows_params" and others[0].geometry == first.geometry
+            assert plan.partial == 2 * f["sets"] * f["columns"] and others[0].grid[0] * row_plans.JOINED >= f["columns"]
+        if way == jobs.PER_COLUMN:
+            assert groups == inner == 1 and f["columns"] == size
+        if way == jobs.PER_CHANNEL:
+            share = f["share"]
+            assert inner > 1 and (f["columns"], f["channels"]) == (groups * channels, channels)
+            assert share & (share - 1) == 0 and (share == 1 or share * channels <= plans.THREADS)
+
+
+def rows_of_blocks(f, apart):
+    """Those that the blocks of rows_backward.cu go through."""
+    for block in range(f["sets"] * apart):
+        for first in range(
+            block // apart * f["side"] * apart + block % apart, f["rows"], f["sets"] * apart * f["side"]
+        ):
+            yield from (row for row in range(first, first + f["side"] * apart, apart) if row < f["rows"])
 
 
 @many
@@ -218,7 +236,7 @@ def test_few_rows_get_a_block_each_and_many_share_one():
 def test_channels_that_a_cluster_holds_are_read_once():
     """One launch where the memory of eight blocks suffices, and their clusters fill the device; else two."""
 
-    def plan(name, then, channels, pixels, dtype, limits=plans.Limits()):
+    def plan(name, then, channels, pixels, dtype, limits=LIKE_H100):
         found = plans.reduction(name, 128, channels, pixels, dtype, True, False, then, 0, limits)
         return [parameters(launch)[0] for launch in found.launches]
 
@@ -240,7 +258,13 @@ def test_channels_that_a_cluster_holds_are_read_once():
 
 
 STRUCTS = {"Job": jobs.JOB, "RowJob": jobs.ROW_JOB, "StatisticsJob": jobs.STATISTICS_JOB}
-OF_FAMILY = {"channels": "Job", "clusters": "Job", "rows": "RowJob", "row_channels": "Job", "statistics": "StatisticsJob"}
+OF_FAMILY = {
+    "channels": "Job",
+    "clusters": "Job",
+    "rows": "RowJob",
+    "row_channels": "Job",
+    "statistics": "StatisticsJob",
+}
 
 
 @pytest.mark.parametrize(("family", "name"), OF_FAMILY.items())

@@ -48,6 +48,6 @@ __global__ void __launch_bounds__(256) finish_gradients(Job job) {
 }
 
 template <class T, int V, int K, int BX, int BY, int MODE, int KIND>
-__global__ void __launch_bounds__(BX* BY, (Resident<BX * BY, K, SUMS_ONLY>::blocks)) gradient(Job job) {
+__global__ void __launch_bounds__(BX* BY, (MapResident<T, BX * BY, MODE>::blocks)) gradient(Job job) {
   map_backward<T, V, K, BX, BY, MODE, KIND>(job, blockIdx.x, part_of_map(job), nullptr);
 }

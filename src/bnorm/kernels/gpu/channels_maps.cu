@@ -305,6 +305,12 @@ struct Resident {
   static constexpr int blocks = THREADS > 256 || (K == 8 && (MODE == WITH_MAP || MODE == EXACT)) ? 1 : 2;
 };
 
+// The map of a backward in float has so few numbers that there may be more of them.
+template <class T, int THREADS, int MODE>
+struct MapResident {
+  static constexpr int blocks = THREADS > 256 ? 1 : sizeof(T) == 4 && MODE != CAREFUL ? 4 : 2;
+};
+
 // Where a thread keeps what it has read until the map of the same launch; null where it reads again.
 template <class T, int V, int MODE>
 BN_DEV Vector<T, V>* kept_memory(const Job& job) {

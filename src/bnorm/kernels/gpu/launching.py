@@ -24,7 +24,7 @@ BATCH_NORM = (*ON_CHANNELS, "blocks.cu", "channels_sums.cu", "channels_maps.cu")
 FAMILIES = {
     "channels": (*BATCH_NORM, "channels.cu"),
     "clusters": (*BATCH_NORM, "clusters.cu"),
-    "rows": (*ON_CHANNELS, "blocks.cu", "rows.cu", "rows_backward.cu"),
+    "rows": (*ON_CHANNELS, "blocks.cu", "rows.cu", "rows_params.cu", "rows_backward.cu"),
     "row_channels": (*ON_CHANNELS, "row_channels.cu"),
     "statistics": ("numbers.cu", "statistics.cu"),
 }
@@ -47,6 +47,13 @@ def namespace() -> Any:
     import cupy
 
     return cupy
+
+
+@cache
+def current_stream() -> Callable[[], Any]:
+    """What returns it, looked up once."""
+    found: Callable[[], Any] = namespace().cuda.get_current_stream
+    return found
 
 
 @cache
@@ -102,16 +109,23 @@ class Device:
         )
         self.empty: Callable[[tuple[int, ...], Any], Array] = cupy.empty
         self.zeros: Callable[[tuple[int, ...], Any], Array] = cupy.zeros
-        self.stream: Callable[[], Any] = cupy.cuda.get_current_stream
+        self.stream = current_stream()
+
+    def addresses(self, *arrays: Array | None) -> list[int]:
+        """Of arrays on this device; 0 where there is none."""
+        index, found = self.index, []
+        for array in arrays:
+            if array is None:
+                found.append(0)
+                continue
+            data = array.data
+            if data.device_id != index:
+                raise ValueError(f"expected arrays on device {index}, where x is, got one on device {data.device_id}")
+            found.append(data.ptr)
+        return found
 
     def address(self, array: Array | None) -> int:
-        if array is None:
-            return 0
-        data = array.data
-        if data.device_id != self.index:
-            raise ValueError(f"expected arrays on device {self.index}, where x is, got one on device {data.device_id}")
-        address: int = data.ptr
-        return address
+        return self.addresses(array)[0]
 
     def workspace(self, numbers: int, tickets: int) -> tuple[int, int]:
         """Addresses of float64 numbers, and of tickets that are 0 whenever no kernel runs; of the current stream."""

@@ -160,15 +160,18 @@ def launch(
     return Launch(family, kernel, (shape.tiles, chunks), (shape.across * shape.down,), shared, geometry)
 
 
+def blocks_each(tiles: int, slots: int) -> int:
+    """How many blocks for each tile: so many that hardly a slot is empty while the last of them run."""
+    first = max(1, slots // max(tiles, 1))
+    for some in range(first, first + 8):
+        if 10 * some * tiles >= 9 * cdiv(some * tiles, slots) * slots:
+            return some
+    return first
+
+
 def cut(shape: Shape, limits: Limits) -> tuple[int, int, int]:
     """Steps of a chunk, chunks, and the parts that a map cuts one into: as many blocks as a device runs at a time."""
-    slots = limits.processors * RESIDENT
-    wanted = first = max(1, slots // max(shape.tiles, 1))
-    for some in range(first, first + 8):  # so many that hardly a slot is empty while the last blocks run
-        blocks = some * shape.tiles
-        if 10 * blocks >= 9 * cdiv(blocks, slots) * slots:
-            wanted = some
-            break
+    wanted = blocks_each(shape.tiles, limits.processors * RESIDENT)
     chunks = max(1, min(wanted, MAX_CHUNKS, shape.steps // (shape.down * LEAST_STEPS)))
     steps = cdiv(shape.steps, chunks)
     split = SPLIT if steps >= SPLIT * LEAST_STEPS * shape.down else 1
@@ -257,11 +260,14 @@ def reduction(
         shape, keep, shared = shape_of(outer, channels, inner, dtype, vectors and not careful), 0, 0
         chunk, chunks, split = cut(shape, limits)
     if (whole or cluster) and then and then != "frozen":
-        more = {"shared": shared, "keep": keep, "streams": streams(shape, dtype)}
         if cluster:
-            kernel = shape.kernel(f"cluster_{name}", dtype, kind)
-            return Plan((launch(shape, kernel, chunk, chunks, family="clusters", **more),), 0, 0)
-        launches = [launch(shape, shape.kernel(name, dtype, WITH_MAP, kind), chunk, chunks, **more)]
+            family, kernel = "clusters", shape.kernel(f"cluster_{name}", dtype, kind)
+        else:
+            family, kernel = "channels", shape.kernel(name, dtype, WITH_MAP, kind)
+        more = {"keep": keep, "streams": streams(shape, dtype)}
+        launches = [launch(shape, kernel, chunk, chunks, family=family, shared=shared, **more)]
+        if cluster:
+            return Plan(tuple(launches), 0, 0)
     else:
         exact = name == "moments" and not then and dtype != "float64"
         mode = CAREFUL if careful else EXACT if exact else SUMS_ONLY
