@@ -47,11 +47,14 @@ def real(who: str, name: str, value: object, kind: type | None = None, beside: s
     return a
 
 
-def array(who: str, x: object, kind: type | None = None, beside: str = "x", *, integers: bool = False) -> ndarray:
+def array(who: str, x: Any, kind: type | None = None, beside: str = "x", *, integers: bool = False) -> ndarray:
     """x as an array that has kernels: of the types of its backend, in either byte order; bools and integers convert.
 
     integers: those that the kernels of channels read as they are stay; what is made of them is float64.
     """
+    if type(x) in BACKENDS and x.dtype in FLOATS and (kind is None or type(x) is kind):
+        taken: ndarray = x
+        return taken
     a = real(who, "x", x, kind, beside)
     if a.dtype in FLOATS:
         return a
@@ -79,8 +82,11 @@ def gradient(who: str, dy: object, shape: tuple[int, ...], dtype: np.dtype[Any],
 
 def vector(who: str, name: str, value: Any, shape: tuple[int, ...], kind: type, beside: str = "x") -> ndarray:
     """A parameter or statistic as contiguous float64; the array itself where it is that already."""
-    if type(value) is kind is ndarray and value.dtype is FLOAT64 and value.shape == shape and value.flags.carray:
-        return value
+    like_x = type(value) is kind
+    if like_x and value.dtype is FLOAT64 and value.shape == shape:
+        given: ndarray = value
+        if given.flags.carray if kind is ndarray else given.flags.c_contiguous:
+            return given
     a = real(who, name, value, kind, beside)
     if a.dtype.kind == "b":
         raise TypeError(f"{who}: {name}: expected numbers, got bools")

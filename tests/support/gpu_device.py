@@ -31,8 +31,11 @@ class EmulatedDevice:
     def zeros(self, shape, dtype):
         return np.zeros(shape, dtype)
 
+    def addresses(self, *arrays):
+        return [0 if array is None else array.ctypes.data for array in arrays]
+
     def address(self, array):
-        return 0 if array is None else array.ctypes.data
+        return self.addresses(array)[0]
 
     def workspace(self, numbers, tickets):
         """Of exactly the size that was asked for, so that a sanitizer sees what is written beyond it."""
