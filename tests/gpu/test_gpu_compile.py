@@ -35,8 +35,9 @@ def registers(name: str) -> int:
     if kernel in ("moments", "sums") and numbers[2] == "8" and numbers[-2] in (str(jobs.WITH_MAP), str(jobs.EXACT)):
         return 200  # eight channels of a thread, and the map too, or all in float64
     if (kernel == "rows_forward" and numbers[2] == "4") or (kernel == "rows_backward" and numbers[2::2] == ["4", "0"]):
-        return 84 if numbers[5:] != ["1"] else 128  # three blocks
-    if kernel == "rows_backward" and numbers[2] == "8" and (numbers[1] == "8" or numbers[0] == "double"):
+        return 84 if numbers[5:] in ([], ["0"]) else 128  # three blocks
+    four = numbers[1:] and numbers[1] == "4" and numbers[-1] == str(jobs.PER_CHANNEL)
+    if kernel == "rows_backward" and numbers[2] == "8" and (numbers[1] == "8" or numbers[0] == "double" or four):
         return 255  # one block, whose threads hold 64 numbers of each array
     return 64 if kernel in (*plans.PER_CHANNEL, "rows_params") else 128
 

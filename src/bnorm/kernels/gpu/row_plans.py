@@ -78,12 +78,13 @@ def summed_bytes(row: Row, dtype: str) -> int:
 
 def summing_blocks(row: Row, dtype: str) -> int:
     """Blocks that write such sums, per processor: as many as share one. rows_backward.cu has the registers for that."""
-    return 1 if alone(row, dtype) or summed_bytes(row, dtype) > TWO_PER_PROCESSOR else 2
+    many = row.steps == HELD[-1] and dtype == "float64"  # numbers of a thread
+    return 1 if many or summed_bytes(row, dtype) > TWO_PER_PROCESSOR else 2
 
 
 def alone(row: Row, dtype: str) -> bool:
-    """Whether a block of a backward takes so many registers that no other one fits beside it."""
-    return row.steps == HELD[-1] and (dtype == "float64" or row.vector == 8)
+    """Whether a block that sums per channel takes so many registers that no other one fits beside it."""
+    return row.steps == HELD[-1] and (dtype == "float64" or row.vector >= 4)
 
 
 def share_of(channels: int) -> int:
