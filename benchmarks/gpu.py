@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import bnorm
 from bnorm.kernels import MEAN_SQUARE, gpu
+from bnorm.kernels.gpu import launching, plans
+from bnorm.kernels.gpu.jobs import IDENTITY, JOB
 
 from .gpu_exact import EPS, exact_batch, exact_rows, wide
 from .gpu_torch import torch_calls, torch_version
@@ -28,6 +30,11 @@ ROTATED = 256 << 20  # bytes that the inputs of one graph rotate through: severa
 REPEATS = 9
 LEAST = 2e-3  # seconds of a graph: the clock of events ticks twice a microsecond
 PASSES = {"forward": 3, "inference": 2, "backward": 5}  # over memory: the reads and writes of an array
+KEPT_PASSES = {
+    "forward": 2,
+    "inference": 2,
+    "backward": 3,
+}  # where a block or a cluster keeps what it reads
 ROW_PASSES = {"forward": 2, "backward": 3}
 # |result - exact| in units of the largest: computed in float32, then rounded to the type
 TOLERANCE = {"float64": 1e-12, "float32": 5e-6, "float16": 4e-3, "bfloat16": 3e-2}
@@ -122,7 +129,7 @@ class Problem:
             self.beta = cupy.zeros(self.channels)
         self.mean, self.var = cupy.linspace(-0.5, 0.5, self.channels), cupy.linspace(0.5, 2, self.channels)
         self.rule = int(case.kind == "rms_norm") * MEAN_SQUARE
-        self.passes = PASSES if case.kind == "batch_norm" else ROW_PASSES
+        self.passes = fewest_passes(case, launching.device_of(self.x[0]).limits)
 
     def calls(self) -> Calls:
         x, dy, out, affine = self.x, self.dy, self.out, (self.gamma, self.beta)
@@ -145,6 +152,19 @@ class Problem:
         if self.case.kind == "batch_norm":
             return exact_batch(*arrays, self.mean, self.var)
         return exact_rows(*arrays, self.rule == MEAN_SQUARE)
+
+
+def fewest_passes(case: Case, limits: plans.Limits) -> dict[str, int]:
+    """By operation, what the device is large enough for."""
+    if case.kind != "batch_norm":
+        return ROW_PASSES
+    size = case.shape[0], case.shape[1], prod(case.shape[2:]), case.dtype, True
+    found = dict(PASSES)
+    for name, sums, then in (("forward", "moments", "normalize"), ("backward", "sums", "gradient")):
+        first, *others = plans.reduction(sums, *size, False, then, IDENTITY, limits).launches
+        if not others and JOB.placed(first.geometry)["keep"]:
+            found[name] = KEPT_PASSES[name]
+    return found
 
 
 def draw(cupy: Any, shape: tuple[int, ...], dtype: str, seed: int) -> Any:

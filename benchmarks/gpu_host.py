@@ -51,6 +51,9 @@ class Array:
     def reshape(self, *shape: Any) -> "Array":
         return empty(shape[0] if isinstance(shape[0], tuple) else shape, self.dtype)
 
+    def astype(self, dtype: Any, copy: bool = True) -> "Array":
+        return self if self.dtype == dtype and not copy else empty(self.shape, np.dtype(dtype))
+
     def flatten(self) -> "Array":
         return empty((self.size,), self.dtype)
 
@@ -59,6 +62,19 @@ class Array:
 
     def __iadd__(self, other: Any) -> "Array":
         return self
+
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> "Array":
+        """Of NumPy's functions on arrays of layers: the flags of many batches in one, and arrays like this one."""
+        return empty((len(args[0]), *args[0][0].shape), self.dtype) if function is np.stack else empty(self.shape)
+
+    def any(self, axis: int) -> "Array":
+        return empty(self.shape[1:] if axis == 0 else self.shape[:1], bool)
+
+    def sum(self) -> "Array":
+        return empty((), int)
+
+    __add__ = __or__ = __ne__ = __setitem__ = lambda self, other, *more: self  # type: ignore[assignment]
+    __hash__ = object.__hash__
 
 
 def empty(shape: tuple[int, ...], dtype: Any = float) -> Array:
@@ -82,7 +98,7 @@ class Module:
 
 def stand_in() -> ModuleType:
     stream = SimpleNamespace(ptr=0, is_capturing=lambda: False)
-    limits = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 227 << 10}
+    limits = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 227 << 10, "ComputeCapabilityMajor": 9}
     cupy: Any = ModuleType("cupy")
     cupy.__version__, cupy.ndarray, cupy.RawModule = "14.2", Array, Module
     cupy.empty = cupy.zeros = empty
@@ -96,6 +112,7 @@ def stand_in() -> ModuleType:
 
 def calls() -> dict[str, Callable[[], object]]:
     """By name, on float32 of 256 rows and 64 columns; with a stand-in for CuPy in its place."""
+    import bnorm
     import bnorm.functional as F
     from bnorm.kernels import gpu
     from bnorm.kernels.rule import Rule
@@ -109,6 +126,13 @@ def calls() -> dict[str, Callable[[], object]]:
     mean = Array((SHAPE[0],), "float64")
     _, saved = F.batch_norm(x, gamma, beta, out=out)
     _, of_rows = F.layer_norm(x, gamma, beta, normalized_shape=SHAPE[1], out=out)
+    batch_norm, layer_norm = (kind(SHAPE[1], device="cuda") for kind in (bnorm.BatchNorm1d, bnorm.LayerNorm))
+    evaluated = bnorm.BatchNorm1d(SHAPE[1], device="cuda").eval()
+
+    def step(layer: Any) -> None:
+        layer(x, out=out)
+        layer.backward(x, out=out)
+
     return {
         "gpu.forward": lambda: gpu.forward(x, gamma, beta, 1e-5, out=out),
         "gpu.forward, running": lambda: gpu.forward(x, gamma, beta, 1e-5, running=running, out=out),
@@ -120,6 +144,11 @@ def calls() -> dict[str, Callable[[], object]]:
         "F.backward of it": lambda: F.backward(x, saved, out=out),
         "F.layer_norm": lambda: F.layer_norm(x, gamma, beta, normalized_shape=SHAPE[1], out=out),
         "F.backward of that": lambda: F.backward(x, of_rows, out=out),
+        "BatchNorm1d": lambda: batch_norm(x, out=out),
+        "BatchNorm1d and backward": lambda: step(batch_norm),
+        "BatchNorm1d, inference": lambda: evaluated(x, out=out),
+        "LayerNorm": lambda: layer_norm(x, out=out),
+        "LayerNorm and backward": lambda: step(layer_norm),
     }
 
 

@@ -47,11 +47,14 @@ def real(who: str, name: str, value: object, kind: type | None = None, beside: s
     return a
 
 
-def array(who: str, x: object, kind: type | None = None, beside: str = "x", *, integers: bool = False) -> ndarray:
+def array(who: str, x: Any, kind: type | None = None, beside: str = "x", *, integers: bool = False) -> ndarray:
     """x as an array of a dtype that its backend has kernels for, in either byte order.
 
     Bools and integers become float64. integers: keep those that channel kernels can read.
     """
+    if type(x) in BACKENDS and x.dtype in FLOATS and (kind is None or type(x) is kind):
+        taken: ndarray = x
+        return taken
     a = real(who, "x", x, kind, beside)
     if a.dtype in FLOATS:
         return a
@@ -79,8 +82,11 @@ def gradient(who: str, dy: object, shape: tuple[int, ...], dtype: np.dtype[Any],
 
 def vector(who: str, name: str, value: Any, shape: tuple[int, ...], kind: type, beside: str = "x") -> ndarray:
     """A parameter or statistic as a contiguous float64 array; the array itself if it is one already."""
-    if type(value) is kind is ndarray and value.dtype is FLOAT64 and value.shape == shape and value.flags.carray:
-        return value
+    like_x = type(value) is kind
+    if like_x and value.dtype is FLOAT64 and value.shape == shape:
+        given: ndarray = value
+        if given.flags.carray if kind is ndarray else given.flags.c_contiguous:
+            return given
     a = real(who, name, value, kind, beside)
     if a.dtype.kind == "b":
         raise TypeError(f"{who}: {name}: expected numbers, got bools")

@@ -114,7 +114,7 @@ def recorded(monkeypatch):
         def get_function(self, name):
             return Kernel(name)
 
-    limits = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 227 << 10}
+    limits = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 227 << 10, "ComputeCapabilityMajor": 9}
     current = SimpleNamespace(ptr=7, capturing=False)
     current.is_capturing = lambda: current.capturing
     cuda = SimpleNamespace(
@@ -124,14 +124,16 @@ def recorded(monkeypatch):
     )
     cupy = SimpleNamespace(RawModule=Module, cuda=cuda, empty=on_device(np.empty), zeros=on_device(np.zeros))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    launching._device.cache_clear()
+    for cached in (launching._device, launching.current_stream):
+        cached.cache_clear()
     yield launching._device(0), log, current
-    launching._device.cache_clear()
+    for cached in (launching._device, launching.current_stream):
+        cached.cache_clear()
 
 
 def test_a_kernel_is_compiled_once_and_given_its_shared_memory(recorded):
     device, log, _ = recorded
-    assert device.limits == plans.Limits(132, 227 << 10)
+    assert device.limits == plans.Limits(132, 227 << 10, clusters=True)
     size = 32, 512, 784, "float32", True
     large = plans.reduction("moments", *size, False, "normalize", jobs.IDENTITY, device.limits).launches[0]
     assert large.shared > 48 << 10

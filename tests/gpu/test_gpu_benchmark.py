@@ -10,9 +10,11 @@ from benchmarks.gpu_exact import EPS, exact_batch, exact_rows
 
 import child
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, gpu, reference
+from bnorm.kernels.gpu import plans
 from compare import assert_close
 
 RNG = np.random.default_rng(0)
+LARGE = plans.Limits()
 
 
 @pytest.mark.parametrize("shape", [(30, 4), (5, 3, 7)], ids=str)
@@ -47,6 +49,20 @@ def test_every_operation_has_its_passes():
     for case in benchmark.CASES:
         assert len(case.shape) == 4 if case.kind != "batch_norm" else len(case.shape) in (2, 3)
         assert case.dtype in benchmark.TOLERANCE
+
+
+def test_the_floor_is_that_of_the_fewest_passes():
+    def passes(kind, shape, dtype, limits=LARGE):
+        return benchmark.fewest_passes(benchmark.Case(kind, shape, dtype), limits)
+
+    images = 128, 256, 56 * 56
+    assert passes("batch_norm", (65536, 1024), "float32") == {"forward": 3, "inference": 2, "backward": 5}
+    assert passes("batch_norm", images, "float32") == {"forward": 2, "inference": 2, "backward": 5}
+    assert passes("batch_norm", images, "bfloat16") == {"forward": 2, "inference": 2, "backward": 3}
+    older = plans.Limits(clusters=False)
+    assert passes("batch_norm", images, "bfloat16", older) == {"forward": 3, "inference": 2, "backward": 5}
+    assert passes("batch_norm", (256, 64), "float32") == {"forward": 2, "inference": 2, "backward": 3}
+    assert passes("group_norm", (64, 32, 8, 3136), "float32") == {"forward": 2, "backward": 3}
 
 
 def test_it_says_why_it_cannot_run():

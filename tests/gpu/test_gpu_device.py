@@ -19,6 +19,7 @@ from rules import rule
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu.available() is not None, reason=str(gpu.available()))]
 SHAPES = [(256, 64), (4099, 3), (65536, 100), (70, 3, 49), (3, 5, 333), (32, 130, 784), (16, 512, 49)]
+SHAPES += [(24, 32, 3136)]  # for clusters
 
 
 @pytest.fixture
@@ -54,7 +55,9 @@ def test_forward_and_backward(cupy, shape, dtype):
         assert_same(cupy.asnumpy(got), cupy.asnumpy(first), shape=shape, what="a second run")
 
 
-@pytest.mark.parametrize("shape", [(20, 1, 768, 1), (3, 1, 16500, 1), (3, 4, 2, 49), (2, 5, 1, 1025)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(20, 1, 768, 1), (3, 1, 16500, 1), (3, 4, 2, 49), (2, 5, 1, 1025), (9, 3, 4, 3136)], ids=str
+)
 def test_rows(cupy, shape):
     x, dy = drawn(cupy, shape, "float32", 0), drawn(cupy, shape, "float32", 1)
     gamma, beta = cupy.linspace(0.5, 2, shape[1] * shape[2]), cupy.linspace(-1, 1, shape[1] * shape[2])

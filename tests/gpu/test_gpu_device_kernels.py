@@ -44,7 +44,7 @@ def drawn(cupy, shape, dtype, seed):
 def compiled(device, dtype):
     """All instances, by several compilers at a time."""
     lists = {"channels": plans.channel_kernels, "rows": row_plans.row_kernels}
-    lists["row_channels"] = row_plans.row_channel_kernels
+    lists |= {"clusters": plans.cluster_kernels, "row_channels": row_plans.row_channel_kernels}
     names = [(family, name) for family, make in lists.items() for name in make(dtype)]
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda item: device.compile(*item), [item for item in names if item[1] not in device.kernels]))
@@ -164,17 +164,19 @@ def test_constant_and_broken_channels(cupy, shape, dtype):
     assert np.isfinite(np.moveaxis(y, 1, 0)[~broken]).all() and np.isnan(np.moveaxis(y, 1, 0)[broken]).all()
 
 
-@pytest.mark.parametrize("shape", [(256, 64), (65536, 100), (32, 130, 784), (1000, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(256, 64), (65536, 100), (32, 130, 784), (24, 32, 3136), (1000, 3)], ids=str)
 def test_a_hundred_times_the_same_bits(cupy, shape):
     x, dy = drawn(cupy, shape, "float32", 0), drawn(cupy, shape, "float32", 1)
     rows = x.reshape(shape[0], 1, -1, 1)
-    gamma = cupy.linspace(0.5, 2, rows.shape[2])
+    images = x.reshape(shape[0], 1, shape[1], -1)
+    gamma, zeros = cupy.linspace(0.5, 2, rows.shape[2]), cupy.zeros(shape[0])
 
     def run():
         y, stats, count, _ = gpu.forward(x, None, None, 1e-5)
         row_y, mean, rstd = gpu.rows_forward(rows, gamma, None, 1e-5)
         back = gpu.rows_backward(dy.reshape(rows.shape), rows, mean, rstd, gamma, None)
-        return [y, stats, *gpu.backward(dy, x, stats, count), row_y, mean, rstd, *back]
+        groups = gpu.rows_backward(dy.reshape(images.shape), images, zeros, zeros + 1, None, None)
+        return [y, stats, *gpu.backward(dy, x, stats, count), row_y, mean, rstd, *back, *groups]
 
     first = run()
     differ = cupy.zeros((), "int64")

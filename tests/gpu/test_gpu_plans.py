@@ -13,11 +13,15 @@ from hypothesis import strategies as st
 
 import gpu_sweep
 from bnorm.kernels.gpu import jobs, launching, plans, row_plans
+from cuda_on_cpu.emulator import clusters
 from gpu_device import PlanningDevice
 
 DTYPES = st.sampled_from(sorted(plans.ITEMSIZE))
 SIZES = st.one_of(st.integers(1, 9), st.integers(1, 300), st.integers(1, 5000))
-LIMITS = st.builds(plans.Limits, st.sampled_from([1, 16, 132, 200]), st.sampled_from([48 << 10, 99 << 10, 227 << 10]))
+LIMITS = st.builds(
+    plans.Limits, st.sampled_from([1, 16, 132, 200]), st.sampled_from([48 << 10, 99 << 10, 227 << 10]), st.booleans()
+)
+LIKE_H100 = plans.Limits()
 SMALL = 300_000  # elements that are counted one by one
 
 LARGE = 1 << 35  # elements: 64 GiB of half precision
@@ -29,7 +33,7 @@ def fields(launch):
 
 
 def parameters(launch):
-    """T, V, K, BX, BY and a mode out of the name of an instance."""
+    """The name, T, V, K, BX, BY and a mode or kind out of the name of an instance."""
     name, inside = launch.kernel.rstrip(">").split("<")
     first, *numbers = inside.split(", ")
     return name, first, *map(int, numbers)
@@ -102,7 +106,7 @@ def check_plans(outer, channels, inner, dtype, vectors, careful, limits):
         plans.map_only("gradient", *size, careful, jobs.RELU, limits),
     ]
     for alone, whole in (found[:2], found[2:4]):  # the pieces have the bits of the whole
-        cuts = [fields(plan.launches[0]) | {"keep": 0} for plan in (alone, whole)]
+        cuts = [fields(plan.launches[0]) | {"keep": 0, "streams": 0} for plan in (alone, whole)]
         assert cuts[0] == cuts[1] and alone.launches[0].grid == whole.launches[0].grid
     for plan in found:
         assert 1 <= len(plan.launches) <= 2
@@ -118,8 +122,16 @@ def check_plans(outer, channels, inner, dtype, vectors, careful, limits):
         if name in ("moments", "sums") and parameters(first)[-2] == jobs.WITH_MAP:
             assert len(plan.launches) == 1
             assert f["group"] == f["chunks"] == 1  # a block has whole channels
+        if name.startswith("cluster"):
+            assert plan == (plan.launches, 0, 0) and len(plan.launches) == 1 and limits.clusters and not careful
+            assert f["chunks"] == plans.CLUSTER and first.grid[0] == f["columns"] == f["channels"]
+            assert f["base"] > 1 and wide_of(first) == 1 and f["keep"]  # one column to a block
     for plan in found[:4] if careful else ():
         assert all(parameters(launch)[2] == 1 for launch in plan.launches)
+
+
+def wide_of(launch):
+    return prod(parameters(launch)[3:5])
 
 
 def check_launch(launch, limits):
@@ -131,10 +143,11 @@ def check_launch(launch, limits):
     assert 1 <= launch.grid[0] < 2**31 and 1 <= launch.grid[1] <= 65535
     assert launch.grid[1] == f["chunks"] and f["chunks"] % f["split"] == 0
     assert f["chunks"] * f["chunk"] >= f["steps"] and f["chunk"] % down == 0
-    assert launch.shared + plans.STATIC_SHARED <= max(limits.shared, 48 << 10)
+    static = plans.CLUSTER_STATIC if launch.family == "clusters" else plans.STATIC_SHARED
+    assert launch.shared + static <= max(limits.shared, 48 << 10)
     if f["keep"]:
-        assert f["keep"] * down >= f["steps"]
-        arrays = 1 if name == "moments" else 2
+        assert f["keep"] * down * f["chunks"] >= f["steps"]
+        arrays = 1 if name.endswith("moments") else 2
         assert launch.shared == arrays * f["keep"] * launch.block[0] * vector * plans.ITEMSIZE[dtype_of(launch)]
 
 
@@ -167,14 +180,31 @@ def test_rows(n, groups, channels, inner, dtype, vectors, params, limits):
         assert f["lanes"] * f["side"] == plans.THREADS == first.block[0]
         assert f["lanes"] == plans.THREADS if wide else f["lanes"] in (1, 2, 4, 8, 16, 32)
         assert steps * f["lanes"] * vector >= size if steps else wide
-        assert first.grid == (f["blocks"], 1) and (f["blocks"] - 1) * f["side"] < max(many_rows, 1)
+        way = int(re.findall(r"\d+", first.kernel)[-1]) if more else jobs.NO_PARAMS
+        apart = groups if way == jobs.PER_CHANNEL else 1
+        assert first.grid == (f["sets"] * apart, 1) and (f["sets"] - 1) * f["side"] < max(many_rows // apart, 1)
+        assert sorted(rows_of_blocks(f, apart)) == [*range(many_rows)]
         assert first.shared + plans.STATIC_SHARED <= limits.shared
         assert not f["affine"] or groups == inner == 1  # the same gamma for all rows
         assert bool(others) == bool(plan.partial)
         if others:
-            assert params and groups == inner == 1 and others[0].kernel == "rows_params"
-            assert plan.partial == 2 * f["blocks"] * size and others[0].grid[0] * row_plans.JOINED >= size
-            assert others[0].geometry == first.geometry
+            assert params and others[0].kernel == "rows_params" and others[0].geometry == first.geometry
+            assert plan.partial == 2 * f["sets"] * f["columns"] and others[0].grid[0] * row_plans.JOINED >= f["columns"]
+        if way == jobs.PER_COLUMN:
+            assert groups == inner == 1 and f["columns"] == size
+        if way == jobs.PER_CHANNEL:
+            share = f["share"]
+            assert inner > 1 and (f["columns"], f["channels"]) == (groups * channels, channels)
+            assert share & (share - 1) == 0 and (share == 1 or share * channels <= plans.THREADS)
+
+
+def rows_of_blocks(f, apart):
+    """Those that the blocks of rows_backward.cu go through."""
+    for block in range(f["sets"] * apart):
+        for first in range(
+            block // apart * f["side"] * apart + block % apart, f["rows"], f["sets"] * apart * f["side"]
+        ):
+            yield from (row for row in range(first, first + f["side"] * apart, apart) if row < f["rows"])
 
 
 @many
@@ -203,11 +233,38 @@ def test_few_rows_get_a_block_each_and_many_share_one():
     assert lanes(64, 1024) == 256 and lanes(64, 64) == 4
 
 
+def test_channels_that_a_cluster_holds_are_read_once():
+    """One launch where the memory of eight blocks suffices, and their clusters fill the device; else two."""
+
+    def plan(name, then, channels, pixels, dtype, limits=LIKE_H100):
+        found = plans.reduction(name, 128, channels, pixels, dtype, True, False, then, 0, limits)
+        return [parameters(launch)[0] for launch in found.launches]
+
+    forward, backward = ("moments", "normalize"), ("sums", "gradient")
+    for dtype in ("float32", "bfloat16"):
+        assert plan(*forward, 256, 56 * 56, dtype) == ["cluster_moments"]
+    assert plan(*backward, 256, 56 * 56, "bfloat16") == ["cluster_sums"]
+    assert plan(*backward, 256, 56 * 56, "float32") == list(backward)  # x and dy of a channel are 3.2 MB
+    assert plan(*forward, 256, 28 * 28, "float32") == ["cluster_moments"]
+    assert plan(*backward, 256, 28 * 28, "float32") == ["cluster_sums"]
+    assert plan(*forward, 256, 112 * 112, "float32") == list(forward)
+    for channels, names in ((3, forward), (12, ["cluster_moments"]), (17, forward), (24, ["cluster_moments"])):
+        assert plan(*forward, channels, 56 * 56, "float32") == list(names)
+    older = plans.Limits(108, 163 << 10, False)
+    assert plan(*forward, 256, 28 * 28, "float32", older) == list(forward)
+
+
 # The text of the kernels --------------------------------------------------------------------------------------------
 
 
 STRUCTS = {"Job": jobs.JOB, "RowJob": jobs.ROW_JOB, "StatisticsJob": jobs.STATISTICS_JOB}
-OF_FAMILY = {"channels": "Job", "rows": "RowJob", "row_channels": "Job", "statistics": "StatisticsJob"}
+OF_FAMILY = {
+    "channels": "Job",
+    "clusters": "Job",
+    "rows": "RowJob",
+    "row_channels": "Job",
+    "statistics": "StatisticsJob",
+}
 
 
 @pytest.mark.parametrize(("family", "name"), OF_FAMILY.items())
@@ -245,6 +302,8 @@ def test_modes_are_spelled_once():
 def test_kernels_are_those_that_plans_launch():
     text = {family: re.sub(r"//[^\n]*", "", launching.source(family)) for family in launching.FAMILIES}
     pattern = r"__global__ void[^;{]*?(\w+)\((?:Row|Statistics)?Job job\)"
+    assert clusters(text["clusters"]) == {name: (1, plans.CLUSTER, 1) for name in ("cluster_moments", "cluster_sums")}
+    assert f"constexpr int CLUSTER = {plans.CLUSTER};" in text["clusters"]
     written = {family: set(re.findall(pattern, t)) for family, t in text.items()}
     assert written == {family: {name.split("<")[0] for name in every(family)} for family in launching.FAMILIES}
 
@@ -254,6 +313,7 @@ def every(family, dtypes=tuple(plans.ITEMSIZE)):
     """The names that are compiled ahead, and for other devices."""
     lists = {
         "channels": plans.channel_kernels,
+        "clusters": plans.cluster_kernels,
         "rows": row_plans.row_kernels,
         "row_channels": row_plans.row_channel_kernels,
     }

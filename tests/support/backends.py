@@ -1,4 +1,4 @@
-"""The backends, so that one test runs on each: the processor, CUDA on the emulator, CUDA on a device.
+"""The backends, so that one test runs on each: the processor, CUDA on the emulator (with clusters too) and on a device.
 
 A test takes the fixture `backend`, gives it arrays of NumPy and gets such back: `backend("moments", x)`; or it moves
 them itself, by `backend.up` and `backend.down`. `on_backends` says what it runs over: everything on the processor; with
@@ -15,7 +15,7 @@ import pytest
 from bnorm.kernels import cpu, gpu, reference
 from bnorm.kernels.gpu import launching
 from cases import CASES, DTYPES, Case, c_order
-from gpu_device import emulated, needs_emulator
+from gpu_device import CLUSTERED, SMALL, emulated, needs_emulator
 from kernel_checks import exact
 
 SWITCH = (False, True)
@@ -40,6 +40,14 @@ CUDA_CASES = [case for case in CASES if case.memory is c_order] + MORE
 # Every case in float32; the other types share the code, and run over those that reach all of their instances.
 CUDA_RUNS = [(case, "float32") for case in CUDA_CASES]
 CUDA_RUNS += [(case, dtype) for case in dict.fromkeys(CUDA_CASES[::3] + MORE) for dtype in ("float16", "float64")]
+
+
+# Channels that only a cluster holds: in the forward, in the backward, and in both, as far as the type makes them large.
+CLUSTER_RUNS = [
+    (Case((5, 4, 8100), 1, c_order, "for clusters, whole vectors"), "float32"),
+    (Case((6, 3, 7501), 1, c_order, "for clusters, no vectors"), "float32"),
+    (Case((3, 4, 6002), 1, c_order, "for clusters, pairs"), "float64"),
+]
 
 
 class Backend:
@@ -89,6 +97,7 @@ class Device(Backend):
 MARKS = {
     "cpu": (),
     "emulator": (needs_emulator,),
+    "clusters": (needs_emulator,),
     "device": (pytest.mark.gpu, pytest.mark.skipif(gpu.available() is not None, reason=str(gpu.available()))),
 }
 
@@ -99,9 +108,10 @@ def backend(request, monkeypatch):
     match request.param:
         case "cpu":
             return Backend("cpu", cpu)
-        case "emulator":
+        case "emulator" | "clusters":
             device = emulated()
             device.log.clear()
+            monkeypatch.setattr(device, "limits", CLUSTERED if request.param == "clusters" else SMALL)
             monkeypatch.setattr(launching, "device_of", lambda x: device)
             return Backend("emulator", gpu)
     return Device("device", gpu)
@@ -142,7 +152,9 @@ def on_backends(cuda=CUDA_RUNS, plain=False, **settings):
 
     there = [(case, dtype, *more) for case, dtype in cuda for more in some(case, dtype)]
     here = [*product(CASES, DTYPES, *settings.values()), *product(MORE, ["float32"], *settings.values())]
-    return parametrized(["case", "dtype", *settings], {"cpu": here, "emulator": there, "device": there})
+    clustered = [(case, dtype, *more) for case, dtype in CLUSTER_RUNS for more in some(case, dtype)]
+    runs = {"cpu": here, "emulator": there, "clusters": clustered, "device": there + clustered}
+    return parametrized(["case", "dtype", *settings], runs)
 
 
 def at_the_ends(dtypes=("float32", "float64"), **settings):
@@ -155,4 +167,4 @@ def at_the_ends(dtypes=("float32", "float64"), **settings):
 def each_backend(**settings):
     """Parameters backend and the settings, all on each."""
     runs = list(product(*settings.values()))
-    return parametrized([*settings], dict.fromkeys(MARKS, runs))
+    return parametrized([*settings], dict.fromkeys(("cpu", "emulator", "device"), runs))

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-SMALL = {"MultiProcessorCount": 3, "MaxSharedMemoryPerBlockOptin": 64 << 10}  # so that small arrays are cut into chunks
+# So that small arrays are cut into chunks.
+SMALL = {"MultiProcessorCount": 3, "MaxSharedMemoryPerBlockOptin": 64 << 10, "ComputeCapabilityMajor": 8}
 SCALARS = (bool, int, float, complex, np.generic)
 COMPARISONS = {"greater", "greater_equal", "less", "less_equal", "equal", "not_equal"}
 UFUNCS = {

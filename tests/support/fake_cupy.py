@@ -228,6 +228,7 @@ cuda = SimpleNamespace(
 def forget():
     gpu.available.cache_clear()
     launching._device.cache_clear()
+    launching.current_stream.cache_clear()
 
 
 @pytest.fixture(name="cupy")

@@ -10,7 +10,8 @@ from bnorm.kernels.gpu import jobs, launching, plans
 from cuda_on_cpu.emulator import Emulator, missing
 
 needs_emulator = pytest.mark.skipif(bool(missing()), reason=f"the emulator: {missing()}")
-SMALL = plans.Limits(processors=3, shared=64 << 10)  # so that small arrays are cut into chunks
+SMALL = plans.Limits(processors=3, shared=64 << 10, clusters=False)  # so that small arrays are cut into chunks
+CLUSTERED = SMALL._replace(clusters=True)
 
 
 class EmulatedDevice:
@@ -30,8 +31,11 @@ class EmulatedDevice:
     def zeros(self, shape, dtype):
         return np.zeros(shape, dtype)
 
+    def addresses(self, *arrays):
+        return [0 if array is None else array.ctypes.data for array in arrays]
+
     def address(self, array):
-        return 0 if array is None else array.ctypes.data
+        return self.addresses(array)[0]
 
     def workspace(self, numbers, tickets):
         """Of exactly the size that was asked for, so that a sanitizer sees what is written beyond it."""

@@ -5,16 +5,17 @@ from functools import partial
 
 import numpy as np
 
+from backends import CLUSTER_RUNS
 from bnorm.kernels import gpu, reference
 from bnorm.kernels.gpu import jobs, launching
 from bnorm.running import Statistics
 from compare import assert_close
 from cuda_on_cpu.emulator import Emulator
-from gpu_device import EmulatedDevice, PlanningDevice
+from gpu_device import CLUSTERED, EmulatedDevice, PlanningDevice
 
 SHAPES = [(70, 6), (1200, 70), (100, 3), (9, 2, 1100), (5, 3, 333)]  # one launch, chunks, widened, runs, scalar loads
 WEIGHTED = SHAPES[2::2]
-ROWS = [(30, 1, 700, 1), (6, 1, 40, 1), (3, 4, 2, 49)]  # blocks that go on to another row, warps, groups
+ROWS = [(30, 1, 700, 1), (6, 1, 40, 1), (9, 4, 2, 49), (2, 1, 2, 4400)]  # several rows to a block, warps, groups, long
 
 
 def calls(check):
@@ -42,6 +43,15 @@ def calls(check):
         gpu.rows_backward(dy, x, mean, rstd, gamma, gamma, slope=0.0)
 
 
+def by_clusters(check):
+    x, dy = np.random.default_rng(0).standard_normal((2, *CLUSTER_RUNS[0][0].shape)).astype("float32")
+    arguments = None, None, 1e-5, None, None, None, 0.0
+    y, stats, count, _ = gpu.forward(x, *arguments)
+    check(y, 1e-5, "forward", x.astype("f8"), *arguments)
+    dx = gpu.backward(dy, x, stats, count, None, 0.0)[0]
+    check(dx, 1e-4, "backward", dy.astype("f8"), x.astype("f8"), stats, float(count), None, 0.0)
+
+
 def check(got, error, name, *arguments):
     want = getattr(reference, name)(*arguments)
     want = want[1] if name == "merge" else want[0]  # the mean, which is all that stands behind statistics
@@ -53,11 +63,16 @@ def main(sanitize: str) -> None:
     launching.device_of = lambda x: planned
     with np.errstate(all="ignore"):
         calls(lambda *ignored: None)
+        planned.limits = CLUSTERED
+        by_clusters(lambda *ignored: None)
     device = EmulatedDevice(emulator=partial(Emulator, sanitize=sanitize))
     for family in launching.FAMILIES:  # several compilers at a time
         device.build_all(family, {launch.kernel for launch in planned.log if launch.family == family}, groups=2)
     launching.device_of = lambda x: device
     calls(check)
+    device.limits = CLUSTERED
+    by_clusters(check)
+    assert [launch.family for launch in device.log[-2:]] == ["clusters", "clusters"]
     print(f"{len(device.log)} launches of {len(device.emulators)} kernels, {jobs.JOB.size} bytes of arguments each")
 
 

@@ -4,10 +4,13 @@ from typing import NamedTuple
 
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, gpu
 from bnorm.kernels.gpu import plans, row_plans
+from bnorm.kernels.gpu.plans import SHORT_RUN
 
-FAMILIES = ("channels", "rows", "row_channels")
+FAMILIES = ("channels", "clusters", "rows", "row_channels")
 SLOPES = (1.0, 0.0, 0.25)
 IMAGES = 70  # more channels than half of the processors: each gets a block, and keeps what it has read
+CLUSTERS = 32, (300 << 10, 600 << 10, 1000 << 10)  # channels, and bytes of each, that clusters keep
+MANY_CHANNELS = 14000  # of a group: more than a block keeps the sums of
 LARGE_BLOCK = 120 << 10  # bytes of a channel that such a block keeps, alone on its processor
 
 
@@ -31,10 +34,15 @@ def cases(dtype):
         yield Case("channels", (16, 3, 20001 * v))
         for arrays in (1, 2):
             yield Case("channels", (8, IMAGES, odd(LARGE_BLOCK / arrays / itemsize / 8 / v) * v))
+        for size in CLUSTERS[1]:
+            yield Case("channels", (8, CLUSTERS[0], odd(size / itemsize / 8 / v) * v))
         for rows, vectors in ((700, 31), (700, 201), (20, 1001), (20, 2001), (20, 4001)):
             yield Case("rows", (rows, 1, vectors * v, 1))
-        yield Case("rows", (6, 3, 1, 3 * v))
-        yield Case("rows", (6, 3, 1, 129 * v))
+        # sums per channel in that pass, by the ways to hold a row; not for too many channels, nor of one value each
+        for samples, vectors in ((700, 31), (700, 201), (20, 1001), (20, 2001), (20, 4001)):
+            yield Case("rows", (samples, 2, 1, vectors * v))
+        yield Case("rows", (6, 3, v, 1))
+        yield Case("rows", (2, 1, MANY_CHANNELS, odd(SHORT_RUN / itemsize / v) * v))
     yield Case("weighted", (300, 33))
     yield Case("weighted", (6, 3, 300))
 

@@ -27,6 +27,7 @@ from cuda_on_cpu.building import EmulatorError, build, environment, missing
 __all__ = ["ORDERS", "Emulator", "EmulatorError", "environment", "located", "missing"]
 
 ORDERS = (0, 1, 2)  # forward, backward, and the first of the shuffled ones: any larger number is another
+CLUSTER = 8  # blocks that every device with clusters can run together
 LIMITS = {"grid": (2**31 - 1, 65535, 65535), "block": (1024, 1024, 64)}
 MAX_THREADS = 1024
 MAX_DYNAMIC_SHARED = 227 * 1024
@@ -72,6 +73,7 @@ class Emulator:
         self.path = build(source, self.names, sanitize, label)
         self.library = ctypes.CDLL(str(self.path))
         self.library.emu_error.restype = ctypes.c_char_p
+        self.clusters = clusters(source)
         self.parameters = {name: self._parameters(i) for i, name in enumerate(self.names)}
         self._guarded: dict[int, tuple[weakref.ref, int, int]] = {}
 
@@ -92,12 +94,15 @@ class Emulator:
             raise EmulatorError(f"{name}: not among the instances {', '.join(self.names)}")
         grid, block = ((*map(int, size), 1, 1)[:3] for size in (grid, block))
         check_size(name, grid, block, shared_bytes)
+        cluster = self.clusters.get(name.partition("<")[0], (1, 1, 1))
+        check_cluster(name, grid, cluster)
         packed = pack(name, self.parameters[name], args)
         blocks = np.array([] if only is None else only, np.uint64)
         call = (
             self.names.index(name),
             (ctypes.c_uint * 3)(*grid),
             (ctypes.c_uint * 3)(*block),
+            (ctypes.c_uint * 3)(*cluster),
             ctypes.c_uint64(shared_bytes),
             (ctypes.c_void_p * len(packed))(*(memory.ctypes.data for memory in packed)),
             ctypes.c_uint64(order),
@@ -155,6 +160,22 @@ def check_size(name, grid, block, shared_bytes):
         raise EmulatorError(f"{name}: block: expected at most {MAX_THREADS} threads, got {math.prod(block)}")
     if not 0 <= shared_bytes <= MAX_DYNAMIC_SHARED:
         raise EmulatorError(f"{name}: dynamic shared memory: expected at most {MAX_DYNAMIC_SHARED}, got {shared_bytes}")
+
+
+def clusters(source: str) -> dict[str, tuple[int, ...]]:
+    """The kernels that say of how many blocks a cluster of theirs is, and that."""
+    found = {}
+    for size, rest in re.findall(r"__cluster_dims__\(([^()]*)\)([^;{]*)\{", source):
+        name = re.findall(r"(\w+)\s*\([^()]*\)\s*$", rest)[0]
+        found[name] = tuple(int(number) for number in (size + ", 1, 1").split(",")[:3])
+    return found
+
+
+def check_cluster(name, grid, cluster):
+    if math.prod(cluster) > CLUSTER:
+        raise EmulatorError(f"{name}: cluster: expected at most {CLUSTER} blocks, got {cluster}")
+    if any(n % together for n, together in zip(grid, cluster, strict=True)):
+        raise EmulatorError(f"{name}: grid: expected whole clusters of {cluster}, got {grid}")
 
 
 def pack(name, parameters, args) -> list[np.ndarray]:

@@ -4,7 +4,7 @@
 // library of the compiler knows nothing of blocks and warps. What orders two accesses:
 //
 //   - of one block: a barrier of the block between them (epochs), or a warp operation of both (a vector clock per
-//   warp);
+//   warp); of one cluster: a barrier of the cluster, unless it was arrived at relaxed;
 //   - of two blocks: the first is behind a __threadfence and then an atomic, the second behind an atomic at the same
 //     address and then a __threadfence, each by this thread or, over barriers, by another one of the block.
 //
@@ -86,6 +86,14 @@ unsigned pages_launch = 0, published_launch = 0;     // what launches they are o
 BlockState& mine() { return blocks.find(block)->second; }
 unsigned thread_number() { return (unsigned)(&current() - block->fibers.data()); }
 bool inside(const void* p, const char* start, size_t bytes) { return p >= start && p < start + bytes; }
+bool in_shared(const void* p) {
+  for (const Block* b : block->cluster->blocks)
+    if (inside(p, b->memory, b->capacity)) return true;
+  return false;
+}
+bool in_cluster(unsigned serial, unsigned other) {  // whose blocks are started together
+  return (serial - 1) / launch.cluster == (other - 1) / launch.cluster;
+}
 
 Cell& cell(uintptr_t at) {
   if (pages_launch != launch.number && pages.size() > MANY_PAGES) pages.clear();
@@ -110,7 +118,7 @@ bool ordered(const Access& a, const Access& now, const BlockState& b) {
 }
 
 void compare(const Access& a, const char* did, const Access& now, const char* does, bool shared) {
-  if (!a.block || (a.atomic && now.atomic) || (shared && a.block != now.block) || ordered(a, now, mine())) return;
+  if (!a.block || (a.atomic && now.atomic) || (shared && !in_cluster(a.block, now.block)) || ordered(a, now, mine())) return;
   const std::string who = text("thread %u%s", a.thread, a.block == now.block ? "" : " of another block");
   stop(text("a race in %s memory: @0x%x %s what %s %s at @0x%x, and nothing orders them", shared ? "shared" : "device",
             now.place, does, who.c_str(), did, a.place));
@@ -128,10 +136,12 @@ void remember_read(Cell& c, const Access& now) {
 
 void access(const volatile void* p, size_t bytes, bool writes, bool atomic, const void* pc) {
   if (!self || inside((const void*)p, current().stack, Stacks::BYTES)) return;
+  if (current().arrival == Arrival::ORDERS)
+    stop("memory is used between the two parts of a cluster's barrier, of which the first orders what comes before it");
   BlockState& b = mine();
   const unsigned thread = thread_number();
   ThreadState& t = b.threads[thread];
-  const bool shared = inside((const void*)p, block->memory, block->capacity);
+  const bool shared = in_shared((const void*)p);
   const auto place = (unsigned)(static_cast<const char*>(pc) - &__ehdr_start - 1);
   const Access now{block->serial, b.epoch, t.clock[thread % 32], (unsigned short)thread, atomic, place};
   for (size_t i = 0; i < bytes; ++i) {
@@ -190,6 +200,19 @@ void pass_barrier(Block& b) {
   }
   ++state.epoch;
   if (!dirty && fenced) state.clean_epoch = state.epoch;
+}
+
+// It orders all that the threads of a cluster did before and after it.
+void pass_cluster(const Cluster& cluster) {
+  if (!on) return;
+  Knowledge all;
+  for (Block* b : cluster.blocks) {
+    pass_barrier(*b);
+    const BlockState& state = blocks[b];
+    all.learn(state.known);
+    all.learn(b->serial, state.epoch);
+  }
+  for (Block* b : cluster.blocks) blocks[b].known.learn(all);
 }
 
 void pass_warp(Block& b, int warp, unsigned mask) {

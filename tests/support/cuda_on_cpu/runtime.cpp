@@ -87,7 +87,7 @@ char* carve(Block& b, const void* key, const char* name, size_t bytes, size_t al
   memset(from, POISON, (size_t)(b.memory + b.used - from));
   forbid(from, (size_t)(start - from));
   forbid(start + bytes, ZONE);
-  b.arrays.push_back({key, name, start, bytes});
+  b.arrays.push_back({key, name, start, bytes, alignment});
   return start;
 }
 
@@ -182,14 +182,14 @@ Step step(Block& b) {
     if (launch.switches > MAX_SWITCHES && error.empty()) error = where(b, "threads go on and on");
     if (!error.empty()) return Step::ENDED;
   }
-  if (release_block(b)) {
+  if (release_block(b) || (error.empty() && release_cluster(b))) {
     launch.switches = 0;
     return Step::MOVED;
   }
   if (!error.empty()) return Step::ENDED;
-  bool spins = false, done = true;
+  bool spins = false, done = true;  // it spins, too, where it waits for other blocks of its cluster
   for (Fiber& f : b.fibers) {
-    spins |= f.state == State::YIELDS, done &= f.state == State::DONE;
+    spins |= f.state == State::YIELDS || f.state == State::AT_CLUSTER, done &= f.state == State::DONE;
     if (f.state == State::YIELDS) f.state = State::RUNS;
   }
   b.ended = done;
@@ -198,29 +198,33 @@ Step step(Block& b) {
   return spins ? Step::SPINS : Step::ENDED;
 }
 
-// The blocks of a launch, some of them at a time: more when all that are there wait for others.
+// The blocks of a launch, some of them at a time: more when all that are there wait for others. They come by clusters,
+// whose blocks are together in `blocks`.
 class Grid {
  public:
-  Grid(std::vector<uint64_t> blocks, size_t most) : waiting_(std::move(blocks)), most_(most) {
+  Grid(std::vector<uint64_t> blocks, size_t most) : blocks_(std::move(blocks)), most_(most) {
+    for (size_t i = 0; i < blocks_.size(); i += launch.cluster) waiting_.push_back(i);
     if (launch.order == 1) std::reverse(waiting_.begin(), waiting_.end());
     if (shuffled()) shuffle(waiting_);
-    room_ = std::min<size_t>(shuffled() ? 6 : 1, most_);
+    room_ = std::min(std::max<size_t>(shuffled() ? 6 : 1, launch.cluster), most_);
+    if (room_ < launch.cluster) error = text("a cluster of %zu blocks, and room for %zu", launch.cluster, room_);
   }
   ~Grid() {
     for (auto& b : there_) retire(std::move(b));
+    for (auto& b : ended_) retire(std::move(b));
     for (auto& b : idle_) free(b->memory);
   }
   void run() {
     long idle = 0;
     while (error.empty()) {
-      while (there_.size() < room_ && next_ < waiting_.size()) admit();
+      while (there_.size() + launch.cluster <= room_ && next_ < waiting_.size()) admit();
       if (there_.empty()) return;
       if (round()) {
         idle = 0;
         continue;
       }
-      if (next_ < waiting_.size() && there_.size() < most_)
-        room_ = there_.size() + 1;
+      if (next_ < waiting_.size() && there_.size() + launch.cluster <= most_)
+        room_ = there_.size() + launch.cluster;
       else if (++idle > MAX_IDLE)
         error = where(*there_.front(), "every thread that is left spins, and nothing changes");
     }
@@ -237,8 +241,9 @@ class Grid {
       if (!error.empty()) return false;
       moved |= done != Step::SPINS;
       if (there_.back()->ended) {
-        retire(std::move(there_.back()));
+        ended_.push_back(std::move(there_.back()));
         there_.pop_back();
+        if (++ended_.back()->cluster->ended == launch.cluster) retire_cluster(ended_.back()->cluster.get());
       } else if (done == Step::SPINS && shuffled()) {
         std::swap(there_.back(), there_[draw(there_.size())]);
       }
@@ -246,21 +251,34 @@ class Grid {
     return moved;
   }
   void admit() {
-    if (idle_.empty()) idle_.push_back(std::make_unique<Block>());
-    there_.push_back(std::move(idle_.back()));
-    idle_.pop_back();
-    const uint64_t i = waiting_[next_++], plane = (uint64_t)grid_size.x * grid_size.y;
-    start_block(*there_.back(),
-                {(unsigned)(i % grid_size.x), (unsigned)(i / grid_size.x % grid_size.y), (unsigned)(i / plane)});
+    const auto cluster = std::make_shared<Cluster>();
+    const uint64_t plane = (uint64_t)grid_size.x * grid_size.y, first = waiting_[next_++];
+    for (uint64_t rank = 0; rank < launch.cluster; ++rank) {
+      if (idle_.empty()) idle_.push_back(std::make_unique<Block>());
+      there_.push_back(std::move(idle_.back()));
+      idle_.pop_back();
+      Block& b = *there_.back();
+      b.cluster = cluster;
+      cluster->blocks.push_back(&b);
+      const uint64_t i = blocks_[first + rank];
+      start_block(b, {(unsigned)(i % grid_size.x), (unsigned)(i / grid_size.x % grid_size.y), (unsigned)(i / plane)});
+    }
+  }
+  void retire_cluster(const Cluster* cluster) {  // its memory could be written to until now
+    const auto of_others = [&](const std::unique_ptr<Block>& b) { return b->cluster.get() != cluster; };
+    const auto from = std::stable_partition(ended_.begin(), ended_.end(), of_others);
+    for (auto b = from; b != ended_.end(); ++b) retire(std::move(*b));
+    ended_.erase(from, ended_.end());
   }
   void retire(std::unique_ptr<Block> b) {
     end_block(*b);
+    b->cluster.reset();
     idle_.push_back(std::move(b));
   }
 
-  std::vector<uint64_t> waiting_;
+  std::vector<uint64_t> blocks_, waiting_;  // waiting: where clusters begin
   size_t most_, room_ = 1, next_ = 0;
-  std::vector<std::unique_ptr<Block>> there_, idle_;
+  std::vector<std::unique_ptr<Block>> there_, ended_, idle_;
 };
 
 }  // namespace
@@ -323,20 +341,57 @@ void atomic(const char* what, const volatile void* at, size_t bytes, Site site, 
   races::atomic(at, bytes, caller);
 }
 
-void* shared(const void* key, size_t bytes, size_t alignment, const char* name, Site site) {
-  for (const Array& a : block->arrays)
+namespace {
+char* shared_of(Block& b, const void* key, size_t bytes, size_t alignment, const char* name, Site site) {
+  for (const Array& a : b.arrays)
     if (a.key == key) return a.start;
-  block->static_bytes += bytes;
-  if (block->static_bytes > STATIC_SHARED) fail(site, "%s: more than 48 KB of static shared memory", name);
-  if (block->static_bytes + launch.dynamic_bytes > ALL_SHARED)
-    fail(site, "%s: more than 227 KB of shared memory", name);
-  if ((int)block->arrays.size() > MAX_ARRAYS) fail(site, "%s: more than %d shared arrays", name, MAX_ARRAYS);
-  return carve(*block, key, name, bytes, alignment);
+  b.static_bytes += bytes;
+  if (b.static_bytes > STATIC_SHARED) fail(site, "%s: more than 48 KB of static shared memory", name);
+  if (b.static_bytes + launch.dynamic_bytes > ALL_SHARED) fail(site, "%s: more than 227 KB of shared memory", name);
+  if ((int)b.arrays.size() > MAX_ARRAYS) fail(site, "%s: more than %d shared arrays", name, MAX_ARRAYS);
+  return carve(b, key, name, bytes, alignment);
+}
+}  // namespace
+
+void* shared(const void* key, size_t bytes, size_t alignment, const char* name, Site site) {
+  return shared_of(*block, key, bytes, alignment, name, site);
 }
 
 void* dynamic_shared(Site site) {
   if (!launch.dynamic_bytes) fail(site, "dynamic shared memory, and the launch gives none");
   return block->arrays.front().start;
+}
+
+void cluster_arrive(bool orders, Site site) {
+  Fiber& f = current();
+  if (f.arrival != Arrival::NONE) fail(site, "arrives at a cluster's barrier once more, and has not waited");
+  f.arrival = orders ? Arrival::ORDERS : Arrival::RELAXED;
+  pause("__cluster_barrier_arrive", site);
+}
+void cluster_wait(Site site) {
+  Fiber& f = current();
+  if (f.arrival == Arrival::NONE) fail(site, "waits at a cluster's barrier, and has not arrived");
+  if (f.arrival != Arrival::PASSED) wait(State::AT_CLUSTER, "__cluster_barrier_wait", 0, site);
+  f.arrival = Arrival::NONE;
+}
+
+// The place in the shared memory of another block that `at` is in this one's.
+void* cluster_map(const void* at, unsigned rank, Site site) {
+  const Cluster& cluster = *block->cluster;
+  if (rank >= cluster.blocks.size()) fail(site, "block %u of a cluster of %zu", rank, cluster.blocks.size());
+  if (!cluster.met) fail(site, "block %u of the cluster may not have started", rank);
+  Block& other = *cluster.blocks[rank];
+  if (other.ended) fail(site, "block %u of the cluster has ended", rank);
+  for (const Array& a : block->arrays)
+    if (at >= a.start && at < a.start + a.bytes) {
+      const ptrdiff_t offset = static_cast<const char*>(at) - a.start;
+      return (a.key ? shared_of(other, a.key, a.bytes, a.alignment, a.name, site) : other.arrays[0].start) + offset;
+    }
+  fail(site, "%p is in no shared array of this block", at);
+}
+unsigned cluster_rank() {
+  const auto& all = block->cluster->blocks;
+  return (unsigned)(std::find(all.begin(), all.end(), block) - all.begin());
 }
 
 }  // namespace emu
@@ -352,20 +407,32 @@ __attribute__((visibility("default"))) int emu_parameters(int kernel, emu::Param
   return k.count;
 }
 
-// Grid and block were checked. `only` names the blocks that run, by their linear index; none means all.
+// Grid, block and cluster were checked. `only` names the blocks that run, by their linear index; none means all.
 __attribute__((visibility("default"))) int emu_launch(int kernel, const unsigned* grid, const unsigned* block,
-                                                      uint64_t dynamic_bytes, void** arguments, uint64_t order,
-                                                      uint64_t resident, const uint64_t* only, uint64_t only_count) {
+                                                      const unsigned* cluster, uint64_t dynamic_bytes, void** arguments,
+                                                      uint64_t order, uint64_t resident, const uint64_t* only,
+                                                      uint64_t only_count) {
   using namespace emu;
   error.clear();
   grid_size = dim3(grid[0], grid[1], grid[2]), block_size = dim3(block[0], block[1], block[2]);
   const uint64_t seed = order * 0x9e3779b97f4a7c15u | 1;
   const auto call = kernels()[(size_t)kernel].call;
-  launch = Launch{call, arguments, (size_t)dynamic_bytes, order, seed, 0, 0, launch.number + 1};
+  const size_t together = (size_t)cluster[0] * cluster[1] * cluster[2];
+  launch = Launch{call, arguments, (size_t)dynamic_bytes, together, order, seed, 0, 0, launch.number + 1};
   std::vector<uint64_t> blocks(only, only + only_count);
   if (!only) {
     blocks.resize((uint64_t)grid[0] * grid[1] * grid[2]);
     for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = i;
+  }
+  if (together > 1) {  // by clusters, and in each by rank
+    const auto number = [&](uint64_t i) {
+      const uint64_t x = i % grid[0], y = i / grid[0] % grid[1], z = i / grid[0] / grid[1];
+      return (z / cluster[2] * (grid[1] / cluster[1]) + y / cluster[1]) * (grid[0] / cluster[0]) + x / cluster[0];
+    };
+    std::stable_sort(blocks.begin(), blocks.end(), [&](uint64_t a, uint64_t b) { return number(a) < number(b); });
+    for (size_t i = 0; i < blocks.size(); ++i)
+      if (blocks.size() % together || number(blocks[i]) != number(blocks[i / together * together]))
+        return error = "only a part of a cluster is launched", 1;
   }
   Grid(std::move(blocks), resident ? resident : SIZE_MAX).run();
   return !error.empty();

@@ -1,5 +1,6 @@
 // What the parts of the emulator share: threads, blocks, and the launch that runs.
 #pragma once
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -15,10 +16,13 @@
 
 namespace emu {
 
-enum class State : uint8_t { RUNS, AT_BARRIER, AT_WARP, YIELDS, DONE };
+enum class State : uint8_t { RUNS, AT_BARRIER, AT_CLUSTER, AT_WARP, YIELDS, DONE };
+// At the barrier of a cluster, which has two parts: whether a thread has been at the first, and all others too.
+enum class Arrival : uint8_t { NONE, RELAXED, ORDERS, PASSED };
 
 struct Fiber : Thread {
   State state = State::RUNS;
+  Arrival arrival = Arrival::NONE;
   const char* what = "";  // what it waits at
   Site site = {"", 0};
   unsigned mask = 0;
@@ -32,11 +36,19 @@ struct Array {
   const void* key;
   const char* name;
   char* start;
-  size_t bytes;
+  size_t bytes, alignment;
+};
+
+struct Block;
+struct Cluster {  // blocks that run together
+  std::vector<Block*> blocks;  // by rank
+  size_t ended = 0;
+  bool met = false;  // at a barrier of all: so they have started
 };
 
 struct Block {
   uint3 index;
+  std::shared_ptr<Cluster> cluster;
   unsigned serial = 0;  // among the blocks of its launch, from 1
   std::vector<Fiber> fibers;
   std::vector<Array> arrays;  // shared ones: the first is the dynamic one
@@ -49,7 +61,7 @@ struct Block {
 struct Launch {
   void (*call)(void**) = nullptr;
   void** arguments = nullptr;
-  size_t dynamic_bytes = 0;
+  size_t dynamic_bytes = 0, cluster = 1;  // cluster: its blocks
   uint64_t order = 0, random = 0;  // the state of the generator that shuffles
   long switches = 0;
   unsigned started = 0, number = 0;
@@ -65,6 +77,7 @@ inline int count(const Block& b) { return (int)b.fibers.size(); }
 // waiting.cpp: let those go on who need wait no longer; false if there are none, or if `error` says that there is one.
 bool release_warp(Block& b, Fiber* lanes, int lane_count);
 bool release_block(Block& b);
+bool release_cluster(Block& b);
 std::string where(const Block& b, const std::string& why);  // `why`, and what each thread of the block waits at
 std::string text(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -77,6 +90,7 @@ constexpr int NOTHING = -1, BALLOT = -2;
 namespace races {
 void start_block(Block& b);
 void pass_barrier(Block& b);
+void pass_cluster(const Cluster& c);
 void pass_warp(Block& b, int warp, unsigned mask);
 void fence();
 void atomic(const volatile void* at, size_t bytes, const void* pc);

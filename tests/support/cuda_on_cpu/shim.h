@@ -22,6 +22,7 @@
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)  // emulator.py reads it in the text
 #define __align__(n) __attribute__((aligned(n)))
 #define __shared__ \
   _Pragma("GCC error \"shared memory is declared by BN_SHARED(T, name, count) or BN_DYN_SHARED(T, name)\"")
@@ -80,6 +81,10 @@ void fence(Site site);
 void atomic(const char* what, const volatile void* at, size_t bytes, Site site, const void* caller);
 void* shared(const void* key, size_t bytes, size_t alignment, const char* name, Site site);
 void* dynamic_shared(Site site);
+void cluster_arrive(bool orders, Site site);
+void cluster_wait(Site site);
+void* cluster_map(const void* at, unsigned rank, Site site);
+unsigned cluster_rank();
 [[noreturn]] void fail(Site site, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 template <class T>
@@ -164,6 +169,17 @@ T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, BN_HERE
   const int lane = emu::self->lane, source = lane - (int)delta;
   return emu::shuffle("__shfl_up_sync", mask, value, source < (lane & -width) ? lane : source, width, site);
 }
+
+// Clusters: blocks that run together, and see each other's shared memory. The first of their barriers says that all have
+// started, which is to be known before one of them is written to.
+
+inline void __cluster_barrier_arrive(BN_HERE) { emu::cluster_arrive(true, site); }
+inline void __cluster_barrier_arrive_relaxed(BN_HERE) { emu::cluster_arrive(false, site); }
+inline void __cluster_barrier_wait(BN_HERE) { emu::cluster_wait(site); }
+inline void* __cluster_map_shared_rank(const void* at, unsigned rank, BN_HERE) {
+  return emu::cluster_map(at, rank, site);
+}
+inline unsigned __clusterRelativeBlockRank() { return emu::cluster_rank(); }
 
 // Memory between blocks ----------------------------------------------------------------------------------------------
 

@@ -112,4 +112,27 @@ bool release_block(Block& b) {
   return true;
 }
 
+// The barrier of a cluster: all threads of all of its blocks have arrived.
+bool release_cluster(Block& b) {
+  bool all = true, ended = false, orders = true;
+  for (const Block* other : b.cluster->blocks)
+    for (const Fiber& f : other->fibers) {
+      ended |= f.state == State::DONE;
+      all &= f.arrival == Arrival::RELAXED || f.arrival == Arrival::ORDERS;
+      orders &= f.arrival == Arrival::ORDERS;
+    }
+  const auto waits = [](const Fiber& f) { return f.state == State::AT_CLUSTER; };
+  if (ended && std::any_of(b.fibers.begin(), b.fibers.end(), waits))
+    error = where(b, "threads wait at a cluster's barrier that others will never reach");
+  if (!all || ended) return false;
+  b.cluster->met = true;
+  if (orders) races::pass_cluster(*b.cluster);
+  for (Block* other : b.cluster->blocks)
+    for (Fiber& f : other->fibers) {
+      if (waits(f)) f.state = State::RUNS;
+      f.arrival = Arrival::PASSED;
+    }
+  return true;
+}
+
 }  // namespace emu

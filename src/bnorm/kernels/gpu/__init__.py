@@ -28,7 +28,7 @@ from .channels import (
     moments,
     normalize,
 )
-from .launching import available, namespace
+from .launching import available, current_stream, namespace
 from .rows import rows_backward, rows_forward
 from .statistics import LeftAlone, assign, known, merge, move, settle
 
@@ -95,7 +95,8 @@ def apart(array: Array, others: Iterable[Any]) -> bool:
             continue
         if type(other) is not kind or not other.flags.c_contiguous:
             return False
-        if other.data.ptr < stop and start < other.data.ptr + other.nbytes:
+        at = other.data.ptr
+        if at < stop and start < at + other.nbytes:
             return False
     return True
 
@@ -108,4 +109,4 @@ def numbers(*some: Array) -> list[float]:
 
 def capturing() -> bool:
     """Whether what is launched now goes into a CUDA graph, and runs later."""
-    return bool(namespace().cuda.get_current_stream().is_capturing())
+    return bool(current_stream()().is_capturing())

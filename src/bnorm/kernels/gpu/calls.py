@@ -29,8 +29,7 @@ class Call:
             self.outer, self.inner = 0, 1
         self.dtype = dtype_name(x.dtype)
         self.result = None if not writes else device.empty(shape, x.dtype) if out is None else out
-        address = device.address
-        self.at, self.dy_at, self.result_at = address(x), address(dy), address(self.result)
+        self.at, self.dy_at, self.result_at = device.addresses(x, dy, self.result)
         self.vectors = (self.at | self.dy_at | self.result_at) % plans.VECTOR_BYTES == 0
 
     @property

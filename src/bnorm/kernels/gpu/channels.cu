@@ -1,4 +1,4 @@
-// Batch normalization: what is done with the sums of a channel, the maps, and the kernels.
+// Batch normalization: the kernels.
 //
 //     moments            sums of x; their end is the parts themselves, or the statistics of a forward. EXACT: in float64
 //     finish_stats       parts -> stats, where something stood between
@@ -10,296 +10,12 @@
 // <T, V, K, BX, BY, ...>: elements of type T are read V at a time; a thread has K channels, V side by side or one; a
 // block is BX of these wide and BY high. KIND is the activation. A MODE WITH_MAP does the map too, in the same launch.
 
-// Between reduction and map ------------------------------------------------------------------------------------------
-
-BN_DEV double running_at(const Job& job, const void* values, i64 c) {
-  return job.wide_running ? static_cast<const double*>(values)[c] : (double)static_cast<const float*>(values)[c];
-}
-BN_DEV bool holds(const Job& job, double v) { return bn_finite(job.wide_running ? v : (double)(float)v); }
-BN_DEV void set_running(const Job& job, void* values, i64 c, double v) {
-  if (job.wide_running) {
-    static_cast<double*>(values)[c] = v;
-  } else {
-    static_cast<float*>(values)[c] = (float)v;
-  }
-}
-
-// Move the running statistics of channel c by a batch, as job.nonfinite says; job.left tells what was left alone.
-BN_DEV void move_channel(const Job& job, i64 c, double count, double batch_mean, double m2) {
-  const double seen = job.seen ? job.seen[c] + job.uncounted * count : 0.0;
-  const double mean = running_at(job, job.running_mean, c), var = running_at(job, job.running_var, c);
-  const bn_rule rule = {job.seen ? BN_POOL : BN_AVERAGE, job.momentum, 1.0, job.ddof, 0};
-  const bn_batch batch = {count, batch_mean, m2, 0.0, count, 0.0, 0.0};
-  bn_statistics s = {mean, 0.0, var, seen, job.seen ? seen : 1.0 / 0.0, 0.0, 0.0};
-  s = bn_move(s, batch, rule);
-  const bool finite = count == 0.0 || (holds(job, s.mean) && holds(job, s.var));
-  if (job.left) job.left[c] = !finite;
-  if (count == 0.0 || job.nonfinite == TEST) return;
-  if (job.seen) job.seen[c] = seen;
-  if (!finite && job.nonfinite == SKIP) return;
-  set_running(job, job.running_mean, c, s.mean);
-  set_running(job, job.running_var, c, s.var);
-  if (job.seen) job.seen[c] = s.seen;
-}
-
-BN_DEV void write_stats(const Job& job, i64 c, double mean, double var, double count) {
-  const double rstd = bn_channel_rstd(mean, var, job.eps, count);
-  row_of(job.stats, job, MEAN)[c] = mean;
-  row_of(job.stats, job, VAR)[c] = var;
-  row_of(job.stats, job, RSTD)[c] = rstd;
-  row_of(job.stats, job, SCALE)[c] = job.gamma ? job.gamma[c] * rstd : rstd;
-  row_of(job.stats, job, SHIFT)[c] = job.beta ? job.beta[c] : 0.0;
-}
-
-BN_DEV void write_coefficients(const Job& job, i64 c, double total, double dot, double count) {
-  const double rstd = row_of(job.stats, job, RSTD)[c];
-  row_of(job.coefficients, job, A_OF_DX)[c] = row_of(job.stats, job, SCALE)[c];
-  row_of(job.coefficients, job, B_OF_DX)[c] = bn_grad_b(rstd, dot, count);
-  row_of(job.coefficients, job, C_OF_DX)[c] = bn_grad_c(total, count);
-}
-
-template <class T>
-BN_DEV void finish_channel(const Job& job, i64 c, const Moments& sum) {
-  const double mean = sum.center + sum.away, back = mean - sum.center;
-  const double low = (sum.center - (mean - back)) + (sum.away - back);
-  if (job.parts) {
-    job.parts[c] = sum.n;
-    job.parts[job.channels + c] = mean;
-    job.parts[2 * job.channels + c] = sum.m2;
-    job.parts[3 * job.channels + c] = low;
-  }
-  if (job.stats) write_stats(job, c, mean, sum.m2 / (sum.n > 0.0 ? sum.n : 1.0), sum.n);
-  if (job.running_mean) move_channel(job, c, sum.n, mean, sum.m2);
-  if (job.counts && c == 0) *job.counts = sum.n;
-}
-
-template <class T>
-BN_DEV void finish_channel(const Job& job, i64 c, const Sums& sum) {
-  typedef typename Compute<T>::type A;
-  const double mean = row_of(job.stats, job, MEAN)[c];
-  const double dot = sum.dot - (mean - (double)(A)mean) * sum.total;
-  if (job.sums) {
-    job.sums[c] = sum.total;
-    job.sums[job.channels + c] = dot;
-  }
-  if (job.coefficients) write_coefficients(job, c, sum.total, dot, count_of(job, c));
-  if (job.dgamma) {
-    job.dgamma[c] = row_of(job.stats, job, RSTD)[c] * dot;
-    job.dbeta[c] = sum.total;
-  }
-}
-
-// The maps -----------------------------------------------------------------------------------------------------------
-// The chunks of the reduction are cut into `split` parts, and all last parts come first: what the blocks of the
-// reduction read last may still be in the second-level cache.
-
-BN_DEV i64 part_of_map(const Job& job) {
-  const i64 chunks = job.chunks / job.split;
-  return (blockIdx.y % chunks) * job.split + (job.split - 1 - blockIdx.y / chunks);
-}
-
-template <class T, int V, int K, int BX, int BY, int KIND, bool FINITE>
-BN_DEV void map_forward(const Job& job, i64 tile, i64 g, const Vector<T, V>* kept) {
-  typedef typename Compute<T>::type A;
-  constexpr int WIDTH = BX * K;
-  const Place<K, BX, BY> place(job, tile, g);
-  const int tid = threadIdx.x, tx = tid % BX;
-  const T* x = static_cast<const T*>(job.x);
-  T* y = static_cast<T*>(job.y);
-  BN_SHARED(A, coefficients, 3 * WIDTH);
-  __syncthreads();  // the statistics may have been written by other threads of this block
-  if (tid < WIDTH && tile * WIDTH + tid < job.columns) {
-    const i64 column = tile * WIDTH + tid, c = channel_of(job, column);
-    double mean, scale, shift;
-    if (job.var) {  // inference: one block of a channel keeps its statistics
-      const double seen = job.seen && job.seen[c] > 0.0 ? job.seen[c] : 1.0;
-      mean = job.mean[c];
-      const double rstd = bn_channel_rstd(mean, job.var[c], job.eps, seen);
-      scale = job.gamma ? job.gamma[c] * rstd : rstd;
-      shift = job.beta ? job.beta[c] : 0.0;
-      if (g == 0 && column == c * job.inner) write_stats(job, c, mean, job.var[c], seen);
-    } else {
-      mean = row_of(job.stats, job, MEAN)[c];
-      scale = row_of(job.stats, job, SCALE)[c];
-      shift = row_of(job.stats, job, SHIFT)[c];
-    }
-    const A high = (A)mean;
-    coefficients[tid] = high;
-    coefficients[WIDTH + tid] = (A)scale;
-    coefficients[2 * WIDTH + tid] = (A)bn_fold((double)high, mean, scale, shift);
-  }
-  __syncthreads();
-  if (!place.inside) return;
-  A h[K], scale[K], shift[K];
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    h[k] = coefficients[tx * K + k];
-    scale[k] = coefficients[WIDTH + tx * K + k];
-    shift[k] = coefficients[2 * WIDTH + tx * K + k];
-  }
-  const A slope = slope_of<KIND, A>(job.slope);
-  bool found = false;
-  const auto map = [&](T& element, int k) {
-    const A value = widen(element);
-    if (FINITE) found |= infinite(value);
-    narrow(bn_act(KIND, slope, fused(value - h[k], scale[k], shift[k])), element);
-  };
-  Walk<BX == 1> walk(job, place.column, place.first, BY);
-  i64 steps = place.steps;
-#pragma unroll 1
-  for (; steps >= BATCH; steps -= BATCH) {
-    Vector<T, V> t[BATCH];
-    i64 at[BATCH];
-#pragma unroll
-    for (int u = 0; u < BATCH; ++u, walk.next()) {
-      at[u] = walk.at;
-      t[u] = kept ? kept[u * BX * BY] : load<T, V>(x + walk.at);
-    }
-    if (kept) kept += BATCH * BX * BY;
-#pragma unroll
-    for (int u = 0; u < BATCH; ++u) {
-#pragma unroll
-      for (int v = 0; v < V; ++v) map(t[u].v[v], K > 1 ? v : 0);
-      put<T, V>(y + at[u], t[u], job.streams);
-    }
-  }
-#pragma unroll 1
-  for (; steps > 0; --steps, walk.next()) {
-    Vector<T, V> t = kept ? *kept : load<T, V>(x + walk.at);
-    if (kept) kept += BX * BY;
-#pragma unroll
-    for (int v = 0; v < V; ++v) map(t.v[v], K > 1 ? v : 0);
-    put<T, V>(y + walk.at, t, job.streams);
-  }
-#pragma unroll
-  for (int k = 0; k < K; ++k)
-    if (place.in_last_row(job, g, k)) {
-      const i64 at = job.steps * job.columns + place.column + k;
-      T element = x[at];
-      map(element, k);
-      y[at] = element;
-    }
-  if (FINITE && found) atomicOr(job.infinite, 1);
-}
-
-// With weights, which may be of any size, a, b and c are double. With FROZEN statistics dx is a map of dy, and reads x
-// for the activation alone.
-template <class T, int V, int K, int BX, int BY, int MODE, int KIND>
-BN_DEV void map_backward(const Job& job, i64 tile, i64 g, const Vector<T, V>* kept) {
-  typedef typename Compute<T>::type A;
-  typedef typename Pick<MODE == CAREFUL, double, A>::type B;
-  constexpr int WIDTH = BX * K;
-  constexpr bool READS_X = KIND != BN_IDENTITY || MODE != FROZEN;
-  const Place<K, BX, BY> place(job, tile, g);
-  const int tid = threadIdx.x, tx = tid % BX;
-  const T* x = static_cast<const T*>(job.x);
-  const T* dy = static_cast<const T*>(job.dy);
-  T* dx = static_cast<T*>(job.y);
-  typedef Forward<A, K, BX> Of;
-  BN_SHARED(Of, shared, 1);
-  BN_SHARED(B, coefficients, 3 * WIDTH);
-  const Of& forward = shared[0];
-  __syncthreads();  // the coefficients may have been written by other threads of this block
-  fill_forward<T, KIND>(job, tile, shared[0]);
-  if (tid < WIDTH && tile * WIDTH + tid < job.columns) {
-    const i64 channel = channel_of(job, tile * WIDTH + tid);
-    if (MODE == FROZEN) {
-      coefficients[tid] = (B)row_of(job.stats, job, SCALE)[channel];
-    } else {
-      const double mean = row_of(job.stats, job, MEAN)[channel], high = (double)(A)mean;
-      const double of_x = row_of(job.coefficients, job, B_OF_DX)[channel];
-      coefficients[tid] = (B)row_of(job.coefficients, job, A_OF_DX)[channel];
-      coefficients[WIDTH + tid] = (B)of_x;
-      coefficients[2 * WIDTH + tid] = (B)bn_fold(high, mean, of_x, row_of(job.coefficients, job, C_OF_DX)[channel]);
-    }
-  }
-  __syncthreads();
-  if (!place.inside) return;
-  A h[K];
-  B a[K], b[K], c[K];
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    h[k] = forward.high[k * BX + tx];
-    a[k] = coefficients[tx * K + k];
-    b[k] = MODE == FROZEN ? (B)0 : coefficients[WIDTH + tx * K + k];
-    c[k] = MODE == FROZEN ? (B)0 : coefficients[2 * WIDTH + tx * K + k];
-  }
-  const A slope = slope_of<KIND, A>(job.slope);
-  const auto map = [&](T gradient, T& element, double weight, int k) {  // element is x, and becomes dx
-    const A away = READS_X ? widen(element) - h[k] : (A)0;
-    const B behind = (B)through<KIND>((A)widen(gradient), away, forward, k * BX + tx, slope);
-    if (MODE == FROZEN) return narrow((A)(a[k] * behind), element);
-    B statistics = fused((B)away, b[k], c[k]);
-    if (MODE == CAREFUL) statistics = weight == 0.0 ? (B)0 : (B)weight * statistics;
-    narrow((A)(a[k] * (behind + statistics)), element);
-  };
-  const i64 plane = job.channels * job.inner, copy = quotient(place.column, plane);
-  const i64 offset = copy * job.inner + (place.column - copy * plane) % job.inner;  // of the weights, where V is 1
-  i64 steps = place.steps, r = place.first;
-  const auto weight_at = [&](i64 step) { return MODE == CAREFUL ? job.weight[step * job.weight_step + offset] : 1.0; };
-  Walk<BX == 1> walk(job, place.column, place.first, BY);
-  const Vector<T, V>* kept_dy = kept ? kept + job.keep * (BX * BY) : kept;
-#pragma unroll 1
-  for (; steps >= PAIRS; steps -= PAIRS, r += PAIRS * BY) {
-    Vector<T, V> t[PAIRS], e[PAIRS];
-    i64 at[PAIRS];
-#pragma unroll
-    for (int u = 0; u < PAIRS; ++u, walk.next()) {
-      at[u] = walk.at;
-      e[u] = kept ? kept_dy[u * BX * BY] : load<T, V>(dy + walk.at);
-      t[u] = !READS_X ? e[u] : kept ? kept[u * BX * BY] : load<T, V>(x + walk.at);
-    }
-    if (kept) {
-      kept += PAIRS * BX * BY;
-      kept_dy += PAIRS * BX * BY;
-    }
-#pragma unroll
-    for (int u = 0; u < PAIRS; ++u) {
-      const double w = weight_at(r + u * BY);
-#pragma unroll
-      for (int v = 0; v < V; ++v) map(e[u].v[v], t[u].v[v], w, K > 1 ? v : 0);
-      put<T, V>(dx + at[u], t[u], job.streams);
-    }
-  }
-  if (steps > 0) {
-    const Vector<T, V> e = kept ? *kept_dy : load<T, V>(dy + walk.at);
-    Vector<T, V> t = !READS_X ? e : kept ? *kept : load<T, V>(x + walk.at);
-    const double w = weight_at(r);
-#pragma unroll
-    for (int v = 0; v < V; ++v) map(e.v[v], t.v[v], w, K > 1 ? v : 0);
-    put<T, V>(dx + walk.at, t, job.streams);
-  }
-#pragma unroll
-  for (int k = 0; k < K; ++k)
-    if (place.in_last_row(job, g, k)) {
-      const i64 at = job.steps * job.columns + place.column + k;
-      const T gradient = dy[at];
-      T element = READS_X ? x[at] : gradient;
-      map(gradient, element, weight_at(job.steps), k);
-      dx[at] = element;
-    }
-}
-
-// Kernels ------------------------------------------------------------------------------------------------------------
-
-// Blocks that a processor shall hold at least, which bounds the registers of a thread. With eight channels to a thread
-// and the map in the same launch, or all in float64, there are too many numbers for two.
-template <int THREADS, int K, int MODE>
-struct Resident {
-  static constexpr int blocks = THREADS > 256 || (K == 8 && (MODE == WITH_MAP || MODE == EXACT)) ? 1 : 2;
-};
-
-// Where a thread keeps what it has read until the map of the same launch; null where it reads again.
-template <class T, int V, int MODE>
-BN_DEV Vector<T, V>* kept_memory(const Job& job) {
-  if (MODE != WITH_MAP || !job.keep) return nullptr;
-  return reinterpret_cast<Vector<T, V>*>(dynamic_memory(true)) + threadIdx.x;
-}
-
 template <class T, int V, int K, int BX, int BY, int MODE, int KIND>
 __global__ void __launch_bounds__(BX* BY, (Resident<BX * BY, K, MODE>::blocks)) moments(Job job) {
   Vector<T, V>* kept = kept_memory<T, V, MODE>(job);
-  reduce_moments<T, V, K, BX, BY, MODE>(job, blockIdx.x, blockIdx.y, kept);
+  Moments sum[K];
+  sum_moments<T, V, K, BX, BY, MODE>(job, blockIdx.x, blockIdx.y, kept, sum);
+  finish_tile<T, Moments, K, BX, BY>(job, blockIdx.x, blockIdx.y, sum);
   if (MODE == WITH_MAP) map_forward<T, V, K, BX, BY, KIND, false>(job, blockIdx.x, 0, kept);
 }
 
@@ -308,7 +24,7 @@ __global__ void __launch_bounds__(256) finish_stats(Job job) {
   if (c >= job.channels) return;
   const double n = job.parts[c], m2 = job.parts[2 * job.channels + c];
   const double mean = job.parts[job.channels + c] + job.parts[3 * job.channels + c];
-  write_stats(job, c, mean, m2 / (n > 0.0 ? n : 1.0), n);
+  write_stats(job, c, normal_of(job, c, mean, m2 / (n > 0.0 ? n : 1.0), n));
 }
 
 template <class T, int V, int K, int BX, int BY, int KIND, int FINITE>
@@ -319,16 +35,19 @@ __global__ void __launch_bounds__(BX* BY, (Resident<BX * BY, K, SUMS_ONLY>::bloc
 template <class T, int V, int K, int BX, int BY, int MODE, int KIND>
 __global__ void __launch_bounds__(BX* BY, (Resident<BX * BY, K, MODE>::blocks)) sums(Job job) {
   Vector<T, V>* kept = kept_memory<T, V, MODE>(job);
-  reduce_sums<T, V, K, BX, BY, MODE, KIND>(job, blockIdx.x, blockIdx.y, kept);
+  Sums sum[K];
+  sum_products<T, V, K, BX, BY, MODE, KIND>(job, blockIdx.x, blockIdx.y, kept, sum);
+  finish_tile<T, Sums, K, BX, BY>(job, blockIdx.x, blockIdx.y, sum);
   if (MODE == WITH_MAP) map_backward<T, V, K, BX, BY, SUMS_ONLY, KIND>(job, blockIdx.x, 0, kept);
 }
 
 __global__ void __launch_bounds__(256) finish_gradients(Job job) {
   const i64 c = (i64)blockIdx.x * 256 + threadIdx.x;
-  if (c < job.channels) write_coefficients(job, c, job.sums[c], job.sums[job.channels + c], count_of(job, c));
+  if (c >= job.channels) return;
+  write_coefficients(job, c, coefficients_of(job, c, {job.sums[c], job.sums[job.channels + c]}, count_of(job, c)));
 }
 
 template <class T, int V, int K, int BX, int BY, int MODE, int KIND>
-__global__ void __launch_bounds__(BX* BY, (Resident<BX * BY, K, SUMS_ONLY>::blocks)) gradient(Job job) {
+__global__ void __launch_bounds__(BX* BY, (MapResident<T, BX * BY, MODE>::blocks)) gradient(Job job) {
   map_backward<T, V, K, BX, BY, MODE, KIND>(job, blockIdx.x, part_of_map(job), nullptr);
 }

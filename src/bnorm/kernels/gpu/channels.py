@@ -40,9 +40,7 @@ def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> Arra
     parts = device.empty((4, call.channels), FLOAT64)
     careful = weight is not None or skipna
     plan = plans.reduction("moments", *call.size, careful, "", 0, device.limits)
-    partial, tickets = call.workspace(plan)
-    address = device.address
-    call.run(plan, MOMENTS(call.at, address(weight), address(parts), partial, tickets, skipna))
+    call.run(plan, MOMENTS(call.at, *device.addresses(weight, parts), *call.workspace(plan), skipna))
     return parts
 
 
@@ -50,8 +48,7 @@ def finish(parts: Array, gamma: Array | None, beta: Array | None, eps: float) ->
     """(5, C): mean, var, rstd, scale and shift of what `moments` returned, or of what was made of it."""
     call = Call(parts, None, writes=False)
     stats = call.device.empty((5, call.channels), FLOAT64)
-    address = call.device.address
-    job = FINISH(address(gamma), address(beta), address(stats), call.at, eps)
+    job = FINISH(*call.device.addresses(gamma, beta, stats), call.at, eps)
     call.run(plans.per_channel("finish_stats", call.channels), job)
     return stats
 
@@ -66,7 +63,7 @@ def normalize(x: Array, stats: Array, slope: float = 1.0, out: Array | None = No
     found = device.zeros((1,), INT32) if finite else None
     name = "finite" if finite else "normalize"
     plan = plans.map_only(name, *call.size, False, kind_of(slope), device.limits)
-    call.run(plan, NORMALIZE(call.at, call.result_at, device.address(stats), device.address(found), slope))
+    call.run(plan, NORMALIZE(call.at, call.result_at, *device.addresses(stats, found), slope))
     if found is not None and int(found[0]):
         raise FloatingPointError("x holds an infinity")
     return call.result
@@ -81,8 +78,7 @@ def grad_moments(dy: Array, x: Array, stats: Array, weight: Array | None = None,
     device = call.device
     sums = device.empty((2, call.channels), FLOAT64)
     plan = plans.reduction("sums", *call.size, weight is not None, "", kind_of(slope), device.limits)
-    address = device.address
-    job = GRAD_MOMENTS(call.at, call.dy_at, address(stats), address(sums), *call.workspace(plan), slope)
+    job = GRAD_MOMENTS(call.at, call.dy_at, *device.addresses(stats, sums), *call.workspace(plan), slope)
     call.run(plan, job)
     return sums
 
@@ -91,10 +87,10 @@ def finish_gradients(sums: Array, stats: Array, count: Any) -> Array:
     """(3, C): a, b and c of `grad_input`. count is a number, or an array on the device: of one, or one per channel."""
     call = Call(sums, None, writes=False)
     coefficients = call.device.empty((3, call.channels), FLOAT64)
-    address = call.device.address
     number, counts = (float(count), None) if isinstance(count, int | float) else (0.0, count)
     step = counts is not None and counts.size > 1
-    places = address(stats), call.at, address(coefficients), address(counts)
+    stats_at, *behind = call.device.addresses(stats, coefficients, counts)
+    places = stats_at, call.at, *behind
     call.run(plans.per_channel("finish_gradients", call.channels), FINISH_GRADIENTS(*places, step, number))
     return coefficients
 
@@ -110,9 +106,8 @@ def grad_input(
 ) -> Array:
     """dx = a (dy + w (b (x - mean) + c)), with dy as in `grad_moments` and w = 1 without weight."""
     call = Call(x, out, dy)
-    address = call.device.address
     plan = plans.map_only("gradient", *call.size, weight is not None, kind_of(slope), call.device.limits)
-    places = address(weight), address(stats), address(coefficients)
+    places = call.device.addresses(weight, stats, coefficients)
     call.run(plan, GRAD_INPUT(call.at, call.dy_at, call.result_at, *places, slope))
     return call.result
 
@@ -128,11 +123,10 @@ def add(total: Array | None, part: Array | None, other: Array | None = None, oth
         other += other_part
 
 
-def rule_of(call: Call, rule: Rule, left: Array, test: bool = False) -> tuple[tuple[int, ...], tuple[float, ...]]:
+def rule_of(call: Call, rule: Rule, left: Array, test: bool = False) -> tuple[tuple[Any, ...], tuple[float, ...]]:
     """The running statistics that are to be moved, or only tested, as jobs have them."""
     code = TEST if test else PROPAGATE if rule.nonfinite == "propagate" else SKIP
-    address = call.device.address
-    places = address(rule.mean), address(rule.var), address(rule.seen) if rule.mode == POOL else 0, address(left)
+    places = call.device.addresses(rule.mean, rule.var, rule.seen if rule.mode == POOL else None, left)
     return (*places, rule.mean.dtype == FLOAT64, code), (rule.momentum, rule.ddof, float(rule.counters[3]))
 
 
@@ -155,20 +149,20 @@ def forward(
     """
     call = Call(x, out)
     device = call.device
-    address, limits, kind = device.address, device.limits, kind_of(slope)
+    limits, kind = device.limits, kind_of(slope)
     count: Any = float(call.outer * call.inner)
     stats = device.empty((5, call.channels), FLOAT64)
-    places = address(gamma), address(beta)
     if mean is not None and var is not None:
         plan = plans.map_only("normalize", *call.size, False, kind, limits)
-        known = address(mean), address(var), address(stats), address(seen)
-        call.run(plan, INFERENCE(call.at, call.result_at, *places, *known, slope, eps))
+        places = device.addresses(gamma, beta, mean, var, stats, seen)
+        call.run(plan, INFERENCE(call.at, call.result_at, *places, slope, eps))
         return call.result, stats, count, 0
     counts = None
     if weight is not None:
         count = counts = device.zeros((), FLOAT64)
     plan = plans.reduction("moments", *call.size, weight is not None, "normalize", kind, limits)
-    of = call.at, call.result_at, address(weight), *places, address(stats), address(counts), *call.workspace(plan)
+    places = device.addresses(weight, gamma, beta, stats, counts)
+    of = call.at, call.result_at, *places, *call.workspace(plan)
     if running is None or not in_passing(running):
         call.run(plan, FORWARD(*of, slope, eps))
         return call.result, stats, count, 0
@@ -197,11 +191,11 @@ def backward(
     """dx, dgamma, dbeta of the `forward` that returned stats and count. frozen: its statistics were constants."""
     call = Call(x, out, dy)
     device = call.device
-    address, kind, channels = device.address, kind_of(slope), call.channels
+    kind, channels = kind_of(slope), call.channels
     then = "frozen" if frozen else "gradient"
     if frozen and not params:
         plan = plans.map_only(then, *call.size, False, kind, device.limits)
-        job = GRAD_INPUT(call.at, call.dy_at, call.result_at, 0, address(stats), 0, slope)
+        job = GRAD_INPUT(call.at, call.dy_at, call.result_at, 0, device.address(stats), 0, slope)
         call.run(plan, job)
         return call.result, None, None
     careful = weight is not None and not frozen
@@ -212,7 +206,8 @@ def backward(
     if params:
         dgamma, dbeta = device.empty((channels,), FLOAT64), device.empty((channels,), FLOAT64)
     number, counts = (count, None) if isinstance(count, float) else (0.0, count)
-    places = address(stats), coefficients, address(dgamma), address(dbeta), address(counts), partial, tickets
-    job = BACKWARD(call.at, call.dy_at, call.result_at, address(weight), *places, slope, number)
+    weight_at, stats_at, *sums = device.addresses(weight, stats, dgamma, dbeta, counts)
+    x_and_dy = call.at, call.dy_at, call.result_at, weight_at
+    job = BACKWARD(*x_and_dy, stats_at, coefficients, *sums, partial, tickets, slope, number)
     call.run(plan, job)
     return call.result, dgamma, dbeta

@@ -26,14 +26,14 @@ BN_DEV void add_one(Moments& sum, double v) {
   }
 }
 
+// The moments of each thread.
 template <class T, int V, int K, int BX, int BY, int MODE>
-BN_DEV void reduce_moments(const Job& job, i64 tile, i64 g, Vector<T, V>* kept) {
+BN_DEV void sum_moments(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Moments (&sum)[K]) {
   typedef typename Compute<T>::type A;
   const Place<K, BX, BY> place(job, tile, g);
   const T* x = static_cast<const T*>(job.x);
   const Walk<BX == 1> walk(job, place.column, place.first, BY);
   const i64 rest = job.steps * job.columns + place.column;
-  Moments sum[K];
   if (MODE == CAREFUL) {
     sum[0] = {0.0, 0.0, 0.0, 0.0};
     add_weighted<T>(job, x, walk, place.column, place.first, BY, place.steps, sum[0]);
@@ -51,7 +51,6 @@ BN_DEV void reduce_moments(const Job& job, i64 tile, i64 g, Vector<T, V>* kept) 
       if (place.in_last_row(job, g, k)) add_one(sum[k], exact(widen(x[rest + k])));
     }
   }
-  finish_tile<T, Moments, K, BX, BY>(job, tile, g, sum);
 }
 
 // sum dy and sum dy (x - h), h being the high part of the mean -------------------------------------------------------
@@ -115,7 +114,7 @@ BN_DEV void exact_products(
 }
 
 template <class T, int V, int K, int BX, int BY, int MODE, int KIND>
-BN_DEV void reduce_sums(const Job& job, i64 tile, i64 g, Vector<T, V>* kept) {
+BN_DEV void sum_products(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Sums (&sum)[K]) {
   typedef typename Compute<T>::type A;
   typedef Block<T, V, K> block;
   constexpr bool KEEP = MODE == WITH_MAP, WEIGHTED = MODE == CAREFUL;
@@ -132,7 +131,6 @@ BN_DEV void reduce_sums(const Job& job, i64 tile, i64 g, Vector<T, V>* kept) {
   Reader<T, V, BX * BY> of_x = {kept}, of_dy = {kept ? kept + job.keep * (BX * BY) : kept};
   const A slope = slope_of<KIND, A>(job.slope);
   A h[K];
-  Sums sum[K];
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     h[k] = place.inside ? forward.high[k * BX + tx] : (A)0;
@@ -196,5 +194,4 @@ BN_DEV void reduce_sums(const Job& job, i64 tile, i64 g, Vector<T, V>* kept) {
       sum[k].total += gradient;
       if (!WEIGHTED || gradient != 0.0) sum[k].dot += gradient * (double)away;
     }
-  finish_tile<T, Sums, K, BX, BY>(job, tile, g, sum);
 }

@@ -11,7 +11,12 @@ from typing import NamedTuple
 SUMS_ONLY, WITH_MAP, CAREFUL, FROZEN, EXACT = range(5)  # MODE of a kernel
 SKIP, PROPAGATE, TEST = range(3)  # job.nonfinite; TEST only looks
 IDENTITY, RELU, LEAKY = range(3)  # KIND: those of formulas.h, by the slope below 0
-ENUMERATIONS = (("SUMS_ONLY", "WITH_MAP", "CAREFUL", "FROZEN", "EXACT"), ("SKIP", "PROPAGATE", "TEST"))
+NO_PARAMS, PER_COLUMN, PER_CHANNEL = range(3)  # PARAMS of the backward of rows: gradients of parameters
+ENUMERATIONS = (
+    ("SUMS_ONLY", "WITH_MAP", "CAREFUL", "FROZEN", "EXACT"),
+    ("SKIP", "PROPAGATE", "TEST"),
+    ("NO_PARAMS", "PER_COLUMN", "PER_CHANNEL"),
+)
 
 
 def kind_of(slope: float) -> int:
@@ -64,7 +69,7 @@ ROW_JOB = Fields(  # rows.cu
     ("x", "dy", "y", "gamma", "beta", "mean", "rstd", "dgamma", "dbeta", "partial"),
     ("rule",),
     ("slope", "eps"),
-    ("rows", "size", "inner", "groups", "lanes", "side", "affine", "streams", "blocks"),
+    ("rows", "size", "inner", "groups", "lanes", "side", "affine", "streams", "sets", "columns", "channels", "share"),
 )
 STATISTICS_JOB = Fields(  # statistics.cu
     (

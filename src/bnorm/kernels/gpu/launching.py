@@ -18,10 +18,13 @@ Array = Any  # cupy.ndarray
 # Multiplications and additions are not contracted: where they are meant to be fused, the kernels say so.
 OPTIONS = ("-std=c++17", "-fmad=false")
 SHARED_AT_FIRST = (48 << 10) - plans.STATIC_SHARED  # of dynamic shared memory, without asking the driver
+WITH_CLUSTERS = 9  # the first compute capability that has them
 ON_CHANNELS = ("numbers.cu", "walk.cu", "joins.cu")
+BATCH_NORM = (*ON_CHANNELS, "blocks.cu", "channels_sums.cu", "channels_maps.cu")
 FAMILIES = {
-    "channels": (*ON_CHANNELS, "blocks.cu", "channels_sums.cu", "channels.cu"),
-    "rows": (*ON_CHANNELS, "blocks.cu", "rows.cu", "rows_backward.cu"),
+    "channels": (*BATCH_NORM, "channels.cu"),
+    "clusters": (*BATCH_NORM, "clusters.cu"),
+    "rows": (*ON_CHANNELS, "blocks.cu", "rows.cu", "rows_params.cu", "rows_backward.cu"),
     "row_channels": (*ON_CHANNELS, "row_channels.cu"),
     "statistics": ("numbers.cu", "statistics.cu"),
 }
@@ -44,6 +47,13 @@ def namespace() -> Any:
     import cupy
 
     return cupy
+
+
+@cache
+def current_stream() -> Callable[[], Any]:
+    """What returns it, looked up once."""
+    found: Callable[[], Any] = namespace().cuda.get_current_stream
+    return found
 
 
 @cache
@@ -92,19 +102,30 @@ class Device:
         # twice as large as the one before, so that all together are less than twice the last.
         self.workspaces: dict[int, list[Workspace]] = {}
         attributes = cupy.cuda.Device(index).attributes
-        self.limits = plans.Limits(attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"])
+        self.limits = plans.Limits(
+            attributes["MultiProcessorCount"],
+            attributes["MaxSharedMemoryPerBlockOptin"],
+            attributes["ComputeCapabilityMajor"] >= WITH_CLUSTERS,
+        )
         self.empty: Callable[[tuple[int, ...], Any], Array] = cupy.empty
         self.zeros: Callable[[tuple[int, ...], Any], Array] = cupy.zeros
-        self.stream: Callable[[], Any] = cupy.cuda.get_current_stream
+        self.stream = current_stream()
+
+    def addresses(self, *arrays: Array | None) -> list[int]:
+        """Of arrays on this device; 0 where there is none."""
+        index, found = self.index, []
+        for array in arrays:
+            if array is None:
+                found.append(0)
+                continue
+            data = array.data
+            if data.device_id != index:
+                raise ValueError(f"expected arrays on device {index}, where x is, got one on device {data.device_id}")
+            found.append(data.ptr)
+        return found
 
     def address(self, array: Array | None) -> int:
-        if array is None:
-            return 0
-        data = array.data
-        if data.device_id != self.index:
-            raise ValueError(f"expected arrays on device {self.index}, where x is, got one on device {data.device_id}")
-        address: int = data.ptr
-        return address
+        return self.addresses(array)[0]
 
     def workspace(self, numbers: int, tickets: int) -> tuple[int, int]:
         """Addresses of float64 numbers, and of tickets that are 0 whenever no kernel runs; of the current stream."""

@@ -10,6 +10,9 @@ A channel lies in memory in one of two ways, and the kernels see both as columns
 A block is BX threads wide, of K columns each, and BY high. Tiles of BX * K columns are the x of a grid, chunks of steps
 the y. The last block of a group of tiles joins what its channels are made of, so that a group holds whole channels.
 
+The fewer launches, the fewer passes over memory: a block that holds whole channels goes on to the map by itself, and so
+does a cluster of blocks that holds one.
+
 A reduction is cut the same way whether the map follows in the same launch, in another, or not at all: so the pieces of
 a forward have the bits of the whole, in float64. (Of other types the moments are summed in float64 where they stand
 alone, and are more exact.)
@@ -38,7 +41,9 @@ SPLIT = 8  # parts of a chunk in a map
 ONE_LAUNCH = 2 << 20  # bytes of the array, where a block keeps its tile on chip: below, one launch beats more blocks
 ONE_LAUNCH_UNKEPT = 512 << 10  # the same where it reads the array twice
 STATIC_SHARED = 20 << 10  # bytes: more than any kernel declares
+CLUSTER_STATIC = 10 << 10  # the same of the kernels for clusters, whose dynamic memory is wanted to the last bytes
 TWO_PER_PROCESSOR = 100 << 10  # bytes of shared memory: up to here two blocks share a processor
+CLUSTER = 8  # blocks that share their memory
 STREAMED = 32 << 20  # bytes: a result of that size is no longer in the second-level cache when it is read next
 
 
@@ -47,6 +52,7 @@ class Limits(NamedTuple):
 
     processors: int = 132
     shared: int = 227 << 10  # bytes of shared memory that a block may ask for
+    clusters: bool = True  # of blocks, which may write to each other's
 
 
 class Launch(NamedTuple):
@@ -154,15 +160,18 @@ def launch(
     return Launch(family, kernel, (shape.tiles, chunks), (shape.across * shape.down,), shared, geometry)
 
 
+def blocks_each(tiles: int, slots: int) -> int:
+    """How many blocks for each tile: so many that hardly a slot is empty while the last of them run."""
+    first = max(1, slots // max(tiles, 1))
+    for some in range(first, first + 8):
+        if 10 * some * tiles >= 9 * cdiv(some * tiles, slots) * slots:
+            return some
+    return first
+
+
 def cut(shape: Shape, limits: Limits) -> tuple[int, int, int]:
     """Steps of a chunk, chunks, and the parts that a map cuts one into: as many blocks as a device runs at a time."""
-    slots = limits.processors * RESIDENT
-    wanted = first = max(1, slots // max(shape.tiles, 1))
-    for some in range(first, first + 8):  # so many that hardly a slot is empty while the last blocks run
-        blocks = some * shape.tiles
-        if 10 * blocks >= 9 * cdiv(blocks, slots) * slots:
-            wanted = some
-            break
+    wanted = blocks_each(shape.tiles, limits.processors * RESIDENT)
     chunks = max(1, min(wanted, MAX_CHUNKS, shape.steps // (shape.down * LEAST_STEPS)))
     steps = cdiv(shape.steps, chunks)
     split = SPLIT if steps >= SPLIT * LEAST_STEPS * shape.down else 1
@@ -204,6 +213,26 @@ def kept(shape: Shape, itemsize: int) -> int:
     return cdiv(shape.steps, shape.down) * shape.across * shape.down * shape.vector * itemsize
 
 
+def in_cluster(
+    outer: int, channels: int, inner: int, dtype: str, vectors: bool, arrays: int, limits: Limits
+) -> tuple[Shape, int, int] | None:
+    """The same for channel runs that fit only into the memory of a cluster: a shape, the steps of a thread, and bytes.
+
+    Not where the last clusters would leave much of the device idle: two launches, which read twice, are then as fast.
+    """
+    shape = shape_of(outer, channels, inner, dtype, vectors)
+    if not limits.clusters or shape.base == 1:
+        return None
+    for down, many in ((THREADS, 2), (2 * THREADS, 1)):  # how many blocks share a processor
+        keep = cdiv(shape.steps, CLUSTER * down)
+        shared = keep * down * shape.vector * ITEMSIZE[dtype] * arrays
+        if shared <= min(limits.shared - CLUSTER_STATIC, TWO_PER_PROCESSOR if many > 1 else limits.shared):
+            at_a_time = max(1, limits.processors // CLUSTER) * many
+            full = 4 * channels >= 3 * cdiv(channels, at_a_time) * at_a_time
+            return (shape._replace(down=down), keep, shared) if full else None
+    return None
+
+
 @lru_cache(maxsize=1024)
 def reduction(
     name: str,  # "moments" or "sums"
@@ -217,17 +246,28 @@ def reduction(
     is a launch of its own.
     """
     parts, arrays = (4, 1) if name == "moments" else (2, 2)
-    whole = None if careful else on_chip(outer, channels, inner, dtype, vectors, arrays, limits)
+    size = outer, channels, inner, dtype, vectors, arrays, limits
+    whole = None if careful else on_chip(*size)
+    cluster = None if careful or whole else in_cluster(*size)
     own_kind = (kind,) if name == "sums" else (IDENTITY,)  # moments are those of x
     if whole is not None:
         shape, keep, shared = whole
         chunk, chunks, split = max(1, cdiv(shape.steps, shape.down)) * shape.down, 1, 1
+    elif cluster is not None:
+        shape, keep, shared = cluster
+        chunk, chunks, split = keep * shape.down, CLUSTER, 1
     else:
         shape, keep, shared = shape_of(outer, channels, inner, dtype, vectors and not careful), 0, 0
         chunk, chunks, split = cut(shape, limits)
-    if whole is not None and then and then != "frozen":
-        names = [shape.kernel(name, dtype, WITH_MAP, kind)]
-        launches = [launch(shape, names[0], chunk, chunks, shared=shared, keep=keep)]
+    if (whole or cluster) and then and then != "frozen":
+        if cluster:
+            family, kernel = "clusters", shape.kernel(f"cluster_{name}", dtype, kind)
+        else:
+            family, kernel = "channels", shape.kernel(name, dtype, WITH_MAP, kind)
+        more = {"keep": keep, "streams": streams(shape, dtype)}
+        launches = [launch(shape, kernel, chunk, chunks, family=family, shared=shared, **more)]
+        if cluster:
+            return Plan(tuple(launches), 0, 0)
     else:
         exact = name == "moments" and not then and dtype != "float64"
         mode = CAREFUL if careful else EXACT if exact else SUMS_ONLY
@@ -257,8 +297,11 @@ def map_launch(
         kernel = shape.kernel(
             "gradient", dtype, FROZEN if name == "frozen" else CAREFUL if careful else SUMS_ONLY, kind
         )
-    streams = int(shape.total * ITEMSIZE[dtype] >= STREAMED)
-    return launch(shape, kernel, chunk // split, chunks * split, split=split, streams=streams)
+    return launch(shape, kernel, chunk // split, chunks * split, split=split, streams=streams(shape, dtype))
+
+
+def streams(shape: Shape, dtype: str) -> int:
+    return int(shape.total * ITEMSIZE[dtype] >= STREAMED)
 
 
 PER_CHANNEL = {  # kernels of one thread per channel, and their families
@@ -280,8 +323,19 @@ def per_channel_kernels(family: str) -> list[str]:
     return [name for name, of in PER_CHANNEL.items() if of == family]
 
 
+def cluster_kernels(dtype: str, kinds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
+    """Every name of the family "clusters" that plans may ask for, for one type of elements."""
+    shapes = [
+        channel_runs(1, 1, 1 << power, 1 << power, threads)
+        for power in range((VECTOR_BYTES // ITEMSIZE[dtype]).bit_length())
+        for threads in (THREADS, 2 * THREADS)
+    ]
+    names = ("cluster_moments", "cluster_sums")
+    return [shape.kernel(name, dtype, kind) for shape in shapes for name in names for kind in kinds]
+
+
 def channel_kernels(dtype: str, kinds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
-    """Every name that the plans of batch norm may ask for, for one type of elements."""
+    """The same of the family "channels"."""
     itemsize = ITEMSIZE[dtype]
     names = []
     for power in range((VECTOR_BYTES // itemsize).bit_length()):

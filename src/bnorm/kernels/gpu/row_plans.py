@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
 
-from .jobs import ROW_JOB
+from .jobs import NO_PARAMS, PER_CHANNEL, PER_COLUMN, ROW_JOB
 from .plans import (
     ITEMSIZE,
     NAMES,
@@ -22,6 +22,7 @@ from .plans import (
     Limits,
     Plan,
     Shape,
+    blocks_each,
     cdiv,
     channel_runs,
     cut,
@@ -34,6 +35,7 @@ WARP = 32
 FEW_ROWS = 4  # per processor: below, a row gets a block, so that more of them work
 BLOCKS = 4  # per processor; they go on from row to row
 KEPT_AFFINE = 48 << 10  # bytes of gamma and beta that a block may keep
+LONG_TILE = 8  # vectors of a thread whose sums are kept at a time, of rows that are not held
 JOINED = 32  # columns of a block that joins those sums
 
 RowShape = tuple[int, int, int, int]  # (N, G, K, L)
@@ -76,8 +78,27 @@ def summed_bytes(row: Row, dtype: str) -> int:
 
 def summing_blocks(row: Row, dtype: str) -> int:
     """Blocks that write such sums, per processor: as many as share one. rows_backward.cu has the registers for that."""
-    alone = row.steps == HELD[-1] and dtype == "float64"
-    return 1 if alone or summed_bytes(row, dtype) > TWO_PER_PROCESSOR else 2
+    many = row.steps == HELD[-1] and dtype == "float64"  # numbers of a thread
+    return 1 if many or summed_bytes(row, dtype) > TWO_PER_PROCESSOR else 2
+
+
+def alone(row: Row, dtype: str) -> bool:
+    """Whether a block that sums per channel takes so many registers that no other one fits beside it."""
+    return row.steps == HELD[-1] and (dtype == "float64" or row.vector >= 4)
+
+
+def share_of(channels: int) -> int:
+    """Threads that add up the sums of one channel of a group."""
+    share = 1
+    while 2 * share * channels <= THREADS:
+        share *= 2
+    return share
+
+
+def channels_bytes(row: Row, channels: int, dtype: str) -> int:
+    """Of the sums of channels in the shared memory of a block, and of those of the vectors that it has read."""
+    vectors = (row.steps or LONG_TILE) * THREADS
+    return 8 * 2 * channels * max(1, share_of(channels) // WARP) + 2 * vectors * max(ITEMSIZE[dtype], 4)
 
 
 def affine_bytes(shape: RowShape, dtype: str) -> int:
@@ -101,18 +122,32 @@ def rows(
     row = row_of(size, positions, many, dtype, vectors, limits)
     shared = affine_bytes(shape, dtype) if affine else 0
     summed = summed_bytes(row, dtype)
-    sums = params and size > 0 and groups == positions == 1 and 0 < summed <= limits.shared - STATIC_SHARED - shared
-    blocks = max(1, min(cdiv(many, row.side), limits.processors * (summing_blocks(row, dtype) if sums else BLOCKS)))
+    room = limits.shared - STATIC_SHARED
+    sums, slots, share, columns = NO_PARAMS, limits.processors * BLOCKS, 0, 0
+    if params and size > 0 and groups == positions == 1 and 0 < summed <= room - shared:
+        sums, slots, columns = PER_COLUMN, limits.processors * summing_blocks(row, dtype), size
+        shared += summed
+    elif params and many and positions > 1 and channels_bytes(row, channels, dtype) <= room:
+        sums, share, columns = PER_CHANNEL, share_of(channels), groups * channels
+        shared = channels_bytes(row, channels, dtype)
+        slots = limits.processors * (1 if alone(row, dtype) else 2)
+    if sums == PER_CHANNEL:  # blocks have the channels of a group to themselves
+        sets = min(cdiv(n, row.side), blocks_each(groups, slots))
+        blocks = sets * groups
+    else:
+        sets = blocks = max(1, min(cdiv(many, row.side), slots))
     geometry = ROW_JOB.place(
         rows=many, size=size, inner=max(positions, 1), groups=max(groups, 1), lanes=row.lanes, side=row.side,
-        affine=int(shared > 0), streams=int(many * size * ITEMSIZE[dtype] >= STREAMED), blocks=blocks,
+        affine=int(affine and affine_bytes(shape, dtype) > 0),
+        streams=int(many * size * ITEMSIZE[dtype] >= STREAMED), sets=sets, columns=columns,
+        channels=channels, share=share,
     )  # fmt: skip
-    more = (kind,) if name == "rows_forward" else (kind, int(sums))
+    more = (kind,) if name == "rows_forward" else (kind, sums)
     kernel = row.kernel(name, dtype, *more)
-    launches = [Launch("rows", kernel, (blocks, 1), (THREADS,), shared + summed * sums, geometry)]
+    launches = [Launch("rows", kernel, (blocks, 1), (THREADS,), shared, geometry)]
     if sums:
-        launches.append(Launch("rows", "rows_params", (cdiv(size, JOINED), 1), (THREADS,), 0, geometry))
-    return Plan(tuple(launches), 2 * blocks * size * sums, 0)
+        launches.append(Launch("rows", "rows_params", (cdiv(columns, JOINED), 1), (THREADS,), 0, geometry))
+    return Plan(tuple(launches), 2 * sets * columns, 0)
 
 
 @lru_cache(maxsize=1024)
@@ -145,7 +180,8 @@ def row_kernels(dtype: str, kinds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
             row = Row(vector, steps, wide, WARP)
             for kind in kinds:
                 names.append(row.kernel("rows_forward", dtype, kind))
-                names += [row.kernel("rows_backward", dtype, kind, params) for params in ((0, 1) if steps else (0,))]
+                ways = (NO_PARAMS, PER_COLUMN, PER_CHANNEL) if steps else (NO_PARAMS, PER_CHANNEL)
+                names += [row.kernel("rows_backward", dtype, kind, params) for params in ways]
     return names
 
 

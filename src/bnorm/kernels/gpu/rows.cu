@@ -2,7 +2,7 @@
 // beta belong to the channel of a value.
 //
 //     rows_forward    y, and mean and 1/std per row
-//     rows_backward   dx, by two sums per row; PARAMS: partial sums of dgamma and dbeta too
+//     rows_backward   dx, by two sums per row; PARAMS: whether partial sums of dgamma and dbeta are made too, and how
 //     rows_params     joins those
 //
 // <T, V, STEPS, WIDE, KIND, ...>: elements of type T are read V at a time. A row belongs to job.lanes lanes of a warp,
@@ -21,12 +21,12 @@ struct RowJob {
   double* rstd;
   double* dgamma;
   double* dbeta;
-  double* partial;  // (blocks, 2, size): sums of dy and dy (x - mean) rstd
+  double* partial;  // (sets, 2, columns): sums of dy and dy (x - mean) rstd
   // options
   i64 rule;  // BN_VARIANCE or BN_MEAN_SQUARE
   double slope, eps;
   // geometry: row_plans.py says what it means
-  i64 rows, size, inner, groups, lanes, side, affine, streams, blocks;
+  i64 rows, size, inner, groups, lanes, side, affine, streams, sets, columns, channels, share;
 };
 
 // Sums over the threads of a row, in all of them.
@@ -124,9 +124,10 @@ struct Row {
   Int offset, stride, steps;
   bool inside, leads;
 
-  BN_MEMBER Row(const RowJob& job, i64 first) {
+  // `first` is that of the block, whose rows are so far apart.
+  BN_MEMBER Row(const RowJob& job, i64 first, i64 apart = 1) {
     const int tx = WIDE ? threadIdx.x : threadIdx.x & (int)(job.lanes - 1);
-    index = WIDE ? first : first + threadIdx.x / (int)job.lanes;
+    index = WIDE ? first : first + threadIdx.x / (int)job.lanes * apart;
     inside = index < job.rows;
     leads = inside && tx == 0;
     start = (inside ? index : 0) * job.size;

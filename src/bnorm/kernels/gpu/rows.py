@@ -36,8 +36,7 @@ def rows_forward(
         affine = gamma is not None or beta is not None
         size = x.shape, call.dtype, call.vectors, affine, False
         plan = row_plans.rows("rows_forward", *size, kind_of(slope), device.limits)
-        address = device.address
-        places = address(gamma), address(beta), address(mean), address(rstd)
+        places = device.addresses(gamma, beta, mean, rstd)
         call.run(plan, FORWARD(call.at, call.result_at, *places, rule, slope, eps))
     return call.result, mean, rstd
 
@@ -57,17 +56,16 @@ def rows_backward(
     """dx, dgamma, dbeta of the `rows_forward` that returned mean and rstd. beta is for the activation only."""
     call = Call(x, out, dy)
     device = call.device
-    address, limits, kind = device.address, device.limits, kind_of(slope)
+    limits, kind = device.limits, kind_of(slope)
     shape, channels = x.shape, x.shape[1] * x.shape[2]
     affine = gamma is not None or beta is not None
     plan = row_plans.rows("rows_backward", shape, call.dtype, call.vectors, affine, params, kind, limits)
-    places = address(gamma), address(beta)
-    of_rows = address(mean), address(rstd)
     dgamma = dbeta = None
-    sums = (0, 0)
     if params:
         dgamma, dbeta = device.empty((channels,), FLOAT64), device.empty((channels,), FLOAT64)
-        sums = address(dgamma), address(dbeta)
+    gamma_at, beta_at, *of_rows, dgamma_at, dbeta_at = device.addresses(gamma, beta, mean, rstd, dgamma, dbeta)
+    places, sums = (gamma_at, beta_at), (dgamma_at, dbeta_at)
+    if params:
         if channels and not plan.partial:  # before dx, which may take the place of x or dy
             first = row_plans.row_sums(shape, call.dtype, call.vectors, kind, limits)
             job = SUMS(call.at, call.dy_at, *places, *sums, *call.workspace(first), *of_rows, slope)

@@ -1,54 +1,11 @@
 // The backward of rows: dx by two sums per row, and sums over the rows for dgamma and dbeta.
 
-// Sums over rows, of dy and dy (x - mean) rstd: every thread has its own in shared memory, of all columns it works on,
-// and from time to time they are added to those of the block, in float64, which lie in job.partial.
-template <class A, int V, int STEPS>
-struct Params {
-  static constexpr int WIDE = Affine<A, V>::WIDE, PLANES = V / WIDE;
-  static constexpr int FLUSH = 32;  // rows of a thread, whose sums in float are exact enough
-  Vector<A, WIDE>* memory;          // (2, STEPS, PLANES, ROW_THREADS): neighbours lie side by side
-
-  BN_MEMBER Vector<A, WIDE>& at(int sum, int j, int plane, int tid) const {
-    return memory[((sum * STEPS + j) * PLANES + plane) * ROW_THREADS + tid];
-  }
-  BN_MEMBER void clear() const {
-#pragma unroll
-    for (int i = 0; i < 2 * STEPS * PLANES; ++i)
-#pragma unroll
-      for (int v = 0; v < WIDE; ++v) memory[i * ROW_THREADS + threadIdx.x].v[v] = 0;
-  }
-  BN_MEMBER void add(int sum, int j, const A (&values)[V]) const {
-#pragma unroll
-    for (int plane = 0; plane < PLANES; ++plane) {
-      Vector<A, WIDE> total = at(sum, j, plane, threadIdx.x);
-#pragma unroll
-      for (int v = 0; v < WIDE; ++v) total.v[v] += values[plane * WIDE + v];
-      at(sum, j, plane, threadIdx.x) = total;
-    }
-  }
-  // Every column by one thread, over the rows side by side in their order.
-  BN_MEMBER void flush(const RowJob& job, int lanes, bool first) const {
-    __syncthreads();
-#pragma unroll 1
-    for (i64 i = threadIdx.x; i < 2 * job.size; i += ROW_THREADS) {
-      const int sum = i >= job.size;
-      const i64 column = sum ? i - job.size : i, vector = quotient(column, V);
-      const int j = (int)quotient(vector, lanes), lane = (int)vector - j * lanes, v = (int)(column - vector * V);
-      double total = 0.0;
-#pragma unroll 4
-      for (int tid = lane; tid < ROW_THREADS; tid += lanes) total += at(sum, j, v / WIDE, tid).v[v % WIDE];
-      double* to = job.partial + ((i64)blockIdx.x * 2 + sum) * job.size + column;
-      *to = first ? total : *to + total;
-    }
-    __syncthreads();
-    clear();
-  }
-};
+constexpr int LONG_TILE = 8;  // vectors of a thread, of a row that is not held, whose sums are kept at a time
 
 // Blocks that a processor shall hold at least. row_plans.py knows which are alone.
 template <class A, int V, int STEPS, int KIND, int PARAMS>
 struct RowResident {
-  static constexpr bool alone = STEPS == 8 && (V == 8 || sizeof(A) == 8);
+  static constexpr bool alone = STEPS == 8 && (V == 8 || sizeof(A) == 8 || (PARAMS == PER_CHANNEL && V == 4));
   static constexpr int blocks = alone ? 1 : STEPS == 4 && KIND == BN_IDENTITY && !PARAMS ? 3 : 2;
 };
 
@@ -61,9 +18,12 @@ rows_backward(RowJob job) {
   unsigned char* dynamic = dynamic_memory(job.affine || PARAMS);
   const A* affine = keep_affine<A>(job, dynamic);
   const i64 affine_bytes = job.affine ? 2 * Affine<A, V>::beta_at(job) * (i64)sizeof(A) : 0;
-  typedef Params<A, V, HELD> Over;
-  const Over params = {reinterpret_cast<Vector<A, Over::WIDE>*>(dynamic + (PARAMS ? affine_bytes : 0))};
-  if (PARAMS) params.clear();
+  typedef ColumnSums<A, V, HELD> Over;
+  const Over of_columns = {reinterpret_cast<Vector<A, Over::WIDE>*>(dynamic + (PARAMS ? affine_bytes : 0))};
+  if (PARAMS == PER_COLUMN) of_columns.clear();
+  typedef ChannelSums<A, V, (STEPS > 0 ? STEPS : LONG_TILE)> Each;
+  const Each of_channels = {dynamic};
+  if (PARAMS == PER_CHANNEL) of_channels.clear(job);
   int until_flush = Over::FLUSH;
   bool first_flush = true;
   RowSums<WIDE != 0> sums = {memory, WIDE ? 32 : (int)job.lanes, 0};
@@ -71,9 +31,13 @@ rows_backward(RowJob job) {
   const T* dy = static_cast<const T*>(job.dy);
   T* dx = static_cast<T*>(job.y);
   const A slope = slope_of<KIND, A>(job.slope);
+  // where channels have blocks of their own, a block stays with the rows of a group
+  const i64 apart = PARAMS == PER_CHANNEL ? job.groups : 1;
+  const auto set = [&]() { return quotient(blockIdx.x, apart); };
+  const auto group = [&]() { return blockIdx.x - set() * apart; };
 #pragma unroll 1
-  for (i64 first = blockIdx.x * job.side; first < job.rows; first += gridDim.x * job.side) {
-    const Row<V, STEPS, WIDE != 0> row(job, first);
+  for (i64 first = set() * job.side * apart + group(); first < job.rows; first += gridDim.x * job.side) {
+    const Row<V, STEPS, WIDE != 0> row(job, first, apart);
     Vector<T, V> t[HELD], e[HELD];
     const auto read = [&](int j, auto i) {
       t[j] = load<T, V>(x + row.start + i);
@@ -101,7 +65,7 @@ rows_backward(RowJob job) {
       return sum;
     };
     double both[2] = {0.0, 0.0};  // sum of dy gamma, and of dy gamma (x - h)
-    for_vectors(row, [&](int j, auto i) {
+    const auto add_vector = [&](int j, auto i, int place) {
       Affine<A, V> of;
       of.get(job, affine, row.channel, i, KIND != BN_IDENTITY);
       if (STEPS == 0) read(j, i);
@@ -115,9 +79,17 @@ rows_backward(RowJob job) {
         to_beta[v] = gradient;
         to_gamma[v] = gradient * normalized;
       }
-      if (PARAMS) {
-        params.add(0, j, to_beta);
-        params.add(1, j, to_gamma);
+      if (PARAMS == PER_COLUMN) {
+        of_columns.add(0, j, to_beta);
+        of_columns.add(1, j, to_gamma);
+      }
+      if (PARAMS == PER_CHANNEL) {
+#pragma unroll
+        for (int v = 1; v < V; ++v) {
+          to_beta[0] += to_beta[v];
+          to_gamma[0] += to_gamma[v];
+        }
+        of_channels.keep(place, to_beta[0], to_gamma[0]);
       }
       double d_ = d;
       if (!Compute<T>::in_range && rarely(!(d - d == 0) || (size_of(d) < (A)(1e-30 * V) && s != 0))) {
@@ -128,7 +100,20 @@ rows_backward(RowJob job) {
       }
       both[0] += s;
       both[1] += d_;
-    });
+    };
+    const i64 vectors = PARAMS == PER_CHANNEL ? quotient(job.size, V) : 0;
+    if (PARAMS == PER_CHANNEL && STEPS == 0) {
+#pragma unroll 1
+      for (i64 begin = 0, step = 0; begin < vectors; begin += Each::SIZE) {
+#pragma unroll 2
+        for (int j = 0; j < LONG_TILE; ++j, ++step)
+          if (step < row.steps) add_vector(0, row.offset + step * row.stride, j);
+        of_channels.add(job, 1, begin, least(begin + Each::SIZE, vectors));
+      }
+    } else {
+      for_vectors(row, [&](int j, auto i) { add_vector(j, i, j); });
+      if (PARAMS == PER_CHANNEL) of_channels.add(job, (int)least(job.side, quotient(job.rows - first + apart - 1, apart)), 0, vectors);
+    }
     sums.add(both);
     const double size = (double)job.size, gap = mean - (double)h, total = both[0], dot = both[1] - gap * total;
     const double of_x = bn_grad_b(rstd, dot, size), rest = job.rule == BN_MEAN_SQUARE ? 0.0 : bn_grad_c(total, size);
@@ -145,33 +130,12 @@ rows_backward(RowJob job) {
       }
       put<T, V>(dx + row.start + i, t[j], job.streams);
     });
-    if (PARAMS && --until_flush == 0) {
-      params.flush(job, WIDE ? ROW_THREADS : (int)job.lanes, first_flush);
+    if (PARAMS == PER_COLUMN && --until_flush == 0) {
+      of_columns.flush(job, WIDE ? ROW_THREADS : (int)job.lanes, first_flush);
       until_flush = Over::FLUSH;
       first_flush = false;
     }
   }
-  if (PARAMS) params.flush(job, WIDE ? ROW_THREADS : (int)job.lanes, first_flush);
-}
-
-// dbeta and dgamma out of the partial sums of the blocks: 32 columns, and 8 threads for each.
-__global__ void __launch_bounds__(ROW_THREADS) rows_params(RowJob job) {
-  BN_SHARED(double, memory, ROW_THREADS);
-  const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
-  const i64 column = (i64)blockIdx.x * 32 + tx;
-#pragma unroll
-  for (int sum = 0; sum < 2; ++sum) {
-    double total = 0.0;
-    if (column < job.size)
-#pragma unroll 8
-      for (i64 block = ty; block < job.blocks; block += 8) total += job.partial[(block * 2 + sum) * job.size + column];
-    memory[threadIdx.x] = total;
-    __syncthreads();
-    if (ty == 0 && column < job.size) {
-#pragma unroll
-      for (int i = 1; i < 8; ++i) total += memory[i * 32 + tx];
-      (sum ? job.dgamma : job.dbeta)[column] = total;
-    }
-    __syncthreads();
-  }
+  if (PARAMS == PER_COLUMN) of_columns.flush(job, WIDE ? ROW_THREADS : (int)job.lanes, first_flush);
+  if (PARAMS == PER_CHANNEL) of_channels.write(job, set(), group());
 }

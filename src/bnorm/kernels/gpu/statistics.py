@@ -134,7 +134,8 @@ def settle(rule: Rule, stats: Array, count: Any, size: int, left: Any = 0) -> An
     counters, rows = rule.counters, size // stats.shape[1]
     if not in_passing(rule):
         return move(rule, *_batch_of(rule, stats, count, rows), rows=rows, typical=float(rows))
-    counters[:3] += [1, 0, rows]
+    counters[0] += 1  # not by a slice, which takes a microsecond
+    counters[2] += rows
     counters[3] = 0 if rule.mode == POOL else counters[3] + 1
     return left
 

@@ -1,0 +1,140 @@
+// The sums over rows for dbeta and dgamma, of dy and dy (x - mean) rstd, made in the pass that writes dx.
+
+// Where all rows have the same columns: every thread has its own in shared memory, of all columns it works on,
+// and from time to time they are added to those of the block, in float64, which lie in job.partial.
+template <class A, int V, int STEPS>
+struct ColumnSums {
+  static constexpr int WIDE = Affine<A, V>::WIDE, PLANES = V / WIDE;
+  static constexpr int FLUSH = 32;  // rows of a thread, whose sums in float are exact enough
+  Vector<A, WIDE>* memory;          // (2, STEPS, PLANES, ROW_THREADS): neighbours lie side by side
+
+  BN_MEMBER Vector<A, WIDE>& at(int sum, int j, int plane, int tid) const {
+    return memory[((sum * STEPS + j) * PLANES + plane) * ROW_THREADS + tid];
+  }
+  BN_MEMBER void clear() const {
+#pragma unroll
+    for (int i = 0; i < 2 * STEPS * PLANES; ++i)
+#pragma unroll
+      for (int v = 0; v < WIDE; ++v) memory[i * ROW_THREADS + threadIdx.x].v[v] = 0;
+  }
+  BN_MEMBER void add(int sum, int j, const A (&values)[V]) const {
+#pragma unroll
+    for (int plane = 0; plane < PLANES; ++plane) {
+      Vector<A, WIDE> total = at(sum, j, plane, threadIdx.x);
+#pragma unroll
+      for (int v = 0; v < WIDE; ++v) total.v[v] += values[plane * WIDE + v];
+      at(sum, j, plane, threadIdx.x) = total;
+    }
+  }
+  // Every column by one thread, over the rows side by side in their order.
+  BN_MEMBER void flush(const RowJob& job, int lanes, bool first) const {
+    __syncthreads();
+#pragma unroll 1
+    for (i64 i = threadIdx.x; i < 2 * job.size; i += ROW_THREADS) {
+      const int sum = i >= job.size;
+      const i64 column = sum ? i - job.size : i, vector = quotient(column, V);
+      const int j = (int)quotient(vector, lanes), lane = (int)vector - j * lanes, v = (int)(column - vector * V);
+      double total = 0.0;
+#pragma unroll 4
+      for (int tid = lane; tid < ROW_THREADS; tid += lanes) total += at(sum, j, v / WIDE, tid).v[v % WIDE];
+      double* to = job.partial + ((i64)blockIdx.x * 2 + sum) * job.size + column;
+      *to = first ? total : *to + total;
+    }
+    __syncthreads();
+    clear();
+  }
+};
+
+// Where values side by side have a channel in common: a vector is of one channel. The blocks of a row's group have its
+// channels to themselves. The sums of the vectors that a block has read lie in shared memory, a tile of them at a time,
+// and are added to those of their channels: `share` threads for each, a power of two, in the same order every time.
+template <class A, int V, int TILE>
+struct ChannelSums {
+  static constexpr int SIZE = TILE * ROW_THREADS;  // vectors of a tile
+  unsigned char* memory;  // the sums of vectors, (2, TILE, ROW_THREADS), and double ones of (channels, pieces, 2)
+
+  static BN_MEMBER int team_of(const RowJob& job) { return (int)least(job.share, 32); }  // in a warp
+  static BN_MEMBER int pieces_of(const RowJob& job) { return (int)job.share / team_of(job); }
+  BN_MEMBER A* vectors() const { return reinterpret_cast<A*>(memory); }
+  BN_MEMBER double* totals() const { return reinterpret_cast<double*>(memory + 2 * SIZE * sizeof(A)); }
+
+  BN_MEMBER void clear(const RowJob& job) const {
+    for (int i = threadIdx.x; i < 2 * job.channels * pieces_of(job); i += ROW_THREADS) totals()[i] = 0.0;
+  }
+  BN_MEMBER void keep(int j, A to_beta, A to_gamma) const {
+    vectors()[j * ROW_THREADS + threadIdx.x] = to_beta;
+    vectors()[SIZE + j * ROW_THREADS + threadIdx.x] = to_gamma;
+  }
+  // Add a tile: of so many rows side by side, the vectors from `begin` to `end`.
+  BN_MEMBER void add(const RowJob& job, int rows, i64 begin, i64 end) const {
+    const i64 length = job.inner / V;  // vectors of a channel in a row
+    const int team = team_of(job), pieces = pieces_of(job), lane = threadIdx.x % team;
+    const int lanes = (int)job.lanes, shift = __ffs(lanes) - 1;
+    const int first = (int)quotient(begin, length), units = ((int)quotient(end - 1, length) + 1 - first) * pieces;
+    __syncthreads();
+#pragma unroll 1
+    for (int start = 0; start < units; start += ROW_THREADS / team) {
+      const int unit = start + threadIdx.x / team, channel = first + unit / pieces, piece = unit % pieces;
+      double v[2] = {0.0, 0.0};
+      if (unit < units) {
+        const i64 at = channel * length;
+        const int from = at > begin ? (int)(at - begin) : 0, width = (int)(least(at + length, end) - begin) - from;
+        const int part = (rows * width + pieces - 1) / pieces, stop = (int)least((piece + 1) * part, rows * width);
+        int i = piece * part + lane, row = i / width, q = i - row * width;
+        const int rows_on = team / width, on = team - rows_on * width;
+#pragma unroll 2
+        for (; i < stop; i += team) {
+          const int vector = from + q, slot = (vector >> shift) * ROW_THREADS + row * lanes + (vector & (lanes - 1));
+          v[0] += vectors()[slot];
+          v[1] += vectors()[SIZE + slot];
+          q += on;
+          row += rows_on;
+          if (q >= width) {
+            q -= width;
+            ++row;
+          }
+        }
+      }
+#pragma unroll 1
+      for (int d = team / 2; d > 0; d /= 2)
+#pragma unroll
+        for (int p = 0; p < 2; ++p) v[p] += __shfl_xor_sync(~0u, v[p], d);
+      if (unit < units && lane == 0) {
+#pragma unroll
+        for (int p = 0; p < 2; ++p) totals()[2 * (channel * pieces + piece) + p] += v[p];
+      }
+    }
+    __syncthreads();
+  }
+  // As set `set`, of the channels of a group.
+  BN_MEMBER void write(const RowJob& job, i64 set, i64 group) const {
+    const int pieces = pieces_of(job);
+    for (int i = threadIdx.x; i < 2 * job.channels; i += ROW_THREADS) {
+      double total = 0.0;
+      for (int piece = 0; piece < pieces; ++piece) total += totals()[2 * (i / 2 * pieces + piece) + i % 2];
+      job.partial[(set * 2 + i % 2) * job.columns + group * job.channels + i / 2] = total;
+    }
+  }
+};
+
+// dbeta and dgamma out of the partial sums: 32 columns, and 8 threads for each.
+__global__ void __launch_bounds__(ROW_THREADS) rows_params(RowJob job) {
+  BN_SHARED(double, memory, ROW_THREADS);
+  const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
+  const i64 column = (i64)blockIdx.x * 32 + tx;
+#pragma unroll
+  for (int sum = 0; sum < 2; ++sum) {
+    double total = 0.0;
+    if (column < job.columns)
+#pragma unroll 8
+      for (i64 part = ty; part < job.sets; part += 8) total += job.partial[(part * 2 + sum) * job.columns + column];
+    memory[threadIdx.x] = total;
+    __syncthreads();
+    if (ty == 0 && column < job.columns) {
+#pragma unroll
+      for (int i = 1; i < 8; ++i) total += memory[i * 32 + tx];
+      (sum ? job.dgamma : job.dbeta)[column] = total;
+    }
+    __syncthreads();
+  }
+}
