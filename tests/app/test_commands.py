@@ -312,7 +312,7 @@ def test_plot(command, tmp_path):
         assert done.out == f"{tmp_path / name}\n"
         assert (tmp_path / name).read_bytes().startswith(start)
     said = command.fails("plot", tmp_path / "a.npz", data, "-o", tmp_path / "no.png")
-    assert said.endswith(f"{data}: expected states only or tables only, got a table beside {tmp_path / 'a.npz'}")
+    assert said.endswith(f"{data}: expected only states or only tables, got a table and the state {tmp_path / 'a.npz'}")
 
 
 @pyarrow

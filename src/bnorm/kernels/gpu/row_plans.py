@@ -120,9 +120,10 @@ def rows(
     n, groups, channels, positions = shape
     size, many = channels * positions, n * groups
     row = row_of(size, positions, many, dtype, vectors, limits)
-    shared = affine_bytes(shape, dtype) if affine else 0
-    summed = summed_bytes(row, dtype)
     room = limits.shared - STATIC_SHARED
+    shared = affine_bytes(shape, dtype) if affine else 0
+    shared = kept = shared if shared <= room else 0
+    summed = summed_bytes(row, dtype)
     sums, slots, share, columns = NO_PARAMS, limits.processors * BLOCKS, 0, 0
     if params and size > 0 and groups == positions == 1 and 0 < summed <= room - shared:
         sums, slots, columns = PER_COLUMN, limits.processors * summing_blocks(row, dtype), size
@@ -138,7 +139,7 @@ def rows(
         sets = blocks = max(1, min(cdiv(many, row.side), slots))
     geometry = ROW_JOB.place(
         rows=many, size=size, inner=max(positions, 1), groups=max(groups, 1), lanes=row.lanes, side=row.side,
-        affine=int(affine and affine_bytes(shape, dtype) > 0),
+        affine=int(kept > 0),
         streams=int(many * size * ITEMSIZE[dtype] >= STREAMED), sets=sets, columns=columns,
         channels=channels, share=share,
     )  # fmt: skip
