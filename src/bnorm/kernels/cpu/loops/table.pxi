@@ -116,11 +116,13 @@ cdef extern from "lanes.h" nogil:
                               double, const double*, const double*, double*, double*)
     void bn_run_map_float(const float*, float*, Py_ssize_t, float, float, float, bn_edge*)
     void bn_run_map_double(const double*, double*, Py_ssize_t, double, double, double, bn_edge*)
-    void bn_run_gradient_float(const float*, const float*, float*, Py_ssize_t, float, float, float, float, float, bn_edge*)
+    void bn_run_gradient_float(
+        const float*, const float*, float*, Py_ssize_t, float, float, float, float, float, bn_edge*)
     void bn_run_gradient_double(const double*, const double*, double*, Py_ssize_t,
                                 double, double, double, double, double, bn_edge*)
     void bn_affine_float(const float*, float*, Py_ssize_t, float, float, float, const float*, const float*, bn_edge*)
-    void bn_affine_double(const double*, double*, Py_ssize_t, double, double, double, const double*, const double*, bn_edge*)
+    void bn_affine_double(
+        const double*, double*, Py_ssize_t, double, double, double, const double*, const double*, bn_edge*)
     void bn_row_gradients_float(
         Py_ssize_t, Py_ssize_t, const float*, const float*, float*, const float*, const float*, const float*,
         const float*, const float*, bn_edge*)
@@ -135,16 +137,20 @@ cdef extern from "lanes.h" nogil:
                        double*, double*, double*, double*)
 
 cdef extern from "lines.h" nogil:
-    void bn_send_columns_float(int, float, const float*, float*, Py_ssize_t, const float*, const float*, const float*, bn_edge*)
-    int bn_send_checked_float(int, float, const float*, float*, Py_ssize_t, const float*, const float*, const float*, bn_edge*)
+    void bn_send_columns_float(
+        int, float, const float*, float*, Py_ssize_t, const float*, const float*, const float*, bn_edge*)
+    int bn_send_checked_float(
+        int, float, const float*, float*, Py_ssize_t, const float*, const float*, const float*, bn_edge*)
     void bn_send_gradients_float(
-        int, float, const float*, const float*, float*, Py_ssize_t, const float*, const float*, const float*, const float*, const float*,
-        const float*, bn_edge*)
-    void bn_send_columns_double(int, double, const double*, double*, Py_ssize_t, const double*, const double*, const double*, bn_edge*)
-    int bn_send_checked_double(int, double, const double*, double*, Py_ssize_t, const double*, const double*, const double*, bn_edge*)
+        int, float, const float*, const float*, float*, Py_ssize_t, const float*, const float*, const float*,
+        const float*, const float*, const float*, bn_edge*)
+    void bn_send_columns_double(
+        int, double, const double*, double*, Py_ssize_t, const double*, const double*, const double*, bn_edge*)
+    int bn_send_checked_double(
+        int, double, const double*, double*, Py_ssize_t, const double*, const double*, const double*, bn_edge*)
     void bn_send_gradients_double(
-        int, double, const double*, const double*, double*, Py_ssize_t, const double*, const double*, const double*, const double*, const double*,
-        const double*, bn_edge*)
+        int, double, const double*, const double*, double*, Py_ssize_t, const double*, const double*, const double*,
+        const double*, const double*, const double*, bn_edge*)
 
 cdef extern from "stripes.h" nogil:
     enum:
