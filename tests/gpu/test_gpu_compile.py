@@ -35,9 +35,11 @@ def registers(name: str) -> int:
     if kernel in ("moments", "sums") and numbers[2] == "8" and numbers[-2] in (str(jobs.WITH_MAP), str(jobs.EXACT)):
         return 200  # eight channels of a thread, and the map too, or all in float64
     if (kernel == "rows_forward" and numbers[2] == "4") or (kernel == "rows_backward" and numbers[2::2] == ["4", "0"]):
-        return 84 if numbers[5:] in ([], ["0"]) else 128  # three blocks
-    four = numbers[1:] and numbers[1] == "4" and numbers[-1] == str(jobs.PER_CHANNEL)
-    if kernel == "rows_backward" and numbers[2] == "8" and (numbers[1] == "8" or numbers[0] == "double" or four):
+        three = numbers[5:] == [] or (numbers[5:] == ["0"] and numbers[1] != "8")
+        return 84 if three else 128  # three blocks, or two
+    way = numbers[-1] if kernel == "rows_backward" else ""
+    few = way == str(jobs.PER_CHANNEL) or (way == str(jobs.NO_PARAMS) and numbers[1] == "4")
+    if kernel == "rows_backward" and numbers[2] == "8" and (numbers[1] == "8" or numbers[0] == "double" or few):
         return 255  # one block, whose threads hold 64 numbers of each array
     return 64 if kernel in (*plans.PER_CHANNEL, "rows_params") else 128
 

@@ -82,9 +82,9 @@ def summing_blocks(row: Row, dtype: str) -> int:
     return 1 if many or summed_bytes(row, dtype) > TWO_PER_PROCESSOR else 2
 
 
-def alone(row: Row, dtype: str) -> bool:
+def alone(row: Row) -> bool:
     """Whether a block that sums per channel takes so many registers that no other one fits beside it."""
-    return row.steps == HELD[-1] and (dtype == "float64" or row.vector >= 4)
+    return row.steps == HELD[-1]
 
 
 def share_of(channels: int) -> int:
@@ -131,7 +131,7 @@ def rows(
     elif params and many and positions > 1 and channels_bytes(row, channels, dtype) <= room:
         sums, share, columns = PER_CHANNEL, share_of(channels), groups * channels
         shared = channels_bytes(row, channels, dtype)
-        slots = limits.processors * (1 if alone(row, dtype) else 2)
+        slots = limits.processors * (1 if alone(row) else 2)
     if sums == PER_CHANNEL:  # blocks have the channels of a group to themselves
         sets = min(cdiv(n, row.side), blocks_each(groups, slots))
         blocks = sets * groups

@@ -5,8 +5,9 @@ constexpr int LONG_TILE = 8;  // vectors of a thread, of a row that is not held,
 // Blocks that a processor shall hold at least. row_plans.py knows which are alone.
 template <class A, int V, int STEPS, int KIND, int PARAMS>
 struct RowResident {
-  static constexpr bool alone = STEPS == 8 && (V == 8 || sizeof(A) == 8 || (PARAMS == PER_CHANNEL && V == 4));
-  static constexpr int blocks = alone ? 1 : STEPS == 4 && KIND == BN_IDENTITY && !PARAMS ? 3 : 2;
+  static constexpr bool alone =
+      STEPS == 8 && (V == 8 || sizeof(A) == 8 || PARAMS == PER_CHANNEL || (V == 4 && PARAMS == NO_PARAMS));
+  static constexpr int blocks = alone ? 1 : STEPS == 4 && V < 8 && KIND == BN_IDENTITY && !PARAMS ? 3 : 2;
 };
 
 template <class T, int V, int STEPS, int WIDE, int KIND, int PARAMS>
