@@ -243,7 +243,7 @@ BN_FN double bn_plain(double v)
 BN_FN double bn_bounded(double v)
 {
     const double most = 3.4028234663852886e38;
-    return !bn_finite(v) ? v : v > most ? most : v < -most ? -most : v;
+    return bn_finite(v) && fabs(v) > most ? copysign(most, v) : v;    /* one choice: loops of it vectorize */
 }
 
 /* The map y = (x - mean) scale + shift in a type whose numbers are coarser than double: subtract the high part of the

@@ -2,14 +2,36 @@
 # than the cache are finished in a small buffer and streamed to memory past the cache.
 #
 # Uses Columns, from_position, spread (channel_columns), Run, checked_columns, from_column, gradient_columns,
-# gradient_run, look, normalize_columns, normalize_run (channel_lines), done, taken (channel_narrow), EDGED, LINE,
-# Lines, Output, send_columns (channel_sent).
-# Gives SCALAR_RUN, longest, map_columns, map_runs, room.
+# gradient_run, look, normalize_columns, normalize_run (channel_lines), done, taken (channel_narrow), EDGED,
+# send_columns (channel_sent).
+# Gives Lines, Output, SCALAR_RUN, longest, map_columns, map_runs, room, sends.
 
 cdef enum:
     SCALAR_RUN = 32     # from this length a run is mapped with its channel's numbers in registers
+    LINE = 1024         # values mapped at a time, half as many float64: the first cache holds the numbers of so many
     TURN = 32           # lines from which it pays to begin them where lines of the cache do
     LOOK = 512          # values looked at before they are mapped: enough to pay, and few enough to overlap with the map
+
+
+ctypedef struct Lines:      # converted, or to be converted
+    double[LINE >> 1] x, dy, y
+
+
+ctypedef struct Output:
+    char* y
+    int narrow          # what y is converted to, line by line
+    bint streamed       # past the caches; then what is read is fetched ahead, as much as is written
+    bint direct         # row by row, as they are computed
+    bn_output lines
+    bn_ahead ahead
+    bn_edge edge
+    Lines* narrow_lines     # as much as a page and more, which rows do without
+
+
+cdef inline bint sends(const Job* job, const Output* out) noexcept nogil:
+    """Whether lines.h has the maps of a job."""
+    return out.streamed and out.narrow == BN_REAL and (
+        job.dy == NULL or (job.weight == NULL and job.b != NULL))
 
 
 cdef inline Py_ssize_t longest(const real* x) noexcept nogil:
@@ -36,21 +58,18 @@ cdef inline void map_run(
 ) noexcept nogil:
     """n values of channel c, from position `at` of the arrays, of which x is there already, into y."""
     cdef Run of
-    cdef const real* dy = NULL
     of.h = number(job.high, c, x)
     of.scale = number(job.scale, c, x)
     of.shift = number(job.shift, c, x)
+    if job.dy == NULL:
+        normalize_run(x, y, n, <real>of.h, <real>of.scale, <real>of.shift, job.act)
+        return
     of.a = number(job.a, c, x)
     of.b = number(job.b, c, x)
     of.c = number(job.c, c, x)
     of.gain = 1.0
     of.frozen = job.b == NULL
-    if job.dy != NULL:
-        dy = taken(job.narrow, job.dy, at, n, lines.dy, x)
-    if dy == NULL:
-        normalize_run(x, y, n, <real>of.h, <real>of.scale, <real>of.shift, job.act)
-    else:
-        gradient_run(dy, x, y, n, &of, job.act, w, job.unit)
+    gradient_run(taken(job.narrow, job.dy, at, n, lines.dy, x), x, y, n, &of, job.act, w, job.unit)
 
 
 cdef void map_runs(

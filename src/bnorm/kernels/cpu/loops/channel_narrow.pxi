@@ -5,8 +5,8 @@
 # Integers without weights need no center: their sums and sums of squares have room in 64 bits, and are exact.
 #
 # Uses Block, Columns, columns_of, from_position, gather, values_of, width_of, zero (channel_columns), pair_sums,
-# products_beyond_float, pulled_pair_sums (channel_grads), Parts, centered_sums, exact_sums (channel_moments), Output
-# (channel_sent), add_block, parts_at (channel_tasks).
+# products_beyond_float, pulled_pair_sums (channel_grads), Output (channel_maps), Parts, centered_sums, exact_sums
+# (channel_moments), add_block, parts_at (channel_tasks).
 # Gives done, integer_task, narrow_block, read_doubles, read_floats, taken, write_floats.
 
 

@@ -1,32 +1,10 @@
 # The maps of columns again, for outputs that bypass the caches: lines.h sends each line as it is computed.
 #
 # Uses identity, leaky, relu (activations), Columns (channel_columns).
-# Gives EDGED, LINE, Lines, Output, send_columns, sends.
+# Gives EDGED, send_columns.
 
 cdef enum:
-    LINE = 1024     # values mapped at a time, half as many float64: the first cache holds the numbers of so many
     EDGED = 64      # values of a row or run from which it pays to send it though it is not whole lines
-
-
-ctypedef struct Lines:      # converted, or to be converted
-    double[LINE >> 1] x, dy, y
-
-
-ctypedef struct Output:
-    char* y
-    int narrow          # what y is converted to, line by line
-    bint streamed       # past the caches; then what is read is fetched ahead, as much as is written
-    bint direct         # row by row, as they are computed
-    bn_output lines
-    bn_ahead ahead
-    bn_edge edge
-    Lines* narrow_lines     # as much as a page and more, which rows do without
-
-
-cdef inline bint sends(const Job* job, const Output* out) noexcept nogil:
-    """Whether lines.h has the maps of a job."""
-    return out.streamed and out.narrow == BN_REAL and (
-        job.dy == NULL or (job.weight == NULL and job.b != NULL))
 
 
 cdef inline void send_columns_by(

@@ -2,8 +2,8 @@
 # gives the same bits whoever computed them.
 #
 # Uses Block, Columns, ROWS, block_rows, bounded, from_position, one_nan, run_block, zero (channel_columns),
-# block_sums (channel_grads), SCALAR_RUN, map_columns, map_runs (channel_maps), Parts, block_moments
-# (channel_moments), integer_task, narrow_block (channel_narrow), Lines, Output, sends (channel_sent).
+# block_sums (channel_grads), Lines, Output, SCALAR_RUN, map_columns, map_runs, sends (channel_maps), Parts,
+# block_moments (channel_moments), integer_task, narrow_block (channel_narrow).
 # Gives add_block, center_sums_double, center_sums_float, finish_backward, finish_forward, fold_backward_double,
 # fold_backward_float, fold_forward_double, fold_forward_float, map_double, map_float, merge_moments, merge_sums,
 # parts_at, reduce_double, reduce_float.

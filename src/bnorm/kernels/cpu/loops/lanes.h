@@ -141,35 +141,18 @@ static inline void bn_spread_runs(const double *w, ptrdiff_t n, ptrdiff_t channe
 #undef BN_SPREAD
 }
 
-/* Add 32 partial sums to 8 in float64. */
-BN_INLINE void bn_narrow_double(const double *wide, double *eight)
-{
-    BN_ROLLED
-    for (int j = 0; j < 8; j++)
-        eight[j] += (wide[j] + wide[8 + j]) + (wide[16 + j] + wide[24 + j]);
-}
-
-BN_INLINE void bn_narrow_float(const float *wide, double *eight)
-{
-    BN_ROLLED
-    for (int j = 0; j < 8; j++)
-        eight[j] += (double)((wide[j] + wide[8 + j]) + (wide[16 + j] + wide[24 + j]));
-}
-
-/* The same of the first values of a row. */
-BN_INLINE void bn_begin_double(const double *wide, double *eight)
-{
-    BN_ROLLED
-    for (int j = 0; j < 8; j++)
-        eight[j] = (wide[j] + wide[8 + j]) + (wide[16 + j] + wide[24 + j]);
-}
-
-BN_INLINE void bn_begin_float(const float *wide, double *eight)
-{
-    BN_ROLLED
-    for (int j = 0; j < 8; j++)
-        eight[j] = (double)((wide[j] + wide[8 + j]) + (wide[16 + j] + wide[24 + j]));
-}
+/* 32 partial sums as 8 in float64: those of the first values of a row, or added to them. */
+#define BN_FOLD(real, name, op)                                                                                       \
+    BN_INLINE void name(const real *wide, double *eight)                                                              \
+    {                                                                                                                 \
+        BN_ROLLED                                                                                                     \
+        for (int j = 0; j < 8; j++)                                                                                   \
+            eight[j] op (double)((wide[j] + wide[8 + j]) + (wide[16 + j] + wide[24 + j]));                            \
+    }
+BN_FOLD(float, bn_begin_float, =)
+BN_FOLD(double, bn_begin_double, =)
+BN_FOLD(float, bn_narrow_float, +=)
+BN_FOLD(double, bn_narrow_double, +=)
 
 /* 8 partial sums to one. */
 BN_INLINE double bn_whole(const double *eight)
@@ -178,8 +161,8 @@ BN_INLINE double bn_whole(const double *eight)
     return (a + c) + (b + d);
 }
 
-/* What short_sums sums: g and g (x - h), where g is x - h itself, or dy, or dy gamma, dy being brought before the
- * activation of ((x - h) r + b) gamma + beta. */
+/* What short_sums sums: g and g (x - h), where g is dy, or dy gamma, dy being brought before the activation of
+ * ((x - h) r + b) gamma + beta; careful_short_sums knows g = x - h too. */
 enum { BN_SQUARES, BN_PAIRS, BN_SCALED };
 
 enum {
@@ -198,8 +181,8 @@ enum {
     BN_INLINE real bn_factor_##name(int what, int kind, real slope, real dy, real t, real r, real b,                  \
                                     const real *gamma, const real *beta)                                              \
     {                                                                                                                 \
-        if (what != BN_SCALED)                                                                                        \
-            return what == BN_SQUARES ? t : dy;                                                                       \
+        if (what == BN_PAIRS)                                                                                         \
+            return dy;                                                                                                \
         return kind == BN_IDENTITY ? dy * *gamma                                                                      \
                                    : bn_act_pull_##name(kind, slope, (t * r + b) * *gamma + *beta, dy * *gamma);      \
     }                                                                                                                 \

@@ -2,10 +2,10 @@
 # are read; where gamma changes from value to value, one pass makes the sums of the rows and those of the columns.
 #
 # Uses identity, leaky, pulled, relu (activations), Block, Columns, run_block, zero (channel_columns), block_sums,
-# products_beyond_float (channel_grads), longest, room (channel_maps), Output (channel_sent), backward_map, edge_of,
-# gradient_of_columns, run_gradient, single_runs (row_maps), Affine, BATCH, EIGHTH, FETCH_SHARE, WIDTH,
-# careful_short_sums, short_pair_sums, short_scaled_sums, short_sums, together (row_short), affine_of, finish_sums,
-# hand_over, readable, row_and_column_sums, row_numbers, sums_of_long_rows, walk_on (row_sums).
+# products_beyond_float (channel_grads), Output, longest (channel_maps), backward_map, edge_of, gradient_of_columns,
+# row_room, run_gradient, single_runs (row_maps), Affine, BATCH, EIGHTH, FETCH_SHARE, WIDTH, careful_short_sums,
+# short_pair_sums, short_scaled_sums, short_sums, together (row_short), affine_of, finish_sums, hand_over, readable,
+# row_and_column_sums, row_numbers, sums_of_long_rows, walk_on (row_sums).
 # Gives backward_long_rows, backward_rows, backward_short_rows.
 
 cdef void run_sums(
@@ -66,13 +66,10 @@ cdef void write_gradient(
     RowJob* job, Py_ssize_t row, Py_ssize_t g, double sum, double dot, Output* out, const real* x
 ) noexcept nogil:
     """dx of a row of group g."""
-    cdef Py_ssize_t size = job.channels * job.inner, i = 0, n
-    if out.direct:
-        backward_map(job, row, g, 0, size, sum, dot, x, <real*>out.y + row * size, &out.edge)
-        return
+    cdef Py_ssize_t size = job.channels * job.inner, most = size if out.direct else longest(x), i = 0, n
     while i < size:
-        n = min(longest(x), size - i)
-        backward_map(job, row, g, i, i + n, sum, dot, x, room(out, row * size + i, n, x), NULL)
+        n = min(most, size - i)
+        backward_map(job, row, g, i, i + n, sum, dot, x, row_room(out, row * size + i, n, x), edge_of(out))
         i += n
 
 
@@ -129,7 +126,7 @@ cdef void sums_of_stripes(
     cdef double* dgamma = sums.dgamma + sums.begin
     cdef double* dbeta = sums.dbeta + sums.begin
     while k < rows:
-        n = min(<Py_ssize_t>STRIPE, rows - k)
+        n = min(<Py_ssize_t>BN_STRIPE, rows - k)
         if ahead != NULL:
             bn_fetch_early(ahead, n * size * sizeof(real) // FETCH_SHARE)
         if job.act.kind == BN_IDENTITY:
@@ -195,12 +192,12 @@ cdef void short_gradients(
     cdef Py_ssize_t size = job.channels, most = min(together(job), 2 * longest(x)) // max(<Py_ssize_t>1, size)
     cdef Py_ssize_t batch = max(<Py_ssize_t>1, min(<Py_ssize_t>BATCH, most))
     cdef Py_ssize_t k, n, at, p = sums.begin
-    cdef bint striped = job.params and sums.end - sums.begin == size and STRIPE * size <= 2 * longest(x)
+    cdef bint striped = job.params and sums.end - sums.begin == size <= BN_SHORT and BN_STRIPE * size <= 2 * longest(x)
     cdef const real* dy = <const real*>job.dy
     cdef Affine of
     cdef real* dx
     if striped:     # whole stripes, however many values are together
-        batch = max(<Py_ssize_t>1, batch // STRIPE) * STRIPE
+        batch = max(<Py_ssize_t>1, batch // BN_STRIPE) * BN_STRIPE
     while row < end:
         n = min(batch, end - row)
         at = row * size
@@ -212,7 +209,7 @@ cdef void short_gradients(
             sums_of_short_rows(job, row, n, total, sums, p, walk_on(job, out), of, s, d, x)
         finish_sums(job, row, 1, n, of, s, d, sum, dot, x)
         slopes(job, row, n, sum, dot, h, tilt, rest)
-        dx = <real*>out.y + at if out.direct else room(out, at, n * size, x)
+        dx = row_room(out, at, n * size, x)
         if job.act.kind == BN_IDENTITY and sums.end - sums.begin == size:
             gradients_of_rows(n, size, dy + at, x + at, dx, &of, tilt, rest, edge_of(out))
             row += n
@@ -301,7 +298,7 @@ cdef void gradients_of_single_runs(
                     dot[k] *= job.gamma[g]
                 g = g + 1 if g + 1 < stop else begin
         slopes(job, row, n, sum, dot, h, tilt, rest)
-        dx = <real*>out.y + at if out.direct else room(out, at, n * size, x)
+        dx = row_room(out, at, n * size, x)
         for k in range(n):
             gain = 1.0 if job.gamma == NULL else job.gamma[first]
             run_gradient(dy + at, x + at, dx, size, h[k], r[k], tilt[k], rest[k], <real>gain, edge_of(out))

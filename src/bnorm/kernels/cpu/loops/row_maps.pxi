@@ -4,9 +4,9 @@
 # serve.
 #
 # Uses activated, leaky, relu (activations), bounded, one_nan (channel_columns), Run, gradient_run, normalize_run
-# (channel_lines), longest, room (channel_maps), Output (channel_sent), Affine, BATCH, scaled (row_short), affine_of,
-# row_numbers (row_sums).
-# Gives backward_map, edge_of, forward_maps, gradient_of_columns, run_gradient, single_runs.
+# (channel_lines), Output, longest, room (channel_maps), Affine, BATCH, scaled (row_short), affine_of, row_numbers
+# (row_sums).
+# Gives backward_map, edge_of, forward_maps, gradient_of_columns, row_room, run_gradient, single_runs.
 
 cdef inline void affine_columns_by(
     Activation act, const real* x, real* y, Py_ssize_t n, real h, real r, real b, const real* gamma, const real* beta
@@ -19,6 +19,11 @@ cdef inline void affine_columns_by(
 cdef inline bn_edge* edge_of(Output* out) noexcept nogil:
     """Where the rows of a task that sends them as they are computed meet, or NULL."""
     return &out.edge if out.direct else NULL
+
+
+cdef inline real* row_room(Output* out, Py_ssize_t at, Py_ssize_t n, const real* x) noexcept nogil:
+    """`room`, but for rows that are sent as they are computed their own place."""
+    return <real*>out.y + at if out.direct else room(out, at, n, x)
 
 
 cdef inline void affine_columns(
@@ -143,27 +148,24 @@ cdef void forward_maps(
 ) noexcept nogil:
     """Rows that lie one after the other, from one of group g on."""
     cdef real[BATCH] h, r, b
-    cdef Py_ssize_t size = job.channels * job.inner, i, k, n, end = row + rows
+    cdef Py_ssize_t size = job.channels * job.inner, most = size if out.direct else longest(x), i, k, n
+    cdef Py_ssize_t end = row + rows
     cdef Affine of
     cdef real* y
     cdef bint single = single_runs(job, x)
     if not single and (size > longest(x) or job.scale == NULL):
         while row < end:
-            if out.direct:
-                forward_map(job, row, g, 0, size, x, <real*>out.y + row * size, &out.edge)
-                i = size
-            else:
-                i = 0
+            i = 0
             while i < size:
-                n = min(longest(x), size - i)
-                forward_map(job, row, g, i, i + n, x, room(out, row * size + i, n, x), NULL)
+                n = min(most, size - i)
+                forward_map(job, row, g, i, i + n, x, row_room(out, row * size + i, n, x), edge_of(out))
                 i += n
             row += 1
             g = g + 1 if g + 1 < job.groups else 0
         return
     while row < end:
         n = min(min(longest(x) // max(<Py_ssize_t>1, size), <Py_ssize_t>BATCH), end - row)
-        y = <real*>out.y + row * size if out.direct else room(out, row * size, n * size, x)
+        y = row_room(out, row * size, n * size, x)
         if single:
             run_numbers(job, row, n, g, h, r, b)
             for k in range(n):
@@ -221,14 +223,11 @@ cdef void backward_map(
         shift = bn_fold(<double>h, mean, rstd * scale, 0.0 if job.beta == NULL else job.beta[p + c])
         if edge != NULL:
             run_gradient(dy + i, x + i, y, n, h, r, tilt, rest, <real>scale, edge)
-            i += n
-            y += n
-            c += 1
-            continue
-        run.gain = <real>scale
-        run.scale = <real>(rstd * scale)
-        run.shift = <real>shift
-        gradient_run(dy + i, x + i, y, n, &run, job.act, NULL, 1.0)
+        else:
+            run.gain = <real>scale
+            run.scale = <real>(rstd * scale)
+            run.shift = <real>shift
+            gradient_run(dy + i, x + i, y, n, &run, job.act, NULL, 1.0)
         i += n
         y += n
         c += 1

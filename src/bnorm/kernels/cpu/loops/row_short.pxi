@@ -34,14 +34,6 @@ cdef inline real scaled(
     return pulled(act, ((x - h) * r + b) * gamma + beta, dy * gamma)
 
 
-cdef inline void narrow(const real* wide, double* eight) noexcept nogil:
-    """Add WIDTH partial sums to EIGHTH in float64."""
-    if real is float:
-        bn_narrow_float(wide, eight)
-    else:
-        bn_narrow_double(wide, eight)
-
-
 cdef inline Py_ssize_t together(const RowJob* job) noexcept nogil:
     """Values of short rows whose gradients are made together. The more, the less their sums take of the time; but while
     those are made nothing is written, and while the maps are made little is read, so from further away fewer is faster.
@@ -113,15 +105,15 @@ cdef void sum_again(
     const real* x, Py_ssize_t n, Py_ssize_t left, double first, double* center, double* sum, double* square
 ) noexcept nogil:
     """Both sums of a row about its center; where they are `poor` even so, about its first value, all in float64."""
-    cdef double[2 * EIGHTH] sums
+    cdef double[EIGHTH] eight
     cdef real h = <real>center[0]
     cdef Affine of
     of.h = &h
     of.gamma = of.beta = x      # which nobody reads
-    zero(sums, 2 * EIGHTH)
-    short_sums(BN_SQUARES, identity(), x, x, n, left, &of, 0, sums, sums + EIGHTH)
-    sum[0] = bn_whole(sums)
-    square[0] = bn_whole(sums + EIGHTH)
+    row_sum(False, x, n, left, h, eight)
+    sum[0] = bn_whole(eight)
+    row_sum(True, x, n, left, h, eight)
+    square[0] = bn_whole(eight)
     if sizeof(real) == sizeof(float) and not (1e-36 * n <= square[0] < INFINITY):
         center[0] = first
         h = <real>first

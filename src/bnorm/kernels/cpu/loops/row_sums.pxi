@@ -2,7 +2,7 @@
 # long rows both are made of a chunk of columns while it is in the first-level cache, for some rows together.
 #
 # Uses identity, leaky, relu (activations), zero (channel_columns), products_beyond_float (channel_grads), Output
-# (channel_sent), Affine, EIGHTH, FETCH_SHARE, WIDTH, careful_short_sums, short_scaled_sums (row_short).
+# (channel_maps), Affine, EIGHTH, FETCH_SHARE, WIDTH, careful_short_sums, short_scaled_sums (row_short).
 # Gives affine_of, finish_sums, hand_over, readable, row_and_column_sums, row_numbers, sums_of_long_rows, walk_on.
 
 cdef enum:

@@ -5,10 +5,10 @@
 # inner == 1 (layer norm, RMS norm): gamma and beta change from value to value. inner > 1: runs with one gamma each,
 # which the functions for long runs serve.
 #
-# Uses Block, block_rows, gather, run_block, zero (channel_columns), longest (channel_maps), Parts, block_moments,
-# careful_sums, centered_sums (channel_moments), EDGED, Output (channel_sent), backward_long_rows, backward_rows,
-# backward_short_rows (row_gradients), forward_maps (row_maps), BATCH, SHORT, short_moments (row_short), readable,
-# walk_on (row_sums).
+# Uses Block, block_rows, gather, run_block, zero (channel_columns), Output, longest (channel_maps), Parts,
+# block_moments, careful_sums, centered_sums (channel_moments), EDGED (channel_sent), backward_long_rows,
+# backward_rows, backward_short_rows (row_gradients), forward_maps (row_maps), BATCH, SHORT, short_moments
+# (row_short), readable, walk_on (row_sums).
 # Gives FETCH_BYTES, rows_double, rows_float.
 
 cdef enum:

@@ -72,17 +72,6 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
         for (ptrdiff_t k = 0; k < rows; k++, dy += n, x += n, dx += n)                                                \
             bn_row_gradient_##name(dy, x, dx, n, h[k], r[k], tilt[k], rest[k], gamma, edge);                          \
     }
-/* a or b, without a choice of which a compiler could make a branch: loops over rows are to be vectorized. */
-BN_INLINE double bn_pick(int first, double a, double b)
-{
-    uint64_t x, y;
-    memcpy(&x, &a, sizeof x);
-    memcpy(&y, &b, sizeof y);
-    y ^= (x ^ y) & -(uint64_t)first;
-    memcpy(&b, &y, sizeof b);
-    return b;
-}
-
 /* mean and rstd of some rows of n values, known by their sums about a center of each: those of x - center, and of their
  * squares. */
 BN_APART void bn_row_statistics(ptrdiff_t rows, double n, double eps, int centered, const double *BN_RESTRICT center,
@@ -97,33 +86,25 @@ BN_APART void bn_row_statistics(ptrdiff_t rows, double n, double eps, int center
     }
 }
 
-/* bn_bounded. */
-BN_INLINE double bn_within_float(double v)
-{
-    const double most = 3.4028234663852886e38;
-    return bn_pick((v - v == 0.0) & (fabs(v) > most), copysign(most, v), v);
-}
-
-BN_INLINE double bn_within_double(double v)
-{
-    return v;
-}
+/* What the type of a row has room for. */
+#define BN_WITHIN_float(v) bn_bounded(v)
+#define BN_WITHIN_double(v) (v)
 
 /* The numbers of the maps of some rows. Of (x - h) r + b: h, r and b, from the mean and rstd of each; and of
  * r (g - (tilt (x - h) + rest)), dot being sum g (x - h). Where one of them is NaN, let h be it, and no other, as
- * one_nan of channel_columns.pxi does. */
+ * one_nan of channel_columns.pxi does. tilt is bn_grad_b, whose choice for no values would keep it from vectorizing. */
 #define BN_ROW_NUMBERS(real, name)                                                                                    \
     BN_APART void bn_row_numbers_##name(ptrdiff_t rows, const double *BN_RESTRICT mean,                               \
                                          const double *BN_RESTRICT rstd, real *BN_RESTRICT h, real *BN_RESTRICT r,    \
                                          real *BN_RESTRICT b)                                                         \
     {                                                                                                                 \
         for (ptrdiff_t k = 0; k < rows; k++) {                                                                        \
-            const double h0 = (double)(real)mean[k], r0 = bn_within_##name(rstd[k]);                                  \
+            const double h0 = (double)(real)mean[k], r0 = BN_WITHIN_##name(rstd[k]);                                  \
             const double b0 = bn_fold(h0, mean[k], r0, 0.0);                                                          \
             const int found = (h0 != h0) | (r0 != r0) | (b0 != b0);                                                   \
-            h[k] = (real)bn_pick(found, BN_NAN, h0);                                                                  \
-            r[k] = (real)bn_pick(found, 1.0, r0);                                                                     \
-            b[k] = (real)bn_pick(found, 0.0, b0);                                                                     \
+            h[k] = (real)(found ? BN_NAN : h0);                                                                       \
+            r[k] = (real)(found ? 1.0 : r0);                                                                          \
+            b[k] = (real)(found ? 0.0 : b0);                                                                          \
         }                                                                                                             \
     }                                                                                                                 \
     BN_APART void bn_row_slopes_##name(ptrdiff_t rows, double size, int centered, const double *BN_RESTRICT mean,     \
@@ -133,12 +114,12 @@ BN_INLINE double bn_within_double(double v)
     {                                                                                                                 \
         for (ptrdiff_t k = 0; k < rows; k++) {                                                                        \
             const double h0 = (double)h[k], off = mean[k] - h0;                                                       \
-            const double t0 = bn_within_##name((dot[k] - off * sum[k]) * rstd[k] / size * rstd[k]);                   \
-            const double c0 = bn_pick(centered, sum[k] / size, 0.0) - t0 * off;                                       \
+            const double t0 = BN_WITHIN_##name((dot[k] - off * sum[k]) * rstd[k] / size * rstd[k]);                   \
+            const double c0 = (centered ? sum[k] / size : 0.0) - t0 * off;                                            \
             const int found = (h0 != h0) | (t0 != t0) | (c0 != c0);                                                   \
-            h[k] = (real)bn_pick(found, BN_NAN, h0);                                                                  \
-            tilt[k] = (real)bn_pick(found, 1.0, t0);                                                                  \
-            rest[k] = (real)bn_pick(found, 0.0, c0);                                                                  \
+            h[k] = (real)(found ? BN_NAN : h0);                                                                       \
+            tilt[k] = (real)(found ? 1.0 : t0);                                                                       \
+            rest[k] = (real)(found ? 0.0 : c0);                                                                       \
         }                                                                                                             \
     }
 BN_ROW_NUMBERS(float, float)

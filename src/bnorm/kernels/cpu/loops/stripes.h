@@ -6,7 +6,7 @@
 #include "lanes.h"
 
 enum {
-    BN_STRIPE = 8,                      /* rows at most: STRIPE of jobs.pxd */
+    BN_STRIPE = 8,                      /* rows at most */
     BN_SHORT = BN_CHAIN * BN_WIDTH      /* values of a row at most */
 };
 

@@ -85,8 +85,6 @@ cdef extern from "lanes.h" nogil:
     void bn_spread_order(Py_ssize_t, int64_t*)
     void bn_spread(const double*, Py_ssize_t, Py_ssize_t, const int64_t*, double*)
     void bn_spread_runs(const double*, Py_ssize_t, Py_ssize_t, Py_ssize_t, double*)
-    void bn_narrow_float(const float*, double*)
-    void bn_narrow_double(const double*, double*)
     double bn_whole(const double*)
     void bn_row_statistics(Py_ssize_t, double, double, int, const double*, const double*, const double*,
                            double*, double*)
@@ -155,6 +153,7 @@ cdef extern from "lines.h" nogil:
 cdef extern from "stripes.h" nogil:
     enum:
         BN_SHORT
+        BN_STRIPE
     void bn_stripe_sums_float(
         int, float, Py_ssize_t, Py_ssize_t, Py_ssize_t, const float*, const float*, const float*, const float*,
         const float*, const float*, const float*, double*, double*, double*, double*)
