@@ -15,6 +15,7 @@ from compare import EPS, assert_close, sum_error
 from kernel_checks import stats_of
 
 STREAM, FAR = 1 << 21, 1 << 24  # bytes, the latter as in plan.pxi
+FAR_ROWS = 3 << 20  # as in plan.pxi
 # One and few channels, odd numbers, more than a line or a tile of sums; short runs, runs of some length, long runs.
 KINDS = [(1,), (3,), (7,), (33,), (100,), (1000,), (2500,), (3, 5), (70, 20), (300, 7), (6, 49), (512, 49), (5, 300)]
 KINDS += [(2, 4001)]
@@ -140,15 +141,19 @@ ROWS = [
 ]
 
 
+@pytest.mark.parametrize("size", [STREAM, FAR_ROWS], ids=["sent", "through the caches"])
 @pytest.mark.parametrize("slope", [1.0, 0.2])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", ROWS, ids=str)
-def test_rows_anywhere(shape, dtype, slope):
-    """Rows that are sent as they are computed, whole lines or not, wherever `out` begins, and in place."""
+def test_rows_anywhere(shape, dtype, slope, size):
+    """Rows that are sent as they are computed, whole lines or not, wherever `out` begins, and in place; or rows
+    through the caches, of which a gradient fetches ahead."""
+    if size == FAR_ROWS:
+        entries.stream_from(1 << 40)
     rng = np.random.default_rng(5)
     offset = int(rng.integers(1, 8))
-    _, x = large(shape, STREAM, dtype)
-    _, dy = large(shape, STREAM, dtype, 2, offset + 1)
+    _, x = large(shape, size, dtype)
+    _, dy = large(shape, size, dtype, 2, offset + 1)
     gamma, beta = rng.standard_normal((2, shape[0] * shape[1]))
     rows = pieces(len(x), max(1, len(x) // 5))
     parts = [cpu.rows_forward(x[i], gamma, beta, 1e-5, slope=slope) for i in rows]
@@ -164,7 +169,7 @@ def test_rows_anywhere(shape, dtype, slope):
     wanted = [np.concatenate([part[0] for part in parts]), np.concatenate([backward(x[i], None, i) for i in rows])]
     for f, want in zip((forward, backward), wanted, strict=True):
         for place in (0, offset):
-            memory, out = large(shape, STREAM, dtype, 3, place)
+            memory, out = large(shape, size, dtype, 3, place)
             untouched = memory.copy()
             assert f(x, out).tobytes() == want.tobytes(), (f, place)
             out[...] = x

@@ -10,7 +10,7 @@ cdef inline void* data(cnp.ndarray a) noexcept:
 
 cdef inline cnp.ndarray vector(Py_ssize_t n):
     cdef cnp.npy_intp size = n
-    return cnp.PyArray_EMPTY(1, &size, cnp.NPY_DOUBLE, 0)
+    return empty(1, &size, cnp.NPY_DOUBLE)
 
 
 cdef inline cnp.ndarray matrix(Py_ssize_t rows, Py_ssize_t n):

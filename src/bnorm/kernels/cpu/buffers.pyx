@@ -1,7 +1,7 @@
 """Memory of large results, which is used again when the results are freed.
 
-The system clears every page of a new array, which for tens of megabytes takes as long as the kernel that fills it. So a
-large result is a view of a buffer. When the result and all views of it are gone, the buffer is used for the next one.
+The system clears every page of a new array, which takes as long as the kernel that fills it. So a large result is a view
+of a buffer. When the result and all views of it are gone, the buffer is used for the next one.
 Its data starts on a cache line, unlike that of NumPy's arrays.
 """
 
@@ -22,9 +22,10 @@ cdef extern from "numpy/arrayobject.h":
 cnp.import_array()
 
 cdef enum:
-    LEAST = 1 << 20     # bytes from which a result comes from here
+    LEAST = 1 << 17     # bytes from which a result comes from here: from so many on malloc asks the system for pages
     LINE = 64           # bytes of a cache line
-    OLD = 64            # a buffer that has not been used for so many results is freed
+    OLD = 256           # a buffer that has not been used for so many results is freed
+    MANY = 512          # buffers at most, as each is looked at for every result
 
 cdef list buffers = []
 cdef size_t limit = 0   # bytes of all buffers together
@@ -65,7 +66,7 @@ cdef cnp.ndarray memory_for(size_t size):
             best = buffer       # the last used is the most likely to be in the cache
     if best is None:
         drop(False, size)
-        if total + size > limit:
+        if total + size > limit or len(buffers) >= MANY:
             return None
         best = Buffer.__new__(Buffer)
         length = size + LINE

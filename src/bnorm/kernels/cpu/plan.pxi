@@ -2,7 +2,7 @@
 # the bits of a result.
 #
 # Uses nothing of its siblings.
-# Gives FAR, bypasses, fits, plan, plan_rows, run, run_rows.
+# Gives FAR, FAR_ROWS, bypasses, fits, plan, plan_rows, run, run_rows.
 
 cdef enum:
     TASK = 16384            # values that make a task worth its bookkeeping
@@ -15,6 +15,7 @@ cdef enum:
     TOGETHER = 1 << 14      # values of narrow rows that are converted together
     ROW = 64                # values that take as long as the statistics of a row
     FAR = 1 << 24           # an input of at least so many bytes is assumed to be in memory, and is prefetched
+    FAR_ROWS = 3 << 20      # the same for gradients of rows: x, dy and dx by turns, which the processor does not foresee
 
 
 cdef size_t streamed = STREAM

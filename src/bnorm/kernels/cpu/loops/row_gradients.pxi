@@ -3,7 +3,7 @@
 #
 # Uses identity, leaky, pulled, relu (activations), Block, Columns, run_block, zero (channel_columns), block_sums,
 # products_beyond_float (channel_grads), Output, longest (channel_maps), backward_map, edge_of, gradient_of_columns,
-# row_room, run_gradient, single_runs (row_maps), Affine, BATCH, EIGHTH, FETCH_SHARE, WIDTH, careful_short_sums,
+# row_room, run_gradient, single_runs (row_maps), Affine, BATCH, EIGHTH, WIDTH, careful_short_sums, fetch_on,
 # short_pair_sums, short_scaled_sums, short_sums, together (row_short), affine_of, finish_sums, hand_over, readable,
 # row_and_column_sums, row_numbers, sums_of_long_rows, walk_on (row_sums).
 # Gives backward_long_rows, backward_rows, backward_short_rows.
@@ -128,7 +128,7 @@ cdef void sums_of_stripes(
     while k < rows:
         n = min(<Py_ssize_t>BN_STRIPE, rows - k)
         if ahead != NULL:
-            bn_fetch_early(ahead, n * size * sizeof(real) // FETCH_SHARE)
+            fetch_on(job, ahead, n * size * sizeof(real))
         if job.act.kind == BN_IDENTITY:
             stripe_sums(identity(), n, size, total - at, dy + at, x + at, of, k, dgamma, dbeta, s, d)
         elif job.act.kind == BN_RELU:
@@ -152,7 +152,7 @@ cdef void sums_of_short_rows(
     zero(d, rows * EIGHTH)
     for k in range(rows):
         if ahead != NULL:
-            bn_fetch_early(ahead, size * sizeof(real) // FETCH_SHARE)
+            fetch_on(job, ahead, size * sizeof(real))
         of.gamma = <const real*>job.scale + p
         of.beta = <const real*>job.shift + p
         if job.params:
@@ -276,7 +276,7 @@ cdef void gradients_of_single_runs(
         at = row * size
         for k in range(n):
             if ahead != NULL:
-                bn_fetch_early(ahead, size * sizeof(real) // FETCH_SHARE)
+                fetch_on(job, ahead, size * sizeof(real))
             short_sums(BN_PAIRS, identity(), dy + at, x + at, size, total - at, &of, k, s + k * EIGHTH, d + k * EIGHTH)
             at += size
         bn_wholes(n, s, sum)

@@ -6,7 +6,7 @@
 # float32 has no room for the squares of what is very large or small. Then the sums are made again, all in float64.
 #
 # Uses identity, leaky, pulled, relu (activations), zero (channel_columns), products_beyond_float (channel_grads).
-# Gives Affine, BATCH, EIGHTH, FETCH_SHARE, SHORT, WIDTH, careful_short_sums, scaled, short_moments, short_pair_sums,
+# Gives Affine, BATCH, EIGHTH, SHORT, WIDTH, careful_short_sums, fetch_on, scaled, short_moments, short_pair_sums,
 # short_scaled_sums, short_sums, together.
 
 cdef enum:
@@ -14,7 +14,7 @@ cdef enum:
     WIDTH = BN_WIDTH
     EIGHTH = 8          # partial sums that are left: a vector of float64
     BATCH = BN_BATCH    # rows whose statistics are finished together
-    FETCH_SHARE = 2     # one part in so many of what is fetched ahead is fetched while sums are made
+    FETCH_SHARE = 2     # of an output that is gathered and sent one part in so many is fetched for while sums are made
 
 # How the values of some rows become v = ((x - h) r + b) gamma + beta: a number for each row, or for each of its values.
 ctypedef struct Affine:
@@ -38,7 +38,16 @@ cdef inline Py_ssize_t together(const RowJob* job) noexcept nogil:
     """Values of short rows whose gradients are made together. The more, the less their sums take of the time; but while
     those are made nothing is written, and while the maps are made little is read, so from further away fewer is faster.
     """
-    return BUFFER // 4 if job.stream or job.far else BUFFER
+    return BUFFER // 4 if job.stream else BUFFER
+
+
+cdef inline void fetch_on(const RowJob* job, bn_ahead* ahead, size_t bytes) noexcept nogil:
+    """Fetch what comes as far behind these bytes of x: while sums are made memory has nothing else to do. Some of it is
+    left for when the output is sent; through the caches nothing is."""
+    if job.stream:
+        bn_fetch_early(ahead, bytes // FETCH_SHARE)
+    else:
+        bn_fetch(ahead, bytes)
 
 
 cdef inline void short_sums(
@@ -141,7 +150,7 @@ cdef void short_moments(
     if not about_zero:
         for k in range(rows):
             if ahead != NULL:
-                bn_fetch_early(ahead, size * sizeof(real) // FETCH_SHARE)
+                fetch_on(job, ahead, size * sizeof(real))
             row_sum(False, x + k * size, size, left - k * size, x[k * size], eight + k * EIGHTH)
         bn_wholes(rows, eight, sum)
         for k in range(rows):

@@ -2,7 +2,7 @@
 # long rows both are made of a chunk of columns while it is in the first-level cache, for some rows together.
 #
 # Uses identity, leaky, relu (activations), zero (channel_columns), products_beyond_float (channel_grads), Output
-# (channel_maps), Affine, EIGHTH, FETCH_SHARE, WIDTH, careful_short_sums, short_scaled_sums (row_short).
+# (channel_maps), Affine, EIGHTH, WIDTH, careful_short_sums, fetch_on, short_scaled_sums (row_short).
 # Gives affine_of, finish_sums, hand_over, readable, row_and_column_sums, row_numbers, sums_of_long_rows, walk_on.
 
 cdef enum:
@@ -18,8 +18,8 @@ cdef inline Py_ssize_t readable(RowJob* job, Py_ssize_t o, Py_ssize_t last, Py_s
 
 
 cdef inline bn_ahead* walk_on(RowJob* job, Output* out) noexcept nogil:
-    """The walk of a task that gathers its output and sends it: memory has nothing else to do while sums are made."""
-    return &out.ahead if job.far and job.stream and not out.direct else NULL
+    """The walk that a task is on while sums are made, unless its output is sent as it is computed."""
+    return &out.ahead if job.far and not out.direct else NULL
 
 
 cdef inline void row_and_column_sums(
@@ -138,7 +138,7 @@ cdef void sums_of_long_rows(
         j = at + i
         for k in range(rows):
             if ahead != NULL:
-                bn_fetch_early(ahead, n * sizeof(real) // FETCH_SHARE)
+                fetch_on(job, ahead, n * sizeof(real))
             left = readable(job, o + k, last, end) - j
             if job.params:
                 row_and_column_sums(job.act, dy + j, x + j, n, left, &of, k, along, across,

@@ -82,8 +82,8 @@ cdef void forward_rows(
 cdef void open_rows(
     RowJob* job, Py_ssize_t o, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t values, Output* out, const real* x
 ) noexcept nogil:
-    """The output of a task that starts at outer position o, and its walk through memory: while `values` are written, of
-    a row or of some that are read together, the next are fetched."""
+    """The output of a task that starts at outer position o, and its walk through memory: while `values` are worked on,
+    of a row or of some that are read together, the next are fetched."""
     cdef Py_ssize_t size = job.channels * job.inner, at = (o * job.groups + begin) * size
     cdef Py_ssize_t part = size if job.scale != NULL else job.inner    # what is mapped at once
     cdef bint whole
@@ -99,6 +99,8 @@ cdef void open_rows(
     if job.far or out.direct:
         bn_walk(&out.ahead, x + at, NULL if job.dy == NULL else <const real*>job.dy + at,
                 (end - begin) * size * sizeof(real), job.groups * size * sizeof(real))
+        if not job.stream:
+            out.ahead.output = out.y - <const char*>job.x
         bn_fetch(&out.ahead, min(<Py_ssize_t>FETCH_BYTES, max(<Py_ssize_t>BN_AHEAD, values * <Py_ssize_t>sizeof(real))))
 
 

@@ -35,12 +35,12 @@ static inline void bn_fetch_line(const char *line)
 }
 
 /* A walk ahead of the reader over rows of `span` bytes with `gap` bytes between them, of one array, or of a second
- * too that lies `apart` bytes from the first (0: none). It may run past the end: fetching is not reading. Few lines at
- * a time, between other work: the queue to memory is short, and a thread that waits for a place in it does nothing
- * else. */
+ * too that lies `apart` bytes from the first (0: none), and of an output through the caches that lies `output` bytes from
+ * it (0: none, or the array itself). It may run past the end: fetching is not reading. Few lines at a time, between
+ * other work: the queue to memory is short, and a thread that waits for a place in it does nothing else. */
 typedef struct {
     const char *at;
-    ptrdiff_t apart, gap;
+    ptrdiff_t apart, output, gap;
     size_t span, left;
     size_t early;           /* bytes that were fetched before as many others were sent */
     size_t rows, height;    /* how many rows are left of a tile, and how many it has; 0: whole rows are walked over */
@@ -88,6 +88,9 @@ static inline void bn_fetch(bn_ahead *ahead, size_t bytes)
         if (ahead->apart)
             for (size_t i = 0; i < n; i += BN_LINE)
                 bn_fetch_line(ahead->at + ahead->apart + i);
+        if (ahead->output)
+            for (size_t i = 0; i < n; i += BN_LINE)
+                bn_fetch_line(ahead->at + ahead->output + i);
         bn_advance(ahead, n);
         bytes -= n;
     }
@@ -103,7 +106,7 @@ static inline void bn_fetch_early(bn_ahead *ahead, size_t bytes)
 static inline void bn_stand(bn_ahead *ahead)
 {
     ahead->at = NULL;
-    ahead->apart = 0;
+    ahead->apart = ahead->output = 0;
     ahead->early = 0;
 }
 
@@ -111,6 +114,7 @@ static inline void bn_walk(bn_ahead *ahead, const void *x, const void *dy, size_
 {
     ahead->at = (const char *)x;
     ahead->apart = dy ? (const char *)dy - (const char *)x : 0;
+    ahead->output = 0;
     ahead->span = ahead->left = span;
     ahead->gap = (ptrdiff_t)(step - span);
     ahead->early = 0;

@@ -63,6 +63,7 @@ cdef extern from "streams.h" nogil:
         BN_AHEAD
         BN_LINE
     ctypedef struct bn_ahead:
+        Py_ssize_t output
         size_t span
     ctypedef struct bn_output:
         pass
