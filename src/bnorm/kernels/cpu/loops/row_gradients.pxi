@@ -3,8 +3,8 @@
 #
 # Uses identity, leaky, pulled, relu (activations), Block, Columns, run_block, zero (channel_columns), block_sums,
 # products_beyond_float (channel_grads), Output, longest (channel_maps), backward_map, edge_of, gradient_of_columns,
-# row_room, run_gradient, single_runs (row_maps), Affine, BATCH, EIGHTH, WIDTH, careful_short_sums, fetch_on,
-# short_pair_sums, short_scaled_sums, short_sums, together (row_short), affine_of, finish_sums, hand_over, readable,
+# row_room, run_gradient, short_runs (row_maps), Affine, BATCH, EIGHTH, WIDTH, careful_short_sums, fetch_on,
+# short_pair_sums, short_scaled_sums, together (row_short), affine_of, finish_sums, hand_over, readable,
 # row_and_column_sums, row_numbers, sums_of_long_rows, walk_on (row_sums).
 # Gives backward_long_rows, backward_rows, backward_short_rows.
 
@@ -251,60 +251,81 @@ cdef void backward_short_rows(
         settle(&sums, x)
 
 
-cdef void gradients_of_single_runs(
+cdef void sums_of_short_runs(
+    RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t total, bn_ahead* ahead, const real* h,
+    double* sum, double* dot, const real* x
+) noexcept nogil:
+    """sum dy and sum dy (x - h) of each run of some rows."""
+    cdef double[BATCH * EIGHTH] s, d
+    cdef Py_ssize_t runs = rows * job.channels, size = job.inner, at = row * job.channels * size, i, k, first = at
+    cdef const real* dy = <const real*>job.dy
+    cdef Affine of
+    of.h = h
+    of.gamma = of.beta = x      # which nobody reads
+    for k in range(rows):
+        if ahead != NULL:
+            fetch_on(job, ahead, job.channels * size * sizeof(real))
+        for i in range(k * job.channels, (k + 1) * job.channels):
+            if real is float:
+                bn_run_sums_float(dy + at, x + at, size, total - at, h[k], s + i * EIGHTH, d + i * EIGHTH)
+            else:
+                bn_run_sums_double(dy + at, x + at, size, total - at, h[k], s + i * EIGHTH, d + i * EIGHTH)
+            at += size
+    bn_wholes(runs, s, sum)
+    bn_wholes(runs, d, dot)
+    if real is float and products_beyond_float(runs, size, sum, dot):
+        for i in range(runs):
+            if products_beyond_float(1, size, sum + i, dot + i):
+                at = first + i * size
+                careful_short_sums(BN_PAIRS, identity(), dy + at, x + at, size, &of, i // job.channels, sum + i, dot + i)
+
+
+cdef void gradients_of_short_runs(
     RowJob* job, Py_ssize_t row, Py_ssize_t end, Py_ssize_t begin, Py_ssize_t stop, Py_ssize_t total,
     double* dgamma, double* dbeta, Output* out, const real* x
 ) noexcept nogil:
-    """dx of `single_runs` that lie one after the other, from one of group `begin` to groups before `stop`."""
+    """dx of rows of `short_runs` that lie one after the other, from one of group `begin` to groups before `stop`."""
     cdef real[BATCH] h, r, b, tilt, rest
-    cdef double[BATCH * EIGHTH] s, d
-    cdef double[BATCH] sum, dot
+    cdef double[BATCH] sum, dot, whole_sum, whole_dot
     cdef double gain
-    cdef Py_ssize_t size = job.inner, k, n, at, g = begin, first
-    cdef Py_ssize_t batch = max(<Py_ssize_t>1, min(<Py_ssize_t>BATCH, min(together(job), 2 * longest(x)) // size))
+    cdef Py_ssize_t size = job.channels * job.inner, k, n, i, c, at, p = begin * job.channels, first
+    cdef Py_ssize_t most = min(BATCH // job.channels, min(together(job), 2 * longest(x)) // size)
+    cdef bint fits = size <= 2 * longest(x)
     cdef const real* dy = <const real*>job.dy
-    cdef Affine of
-    cdef bn_ahead* ahead = walk_on(job, out)
-    cdef real* dx
-    of.h = h
-    of.gamma = of.beta = x      # which nobody reads
+    cdef real* dx = NULL
     while row < end:
-        n = min(batch, end - row)
+        n = min(max(<Py_ssize_t>1, most), end - row)
         row_numbers(job, row, 1, n, h, r, b)
-        zero(s, n * EIGHTH)
-        zero(d, n * EIGHTH)
-        at = row * size
+        sums_of_short_runs(job, row, n, total, walk_on(job, out), h, sum, dot, x)
+        first = p
         for k in range(n):
-            if ahead != NULL:
-                fetch_on(job, ahead, size * sizeof(real))
-            short_sums(BN_PAIRS, identity(), dy + at, x + at, size, total - at, &of, k, s + k * EIGHTH, d + k * EIGHTH)
-            at += size
-        bn_wholes(n, s, sum)
-        bn_wholes(n, d, dot)
-        at = row * size
-        if real is float and products_beyond_float(n, size, sum, dot):
-            for k in range(n):
-                if products_beyond_float(1, size, sum + k, dot + k):
-                    careful_short_sums(BN_PAIRS, identity(), dy + at + k * size, x + at + k * size, size, &of, k,
-                                       sum + k, dot + k)
-        first = g
-        if job.gamma != NULL or job.params:
-            for k in range(n):
+            whole_sum[k] = whole_dot[k] = 0.0
+            for i in range(k * job.channels, (k + 1) * job.channels):
+                gain = 1.0 if job.gamma == NULL else job.gamma[p]
+                whole_sum[k] += gain * sum[i]
+                whole_dot[k] += gain * dot[i]
                 if job.params:
-                    dbeta[g] += sum[k]
-                    dgamma[g] += job.rstd[row + k] * (dot[k] - (job.mean[row + k] - <double>h[k]) * sum[k])
-                if job.gamma != NULL:
-                    sum[k] *= job.gamma[g]
-                    dot[k] *= job.gamma[g]
-                g = g + 1 if g + 1 < stop else begin
-        slopes(job, row, n, sum, dot, h, tilt, rest)
-        dx = row_room(out, at, n * size, x)
+                    dbeta[p] += sum[i]
+                    dgamma[p] += job.rstd[row + k] * (dot[i] - (job.mean[row + k] - <double>h[k]) * sum[i])
+                p += 1
+            if p == stop * job.channels:
+                p = begin * job.channels
+        slopes(job, row, n, whole_sum, whole_dot, h, tilt, rest)
+        at = row * size
+        c = first
         for k in range(n):
-            gain = 1.0 if job.gamma == NULL else job.gamma[first]
-            run_gradient(dy + at, x + at, dx, size, h[k], r[k], tilt[k], rest[k], <real>gain, edge_of(out))
-            first = first + 1 if first + 1 < stop else begin
-            at += size
-            dx += size
+            if fits:
+                dx = row_room(out, at, size, x)
+            for i in range(job.channels):
+                if not fits:
+                    dx = row_room(out, at, job.inner, x)
+                gain = 1.0 if job.gamma == NULL else job.gamma[c]
+                run_gradient(dy + at, x + at, dx, job.inner, h[k], r[k], tilt[k], rest[k], <real>gain, edge_of(out))
+                at += job.inner
+                dx += job.inner
+                c += 1
+            if c == stop * job.channels:
+                c = begin * job.channels
         row += n
 
 
@@ -315,15 +336,15 @@ cdef void backward_rows(
     """The same of rows that are runs with one gamma each: the sums of each row, and its dx."""
     cdef Py_ssize_t k, g, row, total
     cdef double sum = 0.0, dot = 0.0
-    if single_runs(job, x) and job.cuts == 1:
+    if short_runs(job, x) and job.cuts == 1:
         total = readable(job, o, last, end)
-        gradients_of_single_runs(job, o * job.groups, last * job.groups, 0, job.groups, total, dgamma, dbeta, out, x)
+        gradients_of_short_runs(job, o * job.groups, last * job.groups, 0, job.groups, total, dgamma, dbeta, out, x)
         return
     for k in range(o, last):
         total = readable(job, k, last, end)
-        if single_runs(job, x):
-            gradients_of_single_runs(job, k * job.groups + begin, k * job.groups + end, begin, end, total,
-                                     dgamma, dbeta, out, x)
+        if short_runs(job, x):
+            gradients_of_short_runs(job, k * job.groups + begin, k * job.groups + end, begin, end, total,
+                                    dgamma, dbeta, out, x)
             continue
         for g in range(begin, end):
             row = k * job.groups + g

@@ -6,7 +6,7 @@
 # Uses activated, leaky, relu (activations), bounded, one_nan (channel_columns), Run, gradient_run, normalize_run
 # (channel_lines), Output, longest, room (channel_maps), Affine, BATCH, scaled (row_short), affine_of, row_numbers
 # (row_sums).
-# Gives backward_map, edge_of, forward_maps, gradient_of_columns, row_room, run_gradient, single_runs.
+# Gives backward_map, edge_of, forward_maps, gradient_of_columns, row_room, run_gradient, short_runs.
 
 cdef inline void affine_columns_by(
     Activation act, const real* x, real* y, Py_ssize_t n, real h, real r, real b, const real* gamma, const real* beta
@@ -120,9 +120,10 @@ cdef void forward_map(
         c += 1
 
 
-cdef inline bint single_runs(const RowJob* job, const real* x) noexcept nogil:
-    """Whether the rows are short runs of one channel each, with nothing after normalizing."""
-    return job.scale == NULL and job.channels == 1 and 0 < job.inner <= longest(x) and job.act.kind == BN_IDENTITY
+cdef inline bint short_runs(const RowJob* job, const real* x) noexcept nogil:
+    """Whether the rows are short runs of a few channels, with nothing after normalizing."""
+    return job.scale == NULL and 0 < job.channels <= BATCH and 0 < job.inner <= longest(x) \
+        and job.act.kind == BN_IDENTITY
 
 
 cdef inline void run_numbers(
@@ -152,7 +153,7 @@ cdef void forward_maps(
     cdef Py_ssize_t end = row + rows
     cdef Affine of
     cdef real* y
-    cdef bint single = single_runs(job, x)
+    cdef bint single = job.channels == 1 and short_runs(job, x)
     if not single and (size > longest(x) or job.scale == NULL):
         while row < end:
             i = 0

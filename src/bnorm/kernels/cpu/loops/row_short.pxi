@@ -7,7 +7,7 @@
 #
 # Uses identity, leaky, pulled, relu (activations), zero (channel_columns), products_beyond_float (channel_grads).
 # Gives Affine, BATCH, EIGHTH, SHORT, WIDTH, careful_short_sums, fetch_on, scaled, short_moments, short_pair_sums,
-# short_scaled_sums, short_sums, together.
+# short_scaled_sums, together.
 
 cdef enum:
     SHORT = 8192        # values up to which this is faster than the blocks of channel_moments.pxi
