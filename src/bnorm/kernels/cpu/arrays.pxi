@@ -213,3 +213,15 @@ def apart(a, others):
         if first < end and begin < last:
             return False
     return True
+
+
+def ready(cnp.ndarray out, tuple shape, dtype, others):
+    """Whether a kernel may write to `out` as it is: an array of this shape and type in the order of C, `apart` from the
+    others. False means that a closer look is needed."""
+    cdef Py_ssize_t i, n = len(shape)
+    if not cnp.PyArray_ISCARRAY(out) or out.dtype is not dtype or cnp.PyArray_NDIM(out) != n:
+        return False
+    for i in range(n):
+        if cnp.PyArray_DIMS(out)[i] != shape[i]:
+            return False
+    return apart(out, others)
