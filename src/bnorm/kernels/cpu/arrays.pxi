@@ -1,6 +1,6 @@
 # NumPy arrays to pointers and back.
 #
-# Uses FAR, bypasses, plan (plan).
+# Uses FAR, bypasses, plan, unaided (plan).
 # Gives activation, data, folded, is_wide, itemsize, matrix, narrow_of, partial_size, result, scratch, target,
 # to_type, vector, vector_size, view.
 
@@ -112,6 +112,7 @@ cdef inline void target(Job* job, cnp.ndarray y, cnp.ndarray dy=None) noexcept:
     job.y = cnp.PyArray_DATA(y)
     job.dy = data(dy)
     job.stream = bypasses(cnp.PyArray_NBYTES(y), dy is not None)
+    job.unaided = dy is None and unaided(cnp.PyArray_NBYTES(y))
 
 
 cdef inline size_t partial_size(const Job* job) noexcept nogil:

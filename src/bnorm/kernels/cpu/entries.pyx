@@ -53,6 +53,7 @@ cdef extern from "narrow.h" nogil:
 
 cdef extern from "memory.h" nogil:
     int bn_processor_level()
+    int bn_foresees()
     void bn_set(int*)
 
 cnp.import_array()

@@ -39,6 +39,7 @@ ctypedef struct Job:
     Activation act
     bint fused              # both passes over a group of channels before the next
     bint stream, far        # y, or x, is too large for the caches
+    bint unaided            # a map of columns reads x without fetching it ahead
     bint finite             # look for infinities in x while mapping it,
     int infinite            # and set this where there is one: any task may, and none takes it back
     # Per channel, float64.

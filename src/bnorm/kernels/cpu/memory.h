@@ -38,6 +38,17 @@ static inline void bn_set(int *flag)
 #endif
 }
 
+/* Whether the processor reads one array from memory fastest by itself, while another is sent: AMD's do, by half. */
+static inline int bn_foresees(void)
+{
+#if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))
+    __builtin_cpu_init();
+    return __builtin_cpu_is("amd") != 0;
+#else
+    return 0;
+#endif
+}
+
 /* 0 baseline, 1 AVX2, 2 AVX-512, both with F16C: the widest build of the kernels that this processor and its system can
  * run. */
 static inline int bn_processor_level(void)

@@ -2,7 +2,7 @@
 # the bits of a result.
 #
 # Uses nothing of its siblings.
-# Gives FAR, FAR_ROWS, bypasses, fits, plan, plan_rows, run, run_rows.
+# Gives FAR, FAR_ROWS, bypasses, fits, plan, plan_rows, run, run_rows, unaided.
 
 cdef enum:
     TASK = 16384            # values that make a task worth its bookkeeping
@@ -16,9 +16,11 @@ cdef enum:
     ROW = 64                # values that take as long as the statistics of a row
     FAR = 1 << 24           # an input of at least so many bytes is assumed to be in memory, and is prefetched
     FAR_ROWS = 3 << 20      # the same for gradients of rows: x, dy and dx by turns, which the processor does not foresee
+    UNAIDED = 1 << 25       # from so many bytes on an input is in none of the caches, but in memory: see NOTES.md too
 
 
 cdef size_t streamed = STREAM
+cdef bint foresees = bn_foresees()
 
 
 def stream_from(size_t n_bytes):
@@ -31,6 +33,11 @@ def stream_from(size_t n_bytes):
 cdef inline bint bypasses(size_t n_bytes, bint early) noexcept nogil:
     """Whether an output of n_bytes bypasses the caches. early: from STREAM_TWO on."""
     return n_bytes >= (min(streamed, <size_t>STREAM_TWO) if early else streamed)
+
+
+cdef inline bint unaided(size_t n_bytes) noexcept nogil:
+    """Whether the processor reads an input of n_bytes faster if nothing is fetched ahead: a single one, from memory."""
+    return foresees and n_bytes >= UNAIDED
 
 
 cdef Py_ssize_t parts(Py_ssize_t whole, Py_ssize_t part) noexcept nogil:

@@ -123,6 +123,7 @@ cdef void map_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     cdef Py_ssize_t begin = (t % job.groups) * job.group, end = min(begin + job.group, job.channels)
     cdef Output out
     cdef Lines lines
+    cdef bint runs = job.inner >= SCALAR_RUN and job.widen == 1
     if job.inner == 0 or begin == end:
         return
     out.y = <char*>job.y
@@ -135,12 +136,14 @@ cdef void map_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
         bn_open(&out.lines)
         if not job.far or job.narrow >= BN_BOOL:    # of which much less is read than written
             bn_stand(&out.ahead)
+        elif job.unaided and out.direct and not (runs or job.fused):
+            bn_stand(&out.ahead)
         elif job.fused and end < job.channels:   # this group is in cache: fetch the next
             walk_of(job, first, end, min(end + job.group, job.channels), &out.ahead, x)
         else:
             walk_of(job, first, begin, end, &out.ahead, x)
             bn_fetch(&out.ahead, BN_AHEAD)
-    if job.inner >= SCALAR_RUN and job.widen == 1:
+    if runs:
         map_runs(job, first, last, begin, end, &out, x)
     else:
         map_columns(job, first, last, begin, end, &out, x)
