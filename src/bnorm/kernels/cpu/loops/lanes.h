@@ -249,48 +249,6 @@ BN_INLINE double bn_kept_double(double v, int keep)
     return v;
 }
 
-/* sum dy and sum dy (x - h) of a run: 8 parts of each in float64, begun here; `left` as above. The width is a constant to
- * the compiler. */
-#define BN_RUN_SUMS(real, name)                                                                                       \
-    BN_INLINE void bn_run_vector_##name(int32_t width, const real *dy, const real *x, int32_t n, real h, double *sum, \
-                                        double *dot)                                                                  \
-    {                                                                                                                 \
-        real s[BN_WIDTH], d[BN_WIDTH];                                                                                \
-        BN_ROLLED                                                                                                     \
-        for (int32_t j = 0; j < width; j++) { /* from 0 on, as bn_short_sums: -0 alone becomes 0 */                   \
-            s[j] = 0 + bn_kept_##name(dy[j], j < n);                                                                  \
-            d[j] = 0 + bn_kept_##name(dy[j] * (x[j] - h), j < n);                                                     \
-        }                                                                                                             \
-        if (width == BN_WIDTH) {                                                                                      \
-            bn_begin_##name(s, sum);                                                                                  \
-            bn_begin_##name(d, dot);                                                                                  \
-            return;                                                                                                   \
-        }                                                                                                             \
-        BN_ROLLED                                                                                                     \
-        for (int j = 0; j < 8; j++) {                                                                                 \
-            sum[j] = (double)(s[j] + s[8 + j]);                                                                       \
-            dot[j] = (double)(d[j] + d[8 + j]);                                                                       \
-        }                                                                                                             \
-    }                                                                                                                 \
-    BN_INLINE void bn_run_sums_##name(const real *dy, const real *x, ptrdiff_t n, ptrdiff_t left, real h,             \
-                                      double *sum, double *dot)                                                       \
-    {                                                                                                                 \
-        if (n <= BN_TINY && left >= BN_TINY) {                                                                        \
-            bn_run_vector_##name(BN_TINY, dy, x, (int32_t)n, h, sum, dot);                                            \
-            return;                                                                                                   \
-        }                                                                                                             \
-        if (n <= BN_WIDTH && left >= BN_WIDTH) {                                                                      \
-            bn_run_vector_##name(BN_WIDTH, dy, x, (int32_t)n, h, sum, dot);                                           \
-            return;                                                                                                   \
-        }                                                                                                             \
-        for (int j = 0; j < 8; j++)                                                                                   \
-            sum[j] = dot[j] = 0.0;                                                                                    \
-        bn_short_sums_##name(BN_PAIRS, BN_IDENTITY, 1, dy, x, n, left, h, 0, 0, dy, dy, sum, dot);                    \
-    }
-
-BN_RUN_SUMS(float, float)
-BN_RUN_SUMS(double, double)
-
 /* The sum of x - h over a row, or of its square, as 8 parts in float64; `left` as above. */
 #define BN_ROW_SUM(real, name)                                                                                        \
     BN_INLINE void bn_row_sum_##name(int square, const real *x, ptrdiff_t n, ptrdiff_t left, real h, double *eight)   \

@@ -87,8 +87,6 @@ cdef extern from "lanes.h" nogil:
     void bn_spread(const double*, Py_ssize_t, Py_ssize_t, const int64_t*, double*)
     void bn_spread_runs(const double*, Py_ssize_t, Py_ssize_t, Py_ssize_t, double*)
     double bn_whole(const double*)
-    void bn_run_sums_float(const float*, const float*, Py_ssize_t, Py_ssize_t, float, double*, double*)
-    void bn_run_sums_double(const double*, const double*, Py_ssize_t, Py_ssize_t, double, double*, double*)
     void bn_row_statistics(Py_ssize_t, double, double, int, const double*, const double*, const double*,
                            double*, double*)
     void bn_wholes(Py_ssize_t, const double*, double*)
@@ -152,6 +150,10 @@ cdef extern from "lines.h" nogil:
     void bn_send_gradients_double(
         int, double, const double*, const double*, double*, Py_ssize_t, const double*, const double*, const double*,
         const double*, const double*, const double*, bn_edge*)
+
+cdef extern from "runs.h" nogil:
+    void bn_run_sums_float(const float*, const float*, Py_ssize_t, Py_ssize_t, float, double*, double*)
+    void bn_run_sums_double(const double*, const double*, Py_ssize_t, Py_ssize_t, double, double*, double*)
 
 cdef extern from "stripes.h" nogil:
     enum:
