@@ -15,7 +15,7 @@ cdef enum:
     TOGETHER = 1 << 14      # values of narrow rows that are converted together
     ROW = 64                # values that take as long as the statistics of a row
     FAR = 1 << 24           # an input of at least so many bytes is assumed to be in memory, and is prefetched
-    FAR_ROWS = 3 << 20      # the same for gradients of rows: x, dy and dx by turns, which the processor does not foresee
+    FAR_ROWS = 3 << 20      # the same for gradients of rows: x, dy and dx by turns, which no processor foresees
     UNAIDED = 1 << 25       # from so many bytes on an input is in none of the caches, but in memory: see NOTES.md too
 
 

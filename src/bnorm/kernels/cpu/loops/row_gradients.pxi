@@ -277,7 +277,8 @@ cdef void sums_of_short_runs(
         for i in range(runs):
             if products_beyond_float(1, size, sum + i, dot + i):
                 at = first + i * size
-                careful_short_sums(BN_PAIRS, identity(), dy + at, x + at, size, &of, i // job.channels, sum + i, dot + i)
+                k = i // job.channels
+                careful_short_sums(BN_PAIRS, identity(), dy + at, x + at, size, &of, k, sum + i, dot + i)
 
 
 cdef void gradients_of_short_runs(
