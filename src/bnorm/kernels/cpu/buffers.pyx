@@ -1,8 +1,8 @@
 """Memory of large results, which is used again when the results are freed.
 
 The system clears every page of a new array, which takes as long as the kernel that fills it. So a large result is a
-view of a buffer. When the result and all views of it are gone, the buffer is used for the next one. Its data starts on a
-cache line, unlike that of NumPy's arrays.
+view of a buffer. When the result and all views of it are gone, the buffer is used for the next one.
+Its data starts on a cache line, unlike that of NumPy's arrays.
 """
 
 import operator

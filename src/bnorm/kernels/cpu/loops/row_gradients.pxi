@@ -263,9 +263,9 @@ cdef void sums_of_short_runs(
     of.h = h
     of.gamma = of.beta = x      # which nobody reads
     for k in range(rows):
-        if ahead != NULL:
-            fetch_on(job, ahead, job.channels * size * sizeof(real))
         for i in range(k * job.channels, (k + 1) * job.channels):
+            if ahead != NULL:
+                fetch_on(job, ahead, size * sizeof(real))
             if real is float:
                 bn_run_sums_float(dy + at, x + at, size, total - at, h[k], s + i * EIGHTH, d + i * EIGHTH)
             else:
