@@ -117,7 +117,7 @@ def test_statistics_of_many_rows_come_from_there_too():
     saved = F.layer_norm(x, normalized_shape=4)[1]
     assert buffers.kept_bytes() == x.nbytes + 2 * 8 * len(x)
     del saved
-    assert F.layer_norm(x, normalized_shape=4) is not None
+    F.layer_norm(x, normalized_shape=4)
     assert buffers.kept_bytes() == x.nbytes + 2 * 8 * len(x)
 
 

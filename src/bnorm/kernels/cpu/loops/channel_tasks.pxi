@@ -134,9 +134,8 @@ cdef void map_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     bn_open_edge(&out.edge, &out.ahead, False)
     if job.stream:
         bn_open(&out.lines)
-        if not job.far or job.narrow >= BN_BOOL:    # of which much less is read than written
-            bn_stand(&out.ahead)
-        elif job.unaided and out.direct and not (runs or job.fused):
+        # Of bools and integers much less is read than written.
+        if not job.far or job.narrow >= BN_BOOL or (job.unaided and out.direct and not (runs or job.fused)):
             bn_stand(&out.ahead)
         elif job.fused and end < job.channels:   # this group is in cache: fetch the next
             walk_of(job, first, end, min(end + job.group, job.channels), &out.ahead, x)

@@ -289,13 +289,13 @@ cdef void gradients_of_short_runs(
     cdef real[BATCH] h, r, b, tilt, rest
     cdef double[BATCH] sum, dot, whole_sum, whole_dot
     cdef double gain
-    cdef Py_ssize_t size = job.channels * job.inner, k, n, i, c, at, p = begin * job.channels, first
-    cdef Py_ssize_t most = min(BATCH // job.channels, min(together(job), 2 * longest(x)) // size)
+    cdef Py_ssize_t size = job.channels * job.inner, k, n, i, at, p = begin * job.channels, first
+    cdef Py_ssize_t most = max(<Py_ssize_t>1, min(BATCH // job.channels, min(together(job), 2 * longest(x)) // size))
     cdef bint fits = size <= 2 * longest(x)
     cdef const real* dy = <const real*>job.dy
     cdef real* dx = NULL
     while row < end:
-        n = min(max(<Py_ssize_t>1, most), end - row)
+        n = min(most, end - row)
         row_numbers(job, row, 1, n, h, r, b)
         sums_of_short_runs(job, row, n, total, walk_on(job, out), h, sum, dot, x)
         first = p
@@ -313,20 +313,20 @@ cdef void gradients_of_short_runs(
                 p = begin * job.channels
         slopes(job, row, n, whole_sum, whole_dot, h, tilt, rest)
         at = row * size
-        c = first
+        p = first
         for k in range(n):
             if fits:
                 dx = row_room(out, at, size, x)
             for i in range(job.channels):
                 if not fits:
                     dx = row_room(out, at, job.inner, x)
-                gain = 1.0 if job.gamma == NULL else job.gamma[c]
+                gain = 1.0 if job.gamma == NULL else job.gamma[p]
                 run_gradient(dy + at, x + at, dx, job.inner, h[k], r[k], tilt[k], rest[k], <real>gain, edge_of(out))
                 at += job.inner
                 dx += job.inner
-                c += 1
-            if c == stop * job.channels:
-                c = begin * job.channels
+                p += 1
+            if p == stop * job.channels:
+                p = begin * job.channels
         row += n
 
 

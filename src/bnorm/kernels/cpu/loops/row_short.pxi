@@ -14,7 +14,7 @@ cdef enum:
     WIDTH = BN_WIDTH
     EIGHTH = 8          # partial sums that are left: a vector of float64
     BATCH = BN_BATCH    # rows whose statistics are finished together
-    FETCH_SHARE = 2     # of an output that is gathered and sent one part in so many is fetched for while sums are made
+    FETCH_SHARE = 2     # where the output is gathered and sent, one part in so many is fetched while sums are made
 
 # How the values of some rows become v = ((x - h) r + b) gamma + beta: a number for each row, or for each of its values.
 ctypedef struct Affine:
