@@ -131,7 +131,7 @@ cdef void map_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     out.narrow_lines = &lines
     out.narrow = job.narrow if job.narrow < BN_BOOL else BN_REAL
     out.direct = sends(job, &out)
-    bn_open_edge(&out.edge, &out.ahead, False)
+    bn_open_edge(&out.edge, &out.ahead)
     if job.stream:
         bn_open(&out.lines)
         # Of bools and integers much less is read than written.

@@ -109,10 +109,10 @@ static inline void bn_spread(const double *w, ptrdiff_t n, ptrdiff_t channels, c
                                                                         _mm256_loadu_si256((const __m256i *)(order + v))));
 #endif
     (void)order;
-#define BN_SPREAD(size)                               \
-    for (; n > 0; n--, w++, columns += channels)      \
-        for (int k = 0; k < (size); k++)              \
-            columns[k] = *w;                          \
+#define BN_SPREAD(size)                                                                                               \
+    for (; n > 0; n--, w++, columns += channels)                                                                      \
+        for (int k = 0; k < (size); k++)                                                                              \
+            columns[k] = *w;                                                                                          \
     return;
     switch ((channels + 3) / 4) {
     case 1: BN_SPREAD(4)
@@ -126,11 +126,11 @@ static inline void bn_spread(const double *w, ptrdiff_t n, ptrdiff_t channels, c
 /* The same of n runs of 2 to 15 weights, each run `channels` times. Up to 3 weights behind the last are read. */
 static inline void bn_spread_runs(const double *w, ptrdiff_t n, ptrdiff_t channels, ptrdiff_t run, double *columns)
 {
-#define BN_SPREAD(size)                                                  \
-    for (; n > 0; n--, w += run)                                         \
-        for (ptrdiff_t c = 0; c < channels; c++, columns += run)         \
-            for (int k = 0; k < (size); k++)                             \
-                columns[k] = w[k];                                       \
+#define BN_SPREAD(size)                                                                                               \
+    for (; n > 0; n--, w += run)                                                                                      \
+        for (ptrdiff_t c = 0; c < channels; c++, columns += run)                                                      \
+            for (int k = 0; k < (size); k++)                                                                          \
+                columns[k] = w[k];                                                                                    \
     return;
     switch ((run + 3) / 4) {
     case 1: BN_SPREAD(4)
@@ -141,18 +141,36 @@ static inline void bn_spread_runs(const double *w, ptrdiff_t n, ptrdiff_t channe
 #undef BN_SPREAD
 }
 
-/* 32 partial sums as 8 in float64: those of the first values of a row, or added to them. */
-#define BN_FOLD(real, name, op)                                                                                       \
-    BN_INLINE void name(const real *wide, double *eight)                                                              \
+/* 32, 16 or 8 partial sums as 8 in float64, begun here or added: the two halves of a vector, then those of the result. */
+#define BN_FOLD(real, name)                                                                                           \
+    BN_INLINE void bn_fold_##name(int width, int begin, const real *wide, double *eight)                              \
     {                                                                                                                 \
         BN_ROLLED                                                                                                     \
-        for (int j = 0; j < 8; j++)                                                                                   \
-            eight[j] op (double)((wide[j] + wide[8 + j]) + (wide[16 + j] + wide[24 + j]));                            \
+        for (int j = 0; j < 8; j++) {                                                                                 \
+            const real a = width == 32 ? wide[j] + wide[16 + j] : wide[j];                                            \
+            const real b = width == 32 ? wide[8 + j] + wide[24 + j] : width == 16 ? wide[8 + j] : 0;                  \
+            const double c = (double)(width == 8 ? a : a + b);                                                        \
+            eight[j] = begin ? c : eight[j] + c;                                                                      \
+        }                                                                                                             \
     }
-BN_FOLD(float, bn_begin_float, =)
-BN_FOLD(double, bn_begin_double, =)
-BN_FOLD(float, bn_narrow_float, +=)
-BN_FOLD(double, bn_narrow_double, +=)
+BN_FOLD(double, double)
+#if defined(__AVX512DQ__)
+/* The same without a detour through memory. */
+BN_INLINE void bn_fold_float(int width, int begin, const float *wide, double *eight)
+{
+    __m256 a = _mm256_loadu_ps(wide);
+    if (width > 8) {
+        __m512 b = _mm512_loadu_ps(wide);
+        if (width == 32)
+            b = _mm512_add_ps(b, _mm512_loadu_ps(wide + 16));
+        a = _mm256_add_ps(_mm512_castps512_ps256(b), _mm512_extractf32x8_ps(b, 1));
+    }
+    const __m512d c = _mm512_cvtps_pd(a);
+    _mm512_storeu_pd(eight, begin ? c : _mm512_add_pd(_mm512_loadu_pd(eight), c));
+}
+#else
+BN_FOLD(float, float)
+#endif
 
 /* 8 partial sums to one. */
 BN_INLINE double bn_whole(const double *eight)
@@ -172,6 +190,19 @@ enum {
     BN_CHAIN = 8,   /* values that are added to one of them before it is added in float64 */
     BN_BEYOND = BN_WIDTH * sizeof(double)   /* bytes of zeros behind gamma and beta */
 };
+
+/* The last values of a row, a whole vector to read of which `rest` count. What may be read ends `left` values from here. */
+#define BN_REST(real, name)                                                                                           \
+    BN_INLINE const real *bn_rest_##name(const real *values, int32_t rest, ptrdiff_t left, real *room)                \
+    {                                                                                                                 \
+        if (left >= BN_WIDTH)                                                                                         \
+            return values;                                                                                            \
+        memset(room, 0, BN_WIDTH * sizeof(real));                                                                     \
+        memcpy(room, values, rest * sizeof(real));                                                                    \
+        return room;                                                                                                  \
+    }
+BN_REST(float, float)
+BN_REST(double, double)
 
 /* Both sums of n values, added to 8 parts of each in float64. `left` values may be read, n or more: what does not fill a
  * vector is read together with what lies behind it, and counts as nothing. Behind gamma and beta there are BN_BEYOND bytes of
@@ -205,25 +236,20 @@ enum {
                     s[j] += g;                                                                                        \
                     d[j] += g * t;                                                                                    \
                 }                                                                                                     \
-            if (i < end && i + BN_WIDTH <= left)                                                                      \
+            if (i < end) {                                                                                            \
+                real x1[BN_WIDTH], dy1[BN_WIDTH];                                                                     \
+                const real *xr = bn_rest_##name(x + i, rest, left - i, x1);                                           \
+                const real *dyr = bn_rest_##name(dy + i, rest, left - i, dy1);                                        \
                 for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
-                    const real t = x[i + j] - h;                                                                      \
-                    const real g = bn_factor_##name(what, kind, slope, dy[i + j], t, r, b, gamma + i + j,             \
-                                                    beta + i + j);                                                    \
+                    const real t = xr[j] - h;                                                                         \
+                    const real g = bn_factor_##name(what, kind, slope, dyr[j], t, r, b, gamma + i + j, beta + i + j); \
                     s[j] += j < rest ? g : 0;                                                                         \
                     d[j] += (j < rest ? g : 0) * (j < rest ? t : 0);                                                  \
                 }                                                                                                     \
-            else if (i < end)                                                                                         \
-                for (int32_t j = 0; j < rest; j++) {                                                                  \
-                    const real t = x[i + j] - h;                                                                      \
-                    const real g = bn_factor_##name(what, kind, slope, dy[i + j], t, r, b, gamma + i + j,             \
-                                                    beta + i + j);                                                    \
-                    s[j] += g;                                                                                        \
-                    d[j] += g * t;                                                                                    \
-                }                                                                                                     \
+            }                                                                                                         \
             i = end;                                                                                                  \
-            bn_narrow_##name(s, sum);                                                                                 \
-            bn_narrow_##name(d, dot);                                                                                 \
+            bn_fold_##name(BN_WIDTH, 0, s, sum);                                                                      \
+            bn_fold_##name(BN_WIDTH, 0, d, dot);                                                                      \
         }                                                                                                             \
     }
 
@@ -261,9 +287,7 @@ BN_INLINE double bn_kept_double(double v, int keep)
                 const real t = bn_kept_##name(x[j] - h, j < (int32_t)n);                                              \
                 s[j] = square ? t * t : t;                                                                            \
             }                                                                                                         \
-            BN_ROLLED                                                                                                 \
-            for (int j = 0; j < 8; j++)                                                                               \
-                eight[j] = (double)(s[j] + s[8 + j]);                                                                 \
+            bn_fold_##name(BN_TINY, 1, s, eight);                                                                     \
             return;                                                                                                   \
         }                                                                                                             \
         for (ptrdiff_t i = 0; i < n;) {                                                                               \
@@ -276,21 +300,19 @@ BN_INLINE double bn_kept_double(double v, int keep)
                     const real t = x[i + j] - h;                                                                      \
                     s[j] += square ? t * t : t;                                                                       \
                 }                                                                                                     \
-            if (i < end && i + BN_WIDTH <= left)                                                                      \
+            if (i < end) {                                                                                            \
+                real x1[BN_WIDTH];                                                                                    \
+                const real *xr = bn_rest_##name(x + i, rest, left - i, x1);                                           \
                 for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
-                    const real t = j < rest ? x[i + j] - h : 0;                                                       \
+                    const real t = j < rest ? xr[j] - h : 0;                                                          \
                     s[j] += square ? t * t : t;                                                                       \
                 }                                                                                                     \
-            else if (i < end)                                                                                         \
-                for (int32_t j = 0; j < rest; j++) {                                                                  \
-                    const real t = x[i + j] - h;                                                                      \
-                    s[j] += square ? t * t : t;                                                                       \
-                }                                                                                                     \
+            }                                                                                                         \
             i = end;                                                                                                  \
             if (start == 0)                                                                                           \
-                bn_begin_##name(s, eight);                                                                            \
+                bn_fold_##name(BN_WIDTH, 1, s, eight);                                                                \
             else                                                                                                      \
-                bn_narrow_##name(s, eight);                                                                           \
+                bn_fold_##name(BN_WIDTH, 0, s, eight);                                                                \
         }                                                                                                             \
     }
 
@@ -322,11 +344,8 @@ BN_ROW_SUM(double, double)
             bn_row_value_##name(j < n, kind, slope, dy[j], x[j], h, r, b, gamma[j], beta[j], &along[j], &across[j],   \
                                 &s[j], &d[j]);                                                                        \
         }                                                                                                             \
-        BN_ROLLED                                                                                                     \
-        for (int j = 0; j < 8; j++) {                                                                                 \
-            sum[j] += (double)(s[j] + s[8 + j]);                                                                      \
-            dot[j] += (double)(d[j] + d[8 + j]);                                                                      \
-        }                                                                                                             \
+        bn_fold_##name(BN_TINY, 0, s, sum);                                                                           \
+        bn_fold_##name(BN_TINY, 0, d, dot);                                                                           \
     }                                                                                                                 \
     BN_INLINE void bn_row_sums_##name(int kind, real slope, const real *dy, const real *x, ptrdiff_t n,               \
                                       ptrdiff_t left, real h, real r, real b, const real *gamma, const real *beta,    \
@@ -356,8 +375,8 @@ BN_ROW_SUM(double, double)
                     bn_row_value_##name(1, kind, slope, dy[i + j], x[i + j], h, r, b, gamma[i + j], beta[i + j],      \
                                         &along[i + j], &across[i + j], &s[j], &d[j]);                                 \
             i = end;                                                                                                  \
-            bn_narrow_##name(s, sum);                                                                                 \
-            bn_narrow_##name(d, dot);                                                                                 \
+            bn_fold_##name(BN_WIDTH, 0, s, sum);                                                                      \
+            bn_fold_##name(BN_WIDTH, 0, d, dot);                                                                      \
         }                                                                                                             \
     }
 

@@ -2,8 +2,8 @@
 # are read; where gamma changes from value to value, one pass makes the sums of the rows and those of the columns.
 #
 # Uses identity, leaky, pulled, relu (activations), Block, Columns, run_block, zero (channel_columns), block_sums,
-# products_beyond_float (channel_grads), Output, longest (channel_maps), backward_map, edge_of, gradient_of_columns,
-# row_room, run_gradient, short_runs (row_maps), Affine, BATCH, EIGHTH, WIDTH, careful_short_sums, fetch_on,
+# products_beyond_float (channel_grads), Output, longest (channel_maps), backward_map, edge_of, gradients_of_rows,
+# gradients_of_runs, row_room, short_runs (row_maps), Affine, BATCH, EIGHTH, WIDTH, careful_short_sums, fetch_on,
 # short_pair_sums, short_scaled_sums, together (row_short), affine_of, finish_sums, hand_over, readable,
 # row_and_column_sums, row_numbers, sums_of_long_rows, walk_on (row_sums).
 # Gives backward_long_rows, backward_rows, backward_short_rows.
@@ -170,18 +170,6 @@ cdef void sums_of_short_rows(
                 settle(sums, x)
 
 
-cdef inline void gradients_of_rows(
-    Py_ssize_t rows, Py_ssize_t n, const real* dy, const real* x, real* dx, const Affine* of, const real* tilt,
-    const real* rest, bn_edge* edge
-) noexcept nogil:
-    if real is float:
-        bn_row_gradients_float(rows, n, dy, x, dx, <const float*>of.h, <const float*>of.r, tilt, rest,
-                               <const float*>of.gamma, edge)
-    else:
-        bn_row_gradients_double(rows, n, dy, x, dx, <const double*>of.h, <const double*>of.r, tilt, rest,
-                                <const double*>of.gamma, edge)
-
-
 cdef void short_gradients(
     RowJob* job, Py_ssize_t row, Py_ssize_t end, Py_ssize_t total, Sums* sums, Output* out, const real* x
 ) noexcept nogil:
@@ -189,9 +177,9 @@ cdef void short_gradients(
     cdef real[BATCH] h, r, b, tilt, rest
     cdef double[BATCH * EIGHTH] s, d
     cdef double[BATCH] sum, dot
-    cdef Py_ssize_t size = job.channels, most = min(together(job), 2 * longest(x)) // max(<Py_ssize_t>1, size)
+    cdef Py_ssize_t size = job.channels, most = min(together(job, size), 2 * longest(x)) // max(<Py_ssize_t>1, size)
     cdef Py_ssize_t batch = max(<Py_ssize_t>1, min(<Py_ssize_t>BATCH, most))
-    cdef Py_ssize_t k, n, at, p = sums.begin
+    cdef Py_ssize_t k, n, at, same, p = sums.begin
     cdef bint striped = job.params and sums.end - sums.begin == size <= BN_SHORT and BN_STRIPE * size <= 2 * longest(x)
     cdef const real* dy = <const real*>job.dy
     cdef Affine of
@@ -210,15 +198,14 @@ cdef void short_gradients(
         finish_sums(job, row, 1, n, of, s, d, sum, dot, x)
         slopes(job, row, n, sum, dot, h, tilt, rest)
         dx = row_room(out, at, n * size, x)
-        if job.act.kind == BN_IDENTITY and sums.end - sums.begin == size:
-            gradients_of_rows(n, size, dy + at, x + at, dx, &of, tilt, rest, edge_of(out))
-            row += n
-            continue
-        for k in range(n):
+        same = n if sums.end - sums.begin == size else 1    # rows that share gamma
+        k = 0
+        while k < n:
             of = affine_of(job, h, r, b, p)
-            gradient_of_columns(job.act, dy + at, x + at, dx, size, &of, k, tilt[k], rest[k], edge_of(out))
-            at += size
-            dx += size
+            gradients_of_rows(job.act, same, size, dy + at, x + at, dx, &of, k, tilt + k, rest + k, edge_of(out))
+            k += same
+            at += same * size
+            dx += same * size
             p = p + size if p + size < sums.end else sums.begin
         row += n
 
@@ -286,25 +273,25 @@ cdef void gradients_of_short_runs(
     double* dgamma, double* dbeta, Output* out, const real* x
 ) noexcept nogil:
     """dx of rows of `short_runs` that lie one after the other, from one of group `begin` to groups before `stop`."""
-    cdef real[BATCH] h, r, b, tilt, rest
+    cdef real[BATCH] h, r, b, tilt, rest, gain
     cdef double[BATCH] sum, dot, whole_sum, whole_dot
-    cdef double gain
-    cdef Py_ssize_t size = job.channels * job.inner, k, n, i, at, p = begin * job.channels, first
-    cdef Py_ssize_t most = max(<Py_ssize_t>1, min(BATCH // job.channels, min(together(job), 2 * longest(x)) // size))
-    cdef bint fits = size <= 2 * longest(x)
+    cdef double scale
+    cdef Py_ssize_t size = job.channels * job.inner, k, n, i, at, p = begin * job.channels
+    cdef Py_ssize_t most = min(together(job, size), 2 * longest(x)) // size
     cdef const real* dy = <const real*>job.dy
-    cdef real* dx = NULL
+    cdef real* dx
+    most = max(<Py_ssize_t>1, min(BATCH // job.channels, most))
     while row < end:
         n = min(most, end - row)
         row_numbers(job, row, 1, n, h, r, b)
         sums_of_short_runs(job, row, n, total, walk_on(job, out), h, sum, dot, x)
-        first = p
         for k in range(n):
             whole_sum[k] = whole_dot[k] = 0.0
             for i in range(k * job.channels, (k + 1) * job.channels):
-                gain = 1.0 if job.gamma == NULL else job.gamma[p]
-                whole_sum[k] += gain * sum[i]
-                whole_dot[k] += gain * dot[i]
+                scale = 1.0 if job.gamma == NULL else job.gamma[p]
+                gain[i] = <real>scale
+                whole_sum[k] += scale * sum[i]
+                whole_dot[k] += scale * dot[i]
                 if job.params:
                     dbeta[p] += sum[i]
                     dgamma[p] += job.rstd[row + k] * (dot[i] - (job.mean[row + k] - <double>h[k]) * sum[i])
@@ -312,21 +299,15 @@ cdef void gradients_of_short_runs(
             if p == stop * job.channels:
                 p = begin * job.channels
         slopes(job, row, n, whole_sum, whole_dot, h, tilt, rest)
+        for k in range(n - 1, -1, -1):      # the numbers of a row become those of each of its runs
+            for i in range((k + 1) * job.channels - 1, k * job.channels - 1, -1):
+                h[i] = h[k]
+                r[i] = r[k]
+                tilt[i] = tilt[k]
+                rest[i] = rest[k]
         at = row * size
-        p = first
-        for k in range(n):
-            if fits:
-                dx = row_room(out, at, size, x)
-            for i in range(job.channels):
-                if not fits:
-                    dx = row_room(out, at, job.inner, x)
-                gain = 1.0 if job.gamma == NULL else job.gamma[p]
-                run_gradient(dy + at, x + at, dx, job.inner, h[k], r[k], tilt[k], rest[k], <real>gain, edge_of(out))
-                at += job.inner
-                dx += job.inner
-                p += 1
-            if p == stop * job.channels:
-                p = begin * job.channels
+        dx = row_room(out, at, n * size, x)
+        gradients_of_runs(n * job.channels, job.inner, dy + at, x + at, dx, h, r, tilt, rest, gain, edge_of(out))
         row += n
 
 

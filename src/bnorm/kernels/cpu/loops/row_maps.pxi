@@ -6,7 +6,7 @@
 # Uses activated, leaky, relu (activations), bounded, one_nan (channel_columns), Run, gradient_run, normalize_run
 # (channel_lines), Output, longest, room (channel_maps), Affine, BATCH, scaled (row_short), affine_of, row_numbers
 # (row_sums).
-# Gives backward_map, edge_of, forward_maps, gradient_of_columns, row_room, run_gradient, short_runs.
+# Gives backward_map, edge_of, forward_maps, gradients_of_rows, gradients_of_runs, row_room, short_runs.
 
 cdef inline void affine_columns_by(
     Activation act, const real* x, real* y, Py_ssize_t n, real h, real r, real b, const real* gamma, const real* beta
@@ -26,21 +26,27 @@ cdef inline real* row_room(Output* out, Py_ssize_t at, Py_ssize_t n, const real*
     return <real*>out.y + at if out.direct else room(out, at, n, x)
 
 
-cdef inline void affine_columns(
-    Activation act, const real* x, real* y, Py_ssize_t n, const Affine* of, Py_ssize_t k, bn_edge* edge
+cdef inline void maps_of_rows(
+    Activation act, Py_ssize_t rows, Py_ssize_t n, const real* x, real* y, const Affine* of, Py_ssize_t k, bn_edge* edge
 ) noexcept nogil:
-    """y, the activation of ((x - h) r + b) gamma + beta, of n values of row k."""
-    cdef real h = (<const real*>of.h)[k], r = (<const real*>of.r)[k], b = (<const real*>of.b)[k]
+    """y, the activation of ((x - h) r + b) gamma + beta, of n values of each row from row k on; they share gamma."""
+    cdef const real* h = <const real*>of.h + k
+    cdef const real* r = <const real*>of.r + k
+    cdef const real* b = <const real*>of.b + k
     cdef const real* gamma = <const real*>of.gamma
     cdef const real* beta = <const real*>of.beta
-    if act.kind == BN_RELU:
-        affine_columns_by(relu(act), x, y, n, h, r, b, gamma, beta)
-    elif act.kind == BN_LEAKY:
-        affine_columns_by(leaky(act), x, y, n, h, r, b, gamma, beta)
-    elif real is float:
-        bn_affine_float(x, y, n, h, r, b, gamma, beta, edge)
-    else:
-        bn_affine_double(x, y, n, h, r, b, gamma, beta, edge)
+    cdef Py_ssize_t i
+    if act.kind == BN_IDENTITY:
+        if real is float:
+            bn_row_maps_float(rows, n, x, y, h, r, b, gamma, beta, edge)
+        else:
+            bn_row_maps_double(rows, n, x, y, h, r, b, gamma, beta, edge)
+        return
+    for i in range(rows):
+        if act.kind == BN_RELU:
+            affine_columns_by(relu(act), x + i * n, y + i * n, n, h[i], r[i], b[i], gamma, beta)
+        else:
+            affine_columns_by(leaky(act), x + i * n, y + i * n, n, h[i], r[i], b[i], gamma, beta)
 
 
 cdef inline void gradient_of_columns_by(
@@ -52,41 +58,50 @@ cdef inline void gradient_of_columns_by(
         dx[j] = r * (scaled(act, dy[j], x[j], h, r, b, gamma[j], beta[j]) - (tilt * (x[j] - h) + rest))
 
 
-cdef inline void gradient_of_columns(
-    Activation act, const real* dy, const real* x, real* dx, Py_ssize_t n, const Affine* of, Py_ssize_t k,
-    real tilt, real rest, bn_edge* edge
+cdef inline void gradients_of_rows(
+    Activation act, Py_ssize_t rows, Py_ssize_t n, const real* dy, const real* x, real* dx, const Affine* of,
+    Py_ssize_t k, const real* tilt, const real* rest, bn_edge* edge
 ) noexcept nogil:
-    """dx = r (g - (tilt (x - h) + rest)) of n values of row k, g being `scaled`."""
-    cdef real h = (<const real*>of.h)[k], r = (<const real*>of.r)[k], b = (<const real*>of.b)[k]
+    """dx = r (g - (tilt (x - h) + rest)) of n values of each row from row k on, g being `scaled`; they share gamma."""
+    cdef const real* h = <const real*>of.h + k
+    cdef const real* r = <const real*>of.r + k
+    cdef const real* b = <const real*>of.b + k
     cdef const real* gamma = <const real*>of.gamma
     cdef const real* beta = <const real*>of.beta
-    if act.kind == BN_RELU:
-        gradient_of_columns_by(relu(act), dy, x, dx, n, h, r, b, tilt, rest, gamma, beta)
-    elif act.kind == BN_LEAKY:
-        gradient_of_columns_by(leaky(act), dy, x, dx, n, h, r, b, tilt, rest, gamma, beta)
-    elif real is float:
-        bn_row_gradient_float(dy, x, dx, n, h, r, tilt, rest, gamma, edge)
-    else:
-        bn_row_gradient_double(dy, x, dx, n, h, r, tilt, rest, gamma, edge)
+    cdef Py_ssize_t i, at = 0
+    if act.kind == BN_IDENTITY:
+        if real is float:
+            bn_row_gradients_float(rows, n, dy, x, dx, h, r, tilt, rest, gamma, edge)
+        else:
+            bn_row_gradients_double(rows, n, dy, x, dx, h, r, tilt, rest, gamma, edge)
+        return
+    for i in range(rows):
+        if act.kind == BN_RELU:
+            gradient_of_columns_by(relu(act), dy + at, x + at, dx + at, n, h[i], r[i], b[i], tilt[i], rest[i],
+                                   gamma, beta)
+        else:
+            gradient_of_columns_by(leaky(act), dy + at, x + at, dx + at, n, h[i], r[i], b[i], tilt[i], rest[i],
+                                   gamma, beta)
+        at += n
 
 
-cdef inline void run_map(
-    const real* x, real* y, Py_ssize_t n, real h, real r, real b, bn_edge* edge
+cdef inline void maps_of_runs(
+    Py_ssize_t runs, Py_ssize_t n, const real* x, real* y, const real* h, const real* r, const real* b, bn_edge* edge
 ) noexcept nogil:
     if real is float:
-        bn_run_map_float(x, y, n, h, r, b, edge)
+        bn_run_maps_float(runs, n, x, y, h, r, b, edge)
     else:
-        bn_run_map_double(x, y, n, h, r, b, edge)
+        bn_run_maps_double(runs, n, x, y, h, r, b, edge)
 
 
-cdef inline void run_gradient(
-    const real* dy, const real* x, real* dx, Py_ssize_t n, real h, real r, real tilt, real rest, real gain,
-    bn_edge* edge
+cdef inline void gradients_of_runs(
+    Py_ssize_t runs, Py_ssize_t n, const real* dy, const real* x, real* dx, const real* h, const real* r,
+    const real* tilt, const real* rest, const real* gain, bn_edge* edge
 ) noexcept nogil:
     if real is float:
-        bn_run_gradient_float(dy, x, dx, n, h, r, tilt, rest, gain, edge)
+        bn_run_gradients_float(runs, n, dy, x, dx, h, r, tilt, rest, gain, edge)
     else:
-        bn_run_gradient_double(dy, x, dx, n, h, r, tilt, rest, gain, edge)
+        bn_run_gradients_double(runs, n, dy, x, dx, h, r, tilt, rest, gain, edge)
 
 
 cdef void forward_map(
@@ -101,7 +116,7 @@ cdef void forward_map(
     if job.scale != NULL:
         row_numbers(job, row, 1, 1, &h, &r, &b)
         of = affine_of(job, &h, &r, &b, p + i)
-        affine_columns(job.act, x + i, y, end - i, &of, 0, edge)
+        maps_of_rows(job.act, 1, end - i, x + i, y, &of, 0, edge)
         return
     c = i // job.inner
     while i < end:
@@ -112,7 +127,7 @@ cdef void forward_map(
         b = <real>bn_fold(<double>h, mean, gain, 0.0 if job.beta == NULL else job.beta[p + c])
         one_nan(&h, &r, &b)
         if edge != NULL:
-            run_map(x + i, y, n, h, r, b, edge)
+            maps_of_runs(1, n, x + i, y, &h, &r, &b, edge)
         else:
             normalize_run(x + i, y, n, h, r, b, job.act)
         i += n
@@ -129,19 +144,22 @@ cdef inline bint short_runs(const RowJob* job, const real* x) noexcept nogil:
 cdef inline void run_numbers(
     RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t g, real* h, real* r, real* b
 ) noexcept nogil:
-    """row_numbers of rows of one channel each, from group g on, its gamma and beta included."""
-    cdef Py_ssize_t k
-    cdef double gain
-    if job.gamma == NULL and job.beta == NULL:
+    """row_numbers of each run of some rows, from one of group g on, its gamma and beta included."""
+    cdef Py_ssize_t k, c, i = 0, p = g * job.channels
+    cdef double mean, gain
+    if job.gamma == NULL and job.beta == NULL and job.channels == 1:
         row_numbers(job, row, 1, rows, h, r, b)
         return
-    for k in range(rows):
-        gain = bounded(job.rstd[row + k] if job.gamma == NULL else job.rstd[row + k] * job.gamma[g], h)
-        h[k] = <real>job.mean[row + k]
-        r[k] = <real>gain
-        b[k] = <real>bn_fold(<double>h[k], job.mean[row + k], gain, 0.0 if job.beta == NULL else job.beta[g])
-        one_nan(&h[k], &r[k], &b[k])
-        g = g + 1 if g + 1 < job.groups else 0
+    for k in range(row, row + rows):
+        mean = job.mean[k]
+        for c in range(p, p + job.channels):
+            gain = bounded(job.rstd[k] if job.gamma == NULL else job.rstd[k] * job.gamma[c], h)
+            h[i] = <real>mean
+            r[i] = <real>gain
+            b[i] = <real>bn_fold(<double>h[i], mean, gain, 0.0 if job.beta == NULL else job.beta[c])
+            one_nan(&h[i], &r[i], &b[i])
+            i += 1
+        p = p + job.channels if p + job.channels < job.groups * job.channels else 0
 
 
 cdef void forward_maps(
@@ -153,8 +171,17 @@ cdef void forward_maps(
     cdef Py_ssize_t end = row + rows
     cdef Affine of
     cdef real* y
-    cdef bint single = job.channels == 1 and short_runs(job, x)
-    if not single and (size > longest(x) or job.scale == NULL):
+    if short_runs(job, x):
+        n = max(<Py_ssize_t>1, min(BATCH // job.channels, longest(x) // size))
+        while row < end:
+            n = min(n, end - row)
+            run_numbers(job, row, n, g, h, r, b)
+            y = row_room(out, row * size, n * size, x)
+            maps_of_runs(n * job.channels, job.inner, x + row * size, y, h, r, b, edge_of(out))
+            row += n
+            g = (g + n) % job.groups
+        return
+    if size > longest(x) or job.scale == NULL:
         while row < end:
             i = 0
             while i < size:
@@ -167,18 +194,14 @@ cdef void forward_maps(
     while row < end:
         n = min(min(longest(x) // max(<Py_ssize_t>1, size), <Py_ssize_t>BATCH), end - row)
         y = row_room(out, row * size, n * size, x)
-        if single:
-            run_numbers(job, row, n, g, h, r, b)
-            for k in range(n):
-                run_map(x + (row + k) * size, y + k * size, size, h[k], r[k], b[k], edge_of(out))
-            row += n
-            g = (g + n) % job.groups
-            continue
         row_numbers(job, row, 1, n, h, r, b)
-        for k in range(n):
+        k = 0
+        while k < n:
             of = affine_of(job, h, r, b, g * size)
-            affine_columns(job.act, x + (row + k) * size, y + k * size, size, &of, k, edge_of(out))
-            g = g + 1 if g + 1 < job.groups else 0
+            i = n if job.groups == 1 else 1     # rows that share gamma
+            maps_of_rows(job.act, i, size, x + (row + k) * size, y + k * size, &of, k, edge_of(out))
+            k += i
+            g = (g + i) % job.groups
         row += n
 
 
@@ -202,7 +225,7 @@ cdef void backward_map(
     cdef Py_ssize_t size = job.channels * job.inner, p = g * job.channels, c, n
     cdef const real* dy = <const real*>job.dy + row * size
     cdef double mean = job.mean[row], rstd = job.rstd[row], scale, shift
-    cdef real h, r, b, tilt, rest
+    cdef real h, r, b, tilt, rest, run_gain
     cdef Affine of
     cdef Run run
     row_numbers(job, row, 1, 1, &h, &r, &b)
@@ -210,7 +233,7 @@ cdef void backward_map(
     x += row * size
     if job.scale != NULL:
         of = affine_of(job, &h, &r, &b, p + i)
-        gradient_of_columns(job.act, dy + i, x + i, y, end - i, &of, 0, tilt, rest, edge)
+        gradients_of_rows(job.act, 1, end - i, dy + i, x + i, y, &of, 0, &tilt, &rest, edge)
         return
     run.h = h
     run.a = r
@@ -222,10 +245,11 @@ cdef void backward_map(
         n = min(end, (c + 1) * job.inner) - i
         scale = 1.0 if job.gamma == NULL else job.gamma[p + c]
         shift = bn_fold(<double>h, mean, rstd * scale, 0.0 if job.beta == NULL else job.beta[p + c])
+        run_gain = <real>scale
         if edge != NULL:
-            run_gradient(dy + i, x + i, y, n, h, r, tilt, rest, <real>scale, edge)
+            gradients_of_runs(1, n, dy + i, x + i, y, &h, &r, &tilt, &rest, &run_gain, edge)
         else:
-            run.gain = <real>scale
+            run.gain = run_gain
             run.scale = <real>(rstd * scale)
             run.shift = <real>shift
             gradient_run(dy + i, x + i, y, n, &run, job.act, NULL, 1.0)

@@ -14,6 +14,7 @@ cdef enum:
     WIDTH = BN_WIDTH
     EIGHTH = 8          # partial sums that are left: a vector of float64
     BATCH = BN_BATCH    # rows whose statistics are finished together
+    BRIEF = 64          # values of a row, of which less are read faster than what is done for each row takes
     FETCH_SHARE = 2     # where the output is gathered and sent, one part in so many is fetched while sums are made
 
 # How the values of some rows become v = ((x - h) r + b) gamma + beta: a number for each row, or for each of its values.
@@ -34,11 +35,12 @@ cdef inline real scaled(
     return pulled(act, ((x - h) * r + b) * gamma + beta, dy * gamma)
 
 
-cdef inline Py_ssize_t together(const RowJob* job) noexcept nogil:
-    """Values of short rows whose gradients are made together. The more, the less their sums take of the time; but while
-    those are made nothing is written, and while the maps are made little is read, so from further away fewer is faster.
+cdef inline Py_ssize_t together(const RowJob* job, Py_ssize_t size) noexcept nogil:
+    """Values of rows of so many whose gradients are made together. The more, the less what is done once for all of them
+    takes of the time; but while sums are made nothing is written, and while maps are made little is read, so from
+    further away fewer is faster, unless rows are very short.
     """
-    return BUFFER // 4 if job.stream else BUFFER
+    return BUFFER // 4 if job.stream and size >= BRIEF else BUFFER
 
 
 cdef inline void fetch_on(const RowJob* job, bn_ahead* ahead, size_t bytes) noexcept nogil:

@@ -3,7 +3,7 @@
 #define BNORM_ROWS_H
 
 #include "lanes.h"
-#include "streams.h"
+#include "edges.h"
 
 /* For each of some rows, the sum of its 8 parts: neighbours first, so that a vector has those of several rows. */
 BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double *BN_RESTRICT whole)
@@ -17,61 +17,90 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
         whole[i] = two[2 * i] + two[2 * i + 1];
 }
 
-/* The maps of a row with a gamma and a beta for each value: y = ((x - h) r + b) gamma + beta, and the input gradient
- * dx = r (dy gamma - (tilt (x - h) + rest)). Rows are sent if there is an `edge`. Else what does not fill a vector
- * is made first, as the last vector of the row, and written last: y may be x. */
-#define BN_MAP_ROW(real, n, out, edge, VALUE)                                                                         \
-    if (edge) {                                                                                                       \
-        BN_SEND_ROW(real, n, out, edge, VALUE);                                                                       \
-    } else if ((n) >= BN_TINY) {                                                                                      \
+/* The maps of rows that lie one after the other, which are sent if there is an `edge`. Else what does not fill a vector is
+ * made first, as the last vector of the row, and written last: what is read may lie there too. */
+#define BN_MAP_ROW(real, n, out, VALUE)                                                                               \
+    if ((n) >= BN_TINY) {                                                                                             \
         real last_[BN_TINY];                                                                                          \
-        const ptrdiff_t odd_ = (n) % BN_TINY;                                                                         \
+        const ptrdiff_t odd_ = (n) % BN_TINY, even_ = (n) - odd_, tiny_ = (n) - BN_TINY;                              \
         if (odd_) {                                                                                                   \
             BN_ROLLED                                                                                                 \
             for (int32_t j = 0; j < BN_TINY; j++)                                                                     \
-                last_[j] = VALUE((n) - BN_TINY + j);                                                                  \
+                last_[j] = VALUE(begin_ + tiny_ + j, tiny_ + j, BN_OF_OWN, BN_SHARED);                                \
         }                                                                                                             \
         BN_INDEPENDENT                                                                                                \
-        for (ptrdiff_t j = 0; j < (n) - odd_; j++)                                                                    \
-            (out)[j] = VALUE(j);                                                                                      \
+        for (ptrdiff_t j = 0; j < even_; j++)                                                                         \
+            (out)[begin_ + j] = VALUE(begin_ + j, j, BN_OF_OWN, BN_SHARED);                                           \
         if (odd_) {                                                                                                   \
             BN_ROLLED                                                                                                 \
             for (int32_t j = 0; j < BN_TINY; j++)                                                                     \
-                (out)[(n) - BN_TINY + j] = last_[j];                                                                  \
+                (out)[begin_ + tiny_ + j] = last_[j];                                                                 \
         }                                                                                                             \
     } else if ((n) == 8) {                                                                                            \
         real last_[8];                                                                                                \
         BN_ROLLED                                                                                                     \
         for (int32_t j = 0; j < 8; j++)                                                                               \
-            last_[j] = VALUE(j);                                                                                      \
+            last_[j] = VALUE(begin_ + j, j, BN_OF_OWN, BN_SHARED);                                                    \
         BN_ROLLED                                                                                                     \
         for (int32_t j = 0; j < 8; j++)                                                                               \
-            (out)[j] = last_[j];                                                                                      \
+            (out)[begin_ + j] = last_[j];                                                                             \
     } else {                                                                                                          \
         BN_INDEPENDENT                                                                                                \
         for (ptrdiff_t j = 0; j < (n); j++)                                                                           \
-            (out)[j] = VALUE(j);                                                                                      \
+            (out)[begin_ + j] = VALUE(begin_ + j, j, BN_OF_OWN, BN_SHARED);                                           \
     }
+#define BN_MAP_ROWS(real, rows, n, out, edge, NUMBERS, VALUE)                                                         \
+    if (edge) {                                                                                                       \
+        BN_SEND_ROWS(real, rows, n, out, edge, NUMBERS, VALUE);                                                       \
+    } else {                                                                                                          \
+        typedef real real_;                                                                                           \
+        for (ptrdiff_t k_ = 0; k_ < (rows); k_++) {                                                                   \
+            const ptrdiff_t begin_ = k_ * (n);                                                                        \
+            NUMBERS(BN_OWN_IS)                                                                                        \
+            BN_MAP_ROW(real, n, out, VALUE)                                                                           \
+        }                                                                                                             \
+    }
+
+/* With a gamma and a beta for each value, y = ((x - h) r + b) gamma + beta and dx = r (dy gamma - (tilt (x - h) + rest));
+ * or of runs of one channel each, whose gamma is in r and b of the forward, and apart in the gradient. */
 #define BN_ROW_MAPS(real, name)                                                                                       \
-    BN_INLINE void bn_affine_##name(const real *x, real *y, ptrdiff_t n, real h, real r, real b, const real *gamma,   \
-                                    const real *beta, bn_edge *edge)                                                  \
+    BN_APART void bn_row_maps_##name(ptrdiff_t rows, ptrdiff_t n, const real *x, real *y, const real *h,              \
+                                     const real *r, const real *b, const real *gamma, const real *beta,               \
+                                     bn_edge *edge)                                                                   \
     {                                                                                                                 \
-        BN_MAP_ROW(real, n, y, edge, BN_AFFINE)                                                                       \
+        BN_TWICE(real, n, gamma)                                                                                      \
+        BN_TWICE(real, n, beta)                                                                                       \
+        BN_MAP_ROWS(real, rows, n, y, edge, BN_FORWARD, BN_AFFINE)                                                    \
     }                                                                                                                 \
-    BN_INLINE void bn_row_gradient_##name(const real *dy, const real *x, real *dx, ptrdiff_t n, real h, real r,       \
-                                          real tilt, real rest, const real *gamma, bn_edge *edge)                     \
-    {                                                                                                                 \
-        BN_MAP_ROW(real, n, dx, edge, BN_GRADIENT)                                                                    \
-    }
-/* dx of rows that share gamma: bn_row_gradient of each. */
-#define BN_GRADIENTS(real, name)                                                                                      \
     BN_APART void bn_row_gradients_##name(ptrdiff_t rows, ptrdiff_t n, const real *dy, const real *x, real *dx,       \
                                           const real *h, const real *r, const real *tilt, const real *rest,           \
                                           const real *gamma, bn_edge *edge)                                           \
     {                                                                                                                 \
-        for (ptrdiff_t k = 0; k < rows; k++, dy += n, x += n, dx += n)                                                \
-            bn_row_gradient_##name(dy, x, dx, n, h[k], r[k], tilt[k], rest[k], gamma, edge);                          \
+        BN_TWICE(real, n, gamma)                                                                                      \
+        BN_MAP_ROWS(real, rows, n, dx, edge, BN_BACKWARD, BN_GRADIENT)                                                \
+    }                                                                                                                 \
+    BN_APART void bn_run_maps_##name(ptrdiff_t runs, ptrdiff_t n, const real *x, real *y, const real *h,              \
+                                     const real *r, const real *b, bn_edge *edge)                                     \
+    {                                                                                                                 \
+        BN_MAP_ROWS(real, runs, n, y, edge, BN_FORWARD, BN_PLAIN)                                                     \
+    }                                                                                                                 \
+    BN_APART void bn_run_gradients_##name(ptrdiff_t runs, ptrdiff_t n, const real *dy, const real *x, real *dx,       \
+                                          const real *h, const real *r, const real *tilt, const real *rest,           \
+                                          const real *gain, bn_edge *edge)                                            \
+    {                                                                                                                 \
+        BN_MAP_ROWS(real, runs, n, dx, edge, BN_BACKWARD_OF_RUN, BN_PLAIN_GRADIENT)                                   \
     }
+#define BN_FORWARD(DO) DO(h) DO(r) DO(b)
+#define BN_BACKWARD(DO) DO(h) DO(r) DO(tilt) DO(rest)
+#define BN_BACKWARD_OF_RUN(DO) BN_BACKWARD(DO) DO(gain)
+#define BN_PLAIN(i, p, OF, AT) ((x[i] - OF(h)) * OF(r) + OF(b))
+#define BN_AFFINE(i, p, OF, AT) (BN_PLAIN(i, p, OF, AT) * AT(gamma)[p] + AT(beta)[p])
+#define BN_THROUGH(i, OF) (OF(tilt) * (x[i] - OF(h)) + OF(rest))
+#define BN_GRADIENT(i, p, OF, AT) (OF(r) * (dy[i] * AT(gamma)[p] - BN_THROUGH(i, OF)))
+#define BN_PLAIN_GRADIENT(i, p, OF, AT) (OF(r) * (OF(gain) * dy[i] - BN_THROUGH(i, OF)))
+BN_ROW_MAPS(float, float)
+BN_ROW_MAPS(double, double)
+
 /* mean and rstd of some rows of n values, known by their sums about a center of each: those of x - center, and of their
  * squares. */
 BN_APART void bn_row_statistics(ptrdiff_t rows, double n, double eps, int centered, const double *BN_RESTRICT center,
@@ -124,30 +153,5 @@ BN_APART void bn_row_statistics(ptrdiff_t rows, double n, double eps, int center
     }
 BN_ROW_NUMBERS(float, float)
 BN_ROW_NUMBERS(double, double)
-
-/* The same of rows that are a run of one channel, whose gamma is in r and b of the forward, and apart in the gradient. */
-#define BN_RUN_MAPS(real, name)                                                                                       \
-    BN_INLINE void bn_run_map_##name(const real *x, real *y, ptrdiff_t n, real h, real r, real b, bn_edge *edge)      \
-    {                                                                                                                 \
-        BN_MAP_ROW(real, n, y, edge, BN_PLAIN)                                                                        \
-    }                                                                                                                 \
-    BN_INLINE void bn_run_gradient_##name(const real *dy, const real *x, real *dx, ptrdiff_t n, real h, real r,       \
-                                          real tilt, real rest, real gain, bn_edge *edge)                             \
-    {                                                                                                                 \
-        BN_MAP_ROW(real, n, dx, edge, BN_PLAIN_GRADIENT)                                                              \
-    }
-#define BN_PLAIN(j) ((x[j] - h) * r + b)
-#define BN_PLAIN_GRADIENT(j) (r * (gain * dy[j] - (tilt * (x[j] - h) + rest)))
-
-BN_RUN_MAPS(float, float)
-BN_RUN_MAPS(double, double)
-
-#define BN_AFFINE(j) (((x[j] - h) * r + b) * gamma[j] + beta[j])
-#define BN_GRADIENT(j) (r * (dy[j] * gamma[j] - (tilt * (x[j] - h) + rest)))
-
-BN_ROW_MAPS(float, float)
-BN_ROW_MAPS(double, double)
-BN_GRADIENTS(float, float)
-BN_GRADIENTS(double, double)
 
 #endif

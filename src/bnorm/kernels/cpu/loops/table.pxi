@@ -67,8 +67,6 @@ cdef extern from "streams.h" nogil:
         size_t span
     ctypedef struct bn_output:
         pass
-    ctypedef struct bn_edge:
-        pass
     void bn_stand(bn_ahead*)
     void bn_walk(bn_ahead*, const void*, const void*, size_t, size_t)
     void bn_tiles(bn_ahead*, size_t, size_t)
@@ -78,9 +76,13 @@ cdef extern from "streams.h" nogil:
     void bn_open(bn_output*)
     void* bn_room(bn_output*, void*, size_t, bn_ahead*)
     void bn_close(bn_output*, bn_ahead*)
-    void bn_open_edge(bn_edge*, bn_ahead*, int)
-    void bn_close_edge(bn_edge*)
     void bn_settle()
+
+cdef extern from "edges.h" nogil:
+    ctypedef struct bn_edge:
+        pass
+    void bn_open_edge(bn_edge*, bn_ahead*)
+    void bn_close_edge(bn_edge*)
 
 cdef extern from "lanes.h" nogil:
     void bn_spread_order(Py_ssize_t, int64_t*)
@@ -113,25 +115,22 @@ cdef extern from "lanes.h" nogil:
                              const float*, const float*, double*, double*)
     void bn_short_sums_double(int, int, double, const double*, const double*, Py_ssize_t, Py_ssize_t, double, double,
                               double, const double*, const double*, double*, double*)
-    void bn_run_map_float(const float*, float*, Py_ssize_t, float, float, float, bn_edge*)
-    void bn_run_map_double(const double*, double*, Py_ssize_t, double, double, double, bn_edge*)
-    void bn_run_gradient_float(
-        const float*, const float*, float*, Py_ssize_t, float, float, float, float, float, bn_edge*)
-    void bn_run_gradient_double(const double*, const double*, double*, Py_ssize_t,
-                                double, double, double, double, double, bn_edge*)
-    void bn_affine_float(const float*, float*, Py_ssize_t, float, float, float, const float*, const float*, bn_edge*)
-    void bn_affine_double(
-        const double*, double*, Py_ssize_t, double, double, double, const double*, const double*, bn_edge*)
-    void bn_row_gradients_float(
-        Py_ssize_t, Py_ssize_t, const float*, const float*, float*, const float*, const float*, const float*,
-        const float*, const float*, bn_edge*)
-    void bn_row_gradients_double(
-        Py_ssize_t, Py_ssize_t, const double*, const double*, double*, const double*, const double*, const double*,
-        const double*, const double*, bn_edge*)
-    void bn_row_gradient_float(
-        const float*, const float*, float*, Py_ssize_t, float, float, float, float, const float*, bn_edge*)
-    void bn_row_gradient_double(
-        const double*, const double*, double*, Py_ssize_t, double, double, double, double, const double*, bn_edge*)
+    void bn_row_maps_float(Py_ssize_t, Py_ssize_t, const float*, float*, const float*, const float*, const float*,
+                           const float*, const float*, bn_edge*)
+    void bn_row_maps_double(Py_ssize_t, Py_ssize_t, const double*, double*, const double*, const double*, const double*,
+                            const double*, const double*, bn_edge*)
+    void bn_row_gradients_float(Py_ssize_t, Py_ssize_t, const float*, const float*, float*, const float*, const float*,
+                                const float*, const float*, const float*, bn_edge*)
+    void bn_row_gradients_double(Py_ssize_t, Py_ssize_t, const double*, const double*, double*, const double*,
+                                 const double*, const double*, const double*, const double*, bn_edge*)
+    void bn_run_maps_float(Py_ssize_t, Py_ssize_t, const float*, float*, const float*, const float*, const float*,
+                           bn_edge*)
+    void bn_run_maps_double(Py_ssize_t, Py_ssize_t, const double*, double*, const double*, const double*, const double*,
+                            bn_edge*)
+    void bn_run_gradients_float(Py_ssize_t, Py_ssize_t, const float*, const float*, float*, const float*, const float*,
+                                const float*, const float*, const float*, bn_edge*)
+    void bn_run_gradients_double(Py_ssize_t, Py_ssize_t, const double*, const double*, double*, const double*,
+                                 const double*, const double*, const double*, const double*, bn_edge*)
     void bn_add_blocks(Py_ssize_t, double, const double*, const double*, const double*,
                        double*, double*, double*, double*)
 
