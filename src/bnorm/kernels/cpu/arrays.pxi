@@ -1,6 +1,6 @@
 # NumPy arrays to pointers and back.
 #
-# Uses FAR, bypasses, plan, unaided (plan).
+# Uses FAR, STREAM, STREAM_ONE, STREAM_TWO, bypasses, plan, unaided (plan).
 # Gives activation, data, folded, is_wide, itemsize, matrix, narrow_of, partial_size, result, scratch, target,
 # to_type, vector, vector_size, view.
 
@@ -107,12 +107,16 @@ cdef inline Py_ssize_t itemsize(const Job* job) noexcept nogil:
     return sizeof(double) if job.wide else sizeof(float)
 
 
-cdef inline void target(Job* job, cnp.ndarray y, cnp.ndarray dy=None) noexcept:
+cdef inline void target(Job* job, cnp.ndarray y, cnp.ndarray dy=None, bint reduces=False) noexcept:
     """Set the output of a map, and dy. The output bypasses the caches if it would not fit there."""
+    cdef size_t size = cnp.PyArray_NBYTES(y), least = STREAM if dy is None else STREAM_TWO
+    if dy is None and size >= STREAM_ONE \
+            and (reduces or threads_for(cnp.PyArray_SIZE(y), job.pieces * job.groups) == 1):
+        least = STREAM_ONE
     job.y = cnp.PyArray_DATA(y)
     job.dy = data(dy)
-    job.stream = bypasses(cnp.PyArray_NBYTES(y), dy is not None)
-    job.unaided = dy is None and unaided(cnp.PyArray_NBYTES(y))
+    job.stream = bypasses(size, least)
+    job.unaided = dy is None and unaided(size)
 
 
 cdef inline size_t partial_size(const Job* job) noexcept nogil:

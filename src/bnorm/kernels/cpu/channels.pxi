@@ -256,7 +256,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
         take(&target_, running)
         raises = target_.raises
     view(&job, x, not given)
-    target(&job, y)
+    target(&job, y, None, not given)
     cdef Py_ssize_t C = job.channels, c
     stats_ = matrix(5, C)
     job.stats = <double*>data(stats_)

@@ -2,7 +2,7 @@
 # the bits of a result.
 #
 # Uses nothing of its siblings.
-# Gives FAR, FAR_ROWS, bypasses, fits, plan, plan_rows, run, run_rows, unaided.
+# Gives FAR, FAR_ROWS, STREAM, STREAM_ONE, STREAM_TWO, bypasses, fits, plan, plan_rows, run, run_rows, unaided.
 
 cdef enum:
     TASK = 16384            # values that make a task worth its bookkeeping
@@ -11,7 +11,8 @@ cdef enum:
     FEW = 16                # with more pieces than this, pieces grow to four times MIN_ROWS before more are made
     FUSE = 1 << 20          # bytes that about stay in the second-level cache between two passes over some channels
     STREAM = 16 << 20       # an output of at least so many bytes bypasses the caches: see benchmarks/NOTES.md
-    STREAM_TWO = 8 << 20    # the same, at most, if x and dy are read, and for rows
+    STREAM_ONE = 10 << 20   # the same, at most, on one thread, or if x is read twice and may be in a cache meanwhile
+    STREAM_TWO = 8 << 20    # if x and dy are read, and for rows
     TOGETHER = 1 << 14      # values of narrow rows that are converted together
     ROW = 64                # values that take as long as the statistics of a row
     FAR = 1 << 24           # an input of at least so many bytes is assumed to be in memory, and is prefetched
@@ -30,9 +31,9 @@ def stream_from(size_t n_bytes):
     return before
 
 
-cdef inline bint bypasses(size_t n_bytes, bint early) noexcept nogil:
-    """Whether an output of n_bytes bypasses the caches. early: from STREAM_TWO on."""
-    return n_bytes >= (min(streamed, <size_t>STREAM_TWO) if early else streamed)
+cdef inline bint bypasses(size_t n_bytes, size_t least) noexcept nogil:
+    """Whether an output of n_bytes, `least` or more, bypasses the caches."""
+    return n_bytes >= min(streamed, least)
 
 
 cdef inline bint unaided(size_t n_bytes) noexcept nogil:

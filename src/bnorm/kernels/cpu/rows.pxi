@@ -1,7 +1,7 @@
 # Layer, group, instance and RMS normalization.
 #
-# Uses activation, data, is_wide, narrow_of, result, scratch, vector (arrays), FAR, FAR_ROWS, bypasses, plan_rows,
-# run_rows (plan).
+# Uses activation, data, is_wide, narrow_of, result, scratch, vector (arrays), FAR, FAR_ROWS, STREAM_TWO, bypasses,
+# plan_rows, run_rows (plan).
 # Gives entries only.
 
 
@@ -19,7 +19,7 @@ cdef void row_view(
     job.narrow = narrow_of(x)
     job.x = cnp.PyArray_DATA(x)
     job.y = cnp.PyArray_DATA(y)
-    job.stream = bypasses(cnp.PyArray_NBYTES(y), True)
+    job.stream = bypasses(cnp.PyArray_NBYTES(y), STREAM_TWO)
     job.far = cnp.PyArray_NBYTES(x) >= (FAR if dy is None else FAR_ROWS)
     job.gamma = <const double*>data(gamma)
     job.beta = <const double*>data(beta)
