@@ -18,7 +18,7 @@ from typing import Any
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
-from bnorm import checks
+from bnorm import checks, overlap
 from bnorm.checks import FLOATS, array, vector
 from bnorm.documents import normalizes
 from bnorm.kernels import BACKENDS, MEAN_SQUARE, VARIANCE, lazy, view
@@ -68,9 +68,9 @@ def batch_norm(
            [ 1.,  1.]])
     """
     who = "batch_norm"
-    given = None
+    given: overlap.Given = ()
     if out is not None:
-        given = {"x": x, "gamma": gamma, "beta": beta, "mean": mean, "var": var, "weight": weight}
+        given = ({"x": x, "gamma": gamma, "beta": beta, "mean": mean, "var": var, "weight": weight},)
     if type(x) is not ndarray or x.dtype not in FLOATS:
         x = array(who, x, integers=True)
     if type(axis) is not int or not -(ndim := x.ndim) <= axis < ndim:
@@ -312,7 +312,7 @@ def _over_last_axes(
     negative_slope: float,
     out: ndarray | None,
 ) -> tuple[ndarray, Saved]:
-    given = None if out is None else {"x": x, "gamma": gamma, "beta": beta}
+    given = () if out is None else ({"x": x, "gamma": gamma, "beta": beta},)
     if type(x) is not ndarray or x.dtype not in FLOATS:
         x = array(who, x)
     if type(normalized_shape) is int and x.shape[-1:] == (normalized_shape,):
@@ -343,7 +343,7 @@ def _over_groups(
     negative_slope: float,
     out: ndarray | None,
 ) -> tuple[ndarray, Saved]:
-    given = None if out is None else {"x": x, "gamma": gamma, "beta": beta}
+    given = () if out is None else ({"x": x, "gamma": gamma, "beta": beta},)
     if type(x) is not ndarray or x.dtype not in FLOATS:
         x = array(who, x)
     if x.ndim < 2:

@@ -14,6 +14,7 @@ from bnorm.checks import type_name
 from bnorm.kernels import BACKENDS, cpu, kernels_for, kind_of, view
 from bnorm.kernels.cpu.entries import ready
 
+Given = tuple[Mapping[str, object], ...]  # the arrays of a call by name, and those of the layer it belongs to
 MAX_WORK: Any = 1000  # candidates tried for a shared element; Any because NumPy's stub allows only two values
 
 
@@ -22,18 +23,21 @@ def output(
     out: Any,
     layout: view.Layout,
     dtype: np.dtype[Any],
-    given: Mapping[str, object],
+    given: Given,
     kind: type,
     *,
-    own: str = "x",
+    same: str = "x",
 ) -> tuple[ndarray, ndarray | None, bool]:
-    """Check `out`. Returns it as a base-class array, `view.into` of it, and whether it certainly overlaps no argument.
+    """Check `out`. Returns it as a base-class array, of that what a kernel may write to, as `view.into`, or None, and
+    whether it certainly overlaps no argument.
 
-    It may have either byte order and any memory order. `given` has the caller's arguments by name: out may be exactly
-    the argument `own` or exactly x, and must not overlap any other. `layout` and `kind` are those of x.
+    It may have either byte order and any memory order. Of the `given` arrays out may be exactly the one called `same`
+    or exactly x, and must not overlap any other. `layout` and `kind` are those of x.
     """
-    if type(out) is kind is ndarray and ready(out, layout.shape, dtype, given.values()):
-        return out, out if layout.block is layout.shape else view.into(out, layout), True
+    if type(out) is kind is ndarray and out.ndim == len(layout.shape):
+        place = out if layout.order is None else out.transpose(layout.order)
+        if ready(place, layout.permuted, dtype, given):
+            return out, place, True  # kernels do not ask for the shape of what they write to
     target: ndarray = out
     if type(out) is not kind:
         kernels = kernels_for(out, who, "out", kind)
@@ -50,9 +54,14 @@ def output(
     to = view.into(target, layout)
     if to is None and _overlaps_itself(target):
         raise ValueError(f"{who}: out: expected memory of its own for every element, got strides {target.strides}")
-    if BACKENDS[kind].apart(target, given.values()):
+    apart = BACKENDS[kind].apart
+    for arrays in given:
+        if not apart(target, arrays.values()):
+            break
+    else:
         return target, to, True
-    others = {name: value for name, value in given.items() if value is not target or name not in (own, "x")}
+    named = (pair for arrays in given for pair in arrays.items())
+    others = {name: value for name, value in named if value is not target or name not in (same, "x")}
     place = target
     if kind is not ndarray:
         place, others = _memory(target), {name: a if a is None else _memory(a) for name, a in others.items()}
@@ -62,8 +71,8 @@ def output(
         if value is None:
             continue
         a = _memory(value)
-        if _overlap(place, a) and not (name in (own, "x") and same_memory(place, a)):
-            raise ValueError(f"{who}: out: expected {own} itself or memory of its own, got one that overlaps {name}")
+        if _overlap(place, a) and not (name in (same, "x") and same_memory(place, a)):
+            raise ValueError(f"{who}: out: expected {same} itself or memory of its own, got one that overlaps {name}")
     return target, to, False
 
 

@@ -4,7 +4,6 @@ Functions and layers both call `channel_forward`, `row_forward` and `pull_back`.
 caller has checked, and check weight, out and dy, which come with every call. `who` is the caller's name in messages.
 """
 
-from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -109,7 +108,7 @@ def channel_forward(
     weight: Any = None,
     out: ndarray | None = None,
     running: Rule | None = None,
-    given: Mapping[str, object] | None = None,
+    given: overlap.Given = (),
     seen: ndarray | None = None,
     shared: Any = None,
 ) -> tuple[ndarray, ChannelSaved]:
@@ -118,15 +117,15 @@ def channel_forward(
     The caller has checked that x comes from `checks.array`, that `axis` is one of its axes, and that gamma, beta, mean
     and var come from `checks.vector` and have the size of the channels.
     running: the argument of the kernels' `forward`: the rule of the statistics that the caller will update.
-    given: needed with `out`: every array that is read or updated, by name, as its owner has it. `out` may be x, and
-    must not overlap any other.
+    given: needed with `out`: every array that is read or updated, as its owner has it. `out` may be x, and must not
+    overlap any other.
     seen: the number of values in the given mean and var.
     shared: the kernels of a batch that several ranks share, a `distributed.sync.Shared`.
     SingleValueError if the batch has one value per channel. Nothing has changed then, and a layer may call again with
     its running statistics as mean and var.
     """
     kernels = BACKENDS[type(x)] if shared is None else shared
-    block, layout = view.channels(x, axis)
+    block, layout = view.channels(x, axis, False)
     positive: float = 2
     if weight is not None:
         weight, _, positive = checks.weights(who, weight, layout, type(x))
@@ -143,7 +142,7 @@ def channel_forward(
     apart = True
     if out is not None:
         dtype = checks.FLOAT64 if block.dtype.kind in "bui" else block.dtype
-        target, to, apart = overlap.output(who, out, layout, dtype, given or {}, type(x))
+        target, to, apart = overlap.output(who, out, layout, dtype, given, type(x))
     y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, weight, slope, running, to, seen)
     if shared is None:
         saved = ChannelSaved()
@@ -157,7 +156,8 @@ def channel_forward(
     saved.frozen, saved.has_gamma, saved.has_beta = frozen, gamma is not None, beta is not None
     if out is None or target is None:
         return view.restore(y, layout), saved
-    _deliver(y, layout, to, target, None if apart else x, saved)
+    if to is None or not apart:
+        _deliver(y, layout, to, target, None if apart else x, saved)
     return out, saved
 
 
@@ -171,7 +171,7 @@ def row_forward(
     rule: int,
     slope: float,
     out: ndarray | None = None,
-    given: Mapping[str, object] | None = None,
+    given: overlap.Given = (),
 ) -> tuple[ndarray, RowSaved]:
     """Normalization of each row, y and saved; `rows` is `view.rows` or `view.groups` of x.
 
@@ -189,7 +189,7 @@ def row_forward(
     target = to = None
     apart = True
     if out is not None:
-        target, to, apart = overlap.output(who, out, layout, block.dtype, given or {}, type(x))
+        target, to, apart = overlap.output(who, out, layout, block.dtype, given, type(x))
     y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rule, slope, to)
     order = None if layout.order is None and x.flags.c_contiguous else view.axes_in_memory(x)
     saved = RowSaved()
@@ -208,11 +208,11 @@ def pull_back(
     saved: Saved,
     params: bool = True,
     out: ndarray | None = None,
-    given: Mapping[str, object] | None = None,
+    given: overlap.Given = (),
 ) -> Gradients:
     """dx, dgamma, dbeta of the forward that made `saved`; without `params` no dgamma and dbeta.
 
-    given: more arrays that `out` must not overlap, by name.
+    given: more arrays that `out` must not overlap.
     """
     if saved.shared is not None and saved.shared.open is None:
         with saved.shared.turn("backward"):
@@ -229,8 +229,8 @@ def pull_back(
         dx, dgamma, dbeta = saved.gradients(view.like(dy, layout), params, None)
         return view.ordered(view.restore(dx, layout), saved.order), dgamma, dbeta
     whole = view.restore(x, layout)
-    others = {"dy": mine, "x": whole, **(given or {})}
-    target, to, apart = overlap.output(who, out, layout, x.dtype, others, kind, own="dy")
+    given = ({"dy": mine, "x": whole}, *given)
+    target, to, apart = overlap.output(who, out, layout, x.dtype, given, kind, same="dy")
     dx, dgamma, dbeta = saved.gradients(view.like(dy, layout), params, to)
     _deliver(dx, layout, to, target, None if apart else whole, saved)
     return out, dgamma, dbeta

@@ -43,7 +43,7 @@ def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> Arra
 
     A value of weight 0, even NaN, does not count; with skipna NaN never counts. Without any value all are 0.
     """
-    x = _wide(x)
+    x = _block(x)
     w = np.ones_like(x) if weight is None else np.broadcast_to(_positions(weight), x.shape)
     if skipna:
         w = np.where(np.isnan(x), 0, w)
@@ -73,7 +73,7 @@ def normalize(x: Array, stats: Array, slope: float = 1.0, out: Array | None = No
     if finite and np.isinf(x).any():
         raise FloatingPointError("x holds an infinity")
     mean, _, _, scale, shift = stats
-    y = (_wide(x) - _channel(mean)) * _channel(scale) + _channel(shift)
+    y = (_block(x) - _channel(mean)) * _channel(scale) + _channel(shift)
     return _result(_activation(y, slope), x, out)
 
 
@@ -83,7 +83,7 @@ def grad_moments(dy: Array, x: Array, stats: Array, weight: Array | None = None,
 
     With weight, a dy of 0 adds nothing whatever its x: padding may be NaN.
     """
-    dy, away = _before_activation(dy, x, stats, slope), _wide(x) - _channel(stats[0])
+    dy, away = _before_activation(dy, x, stats, slope), _block(x) - _channel(stats[0])
     if weight is not None:
         away = np.where(dy == 0, 0, away)
     return np.stack([_narrow(_sum(dy)), _narrow(_sum(dy * away))])
@@ -114,7 +114,7 @@ def grad_input(
     With a outside the brackets b is about 1 / std, which float32 can represent whenever it can represent x.
     """
     a, b, c = coefficients
-    through_statistics = _channel(b) * (_wide(x) - _channel(stats[0])) + _channel(c)
+    through_statistics = _channel(b) * (_block(x) - _channel(stats[0])) + _channel(c)
     if weight is not None:
         w = _positions(weight)
         through_statistics = np.where(w == 0, 0, w * through_statistics)
@@ -282,7 +282,7 @@ def _pulled(g: Array, v: Array, slope: float) -> Array:
 
 def _before_activation(dy: Array, x: Array, stats: Array, slope: float) -> Array:
     mean, _, _, scale, shift = stats
-    return _pulled(_wide(dy), (_wide(x) - _channel(mean)) * _channel(scale) + _channel(shift), slope)
+    return _pulled(_block(dy), (_block(x) - _channel(mean)) * _channel(scale) + _channel(shift), slope)
 
 
 def _center(x: Array, count: int) -> Array:
@@ -292,12 +292,13 @@ def _center(x: Array, count: int) -> Array:
     return mean
 
 
+def _block(x: Array) -> Array:
+    """(outer, C, ...) as (outer, C, inner), in the precision of the oracle."""
+    return _wide(x).reshape(*x.shape[:2], prod(x.shape[2:]))
+
+
 def _wide(x: Array) -> Array:
-    """x in the precision of the oracle; (outer, C) becomes (outer, C, 1)."""
-    x = x.astype(np.longdouble if x.dtype == np.float64 else np.float64)
-    if x.ndim == 2:
-        x = x[:, :, None]
-    return x
+    return x.astype(np.longdouble if x.dtype == np.float64 else np.float64)
 
 
 def _sum(values: Array) -> Array:

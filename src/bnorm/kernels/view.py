@@ -38,13 +38,16 @@ class Layout(NamedTuple):
     axis: int  # of the channels in x, not negative; for `rows` the first normalized axis
 
 
-def channels(x: Array, axis: int) -> tuple[Array, Layout]:
-    """x as (outer, C, inner); a C-contiguous (N, C) whose channels are axis 1 is x itself, (N, C)."""
+def channels(x: Array, axis: int, flat: bool = True) -> tuple[Array, Layout]:
+    """x as (outer, C, inner); a C-contiguous (N, C) whose channels are axis 1 is x itself, (N, C).
+
+    If not flat, so is a C-contiguous (N, C, ...): kernels count the axes after C as one.
+    """
     # The test of _plain, inlined, and faster for writeable arrays: every small batch comes here.
     if x.flags.carray and x.dtype.isnative if type(x) is ndarray else _plain(x):
-        layout = _channels(x.shape, None, axis)
+        layout = _channels(x.shape, None, axis, flat)
         return (x if layout.block is layout.shape else x.reshape(layout.block)), layout
-    layout = _channels(x.shape, x.strides, axis)
+    layout = _channels(x.shape, x.strides, axis, flat)
     return like(x, layout), layout
 
 
@@ -142,11 +145,11 @@ def _plain(a: Array) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _channels(shape: Shape, strides: Shape | None, axis: int) -> Layout:
+def _channels(shape: Shape, strides: Shape | None, axis: int, flat: bool) -> Layout:
     axis = range(len(shape))[axis]
     order = _memory_order(shape, strides)
     place = order.index(axis)
-    if place == axis == 1 and len(shape) == 2:
+    if place == axis == 1 and (len(shape) == 2 or (not flat and order == tuple(range(len(shape))))):
         return _layout(shape, shape, order, axis)
     block = (prod(_pick(shape, order[:place])), shape[axis], prod(_pick(shape, order[place + 1 :])))
     return _layout(shape, block, order, axis)

@@ -275,8 +275,7 @@ class Layer:
         wanted = dgammas is not None or dbetas is not None
         if wanted and saved.x is not None and type(saved.x) is not self._kind:
             raise RuntimeError(f"{self._who}: pull: expected the layer on the device of its forward, got it on another")
-        given = None if out is None else self._own
-        dx, dgamma, dbeta = pull_back(self._who, dy, saved, wanted, out, given)
+        dx, dgamma, dbeta = pull_back(self._who, dy, saved, wanted, out, (self._own,))
         # No interrupt can come between these two lines, nor in the call: the backward is complete or has not happened.
         holder._saved = None
         if wanted:

@@ -110,7 +110,7 @@ class BatchNorm(Tracking):
         """
         if self._group is not None and self._shared is None and (self._training or not self._track_running_stats):
             return self._together(self._group, x, weight, out)
-        given = None if out is None else {"x": x, "weight": weight, **self._own}
+        given = () if out is None else ({"x": x, "weight": weight}, self._own)
         if type(x) is not self._kind or x.dtype not in FLOATS:
             x = self._taken(x, integers=True)
         who, axis, shape, slope, eps = self._who, self._axis, x.shape, self._slope, self._eps

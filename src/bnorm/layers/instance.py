@@ -70,7 +70,7 @@ class InstanceNorm(Tracking):
 
         out: an array for the result: x itself, which then has no backward, or an array that overlaps no other.
         """
-        given = None if out is None else {"x": x, **self._own}
+        given = () if out is None else ({"x": x}, self._own)
         who, axis = self._who, self._axis
         if type(x) is not self._kind or x.dtype not in FLOATS:
             x = self._taken(x)

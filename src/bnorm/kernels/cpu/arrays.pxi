@@ -92,7 +92,7 @@ cdef void view(Job* job, cnp.ndarray x, bint reduces=True) noexcept:
     job.unit = 1.0
     job.outer = shape[0]
     job.channels = shape[1]
-    job.inner = shape[2] if cnp.PyArray_NDIM(x) == 3 else 1
+    job.inner = cnp.PyArray_MultiplyList(shape + 2, cnp.PyArray_NDIM(x) - 2)
     job.wide = is_wide(x)
     job.narrow = narrow_of(x)
     job.x = cnp.PyArray_DATA(x)
@@ -202,13 +202,10 @@ cdef void bounds(cnp.ndarray a, char** begin, char** end) noexcept:
     end[0] += cnp.PyArray_ITEMSIZE(a)
 
 
-def apart(a, others):
-    """Whether an array certainly shares no memory with other values, which may be of any type; False means unknown."""
-    cdef char* begin = NULL
-    cdef char* end = NULL
+cdef bint away(char* begin, char* end, others):
+    """Whether these bytes certainly belong to none of the others; False means unknown."""
     cdef char* first = NULL
     cdef char* last = NULL
-    bounds(a, &begin, &end)
     for other in others:
         if other is None:
             continue
@@ -220,13 +217,25 @@ def apart(a, others):
     return True
 
 
-def ready(cnp.ndarray out, tuple shape, dtype, others):
+def apart(cnp.ndarray a, others):
+    """Whether an array certainly shares no memory with other values, which may be of any type; False means unknown."""
+    cdef char* begin = NULL
+    cdef char* end = NULL
+    bounds(a, &begin, &end)
+    return away(begin, end, others)
+
+
+def ready(cnp.ndarray out, tuple shape, dtype, tuple given):
     """Whether a kernel may write to `out` as it is: an array of this shape and type in the order of C, `apart` from the
-    others. False means that a closer look is needed."""
-    cdef Py_ssize_t i, n = len(shape)
-    if not cnp.PyArray_ISCARRAY(out) or out.dtype is not dtype or cnp.PyArray_NDIM(out) != n:
+    values of the `given` mappings. False means that a closer look is needed."""
+    cdef Py_ssize_t i, n = cnp.PyArray_NDIM(out)
+    cdef char* begin = <char*>data(out)
+    if not cnp.PyArray_ISCARRAY(out) or out.dtype is not dtype or n != len(shape):
         return False
     for i in range(n):
         if cnp.PyArray_DIMS(out)[i] != shape[i]:
             return False
-    return apart(out, others)
+    for arrays in given:
+        if not away(begin, begin + cnp.PyArray_NBYTES(out), arrays.values()):
+            return False
+    return True

@@ -113,7 +113,7 @@ def channels(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, 
     cdef cnp.ndarray dx = empty(cnp.PyArray_NDIM(x), shape, cnp.PyArray_TYPE(x))
     cdef cnp.ndarray dgamma = cnp.PyArray_ZEROS(1, shape + 1, cnp.NPY_DOUBLE, 0)
     job.outer, job.groups, job.channels = shape[0], 1, C
-    job.inner = shape[2] if cnp.PyArray_NDIM(x) == 3 else 1
+    job.inner = cnp.PyArray_MultiplyList(shape + 2, cnp.PyArray_NDIM(x) - 2)
     job.kind, job.slope, job.rule = bn_act_kind(slope), slope, 0
     job.frozen, job.count = frozen, count if count != 0.0 else 1.0
     job.dy, job.x, job.v = data(dy), data(x), data(ddx)
