@@ -28,8 +28,8 @@ def output(
     *,
     same: str = "x",
 ) -> tuple[ndarray, ndarray | None, bool]:
-    """Check `out`. Returns it as a base-class array, of that what a kernel may write to, as `view.into`, or None, and
-    whether it certainly overlaps no argument.
+    """Check `out`. Returns it as a base-class array, then the memory that a kernel may write to, or None as `view.into`
+    does, and whether it certainly overlaps no argument.
 
     It may have either byte order and any memory order. Of the `given` arrays out may be exactly the one called `same`
     or exactly x, and must not overlap any other. `layout` and `kind` are those of x.

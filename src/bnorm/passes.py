@@ -156,8 +156,7 @@ def channel_forward(
     saved.frozen, saved.has_gamma, saved.has_beta = frozen, gamma is not None, beta is not None
     if out is None or target is None:
         return view.restore(y, layout), saved
-    if to is None or not apart:
-        _deliver(y, layout, to, target, None if apart else x, saved)
+    _deliver(y, layout, to, target, None if apart else x, saved)
     return out, saved
 
 

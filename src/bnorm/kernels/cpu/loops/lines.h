@@ -11,14 +11,14 @@
     BN_INLINE void bn_send_columns_##name(int kind, real slope, const real *x, real *y, ptrdiff_t n, const real *h,   \
                                           const real *scale, const real *shift, bn_edge *edge)                        \
     {                                                                                                                 \
-        BN_SEND_VALUES(real, n, y, edge, BN_COLUMN_##name);                                                              \
+        BN_SEND_VALUES(real, n, y, edge, BN_COLUMN_##name);                                                           \
     }                                                                                                                 \
     /* Whether an infinity was among x; of each line the flags stay apart, as values do. */                           \
     BN_INLINE int bn_send_checked_##name(int kind, real slope, const real *x, real *y, ptrdiff_t n, const real *h,    \
                                          const real *scale, const real *shift, bn_edge *edge)                         \
     {                                                                                                                 \
         integer found[BN_LINE / sizeof(real)] = {0}, any = 0;                                                         \
-        BN_SEND_VALUES(real, n, y, edge, BN_CHECKED_##name);                                                             \
+        BN_SEND_VALUES(real, n, y, edge, BN_CHECKED_##name);                                                          \
         for (int j = 0; j < (int)(BN_LINE / sizeof(real)); j++)                                                       \
             any |= found[j];                                                                                          \
         return any != 0;                                                                                              \
@@ -27,7 +27,7 @@
                                             ptrdiff_t n, const real *h, const real *scale, const real *shift,         \
                                             const real *a, const real *b, const real *c, bn_edge *edge)               \
     {                                                                                                                 \
-        BN_SEND_VALUES(real, n, dx, edge, BN_COLUMN_GRADIENT_##name);                                                    \
+        BN_SEND_VALUES(real, n, dx, edge, BN_COLUMN_GRADIENT_##name);                                                 \
     }
 
 #define BN_COLUMN(name, j) bn_act_##name(kind, slope, (x[j] - h[j]) * scale[j] + shift[j])

@@ -145,21 +145,21 @@ cdef inline void run_numbers(
     RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t g, real* h, real* r, real* b
 ) noexcept nogil:
     """row_numbers of each run of some rows, from one of group g on, its gamma and beta included."""
-    cdef Py_ssize_t k, c, i = 0, p = g * job.channels
+    cdef Py_ssize_t k, c, i = 0
     cdef double mean, gain
     if job.gamma == NULL and job.beta == NULL and job.channels == 1:
         row_numbers(job, row, 1, rows, h, r, b)
         return
     for k in range(row, row + rows):
         mean = job.mean[k]
-        for c in range(p, p + job.channels):
+        for c in range(g * job.channels, (g + 1) * job.channels):
             gain = bounded(job.rstd[k] if job.gamma == NULL else job.rstd[k] * job.gamma[c], h)
             h[i] = <real>mean
             r[i] = <real>gain
             b[i] = <real>bn_fold(<double>h[i], mean, gain, 0.0 if job.beta == NULL else job.beta[c])
             one_nan(&h[i], &r[i], &b[i])
             i += 1
-        p = p + job.channels if p + job.channels < job.groups * job.channels else 0
+        g = g + 1 if g + 1 < job.groups else 0
 
 
 cdef void forward_maps(

@@ -19,29 +19,6 @@
         bn_fold_##name(width, 1, s, sum);                                                                             \
         bn_fold_##name(width, 1, d, dot);                                                                             \
     }                                                                                                                 \
-    /* The same of up to BN_CHAIN vectors, begun here or added. Nothing but whole vectors is named, so they are registers. */ \
-    BN_INLINE void bn_run_chain_##name(int first, const real *dy, const real *x, ptrdiff_t n, real h, double *sum,    \
-                                       double *dot)                                                                   \
-    {                                                                                                                 \
-        real s[BN_WIDTH] = {0}, d[BN_WIDTH] = {0};                                                                    \
-        const int32_t rest = (int32_t)(n % BN_WIDTH);                                                                 \
-        for (const real *end = dy + (n - rest); dy < end; dy += BN_WIDTH, x += BN_WIDTH) {                            \
-            BN_ROLLED                                                                                                 \
-            for (int32_t j = 0; j < BN_WIDTH; j++) {                                                                  \
-                s[j] += dy[j];                                                                                        \
-                d[j] += dy[j] * (x[j] - h);                                                                           \
-            }                                                                                                         \
-        }                                                                                                             \
-        if (rest) {                                                                                                   \
-            BN_ROLLED                                                                                                 \
-            for (int32_t j = 0; j < BN_WIDTH; j++) {                                                                  \
-                s[j] += bn_kept_##name(dy[j], j < rest);                                                              \
-                d[j] += bn_kept_##name(dy[j] * (x[j] - h), j < rest);                                                 \
-            }                                                                                                         \
-        }                                                                                                             \
-        bn_fold_##name(BN_WIDTH, first, s, sum);                                                                      \
-        bn_fold_##name(BN_WIDTH, first, d, dot);                                                                      \
-    }                                                                                                                 \
     BN_INLINE void bn_run_sums_##name(const real *dy, const real *x, ptrdiff_t n, ptrdiff_t left, real h,             \
                                       double *sum, double *dot)                                                       \
     {                                                                                                                 \
@@ -51,13 +28,6 @@
         }                                                                                                             \
         if (n <= BN_WIDTH && left >= BN_WIDTH) {                                                                      \
             bn_run_vector_##name(BN_WIDTH, dy, x, (int32_t)n, h, sum, dot);                                           \
-            return;                                                                                                   \
-        }                                                                                                             \
-        if ((n + BN_WIDTH - 1) / BN_WIDTH * BN_WIDTH <= left) {                                                       \
-            enum { MOST_ = BN_CHAIN * BN_WIDTH };                                                                     \
-            bn_run_chain_##name(1, dy, x, n < MOST_ ? n : MOST_, h, sum, dot);                                        \
-            for (ptrdiff_t i = MOST_; i < n; i += MOST_)                                                              \
-                bn_run_chain_##name(0, dy + i, x + i, n - i < MOST_ ? n - i : MOST_, h, sum, dot);                    \
             return;                                                                                                   \
         }                                                                                                             \
         for (int j = 0; j < 8; j++)                                                                                   \
