@@ -116,7 +116,7 @@ cdef inline void target(Job* job, cnp.ndarray y, cnp.ndarray dy=None, bint reduc
     job.y = cnp.PyArray_DATA(y)
     job.dy = data(dy)
     job.stream = bypasses(size, least)
-    job.unaided = dy is None and unaided(size)
+    job.unaided = dy is None and unaided(job, size)
 
 
 cdef inline size_t partial_size(const Job* job) noexcept nogil:

@@ -1,7 +1,8 @@
 # Batch normalization: its pieces, and both passes of each direction in one call.
 #
 # Uses activation, data, folded, itemsize, matrix, partial_size, result, scratch, target, to_type, vector,
-# vector_size, view (arrays), FAR, fits, run (plan), Target, assume, move_by_stats, refuse, take (statistics).
+# vector_size, view (arrays), FAR, fits, run, scattered (plan), Target, assume, move_by_stats, refuse, take
+# (statistics).
 # Gives entries only.
 
 
@@ -269,6 +270,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
         job.weight = <const double*>data(weight)
         job.count = total(job.weight, job.outer * job.inner)
     job.fused = not given and not raises and fits(&job, itemsize(&job))
+    job.far = job.far or (job.fused and scattered(&job, 2 * cnp.PyArray_NBYTES(x)))
     cdef size_t size = vector_size(&job), partials = 0 if given else partial_size(&job)
     cdef char* memory = <char*>scratch(partials + 3 * size)
     folded(&job, memory + partials)
@@ -330,6 +332,7 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
         with nogil:
             loops.fold_forward[job.wide](&job, 0, C)
             job.fused = reduce and not frozen and fits(&job, 2 * itemsize(&job))
+            job.far = job.far or (job.fused and scattered(&job, 2 * cnp.PyArray_NBYTES(x)))
             if job.fused:
                 run(both_passes, &job, False)
             else:

@@ -2,7 +2,8 @@
 # the bits of a result.
 #
 # Uses nothing of its siblings.
-# Gives FAR, FAR_ROWS, STREAM, STREAM_ONE, STREAM_TWO, bypasses, fits, plan, plan_rows, run, run_rows, unaided.
+# Gives FAR, FAR_ROWS, STREAM, STREAM_ONE, STREAM_TWO, bypasses, fits, plan, plan_rows, run, run_rows, scattered,
+# unaided.
 
 cdef enum:
     TASK = 16384            # values that make a task worth its bookkeeping
@@ -17,6 +18,7 @@ cdef enum:
     ROW = 64                # values that take as long as the statistics of a row
     FAR = 1 << 24           # an input of at least so many bytes is assumed to be in memory, and is prefetched
     FAR_ROWS = 3 << 20      # the same for gradients of rows: x, dy and dx by turns, which no processor foresees
+    SCATTERED = 9 << 20     # bytes of all arrays, for each thread, from which a walk over some channels is fetched ahead
     UNAIDED = 1 << 25       # from so many bytes on an input is in none of the caches, but in memory: see NOTES.md too
 
 
@@ -36,9 +38,11 @@ cdef inline bint bypasses(size_t n_bytes, size_t least) noexcept nogil:
     return n_bytes >= min(streamed, least)
 
 
-cdef inline bint unaided(size_t n_bytes) noexcept nogil:
-    """Whether the processor reads an input of n_bytes faster if nothing is fetched ahead: a single one, from memory."""
-    return foresees and n_bytes >= UNAIDED
+cdef inline bint unaided(const Job* job, size_t n_bytes) noexcept nogil:
+    """Whether the processor reads an input of n_bytes faster if nothing is fetched ahead: a single one, from memory, of
+    which columns leave more in the caches.
+    """
+    return foresees and n_bytes >= (UNAIDED if job.inner == 1 else FAR)
 
 
 cdef Py_ssize_t parts(Py_ssize_t whole, Py_ssize_t part) noexcept nogil:
@@ -97,6 +101,14 @@ cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
 cdef bint fits(const Job* job, Py_ssize_t itemsize) noexcept nogil:
     """Whether a group of channels is one task whose data stays in the cache between its passes."""
     return job.pieces == 1 and job.outer * job.group * job.inner * itemsize <= FUSE
+
+
+cdef bint scattered(const Job* job, size_t n_bytes) noexcept nogil:
+    """Whether both passes over a group of channels find their arrays, of n_bytes in all, out of the second-level cache,
+    a piece here and a piece there, which no processor foresees.
+    """
+    cdef Py_ssize_t threads = threads_for(job.outer * job.channels * job.inner, job.pieces * job.groups)
+    return n_bytes >= <size_t>(threads * SCATTERED)
 
 
 cdef void run_span(task_t task, Job* job, Py_ssize_t begin, Py_ssize_t end, bint backwards) noexcept nogil:

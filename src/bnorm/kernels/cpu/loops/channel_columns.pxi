@@ -3,7 +3,7 @@
 #
 # Uses nothing of its siblings.
 # Gives Block, Columns, FETCH_COLUMNS, ROWS, block_rows, bounded, columns_of, fetch_rows, from_position, gather,
-# lane_sum, one_nan, run_block, spread, values_of, width_of, zero.
+# lane_sum, one_nan, plane_of, planes_of, run_block, spread, values_of, whole_sums, width_of, zero.
 
 cdef enum:
     FETCH_COLUMNS = 16  # columns between two fetches of what comes next, by rows: few lines at a time
@@ -73,6 +73,27 @@ cdef inline Block run_block(Py_ssize_t n, const double* w) noexcept nogil:
     b.w = w
     b.ahead = NULL
     return b
+
+
+cdef inline bint planes_of(const Block* b) noexcept nogil:
+    """Whether planes.h has the sums of a block, all of whose values weigh 1."""
+    return b.run >= BN_WIDTH and b.widen == 1 and b.rows > 0 and (b.extra == 0 or b.channels == 1)
+
+
+cdef inline Block plane_of(const Block* b) noexcept nogil:
+    """The block as planes: a long run is a single one."""
+    cdef Block plane = b[0]
+    if b.stride == b.run:
+        plane.run = b.rows * b.run + b.extra
+        plane.rows = 1
+    return plane
+
+
+cdef inline void whole_sums(Py_ssize_t channels, double* eight, double* sums) noexcept nogil:
+    """8 parts of each channel to one number."""
+    cdef Py_ssize_t c
+    for c in range(channels):
+        sums[c] = bn_whole(eight + 8 * c)
 
 
 cdef inline void zero(double* values, Py_ssize_t n) noexcept nogil:

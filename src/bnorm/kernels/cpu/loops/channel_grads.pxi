@@ -3,7 +3,7 @@
 # With weights a dy of 0 adds nothing whatever x holds there: padding may be NaN.
 #
 # Uses identity, leaky, pulled, relu (activations), Block, Columns, FETCH_COLUMNS, columns_of, fetch_rows, gather,
-# width_of, zero (channel_columns).
+# plane_of, planes_of, whole_sums, width_of, zero (channel_columns).
 # Gives block_sums, pair_sums, products_beyond_float, pulled_pair_sums.
 
 
@@ -130,6 +130,25 @@ cdef inline bint products_beyond_float(
     return bad != 0
 
 
+cdef void plane_products(
+    const real* dy, const real* x, const Block* b, const Columns* of, Activation act, double* s, double* d
+) noexcept nogil:
+    """sum dy and sum dy (x - h) per channel of a block that is planes, dy before the activation."""
+    cdef double[WIDE >> 2] sums, dots
+    cdef Block p = plane_of(b)
+    zero(sums, 8 * p.channels)
+    zero(dots, 8 * p.channels)
+    if real is float:
+        bn_plane_products_float(act.kind, <float>act.slope, p.rows, p.stride, p.channels, p.run, dy, x,
+                                <const float*>of.h, <const float*>of.scale, <const float*>of.shift, p.ahead, sums, dots)
+    else:
+        bn_plane_products_double(act.kind, act.slope, p.rows, p.stride, p.channels, p.run, dy, x,
+                                 <const double*>of.h, <const double*>of.scale, <const double*>of.shift, p.ahead, sums,
+                                 dots)
+    whole_sums(p.channels, sums, s)
+    whole_sums(p.channels, dots, d)
+
+
 cdef void block_sums(
     const real* dy, const real* x, const Block* b, const Columns* channels, Activation act, double* sums, double* dots
 ) noexcept nogil:
@@ -138,22 +157,30 @@ cdef void block_sums(
     cdef double[WIDE] s, d
     cdef Columns of
     cdef Py_ssize_t c
-    of.h = columns_of(<const real*>channels.h, b, high)
-    of.scale = NULL
-    of.shift = NULL
-    zero(s, width_of(b))
-    zero(d, width_of(b))
-    if act.kind != BN_IDENTITY:
-        of.scale = columns_of(<const real*>channels.scale, b, scale)
-        of.shift = columns_of(<const real*>channels.shift, b, shift)
-        pulled_pair_sums(dy, x, b, &of, act, b.w != NULL, s, d)
-    elif b.w != NULL:
-        pair_sums(dy, x, b, <const real*>of.h, True, s, d)
+    cdef bint as_planes = b.w == NULL and planes_of(b)
+    if as_planes:
+        plane_products(dy, x, b, channels, act, s, d)
     else:
-        pair_sums(dy, x, b, <const real*>of.h, False, s, d)
-    gather(s, b)
-    gather(d, b)
+        of.h = columns_of(<const real*>channels.h, b, high)
+        of.scale = NULL
+        of.shift = NULL
+        zero(s, width_of(b))
+        zero(d, width_of(b))
+        if act.kind != BN_IDENTITY:
+            of.scale = columns_of(<const real*>channels.scale, b, scale)
+            of.shift = columns_of(<const real*>channels.shift, b, shift)
+            pulled_pair_sums(dy, x, b, &of, act, b.w != NULL, s, d)
+        elif b.w != NULL:
+            pair_sums(dy, x, b, <const real*>of.h, True, s, d)
+        else:
+            pair_sums(dy, x, b, <const real*>of.h, False, s, d)
+        gather(s, b)
+        gather(d, b)
     if real is float and products_beyond_float(b.channels, <double>b.rows * b.widen * b.run, s, d):
+        if as_planes:
+            of.h = columns_of(<const real*>channels.h, b, high)
+            of.scale = columns_of(<const real*>channels.scale, b, scale)
+            of.shift = columns_of(<const real*>channels.shift, b, shift)
         careful_pair_sums(dy, x, b, &of, act, b.w != NULL, s, d)
         gather(s, b)
         gather(d, b)

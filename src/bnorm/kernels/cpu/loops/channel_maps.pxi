@@ -72,6 +72,34 @@ cdef inline void map_run(
     gradient_run(taken(job.narrow, job.dy, at, n, lines.dy, x), x, y, n, &of, job.act, w, job.unit)
 
 
+cdef inline const real* numbers_from(const void* values, Py_ssize_t c, const real* x) noexcept nogil:
+    return NULL if values == NULL else <const real*>values + c
+
+
+cdef void map_planes(
+    Job* job, Py_ssize_t at, Py_ssize_t planes, Py_ssize_t n, Py_ssize_t c, Output* out, const real* x
+) noexcept nogil:
+    """`planes` runs of n values, of the channels from c on, that lie one after the other from position `at` on."""
+    cdef bn_edge* edge = &out.edge if out.direct else NULL
+    cdef const real* h = numbers_from(job.high, c, x)
+    cdef const real* scale = numbers_from(job.scale, c, x)
+    cdef const real* shift = numbers_from(job.shift, c, x)
+    cdef const real* dy = <const real*>job.dy + at
+    cdef real* y = <real*>out.y + at
+    x += at
+    if job.dy == NULL:
+        if real is float:
+            bn_plane_maps_float(job.act.kind, <float>job.act.slope, planes, n, x, y, h, scale, shift, edge)
+        else:
+            bn_plane_maps_double(job.act.kind, job.act.slope, planes, n, x, y, h, scale, shift, edge)
+    elif real is float:
+        bn_plane_gradients_float(job.act.kind, <float>job.act.slope, planes, n, dy, x, y, h, scale, shift,
+                                 <const float*>job.a + c, <const float*>job.b + c, <const float*>job.c + c, edge)
+    else:
+        bn_plane_gradients_double(job.act.kind, job.act.slope, planes, n, dy, x, y, h, scale, shift,
+                                  <const double*>job.a + c, <const double*>job.b + c, <const double*>job.c + c, edge)
+
+
 cdef void map_runs(
     Job* job, Py_ssize_t first, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end, Output* out, const real* x
 ) noexcept nogil:
@@ -79,10 +107,19 @@ cdef void map_runs(
     cdef Py_ssize_t r, c, o, i, j, n, at, stop, most = LOOK if job.finite else longest(x)
     cdef const real* line
     cdef real* y
+    cdef bint planes = job.narrow == BN_REAL and job.weight == NULL and not job.finite and (
+        job.dy == NULL or job.b != NULL) and out.direct == out.streamed
     for r in range(first, last):
         o = r // job.segments
         i = (r % job.segments) * job.segment
         stop = min(i + job.segment, job.inner)
+        if planes and job.segments == 1:
+            map_planes(job, (o * job.channels + begin) * job.inner, end - begin, job.inner, begin, out, x)
+            continue
+        if planes and stop - i >= SCALAR_RUN:
+            for c in range(begin, end):
+                map_planes(job, (o * job.channels + c) * job.inner + i, 1, stop - i, c, out, x)
+            continue
         for c in range(begin, end):
             at = (o * job.channels + c) * job.inner
             j = i

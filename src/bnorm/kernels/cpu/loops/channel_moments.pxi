@@ -6,8 +6,8 @@
 # rounding error eps n_b d^2 is at most 4 eps times the n n_b / (n + n_b) d^2 that the merge adds to m2 anyway, as long
 # as n_b <= 3 n. So the first block is small, and every next one three times what was before it.
 #
-# Uses Block, FETCH_COLUMNS, ROWS, columns_of, fetch_rows, gather, spread, values_of, width_of, zero
-# (channel_columns), recenter, weighted_moments (channel_weighted).
+# Uses Block, FETCH_COLUMNS, ROWS, columns_of, fetch_rows, gather, plane_of, planes_of, spread, values_of, whole_sums,
+# width_of, zero (channel_columns), recenter, weighted_moments (channel_weighted).
 # Gives ACROSS, Parts, block_moments, careful_moments, careful_sums, centered_sums, exact_sums.
 
 cdef enum:
@@ -231,22 +231,43 @@ cdef void careful_moments(const real* x, const Block* b, bint skipna, Parts to) 
                          count[c], 1.0 / count[c], center[c], s[c], q[c])
 
 
+cdef void plane_squares(const real* x, const Block* b, const real* m, double* s, double* q) noexcept nogil:
+    """sum (x - m) and sum (x - m)^2 per channel of a block that is planes."""
+    cdef double[WIDE >> 2] sums, squares
+    zero(sums, 8 * b.channels)
+    zero(squares, 8 * b.channels)
+    if real is float:
+        bn_plane_squares_float(b.rows, b.stride, b.channels, b.run, x, m, b.ahead, sums, squares)
+    else:
+        bn_plane_squares_double(b.rows, b.stride, b.channels, b.run, x, m, b.ahead, sums, squares)
+    whole_sums(b.channels, sums, s)
+    whole_sums(b.channels, squares, q)
+
+
 cdef void rough_centers(const real* x, const Block* b, const double* n, real* center) noexcept nogil:
     """The mean of every fourth row, for channels that have no mean yet; exact where a channel is constant."""
     cdef real[WIDE] first, columns
     cdef const real* m
-    cdef double[WIDE] s
+    cdef double[WIDE] s, q
+    cdef Block some
     cdef Py_ssize_t r, j, c, width = width_of(b) if b.rows else b.extra
     cdef Py_ssize_t sampled = (b.rows + 3) // 4 if b.rows else 1
     cdef double values = sampled * (width // b.channels)
     for c in range(b.channels):
         first[c] = x[c * b.run]
-    m = columns_of(first, b, columns)
-    zero(s, width_of(b))
-    for r in range(sampled):
-        for j in range(width):
-            s[j] += <double>(x[4 * r * b.stride + j] - m[j])
-    gather(s, b)
+    if planes_of(b):
+        some = b[0]
+        some.rows = sampled
+        some.stride = 4 * b.stride
+        some.ahead = NULL
+        plane_squares(x, &some, first, s, q)
+    else:
+        m = columns_of(first, b, columns)
+        zero(s, width_of(b))
+        for r in range(sampled):
+            for j in range(width):
+                s[j] += <double>(x[4 * r * b.stride + j] - m[j])
+        gather(s, b)
     for c in range(b.channels):
         if n[c] == 0.0:
             center[c] = first[c] + <real>(s[c] / values)
@@ -287,6 +308,7 @@ cdef void exact_moments(const real* x, const Block* b, bint skipna, Parts to) no
     """block_moments in float64, whose range the squares of float32 do not leave."""
     cdef real[WIDE] rough
     cdef double[WIDE] center, columns, s, q
+    cdef Block plane
     cdef Py_ssize_t c
     cdef bint fresh = False, holes = False, careful = False
     for c in range(b.channels):
@@ -296,11 +318,15 @@ cdef void exact_moments(const real* x, const Block* b, bint skipna, Parts to) no
     for c in range(b.channels):
         center[c] = <double>rough[c] if to.n[c] == 0.0 else to.mean[c] + to.low[c]
         careful |= real is float and not (fabs(center[c]) < INFINITY)   # differences of float32 may overflow
-    zero(s, width_of(b))
-    zero(q, width_of(b))
-    exact_sums(x, b, columns_of(center, b, columns), s, q)
-    gather(s, b)
-    gather(q, b)
+    if real is double and planes_of(b):
+        plane = plane_of(b)
+        plane_squares(x, &plane, center, s, q)
+    else:
+        zero(s, width_of(b))
+        zero(q, width_of(b))
+        exact_sums(x, b, columns_of(center, b, columns), s, q)
+        gather(s, b)
+        gather(q, b)
     for c in range(b.channels):
         holes |= q[c] != q[c]
     if careful or (skipna and holes):
@@ -313,6 +339,7 @@ cdef void float_moments(const float* x, const Block* b, bint skipna, Parts to) n
     """block_moments in float32, which is fast and exact enough for a forward."""
     cdef float[WIDE] center, columns
     cdef double[WIDE] wide, s, q
+    cdef Block plane
     cdef Py_ssize_t c
     cdef bint fresh = False
     for c in range(b.channels):
@@ -320,11 +347,15 @@ cdef void float_moments(const float* x, const Block* b, bint skipna, Parts to) n
         fresh |= to.n[c] == 0.0
     if fresh:
         rough_centers(x, b, to.n, &center[0])
-    zero(s, width_of(b))
-    zero(q, width_of(b))
-    centered_sums(x, b, columns_of(&center[0], b, &columns[0]), s, q)
-    gather(s, b)
-    gather(q, b)
+    if planes_of(b):
+        plane = plane_of(b)
+        plane_squares(x, &plane, &center[0], s, q)
+    else:
+        zero(s, width_of(b))
+        zero(q, width_of(b))
+        centered_sums(x, b, columns_of(&center[0], b, &columns[0]), s, q)
+        gather(s, b)
+        gather(q, b)
     if beyond_float(x, b, &center[0], q):
         careful_moments(x, b, skipna, to)
         return

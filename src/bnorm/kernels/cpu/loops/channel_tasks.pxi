@@ -74,6 +74,9 @@ cdef void walk_of(
         span = step - (job.channels - (end - begin)) * job.inner
     bn_walk(ahead, <const char*>job.x + at * size, NULL if job.dy == NULL else <const char*>job.dy + at * size,
             span * size, step * size)
+    # Between the two passes over a group its part of y comes too, or the map would wait for it at every store.
+    if job.fused and not job.stream and job.narrow == BN_REAL:
+        ahead.output = <const char*>job.y - <const char*>job.x
 
 
 cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
@@ -135,7 +138,7 @@ cdef void map_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     if job.stream:
         bn_open(&out.lines)
         # Of bools and integers much less is read than written.
-        if not job.far or job.narrow >= BN_BOOL or (job.unaided and out.direct and not (runs or job.fused)):
+        if not job.far or job.narrow >= BN_BOOL or (job.unaided and out.direct and not job.fused):
             bn_stand(&out.ahead)
         elif job.fused and end < job.channels:   # this group is in cache: fetch the next
             walk_of(job, first, end, min(end + job.group, job.channels), &out.ahead, x)

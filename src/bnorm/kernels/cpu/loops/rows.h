@@ -28,9 +28,13 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
             for (int32_t j = 0; j < BN_TINY; j++)                                                                     \
                 last_[j] = VALUE(begin_ + tiny_ + j, tiny_ + j, BN_OF_OWN, BN_SHARED);                                \
         }                                                                                                             \
-        BN_INDEPENDENT                                                                                                \
-        for (ptrdiff_t j = 0; j < even_; j++)                                                                         \
-            (out)[begin_ + j] = VALUE(begin_ + j, j, BN_OF_OWN, BN_SHARED);                                           \
+        for (ptrdiff_t i_ = 0; i_ < even_; i_ += BN_TINY) {                                                           \
+            real some_[BN_TINY];                                                                                      \
+            BN_ROLLED                                                                                                 \
+            for (int32_t j = 0; j < BN_TINY; j++)                                                                     \
+                some_[j] = VALUE(begin_ + i_ + j, i_ + j, BN_OF_OWN, BN_SHARED);                                      \
+            memcpy((out) + begin_ + i_, some_, sizeof some_);                                                         \
+        }                                                                                                             \
         if (odd_) {                                                                                                   \
             BN_ROLLED                                                                                                 \
             for (int32_t j = 0; j < BN_TINY; j++)                                                                     \

@@ -150,6 +150,28 @@ cdef extern from "lines.h" nogil:
         int, double, const double*, const double*, double*, Py_ssize_t, const double*, const double*, const double*,
         const double*, const double*, const double*, bn_edge*)
 
+cdef extern from "planes.h" nogil:
+    void bn_plane_squares_float(Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, const float*, const float*, bn_ahead*,
+                                double*, double*)
+    void bn_plane_squares_double(Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, const double*, const double*,
+                                 bn_ahead*, double*, double*)
+    void bn_plane_products_float(
+        int, float, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, const float*, const float*, const float*,
+        const float*, const float*, bn_ahead*, double*, double*)
+    void bn_plane_products_double(
+        int, double, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, const double*, const double*, const double*,
+        const double*, const double*, bn_ahead*, double*, double*)
+    void bn_plane_maps_float(int, float, Py_ssize_t, Py_ssize_t, const float*, float*, const float*, const float*,
+                             const float*, bn_edge*)
+    void bn_plane_maps_double(int, double, Py_ssize_t, Py_ssize_t, const double*, double*, const double*, const double*,
+                              const double*, bn_edge*)
+    void bn_plane_gradients_float(
+        int, float, Py_ssize_t, Py_ssize_t, const float*, const float*, float*, const float*, const float*,
+        const float*, const float*, const float*, const float*, bn_edge*)
+    void bn_plane_gradients_double(
+        int, double, Py_ssize_t, Py_ssize_t, const double*, const double*, double*, const double*, const double*,
+        const double*, const double*, const double*, const double*, bn_edge*)
+
 cdef extern from "runs.h" nogil:
     void bn_run_sums_float(const float*, const float*, Py_ssize_t, Py_ssize_t, float, double*, double*)
     void bn_run_sums_double(const double*, const double*, Py_ssize_t, Py_ssize_t, double, double*, double*)

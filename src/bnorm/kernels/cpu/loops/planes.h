@@ -1,0 +1,172 @@
+/* Planes: the values of one channel at one outer position, which lie together, as those of an image do. Planes of several
+ * channels lie one after the other; those of the next outer position are `stride` values away. */
+#ifndef BNORM_PLANES_H
+#define BNORM_PLANES_H
+
+#include "rows.h"
+
+/* Both sums of a plane of n values, 32 at least, added to 8 parts of each in float64: SET(i, k, kept) is value i, and k if
+ * that is kept, into s[j] and t[j], and ADD(i) one more. What does not fill a vector is read as the last vector of the
+ * plane, together with the first. `brief` is a constant to the compiler: n is less than 64. */
+#define BN_PLANE_SUMS(real, name, brief, n, first, second, SET, ADD)                                                  \
+    {                                                                                                                 \
+        const int32_t rest_ = (int32_t)((n) % BN_WIDTH);                                                              \
+        const ptrdiff_t even_ = (n) - rest_;                                                                          \
+        ptrdiff_t i_ = BN_WIDTH, end_ = even_ < BN_CHAIN * BN_WIDTH ? even_ : BN_CHAIN * BN_WIDTH;                    \
+        real s[BN_WIDTH], t[BN_WIDTH];                                                                                \
+        for (int32_t j = 0; j < BN_WIDTH; j++) {                                                                      \
+            SET(j, (n) - BN_WIDTH + j, j >= BN_WIDTH - rest_)                                                         \
+        }                                                                                                             \
+        if (!(brief))                                                                                                 \
+            for (; i_ < end_; i_ += BN_WIDTH)                                                                         \
+                for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
+                    ADD(i_ + j)                                                                                       \
+                }                                                                                                     \
+        bn_fold_##name(BN_WIDTH, 0, s, first);                                                                        \
+        bn_fold_##name(BN_WIDTH, 0, t, second);                                                                       \
+        while (!(brief) && i_ < even_) {                                                                              \
+            real s[BN_WIDTH], t[BN_WIDTH];                                                                            \
+            end_ = even_ - i_ < BN_CHAIN * BN_WIDTH ? even_ : i_ + BN_CHAIN * BN_WIDTH;                               \
+            for (int32_t j = 0; j < BN_WIDTH; j++)                                                                    \
+                s[j] = t[j] = 0;                                                                                      \
+            for (; i_ < end_; i_ += BN_WIDTH)                                                                         \
+                for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
+                    ADD(i_ + j)                                                                                       \
+                }                                                                                                     \
+            bn_fold_##name(BN_WIDTH, 0, s, first);                                                                    \
+            bn_fold_##name(BN_WIDTH, 0, t, second);                                                                   \
+        }                                                                                                             \
+    }
+#define BN_PLANE_SQUARES(real, name)                                                                                  \
+    BN_INLINE void bn_squares_##name(int brief, const real *x, ptrdiff_t n, real h, double *sum, double *square)      \
+    {                                                                                                                 \
+        BN_PLANE_SUMS(real, name, brief, n, sum, square, BN_TWO_SQUARES_##name, BN_SQUARE_##name)                     \
+    }                                                                                                                 \
+    BN_INLINE void bn_products_##name(int brief, int kind, real slope, const real *dy, const real *x, ptrdiff_t n, real h,\
+                                      real scale, real shift, double *sum, double *dot)                               \
+    {                                                                                                                 \
+        BN_PLANE_SUMS(real, name, brief, n, sum, dot, BN_TWO_PRODUCTS_##name, BN_PRODUCT_##name)                      \
+    }
+#define BN_TWO_SQUARES(real, name, i, k, kept)                                                                        \
+    const real u_ = x[i] - h, v_ = bn_kept_##name(x[k] - h, kept);                                                    \
+    s[j] = u_ + v_;                                                                                                   \
+    t[j] = u_ * u_ + v_ * v_;
+#define BN_SQUARE(real, name, i)                                                                                      \
+    const real v_ = x[i] - h;                                                                                         \
+    s[j] += v_;                                                                                                       \
+    t[j] += v_ * v_;
+#define BN_PULL(name, i, v) bn_act_pull_##name(kind, slope, (v) * scale + shift, dy[i])
+#define BN_TWO_PRODUCTS(real, name, i, k, kept)                                                                       \
+    const real u_ = x[i] - h, v_ = x[k] - h, g_ = BN_PULL(name, i, u_), f_ = BN_PULL(name, k, v_);                    \
+    s[j] = g_ + bn_kept_##name(f_, kept);                                                                             \
+    t[j] = g_ * u_ + bn_kept_##name(f_ * v_, kept);
+#define BN_PRODUCT(real, name, i)                                                                                     \
+    const real v_ = x[i] - h, g_ = BN_PULL(name, i, v_);                                                              \
+    s[j] += g_;                                                                                                       \
+    t[j] += g_ * v_;
+#define BN_TWO_SQUARES_float(i, k, kept) BN_TWO_SQUARES(float, float, i, k, kept)
+#define BN_TWO_SQUARES_double(i, k, kept) BN_TWO_SQUARES(double, double, i, k, kept)
+#define BN_SQUARE_float(i) BN_SQUARE(float, float, i)
+#define BN_SQUARE_double(i) BN_SQUARE(double, double, i)
+#define BN_TWO_PRODUCTS_float(i, k, kept) BN_TWO_PRODUCTS(float, float, i, k, kept)
+#define BN_TWO_PRODUCTS_double(i, k, kept) BN_TWO_PRODUCTS(double, double, i, k, kept)
+#define BN_PRODUCT_float(i) BN_PRODUCT(float, float, i)
+#define BN_PRODUCT_double(i) BN_PRODUCT(double, double, i)
+BN_PLANE_SQUARES(float, float)
+BN_PLANE_SQUARES(double, double)
+
+/* Planes of some channels at some outer positions: what one gives is added to the sums of its channel. */
+#define BN_EVERY_PLANE(real, SUMS)                                                                                    \
+    if (n < 2 * BN_WIDTH)                                                                                             \
+        BN_EVERY(real, 1, SUMS)                                                                                       \
+    else                                                                                                              \
+        BN_EVERY(real, 0, SUMS)
+#define BN_EVERY(real, less, SUMS)                                                                                    \
+    for (ptrdiff_t r_ = 0; r_ < rows; r_++)                                                                           \
+        for (ptrdiff_t c = 0; c < planes; c++) {                                                                      \
+            enum { brief = less };                                                                                    \
+            const ptrdiff_t at = r_ * stride + c * n;                                                                 \
+            if (ahead)                                                                                                \
+                bn_fetch(ahead, (size_t)n * sizeof(real));                                                            \
+            SUMS;                                                                                                     \
+        }
+
+/* y = act((x - h) scale + shift) and dx = a (g - (b (x - h) + c)), g being dy before the activation, of planes that lie one
+ * after the other; sent if there is an `edge`. */
+#define BN_PLANES(real, name)                                                                                         \
+    BN_APART void bn_plane_squares_##name(ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t planes, ptrdiff_t n,            \
+                                          const real *x, const real *h, bn_ahead *ahead, double *BN_RESTRICT sum,     \
+                                          double *BN_RESTRICT square)                                                 \
+    {                                                                                                                 \
+        BN_EVERY_PLANE(real, bn_squares_##name(brief, x + at, n, h[c], sum + 8 * c, square + 8 * c))                  \
+    }                                                                                                                 \
+    BN_INLINE void bn_plane_products_of_##name(int kind, real slope, ptrdiff_t rows, ptrdiff_t stride,                \
+                                               ptrdiff_t planes, ptrdiff_t n, const real *dy, const real *x,          \
+                                               const real *h, const real *scale, const real *shift, bn_ahead *ahead,  \
+                                               double *BN_RESTRICT sum, double *BN_RESTRICT dot)                      \
+    {                                                                                                                 \
+        BN_EVERY_PLANE(real, bn_products_##name(brief, kind, slope, dy + at, x + at, n, h[c], scale[c], shift[c], sum + 8 * c,\
+                                                dot + 8 * c))                                                         \
+    }                                                                                                                 \
+    BN_APART void bn_plane_products_##name(int kind, real slope, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t planes,  \
+                                           ptrdiff_t n, const real *dy, const real *x, const real *h,                 \
+                                           const real *scale, const real *shift, bn_ahead *ahead,                     \
+                                           double *BN_RESTRICT sum, double *BN_RESTRICT dot)                          \
+    {                                                                                                                 \
+        if (kind == BN_IDENTITY)                                                                                      \
+            bn_plane_products_of_##name(BN_IDENTITY, 1, rows, stride, planes, n, dy, x, h, h, h, ahead, sum, dot);    \
+        else if (kind == BN_RELU)                                                                                     \
+            bn_plane_products_of_##name(BN_RELU, 0, rows, stride, planes, n, dy, x, h, scale, shift, ahead, sum, dot);\
+        else                                                                                                          \
+            bn_plane_products_of_##name(BN_LEAKY, slope, rows, stride, planes, n, dy, x, h, scale, shift, ahead, sum, \
+                                        dot);                                                                         \
+    }                                                                                                                 \
+    BN_INLINE void bn_plane_maps_of_##name(int kind, real slope, ptrdiff_t planes, ptrdiff_t n, const real *x,        \
+                                           real *y, const real *h, const real *scale, const real *shift,              \
+                                           bn_edge *edge)                                                             \
+    {                                                                                                                 \
+        BN_MAP_ROWS(real, planes, n, y, edge, BN_PLANE_NUMBERS, BN_PLANE_##name)                                      \
+    }                                                                                                                 \
+    BN_APART void bn_plane_maps_##name(int kind, real slope, ptrdiff_t planes, ptrdiff_t n, const real *x, real *y,   \
+                                       const real *h, const real *scale, const real *shift, bn_edge *edge)            \
+    {                                                                                                                 \
+        if (kind == BN_IDENTITY)                                                                                      \
+            bn_plane_maps_of_##name(BN_IDENTITY, 1, planes, n, x, y, h, scale, shift, edge);                          \
+        else if (kind == BN_RELU)                                                                                     \
+            bn_plane_maps_of_##name(BN_RELU, 0, planes, n, x, y, h, scale, shift, edge);                              \
+        else                                                                                                          \
+            bn_plane_maps_of_##name(BN_LEAKY, slope, planes, n, x, y, h, scale, shift, edge);                         \
+    }                                                                                                                 \
+    BN_INLINE void bn_plane_gradients_of_##name(int kind, real slope, ptrdiff_t planes, ptrdiff_t n, const real *dy,  \
+                                                const real *x, real *dx, const real *h, const real *scale,            \
+                                                const real *shift, const real *a, const real *b, const real *c,       \
+                                                bn_edge *edge)                                                        \
+    {                                                                                                                 \
+        BN_MAP_ROWS(real, planes, n, dx, edge, BN_PLANE_COEFFICIENTS, BN_PLANE_GRADIENT_##name)                       \
+    }                                                                                                                 \
+    BN_APART void bn_plane_gradients_##name(int kind, real slope, ptrdiff_t planes, ptrdiff_t n, const real *dy,      \
+                                            const real *x, real *dx, const real *h, const real *scale,                \
+                                            const real *shift, const real *a, const real *b, const real *c,           \
+                                            bn_edge *edge)                                                            \
+    {                                                                                                                 \
+        if (kind == BN_IDENTITY)                                                                                      \
+            bn_plane_gradients_of_##name(BN_IDENTITY, 1, planes, n, dy, x, dx, h, scale, shift, a, b, c, edge);       \
+        else if (kind == BN_RELU)                                                                                     \
+            bn_plane_gradients_of_##name(BN_RELU, 0, planes, n, dy, x, dx, h, scale, shift, a, b, c, edge);           \
+        else                                                                                                          \
+            bn_plane_gradients_of_##name(BN_LEAKY, slope, planes, n, dy, x, dx, h, scale, shift, a, b, c, edge);      \
+    }
+#define BN_PLANE_NUMBERS(DO) DO(h) DO(scale) DO(shift)
+#define BN_PLANE_COEFFICIENTS(DO) BN_PLANE_NUMBERS(DO) DO(a) DO(b) DO(c)
+#define BN_PLANE_V(i, OF) ((x[i] - OF(h)) * OF(scale) + OF(shift))
+#define BN_PLANE_GRADIENT(name, i, OF)                                                                                \
+    (OF(a) * (bn_act_pull_##name(kind, slope, BN_PLANE_V(i, OF), dy[i]) - (OF(b) * (x[i] - OF(h)) + OF(c))))
+#define BN_PLANE_float(i, p, OF, AT) bn_act_float(kind, slope, BN_PLANE_V(i, OF))
+#define BN_PLANE_double(i, p, OF, AT) bn_act_double(kind, slope, BN_PLANE_V(i, OF))
+#define BN_PLANE_GRADIENT_float(i, p, OF, AT) BN_PLANE_GRADIENT(float, i, OF)
+#define BN_PLANE_GRADIENT_double(i, p, OF, AT) BN_PLANE_GRADIENT(double, i, OF)
+
+BN_PLANES(float, float)
+BN_PLANES(double, double)
+
+#endif
