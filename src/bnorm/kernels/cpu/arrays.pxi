@@ -1,7 +1,7 @@
 # NumPy arrays to pointers and back.
 #
-# Uses FAR, STREAM, STREAM_ONE, STREAM_TWO, bypasses, plan, unaided (plan).
-# Gives activation, data, folded, is_wide, itemsize, matrix, narrow_of, partial_size, result, scratch, target,
+# Uses FAR, FAR_TWO, STREAM, STREAM_ONE, STREAM_TWO, bypasses, plan, unaided (plan).
+# Gives activation, data, folded, is_wide, itemsize, matrix, narrow_of, pair, partial_size, result, scratch, target,
 # to_type, vector, vector_size, view.
 
 cdef inline void* data(cnp.ndarray a) noexcept:
@@ -107,6 +107,12 @@ cdef inline Py_ssize_t itemsize(const Job* job) noexcept nogil:
     return sizeof(double) if job.wide else sizeof(float)
 
 
+cdef inline void pair(Job* job, cnp.ndarray dy) noexcept:
+    """Set dy, which is read together with x, or None."""
+    job.dy = data(dy)
+    job.far = job.far or (dy is not None and cnp.PyArray_NBYTES(dy) >= FAR_TWO)
+
+
 cdef inline void target(Job* job, cnp.ndarray y, cnp.ndarray dy=None, bint reduces=False) noexcept:
     """Set the output of a map, and dy. The output bypasses the caches if it would not fit there."""
     cdef size_t size = cnp.PyArray_NBYTES(y), least = STREAM if dy is None else STREAM_TWO
@@ -114,7 +120,7 @@ cdef inline void target(Job* job, cnp.ndarray y, cnp.ndarray dy=None, bint reduc
             and (reduces or threads_for(cnp.PyArray_SIZE(y), job.pieces * job.groups) == 1):
         least = STREAM_ONE
     job.y = cnp.PyArray_DATA(y)
-    job.dy = data(dy)
+    pair(job, dy)
     job.stream = bypasses(size, least)
     job.unaided = dy is None and unaided(job, size)
 

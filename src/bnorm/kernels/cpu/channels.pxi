@@ -1,6 +1,6 @@
 # Batch normalization: its pieces, and both passes of each direction in one call.
 #
-# Uses activation, data, folded, itemsize, matrix, partial_size, result, scratch, target, to_type, vector,
+# Uses activation, data, folded, itemsize, matrix, pair, partial_size, result, scratch, target, to_type, vector,
 # vector_size, view (arrays), FAR, fits, run, scattered (plan), Target, assume, move_by_stats, refuse, take
 # (statistics).
 # Gives entries only.
@@ -101,7 +101,7 @@ def grad_moments(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray w
     """sums, (2, C): sum dy and sum dy (x - mean), dy before the activation. With weight a dy of 0 adds nothing."""
     cdef Job job
     view(&job, x)
-    job.dy = data(dy)
+    pair(&job, dy)
     job.act = activation(slope)
     job.weight = <const double*>data(weight)
     job.stats = <double*>data(stats)

@@ -2,8 +2,8 @@
 # the bits of a result.
 #
 # Uses nothing of its siblings.
-# Gives FAR, FAR_ROWS, STREAM, STREAM_ONE, STREAM_TWO, bypasses, fits, plan, plan_rows, run, run_rows, scattered,
-# unaided.
+# Gives FAR, FAR_ROWS, FAR_TWO, STREAM, STREAM_ONE, STREAM_TWO, bypasses, fits, plan, plan_rows, run, run_rows,
+# scattered, unaided.
 
 cdef enum:
     TASK = 16384            # values that make a task worth its bookkeeping
@@ -16,7 +16,8 @@ cdef enum:
     STREAM_TWO = 8 << 20    # if x and dy are read, and for rows
     TOGETHER = 1 << 14      # values of narrow rows that are converted together
     ROW = 64                # values that take as long as the statistics of a row
-    FAR = 1 << 24           # an input of at least so many bytes is assumed to be in memory, and is prefetched
+    FAR = 14 << 20          # an input of at least so many bytes is assumed to be in memory, and is prefetched
+    FAR_TWO = 9 << 20       # the same where x and dy are read
     FAR_ROWS = 3 << 20      # the same for gradients of rows: x, dy and dx by turns, which no processor foresees
     SCATTERED = 9 << 20     # bytes of all arrays, for each thread, from which a walk over some channels is fetched ahead
     UNAIDED = 1 << 25       # from so many bytes on an input is in none of the caches, but in memory: see NOTES.md too
