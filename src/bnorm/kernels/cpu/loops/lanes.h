@@ -277,42 +277,54 @@ BN_INLINE double bn_kept_double(double v, int keep)
 
 /* The sum of x - h over a row, or of its square, as 8 parts in float64; `left` as above. */
 #define BN_ROW_SUM(real, name)                                                                                        \
-    BN_INLINE void bn_row_sum_##name(int square, const real *x, ptrdiff_t n, ptrdiff_t left, real h, double *eight)   \
+    BN_INLINE real bn_power_##name(int square, real t)                                                                \
+    {                                                                                                                 \
+        return square ? t * t : t;                                                                                    \
+    }                                                                                                                 \
+    /* Of 32 values or more, of which those that do not fill a vector are read as the last one, together with the first. */\
+    BN_INLINE void bn_long_sum_##name(int square, int brief, const real *x, ptrdiff_t n, real h, double *eight)       \
     {                                                                                                                 \
         const int32_t rest = (int32_t)(n % BN_WIDTH);                                                                 \
+        const ptrdiff_t even = n - rest;                                                                              \
+        ptrdiff_t i = BN_WIDTH, end = even < BN_CHAIN * BN_WIDTH ? even : BN_CHAIN * BN_WIDTH;                        \
+        real s[BN_WIDTH];                                                                                             \
+        for (int32_t j = 0; j < BN_WIDTH; j++)                                                                        \
+            s[j] = bn_power_##name(square, x[j] - h)                                                                  \
+                   + bn_power_##name(square, bn_kept_##name(x[n - BN_WIDTH + j] - h, j >= BN_WIDTH - rest));          \
+        if (!brief)                                                                                                   \
+            for (; i < end; i += BN_WIDTH)                                                                            \
+                for (int32_t j = 0; j < BN_WIDTH; j++)                                                                \
+                    s[j] += bn_power_##name(square, x[i + j] - h);                                                    \
+        bn_fold_##name(BN_WIDTH, 1, s, eight);                                                                        \
+        while (!brief && i < even) {                                                                                  \
+            real s[BN_WIDTH];                                                                                         \
+            end = even - i < BN_CHAIN * BN_WIDTH ? even : i + BN_CHAIN * BN_WIDTH;                                    \
+            for (int32_t j = 0; j < BN_WIDTH; j++)                                                                    \
+                s[j] = 0;                                                                                             \
+            for (; i < end; i += BN_WIDTH)                                                                            \
+                for (int32_t j = 0; j < BN_WIDTH; j++)                                                                \
+                    s[j] += bn_power_##name(square, x[i + j] - h);                                                    \
+            bn_fold_##name(BN_WIDTH, 0, s, eight);                                                                    \
+        }                                                                                                             \
+    }                                                                                                                 \
+    BN_INLINE void bn_row_sum_##name(int square, const real *x, ptrdiff_t n, ptrdiff_t left, real h, double *eight)   \
+    {                                                                                                                 \
         if (n <= BN_TINY && left >= BN_TINY) {                                                                        \
             real s[BN_TINY];                                                                                          \
             BN_ROLLED                                                                                                 \
-            for (int32_t j = 0; j < BN_TINY; j++) {                                                                   \
-                const real t = bn_kept_##name(x[j] - h, j < (int32_t)n);                                              \
-                s[j] = square ? t * t : t;                                                                            \
-            }                                                                                                         \
+            for (int32_t j = 0; j < BN_TINY; j++)                                                                     \
+                s[j] = bn_power_##name(square, bn_kept_##name(x[j] - h, j < (int32_t)n));                             \
             bn_fold_##name(BN_TINY, 1, s, eight);                                                                     \
-            return;                                                                                                   \
-        }                                                                                                             \
-        for (ptrdiff_t i = 0; i < n;) {                                                                               \
-            const ptrdiff_t start = i, end = n - i < BN_CHAIN * BN_WIDTH ? n : i + BN_CHAIN * BN_WIDTH;               \
-            real s[BN_WIDTH];                                                                                         \
+        } else if (n < BN_WIDTH) {                                                                                    \
+            real s[BN_WIDTH], x1[BN_WIDTH];                                                                           \
+            const real *xr = bn_rest_##name(x, (int32_t)n, left, x1);                                                 \
             for (int32_t j = 0; j < BN_WIDTH; j++)                                                                    \
-                s[j] = 0;                                                                                             \
-            for (; i + BN_WIDTH <= end; i += BN_WIDTH)                                                                \
-                for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
-                    const real t = x[i + j] - h;                                                                      \
-                    s[j] += square ? t * t : t;                                                                       \
-                }                                                                                                     \
-            if (i < end) {                                                                                            \
-                real x1[BN_WIDTH];                                                                                    \
-                const real *xr = bn_rest_##name(x + i, rest, left - i, x1);                                           \
-                for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
-                    const real t = j < rest ? xr[j] - h : 0;                                                          \
-                    s[j] += square ? t * t : t;                                                                       \
-                }                                                                                                     \
-            }                                                                                                         \
-            i = end;                                                                                                  \
-            if (start == 0)                                                                                           \
-                bn_fold_##name(BN_WIDTH, 1, s, eight);                                                                \
-            else                                                                                                      \
-                bn_fold_##name(BN_WIDTH, 0, s, eight);                                                                \
+                s[j] = bn_power_##name(square, bn_kept_##name(xr[j] - h, j < (int32_t)n));                            \
+            bn_fold_##name(BN_WIDTH, 1, s, eight);                                                                    \
+        } else if (n < 2 * BN_WIDTH) {                                                                                \
+            bn_long_sum_##name(square, 1, x, n, h, eight);                                                            \
+        } else {                                                                                                      \
+            bn_long_sum_##name(square, 0, x, n, h, eight);                                                            \
         }                                                                                                             \
     }
 

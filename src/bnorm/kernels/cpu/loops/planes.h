@@ -4,76 +4,7 @@
 #define BNORM_PLANES_H
 
 #include "rows.h"
-
-/* Both sums of a plane of n values, 32 at least, added to 8 parts of each in float64: SET(i, k, kept) is value i, and k if
- * that is kept, into s[j] and t[j], and ADD(i) one more. What does not fill a vector is read as the last vector of the
- * plane, together with the first. `brief` is a constant to the compiler: n is less than 64. */
-#define BN_PLANE_SUMS(real, name, brief, n, first, second, SET, ADD)                                                  \
-    {                                                                                                                 \
-        const int32_t rest_ = (int32_t)((n) % BN_WIDTH);                                                              \
-        const ptrdiff_t even_ = (n) - rest_;                                                                          \
-        ptrdiff_t i_ = BN_WIDTH, end_ = even_ < BN_CHAIN * BN_WIDTH ? even_ : BN_CHAIN * BN_WIDTH;                    \
-        real s[BN_WIDTH], t[BN_WIDTH];                                                                                \
-        for (int32_t j = 0; j < BN_WIDTH; j++) {                                                                      \
-            SET(j, (n) - BN_WIDTH + j, j >= BN_WIDTH - rest_)                                                         \
-        }                                                                                                             \
-        if (!(brief))                                                                                                 \
-            for (; i_ < end_; i_ += BN_WIDTH)                                                                         \
-                for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
-                    ADD(i_ + j)                                                                                       \
-                }                                                                                                     \
-        bn_fold_##name(BN_WIDTH, 0, s, first);                                                                        \
-        bn_fold_##name(BN_WIDTH, 0, t, second);                                                                       \
-        while (!(brief) && i_ < even_) {                                                                              \
-            real s[BN_WIDTH], t[BN_WIDTH];                                                                            \
-            end_ = even_ - i_ < BN_CHAIN * BN_WIDTH ? even_ : i_ + BN_CHAIN * BN_WIDTH;                               \
-            for (int32_t j = 0; j < BN_WIDTH; j++)                                                                    \
-                s[j] = t[j] = 0;                                                                                      \
-            for (; i_ < end_; i_ += BN_WIDTH)                                                                         \
-                for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
-                    ADD(i_ + j)                                                                                       \
-                }                                                                                                     \
-            bn_fold_##name(BN_WIDTH, 0, s, first);                                                                    \
-            bn_fold_##name(BN_WIDTH, 0, t, second);                                                                   \
-        }                                                                                                             \
-    }
-#define BN_PLANE_SQUARES(real, name)                                                                                  \
-    BN_INLINE void bn_squares_##name(int brief, const real *x, ptrdiff_t n, real h, double *sum, double *square)      \
-    {                                                                                                                 \
-        BN_PLANE_SUMS(real, name, brief, n, sum, square, BN_TWO_SQUARES_##name, BN_SQUARE_##name)                     \
-    }                                                                                                                 \
-    BN_INLINE void bn_products_##name(int brief, int kind, real slope, const real *dy, const real *x, ptrdiff_t n, real h,\
-                                      real scale, real shift, double *sum, double *dot)                               \
-    {                                                                                                                 \
-        BN_PLANE_SUMS(real, name, brief, n, sum, dot, BN_TWO_PRODUCTS_##name, BN_PRODUCT_##name)                      \
-    }
-#define BN_TWO_SQUARES(real, name, i, k, kept)                                                                        \
-    const real u_ = x[i] - h, v_ = bn_kept_##name(x[k] - h, kept);                                                    \
-    s[j] = u_ + v_;                                                                                                   \
-    t[j] = u_ * u_ + v_ * v_;
-#define BN_SQUARE(real, name, i)                                                                                      \
-    const real v_ = x[i] - h;                                                                                         \
-    s[j] += v_;                                                                                                       \
-    t[j] += v_ * v_;
-#define BN_PULL(name, i, v) bn_act_pull_##name(kind, slope, (v) * scale + shift, dy[i])
-#define BN_TWO_PRODUCTS(real, name, i, k, kept)                                                                       \
-    const real u_ = x[i] - h, v_ = x[k] - h, g_ = BN_PULL(name, i, u_), f_ = BN_PULL(name, k, v_);                    \
-    s[j] = g_ + bn_kept_##name(f_, kept);                                                                             \
-    t[j] = g_ * u_ + bn_kept_##name(f_ * v_, kept);
-#define BN_PRODUCT(real, name, i)                                                                                     \
-    const real v_ = x[i] - h, g_ = BN_PULL(name, i, v_);                                                              \
-    s[j] += g_;                                                                                                       \
-    t[j] += g_ * v_;
-#define BN_TWO_SQUARES_float(i, k, kept) BN_TWO_SQUARES(float, float, i, k, kept)
-#define BN_TWO_SQUARES_double(i, k, kept) BN_TWO_SQUARES(double, double, i, k, kept)
-#define BN_SQUARE_float(i) BN_SQUARE(float, float, i)
-#define BN_SQUARE_double(i) BN_SQUARE(double, double, i)
-#define BN_TWO_PRODUCTS_float(i, k, kept) BN_TWO_PRODUCTS(float, float, i, k, kept)
-#define BN_TWO_PRODUCTS_double(i, k, kept) BN_TWO_PRODUCTS(double, double, i, k, kept)
-#define BN_PRODUCT_float(i) BN_PRODUCT(float, float, i)
-#define BN_PRODUCT_double(i) BN_PRODUCT(double, double, i)
-BN_PLANE_SQUARES(float, float)
-BN_PLANE_SQUARES(double, double)
+#include "runs.h"
 
 /* Planes of some channels at some outer positions: what one gives is added to the sums of its channel. */
 #define BN_EVERY_PLANE(real, SUMS)                                                                                    \
@@ -105,8 +36,8 @@ BN_PLANE_SQUARES(double, double)
                                                const real *h, const real *scale, const real *shift, bn_ahead *ahead,  \
                                                double *BN_RESTRICT sum, double *BN_RESTRICT dot)                      \
     {                                                                                                                 \
-        BN_EVERY_PLANE(real, bn_products_##name(brief, kind, slope, dy + at, x + at, n, h[c], scale[c], shift[c], sum + 8 * c,\
-                                                dot + 8 * c))                                                         \
+        BN_EVERY_PLANE(real, bn_products_##name(0, brief, kind, slope, dy + at, x + at, n, h[c], scale[c], shift[c],  \
+                                                sum + 8 * c, dot + 8 * c))                                            \
     }                                                                                                                 \
     BN_APART void bn_plane_products_##name(int kind, real slope, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t planes,  \
                                            ptrdiff_t n, const real *dy, const real *x, const real *h,                 \

@@ -1,12 +1,82 @@
-/* The gradient sums of short runs of one channel. */
+/* The sums of runs: values that lie together, of one channel. */
 #ifndef BNORM_RUNS_H
 #define BNORM_RUNS_H
 
 #include "lanes.h"
 
+/* Both sums of a run of n values, 32 at least, 8 parts of each in float64, begun here or added. SET(i, k, kept) lets s[j]
+ * and t[j] begin with value i, and with k if that is kept; ADD(i) adds one. What does not fill a vector is read as the last
+ * vector of the run, together with the first. Constants to the compiler: `begin`, and `brief` if n is less than 64. */
+#define BN_RUN_SUMS(real, name, begin, brief, n, first, second, SET, ADD)                                             \
+    {                                                                                                                 \
+        const int32_t rest_ = (int32_t)((n) % BN_WIDTH);                                                              \
+        const ptrdiff_t even_ = (n) - rest_;                                                                          \
+        ptrdiff_t i_ = BN_WIDTH, end_ = even_ < BN_CHAIN * BN_WIDTH ? even_ : BN_CHAIN * BN_WIDTH;                    \
+        real s[BN_WIDTH], t[BN_WIDTH];                                                                                \
+        for (int32_t j = 0; j < BN_WIDTH; j++) {                                                                      \
+            SET(j, (n) - BN_WIDTH + j, j >= BN_WIDTH - rest_)                                                         \
+        }                                                                                                             \
+        if (!(brief))                                                                                                 \
+            for (; i_ < end_; i_ += BN_WIDTH)                                                                         \
+                for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
+                    ADD(i_ + j)                                                                                       \
+                }                                                                                                     \
+        bn_fold_##name(BN_WIDTH, begin, s, first);                                                                    \
+        bn_fold_##name(BN_WIDTH, begin, t, second);                                                                   \
+        while (!(brief) && i_ < even_) {                                                                              \
+            real s[BN_WIDTH], t[BN_WIDTH];                                                                            \
+            end_ = even_ - i_ < BN_CHAIN * BN_WIDTH ? even_ : i_ + BN_CHAIN * BN_WIDTH;                               \
+            for (int32_t j = 0; j < BN_WIDTH; j++)                                                                    \
+                s[j] = t[j] = 0;                                                                                      \
+            for (; i_ < end_; i_ += BN_WIDTH)                                                                         \
+                for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
+                    ADD(i_ + j)                                                                                       \
+                }                                                                                                     \
+            bn_fold_##name(BN_WIDTH, 0, s, first);                                                                    \
+            bn_fold_##name(BN_WIDTH, 0, t, second);                                                                   \
+        }                                                                                                             \
+    }
+#define BN_SUMS_OF_RUNS(real, name)                                                                                   \
+    BN_INLINE void bn_squares_##name(int brief, const real *x, ptrdiff_t n, real h, double *sum, double *square)      \
+    {                                                                                                                 \
+        BN_RUN_SUMS(real, name, 0, brief, n, sum, square, BN_TWO_SQUARES_##name, BN_SQUARE_##name)                    \
+    }                                                                                                                 \
+    BN_INLINE void bn_products_##name(int begin, int brief, int kind, real slope, const real *dy, const real *x,      \
+                                      ptrdiff_t n, real h, real scale, real shift, double *sum, double *dot)          \
+    {                                                                                                                 \
+        BN_RUN_SUMS(real, name, begin, brief, n, sum, dot, BN_TWO_PRODUCTS_##name, BN_PRODUCT_##name)                 \
+    }
+#define BN_TWO_SQUARES(real, name, i, k, kept)                                                                        \
+    const real u_ = x[i] - h, v_ = bn_kept_##name(x[k] - h, kept);                                                    \
+    s[j] = u_ + v_;                                                                                                   \
+    t[j] = u_ * u_ + v_ * v_;
+#define BN_SQUARE(real, name, i)                                                                                      \
+    const real v_ = x[i] - h;                                                                                         \
+    s[j] += v_;                                                                                                       \
+    t[j] += v_ * v_;
+#define BN_PULL(name, i, v) bn_act_pull_##name(kind, slope, (v) * scale + shift, dy[i])
+#define BN_TWO_PRODUCTS(real, name, i, k, kept)                                                                       \
+    const real u_ = x[i] - h, v_ = x[k] - h, g_ = BN_PULL(name, i, u_), f_ = BN_PULL(name, k, v_);                    \
+    s[j] = g_ + bn_kept_##name(f_, kept);                                                                             \
+    t[j] = g_ * u_ + bn_kept_##name(f_ * v_, kept);
+#define BN_PRODUCT(real, name, i)                                                                                     \
+    const real v_ = x[i] - h, g_ = BN_PULL(name, i, v_);                                                              \
+    s[j] += g_;                                                                                                       \
+    t[j] += g_ * v_;
+#define BN_TWO_SQUARES_float(i, k, kept) BN_TWO_SQUARES(float, float, i, k, kept)
+#define BN_TWO_SQUARES_double(i, k, kept) BN_TWO_SQUARES(double, double, i, k, kept)
+#define BN_SQUARE_float(i) BN_SQUARE(float, float, i)
+#define BN_SQUARE_double(i) BN_SQUARE(double, double, i)
+#define BN_TWO_PRODUCTS_float(i, k, kept) BN_TWO_PRODUCTS(float, float, i, k, kept)
+#define BN_TWO_PRODUCTS_double(i, k, kept) BN_TWO_PRODUCTS(double, double, i, k, kept)
+#define BN_PRODUCT_float(i) BN_PRODUCT(float, float, i)
+#define BN_PRODUCT_double(i) BN_PRODUCT(double, double, i)
+BN_SUMS_OF_RUNS(float, float)
+BN_SUMS_OF_RUNS(double, double)
+
 /* sum dy and sum dy (x - h) of a run: 8 parts of each in float64, begun here. `left` values may be read, as in
  * bn_short_sums. The width is a constant to the compiler. */
-#define BN_RUN_SUMS(real, name)                                                                                       \
+#define BN_SHORT_RUNS(real, name)                                                                                     \
     BN_INLINE void bn_run_vector_##name(int32_t width, const real *dy, const real *x, int32_t n, real h, double *sum, \
                                         double *dot)                                                                  \
     {                                                                                                                 \
@@ -30,12 +100,20 @@
             bn_run_vector_##name(BN_WIDTH, dy, x, (int32_t)n, h, sum, dot);                                           \
             return;                                                                                                   \
         }                                                                                                             \
+        if (n >= 2 * BN_WIDTH) {                                                                                      \
+            bn_products_##name(1, 0, BN_IDENTITY, 1, dy, x, n, h, 0, 0, sum, dot);                                    \
+            return;                                                                                                   \
+        }                                                                                                             \
+        if (n >= BN_WIDTH) {                                                                                          \
+            bn_products_##name(1, 1, BN_IDENTITY, 1, dy, x, n, h, 0, 0, sum, dot);                                    \
+            return;                                                                                                   \
+        }                                                                                                             \
         for (int j = 0; j < 8; j++)                                                                                   \
             sum[j] = dot[j] = 0.0;                                                                                    \
         bn_short_sums_##name(BN_PAIRS, BN_IDENTITY, 1, dy, x, n, left, h, 0, 0, dy, dy, sum, dot);                    \
     }
 
-BN_RUN_SUMS(float, float)
-BN_RUN_SUMS(double, double)
+BN_SHORT_RUNS(float, float)
+BN_SHORT_RUNS(double, double)
 
 #endif
