@@ -4,7 +4,7 @@
 # Uses Columns, from_position, spread (channel_columns), Run, checked_columns, from_column, gradient_columns,
 # gradient_run, look, normalize_columns, normalize_run (channel_lines), done, taken (channel_narrow), EDGED,
 # send_columns (channel_sent).
-# Gives Lines, Output, SCALAR_RUN, longest, map_columns, map_runs, room, sends.
+# Gives Lines, Output, SCALAR_RUN, by_lines, longest, map_columns, map_runs, plain, room.
 
 cdef enum:
     SCALAR_RUN = 32     # from this length a run is mapped with its channel's numbers in registers
@@ -28,10 +28,14 @@ ctypedef struct Output:
     Lines* narrow_lines     # as much as a page and more, which rows do without
 
 
-cdef inline bint sends(const Job* job, const Output* out) noexcept nogil:
-    """Whether lines.h has the maps of a job."""
-    return out.streamed and out.narrow == BN_REAL and (
-        job.dy == NULL or (job.weight == NULL and job.b != NULL))
+cdef inline bint plain(const Job* job, const Output* out) noexcept nogil:
+    """Whether lines.h and planes.h have the maps of a job: a gradient without weights, and no conversion of y."""
+    return out.narrow == BN_REAL and (job.dy == NULL or (job.weight == NULL and job.b != NULL))
+
+
+cdef inline bint by_lines(const Job* job) noexcept nogil:
+    """Whether runs are converted, or looked at, a line at a time."""
+    return job.narrow != BN_REAL or job.finite
 
 
 cdef inline Py_ssize_t longest(const real* x) noexcept nogil:
@@ -72,21 +76,19 @@ cdef inline void map_run(
     gradient_run(taken(job.narrow, job.dy, at, n, lines.dy, x), x, y, n, &of, job.act, w, job.unit)
 
 
-cdef inline const real* numbers_from(const void* values, Py_ssize_t c, const real* x) noexcept nogil:
-    return NULL if values == NULL else <const real*>values + c
-
-
 cdef void map_planes(
     Job* job, Py_ssize_t at, Py_ssize_t planes, Py_ssize_t n, Py_ssize_t c, Output* out, const real* x
 ) noexcept nogil:
     """`planes` runs of n values, of the channels from c on, that lie one after the other from position `at` on."""
     cdef bn_edge* edge = &out.edge if out.direct else NULL
-    cdef const real* h = numbers_from(job.high, c, x)
-    cdef const real* scale = numbers_from(job.scale, c, x)
-    cdef const real* shift = numbers_from(job.shift, c, x)
-    cdef const real* dy = <const real*>job.dy + at
+    cdef const real* h = <const real*>job.high + c
+    cdef const real* scale = <const real*>job.scale + c
+    cdef const real* shift = <const real*>job.shift + c
+    cdef const real* dy = NULL
     cdef real* y = <real*>out.y + at
     x += at
+    if job.dy != NULL:
+        dy = <const real*>job.dy + at
     if job.dy == NULL:
         if real is float:
             bn_plane_maps_float(job.act.kind, <float>job.act.slope, planes, n, x, y, h, scale, shift, edge)
@@ -103,12 +105,13 @@ cdef void map_planes(
 cdef void map_runs(
     Job* job, Py_ssize_t first, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end, Output* out, const real* x
 ) noexcept nogil:
-    """Rows first to last of channels that are runs of some length, each with its numbers in registers."""
+    """Rows first to last of channels that are runs of some length, each with its numbers in registers: by planes.h, or
+    line by line where values are weighted, converted or looked at.
+    """
     cdef Py_ssize_t r, c, o, i, j, n, at, stop, most = LOOK if job.finite else longest(x)
     cdef const real* line
     cdef real* y
-    cdef bint planes = job.narrow == BN_REAL and job.weight == NULL and not job.finite and (
-        job.dy == NULL or job.b != NULL) and out.direct == out.streamed
+    cdef bint planes = plain(job, out) and not by_lines(job)
     for r in range(first, last):
         o = r // job.segments
         i = (r % job.segments) * job.segment
@@ -116,12 +119,11 @@ cdef void map_runs(
         if planes and job.segments == 1:
             map_planes(job, (o * job.channels + begin) * job.inner, end - begin, job.inner, begin, out, x)
             continue
-        if planes and stop - i >= SCALAR_RUN:
-            for c in range(begin, end):
-                map_planes(job, (o * job.channels + c) * job.inner + i, 1, stop - i, c, out, x)
-            continue
         for c in range(begin, end):
             at = (o * job.channels + c) * job.inner
+            if planes and stop - i >= SCALAR_RUN:
+                map_planes(job, at + i, 1, stop - i, c, out, x)
+                continue
             j = i
             while j < stop:
                 n = min(most, stop - j)

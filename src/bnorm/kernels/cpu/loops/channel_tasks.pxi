@@ -2,7 +2,7 @@
 # gives the same bits whoever computed them.
 #
 # Uses Block, Columns, ROWS, block_rows, bounded, from_position, one_nan, run_block, zero (channel_columns),
-# block_sums (channel_grads), Lines, Output, SCALAR_RUN, map_columns, map_runs, sends (channel_maps), Parts,
+# block_sums (channel_grads), Lines, Output, SCALAR_RUN, by_lines, map_columns, map_runs, plain (channel_maps), Parts,
 # block_moments (channel_moments), integer_task, narrow_block (channel_narrow).
 # Gives add_block, center_sums_double, center_sums_float, finish_backward, finish_forward, fold_backward_double,
 # fold_backward_float, fold_forward_double, fold_forward_float, map_double, map_float, merge_moments, merge_sums,
@@ -133,7 +133,7 @@ cdef void map_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     out.streamed = job.stream
     out.narrow_lines = &lines
     out.narrow = job.narrow if job.narrow < BN_BOOL else BN_REAL
-    out.direct = sends(job, &out)
+    out.direct = out.streamed and plain(job, &out) and not (runs and by_lines(job))
     bn_open_edge(&out.edge, &out.ahead)
     if job.stream:
         bn_open(&out.lines)

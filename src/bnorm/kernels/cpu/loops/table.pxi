@@ -11,7 +11,7 @@
 #   channel_weighted.pxi   the same of a block with weights
 #   channel_grads.pxi      sum dy and sum dy (x - mean) of a block
 #   channel_lines.pxi      the maps of a line: normalize and the input gradient
-#   channel_maps.pxi       lines through memory
+#   channel_maps.pxi       lines and planes through memory
 #   channel_narrow.pxi     numbers of 8 and 16 bits: lines and blocks on their way through float and double
 #   channel_tasks.pxi      a task of a job: which blocks it has, in which order; what happens per channel between passes
 #   row_short.pxi          sums of a row or run of few values
