@@ -11,6 +11,7 @@ import pytest
 from benchmarks import __main__ as suite
 from benchmarks import (
     adapters,
+    bounds,
     copying,
     exact,
     growth,
@@ -407,6 +408,55 @@ def test_row_lengths_are_measured():
     local("torch")
     found = row_lengths.run("rms", [8], 64, [1], process=timing.Local, effort=BRIEF)
     assert len(row_lengths.table(found)) == 3
+
+
+def traffic():
+    try:
+        return adapters.load(bounds.LEAST)
+    except adapters.Missing as error:
+        pytest.skip(f"traffic.c: {error}")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("sent", [0, 1])
+@pytest.mark.parametrize("kind", ["batch", "layer"])
+def test_traffic_leaves_nothing_out(kind, sent, threads, dtype):
+    adapter = traffic().adapters[kind](shapes.Data(shapes.Case(kind, (3 * 2048, 2)), dtype))
+    chunks = [slice(i, i + 2048) for i in range(0, 12288, 2048)]
+    cuts = chunks if kind == "layer" else [slice(i, i + 12288 // threads) for i in range(0, 12288, 12288 // threads)]
+    x, dy, y = adapter.x.astype(np.float64), adapter.dy.astype(np.float64), adapter.y
+    for operation, number in adapter.numbers.items():
+        y.fill(np.nan)
+        adapter.function(number, sent, threads, *adapter.rest)
+        for cut in cuts:
+            if operation == "inference":
+                want = x[cut] + 1
+            elif operation == "forward":
+                want = (x[cut] + 1) * x[cut].sum()
+            else:
+                want = (x[cut] + dy[cut] + 1) * (dy[cut].sum() + dy[cut] @ x[cut])
+            np.testing.assert_allclose(y[cut], want, rtol=0, atol=2e-5 * np.abs(want).max())
+
+
+def test_the_table_of_bounds(tmp_path):
+    took = {"bnorm": [1, 2, 3], "bnorm out=": [1, 1.5, 2], "PyTorch": [2, 3, 4], "traffic": [1, 1, 1]}
+    about = {"kind": "batch", "shape": "(2, 3)", "operation": "forward", "dtype": "float32", "threads": 1}
+    ((title, rows),) = bounds.parts([about | {"ms": took}])
+    lines = bounds.table(rows)
+    assert title == "Batch norm, forward, float32, threads: 1"
+    assert lines[1][1:] == ["1", "1.50", "3.00", "2.00"]
+    assert lines[2][2:] == ["1.50", "3.00", "2.00"]
+    bounds.save(text.markdown(lines), tmp_path / "bounds.md", None)
+    assert "| geometric mean |" in (tmp_path / "bounds.md").read_text(encoding="utf-8")
+
+
+def test_bounds_are_measured():
+    local("torch")
+    traffic()
+    found = bounds.run([shapes.batch(12, 3)], ["float32"], [1], process=timing.Local, effort=BRIEF)
+    assert [row["operation"] for row in found] == ["forward", "inference", "backward"]
+    assert all(bounds.best(row, name) > 0 for row in found for name in (bounds.LEAST, "bnorm", "PyTorch"))
 
 
 def test_the_threshold_finds_its_constant():

@@ -1,0 +1,107 @@
+"""How near is the least that memory allows? `python -m benchmarks.bounds`: bnorm and PyTorch beside traffic.c.
+
+traffic.c reads and writes what every library has to, and computes next to nothing. What PyTorch takes over that is the
+most that any library could be faster than PyTorch. It reuses the memory of its result, so results are fresh, or in
+`out=` where that is faster. --save keeps the tables in results/.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import bnorm
+from bnorm.kernels import cpu
+
+from . import adapters, machine
+from .processes import Remote
+from .shapes import NAMED, Case
+from .table import RESULTS
+from .text import aligned, geometric_mean, markdown
+from .timing import Effort, Local, Row, measure
+
+EFFORT = Effort(processes=1, rounds=5, least=3, budget=0.1, sample=0.001, samples=2)
+PEER, LEAST = "PyTorch", "traffic"
+KINDS = ("batch", "layer", "group", "instance")
+HEAD = ["", "traffic, ms", "bnorm / traffic", "PyTorch / traffic", "PyTorch / bnorm"]
+
+
+def run(
+    cases: Sequence[Case],
+    dtypes: Sequence[str],
+    threads: Sequence[int],
+    process: Callable[[str], Local] = Remote,
+    effort: Effort = EFFORT,
+) -> list[Row]:
+    found = []
+    with ExitStack() as stack:
+        libraries = [stack.enter_context(process(name)) for name in (adapters.OURS, "torch", LEAST)]
+        for case in cases:
+            for dtype in dtypes:
+                for n in threads:
+                    print(f"{case.name} {dtype}, {n} threads", file=sys.stderr, flush=True)
+                    found += measure(case, dtype, n, libraries, effort, None)
+    return found
+
+
+def best(row: Row, name: str) -> float:
+    return min(took[1] for label, took in row["ms"].items() if label.removesuffix(" out=") == name)
+
+
+def table(rows: Sequence[Row]) -> list[list[str]]:
+    """A line for every row, and the geometric means of the ratios."""
+    ratios, lines = [], [HEAD]
+    for row in rows:
+        least, ours, theirs = (best(row, name) for name in (LEAST, adapters.OURS, PEER))
+        ratios.append((ours / least, theirs / least, theirs / ours))
+        lines.append([row["shape"], f"{least:.4g}", *(f"{ratio:.2f}" for ratio in ratios[-1])])
+    means = (geometric_mean(column) for column in zip(*ratios, strict=True))
+    return [*lines, ["geometric mean", "", *(f"{mean:.2f}" for mean in means)]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bounds", description=__doc__)
+    parser.add_argument("--match", metavar="TEXT", default="", help="only cases with this in their name")
+    parser.add_argument("--dtypes", nargs="+", choices=["float32", "float64"], default=["float32"])
+    parser.add_argument("--threads", nargs="+", type=int, default=sorted({1, bnorm.get_num_threads()}))
+    parser.add_argument("--save", action="store_true", help="into results/, as Markdown")
+    options = parser.parse_args()
+    cases = [case for case in NAMED if case.kind in KINDS and options.match in case.name]
+    if not cases:
+        parser.error(f"--match: no case has {options.match!r} in its name")
+    others, pages = machine.Others(), []
+    rows = run(cases, options.dtypes, options.threads)
+    for title, part in parts(rows):
+        lines = table(part)
+        print("\n".join([title, *aligned(lines, 1), ""]), flush=True)
+        pages += [f"## {title}", "", *markdown(lines), ""]
+    if options.save:
+        save(pages, RESULTS / Path(machine.file_name()).with_suffix(".bounds.md"), others.cores())
+
+
+def parts(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Rows by type, threads and operation, with those of channels apart from those of rows."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        kind = "Batch norm" if row["kind"] == "batch" else "Rows"
+        found.setdefault(f"{kind}, {row['operation']}, {row['dtype']}, threads: {row['threads']}", []).append(row)
+    return sorted(found.items())
+
+
+def save(pages: Sequence[str], path: Path, busy: float | None) -> None:
+    facts = machine.facts(cpu.simd_level())
+    head = [
+        "# What memory allows",
+        "",
+        f"{facts['processor']}, {facts['cores']} cores, {facts['simd']}; {facts['date']}; other processes used "
+        f"{busy or 0.0} cores. Written by `python -m benchmarks.bounds --save`. Of each library the better of a fresh",
+        "result and one in `out=`. `traffic` reads and writes what it must, and does one operation for each value.",
+        "",
+    ]
+    path.write_text("\n".join([*head, *pages]).rstrip() + "\n", encoding="utf-8")
+    print(f"saved in {path}")
+
+
+if __name__ == "__main__":
+    main()
