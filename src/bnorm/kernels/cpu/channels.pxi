@@ -332,7 +332,7 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
         with nogil:
             loops.fold_forward[job.wide](&job, 0, C)
             job.fused = reduce and not frozen and fits(&job, 2 * itemsize(&job))
-            job.far = job.far or (job.fused and scattered(&job, 2 * cnp.PyArray_NBYTES(x)))
+            job.far = job.far or (job.fused and scattered(&job, 3 * cnp.PyArray_NBYTES(x)))
             if job.fused:
                 run(both_passes, &job, False)
             else:
