@@ -1,8 +1,7 @@
 """How near is the least that memory allows? `python -m benchmarks.bounds`: bnorm and PyTorch beside traffic.c.
 
-traffic.c reads and writes what every library has to, and computes next to nothing. What PyTorch takes over that is the
-most that any library could be faster than PyTorch. It reuses the memory of its result, so results are fresh, or in
-`out=` where that is faster. --save keeps the tables in results/.
+traffic.c reads and writes what every library has to, into memory that is there, and computes next to nothing. What
+PyTorch takes over that is the most that any library could be faster than PyTorch. --save keeps the tables in results/.
 """
 
 import argparse
@@ -22,9 +21,9 @@ from .text import aligned, geometric_mean, markdown
 from .timing import Effort, Local, Row, measure
 
 EFFORT = Effort(processes=1, rounds=5, least=3, budget=0.1, sample=0.001, samples=2)
-PEER, LEAST = "PyTorch", "traffic"
+LEAST = "traffic"
 KINDS = ("batch", "layer", "group", "instance")
-HEAD = ["", "traffic, ms", "bnorm / traffic", "PyTorch / traffic", "PyTorch / bnorm"]
+LABELS = ("bnorm", "bnorm out=", "PyTorch", "PyTorch out=")
 
 
 def run(
@@ -45,19 +44,14 @@ def run(
     return found
 
 
-def best(row: Row, name: str) -> float:
-    return min(took[1] for label, took in row["ms"].items() if label.removesuffix(" out=") == name)
-
-
 def table(rows: Sequence[Row]) -> list[list[str]]:
-    """A line for every row, and the geometric means of the ratios."""
-    ratios, lines = [], [HEAD]
-    for row in rows:
-        least, ours, theirs = (best(row, name) for name in (LEAST, adapters.OURS, PEER))
-        ratios.append((ours / least, theirs / least, theirs / ours))
-        lines.append([row["shape"], f"{least:.4g}", *(f"{ratio:.2f}" for ratio in ratios[-1])])
-    means = (geometric_mean(column) for column in zip(*ratios, strict=True))
-    return [*lines, ["geometric mean", "", *(f"{mean:.2f}" for mean in means)]]
+    """A line for every row: the least, and what each label takes over that; and the geometric means."""
+    labels = [label for label in LABELS if all(label in row["ms"] for row in rows)]
+    ratios = [[row["ms"][label][1] / row["ms"][LEAST][1] for label in labels] for row in rows]
+    lines = [["", f"{LEAST}, ms", *(f"{label} / {LEAST}" for label in labels)]]
+    for row, found in zip(rows, ratios, strict=True):
+        lines.append([row["shape"], f"{row['ms'][LEAST][1]:.4g}", *(f"{ratio:.2f}" for ratio in found)])
+    return [*lines, ["geometric mean", "", *(f"{geometric_mean(each):.2f}" for each in zip(*ratios, strict=True))]]
 
 
 def main() -> None:
@@ -95,8 +89,9 @@ def save(pages: Sequence[str], path: Path, busy: float | None) -> None:
         "# What memory allows",
         "",
         f"{facts['processor']}, {facts['cores']} cores, {facts['simd']}; {facts['date']}; other processes used "
-        f"{busy or 0.0} cores. Written by `python -m benchmarks.bounds --save`. Of each library the better of a fresh",
-        "result and one in `out=`. `traffic` reads and writes what it must, and does one operation for each value.",
+        f"{busy or 0.0} cores. Written by `python -m benchmarks.bounds --save`. `traffic` reads what has to be read,",
+        "writes what has to be written, and does one operation for each value: PyTorch over that is the most that any",
+        "library could be faster than PyTorch.",
         "",
     ]
     path.write_text("\n".join([*head, *pages]).rstrip() + "\n", encoding="utf-8")

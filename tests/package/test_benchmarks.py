@@ -440,13 +440,14 @@ def test_traffic_leaves_nothing_out(kind, sent, threads, dtype):
 
 
 def test_the_table_of_bounds(tmp_path):
-    took = {"bnorm": [1, 2, 3], "bnorm out=": [1, 1.5, 2], "PyTorch": [2, 3, 4], "traffic": [1, 1, 1]}
+    took = {"bnorm": [1, 2, 3], "bnorm out=": [1, 1.5, 2], "PyTorch": [2, 3, 4], "traffic": [1, 2, 3]}
     about = {"kind": "batch", "shape": "(2, 3)", "operation": "forward", "dtype": "float32", "threads": 1}
     ((title, rows),) = bounds.parts([about | {"ms": took}])
     lines = bounds.table(rows)
     assert title == "Batch norm, forward, float32, threads: 1"
-    assert lines[1][1:] == ["1", "1.50", "3.00", "2.00"]
-    assert lines[2][2:] == ["1.50", "3.00", "2.00"]
+    assert lines[0][1:] == ["traffic, ms", "bnorm / traffic", "bnorm out= / traffic", "PyTorch / traffic"]
+    assert lines[1][1:] == ["2", "1.00", "0.75", "1.50"]
+    assert lines[2][2:] == ["1.00", "0.75", "1.50"]
     bounds.save(text.markdown(lines), tmp_path / "bounds.md", None)
     assert "| geometric mean |" in (tmp_path / "bounds.md").read_text(encoding="utf-8")
 
@@ -456,7 +457,7 @@ def test_bounds_are_measured():
     traffic()
     found = bounds.run([shapes.batch(12, 3)], ["float32"], [1], process=timing.Local, effort=BRIEF)
     assert [row["operation"] for row in found] == ["forward", "inference", "backward"]
-    assert all(bounds.best(row, name) > 0 for row in found for name in (bounds.LEAST, "bnorm", "PyTorch"))
+    assert len(bounds.table(found)) == 5
 
 
 def test_the_threshold_finds_its_constant():
