@@ -35,7 +35,7 @@ cdef inline cnp.ndarray result(cnp.ndarray x, cnp.ndarray out):
             raise ValueError("out: expected writeable, aligned and contiguous memory "
                              f"for {x.size} values of {dtype}")
         return out
-    return empty(cnp.PyArray_NDIM(x), cnp.PyArray_DIMS(x), kind)
+    return empty(cnp.PyArray_NDIM(x), cnp.PyArray_DIMS(x), kind, cnp.PyArray_DATA(x))
 
 
 cdef inline int narrow_of(cnp.ndarray x) noexcept:
@@ -73,7 +73,7 @@ def narrowed(cnp.ndarray y, cnp.ndarray like):
     """float32 in the half-precision type of another array; an overflow becomes infinite."""
     if narrow_of(like) == BN_REAL:
         return y
-    cdef cnp.ndarray a = empty(cnp.PyArray_NDIM(y), cnp.PyArray_DIMS(y), cnp.PyArray_TYPE(like))
+    cdef cnp.ndarray a = empty(cnp.PyArray_NDIM(y), cnp.PyArray_DIMS(y), cnp.PyArray_TYPE(like), data(y))
     loops.write(narrow_of(like), data(y), cnp.PyArray_SIZE(y), data(a))
     return a
 

@@ -109,8 +109,8 @@ def channels(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, 
     cdef Second job
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
     cdef Py_ssize_t C = shape[1], c
-    cdef cnp.ndarray d_dy = empty(cnp.PyArray_NDIM(x), shape, cnp.PyArray_TYPE(x))
-    cdef cnp.ndarray dx = empty(cnp.PyArray_NDIM(x), shape, cnp.PyArray_TYPE(x))
+    cdef cnp.ndarray d_dy = empty(cnp.PyArray_NDIM(x), shape, cnp.PyArray_TYPE(x), cnp.PyArray_DATA(x))
+    cdef cnp.ndarray dx = empty(cnp.PyArray_NDIM(x), shape, cnp.PyArray_TYPE(x), cnp.PyArray_DATA(x))
     cdef cnp.ndarray dgamma = cnp.PyArray_ZEROS(1, shape + 1, cnp.NPY_DOUBLE, 0)
     job.outer, job.groups, job.channels = shape[0], 1, C
     job.inner = cnp.PyArray_MultiplyList(shape + 2, cnp.PyArray_NDIM(x) - 2)
@@ -149,7 +149,8 @@ def rows(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.n
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
     cdef cnp.npy_intp n = shape[1] * shape[2]
     cdef Py_ssize_t c, p
-    cdef cnp.ndarray d_dy = empty(4, shape, cnp.PyArray_TYPE(x)), dx = empty(4, shape, cnp.PyArray_TYPE(x))
+    cdef cnp.ndarray d_dy = empty(4, shape, cnp.PyArray_TYPE(x), cnp.PyArray_DATA(x))
+    cdef cnp.ndarray dx = empty(4, shape, cnp.PyArray_TYPE(x), cnp.PyArray_DATA(x))
     cdef cnp.ndarray dgamma = cnp.PyArray_ZEROS(1, &n, cnp.NPY_DOUBLE, 0)
     job.outer, job.groups, job.channels, job.inner = shape[0], shape[1], shape[2], shape[3]
     job.kind, job.slope, job.rule = bn_act_kind(slope), slope, rule
