@@ -87,6 +87,17 @@ def test_results_start_on_a_cache_line():
     assert [address(result(X[:n])) % 64 for n in (4096, 4095, 3000)] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("offset", [0, 4, 12, 16, 500, 1000])
+def test_results_begin_where_x_does_in_its_page(offset):
+    """Loads and stores whose addresses end in the same 12 bits wait for each other: no load follows such a store."""
+    memory = np.zeros(100_000, np.float32)
+    x = memory[offset : offset + 80_000].reshape(-1, 20)
+    y, saved = F.batch_norm(x)
+    for a in (y, F.backward(x, saved)[0]):
+        assert address(a) % 64 == 0
+        assert (address(x) - address(a)) % 4096 < 64
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_small_results_are_ordinary_arrays(dtype):
     y = result(X[:100].astype(dtype))
