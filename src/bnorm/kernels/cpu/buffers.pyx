@@ -3,8 +3,8 @@
 The system clears every page of a new array, which takes as long as the kernel that fills it. So a large result is a
 view of a buffer. When the result and all views of it are gone, the buffer is used for the next one.
 Its data starts on a cache line, unlike that of NumPy's arrays, and as far into a page as the line of x does that it is
-made from. A processor compares the last 12 bits of addresses to see whether a load waits for a store: a result that is a
-little further into its page than x made each load wait for the store before it, for up to twice the time.
+made from. To see whether a load must wait for a store a processor compares the last 12 bits of their addresses: when a
+result lay a little further into its page than x, each load waited for the store before it, for up to twice the time.
 """
 
 import operator

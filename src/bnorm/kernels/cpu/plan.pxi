@@ -19,7 +19,7 @@ cdef enum:
     FAR = 14 << 20          # an input of at least so many bytes is assumed to be in memory, and is prefetched
     FAR_TWO = 9 << 20       # the same where x and dy are read
     FAR_ROWS = 3 << 20      # the same for gradients of rows: x, dy and dx by turns, which no processor foresees
-    SCATTERED = 9 << 20     # bytes of all arrays, for each thread, from which a walk over some channels is fetched ahead
+    SCATTERED = 9 << 20     # bytes of all arrays, for each thread, from which what some channels need is fetched ahead
     UNAIDED = 1 << 25       # from so many bytes on an input is in none of the caches, but in memory: see NOTES.md too
 
 
