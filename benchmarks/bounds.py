@@ -11,12 +11,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import bnorm
-from bnorm.kernels import cpu
 
 from . import adapters, machine
 from .processes import Remote
 from .shapes import NAMED, Case
-from .table import RESULTS
+from .table import RESULTS, save_page
 from .text import aligned, geometric_mean, markdown
 from .timing import Effort, Local, Row, measure
 
@@ -84,18 +83,12 @@ def parts(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 
 def save(pages: Sequence[str], path: Path, busy: float | None) -> None:
-    facts = machine.facts(cpu.simd_level())
-    head = [
-        "# What memory allows",
-        "",
-        f"{facts['processor']}, {facts['cores']} cores, {facts['simd']}; {facts['date']}; other processes used "
-        f"{busy or 0.0} cores. Written by `python -m benchmarks.bounds --save`. `traffic` reads what has to be read,",
-        "writes what has to be written, and does one operation for each value: PyTorch over that is the most that any",
-        "library could be faster than PyTorch.",
-        "",
+    words = [
+        f"Other processes used {busy or 0.0} cores. `traffic` reads what has to be read, writes what has to be",
+        "written, and does one operation for each value: PyTorch over that is the most that any library could be",
+        "faster than PyTorch.",
     ]
-    path.write_text("\n".join([*head, *pages]).rstrip() + "\n", encoding="utf-8")
-    print(f"saved in {path}")
+    save_page(path, "What memory allows", "bounds", words, pages)
 
 
 if __name__ == "__main__":

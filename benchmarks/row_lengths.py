@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 
 import bnorm
-from bnorm.kernels import cpu
 
 from . import adapters, machine
 from .exact import exact
 from .processes import Remote
 from .shapes import Case, Data
-from .table import RESULTS
+from .table import RESULTS, save_page
 from .text import aligned, geometric_mean, markdown
 from .timing import Effort, Local, Row, measure
 
@@ -116,17 +115,11 @@ def main() -> None:
 
 
 def save(pages: Sequence[str], path: Path, busy: float | None) -> None:
-    facts = machine.facts(cpu.simd_level())
-    head = [
-        f"# {PEER}'s time over bnorm's, by the length of a row",
-        "",
-        f"{facts['processor']}, {facts['cores']} cores, {facts['simd']}; {facts['date']}; other processes used "
-        f"{busy or 0.0} cores. Written by `python -m benchmarks.row_lengths --save`. Columns: the operation; whether",
-        "the result is a fresh array or goes to `out=`, which PyTorch does not have here; threads.",
-        "",
+    words = [
+        f"Other processes used {busy or 0.0} cores. Columns: the operation; whether the result is a fresh array or",
+        "goes to `out=`, which PyTorch does not have here; threads.",
     ]
-    path.write_text("\n".join([*head, *pages]).rstrip() + "\n", encoding="utf-8")
-    print(f"saved in {path}")
+    save_page(path, f"{PEER}'s time over bnorm's, by the length of a row", "row_lengths", words, pages)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from bnorm.kernels import cpu
+
 from . import growth, targets, types
-from .machine import Others
+from .machine import Others, facts
 from .text import aligned, geometric_mean, markdown
 
 ROOT = Path(__file__).parents[1]
@@ -48,6 +50,15 @@ def save(results: Results, path: Path) -> None:
     text = text.replace('"growth": null', f'"growth": {json.dumps(results["growth"])}')
     path.parent.mkdir(exist_ok=True)
     path.write_text(f'{text[:-2]},\n "rows": [\n{rows}\n ]\n}}\n', encoding="utf-8")
+
+
+def save_page(path: Path, title: str, module: str, words: Sequence[str], tables: Sequence[str]) -> None:
+    """The tables of a benchmark of its own, `module`, and the machine that they are of."""
+    here = facts(cpu.simd_level())
+    where = f"{here['processor']}, {here['cores']} cores, {here['simd']}; {here['date']}"
+    head = [f"# {title}", "", f"{where}. Written by `python -m benchmarks.{module} --save`.", *words, ""]
+    path.write_text("\n".join([*head, *tables]).rstrip() + "\n", encoding="utf-8")
+    print(f"saved in {path}")
 
 
 def saved() -> dict[str, Results]:

@@ -234,14 +234,15 @@ cdef void careful_moments(const real* x, const Block* b, bint skipna, Parts to) 
 cdef void plane_squares(const real* x, const Block* b, const real* m, double* s, double* q) noexcept nogil:
     """sum (x - m) and sum (x - m)^2 per channel of a block that is planes."""
     cdef double[WIDE >> 2] sums, squares
-    zero(sums, 8 * b.channels)
-    zero(squares, 8 * b.channels)
+    cdef Block p = plane_of(b)
+    zero(sums, 8 * p.channels)
+    zero(squares, 8 * p.channels)
     if real is float:
-        bn_plane_squares_float(b.rows, b.stride, b.channels, b.run, x, m, b.ahead, sums, squares)
+        bn_plane_squares_float(p.rows, p.stride, p.channels, p.run, x, m, p.ahead, sums, squares)
     else:
-        bn_plane_squares_double(b.rows, b.stride, b.channels, b.run, x, m, b.ahead, sums, squares)
-    whole_sums(b.channels, sums, s)
-    whole_sums(b.channels, squares, q)
+        bn_plane_squares_double(p.rows, p.stride, p.channels, p.run, x, m, p.ahead, sums, squares)
+    whole_sums(p.channels, sums, s)
+    whole_sums(p.channels, squares, q)
 
 
 cdef void rough_centers(const real* x, const Block* b, const double* n, real* center) noexcept nogil:
@@ -308,7 +309,6 @@ cdef void exact_moments(const real* x, const Block* b, bint skipna, Parts to) no
     """block_moments in float64, whose range the squares of float32 do not leave."""
     cdef real[WIDE] rough
     cdef double[WIDE] center, columns, s, q
-    cdef Block plane
     cdef Py_ssize_t c
     cdef bint fresh = False, holes = False, careful = False
     for c in range(b.channels):
@@ -319,8 +319,7 @@ cdef void exact_moments(const real* x, const Block* b, bint skipna, Parts to) no
         center[c] = <double>rough[c] if to.n[c] == 0.0 else to.mean[c] + to.low[c]
         careful |= real is float and not (fabs(center[c]) < INFINITY)   # differences of float32 may overflow
     if real is double and planes_of(b):
-        plane = plane_of(b)
-        plane_squares(x, &plane, center, s, q)
+        plane_squares(x, b, center, s, q)
     else:
         zero(s, width_of(b))
         zero(q, width_of(b))
@@ -339,7 +338,6 @@ cdef void float_moments(const float* x, const Block* b, bint skipna, Parts to) n
     """block_moments in float32, which is fast and exact enough for a forward."""
     cdef float[WIDE] center, columns
     cdef double[WIDE] wide, s, q
-    cdef Block plane
     cdef Py_ssize_t c
     cdef bint fresh = False
     for c in range(b.channels):
@@ -348,8 +346,7 @@ cdef void float_moments(const float* x, const Block* b, bint skipna, Parts to) n
     if fresh:
         rough_centers(x, b, to.n, &center[0])
     if planes_of(b):
-        plane = plane_of(b)
-        plane_squares(x, &plane, &center[0], s, q)
+        plane_squares(x, b, &center[0], s, q)
     else:
         zero(s, width_of(b))
         zero(q, width_of(b))

@@ -89,9 +89,9 @@ cdef inline void maps_of_runs(
     Py_ssize_t runs, Py_ssize_t n, const real* x, real* y, const real* h, const real* r, const real* b, bn_edge* edge
 ) noexcept nogil:
     if real is float:
-        bn_run_maps_float(runs, n, x, y, h, r, b, edge)
+        bn_plane_maps_float(BN_IDENTITY, 1, runs, n, x, y, h, r, b, edge)
     else:
-        bn_run_maps_double(runs, n, x, y, h, r, b, edge)
+        bn_plane_maps_double(BN_IDENTITY, 1, runs, n, x, y, h, r, b, edge)
 
 
 cdef inline void gradients_of_runs(

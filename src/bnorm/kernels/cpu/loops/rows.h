@@ -66,7 +66,7 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
     }
 
 /* With a gamma and a beta for each value, y = ((x - h) r + b) gamma + beta and dx = r (dy gamma - (tilt (x - h) + rest));
- * or of runs of one channel each, whose gamma is in r and b of the forward, and apart in the gradient. */
+ * or of runs of one channel each, of which gamma is apart (planes.h has their forward). */
 #define BN_ROW_MAPS(real, name)                                                                                       \
     BN_APART void bn_row_maps_##name(ptrdiff_t rows, ptrdiff_t n, const real *x, real *y, const real *h,              \
                                      const real *r, const real *b, const real *gamma, const real *beta,               \
@@ -82,11 +82,6 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
     {                                                                                                                 \
         BN_TWICE(real, n, gamma)                                                                                      \
         BN_MAP_ROWS(real, rows, n, dx, edge, BN_BACKWARD, BN_GRADIENT)                                                \
-    }                                                                                                                 \
-    BN_APART void bn_run_maps_##name(ptrdiff_t runs, ptrdiff_t n, const real *x, real *y, const real *h,              \
-                                     const real *r, const real *b, bn_edge *edge)                                     \
-    {                                                                                                                 \
-        BN_MAP_ROWS(real, runs, n, y, edge, BN_FORWARD, BN_PLAIN)                                                     \
     }                                                                                                                 \
     BN_APART void bn_run_gradients_##name(ptrdiff_t runs, ptrdiff_t n, const real *dy, const real *x, real *dx,       \
                                           const real *h, const real *r, const real *tilt, const real *rest,           \

@@ -123,10 +123,6 @@ cdef extern from "lanes.h" nogil:
                                 const float*, const float*, const float*, bn_edge*)
     void bn_row_gradients_double(Py_ssize_t, Py_ssize_t, const double*, const double*, double*, const double*,
                                  const double*, const double*, const double*, const double*, bn_edge*)
-    void bn_run_maps_float(Py_ssize_t, Py_ssize_t, const float*, float*, const float*, const float*, const float*,
-                           bn_edge*)
-    void bn_run_maps_double(Py_ssize_t, Py_ssize_t, const double*, double*, const double*, const double*, const double*,
-                            bn_edge*)
     void bn_run_gradients_float(Py_ssize_t, Py_ssize_t, const float*, const float*, float*, const float*, const float*,
                                 const float*, const float*, const float*, bn_edge*)
     void bn_run_gradients_double(Py_ssize_t, Py_ssize_t, const double*, const double*, double*, const double*,
