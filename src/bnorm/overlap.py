@@ -12,7 +12,6 @@ from numpy import ndarray
 
 from bnorm.checks import type_name
 from bnorm.kernels import BACKENDS, cpu, kernels_for, kind_of, view
-from bnorm.kernels.cpu.entries import ready
 
 Given = tuple[Mapping[str, object], ...]  # the arrays of a call by name, and those of the layer it belongs to
 MAX_WORK: Any = 1000  # candidates tried for a shared element; Any because NumPy's stub allows only two values
@@ -29,15 +28,11 @@ def output(
     same: str = "x",
 ) -> tuple[ndarray, ndarray | None, bool]:
     """Check `out`. Returns it as a base-class array, then the memory that a kernel may write to, or None as `view.into`
-    does, and whether it certainly overlaps no argument.
+    does, and whether it certainly overlaps no argument. Where the kernels' `ready` says yes, there is nothing to check.
 
     It may have either byte order and any memory order. Of the `given` arrays out may be exactly the one called `same`
     or exactly x, and must not overlap any other. `layout` and `kind` are those of x.
     """
-    if type(out) is kind is ndarray and out.ndim == len(layout.shape):
-        place = out if layout.order is None else out.transpose(layout.order)
-        if ready(place, layout.permuted, dtype, given):
-            return out, place, True  # kernels do not ask for the shape of what they write to
     target: ndarray = out
     if type(out) is not kind:
         kernels = kernels_for(out, who, "out", kind)

@@ -11,6 +11,7 @@ from numpy import ndarray
 
 from bnorm import checks, overlap
 from bnorm.kernels import BACKENDS, view
+from bnorm.kernels.cpu.entries import ready
 from bnorm.kernels.rule import Rule
 
 Gradients = tuple[ndarray, ndarray | None, ndarray | None]
@@ -140,7 +141,7 @@ def channel_forward(
         )
     target = to = None
     apart = True
-    if out is not None:
+    if out is not None and (to := ready(out, block, layout, given)) is None:
         dtype = checks.FLOAT64 if block.dtype.kind in "bui" else block.dtype
         target, to, apart = overlap.output(who, out, layout, dtype, given, type(x))
     y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, weight, slope, running, to, seen)
@@ -154,9 +155,10 @@ def channel_forward(
     saved.kernels, saved.x, saved.layout, saved.slope = kernels, block, layout, slope
     saved.stats, saved.count, saved.left, saved.weight = stats, count, left, weight
     saved.frozen, saved.has_gamma, saved.has_beta = frozen, gamma is not None, beta is not None
-    if out is None or target is None:
+    if out is None:
         return view.restore(y, layout), saved
-    _deliver(y, layout, to, target, None if apart else x, saved)
+    if target is not None:
+        _deliver(y, layout, to, target, None if apart else x, saved)
     return out, saved
 
 
@@ -187,7 +189,7 @@ def row_forward(
         beta = beta.flatten()
     target = to = None
     apart = True
-    if out is not None:
+    if out is not None and (to := ready(out, block, layout, given)) is None:
         target, to, apart = overlap.output(who, out, layout, block.dtype, given, type(x))
     y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rule, slope, to)
     order = None if layout.order is None and x.flags.c_contiguous else view.axes_in_memory(x)
@@ -195,9 +197,10 @@ def row_forward(
     saved.kernels, saved.x, saved.layout, saved.slope = kernels, block, layout, slope
     saved.mean, saved.rstd, saved.gamma, saved.beta = mean, rstd, gamma, beta
     saved.rule, saved.parameter_shape, saved.order = rule, shape, order
-    if out is None or target is None:
+    if out is None:
         return view.ordered(view.restore(y, layout), order), saved
-    _deliver(y, layout, to, target, None if apart else x, saved)
+    if target is not None:
+        _deliver(y, layout, to, target, None if apart else x, saved)
     return out, saved
 
 
@@ -227,6 +230,9 @@ def pull_back(
     if out is None:
         dx, dgamma, dbeta = saved.gradients(view.like(dy, layout), params, None)
         return view.ordered(view.restore(dx, layout), saved.order), dgamma, dbeta
+    if (to := ready(out, x, layout, ({"dy": mine, "x": x}, *given))) is not None:
+        _, dgamma, dbeta = saved.gradients(view.like(dy, layout), params, to)
+        return out, dgamma, dbeta
     whole = view.restore(x, layout)
     given = ({"dy": mine, "x": whole}, *given)
     target, to, apart = overlap.output(who, out, layout, x.dtype, given, kind, same="dy")

@@ -208,19 +208,16 @@ cdef void bounds(cnp.ndarray a, char** begin, char** end) noexcept:
     end[0] += cnp.PyArray_ITEMSIZE(a)
 
 
-cdef bint away(char* begin, char* end, others):
-    """Whether these bytes certainly belong to none of the others; False means unknown."""
+cdef bint away(const char* begin, const char* end, other):
+    """Whether these bytes certainly do not belong to a value of any type; False means unknown."""
     cdef char* first = NULL
     cdef char* last = NULL
-    for other in others:
-        if other is None:
-            continue
-        if not isinstance(other, cnp.ndarray):
-            return False
-        bounds(other, &first, &last)
-        if first < end and begin < last:
-            return False
-    return True
+    if other is None:
+        return True
+    if not isinstance(other, cnp.ndarray):
+        return False
+    bounds(other, &first, &last)
+    return first >= end or begin >= last
 
 
 def apart(cnp.ndarray a, others):
@@ -228,20 +225,38 @@ def apart(cnp.ndarray a, others):
     cdef char* begin = NULL
     cdef char* end = NULL
     bounds(a, &begin, &end)
-    return away(begin, end, others)
-
-
-def ready(cnp.ndarray out, tuple shape, dtype, tuple given):
-    """Whether a kernel may write to `out` as it is: an array of this shape and type in the order of C, `apart` from the
-    values of the `given` mappings. False means that a closer look is needed."""
-    cdef Py_ssize_t i, n = cnp.PyArray_NDIM(out)
-    cdef char* begin = <char*>data(out)
-    if not cnp.PyArray_ISCARRAY(out) or out.dtype is not dtype or n != len(shape):
-        return False
-    for i in range(n):
-        if cnp.PyArray_DIMS(out)[i] != shape[i]:
-            return False
-    for arrays in given:
-        if not away(begin, begin + cnp.PyArray_NBYTES(out), arrays.values()):
+    for other in others:
+        if not away(begin, end, other):
             return False
     return True
+
+
+def ready(out, x, layout, tuple given):
+    """`out` in the memory order of a view.Layout, if a kernel may write to it as it is, or None if that needs a closer
+    look: an array in the order of the layout and of the type of a result for x, whose memory is `apart` from the values
+    of the `given` mappings.
+    """
+    if type(out) is not cnp.ndarray or type(x) is not cnp.ndarray:
+        return None
+    cdef cnp.ndarray to = out
+    cdef tuple shape = layout.shape
+    cdef Py_ssize_t i, n = cnp.PyArray_NDIM(to)
+    cdef char* begin = <char*>data(to)
+    cdef char* end = begin + cnp.PyArray_NBYTES(to)
+    if n != len(shape) or cnp.PyArray_TYPE(to) != type_of_result(x):
+        return None
+    for i in range(n):
+        if cnp.PyArray_DIMS(to)[i] != shape[i]:
+            return None
+    order = layout.order
+    if order is not None:
+        to = to.transpose(order)
+    if not cnp.PyArray_ISCARRAY(to):
+        return None
+    for arrays in given:
+        if type(arrays) is not dict:
+            return None
+        for array in (<dict>arrays).values():
+            if not away(begin, end, array):
+                return None
+    return to
