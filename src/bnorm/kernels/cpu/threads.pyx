@@ -11,10 +11,10 @@ cdef extern from "threads.h" nogil:
     int bn_startable(int)
 
 cdef enum:
-    # Below this many values a call stays on one thread: at 2 cores a second thread begins to pay near 65,536 float32
-    # values (256 KiB) when it is idle, and costs milliseconds when its core is taken, since the OpenMP runtime spins at
-    # its barrier. benchmarks/threshold.py measures it.
-    SERIAL = 131072
+    # Below this many values a call stays on one thread: at 2 cores a second thread that is idle makes calls of 65,536
+    # float32 values (256 KiB) 1.15 to 1.6 times as fast, and those of half as many hardly. It costs milliseconds when
+    # its core is taken, since the OpenMP runtime spins at its barrier. benchmarks/threshold.py measures it.
+    SERIAL = 65536
 
 cdef int limit = 0          # the argument of set_num_threads; 0: not called
 cdef bint serial = False    # in a forked child whose runtime cannot start threads
