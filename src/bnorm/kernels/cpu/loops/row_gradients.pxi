@@ -1,11 +1,11 @@
 # dx of rows, and the gradients of their parameters. Sums and dx of some rows that lie together are made before the next
 # are read; where gamma changes from value to value, one pass makes the sums of the rows and those of the columns.
 #
-# Uses identity, leaky, pulled, relu (activations), Block, Columns, run_block, zero (channel_columns), block_sums,
+# Uses identity, pulled (activations), Block, Columns, from_position, run_block, zero (channel_columns), block_sums,
 # products_beyond_float (channel_grads), Output, longest (channel_maps), backward_map, edge_of, gradients_of_rows,
-# gradients_of_runs, row_room, short_runs (row_maps), Affine, BATCH, EIGHTH, WIDTH, careful_short_sums, fetch_on,
+# gradients_of_runs, row_room, short_runs (row_maps), Affine, BATCH, EIGHTH, WIDTH, careful_short_sums,
 # short_pair_sums, short_scaled_sums, together (row_short), affine_of, finish_sums, hand_over, readable,
-# row_and_column_sums, row_numbers, sums_of_long_rows, walk_on (row_sums).
+# row_and_column_sums, row_numbers, sums_of_long_rows, sums_of_stripe, walk_on (row_sums).
 # Gives backward_long_rows, backward_rows, backward_short_rows.
 
 cdef void run_sums(
@@ -102,39 +102,16 @@ cdef inline void slopes(
                              h, tilt, rest)
 
 
-cdef inline void stripe_sums(
-    Activation act, Py_ssize_t rows, Py_ssize_t n, Py_ssize_t left, const real* dy, const real* x, const Affine* of,
-    Py_ssize_t k, double* dgamma, double* dbeta, double* s, double* d
-) noexcept nogil:
-    if real is float:
-        bn_stripe_sums_float(act.kind, <float>act.slope, rows, n, left, dy, x, <const float*>of.h + k,
-                             <const float*>of.r + k, <const float*>of.b + k, <const float*>of.gamma,
-                             <const float*>of.beta, dgamma, dbeta, s, d)
-    else:
-        bn_stripe_sums_double(act.kind, act.slope, rows, n, left, dy, x, <const double*>of.h + k,
-                              <const double*>of.r + k, <const double*>of.b + k, <const double*>of.gamma,
-                              <const double*>of.beta, dgamma, dbeta, s, d)
-
-
 cdef void sums_of_stripes(
     RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t total, Sums* sums, bn_ahead* ahead, const Affine* of,
     double* s, double* d, const real* x
 ) noexcept nogil:
     """EIGHTH parts of both sums of rows that share their gamma, and what they add to the sums of the columns."""
     cdef Py_ssize_t size = job.channels, at = row * size, k = 0, n
-    cdef const real* dy = <const real*>job.dy
-    cdef double* dgamma = sums.dgamma + sums.begin
-    cdef double* dbeta = sums.dbeta + sums.begin
     while k < rows:
         n = min(<Py_ssize_t>BN_STRIPE, rows - k)
-        if ahead != NULL:
-            fetch_on(job, ahead, n * size * sizeof(real))
-        if job.act.kind == BN_IDENTITY:
-            stripe_sums(identity(), n, size, total - at, dy + at, x + at, of, k, dgamma, dbeta, s, d)
-        elif job.act.kind == BN_RELU:
-            stripe_sums(relu(job.act), n, size, total - at, dy + at, x + at, of, k, dgamma, dbeta, s, d)
-        else:
-            stripe_sums(leaky(job.act), n, size, total - at, dy + at, x + at, of, k, dgamma, dbeta, s, d)
+        sums_of_stripe(job, n, at, size, total, ahead, of, k, sums.dgamma + sums.begin, sums.dbeta + sums.begin,
+                       s, d, x)
         k += n
         at += n * size
         s += n * EIGHTH
@@ -152,7 +129,7 @@ cdef void sums_of_short_rows(
     zero(d, rows * EIGHTH)
     for k in range(rows):
         if ahead != NULL:
-            fetch_on(job, ahead, size * sizeof(real))
+            bn_fetch_on(ahead, size * sizeof(real), job.stream)
         of.gamma = <const real*>job.scale + p
         of.beta = <const real*>job.shift + p
         if job.params:
@@ -179,8 +156,8 @@ cdef void short_gradients(
     cdef double[BATCH] sum, dot
     cdef Py_ssize_t size = job.channels, most = min(together(job, size), 2 * longest(x)) // max(<Py_ssize_t>1, size)
     cdef Py_ssize_t batch = max(<Py_ssize_t>1, min(<Py_ssize_t>BATCH, most))
-    cdef Py_ssize_t k, n, at, same, p = sums.begin
-    cdef bint striped = job.params and sums.end - sums.begin == size <= BN_SHORT and BN_STRIPE * size <= 2 * longest(x)
+    cdef Py_ssize_t k, n, at, same, last, p = sums.begin, fit = 2 * longest(x) // max(<Py_ssize_t>1, size)
+    cdef bint shared = sums.end - sums.begin == size, striped = job.params and shared
     cdef const real* dy = <const real*>job.dy
     cdef Affine of
     cdef real* dx
@@ -197,17 +174,19 @@ cdef void short_gradients(
             sums_of_short_rows(job, row, n, total, sums, p, walk_on(job, out), of, s, d, x)
         finish_sums(job, row, 1, n, of, s, d, sum, dot, x)
         slopes(job, row, n, sum, dot, h, tilt, rest)
-        dx = row_room(out, at, n * size, x)
-        same = n if sums.end - sums.begin == size else 1    # rows that share gamma
+        row += n
         k = 0
         while k < n:
-            of = affine_of(job, h, r, b, p)
-            gradients_of_rows(job.act, same, size, dy + at, x + at, dx, &of, k, tilt + k, rest + k, edge_of(out))
-            k += same
-            at += same * size
-            dx += same * size
-            p = p + size if p + size < sums.end else sums.begin
-        row += n
+            last = min(k + fit, n)      # as many as may be gathered
+            dx = row_room(out, at, (last - k) * size, x)
+            same = last - k if shared else 1
+            while k < last:
+                of = affine_of(job, h, r, b, p)
+                gradients_of_rows(job.act, same, size, dy + at, x + at, dx, &of, k, tilt + k, rest + k, edge_of(out))
+                k += same
+                at += same * size
+                dx += same * size
+                p = p + size if p + size < sums.end else sums.begin
 
 
 cdef void backward_short_rows(
@@ -238,34 +217,60 @@ cdef void backward_short_rows(
         settle(&sums, x)
 
 
+cdef inline const term* each_run(const term* rows, Py_ssize_t n, Py_ssize_t channels, term* runs) noexcept nogil:
+    """The numbers of n rows as those of their runs; the numbers themselves where a row is one run."""
+    if channels == 1:
+        return rows
+    if term is float:
+        bn_each_float(n, channels, rows, runs)
+    else:
+        bn_each_double(n, channels, rows, runs)
+    return runs
+
+
+cdef inline const double* each_row(const double* runs, Py_ssize_t n, Py_ssize_t channels, double* rows) noexcept nogil:
+    """The sums of n rows from those of their runs."""
+    if channels == 1:
+        return runs
+    bn_gather_runs(n, channels, runs, rows)
+    return rows
+
+
 cdef void sums_of_short_runs(
-    RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t total, bn_ahead* ahead, const real* h,
+    RowJob* job, Py_ssize_t at, Py_ssize_t runs, Py_ssize_t total, bn_ahead* ahead, const real* h,
     double* sum, double* dot, const real* x
 ) noexcept nogil:
-    """sum dy and sum dy (x - h) of each run of some rows."""
+    """sum dy and sum dy (x - h) of runs that lie one after the other from position `at` on."""
     cdef double[BATCH * EIGHTH] s, d
-    cdef Py_ssize_t runs = rows * job.channels, size = job.inner, at = row * job.channels * size, i, k, first = at
+    cdef Py_ssize_t size = job.inner, i
     cdef const real* dy = <const real*>job.dy
     cdef Affine of
-    of.h = h
-    of.gamma = of.beta = x      # which nobody reads
-    for k in range(rows):
-        for i in range(k * job.channels, (k + 1) * job.channels):
-            if ahead != NULL:
-                fetch_on(job, ahead, size * sizeof(real))
-            if real is float:
-                bn_run_sums_float(dy + at, x + at, size, total - at, h[k], s + i * EIGHTH, d + i * EIGHTH)
-            else:
-                bn_run_sums_double(dy + at, x + at, size, total - at, h[k], s + i * EIGHTH, d + i * EIGHTH)
-            at += size
+    if real is float:
+        bn_run_sums_float(runs, size, dy + at, x + at, total - at, h, ahead, job.stream, s, d)
+    else:
+        bn_run_sums_double(runs, size, dy + at, x + at, total - at, h, ahead, job.stream, s, d)
     bn_wholes(runs, s, sum)
     bn_wholes(runs, d, dot)
     if real is float and products_beyond_float(runs, size, sum, dot):
+        of.h = h
+        of.gamma = of.beta = x      # which nobody reads
         for i in range(runs):
             if products_beyond_float(1, size, sum + i, dot + i):
-                at = first + i * size
-                k = i // job.channels
-                careful_short_sums(BN_PAIRS, identity(), dy + at, x + at, size, &of, k, sum + i, dot + i)
+                careful_short_sums(BN_PAIRS, identity(), dy + at + i * size, x + at + i * size, size, &of, i,
+                                   sum + i, dot + i)
+
+
+cdef inline void total_runs(
+    RowJob* job, Py_ssize_t runs, Py_ssize_t p, const double* rstd, const double* off, double* sum, double* dot,
+    double* dgamma, double* dbeta, real* gain
+) noexcept nogil:
+    """What `runs` runs of the channels from p on add to the gradients of gamma and beta; gamma times both sums."""
+    cdef const double* gamma = from_position(job.gamma, p)
+    dgamma = dgamma + p if job.params else NULL
+    if real is float:
+        bn_run_totals_float(runs, gamma, rstd, off, sum, dot, gain, dgamma, dbeta + p)
+    else:
+        bn_run_totals_double(runs, gamma, rstd, off, sum, dot, gain, dgamma, dbeta + p)
 
 
 cdef void gradients_of_short_runs(
@@ -273,41 +278,37 @@ cdef void gradients_of_short_runs(
     double* dgamma, double* dbeta, Output* out, const real* x
 ) noexcept nogil:
     """dx of rows of `short_runs` that lie one after the other, from one of group `begin` to groups before `stop`."""
-    cdef real[BATCH] h, r, b, tilt, rest, gain
-    cdef double[BATCH] sum, dot, whole_sum, whole_dot
-    cdef double scale
-    cdef Py_ssize_t size = job.channels * job.inner, k, n, i, at, p = begin * job.channels
-    cdef Py_ssize_t most = min(together(job, size), 2 * longest(x)) // size
+    cdef real[BATCH] h, r, b, tilt, rest, gain, of_h, of_r, of_tilt, of_rest
+    cdef double[BATCH] sum, dot, off, of_rstd, of_off, row_sum, row_dot
+    cdef Py_ssize_t channels = job.channels, size = channels * job.inner, first = begin * channels, p = first
+    cdef Py_ssize_t most = max(<Py_ssize_t>1, min(BATCH // channels, min(together(job, size), 2 * longest(x)) // size))
+    cdef Py_ssize_t n, runs, at, i, k
     cdef const real* dy = <const real*>job.dy
-    cdef real* dx
-    most = max(<Py_ssize_t>1, min(BATCH // job.channels, most))
+    cdef const real* centers
+    cdef const double* rstds
+    cdef const double* offs
     while row < end:
         n = min(most, end - row)
-        row_numbers(job, row, 1, n, h, r, b)
-        sums_of_short_runs(job, row, n, total, walk_on(job, out), h, sum, dot, x)
-        for k in range(n):
-            whole_sum[k] = whole_dot[k] = 0.0
-            for i in range(k * job.channels, (k + 1) * job.channels):
-                scale = 1.0 if job.gamma == NULL else job.gamma[p]
-                gain[i] = <real>scale
-                whole_sum[k] += scale * sum[i]
-                whole_dot[k] += scale * dot[i]
-                if job.params:
-                    dbeta[p] += sum[i]
-                    dgamma[p] += job.rstd[row + k] * (dot[i] - (job.mean[row + k] - <double>h[k]) * sum[i])
-                p += 1
-            if p == stop * job.channels:
-                p = begin * job.channels
-        slopes(job, row, n, whole_sum, whole_dot, h, tilt, rest)
-        for k in range(n - 1, -1, -1):      # the numbers of a row become those of each of its runs
-            for i in range((k + 1) * job.channels - 1, k * job.channels - 1, -1):
-                h[i] = h[k]
-                r[i] = r[k]
-                tilt[i] = tilt[k]
-                rest[i] = rest[k]
+        runs = n * channels
         at = row * size
-        dx = row_room(out, at, n * size, x)
-        gradients_of_runs(n * job.channels, job.inner, dy + at, x + at, dx, h, r, tilt, rest, gain, edge_of(out))
+        row_numbers(job, row, 1, n, h, r, b)
+        for k in range(n):
+            off[k] = job.mean[row + k] - <double>h[k]
+        centers = each_run(h, n, channels, of_h)
+        rstds = each_run(job.rstd + row, n, channels, of_rstd)
+        offs = each_run(off, n, channels, of_off)
+        sums_of_short_runs(job, at, runs, total, walk_on(job, out), centers, sum, dot, x)
+        i = 0
+        while i < runs:     # as far as channels follow each other
+            k = min(runs - i, stop * channels - p)
+            total_runs(job, k, p, rstds + i, offs + i, sum + i, dot + i, dgamma, dbeta, gain + i)
+            i += k
+            p = p + k if p + k < stop * channels else first
+        slopes(job, row, n, each_row(sum, n, channels, row_sum), each_row(dot, n, channels, row_dot), h, tilt, rest)
+        gradients_of_runs(runs, job.inner, dy + at, x + at, row_room(out, at, n * size, x),
+                          each_run(h, n, channels, of_h), each_run(r, n, channels, of_r),
+                          each_run(tilt, n, channels, of_tilt), each_run(rest, n, channels, of_rest), gain,
+                          edge_of(out))
         row += n
 
 

@@ -6,7 +6,7 @@
 # float32 has no room for the squares of what is very large or small. Then the sums are made again, all in float64.
 #
 # Uses identity, leaky, pulled, relu (activations), zero (channel_columns), products_beyond_float (channel_grads).
-# Gives Affine, BATCH, EIGHTH, SHORT, WIDTH, careful_short_sums, fetch_on, scaled, short_moments, short_pair_sums,
+# Gives Affine, BATCH, EIGHTH, SHORT, WIDTH, careful_short_sums, scaled, short_moments, short_pair_sums,
 # short_scaled_sums, together.
 
 cdef enum:
@@ -15,7 +15,6 @@ cdef enum:
     EIGHTH = 8          # partial sums that are left: a vector of float64
     BATCH = BN_BATCH    # rows whose statistics are finished together
     BRIEF = 64          # values of a row, of which less are read faster than what is done for each row takes
-    FETCH_SHARE = 2     # where the output is gathered and sent, one part in so many is fetched while sums are made
 
 # How the values of some rows become v = ((x - h) r + b) gamma + beta: a number for each row, or for each of its values.
 ctypedef struct Affine:
@@ -41,15 +40,6 @@ cdef inline Py_ssize_t together(const RowJob* job, Py_ssize_t size) noexcept nog
     further away fewer is faster, unless rows are very short.
     """
     return BUFFER // 4 if job.stream and size >= BRIEF else BUFFER
-
-
-cdef inline void fetch_on(const RowJob* job, bn_ahead* ahead, size_t bytes) noexcept nogil:
-    """Fetch what comes as far behind these bytes of x: while sums are made memory has nothing else to do. Some of it is
-    left for when the output is sent; through the caches nothing is."""
-    if job.stream:
-        bn_fetch_early(ahead, bytes // FETCH_SHARE)
-    else:
-        bn_fetch(ahead, bytes)
 
 
 cdef inline void short_sums(
@@ -152,7 +142,7 @@ cdef void short_moments(
     if not about_zero:
         for k in range(rows):
             if ahead != NULL:
-                fetch_on(job, ahead, size * sizeof(real))
+                bn_fetch_on(ahead, size * sizeof(real), job.stream)
             row_sum(False, x + k * size, size, left - k * size, x[k * size], eight + k * EIGHTH)
         bn_wholes(rows, eight, sum)
         for k in range(rows):

@@ -1,13 +1,10 @@
-# Gradient sums of rows with one gamma for each value: down the columns for dgamma and dbeta, along each row for dx. Of
-# long rows both are made of a chunk of columns while it is in the first-level cache, for some rows together.
+# Gradient sums of rows with one gamma for each value: down the columns for dgamma and dbeta, along each row for dx.
+# Both are made of some columns of some rows together.
 #
 # Uses identity, leaky, relu (activations), zero (channel_columns), products_beyond_float (channel_grads), Output
-# (channel_maps), Affine, EIGHTH, WIDTH, careful_short_sums, fetch_on, short_scaled_sums (row_short).
-# Gives affine_of, finish_sums, hand_over, readable, row_and_column_sums, row_numbers, sums_of_long_rows, walk_on.
-
-cdef enum:
-    CHUNK = 256         # columns of long rows that stay in the first-level cache for all sums they are part of
-
+# (channel_maps), Affine, EIGHTH, careful_short_sums, short_scaled_sums (row_short).
+# Gives affine_of, finish_sums, hand_over, readable, row_and_column_sums, row_numbers, sums_of_long_rows,
+# sums_of_stripe, walk_on.
 
 cdef inline Py_ssize_t readable(RowJob* job, Py_ssize_t o, Py_ssize_t last, Py_ssize_t end) noexcept nogil:
     """Where the values end that may be read with those of outer position o: what another task has, it may overwrite.
@@ -115,6 +112,44 @@ cdef inline Affine affine_of(RowJob* job, const real* h, const real* r, const re
     return of
 
 
+cdef inline void stripe_sums(
+    Activation act, Py_ssize_t rows, Py_ssize_t n, Py_ssize_t pitch, Py_ssize_t left, bint adds, const real* dy,
+    const real* x, const Affine* of, Py_ssize_t k, Py_ssize_t i, double* dgamma, double* dbeta, double* s, double* d
+) noexcept nogil:
+    if real is float:
+        bn_stripe_sums_float(act.kind, <float>act.slope, rows, n, pitch, left, adds, dy, x, <const float*>of.h + k,
+                             <const float*>of.r + k, <const float*>of.b + k, <const float*>of.gamma + i,
+                             <const float*>of.beta + i, dgamma + i, dbeta + i, s, d)
+    else:
+        bn_stripe_sums_double(act.kind, act.slope, rows, n, pitch, left, adds, dy, x, <const double*>of.h + k,
+                              <const double*>of.r + k, <const double*>of.b + k, <const double*>of.gamma + i,
+                              <const double*>of.beta + i, dgamma + i, dbeta + i, s, d)
+
+
+cdef void sums_of_stripe(
+    RowJob* job, Py_ssize_t rows, Py_ssize_t at, Py_ssize_t pitch, Py_ssize_t total, bn_ahead* ahead, const Affine* of,
+    Py_ssize_t k, double* dgamma, double* dbeta, double* s, double* d, const real* x
+) noexcept nogil:
+    """EIGHTH parts of both sums of rows that share their gamma, the first at position `at`, its numbers the k-th, the
+    next each `pitch` values away; and what they add to the sums of the columns. BN_STRIPE rows at most."""
+    cdef Py_ssize_t i = 0, n
+    cdef const real* dy = <const real*>job.dy + at
+    x += at
+    while i < job.channels:
+        n = min(<Py_ssize_t>BN_SHORT, job.channels - i)
+        if ahead != NULL:
+            bn_fetch_on(ahead, rows * n * sizeof(real), job.stream)
+        if job.act.kind == BN_IDENTITY:
+            stripe_sums(identity(), rows, n, pitch, total - at - i, i > 0, dy + i, x + i, of, k, i, dgamma, dbeta, s, d)
+        elif job.act.kind == BN_RELU:
+            stripe_sums(relu(job.act), rows, n, pitch, total - at - i, i > 0, dy + i, x + i, of, k, i, dgamma, dbeta,
+                        s, d)
+        else:
+            stripe_sums(leaky(job.act), rows, n, pitch, total - at - i, i > 0, dy + i, x + i, of, k, i, dgamma, dbeta,
+                        s, d)
+        i += n
+
+
 cdef void sums_of_long_rows(
     RowJob* job, Py_ssize_t o, Py_ssize_t rows, Py_ssize_t g, Py_ssize_t last, Py_ssize_t end,
     double* dgamma, double* dbeta, double* sum, double* dot, bn_ahead* ahead, const real* x
@@ -122,33 +157,23 @@ cdef void sums_of_long_rows(
     """sum and dot of dy gamma of group g at `rows` outer positions, and their part in dgamma and dbeta."""
     cdef real[STRIPE] h, r, b
     cdef double[STRIPE * EIGHTH] s, d
-    cdef real[CHUNK + WIDTH] along, across
-    cdef Py_ssize_t size = job.channels, p = g * size, stride = job.groups * size, at = o * stride + p
-    cdef Py_ssize_t row = o * job.groups + g, i = 0, j, k, n, left
+    cdef Py_ssize_t size = job.channels, p = g * size, pitch = job.groups * size, at = o * pitch + p
+    cdef Py_ssize_t row = o * job.groups + g, k
     cdef const real* dy = <const real*>job.dy
     cdef Affine of
     row_numbers(job, row, job.groups, rows, h, r, b)
-    zero(s, rows * EIGHTH)
-    zero(d, rows * EIGHTH)
-    for j in range(CHUNK + WIDTH):
-        along[j] = across[j] = 0
-    while i < size:
-        n = min(<Py_ssize_t>CHUNK, size - i)
-        of = affine_of(job, h, r, b, p + i)
-        j = at + i
+    of = affine_of(job, h, r, b, p)
+    if job.params:
+        sums_of_stripe(job, rows, at, pitch, readable(job, o, last, end), ahead, &of, 0, dgamma + p, dbeta + p, s, d, x)
+    else:
+        zero(s, rows * EIGHTH)
+        zero(d, rows * EIGHTH)
         for k in range(rows):
             if ahead != NULL:
-                fetch_on(job, ahead, n * sizeof(real))
-            left = readable(job, o + k, last, end) - j
-            if job.params:
-                row_and_column_sums(job.act, dy + j, x + j, n, left, &of, k, along, across,
-                                    s + k * EIGHTH, d + k * EIGHTH)
-            else:
-                short_scaled_sums(job.act, dy + j, x + j, n, left, &of, k, s + k * EIGHTH, d + k * EIGHTH)
-            j += stride
-        if job.params:
-            hand_over(along, across, n, dgamma + p + i, dbeta + p + i)
-        i += n
+                bn_fetch_on(ahead, size * sizeof(real), job.stream)
+            short_scaled_sums(job.act, dy + at, x + at, size, readable(job, o + k, last, end) - at, &of, k,
+                              s + k * EIGHTH, d + k * EIGHTH)
+            at += pitch
     finish_sums(job, row, job.groups, rows, of, s, d, sum, dot, x)
     for k in range(rows):
         dot[k] -= (job.mean[row + k * job.groups] - <double>h[k]) * sum[k]

@@ -111,13 +111,20 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
     cdef Py_ssize_t p = t // job.cuts, o = p * job.piece, last = min(o + job.piece, job.outer)
     cdef Py_ssize_t begin = (t % job.cuts) * job.group, end = min(begin + job.group, job.groups)
     cdef Py_ssize_t size = job.groups * job.channels, row = job.channels * job.inner, positions = STRIPE
+    cdef Py_ssize_t values      # worked on together
     cdef bint deep = job.dy != NULL and job.scale != NULL and row > longest(x)
     cdef double* dgamma = job.partial + p * 2 * size
     cdef double* dbeta = dgamma + size
     cdef Output out
     if STRIPE * row * 2 * <Py_ssize_t>sizeof(real) > SECOND_CACHE:
         positions = STRIPE // 2
-    open_rows(job, o, begin, end, positions * (end - begin) * row if deep else max(row, <Py_ssize_t>BUFFER), &out, x)
+    if deep:
+        values = positions * (end - begin) * row
+    elif job.params and job.scale != NULL and job.groups == 1:
+        values = max(STRIPE * row, <Py_ssize_t>BUFFER)
+    else:
+        values = max(row, <Py_ssize_t>BUFFER)
+    open_rows(job, o, begin, end, values, &out, x)
     if job.params:
         zero(dgamma + begin * job.channels, (end - begin) * job.channels)
         zero(dbeta + begin * job.channels, (end - begin) * job.channels)

@@ -96,10 +96,14 @@ static inline void bn_fetch(bn_ahead *ahead, size_t bytes)
     }
 }
 
-/* Fetch some of what would be fetched while the next lines are sent. */
-static inline void bn_fetch_early(bn_ahead *ahead, size_t bytes)
+/* Fetch what comes as far behind these bytes of x: while sums are made memory has nothing else to do. Where the output is
+ * gathered and sent, half of it is left for when that is done. */
+static inline void bn_fetch_on(bn_ahead *ahead, size_t bytes, int sent)
 {
-    ahead->early += bytes;
+    if (sent) {
+        bytes /= 2;
+        ahead->early += bytes;
+    }
     bn_fetch(ahead, bytes);
 }
 

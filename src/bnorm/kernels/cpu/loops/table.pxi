@@ -72,7 +72,7 @@ cdef extern from "streams.h" nogil:
     void bn_tiles(bn_ahead*, size_t, size_t)
     void bn_advance(bn_ahead*, size_t)
     void bn_fetch(bn_ahead*, size_t)
-    void bn_fetch_early(bn_ahead*, size_t)
+    void bn_fetch_on(bn_ahead*, size_t, bint)
     void bn_open(bn_output*)
     void* bn_room(bn_output*, void*, size_t, bn_ahead*)
     void bn_close(bn_output*, bn_ahead*)
@@ -169,19 +169,28 @@ cdef extern from "planes.h" nogil:
         const double*, const double*, const double*, const double*, bn_edge*)
 
 cdef extern from "runs.h" nogil:
-    void bn_run_sums_float(const float*, const float*, Py_ssize_t, Py_ssize_t, float, double*, double*)
-    void bn_run_sums_double(const double*, const double*, Py_ssize_t, Py_ssize_t, double, double*, double*)
+    void bn_run_sums_float(Py_ssize_t, Py_ssize_t, const float*, const float*, Py_ssize_t, const float*, bn_ahead*,
+                           bint, double*, double*)
+    void bn_run_sums_double(Py_ssize_t, Py_ssize_t, const double*, const double*, Py_ssize_t, const double*, bn_ahead*,
+                            bint, double*, double*)
+    void bn_each_float(Py_ssize_t, Py_ssize_t, const float*, float*)
+    void bn_each_double(Py_ssize_t, Py_ssize_t, const double*, double*)
+    void bn_gather_runs(Py_ssize_t, Py_ssize_t, const double*, double*)
+    void bn_run_totals_float(Py_ssize_t, const double*, const double*, const double*, double*, double*, float*, double*,
+                             double*)
+    void bn_run_totals_double(Py_ssize_t, const double*, const double*, const double*, double*, double*, double*,
+                              double*, double*)
 
 cdef extern from "stripes.h" nogil:
     enum:
         BN_SHORT
         BN_STRIPE
     void bn_stripe_sums_float(
-        int, float, Py_ssize_t, Py_ssize_t, Py_ssize_t, const float*, const float*, const float*, const float*,
-        const float*, const float*, const float*, double*, double*, double*, double*)
+        int, float, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, bint, const float*, const float*, const float*,
+        const float*, const float*, const float*, const float*, double*, double*, double*, double*)
     void bn_stripe_sums_double(
-        int, double, Py_ssize_t, Py_ssize_t, Py_ssize_t, const double*, const double*, const double*, const double*,
-        const double*, const double*, const double*, double*, double*, double*, double*)
+        int, double, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, bint, const double*, const double*, const double*,
+        const double*, const double*, const double*, const double*, double*, double*, double*, double*)
 
 cdef extern from "memory.h" nogil:
     void bn_set(int*)
