@@ -106,7 +106,7 @@ enum {
             BN_STRIPE_PART(name, 1, 0, BN_BROAD, 0);                                                                  \
             for (; i + BN_BROAD < n; i += BN_BROAD)                                                                   \
                 BN_STRIPE_PART(name, 0, 0, BN_BROAD, i);                                                              \
-            if (BN_BROAD > BN_WIDTH && n - i > BN_WIDTH)                                                              \
+            if ((int)BN_BROAD > (int)BN_WIDTH && n - i > BN_WIDTH)                                                    \
                 BN_STRIPE_PART(name, 0, 1, BN_BROAD, i);                                                              \
             else                                                                                                      \
                 BN_STRIPE_PART(name, 0, 1, BN_WIDTH, i);                                                              \
