@@ -195,6 +195,7 @@ cdef void backward_short_rows(
 ) noexcept nogil:
     """Groups begin to end of the outer positions of a task, of rows with a gamma for each value."""
     cdef Py_ssize_t size = job.channels, width = job.groups * size + WIDTH, i
+    cdef bint by_turns = job.params and end - begin > 1     # stripes keep their sums of the columns in registers
     cdef Sums sums
     sums.along = <real*>job.columns + o // job.piece * 2 * width
     sums.across = <real*>sums.along + width
@@ -203,7 +204,7 @@ cdef void backward_short_rows(
     sums.begin = begin * size
     sums.end = end * size
     sums.seen = 0
-    if job.params:
+    if by_turns:
         for i in range(sums.begin, width if job.cuts == 1 else sums.end):
             (<real*>sums.along)[i] = (<real*>sums.across)[i] = 0
     if job.cuts == 1:
@@ -213,7 +214,7 @@ cdef void backward_short_rows(
             short_gradients(job, o * job.groups + begin, o * job.groups + end, readable(job, o, last, end), &sums,
                             out, x)
             o += 1
-    if job.params:
+    if by_turns:
         settle(&sums, x)
 
 

@@ -91,7 +91,7 @@ BN_SUMS_OF_RUNS(double, double)
         bn_fold_##name(width, 1, d, dot);                                                                             \
     }                                                                                                                 \
     BN_APART void bn_run_sums_##name(ptrdiff_t runs, ptrdiff_t n, const real *dy, const real *x, ptrdiff_t left,      \
-                                     const real *BN_RESTRICT h, bn_ahead *ahead, int sent, double *BN_RESTRICT sum,  \
+                                     const real *BN_RESTRICT h, bn_ahead *ahead, int sent, double *BN_RESTRICT sum,   \
                                      double *BN_RESTRICT dot)                                                         \
     {                                                                                                                 \
         ptrdiff_t k = 0;                                                                                              \
@@ -109,8 +109,8 @@ BN_SUMS_OF_RUNS(double, double)
             bn_short_sums_##name(BN_PAIRS, BN_IDENTITY, 1, dy, x, n, left, h[k], 0, 0, dy, dy, sum, dot);             \
         })                                                                                                            \
     }                                                                                                                 \
-    /* From the two sums of some runs, one of each channel: what they add to the gradients of gamma and beta, unless      \
-     * these are NULL, and gamma times both, which are parts of the sums of a row. off: its mean less h. */            \
+    /* From the two sums of some runs, one of each channel: what they add to the gradients of gamma and beta, unless  \
+     * these are NULL, and gamma times both, which are parts of the sums of a row. off: its mean less h. */           \
     BN_APART void bn_run_totals_##name(ptrdiff_t runs, const double *BN_RESTRICT gamma,                               \
                                        const double *BN_RESTRICT rstd, const double *BN_RESTRICT off,                 \
                                        double *BN_RESTRICT sum, double *BN_RESTRICT dot, real *BN_RESTRICT gain,      \
