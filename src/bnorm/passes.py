@@ -180,13 +180,6 @@ def row_forward(
     """
     kernels = BACKENDS[type(x)]
     block, layout = rows
-    shape = ()
-    if gamma is not None:
-        shape = gamma.shape
-        gamma = gamma.flatten()
-    if beta is not None:
-        shape = beta.shape
-        beta = beta.flatten()
     target = to = None
     apart = True
     if out is not None and (to := ready(out, block, layout, given)) is None:
@@ -195,8 +188,14 @@ def row_forward(
     order = None if layout.order is None and x.flags.c_contiguous else view.axes_in_memory(x)
     saved = RowSaved()
     saved.kernels, saved.x, saved.layout, saved.slope = kernels, block, layout, slope
-    saved.mean, saved.rstd, saved.gamma, saved.beta = mean, rstd, gamma, beta
-    saved.rule, saved.parameter_shape, saved.order = rule, shape, order
+    saved.mean, saved.rstd, saved.rule, saved.order = mean, rstd, rule, order
+    # Copied here and not before: cores that have read a copy would slow the next one down.
+    saved.gamma = saved.beta = None
+    saved.parameter_shape = ()
+    if gamma is not None:
+        saved.gamma, saved.parameter_shape = gamma.flatten(), gamma.shape
+    if beta is not None:
+        saved.beta, saved.parameter_shape = beta.flatten(), beta.shape
     if out is None:
         return view.ordered(view.restore(y, layout), order), saved
     if target is not None:

@@ -1,8 +1,8 @@
 # NumPy arrays to pointers and back.
 #
 # Uses FAR, FAR_TWO, STREAM, STREAM_ONE, STREAM_TWO, bypasses, plan, unaided (plan).
-# Gives activation, data, folded, is_wide, itemsize, matrix, narrow_of, pair, partial_size, result, scratch, target,
-# to_type, vector, vector_size, view.
+# Gives activation, data, folded, is_wide, itemsize, line_of, matrix, narrow_of, pair, partial_size, result, scratch,
+# target, to_type, vector, vector_size, view.
 
 cdef inline void* data(cnp.ndarray a) noexcept:
     return NULL if a is None else cnp.PyArray_DATA(a)
@@ -85,6 +85,11 @@ cdef void* scratch(size_t bytes) except NULL:
     return memory
 
 
+cdef inline char* line_of(char* memory) noexcept nogil:
+    """Where the first whole cache line of scratch begins, which has that many more bytes."""
+    return memory + (-<size_t>memory & 63)
+
+
 cdef void view(Job* job, cnp.ndarray x, bint reduces=True) noexcept:
     """The job's view of x, its plan and its type."""
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
@@ -137,7 +142,7 @@ cdef inline size_t vector_size(const Job* job) noexcept nogil:
 cdef inline void folded(Job* job, char* memory) noexcept nogil:
     """Memory for per-channel numbers in the loops' type: three vectors of the forward, and three of a gradient."""
     cdef size_t size = vector_size(job)
-    memory += -<size_t>memory & 63      # aligned to a cache line; scratch has that many more bytes
+    memory = line_of(memory)
     job.high = memory
     job.scale = memory + size
     job.shift = memory + 2 * size

@@ -65,7 +65,9 @@ ctypedef struct Job:
 # Rows of one normalization each: x[outer][groups][channels][inner], statistics over channels * inner.
 ctypedef struct RowJob:
     Py_ssize_t outer, groups, channels, inner
-    Py_ssize_t piece, pieces, group, cuts     # tasks: pieces of `piece` outer positions times cuts of `group` groups
+    # The grid of tasks: `pieces` of about as many of the `steps` times `step` outer positions, times `cuts` of `group`
+    # groups.
+    Py_ssize_t step, steps, pieces, group, cuts
     bint wide               # 0 float32, 1 float64
     int narrow              # BN_HALF or BN_BFLOAT, or BN_REAL, 0: then the rows are converted, by way of float32,
     Py_ssize_t together     # so many outer positions at a time,

@@ -2,12 +2,13 @@
 # the bits of a result.
 #
 # Uses nothing of its siblings.
-# Gives FAR, FAR_ROWS, FAR_TWO, STREAM, STREAM_ONE, STREAM_TWO, bypasses, fits, plan, plan_rows, run, run_rows,
-# scattered, unaided.
+# Gives FAR, FAR_ROWS, FAR_TWO, ROW, STREAM, STREAM_ONE, STREAM_TWO, bypasses, fits, plan, plan_rows, run, scattered,
+# unaided.
 
 cdef enum:
     TASK = 16384            # values that make a task worth its bookkeeping
     MAX_TASKS = 128         # enough to keep many threads evenly busy
+    FEW_SUMS = 4            # so many pieces of rows may be of eight rows, though their sums cost as much as two rows
     MIN_ROWS = 512          # rows in a piece of columns: starting and merging one takes as long as some 50 rows
     FEW = 16                # with more pieces than this, pieces grow to four times MIN_ROWS before more are made
     FUSE = 1 << 20          # bytes that about stay in the second-level cache between two passes over some channels
@@ -51,6 +52,14 @@ cdef Py_ssize_t parts(Py_ssize_t whole, Py_ssize_t part) noexcept nogil:
     return max(<Py_ssize_t>1, (whole + part - 1) // part)
 
 
+cdef Py_ssize_t evenly(Py_ssize_t values) noexcept nogil:
+    """How many tasks: a power of two, since of three tasks one of two threads would have two."""
+    cdef Py_ssize_t tasks = 1
+    while tasks < MAX_TASKS and tasks * TASK < values:
+        tasks *= 2
+    return tasks
+
+
 cdef Py_ssize_t widening(Py_ssize_t outer, Py_ssize_t columns) noexcept nogil:
     """How many outer positions make one row, so that a row fills whole vectors."""
     cdef Py_ssize_t widen = 1, width = columns
@@ -63,7 +72,7 @@ cdef Py_ssize_t widening(Py_ssize_t outer, Py_ssize_t columns) noexcept nogil:
 cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
     """Cut the view into pieces of rows and groups of channels; for a map alone, into contiguous memory."""
     cdef Py_ssize_t C = max(<Py_ssize_t>1, job.channels), inner = max(<Py_ssize_t>1, job.inner)
-    cdef Py_ssize_t tasks = min(max(job.outer * C * inner // TASK, <Py_ssize_t>1), <Py_ssize_t>MAX_TASKS)
+    cdef Py_ssize_t tasks = evenly(job.outer * C * inner)
     cdef Py_ssize_t units, pieces, groups
     # If there are enough of them, positions are columns, and the rows of a block go down the outer axis; otherwise each
     # run of a channel is processed separately.
@@ -129,49 +138,19 @@ cdef void run(task_t task, Job* job, bint backwards) noexcept nogil:
             run_span(task, job, n * i // threads, n * (i + 1) // threads, backwards)
 
 
-cdef void run_row_span(row_task_t task, RowJob* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    cdef Py_ssize_t t
-    for t in range(begin, end):
-        task(job, t)
-
-
-cdef void run_narrow_span(RowJob* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """As run_row_span, with memory for converted rows."""
-    cdef RowJob mine = job[0]
-    mine.room = <char*>malloc(job.room_size)
-    if mine.room == NULL:
-        bn_set(&job.failed)
-        return
-    run_row_span(loops.narrow_rows, &mine, begin, end)
-    free(mine.room)
-
-
-cdef void run_rows(RowJob* job) noexcept nogil:
-    cdef Py_ssize_t n = job.pieces * job.cuts, i
-    cdef Py_ssize_t size = job.channels * job.inner * (1 if job.dy == NULL else 2)
-    cdef int threads = threads_for(job.outer * job.groups * (size + ROW), n)
-    if job.narrow != BN_REAL and threads == 1:
-        run_narrow_span(job, 0, n)
-    elif job.narrow != BN_REAL:
-        for i in prange(threads, schedule="static", chunksize=1, num_threads=threads):
-            run_narrow_span(job, n * i // threads, n * (i + 1) // threads)
-    elif threads == 1:
-        run_row_span(loops.rows[job.wide], job, 0, n)
-    else:
-        for i in prange(threads, schedule="static", chunksize=1, num_threads=threads):
-            run_row_span(loops.rows[job.wide], job, n * i // threads, n * (i + 1) // threads)
-
-
 cdef void plan_rows(RowJob* job) noexcept nogil:
     """Cut into pieces of outer positions, and also into groups if there are few positions."""
     cdef Py_ssize_t size = max(<Py_ssize_t>1, job.channels * job.inner), groups = max(<Py_ssize_t>1, job.groups)
-    cdef Py_ssize_t tasks = min(max(job.outer * groups * size // TASK, <Py_ssize_t>1), <Py_ssize_t>MAX_TASKS)
-    # A piece has its own parameter sums, which are as long as a row if gamma changes from value to value.
-    cdef Py_ssize_t step = 2 * STRIPE if job.params and job.inner == 1 else 1
-    cdef Py_ssize_t pieces = max(<Py_ssize_t>1, min(job.outer // step, tasks))
-    job.piece = (parts(job.outer, pieces) + step - 1) // step * step
-    job.pieces = parts(job.outer, job.piece)
-    job.group = parts(groups, min(groups, max(<Py_ssize_t>1, tasks // job.pieces)))
+    cdef Py_ssize_t tasks = evenly(job.outer * groups * size)
+    job.step = 1
+    job.pieces = job.outer
+    if job.params and job.inner == 1:
+        # A piece has its own parameter sums, which are as long as a row: few pieces, of whole stripes.
+        job.step = STRIPE
+        job.pieces = max(job.outer // (2 * STRIPE), min(job.outer // STRIPE, <Py_ssize_t>FEW_SUMS))
+    job.steps = parts(job.outer, job.step)
+    job.pieces = max(<Py_ssize_t>1, min(job.pieces, tasks))
+    job.group = parts(groups, min(groups, parts(tasks, job.pieces)))
     job.cuts = parts(groups, job.group)
     # As many narrow rows together as stay in the cache; with parameter sums, whole stripes of them.
     cdef Py_ssize_t width = job.group * size, arrays = 1 if job.dy == NULL else 2
@@ -180,7 +159,7 @@ cdef void plan_rows(RowJob* job) noexcept nogil:
         job.together = STRIPE
     if job.together > STRIPE:
         job.together = job.together // STRIPE * STRIPE
-    job.together = 1 if job.cuts > 1 else min(job.together, job.piece)
+    job.together = 1 if job.cuts > 1 else min(job.together, parts(job.steps, job.pieces) * job.step)
     job.room_size = (job.together * width * arrays + 16) * sizeof(float)
     if job.params:
         job.room_size += 2 * job.group * job.channels * (sizeof(double) + sizeof(float)) + 2 * BN_BEYOND

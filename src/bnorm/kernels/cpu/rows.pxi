@@ -1,8 +1,13 @@
 # Layer, group, instance and RMS normalization.
 #
-# Uses activation, data, is_wide, narrow_of, result, scratch, vector (arrays), FAR, FAR_ROWS, STREAM_TWO, bypasses,
-# plan_rows, run_rows (plan).
+# Uses activation, data, is_wide, line_of, narrow_of, result, scratch, vector (arrays), FAR, FAR_ROWS, ROW,
+# STREAM_TWO, bypasses, plan_rows (plan).
 # Gives entries only.
+
+
+cdef inline bint has_columns(const RowJob* job) noexcept nogil:
+    """Whether gamma and beta, or their gradients, change from value to value. Otherwise they need no memory."""
+    return job.inner == 1 and (job.gamma != NULL or job.beta != NULL or job.params)
 
 
 cdef void row_view(
@@ -26,42 +31,72 @@ cdef void row_view(
     job.dy = data(dy)
     job.params = params
     job.act = activation(slope)
+    if job.inner == 1 and not has_columns(job):     # without parameters a row is a single run
+        job.inner = job.channels
+        job.channels = 1
     plan_rows(job)
 
 
-cdef inline bint has_columns(const RowJob* job) noexcept nogil:
-    """Whether gamma and beta, or their gradients, change from value to value. Otherwise they need no memory."""
-    return job.inner == 1 and (job.gamma != NULL or job.beta != NULL or job.params)
-
-
 cdef inline size_t columns_size(const RowJob* job) noexcept nogil:
-    return job.groups * job.channels * sizeof(double) + BN_BEYOND if has_columns(job) else 0
+    """Bytes for gamma, for beta or for sums of columns, and for what is read behind them; whole cache lines."""
+    cdef size_t itemsize = sizeof(double) if job.wide else sizeof(float)
+    return (job.groups * job.channels * itemsize + BN_BEYOND + 63) & ~<size_t>63 if has_columns(job) else 0
 
 
-cdef void row_columns(RowJob* job, char* memory) noexcept nogil:
-    """gamma and beta in the type of x, if they change from value to value; 1 and 0 if one is absent."""
-    cdef Py_ssize_t c, n = job.groups * job.channels
-    cdef size_t size = n * (sizeof(double) if job.wide else sizeof(float))
-    if not has_columns(job):
-        return
-    job.scale = memory
-    job.shift = memory + columns_size(job)
-    memset(<char*>job.scale + size, 0, BN_BEYOND)
-    memset(<char*>job.shift + size, 0, BN_BEYOND)
-    for c in range(n):
-        if job.wide:
-            (<double*>job.scale)[c] = 1.0 if job.gamma == NULL else job.gamma[c]
-            (<double*>job.shift)[c] = 0.0 if job.beta == NULL else job.beta[c]
-        else:
-            (<float*>job.scale)[c] = <float>(1.0 if job.gamma == NULL else job.gamma[c])
-            (<float*>job.shift)[c] = <float>(0.0 if job.beta == NULL else job.beta[c])
+cdef void column(const double* values, double absent, Py_ssize_t n, size_t size, bint wide, char* to) noexcept nogil:
+    """n values of gamma or beta in the type of x, with zeros behind them up to `size` bytes."""
+    cdef float* narrow = <float*>to
+    cdef Py_ssize_t c, filled = n * (sizeof(double) if wide else sizeof(float))
+    if wide and values != NULL:
+        memcpy(to, values, filled)
+    elif wide:
+        for c in range(n):
+            (<double*>to)[c] = absent
+    elif values != NULL:
+        for c in range(n):
+            narrow[c] = <float>values[c]
+    else:
+        for c in range(n):
+            narrow[c] = <float>absent
+    memset(to + filled, 0, size - filled)
 
 
-cdef inline void join_columns(RowJob* job) noexcept nogil:
-    """Without parameters a row is a single run."""
-    if job.inner == 1 and job.scale == NULL:
-        job.inner = job.channels
-        job.channels = 1
+cdef void run_row_span(RowJob* job, Py_ssize_t begin, Py_ssize_t end, char* memory) noexcept nogil:
+    """Tasks of one thread, which has its own gamma and beta, and room for converted rows: from a cache of another core
+    gamma and beta would come more slowly than they are made."""
+    cdef row_task_t task = loops.rows[job.wide] if job.narrow == BN_REAL else loops.narrow_rows
+    cdef Py_ssize_t n = job.groups * job.channels, t
+    cdef size_t size = columns_size(job)
+    cdef RowJob mine = job[0]
+    if size > 0:
+        mine.scale = memory
+        mine.shift = memory + size
+        column(job.gamma, 1.0, n, size, job.wide, memory)
+        column(job.beta, 0.0, n, size, job.wide, memory + size)
+    if job.narrow != BN_REAL:
+        mine.room = <char*>malloc(job.room_size)
+        if mine.room == NULL:
+            bn_set(&job.failed)
+            return
+    for t in range(begin, end):
+        task(&mine, t)
+    free(mine.room)
+
+
+cdef int row_threads(const RowJob* job) noexcept nogil:
+    cdef Py_ssize_t values = job.channels * job.inner * (1 if job.dy == NULL else 2)
+    return threads_for(job.outer * job.groups * (values + ROW), job.pieces * job.cuts)
+
+
+cdef void run_rows(RowJob* job, int threads, char* memory) noexcept nogil:
+    """Run all tasks, with memory for twice the columns of each thread."""
+    cdef Py_ssize_t n = job.pieces * job.cuts, i
+    cdef size_t size = 2 * columns_size(job)
+    if threads == 1:
+        run_row_span(job, 0, n, memory)
+    else:
+        for i in prange(threads, schedule="static", chunksize=1, num_threads=threads):
+            run_row_span(job, n * i // threads, n * (i + 1) // threads, memory + i * size)
 
 
 cdef int check_room(const RowJob* job) except -1:
@@ -82,12 +117,11 @@ def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps,
     rstd_ = vector(job.outer * job.groups)
     job.mean = <double*>data(mean_)
     job.rstd = <double*>data(rstd_)
-    cdef char* memory = <char*>scratch(2 * columns_size(&job))
+    cdef int threads = row_threads(&job)
+    cdef char* memory = <char*>scratch(threads * 2 * columns_size(&job))
     try:
         with nogil:
-            row_columns(&job, memory)
-            join_columns(&job)
-            run_rows(&job)
+            run_rows(&job, threads, line_of(memory))
     finally:
         free(memory)
     check_room(&job)
@@ -111,16 +145,16 @@ def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray r
         dbeta_ = vector(n)
         dg = <double*>data(dgamma_)
         db = <double*>data(dbeta_)
-    cdef size_t columns = 2 * columns_size(&job), sums = job.pieces * 2 * n * sizeof(double) if params else 0
-    cdef size_t parts = job.pieces * 2 * columns_size(&job) if params else 0
-    cdef char* memory = <char*>scratch(columns + sums + parts)
-    job.partial = <double*>(memory + columns)
-    job.columns = memory + columns + sums
+    cdef int threads = row_threads(&job)
+    cdef size_t columns = threads * 2 * columns_size(&job), sums = job.pieces * 2 * n * sizeof(double) if params else 0
+    # Rows of several groups add the sums of their columns up in the type of x first.
+    cdef size_t parts = job.pieces * 2 * columns_size(&job) if params and job.group > 1 else 0
+    cdef char* memory = <char*>scratch(columns + parts + sums)
+    job.columns = line_of(memory) + columns
+    job.partial = <double*>(<char*>job.columns + parts)
     try:
         with nogil:
-            row_columns(&job, memory)
-            join_columns(&job)
-            run_rows(&job)
+            run_rows(&job, threads, line_of(memory))
             if params:
                 for p in range(1, job.pieces):
                     for c in range(2 * n):

@@ -4,7 +4,7 @@
 # Uses identity, pulled (activations), Block, Columns, from_position, run_block, zero (channel_columns), block_sums,
 # products_beyond_float (channel_grads), Output, longest (channel_maps), backward_map, edge_of, gradients_of_rows,
 # gradients_of_runs, row_room, short_runs (row_maps), Affine, BATCH, EIGHTH, WIDTH, careful_short_sums,
-# short_pair_sums, short_scaled_sums, together (row_short), affine_of, finish_sums, hand_over, readable,
+# short_pair_sums, short_scaled_sums, together (row_short), affine_of, finish_sums, hand_over, piece_of, readable,
 # row_and_column_sums, row_numbers, sums_of_long_rows, sums_of_stripe, walk_on (row_sums).
 # Gives backward_long_rows, backward_rows, backward_short_rows.
 
@@ -190,14 +190,15 @@ cdef void short_gradients(
 
 
 cdef void backward_short_rows(
-    RowJob* job, Py_ssize_t o, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end,
+    RowJob* job, Py_ssize_t p, Py_ssize_t begin, Py_ssize_t end,
     double* dgamma, double* dbeta, Output* out, const real* x
 ) noexcept nogil:
-    """Groups begin to end of the outer positions of a task, of rows with a gamma for each value."""
+    """Groups begin to end of the outer positions of piece p, of rows with a gamma for each value."""
     cdef Py_ssize_t size = job.channels, width = job.groups * size + WIDTH, i
+    cdef Py_ssize_t o = piece_of(job, p), last = piece_of(job, p + 1)
     cdef bint by_turns = job.params and end - begin > 1     # stripes keep their sums of the columns in registers
     cdef Sums sums
-    sums.along = <real*>job.columns + o // job.piece * 2 * width
+    sums.along = <real*>job.columns + p * 2 * width
     sums.across = <real*>sums.along + width
     sums.dgamma = dgamma
     sums.dbeta = dbeta

@@ -1,7 +1,7 @@
 # Rows of float16 and bfloat16: some outer positions at a time are converted, go through a task of float32 rows in
 # place, and are converted back. So each of the loops over rows is there once, and what it works on stays in the cache.
 #
-# Uses FETCH_BYTES, rows_float (row_tasks).
+# Uses piece_of (row_sums), FETCH_BYTES, rows_float (row_tasks).
 # Gives narrow_rows.
 
 cdef enum:
@@ -23,7 +23,7 @@ cdef void write_rows(
 
 cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
     """The task of row_tasks.pxi, in the memory that job.room has for one thread."""
-    cdef Py_ssize_t p = t // job.cuts, o = p * job.piece, last = min(o + job.piece, job.outer), i, n
+    cdef Py_ssize_t p = t // job.cuts, o = piece_of(job, p), last = piece_of(job, p + 1), i, n
     cdef Py_ssize_t begin = (t % job.cuts) * job.group, end = min(begin + job.group, job.groups), c = job.channels
     cdef Py_ssize_t row = c * job.inner, width = (end - begin) * row, size = (end - begin) * c, at
     cdef double* dgamma = job.partial + 2 * p * job.groups * c + begin * c
@@ -32,7 +32,7 @@ cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
     cdef bn_output lines
     cdef bn_ahead ahead
     some.groups = some.group = end - begin
-    some.pieces = some.cuts = 1
+    some.step = some.pieces = some.cuts = 1
     some.narrow = BN_REAL
     some.stream = some.far = False
     some.gamma = NULL if job.gamma == NULL else job.gamma + begin * c
@@ -59,7 +59,7 @@ cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
     while o < last:
         n = min(job.together, last - o)
         at = o * job.groups * row + begin * row
-        some.outer = some.piece = n
+        some.outer = some.steps = n
         some.mean = job.mean + o * job.groups + begin
         some.rstd = job.rstd + o * job.groups + begin
         bn_read_float(job.narrow, job.x, at, n * width, <float*>some.x)

@@ -3,8 +3,13 @@
 #
 # Uses identity, leaky, relu (activations), zero (channel_columns), products_beyond_float (channel_grads), Output
 # (channel_maps), Affine, EIGHTH, careful_short_sums, short_scaled_sums (row_short).
-# Gives affine_of, finish_sums, hand_over, readable, row_and_column_sums, row_numbers, sums_of_long_rows,
+# Gives affine_of, finish_sums, hand_over, piece_of, readable, row_and_column_sums, row_numbers, sums_of_long_rows,
 # sums_of_stripe, walk_on.
+
+cdef inline Py_ssize_t piece_of(const RowJob* job, Py_ssize_t p) noexcept nogil:
+    """The outer position that piece p begins with."""
+    return min(job.steps * p // job.pieces * job.step, job.outer)
+
 
 cdef inline Py_ssize_t readable(RowJob* job, Py_ssize_t o, Py_ssize_t last, Py_ssize_t end) noexcept nogil:
     """Where the values end that may be read with those of outer position o: what another task has, it may overwrite.

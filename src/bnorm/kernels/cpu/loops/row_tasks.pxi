@@ -8,7 +8,7 @@
 # Uses Block, block_rows, gather, run_block, zero (channel_columns), Output, longest (channel_maps), Parts,
 # block_moments, careful_sums, centered_sums (channel_moments), EDGED (channel_sent), backward_long_rows,
 # backward_rows, backward_short_rows (row_gradients), forward_maps, short_runs (row_maps), BATCH, SHORT, short_moments
-# (row_short), readable, walk_on (row_sums).
+# (row_short), piece_of, readable, walk_on (row_sums).
 # Gives FETCH_BYTES, rows_double, rows_float.
 
 cdef enum:
@@ -108,7 +108,7 @@ cdef void open_rows(
 
 
 cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
-    cdef Py_ssize_t p = t // job.cuts, o = p * job.piece, last = min(o + job.piece, job.outer)
+    cdef Py_ssize_t p = t // job.cuts, o = piece_of(job, p), last = piece_of(job, p + 1)
     cdef Py_ssize_t begin = (t % job.cuts) * job.group, end = min(begin + job.group, job.groups)
     cdef Py_ssize_t size = job.groups * job.channels, row = job.channels * job.inner, positions = STRIPE
     cdef Py_ssize_t values      # worked on together
@@ -140,7 +140,7 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
             backward_long_rows(job, o, positions, last, begin, end, dgamma, dbeta, &out, x)
             o += positions
     elif job.scale != NULL:
-        backward_short_rows(job, o, last, begin, end, dgamma, dbeta, &out, x)
+        backward_short_rows(job, p, begin, end, dgamma, dbeta, &out, x)
     else:
         backward_rows(job, o, last, begin, end, dgamma, dbeta, &out, x)
     if job.stream:
