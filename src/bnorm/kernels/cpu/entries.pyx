@@ -39,6 +39,10 @@ cdef extern from "lanes.h" nogil:
     enum:
         BN_BEYOND
 
+cdef extern from "streams.h" nogil:
+    enum:
+        BN_STREAMS
+
 cdef extern from "narrow.h" nogil:
     enum:
         BN_REAL

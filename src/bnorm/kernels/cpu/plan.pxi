@@ -37,7 +37,7 @@ def stream_from(size_t n_bytes):
 
 cdef inline bint bypasses(size_t n_bytes, size_t least) noexcept nogil:
     """Whether an output of n_bytes, `least` or more, bypasses the caches."""
-    return n_bytes >= min(streamed, least)
+    return BN_STREAMS and n_bytes >= min(streamed, least)
 
 
 cdef inline bint unaided(const Job* job, size_t n_bytes) noexcept nogil:

@@ -6,6 +6,64 @@
 
 #include "streams.h"
 
+/* A vector as it is sent; its bytes turned, so that those from some place on come first; and two of them put together. */
+#if defined(__AVX512F__)
+enum { BN_UNIT = 64 };
+typedef __m512i bn_unit;
+typedef __mmask16 bn_part;
+BN_INLINE bn_unit bn_take(const void *from) { return _mm512_loadu_si512(from); }
+BN_INLINE void bn_put(void *to, bn_unit unit) { _mm512_storeu_si512(to, unit); }
+BN_INLINE void bn_send_unit(void *to, bn_unit unit) { _mm512_stream_si512((__m512i *)to, unit); }
+BN_INLINE bn_unit bn_turned(bn_unit unit, bn_unit order) { return _mm512_permutexvar_epi32(order, unit); }
+BN_INLINE bn_part bn_first(size_t bytes) { return (bn_part)((1u << bytes / 4) - 1); }
+BN_INLINE bn_unit bn_joined(bn_part part, bn_unit in, bn_unit out) { return _mm512_mask_blend_epi32(part, out, in); }
+#elif defined(__AVX2__)
+enum { BN_UNIT = 32 };
+typedef __m256i bn_unit;
+typedef __m256i bn_part;
+BN_INLINE bn_unit bn_take(const void *from) { return _mm256_loadu_si256((const __m256i *)from); }
+BN_INLINE void bn_put(void *to, bn_unit unit) { _mm256_storeu_si256((__m256i *)to, unit); }
+BN_INLINE void bn_send_unit(void *to, bn_unit unit) { _mm256_stream_si256((__m256i *)to, unit); }
+BN_INLINE bn_unit bn_turned(bn_unit unit, bn_unit order) { return _mm256_permutevar8x32_epi32(unit, order); }
+BN_INLINE bn_part bn_first(size_t bytes)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)bytes / 4), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+BN_INLINE bn_unit bn_joined(bn_part part, bn_unit in, bn_unit out) { return _mm256_blendv_epi8(out, in, part); }
+#elif defined(BN_HAS_STREAM)
+enum { BN_UNIT = 16 };
+typedef __m128i bn_unit;
+typedef __m128i bn_part;
+BN_INLINE bn_unit bn_take(const void *from) { return _mm_loadu_si128((const __m128i *)from); }
+BN_INLINE void bn_put(void *to, bn_unit unit) { _mm_storeu_si128((__m128i *)to, unit); }
+BN_INLINE void bn_send_unit(void *to, bn_unit unit) { _mm_stream_si128((__m128i *)to, unit); }
+BN_INLINE bn_part bn_first(size_t bytes)
+{
+    return _mm_cmpgt_epi32(_mm_set1_epi32((int)bytes / 4), _mm_setr_epi32(0, 1, 2, 3));
+}
+BN_INLINE bn_unit bn_joined(bn_part part, bn_unit in, bn_unit out)
+{
+    return _mm_or_si128(_mm_and_si128(part, in), _mm_andnot_si128(part, out));
+}
+/* By one place, and by two: the first two bits of the order. */
+BN_INLINE bn_unit bn_turned(bn_unit unit, bn_unit order)
+{
+    const __m128i by = _mm_shuffle_epi32(order, 0), one = _mm_set1_epi32(1), two = _mm_set1_epi32(2);
+    unit = bn_joined(_mm_cmpeq_epi32(_mm_and_si128(by, one), one), _mm_shuffle_epi32(unit, 0x39), unit);
+    return bn_joined(_mm_cmpeq_epi32(_mm_and_si128(by, two), two), _mm_shuffle_epi32(unit, 0x4E), unit);
+}
+#endif
+
+#if defined(BN_HAS_STREAM)
+/* The order that turns a vector so that byte `from` comes first. */
+BN_INLINE bn_unit bn_order(size_t from)
+{
+    static const int32_t places[32] = {0, 1, 2,  3,  4,  5,  6,  7, 8, 9, 10, 11, 12, 13, 14, 15,
+                                       0, 1, 2,  3,  4,  5,  6,  7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return bn_take(places + from % BN_UNIT / 4);
+}
+#endif
+
 /* What does not fill a line at the end of some rows waits here for the beginning of the next; of its line the first `skip`
  * bytes are not ours. */
 typedef struct {
@@ -34,16 +92,26 @@ static inline void bn_close_edge(bn_edge *edge)
     edge->filled = edge->skip = 0;
 }
 
-/* Where the row that goes to `to` begins within its line; a line that it does not continue is closed. */
-static inline size_t bn_row_edge(bn_edge *edge, char *to)
+/* Where the row that goes to `to` begins within its line, of which as many bytes are sent at once; a line that it does not
+ * continue is closed. */
+static inline size_t bn_row_edge(bn_edge *edge, char *to, size_t unit)
 {
-    const size_t offset = (uintptr_t)to & (BN_LINE - 1);
+    const size_t offset = (uintptr_t)to & (unit - 1);
     if (edge->to + edge->filled != to) {
         bn_close_edge(edge);
         edge->to = to - offset;
         edge->filled = edge->skip = offset;
     }
     return offset;
+}
+
+/* Fetch the last of as many bytes as were read, of which the others were fetched while lines were sent. */
+static inline void bn_walk_on(bn_ahead *ahead, size_t bytes)
+{
+    if (ahead->at) {
+        bn_fetch_line(ahead->at + bytes - 1);
+        bn_advance(ahead, bytes);
+    }
 }
 
 /* Send the line that a row has filled. */
@@ -56,111 +124,122 @@ static inline void bn_send_edge(bn_edge *edge)
         bn_send_line(edge->to, bn_edge_line(edge));
 }
 
-/* n values of `out`, a line at least. FIRST and LAST are value j_ of the first and of the last LINE_ of them: what lies
- * before a line begins, and behind the end_ of the last. LINES(...) sends what is between. The last values are computed
- * first, as what is read may lie there too. */
-#define BN_SEND(real, n, out, edge, FIRST, LAST, LINES, ...)                                                          \
+/* values[j] = VALUE(i + j, p + j) of as many values as there are. */
+#define BN_VALUES(values, i, p, VALUE)                                                                                \
+    BN_ROLLED                                                                                                         \
+    for (int j_ = 0; j_ < (int)(sizeof(values) / sizeof(values)[0]); j_++)                                            \
+        (values)[j_] = VALUE((i) + j_, (p) + j_);
+
+/* out[i] = VALUE(i, i) of n values, a line at least: what lies before a line begins, whole lines, and the end. The last values
+ * are computed first, as what is read may lie there too. */
+#define BN_SEND_VALUES(real, n, out, edge, VALUE)                                                                     \
     do {                                                                                                              \
         enum { LINE_ = BN_LINE / sizeof(real) };                                                                      \
-        const size_t offset_ = bn_row_edge((edge), (char *)(out));                                                    \
+        const size_t offset_ = bn_row_edge((edge), (char *)(out), BN_LINE);                                           \
         const ptrdiff_t head_ = offset_ ? (ptrdiff_t)((BN_LINE - offset_) / sizeof(real)) : 0;                        \
         const ptrdiff_t end_ = (n) - ((n) - head_) % LINE_;                                                           \
         const char *const at_ = (edge)->ahead->at;                                                                    \
         const ptrdiff_t apart_ = (edge)->ahead->apart;                                                                \
         char *const edge_ = bn_edge_line(edge);                                                                       \
-        real first_[LINE_], last_[LINE_];                                                                             \
+        real first_[LINE_], last_[LINE_], line_[LINE_];                                                               \
         if (end_ < (n)) {                                                                                             \
-            BN_ROLLED                                                                                                 \
-            for (int j_ = 0; j_ < LINE_; j_++)                                                                        \
-                last_[j_] = LAST;                                                                                     \
+            BN_VALUES(last_, (n) - LINE_, (n) - LINE_, VALUE)                                                         \
         }                                                                                                             \
         if (head_) {                                                                                                  \
-            BN_ROLLED                                                                                                 \
-            for (int j_ = 0; j_ < LINE_; j_++)                                                                        \
-                first_[j_] = FIRST;                                                                                   \
+            BN_VALUES(first_, 0, 0, VALUE)                                                                            \
             memcpy(edge_ + offset_, first_, BN_LINE);                                                                 \
             bn_send_edge(edge);                                                                                       \
         }                                                                                                             \
-        BN_EXPAND(LINES(__VA_ARGS__));                                                                                \
+        BN_INDEPENDENT                                                                                                \
+        for (ptrdiff_t i_ = head_; i_ < end_; i_ += LINE_) {                                                          \
+            BN_VALUES(line_, i_, i_, VALUE)                                                                           \
+            if (at_)                                                                                                  \
+                bn_fetch_line(at_ + i_ * sizeof(real));                                                               \
+            if (apart_)                                                                                               \
+                bn_fetch_line(at_ + apart_ + i_ * sizeof(real));                                                      \
+            bn_send_line((out) + i_, line_);                                                                          \
+        }                                                                                                             \
         if (end_ < (n))                                                                                               \
             memcpy(edge_ + ((n) - end_) * sizeof(real) - BN_LINE, last_, BN_LINE);                                    \
         (edge)->to = (char *)((out) + end_);                                                                          \
         (edge)->filled = ((n) - end_) * sizeof(real);                                                                 \
         (edge)->skip = 0;                                                                                             \
-        if (at_) {                                                                                                    \
-            bn_fetch_line(at_ + (n) * sizeof(real) - 1);                                                              \
-            bn_advance((edge)->ahead, (n) * sizeof(real));                                                            \
-        }                                                                                                             \
+        bn_walk_on((edge)->ahead, (n) * sizeof(real));                                                                \
     } while (0)
 
-#define BN_EXPAND(code) code    /* Microsoft's compiler takes __VA_ARGS__ for one argument otherwise */
-
-/* The line that begins with value i of `out`. */
-#define BN_SEND_LINE(real, i, out, VALUE)                                                                             \
-    do {                                                                                                              \
-        real line_[LINE_];                                                                                            \
-        BN_ROLLED                                                                                                     \
-        for (int j_ = 0; j_ < LINE_; j_++)                                                                            \
-            line_[j_] = VALUE;                                                                                        \
-        if (at_)                                                                                                      \
-            bn_fetch_line(at_ + (i) * sizeof(real));                                                                  \
-        if (apart_)                                                                                                   \
-            bn_fetch_line(at_ + apart_ + (i) * sizeof(real));                                                         \
-        bn_send_line((out) + (i), line_);                                                                             \
-    } while (0)
-
-/* out[i] = VALUE(i) of n values. */
-#define BN_SEND_VALUES(real, n, out, edge, VALUE)                                                                     \
-    BN_SEND(real, n, out, edge, VALUE(j_), VALUE((n) - LINE_ + j_), BN_LINES_OF_VALUES, real, out, VALUE)
-#define BN_LINES_OF_VALUES(real, out, VALUE)                                                                          \
-    BN_INDEPENDENT                                                                                                    \
-    for (ptrdiff_t i_ = head_; i_ < end_; i_ += LINE_)                                                                \
-    BN_SEND_LINE(real, i_, out, VALUE(i_ + j_))
-
-/* Rows of n values each that lie one after the other, n being a line at least. Value i of them all is VALUE(i, p, OF, AT),
- * where p is its place in a row, OF(h) a number of the row, and AT(gamma)[p] one that rows share. NUMBERS(DO) is DO(h)
- * DO(r) and so on, for every such number; that of row k is h[k]. In a line with the end of one row and the beginning of
- * the next each value takes its own, and gamma_two has the end of gamma and again its beginning: put together in memory,
- * such a line would wait for all that was sent before it. */
+/* Rows of n values each that lie one after the other, n being a line at least. Value i of them all is VALUE(i, p), where p
+ * is its place in a row. NUMBERS(DO) is DO(h) DO(r) and so on, for every number of a row; that of row k is h[k], and own_h
+ * in VALUE. What a row gives is turned to where its bytes belong in a line, and put behind what the line has: put together
+ * in memory, a line would wait for all that was sent before it. */
+#if defined(BN_HAS_STREAM)
 #define BN_SEND_ROWS(real, rows, n, out, edge, NUMBERS, VALUE)                                                        \
     do {                                                                                                              \
         typedef real real_;                                                                                           \
-        const ptrdiff_t last_row_ = (rows) - 1;                                                                       \
-        BN_SEND(real, (rows) * (n), out, edge, VALUE(j_, j_, BN_OF_FIRST, BN_SHARED),                                 \
-                VALUE((rows) * (n) - LINE_ + j_, (n) - LINE_ + j_, BN_OF_LAST, BN_SHARED), BN_LINES_OF_ROWS, real,    \
-                rows, n, out, NUMBERS, VALUE);                                                                        \
-    } while (0)
-#define BN_LINES_OF_ROWS(real, rows, n, out, NUMBERS, VALUE)                                                          \
-    ptrdiff_t i_ = head_, stop_ = 0;                                                                                  \
-    for (ptrdiff_t k_ = 0; k_ < (rows); k_++) {                                                                       \
-        const ptrdiff_t begin_ = stop_;                                                                               \
-        NUMBERS(BN_OWN_IS)                                                                                            \
-        stop_ += (n);                                                                                                 \
-        BN_INDEPENDENT                                                                                                \
-        for (; i_ + LINE_ <= stop_; i_ += LINE_)                                                                      \
-            BN_SEND_LINE(real, i_, out, VALUE(i_ + j_, i_ + j_ - begin_, BN_OF_OWN, BN_SHARED));                      \
-        if (i_ < stop_ && i_ < end_) {                                                                                \
-            const int left_ = (int)(stop_ - i_);                                                                      \
-            NUMBERS(BN_NEXT_IS)                                                                                       \
-            BN_SEND_LINE(real, i_, out, VALUE(i_ + j_, LINE_ - left_ + j_, BN_OF_EITHER, BN_SHARED_TWICE));           \
-            i_ += LINE_;                                                                                              \
+        enum { WIDTH_ = BN_UNIT / sizeof(real) };                                                                     \
+        const ptrdiff_t odd_ = (n) % WIDTH_, even_ = (n) - odd_;                                                      \
+        const size_t rest_ = odd_ * sizeof(real);                                                                     \
+        size_t filled_ = bn_row_edge((edge), (char *)(out), BN_UNIT), skip_ = (edge)->skip;                           \
+        char *to_ = (edge)->to;                                                                                       \
+        const char *ahead_ = (edge)->ahead->at;                                                                       \
+        const ptrdiff_t apart_ = (edge)->ahead->apart;                                                                \
+        bn_unit line_ = bn_take(bn_edge_line(edge)), order_ = bn_order(BN_UNIT - filled_);                            \
+        bn_part part_ = bn_first(filled_);                                                                            \
+        for (ptrdiff_t k_ = 0; k_ < (rows); k_++) {                                                                   \
+            const ptrdiff_t begin_ = k_ * (n);                                                                        \
+            real values_[WIDTH_];                                                                                     \
+            bn_unit last_ = line_;                                                                                    \
+            ptrdiff_t i_ = 0;                                                                                         \
+            NUMBERS(BN_OWN_IS)                                                                                        \
+            if (odd_) {         /* before anything is sent, as what is read may lie there too */                      \
+                BN_VALUES(values_, begin_ + (n) - WIDTH_, (n) - WIDTH_, VALUE)                                        \
+                last_ = bn_turned(bn_take(values_), bn_order(2 * BN_UNIT - rest_ - filled_));                         \
+            }                                                                                                         \
+            if (skip_) {                                                                                              \
+                BN_VALUES(values_, begin_, 0, VALUE)                                                                  \
+                memcpy(to_ + skip_, values_, BN_UNIT - skip_);                                                        \
+                line_ = bn_turned(bn_take(values_), order_);                                                          \
+                to_ += BN_UNIT;                                                                                       \
+                i_ = WIDTH_;                                                                                          \
+                skip_ = 0;                                                                                            \
+            }                                                                                                         \
+            for (; i_ < even_; i_ += WIDTH_) {                                                                        \
+                BN_VALUES(values_, begin_ + i_, i_, VALUE)                                                            \
+                const bn_unit next_ = bn_turned(bn_take(values_), order_);                                            \
+                BN_SEND_UNIT(bn_joined(part_, line_, next_))                                                          \
+                line_ = next_;                                                                                        \
+            }                                                                                                         \
+            if (odd_) {                                                                                               \
+                const bn_unit joined_ = bn_joined(part_, line_, last_);                                               \
+                filled_ += rest_;                                                                                     \
+                line_ = joined_;                                                                                      \
+                if (filled_ >= BN_UNIT) {                                                                             \
+                    BN_SEND_UNIT(joined_)                                                                             \
+                    line_ = last_;                                                                                    \
+                    filled_ -= BN_UNIT;                                                                               \
+                }                                                                                                     \
+                order_ = bn_order(BN_UNIT - filled_);                                                                 \
+                part_ = bn_first(filled_);                                                                            \
+            }                                                                                                         \
         }                                                                                                             \
-    }
+        if (filled_)                                                                                                  \
+            bn_put(bn_edge_line(edge), line_);                                                                        \
+        (edge)->to = to_;                                                                                             \
+        (edge)->filled = filled_;                                                                                     \
+        (edge)->skip = 0;                                                                                             \
+        bn_walk_on((edge)->ahead, (rows) * (n) * sizeof(real));                                                       \
+    } while (0)
+#define BN_SEND_UNIT(unit)                                                                                            \
+    if (ahead_ && ((uintptr_t)to_ & (BN_LINE - BN_UNIT)) == 0) {                                                      \
+        bn_fetch_line(ahead_);                                                                                        \
+        if (apart_)                                                                                                   \
+            bn_fetch_line(ahead_ + apart_);                                                                           \
+        ahead_ += BN_LINE;                                                                                            \
+    }                                                                                                                 \
+    bn_send_unit(to_, unit);                                                                                          \
+    to_ += BN_UNIT;
+#else
+#define BN_SEND_ROWS(real, rows, n, out, edge, NUMBERS, VALUE) (void)0
+#endif
 #define BN_OWN_IS(h) const real_ own_##h = h[k_];
-#define BN_NEXT_IS(h) const real_ next_##h = h[k_ + 1];
-#define BN_OF_FIRST(h) h[0]
-#define BN_OF_LAST(h) h[last_row_]
-#define BN_OF_OWN(h) own_##h
-#define BN_OF_EITHER(h) (j_ < left_ ? own_##h : next_##h)
-#define BN_SHARED(gamma) gamma
-#define BN_SHARED_TWICE(gamma) gamma##_two
-
-/* gamma_two: the last line of n values, and the first. */
-#define BN_TWICE(real, n, gamma)                                                                                      \
-    real gamma##_two[2 * BN_LINE / sizeof(real)];                                                                     \
-    if (edge) {                                                                                                       \
-        memcpy(gamma##_two, gamma + (n) - BN_LINE / sizeof(real), BN_LINE);                                           \
-        memcpy(gamma##_two + BN_LINE / sizeof(real), gamma, BN_LINE);                                                 \
-    }
 
 #endif

@@ -35,12 +35,12 @@
 #define BN_COLUMN_PULL(name, j) bn_act_pull_##name(kind, slope, (x[j] - h[j]) * scale[j] + shift[j], dy[j])
 #define BN_COLUMN_GRADIENT(name, j) (a[j] * (BN_COLUMN_PULL(name, j) - (b[j] * (x[j] - h[j]) + c[j])))
 
-#define BN_COLUMN_float(j) BN_COLUMN(float, j)
-#define BN_COLUMN_double(j) BN_COLUMN(double, j)
-#define BN_CHECKED_float(j) BN_CHECK(float, j)
-#define BN_CHECKED_double(j) BN_CHECK(double, j)
-#define BN_COLUMN_GRADIENT_float(j) BN_COLUMN_GRADIENT(float, j)
-#define BN_COLUMN_GRADIENT_double(j) BN_COLUMN_GRADIENT(double, j)
+#define BN_COLUMN_float(j, p) BN_COLUMN(float, j)
+#define BN_COLUMN_double(j, p) BN_COLUMN(double, j)
+#define BN_CHECKED_float(j, p) BN_CHECK(float, j)
+#define BN_CHECKED_double(j, p) BN_CHECK(double, j)
+#define BN_COLUMN_GRADIENT_float(j, p) BN_COLUMN_GRADIENT(float, j)
+#define BN_COLUMN_GRADIENT_double(j, p) BN_COLUMN_GRADIENT(double, j)
 
 BN_SENT_LINES(float, float, int32_t)
 BN_SENT_LINES(double, double, int64_t)

@@ -89,13 +89,13 @@
     }
 #define BN_PLANE_NUMBERS(DO) DO(h) DO(scale) DO(shift)
 #define BN_PLANE_COEFFICIENTS(DO) BN_PLANE_NUMBERS(DO) DO(a) DO(b) DO(c)
-#define BN_PLANE_V(i, OF) ((x[i] - OF(h)) * OF(scale) + OF(shift))
-#define BN_PLANE_GRADIENT(name, i, OF)                                                                                \
-    (OF(a) * (bn_act_pull_##name(kind, slope, BN_PLANE_V(i, OF), dy[i]) - (OF(b) * (x[i] - OF(h)) + OF(c))))
-#define BN_PLANE_float(i, p, OF, AT) bn_act_float(kind, slope, BN_PLANE_V(i, OF))
-#define BN_PLANE_double(i, p, OF, AT) bn_act_double(kind, slope, BN_PLANE_V(i, OF))
-#define BN_PLANE_GRADIENT_float(i, p, OF, AT) BN_PLANE_GRADIENT(float, i, OF)
-#define BN_PLANE_GRADIENT_double(i, p, OF, AT) BN_PLANE_GRADIENT(double, i, OF)
+#define BN_PLANE_V(i) ((x[i] - own_h) * own_scale + own_shift)
+#define BN_PLANE_GRADIENT(name, i)                                                                                    \
+    (own_a * (bn_act_pull_##name(kind, slope, BN_PLANE_V(i), dy[i]) - (own_b * (x[i] - own_h) + own_c)))
+#define BN_PLANE_float(i, p) bn_act_float(kind, slope, BN_PLANE_V(i))
+#define BN_PLANE_double(i, p) bn_act_double(kind, slope, BN_PLANE_V(i))
+#define BN_PLANE_GRADIENT_float(i, p) BN_PLANE_GRADIENT(float, i)
+#define BN_PLANE_GRADIENT_double(i, p) BN_PLANE_GRADIENT(double, i)
 
 BN_PLANES(float, float)
 BN_PLANES(double, double)

@@ -6,9 +6,9 @@
 # which the functions for long runs serve.
 #
 # Uses Block, block_rows, gather, run_block, zero (channel_columns), Output, longest (channel_maps), Parts,
-# block_moments, careful_sums, centered_sums (channel_moments), EDGED (channel_sent), backward_long_rows,
-# backward_rows, backward_short_rows (row_gradients), forward_maps, short_runs (row_maps), BATCH, SHORT, short_moments
-# (row_short), piece_of, readable, walk_on (row_sums).
+# block_moments, careful_sums, centered_sums (channel_moments), backward_long_rows, backward_rows, backward_short_rows
+# (row_gradients), forward_maps (row_maps), BATCH, SHORT, short_moments (row_short), piece_of, readable, walk_on
+# (row_sums).
 # Gives FETCH_BYTES, rows_double, rows_float.
 
 cdef enum:
@@ -86,15 +86,10 @@ cdef void open_rows(
     of a row or of some that are read together, the next are fetched."""
     cdef Py_ssize_t size = job.channels * job.inner, at = (o * job.groups + begin) * size
     cdef Py_ssize_t part = size if job.scale != NULL else job.inner    # what is mapped at once
-    cdef bint whole
-    # Rows that share gamma are mapped together, as runs are. Others must be longer to be sent, or be whole lines.
-    cdef bint same = job.groups == 1 or short_runs(job, x)
-    cdef Py_ssize_t least = BN_LINE // <Py_ssize_t>sizeof(real) if same else EDGED
     out.y = <char*>job.y
     out.narrow = BN_REAL
     out.streamed = job.stream
-    whole = (<size_t>(<real*>job.y + at) | <size_t>(part * sizeof(real))) % BN_LINE == 0
-    out.direct = job.stream and job.act.kind == BN_IDENTITY and (whole or part >= least)
+    out.direct = job.stream and job.act.kind == BN_IDENTITY and part >= BN_LINE // <Py_ssize_t>sizeof(real)
     bn_open_edge(&out.edge, &out.ahead)
     if job.stream:
         bn_open(&out.lines)

@@ -24,15 +24,11 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
         real last_[BN_TINY];                                                                                          \
         const ptrdiff_t odd_ = (n) % BN_TINY, even_ = (n) - odd_, tiny_ = (n) - BN_TINY;                              \
         if (odd_) {                                                                                                   \
-            BN_ROLLED                                                                                                 \
-            for (int32_t j = 0; j < BN_TINY; j++)                                                                     \
-                last_[j] = VALUE(begin_ + tiny_ + j, tiny_ + j, BN_OF_OWN, BN_SHARED);                                \
+            BN_VALUES(last_, begin_ + tiny_, tiny_, VALUE)                                                            \
         }                                                                                                             \
         for (ptrdiff_t i_ = 0; i_ < even_; i_ += BN_TINY) {                                                           \
             real some_[BN_TINY];                                                                                      \
-            BN_ROLLED                                                                                                 \
-            for (int32_t j = 0; j < BN_TINY; j++)                                                                     \
-                some_[j] = VALUE(begin_ + i_ + j, i_ + j, BN_OF_OWN, BN_SHARED);                                      \
+            BN_VALUES(some_, begin_ + i_, i_, VALUE)                                                                  \
             memcpy((out) + begin_ + i_, some_, sizeof some_);                                                         \
         }                                                                                                             \
         if (odd_) {                                                                                                   \
@@ -42,16 +38,14 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
         }                                                                                                             \
     } else if ((n) == 8) {                                                                                            \
         real last_[8];                                                                                                \
-        BN_ROLLED                                                                                                     \
-        for (int32_t j = 0; j < 8; j++)                                                                               \
-            last_[j] = VALUE(begin_ + j, j, BN_OF_OWN, BN_SHARED);                                                    \
+        BN_VALUES(last_, begin_, 0, VALUE)                                                                            \
         BN_ROLLED                                                                                                     \
         for (int32_t j = 0; j < 8; j++)                                                                               \
             (out)[begin_ + j] = last_[j];                                                                             \
     } else {                                                                                                          \
         BN_INDEPENDENT                                                                                                \
         for (ptrdiff_t j = 0; j < (n); j++)                                                                           \
-            (out)[begin_ + j] = VALUE(begin_ + j, j, BN_OF_OWN, BN_SHARED);                                           \
+            (out)[begin_ + j] = VALUE(begin_ + j, j);                                                                 \
     }
 #define BN_MAP_ROWS(real, rows, n, out, edge, NUMBERS, VALUE)                                                         \
     if (edge) {                                                                                                       \
@@ -72,15 +66,12 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
                                      const real *r, const real *b, const real *gamma, const real *beta,               \
                                      bn_edge *edge)                                                                   \
     {                                                                                                                 \
-        BN_TWICE(real, n, gamma)                                                                                      \
-        BN_TWICE(real, n, beta)                                                                                       \
         BN_MAP_ROWS(real, rows, n, y, edge, BN_FORWARD, BN_AFFINE)                                                    \
     }                                                                                                                 \
     BN_APART void bn_row_gradients_##name(ptrdiff_t rows, ptrdiff_t n, const real *dy, const real *x, real *dx,       \
                                           const real *h, const real *r, const real *tilt, const real *rest,           \
                                           const real *gamma, bn_edge *edge)                                           \
     {                                                                                                                 \
-        BN_TWICE(real, n, gamma)                                                                                      \
         BN_MAP_ROWS(real, rows, n, dx, edge, BN_BACKWARD, BN_GRADIENT)                                                \
     }                                                                                                                 \
     BN_APART void bn_run_gradients_##name(ptrdiff_t runs, ptrdiff_t n, const real *dy, const real *x, real *dx,       \
@@ -92,11 +83,11 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
 #define BN_FORWARD(DO) DO(h) DO(r) DO(b)
 #define BN_BACKWARD(DO) DO(h) DO(r) DO(tilt) DO(rest)
 #define BN_BACKWARD_OF_RUN(DO) BN_BACKWARD(DO) DO(gain)
-#define BN_PLAIN(i, p, OF, AT) ((x[i] - OF(h)) * OF(r) + OF(b))
-#define BN_AFFINE(i, p, OF, AT) (BN_PLAIN(i, p, OF, AT) * AT(gamma)[p] + AT(beta)[p])
-#define BN_THROUGH(i, OF) (OF(tilt) * (x[i] - OF(h)) + OF(rest))
-#define BN_GRADIENT(i, p, OF, AT) (OF(r) * (dy[i] * AT(gamma)[p] - BN_THROUGH(i, OF)))
-#define BN_PLAIN_GRADIENT(i, p, OF, AT) (OF(r) * (OF(gain) * dy[i] - BN_THROUGH(i, OF)))
+#define BN_PLAIN(i, p) ((x[i] - own_h) * own_r + own_b)
+#define BN_AFFINE(i, p) (BN_PLAIN(i, p) * gamma[p] + beta[p])
+#define BN_THROUGH(i) (own_tilt * (x[i] - own_h) + own_rest)
+#define BN_GRADIENT(i, p) (own_r * (dy[i] * gamma[p] - BN_THROUGH(i)))
+#define BN_PLAIN_GRADIENT(i, p) (own_r * (own_gain * dy[i] - BN_THROUGH(i)))
 BN_ROW_MAPS(float, float)
 BN_ROW_MAPS(double, double)
 

@@ -9,9 +9,13 @@
 
 #include "lanes.h"
 
+/* Whether there are stores past the caches. Without them all results go through the caches. */
 #if defined(__SSE2__) || defined(_M_X64)
 #include <immintrin.h>
 #define BN_HAS_STREAM 1
+enum { BN_STREAMS = 1 };
+#else
+enum { BN_STREAMS = 0 };
 #endif
 
 enum {
