@@ -22,7 +22,7 @@ LIMITS = st.builds(
     plans.Limits, st.sampled_from([1, 16, 132, 200]), st.sampled_from([48 << 10, 99 << 10, 227 << 10]), st.booleans()
 )
 LIKE_H100 = plans.Limits()
-SMALL = 300_000  # elements or rows that are counted one by one
+SMALL = 300_000  # elements that are counted one by one
 
 LARGE = 1 << 35  # elements: 64 GiB of half precision
 many = settings(max_examples=400, deadline=None)
@@ -183,8 +183,9 @@ def test_rows(n, groups, channels, inner, dtype, vectors, params, limits):
         way = int(re.findall(r"\d+", first.kernel)[-1]) if more else jobs.NO_PARAMS
         apart = groups if way == jobs.PER_CHANNEL else 1
         assert first.grid == (f["sets"] * apart, 1) and (f["sets"] - 1) * f["side"] < max(many_rows // apart, 1)
-        if many_rows <= SMALL:
-            assert sorted(rows_of_blocks(f, apart)) == [*range(many_rows)]
+        rows, seen = rows_of_blocks(f, apart), np.zeros(many_rows, bool)
+        seen[rows] = True
+        assert rows.size == many_rows and seen.all()  # each once
         assert first.shared + plans.STATIC_SHARED <= limits.shared
         assert not f["affine"] or groups == inner == 1  # the same gamma for all rows
         assert bool(others) == bool(plan.partial)
@@ -201,11 +202,10 @@ def test_rows(n, groups, channels, inner, dtype, vectors, params, limits):
 
 def rows_of_blocks(f, apart):
     """Those that the blocks of rows_backward.cu go through."""
-    for block in range(f["sets"] * apart):
-        for first in range(
-            block // apart * f["side"] * apart + block % apart, f["rows"], f["sets"] * apart * f["side"]
-        ):
-            yield from (row for row in range(first, first + f["side"] * apart, apart) if row < f["rows"])
+    block, stride = np.arange(f["sets"] * apart, dtype=np.int32)[:, None], f["sets"] * apart * f["side"]
+    first = block // apart * f["side"] * apart + block % apart + np.arange(0, f["rows"], stride, dtype=np.int32)
+    rows = first.ravel()[:, None] + np.arange(0, f["side"] * apart, apart, dtype=np.int32)
+    return rows[rows < f["rows"]]
 
 
 @many

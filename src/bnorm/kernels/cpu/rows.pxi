@@ -1,6 +1,6 @@
 # Layer, group, instance and RMS normalization.
 #
-# Uses activation, data, is_wide, line_of, narrow_of, result, scratch, vector (arrays), FAR, FAR_ROWS, ROW,
+# Uses activation, data, is_wide, line_of, narrow_of, result, scratch, to_type, vector (arrays), FAR, FAR_ROWS, ROW,
 # STREAM_TWO, bypasses, plan_rows (plan).
 # Gives entries only.
 
@@ -45,19 +45,15 @@ cdef inline size_t columns_size(const RowJob* job) noexcept nogil:
 
 cdef void column(const double* values, double absent, Py_ssize_t n, size_t size, bint wide, char* to) noexcept nogil:
     """n values of gamma or beta in the type of x, with zeros behind them up to `size` bytes."""
-    cdef float* narrow = <float*>to
     cdef Py_ssize_t c, filled = n * (sizeof(double) if wide else sizeof(float))
-    if wide and values != NULL:
-        memcpy(to, values, filled)
+    if values != NULL:
+        to_type(values, n, wide, to)
     elif wide:
         for c in range(n):
             (<double*>to)[c] = absent
-    elif values != NULL:
-        for c in range(n):
-            narrow[c] = <float>values[c]
     else:
         for c in range(n):
-            narrow[c] = <float>absent
+            (<float*>to)[c] = <float>absent
     memset(to + filled, 0, size - filled)
 
 

@@ -6,64 +6,6 @@
 
 #include "streams.h"
 
-/* A vector as it is sent; its bytes turned, so that those from some place on come first; and two of them put together. */
-#if defined(__AVX512F__)
-enum { BN_UNIT = 64 };
-typedef __m512i bn_unit;
-typedef __mmask16 bn_part;
-BN_INLINE bn_unit bn_take(const void *from) { return _mm512_loadu_si512(from); }
-BN_INLINE void bn_put(void *to, bn_unit unit) { _mm512_storeu_si512(to, unit); }
-BN_INLINE void bn_send_unit(void *to, bn_unit unit) { _mm512_stream_si512((__m512i *)to, unit); }
-BN_INLINE bn_unit bn_turned(bn_unit unit, bn_unit order) { return _mm512_permutexvar_epi32(order, unit); }
-BN_INLINE bn_part bn_first(size_t bytes) { return (bn_part)((1u << bytes / 4) - 1); }
-BN_INLINE bn_unit bn_joined(bn_part part, bn_unit in, bn_unit out) { return _mm512_mask_blend_epi32(part, out, in); }
-#elif defined(__AVX2__)
-enum { BN_UNIT = 32 };
-typedef __m256i bn_unit;
-typedef __m256i bn_part;
-BN_INLINE bn_unit bn_take(const void *from) { return _mm256_loadu_si256((const __m256i *)from); }
-BN_INLINE void bn_put(void *to, bn_unit unit) { _mm256_storeu_si256((__m256i *)to, unit); }
-BN_INLINE void bn_send_unit(void *to, bn_unit unit) { _mm256_stream_si256((__m256i *)to, unit); }
-BN_INLINE bn_unit bn_turned(bn_unit unit, bn_unit order) { return _mm256_permutevar8x32_epi32(unit, order); }
-BN_INLINE bn_part bn_first(size_t bytes)
-{
-    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)bytes / 4), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-}
-BN_INLINE bn_unit bn_joined(bn_part part, bn_unit in, bn_unit out) { return _mm256_blendv_epi8(out, in, part); }
-#elif defined(BN_HAS_STREAM)
-enum { BN_UNIT = 16 };
-typedef __m128i bn_unit;
-typedef __m128i bn_part;
-BN_INLINE bn_unit bn_take(const void *from) { return _mm_loadu_si128((const __m128i *)from); }
-BN_INLINE void bn_put(void *to, bn_unit unit) { _mm_storeu_si128((__m128i *)to, unit); }
-BN_INLINE void bn_send_unit(void *to, bn_unit unit) { _mm_stream_si128((__m128i *)to, unit); }
-BN_INLINE bn_part bn_first(size_t bytes)
-{
-    return _mm_cmpgt_epi32(_mm_set1_epi32((int)bytes / 4), _mm_setr_epi32(0, 1, 2, 3));
-}
-BN_INLINE bn_unit bn_joined(bn_part part, bn_unit in, bn_unit out)
-{
-    return _mm_or_si128(_mm_and_si128(part, in), _mm_andnot_si128(part, out));
-}
-/* By one place, and by two: the first two bits of the order. */
-BN_INLINE bn_unit bn_turned(bn_unit unit, bn_unit order)
-{
-    const __m128i by = _mm_shuffle_epi32(order, 0), one = _mm_set1_epi32(1), two = _mm_set1_epi32(2);
-    unit = bn_joined(_mm_cmpeq_epi32(_mm_and_si128(by, one), one), _mm_shuffle_epi32(unit, 0x39), unit);
-    return bn_joined(_mm_cmpeq_epi32(_mm_and_si128(by, two), two), _mm_shuffle_epi32(unit, 0x4E), unit);
-}
-#endif
-
-#if defined(BN_HAS_STREAM)
-/* The order that turns a vector so that byte `from` comes first. */
-BN_INLINE bn_unit bn_order(size_t from)
-{
-    static const int32_t places[32] = {0, 1, 2,  3,  4,  5,  6,  7, 8, 9, 10, 11, 12, 13, 14, 15,
-                                       0, 1, 2,  3,  4,  5,  6,  7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return bn_take(places + from % BN_UNIT / 4);
-}
-#endif
-
 /* What does not fill a line at the end of some rows waits here for the beginning of the next; of its line the first `skip`
  * bytes are not ours. */
 typedef struct {
@@ -130,8 +72,8 @@ static inline void bn_send_edge(bn_edge *edge)
     for (int j_ = 0; j_ < (int)(sizeof(values) / sizeof(values)[0]); j_++)                                            \
         (values)[j_] = VALUE((i) + j_, (p) + j_);
 
-/* out[i] = VALUE(i, i) of n values, a line at least: what lies before a line begins, whole lines, and the end. The last values
- * are computed first, as what is read may lie there too. */
+/* out[i] = VALUE(i, i) of n values, a line at least: what lies before a line begins, whole lines, and the end. The last
+ * values are computed first, as what is read may lie there too. */
 #define BN_SEND_VALUES(real, n, out, edge, VALUE)                                                                     \
     do {                                                                                                              \
         enum { LINE_ = BN_LINE / sizeof(real) };                                                                      \
@@ -222,7 +164,7 @@ static inline void bn_send_edge(bn_edge *edge)
             }                                                                                                         \
         }                                                                                                             \
         if (filled_)                                                                                                  \
-            bn_put(bn_edge_line(edge), line_);                                                                        \
+            memcpy(bn_edge_line(edge), &line_, BN_UNIT);                                                              \
         (edge)->to = to_;                                                                                             \
         (edge)->filled = filled_;                                                                                     \
         (edge)->skip = 0;                                                                                             \

@@ -154,17 +154,69 @@ static inline void bn_open(bn_output *out)
     out->buffer = out->space + (-(uintptr_t)out->space & (BN_LINE - 1));
 }
 
+/* A vector that is sent past the caches; its bytes turned, so that those from some place on come first; the first bytes of
+ * one, and the rest of another. */
+#if defined(__AVX512F__)
+typedef __m512i bn_unit;
+typedef __mmask16 bn_part;
+BN_INLINE void bn_send_unit(void *to, bn_unit unit) { _mm512_stream_si512((__m512i *)to, unit); }
+BN_INLINE bn_unit bn_turned(bn_unit unit, bn_unit order) { return _mm512_permutexvar_epi32(order, unit); }
+BN_INLINE bn_part bn_first(size_t bytes) { return (bn_part)((1u << bytes / 4) - 1); }
+BN_INLINE bn_unit bn_joined(bn_part part, bn_unit in, bn_unit out) { return _mm512_mask_blend_epi32(part, out, in); }
+#elif defined(__AVX2__)
+typedef __m256i bn_unit, bn_part;
+BN_INLINE void bn_send_unit(void *to, bn_unit unit) { _mm256_stream_si256((__m256i *)to, unit); }
+BN_INLINE bn_unit bn_turned(bn_unit unit, bn_unit order) { return _mm256_permutevar8x32_epi32(unit, order); }
+BN_INLINE bn_part bn_first(size_t bytes)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)bytes / 4), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+BN_INLINE bn_unit bn_joined(bn_part part, bn_unit in, bn_unit out) { return _mm256_blendv_epi8(out, in, part); }
+#elif defined(BN_HAS_STREAM)
+typedef __m128i bn_unit, bn_part;
+BN_INLINE void bn_send_unit(void *to, bn_unit unit) { _mm_stream_si128((__m128i *)to, unit); }
+BN_INLINE bn_part bn_first(size_t bytes)
+{
+    return _mm_cmpgt_epi32(_mm_set1_epi32((int)bytes / 4), _mm_setr_epi32(0, 1, 2, 3));
+}
+BN_INLINE bn_unit bn_joined(bn_part part, bn_unit in, bn_unit out)
+{
+    return _mm_or_si128(_mm_and_si128(part, in), _mm_andnot_si128(part, out));
+}
+/* By one place, and by two: the first two bits of the order. */
+BN_INLINE bn_unit bn_turned(bn_unit unit, bn_unit order)
+{
+    const __m128i by = _mm_shuffle_epi32(order, 0), one = _mm_set1_epi32(1), two = _mm_set1_epi32(2);
+    unit = bn_joined(_mm_cmpeq_epi32(_mm_and_si128(by, one), one), _mm_shuffle_epi32(unit, 0x39), unit);
+    return bn_joined(_mm_cmpeq_epi32(_mm_and_si128(by, two), two), _mm_shuffle_epi32(unit, 0x4E), unit);
+}
+#endif
+
+#if defined(BN_HAS_STREAM)
+enum { BN_UNIT = sizeof(bn_unit) };
+
+BN_INLINE bn_unit bn_take(const void *from)
+{
+    bn_unit unit;
+    memcpy(&unit, from, sizeof unit);
+    return unit;
+}
+
+/* The order that turns a vector so that byte `from` comes first. */
+BN_INLINE bn_unit bn_order(size_t from)
+{
+    static const int32_t places[32] = {0, 1, 2,  3,  4,  5,  6,  7, 8, 9, 10, 11, 12, 13, 14, 15,
+                                       0, 1, 2,  3,  4,  5,  6,  7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return bn_take(places + from % BN_UNIT / 4);
+}
+#endif
+
 /* Send a line past the caches. */
 BN_INLINE void bn_send_line(void *to, const void *from)
 {
-#if defined(__AVX512F__)
-    _mm512_stream_si512((__m512i *)to, _mm512_loadu_si512(from));
-#elif defined(__AVX__)
-    _mm256_stream_si256((__m256i *)to, _mm256_loadu_si256((const __m256i *)from));
-    _mm256_stream_si256((__m256i *)to + 1, _mm256_loadu_si256((const __m256i *)from + 1));
-#elif defined(BN_HAS_STREAM)
-    for (int i = 0; i < BN_LINE / 16; i++)
-        _mm_stream_si128((__m128i *)to + i, _mm_loadu_si128((const __m128i *)from + i));
+#if defined(BN_HAS_STREAM)
+    for (int i = 0; i < BN_LINE; i += BN_UNIT)
+        bn_send_unit((char *)to + i, bn_take((const char *)from + i));
 #else
     memcpy(to, from, BN_LINE);
 #endif
