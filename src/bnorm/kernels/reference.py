@@ -44,7 +44,7 @@ def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> Arra
     A value of weight 0, even NaN, does not count; with skipna NaN never counts. Without any value all are 0.
     """
     x = _block(x)
-    w = np.ones_like(x) if weight is None else np.broadcast_to(_positions(weight), x.shape)
+    w = np.ones_like(x) if weight is None else np.broadcast_to(_positions(weight).astype(x.dtype), x.shape)
     if skipna:
         w = np.where(np.isnan(x), 0, w)
     x = np.where(w == 0, 0, x)
