@@ -154,7 +154,8 @@ cdef void block_sums(
 ) noexcept nogil:
     """Add one block to the gradient sums of its channels, whose numbers are `channels`."""
     cdef real[WIDE] high, scale, shift
-    cdef double[WIDE] s, d
+    cdef double[WIDE] s, d, careful_s, careful_d
+    cdef double count = <double>b.rows * b.widen * b.run
     cdef Columns of
     cdef Py_ssize_t c
     cdef bint as_planes = b.w == NULL and planes_of(b)
@@ -176,14 +177,18 @@ cdef void block_sums(
             pair_sums(dy, x, b, <const real*>of.h, False, s, d)
         gather(s, b)
         gather(d, b)
-    if real is float and products_beyond_float(b.channels, <double>b.rows * b.widen * b.run, s, d):
+    if real is float and products_beyond_float(b.channels, count, s, d):
         if as_planes:
             of.h = columns_of(<const real*>channels.h, b, high)
             of.scale = columns_of(<const real*>channels.scale, b, scale)
             of.shift = columns_of(<const real*>channels.shift, b, shift)
-        careful_pair_sums(dy, x, b, &of, act, b.w != NULL, s, d)
-        gather(s, b)
-        gather(d, b)
+        careful_pair_sums(dy, x, b, &of, act, b.w != NULL, careful_s, careful_d)
+        gather(careful_s, b)
+        gather(careful_d, b)
+        for c in range(b.channels):     # what one channel holds changes no bit of another
+            if products_beyond_float(1, count, s + c, d + c):
+                s[c] = careful_s[c]
+                d[c] = careful_d[c]
     for c in range(b.channels):
         sums[c] += s[c]
         dots[c] += d[c]

@@ -212,8 +212,10 @@ cdef void first_values(
                 missing -= 1
 
 
-cdef void careful_moments(const real* x, const Block* b, bint skipna, Parts to) noexcept nogil:
-    """A block with NaN to leave out, or with values whose squares float32 cannot hold, or that are not finite."""
+cdef void careful_moments(const real* x, const Block* b, bint skipna, const int* odd, Parts to) noexcept nogil:
+    """The marked channels of a block: with NaN to leave out, with values whose squares float32 cannot hold, or that are
+    not finite. What one channel holds changes no bit of another.
+    """
     cdef double[WIDE] center, count, s, q
     cdef Py_ssize_t c
     cdef bint fresh = False
@@ -226,7 +228,7 @@ cdef void careful_moments(const real* x, const Block* b, bint skipna, Parts to) 
     if recenter(b.channels, count, 1, s, q, to.n, center):
         careful_sums(x, b, skipna, center, count, s, q)
     for c in range(b.channels):
-        if count[c] > 0.0:
+        if odd[c] and count[c] > 0.0:
             bn_add_block(&to.n[c], &to.mean[c], &to.m2[c], &to.low[c],
                          count[c], 1.0 / count[c], center[c], s[c], q[c])
 
@@ -274,50 +276,60 @@ cdef void rough_centers(const real* x, const Block* b, const double* n, real* ce
             center[c] = first[c] + <real>(s[c] / values)
 
 
-cdef inline bint constant(const real* x, const Block* b, const real* center, const double* q) noexcept nogil:
-    """Whether every channel whose sum of squares vanished really holds its center and nothing else."""
+cdef inline bint varying(
+    const real* x, const Block* b, const real* center, const double* q, int* odd
+) noexcept nogil:
+    """Mark channels whose sum of squares vanished though they hold something else than their center; whether any do."""
     cdef real[WIDE] m
-    cdef real[WIDE] watched
-    cdef real[WIDE] mark
-    cdef Py_ssize_t r, j, c, width = width_of(b)
-    cdef int other = 0
-    for c in range(b.channels):
-        watched[c] = <real>(q[c] == 0.0)
+    cdef int[WIDE] other
+    cdef Py_ssize_t r, j, k, c, i, width = width_of(b)
+    cdef bint found = False
     spread(center, b.widen, b.channels, b.run, m)
-    spread(watched, b.widen, b.channels, b.run, mark)
+    for j in range(width):
+        other[j] = 0
     for r in range(b.rows + (b.extra > 0)):
-        if r == b.rows:
-            width = b.extra
-        for j in range(width):
-            other |= (x[r * b.stride + j] != m[j]) & (mark[j] != 0)
-    return other == 0
+        for j in range(width if r < b.rows else b.extra):
+            other[j] |= x[r * b.stride + j] != m[j]
+    j = 0
+    for k in range(b.widen):
+        for c in range(b.channels):
+            for i in range(b.run):
+                if q[c] == 0.0 and other[j]:
+                    odd[c] = found = True
+                j += 1
+    return found
 
 
-cdef inline bint beyond_float(const real* x, const Block* b, const real* center, const double* q) noexcept nogil:
-    """Whether the squares of some channel left the range in which float32 is exact to its last digit."""
+cdef inline bint beyond_float(
+    const real* x, const Block* b, const real* center, const double* q, int* odd
+) noexcept nogil:
+    """Mark channels whose squares left the range in which float32 is exact to its last digit; whether any did."""
     cdef Py_ssize_t c
     cdef int bad = 0, small = 0
     cdef double floor = 1e-36 * <double>values_of(b)
     for c in range(b.channels):
-        bad |= not (q[c] < INFINITY)
-        bad |= (q[c] < floor) & (q[c] != 0.0)
+        odd[c] = (not (q[c] < INFINITY)) | ((q[c] < floor) & (q[c] != 0.0))
+        bad |= odd[c]
         small |= q[c] == 0.0
-    return bad != 0 or (small != 0 and not constant(x, b, center, q))
+    if small and varying(x, b, center, q, odd):
+        bad = 1
+    return bad != 0
 
 
 cdef void exact_moments(const real* x, const Block* b, bint skipna, Parts to) noexcept nogil:
     """block_moments in float64, whose range the squares of float32 do not leave."""
     cdef real[WIDE] rough
     cdef double[WIDE] center, columns, s, q
+    cdef int[WIDE] odd
     cdef Py_ssize_t c
-    cdef bint fresh = False, holes = False, careful = False
+    cdef bint fresh = False, careful = False
     for c in range(b.channels):
         fresh |= to.n[c] == 0.0
     if fresh:
         rough_centers(x, b, to.n, rough)
     for c in range(b.channels):
         center[c] = <double>rough[c] if to.n[c] == 0.0 else to.mean[c] + to.low[c]
-        careful |= real is float and not (fabs(center[c]) < INFINITY)   # differences of float32 may overflow
+        odd[c] = real is float and not (fabs(center[c]) < INFINITY)     # differences of float32 may overflow
     if real is double and planes_of(b):
         plane_squares(x, b, center, s, q)
     else:
@@ -327,19 +339,21 @@ cdef void exact_moments(const real* x, const Block* b, bint skipna, Parts to) no
         gather(s, b)
         gather(q, b)
     for c in range(b.channels):
-        holes |= q[c] != q[c]
-    if careful or (skipna and holes):
-        careful_moments(x, b, skipna, to)
-    else:
-        bn_add_blocks(b.channels, <double>values_of(b), center, s, q, to.n, to.mean, to.m2, to.low)
+        odd[c] |= skipna & (q[c] != q[c])
+        careful |= odd[c]
+    if careful:
+        careful_moments(x, b, skipna, odd, to)
+    bn_add_blocks(b.channels, <double>values_of(b), center, s, q, odd if careful else NULL,
+                  to.n, to.mean, to.m2, to.low)
 
 
 cdef void float_moments(const float* x, const Block* b, bint skipna, Parts to) noexcept nogil:
     """block_moments in float32, which is fast and exact enough for a forward."""
     cdef float[WIDE] center, columns
     cdef double[WIDE] wide, s, q
+    cdef int[WIDE] odd
     cdef Py_ssize_t c
-    cdef bint fresh = False
+    cdef bint fresh = False, careful
     for c in range(b.channels):
         center[c] = <float>(to.mean[c] + to.low[c])
         fresh |= to.n[c] == 0.0
@@ -353,12 +367,12 @@ cdef void float_moments(const float* x, const Block* b, bint skipna, Parts to) n
         centered_sums(x, b, columns_of(&center[0], b, &columns[0]), s, q)
         gather(s, b)
         gather(q, b)
-    if beyond_float(x, b, &center[0], q):
-        careful_moments(x, b, skipna, to)
-        return
+    careful = beyond_float(x, b, &center[0], q, odd)
+    if careful:
+        careful_moments(x, b, skipna, odd, to)
     for c in range(b.channels):
         wide[c] = center[c]
-    bn_add_blocks(b.channels, <double>values_of(b), wide, s, q, to.n, to.mean, to.m2, to.low)
+    bn_add_blocks(b.channels, <double>values_of(b), wide, s, q, odd if careful else NULL, to.n, to.mean, to.m2, to.low)
 
 
 cdef void block_moments(const real* x, const Block* b, bint skipna, bint exact, Parts to) noexcept nogil:

@@ -222,7 +222,7 @@ cdef inline bint recenter(
     return moved
 
 
-cdef inline bint odd(Py_ssize_t channels, const double* q) noexcept nogil:
+cdef inline bint not_finite(Py_ssize_t channels, const double* q) noexcept nogil:
     """Whether a sum of squares is not finite."""
     cdef Py_ssize_t c
     cdef int found = 0
@@ -246,13 +246,13 @@ cdef void weighted_sums(const real* x, const Block* b, const double* center, dou
     cdef Block again = b[0]
     zero(s, width_of(b))
     zero(q, width_of(b))
-    if b.run == 1 and b.channels >= BROAD:
+    if b.run == 1 and b.stride >= b.widen * BROAD:   # all columns of the array, whichever of them are in the block
         sums_of_rows(x, b, center, s, q)
         return
     sums_of_columns(x, b, m, False, s, q)
     gather(s, b)
     gather(q, b)
-    if odd(b.channels, q) and any_zero(b.w, values_of(b)):
+    if not_finite(b.channels, q) and any_zero(b.w, values_of(b)):
         again.ahead = NULL
         zero(s, width_of(b))
         zero(q, width_of(b))
@@ -265,6 +265,7 @@ cdef void weighted_moments(const real* x, const Block* b, bint skipna, Parts to)
     """block_moments with weights."""
     cdef double[WIDE] center, s, q
     cdef Py_ssize_t c, p = 0, row = b.widen * b.run, n = values_of(b)
+    cdef int[WIDE] odd
     cdef double count = weight_of(b.w, n)
     cdef bint careful = False
     cdef Block again = b[0]
@@ -282,8 +283,8 @@ cdef void weighted_moments(const real* x, const Block* b, bint skipna, Parts to)
     if recenter(b.channels, &count, 0, s, q, to.n, center):
         weighted_sums(x, &again, center, s, q)
     for c in range(b.channels):
-        careful |= q[c] != q[c]
-    if skipna and careful:
-        careful_moments(x, &again, skipna, to)
-    else:
-        bn_add_blocks(b.channels, count, center, s, q, to.n, to.mean, to.m2, to.low)
+        odd[c] = skipna & (q[c] != q[c])
+        careful |= odd[c]
+    if careful:
+        careful_moments(x, &again, skipna, odd, to)
+    bn_add_blocks(b.channels, count, center, s, q, odd if careful else NULL, to.n, to.mean, to.m2, to.low)

@@ -62,19 +62,21 @@
 #define BN_INDEPENDENT
 #endif
 
-/* bn_add_block for every channel. Where all have as many values, as they do without weights and NaN, one division is
- * enough. */
+/* bn_add_block for every channel, but for those that are marked if there are marks. Where all have as many values, as they
+ * do without weights and NaN, one division is enough. */
 static inline void bn_add_blocks(ptrdiff_t channels, double count, const double *BN_RESTRICT center,
-                                 const double *BN_RESTRICT s, const double *BN_RESTRICT q, double *BN_RESTRICT n,
-                                 double *BN_RESTRICT mean, double *BN_RESTRICT m2, double *BN_RESTRICT low)
+                                 const double *BN_RESTRICT s, const double *BN_RESTRICT q, const int *BN_RESTRICT but,
+                                 double *BN_RESTRICT n, double *BN_RESTRICT mean, double *BN_RESTRICT m2,
+                                 double *BN_RESTRICT low)
 {
     const double inverse = 1.0 / count, n0 = n[0], w = bn_share(n0, count);
-    int differ = 0;
+    int differ = but != NULL;
     for (ptrdiff_t c = 0; c < channels; c++)
         differ |= n[c] != n0;
     if (differ) {
         for (ptrdiff_t c = 0; c < channels; c++)
-            bn_add_block(&n[c], &mean[c], &m2[c], &low[c], count, inverse, center[c], s[c], q[c]);
+            if (!but || !but[c])
+                bn_add_block(&n[c], &mean[c], &m2[c], &low[c], count, inverse, center[c], s[c], q[c]);
         return;
     }
     for (ptrdiff_t c = 0; c < channels; c++) {
