@@ -22,7 +22,7 @@ from rules import forward, rule
 CHANNELS = {
     (45001, 3): "few channels: rows are widened, several pieces, columns left over",
     (2100, 70): "several pieces, 64 columns and 6",
-    (260, 601): "more columns than a tile, several groups",
+    (260, 601): "few rows: each thread has columns of its own, and maps whole rows",
     (40, 4096): "wide: one piece, groups that go through both passes at once",
     (4, 3, 14001): "runs longer than a block, several pieces",
     (2, 40, 2001): "runs longer than a tile, many channels: both passes at once",

@@ -1,7 +1,7 @@
 # Batch normalization: its pieces, and both passes of each direction in one call.
 #
 # Uses activation, data, folded, itemsize, matrix, pair, partial_size, result, scratch, target, to_type, vector,
-# vector_size, view (arrays), FAR, fits, run, scattered (plan), Target, assume, move_by_stats, refuse, take
+# vector_size, view (arrays), FAR, fits, run, run_map, scattered (plan), Target, assume, move_by_stats, refuse, take
 # (statistics).
 # Gives entries only.
 
@@ -297,7 +297,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
             refuse(move_by_stats(&target_, job.stats, job.count, job.outer * job.inner, C, True), C)
         if not job.fused:
             with nogil:
-                run(loops.map[job.wide], &job, True)
+                run_map(&job)
     finally:
         free(memory)
     return y, stats_, job.count, 0
@@ -351,7 +351,7 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
                 else:
                     loops.finish_backward(&job, 0, C)
                     loops.fold_backward[job.wide](&job, 0, C)
-                run(loops.map[job.wide], &job, True)
+                run_map(&job)
         if params:
             for c in range(C):
                 (<double*>data(dgamma_))[c] = rstd[c] * job.partial[C + c]

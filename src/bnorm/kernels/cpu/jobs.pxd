@@ -26,6 +26,7 @@ ctypedef struct Job:
     Py_ssize_t widen, rows, tile
     # The grid of tasks: `pieces` of `piece` rows times `groups` of `group` channels.
     Py_ssize_t piece, pieces, group, groups
+    bint across             # groups of a reduction only: the map that follows it has whole rows
     # The arrays: reductions read x (and dy), maps write y. Their type: 0 float32, 1 float64.
     bint wide
     int narrow              # of narrow.h: x (and dy) are converted to that type as they are read, or BN_REAL, 0

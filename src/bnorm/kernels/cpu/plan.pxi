@@ -1,16 +1,18 @@
-# Divides a shape into tasks, and runs the tasks on threads. Tasks do not depend on the number of threads, so neither do
-# the bits of a result.
+# Divides a shape into tasks, and runs the tasks on threads. What is summed in one task and merged with others, a piece
+# of rows, does not depend on the number of threads, so neither do the bits of a result. Which columns share a task may
+# depend on it, as none of them knows of the others.
 #
 # Uses nothing of its siblings.
-# Gives FAR, FAR_ROWS, FAR_TWO, ROW, STREAM, STREAM_ONE, STREAM_TWO, bypasses, fits, plan, plan_rows, run, scattered,
-# unaided.
+# Gives FAR, FAR_ROWS, FAR_TWO, ROW, STREAM, STREAM_ONE, STREAM_TWO, bypasses, fits, plan, plan_rows, run, run_map,
+# scattered, unaided.
 
 cdef enum:
     TASK = 16384            # values that make a task worth its bookkeeping
     MAX_TASKS = 128         # enough to keep many threads evenly busy
     FEW_SUMS = 4            # so many pieces of rows may be of eight rows, though their sums cost as much as two rows
-    MIN_ROWS = 512          # rows in a piece of columns: starting and merging one takes as long as some 50 rows
+    MIN_ROWS = 512          # rows in a piece of columns, if it is not one of two: starting and merging it takes time
     FEW = 16                # with more pieces than this, pieces grow to four times MIN_ROWS before more are made
+    NARROW = 128            # columns that one thread sums while another sums those beside them
     FUSE = 1 << 20          # bytes that about stay in the second-level cache between two passes over some channels
     STREAM = 16 << 20       # an output of at least so many bytes bypasses the caches: see benchmarks/NOTES.md
     STREAM_ONE = 10 << 20   # the same, at most, on one thread, or if x is read twice and may be in a cache meanwhile
@@ -60,6 +62,14 @@ cdef Py_ssize_t evenly(Py_ssize_t values) noexcept nogil:
     return tasks
 
 
+cdef Py_ssize_t power_of_two(Py_ssize_t most) noexcept nogil:
+    """The largest one that is not above most; at least 1."""
+    cdef Py_ssize_t n = 1
+    while 2 * n <= most:
+        n *= 2
+    return n
+
+
 cdef Py_ssize_t widening(Py_ssize_t outer, Py_ssize_t columns) noexcept nogil:
     """How many outer positions make one row, so that a row fills whole vectors."""
     cdef Py_ssize_t widen = 1, width = columns
@@ -73,7 +83,7 @@ cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
     """Cut the view into pieces of rows and groups of channels; for a map alone, into contiguous memory."""
     cdef Py_ssize_t C = max(<Py_ssize_t>1, job.channels), inner = max(<Py_ssize_t>1, job.inner)
     cdef Py_ssize_t tasks = evenly(job.outer * C * inner)
-    cdef Py_ssize_t units, pieces, groups
+    cdef Py_ssize_t units, pieces, groups, across
     # If there are enough of them, positions are columns, and the rows of a block go down the outer axis; otherwise each
     # run of a channel is processed separately.
     job.runs = inner > WIDE or (inner > TILE and job.outer < FIRST)
@@ -86,8 +96,14 @@ cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
         groups = min(units, tasks // pieces)
     elif inner == 1 or job.widen > 1:
         pieces = max(min(job.rows // MIN_ROWS, <Py_ssize_t>FEW), job.rows // (4 * MIN_ROWS))
-        pieces = max(<Py_ssize_t>1, min(pieces, tasks))
+        pieces = power_of_two(min(pieces + (pieces == 1), tasks))
         groups = min(units, tasks // pieces)
+        across = min(parts(threads_for(job.outer * C, tasks), pieces), C // NARROW)
+        # Not if values are converted: how many rows at a time depends on their length, and the sums on that.
+        if across > groups and job.widen == 1 and job.narrow == BN_REAL:
+            job.across = True
+            job.tile = (parts(C, across) + 15) // 16 * 16
+            groups = units = parts(C, job.tile)
     else:
         groups = min(units, tasks)
         pieces = max(<Py_ssize_t>1, tasks // groups)
@@ -110,7 +126,7 @@ cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
 
 cdef bint fits(const Job* job, Py_ssize_t itemsize) noexcept nogil:
     """Whether a group of channels is one task whose data stays in the cache between its passes."""
-    return job.pieces == 1 and job.outer * job.group * job.inner * itemsize <= FUSE
+    return job.pieces == 1 and not job.across and job.outer * job.group * job.inner * itemsize <= FUSE
 
 
 cdef bint scattered(const Job* job, size_t n_bytes) noexcept nogil:
@@ -136,6 +152,16 @@ cdef void run(task_t task, Job* job, bint backwards) noexcept nogil:
     else:
         for i in prange(threads, schedule="static", chunksize=1, num_threads=threads):
             run_span(task, job, n * i // threads, n * (i + 1) // threads, backwards)
+
+
+cdef void run_map(Job* job) noexcept nogil:
+    """Run the map that follows a reduction: of whole rows, where that had a group of columns for every thread."""
+    if job.across:
+        job.groups = 1
+        job.group = job.channels
+        job.piece = parts(job.rows, min(job.rows, evenly(job.outer * job.channels)))
+        job.pieces = parts(job.rows, job.piece)
+    run(loops.map[job.wide], job, True)
 
 
 cdef void plan_rows(RowJob* job) noexcept nogil:
