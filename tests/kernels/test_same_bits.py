@@ -197,7 +197,7 @@ def test_arrays_that_are_copied(memory, dtype):
     assert_same_bits(got, want)
 
 
-@pytest.mark.parametrize("shape", [(33, 64), (45, 3), (4, 6, 49), (2, 3, 700)], ids=str)
+@pytest.mark.parametrize("shape", [(33, 64), (45, 3), (40, 256), (4, 6, 49), (2, 3, 700)], ids=str)
 def test_any_place_in_memory(shape):
     """Whole vectors begin at multiples of 64 bytes; arrays begin anywhere."""
     x, dy = bits.values(shape, "f4", 0), bits.values(shape, "f4", 1 << 18)

@@ -114,8 +114,11 @@ cdef inline Py_ssize_t itemsize(const Job* job) noexcept nogil:
 
 cdef inline void pair(Job* job, cnp.ndarray dy) noexcept:
     """Set dy, which is read together with x, or None."""
+    cdef bint alone
     job.dy = data(dy)
-    job.far = job.far or (dy is not None and cnp.PyArray_NBYTES(dy) >= FAR_TWO)
+    if dy is not None:
+        alone = threads_for(job.outer * job.channels * job.inner, job.pieces * job.groups) == 1
+        job.far = job.far or cnp.PyArray_NBYTES(dy) >= (FAR_TWO // 2 if alone else FAR_TWO)
 
 
 cdef inline void target(Job* job, cnp.ndarray y, cnp.ndarray dy=None, bint reduces=False) noexcept:

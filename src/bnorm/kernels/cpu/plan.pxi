@@ -20,7 +20,7 @@ cdef enum:
     TOGETHER = 1 << 14      # values of narrow rows that are converted together
     ROW = 64                # values that take as long as the statistics of a row
     FAR = 14 << 20          # an input of at least so many bytes is assumed to be in memory, and is prefetched
-    FAR_TWO = 9 << 20       # the same where x and dy are read
+    FAR_TWO = 9 << 20       # the same where x and dy are read; half of it if one thread does it all
     FAR_ROWS = 3 << 20      # the same for gradients of rows: x, dy and dx by turns, which no processor foresees
     SCATTERED = 9 << 20     # bytes of all arrays, for each thread, from which what some channels need is fetched ahead
     UNAIDED = 1 << 25       # from so many bytes on an input is in none of the caches, but in memory: see NOTES.md too
@@ -96,7 +96,9 @@ cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
         groups = min(units, tasks // pieces)
     elif inner == 1 or job.widen > 1:
         pieces = max(min(job.rows // MIN_ROWS, <Py_ssize_t>FEW), job.rows // (4 * MIN_ROWS))
-        pieces = power_of_two(min(pieces + (pieces == 1), tasks))
+        if pieces == 1 and tasks > 4:   # the least that is worth two threads
+            pieces = 2
+        pieces = power_of_two(min(pieces, tasks))
         groups = min(units, tasks // pieces)
         across = min(parts(threads_for(job.outer * C, tasks), pieces), C // NARROW)
         # Not if values are converted: how many rows at a time depends on their length, and the sums on that.

@@ -3,11 +3,12 @@
 #
 # Uses nothing of its siblings.
 # Gives Block, Columns, FETCH_COLUMNS, ROWS, block_rows, bounded, columns_of, fetch_rows, from_position, gather,
-# lane_sum, one_nan, plane_of, planes_of, run_block, spread, values_of, whole_sums, width_of, zero.
+# head_of, lane_sum, one_nan, plane_of, planes_of, run_block, spread, values_of, whole_sums, width_of, zero.
 
 cdef enum:
     FETCH_COLUMNS = 16  # columns between two fetches of what comes next, by rows: few lines at a time
     ROWS = 16           # rows that are summed side by side
+    MANY_COLUMNS = 128  # from so many on it pays to begin with whole cache lines
 
 
 # What is summed together: `rows` rows of `widen * channels * run` columns, `stride` values apart, and below them the
@@ -50,6 +51,13 @@ cdef inline void one_nan(real* h, real* scale, real* shift) noexcept nogil:
 
 cdef inline Py_ssize_t width_of(const Block* b) noexcept nogil:
     return b.widen * b.channels * b.run
+
+
+cdef inline Py_ssize_t head_of(const real* x, const Block* b) noexcept nogil:
+    """How many columns come before the first whole cache line, if that is the same in all rows."""
+    if width_of(b) < MANY_COLUMNS or b.stride * sizeof(real) % 64 != 0:
+        return 0
+    return (-<size_t>x & 63) // sizeof(real)
 
 
 cdef inline Py_ssize_t values_of(const Block* b) noexcept nogil:

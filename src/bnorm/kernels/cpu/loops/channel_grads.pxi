@@ -3,7 +3,7 @@
 # With weights a dy of 0 adds nothing whatever x holds there: padding may be NaN.
 #
 # Uses identity, leaky, pulled, relu (activations), Block, Columns, FETCH_COLUMNS, columns_of, fetch_rows, gather,
-# plane_of, planes_of, whole_sums, width_of, zero (channel_columns).
+# head_of, plane_of, planes_of, whole_sums, width_of, zero (channel_columns).
 # Gives block_sums, pair_sums, products_beyond_float, pulled_pair_sums.
 
 
@@ -27,12 +27,12 @@ cdef inline void pair_sums(
 ) noexcept nogil:
     """s += sum dy, d += sum dy (x - h) per column: eight rows at a time, then four, then one."""
     cdef Py_ssize_t j, k, end, at, r = 0, rows = b.rows, stride = b.stride, width = width_of(b)
-    cdef Py_ssize_t step = width if b.ahead == NULL else FETCH_COLUMNS
+    cdef Py_ssize_t step = width if b.ahead == NULL else FETCH_COLUMNS, head = head_of(x, b)
     cdef real sum, dot, more, more_dot
     while r + 8 <= rows:
         k = 0
         while k < width:
-            end = min(width, k + step)
+            end = head if k < head else min(width, k + step)
             if b.ahead != NULL:
                 bn_fetch(b.ahead, 8 * (end - k) * sizeof(real))
             for j in range(k, end):

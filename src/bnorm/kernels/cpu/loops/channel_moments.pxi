@@ -6,8 +6,8 @@
 # rounding error eps n_b d^2 is at most 4 eps times the n n_b / (n + n_b) d^2 that the merge adds to m2 anyway, as long
 # as n_b <= 3 n. So the first block is small, and every next one three times what was before it.
 #
-# Uses Block, FETCH_COLUMNS, ROWS, columns_of, fetch_rows, gather, plane_of, planes_of, spread, values_of, whole_sums,
-# width_of, zero (channel_columns), recenter, weighted_moments (channel_weighted).
+# Uses Block, FETCH_COLUMNS, ROWS, columns_of, fetch_rows, gather, head_of, plane_of, planes_of, spread, values_of,
+# whole_sums, width_of, zero (channel_columns), recenter, weighted_moments (channel_weighted).
 # Gives ACROSS, Parts, block_moments, careful_moments, careful_sums, centered_sums, exact_sums.
 
 cdef enum:
@@ -50,14 +50,14 @@ cdef inline void last_sums(const real* x, const Block* b, const term* m, double*
 cdef inline void centered_sums(const real* x, const Block* b, const real* m, double* s, double* q) noexcept nogil:
     """s += sum (x - m), q += sum (x - m)^2 per column: of sixteen rows in the type of x, then in float64."""
     cdef Py_ssize_t j, k, end, r = 0, stride = b.stride, width = width_of(b)
-    cdef Py_ssize_t step = width if b.ahead == NULL else FETCH_COLUMNS
+    cdef Py_ssize_t step = width if b.ahead == NULL else FETCH_COLUMNS, head = head_of(x, b)
     cdef const real* row
     cdef real s0, s1, s2, s3, q0, q1, q2, q3
     while r + ROWS <= b.rows:
         row = x + r * stride
         k = 0
         while k < width:
-            end = min(width, k + step)
+            end = head if k < head else min(width, k + step)
             if b.ahead != NULL:
                 bn_fetch(b.ahead, ROWS * (end - k) * sizeof(real))
             for j in range(k, end):
@@ -308,9 +308,13 @@ cdef inline bint beyond_float(
     cdef int bad = 0, small = 0
     cdef double floor = 1e-36 * <double>values_of(b)
     for c in range(b.channels):
-        odd[c] = (not (q[c] < INFINITY)) | ((q[c] < floor) & (q[c] != 0.0))
-        bad |= odd[c]
+        bad |= not (q[c] < INFINITY)
+        bad |= (q[c] < floor) & (q[c] != 0.0)
         small |= q[c] == 0.0
+    if not bad and not small:
+        return False
+    for c in range(b.channels):
+        odd[c] = (not (q[c] < INFINITY)) | ((q[c] < floor) & (q[c] != 0.0))
     if small and varying(x, b, center, q, odd):
         bad = 1
     return bad != 0
@@ -321,15 +325,16 @@ cdef void exact_moments(const real* x, const Block* b, bint skipna, Parts to) no
     cdef real[WIDE] rough
     cdef double[WIDE] center, columns, s, q
     cdef int[WIDE] odd
+    cdef double count = values_of(b)
     cdef Py_ssize_t c
-    cdef bint fresh = False, careful = False
+    cdef bint fresh = False, careful = False, holes = False
     for c in range(b.channels):
         fresh |= to.n[c] == 0.0
     if fresh:
         rough_centers(x, b, to.n, rough)
     for c in range(b.channels):
         center[c] = <double>rough[c] if to.n[c] == 0.0 else to.mean[c] + to.low[c]
-        odd[c] = real is float and not (fabs(center[c]) < INFINITY)     # differences of float32 may overflow
+        careful |= real is float and not (fabs(center[c]) < INFINITY)   # differences of float32 may overflow
     if real is double and planes_of(b):
         plane_squares(x, b, center, s, q)
     else:
@@ -339,12 +344,14 @@ cdef void exact_moments(const real* x, const Block* b, bint skipna, Parts to) no
         gather(s, b)
         gather(q, b)
     for c in range(b.channels):
-        odd[c] |= skipna & (q[c] != q[c])
-        careful |= odd[c]
-    if careful:
+        holes |= q[c] != q[c]
+    if careful or (skipna and holes):
+        for c in range(b.channels):
+            odd[c] = (real is float and not (fabs(center[c]) < INFINITY)) or (skipna and q[c] != q[c])
         careful_moments(x, b, skipna, odd, to)
-    bn_add_blocks(b.channels, <double>values_of(b), center, s, q, odd if careful else NULL,
-                  to.n, to.mean, to.m2, to.low)
+        bn_add_unmarked(b.channels, count, odd, center, s, q, to.n, to.mean, to.m2, to.low)
+    else:
+        bn_add_blocks(b.channels, count, center, s, q, to.n, to.mean, to.m2, to.low)
 
 
 cdef void float_moments(const float* x, const Block* b, bint skipna, Parts to) noexcept nogil:
@@ -352,8 +359,9 @@ cdef void float_moments(const float* x, const Block* b, bint skipna, Parts to) n
     cdef float[WIDE] center, columns
     cdef double[WIDE] wide, s, q
     cdef int[WIDE] odd
+    cdef double count = values_of(b)
     cdef Py_ssize_t c
-    cdef bint fresh = False, careful
+    cdef bint fresh = False
     for c in range(b.channels):
         center[c] = <float>(to.mean[c] + to.low[c])
         fresh |= to.n[c] == 0.0
@@ -367,12 +375,13 @@ cdef void float_moments(const float* x, const Block* b, bint skipna, Parts to) n
         centered_sums(x, b, columns_of(&center[0], b, &columns[0]), s, q)
         gather(s, b)
         gather(q, b)
-    careful = beyond_float(x, b, &center[0], q, odd)
-    if careful:
-        careful_moments(x, b, skipna, odd, to)
     for c in range(b.channels):
         wide[c] = center[c]
-    bn_add_blocks(b.channels, <double>values_of(b), wide, s, q, odd if careful else NULL, to.n, to.mean, to.m2, to.low)
+    if beyond_float(x, b, &center[0], q, odd):
+        careful_moments(x, b, skipna, odd, to)
+        bn_add_unmarked(b.channels, count, odd, wide, s, q, to.n, to.mean, to.m2, to.low)
+    else:
+        bn_add_blocks(b.channels, count, wide, s, q, to.n, to.mean, to.m2, to.low)
 
 
 cdef void block_moments(const real* x, const Block* b, bint skipna, bint exact, Parts to) noexcept nogil:

@@ -131,7 +131,7 @@ cdef bint moments_of_block(Job* job, Py_ssize_t at, const Block* b, Parts to) no
     for c in range(b.channels):
         odd |= not (least <= q[c] < INFINITY)
     if not odd:
-        bn_add_blocks(b.channels, <double>values_of(b), wide, s, q, NULL, to.n, to.mean, to.m2, to.low)
+        bn_add_blocks(b.channels, <double>values_of(b), wide, s, q, to.n, to.mean, to.m2, to.low)
     return not odd
 
 

@@ -267,7 +267,7 @@ cdef void weighted_moments(const real* x, const Block* b, bint skipna, Parts to)
     cdef Py_ssize_t c, p = 0, row = b.widen * b.run, n = values_of(b)
     cdef int[WIDE] odd
     cdef double count = weight_of(b.w, n)
-    cdef bint careful = False
+    cdef bint holes = False
     cdef Block again = b[0]
     again.ahead = NULL
     if not 1.0 / count < INFINITY:  # it weighs nothing, or not enough to divide by
@@ -283,8 +283,11 @@ cdef void weighted_moments(const real* x, const Block* b, bint skipna, Parts to)
     if recenter(b.channels, &count, 0, s, q, to.n, center):
         weighted_sums(x, &again, center, s, q)
     for c in range(b.channels):
-        odd[c] = skipna & (q[c] != q[c])
-        careful |= odd[c]
-    if careful:
+        holes |= q[c] != q[c]
+    if skipna and holes:
+        for c in range(b.channels):
+            odd[c] = q[c] != q[c]
         careful_moments(x, &again, skipna, odd, to)
-    bn_add_blocks(b.channels, count, center, s, q, odd if careful else NULL, to.n, to.mean, to.m2, to.low)
+        bn_add_unmarked(b.channels, count, odd, center, s, q, to.n, to.mean, to.m2, to.low)
+    else:
+        bn_add_blocks(b.channels, count, center, s, q, to.n, to.mean, to.m2, to.low)

@@ -62,27 +62,34 @@
 #define BN_INDEPENDENT
 #endif
 
-/* bn_add_block for every channel, but for those that are marked if there are marks. Where all have as many values, as they
- * do without weights and NaN, one division is enough. */
+/* bn_add_block for every channel. Where all have as many values, as they do without weights and NaN, one division is
+ * enough. */
 static inline void bn_add_blocks(ptrdiff_t channels, double count, const double *BN_RESTRICT center,
-                                 const double *BN_RESTRICT s, const double *BN_RESTRICT q, const int *BN_RESTRICT but,
-                                 double *BN_RESTRICT n, double *BN_RESTRICT mean, double *BN_RESTRICT m2,
-                                 double *BN_RESTRICT low)
+                                 const double *BN_RESTRICT s, const double *BN_RESTRICT q, double *BN_RESTRICT n,
+                                 double *BN_RESTRICT mean, double *BN_RESTRICT m2, double *BN_RESTRICT low)
 {
     const double inverse = 1.0 / count, n0 = n[0], w = bn_share(n0, count);
-    int differ = but != NULL;
+    int differ = 0;
     for (ptrdiff_t c = 0; c < channels; c++)
         differ |= n[c] != n0;
     if (differ) {
         for (ptrdiff_t c = 0; c < channels; c++)
-            if (!but || !but[c])
-                bn_add_block(&n[c], &mean[c], &m2[c], &low[c], count, inverse, center[c], s[c], q[c]);
+            bn_add_block(&n[c], &mean[c], &m2[c], &low[c], count, inverse, center[c], s[c], q[c]);
         return;
     }
     for (ptrdiff_t c = 0; c < channels; c++) {
         bn_join(&mean[c], &m2[c], &low[c], n0, w, center[c], bn_block_m2(s[c], q[c], inverse), s[c] * inverse);
         n[c] = n0 + count;
     }
+}
+
+/* The same for the channels that are not marked. */
+static inline void bn_add_unmarked(ptrdiff_t channels, double count, const int *marks, const double *center,
+                                   const double *s, const double *q, double *n, double *mean, double *m2, double *low)
+{
+    for (ptrdiff_t c = 0; c < channels; c++)
+        if (!marks[c])
+            bn_add_block(&n[c], &mean[c], &m2[c], &low[c], count, 1.0 / count, center[c], s[c], q[c]);
 }
 
 /* From which of eight weights (four with AVX2) the columns come, each weight `channels` times: one permutation for each of
