@@ -51,6 +51,13 @@ def test_rows_without_parameters_need_no_memory():
 
 @openmp
 @linux
+@pytest.mark.parametrize("shape", ["100x784", "800x1000", "2000x100", "30000x3"])
+def test_few_rows_or_few_columns_are_shared_out(shape):
+    output("processes.py", "threads_of_a_table", shape, OMP_NUM_THREADS=2, OPENBLAS_NUM_THREADS=1)
+
+
+@openmp
+@linux
 def test_threads_that_the_system_refuses():
     """OpenMP runtimes end the process there."""
     output("processes.py", "threads_that_the_system_refuses", OMP_NUM_THREADS=3, OPENBLAS_NUM_THREADS=1)

@@ -47,6 +47,12 @@ def threads_from_the_environment():
     assert helpers(answer) == 2
 
 
+def threads_of_a_table(shape):
+    """OMP_NUM_THREADS=2: both of them sum its columns."""
+    x = np.zeros(tuple(map(int, shape.split("x"))), "f4")
+    assert helpers(lambda: F.moments(x)) == 1
+
+
 def threads_that_were_set():
     """OMP_NUM_THREADS=3, and then what the program says, more or less."""
     for n in (1, 2, 5, 3):
@@ -306,4 +312,4 @@ def two_threads_at_once():
 FORKS = [name for name in dir() if name.startswith("fork_")]
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    globals()[sys.argv[1]](*sys.argv[2:])
