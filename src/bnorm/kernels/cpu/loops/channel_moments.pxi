@@ -8,7 +8,7 @@
 #
 # Uses Block, FETCH_COLUMNS, ROWS, columns_of, fetch_rows, gather, head_of, plane_of, planes_of, spread, values_of,
 # whole_sums, width_of, zero (channel_columns), recenter, weighted_moments (channel_weighted).
-# Gives ACROSS, Parts, block_moments, careful_moments, careful_sums, centered_sums, exact_sums.
+# Gives ACROSS, Parts, add_unmarked, block_moments, careful_moments, careful_sums, centered_sums, exact_sums.
 
 cdef enum:
     ACROSS = 128    # columns of which four rows are summed before the next four
@@ -212,6 +212,16 @@ cdef void first_values(
                 missing -= 1
 
 
+cdef void add_unmarked(
+    Py_ssize_t channels, double count, const int* odd, const double* center, const double* s, const double* q, Parts to
+) noexcept nogil:
+    """Add a block to the moments of the channels that careful_moments leaves out."""
+    cdef Py_ssize_t c
+    for c in range(channels):
+        if not odd[c]:
+            bn_add_block(&to.n[c], &to.mean[c], &to.m2[c], &to.low[c], count, 1.0 / count, center[c], s[c], q[c])
+
+
 cdef void careful_moments(const real* x, const Block* b, bint skipna, const int* odd, Parts to) noexcept nogil:
     """The marked channels of a block: with NaN to leave out, with values whose squares float32 cannot hold, or that are
     not finite. What one channel holds changes no bit of another.
@@ -276,13 +286,11 @@ cdef void rough_centers(const real* x, const Block* b, const double* n, real* ce
             center[c] = first[c] + <real>(s[c] / values)
 
 
-cdef inline bint varying(
-    const real* x, const Block* b, const real* center, const double* q, int* odd
-) noexcept nogil:
+cdef inline bint varying(const real* x, const Block* b, const real* center, const double* q, int* odd) noexcept nogil:
     """Mark channels whose sum of squares vanished though they hold something else than their center; whether any do."""
     cdef real[WIDE] m
     cdef int[WIDE] other
-    cdef Py_ssize_t r, j, k, c, i, width = width_of(b)
+    cdef Py_ssize_t r, j, c, width = width_of(b)
     cdef bint found = False
     spread(center, b.widen, b.channels, b.run, m)
     for j in range(width):
@@ -290,13 +298,10 @@ cdef inline bint varying(
     for r in range(b.rows + (b.extra > 0)):
         for j in range(width if r < b.rows else b.extra):
             other[j] |= x[r * b.stride + j] != m[j]
-    j = 0
-    for k in range(b.widen):
-        for c in range(b.channels):
-            for i in range(b.run):
-                if q[c] == 0.0 and other[j]:
-                    odd[c] = found = True
-                j += 1
+    for j in range(width):
+        c = j // b.run % b.channels
+        if q[c] == 0.0 and other[j]:
+            odd[c] = found = True
     return found
 
 
@@ -349,7 +354,7 @@ cdef void exact_moments(const real* x, const Block* b, bint skipna, Parts to) no
         for c in range(b.channels):
             odd[c] = (real is float and not (fabs(center[c]) < INFINITY)) or (skipna and q[c] != q[c])
         careful_moments(x, b, skipna, odd, to)
-        bn_add_unmarked(b.channels, count, odd, center, s, q, to.n, to.mean, to.m2, to.low)
+        add_unmarked(b.channels, count, odd, center, s, q, to)
     else:
         bn_add_blocks(b.channels, count, center, s, q, to.n, to.mean, to.m2, to.low)
 
@@ -379,7 +384,7 @@ cdef void float_moments(const float* x, const Block* b, bint skipna, Parts to) n
         wide[c] = center[c]
     if beyond_float(x, b, &center[0], q, odd):
         careful_moments(x, b, skipna, odd, to)
-        bn_add_unmarked(b.channels, count, odd, wide, s, q, to.n, to.mean, to.m2, to.low)
+        add_unmarked(b.channels, count, odd, wide, s, q, to)
     else:
         bn_add_blocks(b.channels, count, wide, s, q, to.n, to.mean, to.m2, to.low)
 

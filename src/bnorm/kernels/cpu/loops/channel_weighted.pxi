@@ -5,7 +5,7 @@
 # that outweighs what was before it by more is summed again where its center turns out to be far from its mean.
 #
 # Uses Block, FETCH_COLUMNS, ROWS, columns_of, gather, lane_sum, values_of, width_of, zero (channel_columns), ACROSS,
-# Parts, careful_moments (channel_moments).
+# Parts, add_unmarked, careful_moments (channel_moments).
 # Gives recenter, weighted_moments.
 
 cdef enum:
@@ -288,6 +288,6 @@ cdef void weighted_moments(const real* x, const Block* b, bint skipna, Parts to)
         for c in range(b.channels):
             odd[c] = q[c] != q[c]
         careful_moments(x, &again, skipna, odd, to)
-        bn_add_unmarked(b.channels, count, odd, center, s, q, to.n, to.mean, to.m2, to.low)
+        add_unmarked(b.channels, count, odd, center, s, q, to)
     else:
         bn_add_blocks(b.channels, count, center, s, q, to.n, to.mean, to.m2, to.low)

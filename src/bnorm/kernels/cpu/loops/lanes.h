@@ -83,15 +83,6 @@ static inline void bn_add_blocks(ptrdiff_t channels, double count, const double 
     }
 }
 
-/* The same for the channels that are not marked. */
-static inline void bn_add_unmarked(ptrdiff_t channels, double count, const int *marks, const double *center,
-                                   const double *s, const double *q, double *n, double *mean, double *m2, double *low)
-{
-    for (ptrdiff_t c = 0; c < channels; c++)
-        if (!marks[c])
-            bn_add_block(&n[c], &mean[c], &m2[c], &low[c], count, 1.0 / count, center[c], s[c], q[c]);
-}
-
 /* From which of eight weights (four with AVX2) the columns come, each weight `channels` times: one permutation for each of
  * as many vectors as there are channels. */
 static inline void bn_spread_order(ptrdiff_t channels, int64_t *order)

@@ -129,8 +129,6 @@ cdef extern from "lanes.h" nogil:
                                  const double*, const double*, const double*, const double*, bn_edge*)
     void bn_add_blocks(Py_ssize_t, double, const double*, const double*, const double*,
                        double*, double*, double*, double*)
-    void bn_add_unmarked(Py_ssize_t, double, const int*, const double*, const double*, const double*,
-                         double*, double*, double*, double*)
 
 cdef extern from "lines.h" nogil:
     void bn_send_columns_float(
