@@ -14,8 +14,7 @@ from bnorm.kernels.cpu import entries
 from compare import EPS, assert_close, sum_error
 from kernel_checks import stats_of
 
-STREAM, FAR = 1 << 21, 1 << 24  # bytes, the latter as in plan.pxi
-FAR_ROWS = 3 << 20  # as in plan.pxi
+STREAM, FAR, FAR_ROWS = 1 << 21, 1 << 24, 3 << 20  # bytes, as set below
 # One and few channels, odd numbers, more than a line or a tile of sums; short runs, runs of some length, long runs.
 KINDS = [(1,), (3,), (7,), (33,), (100,), (1000,), (2500,), (3, 5), (70, 20), (300, 7), (6, 49), (512, 49), (5, 300)]
 KINDS += [(4, 33), (2, 4001)]
@@ -23,10 +22,11 @@ KINDS += [(4, 33), (2, 4001)]
 
 @pytest.fixture(autouse=True)
 def streamed():
-    """On every machine from the same size on."""
-    before = entries.stream_from(STREAM)
+    """On every machine from the same sizes on."""
+    sizes = dict.fromkeys(("stream", "stream_one", "stream_two"), STREAM) | dict.fromkeys(("far", "far_two"), FAR)
+    before = entries.use_sizes(**sizes, far_alone=FAR // 2, far_rows=FAR_ROWS)
     yield
-    entries.stream_from(before)
+    entries.use_sizes(**before)
 
 
 def large(shape, size, dtype, seed=0, offset=0):
@@ -151,7 +151,7 @@ def test_rows_anywhere(shape, dtype, slope, size):
     """Rows that are sent as they are computed, whole lines or not, wherever `out` begins, and in place; or rows
     through the caches, of which a gradient fetches ahead."""
     if size == FAR_ROWS:
-        entries.stream_from(1 << 40)
+        entries.use_sizes(stream_two=1 << 40)
     rng = np.random.default_rng(5)
     offset = int(rng.integers(1, 8))
     _, x = large(shape, size, dtype)

@@ -1,6 +1,6 @@
 # NumPy arrays to pointers and back.
 #
-# Uses FAR, FAR_TWO, STREAM, STREAM_ONE, STREAM_TWO, bypasses, plan, unaided (plan).
+# Uses bypasses, plan, sizes, unaided (plan).
 # Gives activation, data, folded, is_wide, itemsize, line_of, matrix, narrow_of, pair, partial_size, result, scratch,
 # target, to_type, vector, vector_size, view.
 
@@ -102,7 +102,7 @@ cdef void view(Job* job, cnp.ndarray x, bint reduces=True) noexcept:
     job.narrow = narrow_of(x)
     job.x = cnp.PyArray_DATA(x)
     plan(job, itemsize(job), reduces)
-    job.far = cnp.PyArray_NBYTES(x) >= FAR
+    job.far = cnp.PyArray_NBYTES(x) >= sizes.far
 
 
 cdef inline Py_ssize_t itemsize(const Job* job) noexcept nogil:
@@ -118,15 +118,15 @@ cdef inline void pair(Job* job, cnp.ndarray dy) noexcept:
     job.dy = data(dy)
     if dy is not None:
         alone = threads_for(job.outer * job.channels * job.inner, job.pieces * job.groups) == 1
-        job.far = job.far or cnp.PyArray_NBYTES(dy) >= (FAR_TWO // 2 if alone else FAR_TWO)
+        job.far = job.far or cnp.PyArray_NBYTES(dy) >= (sizes.far_alone if alone else sizes.far_two)
 
 
 cdef inline void target(Job* job, cnp.ndarray y, cnp.ndarray dy=None, bint reduces=False) noexcept:
     """Set the output of a map, and dy. The output bypasses the caches if it would not fit there."""
-    cdef size_t size = cnp.PyArray_NBYTES(y), least = STREAM if dy is None else STREAM_TWO
-    if dy is None and size >= STREAM_ONE \
+    cdef size_t size = cnp.PyArray_NBYTES(y), least = sizes.stream if dy is None else sizes.stream_two
+    if dy is None and size >= sizes.stream_one \
             and (reduces or threads_for(cnp.PyArray_SIZE(y), job.pieces * job.groups) == 1):
-        least = STREAM_ONE
+        least = sizes.stream_one
     job.y = cnp.PyArray_DATA(y)
     pair(job, dy)
     job.stream = bypasses(size, least)

@@ -1,7 +1,7 @@
 # Batch normalization: its pieces, and both passes of each direction in one call.
 #
 # Uses activation, data, folded, itemsize, matrix, pair, partial_size, result, scratch, target, to_type, vector,
-# vector_size, view (arrays), FAR, fits, run, run_map, scattered (plan), Target, assume, move_by_stats, refuse, take
+# vector_size, view (arrays), fits, run, run_map, scattered, sizes (plan), Target, assume, move_by_stats, refuse, take
 # (statistics).
 # Gives entries only.
 
@@ -15,7 +15,7 @@ def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
     view(&job, x)
     job.weight = <const double*>data(weight)
     if weight is not None:
-        job.far = job.far or cnp.PyArray_NBYTES(x) + cnp.PyArray_NBYTES(weight) >= FAR
+        job.far = job.far or cnp.PyArray_NBYTES(x) + cnp.PyArray_NBYTES(weight) >= sizes.far
     job.skipna = skipna
     job.exact = True
     cdef Py_ssize_t C = job.channels, c

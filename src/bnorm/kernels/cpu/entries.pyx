@@ -57,6 +57,7 @@ cdef extern from "narrow.h" nogil:
 
 cdef extern from "memory.h" nogil:
     int bn_processor_level()
+    int bn_far_third_level()
     int bn_foresees()
     void bn_set(int*)
 

@@ -49,6 +49,18 @@ static inline int bn_foresees(void)
 #endif
 }
 
+/* Whether the third-level cache is hardly faster than memory: that of Intel's servers is, since they have AVX-512, as it
+ * is spread over all their cores. */
+static inline int bn_far_third_level(void)
+{
+#if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))
+    __builtin_cpu_init();
+    return __builtin_cpu_is("intel") && __builtin_cpu_supports("avx512f");
+#else
+    return 0;
+#endif
+}
+
 /* 0 baseline, 1 AVX2, 2 AVX-512, both with F16C: the widest build of the kernels that this processor and its system can
  * run. */
 static inline int bn_processor_level(void)

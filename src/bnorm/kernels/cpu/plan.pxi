@@ -3,8 +3,7 @@
 # depend on it, as none of them knows of the others.
 #
 # Uses nothing of its siblings.
-# Gives FAR, FAR_ROWS, FAR_TWO, ROW, STREAM, STREAM_ONE, STREAM_TWO, bypasses, fits, plan, plan_rows, run, run_map,
-# scattered, unaided.
+# Gives ROW, bypasses, fits, plan, plan_rows, run, run_map, scattered, sizes, unaided.
 
 cdef enum:
     TASK = 16384            # values that make a task worth its bookkeeping
@@ -14,39 +13,48 @@ cdef enum:
     FEW = 16                # with more pieces than this, pieces grow to four times MIN_ROWS before more are made
     NARROW = 128            # columns that one thread sums while another sums those beside them
     FUSE = 1 << 20          # bytes that about stay in the second-level cache between two passes over some channels
-    STREAM = 16 << 20       # an output of at least so many bytes bypasses the caches: see benchmarks/NOTES.md
-    STREAM_ONE = 10 << 20   # the same, at most, on one thread, or if x is read twice and may be in a cache meanwhile
-    STREAM_TWO = 8 << 20    # if x and dy are read, and for rows
     TOGETHER = 1 << 14      # values of narrow rows that are converted together
     ROW = 64                # values that take as long as the statistics of a row
-    FAR = 14 << 20          # an input of at least so many bytes is assumed to be in memory, and is prefetched
-    FAR_TWO = 9 << 20       # the same where x and dy are read; half of it if one thread does it all
-    FAR_ROWS = 3 << 20      # the same for gradients of rows: x, dy and dx by turns, which no processor foresees
     SCATTERED = 9 << 20     # bytes of all arrays, for each thread, from which what some channels need is fetched ahead
     UNAIDED = 1 << 25       # from so many bytes on an input is in none of the caches, but in memory: see NOTES.md too
 
 
-cdef size_t streamed = STREAM
+# Arrays of how many bytes are large: see benchmarks/NOTES.md.
+ctypedef struct Sizes:
+    size_t stream       # an output that bypasses the caches
+    size_t stream_one   # the same on one thread, or if x is read twice and may be in a cache meanwhile
+    size_t stream_two   # if x and dy are read, and for rows
+    size_t far          # an input that is assumed to be in memory, and is prefetched
+    size_t far_two      # the same where x and dy are read
+    size_t far_alone    # and one thread does it all
+    size_t far_rows     # for gradients of rows: x, dy and dx by turns, which no processor foresees
+
+
+cdef Sizes sizes = Sizes(16 << 20, 10 << 20, 8 << 20, 14 << 20, 9 << 20, 9 << 19, 3 << 20)
 cdef bint foresees = bn_foresees()
 
+if bn_far_third_level():    # twice the second level: what does not fit there might as well be in memory
+    sizes = Sizes(4 << 20, 4 << 20, 4 << 20, 4 << 20, 4 << 20, 4 << 20, 4 << 20)
 
-def stream_from(size_t n_bytes):
-    """Set the size from which outputs bypass the caches; returns the old one. For tests: it changes no bit."""
-    global streamed
-    before, streamed = streamed, n_bytes
+
+def use_sizes(**changed):
+    """Change some of the Sizes; returns the old ones. For tests: it changes no bit."""
+    global sizes
+    before = sizes
+    sizes = {**before, **changed}
     return before
 
 
 cdef inline bint bypasses(size_t n_bytes, size_t least) noexcept nogil:
     """Whether an output of n_bytes, `least` or more, bypasses the caches."""
-    return BN_STREAMS and n_bytes >= min(streamed, least)
+    return BN_STREAMS and n_bytes >= least
 
 
 cdef inline bint unaided(const Job* job, size_t n_bytes) noexcept nogil:
     """Whether the processor reads an input of n_bytes faster if nothing is fetched ahead: a single one, from memory, of
     which columns leave more in the caches.
     """
-    return foresees and n_bytes >= (UNAIDED if job.inner == 1 else FAR)
+    return foresees and n_bytes >= (<size_t>UNAIDED if job.inner == 1 else sizes.far)
 
 
 cdef Py_ssize_t parts(Py_ssize_t whole, Py_ssize_t part) noexcept nogil:

@@ -1,7 +1,7 @@
 # Layer, group, instance and RMS normalization.
 #
-# Uses activation, data, is_wide, line_of, narrow_of, result, scratch, to_type, vector (arrays), FAR, FAR_ROWS, ROW,
-# STREAM_TWO, bypasses, plan_rows (plan).
+# Uses activation, data, is_wide, line_of, narrow_of, result, scratch, to_type, vector (arrays), ROW, bypasses,
+# plan_rows, sizes (plan).
 # Gives entries only.
 
 
@@ -24,8 +24,8 @@ cdef void row_view(
     job.narrow = narrow_of(x)
     job.x = cnp.PyArray_DATA(x)
     job.y = cnp.PyArray_DATA(y)
-    job.stream = bypasses(cnp.PyArray_NBYTES(y), STREAM_TWO)
-    job.far = cnp.PyArray_NBYTES(x) >= (FAR if dy is None else FAR_ROWS)
+    job.stream = bypasses(cnp.PyArray_NBYTES(y), sizes.stream_two)
+    job.far = cnp.PyArray_NBYTES(x) >= (sizes.far if dy is None else sizes.far_rows)
     job.gamma = <const double*>data(gamma)
     job.beta = <const double*>data(beta)
     job.dy = data(dy)
