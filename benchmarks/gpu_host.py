@@ -67,6 +67,9 @@ class Array:
         """Of NumPy's functions on arrays of layers: the flags of many batches in one, and arrays like this one."""
         return empty((len(args[0]), *args[0][0].shape), self.dtype) if function is np.stack else empty(self.shape)
 
+    def fill(self, value: float) -> None:
+        """An array has no values here."""
+
     def any(self, axis: int) -> "Array":
         return empty(self.shape[1:] if axis == 0 else self.shape[:1], bool)
 

@@ -153,13 +153,13 @@ class Statistics:
         batch makes `rows` longer; `seen` is the sum of the weights before fading; `pairs` is as in formulas.h.
         typical: the number of values in a batch, for batches that were never counted.
         """
-        rule = self.rule._replace(nonfinite="raise" if finite else "propagate")
+        rule = self.rule.under(self.rule.mode, "raise" if finite else "propagate")
         BACKENDS[type(self.mean)].move(rule, parts, seen, pairs, last, rows, batches, typical)
 
     def begin(self, parts: ndarray, rows: int) -> None:
         """Start from the statistics of a whole table, whose rows all weigh the same. An average is settled then."""
         kernels = BACKENDS[type(self.mean)]
-        kernels.move(self.rule._replace(mode=POOL, nonfinite="propagate"), parts, None, None, None, rows)
+        kernels.move(self.rule.under(POOL, "propagate"), parts, None, None, None, rows)
         if self.weight is not None:
             self.weight[...] = np.where(self.seen > 0, np.inf if self.mode == AVERAGE else self.seen, 0)
         if self.pairs is not None and self.last is not None:
@@ -285,7 +285,9 @@ class Statistics:
         return faded, faded[0] * faded[0] - parts[0] * square, last
 
     def _zeros(self) -> ndarray:
-        return np.zeros_like(self.mean, np.float64)
+        zeros = np.empty_like(self.mean, np.float64)
+        zeros.fill(0)  # np.zeros_like takes three times as long
+        return zeros
 
     def _settle(self) -> None:
         """Renew `rule`."""

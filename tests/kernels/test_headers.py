@@ -23,11 +23,11 @@ def code(path):
 
 
 def defined(path):
-    """Functions, types and constants, by name: how each of them is found where it is used."""
+    """Functions, types, variables and constants, by name: how each of them is found where it is used."""
     text, names = code(path), {}
     for name in re.findall(r"^(?:cdef|def)\b(?:[^\n(=]*?[ *])?(\w+)\(", text, re.MULTILINE):
         names[name] = rf"(?<![.\w]){name}\s*\(|= {name}$"  # called, or entered into the table
-    for name in re.findall(r"^ctypedef \w+ (\w+)", text, re.MULTILINE):
+    for name in re.findall(r"^(?:ctypedef \w+|cdef \w+(?= \w+ =)) (\w+)", text, re.MULTILINE):
         names[name] = rf"(?<![.\w]){name}\b"
     for block in re.findall(r"^cdef enum:\n((?:(?: +.*)?\n)+)", text, re.MULTILINE):
         for name in re.findall(r"^ +(\w+)", block, re.MULTILINE):

@@ -34,6 +34,10 @@ class Rule(NamedTuple):
         """All arrays, the counters last."""
         return self[1:9]
 
+    def under(self, mode: int, nonfinite: str) -> "Rule":
+        """The same arrays and numbers with another mode and another way to treat what is not finite."""
+        return Rule(mode, *self[1:-1], nonfinite)
+
     def copy(self) -> "Rule":
         """A copy with its own arrays."""
         arrays: Any = {name: a if a is None else a.copy() for name, a in zip(NAMES, self.arrays, strict=True)}

@@ -20,7 +20,7 @@ from bnorm.passes import Saved, pull_back
 
 STATE_NAMES = {"gamma": "weight", "beta": "bias"}  # PyTorch's
 SYNONYMS = ("elementwise_affine",)  # names that PyTorch has for other arguments
-MADE_ANEW = ("_constants", "_own", "_saved")  # not pickled: `_settle` makes them, or they are data of the net
+MADE_ANEW = ("_constants", "_own", "_saved")  # not pickled: made when they are needed, or data of the net
 
 
 def fixed(name: str, doc: str) -> Any:
@@ -275,7 +275,7 @@ class Layer:
         wanted = dgammas is not None or dbetas is not None
         if wanted and saved.x is not None and type(saved.x) is not self._kind:
             raise RuntimeError(f"{self._who}: pull: expected the layer on the device of its forward, got it on another")
-        dx, dgamma, dbeta = pull_back(self._who, dy, saved, wanted, out, (self._own,))
+        dx, dgamma, dbeta = pull_back(self._who, dy, saved, wanted, out, (self._own or self._owned(),))
         # No interrupt can come between these two lines, nor in the call: the backward is complete or has not happened.
         holder._saved = None
         if wanted:
@@ -290,13 +290,25 @@ class Layer:
 
     def _taken(self, x: Any, integers: bool = False) -> ndarray:
         """x as an array that the kernels take, on this layer's device; on any device if the layer has no arrays."""
-        elsewhere = not self._own and kind_of(x) is not None
+        elsewhere = not (self._own or self._owned()) and kind_of(x) is not None
         return checks.array(self._who, x, None if elsewhere else self._kind, "the layer", integers=integers)
 
     def _settle(self) -> None:
-        """Cache the arrays that kernels take, if they are float64 and so need no conversion, and all for `out`."""
-        self._constants = self._wide() if self._dtype == FLOAT64 else None
-        self._own = self._memory()
+        """Forget what is cached of the arrays, which have changed places."""
+        self._constants: tuple[ndarray | None, ...] | None = None
+        self._own: dict[str, ndarray] | None = None
+
+    def _vectors(self) -> tuple[ndarray | None, ...]:
+        """`_wide`, cached if it is the arrays themselves."""
+        vectors = self._wide()
+        if self._dtype == FLOAT64:
+            self._constants = vectors
+        return vectors
+
+    def _owned(self) -> dict[str, ndarray]:
+        """`_memory`, cached."""
+        self._own = own = self._memory()
+        return own
 
     def _wide(self) -> tuple[ndarray | None, ...]:
         """gamma and beta in float64; subclasses append more."""

@@ -110,13 +110,13 @@ class BatchNorm(Tracking):
         """
         if self._group is not None and self._shared is None and (self._training or not self._track_running_stats):
             return self._together(self._group, x, weight, out)
-        given = () if out is None else ({"x": x, "weight": weight}, self._own)
+        given = () if out is None else ({"x": x, "weight": weight}, self._own or self._owned())
         if type(x) is not self._kind or x.dtype not in FLOATS:
             x = self._taken(x, integers=True)
         who, axis, shape, slope, eps = self._who, self._axis, x.shape, self._slope, self._eps
         if len(shape) not in self._names or shape[axis] != self._num_features:
             raise wrong_shape(who, shape, self._num_features, self._names)
-        gamma, beta, mean, var = self._constants or self._wide()
+        gamma, beta, mean, var = self._constants or self._vectors()
         seen = self._running.seen
         moving = rule = None
         if self._training or not self._track_running_stats:

@@ -70,13 +70,13 @@ class InstanceNorm(Tracking):
 
         out: an array for the result: x itself, which then has no backward, or an array that overlaps no other.
         """
-        given = () if out is None else ({"x": x}, self._own)
+        given = () if out is None else ({"x": x}, self._own or self._owned())
         who, axis = self._who, self._axis
         if type(x) is not self._kind or x.dtype not in FLOATS:
             x = self._taken(x)
         if x.ndim not in self._names or x.shape[axis] != self._num_features:
             raise wrong_shape(who, x.shape, self._num_features, self._names)
-        gamma, beta, mean, var = self._constants or self._wide()
+        gamma, beta, mean, var = self._constants or self._vectors()
         saved: Saved
         moving = parts = None
         if self._track_running_stats and not self._training:

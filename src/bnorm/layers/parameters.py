@@ -59,7 +59,8 @@ class Parameter(NDArrayOperatorsMixin):
     def holding(cls, data: ndarray) -> "Parameter":
         """A parameter of an array that a layer has just made, without checks."""
         made = cls.__new__(cls)
-        made._data, made._grad, made.requires_grad = data, np.zeros_like(data), True
+        made._data, made._grad, made.requires_grad = data, np.empty_like(data), True
+        made._grad.fill(0)  # np.zeros_like takes three times as long
         return made
 
     @property

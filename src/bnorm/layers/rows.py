@@ -56,7 +56,7 @@ class OverLastAxes(Layer):
 
         out: an array for the result: x itself, which then has no backward, or an array that overlaps no other.
         """
-        given = () if out is None else ({"x": x}, self._own)
+        given = () if out is None else ({"x": x}, self._own or self._owned())
         if type(x) is not self._kind or x.dtype not in FLOATS:
             x = self._taken(x)
         shape, eps = self._normalized_shape, self._eps
@@ -66,7 +66,7 @@ class OverLastAxes(Layer):
         if eps is None:  # half precision is computed in float32
             eps = OF_FLOAT64 if x.dtype.itemsize == 8 else OF_FLOAT32
         rows = view.rows(x, len(shape))
-        gamma, beta = self._constants or self._wide()
+        gamma, beta = self._constants or self._vectors()
         y, saved = row_forward(self._who, x, rows, gamma, beta, eps, self._RULE, self._slope, out, given)
         if OPEN:
             keep(self, saved)
@@ -205,7 +205,7 @@ class GroupNorm(Layer):
 
         out: an array for the result: x itself, which then has no backward, or an array that overlaps no other.
         """
-        given = () if out is None else ({"x": x}, self._own)
+        given = () if out is None else ({"x": x}, self._own or self._owned())
         who, axis = self._who, self._axis
         if type(x) is not self._kind or x.dtype not in FLOATS:
             x = self._taken(x)
@@ -216,7 +216,7 @@ class GroupNorm(Layer):
             )
         rows = view.groups(x, self._num_groups, axis)
         checks.several_values(who, rows[0], shape, each=False)
-        gamma, beta = self._constants or self._wide()
+        gamma, beta = self._constants or self._vectors()
         y, saved = row_forward(who, x, rows, gamma, beta, self._eps, VARIANCE, self._slope, out, given)
         if OPEN:
             keep(self, saved)

@@ -108,26 +108,19 @@ class State:
         the number that is subtracted from y. So a mean far from zero costs no accuracy.
         """
         stats = self.forward()
-        center, var, std, scale, high = stats
-        constant = std == 1
-        np.sqrt(var + self.layer.eps, out=std)
-        if self.layer.eps == 0:
-            np.copyto(std, 1, where=constant)
-        scale[...] = std
-        beta: Any = 0.0
-        if self.parameters is not None:
-            gamma, beta = self.parameters
-            np.divide(std, gamma, out=scale)
-            np.copyto(scale, 0, where=gamma == 0)
+        center, low, _, scale, high = stats
+        beta = high.copy()
         if dtype.itemsize == 8:
-            high[...] = center
-            center[...] = beta
-            return stats
-        high[...] = center.astype(np.float32)
-        center -= high
-        center /= scale
-        np.copyto(center, 0, where=~np.isfinite(center))
-        np.subtract(beta, center, out=center)
+            high[...], center[...] = center, beta
+        else:
+            high[...] = center.astype(np.float32)
+            np.subtract(center, high, out=low)
+            low *= scale
+            np.copyto(low, 0, where=~np.isfinite(low))
+            np.subtract(beta, low, out=center)
+        lost = scale == 0
+        np.divide(1, scale, out=scale)
+        np.copyto(scale, 0, where=lost)
         return stats
 
     def begin(self, x: ndarray | Columns | Blocks, weight: Any) -> None:

@@ -123,7 +123,7 @@ cdef inline void pair(Job* job, cnp.ndarray dy) noexcept:
 
 cdef inline void target(Job* job, cnp.ndarray y, cnp.ndarray dy=None, bint reduces=False) noexcept:
     """Set the output of a map, and dy. The output bypasses the caches if it would not fit there."""
-    cdef size_t size = cnp.PyArray_NBYTES(y), least = sizes.stream if dy is None else sizes.stream_two
+    cdef Py_ssize_t size = cnp.PyArray_NBYTES(y), least = sizes.stream if dy is None else sizes.stream_two
     if dy is None and size >= sizes.stream_one \
             and (reduces or threads_for(cnp.PyArray_SIZE(y), job.pieces * job.groups) == 1):
         least = sizes.stream_one

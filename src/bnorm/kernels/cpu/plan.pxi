@@ -21,13 +21,13 @@ cdef enum:
 
 # Arrays of how many bytes are large: see benchmarks/NOTES.md.
 ctypedef struct Sizes:
-    size_t stream       # an output that bypasses the caches
-    size_t stream_one   # the same on one thread, or if x is read twice and may be in a cache meanwhile
-    size_t stream_two   # if x and dy are read, and for rows
-    size_t far          # an input that is assumed to be in memory, and is prefetched
-    size_t far_two      # the same where x and dy are read
-    size_t far_alone    # and one thread does it all
-    size_t far_rows     # for gradients of rows: x, dy and dx by turns, which no processor foresees
+    Py_ssize_t stream      # an output that bypasses the caches
+    Py_ssize_t stream_one  # the same on one thread, or if x is read twice and may be in a cache meanwhile
+    Py_ssize_t stream_two  # if x and dy are read, and for rows
+    Py_ssize_t far         # an input that is assumed to be in memory, and is prefetched
+    Py_ssize_t far_two     # the same where x and dy are read
+    Py_ssize_t far_alone   # and one thread does it all
+    Py_ssize_t far_rows    # for gradients of rows: x, dy and dx by turns, which no processor foresees
 
 
 cdef Sizes sizes = Sizes(16 << 20, 10 << 20, 8 << 20, 14 << 20, 9 << 20, 9 << 19, 3 << 20)
@@ -45,16 +45,16 @@ def use_sizes(**changed):
     return before
 
 
-cdef inline bint bypasses(size_t n_bytes, size_t least) noexcept nogil:
+cdef inline bint bypasses(Py_ssize_t n_bytes, Py_ssize_t least) noexcept nogil:
     """Whether an output of n_bytes, `least` or more, bypasses the caches."""
     return BN_STREAMS and n_bytes >= least
 
 
-cdef inline bint unaided(const Job* job, size_t n_bytes) noexcept nogil:
+cdef inline bint unaided(const Job* job, Py_ssize_t n_bytes) noexcept nogil:
     """Whether the processor reads an input of n_bytes faster if nothing is fetched ahead: a single one, from memory, of
     which columns leave more in the caches.
     """
-    return foresees and n_bytes >= (<size_t>UNAIDED if job.inner == 1 else sizes.far)
+    return foresees and n_bytes >= (UNAIDED if job.inner == 1 else sizes.far)
 
 
 cdef Py_ssize_t parts(Py_ssize_t whole, Py_ssize_t part) noexcept nogil:
