@@ -14,7 +14,7 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm import devices
-from bnorm.kernels import BACKENDS
+from bnorm.kernels import BACKENDS, zeros_like
 from bnorm.kernels.rule import Rule
 
 AVERAGE, POOL, FADE = range(3)  # as in formulas.h
@@ -285,8 +285,7 @@ class Statistics:
         return faded, faded[0] * faded[0] - parts[0] * square, last
 
     def _zeros(self) -> ndarray:
-        zeros = np.empty_like(self.mean, np.float64)
-        zeros.fill(0)  # np.zeros_like takes three times as long
+        zeros: ndarray = zeros_like(self.mean, np.float64)
         return zeros
 
     def _settle(self) -> None:

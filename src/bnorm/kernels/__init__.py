@@ -87,6 +87,13 @@ def kernels_for(value: object, who: str, name: str = "x", kind: type | None = No
     )
 
 
+def zeros_like(a: Array, dtype: Any = None) -> Array:
+    """Zeros like `a`, on its device: NumPy's function of that name takes three times as long for small arrays."""
+    zeros = np.empty_like(a, dtype)
+    zeros.fill(0)
+    return zeros
+
+
 def moved(a: Array, kind: type) -> Array:
     """An array as one of the type `kind`: itself, or a copy on the other device."""
     if type(a) is kind:

@@ -92,6 +92,7 @@ class Layer:
         self._gamma = Parameter.holding(self._new(shape, 1)) if self._affine else None
         self._beta = Parameter.holding(self._new(shape, 0)) if self._affine and self._bias else None
         self._saved: Saved | None = None
+        self._settle()
 
     def __call__(self, x: Any, *args: Any, **options: Any) -> ndarray:
         """The result y, in the shape, dtype and memory order of x."""
@@ -273,9 +274,10 @@ class Layer:
         dgammas = gamma._grad if gamma is not None and gamma.requires_grad else None  # to which gradients are added
         dbetas = beta._grad if beta is not None and beta.requires_grad else None
         wanted = dgammas is not None or dbetas is not None
+        given = () if out is None else (self._own or self._owned(),)
         if wanted and saved.x is not None and type(saved.x) is not self._kind:
             raise RuntimeError(f"{self._who}: pull: expected the layer on the device of its forward, got it on another")
-        dx, dgamma, dbeta = pull_back(self._who, dy, saved, wanted, out, (self._own or self._owned(),))
+        dx, dgamma, dbeta = pull_back(self._who, dy, saved, wanted, out, given)
         # No interrupt can come between these two lines, nor in the call: the backward is complete or has not happened.
         holder._saved = None
         if wanted:
@@ -290,7 +292,7 @@ class Layer:
 
     def _taken(self, x: Any, integers: bool = False) -> ndarray:
         """x as an array that the kernels take, on this layer's device; on any device if the layer has no arrays."""
-        elsewhere = not (self._own or self._owned()) and kind_of(x) is not None
+        elsewhere = not self._owned() and kind_of(x) is not None
         return checks.array(self._who, x, None if elsewhere else self._kind, "the layer", integers=integers)
 
     def _settle(self) -> None:
@@ -306,9 +308,10 @@ class Layer:
         return vectors
 
     def _owned(self) -> dict[str, ndarray]:
-        """`_memory`, cached."""
-        self._own = own = self._memory()
-        return own
+        """`_memory`, cached. Where each call counts, `_own or _owned()`."""
+        if self._own is None:
+            self._own = self._memory()
+        return self._own
 
     def _wide(self) -> tuple[ndarray | None, ...]:
         """gamma and beta in float64; subclasses append more."""

@@ -71,7 +71,6 @@ class BatchNorm(Tracking):
         self.on_single = on_single
         self._group = None if comm is None else Group(checked(self._who, comm))
         self._shared: Shared | None = None  # during a forward of several ranks
-        self._settle()
 
     @property
     def comm(self) -> "Communicator | None":

@@ -63,7 +63,6 @@ class InstanceNorm(Tracking):
             dtype,
             device,
         )
-        self._settle()
 
     def __call__(self, x: Any, out: ndarray | None = None) -> ndarray:
         """Normalize x: y, in the shape, dtype and memory order of x.

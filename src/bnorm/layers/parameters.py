@@ -10,7 +10,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import ArrayLike, DTypeLike
 
 from bnorm import checks, devices
-from bnorm.kernels import moved, view
+from bnorm.kernels import moved, view, zeros_like
 from bnorm.layers import state
 
 
@@ -59,8 +59,7 @@ class Parameter(NDArrayOperatorsMixin):
     def holding(cls, data: ndarray) -> "Parameter":
         """A parameter of an array that a layer has just made, without checks."""
         made = cls.__new__(cls)
-        made._data, made._grad, made.requires_grad = data, np.empty_like(data), True
-        made._grad.fill(0)  # np.zeros_like takes three times as long
+        made._data, made._grad, made.requires_grad = data, zeros_like(data), True
         return made
 
     @property

@@ -49,7 +49,6 @@ class OverLastAxes(Layer):
             affine = affine and checks.flag(who, "elementwise_affine", elementwise_affine)
         super().__init__(who, shape, eps, affine, bias, activation, negative_slope, dtype, device)
         self._normalized_shape = shape
-        self._settle()
 
     def __call__(self, x: Any, out: ndarray | None = None) -> ndarray:
         """Normalize x: y, in the shape, dtype and memory order of x.
@@ -198,7 +197,6 @@ class GroupNorm(Layer):
         who = signature_of(name, self._num_groups, self._num_channels)
         super().__init__(who, (self._num_channels,), eps, affine, bias, activation, negative_slope, dtype, device)
         self._axis = checks.integer(who, "axis", axis)
-        self._settle()
 
     def __call__(self, x: Any, out: ndarray | None = None) -> ndarray:
         """Normalize x: y, in the shape, dtype and memory order of x.
