@@ -8,8 +8,8 @@ import pytest
 
 from bnorm.kernels import BACKENDS, gpu, reference
 from compare import assert_close
-from fake_cupy import fake_cupy  # noqa: F401
-from gpu_device import needs_emulator
+from emulated.device import needs_emulator
+from emulated.fake_cupy import fake_cupy  # noqa: F401
 
 HOST = np.arange(6.0).reshape(2, 3)
 

@@ -7,11 +7,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-import gpu_rows
 from backends import CUDA_RUNS, SLOPES, SWITCH, each_backend, on_backends, parametrized
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu, gpu, reference
 from cases import CASES, DTYPES
 from compare import assert_close, assert_same, sum_error
+from emulated import rows as gpu_rows
 from kernel_checks import (
     as_block,
     assert_backward,
@@ -263,7 +263,7 @@ def test_in_place(backend, case, dtype):
 @every_dtype
 @every_case
 def test_rows_in_place(case, dtype):
-    p, k = problem(case, dtype), cpu  # of CUDA in tests/gpu/test_gpu_rows.py
+    p, k = problem(case, dtype), cpu  # of CUDA in tests/gpu/test_rows.py
     shape = p.x.shape[0], 1, int(np.prod(p.x.shape[1:])), 1
     rows, dy = p.x.reshape(shape), p.dy.reshape(shape)
     want, row_mean, row_rstd = k.rows_forward(rows, None, None, 1e-5)

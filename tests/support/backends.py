@@ -15,7 +15,7 @@ import pytest
 from bnorm.kernels import cpu, gpu, reference
 from bnorm.kernels.gpu import launching
 from cases import CASES, DTYPES, Case, c_order
-from gpu_device import CLUSTERED, SMALL, emulated, needs_emulator
+from emulated.device import CLUSTERED, SMALL, emulated, needs_emulator
 from kernel_checks import exact
 
 SWITCH = (False, True)

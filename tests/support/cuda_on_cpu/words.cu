@@ -1,4 +1,4 @@
-// The words of CUDA that shim.h has, each used once: test_cuda_harness.py knows the answers.
+// The words of CUDA that shim.h has, each used once: test_emulator.py knows the answers.
 #ifndef BN_ON_CPU
 #define BN_SHARED(T, name, count) __shared__ T name[count]
 #define BN_DYN_SHARED(T, name)                                \

@@ -124,7 +124,7 @@ def test_a_constant_channel_is_exactly_beta(backend, case, dtype, eps):
             for gradient in backend("backward", p.dy, x, stats, count, slope=0.0):
                 assert_same(gradient, np.zeros_like(gradient), what="gradients where the ReLU is", **tags)
         rows = x.reshape(x.shape[0], 1, int(np.prod(x.shape[1:])), 1)
-        if backend.name == "cpu":  # of CUDA in tests/gpu/test_gpu_rows.py
+        if backend.name == "cpu":  # of CUDA in tests/gpu/test_rows.py
             assert_same(cpu.rows_forward(rows, None, None, eps)[0], np.zeros_like(rows), what="rows", **tags)
 
 

@@ -1,6 +1,6 @@
 """A real device, the kernels alone: every instance once, types, places in memory, streams, graphs, repetitions.
 
-Skipped with the reason where there is none. A test compares with the instances of float64, which test_gpu_device.py
+Skipped with the reason where there is none. A test compares with the instances of float64, which test_device.py
 compares with the reference.
 """
 

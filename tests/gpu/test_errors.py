@@ -6,9 +6,9 @@ import pytest
 import bnorm
 from bnorm.kernels import gpu
 from compare import assert_close
-from fake_cupy import fake_cupy as fixture  # noqa: F401
-from gpu_device import needs_emulator
-from gpu_pairs import DY, MAKERS, RNG, C, X, assert_alike, pair, there
+from emulated.device import needs_emulator
+from emulated.fake_cupy import fake_cupy as fixture  # noqa: F401
+from emulated.pairs import DY, MAKERS, RNG, C, X, assert_alike, pair, there
 from layer_oracle import held
 
 

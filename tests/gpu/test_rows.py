@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-import gpu_rows
 from backends import Backend
 from bnorm.kernels import gpu, reference
 from compare import assert_close, assert_same
-from gpu_device import emulated_device, needs_emulator  # noqa: F401
+from emulated import rows as gpu_rows
+from emulated.device import emulated_device, needs_emulator  # noqa: F401
 from kernel_checks import assert_rows, exact
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("device")]

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import bnorm.functional as F
-import fake_cupy
 from bnorm import Moments
 from compare import assert_close, assert_same
-from fake_cupy import fake_cupy as fixture  # noqa: F401
-from gpu_device import needs_emulator
-from gpu_pairs import assert_alike, there
+from emulated import fake_cupy
+from emulated.device import needs_emulator
+from emulated.fake_cupy import fake_cupy as fixture  # noqa: F401
+from emulated.pairs import assert_alike, there
 
 X = np.random.default_rng(0).standard_normal((8, 4))
 ONES = np.ones(4)

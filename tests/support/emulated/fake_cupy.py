@@ -19,11 +19,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import fake_array
 from bnorm.kernels import BACKENDS, gpu
 from bnorm.kernels.gpu import launching
-from fake_array import FUNCTIONS, Device, ndarray, nothing_waits, opened, uploaded, wrapped
-from gpu_device import emulated
+from emulated import fake_array
+from emulated.device import emulated
+from emulated.fake_array import FUNCTIONS, Device, ndarray, nothing_waits, opened, uploaded, wrapped
 
 __all__ = ["fake_cupy", "ndarray", "nothing_waits", "wrapped"]  # beside what a module of that name has
 __version__ = "14.0"

@@ -6,9 +6,9 @@ import pytest
 import bnorm
 import bnorm.functional as F
 from bnorm.distributed import merge_all
-from fake_cupy import fake_cupy as fixture  # noqa: F401
-from gpu_device import needs_emulator
-from gpu_pairs import assert_alike, there
+from emulated.device import needs_emulator
+from emulated.fake_cupy import fake_cupy as fixture  # noqa: F401
+from emulated.pairs import assert_alike, there
 
 C = 4
 X, DY = np.random.default_rng(0).standard_normal((2, 30, C)) * np.arange(1, C + 1) + 3

@@ -107,7 +107,7 @@ def test_more_than_two_billion_elements(cupy):
 
 
 # Functions and layers ------------------------------------------------------------------------------------------------
-# As in test_gpu_functional.py and test_gpu_layers.py, where the stand-in for CuPy is; here the rest of CuPy is tested.
+# As in test_functional.py and test_layers.py, where the stand-in for CuPy is; here the rest of CuPy is tested.
 
 
 def same(cupy, got, want, dtype="float64", what=None):
@@ -353,7 +353,7 @@ def test_every_function_is_here():
 )
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
 def test_the_transformer(cupy, parameters, dtype):
-    """As in test_gpu_transformer.py: a stream with missing values, both maps, gradients, merging, copies, refusals."""
+    """As in test_transformer.py: a stream with missing values, both maps, gradients, merging, copies, refusals."""
     rng = np.random.default_rng(0)
     x, dy = rng.normal(5, 3, (2, 1000, 7)).astype(dtype)
     weight = rng.integers(0, 3, len(x)).astype(float)

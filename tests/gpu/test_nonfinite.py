@@ -8,9 +8,9 @@ import pytest
 import bnorm
 from bnorm import running
 from bnorm.checks import NonFiniteError
-from fake_cupy import fake_cupy as fixture  # noqa: F401
-from gpu_device import needs_emulator
-from gpu_pairs import (
+from emulated.device import needs_emulator
+from emulated.fake_cupy import fake_cupy as fixture  # noqa: F401
+from emulated.pairs import (
     BROKEN,
     DY,
     MAKERS,

@@ -2,8 +2,11 @@
 
 import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from backends import CLUSTER_RUNS
 from bnorm.kernels import gpu, reference
@@ -11,7 +14,7 @@ from bnorm.kernels.gpu import jobs, launching
 from bnorm.running import Statistics
 from compare import assert_close
 from cuda_on_cpu.emulator import Emulator
-from gpu_device import CLUSTERED, EmulatedDevice, PlanningDevice
+from emulated.device import CLUSTERED, EmulatedDevice, PlanningDevice
 
 SHAPES = [(70, 6), (1200, 70), (100, 3), (9, 2, 1100), (5, 3, 333)]  # one launch, chunks, widened, runs, scalar loads
 WEIGHTED = SHAPES[2::2]

@@ -4,7 +4,7 @@ import functools
 
 from bnorm.kernels import MEAN_SQUARE, VARIANCE
 from bnorm.kernels.gpu import jobs, plans, row_plans
-from gpu_device import SMALL, emulated
+from emulated.device import SMALL, emulated
 
 SHAPES = [  # (N, G, K, L)
     (5, 1, 7, 1),  # layer norm, no vector divides a row

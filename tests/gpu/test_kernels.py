@@ -10,7 +10,7 @@ from bnorm.kernels import gpu, reference
 from bnorm.kernels.gpu import jobs, launching, plans
 from cases import Case, c_order
 from compare import assert_close, assert_same
-from gpu_device import SMALL, PlanningDevice, emulated_device, needs_emulator  # noqa: F401
+from emulated.device import SMALL, PlanningDevice, emulated_device, needs_emulator  # noqa: F401
 from kernel_checks import (
     assert_backward,
     assert_forward,

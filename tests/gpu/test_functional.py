@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import bnorm.functional as F
-import fake_cupy
 from bnorm import Parameter
 from compare import EPS, assert_close
-from fake_cupy import fake_cupy as fixture  # noqa: F401
-from gpu_device import needs_emulator
+from emulated import fake_cupy
+from emulated.device import needs_emulator
+from emulated.fake_cupy import fake_cupy as fixture  # noqa: F401
 from kinds import KINDS, activations, batch, every_kind, group, layer, rms
 
 IMAGES = batch("batch-NHWC-memory", (2, 3, 4, 2))

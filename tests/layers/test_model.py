@@ -181,7 +181,7 @@ class Statistics(RuleBasedStateMachine):
         state, (channels, momentum, batches, uncounted) = self.saved
         counted = not plain and momentum is None and not uncounted
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that counts are lost: test_layers_state has it
+            warnings.simplefilter("ignore", UserWarning)  # that counts are lost: test_state.py has it
             self.bn.load_state_dict(dict(state) if plain else state)
         for mine, (mean, var, seen) in zip(self.channels, channels, strict=True):
             mine.mean, mine.var, mine.seen = mean, var, seen if counted else 0.0

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import bnorm
-import fake_cupy
 from compare import EPS, assert_close
+from emulated import fake_cupy
 
 C = 4
 RNG = np.random.default_rng(0)

@@ -21,7 +21,7 @@ INSTANCES = {
     "statistics": plans.per_channel_kernels("statistics"),
 }
 # One of so many instances for each architecture, each time others; a prime, so that no kernel or type is left out.
-# Compiling all takes many minutes per architecture: python -m pytest -m slow tests/gpu/test_gpu_compile.py
+# Compiling all takes many minutes per architecture: python -m pytest -m slow tests/gpu/test_compile.py
 SAMPLE = {"channels": 53, "clusters": 13, "rows": 47, "row_channels": 29, "statistics": 1}
 FTZ = ("-ftz=true",)  # what CuPy adds to the options
 OPTIONS = (*launching.OPTIONS, *FTZ)

@@ -11,12 +11,12 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import make_pipeline
 
-import fake_cupy as stand_in
 from bnorm import BatchNormTransformer, partial_fit_pipeline
 from bnorm.transformer import tables
 from compare import assert_close, assert_same
-from fake_cupy import fake_cupy  # noqa: F401
-from gpu_device import needs_emulator
+from emulated import fake_cupy as stand_in
+from emulated.device import needs_emulator
+from emulated.fake_cupy import fake_cupy  # noqa: F401
 
 pytestmark = needs_emulator
 MODES = [{}, {"momentum": None}, {"halflife": 7.0}, {"halflife": 7.0, "ddof": 1}]

@@ -5,9 +5,9 @@ import pytest
 
 import bnorm
 from bnorm.checks import SingleValueError
-from fake_cupy import fake_cupy as fixture  # noqa: F401
-from gpu_device import needs_emulator
-from gpu_pairs import DY, MAKERS, C, X, assert_alike, assert_layers_agree, every_layer, pair, step, there
+from emulated.device import needs_emulator
+from emulated.fake_cupy import fake_cupy as fixture  # noqa: F401
+from emulated.pairs import DY, MAKERS, C, X, assert_alike, assert_layers_agree, every_layer, pair, step, there
 from layer_oracle import held
 
 

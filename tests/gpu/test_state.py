@@ -9,9 +9,9 @@ import pytest
 import bnorm
 from bnorm import Parameter
 from compare import assert_same
-from fake_cupy import fake_cupy as fixture  # noqa: F401
-from gpu_device import needs_emulator
-from gpu_pairs import BROKEN, DY, MAKERS, C, X, arrays, assert_alike, back, every_layer, pair, there
+from emulated.device import needs_emulator
+from emulated.fake_cupy import fake_cupy as fixture  # noqa: F401
+from emulated.pairs import BROKEN, DY, MAKERS, C, X, arrays, assert_alike, back, every_layer, pair, there
 from layer_oracle import held
 
 STATISTICS = ["running_mean", "running_var", "num_batches_tracked"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import gpu_sweep
 from bnorm.kernels.gpu import jobs, launching, plans, row_plans
 from cuda_on_cpu.emulator import clusters
-from gpu_device import PlanningDevice
+from emulated.device import PlanningDevice
 
 DTYPES = st.sampled_from(sorted(plans.ITEMSIZE))
 SIZES = st.one_of(st.integers(1, 9), st.integers(1, 300), st.integers(1, 5000))
@@ -351,7 +351,7 @@ def test_no_plan_asks_for_another_kernel(outer, channels, inner, dtype, vectors,
 
 @pytest.mark.parametrize("dtype", sorted(plans.ITEMSIZE))
 def test_the_sweep_forgets_no_instance(dtype, monkeypatch):
-    """What test_gpu_device.py launches on a device; here the launches are only counted."""
+    """What test_device.py launches on a device; here the launches are only counted."""
     device = PlanningDevice(plans.Limits())
     monkeypatch.setattr(launching, "device_of", lambda x: device)
     numpy_type = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype

@@ -1,4 +1,4 @@
-"""The CUDA kernels at the ends, on the emulator, beside what tests/kernels/test_kernels_extremes.py asks of all."""
+"""The CUDA kernels at the ends, on the emulator, beside what tests/kernels/test_extremes.py asks of all."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from backends import ENDS
 from bnorm.kernels import gpu, reference
 from compare import assert_close, assert_same
-from gpu_device import emulated_device, needs_emulator  # noqa: F401
+from emulated.device import emulated_device, needs_emulator  # noqa: F401
 from kernel_checks import assert_moments, exact, problem
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("device")]

@@ -6,7 +6,7 @@ import pytest
 from bnorm.kernels import gpu, reference
 from bnorm.running import Statistics
 from compare import EPS, assert_close, assert_same
-from gpu_device import emulated_device, needs_emulator  # noqa: F401
+from emulated.device import emulated_device, needs_emulator  # noqa: F401
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("device")]
 

@@ -166,7 +166,7 @@ class ndarray:
         return format(self.get(), spec)
 
     def __reduce__(self):
-        from fake_cupy import array
+        from emulated.fake_cupy import array
 
         return array, (self.get(order="A"),)
 

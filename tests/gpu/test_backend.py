@@ -11,7 +11,7 @@ import child
 from bnorm.kernels import BACKENDS, cpu, gpu
 from bnorm.kernels.gpu import jobs, launching, plans
 from cuda_on_cpu.emulator import environment, missing
-from gpu_device import EmulatedDevice
+from emulated.device import EmulatedDevice
 
 
 class FakeArray:
@@ -207,7 +207,7 @@ def test_new_memory_of_the_emulated_device_is_no_number():
 def test_the_kernels_under_sanitizers(sanitize):
     if reason := missing(sanitize):
         pytest.skip(reason)
-    script = Path(child.__file__).with_name("gpu_sanitized.py")
+    script = Path(child.__file__).with_name("emulated") / "sanitized.py"
     done = child.run(script, sanitize, **environment(sanitize))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "launches of" in done.stdout

@@ -7,7 +7,7 @@ from backends import CLUSTER_RUNS
 from bnorm.kernels import gpu, reference
 from bnorm.kernels.gpu import plans
 from compare import assert_close
-from gpu_device import CLUSTERED, emulated_device, needs_emulator  # noqa: F401
+from emulated.device import CLUSTERED, emulated_device, needs_emulator  # noqa: F401
 from kernel_checks import assert_backward, assert_forward, exact, problem
 
 pytestmark = needs_emulator
