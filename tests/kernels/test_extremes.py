@@ -1,22 +1,23 @@
 """The kernels of every backend at the ends: NaN, infinity, no weight, constants, sizes and offsets that eat digits."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
-from backends import at_the_ends
+from backends import SWITCH, at_the_ends
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu, reference
-from cases import DTYPES
+from cases import CASES, DTYPES
 from compare import EPS, assert_close, assert_same, normalized_error
+from drawing import every_pair
 from kernel_checks import (
     as_block,
     assert_forward,
     assert_moments,
     both,
     channel,
-    every_case,
     every_dtype,
     every_slope,
-    on_off,
     problem,
 )
 from rules import forward, rule
@@ -64,9 +65,7 @@ def test_no_weight_is_not_looked_at(backend, case, dtype):
         assert_same(got, want, case=case.name, dtype=dtype)
 
 
-@on_off("weighted")
-@every_dtype
-@every_case
+@every_pair(["case", "dtype"], product(CASES, DTYPES), weighted=SWITCH)
 def test_skipna_of_a_channel_without_values(case, dtype, weighted):
     p = problem(case, dtype)
     x = p.x.copy()

@@ -1,11 +1,16 @@
 """normalize with finite=True: an infinity anywhere is found, NaN is none, and the bits of y stay what they were."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
+from backends import SLOPES
 from bnorm import get_num_threads, set_num_threads
 from bnorm.kernels import cpu, reference
-from kernel_checks import every_case, every_dtype, every_slope, problem, stats_of
+from cases import CASES, DTYPES
+from drawing import every_pair
+from kernel_checks import every_dtype, problem, stats_of
 
 
 def found():
@@ -18,9 +23,7 @@ def statistics(channels):
     return stats_of(rng.standard_normal(channels), rng.uniform(0.5, 2, channels), rng.standard_normal(channels))
 
 
-@every_slope
-@every_dtype
-@every_case
+@every_pair(["case", "dtype"], product(CASES, DTYPES), slope=SLOPES)
 def test_without_an_infinity_the_bits_are_the_same(case, dtype, slope):
     x = problem(case, dtype).x.copy()
     x[np.random.default_rng(0).random(x.shape) < 0.1] = np.nan
@@ -32,9 +35,7 @@ def test_without_an_infinity_the_bits_are_the_same(case, dtype, slope):
     assert in_place.tobytes() == want.tobytes()
 
 
-@pytest.mark.parametrize("bad", [np.inf, -np.inf])
-@every_dtype
-@every_case
+@every_pair(["case", "dtype"], product(CASES, DTYPES), bad=[np.inf, -np.inf])
 def test_one_infinity_is_found(case, dtype, bad):
     x, stats = problem(case, dtype).x, statistics(case.num_channels)
     for i in places(x.size):

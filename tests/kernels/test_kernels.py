@@ -11,6 +11,7 @@ from backends import CUDA_RUNS, SLOPES, SWITCH, each_backend, on_backends, param
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu, gpu, reference
 from cases import CASES, DTYPES
 from compare import assert_close, assert_same, sum_error
+from drawing import every_pair, pairwise
 from emulated import rows as gpu_rows
 from kernel_checks import (
     as_block,
@@ -22,9 +23,7 @@ from kernel_checks import (
     channel,
     every_case,
     every_dtype,
-    every_slope,
     map_error,
-    on_off,
     problem,
     stats_of,
 )
@@ -150,7 +149,6 @@ def test_backward_without_params(backend):
 
 # Rows ---------------------------------------------------------------------------------------------------------------
 
-every_rule = pytest.mark.parametrize("rule", [VARIANCE, MEAN_SQUARE], ids=["variance", "rms"])
 ROWS = [  # (N, G, K, L)
     (5, 1, 7, 1),  # layer norm
     (20, 1, 768, 1),  # a transformer's
@@ -178,15 +176,17 @@ ROWS = [  # (N, G, K, L)
     (3, 2, 2, 0),
     (3, 0, 0, 5),
 ]
-SETTINGS = [False, True], [VARIANCE, MEAN_SQUARE], SLOPES
+RULES, AFFINE = [VARIANCE, MEAN_SQUARE], [False, True]
+ON_CUDA = [(*run, *variant) for run, variant in product(gpu_rows.RUNS, gpu_rows.VARIANTS)]
 ROW_RUNS = {
-    "cpu": list(product(ROWS, DTYPES, *SETTINGS)),
-    "emulator": [(*run, *variant) for run, variant in product(gpu_rows.RUNS, gpu_rows.VARIANTS)],
+    "cpu": list(dict.fromkeys(pairwise(list(product(ROWS, DTYPES)), AFFINE, RULES, SLOPES) + ON_CUDA)),
+    "emulator": ON_CUDA,
+    "device": ON_CUDA,
 }
-ROW_RUNS["cpu"] += [run for run in ROW_RUNS["emulator"] if run not in ROW_RUNS["cpu"]]
+EVERY_ROW_RUN = list(product(ROWS, DTYPES, AFFINE, RULES, SLOPES))
 
 
-@parametrized(["shape", "dtype", "affine", "rule", "slope"], ROW_RUNS | {"device": ROW_RUNS["emulator"]})
+@parametrized(["shape", "dtype", "affine", "rule", "slope"], ROW_RUNS, EVERY_ROW_RUN)
 def test_rows(backend, shape, dtype, affine, rule, slope):
     if backend.name == "emulator":
         gpu_rows.compiled()
@@ -206,11 +206,10 @@ def surrounded(row, by):
     return np.concatenate([by, row] * 11 + [by])
 
 
-@every_slope
-@every_rule
-@on_off("affine")
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("shape", [(1, 7, 1), (1, 33, 1), (2, 100, 1), (1, 300, 1), (1, 1100, 1), (3, 2, 49)], ids=str)
+A_ROW = [(1, 7, 1), (1, 33, 1), (2, 100, 1), (1, 300, 1), (1, 1100, 1), (3, 2, 49)]
+
+
+@every_pair(["shape", "dtype"], product(A_ROW, ["float32", "float64"]), affine=AFFINE, rule=RULES, slope=SLOPES)
 def test_a_row_is_its_own(shape, dtype, affine, rule, slope):
     """Its bits are those that it has alone, whatever stands in the rows around it."""
     rng = np.random.default_rng(shape)

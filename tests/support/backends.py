@@ -1,12 +1,11 @@
 """The backends, so that one test runs on each: the processor, CUDA on the emulator (with clusters too) and on a device.
 
 A test takes the fixture `backend`, gives it arrays of NumPy and gets such back: `backend("moments", x)`; or it moves
-them itself, by `backend.up` and `backend.down`. `on_backends` says what it runs over: everything on the processor; with
-CUDA, as the emulator is slow, fewer cases, and of all their settings one, drawn by the name, or the few that are asked
-for.
+them itself, by `backend.up` and `backend.down`. `on_backends` says what it runs over: every case and type, with
+settings drawn so that each value of one meets each of another (drawing.py); with CUDA, as the emulator is slow, fewer
+cases. `-m slow` runs the processor over all combinations.
 """
 
-import zlib
 from itertools import product
 
 import numpy as np
@@ -15,6 +14,7 @@ import pytest
 from bnorm.kernels import cpu, gpu, reference
 from bnorm.kernels.gpu import launching
 from cases import CASES, DTYPES, Case, c_order
+from drawing import pairwise, text
 from emulated.device import CLUSTERED, SMALL, emulated, needs_emulator
 from kernel_checks import exact
 
@@ -117,54 +117,54 @@ def backend(request, monkeypatch):
     return Device("device", gpu)
 
 
-def param(name, *values, id):
-    return pytest.param(name, *values, id=f"{name}-{id}", marks=MARKS[name])
+def param(name, *values, id, marks=()):
+    return pytest.param(name, *values, id=f"{name}-{id}", marks=(*MARKS[name], *marks))
 
 
-def parametrized(names, runs):
-    """Of runs by backend: where there is no device, the first of its runs stands for all that are skipped."""
+def parametrized(names, runs, slow=()):
+    """Of runs by backend: where there is no device, the first of its runs stands for all that are skipped. What the
+    processor runs only with the slow tests is `slow`."""
     chosen = [(name, run) for name, all_ in runs.items() for run in all_]
     if gpu.available() is not None:
         first = runs["device"][0]
         chosen = [(name, run) for name, run in chosen if name != "device" or run is first]
     shown = [param(name, *run, id="-".join(map(text, run))) for name, run in chosen]
+    if slow:
+        there = set(runs["cpu"])
+        rest = [run for run in slow if run not in there]
+        shown += [param("cpu", *run, id="-".join(map(text, run)), marks=(pytest.mark.slow,)) for run in rest]
     return pytest.mark.parametrize(["backend", *names], shown, indirect=["backend"])
 
 
-def text(value):
-    return value.name if isinstance(value, Case) else str(value)
-
-
-def drawn(values, *of):
-    """One of the values, by chance, but the same one every time."""
-    return values[zlib.crc32(" ".join(map(text, of)).encode()) // 7 % len(values)]
-
-
 def on_backends(cuda=CUDA_RUNS, plain=False, **settings):
-    """Parameters backend, case, dtype and the settings, each with its values: on the processor all, and those that were
-    made for CUDA in float32. CUDA takes the first SLOPES only, as each is another instance to compile; `plain` runs it
-    with the first value of every setting, too."""
+    """Parameters backend, case, dtype and the settings, each with its values: on the processor every two of them meet,
+    over all cases and types, and those that were made for CUDA in float32. CUDA takes each case and type once, and of
+    SLOPES only the first, as each is another instance to compile; `plain` runs it with the first value of every
+    setting, too."""
 
-    def some(case, dtype):
-        values = {key: all_[:2] if all_ is SLOPES else all_ for key, all_ in settings.items()}
-        one = tuple(drawn(all_, case, dtype, key) for key, all_ in values.items())
-        return dict.fromkeys([tuple(all_[0] for all_ in values.values()), one] if plain else [one])
+    def some(rows):
+        values = [all_[:2] if all_ is SLOPES else all_ for all_ in settings.values()]
+        first = [(*row, *(all_[0] for all_ in values)) for row in rows]
+        return list(dict.fromkeys(first * plain + pairwise(rows, *values, once=True)))
 
-    there = [(case, dtype, *more) for case, dtype in cuda for more in some(case, dtype)]
-    here = [*product(CASES, DTYPES, *settings.values()), *product(MORE, ["float32"], *settings.values())]
-    clustered = [(case, dtype, *more) for case, dtype in CLUSTER_RUNS for more in some(case, dtype)]
-    runs = {"cpu": here, "emulator": there, "clusters": clustered, "device": there + clustered}
-    return parametrized(["case", "dtype", *settings], runs)
+    rows = [*product(CASES, DTYPES), *product(MORE, ["float32"])]
+    clustered = some(CLUSTER_RUNS)
+    there = some(cuda)
+    runs = {"cpu": pairwise(rows, *settings.values()), "emulator": there, "clusters": clustered}
+    every = [(*row, *more) for row in rows for more in product(*settings.values())]
+    return parametrized(["case", "dtype", *settings], runs | {"device": there + clustered}, every)
 
 
 def at_the_ends(dtypes=("float32", "float64"), **settings):
     """The same for tests that turn all values, where CUDA takes every setting of few cases."""
     there = list(product(ENDS, [d for d in dtypes if d != "float16"], *settings.values()))
-    here = list(product(CASES, dtypes, *settings.values()))
-    return parametrized(["case", "dtype", *settings], {"cpu": here, "emulator": there, "device": there})
+    here = pairwise(list(product(CASES, dtypes)), *settings.values())
+    runs = {"cpu": here, "emulator": there, "device": there}
+    return parametrized(["case", "dtype", *settings], runs, product(CASES, dtypes, *settings.values()))
 
 
 def each_backend(**settings):
-    """Parameters backend and the settings, all on each."""
-    runs = list(product(*settings.values()))
-    return parametrized([*settings], dict.fromkeys(("cpu", "emulator", "device"), runs))
+    """Parameters backend and the settings: on the processor all, with CUDA drawn as above."""
+    every = list(product(*settings.values()))
+    there = pairwise([()], *settings.values())
+    return parametrized([*settings], {"cpu": every, "emulator": there, "device": there})
