@@ -14,7 +14,7 @@ from bnorm.kernels import BACKENDS, view
 from bnorm.moments import Moments
 from bnorm.transformer import sparse_tables, tables
 from bnorm.transformer.sklearn_private import check_sample_weight, fit_context
-from bnorm.transformer.validation import INTEGERS, Callbacks, float_types, plain
+from bnorm.transformer.validation import INTEGERS, Callbacks, float_types, native, plain
 
 __all__ = ["StandardScaler"]
 
@@ -124,10 +124,10 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         if self._is_plain(X, in_place):
             return tables.mapped(X, self._forward(X), in_place)
         check_is_fitted(self)
-        x = validate_data(self, X, reset=False, **_checks(X, in_place))
+        x = native(validate_data(self, X, reset=False, **_checks(X, in_place)))
         if issparse(x):
             return self._scaled(x, "center", in_place or x.format != getattr(X, "format", None))
-        if (table := _table(x)) is None:
+        if (table := _table(x)) is None or not self._readable():
             return super().transform(X, copy)
         return _mapped(x, table, self._forward(x), in_place)
 
@@ -150,10 +150,10 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         if self._is_plain(X, in_place):
             return tables.mapped(X, self._inverse(X, X.dtype), in_place)
         check_is_fitted(self)
-        x = check_array(X, **_checks(X, in_place), estimator=self, input_name="X")
+        x = native(check_array(X, **_checks(X, in_place), estimator=self, input_name="X"))
         if issparse(x):
             return self._scaled(x, "uncenter", in_place or x.format != getattr(X, "format", None))
-        if (table := _table(x)) is None:
+        if (table := _table(x)) is None or not self._readable():
             return super().inverse_transform(X, copy)
         return _mapped(x, table, self._inverse(x, table.dtype), in_place)
 
@@ -174,7 +174,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         if anew:
             found = object.__new__(type(self))  # scikit-learn sets attributes on this copy, as X may still be refused
             found.__dict__.update(self.__dict__)
-        x = validate_data(found, X, reset=anew, **_checks(X, False, ("csr", "csc")))
+        x = native(validate_data(found, X, reset=anew, **_checks(X, False, ("csr", "csc"))))
         if issparse(x):
             self._refuse_centering("center")
         kind = np.float64 if type(x) is ndarray and x.dtype in INTEGERS else x.dtype
@@ -182,7 +182,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         table = x if issparse(x) else _table(x)
         if weight is not None and table is not None:
             weight = _table(weight).astype(np.float64)
-        if table is None or (weight is not None and (weight < 0).any()):
+        if table is None or not (anew or self._readable()) or (weight is not None and (weight < 0).any()):
             return self._learn_by_sklearn(X, y, sample_weight, anew)
         callbacks = Callbacks(self, X=x, y=y, metadata={"sample_weight": sample_weight})
         batch = sparse_tables.moments(x, weight) if issparse(x) else _moments(table, weight)
@@ -241,6 +241,10 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         if is_foreign(x):
             values = {name: None if value is None else given_back(value, x) for name, value in values.items()}
         self.__dict__.update(values)
+
+    def _readable(self) -> bool:
+        """Whether kernels can read the fitted attributes; they cannot if these are tensors that require a gradient."""
+        return all(_table(value) is not None for name in FITTED if (value := self.__dict__.get(name)) is not None)
 
     def _is_weighted(self) -> bool:
         """Whether there were sample weights."""

@@ -191,6 +191,52 @@ def test_names_are_checked_before_anything_is_computed():
         t.partial_fit(lazy[list(lazy.columns[::-1])])
 
 
+# Blocks that are not what was declared --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["int64", "object", "uint8", ">f8", "float16", "masked"])
+@pytest.mark.parametrize("declared", ["float64", "float32"])
+@pytest.mark.parametrize("kind", ["array", "frame"])
+def test_blocks_of_another_dtype_than_declared(dtype, declared, kind):
+    x = np.arange(12).reshape(4, 3)
+    values = np.ma.masked_equal(x.astype(float), 5) if dtype == "masked" else x.astype(dtype)
+    same = np.ma.filled(values, np.nan).astype(declared) if dtype == "masked" else x.astype(declared)
+    delayed = [dask.delayed(values[i : i + 2]) for i in (0, 2)]
+    if kind == "array":
+        lazy = da.concatenate([da.from_delayed(block, (2, 3), dtype=declared) for block in delayed])
+    else:
+        if dtype == "masked":
+            pytest.skip("a frame holds no masked array")
+        like = pd.DataFrame({name: np.zeros(0, declared) for name in "abc"})
+        blocks = [pd.DataFrame(values[i : i + 2], columns=list("abc")) for i in (0, 2)]
+        lazy = dd.from_map(lambda block: block, blocks, meta=like, enforce_metadata=False)
+    for mode in MODES:
+        t, want = (bnorm.BatchNormTransformer(**mode).fit(table) for table in (lazy, same))
+        same_statistics(t, want, mode=mode)
+        same_statistics(t.partial_fit(lazy), want.partial_fit(same), mode=mode)
+    y = t.transform(lazy).compute()
+    np.testing.assert_array_equal(y, t.transform(same if kind == "array" else pd.DataFrame(same, columns=list("abc"))))
+    back = t.inverse_transform(lazy).compute()
+    assert set(np.asarray(y.dtypes if kind == "frame" else [y.dtype, back.dtype])) == {np.dtype(declared)}
+
+
+def test_masked_arrays():
+    masked = np.ma.masked_invalid(X)
+    lazy = da.ma.masked_invalid(da.from_array(X, chunks=(100, 6)))
+    t, want = (bnorm.BatchNormTransformer(momentum=None).fit(table) for table in (lazy, masked))
+    same_statistics(t, want)
+    np.testing.assert_array_equal(t.transform(lazy).compute(), t.transform(masked))
+
+
+def test_columns_in_the_other_byte_order():
+    table = pd.DataFrame(np.nan_to_num(X).astype(">f8"), columns=list("abcdef"))
+    lazy = dd.from_pandas(table, npartitions=3)
+    t = bnorm.BatchNormTransformer(momentum=None).fit(lazy)
+    same_statistics(t, bnorm.BatchNormTransformer(momentum=None).fit(table))
+    for method in (t.transform, t.inverse_transform):
+        np.testing.assert_array_equal(method(lazy).compute(), method(table))
+
+
 # Errors ---------------------------------------------------------------------------------------------------------------
 
 ONES = da.ones((10, 3), chunks=5)

@@ -39,6 +39,7 @@ ARRAYS = {
     "strict float64": lambda x: strict.asarray(x.copy()),
     "strict on a device": lambda x: strict.asarray(x.copy(), device=strict.Device("device1")),
 }
+SCALERS = (StandardScaler, preprocessing.StandardScaler)
 FITTED = ["mean_", "var_", "scale_", "n_samples_seen_", "running_mean_", "running_var_", "gamma_", "beta_"]
 every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
 every_array = pytest.mark.parametrize("kind", ARRAYS)
@@ -294,6 +295,21 @@ def test_functions_refuse_a_tensor_that_requires_a_gradient():
     for call in (F.batch_norm, bnorm.BatchNorm1d(3)):
         with pytest.raises(TypeError, match=r"x: .*detach"):
             call(x)
+
+
+@pytest.mark.parametrize("settings", [{}, {"with_mean": False}, {"with_std": False}], ids=str)
+def test_plain_tensors_after_one_that_requires_a_gradient(settings):
+    """scikit-learn's own code computes statistics that require one, and goes on with them."""
+    x = torch.from_numpy(values())
+    ours, theirs = (scaler(**settings).fit(x.clone().requires_grad_()) for scaler in SCALERS)
+    for method in ("transform", "inverse_transform"):
+        got, want = (getattr(scaler, method)(x) for scaler in (ours, theirs))
+        assert_same(got.detach().numpy(), want.detach().numpy())
+    for scaler in (ours, theirs):
+        scaler.partial_fit(x)
+    for name in ("mean_", "var_"):
+        got, want = getattr(ours, name), getattr(theirs, name)
+        assert (got is want is None) or torch.equal(got, want)
 
 
 def test_an_array_is_given_back_in_its_memory():

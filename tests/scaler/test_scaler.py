@@ -383,3 +383,21 @@ def test_wrong_parameters():
     for method in (scaler.partial_fit, scaler.transform, scaler.inverse_transform):
         with pytest.raises(ValueError, match="fit begins anew"):
             method(values())
+
+
+@pytest.mark.parametrize("dtype", [">f8", ">f4", ">i2"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_columns_in_the_other_byte_order(dtype, weighted):
+    """scikit-learn's checks keep that of a data frame."""
+    x = (values() * 10).astype(dtype)
+    weight = np.random.default_rng(1).uniform(0, 2, len(x)) if weighted else None
+    frame, same = pd.DataFrame(x), pd.DataFrame(x.astype(dtype[1:]))
+    for make in (StandardScaler, lambda: BatchNormTransformer(momentum=None)):
+        ours, theirs = (make().fit(table, sample_weight=weight) for table in (frame, same))
+        assert_same(ours.var_, theirs.var_)
+        assert_same(ours.transform(frame), theirs.transform(same))
+        assert_same(ours.transform(frame.copy(), copy=False), theirs.transform(same))
+        assert_same(ours.inverse_transform(frame), theirs.inverse_transform(same))
+        for scaler in (ours, theirs):
+            scaler.partial_fit(frame, sample_weight=weight)
+        assert_same(ours.var_, theirs.var_)

@@ -68,14 +68,16 @@ def write(who: str, path: Any, config: Config, arrays: Mapping[str, ndarray]) ->
 def replacing(path: Any, durable: bool = False) -> Iterator[BinaryIO]:
     """A temporary file that replaces `path` when the block ends without an error; otherwise nothing changes.
 
+    Any number of threads and processes, on machines that share a disk too, may do so at once: the last one wins.
+
     durable: flush it to the disk first, so that it survives a crash of the machine.
     """
     place = Path(path).resolve()  # a link stays, and its target is replaced
-    beside = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    beside = place.with_name(f".{_shortened(place.name)}.{os.urandom(8).hex()}.tmp")
     if not place.parent.is_dir():  # else the error would name the temporary file
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
     try:
-        with beside.open("wb") as file:
+        with beside.open("xb") as file:  # never a file that is there already
             yield file
             file.flush()
             if durable:
@@ -86,6 +88,11 @@ def replacing(path: Any, durable: bool = False) -> Iterator[BinaryIO]:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def _shortened(name: str) -> str:
+    """As much of a name as leaves room for more: file systems allow 255 bytes."""
+    return name.encode(errors="surrogateescape")[:200].decode(errors="ignore")
 
 
 def read(who: str, path: Any) -> tuple[Config, dict[str, Entry]]:

@@ -21,11 +21,12 @@ class Blocks:
     """
 
     def __init__(self, X: Any, validate: Callable[[Any], Any], convert: Callable[[Any], Any]) -> None:
-        self._X, self._validate, self._convert = X, validate, convert
+        self._X, self._validate = X, validate
         self._is_frame = is_frame(X)
         like = validate(sample(X))
         self.like = like[:0]  # an array of no rows
         self.dtype: np.dtype[Any] = like.dtype
+        self._convert = partial(_declared, convert, self.dtype)
         self.shape = (nan if self._is_frame else X.shape[0], like.shape[1])
         self.rows = 0 if isnan(self.shape[0]) else int(self.shape[0])  # if unknown, a reduction counts them
 
@@ -70,11 +71,9 @@ class Blocks:
         return self._X.map_partitions(of_frame, meta=self._X._meta.astype(kept))
 
     def _array(self) -> Any:
-        """The table as a Dask array of floats."""
+        """The table as a Dask array of floats. Blocks may have another dtype than the one that is declared."""
         if self._is_frame:
             return self._X.map_partitions(self._convert, meta=self.like)
-        if self._X.dtype == self.dtype:
-            return self._X
         return self._X.map_blocks(self._convert, dtype=self.dtype, meta=self.like)
 
 
@@ -97,6 +96,11 @@ def sample(X: Any) -> Any:
     shape = [2 if isnan(n) else n for n in array.shape]
     shape[:1] = [min(n, 2) for n in shape[:1]]
     return np.zeros(shape, array.dtype, like=array._meta)
+
+
+def _declared(convert: Callable[[Any], Any], dtype: np.dtype[Any], block: Any) -> Any:
+    """A block, whatever its dtype is, as floats of the declared dtype."""
+    return convert(block).astype(dtype, copy=False)
 
 
 def _floats_mapped(of_block: Callable[..., Any], dtype: np.dtype[Any], block: Any, statistics: ndarray) -> Any:

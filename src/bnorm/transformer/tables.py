@@ -264,7 +264,7 @@ def _at_once(x: ndarray) -> bool:
     if type(x) is not ndarray:
         return True
     flags = x.flags
-    return bool(flags.forc and flags.aligned and x.dtype.isnative)
+    return bool(flags.forc and flags.aligned)
 
 
 def _copied_rows(x: ndarray) -> int:

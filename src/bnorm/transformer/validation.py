@@ -78,10 +78,15 @@ def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = F
     if kind is ndarray or kind_of(X) is None:
         types = [*DTYPES, *INTEGERS] if integers and kind is ndarray and not writeable else DTYPES
         x = validate(X, dtype=types, ensure_all_finite=False, force_writeable=writeable)
-        return moved(np.asarray(x), kind)
+        return moved(native(np.asarray(x)), kind)
     x = BACKENDS[kind].asarray(X)
     validate(_hollow(x), dtype=None, ensure_all_finite=False)
     return x if x.dtype in FLOATS else x.astype(np.float64)
+
+
+def native(x: Any) -> Any:
+    """A table in the byte order of the machine: scikit-learn keeps that of the columns of a data frame."""
+    return x if type(x) is not ndarray or x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
 
 
 def _block_floats(kind: type, block: Any) -> Any:
