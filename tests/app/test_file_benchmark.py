@@ -5,6 +5,8 @@ import json
 import pytest
 from benchmarks import files
 
+pytestmark = pytest.mark.bench
+
 pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads files by pyarrow")
 
 

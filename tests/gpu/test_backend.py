@@ -203,6 +203,7 @@ def test_new_memory_of_the_emulated_device_is_no_number():
     assert np.isnan(EmulatedDevice().empty((2, 3), np.float32)).all()
 
 
+@pytest.mark.cuda
 @pytest.mark.parametrize("sanitize", ["address", "undefined", "races"])
 def test_the_kernels_under_sanitizers(sanitize):
     if reason := missing(sanitize):

@@ -13,6 +13,8 @@ from bnorm.kernels import MEAN_SQUARE, VARIANCE, gpu, reference
 from bnorm.kernels.gpu import plans
 from compare import assert_close
 
+pytestmark = pytest.mark.bench
+
 RNG = np.random.default_rng(0)
 LARGE = plans.Limits()
 

@@ -10,6 +10,8 @@ import pytest
 from bnorm.kernels.gpu import jobs, launching, plans, row_plans
 from cuda_on_cpu import nvrtc, sass
 
+pytestmark = pytest.mark.cuda
+
 needs_nvrtc = pytest.mark.skipif(bool(nvrtc.missing()), reason=f"NVRTC: {nvrtc.missing()}")
 needs_sass = pytest.mark.skipif(bool(sass.missing()), reason=f"machine code: {sass.missing()}")
 INSTANCES = {
@@ -21,7 +23,7 @@ INSTANCES = {
     "statistics": plans.per_channel_kernels("statistics"),
 }
 # One of so many instances for each architecture, each time others; a prime, so that no kernel or type is left out.
-# Compiling all takes many minutes per architecture: python -m pytest -m slow tests/gpu/test_compile.py
+# Compiling all takes many minutes per architecture: python -m pytest -m "slow and cuda"
 SAMPLE = {"channels": 53, "clusters": 13, "rows": 47, "row_channels": 29, "statistics": 1}
 FTZ = ("-ftz=true",)  # what CuPy adds to the options
 OPTIONS = (*launching.OPTIONS, *FTZ)

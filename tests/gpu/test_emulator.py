@@ -1,7 +1,7 @@
 """The tools that test CUDA kernels without a device: each planted bug is seen, and what is right passes.
 
-The bugs are in cuda/planted.cu. They run in processes of their own (cuda/planted.py): one for each way of looking, and
-for AddressSanitizer, which ends its process, one for each bug.
+The bugs are in cuda_on_cpu/planted.cu. They run in processes of their own (planted.py beside it): one for each way of
+looking, and for AddressSanitizer, which ends its process, one for each bug.
 """
 
 import ctypes
@@ -15,6 +15,8 @@ import pytest
 import child
 from cuda_on_cpu import building, nvrtc, planted
 from cuda_on_cpu.emulator import ORDERS, Emulator, EmulatorError, environment, located, missing
+
+pytestmark = pytest.mark.cuda
 
 MODES = (None, "undefined", "races", "address")
 

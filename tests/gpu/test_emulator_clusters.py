@@ -8,7 +8,10 @@ import pytest
 from cuda_on_cpu import building, nvrtc
 from cuda_on_cpu.emulator import ORDERS, Emulator, EmulatorError, clusters, missing
 
-pytestmark = pytest.mark.skipif(bool(missing("races")), reason=f"the emulator: {missing('races')}")
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(bool(missing("races")), reason=f"the emulator: {missing('races')}"),
+]
 SOURCE = (building.HERE / "clustered.cu").read_text(encoding="utf-8")
 LABEL = "clustered.cu"
 FOUND = {  # each bug, and what is said of it, in some order at least; with "races" in every one

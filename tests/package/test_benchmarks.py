@@ -30,6 +30,8 @@ from benchmarks import (
 
 import bnorm
 
+pytestmark = pytest.mark.bench
+
 BRIEF = timing.Effort(processes=2, rounds=2, least=1, budget=1.0, sample=1e-5, samples=1, pause=0.0, warm_up=0.0)
 TINY = [
     shapes.batch(12, 3),

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from benchmarks import wrong_answers
 
+pytestmark = pytest.mark.bench
+
 
 @pytest.fixture(scope="module")
 def data():
