@@ -1,6 +1,9 @@
 """Pipelines on a stream: every step takes the batch in, as the steps before it transform it."""
 
+import copy
 import doctest
+import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -137,6 +140,143 @@ def test_fitted_models_without_partial_fit_stay():
 def test_only_pipelines():
     with pytest.raises(TypeError, match="expected a Pipeline, FeatureUnion or ColumnTransformer, got BatchNorm"):
         partial_fit_pipeline(BatchNormTransformer(), table())
+
+
+# All steps or none ----------------------------------------------------------------------------------------------------
+
+
+class Failing(MinMaxScaler):
+    """Learns, and then raises an error, if there is one."""
+
+    error: type[BaseException] | None = None
+
+    def partial_fit(self, X, y=None):
+        super().partial_fit(X, y)
+        if self.error is not None:
+            raise self.error
+        return self
+
+
+def state_of(step):
+    """Everything that a step has learned, as bytes; arrays are compared where they lie, so a copy would not do."""
+    return {(id(part), pickle.dumps(part)) for part in steps_of(step)}
+
+
+def steps_of(step):
+    parts = [part for _, part, *_ in getattr(step, "transformers_", getattr(step, "transformers", []))]
+    parts += [part for _, part in getattr(step, "steps", getattr(step, "transformer_list", []))]
+    return [step, *(found for part in parts if not isinstance(part, str) for found in steps_of(part))]
+
+
+FIRST = {
+    "pipeline": lambda last: make_pipeline(scaler(), StandardScaler(), last),
+    "deep": lambda last: make_pipeline(make_union(scaler(), make_pipeline("passthrough", scaler())), scaler(), last),
+    "columns": lambda last: ColumnTransformer([("a", scaler(), [0]), ("b", make_pipeline(scaler(), last), [1])]),
+    "a union": lambda last: make_union("passthrough", scaler(), BatchNormTransformer(halflife=9.0), last),
+}
+
+
+@pytest.mark.parametrize("nesting", FIRST)
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_all_steps_or_none(nesting, error, monkeypatch):
+    model = FIRST[nesting](Failing())
+    for x in (table(), table() + 1):  # the first batch, and another
+        before = state_of(model)
+        monkeypatch.setattr(Failing, "error", error)
+        with pytest.raises(error):
+            partial_fit_pipeline(model, x)
+        assert state_of(model) == before
+        monkeypatch.setattr(Failing, "error", None)
+        partial_fit_pipeline(model, x)
+
+
+def test_a_label_outside_classes_is_counted_by_no_step():
+    x = table()
+    model = make_pipeline(BatchNormTransformer(), StandardScaler(), SGDClassifier(random_state=0))
+    partial_fit_pipeline(model, x, labels(x), classes=["a", "b"])
+    before = state_of(model)
+    with pytest.raises(ValueError, match="classes"):
+        partial_fit_pipeline(model, x, np.where(x[:, 0] > 3, "a", "other"), classes=["a", "b"])
+    assert state_of(model) == before
+
+
+def test_interrupts_at_every_call():
+    """Before the one call that changes all steps nothing has changed, and after it everything."""
+    x = table(12)
+    made = make_pipeline(BatchNormTransformer(), make_union(scaler(), MinMaxScaler()), scaler())
+    first = partial_fit_pipeline(made, x)
+
+    def interrupt_at(n):
+        calls = 0
+
+        def trace(frame, event, arg):
+            nonlocal calls
+            calls += frame.f_globals.get("__name__", "").startswith("bnorm.transformer")
+            if calls == n:
+                raise KeyboardInterrupt
+
+        return trace
+
+    counts = []
+    for n in range(1, 2000, 7):
+        model = copy.deepcopy(first)
+        try:
+            sys.setprofile(interrupt_at(n))
+            partial_fit_pipeline(model, x + 1)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        counts.append([found.n_batches_seen_ for found in scalers(model)])
+        assert counts[-1] in ([1, 1, 1], [2, 2, 2]), n
+        assert model[1].transformer_list[1][1].n_samples_seen_ == 12 * counts[-1][0]
+        if counts[-1] == [2, 2, 2]:
+            break
+    assert counts[0] == [1, 1, 1]
+    assert counts[-1] == [2, 2, 2]
+
+
+def test_steps_stay_the_same_objects():
+    x = table()
+    first = BatchNormTransformer()
+    model = make_pipeline(first, MinMaxScaler())
+    partial_fit_pipeline(model, x)
+    layer, mean, last = first.layer_, first.running_mean_, model[1]
+    partial_fit_pipeline(model, x * 2)
+    assert model[0] is first
+    assert model[1] is last
+    assert first.layer_ is layer
+    assert first.running_mean_ is mean
+    assert layer.running_mean is mean
+    assert layer.num_batches_tracked == first.n_batches_seen_ == 2
+
+
+def test_parameters_that_change_on_the_way():
+    x = table()
+    model = make_pipeline(BatchNormTransformer(history=4), MinMaxScaler())
+    by_hand = copy.deepcopy(model[0])
+    for settings in ({}, {"eps": 0.1, "momentum": 0.5}, {"history": 2}, {"history": None}, {"history": 3}):
+        model[0].set_params(**settings)
+        partial_fit_pipeline(model, x)
+        by_hand.set_params(**settings).partial_fit(x)
+        assert pickle.dumps(model[0]) == pickle.dumps(by_hand)
+
+
+def test_what_has_no_partial_fit_is_fitted_on_the_first_batch():
+    pd = pytest.importorskip("pandas", reason="columns by name")
+    frame = pd.DataFrame({"a": np.arange(12.0), "b": list("xyz") * 4})
+    columns = ColumnTransformer([("scale", scaler(), ["a"]), ("encode", OneHotEncoder(handle_unknown="ignore"), ["b"])])
+    model = make_pipeline(columns, SGDRegressor(random_state=0))
+    with pytest.raises(ValueError, match="fit_first=True fits such steps on the first batch"):
+        partial_fit_pipeline(model, frame, frame.a)
+    assert not hasattr(columns, "transformers_")
+    for rows in (slice(0, 6), slice(6, 12)):
+        partial_fit_pipeline(model, frame[rows], frame.a[rows], fit_first=True)
+        encoder = columns.named_transformers_["encode"]
+        assert [list(found) for found in encoder.categories_] == [["x", "y", "z"]]
+    partial_fit_pipeline(model, frame.assign(b="other"), frame.a, fit_first=True)
+    assert columns.named_transformers_["encode"] is encoder
+    assert columns.named_transformers_["scale"].n_samples_seen_ == 24
 
 
 # What a pipeline learns from a stream does not depend on how it was cut, if its scalers weigh all rows alike and

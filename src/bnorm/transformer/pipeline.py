@@ -1,8 +1,15 @@
-"""`partial_fit` for a whole scikit-learn Pipeline, which has none."""
+"""`partial_fit` for a whole scikit-learn Pipeline, which has none.
+
+Copies of the steps learn from the batch. Only when all of them have, the steps take over what their copies have
+learned, in one compiled call. So an error or an interrupt changes nothing, wherever it comes.
+"""
 
 import copy
 import inspect
-from collections.abc import Iterator
+import operator
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import starmap
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,6 +21,8 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils import check_consistent_length, get_tags
 from sklearn.utils.metadata_routing import get_routing_for_object
 from sklearn.utils.validation import check_is_fitted
+
+from bnorm.transformer.estimator import BatchNormTransformer
 
 WHO = "partial_fit_pipeline"
 PLACEHOLDERS = ("passthrough", "drop", None)
@@ -29,12 +38,16 @@ def partial_fit_pipeline(
     *,
     classes: ArrayLike | None = None,
     sample_weight: ArrayLike | None = None,
+    fit_first: bool = False,
 ) -> Estimator:
     """Call `partial_fit` on each step in turn, with the batch as transformed by the steps before it.
 
     Nested Pipelines, FeatureUnions and ColumnTransformers are handled at any depth. The first batch decides which
     columns go to which transformer. A step without `partial_fit` must be fitted already or need no fit, and is used as
-    it is.
+    it is; with `fit_first` it is fitted on the first batch, and used as it is from then on.
+
+    All steps learn from a batch, or none: after an error or an interrupt, all of them are as they were. For that, each
+    step that learns is copied for every batch.
 
     Parameters
     ----------
@@ -49,6 +62,8 @@ def partial_fit_pipeline(
     sample_weight : array-like of shape (n_samples,), default=None
         How much each row counts, for all steps whose `partial_fit` takes it, except those with
         `set_partial_fit_request(sample_weight=False)`. Other steps, such as an IncrementalPCA, weigh all rows the same.
+    fit_first : bool, default=False
+        Whether to fit steps without `partial_fit` that are not fitted, such as a OneHotEncoder, on this batch.
 
     Returns
     -------
@@ -58,8 +73,7 @@ def partial_fit_pipeline(
     ------
     ValueError
         If a step without `partial_fit` is not fitted, if X, y and sample_weight differ in length, or if no step takes
-        sample_weight. No step has changed then. After any other error, the steps before the one that failed have been
-        updated.
+        sample_weight.
 
     Examples
     --------
@@ -79,71 +93,113 @@ def partial_fit_pipeline(
         )
     parts = list(_parts(pipeline, ""))
     for path, part in parts:
-        _check(part, path)
+        _check(part, path, fit_first)
     if sample_weight is not None and not any(_takes(part, "sample_weight") for _, part in parts):
         names = ", ".join(type(part).__name__ for _, part in parts)
         raise ValueError(
             f"{WHO}: sample_weight: expected None, as no step has a partial_fit that takes it, got weights for {names}"
         )
     check_consistent_length(X, y, sample_weight)
-    _advance(pipeline, X, _Beside(y, classes, sample_weight), output=False)
+    changes = _Changes()
+    _advance(pipeline, X, _Beside(y, classes, sample_weight, changes), output=False)
+    changes.make()
     return pipeline
 
 
+class _Changes:
+    """The changes that a batch makes to the steps, until they are made, all of them at once."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, Any] = {}  # by the id of the original, which deepcopy keeps alive
+        self._copied: list[tuple[Any, Any]] = []
+        self._calls: list[tuple[Callable[..., Any], *tuple[Any, ...]]] = []
+
+    def copy_of(self, step: Any) -> Any:
+        """The copy of a step that learns instead of it."""
+        new = copy.deepcopy(step, self._copies)
+        self._copied.append((step, new))
+        return new
+
+    def set(self, step: Any, **attributes: Any) -> None:
+        """Attributes that the step itself will get."""
+        self._calls.append((step.__dict__.update, attributes))
+
+    def make(self) -> None:
+        """Python handles signals between its instructions. This loop has none: map, call and deque are compiled."""
+        for step, new in self._copied:
+            if isinstance(step, BatchNormTransformer) and "layer_" in step.__dict__:  # layer_ stays the same object
+                self._calls += step._state.becoming(new._state)
+            else:
+                self._calls.append((object.__setattr__, step, "__dict__", new.__dict__))
+        before = [step.__dict__ for step, _ in self._copied]  # not freed meanwhile, which may run code
+        deque(starmap(operator.call, self._calls), maxlen=0)
+        del before
+
+
 class _Beside(NamedTuple):
-    """The arguments that belong to the rows of a batch."""
+    """What belongs to the rows of a batch, and the changes that it makes."""
 
     y: Any
     classes: Any
     sample_weight: Any
+    changes: _Changes
 
     def taken_by(self, step: Any) -> dict[str, Any]:
         given = {"classes": self.classes, "sample_weight": self.sample_weight}
         return {name: value for name, value in given.items() if value is not None and _takes(step, name)}
 
 
-def _advance(step: Any, X: Any, beside: _Beside, output: bool) -> Any:
-    """Update a step by a batch. Returns the transformed batch if `output` asks for it."""
+def _advance(step: Any, X: Any, beside: _Beside, output: bool) -> tuple[Any, Any]:
+    """A copy of a step that has learned a batch, and the batch as it transforms it, or None unless `output` asks."""
     if isinstance(step, Pipeline):
-        last = len(step.steps) - 1
-        for i, (_, part) in enumerate(step.steps):
+        new, last = copy.copy(step), len(step.steps) - 1
+        new.steps = []
+        for i, (name, part) in enumerate(step.steps):
             if part not in PLACEHOLDERS:
-                X = _advance(part, X, beside, output or i < last)
-        return X
+                part, X = _advance(part, X, beside, output or i < last)
+            new.steps.append((name, part))
+        return new, X
     if isinstance(step, FeatureUnion):
         return _advance_union(step, X, beside)
     if isinstance(step, ColumnTransformer):
         return _advance_columns(step, X, beside)
     if hasattr(step, "partial_fit"):
+        step = beside.changes.copy_of(step)
         step.partial_fit(X, beside.y, **beside.taken_by(step))
-    elif not hasattr(step, "n_features_in_") and not get_tags(step).requires_fit:
-        step.fit(X, beside.y)  # learns only the features, whose names it passes on
-    return step.transform(X) if output else None
+    elif not _is_fitted(step) or not (hasattr(step, "n_features_in_") or get_tags(step).requires_fit):
+        step = beside.changes.copy_of(step)
+        step.fit(X, beside.y)  # one that needs no fit learns only the features, whose names it passes on
+    return step, step.transform(X) if output else None
 
 
-def _advance_union(step: Any, X: Any, beside: _Beside) -> Any:
-    step.transformer_list = [  # as fit leaves it
+def _advance_union(step: Any, X: Any, beside: _Beside) -> tuple[Any, Any]:
+    parts = [  # as fit leaves it
         (name, FunctionTransformer(feature_names_out="one-to-one") if part == "passthrough" else part)
         for name, part in step.transformer_list
     ]
+    beside.changes.set(step, transformer_list=parts)
     found = _here(step)
-    found.transformer_list = [(name, _fed(part, beside)) for name, part in step.transformer_list]
-    return found.transform(X)
+    found.transformer_list = [(name, _fed(part, beside)) for name, part in parts]
+    output = found.transform(X)
+    found.transformer_list = _unwrapped(found.transformer_list, "learned")
+    return found, output
 
 
-def _advance_columns(step: Any, X: Any, beside: _Beside) -> Any:
+def _advance_columns(step: Any, X: Any, beside: _Beside) -> tuple[Any, Any]:
     found = _here(step)
     if hasattr(step, "transformers_"):
         found.transformers_ = [(name, _fed(part, beside), columns) for name, part, columns in step.transformers_]
-        return found.transform(X)
-    # The first batch: fit determines columns and outputs.
-    parts = copy.deepcopy(step.transformers)
-    found.transformers = [(name, _fed(part, beside), columns) for name, part, columns in parts]
-    found.remainder = _fed(copy.deepcopy(step.remainder), beside)
-    output = found.fit_transform(X, beside.y)
-    parameters = step.get_params(deep=False)
-    step.__dict__ |= {name: _unwrapped(value) for name, value in found.__dict__.items() if name not in parameters}
-    return output
+        output = found.transform(X)
+    else:  # The first batch: fit determines columns and outputs.
+        parts = copy.deepcopy(step.transformers)
+        found.transformers = [(name, _fed(part, beside), columns) for name, part, columns in parts]
+        found.remainder = _fed(copy.deepcopy(step.remainder), beside)
+        output = found.fit_transform(X, beside.y)
+        parameters = step.get_params(deep=False)
+        learned = {name: value for name, value in found.__dict__.items() if name not in parameters}
+        beside.changes.set(step, **{name: _unwrapped(value, "step") for name, value in learned.items()})
+    found.transformers_ = _unwrapped(found.transformers_, "learned")
+    return found, output
 
 
 def _here(step: Any) -> Any:
@@ -154,14 +210,15 @@ def _here(step: Any) -> Any:
 
 
 class _Fed:
-    """Stands for a part while scikit-learn transforms a batch with the whole, and updates the part by its input."""
+    """Stands for a part while scikit-learn transforms a batch with the whole, and lets the part learn its input."""
 
     def __init__(self, step: Any, beside: _Beside) -> None:
-        self.step = step
+        self.step = self.learned = step  # learned: the copy that has
         self.beside = beside
 
     def transform(self, X: Any) -> Any:
-        return _advance(self.step, X, self.beside, output=True)
+        self.learned, output = _advance(self.step, X, self.beside, output=True)
+        return output
 
     def fit_transform(self, X: Any, y: Any = None) -> Any:
         return self.transform(X)
@@ -170,19 +227,22 @@ class _Fed:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.step, name)  # its tags, feature names and metadata requests
+        return getattr(self.learned, name)  # its tags, feature names and metadata requests
 
 
 def _fed(part: Any, beside: _Beside) -> Any:
     return part if part in PLACEHOLDERS else _Fed(part, beside)
 
 
-def _unwrapped(value: Any) -> Any:
-    """A value with each _Fed replaced by its part; they are in a list of tuples, or in a tuple for the remainder."""
+def _unwrapped(value: Any, which: str) -> Any:
+    """A value with each _Fed replaced by its step, or by its copy that has learned.
+
+    They are in a list of tuples, or in a tuple for the remainder.
+    """
     if isinstance(value, _Fed):
-        return value.step
+        return getattr(value, which)
     if type(value) in (list, tuple):
-        return type(value)(_unwrapped(item) for item in value)
+        return type(value)(_unwrapped(item, which) for item in value)
     return value
 
 
@@ -202,16 +262,21 @@ def _none(columns: Any) -> bool:
     return len(columns) == 0 or (flags and np.asarray(columns).dtype == bool and not np.any(columns))
 
 
-def _check(step: Any, path: str) -> None:
+def _check(step: Any, path: str, fit_first: bool) -> None:
     """ValueError if a step has no partial_fit and is not fitted."""
-    if not hasattr(step, "partial_fit"):
-        try:
-            check_is_fitted(step)
-        except NotFittedError:
-            raise ValueError(
-                f"{WHO}: step {path!r}: expected an estimator that has partial_fit or is fitted, "
-                f"got {type(step).__name__}, which is neither"
-            ) from None
+    if not (fit_first or hasattr(step, "partial_fit") or _is_fitted(step)):
+        raise ValueError(
+            f"{WHO}: step {path!r}: expected an estimator that has partial_fit or is fitted, "
+            f"got {type(step).__name__}, which is neither; fit_first=True fits such steps on the first batch"
+        )
+
+
+def _is_fitted(step: Any) -> bool:
+    try:
+        check_is_fitted(step)
+    except NotFittedError:
+        return False
+    return True
 
 
 def _parts(step: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -148,6 +148,13 @@ class State:
         self.statistics.merge(other.statistics)
         self.weighted |= other.weighted
 
+    def becoming(self, other: "State") -> list[tuple[Any, ...]]:
+        """Compiled calls, with their arguments, that make this state that of its copy which has moved on."""
+        mine, its = self.statistics, other.statistics
+        self.follow(its.momentum, its.halflife, other.layer.eps, other.history and other.history.limit)
+        flags = {"history": other.history, "weighted": other.weighted, "told": other.told}
+        return [(BACKENDS[self.array_type].assign, mine.rule, its.rule), (self.__dict__.update, flags)]
+
     def follow(self, momentum: float | None, halflife: float | None, eps: float, history: int | None) -> None:
         """Continue with other parameters, of those that may change during a stream."""
         if self.layer.eps != eps:
