@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="LIBRARY", choices=adapters.NAMES, help="beside bnorm")
     parser.add_argument("--dtype", choices=DTYPES)
     parser.add_argument("--threads", type=int, metavar="N", help="for every library; by default 1, and then all")
-    parser.add_argument("--save", action="store_true", help="into results/, and from there into both READMEs")
+    parser.add_argument("--save", action="store_true", help="into results/, and from there into the pages")
     parser.add_argument("--targets", action="store_true", help="measure nothing: the saved results against the targets")
     options = parser.parse_args()
     if options.targets:

@@ -35,47 +35,59 @@ def draw_all(all_results: Mapping[str, Results], folder: Path) -> None:
             draw_summary(list(all_results.values()), folder / "ratios.png")
 
 
+BARS = {  # of the README's picture: what it says, and the lines of the tables that it unites
+    "batch norm, training": ["batch norm, training"],
+    "batch norm, inference": ["batch norm, inference"],
+    "batch norm, backward": ["batch norm, backward"],
+    "layer, group, instance norm": [
+        "layer, group and instance norm, forward",
+        "layer, group and instance norm, backward",
+    ],
+    "StandardScaler": ["`fit`", "`partial_fit`", "`transform`", "`inverse_transform`"],
+}
+
+
 def draw_summary(machines: Sequence[Results], path: Path) -> None:
-    """A bar for every line of the README's table and every machine: the mean, and from the worst to the best shape."""
+    """A bar for each of BARS: the geometric mean over all shapes and machines, float32 on all threads."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 1.1 + 0.27 * len(table.SUMMARY) * len(machines)), layout="constrained")
+    figure = Figure(figsize=(8, 2.6), layout="constrained")
     axes = figure.subplots()
-    high, ticks = 0.8 / len(machines), []
-    for i, (what, (group, operation)) in enumerate(table.SUMMARY.items()):
-        peer = table.PEERS[group]
-        ticks.append(f"{what.replace('`', '')}\n{peer}")
-        for k, results in enumerate(machines):
-            most = max(results["threads"])
-            ratios = [
-                table.ratio(row, peer)
-                for row in results["rows"]
-                if table.in_group(row, group) and row["operation"] == operation and peer in row["ms"]
-                if (row["dtype"], row["threads"]) == ("float32", most)
-            ]
-            if not ratios:
-                continue
-            mean, y = geometric_mean(ratios), i + (k - (len(machines) - 1) / 2) * high
-            axes.barh(y, mean - 1, high * 0.9, left=1, color=f"C{k}", label=_once(axes, table.short(results)))
-            axes.plot([min(ratios), max(ratios)], [y, y], color="black", lw=1, marker="|", ms=5)
-            edge = ("axes fraction", "data")
-            axes.annotate(f"{mean:.1f}×", (0, y), (4, 0), xycoords=edge, textcoords="offset points", va="center")
-    axes.set(xscale="log", xlabel="times as long as bnorm: bar the mean over all shapes, line from worst to best")
-    axes.set_yticks(range(len(ticks)), ticks)
-    axes.invert_yaxis()
-    axes.set_xlim(left=min(0.3, 0.6 * axes.get_xlim()[0]))
-    axes.xaxis.set_major_formatter("{x:g}×")
+    means: dict[str, list[float]] = {}
+    for i, (what, lines) in enumerate(BARS.items()):
+        groups = {table.SUMMARY[line] for line in lines}
+        peer = table.PEERS[next(iter(groups))[0]]
+        ratios = [
+            table.ratio(row, peer)
+            for results in machines
+            for row in results["rows"]
+            if any(table.in_group(row, group) and row["operation"] == operation for group, operation in groups)
+            if (row["dtype"], row["threads"]) == ("float32", max(results["threads"])) and peer in row["ms"]
+        ]
+        if not ratios:
+            continue
+        mean = geometric_mean(ratios)
+        means.setdefault(peer, []).append(mean)
+        axes.barh(i, mean, 0.62, color=COLOURS[peer], label=what)
+        words = f"{peer} {mean:.1f}, at least {min(ratios):.1f}"
+        axes.annotate(words, (mean, i), (4, 0), textcoords="offset points", va="center")
     axes.axvline(1, color="black", lw=1)
-    axes.grid(axis="x", alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.legend(loc="lower right")
-    axes.set_title("How long PyTorch and scikit-learn take, float32, all threads. Left of 1: they are faster")
+    axes.set_yticks(range(len(BARS)), BARS)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.4 * axes.get_xlim()[1])
+    axes.set_xticks([1, *range(5, 1 + int(max(map(max, means.values()), default=1)), 5)])
+    axes.set_xlabel("time taken, in times of bnorm's: geometric mean and least over all shapes; float32, all threads")
+    axes.spines[["top", "right"]].set_visible(False)
+    longer = ", ".join(f"{peer} takes {_span(found)} times as long" for peer, found in means.items())
+    names = " and ".join(table.short(results) for results in machines)
+    axes.set_title(f"{longer}\n{names}", fontsize=9)
     _write(figure, path)
 
 
-def _once(axes: Any, label: str) -> str | None:
-    """The label, if the legend has none like it yet."""
-    return None if label in axes.get_legend_handles_labels()[1] else label
+def _span(values: Sequence[float]) -> str:
+    """From the least to the most, in a few letters."""
+    low, high = f"{min(values):.1f}", f"{max(values):.1f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def draw(results: Results, path: Path) -> None:

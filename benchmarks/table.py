@@ -1,4 +1,4 @@
-"""Write the tables of README.md and benchmarks/README.md, and the plots: `python -m benchmarks.table`.
+"""Write the tables of docs/performance.md and benchmarks/README.md, and the plots: `python -m benchmarks.table`.
 
 It is the only author of those numbers. With --full it prints every number of the saved results instead.
 """
@@ -19,8 +19,8 @@ from .text import aligned, geometric_mean, markdown
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
-PEERS = {"batch": "PyTorch", "rows": "PyTorch", "scaler": "scikit-learn"}  # those of the README's tables
-SUMMARY = {  # of the README's table, a line each
+PEERS = {"batch": "PyTorch", "rows": "PyTorch", "scaler": "scikit-learn"}  # those of the tables
+SUMMARY = {  # of the table of a machine, a line each
     "batch norm, training": ("batch", "forward"),
     "batch norm, inference": ("batch", "inference"),
     "batch norm, backward": ("batch", "backward"),
@@ -67,7 +67,7 @@ def saved() -> dict[str, Results]:
 
 
 def write_pages() -> None:
-    """The README's summary, and every shape in benchmarks/README.md."""
+    """The summary in docs/performance.md, and every shape in benchmarks/README.md."""
     for path, section in PAGES.items():
         path.write_text(replaced(path.read_text(encoding="utf-8"), saved(), section), encoding="utf-8")
 
@@ -83,7 +83,7 @@ def replaced(text: str, all_results: dict[str, Results], section: Section) -> st
 
 
 def summary(results: Results, name: str = "") -> str:
-    """What the README shows of one machine: the means, fresh and `out=`, and every case in which a peer was faster."""
+    """What the summary shows of one machine: the means, fresh and `out=`, and every case in which a peer was faster."""
     threads = max(results["threads"])
     kinds = [(dtype, variant) for dtype in results["dtypes"] for variant in ("", " out=")]
     table = [["", *(f"{dtype}, {'`out=`' if variant else 'fresh'}" for dtype, variant in kinds)]]
@@ -323,7 +323,7 @@ def _disturbed(results: Results) -> str:
     return f" Other processes used {busy:.2g} cores meanwhile." if busy > Others.QUIET else ""
 
 
-PAGES: dict[Path, Section] = {ROOT / "README.md": summary, ROOT / "benchmarks" / "README.md": by_shape}
+PAGES: dict[Path, Section] = {ROOT / "docs" / "performance.md": summary, ROOT / "benchmarks" / "README.md": by_shape}
 
 if __name__ == "__main__":
     from . import plot

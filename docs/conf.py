@@ -22,11 +22,13 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "sphinx_design",
     "sphinx_gallery.gen_gallery",
 ]
 exclude_patterns = ["examples"]  # what the gallery is made from
 suppress_warnings = ["config.cache"]  # of functions among the settings below
 
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 
 default_role = "literal"
