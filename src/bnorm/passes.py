@@ -110,7 +110,6 @@ def channel_forward(
     out: ndarray | None = None,
     running: Rule | None = None,
     given: overlap.Given = (),
-    seen: ndarray | None = None,
     shared: Any = None,
 ) -> tuple[ndarray, ChannelSaved]:
     """Batch norm, y and saved, by the statistics of the batch or by given mean and var.
@@ -120,7 +119,6 @@ def channel_forward(
     running: the argument of the kernels' `forward`: the rule of the statistics that the caller will update.
     given: needed with `out`: every array that is read or updated, as its owner has it. `out` may be x, and must not
     overlap any other.
-    seen: the number of values in the given mean and var.
     shared: the kernels of a batch that several ranks share, a `distributed.sync.Shared`.
     SingleValueError if the batch has one value per channel. Nothing has changed then, and a layer may call again with
     its running statistics as mean and var.
@@ -144,7 +142,7 @@ def channel_forward(
     if out is not None and (to := ready(out, block, layout, given)) is None:
         dtype = checks.FLOAT64 if block.dtype.kind in "bui" else block.dtype
         target, to, apart = overlap.output(who, out, layout, dtype, given, type(x))
-    y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, weight, slope, running, to, seen)
+    y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, weight, slope, running, to)
     if shared is None:
         saved = ChannelSaved()
         if not positive:

@@ -19,8 +19,9 @@ from bnorm.transformer.validation import INTEGERS, Callbacks, float_types, nativ
 __all__ = ["StandardScaler"]
 
 FOUND = ("n_features_in_", "feature_names_in_")
+EPSILON = float(np.finfo(np.float64).eps)
 FITTED = ("n_samples_seen_", "mean_", "var_", "scale_")
-_MEAN, _RSTD, _SCALE, _SHIFT = 0, 2, 3, 4  # rows of the statistics that the kernels take
+_MEAN, _SCALE, _SHIFT = 0, 3, 4  # rows of the statistics that the kernels take
 
 
 class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
@@ -228,8 +229,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         with np.errstate(all="ignore"):
             n, mean, var = fitted.count.copy(), fitted.mean.copy(), fitted.m2 / fitted.count
             scale = np.sqrt(var)
-        constant = BACKENDS[type(n)].known(mean, var, None, None, 0.0, n)[_RSTD] == 1
-        np.copyto(scale, 1, where=constant)
+        np.copyto(scale, 1, where=_is_constant(n, mean, var))
         if not weighted:
             n = n.astype(np.int64)
         values = {
@@ -353,6 +353,18 @@ def _moments(x: ndarray, weight: ndarray | None) -> Moments:
     parts = tables.whole(x, weight)
     tables.refuse_infinity_in(parts, x, weight)
     return Moments.from_parts(parts)
+
+
+@np.errstate(all="ignore")
+def _is_constant(n: ndarray, mean: ndarray, var: ndarray) -> ndarray:
+    """scikit-learn's rule for a constant feature: rounding alone may be all the variance of n values.
+
+    That is the bound of Chan, Golub and LeVeque (1983) for values that are simply added up.
+    """
+    slack = n * mean * EPSILON
+    bound = slack * slack
+    constant: ndarray = np.where(np.isfinite(bound), var <= n * EPSILON * var + bound, np.sqrt(var) <= abs(slack))
+    return constant
 
 
 def _table(x: Any) -> Any:

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from backends import SWITCH, at_the_ends
+from backends import SWITCH, at_the_ends, each_backend
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu, reference
 from cases import CASES, DTYPES
 from compare import EPS, assert_close, assert_same, normalized_error
@@ -125,6 +125,25 @@ def test_a_constant_channel_is_exactly_beta(backend, case, dtype, eps):
         rows = x.reshape(x.shape[0], 1, int(np.prod(x.shape[1:])), 1)
         if backend.name == "cpu":  # of CUDA in tests/gpu/test_rows.py
             assert_same(cpu.rows_forward(rows, None, None, eps)[0], np.zeros_like(rows), what="rows", **tags)
+
+
+@each_backend(dtype=["float32", "float64"])
+def test_the_bound_on_every_backend(backend, dtype):
+    """Four last places: below them the scale is 1, above them it is one over the deviation; of an empty channel 0."""
+    mean = np.array([1.0, -3e7, 1e-140, 1e200, 0.0, 5e-324])
+    eps = np.finfo(np.float64).eps
+    with np.errstate(over="ignore", under="ignore"):
+        below, above = (np.square(share * 4 * eps * mean) for share in (0.99, 1.01))
+    below, above = (np.minimum(var, np.finfo(np.float64).max) for var in (below, above))
+    assert_same(backend("known", mean, below, None, None, 0.0)[2], np.ones(6))
+    got = backend("known", mean[:3], above[:3], None, None, 0.0)[2]
+    assert_close(got, 1 / np.sqrt(above[:3]), 1e-15 / np.sqrt(above[:3]))
+    assert_same(backend("known", mean, np.full(6, np.inf), None, None, 0.0)[2], np.zeros(6))
+    x = np.stack([mean[:2] * (1 + s * eps) for s in (0, 0, 4)]).astype(dtype)
+    got, want = backend("forward", x, None, None, 0.0), reference.forward(x, None, None, 0.0)
+    assert_same(got[1][2], np.ones(2))
+    assert_same(want[1][2], np.ones(2))
+    assert_same(backend("forward", x[:0], None, None, 0.0)[1][2], np.zeros(2))
 
 
 @pytest.mark.parametrize("eps", [1e-80, 1e-300])

@@ -56,7 +56,6 @@ class Shared:
         slope: float = 1.0,
         running: Rule | None = None,
         out: ndarray | None = None,
-        seen: ndarray | None = None,
     ) -> tuple[ndarray, ndarray, float, int]:
         """y, stats and count of the batch of all ranks. SingleValueError if it has one value per channel."""
         kernels = self._kernels

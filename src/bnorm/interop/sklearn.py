@@ -3,8 +3,8 @@
     t = from_standard_scaler(scaler)        with momentum=None: every row weighs the same, as in StandardScaler
     scaler = to_standard_scaler(t)
 
-Both have population variances, and the same rule for constant features. `bnorm.sklearn.StandardScaler` is a subclass of
-scikit-learn's, and can be converted too.
+Both have population variances. A feature that one of them takes for constant has scale 1 in the other too, until it
+learns more. `bnorm.sklearn.StandardScaler` is a subclass of scikit-learn's, and can be converted too.
 """
 
 from typing import Any
@@ -49,6 +49,8 @@ def from_standard_scaler(scaler: Any) -> BatchNormTransformer:
             f"{scaler.with_mean} and {scaler.with_std}: bnorm.sklearn.StandardScaler does either"
         )
     mean, var = np.asarray(scaler.mean_, np.float64), np.asarray(scaler.var_, np.float64)
+    constant = (np.asarray(scaler.scale_) == 1) & (np.sqrt(var) != 1)  # its variance is rounding only
+    var = np.where(constant, 0.0, var)
     transformer = BatchNormTransformer(momentum=None, eps=0.0, copy=scaler.copy)
     transformer.fit(np.zeros((1, len(mean))))
     seen = np.asarray(scaler.n_samples_seen_)

@@ -134,12 +134,9 @@ def add(total: Array | None, part: Array | None, other: Array | None = None, oth
 
 
 @np.errstate(all="ignore")
-def known(
-    mean: Array, var: Array, gamma: Array | None, beta: Array | None, eps: float, seen: Array | None = None
-) -> Array:
-    """stats of a given mean and variance. seen: the number of their values; None means one."""
-    values = np.ones_like(mean) if seen is None else np.where(seen > 0, seen, 1)
-    return _stats(mean, var, values, gamma, beta, eps)
+def known(mean: Array, var: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array:
+    """stats of a given mean and variance."""
+    return _stats(mean, var, np.ones_like(mean), gamma, beta, eps)
 
 
 @np.errstate(all="ignore")
@@ -154,17 +151,16 @@ def forward(
     slope: float = 1.0,
     running: Rule | None = None,
     out: Array | None = None,
-    seen: Array | None = None,
 ) -> tuple[Array, Array, float, int]:
     """Batch normalization: y, stats, count, left. stats is float64 (5, C): mean, var, rstd, scale, shift.
 
-    With given mean and var, of `seen` values, this is inference: no reduction, and weight has no effect. Otherwise they
+    With given mean and var this is inference: no reduction, and weight has no effect. Otherwise they
     are those of the batch. running: the rule of the statistics that `settle` will update by this batch; with "raise"
     they are tested here. The fourth result is the argument `left` of `settle`.
     """
     if mean is not None and var is not None:
         count = float(x.shape[0] * prod(x.shape[2:]))
-        stats = known(mean, var, gamma, beta, eps, seen)
+        stats = known(mean, var, gamma, beta, eps)
     else:
         count = float(x.shape[0] * prod(x.shape[2:]) if weight is None else weight.sum())
         parts = moments(x, weight)
@@ -218,7 +214,7 @@ def rows_forward(
     wide, count = _wide(x), max(k * positions, 1)
     mean = np.zeros((n, g)) if rule == MEAN_SQUARE else _narrow(_center(wide, count))
     var = ((wide - _row(mean)) ** 2).sum((2, 3)) / count
-    rstd = _narrow(_rstd(var, eps, np.full_like(var, k * positions)))
+    rstd = _narrow(_rstd(mean, var, eps, np.full_like(var, k * positions)))
     y = (wide - _row(mean)) * _row(rstd)
     y = y * _parameter(gamma, x, 1.0) + _parameter(beta, x, 0.0)
     return _result(_activation(y, slope), x, out), mean.ravel(), rstd.ravel()
@@ -253,21 +249,16 @@ def rows_backward(
 
 
 def _stats(mean: Array, var: Array, count: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array:
-    rstd = np.where(_constant(mean, var, count) & (eps == 0) & (count > 0), 1, _rstd(var, eps, count))
+    rstd = _rstd(mean, var, eps, count)
     shift = np.zeros_like(rstd) if beta is None else beta
     return np.stack([mean, var, rstd, rstd if gamma is None else gamma * rstd, shift])
 
 
-def _constant(mean: Array, var: Array, count: Array) -> Array:
-    """Whether the variance of `count` values may be rounding error only (Chan, Golub, LeVeque 1983)."""
-    mean, var, slack = (np.asarray(a, np.longdouble) for a in (mean, var, count * np.finfo(np.float64).eps))
-    constant: Array = var <= slack * var + (slack * mean) ** 2
-    return constant
-
-
-def _rstd(var: Array, eps: float, count: Array) -> Array:
-    """1 / sqrt(var + eps); 1 for a constant channel with eps = 0, and 0 for a channel without values."""
-    rstd: Array = np.where(var + eps == 0, 1, 1 / np.sqrt(var + eps))
+def _rstd(mean: Array, var: Array, eps: float, count: Array) -> Array:
+    """1 / sqrt(var + eps); 0 for a channel without values, and 1 for a constant one with eps = 0: see formulas.h."""
+    last_places = 4 * np.finfo(np.float64).eps * np.abs(mean)
+    constant = (eps == 0) & np.isfinite(var) & (np.sqrt(var) <= last_places)
+    rstd: Array = np.where(constant, 1, 1 / np.sqrt(var + eps))
     return np.where(count == 0, 0, rstd)
 
 

@@ -116,7 +116,6 @@ class BatchNorm(Tracking):
         if len(shape) not in self._names or shape[axis] != self._num_features:
             raise wrong_shape(who, shape, self._num_features, self._names)
         gamma, beta, mean, var = self._constants or self._vectors()
-        seen = self._running.seen
         moving = rule = None
         if self._training or not self._track_running_stats:
             mean = var = None
@@ -125,14 +124,14 @@ class BatchNorm(Tracking):
                 rule = moving.rule
         try:
             y, saved = channel_forward(
-                who, x, gamma, beta, mean, var, eps, axis, slope, weight, out, rule, given, seen, self._shared
+                who, x, gamma, beta, mean, var, eps, axis, slope, weight, out, rule, given, self._shared
             )
         except checks.SingleValueError:
             if self._on_single == "raise":
                 raise self._single_value(shape, weight) from None
             moving = None
             *_, mean, var = self._wide()
-            y, saved = channel_forward(who, x, gamma, beta, mean, var, eps, axis, slope, weight, out, None, given, seen)
+            y, saved = channel_forward(who, x, gamma, beta, mean, var, eps, axis, slope, weight, out, None, given)
         except FloatingPointError as error:
             raise self._not_finite(error) from None
         if OPEN:

@@ -80,7 +80,7 @@ class InstanceNorm(Tracking):
         moving = parts = None
         if self._track_running_stats and not self._training:
             y, saved = channel_forward(
-                who, x, gamma, beta, mean, var, self._eps, axis, self._slope, None, out, None, given, self._running.seen
+                who, x, gamma, beta, mean, var, self._eps, axis, self._slope, None, out, None, given
             )
         else:
             rows = view.groups(x, self._num_features, axis)

@@ -190,7 +190,7 @@ class Tracking(Layer):
         if not self._track_running_stats:
             raise ValueError(f"{self._who}: expected running statistics, which inference needs, got none")
         gamma, beta, mean, var = self._wide()
-        stats: ndarray = BACKENDS[self._kind].known(mean, var, gamma, beta, self._eps, self._running.seen)
+        stats: ndarray = BACKENDS[self._kind].known(mean, var, gamma, beta, self._eps)
         return stats
 
     def _wide(self) -> tuple[ndarray | None, ...]:

@@ -64,9 +64,9 @@ class BatchNormTransformer(
         The number of rows after which the weight of a row has halved. With it momentum has no meaning, and must be its
         default or None.
     eps : float, default=0.0
-        Added to the variance, inside the root. With 0, features of any scale are standardized alike, and those that
-        StandardScaler considers constant have scale 1. (Layers have 1e-5 by default, as usual in nets; `layer_` has the
-        eps of the transformer.)
+        Added to the variance, inside the root. With 0, features of any scale are standardized alike, and constant ones
+        have scale 1: those whose standard deviation is at most four units of the last place of their mean. (Layers have
+        1e-5 by default, as usual in nets; `layer_` has the eps of the transformer.)
     ddof : {0, 1}, default=0
         The variance is sum (x - mean)^2 / (count - ddof). With sample weights, count is their sum.
     affine : bool, default=True

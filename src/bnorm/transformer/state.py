@@ -86,7 +86,7 @@ class State:
 
     @np.errstate(all="ignore")
     def std(self) -> ndarray:
-        """sqrt(var + eps); with eps 0, 1 where the variance may be rounding error only."""
+        """sqrt(var + eps); with eps 0, 1 for a constant feature."""
         std: ndarray = np.sqrt(self.var + self.layer.eps)
         if self.layer.eps == 0:
             np.copyto(std, 1, where=self.forward()[2] == 1)
@@ -95,9 +95,7 @@ class State:
     def forward(self) -> ndarray:
         """The rows mean, var, rstd, scale, shift, as the kernels take them: y = (x - mean) scale + shift."""
         gamma, beta = self.parameters or (None, None)
-        stats: ndarray = BACKENDS[self.array_type].known(
-            self.mean, self.var, gamma, beta, self.layer.eps, self.statistics.seen
-        )
+        stats: ndarray = BACKENDS[self.array_type].known(self.mean, self.var, gamma, beta, self.layer.eps)
         return stats
 
     @np.errstate(all="ignore")

@@ -39,9 +39,8 @@ def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
     return parts_
 
 
-def known(cnp.ndarray mean not None, cnp.ndarray var not None, cnp.ndarray gamma, cnp.ndarray beta, double eps,
-          cnp.ndarray seen=None):
-    """stats of a given mean and variance. seen: the number of their values; None means one."""
+def known(cnp.ndarray mean not None, cnp.ndarray var not None, cnp.ndarray gamma, cnp.ndarray beta, double eps):
+    """stats of a given mean and variance."""
     cdef Job job
     memset(&job, 0, sizeof(Job))
     job.channels = cnp.PyArray_SIZE(mean)
@@ -49,7 +48,6 @@ def known(cnp.ndarray mean not None, cnp.ndarray var not None, cnp.ndarray gamma
     job.stats = <double*>data(stats)
     memcpy(job.stats, data(mean), job.channels * sizeof(double))
     memcpy(job.stats + job.channels, data(var), job.channels * sizeof(double))
-    job.seen = <const double*>data(seen)
     job.gamma = <const double*>data(gamma)
     job.beta = <const double*>data(beta)
     job.eps = eps
@@ -243,7 +241,7 @@ cdef double unit_of(cnp.ndarray weight) noexcept:
 
 def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.ndarray mean=None,
             cnp.ndarray var=None, cnp.ndarray weight=None, double slope=1.0, running=None,
-            cnp.ndarray out=None, cnp.ndarray seen=None):
+            cnp.ndarray out=None):
     """Batch norm: y, stats (mean, var, rstd, scale, shift by rows), values per channel, and `left` for `settle`.
 
     running: the rule of the statistics that `settle` will update by this batch; with "raise" they are tested here.
@@ -279,7 +277,6 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
             for c in range(C):
                 job.stats[c] = (<double*>data(mean))[c]
                 job.stats[C + c] = (<double*>data(var))[c]
-            job.seen = <const double*>data(seen)
             with nogil:
                 between_forward(&job, 0, C)
                 run(loops.map[job.wide], &job, False)

@@ -48,7 +48,6 @@ ctypedef struct Job:
     double* stats           # [5][channels]: mean, var, rstd, scale, shift
     const double* gamma
     const double* beta
-    const double* seen      # values behind statistics that are given, or NULL
     double eps, count
     double* coefficients    # [3][channels]: a, b, c of the gradient
     const double* counts    # values per channel, one for each, or one for all where the step is 0

@@ -20,7 +20,7 @@ NORMALIZE = JOB.packer("x", "y", "stats", "infinite", "slope")
 GRAD_MOMENTS = JOB.packer("x", "dy", "stats", "sums", "partial", "tickets", "slope")
 FINISH_GRADIENTS = JOB.packer("stats", "sums", "coefficients", "counts", "count_step", "count")
 GRAD_INPUT = JOB.packer("x", "dy", "y", "weight", "stats", "coefficients", "slope")
-INFERENCE = JOB.packer("x", "y", "gamma", "beta", "mean", "var", "stats", "seen", "slope", "eps")
+INFERENCE = JOB.packer("x", "y", "gamma", "beta", "mean", "var", "stats", "slope", "eps")
 FORWARD = JOB.packer("x", "y", "weight", "gamma", "beta", "stats", "counts", "partial", "tickets", "slope", "eps")
 TRAINING = JOB.packer(
     *("x", "y", "weight", "gamma", "beta", "stats", "counts", "partial", "tickets"),
@@ -141,7 +141,6 @@ def forward(
     slope: float = 1.0,
     running: Rule | None = None,
     out: Array | None = None,
-    seen: Array | None = None,
 ) -> tuple[Array, Array, Any, Any]:
     """Batch normalization: y, stats, count, skipped. stats is float64 (5, C): mean, var, rstd, scale, shift.
 
@@ -154,7 +153,7 @@ def forward(
     stats = device.empty((5, call.channels), FLOAT64)
     if mean is not None and var is not None:
         plan = plans.map_only("normalize", *call.size, False, kind, limits)
-        places = device.addresses(gamma, beta, mean, var, stats, seen)
+        places = device.addresses(gamma, beta, mean, var, stats)
         call.run(plan, INFERENCE(call.at, call.result_at, *places, slope, eps))
         return call.result, stats, count, 0
     counts = None

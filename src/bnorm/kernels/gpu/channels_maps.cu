@@ -41,7 +41,7 @@ struct Coefficients {
 };
 
 BN_DEV Normal normal_of(const Job& job, i64 c, double mean, double var, double count) {
-  const double rstd = bn_channel_rstd(mean, var, job.eps, count);
+  const double rstd = bn_rstd(mean, var, job.eps, count);
   return {mean, var, rstd, job.gamma ? job.gamma[c] * rstd : rstd, job.beta ? job.beta[c] : 0.0};
 }
 BN_DEV Normal normal_of(const Job& job, i64 c, const Moments& sum) {
@@ -128,7 +128,7 @@ BN_DEV void map_forward(const Job& job, i64 tile, i64 g, const Vector<T, V>* kep
     if (own) {
       of = *own;
     } else if (job.var) {  // inference: one block of a channel keeps its statistics
-      of = normal_of(job, c, job.mean[c], job.var[c], job.seen && job.seen[c] > 0.0 ? job.seen[c] : 1.0);
+      of = normal_of(job, c, job.mean[c], job.var[c], 1.0);
       if (g == 0 && column == c * job.inner) write_stats(job, c, of);
     } else {
       of.mean = row_of(job.stats, job, MEAN)[c];

@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(ROW_THREADS, STEPS == 4 ? 3 : 2) rows_forward(
       stats = stats_of<T, V>(job, row, sums);
     }
     if (job.size == 0) stats = {0.0, 0.0};
-    const double mean = stats.mean, rstd = bn_rstd(stats.var, job.eps, (double)job.size);
+    const double mean = stats.mean, rstd = bn_rstd(mean, stats.var, job.eps, (double)job.size);
     if (row.leads) {
       job.mean[row.index] = mean;
       job.rstd[row.index] = rstd;

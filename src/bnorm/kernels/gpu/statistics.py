@@ -13,7 +13,7 @@ from .jobs import PROPAGATE, SKIP, STATISTICS_JOB, TEST
 
 Array = Any  # cupy.ndarray
 AVERAGE, POOL, FADE = range(3)
-EPSILON = float(np.finfo(np.float64).eps)
+LAST_PLACES = 4 * float(np.finfo(np.float64).eps)
 FLOAT64, INT32 = np.dtype("float64"), np.dtype("int32")
 
 MERGE = STATISTICS_JOB.packer("sets", "merged", "items")
@@ -56,18 +56,13 @@ def assign(rule: Rule, source: Rule) -> None:
             to[...] = values
 
 
-def known(
-    mean: Array, var: Array, gamma: Array | None, beta: Array | None, eps: float, seen: Array | None = None
-) -> Array:
-    """stats of a mean and a variance that are known, of so many values; seen None: of one."""
+def known(mean: Array, var: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array:
+    """stats of a mean and a variance that are known."""
     nothing = np.zeros(mean.shape, like=mean)
-    n = nothing + 1 if seen is None else np.where(seen > 0, seen, 1)
-    rstd = 1 / np.sqrt(var + eps)
-    if eps == 0:
-        slack = n * mean * EPSILON
-        bound = slack * slack
-        constant = np.where(np.isfinite(bound), var <= n * EPSILON * var + bound, np.sqrt(var) <= abs(slack))
-        rstd = np.where(constant, 1, rstd)
+    shifted = var + eps
+    if eps == 0:  # as bn_rstd of formulas.h
+        shifted = np.where((np.sqrt(var) <= LAST_PLACES * abs(mean)) & np.isfinite(var), 1, var)
+    rstd = 1 / np.sqrt(shifted)
     scale = rstd if gamma is None else gamma * rstd
     return np.stack([mean, var, rstd, scale, nothing if beta is None else beta])
 

@@ -206,12 +206,9 @@ cdef void merge_sums(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
 
 
 cdef void finish_forward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """Rows of stats; mean and var from the first partial where there is one, else they stand there already.
-
-    These are then known to be of job.seen values, or of one.
-    """
+    """Rows of stats; mean and var from the first partial where there is one, else they stand there already."""
     cdef Py_ssize_t c, size = job.channels
-    cdef double values, eps = job.eps
+    cdef double eps = job.eps
     cdef double* mean = job.stats
     cdef double* var = mean + size
     cdef double* rstd = var + size
@@ -222,16 +219,11 @@ cdef void finish_forward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept no
         for c in range(begin, end):
             mean[c] = bn_plain(n[size + c] + n[3 * size + c])
             var[c] = bn_plain(n[2 * size + c] / (n[c] if n[c] > 0.0 else 1.0))
-    if eps > 0.0 and n != NULL:     # loops of their own for what layers do: they vectorize
         for c in range(begin, end):
-            rstd[c] = bn_plain(bn_rstd(var[c], eps, n[c]))
-    elif eps > 0.0:
+            rstd[c] = bn_plain(bn_rstd(mean[c], var[c], eps, n[c]))
+    else:       # a loop of its own: each vectorizes
         for c in range(begin, end):
-            rstd[c] = bn_plain(bn_rstd(var[c], eps, 1.0))
-    else:
-        for c in range(begin, end):
-            values = n[c] if n != NULL else 1.0 if job.seen == NULL or not job.seen[c] > 0.0 else job.seen[c]
-            rstd[c] = bn_plain(bn_channel_rstd(mean[c], var[c], eps, values))
+            rstd[c] = bn_plain(bn_rstd(mean[c], var[c], eps, 1.0))
     for c in range(begin, end):
         scale[c] = rstd[c] if job.gamma == NULL else bn_plain(job.gamma[c] * rstd[c])
         shift[c] = 0.0 if job.beta == NULL else job.beta[c]

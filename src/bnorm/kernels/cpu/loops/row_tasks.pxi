@@ -47,7 +47,7 @@ cdef void row_moments(RowJob* job, Py_ssize_t row, Py_ssize_t size, const real* 
     cdef Parts to
     if job.rule == BN_MEAN_SQUARE:
         job.mean[row] = 0.0
-        job.rstd[row] = bn_plain(bn_rstd(second_moment(x, size) / size, job.eps, size))
+        job.rstd[row] = bn_plain(bn_rstd(0.0, second_moment(x, size) / size, job.eps, size))
         return
     to.n = &n
     to.mean = &mean
@@ -59,7 +59,7 @@ cdef void row_moments(RowJob* job, Py_ssize_t row, Py_ssize_t size, const real* 
         block_moments(x + i, &b, False, False, to)
         i += k
     job.mean[row] = bn_plain(mean + low)
-    job.rstd[row] = bn_plain(bn_rstd(m2 / n, job.eps, n))
+    job.rstd[row] = bn_plain(bn_rstd(mean + low, m2 / n, job.eps, n))
 
 
 cdef void forward_rows(

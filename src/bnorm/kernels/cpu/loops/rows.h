@@ -99,7 +99,7 @@ BN_APART void bn_row_statistics(ptrdiff_t rows, double n, double eps, int center
 {
     for (ptrdiff_t k = 0; k < rows; k++) {
         const double low = centered ? sum[k] / n : 0.0, m2 = square[k] - low * sum[k], m = center[k] + low;
-        const double r = bn_rstd((m2 < 0.0 ? 0.0 : m2) / n, eps, n);
+        const double r = bn_rstd(m, (m2 < 0.0 ? 0.0 : m2) / n, eps, n);
         mean[k] = bn_plain(m);
         rstd[k] = bn_plain(r);
     }
