@@ -258,6 +258,81 @@ def test_merge(command, tmp_path, way):
 
 
 @pyarrow
+@pytest.mark.parametrize("way", [["--pooled"], ["--halflife", "40"], ["--weight", "f2"]])
+def test_merge_goes_by_names(command, tmp_path, way):
+    """As `fit` and `transform` do, which take files with their columns in any order."""
+    x = np.abs(table(300))
+    x[::7, 1] = np.nan
+    first, second = np.split(x, [100])
+    command("fit", write(tmp_path / "a.csv", first), "-o", tmp_path / "a.npz", *way)
+    command("fit", write(tmp_path / "b.csv", second), "-o", tmp_path / "b.npz", *way)
+    chosen = [n for n in ("f2", "f0", "f1") if n not in way]
+    ordered = ["--columns", ",".join(chosen)]
+    command("fit", tmp_path / "b.csv", "-o", tmp_path / "c.npz", *way, *ordered)
+    command("merge", tmp_path / "a.npz", tmp_path / "b.npz", "-o", tmp_path / "ab.npz")
+    command("merge", tmp_path / "a.npz", tmp_path / "c.npz", "-o", tmp_path / "ac.npz")
+    assert (tmp_path / "ab.npz").read_bytes() == (tmp_path / "ac.npz").read_bytes()
+    command("merge", tmp_path / "c.npz", tmp_path / "a.npz", "-o", tmp_path / "ca.npz")
+    assert [f["feature"] for f in command("show", tmp_path / "ca.npz", "--json").json["features"]] == chosen
+
+
+def unlike_any(tmp_path, **values):
+    """A state file with other numbers in some of its arrays."""
+    from bnorm.files import container
+
+    config, entries = container.read("", tmp_path / "s.npz")
+    arrays = {name: entry.array() for name, entry in entries.items()}
+    for name, value in values.items():
+        arrays[name][0] = value
+    container.write("", tmp_path / "t.npz", config, arrays)
+    return tmp_path / "t.npz"
+
+
+@pyarrow
+def test_counts_that_no_integer_holds(command, tmp_path):
+    data = write(tmp_path / "x.csv", table(10))
+    command("fit", data, "-o", tmp_path / "s.npz")
+    state = unlike_any(tmp_path, seen=2.0**70)
+    done = command("show", state)
+    assert done.err == ""
+    assert done.out.splitlines()[3].split()[:3] == ["f0", "1.18059e+21", "-"]
+    assert command("show", state, "--json").json["features"][0]["count"] == 2.0**70
+    assert command("merge", state, state, "-o", tmp_path / "m.npz").err == ""
+    assert command("show", tmp_path / "m.npz", "--json").json["features"][0]["count"] == 2.0**71
+    assert command("transform", data, "--state", state, "-o", tmp_path / "y.csv").err == ""
+
+
+@pyarrow
+def test_json_is_json(command, tmp_path):
+    """It has no Infinity and no NaN."""
+    import json
+
+    command("fit", write(tmp_path / "x.csv", table(10)), "-o", tmp_path / "s.npz")
+    state = unlike_any(tmp_path, running_var=np.inf)
+    out = command("show", state, "--json").out
+
+    def refuse(word):
+        raise ValueError(word)
+
+    assert json.loads(out, parse_constant=refuse)["features"][0]["std"] is None
+    assert command("show", state).out.splitlines()[3].split()[4] == "inf"
+
+
+@pyarrow
+def test_digits_are_in_proportion_to_the_deviation(command, tmp_path):
+    x = np.random.default_rng(0).normal(size=(1000, 1)) * [1.0, 1e-3, 1e3, 0.0, 1e-9] + [1e6 + 0.3, 5.0, 0.0, 1e6, 1e6]
+    command("fit", write(tmp_path / "x.parquet", x), "-o", tmp_path / "s.npz")
+    rows = [line.split() for line in command("show", tmp_path / "s.npz").out.splitlines()[3:]]
+    for row, column in zip(rows, x.T, strict=True):
+        mean, _, least, most = map(float, row[3:7])
+        std = column.std()
+        for shown, exact in ((mean, column.mean()), (least, column.min()), (most, column.max())):
+            assert abs(shown - exact) <= max(1e-3 * std, 4e-16 * abs(exact), 1e-5 * abs(exact) if std == 0 else 0)
+            assert len(f"{shown:g}") < 14
+    assert rows[3][3] == "1e+06"
+
+
+@pyarrow
 def test_merge_what_does_not_fit(command, tmp_path):
     data = write(tmp_path / "x.csv", table(100))
     ways = {"a": [], "b": ["--halflife", "9"], "c": ["--momentum", "0.1"], "d": ["--columns", "f0"]}

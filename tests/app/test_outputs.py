@@ -2,6 +2,7 @@
 
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -29,8 +30,9 @@ def test_nothing_is_overwritten(command, tmp_path):
     assert state.read_text() == "precious"
     command("fit", data, "-o", state, "--force")
     command("transform", data, "--state", state, "-o", out)
+    out.with_suffix(".npz").touch()
     assert "already exists" in command.fails("transform", data, "--state", state, "-o", out)
-    assert "already exists" in command.fails("merge", state, state, "-o", state)
+    assert "already exists" in command.fails("merge", state, state, "-o", out.with_suffix(".npz"))
     assert "already exists" in command.fails("fit", data, "-o", tmp_path / "t.npz", "--checkpoint", state)
     assert "an existing folder" in command.fails("fit", data, "-o", tmp_path / "no" / "s.npz")
 
@@ -46,6 +48,60 @@ def test_a_file_keeps_its_mode_and_a_link_its_target(command, tmp_path):
     assert link.is_symlink()
     assert real.stat().st_mode & 0o777 == 0o640
     assert real.read_bytes() != before
+
+
+def test_two_outputs_are_two_files(command, tmp_path):
+    """Else the checkpoint, which ends with the command, would take the result with it."""
+    data, state = write(tmp_path / "x.csv", table(10)), tmp_path / "s.npz"
+    for other in (state, tmp_path / "." / "s.npz", f"{tmp_path}/../{tmp_path.name}/s.npz"):
+        said = command.fails("fit", data, "-o", state, "--checkpoint", other)
+        assert said.endswith("s.npz: expected two files, got one for two outputs")
+    assert not state.exists()
+    (tmp_path / "link.npz").symlink_to(state)
+    assert "one for two outputs" in command.fails("fit", data, "-o", state, "--checkpoint", tmp_path / "link.npz")
+    state.write_bytes(b"a")
+    (tmp_path / "hard.npz").hardlink_to(state)
+    arguments = ["fit", data, "-o", state, "--force"]
+    assert "one for two outputs" in command.fails(*arguments, "--checkpoint", tmp_path / "hard.npz")
+    for other in (state, tmp_path / "hard.npz", tmp_path / "link.npz"):
+        assert "is read by this command" in command.fails(*arguments, "--resume", other)
+    assert state.read_bytes() == b"a"
+
+
+def test_no_input_is_written_over(command, tmp_path):
+    data, state = write(tmp_path / "x.csv", table(10)), tmp_path / "s.npz"
+    command("fit", data, "-o", state)
+    before = data.read_bytes(), state.read_bytes()
+    (tmp_path / "link.csv").symlink_to(data)
+    for output in (data, tmp_path / "link.csv", f"{tmp_path}/", tmp_path):
+        for given in (data, tmp_path / "*.csv", tmp_path):
+            said = command.fails("transform", given, "--state", state, "-o", output, "--force")
+            assert said.endswith("is read by this command, which does not write over it")
+    said = command.fails("merge", state, state, "-o", state, "--force")
+    assert said == f"bnorm: error: {state}: is read by this command, which does not write over it"
+    assert (data.read_bytes(), state.read_bytes()) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no such pipes")
+def test_what_is_no_file_is_not_replaced(command, tmp_path):
+    data, state = write(tmp_path / "x.csv", table(10)), tmp_path / "s.npz"
+    command("fit", data, "-o", state)
+    pipe, loop = tmp_path / "p.csv", tmp_path / "loop.csv"
+    os.mkfifo(pipe)
+    loop.symlink_to(loop)
+    said = command.fails("transform", data, "--state", state, "-o", pipe, "--force")
+    assert said == f"bnorm: error: {pipe}: expected a file, got a pipe or device: -o - writes CSV to standard output"
+    assert pipe.is_fifo()
+    said = command.fails("transform", data, "--state", state, "-o", loop, "--force")
+    assert said == f"bnorm: error: {loop}: Too many levels of symbolic links"
+
+
+def test_names_as_long_as_the_system_takes(command, tmp_path):
+    name = "é" * 120 + "abcde"  # 245 bytes
+    data, state = write(tmp_path / "x.csv", table(10)), tmp_path / f"{name}.npz"
+    command("fit", data, "-o", state)
+    command("transform", data, "--state", state, "-o", tmp_path / f"{name}.csv")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.csv", f"{name}.csv", f"{name}.npz"]
 
 
 def _umask():
@@ -106,8 +162,24 @@ def test_killed_at_any_moment(command, tmp_path, what, number, times):
         assert found in (b"old", new)
         assert code != 0 or found == new
         target.write_bytes(b"old")
-        if number != signal.SIGKILL:
-            assert not list(tmp_path.glob(".*.tmp"))
+        assert number == signal.SIGKILL or not list(tmp_path.glob(".*.tmp"))
+    command(*arguments, "--force")
+    assert not list(tmp_path.glob(".*.tmp"))  # what was left of killed commands
+
+
+def test_what_is_being_written_is_not_swept(tmp_path):
+    from bnorm.files.replacing import replacing, sweep
+
+    path = tmp_path / "y.csv"
+    left = [tmp_path / f".{name}.{'a' * 16}.tmp" for name in ("y.csv", "z.csv")]
+    for file in left:
+        file.touch()
+    with replacing(path) as file:
+        file.write(b"a")
+        sweep([path, tmp_path / "x.csv"])
+        assert not left[0].exists()
+        assert left[1].exists()  # of another file
+    assert path.read_bytes() == b"a"
 
 
 @pytest.mark.parametrize("way", [["--pooled"], ["--halflife", "5000"], ["--momentum", "0.2"]])
@@ -137,13 +209,16 @@ def test_resume(command, tmp_path, monkeypatch, way, stop):
 
     monkeypatch.setattr(fitting.Learner, "add", interrupted)
     done = command.run(*arguments, "--force", "--checkpoint", checkpoint)
-    assert (done.code, done.err) == (130, "bnorm: interrupted\n")
+    assert done.code == 130
+    first, second = done.err.splitlines()
+    assert first == "bnorm: interrupted"
+    assert second.startswith("bnorm: to go on: bnorm fit ")
     monkeypatch.setattr(fitting.Learner, "add", add)
     seen = command("show", checkpoint, "--json").json["rows"]
     assert seen == sum(calls[:stop]) // 3100 * 3100  # whole batches only
 
     (tmp_path / "s.npz").unlink()
-    command(*arguments, "--resume", checkpoint)
+    command(*shlex.split(second.removeprefix("bnorm: to go on: bnorm ")))
     assert (tmp_path / "s.npz").read_bytes() == want
     assert not checkpoint.exists()
 
@@ -218,7 +293,8 @@ def test_signals(tmp_path, number):
         time.sleep(0.5)  # most often it waits for more by then; where it does not yet, the outcome is the same
         process.send_signal(number)
         _, said = process.communicate(timeout=child.LIMIT)
-    assert (process.returncode, said) == (128 + number, b"bnorm: interrupted\n")
+    goes_on = shlex.join(["bnorm", *map(str, arguments), "--resume", str(tmp_path / "c.npz")])
+    assert (process.returncode, said.decode()) == (128 + number, f"bnorm: interrupted\nbnorm: to go on: {goes_on}\n")
     assert not (tmp_path / "s.npz").exists()
     t = bnorm.load(tmp_path / "c.npz")
     assert list(t.feature_names_in_) == names(table(1))

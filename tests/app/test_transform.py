@@ -183,3 +183,158 @@ def test_what_does_not_fit(command, tmp_path, state):
     said = command.fails("transform", data, "--state", data.with_suffix(".npz"), "-o", out)
     assert said == f"bnorm: error: {tmp_path / 'x.npz'}: No such file or directory"
     assert not list(tmp_path.glob("*y*"))
+
+
+def test_columns_and_drop(command, tmp_path, state):
+    """Only some features, which must be there; and columns that are left out, features too."""
+    t = table(20)
+    data = write(tmp_path / "x.parquet", t[:, :2], word=["a"] * 20, day=[1] * 20)
+    out = tmp_path / "y.parquet"
+    done = command("transform", data, "--state", state, "-o", out, "--columns", "f1", "--drop", "word")
+    assert "20 rows, 1 column normalized" in done.out
+    y = read(out)
+    assert y.column_names == ["f0", "f1", "day"]
+    assert_same(y["f0"].to_numpy(), t[:, 0])
+    whole = write(tmp_path / "w.parquet", t)
+    command("transform", whole, "--state", state, "-o", tmp_path / "z.parquet")
+    assert_same(y["f1"].to_numpy(), read(tmp_path / "z.parquet")["f1"].to_numpy())
+    command("transform", whole, "--state", state, "-o", out, "--drop", "f0,f2", "--force")
+    assert read(out).column_names == ["f1"]
+    for more, wanted in (
+        (["--columns", "f7"], "--columns: expected a feature of the state, got 'f7'"),
+        (["--drop", "no"], "w.parquet: expected a column 'no', got 'f0', 'f1', 'f2'"),
+        (["--drop", "f0,f1,f2"], "w.parquet: expected a feature to normalize, got none but those that are dropped"),
+    ):
+        assert wanted in command.fails("transform", whole, "--state", state, "-o", out, "--force", *more)
+
+
+def test_columns_of_a_state_without_names(command, tmp_path):
+    import bnorm
+
+    bnorm.BatchNormTransformer(eps=0).fit(X).save(tmp_path / "t.npz")
+    data = write(tmp_path / "x.parquet", X, more=X[:, 0])
+    arguments = ["--state", tmp_path / "t.npz", "-o", tmp_path / "y.parquet"]
+    command("transform", data, *arguments, "--drop", "more", "--columns", "f2")
+    found, wanted = features(tmp_path / "y.parquet"), bnorm.load(tmp_path / "t.npz").transform(X)
+    assert_same(found[:, 2], wanted[:, 2])
+    assert_same(found[:, :2], X[:, :2])
+
+
+TYPED = {  # columns of a CSV file, and their types in Parquet
+    "number": (["1", "-20", "", "0"], "int64", [1, -20, None, 0]),
+    "zip": (["007", "12", "", "1"], "string", None),
+    "price": (["1.50", "2e3", "", "-.5"], "string", None),
+    "ratio": (["1.50", "2e3", "", "-0.5"], "double", [1.5, 2000.0, None, -0.5]),
+    "flag": (["true", "False", "", "true"], "bool", [True, False, None, True]),
+    "word": (["a", "1", "", "b"], "string", None),
+    "long": (["1234567890123456789", "1", "", "2"], "string", None),
+    "nothing": (["", "", "", ""], "string", None),
+    "day": (["2024-02-29", "", "0001-01-01", "1999-12-31"], "date32[day]", None),
+    "no day": (["2024-02-30", "", "2024-01-01", ""], "string", None),
+    "time": (["2024-02-29 10:20:30", "", "2024-02-29T10:20", ""], "timestamp[ms]", None),
+    "exact time": (["2024-02-29 10:20:30.25", "", "2024-02-29 10:20:30", ""], "timestamp[us]", None),
+}
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_types_of_csv(command, tmp_path, state, suffix):
+    """What passes through has its type in formats with types, as long as its text says no more than the type does."""
+    lines = ["f0,f1,f2," + ",".join(TYPED)]
+    lines += ["1,2,3," + ",".join(values[i] for values, _, _ in TYPED.values()) for i in range(4)]
+    (tmp_path / "x.csv").write_text("\n".join(lines) + "\n")
+    out = tmp_path / f"y.{suffix}"
+    command("transform", tmp_path / "x.csv", "--state", state, "-o", out, "--text", "flag")
+    y = read(out)
+    for name, (text, kind, values) in TYPED.items():
+        if name == "flag":
+            kind, values = "string", text
+        assert str(y[name].type) == kind, name
+        if kind == "string":
+            assert y[name].to_pylist() == text
+        elif values:
+            assert y[name].to_pylist() == values
+    assert str(y["day"][0].as_py()) == "2024-02-29"
+    assert str(y["exact time"][0].as_py()) == "2024-02-29 10:20:30.250000"
+
+
+@pytest.mark.parametrize(("name", "value"), [("number", "007"), ("number", "x"), ("day", "2024-02-30")])
+def test_a_value_unlike_the_first(command, tmp_path, state, name, value):
+    column = TYPED[name][0]
+    first = "f0,f1,f2,c\n" + "".join(f"1,2,3,{v}\n" for v in column)
+    (tmp_path / "1.csv").write_text(first)
+    (tmp_path / "2.csv").write_text(first + f"1,2,3,{value}\n")
+    arguments = ["transform", tmp_path / "1.csv", tmp_path / "2.csv", "--state", state, "-o", tmp_path / "y.parquet"]
+    said = command.fails(*arguments)
+    kind = TYPED[name][1]
+    assert said == (
+        f"bnorm: error: {tmp_path / '2.csv'}: column 'c', row 5: expected {kind}, as in the first rows, got {value!r}: "
+        "--text c writes the column as text"
+    )
+    command(*arguments, "--text", "c")
+    assert read(tmp_path / "y.parquet")["c"].to_pylist() == [*column, *column, value]
+
+
+# A folder as the output ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """A folder of files of several formats, one of them further down."""
+    folder = tmp_path / "in"
+    (folder / "more").mkdir(parents=True)
+    for name, rows in zip(["a.csv", "b.parquet", "more/a.csv"], np.array_split(X, 3), strict=True):
+        write(folder / name, rows)
+    return folder
+
+
+def test_one_output_for_each_input(command, tmp_path, state, parts):
+    out = tmp_path / "out"
+    done = command("transform", parts, "--state", state, "-o", f"{out}/")
+    assert done.out.startswith(f"{out}/: 3 files, 500 rows, 3 columns normalized, in ")
+    assert sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()) == [
+        "a.csv",
+        "b.parquet",
+        "more/a.csv",
+    ]
+    command("transform", parts, "--state", state, "-o", tmp_path / "y.parquet")
+    found = [features(out / name) for name in ("a.csv", "b.parquet", "more/a.csv")]
+    assert_same(np.concatenate(found), features(tmp_path / "y.parquet"))
+    said = command.fails("transform", parts, "--state", state, "-o", out)
+    assert said == f"bnorm: error: {out / 'a.csv'}: already exists; --force overwrites it"
+    command("transform", parts, "--state", state, "-o", out, "--force")
+    twice = [parts / "a.csv", parts / "a.csv"]
+    assert "one for two outputs" in command.fails("transform", *twice, "--state", state, "-o", f"{tmp_path}/o/")
+    said = command.fails("transform", parts, "--state", state, "-o", f"{tmp_path}/o/", "--resume")
+    assert "expected an interrupted command to go on with" in said
+
+
+def test_a_transform_goes_on(command, tmp_path, state, parts, monkeypatch):
+    """What is done is not done again; what has changed since is."""
+    from bnorm.app import transforming
+    from bnorm.app.progress import Interrupted
+
+    out, made = tmp_path / "out", []
+    real = transforming.transform
+
+    def interrupted(sources, wish, output, progress):
+        if len(made) == 2:
+            raise Interrupted(130)
+        made.append(output)
+        return real(sources, wish, output, progress)
+
+    monkeypatch.setattr(transforming, "transform", interrupted)
+    arguments = ["transform", parts, "--state", state, "-o", f"{out}/"]
+    done = command.run(*arguments)
+    assert done.code == 130
+    assert done.err.splitlines()[1] == f"bnorm: to go on: bnorm {' '.join(map(str, arguments))} --resume"
+    assert sorted(p.name for p in out.iterdir()) == [".bnorm-transform.json", "a.csv", "b.parquet", "more"]
+    assert "inverse: expected True" in command.fails(*arguments, "--resume", "--inverse")
+
+    write(parts / "a.csv", X[:7])
+    made.clear()
+    command(*arguments, "--resume")
+    assert made == [str(out / "a.csv"), str(out / "more" / "a.csv")]
+    assert len(features(out / "a.csv")) == 7
+    assert sorted(p.name for p in out.iterdir()) == ["a.csv", "b.parquet", "more"]
+    said = command.fails("transform", parts / "a.csv", "--state", state, "-o", tmp_path / "y.csv", "--resume")
+    assert said.endswith("y.csv: expected a folder to go on with, as a single file is written anew")

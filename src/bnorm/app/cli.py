@@ -6,6 +6,7 @@ Exit status: 0; 1 for data and files that cannot be used; 2 for wrong arguments;
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,10 @@ from bnorm.app.errors import DataError
 
 STATE_HELP = "the state file, .safetensors or .npz"
 DATA_HELP = "CSV, Parquet or Arrow files, folders of them, globs; - is CSV from standard input"
+OUT_HELP = (
+    "the table, whose suffix sets the format: .csv, .tsv (also .csv.gz and the like), .parquet, .arrow; "
+    "- is CSV to standard output; FOLDER/ is one file for each input, in its format"
+)
 BATCH_ROWS = 65_536
 
 
@@ -68,9 +73,12 @@ def state_name(text: str) -> str:
 
 
 def table_name(text: str) -> str:
-    """The name of a table that can be written."""
+    """The name of a table that can be written, or of a folder for several."""
+    from bnorm.app.several import is_folder
     from bnorm.app.writers import check_suffix
 
+    if is_folder(text):
+        return text
     try:
         check_suffix(text)
     except ValueError as error:
@@ -95,14 +103,12 @@ def fit(args: argparse.Namespace) -> None:
 
 
 def transform(args: argparse.Namespace) -> None:
-    from bnorm.app import inputs, states, transforming
+    from bnorm.app import transforming
     from bnorm.app.showing import counted
 
-    learned = states.Learned.read(args.state)
-    chosen = learned.inverse() if args.inverse else learned.forward()
-    sources = inputs.find(args.data, args.delimiter)
-    said = transforming.transform(sources, chosen, args.output, args.dtype, args.quiet)
-    done = f"{counted(said['rows'], 'row')}, {counted(said['columns'], 'column')} normalized"
+    said = transforming.run(args)
+    files = f"{counted(said['files'], 'file')}, " if "files" in said else ""
+    done = f"{files}{counted(said['rows'], 'row')}, {counted(said['columns'], 'column')} normalized"
     tell(args, said, f"{said['output']}: {done}, in {said['seconds']:.1f} s")
 
 
@@ -150,7 +156,9 @@ def tell(args: argparse.Namespace, said: dict[str, Any], text: str) -> None:
     """Print the summary of a command on standard output, or on standard error if the table went there."""
     file = sys.stderr if said.get("output") == "-" else sys.stdout
     if args.json:
-        print(json.dumps(said), file=file)
+        from bnorm.app.showing import in_json
+
+        print(json.dumps(in_json(said), allow_nan=False), file=file)
     elif not args.quiet:
         print(text, file=file)
 
@@ -197,11 +205,21 @@ def parser() -> argparse.ArgumentParser:
 
     command = add(transform, "normalize tables with a state, or undo it", reading, writing)
     command.add_argument("--state", required=True, type=state_name, help=STATE_HELP)
-    command.add_argument(
-        "-o", "--output", required=True, type=table_name, metavar="OUT", help="the table; its suffix sets the format"
-    )
+    command.add_argument("-o", "--output", required=True, type=table_name, metavar="OUT", help=OUT_HELP)
     command.add_argument("--inverse", action="store_true", help="from normalized values back to the original ones")
     command.add_argument("--dtype", choices=["float32", "float64"], help="the type of the normalized columns")
+    command.add_argument("--columns", type=names, metavar="A,B", help="normalize only these; others stay as they are")
+    command.add_argument("--drop", type=names, default=[], metavar="A,B", help="leave these columns out")
+    command.add_argument(
+        "--text",
+        type=names,
+        default=[],
+        metavar="A,B",
+        help="write these columns of CSV files as text to other formats",
+    )
+    command.add_argument(
+        "--resume", action="store_true", help="go on with an interrupted command that writes to a folder"
+    )
 
     command = add(merge, "merge states that were learned separately", writing)
     command.add_argument("states", nargs="+", type=state_name, metavar="STATE")
@@ -231,13 +249,21 @@ def parser() -> argparse.ArgumentParser:
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """DataError for files that would be overwritten, and for missing folders, before any work is done."""
-    made = [getattr(args, "output", None), getattr(args, "checkpoint", None)]
-    for path in [Path(name) for name in made if name not in (None, "-")]:
-        if path.is_dir() or not path.resolve().parent.is_dir():
-            raise DataError(f"{path}: expected the name of a file in an existing folder")
-        if path.exists() and not args.force and str(path) != getattr(args, "resume", None):
-            raise DataError(f"{path}: already exists; --force overwrites it")
+    """DataError for files that must not be written, before any work is done."""
+    from bnorm.app import places, several
+
+    output, checkpoint, resume = (getattr(args, name, None) for name in ("output", "checkpoint", "resume"))
+    if output in (None, "-") or (args.run is transform and several.is_folder(output)):
+        return
+    written = [output, checkpoint] if checkpoint else [output]
+    given = [*getattr(args, "states", ()), *([args.state] if args.run is transform else ())]
+    if isinstance(resume, str):
+        given.append(resume)
+        if not checkpoint or places.same(checkpoint, resume):  # which the checkpoint goes on with
+            places.check([resume], force=True)
+            written = [output]
+    places.keep(given, written)
+    places.check(written, args.force)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -245,6 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from bnorm.app.progress import Interrupted, Signals
 
     args = parser().parse_args(argv)
+    args.goes_on = []  # the arguments that go on with the command after an interrupt
     try:
         with Signals() as args.signals:
             check_outputs(args)
@@ -252,6 +279,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except Interrupted as stop:
         print("bnorm: interrupted", file=sys.stderr)
+        if args.goes_on:
+            given = sys.argv[1:] if argv is None else list(argv)
+            more = [] if "--resume" in given else args.goes_on
+            print(f"bnorm: to go on: {shlex.join(['bnorm', *given, *more])}", file=sys.stderr)
         return stop.code
     except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

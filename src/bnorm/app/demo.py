@@ -17,7 +17,7 @@ from bnorm.app.progress import Progress, peak_memory
 from bnorm.app.showing import table
 from bnorm.app.sources import pyarrow
 from bnorm.app.states import Learned
-from bnorm.app.transforming import transform
+from bnorm.app.transforming import Wish, transform
 
 # Sensors: name, mean, standard deviation, and the drift of the mean from first to last row, in standard deviations.
 SENSORS = [
@@ -43,17 +43,20 @@ def run(folder: Path | None, megabytes: int, quiet: bool) -> None:
 
     learned, seconds = _fit(source, quiet)
     learned.save(state)
-    done = transform(find([source]), learned.forward(), output, quiet=quiet)
+    with Progress("transform", size, quiet) as transformed:
+        transform(find([source]), Wish(learned.forward()), output, transformed)
     after, _ = _fit(output, quiet)
     peak = peak_memory()
 
-    print(f"{done['rows']:,} rows of {len(SENSORS)} drifting sensors, {size / 1e6:,.0f} MB of Parquet, in a stream")
+    print(f"{transformed.rows:,} rows of {len(SENSORS)} drifting sensors, {size / 1e6:,.0f} MB of Parquet, in a stream")
     print(
         f"of batches of {ROWS // 1024} thousand rows{peak and f'; peak memory {peak / 1e6:,.0f} MB, Python and all'}\n"
     )
-    for line in table(_before_and_after(learned, after)):
+    for line in table(
+        _before_and_after(learned, after), {f"mean {when}": f"std {when}" for when in ("before", "after")}
+    ):
         print(line)
-    print(f"\nfit {seconds:.2f} s, transform {done['seconds']:.2f} s")
+    print(f"\nfit {seconds:.2f} s, transform {transformed.seconds:.2f} s")
     print(_beside_standard_scaler(source, learned, seconds, truth))
     print(f"state   {state}    (bnorm show, bnorm transform, bnorm.load)")
     print(f"output  {output}")

@@ -12,6 +12,7 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm import arrow, get_num_threads, set_num_threads
+from bnorm.app import places
 from bnorm.app.errors import DataError
 from bnorm.app.inputs import Stream, check_same_columns, choose, find
 from bnorm.app.progress import Interrupted, Progress, Signals
@@ -37,6 +38,7 @@ def fit(args: argparse.Namespace) -> dict[str, Any]:
     )
     learner = Learner(learned, args.batch_rows, args.signals)
     checkpoint = args.checkpoint or args.resume
+    places.keep([s.name for s in sources if s.path], [args.output, *([checkpoint] if checkpoint else [])])
     with Progress("fit", stream.size, args.quiet) as progress:
         try:
             learn(stream, learner, progress, args.weight, checkpoint and (lambda: learned.save(checkpoint, asked)))
@@ -44,6 +46,7 @@ def fit(args: argparse.Namespace) -> dict[str, Any]:
             if checkpoint:
                 with args.signals.held():
                     learned.save(checkpoint, asked)
+                    args.goes_on = ["--resume", checkpoint]
             raise
     if not learned.rows:
         raise DataError(f"{sources[0].name}: expected rows, got none")

@@ -14,8 +14,9 @@ from bnorm.app.fitting import Learner, learn
 from bnorm.app.inputs import Stream, choose, find
 from bnorm.app.progress import Progress
 from bnorm.app.states import Learned
-from bnorm.files.container import SUFFIXES, replacing
+from bnorm.files.container import SUFFIXES
 from bnorm.files.loading import transformer
+from bnorm.files.replacing import replacing
 
 ROWS = 100_000  # about how many rows of a table are drawn, spread evenly over it
 

@@ -14,7 +14,7 @@ class Progress:
     """Rows per second and the time left, drawn by tqdm if it is installed."""
 
     def __init__(self, what: str, size: int, quiet: bool = False) -> None:
-        self.rows, self._start, self._bar = 0, time.perf_counter(), None
+        self.rows, self.position, self._start, self._bar = 0, 0.0, time.perf_counter(), None
         if quiet or not sys.stderr.isatty():
             return
         try:
@@ -29,12 +29,14 @@ class Progress:
 
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
+            if error[0] is None and self._bar.total:
+                self._bar.update(self._bar.total - self._bar.n)  # positions are estimates
             self._bar.refresh()  # shows the bar once even if the work was too fast for it
             self._bar.close()
 
     def add(self, rows: int, position: float) -> None:
         """Add rows. position: how much of `size` is done."""
-        self.rows += rows
+        self.rows, self.position = self.rows + rows, position
         if self._bar is not None:
             self._bar.set_postfix_str(f"{self.rows:,} rows, {self.rows / self.seconds:,.0f} rows/s", refresh=False)
             self._bar.update(position - self._bar.n)

@@ -1,11 +1,15 @@
 """`bnorm show`: prints a state file as a table or as JSON."""
 
 import json
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from bnorm.app.states import Learned
+from bnorm.app.states import COUNTABLE, Learned
+
+STEP = 1e-3  # of a standard deviation: the digits that are shown tell such a step
 
 
 def show(path: str, as_json: bool) -> None:
@@ -13,11 +17,20 @@ def show(path: str, as_json: bool) -> None:
     learned = Learned.read(path)
     said = facts(learned)
     if as_json:
-        print(json.dumps(said))
+        print(json.dumps(in_json(said), allow_nan=False))
         return
     print(f"{path}: {counted(said['rows'], 'row')} in {counted(said['batches'], 'batch')}, {way(learned)}\n")
-    for line in table(said["features"]):
+    for line in table(said["features"], dict.fromkeys(("mean", "min", "max"), "std")):
         print(line)
+
+
+def in_json(value: Any) -> Any:
+    """A value as JSON can hold it: null for numbers that are not finite."""
+    if isinstance(value, dict):
+        return {name: in_json(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [in_json(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def counted(n: int, noun: str) -> str:
@@ -37,9 +50,10 @@ def way(learned: Learned) -> str:
 
 
 def facts(learned: Learned) -> dict[str, Any]:
-    """The content of a state, in JSON's types; None means NaN or unknown."""
+    """The content of a state; None means unknown."""
     state, seen = learned.state, learned.state.statistics.seen
-    values = seen.tolist() if state.weighted else seen.astype(np.int64).tolist()
+    whole = not state.weighted and seen.max(initial=0) < COUNTABLE
+    values = seen.astype(np.int64).tolist() if whole else seen.tolist()
     columns: dict[str, list[Any]] = {
         "feature": learned.names,
         "count": values,
@@ -56,14 +70,17 @@ def facts(learned: Learned) -> dict[str, Any]:
         "rows": learned.rows,
         "batches": state.statistics.batches,
         **learned.stored.parameters,
-        "features": [{name: None if value != value else value for name, value in row.items()} for row in rows],
+        "features": rows,
     }
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of a text table, with the first column left-aligned and all others right-aligned."""
+def table(rows: list[dict[str, Any]], units: Mapping[str, str]) -> list[str]:
+    """The lines of a text table, with the first column left-aligned and all others right-aligned.
+
+    units: for a column, the one with the standard deviations, to which its digits are in proportion.
+    """
     head = list(rows[0])
-    cells = [head, *([_cell(row[name]) for name in head] for row in rows)]
+    cells = [head, *([_cell(row[name], row[units[name]] if name in units else None) for name in head] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     return [
         f"{row[0]:<{widths[0]}}"
@@ -72,7 +89,17 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _cell(value: Any) -> str:
-    if value is None:
+def _cell(value: Any, unit: float | None) -> str:
+    if value is None or value != value:
         return "-"
-    return f"{value:.6g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, float):
+        return f"{value:.{_digits(value, unit)}g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _digits(value: float, unit: float | None) -> int:
+    """Six, or as many as it takes to tell a small step from the value, up to the 17 that a float has."""
+    if not (unit and math.isfinite(unit) and value and math.isfinite(value)):
+        return 6
+    more = math.floor(math.log10(abs(value))) - math.floor(math.log10(unit) + math.log10(STEP)) + 1
+    return max(6, min(17, more))

@@ -1,6 +1,6 @@
 """The state that the command learns, reads and writes: that of a transformer, and a few more numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -8,7 +8,6 @@ from numpy import ndarray
 
 from bnorm import arrow
 from bnorm.app.errors import DataError
-from bnorm.app.transforming import Map
 from bnorm.files import container
 from bnorm.kernels import cpu
 from bnorm.running import AVERAGE
@@ -17,6 +16,7 @@ from bnorm.transformer.state import State
 
 WHO = "bnorm"
 CHECKPOINT = "checkpoint"  # the entry of a file with the settings of the command that it belongs to
+COUNTABLE = 2.0**63  # counts from here on are floats
 
 
 class Step(NamedTuple):
@@ -28,6 +28,14 @@ class Step(NamedTuple):
     last: Any = None
     rows: int = 0
     extremes: Any = None
+
+
+class Map(NamedTuple):
+    """The map of features with these names, or of this many columns of numbers if they have none."""
+
+    names: list[str] | None
+    features: int
+    stats: Callable[[Any], ndarray]  # (5, features) as the kernels take them, for a type of the values
 
 
 class Learned:
@@ -45,7 +53,8 @@ class Learned:
         self.missing = _array(extra.get("missing"), np.int64, statistics.seen.shape)
         self.extremes = _array(extra.get("extremes"), np.float64, (2, *statistics.seen.shape))
         if not stored.state.weighted:
-            self.missing = self.rows - statistics.seen.astype(np.int64)
+            whole = statistics.seen.max(initial=0) < COUNTABLE
+            self.missing = self.rows - statistics.seen.astype(np.int64) if whole else None
 
     @classmethod
     def new(
@@ -136,6 +145,15 @@ class Learned:
         lows, highs = zip(*([] if self.extremes is None else [self.extremes]), *others, strict=True)
         self.extremes = np.stack([np.fmin.reduce(np.stack(lows)), np.fmax.reduce(np.stack(highs))])
 
+    def arrange(self, names: Sequence[str]) -> None:
+        """Put the features into the order of these names, for a merge."""
+        order = [self.names.index(name) for name in names]
+        for a in self.state.statistics.arrays().values():
+            a[...] = a[order]
+        self.missing = None if self.missing is None else self.missing[order]
+        self.extremes = None if self.extremes is None else self.extremes[:, order]
+        self.stored.names = list(names) if self.stored.names else None
+
     def unseen(self) -> list[str]:
         """The features without any value."""
         return [name for name, n in zip(self.names, self.state.statistics.seen, strict=True) if not n]
@@ -163,8 +181,9 @@ def merge(paths: Sequence[str]) -> Learned:
             mine, its = first.stored.parameters[name], other.stored.parameters[name]
             if mine != its:
                 raise DataError(f"{path}: {name}: expected {mine}, as in {paths[0]}, got {its}")
-        if first.names != other.names:
+        if sorted(first.names) != sorted(other.names):
             raise DataError(f"{path}: expected the features of {paths[0]}, {_named(first)}, got {_named(other)}")
+        other.arrange(first.names)
         if first.state.statistics.mode == AVERAGE:
             raise DataError(
                 f"{path}: expected statistics of rows that weigh the same or fade, got a moving average, which depends "

@@ -1,72 +1,138 @@
 """`bnorm transform`: normalizes a table, column by column, with the statistics of a state file."""
 
-from collections.abc import Callable, Mapping, Sequence
+import argparse
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
 
 from bnorm import arrow
-from bnorm.app import writers
+from bnorm.app import places, several, writers
 from bnorm.app.errors import DataError
-from bnorm.app.inputs import Stream, number_columns
+from bnorm.app.guessing import Guess
+from bnorm.app.inputs import Stream, find, number_columns
 from bnorm.app.progress import Progress
 from bnorm.app.sources import CsvSource, Source, pyarrow
+from bnorm.app.states import Learned, Map
 
 
-class Map(NamedTuple):
-    """The map of features with these names, or of this many columns of numbers if they have none."""
+class Wish(NamedTuple):
+    """What to write.
 
-    names: list[str] | None
-    features: int
-    stats: Callable[[Any], ndarray]  # (5, features) as the kernels take them, for a type of the values
+    columns  the features to map, of which the others pass through unchanged; None means all
+    drop     columns to leave out
+    text     columns of CSV files to write as text, whatever is in them
+    dtype    the type of mapped columns; None means as they are
+    """
+
+    chosen: Map
+    columns: Sequence[str] | None = None
+    drop: Sequence[str] = ()
+    text: Sequence[str] = ()
+    dtype: str | None = None
 
 
-def transform(
-    sources: Sequence[Source], chosen: Map, output: str, dtype: str | None = None, quiet: bool = False
-) -> dict[str, Any]:
-    """Write the sources as one table, with the features mapped and all other columns unchanged."""
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Run the command. Returns a summary."""
+    learned = Learned.read(args.state)
+    chosen = learned.inverse() if args.inverse else learned.forward()
+    wish = Wish(chosen, args.columns, args.drop, args.text, args.dtype)
+    sources, to_folder = find(args.data, args.delimiter), several.is_folder(args.output)
+    if args.resume and not to_folder:
+        raise DataError(f"{args.output}: expected a folder to go on with, as a single file is written anew")
+    count: dict[str, int] = {}
+    with Progress("transform", sum(s.size for s in sources), args.quiet) as progress:
+        if to_folder:
+            columns = []
+            count["files"] = several.each(
+                *(sources, args.output, _asked(args), args.resume, args.force),
+                lambda source, output: columns.append(transform([source], wish, output, progress)),
+                args.goes_on,
+            )
+            normalized = max(columns, default=0)
+        else:
+            places.keep([s.name for s in sources if s.path], [args.output])
+            normalized = transform(sources, wish, args.output, progress)
+    count |= {"rows": progress.rows, "columns": normalized}
+    return {**count, "seconds": round(progress.seconds, 3), "output": args.output}
+
+
+def _asked(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings that must be the same in a command and in the one that goes on with it."""
+    import hashlib
+
+    state = hashlib.sha256(Path(args.state).read_bytes()).hexdigest()
+    return {"state": state} | {
+        name: getattr(args, name) for name in ("inverse", "columns", "drop", "text", "dtype", "delimiter")
+    }
+
+
+def transform(sources: Sequence[Source], wish: Wish, output: str, progress: Progress) -> int:
+    """Write the sources as one table, with the features mapped and all other columns unchanged. Returns the number of
+    columns that are mapped.
+    """
     pa = pyarrow()
     first = sources[0]
-    names = _features(first, chosen)
-    others = [name for name in first.columns if name not in set(names)]
-    stream = Stream(sources, names, others)
-    _check_others(sources, others)
-    kinds = {name: _kind(first, name, name in set(names), dtype) for name in first.columns}
-    schema = pa.schema(list(kinds.items()))
-    stats = {size: chosen.stats(np.dtype(size)) for size in ("float32", "float64")}
+    features = _features(first, wish)
+    left_out = {*features, *wish.drop}
+    others = [name for name in first.columns if name not in left_out]
+    stream = Stream(sources, list(features), others)
+    _check_others(sources, others, wish.drop)
+    size = {name: _size(first, name, wish.dtype) for name in features}
+    stats = {dtype: wish.chosen.stats(np.dtype(dtype)) for dtype in ("float32", "float64")}
     maps = {
-        name: {size: np.ascontiguousarray(a[:, i : i + 1]) for size, a in stats.items()} for i, name in enumerate(names)
+        name: {dtype: np.ascontiguousarray(a[:, i : i + 1]) for dtype, a in stats.items()}
+        for name, i in features.items()
     }
-    with Progress("transform", stream.size, quiet) as progress:
-        with writers.table(output, schema) as writer, closing(stream.read()) as batches:
-            for batch in batches:
-                found = dict(zip(names + others, batch.columns, strict=True))
-                for name in names:
+    before = progress.position
+    with closing(stream.read()) as batches:
+        guess, given = _guessed(first, others, wish.text, output, batches)
+        kinds = {name: size.get(name) or guess.kinds[name] for name in first.columns if name not in wish.drop}
+        schema = pa.schema(list(kinds.items()))
+        with writers.table(output, schema) as writer:
+            for batch in given:
+                found = dict(zip([*features, *others], batch.columns, strict=True))
+                for name in features:
                     found[name] = _mapped(found[name], maps[name], kinds[name], stream, name)
+                for name in others:
+                    found[name] = guess.typed(found[name], name, stream)
                 writer.write_batch(pa.record_batch([found[name] for name in kinds], schema=schema))
-                progress.add(batch.num_rows, stream.progress)
-        return {"rows": progress.rows, "columns": len(names), "seconds": round(progress.seconds, 3), "output": output}
+                progress.add(batch.num_rows, before + stream.progress)
+    return len(features)
 
 
-def _features(first: Source, chosen: Map) -> list[str]:
-    """The columns that are mapped, in the order of the features."""
-    if chosen.names is not None:
-        return list(chosen.names)
-    names = number_columns(first)
-    if len(names) != chosen.features:
-        raise DataError(
-            f"{first.name}: expected {chosen.features} columns of numbers, as the state has that many features, "
-            f"without names, got {len(names)}"
-        )
-    return names
+def _features(first: Source, wish: Wish) -> dict[str, int]:
+    """The columns that are mapped, with the places of their features."""
+    chosen, drop = wish.chosen, set(wish.drop)
+    names = chosen.names
+    if names is None:
+        names = [name for name in number_columns(first) if name not in drop]
+        if len(names) != chosen.features:
+            raise DataError(
+                f"{first.name}: expected {chosen.features} columns of numbers, as the state has that many features, "
+                f"without names, got {len(names)}"
+            )
+    for name in wish.columns or ():
+        if name not in names:
+            raise DataError(f"--columns: expected a feature of the state, got {name!r}")
+    for name in (*wish.drop, *wish.text):
+        if name not in first.columns:
+            raise DataError(f"{first.name}: expected a column {name!r}, got {', '.join(map(repr, first.columns))}")
+    only = names if wish.columns is None else set(wish.columns)
+    places = {name: i for i, name in enumerate(names) if name in only and name not in drop}
+    if not places:
+        raise DataError(f"{first.name}: expected a feature to normalize, got none but those that are dropped")
+    return places
 
 
-def _check_others(sources: Sequence[Source], others: Sequence[str]) -> None:
+def _check_others(sources: Sequence[Source], others: Sequence[str], drop: Sequence[str]) -> None:
     first = sources[0]
     for s in sources[1:]:
-        if more := [name for name in s.columns if name not in first.columns]:
+        if more := [name for name in s.columns if name not in first.columns and name not in drop]:
             raise DataError(
                 f"{s.name}: column {more[0]!r}: expected the columns of {first.name}, which does not have it"
             )
@@ -78,14 +144,25 @@ def _check_others(sources: Sequence[Source], others: Sequence[str]) -> None:
                 )
 
 
-def _kind(first: Source, name: str, is_feature: bool, dtype: str | None) -> Any:
-    """The Arrow type of a column that is written."""
-    pa = pyarrow()
-    kind = first.columns[name]
-    if not is_feature:
-        return pa.string() if isinstance(first, CsvSource) else kind
+def _size(first: Source, name: str, dtype: str | None) -> Any:
+    """The Arrow type of a column that is mapped."""
+    pa, kind = pyarrow(), first.columns[name]
     small = pa.types.is_float32(kind) or pa.types.is_float16(kind)
     return {"float32": pa.float32(), "float64": pa.float64(), None: pa.float32() if small else pa.float64()}[dtype]
+
+
+def _guessed(
+    first: Source, others: Sequence[str], text: Sequence[str], output: str, batches: Generator[Any]
+) -> tuple[Guess, Iterator[Any]]:
+    """The types of the columns that pass through, and all batches, the first of which may have been read for it."""
+    if not isinstance(first, CsvSource):
+        return Guess({name: first.columns[name] for name in others}), batches
+    guess = Guess(dict.fromkeys(others, pyarrow().string()))
+    if not writers.has_types(output) or (batch := next(batches, None)) is None:
+        return guess, batches
+    columns = batch.columns[len(batch.columns) - len(others) :]
+    guess.look({name: column for name, column in zip(others, columns, strict=True) if name not in text})
+    return guess, chain([batch], batches)
 
 
 def _mapped(column: Any, stats: Mapping[str, ndarray], kind: Any, stream: Stream, name: str) -> Any:

@@ -1,93 +1,119 @@
 """The output of a command: a table in CSV, Parquet or Arrow by the suffix, written completely or not at all."""
 
-import csv as text_csv
-import io
-import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from bnorm.app.dictionaries import Arrow
 from bnorm.app.errors import DataError
-from bnorm.app.sources import ARROW, PARQUET, pyarrow, rows_per_batch
-from bnorm.files.container import replacing
+from bnorm.app.kinds import converted, written
+from bnorm.app.sources import ARROW, CSV, PACKED, PARQUET, SUFFIXES, pyarrow, rows_per_batch, said
+from bnorm.app.text import Csv
+from bnorm.files.replacing import replacing
 
-CSV = {".csv": ",", ".tsv": "\t"}
-SUFFIXES = (*CSV, *PARQUET, *ARROW)
 STDOUT = "-"
 
 
 class Writer(Protocol):
-    """The interface of pyarrow's writers."""
+    """Takes record batches. `finish` completes the file, and `close` frees what is held, after an error too."""
 
     def write_batch(self, batch: Any) -> None: ...
+
+    def finish(self) -> None: ...
 
     def close(self) -> None: ...
 
 
-def check_suffix(path: str) -> str:
-    """The suffix of an output name; ValueError if there is no writer for it."""
-    suffix = Path(path).suffix.lower()
-    if path != STDOUT and suffix not in SUFFIXES:
+def check_suffix(path: str) -> None:
+    """ValueError if there is no writer for an output name."""
+    if path != STDOUT and not path.lower().endswith(SUFFIXES):
         raise ValueError(f"expected a name that ends in {', '.join(SUFFIXES)}, got {path!r}")
-    return suffix
 
 
 @contextmanager
-def table(path: str, schema: Any) -> Iterator[Writer]:
-    """A writer of record batches. The file gets its name when all is written; "-" is standard output."""
-    suffix = check_suffix(path)
+def table(path: str, schema: Any, quoted: Collection[str] = ()) -> Iterator[Writer]:
+    """A writer of record batches. The file gets its name when all is written; "-" is standard output.
+
+    quoted: the columns whose values a CSV file has in quotes.
+    """
+    kind = _kind(path)
+    schema = written(schema, kind)
     if path == STDOUT:
-        to_stdout = _Csv(sys.stdout.buffer, schema, ",")
-        yield to_stdout
-        to_stdout.close()
+        with closing(Csv(sys.stdout.buffer, schema, ",", quoted)) as to_stdout:
+            yield _Converted(to_stdout, schema)
         return
     with replacing(path) as file:
         writer: Writer
-        if suffix in CSV:
-            writer = _Csv(file, schema, CSV[suffix])
-        elif suffix in PARQUET:
+        if kind == "csv":
+            writer = _Packed(path, file, schema, quoted)
+        elif kind == "parquet":
             writer = _Parquet(file, schema)
         else:
-            writer = pyarrow().ipc.new_file(file, schema)
-        yield writer
-        writer.close()
+            writer = Arrow(file, schema)
+        try:
+            yield _Converted(writer, schema)
+            writer.finish()
+        except pyarrow().ArrowException as error:
+            raise DataError(f"{path}: {said(error)}") from None
+        finally:
+            writer.close()
 
 
-class _Csv:
-    """Quotes text only in batches that need it, because pyarrow quotes all text or none."""
+def has_types(path: str) -> bool:
+    """Whether columns have types in the format of an output name."""
+    return _kind(path) != "csv"
 
-    def __init__(self, file: Any, schema: Any, delimiter: str) -> None:
-        from pyarrow import csv, types
 
-        for field in schema:
-            if types.is_nested(field.type):
-                raise DataError(f"column {field.name!r}: expected what a CSV file can hold, got {field.type}")
-        self._text = [i for i, kind in enumerate(schema.types) if types.is_string(kind) or types.is_large_string(kind)]
-        self._special = f'["\\r\\n{re.escape(delimiter)}]'
-        self._sink = pyarrow().PythonFile(file, "w")
-        self._writers = {
-            style: csv.CSVWriter(
-                self._sink,
-                schema,
-                write_options=csv.WriteOptions(include_header=False, delimiter=delimiter, quoting_style=style),
-            )
-            for style in ("none", "needed")
-        }
-        header = io.StringIO()
-        text_csv.writer(header, delimiter=delimiter, lineterminator="\n").writerow(schema.names)
-        self._sink.write(header.getvalue().encode())
+def _kind(path: str) -> str:
+    """The format of an output name."""
+    suffix = Path(path).suffix.lower()
+    return "parquet" if suffix in PARQUET else "arrow" if suffix in ARROW else "csv"
+
+
+class _Converted:
+    """A writer that converts batches to what its file can hold."""
+
+    def __init__(self, writer: Writer, schema: Any) -> None:
+        self._writer, self._schema = writer, schema
+        self.finish, self.close = writer.finish, writer.close
 
     def write_batch(self, batch: Any) -> None:
-        from pyarrow import compute
+        self._writer.write_batch(converted(batch, self._schema))
 
-        needed = any(compute.any(compute.match_substring_regex(batch[i], self._special)).as_py() for i in self._text)
-        self._writers["needed" if needed else "none"].write_batch(batch)
+
+class _Packed(Csv):
+    """A CSV file, compressed if its name says so."""
+
+    def __init__(self, path: str, file: Any, schema: Any, quoted: Collection[str]) -> None:
+        name, packed = Path(path), PACKED.get(Path(path).suffix.lower())
+        delimiter = CSV[(Path(name.stem) if packed else name).suffix.lower()]
+        self._stream = pyarrow().CompressedOutputStream(_StaysOpen(file), packed) if packed else None
+        super().__init__(self._stream or file, schema, delimiter, quoted)
+
+    def finish(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
 
     def close(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
+        super().close()
+        if self._stream is not None:
+            with suppress(Exception):  # an error came before this
+                self._stream.close()
+
+
+class _StaysOpen:
+    """A file that a stream of pyarrow does not close."""
+
+    closed = False
+
+    def __init__(self, file: Any) -> None:
+        self.write, self.flush = file.write, file.flush
+
+    def close(self) -> None:
+        pass
 
 
 class _Parquet:
@@ -106,9 +132,15 @@ class _Parquet:
         if sum(b.num_rows for b in self._waiting) >= self._rows:
             self._flush()
 
-    def close(self) -> None:
+    def finish(self) -> None:
         self._flush()
         self._writer.close()
+
+    def close(self) -> None:
+        if self._writer.is_open:  # an error came before this
+            with suppress(Exception):
+                self._writer.close()
+            self._writer.is_open = False  # else it closes itself again later, when the file is closed already
 
     def _flush(self) -> None:
         if self._waiting:

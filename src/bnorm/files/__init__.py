@@ -1,5 +1,6 @@
 """State files: arrays and a configuration, as safetensors or NumPy's .npz, never a pickle.
 
+    replacing   a file that is there completely or not at all
     container   one file: arrays by name, and a configuration as JSON
     loading     `bnorm.load`: the object of a file
 

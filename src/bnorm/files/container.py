@@ -7,19 +7,19 @@ A file may be hostile. All sizes in it are compared with the size of the file be
 no more memory than the file.
 """
 
-import errno
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
+
+from bnorm.files.replacing import replacing
 
 VERSION = 1
 KEY = "bnorm"
@@ -62,37 +62,6 @@ def write(who: str, path: Any, config: Config, arrays: Mapping[str, ndarray]) ->
     data = _safetensors(text, dense) if suffix == SAFETENSORS else _npz(text, dense)
     with replacing(path, durable=True) as file:
         file.write(data)
-
-
-@contextmanager
-def replacing(path: Any, durable: bool = False) -> Iterator[BinaryIO]:
-    """A temporary file that replaces `path` when the block ends without an error; otherwise nothing changes.
-
-    Any number of threads and processes, on machines that share a disk too, may do so at once: the last one wins.
-
-    durable: flush it to the disk first, so that it survives a crash of the machine.
-    """
-    place = Path(path).resolve()  # a link stays, and its target is replaced
-    beside = place.with_name(f".{_shortened(place.name)}.{os.urandom(8).hex()}.tmp")
-    if not place.parent.is_dir():  # else the error would name the temporary file
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
-    try:
-        with beside.open("xb") as file:  # never a file that is there already
-            yield file
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        if place.exists():
-            beside.chmod(place.stat().st_mode & 0o7777)
-        beside.replace(place)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-
-
-def _shortened(name: str) -> str:
-    """As much of a name as leaves room for more: file systems allow 255 bytes."""
-    return name.encode(errors="surrogateescape")[:200].decode(errors="ignore")
 
 
 def read(who: str, path: Any) -> tuple[Config, dict[str, Entry]]:

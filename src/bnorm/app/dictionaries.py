@@ -1,0 +1,81 @@
+"""Arrow files with dictionaries, such as those of categories, which may differ from batch to batch.
+
+A file has one dictionary for each column, and it is known only at the end. So the batches go to a file without a name
+first, with dictionaries that grow, and from there to the file itself. A file could keep dictionaries that grow, but not
+every reader takes it.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bnorm.app.sources import pyarrow
+
+
+class Arrow:
+    """Writes batches to an Arrow file. With dictionaries it needs the size of the file again while it is written."""
+
+    def __init__(self, file: Any, schema: Any) -> None:
+        from pyarrow import ipc, types
+
+        pa = pyarrow()
+        self._file, self._schema, self._beside = file, schema, None
+        self._known = {i: pa.nulls(0, t.value_type) for i, t in enumerate(schema.types) if types.is_dictionary(t)}
+        self._wide = self._with_indices(dict.fromkeys(self._known, pa.int32()))
+        options = ipc.IpcWriteOptions(emit_dictionary_deltas=True)
+        if self._known:
+            self._beside = tempfile.TemporaryFile(dir=Path(file.name).parent)
+        self._writer = ipc.new_file(self._beside or file, self._wide, options=options)
+
+    def write_batch(self, batch: Any) -> None:
+        columns = [self._grown(i, a) if i in self._known else a for i, a in enumerate(batch.columns)]
+        self._writer.write_batch(pyarrow().record_batch(columns, schema=self._wide))
+
+    def finish(self) -> None:
+        from pyarrow import ipc
+
+        pa = pyarrow()
+        self._writer.close()
+        if self._beside is None:
+            return
+        self._beside.seek(0)
+        schema = self._with_indices({i: self._narrowest(i) for i in self._known})
+        with ipc.open_file(self._beside) as reader, ipc.new_file(self._file, schema) as writer:
+            for n in range(reader.num_record_batches):
+                columns = reader.get_batch(n).columns
+                for i, known in self._known.items():
+                    indices, ordered = columns[i].indices.cast(schema.types[i].index_type), schema.types[i].ordered
+                    columns[i] = pa.DictionaryArray.from_arrays(indices, known, ordered=ordered)
+                writer.write_batch(pa.record_batch(columns, schema=schema))
+
+    def close(self) -> None:
+        if self._beside is not None:
+            self._beside.close()
+
+    def _grown(self, i: int, array: Any) -> Any:
+        """A column with indices into the dictionary of all batches so far, which takes in the values that are new."""
+        from pyarrow import compute
+
+        pa = pyarrow()
+        known, its, indices = self._known[i], array.dictionary, array.indices
+        if not its.equals(known):
+            new = its.filter(compute.is_null(compute.index_in(its, known)))
+            known = self._known[i] = pa.concat_arrays([known, compute.unique(new)])
+            indices = compute.index_in(its, known).take(indices)
+        return pa.DictionaryArray.from_arrays(indices.cast(pa.int32()), known, ordered=array.type.ordered)
+
+    def _narrowest(self, i: int) -> Any:
+        """The type of indices that the column came with; int32 if it is too narrow for all values."""
+        from pyarrow import types
+
+        given = self._schema.types[i].index_type
+        most = 2 ** (given.bit_width - types.is_signed_integer(given))
+        return given if len(self._known[i]) <= most else pyarrow().int32()
+
+    def _with_indices(self, kinds: dict[int, Any]) -> Any:
+        """The schema with these types of indices."""
+        pa, schema = pyarrow(), self._schema
+        for i, kind in kinds.items():
+            old = schema.types[i]
+            schema = schema.set(i, schema.field(i).with_type(pa.dictionary(kind, old.value_type, old.ordered)))
+        return schema

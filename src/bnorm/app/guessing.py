@@ -1,0 +1,86 @@
+"""The types of columns of a CSV file that pass through into a file with types.
+
+A column has a type if every value in the first rows is written as values of that type are: so 007 stays text. A later
+value that is not is an error, as the type of a written file cannot change any more.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bnorm.app.errors import DataError
+from bnorm.app.inputs import Stream
+from bnorm.app.sources import pyarrow
+
+
+def _rules() -> list[tuple[Any, str]]:
+    pa = pyarrow()
+    return [
+        (pa.int64(), "0|-?[1-9][0-9]{0,17}"),
+        (pa.float64(), r"-?(0|[1-9]\d{0,14})(\.\d*)?([eE][-+]?\d+)?"),
+        (pa.bool_(), "true|false|True|False|TRUE|FALSE"),
+        (pa.date32(), r"\d{4}-\d\d-\d\d"),
+        (pa.timestamp("ms"), r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?"),
+        (pa.timestamp("us"), r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?"),
+    ]
+
+
+class Guess:
+    """The types of columns that pass through, by name."""
+
+    def __init__(self, kinds: Mapping[str, Any]) -> None:
+        self.kinds = dict(kinds)
+        self._patterns = {kind: f"^({pattern})$" for kind, pattern in _rules()}
+
+    def look(self, columns: Mapping[str, Any]) -> None:
+        """Find types in the first values of text columns."""
+        self.kinds |= {name: _kind(column) for name, column in columns.items()}
+
+    def typed(self, column: Any, name: str, stream: Stream) -> Any:
+        """A column of a batch with its type; an empty text is a missing value then."""
+        from pyarrow import compute
+
+        pa, kind = pyarrow(), self.kinds[name]
+        if column.type == kind:
+            return column
+        filled = compute.if_else(_is_filled(column), column, pa.nulls(1, column.type)[0])
+        good = compute.match_substring_regex(filled, self._patterns[kind])
+        if compute.all(good).as_py() is False:
+            i = compute.index(good, False).as_py()
+        else:
+            try:
+                return filled.cast(kind)
+            except pa.ArrowInvalid:  # such as 2024-02-31
+                i = next(i for i in range(len(filled)) if not _casts(filled[i], kind))
+        raise DataError(
+            f"{stream.where}: column {name!r}, row {stream.row + i + 1}: expected {kind}, as in the first rows, got "
+            f"{column[i].as_py()!r}: --text {name} writes the column as text"
+        )
+
+
+def _kind(column: Any) -> Any:
+    from pyarrow import compute
+
+    filled = column.filter(_is_filled(column))
+    for kind, pattern in _rules():
+        if len(filled) and compute.all(compute.match_substring_regex(filled, f"^({pattern})$")).as_py():
+            try:
+                filled.cast(kind)
+            except pyarrow().ArrowInvalid:
+                continue
+            return kind
+    return column.type
+
+
+def _is_filled(column: Any) -> Any:
+    """Whether texts are not empty."""
+    from pyarrow import compute
+
+    return compute.binary_length(column).cast(pyarrow().bool_())
+
+
+def _casts(value: Any, kind: Any) -> bool:
+    try:
+        value.cast(kind)
+    except pyarrow().ArrowInvalid:
+        return False
+    return True

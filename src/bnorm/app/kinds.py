@@ -1,0 +1,139 @@
+"""The types of columns that a format can hold, and the conversion of columns to them.
+
+What a format has no type for is written as the nearest one: text of a category as text, run ends as their values. Where
+there is none, the error names the column before anything is written.
+"""
+
+import io
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bnorm.app.errors import DataError
+from bnorm.app.sources import pyarrow, said
+
+
+def written(schema: Any, kind: str) -> Any:
+    """The schema of a "csv", "parquet" or "arrow" file for columns of these types; DataError if there is none."""
+    pa = pyarrow()
+    rule = {"csv": _in_csv, "parquet": _in_parquet, "arrow": _in_arrow}[kind]
+    fields = []
+    for field in schema:
+        found = rule(field.type)
+        if found is None:
+            raise DataError(
+                f"column {field.name!r}: expected what a {NAMES[kind]} file can hold, got {field.type}: "
+                f"--drop {field.name} leaves it out"
+            )
+        fields.append(pa.field(field.name, found, field.nullable, field.metadata))
+    return pa.schema(fields, schema.metadata)
+
+
+NAMES = {"csv": "CSV", "parquet": "Parquet", "arrow": "Arrow"}
+
+
+def converted(batch: Any, schema: Any) -> Any:
+    """A record batch with these types, which `written` has found."""
+    pa = pyarrow()
+    if batch.schema.equals(schema):
+        return batch
+    columns = []
+    for array, field in zip(batch.columns, schema, strict=True):
+        try:
+            columns.append(_converted(array, field.type))
+        except (pa.ArrowException, TypeError) as error:
+            raise DataError(f"column {field.name!r}: expected {field.type}, got {array.type}: {said(error)}") from None
+    return pa.record_batch(columns, schema=schema)
+
+
+def _converted(array: Any, kind: Any) -> Any:
+    from pyarrow import compute, types
+
+    pa = pyarrow()
+    if array.type == kind:
+        return array
+    if isinstance(array, pa.ExtensionArray):
+        return _converted(array.storage, kind)
+    if types.is_run_end_encoded(array.type):
+        return _converted(compute.run_end_decode(array), kind)
+    if types.is_dictionary(array.type):
+        values = kind.value_type if types.is_dictionary(kind) else kind
+        dictionary = _converted(array.dictionary, values)
+        if types.is_dictionary(kind):
+            indices = array.indices.cast(kind.index_type)
+            return pa.DictionaryArray.from_arrays(indices, dictionary, ordered=kind.ordered)
+        return dictionary.take(array.indices)
+    return array.cast(kind, safe=False)
+
+
+def _in_csv(kind: Any) -> Any:
+    """Text for text, and what can be written as text."""
+    from pyarrow import types
+
+    pa = pyarrow()
+    if (values := _values(kind)) is not None:
+        return _in_csv(values)
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        return _without_view(kind)
+    cannot = (types.is_nested, types.is_union, lambda t: t == pa.month_day_nano_interval())
+    return None if any(test(kind) for test in cannot) else kind
+
+
+def _in_parquet(kind: Any) -> Any:
+    from pyarrow import parquet, types
+
+    pa = pyarrow()
+    if types.is_run_end_encoded(kind):
+        return _in_parquet(kind.value_type)
+    if types.is_dictionary(kind):
+        kind = pa.dictionary(kind.index_type, _without_view(kind.value_type), kind.ordered)
+    try:
+        parquet.ParquetWriter(io.BytesIO(), pa.schema([("x", kind)])).close()
+    except pa.ArrowException:
+        return None
+    return kind
+
+
+def _in_arrow(kind: Any) -> Any:
+    """Everything; but dictionaries inside of other types, which cannot be made one, become their values."""
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        return pyarrow().dictionary(kind.index_type, _without_view(kind.value_type), kind.ordered)
+    return _inside(kind, lambda t: t.value_type if types.is_dictionary(t) else t)
+
+
+def _values(kind: Any) -> Any:
+    """The type of the values of a dictionary, of run ends or of an extension; None for other types."""
+    from pyarrow import types
+
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        return kind.value_type
+    return kind.storage_type if isinstance(kind, pyarrow().BaseExtensionType) else None
+
+
+def _without_view(kind: Any) -> Any:
+    pa = pyarrow()
+    views: Mapping[Any, Any] = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    return views.get(kind, kind)
+
+
+def _inside(kind: Any, change: Callable[[Any], Any]) -> Any:
+    """A type with its inner types changed."""
+    from pyarrow import types
+
+    pa = pyarrow()
+
+    def field(of: Any) -> Any:
+        return of.with_type(_inside(change(of.type), change))
+
+    if types.is_struct(kind):
+        return pa.struct([field(of) for of in kind])
+    if types.is_map(kind):
+        return pa.map_(field(kind.key_field), field(kind.item_field))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(field(kind.value_field), kind.list_size)
+    if types.is_large_list(kind):
+        return pa.large_list(field(kind.value_field))
+    if types.is_list(kind):
+        return pa.list_(field(kind.value_field))
+    return kind

@@ -1,0 +1,112 @@
+"""`bnorm transform -o folder/`: one output for each input, under its name.
+
+Every output is complete or not there, so a command that was interrupted can go on with `--resume`: a journal in the
+folder lists what is done, with the settings that it was done with.
+"""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bnorm.app import places
+from bnorm.app.errors import DataError
+from bnorm.app.sources import Source
+from bnorm.app.writers import check_suffix
+from bnorm.files.replacing import replacing
+
+JOURNAL = ".bnorm-transform.json"
+
+
+def is_folder(output: str) -> bool:
+    """Whether an output stands for one file for each input."""
+    return output.endswith(("/", os.sep)) or Path(output).is_dir()
+
+
+def outputs(sources: Sequence[Source], folder: str) -> list[Path]:
+    """The path for each source: as it lies below the folder that all of them are in."""
+    for s in sources:
+        if s.path is None:
+            raise DataError(f"{folder}: expected the name of a file for standard input, which has no name")
+        try:
+            check_suffix(s.name)
+        except ValueError as error:
+            raise DataError(f"{s.name}: {error}") from None
+    paths = [Path(os.path.normpath(Path(s.name).absolute())) for s in sources]
+    base = os.path.commonpath([path.parent for path in paths])
+    return [Path(folder) / path.relative_to(base) for path in paths]
+
+
+class Journal:
+    """What is done of a command that writes several files."""
+
+    def __init__(self, folder: str, asked: dict[str, Any], resume: bool) -> None:
+        self._path, self._asked = Path(folder) / JOURNAL, asked
+        self._done: dict[str, list[int]] = {}
+        if resume:
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            found = json.loads(self._path.read_text())
+            asked, self._done = found["asked"], dict(found["done"])
+        except FileNotFoundError:
+            raise DataError(f"{self._path.parent}: expected an interrupted command to go on with, got none") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{self._path}: expected the journal of a command, got a damaged one: {error}") from None
+        for name, value in self._asked.items():
+            if asked.get(name) != value:
+                raise DataError(
+                    f"{self._path.parent}: {name}: expected {value!r}, as asked for now, got {asked.get(name)!r}"
+                )
+
+    def has(self, s: Source, output: Path) -> bool:
+        """Whether the output of a source is done, and both are as they were then."""
+        return output.exists() and self._done.get(str(output)) == _mark(s)
+
+    def note(self, s: Source, output: Path) -> None:
+        self._done[str(output)] = _mark(s)
+        self.save()
+
+    def save(self) -> None:
+        with replacing(self._path) as file:
+            file.write(json.dumps({"asked": self._asked, "done": self._done}).encode())
+
+    def end(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+def each(
+    sources: Sequence[Source],
+    folder: str,
+    asked: dict[str, Any],
+    resume: bool,
+    force: bool,
+    make: Callable[[Source, str], None],
+    goes_on: list[str],
+) -> int:
+    """Call `make` for every source with its output, but not for those that are done. Returns the number of all.
+
+    goes_on: gets the argument that goes on with the command.
+    """
+    pairs = list(zip(sources, outputs(sources, folder), strict=True))
+    places.keep([s.name for s in sources], [path for _, path in pairs])
+    journal = Journal(folder, asked, resume)
+    left = [(s, path) for s, path in pairs if not journal.has(s, path)]
+    for _, path in pairs:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    places.check([path for _, path in left], force or resume)  # what is there was made by this command
+    journal.save()
+    goes_on.append("--resume")
+    for s, path in left:
+        make(s, str(path))
+        journal.note(s, path)
+    journal.end()
+    return len(pairs)
+
+
+def _mark(s: Source) -> list[int]:
+    """What tells a file from a changed one."""
+    known = Path(s.name).stat()
+    return [known.st_size, known.st_mtime_ns]

@@ -1,0 +1,188 @@
+"""What is written: text as lines, types as far as a format has them, dictionaries that differ from batch to batch."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from commands import Command, names, read, table, write
+
+pa = pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads and writes files by pyarrow")
+from pyarrow import ipc, parquet  # noqa: E402  after the skip
+
+from bnorm.app import writers  # noqa: E402
+from bnorm.app.errors import DataError  # noqa: E402
+
+
+@pytest.fixture
+def command(capsys):
+    return Command(capsys)
+
+
+@pytest.fixture
+def state(command, tmp_path):
+    command("fit", write(tmp_path / "learn.parquet", table(100)), "-o", tmp_path / "s.npz")
+    return tmp_path / "s.npz"
+
+
+def written(path, *batches, **options):
+    with writers.table(str(path), batches[0].schema, **options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return path
+
+
+def categories(words, *, index=None, ordered=False):
+    index = index or pa.int8()
+    return pa.array(words).dictionary_encode().cast(pa.dictionary(index, pa.string(), ordered))
+
+
+FORMATS = {
+    "csv": ("", ","),
+    "tsv": ("", "\t"),
+    "csv.gz": ("gzip", ","),
+    "txt.zst": ("zstd", ","),
+    "csv.lz4": ("lz4", ","),
+}
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_text(tmp_path, suffix):
+    packed, delimiter = FORMATS[suffix]
+    words = ["plain", "a,b", "a\tb", 'say "hi"', "two\nlines", "cr\r", "", None, "héllo"]
+    batch = pa.record_batch({"x": np.arange(9) / 4, 'odd,"\t name': words, "flag": [True, None] * 4 + [False]})
+    path = written(tmp_path / f"y.{suffix}", batch, batch.slice(0, 0), batch.slice(0, 1))
+    with pa.input_stream(str(path), compression=packed or None) as file:
+        text = file.read().decode()
+    head, *rows = csv.reader(text.splitlines(keepends=True), delimiter=delimiter)
+    assert head == batch.schema.names
+    assert [row[1] for row in rows] == [*(word or "" for word in words), "plain"]
+    assert [row[2] for row in rows[:2]] == ["true", ""]
+    assert [float(row[0]) for row in rows[:9]] == [i / 4 for i in range(9)]
+    assert f"\n0.0{delimiter}plain{delimiter}true\n".replace("0.0", "0") in text  # nothing is quoted needlessly
+    assert text.count("plain") == 2
+
+
+def test_columns_that_ask_for_quotes(tmp_path):
+    batch = pa.record_batch({"id": ["007", None, 'a"b'], "n": [1, 2, None]})
+    text = written(tmp_path / "y.csv", batch, quoted=["id"]).read_text()
+    assert text == '"id",n\n"007",1\n,2\n"a""b",\n'
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_a_value_alone_in_its_row(command, tmp_path, state, value):
+    """As an empty line, readers would skip it."""
+    kind = pa.float64() if value is None else pa.string()
+    batch = pa.record_batch({"f0": pa.array([value, value], kind)})
+    assert written(tmp_path / "y.csv", batch).read_text() == 'f0\n""\n""\n'
+    if value is None:
+        said = command("fit", tmp_path / "y.csv", "-o", tmp_path / "t.npz", "--columns", "f0")
+        assert "of 2 rows" in said.out
+
+
+KINDS = {  # a column, and the types it has in CSV's place of type, in Parquet and in Arrow; None: refused
+    "category": (categories(["a,b", None]), 'a,b', "dictionary<values=string, indices=int8", "same"),
+    "polars' text": (pa.array(["a", None], pa.string_view()), "a", "same", "same"),
+    "polars' categories": (
+        pa.DictionaryArray.from_arrays(pa.array([0, None], pa.uint32()), pa.array(["a"], pa.string_view())),
+        "a",
+        "dictionary<values=string, indices=uint32",
+        "dictionary<values=string, indices=uint32",
+    ),
+    "numbers of a category": (pa.array([5, None]).dictionary_encode(), "5", None, "same"),
+    "run ends": (pa.RunEndEncodedArray.from_arrays([1, 2], ["a", None]), "a", "string", "same"),
+    "interval": (pa.array([None, (1, 2, 3)], pa.month_day_nano_interval()), None, None, "same"),
+    "union": (
+        pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["a", "b"])]),
+        None,
+        None,
+        "same",
+    ),
+    "empty struct": (pa.array([{}, None], pa.struct([])), None, None, "same"),
+    "list": (pa.array([["a"], None]), None, "same", "same"),
+    "categories in a list": (
+        pa.array([["a"], None], pa.list_(pa.dictionary(pa.int8(), pa.string()))),
+        None,
+        "list<element: dictionary",
+        "list<item: string>",
+    ),
+    "bytes": (pa.array([b"a", None]), "a", "same", "same"),
+    "half": (pa.array([1.5, None], pa.float16()), "1.5", "same", "same"),
+    "nothing": (pa.nulls(2), "", "same", "same"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_types(tmp_path, name):
+    array, text, in_parquet, in_arrow = KINDS[name]
+    batch = pa.record_batch({"x": [1.0, 2.0], "c": array})
+    for kind, wanted in (("csv", text), ("parquet", in_parquet), ("arrow", in_arrow)):
+        path = tmp_path / f"y.{kind}"
+        if wanted is None and not (kind == "parquet" and name == "numbers of a category"):
+            with pytest.raises(DataError, match=r"column 'c': expected what a \w+ file can hold, got .*--drop c"):
+                written(path, batch)
+            assert not list(tmp_path.glob(f"*{kind}*"))
+            continue
+        written(path, batch, batch)
+        if kind == "csv":
+            with path.open(newline="") as file:
+                assert [row[1] for row in csv.reader(file)] == ["c", text, "", text, ""]
+            continue
+        found = read(path)["c"]
+        kept = [type(a) for a in (found.type,)] and str(found.type)
+        if wanted == "same":
+            assert kept == str(array.type) or kept.replace("element", "item") == str(array.type)
+        elif wanted is not None:
+            assert kept.startswith(wanted)
+        values = array.to_pylist() if name != "polars' categories" else ["a", None]
+        assert found.to_pylist() == values * 2
+
+
+def test_dictionaries_that_differ(command, tmp_path, state):
+    """Between files, and between the row groups of one: one dictionary for all, which every reader takes."""
+    x = table(60)
+    words = [["b", "a", None] * 10, ["c", "a", "b"] * 10]
+    for i in range(2):
+        batch = pa.record_batch(
+            {**dict(zip(names(x), x[30 * i : 30 * i + 30].T, strict=True)), "w": categories(words[i])}
+        )
+        path = tmp_path / f"{i}.arrow"
+        with ipc.new_stream(str(path), batch.schema) as writer:
+            writer.write_batch(batch)
+    for suffix in ("arrow", "feather", "ipc", "parquet"):
+        out = tmp_path / f"y.{suffix}"
+        command("transform", tmp_path / "0.arrow", tmp_path / "1.arrow", "--state", state, "-o", out)
+        found = ipc.open_file(out).read_all()["w"] if suffix != "parquet" else parquet.read_table(out)["w"]
+        assert found.to_pylist() == words[0] + words[1]
+        if suffix != "parquet":
+            assert found.type == pa.dictionary(pa.int8(), pa.string())
+            assert [chunk.dictionary.to_pylist() for chunk in found.chunks] == [["b", "a", "c"]] * 2
+    polars = pytest.importorskip("polars", reason="a reader that takes no dictionaries that grow")
+    assert polars.read_ipc(tmp_path / "y.arrow")["w"].to_list() == words[0] + words[1]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(("most", "wanted"), [(128, "int8"), (129, "int32")])
+def test_more_values_than_the_indices_can_tell_apart(tmp_path, most, wanted):
+    words = [f"w{i}" for i in range(most)]
+    batches = [pa.record_batch({"w": categories(part, ordered=True)}) for part in (words[:100], words[100:])]
+    found = ipc.open_file(written(tmp_path / "y.arrow", *batches)).read_all()["w"]
+    assert found.to_pylist() == words
+    assert str(found.type) == f"dictionary<values=string, indices={wanted}, ordered=1>"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet", "arrow"])
+def test_a_full_disk(command, tmp_path, state, suffix):
+    """The error names the output; nothing is left, and nothing is printed beside it."""
+    resource = pytest.importorskip("resource", reason="it limits the size of files, as a full disk does")
+    x = table(20_000)
+    data = write(tmp_path / "x.parquet", x, w=categories(["a", "b"] * 10_000))
+    out = tmp_path / f"y.{suffix}"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
+    try:
+        said = command.fails("transform", data, "--state", state, "-o", out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert said == f"bnorm: error: {out}: File too large"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["learn.parquet", "s.npz", "x.parquet"]
