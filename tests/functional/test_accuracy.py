@@ -15,14 +15,14 @@ import pytest
 import bnorm.functional as F
 from bnorm import Moments
 from compare import EPS, assert_close, assert_same
+from drawing import every_pair
 
 RATIOS = (0.0, 1e2, 1e4, 1e6)  # mean / std
 CHANNELS = (1, 3, 64, 1000)
 SIZES = (2, 3, 17, 64, 1000, 4099, 100_000)
 SIZES_OF = {1: SIZES, 3: SIZES, 64: SIZES[:-1], 1000: SIZES[:-2]}
-needs_long_double = pytest.mark.skipif(
-    np.finfo(np.longdouble).eps >= np.finfo(np.float64).eps, reason="long double is no wider than float64 here"
-)
+WIDER = np.finfo(np.longdouble).eps < np.finfo(np.float64).eps
+needs_long_double = pytest.mark.skipif(not WIDER, reason="long double is no wider than float64 here")
 
 
 # From a table of (values, channels) to the layouts that batch norm takes ----------------------------------------------
@@ -202,12 +202,10 @@ HARD = {
 }
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
-@pytest.mark.parametrize("dtype", ["f4", pytest.param("f8", marks=needs_long_double)])
-@pytest.mark.parametrize("values", HARD.values(), ids=HARD)
-def test_hard_data(values, dtype, scale):
+@every_pair("name", HARD, dtype=["f4", "f8"] if WIDER else ["f4"], scale=[1.0, 1e-30, 1e30])
+def test_hard_data(name, dtype, scale):
     """Moments to a few roundings, and y as promised, also where squares are no float32."""
-    column = (values * scale).astype(dtype)[:, None]
+    column = (HARD[name] * scale).astype(dtype)[:, None]
     unit = EPS[column.dtype]
     for c in (1, 5, 70):
         table = column if c == 1 else np.column_stack([np.roll(column, i if i % 2 else 0) for i in range(c)])
@@ -297,9 +295,7 @@ def test_constant_channels_are_beta(n, dtype):
 
 
 @needs_long_double
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
-@pytest.mark.parametrize("offset", [0.0, 1e3, 1e6])
-@pytest.mark.parametrize("n", [2, 3, 31, 33, 1000, 4099, 100_000])
+@every_pair("n", [2, 3, 31, 33, 1000, 4099, 100_000], offset=[0.0, 1e3, 1e6], layout=LAYOUTS)
 def test_moments_of_float32_are_as_exact_as_of_float64(n, offset, layout):
     """To 1e-12 of the standard deviation, so that what two libraries say of a table agrees; here to some roundings."""
     table = (np.random.default_rng(n).standard_normal((n, 3)) + offset).astype("float32")

@@ -14,7 +14,6 @@ from compare import EPS, assert_close, assert_same, normalized_error, rounding
 from kinds import (
     BATCH,
     KINDS,
-    activations,
     along,
     chosen,
     every_kind,
@@ -29,8 +28,6 @@ from kinds import (
 
 
 @some_parameters(KINDS)
-@every_memory
-@activations
 def test_values(kind, memory, given, activation):
     x, _, gamma, beta = kind.example()
     parameters = chosen(given, gamma, beta)

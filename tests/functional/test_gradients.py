@@ -9,7 +9,7 @@ import bnorm.functional as F
 from bnorm.checks import SingleValueError
 from bnorm.passes import channel_forward, pull_back
 from compare import assert_close, assert_differences, assert_same, central_differences
-from kinds import BATCH, KINDS, activations, chosen, every_kind, every_memory, some_parameters
+from kinds import BATCH, KINDS, chosen, every_kind, some_parameters
 from rules import rule
 
 # Gradients -----------------------------------------------------------------------------------------------------------
@@ -43,8 +43,6 @@ def check_gradients(forward, x, dy, parameters, memory, key, **case):
 
 
 @some_parameters(KINDS)
-@every_memory
-@activations
 def test_gradients(kind, memory, given, activation):
     x, dy, gamma, beta = kind.example()
     parameters = chosen(given, gamma, beta)
@@ -52,10 +50,7 @@ def test_gradients(kind, memory, given, activation):
     check_gradients(forward, x, dy, parameters, memory, ("training", kind, given, activation), kind=kind)
 
 
-@some_parameters(BATCH)
-@every_memory
-@activations
-@pytest.mark.parametrize("per_sample", [False, True])
+@some_parameters(BATCH, per_sample=[False, True])
 def test_gradients_with_weights(kind, memory, given, activation, per_sample):
     x, dy, gamma, beta = kind.example()
     shape = np.delete(kind.shape, kind.axis)
@@ -67,8 +62,6 @@ def test_gradients_with_weights(kind, memory, given, activation, per_sample):
 
 
 @some_parameters(BATCH)
-@every_memory
-@activations
 def test_gradients_of_inference(kind, memory, given, activation):
     x, dy, gamma, beta = kind.example()
     mean, var = np.linspace(1, 3, 3), np.linspace(0.5, 4, 3)

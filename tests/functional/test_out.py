@@ -1,5 +1,7 @@
 """Where a result may be written: memory of its own in any order, x, dy; and what is left of the forward then."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,8 @@ import cases
 from bnorm.kernels import cpu
 from cases import DTYPES
 from compare import assert_close, assert_same
-from kinds import BATCH, EVERY_MEMORY, every_kind, subclass
+from drawing import every_pair
+from kinds import BATCH, EVERY_MEMORY, KINDS, every_kind, subclass
 
 OUTS = {
     "like x": np.empty_like,
@@ -21,11 +24,9 @@ OUTS = {
 }
 
 
-@every_kind
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("make", OUTS.values(), ids=OUTS)
-@pytest.mark.parametrize("memory", EVERY_MEMORY[:5], ids=lambda memory: memory.__name__)
-def test_out_of_its_own_memory(kind, memory, make, dtype):
+@every_pair(["kind", "dtype"], product(KINDS, DTYPES), out=OUTS, memory=EVERY_MEMORY[:5])
+def test_out_of_its_own_memory(kind, dtype, out, memory):
+    make = OUTS[out]
     x, dy, gamma, _ = kind.example()
     x, dy = memory(x.astype(dtype)), memory(dy.astype(dtype))
     want, saved = kind.forward(x, gamma)
@@ -42,10 +43,12 @@ def test_out_of_its_own_memory(kind, memory, make, dtype):
     assert_same(F.backward(dy, saved)[0], want_dx)  # once more: nothing of the forward was overwritten
 
 
-@every_kind
-@pytest.mark.parametrize("same", [lambda x: x, lambda x: x[:], subclass], ids=["x", "view", "subclass"])
-@pytest.mark.parametrize("memory", [*EVERY_MEMORY, cases.byte_swapped, cases.unaligned], ids=lambda m: m.__name__)
+SAME = {"x": lambda x: x, "view": lambda x: x[:], "subclass": subclass}
+
+
+@every_pair("kind", KINDS, memory=[*EVERY_MEMORY, cases.byte_swapped, cases.unaligned], same=SAME)
 def test_in_place(kind, memory, same):
+    same = SAME[same]
     x, dy, gamma, _ = kind.example()
     want, saved = kind.forward(x, gamma)
     want_dx, _, _ = F.backward(dy, saved)

@@ -15,12 +15,14 @@ from bnorm.kernels import cpu
 from bnorm.kernels.cpu.threads import openmp_version
 from child import output
 
-THREADS = (1, 2, 3, 7)
 # What all digests of bits.py come to, on x86-64 and on aarch64. A change to the order of sums records what it makes of
 # them, which the failing test prints.
 RECORDED = "d6239ada71d6c71f9cfce9ea81d378a0352d024884ea01c46018e2a213d3a1d4"
 
 LEVELS = cpu.simd_levels()
+PLAIN = ("baseline", 1)
+FEW = [("baseline", 7), *((level, 3) for level in LEVELS[1:-1]), (LEVELS[-1], 2)]  # the default run's; the rest is slow
+EVERY = [(level, threads) for level in LEVELS for threads in (1, 2, 3, 7) if (level, threads) != PLAIN]
 
 
 def runs(*threads, **environment):
@@ -29,21 +31,24 @@ def runs(*threads, **environment):
 
 @pytest.fixture(scope="module")
 def found():
-    """What processes of their own find, by what they were told; two at a time, as hashing takes one thread."""
+    """What processes of their own find, by SIMD level and number of threads; those of the default run, two at a time,
+    as hashing takes one thread. And what one finds that changes the number of threads."""
+
+    def start(run):
+        return runs(BNORM_SIMD=run[0], OMP_NUM_THREADS=run[1])
+
     with ThreadPoolExecutor(2) as pool:
-        jobs = {"plain": pool.submit(runs, OMP_NUM_THREADS=1, BNORM_SIMD="baseline")}
-        jobs |= {n: pool.submit(runs, OMP_NUM_THREADS=n) for n in THREADS}
-        jobs |= {level: pool.submit(runs, OMP_NUM_THREADS=3, BNORM_SIMD=level) for level in LEVELS}
-        jobs["changing"] = pool.submit(runs, 7, 2, OMP_NUM_THREADS=1)
-        yield {name: job.result for name, job in jobs.items()}
+        jobs = {run: pool.submit(start, run) for run in [PLAIN, *FEW]}
+        jobs["changing"] = pool.submit(runs, 7, 1, OMP_NUM_THREADS=1)
+        yield lambda run: jobs[run].result() if run in jobs else start(run)
         pool.shutdown(cancel_futures=True)
 
 
 @pytest.fixture(scope="module")
 def plain(found):
     """By one thread that uses no instruction younger than its processor's family."""
-    (run,) = found["plain"]()
-    assert (run["level"], run["threads"]) == ("baseline", 1)
+    (run,) = found(PLAIN)
+    assert (run["level"], run["threads"]) == PLAIN
     assert len(set(run["digests"].values())) > 0.9 * len(run["digests"])  # they are digests of different things
     return run["digests"]
 
@@ -55,16 +60,13 @@ def assert_equal(run, plain, threads, level):
     assert [name for name, digest in run["digests"].items() if digest != plain[name]] == []
 
 
-@pytest.mark.parametrize("threads", THREADS)
-def test_every_number_of_threads(found, plain, threads):
-    (run,) = found[threads]()
-    assert_equal(run, plain, threads, LEVELS[-1])
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_every_simd_level(found, plain, level):
-    (run,) = found[level]()
-    assert_equal(run, plain, 3, level)
+@pytest.mark.parametrize(
+    ("level", "threads"),
+    [pytest.param(*run, marks=() if run in FEW else pytest.mark.slow) for run in EVERY],
+)
+def test_every_simd_level_and_number_of_threads(found, plain, level, threads):
+    (run,) = found((level, threads))
+    assert_equal(run, plain, threads, level)
 
 
 def test_every_machine(plain):
@@ -73,7 +75,7 @@ def test_every_machine(plain):
 
 
 def test_changing_the_number_of_threads(found, plain):
-    for threads, run in zip((7, 2), found["changing"](), strict=True):
+    for threads, run in zip((7, 1), found("changing"), strict=True):
         assert_equal(run, plain, threads, LEVELS[-1])
 
 

@@ -221,5 +221,5 @@ class Statistics(RuleBasedStateMachine):
 
 with warnings.catch_warnings():
     TestStatistics = Statistics.TestCase
-TestStatistics.settings = settings(max_examples=200, stateful_step_count=25, deadline=None)
+TestStatistics.settings = settings(max_examples=70, stateful_step_count=25, deadline=None)
 TestStatistics.pytestmark = [pytest.mark.filterwarnings("ignore:.*channels had a batch mean:RuntimeWarning")]

@@ -10,6 +10,7 @@ import bnorm
 import cases
 from bnorm.kernels import cpu
 from compare import assert_close, assert_gradient, assert_same
+from drawing import every_pair
 from layer_oracle import CHANNELS, LAYOUTS, PlainBatchNorm, check_running, check_step
 
 EXAMPLES = json.loads((Path(__file__).parent / "data" / "worked_examples.json").read_text(encoding="utf-8"))
@@ -25,10 +26,7 @@ def make(layout, **options):
 # A hundred steps -----------------------------------------------------------------------------------------------------
 
 
-@every_layout
-@every_dtype
-@pytest.mark.parametrize("momentum", [0.1, 1.0, None])
-@pytest.mark.parametrize("ddof", [0, 1])
+@every_pair("layout", LAYOUTS, dtype=["float32", "float64"], momentum=[0.1, 1.0, None], ddof=[0, 1])
 def test_a_hundred_steps(layout, dtype, momentum, ddof):
     rng = np.random.default_rng([ddof, *map(ord, str(layout))])
     options = {"axis": layout.axis, "momentum": momentum, "ddof": ddof, "activation": [None, "relu"][ddof]}

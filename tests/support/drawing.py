@@ -1,7 +1,7 @@
 """Few runs of many settings: every value of one meets every value of another, as two that go wrong together do."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any
 
@@ -36,12 +36,13 @@ def pairwise(rows: Sequence[tuple], *settings: Sequence, once: bool = False) -> 
     return runs
 
 
-def every_pair(names: str | Sequence[str], rows: Sequence, **settings: Sequence) -> pytest.MarkDecorator:
+def every_pair(names: str | Sequence[str], rows: Iterable, **settings: Iterable) -> pytest.MarkDecorator:
     """Parameters: rows of these names with settings drawn so. What is left of all combinations is slow."""
     names = [names] if isinstance(names, str) else list(names)
     rows = [row if len(names) > 1 else (row,) for row in rows]
-    runs = [(*row, *more) for row in rows for more in product(*settings.values())]
-    drawn = set(pairwise(rows, *settings.values()))
+    values = list(map(list, settings.values()))
+    runs = [(*row, *more) for row in rows for more in product(*values)]
+    drawn = set(pairwise(rows, *values))
     marks = [() if run in drawn else pytest.mark.slow for run in runs]
     ids = ["-".join(map(text, run)) for run in runs]
     params = [pytest.param(*run, id=id_, marks=mark) for run, id_, mark in zip(runs, ids, marks, strict=True)]

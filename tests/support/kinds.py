@@ -10,6 +10,7 @@ import pytest
 
 import bnorm.functional as F
 import cases
+from drawing import every_pair
 
 EVERY_MEMORY = (cases.c_order, cases.fortran, cases.channels_last, cases.inside_out, cases.strided, cases.backwards)
 
@@ -134,15 +135,15 @@ KINDS = BATCH + ROWS
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 every_memory = pytest.mark.parametrize("memory", EVERY_MEMORY, ids=lambda memory: memory.__name__)
-activations = pytest.mark.parametrize("activation", [None, "relu", "leaky_relu"])
+ACTIVATIONS = (None, "relu", "leaky_relu")
+activations = pytest.mark.parametrize("activation", ACTIVATIONS)
 GIVEN = ((), ("gamma",), ("beta",), ("gamma", "beta"))
 
 
-def some_parameters(kinds):
-    """Every kind with every choice of its parameters."""
+def some_parameters(kinds, **settings):
+    """Every kind with every choice of its parameters, in some memory, with some activation and other settings."""
     pairs = [(kind, given) for kind, given in product(kinds, GIVEN) if kind.has_beta or "beta" not in given]
-    names = ["-".join([kind.name, *given]) for kind, given in pairs]
-    return pytest.mark.parametrize(("kind", "given"), pairs, ids=names)
+    return every_pair(["kind", "given"], pairs, memory=EVERY_MEMORY, activation=ACTIVATIONS, **settings)
 
 
 def chosen(given, gamma, beta):
