@@ -12,7 +12,7 @@ import numpy as np
 import bnorm
 from bnorm.kernels import cpu
 
-from . import adapters, growth, machine, plot, shapes, table, targets, types
+from . import adapters, growth, machine, plot, shapes, store, table, targets, types
 from .copying import Copy
 from .exact import exact
 from .processes import Remote
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--targets", action="store_true", help="measure nothing: the saved results against the targets")
     options = parser.parse_args()
     if options.targets:
-        print("\n\n".join(f"{name}\n\n{targets.report(r)}" for name, r in table.saved().items()) or "nothing saved")
+        print("\n\n".join(f"{name}\n\n{targets.report(r)}" for name, r in store.saved().items()) or "nothing saved")
         return
     part = options.quick or options.others or options.match or options.only or options.dtype or options.threads
     if options.save and part:
@@ -59,9 +59,9 @@ def main() -> None:
     results = run(cases, dtypes, threads, every, names, QUICK if options.quick else FULL, grow=not part)
     print(table.brief(results) if options.quick else table.full(results))
     if options.save:
-        path = table.RESULTS / machine.file_name()
-        table.save(results, path)
-        plot.draw_all(table.saved(), table.RESULTS)
+        path = store.RESULTS / machine.file_name()
+        store.save(results, path)
+        plot.draw_all(store.saved(), store.RESULTS)
         table.write_pages()
         print(f"\nsaved in {path}, and in {' and '.join(map(str, table.PAGES))}")
 
@@ -75,7 +75,7 @@ def run(
     effort: Effort,
     grow: bool = False,
     process: Callable[[str], Local] = Remote,
-) -> table.Results:
+) -> store.Results:
     """The results, as they are saved. every: all threads that there are. grow: with those of `growth` and `types`."""
     rows, left_out, start, others = [], [], time.perf_counter(), machine.Others()
     with ExitStack() as stack:

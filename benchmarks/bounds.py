@@ -15,7 +15,7 @@ import bnorm
 from . import adapters, machine
 from .processes import Remote
 from .shapes import NAMED, Case
-from .table import RESULTS, save_page
+from .store import RESULTS, save_page
 from .text import aligned, geometric_mean, markdown
 from .timing import Effort, Local, Row, measure
 

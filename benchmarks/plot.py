@@ -5,11 +5,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from . import table
+from .store import PEERS, SUMMARY, Results, Row, group_of, ratio, short
 from .text import geometric_mean
 
-Row = dict[str, Any]
-Results = dict[str, Any]
 MARKS = dict(forward="o", inference="s", backward="v", fit="o", partial_fit="D", transform="s", inverse="v")
 COLOURS = {
     "NumPy": "gray",
@@ -55,13 +53,13 @@ def draw_summary(machines: Sequence[Results], path: Path) -> None:
     axes = figure.subplots()
     means: dict[str, list[float]] = {}
     for i, (what, lines) in enumerate(BARS.items()):
-        groups = {table.SUMMARY[line] for line in lines}
-        peer = table.PEERS[next(iter(groups))[0]]
+        groups = {SUMMARY[line] for line in lines}
+        peer = PEERS[next(iter(groups))[0]]
         ratios = [
-            table.ratio(row, peer)
+            ratio(row, peer)
             for results in machines
             for row in results["rows"]
-            if any(table.in_group(row, group) and row["operation"] == operation for group, operation in groups)
+            if any(group_of(row) == group and row["operation"] == operation for group, operation in groups)
             if (row["dtype"], row["threads"]) == ("float32", max(results["threads"])) and peer in row["ms"]
         ]
         if not ratios:
@@ -79,7 +77,7 @@ def draw_summary(machines: Sequence[Results], path: Path) -> None:
     axes.set_xlabel("time taken, in times of bnorm's: geometric mean and least over all shapes; float32, all threads")
     axes.spines[["top", "right"]].set_visible(False)
     longer = ", ".join(f"{peer} takes {_span(found)} times as long" for peer, found in means.items())
-    names = " and ".join(table.short(results) for results in machines)
+    names = " and ".join(short(results) for results in machines)
     axes.set_title(f"{longer}\n{names}", fontsize=9)
     _write(figure, path)
 
@@ -126,7 +124,7 @@ def _ratios(axes: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
     """A line for every shape, a colour for every peer, a mark for every operation. Right of 1 the peer took longer."""
     place = {name: -i for i, name in enumerate(names)}
     for peer, colour in COLOURS.items():
-        found = [(row["ms"][peer][1] / row["ms"]["bnorm"][1], row) for row in rows if peer in row["ms"]]
+        found = [(ratio(row, peer), row) for row in rows if peer in row["ms"]]
         for value, row in found:
             axes.plot(value, place[row["shape"]], MARKS[row["operation"]], color=colour, ms=4, alpha=0.8)
         if found:

@@ -18,7 +18,7 @@ from . import adapters, machine
 from .exact import exact
 from .processes import Remote
 from .shapes import Case, Data
-from .table import RESULTS, save_page
+from .store import RESULTS, save_page
 from .text import aligned, geometric_mean, markdown
 from .timing import Effort, Local, Row, measure
 

@@ -4,66 +4,23 @@ It is the only author of those numbers. With --full it prints every number of th
 """
 
 import argparse
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any
 
-from bnorm.kernels import cpu
-
-from . import growth, targets, types
-from .machine import Others, facts
+from . import growth, plot, targets, types
+from .machine import Others
+from .store import PEERS, RESULTS, SUMMARY, Results, Row, count, group_of, ratio, saved
 from .text import aligned, geometric_mean, markdown
 
 ROOT = Path(__file__).parents[1]
-RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
-PEERS = {"batch": "PyTorch", "rows": "PyTorch", "scaler": "scikit-learn"}  # those of the tables
-SUMMARY = {  # of the table of a machine, a line each
-    "batch norm, training": ("batch", "forward"),
-    "batch norm, inference": ("batch", "inference"),
-    "batch norm, backward": ("batch", "backward"),
-    "layer, group and instance norm, forward": ("rows", "forward"),
-    "layer, group and instance norm, backward": ("rows", "backward"),
-    "`fit`": ("scaler", "fit"),
-    "`partial_fit`": ("scaler", "partial_fit"),
-    "`transform`": ("scaler", "transform"),
-    "`inverse_transform`": ("scaler", "inverse"),
-}
 OPERATIONS = {
     "batch": ["forward", "inference", "backward"],
     "rows": ["forward", "backward"],
     "scaler": ["fit", "partial_fit", "transform", "inverse"],
 }
-Row = dict[str, Any]
-Results = dict[str, Any]
 Section = Callable[[Results, str], str]
-
-
-def save(results: Results, path: Path) -> None:
-    """One line per row, so that a change of the file can be read."""
-    head = {key: value for key, value in results.items() if key != "rows"}
-    head["growth"] = None
-    rows = ",\n".join(f"  {json.dumps(row)}" for row in results["rows"])
-    text = json.dumps(head, indent=1, ensure_ascii=False)
-    text = text.replace('"growth": null', f'"growth": {json.dumps(results["growth"])}')
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f'{text[:-2]},\n "rows": [\n{rows}\n ]\n}}\n', encoding="utf-8")
-
-
-def save_page(path: Path, title: str, module: str, words: Sequence[str], tables: Sequence[str]) -> None:
-    """The tables of a benchmark of its own, `module`, and the machine that they are of."""
-    here = facts(cpu.simd_level())
-    where = f"{here['processor']}, {here['cores']} cores, {here['simd']}; {here['date']}"
-    head = [f"# {title}", "", f"{where}. Written by `python -m benchmarks.{module} --save`.", *words, ""]
-    path.write_text("\n".join([*head, *tables]).rstrip() + "\n", encoding="utf-8")
-    print(f"saved in {path}")
-
-
-def saved() -> dict[str, Results]:
-    """By the name of the file."""
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
 
 
 def write_pages() -> None:
@@ -89,7 +46,7 @@ def summary(results: Results, name: str = "") -> str:
     table = [["", *(f"{dtype}, {'`out=`' if variant else 'fresh'}" for dtype, variant in kinds)]]
     losses = []
     for what, (group, operation) in SUMMARY.items():
-        rows = [row for row in results["rows"] if (_group(row), row["operation"]) == (group, operation)]
+        rows = [row for row in results["rows"] if (group_of(row), row["operation"]) == (group, operation)]
         line = [f"{what}, × {PEERS[group]}"]
         for dtype, variant in kinds:
             those = [row for row in rows if (row["dtype"], row["threads"]) == (dtype, threads)]
@@ -99,7 +56,7 @@ def summary(results: Results, name: str = "") -> str:
         if any(line[1:]):
             table.append(line)
     lines = [
-        f"**{heading(results)}** {_count(threads, 'thread')}: how many times as long the peer took, as the geometric "
+        f"**{heading(results)}** {count(threads, 'thread')}: how many times as long the peer took, as the geometric "
         f"mean over all shapes, with the least in brackets.{_disturbed(results)}",
         "",
         *markdown(table),
@@ -124,34 +81,19 @@ def by_shape(results: Results, name: str) -> str:
     threads = max(results["threads"])
     low, middle, high = results["copy"][str(threads)]["memory"]
     lines = [
-        f"**{heading(results)}** float32, {_count(threads, 'thread')}: milliseconds and GB/s of the least bytes with "
+        f"**{heading(results)}** float32, {count(threads, 'thread')}: milliseconds and GB/s of the least bytes with "
         "fresh results, then how many times as long the peer took, with fresh results and with `out=`, in bold where "
         f"it was faster. Copying large arrays ran at {middle:.3g} GB/s (quartiles {low:.3g} and {high:.3g}); more than "
         f"that is the cache.{_disturbed(results)}",
         "",
     ]
     for group in PEERS:
-        rows = [row for row in results["rows"] if _group(row) == group and row["dtype"] == "float32"]
+        rows = [row for row in results["rows"] if group_of(row) == group and row["dtype"] == "float32"]
         if table := _shapes([row for row in rows if row["threads"] == threads], group):
             lines += [*markdown(table), ""]
     if (RESULTS / f"{name}.png").exists():
         lines += [f"![times as long as bnorm, by shape, and the growth of cost](results/{name}.png)", ""]
     return "\n".join(lines)
-
-
-def _group(row: Row) -> str:
-    return row["kind"] if row["kind"] in PEERS else "rows"
-
-
-def in_group(row: Row, group: str) -> bool:
-    """Whether a row belongs to these lines of the tables."""
-    return _group(row) == group
-
-
-def short(results: Results) -> str:
-    """A machine in a few words."""
-    machine = results["machine"]
-    return f"{machine['processor'].replace('(R)', '')}, {_count(machine['cores'], 'core')}"
 
 
 def _case(row: Row, variant: str) -> str:
@@ -160,7 +102,7 @@ def _case(row: Row, variant: str) -> str:
 
 def _has(row: Row, variant: str) -> bool:
     """Whether bnorm and the peer of the tables were both measured so."""
-    return f"bnorm{variant}" in row["ms"] and PEERS[_group(row)] + variant in row["ms"]
+    return f"bnorm{variant}" in row["ms"] and PEERS[group_of(row)] + variant in row["ms"]
 
 
 def _mean_and_least(ratios: Iterable[float]) -> str:
@@ -213,7 +155,7 @@ def _means(results: Results) -> str:
                 those = [row for row in results["rows"] if (row["dtype"], row["threads"]) == (dtype, threads)]
                 if ratios := [ratio(row, peer) for row in those if peer in row["ms"]]:
                     mean, least = geometric_mean(ratios), min(ratios)
-                    parts.append(f"{mean:.3g}× ({least:.2f}×) in {dtype} on {_count(threads, 'thread')}")
+                    parts.append(f"{mean:.3g}× ({least:.2f}×) in {dtype} on {count(threads, 'thread')}")
         if peer != "bnorm" and parts:
             found.append(f"{peer} {', '.join(parts)}")
     return "; ".join(found) or "no peer was there"
@@ -224,7 +166,7 @@ def brief(results: Results) -> str:
     peers = [name for name in results["machine"]["versions"] if name != "bnorm"]
     parts = [fill(heading(results), 100)]
     for kinds in (("batch", "rows"), ("scaler",)):
-        rows = [row for row in results["rows"] if _group(row) in kinds]
+        rows = [row for row in results["rows"] if group_of(row) in kinds]
         there = [peer for peer in peers if any(peer in row["ms"] for row in rows)]
         table = [["shape", "operation", "ms", "GB/s", *(f"× {peer}" for peer in there)]]
         for row in rows:
@@ -245,7 +187,7 @@ def brief(results: Results) -> str:
         if found:
             parts.append(
                 fill(
-                    f"{peer}: bnorm was faster in {faster} of {_count(len(found), 'case')}, "
+                    f"{peer}: bnorm was faster in {faster} of {count(len(found), 'case')}, "
                     f"{geometric_mean(found.values()):.3g} times in the mean, at least {found[worst]:.2f} ({worst}).",
                     100,
                 )
@@ -258,7 +200,7 @@ def heading(results: Results) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     missing = "".join(f" {name}: {reason}." for name, reason in machine["missing"].items())
     return (
-        f"{machine['processor']}, {_count(machine['cores'], 'core')}, {machine['simd']}; {versions}, "
+        f"{machine['processor']}, {count(machine['cores'], 'core')}, {machine['simd']}; {versions}, "
         f"Python {machine['python']}; {machine['date']}.{missing}"
     )
 
@@ -273,7 +215,7 @@ def full(results: Results) -> str:
             if label in row["ms"]:
                 table.append(_line(row, label, peers))
     copied = [
-        f"copy on {_count(int(threads), 'thread')}: {speeds['memory'][1]:.3g} GB/s in memory, quartiles "
+        f"copy on {count(int(threads), 'thread')}: {speeds['memory'][1]:.3g} GB/s in memory, quartiles "
         f"{speeds['memory'][0]:.3g} to {speeds['memory'][2]:.3g}; reading alone {speeds['read'][1]:.3g} GB/s; "
         f"copy in cache {speeds['cache'][1]:.3g} GB/s"
         for threads, speeds in results["copy"].items()
@@ -308,16 +250,6 @@ def _line(row: Row, label: str, peers: Iterable[str]) -> list[str]:
     ]
 
 
-def ratio(row: Row, name: str) -> float:
-    """How many times as long as bnorm, fresh against fresh, out= against out=."""
-    ours = "bnorm out=" if name.endswith(" out=") else "bnorm"
-    return row["ms"][name][1] / row["ms"][ours][1]
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'s' * (n != 1)}"
-
-
 def _disturbed(results: Results) -> str:
     busy = results["others"] or 0.0
     return f" Other processes used {busy:.2g} cores meanwhile." if busy > Others.QUIET else ""
@@ -326,8 +258,6 @@ def _disturbed(results: Results) -> str:
 PAGES: dict[Path, Section] = {ROOT / "docs" / "performance.md": summary, ROOT / "benchmarks" / "README.md": by_shape}
 
 if __name__ == "__main__":
-    from . import plot
-
     parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=__doc__)
     parser.add_argument("--full", action="store_true", help="print every number, and write nothing")
     if parser.parse_args().full:

@@ -20,6 +20,7 @@ from benchmarks import (
     processes,
     row_lengths,
     shapes,
+    store,
     table,
     targets,
     text,
@@ -195,9 +196,10 @@ def test_the_process_of_a_peer_does_not_import_bnorm():
 
 
 def test_the_table_is_written(results, tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "RESULTS", tmp_path / "results")
-    table.save(results, tmp_path / "results" / "here.json")
-    again = table.saved()
+    for module in (store, table):
+        monkeypatch.setattr(module, "RESULTS", tmp_path / "results")
+    store.save(results, tmp_path / "results" / "here.json")
+    again = store.saved()
     assert again == {"here": results}
     text = f"before\n{table.BEGIN}\nwhat was there\n{table.END}\nafter"
     written = table.replaced(text, again, table.by_shape)
@@ -246,7 +248,7 @@ def test_quick_fits_a_terminal(results):
 @pytest.mark.parametrize("path", table.PAGES, ids=lambda path: path.parent.name + "/" + path.name)
 def test_the_tables_are_those_of_the_saved_results(path):
     written = path.read_text(encoding="utf-8")
-    assert table.replaced(written, table.saved(), table.PAGES[path]) == written, "python -m benchmarks.table"
+    assert table.replaced(written, store.saved(), table.PAGES[path]) == written, "python -m benchmarks.table"
 
 
 def test_what_types_cost():
