@@ -169,3 +169,9 @@ def test_what_keras_does_not_have_is_refused():
     inner.build((None, 3, 4))
     with pytest.raises(ValueError, match="expected the last axes"):
         from_keras(inner)
+
+
+@pytest.mark.parametrize("given", [keras.layers.BatchNormalization(), None, 3])
+def test_what_is_no_layer_here(given):
+    with pytest.raises(TypeError, match=r"to_keras: layer: expected a layer of bnorm, got \w+"):
+        to_keras(given)

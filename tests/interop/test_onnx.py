@@ -105,6 +105,68 @@ def test_what_epsilon_rounds_off_goes_into_the_variance():
     assert epsilon == np.float32(epsilon) <= 1e-3
 
 
+def off(y, x, layer_or_transformer, dtype):
+    """The error of y by the bound that the module states."""
+    t = layer_or_transformer
+    mean, var = (np.asarray(a, np.longdouble) for a in (t.running_mean, t.running_var))
+    shape = [1, -1] + [1] * (x.ndim - 2)
+    mean, std = mean.reshape(shape), np.sqrt(var + np.longdouble(t.eps)).reshape(shape)
+    gamma, beta = (np.asarray(p.data, np.longdouble).reshape(shape) for p in (t.gamma, t.beta))
+    z = (x - mean) / std
+    bound = 2.0 ** {"float32": -19, "float64": -48}[dtype] * (np.abs(gamma) * (1 + np.abs(z)) + np.abs(beta))
+    return float((np.abs(y - (gamma * z + beta)) / bound).max())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("far", [0.0, 3.9, 4.1, 100.0, 1e4, 1e6])
+def test_the_bound_holds_however_far_the_mean_is(far, dtype):
+    rng = np.random.default_rng(int(far))
+    layer = bnorm.BatchNorm2d(16, eps=1e-5).eval()
+    std = np.exp(rng.normal(size=16))
+    layer.running_mean = far * std * rng.choice([-1, 1], 16)
+    layer.running_var = std**2
+    layer.gamma.data[...], layer.beta.data[...] = rng.normal(size=(2, 16))
+    x = (layer.running_mean[:, None, None] + std[:, None, None] * rng.normal(size=(8, 16, 5, 5))).astype(dtype)
+    model = to_onnx(layer, dtype)
+    subtractions = 0 if far < 4 else 2 if dtype == "float32" else 1
+    assert [node.op_type for node in model.graph.node] == ["Sub"] * subtractions + ["BatchNormalization"]
+    for y in run(model, x):
+        assert off(y, x, layer, dtype) < 1
+
+
+def test_a_far_mean_with_channels_last_and_an_activation():
+    layer = bnorm.BatchNorm2d(3, axis=-1, activation="relu").eval()
+    layer.running_mean = [1e6, 0.0, -50.0]
+    x = (np.random.default_rng(0).normal(size=(4, 5, 6, 3)) + layer.running_mean).astype(np.float32)
+    check(to_onnx(layer), x, layer(x), 5e-7)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("options", [{}, {"with_std": False}])
+def test_scalers_and_transformers_with_a_far_mean(options, dtype):
+    """By skl2onnx, from floats and from integers."""
+    skl2onnx = pytest.importorskip("skl2onnx", reason="it converts scalers")
+    from bnorm.sklearn import StandardScaler
+
+    register()
+    types = skl2onnx.common.data_types
+    x = (np.random.default_rng(5).normal(size=(200, 3)) + 1e6 * np.array([1, -1, 0.0])).astype(dtype)
+    estimators = [StandardScaler(**options).fit(x)]
+    if not options:
+        estimators.append(bnorm.BatchNormTransformer(momentum=None).fit(x))
+    for estimator in estimators:
+        model = skl2onnx.to_onnx(estimator, x[:1], target_opset=21)
+        exact = estimator.transform(x.astype(np.float64))
+        for y in run(model, x):
+            assert y.dtype == dtype
+            np.testing.assert_allclose(y, exact, rtol=0, atol=10 * 2.0 ** {"float32": -19, "float64": -48}[dtype])
+    whole = np.array([[1_000_001, -999_999, 3], [999_998, -1_000_003, 0]])
+    given = [("X", types.Int64TensorType([None, 3]))]
+    for estimator in estimators:
+        for y in run(skl2onnx.to_onnx(estimator, initial_types=given, target_opset=21), whole):
+            np.testing.assert_allclose(y, estimator.transform(whole.astype(np.float64)), rtol=0, atol=2e-5)
+
+
 def test_statistics_of_onnx_in_training_are_ours():
     """Momentum is the weight of the old value there, and the variance that of the population."""
     layer, rng = bnorm.BatchNorm1d(3, momentum=0.25), np.random.default_rng(2)
@@ -167,7 +229,16 @@ def test_integers_convert_too():
     np.testing.assert_allclose(again, y, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.dtype("float64"), "f4", float])
+def test_dtypes_of_numpy(dtype):
+    layer = bnorm.BatchNorm1d(3)
+    assert to_onnx(layer, dtype=dtype) == to_onnx(layer, np.dtype(dtype).name)
+
+
 def test_errors():
+    for dtype in ("int32", None, "nothing", np.float16):
+        with pytest.raises(ValueError, match="to_onnx: dtype: expected 'float32' or 'float64', got"):
+            to_onnx(bnorm.BatchNorm1d(3), dtype)
     with pytest.raises(ValueError, match="to_onnx: dtype: expected 'float32' or 'float64', got 'float16'"):
         to_onnx(bnorm.BatchNorm1d(3), "float16")
     with pytest.raises(ValueError, match="to_onnx: obj: expected running statistics"):

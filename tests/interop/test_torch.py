@@ -70,7 +70,7 @@ def test_round_trip_changes_no_bit(name, dtype):
     module, _ = made(name, dtype)
     layer = from_torch(module)
     assert not module.state_dict() or layer.dtype == dtype  # without arrays it has none to go by
-    back = to_torch(layer)
+    back = to_torch(layer, layer.dtype)
     assert type(back) is type(module)
     assert repr(back) == repr(module)
     same_state(back, module)
@@ -146,7 +146,7 @@ def test_none_as_momentum_is_said_to_mean_something_else():
         layer = from_torch(module)
     assert layer.momentum is None
     with pytest.warns(UserWarning, match="in PyTorch it averages the variances of batches"):
-        back = to_torch(layer)
+        back = to_torch(layer, layer.dtype)
     assert back.momentum is None
 
 
@@ -167,7 +167,7 @@ def test_frozen_parameters_stay_frozen():
     module.bias.requires_grad_(False)
     layer = from_torch(module)
     assert (layer.gamma.requires_grad, layer.beta.requires_grad) == (True, False)
-    back = to_torch(layer)
+    back = to_torch(layer, layer.dtype)
     assert (back.weight.requires_grad, back.bias.requires_grad) == (True, False)
 
 
@@ -176,7 +176,7 @@ def test_memory_is_not_shared():
     layer = from_torch(module)
     layer.gamma.data[...] = 7
     layer.running_mean[...] = 7
-    back = to_torch(layer)
+    back = to_torch(layer, layer.dtype)
     layer.running_mean[...] = 8
     assert module.weight.eq(1).all()
     assert module.running_mean.eq(0).all()
@@ -210,3 +210,41 @@ def test_what_pytorch_has_no_module_for_is_refused():
     module.track_running_stats = False
     with pytest.raises(ValueError, match="from_torch: module: expected track_running_stats to say"):
         from_torch(module)
+
+
+def test_a_module_fits_into_a_net_of_the_default_dtype():
+    """Layers here have float64 by default, nets of PyTorch float32."""
+    layer = bnorm.BatchNorm1d(4, ddof=1)
+    layer(np.random.default_rng(0).normal(size=(50, 4)) + 3)
+    layer.eval()
+    net = nn.Sequential(nn.Linear(6, 4), to_torch(layer), nn.ReLU())
+    x = torch.randn(5, 6)
+    with torch.no_grad():
+        y, wanted = net[:2](x), layer(net[0](x).numpy().astype(np.float64))
+    assert y.dtype == torch.float32
+    np.testing.assert_allclose(y.numpy(), wanted, rtol=0, atol=1e-5)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert to_torch(layer).weight.dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for dtype in (torch.bfloat16, "bfloat16"):
+        assert to_torch(layer, dtype).running_mean.dtype == torch.bfloat16
+    assert to_torch(layer, np.dtype(np.float64)).running_mean.numpy().tolist() == layer.running_mean.tolist()
+    for dtype in (torch.int64, "nothing", 3):
+        with pytest.raises(ValueError, match="to_torch: dtype: expected a floating-point dtype of PyTorch, got"):
+            to_torch(layer, dtype)
+
+
+def test_whole_nets():
+    net = {"bn1": bnorm.BatchNorm2d(3).eval(), "block.norm": bnorm.LayerNorm(4)}
+    modules = to_torch(net)
+    assert {name: type(module) for name, module in modules.items()} == {
+        "bn1": nn.BatchNorm2d,
+        "block.norm": nn.LayerNorm,
+    }
+    assert (modules["bn1"].training, modules["block.norm"].training) == (False, True)
+    with pytest.raises(ValueError, match="to_torch: 'act': layer: expected activation=None"):
+        to_torch({"act": bnorm.BatchNorm1d(3, activation="relu")})
+    with pytest.raises(TypeError, match="to_torch: 'x': layer: expected one of"):
+        to_torch({"x": 3})

@@ -147,6 +147,40 @@ def test_names_that_look_the_same_when_short_have_their_place():
     assert texts == [f"[{i}] the temperature…he old factory" for i in range(3)]
 
 
+EXTREME = {  # columns whose bins, limits or ticks are beyond what floats can tell apart or hold
+    "two neighbours": [0.3, 0.30000000000000004],
+    "large neighbours": [1e16, 1e16 + 2],
+    "the largest": [1.7e308, -1.7e308],
+    "two of the largest": [1.7e308, 1.69e308],
+    "a constant of the largest": [1.7e308, 1.7e308],
+    "the smallest": [5e-324, 1e-323],
+    "infinity": [np.inf, 1.0],
+}
+
+
+@pytest.mark.parametrize("features", [1, 7])
+@pytest.mark.parametrize("name", EXTREME)
+def test_extreme_tables(name, features, tmp_path):
+    x = np.random.default_rng(0).normal(size=(10, features))
+    x[:, 0] = EXTREME[name] * 5
+    display = NormalizationDisplay(x, np.tanh(x), [f"f{i}" for i in range(features)]).plot()
+    display.figure_.savefig(tmp_path / "x.png")
+
+
+@pytest.mark.parametrize("features", [1, 13])
+@pytest.mark.parametrize("moments", [1, 3])
+@pytest.mark.parametrize(
+    ("mean", "std"), [(1.7e308, 0.0), (-1.7e308, 1.0), (1.7e308, 9e307), (1e300, np.inf), (5e-324, 0)]
+)
+def test_extreme_statistics(mean, std, moments, features, tmp_path):
+    means = np.full((moments, features), mean)
+    means[0] /= 2
+    stds = np.full((moments, features), std)
+    display = RunningStatsDisplay(np.arange(1, moments + 1), means, stds, [f"f{i}" for i in range(features)]).plot()
+    display.figure_.savefig(tmp_path / "x.png")
+    assert (display.mean == means).all()  # it is drawn at a limit, not changed
+
+
 def test_choice_of_features():
     t, x = fitted(5), next(stream(5))
     display = RunningStatsDisplay.from_estimator(t, features=[4, "x1", -2])

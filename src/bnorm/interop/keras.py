@@ -90,8 +90,8 @@ def to_keras(layer: Layer, ndim: int | None = None) -> Any:
 
     Raises
     ------
-    ValueError
-        If Keras has no such layer.
+    TypeError, ValueError
+        If it is no layer of this package, or Keras has no such layer.
 
     Warns
     -----
@@ -100,6 +100,8 @@ def to_keras(layer: Layer, ndim: int | None = None) -> Any:
     """
     who = "to_keras"
     keras = load(who, "keras", "keras")
+    if not isinstance(layer, Layer):
+        raise TypeError(f"{who}: layer: expected a layer of bnorm, got {type(layer).__module__}.{type(layer).__name__}")
     without_activation(who, layer, "keras.layers.ReLU or keras.layers.LeakyReLU")
     given: Any = layer
     scale, center = neighbours.scales_and_centers(layer)

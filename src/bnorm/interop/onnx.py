@@ -3,6 +3,11 @@
     model = to_onnx(layer_or_transformer)     one node, X to Y, and more for an activation
     register()                                from then on skl2onnx converts pipelines with this package's estimators
 
+A runtime rounds the mean to the type of X. If the mean of a channel is more than 4 standard deviations from zero, that
+would show: then the model subtracts the means first, in two parts that together have the digits of float64, and the
+node has mean 0. With z = (x - mean) / std, a model of a batch norm or a transformer is off by at most
+2^-19 (|gamma| (1 + |z|) + |beta|) for float32, and by 2^-48 of that for float64, in the runtime's plain arithmetic.
+
 ONNX stores epsilon in single precision. In a batch norm the rounding error is added to the variance. The other norms
 store no variance: their float64 models are off by about 1e-13 / var for an eps of 1e-5.
 """
@@ -11,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
+from numpy.typing import DTypeLike
 
 from bnorm import layers
 from bnorm.interop.neighbours import complement, load
@@ -22,24 +28,29 @@ __all__ = ["register", "to_onnx"]
 IR_VERSION = 10  # runtimes of 2024 read it; the onnx package would write a newer one
 OPSETS = {"BatchNormalization": 15, "LayerNormalization": 17, "GroupNormalization": 21, "RMSNormalization": 23}
 TYPES = ("float32", "float64")
+FAR = 4.0  # standard deviations between a mean and zero from which on the mean is subtracted first
 
 
 class Node(NamedTuple):
-    """A norm as an ONNX node: input vectors by name, attributes, and the axis of the channels (None: any)."""
+    """A norm as an ONNX node: input vectors by name, attributes, and the axis of the channels (None: any).
+
+    before: vectors that are subtracted from X first
+    """
 
     kind: str
     inputs: dict[str, ndarray]
     attributes: dict[str, Any]
     axis: int | None
+    before: tuple[ndarray, ...] = ()
 
 
-def to_onnx(obj: Any, dtype: str = "float32", ndim: int | None = None) -> Any:
+def to_onnx(obj: Any, dtype: DTypeLike = "float32", ndim: int | None = None) -> Any:
     """Convert a layer or a fitted BatchNormTransformer, in inference, to an ONNX model.
 
     Parameters
     ----------
     obj : Layer or BatchNormTransformer
-    dtype : {"float32", "float64"}, default "float32"
+    dtype : {"float32", "float64"} or the NumPy dtype of that name, default "float32"
         The type of X and Y.
     ndim : int, optional
         The number of dimensions of X, whose sizes are free except that of the channels. By default the lowest that the
@@ -57,8 +68,7 @@ def to_onnx(obj: Any, dtype: str = "float32", ndim: int | None = None) -> Any:
     """
     who = "to_onnx"
     onnx = load(who, "onnx", "onnx")
-    if dtype not in TYPES:
-        raise ValueError(f"{who}: dtype: expected 'float32' or 'float64', got {dtype!r}")
+    dtype = _name_of(who, dtype)
     norm = described(who, obj, dtype)
     rank = _rank(who, obj, ndim)
     before, after = _transposed(norm.axis, rank)
@@ -69,6 +79,9 @@ def to_onnx(obj: Any, dtype: str = "float32", ndim: int | None = None) -> Any:
         return f"{kind}_of_{x}"
 
     y = then("X", "Transpose", perm=before) if before else "X"
+    for i, part in enumerate(norm.before):
+        inputs[f"mean_{i}"] = part.reshape(-1, *[1] * (rank - 2))  # channels are on axis 1
+        y = then(y, "Sub", f"mean_{i}")
     y = then(y, norm.kind, *norm.inputs, **norm.attributes)
     y = then(y, "Transpose", perm=after) if after else y
     activation = getattr(obj, "activation", None)
@@ -96,16 +109,19 @@ def to_onnx(obj: Any, dtype: str = "float32", ndim: int | None = None) -> Any:
 def register() -> None:
     """Register converters of this package's estimators with skl2onnx, for use alone or in a pipeline.
 
-    A BatchNormTransformer becomes the node of `to_onnx`; a StandardScaler of bnorm.sklearn becomes that of
-    scikit-learn's.
+    A BatchNormTransformer becomes the nodes of `to_onnx`. A StandardScaler of bnorm.sklearn becomes those of
+    scikit-learn's; but if a mean is far from zero, it is subtracted in two parts, and the result divided by the scale.
     """
     onnx, skl2onnx = load("register", "onnx", "onnx"), load("register", "skl2onnx", "onnx")
     from skl2onnx.common.utils import check_input_and_output_numbers
+    from skl2onnx.operator_converters.common import concatenate_variables
     from skl2onnx.operator_converters.scaler_op import convert_sklearn_scaler
     from skl2onnx.shape_calculators.scaler import calculate_sklearn_scaler_output_shapes
 
     from bnorm.sklearn import StandardScaler
     from bnorm.transformer import BatchNormTransformer
+
+    helper = onnx.helper
 
     def shapes(operator: Any) -> None:
         check_input_and_output_numbers(operator, input_count_range=1, output_count_range=1)
@@ -114,27 +130,63 @@ def register() -> None:
         floats.shape = given.shape
         operator.outputs[0].type = floats
 
-    def convert(scope: Any, operator: Any, container: Any) -> None:
-        name, given = operator.inputs[0].full_name, operator.inputs[0].type
-        types = skl2onnx.common.data_types
-        double = isinstance(given, types.DoubleTensorType)
-        kind = onnx.TensorProto.DOUBLE if double else onnx.TensorProto.FLOAT
+    types = skl2onnx.common.data_types
+
+    def add(scope: Any, container: Any, kind: str, *inputs: str, **attributes: Any) -> str:
+        made = str(scope.get_unique_variable_name(kind.lower()))
+        container.add_node(kind, list(inputs), made, name=scope.get_unique_operator_name(kind), **attributes)
+        return made
+
+    def constant(scope: Any, container: Any, a: ndarray, dtype: str) -> str:
+        name = str(scope.get_unique_variable_name("vector"))
+        container.add_initializer(
+            name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), list(a.shape), a.astype(dtype)
+        )
+        return name
+
+    def type_of(operator: Any) -> str:
+        return TYPES[isinstance(operator.inputs[0].type, types.DoubleTensorType)]
+
+    def floats(scope: Any, operator: Any, container: Any) -> tuple[str, str]:
+        """The input as floats, and their type."""
+        name, given = concatenate_variables(scope, operator.inputs, container), operator.inputs[0].type
+        dtype = type_of(operator)
         if not isinstance(given, types.FloatTensorType | types.DoubleTensorType):
-            floats = scope.get_unique_variable_name("floats")
-            container.add_node("Cast", name, floats, to=kind, name=scope.get_unique_operator_name("Cast"))
-            name = floats
-        norm = described("register", operator.raw_operator, TYPES[double])
-        inputs = [name]
-        for key, values in norm.inputs.items():
-            inputs.append(scope.get_unique_variable_name(key))
-            container.add_initializer(inputs[-1], kind, [len(values)], values.astype(TYPES[double]))
+            name = add(scope, container, "Cast", name, to=onnx.TensorProto.FLOAT)
+        return name, dtype
+
+    def subtracted(scope: Any, container: Any, x: str, parts: tuple[ndarray, ...], dtype: str) -> str:
+        for part in parts:
+            x = add(scope, container, "Sub", x, constant(scope, container, part, dtype))
+        return x
+
+    def convert(scope: Any, operator: Any, container: Any) -> None:
+        name, dtype = floats(scope, operator, container)
+        norm = described("register", operator.raw_operator, dtype)
+        name = subtracted(scope, container, name, norm.before, dtype)
         container.add_node(
             norm.kind,
-            inputs,
+            [name, *(constant(scope, container, a, dtype) for a in norm.inputs.values())],
             operator.outputs[0].full_name,
             op_version=OPSETS[norm.kind],
             name=scope.get_unique_operator_name(norm.kind),
             **norm.attributes,
+        )
+
+    def convert_scaler(scope: Any, operator: Any, container: Any) -> None:
+        scaler = operator.raw_operator
+        parts = _parts(scaler.mean_, scaler.scale_, type_of(operator)) if scaler.with_mean else ()
+        if not parts:
+            convert_sklearn_scaler(scope, operator, container)
+            return
+        name, dtype = floats(scope, operator, container)
+        name = subtracted(scope, container, name, parts, dtype)
+        kind, more = ("Identity", []) if scaler.scale_ is None else ("Div", [scaler.scale_])
+        container.add_node(
+            kind,
+            [name, *(constant(scope, container, a, dtype) for a in more)],
+            operator.outputs[0].full_name,
+            name=scope.get_unique_operator_name(kind),
         )
 
     skl2onnx.update_registered_converter(BatchNormTransformer, "BnormBatchNormTransformer", shapes, convert)
@@ -142,7 +194,7 @@ def register() -> None:
         StandardScaler,
         "BnormStandardScaler",
         calculate_sklearn_scaler_output_shapes,
-        convert_sklearn_scaler,
+        convert_scaler,
         options={"div": ["std", "div", "div_cast"]},
     )
 
@@ -150,12 +202,12 @@ def register() -> None:
 def described(who: str, obj: Any, dtype: str) -> Node:
     """The node of a layer or a transformer."""
     if not isinstance(obj, Layer):
-        return _of_transformer(who, obj)
+        return _of_transformer(who, obj, dtype)
     given: Any = obj
     if isinstance(obj, layers.batch.BatchNorm) or getattr(obj, "track_running_stats", False):
         if not given.track_running_stats:
             raise ValueError(f"{who}: obj: expected running statistics, which inference needs, got a layer without")
-        return _batch(given)
+        return _batch(given, dtype)
     eps = given.eps if given.eps is not None else float(np.finfo(dtype).eps)
     scale, shift = (None if p is None else moved(p.data, ndarray) for p in (given.gamma, given.beta))
     if isinstance(obj, layers.LayerNorm | layers.RMSNorm):
@@ -174,15 +226,15 @@ def described(who: str, obj: Any, dtype: str) -> Node:
     return Node("GroupNormalization", inputs, attributes, given.axis)
 
 
-def _of_transformer(who: str, transformer: Any) -> Node:
+def _of_transformer(who: str, transformer: Any, dtype: str) -> Node:
     from bnorm.transformer import BatchNormTransformer
 
     if not isinstance(transformer, BatchNormTransformer):
         raise TypeError(f"{who}: obj: expected a layer or a BatchNormTransformer, got {type(transformer).__name__}")
-    return _batch(transformer.layer_)
+    return _batch(transformer.layer_, dtype)
 
 
-def _batch(layer: Any) -> Node:
+def _batch(layer: Any, dtype: str) -> Node:
     eps, (mean, var, rstd, *_) = layer.eps, moved(layer._inference(), ndarray)
     kept = np.float32(eps)
     if float(kept) > eps:
@@ -190,16 +242,41 @@ def _batch(layer: Any) -> Node:
     if eps == 0:
         var = 1 / rstd**2  # 1 where the channel is constant
     gamma, beta = (None if p is None else moved(p.data, ndarray) for p in (layer.gamma, layer.beta))
+    parts = _parts(mean, 1 / rstd, dtype)
     inputs = {
         "scale": np.ones_like(mean) if gamma is None else gamma,
         "B": np.zeros_like(mean) if beta is None else beta,
-        "input_mean": mean,
+        "input_mean": np.zeros_like(mean) if parts else mean,
         "input_var": var + (eps - float(kept)),
     }
     attributes = {"epsilon": float(kept)}
     if layer.momentum is not None:
         attributes["momentum"] = complement(layer.momentum)
-    return Node("BatchNormalization", inputs, attributes, layer.axis)
+    return Node("BatchNormalization", inputs, attributes, layer.axis, parts)
+
+
+@np.errstate(all="ignore")
+def _parts(mean: ndarray, std: ndarray | None, dtype: str) -> tuple[ndarray, ...]:
+    """The mean as a sum of numbers of a type, to be subtracted from X; none if no mean is far from zero.
+
+    The nodes are left out where they gain little, because runtimes merge a batch norm that follows a convolution.
+    """
+    if not (np.abs(mean) > FAR * (1.0 if std is None else std)).any():
+        return ()
+    high = mean.astype(dtype).astype(np.float64)
+    low = mean - high
+    return (high, low) if low.any() else (high,)
+
+
+def _name_of(who: str, dtype: Any) -> str:
+    """The name of a type of X."""
+    try:
+        name = str(np.dtype(dtype).name)
+    except TypeError:
+        name = ""
+    if dtype is None or name not in TYPES:
+        raise ValueError(f"{who}: dtype: expected 'float32' or 'float64', got {dtype!r}")
+    return name
 
 
 def _channels(layer: Any) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """Layers from and to PyTorch, and the norms of `functional` as functions of PyTorch tensors.
 
     layer = from_torch(module)          a layer with the module's parameters, statistics, counters and mode
-    module = to_torch(layer)            the reverse
+    module = to_torch(layer)            the reverse, for a net of PyTorch's default dtype
+    modules = to_torch({"bn1": layer})  the same for all layers of a net
     y = batch_norm(x, gamma, beta)      of tensors on the CPU, with first and second derivatives
     y = function.apply(x, gamma, beta)  the torch.autograd.Function behind these
 
@@ -11,6 +12,7 @@ PyTorch, and pools values here; both conversions warn of it.
 """
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from bnorm import layers
@@ -75,17 +77,20 @@ def from_torch(module: Any) -> Layer:
     return layer.train(module.training)
 
 
-def to_torch(layer: Layer) -> Any:
-    """Convert a layer to a module of PyTorch on the CPU, with copies of its arrays, in their dtype.
+def to_torch(layer: Layer | Mapping[str, Layer], dtype: Any = None) -> Any:
+    """Convert a layer, or all layers of a net, to modules of PyTorch on the CPU, with copies of their arrays.
 
     Parameters
     ----------
-    layer : Layer
+    layer : Layer or mapping of str to Layer
         Any layer, but no subclass.
+    dtype : torch.dtype or str, optional
+        The dtype of the module. By default PyTorch's own, `torch.get_default_dtype()`, which the other modules of a net
+        have; `dtype=layer.dtype` keeps every bit.
 
     Returns
     -------
-    module : torch.nn.Module
+    module : torch.nn.Module or dict of str to torch.nn.Module
         With the parameters, statistics, counters and mode of the layer.
 
     Raises
@@ -100,11 +105,18 @@ def to_torch(layer: Layer) -> Any:
     """
     who = "to_torch"
     torch = load(who, "torch", "torch")
+    dtype = _floating(who, torch, dtype)
+    if isinstance(layer, Mapping):
+        return {name: _module(f"{who}: {name!r}", torch, one, dtype) for name, one in layer.items()}
+    return _module(who, torch, layer, dtype)
+
+
+def _module(who: str, torch: Any, layer: Layer, dtype: Any) -> Any:
     name = known(who, "layer", layer, {getattr(layers, name): name for name in NAMES})
     given: Any = layer
     without_activation(who, layer, "torch.nn.ReLU or torch.nn.LeakyReLU")
     affine, biased = given.gamma is not None, given.beta is not None
-    options: dict[str, Any] = {"eps": given.eps, "dtype": getattr(torch, given.dtype.name)}
+    options: dict[str, Any] = {"eps": given.eps, "dtype": dtype}
     if name in OVER_CHANNELS:
         only_axis(who, given, 1, "PyTorch")
         arguments: tuple[Any, ...] = (given.num_features,)
@@ -127,6 +139,16 @@ def to_torch(layer: Layer) -> Any:
         warn_of_variance(who, layer, 1, "PyTorch")
         _warn_of_pooling(who, module)
     return module.train(layer.training)
+
+
+def _floating(who: str, torch: Any, dtype: Any) -> Any:
+    """A dtype of floats of PyTorch, given as such, by its name, or as NumPy's."""
+    if dtype is None:
+        return torch.get_default_dtype()
+    found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, getattr(dtype, "name", str(dtype)), None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(f"{who}: dtype: expected a floating-point dtype of PyTorch, got {dtype!r}")
+    return found
 
 
 def batch_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:

@@ -10,6 +10,7 @@ from bnorm.kernels import kind_of, moved
 
 LABELS = 60  # names of features on one axis
 LONGEST = 30  # characters of a name
+MOST = 1e200  # what is drawn is at most so far from zero: limits of axes, and powers and sums of them, stay finite
 FIRST, SECOND, GREY = "#0072b2", "#d55e00", "#8a8a8a"  # safe for colour-blind readers
 
 
@@ -103,6 +104,12 @@ def _limits(ax: Any, quantiles: ndarray) -> tuple[float, float]:
     if start < end:
         ax.set_xlim(start - 0.04 * (end - start), end + 0.04 * (end - start))
     return start, end
+
+
+def within(values: ndarray) -> ndarray:
+    """Values as they are drawn: infinity as unknown, and the greatest ones at a limit."""
+    within: ndarray = np.where(np.isfinite(values), np.clip(values, -MOST, MOST), np.nan)
+    return within
 
 
 def host(values: Any) -> ndarray:

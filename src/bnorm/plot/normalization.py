@@ -8,7 +8,19 @@ import numpy as np
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
-from bnorm.plot.drawing import FIRST, SECOND, chosen, height, host, label_lines, labels, names_of, panels, strips
+from bnorm.plot.drawing import (
+    FIRST,
+    SECOND,
+    chosen,
+    height,
+    host,
+    label_lines,
+    labels,
+    names_of,
+    panels,
+    strips,
+    within,
+)
 
 HISTOGRAMS = 6  # the most features that get histograms; more become strips
 SAMPLE = 100_000  # rows that are drawn, spread evenly over the table
@@ -115,19 +127,20 @@ class NormalizationDisplay:
         return self
 
     def _draw_histograms(self) -> None:
-        ranges = [_range(column) for column in self.after.T]
+        before, after = within(self.before), within(self.after)
+        ranges = [_range(column) for column in after.T]
         common = min(low for low, _ in ranges), max(high for _, high in ranges)
         for i, name in enumerate(labels(self.feature_names)):
             left, right = self.axes_[2 * i : 2 * i + 2]
-            _histogram(left, self.before[:, i], _range(self.before[:, i]), FIRST)
-            _histogram(right, self.after[:, i], common, SECOND)
+            _histogram(left, before[:, i], _range(before[:, i]), FIRST)
+            _histogram(right, after[:, i], common, SECOND)
             left.set_ylabel(name, fontsize=9, rotation=0, horizontalalignment="right")
             if i + 1 < len(self.feature_names):
                 right.set_xticklabels([])
 
     def _draw_strips(self) -> None:
         for ax, values, color in zip(self.axes_, (self.before, self.after), (FIRST, SECOND), strict=True):
-            strips(ax, _quantiles(values), color)
+            strips(ax, _quantiles(within(values)), color)
         label_lines(self.axes_[0], self.feature_names)
         self.axes_[1].set_yticks([])
         self.axes_[1].set_ylim(self.axes_[0].get_ylim())
@@ -147,7 +160,11 @@ def _range(column: ndarray) -> tuple[float, float]:
     least, low, high, most = np.quantile(known, (0, 0.005, 0.995, 1))
     room = 0.5 * (high - low)
     low, high = max(least, low - room), min(most, high + room)
-    return (low, high) if low < high else (low - 0.5, low + 0.5)
+    narrow = 4 * BINS * float(np.spacing(max(abs(low), abs(high))))  # bins of that could not be told apart
+    if high - low > narrow:
+        return low, high
+    room = max(0.5, narrow)
+    return low - room, high + room
 
 
 def _histogram(ax: Any, column: ndarray, shown: tuple[float, float], color: str) -> None:

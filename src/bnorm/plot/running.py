@@ -7,7 +7,20 @@ import numpy as np
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
-from bnorm.plot.drawing import FIRST, GREY, SECOND, chosen, height, host, label_lines, labels, names_of, panels, strips
+from bnorm.plot.drawing import (
+    FIRST,
+    GREY,
+    SECOND,
+    chosen,
+    height,
+    host,
+    label_lines,
+    labels,
+    names_of,
+    panels,
+    strips,
+    within,
+)
 
 PANELS = 12  # the most features that get a panel each; more share a map
 
@@ -124,26 +137,27 @@ class RunningStatsDisplay:
         infinite.
         """
         unit = np.where(self.std[-1] > 0, self.std[-1], np.nan_to_num(self.std).max(axis=0))
-        away = self.mean - _start(self.mean)
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            away = self.mean - _start(self.mean)
             shift: ndarray = np.where(away == 0, 0.0, away / unit)
         return shift
 
     def widening(self) -> ndarray:
         """log2 of the ratio of each standard deviation to its first one above 0, for each moment."""
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             widening: ndarray = np.log2(self.std / _start(np.where(self.std > 0, self.std, np.nan)))
         return widening
 
     def _draw_now(self, ax: Any) -> None:
-        mean, std = self.mean[0], self.std[0]
+        mean, std = within(self.mean[0]), within(self.std[0])
         left, right = mean - std, mean + std
         strips(ax, np.array([left, left, left, mean, right, right, right]), FIRST)
         label_lines(ax, self.feature_names)
         ax.set_xlabel("mean, and one standard deviation to either side")
 
     def _draw_feature(self, ax: Any, i: int, name: str) -> None:
-        mean, std, start = self.mean[:, i], self.std[:, i], _start(self.mean)[i]
+        mean, std = within(self.mean[:, i]), within(self.std[:, i])
+        start = _start(mean[:, None])[0]
         far = np.abs(self.shift()[:, i]) > 1
         wide = np.abs(self.widening()[:, i]) > 1
         color = SECOND if (far | wide).any() else FIRST
@@ -164,7 +178,9 @@ class RunningStatsDisplay:
             (spreads, self.widening(), "standard deviation:\ntimes that at the start"),
         ):
             ax.set_facecolor("#d0d0d0")  # unknown values
-            limit = max(1.0, float(np.quantile(np.abs(values[np.isfinite(values)]), 0.99, method="higher")))
+            values = within(values)
+            known = np.abs(values[~np.isnan(values)])
+            limit = max(1.0, float(np.quantile(known, 0.99, method="higher"))) if known.size else 1.0
             mesh = ax.pcolormesh(
                 edges, lines, np.ma.masked_invalid(values.T), cmap="RdBu_r", vmin=-limit, vmax=limit, rasterized=True
             )
