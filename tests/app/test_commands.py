@@ -131,7 +131,9 @@ print((process_time() - between) / (between - start), *set(sys.modules) - before
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
         ratio, *modules = done.stdout.split()
         ratios.append(float(ratio))
-    assert min(ratios) < 2
+        if ratios[-1] < 2:
+            break
+    assert min(ratios) < 2, ratios
     others = {name for name in modules if name.partition(".")[0] not in {"bnorm", "numpy"}}
     assert len(others) < 60, others
 
@@ -427,7 +429,7 @@ def test_a_reader_that_goes_away(tmp_path):
 
 def test_bench(command):
     """All cases in a table, or as JSON; how fast anything is depends on the machine."""
-    said = command("bench", "--seconds", "0.05", "--json").json
+    said = command("bench", "--seconds", "0.01", "--json").json
     assert said["simd"] == cpu.simd_level()
     assert all(seconds > 0 for case in said["seconds"].values() for seconds in case.values())
     assert len(said["seconds"]) == 6

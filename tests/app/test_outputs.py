@@ -142,7 +142,7 @@ def kill(data, out, arguments, moments, number):
 @pytest.mark.parametrize(
     ("what", "number"), [("fit", signal.SIGKILL), ("transform", signal.SIGKILL), ("transform", signal.SIGTERM)]
 )
-@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_at_any_moment(command, tmp_path, what, number, times):
     """The old output or the complete new one; and, unless it was killed outright, no other file."""
     data, state, out = write(tmp_path / "x.parquet", table(200_000, 8)), tmp_path / "s.npz", tmp_path / "y.parquet"

@@ -26,6 +26,7 @@ def test_ranks_learn_as_one():
     assert all(loss == pytest.approx(other, abs=1e-9) for loss, other in losses)
 
 
+@pytest.mark.slow
 def test_a_table_of_files():
     for name in ("distributed", "dask.dataframe", "pyarrow"):
         pytest.importorskip(name)

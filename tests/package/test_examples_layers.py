@@ -58,6 +58,7 @@ def test_batch_norm_learns_where_the_plain_net_fails(once, curves):
 
 
 @draws
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers(once, curves):
     assert quick(curves).stdout == once.stdout
 

@@ -58,8 +58,11 @@ class EmulatedDevice:
         self.emulators |= dict.fromkeys(names, emulator)
 
     def build_all(self, family, names, groups=6):
-        """Ahead of the first launches, several at a time."""
-        names = sorted(set(names) - self.emulators.keys())
+        """Ahead of the first launches, several at a time: all or none, as what is kept is made of the same names then,
+        whatever was launched before."""
+        names = sorted(set(names))
+        if self.emulators.keys() >= set(names):
+            return
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda i: self.build(family, names[i::groups]), range(min(groups, len(names)))))
 
