@@ -38,7 +38,7 @@ class Call:
         return self.outer, self.channels or 1, self.inner, self.dtype, self.vectors
 
     def workspace(self, plan: plans.Plan, more: int = 0) -> tuple[int, int]:
-        """The addresses of the partial sums of a plan, with so many numbers behind them, and of its tickets."""
+        """The addresses of a plan's partial sums, which `more` numbers of the caller follow, and of its tickets."""
         return self.device.workspace(plan.partial + more, plan.tickets)
 
     def run(self, plan: plans.Plan, job: bytes) -> None:
