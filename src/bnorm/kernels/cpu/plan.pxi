@@ -12,7 +12,7 @@ cdef enum:
     MIN_ROWS = 512          # rows in a piece of columns, if it is not one of two: starting and merging it takes time
     FEW = 16                # with more pieces than this, pieces grow to four times MIN_ROWS before more are made
     NARROW = 128            # columns that one thread sums while another sums those beside them
-    FUSE = 1 << 20          # bytes of some channels that stay in the second-level cache from one pass over them to the next
+    FUSE = 1 << 20          # bytes of channels that the second-level cache keeps from one pass over them to the next
     TOGETHER = 1 << 14      # values of narrow rows that are converted together
     ROW = 64                # values that take as long as the statistics of a row
     SCATTERED = 9 << 20     # bytes of all arrays, for each thread, from which what some channels need is fetched ahead
