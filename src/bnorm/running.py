@@ -163,7 +163,9 @@ class Statistics:
         if self.weight is not None:
             self.weight[...] = np.where(self.seen > 0, np.inf if self.mode == AVERAGE else self.seen, 0)
         if self.pairs is not None and self.last is not None:
-            self.pairs[...], self.last[...] = self.seen * (self.seen - 1), rows
+            with np.errstate(over="ignore"):
+                self.pairs[...] = np.minimum(self.seen * (self.seen - 1), np.finfo(np.float64).max)
+            self.last[...] = rows
 
     def merge(self, other: "Statistics") -> None:
         """Merge other statistics of the same mode. If values fade, both streams end now."""
@@ -181,7 +183,7 @@ class Statistics:
         weight = self.seen if self.weight is None else self.weight
         if not self._ddof:
             return weight
-        left = weight - 1 if self.pairs is None else self.pairs / weight
+        left = weight - 1 if self.pairs is None else np.where(weight > 2.0**54, weight, self.pairs / weight)
         divisor: ndarray = np.where(left > 0, left, weight if self.from_data else 0)
         return divisor
 

@@ -54,7 +54,8 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
     scale_ : ndarray of shape (n_features,) or None
         The square root of the variance, or 1 for a constant feature; None with with_std=False.
     n_samples_seen_ : int, float or ndarray of shape (n_features,)
-        The number of values seen, or the sum of their weights; one per feature if NaN made them differ.
+        The number of values seen, or the sum of their weights; one per feature if NaN made them differ. With
+        with_mean=False and with_std=False weights count only for sparse matrices.
     n_features_in_ : int
         The number of features.
     feature_names_in_ : ndarray of shape (n_features,)
@@ -183,11 +184,12 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         table = x if issparse(x) else _table(x)
         if weight is not None and table is not None:
             weight = _table(weight).astype(np.float64)
+        by_rows = weight if issparse(x) or self.with_mean or self.with_std else None  # else only rows are counted
         if table is None or not (anew or self._readable()) or (weight is not None and (weight < 0).any()):
             return self._learn_by_sklearn(X, y, sample_weight, anew)
         callbacks = Callbacks(self, X=x, y=y, metadata={"sample_weight": sample_weight})
-        batch = sparse_tables.moments(x, weight) if issparse(x) else _moments(table, weight)
-        weighted = weight is not None or (not anew and self._is_weighted())
+        batch = sparse_tables.moments(x, by_rows) if issparse(x) else _moments(table, by_rows)
+        weighted = by_rows is not None or (not anew and self._is_weighted())
         self._set(batch if anew else self._before(x) + batch, x, weighted)
         if anew:
             self.__dict__.pop("feature_names_in_", None)

@@ -63,6 +63,26 @@ def test_threads_that_the_system_refuses():
     output("processes.py", "threads_that_the_system_refuses", OMP_NUM_THREADS=3, OPENBLAS_NUM_THREADS=1)
 
 
+STACKS = [
+    ({"OMP_STACKSIZE": "4G"}, True),
+    ({"OMP_STACKSIZE": " 4096 M "}, True),
+    ({"OMP_STACKSIZE": "4194304"}, True),
+    ({"GOMP_STACKSIZE": "4g"}, True),
+    ({"OMP_STACKSIZE": "wrong", "GOMP_STACKSIZE": "4294967296b"}, True),
+    ({"OMP_STACKSIZE": "1M", "GOMP_STACKSIZE": "4G"}, False),
+    ({"OMP_STACKSIZE": "1 k"}, False),  # too small, so the default
+    ({"OMP_STACKSIZE": "4GB"}, False),  # no size
+]
+
+
+@openmp
+@linux
+@pytest.mark.parametrize(("sizes", "refused"), STACKS, ids=str)
+def test_stacks_that_do_not_fit(sizes, refused):
+    """OpenMP runtimes end the process there, too."""
+    output("processes.py", "threads_without_memory", refused, OMP_NUM_THREADS=3, OPENBLAS_NUM_THREADS=1, **sizes)
+
+
 def test_a_numpy_integer_is_an_integer():
     before = bnorm.get_num_threads()
     bnorm.set_num_threads(np.int64(before))

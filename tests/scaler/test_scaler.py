@@ -401,3 +401,34 @@ def test_columns_in_the_other_byte_order(dtype, weighted):
         for scaler in (ours, theirs):
             scaler.partial_fit(frame, sample_weight=weight)
         assert_same(ours.var_, theirs.var_)
+
+
+@pytest.mark.parametrize("form", [np.array, sparse.csr_array, sparse.csc_array])
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("nan", [False, True])
+def test_the_number_of_values_is_theirs(form, settings, nan):
+    """Its shape too, in every order of weighted and plain batches; theirs rounds the sum of weights in a plain one."""
+    if settings[0] and form is not np.array:
+        return  # refused
+    rng = np.random.default_rng(5)
+    batches = [np.where(rng.random((300, 3)) < 0.5, 0, rng.standard_normal((300, 3))) for _ in range(2)]
+    if nan:
+        batches[0][3, 1] = np.nan
+    whole, parts = rng.integers(1, 4, 300).astype(float), rng.random(300)
+    for weights in ([None], [parts], [None, None], [parts, parts], [whole, None], [None, whole]):
+        ours, theirs = (
+            kind(with_mean=settings[0], with_std=settings[1]) for kind in (StandardScaler, preprocessing.StandardScaler)
+        )
+        try:
+            for x, weight in zip(batches, weights, strict=False):
+                theirs.partial_fit(form(x), sample_weight=weight)
+        except TypeError:  # theirs adds fractions to integers
+            continue
+        for x, weight in zip(batches, weights, strict=False):
+            ours.partial_fit(form(x), sample_weight=weight)
+        for name in FITTED:
+            got, want = getattr(ours, name), getattr(theirs, name)
+            assert (got is None) == (want is None)
+            if want is not None:
+                assert np.shape(got) == np.shape(want), (name, weights)
+                np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9)

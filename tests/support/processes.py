@@ -86,6 +86,16 @@ def threads_that_the_system_refuses():
     assert got == want * 3
 
 
+def threads_without_memory(refused):
+    """OMP_NUM_THREADS=3 in an address space with room for 1 GB: stacks that need more leave one thread."""
+    import resource
+
+    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), resource.RLIM_INFINITY))
+    assert helpers(answer) == (0 if refused == "True" else 2)
+
+
 def rows_without_scratch():
     """A row of 2^26 values without gamma and beta, in place, where there is no room for a gamma and a beta as long."""
     import resource

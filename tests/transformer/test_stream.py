@@ -89,6 +89,49 @@ def test_after_a_fit_a_new_feature_begins_fully():
     assert exactly.mean_ == 5.0
 
 
+@pytest.mark.parametrize("momentum", [0.5, 0.2, 1.0])
+def test_an_average_ages_in_a_batch_without_values(momentum):
+    """Settled or not; a settled one is a stream that is infinitely long."""
+    hole, one = [[np.nan, 0.0]], [[1.0, 1.0]]
+    settled = BatchNormTransformer(momentum=momentum).fit([[0.0, 0.0], [0.0, 0.0]])
+    stream = BatchNormTransformer(momentum=momentum)
+    for _ in range(200):
+        stream.partial_fit([[0.0, 0.0], [0.0, 0.0]])
+    for rows in (hole * 2, hole * 2, one * 2, hole * 2, one * 2):
+        settled.partial_fit(rows)
+        stream.partial_fit(rows)
+        np.testing.assert_allclose(settled.mean_, stream.mean_, rtol=1e-13)
+    short = BatchNormTransformer(momentum=0.5).fit([[0.0, 0.0], [0.0, 0.0]]).partial_fit(hole * 2).partial_fit(one * 2)
+    np.testing.assert_allclose(short.mean_, [2 / 3, 0.5], rtol=1e-15)
+
+
+WEIGHTS = {
+    "tiny": lambda w: w * 1e-200,
+    "some subnormal": lambda w: np.where(np.arange(len(w)) % 2, 5e-324, w),
+    "huge": lambda w: w * 1e300,
+    "below 2^-300": lambda w: w * 1e-92,
+    "mixed": lambda w: w * np.where(np.arange(len(w)) % 2, 1e-150, 1.0),
+    "faint in the end": lambda w: w * np.where(np.arange(len(w)) < 25, 1.0, 1e-200),
+}
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_half_lives_and_weights_of_any_size(name, ddof):
+    """The last feature has values where the weights are small only."""
+    x, w = table(30), WEIGHTS[name](np.random.default_rng(3).random(30) + 0.1)
+    x[:25, 2] = np.nan
+    for halflife in (0.5, 4.0, 1e6):
+        t = BatchNormTransformer(halflife=halflife, ddof=ddof).partial_fit(x, sample_weight=w)
+        mean, var, _ = by_age(x, halflife, w, 0)
+        np.testing.assert_allclose(t.mean_, mean.astype(float), rtol=1e-12)
+        if name == "huge" or ddof == 0:  # below a sum of 1, ddof 1 leaves nothing to divide by
+            np.testing.assert_allclose(t.var_, var.astype(float), rtol=1e-9)
+        assert (t.var_ > 0).all()
+        fitted = BatchNormTransformer(halflife=halflife, ddof=ddof).fit(x, sample_weight=w)
+        np.testing.assert_array_equal(fitted.mean_, BatchNormTransformer(momentum=None).fit(x, sample_weight=w).mean_)
+
+
 def test_constant_stream_is_exact_at_every_step():
     x = table(1)
     for parameters in MODES:

@@ -150,11 +150,20 @@ typedef struct {
     double seen, pairs, last;   /* count is faded, relative to row `last`; seen is not */
 } bn_batch;
 
-/* What m2 is divided by; 0 where that leaves nothing. Values that weigh 1 each have pairs = weight (weight - 1). */
+/* What m2 is divided by; 0 where that leaves nothing. Values that weigh 1 each have pairs = weight (weight - 1).
+ * The quotient is at most 1 less than the weight: beyond 2^54 it is the weight, where pairs may overflow. */
 BN_FN double bn_divisor(bn_rule r, double weight, double pairs)
 {
-    const double left = r.mode != BN_FADE ? weight - r.ddof : r.ddof == 0.0 ? weight : pairs / weight;
+    const int whole = r.ddof == 0.0 || weight > 18014398509481984.0;
+    const double left = r.mode != BN_FADE ? weight - r.ddof : whole ? weight : pairs / weight;
     return left > 0.0 ? left : r.whole ? weight : 0.0;
+}
+
+/* The weight of an average after a batch without any value, which is a step of time as any other. Settled is what never
+ * missed a batch: 1 + (1 - momentum) + (1 - momentum)^2 ... = 1 / momentum. */
+BN_FN double bn_weight_later(double weight, bn_rule r)
+{
+    return (bn_finite(weight) ? weight : 1.0 / r.momentum) * (1.0 - r.momentum);
 }
 
 BN_FN bn_statistics bn_average(bn_statistics s, bn_batch b, bn_rule r)

@@ -118,7 +118,7 @@ def _move(
     kept = fits if nonfinite != "propagate" else np.full_like(fits, True)
     seen_ += uncounted
     if mode == AVERAGE and weight is not None and not replace:
-        weight[count == 0] *= 1 - momentum
+        weight[count == 0] = (np.where(np.isinf(weight), 1 / momentum, weight) * (1 - momentum))[count == 0]
     for name, values in zip(NAMES[:-1], (mean, var, low, seen_, weight, pairs_, last_), strict=True):
         if values is not None:
             values[kept & (count > 0)] = after[name][kept & (count > 0)]
@@ -140,7 +140,7 @@ def _state(rule: Rule, uncounted: float) -> dict[str, Array]:
 
 def _divisor(weight: Array, pairs: Array, fades: bool, ddof: float, whole: bool) -> Array:
     """The divisor of m2; 0 where count - ddof is not above 0."""
-    left = weight if ddof == 0 else pairs / weight if fades else weight - ddof
+    left = weight - ddof if not fades else weight if ddof == 0 else np.where(weight > 2.0**54, weight, pairs / weight)
     return np.where(left > 0, left, weight if whole else 0)
 
 

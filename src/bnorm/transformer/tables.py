@@ -124,28 +124,43 @@ def faded(x: ndarray | Columns, weight: ndarray | None, halflife: float, ddof: i
 
     Rows that are DEEP half-lives old have no weight beside younger ones. A feature without values in the last SHALLOW
     half-lives is computed separately: the age of its rows counts from its own last value, so no weight underflows.
+    Sample weights count in units of the largest, and a feature whose values weigh much less is computed separately too.
     """
     x, n = dense(x), len(x)
     near = slice(n - int(min(n, DEEP * halflife + 1)), n)
     f = _fading(n - near.start, halflife, x)
-    w = f if weight is None else f * weight[near]
+    unit = _unit(weight)
+    w = f if weight is None else f * (weight[near] / unit)
     parts = None if near.start else _complete(x, w, weight)
     if parts is None:
         parts, seen = _weighted(x[near], w), _seen(x, weight, near.start)
     else:
         seen = np.zeros(x.shape[1], like=x) + (n if weight is None else weight.sum())
     last = np.zeros(seen.shape, like=seen)
-    pairs = _pairs(x[near], w, f, parts, seen) if ddof else np.zeros(seen.shape, like=seen)
     lost = moved((parts[0] < 2.0**-SHALLOW) & (seen > 0), ndarray)
+    if weight is not None:
+        parts = np.concatenate([parts[:1] * unit, parts[1:2], parts[2:3] * unit, parts[3:]])
+    pairs = _pairs(x[near], w * unit, f, parts, seen) if ddof else np.zeros(seen.shape, like=seen)
     for c in np.flatnonzero(lost).tolist():
         there = ~np.isnan(x[:, c]) if weight is None else ~np.isnan(x[:, c]) & (weight > 0)
         end = int(np.flatnonzero(moved(there, ndarray))[-1]) + 1
-        one = faded(x[:end, c : c + 1], None if weight is None else weight[:end], halflife, ddof)
+        own = None if weight is None else np.where(there, weight, 0)[:end]
+        if end == n and bool(_unit(own) == unit):  # it is as it should be: what weighs most is old
+            continue
+        one = faded(x[:end, c : c + 1], own, halflife, ddof)
         parts[:, c], pairs[c], last[c] = one.parts[:, 0], one.pairs[0], end - n
     split = 0
     if ddof and near.start and bool(((pairs == 0) & (parts[2] == 0) & (seen > parts[0])).any()):
         split = near.start
     return Faded(parts, seen, pairs, last, split)
+
+
+def _unit(weight: ndarray | None) -> Any:
+    """The largest power of two that is not above the largest weight; 1 without any."""
+    if weight is None:
+        return 1.0
+    most = weight.max()
+    return np.where(most > 0, np.exp2(np.floor(np.log2(most))), 1.0)
 
 
 def _fading(n: int, halflife: float, like: Any) -> ndarray:
@@ -203,7 +218,8 @@ def _pairs(x: ndarray, w: ndarray, f: ndarray, parts: ndarray, seen: ndarray) ->
         mine, faded_to = w[there], f[there]
         before = np.concatenate([mine[:1] * 0, np.cumsum(mine[:-1])])
         pairs[c] = (2 * mine * before + mine * (mine - faded_to)).sum()
-    return pairs
+    most: ndarray = np.minimum(pairs, np.finfo(np.float64).max)
+    return most
 
 
 def refuse_infinity_in(parts: ndarray, x: ndarray | Columns, weight: ndarray | None) -> None:

@@ -30,6 +30,7 @@ cdef extern from "formulas.h" nogil:
     ctypedef struct bn_batch:
         double count, mean, m2, low, seen, pairs, last
     bn_statistics bn_move(bn_statistics, bn_batch, bn_rule)
+    double bn_weight_later(double, bn_rule)
     void bn_merge(double*, double*, double*, double*, double, double, double, double)
     bint bn_finite(double)
     double bn_plain(double)

@@ -233,7 +233,7 @@ def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple sha
     size[1] = columns
     cdef cnp.ndarray result = cnp.PyArray_ZEROS(2, size, cnp.NPY_DOUBLE, 0)
     cdef double* parts = <double*>cnp.PyArray_DATA(result)
-    cdef double total = rows, above = rows, zeros, present
+    cdef double total = rows, above = rows, zeros, present, missing
     cdef Py_ssize_t p, c, i
     # One column lies in one cache line.
     cdef size_t sums = max(<Py_ssize_t>1, pieces * columns)
@@ -263,16 +263,19 @@ def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple sha
                         total += w[i]
                         above += w[i] != 0
                 for c in range(columns):
-                    zeros, present = total, 0
+                    zeros, present, missing = total, 0, 0
                     for p in range(pieces):
                         merge(&column[p * columns + c], &parts[c], &parts[columns + c], &parts[2 * columns + c],
                               &parts[3 * columns + c])
                         zeros = zeros - column[p * columns + c].n - rest[p * columns + c].missing
                         present = present + rest[p * columns + c].stored
+                        missing = missing + rest[p * columns + c].missing
                     # If every value is stored, the rest of the weights is only the rounding error of their sums.
                     if present < above and zeros > 0:
                         bn_merge(&parts[c], &parts[columns + c], &parts[2 * columns + c], &parts[3 * columns + c],
                                  zeros, 0.0, 0.0, 0.0)
+                    if missing == 0:    # however the sum of all weights was rounded, complete columns agree on it
+                        parts[c] = total
     finally:
         free(memory)
     if found & OUTSIDE:

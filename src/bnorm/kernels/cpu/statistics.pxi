@@ -138,10 +138,10 @@ cdef bint move_channel(const Target* target, Py_ssize_t c, bn_batch b, bint test
 
 
 cdef inline void pass_by(const Target* target, Py_ssize_t c) noexcept nogil:
-    """A channel without values in a batch: in an average it fades with the others."""
+    """A channel without values in a batch: the average it has weighs less from then on."""
     target.seen[c] += target.uncounted
     if target.rule.mode == BN_AVERAGE and target.weight != NULL and not target.replaces:
-        target.weight[c] *= 1.0 - target.rule.momentum
+        target.weight[c] = bn_weight_later(target.weight[c], target.rule)
 
 
 cdef void refuse(Py_ssize_t bad, Py_ssize_t n) except *:

@@ -9,12 +9,15 @@ cdef extern from "threads.h" nogil:
     void omp_set_num_threads(int)
     int bn_release_workers()
     int bn_startable(int)
+    void bn_read_environment()
 
 cdef enum:
     # Below this many values a call stays on one thread: at 2 cores a second thread that is idle makes calls of 65,536
     # float32 values (256 KiB) 1.15 to 1.6 times as fast, and those of half as many hardly. It costs milliseconds when
     # its core is taken, since the OpenMP runtime spins at its barrier. benchmarks/threshold.py measures it.
     SERIAL = 65536
+
+bn_read_environment()
 
 cdef int limit = 0          # the argument of set_num_threads; 0: not called
 cdef bint serial = False    # in a forked child whose runtime cannot start threads

@@ -52,6 +52,11 @@ BN_DEV bn_statistics before(const StatisticsJob& job, i64 c, double seen, const 
   return s;
 }
 
+BN_DEV bn_rule rule_of(const StatisticsJob& job) {
+  const int mode = job.replaces ? (int)BN_POOL : (int)job.mode;
+  return {mode, job.momentum, job.halflife, job.ddof, (int)job.whole};
+}
+
 __global__ void __launch_bounds__(256) move_statistics(StatisticsJob job) {
   const i64 c = (i64)blockIdx.x * 256 + threadIdx.x, channels = job.channels;
   if (c >= channels) return;
@@ -64,16 +69,14 @@ __global__ void __launch_bounds__(256) move_statistics(StatisticsJob job) {
     job.left[c] = 0;
     if (test) return;
     job.seen[c] = seen;
-    if (job.mode == BN_AVERAGE && job.weight && !job.replaces) job.weight[c] *= 1.0 - job.momentum;
+    if (job.mode == BN_AVERAGE && job.weight && !job.replaces) job.weight[c] = bn_weight_later(job.weight[c], rule_of(job));
     return;
   }
   if (job.batch_seen) batch.seen = job.batch_seen[c];
   if (!counts(job) && !job.replaces) batch.seen = 0.0;
   if (job.batch_pairs) batch.pairs = job.batch_pairs[c];
   if (job.batch_last) batch.last = job.batch_last[c];
-  const int mode = job.replaces ? (int)BN_POOL : (int)job.mode;
-  const bn_rule rule = {mode, job.momentum, job.halflife, job.ddof, (int)job.whole};
-  bn_statistics s = bn_move(before(job, c, seen, batch), batch, rule);
+  bn_statistics s = bn_move(before(job, c, seen, batch), batch, rule_of(job));
   if (job.replaces && job.mode == BN_AVERAGE) s.weight = 1.0 / 0.0;
   const bool finite = held(job, s.mean) && held(job, s.var);
   job.left[c] = !finite;
