@@ -34,7 +34,8 @@ print(time.perf_counter() - wall, time.process_time() - cpu, peak_memory())
 """
 LEARN = """
 from bnorm.app.fitting import Learner, learn
-from bnorm.app.inputs import Stream, choose, find
+from bnorm.app.choosing import choose
+from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Progress
 from bnorm.app.states import Learned
 ---

@@ -285,6 +285,7 @@ def test_signals(tmp_path, number):
     text = write(tmp_path / "x.csv", table(60_000)).read_bytes()
     assert len(text) > 2 << 20
     arguments = ["fit", "-", "-o", tmp_path / "s.npz", "--checkpoint", tmp_path / "c.npz", "--batch-rows", "1000"]
+    arguments.append("--quiet")
     command = [sys.executable, "-c", SAYS_WHEN_IT_HAS_LEARNED, *map(str, arguments)]
     with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1) as process:
         process.stdin.write(text)

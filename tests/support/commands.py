@@ -1,6 +1,7 @@
 """The command `bnorm`, run inside of this process or as one of its own, and the tables it is run on."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,7 @@ class Done(NamedTuple):
     code: int
     out: str
     err: str
+    told: str  # which columns are used and which are not; the rest of standard error is `err`
 
     @property
     def json(self):
@@ -44,7 +46,11 @@ class Command:
     def run(self, *arguments: object) -> Done:
         self._capsys.readouterr()
         code = main([str(a) for a in arguments])
-        return Done(code, *self._capsys.readouterr())
+        out, err = self._capsys.readouterr()
+        parts: dict[bool, str] = {True: "", False: ""}
+        for line in err.splitlines(keepends=True):
+            parts[re.match("bnorm: .*: (learns|leaves out) ", line) is not None] += line
+        return Done(code, out, parts[False], parts[True])
 
 
 def table(rows: int, columns: int = 3, seed: int = 0) -> np.ndarray:

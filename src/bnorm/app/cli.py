@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from bnorm import __version__
-from bnorm.app.errors import DataError
+from bnorm.app.dialects import Dialect, add_options
+from bnorm.app.errors import DataError, NotANumberError
 
 STATE_HELP = "the state file, .safetensors or .npz"
-DATA_HELP = "CSV, Parquet or Arrow files, folders of them, globs; - is CSV from standard input"
+DATA_HELP = "CSV, Parquet or Arrow files, folders of them, globs; - is standard input"
 OUT_HELP = (
     "the table, whose suffix sets the format: .csv, .tsv (also .csv.gz and the like), .parquet, .arrow; "
     "- is CSV to standard output; FOLDER/ is one file for each input, in its format"
@@ -51,14 +52,6 @@ def names(text: str) -> list[str]:
     if not found:
         raise argparse.ArgumentTypeError(f"expected names separated by commas, got {text!r}")
     return found
-
-
-def delimiter(text: str) -> str:
-    """One character."""
-    text = {"tab": "\t", "\\t": "\t"}.get(text, text)
-    if len(text) != 1 or text in '"\r\n':
-        raise argparse.ArgumentTypeError(f"expected one character, or tab, got {text!r}")
-    return text
 
 
 def state_name(text: str) -> str:
@@ -130,7 +123,7 @@ def show(args: argparse.Namespace) -> None:
 def plot(args: argparse.Namespace) -> None:
     from bnorm.app import plotting
 
-    plotting.plot(args.data, args.output, args.columns, args.delimiter, args.quiet)
+    plotting.plot(args.data, args.output, args.columns, Dialect.of(args), args.quiet)
     tell(args, {"output": args.output}, args.output)
 
 
@@ -182,9 +175,7 @@ def parser() -> argparse.ArgumentParser:
     writing.add_argument("--force", action="store_true", help="overwrite existing files")
     reading = argparse.ArgumentParser(add_help=False)
     reading.add_argument("data", nargs="+", metavar="DATA", help=DATA_HELP)
-    reading.add_argument(
-        "--delimiter", type=delimiter, metavar="CHAR", help="the delimiter of CSV files (default: by the suffix)"
-    )
+    add_options(reading)
 
     command = add(fit, "learn the statistics of tables, in constant memory", reading, writing)
     command.add_argument("-o", "--output", required=True, type=state_name, metavar="STATE", help=STATE_HELP)
@@ -287,11 +278,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except NotANumberError as error:
+        return failed(DataError(f"{error}; {ways_out(error, args)}"))
     except (DataError, ValueError, ImportError, MemoryError) as error:
         return failed(error)
     except OSError as error:
         return failed(DataError(f"{error.filename}: {error.strerror}") if error.filename else error)
     return 0
+
+
+def ways_out(error: NotANumberError, args: argparse.Namespace) -> str:
+    """What can be done about a value that is no number."""
+    missing = f"--null-values {shlex.quote(error.value)} or --on-error null takes it for missing"
+    excluded = (
+        f"--exclude {shlex.quote(error.column)} leaves the column out, "
+        if hasattr(args, "exclude") and not args.columns
+        else ""
+    )
+    return excluded + missing
 
 
 def failed(error: Exception) -> int:

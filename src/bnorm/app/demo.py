@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from bnorm.app.dialects import PLAIN
 from bnorm.app.errors import DataError
 from bnorm.app.fitting import Learner, learn
 from bnorm.app.inputs import Stream, find
@@ -171,5 +172,5 @@ def _picture(folder: Path, state: str) -> str:
     from bnorm.app import plotting
 
     path = str(folder / "drift.png")
-    plotting.plot([state], path, None, None, True)
+    plotting.plot([state], path, None, PLAIN, True)
     return path

@@ -1,5 +1,13 @@
-"""The error that ends a command with a message of one line and exit status 1."""
+"""The errors that end a command with a message of one line and exit status 1."""
 
 
 class DataError(Exception):
     """Data or a file cannot be used; the message names it."""
+
+
+class NotANumberError(DataError):
+    """A value in a column of numbers is none; commands say what can be done about it."""
+
+    def __init__(self, source: str, column: str, where: str, value: str) -> None:
+        super().__init__(f"{source}: column {column!r}, {where}: expected a number, got {value!r}")
+        self.column, self.value = column, value

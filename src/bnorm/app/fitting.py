@@ -13,8 +13,10 @@ from numpy import ndarray
 
 from bnorm import arrow, get_num_threads, set_num_threads
 from bnorm.app import places
+from bnorm.app.choosing import check_same_columns, choose, tell
+from bnorm.app.dialects import Dialect
 from bnorm.app.errors import DataError
-from bnorm.app.inputs import Stream, check_same_columns, choose, find
+from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Interrupted, Progress, Signals
 from bnorm.app.sources import Source
 from bnorm.app.states import Learned, Step
@@ -25,12 +27,14 @@ EVERY = 60.0  # seconds between checkpoints
 
 def fit(args: argparse.Namespace) -> dict[str, Any]:
     """Run the command. Returns a summary."""
-    sources = find(args.data, args.delimiter)
+    sources = find(args.data, dialect := Dialect.of(args))
     names = choose(sources[0], args.columns, args.exclude, args.weight)
     stream = Stream(sources, [*names, *([args.weight] if args.weight else [])])
     if not args.columns:
         check_same_columns(sources, [*stream.numbers, *(args.exclude or ())])
-    asked = _asked(args, sources, names)
+    asked = _asked(args, sources, names, dialect)
+    if not args.quiet:
+        tell(sources[0], names, _wishes(args))
     learned = (
         Learned.resumed(args.resume, asked)
         if args.resume
@@ -150,7 +154,14 @@ def one_thread() -> Iterator[None]:
         set_num_threads(before)
 
 
-def _asked(args: argparse.Namespace, sources: Sequence[Source], names: Sequence[str]) -> dict[str, Any]:
+def _wishes(args: argparse.Namespace) -> dict[str, str]:
+    """Why columns are no features although they could be: because the user says so."""
+    return dict.fromkeys(args.exclude or (), "excluded") | ({args.weight: "weights"} if args.weight else {})
+
+
+def _asked(
+    args: argparse.Namespace, sources: Sequence[Source], names: Sequence[str], dialect: Dialect
+) -> dict[str, Any]:
     """The settings that must be the same in a checkpoint and in the command that resumes from it."""
     return {
         "files": [[s.name, s.size] for s in sources],
@@ -160,4 +171,5 @@ def _asked(args: argparse.Namespace, sources: Sequence[Source], names: Sequence[
         "weight": args.weight,
         "history": args.history,
         "batch_rows": args.batch_rows,
+        "dialect": dialect.said(),
     }

@@ -1,31 +1,73 @@
 """The input of a command: files, folders, globs and standard input as one stream of batches of columns."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+import re
+from collections.abc import Generator, Iterator, Sequence
 from glob import glob  # of paths that may be absolute, which those of pathlib may not
 from pathlib import Path
 from typing import Any
 
+from bnorm.app import opening
+from bnorm.app.choosing import listed
+from bnorm.app.columnar import ArrowSource, ParquetSource
+from bnorm.app.csv_source import CsvSource
+from bnorm.app.dialects import PLAIN, Dialect
 from bnorm.app.errors import DataError
-from bnorm.app.sources import SUFFIXES, Source, source
-from bnorm.arrow import is_number
+from bnorm.app.opening import Input
+from bnorm.app.sources import ARROW, CSV, PACKED, PARQUET, SUFFIXES, Source, pyarrow, said
 
 STDIN = "-"
+REMOTE = {"s3": "aws s3 cp {} -", "gs": "gcloud storage cat {}", "gcs": "gcloud storage cat {}"}
+KINDS: dict[bytes, type[ParquetSource] | type[ArrowSource]] = {
+    opening.PARQUET: ParquetSource,
+    opening.ARROW_FILE: ArrowSource,
+    opening.ARROW_STREAM: ArrowSource,
+}
 
 
-def find(names: Sequence[str], delimiter: str | None = None) -> list[Source]:
+def find(names: Sequence[str], dialect: Dialect = PLAIN) -> list[Source]:
     """The sources of paths, folders and globs, in the given order; files of a folder or glob are sorted by name."""
     found: list[Source] = []
     for name in names:
         if name == STDIN:
             if any(s.name == "standard input" for s in found):
                 raise DataError("standard input: expected once, got it twice")
-            found.append(source(None, delimiter))
+            found.append(source(None, dialect))
         else:
-            found += [source(path, delimiter) for path in _paths(name)]
+            found += [source(path, dialect) for path in _paths(name)]
     return found
 
 
+def source(path: Path | None, dialect: Dialect = PLAIN) -> Source:
+    """The source for a file, by its suffix, or of a pipe or standard input, which is None, by its first bytes."""
+    pa = pyarrow()
+    name = path.name.lower() if path else ""
+    for packed in PACKED:
+        name = name.removesuffix(packed)
+    suffix = Path(name).suffix
+    try:
+        given = Input(path)
+        if path and path.suffix.lower() in PARQUET:
+            return ParquetSource(given)
+        if path and path.suffix.lower() in ARROW:
+            return ArrowSource(given)
+        if given.again and suffix not in CSV and not dialect.delimiter:
+            raise DataError(f"{path}: expected a suffix of {', '.join(SUFFIXES)}, got {Path(name).suffix or 'none'}; "
+                            "with --delimiter , any file is read as CSV")  # fmt: skip
+        first = given.first(16)
+        if error := given.refused(first, "a table"):
+            raise error
+        for magic, kind in KINDS.items():
+            if first.startswith(magic):
+                return kind(given)
+        return CsvSource(given, dialect.delimiter or CSV.get(suffix, ","), dialect)
+    except (pa.ArrowException, OSError, UnicodeError) as error:
+        raise DataError(f"{path or 'standard input'}: {said(error)}") from None
+
+
 def _paths(name: str) -> list[Path]:
+    if remote := re.match(r"(\w+)://", name):
+        fetch = REMOTE.get(remote[1].lower(), "curl -fsSL '{}'").format(name)
+        raise DataError(f"{name}: expected a file here; {fetch} | bnorm ... - reads one from elsewhere")
     path = Path(name)
     if path.is_dir():
         inside = sorted(p for p in path.rglob("*") if _is_data(p.relative_to(path)) and p.is_file())
@@ -95,48 +137,7 @@ class Stream:
         like = f", as {first.name} has it" if s is not first else ""
         for name in self.numbers + self.others:
             if name not in present:
-                raise DataError(f"{s.name}: expected a column {name!r}{like}, got {_listed(s.columns)}")
+                raise DataError(f"{s.name}: expected a column {name!r}{like}, got {listed(s.columns)}")
         for name in self.numbers:
             if not s.is_number(name):
                 raise DataError(f"{s.name}: column {name!r}: expected numbers{like}, got {s.columns[name]}")
-
-
-def number_columns(first: Source) -> list[str]:
-    """The columns of numbers in a source."""
-    return [name for name, kind in first.columns.items() if is_number(kind)]
-
-
-def choose(
-    first: Source, only: Sequence[str] | None, exclude: Sequence[str] | None, weight: str | None = None
-) -> list[str]:
-    """The columns to learn from: those of `only`, or all columns of numbers except `exclude` and the weights."""
-    for name in [*(only or ()), *(exclude or ()), *([weight] if weight else [])]:
-        if name not in first.columns:
-            raise DataError(f"{first.name}: expected a column {name!r}, got {_listed(first.columns)}")
-    if only:
-        chosen = list(dict.fromkeys(only))
-        if weight in chosen:
-            raise DataError(f"{first.name}: column {weight!r}: expected either a feature or the weights, got both")
-    else:
-        left_out = {*(exclude or ()), weight}
-        chosen = [name for name in number_columns(first) if name not in left_out]
-    if not chosen:
-        raise DataError(f"{first.name}: expected a column of numbers, got {_listed(first.columns)}")
-    return chosen
-
-
-def check_same_columns(sources: Sequence[Source], names: Iterable[str]) -> None:
-    """DataError if a later file has a column of numbers that the first file does not have."""
-    known = set(names) | set(sources[0].columns)
-    for s in sources[1:]:
-        if more := [name for name in number_columns(s) if name not in known]:
-            raise DataError(
-                f"{s.name}: column {more[0]!r}: expected the columns of {sources[0].name}, which does not have it; "
-                "choose with --columns or --exclude"
-            )
-
-
-def _listed(columns: Iterable[str], most: int = 8) -> str:
-    names = list(columns)
-    text = ", ".join(map(repr, names[:most])) or "no column"
-    return text + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -9,9 +9,11 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm import arrow
+from bnorm.app.choosing import choose
+from bnorm.app.dialects import Dialect
 from bnorm.app.errors import DataError
 from bnorm.app.fitting import Learner, learn
-from bnorm.app.inputs import Stream, choose, find
+from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Progress
 from bnorm.app.states import Learned
 from bnorm.files.container import SUFFIXES
@@ -21,7 +23,7 @@ from bnorm.files.replacing import replacing
 ROWS = 100_000  # about how many rows of a table are drawn, spread evenly over it
 
 
-def plot(names: Sequence[str], output: str, columns: Sequence[str] | None, delimiter: str | None, quiet: bool) -> None:
+def plot(names: Sequence[str], output: str, columns: Sequence[str] | None, dialect: Dialect, quiet: bool) -> None:
     """Draw states over their streams, one below the other, or the values of a table before and after normalization."""
     states = [name for name in names if Path(name).suffix.lower() in SUFFIXES]
     if states and len(states) != len(names):
@@ -31,7 +33,7 @@ def plot(names: Sequence[str], output: str, columns: Sequence[str] | None, delim
     if states:
         figure = _states(displays, states)
     else:
-        figure = displays.NormalizationDisplay.from_estimator(*_table(names, columns, delimiter, quiet)).figure_
+        figure = displays.NormalizationDisplay.from_estimator(*_table(names, columns, dialect, quiet)).figure_
     with replacing(output) as file:
         figure.savefig(file, format=Path(output).suffix[1:].lower())
 
@@ -52,9 +54,9 @@ def _state(path: str) -> Any:
     return transformer(Learned.read(path).stored)
 
 
-def _table(names: Sequence[str], columns: Sequence[str] | None, delimiter: str | None, quiet: bool) -> tuple[Any, Any]:
+def _table(names: Sequence[str], columns: Sequence[str] | None, dialect: Dialect, quiet: bool) -> tuple[Any, Any]:
     """A transformer fitted on a table, and a sample of its rows."""
-    sources = find(names, delimiter)
+    sources = find(names, dialect)
     stream = Stream(sources, choose(sources[0], columns, None))
     learned = Learned.new(stream.numbers, None, None)
     with Progress("fit", stream.size, quiet) as progress:

@@ -12,11 +12,14 @@ from numpy import ndarray
 
 from bnorm import arrow
 from bnorm.app import places, several, writers
+from bnorm.app.choosing import number_columns
+from bnorm.app.csv_source import CsvSource
+from bnorm.app.dialects import Dialect
 from bnorm.app.errors import DataError
 from bnorm.app.guessing import Guess
-from bnorm.app.inputs import Stream, find, number_columns
+from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Progress
-from bnorm.app.sources import CsvSource, Source, pyarrow
+from bnorm.app.sources import Source, pyarrow
 from bnorm.app.states import Learned, Map
 
 
@@ -41,7 +44,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     learned = Learned.read(args.state)
     chosen = learned.inverse() if args.inverse else learned.forward()
     wish = Wish(chosen, args.columns, args.drop, args.text, args.dtype)
-    sources, to_folder = find(args.data, args.delimiter), several.is_folder(args.output)
+    sources, to_folder = find(args.data, Dialect.of(args)), several.is_folder(args.output)
     if args.resume and not to_folder:
         raise DataError(f"{args.output}: expected a folder to go on with, as a single file is written anew")
     count: dict[str, int] = {}
@@ -66,9 +69,8 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
     import hashlib
 
     state = hashlib.sha256(Path(args.state).read_bytes()).hexdigest()
-    return {"state": state} | {
-        name: getattr(args, name) for name in ("inverse", "columns", "drop", "text", "dtype", "delimiter")
-    }
+    asked = {name: getattr(args, name) for name in ("inverse", "columns", "drop", "text", "dtype")}
+    return {"state": state, "dialect": Dialect.of(args).said()} | asked
 
 
 def transform(sources: Sequence[Source], wish: Wish, output: str, progress: Progress) -> int:

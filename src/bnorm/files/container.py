@@ -9,6 +9,7 @@ no more memory than the file.
 
 import json
 import os
+import re
 import struct
 from collections.abc import Callable, Mapping
 from io import BytesIO
@@ -26,6 +27,7 @@ KEY = "bnorm"
 SAFETENSORS, NPZ = ".safetensors", ".npz"
 SUFFIXES = (SAFETENSORS, NPZ)
 DTYPES = {"F64": "<f8", "F32": "<f4", "I64": "<i8"}  # the dtypes of states, under safetensors' names
+MAGIC = {SAFETENSORS: re.compile(rb".{8}\{", re.DOTALL), NPZ: re.compile(rb"PK\x03\x04")}
 LONGEST_HEADER = 100_000_000  # bytes, by the definition of safetensors
 
 Config = dict[str, Any]
@@ -68,7 +70,7 @@ def read(who: str, path: Any) -> tuple[Config, dict[str, Entry]]:
     """The configuration of a file, and its arrays, not read yet; ValueError unless it is a sound state file."""
     suffix = suffix_of(who, path)
     try:
-        data = Path(path).read_bytes()
+        data = _content(path, MAGIC[suffix])
         text, entries = _from_safetensors(data) if suffix == SAFETENSORS else _from_npz(data)
         config = json.loads(text)
     except RecursionError:
@@ -87,6 +89,18 @@ def read(who: str, path: Any) -> tuple[Config, dict[str, Entry]]:
             "bnorm wrote it, and is needed to read it"
         )
     return config, entries
+
+
+def _content(path: Any, magic: re.Pattern[bytes]) -> bytes:
+    """The bytes of a file, once its kind and its beginning are those of a state: some files have no end."""
+    place = Path(path)
+    if place.exists() and not place.is_dir() and not place.is_file():
+        raise ValueError("no regular file, but a device or a pipe")
+    with place.open("rb") as file:
+        start = file.read(16)
+        if not magic.match(start):
+            raise ValueError(f"it begins with {start!r}")
+        return start + file.read()
 
 
 def _safetensors(text: str, arrays: Mapping[str, ndarray]) -> bytes:

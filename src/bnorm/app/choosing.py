@@ -1,0 +1,101 @@
+"""Which columns of a table are used, and why the others are not."""
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from bnorm.app.errors import DataError
+from bnorm.app.sources import Source
+from bnorm.arrow import is_number
+
+IDENTIFIER = re.compile(r"(.*[_\s.-])?(id|uuid|key|index|idx|unnamed: \d+)|.*[a-z]I[dD]|", re.IGNORECASE)
+MOST = 12  # names in a line
+
+
+def number_columns(first: Source) -> list[str]:
+    """The columns of numbers in a source."""
+    return [name for name, kind in first.columns.items() if is_number(kind)]
+
+
+def choose(
+    first: Source, only: Sequence[str] | None, exclude: Sequence[str] | None, weight: str | None = None
+) -> list[str]:
+    """The columns to learn from: those of `only`, or all columns of numbers except `exclude` and the weights."""
+    for name in [*(only or ()), *(exclude or ()), *([weight] if weight else [])]:
+        if name not in first.columns:
+            raise DataError(f"{first.name}: expected a column {name!r}, got {listed(first.columns)}")
+    if only:
+        chosen = list(dict.fromkeys(only))
+        if weight in chosen:
+            raise DataError(f"{first.name}: column {weight!r}: expected either a feature or the weights, got both")
+    else:
+        left_out = {*(exclude or ()), weight}
+        chosen = [name for name in number_columns(first) if name not in left_out]
+    if not chosen:
+        raise DataError(f"{first.name}: expected a column of numbers, got {listed(first.columns)}")
+    return chosen
+
+
+def check_same_columns(sources: Sequence[Source], names: Iterable[str]) -> None:
+    """DataError if a later file has a column of numbers that the first file does not have."""
+    known = set(names) | set(sources[0].columns)
+    for s in sources[1:]:
+        if more := [name for name in number_columns(s) if name not in known]:
+            raise DataError(
+                f"{s.name}: column {more[0]!r}: expected the columns of {sources[0].name}, which does not have it; "
+                "choose with --columns or --exclude"
+            )
+
+
+def listed(columns: Iterable[str], most: int = 8) -> str:
+    names = list(columns)
+    text = ", ".join(map(repr, names[:most])) or "no column"
+    return text + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def reasons(first: Source, chosen: Iterable[str], given: dict[str, str]) -> dict[str, str]:
+    """Why each other column is left out. given: the reasons that are the user's wish, by name."""
+    used = set(chosen)
+    return {
+        name: given.get(name) or first.reasons.get(name) or _what(kind)
+        for name, kind in first.columns.items()
+        if name not in used
+    }
+
+
+def _what(kind: Any) -> str:
+    """What values of an Arrow type are."""
+    from pyarrow import types
+
+    words = {
+        types.is_boolean: "true or false",
+        types.is_temporal: "times" if types.is_time(kind) or types.is_duration(kind) else "dates",
+        types.is_nested: "nested",
+        types.is_dictionary: "categories",
+        types.is_string: "text",
+        types.is_large_string: "text",
+        is_number: "not chosen",
+    }
+    return next((word for test, word in words.items() if test(kind)), str(kind))
+
+
+def tell(first: Source, chosen: Sequence[str], given: dict[str, str], what: str = "learns") -> None:
+    """Say on standard error which columns are used, which are not and why, and what else its user should know."""
+    print(f"bnorm: {first.name}: {what} {_few(chosen)}", file=sys.stderr)
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in reasons(first, chosen, given).items():
+        by_reason.setdefault(reason, []).append(name)
+    if by_reason:
+        text = "; ".join(f"{_few(names)} ({reason})" for reason, names in by_reason.items())
+        print(f"bnorm: {first.name}: leaves out {text}", file=sys.stderr)
+    doubts = list(first.doubts)
+    if found := [name for name in chosen if IDENTIFIER.fullmatch(name) and what == "learns"]:
+        doubts.append(f"{_few(found)} may be no measurement; --exclude {','.join(found[:3])} leaves it out")
+    for doubt in doubts:
+        print(f"bnorm: {first.name}: {doubt}", file=sys.stderr)
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:MOST])
+    return shown + (f" and {len(names) - MOST:,} more" if len(names) > MOST else "")

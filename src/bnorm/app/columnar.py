@@ -1,0 +1,154 @@
+"""Parquet and Arrow files as batches of columns, however large their row groups and batches are."""
+
+import mmap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from bnorm.app.errors import DataError
+from bnorm.app.opening import ARROW_FILE, PARQUET, Input, spooled
+from bnorm.app.sources import BATCH, MOST_ROWS, Source, pyarrow, rows_per_batch
+from bnorm.app.stripes import MOST_STATE, state, striped
+
+BUFFER = 1 << 16
+FEW_ROWS = 64  # of text whose length is not known yet
+TEXT_ROWS = 1 << 12  # at most so many rows of text are decoded together
+
+
+class ParquetSource(Source):
+    """Row groups of any size are read page by page; those before `skip` are not read at all."""
+
+    def __init__(self, given: Input) -> None:
+        if not given.again:
+            if error := given.refused(given.first(16), "a Parquet file"):
+                raise error
+            if not given.first(4).startswith(PARQUET):
+                raise DataError(f"{given.name}: expected a Parquet file, got other bytes")
+        self._path: Any = given.path
+        if not given.again:  # what it is made of stands at its end
+            with given.opened() as stream:
+                self._path = spooled(stream)
+        with self._open() as file:
+            schema = file.schema_arrow
+            super().__init__(given, schema.names, schema.types)
+            self._rows = file.metadata.num_rows
+
+    def _open(self) -> Any:
+        from pyarrow import parquet
+
+        return parquet.ParquetFile(self._path, pre_buffer=False, buffer_size=BUFFER)
+
+    def _batches(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
+        with self._open() as file:
+            meta = file.metadata
+            groups, start = list(range(file.num_row_groups)), 0
+            while groups and start + (rows := meta.row_group(groups[0]).num_rows) <= skip:
+                start += rows
+                groups.pop(0)
+            self._read = start
+            if not groups:
+                return
+            most = max(meta.row_group(i).total_byte_size for i in groups)
+            if state(len(names), most) > MOST_STATE:
+                batches = striped(file, groups, names, rows_per_batch(len(names)))
+                yield from self._after(self._counted(batches), skip, start)
+            elif set(names) == set(numbers):
+                batches = file.iter_batches(rows_per_batch(len(names)), row_groups=groups, columns=list(names))
+                yield from self._after(self._counted(b.select(list(names)) for b in batches), skip, start)
+            else:
+                yield from self._texts(file, groups, names, skip, start)
+
+    def _texts(self, file: Any, groups: list[int], names: Sequence[str], skip: int, start: int) -> Iterator[Any]:
+        """Batches with text of any length: begun again with other numbers of rows where it is longer or shorter than
+        was thought, because a reader cannot change its number.
+        """
+        rows, grown = FEW_ROWS, False
+        while True:
+            batches = file.iter_batches(rows, row_groups=groups, columns=list(names))
+            wanted = rows
+            for batch in self._after(
+                self._counted(b.select(list(names)) for b in batches), max(skip, self._read), start
+            ):
+                yield batch
+                fit = max(1, min(rows_per_batch(len(names)), TEXT_ROWS, BATCH * batch.num_rows // max(1, batch.nbytes)))
+                if 4 * fit <= rows or (fit > rows and not grown):
+                    wanted, grown = fit, True
+                    break
+            if wanted == rows:
+                return
+            rows = wanted
+            while groups and start + (n := file.metadata.row_group(groups[0]).num_rows) <= self._read:
+                start += n
+                groups = groups[1:]
+            if not groups:
+                return
+
+    def _counted(self, batches: Any) -> Iterator[Any]:
+        for batch in batches:
+            self.fraction = self._read / max(1, self._rows)
+            yield batch
+
+
+class ArrowSource(Source):
+    """Arrow's IPC formats: the file, which is Feather too, and the stream.
+
+    Nothing in them tells of damage, so every value is checked: an offset that points elsewhere would end the process.
+    """
+
+    def __init__(self, given: Input) -> None:
+        self._input = given
+        if not given.again and (error := given.refused(given.first(16), "an Arrow file")):
+            raise error
+        self._reader: Any = None  # of a pipe, which can be opened once
+        with self._open() as (reader, _):
+            super().__init__(given, reader.schema.names, reader.schema.types)
+
+    @contextmanager
+    def _open(self, fields: Sequence[int] | None = None) -> Iterator[tuple[Any, Any]]:
+        """A reader of these fields, and the map of the file, if there is one."""
+        from pyarrow import ipc
+
+        pa = pyarrow()
+        if not self._input.again:
+            if self._reader is None:
+                with self._input.opened() as stream:
+                    if stream.peek(6) == ARROW_FILE:  # its beginning is a stream too
+                        stream.read(8)
+                    self._reader = ipc.open_stream(pa.PythonFile(stream, "r"))
+            yield self._reader, None
+            return
+        options = ipc.IpcReadOptions(included_fields=fields)
+        if not self._input.size:
+            raise DataError(f"{self._input.name}: expected an Arrow file, got an empty one")
+        with self._input.path.open("rb") as file:  # type: ignore[union-attr]
+            pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        buffer = pa.py_buffer(pages)
+        opened = ipc.open_file if pages[:6] == ARROW_FILE else ipc.open_stream
+        with opened(buffer, options=options) as reader:
+            yield reader, pages
+
+    def _batches(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
+        yield from self._after(self._slices(names), skip)
+
+    def _slices(self, names: Sequence[str]) -> Iterator[Any]:
+        """Slices of the batches. Pages of the file that they used are given back, or all would be in memory."""
+        order = {name: i for i, name in enumerate(self.columns)}
+        with self._open([order[name] for name in names]) as (reader, pages):
+            count = getattr(reader, "num_record_batches", 0)
+            for i, batch in enumerate((reader.get_batch(i) for i in range(count)) if count else _each(reader)):
+                batch = batch.select(list(names))
+                batch.validate()
+                rows = max(1, min(MOST_ROWS, BATCH * batch.num_rows // max(BATCH, batch.nbytes)))
+                for start in range(0, batch.num_rows, rows):
+                    piece = batch.slice(start, rows)
+                    piece.validate(full=True)
+                    yield piece
+                    if pages is not None and hasattr(mmap, "MADV_DONTNEED"):
+                        pages.madvise(mmap.MADV_DONTNEED)
+                    self.fraction = (i + start / batch.num_rows) / count if count else 0.0
+
+
+def _each(reader: Any) -> Iterator[Any]:
+    """The batches of a stream; none of a file without any."""
+    if not hasattr(reader, "num_record_batches"):
+        yield from reader

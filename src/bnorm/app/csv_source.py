@@ -1,0 +1,282 @@
+"""A CSV file as batches of columns, by pyarrow's reader, which gets it in blocks of whole rows.
+
+Numbers are read as float64 and all else as text, because later rows may differ from the first. Its own stream of blocks
+is not used: it does not tell of a quote that is never closed, waits for pipes where no signal reaches it, and at times
+never ends once it is left.
+"""
+
+import codecs
+import io
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+from bnorm.app.csv_blocks import BLOCK, LONGEST, LongRowError, blocks
+from bnorm.app.dialects import PLAIN, Dialect
+from bnorm.app.errors import DataError, NotANumberError
+from bnorm.app.opening import BOMS, Bytes, Input, Recoded, Unpacked, codec_of
+from bnorm.app.sources import Source, pyarrow, said
+
+LOOKS = 16  # places of a file where columns without values at its beginning are looked at
+SIGNED = re.compile(r"[-+]?[\d.,]*\d[\d.,]*(e[-+]?\d+)?", re.IGNORECASE)
+
+
+class CsvSource(Source):
+    """A file, a pipe or standard input, compressed or not."""
+
+    def __init__(self, given: Input, delimiter: str, dialect: Dialect = PLAIN) -> None:
+        self._delimiter, self._dialect, self._block = delimiter, dialect, BLOCK
+        self._input = given
+        self._stream: Bytes | None = None  # of a pipe, which is looked at and read only once
+        with ExitStack() as stack:
+            first = self._looked_at(self._bytes(stack))
+        names, columns = self._beginning(first)
+        self.reasons: dict[str, str] = {}
+        kinds = [self._kind(name, column) for name, column in zip(names, columns, strict=True)]
+        super().__init__(given, names, kinds)
+        if (empty := [n for n, kind in self.columns.items() if pyarrow().types.is_null(kind)]) and self._far(first):
+            self._look_further(names, empty)
+        if dialect.header and any(map(str.strip, names)) and all(SIGNED.fullmatch(n.strip()) for n in names):
+            self.doubts.append(
+                f"the first row, {', '.join(names[:4])}{', ...' * (len(names) > 4)}, looks like numbers, and was taken "
+                "for the names of the columns; --no-header takes it for data"
+            )
+
+    def _bytes(self, stack: ExitStack) -> Bytes:
+        """The text of the file in UTF-8, from its beginning; of a pipe, what has not been read."""
+        if self._stream is not None:
+            return self._stream
+        stream = stack.enter_context(self._input.opened())
+        if codec := codec_of(stream.peek(4)):
+            stream = Bytes(Unpacked(stream, codec))
+        encoding = self._dialect.encoding
+        encoding = next((name for bom, name in BOMS.items() if stream.peek(2) == bom), encoding)
+        if encoding.replace("_", "-").lower() not in ("utf-8", "utf8", "ascii"):
+            stream = Bytes(Recoded(stream, encoding))
+        if not self._input.again:
+            self._stream = stream
+        return stream
+
+    def _looked_at(self, stream: Bytes) -> bytes:
+        """The beginning, with at least the first two lines in it; blocks are made large enough for such lines."""
+        size, lines = BLOCK, 2 + self._dialect.skip_rows
+        first = stream.peek(size)
+        if b"\0" in first:
+            raise DataError(f"{self._input.name}: expected text, got bytes of zero: no CSV file, or another --encoding")
+        while len(first) == size < LONGEST and first.count(b"\n") < lines:
+            size *= 4
+            first = stream.peek(size)
+        longest = max(map(len, first.split(b"\n", lines)[:lines]))
+        while self._block < min(LONGEST, 4 * longest):
+            self._block *= 4
+        return first
+
+    def _beginning(self, first: bytes) -> tuple[list[str], list[Any]]:
+        """The names of the columns, and the columns of the rows at the beginning."""
+        text = first.split(b"\n", self._dialect.skip_rows)[-1].removeprefix(codecs.BOM_UTF8)
+        if len(first) >= BLOCK and (stop := text.rfind(b"\n")) > 0:
+            text = text[: stop + 1]
+        if not text.strip():
+            raise DataError(f"{self._input.name}: expected a table, got an empty file")
+        found = self._look(text)
+        try:
+            names = [name.encode("latin-1").decode() for name in found.schema.names]
+        except UnicodeDecodeError:
+            raise DataError(
+                f"{self._input.name}: expected names of columns in UTF-8; --encoding latin-1 (or another) reads others"
+            ) from None
+        if not self._dialect.header:
+            names = [f"x{i}" for i in range(len(names))]
+        return names, [column.combine_chunks() for column in found.columns]
+
+    def _kind(self, name: str, column: Any) -> Any:
+        """The type of a column, by its beginning.
+
+        Text that is mostly numbers counts as numbers, so that the others are reported as errors. As text the column
+        would silently be missing in the result.
+        """
+        from pyarrow import compute, types
+
+        if not types.is_string(column.type) or not len(column):
+            return column.type
+        numbers = compute.match_substring_regex(column, self._dialect.number)
+        blank = compute.is_in(compute.utf8_trim_whitespace(column), pyarrow().array(["", *self._dialect.nulls]))
+        if 2 * (compute.sum(numbers).as_py() or 0) > len(column) - compute.sum(blank).as_py():
+            return pyarrow().float64()
+        self.reasons[name] = self._dialect.why_text(column)
+        return column.type
+
+    def _far(self, first: bytes) -> bool:
+        return self._input.again and self.size > len(first) and not codec_of(first) and first[:2] not in BOMS
+
+    def _look_further(self, names: Sequence[str], empty: Sequence[str]) -> None:
+        """Look into the file here and there for the types of columns that have no values at its beginning."""
+        found: dict[str, list[Any]] = {name: [] for name in empty}
+        with self._input.path.open("rb") as file:  # type: ignore[union-attr]
+            for i in range(1, LOOKS):
+                file.seek(self.size * i // LOOKS)
+                file.readline()
+                text = b"".join(file.readlines(BLOCK // 4))
+                if not text.strip():
+                    continue
+                rows = self._look(text, names)
+                for name in empty:
+                    column = rows.column(name).combine_chunks()
+                    found[name].append(column.cast(pyarrow().string()))
+        kinds = dict(self.columns)
+        for name, columns in found.items():
+            filled = pyarrow().chunked_array(columns).combine_chunks().drop_null() if columns else []
+            if len(filled):
+                kinds[name] = self._kind(name, filled)
+        self.columns = kinds
+
+    def _look(self, text: bytes, names: Sequence[str] | None = None) -> Any:
+        """A table of all columns of rows, of the types that they seem to have; rows of another length are left out.
+
+        Its bytes are read as Latin-1, because any are: whether they are UTF-8 matters where they are used.
+        """
+        from pyarrow import csv
+
+        data = text.decode("latin-1").encode() + b"\n"
+        return csv.read_csv(
+            io.BytesIO(data),
+            csv.ReadOptions(
+                block_size=len(data) + 1,
+                column_names=names,
+                autogenerate_column_names=names is None and not self._dialect.header,
+            ),
+            csv.ParseOptions(
+                delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=lambda row: "skip"
+            ),
+            csv.ConvertOptions(null_values=self._dialect.missing, decimal_point=self._dialect.decimal),
+        )
+
+    def _batches(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
+        try:
+            yield from self._after(self._rows(names, numbers), skip)
+        except LongRowError as error:
+            raise DataError(f"{self.name}: after row {self._read}: {error}") from None
+
+    def _rows(self, names: Sequence[str], numbers: Sequence[str]) -> Iterator[Any]:
+        """The batches of all blocks. While one is in use, another thread parses the next."""
+        with ExitStack() as stack:
+            stream = self._bytes(stack)
+            self._to_the_header(stream)
+            pool = stack.enter_context(ThreadPoolExecutor(1))
+            ahead: Future[Any] | None = None
+            header = self._dialect.header
+            for block in blocks(stream, self._block, self._delimiter):
+                coming = block and pool.submit(self._parsed, block, names, numbers, header)
+                if ahead is not None:
+                    yield self._result(ahead)
+                ahead, header = coming or None, False
+                self.fraction = min(1.0, stream.tell() / self.size) if self.size else 0.0
+            if ahead is not None:
+                yield self._result(ahead)
+
+    def _result(self, parsed: "Future[Any]") -> Any:
+        try:
+            return parsed.result()
+        except _BadRowError as error:
+            raise error.told(self.name, self._read, self._dialect.header) from None
+
+    def _to_the_header(self, stream: Bytes) -> None:
+        """Leave out the lines before the header, and the mark that some programs put before all text in UTF-8."""
+        for _ in range(self._dialect.skip_rows):
+            size = self._block
+            while (stop := stream.peek(size).find(b"\n") + 1) == 0 and len(stream.peek(size)) == size:
+                size *= 2
+            stream.read(stop or size)
+        if stream.peek(3) == codecs.BOM_UTF8:
+            stream.read(3)
+
+    def _parsed(self, block: Any, names: Sequence[str], numbers: Sequence[str], header: bool) -> Any:
+        """The rows of a block. Numbers that pyarrow does not understand are read as text first."""
+        in_text = {n for n in numbers if self._dialect.in_text or pyarrow().types.is_boolean(self.columns[n])}
+        try:
+            found = self._read_by_pyarrow(block, names, set(numbers) - in_text, header)
+        except pyarrow().ArrowInvalid as error:
+            if "conversion error" not in str(error):
+                raise self._located(block, names, header, error) from None
+            in_text = set(numbers)
+            try:
+                found = self._read_by_pyarrow(block, names, set(), header)
+            except pyarrow().ArrowInvalid as again:
+                raise self._located(block, names, header, again) from None
+        return self._converted(found, in_text) if in_text else found
+
+    def _read_by_pyarrow(
+        self, block: Any, names: Sequence[str], numbers: set[str], header: bool, threads: bool = True
+    ) -> Any:
+        from pyarrow import csv
+
+        pa = pyarrow()
+        table = csv.read_csv(
+            pa.BufferReader(block),
+            csv.ReadOptions(
+                block_size=block.size + 1, use_threads=threads, column_names=None if header else list(self.columns)
+            ),
+            csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
+            csv.ConvertOptions(
+                null_values=self._dialect.missing,
+                decimal_point=self._dialect.decimal,
+                column_types={name: pa.float64() if name in numbers else pa.string() for name in names},
+                include_columns=list(names),
+            ),
+        )
+        whole = table.combine_chunks().to_batches()
+        return whole[0] if whole else pa.RecordBatch.from_pylist([], table.schema)
+
+    def _converted(self, batch: Any, in_text: set[str]) -> Any:
+        """The batch with these columns as float64."""
+        pa, columns = pyarrow(), []
+        for name, text in zip(batch.schema.names, batch.columns, strict=True):
+            column = text
+            if name in in_text:
+                is_bool = pa.types.is_boolean(self.columns[name])
+                column, bad = self._dialect.numbers(_of_bools(text) if is_bool else text)
+                if bad is not None:
+                    raise _BadRowError(bad, name, text[bad].as_py())
+            columns.append(column)
+        return pa.record_batch(columns, names=batch.schema.names)
+
+    def _located(self, block: Any, names: Sequence[str], header: bool, error: Exception) -> Exception:
+        """The error with its row, which only a reader without threads counts."""
+        try:
+            self._read_by_pyarrow(block, names, set(), header, threads=False)
+        except pyarrow().ArrowInvalid as again:
+            error = again
+        column, row, what = re.fullmatch(
+            r"(?:In CSV column #(\d+): )?(?:CSV parse error: )?(?:Row #(\d+): )?(.*)", said(error)
+        ).groups()  # type: ignore[union-attr]
+        if "UTF8" in what:
+            what = "expected text in UTF-8; --encoding latin-1 (or another) reads others"
+        if row is None:
+            return DataError(f"{self.name}: after row {self._read}: {what}")
+        return _BadRowError(int(row) - 1 - header, list(self.columns)[int(column)] if column else None, None, what)
+
+
+class _BadRowError(Exception):
+    """A row of a block, counted from its first, that cannot be read."""
+
+    def __init__(self, row: int, column: str | None, value: str | None, what: str = "") -> None:
+        super().__init__(what)
+        self.row, self.column, self.value, self.what = row, column, value, what
+
+    def told(self, source: str, before: int, header: bool) -> DataError:
+        """The error of a file. before: the rows of earlier blocks."""
+        at = f"row {before + self.row + 1}{' below the header' if header else ''}"
+        if self.column is not None and self.value is not None:
+            return NotANumberError(source, self.column, at, self.value)
+        column = f"column {self.column!r}, " if self.column is not None else ""
+        return DataError(f"{source}: {column}{at}: {self.what[0].lower()}{self.what[1:]}")
+
+
+def _of_bools(column: Any) -> Any:
+    """Text of true and false as text of numbers."""
+    from pyarrow import compute as pc
+
+    column = pc.utf8_lower(pc.utf8_trim_whitespace(column))
+    return pc.replace_substring_regex(pc.replace_substring_regex(column, "^true$", "1"), "^false$", "0")

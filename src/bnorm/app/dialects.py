@@ -1,0 +1,164 @@
+"""How the text of a CSV file is written: its options, and the numbers in it that pyarrow's reader cannot convert."""
+
+import argparse
+import re
+from typing import Any, NamedTuple, Self
+
+NULLS = ("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "N/A", "NA",
+         "NULL", "NaN", "n/a", "nan", "null")  # fmt: skip
+
+
+class Dialect(NamedTuple):
+    """The options of the command for CSV files.
+
+    delimiter  None: by the suffix
+    nulls      what stands for a missing value, beside what always does
+    on_error   "null": a value that is no number is a missing one
+    """
+
+    delimiter: str | None = None
+    header: bool = True
+    nulls: tuple[str, ...] = ()
+    decimal: str = "."
+    thousands: str = ""
+    encoding: str = "utf-8"
+    skip_rows: int = 0
+    on_error: str = "raise"
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Self:
+        """The dialect that the arguments of a command ask for."""
+        return cls(
+            args.delimiter,
+            args.header,
+            tuple(args.null_values or ()),
+            args.decimal,
+            args.thousands or "",
+            args.encoding,
+            args.skip_rows,
+            args.on_error,
+        )
+
+    def said(self) -> dict[str, Any]:
+        """The options as a dictionary that JSON keeps."""
+        return self._asdict() | {"nulls": list(self.nulls)}
+
+    @property
+    def in_text(self) -> bool:
+        """Whether numbers must be read as text first, because pyarrow's reader has no such option."""
+        return bool(self.thousands) or self.on_error == "null"
+
+    @property
+    def missing(self) -> list[str]:
+        """What stands for a missing value, and the same with some spaces around it."""
+        plain = dict.fromkeys((*NULLS, *self.nulls))
+        return list(dict.fromkeys(" " * i + name + " " * j for name in plain for i in range(4) for j in range(2)))
+
+    @property
+    def number(self) -> str:
+        """A regular expression for a number."""
+        whole = rf"\d{{1,3}}({re.escape(self.thousands)}\d{{3}})+|\d+" if self.thousands else r"\d+"
+        point = re.escape(self.decimal)
+        return rf"^\s*[-+]?(({whole})({point}\d*)?|{point}\d+)([eE][-+]?\d+)?\s*$"
+
+    def numbers(self, text: Any) -> tuple[Any, int | None]:
+        """A column of text as float64, and the first row whose text is no number, if there is one."""
+        import pyarrow as pa
+        from pyarrow import compute as pc
+
+        text = pc.utf8_trim_whitespace(text)
+        text = pc.if_else(pc.is_in(text, pa.array([*NULLS, *self.nulls])), pa.scalar(None, pa.string()), text)
+        good = pc.match_substring_regex(text, rf"{self.number}|^[-+]?(?i:inf|infinity|nan)$")
+        bad = pc.index(pc.fill_null(good, True), False).as_py()
+        text = pc.if_else(good, text, pa.scalar(None, pa.string()))
+        if self.thousands:
+            text = pc.replace_substring(text, self.thousands, "")
+        if self.decimal != ".":
+            text = pc.replace_substring(text, self.decimal, ".")
+        text = pc.replace_substring_regex(text, r"^\+", "")
+        return text.cast(pa.float64()), None if bad < 0 or self.on_error == "null" else bad
+
+    def why_text(self, column: Any) -> str:
+        """What the text of a column is, for whoever expects numbers in it."""
+        from pyarrow import compute as pc
+
+        column = pc.utf8_trim_whitespace(column)
+        filled = column.filter(pc.not_equal(column, ""))
+        looks = {
+            r"^[-+]?\d{1,3}([,.' ]\d{3})+([.,]\d+)?$": "text such as {!r}: --thousands",
+            r"^[-+]?\d+,\d+$": "text such as {!r}: --decimal ,",
+            r"^[-+]?[\d.,]+\s*%$": "text such as {!r}",
+            r"^[-+]?\p{Sc}\s*[-+]?[\d.,]+$|^[-+]?[\d.,]+\s*\p{Sc}$": "text such as {!r}",
+        }
+        for pattern, reason in looks.items():
+            found = filled.filter(pc.match_substring_regex(filled, pattern))
+            if 2 * len(found) > len(filled):
+                example = found[0].as_py()
+                mark = next((c for c in example if c in ",.' "), "") if reason.endswith("thousands") else ""
+                return reason.format(example) + (f" {mark!r}" if mark.strip(",.") else f" {mark}" if mark else "")
+        return "text"
+
+
+PLAIN = Dialect()
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """The options of a command that reads CSV files."""
+    group = command.add_argument_group("CSV files")
+    group.add_argument(
+        "--delimiter", type=delimiter, metavar="CHAR", help="between values (default: by the suffix), or tab"
+    )
+    group.add_argument(
+        "--no-header", dest="header", action="store_false", help="the first row is data; columns are x0, x1 and so on"
+    )
+    group.add_argument(
+        "--null-values", type=texts, metavar="A,B", help="also these stand for a missing value, beside NA and its like"
+    )
+    group.add_argument("--decimal", type=one, default=".", metavar="CHAR", help="the decimal point (default: .)")
+    group.add_argument("--thousands", type=one, metavar="CHAR", help="between thousands (default: none)")
+    group.add_argument(
+        "--encoding", type=encoding, default="utf-8", metavar="NAME", help="of the text (default: utf-8)"
+    )
+    group.add_argument("--skip-rows", type=whole, default=0, metavar="N", help="lines before the header (default: 0)")
+    group.add_argument(
+        "--on-error",
+        choices=["raise", "null"],
+        default="raise",
+        help="if a value of a column of numbers is none: end with an error, or take it for missing",
+    )
+
+
+def delimiter(text: str) -> str:
+    """One character that may separate values."""
+    text = {"tab": "\t", "\\t": "\t"}.get(text, text)
+    if len(text) != 1 or text in '"\r\n':
+        raise argparse.ArgumentTypeError(f"expected one character, or tab, got {text!r}")
+    return text
+
+
+def one(text: str) -> str:
+    """One character of a number that is no digit."""
+    if len(text) != 1 or text.isalnum() or text in '"\r\n+-':
+        raise argparse.ArgumentTypeError(f"expected one character that is neither letter nor digit, got {text!r}")
+    return text
+
+
+def texts(text: str) -> list[str]:
+    """Texts separated by commas."""
+    return text.split(",")
+
+
+def encoding(text: str) -> str:
+    """The name of an encoding that Python knows."""
+    try:
+        "".encode(text)
+    except LookupError:
+        raise argparse.ArgumentTypeError(f"expected an encoding such as utf-8 or latin-1, got {text!r}") from None
+    return text
+
+
+def whole(text: str) -> int:
+    """A whole number that is not negative."""
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
+    return int(text)

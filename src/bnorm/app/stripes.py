@@ -1,0 +1,64 @@
+"""Wide row groups of Parquet files, read some columns at a time.
+
+A reader of Parquet holds a page of every column that it reads, and its dictionary: gigabytes, if there are thousands.
+So a row group is read in stripes of columns, which are kept on the disk, and put together again row by row.
+"""
+
+import io
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from bnorm.app.sources import pyarrow
+
+PAGE = 1 << 20  # bytes, by the usual settings of writers
+MOST_STATE = 192 << 20  # bytes that a reader may hold
+STRIPE_STATE = 48 << 20
+
+
+def state(columns: int, size: int) -> int:
+    """About how many bytes a reader of so many columns holds. size: of a row group, decompressed."""
+    return 3 * min(size, columns * PAGE)  # measured: a page, its dictionary, and what is decoded from them
+
+
+def striped(file: Any, groups: Sequence[int], names: Sequence[str], rows: int) -> Iterator[Any]:
+    """The record batches of row groups, in batches of so many rows."""
+    from pyarrow import ipc
+
+    pa = pyarrow()
+    for group in groups:
+        size = file.metadata.row_group(group).total_byte_size
+        width = max(1, len(names) * STRIPE_STATE // max(1, state(len(names), size)))
+        with tempfile.TemporaryFile() as disk:
+            starts = [_kept(file, group, names[i : i + width], rows, disk) for i in range(0, len(names), width)]
+            readers = [ipc.open_stream(_Region(disk, start)) for start in starts]
+            for parts in zip(*readers, strict=True):
+                yield pa.record_batch([column for part in parts for column in part.columns], names=list(names))
+
+
+def _kept(file: Any, group: int, names: Sequence[str], rows: int, disk: Any) -> int:
+    """Write some columns of a row group to the disk. Returns where they begin."""
+    from pyarrow import ipc
+
+    start: int = disk.tell()
+    schema = pyarrow().schema([file.schema_arrow.field(name) for name in names])
+    with ipc.new_stream(disk, schema) as writer:
+        for batch in file.iter_batches(rows, row_groups=[group], columns=list(names)):
+            writer.write_batch(batch.select(list(names)))
+    return start
+
+
+class _Region(io.RawIOBase):
+    """A file from some position on, whoever else reads it."""
+
+    def __init__(self, file: Any, at: int) -> None:
+        self._file, self._at = file, at
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        self._file.seek(self._at)
+        found: bytes = self._file.read(size)
+        self._at += len(found)
+        return found
