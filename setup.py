@@ -35,15 +35,21 @@ COMMON = {
 }
 
 # The loops are serial: one source, compiled once per instruction set. kernels/cpu picks a build at import.
-LOOPS = {"loops.baseline": {"unix": [], "msvc": []}}
+LEVELS: dict[str, dict[str, list[str]]] = {"baseline": {"unix": [], "msvc": []}}
 if sysconfig.get_platform().endswith(("x86_64", "amd64")):
     avx512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mf16c", "-mprefer-vector-width=512"]
-    LOOPS["loops.avx2"] = {"unix": ["-mavx2", "-mf16c"], "msvc": ["/arch:AVX2"]}
-    LOOPS["loops.avx512"] = {"unix": avx512, "msvc": ["/arch:AVX512"]}
+    LEVELS["avx2"] = {"unix": ["-mavx2", "-mf16c"], "msvc": ["/arch:AVX2"]}
+    LEVELS["avx512"] = {"unix": avx512, "msvc": ["/arch:AVX512"]}
+# Products of the exact sums are written as fused multiply-adds where there are any: they round nothing.
+FUSED = {"unix": ["-mfma"], "msvc": []}
+LOOPS = {f"loops.{level}": flags for level, flags in LEVELS.items()} | {
+    f"exact.{level}": {kind: some + (FUSED[kind] if some else []) for kind, some in flags.items()}
+    for level, flags in LEVELS.items()
+}
 
 # The threads are in these. Flags of compiler and linker, in the order they are tried: Apple's Clang wants
 # -Xpreprocessor and a library of its own; omp_pause_resource_all, which makes fork() safe, is not in every runtime.
-THREADED = ["entries", "second", "sparse", "threads"]
+THREADED = ["entries", "exact.entries", "second", "sparse", "threads"]
 PLAIN = ["buffers"]
 OPENMP = {
     "unix": [
@@ -105,7 +111,11 @@ class BuildExt(build_ext):
         self.parallel = self.parallel or os.cpu_count()
         directives = {"language_level": 3, "cdivision": True, "binding": True, "freethreading_compatible": True}
         directives |= dict.fromkeys(["boundscheck", "wraparound", "initializedcheck"], DEBUG)
-        options = {"build_dir": "build/cython", "include_path": ["src", CPU, f"{CPU}/loops"], "force": self.force}
+        options = {
+            "build_dir": "build/cython",
+            "include_path": ["src", CPU, f"{CPU}/loops", f"{CPU}/exact"],
+            "force": self.force,
+        }
         translated = cythonize(self.extensions, compiler_directives=directives, **options)
         for ext, c in zip(self.extensions, translated, strict=True):
             ext.sources = c.sources
@@ -119,10 +129,14 @@ setup(
         Extension(
             f"bnorm.kernels.cpu.{name}",
             [f"{CPU}/{name.replace('.', '/')}.pyx"],
-            include_dirs=[KERNELS, CPU, f"{CPU}/loops", numpy.get_include()],
+            include_dirs=[KERNELS, CPU, f"{CPU}/loops", f"{CPU}/exact", numpy.get_include()],
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
             libraries=[] if os.name == "nt" else ["m"],
-            depends=[path.as_posix() for path in Path(KERNELS).rglob("*") if path.suffix in {".pxd", ".pxi", ".h"}],
+            depends=[
+                path.as_posix()
+                for path in Path(KERNELS).rglob("*")
+                if path.suffix in {".pxd", ".pxi", ".h"} and (path.parent.name != "exact" or name.startswith("exact."))
+            ],
         )
         for name in [*THREADED, *PLAIN, *LOOPS]
     ],

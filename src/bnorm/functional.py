@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 from bnorm import checks, overlap
 from bnorm.checks import FLOATS, array, vector
 from bnorm.documents import normalizes
+from bnorm.exact import moments as exact_moments
 from bnorm.kernels import BACKENDS, MEAN_SQUARE, VARIANCE, lazy, view
 from bnorm.moments import Moments
 from bnorm.passes import Gradients, Saved, channel_forward, pull_back, row_forward
@@ -242,7 +243,9 @@ def backward(dy: ArrayLike, saved: Saved, out: ndarray | None = None) -> Gradien
     return pull_back("backward", dy, saved, True, out)
 
 
-def moments(x: ArrayLike, *, axis: int = 1, weight: ArrayLike | None = None, skipna: bool = False) -> Moments:
+def moments(
+    x: ArrayLike, *, axis: int = 1, weight: ArrayLike | None = None, skipna: bool = False, exact: bool = False
+) -> Moments:
     """Count, mean and m2 per channel, which can be merged with those of other data.
 
     Parameters
@@ -256,6 +259,9 @@ def moments(x: ArrayLike, *, axis: int = 1, weight: ArrayLike | None = None, ski
         How much each value counts, as in `batch_norm`.
     skipna : bool, default False
         Whether to ignore NaN. Otherwise a channel with NaN has mean and m2 NaN. Infinity is never ignored.
+    exact : bool, default False
+        Whether to keep the sums as integers, which are rounded once, at the end. Then the result does not depend on the
+        order of the values, and can be subtracted. Weights must be a mask or integers.
 
     Returns
     -------
@@ -273,9 +279,11 @@ def moments(x: ArrayLike, *, axis: int = 1, weight: ArrayLike | None = None, ski
     (array([2., 1.]), array([2., 5.]), array([1., 0.]))
     """
     who = "moments"
-    skipna = checks.flag(who, "skipna", skipna)
+    skipna, exact = checks.flag(who, "skipna", skipna), checks.flag(who, "exact", exact)
     if lazy(x):
-        return _moments_of_blocks(who, x, axis, weight, skipna)
+        return _moments_of_blocks(who, x, axis, weight, skipna, exact)
+    if exact:
+        return exact_moments(who, x, axis, weight, skipna)
     x = array(who, x, integers=True)
     block, layout = view.channels(x, checks.channel_axis(who, axis, x.shape))
     if weight is not None:
@@ -283,7 +291,7 @@ def moments(x: ArrayLike, *, axis: int = 1, weight: ArrayLike | None = None, ski
     return Moments.from_parts(BACKENDS[type(x)].moments(block, weight, skipna))
 
 
-def _moments_of_blocks(who: str, x: Any, axis: int, weight: Any, skipna: bool) -> Moments:
+def _moments_of_blocks(who: str, x: Any, axis: int, weight: Any, skipna: bool, exact: bool) -> Moments:
     """The moments of a Dask collection, block by block."""
     from bnorm.distributed import dask
 
@@ -292,12 +300,12 @@ def _moments_of_blocks(who: str, x: Any, axis: int, weight: Any, skipna: bool) -
     axis = checks.channel_axis(who, axis, x.shape) % x.ndim
     if weight is not None:
         weight = dask.aligned(who, "weight", weight, x, axis)
-    columns = dask.blocks_of(partial(_moments_of, axis, skipna), x, axis, weight)
+    columns = dask.blocks_of(partial(_moments_of, axis, skipna, exact), x, axis, weight)
     return Moments.beside(dask.computed([dask.tree(parts, Moments.merge) for parts in columns]))
 
 
-def _moments_of(axis: int, skipna: bool, block: ndarray, weight: ndarray | None = None) -> Moments:
-    return moments(block, axis=axis, weight=weight, skipna=skipna)
+def _moments_of(axis: int, skipna: bool, exact: bool, block: ndarray, weight: ndarray | None = None) -> Moments:
+    return moments(block, axis=axis, weight=weight, skipna=skipna, exact=exact)
 
 
 def _over_last_axes(

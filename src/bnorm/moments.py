@@ -24,6 +24,8 @@ class Moments:
     `a + b` and `Moments.merge([a, b, ...])` return the moments of all values together, in any order and partition. A
     channel without values has count 0, mean NaN and m2 0, until it is merged with one that has values.
 
+    Exact moments (`moments(x, exact=True)`) have sums that are integers; they can be subtracted, and have a digest.
+
     count, mean and m2 are read-only float64 arrays of shape (C,). Moments of CuPy arrays are CuPy arrays, which are not
     read-only, and are merged on the device.
 
@@ -44,6 +46,8 @@ class Moments:
     """
 
     __slots__ = ("_parts",)
+
+    exact: bool = False  # whether count and sums are integers, as in bnorm.exact
 
     _parts: ndarray  # (4, C): count, mean, m2, and the rounding error of the mean
 
@@ -96,7 +100,12 @@ class Moments:
         for item in items:
             if not isinstance(item, Moments):
                 raise TypeError(f"Moments.merge: items: expected Moments, got {type(item).__name__}")
-        channels = sorted({item._parts.shape[1] for item in items})
+        if len({item.exact for item in items}) > 1:
+            raise TypeError(
+                "Moments.merge: items: expected all of them exact, or none, got some of each; m.rounded() makes plain "
+                "ones of exact ones"
+            )
+        channels = sorted({item._width for item in items})
         if len(channels) != 1:
             raise ValueError(f"Moments.merge: items: expected one number of channels, got {channels or 'no items'}")
         if len({type(item._parts) for item in items}) != 1:
@@ -104,12 +113,26 @@ class Moments:
                 "Moments.merge: items: expected all of them on the CPU, or all on the GPU, got some of each; "
                 "moments.to('cpu') and moments.to('cuda') move them"
             )
+        return type(items[0])._merged(items)  # type: ignore[return-value]
+
+    @classmethod
+    def beside(cls, items: Iterable["Moments"]) -> "Moments":
+        """The channels of all items, one after the other."""
+        items = list(items)
+        return type(items[0])._beside(items)
+
+    @classmethod
+    def _merged(cls, items: list["Moments"]) -> "Moments":
         return cls.from_parts(BACKENDS[type(items[0]._parts)].merge([item._parts for item in items]))
 
     @classmethod
-    def beside(cls, items: Iterable["Moments"]) -> Self:
-        """The channels of all items, one after the other."""
+    def _beside(cls, items: list["Moments"]) -> "Moments":
         return cls.from_parts(np.concatenate([item._parts for item in items], axis=1))
+
+    @property
+    def _width(self) -> int:
+        channels: int = self._parts.shape[1]
+        return channels
 
     @property
     def parts(self) -> ndarray:
@@ -150,6 +173,8 @@ class Moments:
     def __add__(self, other: object) -> "Moments":
         if not isinstance(other, Moments):
             return NotImplemented
+        if self.exact or other.exact:
+            return Moments.merge([self, other])
         mine, others = self._parts, other._parts
         if type(mine) is type(others) and mine.shape == others.shape:
             return Moments.from_parts(BACKENDS[type(mine)].merge([mine, others]))
@@ -158,10 +183,20 @@ class Moments:
     def __radd__(self, other: object) -> "Moments":
         return self if isinstance(other, int) and other == 0 else NotImplemented  # where sum() starts
 
+    def __sub__(self, other: object) -> "Moments":
+        if not isinstance(other, Moments):
+            return NotImplemented
+        raise TypeError(
+            "Moments: expected exact moments to subtract from, got plain ones, which are rounded: what is left would "
+            "not be the moments of the other values; moments(x, exact=True) returns exact ones"
+        )
+
     def __eq__(self, other: object) -> bool:
         """Whether all numbers are equal, rounding errors of the means included. Like arrays, Moments have no hash."""
         if not isinstance(other, Moments):
             return NotImplemented
+        if other.exact:
+            return False
         mine, others = (moved(item._parts, ndarray) for item in (self, other))
         return np.array_equal(mine, others, equal_nan=True)
 

@@ -34,6 +34,7 @@ FLOORS = {
     "bnorm.checks": 2,
     "bnorm.devices": 2,
     "bnorm.documents": 2,
+    "bnorm.exact": 2,
     "bnorm.arrow": 2,
     "bnorm.moments": 2,
     "bnorm.files": 2,

@@ -30,6 +30,8 @@ from .entries import (
     settle,
     widened,
 )
+from .exact import entries as exact
+from .exact.entries import combined, exact_sums
 from .threads import get_num_threads, set_num_threads
 
 __all__ = [
@@ -40,6 +42,8 @@ __all__ = [
     "asarray",
     "assign",
     "backward",
+    "combined",
+    "exact_sums",
     "finish",
     "finish_gradients",
     "forward",
@@ -103,3 +107,4 @@ def _choose(wanted: str | None) -> str:
 
 _level = _choose(os.environ.get("BNORM_SIMD"))
 entries.use(import_module(_module(_level)).loops)
+exact.use(import_module(f"{__package__}.exact.{_level}").task)

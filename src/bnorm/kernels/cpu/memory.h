@@ -61,7 +61,7 @@ static inline int bn_far_third_level(void)
 #endif
 }
 
-/* 0 baseline, 1 AVX2, 2 AVX-512, both with F16C: the widest build of the kernels that this processor and its system can
+/* 0 baseline, 1 AVX2 with FMA, 2 AVX-512, both with F16C: the widest build of the kernels that this processor and its system can
  * run. */
 static inline int bn_processor_level(void)
 {
@@ -73,7 +73,7 @@ static inline int bn_processor_level(void)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")
         && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx2"))
         return 2;
-    return __builtin_cpu_supports("avx2") ? 1 : 0;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 1 : 0;
 #elif defined(_MSC_VER) && defined(_M_X64)
     int leaf[4];
     __cpuid(leaf, 1);

@@ -1,0 +1,341 @@
+"""Exact moments: the count, the sum and the sum of squares of each channel, kept as integers and rounded once.
+
+Integers do not depend on the order in which they were added, so neither do exact moments: not on the order of the
+values, on how they were cut into batches, on threads or machines. They can be subtracted too.
+"""
+
+from collections.abc import Callable, Iterable
+from math import inf, isqrt, nan
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm import checks
+from bnorm.kernels import BACKENDS, view
+from bnorm.kernels.cpu.exact.entries import combined
+from bnorm.moments import Moments
+
+HEAVIEST = 2**31  # an integer weight is below this
+_BITS = 32  # of a limb
+_DIGEST = b"bnorm exact moments 1"
+
+
+class Integers(NamedTuple):
+    """An integer per channel: limb i, one row of an int64 array (n, C), counts 2^(32 (first + i)).
+
+    The kernels keep it in one form (`kernels/cpu/exact/entries.pyx`), so equal integers are equal arrays.
+    """
+
+    first: int
+    limbs: ndarray
+
+    @classmethod
+    def combined(cls, items: "list[Integers]", factors: list[int]) -> "Integers":
+        """The sum of all items, each times its factor."""
+        return cls(*combined(items, factors))
+
+    def equals(self, other: "Integers") -> bool:
+        """Whether the integers of all channels are equal."""
+        return self.first == other.first and np.array_equal(self.limbs, other.limbs)
+
+    def numbers(self) -> list[int]:
+        """Python's integers, in units of 2^(32 first)."""
+        n, channels = self.limbs.shape
+        data, size = self.limbs.T.astype("<u4").tobytes(), 4 * n
+        return [int.from_bytes(data[c * size : (c + 1) * size], "little", signed=True) for c in range(channels)]
+
+    def packed(self) -> ndarray:
+        """Two limbs in one, the last with the sign: half the size."""
+        limbs = self.limbs
+        if len(limbs) % 2:
+            limbs = np.concatenate([limbs, limbs[-1:] >> _BITS])
+        packed: ndarray = (limbs[0::2] & (2**_BITS - 1)) | (limbs[1::2] << _BITS)
+        return packed
+
+    @classmethod
+    def unpacked(cls, first: int, packed: ndarray) -> "Integers":
+        """The integers of a result of `packed`."""
+        limbs = np.empty((2 * len(packed), packed.shape[1]), np.int64)
+        limbs[0::2] = packed & (2**_BITS - 1)
+        limbs[1::2] = packed >> _BITS
+        limbs[1:-1:2] &= 2**_BITS - 1
+        return cls.combined([cls(first, limbs)], [1])
+
+
+class ExactMoments(Moments):
+    """Moments whose count and sums are integers, as `F.moments(x, exact=True)` returns them.
+
+    count, mean, m2, var and std are the exact rational values, rounded to float64: count, mean, m2 and var correctly,
+    std to within one last place. A result above the largest float64 is infinite.
+
+    `a + b` and `Moments.merge` add exactly, in any order, and `a - b` takes out again what was added: the result has
+    the same bits as if it had never been there. Values that are not finite are counted, so they can be taken out too.
+    """
+
+    __slots__ = ("_counts", "_rounded", "_sums")
+
+    _counts: ndarray  # (4, C): the number of values, and how many of them are NaN, infinite, minus infinity
+    _sums: tuple[Integers, Integers]  # of the finite values, and of their squares
+    _rounded: ndarray | None  # what `parts` has been asked for
+
+    def __init__(self, counts: ndarray, values: Integers, squares: Integers) -> None:
+        counts.flags.writeable = False
+        self._counts, self._sums, self._rounded = counts, (values, squares), None
+
+    exact = True
+
+    @property
+    def _width(self) -> int:
+        channels: int = self._counts.shape[1]
+        return channels
+
+    @property
+    def _parts(self) -> ndarray:  # type: ignore[override]
+        if self._rounded is None:
+            rows = [channel.parts() for channel in self._channels()]
+            self._rounded = np.array(rows, np.float64).reshape(len(rows), 4).T.copy()
+            self._rounded.flags.writeable = False
+        return self._rounded
+
+    @property
+    def count(self) -> ndarray:
+        """The number of values per channel, or the sum of their weights."""
+        count: ndarray = self._counts[0].astype(np.float64)
+        return count
+
+    def var(self, ddof: float = 0) -> ndarray:
+        """The variance per channel, m2 / (count - ddof), rounded once; NaN where count - ddof is not above 0."""
+        return self._each(ddof, _divided)
+
+    def std(self, ddof: float = 0) -> ndarray:
+        """The square root of the variance, to within one last place."""
+        return self._each(ddof, _root)
+
+    def _each(self, ddof: float, function: Callable[[int, int, int], float]) -> ndarray:
+        """A function of the variance of each channel; NaN where there is none."""
+        of = [(channel.var(ddof), channel.unit) for channel in self._channels()]
+        return np.array([nan if var is None else function(*var, unit) for var, unit in of], np.float64)
+
+    def rounded(self) -> Moments:
+        """Plain moments of the same values: count, mean and m2 as float64."""
+        return Moments.from_parts(self._parts.copy())
+
+    def digest(self) -> str:
+        """A short hexadecimal string of all integers: equal for equal moments, on every machine."""
+        from hashlib import blake2b  # takes a while
+
+        counts = self._counts.astype("<i8")
+        shapes = [f"{counts.shape[1]}", *(f"{first} {len(limbs)}" for first, limbs in self._sums)]
+        limbs = [limbs.astype("<i8").tobytes() for _, limbs in self._sums]
+        return blake2b(
+            b"\n".join([_DIGEST, " ".join(shapes).encode(), counts.tobytes(), *limbs]), digest_size=16
+        ).hexdigest()
+
+    def to(self, device: str) -> Self:
+        """The object itself for "cpu". Integers stay on the CPU: `rounded()` moves to a device."""
+        if device != "cpu":
+            raise ValueError(
+                f"Moments: device: expected 'cpu' for exact moments, got {device!r}; m.rounded().to({device!r}) moves "
+                "the rounded ones"
+            )
+        return self
+
+    @classmethod
+    def _merged(cls, items: "list[Any]") -> "ExactMoments":
+        return cls.combined(items, [1] * len(items))
+
+    @classmethod
+    def combined(cls, items: "list[ExactMoments]", factors: list[int]) -> "ExactMoments":
+        """The moments of the values of all items together, those of each as often as its factor says."""
+        counts = np.zeros_like(items[0]._counts)
+        for item, factor in zip(items, factors, strict=True):
+            counts += factor * item._counts
+        values, squares = (Integers.combined([item._sums[i] for item in items], factors) for i in range(2))
+        return cls(counts, values, squares)
+
+    @classmethod
+    def _beside(cls, items: "list[Any]") -> "ExactMoments":
+        every = [item._width for item in items]
+        sums = []
+        for which in range(2):
+            wide = []
+            for i, item in enumerate(items):
+                first, limbs = item._sums[which]
+                wide.append(Integers(first, np.pad(limbs, [(0, 0), (sum(every[:i]), sum(every[i + 1 :]))])))
+            sums.append(Integers.combined(wide, [1] * len(wide)))
+        return cls(np.concatenate([item._counts for item in items], axis=1), *sums)
+
+    def __sub__(self, other: object) -> "ExactMoments":
+        if not isinstance(other, Moments):
+            return NotImplemented
+        if not isinstance(other, ExactMoments):
+            raise TypeError("Moments: expected exact moments to subtract, got plain ones")
+        if self._width != other._width:
+            raise ValueError(f"Moments: expected {self._width} channels to subtract, got {other._width}")
+        left = self.combined([self, other], [1, -1])
+        c = left._impossible()
+        if c is not None:
+            raise ValueError(
+                "Moments: expected the moments of a part of these values to subtract, got others: no values have the "
+                f"count and the sums that would be left in channel {c}"
+            )
+        return left
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all integers are equal. Plain moments are never equal to exact ones."""
+        if not isinstance(other, Moments):
+            return NotImplemented
+        return (
+            isinstance(other, ExactMoments)
+            and np.array_equal(self._counts, other._counts)
+            and all(a.equals(b) for a, b in zip(self._sums, other._sums, strict=True))
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, exact=True)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.stored())
+
+    def stored(self) -> dict[str, ndarray]:
+        """Small int64 arrays, of which `restored` makes these moments again."""
+        (a, values), (b, squares) = ((integers.first, integers.packed()) for integers in self._sums)
+        return {"counts": self._counts, "first": np.array([a, b]), "values": values, "squares": squares}
+
+    @classmethod
+    def restored(cls, arrays: dict[str, ndarray]) -> Self:
+        """The moments of a result of `stored`; ValueError if it is none."""
+        counts, first, values, squares = (np.asarray(arrays[key]) for key in ("counts", "first", "values", "squares"))
+        sound = counts.ndim == 2 and len(counts) == 4 and first.shape == (2,) and np.abs(first).max() < 256
+        for a in (counts, first, values, squares):
+            sound = sound and a.dtype == np.int64 and a.ndim == (1 if a is first else 2) and len(a) < 256
+        if not (sound and values.shape[1:] == squares.shape[1:] == counts.shape[1:]):
+            raise ValueError("expected exact moments, got other arrays")
+        sums = (Integers.unpacked(int(at), limbs) for at, limbs in zip(first, (values, squares), strict=True))
+        self = cls(counts.copy(), *sums)
+        if self._impossible() is not None:
+            raise ValueError("expected exact moments, got integers that are those of no values")
+        return self
+
+    def _channels(self) -> "Iterable[_Channel]":
+        (a, values), (b, squares) = ((_BITS * integers.first, integers.numbers()) for integers in self._sums)
+        unit, counts, zeros = min(2 * a, b), self._counts.tolist(), [0] * self._counts.shape[1]
+        for n, nans, ups, downs, s, q in zip(*counts, values or zeros, squares or zeros, strict=True):
+            finite = n - nans - ups - downs
+            num = (finite * q << b - unit) - (s * s << 2 * a - unit)
+            yield _Channel(n, finite, s, a, num, unit, q >= 0 and (q == 0 or finite > 0) and num >= 0)
+
+    def _impossible(self) -> int | None:
+        """The first channel whose integers are those of no values at all."""
+        counts = self._counts.min(axis=0).tolist()
+        for c, (least, channel) in enumerate(zip(counts, self._channels(), strict=True)):
+            if least < 0 or channel.finite < 0 or not channel.possible:
+                return c
+        return None
+
+
+class _Channel(NamedTuple):
+    """One channel: its sum is s 2^s_unit, and finite^2 var = finite sum x^2 - (sum x)^2 is num 2^unit."""
+
+    values: int
+    finite: int  # how many values are
+    s: int
+    s_unit: int
+    num: int
+    unit: int
+    possible: bool
+
+    def parts(self) -> tuple[float, float, float, float]:
+        """count, mean, m2, and what the rounded mean leaves over."""
+        n = self.values
+        if n != self.finite:
+            return n, nan, nan, nan
+        if n == 0:
+            return n, nan, 0.0, 0.0
+        mean = _divided(self.s, n, self.s_unit)
+        p, q = mean.as_integer_ratio()
+        up, down = max(self.s_unit, 0), max(-self.s_unit, 0)
+        low = _divided((self.s * q << up) - (p * n << down), n * q << down, 0)
+        return n, mean, _divided(self.num, n, self.unit), low
+
+    def var(self, ddof: float) -> tuple[int, int] | None:
+        """The variance in units of 2^unit, as numerator and denominator; None if there is none."""
+        p, q = float(ddof).as_integer_ratio()
+        left = self.values * q - p
+        return (self.num * q, self.values * left) if left > 0 < self.values == self.finite else None
+
+
+def _divided(num: int, den: int, e: int) -> float:
+    """num 2^e / den, correctly rounded, as Python divides integers; infinite if that is above the largest float."""
+    try:
+        return (num << e) / den if e >= 0 else num / (den << -e)
+    except OverflowError:
+        return inf if num > 0 else -inf
+
+
+def _root(num: int, den: int, e: int) -> float:
+    """The root of num 2^e / den, to within one last place: of 126 bits or more, so that the root has 63."""
+    shift = 128 - num.bit_length() + den.bit_length()
+    shift += (e - shift) % 2
+    root = isqrt((num << shift) // den if shift >= 0 else num // (den << -shift))
+    return _divided(root, 1, (e - shift) // 2)
+
+
+def moments(who: str, x: Any, axis: Any, weight: Any, skipna: bool) -> ExactMoments:
+    """The exact moments of an array in memory; arguments as of `functional.moments`."""
+    x = _array(who, x)
+    block, layout = view.channels(x, checks.channel_axis(who, axis, x.shape))
+    sums = BACKENDS[type(x)].exact_sums
+    if weight is None:
+        return _moments_of(sums(block), block.size // max(block.shape[1], 1), skipna)
+    w = _weights(who, weight, layout, type(x))
+    planes = [bit for bit in range(int(w.max(initial=0)).bit_length()) if ((w >> bit) & 1).any()]
+    masks = [((w >> bit) & 1).astype(bool) for bit in planes] or [np.zeros(w.shape, bool)]
+    items = [_moments_of(sums(block, mask), int(np.count_nonzero(mask)), skipna) for mask in masks]
+    return ExactMoments.combined(items, [1 << bit for bit in planes] or [1])
+
+
+def _moments_of(sums: tuple[Any, ...], count: int, skipna: bool) -> ExactMoments:
+    odd, a, values, b, squares = sums
+    counts = np.zeros((4, values.shape[1]), np.int64)
+    counts[0] = count
+    if odd is not None:
+        counts[1:] = odd
+        if skipna:
+            counts[0] -= odd[0]
+            counts[1] = 0
+    return ExactMoments(counts, Integers(a, values), Integers(b, squares))
+
+
+def _array(who: str, x: Any) -> ndarray:
+    """x as an array of floats of at most 64 bits, integers or bools."""
+    if type(x) is ndarray and x.dtype in checks.FLOATS:
+        return x
+    a = checks.real(who, "x", x)
+    floats = BACKENDS[type(a)].FLOATS
+    if a.dtype.kind not in "bui" and a.dtype.name not in floats:
+        raise TypeError(f"{who}: x: expected bools, integers or {', '.join(floats)}, got dtype {a.dtype}")
+    return a
+
+
+def _weights(who: str, weight: Any, layout: view.Layout, kind: type) -> ndarray:
+    """Weights as integers (outer, inner)."""
+    w = checks.real(who, "weight", weight, kind)
+    sound = w.dtype.kind == "b" or ((w >= 0) & (w < HEAVIEST)).all()
+    if not sound or (w.dtype.kind not in "bui" and (w != np.floor(w)).any()):
+        raise ValueError(
+            f"{who}: weight: expected a mask or integers from 0 to 2^31 - 1, as a sum with other weights is not exact, "
+            f"got {w.dtype} values from {w.min()} to {w.max()}"
+        )
+    try:
+        whole: ndarray = view.weights(w, layout).astype(np.int64)
+        return whole
+    except ValueError as error:
+        raise ValueError(f"{who}: {error}") from None
+
+
+def _restored(cls: type[ExactMoments], arrays: dict[str, ndarray]) -> ExactMoments:
+    return cls.restored(arrays)

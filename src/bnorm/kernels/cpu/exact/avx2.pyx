@@ -1,0 +1,3 @@
+"""The loops of the exact sums compiled for AVX2 and FMA."""
+
+include "task.pxi"

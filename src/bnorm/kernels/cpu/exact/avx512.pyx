@@ -1,0 +1,3 @@
+"""The loops of the exact sums compiled for AVX-512."""
+
+include "task.pxi"

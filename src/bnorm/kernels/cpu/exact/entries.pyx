@@ -1,0 +1,205 @@
+"""Exact sums on the CPU: arrays in, integers out.
+
+An integer per channel is a column of limbs, an int64 array (n, C): limb i counts 2^(32 (first + i)). All limbs but the
+last are from 0 to 2^32 - 1, and the last, which has the sign, from -2^31 to 2^31 - 1. The first is not 0 in all
+channels, and the last is needed; so equal integers are equal arrays. `first` is 0 if there are no limbs.
+"""
+
+cimport numpy as cnp
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from cython.parallel cimport prange
+from libc.stdint cimport int64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memset
+
+from bnorm.kernels.cpu.exact.jobs cimport (
+    BN_FLOAT32, BN_FLOAT64, BN_INT32, BN_INT64, BN_UINT32, BN_UINT64, bn_exact_job, bn_total, exact_task_t,
+)
+from bnorm.kernels.cpu.threads cimport threads_for
+
+cdef extern from "plan.h" nogil:
+    enum:
+        BN_HALF
+        BN_BFLOAT
+        BN_BOOL
+        BN_UINT8
+        BN_INT8
+        BN_UINT16
+        BN_INT16
+    void bn_exact_plan(bn_exact_job*, Py_ssize_t)
+    void bn_carry(int64_t*, Py_ssize_t, Py_ssize_t)
+    Py_ssize_t bn_trim(int64_t*, Py_ssize_t, Py_ssize_t, Py_ssize_t*)
+    Py_ssize_t bn_used(bn_exact_job*, int, Py_ssize_t*)
+    void bn_gather(bn_exact_job*, int, Py_ssize_t, Py_ssize_t, int64_t*)
+
+cnp.import_array()
+
+cdef enum:
+    PER_THREAD = 4      # tasks, so that a thread whose core is taken is not waited for
+
+
+cdef exact_task_t task = NULL
+
+
+def use(capsule):
+    """Use the loops of this SIMD build from now on."""
+    global task
+    task = <exact_task_t>PyCapsule_GetPointer(capsule, "bnorm.exact")
+
+
+cdef int kind_of(cnp.ndarray x) except -1:
+    """The type of x, in integers.h or narrow.h. One that is not NumPy's own is bfloat16, of any library."""
+    cdef int kind = cnp.PyArray_TYPE(x)
+    cdef Py_ssize_t size = cnp.PyArray_ITEMSIZE(x)
+    if kind == cnp.NPY_FLOAT:
+        return BN_FLOAT32
+    if kind == cnp.NPY_DOUBLE:
+        return BN_FLOAT64
+    if kind == cnp.NPY_BOOL:
+        return BN_BOOL
+    if kind == cnp.NPY_FLOAT16:
+        return BN_HALF
+    if cnp.PyTypeNum_ISSIGNED(kind):
+        return BN_INT8 if size == 1 else BN_INT16 if size == 2 else BN_INT32 if size == 4 else BN_INT64
+    if cnp.PyTypeNum_ISUNSIGNED(kind):
+        return BN_UINT8 if size == 1 else BN_UINT16 if size == 2 else BN_UINT32 if size == 4 else BN_UINT64
+    return BN_BFLOAT
+
+
+cdef void limits(bn_total* total, int kind) noexcept:
+    """Where the limbs of both sums begin, and how many hold those of 2^63 values."""
+    total.low[0] = total.low[1] = 0
+    total.size[0] = 5
+    total.size[1] = 8
+    if kind == BN_FLOAT64:
+        total.low[0] = -34
+        total.low[1] = -68
+        total.size[0] = 69
+        total.size[1] = 135
+    elif kind == BN_FLOAT32 or kind == BN_HALF or kind == BN_BFLOAT:
+        total.low[0] = -5
+        total.low[1] = -10
+        total.size[0] = 12
+        total.size[1] = 21
+
+
+cdef tuple trimmed(cnp.ndarray limbs, Py_ssize_t first):
+    """(first, limbs) of limbs that are not carried yet, and have room for it."""
+    cdef Py_ssize_t n = cnp.PyArray_DIM(limbs, 0), C = cnp.PyArray_DIM(limbs, 1), begin = 0
+    cdef int64_t* data = <int64_t*>cnp.PyArray_DATA(limbs)
+    if n and C:
+        bn_carry(data, n, C)
+        n = bn_trim(data, n, C, &begin)
+    else:
+        n = 0
+    return (first + begin if n else 0), limbs[begin:begin + n]
+
+
+cdef cnp.ndarray zeros(Py_ssize_t n, Py_ssize_t C):
+    cdef cnp.npy_intp[2] shape = [n, C]
+    return cnp.PyArray_ZEROS(2, shape, cnp.NPY_INT64, 0)
+
+
+cdef tuple collected(bn_exact_job* job, int which):
+    cdef Py_ssize_t first = 0, n = bn_used(job, which, &first)
+    cdef cnp.ndarray limbs = zeros(n + 1 if n else 0, job.channels)
+    bn_gather(job, which, first, n, <int64_t*>cnp.PyArray_DATA(limbs))
+    return trimmed(limbs, first + job.totals[0].low[which])
+
+
+cdef cnp.ndarray odd_values(bn_exact_job* job):
+    """How many are NaN, infinite, and minus infinity, (3, C); None if all are finite."""
+    cdef Py_ssize_t k, i, n = 3 * job.channels
+    cdef cnp.ndarray odd = None
+    for k in range(job.pieces * job.groups):
+        if job.totals[k].any_odd:
+            if odd is None:
+                odd = zeros(3, job.channels)
+            for i in range(n):
+                (<int64_t*>cnp.PyArray_DATA(odd))[i] += job.totals[k].odd[i]
+    return odd
+
+
+def exact_sums(cnp.ndarray x not None, cnp.ndarray mask=None):
+    """(odd, first, limbs, first, limbs): counts (3, C) of NaN, infinity and minus infinity, or None; the sum of all
+    other values per channel, and that of their squares.
+
+    x: (outer, C, ...), contiguous. mask: bools (outer, inner); where it is False a value does not count.
+    """
+    cdef bn_exact_job job
+    cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
+    cdef Py_ssize_t t, tasks, values = cnp.PyArray_SIZE(x)
+    cdef int threads
+    cdef char* memory
+    cdef size_t row
+    memset(&job, 0, sizeof(job))
+    job.outer = shape[0]
+    job.channels = shape[1]
+    job.inner = cnp.PyArray_MultiplyList(shape + 2, cnp.PyArray_NDIM(x) - 2)
+    job.kind = kind_of(x)
+    job.x = cnp.PyArray_DATA(x)
+    job.mask = <unsigned char*>(NULL if mask is None else cnp.PyArray_DATA(mask))
+    if values == 0:
+        return None, 0, zeros(0, job.channels), 0, zeros(0, job.channels)
+    threads = threads_for(values, values)
+    bn_exact_plan(&job, 1 if threads == 1 else threads * PER_THREAD)
+    tasks = job.pieces * job.groups
+    job.totals = <bn_total*>calloc(tasks, sizeof(bn_total))
+    if job.totals == NULL:
+        raise MemoryError("moments: no memory for exact sums")
+    try:
+        limits(&job.totals[0], job.kind)
+        row = <size_t>job.channels * sizeof(int64_t)
+        row *= job.totals[0].size[0] + job.totals[0].size[1] + 3
+        memory = <char*>malloc(row * tasks)
+        if memory == NULL:
+            raise MemoryError(f"moments: no memory for {row * tasks} bytes of exact sums")
+        try:
+            for t in range(tasks):
+                limits(&job.totals[t], job.kind)
+                job.totals[t].channels = job.channels
+                job.totals[t].odd = <int64_t*>(memory + t * row)
+                job.totals[t].limbs = job.totals[t].odd + 3 * job.channels
+            with nogil:
+                if threads == 1:
+                    for t in range(tasks):
+                        task(&job, t)
+                else:
+                    for t in prange(tasks, schedule="dynamic", chunksize=1, num_threads=threads):
+                        task(&job, t)
+            if job.failed:
+                raise MemoryError("moments: no memory for exact sums")
+            return (odd_values(&job), *collected(&job, 0), *collected(&job, 1))
+        finally:
+            free(memory)
+    finally:
+        free(job.totals)
+
+
+def combined(items not None, list factors not None):
+    """(first, limbs): the sum of integers (first, limbs), each times a factor below 2^31 in magnitude."""
+    cdef Py_ssize_t first = 0, end = 0, at, n, C = 0, i, k
+    cdef int64_t factor
+    cdef int64_t* to
+    cdef int64_t* a
+    cdef cnp.ndarray limbs, sums
+    cdef bint any_limbs = False
+    for at, limbs in items:
+        C = cnp.PyArray_DIM(limbs, 1)
+        n = cnp.PyArray_DIM(limbs, 0)
+        if n:
+            first = min(first, at) if any_limbs else at
+            end = max(end, at + n) if any_limbs else at + n
+            any_limbs = True
+    sums = zeros(end - first + 2 if any_limbs else 0, C)
+    to = <int64_t*>cnp.PyArray_DATA(sums)
+    for k in range(len(items)):
+        at, limbs = items[k]
+        factor = factors[k]
+        a = <int64_t*>cnp.PyArray_DATA(limbs)
+        n = cnp.PyArray_DIM(limbs, 0)
+        for i in range(n * C):
+            to[(at - first) * C + i] += factor * a[i]
+        if n and (factor > 1 or factor < -1 or k & 0xFFFF == 0xFFFF):
+            bn_carry(to, end - first + 2, C)
+    return trimmed(sums, first)

@@ -1,0 +1,32 @@
+"""What the entry of the exact sums tells its loops."""
+
+from libc.stdint cimport int64_t
+
+cdef extern from "tasks.h" nogil:
+    enum:
+        BN_LIMBS
+        BN_FLOAT32
+        BN_FLOAT64
+        BN_INT32
+        BN_UINT32
+        BN_INT64
+        BN_UINT64
+    ctypedef struct bn_total:
+        int64_t* limbs
+        int64_t* odd
+        Py_ssize_t channels
+        int any_odd
+        int[2] low
+        int[2] size
+        unsigned char[208] used
+    ctypedef struct bn_exact_job:
+        const void* x
+        const unsigned char* mask
+        int kind
+        int runs
+        Py_ssize_t outer, channels, inner
+        Py_ssize_t pieces, groups
+        bn_total* totals
+        int failed
+
+ctypedef void (*exact_task_t)(bn_exact_job*, Py_ssize_t) noexcept nogil

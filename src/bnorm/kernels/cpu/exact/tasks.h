@@ -1,0 +1,285 @@
+/* A task of the exact sums: pieces of rows times groups of columns, or pieces of runs times groups of channels. No task
+ * knows of another, and integers are added afterwards, so how the work is cut changes no bit. */
+#ifndef BNORM_EXACT_TASKS_H
+#define BNORM_EXACT_TASKS_H
+
+#include <stdlib.h>
+
+#include "integers.h"
+#include "windows.h"
+
+enum {
+    BN_FIRST = 32,          /* rows of the first block, from which come the first windows */
+    BN_DIRECT = 512,        /* values of a run that are worth reading where they are */
+    BN_ROOM = 1 << 17,      /* bytes of a block of rows, which stay near the processor */
+    BN_SPAN = 256           /* columns of a group, at most */
+};
+
+typedef struct {
+    const void *x;          /* [outer][channels][inner], of a type of integers.h */
+    const unsigned char *mask;  /* [outer][inner] or NULL: which values count */
+    int kind;
+    int runs;               /* of a channel at a time; else `widen` outer positions are a row of `width` columns */
+    ptrdiff_t outer, channels, inner;
+    ptrdiff_t widen, width;
+    ptrdiff_t segment, segments;            /* a run is cut into so many of so many values */
+    ptrdiff_t piece, pieces, group, groups; /* rows or runs; columns or channels */
+    bn_total *totals;       /* one for each task */
+    int failed;             /* there was no memory */
+} bn_exact_job;
+
+/* What a task works with. */
+typedef struct {
+    const bn_exact_job *job;    /* of columns that do not fill a row, another than that of the task */
+    bn_total *total;
+    size_t size;            /* bytes of a value, where it is read */
+    int wide, real;         /* doubles; floats or doubles, read as they are or converted */
+    int r;                  /* blocks have 2^r rows at most */
+    ptrdiff_t lanes;        /* of a strip */
+    bn_strip *strips;       /* of floats, */
+    bn_sums *sums;          /* or of integers */
+    ptrdiff_t *channel;     /* [strips][lanes] */
+    int64_t rows, blocks;   /* in the sums of integers */
+    char *room;             /* for values that are converted or chosen */
+    ptrdiff_t *place;       /* [columns] in the mask */
+} bn_work;
+
+BN_INLINE size_t bn_size_of(int kind)
+{
+    return kind >= BN_INT64 || kind == BN_FLOAT64 ? 8 : kind >= BN_FLOAT32 ? 4 : bn_narrow_size(kind);
+}
+
+static inline void bn_add_strip(bn_work *w, ptrdiff_t k, const void *x, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width,
+                         int alone, const bn_next *next)
+{
+    if (w->real) {
+        const bn_home home = {w->total, w->channel + k * w->lanes, alone};
+        bn_add_rows(w->strips + k, &home, x, rows, stride, w->r, w->wide, next);
+    } else
+        bn_add_integers(w->job->kind, x, rows, stride, width, w->sums[k]);
+}
+
+/* Put the sums of all strips into limbs. */
+static inline void bn_finish_strips(bn_work *w, ptrdiff_t strips, int alone)
+{
+    for (ptrdiff_t k = 0; k < strips; k++) {
+        const bn_home home = {w->total, w->channel + k * w->lanes, alone};
+        if (w->real)
+            bn_flush(w->strips + k, &home, w->wide);
+        else
+            bn_flush_columns(w->job->kind, w->sums[k], w->rows, w->lanes, &home);
+    }
+    w->rows = w->blocks = 0;
+}
+
+/* n values from position `at` on, converted or copied; those that do not count are 0. */
+static inline void bn_take(const bn_work *w, ptrdiff_t at, ptrdiff_t n, char *to)
+{
+    const int kind = w->job->kind;
+    if (kind == BN_HALF || kind == BN_BFLOAT)
+        bn_read_float(kind, w->job->x, at, n, (float *)to);
+    else
+        memcpy(to, (const char *)w->job->x + (size_t)at * w->size, (size_t)n * w->size);
+}
+
+/* Make values 0 where the mask is. place: where the mask of each is, or NULL if it is there in order. */
+static inline void bn_mask(char *x, ptrdiff_t n, size_t size, const unsigned char *mask, const ptrdiff_t *place)
+{
+#define BN_MASK_AS(type)                                     \
+    for (ptrdiff_t i = 0; i < n; i++)                        \
+        ((type *)x)[i] = mask[place ? place[i] : i] ? ((type *)x)[i] : 0;
+    switch (size) {
+    case 1: BN_MASK_AS(uint8_t) break;
+    case 2: BN_MASK_AS(uint16_t) break;
+    case 4: BN_MASK_AS(uint32_t) break;
+    default: BN_MASK_AS(uint64_t)
+    }
+#undef BN_MASK_AS
+}
+
+static inline void bn_finish_block(bn_work *w, ptrdiff_t strips, ptrdiff_t rows, int alone)
+{
+    w->rows += rows;
+    if (!w->real && ++w->blocks == BN_TIMES_I)
+        bn_finish_strips(w, strips, alone);
+}
+
+BN_INLINE int bn_is_taken(const bn_exact_job *job)
+{
+    return job->mask || job->kind == BN_HALF || job->kind == BN_BFLOAT;
+}
+
+/* Where strip k of so many columns begins: the last one ends with them, and leaves its first lanes to the one before. */
+BN_INLINE ptrdiff_t bn_strip_at(const bn_work *w, ptrdiff_t k, ptrdiff_t width)
+{
+    const ptrdiff_t last = width > w->lanes ? width - w->lanes : 0;
+    return k * w->lanes < last ? k * w->lanes : last;
+}
+
+/* The columns [begin, end) of rows [from, to), read where they are or taken to the room. */
+static inline void bn_rows(bn_work *w, ptrdiff_t begin, ptrdiff_t end, ptrdiff_t from, ptrdiff_t to)
+{
+    const bn_exact_job *job = w->job;
+    const ptrdiff_t own = end - begin, width = w->real && own < w->lanes ? w->lanes : own;
+    const ptrdiff_t strips = (width + w->lanes - 1) / w->lanes, size = (ptrdiff_t)w->size;
+    const int taken = bn_is_taken(job) || width > own;
+    ptrdiff_t n = 0;
+    for (ptrdiff_t i = from; i < to; i += n) {
+        n = w->real && i == from ? BN_FIRST : (ptrdiff_t)1 << w->r;
+        n = n < to - i ? n : to - i;
+        const char *x = taken ? w->room : (const char *)job->x + (i * job->width + begin) * size;
+        const ptrdiff_t stride = taken ? width : job->width, row = stride * size;
+        for (ptrdiff_t k = 0; taken && k < n; k++) {
+            char *line = w->room + k * row;
+            bn_take(w, (i + k) * job->width + begin, own, line);
+            memset(line + own * size, 0, (size_t)((width - own) * size));
+            if (job->mask)
+                bn_mask(line, own, w->size, job->mask + (i + k) * job->widen * job->inner, w->place);
+        }
+        for (ptrdiff_t k = 0; k < strips; k++) {
+            const ptrdiff_t at = bn_strip_at(w, k, width) * size, lines = w->wide ? 2 : 1;
+            const bn_next dense = {x + n * row + k * lines * n * 64, 64, n * 64}, sparse = {x + n * row + at, row, 64};
+            const bn_next none = {x, 0, 0};
+            bn_add_strip(w, k, x + at, n, stride, width < w->lanes ? width : w->lanes, 0,
+                         taken ? &none : width == stride ? &dense : &sparse);
+        }
+        bn_finish_block(w, strips, n, 0);
+    }
+    bn_finish_strips(w, strips, 0);
+}
+
+static inline void bn_columns(bn_work *w, ptrdiff_t begin, ptrdiff_t end, ptrdiff_t from, ptrdiff_t to)
+{
+    const bn_exact_job *job = w->job;
+    const ptrdiff_t each = job->channels * job->inner, width = end - begin;
+    const ptrdiff_t strips = (width + w->lanes - 1) / w->lanes;
+    for (ptrdiff_t k = 0; k < strips; k++)
+        for (ptrdiff_t j = 0; j < w->lanes; j++) {
+            const ptrdiff_t at = bn_strip_at(w, k, width) + j;
+            const int own = at >= k * w->lanes && at < width;
+            w->channel[k * w->lanes + j] = own ? (begin + at) / job->inner % job->channels : -1;
+        }
+    for (ptrdiff_t j = 0; job->mask && j < width; j++)
+        w->place[j] = (begin + j) / each * job->inner + (begin + j) % job->inner;
+    bn_rows(w, begin, end, from, to);
+}
+
+static inline void bn_columns_task(bn_work *w, ptrdiff_t piece, ptrdiff_t group)
+{
+    const bn_exact_job *job = w->job;
+    const ptrdiff_t each = job->channels * job->inner, rows = job->outer / job->widen;
+    const ptrdiff_t begin = group * job->group, from = piece * job->piece;
+    bn_columns(w, begin, begin + job->group < job->width ? begin + job->group : job->width, from,
+               from + job->piece < rows ? from + job->piece : rows);
+    const ptrdiff_t left = job->outer % job->widen;
+    if (left == 0 || piece + 1 < job->pieces || group > 0)
+        return;
+    bn_exact_job last = *job;   /* one row, of the outer positions that do not fill one */
+    last.width = left * each;
+    last.x = (const char *)job->x + (size_t)((job->outer - left) * each) * bn_size_of(job->kind);
+    last.mask = job->mask ? job->mask + (job->outer - left) * job->inner : NULL;
+    w->job = &last;
+    for (ptrdiff_t at = 0; at < last.width; at += BN_SPAN)
+        bn_columns(w, at, at + BN_SPAN < last.width ? at + BN_SPAN : last.width, 0, 1);
+    w->job = job;
+}
+
+/* Blocks of rows of one channel. Until there is a window, the first is short. */
+static inline void bn_run_rows(bn_work *w, const char *x, ptrdiff_t rows, int ahead)
+{
+    const ptrdiff_t row = w->lanes * (ptrdiff_t)w->size;
+    for (ptrdiff_t i = 0, n = 0; i < rows; i += n, x += n * row) {
+        n = w->real && w->strips[0].least[0] == INFINITY ? BN_FIRST : (ptrdiff_t)1 << w->r;
+        n = n < rows - i ? n : rows - i;
+        const bn_next next = {ahead ? x + n * row : x, ahead ? 64 : 0, ahead ? n * 64 : 0};
+        bn_add_strip(w, 0, x, n, w->lanes, w->lanes, 1, &next);
+        bn_finish_block(w, 1, n, 1);
+    }
+}
+
+/* Values of one channel; what fills no row, and short runs, wait in the room for others. */
+static inline void bn_run(bn_work *w, ptrdiff_t *held, ptrdiff_t at, ptrdiff_t n, const unsigned char *mask)
+{
+    const ptrdiff_t size = (ptrdiff_t)w->size, most = w->lanes << w->r;
+    if (!bn_is_taken(w->job) && n >= BN_DIRECT) {
+        bn_run_rows(w, (const char *)w->job->x + at * size, n / w->lanes, 1);
+        at += n / w->lanes * w->lanes;
+        n %= w->lanes;
+    }
+    while (n > 0) {
+        const ptrdiff_t some = n < most - *held ? n : most - *held;
+        bn_take(w, at, some, w->room + *held * size);
+        if (mask) {
+            bn_mask(w->room + *held * size, some, w->size, mask, NULL);
+            mask += some;
+        }
+        at += some;
+        n -= some;
+        *held += some;
+        if (*held == most) {
+            bn_run_rows(w, w->room, most / w->lanes, 0);
+            *held = 0;
+        }
+    }
+}
+
+static inline void bn_runs_task(bn_work *w, ptrdiff_t piece, ptrdiff_t group)
+{
+    const bn_exact_job *job = w->job;
+    const ptrdiff_t from = piece * job->piece, all = job->outer * job->segments, begin = group * job->group;
+    const ptrdiff_t to = from + job->piece < all ? from + job->piece : all;
+    const ptrdiff_t end = begin + job->group < job->channels ? begin + job->group : job->channels;
+    for (ptrdiff_t c = begin; c < end; c++) {
+        ptrdiff_t held = 0;
+        for (ptrdiff_t j = 0; j < w->lanes; j++)
+            w->channel[j] = c;
+        for (ptrdiff_t i = from; i < to; i++) {
+            const ptrdiff_t o = i / job->segments, at = i % job->segments * job->segment;
+            const ptrdiff_t n = job->inner - at < job->segment ? job->inner - at : job->segment;
+            bn_run(w, &held, (o * job->channels + c) * job->inner + at, n,
+                   job->mask ? job->mask + o * job->inner + at : NULL);
+        }
+        const ptrdiff_t rows = (held + w->lanes - 1) / w->lanes;
+        memset(w->room + held * (ptrdiff_t)w->size, 0, (size_t)(rows * w->lanes - held) * w->size);
+        bn_run_rows(w, w->room, rows, 0);
+        bn_finish_strips(w, 1, 1);
+    }
+}
+
+/* One task, into its own total. */
+static inline void bn_exact_task(bn_exact_job *job, ptrdiff_t t)
+{
+    const int real = job->kind == BN_HALF || job->kind == BN_BFLOAT || job->kind == BN_FLOAT32 || job->kind == BN_FLOAT64;
+    const int half = job->kind == BN_HALF || job->kind == BN_BFLOAT;
+    bn_work w = {job, job->totals + t, half ? 4 : bn_size_of(job->kind), job->kind == BN_FLOAT64, real, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    const ptrdiff_t width = job->runs ? 0 : job->group < BN_SPAN ? BN_SPAN : job->group;
+    w.lanes = real ? BN_LANES : job->runs ? 64 : BN_SPAN_I;
+    const ptrdiff_t strips = job->runs ? 1 : (width + w.lanes - 1) / w.lanes;
+    const ptrdiff_t row = job->runs ? w.lanes : job->group;
+    w.r = real ? (w.wide ? 7 : 8) : bn_is_taken(job) || job->runs ? 8 : 14;
+    while (w.r > 5 && real && row * (ptrdiff_t)w.size << w.r > BN_ROOM)
+        w.r--;
+    const size_t room = (size_t)(row < w.lanes ? w.lanes : row) * w.size << w.r;
+    const size_t state = (size_t)strips * (real ? sizeof(bn_strip) : sizeof(bn_sums));
+    const size_t channels = (size_t)(strips * w.lanes) * sizeof(ptrdiff_t);
+    char *memory = (char *)malloc(state + 2 * channels + room + 64);
+    if (!memory) {
+        job->failed = 1;
+        return;
+    }
+    w.strips = (bn_strip *)(memory + (-(uintptr_t)memory & 63));
+    w.sums = (bn_sums *)w.strips;
+    w.channel = (ptrdiff_t *)((char *)w.strips + state);
+    w.place = (ptrdiff_t *)((char *)w.channel + channels);
+    w.room = (char *)w.place + channels;
+    for (ptrdiff_t k = 0; real && k < strips; k++)
+        bn_start_closed(w.strips + k, w.wide);
+    if (!real)
+        memset(w.sums, 0, state);
+    const unsigned before = bn_standard_arithmetic();
+    (job->runs ? bn_runs_task : bn_columns_task)(&w, t / job->groups, t % job->groups);
+    bn_arithmetic_as_before(before);
+    free(memory);
+}
+
+#endif

@@ -1,0 +1,366 @@
+/* Sums of x and of x^2 without rounding: sixteen lanes at a time, some rows of them, float or double.
+ *
+ * Every sum is kept in a few doubles, of which each stays a multiple of its unit u and below 2^53 u: then no addition
+ * rounds, in any order. What makes them so is a window: bounds B and e per lane such that
+ *
+ *     sum x^2 < 0.75 2^B      and      |x| >= 2^e for all x that are not 0,
+ *
+ * over a block of at most 2^r rows. A sum P of squares starts at 2^B, and stays below 2^(B + 1); so t = P + x^2 rounds to
+ * a multiple of 2^(B - 52), h = t - P is what was really added, and l = x^2 - h, which is no more than 2^(B - 53), goes
+ * to a sum of its own. A float has 24 digits, so l is a multiple of (2^(e - 23))^2, and Cauchy's inequality bounds the
+ * sum of |x| by the root of 2^r 2^B; both sums are exact if
+ *
+ *     float     e >= (B + r) / 2 - 30.
+ *
+ * The square of a double is two doubles q + s, and s < 2^-53 q is added in the same way to a sum W that starts at
+ * 1.5 2^(B - 52), and x to one that starts at 1.5 2^K, K = (r + B) / 2 + 1. That takes
+ *
+ *     double    e >= (B + r) / 2 - 27.
+ *
+ * B and e come from blocks before; the sums of a block count only if they show, at its end, that the bounds held. If
+ * not, the block is peeled: values that fit a window below the largest one are summed, then those that are left, until
+ * none is. */
+#ifndef BNORM_EXACT_WINDOWS_H
+#define BNORM_EXACT_WINDOWS_H
+
+#include <float.h>
+#include <stddef.h>
+
+#include "limbs.h"
+#include "vectors.h"
+
+enum {
+    BN_LANES = 16,
+    BN_STARTS = 3,          /* sums that start away from 0 */
+    BN_PIECES = 6,          /* sums of a block of doubles; three of floats */
+    BN_BLOCK_F = 256,       /* rows of a block: few, so that the window is wide */
+    BN_BLOCK_D = 128,
+    BN_MANY = 1 << 24       /* blocks after which the sums of blocks are put into limbs */
+};
+
+typedef double bn_lanes[BN_LANES];
+
+/* Sixteen lanes: their windows, and the sums of their blocks, each in two parts. The units of a float's three sums: those
+ * of x, h and l above; of a double's six: h, l, those of s, and those of x. */
+typedef struct {
+    bn_lanes start[BN_STARTS], least, most;
+    bn_lanes split[BN_PIECES], sum[BN_PIECES][2];
+    int at[BN_LANES];       /* B */
+    int blocks;             /* in the sums */
+} bn_strip;
+
+/* What to fetch while a strip is summed: lines of 64 bytes, one for each row of floats and two for doubles. */
+typedef struct {
+    const char *from;
+    ptrdiff_t row, line;    /* bytes from one row's to the next, from the first of a row to the second */
+} bn_next;
+
+static const int bn_class_f[3] = {0, 1, 1}, bn_class_d[6] = {1, 1, 1, 1, 0, 0};
+
+/* 2^e, for e that a double can have. */
+BN_INLINE double bn_power(int e)
+{
+    uint64_t bits = e >= -1022 ? (uint64_t)(e + 1023) << 52 : (uint64_t)1 << (e + 1074);
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+BN_INLINE int bn_half_up(int n) { return n >= 0 ? (n + 1) / 2 : -(-n / 2); }
+
+/* e with |x| < 2^e, x not 0. */
+BN_INLINE int bn_above(double x)
+{
+    int e;
+    frexp(x, &e);
+    return e;
+}
+
+/* Set the window of a lane; r: the rows of a block are at most 2^r. An impossible window admits only zeros. */
+static inline void bn_window(bn_strip *s, int lane, int B, int r, int wide)
+{
+    const int e = bn_half_up(B + r) - (wide ? 27 : 30), K = bn_half_up(B + r) + 1;
+    const int f[3] = {e - 23, B - 52, 2 * (e - 23)};
+    const int d[6] = {B - 52, 2 * e - 52, B - 104, 2 * e - 104, K - 52, e - 52};
+    const int *units = wide ? d : f, possible = !wide || (B > -700 && B < 900);
+    s->at[lane] = B;
+    if (!possible)
+        B = 0;
+    s->least[lane] = !possible ? INFINITY : !wide && e <= -126 ? 0 : bn_power(e);
+    s->most[lane] = 0.75 * bn_power(B);
+    s->start[0][lane] = bn_power(B);
+    s->start[1][lane] = 1.5 * bn_power(B - 52);
+    s->start[2][lane] = 1.5 * bn_power(possible ? K : 0);
+    for (int k = 0; k < (wide ? 6 : 3); k++)
+        s->split[k][lane] = 1.5 * bn_power((possible ? units[k] : 0) + 78);
+}
+
+/* Empty sums, and in all lanes the same window. */
+static inline void bn_start_strip(bn_strip *s, int B, int r, int wide)
+{
+    memset(s, 0, sizeof *s);
+    bn_window(s, 0, B, r, wide);
+    for (double *row = s->start[0]; row < s->sum[0][0]; row += BN_LANES)
+        for (int i = 1; i < BN_LANES; i++)
+            row[i] = row[0];
+    for (int i = 1; i < BN_LANES; i++)
+        s->at[i] = B;
+}
+
+/* The same, but that only zeros are admitted. */
+static inline void bn_start_closed(bn_strip *s, int wide)
+{
+    bn_start_strip(s, 0, 0, wide);
+    for (int i = 0; i < BN_LANES; i++)
+        s->least[i] = INFINITY;
+}
+
+/* The sums of a block whose window holds, and what shows whether it does: the smallest magnitude that is not 0. */
+BN_INLINE void bn_sum_floats(const float *x, ptrdiff_t rows, ptrdiff_t stride, const bn_strip *w, bn_lanes *sum,
+                             double *least, const bn_next *next)
+{
+    for (int at = 0; at < BN_LANES; at += 2 * BN_WIDE) {
+        const float *from = x + at;
+        const bn_doubles p0 = bn_load(w->start[0] + at), q0 = bn_load(w->start[0] + at + BN_WIDE);
+        bn_doubles a = bn_set(0), b = a, p = p0, q = q0, l = a, m = a;
+        bn_least_f few = bn_none_f();
+        for (ptrdiff_t i = 0; i < rows; i++, from += stride) {
+            const bn_doubles v = bn_widen(from), u = bn_widen(from + BN_WIDE);
+            if (at == 0)
+                bn_prefetch(next->from + i * next->row);
+            few = bn_less_f(few, from);
+            a = bn_also(v, a);
+            b = bn_also(u, b);
+#ifdef BN_FUSED
+            const bn_doubles t = bn_fma(v, v, p), s = bn_fma(u, u, q);
+            l = bn_plus(l, bn_fms(v, v, bn_minus(t, p)));
+            m = bn_plus(m, bn_fms(u, u, bn_minus(s, q)));
+#else
+            const bn_doubles vv = bn_times(v, v), uu = bn_times(u, u), t = bn_plus(vv, p), s = bn_plus(uu, q);
+            l = bn_plus(l, bn_minus(vv, bn_minus(t, p)));
+            m = bn_plus(m, bn_minus(uu, bn_minus(s, q)));
+#endif
+            p = t;
+            q = s;
+        }
+        bn_store(sum[0] + at, a);
+        bn_store(sum[0] + at + BN_WIDE, b);
+        bn_store(sum[1] + at, bn_minus(p, p0));
+        bn_store(sum[1] + at + BN_WIDE, bn_minus(q, q0));
+        bn_store(sum[2] + at, l);
+        bn_store(sum[2] + at + BN_WIDE, m);
+        bn_keep_f(least + at, few);
+    }
+}
+
+/* high += x; low += what that rounded away, for |high| > |x|. */
+#define BN_ADD_SPLIT(high, low, x)                               \
+    {                                                            \
+        const bn_doubles t = bn_also(x, high);                   \
+        low = bn_also(bn_minus(x, bn_minus(t, high)), low);      \
+        high = t;                                                \
+    }
+
+BN_INLINE void bn_sum_doubles(const double *x, ptrdiff_t rows, ptrdiff_t stride, const bn_strip *w, bn_lanes *sum,
+                              double *least, const bn_next *next)
+{
+    for (int at = 0; at < BN_LANES; at += BN_WIDE) {
+        const double *from = x + at;
+        const bn_doubles p0 = bn_load(w->start[0] + at), w0 = bn_load(w->start[1] + at), a0 = bn_load(w->start[2] + at);
+        bn_doubles p = p0, l = bn_set(0), v = w0, k = l, a = a0, b = l;
+        bn_least_d few = bn_none_d();
+        for (ptrdiff_t i = 0; i < rows; i++, from += stride) {
+            const bn_doubles c = bn_load(from), q = bn_times(c, c), s = bn_square_rest(c, q);
+            if (at % 8 == 0)
+                bn_prefetch(next->from + i * next->row + at / 8 * next->line);
+            few = bn_less_d(few, c);
+            BN_ADD_SPLIT(p, l, q)
+            BN_ADD_SPLIT(v, k, s)
+            BN_ADD_SPLIT(a, b, c)
+        }
+        bn_store(sum[0] + at, bn_minus(p, p0));
+        bn_store(sum[1] + at, l);
+        bn_store(sum[2] + at, bn_minus(v, w0));
+        bn_store(sum[3] + at, k);
+        bn_store(sum[4] + at, bn_minus(a, a0));
+        bn_store(sum[5] + at, b);
+        bn_keep_d(least + at, few);
+    }
+}
+
+/* Add the sums of a block to those of the strip, in two parts, which have room for BN_MANY blocks. */
+BN_INLINE void bn_close_block(bn_strip *s, bn_lanes *sum, int pieces)
+{
+    for (int k = 0; k < pieces; k++)
+        for (int i = 0; i < BN_LANES; i++) {
+            const double high = (sum[k][i] + s->split[k][i]) - s->split[k][i];
+            s->sum[k][0][i] += high;
+            s->sum[k][1][i] += sum[k][i] - high;
+        }
+    s->blocks++;
+}
+
+/* Put the sums of a lane into the limbs of its channel, times 2^scale for x and the square of that for x^2. */
+static inline void bn_flush_lane(bn_strip *s, const bn_home *home, int lane, int scale, int wide)
+{
+    const int *class = wide ? bn_class_d : bn_class_f;
+    for (int k = 0; k < (wide ? 6 : 3); k++)
+        for (int part = 0; part < 2; part++) {
+            if (home->channel[lane] >= 0)
+                bn_put_double(home->total, class[k], home->channel[lane], s->sum[k][part][lane],
+                              scale * (1 + class[k]));
+            s->sum[k][part][lane] = 0;
+        }
+}
+
+/* The same of all lanes. Lanes of one channel and one window are added first: the parts have room for sixteen. */
+static inline void bn_flush(bn_strip *s, const bn_home *home, int wide)
+{
+    if (s->blocks == 0)
+        return;
+    s->blocks = 0;
+    for (int i = 1; home->alone && i < BN_LANES; i++)
+        for (int k = 0; k < (wide ? 6 : 3); k++)
+            for (int part = 0; part < 2; part++) {
+                s->sum[k][part][0] += s->sum[k][part][i];
+                s->sum[k][part][i] = 0;
+            }
+    for (int i = 0; i < (home->alone ? 1 : BN_LANES); i++)
+        bn_flush_lane(s, home, i, 0, wide);
+}
+
+/* The largest magnitude of each lane, or of all lanes in each. Returns whether all values are finite. */
+static inline int bn_largest(double *x, ptrdiff_t rows, int alone, double *largest)
+{
+    bn_lanes most = {0}, odd = {0};
+    for (ptrdiff_t i = 0; i < rows; i++)
+        for (int k = 0; k < BN_LANES; k++) {
+            const double a = fabs(x[i * BN_LANES + k]);
+            most[k] = a > most[k] ? a : most[k];
+            odd[k] += a <= DBL_MAX ? 0 : 1;
+        }
+    int finite = 1;
+    for (int k = 0; k < BN_LANES; k++)
+        finite &= odd[k] == 0;
+    if (alone)
+        for (int k = 1; k < BN_LANES; k++)
+            most[0] = most[k] > most[0] ? most[k] : most[0];
+    for (int k = 0; k < BN_LANES; k++)
+        largest[k] = most[alone ? 0 : k];
+    return finite;
+}
+
+/* Count the values that are not finite, and make them 0. */
+static inline void bn_set_apart(double *x, ptrdiff_t rows, const bn_home *home)
+{
+    for (ptrdiff_t i = 0; i < rows * BN_LANES; i++)
+        if (!(fabs(x[i]) <= DBL_MAX)) {
+            if (home->channel[i % BN_LANES] >= 0)
+                bn_put_odd(home->total, home->channel[i % BN_LANES], x[i]);
+            x[i] = 0;
+        }
+}
+
+/* keep: the values that are within `bits` of the largest of their lane, times 2^-e, so that they are below 1; the others
+ * stay in x. The power is applied in two steps, as a double may not have it. */
+static inline void bn_peel(double *x, double *keep, ptrdiff_t rows, const int *e, int bits)
+{
+    bn_lanes least, first, second;
+    for (int k = 0; k < BN_LANES; k++) {
+        least[k] = bn_power(e[k] - bits > -1074 ? e[k] - bits : -1074);
+        first[k] = bn_power(-e[k] / 2);
+        second[k] = bn_power(-e[k] - -e[k] / 2);
+    }
+    for (ptrdiff_t i = 0; i < rows; i++)
+        for (int k = 0; k < BN_LANES; k++) {
+            const double a = x[i * BN_LANES + k];
+            const int large = fabs(a) >= least[k];
+            keep[i * BN_LANES + k] = (large ? a : 0) * first[k] * second[k];
+            x[i * BN_LANES + k] = large ? 0 : a;
+        }
+}
+
+/* A block of any values, in x, which is overwritten. The windows of the lanes become those that would have suited it. */
+static inline void bn_sum_any(bn_strip *s, const bn_home *home, double *x, ptrdiff_t rows, int r, int wide)
+{
+    double keep[BN_BLOCK_F * BN_LANES];
+    bn_lanes sum[BN_PIECES], largest, least;
+    bn_strip w;
+    const bn_next none = {(const char *)keep, 0, 0};
+    int e[BN_LANES], log_rows = 0, first = 1;
+    while (1 << log_rows < rows)
+        log_rows++;
+    if (!bn_largest(x, rows, home->alone, largest)) {
+        bn_set_apart(x, rows, home);
+        bn_largest(x, rows, home->alone, largest);
+    }
+    bn_start_strip(&w, log_rows + 1, log_rows, 1);
+    for (;; first = 0) {
+        int any = 0;
+        for (int i = 0; i < BN_LANES; i++) {
+            e[i] = largest[i] > 0 ? bn_above(largest[i]) : 0;
+            any |= largest[i] > 0;
+        }
+        if (!any)
+            return;
+        bn_peel(x, keep, rows, e, 26 - log_rows);
+        bn_sum_doubles(keep, rows, BN_LANES, &w, sum, least, &none);
+        bn_close_block(&w, sum, BN_PIECES);
+        if (home->alone)
+            for (int i = 1; i < BN_LANES; i++)
+                sum[0][0] += sum[0][i];     /* rounded, for the windows only */
+        for (int i = 0; first && i < BN_LANES; i++) {
+            const double squares = sum[0][home->alone ? 0 : i] / (home->alone ? BN_LANES : 1) / (double)rows;
+            if (squares > 0) {
+                const int B = bn_above(squares) + 1 + r + 2 * e[i];
+                if (B != s->at[i] || s->least[i] == INFINITY) {
+                    if (s->blocks)
+                        bn_flush_lane(s, home, i, 0, wide);
+                    bn_window(s, i, B, r, wide);
+                }
+            }
+        }
+        if (home->alone)
+            for (int i = 1; i < BN_LANES; i++)
+                for (int k = 0; k < 2 * BN_PIECES; k++)
+                    w.sum[k / 2][k % 2][0] += w.sum[k / 2][k % 2][i];
+        for (int i = 0; i < (home->alone ? 1 : BN_LANES); i++)
+            bn_flush_lane(&w, home, i, e[i], 1);
+        memset(w.sum, 0, sizeof w.sum);
+        bn_largest(x, rows, home->alone, largest);
+    }
+}
+
+/* The usual way, if the window holds; returns whether it does. */
+BN_INLINE int bn_sum_usual(bn_strip *s, const void *x, ptrdiff_t rows, ptrdiff_t stride, const bn_next *next,
+                           int wide)
+{
+    bn_lanes sum[BN_PIECES], least;
+    int held = 0;
+    if (wide)
+        bn_sum_doubles((const double *)x, rows, stride, s, sum, least, next);
+    else
+        bn_sum_floats((const float *)x, rows, stride, s, sum, least, next);
+    for (int i = 0; i < BN_LANES; i++)
+        held += (sum[wide ? 0 : 1][i] < s->most[i]) & (least[i] >= s->least[i]);
+    if (held == BN_LANES)
+        bn_close_block(s, sum, wide ? 6 : 3);
+    return held == BN_LANES;
+}
+
+/* Add some rows of a strip, at most 2^r. */
+BN_APART void bn_add_rows(bn_strip *s, const bn_home *home, const void *x, ptrdiff_t rows, ptrdiff_t stride, int r,
+                          int wide, const bn_next *next)
+{
+    if (s->blocks >= BN_MANY)
+        bn_flush(s, home, wide);
+    if (wide ? bn_sum_usual(s, x, rows, stride, next, 1) : bn_sum_usual(s, x, rows, stride, next, 0))
+        return;
+    double values[BN_BLOCK_F * BN_LANES];
+    for (ptrdiff_t i = 0; i < rows; i++)
+        for (int k = 0; k < BN_LANES; k++)
+            values[i * BN_LANES + k] = wide ? ((const double *)x)[i * stride + k] : ((const float *)x)[i * stride + k];
+    bn_sum_any(s, home, values, rows, r, wide);
+}
+
+#endif
