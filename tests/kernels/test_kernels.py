@@ -44,7 +44,7 @@ def test_signatures_are_those_of_the_reference(name, kernels):
 # The pieces --------------------------------------------------------------------------------------------------------
 
 
-@on_backends(weighted=SWITCH, skipna=SWITCH, plain=True)
+@on_backends(weighted=SWITCH, skipna=SWITCH)
 def test_moments(backend, case, dtype, weighted, skipna):
     p = problem(case, dtype)
     x = p.x.copy()
@@ -99,7 +99,7 @@ def test_grad_input(backend, case, dtype, slope, weighted):
 # Batch norm ---------------------------------------------------------------------------------------------------------
 
 
-@on_backends(weighted=SWITCH, slope=SLOPES, plain=True)
+@on_backends(weighted=SWITCH, slope=SLOPES)
 def test_forward(backend, case, dtype, weighted, slope):
     p = problem(case, dtype)
     options = {"weight": p.weight} if weighted else {}
@@ -126,7 +126,7 @@ def test_inference(backend, case, dtype, slope):
     assert_forward(got, want, p, dtype, False, case=case.name, slope=slope)
 
 
-@on_backends(weighted=SWITCH, slope=SLOPES, frozen=SWITCH, plain=True)
+@on_backends(weighted=SWITCH, slope=SLOPES, frozen=SWITCH)
 def test_backward(backend, case, dtype, weighted, slope, frozen):
     p = problem(case, dtype)
     weight = p.weight if weighted else None

@@ -14,7 +14,7 @@ from bnorm.kernels.cpu import entries
 from compare import EPS, assert_close, sum_error
 from kernel_checks import stats_of
 
-STREAM, FAR, FAR_ROWS = 1 << 21, 1 << 24, 3 << 20  # bytes, as set below
+STREAM, FAR, FAR_ROWS = 1 << 21, 1 << 23, 3 << 20  # bytes, as set below
 # One and few channels, odd numbers, more than a line or a tile of sums; short runs, runs of some length, long runs.
 KINDS = [(1,), (3,), (7,), (33,), (100,), (1000,), (2500,), (3, 5), (70, 20), (300, 7), (6, 49), (512, 49), (5, 300)]
 KINDS += [(4, 33), (2, 4001)]

@@ -33,7 +33,7 @@ def numbers(line):
 
 
 @draws
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(NAMES[0], marks=pytest.mark.slow), NAMES[1]])
 def test_quick_run(name, tmp_path):
     picture = tmp_path / "picture"
     done = child.run("-W", "error::RuntimeWarning", EXAMPLES / name, "--quick", "--plot", picture)

@@ -136,20 +136,13 @@ def parametrized(names, runs, slow=()):
     return pytest.mark.parametrize(["backend", *names], shown, indirect=["backend"])
 
 
-def on_backends(cuda=CUDA_RUNS, plain=False, **settings):
+def on_backends(cuda=CUDA_RUNS, **settings):
     """Parameters backend, case, dtype and the settings, each with its values: on the processor every two of them meet,
     over all cases and types, and those that were made for CUDA in float32. CUDA takes each case and type once, and of
-    SLOPES only the first, as each is another instance to compile; `plain` runs it with the first value of every
-    setting, too."""
-
-    def some(rows):
-        values = [all_[:2] if all_ is SLOPES else all_ for all_ in settings.values()]
-        first = [(*row, *(all_[0] for all_ in values)) for row in rows]
-        return list(dict.fromkeys(first * plain + pairwise(rows, *values, once=True)))
-
+    SLOPES only the first, as each is another instance to compile."""
+    few = [all_[:2] if all_ is SLOPES else all_ for all_ in settings.values()]
+    there, clustered = (pairwise(rows, *few, once=True) for rows in (cuda, CLUSTER_RUNS))
     rows = [*product(CASES, DTYPES), *product(MORE, ["float32"])]
-    clustered = some(CLUSTER_RUNS)
-    there = some(cuda)
     runs = {"cpu": pairwise(rows, *settings.values()), "emulator": there, "clusters": clustered}
     every = [(*row, *more) for row in rows for more in product(*settings.values())]
     return parametrized(["case", "dtype", *settings], runs | {"device": there + clustered}, every)
