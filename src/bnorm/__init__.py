@@ -24,7 +24,7 @@ from bnorm.layers import (
 from bnorm.moments import Moments
 
 if TYPE_CHECKING:
-    from bnorm.files.loading import load
+    from bnorm.loading import load
     from bnorm.transformer import BatchNormTransformer
     from bnorm.transformer.pipeline import partial_fit_pipeline
 
@@ -61,7 +61,7 @@ __all__ = [
 
 # Imported when first used: they need scikit-learn or other libraries, which take longer to import than bnorm.
 _LATE = {
-    "load": "bnorm.files.loading",
+    "load": "bnorm.loading",
     "BatchNormTransformer": "bnorm.transformer",
     "partial_fit_pipeline": "bnorm.transformer.pipeline",
 }

@@ -414,6 +414,7 @@ def test_progress_is_for_terminals(tmp_path):
     os.close(ours)
     assert process.wait(timeout=child.LIMIT) == 0
     assert re.search(rb"fit: +\d+% .*rows/s, \d+:\d+ left", drawn)
+    assert b"fit: 100% " in drawn
     assert "fit:" not in drawn.decode().rsplit("\r", 1)[-1]
 
 
@@ -423,7 +424,7 @@ def test_a_reader_that_goes_away(tmp_path):
     bnorm.BatchNormTransformer().fit(table(10)).save(tmp_path / "s.npz")
     command = f"{sys.executable} -m bnorm transform {data} --state {tmp_path / 's.npz'} -o - | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=child.LIMIT)
-    assert done.stdout == ",".join(names(table(1))) + "\n"
+    assert done.stdout == ",".join(f'"{name}"' for name in names(table(1))) + "\n"  # quotes as in the input
     assert "Traceback" not in done.stderr
 
 

@@ -106,6 +106,28 @@ def test_text_of_csv_stays_as_it_is_written(command, tmp_path, state):
     ]
 
 
+QUOTES = {  # a CSV file in, and out but for the normalized values
+    "all": '"id","f0","f1","f2","note"\n"007","0","0","2000","a ""b"""\n"1","0","0","2000",""\n',
+    "text": '"id","f0","f1","f2","note"\n"007",0,0,2000,"a"\n"1",0,0,2000,""\n',
+    "values": 'id,f0,f1,f2,note\n007,0,0,2000,"a"\n1,0,0,2000,"b"\n',
+    "none": 'id,f0,f1,f2,note\n007,0,0,2000,"a,b"\n1,0,0,2000,b\n',
+}
+
+
+@pytest.mark.parametrize("name", QUOTES)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_quotes_stay(command, tmp_path, state, name, end):
+    (tmp_path / "x.csv").write_bytes(QUOTES[name].replace("\n", end).encode())
+    command("transform", tmp_path / "x.csv", "--state", state, "-o", tmp_path / "y.csv")
+    lines = [text.splitlines() for text in (QUOTES[name], (tmp_path / "y.csv").read_text())]
+    assert lines[0][0] == lines[1][0]
+    for x, y in zip(*(text[1:] for text in lines), strict=True):
+        x, y = x.split(","), y.split(",")
+        assert x[0] == y[0]
+        assert x[4:] == y[4:] or (x[4:], y[4:]) == (['""'], [""])  # an empty text needs no quotes
+        assert [cell[0] == '"' for cell in x[1:4]] == [cell[0] == '"' for cell in y[1:4]]
+
+
 @pytest.mark.parametrize("asked", [None, "float32", "float64"])
 @pytest.mark.parametrize("given", ["float16", "float32", "float64"])
 def test_types(command, tmp_path, state, given, asked):
@@ -327,10 +349,12 @@ def test_a_transform_goes_on(command, tmp_path, state, parts, monkeypatch):
     done = command.run(*arguments)
     assert done.code == 130
     assert done.err.splitlines()[1] == f"bnorm: to go on: bnorm {' '.join(map(str, arguments))} --resume"
-    assert sorted(p.name for p in out.iterdir()) == [".bnorm-transform.json", "a.csv", "b.parquet", "more"]
+    assert sorted(p.name for p in out.iterdir()) == [".bnorm-transform.jsonl", "a.csv", "b.parquet", "more"]
     assert "inverse: expected True" in command.fails(*arguments, "--resume", "--inverse")
 
     write(parts / "a.csv", X[:7])
+    with (out / ".bnorm-transform.jsonl").open("a") as file:
+        file.write('["cut off, as by a ki')
     made.clear()
     command(*arguments, "--resume")
     assert made == [str(out / "a.csv"), str(out / "more" / "a.csv")]

@@ -1,6 +1,7 @@
 """What is written: text as lines, types as far as a format has them, dictionaries that differ from batch to batch."""
 
 import csv
+import gc
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from pyarrow import ipc, parquet  # noqa: E402  after the skip
 
 from bnorm.app import writers  # noqa: E402
 from bnorm.app.errors import DataError  # noqa: E402
+from bnorm.app.text import Quotes  # noqa: E402
 
 
 @pytest.fixture
@@ -65,7 +67,7 @@ def test_text(tmp_path, suffix):
 
 def test_columns_that_ask_for_quotes(tmp_path):
     batch = pa.record_batch({"id": ["007", None, 'a"b'], "n": [1, 2, None]})
-    text = written(tmp_path / "y.csv", batch, quoted=["id"]).read_text()
+    text = written(tmp_path / "y.csv", batch, quotes=Quotes(names=["id"], values=["id"])).read_text()
     assert text == '"id",n\n"007",1\n,2\n"a""b",\n'
 
 
@@ -185,4 +187,16 @@ def test_a_full_disk(command, tmp_path, state, suffix):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert said == f"bnorm: error: {out}: File too large"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["learn.parquet", "s.npz", "x.parquet"]
+
+
+@pytest.mark.parametrize("suffix", ["csv.gz", "parquet", "arrow"])
+def test_an_error_while_the_output_is_open(command, tmp_path, state, suffix):
+    """One line, and no complaint of a writer that closes itself later."""
+    x = table(60)
+    x[50, 1] = np.inf
+    data = write(tmp_path / "x.parquet", x, w=categories(["a", "b"] * 30))
+    said = command.fails("transform", data, "--state", state, "-o", tmp_path / f"y.{suffix}")
+    assert "x.parquet: column 'f1', row 51: expected a finite number, got inf" in said
+    gc.collect()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["learn.parquet", "s.npz", "x.parquet"]

@@ -247,7 +247,7 @@ def check_outputs(args: argparse.Namespace) -> None:
     if output in (None, "-") or (args.run is transform and several.is_folder(output)):
         return
     written = [output, checkpoint] if checkpoint else [output]
-    given = [*getattr(args, "states", ()), *([args.state] if args.run is transform else ())]
+    given = [*getattr(args, "data", ()), *getattr(args, "states", ()), *([args.state] if args.run is transform else ())]
     if isinstance(resume, str):
         given.append(resume)
         if not checkpoint or places.same(checkpoint, resume):  # which the checkpoint goes on with

@@ -18,7 +18,9 @@ from bnorm.app.dialects import PLAIN, Dialect
 from bnorm.app.errors import DataError, NotANumberError
 from bnorm.app.opening import BOMS, Bytes, Input, Recoded, Unpacked, codec_of
 from bnorm.app.sources import Source, pyarrow, said
+from bnorm.app.text import Quotes
 
+LOOK = 1 << 16  # bytes that show what is in quotes
 LOOKS = 16  # places of a file where columns without values at its beginning are looked at
 SIGNED = re.compile(r"[-+]?[\d.,]*\d[\d.,]*(e[-+]?\d+)?", re.IGNORECASE)
 
@@ -89,6 +91,7 @@ class CsvSource(Source):
             ) from None
         if not self._dialect.header:
             names = [f"x{i}" for i in range(len(names))]
+        self.quotes = Quotes.of(text[:LOOK], names, self._delimiter, self._dialect.header)
         return names, [column.combine_chunks() for column in found.columns]
 
     def _kind(self, name: str, column: Any) -> Any:

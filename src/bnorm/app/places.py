@@ -14,34 +14,41 @@ def check(outputs: Iterable[str | Path], force: bool) -> None:
 
     What a killed command has left there is removed.
     """
-    seen: list[Path] = []
-    for path in map(Path, outputs):
+    paths, seen = [Path(path) for path in outputs], set()
+    for path in paths:
         kind = _kind(path)
         if kind == stat.S_IFDIR or not Path(os.path.realpath(path)).parent.is_dir():
             raise DataError(f"{path}: expected the name of a file in an existing folder")
         if kind not in (0, stat.S_IFREG):
             raise DataError(f"{path}: expected a file, got a pipe or device: -o - writes CSV to standard output")
-        if any(same(path, other) for other in seen):
+        if (identity := _identity(path)) in seen:
             raise DataError(f"{path}: expected two files, got one for two outputs")
         if kind and not force:
             raise DataError(f"{path}: already exists; --force overwrites it")
-        seen.append(path)
-    sweep(seen)
+        seen.add(identity)
+    sweep(paths)
 
 
 def keep(inputs: Iterable[str | Path], outputs: Iterable[str | Path]) -> None:
     """DataError for an output that is an input. There is no force for it: the input would be gone."""
+    read = set(map(_identity, inputs))
     for path in outputs:
-        if any(same(path, read) for read in inputs):
+        if _identity(path) in read:
             raise DataError(f"{path}: is read by this command, which does not write over it")
 
 
 def same(one: str | Path, other: str | Path) -> bool:
     """Whether two paths lead to the same file, by links too."""
-    one, other = Path(one), Path(other)
-    if os.path.realpath(one) == os.path.realpath(other):
-        return True
-    return one.exists() and other.exists() and one.samefile(other)
+    return _identity(one) == _identity(other)
+
+
+def _identity(path: str | Path) -> tuple[int, int] | str:
+    """The same for all names of a file."""
+    try:
+        known = Path(path).stat()
+    except OSError:
+        return os.path.realpath(path)
+    return known.st_dev, known.st_ino
 
 
 def _kind(path: Path) -> int:

@@ -17,8 +17,8 @@ from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Progress
 from bnorm.app.states import Learned
 from bnorm.files.container import SUFFIXES
-from bnorm.files.loading import transformer
 from bnorm.files.replacing import replacing
+from bnorm.loading import transformer
 
 ROWS = 100_000  # about how many rows of a table are drawn, spread evenly over it
 

@@ -14,9 +14,8 @@ from bnorm.app import places
 from bnorm.app.errors import DataError
 from bnorm.app.sources import Source
 from bnorm.app.writers import check_suffix
-from bnorm.files.replacing import replacing
 
-JOURNAL = ".bnorm-transform.json"
+JOURNAL = ".bnorm-transform.jsonl"
 
 
 def is_folder(output: str) -> bool:
@@ -39,39 +38,40 @@ def outputs(sources: Sequence[Source], folder: str) -> list[Path]:
 
 
 class Journal:
-    """What is done of a command that writes several files."""
+    """What is done of a command that writes several files: its settings, and a line for each file."""
 
     def __init__(self, folder: str, asked: dict[str, Any], resume: bool) -> None:
-        self._path, self._asked = Path(folder) / JOURNAL, asked
-        self._done: dict[str, list[int]] = {}
+        self._path = Path(folder) / JOURNAL
+        self._lines: list[Any] = [asked]
         if resume:
-            self._read()
+            self._lines = self._read()
+            for name, value in asked.items():
+                if (before := self._lines[0].get(name)) != value:
+                    raise DataError(f"{folder}: {name}: expected {value!r}, as asked for now, got {before!r}")
+        self._done = {output: mark for output, mark in self._lines[1:]}
 
-    def _read(self) -> None:
+    def _read(self) -> list[Any]:
         try:
-            found = json.loads(self._path.read_text())
-            asked, self._done = found["asked"], dict(found["done"])
+            *lines, _ = self._path.read_text().split("\n")  # a line that was not finished is the last one
+            found = [json.loads(line) for line in lines]
         except FileNotFoundError:
-            raise DataError(f"{self._path.parent}: expected an interrupted command to go on with, got none") from None
-        except (ValueError, KeyError, TypeError) as error:
+            found = []
+        except ValueError as error:
             raise DataError(f"{self._path}: expected the journal of a command, got a damaged one: {error}") from None
-        for name, value in self._asked.items():
-            if asked.get(name) != value:
-                raise DataError(
-                    f"{self._path.parent}: {name}: expected {value!r}, as asked for now, got {asked.get(name)!r}"
-                )
+        if not found:
+            raise DataError(f"{self._path.parent}: expected an interrupted command to go on with, got none")
+        return found
 
     def has(self, s: Source, output: Path) -> bool:
-        """Whether the output of a source is done, and both are as they were then."""
+        """Whether the output of a source is done, and the source is as it was then."""
         return output.exists() and self._done.get(str(output)) == _mark(s)
 
-    def note(self, s: Source, output: Path) -> None:
-        self._done[str(output)] = _mark(s)
-        self.save()
+    def begin(self) -> None:
+        self._path.write_text("".join(f"{json.dumps(line)}\n" for line in self._lines))
 
-    def save(self) -> None:
-        with replacing(self._path) as file:
-            file.write(json.dumps({"asked": self._asked, "done": self._done}).encode())
+    def note(self, s: Source, output: Path) -> None:
+        with self._path.open("a") as file:
+            file.write(f"{json.dumps([str(output), _mark(s)])}\n")
 
     def end(self) -> None:
         self._path.unlink(missing_ok=True)
@@ -97,7 +97,7 @@ def each(
     for _, path in pairs:
         path.parent.mkdir(parents=True, exist_ok=True)
     places.check([path for _, path in left], force or resume)  # what is there was made by this command
-    journal.save()
+    journal.begin()
     goes_on.append("--resume")
     for s, path in left:
         make(s, str(path))

@@ -6,32 +6,62 @@ line, which readers skip.
 
 import re
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from bnorm.app.sources import pyarrow
 
 
-class Csv:
-    """Writes batches to a file. quoted: the columns whose values and names are all quoted."""
+class Quotes(NamedTuple):
+    """The columns whose names, and those whose values, are in quotes even if they need none."""
 
-    def __init__(self, file: Any, schema: Any, delimiter: str, quoted: Collection[str] = ()) -> None:
+    names: Collection[str] = ()
+    values: Collection[str] = ()
+
+    @classmethod
+    def of(cls, beginning: bytes, names: Sequence[str], delimiter: str, header: bool = True) -> Self:
+        """Those of the beginning of a CSV file: a column of which no value is without quotes, unless it is empty."""
+        cell = re.compile(rb'("(?:[^"]|"")*"|[^%b\r\n]*)(%b|\r?\n)' % ((re.escape(delimiter).encode(),) * 2))
+        rows: list[list[bytes]] = [[]]
+        for found in cell.finditer(beginning):
+            rows[-1].append(found[1])
+            if found[2].endswith(b"\n"):
+                rows.append([])
+        rows = [row for row in rows if len(row) == len(names)]
+        head = rows.pop(0) if header and rows else []
+        filled = [[row[i] for row in rows if row[i]] for i in range(len(names))]
+        return cls(
+            {name for name, text in zip(names, head, strict=False) if text.startswith(b'"')},
+            {name for name, texts in zip(names, filled, strict=True) if texts and all(t[:1] == b'"' for t in texts)},
+        )
+
+
+FEW = Quotes()
+ROWS = 1 << 13  # so few that their text stays in a cache
+
+
+class Csv:
+    """Writes batches to a file."""
+
+    def __init__(self, file: Any, schema: Any, delimiter: str, quotes: Quotes) -> None:
         self._file, self._delimiter = file, delimiter.encode()
         self._special = f'["\\r\\n{re.escape(delimiter)}]'
-        self._quoted = [name in quoted for name in schema.names]
+        self._quoted = [name in quotes.values for name in schema.names]
         self._pool = ThreadPoolExecutor(pyarrow().cpu_count())  # most of the time goes into writing numbers as text
         self._alone = len(schema) == 1
         self._empty = _bytes(b'""' if self._alone else b"")
-        names = [self._name(name, quoted) for name, quoted in zip(schema.names, self._quoted, strict=True)]
+        names = [self._name(name, name in quotes.names) for name in schema.names]
         self._file.write(self._delimiter.join(names) + b"\n")
 
     def write_batch(self, batch: Any) -> None:
+        for start in range(0, batch.num_rows, ROWS):
+            self._write(batch.slice(start, ROWS))
+
+    def _write(self, batch: Any) -> None:
         columns = list(self._pool.map(self._column, batch.columns, self._quoted))
         columns[-1] = _joined(columns[-1], b"\n", b"")
-        lines = _joined(*columns, self._delimiter)
-        if len(lines):
-            self._file.write(lines.buffers()[2])
+        self._file.write(_joined(*columns, self._delimiter).buffers()[2])
 
     def finish(self) -> None:
         """Nothing is left to write."""

@@ -21,6 +21,7 @@ from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Progress
 from bnorm.app.sources import Source, pyarrow
 from bnorm.app.states import Learned, Map
+from bnorm.app.text import FEW
 
 
 class Wish(NamedTuple):
@@ -95,7 +96,7 @@ def transform(sources: Sequence[Source], wish: Wish, output: str, progress: Prog
         guess, given = _guessed(first, others, wish.text, output, batches)
         kinds = {name: size.get(name) or guess.kinds[name] for name in first.columns if name not in wish.drop}
         schema = pa.schema(list(kinds.items()))
-        with writers.table(output, schema) as writer:
+        with writers.table(output, schema, first.quotes if isinstance(first, CsvSource) else FEW) as writer:
             for batch in given:
                 found = dict(zip([*features, *others], batch.columns, strict=True))
                 for name in features:

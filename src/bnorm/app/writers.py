@@ -1,7 +1,7 @@
 """The output of a command: a table in CSV, Parquet or Arrow by the suffix, written completely or not at all."""
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from bnorm.app.dictionaries import Arrow
 from bnorm.app.errors import DataError
 from bnorm.app.kinds import converted, written
 from bnorm.app.sources import ARROW, CSV, PACKED, PARQUET, SUFFIXES, pyarrow, rows_per_batch, said
-from bnorm.app.text import Csv
+from bnorm.app.text import FEW, Csv, Quotes
 from bnorm.files.replacing import replacing
 
 STDOUT = "-"
@@ -33,21 +33,21 @@ def check_suffix(path: str) -> None:
 
 
 @contextmanager
-def table(path: str, schema: Any, quoted: Collection[str] = ()) -> Iterator[Writer]:
+def table(path: str, schema: Any, quotes: Quotes = FEW) -> Iterator[Writer]:
     """A writer of record batches. The file gets its name when all is written; "-" is standard output.
 
-    quoted: the columns whose values a CSV file has in quotes.
+    quotes: what a CSV file has in quotes.
     """
     kind = _kind(path)
     schema = written(schema, kind)
     if path == STDOUT:
-        with closing(Csv(sys.stdout.buffer, schema, ",", quoted)) as to_stdout:
+        with closing(Csv(sys.stdout.buffer, schema, ",", quotes)) as to_stdout:
             yield _Converted(to_stdout, schema)
         return
     with replacing(path) as file:
         writer: Writer
         if kind == "csv":
-            writer = _Packed(path, file, schema, quoted)
+            writer = _Packed(path, file, schema, quotes)
         elif kind == "parquet":
             writer = _Parquet(file, schema)
         else:
@@ -86,11 +86,11 @@ class _Converted:
 class _Packed(Csv):
     """A CSV file, compressed if its name says so."""
 
-    def __init__(self, path: str, file: Any, schema: Any, quoted: Collection[str]) -> None:
+    def __init__(self, path: str, file: Any, schema: Any, quotes: Quotes) -> None:
         name, packed = Path(path), PACKED.get(Path(path).suffix.lower())
         delimiter = CSV[(Path(name.stem) if packed else name).suffix.lower()]
         self._stream = pyarrow().CompressedOutputStream(_StaysOpen(file), packed) if packed else None
-        super().__init__(self._stream or file, schema, delimiter, quoted)
+        super().__init__(self._stream or file, schema, delimiter, quotes)
 
     def finish(self) -> None:
         if self._stream is not None:
