@@ -186,6 +186,7 @@ def test_a_full_disk(command, tmp_path, state, suffix):
         said = command.fails("transform", data, "--state", state, "-o", out)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    gc.collect()
     assert said == f"bnorm: error: {out}: File too large"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["learn.parquet", "s.npz", "x.parquet"]
 
