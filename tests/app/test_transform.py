@@ -244,6 +244,7 @@ def test_columns_of_a_state_without_names(command, tmp_path):
 
 TYPED = {  # columns of a CSV file, and their types in Parquet
     "number": (["1", "-20", "", "0"], "int64", [1, -20, None, 0]),
+    "age": (["41", "NA", "-", "7"], "int64", [41, None, None, 7]),
     "zip": (["007", "12", "", "1"], "string", None),
     "price": (["1.50", "2e3", "", "-.5"], "string", None),
     "ratio": (["1.50", "2e3", "", "-0.5"], "double", [1.5, 2000.0, None, -0.5]),
@@ -265,7 +266,7 @@ def test_types_of_csv(command, tmp_path, state, suffix):
     lines += ["1,2,3," + ",".join(values[i] for values, _, _ in TYPED.values()) for i in range(4)]
     (tmp_path / "x.csv").write_text("\n".join(lines) + "\n")
     out = tmp_path / f"y.{suffix}"
-    command("transform", tmp_path / "x.csv", "--state", state, "-o", out, "--text", "flag")
+    command("transform", tmp_path / "x.csv", "--state", state, "-o", out, "--text", "flag", "--null-values", "-")
     y = read(out)
     for name, (text, kind, values) in TYPED.items():
         if name == "flag":

@@ -30,7 +30,7 @@ class CsvSource(Source):
 
     def __init__(self, given: Input, delimiter: str, dialect: Dialect = PLAIN) -> None:
         self._delimiter, self._dialect, self._block = delimiter, dialect, BLOCK
-        self._input = given
+        self._input, self.nulls = given, dialect.nulls
         self._stream: Bytes | None = None  # of a pipe, which is looked at and read only once
         with ExitStack() as stack:
             first = self._looked_at(self._bytes(stack))

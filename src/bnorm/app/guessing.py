@@ -4,9 +4,10 @@ A column has a type if every value in the first rows is written as values of tha
 value that is not is an error, as the type of a written file cannot change any more.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bnorm.app.dialects import NULLS
 from bnorm.app.errors import DataError
 from bnorm.app.inputs import Stream
 from bnorm.app.sources import pyarrow
@@ -27,22 +28,22 @@ def _rules() -> list[tuple[Any, str]]:
 class Guess:
     """The types of columns that pass through, by name."""
 
-    def __init__(self, kinds: Mapping[str, Any]) -> None:
-        self.kinds = dict(kinds)
+    def __init__(self, kinds: Mapping[str, Any], nulls: Sequence[str] = ()) -> None:
+        self.kinds, self._nulls = dict(kinds), ["", *NULLS, *nulls]
         self._patterns = {kind: f"^({pattern})$" for kind, pattern in _rules()}
 
     def look(self, columns: Mapping[str, Any]) -> None:
         """Find types in the first values of text columns."""
-        self.kinds |= {name: _kind(column) for name, column in columns.items()}
+        self.kinds |= {name: _kind(column, self._nulls) for name, column in columns.items()}
 
     def typed(self, column: Any, name: str, stream: Stream) -> Any:
-        """A column of a batch with its type; an empty text is a missing value then."""
+        """A column of a batch with its type; an empty text, and what else stands for it, is a missing value then."""
         from pyarrow import compute
 
         pa, kind = pyarrow(), self.kinds[name]
         if column.type == kind:
             return column
-        filled = compute.if_else(_is_filled(column), column, pa.nulls(1, column.type)[0])
+        filled = compute.if_else(_is_filled(column, self._nulls), column, pa.nulls(1, column.type)[0])
         good = compute.match_substring_regex(filled, self._patterns[kind])
         if compute.all(good).as_py() is False:
             i = compute.index(good, False).as_py()
@@ -57,10 +58,10 @@ class Guess:
         )
 
 
-def _kind(column: Any) -> Any:
+def _kind(column: Any, nulls: Sequence[str]) -> Any:
     from pyarrow import compute
 
-    filled = column.filter(_is_filled(column))
+    filled = column.filter(_is_filled(column, nulls))
     for kind, pattern in _rules():
         if len(filled) and compute.all(compute.match_substring_regex(filled, f"^({pattern})$")).as_py():
             try:
@@ -71,11 +72,11 @@ def _kind(column: Any) -> Any:
     return column.type
 
 
-def _is_filled(column: Any) -> Any:
-    """Whether texts are not empty."""
+def _is_filled(column: Any, nulls: Sequence[str]) -> Any:
+    """Whether texts are values, and do not stand for missing ones."""
     from pyarrow import compute
 
-    return compute.binary_length(column).cast(pyarrow().bool_())
+    return compute.invert(compute.is_in(column, pyarrow().array(nulls, column.type)))
 
 
 def _casts(value: Any, kind: Any) -> bool:

@@ -160,7 +160,7 @@ def _guessed(
     """The types of the columns that pass through, and all batches, the first of which may have been read for it."""
     if not isinstance(first, CsvSource):
         return Guess({name: first.columns[name] for name in others}), batches
-    guess = Guess(dict.fromkeys(others, pyarrow().string()))
+    guess = Guess(dict.fromkeys(others, pyarrow().string()), first.nulls)
     if not writers.has_types(output) or (batch := next(batches, None)) is None:
         return guess, batches
     columns = batch.columns[len(batch.columns) - len(others) :]

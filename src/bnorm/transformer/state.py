@@ -149,7 +149,8 @@ class State:
     def becoming(self, other: "State") -> list[tuple[Any, ...]]:
         """Compiled calls, with their arguments, that make this state that of its copy which has moved on."""
         mine, its = self.statistics, other.statistics
-        self.follow(its.momentum, its.halflife, other.layer.eps, other.history and other.history.limit)
+        limit = None if other.history is None else other.history.limit
+        self.follow(its.momentum, its.halflife, other.layer.eps, limit)
         flags = {"history": other.history, "weighted": other.weighted, "told": other.told}
         return [(BACKENDS[self.array_type].assign, mine.rule, its.rule), (self.__dict__.update, flags)]
 
