@@ -8,6 +8,7 @@ import re
 import struct
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any, NamedTuple, Self
 
 from bnorm.app.sources import pyarrow
@@ -48,7 +49,8 @@ class Csv:
         self._file, self._delimiter = file, delimiter.encode()
         self._special = f'["\\r\\n{re.escape(delimiter)}]'
         self._quoted = [name in quotes.values for name in schema.names]
-        self._pool = ThreadPoolExecutor(pyarrow().cpu_count())  # most of the time goes into writing numbers as text
+        self._threads = pyarrow().cpu_count()
+        self._pool = ThreadPoolExecutor(self._threads)  # most of the time goes into writing numbers as text
         self._alone = len(schema) == 1
         self._empty = _bytes(b'""' if self._alone else b"")
         names = [self._name(name, name in quotes.names) for name in schema.names]
@@ -59,7 +61,12 @@ class Csv:
             self._write(batch.slice(start, ROWS))
 
     def _write(self, batch: Any) -> None:
-        columns = list(self._pool.map(self._column, batch.columns, self._quoted))
+        every = -(-batch.num_columns // self._threads)
+        starts = range(0, batch.num_columns, every)
+        parts = self._pool.map(
+            lambda i: list(map(self._column, batch.columns[i : i + every], self._quoted[i:])), starts
+        )
+        columns = list(chain.from_iterable(parts))
         columns[-1] = _joined(columns[-1], b"\n", b"")
         self._file.write(_joined(*columns, self._delimiter).buffers()[2])
 
