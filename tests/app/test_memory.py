@@ -119,3 +119,35 @@ def test_wide_tables_and_long_batches(tmp_path, way):
     assert x.nbytes > 150 * MEGABYTE
     asked = ["--batch-rows", "1000000", way, "--quiet"]
     assert peak("fit", data, "-o", tmp_path / "s.npz", *asked) < ALLOWED
+
+
+def shapes(name, path):
+    """Tables whose parts are larger than a batch should be: each took far more than the limit."""
+    import pyarrow as pa
+    from pyarrow import ipc, parquet
+
+    rng = np.random.default_rng(0)
+    words = ["word " * 2160 + str(i) for i in range(50)]
+    match name:
+        case "text":  # 0.4 MB, and 430 MB of text
+            t = pa.table({"x": rng.normal(size=40_000), "t": pa.array(words).take(np.arange(40_000) % 50)})
+            parquet.write_table(t, path)
+        case "wide":
+            x = rng.normal(size=2000)
+            parquet.write_table(pa.table({f"f{i}": x for i in range(5000)}), path, use_dictionary=False)
+        case "batch":
+            x = rng.normal(size=1_000_000)
+            batch = pa.record_batch({f"f{i}": x for i in range(40)})
+            with ipc.new_file(path, batch.schema) as writer:
+                writer.write_batch(batch)
+
+
+@pytest.mark.parametrize(("name", "suffix"), [("text", "parquet"), ("wide", "parquet"), ("batch", "arrow")])
+def test_large_parts(tmp_path, name, suffix):
+    data = tmp_path / f"x.{suffix}"
+    shapes(name, data)
+    took = {"fit": peak("fit", data, "-o", tmp_path / "s.npz", "--quiet")}
+    if name != "wide":
+        output = tmp_path / f"y.{suffix}"
+        took["transform"] = peak("transform", data, "--state", tmp_path / "s.npz", "-o", output, "--quiet")
+    assert all(bytes_ < ALLOWED for bytes_ in took.values()), took

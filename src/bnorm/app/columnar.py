@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bnorm.app.errors import DataError
-from bnorm.app.opening import ARROW_FILE, PARQUET, Input, spooled
+from bnorm.app.opening import ARROW_FILE, ARROW_STREAM, PARQUET, Input, spooled
 from bnorm.app.sources import BATCH, MOST_ROWS, Source, pyarrow, rows_per_batch
 from bnorm.app.stripes import MOST_STATE, state, striped
 
@@ -97,15 +97,19 @@ class ArrowSource(Source):
 
     def __init__(self, given: Input) -> None:
         self._input = given
-        if not given.again and (error := given.refused(given.first(16), "an Arrow file")):
-            raise error
+        if not given.again:
+            first = given.first(16)
+            if error := given.refused(first, "an Arrow file"):
+                raise error
+            if not first.startswith((ARROW_FILE, ARROW_STREAM)):
+                raise DataError(f"{given.name}: expected an Arrow file, got other bytes")
         self._reader: Any = None  # of a pipe, which can be opened once
         with self._open() as (reader, _):
             super().__init__(given, reader.schema.names, reader.schema.types)
 
     @contextmanager
-    def _open(self, fields: Sequence[int] | None = None) -> Iterator[tuple[Any, Any]]:
-        """A reader of these fields, and the map of the file, if there is one."""
+    def _open(self) -> Iterator[tuple[Any, Any]]:
+        """A reader, and the map of the file, if there is one."""
         from pyarrow import ipc
 
         pa = pyarrow()
@@ -117,14 +121,13 @@ class ArrowSource(Source):
                     self._reader = ipc.open_stream(pa.PythonFile(stream, "r"))
             yield self._reader, None
             return
-        options = ipc.IpcReadOptions(included_fields=fields)
         if not self._input.size:
             raise DataError(f"{self._input.name}: expected an Arrow file, got an empty one")
         with self._input.path.open("rb") as file:  # type: ignore[union-attr]
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         buffer = pa.py_buffer(pages)
         opened = ipc.open_file if pages[:6] == ARROW_FILE else ipc.open_stream
-        with opened(buffer, options=options) as reader:
+        with opened(buffer) as reader:
             yield reader, pages
 
     def _batches(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
@@ -132,8 +135,7 @@ class ArrowSource(Source):
 
     def _slices(self, names: Sequence[str]) -> Iterator[Any]:
         """Slices of the batches. Pages of the file that they used are given back, or all would be in memory."""
-        order = {name: i for i, name in enumerate(self.columns)}
-        with self._open([order[name] for name in names]) as (reader, pages):
+        with self._open() as (reader, pages):
             count = getattr(reader, "num_record_batches", 0)
             for i, batch in enumerate((reader.get_batch(i) for i in range(count)) if count else _each(reader)):
                 batch = batch.select(list(names))

@@ -1,5 +1,6 @@
 """One table as batches of columns, in constant memory: what its formats have in common."""
 
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -47,7 +48,7 @@ class Source:
 
     def __init__(self, given: Input, names: Sequence[str], kinds: Sequence[Any]) -> None:
         self.path, self.name, self.size = given.path, given.name, given.size
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        if twice := sorted(name for name, n in Counter(names).items() if n > 1):
             raise DataError(f"{self.name}: column {twice[0]!r}: expected each name once, got it twice")
         self.columns: Mapping[str, Any] = dict(zip(names, kinds, strict=True))
         if not hasattr(self, "reasons"):

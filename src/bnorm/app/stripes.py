@@ -25,26 +25,29 @@ def striped(file: Any, groups: Sequence[int], names: Sequence[str], rows: int) -
     """The record batches of row groups, in batches of so many rows."""
     from pyarrow import ipc
 
-    pa = pyarrow()
+    pa, fields = pyarrow(), {field.name: field for field in file.schema_arrow}
     for group in groups:
         size = file.metadata.row_group(group).total_byte_size
         width = max(1, len(names) * STRIPE_STATE // max(1, state(len(names), size)))
         with tempfile.TemporaryFile() as disk:
-            starts = [_kept(file, group, names[i : i + width], rows, disk) for i in range(0, len(names), width)]
+            starts = [
+                _kept(file, group, [fields[name] for name in names[i : i + width]], rows, disk)
+                for i in range(0, len(names), width)
+            ]
             readers = [ipc.open_stream(_Region(disk, start)) for start in starts]
             for parts in zip(*readers, strict=True):
                 yield pa.record_batch([column for part in parts for column in part.columns], names=list(names))
 
 
-def _kept(file: Any, group: int, names: Sequence[str], rows: int, disk: Any) -> int:
+def _kept(file: Any, group: int, fields: Sequence[Any], rows: int, disk: Any) -> int:
     """Write some columns of a row group to the disk. Returns where they begin."""
     from pyarrow import ipc
 
     start: int = disk.tell()
-    schema = pyarrow().schema([file.schema_arrow.field(name) for name in names])
+    schema = pyarrow().schema(fields)
     with ipc.new_stream(disk, schema) as writer:
-        for batch in file.iter_batches(rows, row_groups=[group], columns=list(names)):
-            writer.write_batch(batch.select(list(names)))
+        for batch in file.iter_batches(rows, row_groups=[group], columns=schema.names):
+            writer.write_batch(batch.select(schema.names))
     return start
 
 

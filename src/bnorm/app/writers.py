@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from bnorm.app.dictionaries import Arrow
 from bnorm.app.errors import DataError
 from bnorm.app.kinds import converted, written
-from bnorm.app.sources import ARROW, CSV, PACKED, PARQUET, SUFFIXES, pyarrow, rows_per_batch, said
+from bnorm.app.sources import ARROW, BATCH, CSV, PACKED, PARQUET, SUFFIXES, pyarrow, rows_per_batch, said
 from bnorm.app.text import FEW, Csv, Quotes
 from bnorm.files.replacing import replacing
 
@@ -129,7 +129,8 @@ class _Parquet:
 
     def write_batch(self, batch: Any) -> None:
         self._waiting.append(batch)
-        if sum(b.num_rows for b in self._waiting) >= self._rows:
+        full = sum(b.num_rows for b in self._waiting) >= self._rows
+        if full or sum(b.nbytes for b in self._waiting) >= 2 * BATCH:  # text may be long
             self._flush()
 
     def finish(self) -> None:

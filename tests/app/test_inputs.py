@@ -1,0 +1,256 @@
+"""What the command reads: pipes and packed files, dialects of CSV, and what it says of the columns."""
+
+import bz2
+import gzip
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import child
+from commands import Command, run_apart, table, write
+
+pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads files by pyarrow")
+
+X = table(500)
+posix = pytest.mark.skipif(os.name != "posix", reason="pipes with names and signals need Unix")
+
+
+@pytest.fixture
+def command(capsys):
+    return Command(capsys)
+
+
+@pytest.fixture
+def means(command, tmp_path):
+    """The mean of each feature of a file with this text, by name."""
+
+    def run(text, *asked):
+        data = tmp_path / "x.csv"
+        data.write_bytes(text if isinstance(text, bytes) else text.encode())
+        command("fit", data, "-o", tmp_path / "s.npz", "--force", *asked)
+        return {f["feature"]: f["mean"] for f in command("show", tmp_path / "s.npz", "--json").json["features"]}
+
+    return run
+
+
+def zstd(data):
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize("kind", ["csv", "utf-16", "gzip", "bz2", "zstd", "parquet", "arrow", "feather"])
+def test_standard_input(tmp_path, kind):
+    import pyarrow as pa
+    from pyarrow import ipc
+
+    pack = {"gzip": gzip.compress, "bz2": bz2.compress, "zstd": zstd, "utf-16": lambda t: t.decode().encode("utf-16")}
+    suffix = kind if kind in ("parquet", "arrow") else "csv"
+    data = pack.get(kind, bytes)(write(tmp_path / f"x.{suffix}", X).read_bytes())
+    if kind == "feather":  # a file, not compressed: its beginning is a stream
+        sink, t = pa.BufferOutputStream(), pa.table({f"f{i}": x for i, x in enumerate(X.T)})
+        with ipc.new_file(sink, t.schema) as writer:
+            writer.write_table(t)
+        data = sink.getvalue().to_pybytes()
+    with run_apart("fit", "-", "-o", tmp_path / "s.npz", "--quiet", stdin=-1, stderr=-1) as process:
+        _, said = process.communicate(data, timeout=child.LIMIT)
+    assert (process.returncode, said) == (0, b"")
+    import bnorm
+
+    np.testing.assert_allclose(bnorm.load(tmp_path / "s.npz").mean_, X.mean(0), rtol=1e-12)
+
+
+@posix
+def test_pipes_with_names(command, tmp_path):
+    import threading
+
+    text = write(tmp_path / "x.csv", X).read_bytes()
+    os.mkfifo(tmp_path / "f.csv")
+    writer = threading.Thread(target=(tmp_path / "f.csv").write_bytes, args=(text,))
+    writer.start()
+    command("fit", tmp_path / "f.csv", "-o", tmp_path / "s.npz")
+    writer.join()
+
+
+@posix
+@pytest.mark.parametrize("name", ["z.csv", "z.parquet", "z.arrow"])
+def test_files_without_an_end(command, tmp_path, name):
+    (tmp_path / name).symlink_to("/dev/zero")
+    assert "expected" in command.fails("fit", tmp_path / name, "-o", tmp_path / "s.npz")
+
+
+@posix
+def test_states_without_an_end(command, tmp_path):
+    for suffix in (".npz", ".safetensors"):
+        (tmp_path / f"z{suffix}").symlink_to("/dev/zero")
+        os.mkfifo(tmp_path / f"f{suffix}")
+        for name in "zf":
+            assert "no regular file" in command.fails("show", tmp_path / f"{name}{suffix}")
+
+
+@posix
+def test_closed_standard_input(tmp_path):
+    import sys
+
+    run = f"{sys.executable} -m bnorm fit - -o {tmp_path / 's.npz'} <&-"
+    done = subprocess.run(run, shell=True, capture_output=True, text=True, timeout=child.LIMIT)
+    assert done.stderr == "bnorm: error: standard input: expected a table, but it is closed\n"
+
+
+@posix
+@pytest.mark.parametrize("given", [b"a,b\n1,2\n" * 200_000, gzip.compress(b"a,b\n1,2\n")[:5]], ids=["text", "gzip"])
+def test_an_interrupt_ends_the_wait_for_a_silent_pipe(tmp_path, given):
+    with run_apart("fit", "-", "-o", tmp_path / "s.npz", stdin=-1, stderr=-1) as process:
+        process.stdin.write(given)
+        process.stdin.flush()
+        waits = Path(f"/proc/{process.pid}/wchan")
+        while waits.exists() and "pipe" not in waits.read_text():  # where there is no such file, it may come too soon
+            signal.sigtimedwait([], 0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=8) == 130
+        process.stdin.close()
+        assert process.stderr.read().endswith(b"bnorm: interrupted\n")
+
+
+def test_quotes(means):
+    """Line breaks in them, over the ends of blocks; quotes that are none; and such that are never closed."""
+    assert means("x,t\n" + '1,"a\n7,b\n8,"\n' * 100_000) == {"x": 1.0}
+    assert means("x,t\n" + '1,5" pipe\n3,"a, ""b"""\n' * 60_000) == {"x": 2.0}
+
+
+@pytest.mark.parametrize("rows", [1000, 400_000])
+def test_a_quote_that_is_never_closed(command, tmp_path, rows):
+    data = tmp_path / "x.csv"
+    data.write_text('x,t\n3,d\n1,"oops\n' + "2,b\n" * rows)
+    assert "a quote is never closed" in command.fails("fit", data, "-o", tmp_path / "s.npz")
+
+
+def test_ends_of_rows():
+    """Against a machine of states that reads letter by letter, as pyarrow's parser does."""
+    from bnorm.app.csv_blocks import last_end
+
+    def by_states(text):
+        end, state = 0, "start"
+        for i, c in enumerate(text):
+            if state in ("in", "start") and c == '"':
+                state = {"in": "after", "start": "in"}[state]
+            elif state == "after" and c == '"':
+                state = "in"
+            elif state != "in":
+                state = "start" if c in ",\r\n" else "plain"
+                end = i + 1 if c == "\n" else end
+        return end
+
+    rng = np.random.default_rng(0)
+    for _ in range(3000):
+        text = "".join(rng.choice(list('ab,\n""\n"'), rng.integers(0, 15)))
+        assert last_end(text.encode(), ",") == by_states(text), text
+
+
+def test_long_rows(means):
+    assert means("a,t\n1,x\n2," + "y" * 3_000_000 + "\n6,z\n") == {"a": 3.0}
+    names = [f"{i:0600}" for i in range(2000)]
+    assert len(means(",".join(names) + "\n" + ",".join(["1"] * 2000) + "\n")) == 2000
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "want"),
+    [
+        ("1,2\n3,4\n", ["--no-header"], {"x0": 2.0, "x1": 3.0}),
+        ("1,2", ["--no-header"], {"x0": 1.0, "x1": 2.0}),
+        ("a,b\n1,?\n3,4\n?,6\n", ["--null-values", "?,-"], {"a": 2.0, "b": 5.0}),
+        ("a;b\n1,5;2\n2,5;2\n", ["--delimiter", ";", "--decimal", ","], {"a": 2.0, "b": 2.0}),
+        ('a,b\n"1,000",1\n"3,000.5",1\n', ["--thousands", ","], {"a": 2000.25, "b": 1.0}),
+        ("a;b\n1.000,5;1\n1.001,5;1\n", ["--delimiter=;", "--decimal=,", "--thousands=."], {"a": 1001.0, "b": 1}),
+        ("caf\xe9,b\n1,2\n".encode("latin-1"), ["--encoding", "latin-1"], {"café": 1.0, "b": 2.0}),
+        ("made by\n\"x\na,b\n1,2\n", ["--skip-rows", "2"], {"a": 1.0, "b": 2.0}),
+        ("a,b\n1,2\nn/k,4\n3,6\n", ["--on-error", "null"], {"a": 2.0, "b": 4.0}),
+        ("a,b\n 1 ,2\n NA,4\n    ,6\n3,\t\n", [], {"a": 2.0, "b": 4.0}),
+        ("a,b\n1,true\n3,false\n", ["--columns", "a,b"], {"a": 2.0, "b": 0.5}),
+        ('a\n1\n""\n3\n', [], {"a": 2.0}),
+    ],
+)  # fmt: skip
+def test_dialects(means, text, asked, want):
+    assert means(text, *asked) == want
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("a,name\n1,x\n", ["learns a", "leaves out name (text)"]),
+        ("a,day\n1,2020-01-02\n", ["leaves out day (dates)"]),
+        ('a,b\n1,"1,234"\n', ["b (text such as '1,234': --thousands ,)"]),
+        ("a,b,c\n1,5%,$3.50\n", ["b (text such as '5%')", "c (text such as '$3.50')"]),
+        ("a,on\n1,true\n", ["on (true or false)"]),
+    ],
+)
+def test_it_tells_which_columns_it_uses(command, tmp_path, text, want):
+    data = tmp_path / "x.csv"
+    data.write_text(text)
+    told = command("fit", data, "-o", tmp_path / "s.npz").told
+    assert all(line in told for line in want), told
+    assert not command("fit", data, "-o", tmp_path / "s.npz", "--force", "--quiet").told
+
+
+def test_it_tells_what_looks_odd(command, tmp_path):
+    data = tmp_path / "x.csv"
+    data.write_text("1,2\n3,4\n")
+    assert "--no-header takes it for data" in command("fit", data, "-o", tmp_path / "s.npz").err
+    data.write_text("user_id,a\n3,4\n")
+    assert "--exclude user_id" in command("fit", data, "-o", tmp_path / "s.npz", "--force").err
+
+
+def test_text_that_begins_far_down(command, tmp_path):
+    """A column that is empty at first is looked at further down."""
+    data = tmp_path / "x.csv"
+    data.write_text("a,note\n" + "1.5,\n" * 300_000 + "1.5,word\n" * 300_000)
+    assert "leaves out note (text)" in command("fit", data, "-o", tmp_path / "s.npz").told
+
+
+def test_what_is_elsewhere(command, tmp_path):
+    wants = {"https://a.b/x.csv": "curl -fsSL 'https://a.b/x.csv' | bnorm", "s3://a/x": "aws s3 cp s3://a/x - |"}
+    for name, want in wants.items():
+        assert want in command.fails("fit", name, "-o", tmp_path / "s.npz")
+
+
+def test_damaged_arrow(command, tmp_path):
+    """Offsets of text that point outside: they ended the process."""
+    import pyarrow as pa
+    from pyarrow import ipc
+
+    t = pa.table({"a": np.arange(1000.0), "t": ["word"] * 1000})
+    with ipc.new_file(tmp_path / "x.arrow", t.schema) as writer:
+        writer.write_table(t)
+    command("fit", tmp_path / "x.arrow", "-o", tmp_path / "s.npz")
+    content = bytearray((tmp_path / "x.arrow").read_bytes())
+    at = content.index(np.arange(0, 400, 4, dtype=np.int32).tobytes())
+    content[at + 400 : at + 404] = np.int32(2_000_000_000).tobytes()
+    (tmp_path / "x.arrow").write_bytes(content)
+    said = command.fails("transform", tmp_path / "x.arrow", "--state", tmp_path / "s.npz", "-o", tmp_path / "y.csv")
+    assert "Offset invariant failure" in said
+    assert {p.name for p in tmp_path.iterdir()} == {"x.arrow", "s.npz"}
+
+
+@pytest.mark.parametrize("start", [1, 999, 1000, 2500, 7001])
+def test_pieces_are_the_same_however_much_is_skipped(tmp_path, monkeypatch, start):
+    """So a fit that goes on sums the same rows together as one that was never interrupted."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    from bnorm.app.inputs import find
+
+    monkeypatch.setattr("bnorm.app.sources.BATCH", 8 * 600)
+    parquet.write_table(pa.table({"a": np.arange(8000.0)}), tmp_path / "x.parquet", row_group_size=1000)
+    (source,) = find([str(tmp_path / "x.parquet")])
+
+    def ends(skip):
+        return [source.position for _ in source.read(["a"], ["a"], skip)]
+
+    assert ends(start) == [end for end in ends(0) if end > start]
