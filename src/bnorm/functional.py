@@ -22,7 +22,8 @@ from bnorm import checks, overlap
 from bnorm.checks import FLOATS, array, vector
 from bnorm.documents import normalizes
 from bnorm.exact import moments as exact_moments
-from bnorm.kernels import BACKENDS, MEAN_SQUARE, VARIANCE, lazy, view
+from bnorm.kernels import BACKENDS, MEAN_SQUARE, VARIANCE, view
+from bnorm.kernels.engines import engine_of
 from bnorm.moments import Moments
 from bnorm.passes import Gradients, Saved, channel_forward, pull_back, row_forward
 from bnorm.second import double_backward
@@ -280,8 +281,8 @@ def moments(
     """
     who = "moments"
     skipna, exact = checks.flag(who, "skipna", skipna), checks.flag(who, "exact", exact)
-    if lazy(x):
-        return _moments_of_blocks(who, x, axis, weight, skipna, exact)
+    if (engine := engine_of(x)) is not None:
+        return _moments_of_blocks(engine, who, x, axis, weight, skipna, exact)
     if exact:
         return exact_moments(who, x, axis, weight, skipna)
     x = array(who, x, integers=True)
@@ -291,17 +292,14 @@ def moments(
     return Moments.from_parts(BACKENDS[type(x)].moments(block, weight, skipna))
 
 
-def _moments_of_blocks(who: str, x: Any, axis: int, weight: Any, skipna: bool, exact: bool) -> Moments:
-    """The moments of a Dask collection, block by block."""
-    from bnorm.distributed import dask
-
-    x = dask.array_of(who, "x", x)
+def _moments_of_blocks(engine: Any, who: str, x: Any, axis: int, weight: Any, skipna: bool, exact: bool) -> Moments:
+    """The moments of a lazy collection, block by block."""
+    x = engine.array_of(who, "x", x)
     array(who, x._meta)
     axis = checks.channel_axis(who, axis, x.shape) % x.ndim
     if weight is not None:
-        weight = dask.aligned(who, "weight", weight, x, axis)
-    columns = dask.blocks_of(partial(_moments_of, axis, skipna, exact), x, axis, weight)
-    return Moments.beside(dask.computed([dask.tree(parts, Moments.merge) for parts in columns]))
+        weight = engine.aligned(who, "weight", weight, x, axis)
+    return Moments.beside(engine.reduced(partial(_moments_of, axis, skipna, exact), Moments.merge, x, axis, weight))
 
 
 def _moments_of(axis: int, skipna: bool, exact: bool, block: ndarray, weight: ndarray | None = None) -> Moments:

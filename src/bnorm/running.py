@@ -8,7 +8,8 @@ The arithmetic of a channel is `bn_move` in formulas.h. Two compiled calls of a 
 batch, all or nothing: `settle` takes the results of a layer's forward, `move` the moments of any set of values.
 """
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
@@ -21,6 +22,23 @@ AVERAGE, POOL, FADE = range(3)  # as in formulas.h
 BATCHES, SKIPPED, ROWS, UNCOUNTED = range(4)  # the entries of `counters`: see Statistics
 LATER = 256  # batches whose flags are kept on a device before they are counted there
 LOG2 = float(np.log(2.0))
+
+
+class Step(NamedTuple):
+    """Consecutive values of a stream, as `Statistics.learn` takes them. The last three are only for values that fade.
+
+    parts     of the values; if they fade, with their weights at the row `last`
+    rows      how many rows they are: what a clock that counts rows goes on by
+    seen      the number of values of each channel, or the sum of their sample weights
+    pairs     as in formulas.h
+    last      the time of the row with full weight, counted from the end of the step: zero or negative
+    """
+
+    parts: ndarray
+    rows: int
+    seen: ndarray | None = None
+    pairs: ndarray | None = None
+    last: ndarray | None = None
 
 
 class Statistics:
@@ -156,8 +174,29 @@ class Statistics:
         rule = self.rule.under(self.rule.mode, "raise" if finite else "propagate")
         BACKENDS[type(self.mean)].move(rule, parts, seen, pairs, last, rows, batches, typical)
 
+    def learn(self, steps: Sequence[Step], suspect: Callable[[], None] = lambda: None) -> None:
+        """Update by consecutive steps, which count as one batch. After an error nothing has changed.
+
+        suspect: called if a variance is not finite, to raise an error if values were infinite. FloatingPointError if
+        it does not, and the result is nevertheless no state that may be saved.
+        """
+        trial = self if len(steps) == 1 else self.copy()
+        for i, (parts, rows, seen, pairs, last) in enumerate(steps, 1):
+            last = None if last is None else last + float(trial.rows + rows)
+            counts: dict[str, Any] = {"rows": rows, "typical": float(rows), "batches": int(i == len(steps))}
+            try:
+                trial.move(parts, seen, pairs, last, **counts)
+            except FloatingPointError:  # infinite values, or finite ones whose variance overflows
+                suspect()
+                trial.move(parts, seen, pairs, last, **counts, finite=False)
+        if trial is not self:
+            self.assign(trial)
+
     def begin(self, parts: ndarray, rows: int) -> None:
-        """Start from the statistics of a whole table, whose rows all weigh the same. An average is settled then."""
+        """Start from the statistics of a whole table, whose rows all weigh the same. An average is settled then.
+
+        FloatingPointError if that is no state that may be saved.
+        """
         kernels = BACKENDS[type(self.mean)]
         kernels.move(self.rule.under(POOL, "propagate"), parts, None, None, None, rows)
         if self.weight is not None:

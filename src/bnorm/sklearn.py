@@ -12,8 +12,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from bnorm.arrays import borrowed, given_back, is_foreign, refuse_mixture
 from bnorm.kernels import BACKENDS, view
 from bnorm.moments import Moments
-from bnorm.transformer import sparse_tables, tables
+from bnorm.transformer import sparse_tables
 from bnorm.transformer.sklearn_private import check_sample_weight, fit_context
+from bnorm.transformer.tables import Dense
 from bnorm.transformer.validation import INTEGERS, Callbacks, float_types, native, plain
 
 __all__ = ["StandardScaler"]
@@ -124,7 +125,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         """
         in_place = not (self.copy if copy is None else copy)
         if self._is_plain(X, in_place):
-            return tables.mapped(X, self._forward(X), in_place)
+            return Dense(X).mapped(self._forward(X), in_place)
         check_is_fitted(self)
         x = native(validate_data(self, X, reset=False, **_checks(X, in_place)))
         if issparse(x):
@@ -150,7 +151,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         """
         in_place = not (self.copy if copy is None else copy)
         if self._is_plain(X, in_place):
-            return tables.mapped(X, self._inverse(X, X.dtype), in_place)
+            return Dense(X).mapped(self._inverse(X, X.dtype), in_place)
         check_is_fitted(self)
         x = native(check_array(X, **_checks(X, in_place), estimator=self, input_name="X"))
         if issparse(x):
@@ -352,9 +353,7 @@ def _checks(X: Any, in_place: bool, accept_sparse: Any = "csr") -> dict[str, Any
 
 
 def _moments(x: ndarray, weight: ndarray | None) -> Moments:
-    parts = tables.whole(x, weight)
-    tables.refuse_infinity_in(parts, x, weight)
-    return Moments.from_parts(parts)
+    return Moments.from_parts(Dense(x).parts(weight))
 
 
 @np.errstate(all="ignore")
@@ -379,5 +378,5 @@ def _table(x: Any) -> Any:
 def _mapped(x: Any, table: Any, stats: ndarray, in_place: bool) -> Any:
     """The map of `table`, which has the memory of x, as an array of the library of x."""
     in_place = in_place and view.writeable(table)
-    y = tables.mapped(table, stats, in_place)
+    y = Dense(table).mapped(stats, in_place)
     return x if in_place else given_back(y, x) if is_foreign(x) else y

@@ -12,6 +12,7 @@ from bnorm.files import container
 from bnorm.kernels import cpu
 from bnorm.running import AVERAGE
 from bnorm.transformer import parameters, saving, tables
+from bnorm.transformer.clock import Rows
 from bnorm.transformer.state import State
 
 WHO = "bnorm"
@@ -118,7 +119,7 @@ class Learned:
                 found.append(arrow.parts([column], weight))
         if halflife is None:
             return Step(np.concatenate(found, axis=1), rows=rows, extremes=np.array(extremes).T)
-        parts, seen, pairs, last, _ = tables.faded(np.stack(columns).T, weight, halflife, 0)
+        [(parts, _, seen, pairs, last)] = tables.faded(np.stack(columns).T, weight, Rows(halflife), 0)
         return Step(parts, seen, pairs, last, rows, np.array(extremes).T)
 
     def take(self, steps: list[Step], missing: Any, weighted: bool) -> None:

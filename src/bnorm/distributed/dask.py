@@ -5,18 +5,93 @@ neighbouring blocks are merged in their order, so the result does not depend on 
 """
 
 from collections.abc import Callable, Sequence
-from math import isnan
+from functools import partial
+from math import isnan, nan
 from typing import Any, TypeVar
 
 import dask
 import dask.array as da
 import numpy as np
 
+from bnorm.checks import FLOATS
 from bnorm.kernels.cpu.threads import limit_caller
 
+NAME = "Dask"
 FAN_IN = 8  # neighbours that one task merges
 
 Result = TypeVar("Result")
+
+
+def in_memory(name: str) -> str:
+    """How to get an array."""
+    return f"{name}.compute()"
+
+
+class Collection:
+    """A Dask array or DataFrame as a table of floats. To make one, nothing is computed.
+
+    sample   at most two rows that have its dtype and its features
+    rows     their number; NaN if it is not known
+    """
+
+    def __init__(self, who: str, X: Any) -> None:
+        self._who, self._X = who, X
+        self._is_frame = hasattr(type(X), "to_dask_array") and X.ndim == 2  # of the type, as Delayed has everything
+        self.sample = X._meta_nonempty if self._is_frame else _sample(who, array_of(who, "X", X))
+        self.rows = nan if self._is_frame else X.shape[0]
+
+    def floats(self, convert: Callable[[Any], Any], like: Any) -> None:
+        """Use convert(block), which gives an array like `like`, for every block."""
+        self._convert, self._like = convert, like
+
+    def weights(self, sample_weight: Any) -> Any:
+        """Weights of rows, in blocks of this table."""
+        return aligned(self._who, "sample_weight", sample_weight, self._array(), 1)
+
+    def reduced(
+        self, of_block: Callable[..., Any], merge: Callable[..., Any], weight: Any = None, together: bool = False
+    ) -> list[Any]:
+        """`of_block(x, weight)` of all blocks, merged, for each chunk of features.
+
+        together: put all features into one chunk first.
+        """
+        array = self._array()
+        return reduced(of_block, merge, array.rechunk({1: -1}) if together else array, 1, weight)
+
+    def mapped(self, of_block: Callable[[Any, Any], Any], statistics: Any) -> Any:
+        """A lazy collection, of the type of this one, of `of_block(x, statistics)` of every block.
+
+        statistics: (k, features); each block gets the columns of its features.
+        """
+        if not self._is_frame:
+            return mapped(of_block, self._array(), statistics, self._like)
+        dtypes = {name: dtype if dtype in FLOATS else self._like.dtype for name, dtype in self._X.dtypes.items()}
+        of_frame = partial(_frame_mapped, of_block, self._convert, statistics, list(dtypes.values()))
+        return self._X.map_partitions(of_frame, meta=self._X._meta.astype(dtypes))
+
+    def _array(self) -> Any:
+        """The table as a Dask array of floats."""
+        if self._is_frame:
+            return self._X.map_partitions(self._convert, meta=self._like)
+        return self._X.map_blocks(self._convert, dtype=self._like.dtype, meta=self._like)
+
+
+def _sample(who: str, x: Any) -> Any:
+    if x.ndim == 2 and isnan(x.shape[1]):
+        raise ValueError(
+            f"{who}: X: expected a known number of features, got shape {x.shape}; X.compute_chunk_sizes() finds it"
+        )
+    shape = [2 if isnan(n) else n for n in x.shape]
+    shape[:1] = [min(n, 2) for n in shape[:1]]
+    return np.zeros(shape, x.dtype, like=x._meta)
+
+
+def _frame_mapped(
+    of_block: Callable[..., Any], convert: Callable[[Any], Any], statistics: Any, dtypes: list[Any], frame: Any
+) -> Any:
+    """A partition with its index and names, and columns of these dtypes."""
+    result = type(frame)(of_block(convert(frame), statistics), index=frame.index, columns=frame.columns)
+    return result if len(set(dtypes)) < 2 else result.astype(dict(zip(frame.columns, dtypes, strict=True)))
 
 
 def array_of(who: str, name: str, value: Any) -> Any:
@@ -41,6 +116,13 @@ def blocks_of(function: Callable[..., Any], x: Any, axis: int, weight: Any = Non
     )
     cuts = np.moveaxis(results.to_delayed(), axis, 0)
     return [list(some.reshape(-1)) for some in cuts]
+
+
+def reduced(
+    function: Callable[..., Any], merge: Callable[[list[Any]], Any], x: Any, axis: int, weight: Any = None
+) -> list[Any]:
+    """`function(block, weights)` of all blocks, merged: one result for each chunk along `axis`, in one computation."""
+    return list(dask.compute(*(tree(parts, merge) for parts in blocks_of(function, x, axis, weight))))
 
 
 def mapped(function: Callable[[Any, Any], Any], x: Any, statistics: Any, like: Any) -> Any:
@@ -99,8 +181,3 @@ def tree(items: Sequence[Any], merge: Callable[[list[Any]], Any]) -> Any:
     while len(items) > 1:
         items = [merged(items[i : i + FAN_IN]) for i in range(0, len(items), FAN_IN)]
     return items[0]
-
-
-def computed(items: list[Any]) -> list[Any]:
-    """The values of delayed items, in one computation."""
-    return list(dask.compute(*items))

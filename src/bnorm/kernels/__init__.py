@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from bnorm.kernels import cpu
+from bnorm.kernels.engines import engine_of
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 
@@ -49,12 +50,6 @@ def kind_of(value: object) -> type | None:
     return np.ndarray if hasattr(value, "__array__") and not isinstance(value, np.generic) else None
 
 
-def lazy(value: object) -> bool:
-    """Whether a value is a Dask collection."""
-    dask = sys.modules.get("dask")
-    return dask is not None and dask.is_dask_collection(value)
-
-
 def kernels_for(value: object, who: str, name: str = "x", kind: type | None = None, beside: str = "x") -> ModuleType:
     """The backend of a value, which may be anything that `np.asarray` or `cupy.asarray` takes.
 
@@ -65,10 +60,10 @@ def kernels_for(value: object, who: str, name: str = "x", kind: type | None = No
     """
     if type(value) is kind:
         return BACKENDS[kind]
-    if lazy(value):
+    if (engine := engine_of(value)) is not None:
         raise TypeError(
-            f"{who}: {name}: expected an array in memory, got a Dask {type(value).__name__}, which is lazy: "
-            f"{name}.compute() returns an array"
+            f"{who}: {name}: expected an array in memory, got a {engine.NAME} {type(value).__name__}, which is lazy: "
+            f"{engine.in_memory(name)} returns an array"
         )
     own = kind_of(value)
     if kind is None or own is None or own is kind:

@@ -166,6 +166,19 @@ BN_FN double bn_weight_later(double weight, bn_rule r)
     return (bn_finite(weight) ? weight : 1.0 / r.momentum) * (1.0 - r.momentum);
 }
 
+/* v, or the largest double if it overflows: beside such pairs the divisor is the weight. */
+BN_FN double bn_most(double v)
+{
+    return v == BN_INFINITY ? 1.7976931348623157e308 : v;
+}
+
+/* a moved by a share of the way to b; also where the way overflows, or one of them has. */
+BN_FN double bn_toward(double a, double b, double share)
+{
+    const double v = a + share * (b - a);
+    return bn_finite(v) ? v : share == 1.0 ? b : (1.0 - share) * a + share * b;
+}
+
 BN_FN bn_statistics bn_average(bn_statistics s, bn_batch b, bn_rule r)
 {
     const double divisor = bn_divisor(r, b.count, 0.0), var = divisor > 0.0 ? b.m2 / divisor : BN_NAN;
@@ -177,9 +190,9 @@ BN_FN bn_statistics bn_average(bn_statistics s, bn_batch b, bn_rule r)
         s.low = b.low;
         s.var = var;
     } else {
-        s.mean = s.mean + share * (b.mean - s.mean);
+        s.mean = bn_toward(s.mean, b.mean, share);
         s.low = 0.0;
-        s.var = s.var + share * (var - s.var);
+        s.var = bn_toward(s.var, var, share);
     }
     s.weight = settled ? s.weight : faded + 1.0;
     return s;
@@ -190,7 +203,7 @@ BN_FN bn_statistics bn_pool(bn_statistics s, bn_batch b, bn_rule r)
 {
     double n = s.weight, mean = n == 0.0 ? 0.0 : s.mean, low = n == 0.0 ? 0.0 : s.low;
     double m2 = n == 0.0 ? 0.0 : s.var * bn_divisor(r, n, s.pairs), divisor;
-    s.pairs = s.pairs + (b.pairs + 2.0 * n * b.count);
+    s.pairs = bn_most(s.pairs + (b.pairs + 2.0 * n * b.count));
     bn_merge(&n, &mean, &m2, &low, b.count, b.mean, b.m2, b.low);
     divisor = bn_divisor(r, n, s.pairs);
     s.mean = mean + low;
@@ -229,7 +242,7 @@ BN_FN bn_statistics bn_fade(bn_statistics s, bn_batch b, bn_rule r)
     s = bn_pool(s, b, r);
     s.var = late || early ? var : s.var;
     if (joined && s.pairs >= 0.0 && s.pairs < BN_FAINT * s.weight * s.weight)
-        s.pairs = BN_FAINT * s.weight * s.weight;
+        s.pairs = bn_most(BN_FAINT * s.weight * s.weight);
     return s;
 }
 
@@ -239,6 +252,21 @@ BN_FN bn_statistics bn_move(bn_statistics s, bn_batch b, bn_rule r)
     s = r.mode == BN_AVERAGE ? bn_average(s, b, r) : r.mode == BN_POOL ? bn_pool(s, b, r) : bn_fade(s, b, r);
     s.seen = s.seen + b.seen;
     return s;
+}
+
+/* Whether a channel that has values is in a state that a transformer may have, and may save: numbers, of which only the
+ * variance may be infinite, where that of finite values overflows, and the weight, where an average is settled. */
+BN_FN int bn_sound(bn_statistics s, bn_rule r)
+{
+    const int paired = r.ddof == 0.0 || bn_finite(s.pairs);
+    const int aged = r.mode != BN_FADE || (bn_finite(s.weight) && bn_finite(s.last) && paired);
+    return bn_finite(s.mean) && bn_finite(s.low) && s.var >= 0.0 && bn_finite(s.seen) && s.weight >= 0.0 && aged;
+}
+
+/* m2 beside its mean: where squares of finite values overflow, it is infinite, whichever way they were added. */
+BN_FN double bn_squares(double mean, double m2)
+{
+    return m2 != m2 && bn_finite(mean) ? BN_INFINITY : m2;
 }
 
 /* v, and one and the same NaN for any: which bits of a NaN survive arithmetic is up to the compiler. */

@@ -94,7 +94,8 @@ def _move(
     """Update the statistics in place by a batch. Returns the number of skipped channels.
 
     nonfinite, the last entry of the rule, says how to treat a channel whose new statistics are not finite in the dtype
-    of the arrays: "skip" does not change it, "raise" raises before anything changes, "propagate" stores them. A channel
+    of the arrays: "skip" does not change it, "raise" raises before anything changes, "propagate" stores them. In a
+    transformer, which is told by `whole`, only an infinite variance can be stored; other numbers raise. A channel
     without values does not change, except for its weight in an average.
     """
     mode, mean, var, low, seen_, weight, pairs_, last_, counters, momentum, halflife, ddof, whole, nonfinite = rule
@@ -113,19 +114,30 @@ def _move(
         after["weight"] = np.full_like(count, np.inf) if mode == AVERAGE else count
         after["last"] = batch["last"]
     fits = np.isfinite(after["mean"].astype(mean.dtype)) & np.isfinite(after["var"].astype(var.dtype)) | (count == 0)
-    if nonfinite == "raise" and not fits.all():
-        raise FloatingPointError(f"{(~fits).sum()} of {fits.size} channels have a mean or variance not finite")
-    kept = fits if nonfinite != "propagate" else np.full_like(fits, True)
+    propagates = nonfinite == "propagate"
+    kept = (fits | propagates) & (_sound(after, mode, ddof) | (count == 0) | (not whole))
+    if (nonfinite == "raise" or (propagates and whole)) and not kept.all():
+        raise FloatingPointError(f"{(~kept).sum()} of {kept.size} channels have a mean or variance not finite")
     seen_ += uncounted
     if mode == AVERAGE and weight is not None and not replace:
         weight[count == 0] = (np.where(np.isinf(weight), 1 / momentum, weight) * (1 - momentum))[count == 0]
     for name, values in zip(NAMES[:-1], (mean, var, low, seen_, weight, pairs_, last_), strict=True):
         if values is not None:
             values[kept & (count > 0)] = after[name][kept & (count > 0)]
-    left = int((~kept).sum())
+    left = 0 if propagates else int((~kept).sum())
     counters[:3] += [batches, left > 0 or skipped, rows]
     counters[3] = 0 if counts or replace else counters[3] + batches
     return left
+
+
+def _sound(after: dict[str, Array], mode: int, ddof: float) -> Array:
+    """Which channels are in a state that a transformer may have: see bn_sound in formulas.h."""
+    good = np.isfinite(after["mean"]) & np.isfinite(after["low"]) & (after["var"] >= 0)
+    good = good & np.isfinite(after["seen"]) & (after["weight"] >= 0)
+    if mode == FADE:
+        good = good & np.isfinite(after["weight"]) & np.isfinite(after["last"])
+        good = good & (np.isfinite(after["pairs"]) | (ddof == 0))
+    return good
 
 
 def _state(rule: Rule, uncounted: float) -> dict[str, Array]:
@@ -150,11 +162,17 @@ def _average(s: Any, b: Any, momentum: float, halflife: float, divisor: Any) -> 
     share = np.where(np.isinf(faded), momentum, 1 / (faded + 1))
     by = divisor(b["count"], 0.0)
     var = np.where(by > 0, b["m2"] / by, np.nan)
-    averaged = {"mean": s["mean"] + share * (b["mean"] - s["mean"]), "var": s["var"] + share * (var - s["var"])}
+    averaged = {"mean": _toward(s["mean"], b["mean"], share), "var": _toward(s["var"], var, share)}
     averaged |= {"low": 0 * share, "weight": faded + 1}
     first = {"mean": b["mean"], "var": var, "low": b["low"], "weight": faded + 1}
     new: dict[str, Array] = s | {name: np.where(faded == 0, first[name], averaged[name]) for name in first}
     return new
+
+
+def _toward(a: Array, b: Array, share: Array) -> Array:
+    """a moved by a share of the way to b, where the way may overflow."""
+    near = a + share * (b - a)
+    return np.where(np.isfinite(near), near, np.where(share == 1, b, (1 - share) * a + share * b))
 
 
 def _pool(s: Any, b: Any, momentum: float, halflife: float, divisor: Any) -> dict[str, Array]:
@@ -164,7 +182,7 @@ def _pool(s: Any, b: Any, momentum: float, halflife: float, divisor: Any) -> dic
     mean = np.where(first, b["mean"], s["mean"]).astype(np.longdouble) + np.where(first, b["low"], s["low"])
     delta = b["mean"] + b["low"].astype(np.longdouble) - mean
     m2 = np.where(first, 0, s["var"] * divisor(n, s["pairs"])) + b["m2"] + delta**2 * (n * b["count"] / total)
-    pairs = s["pairs"] + b["pairs"] + 2 * n * b["count"]
+    pairs = np.minimum(s["pairs"] + b["pairs"] + 2 * n * b["count"], np.finfo(np.float64).max)
     mean = mean + delta * (b["count"] / total)
     by = divisor(total, pairs)
     high, var = _narrow(mean), np.where(by > 0, m2 / by, s["var"])

@@ -1,101 +1,103 @@
-"""Dask tables: their shape and dtype before anything is computed, and operations on each block."""
+"""Lazy collections as tables: each block is a table in memory, and results are merged in the order of the blocks."""
 
 from collections.abc import Callable
 from functools import partial
-from math import isnan, nan
-from typing import Any
+from math import isnan
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
 
-from bnorm.checks import FLOATS
 from bnorm.kernels import moved
-
-WHO = "BatchNormTransformer"
+from bnorm.running import Step
+from bnorm.transformer import tables
+from bnorm.transformer.clock import Rows
+from bnorm.transformer.tables import WHO, Dense
+from bnorm.transformer.weights import refuse_no_weight
 
 
 class Blocks:
-    """A Dask array or DataFrame as a table of floats, in blocks of rows. To make one, nothing is computed.
+    """A collection of an engine as a table of floats, in blocks of rows. To make one, nothing is computed.
 
     validate: converts a table like X to floats, or raises the error. convert: converts a block to floats, on a worker.
     """
 
-    def __init__(self, X: Any, validate: Callable[[Any], Any], convert: Callable[[Any], Any]) -> None:
-        self._X, self._validate = X, validate
-        self._is_frame = is_frame(X)
-        like = validate(sample(X))
-        self.like = like[:0]  # an array of no rows
+    def __init__(self, engine: Any, X: Any, validate: Callable[[Any], Any], convert: Callable[[Any], Any]) -> None:
+        self.engine, self._validate, self._collection = engine, validate, engine.Collection(WHO, X)
+        like = validate(self._collection.sample)[:0]
         self.dtype: np.dtype[Any] = like.dtype
-        self._convert = partial(_declared, convert, self.dtype)
-        self.shape = (nan if self._is_frame else X.shape[0], like.shape[1])
+        self.kind = type(like)
+        self.shape = (self._collection.rows, like.shape[1])
         self.rows = 0 if isnan(self.shape[0]) else int(self.shape[0])  # if unknown, a reduction counts them
+        self._collection.floats(partial(_declared, convert, self.dtype), like)
 
-    def __len__(self) -> int:
-        return self.rows
+    def weights(self, sample_weight: Any, some: bool = True) -> Any:
+        """Weights of rows in the blocks of the table. They are checked when they are computed."""
+        return self._collection.weights(sample_weight)
 
-    def weights(self, sample_weight: Any) -> Any:
-        """Weights of rows as a Dask array with the blocks of the table."""
-        from bnorm.distributed import dask
+    def parts(self, weight: Any) -> ndarray:
+        found: ndarray = np.concatenate(self._reduced(weight, Dense.parts, tables.merged), axis=1)
+        return found
 
-        return dask.aligned(WHO, "sample_weight", sample_weight, self._array(), 1)
+    def steps(self, weight: Any, clock: Rows | None, ddof: int) -> list[Step]:
+        """Rows age in the order of the blocks."""
+        if clock is None:
+            return [Step(self.parts(weight), self.rows)]
+        compute, join = partial(_faded, clock, ddof), partial(_joined, clock, ddof)
+        columns: list[list[Step]] = self._reduced(weight, compute, join)
+        if len(columns) > 1 and max(map(len, columns)) > 1:  # all features must be cut at the same rows
+            columns = self._reduced(weight, compute, join, together=True)
+        if len(columns) == 1:
+            return columns[0]
+        parts, _, seen, pairs, last = zip(*(steps[0] for steps in columns), strict=True)
+        return [Step(np.concatenate(parts, axis=1), self.rows, *map(np.concatenate, (seen, pairs, last)))]
 
-    def reduced(
-        self, of_block: Callable[..., Any], merge: Callable[..., Any], weight: Any = None, together: bool = False
+    def mapped(self, stats: ndarray, in_place: bool) -> Any:
+        """A lazy collection, with a copy of `stats`. Blocks are never written to."""
+        return self._collection.mapped(partial(_mapped, self.dtype), moved(stats, ndarray).copy())
+
+    def refuse_infinity(self) -> None:
+        """Every block has been tested when it was computed."""
+
+    def dense(self) -> ndarray:
+        raise TypeError(f"{WHO}: backward: X: expected an array in memory, got a {self.engine.NAME} collection")
+
+    def _reduced(
+        self, weight: Any, compute: Callable[..., Any], join: Callable[..., Any], together: bool = False
     ) -> list[Any]:
-        """`of_block(x, weight)` of all blocks, merged, for each chunk of features.
-
-        together: put all features into one chunk first.
-        """
-        from bnorm.distributed import dask
-
-        array = self._array()
-        columns = dask.blocks_of(of_block, array.rechunk({1: -1}) if together else array, 1, weight)
-        return dask.computed([dask.tree(parts, merge) for parts in columns])
-
-    def refuse_no_rows(self) -> None:
-        """Raise the error for a table without rows."""
-        self._validate(sample(self._X)[:0])
-
-    def mapped(self, of_block: Callable[[Any, ndarray], Any], statistics: ndarray) -> Any:
-        """A lazy collection, of the type of this one, of `of_block(x, statistics)` of every block.
-
-        statistics: (k, features); each block gets the columns of its features.
-        """
-        from bnorm.distributed import dask
-
-        host = moved(statistics, ndarray).copy()
-        if not self._is_frame:
-            return dask.mapped(partial(_floats_mapped, of_block, self.dtype), self._array(), host, self.like)
-        kept = {name: dtype if dtype in FLOATS else self.dtype for name, dtype in self._X.dtypes.items()}
-        of_frame = partial(_frame_mapped, of_block, self._convert, host, self.dtype, list(kept.values()))
-        return self._X.map_partitions(of_frame, meta=self._X._meta.astype(kept))
-
-    def _array(self) -> Any:
-        """The table as a Dask array of floats. Blocks may have another dtype than the one that is declared."""
-        if self._is_frame:
-            return self._X.map_partitions(self._convert, meta=self.like)
-        return self._X.map_blocks(self._convert, dtype=self.dtype, meta=self.like)
+        """One pass over the blocks: a result for each chunk of features, or one with `together`."""
+        found = self._collection.reduced(partial(Part.of, compute), partial(Part.merge, join), weight, together)
+        if None in found:
+            self._validate(self._collection.sample[:0])  # raises the error for a table without rows
+        if weight is not None:
+            refuse_no_weight(found[0].weight)
+        self.rows = found[0].rows
+        return [part.found for part in found]
 
 
-def is_frame(X: Any) -> bool:
-    """Whether a collection is a DataFrame."""
-    return hasattr(type(X), "to_dask_array") and X.ndim == 2  # of the type, as a Delayed has every attribute
+class Part(NamedTuple):
+    """The result of some blocks, in their order."""
 
+    found: Any
+    rows: int
+    weight: float  # of these rows
 
-def sample(X: Any) -> Any:
-    """At most two rows that have the dtype and features of a Dask array or DataFrame."""
-    if is_frame(X):
-        return X._meta_nonempty
-    from bnorm.distributed import dask
+    @classmethod
+    def of(cls, compute: Callable[..., Any], x: ndarray, weight: Any = None) -> "Part | None":
+        """The part of one block; None without rows."""
+        if not len(x) and (weight is None or not len(weight)):
+            return None
+        table = Dense(x)
+        w = None if weight is None else table.weights(weight, some=False)
+        return cls(compute(table, w), len(x), float(len(x) if w is None else w.sum()))
 
-    array = dask.array_of(WHO, "X", X)
-    if array.ndim == 2 and isnan(array.shape[1]):
-        raise ValueError(
-            f"{WHO}: X: expected a known number of features, got shape {array.shape}; X.compute_chunk_sizes() finds it"
-        )
-    shape = [2 if isnan(n) else n for n in array.shape]
-    shape[:1] = [min(n, 2) for n in shape[:1]]
-    return np.zeros(shape, array.dtype, like=array._meta)
+    @staticmethod
+    def merge(join: Callable[..., Any], parts: "list[Part | None]") -> "Part | None":
+        """The part of all blocks. join: merges the `found` of several parts."""
+        some = [part for part in parts if part is not None]
+        if not some:
+            return None
+        return Part(join([part.found for part in some]), sum(p.rows for p in some), sum(p.weight for p in some))
 
 
 def _declared(convert: Callable[[Any], Any], dtype: np.dtype[Any], block: Any) -> Any:
@@ -103,21 +105,36 @@ def _declared(convert: Callable[[Any], Any], dtype: np.dtype[Any], block: Any) -
     return convert(block).astype(dtype, copy=False)
 
 
-def _floats_mapped(of_block: Callable[..., Any], dtype: np.dtype[Any], block: Any, statistics: ndarray) -> Any:
-    if not block.size:
-        return block.astype(dtype)
-    return of_block(block, moved(statistics, type(block)))
+def _mapped(dtype: np.dtype[Any], block: Any, statistics: ndarray) -> Any:
+    return Dense(block).mapped(moved(statistics, type(block)), False) if block.size else block.astype(dtype)
 
 
-def _frame_mapped(
-    of_block: Callable[..., Any],
-    convert: Callable[[Any], Any],
-    statistics: ndarray,
-    dtype: np.dtype[Any],
-    dtypes: list[Any],
-    frame: Any,
-) -> Any:
-    """A partition with its index and names, and columns of these dtypes."""
-    y = _floats_mapped(of_block, dtype, convert(frame), statistics)
-    result = type(frame)(y, index=frame.index, columns=frame.columns)
-    return result if len(set(dtypes)) < 2 else result.astype(dict(zip(frame.columns, dtypes, strict=True)))
+def _faded(clock: Rows, ddof: int, x: Dense, weight: ndarray | None) -> list[Step]:
+    steps = x.steps(weight, clock, ddof)
+    for step in steps:
+        tables.refuse_infinity_in(step.parts, x, weight)
+    return steps
+
+
+@np.errstate(under="ignore", invalid="ignore")
+def _joined(clock: Rows, ddof: int, found: list[list[Step]]) -> list[Step]:
+    """Steps merged into one if possible. The weights of a feature are those at its youngest row with a value."""
+    steps = [step for some in found for step in some]
+    _, _, every_seen, every_pairs, every_last = zip(*steps, strict=True)
+    seen = np.array(every_seen, like=every_seen[0])
+    rows = np.cumsum([step.rows for step in steps])
+    ends = [clock.before(end - 1, rows[-1]) for end in rows]
+    last = np.array([one + end for one, end in zip(every_last, ends, strict=True)], like=seen)
+    last = np.where(seen > 0, last, -np.inf)
+    youngest = last.max(axis=0)
+    fade = np.where(seen > 0, np.exp2((last - youngest) / clock.halflife), 0)
+    parts = [one.parts.copy() for one in steps]
+    for part, f in zip(parts, fade, strict=True):
+        part[[0, 2]] *= f
+    weight = np.array([part[0] for part in parts], like=seen)
+    before = np.cumsum(weight, axis=0) - weight
+    pairs = (np.array(every_pairs, like=seen) * fade * fade + 2 * weight * before).sum(axis=0)
+    merged, seen = tables.merged(parts), seen.sum(axis=0)
+    if ddof and bool(((pairs == 0) & (merged[2] == 0) & (seen > merged[0])).any()):
+        return steps
+    return [Step(merged, int(rows[-1]), seen, pairs, np.where(seen > 0, youngest, 0))]

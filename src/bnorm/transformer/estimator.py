@@ -14,15 +14,15 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from bnorm import arrow, checks
 from bnorm.kernels import moved
 from bnorm.running import AVERAGE
-from bnorm.transformer import parameters, tables
+from bnorm.transformer import parameters
 from bnorm.transformer.array_api import AnyLibrary, seen
 from bnorm.transformer.attributes import Attributes
 from bnorm.transformer.parameters import MOMENTUM
 from bnorm.transformer.saving import Savable
 from bnorm.transformer.sklearn_private import Interval, Options, in_container
 from bnorm.transformer.state import State
-from bnorm.transformer.tables import WHO
-from bnorm.transformer.validation import check_mergeable, columns, floats, new_table, plain, refuse_container
+from bnorm.transformer.tables import WHO, Dense, Table
+from bnorm.transformer.validation import check_mergeable, columns, new_table, plain, refuse_container, table_of
 
 
 class BatchNormTransformer(
@@ -184,8 +184,8 @@ class BatchNormTransformer(
         parameters.check(self)
         parameters.check_same_stream(self)
         state, x = self._state, self._table(X)
-        weight = None if sample_weight is None else tables.sample_weights(sample_weight, x)
-        if len(x) == 1:
+        weight = None if sample_weight is None else x.weights(sample_weight)
+        if x.rows == 1:
             self._tell_of_single_rows(state, 4)
         state.follow(self.momentum, self.halflife, self.eps, self.history)
         state.move(x, weight)
@@ -209,9 +209,8 @@ class BatchNormTransformer(
         self._check_fitted()
         in_place = not (self.copy if copy is None else copy)
         x = self._table(X, in_place)
-        if type(x) is not ndarray:
-            refuse_container(self, x)
-        return tables.mapped(x, self._state.forward(), in_place)
+        refuse_container(self, x)
+        return x.mapped(self._state.forward(), in_place)
 
     def inverse_transform(self, X: Any, copy: bool | None = None) -> Any:
         """Undo `transform`: (X - beta_) / gamma_ * scale_ + mean_.
@@ -234,16 +233,17 @@ class BatchNormTransformer(
         in_place = not (self.copy if copy is None else copy)
         side, table = self._state.array_type, arrow.table_of(WHO, X)
         y = X if table is None else arrow.columns_of(WHO, table).dense()
-        if not plain(y, side, in_place, False):
-            y = floats(partial(check_array, estimator=self, input_name="X"), y, side, in_place, False)
-        if y.shape[1] != self.n_features_in_:
+        if plain(y, side, in_place, False):
+            rows: Table = Dense(y)
+        else:
+            rows = table_of(partial(check_array, estimator=self, input_name="X"), y, side, in_place, False)
+        if rows.shape[1] != self.n_features_in_:
             raise ValueError(
-                f"X has {y.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} features "
-                "as input."
+                f"X has {rows.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} "
+                "features as input."
             )
-        if type(y) is not ndarray:
-            refuse_container(self, y)
-        x = tables.mapped(y, self._state.inverse(y.dtype), in_place)
+        refuse_container(self, rows)
+        x = rows.mapped(self._state.inverse(rows.dtype), in_place)
         return in_container("transform", x, X, self)
 
     def merge(self, other: "BatchNormTransformer") -> Self:
@@ -286,7 +286,7 @@ class BatchNormTransformer(
         dX : ndarray of shape (n_samples, n_features)
         """
         self._check_fitted()
-        x = checks.floating(tables.dense(self._table(X)))
+        x = checks.floating(self._table(X).dense())
         dy = checks.gradient(WHO, dY, x.shape, x.dtype, type(x))
         dx, self.gamma_grad_, self.beta_grad_ = self._state.pull_back(x, dy)
         return dx
@@ -324,12 +324,12 @@ class BatchNormTransformer(
         """A new state from X. Nothing is assigned until all of it has succeeded."""
         parameters.check(self)
         x, names = new_table(self, X)
-        weight = None if sample_weight is None else tables.sample_weights(sample_weight, x)
+        weight = None if sample_weight is None else x.weights(sample_weight)
         state = State(x, self.momentum, self.halflife, self.eps, self.ddof, self.affine, self.history)
         if whole:
             state.begin(x, weight)
         else:
-            if len(x) == 1:
+            if x.rows == 1:
                 self._tell_of_single_rows(state, 5)
             state.move(x, weight)
         for name in ("feature_names_in_", "gamma_grad_", "beta_grad_"):
@@ -339,14 +339,14 @@ class BatchNormTransformer(
         self._state, self.layer_, self.n_features_in_ = state, state.layer, x.shape[1]
         return self
 
-    def _table(self, X: Any, writeable: bool = False) -> Any:
-        """X as an array of floats with the right features, on the device of the layer. It may contain infinity."""
+    def _table(self, X: Any, writeable: bool = False) -> Table:
+        """X as a table of floats with the right features, on the device of the layer. It may contain infinity."""
         side = self._state.array_type
         if plain(X, side, writeable) and X.shape[1] == self.n_features_in_ and "feature_names_in_" not in self.__dict__:
-            return X
+            return Dense(X)
         if (found := columns(self, X, reset=False)) is not None:
-            return found if side is ndarray else moved(found.dense(), side)
-        return floats(partial(validate_data, self, reset=False), X, side, writeable)
+            return found if side is ndarray else Dense(moved(found.dense(), side))
+        return table_of(partial(validate_data, self, reset=False), X, side, writeable)
 
     def _check_fitted(self) -> None:
         if "layer_" not in self.__dict__:

@@ -17,9 +17,11 @@ from bnorm.files.container import Config, Entry
 from bnorm.kernels import moved
 from bnorm.layers import BatchNorm1d
 from bnorm.layers.saving import counted, flag
+from bnorm.running import FADE, Statistics
 from bnorm.transformer.history import Moment
-from bnorm.transformer.parameters import MOMENTUM
+from bnorm.transformer.parameters import MOMENTUM, check, check_same_stream
 from bnorm.transformer.state import State
+from bnorm.transformer.tables import Dense
 
 CLASS = "BatchNormTransformer"
 DEFAULTS: dict[str, Any] = {
@@ -75,10 +77,17 @@ class Savable:
             A name that ends in .safetensors or .npz. An existing file is replaced.
         """
         self._check_fitted()
+        check(self)
+        check_same_stream(self)
+        p = self.get_params(deep=False)
+        self._state.follow(p["momentum"], p["halflife"], p["eps"], p["history"])
         names = self.__dict__.get("feature_names_in_")
         names = None if names is None else list(names)
-        stored = Stored(self.get_params(deep=False), self._state, names)
-        container.write(f"{CLASS}: save", path, *packed(stored))
+        try:
+            content = packed(Stored(p, self._state, names))
+        except ValueError as error:
+            raise ValueError(f"{CLASS}: save: {error}") from None
+        container.write(f"{CLASS}: save", path, *content)
 
     @classmethod
     def _from_stored(cls, stored: Stored) -> Self:
@@ -97,7 +106,7 @@ def empty(parameters: Mapping[str, Any], names: list[str]) -> Stored:
 
 
 def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
-    """The configuration and the arrays of a file."""
+    """The configuration and the arrays of a file; ValueError for a state that `unpacked` would refuse."""
     state, statistics = stored.state, stored.state.statistics
     statistics.look()
     config = {
@@ -115,7 +124,9 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
         config["history"] = {"every": history.every, "batches": history.batches}
         arrays |= dict(zip(MOMENTS, map(_stacked, zip(*history.moments, strict=True)), strict=True))
     arrays |= {NAMES[name]: p.data for name, p in state.layer.named_parameters()}
-    return config, {name: moved(a, ndarray) for name, a in arrays.items()}
+    arrays = {name: moved(a, ndarray) for name, a in arrays.items()}
+    _check(arrays, statistics)
+    return config, arrays
 
 
 def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
@@ -136,8 +147,8 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
     for name, a in expected.items():
         if (entries[name].shape, entries[name].dtype) != (a.shape, a.dtype):
             raise ValueError(f"{name}: {entries[name].dtype} {entries[name].shape} instead of {a.dtype} {a.shape}")
-    _check(arrays)
     statistics = state.statistics
+    _check(arrays, statistics)
     for name, a in statistics.arrays().items():
         a[...] = arrays[NAMES.get(name, name)]
     statistics.counters[...] = counted(config["counted"])
@@ -155,7 +166,7 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
 def _state(parameters: Mapping[str, Any], features: int) -> State:
     p = dict(parameters)
     p.pop("copy")
-    return State(np.empty((0, features)), **p)
+    return State(Dense(np.empty((0, features))), **p)
 
 
 def _plain(value: Any) -> Any:
@@ -200,16 +211,26 @@ def _stacked(rows: Sequence[Any]) -> ndarray:
     return np.stack([moved(row, ndarray) if hasattr(row, "shape") else np.int64(row) for row in rows])
 
 
-def _check(arrays: Mapping[str, ndarray]) -> None:
-    """ValueError unless these are statistics: finite for features with values, with valid weights."""
+def _check(arrays: Mapping[str, ndarray], statistics: Statistics) -> None:
+    """ValueError unless these are statistics that may be saved. It is the rule `bn_sound` in formulas.h, for arrays.
+
+    No update leads to others. Assigned values may: then they cannot be saved.
+    """
     seen, mean, var, low = (arrays[name] for name in ("seen", "running_mean", "running_var", "low"))
-    if not (np.isfinite(seen) & (seen >= 0)).all():
-        raise ValueError("seen: expected finite numbers >= 0")
-    for name in ("stream_weight", "pairs"):
-        if name in arrays and not (arrays[name] >= 0).all():
-            raise ValueError(f"{name}: expected numbers >= 0")
-    if (var < 0).any():
-        raise ValueError(f"running_var: expected no negative values, got {var.min()}")
-    known = seen > 0
-    if np.isnan(mean[known]).any() or np.isnan(var[known]).any() or not np.isfinite(low).all():
-        raise ValueError("running_mean, running_var: expected numbers for features that have been seen, got NaN")
+    weight, fades, known = arrays.get("stream_weight", seen), statistics.mode == FADE, seen > 0
+    rules = [
+        ("seen", np.isfinite(seen) & (seen >= 0), "finite numbers >= 0"),
+        ("running_mean", np.isfinite(mean) | ~known, "finite numbers for features that have been seen"),
+        ("running_var", (var >= 0) | (np.isnan(var) & ~known), "numbers >= 0 for features that have been seen"),
+        ("low", np.isfinite(low), "finite numbers"),
+        ("stream_weight", (weight >= 0) & (known | (weight == 0)), "numbers >= 0, and 0 for features never seen"),
+    ]
+    if fades:
+        rules += [
+            ("stream_weight", np.isfinite(weight), "finite numbers"),
+            ("pairs", np.isfinite(arrays["pairs"]) | (statistics.ddof == 0), "finite numbers"),
+            ("last", np.isfinite(arrays["last"]), "finite numbers"),
+        ]
+    for name, good, expected in rules:
+        if not good.all():
+            raise ValueError(f"{name}: expected {expected}, got {arrays[name][~good][0]}")

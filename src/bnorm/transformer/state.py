@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from bnorm.arrow import Columns
 from bnorm.kernels import BACKENDS, view
 from bnorm.layers import BatchNorm1d
 from bnorm.running import AVERAGE, FADE, POOL, Statistics
-from bnorm.transformer import over_blocks, tables
-from bnorm.transformer.blocks import Blocks
+from bnorm.transformer import tables
+from bnorm.transformer.clock import clock_of
 from bnorm.transformer.history import History
-from bnorm.transformer.tables import refuse_infinity
+from bnorm.transformer.tables import Table
 
 KINDS = {AVERAGE: "an average of batches", POOL: "rows that weigh the same", FADE: "rows that fade"}
 
@@ -33,7 +32,7 @@ class State:
 
     def __init__(
         self,
-        x: Any,
+        x: Table,
         momentum: float | None,
         halflife: float | None,
         eps: float,
@@ -41,7 +40,6 @@ class State:
         affine: bool,
         history: int | None = None,
     ) -> None:
-        x = x.like if isinstance(x, Blocks) else x
         self.layer = BatchNorm1d(
             x.shape[1],
             eps=float(eps),
@@ -49,7 +47,7 @@ class State:
             ddof=int(ddof),
             affine=bool(affine),
             dtype="float64",
-            device="cpu" if isinstance(x, ndarray | Columns) else "cuda",
+            device="cpu" if x.kind is ndarray else "cuda",
         ).eval()
         mean, var = self.layer._running.mean, self.layer._running.var
         mean.fill(np.nan)
@@ -121,29 +119,37 @@ class State:
         np.copyto(scale, 0, where=lost)
         return stats
 
-    def begin(self, x: ndarray | Columns | Blocks, weight: Any) -> None:
+    def begin(self, x: Table, weight: Any) -> None:
         """Start from a whole table, whose rows all weigh the same."""
-        if isinstance(x, Blocks):
-            parts = over_blocks.whole(x, weight)
-        else:
-            parts = tables.whole(x, weight)
-            tables.refuse_infinity_in(parts, x, weight)
-        self.statistics.begin(parts, len(x))
-        self.weighted = weight is not None
-        self.record()
+        parts = x.parts(weight)
+        try:
+            self.statistics.begin(parts, x.rows)
+        except FloatingPointError:
+            raise tables.too_large(x, weight, self.statistics) from None
+        self._count(weight)
 
-    def move(self, x: ndarray | Columns | Blocks, weight: Any) -> None:
+    def move(self, x: Table, weight: Any) -> None:
         """Update by one batch of the stream. After an error nothing has changed."""
-        if isinstance(x, Blocks):
-            over_blocks.move(self.statistics, x, weight)
-        else:
-            _move(self.statistics, x, weight)
+        statistics = self.statistics
+        steps = x.steps(weight, clock_of(statistics.halflife), statistics.ddof)
+        try:
+            statistics.learn(steps, x.refuse_infinity)
+        except FloatingPointError:
+            raise tables.too_large(x, weight, statistics) from None
+        self._count(weight)
+
+    def _count(self, weight: Any) -> None:
         self.weighted |= weight is not None
         self.record()
 
     def merge(self, other: "State") -> None:
         """Merge the statistics of another stream, on the same device."""
-        self.statistics.merge(other.statistics)
+        try:
+            self.statistics.merge(other.statistics)
+        except FloatingPointError as error:
+            raise ValueError(
+                f"{tables.WHO}: merge: expected statistics that float64 can hold together: {error}"
+            ) from None
         self.weighted |= other.weighted
 
     def becoming(self, other: "State") -> list[tuple[Any, ...]]:
@@ -183,35 +189,13 @@ class State:
         stats = self.forward()
         dx, dgamma, dbeta = _pull_back(x, dy, stats)
         if not (np.isfinite(dgamma) & np.isfinite(dbeta)).all():
-            refuse_infinity(x)
+            tables.Dense(x).refuse_infinity()
             unseen = np.isnan(stats[0])
             missing = np.isnan(x) | unseen
             stats[:3] = np.where(unseen, 0, stats[:3])
             kept = np.where(missing, stats[0], x).astype(x.dtype)
             _, dgamma, dbeta = _pull_back(kept, np.where(missing, dy.dtype.type(0), dy), stats)
         return (dx, None, None) if self.parameters is None else (dx, dgamma, dbeta)
-
-
-def _move(statistics: Statistics, x: ndarray | Columns, weight: ndarray | None, batches: int = 1) -> None:
-    n = len(x)
-    if statistics.mode == FADE:
-        x = tables.dense(x)
-        *faded, last, split = tables.faded(x, weight, float(statistics.halflife or 0), statistics.ddof)
-        if split:  # in two steps; after an error neither has happened
-            trial = statistics.copy()
-            for rows, count in ((slice(0, split), 0), (slice(split, n), batches)):
-                _move(trial, x[rows], None if weight is None else weight[rows], count)
-            statistics.assign(trial)
-            return
-        values: tuple[Any, ...] = (*faded, last + float(statistics.rows + n))
-    else:
-        values = (tables.whole(x, weight), None, None, None)
-    tables.refuse_infinity_unseen(x, weight)
-    try:
-        statistics.move(*values, rows=n, typical=float(n), batches=batches)
-    except FloatingPointError:  # infinity, which is refused, or finite values whose variance overflows
-        refuse_infinity(x)
-        statistics.move(*values, rows=n, typical=float(n), batches=batches, finite=False)
 
 
 def _pull_back(x: ndarray, dy: ndarray, stats: ndarray) -> tuple[ndarray, ndarray, ndarray]:

@@ -1,7 +1,8 @@
-"""The moments and the map of tables for the transformer, in one pass, without a temporary of the size of the table.
+"""Tables in memory, as the transformer sees them: moments and map in one pass, without a temporary of their size.
 
-A table is a checked array (rows, features) of float16, float32 or float64, which may contain NaN; or of bools or 8- or
-16-bit integers, whose result is float64. Infinity is refused. It shows in the results of a pass, and only then the
+The transformer knows one kind of table, the protocol `Table`. Arrays and Arrow columns are here, lazy collections in
+`blocks`. A table is checked: (rows, features) of float16, float32 or float64, which may contain NaN; or of bools or 8-
+or 16-bit integers, whose result is float64. Infinity is refused. It shows in the results of a pass, and only then the
 table is searched for it.
 
 A table on a device is processed in one piece, and a strided one is copied. The host synchronizes once for each pass
@@ -9,126 +10,177 @@ over a table, and once more each for sample weights, for rows that fade, and to 
 """
 
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy import ndarray
 
-from bnorm import checks
-from bnorm.arrow import Columns
-from bnorm.kernels import BACKENDS, kernels_for, kind_of, moved, view
-from bnorm.transformer.blocks import WHO as WHO
-from bnorm.transformer.blocks import Blocks
+from bnorm.kernels import BACKENDS, moved, view
+from bnorm.running import Statistics, Step
+from bnorm.transformer.clock import Rows
+from bnorm.transformer.weights import WHO as WHO
+from bnorm.transformer.weights import sample_weights
 
 PIECE = 1 << 20  # bytes of a piece, if a table is copied in pieces: they stay in the cache
-SPAN = 1 << 10  # rows whose weights are computed one by one
-DEEP, SHALLOW = 1000.0, 300.0  # half-lives: see `faded`
+SHALLOW = 300.0  # half-lives: see `faded`
+
+
+class Table(Protocol):
+    """What the transformer asks of a table. Infinity in it is a ValueError, at the latest in `refuse_infinity`."""
+
+    @property
+    def kind(self) -> type:
+        """NumPy's or CuPy's array type."""
+
+    @property
+    def shape(self) -> tuple[Any, Any]:
+        """Rows, NaN if their number is not known, and features."""
+
+    @property
+    def rows(self) -> int:
+        """The number of rows; of a lazy collection it may be known only after a pass."""
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the features."""
+
+    def weights(self, sample_weight: Any, some: bool = True) -> Any:
+        """Sample weights, checked: not negative, with `some` not all zero."""
+
+    def parts(self, weight: Any) -> ndarray:
+        """Count, mean, m2 and low of each feature, (4, C), all rows weighing the same."""
+
+    def steps(self, weight: Any, clock: Rows | None, ddof: int) -> list[Step]:
+        """The steps by which this table, as one batch, moves the statistics of a stream."""
+
+    def mapped(self, stats: ndarray, in_place: bool) -> Any:
+        """(x - mean) scale + shift, by `stats` as the kernels take them."""
+
+    def refuse_infinity(self) -> None:
+        """ValueError, in scikit-learn's words, if there is infinity."""
+
+    def dense(self) -> ndarray:
+        """The table as an array."""
+
+
+class Dense:
+    """An array as a table."""
+
+    __slots__ = ("x",)
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    @property
+    def kind(self) -> type:
+        return type(self.x)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.x.shape  # type: ignore[no-any-return]
+
+    @property
+    def dtype(self) -> Any:
+        return self.x.dtype
+
+    @property
+    def rows(self) -> int:
+        return len(self.x)
+
+    def dense(self) -> ndarray:
+        return self.x  # type: ignore[no-any-return]
+
+    def weights(self, sample_weight: Any, some: bool = True) -> Any:
+        return sample_weights(sample_weight, self.kind, self.x, some)
+
+    def whole(self, weight: ndarray | None) -> ndarray:
+        """As `parts`, but infinity in it is no error yet."""
+        return whole(self.x, weight)
+
+    def parts(self, weight: ndarray | None) -> ndarray:
+        parts = self.whole(weight)
+        refuse_infinity_in(parts, self, weight)
+        return parts
+
+    def steps(self, weight: ndarray | None, clock: Rows | None, ddof: int) -> list[Step]:
+        steps = [Step(self.whole(weight), self.rows)] if clock is None else faded(self.dense(), weight, clock, ddof)
+        refuse_infinity_unseen(self, weight)
+        return steps
+
+    def mapped(self, stats: ndarray, in_place: bool) -> Any:
+        """It is written over the table, or has its memory order."""
+        if in_place:  # before anything is overwritten
+            self.refuse_infinity()
+        return _mapped(self.x, stats, in_place)
+
+    def refuse_infinity(self, among: ndarray | None = None) -> None:
+        """among: only in these rows."""
+        x = self.dense()
+        if x.dtype.kind in "bui":
+            return
+        for rows in _pieces(x, _copied_rows(x)):
+            if np.isinf(x[rows] if among is None else x[rows][among[rows]]).any():
+                raise infinite(self)
+
+
+class InColumns(Dense):
+    """Columns of an Arrow table. What needs rows makes an array of them."""
+
+    __slots__ = ()
+
+    kind = ndarray
+
+    def dense(self) -> ndarray:
+        return self.x.dense()  # type: ignore[no-any-return]
+
+    def weights(self, sample_weight: Any, some: bool = True) -> Any:
+        return sample_weights(sample_weight, ndarray, np.empty((self.rows, 0)), some)
+
+    def whole(self, weight: ndarray | None) -> ndarray:
+        return merged(self.x.parts(weight))
+
+    def mapped(self, stats: ndarray, in_place: bool) -> Any:
+        try:
+            return self.x.mapped(stats)
+        except FloatingPointError:
+            raise infinite(self) from None
+
+
+def whole(x: ndarray, weight: ndarray | None) -> ndarray:
+    """Count, mean, m2 and low of each feature, (4, C), all rows weighing the same."""
+    return merged([_moments(x[rows], None if weight is None else weight[rows]) for rows in _dense_pieces(x)])
 
 
 class Faded(NamedTuple):
-    """Rows of a stream that fade with age, as `Statistics.move` takes them."""
+    """Rows that fade with age, seen from the last of them."""
 
-    parts: ndarray  # of the values, with their weights at the row `last`
-    seen: ndarray  # the number of values of each feature, or the sum of their sample weights
+    parts: ndarray
+    seen: ndarray
     pairs: ndarray
-    last: ndarray  # the row with full weight, counted back from the end of the table: zero or negative
+    last: ndarray
     split: int  # if not 0: the rows before it have no weight, but are needed for an unbiased variance
 
 
-def sample_weights(sample_weight: Any, x: Any, some: bool = True) -> Any:
-    """Weights as float64 (rows,), on the device of x: not negative, with `some` not all zero. Blocks check later."""
-    from bnorm.transformer.sklearn_private import check_sample_weight
-
-    if isinstance(x, Blocks):
-        return x.weights(sample_weight)
-    kind = ndarray if isinstance(x, Columns) else type(x)
-    kernels_for(sample_weight, WHO, "sample_weight", kind)
-    if kind is ndarray and _plainly_good(sample_weight, len(x)):
-        return sample_weight
-    if not some or (kind is not ndarray and kind_of(sample_weight) is not None):
-        return _weights_by_numbers(checks.real(WHO, "sample_weight", sample_weight, kind), len(x), some)
-    rows = x if type(x) is ndarray else np.empty((len(x), 0))
-    w: ndarray = check_sample_weight(sample_weight, rows, dtype=np.float64)
-    _check_weights(w.min(), w, some)
-    return moved(w, kind)
-
-
-def _plainly_good(given: Any, n: int) -> bool:
-    """Whether weights are clearly valid for n rows: scikit-learn's check of a million weights takes a millisecond."""
-    if type(given) is not ndarray or given.dtype != np.float64 or given.shape != (n,) or not n:
-        return False
-    with np.errstate(over="ignore"):
-        return bool(given.min() >= 0 and checks.LIGHTEST <= given.sum() < np.inf)
-
-
-def _weights_by_numbers(given: ndarray, n: int, some: bool) -> ndarray:
-    """Weights of n rows on a device, or of a block, in which all may be zero.
-
-    For its error messages scikit-learn is called with a small array that has the same fault.
-    """
-    from bnorm.transformer.sklearn_private import check_sample_weight
-
-    if given.shape != (n,):
-        check_sample_weight(np.ones(given.shape), np.empty((n, 0)))
-    w: ndarray = view.dense(given, np.float64)
-    lowest, highest, total = BACKENDS[type(w)].numbers(w.min(), w.max(), w.sum())
-    check_sample_weight(np.array([lowest, highest, 1.0]), np.empty((3, 0)))  # an error for NaN or infinity
-    _check_weights(lowest, np.array(total), some)
-    return w
-
-
-def _check_weights(lowest: float, w: ndarray, some: bool) -> None:
-    """w: the weights, or their sum."""
-    if lowest < 0:
-        raise ValueError(f"Negative values in data passed to `sample_weight`: expected none, got {lowest}")
-    if some:
-        refuse_no_weight(w)
-
-
-def refuse_no_weight(w: Any) -> None:
-    """ValueError if all weights, or their sum, are zero."""
-    if not checks.total_weight(WHO, "sample_weight", np.asarray(w)):
-        raise ValueError("Sample weights must contain at least one non-zero number.")
-
-
-def refuse_infinity(x: ndarray | Columns, among: ndarray | None = None) -> None:
-    """ValueError, in scikit-learn's words, if there is infinity in x, or in its rows `among`."""
-    x = dense(x)
-    if x.dtype.kind in "bui":
-        return
-    for rows in _pieces(x, _copied_rows(x)):
-        if np.isinf(x[rows] if among is None else x[rows][among[rows]]).any():
-            raise infinite(x)
-
-
-def dense(x: Any) -> ndarray:
-    """A table as an array: Columns are copied, Blocks are an error."""
-    if isinstance(x, Blocks):
-        raise TypeError(f"{WHO}: backward: X: expected an array in memory, got a Dask collection")
-    return x.dense() if isinstance(x, Columns) else x
-
-
-def whole(x: ndarray | Columns, weight: ndarray | None) -> ndarray:
-    """Count, mean, m2 and low of each feature, (4, C), all rows weighing the same."""
-    if isinstance(x, Columns):
-        parts = x.parts(weight)
-    else:
-        pieces = _dense_pieces(x)
-        parts = [_moments(x[rows], None if weight is None else weight[rows]) for rows in pieces]
-    return merged(parts)
+def faded(x: ndarray, weight: ndarray | None, clock: Rows, ddof: int) -> list[Step]:
+    """The steps of rows that fade: one, or several in the rare case that one cannot represent them."""
+    *found, split = _faded(x, weight, clock, ddof)
+    if not split:
+        return [Step(found[0], len(x), *found[1:])]
+    halves = slice(0, split), slice(split, len(x))
+    return [step for h in halves for step in faded(x[h], None if weight is None else weight[h], clock, ddof)]
 
 
 @np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore")
-def faded(x: ndarray | Columns, weight: ndarray | None, halflife: float, ddof: int) -> Faded:
+def _faded(x: ndarray, weight: ndarray | None, clock: Rows, ddof: int) -> Faded:
     """Rows weighed by age: half as much for each half-life before the last row.
 
-    Rows that are DEEP half-lives old have no weight beside younger ones. A feature without values in the last SHALLOW
+    Rows that are very old have no weight beside younger ones. A feature without values in the last SHALLOW
     half-lives is computed separately: the age of its rows counts from its own last value, so no weight underflows.
     Sample weights count in units of the largest, and a feature whose values weigh much less is computed separately too.
     """
-    x, n = dense(x), len(x)
-    near = slice(n - int(min(n, DEEP * halflife + 1)), n)
-    f = _fading(n - near.start, halflife, x)
+    n = len(x)
+    near = slice(clock.recent(n), n)
+    f = clock.weights(near.start, n, x)
     unit = _unit(weight)
     w = f if weight is None else f * (weight[near] / unit)
     parts = None if near.start else _complete(x, w, weight)
@@ -147,8 +199,8 @@ def faded(x: ndarray | Columns, weight: ndarray | None, halflife: float, ddof: i
         own = None if weight is None else np.where(there, weight, 0)[:end]
         if end == n and bool(_unit(own) == unit):  # it is as it should be: what weighs most is old
             continue
-        one = faded(x[:end, c : c + 1], own, halflife, ddof)
-        parts[:, c], pairs[c], last[c] = one.parts[:, 0], one.pairs[0], end - n
+        one = _faded(x[:end, c : c + 1], own, clock, ddof)
+        parts[:, c], pairs[c], last[c] = one.parts[:, 0], one.pairs[0], clock.before(end - 1, n)
     split = 0
     if ddof and near.start and bool(((pairs == 0) & (parts[2] == 0) & (seen > parts[0])).any()):
         split = near.start
@@ -161,15 +213,6 @@ def _unit(weight: ndarray | None) -> Any:
         return 1.0
     most = weight.max()
     return np.where(most > 0, np.exp2(np.floor(np.log2(most))), 1.0)
-
-
-def _fading(n: int, halflife: float, like: Any) -> ndarray:
-    """The weights of n rows that fade; the last is 1. They are products of a weight for a long and for a short time."""
-    short = min(n, SPAN)
-    ages = (np.arange(m - 1, -1, -1.0, like=like) for m in (short, -(-n // short)))
-    of_short, of_long = (np.exp2(age * step / -halflife) for age, step in zip(ages, (1, short), strict=True))
-    weights: ndarray = (of_long[:, None] * of_short).reshape(-1)[-n:]
-    return weights
 
 
 def _weighted(x: ndarray, w: ndarray, skipna: bool = True) -> ndarray:
@@ -200,7 +243,7 @@ def _seen(x: ndarray, weight: ndarray | None, near: int) -> ndarray:
     """The count of each feature before fading. Infinity in rows too old to have any weight is refused here."""
     counted: Any = whole(x, weight)
     if near:
-        refuse_infinity_in(counted, x, weight)
+        refuse_infinity_in(counted, Dense(x), weight)
     return counted[0]  # type: ignore[no-any-return]
 
 
@@ -222,34 +265,24 @@ def _pairs(x: ndarray, w: ndarray, f: ndarray, parts: ndarray, seen: ndarray) ->
     return most
 
 
-def refuse_infinity_in(parts: ndarray, x: ndarray | Columns, weight: ndarray | None) -> None:
+def refuse_infinity_in(parts: ndarray, x: Dense, weight: ndarray | None) -> None:
     """ValueError if x contains infinity, which shows in the parts. So does an allowed overflow of finite values."""
     with np.errstate(all="ignore"):
         shown = BACKENDS[type(parts)].numbers(_dot(parts[1], parts[2]))
     if not isfinite(shown[0]):
-        refuse_infinity(x)
+        x.refuse_infinity()
     refuse_infinity_unseen(x, weight)
 
 
-def refuse_infinity_unseen(x: ndarray | Columns, weight: ndarray | None) -> None:
+def refuse_infinity_unseen(x: Dense, weight: ndarray | None) -> None:
     """ValueError if rows of weight 0, which do not show in the parts, contain infinity."""
     if weight is not None and not BACKENDS[type(weight)].numbers(weight.all())[0]:
-        refuse_infinity(x, weight == 0)
+        x.refuse_infinity(weight == 0)
 
 
-def mapped(x: Any, stats: ndarray, in_place: bool) -> Any:
-    """(x - mean) scale + shift, by `stats` as the kernels take them. It is written over x, or has its memory order.
-
-    For Blocks it is lazy, with a copy of `stats`.
-    """
-    if isinstance(x, Blocks):
-        return x.mapped(_block_mapped, stats)
-    if in_place and not isinstance(x, Columns):  # before anything is overwritten
-        refuse_infinity(x)
+def _mapped(x: Any, stats: ndarray, in_place: bool) -> Any:
+    kernels = BACKENDS[type(x)]
     try:
-        if isinstance(x, Columns):
-            return x.mapped(stats)
-        kernels = BACKENDS[type(x)]
         if _at_once(x):
             block, layout = view.channels(x, 1)
             out = block if in_place else None
@@ -266,13 +299,19 @@ def mapped(x: Any, stats: ndarray, in_place: bool) -> Any:
         raise infinite(x) from None
 
 
-def _block_mapped(x: ndarray, stats: ndarray) -> Any:
-    return mapped(x, stats, False)
-
-
 def infinite(x: Any) -> ValueError:
     """The error for a table with infinity, in scikit-learn's words."""
     return ValueError(f"Input X contains infinity or a value too large for {x.dtype!r}.")
+
+
+def too_large(x: Table, weight: Any, statistics: Statistics) -> ValueError:
+    """The error for a table of finite values whose mean, or sum of weights, float64 cannot hold."""
+    if weight is None or type(weight) not in BACKENDS:
+        return infinite(x)
+    total = float(statistics.seen.max().item()) + float(weight.sum().item())
+    if isfinite(total):
+        return infinite(x)
+    return ValueError(f"{WHO}: sample_weight: expected weights whose sum over the stream float64 can hold")
 
 
 def _at_once(x: ndarray) -> bool:

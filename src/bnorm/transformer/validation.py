@@ -10,13 +10,13 @@ from scipy.sparse import issparse
 from sklearn.utils.validation import check_array, validate_data
 
 from bnorm import arrow
-from bnorm.arrow import Columns
 from bnorm.checks import FLOATS
-from bnorm.kernels import BACKENDS, cpu, kernels_for, kind_of, lazy, moved
+from bnorm.kernels import BACKENDS, cpu, kernels_for, kind_of, moved
+from bnorm.kernels.engines import engine_of
 from bnorm.running import AVERAGE, FADE
-from bnorm.transformer.blocks import Blocks, sample
+from bnorm.transformer.blocks import Blocks
 from bnorm.transformer.sklearn_private import get_namespace, output_config
-from bnorm.transformer.tables import WHO
+from bnorm.transformer.tables import WHO, Dense, InColumns, Table
 
 DTYPES = [np.float64, np.float32, np.float16]
 INTEGERS = [np.dtype(name) for name in cpu.INTEGERS]  # read without a conversion; results are float64
@@ -34,19 +34,20 @@ def plain(X: Any, kind: Any, writeable: bool = False, integers: bool = True) -> 
     )
 
 
-def new_table(estimator: Any, X: Any) -> tuple[Any, ndarray | None]:
-    """X as an array of floats of any array type, and the names of its features. It may contain infinity."""
-    kind = kind_of(sample(X) if lazy(X) else X) or ndarray
+def new_table(estimator: Any, X: Any) -> tuple[Table, ndarray | None]:
+    """X as a table of any array type, and the names of its features. It may contain infinity."""
+    engine = engine_of(X)
+    kind = kind_of(X if engine is None else engine.Collection(WHO, X).sample) or ndarray
     if plain(X, kind):
-        return X, None
+        return Dense(X), None
     found = object.__new__(type(estimator))  # scikit-learn sets attributes on this copy, as X may still be refused
     found.__dict__.update(estimator.__dict__)
-    x = columns(found, X, reset=True) or floats(partial(validate_data, found, reset=True), X, kind)
+    x = columns(found, X, reset=True) or table_of(partial(validate_data, found, reset=True), X, kind)
     return x, found.__dict__.get("feature_names_in_")
 
 
-def columns(estimator: Any, X: Any, reset: bool) -> Columns | None:
-    """The columns of a pyarrow RecordBatch or Table, or of a polars DataFrame; None for any other X."""
+def columns(estimator: Any, X: Any, reset: bool) -> InColumns | None:
+    """A pyarrow RecordBatch or Table, or a polars DataFrame, as a table; None for any other X."""
     table = arrow.table_of(WHO, X)
     if table is None:
         return None
@@ -55,18 +56,23 @@ def columns(estimator: Any, X: Any, reset: bool) -> Columns | None:
             f"Found array with 0 sample(s) (shape={table.shape}) while a minimum of 1 is required by {WHO}."
         )
     validate_data(estimator, table, reset=reset, skip_check_array=True)
-    return arrow.columns_of(WHO, table)
+    return InColumns(arrow.columns_of(WHO, table))
+
+
+def table_of(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = False, integers: bool = True) -> Table:
+    """X as a table of floats of the type `kind`, in memory or of an engine. Arguments are those of `floats`."""
+    if (engine := engine_of(X)) is None:
+        return Dense(floats(validate, X, kind, writeable, integers))
+    return Blocks(engine, X, lambda table: floats(validate, table, kind, integers=False), partial(_block_floats, kind))
 
 
 def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = False, integers: bool = True) -> Any:
-    """X as an array of floats of the type `kind`, or as Blocks if it is Dask's. It may contain infinity.
+    """X as an array of floats of the type `kind`. It may contain infinity.
 
-    integers: keep INTEGERS, except in Blocks, on a device, or if they would be written to.
+    integers: keep INTEGERS, except on a device, or if they would be written to.
     validate: scikit-learn's `validate_data` or `check_array`. It cannot take an array on a device, and gets an empty
     array of that shape and dtype instead.
     """
-    if lazy(X):
-        return Blocks(X, lambda table: floats(validate, table, kind, integers=False), partial(_block_floats, kind))
     if issparse(X):
         raise TypeError(
             f"{WHO}: X: expected a dense array, as the transformer always centers, got a sparse {type(X).__name__}: "
@@ -127,20 +133,21 @@ def check_mergeable(mine: Any, other: Any) -> None:
         raise ValueError(f"{WHO}: merge: expected features {list(names)}, as here, got {list(others)}")
 
 
-def refuse_container(estimator: Any, x: Any) -> None:
-    """ValueError if `set_output` asks for a data frame of a Dask collection or of an array on a device."""
+def refuse_container(estimator: Any, x: Table) -> None:
+    """ValueError if `set_output` asks for a data frame of a lazy collection or of an array on a device."""
+    if x.kind is ndarray and not isinstance(x, Blocks):
+        return
     if (container := output_config("transform", estimator)["dense"]) == "default":
         return
     if isinstance(x, Blocks):
         raise ValueError(
-            f"{WHO}: set_output: expected transform='default', as the result for a Dask collection is a Dask "
-            f"collection, got {container!r}"
+            f"{WHO}: set_output: expected transform='default', as the result for a {x.engine.NAME} collection is a "
+            f"{x.engine.NAME} collection, got {container!r}"
         )
-    if type(x) in BACKENDS and type(x) is not ndarray:
-        raise ValueError(
-            f"{WHO}: set_output: expected transform='default', as layer_ is on the GPU and pandas and polars cannot "
-            f"hold CuPy arrays, got {container!r}"
-        )
+    raise ValueError(
+        f"{WHO}: set_output: expected transform='default', as layer_ is on the GPU and pandas and polars cannot "
+        f"hold CuPy arrays, got {container!r}"
+    )
 
 
 def float_types(X: Any, integers: bool = False) -> Any:

@@ -4,6 +4,10 @@
 # Gives activation, data, folded, is_wide, itemsize, line_of, matrix, narrow_of, pair, partial_size, result, scratch,
 # target, to_type, vector, vector_size, view.
 
+cdef enum:
+    MOST_AXES = 64      # as many as NumPy has
+
+
 cdef inline void* data(cnp.ndarray a) noexcept:
     return NULL if a is None else cnp.PyArray_DATA(a)
 
@@ -27,6 +31,7 @@ cdef inline Activation activation(double slope) noexcept nogil:
 
 cdef inline cnp.ndarray result(cnp.ndarray x, cnp.ndarray out):
     """out, if it fits x, or a new array like x; for integers a float64 one."""
+    expect_block(x, 0, MOST_AXES)
     cdef int kind = type_of_result(x)
     if out is not None:
         if not cnp.PyArray_ISCARRAY(out) or cnp.PyArray_TYPE(out) != kind \
@@ -59,6 +64,7 @@ cdef inline int type_of_result(cnp.ndarray x) noexcept:
 
 def widened(cnp.ndarray x):
     """x in the type that the loops compute in, for kernels that cannot read narrower types."""
+    expect_block(x, 0, MOST_AXES)
     cdef int kind = narrow_of(x)
     if kind == BN_REAL:
         return x
@@ -71,8 +77,10 @@ def widened(cnp.ndarray x):
 
 def narrowed(cnp.ndarray y, cnp.ndarray like):
     """float32 in the half-precision type of another array; an overflow becomes infinite."""
+    expect_block(like, 0, MOST_AXES)
     if narrow_of(like) == BN_REAL:
         return y
+    need("y", y, cnp.NPY_FLOAT, 0 if y is None else cnp.PyArray_SIZE(y))
     cdef cnp.ndarray a = empty(cnp.PyArray_NDIM(y), cnp.PyArray_DIMS(y), cnp.PyArray_TYPE(like), data(y))
     loops.write(narrow_of(like), data(y), cnp.PyArray_SIZE(y), data(a))
     return a
@@ -90,8 +98,9 @@ cdef inline char* line_of(char* memory) noexcept nogil:
     return memory + (-<size_t>memory & 63)
 
 
-cdef void view(Job* job, cnp.ndarray x, bint reduces=True) noexcept:
+cdef int view(Job* job, cnp.ndarray x, bint reduces=True) except -1:
     """The job's view of x, its plan and its type."""
+    expect_block(x, 2, MOST_AXES)
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
     memset(job, 0, sizeof(Job))
     job.unit = 1.0
@@ -103,6 +112,13 @@ cdef void view(Job* job, cnp.ndarray x, bint reduces=True) noexcept:
     job.x = cnp.PyArray_DATA(x)
     plan(job, itemsize(job), reduces)
     job.far = cnp.PyArray_NBYTES(x) >= sizes.far
+    return 0
+
+
+cdef inline int expect_vectors(const Job* job, cnp.ndarray weight, cnp.ndarray stats) except -1:
+    """Weights or None, a number for each position; and the statistics of each channel."""
+    expect("weight", weight, cnp.NPY_DOUBLE, job.outer * job.inner)
+    return need("stats", stats, cnp.NPY_DOUBLE, 5 * job.channels)
 
 
 cdef inline Py_ssize_t itemsize(const Job* job) noexcept nogil:
@@ -180,6 +196,9 @@ def add(cnp.ndarray total, cnp.ndarray part, cnp.ndarray other=None, cnp.ndarray
 
 
 cdef int check_total(cnp.ndarray total, cnp.ndarray part) except -1:
+    if total is not None and part is None:
+        raise TypeError("part: expected an array, got None")
+    expect("part", part, cnp.NPY_DOUBLE, 0 if part is None else cnp.PyArray_SIZE(part))
     if total is not None and not (
         cnp.PyArray_ISCARRAY(total) and cnp.PyArray_SIZE(total) == cnp.PyArray_SIZE(part)
         and cnp.PyArray_TYPE(total) in (cnp.NPY_DOUBLE, cnp.NPY_FLOAT)

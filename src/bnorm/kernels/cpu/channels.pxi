@@ -13,6 +13,7 @@ def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
     """
     cdef Job job
     view(&job, x)
+    expect("weight", weight, cnp.NPY_DOUBLE, job.outer * job.inner)
     job.weight = <const double*>data(weight)
     if weight is not None:
         job.far = job.far or cnp.PyArray_NBYTES(x) + cnp.PyArray_NBYTES(weight) >= sizes.far
@@ -32,7 +33,7 @@ def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
             for c in range(C):
                 n[c] = job.partial[c]
                 mean[c] = bn_plain(job.partial[C + c] + job.partial[3 * C + c])
-                m2[c] = bn_plain(job.partial[2 * C + c])
+                m2[c] = bn_plain(bn_squares(mean[c], job.partial[2 * C + c]))
                 low[c] = bn_plain((job.partial[C + c] - mean[c]) + job.partial[3 * C + c])
     finally:
         free(job.partial)
@@ -44,6 +45,10 @@ def known(cnp.ndarray mean not None, cnp.ndarray var not None, cnp.ndarray gamma
     cdef Job job
     memset(&job, 0, sizeof(Job))
     job.channels = cnp.PyArray_SIZE(mean)
+    expect("mean", mean, cnp.NPY_DOUBLE, job.channels)
+    expect("var", var, cnp.NPY_DOUBLE, job.channels)
+    expect("gamma", gamma, cnp.NPY_DOUBLE, job.channels)
+    expect("beta", beta, cnp.NPY_DOUBLE, job.channels)
     cdef cnp.ndarray stats = matrix(5, job.channels)
     job.stats = <double*>data(stats)
     memcpy(job.stats, data(mean), job.channels * sizeof(double))
@@ -59,7 +64,9 @@ def finish(cnp.ndarray parts, cnp.ndarray gamma, cnp.ndarray beta, double eps):
     """stats, (5, C), from the result of `moments`: mean, var, rstd, scale, shift."""
     cdef Job job
     memset(&job, 0, sizeof(Job))
-    job.channels = cnp.PyArray_DIMS(parts)[1]
+    job.channels = channels_of("parts", parts, 4)
+    expect("gamma", gamma, cnp.NPY_DOUBLE, job.channels)
+    expect("beta", beta, cnp.NPY_DOUBLE, job.channels)
     cdef cnp.ndarray stats_ = matrix(5, job.channels)
     job.partial = <double*>data(parts)
     job.stats = <double*>data(stats_)
@@ -78,6 +85,7 @@ def normalize(cnp.ndarray x, cnp.ndarray stats, double slope=1.0, cnp.ndarray ou
     cdef Job job
     cdef cnp.ndarray y = result(x, out)
     view(&job, x, reduces=False)
+    expect_vectors(&job, None, stats)
     target(&job, y)
     job.act = activation(slope)
     job.finite = finite
@@ -99,6 +107,8 @@ def grad_moments(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray w
     """sums, (2, C): sum dy and sum dy (x - mean), dy before the activation. With weight a dy of 0 adds nothing."""
     cdef Job job
     view(&job, x)
+    expect_like("dy", dy, x)
+    expect_vectors(&job, weight, stats)
     pair(&job, dy)
     job.act = activation(slope)
     job.weight = <const double*>data(weight)
@@ -127,12 +137,14 @@ def finish_gradients(cnp.ndarray sums, cnp.ndarray stats, count):
     cdef Job job
     cdef double number = 0.0
     memset(&job, 0, sizeof(Job))
-    job.channels = cnp.PyArray_DIMS(stats)[1]
+    job.channels = channels_of("stats", stats, 5)
+    need("sums", sums, cnp.NPY_DOUBLE, 2 * job.channels)
     cdef cnp.ndarray coefficients_ = matrix(3, job.channels)
     job.partial = <double*>data(sums)
     job.stats = <double*>data(stats)
     job.coefficients = <double*>data(coefficients_)
     if isinstance(count, cnp.ndarray):
+        expect("count", count, cnp.NPY_DOUBLE, job.channels)
         job.counts = <const double*>data(count)
         job.counts_step = 1
     else:
@@ -148,6 +160,9 @@ def grad_input(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray coe
     cdef Job job
     cdef cnp.ndarray dx = result(x, out)
     view(&job, x, reduces=False)
+    expect_like("dy", dy, x)
+    expect_vectors(&job, weight, stats)
+    need("coefficients", coefficients, cnp.NPY_DOUBLE, 3 * job.channels)
     target(&job, dx, dy)
     job.act = activation(slope)
     job.weight = <const double*>data(weight)
@@ -250,11 +265,16 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
     cdef cnp.ndarray y = result(x, out), stats_
     cdef Target target_
     cdef bint raises = False
-    cdef bint given = mean is not None
-    if running is not None:
-        take(&target_, running)
-        raises = target_.raises
+    cdef bint given = mean is not None and var is not None
     view(&job, x, not given)
+    expect("weight", weight, cnp.NPY_DOUBLE, job.outer * job.inner)
+    expect("mean", mean, cnp.NPY_DOUBLE, job.channels)
+    expect("var", var, cnp.NPY_DOUBLE, job.channels)
+    expect("gamma", gamma, cnp.NPY_DOUBLE, job.channels)
+    expect("beta", beta, cnp.NPY_DOUBLE, job.channels)
+    if running is not None:
+        take(&target_, running, job.channels)
+        raises = target_.raises
     target(&job, y, None, not given)
     cdef Py_ssize_t C = job.channels, c
     stats_ = matrix(5, C)
@@ -306,6 +326,8 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
     cdef Job job
     cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
     view(&job, x, params or not frozen)
+    expect_like("dy", dy, x)
+    expect_vectors(&job, weight, stats)
     target(&job, dx, dy)
     job.stats = <double*>data(stats)
     job.act = activation(slope)

@@ -1,8 +1,8 @@
 """The kernels on the CPU: arrays in, arrays out, one call into compiled code each.
 
 An entry divides its work into tasks by shape alone (plan.pxi), gets the number of threads from threads.pyx, and passes
-the tasks to the loops of the SIMD build in use. Entries trust their caller: bnorm.functional checks arguments. The
-signatures are those of bnorm.kernels.reference, where every function is a few lines of NumPy.
+the tasks to the loops of the SIMD build in use. What arguments mean bnorm.functional checks; here only what would crash
+is refused (guards.pxi). The signatures are those of bnorm.kernels.reference, where every function is a few lines of NumPy.
 """
 
 cimport numpy as cnp
@@ -34,6 +34,8 @@ cdef extern from "formulas.h" nogil:
     void bn_merge(double*, double*, double*, double*, double, double, double, double)
     bint bn_finite(double)
     double bn_plain(double)
+    int bn_sound(bn_statistics, bn_rule)
+    double bn_squares(double, double)
     int bn_act_kind(double)
 
 cdef extern from "lanes.h" nogil:
@@ -78,6 +80,7 @@ def processor_level():
     return bn_processor_level()
 
 
+include "guards.pxi"
 include "plan.pxi"
 include "arrays.pxi"
 include "statistics.pxi"

@@ -10,16 +10,19 @@ cdef inline bint has_columns(const RowJob* job) noexcept nogil:
     return job.inner == 1 and (job.gamma != NULL or job.beta != NULL or job.params)
 
 
-cdef void row_view(
+cdef int row_view(
     RowJob* job, cnp.ndarray x, cnp.ndarray y, cnp.ndarray gamma, cnp.ndarray beta, cnp.ndarray dy, bint params,
     double slope
-) noexcept:
+) except -1:
+    expect_block(x, 4, 4)
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
     memset(job, 0, sizeof(RowJob))
     job.outer = shape[0]
     job.groups = shape[1]
     job.channels = shape[2]
     job.inner = shape[3]
+    expect("gamma", gamma, cnp.NPY_DOUBLE, job.groups * job.channels)
+    expect("beta", beta, cnp.NPY_DOUBLE, job.groups * job.channels)
     job.wide = is_wide(x)
     job.narrow = narrow_of(x)
     job.x = cnp.PyArray_DATA(x)
@@ -35,6 +38,7 @@ cdef void row_view(
         job.inner = job.channels
         job.channels = 1
     plan_rows(job)
+    return 0
 
 
 cdef inline size_t columns_size(const RowJob* job) noexcept nogil:
@@ -129,7 +133,10 @@ def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray r
     """dx, dgamma, dbeta from the results of rows_forward."""
     cdef RowJob job
     cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
+    expect_like("dy", dy, x)
     row_view(&job, x, dx, gamma, beta, dy, params, slope)
+    need("mean", mean, cnp.NPY_DOUBLE, job.outer * job.groups)
+    need("rstd", rstd, cnp.NPY_DOUBLE, job.outer * job.groups)
     job.rule = rule
     job.mean = <double*>data(mean)
     job.rstd = <double*>data(rstd)

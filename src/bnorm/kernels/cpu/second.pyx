@@ -2,7 +2,7 @@
 
 An entry reads its arrays twice: sums of every channel or row, a little arithmetic, a map. All of it is computed in
 float64, because accuracy matters more than speed for second derivatives. Work is divided by shape alone, and sums are
-added in the order of their pieces, so no bit depends on the number of threads. Entries trust their caller.
+added in the order of their pieces, so no bit depends on the number of threads.
 
 Per channel or row, with n the count, r = 1 / sqrt(var + eps), u = (x - mean) r, and g what dy is before the activation:
 
@@ -99,14 +99,24 @@ cdef void cut(Second* job) noexcept nogil:
     job.pieces = max(<Py_ssize_t>1, (job.outer + job.piece - 1) // job.piece)
 
 
+include "guards.pxi"
 include "second/channels.pxi"
 include "second/rows.pxi"
+
+
+cdef int expect_floats(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, int least, int most) except -1:
+    expect_block(x, least, most)
+    if cnp.PyArray_TYPE(x) != cnp.NPY_DOUBLE and cnp.PyArray_TYPE(x) != cnp.NPY_FLOAT:
+        raise TypeError(f"x: expected float32 or float64, got {x.dtype}")
+    expect_like("ddx", ddx, x)
+    return expect_like("dy", dy, x)
 
 
 def channels(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp.ndarray weight,
              double slope, bint frozen, cnp.ndarray ddgamma, cnp.ndarray ddbeta):
     """d_dy, dx, dgamma of the `backward` with these arguments."""
     cdef Second job
+    expect_floats(ddx, dy, x, 2, 64)
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
     cdef Py_ssize_t C = shape[1], c
     cdef cnp.ndarray d_dy = empty(cnp.PyArray_NDIM(x), shape, cnp.PyArray_TYPE(x), cnp.PyArray_DATA(x))
@@ -114,6 +124,10 @@ def channels(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, 
     cdef cnp.ndarray dgamma = cnp.PyArray_ZEROS(1, shape + 1, cnp.NPY_DOUBLE, 0)
     job.outer, job.groups, job.channels = shape[0], 1, C
     job.inner = cnp.PyArray_MultiplyList(shape + 2, cnp.PyArray_NDIM(x) - 2)
+    need("stats", stats, cnp.NPY_DOUBLE, 5 * C)
+    expect("weight", weight, cnp.NPY_DOUBLE, job.outer * job.inner)
+    expect("ddgamma", ddgamma, cnp.NPY_DOUBLE, C)
+    expect("ddbeta", ddbeta, cnp.NPY_DOUBLE, C)
     job.kind, job.slope, job.rule = bn_act_kind(slope), slope, 0
     job.frozen, job.count = frozen, count if count != 0.0 else 1.0
     job.dy, job.x, job.v = data(dy), data(x), data(ddx)
@@ -146,6 +160,7 @@ def rows(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.n
          cnp.ndarray beta, int rule, double slope, cnp.ndarray ddgamma, cnp.ndarray ddbeta):
     """d_dy, dx, dgamma of the `rows_backward` with these arguments."""
     cdef Second job
+    expect_floats(ddx, dy, x, 4, 4)
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
     cdef cnp.npy_intp n = shape[1] * shape[2]
     cdef Py_ssize_t c, p
@@ -153,6 +168,12 @@ def rows(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.n
     cdef cnp.ndarray dx = empty(4, shape, cnp.PyArray_TYPE(x), cnp.PyArray_DATA(x))
     cdef cnp.ndarray dgamma = cnp.PyArray_ZEROS(1, &n, cnp.NPY_DOUBLE, 0)
     job.outer, job.groups, job.channels, job.inner = shape[0], shape[1], shape[2], shape[3]
+    need("mean", mean, cnp.NPY_DOUBLE, job.outer * job.groups)
+    need("rstd", rstd, cnp.NPY_DOUBLE, job.outer * job.groups)
+    expect("gamma", gamma, cnp.NPY_DOUBLE, n)
+    expect("beta", beta, cnp.NPY_DOUBLE, n)
+    expect("ddgamma", ddgamma, cnp.NPY_DOUBLE, n)
+    expect("ddbeta", ddbeta, cnp.NPY_DOUBLE, n)
     job.kind, job.slope, job.rule = bn_act_kind(slope), slope, rule
     job.frozen, job.count, job.weight = False, 1.0, NULL
     job.dy, job.x, job.v = data(dy), data(x), data(ddx)

@@ -21,6 +21,8 @@ cdef extern from "formulas.h" nogil:
 
 cnp.import_array()
 
+include "guards.pxi"
+
 ctypedef fused value_t:
     float
     double
@@ -211,6 +213,23 @@ cdef int summed(const value_t* data, const index_t* indices, const index_t* indp
     return found
 
 
+cdef int expect_stored(cnp.ndarray data, cnp.ndarray indices) except -1:
+    """Values and their positions, of types that the loops read."""
+    if data is None or cnp.PyArray_TYPE(data) not in (cnp.NPY_FLOAT, cnp.NPY_DOUBLE) or cnp.PyArray_NDIM(data) != 1:
+        raise TypeError(f"data: expected a vector of float32 or float64, got {type_of(data)}")
+    if indices is None or not (
+        cnp.PyArray_EquivTypenums(cnp.PyArray_TYPE(indices), cnp.NPY_INT32)
+        or cnp.PyArray_EquivTypenums(cnp.PyArray_TYPE(indices), cnp.NPY_INT64)
+    ):
+        raise TypeError(f"indices: expected int32 or int64, got {type_of(indices)}")
+    expect_like("data", data, data)
+    return expect_like("indices", indices, indices)
+
+
+cdef str type_of(cnp.ndarray a):
+    return "None" if a is None else f"shape {(<object>a).shape} of {a.dtype}"
+
+
 def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple shape, bint by_column,
             cnp.ndarray weight=None):
     """Per column (4, C): count, mean, m2 and low of the values that are not NaN, including zeros that are not stored.
@@ -219,6 +238,7 @@ def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple sha
     added up first. data: float32 or float64; indices and indptr: both int32 or both int64; weight: float64, one per
     row. ValueError if an index is out of range.
     """
+    expect_stored(data, indices)
     cdef Py_ssize_t rows = shape[0], columns = shape[1], stored = min(cnp.PyArray_SIZE(data), cnp.PyArray_SIZE(indices))
     cdef Py_ssize_t enough = stored // max(PIECE, SHARE * columns)
     cdef Py_ssize_t pieces = 1 if by_column else max(1, min(enough, <Py_ssize_t>MAX_PIECES))
@@ -229,6 +249,10 @@ def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple sha
     cdef bint wide = cnp.PyArray_TYPE(data) == cnp.NPY_DOUBLE, far = cnp.PyArray_ITEMSIZE(indices) == 8
     cdef int found
     cdef cnp.npy_intp[2] size
+    if indptr is None or rows < 0 or columns < 0:
+        raise ValueError(f"indptr, shape: expected an array and a shape, got {type_of(indptr)} and {shape}")
+    expect("indptr", indptr, cnp.PyArray_TYPE(indices), (columns if by_column else rows) + 1)
+    expect("weight", weight, cnp.NPY_DOUBLE, rows)
     size[0] = 4
     size[1] = columns
     cdef cnp.ndarray result = cnp.PyArray_ZEROS(2, size, cnp.NPY_DOUBLE, 0)
@@ -313,6 +337,14 @@ def scaled(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray factor, cnp.ndarra
     out may be data itself. FloatingPointError if data contains infinity, ValueError if an index is out of range; out is
     undefined then.
     """
+    expect_stored(data, indices)
+    if factor is None:
+        raise TypeError("factor: expected an array, got None")
+    expect("factor", factor, cnp.NPY_DOUBLE, cnp.PyArray_SIZE(factor))
+    if out is not None:
+        expect_like("out", out, data)
+        if not cnp.PyArray_ISWRITEABLE(out):
+            raise ValueError("out: expected writeable memory")
     cdef Py_ssize_t n = min(cnp.PyArray_SIZE(data), cnp.PyArray_SIZE(indices)), columns = cnp.PyArray_SIZE(factor)
     cdef cnp.ndarray y = cnp.PyArray_EMPTY(1, cnp.PyArray_DIMS(data), cnp.PyArray_TYPE(data), 0) if out is None else out
     cdef const double* f = <const double*>cnp.PyArray_DATA(factor)

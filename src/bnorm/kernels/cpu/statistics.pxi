@@ -26,10 +26,20 @@ cdef inline tuple fields(given):
     return <tuple>given
 
 
-cdef int take(Target* target, given) except -1:
-    """Read a `kernels.rule.Rule`."""
+cdef int take(Target* target, given, Py_ssize_t channels) except -1:
+    """Read a `kernels.rule.Rule` of statistics of so many channels."""
     cdef tuple rule = fields(given)
     cdef str nonfinite = rule[13]
+    cdef cnp.ndarray mean = rule[1]
+    cdef int kind = cnp.NPY_FLOAT if mean is not None and cnp.PyArray_TYPE(mean) == cnp.NPY_FLOAT else cnp.NPY_DOUBLE
+    need("mean", mean, kind, channels)
+    need("var", rule[2], kind, channels)
+    need("seen", rule[4], cnp.NPY_DOUBLE, channels)
+    for i in (3, 5, 6, 7):
+        expect("statistics", rule[i], cnp.NPY_DOUBLE, channels)
+    need("counters", rule[8], cnp.NPY_INT64, 4)
+    if (rule[6] is None) != (rule[7] is None):
+        raise ValueError("pairs, last: expected both or neither")
     target.rule.mode = rule[0]
     target.mean = written(rule[1])
     target.var = written(rule[2])
@@ -111,10 +121,13 @@ cdef inline void put(const Target* target, Py_ssize_t c, const bn_statistics* s)
 
 
 cdef bint move_channel(const Target* target, Py_ssize_t c, bn_batch b, bint test) noexcept nogil:
-    """Update channel c, unless it is a test or the result would not be finite. Returns whether it is finite."""
+    """Update channel c, unless it is a test or the result cannot be kept. Returns whether it can.
+
+    What is not finite can be kept only to propagate it, and in a transformer only an infinite variance.
+    """
     cdef bn_statistics s = statistics_of(target, c)
     cdef bn_rule rule = target.rule
-    cdef bint finite
+    cdef bint finite, kept
     if target.replaces:
         rule.mode = BN_POOL
         s.weight = s.seen = s.pairs = 0.0
@@ -128,13 +141,14 @@ cdef bint move_channel(const Target* target, Py_ssize_t c, bn_batch b, bint test
         finite = bn_finite(<float>s.mean) and bn_finite(<float>s.var)
     else:
         finite = bn_finite(s.mean) and bn_finite(s.var)
+    kept = (finite or target.propagates) and (not rule.whole or bn_sound(s, rule))
     if test:
-        return finite
-    if finite or target.propagates:
+        return kept
+    if kept:
         put(target, c, &s)
     else:
         target.seen[c] += target.uncounted
-    return finite
+    return kept
 
 
 cdef inline void pass_by(const Target* target, Py_ssize_t c) noexcept nogil:
@@ -209,12 +223,12 @@ def settle(rule not None, cnp.ndarray stats not None, double count, Py_ssize_t s
     they were not finite. A batch without values is not counted.
     """
     cdef Target target
-    cdef Py_ssize_t bad, rows, n = cnp.PyArray_DIM(stats, 1)
+    cdef Py_ssize_t bad, rows, n = channels_of("stats", stats, 5)
     if not count > 0.0:
         return 0
-    take(&target, rule)
+    take(&target, rule, n)
     assume(&target, count)
-    rows = size // n
+    rows = size // max(n, <Py_ssize_t>1)
     bad = move_by_stats(&target, <const double*>data(stats), count, rows, n, False)
     counted(&target, 1, rows, bad > 0)
     return bad
@@ -230,13 +244,18 @@ def move(rule not None, cnp.ndarray parts not None, cnp.ndarray seen=None, cnp.n
     replace: replace the statistics instead of updating them.
     """
     cdef Target target
-    cdef Py_ssize_t c, n = cnp.PyArray_DIM(parts, 1), bad = 0, attempt
+    cdef Py_ssize_t c, n = channels_of("parts", parts, 4), bad = 0, attempt
     cdef const double* p = <const double*>data(parts)
     cdef bn_batch b
-    take(&target, rule)
+    expect("seen", seen, cnp.NPY_DOUBLE, n)
+    expect("pairs", pairs, cnp.NPY_DOUBLE, n)
+    expect("last", last, cnp.NPY_DOUBLE, n)
+    take(&target, rule, n)
+    if target.rule.mode == BN_FADE and (pairs is None or last is None):
+        raise ValueError("pairs, last: expected arrays, as values fade, got None")
     target.replaces = replace
     assume(&target, typical)
-    for attempt in range(0 if target.raises else 1, 2):
+    for attempt in range(0 if target.raises or (target.propagates and target.rule.whole) else 1, 2):
         for c in range(n):
             b.count = b.seen = p[c]
             b.mean = p[n + c]
@@ -263,8 +282,12 @@ def assign(rule not None, source not None):
     """Copy the arrays of a copy of the same statistics. No signal is handled in between, so it is all or nothing."""
     cdef tuple to = fields(rule), values = fields(source)
     cdef int i
+    cdef cnp.ndarray a
     for i in range(1, 9):
         written(to[i])
+        if to[i] is not None:
+            a = to[i]
+            expect_like("source", values[i], a)
     for i in range(1, 9):
         if to[i] is not None:
             memcpy(data(to[i]), data(values[i]), cnp.PyArray_NBYTES(to[i]))
@@ -276,7 +299,10 @@ def merge(list sets not None):
     Neighbours are merged in pairs, then pairs of pairs, so the rounding error grows only with the logarithm of their
     number.
     """
-    cdef Py_ssize_t items = len(sets), n = cnp.PyArray_DIM(sets[0], 1), size = 4 * n, depth = 0, i, c, bits
+    cdef Py_ssize_t items = len(sets), depth = 0, i, c, bits
+    if not items:
+        raise ValueError("sets: expected at least one, got none")
+    cdef Py_ssize_t n = channels_of("sets", sets[0], 4), size = 4 * n
     cdef cnp.npy_intp[2] shape
     cdef cnp.ndarray merged
     cdef double* a
@@ -284,6 +310,8 @@ def merge(list sets not None):
     cdef double* memory
     shape[0] = 4
     shape[1] = n
+    for item in sets:
+        need("sets", item, cnp.NPY_DOUBLE, size)
     merged = cnp.PyArray_EMPTY(2, shape, cnp.NPY_DOUBLE, 0)
     memory = <double*>scratch(<size_t>(bit_length(items) + 1) * size * sizeof(double))
     try:

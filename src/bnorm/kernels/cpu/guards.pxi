@@ -1,0 +1,51 @@
+# What every entry asks of its arrays, whoever calls it: an array of another type, size or layout is an error, never a
+# crash. Values are not looked at.
+#
+# Gives channels_of, expect, expect_block, expect_like, need.
+
+cdef inline int expect(str name, cnp.ndarray a, int kind, Py_ssize_t size) except -1:
+    """Contiguous memory for `size` numbers of that type, or None."""
+    if a is not None and (
+        not (cnp.PyArray_TYPE(a) == kind or cnp.PyArray_EquivTypenums(cnp.PyArray_TYPE(a), kind))
+        or cnp.PyArray_SIZE(a) != size or not cnp.PyArray_ISCARRAY_RO(a)
+    ):
+        dtype = cnp.PyArray_DescrFromType(kind)
+        raise ValueError(f"{name}: expected {size} numbers of {dtype}, contiguous and in native byte order, "
+                         f"got shape {(<object>a).shape} of {a.dtype.str}")
+    return 0
+
+
+cdef inline int need(str name, cnp.ndarray a, int kind, Py_ssize_t size) except -1:
+    """Contiguous memory for `size` numbers of that type."""
+    if a is None:
+        raise TypeError(f"{name}: expected an array, got None")
+    return expect(name, a, kind, size)
+
+
+cdef inline int expect_block(cnp.ndarray x, int least, int most) except -1:
+    """An array of `least` to `most` axes that the loops can read."""
+    cdef int kind
+    if x is None:
+        raise TypeError("x: expected an array, got None")
+    kind = cnp.PyArray_TYPE(x)
+    if not (kind == cnp.NPY_DOUBLE or kind == cnp.NPY_FLOAT or kind == cnp.NPY_FLOAT16 or kind == cnp.NPY_BOOL
+            or kind == cnp.NPY_UINT8 or kind == cnp.NPY_INT8 or kind == cnp.NPY_UINT16 or kind == cnp.NPY_INT16) \
+            and not (cnp.PyTypeNum_ISUSERDEF(kind) and x.dtype.name == "bfloat16"):
+        raise TypeError(f"x: expected floats, bools, or integers of 8 or 16 bits, got {x.dtype}")
+    if not (least <= cnp.PyArray_NDIM(x) <= most and cnp.PyArray_ISCARRAY_RO(x)):
+        raise ValueError(f"x: expected at least {least} axes, in contiguous memory of the machine's byte order, got "
+                         f"shape {(<object>x).shape} of {x.dtype.str}")
+    return 0
+
+
+cdef inline int expect_like(str name, cnp.ndarray a, cnp.ndarray x) except -1:
+    """An array of the type and the size of x, such as its gradient."""
+    return need(name, a, cnp.PyArray_TYPE(x), cnp.PyArray_SIZE(x))
+
+
+cdef inline Py_ssize_t channels_of(str name, cnp.ndarray a, int rows) except -1:
+    """The number of channels of an array that has some rows of numbers for each of them."""
+    if a is None or cnp.PyArray_NDIM(a) != 2:
+        raise ValueError(f"{name}: expected {rows} rows of numbers, got {'None' if a is None else (<object>a).shape}")
+    expect(name, a, cnp.NPY_DOUBLE, rows * cnp.PyArray_DIM(a, 1))
+    return cnp.PyArray_DIM(a, 1)

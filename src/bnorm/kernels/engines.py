@@ -1,0 +1,30 @@
+"""Lazy collections: which engine computes a value, if one does. An engine is one line here, and one module.
+
+The module of an engine has a NAME for messages; `in_memory`, which says how to get an array; `array_of`, `aligned` and
+`reduced` for arrays of any shape; and `Collection`, a table that `transformer/blocks.py` uses. It is imported only if
+there is a collection: engines are recognized through `sys.modules`.
+"""
+
+import sys
+from importlib import import_module
+from typing import Any, NamedTuple
+
+
+class Engine(NamedTuple):
+    """package: of the collections; test: its function that recognizes them; module: the engine here."""
+
+    package: str
+    test: str
+    module: str
+
+
+ENGINES = [Engine("dask", "is_dask_collection", "bnorm.distributed.dask")]
+
+
+def engine_of(value: object) -> Any:
+    """The module of the engine that a value is a collection of; None for a value in memory."""
+    for package, test, module in ENGINES:
+        library = sys.modules.get(package)
+        if library is not None and getattr(library, test)(value):
+            return import_module(module)
+    return None
