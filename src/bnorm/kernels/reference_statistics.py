@@ -210,7 +210,7 @@ def _fade(s: Any, b: Any, momentum: float, halflife: float, divisor: Any) -> dic
     early = (b["m2"] * (k * g + n) + d**2 * n * k) / (b["pairs"] * g + 2 * n * k)
     after["var"] = np.where(unbiased & (g == 1) & (b["pairs"] == 0) & (b["m2"] == 0), late, after["var"])
     after["var"] = np.where(unbiased & (g < 1) & (s["pairs"] == 0) & (m2 == 0), early, after["var"])
-    faint = 2.0**-400 * after["weight"] ** 2
+    faint = np.minimum(2.0**-400 * after["weight"] ** 2, np.finfo(np.float64).max)
     after["pairs"] = np.where(unbiased & (after["pairs"] >= 0) & (after["pairs"] < faint), faint, after["pairs"])
     return after
 

@@ -13,7 +13,20 @@ COMPARISONS = {"greater", "greater_equal", "less", "less_equal", "equal", "not_e
 UFUNCS = {
     *COMPARISONS,
     *("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "negative", "absolute", "square"),
-    *("sqrt", "exp", "exp2", "floor", "maximum", "minimum", "isfinite", "isnan", "isinf", "signbit", "copysign"),
+    *(
+        "sqrt",
+        "exp",
+        "exp2",
+        "log2",
+        "floor",
+        "maximum",
+        "minimum",
+        "isfinite",
+        "isnan",
+        "isinf",
+        "signbit",
+        "copysign",
+    ),
     *("bitwise_and", "bitwise_or", "bitwise_xor", "invert", "logical_and", "logical_or", "logical_not"),
 }
 FUNCTIONS = {}  # that NumPy's are handed on to, by name
