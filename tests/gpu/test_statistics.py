@@ -56,7 +56,7 @@ def agree(got, want, dtype):
 def test_moves_are_those_of_the_reference(options, nonfinite, dtype, ddof):
     got, want = statistics(options, dtype, ddof, nonfinite), statistics(options, dtype, ddof, nonfinite)
     for seed, rows in ((1, 9), (2, 1), (3, 100), (4, 20)):
-        # What a transformer cannot hold the processor refuses. A device would have to wait for it; then it cannot be saved.
+        # The CPU refuses what a transformer cannot hold. A device would have to wait: there `save` refuses it.
         arguments = batch(seed, rows, broken=seed == 3 and not (nonfinite == "propagate" and got.from_data))
         left = []
         for kernels, moving in ((gpu, got), (reference, want)):
