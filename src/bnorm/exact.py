@@ -12,8 +12,8 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm import checks
-from bnorm.kernels import BACKENDS, view
-from bnorm.kernels.cpu.exact.entries import combined
+from bnorm.kernels import BACKENDS, moved, view
+from bnorm.kernels.cpu.exact.entries import combined, exact_sums
 from bnorm.moments import Moments
 
 HEAVIEST = 2**31  # an integer weight is below this
@@ -86,6 +86,11 @@ class ExactMoments(Moments):
     exact = True
 
     @property
+    def infinite(self) -> bool:
+        """Whether any value is."""
+        return bool(self._counts[2:].any())
+
+    @property
     def _width(self) -> int:
         channels: int = self._counts.shape[1]
         return channels
@@ -120,6 +125,11 @@ class ExactMoments(Moments):
     def rounded(self) -> Moments:
         """Plain moments of the same values: count, mean and m2 as float64."""
         return Moments.from_parts(self._parts.copy())
+
+    def picked(self, channels: list[int]) -> "ExactMoments":
+        """The moments of these channels, in this order."""
+        sums = (Integers.combined([Integers(first, limbs[:, channels].copy())], [1]) for first, limbs in self._sums)
+        return ExactMoments(self._counts[:, channels].copy(), *sums)
 
     def digest(self) -> str:
         """A short hexadecimal string of all integers: equal for equal moments, on every machine."""
@@ -284,17 +294,19 @@ def _root(num: int, den: int, e: int) -> float:
     return _divided(root, 1, (e - shift) // 2)
 
 
-def moments(who: str, x: Any, axis: Any, weight: Any, skipna: bool) -> ExactMoments:
-    """The exact moments of an array in memory; arguments as of `functional.moments`."""
-    x = _array(who, x)
+def moments(who: str, x: Any, axis: Any, weight: Any, skipna: bool, weight_name: str = "weight") -> ExactMoments:
+    """The exact moments of an array in memory; arguments as of `functional.moments`.
+
+    An array on a GPU is copied: its sums are made on the CPU.
+    """
+    x = moved(_array(who, x), ndarray)
     block, layout = view.channels(x, checks.channel_axis(who, axis, x.shape))
-    sums = BACKENDS[type(x)].exact_sums
     if weight is None:
-        return _moments_of(sums(block), block.size // max(block.shape[1], 1), skipna)
-    w = _weights(who, weight, layout, type(x))
+        return _moments_of(exact_sums(block), block.size // max(block.shape[1], 1), skipna)
+    w = _weights(who, weight_name, weight, layout)
     planes = [bit for bit in range(int(w.max(initial=0)).bit_length()) if ((w >> bit) & 1).any()]
     masks = [((w >> bit) & 1).astype(bool) for bit in planes] or [np.zeros(w.shape, bool)]
-    items = [_moments_of(sums(block, mask), int(np.count_nonzero(mask)), skipna) for mask in masks]
+    items = [_moments_of(exact_sums(block, mask), int(np.count_nonzero(mask)), skipna) for mask in masks]
     return ExactMoments.combined(items, [1 << bit for bit in planes] or [1])
 
 
@@ -321,13 +333,13 @@ def _array(who: str, x: Any) -> ndarray:
     return a
 
 
-def _weights(who: str, weight: Any, layout: view.Layout, kind: type) -> ndarray:
+def _weights(who: str, name: str, weight: Any, layout: view.Layout) -> ndarray:
     """Weights as integers (outer, inner)."""
-    w = checks.real(who, "weight", weight, kind)
+    w = moved(checks.real(who, name, weight), ndarray)
     sound = w.dtype.kind == "b" or ((w >= 0) & (w < HEAVIEST)).all()
     if not sound or (w.dtype.kind not in "bui" and (w != np.floor(w)).any()):
         raise ValueError(
-            f"{who}: weight: expected a mask or integers from 0 to 2^31 - 1, as a sum with other weights is not exact, "
+            f"{who}: {name}: expected a mask or integers from 0 to 2^31 - 1, as a sum with other weights is not exact, "
             f"got {w.dtype} values from {w.min()} to {w.max()}"
         )
     try:

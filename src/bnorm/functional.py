@@ -262,7 +262,7 @@ def moments(
         Whether to ignore NaN. Otherwise a channel with NaN has mean and m2 NaN. Infinity is never ignored.
     exact : bool, default False
         Whether to keep the sums as integers, which are rounded once, at the end. Then the result does not depend on the
-        order of the values, and can be subtracted. Weights must be a mask or integers.
+        order of the values, and can be subtracted. Weights must be a mask or integers. Arrays on a GPU are copied.
 
     Returns
     -------

@@ -90,3 +90,11 @@ def test_moments_move(cupy):
     for bad, message in (([NAN] * 4, "count: expected finite"), ([-1.0] * 4, "count: expected finite")):
         with pytest.raises(ValueError, match=message):
             Moments(there(np.array(bad)), there(ONES), there(ONES))
+
+
+def test_exact_moments_are_those_of_the_cpu(cupy):
+    """The array is copied: integers are summed on the host."""
+    w = np.arange(8)
+    want = F.moments(X, exact=True), F.moments(X, exact=True, weight=w)
+    assert (F.moments(there(X), exact=True), F.moments(there(X), exact=True, weight=there(w))) == want
+    assert F.moments(there(X), exact=True).digest() == want[0].digest()

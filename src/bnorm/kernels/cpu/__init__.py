@@ -31,7 +31,6 @@ from .entries import (
     widened,
 )
 from .exact import entries as exact
-from .exact.entries import combined, exact_sums
 from .threads import get_num_threads, set_num_threads
 
 __all__ = [
@@ -42,8 +41,6 @@ __all__ = [
     "asarray",
     "assign",
     "backward",
-    "combined",
-    "exact_sums",
     "finish",
     "finish_gradients",
     "forward",

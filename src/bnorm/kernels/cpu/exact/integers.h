@@ -12,7 +12,7 @@ enum {
     BN_SPAN_I = 256,         /* columns */
     BN_BLOCK_I = 1 << 14,   /* rows of a block, at most */
     BN_SUMS_I = 8,
-    BN_TIMES_I = 1 << 10    /* blocks before the sums are put into limbs: 64 columns may be added to one */
+    BN_TIMES_I = 1 << 10    /* blocks before the sums are put into limbs, so that those of all columns may be added */
 };
 
 typedef int64_t bn_sums[BN_SUMS_I][BN_SPAN_I];   /* their high halves may be unsigned: none of them overflows */

@@ -72,6 +72,20 @@ BN_INLINE void bn_put_double(bn_total *t, int which, ptrdiff_t channel, double v
     bn_put(t, which, channel, (int)(bits >> 63), e ? fraction | 0x10000000000000u : fraction, place + (e ? e : 1) - 1075);
 }
 
+/* Add v^2, v finite. */
+static inline void bn_put_square(bn_total *t, ptrdiff_t channel, double v)
+{
+    uint64_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    const int e = (int)(bits >> 52 & 0x7FF), place = 2 * ((e ? e : 1) - 1075);
+    const uint64_t m = (bits & 0xFFFFFFFFFFFFFu) | (e ? 0x10000000000000u : 0), h = m >> 27, l = m & 0x7FFFFFFu;
+    if (m == 0)
+        return;
+    bn_put(t, 1, channel, 0, h * h, place + 54);
+    bn_put(t, 1, channel, 0, h * l, place + 28);
+    bn_put(t, 1, channel, 0, l * l, place);
+}
+
 BN_INLINE void bn_put_integer(bn_total *t, int which, ptrdiff_t channel, int64_t v, int place)
 {
     if (v)

@@ -25,7 +25,7 @@ static inline ptrdiff_t bn_widening(ptrdiff_t each, int real)
 {
     ptrdiff_t widen = 1;
     if (!real)
-        return each >= 128 ? 1 : bn_parts(BN_SPAN_I, each);
+        return bn_between(1, BN_SPAN / bn_between(1, each, BN_SPAN), BN_SPAN);
     while (widen < BN_MOST_WIDEN) {
         const ptrdiff_t width = widen * each, lanes = (width + BN_LANES - 1) / BN_LANES * BN_LANES;
         if ((lanes - width) * 16 <= width)

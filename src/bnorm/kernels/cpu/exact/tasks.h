@@ -5,8 +5,8 @@
 
 #include <stdlib.h>
 
+#include "blocks.h"
 #include "integers.h"
-#include "windows.h"
 
 enum {
     BN_FIRST = 32,          /* rows of the first block, from which come the first windows */

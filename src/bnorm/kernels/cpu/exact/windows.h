@@ -17,9 +17,7 @@
  *
  *     double    e >= (B + r) / 2 - 27.
  *
- * B and e come from blocks before; the sums of a block count only if they show, at its end, that the bounds held. If
- * not, the block is peeled: values that fit a window below the largest one are summed, then those that are left, until
- * none is. */
+ * B and e come from blocks before; blocks.h looks whether they held. */
 #ifndef BNORM_EXACT_WINDOWS_H
 #define BNORM_EXACT_WINDOWS_H
 
@@ -35,6 +33,7 @@ enum {
     BN_PIECES = 6,          /* sums of a block of doubles; three of floats */
     BN_BLOCK_F = 256,       /* rows of a block: few, so that the window is wide */
     BN_BLOCK_D = 128,
+    BN_SELDOM = 64,         /* of so many values one may not fit the window of its block */
     BN_MANY = 1 << 24       /* blocks after which the sums of blocks are put into limbs */
 };
 
@@ -214,7 +213,7 @@ static inline void bn_flush_lane(bn_strip *s, const bn_home *home, int lane, int
 }
 
 /* The same of all lanes. Lanes of one channel and one window are added first: the parts have room for sixteen. */
-static inline void bn_flush(bn_strip *s, const bn_home *home, int wide)
+static inline void bn_flush_scaled(bn_strip *s, const bn_home *home, int scale, int wide)
 {
     if (s->blocks == 0)
         return;
@@ -226,141 +225,9 @@ static inline void bn_flush(bn_strip *s, const bn_home *home, int wide)
                 s->sum[k][part][i] = 0;
             }
     for (int i = 0; i < (home->alone ? 1 : BN_LANES); i++)
-        bn_flush_lane(s, home, i, 0, wide);
+        bn_flush_lane(s, home, i, scale, wide);
 }
 
-/* The largest magnitude of each lane, or of all lanes in each. Returns whether all values are finite. */
-static inline int bn_largest(double *x, ptrdiff_t rows, int alone, double *largest)
-{
-    bn_lanes most = {0}, odd = {0};
-    for (ptrdiff_t i = 0; i < rows; i++)
-        for (int k = 0; k < BN_LANES; k++) {
-            const double a = fabs(x[i * BN_LANES + k]);
-            most[k] = a > most[k] ? a : most[k];
-            odd[k] += a <= DBL_MAX ? 0 : 1;
-        }
-    int finite = 1;
-    for (int k = 0; k < BN_LANES; k++)
-        finite &= odd[k] == 0;
-    if (alone)
-        for (int k = 1; k < BN_LANES; k++)
-            most[0] = most[k] > most[0] ? most[k] : most[0];
-    for (int k = 0; k < BN_LANES; k++)
-        largest[k] = most[alone ? 0 : k];
-    return finite;
-}
-
-/* Count the values that are not finite, and make them 0. */
-static inline void bn_set_apart(double *x, ptrdiff_t rows, const bn_home *home)
-{
-    for (ptrdiff_t i = 0; i < rows * BN_LANES; i++)
-        if (!(fabs(x[i]) <= DBL_MAX)) {
-            if (home->channel[i % BN_LANES] >= 0)
-                bn_put_odd(home->total, home->channel[i % BN_LANES], x[i]);
-            x[i] = 0;
-        }
-}
-
-/* keep: the values that are within `bits` of the largest of their lane, times 2^-e, so that they are below 1; the others
- * stay in x. The power is applied in two steps, as a double may not have it. */
-static inline void bn_peel(double *x, double *keep, ptrdiff_t rows, const int *e, int bits)
-{
-    bn_lanes least, first, second;
-    for (int k = 0; k < BN_LANES; k++) {
-        least[k] = bn_power(e[k] - bits > -1074 ? e[k] - bits : -1074);
-        first[k] = bn_power(-e[k] / 2);
-        second[k] = bn_power(-e[k] - -e[k] / 2);
-    }
-    for (ptrdiff_t i = 0; i < rows; i++)
-        for (int k = 0; k < BN_LANES; k++) {
-            const double a = x[i * BN_LANES + k];
-            const int large = fabs(a) >= least[k];
-            keep[i * BN_LANES + k] = (large ? a : 0) * first[k] * second[k];
-            x[i * BN_LANES + k] = large ? 0 : a;
-        }
-}
-
-/* A block of any values, in x, which is overwritten. The windows of the lanes become those that would have suited it. */
-static inline void bn_sum_any(bn_strip *s, const bn_home *home, double *x, ptrdiff_t rows, int r, int wide)
-{
-    double keep[BN_BLOCK_F * BN_LANES];
-    bn_lanes sum[BN_PIECES], largest, least;
-    bn_strip w;
-    const bn_next none = {(const char *)keep, 0, 0};
-    int e[BN_LANES], log_rows = 0, first = 1;
-    while (1 << log_rows < rows)
-        log_rows++;
-    if (!bn_largest(x, rows, home->alone, largest)) {
-        bn_set_apart(x, rows, home);
-        bn_largest(x, rows, home->alone, largest);
-    }
-    bn_start_strip(&w, log_rows + 1, log_rows, 1);
-    for (;; first = 0) {
-        int any = 0;
-        for (int i = 0; i < BN_LANES; i++) {
-            e[i] = largest[i] > 0 ? bn_above(largest[i]) : 0;
-            any |= largest[i] > 0;
-        }
-        if (!any)
-            return;
-        bn_peel(x, keep, rows, e, 26 - log_rows);
-        bn_sum_doubles(keep, rows, BN_LANES, &w, sum, least, &none);
-        bn_close_block(&w, sum, BN_PIECES);
-        if (home->alone)
-            for (int i = 1; i < BN_LANES; i++)
-                sum[0][0] += sum[0][i];     /* rounded, for the windows only */
-        for (int i = 0; first && i < BN_LANES; i++) {
-            const double squares = sum[0][home->alone ? 0 : i] / (home->alone ? BN_LANES : 1) / (double)rows;
-            if (squares > 0) {
-                const int B = bn_above(squares) + 1 + r + 2 * e[i];
-                if (B != s->at[i] || s->least[i] == INFINITY) {
-                    if (s->blocks)
-                        bn_flush_lane(s, home, i, 0, wide);
-                    bn_window(s, i, B, r, wide);
-                }
-            }
-        }
-        if (home->alone)
-            for (int i = 1; i < BN_LANES; i++)
-                for (int k = 0; k < 2 * BN_PIECES; k++)
-                    w.sum[k / 2][k % 2][0] += w.sum[k / 2][k % 2][i];
-        for (int i = 0; i < (home->alone ? 1 : BN_LANES); i++)
-            bn_flush_lane(&w, home, i, e[i], 1);
-        memset(w.sum, 0, sizeof w.sum);
-        bn_largest(x, rows, home->alone, largest);
-    }
-}
-
-/* The usual way, if the window holds; returns whether it does. */
-BN_INLINE int bn_sum_usual(bn_strip *s, const void *x, ptrdiff_t rows, ptrdiff_t stride, const bn_next *next,
-                           int wide)
-{
-    bn_lanes sum[BN_PIECES], least;
-    int held = 0;
-    if (wide)
-        bn_sum_doubles((const double *)x, rows, stride, s, sum, least, next);
-    else
-        bn_sum_floats((const float *)x, rows, stride, s, sum, least, next);
-    for (int i = 0; i < BN_LANES; i++)
-        held += (sum[wide ? 0 : 1][i] < s->most[i]) & (least[i] >= s->least[i]);
-    if (held == BN_LANES)
-        bn_close_block(s, sum, wide ? 6 : 3);
-    return held == BN_LANES;
-}
-
-/* Add some rows of a strip, at most 2^r. */
-BN_APART void bn_add_rows(bn_strip *s, const bn_home *home, const void *x, ptrdiff_t rows, ptrdiff_t stride, int r,
-                          int wide, const bn_next *next)
-{
-    if (s->blocks >= BN_MANY)
-        bn_flush(s, home, wide);
-    if (wide ? bn_sum_usual(s, x, rows, stride, next, 1) : bn_sum_usual(s, x, rows, stride, next, 0))
-        return;
-    double values[BN_BLOCK_F * BN_LANES];
-    for (ptrdiff_t i = 0; i < rows; i++)
-        for (int k = 0; k < BN_LANES; k++)
-            values[i * BN_LANES + k] = wide ? ((const double *)x)[i * stride + k] : ((const float *)x)[i * stride + k];
-    bn_sum_any(s, home, values, rows, r, wide);
-}
+static inline void bn_flush(bn_strip *s, const bn_home *home, int wide) { bn_flush_scaled(s, home, 0, wide); }
 
 #endif

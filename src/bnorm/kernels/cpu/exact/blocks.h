@@ -1,0 +1,214 @@
+/* A block of rows of a strip. The sums that a window makes exact count only if they show, at the end of the block, that it
+ * held. If a few values did not fit, they are added by themselves. If many did not, the block is peeled: values that fit a
+ * window below the largest one are summed, then those that are left, until none is. */
+#ifndef BNORM_EXACT_BLOCKS_H
+#define BNORM_EXACT_BLOCKS_H
+
+#include "windows.h"
+
+/* The largest magnitude of each lane, or of all lanes in each. Returns whether all values are finite. */
+static inline int bn_largest(double *x, ptrdiff_t rows, int alone, double *largest)
+{
+    bn_lanes most = {0}, odd = {0};
+    for (ptrdiff_t i = 0; i < rows; i++)
+        for (int k = 0; k < BN_LANES; k++) {
+            const double a = fabs(x[i * BN_LANES + k]);
+            most[k] = a > most[k] ? a : most[k];
+            odd[k] += a <= DBL_MAX ? 0 : 1;
+        }
+    int finite = 1;
+    for (int k = 0; k < BN_LANES; k++)
+        finite &= odd[k] == 0;
+    if (alone)
+        for (int k = 1; k < BN_LANES; k++)
+            most[0] = most[k] > most[0] ? most[k] : most[0];
+    for (int k = 0; k < BN_LANES; k++)
+        largest[k] = most[alone ? 0 : k];
+    return finite;
+}
+
+/* Count the values that are not finite, and make them 0. */
+static inline void bn_set_apart(double *x, ptrdiff_t rows, const bn_home *home)
+{
+    for (ptrdiff_t i = 0; i < rows * BN_LANES; i++)
+        if (!(fabs(x[i]) <= DBL_MAX)) {
+            if (home->channel[i % BN_LANES] >= 0)
+                bn_put_odd(home->total, home->channel[i % BN_LANES], x[i]);
+            x[i] = 0;
+        }
+}
+
+/* keep: the values that are within `bits` of the largest of their lane, times 2^-e, so that they are below 1; the others
+ * stay in x. The power is applied in two steps, as a double may not have it. */
+static inline void bn_peel(double *x, double *keep, ptrdiff_t rows, const int *e, int bits)
+{
+    bn_lanes least, first, second;
+    for (int k = 0; k < BN_LANES; k++) {
+        least[k] = bn_power(e[k] - bits > -1074 ? e[k] - bits : -1074);
+        first[k] = bn_power(-e[k] / 2);
+        second[k] = bn_power(-e[k] - -e[k] / 2);
+    }
+    for (ptrdiff_t i = 0; i < rows; i++)
+        for (int k = 0; k < BN_LANES; k++) {
+            const double a = x[i * BN_LANES + k];
+            const int large = fabs(a) >= least[k];
+            keep[i * BN_LANES + k] = (large ? a : 0) * first[k] * second[k];
+            x[i * BN_LANES + k] = large ? 0 : a;
+        }
+}
+
+/* A block of any values, in x, which is overwritten. The windows of the lanes become those that would have suited it,
+ * unless these are lower and must not be. */
+static inline void bn_sum_any(bn_strip *s, const bn_home *home, double *x, ptrdiff_t rows, int r, int wide, int lower)
+{
+    double keep[BN_BLOCK_F * BN_LANES];
+    bn_lanes sum[BN_PIECES], largest, least;
+    bn_strip w;
+    const bn_next none = {(const char *)keep, 0, 0};
+    int e[BN_LANES], log_rows = 0, first = 1;
+    while (1 << log_rows < rows)
+        log_rows++;
+    if (!bn_largest(x, rows, home->alone, largest)) {
+        bn_set_apart(x, rows, home);
+        bn_largest(x, rows, home->alone, largest);
+    }
+    bn_start_strip(&w, log_rows + 1, log_rows, 1);
+    for (;; first = 0) {
+        int any = 0;
+        for (int i = 0; i < BN_LANES; i++) {
+            e[i] = largest[i] > 0 ? bn_above(largest[i]) : 0;
+            any |= largest[i] > 0;
+        }
+        if (!any)
+            return;
+        bn_peel(x, keep, rows, e, 26 - log_rows);
+        bn_sum_doubles(keep, rows, BN_LANES, &w, sum, least, &none);
+        if (home->alone) {
+            bn_close_block(&w, sum, BN_PIECES);
+            bn_flush_scaled(&w, home, e[0], 1);
+            for (int i = 1; i < BN_LANES; i++)
+                sum[0][0] += sum[0][i];     /* rounded, for the windows only */
+        }
+        for (int k = 0; !home->alone && k < BN_PIECES; k++)
+            for (int i = 0; i < BN_LANES; i++)
+                if (home->channel[i] >= 0)
+                    bn_put_double(home->total, bn_class_d[k], home->channel[i], sum[k][i], e[i] * (1 + bn_class_d[k]));
+        for (int i = 0; first && i < BN_LANES; i++) {
+            const double squares = sum[0][home->alone ? 0 : i] / (home->alone ? BN_LANES : 1) / (double)rows;
+            if (squares > 0) {
+                const int B = bn_above(squares) + 2 + r + 2 * e[i];    /* other blocks may have larger values */
+                if ((lower ? B != s->at[i] : B > s->at[i]) || s->least[i] == INFINITY) {
+                    if (s->blocks)
+                        bn_flush_lane(s, home, i, 0, wide);
+                    bn_window(s, i, B, r, wide);
+                }
+            }
+        }
+        bn_largest(x, rows, home->alone, largest);
+    }
+}
+
+/* The usual way, if the window holds; returns whether it does. */
+BN_INLINE int bn_sum_usual(bn_strip *s, const void *x, ptrdiff_t rows, ptrdiff_t stride, const bn_next *next,
+                           int wide)
+{
+    bn_lanes sum[BN_PIECES], least;
+    int held = 0;
+    if (wide)
+        bn_sum_doubles((const double *)x, rows, stride, s, sum, least, next);
+    else
+        bn_sum_floats((const float *)x, rows, stride, s, sum, least, next);
+    for (int i = 0; i < BN_LANES; i++)
+        held += (sum[wide ? 0 : 1][i] < s->most[i]) & (least[i] >= s->least[i]);
+    if (held == BN_LANES)
+        bn_close_block(s, sum, wide ? 6 : 3);
+    return held == BN_LANES;
+}
+
+/* Copy rows, those values that do not fit the window of their lane as 0; returns how many those are. A lane without a
+ * window has too many. */
+#define BN_SIFT(type, largest)                                                                                   \
+    static inline ptrdiff_t bn_sift_##type(const type *x, ptrdiff_t rows, ptrdiff_t stride, const double *least, \
+                                           type *to)                                                             \
+    {                                                                                                            \
+        type low[BN_LANES], odd[BN_LANES] = {0};                                                                 \
+        ptrdiff_t all = 0;                                                                                       \
+        for (int k = 0; k < BN_LANES; k++)                                                                       \
+            low[k] = (type)least[k];                                                                             \
+        for (ptrdiff_t i = 0; i < rows; i++)                                                                     \
+            for (int k = 0; k < BN_LANES; k++) {                                                                 \
+                const type v = x[i * stride + k], a = v < 0 ? -v : v;                                            \
+                const int fits = ((a >= low[k]) | (a == 0)) & (a <= largest);                                    \
+                to[i * BN_LANES + k] = fits ? v : 0;                                                             \
+                odd[k] += fits ? (type)0 : (type)1;                                                              \
+            }                                                                                                    \
+        for (int k = 0; k < BN_LANES; k++)                                                                       \
+            all += odd[k] != 0 && least[k] == INFINITY ? rows * BN_LANES : (ptrdiff_t)odd[k];                    \
+        return all;                                                                                              \
+    }
+BN_SIFT(float, FLT_MAX)
+BN_SIFT(double, DBL_MAX)
+
+/* Add a value by itself. */
+static inline void bn_put_value(const bn_home *home, int lane, double v)
+{
+    const ptrdiff_t channel = home->channel[lane];
+    if (channel < 0)
+        return;
+    if (fabs(v) <= DBL_MAX) {
+        bn_put_double(home->total, 0, channel, v, 0);
+        bn_put_square(home->total, channel, v);
+    } else
+        bn_put_odd(home->total, channel, v);
+}
+
+/* A block of which a few values do not fit the window: the others in the usual way, and these one by one. Returns 1 if it
+ * was such a block, 0 if the window is too low, -1 if too many values are below it. */
+static inline int bn_sum_sifted(bn_strip *s, const bn_home *home, const void *x, ptrdiff_t rows, ptrdiff_t stride, int wide)
+{
+    union {
+        float f[BN_BLOCK_F * BN_LANES];
+        double d[BN_BLOCK_D * BN_LANES];
+    } kept;
+    const bn_next none = {(const char *)&kept, 0, 0};
+    const double *xd = (const double *)x;
+    const float *xf = (const float *)x;
+    const ptrdiff_t odd = wide ? bn_sift_double(xd, rows, stride, s->least, kept.d)
+                               : bn_sift_float(xf, rows, stride, s->least, kept.f);
+    if (odd * BN_SELDOM > rows * BN_LANES)
+        return -1;
+    if (!(wide ? bn_sum_usual(s, kept.d, rows, BN_LANES, &none, 1) : bn_sum_usual(s, kept.f, rows, BN_LANES, &none, 0)))
+        return 0;
+    for (ptrdiff_t i = 0; odd && i < rows; i++) {
+        const void *row = wide ? (const void *)(xd + i * stride) : xf + i * stride;
+        const void *own = wide ? (const void *)(kept.d + i * BN_LANES) : kept.f + i * BN_LANES;
+        if (memcmp(row, own, wide ? sizeof kept.d[0] * BN_LANES : sizeof kept.f[0] * BN_LANES) == 0)
+            continue;
+        for (int k = 0; k < BN_LANES; k++)
+            if (wide && kept.d[i * BN_LANES + k] == 0)
+                bn_put_value(home, k, xd[i * stride + k]);
+            else if (!wide && kept.f[i * BN_LANES + k] == 0)
+                bn_put_value(home, k, xf[i * stride + k]);
+    }
+    return 1;
+}
+
+/* Add some rows of a strip, at most 2^r. */
+BN_APART void bn_add_rows(bn_strip *s, const bn_home *home, const void *x, ptrdiff_t rows, ptrdiff_t stride, int r,
+                          int wide, const bn_next *next)
+{
+    if (s->blocks >= BN_MANY)
+        bn_flush(s, home, wide);
+    if (wide ? bn_sum_usual(s, x, rows, stride, next, 1) : bn_sum_usual(s, x, rows, stride, next, 0))
+        return;
+    const int sifted = bn_sum_sifted(s, home, x, rows, stride, wide);
+    if (sifted > 0)
+        return;
+    double values[BN_BLOCK_F * BN_LANES];
+    for (ptrdiff_t i = 0; i < rows; i++)
+        for (int k = 0; k < BN_LANES; k++)
+            values[i * BN_LANES + k] = wide ? ((const double *)x)[i * stride + k] : ((const float *)x)[i * stride + k];
+    bn_sum_any(s, home, values, rows, r, wide, sifted < 0);
+}
+
+#endif
