@@ -9,6 +9,7 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm.kernels import moved
+from bnorm.moments import Moments
 from bnorm.running import Step
 from bnorm.transformer import tables
 from bnorm.transformer.clock import Rows
@@ -38,6 +39,9 @@ class Blocks:
     def parts(self, weight: Any) -> ndarray:
         found: ndarray = np.concatenate(self._reduced(weight, Dense.parts, tables.merged), axis=1)
         return found
+
+    def exact(self, weight: Any) -> Moments:
+        return Moments.beside(self._reduced(weight, Dense.exact, Moments.merge))
 
     def steps(self, weight: Any, clock: Rows | None, ddof: int) -> list[Step]:
         """Rows age in the order of the blocks."""

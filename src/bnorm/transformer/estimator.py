@@ -17,6 +17,7 @@ from bnorm.running import AVERAGE
 from bnorm.transformer import parameters
 from bnorm.transformer.array_api import AnyLibrary, seen
 from bnorm.transformer.attributes import Attributes
+from bnorm.transformer.exact import Exact
 from bnorm.transformer.parameters import MOMENTUM
 from bnorm.transformer.saving import Savable
 from bnorm.transformer.sklearn_private import Interval, Options, in_container
@@ -28,6 +29,7 @@ from bnorm.transformer.validation import check_mergeable, columns, new_table, pl
 class BatchNormTransformer(
     AnyLibrary,
     Attributes,
+    Exact,
     Savable,
     OneToOneFeatureMixin,  # type: ignore[misc]
     TransformerMixin,  # type: ignore[misc]
@@ -77,6 +79,11 @@ class BatchNormTransformer(
         How many records of the stream to keep in `history_`, at least 2, for `bnorm.plot.RunningStatsDisplay`. `fit`
         and `partial_fit` add one each. When there are too many, every second one is dropped, and from then on only
         every second batch is recorded. Pickles keep the record, clones begin a new one, and `merge` does not change it.
+    exact : bool, default=False
+        Whether to keep sums as integers, with ``momentum=None``. Then the fitted statistics do not depend, to the bit,
+        on the order of the rows, on batches, chunks, threads or machines; `forget` takes rows out again, and `digest`
+        is the same for the same rows. Sample weights must be integers. It works on the CPU only. Updates of `layer_`
+        in training mode are undone by the next batch.
 
     Attributes
     ----------
@@ -123,6 +130,7 @@ class BatchNormTransformer(
         "affine": ["boolean"],
         "copy": ["boolean"],
         "history": [Interval(Integral, 2, None, closed="left"), None],
+        "exact": ["boolean"],
     }
 
     def __init__(
@@ -135,6 +143,7 @@ class BatchNormTransformer(
         affine: bool = True,
         copy: bool = True,
         history: int | None = None,
+        exact: bool = False,
     ) -> None:
         self.momentum = momentum
         self.halflife = halflife
@@ -143,6 +152,7 @@ class BatchNormTransformer(
         self.affine = affine
         self.copy = copy
         self.history = history
+        self.exact = exact
 
     def fit(self, X: Any, y: None = None, sample_weight: Any = None) -> Self:
         """Forget everything, gamma_ and beta_ included, and compute the exact statistics of X.
@@ -325,7 +335,7 @@ class BatchNormTransformer(
         parameters.check(self)
         x, names = new_table(self, X)
         weight = None if sample_weight is None else x.weights(sample_weight)
-        state = State(x, self.momentum, self.halflife, self.eps, self.ddof, self.affine, self.history)
+        state = State(x, self.momentum, self.halflife, self.eps, self.ddof, self.affine, self.history, self.exact)
         if whole:
             state.begin(x, weight)
         else:

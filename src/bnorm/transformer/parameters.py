@@ -14,7 +14,7 @@ MOST_VALID = 1000
 def check(estimator: Any) -> None:
     """An error, by scikit-learn or by this function, if a parameter is invalid."""
     t = estimator
-    given = (t.momentum, t.halflife, t.eps, t.ddof, t.affine, t.copy, t.history)
+    given = (t.momentum, t.halflife, t.eps, t.ddof, t.affine, t.copy, t.history, t.exact)
     key = (type(t), given, *map(type, given))  # the types too, as True equals 1, but is not valid where 1 is
     with suppress(TypeError):  # a value without a hash is refused below
         if key in VALID:
@@ -24,6 +24,11 @@ def check(estimator: Any) -> None:
         raise ValueError(
             f"{WHO}: momentum: expected its default, {MOMENTUM}, or None beside halflife={t.halflife}, as each is a "
             f"way to forget, got {t.momentum}"
+        )
+    if t.exact and (t.momentum is not None or t.halflife is not None):
+        raise ValueError(
+            f"{WHO}: exact: expected momentum=None beside exact=True, as only sums of rows that weigh the same are "
+            f"exact, got momentum={t.momentum}, halflife={t.halflife}"
         )
     if len(VALID) == MOST_VALID:
         VALID.clear()
@@ -39,6 +44,7 @@ def check_same_stream(estimator: Any) -> None:
             f"{WHO}: expected momentum and halflife for {KINDS[before]}, as this stream began, got {KINDS[now]}; "
             "fit begins anew"
         )
-    for name, value in (("ddof", layer.ddof), ("affine", layer.affine)):
+    exact = estimator._state.sums is not None
+    for name, value in (("ddof", layer.ddof), ("affine", layer.affine), ("exact", exact)):
         if (given := getattr(estimator, name)) != value:
             raise ValueError(f"{WHO}: {name}: expected {value}, as this stream began, got {given}; fit begins anew")

@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy import ndarray
 
+from bnorm.exact import ExactMoments
 from bnorm.files import container
 from bnorm.files.container import Config, Entry
 from bnorm.kernels import moved
@@ -32,9 +33,11 @@ DEFAULTS: dict[str, Any] = {
     "affine": True,
     "copy": True,
     "history": None,
+    "exact": False,
 }
-KNOWN = {"format", "class", "parameters", "features", "names", "counted", "weighted", "told", "history"}
+KNOWN = {"format", "class", "parameters", "features", "names", "counted", "weighted", "told", "history", "digest"}
 MOMENTS = ("history_rows", "history_mean", "history_var")  # a row for each recorded moment
+SUMS = "exact_"  # begins the names of the arrays of exact sums
 EXTRA = {"rows", "missing", "extremes", "checkpoint"}  # entries that the command adds
 NAMES = {  # of arrays, where they differ from those of the statistics: PyTorch's, where PyTorch has one
     "mean": "running_mean",
@@ -126,6 +129,9 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
     arrays |= {NAMES[name]: p.data for name, p in state.layer.named_parameters()}
     arrays = {name: moved(a, ndarray) for name, a in arrays.items()}
     _check(arrays, statistics)
+    if state.sums is not None:
+        arrays |= {SUMS + name: a for name, a in state.sums.stored().items()}
+        config["digest"] = state.sums.digest()
     return config, arrays
 
 
@@ -133,7 +139,8 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
     """The reverse of `packed`. An error of any kind means that the file is not one of a transformer."""
     parameters, names = _parameters(config["parameters"]), config["names"]
     recorded = {name: entries[name].array() for name in MOMENTS if name in entries}
-    entries = {name: entry for name, entry in entries.items() if name not in MOMENTS}
+    sums = {name.removeprefix(SUMS): entry.array() for name, entry in entries.items() if name.startswith(SUMS)}
+    entries = {name: entry for name, entry in entries.items() if name not in MOMENTS and not name.startswith(SUMS)}
     arrays = {name: entry.array() for name, entry in entries.items() if len(entry.shape) == 1}
     features = len(arrays["running_mean"])
     if names is not None and not (
@@ -141,7 +148,7 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
     ):
         raise ValueError(f"names of {features} features: {names!r:.80}")
     state = _state(parameters, features)
-    expected = packed(Stored(parameters, state))[1]
+    expected = {name: a for name, a in packed(Stored(parameters, state))[1].items() if not name.startswith(SUMS)}
     if sorted(entries) != sorted(expected) or config["features"] != features:
         raise ValueError(f"arrays {sorted(entries)} instead of {sorted(expected)}")
     for name, a in expected.items():
@@ -154,6 +161,11 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
     statistics.counters[...] = counted(config["counted"])
     for name, p in state.layer.named_parameters():
         p.data[...] = arrays[NAMES[name]]
+    if state.sums is not None:
+        restored = ExactMoments.restored(sums)
+        if restored.digest() != config["digest"] or (restored.count != statistics.seen).any():
+            raise ValueError(f"exact sums of {restored.count} values, with digest {restored.digest()}")
+        state.sums = restored
     if recorded:
         _recall(state, config["history"], recorded)
     state.weighted, state.told = flag(config["weighted"]), flag(config["told"])
@@ -166,7 +178,7 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
 def _state(parameters: Mapping[str, Any], features: int) -> State:
     p = dict(parameters)
     p.pop("copy")
-    return State(Dense(np.empty((0, features))), **p)
+    return State(Dense(np.empty((0, features))), in_integers=p.pop("exact"), **p)
 
 
 def _plain(value: Any) -> Any:
@@ -188,7 +200,8 @@ def _parameters(given: Any) -> dict[str, Any]:
     moments = given["history"]
     good = good and (moments is None or (type(moments) is int and 2 <= moments < 2**31))
     good = good and type(eps) in (int, float) and 0 <= eps < inf
-    if not (good and type(given["affine"]) is bool and type(given["copy"]) is bool):
+    good = good and not (given["exact"] and (momentum is not None or halflife is not None))
+    if not (good and all(type(given[name]) is bool for name in ("affine", "copy", "exact"))):
         raise ValueError(f"parameters {given!r:.200}")
     return dict(given)
 

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from bnorm.exact import ExactMoments
+from bnorm.exact import moments as exact_moments
 from bnorm.kernels import BACKENDS, view
 from bnorm.layers import BatchNorm1d
 from bnorm.running import AVERAGE, FADE, POOL, Statistics
-from bnorm.transformer import tables
+from bnorm.transformer import exact, tables
 from bnorm.transformer.clock import clock_of
 from bnorm.transformer.history import History
 from bnorm.transformer.tables import Table
@@ -30,6 +32,8 @@ def mode(momentum: float | None, halflife: float | None) -> int:
 class State:
     """The fitted state. It starts with NaN statistics, gamma 1 and beta 0, for the features and the device of x."""
 
+    sums: ExactMoments | None = None  # what the statistics are rounded from, if they are exact
+
     def __init__(
         self,
         x: Table,
@@ -39,6 +43,7 @@ class State:
         ddof: int,
         affine: bool,
         history: int | None = None,
+        in_integers: bool = False,
     ) -> None:
         self.layer = BatchNorm1d(
             x.shape[1],
@@ -56,6 +61,12 @@ class State:
         self.layer.adopt(Statistics(mean, var, momentum, int(ddof), from_data=True, halflife=fade))
         self.history = None if history is None else History(history)
         self.weighted = False  # whether there were sample weights, so that counts need not be integers
+        self.sums = None
+        if in_integers:
+            if x.kind is not ndarray:
+                raise TypeError(f"{tables.WHO}: exact: expected False on a GPU, where sums are rounded, got True")
+            nothing = np.empty((0, x.shape[1]))
+            self.sums = exact_moments(tables.WHO, nothing, 1, None, True)
         self.told = False  # whether it has warned that batches of one row have no variance
 
     @property
@@ -121,6 +132,8 @@ class State:
 
     def begin(self, x: Table, weight: Any) -> None:
         """Start from a whole table, whose rows all weigh the same."""
+        if self.sums is not None:
+            return self.move(x, weight)
         parts = x.parts(weight)
         try:
             self.statistics.begin(parts, x.rows)
@@ -131,6 +144,9 @@ class State:
     def move(self, x: Table, weight: Any) -> None:
         """Update by one batch of the stream. After an error nothing has changed."""
         statistics = self.statistics
+        if self.sums is not None:
+            sums = x.exact(weight)
+            return self.add(sums, x.rows, 1, weight is not None)
         steps = x.steps(weight, clock_of(statistics.halflife), statistics.ddof)
         try:
             statistics.learn(steps, x.refuse_infinity)
@@ -138,12 +154,34 @@ class State:
             raise tables.too_large(x, weight, statistics) from None
         self._count(weight)
 
+    def forget(self, sums: Any, rows: int) -> None:
+        """Take rows out of exact statistics, given by their exact moments."""
+        self._follow(self.sums - sums, self.statistics.rows - rows, self.statistics.batches)
+
+    def add(self, sums: Any, rows: int, batches: int, weighted: bool) -> None:
+        """Add rows to exact statistics, given by their exact moments."""
+        self._follow(self.sums + sums, self.statistics.rows + rows, self.statistics.batches + batches)
+        self.weighted |= weighted
+        self.record()
+
+    def _follow(self, sums: Any, rows: int, batches: int) -> None:
+        try:
+            exact.follow(self.statistics, sums, rows, batches)
+        except FloatingPointError as error:
+            raise ValueError(f"{tables.WHO}: expected statistics that float64 can hold: {error}") from None
+        self.sums = sums
+
     def _count(self, weight: Any) -> None:
         self.weighted |= weight is not None
         self.record()
 
     def merge(self, other: "State") -> None:
         """Merge the statistics of another stream, on the same device."""
+        if self.sums is not None:
+            its = other.statistics
+            self._follow(self.sums + other.sums, self.statistics.rows + its.rows, self.statistics.batches + its.batches)
+            self.weighted |= other.weighted
+            return
         try:
             self.statistics.merge(other.statistics)
         except FloatingPointError as error:
@@ -157,7 +195,7 @@ class State:
         mine, its = self.statistics, other.statistics
         limit = None if other.history is None else other.history.limit
         self.follow(its.momentum, its.halflife, other.layer.eps, limit)
-        flags = {"history": other.history, "weighted": other.weighted, "told": other.told}
+        flags = {"history": other.history, "weighted": other.weighted, "told": other.told, "sums": other.sums}
         return [(BACKENDS[self.array_type].assign, mine.rule, its.rule), (self.__dict__.update, flags)]
 
     def follow(self, momentum: float | None, halflife: float | None, eps: float, history: int | None) -> None:

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy import ndarray
 
+from bnorm.exact import moments as exact_moments
 from bnorm.kernels import BACKENDS, moved, view
+from bnorm.moments import Moments
 from bnorm.running import Statistics, Step
 from bnorm.transformer.clock import Rows
 from bnorm.transformer.weights import WHO as WHO
@@ -49,6 +51,9 @@ class Table(Protocol):
 
     def parts(self, weight: Any) -> ndarray:
         """Count, mean, m2 and low of each feature, (4, C), all rows weighing the same."""
+
+    def exact(self, weight: Any) -> Moments:
+        """The exact moments of each feature, all rows weighing the same."""
 
     def steps(self, weight: Any, clock: Rows | None, ddof: int) -> list[Step]:
         """The steps by which this table, as one batch, moves the statistics of a stream."""
@@ -101,6 +106,17 @@ class Dense:
         parts = self.whole(weight)
         refuse_infinity_in(parts, self, weight)
         return parts
+
+    def exact(self, weight: ndarray | None) -> Moments:
+        x = self.dense()
+        parts = [
+            exact_moments(WHO, x[rows], 1, None if weight is None else weight[rows], True, "sample_weight")
+            for rows in _dense_pieces(x)
+        ]
+        if any(part.infinite for part in parts):
+            raise infinite(self)
+        refuse_infinity_unseen(self, weight)
+        return Moments.merge(parts)
 
     def steps(self, weight: ndarray | None, clock: Rows | None, ddof: int) -> list[Step]:
         steps = [Step(self.whole(weight), self.rows)] if clock is None else faded(self.dense(), weight, clock, ddof)

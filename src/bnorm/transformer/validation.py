@@ -123,7 +123,7 @@ def check_mergeable(mine: Any, other: Any) -> None:
             f"{other.momentum}: a moving average depends on the order of its batches"
         )
     fading = mine._state.statistics.mode == other._state.statistics.mode == FADE  # then momentum has no meaning
-    for name in (*(() if fading else ("momentum",)), "halflife", "ddof", "n_features_in_"):
+    for name in (*(() if fading else ("momentum",)), "halflife", "ddof", "exact", "n_features_in_"):
         if getattr(mine, name) != getattr(other, name):
             raise ValueError(
                 f"{WHO}: merge: {name}: expected {getattr(mine, name)}, as here, got {getattr(other, name)}"

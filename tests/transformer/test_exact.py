@@ -1,0 +1,157 @@
+"""Transformers with exact statistics: the same bits for any order and cut, and rows that can be taken out again."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+import bnorm
+import bnorm.functional as F
+from bnorm import BatchNormTransformer
+from bnorm.distributed import merge_all
+from compare import assert_same
+from ranks import all_of
+
+RNG = np.random.default_rng(5)
+X = np.concatenate([RNG.standard_normal((300, 4)), 1e9 + RNG.standard_normal((100, 4))])
+X[RNG.random(X.shape) < 0.1] = np.nan
+WANT = F.moments(X, exact=True, skipna=True)
+
+
+def exact(**options):
+    return BatchNormTransformer(momentum=None, exact=True, **options)
+
+
+def check(t, want=WANT, ddof=0):
+    assert t.digest() == want.digest()
+    assert_same(t.mean_, want.mean)
+    assert_same(t.var_, want.var(ddof))
+    np.testing.assert_array_equal(t.n_samples_seen_, want.count)
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_any_order_and_any_cut(ddof):
+    check(exact(ddof=ddof).fit(X), ddof=ddof)
+    order = RNG.permutation(len(X))
+    t = exact(ddof=ddof)
+    for part in np.array_split(X[order], 7):
+        t.partial_fit(part)
+    check(t, ddof=ddof)
+    assert t.n_batches_seen_ == 7
+    one, other = exact(ddof=ddof).fit(X[250:]), exact(ddof=ddof).fit(X[:250])
+    check(one.merge(other), ddof=ddof)
+
+
+def test_forget():
+    t, order = exact().fit(X), RNG.permutation(len(X))
+    gone, kept = X[order[:150]], X[order[150:]]
+    before = t.gamma_.copy()
+    for part in np.array_split(gone, 3):
+        assert t.forget(part) is t
+    check(t, F.moments(kept, exact=True, skipna=True))
+    assert_same(t.transform(X), exact().fit(kept).transform(X))
+    assert_same(t.gamma_, before)
+    t.forget(kept)
+    assert np.isnan(t.mean_).all() and np.isnan(t.var_).all() and (t.n_samples_seen_ == 0).all()
+    check(t.partial_fit(X))
+
+
+def test_forgetting_what_was_never_learned_changes_nothing():
+    t = exact().fit(X)
+    before = pickle.dumps(t._state.statistics.arrays())
+    for other in (np.full((2, 4), 1e10), np.concatenate([X, X])):
+        with pytest.raises(ValueError, match="expected the moments of a part of these values"):
+            t.forget(other)
+    with pytest.raises(ValueError, match="contains infinity"):
+        t.forget(np.full((1, 4), np.inf))
+    check(t)
+    assert pickle.dumps(t._state.statistics.arrays()) == before
+
+
+def test_it_needs_exact_statistics():
+    t = BatchNormTransformer(momentum=None).fit(X)
+    for call in (lambda: t.forget(X), t.digest):
+        with pytest.raises(ValueError, match=r"expected a transformer with exact=True and momentum=None"):
+            call()
+    for options in ({}, {"momentum": 0.5}, {"momentum": None, "halflife": 3.0}):
+        with pytest.raises(ValueError, match="exact: expected momentum=None beside exact=True"):
+            BatchNormTransformer(exact=True, **options).fit(X)
+    with pytest.raises(ValueError, match="exact: expected False, as here, got True"):
+        t.merge(exact().fit(X))
+    t.exact = True
+    with pytest.raises(ValueError, match="exact: expected False, as this stream began, got True"):
+        t.partial_fit(X)
+
+
+def test_weights():
+    w = RNG.integers(0, 4, len(X))
+    t = exact().fit(X, sample_weight=w)
+    check(t, F.moments(X, exact=True, skipna=True, weight=w))
+    check(t.forget(X, sample_weight=w).partial_fit(X))
+    before = t.digest()
+    with pytest.raises(ValueError, match=r"sample_weight: expected a mask or integers from 0 to 2\^31 - 1"):
+        t.partial_fit(X, sample_weight=w + 0.5)
+    with pytest.raises(ValueError, match="contains infinity"):
+        t.partial_fit(np.full((2, 4), np.inf), sample_weight=[0, 1])
+    assert t.digest() == before
+
+
+def test_what_carries_them(tmp_path):
+    t = exact(history=4).fit(X[:200])
+    for suffix in ("safetensors", "npz"):
+        t.save(tmp_path / f"t.{suffix}")
+    others = [pickle.loads(pickle.dumps(t)), copy.deepcopy(t)]
+    others += [bnorm.load(tmp_path / f"t.{suffix}") for suffix in ("safetensors", "npz")]
+    for other in others:
+        check(other.partial_fit(X[200:]))
+    assert clone(t).exact
+    wide = exact().fit(np.array([[5e-324] * 100, [1.7e154] * 100]))
+    wide.save(tmp_path / "wide.safetensors")
+    assert (tmp_path / "wide.safetensors").stat().st_size < 100_000
+
+
+def test_files_that_are_not_sound(tmp_path):
+    from bnorm.files import container
+
+    exact().fit(X).save(tmp_path / "t.safetensors")
+    config, entries = container.read("test", tmp_path / "t.safetensors")
+    arrays = {name: entry.array() for name, entry in entries.items()}
+    for name in ("exact_counts", "exact_first", "exact_values", "exact_squares"):
+        for bad in (arrays[name][:0], arrays[name] + 1 - 2 * arrays[name]):
+            container.write("test", tmp_path / "bad.safetensors", config, arrays | {name: bad})
+            with pytest.raises(ValueError, match="expected a BatchNormTransformer, got a damaged file"):
+                bnorm.load(tmp_path / "bad.safetensors")
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_merged_over_ranks(n):
+    parts = np.array_split(X, n)
+    for t in all_of(n, lambda rank, comm: merge_all(exact().fit(parts[rank]), comm)):
+        check(t)
+    for m in all_of(n, lambda rank, comm: merge_all(F.moments(parts[rank], exact=True, skipna=True), comm)):
+        assert m == WANT
+
+
+def test_frames_and_columns():
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    frame = pandas.DataFrame(X, columns=list("abcd"))
+    table = pyarrow.Table.from_pandas(frame)
+    check(exact().fit(frame))
+    check(exact().fit(table).forget(table.slice(0, 9)).partial_fit(table.slice(0, 9)))
+    check(exact().fit(np.asfortranarray(X)))
+    check(exact().fit(np.repeat(X, 2, axis=0)[::2]))
+
+
+def test_dask():
+    da = pytest.importorskip("dask.array")
+    import dask
+
+    for scheduler in ("synchronous", "threads"):
+        with dask.config.set(scheduler=scheduler):
+            for chunks in ((57, 4), (400, 1), (100, 3)):
+                x = da.from_array(X, chunks=chunks)
+                check(exact().fit(x))
+                assert F.moments(x, exact=True, skipna=True) == WANT
+                check(exact().fit(x).forget(x).partial_fit(x))
