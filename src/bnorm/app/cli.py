@@ -114,6 +114,14 @@ def merge(args: argparse.Namespace) -> None:
     tell(args, {"output": args.output, "states": n}, f"{args.output}: {n} states merged")
 
 
+def forget(args: argparse.Namespace) -> None:
+    from bnorm.app import forgetting
+    from bnorm.app.showing import counted
+
+    said = forgetting.forget(args)
+    tell(args, said, f"{said['output']}: {counted(said['rows'], 'row')} forgotten, {said['left']:,} left")
+
+
 def show(args: argparse.Namespace) -> None:
     from bnorm.app import showing
 
@@ -181,6 +189,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("-o", "--output", required=True, type=state_name, metavar="STATE", help=STATE_HELP)
     ways = command.add_mutually_exclusive_group()
     ways.add_argument("--pooled", action="store_true", help="every row weighs the same (the default)")
+    ways.add_argument("--exact", action="store_true", help="the same, the sums kept as integers: see bnorm forget")
     ways.add_argument("--momentum", type=momentum, metavar="M", help="moving average: the weight of a new batch")
     ways.add_argument("--halflife", type=halflife, metavar="ROWS", help="rows after which the weight of a row halves")
     which = command.add_mutually_exclusive_group()
@@ -216,6 +225,14 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("states", nargs="+", type=state_name, metavar="STATE")
     command.add_argument("-o", "--output", required=True, type=state_name, metavar="STATE", help=STATE_HELP)
 
+    command = add(forget, "take rows out of exact statistics that were learned before", writing)
+    command.add_argument("state", type=state_name, metavar="STATE", help=f"{STATE_HELP}, of bnorm fit --exact")
+    command.add_argument("data", nargs="+", metavar="ROWS", help=DATA_HELP)
+    add_options(command)
+    command.add_argument("-o", "--output", required=True, type=state_name, metavar="STATE", help=STATE_HELP)
+    command.add_argument("--weight", metavar="COLUMN", help="the column that says how much each row counted")
+    command.set_defaults(batch_rows=BATCH_ROWS)
+
     command = add(show, "print a state")
     command.add_argument("state", type=state_name, metavar="STATE", help=STATE_HELP)
     command.add_argument("--json", action="store_true", help="print JSON")
@@ -247,7 +264,11 @@ def check_outputs(args: argparse.Namespace) -> None:
     if output in (None, "-") or (args.run is transform and several.is_folder(output)):
         return
     written = [output, checkpoint] if checkpoint else [output]
-    given = [*getattr(args, "data", ()), *getattr(args, "states", ()), *([args.state] if args.run is transform else ())]
+    given = [
+        *getattr(args, "data", ()),
+        *getattr(args, "states", ()),
+        *([args.state] if args.run in (transform, forget) else ()),
+    ]
     if isinstance(resume, str):
         given.append(resume)
         if not checkpoint or places.same(checkpoint, resume):  # which the checkpoint goes on with

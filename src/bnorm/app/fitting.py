@@ -38,7 +38,7 @@ def fit(args: argparse.Namespace) -> dict[str, Any]:
     learned = (
         Learned.resumed(args.resume, asked)
         if args.resume
-        else Learned.new(names, args.momentum, args.halflife, args.history)
+        else Learned.new(names, args.momentum, args.halflife, args.history, args.exact)
     )
     learner = Learner(learned, args.batch_rows, args.signals)
     checkpoint = args.checkpoint or args.resume
@@ -170,6 +170,7 @@ def _asked(
         "halflife": args.halflife,
         "weight": args.weight,
         "history": args.history,
+        "exact": args.exact,
         "batch_rows": args.batch_rows,
         "dialect": dialect.said(),
     }

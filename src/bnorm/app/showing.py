@@ -20,6 +20,8 @@ def show(path: str, as_json: bool) -> None:
         print(json.dumps(in_json(said), allow_nan=False))
         return
     print(f"{path}: {counted(said['rows'], 'row')} in {counted(said['batches'], 'batch')}, {way(learned)}\n")
+    if "digest" in said:
+        print(f"exact sums, digest {said['digest']}\n")
     for line in table(said["features"], dict.fromkeys(("mean", "min", "max"), "std")):
         print(line)
 
@@ -70,6 +72,7 @@ def facts(learned: Learned) -> dict[str, Any]:
         "rows": learned.rows,
         "batches": state.statistics.batches,
         **learned.stored.parameters,
+        **({} if state.sums is None else {"digest": state.sums.digest()}),
         "features": rows,
     }
 

@@ -8,8 +8,11 @@ from numpy import ndarray
 
 from bnorm import arrow
 from bnorm.app.errors import DataError
+from bnorm.exact import ExactMoments
+from bnorm.exact import moments as exact_moments
 from bnorm.files import container
 from bnorm.kernels import cpu
+from bnorm.moments import Moments
 from bnorm.running import AVERAGE
 from bnorm.transformer import parameters, saving, tables
 from bnorm.transformer.clock import Rows
@@ -29,6 +32,7 @@ class Step(NamedTuple):
     last: Any = None
     rows: int = 0
     extremes: Any = None
+    sums: ExactMoments | None = None  # if statistics are exact
 
 
 class Map(NamedTuple):
@@ -59,10 +63,16 @@ class Learned:
 
     @classmethod
     def new(
-        cls, names: Sequence[str], momentum: float | None, halflife: float | None, history: int | None = None
+        cls,
+        names: Sequence[str],
+        momentum: float | None,
+        halflife: float | None,
+        history: int | None = None,
+        exact: bool = False,
     ) -> Self:
         """The state before the first row. history: how many records of the stream to keep, for `bnorm plot`."""
-        given = {"momentum": parameters.MOMENTUM if halflife else momentum, "halflife": halflife, "history": history}
+        momentum = parameters.MOMENTUM if halflife else momentum
+        given = {"momentum": momentum, "halflife": halflife, "history": history, "exact": exact}
         return cls(saving.empty(given, list(names)))
 
     @property
@@ -111,12 +121,17 @@ class Learned:
 
     def step(self, columns: Sequence[ndarray], weight: ndarray | None) -> Step:
         """The step of the statistics for some rows, given as one column for each feature."""
-        halflife, rows = self.stored.parameters["halflife"], len(columns[0])
-        found, extremes = [], []
+        halflife, rows, exact = self.stored.parameters["halflife"], len(columns[0]), self.state.sums is not None
+        found, extremes, sums = [], [], []
         for column in columns:  # the first call brings it into the cache for the second
             extremes.append(arrow.extremes(column, weight))
-            if halflife is None:
+            if exact:
+                sums.append(exact_moments(WHO, column[:, None], 1, weight, True, "weights"))
+            elif halflife is None:
                 found.append(arrow.parts([column], weight))
+        if exact:
+            every: Any = Moments.beside(sums)
+            return Step(every.parts, rows=rows, extremes=np.array(extremes).T, sums=every)
         if halflife is None:
             return Step(np.concatenate(found, axis=1), rows=rows, extremes=np.array(extremes).T)
         [(parts, _, seen, pairs, last)] = tables.faded(np.stack(columns).T, weight, Rows(halflife), 0)
@@ -126,15 +141,19 @@ class Learned:
         """Update the statistics by a batch, given as the steps of its pieces. missing: used if rows have weights."""
         statistics = self.state.statistics
         rows, before = sum(step.rows for step in steps), statistics.seen.copy()
-        if self.stored.parameters["halflife"] is None:
+        if self.state.sums is not None:
+            sums = Moments.merge([step.sums for step in steps if step.sums is not None])
+            self.state.add(sums, rows, 1, weighted)
+        elif self.stored.parameters["halflife"] is None:
             parts = cpu.merge([step.parts for step in steps])
             statistics.move(parts, rows=rows, finite=False)
         else:
-            for i, (parts, seen, pairs, last, n, _) in enumerate(steps):
+            for i, (parts, seen, pairs, last, n, *_) in enumerate(steps):
                 end = float(statistics.rows + n)
                 whole = i == len(steps) - 1  # the pieces of a batch count as one
                 statistics.move(parts, seen, pairs, last + end, rows=n, batches=int(whole), finite=False)
-        self.state.record()
+        if self.state.sums is None:
+            self.state.record()
         self._stretch([step.extremes for step in steps])
         self.rows += rows
         self.state.weighted |= weighted
@@ -151,9 +170,19 @@ class Learned:
         order = [self.names.index(name) for name in names]
         for a in self.state.statistics.arrays().values():
             a[...] = a[order]
+        if self.state.sums is not None:
+            self.state.sums = self.state.sums.picked(order)
         self.missing = None if self.missing is None else self.missing[order]
         self.extremes = None if self.extremes is None else self.extremes[:, order]
         self.stored.names = list(names) if self.stored.names else None
+
+    def forget(self, gone: "Learned") -> None:
+        """Take rows out of exact statistics. Which were the extremes of the others is not known."""
+        self.state.forget(gone.state.sums, gone.rows)
+        self.rows -= gone.rows
+        counted = self.missing is not None and gone.missing is not None
+        self.missing = np.subtract(self.missing, gone.missing) if counted else None  # type: ignore[arg-type]
+        self.extremes, self.stored.extra = None, {}
 
     def unseen(self) -> list[str]:
         """The features without any value."""
@@ -178,7 +207,7 @@ def merge(paths: Sequence[str]) -> Learned:
     """The merged statistics of several files, as if learned from all rows together."""
     first, *others = [Learned.read(path) for path in paths]
     for path, other in zip(paths[1:], others, strict=True):
-        for name in ("momentum", "halflife", "ddof"):
+        for name in ("momentum", "halflife", "ddof", "exact"):
             mine, its = first.stored.parameters[name], other.stored.parameters[name]
             if mine != its:
                 raise DataError(f"{path}: {name}: expected {mine}, as in {paths[0]}, got {its}")

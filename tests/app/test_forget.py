@@ -1,0 +1,70 @@
+"""`bnorm fit --exact`, `merge` and `forget`: one digest for the same rows, and rows that are taken out again."""
+
+import numpy as np
+import pytest
+
+import bnorm
+import bnorm.functional as F
+from commands import Command, table, write
+
+pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads files by pyarrow")
+
+X = table(400)
+WANT = F.moments(X, exact=True, skipna=True)
+
+
+@pytest.fixture
+def command(capsys):
+    return Command(capsys)
+
+
+def fit(command, tmp_path, rows, name, *more, x=X):
+    data, state = write(tmp_path / f"{name}.parquet", x[rows]), tmp_path / f"{name}.npz"
+    command("fit", "--exact", data, "-o", state, *more)
+    return state
+
+
+def shown(command, state):
+    return command("show", state, "--json").json
+
+
+def test_one_digest_however_rows_were_cut_merged_and_forgotten(command, tmp_path):
+    order = np.random.default_rng(0).permutation(len(X))
+    whole = fit(command, tmp_path, order, "whole", "--batch-rows", "33")
+    assert shown(command, whole)["digest"] == WANT.digest() == bnorm.load(whole).digest()
+    assert f"digest {WANT.digest()}" in command("show", whole).out
+    one, other = (fit(command, tmp_path, rows, f"p{i}") for i, rows in enumerate((order[:150], order[150:])))
+    command("merge", other, one, "-o", tmp_path / "m.safetensors")
+    assert shown(command, tmp_path / "m.safetensors")["digest"] == WANT.digest()
+    done = command("forget", whole, write(tmp_path / "gone.csv", X[order[:150]]), "-o", tmp_path / "left.npz")
+    assert done.out == f"{tmp_path / 'left.npz'}: 150 rows forgotten, 250 left\n"
+    left, want = shown(command, tmp_path / "left.npz"), shown(command, other)
+    assert left["digest"] == want["digest"] and left["rows"] == want["rows"] == 250
+    for got, feature in zip(left["features"], want["features"], strict=True):
+        assert got == {key: feature[key] for key in got}  # the extremes of what is left are not known
+    assert bnorm.load(tmp_path / "left.npz").digest() == left["digest"]
+
+
+def test_features_in_another_order(command, tmp_path):
+    one = fit(command, tmp_path, slice(100), "one")
+    reordered = shown(command, one)["features"]
+    reordered = [feature["feature"] for feature in reversed(reordered)]
+    other = fit(command, tmp_path, slice(100, None), "other", "--columns", ",".join(reordered))
+    command("merge", one, other, "-o", tmp_path / "m.npz")
+    assert shown(command, tmp_path / "m.npz")["digest"] == WANT.digest()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_what_cannot_be_forgotten(command, tmp_path, exact):
+    few, many = write(tmp_path / "few.csv", X[:5]), write(tmp_path / "many.csv", X)
+    command("fit", *(["--exact"] if exact else []), few, "-o", tmp_path / "s.npz")
+    failed = command.fails("forget", tmp_path / "s.npz", many, "-o", tmp_path / "new.npz")
+    assert ("a part of these values" if exact else "expected exact statistics") in failed
+    assert not (tmp_path / "new.npz").exists()
+
+
+def test_exact_and_rounded_states_do_not_merge(command, tmp_path):
+    one = fit(command, tmp_path, slice(100), "one")
+    command("fit", tmp_path / "one.parquet", "-o", tmp_path / "plain.npz")
+    failed = command.fails("merge", one, tmp_path / "plain.npz", "-o", tmp_path / "m.npz")
+    assert "exact: expected True" in failed
