@@ -101,6 +101,7 @@ static inline void bn_sum_any(bn_strip *s, const bn_home *home, double *x, ptrdi
                     if (s->blocks)
                         bn_flush_lane(s, home, i, 0, wide);
                     bn_window(s, i, B, r, wide);
+                    s->open = 1;
                 }
             }
         }
@@ -199,11 +200,14 @@ BN_APART void bn_add_rows(bn_strip *s, const bn_home *home, const void *x, ptrdi
 {
     if (s->blocks >= BN_MANY)
         bn_flush(s, home, wide);
-    if (wide ? bn_sum_usual(s, x, rows, stride, next, 1) : bn_sum_usual(s, x, rows, stride, next, 0))
-        return;
-    const int sifted = bn_sum_sifted(s, home, x, rows, stride, wide);
-    if (sifted > 0)
-        return;
+    int sifted = -1;
+    if (s->open) {
+        if (wide ? bn_sum_usual(s, x, rows, stride, next, 1) : bn_sum_usual(s, x, rows, stride, next, 0))
+            return;
+        sifted = bn_sum_sifted(s, home, x, rows, stride, wide);
+        if (sifted > 0)
+            return;
+    }
     double values[BN_BLOCK_F * BN_LANES];
     for (ptrdiff_t i = 0; i < rows; i++)
         for (int k = 0; k < BN_LANES; k++)

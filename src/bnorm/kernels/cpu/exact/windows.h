@@ -46,6 +46,7 @@ typedef struct {
     bn_lanes split[BN_PIECES], sum[BN_PIECES][2];
     int at[BN_LANES];       /* B */
     int blocks;             /* in the sums */
+    int open;               /* whether any lane has had a window */
 } bn_strip;
 
 /* What to fetch while a strip is summed: lines of 64 bytes, one for each row of floats and two for doubles. */
