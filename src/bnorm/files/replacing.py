@@ -47,8 +47,9 @@ def replacing(path: Any, durable: bool = False) -> Iterator[BinaryIO]:
     except BaseException as error:
         if beside != place:
             beside.unlink(missing_ok=True)
-        if isinstance(error, OSError) and (error.filename is None or HIDDEN.fullmatch(Path(error.filename).name)):
-            error.filename = os.fspath(path)  # such as that of a full disk
+        if isinstance(error, OSError) and error.errno is not None:  # such as that of a full disk
+            if error.filename is None or HIDDEN.fullmatch(Path(error.filename).name):
+                error.filename = os.fspath(path)
         raise
 
 
