@@ -11,6 +11,7 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm.kernels import cpu
+from bnorm.kernels.activation import IDENTITY
 
 NOT_IN_MEMORY = {
     ("polars", "LazyFrame"),
@@ -163,4 +164,4 @@ def extremes(x: ndarray, weight: ndarray | None = None) -> tuple[float, float]:
 
 def normalize(x: ndarray, stats: ndarray, out: ndarray) -> None:
     """Normalize one column, by (5, 1) statistics; FloatingPointError if it has an infinite value."""
-    cpu.normalize(x.reshape(1, 1, -1), stats, 1.0, out.reshape(1, 1, -1), finite=True)
+    cpu.normalize(x.reshape(1, 1, -1), stats, IDENTITY, out.reshape(1, 1, -1), finite=True)

@@ -13,10 +13,10 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm.kernels import BACKENDS, kernels_for, view
+from bnorm.kernels.activation import IDENTITY, NAMES, RELU, Activation, leaky
 
 FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))  # NumPy's own, in the machine's byte order
 FLOAT64 = np.dtype("float64")
-ACTIVATIONS = ("relu", "leaky_relu")
 LIGHTEST = 1e-290  # the smallest sum of weights that float64 can divide by
 
 
@@ -211,20 +211,18 @@ def parameter_dtype(who: str, dtype: Any) -> np.dtype[Any]:
     return kind
 
 
-def slope(who: str, activation: object, negative_slope: object) -> float:
-    """An activation as its slope below 0: 1 none, 0 ReLU, `negative_slope` leaky ReLU."""
+def activation(who: str, name: object, negative_slope: object) -> Activation:
+    """An activation by its name, as the kernels take it."""
     below = negative_slope if type(negative_slope) is float else number(who, "negative_slope", negative_slope)
     if not 0 <= below < 1:
         raise ValueError(f"{who}: negative_slope: expected a number from 0 to below 1, got {negative_slope!r}")
-    if activation is None:
-        return 1.0
-    if activation == "relu":
-        return 0.0
-    if not isinstance(activation, str):
-        raise TypeError(f"{who}: activation: expected None or a name, got {type_name(activation)}")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"{who}: activation: expected None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
-    return below + 0.0  # turns -0.0 into 0.0
+    if name is None or name == "relu":
+        return RELU if name else IDENTITY
+    if not isinstance(name, str):
+        raise TypeError(f"{who}: activation: expected None or a name, got {type_name(name)}")
+    if name not in NAMES:
+        raise ValueError(f"{who}: activation: expected None or one of {', '.join(NAMES[1:])}, got {name!r}")
+    return leaky(below + 0.0)  # turns -0.0 into 0.0
 
 
 def weights(

@@ -23,6 +23,7 @@ from bnorm.checks import FLOATS, array, vector
 from bnorm.documents import normalizes
 from bnorm.exact import moments as exact_moments
 from bnorm.kernels import BACKENDS, MEAN_SQUARE, VARIANCE, view
+from bnorm.kernels.activation import IDENTITY
 from bnorm.kernels.engines import engine_of
 from bnorm.moments import Moments
 from bnorm.passes import Gradients, Saved, channel_forward, pull_back, row_forward
@@ -86,10 +87,10 @@ def batch_norm(
         mean, var = checks.statistics(who, mean, var, shape, type(x))
     if type(eps) is not float or not 0.0 <= eps < inf:
         eps = checks.epsilon(who, eps)
-    slope = 1.0
+    act = IDENTITY
     if activation is not None or negative_slope != 0.01:
-        slope = checks.slope(who, activation, negative_slope)
-    return channel_forward(who, x, gamma, beta, mean, var, eps, axis, slope, weight, out, None, given)
+        act = checks.activation(who, activation, negative_slope)
+    return channel_forward(who, x, gamma, beta, mean, var, eps, axis, act, weight, out, None, given)
 
 
 @normalizes(
@@ -331,10 +332,10 @@ def _over_last_axes(
         beta = vector(who, "beta", beta, shape, type(x))
     if type(eps) is not float or not 0.0 <= eps < inf:
         eps = checks.epsilon(who, eps)
-    slope = 1.0
+    act = IDENTITY
     if activation is not None or negative_slope != 0.01:
-        slope = checks.slope(who, activation, negative_slope)
-    return row_forward(who, x, view.rows(x, len(shape)), gamma, beta, eps, rule, slope, out, given)
+        act = checks.activation(who, activation, negative_slope)
+    return row_forward(who, x, view.rows(x, len(shape)), gamma, beta, eps, rule, act, out, given)
 
 
 def _over_groups(
@@ -365,9 +366,9 @@ def _over_groups(
         beta = vector(who, "beta", beta, (channels,), type(x))
     if type(eps) is not float or not 0.0 <= eps < inf:
         eps = checks.epsilon(who, eps)
-    slope = 1.0
+    act = IDENTITY
     if activation is not None or negative_slope != 0.01:
-        slope = checks.slope(who, activation, negative_slope)
+        act = checks.activation(who, activation, negative_slope)
     rows = view.groups(x, num_groups, axis)
     checks.several_values(who, rows[0], x.shape, each)
-    return row_forward(who, x, rows, gamma, beta, eps, VARIANCE, slope, out, given)
+    return row_forward(who, x, rows, gamma, beta, eps, VARIANCE, act, out, given)

@@ -11,6 +11,7 @@ from numpy import ndarray
 
 from bnorm import checks, overlap
 from bnorm.kernels import BACKENDS, view
+from bnorm.kernels.activation import Activation
 from bnorm.kernels.cpu.entries import ready
 from bnorm.kernels.rule import Rule
 
@@ -27,12 +28,12 @@ class Saved:
     The forward sets the attributes itself: an `__init__` of so many arguments takes a tenth of a small forward.
     """
 
-    __slots__ = ("kernels", "layout", "slope", "x")
+    __slots__ = ("act", "kernels", "layout", "x")
 
     kernels: ModuleType  # the backend of the forward
     x: ndarray | None  # as the kernels see it; integers become float64 at the first backward
     layout: view.Layout  # how it was made from the caller's x
-    slope: float  # of the activation below 0, as the kernels take it
+    act: Activation
     order: tuple[int, ...] | None = None  # memory order of the axes of a result, if `layout` would give another
     shared: Any = None  # the kernels of a batch that several ranks share
 
@@ -57,7 +58,7 @@ class ChannelSaved(Saved):
     def gradients(self, dy: ndarray, params: bool, out: ndarray | None) -> Gradients:
         params = params and (self.has_gamma or self.has_beta)
         dx, dgamma, dbeta = self.kernels.backward(
-            dy, self.x, self.stats, self.count, self.weight, self.slope, self.frozen, params, out
+            dy, self.x, self.stats, self.count, self.weight, self.act, self.frozen, params, out
         )
         return dx, dgamma if self.has_gamma else None, dbeta if self.has_beta else None
 
@@ -84,7 +85,7 @@ class RowSaved(Saved):
         gamma, beta = self.gamma, self.beta
         params = params and not (gamma is None and beta is None)
         dx, dgamma, dbeta = self.kernels.rows_backward(
-            dy, self.x, self.mean, self.rstd, gamma, beta, self.rule, self.slope, params, out
+            dy, self.x, self.mean, self.rstd, gamma, beta, self.rule, self.act, params, out
         )
         if not params:
             return dx, None, None
@@ -105,7 +106,7 @@ def channel_forward(
     var: ndarray | None,
     eps: float,
     axis: int,
-    slope: float,
+    act: Activation,
     weight: Any = None,
     out: ndarray | None = None,
     running: Rule | None = None,
@@ -142,7 +143,7 @@ def channel_forward(
     if out is not None and (to := ready(out, block, layout, given)) is None:
         dtype = checks.FLOAT64 if block.dtype.kind in "bui" else block.dtype
         target, to, apart = overlap.output(who, out, layout, dtype, given, type(x))
-    y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, weight, slope, running, to)
+    y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, weight, act, running, to)
     if shared is None:
         saved = ChannelSaved()
         if not positive:
@@ -150,7 +151,7 @@ def channel_forward(
     else:
         saved = SharedSaved()
         saved.shared = shared
-    saved.kernels, saved.x, saved.layout, saved.slope = kernels, block, layout, slope
+    saved.kernels, saved.x, saved.layout, saved.act = kernels, block, layout, act
     saved.stats, saved.count, saved.left, saved.weight = stats, count, left, weight
     saved.frozen, saved.has_gamma, saved.has_beta = frozen, gamma is not None, beta is not None
     if out is None:
@@ -168,7 +169,7 @@ def row_forward(
     beta: ndarray | None,
     eps: float,
     rule: int,
-    slope: float,
+    act: Activation,
     out: ndarray | None = None,
     given: overlap.Given = (),
 ) -> tuple[ndarray, RowSaved]:
@@ -182,10 +183,10 @@ def row_forward(
     apart = True
     if out is not None and (to := ready(out, block, layout, given)) is None:
         target, to, apart = overlap.output(who, out, layout, block.dtype, given, type(x))
-    y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rule, slope, to)
+    y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rule, act, to)
     order = None if layout.order is None and x.flags.c_contiguous else view.axes_in_memory(x)
     saved = RowSaved()
-    saved.kernels, saved.x, saved.layout, saved.slope = kernels, block, layout, slope
+    saved.kernels, saved.x, saved.layout, saved.act = kernels, block, layout, act
     saved.mean, saved.rstd, saved.rule, saved.order = mean, rstd, rule, order
     # Copied here and not before: cores that have read a copy would slow the next one down.
     saved.gamma = saved.beta = None

@@ -72,11 +72,9 @@ def double_backward(
     wide: Any = cpu.widened(x)  # these kernels read float32 and float64
     v, g = (_like_x(name, value, saved, wide) for name, value in (("ddx", ddx), ("dy", dy)))
     if isinstance(saved, ChannelSaved):
-        results = second.channels(v, g, wide, saved.stats, saved.count, saved.weight, saved.slope, saved.frozen, k, q)
+        results = second.channels(v, g, wide, saved.stats, saved.count, saved.weight, saved.act, saved.frozen, k, q)
     elif isinstance(saved, RowSaved):
-        results = second.rows(
-            v, g, wide, saved.mean, saved.rstd, saved.gamma, saved.beta, saved.rule, saved.slope, k, q
-        )
+        results = second.rows(v, g, wide, saved.mean, saved.rstd, saved.gamma, saved.beta, saved.rule, saved.act, k, q)
     d_dy, dx, dgamma = results
     return _like_caller(d_dy, saved, x), _like_caller(dx, saved, x), dgamma.reshape(shape) if has_gamma else None
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import bnorm.functional as F
 import cases
+from bnorm.checks import activation as activation_of
 from bnorm.kernels import reference, view
 from cases import Case
 from compare import assert_same
@@ -74,7 +75,7 @@ def test_batch_norm(drawn, dtype, offset, seed, mode, activation, scaled, shifte
     gamma = rng.uniform(0.5, 2, c) * rng.choice([-1, 1], c) if scaled else None
     beta = rng.standard_normal(c) if shifted else None
     options = {"axis": case.axis, "activation": activation, "negative_slope": 0.2}
-    slope = {None: 1.0, "relu": 0.0, "leaky_relu": 0.2}[activation]
+    act = activation_of("", activation, 0.2)
     block, layout = view.channels(x, case.axis)
     w, statistics = None, ()
     if mode == "given":
@@ -93,7 +94,7 @@ def test_batch_norm(drawn, dtype, offset, seed, mode, activation, scaled, shifte
 
     y, saved = F.batch_norm(x, gamma, beta, **options)
     assert y.shape == x.shape and y.dtype == np.dtype(dtype)
-    want = reference.forward(exact(block), gamma, beta, 1e-5, *statistics, weight=w, slope=slope)
+    want = reference.forward(exact(block), gamma, beta, 1e-5, *statistics, weight=w, act=act)
     p = Problem(block, block, gamma, beta, w)
     got = view.like(y, layout), saved.stats, saved.count, saved.left
     tags = {"case": case.name, "mode": mode, "activation": activation}
@@ -102,7 +103,7 @@ def test_batch_norm(drawn, dtype, offset, seed, mode, activation, scaled, shifte
     dy = away_from_zero(rng.standard_normal(block.shape), block, dtype, saved.stats)
     gradients = F.backward(like(view.restore(dy, layout)), saved)
     frozen = mode == "given"
-    want = reference.backward(exact(dy), exact(block), saved.stats, saved.count, w, slope, frozen)
+    want = reference.backward(exact(dy), exact(block), saved.stats, saved.count, w, act, frozen)
     assert [g is None for g in gradients] == [False, not scaled, not shifted]
     got = [view.like(gradients[0], layout)] + [
         b if g is None else g for g, b in zip(gradients[1:], want[1:], strict=True)

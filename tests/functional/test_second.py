@@ -7,10 +7,10 @@ import bnorm
 import second_reference
 from bnorm import functional as F
 from bnorm.kernels import cpu
+from bnorm.kernels.activation import IDENTITY, RELU, leaky
 from bnorm.kernels.cpu import second
 
-ACTIVATIONS = (None, "relu", "leaky_relu")
-SLOPES = {None: 1.0, "relu": 0.0, "leaky_relu": 0.01}
+ACTIVATIONS = {None: 1.0, "relu": 0.0, "leaky_relu": 0.01}
 
 CHANNELS = {  # (outer, C, inner)
     (7, 3, 1): "a table",
@@ -58,9 +58,9 @@ def test_channels_agree_with_the_twin(shape, weighted, frozen, dtype):
     gamma, beta, ddgamma, ddbeta = rng.normal(size=(4, channels))
     weight = rng.integers(0, 3, (shape[0], shape[2])).astype(float) if weighted else None
     mean, var = (rng.normal(size=channels), 1 + rng.random(channels)) if frozen else (None, None)
-    for slope in (1.0, 0.0, 0.25):
-        _, stats, count, _ = cpu.forward(x, gamma, beta, 1e-5, mean, var, weight, slope)
-        given = (ddx, dy, x, stats, count, weight, slope, frozen, ddgamma, ddbeta)
+    for act in (IDENTITY, RELU, leaky(0.25)):
+        _, stats, count, _ = cpu.forward(x, gamma, beta, 1e-5, mean, var, weight, act)
+        given = (ddx, dy, x, stats, count, weight, act, frozen, ddgamma, ddbeta)
         check_close(second.channels(*given), second_reference.channels(*given), dtype, max(x.size, 1))
 
 
@@ -73,9 +73,9 @@ def test_rows_agree_with_the_twin(shape, affine, rule, dtype):
     channels = shape[1] * shape[2]
     x, dy, ddx = draw(rng, shape, dtype)
     gamma, beta, ddgamma, ddbeta = rng.normal(size=(4, channels)) if affine else [None] * 4
-    for slope in (1.0, 0.0, 0.25):
-        _, mean, rstd = cpu.rows_forward(x, gamma, beta, 1e-5, rule, slope)
-        given = (ddx, dy, x, mean, rstd, gamma, beta, rule, slope, ddgamma, ddbeta)
+    for act in (IDENTITY, RELU, leaky(0.25)):
+        _, mean, rstd = cpu.rows_forward(x, gamma, beta, 1e-5, rule, act)
+        given = (ddx, dy, x, mean, rstd, gamma, beta, rule, act, ddgamma, ddbeta)
         check_close(second.rows(*given), second_reference.rows(*given), dtype, max(x.size, 1))
 
 
@@ -153,7 +153,7 @@ def test_second_derivatives_are_those_of_autograd(norm, options, affine, activat
     tensors = {name: torch.from_numpy(a).requires_grad_() for name, a in {"x": x, "dy": dy, **parameters}.items()}
     w = None if weight is None else torch.from_numpy(weight)
     wanted = formula(torch, norm, tensors["x"], tensors.get("gamma"), tensors.get("beta"), w, options)
-    wanted = torch.where(wanted > 0, wanted, SLOPES[activation] * wanted)
+    wanted = torch.where(wanted > 0, wanted, ACTIVATIONS[activation] * wanted)
     np.testing.assert_allclose(y, wanted.detach().numpy(), atol=1e-13)
     by = [tensors["x"], *(tensors[name] for name in parameters)]
     first = torch.autograd.grad(wanted, by, tensors["dy"], create_graph=True)

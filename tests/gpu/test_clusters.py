@@ -5,6 +5,7 @@ import pytest
 
 from backends import CLUSTER_RUNS
 from bnorm.kernels import gpu, reference
+from bnorm.kernels.activation import RELU
 from bnorm.kernels.gpu import plans
 from compare import assert_close
 from emulated.device import CLUSTERED, emulated_device, needs_emulator  # noqa: F401
@@ -48,8 +49,8 @@ def test_every_schedule_gives_the_same_bits(device, monkeypatch):
     first = None
     for order in (0, 1, 2, 3, 4):
         monkeypatch.setattr(device, "order", order)
-        y, stats, count, _ = gpu.forward(x, None, None, 1e-5, slope=0.0)
-        results = [y, stats, *gpu.backward(dy, x, stats, count, slope=0.0)]
+        y, stats, count, _ = gpu.forward(x, None, None, 1e-5, act=RELU)
+        results = [y, stats, *gpu.backward(dy, x, stats, count, act=RELU)]
         first = first or [a.tobytes() for a in results]
         assert [a.tobytes() for a in results] == first, order
 

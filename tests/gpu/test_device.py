@@ -12,6 +12,7 @@ import pytest
 import bnorm
 import bnorm.functional as F
 from bnorm.kernels import gpu, reference
+from bnorm.kernels.activation import RELU
 from compare import EPS, assert_close, assert_same
 from kinds import KINDS, every_kind
 from layer_oracle import held
@@ -39,8 +40,8 @@ def test_forward_and_backward(cupy, shape, dtype):
     host = [cupy.asnumpy(a).astype(np.float64) for a in (x, dy, gamma, beta)]
     unit = 2.0**-10 if dtype == "float16" else 16 * EPS[np.dtype(dtype)]
     running = rule(cupy.zeros(shape[1]), cupy.ones(shape[1]), 0.1, ddof=1)
-    y, stats, count, left = gpu.forward(x, gamma, beta, 1e-5, slope=0.0, running=running)
-    want, want_stats, want_count, _ = reference.forward(host[0], *host[2:], 1e-5, slope=0.0)
+    y, stats, count, left = gpu.forward(x, gamma, beta, 1e-5, act=RELU, running=running)
+    want, want_stats, want_count, _ = reference.forward(host[0], *host[2:], 1e-5, act=RELU)
     assert (count, int(left)) == (want_count, 0)
     assert_close(cupy.asnumpy(y), want, unit * np.maximum(1, np.abs(want)), shape=shape, dtype=dtype)
     assert_close(cupy.asnumpy(stats), want_stats, 1e-6 * np.maximum(1, np.abs(want_stats)), shape=shape)
@@ -50,7 +51,7 @@ def test_forward_and_backward(cupy, shape, dtype):
     total = 1e-5 * np.abs(host[1]).sum()
     for got, exact in zip(found[1:], wanted[1:], strict=True):
         assert_close(cupy.asnumpy(got), exact, total, shape=shape)
-    again = gpu.forward(x, gamma, beta, 1e-5, slope=0.0)[0], *gpu.backward(dy, x, stats, count)
+    again = gpu.forward(x, gamma, beta, 1e-5, act=RELU)[0], *gpu.backward(dy, x, stats, count)
     for got, first in zip(again, (y, *found), strict=True):
         assert_same(cupy.asnumpy(got), cupy.asnumpy(first), shape=shape, what="a second run")
 

@@ -16,6 +16,7 @@ import pytest
 import child
 import gpu_sweep
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, gpu, reference
+from bnorm.kernels.activation import IDENTITY, RELU
 from bnorm.kernels.gpu import launching, plans, row_plans
 from compare import assert_close, assert_same
 
@@ -60,14 +61,14 @@ def test_every_instance(cupy, dtype):
         vectors = cupy.linspace(0.5, 2, channels), cupy.linspace(-1, 1, channels)
         weight = cupy.linspace(0, 1, case.shape[0] * (case.shape[2] if len(case.shape) == 3 else 1))
         weight = weight.reshape(case.shape[0], -1)
-        for slope in gpu_sweep.SLOPES:
-            got = gpu_sweep.results(case, slope, x, dy, vectors, weight)
-            want = gpu_sweep.results(case, slope, wide(cupy, x), wide(cupy, dy), vectors, weight)
+        for act in gpu_sweep.ACTIVATIONS:
+            got = gpu_sweep.results(case, act, x, dy, vectors, weight)
+            want = gpu_sweep.results(case, act, wide(cupy, x), wide(cupy, dy), vectors, weight)
             for (name, a), (_, b) in zip(got, want, strict=True):
                 size = max(1.0, float(cupy.abs(b).max()))
                 wrong = cupy.abs(wide(cupy, a) - b) > UNIT[dtype] * size
                 # rounding may decide on which side of the activation a value is
-                assert float(wrong.mean()) <= (1e-3 if slope < 1 else 0), (case, slope, name)
+                assert float(wrong.mean()) <= (0 if act == IDENTITY else 1e-3), (case, act, name)
 
 
 @pytest.mark.parametrize("rule", [VARIANCE, MEAN_SQUARE])
@@ -77,8 +78,8 @@ def test_rows(cupy, shape, dtype, rule):
     x, dy = drawn(cupy, shape, dtype, 0), drawn(cupy, shape, dtype, 1)
     gamma, beta = (cupy.linspace(0.5, 2, shape[1] * shape[2]) for _ in range(2))
     host = [cupy.asnumpy(wide(cupy, a)) for a in (x, dy, gamma, beta)]
-    y, mean, rstd = gpu.rows_forward(x, gamma, beta, 1e-5, rule, 0.0)
-    want = reference.rows_forward(host[0], *host[2:], 1e-5, rule, 0.0)
+    y, mean, rstd = gpu.rows_forward(x, gamma, beta, 1e-5, rule, RELU)
+    want = reference.rows_forward(host[0], *host[2:], 1e-5, rule, RELU)
     assert_close(cupy.asnumpy(wide(cupy, y)), want[0], UNIT[dtype] * np.maximum(1, np.abs(want[0])), shape=shape)
     found = gpu.rows_backward(dy, x, mean, rstd, gamma, beta, rule)
     wanted = reference.rows_backward(host[1], host[0], *want[1:], *host[2:], rule)

@@ -7,6 +7,7 @@ import pytest
 
 from backends import CUDA_CASES, CUDA_RUNS, MORE, Backend
 from bnorm.kernels import gpu, reference
+from bnorm.kernels.activation import IDENTITY, RELU, leaky
 from bnorm.kernels.gpu import jobs, launching, plans
 from cases import Case, c_order
 from compare import assert_close, assert_same
@@ -35,11 +36,11 @@ def planning(monkeypatch):
 def test_a_call_is_few_launches(planning, case, dtype):
     p = problem(case, dtype)
     count = p.x.size / max(1, case.num_channels)
-    for weight, slope in product((None, p.weight), (1.0, 0.0)):
-        _, stats, _, _ = gpu.forward(p.x, p.gamma, p.beta, 1e-5, weight=weight, slope=slope)
+    for weight, act in product((None, p.weight), (IDENTITY, RELU)):
+        _, stats, _, _ = gpu.forward(p.x, p.gamma, p.beta, 1e-5, weight=weight, act=act)
         assert len(planning.kernels()) <= 2
         for frozen in (False, True):
-            gpu.backward(p.dy, p.x, stats, count if weight is None else np.array(count), weight, slope, frozen)
+            gpu.backward(p.dy, p.x, stats, count if weight is None else np.array(count), weight, act, frozen)
             assert len(planning.kernels()) <= 2
     gpu.forward(p.x, p.gamma, p.beta, 1e-5, p.beta, p.gamma**2)
     assert len(planning.kernels()) == (case.num_channels > 0)
@@ -59,9 +60,9 @@ def test_every_schedule_gives_the_same_bits(device, case):
     for order in (0, 1, 2, 3, 0):
         device.order = order
         try:
-            y, found, *_ = gpu.forward(p.x, p.gamma, p.beta, 1e-5, slope=0.0)
+            y, found, *_ = gpu.forward(p.x, p.gamma, p.beta, 1e-5, act=RELU)
             weighted = gpu.moments(p.x, p.weight)
-            results = [y, found, *weighted, *gpu.backward(p.dy, p.x, stats, count, slope=0.0)]
+            results = [y, found, *weighted, *gpu.backward(p.dy, p.x, stats, count, act=RELU)]
         finally:
             device.order = 0
         bits = [a.tobytes() for a in results]
@@ -77,19 +78,19 @@ def test_leaky(device, case):
     """Also where dy and x are infinite: the slope is a factor, and only a slope of 0 selects."""
     p = problem(case, "float32")
     cuda = Backend("emulator", gpu)
-    got, want = cuda.both("forward", p.x, p.gamma, p.beta, 1e-5, slope=0.25)
-    assert_forward(got, want, p, "float32", False, case=case.name, slope=0.25)
+    got, want = cuda.both("forward", p.x, p.gamma, p.beta, 1e-5, act=leaky(0.25))
+    assert_forward(got, want, p, "float32", False, case=case.name, act=leaky(0.25))
     _, stats, count, _ = want
     dy = away_from_zero(p.dy, p.x, "float32", stats)
     got, want = cuda.both("backward", dy, p.x, stats, count, None, 0.25)
-    assert_backward(got, want, dy, p.x, stats, count, None, False, "float32", case=case.name, slope=0.25)
+    assert_backward(got, want, dy, p.x, stats, count, None, False, "float32", case=case.name, act=leaky(0.25))
     x = p.x.copy()
     x.flat[0], dy.flat[1] = -np.inf, np.inf
-    for slope in (0.0, 0.25):
-        got, want = (kernels.normalize(x, stats, slope) for kernels in (gpu, reference))
-        assert_same(np.isfinite(got), np.isfinite(want), case=case.name, slope=slope)
-        got, want = (kernels.backward(dy, x, stats, count, None, slope, True)[0] for kernels in (gpu, reference))
-        assert_same(np.isfinite(got), np.isfinite(want), case=case.name, slope=slope)
+    for act in (RELU, leaky(0.25)):
+        got, want = (kernels.normalize(x, stats, act) for kernels in (gpu, reference))
+        assert_same(np.isfinite(got), np.isfinite(want), case=case.name, act=act)
+        got, want = (kernels.backward(dy, x, stats, count, None, act, True)[0] for kernels in (gpu, reference))
+        assert_same(np.isfinite(got), np.isfinite(want), case=case.name, act=act)
 
 
 def test_unaligned(device):
@@ -114,8 +115,8 @@ def test_bfloat16(device, shape, why):
     x, dy = ((rng.standard_normal(shape) + 3).astype(bfloat16) for _ in range(2))
     gamma, beta = rng.uniform(0.5, 2, shape[1]), rng.standard_normal(shape[1])
     wide_x, wide_dy = x.astype(np.float64), dy.astype(np.float64)
-    y, stats, count, _ = gpu.forward(x, gamma, beta, 1e-5, slope=0.0)
-    want, stats_want, _, _ = reference.forward(wide_x, gamma, beta, 1e-5, slope=0.0)
+    y, stats, count, _ = gpu.forward(x, gamma, beta, 1e-5, act=RELU)
+    want, stats_want, _, _ = reference.forward(wide_x, gamma, beta, 1e-5, act=RELU)
     assert y.dtype == bfloat16
     assert_close(stats, stats_want, 1e-6 * np.abs(stats_want) + 1e-6, why=why)
     assert_close(y.astype(np.float64), want, 2.0**-8 * np.abs(want) + 1e-5, why=why)  # 8 bits, and float32 inside

@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpu_sweep
+from bnorm.kernels import activation
+from bnorm.kernels.activation import RELU
 from bnorm.kernels.gpu import jobs, launching, plans, row_plans
 from cuda_on_cpu.emulator import clusters
 from emulated.device import PlanningDevice
@@ -65,7 +67,7 @@ def test_every_element_belongs_to_one_step(outer, channels, inner, dtype, vector
         total = outer * channels * inner
     if total > 4 * SMALL:
         return
-    plan = plans.reduction("moments", outer, channels, inner, dtype, vectors, careful, "normalize", jobs.RELU, limits)
+    plan = plans.reduction("moments", outer, channels, inner, dtype, vectors, careful, "normalize", RELU.kind, limits)
     for launch in plan.launches:
         f = fields(launch)
         at, vector = positions(launch)
@@ -97,13 +99,13 @@ def test_limits_and_groups(outer, channels, inner, power, dtype, vectors, carefu
 def check_plans(outer, channels, inner, dtype, vectors, careful, limits):
     size = outer, channels, inner, dtype, vectors
     found = [
-        plans.reduction("moments", *size, careful, "", jobs.RELU, limits),
-        plans.reduction("moments", *size, careful, "normalize", jobs.RELU, limits),
-        plans.reduction("sums", *size, careful, "", jobs.RELU, limits),
-        plans.reduction("sums", *size, careful, "gradient", jobs.RELU, limits),
-        plans.reduction("sums", *size, False, "frozen", jobs.RELU, limits),
-        plans.map_only("normalize", *size, careful, jobs.RELU, limits),
-        plans.map_only("gradient", *size, careful, jobs.RELU, limits),
+        plans.reduction("moments", *size, careful, "", RELU.kind, limits),
+        plans.reduction("moments", *size, careful, "normalize", RELU.kind, limits),
+        plans.reduction("sums", *size, careful, "", RELU.kind, limits),
+        plans.reduction("sums", *size, careful, "gradient", RELU.kind, limits),
+        plans.reduction("sums", *size, False, "frozen", RELU.kind, limits),
+        plans.map_only("normalize", *size, careful, RELU.kind, limits),
+        plans.map_only("gradient", *size, careful, RELU.kind, limits),
     ]
     for alone, whole in (found[:2], found[2:4]):  # the pieces have the bits of the whole
         cuts = [fields(plan.launches[0]) | {"keep": 0, "streams": 0} for plan in (alone, whole)]
@@ -171,7 +173,7 @@ def test_rows(n, groups, channels, inner, dtype, vectors, params, limits):
     """Every value of a row belongs to one step of one thread, and a row to one block."""
     shape, size, many_rows = (n, groups, channels, inner), channels * inner, n * groups
     for name, more in (("rows_forward", False), ("rows_backward", params)):
-        plan = row_plans.rows(name, shape, dtype, vectors, True, more, jobs.RELU, limits)
+        plan = row_plans.rows(name, shape, dtype, vectors, True, more, RELU.kind, limits)
         first, *others = plan.launches
         f = fields(first)
         vector, steps, wide = (int(number) for number in re.findall(r"\d+", first.kernel.split(", ", 1)[1])[:3])
@@ -212,7 +214,7 @@ def rows_of_blocks(f, apart):
 @given(SIZES, SIZES, SIZES, SIZES, DTYPES, st.booleans(), LIMITS)
 def test_sums_over_rows(n, groups, channels, inner, dtype, vectors, limits):
     shape, size = (n, groups, channels, inner), channels * inner
-    plan = row_plans.row_sums(shape, dtype, vectors, jobs.RELU, limits)
+    plan = row_plans.row_sums(shape, dtype, vectors, RELU.kind, limits)
     (launch,) = plan.launches
     f = fields(launch)
     check_groups(launch)
@@ -296,8 +298,10 @@ def test_modes_are_spelled_once():
         assert [getattr(jobs, name) for name in names] == list(range(len(names)))
         for family in launching.FAMILIES:
             assert f"enum {{ {', '.join(names)} }};" in launching.source(family)
-    assert re.search(r"enum \{ BN_IDENTITY, BN_RELU, BN_LEAKY \};", launching.source("channels"))
-    assert [jobs.kind_of(slope) for slope in (1.0, 0.0, 0.01)] == [jobs.IDENTITY, jobs.RELU, jobs.LEAKY]
+    kinds = re.search(r"enum \{ BN_IDENTITY, (.*) \};", launching.source("channels"))[1].split(", ")
+    assert [(None, *kinds)[kind] for kind in activation.KINDS] == [
+        name and f"BN_{name.removesuffix('_relu').upper()}" for name in activation.NAMES
+    ]
 
 
 def test_kernels_are_those_that_plans_launch():
@@ -359,8 +363,8 @@ def test_the_sweep_forgets_no_instance(dtype, monkeypatch):
         x = np.empty(case.shape, numpy_type)
         vectors = np.ones((2, case.shape[1] * (case.shape[2] if case.what == "rows" else 1)))
         weight = np.ones((case.shape[0], case.shape[2] if len(case.shape) == 3 else 1))
-        for slope in gpu_sweep.SLOPES:
+        for act in gpu_sweep.ACTIVATIONS:
             with contextlib.suppress(FloatingPointError):
-                list(gpu_sweep.results(case, slope, x, x, vectors, weight))
+                list(gpu_sweep.results(case, act, x, x, vectors, weight))
     launched = set(device.kernels())
     assert launched == {name for family in gpu_sweep.FAMILIES for name in every(family, (dtype,))}

@@ -5,6 +5,7 @@ import pytest
 
 from backends import Backend
 from bnorm.kernels import gpu, reference
+from bnorm.kernels.activation import RELU
 from compare import assert_close, assert_same
 from emulated import rows as gpu_rows
 from emulated.device import emulated_device, needs_emulator  # noqa: F401
@@ -29,10 +30,10 @@ def test_rows_with_more_shared_memory(shape, dtype, device, monkeypatch):
     n, g, k, _ = shape
     x = (rng.standard_normal(shape) + 3 * rng.standard_normal((n, g, 1, 1))).astype(dtype)
     dy = rng.standard_normal(shape).astype(dtype)
-    for affine, rule, slope in gpu_rows.VARIANTS:
+    for affine, rule, act in gpu_rows.VARIANTS:
         gamma, beta = (rng.uniform(0.5, 2, g * k), rng.standard_normal(g * k)) if affine else (None, None)
-        tags = {"shape": shape, "dtype": dtype, "affine": affine, "rule": rule, "slope": slope}
-        args, got, _, _ = assert_rows(cuda, x, dy, gamma, beta, rule, slope, tags)
+        tags = {"shape": shape, "dtype": dtype, "affine": affine, "rule": rule, "act": act}
+        args, got, _, _ = assert_rows(cuda, x, dy, gamma, beta, rule, act, tags)
         without = gpu.rows_backward(*args, params=False)
         assert_same(without[0], got[0], what="dx without params", **tags)
         assert without[1] is None and without[2] is None
@@ -45,13 +46,13 @@ def test_schedules_and_places(shape, device):
     x, dy = rng.standard_normal((2, *shape)).astype("float32")
     gamma = rng.uniform(0.5, 2, shape[1] * shape[2])
     first = gpu.rows_forward(x, gamma, gamma, 1e-5)
-    back = gpu.rows_backward(dy, x, *first[1:], gamma, gamma, slope=0.0)
+    back = gpu.rows_backward(dy, x, *first[1:], gamma, gamma, act=RELU)
     for order in (1, 2, 3):
         device.order = order
         try:
             again = (
                 *gpu.rows_forward(x, gamma, gamma, 1e-5),
-                *gpu.rows_backward(dy, x, *first[1:], gamma, gamma, slope=0.0),
+                *gpu.rows_backward(dy, x, *first[1:], gamma, gamma, act=RELU),
             )
         finally:
             device.order = 0
@@ -61,7 +62,7 @@ def test_schedules_and_places(shape, device):
     assert_same(gpu.rows_forward(out, gamma, gamma, 1e-5, out=out)[0], first[0])
     for which in (0, 1):
         arrays = dy.copy(), x.copy()
-        got = gpu.rows_backward(*arrays, *first[1:], gamma, gamma, slope=0.0, out=arrays[which])
+        got = gpu.rows_backward(*arrays, *first[1:], gamma, gamma, act=RELU, out=arrays[which])
         for g, w in zip(got, back, strict=True):
             assert_same(g, w, which=which)
 

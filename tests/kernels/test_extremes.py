@@ -7,6 +7,7 @@ import pytest
 
 from backends import SWITCH, at_the_ends, each_backend
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu, reference
+from bnorm.kernels.activation import RELU
 from cases import CASES, DTYPES
 from compare import EPS, assert_close, assert_same, normalized_error
 from drawing import every_pair
@@ -16,8 +17,8 @@ from kernel_checks import (
     assert_moments,
     both,
     channel,
+    every_activation,
     every_dtype,
-    every_slope,
     problem,
 )
 from rules import forward, rule
@@ -39,7 +40,7 @@ def test_not_finite(backend, case, dtype, bad):
     assert np.isnan(np.moveaxis(y, 1, 0)[spoilt]).sum() == np.isnan(np.moveaxis(y_want, 1, 0)[spoilt]).sum()
     assert np.isfinite(stats[:, ~spoilt]).all() and np.isfinite(np.moveaxis(y, 1, 0)[~spoilt]).all()
     _, stats, count, _ = reference.forward(p.x, p.gamma, p.beta, 1e-5)
-    y, want = backend.both("normalize", x, stats, 0.0)
+    y, want = backend.both("normalize", x, stats, RELU)
     assert_same(np.isnan(y), np.isnan(want), case=case.name, dtype=dtype, bad=bad)
     (dx, *_), (want, *_) = backend.both("backward", p.dy, x, stats, count, frozen=True)
     assert_same(np.isfinite(dx), np.isfinite(want), what="frozen dx", case=case.name, dtype=dtype, bad=bad)
@@ -119,8 +120,8 @@ def test_a_constant_channel_is_exactly_beta(backend, case, dtype, eps):
             assert_same(stats[1], np.zeros(case.num_channels), what="var", **tags)
             rstd = eps**-0.5 if eps else 1.0
             assert_close(stats[2], np.full(case.num_channels, rstd), 1e-15 * rstd, what="rstd", **tags)
-            _, stats, count, _ = backend("forward", x, p.gamma, None, eps, slope=0.0)  # y is 0, which is not above 0
-            for gradient in backend("backward", p.dy, x, stats, count, slope=0.0):
+            _, stats, count, _ = backend("forward", x, p.gamma, None, eps, act=RELU)  # y is 0, which is not above 0
+            for gradient in backend("backward", p.dy, x, stats, count, act=RELU):
                 assert_same(gradient, np.zeros_like(gradient), what="gradients where the ReLU is", **tags)
         rows = x.reshape(x.shape[0], 1, int(np.prod(x.shape[1:])), 1)
         if backend.name == "cpu":  # of CUDA in tests/gpu/test_rows.py
@@ -209,22 +210,22 @@ def test_a_mean_far_from_zero_costs_nothing(backend, case, dtype, offset):
 
 
 @pytest.mark.parametrize(("x_size", "dy_size"), [(1e30, 1e9), (1e35, 1e4), (1e-30, 1e-10), (1e-20, 1e-20)])
-@every_slope
-def test_products_beyond_float32(x_size, dy_size, slope):
+@every_activation
+def test_products_beyond_float32(x_size, dy_size, act):
     """dy (x - mean) may leave the range of float32 where dgamma and dx do not."""
     rng = np.random.default_rng(5)
     x, dy = ((rng.standard_normal((2, 300, 3)).astype("float32")) * np.float32(1)).copy()
     x, dy = (x * x_size).astype("float32"), (dy * dy_size).astype("float32")
     gamma, beta = np.full(3, 1.5), np.full(3, 0.25)
-    _, stats, count, _ = reference.forward(x, gamma, beta, 0.0, slope=slope)
-    for got, want in zip(*both("backward", dy, x, stats, count, slope=slope), strict=True):
-        assert_close(got, want, 1e-5 * np.abs(want).max(), x_size=x_size, dy_size=dy_size, slope=slope)
+    _, stats, count, _ = reference.forward(x, gamma, beta, 0.0, act=act)
+    for got, want in zip(*both("backward", dy, x, stats, count, act=act), strict=True):
+        assert_close(got, want, 1e-5 * np.abs(want).max(), x_size=x_size, dy_size=dy_size, act=act)
     for shape in [(300, 1, 3, 1), (1, 1, 900, 1), (50, 3, 6, 1), (3, 2, 3, 50), (1, 1, 1, 900)]:
         rows, drows, of = x.reshape(shape), dy.reshape(shape), shape[1] * shape[2]
         gamma, beta = np.linspace(0.5, 1.5, of), np.full(of, 0.25)
-        _, mean, rstd = reference.rows_forward(rows, gamma, beta, 0.0, slope=slope)
-        for got, want in zip(*both("rows_backward", drows, rows, mean, rstd, gamma, beta, slope=slope), strict=True):
-            assert_close(got, want, 1e-5 * np.abs(want).max(), shape=shape, x_size=x_size, dy_size=dy_size, slope=slope)
+        _, mean, rstd = reference.rows_forward(rows, gamma, beta, 0.0, act=act)
+        for got, want in zip(*both("rows_backward", drows, rows, mean, rstd, gamma, beta, act=act), strict=True):
+            assert_close(got, want, 1e-5 * np.abs(want).max(), shape=shape, x_size=x_size, dy_size=dy_size, act=act)
 
 
 @pytest.mark.parametrize("size", [1e-280, 1e-45, 1e39, 1e280])

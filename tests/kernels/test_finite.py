@@ -5,9 +5,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from backends import SLOPES
+from backends import ACTIVATIONS
 from bnorm import get_num_threads, set_num_threads
 from bnorm.kernels import cpu, reference
+from bnorm.kernels.activation import RELU
 from cases import CASES, DTYPES
 from drawing import every_pair
 from kernel_checks import every_dtype, problem, stats_of
@@ -23,15 +24,15 @@ def statistics(channels):
     return stats_of(rng.standard_normal(channels), rng.uniform(0.5, 2, channels), rng.standard_normal(channels))
 
 
-@every_pair(["case", "dtype"], product(CASES, DTYPES), slope=SLOPES)
-def test_without_an_infinity_the_bits_are_the_same(case, dtype, slope):
+@every_pair(["case", "dtype"], product(CASES, DTYPES), act=ACTIVATIONS)
+def test_without_an_infinity_the_bits_are_the_same(case, dtype, act):
     x = problem(case, dtype).x.copy()
     x[np.random.default_rng(0).random(x.shape) < 0.1] = np.nan
     stats = statistics(case.num_channels)
-    want = cpu.normalize(x, stats, slope)
-    assert cpu.normalize(x, stats, slope, finite=True).tobytes() == want.tobytes()
+    want = cpu.normalize(x, stats, act)
+    assert cpu.normalize(x, stats, act, finite=True).tobytes() == want.tobytes()
     in_place = x.copy()
-    assert cpu.normalize(in_place, stats, slope, out=in_place, finite=True) is in_place
+    assert cpu.normalize(in_place, stats, act, out=in_place, finite=True) is in_place
     assert in_place.tobytes() == want.tobytes()
 
 
@@ -45,7 +46,7 @@ def test_one_infinity_is_found(case, dtype, bad):
             with found():
                 kernels.normalize(holds, stats, finite=True)
         with found():
-            cpu.normalize(holds, stats, slope=True, out=holds, finite=True)
+            cpu.normalize(holds, stats, act=RELU, out=holds, finite=True)
 
 
 def places(size):

@@ -7,8 +7,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from backends import CUDA_RUNS, SLOPES, SWITCH, each_backend, on_backends, parametrized
+from backends import ACTIVATIONS, CUDA_RUNS, SWITCH, each_backend, on_backends, parametrized
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu, gpu, reference
+from bnorm.kernels.activation import RELU
 from cases import CASES, DTYPES
 from compare import assert_close, assert_same, sum_error
 from drawing import every_pair, pairwise
@@ -61,52 +62,52 @@ def some_statistics(case, dtype):
     return p, stats_of(mean, p.gamma * 1.5, p.beta)
 
 
-@on_backends(slope=SLOPES)
-def test_normalize(backend, case, dtype, slope):
+@on_backends(act=ACTIVATIONS)
+def test_normalize(backend, case, dtype, act):
     p, stats = some_statistics(case, dtype)
     mean, _, _, scale, shift = stats
-    got, want = backend.both("normalize", p.x, stats, slope)
+    got, want = backend.both("normalize", p.x, stats, act)
     terms = (as_block(p.x) - channel(mean)) * channel(scale), channel(shift)
     allowed = map_error(dtype, as_block(want), *terms).reshape(p.x.shape)
     assert got.dtype == p.x.dtype
-    assert_close(got, want, allowed, case=case.name, dtype=dtype, slope=slope)
+    assert_close(got, want, allowed, case=case.name, dtype=dtype, act=act)
 
 
-@on_backends(weighted=SWITCH, slope=SLOPES)
-def test_grad_moments(backend, case, dtype, slope, weighted):
+@on_backends(weighted=SWITCH, act=ACTIVATIONS)
+def test_grad_moments(backend, case, dtype, act, weighted):
     p, stats = some_statistics(case, dtype)
     dy = away_from_zero(p.dy, p.x, dtype, stats)
-    got, want = backend.both("grad_moments", dy, p.x, stats, p.weight if weighted else None, slope)
+    got, want = backend.both("grad_moments", dy, p.x, stats, p.weight if weighted else None, act)
     wide_dy, t = as_block(dy), as_block(p.x) - channel(stats[0])
     for g, w, terms in zip(got, want, (wide_dy, wide_dy * t), strict=True):
-        assert_close(g, w, sum_error(dtype, terms, (0, 2)), case=case.name, dtype=dtype, slope=slope)
+        assert_close(g, w, sum_error(dtype, terms, (0, 2)), case=case.name, dtype=dtype, act=act)
 
 
-@on_backends(weighted=SWITCH, slope=SLOPES)
-def test_grad_input(backend, case, dtype, slope, weighted):
+@on_backends(weighted=SWITCH, act=ACTIVATIONS)
+def test_grad_input(backend, case, dtype, act, weighted):
     p, stats = some_statistics(case, dtype)
     dy = away_from_zero(p.dy, p.x, dtype, stats)
     coefficients = np.random.default_rng(4).standard_normal((3, case.num_channels))
     a, b, c = coefficients
-    got, want = backend.both("grad_input", dy, p.x, stats, coefficients, p.weight if weighted else None, slope)
+    got, want = backend.both("grad_input", dy, p.x, stats, coefficients, p.weight if weighted else None, act)
     w = p.weight[:, None] if weighted else 1.0
     terms = as_block(dy), w * channel(b) * (as_block(p.x) - channel(stats[0])), w * channel(c)
     allowed = map_error(dtype, as_block(want), *(channel(a) * term for term in terms)).reshape(p.x.shape)
     assert got.dtype == p.x.dtype
-    assert_close(got, want, allowed, case=case.name, dtype=dtype, slope=slope, weighted=weighted)
+    assert_close(got, want, allowed, case=case.name, dtype=dtype, act=act, weighted=weighted)
 
 
 # Batch norm ---------------------------------------------------------------------------------------------------------
 
 
-@on_backends(weighted=SWITCH, slope=SLOPES)
-def test_forward(backend, case, dtype, weighted, slope):
+@on_backends(weighted=SWITCH, act=ACTIVATIONS)
+def test_forward(backend, case, dtype, weighted, act):
     p = problem(case, dtype)
     options = {"weight": p.weight} if weighted else {}
-    got, want = backend.both("forward", p.x, p.gamma, p.beta, 1e-5, slope=slope, **options)
+    got, want = backend.both("forward", p.x, p.gamma, p.beta, 1e-5, act=act, **options)
     if backend.name != "cpu" and weighted and not case.num_channels:
         want = *want[:2], 0.0, want[3]  # nothing is launched, and so no weight is seen
-    assert_forward(got, want, p, dtype, weighted, case=case.name, slope=slope)
+    assert_forward(got, want, p, dtype, weighted, case=case.name, act=act)
 
 
 @each_backend(dtype=DTYPES, scaled=SWITCH, shifted=SWITCH, given=SWITCH)
@@ -118,23 +119,23 @@ def test_forward_without_gamma_or_beta(backend, dtype, scaled, shifted, given):
     assert_forward(got, want, p, dtype, False, scaled=scaled, shifted=shifted, given=given)
 
 
-@on_backends(slope=SLOPES)
-def test_inference(backend, case, dtype, slope):
+@on_backends(act=ACTIVATIONS)
+def test_inference(backend, case, dtype, act):
     p = problem(case, dtype)
     mean, var = reference.moments(p.x)[1] + 0.5, np.linspace(0.5, 2.0, case.num_channels)
-    got, want = backend.both("forward", p.x, p.gamma, p.beta, 1e-5, mean, var, slope=slope, weight=p.weight)
-    assert_forward(got, want, p, dtype, False, case=case.name, slope=slope)
+    got, want = backend.both("forward", p.x, p.gamma, p.beta, 1e-5, mean, var, act=act, weight=p.weight)
+    assert_forward(got, want, p, dtype, False, case=case.name, act=act)
 
 
-@on_backends(weighted=SWITCH, slope=SLOPES, frozen=SWITCH)
-def test_backward(backend, case, dtype, weighted, slope, frozen):
+@on_backends(weighted=SWITCH, act=ACTIVATIONS, frozen=SWITCH)
+def test_backward(backend, case, dtype, weighted, act, frozen):
     p = problem(case, dtype)
     weight = p.weight if weighted else None
     _, stats, count, _ = reference.forward(p.x, p.gamma, p.beta, 1e-5, weight=weight)
     dy = away_from_zero(p.dy, p.x, dtype, stats)
     given = np.array(count) if weighted and backend.name != "cpu" else count  # CUDA has the sum of weights there
-    got, want = backend.both("backward", dy, p.x, stats, given, weight, slope, frozen)
-    assert_backward(got, want, dy, p.x, stats, count, weight, frozen, dtype, case=case.name, slope=slope)
+    got, want = backend.both("backward", dy, p.x, stats, given, weight, act, frozen)
+    assert_backward(got, want, dy, p.x, stats, count, weight, frozen, dtype, case=case.name, act=act)
 
 
 @each_backend()
@@ -179,15 +180,15 @@ ROWS = [  # (N, G, K, L)
 RULES, AFFINE = [VARIANCE, MEAN_SQUARE], [False, True]
 ON_CUDA = [(*run, *variant) for run, variant in product(gpu_rows.RUNS, gpu_rows.VARIANTS)]
 ROW_RUNS = {
-    "cpu": list(dict.fromkeys(pairwise(list(product(ROWS, DTYPES)), AFFINE, RULES, SLOPES) + ON_CUDA)),
+    "cpu": list(dict.fromkeys(pairwise(list(product(ROWS, DTYPES)), AFFINE, RULES, ACTIVATIONS) + ON_CUDA)),
     "emulator": ON_CUDA,
     "device": ON_CUDA,
 }
-EVERY_ROW_RUN = list(product(ROWS, DTYPES, AFFINE, RULES, SLOPES))
+EVERY_ROW_RUN = list(product(ROWS, DTYPES, AFFINE, RULES, ACTIVATIONS))
 
 
-@parametrized(["shape", "dtype", "affine", "rule", "slope"], ROW_RUNS, EVERY_ROW_RUN)
-def test_rows(backend, shape, dtype, affine, rule, slope):
+@parametrized(["shape", "dtype", "affine", "rule", "act"], ROW_RUNS, EVERY_ROW_RUN)
+def test_rows(backend, shape, dtype, affine, rule, act):
     if backend.name == "emulator":
         gpu_rows.compiled()
     rng = np.random.default_rng(shape)
@@ -195,8 +196,8 @@ def test_rows(backend, shape, dtype, affine, rule, slope):
     x = (rng.standard_normal(shape) + 3 * rng.standard_normal((n, g, 1, 1))).astype(dtype)
     dy = rng.standard_normal(shape).astype(dtype)
     gamma, beta = (rng.uniform(0.5, 2, g * k), rng.standard_normal(g * k)) if affine else (None, None)
-    tags = {"shape": shape, "dtype": dtype, "affine": affine, "rule": rule, "slope": slope}
-    args, _, want, of_dx = assert_rows(backend, x, dy, gamma, beta, rule, slope, tags)
+    tags = {"shape": shape, "dtype": dtype, "affine": affine, "rule": rule, "act": act}
+    args, _, want, of_dx = assert_rows(backend, x, dy, gamma, beta, rule, act, tags)
     dx, dgamma, dbeta = backend("rows_backward", *args, params=False)
     assert dgamma is None and dbeta is None
     assert_close(dx, want[0], of_dx, what="dx without params", **tags)
@@ -209,19 +210,19 @@ def surrounded(row, by):
 A_ROW = [(1, 7, 1), (1, 33, 1), (2, 100, 1), (1, 300, 1), (1, 1100, 1), (3, 2, 49)]
 
 
-@every_pair(["shape", "dtype"], product(A_ROW, ["float32", "float64"]), affine=AFFINE, rule=RULES, slope=SLOPES)
-def test_a_row_is_its_own(shape, dtype, affine, rule, slope):
+@every_pair(["shape", "dtype"], product(A_ROW, ["float32", "float64"]), affine=AFFINE, rule=RULES, act=ACTIVATIONS)
+def test_a_row_is_its_own(shape, dtype, affine, rule, act):
     """Its bits are those that it has alone, whatever stands in the rows around it."""
     rng = np.random.default_rng(shape)
     g, k, _ = shape
     gamma, beta = rng.standard_normal((2, g * k)) if affine else (None, None)
     x, dy = rng.standard_normal((2, 1, *shape)).astype(dtype)
-    alone = cpu.rows_forward(x, gamma, beta, 1e-5, rule, slope)
-    dx, _, _ = cpu.rows_backward(dy, x, *alone[1:], gamma, beta, rule, slope)
+    alone = cpu.rows_forward(x, gamma, beta, 1e-5, rule, act)
+    dx, _, _ = cpu.rows_backward(dy, x, *alone[1:], gamma, beta, rule, act)
     for other in (np.nan, np.inf, np.finfo(dtype).max, np.finfo(dtype).smallest_subnormal):
         among = partial(surrounded, by=np.full((1, *shape), other, dtype))
-        many = cpu.rows_forward(among(x), gamma, beta, 1e-5, rule, slope)
-        all_dx, _, _ = cpu.rows_backward(among(dy), among(x), *many[1:], gamma, beta, rule, slope)
+        many = cpu.rows_forward(among(x), gamma, beta, 1e-5, rule, act)
+        all_dx, _, _ = cpu.rows_backward(among(dy), among(x), *many[1:], gamma, beta, rule, act)
         for i in range(1, 22, 2):
             assert many[0][i].tobytes() == alone[0].tobytes(), (other, i)
             assert many[1][i * g : (i + 1) * g].tobytes() == alone[1].tobytes(), (other, i)
@@ -244,10 +245,10 @@ def test_in_place(backend, case, dtype):
         (0, lambda x, dy, out: k.normalize(x, stats, out=out)),
         (0, lambda x, dy, out: k.forward(x, gamma, beta, 1e-5, out=out)[0]),
         (0, lambda x, dy, out: k.forward(x, gamma, beta, 1e-5, mean, var, out=out)[0]),
-        (0, lambda x, dy, out: k.grad_input(dy, x, stats, coefficients, weight, 0.0, out)),
-        (1, lambda x, dy, out: k.grad_input(dy, x, stats, coefficients, weight, 0.0, out)),
-        (0, lambda x, dy, out: k.backward(dy, x, stats, count, slope=0.0, out=out)[0]),
-        (1, lambda x, dy, out: k.backward(dy, x, stats, count, slope=0.0, out=out)[0]),
+        (0, lambda x, dy, out: k.grad_input(dy, x, stats, coefficients, weight, RELU, out)),
+        (1, lambda x, dy, out: k.grad_input(dy, x, stats, coefficients, weight, RELU, out)),
+        (0, lambda x, dy, out: k.backward(dy, x, stats, count, act=RELU, out=out)[0]),
+        (1, lambda x, dy, out: k.backward(dy, x, stats, count, act=RELU, out=out)[0]),
     ]
     for i, (which, call) in enumerate(calls):
         want = backend.down(call(x, dy, None))

@@ -10,6 +10,7 @@ import pytest
 import bnorm
 import bnorm.functional as F
 from bnorm.kernels import cpu
+from bnorm.kernels.activation import leaky
 from bnorm.sklearn import StandardScaler
 
 HALVES = [np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)]
@@ -104,7 +105,7 @@ def test_integers_go_through_batch_norm_as_float64_does(dtype, shape):
     wide = x.astype("f8")
     assert np.allclose(cpu.moments(x, w), cpu.moments(wide, w), rtol=1e-12, atol=1e-10)
     stats = cpu.finish(cpu.moments(wide), None, None, 1e-5)
-    assert cpu.normalize(x, stats, 0.2).tobytes() == cpu.normalize(wide, stats, 0.2).tobytes()
+    assert cpu.normalize(x, stats, leaky(0.2)).tobytes() == cpu.normalize(wide, stats, leaky(0.2)).tobytes()
     y, *_ = cpu.forward(x, None, None, 1e-5)
     assert y.dtype == np.float64
     assert np.allclose(y, cpu.forward(wide, None, None, 1e-5)[0], rtol=1e-12, atol=1e-12)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, reference
+from bnorm.kernels.activation import IDENTITY, RELU, leaky
 from compare import assert_close, assert_gradient, assert_same
 from rules import forward, rule
 
-every_slope = pytest.mark.parametrize("slope", [1.0, 0.0, 0.2])
+every_activation = pytest.mark.parametrize("act", [IDENTITY, RELU, leaky(0.2)])
 
 
 def on_off(*names):
@@ -134,64 +135,64 @@ def test_a_channel_that_is_not_finite(bad, pooled):
 # Gradients ----------------------------------------------------------------------------------------------------------
 
 
-@every_slope
+@every_activation
 @on_off("affine", "weighted")
 @pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (1, 2, 7), (7, 1, 1)])
-def test_gradients_of_batch_norm(shape, affine, weighted, slope):
+def test_gradients_of_batch_norm(shape, affine, weighted, act):
     x, dy = example(shape)
     gamma, beta = parameters(shape[1], affine)
     weight = weights((shape[0], int(np.prod(shape[2:])))) if weighted else None
 
     def loss(x=x, gamma=gamma, beta=beta):
-        return float((dy * reference.forward(x, gamma, beta, 1e-3, weight=weight, slope=slope)[0]).sum())
+        return float((dy * reference.forward(x, gamma, beta, 1e-3, weight=weight, act=act)[0]).sum())
 
-    _, stats, count, _ = reference.forward(x, gamma, beta, 1e-3, weight=weight, slope=slope)
-    dx, dgamma, dbeta = reference.backward(dy, x, stats, count, weight, slope)
-    assert_gradient(dx, loss, x, shape=shape, affine=affine, weighted=weighted, slope=slope)
+    _, stats, count, _ = reference.forward(x, gamma, beta, 1e-3, weight=weight, act=act)
+    dx, dgamma, dbeta = reference.backward(dy, x, stats, count, weight, act)
+    assert_gradient(dx, loss, x, shape=shape, affine=affine, weighted=weighted, act=act)
     if affine:
-        assert_gradient(dgamma, lambda gamma: loss(gamma=gamma), gamma, shape=shape, weighted=weighted, slope=slope)
-        assert_gradient(dbeta, lambda beta: loss(beta=beta), beta, shape=shape, weighted=weighted, slope=slope)
+        assert_gradient(dgamma, lambda gamma: loss(gamma=gamma), gamma, shape=shape, weighted=weighted, act=act)
+        assert_gradient(dbeta, lambda beta: loss(beta=beta), beta, shape=shape, weighted=weighted, act=act)
 
 
-@every_slope
+@every_activation
 @on_off("affine")
-def test_gradients_of_inference(affine, slope):
+def test_gradients_of_inference(affine, act):
     x, dy = example((4, 3, 5))
     gamma, beta = parameters(3, affine)
     mean, var = np.array([1.0, 2.0, 3.0]), np.array([0.5, 1.0, 4.0])
 
     def loss(x=x, gamma=gamma, beta=beta):
-        return float((dy * reference.forward(x, gamma, beta, 1e-3, mean, var, slope=slope)[0]).sum())
+        return float((dy * reference.forward(x, gamma, beta, 1e-3, mean, var, act=act)[0]).sum())
 
-    _, stats, count, skipped = reference.forward(x, gamma, beta, 1e-3, mean, var, slope=slope)
+    _, stats, count, skipped = reference.forward(x, gamma, beta, 1e-3, mean, var, act=act)
     assert (count, skipped) == (20.0, 0)
-    dx, dgamma, dbeta = reference.backward(dy, x, stats, count, slope=slope, frozen=True)
-    assert_gradient(dx, loss, x, affine=affine, slope=slope)
+    dx, dgamma, dbeta = reference.backward(dy, x, stats, count, act=act, frozen=True)
+    assert_gradient(dx, loss, x, affine=affine, act=act)
     if affine:
-        assert_gradient(dgamma, lambda gamma: loss(gamma=gamma), gamma, slope=slope)
-        assert_gradient(dbeta, lambda beta: loss(beta=beta), beta, slope=slope)
+        assert_gradient(dgamma, lambda gamma: loss(gamma=gamma), gamma, act=act)
+        assert_gradient(dbeta, lambda beta: loss(beta=beta), beta, act=act)
 
 
 ROWS = {"layer": (5, 1, 7, 1), "group": (3, 2, 3, 4), "instance": (3, 5, 1, 6)}
 
 
-@every_slope
+@every_activation
 @pytest.mark.parametrize("rule", [VARIANCE, MEAN_SQUARE])
 @on_off("affine")
 @pytest.mark.parametrize("shape", list(ROWS.values()), ids=list(ROWS))
-def test_gradients_of_rows(shape, affine, rule, slope):
+def test_gradients_of_rows(shape, affine, rule, act):
     x, dy = example(shape)
     gamma, beta = parameters(shape[1] * shape[2], affine)
 
     def loss(x=x, gamma=gamma, beta=beta):
-        return float((dy * reference.rows_forward(x, gamma, beta, 1e-3, rule, slope)[0]).sum())
+        return float((dy * reference.rows_forward(x, gamma, beta, 1e-3, rule, act)[0]).sum())
 
-    _, mean, rstd = reference.rows_forward(x, gamma, beta, 1e-3, rule, slope)
-    dx, dgamma, dbeta = reference.rows_backward(dy, x, mean, rstd, gamma, beta, rule, slope)
-    assert_gradient(dx, loss, x, shape=shape, affine=affine, rule=rule, slope=slope)
+    _, mean, rstd = reference.rows_forward(x, gamma, beta, 1e-3, rule, act)
+    dx, dgamma, dbeta = reference.rows_backward(dy, x, mean, rstd, gamma, beta, rule, act)
+    assert_gradient(dx, loss, x, shape=shape, affine=affine, rule=rule, act=act)
     if affine:
-        assert_gradient(dgamma, lambda gamma: loss(gamma=gamma), gamma, shape=shape, rule=rule, slope=slope)
-        assert_gradient(dbeta, lambda beta: loss(beta=beta), beta, shape=shape, rule=rule, slope=slope)
+        assert_gradient(dgamma, lambda gamma: loss(gamma=gamma), gamma, shape=shape, rule=rule, act=act)
+        assert_gradient(dbeta, lambda beta: loss(beta=beta), beta, shape=shape, rule=rule, act=act)
 
 
 def test_without_params_there_are_no_sums():

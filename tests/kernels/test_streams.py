@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bnorm.kernels import cpu, reference
+from bnorm.kernels.activation import IDENTITY, RELU, leaky
 from bnorm.kernels.cpu import entries
 from compare import EPS, assert_close, sum_error
 from kernel_checks import stats_of
@@ -59,16 +60,16 @@ def test_maps(kind, dtype):
     inside = slice(start, start + out.size)
     rows = pieces(len(x), max(1, len(x) // 5))
 
-    def normalize(i, slope, to=None):
-        return cpu.normalize(x[i], stats, slope, to)
+    def normalize(i, act, to=None):
+        return cpu.normalize(x[i], stats, act, to)
 
-    def grad_input(i, slope, to=None):
-        return cpu.grad_input(dy[i], x[i], stats, coefficients, None, slope, to)
+    def grad_input(i, act, to=None):
+        return cpu.grad_input(dy[i], x[i], stats, coefficients, None, act, to)
 
-    for f, slope in product((normalize, grad_input), (1.0, 0.0, 0.2)):
-        f(slice(None), slope, out)
+    for f, act in product((normalize, grad_input), (IDENTITY, RELU, leaky(0.2))):
+        f(slice(None), act, out)
         for i in rows:
-            assert f(i, slope).tobytes() == out[i].tobytes(), (f, slope, i)
+            assert f(i, act).tobytes() == out[i].tobytes(), (f, act, i)
         memory[inside] = untouched[inside]
         assert memory.tobytes() == untouched.tobytes(), (f, "wrote beside out")
 
@@ -118,13 +119,13 @@ def test_rows(shape, dtype):
     n = shape[0] * (16 // np.dtype(dtype).itemsize)  # 16 MiB of either type
     x, dy = rng.standard_normal((2, n, *shape[1:])).astype(dtype)
     gamma, beta = rng.standard_normal((2, shape[1] * shape[2]))
-    y, mean, rstd = cpu.rows_forward(x, gamma, beta, 1e-5, slope=0.0)
-    dx, _, _ = cpu.rows_backward(dy, x, mean, rstd, gamma, beta, slope=0.0)
+    y, mean, rstd = cpu.rows_forward(x, gamma, beta, 1e-5, act=RELU)
+    dx, _, _ = cpu.rows_backward(dy, x, mean, rstd, gamma, beta, act=RELU)
     step = n // 16
     for i in range(0, n, step):
-        part = cpu.rows_forward(x[i : i + step], gamma, beta, 1e-5, slope=0.0)
+        part = cpu.rows_forward(x[i : i + step], gamma, beta, 1e-5, act=RELU)
         assert part[0].tobytes() == y[i : i + step].tobytes(), i
-        part = cpu.rows_backward(dy[i : i + step], x[i : i + step], *part[1:], gamma, beta, slope=0.0)
+        part = cpu.rows_backward(dy[i : i + step], x[i : i + step], *part[1:], gamma, beta, act=RELU)
         assert part[0].tobytes() == dx[i : i + step].tobytes(), i
 
 
@@ -144,10 +145,10 @@ ROWS = [
 
 
 @pytest.mark.parametrize("size", [STREAM, FAR_ROWS], ids=["sent", "through the caches"])
-@pytest.mark.parametrize("slope", [1.0, 0.2])
+@pytest.mark.parametrize("act", [IDENTITY, leaky(0.2)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", ROWS, ids=str)
-def test_rows_anywhere(shape, dtype, slope, size):
+def test_rows_anywhere(shape, dtype, act, size):
     """Rows that are sent as they are computed, whole lines or not, wherever `out` begins, and in place; or rows
     through the caches, of which a gradient fetches ahead."""
     if size == FAR_ROWS:
@@ -158,15 +159,15 @@ def test_rows_anywhere(shape, dtype, slope, size):
     _, dy = large(shape, size, dtype, 2, offset + 1)
     gamma, beta = rng.standard_normal((2, shape[0] * shape[1]))
     rows = pieces(len(x), max(1, len(x) // 5))
-    parts = [cpu.rows_forward(x[i], gamma, beta, 1e-5, slope=slope) for i in rows]
+    parts = [cpu.rows_forward(x[i], gamma, beta, 1e-5, act=act) for i in rows]
     mean, rstd = (np.concatenate([part[j] for part in parts]) for j in (1, 2))
 
     def forward(x, out):
-        return cpu.rows_forward(x, gamma, beta, 1e-5, slope=slope, out=out)[0]
+        return cpu.rows_forward(x, gamma, beta, 1e-5, act=act, out=out)[0]
 
     def backward(x, out, i=slice(None)):
         of = slice(*(k * shape[0] for k in i.indices(len(dy))[:2]))
-        return cpu.rows_backward(dy[i], x, mean[of], rstd[of], gamma, beta, slope=slope, out=out)[0]
+        return cpu.rows_backward(dy[i], x, mean[of], rstd[of], gamma, beta, act=act, out=out)[0]
 
     wanted = [np.concatenate([part[0] for part in parts]), np.concatenate([backward(x[i], None, i) for i in rows])]
     for f, want in zip((forward, backward), wanted, strict=True):
@@ -195,7 +196,7 @@ def test_small_maps_from_every_place_in_a_line(shape, dtype):
         memory.fill(7)
         out = memory[line + offset :][: x.size].reshape(shape)
         for name, want in zip(("normalize", "grad_input"), wanted, strict=True):
-            args = (x, stats, 1.0) if name == "normalize" else (x, x, stats, coefficients, None, 1.0)
+            args = (x, stats, IDENTITY) if name == "normalize" else (x, x, stats, coefficients, None, IDENTITY)
             getattr(cpu, name)(*args, out)
             assert out.tobytes() == want.tobytes(), (name, offset)
         out[...] = 7

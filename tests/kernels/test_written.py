@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bnorm.kernels import cpu
+from bnorm.kernels.activation import IDENTITY
 
 SHAPE = (40, 6)
 rng = np.random.default_rng(0)
@@ -13,9 +14,9 @@ X, DY = rng.standard_normal((2, *SHAPE))
 ROWS = X.reshape(40, 1, 6, 1)
 STATS = rng.uniform(0.5, 2, (5, 6))
 WRITERS = {
-    "normalize": lambda x, out: cpu.normalize(x, STATS, 1.0, out),
-    "normalize finite": lambda x, out: cpu.normalize(x, STATS, 1.0, out, True),
-    "grad_input": lambda x, out: cpu.grad_input(x, x, STATS, STATS[:3], None, 1.0, out),
+    "normalize": lambda x, out: cpu.normalize(x, STATS, IDENTITY, out),
+    "normalize finite": lambda x, out: cpu.normalize(x, STATS, IDENTITY, out, True),
+    "grad_input": lambda x, out: cpu.grad_input(x, x, STATS, STATS[:3], None, IDENTITY, out),
     "forward": lambda x, out: cpu.forward(x, None, None, 1e-5, out=out),
     "inference": lambda x, out: cpu.forward(x, None, None, 1e-5, STATS[0], STATS[1], out=out),
     "backward": lambda x, out: cpu.backward(x, x, STATS, 40.0, out=out),

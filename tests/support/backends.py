@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from bnorm.kernels import cpu, gpu, reference
+from bnorm.kernels.activation import IDENTITY, RELU, leaky
 from bnorm.kernels.gpu import launching
 from cases import CASES, DTYPES, Case, c_order
 from drawing import pairwise, text
@@ -19,7 +20,7 @@ from emulated.device import CLUSTERED, SMALL, emulated, needs_emulator
 from kernel_checks import exact
 
 SWITCH = (False, True)
-SLOPES = (1.0, 0.0, 0.2)
+ACTIVATIONS = (IDENTITY, RELU, leaky(0.2))
 
 MORE = [  # what the launch plans of CUDA tell apart, beside the cases of everything
     Case((70, 3, 49), 1, c_order, "rows of channels, an inner of 49, and a rest: widened columns"),
@@ -139,8 +140,8 @@ def parametrized(names, runs, slow=()):
 def on_backends(cuda=CUDA_RUNS, **settings):
     """Parameters backend, case, dtype and the settings, each with its values: on the processor every two of them meet,
     over all cases and types, and those that were made for CUDA in float32. CUDA takes each case and type once, and of
-    SLOPES only the first, as each is another instance to compile."""
-    few = [all_[:2] if all_ is SLOPES else all_ for all_ in settings.values()]
+    ACTIVATIONS only the first, as each is another instance to compile."""
+    few = [all_[:2] if all_ is ACTIVATIONS else all_ for all_ in settings.values()]
     there, clustered = (pairwise(rows, *few, once=True) for rows in (cuda, CLUSTER_RUNS))
     rows = [*product(CASES, DTYPES), *product(MORE, ["float32"])]
     runs = {"cpu": pairwise(rows, *settings.values()), "emulator": there, "clusters": clustered}

@@ -15,6 +15,7 @@ import numpy as np
 
 import bnorm
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu
+from bnorm.kernels.activation import IDENTITY, RELU, leaky
 from rules import forward, rule
 
 # What takes another way from a shape to tasks, or from a task to loops. All but the last have more values than one
@@ -65,7 +66,7 @@ def basics(shape, dtype):
     gamma, beta, mean, var = vectors(shape[1])
     running = mean.copy(), var.copy()
     moving = rule(*running, 0.1, np.full(shape[1], 5.0), 1)
-    _, stats, count, _ = training = forward(cpu, x, gamma, beta, EPS, slope=0.0, running=moving)
+    _, stats, count, _ = training = forward(cpu, x, gamma, beta, EPS, act=RELU, running=moving)
     yield "training", training
     yield "running", running
     yield "inference", cpu.forward(x, gamma, beta, EPS, mean, var)
@@ -81,17 +82,17 @@ def the_rest(shape, dtype):
     stats = np.stack([mean, var, var, gamma, beta])
     _, found, count, _ = weighted = cpu.forward(x, gamma, beta, EPS, weight=w)
     yield "weighted", weighted
-    yield "backward, weighted, relu", cpu.backward(dy, x, found, count, w, 0.0)
-    yield "backward, frozen, relu", cpu.backward(dy, x, found, count, slope=0.0, frozen=True)
-    yield "backward, weighted, leaky", cpu.backward(dy, x, found, count, w, 0.2)
+    yield "backward, weighted, relu", cpu.backward(dy, x, found, count, w, RELU)
+    yield "backward, frozen, relu", cpu.backward(dy, x, found, count, act=RELU, frozen=True)
+    yield "backward, weighted, leaky", cpu.backward(dy, x, found, count, w, leaky(0.2))
     yield "moments", (cpu.moments(x),)
     yield "moments, weighted, skipna", (cpu.moments(holes, w, True),)
     yield "moments, skipna", (cpu.moments(holes, skipna=True),)
-    yield "normalize", (cpu.normalize(x, stats, 0.0),)
-    yield "normalize, leaky", (cpu.normalize(x, stats, 0.2),)
+    yield "normalize", (cpu.normalize(x, stats, RELU),)
+    yield "normalize, leaky", (cpu.normalize(x, stats, leaky(0.2)),)
     yield "grad_moments", (cpu.grad_moments(dy, x, stats),)
-    yield "grad_moments, relu", (cpu.grad_moments(dy, x, stats, slope=0.0),)
-    yield "grad_input", (cpu.grad_input(dy, x, stats, np.stack([gamma, beta, var]), w, 0.0),)
+    yield "grad_moments, relu", (cpu.grad_moments(dy, x, stats, act=RELU),)
+    yield "grad_input", (cpu.grad_input(dy, x, stats, np.stack([gamma, beta, var]), w, RELU),)
 
 
 def not_a_number(shape, dtype):
@@ -106,20 +107,20 @@ def not_a_number(shape, dtype):
             sign = some.integers(0, 2, 5).astype(unsigned) << np.array(8 * x.itemsize - 1, unsigned)
             bits[at] = quiet | some.integers(0, 1 << 20, 5).astype(unsigned) | sign
     gamma, beta, mean, var = vectors(shape[1])
-    for slope in (1.0, 0.0, 0.2):
-        _, stats, count, _ = training = cpu.forward(x, gamma, beta, EPS, slope=slope)
-        yield f"NaN, training, {slope}", training
-        yield f"NaN, inference, {slope}", cpu.forward(x, gamma, beta, EPS, mean, var, slope=slope)
-        yield f"NaN, backward, {slope}", cpu.backward(dy, x, stats, count, slope=slope)
+    for act in (IDENTITY, RELU, leaky(0.2)):
+        _, stats, count, _ = training = cpu.forward(x, gamma, beta, EPS, act=act)
+        yield f"NaN, training, {act.slope}", training
+        yield f"NaN, inference, {act.slope}", cpu.forward(x, gamma, beta, EPS, mean, var, act=act)
+        yield f"NaN, backward, {act.slope}", cpu.backward(dy, x, stats, count, act=act)
         clean = cpu.forward(np.nan_to_num(x), gamma, beta, EPS)[1]
-        yield f"NaN, backward of dy, {slope}", cpu.backward(dy, x, clean, count, slope=slope)
+        yield f"NaN, backward of dy, {act.slope}", cpu.backward(dy, x, clean, count, act=act)
         block = x.reshape(shape[0], 1, -1, 1) if len(shape) == 2 else x.reshape(shape[0], 1, *shape[1:])
         gamma_, beta_, *_ = vectors(block.shape[1] * block.shape[2])
-        _, mean_, rstd = forward = cpu.rows_forward(block, gamma_, beta_, EPS, slope=slope)
-        yield f"NaN, rows, {slope}", forward
+        _, mean_, rstd = forward = cpu.rows_forward(block, gamma_, beta_, EPS, act=act)
+        yield f"NaN, rows, {act.slope}", forward
         yield (
-            f"NaN, rows, backward, {slope}",
-            cpu.rows_backward(dy.reshape(block.shape), block, mean_, rstd, gamma_, beta_, slope=slope),
+            f"NaN, rows, backward, {act.slope}",
+            cpu.rows_backward(dy.reshape(block.shape), block, mean_, rstd, gamma_, beta_, act=act),
         )
     w = np.abs(values((shape[0], int(np.prod(shape[2:]))), "f8", 11)).round(1)
     _, stats, count, _ = weighted = cpu.forward(x, gamma, beta, EPS, weight=w)
@@ -133,12 +134,12 @@ def rows(shape, dtype):
     x, dy = values(shape, dtype, 7) + np.asarray(3, dtype), values(shape, dtype, 1 << 19)
     gamma, beta, *_ = vectors(shape[1] * shape[2])
     for by, name in ((VARIANCE, "rows"), (MEAN_SQUARE, "rms")):
-        slope = 0.0 if by == MEAN_SQUARE else 1.0
-        y, mean, rstd = cpu.rows_forward(x, gamma, beta, EPS, by, slope)
+        act = RELU if by == MEAN_SQUARE else IDENTITY
+        y, mean, rstd = cpu.rows_forward(x, gamma, beta, EPS, by, act)
         yield name, (y, mean, rstd)
-        yield f"{name}, backward", cpu.rows_backward(dy, x, mean, rstd, gamma, beta, by, slope)
-    yield "rows, leaky", cpu.rows_forward(x, gamma, beta, EPS, slope=0.2)
-    yield "rows, leaky, backward", cpu.rows_backward(dy, x, mean, rstd, gamma, beta, slope=0.2)
+        yield f"{name}, backward", cpu.rows_backward(dy, x, mean, rstd, gamma, beta, by, act)
+    yield "rows, leaky", cpu.rows_forward(x, gamma, beta, EPS, act=leaky(0.2))
+    yield "rows, leaky, backward", cpu.rows_backward(dy, x, mean, rstd, gamma, beta, act=leaky(0.2))
     _, mean, rstd = plain = cpu.rows_forward(x, None, None, EPS)
     yield "rows, plain", plain
     yield "rows, plain, backward", cpu.rows_backward(dy, x, mean, rstd, None, None, params=False)
@@ -152,7 +153,7 @@ def integers(shape, dtype):
     w = np.abs(values((shape[0], int(np.prod(shape[2:]))), "f8", 11)).round(1)
     yield "moments", (cpu.moments(x), cpu.moments(x, w))
     yield "training", cpu.forward(x, gamma, beta, EPS)
-    yield "inference", cpu.forward(x, gamma, beta, EPS, mean, var, slope=0.0)
+    yield "inference", cpu.forward(x, gamma, beta, EPS, mean, var, act=RELU)
 
 
 def conversions(shape, dtype):

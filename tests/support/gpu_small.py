@@ -3,6 +3,7 @@
 import cupy
 
 from bnorm.kernels import gpu
+from bnorm.kernels.activation import RELU
 
 
 def main() -> None:
@@ -10,13 +11,13 @@ def main() -> None:
         x = cupy.random.default_rng(0).standard_normal(shape, dtype=cupy.float32)
         weight = cupy.ones((shape[0], shape[2] if len(shape) > 2 else 1))
         for w in (None, weight):
-            _, stats, count, _ = gpu.forward(x, None, None, 1e-5, weight=w, slope=0.0)
-            gpu.backward(x, x, stats, count, w, slope=0.0)
+            _, stats, count, _ = gpu.forward(x, None, None, 1e-5, weight=w, act=RELU)
+            gpu.backward(x, x, stats, count, w, act=RELU)
     for shape in ((30, 1, 700, 1), (300, 1, 36, 1), (3, 1, 9000, 1), (3, 4, 2, 49), (2, 2, 2, 9000)):
         x = cupy.random.default_rng(0).standard_normal(shape, dtype=cupy.float32)
         gamma = cupy.ones(shape[1] * shape[2])
         _, mean, rstd = gpu.rows_forward(x, gamma, gamma, 1e-5)
-        gpu.rows_backward(x, x, mean, rstd, gamma, gamma, slope=0.0)
+        gpu.rows_backward(x, x, mean, rstd, gamma, gamma, act=RELU)
     cupy.cuda.Device().synchronize()
 
 

@@ -3,11 +3,12 @@
 from typing import NamedTuple
 
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, gpu
+from bnorm.kernels.activation import IDENTITY, RELU, leaky
 from bnorm.kernels.gpu import plans, row_plans
 from bnorm.kernels.gpu.plans import SHORT_RUN
 
 FAMILIES = ("channels", "clusters", "rows", "row_channels")
-SLOPES = (1.0, 0.0, 0.25)
+ACTIVATIONS = (IDENTITY, RELU, leaky(0.25))
 IMAGES = 70  # more channels than half of the processors: each gets a block, and keeps what it has read
 CLUSTERS = 32, (300 << 10, 600 << 10, 1000 << 10)  # channels, and bytes of each, that clusters keep
 MANY_CHANNELS = 14000  # of a group: more than a block keeps the sums of
@@ -47,25 +48,25 @@ def cases(dtype):
     yield Case("weighted", (6, 3, 300))
 
 
-def results(case, slope, x, dy, vectors, weight):
+def results(case, act, x, dy, vectors, weight):
     """What the calls of a case return, by name. `vectors` are gamma and beta."""
     gamma, beta = vectors
     if case.what == "rows":
         for rule in (VARIANCE, MEAN_SQUARE):
-            y, mean, rstd = gpu.rows_forward(x, gamma, beta, 1e-5, rule, slope)
+            y, mean, rstd = gpu.rows_forward(x, gamma, beta, 1e-5, rule, act)
             yield "y", y
-            dx, dgamma, dbeta = gpu.rows_backward(dy, x, mean, rstd, gamma, beta, rule, slope)
+            dx, dgamma, dbeta = gpu.rows_backward(dy, x, mean, rstd, gamma, beta, rule, act)
             yield from (("dx", dx), ("dgamma", dgamma), ("dbeta", dbeta))
-            yield "dx", gpu.rows_backward(dy, x, mean, rstd, gamma, beta, rule, slope, False)[0]
+            yield "dx", gpu.rows_backward(dy, x, mean, rstd, gamma, beta, rule, act, False)[0]
         return
     w = weight if case.what == "weighted" else None
-    y, stats, count, _ = gpu.forward(x, gamma, beta, 1e-5, weight=w, slope=slope)
+    y, stats, count, _ = gpu.forward(x, gamma, beta, 1e-5, weight=w, act=act)
     yield "y", y
     yield "stats", stats
-    dx, dgamma, dbeta = gpu.backward(dy, x, stats, count, w, slope)
+    dx, dgamma, dbeta = gpu.backward(dy, x, stats, count, w, act)
     yield from (("dx", dx), ("dgamma", dgamma), ("dbeta", dbeta))
     yield "stats", gpu.finish(gpu.moments(x, w), gamma, beta, 1e-5)
-    yield "sums", gpu.finish_gradients(gpu.grad_moments(dy, x, stats, w, slope), stats, count)
-    yield "dx", gpu.backward(dy, x, stats, count, None, slope, frozen=True)[0]
-    yield "y", gpu.normalize(x, stats, slope)
-    yield "y", gpu.normalize(x, stats, slope, finite=True)
+    yield "sums", gpu.finish_gradients(gpu.grad_moments(dy, x, stats, w, act), stats, count)
+    yield "dx", gpu.backward(dy, x, stats, count, None, act, frozen=True)[0]
+    yield "y", gpu.normalize(x, stats, act)
+    yield "y", gpu.normalize(x, stats, act, finite=True)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from bnorm.kernels import VARIANCE, cpu, reference, view
+from bnorm.kernels.activation import IDENTITY, RELU, leaky
 from cases import CASES, DTYPES
 from compare import EPS, assert_close, normalized_error, rounding, sum_error
 
@@ -19,7 +20,7 @@ every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
-every_slope = pytest.mark.parametrize("slope", [1.0, 0.0, 0.2], ids=["plain", "relu", "leaky"])
+every_activation = pytest.mark.parametrize("act", [IDENTITY, RELU, leaky(0.2)], ids=["plain", "relu", "leaky"])
 
 
 def on_off(*names):
@@ -158,12 +159,12 @@ def assert_backward(got, want, dy, x, stats, count, weight, frozen, dtype, **cas
     assert_close(got[0], as_stored(dtype, got[0], want[0], allowed), allowed, what="dx", **case)
 
 
-def assert_rows(backend, x, dy, gamma, beta, rule, slope, tags):
+def assert_rows(backend, x, dy, gamma, beta, rule, act, tags):
     """Rows normalized and pulled back, against the reference: the arguments of the backward, what it returned, what was
     wanted, and how far dx may be off."""
     n, g, k, _ = x.shape
     dtype, unit = x.dtype, EPS[x.dtype]
-    got, want = backend.both("rows_forward", x, gamma, beta, 1e-5, rule, slope)
+    got, want = backend.both("rows_forward", x, gamma, beta, 1e-5, rule, act)
     mean, rstd = want[1:]
     of_mean = 4 * unit / np.where(rstd > 0, rstd, 1) + np.spacing(np.abs(mean))  # both are rounded to float64
     assert_close(got[1], mean, of_mean, what="mean", **tags)
@@ -178,7 +179,7 @@ def assert_rows(backend, x, dy, gamma, beta, rule, slope, tags):
     assert_close(got[0], want[0], of_y, what="y", **tags)
 
     dy = np.where(np.abs(xhat * gain + shift) <= 2 * of_y, 0, dy).astype(dtype)  # too close to the ReLU's corner
-    args = dy, x, mean, rstd, gamma, beta, rule, slope
+    args = dy, x, mean, rstd, gamma, beta, rule, act
     got, want = backend.both("rows_backward", *args)
     wide_dy = np.abs(dy.astype(np.longdouble))
     dxhat, count = wide_dy * gain, max(x[0].size // max(g, 1), 1) if n else 1

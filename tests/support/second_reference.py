@@ -7,14 +7,14 @@ before the activation, v = ddx, k = ddgamma, q = ddbeta.
 import numpy as np
 
 
-def channels(ddx, dy, x, stats, count, weight, slope, frozen, ddgamma, ddbeta):
+def channels(ddx, dy, x, stats, count, weight, act, frozen, ddgamma, ddbeta):
     """d_dy, dx, dgamma for arrays (outer, C, inner), and weight (outer, inner)."""
     wide = np.longdouble if x.dtype == np.float64 else np.float64
     (mean, _, r, a, shift), n = (row.astype(wide)[:, None] for row in stats), count or 1.0
     k, q = (np.zeros_like(r) if p is None else p.astype(wide)[:, None] for p in (ddgamma, ddbeta))
     v, dy, x = (values.astype(wide) for values in (ddx, dy, x))
     w = np.zeros_like(x) if frozen else np.ones_like(x) if weight is None else weight[:, None].astype(wide) + 0 * v
-    passed = np.where((x - mean) * a + shift <= 0, slope, 1)
+    passed = np.where((x - mean) * a + shift <= 0, act.slope, 1)
     g, u = np.where(passed == 0, 0, passed * dy), (x - mean) * r
 
     def total(values):
@@ -29,7 +29,7 @@ def channels(ddx, dy, x, stats, count, weight, slope, frozen, ddgamma, ddbeta):
     return d_dy, dx, (r * (t - (h0 * v0 + h1 * v1) / n))[:, 0]
 
 
-def rows(ddx, dy, x, mean, rstd, gamma, beta, rule, slope, ddgamma, ddbeta):
+def rows(ddx, dy, x, mean, rstd, gamma, beta, rule, act, ddgamma, ddbeta):
     """d_dy, dx, dgamma for arrays (N, G, K, L); rule 1: divided by the mean square, and never centered."""
     wide = np.longdouble if x.dtype == np.float64 else np.float64
     groups, channels = x.shape[1:3]
@@ -47,7 +47,7 @@ def rows(ddx, dy, x, mean, rstd, gamma, beta, rule, slope, ddgamma, ddbeta):
     v, dy, x = (values.astype(wide) for values in (ddx, dy, x))
     n, centered = max(channels * x.shape[3], 1), 1 - rule
     u = (x - mean) * r
-    passed = np.where(u * gamma + beta <= 0, slope, 1)
+    passed = np.where(u * gamma + beta <= 0, act.slope, 1)
     g = np.where(passed == 0, 0, passed * dy)
     h = gamma * g
     h0, h1, v0, v1, t = centered * total(h), total(h * u), centered * total(v), total(v * u), total(v * h)

@@ -17,6 +17,7 @@ from numpy import ndarray
 from bnorm import checks
 from bnorm.distributed.communicator import Communicator, Turn
 from bnorm.kernels import cpu, moved
+from bnorm.kernels.activation import IDENTITY, Activation
 from bnorm.kernels.rule import Rule
 
 
@@ -53,7 +54,7 @@ class Shared:
         mean: None = None,
         var: None = None,
         weight: ndarray | None = None,
-        slope: float = 1.0,
+        act: Activation = IDENTITY,
         running: Rule | None = None,
         out: ndarray | None = None,
     ) -> tuple[ndarray, ndarray, float, int]:
@@ -70,7 +71,7 @@ class Shared:
         if running is not None and running.nonfinite == "raise":  # a trial, before anything is written to
             self.settle(running.copy())
         stats = kernels.finish(self._parts, gamma, beta, eps)
-        return kernels.normalize(x, stats, slope, out), stats, self._count, 0
+        return kernels.normalize(x, stats, act, out), stats, self._count, 0
 
     def settle(self, rule: Rule, *_: Any) -> Any:
         """Update statistics by the batch of all ranks."""
@@ -85,17 +86,17 @@ class Shared:
         stats: ndarray,
         count: float,
         weight: ndarray | None = None,
-        slope: float = 1.0,
+        act: Activation = IDENTITY,
         frozen: bool = False,
         params: bool = True,
         out: ndarray | None = None,
     ) -> tuple[ndarray, ndarray, ndarray]:
         """dx through the statistics of all ranks; dgamma and dbeta of this rank's values."""
         kernels = self._kernels
-        own = kernels.grad_moments(dy, x, stats, weight, slope)
+        own = kernels.grad_moments(dy, x, stats, weight, act)
         everywhere = np.sum(self._share(moved(own, ndarray)), axis=0)
         coefficients = kernels.finish_gradients(moved(everywhere, type(own)), stats, count)
-        dx = kernels.grad_input(dy, x, stats, coefficients, weight, slope, out)
+        dx = kernels.grad_input(dy, x, stats, coefficients, weight, act, out)
         return dx, stats[2] * own[1], own[0]
 
     def _exchanged(self, positions: int, values: int, parts: ndarray) -> tuple[int, int, ndarray]:

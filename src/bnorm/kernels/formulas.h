@@ -12,21 +12,49 @@
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define BN_FN static __device__ __forceinline__
+#define BN_INLINE BN_FN
 #else
 #include <math.h>
 #define BN_FN static inline
+#if defined(__GNUC__) || defined(__clang__)
+#define BN_ALWAYS inline __attribute__((always_inline))
+#elif defined(_MSC_VER)
+#define BN_ALWAYS __forceinline
+#else
+#define BN_ALWAYS inline
+#endif
+#define BN_INLINE static BN_ALWAYS  /* what a loop calls for each value is part of it, or the loop is not vectorized */
 #endif
 #define BN_NAN (0.0 / 0.0)
 #define BN_INFINITY (1.0 / 0.0)
 
-/* What comes after normalizing, told by its slope below 0: 1 nothing, 0 ReLU, between them leaky ReLU. Loops ask for the
- * kind once and for the slope only where it is leaky. */
+/* What comes after normalizing: nothing, or one of these. slope: of a ReLU, below 0. */
 enum { BN_IDENTITY, BN_RELU, BN_LEAKY };
 
-BN_FN int bn_act_kind(double slope)
+typedef struct {
+    int kind;
+    double slope;
+} bn_activation;
+
+BN_INLINE bn_activation bn_identity(void)
 {
-    return slope == 1.0 ? BN_IDENTITY : slope == 0.0 ? BN_RELU : BN_LEAKY;
+    const bn_activation act = {BN_IDENTITY, 1.0};
+    return act;
 }
+
+BN_INLINE bn_activation bn_of_kind(int kind, bn_activation act)
+{
+    act.kind = kind;
+    return act;
+}
+
+/* function(act, ...), of which there is a copy for each kind, in which the kind is a constant: a loop asks for it once. */
+#define BN_BY_KIND(function, act, ...)                                                                                \
+    switch ((act).kind) {                                                                                             \
+    case BN_IDENTITY: function(bn_of_kind(BN_IDENTITY, act), __VA_ARGS__); break;                                     \
+    case BN_RELU: function(bn_of_kind(BN_RELU, act), __VA_ARGS__); break;                                             \
+    default: function(bn_of_kind(BN_LEAKY, act), __VA_ARGS__);                                                        \
+    }
 
 /* bn_act is the activation of v. bn_act_pull is its gradient: g, the gradient behind it, brought before it. NaN counts as
  * above 0. ReLU selects its slope, which is 0, and never multiplies: of an infinity it makes 0, not NaN. (A constant 0
@@ -37,13 +65,15 @@ BN_FN int bn_act_kind(double slope)
 #define BN_TYPED(name, real) name##_##real
 #endif
 #define BN_ACTIVATION(real)                                                                                           \
-    BN_FN real BN_TYPED(bn_act, real)(int kind, real slope, real v)                                                   \
+    BN_INLINE real BN_TYPED(bn_act, real)(bn_activation act, real v)                                                  \
     {                                                                                                                 \
-        return kind != BN_IDENTITY && v <= 0 ? (kind == BN_RELU ? slope : slope * v) : v;                             \
+        const real slope = (real)act.slope;                                                                           \
+        return act.kind != BN_IDENTITY && v <= 0 ? (act.kind == BN_RELU ? slope : slope * v) : v;                     \
     }                                                                                                                 \
-    BN_FN real BN_TYPED(bn_act_pull, real)(int kind, real slope, real v, real g)                                      \
+    BN_INLINE real BN_TYPED(bn_act_pull, real)(bn_activation act, real v, real g)                                     \
     {                                                                                                                 \
-        return kind != BN_IDENTITY && v <= 0 ? (kind == BN_RELU ? slope : slope * g) : g;                             \
+        const real slope = (real)act.slope;                                                                           \
+        return act.kind != BN_IDENTITY && v <= 0 ? (act.kind == BN_RELU ? slope : slope * g) : g;                     \
     }
 BN_ACTIVATION(float)
 BN_ACTIVATION(double)

@@ -4,7 +4,7 @@ The library never calls it, not even as a fallback.
 
     x, dy, y, dx        (outer, C, inner), or (outer, C) for (outer, C, 1); rows_*: (N, G, K, L)
     weight              None or float64 (outer, inner), finite, not negative
-    slope               of the activation where y is not above 0: 1 none, 0 ReLU, between them leaky ReLU
+    act                 the activation of y; activation.py
     out                 None or an array like x to write to, possibly x or dy
     rule                a row is divided by the root of its VARIANCE or its MEAN_SQUARE
     all other arrays    float64 (C,), or one such row for each number:
@@ -29,6 +29,7 @@ import numpy as np
 
 from bnorm.kernels import MEAN_SQUARE, VARIANCE
 
+from .activation import IDENTITY, Activation
 from .reference_statistics import assign, merge, move, settle
 from .rule import Rule
 
@@ -65,8 +66,10 @@ def finish(parts: Array, gamma: Array | None, beta: Array | None, eps: float) ->
 
 
 @np.errstate(all="ignore")
-def normalize(x: Array, stats: Array, slope: float = 1.0, out: Array | None = None, finite: bool = False) -> Array:
-    """y = (x - mean) scale + shift, times slope where that is not above 0. NaN stays NaN.
+def normalize(
+    x: Array, stats: Array, act: Activation = IDENTITY, out: Array | None = None, finite: bool = False
+) -> Array:
+    """The activation of (x - mean) scale + shift. NaN stays NaN.
 
     With finite it is a FloatingPointError if x contains infinity; out is undefined then.
     """
@@ -74,16 +77,16 @@ def normalize(x: Array, stats: Array, slope: float = 1.0, out: Array | None = No
         raise FloatingPointError("x holds an infinity")
     mean, _, _, scale, shift = stats
     y = (_block(x) - _channel(mean)) * _channel(scale) + _channel(shift)
-    return _result(_activation(y, slope), x, out)
+    return _result(_activation(y, act), x, out)
 
 
 @np.errstate(all="ignore")
-def grad_moments(dy: Array, x: Array, stats: Array, weight: Array | None = None, slope: float = 1.0) -> Array:
-    """sums, (2, C): sum dy and sum dy (x - mean), where dy is multiplied by the slope of the activation first.
+def grad_moments(dy: Array, x: Array, stats: Array, weight: Array | None = None, act: Activation = IDENTITY) -> Array:
+    """sums, (2, C): sum dy and sum dy (x - mean), where dy is brought before the activation first.
 
     With weight, a dy of 0 adds nothing whatever its x: padding may be NaN.
     """
-    dy, away = _before_activation(dy, x, stats, slope), _block(x) - _channel(stats[0])
+    dy, away = _before_activation(dy, x, stats, act), _block(x) - _channel(stats[0])
     if weight is not None:
         away = np.where(dy == 0, 0, away)
     return np.stack([_narrow(_sum(dy)), _narrow(_sum(dy * away))])
@@ -106,7 +109,7 @@ def grad_input(
     stats: Array,
     coefficients: Array,
     weight: Array | None = None,
-    slope: float = 1.0,
+    act: Activation = IDENTITY,
     out: Array | None = None,
 ) -> Array:
     """dx = a (dy + w (b (x - mean) + c)), with dy as in `grad_moments` and w = 1 without weight.
@@ -118,7 +121,7 @@ def grad_input(
     if weight is not None:
         w = _positions(weight)
         through_statistics = np.where(w == 0, 0, w * through_statistics)
-    return _result(_channel(a) * (_before_activation(dy, x, stats, slope) + through_statistics), x, out)
+    return _result(_channel(a) * (_before_activation(dy, x, stats, act) + through_statistics), x, out)
 
 
 @np.errstate(all="ignore")
@@ -148,7 +151,7 @@ def forward(
     mean: Array | None = None,
     var: Array | None = None,
     weight: Array | None = None,
-    slope: float = 1.0,
+    act: Activation = IDENTITY,
     running: Rule | None = None,
     out: Array | None = None,
 ) -> tuple[Array, Array, float, int]:
@@ -167,7 +170,7 @@ def forward(
         stats = finish(parts, gamma, beta, eps)
         if running is not None and running.nonfinite == "raise":
             settle(running.copy(), stats, count, x.size)
-    return normalize(x, stats, slope, out), stats, count, 0
+    return normalize(x, stats, act, out), stats, count, 0
 
 
 @np.errstate(all="ignore")
@@ -177,7 +180,7 @@ def backward(
     stats: Array,
     count: float,
     weight: Array | None = None,
-    slope: float = 1.0,
+    act: Activation = IDENTITY,
     frozen: bool = False,
     params: bool = True,
     out: Array | None = None,
@@ -187,11 +190,11 @@ def backward(
     With weight, a dy of 0 adds nothing to the sums whatever its x.
     """
     _, _, rstd, scale, _ = stats
-    sums = grad_moments(dy, x, stats, weight, slope)
+    sums = grad_moments(dy, x, stats, weight, act)
     if frozen:
-        dx = _result(_channel(scale) * _before_activation(dy, x, stats, slope), x, out)
+        dx = _result(_channel(scale) * _before_activation(dy, x, stats, act), x, out)
     else:
-        dx = grad_input(dy, x, stats, finish_gradients(sums, stats, count), weight, slope, out)
+        dx = grad_input(dy, x, stats, finish_gradients(sums, stats, count), weight, act, out)
     return (dx, rstd * sums[1], sums[0]) if params else (dx, None, None)
 
 
@@ -202,7 +205,7 @@ def rows_forward(
     beta: Array | None,
     eps: float,
     rule: int = VARIANCE,
-    slope: float = 1.0,
+    act: Activation = IDENTITY,
     out: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """y, mean, rstd: each of the N*G rows by its own statistics. Channel g*K + k of x[n, g, k, l] has its gamma, beta.
@@ -217,7 +220,7 @@ def rows_forward(
     rstd = _narrow(_rstd(mean, var, eps, np.full_like(var, k * positions)))
     y = (wide - _row(mean)) * _row(rstd)
     y = y * _parameter(gamma, x, 1.0) + _parameter(beta, x, 0.0)
-    return _result(_activation(y, slope), x, out), mean.ravel(), rstd.ravel()
+    return _result(_activation(y, act), x, out), mean.ravel(), rstd.ravel()
 
 
 @np.errstate(all="ignore")
@@ -229,7 +232,7 @@ def rows_backward(
     gamma: Array | None,
     beta: Array | None,
     rule: int = VARIANCE,
-    slope: float = 1.0,
+    act: Activation = IDENTITY,
     params: bool = True,
     out: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]:
@@ -238,7 +241,7 @@ def rows_backward(
     r, count = _row(rstd.reshape(n, g)), max(k * positions, 1)
     xhat = (_wide(x) - _row(mean.reshape(n, g))) * r
     gamma_of_x = _parameter(gamma, x, 1.0)
-    dy = _pulled(_wide(dy), xhat * gamma_of_x + _parameter(beta, x, 0.0), slope)
+    dy = _pulled(_wide(dy), xhat * gamma_of_x + _parameter(beta, x, 0.0), act)
     dxhat = dy * gamma_of_x
     through_rstd = xhat * _row((dxhat * xhat).sum((2, 3)) / count)
     through_mean = 0 if rule == MEAN_SQUARE else _row(dxhat.sum((2, 3)) / count)
@@ -262,18 +265,18 @@ def _rstd(mean: Array, var: Array, eps: float, count: Array) -> Array:
     return np.where(count == 0, 0, rstd)
 
 
-def _activation(v: Array, slope: float) -> Array:
-    return _pulled(v, v, slope)
+def _activation(v: Array, act: Activation) -> Array:
+    return _pulled(v, v, act)
 
 
-def _pulled(g: Array, v: Array, slope: float) -> Array:
-    """g times the slope of the activation at v. ReLU selects instead of multiplying, so infinity becomes 0."""
-    return g if slope == 1.0 else np.where(v <= 0, slope * g if slope else 0.0, g)
+def _pulled(g: Array, v: Array, act: Activation) -> Array:
+    """g times the derivative of the activation at v. ReLU selects instead of multiplying, so infinity becomes 0."""
+    return g if act == IDENTITY else np.where(v <= 0, act.slope * g if act.slope else 0.0, g)
 
 
-def _before_activation(dy: Array, x: Array, stats: Array, slope: float) -> Array:
+def _before_activation(dy: Array, x: Array, stats: Array, act: Activation) -> Array:
     mean, _, _, scale, shift = stats
-    return _pulled(_block(dy), (_block(x) - _channel(mean)) * _channel(scale) + _channel(shift), slope)
+    return _pulled(_block(dy), (_block(x) - _channel(mean)) * _channel(scale) + _channel(shift), act)
 
 
 def _center(x: Array, count: int) -> Array:

@@ -51,8 +51,8 @@ class Layer:
     """
 
     __slots__ = (
-        *("__weakref__", "_activation", "_affine", "_beta", "_bias", "_constants", "_device", "_dtype", "_eps"),
-        *("_gamma", "_kind", "_negative_slope", "_own", "_saved", "_slope", "_training", "_who"),
+        *("__weakref__", "_act", "_activation", "_affine", "_beta", "_bias", "_constants", "_device", "_dtype", "_eps"),
+        *("_gamma", "_kind", "_negative_slope", "_own", "_saved", "_training", "_who"),
     )
 
     _eps: Any  # a number; None where that means something
@@ -83,7 +83,7 @@ class Layer:
         self.eps = eps
         self._affine = checks.flag(who, "affine", affine)
         self._bias = checks.flag(who, "bias", bias)
-        self._slope = checks.slope(who, activation, negative_slope)
+        self._act = checks.activation(who, activation, negative_slope)
         self._activation, self._negative_slope = activation, float(negative_slope)
         self._dtype = checks.parameter_dtype(who, dtype)
         self._kind: Any = devices.arrays_on(who, device)  # the type of this layer's arrays

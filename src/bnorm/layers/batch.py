@@ -112,7 +112,7 @@ class BatchNorm(Tracking):
         given = () if out is None else ({"x": x, "weight": weight}, self._own or self._owned())
         if type(x) is not self._kind or x.dtype not in FLOATS:
             x = self._taken(x, integers=True)
-        who, axis, shape, slope, eps = self._who, self._axis, x.shape, self._slope, self._eps
+        who, axis, shape, act, eps = self._who, self._axis, x.shape, self._act, self._eps
         if len(shape) not in self._names or shape[axis] != self._num_features:
             raise wrong_shape(who, shape, self._num_features, self._names)
         gamma, beta, mean, var = self._constants or self._vectors()
@@ -124,14 +124,14 @@ class BatchNorm(Tracking):
                 rule = moving.rule
         try:
             y, saved = channel_forward(
-                who, x, gamma, beta, mean, var, eps, axis, slope, weight, out, rule, given, self._shared
+                who, x, gamma, beta, mean, var, eps, axis, act, weight, out, rule, given, self._shared
             )
         except checks.SingleValueError:
             if self._on_single == "raise":
                 raise self._single_value(shape, weight) from None
             moving = None
             *_, mean, var = self._wide()
-            y, saved = channel_forward(who, x, gamma, beta, mean, var, eps, axis, slope, weight, out, None, given)
+            y, saved = channel_forward(who, x, gamma, beta, mean, var, eps, axis, act, weight, out, None, given)
         except FloatingPointError as error:
             raise self._not_finite(error) from None
         if OPEN:

@@ -80,7 +80,7 @@ class InstanceNorm(Tracking):
         moving = parts = None
         if self._track_running_stats and not self._training:
             y, saved = channel_forward(
-                who, x, gamma, beta, mean, var, self._eps, axis, self._slope, None, out, None, given
+                who, x, gamma, beta, mean, var, self._eps, axis, self._act, None, out, None, given
             )
         else:
             rows = view.groups(x, self._num_features, axis)
@@ -88,7 +88,7 @@ class InstanceNorm(Tracking):
             if self._training and self._moving is not None and x.size:
                 moving = self._moving
                 parts = self._parts(x, rows[0])  # before y, as `out` may be x
-            y, saved = row_forward(who, x, rows, gamma, beta, self._eps, VARIANCE, self._slope, out, given)
+            y, saved = row_forward(who, x, rows, gamma, beta, self._eps, VARIANCE, self._act, out, given)
         if OPEN:
             keep(self, saved)
         else:

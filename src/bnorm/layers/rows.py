@@ -66,7 +66,7 @@ class OverLastAxes(Layer):
             eps = OF_FLOAT64 if x.dtype.itemsize == 8 else OF_FLOAT32
         rows = view.rows(x, len(shape))
         gamma, beta = self._constants or self._vectors()
-        y, saved = row_forward(self._who, x, rows, gamma, beta, eps, self._RULE, self._slope, out, given)
+        y, saved = row_forward(self._who, x, rows, gamma, beta, eps, self._RULE, self._act, out, given)
         if OPEN:
             keep(self, saved)
         else:
@@ -215,7 +215,7 @@ class GroupNorm(Layer):
         rows = view.groups(x, self._num_groups, axis)
         checks.several_values(who, rows[0], shape, each=False)
         gamma, beta = self._constants or self._vectors()
-        y, saved = row_forward(who, x, rows, gamma, beta, self._eps, VARIANCE, self._slope, out, given)
+        y, saved = row_forward(who, x, rows, gamma, beta, self._eps, VARIANCE, self._act, out, given)
         if OPEN:
             keep(self, saved)
         else:

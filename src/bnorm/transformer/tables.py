@@ -17,6 +17,7 @@ from numpy import ndarray
 
 from bnorm.exact import moments as exact_moments
 from bnorm.kernels import BACKENDS, moved, view
+from bnorm.kernels.activation import IDENTITY
 from bnorm.moments import Moments
 from bnorm.running import Statistics, Step
 from bnorm.transformer.clock import Rows
@@ -302,14 +303,14 @@ def _mapped(x: Any, stats: ndarray, in_place: bool) -> Any:
         if _at_once(x):
             block, layout = view.channels(x, 1)
             out = block if in_place else None
-            y = view.restore(kernels.normalize(block, stats, 1.0, out, finite=not in_place), layout)
+            y = view.restore(kernels.normalize(block, stats, IDENTITY, out, finite=not in_place), layout)
             if in_place and not x.flags.forc:  # `block` is a copy
                 x[...] = y
             return x if in_place else y
         y = x if in_place else np.empty_like(x, np.float64 if x.dtype.kind in "bui" else x.dtype, order="C")
         for rows in _pieces(x, _copied_rows(x)):
             piece = np.ascontiguousarray(x[rows])
-            y[rows] = kernels.normalize(piece, stats, 1.0, None, finite=not in_place)
+            y[rows] = kernels.normalize(piece, stats, IDENTITY, None, finite=not in_place)
         return y
     except FloatingPointError:
         raise infinite(x) from None

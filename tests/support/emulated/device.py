@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from bnorm.kernels.gpu import jobs, launching, plans
+from bnorm.kernels.activation import IDENTITY, RELU
+from bnorm.kernels.gpu import launching, plans
 from cuda_on_cpu.emulator import Emulator, missing
 
 needs_emulator = pytest.mark.skipif(bool(missing()), reason=f"the emulator: {missing()}")
@@ -91,7 +92,7 @@ def emulated():
     names = {
         name
         for dtype, vectors in usual.items()
-        for name in plans.channel_kernels(dtype, (jobs.IDENTITY, jobs.RELU))
+        for name in plans.channel_kernels(dtype, (IDENTITY.kind, RELU.kind))
         if name.split(", ")[1] in vectors and ", 512" not in name
     }
     device.build_all("channels", {*names, *plans.per_channel_kernels("channels")})

@@ -3,7 +3,8 @@
 import functools
 
 from bnorm.kernels import MEAN_SQUARE, VARIANCE
-from bnorm.kernels.gpu import jobs, plans, row_plans
+from bnorm.kernels.activation import IDENTITY, RELU, leaky
+from bnorm.kernels.gpu import plans, row_plans
 from emulated.device import SMALL, emulated
 
 SHAPES = [  # (N, G, K, L)
@@ -34,7 +35,7 @@ SHAPES = [  # (N, G, K, L)
 RUNS = [(shape, "float32") for shape in SHAPES] + [
     (shape, t) for shape in SHAPES[1:10:2] for t in ("float16", "float64")
 ]
-VARIANTS = [(True, VARIANCE, 1.0), (False, VARIANCE, 0.0), (True, MEAN_SQUARE, 0.2)]  # affine, rule, slope
+VARIANTS = [(True, VARIANCE, IDENTITY), (False, VARIANCE, RELU), (True, MEAN_SQUARE, leaky(0.2))]  # affine, rule, act
 LARGE = plans.Limits(processors=3)  # whose shared memory holds the sums of long rows, where rows share columns
 
 
@@ -52,9 +53,9 @@ def compiled():
     """Everything that the tests launch."""
     names = {"rows": set(), "row_channels": set()}
     for shape, dtype in RUNS:
-        for affine, _, slope in VARIANTS if 0 not in shape else ():
+        for affine, _, act in VARIANTS if 0 not in shape else ():
             for limits in (SMALL, LARGE):
-                for plan in plans_of(shape, dtype, affine, jobs.kind_of(slope), limits):
+                for plan in plans_of(shape, dtype, affine, act.kind, limits):
                     for launch in plan.launches:
                         names[launch.family].add(launch.kernel)
     for family, wanted in names.items():

@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from backends import CLUSTER_RUNS
 from bnorm.kernels import gpu, reference
+from bnorm.kernels.activation import RELU
 from bnorm.kernels.gpu import jobs, launching
 from bnorm.running import Statistics
 from compare import assert_close
@@ -32,8 +33,8 @@ def calls(check):
             arguments = gamma, beta, 1e-5, None, None, w, 0.0
             y, stats, count, _ = gpu.forward(x, *arguments)
             check(y, 1e-5, "forward", x.astype("f8"), *arguments)
-            dx = gpu.backward(dy, x, stats, count, w, 0.0)[0]
-            check(dx, 1e-4, "backward", dy.astype("f8"), x.astype("f8"), stats, float(count), w, 0.0)
+            dx = gpu.backward(dy, x, stats, count, w, RELU)[0]
+            check(dx, 1e-4, "backward", dy.astype("f8"), x.astype("f8"), stats, float(count), w, RELU)
         sets = [gpu.moments(x), gpu.moments(dy)]
         moving = Statistics(np.zeros(shape[1]), np.ones(shape[1]))
         gpu.move(moving.rule, gpu.merge(sets))
@@ -43,7 +44,7 @@ def calls(check):
         gamma = rng.standard_normal(shape[1] * shape[2])
         y, mean, rstd = gpu.rows_forward(x, gamma, gamma, 1e-5)
         check(y, 1e-5, "rows_forward", x.astype("f8"), gamma, gamma, 1e-5)
-        gpu.rows_backward(dy, x, mean, rstd, gamma, gamma, slope=0.0)
+        gpu.rows_backward(dy, x, mean, rstd, gamma, gamma, act=RELU)
 
 
 def by_clusters(check):
@@ -51,8 +52,8 @@ def by_clusters(check):
     arguments = None, None, 1e-5, None, None, None, 0.0
     y, stats, count, _ = gpu.forward(x, *arguments)
     check(y, 1e-5, "forward", x.astype("f8"), *arguments)
-    dx = gpu.backward(dy, x, stats, count, None, 0.0)[0]
-    check(dx, 1e-4, "backward", dy.astype("f8"), x.astype("f8"), stats, float(count), None, 0.0)
+    dx = gpu.backward(dy, x, stats, count, None, RELU)[0]
+    check(dx, 1e-4, "backward", dy.astype("f8"), x.astype("f8"), stats, float(count), None, RELU)
 
 
 def check(got, error, name, *arguments):

@@ -1,8 +1,8 @@
 # NumPy arrays to pointers and back.
 #
 # Uses bypasses, plan, sizes, unaided (plan).
-# Gives activation, data, folded, is_wide, itemsize, line_of, matrix, narrow_of, pair, partial_size, result, scratch,
-# target, to_type, vector, vector_size, view.
+# Gives data, folded, is_wide, itemsize, line_of, matrix, narrow_of, pair, partial_size, read_activation, result,
+# scratch, target, to_type, vector, vector_size, view.
 
 cdef enum:
     MOST_AXES = 64      # as many as NumPy has
@@ -22,11 +22,13 @@ cdef inline cnp.ndarray matrix(Py_ssize_t rows, Py_ssize_t n):
     return cnp.PyArray_EMPTY(2, shape, cnp.NPY_DOUBLE, 0)
 
 
-cdef inline Activation activation(double slope) noexcept nogil:
-    cdef Activation act
-    act.kind = bn_act_kind(slope)
-    act.slope = slope
-    return act
+cdef inline int read_activation(Activation* act, given) except -1:
+    """Read a `kernels.activation.Activation`."""
+    if not isinstance(given, tuple):
+        raise TypeError(f"act: expected an Activation, got {type(given).__name__}")
+    act.kind = (<tuple>given)[0]
+    act.slope = (<tuple>given)[1]
+    return 0
 
 
 cdef inline cnp.ndarray result(cnp.ndarray x, cnp.ndarray out):

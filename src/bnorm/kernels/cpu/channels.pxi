@@ -1,6 +1,6 @@
 # Batch normalization: its pieces, and both passes of each direction in one call.
 #
-# Uses activation, data, folded, itemsize, matrix, pair, partial_size, result, scratch, target, to_type, vector,
+# Uses data, folded, itemsize, matrix, pair, partial_size, read_activation, result, scratch, target, to_type, vector,
 # vector_size, view (arrays), fits, run, run_map, scattered, sizes (plan), Target, assume, move_by_stats, refuse, take
 # (statistics).
 # Gives entries only.
@@ -77,8 +77,8 @@ def finish(cnp.ndarray parts, cnp.ndarray gamma, cnp.ndarray beta, double eps):
     return stats_
 
 
-def normalize(cnp.ndarray x, cnp.ndarray stats, double slope=1.0, cnp.ndarray out=None, bint finite=False):
-    """y = (x - mean) * scale + shift per channel, times slope where that is not above 0.
+def normalize(cnp.ndarray x, cnp.ndarray stats, act=IDENTITY, cnp.ndarray out=None, bint finite=False):
+    """y = (x - mean) * scale + shift per channel, and the activation of that.
 
     With finite it is a FloatingPointError if x contains infinity; out is undefined then.
     """
@@ -87,7 +87,7 @@ def normalize(cnp.ndarray x, cnp.ndarray stats, double slope=1.0, cnp.ndarray ou
     view(&job, x, reduces=False)
     expect_vectors(&job, None, stats)
     target(&job, y)
-    job.act = activation(slope)
+    read_activation(&job.act, act)
     job.finite = finite
     job.stats = <double*>data(stats)
     cdef char* memory = <char*>scratch(3 * vector_size(&job))
@@ -103,14 +103,14 @@ def normalize(cnp.ndarray x, cnp.ndarray stats, double slope=1.0, cnp.ndarray ou
     return y
 
 
-def grad_moments(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray weight=None, double slope=1.0):
+def grad_moments(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray weight=None, act=IDENTITY):
     """sums, (2, C): sum dy and sum dy (x - mean), dy before the activation. With weight a dy of 0 adds nothing."""
     cdef Job job
     view(&job, x)
     expect_like("dy", dy, x)
     expect_vectors(&job, weight, stats)
     pair(&job, dy)
-    job.act = activation(slope)
+    read_activation(&job.act, act)
     job.weight = <const double*>data(weight)
     job.stats = <double*>data(stats)
     cdef Py_ssize_t C = job.channels
@@ -155,7 +155,7 @@ def finish_gradients(cnp.ndarray sums, cnp.ndarray stats, count):
 
 
 def grad_input(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray coefficients, cnp.ndarray weight=None,
-               double slope=1.0, cnp.ndarray out=None):
+               act=IDENTITY, cnp.ndarray out=None):
     """dx = a (dy + w (b (x - mean) + c)) per channel, dy before the activation."""
     cdef Job job
     cdef cnp.ndarray dx = result(x, out)
@@ -164,7 +164,7 @@ def grad_input(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray coe
     expect_vectors(&job, weight, stats)
     need("coefficients", coefficients, cnp.NPY_DOUBLE, 3 * job.channels)
     target(&job, dx, dy)
-    job.act = activation(slope)
+    read_activation(&job.act, act)
     job.weight = <const double*>data(weight)
     job.unit = unit_of(weight)
     job.stats = <double*>data(stats)
@@ -255,7 +255,7 @@ cdef double unit_of(cnp.ndarray weight) noexcept:
 
 
 def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.ndarray mean=None,
-            cnp.ndarray var=None, cnp.ndarray weight=None, double slope=1.0, running=None,
+            cnp.ndarray var=None, cnp.ndarray weight=None, act=IDENTITY, running=None,
             cnp.ndarray out=None):
     """Batch norm: y, stats (mean, var, rstd, scale, shift by rows), values per channel, and `left` for `settle`.
 
@@ -281,7 +281,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
     job.stats = <double*>data(stats_)
     job.gamma = <const double*>data(gamma)
     job.beta = <const double*>data(beta)
-    job.act = activation(slope)
+    read_activation(&job.act, act)
     job.eps = eps
     job.count = <double>job.outer * job.inner
     if weight is not None and not given:
@@ -321,7 +321,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
 
 
 def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp.ndarray weight=None,
-             double slope=1.0, bint frozen=False, bint params=True, cnp.ndarray out=None):
+             act=IDENTITY, bint frozen=False, bint params=True, cnp.ndarray out=None):
     """Batch norm: dx, dgamma, dbeta from the results of forward. frozen: its statistics are constants."""
     cdef Job job
     cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
@@ -330,7 +330,7 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
     expect_vectors(&job, weight, stats)
     target(&job, dx, dy)
     job.stats = <double*>data(stats)
-    job.act = activation(slope)
+    read_activation(&job.act, act)
     job.counts = &count
     cdef Py_ssize_t C = job.channels, c
     cdef size_t size = vector_size(&job), partials = partial_size(&job)
@@ -359,7 +359,7 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
                     run(loops.reduce[job.wide], &job, False)
                     loops.merge_sums(&job, 0, C)
                     loops.center_sums[job.wide](&job, 0, C)
-                if frozen and slope == 1.0:     # dx = scale dy is a map of dy alone: x is not read
+                if frozen and job.act.kind == BN_IDENTITY:  # dx = scale dy is a map of dy alone: x is not read
                     job.x = job.dy
                     job.dy = NULL
                     memset(job.high, 0, size)

@@ -1,5 +1,6 @@
 from collections.abc import Iterable, Mapping
 
+from ..activation import Activation
 from ..reference import Array
 from ..rule import Rule
 
@@ -10,8 +11,10 @@ def widened(x: Array) -> Array: ...
 def narrowed(y: Array, like: Array) -> Array: ...
 def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> Array: ...
 def finish(parts: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array: ...
-def normalize(x: Array, stats: Array, slope: float = 1.0, out: Array | None = None, finite: bool = False) -> Array: ...
-def grad_moments(dy: Array, x: Array, stats: Array, weight: Array | None = None, slope: float = 1.0) -> Array: ...
+def normalize(
+    x: Array, stats: Array, act: Activation = ..., out: Array | None = None, finite: bool = False
+) -> Array: ...
+def grad_moments(dy: Array, x: Array, stats: Array, weight: Array | None = None, act: Activation = ...) -> Array: ...
 def finish_gradients(sums: Array, stats: Array, count: float | Array) -> Array: ...
 def grad_input(
     dy: Array,
@@ -19,7 +22,7 @@ def grad_input(
     stats: Array,
     coefficients: Array,
     weight: Array | None = None,
-    slope: float = 1.0,
+    act: Activation = ...,
     out: Array | None = None,
 ) -> Array: ...
 def apart(a: Array, others: Iterable[object]) -> bool: ...
@@ -53,7 +56,7 @@ def forward(
     mean: Array | None = None,
     var: Array | None = None,
     weight: Array | None = None,
-    slope: float = 1.0,
+    act: Activation = ...,
     running: Rule | None = None,
     out: Array | None = None,
 ) -> tuple[Array, Array, float, int]: ...
@@ -63,7 +66,7 @@ def backward(
     stats: Array,
     count: float,
     weight: Array | None = None,
-    slope: float = 1.0,
+    act: Activation = ...,
     frozen: bool = False,
     params: bool = True,
     out: Array | None = None,
@@ -74,7 +77,7 @@ def rows_forward(
     beta: Array | None,
     eps: float,
     rule: int = 0,
-    slope: float = 1.0,
+    act: Activation = ...,
     out: Array | None = None,
 ) -> tuple[Array, Array, Array]: ...
 def rows_backward(
@@ -85,7 +88,7 @@ def rows_backward(
     gamma: Array | None,
     beta: Array | None,
     rule: int = 0,
-    slope: float = 1.0,
+    act: Activation = ...,
     params: bool = True,
     out: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]: ...

@@ -16,8 +16,11 @@ from bnorm.kernels.cpu.buffers cimport empty
 from bnorm.kernels.cpu.jobs cimport FIRST, LANES, STRIPE, TILE, WIDE, Activation, Job, Loops, RowJob, row_task_t, task_t
 from bnorm.kernels.cpu.threads cimport threads_for
 
+from bnorm.kernels.activation import IDENTITY
+
 cdef extern from "formulas.h" nogil:
     enum:
+        BN_IDENTITY
         BN_AVERAGE
         BN_POOL
         BN_FADE
@@ -36,7 +39,6 @@ cdef extern from "formulas.h" nogil:
     double bn_plain(double)
     int bn_sound(bn_statistics, bn_rule)
     double bn_squares(double, double)
-    int bn_act_kind(double)
 
 cdef extern from "lanes.h" nogil:
     enum:

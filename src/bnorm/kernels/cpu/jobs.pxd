@@ -10,10 +10,12 @@ cdef enum:
     STRIPE = 8      # rows summed in the type of x before the sum is added in float64
 
 
-# What comes after normalizing: formulas.h has the kinds, and the slope below 0.
-ctypedef struct Activation:
-    int kind
-    double slope
+# What comes after normalizing.
+cdef extern from "formulas.h" nogil:
+    ctypedef struct Activation "bn_activation":
+        int kind
+        double slope
+    Activation identity "bn_identity"()
 
 
 ctypedef struct Job:

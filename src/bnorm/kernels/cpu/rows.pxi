@@ -1,6 +1,6 @@
 # Layer, group, instance and RMS normalization.
 #
-# Uses activation, data, is_wide, line_of, narrow_of, result, scratch, to_type, vector (arrays), ROW, bypasses,
+# Uses data, is_wide, line_of, narrow_of, read_activation, result, scratch, to_type, vector (arrays), ROW, bypasses,
 # plan_rows, sizes (plan).
 # Gives entries only.
 
@@ -12,7 +12,7 @@ cdef inline bint has_columns(const RowJob* job) noexcept nogil:
 
 cdef int row_view(
     RowJob* job, cnp.ndarray x, cnp.ndarray y, cnp.ndarray gamma, cnp.ndarray beta, cnp.ndarray dy, bint params,
-    double slope
+    act
 ) except -1:
     expect_block(x, 4, 4)
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
@@ -33,7 +33,7 @@ cdef int row_view(
     job.beta = <const double*>data(beta)
     job.dy = data(dy)
     job.params = params
-    job.act = activation(slope)
+    read_activation(&job.act, act)
     if job.inner == 1 and not has_columns(job):     # without parameters a row is a single run
         job.inner = job.channels
         job.channels = 1
@@ -105,12 +105,12 @@ cdef int check_room(const RowJob* job) except -1:
     return 0
 
 
-def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, int rule=0, double slope=1.0,
+def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, int rule=0, act=IDENTITY,
                  cnp.ndarray out=None):
     """Normalize every (n, g) of x[N, G, K, L] over its K * L values: y, and mean and rstd per row."""
     cdef RowJob job
     cdef cnp.ndarray y = result(x, out), mean_, rstd_
-    row_view(&job, x, y, gamma, beta, None, False, slope)
+    row_view(&job, x, y, gamma, beta, None, False, act)
     job.rule = rule
     job.eps = eps
     mean_ = vector(job.outer * job.groups)
@@ -129,12 +129,12 @@ def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps,
 
 
 def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray rstd, cnp.ndarray gamma,
-                  cnp.ndarray beta, int rule=0, double slope=1.0, bint params=True, cnp.ndarray out=None):
+                  cnp.ndarray beta, int rule=0, act=IDENTITY, bint params=True, cnp.ndarray out=None):
     """dx, dgamma, dbeta from the results of rows_forward."""
     cdef RowJob job
     cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
     expect_like("dy", dy, x)
-    row_view(&job, x, dx, gamma, beta, dy, params, slope)
+    row_view(&job, x, dx, gamma, beta, dy, params, act)
     need("mean", mean, cnp.NPY_DOUBLE, job.outer * job.groups)
     need("rstd", rstd, cnp.NPY_DOUBLE, job.outer * job.groups)
     job.rule = rule

@@ -1,3 +1,4 @@
+from ..activation import Activation
 from ..reference import Array
 
 def channels(
@@ -7,7 +8,7 @@ def channels(
     stats: Array,
     count: float,
     weight: Array | None,
-    slope: float,
+    act: Activation,
     frozen: bool,
     ddgamma: Array | None,
     ddbeta: Array | None,
@@ -21,7 +22,7 @@ def rows(
     gamma: Array | None,
     beta: Array | None,
     rule: int,
-    slope: float,
+    act: Activation,
     ddgamma: Array | None,
     ddbeta: Array | None,
 ) -> tuple[Array, Array, Array]: ...

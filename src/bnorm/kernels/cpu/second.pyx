@@ -16,15 +16,15 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from bnorm.kernels.cpu.buffers cimport empty
+from bnorm.kernels.cpu.jobs cimport Activation
 from bnorm.kernels.cpu.threads cimport threads_for
 
 cdef extern from "formulas.h" nogil:
     enum:
         BN_IDENTITY
         BN_MEAN_SQUARE
-    int bn_act_kind(double)
-    float bn_act_pull_float(int, float, float, float)
-    double bn_act_pull_double(int, double, double, double)
+    float bn_act_pull_float(Activation, float, float)
+    double bn_act_pull_double(Activation, double, double)
     double bn_fold(double, double, double, double)
 
 cnp.import_array()
@@ -51,8 +51,7 @@ cdef enum:
 ctypedef struct Second:
     Py_ssize_t outer, groups, channels, inner   # rows: x[outer][groups][channels][inner]; channels: groups is 1
     Py_ssize_t piece, pieces
-    int kind                    # of the activation
-    double slope
+    Activation act
     int rule
     bint frozen
     double count
@@ -87,9 +86,9 @@ cdef inline double at(const double* values, Py_ssize_t c, double absent) noexcep
 cdef inline real pulled(const Second* job, real v, real g) noexcept nogil:
     """g, the gradient behind the activation of v, brought before it."""
     if real is float:
-        return bn_act_pull_float(job.kind, <float>job.slope, v, g)
+        return bn_act_pull_float(job.act, v, g)
     else:
-        return bn_act_pull_double(job.kind, job.slope, v, g)
+        return bn_act_pull_double(job.act, v, g)
 
 
 cdef void cut(Second* job) noexcept nogil:
@@ -113,7 +112,7 @@ cdef int expect_floats(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, int least
 
 
 def channels(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp.ndarray weight,
-             double slope, bint frozen, cnp.ndarray ddgamma, cnp.ndarray ddbeta):
+             act not None, bint frozen, cnp.ndarray ddgamma, cnp.ndarray ddbeta):
     """d_dy, dx, dgamma of the `backward` with these arguments."""
     cdef Second job
     expect_floats(ddx, dy, x, 2, 64)
@@ -128,7 +127,7 @@ def channels(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, 
     expect("weight", weight, cnp.NPY_DOUBLE, job.outer * job.inner)
     expect("ddgamma", ddgamma, cnp.NPY_DOUBLE, C)
     expect("ddbeta", ddbeta, cnp.NPY_DOUBLE, C)
-    job.kind, job.slope, job.rule = bn_act_kind(slope), slope, 0
+    job.act.kind, job.act.slope, job.rule = act[0], act[1], 0
     job.frozen, job.count = frozen, count if count != 0.0 else 1.0
     job.dy, job.x, job.v = data(dy), data(x), data(ddx)
     job.d_dy, job.dx = data(d_dy), data(dx)
@@ -157,7 +156,7 @@ def channels(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, 
 
 
 def rows(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray rstd, cnp.ndarray gamma,
-         cnp.ndarray beta, int rule, double slope, cnp.ndarray ddgamma, cnp.ndarray ddbeta):
+         cnp.ndarray beta, int rule, act not None, cnp.ndarray ddgamma, cnp.ndarray ddbeta):
     """d_dy, dx, dgamma of the `rows_backward` with these arguments."""
     cdef Second job
     expect_floats(ddx, dy, x, 4, 4)
@@ -174,7 +173,7 @@ def rows(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.n
     expect("beta", beta, cnp.NPY_DOUBLE, n)
     expect("ddgamma", ddgamma, cnp.NPY_DOUBLE, n)
     expect("ddbeta", ddbeta, cnp.NPY_DOUBLE, n)
-    job.kind, job.slope, job.rule = bn_act_kind(slope), slope, rule
+    job.act.kind, job.act.slope, job.rule = act[0], act[1], rule
     job.frozen, job.count, job.weight = False, 1.0, NULL
     job.dy, job.x, job.v = data(dy), data(x), data(ddx)
     job.d_dy, job.dx = data(d_dy), data(dx)

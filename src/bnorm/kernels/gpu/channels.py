@@ -4,10 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from ..activation import IDENTITY, Activation
 from ..rule import Rule
 from . import plans
 from .calls import Call
-from .jobs import JOB, PROPAGATE, SKIP, TEST, kind_of
+from .jobs import JOB, PROPAGATE, SKIP, TEST
 from .statistics import POOL, LeftAlone, in_passing, refuse
 
 Array = Any  # cupy.ndarray
@@ -53,8 +54,10 @@ def finish(parts: Array, gamma: Array | None, beta: Array | None, eps: float) ->
     return stats
 
 
-def normalize(x: Array, stats: Array, slope: float = 1.0, out: Array | None = None, finite: bool = False) -> Array:
-    """y = (x - mean) scale + shift, and slope times that where it is not above 0. NaN stays NaN.
+def normalize(
+    x: Array, stats: Array, act: Activation = IDENTITY, out: Array | None = None, finite: bool = False
+) -> Array:
+    """The activation of (x - mean) scale + shift. NaN stays NaN.
 
     With finite, FloatingPointError where x holds an infinity; what was written to out by then is of no use.
     """
@@ -62,14 +65,14 @@ def normalize(x: Array, stats: Array, slope: float = 1.0, out: Array | None = No
     device = call.device
     found = device.zeros((1,), INT32) if finite else None
     name = "finite" if finite else "normalize"
-    plan = plans.map_only(name, *call.size, False, kind_of(slope), device.limits)
-    call.run(plan, NORMALIZE(call.at, call.result_at, *device.addresses(stats, found), slope))
+    plan = plans.map_only(name, *call.size, False, act.kind, device.limits)
+    call.run(plan, NORMALIZE(call.at, call.result_at, *device.addresses(stats, found), act.slope))
     if found is not None and int(found[0]):
         raise FloatingPointError("x holds an infinity")
     return call.result
 
 
-def grad_moments(dy: Array, x: Array, stats: Array, weight: Array | None = None, slope: float = 1.0) -> Array:
+def grad_moments(dy: Array, x: Array, stats: Array, weight: Array | None = None, act: Activation = IDENTITY) -> Array:
     """Sum dy and sum dy (x - mean) per channel, (2, C), with dy behind the activation of `normalize`.
 
     With weights a dy of 0 adds nothing, whatever x is there.
@@ -77,8 +80,8 @@ def grad_moments(dy: Array, x: Array, stats: Array, weight: Array | None = None,
     call = Call(x, None, dy, writes=False)
     device = call.device
     sums = device.empty((2, call.channels), FLOAT64)
-    plan = plans.reduction("sums", *call.size, weight is not None, "", kind_of(slope), device.limits)
-    job = GRAD_MOMENTS(call.at, call.dy_at, *device.addresses(stats, sums), *call.workspace(plan), slope)
+    plan = plans.reduction("sums", *call.size, weight is not None, "", act.kind, device.limits)
+    job = GRAD_MOMENTS(call.at, call.dy_at, *device.addresses(stats, sums), *call.workspace(plan), act.slope)
     call.run(plan, job)
     return sums
 
@@ -101,14 +104,14 @@ def grad_input(
     stats: Array,
     coefficients: Array,
     weight: Array | None = None,
-    slope: float = 1.0,
+    act: Activation = IDENTITY,
     out: Array | None = None,
 ) -> Array:
     """dx = a (dy + w (b (x - mean) + c)), with dy as in `grad_moments` and w = 1 without weight."""
     call = Call(x, out, dy)
-    plan = plans.map_only("gradient", *call.size, weight is not None, kind_of(slope), call.device.limits)
+    plan = plans.map_only("gradient", *call.size, weight is not None, act.kind, call.device.limits)
     places = call.device.addresses(weight, stats, coefficients)
-    call.run(plan, GRAD_INPUT(call.at, call.dy_at, call.result_at, *places, slope))
+    call.run(plan, GRAD_INPUT(call.at, call.dy_at, call.result_at, *places, act.slope))
     return call.result
 
 
@@ -138,7 +141,7 @@ def forward(
     mean: Array | None = None,
     var: Array | None = None,
     weight: Array | None = None,
-    slope: float = 1.0,
+    act: Activation = IDENTITY,
     running: Rule | None = None,
     out: Array | None = None,
 ) -> tuple[Array, Array, Any, Any]:
@@ -148,13 +151,13 @@ def forward(
     """
     call = Call(x, out)
     device = call.device
-    limits, kind = device.limits, kind_of(slope)
+    limits, kind = device.limits, act.kind
     count: Any = float(call.outer * call.inner)
     stats = device.empty((5, call.channels), FLOAT64)
     if mean is not None and var is not None:
         plan = plans.map_only("normalize", *call.size, False, kind, limits)
         places = device.addresses(gamma, beta, mean, var, stats)
-        call.run(plan, INFERENCE(call.at, call.result_at, *places, slope, eps))
+        call.run(plan, INFERENCE(call.at, call.result_at, *places, act.slope, eps))
         return call.result, stats, count, 0
     counts = None
     if weight is not None:
@@ -163,16 +166,16 @@ def forward(
     places = device.addresses(weight, gamma, beta, stats, counts)
     of = call.at, call.result_at, *places, *call.workspace(plan)
     if running is None or not in_passing(running):
-        call.run(plan, FORWARD(*of, slope, eps))
+        call.run(plan, FORWARD(*of, act.slope, eps))
         return call.result, stats, count, 0
     left = device.empty((call.channels,), INT32)
     if running.nonfinite == "raise":
         where, numbers = rule_of(call, running, left, test=True)
         test = plans.reduction("moments", *call.size, weight is not None, "", kind, limits)
-        call.run(test, TRAINING(*of, *where, slope, eps, *numbers))
+        call.run(test, TRAINING(*of, *where, act.slope, eps, *numbers))
         refuse(LeftAlone(left))
     where, numbers = rule_of(call, running, left)
-    call.run(plan, TRAINING(*of, *where, slope, eps, *numbers))
+    call.run(plan, TRAINING(*of, *where, act.slope, eps, *numbers))
     return call.result, stats, count, LeftAlone(left) if running.nonfinite == "skip" else 0
 
 
@@ -182,7 +185,7 @@ def backward(
     stats: Array,
     count: Any,
     weight: Array | None = None,
-    slope: float = 1.0,
+    act: Activation = IDENTITY,
     frozen: bool = False,
     params: bool = True,
     out: Array | None = None,
@@ -190,11 +193,11 @@ def backward(
     """dx, dgamma, dbeta of the `forward` that returned stats and count. frozen: its statistics were constants."""
     call = Call(x, out, dy)
     device = call.device
-    kind, channels = kind_of(slope), call.channels
+    kind, channels = act.kind, call.channels
     then = "frozen" if frozen else "gradient"
     if frozen and not params:
         plan = plans.map_only(then, *call.size, False, kind, device.limits)
-        job = GRAD_INPUT(call.at, call.dy_at, call.result_at, 0, device.address(stats), 0, slope)
+        job = GRAD_INPUT(call.at, call.dy_at, call.result_at, 0, device.address(stats), 0, act.slope)
         call.run(plan, job)
         return call.result, None, None
     careful = weight is not None and not frozen
@@ -207,6 +210,6 @@ def backward(
     number, counts = (count, None) if isinstance(count, float) else (0.0, count)
     weight_at, stats_at, *sums = device.addresses(weight, stats, dgamma, dbeta, counts)
     x_and_dy = call.at, call.dy_at, call.result_at, weight_at
-    job = BACKWARD(*x_and_dy, stats_at, coefficients, *sums, partial, tickets, slope, number)
+    job = BACKWARD(*x_and_dy, stats_at, coefficients, *sums, partial, tickets, act.slope, number)
     call.run(plan, job)
     return call.result, dgamma, dbeta

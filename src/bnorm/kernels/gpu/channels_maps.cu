@@ -149,12 +149,12 @@ BN_DEV void map_forward(const Job& job, i64 tile, i64 g, const Vector<T, V>* kep
     scale[k] = coefficients[WIDTH + tx * K + k];
     shift[k] = coefficients[2 * WIDTH + tx * K + k];
   }
-  const A slope = slope_of<KIND, A>(job.slope);
+  const bn_activation act = activation_of<KIND>(job.slope);
   bool found = false;
   const auto map = [&](T& element, int k) {
     const A value = widen(element);
     if (FINITE) found |= infinite(value);
-    narrow(bn_act(KIND, slope, fused(value - h[k], scale[k], shift[k])), element);
+    narrow(bn_act(act, fused(value - h[k], scale[k], shift[k])), element);
   };
   Walk<BX == 1> walk(job, place.column, place.first, BY);
   i64 steps = place.steps;
@@ -240,10 +240,10 @@ BN_DEV void map_backward(
     b[k] = MODE == FROZEN ? (B)0 : coefficients[WIDTH + tx * K + k];
     c[k] = MODE == FROZEN ? (B)0 : coefficients[2 * WIDTH + tx * K + k];
   }
-  const A slope = slope_of<KIND, A>(job.slope);
+  const bn_activation act = activation_of<KIND>(job.slope);
   const auto map = [&](T gradient, T& element, double weight, int k) {  // element is x, and becomes dx
     const A away = READS_X ? widen(element) - h[k] : (A)0;
-    const B behind = (B)through<KIND>((A)widen(gradient), away, forward, k * BX + tx, slope);
+    const B behind = (B)through<KIND>((A)widen(gradient), away, forward, k * BX + tx, act);
     if (MODE == FROZEN) return narrow((A)(a[k] * behind), element);
     B statistics = fused((B)away, b[k], c[k]);
     if (MODE == CAREFUL) statistics = weight == 0.0 ? (B)0 : (B)weight * statistics;

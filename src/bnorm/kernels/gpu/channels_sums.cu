@@ -82,8 +82,8 @@ BN_DEV void fill_forward(const Job& job, i64 tile, Forward<A, K, BX>& forward) {
 
 // dy behind the activation; t = x - high.
 template <int KIND, class A, int K, int BX>
-BN_DEV A through(A dy, A t, const Forward<A, K, BX>& forward, int at, A slope) {
-  return KIND == BN_IDENTITY ? dy : bn_act_pull(KIND, slope, fused(t, forward.scale[at], forward.shift[at]), dy);
+BN_DEV A through(A dy, A t, const Forward<A, K, BX>& forward, int at, bn_activation act) {
+  return KIND == BN_IDENTITY ? dy : bn_act_pull(act, fused(t, forward.scale[at], forward.shift[at]), dy);
 }
 
 // The sums of some steps once more, in float64. With weights a dy of 0 adds nothing: padding may hold anything.
@@ -92,7 +92,7 @@ BN_DEV void exact_products(
     const Job& job, const Forward<A, K, BX>& forward, Walk<RUNS> walk, int steps, double (&s)[K], double (&d)[K]) {
   const T* x = static_cast<const T*>(job.x);
   const T* dy = static_cast<const T*>(job.dy);
-  const A slope = slope_of<KIND, A>(job.slope);
+  const bn_activation act = activation_of<KIND>(job.slope);
   double sum[K], dot[K];
 #pragma unroll
   for (int k = 0; k < K; ++k) sum[k] = dot[k] = 0.0;
@@ -102,7 +102,7 @@ BN_DEV void exact_products(
     for (int v = 0; v < V; ++v) {
       const int k = K > 1 ? v : 0, at = k * BX + threadIdx.x % BX;
       const A value = widen(x[walk.at + v]), gradient = widen(dy[walk.at + v]);
-      const double g = exact(through<KIND>(gradient, value - forward.high[at], forward, at, slope));
+      const double g = exact(through<KIND>(gradient, value - forward.high[at], forward, at, act));
       sum[k] += g;
       if (!WEIGHTED || g != 0.0) dot[k] = fma(g, exact(value) - exact(forward.high[at]), dot[k]);
     }
@@ -129,7 +129,7 @@ BN_DEV void sum_products(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Su
   __syncthreads();
   Walk<BX == 1> walk(job, place.column, place.first, BY);
   Reader<T, V, BX * BY> of_x = {kept}, of_dy = {kept ? kept + job.keep * (BX * BY) : kept};
-  const A slope = slope_of<KIND, A>(job.slope);
+  const bn_activation act = activation_of<KIND>(job.slope);
   A h[K];
 #pragma unroll
   for (int k = 0; k < K; ++k) {
@@ -141,7 +141,7 @@ BN_DEV void sum_products(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Su
     for (int v = 0; v < V; ++v) {
       const int k = K > 1 ? v : 0;
       const A away = widen(t.v[v]) - h[k];
-      const A gradient = through<KIND>((A)widen(e.v[v]), away, forward, k * BX + tx, slope);
+      const A gradient = through<KIND>((A)widen(e.v[v]), away, forward, k * BX + tx, act);
       s[k] += gradient;
       if (!WEIGHTED || gradient != 0) d[k] = fused(gradient, away, d[k]);
     }
@@ -190,7 +190,7 @@ BN_DEV void sum_products(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Su
     if (place.in_last_row(job, g, k)) {
       const i64 at = job.steps * job.columns + place.column + k;
       const A away = widen(x[at]) - h[k];
-      const double gradient = through<KIND>((A)widen(dy[at]), away, forward, k * BX + tx, slope);
+      const double gradient = through<KIND>((A)widen(dy[at]), away, forward, k * BX + tx, act);
       sum[k].total += gradient;
       if (!WEIGHTED || gradient != 0.0) sum[k].dot += gradient * (double)away;
     }

@@ -10,18 +10,12 @@ from typing import NamedTuple
 
 SUMS_ONLY, WITH_MAP, CAREFUL, FROZEN, EXACT = range(5)  # MODE of a kernel
 SKIP, PROPAGATE, TEST = range(3)  # job.nonfinite; TEST only looks
-IDENTITY, RELU, LEAKY = range(3)  # KIND: those of formulas.h, by the slope below 0
 NO_PARAMS, PER_COLUMN, PER_CHANNEL = range(3)  # PARAMS of the backward of rows: gradients of parameters
 ENUMERATIONS = (
     ("SUMS_ONLY", "WITH_MAP", "CAREFUL", "FROZEN", "EXACT"),
     ("SKIP", "PROPAGATE", "TEST"),
     ("NO_PARAMS", "PER_COLUMN", "PER_CHANNEL"),
 )
-
-
-def kind_of(slope: float) -> int:
-    """The activation with that slope below 0."""
-    return IDENTITY if slope == 1.0 else RELU if slope == 0.0 else LEAKY
 
 
 class Fields(NamedTuple):

@@ -150,10 +150,10 @@ BN_DEV unsigned char* dynamic_memory(bool any) {
   return memory;
 }
 
-// The slope of an activation, known to the compiler but for leaky ones.
-template <int KIND, class A>
-BN_DEV A slope_of(double slope) {
-  return KIND == BN_LEAKY ? (A)slope : KIND == BN_RELU ? (A)0 : (A)1;
+// An activation, known to the compiler but for the slope of a leaky one.
+template <int KIND>
+BN_DEV bn_activation activation_of(double slope) {
+  return {KIND, KIND == BN_LEAKY ? slope : 0.0};
 }
 
 template <bool FIRST, class A, class B>

@@ -18,11 +18,13 @@ a forward have the bits of the whole, in float64. (Of other types the moments ar
 alone, and are more exact.)
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
 from math import gcd, lcm
 from typing import NamedTuple
 
-from .jobs import CAREFUL, EXACT, FROZEN, IDENTITY, JOB, STATISTICS_JOB, SUMS_ONLY, WITH_MAP
+from ..activation import IDENTITY, KINDS
+from .jobs import CAREFUL, EXACT, FROZEN, JOB, STATISTICS_JOB, SUMS_ONLY, WITH_MAP
 
 NAMES = {"float16": "f16", "bfloat16": "bf16", "float32": "float", "float64": "double"}  # of the types in the kernels
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -249,7 +251,7 @@ def reduction(
     size = outer, channels, inner, dtype, vectors, arrays, limits
     whole = None if careful else on_chip(*size)
     cluster = None if careful or whole else in_cluster(*size)
-    own_kind = (kind,) if name == "sums" else (IDENTITY,)  # moments are those of x
+    own_kind = (kind,) if name == "sums" else (IDENTITY.kind,)  # moments are those of x
     if whole is not None:
         shape, keep, shared = whole
         chunk, chunks, split = max(1, cdiv(shape.steps, shape.down)) * shape.down, 1, 1
@@ -323,7 +325,7 @@ def per_channel_kernels(family: str) -> list[str]:
     return [name for name, of in PER_CHANNEL.items() if of == family]
 
 
-def cluster_kernels(dtype: str, kinds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
+def cluster_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
     """Every name of the family "clusters" that plans may ask for, for one type of elements."""
     shapes = [
         channel_runs(1, 1, 1 << power, 1 << power, threads)
@@ -334,7 +336,7 @@ def cluster_kernels(dtype: str, kinds: tuple[int, ...] = (0, 1, 2)) -> list[str]
     return [shape.kernel(name, dtype, kind) for shape in shapes for name in names for kind in kinds]
 
 
-def channel_kernels(dtype: str, kinds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
+def channel_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
     """The same of the family "channels"."""
     itemsize = ITEMSIZE[dtype]
     names = []
@@ -346,11 +348,11 @@ def channel_kernels(dtype: str, kinds: tuple[int, ...] = (0, 1, 2)) -> list[str]
         careful = (CAREFUL,) if vector == 1 else ()
         for shape in (narrow, runs, large):
             if shape is not large or dtype == "float64":
-                names += [shape.kernel("moments", dtype, SUMS_ONLY, IDENTITY)]
+                names += [shape.kernel("moments", dtype, SUMS_ONLY, IDENTITY.kind)]
             if dtype != "float64":
-                names += [shape.kernel("moments", dtype, EXACT, IDENTITY)]
+                names += [shape.kernel("moments", dtype, EXACT, IDENTITY.kind)]
             if shape is not large:
-                names += [shape.kernel("moments", dtype, mode, IDENTITY) for mode in careful]
+                names += [shape.kernel("moments", dtype, mode, IDENTITY.kind) for mode in careful]
             for kind in kinds:
                 names += [shape.kernel(name, dtype, WITH_MAP, kind) for name in ("moments", "sums")]
                 names += [shape.kernel("sums", dtype, SUMS_ONLY, kind), shape.kernel("gradient", dtype, FROZEN, kind)]

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(BX* BY, 2) row_channels(Job job) {
   const i64 plane = job.channels * job.inner, copy = quotient(place.column, plane);
   const i64 groups = quotient(job.channels, job.row_channels);
   const i64 channel = place.inside ? channel_of(job, place.column) : 0, group = quotient(channel, job.row_channels);
-  const A slope = slope_of<KIND, A>(job.slope);
+  const bn_activation act = activation_of<KIND>(job.slope);
   A gamma[K], beta[K];
   Sums sum[K];
 #pragma unroll
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(BX* BY, 2) row_channels(Job job) {
           const int k = K > 1 ? v : 0;
           const A normalized = fused(widen(t.v[v]) - h, r, low);
           A gradient = widen(e.v[v]);
-          if (KIND != BN_IDENTITY) gradient = bn_act_pull(KIND, slope, fused(normalized, gamma[k], beta[k]), gradient);
+          if (KIND != BN_IDENTITY) gradient = bn_act_pull(act, fused(normalized, gamma[k], beta[k]), gradient);
           s[k] += gradient;
           d[k] = fused(gradient, normalized, d[k]);
         }

@@ -4,10 +4,12 @@ A row is held in registers: by a few lanes of a warp where it is short, so that 
 or by a block. Rows that are too long for that are read again.
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
 
+from ..activation import KINDS
 from .jobs import NO_PARAMS, PER_CHANNEL, PER_COLUMN, ROW_JOB
 from .plans import (
     ITEMSIZE,
@@ -173,7 +175,7 @@ def row_sums(shape: RowShape, dtype: str, vectors: bool, kind: int, limits: Limi
     return Plan((only,), 2 * chunks * cut_of.columns, cdiv(cut_of.tiles, cut_of.group))
 
 
-def row_kernels(dtype: str, kinds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
+def row_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
     """Every name of the family "rows" that plans may ask for, for one type of elements."""
     names = ["rows_params"]
     for vector in vectors_of(dtype):
@@ -186,7 +188,7 @@ def row_kernels(dtype: str, kinds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
     return names
 
 
-def row_channel_kernels(dtype: str, kinds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
+def row_channel_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
     """The same of the family "row_channels"."""
     shapes: list[Shape] = []
     for vector in vectors_of(dtype):

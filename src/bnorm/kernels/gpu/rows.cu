@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(ROW_THREADS, STEPS == 4 ? 3 : 2) rows_forward(
   RowSums<WIDE != 0> sums = {memory, WIDE ? 32 : (int)job.lanes, 0};
   const T* x = static_cast<const T*>(job.x);
   T* y = static_cast<T*>(job.y);
-  const A slope = slope_of<KIND, A>(job.slope);
+  const bn_activation act = activation_of<KIND>(job.slope);
 #pragma unroll 1
   for (i64 first = blockIdx.x * job.side; first < job.rows; first += gridDim.x * job.side) {
     const Row<V, STEPS, WIDE != 0> row(job, first);
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(ROW_THREADS, STEPS == 4 ? 3 : 2) rows_forward(
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         const A result = fused(fused(widen(t[j].v[v]) - h, r, low), of.gamma[v], of.beta[v]);
-        narrow(bn_act(KIND, slope, result), t[j].v[v]);
+        narrow(bn_act(act, result), t[j].v[v]);
       }
       put<T, V>(y + row.start + i, t[j], job.streams);
     });

@@ -4,9 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from ..activation import IDENTITY, Activation
 from . import row_plans
 from .calls import Call
-from .jobs import JOB, ROW_JOB, kind_of
+from .jobs import JOB, ROW_JOB
 
 Array = Any  # cupy.ndarray
 FLOAT64 = np.dtype("float64")
@@ -24,7 +25,7 @@ def rows_forward(
     beta: Array | None,
     eps: float,
     rule: int = 0,
-    slope: float = 1.0,
+    act: Activation = IDENTITY,
     out: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """y, mean, rstd: each of the N*G rows of x, (N, G, K, L), by its own statistics."""
@@ -35,9 +36,9 @@ def rows_forward(
     if many:
         affine = gamma is not None or beta is not None
         size = x.shape, call.dtype, call.vectors, affine, False
-        plan = row_plans.rows("rows_forward", *size, kind_of(slope), device.limits)
+        plan = row_plans.rows("rows_forward", *size, act.kind, device.limits)
         places = device.addresses(gamma, beta, mean, rstd)
-        call.run(plan, FORWARD(call.at, call.result_at, *places, rule, slope, eps))
+        call.run(plan, FORWARD(call.at, call.result_at, *places, rule, act.slope, eps))
     return call.result, mean, rstd
 
 
@@ -49,14 +50,14 @@ def rows_backward(
     gamma: Array | None,
     beta: Array | None,
     rule: int = 0,
-    slope: float = 1.0,
+    act: Activation = IDENTITY,
     params: bool = True,
     out: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]:
     """dx, dgamma, dbeta of the `rows_forward` that returned mean and rstd. beta is for the activation only."""
     call = Call(x, out, dy)
     device = call.device
-    limits, kind = device.limits, kind_of(slope)
+    limits, kind = device.limits, act.kind
     shape, channels = x.shape, x.shape[1] * x.shape[2]
     affine = gamma is not None or beta is not None
     plan = row_plans.rows("rows_backward", shape, call.dtype, call.vectors, affine, params, kind, limits)
@@ -68,9 +69,11 @@ def rows_backward(
     if params:
         if channels and not plan.partial:  # before dx, which may take the place of x or dy
             first = row_plans.row_sums(shape, call.dtype, call.vectors, kind, limits)
-            job = SUMS(call.at, call.dy_at, *places, *sums, *call.workspace(first), *of_rows, slope)
+            job = SUMS(call.at, call.dy_at, *places, *sums, *call.workspace(first), *of_rows, act.slope)
             call.run(first, job)
     if mean.size or plan.partial:
         partial, _ = call.workspace(plan) if plan.partial else (0, 0)
-        call.run(plan, BACKWARD(call.at, call.dy_at, call.result_at, *places, *of_rows, *sums, partial, rule, slope))
+        call.run(
+            plan, BACKWARD(call.at, call.dy_at, call.result_at, *places, *of_rows, *sums, partial, rule, act.slope)
+        )
     return call.result, dgamma, dbeta

@@ -31,7 +31,7 @@ rows_backward(RowJob job) {
   const T* x = static_cast<const T*>(job.x);
   const T* dy = static_cast<const T*>(job.dy);
   T* dx = static_cast<T*>(job.y);
-  const A slope = slope_of<KIND, A>(job.slope);
+  const bn_activation act = activation_of<KIND>(job.slope);
   // where channels have blocks of their own, a block stays with the rows of a group
   const i64 apart = PARAMS == PER_CHANNEL ? job.groups : 1;
   const auto set = [&]() { return quotient(blockIdx.x, apart); };
@@ -50,7 +50,7 @@ rows_backward(RowJob job) {
     // dy behind the activation
     const auto behind = [&](T gradient, A normalized, A gamma, A beta) {
       return KIND == BN_IDENTITY ? (A)widen(gradient)
-                          : bn_act_pull(KIND, slope, fused(normalized, gamma, beta), (A)widen(gradient));
+                          : bn_act_pull(act, fused(normalized, gamma, beta), (A)widen(gradient));
     };
     // Products that left the range of float: once more, in float64.
     const auto exact_dot = [&](i64 start, i64 channel, i64 i) {

@@ -2,8 +2,8 @@
 # high part of the mean. With an activation dy is first brought before it, by the forward's v, recomputed as there.
 # With weights a dy of 0 adds nothing whatever x holds there: padding may be NaN.
 #
-# Uses identity, leaky, pulled, relu (activations), Block, Columns, FETCH_COLUMNS, columns_of, fetch_rows, gather,
-# head_of, plane_of, planes_of, whole_sums, width_of, zero (channel_columns).
+# Uses pulled (activations), Block, Columns, FETCH_COLUMNS, columns_of, fetch_rows, gather, head_of, plane_of,
+# planes_of, whole_sums, width_of, zero (channel_columns).
 # Gives block_sums, pair_sums, products_beyond_float, pulled_pair_sums.
 
 
@@ -86,12 +86,7 @@ cdef inline void pulled_pair_sums(
         n = width_of(b) if r < b.rows else b.extra
         if b.ahead != NULL:
             bn_fetch(b.ahead, n * sizeof(real))
-        if act.kind == BN_IDENTITY:
-            pulled_row(identity(), dy + at, x + at, n, of, weighted, s, d)
-        elif act.kind == BN_RELU:
-            pulled_row(relu(act), dy + at, x + at, n, of, weighted, s, d)
-        else:
-            pulled_row(leaky(act), dy + at, x + at, n, of, weighted, s, d)
+        by_kind(pulled_row[real], act, dy + at, x + at, n, of, weighted, s, d)
 
 
 cdef void careful_pair_sums(
@@ -113,7 +108,7 @@ cdef void careful_pair_sums(
             g = dy[at + j]
             if act.kind != BN_IDENTITY:
                 t = x[at + j] - h[j]
-                g = bn_act_pull_double(act.kind, act.slope, t * scale[j] + shift[j], g)
+                g = bn_act_pull_double(act, t * scale[j] + shift[j], g)
             s[j] += g
             d[j] += 0 if weighted and g == 0 else g * (<double>x[at + j] - <double>h[j])
 
@@ -139,10 +134,10 @@ cdef void plane_products(
     zero(sums, 8 * p.channels)
     zero(dots, 8 * p.channels)
     if real is float:
-        bn_plane_products_float(act.kind, <float>act.slope, p.rows, p.stride, p.channels, p.run, dy, x,
+        bn_plane_products_float(act, p.rows, p.stride, p.channels, p.run, dy, x,
                                 <const float*>of.h, <const float*>of.scale, <const float*>of.shift, p.ahead, sums, dots)
     else:
-        bn_plane_products_double(act.kind, act.slope, p.rows, p.stride, p.channels, p.run, dy, x,
+        bn_plane_products_double(act, p.rows, p.stride, p.channels, p.run, dy, x,
                                  <const double*>of.h, <const double*>of.scale, <const double*>of.shift, p.ahead, sums,
                                  dots)
     whole_sums(p.channels, sums, s)

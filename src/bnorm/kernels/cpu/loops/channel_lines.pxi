@@ -7,7 +7,7 @@
 # Infinities are looked for in the pass that reads x anyway: among columns in the loop that maps them, elsewhere just
 # before, a few cache lines at a time.
 #
-# Uses activated, identity, leaky, pulled, relu (activations), Columns (channel_columns).
+# Uses activated, pulled (activations), Columns (channel_columns).
 # Gives Run, checked_columns, from_column, gradient_columns, gradient_run, look, normalize_columns, normalize_run.
 
 
@@ -31,10 +31,8 @@ cdef inline bint last_infinite(const real* x, Py_ssize_t n) noexcept nogil:
     return infinite(x, n) if n < 16 else infinite(x + n - 16, 16)
 
 
-cdef inline bint finite_columns(
-    const real* x, real* y, Py_ssize_t n, const Columns* of, Activation act
-) noexcept nogil:
-    """normalize_columns of a multiple of 16 columns; whether an infinity was among them."""
+cdef inline bint finite_columns(const real* x, real* y, Py_ssize_t n, const Columns* of) noexcept nogil:
+    """normalize_columns of a multiple of 16 columns without an activation; whether an infinity was among them."""
     cdef const real* h = <const real*>of.h
     cdef const real* scale = <const real*>of.scale
     cdef const real* shift = <const real*>of.shift
@@ -46,7 +44,7 @@ cdef inline bint finite_columns(
             found |= bn_infinite_float(x[j])
         else:
             found_double |= bn_infinite_double(x[j])
-        y[j] = activated(act, (x[j] - h[j]) * scale[j] + shift[j])
+        y[j] = (x[j] - h[j]) * scale[j] + shift[j]
     return found != 0 or found_double != 0
 
 
@@ -64,12 +62,7 @@ cdef inline void normalize_columns_by(
 cdef inline void normalize_columns(
     const real* x, real* y, Py_ssize_t n, const Columns* of, Activation act
 ) noexcept nogil:
-    if act.kind == BN_IDENTITY:
-        normalize_columns_by(identity(), x, y, n, of)
-    elif act.kind == BN_RELU:
-        normalize_columns_by(relu(act), x, y, n, of)
-    else:
-        normalize_columns_by(leaky(act), x, y, n, of)
+    by_kind(normalize_columns_by[real], act, x, y, n, of)
 
 
 cdef inline void normalize_run_by(
@@ -83,12 +76,7 @@ cdef inline void normalize_run_by(
 cdef inline void normalize_run(
     const real* x, real* y, Py_ssize_t n, real h, real scale, real shift, Activation act
 ) noexcept nogil:
-    if act.kind == BN_IDENTITY:
-        normalize_run_by(identity(), x, y, n, h, scale, shift)
-    elif act.kind == BN_RELU:
-        normalize_run_by(relu(act), x, y, n, h, scale, shift)
-    else:
-        normalize_run_by(leaky(act), x, y, n, h, scale, shift)
+    by_kind(normalize_run_by[real], act, x, y, n, h, scale, shift)
 
 
 cdef inline void gradient_columns_by(
@@ -122,12 +110,7 @@ cdef inline void gradient_columns_by(
 cdef inline void gradient_columns(
     const real* dy, const real* x, real* dx, Py_ssize_t n, const Columns* of, Activation act
 ) noexcept nogil:
-    if act.kind == BN_IDENTITY:
-        gradient_columns_by(identity(), dy, x, dx, n, of)
-    elif act.kind == BN_RELU:
-        gradient_columns_by(relu(act), dy, x, dx, n, of)
-    else:
-        gradient_columns_by(leaky(act), dy, x, dx, n, of)
+    by_kind(gradient_columns_by[real], act, dy, x, dx, n, of)
 
 
 # The numbers of one channel or row, all of them numbers of the type of x.
@@ -166,12 +149,7 @@ cdef inline void gradient_run(
     const real* dy, const real* x, real* dx, Py_ssize_t n, const Run* of, Activation act, const double* w, double unit
 ) noexcept nogil:
     """gradient_columns with one channel's numbers; w is in units of `unit`."""
-    if act.kind == BN_IDENTITY:
-        gradient_run_by(identity(), dy, x, dx, n, of, w, unit)
-    elif act.kind == BN_RELU:
-        gradient_run_by(relu(act), dy, x, dx, n, of, w, unit)
-    else:
-        gradient_run_by(leaky(act), dy, x, dx, n, of, w, unit)
+    by_kind(gradient_run_by[real], act, dy, x, dx, n, of, w, unit)
 
 
 cdef inline const void* from_number(const void* columns, Py_ssize_t k, const real* x) noexcept nogil:
@@ -204,7 +182,11 @@ cdef void checked_columns(
     cdef Py_ssize_t k = n & -16
     cdef bint found = last_infinite(x, n)   # before y, which may be x, is written
     cdef Columns rest = from_column(of, k, x)
-    found |= finite_columns(x, y, k, of, job.act)
+    if job.act.kind != BN_IDENTITY:
+        look(job, x, n)
+        normalize_columns(x, y, n, of, job.act)
+        return
+    found |= finite_columns(x, y, k, of)
     normalize_columns(x + k, y + k, n - k, &rest, job.act)
     if found:
         bn_set(&job.infinite)

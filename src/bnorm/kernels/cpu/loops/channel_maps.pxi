@@ -91,14 +91,14 @@ cdef void map_planes(
         dy = <const real*>job.dy + at
     if job.dy == NULL:
         if real is float:
-            bn_plane_maps_float(job.act.kind, <float>job.act.slope, planes, n, x, y, h, scale, shift, edge)
+            bn_plane_maps_float(job.act, planes, n, x, y, h, scale, shift, edge)
         else:
-            bn_plane_maps_double(job.act.kind, job.act.slope, planes, n, x, y, h, scale, shift, edge)
+            bn_plane_maps_double(job.act, planes, n, x, y, h, scale, shift, edge)
     elif real is float:
-        bn_plane_gradients_float(job.act.kind, <float>job.act.slope, planes, n, dy, x, y, h, scale, shift,
+        bn_plane_gradients_float(job.act, planes, n, dy, x, y, h, scale, shift,
                                  <const float*>job.a + c, <const float*>job.b + c, <const float*>job.c + c, edge)
     else:
-        bn_plane_gradients_double(job.act.kind, job.act.slope, planes, n, dy, x, y, h, scale, shift,
+        bn_plane_gradients_double(job.act, planes, n, dy, x, y, h, scale, shift,
                                   <const double*>job.a + c, <const double*>job.b + c, <const double*>job.c + c, edge)
 
 

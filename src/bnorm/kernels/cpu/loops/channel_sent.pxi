@@ -1,6 +1,6 @@
 # The maps of columns again, for outputs that bypass the caches: lines.h sends each line as it is computed.
 #
-# Uses identity, leaky, relu (activations), Columns (channel_columns).
+# Uses Columns (channel_columns).
 # Gives EDGED, send_columns.
 
 cdef enum:
@@ -8,7 +8,7 @@ cdef enum:
 
 
 cdef inline void send_columns_by(
-    Job* job, Activation act, const real* dy, const real* x, real* y, Py_ssize_t n, const Columns* of, bn_edge* edge
+    Activation act, Job* job, const real* dy, const real* x, real* y, Py_ssize_t n, const Columns* of, bn_edge* edge
 ) noexcept nogil:
     cdef const real* h = <const real*>of.h
     cdef const real* scale = <const real*>of.scale
@@ -16,31 +16,26 @@ cdef inline void send_columns_by(
     cdef int found = 0
     if dy != NULL:
         if real is float:
-            bn_send_gradients_float(act.kind, <float>act.slope, dy, x, y, n, h, scale, shift, <const float*>of.a,
-                                    <const float*>of.b, <const float*>of.c, edge)
+            bn_send_gradients_float(act, dy, x, y, n, h, scale, shift, <const float*>of.a, <const float*>of.b,
+                                    <const float*>of.c, edge)
         else:
-            bn_send_gradients_double(act.kind, act.slope, dy, x, y, n, h, scale, shift, <const double*>of.a,
-                                     <const double*>of.b, <const double*>of.c, edge)
+            bn_send_gradients_double(act, dy, x, y, n, h, scale, shift, <const double*>of.a, <const double*>of.b,
+                                     <const double*>of.c, edge)
     elif job.finite:
         if real is float:
-            found = bn_send_checked_float(act.kind, <float>act.slope, x, y, n, h, scale, shift, edge)
+            found = bn_send_checked_float(act, x, y, n, h, scale, shift, edge)
         else:
-            found = bn_send_checked_double(act.kind, act.slope, x, y, n, h, scale, shift, edge)
+            found = bn_send_checked_double(act, x, y, n, h, scale, shift, edge)
         if found:
             bn_set(&job.infinite)
     elif real is float:
-        bn_send_columns_float(act.kind, <float>act.slope, x, y, n, h, scale, shift, edge)
+        bn_send_columns_float(act, x, y, n, h, scale, shift, edge)
     else:
-        bn_send_columns_double(act.kind, act.slope, x, y, n, h, scale, shift, edge)
+        bn_send_columns_double(act, x, y, n, h, scale, shift, edge)
 
 
 cdef void send_columns(
     Job* job, const real* dy, const real* x, real* y, Py_ssize_t n, const Columns* of, bn_edge* edge
 ) noexcept nogil:
     """normalize_columns, checked_columns or gradient_columns of a line."""
-    if job.act.kind == BN_IDENTITY:
-        send_columns_by(job, identity(), dy, x, y, n, of, edge)
-    elif job.act.kind == BN_RELU:
-        send_columns_by(job, relu(job.act), dy, x, y, n, of, edge)
-    else:
-        send_columns_by(job, leaky(job.act), dy, x, y, n, of, edge)
+    by_kind(send_columns_by[real], job.act, job, dy, x, y, n, of, edge)

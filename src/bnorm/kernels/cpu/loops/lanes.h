@@ -26,15 +26,6 @@
 #define BN_ROLLED
 #endif
 
-#if defined(__GNUC__) || defined(__clang__)
-#define BN_ALWAYS inline __attribute__((always_inline))
-#elif defined(_MSC_VER)
-#define BN_ALWAYS __forceinline
-#else
-#define BN_ALWAYS inline
-#endif
-#define BN_INLINE static BN_ALWAYS
-
 /* A function of its own: inlined, the compiler forgets that its arrays do not overlap, and does not vectorize it. */
 #if defined(__GNUC__) || defined(__clang__)
 #define BN_APART static __attribute__((noinline, unused))
@@ -207,17 +198,17 @@ BN_REST(double, double)
 /* Both sums of n values, added to 8 parts of each in float64. `left` values may be read, n or more: what does not fill a
  * vector is read together with what lies behind it, and counts as nothing. Behind gamma and beta there are BN_BEYOND bytes of
  * zeros to read.
- * `what` and `kind` are constants to the compiler, and no choice is left in the loops. */
+ * `what` and the kind of `act` are constants to the compiler, and no choice is left in the loops. */
 #define BN_SHORT_SUMS(real, name)                                                                                     \
-    BN_INLINE real bn_factor_##name(int what, int kind, real slope, real dy, real t, real r, real b,                  \
+    BN_INLINE real bn_factor_##name(int what, bn_activation act, real dy, real t, real r, real b,                     \
                                     const real *gamma, const real *beta)                                              \
     {                                                                                                                 \
         if (what == BN_PAIRS)                                                                                         \
             return dy;                                                                                                \
-        return kind == BN_IDENTITY ? dy * *gamma                                                                      \
-                                   : bn_act_pull_##name(kind, slope, (t * r + b) * *gamma + *beta, dy * *gamma);      \
+        return act.kind == BN_IDENTITY ? dy * *gamma                                                                  \
+                                   : bn_act_pull_##name(act, (t * r + b) * *gamma + *beta, dy * *gamma);              \
     }                                                                                                                 \
-    BN_INLINE void bn_short_sums_##name(int what, int kind, real slope, const real *dy, const real *x, ptrdiff_t n,   \
+    BN_INLINE void bn_short_sums_##name(int what, bn_activation act, const real *dy, const real *x, ptrdiff_t n,      \
                                         ptrdiff_t left, real h, real r, real b, const real *gamma, const real *beta,  \
                                         double *sum, double *dot)                                                     \
     {                                                                                                                 \
@@ -231,7 +222,7 @@ BN_REST(double, double)
             for (; i + BN_WIDTH <= end; i += BN_WIDTH)                                                                \
                 for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
                     const real t = x[i + j] - h;                                                                      \
-                    const real g = bn_factor_##name(what, kind, slope, dy[i + j], t, r, b, gamma + i + j,             \
+                    const real g = bn_factor_##name(what, act, dy[i + j], t, r, b, gamma + i + j,                     \
                                                     beta + i + j);                                                    \
                     s[j] += g;                                                                                        \
                     d[j] += g * t;                                                                                    \
@@ -242,7 +233,7 @@ BN_REST(double, double)
                 const real *dyr = bn_rest_##name(dy + i, rest, left - i, dy1);                                        \
                 for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
                     const real t = xr[j] - h;                                                                         \
-                    const real g = bn_factor_##name(what, kind, slope, dyr[j], t, r, b, gamma + i + j, beta + i + j); \
+                    const real g = bn_factor_##name(what, act, dyr[j], t, r, b, gamma + i + j, beta + i + j); \
                     s[j] += j < rest ? g : 0;                                                                         \
                     d[j] += (j < rest ? g : 0) * (j < rest ? t : 0);                                                  \
                 }                                                                                                     \
@@ -334,17 +325,17 @@ BN_ROW_SUM(double, double)
 /* Both sums of a row that has a gamma for each value, as above: g = dy gamma. And what it adds to the sums of its columns,
  * down a few rows in the type of x: across += dy, along += dy ((x - h) r + b), dy being brought before the activation. */
 #define BN_ROW_SUMS(real, name)                                                                                       \
-    BN_INLINE void bn_row_value_##name(int keep, int kind, real slope, real dy, real x, real h, real r, real b,       \
+    BN_INLINE void bn_row_value_##name(int keep, bn_activation act, real dy, real x, real h, real r, real b,          \
                                        real gamma, real beta, real *along, real *across, real *s, real *d)            \
     {                                                                                                                 \
         const real t = x - h, v = t * r + b;                                                                          \
-        const real g = bn_act_pull_##name(kind, slope, v * gamma + beta, dy), p = g * gamma;                          \
+        const real g = bn_act_pull_##name(act, v * gamma + beta, dy), p = g * gamma;                                  \
         *s += bn_kept_##name(p, keep);                                                                                \
         *d += bn_kept_##name(p * t, keep);                                                                            \
         *across += bn_kept_##name(g, keep);                                                                           \
         *along += bn_kept_##name(g * v, keep);                                                                        \
     }                                                                                                                 \
-    BN_INLINE void bn_tiny_row_sums_##name(int kind, real slope, const real *dy, const real *x, int32_t n, real h,    \
+    BN_INLINE void bn_tiny_row_sums_##name(bn_activation act, const real *dy, const real *x, int32_t n, real h,       \
                                            real r, real b, const real *gamma, const real *beta,                       \
                                            real *BN_RESTRICT along, real *BN_RESTRICT across, double *sum,            \
                                            double *dot)                                                               \
@@ -353,20 +344,20 @@ BN_ROW_SUM(double, double)
         BN_ROLLED                                                                                                     \
         for (int32_t j = 0; j < BN_TINY; j++) {                                                                       \
             s[j] = d[j] = 0;                                                                                          \
-            bn_row_value_##name(j < n, kind, slope, dy[j], x[j], h, r, b, gamma[j], beta[j], &along[j], &across[j],   \
+            bn_row_value_##name(j < n, act, dy[j], x[j], h, r, b, gamma[j], beta[j], &along[j], &across[j],           \
                                 &s[j], &d[j]);                                                                        \
         }                                                                                                             \
         bn_fold_##name(BN_TINY, 0, s, sum);                                                                           \
         bn_fold_##name(BN_TINY, 0, d, dot);                                                                           \
     }                                                                                                                 \
-    BN_INLINE void bn_row_sums_##name(int kind, real slope, const real *dy, const real *x, ptrdiff_t n,               \
+    BN_INLINE void bn_row_sums_##name(bn_activation act, const real *dy, const real *x, ptrdiff_t n,                  \
                                       ptrdiff_t left, real h, real r, real b, const real *gamma, const real *beta,    \
                                       real *BN_RESTRICT along, real *BN_RESTRICT across, double *sum, double *dot)    \
     {                                                                                                                 \
         const int32_t rest = (int32_t)(n % BN_WIDTH);                                                                 \
         ptrdiff_t i = 0;                                                                                              \
         if (n <= BN_TINY && left >= BN_TINY) {                                                                        \
-            bn_tiny_row_sums_##name(kind, slope, dy, x, (int32_t)n, h, r, b, gamma, beta, along, across, sum, dot);   \
+            bn_tiny_row_sums_##name(act, dy, x, (int32_t)n, h, r, b, gamma, beta, along, across, sum, dot);           \
             return;                                                                                                   \
         }                                                                                                             \
         while (i < n) {                                                                                               \
@@ -376,15 +367,15 @@ BN_ROW_SUM(double, double)
                 s[j] = d[j] = 0;                                                                                      \
             for (; i + BN_WIDTH <= end; i += BN_WIDTH)                                                                \
                 for (int32_t j = 0; j < BN_WIDTH; j++)                                                                \
-                    bn_row_value_##name(1, kind, slope, dy[i + j], x[i + j], h, r, b, gamma[i + j], beta[i + j],      \
+                    bn_row_value_##name(1, act, dy[i + j], x[i + j], h, r, b, gamma[i + j], beta[i + j],              \
                                         &along[i + j], &across[i + j], &s[j], &d[j]);                                 \
             if (i < end && i + BN_WIDTH <= left)                                                                      \
                 for (int32_t j = 0; j < BN_WIDTH; j++)                                                                \
-                    bn_row_value_##name(j < rest, kind, slope, dy[i + j], x[i + j], h, r, b, gamma[i + j],            \
+                    bn_row_value_##name(j < rest, act, dy[i + j], x[i + j], h, r, b, gamma[i + j],                    \
                                         beta[i + j], &along[i + j], &across[i + j], &s[j], &d[j]);                    \
             else if (i < end)                                                                                         \
                 for (int32_t j = 0; j < rest; j++)                                                                    \
-                    bn_row_value_##name(1, kind, slope, dy[i + j], x[i + j], h, r, b, gamma[i + j], beta[i + j],      \
+                    bn_row_value_##name(1, act, dy[i + j], x[i + j], h, r, b, gamma[i + j], beta[i + j],              \
                                         &along[i + j], &across[i + j], &s[j], &d[j]);                                 \
             i = end;                                                                                                  \
             bn_fold_##name(BN_WIDTH, 0, s, sum);                                                                      \

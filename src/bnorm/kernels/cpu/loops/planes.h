@@ -31,69 +31,53 @@
     {                                                                                                                 \
         BN_EVERY_PLANE(real, bn_squares_##name(brief, x + at, n, h[c], sum + 8 * c, square + 8 * c))                  \
     }                                                                                                                 \
-    BN_INLINE void bn_plane_products_of_##name(int kind, real slope, ptrdiff_t rows, ptrdiff_t stride,                \
+    BN_INLINE void bn_plane_products_of_##name(bn_activation act, ptrdiff_t rows, ptrdiff_t stride,                   \
                                                ptrdiff_t planes, ptrdiff_t n, const real *dy, const real *x,          \
                                                const real *h, const real *scale, const real *shift, bn_ahead *ahead,  \
                                                double *BN_RESTRICT sum, double *BN_RESTRICT dot)                      \
     {                                                                                                                 \
-        BN_EVERY_PLANE(real, bn_products_##name(0, brief, kind, slope, dy + at, x + at, n, h[c], scale[c], shift[c],  \
+        BN_EVERY_PLANE(real, bn_products_##name(0, brief, act, dy + at, x + at, n, h[c], scale[c], shift[c],          \
                                                 sum + 8 * c, dot + 8 * c))                                            \
     }                                                                                                                 \
-    BN_APART void bn_plane_products_##name(int kind, real slope, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t planes,  \
+    BN_APART void bn_plane_products_##name(bn_activation act, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t planes,     \
                                            ptrdiff_t n, const real *dy, const real *x, const real *h,                 \
                                            const real *scale, const real *shift, bn_ahead *ahead,                     \
                                            double *BN_RESTRICT sum, double *BN_RESTRICT dot)                          \
     {                                                                                                                 \
-        if (kind == BN_IDENTITY)                                                                                      \
-            bn_plane_products_of_##name(BN_IDENTITY, 1, rows, stride, planes, n, dy, x, h, h, h, ahead, sum, dot);    \
-        else if (kind == BN_RELU)                                                                                     \
-            bn_plane_products_of_##name(BN_RELU, 0, rows, stride, planes, n, dy, x, h, scale, shift, ahead, sum, dot);\
-        else                                                                                                          \
-            bn_plane_products_of_##name(BN_LEAKY, slope, rows, stride, planes, n, dy, x, h, scale, shift, ahead, sum, \
-                                        dot);                                                                         \
+        BN_BY_KIND(bn_plane_products_of_##name, act, rows, stride, planes, n, dy, x, h, scale, shift, ahead, sum, dot)\
     }                                                                                                                 \
-    BN_INLINE void bn_plane_maps_of_##name(int kind, real slope, ptrdiff_t planes, ptrdiff_t n, const real *x,        \
+    BN_INLINE void bn_plane_maps_of_##name(bn_activation act, ptrdiff_t planes, ptrdiff_t n, const real *x,           \
                                            real *y, const real *h, const real *scale, const real *shift,              \
                                            bn_edge *edge)                                                             \
     {                                                                                                                 \
         BN_MAP_ROWS(real, planes, n, y, edge, BN_PLANE_NUMBERS, BN_PLANE_##name)                                      \
     }                                                                                                                 \
-    BN_APART void bn_plane_maps_##name(int kind, real slope, ptrdiff_t planes, ptrdiff_t n, const real *x, real *y,   \
+    BN_APART void bn_plane_maps_##name(bn_activation act, ptrdiff_t planes, ptrdiff_t n, const real *x, real *y,      \
                                        const real *h, const real *scale, const real *shift, bn_edge *edge)            \
     {                                                                                                                 \
-        if (kind == BN_IDENTITY)                                                                                      \
-            bn_plane_maps_of_##name(BN_IDENTITY, 1, planes, n, x, y, h, scale, shift, edge);                          \
-        else if (kind == BN_RELU)                                                                                     \
-            bn_plane_maps_of_##name(BN_RELU, 0, planes, n, x, y, h, scale, shift, edge);                              \
-        else                                                                                                          \
-            bn_plane_maps_of_##name(BN_LEAKY, slope, planes, n, x, y, h, scale, shift, edge);                         \
+        BN_BY_KIND(bn_plane_maps_of_##name, act, planes, n, x, y, h, scale, shift, edge)                              \
     }                                                                                                                 \
-    BN_INLINE void bn_plane_gradients_of_##name(int kind, real slope, ptrdiff_t planes, ptrdiff_t n, const real *dy,  \
+    BN_INLINE void bn_plane_gradients_of_##name(bn_activation act, ptrdiff_t planes, ptrdiff_t n, const real *dy,     \
                                                 const real *x, real *dx, const real *h, const real *scale,            \
                                                 const real *shift, const real *a, const real *b, const real *c,       \
                                                 bn_edge *edge)                                                        \
     {                                                                                                                 \
         BN_MAP_ROWS(real, planes, n, dx, edge, BN_PLANE_COEFFICIENTS, BN_PLANE_GRADIENT_##name)                       \
     }                                                                                                                 \
-    BN_APART void bn_plane_gradients_##name(int kind, real slope, ptrdiff_t planes, ptrdiff_t n, const real *dy,      \
+    BN_APART void bn_plane_gradients_##name(bn_activation act, ptrdiff_t planes, ptrdiff_t n, const real *dy,         \
                                             const real *x, real *dx, const real *h, const real *scale,                \
                                             const real *shift, const real *a, const real *b, const real *c,           \
                                             bn_edge *edge)                                                            \
     {                                                                                                                 \
-        if (kind == BN_IDENTITY)                                                                                      \
-            bn_plane_gradients_of_##name(BN_IDENTITY, 1, planes, n, dy, x, dx, h, scale, shift, a, b, c, edge);       \
-        else if (kind == BN_RELU)                                                                                     \
-            bn_plane_gradients_of_##name(BN_RELU, 0, planes, n, dy, x, dx, h, scale, shift, a, b, c, edge);           \
-        else                                                                                                          \
-            bn_plane_gradients_of_##name(BN_LEAKY, slope, planes, n, dy, x, dx, h, scale, shift, a, b, c, edge);      \
+        BN_BY_KIND(bn_plane_gradients_of_##name, act, planes, n, dy, x, dx, h, scale, shift, a, b, c, edge)           \
     }
 #define BN_PLANE_NUMBERS(DO) DO(h) DO(scale) DO(shift)
 #define BN_PLANE_COEFFICIENTS(DO) BN_PLANE_NUMBERS(DO) DO(a) DO(b) DO(c)
 #define BN_PLANE_V(i) ((x[i] - own_h) * own_scale + own_shift)
 #define BN_PLANE_GRADIENT(name, i)                                                                                    \
-    (own_a * (bn_act_pull_##name(kind, slope, BN_PLANE_V(i), dy[i]) - (own_b * (x[i] - own_h) + own_c)))
-#define BN_PLANE_float(i, p) bn_act_float(kind, slope, BN_PLANE_V(i))
-#define BN_PLANE_double(i, p) bn_act_double(kind, slope, BN_PLANE_V(i))
+    (own_a * (bn_act_pull_##name(act, BN_PLANE_V(i), dy[i]) - (own_b * (x[i] - own_h) + own_c)))
+#define BN_PLANE_float(i, p) bn_act_float(act, BN_PLANE_V(i))
+#define BN_PLANE_double(i, p) bn_act_double(act, BN_PLANE_V(i))
 #define BN_PLANE_GRADIENT_float(i, p) BN_PLANE_GRADIENT(float, i)
 #define BN_PLANE_GRADIENT_double(i, p) BN_PLANE_GRADIENT(double, i)
 

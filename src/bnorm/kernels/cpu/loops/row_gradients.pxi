@@ -1,7 +1,7 @@
 # dx of rows, and the gradients of their parameters. Sums and dx of some rows that lie together are made before the next
 # are read; where gamma changes from value to value, one pass makes the sums of the rows and those of the columns.
 #
-# Uses identity, pulled (activations), Block, Columns, from_position, run_block, zero (channel_columns), block_sums,
+# Uses pulled (activations), Block, Columns, from_position, run_block, zero (channel_columns), block_sums,
 # products_beyond_float (channel_grads), Output, longest (channel_maps), backward_map, edge_of, gradients_of_rows,
 # gradients_of_runs, row_room, short_runs (row_maps), Affine, BATCH, EIGHTH, WIDTH, careful_short_sums,
 # short_pair_sums, short_scaled_sums, together (row_short), affine_of, finish_sums, hand_over, piece_of, readable,

@@ -3,12 +3,11 @@
 # inner == 1: gamma and beta change from value to value. inner > 1: runs with one gamma each, which the maps of channels
 # serve.
 #
-# Uses activated, leaky, relu (activations), bounded, one_nan (channel_columns), Run, gradient_run, normalize_run
-# (channel_lines), Output, longest, room (channel_maps), Affine, BATCH, scaled (row_short), affine_of, row_numbers
-# (row_sums).
+# Uses activated (activations), bounded, one_nan (channel_columns), Run, gradient_run, normalize_run (channel_lines),
+# Output, longest, room (channel_maps), Affine, BATCH, scaled (row_short), affine_of, row_numbers (row_sums).
 # Gives backward_map, edge_of, forward_maps, gradients_of_rows, gradients_of_runs, row_room, short_runs.
 
-cdef inline void affine_columns_by(
+cdef inline void affine_columns(
     Activation act, const real* x, real* y, Py_ssize_t n, real h, real r, real b, const real* gamma, const real* beta
 ) noexcept nogil:
     cdef Py_ssize_t j
@@ -26,10 +25,9 @@ cdef inline real* row_room(Output* out, Py_ssize_t at, Py_ssize_t n, const real*
     return <real*>out.y + at if out.direct else room(out, at, n, x)
 
 
-cdef inline void maps_of_rows(
+cdef inline void maps_of_rows_by(
     Activation act, Py_ssize_t rows, Py_ssize_t n, const real* x, real* y, const Affine* of, Py_ssize_t k, bn_edge* edge
 ) noexcept nogil:
-    """y, the activation of ((x - h) r + b) gamma + beta, of n values of each row from row k on; they share gamma."""
     cdef const real* h = <const real*>of.h + k
     cdef const real* r = <const real*>of.r + k
     cdef const real* b = <const real*>of.b + k
@@ -43,13 +41,17 @@ cdef inline void maps_of_rows(
             bn_row_maps_double(rows, n, x, y, h, r, b, gamma, beta, edge)
         return
     for i in range(rows):
-        if act.kind == BN_RELU:
-            affine_columns_by(relu(act), x + i * n, y + i * n, n, h[i], r[i], b[i], gamma, beta)
-        else:
-            affine_columns_by(leaky(act), x + i * n, y + i * n, n, h[i], r[i], b[i], gamma, beta)
+        affine_columns(act, x + i * n, y + i * n, n, h[i], r[i], b[i], gamma, beta)
 
 
-cdef inline void gradient_of_columns_by(
+cdef inline void maps_of_rows(
+    Activation act, Py_ssize_t rows, Py_ssize_t n, const real* x, real* y, const Affine* of, Py_ssize_t k, bn_edge* edge
+) noexcept nogil:
+    """y, the activation of ((x - h) r + b) gamma + beta, of n values of each row from row k on; they share gamma."""
+    by_kind(maps_of_rows_by[real], act, rows, n, x, y, of, k, edge)
+
+
+cdef inline void gradient_of_columns(
     Activation act, const real* dy, const real* x, real* dx, Py_ssize_t n, real h, real r, real b,
     real tilt, real rest, const real* gamma, const real* beta
 ) noexcept nogil:
@@ -58,11 +60,10 @@ cdef inline void gradient_of_columns_by(
         dx[j] = r * (scaled(act, dy[j], x[j], h, r, b, gamma[j], beta[j]) - (tilt * (x[j] - h) + rest))
 
 
-cdef inline void gradients_of_rows(
+cdef inline void gradients_of_rows_by(
     Activation act, Py_ssize_t rows, Py_ssize_t n, const real* dy, const real* x, real* dx, const Affine* of,
     Py_ssize_t k, const real* tilt, const real* rest, bn_edge* edge
 ) noexcept nogil:
-    """dx = r (g - (tilt (x - h) + rest)) of n values of each row from row k on, g being `scaled`; they share gamma."""
     cdef const real* h = <const real*>of.h + k
     cdef const real* r = <const real*>of.r + k
     cdef const real* b = <const real*>of.b + k
@@ -76,22 +77,25 @@ cdef inline void gradients_of_rows(
             bn_row_gradients_double(rows, n, dy, x, dx, h, r, tilt, rest, gamma, edge)
         return
     for i in range(rows):
-        if act.kind == BN_RELU:
-            gradient_of_columns_by(relu(act), dy + at, x + at, dx + at, n, h[i], r[i], b[i], tilt[i], rest[i],
-                                   gamma, beta)
-        else:
-            gradient_of_columns_by(leaky(act), dy + at, x + at, dx + at, n, h[i], r[i], b[i], tilt[i], rest[i],
-                                   gamma, beta)
+        gradient_of_columns(act, dy + at, x + at, dx + at, n, h[i], r[i], b[i], tilt[i], rest[i], gamma, beta)
         at += n
+
+
+cdef inline void gradients_of_rows(
+    Activation act, Py_ssize_t rows, Py_ssize_t n, const real* dy, const real* x, real* dx, const Affine* of,
+    Py_ssize_t k, const real* tilt, const real* rest, bn_edge* edge
+) noexcept nogil:
+    """dx = r (g - (tilt (x - h) + rest)) of n values of each row from row k on, g being `scaled`; they share gamma."""
+    by_kind(gradients_of_rows_by[real], act, rows, n, dy, x, dx, of, k, tilt, rest, edge)
 
 
 cdef inline void maps_of_runs(
     Py_ssize_t runs, Py_ssize_t n, const real* x, real* y, const real* h, const real* r, const real* b, bn_edge* edge
 ) noexcept nogil:
     if real is float:
-        bn_plane_maps_float(BN_IDENTITY, 1, runs, n, x, y, h, r, b, edge)
+        bn_plane_maps_float(identity(), runs, n, x, y, h, r, b, edge)
     else:
-        bn_plane_maps_double(BN_IDENTITY, 1, runs, n, x, y, h, r, b, edge)
+        bn_plane_maps_double(identity(), runs, n, x, y, h, r, b, edge)
 
 
 cdef inline void gradients_of_runs(

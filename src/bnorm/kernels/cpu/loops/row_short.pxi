@@ -5,7 +5,7 @@
 #
 # float32 has no room for the squares of what is very large or small. Then the sums are made again, all in float64.
 #
-# Uses identity, leaky, pulled, relu (activations), zero (channel_columns), products_beyond_float (channel_grads).
+# Uses pulled (activations), zero (channel_columns), products_beyond_float (channel_grads).
 # Gives Affine, BATCH, EIGHTH, SHORT, WIDTH, careful_short_sums, scaled, short_moments, short_pair_sums,
 # short_scaled_sums, together.
 
@@ -43,7 +43,7 @@ cdef inline Py_ssize_t together(const RowJob* job, Py_ssize_t size) noexcept nog
 
 
 cdef inline void short_sums(
-    int what, Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, const Affine* of,
+    Activation act, int what, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, const Affine* of,
     Py_ssize_t k, double* sum, double* dot
 ) noexcept nogil:
     """sum g and sum g (x - h) of n values of row k, added to EIGHTH parts of each; lanes.h says what g is."""
@@ -51,11 +51,11 @@ cdef inline void short_sums(
     cdef real r = 0 if what != BN_SCALED else (<const real*>of.r)[k]
     cdef real b = 0 if what != BN_SCALED else (<const real*>of.b)[k]
     if real is float:
-        bn_short_sums_float(what, act.kind, <float>act.slope, dy, x, n, left, h, r, b,
-                            <const float*>of.gamma, <const float*>of.beta, sum, dot)
+        bn_short_sums_float(what, act, dy, x, n, left, h, r, b, <const float*>of.gamma, <const float*>of.beta, sum,
+                            dot)
     else:
-        bn_short_sums_double(what, act.kind, act.slope, dy, x, n, left, h, r, b,
-                             <const double*>of.gamma, <const double*>of.beta, sum, dot)
+        bn_short_sums_double(what, act, dy, x, n, left, h, r, b, <const double*>of.gamma, <const double*>of.beta, sum,
+                             dot)
 
 
 cdef void careful_short_sums(
@@ -173,7 +173,7 @@ cdef inline void short_pair_sums(
     of.h = &h
     of.gamma = of.beta = x      # which nobody reads
     zero(sums, 2 * EIGHTH)
-    short_sums(BN_PAIRS, identity(), dy, x, n, left, &of, 0, sums, sums + EIGHTH)
+    short_sums(identity(), BN_PAIRS, dy, x, n, left, &of, 0, sums, sums + EIGHTH)
     sum[0] = bn_whole(sums)
     dot[0] = bn_whole(sums + EIGHTH)
     if real is float and products_beyond_float(1, n, sum, dot):
@@ -186,9 +186,4 @@ cdef inline void short_scaled_sums(
     double* sum, double* dot
 ) noexcept nogil:
     """sum g and sum g (x - h) of n values of row k, g being `scaled`: added to EIGHTH parts."""
-    if act.kind == BN_IDENTITY:
-        short_sums(BN_SCALED, identity(), dy, x, n, left, of, k, sum, dot)
-    elif act.kind == BN_RELU:
-        short_sums(BN_SCALED, relu(act), dy, x, n, left, of, k, sum, dot)
-    else:
-        short_sums(BN_SCALED, leaky(act), dy, x, n, left, of, k, sum, dot)
+    by_kind(short_sums[real], act, BN_SCALED, dy, x, n, left, of, k, sum, dot)

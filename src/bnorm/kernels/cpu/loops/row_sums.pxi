@@ -1,8 +1,8 @@
 # Gradient sums of rows with one gamma for each value: down the columns for dgamma and dbeta, along each row for dx.
 # Both are made of some columns of some rows together.
 #
-# Uses identity, leaky, relu (activations), zero (channel_columns), products_beyond_float (channel_grads), Output
-# (channel_maps), Affine, EIGHTH, careful_short_sums, short_scaled_sums (row_short).
+# Uses zero (channel_columns), products_beyond_float (channel_grads), Output (channel_maps), Affine, EIGHTH,
+# careful_short_sums, short_scaled_sums (row_short).
 # Gives affine_of, finish_sums, hand_over, piece_of, readable, row_and_column_sums, row_numbers, sums_of_long_rows,
 # sums_of_stripe, walk_on.
 
@@ -29,12 +29,7 @@ cdef inline void row_and_column_sums(
     real* along, real* across, double* sum, double* dot
 ) noexcept nogil:
     """short_scaled_sums of n values of row k, and what they add to the sums of their columns."""
-    if act.kind == BN_IDENTITY:
-        both_sums(identity(), dy, x, n, left, of, k, along, across, sum, dot)
-    elif act.kind == BN_RELU:
-        both_sums(relu(act), dy, x, n, left, of, k, along, across, sum, dot)
-    else:
-        both_sums(leaky(act), dy, x, n, left, of, k, along, across, sum, dot)
+    by_kind(both_sums[real], act, dy, x, n, left, of, k, along, across, sum, dot)
 
 
 cdef inline void both_sums(
@@ -43,10 +38,10 @@ cdef inline void both_sums(
 ) noexcept nogil:
     cdef real h = (<const real*>of.h)[k], r = (<const real*>of.r)[k], b = (<const real*>of.b)[k]
     if real is float:
-        bn_row_sums_float(act.kind, <float>act.slope, dy, x, n, left, h, r, b, <const float*>of.gamma,
+        bn_row_sums_float(act, dy, x, n, left, h, r, b, <const float*>of.gamma,
                           <const float*>of.beta, along, across, sum, dot)
     else:
-        bn_row_sums_double(act.kind, act.slope, dy, x, n, left, h, r, b, <const double*>of.gamma,
+        bn_row_sums_double(act, dy, x, n, left, h, r, b, <const double*>of.gamma,
                            <const double*>of.beta, along, across, sum, dot)
 
 
@@ -122,11 +117,11 @@ cdef inline void stripe_sums(
     const real* x, const Affine* of, Py_ssize_t k, Py_ssize_t i, double* dgamma, double* dbeta, double* s, double* d
 ) noexcept nogil:
     if real is float:
-        bn_stripe_sums_float(act.kind, <float>act.slope, rows, n, pitch, left, adds, dy, x, <const float*>of.h + k,
+        bn_stripe_sums_float(act, rows, n, pitch, left, adds, dy, x, <const float*>of.h + k,
                              <const float*>of.r + k, <const float*>of.b + k, <const float*>of.gamma + i,
                              <const float*>of.beta + i, dgamma + i, dbeta + i, s, d)
     else:
-        bn_stripe_sums_double(act.kind, act.slope, rows, n, pitch, left, adds, dy, x, <const double*>of.h + k,
+        bn_stripe_sums_double(act, rows, n, pitch, left, adds, dy, x, <const double*>of.h + k,
                               <const double*>of.r + k, <const double*>of.b + k, <const double*>of.gamma + i,
                               <const double*>of.beta + i, dgamma + i, dbeta + i, s, d)
 
@@ -144,14 +139,8 @@ cdef void sums_of_stripe(
         n = min(<Py_ssize_t>BN_SHORT, job.channels - i)
         if ahead != NULL:
             bn_fetch_on(ahead, rows * n * sizeof(real), job.stream)
-        if job.act.kind == BN_IDENTITY:
-            stripe_sums(identity(), rows, n, pitch, total - at - i, i > 0, dy + i, x + i, of, k, i, dgamma, dbeta, s, d)
-        elif job.act.kind == BN_RELU:
-            stripe_sums(relu(job.act), rows, n, pitch, total - at - i, i > 0, dy + i, x + i, of, k, i, dgamma, dbeta,
-                        s, d)
-        else:
-            stripe_sums(leaky(job.act), rows, n, pitch, total - at - i, i > 0, dy + i, x + i, of, k, i, dgamma, dbeta,
-                        s, d)
+        by_kind(stripe_sums[real], job.act, rows, n, pitch, total - at - i, i > 0, dy + i, x + i, of, k, i,
+                dgamma, dbeta, s, d)
         i += n
 
 

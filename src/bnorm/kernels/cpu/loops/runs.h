@@ -42,7 +42,7 @@
     {                                                                                                                 \
         BN_RUN_SUMS(real, name, 0, brief, n, sum, square, BN_TWO_SQUARES_##name, BN_SQUARE_##name)                    \
     }                                                                                                                 \
-    BN_INLINE void bn_products_##name(int begin, int brief, int kind, real slope, const real *dy, const real *x,      \
+    BN_INLINE void bn_products_##name(int begin, int brief, bn_activation act, const real *dy, const real *x,         \
                                       ptrdiff_t n, real h, real scale, real shift, double *sum, double *dot)          \
     {                                                                                                                 \
         BN_RUN_SUMS(real, name, begin, brief, n, sum, dot, BN_TWO_PRODUCTS_##name, BN_PRODUCT_##name)                 \
@@ -55,7 +55,7 @@
     const real v_ = x[i] - h;                                                                                         \
     s[j] += v_;                                                                                                       \
     t[j] += v_ * v_;
-#define BN_PULL(name, i, v) bn_act_pull_##name(kind, slope, (v) * scale + shift, dy[i])
+#define BN_PULL(name, i, v) bn_act_pull_##name(act, (v) * scale + shift, dy[i])
 #define BN_TWO_PRODUCTS(real, name, i, k, kept)                                                                       \
     const real u_ = x[i] - h, v_ = x[k] - h, g_ = BN_PULL(name, i, u_), f_ = BN_PULL(name, k, v_);                    \
     s[j] = g_ + bn_kept_##name(f_, kept);                                                                             \
@@ -100,13 +100,13 @@ BN_SUMS_OF_RUNS(double, double)
         else if (n <= BN_WIDTH)                                                                                       \
             BN_EACH_RUN(BN_WIDTH, bn_run_vector_##name(BN_WIDTH, dy, x, (int32_t)n, h[k], sum, dot))                  \
         else if (n < 2 * BN_WIDTH)                                                                                    \
-            BN_EACH_RUN(n, bn_products_##name(1, 1, BN_IDENTITY, 1, dy, x, n, h[k], 0, 0, sum, dot))                  \
+            BN_EACH_RUN(n, bn_products_##name(1, 1, bn_identity(), dy, x, n, h[k], 0, 0, sum, dot))                   \
         else                                                                                                          \
-            BN_EACH_RUN(n, bn_products_##name(1, 0, BN_IDENTITY, 1, dy, x, n, h[k], 0, 0, sum, dot))                  \
+            BN_EACH_RUN(n, bn_products_##name(1, 0, bn_identity(), dy, x, n, h[k], 0, 0, sum, dot))                   \
         BN_EACH_RUN(n, {                                                                                              \
             for (int j = 0; j < 8; j++)                                                                               \
                 sum[j] = dot[j] = 0.0;                                                                                \
-            bn_short_sums_##name(BN_PAIRS, BN_IDENTITY, 1, dy, x, n, left, h[k], 0, 0, dy, dy, sum, dot);             \
+            bn_short_sums_##name(BN_PAIRS, bn_identity(), dy, x, n, left, h[k], 0, 0, dy, dy, sum, dot);              \
         })                                                                                                            \
     }                                                                                                                 \
     /* From the two sums of some runs, one of each channel: what they add to the gradients of gamma and beta, unless  \

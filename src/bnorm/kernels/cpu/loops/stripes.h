@@ -17,10 +17,11 @@ enum {
 
 /* Some columns of some rows: `width` of them, of which the first `keep` are there. g = dy before the activation;
  * across = sum g and along = sum g ((x - h) r + b) down the rows, s = sum g gamma and d = sum g gamma (x - h) along each,
- * of which after the `last` columns 8 parts are left. The flags, the width and `kind` are constants to the compiler. */
+ * of which after the `last` columns 8 parts are left. The flags, the width and the kind of `act` are constants to the
+ * compiler. */
 #define BN_STRIPES(real, name)                                                                                        \
     BN_INLINE void bn_stripe_columns_##name(                                                                          \
-        int first, int last, int add, int width, int whole, int32_t keep, int kind, real slope, ptrdiff_t rows,       \
+        int first, int last, int add, int width, int whole, int32_t keep, bn_activation act, ptrdiff_t rows,          \
         ptrdiff_t pitch, const real *dy, const real *x, const real *h, const real *r, const real *b,                  \
         const real *gamma, const real *beta, real *BN_RESTRICT along, real *BN_RESTRICT across,                       \
         real *BN_RESTRICT s, real *BN_RESTRICT d, double *BN_RESTRICT sum, double *BN_RESTRICT dot)                   \
@@ -52,7 +53,7 @@ enum {
         }                                                                                                             \
     }                                                                                                                 \
     BN_INLINE void bn_stripe_part_##name(                                                                             \
-        int first, int last, int add, int width, int kind, real slope, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t pitch,  \
+        int first, int last, int add, int width, bn_activation act, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t pitch,     \
         ptrdiff_t i, ptrdiff_t left, const real *dy, const real *x, const real *h, const real *r, const real *b,      \
         const real *gamma, const real *beta, double *dgamma, double *dbeta, real *s, real *d, double *sum,            \
         double *dot)                                                                                                  \
@@ -62,19 +63,19 @@ enum {
         for (int32_t j = 0; j < width; j++)                                                                           \
             along[j] = across[j] = 0;                                                                                 \
         if (keep == width)                                                                                            \
-            bn_stripe_columns_##name(first, last, add, width, 1, keep, kind, slope, rows, pitch, dy + i, x + i, h,    \
+            bn_stripe_columns_##name(first, last, add, width, 1, keep, act, rows, pitch, dy + i, x + i, h,            \
                                      r, b, gamma + i, beta + i, along, across, s, d, sum, dot);                       \
         else {                                                                                                        \
             ptrdiff_t all = rows; /* behind the last of these rows there may be nothing to read */                    \
             while (all > 0 && (all - 1) * pitch + i + width > left)                                                   \
                 all--;                                                                                                \
-            bn_stripe_columns_##name(first, last, add, width, 0, keep, kind, slope, all, pitch, dy + i, x + i, h,     \
+            bn_stripe_columns_##name(first, last, add, width, 0, keep, act, all, pitch, dy + i, x + i, h,             \
                                      r, b, gamma + i, beta + i, along, across, s, d, sum, dot);                       \
             for (ptrdiff_t k = all; k < rows; k++) {                                                                  \
                 real x1[BN_BROAD] = {0}, dy1[BN_BROAD] = {0};                                                         \
                 memcpy(x1, x + k * pitch + i, keep * sizeof(real));                                                   \
                 memcpy(dy1, dy + k * pitch + i, keep * sizeof(real));                                                 \
-                bn_stripe_columns_##name(first, last, add, width, 0, keep, kind, slope, 1, pitch, dy1, x1, h + k,     \
+                bn_stripe_columns_##name(first, last, add, width, 0, keep, act, 1, pitch, dy1, x1, h + k,             \
                                          r + k, b + k, gamma + i, beta + i, along, across, s + k * BN_WIDTH,          \
                                          d + k * BN_WIDTH, sum + 8 * k, dot + 8 * k);                                 \
             }                                                                                                         \
@@ -87,7 +88,7 @@ enum {
     /* n values, BN_SHORT at most, of each of `rows` rows, BN_STRIPE at most, which lie `pitch` values apart from x and\
      * dy on, of which `left` may be read: 8 parts of both sums of each, begun here or added, and what they add to the\
      * sums of the columns. Behind gamma and beta there are zeros. */                                                 \
-    BN_INLINE void bn_stripe_sums_##name(int kind, real slope, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t pitch,          \
+    BN_INLINE void bn_stripe_sums_##name(bn_activation act, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t pitch,             \
                                          ptrdiff_t left, int add, const real *dy, const real *x, const real *h,       \
                                          const real *r, const real *b, const real *gamma, const real *beta,           \
                                          double *dgamma, double *dbeta, double *sum, double *dot)                     \
@@ -116,12 +117,12 @@ enum {
 #define BN_STRIPE_VALUE(real, name, j, keep)                                                                          \
     const int kept = keep;                                                                                            \
     const real t = x[j] - hk, v = t * rk + bk;                                                                        \
-    const real g = bn_act_pull_##name(kind, slope, v * gamma[j] + beta[j], dy[j]), p = g * gamma[j];                  \
+    const real g = bn_act_pull_##name(act, v * gamma[j] + beta[j], dy[j]), p = g * gamma[j];                          \
     const real p1 = bn_kept_##name(p, kept), q1 = bn_kept_##name(p * t, kept);                                        \
     across[j] += bn_kept_##name(g, kept);                                                                             \
     along[j] += bn_kept_##name(g * v, kept);
 #define BN_STRIPE_PART(name, first, last, width, i)                                                                   \
-    bn_stripe_part_##name(first, last, add, width, kind, slope, rows, n, pitch, i, left, dy, x, h, r, b, gamma, beta, \
+    bn_stripe_part_##name(first, last, add, width, act, rows, n, pitch, i, left, dy, x, h, r, b, gamma, beta, \
                           dgamma, dbeta, s, d, sum, dot)
 
 BN_STRIPES(float, float)

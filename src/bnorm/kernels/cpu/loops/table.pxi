@@ -26,18 +26,30 @@ from libc.math cimport INFINITY, NAN, fabs
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy, memmove
 
-from bnorm.kernels.cpu.jobs cimport BLOCK, BUFFER, FIRST, LANES, STRIPE, TILE, WIDE, Activation, Job, Loops, RowJob
+from bnorm.kernels.cpu.jobs cimport (
+    BLOCK,
+    BUFFER,
+    FIRST,
+    LANES,
+    STRIPE,
+    TILE,
+    WIDE,
+    Activation,
+    Job,
+    Loops,
+    RowJob,
+    identity,
+)
 
 cdef extern from "formulas.h" nogil:
     enum:
         BN_IDENTITY
-        BN_RELU
-        BN_LEAKY
         BN_MEAN_SQUARE
-    float bn_act_float(int, float, float)
-    double bn_act_double(int, double, double)
-    float bn_act_pull_float(int, float, float, float)
-    double bn_act_pull_double(int, double, double, double)
+    void by_kind "BN_BY_KIND"(...)
+    float bn_act_float(Activation, float)
+    double bn_act_double(Activation, double)
+    float bn_act_pull_float(Activation, float, float)
+    double bn_act_pull_double(Activation, double, double)
     void bn_merge(double*, double*, double*, double*, double, double, double, double)
     void bn_add_block(double*, double*, double*, double*, double, double, double, double, double)
     double bn_rstd(double, double, double, double)
@@ -98,9 +110,9 @@ cdef extern from "lanes.h" nogil:
         BN_WIDTH
         BN_BATCH
         BN_TINY
-    void bn_row_sums_float(int, float, const float*, const float*, Py_ssize_t, Py_ssize_t, float, float, float,
+    void bn_row_sums_float(Activation, const float*, const float*, Py_ssize_t, Py_ssize_t, float, float, float,
                            const float*, const float*, float*, float*, double*, double*)
-    void bn_row_sums_double(int, double, const double*, const double*, Py_ssize_t, Py_ssize_t, double, double, double,
+    void bn_row_sums_double(Activation, const double*, const double*, Py_ssize_t, Py_ssize_t, double, double, double,
                             const double*, const double*, double*, double*, double*, double*)
     void bn_row_numbers_float(Py_ssize_t, const double*, const double*, float*, float*, float*)
     void bn_row_numbers_double(Py_ssize_t, const double*, const double*, double*, double*, double*)
@@ -110,9 +122,9 @@ cdef extern from "lanes.h" nogil:
                               double*, double*, double*)
     void bn_row_sum_float(int, const float*, Py_ssize_t, Py_ssize_t, float, double*)
     void bn_row_sum_double(int, const double*, Py_ssize_t, Py_ssize_t, double, double*)
-    void bn_short_sums_float(int, int, float, const float*, const float*, Py_ssize_t, Py_ssize_t, float, float, float,
+    void bn_short_sums_float(int, Activation, const float*, const float*, Py_ssize_t, Py_ssize_t, float, float, float,
                              const float*, const float*, double*, double*)
-    void bn_short_sums_double(int, int, double, const double*, const double*, Py_ssize_t, Py_ssize_t, double, double,
+    void bn_short_sums_double(int, Activation, const double*, const double*, Py_ssize_t, Py_ssize_t, double, double,
                               double, const double*, const double*, double*, double*)
     void bn_row_maps_float(Py_ssize_t, Py_ssize_t, const float*, float*, const float*, const float*, const float*,
                            const float*, const float*, bn_edge*)
@@ -131,18 +143,18 @@ cdef extern from "lanes.h" nogil:
 
 cdef extern from "lines.h" nogil:
     void bn_send_columns_float(
-        int, float, const float*, float*, Py_ssize_t, const float*, const float*, const float*, bn_edge*)
+        Activation, const float*, float*, Py_ssize_t, const float*, const float*, const float*, bn_edge*)
     int bn_send_checked_float(
-        int, float, const float*, float*, Py_ssize_t, const float*, const float*, const float*, bn_edge*)
+        Activation, const float*, float*, Py_ssize_t, const float*, const float*, const float*, bn_edge*)
     void bn_send_gradients_float(
-        int, float, const float*, const float*, float*, Py_ssize_t, const float*, const float*, const float*,
+        Activation, const float*, const float*, float*, Py_ssize_t, const float*, const float*, const float*,
         const float*, const float*, const float*, bn_edge*)
     void bn_send_columns_double(
-        int, double, const double*, double*, Py_ssize_t, const double*, const double*, const double*, bn_edge*)
+        Activation, const double*, double*, Py_ssize_t, const double*, const double*, const double*, bn_edge*)
     int bn_send_checked_double(
-        int, double, const double*, double*, Py_ssize_t, const double*, const double*, const double*, bn_edge*)
+        Activation, const double*, double*, Py_ssize_t, const double*, const double*, const double*, bn_edge*)
     void bn_send_gradients_double(
-        int, double, const double*, const double*, double*, Py_ssize_t, const double*, const double*, const double*,
+        Activation, const double*, const double*, double*, Py_ssize_t, const double*, const double*, const double*,
         const double*, const double*, const double*, bn_edge*)
 
 cdef extern from "planes.h" nogil:
@@ -151,20 +163,20 @@ cdef extern from "planes.h" nogil:
     void bn_plane_squares_double(Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, const double*, const double*,
                                  bn_ahead*, double*, double*)
     void bn_plane_products_float(
-        int, float, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, const float*, const float*, const float*,
+        Activation, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, const float*, const float*, const float*,
         const float*, const float*, bn_ahead*, double*, double*)
     void bn_plane_products_double(
-        int, double, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, const double*, const double*, const double*,
+        Activation, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, const double*, const double*, const double*,
         const double*, const double*, bn_ahead*, double*, double*)
-    void bn_plane_maps_float(int, float, Py_ssize_t, Py_ssize_t, const float*, float*, const float*, const float*,
+    void bn_plane_maps_float(Activation, Py_ssize_t, Py_ssize_t, const float*, float*, const float*, const float*,
                              const float*, bn_edge*)
-    void bn_plane_maps_double(int, double, Py_ssize_t, Py_ssize_t, const double*, double*, const double*, const double*,
+    void bn_plane_maps_double(Activation, Py_ssize_t, Py_ssize_t, const double*, double*, const double*, const double*,
                               const double*, bn_edge*)
     void bn_plane_gradients_float(
-        int, float, Py_ssize_t, Py_ssize_t, const float*, const float*, float*, const float*, const float*,
+        Activation, Py_ssize_t, Py_ssize_t, const float*, const float*, float*, const float*, const float*,
         const float*, const float*, const float*, const float*, bn_edge*)
     void bn_plane_gradients_double(
-        int, double, Py_ssize_t, Py_ssize_t, const double*, const double*, double*, const double*, const double*,
+        Activation, Py_ssize_t, Py_ssize_t, const double*, const double*, double*, const double*, const double*,
         const double*, const double*, const double*, const double*, bn_edge*)
 
 cdef extern from "runs.h" nogil:
@@ -185,10 +197,10 @@ cdef extern from "stripes.h" nogil:
         BN_SHORT
         BN_STRIPE
     void bn_stripe_sums_float(
-        int, float, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, bint, const float*, const float*, const float*,
+        Activation, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, bint, const float*, const float*, const float*,
         const float*, const float*, const float*, const float*, double*, double*, double*, double*)
     void bn_stripe_sums_double(
-        int, double, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, bint, const double*, const double*, const double*,
+        Activation, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, bint, const double*, const double*, const double*,
         const double*, const double*, const double*, const double*, double*, double*, double*, double*)
 
 cdef extern from "memory.h" nogil:

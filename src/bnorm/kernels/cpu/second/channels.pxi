@@ -37,7 +37,7 @@ cdef void add_row(const Second* job, const real* dy, const real* x, const real* 
     """Add a row of columns to their sums. With weights, a g or a weight of 0 adds nothing whatever its x."""
     cdef Py_ssize_t j
     cdef double g, u, w
-    if job.kind == BN_IDENTITY and weight == NULL:
+    if job.act.kind == BN_IDENTITY and weight == NULL:
         for j in range(n):
             u = (<double>x[j] - mean[j]) * rstd[j]
             s[H0 * TILE + j] += <double>dy[j]
@@ -113,7 +113,7 @@ cdef void map_row(const Second* job, const real* dy, const real* x, const real* 
     cdef Py_ssize_t j
     cdef double g, u, w
     cdef real y
-    if job.kind == BN_IDENTITY and weight == NULL and not job.frozen:
+    if job.act.kind == BN_IDENTITY and weight == NULL and not job.frozen:
         for j in range(n):
             u = (<double>x[j] - mean[j]) * rstd[j]
             g = m.of_u[j] * <double>dy[j] + (m.through[j] * <double>v[j] + m.tilt[j] * u + m.level[j])

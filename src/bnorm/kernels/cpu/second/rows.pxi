@@ -143,7 +143,7 @@ cdef void one_row(const Second* job, Py_ssize_t o, Py_ssize_t group, double* dga
     memset(&row, 0, sizeof(Row))
     row.mean, row.rstd = job.mean[at_row], job.rstd[at_row]
     row.low = bn_fold(<double>high, row.mean, row.rstd, 0.0)
-    if L == 1 and job.kind == BN_IDENTITY:
+    if L == 1 and job.act.kind == BN_IDENTITY:
         add_columns(dy, x, v, job.scale + p, job.k + p, size, &row)
         finish_row(job, &row)
         map_columns(dy, x, v, job.scale + p, job.k + p, job.q + p, size, &row, d_dy, dx, dgamma + p)

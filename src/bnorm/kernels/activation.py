@@ -1,0 +1,23 @@
+"""The record that tells kernels what comes after normalizing."""
+
+from typing import NamedTuple
+
+
+class Activation(NamedTuple):
+    """An activation: which one, and its slope below 0 if it is a ReLU: 0 of the plain one, between 0 and 1 of a leaky.
+
+    `bn_act` in `formulas.h` has the formulas.
+    """
+
+    kind: int
+    slope: float
+
+
+NAMES = (None, "relu", "leaky_relu")  # by kind, in the order of formulas.h
+KINDS = range(len(NAMES))
+IDENTITY, RELU = Activation(0, 1.0), Activation(1, 0.0)
+
+
+def leaky(slope: float) -> Activation:
+    """The leaky ReLU with a slope; without any, the plain one, which makes 0 of an infinity."""
+    return Activation(2, slope) if slope else RELU
