@@ -13,7 +13,7 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm.kernels import BACKENDS, kernels_for, view
-from bnorm.kernels.activation import IDENTITY, NAMES, RELU, Activation, leaky
+from bnorm.kernels.activation import NAMES, Activation, named
 
 FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))  # NumPy's own, in the machine's byte order
 FLOAT64 = np.dtype("float64")
@@ -216,13 +216,11 @@ def activation(who: str, name: object, negative_slope: object) -> Activation:
     below = negative_slope if type(negative_slope) is float else number(who, "negative_slope", negative_slope)
     if not 0 <= below < 1:
         raise ValueError(f"{who}: negative_slope: expected a number from 0 to below 1, got {negative_slope!r}")
-    if name is None or name == "relu":
-        return RELU if name else IDENTITY
-    if not isinstance(name, str):
+    if name is not None and not isinstance(name, str):
         raise TypeError(f"{who}: activation: expected None or a name, got {type_name(name)}")
     if name not in NAMES:
-        raise ValueError(f"{who}: activation: expected None or one of {', '.join(NAMES[1:])}, got {name!r}")
-    return leaky(below + 0.0)  # turns -0.0 into 0.0
+        raise ValueError(f"{who}: activation: expected None or one of {', '.join(filter(None, NAMES))}, got {name!r}")
+    return named(name, below + 0.0)  # turns -0.0 into 0.0
 
 
 def weights(

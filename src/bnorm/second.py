@@ -3,7 +3,7 @@
 It is computed in float64, on the CPU, whatever the type of x.
 """
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy import ndarray
@@ -11,10 +11,38 @@ from numpy.typing import ArrayLike
 
 from bnorm import checks
 from bnorm.kernels import cpu, view
+from bnorm.kernels.activation import IDENTITY, SMOOTH
 from bnorm.kernels.cpu import second
 from bnorm.passes import ChannelSaved, RowSaved, Saved
 
 WHO = "double_backward"
+
+
+Second = tuple[ndarray, ndarray, ndarray | None]
+
+
+@overload
+def double_backward(
+    ddx: ArrayLike | None,
+    saved: Saved,
+    dy: ArrayLike,
+    ddgamma: ArrayLike | None = ...,
+    ddbeta: ArrayLike | None = ...,
+    *,
+    dbeta: Literal[False] = ...,
+) -> Second: ...
+
+
+@overload
+def double_backward(
+    ddx: ArrayLike | None,
+    saved: Saved,
+    dy: ArrayLike,
+    ddgamma: ArrayLike | None = ...,
+    ddbeta: ArrayLike | None = ...,
+    *,
+    dbeta: Literal[True],
+) -> tuple[ndarray, ndarray, ndarray | None, ndarray | None]: ...
 
 
 def double_backward(
@@ -23,10 +51,12 @@ def double_backward(
     dy: ArrayLike,
     ddgamma: ArrayLike | None = None,
     ddbeta: ArrayLike | None = None,
-) -> tuple[ndarray, ndarray, ndarray | None]:
+    *,
+    dbeta: bool = False,
+) -> Any:
     """The gradients of a loss that depends on the results of `backward(dy, saved)`.
 
-    The slope of an activation is treated as a constant: its derivative is zero wherever it exists.
+    The slope of a ReLU is treated as a constant: its derivative is zero wherever it exists.
 
     Parameters
     ----------
@@ -36,14 +66,17 @@ def double_backward(
         The second result of the forward, on a NumPy array.
     dy : array_like
         The argument of `backward`.
+    dbeta : bool, default False
+        Whether to return the gradient with respect to beta too, which is zero unless the activation is smooth: "silu".
 
     Returns
     -------
     d_dy, dx : ndarray
         The gradients with respect to dy and to the x of the forward, of the dtype of x.
     dgamma : ndarray or None
-        The gradient with respect to gamma, float64; None if the forward had no gamma. (There is no gradient for beta:
-        no result of `backward` depends on it.)
+        The gradient with respect to gamma, float64; None if the forward had no gamma.
+    dbeta : ndarray or None
+        Only if it is asked for: the gradient with respect to beta, as dgamma.
 
     Raises
     ------
@@ -71,12 +104,24 @@ def double_backward(
     q = _vector("ddbeta", ddbeta, has_beta, shape)
     wide: Any = cpu.widened(x)  # these kernels read float32 and float64
     v, g = (_like_x(name, value, saved, wide) for name, value in (("ddx", ddx), ("dy", dy)))
+    bent: Any = np.empty_like(wide) if saved.act.kind in SMOOTH else None
+    dx: Any
     if isinstance(saved, ChannelSaved):
-        results = second.channels(v, g, wide, saved.stats, saved.count, saved.weight, saved.act, saved.frozen, k, q)
+        numbers = saved.stats, saved.count, saved.weight
+        d_dy, dx, dgamma = second.channels(v, g, wide, *numbers, saved.act, saved.frozen, k, q, bent)
     elif isinstance(saved, RowSaved):
-        results = second.rows(v, g, wide, saved.mean, saved.rstd, saved.gamma, saved.beta, saved.rule, saved.act, k, q)
-    d_dy, dx, dgamma = results
-    return _like_caller(d_dy, saved, x), _like_caller(dx, saved, x), dgamma.reshape(shape) if has_gamma else None
+        row = saved.mean, saved.rstd, saved.gamma, saved.beta, saved.rule
+        d_dy, dx, dgamma = second.rows(v, g, wide, *row, saved.act, k, q, bent)
+    of_beta = np.zeros_like(dgamma)
+    if bent is not None:
+        if isinstance(saved, ChannelSaved):
+            more = cpu.backward(bent, wide, *numbers, IDENTITY, saved.frozen)
+        else:
+            more = cpu.rows_backward(bent, wide, *row, IDENTITY)
+        for gradient, part in zip((dx, dgamma, of_beta), more, strict=True):
+            gradient += part
+    results = _like_caller(d_dy, saved, x), _like_caller(dx, saved, x), dgamma.reshape(shape) if has_gamma else None
+    return (*results, of_beta.reshape(shape) if has_beta else None) if dbeta else results
 
 
 def _parameters(saved: Saved) -> tuple[bool, bool, tuple[int, ...]]:

@@ -62,22 +62,23 @@ def _normalize() -> Any:
         return y
 
     @extend.primitive  # type: ignore[untyped-decorator]
-    def backward(dy: Any, x: Any, gamma: Any, call: _Call) -> Any:
+    def backward(dy: Any, x: Any, gamma: Any, beta: Any, call: _Call) -> Any:
         gradients = F.backward(dy, call.saved)
         return tuple(np.zeros(()) if gradient is None else gradient for gradient in gradients)
 
     @extend.primitive  # type: ignore[untyped-decorator]
-    def double_backward(dd: Any, dy: Any, x: Any, gamma: Any, call: _Call) -> Any:
+    def double_backward(dd: Any, dy: Any, x: Any, gamma: Any, beta: Any, call: _Call) -> Any:
         ddx, *parameters = dd
-        d_dy, dx, dgamma = F.double_backward(ddx, call.saved, dy, *(p if np.ndim(p) else None for p in parameters))
-        return d_dy, dx, np.zeros(()) if dgamma is None else dgamma
+        given = (p if np.ndim(p) else None for p in parameters)
+        results = F.double_backward(ddx, call.saved, dy, *given, dbeta=True)
+        return tuple(np.zeros(()) if result is None else result for result in results)
 
     def of_normalize(i: int) -> Any:
-        return lambda y, x, gamma, beta, call: lambda dy: backward(dy, x, gamma, call)[i]
+        return lambda y, x, gamma, beta, call: lambda dy: backward(dy, x, gamma, beta, call)[i]
 
     def of_backward(i: int) -> Any:
-        return lambda gradients, dy, x, gamma, call: lambda dd: double_backward(dd, dy, x, gamma, call)[i]
+        return lambda gradients, dy, x, gamma, beta, call: lambda dd: double_backward(dd, dy, x, gamma, beta, call)[i]
 
     extend.defvjp(normalize, *map(of_normalize, range(3)))  # by x, gamma and beta
-    extend.defvjp(backward, *map(of_backward, range(3)))  # by dy, x and gamma
+    extend.defvjp(backward, *map(of_backward, range(4)))  # by dy, x, gamma and beta
     return normalize

@@ -24,6 +24,12 @@ from bnorm.layers.batch import BatchNorm
 
 __all__ = ["from_flax", "to_flax"]
 
+ACTIVATIONS = {
+    "relu": "flax.linen.relu",
+    "leaky_relu": "flax.linen.leaky_relu",
+    "silu": "flax.linen.silu",
+}
+
 NAMES = ("BatchNorm", "LayerNorm", "RMSNorm", "GroupNorm", "InstanceNorm")
 PARAMETERS = {"scale": "weight", "bias": "bias"}
 STATISTICS = {"mean": "running_mean", "var": "running_var"}
@@ -107,7 +113,7 @@ def to_flax(layer: Layer, api: str = "linen") -> Any:
     if api not in ("linen", "nnx"):
         raise ValueError(f"{who}: api: expected 'linen' or 'nnx', got {api!r}")
     flax = load(who, f"flax.{api}", "flax")
-    without_activation(who, layer, "flax.linen.relu or flax.linen.leaky_relu")
+    without_activation(who, layer, ACTIVATIONS)
     name, shape, options = _described(who, layer)
     state = arrays(layer)
     params, statistics = _written(state, PARAMETERS, options["use_scale"]), {}

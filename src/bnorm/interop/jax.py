@@ -98,9 +98,10 @@ def _normalize() -> Any:
         def compute(dd: Any, dy: Any, x: Any, gamma: Any, beta: Any, constants: Any) -> Any:
             _, saved = _forward(x, gamma, beta, constants, call)
             ddx, ddgamma, ddbeta = (a if a is None else np.asarray(a) for a in dd)
-            return cast(F.double_backward(ddx, saved, np.asarray(dy), ddgamma, ddbeta), dy, x, gamma)
+            results = F.double_backward(ddx, saved, np.asarray(dy), ddgamma, ddbeta, dbeta=True)
+            return cast(results, dy, x, gamma, beta)
 
-        return callback(compute, like(dy, x, gamma), dd, dy, x, gamma, beta, constants)
+        return callback(compute, like(dy, x, gamma, beta), dd, dy, x, gamma, beta, constants)
 
     def zeros(tree: Any) -> Any:
         return jax.tree.map(jax.numpy.zeros_like, tree)
@@ -110,7 +111,7 @@ def _normalize() -> Any:
 
     def by_gradients(call: Call, kept: Any, dd: Any) -> Any:
         dy, x, gamma, beta, constants = kept
-        return (*second(dd, dy, x, gamma, beta, constants, call), zeros(beta), zeros(constants))
+        return (*second(dd, dy, x, gamma, beta, constants, call), zeros(constants))
 
     normalize = jax.custom_vjp(value, nondiff_argnums=(4,))
     backward = jax.custom_vjp(gradients, nondiff_argnums=(5,))

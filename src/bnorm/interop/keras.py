@@ -21,6 +21,12 @@ from bnorm.layers.batch import BatchNorm
 
 __all__ = ["from_keras", "to_keras"]
 
+ACTIVATIONS = {
+    "relu": "keras.layers.ReLU",
+    "leaky_relu": "keras.layers.LeakyReLU",
+    "silu": "keras.activations.silu",
+}
+
 NAMES = ("BatchNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization")
 
 
@@ -102,7 +108,7 @@ def to_keras(layer: Layer, ndim: int | None = None) -> Any:
     keras = load(who, "keras", "keras")
     if not isinstance(layer, Layer):
         raise TypeError(f"{who}: layer: expected a layer of bnorm, got {type(layer).__module__}.{type(layer).__name__}")
-    without_activation(who, layer, "keras.layers.ReLU or keras.layers.LeakyReLU")
+    without_activation(who, layer, ACTIVATIONS)
     given: Any = layer
     scale, center = neighbours.scales_and_centers(layer)
     options: dict[str, Any] = {"epsilon": given.eps, "dtype": given.dtype.name}

@@ -82,12 +82,12 @@ def known(who: str, name: str, value: object, kinds: dict[type, Any]) -> Any:
     return kinds[type(value)]
 
 
-def without_activation(who: str, layer: Layer, instead: str) -> None:
-    """ValueError for a layer with an activation, which would be lost."""
+def without_activation(who: str, layer: Layer, instead: dict[str, str]) -> None:
+    """ValueError for a layer with an activation, which would be lost. instead: its own, by name here."""
     if layer.activation is not None:
         raise ValueError(
             f"{who}: layer: expected activation=None, as a layer there has none, got {layer.activation!r}: "
-            f"convert a layer without it, and apply {instead} to the result"
+            f"convert a layer without it, and apply {instead[layer.activation]} to the result"
         )
 
 

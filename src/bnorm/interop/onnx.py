@@ -87,6 +87,8 @@ def to_onnx(obj: Any, dtype: DTypeLike = "float32", ndim: int | None = None) -> 
     activation = getattr(obj, "activation", None)
     if activation == "relu":
         then(y, "Relu")
+    elif activation == "silu":
+        then(y, "Mul", then(y, "Sigmoid"))
     elif activation is not None:  # LeakyRelu is not in every runtime for float64, and would round its slope to float32
         inputs["slope"] = np.array(obj.negative_slope)
         then(y, "Max", then(y, "Mul", "slope"))

@@ -21,6 +21,12 @@ from bnorm.layers import Layer
 
 __all__ = ["batch_norm", "from_torch", "group_norm", "instance_norm", "layer_norm", "rms_norm", "to_torch"]
 
+ACTIVATIONS = {
+    "relu": "torch.nn.ReLU",
+    "leaky_relu": "torch.nn.LeakyReLU",
+    "silu": "torch.nn.SiLU",
+}
+
 OVER_CHANNELS = (
     *("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"),
     *("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"),
@@ -114,7 +120,7 @@ def to_torch(layer: Layer | Mapping[str, Layer], dtype: Any = None) -> Any:
 def _module(who: str, torch: Any, layer: Layer, dtype: Any) -> Any:
     name = known(who, "layer", layer, {getattr(layers, name): name for name in NAMES})
     given: Any = layer
-    without_activation(who, layer, "torch.nn.ReLU or torch.nn.LeakyReLU")
+    without_activation(who, layer, ACTIVATIONS)
     affine, biased = given.gamma is not None, given.beta is not None
     options: dict[str, Any] = {"eps": given.eps, "dtype": dtype}
     if name in OVER_CHANNELS:

@@ -55,15 +55,15 @@ class _Backward(torch.autograd.Function):  # type: ignore[misc]
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, ddx: Any, ddgamma: Any, ddbeta: Any) -> Any:
         dy, x, gamma, beta = ctx.saved_tensors
-        d_dy, dx, dgamma = F.double_backward(
+        d_dy, dx, dgamma, dbeta = F.double_backward(
             _array("ddx", ddx),
             ctx.norm,
             _array("dy", dy),
             None if gamma is None else _array("ddgamma", ddgamma),
             None if beta is None else _array("ddbeta", ddbeta),
+            dbeta=True,
         )
-        of_beta = None if beta is None else torch.zeros_like(beta)
-        return _like(dy, d_dy), _like(x, dx), _like(gamma, dgamma), of_beta, None
+        return _like(dy, d_dy), _like(x, dx), _like(gamma, dgamma), _like(beta, dbeta), None
 
 
 def _array(name: str, value: Any) -> Any:

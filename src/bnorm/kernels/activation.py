@@ -13,11 +13,18 @@ class Activation(NamedTuple):
     slope: float
 
 
-NAMES = (None, "relu", "leaky_relu")  # by kind, in the order of formulas.h
+NAMES = (None, "relu", "leaky_relu", "silu")  # by kind, in the order of formulas.h
 KINDS = range(len(NAMES))
-IDENTITY, RELU = Activation(0, 1.0), Activation(1, 0.0)
+SMOOTH = KINDS[3:]
+IDENTITY, RELU, SILU = Activation(0, 1.0), Activation(1, 0.0), Activation(3, 0.0)
+NAMED = {None: IDENTITY, "relu": RELU, "silu": SILU}
 
 
 def leaky(slope: float) -> Activation:
     """The leaky ReLU with a slope; without any, the plain one, which makes 0 of an infinity."""
     return Activation(2, slope) if slope else RELU
+
+
+def named(name: str | None, slope: float) -> Activation:
+    """The activation of that name; slope: of the leaky ReLU. KeyError if there is none."""
+    return leaky(slope) if name == "leaky_relu" else NAMED[name]

@@ -15,6 +15,7 @@
 #define BN_INLINE BN_FN
 #else
 #include <math.h>
+#include <string.h>
 #define BN_FN static inline
 #if defined(__GNUC__) || defined(__clang__)
 #define BN_ALWAYS inline __attribute__((always_inline))
@@ -29,7 +30,7 @@
 #define BN_INFINITY (1.0 / 0.0)
 
 /* What comes after normalizing: nothing, or one of these. slope: of a ReLU, below 0. */
-enum { BN_IDENTITY, BN_RELU, BN_LEAKY };
+enum { BN_IDENTITY, BN_RELU, BN_LEAKY, BN_SILU };
 
 typedef struct {
     int kind;
@@ -48,32 +49,95 @@ BN_INLINE bn_activation bn_of_kind(int kind, bn_activation act)
     return act;
 }
 
-/* function(act, ...), of which there is a copy for each kind, in which the kind is a constant: a loop asks for it once. */
+/* function(act, ...), of which there is a copy for each kind, in which the kind is a constant: a loop asks for it once. The
+ * smooth kinds, from BN_SILU on, share one: in it nothing is left to choose but numbers (bn_gate). */
 #define BN_BY_KIND(function, act, ...)                                                                                \
     switch ((act).kind) {                                                                                             \
     case BN_IDENTITY: function(bn_of_kind(BN_IDENTITY, act), __VA_ARGS__); break;                                     \
     case BN_RELU: function(bn_of_kind(BN_RELU, act), __VA_ARGS__); break;                                             \
-    default: function(bn_of_kind(BN_LEAKY, act), __VA_ARGS__);                                                        \
+    case BN_LEAKY: function(bn_of_kind(BN_LEAKY, act), __VA_ARGS__); break;                                           \
+    default: function(act, __VA_ARGS__);                                                                              \
     }
 
-/* bn_act is the activation of v. bn_act_pull is its gradient: g, the gradient behind it, brought before it. NaN counts as
- * above 0. ReLU selects its slope, which is 0, and never multiplies: of an infinity it makes 0, not NaN. (A constant 0
- * would do, but compilers make a branch of it, which random data take at random.) In C the names end in the type. */
+/* In C the names of these end in the type. */
 #ifdef __cplusplus
 #define BN_TYPED(name, real) name
 #else
 #define BN_TYPED(name, real) name##_##real
 #endif
+
+/* exp(z) for z <= 0, the same bits everywhere and no branch, so that loops of it vectorize: z = n log 2 + r, a polynomial in
+ * r, and the bits of a power of two, which is 2^64 too large as a subnormal one would not do. Below `last`, and of NaN, 0.
+ * `magic` is so large that what is added to it loses its fraction. The error is below 1.1 last places. */
+#define BN_DECAY(real, whole, last, magic, high, low, bits, bias, POLYNOMIAL)                                         \
+    BN_INLINE real BN_TYPED(bn_decay, real)(real z)                                                                   \
+    {                                                                                                                 \
+        const real from = z > (real)(last) ? z : (real)(last);                                                        \
+        const real shifted = from * (real)1.4426950408889634 + (real)(magic), n = shifted - (real)(magic);            \
+        const real r = (from - n * (real)(high)) - n * (real)(low), p = POLYNOMIAL;                                   \
+        whole power;                                                                                                  \
+        real scale;                                                                                                   \
+        memcpy(&power, &shifted, sizeof power);                                                                       \
+        power = (power << (bits)) + ((whole)((bias) + 64) << (bits));                                                 \
+        memcpy(&scale, &power, sizeof scale);                                                                         \
+        return p * scale * (real)5.421010862427522e-20;                                                               \
+    }
+BN_DECAY(float, unsigned, -104, 12582912, 0.693359375, -0.00021219444, 23, 127,
+         (((((0.0013926184f * r + 0.008363179f) * r + 0.041666556f) * r + 0.16666576f) * r + 0.5f) * r + 1.0f) * r + 1.0f)
+BN_DECAY(double, unsigned long long, -746, 6755399441055744.0, 0.6931471803691238, 1.9082149292705877e-10, 52, 1023,
+         (((((((((((2.510038549551032e-08 * r + 2.7620088445409746e-07) * r + 2.7557268459997064e-06) * r
+         + 2.4801521295954376e-05) * r + 0.00019841269863053618) * r + 0.0013888888917213717) * r
+         + 0.008333333333330062) * r + 0.04166666666662413) * r + 0.16666666666666669) * r + 0.5) * r + 1.0) * r + 1.0))
+
+/* bn_act is the activation of v; bn_act_pull is its gradient: g, the gradient behind it, brought before it; bn_act_bend is
+ * the second derivative. Where a gradient is asked for, NaN counts as above 0.
+ *
+ * ReLU selects its slope, which is 0, and never multiplies: of an infinity it makes 0, not NaN. (A constant 0 would do, but
+ * compilers make a branch of it, which random data take at random.)
+ *
+ * The smooth ones are v s(u) with the logistic function s, u = v for SiLU. From size = |v| come q = s(-|u|), p = s(|u|), and
+ * v s(u) = max(v, 0) - size q, which keeps its digits however large v is. Minus infinity times 0 is NaN. From 1024 on
+ * q is 0, and so size may stop there. */
 #define BN_ACTIVATION(real)                                                                                           \
+    BN_INLINE real BN_TYPED(bn_size, real)(real v)                                                                    \
+    {                                                                                                                 \
+        const real size = v < 0 ? -v : v + 0;                                                                         \
+        return size < 1024 ? size : 1024;                                                                             \
+    }                                                                                                                 \
+    /* |u|, or its first or second derivative by size. */                                                             \
+    BN_INLINE real BN_TYPED(bn_gate, real)(int kind, int derivative, real size)                                       \
+    {                                                                                                                 \
+        (void)kind;                                                                                                   \
+        return derivative == 0 ? size : derivative == 1 ? 1 : 0;                                                      \
+    }                                                                                                                 \
     BN_INLINE real BN_TYPED(bn_act, real)(bn_activation act, real v)                                                  \
     {                                                                                                                 \
         const real slope = (real)act.slope;                                                                           \
+        if (act.kind >= BN_SILU) {                                                                                    \
+            const real size = BN_TYPED(bn_size, real)(v);                                                             \
+            const real e = BN_TYPED(bn_decay, real)(-BN_TYPED(bn_gate, real)(act.kind, 0, size));                     \
+            return v * (real)(v < 0 ? 0 : 1) - size * (e / (1 + e));                                                  \
+        }                                                                                                             \
         return act.kind != BN_IDENTITY && v <= 0 ? (act.kind == BN_RELU ? slope : slope * v) : v;                     \
     }                                                                                                                 \
     BN_INLINE real BN_TYPED(bn_act_pull, real)(bn_activation act, real v, real g)                                     \
     {                                                                                                                 \
         const real slope = (real)act.slope;                                                                           \
+        if (act.kind >= BN_SILU) {                                                                                    \
+            const real size = BN_TYPED(bn_size, real)(v), du = BN_TYPED(bn_gate, real)(act.kind, 1, size);            \
+            const real e = BN_TYPED(bn_decay, real)(-BN_TYPED(bn_gate, real)(act.kind, 0, size));                     \
+            const real p = 1 / (1 + e), below = e * p * (1 - size * (p * du));                                        \
+            return g * (v < 0 ? below : 1 - below);                                                                   \
+        }                                                                                                             \
         return act.kind != BN_IDENTITY && v <= 0 ? (act.kind == BN_RELU ? slope : slope * g) : g;                     \
+    }                                                                                                                 \
+    BN_INLINE real BN_TYPED(bn_act_bend, real)(bn_activation act, real v)                                             \
+    {                                                                                                                 \
+        const real size = BN_TYPED(bn_size, real)(v);                                                                 \
+        const real u = BN_TYPED(bn_gate, real)(act.kind, 0, size), du = BN_TYPED(bn_gate, real)(act.kind, 1, size);   \
+        const real e = BN_TYPED(bn_decay, real)(-u), p = 1 / (1 + e), q = e * p;                                      \
+        const real bend = p * q * (2 * du + size * (BN_TYPED(bn_gate, real)(act.kind, 2, size) + du * du * (q - p))); \
+        return act.kind >= BN_SILU ? bend : 0;                                                                        \
     }
 BN_ACTIVATION(float)
 BN_ACTIVATION(double)

@@ -29,13 +29,15 @@ import numpy as np
 
 from bnorm.kernels import MEAN_SQUARE, VARIANCE
 
-from .activation import IDENTITY, Activation
+from .activation import IDENTITY, SMOOTH, Activation
 from .reference_statistics import assign, merge, move, settle
 from .rule import Rule
 
 __all__ = ["assign", "merge", "move", "settle"]
 
 Array = np.ndarray[Any, Any]
+
+FAR = 1024  # from here on a smooth activation is a straight line
 
 
 @np.errstate(all="ignore")
@@ -266,12 +268,23 @@ def _rstd(mean: Array, var: Array, eps: float, count: Array) -> Array:
 
 
 def _activation(v: Array, act: Activation) -> Array:
-    return _pulled(v, v, act)
+    """The smooth ones are v s(u) with the logistic function s."""
+    return v * _gate(v, act)[0] if act.kind in SMOOTH else _pulled(v, v, act)
 
 
 def _pulled(g: Array, v: Array, act: Activation) -> Array:
     """g times the derivative of the activation at v. ReLU selects instead of multiplying, so infinity becomes 0."""
+    if act.kind in SMOOTH:  # NaN counts as above 0
+        v = np.where(np.isnan(v), FAR, np.clip(v, -FAR, FAR))
+        s, du, _ = _gate(v, act)
+        pulled: Array = g * (s + v * s * (1 - s) * du)
+        return pulled
     return g if act == IDENTITY else np.where(v <= 0, act.slope * g if act.slope else 0.0, g)
+
+
+def _gate(v: Array, act: Activation) -> tuple[Array, Array, Array]:
+    """s(u), and the first and second derivative of u, which is v for SiLU."""
+    return 1 / (1 + np.exp(-v)), np.ones_like(v), np.zeros_like(v)
 
 
 def _before_activation(dy: Array, x: Array, stats: Array, act: Activation) -> Array:

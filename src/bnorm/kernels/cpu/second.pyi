@@ -12,6 +12,7 @@ def channels(
     frozen: bool,
     ddgamma: Array | None,
     ddbeta: Array | None,
+    bent: Array | None = None,
 ) -> tuple[Array, Array, Array]: ...
 def rows(
     ddx: Array,
@@ -25,4 +26,5 @@ def rows(
     act: Activation,
     ddgamma: Array | None,
     ddbeta: Array | None,
+    bent: Array | None = None,
 ) -> tuple[Array, Array, Array]: ...

@@ -8,6 +8,9 @@ Per channel or row, with n the count, r = 1 / sqrt(var + eps), u = (x - mean) r,
 
     backward   dx = r (h - w (u H1 + H0) / n), h = gamma g, H0 = sum h, H1 = sum h u;  dgamma = sum g u, dbeta = sum g
     here       the derivatives of sum v dx + sum k dgamma + sum q dbeta for v = ddx, k = ddgamma, q = ddbeta
+
+The slope of the activation is a constant to them. Where it is not, `bent` is the gradient of the activation's argument
+through the slope; an ordinary backward brings it to x and the parameters.
 """
 
 cimport numpy as cnp
@@ -25,6 +28,8 @@ cdef extern from "formulas.h" nogil:
         BN_MEAN_SQUARE
     float bn_act_pull_float(Activation, float, float)
     double bn_act_pull_double(Activation, double, double)
+    float bn_act_bend_float(Activation, float)
+    double bn_act_bend_double(Activation, double)
     double bn_fold(double, double, double, double)
 
 cnp.import_array()
@@ -60,6 +65,7 @@ ctypedef struct Second:
     const void* v
     void* d_dy
     void* dx
+    void* bent                  # or NULL, where the activation is straight
     const double* weight        # [outer][inner] or NULL
     const double* mean          # per channel or row
     const double* rstd
@@ -91,6 +97,14 @@ cdef inline real pulled(const Second* job, real v, real g) noexcept nogil:
         return bn_act_pull_double(job.act, v, g)
 
 
+cdef inline real bent(const Second* job, real v, real dy, real e) noexcept nogil:
+    """The gradient of v through the slope of the activation, e being that of what dy is before the activation."""
+    if real is float:
+        return dy * e * bn_act_bend_float(job.act, v)
+    else:
+        return dy * e * bn_act_bend_double(job.act, v)
+
+
 cdef void cut(Second* job) noexcept nogil:
     cdef Py_ssize_t row = job.groups * job.channels * job.inner
     cdef Py_ssize_t pieces = max(<Py_ssize_t>1, min(<Py_ssize_t>PIECES, min(job.outer, job.outer * row // TASK)))
@@ -112,8 +126,8 @@ cdef int expect_floats(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, int least
 
 
 def channels(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp.ndarray weight,
-             act not None, bint frozen, cnp.ndarray ddgamma, cnp.ndarray ddbeta):
-    """d_dy, dx, dgamma of the `backward` with these arguments."""
+             act not None, bint frozen, cnp.ndarray ddgamma, cnp.ndarray ddbeta, cnp.ndarray bent=None):
+    """d_dy, dx, dgamma of the `backward` with these arguments, into `bent` what is behind them."""
     cdef Second job
     expect_floats(ddx, dy, x, 2, 64)
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
@@ -130,7 +144,7 @@ def channels(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, 
     job.act.kind, job.act.slope, job.rule = act[0], act[1], 0
     job.frozen, job.count = frozen, count if count != 0.0 else 1.0
     job.dy, job.x, job.v = data(dy), data(x), data(ddx)
-    job.d_dy, job.dx = data(d_dy), data(dx)
+    job.d_dy, job.dx, job.bent = data(d_dy), data(dx), data(bent)
     job.weight = NULL
     if not frozen:
         job.weight = <const double*>data(weight)
@@ -156,8 +170,8 @@ def channels(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, 
 
 
 def rows(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray rstd, cnp.ndarray gamma,
-         cnp.ndarray beta, int rule, act not None, cnp.ndarray ddgamma, cnp.ndarray ddbeta):
-    """d_dy, dx, dgamma of the `rows_backward` with these arguments."""
+         cnp.ndarray beta, int rule, act not None, cnp.ndarray ddgamma, cnp.ndarray ddbeta, cnp.ndarray bent=None):
+    """The same of the `rows_backward` with these arguments."""
     cdef Second job
     expect_floats(ddx, dy, x, 4, 4)
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
@@ -176,7 +190,7 @@ def rows(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.n
     job.act.kind, job.act.slope, job.rule = act[0], act[1], rule
     job.frozen, job.count, job.weight = False, 1.0, NULL
     job.dy, job.x, job.v = data(dy), data(x), data(ddx)
-    job.d_dy, job.dx = data(d_dy), data(dx)
+    job.d_dy, job.dx, job.bent = data(d_dy), data(dx), data(bent)
     job.mean, job.rstd = <const double*>data(mean), <const double*>data(rstd)
     cut(&job)
     cdef double* memory = <double*>calloc((4 + job.pieces) * n + 1, sizeof(double))

@@ -8,6 +8,15 @@
 # row_and_column_sums, row_numbers, sums_of_long_rows, sums_of_stripe, walk_on (row_sums).
 # Gives backward_long_rows, backward_rows, backward_short_rows.
 
+cdef inline void pulled_run(
+    Activation act, const real* dy, const real* x, real* g, Py_ssize_t n, real h, real a, real b
+) noexcept nogil:
+    """dy of a run before the activation of (x - h) a + b."""
+    cdef Py_ssize_t j
+    for j in range(n):
+        g[j] = pulled(act, (x[j] - h) * a + b, dy[j])
+
+
 cdef void run_sums(
     Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, double mean, real a, real b,
     double* sum, double* dot
@@ -17,13 +26,12 @@ cdef void run_sums(
     cdef real h = <real>mean
     cdef Columns of
     cdef Block block
-    cdef Py_ssize_t i = 0, j, k
+    cdef Py_ssize_t i = 0, k
     if n <= TILE and act.kind == BN_IDENTITY:
         short_pair_sums(dy, x, n, left, mean, sum, dot)
         return
     if n <= TILE:
-        for j in range(n):
-            before[j] = pulled(act, (x[j] - h) * a + b, dy[j])
+        by_kind(pulled_run[real], act, dy, x, &before[0], n, h, a, b)
         short_pair_sums(&before[0], x, n, min(left, <Py_ssize_t>TILE), mean, sum, dot)
         return
     of.h = &h

@@ -109,10 +109,10 @@ cdef void open_map(const Second* job, Py_ssize_t begin, Py_ssize_t width, Py_ssi
 
 cdef void map_row(const Second* job, const real* dy, const real* x, const real* v, const double* weight, Py_ssize_t n,
                   const Map* m, const double* mean, const double* rstd, const real* high, const real* scale,
-                  const real* shift, real* d_dy, real* dx) noexcept nogil:
+                  const real* shift, real* d_dy, real* dx, real* curved) noexcept nogil:
     cdef Py_ssize_t j
     cdef double g, u, w
-    cdef real y
+    cdef real y, e
     if job.act.kind == BN_IDENTITY and weight == NULL and not job.frozen:
         for j in range(n):
             u = (<double>x[j] - mean[j]) * rstd[j]
@@ -124,7 +124,10 @@ cdef void map_row(const Second* job, const real* dy, const real* x, const real* 
         y = (x[j] - high[j]) * scale[j] + shift[j]
         u = (<double>x[j] - mean[j]) * rstd[j]
         g = <double>pulled(job, y, dy[j])
-        d_dy[j] = pulled(job, y, <real>(m.a[j] * <double>v[j] + m.of_u[j] * u + m.rest[j]))
+        e = <real>(m.a[j] * <double>v[j] + m.of_u[j] * u + m.rest[j])
+        if curved != NULL:
+            curved[j] = bent(job, y, dy[j], e)
+        d_dy[j] = pulled(job, y, e)
         w = 1.0 if weight == NULL else weight[j]
         g = 0.0 if g == 0.0 else m.of_u[j] * g
         if w != 0.0 and not job.frozen:     # where x may be NaN
@@ -147,7 +150,8 @@ cdef void map_of_tile(Second* job, Py_ssize_t p, Py_ssize_t begin, Py_ssize_t ch
             at_row = (o * job.channels + begin) * job.inner + i
             map_row(job, <const real*>job.dy + at_row, x + at_row, <const real*>job.v + at_row,
                     weights_of(job, o, i, width, room), min(width, span - i), &m, mean, rstd, high, scale, shift,
-                    <real*>job.d_dy + at_row, <real*>job.dx + at_row)
+                    <real*>job.d_dy + at_row, <real*>job.dx + at_row,
+                    NULL if job.bent == NULL else <real*>job.bent + at_row)
             i += width
 
 

@@ -96,10 +96,10 @@ cdef void finish_row(const Second* job, Row* row) noexcept nogil:
 
 
 cdef double map_run(const Second* job, const real* dy, const real* x, const real* v, Py_ssize_t n, const Row* row,
-                    const Gain* gain, const real* high, real* d_dy, real* dx) noexcept nogil:
+                    const Gain* gain, const real* high, real* d_dy, real* dx, real* curved) noexcept nogil:
     """d_dy and dx of a run of one gamma; its part of dgamma."""
     cdef double sum = 0.0, g, u, h
-    cdef real y
+    cdef real y, e
     cdef Py_ssize_t i
     for i in range(n):
         y = before_activation(job, x[i], row, gain, high)
@@ -107,7 +107,10 @@ cdef double map_run(const Second* job, const real* dy, const real* x, const real
         u = (<double>x[i] - row.mean) * row.rstd
         h = row.rstd * (<double>v[i] - row.v_mean - row.v_tilt * u)
         sum += g * h
-        d_dy[i] = pulled(job, y, <real>(gain.gamma * h + gain.k * u + gain.q))
+        e = <real>(gain.gamma * h + gain.k * u + gain.q)
+        if curved != NULL:
+            curved[i] = bent(job, y, dy[i], e)
+        d_dy[i] = pulled(job, y, e)
         dx[i] = <real>(row.rstd * (
             gain.k * g + row.along_v * <double>v[i] + row.along_h * gain.gamma * g + row.tilt * u + row.level))
     return sum
@@ -136,9 +139,12 @@ cdef void one_row(const Second* job, Py_ssize_t o, Py_ssize_t group, double* dga
     cdef const real* v = <const real*>job.v + at_row * size
     cdef real* d_dy = <real*>job.d_dy + at_row * size
     cdef real* dx = <real*>job.dx + at_row * size
+    cdef real* curved = NULL
     cdef Row row
     cdef Gain gain
     cdef real high = <real>job.mean[at_row]
+    if job.bent != NULL:
+        curved = <real*>job.bent + at_row * size
     x += at_row * size
     memset(&row, 0, sizeof(Row))
     row.mean, row.rstd = job.mean[at_row], job.rstd[at_row]
@@ -154,7 +160,8 @@ cdef void one_row(const Second* job, Py_ssize_t o, Py_ssize_t group, double* dga
     finish_row(job, &row)
     for c in range(job.channels):
         gain = gain_of(job, p + c, &row, <double>high)
-        dgamma[p + c] += map_run(job, dy + c * L, x + c * L, v + c * L, L, &row, &gain, &high, d_dy + c * L, dx + c * L)
+        dgamma[p + c] += map_run(job, dy + c * L, x + c * L, v + c * L, L, &row, &gain, &high, d_dy + c * L, dx + c * L,
+                                 NULL if curved == NULL else curved + c * L)
 
 
 cdef void rows_of_piece(Second* job, Py_ssize_t p, const real* x) noexcept nogil:
