@@ -28,7 +28,7 @@ PARAMETERS = {  # the type, and the description
     ),
     "eps": ("float", "Added to the variance, inside the root."),
     "axis": ("int", "The axis of the channels. C is its size."),
-    "activation": ('{None, "relu", "leaky_relu", "silu"}', "Applied to the result in the same pass."),
+    "activation": ('{None, "relu", "leaky_relu", "silu", "gelu"}', "Applied to the result in the same pass."),
     "negative_slope": ("float", 'The slope of "leaky_relu" below 0: at least 0, and below 1.'),
     "weight": (
         "array_like, optional",

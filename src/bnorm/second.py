@@ -67,7 +67,7 @@ def double_backward(
     dy : array_like
         The argument of `backward`.
     dbeta : bool, default False
-        Whether to return the gradient with respect to beta too, which is zero unless the activation is smooth: "silu".
+        Whether to return the gradient with respect to beta too, which is zero unless the activation is smooth.
 
     Returns
     -------

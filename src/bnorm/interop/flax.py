@@ -28,6 +28,7 @@ ACTIVATIONS = {
     "relu": "flax.linen.relu",
     "leaky_relu": "flax.linen.leaky_relu",
     "silu": "flax.linen.silu",
+    "gelu": "flax.linen.gelu",
 }
 
 NAMES = ("BatchNorm", "LayerNorm", "RMSNorm", "GroupNorm", "InstanceNorm")

@@ -25,6 +25,7 @@ ACTIVATIONS = {
     "relu": "keras.layers.ReLU",
     "leaky_relu": "keras.layers.LeakyReLU",
     "silu": "keras.activations.silu",
+    "gelu": "keras.activations.gelu(approximate=True)",
 }
 
 NAMES = ("BatchNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization")

@@ -87,6 +87,10 @@ def to_onnx(obj: Any, dtype: DTypeLike = "float32", ndim: int | None = None) -> 
     activation = getattr(obj, "activation", None)
     if activation == "relu":
         then(y, "Relu")
+    elif activation == "gelu":  # Gelu came later than the norms, and not to every runtime for float64
+        inputs |= {"a": np.array(1.5957691216057308), "b": np.array(0.07135481627260025)}
+        u = then(then(then(then(y, "Mul", y), "Mul", "b"), "Add", "a"), "Mul", y)
+        then(then(u, "Sigmoid"), "Mul", y)
     elif activation == "silu":
         then(y, "Mul", then(y, "Sigmoid"))
     elif activation is not None:  # LeakyRelu is not in every runtime for float64, and would round its slope to float32

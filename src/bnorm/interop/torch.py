@@ -25,6 +25,7 @@ ACTIVATIONS = {
     "relu": "torch.nn.ReLU",
     "leaky_relu": "torch.nn.LeakyReLU",
     "silu": "torch.nn.SiLU",
+    "gelu": "torch.nn.GELU(approximate='tanh')",
 }
 
 OVER_CHANNELS = (

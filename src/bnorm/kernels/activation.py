@@ -13,11 +13,11 @@ class Activation(NamedTuple):
     slope: float
 
 
-NAMES = (None, "relu", "leaky_relu", "silu")  # by kind, in the order of formulas.h
+NAMES = (None, "relu", "leaky_relu", "silu", "gelu")  # by kind, in the order of formulas.h
 KINDS = range(len(NAMES))
 SMOOTH = KINDS[3:]
-IDENTITY, RELU, SILU = Activation(0, 1.0), Activation(1, 0.0), Activation(3, 0.0)
-NAMED = {None: IDENTITY, "relu": RELU, "silu": SILU}
+IDENTITY, RELU, SILU, GELU = Activation(0, 1.0), Activation(1, 0.0), Activation(3, 0.0), Activation(4, 0.0)
+NAMED = {None: IDENTITY, "relu": RELU, "silu": SILU, "gelu": GELU}
 
 
 def leaky(slope: float) -> Activation:

@@ -30,7 +30,7 @@
 #define BN_INFINITY (1.0 / 0.0)
 
 /* What comes after normalizing: nothing, or one of these. slope: of a ReLU, below 0. */
-enum { BN_IDENTITY, BN_RELU, BN_LEAKY, BN_SILU };
+enum { BN_IDENTITY, BN_RELU, BN_LEAKY, BN_SILU, BN_GELU };
 
 typedef struct {
     int kind;
@@ -95,7 +95,8 @@ BN_DECAY(double, unsigned long long, -746, 6755399441055744.0, 0.693147180369123
  * ReLU selects its slope, which is 0, and never multiplies: of an infinity it makes 0, not NaN. (A constant 0 would do, but
  * compilers make a branch of it, which random data take at random.)
  *
- * The smooth ones are v s(u) with the logistic function s, u = v for SiLU. From size = |v| come q = s(-|u|), p = s(|u|), and
+ * The smooth ones are v s(u) with the logistic function s, u = v for SiLU and 2 sqrt(2 / pi) (v + 0.044715 v^3) for GELU,
+ * in the form that has a tanh: (1 + tanh(u / 2)) / 2 is s(u). From size = |v| come q = s(-|u|), p = s(|u|), and
  * v s(u) = max(v, 0) - size q, which keeps its digits however large v is. Minus infinity times 0 is NaN. From 1024 on
  * q is 0, and so size may stop there. */
 #define BN_ACTIVATION(real)                                                                                           \
@@ -107,8 +108,9 @@ BN_DECAY(double, unsigned long long, -746, 6755399441055744.0, 0.693147180369123
     /* |u|, or its first or second derivative by size. */                                                             \
     BN_INLINE real BN_TYPED(bn_gate, real)(int kind, int derivative, real size)                                       \
     {                                                                                                                 \
-        (void)kind;                                                                                                   \
-        return derivative == 0 ? size : derivative == 1 ? 1 : 0;                                                      \
+        const real a = (real)(kind == BN_GELU ? 1.5957691216057308 : 1), /* 2 sqrt(2 / pi) */                         \
+                   b = (real)(kind == BN_GELU ? 0.07135481627260025 : 0), bs = b * size; /* 0.044715 a */             \
+        return derivative == 0 ? size * (a + bs * size) : derivative == 1 ? a + 3 * bs * size : 6 * bs;               \
     }                                                                                                                 \
     BN_INLINE real BN_TYPED(bn_act, real)(bn_activation act, real v)                                                  \
     {                                                                                                                 \

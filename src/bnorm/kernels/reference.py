@@ -29,7 +29,7 @@ import numpy as np
 
 from bnorm.kernels import MEAN_SQUARE, VARIANCE
 
-from .activation import IDENTITY, SMOOTH, Activation
+from .activation import GELU, IDENTITY, SMOOTH, Activation
 from .reference_statistics import assign, merge, move, settle
 from .rule import Rule
 
@@ -283,8 +283,10 @@ def _pulled(g: Array, v: Array, act: Activation) -> Array:
 
 
 def _gate(v: Array, act: Activation) -> tuple[Array, Array, Array]:
-    """s(u), and the first and second derivative of u, which is v for SiLU."""
-    return 1 / (1 + np.exp(-v)), np.ones_like(v), np.zeros_like(v)
+    """s(u), and the first and second derivative of u: formulas.h."""
+    a = np.longdouble(2) * np.sqrt(2 / np.longdouble(np.pi)) if act == GELU else 1
+    b = np.longdouble("0.044715") * a if act == GELU else 0
+    return 1 / (1 + np.exp(-v * (a + b * v * v))), a + 3 * b * v * v, 6 * b * v
 
 
 def _before_activation(dy: Array, x: Array, stats: Array, act: Activation) -> Array:

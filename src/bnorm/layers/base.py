@@ -62,7 +62,7 @@ class Layer:
         "training", lambda who, value: checks.flag(who, "training", value), "The mode. train() and eval() set it too."
     )
     affine = fixed("affine", "Whether there are parameters: gamma, and beta unless bias is False.")
-    activation = fixed("activation", 'The activation in the same pass: None, "relu", "leaky_relu" or "silu".')
+    activation = fixed("activation", 'The activation in the same pass: None, "relu", "leaky_relu", "silu" or "gelu".')
     negative_slope = fixed("negative_slope", "The slope of the leaky ReLU below 0.")
     dtype = fixed("dtype", "The dtype of parameters and running statistics.")
     device = fixed("device", 'The device of parameters and running statistics: "cpu" or "cuda".')

@@ -37,7 +37,7 @@ PARAMETERS = {  # the type, and the description
         "The variance in running_var is sum (x - mean)^2 / (count - ddof): 0, or 1 as in PyTorch.",
     ),
     "axis": ("int", "The axis of the channels; -1 for channels-last."),
-    "activation": ("str or None", 'The activation, computed in the same pass: "relu", "leaky_relu" or "silu".'),
+    "activation": ("str or None", 'The activation, computed in the same pass: "relu", "leaky_relu", "silu" or "gelu".'),
     "negative_slope": ("float", 'The slope of "leaky_relu" below 0: at least 0, and below 1.'),
     "nonfinite": (
         "str",
