@@ -26,7 +26,7 @@ from bnorm.kernels import BACKENDS, MEAN_SQUARE, VARIANCE, view
 from bnorm.kernels.activation import IDENTITY
 from bnorm.kernels.engines import engine_of
 from bnorm.moments import Moments
-from bnorm.passes import Gradients, Saved, channel_forward, pull_back, row_forward
+from bnorm.passes import Gradients, Saved, batch_forward, known_forward, row_forward
 from bnorm.second import double_backward
 
 __all__ = [
@@ -90,7 +90,9 @@ def batch_norm(
     act = IDENTITY
     if activation is not None or negative_slope != 0.01:
         act = checks.activation(who, activation, negative_slope)
-    return channel_forward(who, x, gamma, beta, mean, var, eps, axis, act, weight, out, None, given)
+    if mean is None:
+        return batch_forward(who, x, gamma, beta, eps, axis, act, weight, out, given)
+    return known_forward(who, x, gamma, beta, (mean, var), eps, axis, act, weight, out, given)
 
 
 @normalizes(
@@ -242,7 +244,7 @@ def backward(dy: ArrayLike, saved: Saved, out: ndarray | None = None) -> Gradien
     """
     if not isinstance(saved, Saved):
         raise TypeError(f"backward: saved: expected what a forward returned beside y, got {type(saved).__name__}")
-    return pull_back("backward", dy, saved, True, out)
+    return saved.pull_back("backward", dy, True, out)
 
 
 def moments(

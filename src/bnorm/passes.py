@@ -1,11 +1,11 @@
 """The forward and backward passes: array to view, kernels, and what is saved in between.
 
-Functions and layers both call `channel_forward`, `row_forward` and `pull_back`. These trust the arguments that their
-caller has checked, and check weight, out and dy, which come with every call. `who` is the caller's name in messages.
+Functions and layers both call `known_forward`, `batch_forward` and `row_forward`, and `Saved.pull_back`. These trust the
+arguments that their caller has checked, and check weight, out and dy, which come with every call. `who` is the caller's
+name in messages.
 """
 
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy import ndarray
 
@@ -16,6 +16,18 @@ from bnorm.kernels.cpu.entries import ready
 from bnorm.kernels.rule import Rule
 
 Gradients = tuple[ndarray, ndarray | None, ndarray | None]
+Known = tuple[Any, Any]  # mean and var
+
+
+class Room(NamedTuple):
+    """Where a result goes."""
+
+    to: ndarray | None = None  # what a kernel may write to, as it sees arrays, or None: a new array
+    target: ndarray | None = None  # what a new array is copied to, or where `to` lies if it is not simply `out`
+    apart: bool = True  # from x
+
+
+NOWHERE = Room()
 
 
 class Saved:
@@ -30,16 +42,40 @@ class Saved:
 
     __slots__ = ("act", "kernels", "layout", "x")
 
-    kernels: ModuleType  # the backend of the forward
+    kernels: Any  # the backend of the forward, or what stood for it
     x: ndarray | None  # as the kernels see it; integers become float64 at the first backward
     layout: view.Layout  # how it was made from the caller's x
     act: Activation
     order: tuple[int, ...] | None = None  # memory order of the axes of a result, if `layout` would give another
-    shared: Any = None  # the kernels of a batch that several ranks share
 
     def gradients(self, dy: ndarray, params: bool, out: ndarray | None) -> Gradients:
         """dx, dgamma, dbeta for dy in the layout of x; without `params` dgamma and dbeta may be None."""
         raise NotImplementedError
+
+    def pull_back(
+        self, who: str, dy: Any, params: bool = True, out: ndarray | None = None, given: overlap.Given = ()
+    ) -> Gradients:
+        """dx, dgamma, dbeta for the caller's dy; without `params` no dgamma and dbeta.
+
+        given: more arrays that `out` must not overlap.
+        """
+        x, layout = self.x, self.layout
+        if x is None:
+            raise RuntimeError(
+                f"{who}: saved: expected a forward whose x is still there, got one whose x out= overwrote"
+            )
+        if x.dtype.kind in "bui":
+            x = self.x = checks.floating(x)
+        mine, kind = dy, type(x)
+        if type(dy) is not kind or dy.dtype != x.dtype or dy.shape != layout.shape:
+            dy = checks.gradient(who, dy, layout.shape, x.dtype, kind)
+        if out is None:
+            dx, dgamma, dbeta = self.gradients(view.like(dy, layout), params, None)
+            return view.ordered(view.restore(dx, layout), self.order), dgamma, dbeta
+        whole = view.restore(x, layout)
+        room = _room(who, out, x, layout, ({"dy": mine, "x": whole}, *given), kind, same="dy")
+        dx, dgamma, dbeta = self.gradients(view.like(dy, layout), params, room.to)
+        return _delivered(dx, layout, room, out, whole, self), dgamma, dbeta
 
 
 class ChannelSaved(Saved):
@@ -61,12 +97,6 @@ class ChannelSaved(Saved):
             dy, self.x, self.stats, self.count, self.weight, self.act, self.frozen, params, out
         )
         return dx, dgamma if self.has_gamma else None, dbeta if self.has_beta else None
-
-
-class SharedSaved(ChannelSaved):
-    """For statistics of several ranks."""
-
-    __slots__ = ("shared",)
 
 
 class RowSaved(Saved):
@@ -97,68 +127,114 @@ class RowSaved(Saved):
         )
 
 
-def channel_forward(
+def known_forward(
     who: str,
     x: ndarray,
     gamma: ndarray | None,
     beta: ndarray | None,
-    mean: ndarray | None,
-    var: ndarray | None,
+    known: Known,
     eps: float,
     axis: int,
     act: Activation,
     weight: Any = None,
     out: ndarray | None = None,
-    running: Rule | None = None,
     given: overlap.Given = (),
-    shared: Any = None,
 ) -> tuple[ndarray, ChannelSaved]:
-    """Batch norm, y and saved, by the statistics of the batch or by given mean and var.
+    """Batch norm by statistics that are known, and constants to the backward: y and saved.
 
-    The caller has checked that x comes from `checks.array`, that `axis` is one of its axes, and that gamma, beta, mean
-    and var come from `checks.vector` and have the size of the channels.
-    running: the argument of the kernels' `forward`: the rule of the statistics that the caller will update.
+    The caller has checked that x comes from `checks.array`, that `axis` is one of its axes, and that gamma, beta and
+    the statistics come from `checks.vector` and have the size of the channels.
     given: needed with `out`: every array that is read or updated, as its owner has it. `out` may be x, and must not
     overlap any other.
-    shared: the kernels of a batch that several ranks share, a `distributed.sync.Shared`.
-    SingleValueError if the batch has one value per channel. Nothing has changed then, and a layer may call again with
-    its running statistics as mean and var.
     """
-    kernels = BACKENDS[type(x)] if shared is None else shared
+    kernels = BACKENDS[type(x)]
+    block, layout = view.channels(x, axis, False)
+    if weight is not None:  # which has no effect
+        checks.weights(who, weight, layout, type(x))
+    room = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
+    mean, var = known
+    y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, None, act, None, room.to)
+    saved = ChannelSaved()
+    saved.kernels, saved.x, saved.layout, saved.act = kernels, block, layout, act
+    saved.stats, saved.count, saved.left, saved.weight = stats, count, left, None
+    saved.frozen, saved.has_gamma, saved.has_beta = True, gamma is not None, beta is not None
+    if out is None:
+        return view.restore(y, layout), saved
+    return _delivered(y, layout, room, out, x, saved), saved
+
+
+def batch_forward(
+    who: str,
+    x: ndarray,
+    gamma: ndarray | None,
+    beta: ndarray | None,
+    eps: float,
+    axis: int,
+    act: Activation,
+    weight: Any = None,
+    out: ndarray | None = None,
+    given: overlap.Given = (),
+    running: Rule | None = None,
+    kernels: Any = None,
+    single: Known | None = None,
+) -> tuple[ndarray, ChannelSaved]:
+    """Batch norm by the statistics of the batch: y and saved.
+
+    The other arguments are as in `known_forward`.
+    running: the rule of the statistics that the caller will update by this batch.
+    kernels: what stands for the kernels here and in the backward, such as `distributed.sync.Shared`, and comes between
+    reduction and map; its `forward` returns None if the batch has one value per channel.
+    single: the statistics for such a batch; `saved.frozen` tells that they were used. Without them it is a
+    SingleValueError, and nothing has changed.
+    """
     block, layout = view.channels(x, axis, False)
     positive: float = 2
     if weight is not None:
         weight, _, positive = checks.weights(who, weight, layout, type(x))
-    frozen = mean is not None
-    if frozen:
-        weight = None
-    elif shared is None and block.size and (block.size == layout.block[1] if weight is None else positive == 1):
-        raise checks.SingleValueError(
-            f"{who}: x: expected more than one value per channel to take statistics of, got shape {x.shape}"
-            f"{'' if weight is None else ' with one weight above zero'}; normalize a larger batch, or by known "
-            "statistics (mean= and var=), or each sample by itself (layer_norm)"
-        )
-    target = to = None
-    apart = True
-    if out is not None and (to := ready(out, block, layout, given)) is None:
-        dtype = checks.FLOAT64 if block.dtype.kind in "bui" else block.dtype
-        target, to, apart = overlap.output(who, out, layout, dtype, given, type(x))
-    y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, weight, act, running, to)
-    if shared is None:
-        saved = ChannelSaved()
-        if not positive:
-            count = 0.0  # known here; reading it from a device would synchronize
+    saved: ChannelSaved
+    own = kernels is None
+    if own:
+        if block.size and (block.size == layout.block[1] if weight is None else positive == 1):
+            return _of_one_value(who, x, gamma, beta, eps, axis, act, weight, out, given, single)
+        kernels, saved = BACKENDS[type(x)], ChannelSaved()
     else:
-        saved = SharedSaved()
-        saved.shared = shared
+        saved = kernels.saved()
+    room = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
+    found = kernels.forward(block, gamma, beta, eps, None, None, weight, act, running, room.to)
+    if found is None:
+        return _of_one_value(who, x, gamma, beta, eps, axis, act, weight, out, given, single)
+    y, stats, count, left = found
+    if own and not positive:
+        count = 0.0  # known here; reading it from a device would synchronize
     saved.kernels, saved.x, saved.layout, saved.act = kernels, block, layout, act
     saved.stats, saved.count, saved.left, saved.weight = stats, count, left, weight
-    saved.frozen, saved.has_gamma, saved.has_beta = frozen, gamma is not None, beta is not None
+    saved.frozen, saved.has_gamma, saved.has_beta = False, gamma is not None, beta is not None
     if out is None:
         return view.restore(y, layout), saved
-    if target is not None:
-        _deliver(y, layout, to, target, None if apart else x, saved)
-    return out, saved
+    return _delivered(y, layout, room, out, x, saved), saved
+
+
+def _of_one_value(
+    who: str,
+    x: ndarray,
+    gamma: ndarray | None,
+    beta: ndarray | None,
+    eps: float,
+    axis: int,
+    act: Activation,
+    weight: ndarray | None,
+    out: ndarray | None,
+    given: overlap.Given,
+    single: Known | None,
+) -> tuple[ndarray, ChannelSaved]:
+    """The forward of a batch of one value per channel."""
+    if single is not None:
+        return known_forward(who, x, gamma, beta, single, eps, axis, act, None, out, given)
+    raise checks.SingleValueError(
+        f"{who}: x: expected more than one value per channel to take statistics of, got shape {x.shape}"
+        f"{'' if weight is None else ' with one weight above zero'}; normalize a larger batch, or by known "
+        "statistics (mean= and var=), or each sample by itself (layer_norm)"
+    )
 
 
 def row_forward(
@@ -175,15 +251,12 @@ def row_forward(
 ) -> tuple[ndarray, RowSaved]:
     """Normalization of each row, y and saved; `rows` is `view.rows` or `view.groups` of x.
 
-    The rest is as in `channel_forward`. gamma and beta have the same shape, and are copied here.
+    The rest is as in `known_forward`. gamma and beta have the same shape, and are copied here.
     """
     kernels = BACKENDS[type(x)]
     block, layout = rows
-    target = to = None
-    apart = True
-    if out is not None and (to := ready(out, block, layout, given)) is None:
-        target, to, apart = overlap.output(who, out, layout, block.dtype, given, type(x))
-    y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rule, act, to)
+    room = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
+    y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rule, act, room.to)
     order = None if layout.order is None and x.flags.c_contiguous else view.axes_in_memory(x)
     saved = RowSaved()
     saved.kernels, saved.x, saved.layout, saved.act = kernels, block, layout, act
@@ -197,53 +270,25 @@ def row_forward(
         saved.beta, saved.parameter_shape = beta.flatten(), beta.shape
     if out is None:
         return view.ordered(view.restore(y, layout), order), saved
-    if target is not None:
-        _deliver(y, layout, to, target, None if apart else x, saved)
-    return out, saved
+    return _delivered(y, layout, room, out, x, saved), saved
 
 
-def pull_back(
-    who: str,
-    dy: Any,
-    saved: Saved,
-    params: bool = True,
-    out: ndarray | None = None,
-    given: overlap.Given = (),
-) -> Gradients:
-    """dx, dgamma, dbeta of the forward that made `saved`; without `params` no dgamma and dbeta.
-
-    given: more arrays that `out` must not overlap.
-    """
-    if saved.shared is not None and saved.shared.open is None:
-        with saved.shared.turn("backward"):
-            return pull_back(who, dy, saved, params, out, given)
-    x, layout = saved.x, saved.layout
-    if x is None:
-        raise RuntimeError(f"{who}: saved: expected a forward whose x is still there, got one whose x out= overwrote")
-    if x.dtype.kind in "bui":
-        x = saved.x = checks.floating(x)
-    mine, kind = dy, type(x)
-    if type(dy) is not kind or dy.dtype != x.dtype or dy.shape != layout.shape:
-        dy = checks.gradient(who, dy, layout.shape, x.dtype, kind)
-    if out is None:
-        dx, dgamma, dbeta = saved.gradients(view.like(dy, layout), params, None)
-        return view.ordered(view.restore(dx, layout), saved.order), dgamma, dbeta
-    if (to := ready(out, x, layout, ({"dy": mine, "x": x}, *given))) is not None:
-        _, dgamma, dbeta = saved.gradients(view.like(dy, layout), params, to)
-        return out, dgamma, dbeta
-    whole = view.restore(x, layout)
-    given = ({"dy": mine, "x": whole}, *given)
-    target, to, apart = overlap.output(who, out, layout, x.dtype, given, kind, same="dy")
-    dx, dgamma, dbeta = saved.gradients(view.like(dy, layout), params, to)
-    _deliver(dx, layout, to, target, None if apart else whole, saved)
-    return out, dgamma, dbeta
+def _room(
+    who: str, out: ndarray, block: ndarray, layout: view.Layout, given: overlap.Given, kind: type, same: str = "x"
+) -> Room:
+    """Check `out`. same: the array that it may be."""
+    if (to := ready(out, block, layout, given)) is not None:
+        return Room(to)
+    dtype = checks.FLOAT64 if block.dtype.kind in "bui" else block.dtype
+    target, place, apart = overlap.output(who, out, layout, dtype, given, kind, same=same)
+    return Room(place, target, apart)
 
 
-def _deliver(
-    result: ndarray, layout: view.Layout, to: ndarray | None, target: ndarray, x: ndarray | None, saved: Saved
-) -> None:
-    """Copy a result to `target`, unless the kernel has written it there (`to`). `saved` forgets an overwritten x."""
-    if to is None:
-        target[...] = view.restore(result, layout)
-    if x is not None and overlap.same_memory(target, x):
-        saved.x = None
+def _delivered(result: ndarray, layout: view.Layout, room: Room, out: ndarray, x: ndarray, saved: Saved) -> ndarray:
+    """`out`, with the result in it. `saved` forgets an x that was overwritten."""
+    if room.target is not None:
+        if room.to is None:
+            room.target[...] = view.restore(result, layout)
+        if not room.apart and overlap.same_memory(room.target, x):
+            saved.x = None
+    return out

@@ -7,7 +7,8 @@ import pytest
 
 import bnorm.functional as F
 from bnorm.checks import SingleValueError
-from bnorm.passes import channel_forward, pull_back
+from bnorm.kernels.activation import IDENTITY
+from bnorm.passes import batch_forward
 from compare import assert_close, assert_differences, assert_same, central_differences
 from kinds import BATCH, KINDS, chosen, every_kind, some_parameters
 from rules import rule
@@ -135,7 +136,7 @@ def test_what_a_forward_leaves_moves_running_statistics():
     x[0, 1, 0] = np.nan
     mean, var = np.zeros(3), np.ones(3)
     running = rule(mean, var, 0.1, ddof=1)
-    y, saved = channel_forward("layer", x, gamma, beta, None, None, 1e-3, 1, 1.0, running=running)
+    y, saved = batch_forward("layer", x, gamma, beta, 1e-3, 1, IDENTITY, running=running)
     assert_same(y, F.batch_norm(x, gamma, beta, eps=1e-3)[0])
     assert saved.kernels.settle(running, saved.stats, saved.count, y.size, saved.left) == 1
     assert_close(mean, np.where([True, False, True], 0.1 * x.mean((0, 2)), 0), 1e-15)
@@ -147,7 +148,7 @@ def test_one_value_per_channel_is_an_error_of_its_own():
     running = rule(*statistics, 0.1)
     for x, weight in ((np.ones((1, 3)), None), (np.ones((2, 3)), [0, 1])):
         with pytest.raises(SingleValueError, match=r"^layer: x: expected more than one value per channel"):
-            channel_forward("layer", x, None, None, None, None, 1e-3, 1, 1.0, weight, running=running)
+            batch_forward("layer", x, None, None, 1e-3, 1, IDENTITY, weight, running=running)
     assert_same(statistics, [np.zeros(3), np.ones(3)])
 
 
@@ -155,6 +156,6 @@ def test_one_value_per_channel_is_an_error_of_its_own():
 def test_parameter_gradients_can_be_left_out(kind):
     x, dy, gamma, _ = kind.example()
     _, saved = kind.forward(x, gamma)
-    dx, dgamma, dbeta = pull_back("layer", dy, saved, params=False)
+    dx, dgamma, dbeta = saved.pull_back("layer", dy, params=False)
     assert dgamma is None and dbeta is None
     assert_same(dx, F.backward(dy, saved)[0])

@@ -14,20 +14,32 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from bnorm import checks
 from bnorm.distributed.communicator import Communicator, Turn
 from bnorm.kernels import cpu, moved
 from bnorm.kernels.activation import IDENTITY, Activation
 from bnorm.kernels.rule import Rule
+from bnorm.passes import ChannelSaved, Gradients
+
+
+class SharedSaved(ChannelSaved):
+    """What a forward of all ranks saves. All of them make its backward together."""
+
+    __slots__ = ()
+
+    def pull_back(self, *args: Any, **options: Any) -> Gradients:
+        with self.kernels.turn("backward"):
+            return super().pull_back(*args, **options)
 
 
 class Shared:
-    """Replaces the kernels for one forward in training and its backward, for a batch that is spread over all ranks.
+    """Stands for the kernels in one forward in training and its backward, for a batch that is spread over all ranks.
 
     `forward`, `settle` and `backward` have the signatures of the kernels; all other names are those of the kernels.
     Every call is inside a `turn`, so an error on one rank, even before the kernels are called, is raised on all.
     settings: the settings that must be the same on all ranks, so that their statistics stay the same.
     """
+
+    saved = SharedSaved
 
     def __init__(self, comm: Communicator, who: str, kernels: ModuleType, settings: tuple[Any, ...]) -> None:
         self.open: Turn | None = None
@@ -57,15 +69,16 @@ class Shared:
         act: Activation = IDENTITY,
         running: Rule | None = None,
         out: ndarray | None = None,
-    ) -> tuple[ndarray, ndarray, float, int]:
-        """y, stats and count of the batch of all ranks. SingleValueError if it has one value per channel."""
+        seen: ndarray | None = None,
+    ) -> tuple[ndarray, ndarray, float, int] | None:
+        """y, stats and count of the batch of all ranks; None if it has one value per channel."""
         kernels = self._kernels
         parts = kernels.moments(x, weight)
         positions = x.shape[0] * prod(x.shape[2:])
         values = positions if weight is None else int((weight > 0).sum())
         positions, values, merged = self._exchanged(positions, values, moved(parts, ndarray))
         if values == 1:
-            raise checks.SingleValueError(f"{self._who}: x: expected more than one value per channel, got one in all")
+            return None
         self._count, self._rows = float(merged[0, 0]), positions
         self._parts = moved(merged, type(parts)) if self._count else parts  # parts without any value have mean 0
         if running is not None and running.nonfinite == "raise":  # a trial, before anything is written to

@@ -16,7 +16,7 @@ from bnorm.kernels import kind_of, moved
 from bnorm.layers import state
 from bnorm.layers.backward import Pull, forward_and_pull
 from bnorm.layers.parameters import Parameter
-from bnorm.passes import Saved, pull_back
+from bnorm.passes import Saved
 
 STATE_NAMES = {"gamma": "weight", "beta": "bias"}  # PyTorch's
 SYNONYMS = ("elementwise_affine",)  # names that PyTorch has for other arguments
@@ -277,7 +277,7 @@ class Layer:
         given = () if out is None else (self._own or self._owned(),)
         if wanted and saved.x is not None and type(saved.x) is not self._kind:
             raise RuntimeError(f"{self._who}: pull: expected the layer on the device of its forward, got it on another")
-        dx, dgamma, dbeta = pull_back(self._who, dy, saved, wanted, out, given)
+        dx, dgamma, dbeta = saved.pull_back(self._who, dy, wanted, out, given)
         # No interrupt can come between these two lines, nor in the call: the backward is complete or has not happened.
         holder._saved = None
         if wanted:

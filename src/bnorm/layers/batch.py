@@ -16,7 +16,7 @@ from bnorm.layers.backward import OPEN, keep
 from bnorm.layers.documents import public
 from bnorm.layers.shapes import wrong_shape
 from bnorm.layers.tracking import Tracking
-from bnorm.passes import channel_forward
+from bnorm.passes import batch_forward, known_forward
 
 ON_SINGLE = ("raise", "running")
 
@@ -24,7 +24,7 @@ ON_SINGLE = ("raise", "running")
 class BatchNorm(Tracking):
     """The base class of batch norm for each number of dimensions."""
 
-    __slots__ = ("_group", "_on_single", "_shared")
+    __slots__ = ("_group", "_on_single")
 
     _POSITIONS: ClassVar[tuple[str, ...]]  # the axes beside batch and channels, for each accepted number of dimensions
     _DOCUMENT = """
@@ -70,7 +70,6 @@ class BatchNorm(Tracking):
         )
         self.on_single = on_single
         self._group = None if comm is None else Group(checked(self._who, comm))
-        self._shared: Shared | None = None  # during a forward of several ranks
 
     @property
     def comm(self) -> "Communicator | None":
@@ -107,8 +106,16 @@ class BatchNorm(Tracking):
         y : ndarray
             In the shape, dtype and memory order of x; float64 for bools and integers.
         """
-        if self._group is not None and self._shared is None and (self._training or not self._track_running_stats):
-            return self._together(self._group, x, weight, out)
+        if self._group is None or not (self._training or not self._track_running_stats):
+            return self._forward(x, weight, out, None)
+        kernels = self._kernels_of_all(self._group)
+        with kernels.turn("forward"):
+            return self._forward(x, weight, out, kernels)
+
+    forward = __call__
+
+    def _forward(self, x: Any, weight: "ArrayLike | None", out: ndarray | None, kernels: Shared | None) -> ndarray:
+        """kernels: those of a batch that is spread over all ranks."""
         given = () if out is None else ({"x": x, "weight": weight}, self._own or self._owned())
         if type(x) is not self._kind or x.dtype not in FLOATS:
             x = self._taken(x, integers=True)
@@ -116,24 +123,22 @@ class BatchNorm(Tracking):
         if len(shape) not in self._names or shape[axis] != self._num_features:
             raise wrong_shape(who, shape, self._num_features, self._names)
         gamma, beta, mean, var = self._constants or self._vectors()
-        moving = rule = None
+        known = mean, var
+        moving = None
         if self._training or not self._track_running_stats:
-            mean = var = None
             moving = self._moving
-            if moving is not None:
-                rule = moving.rule
-        try:
-            y, saved = channel_forward(
-                who, x, gamma, beta, mean, var, eps, axis, act, weight, out, rule, given, self._shared
-            )
-        except checks.SingleValueError:
-            if self._on_single == "raise":
+            rule = None if moving is None else moving.rule
+            single = None if self._on_single == "raise" else known
+            try:
+                y, saved = batch_forward(who, x, gamma, beta, eps, axis, act, weight, out, given, rule, kernels, single)
+            except checks.SingleValueError:
                 raise self._single_value(shape, weight) from None
-            moving = None
-            *_, mean, var = self._wide()
-            y, saved = channel_forward(who, x, gamma, beta, mean, var, eps, axis, act, weight, out, None, given)
-        except FloatingPointError as error:
-            raise self._not_finite(error) from None
+            except FloatingPointError as error:
+                raise self._not_finite(error) from None
+            if saved.frozen:
+                moving = None
+        else:
+            y, saved = known_forward(who, x, gamma, beta, known, eps, axis, act, weight, out, given)
         if OPEN:
             keep(self, saved)
         else:
@@ -143,10 +148,8 @@ class BatchNorm(Tracking):
             # only between calls, and there is none between those lines and this call.
             left = saved.kernels.settle(moving.rule, saved.stats, saved.count, y.size, saved.left)
             if type(left) is not int or left:
-                self._warn_once(moving.note(left))
+                self._warn_once(moving.note(left), 4)
         return y
-
-    forward = __call__
 
     def backward(self, dy: "ArrayLike", out: ndarray | None = None) -> ndarray:
         """As in every layer. With comm all ranks must call it; parameters get the gradients of this rank's batch."""
@@ -183,15 +186,6 @@ class BatchNorm(Tracking):
         except FloatingPointError as error:
             raise self._not_finite(error) from None
         self._warn_once(skipped)
-
-    def _together(self, group: Group, x: Any, weight: "ArrayLike | None", out: ndarray | None) -> ndarray:
-        """The forward of a batch that is spread over all ranks."""
-        self._shared = self._kernels_of_all(group)
-        try:
-            with self._shared.turn("forward"):
-                return self(x, weight, out)
-        finally:
-            self._shared = None
 
     def _kernels_of_all(self, group: Group) -> Shared:
         settings = {"eps": self._eps, "on_single": self._on_single, "tracking": self._moving is not None}

@@ -13,7 +13,7 @@ from bnorm.layers.backward import OPEN, keep
 from bnorm.layers.documents import public
 from bnorm.layers.shapes import wrong_shape
 from bnorm.layers.tracking import Tracking
-from bnorm.passes import Saved, channel_forward, row_forward
+from bnorm.passes import Saved, known_forward, row_forward
 
 TRACKING = "Whether there are running statistics for inference. Without them inference works as training does."
 
@@ -79,9 +79,8 @@ class InstanceNorm(Tracking):
         saved: Saved
         moving = parts = None
         if self._track_running_stats and not self._training:
-            y, saved = channel_forward(
-                who, x, gamma, beta, mean, var, self._eps, axis, self._act, None, out, None, given
-            )
+            known = mean, var
+            y, saved = known_forward(who, x, gamma, beta, known, self._eps, axis, self._act, None, out, given)
         else:
             rows = view.groups(x, self._num_features, axis)
             checks.several_values(who, rows[0], x.shape, each=True)
