@@ -50,13 +50,19 @@ BN_INLINE bn_activation bn_of_kind(int kind, bn_activation act)
 }
 
 /* function(act, ...), of which there is a copy for each kind, in which the kind is a constant: a loop asks for it once. The
- * smooth kinds, from BN_SILU on, share one: in it nothing is left to choose but numbers (bn_gate). */
+ * smooth kinds, from BN_SILU on, share one: in it nothing is left to choose but numbers (bn_gate). BN_BY_STRAIGHT has no
+ * copy for them. */
 #define BN_BY_KIND(function, act, ...)                                                                                \
+    if ((act).kind >= BN_SILU) {                                                                                      \
+        function(act, __VA_ARGS__);                                                                                   \
+    } else {                                                                                                          \
+        BN_BY_STRAIGHT(function, act, __VA_ARGS__)                                                                    \
+    }
+#define BN_BY_STRAIGHT(function, act, ...)                                                                            \
     switch ((act).kind) {                                                                                             \
     case BN_IDENTITY: function(bn_of_kind(BN_IDENTITY, act), __VA_ARGS__); break;                                     \
     case BN_RELU: function(bn_of_kind(BN_RELU, act), __VA_ARGS__); break;                                             \
-    case BN_LEAKY: function(bn_of_kind(BN_LEAKY, act), __VA_ARGS__); break;                                           \
-    default: function(act, __VA_ARGS__);                                                                              \
+    default: function(bn_of_kind(BN_LEAKY, act), __VA_ARGS__);                                                        \
     }
 
 /* In C the names of these end in the type. */
@@ -108,8 +114,9 @@ BN_DECAY(double, unsigned long long, -746, 6755399441055744.0, 0.693147180369123
     /* |u|, or its first or second derivative by size. */                                                             \
     BN_INLINE real BN_TYPED(bn_gate, real)(int kind, int derivative, real size)                                       \
     {                                                                                                                 \
-        const real a = (real)(kind == BN_GELU ? 1.5957691216057308 : 1), /* 2 sqrt(2 / pi) */                         \
-                   b = (real)(kind == BN_GELU ? 0.07135481627260025 : 0), bs = b * size; /* 0.044715 a */             \
+        const double gelu = kind == BN_GELU;    /* a number and no choice, or loops are made twice */                 \
+        const real a = (real)(1 + gelu * 0.5957691216057308), b = (real)(gelu * 0.07135481627260025);                 \
+        const real bs = b * size;                                                                                     \
         return derivative == 0 ? size * (a + bs * size) : derivative == 1 ? a + 3 * bs * size : 6 * bs;               \
     }                                                                                                                 \
     BN_INLINE real BN_TYPED(bn_act, real)(bn_activation act, real v)                                                  \

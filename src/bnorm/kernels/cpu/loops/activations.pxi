@@ -1,6 +1,7 @@
 # What comes after normalizing, and its gradient, in the type of the loop that asks: the formulas are formulas.h's.
 #
-# A loop over values is compiled once for each kind: its caller hands it to `by_kind`, and it takes the activation first.
+# A loop over values is compiled for each kind (formulas.h has the list): its caller hands it to `by_kind`, and it takes
+# the activation first.
 #
 # Uses nothing of its siblings.
 # Gives activated, pulled.

@@ -1,8 +1,8 @@
 # Gradient sums of rows with one gamma for each value: down the columns for dgamma and dbeta, along each row for dx.
 # Both are made of some columns of some rows together.
 #
-# Uses zero (channel_columns), products_beyond_float (channel_grads), Output (channel_maps), Affine, EIGHTH,
-# careful_short_sums, short_scaled_sums (row_short).
+# Uses pulled (activations), zero (channel_columns), products_beyond_float (channel_grads), Output (channel_maps),
+# Affine, EIGHTH, careful_short_sums, short_scaled_sums (row_short).
 # Gives affine_of, finish_sums, hand_over, piece_of, readable, row_and_column_sums, row_numbers, sums_of_long_rows,
 # sums_of_stripe, walk_on.
 
@@ -126,6 +126,24 @@ cdef inline void stripe_sums(
                               <const double*>of.beta + i, dgamma + i, dbeta + i, s, d)
 
 
+cdef inline void smooth_stripe(
+    Activation act, Py_ssize_t rows, Py_ssize_t n, Py_ssize_t pitch, const real* dy, const real* x, const Affine* of,
+    Py_ssize_t k, Py_ssize_t i, real* g, real* near
+) noexcept nogil:
+    """The rows of a stripe, one after the other: x, and dy before a smooth activation."""
+    cdef const real* gamma = <const real*>of.gamma + i
+    cdef const real* beta = <const real*>of.beta + i
+    cdef Py_ssize_t r, j
+    cdef real h, scale, b
+    for r in range(rows):
+        h = (<const real*>of.h)[k + r]
+        scale = (<const real*>of.r)[k + r]
+        b = (<const real*>of.b)[k + r]
+        for j in range(n):
+            near[r * n + j] = x[r * pitch + j]
+            g[r * n + j] = pulled(act, ((x[r * pitch + j] - h) * scale + b) * gamma[j] + beta[j], dy[r * pitch + j])
+
+
 cdef void sums_of_stripe(
     RowJob* job, Py_ssize_t rows, Py_ssize_t at, Py_ssize_t pitch, Py_ssize_t total, bn_ahead* ahead, const Affine* of,
     Py_ssize_t k, double* dgamma, double* dbeta, double* s, double* d, const real* x
@@ -134,13 +152,21 @@ cdef void sums_of_stripe(
     next each `pitch` values away; and what they add to the sums of the columns. BN_STRIPE rows at most."""
     cdef Py_ssize_t i = 0, n
     cdef const real* dy = <const real*>job.dy + at
+    cdef real[BN_STRIPE * BN_SHORT] g, near
+    cdef const real* of_dy
+    cdef const real* of_x
+    cdef Py_ssize_t apart = pitch, left
+    cdef Activation act = job.act
     x += at
     while i < job.channels:
         n = min(<Py_ssize_t>BN_SHORT, job.channels - i)
         if ahead != NULL:
             bn_fetch_on(ahead, rows * n * sizeof(real), job.stream)
-        by_kind(stripe_sums[real], job.act, rows, n, pitch, total - at - i, i > 0, dy + i, x + i, of, k, i,
-                dgamma, dbeta, s, d)
+        of_dy, of_x, left = dy + i, x + i, total - at - i
+        if job.act.kind >= BN_SILU:     # then as without an activation: a copy of these loops is large
+            smooth_stripe(job.act, rows, n, pitch, of_dy, of_x, of, k, i, &g[0], &near[0])
+            of_dy, of_x, apart, left, act = &g[0], &near[0], n, rows * n, identity()
+        by_straight(stripe_sums[real], act, rows, n, apart, left, i > 0, of_dy, of_x, of, k, i, dgamma, dbeta, s, d)
         i += n
 
 

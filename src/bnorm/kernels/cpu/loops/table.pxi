@@ -44,8 +44,10 @@ from bnorm.kernels.cpu.jobs cimport (
 cdef extern from "formulas.h" nogil:
     enum:
         BN_IDENTITY
+        BN_SILU
         BN_MEAN_SQUARE
     void by_kind "BN_BY_KIND"(...)
+    void by_straight "BN_BY_STRAIGHT"(...)
     float bn_act_float(Activation, float)
     double bn_act_double(Activation, double)
     float bn_act_pull_float(Activation, float, float)
