@@ -43,6 +43,7 @@ LAYERS = {
     "no bias": lambda: bnorm.BatchNorm2d(4, bias=False),
     "eps of the type": lambda: bnorm.RMSNorm((3, 3), eps=None),
     "leaky": lambda: bnorm.LayerNorm(3, activation="leaky_relu", negative_slope=0.2),
+    "gelu": lambda: bnorm.LayerNorm(3, activation="gelu"),
 }
 
 

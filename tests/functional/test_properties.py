@@ -42,7 +42,7 @@ def problems(draw):
     offset=st.sampled_from([0.0, 0.0, 30.0, -1000.0]),
     seed=st.integers(0, 100),
     mode=st.sampled_from(["plain", "weighted", "one weight per sample", "given"]),
-    activation=st.sampled_from([None, "relu", "leaky_relu"]),
+    activation=st.sampled_from([None, "relu", "leaky_relu", "silu", "gelu"]),
     scaled=st.booleans(),
     shifted=st.booleans(),
 )

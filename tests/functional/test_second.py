@@ -7,10 +7,10 @@ import bnorm
 import second_reference
 from bnorm import functional as F
 from bnorm.kernels import cpu
-from bnorm.kernels.activation import IDENTITY, RELU, leaky
+from bnorm.kernels.activation import GELU, IDENTITY, RELU, leaky
 from bnorm.kernels.cpu import second
 
-ACTIVATIONS = {None: 1.0, "relu": 0.0, "leaky_relu": 0.01}
+ACTIVATIONS = (None, "relu", "leaky_relu", "silu", "gelu")
 
 CHANNELS = {  # (outer, C, inner)
     (7, 3, 1): "a table",
@@ -58,7 +58,7 @@ def test_channels_agree_with_the_twin(shape, weighted, frozen, dtype):
     gamma, beta, ddgamma, ddbeta = rng.normal(size=(4, channels))
     weight = rng.integers(0, 3, (shape[0], shape[2])).astype(float) if weighted else None
     mean, var = (rng.normal(size=channels), 1 + rng.random(channels)) if frozen else (None, None)
-    for act in (IDENTITY, RELU, leaky(0.25)):
+    for act in (IDENTITY, RELU, leaky(0.25), GELU):
         _, stats, count, _ = cpu.forward(x, gamma, beta, 1e-5, mean, var, weight, act)
         given = (ddx, dy, x, stats, count, weight, act, frozen, ddgamma, ddbeta)
         check_close(second.channels(*given), second_reference.channels(*given), dtype, max(x.size, 1))
@@ -73,7 +73,7 @@ def test_rows_agree_with_the_twin(shape, affine, rule, dtype):
     channels = shape[1] * shape[2]
     x, dy, ddx = draw(rng, shape, dtype)
     gamma, beta, ddgamma, ddbeta = rng.normal(size=(4, channels)) if affine else [None] * 4
-    for act in (IDENTITY, RELU, leaky(0.25)):
+    for act in (IDENTITY, RELU, leaky(0.25), GELU):
         _, mean, rstd = cpu.rows_forward(x, gamma, beta, 1e-5, rule, act)
         given = (ddx, dy, x, mean, rstd, gamma, beta, rule, act, ddgamma, ddbeta)
         check_close(second.rows(*given), second_reference.rows(*given), dtype, max(x.size, 1))
@@ -148,20 +148,27 @@ def test_second_derivatives_are_those_of_autograd(norm, options, affine, activat
     dd = {name: rng.normal(size=shape) for name in parameters}
 
     y, saved = getattr(F, norm)(x, **parameters, activation=activation, **options)
-    results = F.double_backward(ddx, saved, dy, *dd.values())
+    results = F.double_backward(ddx, saved, dy, *dd.values(), dbeta=True)
 
     tensors = {name: torch.from_numpy(a).requires_grad_() for name, a in {"x": x, "dy": dy, **parameters}.items()}
     w = None if weight is None else torch.from_numpy(weight)
     wanted = formula(torch, norm, tensors["x"], tensors.get("gamma"), tensors.get("beta"), w, options)
-    wanted = torch.where(wanted > 0, wanted, ACTIVATIONS[activation] * wanted)
+    then = torch.nn.functional
+    wanted = {
+        None: lambda v: v,
+        "relu": then.relu,
+        "leaky_relu": then.leaky_relu,
+        "silu": then.silu,
+        "gelu": lambda v: then.gelu(v, approximate="tanh"),
+    }[activation](wanted)
     np.testing.assert_allclose(y, wanted.detach().numpy(), atol=1e-13)
     by = [tensors["x"], *(tensors[name] for name in parameters)]
     first = torch.autograd.grad(wanted, by, tensors["dy"], create_graph=True)
     loss = sum((g * torch.from_numpy(v)).sum() for g, v in zip(first, [ddx, *dd.values()], strict=True))
-    by = [tensors["dy"], tensors["x"], *([tensors["gamma"]] if affine else [])]
+    by = [tensors["dy"], tensors["x"], *(tensors[name] for name in parameters)]
     for got, expected in zip(results, torch.autograd.grad(loss, by, materialize_grads=True), strict=False):
         np.testing.assert_allclose(got, expected.numpy(), rtol=0, atol=1e-12)
-    assert (results[2] is None) == (not affine)
+    assert [result is not None for result in results[2:]] == [name in parameters for name in ("gamma", "beta")]
 
 
 @pytest.mark.parametrize(("norm", "options"), [case for case in CASES if "mean" not in case[1]])

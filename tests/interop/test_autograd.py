@@ -27,7 +27,7 @@ def draw():
     return rng.normal(size=(4, 3, 5)), rng.normal(size=3), rng.normal(size=3)
 
 
-@pytest.mark.parametrize("activation", [None, "leaky_relu"])
+@pytest.mark.parametrize("activation", [None, "leaky_relu", "silu"])
 @pytest.mark.parametrize("name", NORMS)
 def test_derivatives_of_both_orders(name, activation):
     given = draw()[: 2 if name == "rms" else 3]

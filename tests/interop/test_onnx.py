@@ -28,6 +28,8 @@ LAYERS = {  # a layer, the shape of a batch, the nodes
     "batch and ReLU": (lambda: bnorm.BatchNorm1d(4, activation="relu"), (9, 4), ["BatchNormalization", "Relu"]),
     "batch and leaky ReLU": (
         lambda: bnorm.BatchNorm1d(4, activation="leaky_relu", negative_slope=0.3),
+        lambda: bnorm.BatchNorm1d(4, activation="silu"),
+        lambda: bnorm.BatchNorm1d(4, activation="gelu"),
         (9, 4),
         ["BatchNormalization", "Mul", "Max"],
     ),

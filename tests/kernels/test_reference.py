@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, reference
-from bnorm.kernels.activation import IDENTITY, RELU, leaky
+from bnorm.kernels.activation import GELU, IDENTITY, RELU, SILU, leaky
 from compare import assert_close, assert_gradient, assert_same
 from rules import forward, rule
 
-every_activation = pytest.mark.parametrize("act", [IDENTITY, RELU, leaky(0.2)])
+every_activation = pytest.mark.parametrize("act", [IDENTITY, RELU, leaky(0.2), SILU, GELU])
 
 
 def on_off(*names):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bnorm.kernels import cpu, gpu, reference
-from bnorm.kernels.activation import IDENTITY, RELU, leaky
+from bnorm.kernels.activation import GELU, IDENTITY, RELU, SILU, leaky
 from bnorm.kernels.gpu import launching
 from cases import CASES, DTYPES, Case, c_order
 from drawing import pairwise, text
@@ -20,7 +20,7 @@ from emulated.device import CLUSTERED, SMALL, emulated, needs_emulator
 from kernel_checks import exact
 
 SWITCH = (False, True)
-ACTIVATIONS = (IDENTITY, RELU, leaky(0.2))
+ACTIVATIONS = (IDENTITY, RELU, leaky(0.2), SILU, GELU)
 
 MORE = [  # what the launch plans of CUDA tell apart, beside the cases of everything
     Case((70, 3, 49), 1, c_order, "rows of channels, an inner of 49, and a rest: widened columns"),

@@ -15,7 +15,7 @@ import numpy as np
 
 import bnorm
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu
-from bnorm.kernels.activation import IDENTITY, RELU, leaky
+from bnorm.kernels.activation import GELU, IDENTITY, RELU, SILU, leaky
 from rules import forward, rule
 
 # What takes another way from a shape to tasks, or from a task to loops. All but the last have more values than one
@@ -88,6 +88,9 @@ def the_rest(shape, dtype):
     yield "moments", (cpu.moments(x),)
     yield "moments, weighted, skipna", (cpu.moments(holes, w, True),)
     yield "moments, skipna", (cpu.moments(holes, skipna=True),)
+    yield "silu", cpu.forward(x, gamma, beta, EPS, act=SILU)
+    yield "backward, weighted, silu", cpu.backward(dy, x, found, count, w, SILU)
+    yield "backward, gelu", cpu.backward(dy, x, found, count, act=GELU)
     yield "normalize", (cpu.normalize(x, stats, RELU),)
     yield "normalize, leaky", (cpu.normalize(x, stats, leaky(0.2)),)
     yield "grad_moments", (cpu.grad_moments(dy, x, stats),)
@@ -107,19 +110,19 @@ def not_a_number(shape, dtype):
             sign = some.integers(0, 2, 5).astype(unsigned) << np.array(8 * x.itemsize - 1, unsigned)
             bits[at] = quiet | some.integers(0, 1 << 20, 5).astype(unsigned) | sign
     gamma, beta, mean, var = vectors(shape[1])
-    for act in (IDENTITY, RELU, leaky(0.2)):
+    for act in (IDENTITY, RELU, leaky(0.2), SILU):
         _, stats, count, _ = training = cpu.forward(x, gamma, beta, EPS, act=act)
-        yield f"NaN, training, {act.slope}", training
-        yield f"NaN, inference, {act.slope}", cpu.forward(x, gamma, beta, EPS, mean, var, act=act)
-        yield f"NaN, backward, {act.slope}", cpu.backward(dy, x, stats, count, act=act)
+        yield f"NaN, training, {act}", training
+        yield f"NaN, inference, {act}", cpu.forward(x, gamma, beta, EPS, mean, var, act=act)
+        yield f"NaN, backward, {act}", cpu.backward(dy, x, stats, count, act=act)
         clean = cpu.forward(np.nan_to_num(x), gamma, beta, EPS)[1]
-        yield f"NaN, backward of dy, {act.slope}", cpu.backward(dy, x, clean, count, act=act)
+        yield f"NaN, backward of dy, {act}", cpu.backward(dy, x, clean, count, act=act)
         block = x.reshape(shape[0], 1, -1, 1) if len(shape) == 2 else x.reshape(shape[0], 1, *shape[1:])
         gamma_, beta_, *_ = vectors(block.shape[1] * block.shape[2])
         _, mean_, rstd = forward = cpu.rows_forward(block, gamma_, beta_, EPS, act=act)
-        yield f"NaN, rows, {act.slope}", forward
+        yield f"NaN, rows, {act}", forward
         yield (
-            f"NaN, rows, backward, {act.slope}",
+            f"NaN, rows, backward, {act}",
             cpu.rows_backward(dy.reshape(block.shape), block, mean_, rstd, gamma_, beta_, act=act),
         )
     w = np.abs(values((shape[0], int(np.prod(shape[2:]))), "f8", 11)).round(1)
@@ -138,6 +141,8 @@ def rows(shape, dtype):
         y, mean, rstd = cpu.rows_forward(x, gamma, beta, EPS, by, act)
         yield name, (y, mean, rstd)
         yield f"{name}, backward", cpu.rows_backward(dy, x, mean, rstd, gamma, beta, by, act)
+    yield "rows, silu", cpu.rows_forward(x, gamma, beta, EPS, act=SILU)
+    yield "rows, gelu, backward", cpu.rows_backward(dy, x, mean, rstd, gamma, beta, act=GELU)
     yield "rows, leaky", cpu.rows_forward(x, gamma, beta, EPS, act=leaky(0.2))
     yield "rows, leaky, backward", cpu.rows_backward(dy, x, mean, rstd, gamma, beta, act=leaky(0.2))
     _, mean, rstd = plain = cpu.rows_forward(x, None, None, EPS)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bnorm.kernels import VARIANCE, cpu, reference, view
-from bnorm.kernels.activation import IDENTITY, RELU, leaky
+from bnorm.kernels.activation import GELU, IDENTITY, RELU, leaky
 from cases import CASES, DTYPES
 from compare import EPS, assert_close, normalized_error, rounding, sum_error
 
@@ -20,7 +20,9 @@ every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
-every_activation = pytest.mark.parametrize("act", [IDENTITY, RELU, leaky(0.2)], ids=["plain", "relu", "leaky"])
+every_activation = pytest.mark.parametrize(
+    "act", [IDENTITY, RELU, leaky(0.2), GELU], ids=["plain", "relu", "leaky", "gelu"]
+)
 
 
 def on_off(*names):

@@ -6,6 +6,8 @@ before the activation, v = ddx, k = ddgamma, q = ddbeta.
 
 import numpy as np
 
+from bnorm.kernels import reference
+
 
 def channels(ddx, dy, x, stats, count, weight, act, frozen, ddgamma, ddbeta):
     """d_dy, dx, dgamma for arrays (outer, C, inner), and weight (outer, inner)."""
@@ -14,7 +16,7 @@ def channels(ddx, dy, x, stats, count, weight, act, frozen, ddgamma, ddbeta):
     k, q = (np.zeros_like(r) if p is None else p.astype(wide)[:, None] for p in (ddgamma, ddbeta))
     v, dy, x = (values.astype(wide) for values in (ddx, dy, x))
     w = np.zeros_like(x) if frozen else np.ones_like(x) if weight is None else weight[:, None].astype(wide) + 0 * v
-    passed = np.where((x - mean) * a + shift <= 0, act.slope, 1)
+    passed = reference._pulled(np.ones_like(x), (x - mean) * a + shift, act)
     g, u = np.where(passed == 0, 0, passed * dy), (x - mean) * r
 
     def total(values):
@@ -47,7 +49,7 @@ def rows(ddx, dy, x, mean, rstd, gamma, beta, rule, act, ddgamma, ddbeta):
     v, dy, x = (values.astype(wide) for values in (ddx, dy, x))
     n, centered = max(channels * x.shape[3], 1), 1 - rule
     u = (x - mean) * r
-    passed = np.where(u * gamma + beta <= 0, act.slope, 1)
+    passed = reference._pulled(np.ones_like(x), u * gamma + beta, act)
     g = np.where(passed == 0, 0, passed * dy)
     h = gamma * g
     h0, h1, v0, v1, t = centered * total(h), total(h * u), centered * total(v), total(v * u), total(v * h)

@@ -45,6 +45,9 @@ class EmulatedDevice:
         self.space = self.empty((numbers,), np.float64)
         return self.space.ctypes.data, self.tickets.ctypes.data
 
+    def prepared(self, launch, call):
+        return self.launch, (launch, call), {}
+
     def launch(self, launch, call):
         self.log.append(launch)
         if launch.kernel not in self.emulators:
