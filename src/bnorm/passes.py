@@ -1,6 +1,6 @@
 """The forward and backward passes: array to view, kernels, and what is saved in between.
 
-Functions and layers both call `known_forward`, `batch_forward` and `row_forward`, and `Saved.pull_back`. These trust the
+Functions and layers both call `known_forward`, `batch_forward`, `row_forward` and `Saved.pull_back`. These trust the
 arguments that their caller has checked, and check weight, out and dy, which come with every call. `who` is the caller's
 name in messages.
 """

@@ -7,7 +7,7 @@ import pytest
 
 from backends import CUDA_CASES, CUDA_RUNS, MORE, Backend
 from bnorm.kernels import gpu, reference
-from bnorm.kernels.activation import IDENTITY, RELU, leaky
+from bnorm.kernels.activation import GELU, IDENTITY, RELU, SILU, leaky
 from bnorm.kernels.gpu import jobs, launching, plans
 from cases import Case, c_order
 from compare import assert_close, assert_same
@@ -82,7 +82,7 @@ def test_leaky(device, case):
     assert_forward(got, want, p, "float32", False, case=case.name, act=leaky(0.25))
     _, stats, count, _ = want
     dy = away_from_zero(p.dy, p.x, "float32", stats)
-    got, want = cuda.both("backward", dy, p.x, stats, count, None, 0.25)
+    got, want = cuda.both("backward", dy, p.x, stats, count, None, leaky(0.25))
     assert_backward(got, want, dy, p.x, stats, count, None, False, "float32", case=case.name, act=leaky(0.25))
     x = p.x.copy()
     x.flat[0], dy.flat[1] = -np.inf, np.inf
@@ -176,3 +176,22 @@ def test_more_than_two_billion_elements(device, shape):
         device.only, device.limits = None, SMALL
     want = (4 - 1) * channels + channels if len(shape) == 2 else np.full(64, 4 * channels[-1])
     assert_same(x.reshape(-1)[-64:], want.astype("float16"))
+
+
+@pytest.mark.parametrize("act", [SILU, GELU], ids=["silu", "gelu"])
+def test_smooth_activations(device, act):
+    """Forward and backward of channels and rows."""
+    cuda, rng = Backend("emulator", gpu), np.random.default_rng(6)
+    x, dy = (3 * rng.standard_normal((2, 40, 6))).astype("f4")
+    gamma, beta = rng.standard_normal((2, 6))
+    got, want = cuda.both("forward", x, gamma, beta, 1e-5, act=act)
+    assert_close(got[0], want[0], 2e-6)
+    got, want = cuda.both("backward", dy, x, want[1], 40.0, act=act)
+    for result, expected in zip(got, want, strict=True):
+        assert_close(result, expected, 1e-5 * max(1, np.abs(expected).max()))
+    rows, drows = x.reshape(40, 1, 6, 1), dy.reshape(40, 1, 6, 1)
+    got, want = cuda.both("rows_forward", rows, gamma, beta, 1e-5, 0, act)
+    assert_close(got[0], want[0], 4e-6)
+    got, want = cuda.both("rows_backward", drows, rows, *want[1:], gamma, beta, 0, act)
+    for result, expected in zip(got, want, strict=True):
+        assert_close(result, expected, 1e-5 * max(1, np.abs(expected).max()))

@@ -28,10 +28,18 @@ LAYERS = {  # a layer, the shape of a batch, the nodes
     "batch and ReLU": (lambda: bnorm.BatchNorm1d(4, activation="relu"), (9, 4), ["BatchNormalization", "Relu"]),
     "batch and leaky ReLU": (
         lambda: bnorm.BatchNorm1d(4, activation="leaky_relu", negative_slope=0.3),
-        lambda: bnorm.BatchNorm1d(4, activation="silu"),
-        lambda: bnorm.BatchNorm1d(4, activation="gelu"),
         (9, 4),
         ["BatchNormalization", "Mul", "Max"],
+    ),
+    "batch and SiLU": (
+        lambda: bnorm.BatchNorm1d(4, activation="silu"),
+        (9, 4),
+        ["BatchNormalization", "Sigmoid", "Mul"],
+    ),
+    "layer and GELU": (
+        lambda: bnorm.LayerNorm(8, activation="gelu"),
+        (5, 8),
+        ["LayerNormalization", "Mul", "Mul", "Add", "Mul", "Sigmoid", "Mul"],
     ),
     "layer": (lambda: bnorm.LayerNorm(8), (5, 8), ["LayerNormalization"]),
     "layer of two axes": (lambda: bnorm.LayerNorm((4, 5), eps=1e-3), (3, 4, 5), ["LayerNormalization"]),

@@ -64,14 +64,14 @@ def test_the_left_tail_keeps_its_digits(dtype):
 def test_what_is_not_a_number_is_that_of_pytorch(name, dtype):
     """In y. In the gradient NaN counts as above 0, and infinities have the slopes that they tend to."""
     torch = pytest.importorskip("torch", reason="it is the oracle")
-    x = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, -60000.0, 60000.0], dtype)
+    x = np.array([np.nan, np.inf, -np.inf, 0.0, -60000.0, 60000.0], dtype)
     then = torch.nn.functional
     wanted = {"silu": then.silu, "gelu": lambda v: then.gelu(v, approximate="tanh")}[name](torch.from_numpy(x).double())
     y, dx = both(SMOOTH[name], x)
     assert_same(np.isnan(y), np.isnan(wanted.numpy()))
     assert_same(y[~np.isnan(y)], wanted.numpy().astype(dtype)[~np.isnan(y)])
     assert_same(np.signbit(y[3:]), np.signbit(wanted.numpy()[3:]))
-    assert_same(dx, np.array([1, 1, 0, 0.5, 0.5, 0, 1], dtype))
+    assert_same(dx, np.array([1, 1, 0, 0.5, 0, 1], dtype))
 
 
 @pytest.mark.parametrize("name", SMOOTH)

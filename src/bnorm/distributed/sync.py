@@ -69,7 +69,6 @@ class Shared:
         act: Activation = IDENTITY,
         running: Rule | None = None,
         out: ndarray | None = None,
-        seen: ndarray | None = None,
     ) -> tuple[ndarray, ndarray, float, int] | None:
         """y, stats and count of the batch of all ranks; None if it has one value per channel."""
         kernels = self._kernels

@@ -12,6 +12,7 @@ from numpy import ndarray
 from bnorm.exact import ExactMoments
 from bnorm.exact import moments as exact_moments
 from bnorm.kernels import BACKENDS, view
+from bnorm.kernels.activation import IDENTITY
 from bnorm.layers import BatchNorm1d
 from bnorm.running import AVERAGE, FADE, POOL, Statistics
 from bnorm.transformer import exact, tables
@@ -239,6 +240,6 @@ class State:
 def _pull_back(x: ndarray, dy: ndarray, stats: ndarray) -> tuple[ndarray, ndarray, ndarray]:
     block, layout = view.channels(x, 1)
     dx, dgamma, dbeta = BACKENDS[type(x)].backward(
-        view.like(dy, layout), block, stats, float(len(x)), None, 1.0, True, True, None
+        view.like(dy, layout), block, stats, float(len(x)), None, IDENTITY, True, True, None
     )
     return view.restore(dx, layout), dgamma, dbeta

@@ -1,4 +1,5 @@
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ..activation import Activation
 from ..reference import Array
@@ -47,6 +48,15 @@ def move(
     skipped: bool = False,
     replace: bool = False,
 ) -> int: ...
+def settle_prepared(rule: Rule, stats: object, count: object, size: int, left: object = 0) -> Any: ...
+def move_prepared(
+    rule: Rule,
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]],
+    batches: int,
+    rows: int,
+    skipped: bool,
+    values: bool,
+) -> None: ...
 def settle(rule: Rule, stats: Array, count: float, size: int, left: int = 0) -> int: ...
 def forward(
     x: Array,

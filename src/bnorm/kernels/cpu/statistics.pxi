@@ -73,13 +73,17 @@ cdef inline void assume(Target* target, double count) noexcept nogil:
 
 
 cdef inline void counted(Target* target, Py_ssize_t batches, Py_ssize_t rows, bint skipped) noexcept nogil:
-    target.counters[0] += batches
-    target.counters[1] += skipped
-    target.counters[2] += rows
-    if counts(target) or target.replaces:
-        target.counters[3] = 0
-    else:
-        target.counters[3] += batches
+    count_batch(target.counters, batches, rows, skipped, counts(target) or target.replaces)
+
+
+cdef inline void count_batch(
+    cnp.int64_t* counters, Py_ssize_t batches, Py_ssize_t rows, bint skipped, bint values
+) noexcept nogil:
+    """values: whether the values of the batches are counted too."""
+    counters[0] += batches
+    counters[1] += skipped
+    counters[2] += rows
+    counters[3] = 0 if values else counters[3] + batches
 
 
 cdef void* written(cnp.ndarray a) except? NULL:
@@ -232,6 +236,30 @@ def settle(rule not None, cnp.ndarray stats not None, double count, Py_ssize_t s
     bad = move_by_stats(&target, <const double*>data(stats), count, rows, n, False)
     counted(&target, 1, rows, bad > 0)
     return bad
+
+
+def settle_prepared(rule not None, stats, count, Py_ssize_t size, left=0):
+    """`settle` for another backend: its forward has prepared in `left` the calls that move the statistics, whether
+    values are counted, and the result. Nothing of Python's own runs between them and the counters, so no signal does.
+    """
+    cdef cnp.int64_t* counters
+    cdef bint values
+    if isinstance(count, float) and count == 0.0:
+        return 0
+    calls, values, result, _ = left     # and the arrays of the calls
+    counters = <cnp.int64_t*>written(fields(rule)[8])
+    for call, arguments, options in <list?>calls:
+        call(*arguments, **options)
+    count_batch(counters, 1, size // stats.shape[1], False, values)
+    return result
+
+
+def move_prepared(rule not None, list calls not None, Py_ssize_t batches, Py_ssize_t rows, bint skipped, bint values):
+    """The same of `move`."""
+    cdef cnp.int64_t* counters = <cnp.int64_t*>written(fields(rule)[8])
+    for call, arguments, options in calls:
+        call(*arguments, **options)
+    count_batch(counters, batches, rows, skipped, values)
 
 
 def move(rule not None, cnp.ndarray parts not None, cnp.ndarray seen=None, cnp.ndarray pairs=None,

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..cpu.entries import settle_prepared as settle
 from . import plans
 from .channels import (
     add,
@@ -30,7 +31,7 @@ from .channels import (
 )
 from .launching import available, current_stream, namespace
 from .rows import rows_backward, rows_forward
-from .statistics import LeftAlone, assign, known, merge, move, settle
+from .statistics import LeftAlone, assign, known, merge, move
 
 __all__ = [
     "FLOATS",

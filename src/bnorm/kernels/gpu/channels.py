@@ -8,8 +8,8 @@ from ..activation import IDENTITY, Activation
 from ..rule import Rule
 from . import plans
 from .calls import Call
-from .jobs import JOB, PROPAGATE, SKIP, TEST
-from .statistics import POOL, LeftAlone, in_passing, refuse
+from .jobs import JOB
+from .statistics import of_forward
 
 Array = Any  # cupy.ndarray
 FLOAT64, INT32 = np.dtype("float64"), np.dtype("int32")
@@ -22,11 +22,8 @@ GRAD_MOMENTS = JOB.packer("x", "dy", "stats", "sums", "partial", "tickets", "slo
 FINISH_GRADIENTS = JOB.packer("stats", "sums", "coefficients", "counts", "count_step", "count")
 GRAD_INPUT = JOB.packer("x", "dy", "y", "weight", "stats", "coefficients", "slope")
 INFERENCE = JOB.packer("x", "y", "gamma", "beta", "mean", "var", "stats", "slope", "eps")
-FORWARD = JOB.packer("x", "y", "weight", "gamma", "beta", "stats", "counts", "partial", "tickets", "slope", "eps")
-TRAINING = JOB.packer(
-    *("x", "y", "weight", "gamma", "beta", "stats", "counts", "partial", "tickets"),
-    *("running_mean", "running_var", "seen", "left", "wide_running", "nonfinite", "slope", "eps", "momentum", "ddof"),
-    "uncounted",
+FORWARD = JOB.packer(
+    "x", "y", "weight", "gamma", "beta", "stats", "parts", "counts", "partial", "tickets", "slope", "eps"
 )
 BACKWARD = JOB.packer(
     *("x", "dy", "y", "weight", "stats", "coefficients", "dgamma", "dbeta", "counts", "partial", "tickets"),
@@ -126,13 +123,6 @@ def add(total: Array | None, part: Array | None, other: Array | None = None, oth
         other += other_part
 
 
-def rule_of(call: Call, rule: Rule, left: Array, test: bool = False) -> tuple[tuple[Any, ...], tuple[float, ...]]:
-    """The running statistics that are to be moved, or only tested, as jobs have them."""
-    code = TEST if test else PROPAGATE if rule.nonfinite == "propagate" else SKIP
-    places = call.device.addresses(rule.mean, rule.var, rule.seen if rule.mode == POOL else None, left)
-    return (*places, rule.mean.dtype == FLOAT64, code), (rule.momentum, rule.ddof, float(rule.counters[3]))
-
-
 def forward(
     x: Array,
     gamma: Array | None,
@@ -145,9 +135,9 @@ def forward(
     running: Rule | None = None,
     out: Array | None = None,
 ) -> tuple[Array, Array, Any, Any]:
-    """Batch normalization: y, stats, count, skipped. stats is float64 (5, C): mean, var, rstd, scale, shift.
+    """Batch normalization: y, stats, count, left. stats is float64 (5, C): mean, var, rstd, scale, shift.
 
-    count is a float, or with weights an array on the device; skipped is 0 or a `LeftAlone`.
+    count is a float, or with weights an array on the device. left: what `settle` has to call, 0 without `running`.
     """
     call = Call(x, out)
     device = call.device
@@ -163,20 +153,19 @@ def forward(
     if weight is not None:
         count = counts = device.zeros((), FLOAT64)
     plan = plans.reduction("moments", *call.size, weight is not None, "normalize", kind, limits)
-    places = device.addresses(weight, gamma, beta, stats, counts)
-    of = call.at, call.result_at, *places, *call.workspace(plan)
-    if running is None or not in_passing(running):
-        call.run(plan, FORWARD(*of, act.slope, eps))
+    parts = None if running is None else device.empty((4, call.channels), FLOAT64)
+    places = device.addresses(weight, gamma, beta, stats, parts, counts)
+    job = FORWARD(call.at, call.result_at, *places, *call.workspace(plan), act.slope, eps)
+    if running is None:
+        call.run(plan, job)
         return call.result, stats, count, 0
-    left = device.empty((call.channels,), INT32)
+    rows = call.outer * call.inner
     if running.nonfinite == "raise":
-        where, numbers = rule_of(call, running, left, test=True)
-        test = plans.reduction("moments", *call.size, weight is not None, "", kind, limits)
-        call.run(test, TRAINING(*of, *where, act.slope, eps, *numbers))
-        refuse(LeftAlone(left))
-    where, numbers = rule_of(call, running, left)
-    call.run(plan, TRAINING(*of, *where, act.slope, eps, *numbers))
-    return call.result, stats, count, LeftAlone(left) if running.nonfinite == "skip" else 0
+        call.run(plans.reduction("moments", *call.size, weight is not None, "", kind, limits), job)
+        of_forward(running, stats, parts, count, rows).test()
+    call.run(plan, job)
+    moving = of_forward(running, stats, parts, count, rows)
+    return call.result, stats, count, (moving.calls, moving.values, moving.result, moving.arrays)
 
 
 def backward(

@@ -2,36 +2,6 @@
 
 // Between reduction and map ------------------------------------------------------------------------------------------
 
-BN_DEV double running_at(const Job& job, const void* values, i64 c) {
-  return job.wide_running ? static_cast<const double*>(values)[c] : (double)static_cast<const float*>(values)[c];
-}
-BN_DEV bool holds(const Job& job, double v) { return bn_finite(job.wide_running ? v : (double)(float)v); }
-BN_DEV void set_running(const Job& job, void* values, i64 c, double v) {
-  if (job.wide_running) {
-    static_cast<double*>(values)[c] = v;
-  } else {
-    static_cast<float*>(values)[c] = (float)v;
-  }
-}
-
-// Move the running statistics of channel c by a batch, as job.nonfinite says; job.left tells what was left alone.
-BN_DEV void move_channel(const Job& job, i64 c, double count, double batch_mean, double m2) {
-  const double seen = job.seen ? job.seen[c] + job.uncounted * count : 0.0;
-  const double mean = running_at(job, job.running_mean, c), var = running_at(job, job.running_var, c);
-  const bn_rule rule = {job.seen ? BN_POOL : BN_AVERAGE, job.momentum, 1.0, job.ddof, 0};
-  const bn_batch batch = {count, batch_mean, m2, 0.0, count, 0.0, 0.0};
-  bn_statistics s = {mean, 0.0, var, seen, job.seen ? seen : 1.0 / 0.0, 0.0, 0.0};
-  s = bn_move(s, batch, rule);
-  const bool finite = count == 0.0 || (holds(job, s.mean) && holds(job, s.var));
-  if (job.left) job.left[c] = !finite;
-  if (count == 0.0 || job.nonfinite == TEST) return;
-  if (job.seen) job.seen[c] = seen;
-  if (!finite && job.nonfinite == SKIP) return;
-  set_running(job, job.running_mean, c, s.mean);
-  set_running(job, job.running_var, c, s.var);
-  if (job.seen) job.seen[c] = s.seen;
-}
-
 // What the map of a channel needs, forward and backward.
 struct Normal {
   double mean, var, rstd, scale, shift;
@@ -84,7 +54,6 @@ BN_DEV void finish_channel(const Job& job, i64 c, const Moments& sum) {
     job.parts[3 * job.channels + c] = low;
   }
   if (job.stats) write_stats(job, c, normal_of(job, c, sum));
-  if (job.running_mean) move_channel(job, c, sum.n, mean, sum.m2);
   if (job.counts && c == 0) *job.counts = sum.n;
 }
 

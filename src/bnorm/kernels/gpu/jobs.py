@@ -9,7 +9,7 @@ from struct import Struct
 from typing import NamedTuple
 
 SUMS_ONLY, WITH_MAP, CAREFUL, FROZEN, EXACT = range(5)  # MODE of a kernel
-SKIP, PROPAGATE, TEST = range(3)  # job.nonfinite; TEST only looks
+SKIP, PROPAGATE, TEST = range(3)  # nonfinite; TEST only looks
 NO_PARAMS, PER_COLUMN, PER_CHANNEL = range(3)  # PARAMS of the backward of rows: gradients of parameters
 ENUMERATIONS = (
     ("SUMS_ONLY", "WITH_MAP", "CAREFUL", "FROZEN", "EXACT"),
@@ -49,11 +49,10 @@ class Fields(NamedTuple):
 JOB = Fields(  # walk.cu says what they mean
     (
         *("x", "dy", "y", "weight", "gamma", "beta", "mean", "var", "stats", "parts", "sums", "coefficients"),
-        *("dgamma", "dbeta", "counts", "partial", "tickets", "running_mean", "running_var", "seen", "left"),
-        *("infinite", "row_mean", "row_rstd"),
+        *("dgamma", "dbeta", "counts", "partial", "tickets", "infinite", "row_mean", "row_rstd"),
     ),
-    ("skipna", "wide_running", "nonfinite", "count_step"),
-    ("slope", "eps", "count", "momentum", "ddof", "uncounted"),
+    ("skipna", "count_step"),
+    ("slope", "eps", "count"),
     (
         *("channels", "inner", "columns", "copies", "steps", "total", "run", "jump", "unit", "base", "chunk"),
         *("chunks", "group", "split", "weight_step", "keep", "streams", "row_channels"),

@@ -147,13 +147,18 @@ class Device:
 
     def launch(self, launch: plans.Launch, call: bytes) -> None:
         """call: the part of the job that all launches of a call share."""
+        kernel, arguments, options = self.prepared(launch, call)
+        kernel(*arguments, **options)
+
+    def prepared(self, launch: plans.Launch, call: bytes) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """The kernel, compiled, and what it is to be called with."""
         family, name, grid, block, shared, geometry = launch
         kernel = self.kernels.get(name) or self.compile(family, name)
         if shared > SHARED_AT_FIRST and shared > self.shared.get(name, 0):
             kernel.max_dynamic_shared_size_bytes = self.shared[name] = shared
         job = call + geometry
         # CuPy passes a NumPy array of one element by value
-        kernel(grid, block, (np.frombuffer(job, JOBS[len(job)]),), shared_mem=shared)
+        return kernel, (grid, block, (np.frombuffer(job, JOBS[len(job)]),)), {"shared_mem": shared}
 
     def compile(self, family: str, name: str) -> Any:
         module = self.cupy.RawModule(code=source(family), options=OPTIONS, name_expressions=[name])

@@ -3,10 +3,11 @@
 Nothing here waits for the device, but statistics with "raise", which are tested before they move.
 """
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
+from ..cpu.entries import move_prepared
 from ..rule import Rule
 from . import launching, plans
 from .jobs import PROPAGATE, SKIP, STATISTICS_JOB, TEST
@@ -82,6 +83,62 @@ def run(device: launching.Device, name: str, channels: int, job: bytes) -> None:
         device.launch(launch, job)
 
 
+class Moving:
+    """Statistics that are to be moved by a batch known by its parts: everything is ready but the launch.
+
+    typical is a number, or an array of one on the device.
+    """
+
+    __slots__ = ("arrays", "channels", "device", "given", "left", "rule", "values")
+
+    def __init__(
+        self,
+        rule: Rule,
+        parts: Array,
+        seen: Array | None = None,
+        pairs: Array | None = None,
+        last: Array | None = None,
+        typical: Any = 0.0,
+        replace: bool = False,
+    ) -> None:
+        self.rule, mode = rule, rule.mode
+        uncounted = float(rule.counters[3]) if mode == POOL or replace else 0.0
+        typical_at, typical = (None, typical) if isinstance(typical, float) else (typical, 0.0)
+        self.device = device = launching.device_of(parts)
+        self.channels = parts.shape[1]
+        self.left = device.empty((self.channels,), INT32)
+        self.values = mode != AVERAGE or rule.weight is not None or replace
+        given = (*rule.arrays[:-1], parts, seen, *((pairs, last) if mode == FADE else (None, None)))
+        self.arrays = *given, typical_at, self.left  # to be kept as long as the job, which has their addresses
+        switches = mode, rule.mean.dtype == FLOAT64, rule.from_data, replace
+        numbers = rule.momentum, rule.halflife, rule.ddof, uncounted, typical
+        places = device.addresses(*self.arrays)
+        self.given = places, switches, numbers
+
+    def job(self, code: int) -> bytes:
+        places, switches, numbers = self.given
+        return MOVE(*places, *switches, code, *numbers)
+
+    def test(self) -> Self:
+        """With "raise": FloatingPointError if a channel would have to be left alone."""
+        if self.rule.nonfinite == "raise":
+            run(self.device, "move_statistics", self.channels, self.job(TEST))
+            refuse(LeftAlone(self.left))
+        return self
+
+    @property
+    def calls(self) -> list[Any]:
+        """What remains to be called."""
+        job = self.job(PROPAGATE if self.rule.nonfinite == "propagate" else SKIP)
+        launches = plans.per_channel("move_statistics", self.channels).launches if self.channels else ()
+        return [self.device.prepared(launch, job) for launch in launches]
+
+    @property
+    def result(self) -> Any:
+        """The channels left alone."""
+        return LeftAlone(self.left) if self.rule.nonfinite == "skip" and self.channels else 0
+
+
 def move(
     rule: Rule,
     parts: Array,
@@ -94,50 +151,17 @@ def move(
     skipped: bool = False,
     replace: bool = False,
 ) -> Any:
-    """Move statistics by a batch known by its parts, and count it; returns the channels left alone.
-
-    typical is a number, or an array of one on the device.
-    """
-    mode, counters, nonfinite = rule.mode, rule.counters, rule.nonfinite
-    uncounted = float(counters[3]) if mode == POOL or replace else 0.0
-    typical_at, typical = (None, typical) if isinstance(typical, float) else (typical, 0.0)
-    device = launching.device_of(parts)
-    channels = parts.shape[1]
-    left = device.empty((channels,), INT32)
-    given = (*rule.arrays[:-1], parts, seen, *((pairs, last) if mode == FADE else (None, None)), typical_at, left)
-    places = [device.address(array) for array in given]
-    numbers = rule.momentum, rule.halflife, rule.ddof, uncounted, typical
-
-    def go(code: int) -> None:
-        switches = mode, rule.mean.dtype == FLOAT64, rule.from_data, replace, code
-        run(device, "move_statistics", channels, MOVE(*places, *switches, *numbers))
-
-    if nonfinite == "raise":
-        go(TEST)
-        refuse(LeftAlone(left))
-    go(PROPAGATE if nonfinite == "propagate" else SKIP)
-    counts = mode != AVERAGE or rule.weight is not None
-    counters[3] = 0 if counts or replace else counters[3] + batches
-    counters[:3] += [batches, skipped, rows]
-    return 0 if nonfinite in ("propagate", "raise") or not channels else LeftAlone(left)
+    """Move statistics by a batch known by its parts, and count it; returns the channels left alone."""
+    moving = Moving(rule, parts, seen, pairs, last, typical, replace).test()
+    move_prepared(rule, moving.calls, batches, rows, skipped, moving.values)
+    return moving.result
 
 
-def settle(rule: Rule, stats: Array, count: Any, size: int, left: Any = 0) -> Any:
-    """Count the batch of a forward, which has moved the statistics of a layer; move those of a transformer."""
-    if isinstance(count, float) and not count:
-        return 0
-    counters, rows = rule.counters, size // stats.shape[1]
-    if not in_passing(rule):
-        return move(rule, *_batch_of(rule, stats, count, rows), rows=rows, typical=float(rows))
-    counters[0] += 1  # not by a slice, which takes a microsecond
-    counters[2] += rows
-    counters[3] = 0 if rule.mode == POOL else counters[3] + 1
-    return left
-
-
-def in_passing(rule: Rule) -> bool:
-    """Whether these are statistics that the kernels of a forward can move: those of a layer."""
-    return rule.low is None and rule.weight is None
+def of_forward(rule: Rule, stats: Array, parts: Array, count: Any, rows: int) -> Moving:
+    """How a forward's batch moves statistics: those of a layer by its parts, those of a transformer with more."""
+    if rule.low is None and rule.weight is None:
+        return Moving(rule, parts, typical=count)
+    return Moving(rule, *_batch_of(rule, stats, count, rows), typical=float(rows))
 
 
 def _batch_of(rule: Rule, stats: Array, count: Any, rows: int) -> tuple[Array, Array, Array, Array]:

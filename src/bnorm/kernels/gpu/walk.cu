@@ -25,19 +25,13 @@ struct Job {
   // workspace
   double* partial;    // (chunks, parts, columns)
   unsigned* tickets;  // one per group of tiles, all zero between launches
-  // running statistics
-  void* running_mean;
-  void* running_var;
-  double* seen;
-  int* left;      // (C,): 1 where a channel was left alone
   int* infinite;  // set to 1 where x holds an infinity
   // of the rows that x was normalized by
   const double* row_mean;
   const double* row_rstd;
   // options
-  i64 skipna, wide_running, nonfinite, count_step;
-  double slope, eps, count, momentum, ddof;
-  double uncounted;  // batches as large as this one, that `seen` lacks
+  i64 skipna, count_step;
+  double slope, eps, count;
   // geometry: plans.py says what it means
   i64 channels, inner, columns, copies, steps, total;
   i64 run, jump, unit, base;
