@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import child
+from bnorm.kernels.activation import leaky
 from bnorm.kernels.cpu import entries, second, sparse
 from bnorm.running import Statistics
 
@@ -41,6 +42,10 @@ def good(name, rng, entry):
         return np.ones(3)
     if name in ("indices", "indptr"):
         return np.arange(3 + (name == "indptr"), dtype="i4")
+    if name == "act":
+        return leaky(0.5)
+    if name == "bent":
+        return None
     return {"sets": [np.ones((4, 3))] * 2, "others": [np.ones(3), 3], "shape": (3, 3)}.get(name, np.ones(3))
 
 
@@ -80,7 +85,7 @@ def call(which):
         for _ in range(rng.integers(1, 3)):
             i = rng.integers(len(names))
             given[i] = anything(names[i], rng)
-        given = [1.0 if name in ("slope", "eps") else 1 if name == "rule" and "rows" in which else value
+        given = [1.0 if name == "eps" else 1 if name == "rule" and "rows" in which else value
                  for name, value in zip(names, given, strict=True)]  # fmt: skip
         for name in ("count", "params", "frozen", "finite", "skipna", "by_column", "size", "left", "rows", "batches",
                      "typical", "skipped", "replace"):  # fmt: skip

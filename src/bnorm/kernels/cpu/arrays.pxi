@@ -1,8 +1,8 @@
 # NumPy arrays to pointers and back.
 #
-# Uses bypasses, plan, sizes, unaided (plan).
-# Gives data, folded, is_wide, itemsize, line_of, matrix, narrow_of, pair, partial_size, read_activation, result,
-# scratch, target, to_type, vector, vector_size, view.
+# Uses expect, expect_block, need (guards), bypasses, plan, sizes, unaided (plan).
+# Gives data, expect_vectors, folded, is_wide, itemsize, line_of, matrix, narrow_of, pair, partial_size,
+# read_activation, result, scratch, target, to_type, vector, vector_size, view.
 
 cdef enum:
     MOST_AXES = 64      # as many as NumPy has
@@ -24,7 +24,7 @@ cdef inline cnp.ndarray matrix(Py_ssize_t rows, Py_ssize_t n):
 
 cdef inline int read_activation(Activation* act, given) except -1:
     """Read a `kernels.activation.Activation`."""
-    if not isinstance(given, tuple):
+    if not isinstance(given, tuple) or len(<tuple>given) != 2:
         raise TypeError(f"act: expected an Activation, got {type(given).__name__}")
     act.kind = (<tuple>given)[0]
     act.slope = (<tuple>given)[1]

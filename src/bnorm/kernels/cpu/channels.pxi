@@ -1,8 +1,8 @@
 # Batch normalization: its pieces, and both passes of each direction in one call.
 #
-# Uses data, folded, itemsize, matrix, pair, partial_size, read_activation, result, scratch, target, to_type, vector,
-# vector_size, view (arrays), fits, run, run_map, scattered, sizes (plan), Target, assume, move_by_stats, refuse, take
-# (statistics).
+# Uses data, expect_vectors, folded, itemsize, matrix, pair, partial_size, read_activation, result, scratch, target,
+# to_type, vector, vector_size, view (arrays), channels_of, expect, expect_like, need (guards), fits, run, run_map,
+# scattered, sizes (plan), Target, assume, move_by_stats, refuse, take (statistics).
 # Gives entries only.
 
 

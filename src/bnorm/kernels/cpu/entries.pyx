@@ -2,7 +2,7 @@
 
 An entry divides its work into tasks by shape alone (plan.pxi), gets the number of threads from threads.pyx, and passes
 the tasks to the loops of the SIMD build in use. What arguments mean bnorm.functional checks; here only what would crash
-is refused (guards.pxi). The signatures are those of bnorm.kernels.reference, where every function is a few lines of NumPy.
+is refused (guards.pxi). The signatures are those of bnorm.kernels.reference, where each is a few lines of NumPy.
 """
 
 cimport numpy as cnp

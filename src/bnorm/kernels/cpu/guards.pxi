@@ -1,6 +1,7 @@
 # What every entry asks of its arrays, whoever calls it: an array of another type, size or layout is an error, never a
 # crash. Values are not looked at.
 #
+# Uses nothing of its siblings.
 # Gives channels_of, expect, expect_block, expect_like, need.
 
 cdef inline int expect(str name, cnp.ndarray a, int kind, Py_ssize_t size) except -1:

@@ -1,7 +1,7 @@
 # Layer, group, instance and RMS normalization.
 #
-# Uses data, is_wide, line_of, narrow_of, read_activation, result, scratch, to_type, vector (arrays), ROW, bypasses,
-# plan_rows, sizes (plan).
+# Uses data, is_wide, line_of, narrow_of, read_activation, result, scratch, to_type, vector (arrays), expect,
+# expect_block, expect_like, need (guards), ROW, bypasses, plan_rows, sizes (plan).
 # Gives entries only.
 
 

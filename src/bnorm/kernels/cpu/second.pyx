@@ -117,19 +117,20 @@ include "second/channels.pxi"
 include "second/rows.pxi"
 
 
-cdef int expect_floats(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, int least, int most) except -1:
+cdef int expect_floats(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray bent, int least, int most) except -1:
     expect_block(x, least, most)
     if cnp.PyArray_TYPE(x) != cnp.NPY_DOUBLE and cnp.PyArray_TYPE(x) != cnp.NPY_FLOAT:
         raise TypeError(f"x: expected float32 or float64, got {x.dtype}")
     expect_like("ddx", ddx, x)
-    return expect_like("dy", dy, x)
+    expect_like("dy", dy, x)
+    return 0 if bent is None else expect_like("bent", bent, x)
 
 
 def channels(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp.ndarray weight,
              act not None, bint frozen, cnp.ndarray ddgamma, cnp.ndarray ddbeta, cnp.ndarray bent=None):
     """d_dy, dx, dgamma of the `backward` with these arguments, into `bent` what is behind them."""
     cdef Second job
-    expect_floats(ddx, dy, x, 2, 64)
+    expect_floats(ddx, dy, x, bent, 2, 64)
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
     cdef Py_ssize_t C = shape[1], c
     cdef cnp.ndarray d_dy = empty(cnp.PyArray_NDIM(x), shape, cnp.PyArray_TYPE(x), cnp.PyArray_DATA(x))
@@ -173,7 +174,7 @@ def rows(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.n
          cnp.ndarray beta, int rule, act not None, cnp.ndarray ddgamma, cnp.ndarray ddbeta, cnp.ndarray bent=None):
     """The same of the `rows_backward` with these arguments."""
     cdef Second job
-    expect_floats(ddx, dy, x, 4, 4)
+    expect_floats(ddx, dy, x, bent, 4, 4)
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
     cdef cnp.npy_intp n = shape[1] * shape[2]
     cdef Py_ssize_t c, p

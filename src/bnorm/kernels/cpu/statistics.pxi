@@ -1,6 +1,6 @@
 # Merging of sets of values, given by their parts, and updates of running statistics, by the rules of formulas.h.
 #
-# Uses data, scratch (arrays).
+# Uses data, scratch (arrays), channels_of, expect, expect_like, need (guards).
 # Gives Target, assume, move_by_stats, refuse, take.
 
 ctypedef struct Target:
@@ -238,25 +238,32 @@ def settle(rule not None, cnp.ndarray stats not None, double count, Py_ssize_t s
     return bad
 
 
+cdef cnp.int64_t* counters_of(given) except NULL:
+    cdef tuple rule = fields(given)
+    need("counters", rule[8], cnp.NPY_INT64, 4)
+    return <cnp.int64_t*>written(rule[8])
+
+
 def settle_prepared(rule not None, stats, count, Py_ssize_t size, left=0):
     """`settle` for another backend: its forward has prepared in `left` the calls that move the statistics, whether
     values are counted, and the result. Nothing of Python's own runs between them and the counters, so no signal does.
     """
     cdef cnp.int64_t* counters
     cdef bint values
+    cdef Py_ssize_t channels = stats.shape[1]
     if isinstance(count, float) and count == 0.0:
         return 0
     calls, values, result, _ = left     # and the arrays of the calls
-    counters = <cnp.int64_t*>written(fields(rule)[8])
+    counters = counters_of(rule)
     for call, arguments, options in <list?>calls:
         call(*arguments, **options)
-    count_batch(counters, 1, size // stats.shape[1], False, values)
+    count_batch(counters, 1, size // max(<Py_ssize_t>1, channels), False, values)
     return result
 
 
 def move_prepared(rule not None, list calls not None, Py_ssize_t batches, Py_ssize_t rows, bint skipped, bint values):
     """The same of `move`."""
-    cdef cnp.int64_t* counters = <cnp.int64_t*>written(fields(rule)[8])
+    cdef cnp.int64_t* counters = counters_of(rule)
     for call, arguments, options in calls:
         call(*arguments, **options)
     count_batch(counters, batches, rows, skipped, values)
