@@ -5,7 +5,7 @@ arguments that their caller has checked, and check weight, out and dy, which com
 name in messages.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpy import ndarray
 
@@ -19,15 +19,10 @@ Gradients = tuple[ndarray, ndarray | None, ndarray | None]
 Known = tuple[Any, Any]  # mean and var
 
 
-class Room(NamedTuple):
-    """Where a result goes."""
-
-    to: ndarray | None = None  # what a kernel may write to, as it sees arrays, or None: a new array
-    target: ndarray | None = None  # what a new array is copied to, or where `to` lies if it is not simply `out`
-    apart: bool = True  # from x
-
-
-NOWHERE = Room()
+# Where a result goes: what a kernel may write to, as it sees arrays, or None, a new array; what that is copied to, or
+# where the first lies if it is not simply `out`; and whether it is apart from x. A named tuple takes longer.
+Room = tuple[Any, Any, bool]
+NOWHERE: Room = None, None, True
 
 
 class Saved:
@@ -73,9 +68,11 @@ class Saved:
             dx, dgamma, dbeta = self.gradients(view.like(dy, layout), params, None)
             return view.ordered(view.restore(dx, layout), self.order), dgamma, dbeta
         whole = view.restore(x, layout)
-        room = _room(who, out, x, layout, ({"dy": mine, "x": whole}, *given), kind, same="dy")
-        dx, dgamma, dbeta = self.gradients(view.like(dy, layout), params, room.to)
-        return _delivered(dx, layout, room, out, whole, self), dgamma, dbeta
+        to, target, apart = _room(who, out, x, layout, ({"dy": mine, "x": whole}, *given), kind, same="dy")
+        dx, dgamma, dbeta = self.gradients(view.like(dy, layout), params, to)
+        if target is not None:
+            _deliver(dx, layout, to, target, None if apart else whole, self)
+        return out, dgamma, dbeta
 
 
 class ChannelSaved(Saved):
@@ -151,16 +148,18 @@ def known_forward(
     block, layout = view.channels(x, axis, False)
     if weight is not None:  # which has no effect
         checks.weights(who, weight, layout, type(x))
-    room = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
+    to, target, apart = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
     mean, var = known
-    y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, None, act, None, room.to)
+    y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, None, act, None, to)
     saved = ChannelSaved()
     saved.kernels, saved.x, saved.layout, saved.act = kernels, block, layout, act
     saved.stats, saved.count, saved.left, saved.weight = stats, count, left, None
     saved.frozen, saved.has_gamma, saved.has_beta = True, gamma is not None, beta is not None
     if out is None:
         return view.restore(y, layout), saved
-    return _delivered(y, layout, room, out, x, saved), saved
+    if target is not None:
+        _deliver(y, layout, to, target, None if apart else x, saved)
+    return out, saved
 
 
 def batch_forward(
@@ -199,8 +198,8 @@ def batch_forward(
         kernels, saved = BACKENDS[type(x)], ChannelSaved()
     else:
         saved = kernels.saved()
-    room = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
-    found = kernels.forward(block, gamma, beta, eps, None, None, weight, act, running, room.to)
+    to, target, apart = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
+    found = kernels.forward(block, gamma, beta, eps, None, None, weight, act, running, to)
     if found is None:
         return _of_one_value(who, x, gamma, beta, eps, axis, act, weight, out, given, single)
     y, stats, count, left = found
@@ -211,7 +210,9 @@ def batch_forward(
     saved.frozen, saved.has_gamma, saved.has_beta = False, gamma is not None, beta is not None
     if out is None:
         return view.restore(y, layout), saved
-    return _delivered(y, layout, room, out, x, saved), saved
+    if target is not None:
+        _deliver(y, layout, to, target, None if apart else x, saved)
+    return out, saved
 
 
 def _of_one_value(
@@ -255,8 +256,8 @@ def row_forward(
     """
     kernels = BACKENDS[type(x)]
     block, layout = rows
-    room = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
-    y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rule, act, room.to)
+    to, target, apart = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
+    y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rule, act, to)
     order = None if layout.order is None and x.flags.c_contiguous else view.axes_in_memory(x)
     saved = RowSaved()
     saved.kernels, saved.x, saved.layout, saved.act = kernels, block, layout, act
@@ -270,7 +271,9 @@ def row_forward(
         saved.beta, saved.parameter_shape = beta.flatten(), beta.shape
     if out is None:
         return view.ordered(view.restore(y, layout), order), saved
-    return _delivered(y, layout, room, out, x, saved), saved
+    if target is not None:
+        _deliver(y, layout, to, target, None if apart else x, saved)
+    return out, saved
 
 
 def _room(
@@ -278,17 +281,17 @@ def _room(
 ) -> Room:
     """Check `out`. same: the array that it may be."""
     if (to := ready(out, block, layout, given)) is not None:
-        return Room(to)
+        return to, None, True
     dtype = checks.FLOAT64 if block.dtype.kind in "bui" else block.dtype
-    target, place, apart = overlap.output(who, out, layout, dtype, given, kind, same=same)
-    return Room(place, target, apart)
+    target, to, apart = overlap.output(who, out, layout, dtype, given, kind, same=same)
+    return to, target, apart
 
 
-def _delivered(result: ndarray, layout: view.Layout, room: Room, out: ndarray, x: ndarray, saved: Saved) -> ndarray:
-    """`out`, with the result in it. `saved` forgets an x that was overwritten."""
-    if room.target is not None:
-        if room.to is None:
-            room.target[...] = view.restore(result, layout)
-        if not room.apart and overlap.same_memory(room.target, x):
-            saved.x = None
-    return out
+def _deliver(
+    result: ndarray, layout: view.Layout, to: ndarray | None, target: ndarray, x: ndarray | None, saved: Saved
+) -> None:
+    """Copy a result to `target`, unless the kernel has written it there (`to`). `saved` forgets an overwritten x."""
+    if to is None:
+        target[...] = view.restore(result, layout)
+    if x is not None and overlap.same_memory(target, x):
+        saved.x = None
