@@ -37,17 +37,8 @@ typedef struct {
     double slope;
 } bn_activation;
 
-BN_INLINE bn_activation bn_identity(void)
-{
-    const bn_activation act = {BN_IDENTITY, 1.0};
-    return act;
-}
-
-BN_INLINE bn_activation bn_of_kind(int kind, bn_activation act)
-{
-    act.kind = kind;
-    return act;
-}
+BN_INLINE bn_activation bn_identity(void) { const bn_activation act = {BN_IDENTITY, 1.0}; return act; }
+BN_INLINE bn_activation bn_of_kind(int kind, bn_activation act) { act.kind = kind; return act; }
 
 /* function(act, ...), of which there is a copy for each kind, in which the kind is a constant: a loop asks for it once. The
  * smooth kinds, from BN_SILU on, share one: in it nothing is left to choose but numbers (bn_gate). BN_BY_STRAIGHT has no

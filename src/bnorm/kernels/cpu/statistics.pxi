@@ -245,9 +245,8 @@ cdef cnp.int64_t* counters_of(given) except NULL:
 
 
 def settle_prepared(rule not None, stats, count, Py_ssize_t size, left=0):
-    """`settle` for another backend: its forward has prepared in `left` the calls that move the statistics, whether
-    values are counted, and the result. Nothing of Python's own runs between them and the counters, so no signal does.
-    """
+    """`settle` for another backend, whose forward has prepared in `left` what to call, whether values are counted, and
+    the result. Nothing of Python's own runs between the calls and the counters, so no signal does."""
     cdef cnp.int64_t* counters
     cdef bint values
     cdef Py_ssize_t channels = stats.shape[1]
