@@ -108,6 +108,19 @@ def test_floats(shape):
                 check(x, masks(rng, shape) if kind is growing else None)
 
 
+@pytest.mark.parametrize(("dtype", "digits"), [("float32", 24), ("float64", 53)])
+def test_values_at_the_edge_of_a_window(dtype, digits):
+    """Sums as long as they can be, of values that have all their digits, and a small one in each column: here it just
+    fits the window that the first block has set, there it just does not."""
+    long = 2.0 - 2.0 ** (1 - digits)
+    for rows in (600, 288, 160):
+        x = np.full((rows, 32), long, dtype)
+        x[rows - 20 :: 3] = long * np.ldexp(1.0, -np.arange(32))
+        x[-1] = (1 + 2.0 ** (1 - digits)) * np.ldexp(1.0, -np.arange(32) - 5)
+        for signs in (1, np.where(np.arange(rows) % 2, 1, -1)[:, None]):
+            check((x * signs).astype(dtype))
+
+
 @pytest.mark.parametrize("shape", list(SHAPES)[::2], ids=list(SHAPES.values())[::2])
 def test_integers(shape):
     rng = np.random.default_rng(1)
