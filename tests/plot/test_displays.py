@@ -3,6 +3,7 @@
 import doctest
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -82,6 +83,71 @@ def test_running_stats_of_any_number_of_features(features):
 def test_what_moves_is_orange():
     display = RunningStatsDisplay.from_estimator(fitted(8))
     assert [i for i, panel in enumerate(display.axes_) if orange(panel)] == [3, 5, 6]
+
+
+def test_the_picture_says_what_is_orange_and_why():
+    display = RunningStatsDisplay.from_estimator(fitted(8))
+    head = next(ax for ax in display.figure_.axes if ax.get_legend())
+    assert [text.get_text() for text in head.get_legend().get_texts()] == [
+        "mean",
+        "one standard deviation to either side",
+        "mean at the start",
+    ]
+    assert head.get_legend().get_title().get_text().startswith("Orange: drifts.")
+    reasons = [panel.texts[1].get_text() for panel in display.axes_]
+    assert reasons[0] == ""
+    assert reasons[3].startswith("deviation × 0.")
+    assert reasons[5].startswith("mean moved by +")
+    assert reasons[6].startswith("deviation × ")
+    calm = RunningStatsDisplay([1, 2], np.zeros((2, 1)), np.ones((2, 1)), ["calm"]).plot()
+    assert calm.ax_.get_legend().get_title().get_text() == ""
+
+
+@pytest.mark.parametrize("features", [5, 10])
+def test_rows_of_panels_are_equal(features):
+    display = RunningStatsDisplay.from_estimator(fitted(features))
+    display.figure_.canvas.draw()
+    places = [panel.get_position() for panel in display.axes_]
+    heights = [place.height for place in places]
+    np.testing.assert_allclose(heights, heights[0], rtol=1e-6)
+    steps = -np.diff(sorted({round(place.y0, 6) for place in places}, reverse=True))
+    np.testing.assert_allclose(steps, steps[0], rtol=0.02)
+
+
+def label_boxes(ax):
+    low, high = sorted(ax.get_xlim())
+    labels = [tick.label1 for tick in ax.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+    boxes = [label.get_window_extent() for label in labels if label.get_visible() and label.get_text()]
+    return sorted((box.x0, box.x1) for box in boxes)
+
+
+@pytest.mark.parametrize(("features", "width"), [(1, 3), (5, 5), (40, 4), (40, 9)])
+def test_labels_of_ticks_stay_apart(features, width):
+    t, x = fitted(features), np.concatenate(list(stream(features)))
+    scaler = StandardScaler().fit(x * 1e-4)
+    for draw in (
+        lambda ax: RunningStatsDisplay.from_estimator(t, ax=ax),
+        lambda ax: RunningStatsDisplay.from_estimator(scaler, ax=ax),
+        lambda ax: NormalizationDisplay.from_estimator(scaler, x * 1e-4, ax=ax),
+    ):
+        figure = Figure(figsize=(width, 6), layout="constrained")
+        draw(figure.subplots())
+        figure.draw_without_rendering()
+        panels = [ax for ax in figure.axes if ax.axison and ax.xaxis.get_tick_params().get("labelbottom", True)]
+        assert max(len(label_boxes(ax)) for ax in panels) > 1
+        for ax in panels:
+            boxes = label_boxes(ax)
+            assert all(right < left for (_, right), (left, _) in pairwise(boxes))
+
+
+def test_small_columns_beside_large_ones_can_be_seen():
+    x = np.random.default_rng(0).normal(size=(200, 8)) * 10.0 ** np.arange(-4, 4)
+    display = NormalizationDisplay(x, x, [f"f{i}" for i in range(8)]).plot()
+    display.figure_.canvas.draw()
+    left, right = display.axes_[0].transAxes.transform([(0, 0), (1, 0)])[:, 0]
+    for column in x.T:
+        ends = display.axes_[0].transData.transform([(v, 0) for v in np.quantile(column, [0.01, 0.99])])[:, 0]
+        assert np.diff(ends)[0] > 0.08 * (right - left)
 
 
 def test_drift_in_standard_deviations():

@@ -1,16 +1,19 @@
 """Helpers of the displays: panels, names of features, and strips, which show many distributions on one axis."""
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
 from bnorm.kernels import kind_of, moved
+from bnorm.plot.ticks import spaced, symlog
 
 LABELS = 60  # names of features on one axis
 LONGEST = 30  # characters of a name
 MOST = 1e200  # what is drawn is at most so far from zero: limits of axes, and powers and sums of them, stay finite
+LETTERS = 18  # of a key, in an inch of axes before they are laid out
 FIRST, SECOND, GREY = "#0072b2", "#d55e00", "#8a8a8a"  # safe for colour-blind readers
 
 
@@ -28,8 +31,18 @@ def panels(who: str, ax: Any, size: tuple[float, float], shape: tuple[int, int],
     if place is None:
         raise ValueError(f"{who}: ax: expected axes of a grid, as plt.subplots makes them, got axes placed by hand")
     ax.set_axis_off()
-    grid = place.subgridspec(*shape)
-    return figure, ax, np.array([figure.add_subplot(grid[divmod(i, shape[1])]) for i in range(n)])
+    grid = place.subgridspec(1 + shape[0], shape[1], height_ratios=[1e-3] + [1.0] * shape[0])  # the first line: a key
+    axes = [figure.add_subplot(grid[1 + i // shape[1], i % shape[1]]) for i in range(n)]
+    return figure, ax, np.array(axes)
+
+
+def key_place(panels: ndarray) -> Any:
+    """The axes above which the key of these panels stands: the only panel, or the empty line above them."""
+    if len(panels) == 1:
+        return panels[0]
+    head = panels[0].figure.add_subplot(panels[0].get_subplotspec().get_gridspec()[0, :])
+    head.set_axis_off()
+    return head
 
 
 def height(features: int) -> float:
@@ -71,6 +84,31 @@ def label_lines(ax: Any, names: list[str]) -> None:
     ax.set_ylim(len(names) - 0.5, -0.5)
 
 
+def key(panels: ndarray, entries: Mapping[str, Mapping[str, Any]], note: str = "") -> None:
+    """Say above the panels what is drawn: an example of each line, with its meaning, and below them a note."""
+    from matplotlib.lines import Line2D
+
+    ax = key_place(panels)
+    width = ax.get_window_extent().width / ax.figure.dpi  # in inches
+    most = max(1, int(width * LETTERS / (max(map(len, entries), default=1) + 6)))
+    lines = -(-len(entries) // most) or 1
+    ax.legend(
+        [Line2D([], [], **style) for style in entries.values()],
+        list(entries),
+        loc="lower left",
+        bbox_to_anchor=(0, 1.02),
+        ncols=-(-len(entries) // lines) or 1,
+        title=textwrap.fill(note, max(20, int(width * LETTERS))),
+        alignment="left",
+        fontsize=8,
+        title_fontsize=8,
+        frameon=False,
+        borderaxespad=0,
+        borderpad=0.2,
+        columnspacing=1.4,
+    )
+
+
 def strips(ax: Any, quantiles: ndarray, color: str) -> None:
     """Draw a line for each feature from its 7 quantiles, (7, C): dots, a thin line, a thick line, and a mark.
 
@@ -87,6 +125,7 @@ def strips(ax: Any, quantiles: ndarray, color: str) -> None:
         ax.plot(ends[beyond & ~far], lines[beyond & ~far], ".", color=color, markersize=4)
         ax.plot(np.clip(ends, start, end)[far], lines[far], arrow, color=color, markersize=4)
     ax.grid(axis="x", linewidth=0.4, alpha=0.6)
+    ax.tick_params(labelsize=8)
 
 
 def _limits(ax: Any, quantiles: ndarray) -> tuple[float, float]:
@@ -95,9 +134,11 @@ def _limits(ax: Any, quantiles: ndarray) -> tuple[float, float]:
     size = np.abs(known).max(axis=0)
     size = size[size > 0]
     if len(size) and size.max() > 100 * size.min():
-        ax.set_xscale("symlog", linthresh=10.0 ** np.floor(np.log10(np.median(size))))
-        ax.xaxis.get_major_locator().set_params(numticks=6)
+        usual = np.abs(known[2:5]).max(axis=0)
+        linear = symlog(ax, float(np.min(usual[usual > 0], initial=size.max())), float(size.max()))
+        ax.set_xlabel(f"logarithmic, linear within ±{linear:g}", fontsize=8)
         return -np.inf, np.inf
+    spaced(ax.xaxis)
     low, high = (known[1].min(), known[5].max()) if known.size else (0.0, 1.0)
     room = 0.5 * (high - low) or 0.5
     start, end = max(known[0].min(initial=np.inf), low - room), min(known[6].max(initial=-np.inf), high + room)

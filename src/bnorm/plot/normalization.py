@@ -10,10 +10,12 @@ from numpy.typing import ArrayLike
 
 from bnorm.plot.drawing import (
     FIRST,
+    GREY,
     SECOND,
     chosen,
     height,
     host,
+    key,
     label_lines,
     labels,
     names_of,
@@ -21,10 +23,18 @@ from bnorm.plot.drawing import (
     strips,
     within,
 )
+from bnorm.plot.ticks import spaced
 
 HISTOGRAMS = 6  # the most features that get histograms; more become strips
 SAMPLE = 100_000  # rows that are drawn, spread evenly over the table
 BINS = 50
+STRIP = {  # what the parts of a strip mean, and how they look
+    "median": {"color": "black", "marker": "|", "linestyle": "none", "markersize": 7},
+    "middle half": {"color": GREY, "linewidth": 4},
+    "98% of all values": {"color": GREY, "linewidth": 1},
+    "least and greatest": {"color": GREY, "marker": ".", "linestyle": "none", "markersize": 5},
+    "the same, beyond the edge": {"color": GREY, "marker": ">", "linestyle": "none", "markersize": 4},
+}
 QUANTILES = (0, 0.01, 0.25, 0.5, 0.75, 0.99, 1)
 
 
@@ -34,7 +44,8 @@ class NormalizationDisplay:
     Up to 6 features have histograms: on the left in their own units, on the right all on the same axis. A few values
     far away from all others are counted at the edge instead of drawn, so that the others can be seen. More features
     have a strip each: a mark for the median, a thick line for the middle half of all values, a thin line for 98%, and
-    dots for the least and the greatest value.
+    dots for the least and the greatest value, or arrows if these are beyond the edge. If the sizes of the features
+    differ much, the axis is logarithmic in both directions, so that the small ones can be seen.
 
     Parameters
     ----------
@@ -127,6 +138,8 @@ class NormalizationDisplay:
         return self
 
     def _draw_histograms(self) -> None:
+        note = "Bars: the number of rows. Arrows: how many rows are beyond the edge."
+        key(self.axes_, {}, note)
         before, after = within(self.before), within(self.after)
         ranges = [_range(column) for column in after.T]
         common = min(low for low, _ in ranges), max(high for _, high in ranges)
@@ -136,10 +149,14 @@ class NormalizationDisplay:
             _histogram(right, after[:, i], common, SECOND)
             left.set_ylabel(name, fontsize=9, rotation=0, horizontalalignment="right")
             if i + 1 < len(self.feature_names):
-                right.set_xticklabels([])
+                right.tick_params(labelbottom=False)
+        self.axes_[-2].set_xlabel("value, in the feature's own unit", fontsize=8)
+        self.axes_[-1].set_xlabel("value, all features on one axis", fontsize=8)
 
     def _draw_strips(self) -> None:
+        key(self.axes_, STRIP)
         for ax, values, color in zip(self.axes_, (self.before, self.after), (FIRST, SECOND), strict=True):
+            ax.set_xlabel("value", fontsize=8)
             strips(ax, _quantiles(within(values)), color)
         label_lines(self.axes_[0], self.feature_names)
         self.axes_[1].set_yticks([])
@@ -173,6 +190,8 @@ def _histogram(ax: Any, column: ndarray, shown: tuple[float, float], color: str)
     room = 0.03 * (shown[1] - shown[0])
     ax.set_xlim(shown[0] - room, shown[1] + room)
     ax.set_yticks([])
+    ax.tick_params(labelsize=8)
+    spaced(ax.xaxis)
     for side in ("left", "right", "top"):
         ax.spines[side].set_visible(False)
     write = partial(ax.text, y=0.95, transform=ax.transAxes, fontsize=8, verticalalignment="top")

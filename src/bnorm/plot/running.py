@@ -14,6 +14,7 @@ from bnorm.plot.drawing import (
     chosen,
     height,
     host,
+    key,
     label_lines,
     labels,
     names_of,
@@ -21,7 +22,21 @@ from bnorm.plot.drawing import (
     strips,
     within,
 )
+from bnorm.plot.ticks import spaced
 
+LINES = {  # what is drawn in a panel, and how it looks
+    "mean": {"color": FIRST, "linewidth": 1.6},
+    "one standard deviation to either side": {"color": FIRST, "linewidth": 8, "alpha": 0.25},
+    "mean at the start": {"color": GREY, "linewidth": 1, "linestyle": ":"},
+}
+NOW = {
+    "mean": {"color": "black", "marker": "|", "linestyle": "none", "markersize": 7},
+    "one standard deviation to either side": {"color": FIRST, "linewidth": 4, "alpha": 0.6},
+}
+RULE = (
+    "Orange: drifts. Its mean has moved by more than one standard deviation from the start, or its standard deviation "
+    "has halved or doubled."
+)
 PANELS = 12  # the most features that get a panel each; more share a map
 
 
@@ -29,8 +44,9 @@ class RunningStatsDisplay:
     """Mean and spread of each feature over the stream, as recorded by `BatchNormTransformer(history=N)`.
 
     Up to 12 features have a panel each: the mean is a line, one standard deviation to either side a band, and a dotted
-    line marks the mean at the start. A panel is orange if the mean has moved away from the start by more than one
-    present standard deviation, or if the standard deviation has halved or doubled. More features share two maps: the
+    line marks the mean at the start. A panel is orange, and says why, if the mean has moved away from the start by more
+    than one present standard deviation, or if the standard deviation has halved or doubled. A key above the panels says
+    the same. More features share two maps: the
     distance of the mean from the start, in present standard deviations, and the ratio of the standard deviation to that
     at the start; grey means unknown. Without a record only the present statistics are drawn.
 
@@ -119,12 +135,14 @@ class RunningStatsDisplay:
         elif n <= PANELS:
             columns = 1 if n == 1 else 2 if n <= 4 else 3
             lines = -(-n // columns)
-            size = (3.4 * columns + 1, 1.9 * lines + 0.7)
+            size = (3.4 * columns + 1, 1.9 * lines + 1.1)
             self.figure_, self.ax_, self.axes_ = panels(who, ax, size, (lines, columns), n)
+            drifts = self._drifts()
+            key(self.axes_, LINES, RULE if any(drifts) else "")
             for i, (panel, name) in enumerate(zip(self.axes_, labels(self.feature_names), strict=True)):
-                self._draw_feature(panel, i, name)
-                if i + columns < n:
-                    panel.set(xlabel="", xticklabels=[])
+                self._draw_feature(panel, i, name, drifts[i])
+                if i < (lines - 1) * columns:
+                    panel.set_xlabel("")
         else:
             self.figure_, self.ax_, self.axes_ = panels(who, ax, (9, height(n)), (1, 2), 2)
             self._draw_maps(*self.axes_)
@@ -148,26 +166,40 @@ class RunningStatsDisplay:
             widening: ndarray = np.log2(self.std / _start(np.where(self.std > 0, self.std, np.nan)))
         return widening
 
+    def _drifts(self) -> list[str]:
+        """Of each feature what says that it drifts, or nothing."""
+        shift, widening = (np.where(np.isnan(a), 0, a) for a in (self.shift(), self.widening()))
+        reasons = []
+        for i, (far, wide) in enumerate(
+            zip(np.abs(shift).argmax(axis=0), np.abs(widening).argmax(axis=0), strict=True)
+        ):
+            moved, power = float(shift[far, i]), float(widening[wide, i])
+            by = f" by {moved:+.2g} deviations" if np.isfinite(moved) else ""
+            ratio = f"deviation × {np.exp2(power):.2g}" if abs(power) < 1000 else "deviation changed"
+            reasons.append(", ".join([f"mean moved{by}"] * (abs(moved) > 1) + [ratio] * (abs(power) > 1)))
+        return reasons
+
     def _draw_now(self, ax: Any) -> None:
         mean, std = within(self.mean[0]), within(self.std[0])
         left, right = mean - std, mean + std
+        ax.set_xlabel("value", fontsize=8)
         strips(ax, np.array([left, left, left, mean, right, right, right]), FIRST)
         label_lines(ax, self.feature_names)
-        ax.set_xlabel("mean, and one standard deviation to either side")
+        key(self.axes_, NOW)
 
-    def _draw_feature(self, ax: Any, i: int, name: str) -> None:
+    def _draw_feature(self, ax: Any, i: int, name: str, drift: str) -> None:
         mean, std = within(self.mean[:, i]), within(self.std[:, i])
         start = _start(mean[:, None])[0]
-        far = np.abs(self.shift()[:, i]) > 1
-        wide = np.abs(self.widening()[:, i]) > 1
-        color = SECOND if (far | wide).any() else FIRST
+        color = SECOND if drift else FIRST
         ax.fill_between(self.rows, mean - std, mean + std, color=color, alpha=0.25, linewidth=0)
         ax.plot(self.rows, mean, color=color, linewidth=1.6)
         ax.axhline(start, color=GREY, linewidth=1, linestyle=":")
         ax.margins(y=0.2)  # room for the name, which is inside the panel because there may be a title above
         ax.text(0.02, 0.96, name, transform=ax.transAxes, fontsize=9, verticalalignment="top")
+        ax.text(0.02, 0.03, drift, transform=ax.transAxes, fontsize=8, color=color)
         ax.set_xlim(0, self.rows[-1])
-        ax.set_xlabel("rows")
+        ax.set_xlabel("rows", fontsize=8)
+        ax.tick_params(labelsize=8)
         _count_rows(ax)
 
     def _draw_maps(self, shifts: Any, spreads: Any) -> None:
@@ -184,11 +216,16 @@ class RunningStatsDisplay:
             mesh = ax.pcolormesh(
                 edges, lines, np.ma.masked_invalid(values.T), cmap="RdBu_r", vmin=-limit, vmax=limit, rasterized=True
             )
-            bar = ax.figure.colorbar(mesh, ax=ax, extend="both", location="bottom", aspect=30)
+            pad = 0.2 * ax.figure.dpi / ax.get_window_extent().height
+            bar = ax.figure.colorbar(mesh, ax=ax, extend="both", location="bottom", aspect=30, pad=pad)
             if ax is spreads:
                 bar.ax.xaxis.set_major_formatter(lambda power, _: f"{2.0**power:.3g}")
+            spaced(bar.ax.xaxis, integer=ax is spreads)
+            bar.ax.tick_params(labelsize=8)
+            bar.set_label("grey: unknown", fontsize=8)
             ax.set_title(title, fontsize=10)
-            ax.set_xlabel("rows")
+            ax.set_xlabel("rows", fontsize=8)
+            ax.tick_params(labelsize=8)
             _count_rows(ax)
         label_lines(shifts, self.feature_names)
         spreads.set_yticks([])
@@ -207,7 +244,7 @@ def _start(values: ndarray) -> ndarray:
 
 
 def _count_rows(ax: Any) -> None:
-    from matplotlib.ticker import EngFormatter, MaxNLocator
+    from matplotlib.ticker import EngFormatter
 
-    ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    spaced(ax.xaxis, integer=True)
