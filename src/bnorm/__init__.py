@@ -22,6 +22,7 @@ from bnorm.layers import (
     state_dict,
 )
 from bnorm.moments import Moments
+from bnorm.streams import RevIN, RunningNorm, RunningNormTree
 
 if TYPE_CHECKING:
     from bnorm.loading import load
@@ -44,6 +45,9 @@ __all__ = [
     "NonFiniteError",
     "Parameter",
     "RMSNorm",
+    "RevIN",
+    "RunningNorm",
+    "RunningNormTree",
     "SingleValueError",
     "__version__",
     "functional",

@@ -1,11 +1,15 @@
 """`bnorm.load`: the object of a state file."""
 
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from bnorm import layers
 from bnorm.files import container
 from bnorm.layers import saving
+from bnorm.streams import RevIN, RunningNorm, RunningNormTree
+from bnorm.streams import saving as stream_saving
 from bnorm.transformer.saving import CLASS as TRANSFORMER
 from bnorm.transformer.saving import Stored, unpacked
 
@@ -14,11 +18,15 @@ LAYERS = {
     kind.__name__: kind
     for kind in vars(layers).values()
     if isinstance(kind, type) and issubclass(kind, layers.Layer) and kind is not layers.Layer
+} | {"RevIN": RevIN}
+RESTORED: dict[str, Callable[..., Any]] = {
+    RunningNorm.__name__: partial(stream_saving.restored, RunningNorm),
+    RunningNormTree.__name__: partial(stream_saving.restored_tree, (RunningNorm, RunningNormTree)),
 }
 
 
 def load(path: Any) -> Any:
-    """Load a layer or transformer from a file that its `save` wrote.
+    """Load a layer, a transformer or a normalizer of a stream from a file that its `save` wrote.
 
     Files of all older versions can be loaded. No code in a file is ever run.
 
@@ -29,7 +37,7 @@ def load(path: Any) -> Any:
 
     Returns
     -------
-    layer or BatchNormTransformer
+    layer, BatchNormTransformer, RunningNorm or RunningNormTree
         The object with its fitted state and all settings, on the CPU.
 
     Raises
@@ -48,12 +56,14 @@ def load(path: Any) -> Any:
     """
     config, entries = container.read(WHO, path)
     name = config.get("class")
-    if not isinstance(name, str) or name not in (*LAYERS, TRANSFORMER):
-        known = ", ".join([*LAYERS, TRANSFORMER])
+    if not isinstance(name, str) or name not in (*LAYERS, *RESTORED, TRANSFORMER):
+        known = ", ".join([*LAYERS, *RESTORED, TRANSFORMER])
         raise ValueError(f"{WHO}: {os.fspath(path)}: expected one of {known}, got {name!r}")
     try:
         if name == TRANSFORMER:
             return transformer(unpacked(config, entries))
+        if name in RESTORED:
+            return RESTORED[name](config, entries)
         return saving.restored(LAYERS[name], config, entries)
     except Exception as error:  # values of a damaged file may lead to any error
         raise ValueError(f"{WHO}: {os.fspath(path)}: expected a {name}, got a damaged file: {error}") from None

@@ -22,6 +22,7 @@ AVERAGE, POOL, FADE = range(3)  # as in formulas.h
 BATCHES, SKIPPED, ROWS, UNCOUNTED = range(4)  # the entries of `counters`: see Statistics
 LATER = 256  # batches whose flags are kept on a device before they are counted there
 LOG2 = float(np.log(2.0))
+NOISE = 8 * float(np.finfo(np.float64).eps)
 
 
 class Step(NamedTuple):
@@ -215,6 +216,40 @@ class Statistics:
         last = None if other.last is None else other.last + float(self.rows - other.rows)
         rows = 0 if self.mode == FADE else other.rows
         self.move(parts, other.seen, other.pairs, last, rows=rows, batches=other.batches, finite=False)
+
+    @np.errstate(all="ignore")
+    def remove(self, base: "Statistics") -> None:
+        """Take out the values of `base`, from which these statistics have come. An error changes nothing.
+
+        The reverse of `merge`. A variance below the rounding errors of what it is a difference of is 0.
+        """
+        n, n0 = (s.seen if s.weight is None else s.weight for s in (self, base))
+        left = self.seen - base.seen
+        rows, batches = self.counters[ROWS] - base.counters[ROWS], self.counters[BATCHES] - base.counters[BATCHES]
+        if min(rows, batches) < 0 or bool((left < 0).any()):
+            raise ValueError("expected an earlier state of these statistics, got one with values that they lack")
+        if self.last is not None and base.last is not None:
+            n0 = n0 * np.exp2((base.last - self.last) / float(self._halflife or 1.0))
+        n1 = np.where(left > 0, np.maximum(n - n0, 0), 0)
+        low: Any = self.low
+        apart = (self.mean - base.mean) + (low - base.low)  # as exact as the difference is small
+        step = np.where(n1 * n0 > 0, apart * (n0 / n1), 0)
+        m2 = self.var * n
+        m2_left = m2 - base.var * n0 - np.where(n1 > 0, (apart + step) ** 2 * (n0 * n1 / n), 0)
+        m2_left = np.where((left <= 1) | (m2_left <= NOISE * m2), 0, m2_left)
+        mean = self.mean + step
+        back = mean - self.mean
+        rest = low + ((self.mean - (mean - back)) + (step - back))
+        some = n1 > 0
+        self.mean[...] = np.where(some, mean, 0)
+        low[...] = np.where(some, rest, 0)
+        self.var[...] = np.where(some, m2_left / n1, 1)
+        self.seen[...] = left
+        if self.weight is not None:
+            self.weight[...] = n1
+        else:  # rows of streams that fade stay what they are: both ends are now
+            self.counters[ROWS] = rows
+        self.counters[BATCHES] = batches
 
     @np.errstate(all="ignore")
     def divisor(self) -> ndarray:

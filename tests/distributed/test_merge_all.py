@@ -57,6 +57,19 @@ def test_transformers_of_all_ranks(n, options):
         np.testing.assert_array_equal(t.mean_, mean)
 
 
+@pytest.mark.parametrize("n", [1, 3, 5])
+def test_running_norms_of_all_ranks(n):
+    given = [bnorm.RunningNorm.tree((np.zeros(4), 0)) for _ in range(n)]
+    for tree, part in zip(given, shares(n), strict=True):
+        tree.update((part, 0))
+    for which in (lambda tree: tree, lambda tree: tree[0]):
+        merged = all_of(n, lambda rank, comm, which=which: merge_all(which(given[rank]), comm))
+        rn = merged[0][0] if isinstance(merged[0], bnorm.RunningNormTree) else merged[0]
+        np.testing.assert_allclose(rn.var, F.moments(X).var(), rtol=1e-12)
+        assert rn.count.tolist() == [90] * 4
+        assert all(one is not which(tree) for one in merged for tree in given)
+
+
 def test_the_number_of_a_rank_changes_the_last_digits_only():
     parts = shares(5)
     for order in ([4, 2, 0, 1, 3], [3, 4, 1, 0, 2]):
@@ -66,13 +79,11 @@ def test_the_number_of_a_rank_changes_the_last_digits_only():
 
 def test_an_error_on_one_rank_is_one_on_all():
     results = in_threads(3, lambda rank, comm: merge_all("text" if rank == 1 else F.moments(X), comm))
-    assert str(results[1]) == "merge_all: obj: expected Moments or a BatchNormTransformer, got str"
+    expected = "merge_all: obj: expected Moments, a BatchNormTransformer, a RunningNorm or a RunningNormTree, got str"
+    assert str(results[1]) == expected
     for rank in (0, 2):
         assert isinstance(results[rank], RuntimeError)
-        assert str(results[rank]) == (
-            "merge_all: stopped on all 3 ranks, as rank 1 raised TypeError: merge_all: obj: expected Moments or a "
-            "BatchNormTransformer, got str"
-        )
+        assert str(results[rank]) == f"merge_all: stopped on all 3 ranks, as rank 1 raised TypeError: {expected}"
 
 
 def test_what_ranks_refuse_together():

@@ -45,6 +45,7 @@ FLOORS = {
     "bnorm.second": 3,
     "bnorm.distributed": 3,
     "bnorm.layers": 4,
+    "bnorm.streams": 4,
     "bnorm.transformer": 4,
     "bnorm.sklearn": 4,
     "bnorm.interop": 5,

@@ -3,6 +3,7 @@
 import copy
 import sys
 from collections.abc import Callable
+from operator import add
 from typing import Any, TypeVar
 
 from bnorm.distributed.communicator import Communicator, Turn, checked
@@ -10,6 +11,7 @@ from bnorm.moments import Moments
 
 Mergeable = TypeVar("Mergeable")
 WHO = "merge_all"
+EXPECTED = "Moments, a BatchNormTransformer, a RunningNorm or a RunningNormTree"
 
 
 def merge_all(obj: Mergeable, comm: Communicator) -> Mergeable:
@@ -19,15 +21,15 @@ def merge_all(obj: Mergeable, comm: Communicator) -> Mergeable:
 
     Parameters
     ----------
-    obj : Moments or BatchNormTransformer
+    obj : Moments, BatchNormTransformer, RunningNorm or RunningNormTree
         The statistics of this rank; not changed. A transformer must be fitted, with momentum=None or with the same
-        halflife on all ranks.
+        halflife on all ranks. Of a RunningNorm with a history that all ranks share, merge `rn - base`.
     comm : communicator
         A communicator of mpi4py, or any object with its `allgather`.
 
     Returns
     -------
-    Moments or BatchNormTransformer
+    Moments, BatchNormTransformer, RunningNorm or RunningNormTree
         A new object. Its gamma_ and beta_ are those of rank 0.
 
     Raises
@@ -61,12 +63,24 @@ def _merging(obj: Any) -> Callable[[list[Any]], Any]:
     transformers = sys.modules.get("bnorm.transformer")  # imported already, if obj is a transformer
     if transformers is not None and isinstance(obj, transformers.BatchNormTransformer):
         return _merged_transformers
-    raise TypeError(f"{WHO}: obj: expected Moments or a BatchNormTransformer, got {type(obj).__name__}")
+    streams = sys.modules.get("bnorm.streams")
+    if streams is not None and isinstance(obj, streams.RunningNorm | streams.RunningNormTree):
+        return _merged_streams
+    raise TypeError(f"{WHO}: obj: expected {EXPECTED}, got {type(obj).__name__}")
 
 
 def _merged_transformers(items: list[Any]) -> Any:
     items = copy.deepcopy(items)  # they are merged in place, and one of them may be the caller's
-    while len(items) > 1:  # neighbours in pairs, then pairs of pairs: rounding grows with the logarithm only
+    return _in_pairs(lambda a, b: a.merge(b), items)
+
+
+def _merged_streams(items: list[Any]) -> Any:
+    return _in_pairs(add, items) if len(items) > 1 else items[0].copy()
+
+
+def _in_pairs(merge: Callable[[Any, Any], Any], items: list[Any]) -> Any:
+    """All of them as one: neighbours in pairs, then pairs of pairs, so that rounding grows with the logarithm only."""
+    while len(items) > 1:
         pairs = zip(items[0::2], items[1::2], strict=False)
-        items = [a.merge(b) for a, b in pairs] + items[len(items) & ~1 :]
+        items = [merge(a, b) for a, b in pairs] + items[len(items) & ~1 :]
     return items[0]

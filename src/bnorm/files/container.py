@@ -56,9 +56,12 @@ def suffix_of(who: str, path: Any) -> str:
     return suffix
 
 
-def write(who: str, path: Any, config: Config, arrays: Mapping[str, ndarray]) -> None:
-    """Write a file in one step: a reader sees either the old file or the complete new one."""
-    suffix = suffix_of(who, path)
+def write(who: str, path: Any, config: Config, arrays: Mapping[str, ndarray], suffix: str | None = None) -> None:
+    """Write a file in one step: a reader sees either the old file or the complete new one.
+
+    suffix: that of the format, if the name of the file does not tell.
+    """
+    suffix = suffix or suffix_of(who, path)
     text = json.dumps({"format": VERSION} | config, separators=(",", ":"))
     dense = {name: np.asarray(a, order="C") for name, a in arrays.items()}
     data = _safetensors(text, dense) if suffix == SAFETENSORS else _npz(text, dense)
@@ -66,9 +69,9 @@ def write(who: str, path: Any, config: Config, arrays: Mapping[str, ndarray]) ->
         file.write(data)
 
 
-def read(who: str, path: Any) -> tuple[Config, dict[str, Entry]]:
+def read(who: str, path: Any, suffix: str | None = None) -> tuple[Config, dict[str, Entry]]:
     """The configuration of a file, and its arrays, not read yet; ValueError unless it is a sound state file."""
-    suffix = suffix_of(who, path)
+    suffix = suffix or suffix_of(who, path)
     try:
         data = _content(path, MAGIC[suffix])
         text, entries = _from_safetensors(data) if suffix == SAFETENSORS else _from_npz(data)

@@ -1,4 +1,5 @@
-"""Conversions from and to PyTorch, Keras, Flax, scikit-learn and ONNX, folding, and the norms in autograd and JAX.
+"""Conversions from and to PyTorch, Keras, Flax, scikit-learn and ONNX, folding, the norms in autograd and JAX, and
+wrappers of Gymnasium and Stable-Baselines3.
 
 There is one module for each library, which imports the library when it is first needed: `from bnorm.interop import
 torch`, or directly `bnorm.interop.torch`.
@@ -7,7 +8,7 @@ torch`, or directly `bnorm.interop.torch`.
 from importlib import import_module
 from typing import Any
 
-_MODULES = ("autograd", "flax", "folding", "jax", "keras", "onnx", "sklearn", "torch")
+_MODULES = ("autograd", "flax", "folding", "gymnasium", "jax", "keras", "onnx", "sb3", "sklearn", "torch")
 
 
 def __getattr__(name: str) -> Any:

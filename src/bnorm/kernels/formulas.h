@@ -194,19 +194,21 @@ BN_FN void bn_add_block(double *n, double *mean, double *m2, double *low,
     bn_merge(n, mean, m2, low, n1, center, bn_block_m2(s, q, inverse), s * inverse);
 }
 
-/* 1 / sqrt(var + eps) of n values. With eps = 0 a constant channel has scale 1: one whose standard deviation is at most
- * four units of the last place of its mean, 4 x 2^-52 |mean|. Sums are taken about one of the values, so that equal values
- * have variance 0 exactly, however many there are, whatever they weigh and however often they are merged: the rule needs
- * no factor of the count. What it must catch is values that were equal until they were rounded. After k roundings each
- * they lie within k 2^-52 |mean| of each other, and their deviation is at most half of that: k is 8 here. A deviation so
- * small is about as small as the distance of neighbouring numbers, and at most eight times the rounding of the mean.
- *
- * Where the bound overflows, any variance that is finite is below it. A channel without any value has scale 0. No branches,
- * so that loops over channels vectorize. */
-BN_FN double bn_rstd(double mean, double var, double eps, double n)
+/* Whether a channel is constant: its standard deviation is at most four units of the last place of its mean,
+ * 4 x 2^-52 |mean|. Sums are taken about one of the values, so that equal values have variance 0 exactly, however many
+ * there are, whatever they weigh and however often they are merged: the rule needs no factor of the count. What it must
+ * catch is values that were equal until they were rounded. After k roundings each they lie within k 2^-52 |mean| of each
+ * other, and their deviation is at most half of that: k is 8 here. Any variance is below a bound that overflows. */
+BN_FN int bn_constant(double mean, double var)
 {
     const double last_places = 8.881784197001252e-16 * mean, largest = 1.7976931348623157e308;
-    const int constant = (eps == 0.0) & (var <= last_places * last_places) & (var <= largest);
+    return (var <= last_places * last_places) & (var <= largest);
+}
+
+/* 1 / sqrt(var + eps) of n values; of a constant with eps = 0 it is 1, of none 0. No branches, so that loops vectorize. */
+BN_FN double bn_rstd(double mean, double var, double eps, double n)
+{
+    const int constant = (eps == 0.0) & bn_constant(mean, var);
     return 1.0 / sqrt(n == 0.0 ? BN_INFINITY : constant ? 1.0 : var + eps);
 }
 

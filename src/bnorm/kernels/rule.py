@@ -2,9 +2,12 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 Array = Any  # numpy.ndarray or cupy.ndarray
 
 
+EPSILON = float(np.finfo(np.float64).eps)
 NAMES = ("mean", "var", "low", "seen", "weight", "pairs", "last", "counters")
 
 
@@ -42,3 +45,15 @@ class Rule(NamedTuple):
         """A copy with its own arrays."""
         arrays: Any = {name: a if a is None else a.copy() for name, a in zip(NAMES, self.arrays, strict=True)}
         return self._replace(**arrays)
+
+
+@np.errstate(all="ignore")
+def constant(mean: Array, var: Array) -> Array:
+    """Whether channels are constant: for arrays what `bn_constant` of formulas.h is for one channel."""
+    return (np.sqrt(var) <= 4 * EPSILON * abs(mean)) & np.isfinite(var)
+
+
+@np.errstate(all="ignore")
+def spread(mean: Array, var: Array, seen: Array, eps: float) -> Array:
+    """What running statistics divide by: 1 for what has no value, one, or a constant."""
+    return np.where((seen == 0) | constant(mean, var), 1.0, np.sqrt(var + eps))

@@ -50,6 +50,11 @@ def keep(layer: Layer, saved: Saved) -> None:
     layer._saved = saved
 
 
+def drops() -> bool:
+    """Whether this thread is inside `no_backward`."""
+    return any(taker.layer is None and taker.thread == get_ident() for taker in tuple(OPEN))
+
+
 @contextmanager
 def no_backward() -> Iterator[None]:
     """Forwards inside this block, in this thread, keep nothing for a backward.

@@ -1,8 +1,8 @@
 # NumPy arrays to pointers and back.
 #
 # Uses expect, expect_block, need (guards), bypasses, plan, sizes, unaided (plan).
-# Gives data, expect_vectors, folded, is_wide, itemsize, line_of, matrix, narrow_of, pair, partial_size,
-# read_activation, result, scratch, target, to_type, vector, vector_size, view.
+# Gives MOST_AXES, data, expect_vectors, folded, is_wide, itemsize, line_of, matrix, narrow_of, pair, partial_size,
+# read_activation, result, scratch, seen_as, target, to_type, vector, vector_size, view.
 
 cdef enum:
     MOST_AXES = 64      # as many as NumPy has
@@ -104,17 +104,24 @@ cdef int view(Job* job, cnp.ndarray x, bint reduces=True) except -1:
     """The job's view of x, its plan and its type."""
     expect_block(x, 2, MOST_AXES)
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
+    seen_as(job, x, shape[0], shape[1], cnp.PyArray_MultiplyList(shape + 2, cnp.PyArray_NDIM(x) - 2), reduces)
+    return 0
+
+
+cdef void seen_as(
+    Job* job, cnp.ndarray x, Py_ssize_t outer, Py_ssize_t channels, Py_ssize_t inner, bint reduces
+) noexcept:
+    """The same of x in another shape."""
     memset(job, 0, sizeof(Job))
     job.unit = 1.0
-    job.outer = shape[0]
-    job.channels = shape[1]
-    job.inner = cnp.PyArray_MultiplyList(shape + 2, cnp.PyArray_NDIM(x) - 2)
+    job.outer = outer
+    job.channels = channels
+    job.inner = inner
     job.wide = is_wide(x)
     job.narrow = narrow_of(x)
     job.x = cnp.PyArray_DATA(x)
     plan(job, itemsize(job), reduces)
     job.far = cnp.PyArray_NBYTES(x) >= sizes.far
-    return 0
 
 
 cdef inline int expect_vectors(const Job* job, cnp.ndarray weight, cnp.ndarray stats) except -1:

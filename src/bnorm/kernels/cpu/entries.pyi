@@ -102,3 +102,14 @@ def rows_backward(
     params: bool = True,
     out: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]: ...
+def online(
+    x: Array,
+    rule: Rule,
+    skipped: Array,
+    eps: float,
+    clip: float = ...,
+    update: bool = True,
+    maps: bool = True,
+    weight: Array | None = None,
+    whole: bool = False,
+) -> Array: ...

@@ -32,9 +32,12 @@ cdef extern from "formulas.h" nogil:
         double mean, low, var, seen, weight, pairs, last
     ctypedef struct bn_batch:
         double count, mean, m2, low, seen, pairs, last
+    bn_statistics bn_pool(bn_statistics, bn_batch, bn_rule)
     bn_statistics bn_move(bn_statistics, bn_batch, bn_rule)
     double bn_weight_later(double, bn_rule)
     void bn_merge(double*, double*, double*, double*, double, double, double, double)
+    bint bn_constant(double, double)
+    double bn_rstd(double, double, double, double)
     bint bn_finite(double)
     double bn_plain(double)
     int bn_sound(bn_statistics, bn_rule)
@@ -88,3 +91,4 @@ include "arrays.pxi"
 include "statistics.pxi"
 include "channels.pxi"
 include "rows.pxi"
+include "online.pxi"

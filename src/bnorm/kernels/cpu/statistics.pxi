@@ -1,7 +1,7 @@
 # Merging of sets of values, given by their parts, and updates of running statistics, by the rules of formulas.h.
 #
 # Uses data, scratch (arrays), channels_of, expect, expect_like, need (guards).
-# Gives Target, assume, move_by_stats, refuse, take.
+# Gives Target, assume, counted, move_by_stats, move_channel, put, refuse, statistics_of, take, written.
 
 ctypedef struct Target:
     # The arrays and the rule of a `bnorm.running.Statistics`. The tuple that they came in keeps the arrays alive.

@@ -30,6 +30,7 @@ from .channels import (
     normalize,
 )
 from .launching import available, current_stream, namespace
+from .online import online
 from .rows import rows_backward, rows_forward
 from .statistics import LeftAlone, assign, known, merge, move
 
@@ -57,6 +58,7 @@ __all__ = [
     "move",
     "normalize",
     "numbers",
+    "online",
     "rows_backward",
     "rows_forward",
     "settle",

@@ -8,13 +8,12 @@ from typing import Any, Self
 import numpy as np
 
 from ..cpu.entries import move_prepared
-from ..rule import Rule
+from ..rule import Rule, constant
 from . import launching, plans
 from .jobs import PROPAGATE, SKIP, STATISTICS_JOB, TEST
 
 Array = Any  # cupy.ndarray
 AVERAGE, POOL, FADE = range(3)
-LAST_PLACES = 4 * float(np.finfo(np.float64).eps)
 FLOAT64, INT32 = np.dtype("float64"), np.dtype("int32")
 
 MERGE = STATISTICS_JOB.packer("sets", "merged", "items")
@@ -62,7 +61,7 @@ def known(mean: Array, var: Array, gamma: Array | None, beta: Array | None, eps:
     nothing = np.zeros(mean.shape, like=mean)
     shifted = var + eps
     if eps == 0:  # as bn_rstd of formulas.h
-        shifted = np.where((np.sqrt(var) <= LAST_PLACES * abs(mean)) & np.isfinite(var), 1, var)
+        shifted = np.where(constant(mean, var), 1, var)
     rstd = 1 / np.sqrt(shifted)
     scale = rstd if gamma is None else gamma * rstd
     return np.stack([mean, var, rstd, scale, nothing if beta is None else beta])

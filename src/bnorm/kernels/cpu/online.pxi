@@ -1,0 +1,198 @@
+# Running statistics that a batch updates and that then normalize it, in one call.
+#
+# Uses MOST_AXES, data, folded, partial_size, read_activation, result, scratch, seen_as, target, vector_size (arrays),
+# expect, expect_block, need (guards), run, run_map (plan), Target, counted, move_channel, put, refuse, statistics_of,
+# take, written (statistics).
+# Gives entries only.
+
+ctypedef fused single_or_double:
+    float
+    double
+
+cdef enum:
+    CLIPPED = 16384     # values that one task clips
+
+
+def online(cnp.ndarray x not None, rule not None, cnp.ndarray skipped not None, double eps, double clip=INFINITY,
+           bint update=True, bint maps=True, cnp.ndarray weight=None, bint whole=False):
+    """z = (x - mean) / std by running statistics, which x updates first. Returns None without `maps`.
+
+    x: rows of all channels, in any shape. skipped: int64 (C,), to which the numbers of values that are left out, as
+    they are not finite, are added. weight: of each row, if they fade one by one. whole: they fade as one row.
+    FloatingPointError if a value would be left out, and the rule has "raise"; nothing has changed then.
+    """
+    cdef Job job
+    cdef Target to
+    cdef Py_ssize_t C = cnp.PyArray_SIZE(skipped), rows = cnp.PyArray_SIZE(x) // max(<Py_ssize_t>1, C), c
+    cdef cnp.ndarray z = None, finite = None
+    cdef cnp.int64_t* left
+    cdef cnp.int64_t* missing
+    expect_block(x, 0, MOST_AXES)
+    need("skipped", skipped, cnp.NPY_INT64, C)
+    expect("weight", weight, cnp.NPY_DOUBLE, rows)
+    if rows * C != cnp.PyArray_SIZE(x):
+        raise ValueError(f"x: expected rows of {C} numbers, got shape {(<object>x).shape}")
+    take(&to, rule, C)
+    left = <cnp.int64_t*>written(skipped)
+    if maps:
+        z = result(x, None)
+    update = update and rows > 0
+    seen_as(&job, x, rows, C, 1, update)
+    cdef size_t size = vector_size(&job), partials = partial_size(&job) if update else 0
+    cdef char* memory = <char*>scratch(partials + 6 * C * sizeof(double) + 3 * size)
+    job.partial = <double*>memory
+    job.stats = <double*>(memory + partials)
+    missing = <cnp.int64_t*>(job.stats + 5 * C)
+    try:
+        if maps:
+            target(&job, z, None, update)
+            read_activation(&job.act, IDENTITY)
+            folded(&job, <char*>(missing + C))
+        if update:
+            job.weight = <const double*>data(weight)
+            job.exact = True
+            memset(missing, 0, C * sizeof(cnp.int64_t))
+            if not sum_rows(&job):
+                finite = only_finite(x, C, missing)
+                if to.raises:
+                    refuse(with_any(missing, C), C)
+                job.x = data(finite)
+                job.skipna = True
+                sum_rows(&job)
+                job.x = data(x)
+            if to.raises:
+                refuse(follow(&to, &job, missing, rows, whole, True), C)
+            follow(&to, &job, missing, rows, whole, False)
+            for c in range(C):
+                left[c] += missing[c]
+            counted(&to, 1, 1 if whole else rows, False)
+        if maps and rows > 0:
+            with nogil:
+                stats_online(&to, job.stats, C, eps)
+                loops.fold_forward[job.wide](&job, 0, C)
+                if update:
+                    run_map(&job)
+                else:
+                    run(loops.map[job.wide], &job, True)
+                if clip < INFINITY and job.wide:
+                    clip_all[double](<double*>job.y, rows * C, clip)
+                elif clip < INFINITY:
+                    clip_all[float](<float*>job.y, rows * C, clip)
+    finally:
+        free(memory)
+    return z
+
+
+cdef bint sum_rows(Job* job) noexcept nogil:
+    """The moments of all rows. Returns whether they are finite."""
+    cdef Py_ssize_t C = job.channels, c
+    cdef bint finite = True
+    run(loops.reduce[job.wide], job, False)
+    loops.merge_moments(job, 0, C)
+    for c in range(C):
+        finite &= bn_finite(job.partial[2 * C + c]) & bn_finite(job.partial[C + c] + job.partial[3 * C + c])
+    return finite
+
+
+cdef cnp.ndarray only_finite(cnp.ndarray x, Py_ssize_t C, cnp.int64_t* missing):
+    """A copy of x with NaN for what is not finite, which is counted in `missing`."""
+    cdef cnp.ndarray copy = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(x), cnp.PyArray_DIMS(x), cnp.PyArray_TYPE(x), 0)
+    if cnp.PyArray_TYPE(x) == cnp.NPY_DOUBLE:
+        copy_finite[double](<const double*>data(x), <double*>data(copy), cnp.PyArray_SIZE(x), C, missing)
+    else:
+        copy_finite[float](<const float*>data(x), <float*>data(copy), cnp.PyArray_SIZE(x), C, missing)
+    return copy
+
+
+cdef void copy_finite(
+    const single_or_double* x, single_or_double* copy, Py_ssize_t size, Py_ssize_t C, cnp.int64_t* missing
+) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(size):
+        if x[i] - x[i] == 0:
+            copy[i] = x[i]
+        else:
+            copy[i] = NAN
+            missing[i % C] += 1
+
+
+cdef Py_ssize_t with_any(const cnp.int64_t* missing, Py_ssize_t C) noexcept nogil:
+    cdef Py_ssize_t c, n = 0
+    for c in range(C):
+        n += missing[c] > 0
+    return n
+
+
+cdef Py_ssize_t follow(
+    Target* to, const Job* job, cnp.int64_t* missing, Py_ssize_t rows, bint whole, bint test
+) noexcept nogil:
+    """Update all channels, unless it is a test. Returns how many cannot be: sums beyond float64 are left out too."""
+    cdef Py_ssize_t C = job.channels, c, bad = 0
+    cdef const double* p = job.partial
+    cdef bint pooled = to.rule.mode == BN_POOL and not to.propagates
+    cdef bn_batch b
+    b.pairs = 0.0
+    b.last = <double>(to.counters[2] + (1 if whole else rows))
+    for c in range(C):
+        b.seen = <double>(rows - missing[c])
+        b.count = p[c]
+        b.mean = p[C + c] + p[3 * C + c]
+        b.low = (p[C + c] - b.mean) + p[3 * C + c]
+        b.m2 = p[2 * C + c]
+        if b.count <= 0.0:
+            continue
+        if whole:
+            b.m2 = b.m2 / b.count
+            b.count = 1.0
+        if not (bn_finite(b.mean) and bn_finite(b.m2)
+                and (pool_channel(to, c, b) if pooled and not test else move_channel(to, c, b, test))):
+            bad += 1
+            if not test:
+                missing[c] = rows
+    return bad
+
+
+cdef inline bint pool_channel(const Target* to, Py_ssize_t c, bn_batch b) noexcept nogil:
+    """`move_channel` where values are pooled: the usual case, which is faster where the compiler knows it."""
+    cdef bn_statistics s = statistics_of(to, c)
+    s = bn_pool(s, b, to.rule)
+    s.seen = s.seen + b.seen
+    if not (bn_finite(s.mean) and bn_finite(s.var)):
+        return False
+    put(to, c, &s)
+    return True
+
+
+cdef void stats_online(const Target* to, double* stats, Py_ssize_t C, double eps) noexcept nogil:
+    """mean, var, 1 / std, scale and shift of the present statistics. What has no spread, as it has no values, one or a
+    constant, has scale 1, whatever eps is: the rule of `kernels.rule.spread`.
+    """
+    cdef Py_ssize_t c
+    cdef bn_statistics s
+    for c in range(C):
+        s = statistics_of(to, c)
+        stats[c] = s.mean
+        stats[C + c] = s.var
+        stats[2 * C + c] = stats[3 * C + c] = 1.0 if s.seen == 0.0 or bn_constant(s.mean, s.var) \
+            else bn_rstd(s.mean, s.var, eps, s.seen)
+        stats[4 * C + c] = -s.low * stats[3 * C + c]
+
+
+cdef void clip_all(single_or_double* y, Py_ssize_t size, single_or_double most) noexcept nogil:
+    """Bring what is below -most or above most to these; NaN stays."""
+    cdef Py_ssize_t tasks = (size + CLIPPED - 1) // CLIPPED, t
+    cdef int threads = threads_for(size, tasks)
+    if threads == 1:
+        clip_span(y, 0, size, most)
+    else:
+        for t in prange(tasks, schedule="static", num_threads=threads):
+            clip_span(y, t * CLIPPED, min(size, (t + 1) * CLIPPED), most)
+
+
+cdef void clip_span(single_or_double* y, Py_ssize_t begin, Py_ssize_t end, single_or_double most) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef single_or_double v
+    for i in range(begin, end):
+        v = y[i]
+        v = most if v > most else v
+        y[i] = -most if v < -most else v

@@ -1,0 +1,316 @@
+"""`RunningNorm`: running statistics of a stream of observations, which normalize it."""
+
+from math import inf, log1p, prod
+from typing import Any, Self
+
+import numpy as np
+from numpy import ndarray
+from numpy.typing import DTypeLike
+
+from bnorm import checks
+from bnorm.kernels import BACKENDS, moved
+from bnorm.running import LOG2, Statistics
+from bnorm.streams.statistics import Followed
+from bnorm.streams.tree import grown
+
+DEFAULTS: dict[str, Any] = {
+    "clip": None,
+    "eps": 1e-8,
+    "momentum": None,
+    "halflife": None,
+    "nonfinite": "skip",
+    "dtype": np.dtype("float64"),
+}
+NONFINITE = ("skip", "raise")
+DIRECT = frozenset(map(np.dtype, ("float32", "float64")))  # what the kernels read and write as it is
+SHORTEST = 1e-3  # a half-life, in batches: what is a batch older weighs 2^-1000
+
+
+class RunningNorm(Followed):
+    """Normalize observations by the statistics of all that have been seen: z = (obs - mean) / sqrt(var + eps).
+
+    `z = rn(obs)` first updates the statistics, in training mode, and then normalizes. obs is one observation of that
+    shape, or any number of them along leading axes. Each component has its own statistics.
+
+    The first batch gives its own statistics: nothing is mixed in at the start. A component that is constant, or of
+    which there is one value, has no spread to divide by, and is only centered. Before the first value z is obs.
+
+    A value that is not finite is left out, and counted in `skipped`: the other components of the same observation
+    count, and so do the other observations. (In z it stays what it is, but infinity is clipped.)
+
+    `a + b` has the statistics of both streams. `worker - base` has what the worker has seen since it was a copy of
+    base. So workers merge without counting twice what they share: base + (worker1 - base) + (worker2 - base).
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        The shape of one observation; () for numbers.
+    clip : float or None, default None
+        z is limited to -clip and clip.
+    eps : float, default 1e-8
+        Added to the variance, inside the root.
+    momentum : float or None, default None
+        The weight of a new batch, whatever its size: what came before fades by 1 - momentum with every batch. The
+        spread between batches counts, so batches may be single observations. With None, and no half-life, every value
+        seen weighs the same.
+    halflife : float or None, default None
+        A value weighs half as much as one that came so many observations later. Instead of momentum.
+    nonfinite : str, default "skip"
+        How to treat a value that is NaN or infinite: "skip" leaves it out, "raise" raises NonFiniteError, and nothing
+        has changed.
+    dtype : str or numpy.dtype, default "float64"
+        The type of mean, var and std, float64 or float32. What is summed is float64 in any case.
+
+    Examples
+    --------
+    >>> import numpy as np, bnorm
+    >>> rn = bnorm.RunningNorm(2, clip=5)
+    >>> rn(np.array([[1.0, 10.0], [3.0, 30.0]]))
+    array([[-1., -1.],
+           [ 1.,  1.]])
+    >>> rn(np.array([5.0, np.nan])).round(3)
+    array([1.225,   nan])
+    >>> rn.mean, rn.count, rn.skipped
+    (array([ 3., 20.]), array([3., 2.]), array([0, 1]))
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        shape: int | tuple[int, ...],
+        *,
+        clip: float | None = None,
+        eps: float = 1e-8,
+        momentum: float | None = None,
+        halflife: float | None = None,
+        nonfinite: str = "skip",
+        dtype: "DTypeLike" = "float64",
+    ) -> None:
+        who = "RunningNorm"
+        self._shape = _shape(who, shape)
+        self._who = who = f"RunningNorm({_shown(self._shape)})"
+        self.clip, self.eps = clip, eps
+        self._dtype = checks.parameter_dtype(who, dtype)
+        self._momentum, self._halflife = _fading(who, momentum, halflife)
+        nonfinite = checks.choice(who, "nonfinite", nonfinite, NONFINITE)
+        age = self._halflife if self._momentum is None else _age(self._momentum)
+        size = prod(self._shape)
+        self._statistics = Statistics(np.zeros(size), np.ones(size), None, 0, nonfinite, from_data=True, halflife=age)
+        self._skipped = np.zeros(size, np.int64)
+        self._training, self._device = True, "cpu"
+        self._settle()
+
+    # Normalizing --------------------------------------------------------------------------------------------------
+
+    def __call__(self, obs: Any) -> Any:
+        """Update the statistics, in training mode, and normalize.
+
+        Parameters
+        ----------
+        obs : array_like
+            One observation, or several along leading axes. A batch without observations changes nothing.
+
+        Returns
+        -------
+        z : ndarray
+            In the shape and dtype of obs; float64 for bools and integers. A number for a number.
+        """
+        return self._through(obs, self._training, True)
+
+    def update(self, obs: Any) -> None:
+        """Update the statistics, in either mode, without normalizing."""
+        self._through(obs, True, False)
+
+    def normalize(self, obs: Any) -> Any:
+        """Normalize by the present statistics, which do not change."""
+        return self._through(obs, False, True)
+
+    def denormalize(self, z: Any) -> Any:
+        """The observations that `normalize` makes z of, but for what `clip` has cut off; in the dtype of z."""
+        a = self._taken(z, "z")
+        wide = a.astype(np.float64) * self._spread().reshape(self._shape)
+        with np.errstate(over="ignore"):
+            wide += self._statistics.mean.reshape(self._shape)
+            return _like(z, wide.astype(a.dtype if a.dtype.kind == "f" or a.dtype.kind == "V" else np.float64))
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training mode, in which calls update the statistics; train(False) is eval(). Returns the object."""
+        self._training = checks.flag(self._who, "mode", mode)
+        return self
+
+    def eval(self) -> Self:
+        """Set inference mode, in which calls only normalize. Returns the object."""
+        return self.train(False)
+
+    # Settings -----------------------------------------------------------------------------------------------------
+
+    @property
+    def training(self) -> bool:
+        """The mode. train() and eval() set it too."""
+        return self._training
+
+    @training.setter
+    def training(self, value: bool) -> None:
+        self.train(value)
+
+    @property
+    def clip(self) -> float | None:
+        """The largest absolute value of z, or None."""
+        return self._clip
+
+    @clip.setter
+    def clip(self, value: float | None) -> None:
+        limit = inf if value is None else checks.number(self._who, "clip", value)
+        if not limit > 0:
+            raise ValueError(f"{self._who}: clip: expected a number above 0, or None, got {value!r}")
+        self._clip, self._limit = (None if value is None else limit), limit
+
+    @property
+    def eps(self) -> float:
+        """Added to the variance, inside the root."""
+        return self._eps
+
+    @eps.setter
+    def eps(self, value: float) -> None:
+        self._eps = checks.epsilon(self._who, value)
+
+    def save(self, path: Any) -> None:
+        """Write statistics and settings to a file, which `bnorm.load` reads.
+
+        Parameters
+        ----------
+        path : str or path-like
+            A name that ends in .safetensors or .npz. An existing file is replaced.
+        """
+        from bnorm.streams import saving  # which import bnorm need not wait for
+
+        saving.save(f"{self._who}: save", self, path)
+
+    @staticmethod
+    def tree(space_or_example: Any, **options: Any) -> Any:
+        """A normalizer of observations that are dictionaries or tuples, nested to any depth.
+
+        Parameters
+        ----------
+        space_or_example : gymnasium.Space, or an observation
+            The arrays of a Box are normalized, and so are those of an example that hold floats. All else is passed on
+            as it is: integers of a Discrete space, text.
+        **options
+            As for RunningNorm, for every array.
+
+        Returns
+        -------
+        RunningNormTree or RunningNorm
+            With the same methods, for whole observations; `tree["key"]` is the normalizer of one part. Where the space
+            is a Box, or the example an array, that is a RunningNorm.
+        """
+        return grown(RunningNorm, space_or_example, options)
+
+    # Inside -------------------------------------------------------------------------------------------------------
+
+    def _through(self, obs: Any, update: bool, maps: bool) -> Any:
+        """The kernels' `online`, for observations of any type."""
+        if type(obs) is self._kind and obs.dtype in DIRECT and self._fits(obs):
+            weights = None if self._halflife is None or not update else self._weights(obs)
+            rule = self._statistics.rule
+            return self._online(obs, rule, self._skipped, self._eps, self._limit, update, maps, weights, self._whole)
+        x = self._taken(obs, "obs")
+        kind = x.dtype
+        if kind not in DIRECT and kind.kind not in "bui":
+            x = x.astype(np.float32 if kind.itemsize == 2 else kind.newbyteorder("="))
+        whole = x if x.flags.c_contiguous else x.copy(order="C")
+        weights = self._weights(x) if update and self._halflife is not None else None
+        options = (self._eps, self._limit, update, maps, weights, self._whole)
+        try:
+            z = self._online(whole, self._statistics.rule, self._skipped, *options)
+        except FloatingPointError:
+            bad = (~np.isfinite(x)).reshape(-1, prod(self._shape)).any(axis=0)
+            found = f"others in {int(bad.sum())} of {bad.size} components" if bad.any() else "values too large for it"
+            raise checks.NonFiniteError(
+                f"{self._who}: obs: expected finite values with a finite variance, as nonfinite='raise', got {found}"
+            ) from None
+        if z is None:
+            return None
+        if kind.itemsize == 2 and kind.kind not in "bui":
+            with np.errstate(over="ignore"):
+                z = z.astype(kind)
+        return _like(obs, z)
+
+    def _fits(self, obs: ndarray) -> bool:
+        """Whether an array can be read as it is."""
+        shape, own = obs.shape, self._shape
+        flags = obs.flags
+        return (
+            (shape == own or not own or shape[-len(own) :] == own)
+            and flags.c_contiguous
+            and (self._kind is not ndarray or flags.aligned)
+            and self._statistics._nonfinite == "skip"
+        )
+
+    def _taken(self, obs: Any, name: str) -> ndarray:
+        x = checks.real(self._who, name, obs, self._kind, "the RunningNorm")
+        if x.dtype.kind in "bui":
+            if x.dtype.name not in BACKENDS[self._kind].INTEGERS:
+                x = x.astype(np.float64)
+        elif x.dtype.name not in BACKENDS[self._kind].FLOATS:
+            raise TypeError(f"{self._who}: {name}: expected float16, float32 or float64, got dtype {x.dtype}")
+        own = self._shape
+        if own and x.shape[-len(own) :] != own:
+            raise ValueError(f"{self._who}: {name}: expected shape {own}, or (N, {_inside(own)}), got {x.shape}")
+        return x
+
+    def _weights(self, obs: ndarray) -> ndarray | None:
+        """The weights of rows that fade one by one, relative to the last."""
+        rows = obs.size // self._skipped.size
+        if rows <= 1 or self._halflife is None:
+            return None
+        if self._fading is None or len(self._fading) != rows:
+            ages = np.arange(rows - 1, -1, -1) / self._halflife
+            self._fading = moved(np.exp2(-ages).reshape(rows, 1), self._kind)
+        return self._fading
+
+    def __repr__(self) -> str:
+        shown = [self._who.removesuffix(")")]
+        for name, default in DEFAULTS.items():
+            value = getattr(self, name)
+            if value != default:
+                shown.append(f"{name}={value.name if isinstance(value, np.dtype) else value!r}")
+        return f"{', '.join(shown + ([] if self._training else ['training=False']))})"
+
+
+def _shape(who: str, shape: Any) -> tuple[int, ...]:
+    sizes = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
+    return tuple(checks.positive(who, "shape", n) for n in sizes)
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return repr(shape[0] if len(shape) == 1 else shape)
+
+
+def _inside(shape: tuple[int, ...]) -> str:
+    return ", ".join(map(str, shape))
+
+
+def _fading(who: str, momentum: Any, halflife: Any) -> tuple[float | None, float | None]:
+    """momentum and halflife, checked."""
+    if momentum is not None and halflife is not None:
+        raise ValueError(f"{who}: halflife: expected None beside momentum={momentum!r}, got {halflife!r}")
+    momentum = checks.momentum(who, momentum)
+    if momentum == 0:
+        raise ValueError(f"{who}: momentum: expected a number above 0, or None, got {momentum!r}")
+    if halflife is not None:
+        given, halflife = halflife, checks.number(who, "halflife", halflife)
+        if not 0 < halflife < inf:
+            raise ValueError(f"{who}: halflife: expected a finite number above 0, or None, got {given!r}")
+    return momentum, halflife
+
+
+def _age(momentum: float) -> float:
+    """The half-life, in batches, of what fades by 1 - momentum with every batch."""
+    return SHORTEST if momentum == 1 else max(SHORTEST, -LOG2 / log1p(-momentum))
+
+
+def _like(given: Any, a: Any) -> Any:
+    """A result, as a number if a number was given."""
+    return a[()] if a.ndim == 0 and isinstance(a, ndarray) and not isinstance(given, ndarray) else a

@@ -1,0 +1,104 @@
+"""The files of RunningNorm and its trees: settings as the configuration, the statistics as arrays."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from numpy import ndarray
+
+from bnorm.files import container
+from bnorm.kernels import moved
+from bnorm.layers.saving import flag
+
+Kinds = tuple[Any, Any]  # RunningNorm and RunningNormTree, which this module does not import
+
+KNOWN = {"format", "class", "arguments", "training", "tree"}
+TREE = "RunningNormTree"
+SETTINGS = ("clip", "eps", "momentum", "halflife", "nonfinite", "dtype")
+
+
+def save(who: str, norm: Any, path: Any) -> None:
+    """Write the file of a RunningNorm."""
+    config = {"class": "RunningNorm", "arguments": arguments(norm), "training": norm.training}
+    container.write(who, path, config, arrays(norm))
+
+
+def arguments(norm: Any) -> dict[str, Any]:
+    """The arguments that make a RunningNorm like this one, in JSON's types."""
+    given = {name: getattr(norm, name) for name in SETTINGS}
+    return {"shape": list(norm.shape)} | given | {"dtype": norm.dtype.name}
+
+
+def arrays(norm: Any, prefix: str = "") -> dict[str, ndarray]:
+    """Its arrays, on the CPU."""
+    return {prefix + name: moved(a, ndarray) for name, a in norm._state().items()}
+
+
+def restored(kind: Any, config: Mapping[str, Any], entries: Mapping[str, container.Entry]) -> Any:
+    """The RunningNorm of a file. An error of any kind means that the file does not hold one."""
+    if unknown := sorted(config.keys() - KNOWN):
+        raise ValueError(f"unknown entries {unknown}")
+    return filled(kind, config["arguments"], entries).train(flag(config["training"]))
+
+
+def filled(kind: Any, given: Mapping[str, Any], entries: Mapping[str, container.Entry]) -> Any:
+    """A RunningNorm with these arguments and arrays."""
+    if sorted(given) != sorted(("shape", *SETTINGS)):
+        raise ValueError(f"arguments {sorted(given)}")
+    shape = tuple(given["shape"])
+    if "mean" not in entries or entries["mean"].shape != shape:  # before a number fills the memory
+        raise ValueError(f"shape {shape} without an array of that shape")
+    norm = kind(**{**given, "shape": shape})
+    expected = norm._state()
+    if sorted(entries) != sorted(expected):
+        raise ValueError(f"arrays {sorted(entries)} instead of {sorted(expected)}")
+    for name, a in expected.items():
+        if (entries[name].shape, entries[name].dtype) != (a.shape, a.dtype):
+            raise ValueError(f"{name}: {entries[name].dtype} {entries[name].shape} instead of {a.dtype} {a.shape}")
+    norm.load_state_dict({name: entry.array() for name, entry in entries.items()})
+    return norm
+
+
+def save_tree(who: str, tree: Any, path: Any) -> None:
+    """Write the file of a tree: its structure, and the arrays of each place."""
+    found: dict[str, ndarray] = {}
+    for place, norm in tree._norms().items():
+        found |= arrays(norm, f"{place}.")
+    container.write(who, path, {"class": TREE, "training": tree.training, "tree": _structure(tree)}, found)
+
+
+def restored_tree(kinds: Kinds, config: Mapping[str, Any], entries: Mapping[str, container.Entry]) -> Any:
+    """The tree of a file. An error of any kind means that the file does not hold one."""
+    if unknown := sorted(config.keys() - KNOWN):
+        raise ValueError(f"unknown entries {unknown}")
+    left = dict(entries)
+    tree = _regrown(kinds, config["tree"], "", left)
+    if left:
+        raise ValueError(f"arrays without a place: {sorted(left)}")
+    return tree.train(flag(config["training"]))
+
+
+def _structure(part: Any) -> Any:
+    if part is None:
+        return None
+    if not hasattr(part, "_parts"):
+        return {"norm": arguments(part)}
+    if isinstance(part._parts, dict):
+        if not all(isinstance(name, str) for name in part._parts):
+            raise TypeError(f"{TREE}: save: expected keys that are strings, got {list(part._parts)!r:.80}")
+        return {"dict": [[name, _structure(p)] for name, p in part._parts.items()]}
+    return {"tuple": [_structure(p) for p in part._parts]}
+
+
+def _regrown(kinds: Kinds, given: Any, prefix: str, left: dict[str, container.Entry]) -> Any:
+    if given is None:
+        return None
+    ((kind, content),) = given.items()
+    if kind == "norm":
+        names = [name for name in left if name.rpartition(".")[0] == prefix.removesuffix(".")]
+        own = {name.rpartition(".")[2]: left.pop(name) for name in names}
+        return filled(kinds[0], content, own)
+    if kind == "dict":
+        return kinds[1]({name: _regrown(kinds, part, f"{prefix}{name}.", left) for name, part in content})
+    if kind != "tuple":
+        raise ValueError(f"a part of kind {kind!r:.80}")
+    return kinds[1](tuple(_regrown(kinds, part, f"{prefix}{i}.", left) for i, part in enumerate(content)))

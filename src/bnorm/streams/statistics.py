@@ -1,0 +1,222 @@
+"""The statistics of a stream: what has been seen, how several streams merge, and the state that is saved."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm import devices
+from bnorm.kernels import BACKENDS, moved
+from bnorm.kernels.rule import spread
+from bnorm.layers import state
+from bnorm.running import Statistics
+
+NAMES = {"seen": "count"}  # of arrays, where they differ from those of `Statistics`
+SETTINGS = tuple(f"_{name}" for name in ("clip", "device", "dtype", "eps", "halflife", "limit", "momentum", "shape"))
+SETTINGS += ("_training", "_who")
+
+
+class Followed:
+    """Running statistics of observations of one shape; `RunningNorm` adds how they normalize."""
+
+    __slots__ = (
+        *("__weakref__", "_clip", "_device", "_dtype", "_eps", "_fading", "_halflife", "_kind", "_limit"),
+        *("_momentum", "_online", "_shape", "_skipped", "_statistics", "_training", "_who", "_whole"),
+    )
+
+    _who: str
+    _shape: tuple[int, ...]
+    _dtype: np.dtype[Any]
+    _eps: float
+    _momentum: float | None
+    _halflife: float | None
+    _device: str
+    _statistics: Statistics
+    _skipped: ndarray
+
+    @property
+    def mean(self) -> ndarray:
+        """The mean of each component, a copy; 0 before the first value."""
+        return self._shown(self._statistics.mean)
+
+    @property
+    def var(self) -> ndarray:
+        """The variance of each component, m2 / count, a copy; 1 before the first value."""
+        return self._shown(self._statistics.var)
+
+    @property
+    def std(self) -> ndarray:
+        """What the difference from the mean is divided by: sqrt(var + eps), or 1 where there is no spread."""
+        return self._shown(self._spread())
+
+    @property
+    def count(self) -> ndarray:
+        """The number of values of each component so far, a copy."""
+        count: ndarray = self._statistics.seen.reshape(self._shape).copy()
+        return count
+
+    @property
+    def skipped(self) -> ndarray:
+        """The number of values of each component that were left out, as they were not finite, a copy."""
+        skipped: ndarray = self._skipped.reshape(self._shape).copy()
+        return skipped
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one observation."""
+        return self._shape
+
+    @property
+    def momentum(self) -> float | None:
+        """The weight of a new batch, or None."""
+        return self._momentum
+
+    @property
+    def halflife(self) -> float | None:
+        """The half-life in observations, or None."""
+        return self._halflife
+
+    @property
+    def nonfinite(self) -> str:
+        """How to treat a value that is not finite."""
+        return self._statistics.nonfinite
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of mean, var and std."""
+        return self._dtype
+
+    @property
+    def device(self) -> str:
+        """The device of the statistics and of the observations: "cpu" or "cuda"."""
+        return self._device
+
+    # Several streams ----------------------------------------------------------------------------------------------
+
+    def __add__(self, other: object) -> Self:
+        """The statistics of both streams; settings are those of the first. Streams that fade end at the same time."""
+        if not isinstance(other, Followed):
+            return NotImplemented
+        self._alike(other, "+")
+        new = self.copy()
+        new._statistics.merge(other._statistics)
+        new._skipped += other._skipped
+        return new
+
+    def __radd__(self, other: object) -> Self:
+        return self.copy() if isinstance(other, int) and other == 0 else NotImplemented  # where sum() starts
+
+    def __sub__(self, base: object) -> Self:
+        """What was seen since the statistics were those of `base`.
+
+        The counts are exact. The rest is as good as float64 statistics can tell: with n values in all and k of them
+        new, the variance of the new ones is known to about n/k rounding errors (1e-16) of the variance of all, and the
+        mean to as many of their standard deviation. Merged again, errors are rounding errors of the whole.
+        """
+        if not isinstance(base, Followed):
+            return NotImplemented
+        self._alike(base, "-")
+        new = self.copy()
+        try:
+            new._statistics.remove(base._statistics)
+        except ValueError as error:
+            raise ValueError(f"{self._who}: -: {error}") from None
+        new._skipped -= base._skipped
+        return new
+
+    def copy(self) -> Self:
+        """An independent copy."""
+        new = object.__new__(type(self))
+        new.__setstate__(self.__getstate__())
+        return new
+
+    # State --------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> state.StateDict:
+        """Copies of all arrays: mean, var, count, what is needed to continue exactly, and the counters."""
+        return state.StateDict((name, a.copy()) for name, a in self._state().items())
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True) -> state.Incompatible:
+        """Load a `state_dict()`. After an error nothing is loaded.
+
+        Parameters
+        ----------
+        state_dict : mapping of str to array
+            Of one with the same shape, and the same momentum or half-life.
+        strict : bool, default True
+            Whether missing and unexpected names are an error. A wrong shape always is. What is missing begins anew.
+        """
+        return state.load(self._who, "state_dict", {"": self}, state_dict, strict)
+
+    def reset(self) -> None:
+        """Forget everything that was seen."""
+        self._statistics.reset()
+        self._skipped[...] = 0
+
+    def to(self, device: str) -> Self:
+        """Move the statistics to a device, "cpu" or "cuda", whose arrays it takes from then on. Returns the object."""
+        kind = devices.arrays_on(self._who, device)
+        if kind is not self._kind:
+            self._statistics.place({name: moved(a, kind) for name, a in self._statistics.arrays().items()})
+            self._skipped, self._device = moved(self._skipped, kind), device
+            self._settle()
+        return self
+
+    # Inside -------------------------------------------------------------------------------------------------------
+
+    def _spread(self) -> ndarray:
+        statistics = self._statistics
+        std: ndarray = spread(statistics.mean, statistics.var, statistics.seen, self._eps)
+        return std
+
+    def _shown(self, a: ndarray) -> ndarray:
+        return a.reshape(self._shape).astype(self._dtype)
+
+    def _alike(self, other: "Followed", sign: str) -> None:
+        """Check that statistics can be added or subtracted."""
+        for name in ("shape", "momentum", "halflife", "device"):
+            mine, others = getattr(self, name), getattr(other, name)
+            if mine != others:
+                raise ValueError(f"{self._who}: {sign}: expected {name} {mine!r} on both sides, got {others!r}")
+
+    def _settle(self) -> None:
+        """Renew what follows from the settings and the device."""
+        self._kind: Any = devices.arrays_on(self._who, self._device)
+        self._online = BACKENDS[self._kind].online
+        self._whole = self._momentum is not None
+        self._fading: ndarray | None = None
+
+    def _state(self) -> dict[str, ndarray]:
+        arrays = {NAMES.get(name, name): a for name, a in self._statistics.arrays().items() if name != "pairs"}
+        arrays["skipped"] = self._skipped
+        shaped = {name: a.reshape(self._shape) for name, a in arrays.items()}
+        return shaped | {"counters": self._statistics.counters}
+
+    def _loading(self, found: Mapping[str, ndarray], seen: ndarray | None) -> list[state.Change]:
+        """The changes that load these arrays, as `state.load` makes them."""
+        check_state(self._who, found)
+        here = self._state()
+        missing = [] if not found else [state.write(a, name == "var") for name, a in here.items() if name not in found]
+        return missing + [state.write(here[name], a) for name, a in found.items()]
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: getattr(self, name) for name in SETTINGS}
+        return state | {"_statistics": self._statistics.copy(), "_skipped": self._skipped.copy()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+        self._skipped = devices.owned(self._skipped)
+        self._settle()
+
+    def __copy__(self) -> Self:
+        return self.copy()  # two that update the same arrays would be a trap
+
+
+def check_state(who: str, found: Mapping[str, ndarray]) -> None:
+    """ValueError unless these are arrays of statistics."""
+    for name, a in found.items():
+        if not bool(np.isfinite(a).all()) or (name not in ("mean", "low", "last") and bool((a < 0).any())):
+            least = "" if name in ("mean", "low", "last") else " >= 0"
+            raise ValueError(f"{who}: state_dict: {name}: expected finite numbers{least}, got {a}")

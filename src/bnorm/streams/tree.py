@@ -1,0 +1,254 @@
+"""`RunningNorm.tree`: running statistics of observations that are dictionaries or tuples."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+
+from bnorm import checks
+from bnorm.kernels import kind_of
+from bnorm.layers import state
+from bnorm.streams.statistics import Followed
+
+CLASS = "RunningNormTree"
+
+
+class RunningNormTree:
+    """A RunningNorm for each array of a nested observation; `RunningNorm.tree` makes it.
+
+    It is used as a RunningNorm, with whole observations. `tree["key"]`, or `tree[0]` of a tuple, is the normalizer of a
+    part: a RunningNorm, another tree, or None for what is passed on as it is.
+
+    Parameters
+    ----------
+    parts : dict or tuple
+        The normalizers of the parts.
+
+    Examples
+    --------
+    >>> import numpy as np, bnorm
+    >>> obs = {"position": np.zeros(3), "hands": (np.zeros(2), np.zeros(2)), "room": 7}
+    >>> tree = bnorm.RunningNorm.tree(obs, clip=10)
+    >>> z = tree(obs)
+    >>> z["room"], tree["position"].count
+    (7, array([1., 1., 1.]))
+    """
+
+    __slots__ = ("__weakref__", "_parts", "_training")
+
+    def __init__(self, parts: dict[str, Any] | tuple[Any, ...]) -> None:
+        if not isinstance(parts, dict | tuple):
+            raise TypeError(f"{CLASS}: parts: expected a dict or a tuple, got {checks.type_name(parts)}")
+        for name, part in _pairs(parts):
+            if not (part is None or isinstance(part, Followed | RunningNormTree)):
+                raise TypeError(
+                    f"{CLASS}: parts: expected RunningNorm, {CLASS} or None, got {checks.type_name(part)} for {name!r}"
+                )
+        self._parts, self._training = parts, True
+
+    def __call__(self, obs: Any) -> Any:
+        """Update the statistics, in training mode, and normalize: an observation of the same structure."""
+        if not self._training:
+            return self.normalize(obs)
+        self._check(obs)
+        return self._mapped(lambda norm, x: norm(x), obs)
+
+    def update(self, obs: Any) -> None:
+        """Update the statistics, in either mode, without normalizing."""
+        self._check(obs)
+        self._mapped(lambda norm, x: norm.update(x), obs)
+
+    def normalize(self, obs: Any) -> Any:
+        """Normalize by the present statistics, which do not change."""
+        return self._mapped(lambda norm, x: norm.normalize(x), obs)
+
+    def denormalize(self, z: Any) -> Any:
+        """The observations that `normalize` makes z of."""
+        return self._mapped(lambda norm, x: norm.denormalize(x), z)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training mode in all parts; train(False) is eval(). Returns the tree."""
+        mode = checks.flag(CLASS, "mode", mode)
+        for norm in self._norms().values():
+            norm.train(mode)
+        self._training = mode
+        return self
+
+    def eval(self) -> Self:
+        """Set inference mode in all parts. Returns the tree."""
+        return self.train(False)
+
+    @property
+    def training(self) -> bool:
+        """The mode. train() and eval() set it too."""
+        return self._training
+
+    @training.setter
+    def training(self, value: bool) -> None:
+        self.train(value)
+
+    def __getitem__(self, name: Any) -> Any:
+        return self._parts[name]
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._parts)
+
+    def __add__(self, other: object) -> "RunningNormTree":
+        """The statistics of both streams, part by part."""
+        both: RunningNormTree = self._beside(other, "+", lambda a, b: a + b)
+        return both
+
+    def __radd__(self, other: object) -> "RunningNormTree":
+        return self.copy() if isinstance(other, int) and other == 0 else NotImplemented  # where sum() starts
+
+    def __sub__(self, base: object) -> "RunningNormTree":
+        """What was seen since the statistics were those of `base`, part by part."""
+        left: RunningNormTree = self._beside(base, "-", lambda a, b: a - b)
+        return left
+
+    def copy(self) -> "RunningNormTree":
+        """An independent copy."""
+        new = RunningNormTree(_made(self._parts, lambda _, part: None if part is None else part.copy()))
+        new._training = self._training
+        return new
+
+    __copy__ = copy
+
+    def reset(self) -> None:
+        """Forget everything that was seen."""
+        for norm in self._norms().values():
+            norm.reset()
+
+    def to(self, device: str) -> Self:
+        """Move the statistics to a device, "cpu" or "cuda". Returns the tree."""
+        for norm in self._norms().values():
+            norm.to(device)
+        return self
+
+    def state_dict(self) -> state.StateDict:
+        """Copies of all arrays, under the names of the parts and dots."""
+        return state.StateDict(
+            (f"{place}.{name}", a) for place, norm in self._norms().items() for name, a in norm.state_dict().items()
+        )
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True) -> state.Incompatible:
+        """Load a `state_dict()` of a tree of the same structure. After an error nothing is loaded."""
+        holders = {f"{place}.": norm for place, norm in self._norms().items()}
+        return state.load(CLASS, "state_dict", holders, state_dict, strict)
+
+    def save(self, path: Any) -> None:
+        """Write statistics and settings to a file, which `bnorm.load` reads.
+
+        Parameters
+        ----------
+        path : str or path-like
+            A name that ends in .safetensors or .npz. An existing file is replaced.
+        """
+        from bnorm.streams import saving  # which import bnorm need not wait for
+
+        saving.save_tree(f"{CLASS}: save", self, path)
+
+    # Inside -------------------------------------------------------------------------------------------------------
+
+    def _mapped(self, f: Callable[[Any, Any], Any], obs: Any) -> Any:
+        """An observation of the same structure, of f(norm, x) for each array."""
+        parts = self._parts
+        self._same_structure(obs)
+
+        def through(name: Any, part: Any) -> Any:
+            x = obs[name]
+            return x if part is None else part._mapped(f, x) if isinstance(part, RunningNormTree) else f(part, x)
+
+        return _made(parts, through)
+
+    def _same_structure(self, obs: Any) -> None:
+        parts = self._parts
+        if isinstance(parts, dict):
+            if not isinstance(obs, Mapping) or obs.keys() != parts.keys():
+                got = sorted(map(str, obs)) if isinstance(obs, Mapping) else checks.type_name(obs)
+                raise ValueError(f"{CLASS}: obs: expected a mapping of {', '.join(map(str, parts))}, got {got}")
+        elif not isinstance(obs, tuple | list) or len(obs) != len(parts):
+            found = len(obs) if isinstance(obs, tuple | list) else checks.type_name(obs)
+            raise ValueError(f"{CLASS}: obs: expected a tuple of {len(parts)}, got {found}")
+
+    def _check(self, obs: Any) -> None:
+        """Check all of an observation before any part changes."""
+
+        def check(norm: Any, x: Any) -> None:
+            a = norm._taken(x, "obs")
+            if norm.nonfinite == "raise":
+                norm.copy().update(a)  # would say so
+
+        self._mapped(check, obs)
+
+    def _norms(self, prefix: str = "") -> dict[str, Any]:
+        """All normalizers by place, parts joined by dots."""
+        found: dict[str, Any] = {}
+        for name, part in _pairs(self._parts):
+            if isinstance(part, RunningNormTree):
+                found |= part._norms(f"{prefix}{name}.")
+            elif part is not None:
+                found[f"{prefix}{name}"] = part
+        return found
+
+    def _beside(self, other: object, sign: str, f: Callable[[Any, Any], Any]) -> Any:
+        """A tree of f(mine, other) for each pair of normalizers."""
+        if not isinstance(other, RunningNormTree):
+            return NotImplemented
+        mine, others = self._norms(), other._norms()
+        if mine.keys() != others.keys():
+            raise ValueError(
+                f"{CLASS}: {sign}: expected parts {', '.join(mine)} on both sides, got {', '.join(others)}"
+            )
+
+        def joined(name: Any, part: Any) -> Any:
+            if isinstance(part, RunningNormTree):
+                return part._beside(other[name], sign, f)
+            return None if part is None else f(part, other[name])
+
+        new = RunningNormTree(_made(self._parts, joined))
+        new._training = self._training
+        return new
+
+    def __repr__(self) -> str:
+        return f"{CLASS}({self._parts!r})"
+
+
+def grown(kind: type, given: Any, options: dict[str, Any]) -> Any:
+    """A tree, or a RunningNorm (the `kind`), of a space or of an example."""
+    part = _grown(partial(kind, **options), given)
+    if part is None:
+        raise TypeError(
+            f"RunningNorm.tree: space_or_example: expected arrays of floats, or a space with a Box, got {given!r:.80}"
+        )
+    return part
+
+
+def _grown(make: Callable[[Any], Any], given: Any) -> Any:
+    spaces = getattr(sys.modules.get("gymnasium"), "spaces", None)
+    if spaces is not None and isinstance(given, spaces.Space):
+        if isinstance(given, spaces.Dict | spaces.Tuple):
+            given = dict(given.spaces) if isinstance(given, spaces.Dict) else tuple(given.spaces)
+        else:
+            return make(given.shape) if isinstance(given, spaces.Box) else None
+    if isinstance(given, Mapping):
+        return RunningNormTree({name: _grown(make, part) for name, part in given.items()})
+    if isinstance(given, tuple):
+        return RunningNormTree(tuple(_grown(make, part) for part in given))
+    a = given if kind_of(given) is not None else np.asarray(given)
+    return make(tuple(a.shape)) if a.dtype.kind == "f" else None
+
+
+def _pairs(parts: Any) -> list[tuple[Any, Any]]:
+    return list(parts.items()) if isinstance(parts, dict) else list(enumerate(parts))
+
+
+def _made(parts: Any, f: Callable[[Any, Any], Any]) -> Any:
+    """The same structure, of f(name, part) for each part."""
+    made = {name: f(name, part) for name, part in _pairs(parts)}
+    return made if isinstance(parts, dict) else tuple(made.values())

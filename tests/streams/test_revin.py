@@ -1,0 +1,368 @@
+"""RevIN: the round trip, the gradients through both ways, and what others do not invert."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+import bnorm
+from bnorm import RevIN
+from emulated.fake_cupy import fake_cupy  # noqa: F401  a fixture
+
+WAYS = [
+    pytest.param({"affine": affine, "subtract_last": last, "axis": axis}, id=f"affine={affine}-last={last}-axis={axis}")
+    for affine in (False, True)
+    for last in (False, True)
+    for axis in (-1, 1)
+]
+
+
+def series(shape=(4, 12, 3), level=50.0, spread=3.0, dtype="float64", axis=-1, seed=0):
+    x = np.random.default_rng(seed).normal(level, spread, size=shape).astype(dtype)
+    return x if axis == -1 else np.ascontiguousarray(x.transpose(0, 2, 1))
+
+
+def made(way, seed=1):
+    rev = RevIN(3, **way)
+    if rev.affine:
+        rng = np.random.default_rng(seed)
+        rev.gamma, rev.beta = rng.normal(1, 0.2, size=3), rng.normal(size=3)
+    return rev
+
+
+def oracle(x, gamma, beta, eps, last, weight=None):
+    """z, center and std of (N, T, C) with weights (N, T, C), in float64."""
+    x = x.astype("f8")
+    w = np.ones_like(x) if weight is None else weight
+    x = np.where(w == 0, 0, x)
+    mean = (w * x).sum(1, keepdims=True) / w.sum(1, keepdims=True)
+    std = np.sqrt((w * (x - mean) ** 2).sum(1, keepdims=True) / w.sum(1, keepdims=True) + eps)
+    center = mean
+    if last:
+        place = (w > 0).shape[1] - 1 - np.argmax((w > 0)[:, ::-1], axis=1)
+        center = np.take_along_axis(x, place[:, None], 1)
+    return (x - center) / std * gamma + beta, center, std
+
+
+def parameters(rev):
+    return (1.0, 0.0) if rev.gamma is None else (rev.gamma.data, rev.beta.data)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("way", WAYS)
+def test_forward_and_inverse(way, dtype):
+    rev, x = made(way), series(dtype=dtype, axis=way["axis"])
+    tall = x if way["axis"] == -1 else x.transpose(0, 2, 1)
+    wanted, center, std = oracle(tall, *parameters(rev), 1e-5, way["subtract_last"])
+    z = rev(x)
+    assert z.dtype == x.dtype
+    assert z.flags.c_contiguous
+    near = {"float16": 2e-2, "float32": 2e-6, "float64": 1e-13}[dtype]
+    np.testing.assert_allclose(z if way["axis"] == -1 else z.transpose(0, 2, 1), wanted, atol=near)
+    if dtype != "float16":
+        np.testing.assert_allclose(rev.inverse(z), x, rtol=1e-6 if dtype == "float32" else 1e-13)
+    out = series((4, 5, 3), 0, 1, dtype, way["axis"], 2)  # a forecast of another length
+    y = rev.inverse(out)
+    assert y.dtype == out.dtype
+    gamma, beta = parameters(rev)
+    tall_out = out if way["axis"] == -1 else out.transpose(0, 2, 1)
+    back = (tall_out.astype("f8") - beta) / gamma * std + center
+    back = back if way["axis"] == -1 else back.transpose(0, 2, 1)
+    np.testing.assert_allclose(y, back, rtol=1e-3 if dtype == "float16" else 1e-6 if dtype == "float32" else 1e-12)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("shape", [(4, 12), (4, 12, 3)])
+def test_mask(shape, last):
+    rng = np.random.default_rng(3)
+    rev, x = made({"subtract_last": last}), series()
+    mask = rng.uniform(size=shape) < 0.7
+    mask[:, 0] = True
+    full = np.broadcast_to(mask if mask.ndim == 3 else mask[:, :, None], x.shape)
+    x[~full] = np.nan
+    wanted, _, _ = oracle(x, *parameters(rev), 1e-5, last, full.astype("f8"))
+    z = rev(x, weight=mask)
+    np.testing.assert_allclose(z[full], wanted[full], atol=1e-13)
+    assert np.isnan(z[~full]).all()
+    np.testing.assert_allclose(rev.inverse(z)[full], x[full], rtol=1e-13)
+
+
+def test_series_without_any_weight_stay_as_they_are():
+    rev, x = RevIN(3), series()
+    mask = np.ones((4, 12))
+    mask[1] = 0
+    z = rev(x, weight=mask)
+    np.testing.assert_array_equal(z[1], x[1])
+    np.testing.assert_array_equal(rev.inverse(z)[1], x[1])
+
+
+# What others do not invert -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("eps", [1e-5, 0.0])
+@pytest.mark.parametrize("level", [0.0, 0.1, 5.0, 1e7, -3e-8])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_constant_series_survive(level, eps, dtype):
+    """TimesFM divides a series without spread by 1 on the way there and multiplies by 0 on the way back (issue 522)."""
+    rev, x = RevIN(1, eps=eps), np.full((2, 9, 1), level, dtype)
+    z = rev(x)
+    np.testing.assert_array_equal(z, 0)
+    np.testing.assert_array_equal(rev.inverse(z), x)
+    moved = rev.inverse(z + 1) - x.astype("f8")  # a forecast that moves still moves
+    assert (np.abs(moved) > 0).all() or level == 1e7
+    assert rev.inverse(rev(x))[0, 0, 0] == x[0, 0, 0]
+
+
+@pytest.mark.parametrize("spread", [1e-9, 1e-7, 1e-6, 1e-3])
+def test_nearly_constant_series_survive(spread):
+    """The same of a spread around TimesFM's tolerance."""
+    rev = RevIN(1)
+    x = 2 + series((3, 20, 1), 0, spread)
+    np.testing.assert_allclose(rev.inverse(rev(x)) - 2, x - 2, atol=4e-16)
+
+
+@pytest.mark.parametrize("scale", [1e-5, 1e-4, 1.0, 100.0])
+def test_units_do_not_matter(scale):
+    """Darts' forecasts depend on the units of a series, as eps is not small beside its variance (issue 2739)."""
+    x, out = series((2, 30, 1), 10, 1), series((2, 4, 1), 0, 1, seed=5)
+    rev = RevIN(1, eps=0)
+    z, y = rev(x), rev.inverse(out)
+    np.testing.assert_allclose(rev(x * scale), z, atol=1e-12)
+    np.testing.assert_allclose(rev.inverse(out) / scale, y, rtol=1e-12)
+    rev = RevIN(1)  # with the eps of the paper z depends on them, but there and back is still the same
+    np.testing.assert_allclose(rev.inverse(rev(x * scale)), x * scale, rtol=1e-13)
+
+
+@pytest.mark.parametrize("gamma", [1e-6, 1e-3, 30.0])
+def test_any_gamma_is_inverted(gamma):
+    """The paper's module divides by gamma + eps^2, which is not gamma."""
+    rev, x = RevIN(3), series()
+    rev.gamma = np.full(3, gamma)
+    np.testing.assert_allclose(rev.inverse(rev(x)), x, rtol=1e-10)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_high_levels_lose_nothing_in_float32(last):
+    rng = np.random.default_rng(0)
+    x = (1e7 + rng.integers(-2000, 2000, size=(5, 64, 3))).astype("f4")
+    rev = RevIN(3, subtract_last=last)
+    z = rev(x)
+    np.testing.assert_array_equal(rev.inverse(z), x)
+    wanted, _, _ = oracle(x, 1.0, 0.0, 1e-5, last)
+    np.testing.assert_allclose(z, wanted, atol=2e-6)
+
+
+# Gradients -----------------------------------------------------------------------------------------------------------
+
+
+def forecast(z, matrix, axis):
+    """A linear forecaster of 5 steps from 12."""
+    return np.einsum("st,ntc->nsc", matrix, z) if axis == -1 else np.einsum("st,nct->ncs", matrix, z)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("eps", [1e-5, 0.0])
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_against_central_differences(way, eps, masked):
+    rng = np.random.default_rng(4)
+    axis, rev = way["axis"], made(way | {"eps": eps})
+    x = series(level=2.0, axis=axis)
+    matrix, shape = rng.normal(size=(5, 12)), (4, 5, 3) if axis == -1 else (4, 3, 5)
+    dy, dz_own = rng.normal(size=shape), rng.normal(size=x.shape)
+    weight = (rng.uniform(size=(4, 12)) < 0.8) * rng.uniform(0.5, 2, size=(4, 12)) if masked else None
+
+    def loss(x):
+        z = rev(x, weight=weight)
+        return (rev.inverse(forecast(z, matrix, axis)) * dy).sum() + (z * dz_own).sum()
+
+    loss(x)
+    rev.zero_grad()
+    dout = rev.inverse.backward(dy)
+    dz = forecast(dout, matrix.T, axis) + dz_own
+    dx = rev.backward(dz)
+    grads = [p.grad.copy() for p in rev.parameters()]
+    h = 1e-6
+    way_x = rng.normal(size=x.shape)
+    slope = (loss(x + h * way_x) - loss(x - h * way_x)) / (2 * h)
+    assert (dx * way_x).sum() == pytest.approx(slope, rel=1e-6)
+    for p, grad in zip(rev.parameters(), grads, strict=True):
+        at, slopes = p.data.copy(), []
+        for c in range(3):
+            step = h * np.eye(3)[c]
+            p.data[...] = at + step
+            up = loss(x)
+            p.data[...] = at - step
+            slopes.append((up - loss(x)) / (2 * h))
+            p.data[...] = at
+        np.testing.assert_allclose(grad, slopes, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("way", WAYS[:4])
+def test_gradients_against_pytorch(way, dtype):
+    torch = pytest.importorskip("torch", reason="PyTorch's autograd is the oracle")
+    rng = np.random.default_rng(5)
+    rev, x = made(way), series(dtype=dtype)
+    x = x if way["axis"] == -1 else x.transpose(0, 2, 1).copy()
+    time = 1 if way["axis"] == -1 else 2
+    t = torch.tensor(x.astype("f8"), requires_grad=True)
+    gamma, beta = (torch.tensor(np.array(p), dtype=torch.float64) for p in parameters(rev))
+    if rev.affine:
+        shape = (3,) if way["axis"] == -1 else (3, 1)
+        leaves = [p.clone().requires_grad_() for p in (gamma, beta)]
+        gamma, beta = (p.reshape(shape) for p in leaves)
+    mean, std = t.mean(time, keepdim=True), torch.sqrt(t.var(time, keepdim=True, unbiased=False) + 1e-5)
+    center = t.narrow(time, -1 + x.shape[time], 1) if way["subtract_last"] else mean
+    z = (t - center) / std * gamma + beta
+    out = torch.tanh(z).narrow(time, 0, 5) * 2
+    y = (out - beta) / gamma * std + center
+    dy = rng.normal(size=tuple(y.shape))
+    (y * torch.tensor(dy)).sum().backward()
+
+    ours, pull = rev.vjp(x)
+    hidden = np.tanh(ours)
+    back, pull_inverse = rev.inverse.vjp((hidden[:, :5] if time == 1 else hidden[:, :, :5]) * 2)
+    near = 2e-4 if dtype == "float32" else 1e-11
+    np.testing.assert_allclose(back, y.detach().numpy(), rtol=1e-6 if dtype == "float32" else 1e-12)
+    dhidden = np.zeros_like(hidden)
+    dout = pull_inverse(dy.astype(dtype)) * 2
+    if time == 1:
+        dhidden[:, :5] = dout
+    else:
+        dhidden[:, :, :5] = dout
+    dx = pull(dhidden * (1 - hidden**2))
+    assert dx.dtype == dtype
+    np.testing.assert_allclose(dx, t.grad.numpy(), atol=near, rtol=near)
+    if rev.affine:
+        for p, leaf in zip(rev.parameters(), leaves, strict=True):
+            np.testing.assert_allclose(p.grad, leaf.grad.numpy(), atol=near, rtol=near)
+
+
+def test_padding_has_no_gradient():
+    rev, x = RevIN(3), series()
+    mask = np.ones((4, 12), bool)
+    mask[:, 9:] = False
+    x[:, 9:] = np.nan
+    z, pull = rev.vjp(x, weight=mask)
+    dz = np.where(mask[:, :, None], np.ones_like(x), 0.0)
+    y, back = rev.inverse.vjp(z[:, :2])
+    back(np.ones_like(y))
+    dx = pull(dz)
+    assert np.isfinite(dx[:, :9]).all()
+    np.testing.assert_array_equal(dx[:, 9:], 0)
+
+
+# A layer among others -------------------------------------------------------------------------------------------------
+
+
+def test_several_inverses_of_one_forward_add_up():
+    rev, x = RevIN(3), series()
+    _, pull = rev.vjp(x)
+    pulls = [rev.inverse.vjp(np.ones((4, 2, 3)))[1] for _ in range(2)]
+    for p in pulls:
+        p(np.ones((4, 2, 3)))
+    np.testing.assert_allclose(pull(np.zeros_like(x)).sum(1), 4, rtol=1e-12)  # d mean / d x, twice two steps
+
+
+def test_order_of_calls():
+    rev = RevIN(3)
+    with pytest.raises(RuntimeError, match="inverse: expected a forward first"):
+        rev.inverse(np.zeros((4, 2, 3)))
+    x = series()
+    z = rev(x)
+    with pytest.raises(RuntimeError, match="inverse: backward: expected a call before each, got none"):
+        rev.inverse.backward(z)
+    rev.inverse(z)
+    rev.backward(z)
+    with pytest.raises(RuntimeError, match="expected it before the backward of its forward"):
+        rev.inverse.backward(z)
+    rev(x)
+    _, pull = rev.inverse.vjp(z)
+    pull(z)
+    with pytest.raises(RuntimeError, match="got a second one"):
+        pull(z)
+    with bnorm.no_backward():
+        rev.inverse(rev(x))
+    with pytest.raises(RuntimeError):
+        rev.inverse.backward(z)
+    with pytest.raises(RuntimeError):
+        rev.backward(z)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda r, x: r(x[0]), ValueError, r"RevIN\(3\): expected 3 dimensions \(N, T, C\), got shape \(12, 3\)"),
+        (lambda r, x: r(x[:, :, :2]), ValueError, r"expected 3 channels, C of \(N, T, C\)"),
+        (
+            lambda r, x: r(x, weight=np.ones(4)),
+            ValueError,
+            r"weight: expected shape \(4, 12\) or \(4, 12, 3\), got \(4,\)",
+        ),
+        (lambda r, x: r(x, weight=-np.ones((4, 12))), ValueError, "weight: expected finite values >= 0"),
+        (lambda r, x: r.inverse(x[:2]), ValueError, "inverse: out: expected 4 samples, as in the last forward, got 2"),
+        (lambda r, x: r.inverse(x[:, :, :2]), ValueError, "inverse: out: expected shape"),
+        (lambda r, x: r.inverse.vjp(x)[1](x[:, :3]), ValueError, "dy: expected the shape of x"),
+        (lambda r, x: r("a"), TypeError, "expected"),
+        (lambda r, x: setattr(r, "subtract_last", True), AttributeError, "subtract_last|setter"),
+        (lambda r, x: setattr(r, "eps", -1), ValueError, "eps"),
+    ],
+)
+def test_errors_change_nothing(call, error, message):
+    rev, x = RevIN(3), series()
+    z = rev(x)
+    with pytest.raises(error, match=message):
+        call(rev, x)
+    np.testing.assert_allclose(rev.inverse(z), x, rtol=1e-13)
+    rev.backward(z)
+
+
+def test_zero_gamma_has_no_inverse():
+    rev = RevIN(3)
+    rev.gamma = [1, 0, 1]
+    rev(series())
+    with pytest.raises(ValueError, match="inverse: gamma: expected no zeros"):
+        rev.inverse(np.zeros((4, 1, 3)))
+
+
+@pytest.mark.parametrize("arguments", [{"num_features": 0}, {"axis": 0}, {"eps": -1}, {"subtract_last": 1}])
+def test_arguments_are_checked(arguments):
+    with pytest.raises((TypeError, ValueError), match="RevIN"):
+        RevIN(**({"num_features": 3} | arguments))
+
+
+def test_state(tmp_path):
+    rev = made({"subtract_last": True, "eps": 1e-3, "axis": 1})
+    assert list(rev.state_dict()) == ["weight", "bias"]
+    rev.save(tmp_path / "rev.safetensors")
+    x = series(axis=1)
+    for other in (bnorm.load(tmp_path / "rev.safetensors"), pickle.loads(pickle.dumps(rev))):
+        assert repr(other) == repr(rev) == "RevIN(3, axis=1, eps=0.001, subtract_last=True)"
+        np.testing.assert_array_equal(other(x), rev(x))
+
+
+def test_empty():
+    rev = RevIN(3)
+    assert rev(np.zeros((0, 5, 3))).shape == (0, 5, 3)
+    assert rev.inverse(np.zeros((0, 2, 3))).shape == (0, 2, 3)
+    assert rev.backward(np.zeros((0, 5, 3))).shape == (0, 5, 3)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_device(cupy, masked, last):
+    here, there = (made({"subtract_last": last}) for _ in range(2))
+    there.to("cuda")
+    x = series(dtype="float32")
+    mask = np.ones((4, 12))
+    mask[1, 9:] = 0
+    weights = (mask, cupy.asarray(mask)) if masked else (None, None)
+    dy = np.ones((4, 2, 3), "f4")
+    found = []
+    for rev, a, w, g in ((here, x, weights[0], dy), (there, cupy.asarray(x), weights[1], cupy.asarray(dy))):
+        z = rev(a, weight=w)
+        y = rev.inverse(z[:, -2:])
+        dout = rev.inverse.backward(g)
+        found.append([z, y, dout, rev.backward(z), rev.gamma.grad, rev.beta.grad])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(b.get(), a, rtol=2e-5, atol=2e-5)

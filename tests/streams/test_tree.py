@@ -1,0 +1,104 @@
+"""RunningNorm.tree of examples; that of spaces is in tests/interop/test_gymnasium.py."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import bnorm
+from bnorm import RunningNorm, RunningNormTree
+
+
+def example(rng):
+    return {
+        "position": rng.normal(3, 2, size=3).astype("f4"),
+        "hands": (rng.normal(size=2), {"grip": rng.normal(), "open": True}),
+        "room": 7,
+        "said": "left",
+    }
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def arrays(tree):
+    return {name: a.tobytes() for name, a in tree.state_dict().items()}
+
+
+def test_parts_are_normalized_and_all_else_passes(rng):
+    tree = RunningNorm.tree(example(rng), clip=2)
+    seen = [example(rng) for _ in range(20)]
+    for obs in seen:
+        z = tree(obs)
+    assert (z["room"], z["said"], z["hands"][1]["open"]) == (7, "left", True)
+    assert z["position"].dtype == np.float32
+    assert type(z["hands"]) is tuple
+    position = np.stack([obs["position"] for obs in seen]).astype("f8")
+    np.testing.assert_allclose(tree["position"].var, position.var(0), rtol=1e-12)
+    np.testing.assert_allclose(tree["hands"][1]["grip"].mean, np.mean([obs["hands"][1]["grip"] for obs in seen]))
+    np.testing.assert_allclose(tree.denormalize(tree.normalize(seen[0]))["hands"][0], seen[0]["hands"][0])
+    before = arrays(tree)
+    tree.eval()(seen[0])
+    assert arrays(tree) == before
+    assert not tree["position"].training
+
+
+def test_errors_change_no_part(rng):
+    tree = RunningNorm.tree(example(rng))
+    tree(example(rng))
+    before, good = arrays(tree), example(rng)
+    for bad in (
+        {"position": good["position"]},
+        good | {"hands": (np.zeros(3), good["hands"][1])},
+        good | {"hands": [1]},
+        good | {"hands": (np.zeros(2), {"grip": "x", "open": True})},
+    ):
+        with pytest.raises((TypeError, ValueError), match="RunningNorm"):
+            tree(bad)
+        assert arrays(tree) == before
+    strict = RunningNorm.tree(good, nonfinite="raise")
+    before = arrays(strict)
+    with pytest.raises(bnorm.NonFiniteError):
+        strict(good | {"hands": (np.zeros(2), {"grip": np.nan, "open": True})})
+    assert arrays(strict) == before
+    with pytest.raises(ValueError, match=r"\+: expected parts .* on both sides"):
+        tree + RunningNorm.tree((np.zeros(3),))
+    with pytest.raises(TypeError, match="expected arrays of floats, or a space with a Box"):
+        RunningNorm.tree(3)
+    with pytest.raises(TypeError, match="expected RunningNorm, RunningNormTree or None"):
+        RunningNormTree({"a": 3})
+
+
+def test_workers_merge(rng):
+    base = RunningNorm.tree(example(rng))
+    for _ in range(10):
+        base(example(rng))
+    workers = [base.copy() for _ in range(2)]
+    for worker in workers:
+        for _ in range(5):
+            worker(example(rng))
+    merged = base + sum(worker - base for worker in workers)
+    assert merged["position"].count.tolist() == [20] * 3
+    assert base["position"].count.tolist() == [10] * 3
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_state(rng, tmp_path, suffix):
+    tree = RunningNorm.tree(example(rng), momentum=0.1)
+    for _ in range(4):
+        tree(example(rng))
+    tree.eval().save(tmp_path / f"tree{suffix}")
+    loaded = bnorm.load(tmp_path / f"tree{suffix}")
+    other = RunningNorm.tree(example(rng), momentum=0.1)
+    other.load_state_dict(tree.state_dict())
+    for one in (loaded, pickle.loads(pickle.dumps(tree)), copy.deepcopy(tree), copy.copy(tree)):
+        assert arrays(one) == arrays(tree)
+        assert repr(one) == repr(tree)
+        assert not one.training
+    assert arrays(other) == arrays(tree)
+    assert "hands.1.grip.mean" in tree.state_dict()
+    tree.reset()
+    assert tree["position"].count.sum() == 0
