@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 import bnorm
 from bnorm.kernels import MEAN_SQUARE, gpu
+from bnorm.kernels.activation import IDENTITY
 from bnorm.kernels.gpu import launching, plans
-from bnorm.kernels.gpu.jobs import IDENTITY, JOB
+from bnorm.kernels.gpu.jobs import JOB
 
 from .gpu_exact import EPS, exact_batch, exact_rows, wide
 from .gpu_torch import torch_calls, torch_version
@@ -161,7 +162,7 @@ def fewest_passes(case: Case, limits: plans.Limits) -> dict[str, int]:
     size = case.shape[0], case.shape[1], prod(case.shape[2:]), case.dtype, True
     found = dict(PASSES)
     for name, sums, then in (("forward", "moments", "normalize"), ("backward", "sums", "gradient")):
-        first, *others = plans.reduction(sums, *size, False, then, IDENTITY, limits).launches
+        first, *others = plans.reduction(sums, *size, False, then, IDENTITY.kind, limits).launches
         if not others and JOB.placed(first.geometry)["keep"]:
             found[name] = KEPT_PASSES[name]
     return found
