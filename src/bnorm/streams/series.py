@@ -24,7 +24,7 @@ class Level:
     """The level and spread of the series of a forward: float64 (N, C)."""
 
     __slots__ = (
-        *("beta", "center", "count", "dcenter", "dstd", "gain", "gamma", "has_last", "low", "mean", "moves"),
+        *("beta", "center", "count", "dcenter", "dstd", "gain", "gamma", "has_last", "low", "mean"),
         *("pulled", "std"),
     )
 
@@ -32,7 +32,6 @@ class Level:
     low: Array
     mean: Array
     std: Array
-    moves: Array  # 1 where std depends on x, 0 where it is 1 because there is no spread
     count: Array  # the sum of the weights
     gamma: Array | None  # (C,), copies
     beta: Array | None
@@ -99,7 +98,7 @@ class Series(Saved):
         dz = _wide(dy, n, channels)
         total, dot = dz.sum(axis=2), (dz * (away if w is None else np.where(dz == 0, 0, away))).sum(axis=2)
         dcenter = level.dcenter - g * total
-        dvar = (level.dstd - g / level.std * dot) * level.moves / (2 * level.std)
+        dvar = (level.dstd - g / level.std * dot) / (2 * level.std)
         values = np.where(level.count > 0, level.count, 1)
         # About the mean, whatever is subtracted.
         about = away + (level.center - level.mean)[..., None] if level.has_last else away
@@ -140,7 +139,9 @@ def levels(
     self.count, self.mean, self.has_last = count, mean, has_last
     # With eps = 0 what has no spread is divided by 1, as elsewhere; and so is a series of which nothing counts.
     fixed = (count == 0) | constant(mean, var) if eps == 0 else count == 0
-    self.std, self.moves = np.where(fixed, 1.0, np.sqrt(var + eps)), np.where(fixed, 0.0, 1.0)
+    self.std = np.where(
+        fixed, 1.0, np.sqrt(var + eps)
+    )  # without a gradient of its own: x - mean is 0 where it is fixed
     self.center, self.low = mean, low
     if has_last and steps:
         self.center, self.low = _last(rows, weight), low * 0
