@@ -12,6 +12,7 @@ import bits
 import bnorm.functional as F
 import cases
 from bnorm.kernels import cpu
+from bnorm.kernels.activation import leaky
 from bnorm.kernels.cpu.threads import openmp_version
 from child import output
 
@@ -147,7 +148,7 @@ def test_what_one_channel_holds_changes_no_bit_of_another(shape, dtype, weighted
 
     def results(x, dy):
         y, stats, count, _ = cpu.forward(x, None, None, bits.EPS, weight=w)
-        dx, dgamma, dbeta = cpu.backward(dy, x, stats, count, w, 0.1)
+        dx, dgamma, dbeta = cpu.backward(dy, x, stats, count, w, leaky(0.1))
         found = [cpu.moments(x, w), cpu.moments(x, w, True), stats, y, dx, dgamma[None], dbeta[None]]
         return [np.ascontiguousarray(a[:, kept]) for a in found]
 
