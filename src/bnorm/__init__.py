@@ -19,6 +19,7 @@ from bnorm.layers import (
     RMSNorm,
     load_state_dict,
     no_backward,
+    set_debug,
     state_dict,
 )
 from bnorm.moments import Moments
@@ -58,6 +59,7 @@ __all__ = [
     "no_backward",
     "partial_fit_pipeline",
     "set_buffer_limit",
+    "set_debug",
     "set_num_threads",
     "show_config",
     "state_dict",

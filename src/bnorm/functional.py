@@ -23,7 +23,7 @@ from bnorm.checks import FLOATS, array, vector
 from bnorm.documents import normalizes
 from bnorm.exact import moments as exact_moments
 from bnorm.kernels import BACKENDS, MEAN_SQUARE, VARIANCE, view
-from bnorm.kernels.activation import IDENTITY
+from bnorm.kernels.activation import IDENTITY, Name
 from bnorm.kernels.engines import engine_of
 from bnorm.moments import Moments
 from bnorm.passes import Gradients, Saved, batch_forward, known_forward, row_forward
@@ -54,7 +54,7 @@ def batch_norm(
     var: ArrayLike | None = None,
     eps: float = 1e-5,
     axis: int = 1,
-    activation: str | None = None,
+    activation: Name = None,
     negative_slope: float = 0.01,
     weight: ArrayLike | None = None,
     out: ndarray | None = None,
@@ -105,7 +105,7 @@ def layer_norm(
     *,
     normalized_shape: Shape,
     eps: float = 1e-5,
-    activation: str | None = None,
+    activation: Name = None,
     negative_slope: float = 0.01,
     out: ndarray | None = None,
 ) -> tuple[ndarray, Saved]:
@@ -134,7 +134,7 @@ def rms_norm(
     *,
     normalized_shape: Shape,
     eps: float = 1e-5,
-    activation: str | None = None,
+    activation: Name = None,
     negative_slope: float = 0.01,
     out: ndarray | None = None,
 ) -> tuple[ndarray, Saved]:
@@ -160,7 +160,7 @@ def group_norm(
     *,
     eps: float = 1e-5,
     axis: int = 1,
-    activation: str | None = None,
+    activation: Name = None,
     negative_slope: float = 0.01,
     out: ndarray | None = None,
 ) -> tuple[ndarray, Saved]:
@@ -186,7 +186,7 @@ def instance_norm(
     *,
     eps: float = 1e-5,
     axis: int = 1,
-    activation: str | None = None,
+    activation: Name = None,
     negative_slope: float = 0.01,
     out: ndarray | None = None,
 ) -> tuple[ndarray, Saved]:
@@ -317,7 +317,7 @@ def _over_last_axes(
     normalized_shape: Shape,
     eps: float,
     rule: int,
-    activation: str | None,
+    activation: Name,
     negative_slope: float,
     out: ndarray | None,
 ) -> tuple[ndarray, Saved]:
@@ -348,7 +348,7 @@ def _over_groups(
     beta: ArrayLike | None,
     eps: float,
     axis: int,
-    activation: str | None,
+    activation: Name,
     negative_slope: float,
     out: ndarray | None,
 ) -> tuple[ndarray, Saved]:

@@ -25,7 +25,7 @@ RESTORED: dict[str, Callable[..., Any]] = {
 }
 
 
-def load(path: Any) -> Any:
+def load(path: str | os.PathLike[str]) -> Any:
     """Load a layer, a transformer or a normalizer of a stream from a file that its `save` wrote.
 
     Files of all older versions can be loaded. No code in a file is ever run.

@@ -35,12 +35,13 @@ class Saved:
     The forward sets the attributes itself: an `__init__` of so many arguments takes a tenth of a small forward.
     """
 
-    __slots__ = ("act", "kernels", "layout", "x")
+    __slots__ = ("act", "digest", "kernels", "layout", "x")
 
     kernels: Any  # the backend of the forward, or what stood for it
     x: ndarray | None  # as the kernels see it; integers become float64 at the first backward
     layout: view.Layout  # how it was made from the caller's x
     act: Activation
+    digest: int  # of x, with set_debug
     order: tuple[int, ...] | None = None  # memory order of the axes of a result, if `layout` would give another
 
     def gradients(self, dy: ndarray, params: bool, out: ndarray | None) -> Gradients:

@@ -43,10 +43,10 @@ NAN = float("nan")
 OPTIONS = [
     ("eps", [-1.0, NAN, np.inf], ["1e-5", 1j]),
     ("affine", [], ["yes", None, 2]),
-    ("activation", ["gelu", "", "ReLU"], [1, np.maximum]),
+    ("activation", ["tanh", "", "ReLU"], [1, np.maximum]),
     ("negative_slope", [-0.1, 1, 2.0, NAN, np.inf], ["0.1", None, 1j]),
     ("dtype", [], ["int64", "complex64", "no type", str, object]),
-    ("device", ["tpu", ""], [0, None]),
+    ("device", ["tpu", ""], [0]),
 ]
 OF_BATCH = [
     *OPTIONS,

@@ -172,3 +172,15 @@ def test_memory_mapped_and_subclassed_tables(tmp_path):
     except ValueError as error:
         assert "read-only" in str(error) or "writeable" in str(error)
     np.testing.assert_array_equal(fixed, x)
+
+
+def test_the_representation_says_how_a_stream_is_weighed():
+    assert repr(BatchNormTransformer()) == "BatchNormTransformer(momentum=0.1)"
+    assert repr(BatchNormTransformer(ddof=1)) == "BatchNormTransformer(momentum=0.1, ddof=1)"
+    for t in (BatchNormTransformer(momentum=None), BatchNormTransformer(momentum=0.2)):
+        assert repr(t) == f"BatchNormTransformer(momentum={t.momentum})"
+    assert repr(BatchNormTransformer(halflife=5.0)) == "BatchNormTransformer(halflife=5.0)"
+    assert "momentum" in make_pipeline(BatchNormTransformer())._repr_html_()  # as text, or in a table
+    assert repr(eval(repr(BatchNormTransformer(ddof=1)))) == "BatchNormTransformer(momentum=0.1, ddof=1)"
+    with config_context(print_changed_only=False):
+        assert repr(BatchNormTransformer()).count("momentum=0.1") == 1

@@ -1,6 +1,8 @@
 """The record that tells kernels what comes after normalizing."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+Name = Literal["relu", "leaky_relu", "silu", "gelu"] | None  # in annotations
 
 
 class Activation(NamedTuple):

@@ -10,7 +10,7 @@ bn.to("cuda")                   # from here on it takes and returns CuPy arrays
 """
 
 from bnorm.devices import DeviceError
-from bnorm.layers.backward import no_backward
+from bnorm.layers.backward import no_backward, set_debug
 from bnorm.layers.base import Layer
 from bnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from bnorm.layers.instance import InstanceNorm1d, InstanceNorm2d, InstanceNorm3d
@@ -33,5 +33,6 @@ __all__ = [
     "RMSNorm",
     "load_state_dict",
     "no_backward",
+    "set_debug",
     "state_dict",
 ]

@@ -6,7 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
+from zlib import crc32
 
+import numpy as np
+
+from bnorm.checks import flag
+from bnorm.kernels import moved
 from bnorm.passes import Saved
 
 if TYPE_CHECKING:
@@ -37,17 +42,67 @@ class Taker:
         self.saved: Saved | None = None
 
 
+DEBUG = Taker(None)  # in OPEN if x is checked. It takes nothing
+DEBUG.thread = -1
+
+
 def keep(layer: Layer, saved: Saved) -> None:
     """Give what a forward saves to the innermost taker, or else to the layer."""
     thread = get_ident()
     for taker in reversed(tuple(OPEN)):
         if taker.thread == thread and taker.layer is layer:
-            taker.saved = saved
+            taker.saved = _marked(saved)
             return
         if taker.thread == thread and taker.layer is None:
             layer._saved = None
             return
-    layer._saved = saved
+    layer._saved = _marked(saved)
+
+
+def set_debug(on: bool) -> None:
+    """Look for an x that is changed between its forward and its backward: the backward is then a RuntimeError.
+
+    A layer keeps the x of its forward and does not copy it, so a change in place makes the gradient wrong. With this
+    check each forward of a layer takes a checksum of x, and its backward takes it again. It is off by default, costs
+    nothing then, and reads x twice more when on; on a GPU it copies x to the CPU.
+
+    Examples
+    --------
+    >>> import numpy as np, bnorm
+    >>> bnorm.set_debug(True)
+    >>> bn, x = bnorm.BatchNorm1d(2), np.array([[1.0, 2.0], [3.0, 5.0]])
+    >>> y = bn(x)
+    >>> x *= 2
+    >>> bn.backward(y)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    RuntimeError: BatchNorm1d(2): backward: expected x as it was in the forward, got it changed in place ...
+    >>> bnorm.set_debug(False)
+    """
+    wanted = flag("set_debug", "on", on)
+    if wanted and DEBUG not in OPEN:
+        OPEN.insert(0, DEBUG)
+    elif not wanted and DEBUG in OPEN:
+        OPEN.remove(DEBUG)
+
+
+def refuse_changed(who: str, saved: Saved) -> None:
+    """An error if x is not as it was in the forward, where that is known."""
+    if DEBUG in OPEN and saved.x is not None and getattr(saved, "digest", None) not in (None, _digest(saved.x)):
+        raise RuntimeError(
+            f"{who}: backward: expected x as it was in the forward, got it changed in place since; call the layer with "
+            "a copy, layer(x.copy()), or change x after the backward"
+        )
+
+
+def _marked(saved: Saved) -> Saved:
+    """The same, with the checksum of x if it is wanted."""
+    if DEBUG in OPEN and saved.x is not None:
+        saved.digest = _digest(saved.x)
+    return saved
+
+
+def _digest(x: Any) -> int:
+    return crc32(np.ascontiguousarray(moved(x, np.ndarray)).reshape(-1).view(np.uint8).data)
 
 
 def drops() -> bool:

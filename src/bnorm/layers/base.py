@@ -13,8 +13,9 @@ from numpy.typing import ArrayLike, DTypeLike
 from bnorm import checks, devices
 from bnorm.checks import FLOAT64
 from bnorm.kernels import kind_of, moved
+from bnorm.kernels.activation import Name
 from bnorm.layers import state
-from bnorm.layers.backward import Pull, forward_and_pull
+from bnorm.layers.backward import OPEN, Pull, forward_and_pull, refuse_changed
 from bnorm.layers.parameters import Parameter
 from bnorm.passes import Saved
 
@@ -41,7 +42,7 @@ class Layer:
     """A forward, y = layer(x), and its backward, dx = layer.backward(dy).
 
     A backward uses the mode, statistics and parameters of its forward. The x of the forward is kept, and not copied: do
-    not change it before the backward.
+    not change it before the backward (`bnorm.set_debug(True)` finds who does).
 
     With device "cuda" all arrays, x and y included, are CuPy arrays. A forward and a backward never synchronize with
     the GPU, except once to validate weights.
@@ -74,10 +75,10 @@ class Layer:
         eps: float | None,
         affine: bool,
         bias: bool,
-        activation: str | None,
+        activation: Name,
         negative_slope: float,
-        dtype: "DTypeLike",
-        device: str,
+        dtype: "DTypeLike | None",
+        device: str | None,
     ) -> None:
         self._who = who  # in messages
         self.eps = eps
@@ -85,7 +86,8 @@ class Layer:
         self._bias = checks.flag(who, "bias", bias)
         self._act = checks.activation(who, activation, negative_slope)
         self._activation, self._negative_slope = activation, float(negative_slope)
-        self._dtype = checks.parameter_dtype(who, dtype)
+        self._dtype = checks.parameter_dtype(who, "float64" if dtype is None else dtype)
+        device = "cpu" if device is None else device  # PyTorch's None: the default
         self._kind: Any = devices.arrays_on(who, device)  # the type of this layer's arrays
         self._device = device
         self._training = True
@@ -99,7 +101,7 @@ class Layer:
         raise NotImplementedError
 
     @property
-    def gamma(self) -> Parameter | None:
+    def gamma(self) -> Parameter | Any:  # None only without affine: users need not rule it out
         """The scale, also called weight; None without affine. Assigned values are copied into its data."""
         return self._gamma
 
@@ -108,7 +110,7 @@ class Layer:
         self._assign("gamma", value)
 
     @property
-    def beta(self) -> Parameter | None:
+    def beta(self) -> Parameter | Any:
         """The shift, also called bias; None without affine or bias. Assigned values are copied into its data."""
         return self._beta
 
@@ -202,8 +204,9 @@ class Layer:
         saved = self._saved
         if saved is None:
             raise RuntimeError(
-                f"{self._who}: backward: expected a forward before each backward, got none (no_backward() keeps none); "
-                "where a layer is used several times, y, pull = layer.vjp(x) returns the backward of each use"
+                f"{self._who}: backward: expected a forward before each backward, got none: no_backward() keeps none, "
+                "and each backward takes the last one, in whatever thread; where it is used several times, or by several "
+                "threads, y, pull = layer.vjp(x) returns the backward of each use"
             )
         return self._pulled(self, dy, saved, out)
 
@@ -270,6 +273,8 @@ class Layer:
 
     def _pulled(self, holder: "Layer | Pull", dy: Any, saved: Saved, out: ndarray | None) -> ndarray:
         """The backward of the forward that `holder` has saved; afterwards `holder` has no forward."""
+        if OPEN:
+            refuse_changed(self._who, saved)
         gamma, beta = self._gamma, self._beta
         dgammas = gamma._grad if gamma is not None and gamma.requires_grad else None  # to which gradients are added
         dbetas = beta._grad if beta is not None and beta.requires_grad else None

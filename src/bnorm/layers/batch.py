@@ -12,6 +12,7 @@ from bnorm.checks import FLOATS
 from bnorm.distributed.communicator import Communicator, Group, checked
 from bnorm.distributed.sync import Shared
 from bnorm.kernels import BACKENDS
+from bnorm.kernels.activation import Name
 from bnorm.layers.backward import OPEN, keep
 from bnorm.layers.documents import public
 from bnorm.layers.shapes import wrong_shape
@@ -44,12 +45,12 @@ class BatchNorm(Tracking):
         bias: bool = True,
         ddof: int = 0,
         axis: int = 1,
-        activation: str | None = None,
+        activation: Name = None,
         negative_slope: float = 0.01,
         nonfinite: str = "skip",
         on_single: str = "raise",
-        dtype: "DTypeLike" = "float64",
-        device: str = "cpu",
+        dtype: "DTypeLike | None" = "float64",
+        device: str | None = "cpu",
         comm: "Communicator | None" = None,
     ) -> None:
         super().__init__(

@@ -9,6 +9,7 @@ from numpy.typing import DTypeLike
 from bnorm import checks
 from bnorm.checks import FLOATS
 from bnorm.kernels import BACKENDS, VARIANCE, view
+from bnorm.kernels.activation import Name
 from bnorm.layers.backward import OPEN, keep
 from bnorm.layers.documents import public
 from bnorm.layers.shapes import wrong_shape
@@ -41,11 +42,11 @@ class InstanceNorm(Tracking):
         bias: bool = True,
         ddof: int = 0,
         axis: int = 1,
-        activation: str | None = None,
+        activation: Name = None,
         negative_slope: float = 0.01,
         nonfinite: str = "skip",
-        dtype: "DTypeLike" = "float64",
-        device: str = "cpu",
+        dtype: "DTypeLike | None" = "float64",
+        device: str | None = "cpu",
     ) -> None:
         super().__init__(
             num_features,

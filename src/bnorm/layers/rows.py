@@ -8,6 +8,7 @@ from numpy.typing import DTypeLike
 from bnorm import checks
 from bnorm.checks import FLOATS
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, view
+from bnorm.kernels.activation import Name
 from bnorm.layers.backward import OPEN, keep
 from bnorm.layers.base import Layer, adjustable, fixed, signature_of
 from bnorm.layers.documents import public
@@ -33,10 +34,10 @@ class OverLastAxes(Layer):
         affine: bool,
         bias: bool,
         elementwise_affine: bool | None,
-        activation: str | None,
+        activation: Name,
         negative_slope: float,
-        dtype: "DTypeLike",
-        device: str,
+        dtype: "DTypeLike | None",
+        device: str | None,
     ) -> None:
         name = type(self).__name__
         several = isinstance(normalized_shape, tuple | list)
@@ -102,10 +103,10 @@ class LayerNorm(OverLastAxes):
         bias: bool = True,
         *,
         elementwise_affine: bool | None = None,
-        activation: str | None = None,
+        activation: Name = None,
         negative_slope: float = 0.01,
-        dtype: "DTypeLike" = "float64",
-        device: str = "cpu",
+        dtype: "DTypeLike | None" = "float64",
+        device: str | None = "cpu",
     ) -> None:
         super().__init__(
             normalized_shape, eps, affine, bias, elementwise_affine, activation, negative_slope, dtype, device
@@ -146,10 +147,10 @@ class RMSNorm(OverLastAxes):
         affine: bool = True,
         *,
         elementwise_affine: bool | None = None,
-        activation: str | None = None,
+        activation: Name = None,
         negative_slope: float = 0.01,
-        dtype: "DTypeLike" = "float64",
-        device: str = "cpu",
+        dtype: "DTypeLike | None" = "float64",
+        device: str | None = "cpu",
     ) -> None:
         super().__init__(
             normalized_shape, eps, affine, False, elementwise_affine, activation, negative_slope, dtype, device
@@ -186,10 +187,10 @@ class GroupNorm(Layer):
         *,
         bias: bool = True,
         axis: int = 1,
-        activation: str | None = None,
+        activation: Name = None,
         negative_slope: float = 0.01,
-        dtype: "DTypeLike" = "float64",
-        device: str = "cpu",
+        dtype: "DTypeLike | None" = "float64",
+        device: str | None = "cpu",
     ) -> None:
         name = type(self).__name__
         self._num_channels = checks.positive(name, "num_channels", num_channels)

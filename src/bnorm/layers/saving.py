@@ -60,7 +60,7 @@ def restored(kind: Any, config: Mapping[str, Any], entries: Mapping[str, contain
         arrays.seen = _vector("seen", config["counters"]["seen"], like.seen)
     layer.load_state_dict(arrays)
     if like is not None:
-        layer.adopt(statistics(like, config["counters"]))
+        layer._adopt(statistics(like, config["counters"]))
     frozen = config["requires_grad"]
     for name, p in layer.named_parameters():
         p.requires_grad = flag(frozen[name])

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from bnorm import checks, devices
 from bnorm.checks import FLOAT64
 from bnorm.kernels import BACKENDS
+from bnorm.kernels.activation import Name
 from bnorm.layers import state
 from bnorm.layers.base import Layer, fixed, signature_of
 from bnorm.layers.shapes import Names, axis_and_names
@@ -44,11 +45,11 @@ class Tracking(Layer):
         bias: bool,
         ddof: int,
         axis: int,
-        activation: str | None,
+        activation: Name,
         negative_slope: float,
         nonfinite: str,
-        dtype: "DTypeLike",
-        device: str,
+        dtype: "DTypeLike | None",
+        device: str | None,
     ) -> None:
         name = type(self).__name__
         channels = checks.positive(name, "num_features", num_features)
@@ -87,7 +88,7 @@ class Tracking(Layer):
         self._running.nonfinite = checks.choice(self._who, "nonfinite", value, NONFINITE)
 
     @property
-    def running_mean(self) -> ndarray | None:
+    def running_mean(self) -> ndarray | Any:  # None only without tracking: users need not rule it out
         """The running mean, updated in place by training. Assigned values are copied into it. None without tracking."""
         return self._running.mean if self._track_running_stats else None
 
@@ -96,7 +97,7 @@ class Tracking(Layer):
         self._write_statistics("running_mean", self._running.mean, value)
 
     @property
-    def running_var(self) -> ndarray | None:
+    def running_var(self) -> ndarray | Any:
         """The running variance, as running_mean."""
         return self._running.var if self._track_running_stats else None
 
@@ -105,12 +106,12 @@ class Tracking(Layer):
         self._write_statistics("running_var", self._running.var, value)
 
     @property
-    def num_batches_tracked(self) -> int | None:
+    def num_batches_tracked(self) -> int | Any:
         """The number of training batches in the running statistics; None without tracking."""
         return self._running.batches if self._track_running_stats else None
 
     @property
-    def num_batches_skipped(self) -> int | None:
+    def num_batches_skipped(self) -> int | Any:
         """The number of those in which some channel was not finite, and kept its statistics; None without tracking.
 
         On a GPU they are counted on the device. Reading this property synchronizes, and only then the layer warns.
@@ -155,7 +156,7 @@ class Tracking(Layer):
         mean, _, _, scale, beta = self._inference()
         return scale, beta - mean * scale
 
-    def adopt(self, statistics: Statistics) -> None:
+    def _adopt(self, statistics: Statistics) -> None:
         """Use these as the running statistics, shared with their other owners."""
         self._running = statistics
         self._moving = statistics if self._track_running_stats else None

@@ -35,9 +35,10 @@ class BatchNormTransformer(
     TransformerMixin,  # type: ignore[misc]
     BaseEstimator,  # type: ignore[misc]
 ):
-    """Standardize features by statistics that follow a stream, then apply a scale and shift that can be learned.
+    """Standardize features by statistics that follow a stream: by default a moving average of its batches.
 
-    y = (x - mean_) / scale_ * gamma_ + beta_, with scale_ = sqrt(var_ + eps).
+    y = (x - mean_) / scale_ * gamma_ + beta_, with scale_ = sqrt(var_ + eps); gamma_ and beta_ can be learned. For what
+    StandardScaler computes on a stream, where every row counts equally, write ``momentum=None``.
 
     `fit` computes the exact statistics of a table, whatever the momentum. `partial_fit` adds one batch of a stream, and
     weighs it against the past in one of three ways:
@@ -113,7 +114,7 @@ class BatchNormTransformer(
     --------
     >>> import numpy as np
     >>> from bnorm import BatchNormTransformer
-    >>> t = BatchNormTransformer(momentum=None)
+    >>> t = BatchNormTransformer(momentum=None)  # every row weighs the same, as in StandardScaler
     >>> for batch in np.array([[[0.0, 10.0], [2.0, 10.0]], [[4.0, 40.0], [6.0, 40.0]]]):
     ...     t = t.partial_fit(batch)
     >>> t.mean_, t.scale_
@@ -201,7 +202,7 @@ class BatchNormTransformer(
         state.move(x, weight)
         return self
 
-    def transform(self, X: Any, copy: bool | None = None) -> Any:
+    def transform(self, X: Any, copy: bool | None = None) -> ndarray | Any:
         """Compute (X - mean_) / scale_ * gamma_ + beta_.
 
         Parameters
@@ -222,7 +223,7 @@ class BatchNormTransformer(
         refuse_container(self, x)
         return x.mapped(self._state.forward(), in_place)
 
-    def inverse_transform(self, X: Any, copy: bool | None = None) -> Any:
+    def inverse_transform(self, X: Any, copy: bool | None = None) -> ndarray | Any:
         """Undo `transform`: (X - beta_) / gamma_ * scale_ + mean_.
 
         Where gamma_ is 0 the original is lost, and the result is the mean.
@@ -329,6 +330,9 @@ class BatchNormTransformer(
         for p, values in zip(learned, stepped, strict=True):
             p[...] = values
         return self
+
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:  # scikit-learn's HTML shows it too
+        return parameters.shown(self, super().__repr__(N_CHAR_MAX))
 
     def _begin(self, X: Any, sample_weight: Any, whole: bool) -> Self:
         """A new state from X. Nothing is assigned until all of it has succeeded."""

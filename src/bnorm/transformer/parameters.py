@@ -3,6 +3,7 @@
 from contextlib import suppress
 from typing import Any
 
+from bnorm.running import AVERAGE
 from bnorm.transformer.state import KINDS, mode
 from bnorm.transformer.tables import WHO
 
@@ -33,6 +34,14 @@ def check(estimator: Any) -> None:
     if len(VALID) == MOST_VALID:
         VALID.clear()
     VALID.add(key)
+
+
+def shown(estimator: Any, text: str) -> str:
+    """scikit-learn's text of an estimator, which hides what is default, with the momentum of a moving average."""
+    if "momentum=" in text or mode(estimator.momentum, estimator.halflife) != AVERAGE:
+        return text
+    name, parenthesis, rest = text.partition("(")
+    return f"{name}{parenthesis}momentum={estimator.momentum!r}{'' if rest.startswith(')') else ', '}{rest}"
 
 
 def check_same_stream(estimator: Any) -> None:

@@ -59,7 +59,7 @@ class State:
         mean.fill(np.nan)
         var.fill(np.nan)
         fade = None if halflife is None else float(halflife)
-        self.layer.adopt(Statistics(mean, var, momentum, int(ddof), from_data=True, halflife=fade))
+        self.layer._adopt(Statistics(mean, var, momentum, int(ddof), from_data=True, halflife=fade))
         self.history = None if history is None else History(history)
         self.weighted = False  # whether there were sample weights, so that counts need not be integers
         self.sums = None

@@ -1,0 +1,50 @@
+"""What mypy --strict says of a program that uses bnorm."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import bnorm
+import child
+
+pytestmark = pytest.mark.slow  # mypy reads NumPy's types
+
+RIGHT = """
+import numpy as np
+import bnorm
+
+bn = bnorm.BatchNorm1d(3, activation="gelu", dtype=None, device=None)
+y = bn(np.ones((4, 3)))
+bn.weight.data -= 0.1 * bn.weight.grad
+bn.bias.data[...] = 0.0
+size: tuple[int, ...] = bn.running_mean.shape
+batches: int = bn.num_batches_tracked
+if bn.gamma is not None:
+    print(bn.gamma.shape)
+t = bnorm.BatchNormTransformer(momentum=None).fit(y)
+z: np.ndarray = t.transform(y)
+print(z.mean(), t.mean_.shape)
+layer = bnorm.load("layer.npz")
+"""
+WRONG = {
+    'bnorm.BatchNorm1d(3, activation="tanh")': "Literal",
+    'bnorm.LayerNorm(3).weight.data = "one" + 1': "Unsupported operand",
+    "bnorm.load(3)": "incompatible type",
+}
+
+
+def mypy(folder, text):
+    (folder / "user.py").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", folder / "user.py"]
+    done = child.started(command, MYPYPATH=Path(bnorm.__file__).parents[1], MYPY_CACHE_DIR=folder)
+    return [line for line in done.stdout.splitlines() if "error" in line]
+
+
+def test_a_program_of_a_user(tmp_path):
+    pytest.importorskip("mypy", reason="types")
+    assert mypy(tmp_path, RIGHT) == []
+    errors = mypy(tmp_path, "import bnorm\n" + "\n".join(WRONG))
+    assert len(errors) == len(WRONG)
+    for error, part in zip(errors, WRONG.values(), strict=True):
+        assert part in error
