@@ -7,6 +7,17 @@ import re
 import shutil
 from pathlib import Path
 
+TITLES = {  # what an example shows; another one is called as its file
+    "numpy_net": "A NumPy net that trains better with batch norm",
+    "conv_net": "A convolutional net, saved and folded for inference",
+    "streaming_drift": "A classifier on a stream that drifts",
+    "learned_scale": "A scale and shift that a net learns",
+    "dask_table": "A table larger than memory, with Dask",
+    "cartpole_statistics": "Statistics of an online loop, merged over workers",
+    "forecast_revin": "A forecaster of series whose level changes",
+    "mpi_sync": "One batch norm over several processes, with MPI",
+}
+THUMBNAILS = {"dask_table": "_static/normalization.png", "mpi_sync": "_static/how_it_works.svg"}  # of those not run
 HEADER = """Examples
 ========
 
@@ -21,9 +32,11 @@ def plain_examples(scripts, folder):
     for script in scripts.glob("*.py"):
         text = script.read_text(encoding="utf-8")
         _, docstring, code = text.split('"""', 2)
-        title = script.stem.replace("_", " ").capitalize()
+        title = TITLES.get(script.stem, script.stem.replace("_", " ").capitalize())
         docstring = "\n".join(line if line[:1] == " " else plain_words(line) for line in docstring.splitlines())
         docstring = re.sub(r"(?m)^(\S.*?):?\n\n(?= {4}\S)", r"\1\n\n.. code-block:: text\n\n", docstring)
+        if script.stem in THUMBNAILS:
+            code = f"\n# sphinx_gallery_thumbnail_path = '{THUMBNAILS[script.stem]}'\n{code}"
         new = f'"""\n{title}\n{"=" * len(title)}\n\n{docstring}\n"""{code}'
         copy = folder / script.name
         if not copy.exists() or copy.read_text(encoding="utf-8") != new:

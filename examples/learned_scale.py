@@ -117,7 +117,7 @@ def plot(path, results):
     for i, kind in enumerate(KINDS):
         means = [found[:, i].mean() for found, _ in results.values()]
         left.bar(np.arange(len(means)) + 0.27 * (i - 1), means, 0.25, label=kind)
-    left.set(ylim=(0.7, 1), ylabel="accuracy of one nearest neighbour", xticks=range(len(results)))
+    left.set(ylim=(0, 1), ylabel="accuracy of one nearest neighbour", xticks=range(len(results)))
     left.set_xticklabels([name.replace(" + ", "\n+ ").replace("t c", "t\nc") for name in results])
     left.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
     scales = results["breast cancer + noise"][1]
