@@ -29,7 +29,6 @@ layer = bnorm.load("layer.npz")
 """
 WRONG = {
     'bnorm.BatchNorm1d(3, activation="tanh")': "Literal",
-    'bnorm.LayerNorm(3).weight.data = "one" + 1': "Unsupported operand",
     "bnorm.load(3)": "incompatible type",
 }
 
@@ -38,7 +37,7 @@ def mypy(folder, text):
     (folder / "user.py").write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", folder / "user.py"]
     done = child.started(command, MYPYPATH=Path(bnorm.__file__).parents[1], MYPY_CACHE_DIR=folder)
-    return [line for line in done.stdout.splitlines() if "error" in line]
+    return [line for line in done.stdout.splitlines() if ": error:" in line]
 
 
 def test_a_program_of_a_user(tmp_path):
