@@ -1,13 +1,13 @@
 """Parquet and Arrow files as batches of columns, however large their row groups and batches are."""
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from bnorm.app.errors import DataError
 from bnorm.app.opening import ARROW_FILE, ARROW_STREAM, PARQUET, Input, spooled
-from bnorm.app.sources import BATCH, MOST_ROWS, Source, pyarrow, rows_per_batch
+from bnorm.app.sources import BATCH, MOST_ROWS, Source, joined, pyarrow, rows_per_batch
 from bnorm.app.stripes import MOST_STATE, state, striped
 
 BUFFER = 1 << 16
@@ -15,7 +15,19 @@ FEW_ROWS = 64  # of text whose length is not known yet
 TEXT_ROWS = 1 << 12  # at most so many rows of text are decoded together
 
 
-class ParquetSource(Source):
+class ColumnarSource(Source):
+    """A file whose row groups or batches have any size, and may be skipped."""
+
+    def _batches(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
+        most = None if set(names) == set(numbers) else BATCH
+        yield from even(self._groups(names, numbers, skip), skip, rows_per_batch(len(names)), most)
+
+    def _groups(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
+        """Record batches of any size, from row `skip` on."""
+        raise NotImplementedError
+
+
+class ParquetSource(ColumnarSource):
     """Row groups of any size are read page by page; those before `skip` are not read at all."""
 
     def __init__(self, given: Input) -> None:
@@ -38,7 +50,7 @@ class ParquetSource(Source):
 
         return parquet.ParquetFile(self._path, pre_buffer=False, buffer_size=BUFFER)
 
-    def _batches(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
+    def _groups(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
         with self._open() as file:
             meta = file.metadata
             groups, start = list(range(file.num_row_groups)), 0
@@ -89,7 +101,7 @@ class ParquetSource(Source):
             yield batch
 
 
-class ArrowSource(Source):
+class ArrowSource(ColumnarSource):
     """Arrow's IPC formats: the file, which is Feather too, and the stream.
 
     Nothing in them tells of damage, so every value is checked: an offset that points elsewhere would end the process.
@@ -130,7 +142,7 @@ class ArrowSource(Source):
         with opened(buffer) as reader:
             yield reader, pages
 
-    def _batches(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
+    def _groups(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
         yield from self._after(self._slices(names), skip)
 
     def _slices(self, names: Sequence[str]) -> Iterator[Any]:
@@ -154,3 +166,27 @@ def _each(reader: Any) -> Iterator[Any]:
     """The batches of a stream; none of a file without any."""
     if not hasattr(reader, "num_record_batches"):
         yield from reader
+
+
+def even(batches: Iterable[Any], row: int, rows: int, most: int | None) -> Iterator[Any]:
+    """The same rows in batches that end where a multiple of `rows` does, and at the end.
+
+    row    the number of the first
+    most   about how many bytes a batch may have, if it has columns of text
+    """
+    waiting: list[Any] = []
+    size = 0
+    for batch in batches:
+        while batch.num_rows:
+            take = min(batch.num_rows, rows - row % rows)
+            if most and (bytes_ := batch.slice(0, take).nbytes) > most:
+                take = max(1, take * most // bytes_)
+            piece, batch = batch.slice(0, take), batch.slice(take)
+            waiting.append(piece)
+            size += piece.nbytes if most else 0
+            row += take
+            if row % rows == 0 or (most and size >= most):
+                yield joined(waiting)
+                waiting, size = [], 0
+    if waiting:
+        yield joined(waiting)

@@ -8,7 +8,7 @@ never ends once it is left.
 import codecs
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -17,9 +17,11 @@ from bnorm.app.csv_blocks import BLOCK, LONGEST, LongRowError, blocks
 from bnorm.app.dialects import PLAIN, Dialect
 from bnorm.app.errors import DataError, NotANumberError
 from bnorm.app.opening import BOMS, Bytes, Input, Recoded, Unpacked, codec_of
-from bnorm.app.sources import Source, pyarrow, said
+from bnorm.app.sources import BATCH, Source, joined, pyarrow, said
 from bnorm.app.text import Quotes
 
+BEGINNING = 1 << 20  # bytes that show the types of columns
+FEW_ROWS = 1 << 12  # of a batch: what is done for each column of each costs little
 LOOK = 1 << 16  # bytes that show what is in quotes
 LOOKS = 16  # places of a file where columns without values at its beginning are looked at
 SIGNED = re.compile(r"[-+]?[\d.,]*\d[\d.,]*(e[-+]?\d+)?", re.IGNORECASE)
@@ -63,7 +65,7 @@ class CsvSource(Source):
 
     def _looked_at(self, stream: Bytes) -> bytes:
         """The beginning, with at least the first two lines in it; blocks are made large enough for such lines."""
-        size, lines = BLOCK, 2 + self._dialect.skip_rows
+        size, lines = BEGINNING, 2 + self._dialect.skip_rows
         first = stream.peek(size)
         if b"\0" in first:
             raise DataError(f"{self._input.name}: expected text, got bytes of zero: no CSV file, or another --encoding")
@@ -78,7 +80,7 @@ class CsvSource(Source):
     def _beginning(self, first: bytes) -> tuple[list[str], list[Any]]:
         """The names of the columns, and the columns of the rows at the beginning."""
         text = first.split(b"\n", self._dialect.skip_rows)[-1].removeprefix(codecs.BOM_UTF8)
-        if len(first) >= BLOCK and (stop := text.rfind(b"\n")) > 0:
+        if len(first) >= BEGINNING and (stop := text.rfind(b"\n")) > 0:
             text = text[: stop + 1]
         if not text.strip():
             raise DataError(f"{self._input.name}: expected a table, got an empty file")
@@ -100,10 +102,10 @@ class CsvSource(Source):
         Text that is mostly numbers counts as numbers, so that the others are reported as errors. As text the column
         would silently be missing in the result.
         """
-        from pyarrow import compute, types
-
-        if not types.is_string(column.type) or not len(column):
+        if not pyarrow().types.is_string(column.type) or not len(column):
             return column.type
+        from pyarrow import compute  # takes a tenth of the time of a small command
+
         numbers = compute.match_substring_regex(column, self._dialect.number)
         blank = compute.is_in(compute.utf8_trim_whitespace(column), pyarrow().array(["", *self._dialect.nulls]))
         if 2 * (compute.sum(numbers).as_py() or 0) > len(column) - compute.sum(blank).as_py():
@@ -121,7 +123,7 @@ class CsvSource(Source):
             for i in range(1, LOOKS):
                 file.seek(self.size * i // LOOKS)
                 file.readline()
-                text = b"".join(file.readlines(BLOCK // 4))
+                text = b"".join(file.readlines(BEGINNING // 4))
                 if not text.strip():
                     continue
                 rows = self._look(text, names)
@@ -158,7 +160,7 @@ class CsvSource(Source):
 
     def _batches(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
         try:
-            yield from self._after(self._rows(names, numbers), skip)
+            yield from self._after(_large(self._rows(names, numbers)), skip)
         except LongRowError as error:
             raise DataError(f"{self.name}: after row {self._read}: {error}") from None
 
@@ -181,9 +183,11 @@ class CsvSource(Source):
 
     def _result(self, parsed: "Future[Any]") -> Any:
         try:
-            return parsed.result()
+            batch = parsed.result()
         except _BadRowError as error:
             raise error.told(self.name, self._read, self._dialect.header) from None
+        self._read += batch.num_rows
+        return batch
 
     def _to_the_header(self, stream: Bytes) -> None:
         """Leave out the lines before the header, and the mark that some programs put before all text in UTF-8."""
@@ -259,6 +263,18 @@ class CsvSource(Source):
         if row is None:
             return DataError(f"{self.name}: after row {self._read}: {what}")
         return _BadRowError(int(row) - 1 - header, list(self.columns)[int(column)] if column else None, None, what)
+
+
+def _large(batches: Iterable[Any]) -> Iterator[Any]:
+    """The same rows in batches that are not small, so that wide files are not read some rows at a time."""
+    waiting: list[Any] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(b.num_rows for b in waiting) >= FEW_ROWS or sum(b.nbytes for b in waiting) >= BATCH:
+            yield joined(waiting)
+            waiting = []
+    if waiting:
+        yield joined(waiting)
 
 
 class _BadRowError(Exception):

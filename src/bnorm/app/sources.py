@@ -67,10 +67,8 @@ class Source:
         They end at the same rows however much is skipped, so what is summed together is the same too.
         """
         self.position = self._read = 0
-        batches = self._batches(names, numbers, skip)
-        most = None if set(names) == set(numbers) else BATCH
         try:
-            for batch in even(batches, skip, rows_per_batch(len(names)), most):
+            for batch in self._batches(names, numbers, skip):
                 self.position = max(self.position, skip) + batch.num_rows
                 yield batch
         except (pyarrow().ArrowException, OSError, UnicodeDecodeError) as error:
@@ -78,7 +76,7 @@ class Source:
         self.position, self.fraction = self._read, 1.0
 
     def _batches(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
-        """Record batches of any size, from row `skip` on."""
+        """Record batches from row `skip` on, which end at the same rows for every `skip`."""
         raise NotImplementedError
 
     def _after(self, batches: Iterable[Any], skip: int, start: int = 0) -> Iterator[Any]:
@@ -98,29 +96,6 @@ def rows_per_batch(columns: int) -> int:
     return max(64, min(MOST_ROWS, BATCH // (8 * max(1, columns))))
 
 
-def even(batches: Iterable[Any], row: int, rows: int, most: int | None) -> Iterator[Any]:
-    """The same rows in batches that end where a multiple of `rows` does, and at the end.
-
-    row    the number of the first
-    most   about how many bytes a batch may have, if it has columns of text
-    """
-    waiting: list[Any] = []
-    size = 0
-    for batch in batches:
-        while batch.num_rows:
-            take = min(batch.num_rows, rows - row % rows)
-            if most and (bytes_ := batch.slice(0, take).nbytes) > most:
-                take = max(1, take * most // bytes_)
-            piece, batch = batch.slice(0, take), batch.slice(take)
-            waiting.append(piece)
-            size += piece.nbytes if most else 0
-            row += take
-            if row % rows == 0 or (most and size >= most):
-                yield _joined(waiting)
-                waiting, size = [], 0
-    if waiting:
-        yield _joined(waiting)
-
-
-def _joined(batches: Sequence[Any]) -> Any:
+def joined(batches: Sequence[Any]) -> Any:
+    """Record batches as one."""
     return batches[0] if len(batches) == 1 else pyarrow().concat_batches(batches)

@@ -14,6 +14,7 @@ from bnorm.app.sources import pyarrow
 PAGE = 1 << 20  # bytes, by the usual settings of writers
 MOST_STATE = 192 << 20  # bytes that a reader may hold
 STRIPE_STATE = 48 << 20
+DECODED = 16 << 20  # bytes of a stripe that are decoded together: a call for few rows of a column costs more than they
 
 
 def state(columns: int, size: int) -> int:
@@ -45,9 +46,13 @@ def _kept(file: Any, group: int, fields: Sequence[Any], rows: int, disk: Any) ->
 
     start: int = disk.tell()
     schema = pyarrow().schema(fields)
+    numbers = all(pyarrow().types.is_primitive(field.type) for field in fields)  # text may be long
+    together = rows * max(1, DECODED // (8 * rows * len(fields))) if numbers else rows
     with ipc.new_stream(disk, schema) as writer:
-        for batch in file.iter_batches(rows, row_groups=[group], columns=schema.names):
-            writer.write_batch(batch.select(schema.names))
+        for batch in file.iter_batches(together, row_groups=[group], columns=schema.names):
+            whole = batch.select(schema.names)
+            for first in range(0, batch.num_rows, rows):
+                writer.write_batch(whole.slice(first, rows))
     return start
 
 
