@@ -2,6 +2,7 @@
 
 import csv
 import gc
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -200,3 +201,14 @@ def test_an_error_while_the_output_is_open(command, tmp_path, state, suffix):
     assert "x.parquet: column 'f1', row 51: expected a finite number, got inf" in said
     gc.collect()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["learn.parquet", "s.npz", "x.parquet"]
+
+
+def test_uuids_are_text_in_csv(tmp_path):
+    if not hasattr(pa, "uuid"):
+        pytest.skip("this pyarrow has no type for UUIDs")
+    one = UUID(int=2**127 + 5)
+    kept = pa.array([one.bytes, None], pa.binary(16))
+    batch = pa.record_batch([pa.ExtensionArray.from_storage(pa.uuid(), kept), pa.array([1, 2])], names=["key", "x"])
+    with writers.table(str(tmp_path / "a.csv"), batch.schema) as writer:
+        writer.write_batch(batch)
+    assert (tmp_path / "a.csv").read_text() == f"key,x\n{one},1\n,2\n"

@@ -7,6 +7,7 @@ there is none, the error names the column before anything is written.
 import io
 from collections.abc import Callable, Mapping
 from typing import Any
+from uuid import UUID
 
 from bnorm.app.errors import DataError
 from bnorm.app.sources import pyarrow, said
@@ -51,6 +52,9 @@ def _converted(array: Any, kind: Any) -> Any:
     pa = pyarrow()
     if array.type == kind:
         return array
+    if _is_uuid(array.type) and types.is_string(kind):
+        ids = array.storage.to_pylist()
+        return pa.array([None if value is None else str(UUID(bytes=value)) for value in ids], kind)
     if isinstance(array, pa.ExtensionArray):
         return _converted(array.storage, kind)
     if types.is_run_end_encoded(array.type):
@@ -70,6 +74,8 @@ def _in_csv(kind: Any) -> Any:
     from pyarrow import types
 
     pa = pyarrow()
+    if _is_uuid(kind):
+        return pa.string()
     if (values := _values(kind)) is not None:
         return _in_csv(values)
     if types.is_string_view(kind) or types.is_binary_view(kind):
@@ -109,6 +115,11 @@ def _values(kind: Any) -> Any:
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         return kind.value_type
     return kind.storage_type if isinstance(kind, pyarrow().BaseExtensionType) else None
+
+
+def _is_uuid(kind: Any) -> bool:
+    """Whether a type is that of UUIDs, which some versions of pyarrow do not have."""
+    return getattr(kind, "extension_name", None) == "arrow.uuid"
 
 
 def _without_view(kind: Any) -> Any:
