@@ -34,6 +34,7 @@ myst_heading_anchors = 3
 default_role = "literal"
 autodoc_typehints = "none"  # docstrings have the types, in words
 autodoc_member_order = "bysource"
+toc_object_entries_show_parents = "hide"  # the names of classes would not fit beside the page
 napoleon_google_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
