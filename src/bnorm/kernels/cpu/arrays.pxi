@@ -1,6 +1,6 @@
 # NumPy arrays to pointers and back.
 #
-# Uses expect, expect_block, need (guards), bypasses, plan, sizes, unaided (plan).
+# Uses expect, expect_block, need (guards), bypasses, plan, rounded_up, sizes, unaided (plan).
 # Gives MOST_AXES, data, expect_vectors, folded, is_wide, itemsize, line_of, matrix, narrow_of, pair, partial_size,
 # read_activation, result, scratch, seen_as, target, to_type, vector, vector_size, view.
 
@@ -89,7 +89,7 @@ def narrowed(cnp.ndarray y, cnp.ndarray like):
 
 
 cdef void* scratch(size_t bytes) except NULL:
-    cdef void* memory = malloc(bytes + 64)
+    cdef void* memory = malloc(bytes + BN_LINE)
     if memory == NULL:
         raise MemoryError(f"bnorm: no memory for {bytes} bytes of partial results")
     return memory
@@ -97,7 +97,7 @@ cdef void* scratch(size_t bytes) except NULL:
 
 cdef inline char* line_of(char* memory) noexcept nogil:
     """Where the first whole cache line of scratch begins, which has that many more bytes."""
-    return memory + (-<size_t>memory & 63)
+    return memory + (-<size_t>memory & (BN_LINE - 1))
 
 
 cdef int view(Job* job, cnp.ndarray x, bint reduces=True) except -1:
@@ -164,7 +164,7 @@ cdef inline size_t partial_size(const Job* job) noexcept nogil:
 
 cdef inline size_t vector_size(const Job* job) noexcept nogil:
     """Bytes of one per-channel vector in the type that the loops compute in, kept aligned."""
-    return (<size_t>job.channels * (sizeof(double) if job.wide else sizeof(float)) + 63) // 64 * 64
+    return rounded_up(job.channels * <Py_ssize_t>(sizeof(double) if job.wide else sizeof(float)), BN_LINE)
 
 
 cdef inline void folded(Job* job, char* memory) noexcept nogil:

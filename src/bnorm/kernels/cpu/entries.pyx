@@ -13,7 +13,21 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from bnorm.kernels.cpu.buffers cimport empty
-from bnorm.kernels.cpu.jobs cimport FIRST, LANES, STRIPE, TILE, WIDE, Activation, Job, Loops, RowJob, row_task_t, task_t
+from bnorm.kernels.cpu.jobs cimport (
+    CHUNK,
+    FIRST,
+    LANES,
+    STRIPE,
+    TILE,
+    VECTOR,
+    WIDE,
+    Activation,
+    Job,
+    Loops,
+    RowJob,
+    row_task_t,
+    task_t,
+)
 from bnorm.kernels.cpu.threads cimport threads_for
 
 from bnorm.kernels.activation import IDENTITY
@@ -49,6 +63,7 @@ cdef extern from "lanes.h" nogil:
 
 cdef extern from "streams.h" nogil:
     enum:
+        BN_LINE
         BN_STREAMS
 
 cdef extern from "narrow.h" nogil:

@@ -1,13 +1,31 @@
-"""What the entries tell the loops: one job, cut into tasks by its shape alone."""
+"""What the entries tell the loops: one job, cut into tasks by its shape alone.
+
+The words of the loops, each with one meaning in all files:
+
+    run         the values of a channel at one outer position, which lie side by side; long ones are cut into segments
+    row         of a Job `widen` outer positions, or a segment of each run; of a RowJob what has statistics of its own
+    column      a place in a row of a Job: a channel has widen * inner of them
+    piece       the rows of a task; a `group`, the channels of a task (of a RowJob: the groups of a task are a `cut`)
+    tile        channels whose columns are summed side by side, all rows of a piece before the next tile
+    block       rows summed about one center, whose sums are merged with what was before once
+    partial     the result of a piece; the parts of moments are count, mean, m2 and low
+    stripe      STRIPE rows, whose sums down the columns are made in the type of x
+    batch       rows of which all sums are made before their maps, so that both find them in the first-level cache
+    chunk       narrow values, of 8 or 16 bits, that are converted at a time; wide is float64
+    line        values mapped at a time; those of the caches are called so, but in the headers, which know no others
+    far, sent   fetched into the caches before it is read; stored past the caches (the output is a `stream` then)
+"""
 
 cdef enum:
-    TILE = 256      # columns that one row of few channels is widened to; from more values a run may be long
-    WIDE = 1024     # most columns whose sums are made together; from more values a run is long
-    LANES = 64      # partial sums along one long run, the same at every vector width
-    BLOCK = 1024    # most rows between two merges of the running moments; BLOCK * LANES values of a long run
-    FIRST = 32      # rows of the first block of a task; the next blocks have three times what was before, BLOCK at most
-    BUFFER = 2048   # values of short rows that are worked on together
-    STRIPE = 8      # rows summed in the type of x before the sum is added in float64
+    TILE = 256      # most columns that a row of few channels is widened to; from more values a run may be long
+    WIDE = 1024     # most columns of a tile: their sums fill half a first-level cache; from more values a run is long
+    LANES = 64      # partial sums along a long run: four of the widest vectors of float32, whose additions overlap
+    BLOCK = 1024    # most rows of a block, of a run times LANES: rounding grows with them, what merging costs falls
+    FIRST = 32      # rows of the first block of a task, few as its center costs a pass of its own
+    BUFFER = 2048   # values of a batch of short rows: with dy and dx they fit the first-level cache
+    STRIPE = 8      # rows of a stripe: in the type of x so few lose little, and float64 sums cost a few rows' time
+    CHUNK = 1 << 16     # bytes of converted values: twice so many, of x and dy, stay in the second-level cache
+    VECTOR = 16     # values of the widest vector, of float32
 
 
 # What comes after normalizing.
@@ -72,7 +90,7 @@ ctypedef struct RowJob:
     Py_ssize_t step, steps, pieces, group, cuts
     bint wide               # 0 float32, 1 float64
     int narrow              # BN_HALF or BN_BFLOAT, or BN_REAL, 0: then the rows are converted, by way of float32,
-    Py_ssize_t together     # so many outer positions at a time,
+    Py_ssize_t chunk        # so many outer positions at a time,
     char* room              # in memory of the thread, of as many bytes
     size_t room_size
     int failed              # there is none: any task may set it

@@ -3,23 +3,26 @@
 # depend on it, as none of them knows of the others.
 #
 # Uses nothing of its siblings.
-# Gives ROW, bypasses, fits, plan, plan_rows, run, run_map, scattered, sizes, unaided.
+# Gives ROW, bypasses, fits, plan, plan_rows, rounded_up, run, run_map, scattered, sizes, unaided.
 
 cdef enum:
-    TASK = 16384            # values that make a task worth its bookkeeping
+    TASK = 16384            # values that make a task worth its bookkeeping: they take a few microseconds
     MAX_TASKS = 128         # enough to keep many threads evenly busy
-    FEW_SUMS = 4            # so many pieces of rows may be of eight rows, though their sums cost as much as two rows
+    WORTH = 4               # from more tasks than this two threads are faster than one, though their sums are merged
+    FEW_SUMS = 4            # so many pieces of rows may be of one stripe, though their sums cost as much as two rows
     MIN_ROWS = 512          # rows in a piece of columns, if it is not one of two: starting and merging it takes time
     FEW = 16                # with more pieces than this, pieces grow to four times MIN_ROWS before more are made
-    NARROW = 128            # columns that one thread sums while another sums those beside them
+    LEFT = 8                # rows that widening leaves: so many are summed side by side
+    FULL = 64               # columns of a row from which what does not fill a vector costs little
+    MANY_TILES = 8          # so many keep the threads busy without being cut into pieces
+    SLICE = 128             # columns that one thread sums while another sums those beside them
     FUSE = 1 << 20          # bytes of channels that the second-level cache keeps from one pass over them to the next
-    TOGETHER = 1 << 14      # values of narrow rows that are converted together
     ROW = 64                # values that take as long as the statistics of a row
     SCATTERED = 9 << 20     # bytes of all arrays, for each thread, from which what some channels need is fetched ahead
     UNAIDED = 1 << 25       # from so many bytes on an input is in none of the caches, but in memory: see NOTES.md too
 
 
-# Arrays of how many bytes are large: see benchmarks/NOTES.md.
+# Arrays of how many bytes are large: benchmarks/NOTES.md has the measurements.
 ctypedef struct Sizes:
     Py_ssize_t stream      # an output that bypasses the caches
     Py_ssize_t stream_one  # the same on one thread, or if x is read twice and may be in a cache meanwhile
@@ -32,9 +35,12 @@ ctypedef struct Sizes:
 
 cdef bint foresees = bn_foresees()
 # Where the third level is near: found on an AMD EPYC.
-cdef Sizes sizes = Sizes(16 << 20, 10 << 20, 8 << 20, 14 << 20, 9 << 20, 9 << 19, 3 << 20)
-if bn_far_third_level():    # twice the second level: what does not fit there might as well be in memory
-    sizes = Sizes(4 << 20, 4 << 20, 4 << 20, 4 << 20, 4 << 20, 4 << 20, 4 << 20)
+cdef Sizes near_level = Sizes(stream=16 << 20, stream_one=10 << 20, stream_two=8 << 20,
+                              far=14 << 20, far_two=9 << 20, far_alone=9 << 19, far_rows=3 << 20)
+# Where it is far, twice the second level: what does not fit there might as well be in memory.
+cdef Sizes far_level = Sizes(stream=4 << 20, stream_one=4 << 20, stream_two=4 << 20,
+                             far=4 << 20, far_two=4 << 20, far_alone=4 << 20, far_rows=4 << 20)
+cdef Sizes sizes = far_level if bn_far_third_level() else near_level
 
 
 def use_sizes(**changed):
@@ -62,6 +68,11 @@ cdef Py_ssize_t parts(Py_ssize_t whole, Py_ssize_t part) noexcept nogil:
     return max(<Py_ssize_t>1, (whole + part - 1) // part)
 
 
+cdef Py_ssize_t rounded_up(Py_ssize_t n, Py_ssize_t unit) noexcept nogil:
+    """n, or the next multiple of the unit."""
+    return (n + unit - 1) // unit * unit
+
+
 cdef Py_ssize_t evenly(Py_ssize_t values) noexcept nogil:
     """How many tasks: a power of two, since of three tasks one of two threads would have two."""
     cdef Py_ssize_t tasks = 1
@@ -81,7 +92,7 @@ cdef Py_ssize_t power_of_two(Py_ssize_t most) noexcept nogil:
 cdef Py_ssize_t widening(Py_ssize_t outer, Py_ssize_t columns) noexcept nogil:
     """How many outer positions make one row, so that a row fills whole vectors."""
     cdef Py_ssize_t widen = 1, width = columns
-    while 0 < 2 * width <= TILE and outer // (2 * widen) >= 8 and (width < 64 or width % 16 != 0):
+    while 0 < 2 * width <= TILE and outer // (2 * widen) >= LEFT and (width < FULL or width % VECTOR != 0):
         widen *= 2
         width *= 2
     return widen
@@ -104,33 +115,33 @@ cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
         groups = min(units, tasks // pieces)
     elif inner == 1 or job.widen > 1:
         pieces = max(min(job.rows // MIN_ROWS, <Py_ssize_t>FEW), job.rows // (4 * MIN_ROWS))
-        if pieces == 1 and tasks > 4:   # the least that is worth two threads
+        if pieces == 1 and tasks > WORTH:
             pieces = 2
         pieces = power_of_two(min(pieces, tasks))
         groups = min(units, tasks // pieces)
-        across = min(parts(threads_for(job.outer * C, tasks), pieces), C // NARROW)
+        across = min(parts(threads_for(job.outer * C, tasks), pieces), C // SLICE)
         # Not if values are converted: how many rows at a time depends on their length, and the sums on that.
         if across > groups and job.widen == 1 and job.narrow == BN_REAL:
             job.across = True
-            job.tile = (parts(C, across) + 15) // 16 * 16
+            job.tile = rounded_up(parts(C, across), VECTOR)
             groups = units = parts(C, job.tile)
     else:
         groups = min(units, tasks)
         pieces = max(<Py_ssize_t>1, tasks // groups)
         # A tile of channels that fits in cache is not cut: both passes over it, then the next.
-        if units >= 8 and job.outer * job.tile * inner * itemsize <= FUSE:
+        if units >= MANY_TILES and job.outer * job.tile * inner * itemsize <= FUSE:
             pieces = 1
     job.segments = 1
     job.segment = inner
     if job.runs and job.outer < pieces:     # few and long: a Fortran-ordered table is one run per column
         job.segment = parts(inner, min(pieces // max(<Py_ssize_t>1, job.outer), parts(inner, TASK)))
-        job.segment = (job.segment + LANES - 1) // LANES * LANES
+        job.segment = rounded_up(job.segment, LANES)
         job.segments = parts(inner, job.segment)
         job.rows = job.outer * job.segments
     pieces = max(<Py_ssize_t>1, min(job.rows, pieces))
     job.group = parts(units, groups) * job.tile
     job.groups = parts(C, job.group)
-    job.piece = (parts(job.rows, pieces) + 7) // 8 * 8 if inner == 1 else parts(job.rows, pieces)
+    job.piece = rounded_up(parts(job.rows, pieces), STRIPE if inner == 1 else 1)
     job.pieces = parts(job.rows, job.piece)
 
 
@@ -188,14 +199,14 @@ cdef void plan_rows(RowJob* job) noexcept nogil:
     job.pieces = max(<Py_ssize_t>1, min(job.pieces, tasks))
     job.group = parts(groups, min(groups, parts(tasks, job.pieces)))
     job.cuts = parts(groups, job.group)
-    # As many narrow rows together as stay in the cache; with parameter sums, whole stripes of them.
-    cdef Py_ssize_t width = job.group * size, arrays = 1 if job.dy == NULL else 2
-    job.together = max(<Py_ssize_t>1, TOGETHER // width)
-    if job.params and job.together < STRIPE and STRIPE * width * 2 <= FUSE // 4:
-        job.together = STRIPE
-    if job.together > STRIPE:
-        job.together = job.together // STRIPE * STRIPE
-    job.together = 1 if job.cuts > 1 else min(job.together, parts(job.steps, job.pieces) * job.step)
-    job.room_size = (job.together * width * arrays + 16) * sizeof(float)
+    # With parameter sums a chunk has whole stripes of narrow rows, if the second-level cache has room for one.
+    cdef Py_ssize_t width = job.group * size, arrays = 1 if job.dy == NULL else 2, itemsize = sizeof(float)
+    job.chunk = max(<Py_ssize_t>1, CHUNK // itemsize // width)
+    if job.params and job.chunk < STRIPE and STRIPE * width * 2 * itemsize <= FUSE:
+        job.chunk = STRIPE
+    if job.chunk > STRIPE:
+        job.chunk = job.chunk // STRIPE * STRIPE
+    job.chunk = 1 if job.cuts > 1 else min(job.chunk, parts(job.steps, job.pieces) * job.step)
+    job.room_size = (job.chunk * width * arrays + VECTOR) * itemsize
     if job.params:
         job.room_size += 2 * job.group * job.channels * (sizeof(double) + sizeof(float)) + 2 * BN_BEYOND

@@ -1,7 +1,7 @@
 # Layer, group, instance and RMS normalization.
 #
 # Uses data, is_wide, line_of, narrow_of, read_activation, result, scratch, to_type, vector (arrays), expect,
-# expect_block, expect_like, need (guards), ROW, bypasses, plan_rows, sizes (plan).
+# expect_block, expect_like, need (guards), ROW, bypasses, plan_rows, rounded_up, sizes (plan).
 # Gives entries only.
 
 
@@ -44,7 +44,7 @@ cdef int row_view(
 cdef inline size_t columns_size(const RowJob* job) noexcept nogil:
     """Bytes for gamma, for beta or for sums of columns, and for what is read behind them; whole cache lines."""
     cdef size_t itemsize = sizeof(double) if job.wide else sizeof(float)
-    return (job.groups * job.channels * itemsize + BN_BEYOND + 63) & ~<size_t>63 if has_columns(job) else 0
+    return rounded_up(job.groups * job.channels * itemsize + BN_BEYOND, BN_LINE) if has_columns(job) else 0
 
 
 cdef void column(const double* values, double absent, Py_ssize_t n, size_t size, bint wide, char* to) noexcept nogil:

@@ -40,7 +40,7 @@ ctypedef fused real:
 
 cdef enum:
     BLOCK = 256     # values that are summed before their sum is added to a longer one
-    TILE = 256      # columns whose sums are made together
+    TILE = 256      # columns that are summed side by side
     LANES = 64      # partial sums along a run of a channel; up to so many values are a column each
     TASK = 16384    # values that make a task worth its bookkeeping
     PIECES = 64     # at most, of the outer axis

@@ -3,7 +3,7 @@
 #
 # Uses nothing of its siblings.
 # Gives Block, Columns, FETCH_COLUMNS, ROWS, block_rows, bounded, columns_of, fetch_rows, from_position, gather,
-# head_of, lane_sum, one_nan, plane_of, planes_of, run_block, spread, values_of, whole_sums, width_of, zero.
+# head_of, lane_sum, one_nan, plane_of, planes_of, pour, run_block, spread, values_of, whole_sums, width_of, zero.
 
 cdef enum:
     FETCH_COLUMNS = 16  # columns between two fetches of what comes next, by rows: few lines at a time
@@ -11,7 +11,7 @@ cdef enum:
     MANY_COLUMNS = 128  # from so many on it pays to begin with whole cache lines
 
 
-# What is summed together: `rows` rows of `widen * channels * run` columns, `stride` values apart, and below them the
+# A block: `rows` rows of `widen * channels * run` columns, `stride` values apart, and below them the
 # first `extra` columns of one more.
 ctypedef struct Block:
     Py_ssize_t rows, stride, extra
@@ -55,9 +55,9 @@ cdef inline Py_ssize_t width_of(const Block* b) noexcept nogil:
 
 cdef inline Py_ssize_t head_of(const real* x, const Block* b) noexcept nogil:
     """How many columns come before the first whole cache line, if that is the same in all rows."""
-    if width_of(b) < MANY_COLUMNS or b.stride * sizeof(real) % 64 != 0:
+    if width_of(b) < MANY_COLUMNS or b.stride * sizeof(real) % BN_LINE != 0:
         return 0
-    return (-<size_t>x & 63) // sizeof(real)
+    return (-<size_t>x & (BN_LINE - 1)) // sizeof(real)
 
 
 cdef inline Py_ssize_t values_of(const Block* b) noexcept nogil:
@@ -133,6 +133,14 @@ cdef inline const real* columns_of(const real* values, const Block* b, real* col
         return values
     spread(values, b.widen, b.channels, b.run, columns)
     return columns
+
+
+cdef inline void pour(real* some, Py_ssize_t n, double* all) noexcept nogil:
+    """Add sums of a few values to those of all, in float64, and begin new ones."""
+    cdef Py_ssize_t j
+    for j in range(n):
+        all[j] += <double>some[j]
+        some[j] = 0
 
 
 cdef inline double lane_sum(const double* lanes, Py_ssize_t n) noexcept nogil:

@@ -121,7 +121,7 @@ cdef inline bint products_beyond_float(
     cdef int bad = 0
     for c in range(channels):
         bad |= not (fabs(d[c]) < INFINITY)
-        bad |= (fabs(d[c]) < 1e-30 * count) & (s[c] != 0.0)
+        bad |= (fabs(d[c]) < BN_LEAST_PRODUCT * count) & (s[c] != 0.0)
     return bad != 0
 
 
@@ -133,13 +133,8 @@ cdef void plane_products(
     cdef Block p = plane_of(b)
     zero(sums, 8 * p.channels)
     zero(dots, 8 * p.channels)
-    if real is float:
-        bn_plane_products_float(act, p.rows, p.stride, p.channels, p.run, dy, x,
-                                <const float*>of.h, <const float*>of.scale, <const float*>of.shift, p.ahead, sums, dots)
-    else:
-        bn_plane_products_double(act, p.rows, p.stride, p.channels, p.run, dy, x,
-                                 <const double*>of.h, <const double*>of.scale, <const double*>of.shift, p.ahead, sums,
-                                 dots)
+    bn_plane_products(act, p.rows, p.stride, p.channels, p.run, dy, x, <const real*>of.h, <const real*>of.scale,
+                      <const real*>of.shift, p.ahead, sums, dots)
     whole_sums(p.channels, sums, s)
     whole_sums(p.channels, dots, d)
 

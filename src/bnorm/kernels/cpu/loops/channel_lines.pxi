@@ -25,10 +25,10 @@ cdef inline bint infinite(const real* x, Py_ssize_t n) noexcept nogil:
 
 
 cdef inline bint last_infinite(const real* x, Py_ssize_t n) noexcept nogil:
-    """The same of what does not fill 16 values; looking at some twice, as whole vectors, is faster than one by one."""
-    if n % 16 == 0:
+    """The same of what does not fill a vector; looking at some twice, as whole vectors, is faster than one by one."""
+    if n % VECTOR == 0:
         return False
-    return infinite(x, n) if n < 16 else infinite(x + n - 16, 16)
+    return infinite(x, n) if n < VECTOR else infinite(x + n - VECTOR, <Py_ssize_t>VECTOR)
 
 
 cdef inline bint finite_columns(const real* x, real* y, Py_ssize_t n, const Columns* of) noexcept nogil:
@@ -171,7 +171,7 @@ cdef inline Columns from_column(const Columns* of, Py_ssize_t k, const real* x) 
 
 cdef void look(Job* job, const real* x, Py_ssize_t n) noexcept nogil:
     """Note an infinity among n values that are about to be mapped, and are in the first-level cache from now on."""
-    if infinite(x, n & -16) or last_infinite(x, n):
+    if infinite(x, n // VECTOR * VECTOR) or last_infinite(x, n):
         bn_set(&job.infinite)
 
 
@@ -179,7 +179,7 @@ cdef void checked_columns(
     Job* job, const real* x, real* y, Py_ssize_t n, const Columns* of
 ) noexcept nogil:
     """normalize_columns that notes an infinity."""
-    cdef Py_ssize_t k = n & -16
+    cdef Py_ssize_t k = n // VECTOR * VECTOR
     cdef bint found = last_infinite(x, n)   # before y, which may be x, is written
     cdef Columns rest = from_column(of, k, x)
     if job.act.kind != BN_IDENTITY:

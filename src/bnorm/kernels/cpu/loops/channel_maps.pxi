@@ -8,8 +8,8 @@
 
 cdef enum:
     SCALAR_RUN = 32     # from this length a run is mapped with its channel's numbers in registers
-    LINE = 1024         # values mapped at a time, half as many float64: the first cache holds the numbers of so many
-    TURN = 32           # lines from which it pays to begin them where lines of the cache do
+    LINE = 1024         # values of a line, half as many float64: with their channels' numbers in the first-level cache
+    TURN = 32           # lines from which it pays to begin them where those of the cache do
     LOOK = 512          # values looked at before they are mapped: enough to pay, and few enough to overlap with the map
 
 
@@ -90,16 +90,10 @@ cdef void map_planes(
     if job.dy != NULL:
         dy = <const real*>job.dy + at
     if job.dy == NULL:
-        if real is float:
-            bn_plane_maps_float(job.act, planes, n, x, y, h, scale, shift, edge)
-        else:
-            bn_plane_maps_double(job.act, planes, n, x, y, h, scale, shift, edge)
-    elif real is float:
-        bn_plane_gradients_float(job.act, planes, n, dy, x, y, h, scale, shift,
-                                 <const float*>job.a + c, <const float*>job.b + c, <const float*>job.c + c, edge)
+        bn_plane_maps(job.act, planes, n, x, y, h, scale, shift, edge)
     else:
-        bn_plane_gradients_double(job.act, planes, n, dy, x, y, h, scale, shift,
-                                  <const double*>job.a + c, <const double*>job.b + c, <const double*>job.c + c, edge)
+        bn_plane_gradients(job.act, planes, n, dy, x, y, h, scale, shift, <const real*>job.a + c,
+                           <const real*>job.b + c, <const real*>job.c + c, edge)
 
 
 cdef void map_runs(
@@ -139,7 +133,7 @@ cdef void map_runs(
 cdef inline Py_ssize_t repeats(Py_ssize_t plane, Py_ssize_t most) noexcept nogil:
     """How many outer positions make a line of whole vectors, of up to `most` values: then it has no odd end."""
     cdef Py_ssize_t n = 1, enough = max(<Py_ssize_t>1, most // (4 * plane))
-    while n * plane % 16 and 2 * n * plane <= most:
+    while n * plane % VECTOR and 2 * n * plane <= most:
         n *= 2
     return n * max(<Py_ssize_t>1, enough // n)
 
@@ -158,7 +152,7 @@ cdef inline const real* spread_of(
 
 cdef inline void turn(const real* columns, Py_ssize_t width, Py_ssize_t by, real* turned) noexcept nogil:
     """Let the columns begin with another, and end with those before it."""
-    cdef real[16] first
+    cdef real[VECTOR] first
     if columns != turned:   # there are none
         return
     memcpy(first, turned, by * sizeof(real))
@@ -210,8 +204,8 @@ cdef void map_columns(
     if whole:
         widen = max(<Py_ssize_t>1, min(repeats(plane, most), (stop - at) // plane))
         step = widen * plane
-        if weight == NULL and out.narrow == BN_REAL and step >= 16 and stop - at >= TURN * step:
-            lead = (-<size_t>(<real*>out.y + at) & 63) // sizeof(real)
+        if weight == NULL and out.narrow == BN_REAL and step >= VECTOR and stop - at >= TURN * step:
+            lead = (-<size_t>(<real*>out.y + at) & (BN_LINE - 1)) // sizeof(real)
     line.w = NULL if weight == NULL else <const void*>wr
     while begin < end:
         channels = end - begin if whole or run == 1 else min(end - begin, most // run)

@@ -12,7 +12,8 @@
 
 cdef enum:
     ACROSS = 128    # columns of which four rows are summed before the next four
-    TOGETHER = 32   # rows whose sums are made for themselves before they are added: rounding grows with both numbers
+    CAREFUL = 32    # rows summed before their sum is added: rounding grows with them, and with the number of sums
+    PAGE = 4096     # bytes after which an address falls into the same lines of the first-level cache
 
 ctypedef struct Parts:      # of the channels of a block, one after the other
     double* n
@@ -82,7 +83,7 @@ cdef inline void exact_sums(const real* x, const Block* b, const double* m, doub
     cdef double s0, s1, s2, s3, q0, q1, q2, q3
     cdef Py_ssize_t i, j, k, n, r = 0, stride = b.stride, width = width_of(b)
     cdef Py_ssize_t most = ACROSS if b.ahead == NULL else 4 * FETCH_COLUMNS
-    cdef bint at_once = real is double and b.ahead == NULL and stride * sizeof(real) % 4096 != 0
+    cdef bint at_once = real is double and b.ahead == NULL and stride * sizeof(real) % PAGE != 0
     cdef const real* row
     while at_once and r + ROWS <= b.rows:
         row = x + r * stride
@@ -166,7 +167,7 @@ cdef void careful_sums(
     for j in range(width):
         wj[j] = 1.0
     for r in range(rows):
-        if r % TOGETHER == 0:
+        if r % CAREFUL == 0:
             zero(of_n, width)
             zero(of_s, width)
             zero(of_q, width)
@@ -174,7 +175,7 @@ cdef void careful_sums(
         if b.w != NULL:
             weights_of_row(b.w + r * b.widen * b.run, b.channels, b.run, j, wj)
         weighted_row(x + r * b.stride, wj, j, skipna, m, of_n, of_s, of_q)
-        if r % TOGETHER == TOGETHER - 1 or r == rows - 1:
+        if r % CAREFUL == CAREFUL - 1 or r == rows - 1:
             for j in range(width):
                 n[j] += of_n[j]
                 s[j] += of_s[j]
@@ -249,10 +250,7 @@ cdef void plane_squares(const real* x, const Block* b, const real* m, double* s,
     cdef Block p = plane_of(b)
     zero(sums, 8 * p.channels)
     zero(squares, 8 * p.channels)
-    if real is float:
-        bn_plane_squares_float(p.rows, p.stride, p.channels, p.run, x, m, p.ahead, sums, squares)
-    else:
-        bn_plane_squares_double(p.rows, p.stride, p.channels, p.run, x, m, p.ahead, sums, squares)
+    bn_plane_squares(p.rows, p.stride, p.channels, p.run, x, m, p.ahead, sums, squares)
     whole_sums(p.channels, sums, s)
     whole_sums(p.channels, squares, q)
 
@@ -311,7 +309,7 @@ cdef inline bint beyond_float(
     """Mark channels whose squares left the range in which float32 is exact to its last digit; whether any did."""
     cdef Py_ssize_t c
     cdef int bad = 0, small = 0
-    cdef double floor = 1e-36 * <double>values_of(b)
+    cdef double floor = BN_LEAST_SQUARE * <double>values_of(b)
     for c in range(b.channels):
         bad |= not (q[c] < INFINITY)
         bad |= (q[c] < floor) & (q[c] != 0.0)

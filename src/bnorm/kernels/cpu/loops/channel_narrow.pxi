@@ -4,9 +4,9 @@
 #
 # Integers without weights need no center: their sums and sums of squares have room in 64 bits, and are exact.
 #
-# Uses Block, Columns, columns_of, from_position, gather, values_of, width_of, zero (channel_columns), pair_sums,
-# products_beyond_float, pulled_pair_sums (channel_grads), Output (channel_maps), Parts, centered_sums, exact_sums
-# (channel_moments), add_block, parts_at (channel_tasks).
+# Uses Block, Columns, ROWS, columns_of, from_position, gather, values_of, width_of, zero (channel_columns),
+# pair_sums, products_beyond_float, pulled_pair_sums (channel_grads), Output (channel_maps), Parts, centered_sums,
+# exact_sums (channel_moments), add_block, parts_at (channel_tasks).
 # Gives done, integer_task, narrow_block, read_doubles, read_floats, taken, write_floats.
 
 
@@ -46,16 +46,15 @@ cdef void write_line(Output* out, Py_ssize_t at, Py_ssize_t n, const real* line)
 
 
 cdef enum:
-    PART = 1 << 16      # bytes of converted values that are summed as a block of their own, of x and of dy each
-    NEAR = 4096         # float32 that stay in the first-level cache while they are summed
+    NEAR = 4096         # float32 of a chunk that stays in the first-level cache while it is summed
     FETCHED = 512       # values between two fetches of what comes next
 
 
 cdef void read_rows(
-    Job* job, const void* values, Py_ssize_t at, Py_ssize_t stride, const Block* part, bn_ahead* ahead, real* to
+    Job* job, const void* values, Py_ssize_t at, Py_ssize_t stride, const Block* chunk, bn_ahead* ahead, real* to
 ) noexcept nogil:
-    """The rows of a part, which begin at position `at`, one after the other."""
-    cdef Py_ssize_t n = part.stride, i = 0, all = part.rows * n + part.extra
+    """The rows of a chunk, which begin at position `at`, one after the other."""
+    cdef Py_ssize_t n = chunk.stride, i = 0, all = chunk.rows * n + chunk.extra
     if stride == n:     # they lie so
         n = FETCHED
         stride = n
@@ -68,50 +67,50 @@ cdef void read_rows(
         i += n
 
 
-cdef bint next_part(
-    Job* job, Py_ssize_t at, const Block* b, Py_ssize_t most, Py_ssize_t* begin, Block* part, real* x, real* dy
+cdef bint next_chunk(
+    Job* job, Py_ssize_t at, const Block* b, Py_ssize_t most, Py_ssize_t* begin, Block* chunk, real* x, real* dy
 ) noexcept nogil:
     """Convert the next rows of a block at position `at`, at most so many, from begin[0] on; whether there are any."""
     cdef Py_ssize_t r = begin[0]
     if r > b.rows or r == b.rows and b.extra == 0:
         return False
-    part[0] = b[0]
-    part.ahead = NULL
-    part.stride = width_of(b)
-    part.rows = min(most, b.rows - r)
-    part.extra = b.extra if r + part.rows == b.rows and part.rows < most else 0
-    part.w = from_position(b.w, r * b.widen * b.run)
-    read_rows(job, job.x, at + r * b.stride, b.stride, part, b.ahead, x)
+    chunk[0] = b[0]
+    chunk.ahead = NULL
+    chunk.stride = width_of(b)
+    chunk.rows = min(most, b.rows - r)
+    chunk.extra = b.extra if r + chunk.rows == b.rows and chunk.rows < most else 0
+    chunk.w = from_position(b.w, r * b.widen * b.run)
+    read_rows(job, job.x, at + r * b.stride, b.stride, chunk, b.ahead, x)
     if job.dy != NULL:
-        read_rows(job, job.dy, at + r * b.stride, b.stride, part, NULL, dy)
-    begin[0] = r + part.rows + (part.extra > 0)
+        read_rows(job, job.dy, at + r * b.stride, b.stride, chunk, NULL, dy)
+    begin[0] = r + chunk.rows + (chunk.extra > 0)
     return True
 
 
-cdef void parts_of_block(
+cdef void chunks_of_block(
     Job* job, Py_ssize_t at, const Block* b, Py_ssize_t c, double* partial, const real* x
 ) noexcept nogil:
-    """Add a block as several, of as many rows as have room."""
-    cdef double[PART >> 3] values, gradients
-    cdef Py_ssize_t most = PART // <Py_ssize_t>sizeof(real) // width_of(b), r = 0
-    cdef Block part
-    while next_part(job, at, b, most, &r, &part, <real*>values, <real*>gradients):
-        add_block(job, <const real*>values, <const real*>gradients, &part, c, partial)
+    """Add a block as several, one for each chunk."""
+    cdef double[CHUNK >> 3] values, gradients
+    cdef Py_ssize_t most = CHUNK // <Py_ssize_t>sizeof(real) // width_of(b), r = 0
+    cdef Block chunk
+    while next_chunk(job, at, b, most, &r, &chunk, <real*>values, <real*>gradients):
+        add_block(job, <const real*>values, <const real*>gradients, &chunk, c, partial)
 
 
 cdef bint moments_of_block(Job* job, Py_ssize_t at, const Block* b, Parts to) noexcept nogil:
-    """Add a block of halves to moments that have a mean already: summed in parts that stay in the first-level cache,
+    """Add a block of halves to moments that have a mean already: summed in chunks that stay in the first-level cache,
     and merged once. Not done where a square is not finite, or may be too small for float32, as those of float16 never
     are."""
-    cdef float[PART >> 2] values
+    cdef float[CHUNK >> 2] values
     cdef float[WIDE] center, columns
     cdef double[WIDE] wide, s, q, spread_center
     cdef const float* m
     cdef const double* mean
-    cdef Py_ssize_t most = max(<Py_ssize_t>16, NEAR // width_of(b) // 16 * 16), c, r = 0
-    cdef Block part
+    cdef Py_ssize_t most = max(<Py_ssize_t>ROWS, NEAR // width_of(b) // ROWS * ROWS), c, r = 0
+    cdef Block chunk
     cdef bint odd = False
-    cdef double least = 0.0 if job.exact or job.narrow == BN_HALF else 1e-36 * <double>values_of(b)
+    cdef double least = 0.0 if job.exact or job.narrow == BN_HALF else BN_LEAST_SQUARE * <double>values_of(b)
     for c in range(b.channels):
         wide[c] = to.mean[c] + to.low[c]
         center[c] = <float>wide[c]
@@ -121,11 +120,11 @@ cdef bint moments_of_block(Job* job, Py_ssize_t at, const Block* b, Parts to) no
     mean = columns_of(&wide[0], b, &spread_center[0])
     zero(s, width_of(b))
     zero(q, width_of(b))
-    while next_part(job, at, b, most, &r, &part, &values[0], &values[0]):
+    while next_chunk(job, at, b, most, &r, &chunk, &values[0], &values[0]):
         if job.exact:
-            exact_sums(<const float*>values, &part, mean, s, q)
+            exact_sums(<const float*>values, &chunk, mean, s, q)
         else:
-            centered_sums(<const float*>values, &part, m, s, q)
+            centered_sums(<const float*>values, &chunk, m, s, q)
     gather(s, b)
     gather(q, b)
     for c in range(b.channels):
@@ -137,11 +136,11 @@ cdef bint moments_of_block(Job* job, Py_ssize_t at, const Block* b, Parts to) no
 
 cdef bint gradients_of_block(Job* job, Py_ssize_t at, const Block* b, Py_ssize_t c, double* partial) noexcept nogil:
     """The same of gradient sums. Not done where a product may be too large or too small for float32."""
-    cdef float[PART >> 2] values, gradients
+    cdef float[CHUNK >> 2] values, gradients
     cdef float[WIDE] high, scale, shift
     cdef double[WIDE] s, d
     cdef Py_ssize_t most = max(<Py_ssize_t>8, NEAR // 2 // width_of(b) // 8 * 8), j, r = 0
-    cdef Block part
+    cdef Block chunk
     cdef Columns of
     of.h = columns_of(<const float*>job.high + c, b, &high[0])
     of.scale = of.shift = NULL
@@ -150,11 +149,11 @@ cdef bint gradients_of_block(Job* job, Py_ssize_t at, const Block* b, Py_ssize_t
         of.shift = columns_of(<const float*>job.shift + c, b, &shift[0])
     zero(s, width_of(b))
     zero(d, width_of(b))
-    while next_part(job, at, b, most, &r, &part, &values[0], &gradients[0]):
+    while next_chunk(job, at, b, most, &r, &chunk, &values[0], &gradients[0]):
         if job.act.kind == BN_IDENTITY:
-            pair_sums(<const float*>gradients, <const float*>values, &part, <const float*>of.h, False, s, d)
+            pair_sums(<const float*>gradients, <const float*>values, &chunk, <const float*>of.h, False, s, d)
         else:
-            pulled_pair_sums(<const float*>gradients, <const float*>values, &part, &of, job.act, False, s, d)
+            pulled_pair_sums(<const float*>gradients, <const float*>values, &chunk, &of, job.act, False, s, d)
     gather(s, b)
     gather(d, b)
     if products_beyond_float(b.channels, <double>values_of(b), s, d):
@@ -176,7 +175,7 @@ cdef void narrow_block(
         elif partial[c] != 0.0:
             added = moments_of_block(job, at, b, parts_at(job, c, partial))
     if not added:
-        parts_of_block(job, at, b, c, partial, x)
+        chunks_of_block(job, at, b, c, partial, x)
 
 
 cdef void integer_sums(

@@ -15,23 +15,14 @@ cdef inline void send_columns_by(
     cdef const real* shift = <const real*>of.shift
     cdef int found = 0
     if dy != NULL:
-        if real is float:
-            bn_send_gradients_float(act, dy, x, y, n, h, scale, shift, <const float*>of.a, <const float*>of.b,
-                                    <const float*>of.c, edge)
-        else:
-            bn_send_gradients_double(act, dy, x, y, n, h, scale, shift, <const double*>of.a, <const double*>of.b,
-                                     <const double*>of.c, edge)
+        bn_send_gradients(act, dy, x, y, n, h, scale, shift, <const real*>of.a, <const real*>of.b, <const real*>of.c,
+                          edge)
     elif job.finite:
-        if real is float:
-            found = bn_send_checked_float(act, x, y, n, h, scale, shift, edge)
-        else:
-            found = bn_send_checked_double(act, x, y, n, h, scale, shift, edge)
+        found = bn_send_checked(act, x, y, n, h, scale, shift, edge)
         if found:
             bn_set(&job.infinite)
-    elif real is float:
-        bn_send_columns_float(act, x, y, n, h, scale, shift, edge)
     else:
-        bn_send_columns_double(act, x, y, n, h, scale, shift, edge)
+        bn_send_columns(act, x, y, n, h, scale, shift, edge)
 
 
 cdef void send_columns(

@@ -152,7 +152,7 @@ cdef void map_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     if job.stream:
         bn_close(&out.lines, &out.ahead)
         bn_close_edge(&out.edge)
-        bn_settle()
+        bn_fence()
 
 
 cdef void reduce_float(Job* job, Py_ssize_t t) noexcept nogil:

@@ -4,12 +4,12 @@
 # block has more than three times the values before it. Weights may grow without bounds from block to block; so a block
 # that outweighs what was before it by more is summed again where its center turns out to be far from its mean.
 #
-# Uses Block, FETCH_COLUMNS, ROWS, columns_of, gather, lane_sum, values_of, width_of, zero (channel_columns), ACROSS,
-# Parts, add_unmarked, careful_moments (channel_moments).
+# Uses Block, FETCH_COLUMNS, ROWS, columns_of, gather, lane_sum, pour, values_of, width_of, zero (channel_columns),
+# ACROSS, Parts, add_unmarked, careful_moments (channel_moments).
 # Gives recenter, weighted_moments.
 
 cdef enum:
-    FOURS = 16      # times four rows whose sums are made for themselves before they are added
+    FOURS = 16      # times four rows that are summed before their sum is added
     BROAD = 16      # values side by side that are worth a loop of their own
     FOLD = 512      # weights that are summed as eight rows
 
@@ -19,14 +19,6 @@ cdef inline void two(double x0, double w0, double x1, double w1, double m, doubl
     cdef double d0 = x0 - m, d1 = x1 - m, p0 = w0 * d0, p1 = w1 * d1
     sum[0] = p0 + p1
     square[0] = p0 * d0 + p1 * d1
-
-
-cdef inline void pour(double* part, Py_ssize_t n, double* whole) noexcept nogil:
-    """Add partial sums to the whole, and begin anew."""
-    cdef Py_ssize_t j
-    for j in range(n):
-        whole[j] += part[j]
-        part[j] = 0.0
 
 
 cdef inline void four_rows(
@@ -52,12 +44,12 @@ cdef inline void sums_of_rows(const real* x, const Block* b, const double* m, do
     cdef Py_ssize_t[4 * FOURS + 4] row
     cdef double[4 * FOURS + 4] w
     cdef double[ACROSS] of_s, of_q
-    cdef double[WIDE] part_s, part_q
+    cdef double[WIDE] some_s, some_q
     cdef Py_ssize_t width = b.channels, stride = b.stride // b.widen, rows = values_of(b)
     cdef Py_ssize_t most = ACROSS if b.ahead == NULL else 4 * FETCH_COLUMNS
     cdef Py_ssize_t r = 0, i, f, j, k, n, found, done = 0, end, passed
-    zero(part_s, width)
-    zero(part_q, width)
+    zero(some_s, width)
+    zero(some_q, width)
     while r < rows:
         found = 0
         while r < rows and found < 4 * FOURS:
@@ -83,14 +75,14 @@ cdef inline void sums_of_rows(const real* x, const Block* b, const double* m, do
                     else:
                         four_rows(x + k, stride, row + f, w + f, n, m + k, False, of_s, of_q)
                 for j in range(n):
-                    part_s[k + j] += of_s[j]
-                    part_q[k + j] += of_q[j]
+                    some_s[k + j] += of_s[j]
+                    some_q[k + j] += of_q[j]
                 k += n
             i = end
         if found > 0:
             done = r
-        pour(part_s, width, s)
-        pour(part_q, width, q)
+        pour(some_s, width, s)
+        pour(some_q, width, q)
     if b.ahead != NULL:
         bn_advance(b.ahead, (rows - done) * width * sizeof(real))
 

@@ -74,7 +74,7 @@ static inline void bn_send_edge(bn_edge *edge)
 
 /* out[i] = VALUE(i, i) of n values, a line at least: what lies before a line begins, whole lines, and the end. The last
  * values are computed first, as what is read may lie there too. */
-#define BN_SEND_VALUES(real, n, out, edge, VALUE)                                                                     \
+#define BN_SEND_VALUES(n, out, edge, VALUE)                                                                           \
     do {                                                                                                              \
         enum { LINE_ = BN_LINE / sizeof(real) };                                                                      \
         const size_t offset_ = bn_row_edge((edge), (char *)(out), BN_LINE);                                           \
@@ -114,9 +114,8 @@ static inline void bn_send_edge(bn_edge *edge)
  * in VALUE. What a row gives is turned to where its bytes belong in a line, and put behind what the line has: put together
  * in memory, a line would wait for all that was sent before it. */
 #if defined(BN_HAS_STREAM)
-#define BN_SEND_ROWS(real, rows, n, out, edge, NUMBERS, VALUE)                                                        \
+#define BN_SEND_ROWS(rows, n, out, edge, NUMBERS, VALUE)                                                              \
     do {                                                                                                              \
-        typedef real real_;                                                                                           \
         enum { WIDTH_ = BN_UNIT / sizeof(real) };                                                                     \
         const ptrdiff_t odd_ = (n) % WIDTH_, even_ = (n) - odd_;                                                      \
         const size_t rest_ = odd_ * sizeof(real);                                                                     \
@@ -180,8 +179,8 @@ static inline void bn_send_edge(bn_edge *edge)
     bn_send_unit(to_, unit);                                                                                          \
     to_ += BN_UNIT;
 #else
-#define BN_SEND_ROWS(real, rows, n, out, edge, NUMBERS, VALUE) (void)0
+#define BN_SEND_ROWS(rows, n, out, edge, NUMBERS, VALUE) (void)0
 #endif
-#define BN_OWN_IS(h) const real_ own_##h = h[k_];
+#define BN_OWN_IS(h) const real own_##h = h[k_];
 
 #endif

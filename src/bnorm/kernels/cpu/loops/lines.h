@@ -7,42 +7,39 @@
 #include "memory.h"
 #include "edges.h"
 
-#define BN_SENT_LINES(real, name, integer)                                                                            \
-    BN_INLINE void bn_send_columns_##name(bn_activation act, const real *x, real *y, ptrdiff_t n, const real *h,      \
-                                          const real *scale, const real *shift, bn_edge *edge)                        \
-    {                                                                                                                 \
-        BN_SEND_VALUES(real, n, y, edge, BN_COLUMN_##name);                                                           \
-    }                                                                                                                 \
-    /* Whether an infinity was among x; of each line the flags stay apart, as values do. */                           \
-    BN_INLINE int bn_send_checked_##name(bn_activation act, const real *x, real *y, ptrdiff_t n, const real *h,       \
-                                         const real *scale, const real *shift, bn_edge *edge)                         \
-    {                                                                                                                 \
-        integer found[BN_LINE / sizeof(real)] = {0}, any = 0;                                                         \
-        BN_SEND_VALUES(real, n, y, edge, BN_CHECKED_##name);                                                          \
-        for (int j = 0; j < (int)(BN_LINE / sizeof(real)); j++)                                                       \
-            any |= found[j];                                                                                          \
-        return any != 0;                                                                                              \
-    }                                                                                                                 \
-    BN_INLINE void bn_send_gradients_##name(bn_activation act, const real *dy, const real *x, real *dx,               \
-                                            ptrdiff_t n, const real *h, const real *scale, const real *shift,         \
-                                            const real *a, const real *b, const real *c, bn_edge *edge)               \
-    {                                                                                                                 \
-        BN_SEND_VALUES(real, n, dx, edge, BN_COLUMN_GRADIENT_##name);                                                 \
-    }
+#define BN_COLUMN_V(i) ((x[i] - h[i]) * scale[i] + shift[i])
+#define BN_COLUMN(i, p) OF(bn_act)(act, BN_COLUMN_V(i))
+#define BN_CHECKED(i, p) (found[j_] |= OF(bn_infinite)(x[i]), BN_COLUMN(i, p))
+#define BN_COLUMN_GRADIENT(i, p) (a[i] * (OF(bn_act_pull)(act, BN_COLUMN_V(i), dy[i]) - (b[i] * (x[i] - h[i]) + c[i])))
 
-#define BN_COLUMN(name, j) bn_act_##name(act, (x[j] - h[j]) * scale[j] + shift[j])
-#define BN_CHECK(name, j) (found[j_] |= bn_infinite_##name(x[j]), BN_COLUMN(name, j))
-#define BN_COLUMN_PULL(name, j) bn_act_pull_##name(act, (x[j] - h[j]) * scale[j] + shift[j], dy[j])
-#define BN_COLUMN_GRADIENT(name, j) (a[j] * (BN_COLUMN_PULL(name, j) - (b[j] * (x[j] - h[j]) + c[j])))
+#define bn_send_columns(act, x, ...) BN_OF(bn_send_columns, x)(act, x, __VA_ARGS__)
+#define bn_send_checked(act, x, ...) BN_OF(bn_send_checked, x)(act, x, __VA_ARGS__)
+#define bn_send_gradients(act, dy, ...) BN_OF(bn_send_gradients, dy)(act, dy, __VA_ARGS__)
+#define BN_TEMPLATE "lines.h"
+#include "both.h"
+#elif defined(real)
 
-#define BN_COLUMN_float(j, p) BN_COLUMN(float, j)
-#define BN_COLUMN_double(j, p) BN_COLUMN(double, j)
-#define BN_CHECKED_float(j, p) BN_CHECK(float, j)
-#define BN_CHECKED_double(j, p) BN_CHECK(double, j)
-#define BN_COLUMN_GRADIENT_float(j, p) BN_COLUMN_GRADIENT(float, j)
-#define BN_COLUMN_GRADIENT_double(j, p) BN_COLUMN_GRADIENT(double, j)
+BN_INLINE void OF(bn_send_columns)(bn_activation act, const real *x, real *y, ptrdiff_t n, const real *h,
+                                   const real *scale, const real *shift, bn_edge *edge)
+{
+    BN_SEND_VALUES(n, y, edge, BN_COLUMN);
+}
 
-BN_SENT_LINES(float, float, int32_t)
-BN_SENT_LINES(double, double, int64_t)
+/* Whether an infinity was among x; of each line the flags stay apart, as values do. */
+BN_INLINE int OF(bn_send_checked)(bn_activation act, const real *x, real *y, ptrdiff_t n, const real *h,
+                                  const real *scale, const real *shift, bn_edge *edge)
+{
+    integer found[BN_LINE / sizeof(real)] = {0}, any = 0;
+    BN_SEND_VALUES(n, y, edge, BN_CHECKED);
+    for (int j = 0; j < (int)(BN_LINE / sizeof(real)); j++)
+        any |= found[j];
+    return any != 0;
+}
 
+BN_INLINE void OF(bn_send_gradients)(bn_activation act, const real *dy, const real *x, real *dx,
+                                     ptrdiff_t n, const real *h, const real *scale, const real *shift,
+                                     const real *a, const real *b, const real *c, bn_edge *edge)
+{
+    BN_SEND_VALUES(n, dx, edge, BN_COLUMN_GRADIENT);
+}
 #endif

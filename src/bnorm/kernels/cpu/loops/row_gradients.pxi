@@ -1,11 +1,11 @@
-# dx of rows, and the gradients of their parameters. Sums and dx of some rows that lie together are made before the next
+# dx of rows, and the gradients of their parameters. Sums and dx of a batch of rows are made before the next
 # are read; where gamma changes from value to value, one pass makes the sums of the rows and those of the columns.
 #
-# Uses pulled (activations), Block, Columns, from_position, run_block, zero (channel_columns), block_sums,
+# Uses pulled (activations), Block, Columns, from_position, pour, run_block, zero (channel_columns), block_sums,
 # products_beyond_float (channel_grads), Output, longest (channel_maps), backward_map, edge_of, gradients_of_rows,
-# gradients_of_runs, row_room, short_runs (row_maps), Affine, BATCH, EIGHTH, WIDTH, careful_short_sums,
-# short_pair_sums, short_scaled_sums, together (row_short), affine_of, finish_sums, hand_over, piece_of, readable,
-# row_and_column_sums, row_numbers, sums_of_long_rows, sums_of_stripe, walk_on (row_sums).
+# row_room, short_runs (row_maps), Affine, BATCH, EIGHTH, WIDTH, batch_values, careful_short_sums, short_pair_sums,
+# short_scaled_sums (row_short), affine_of, finish_sums, piece_of, readable, row_and_column_sums, row_numbers,
+# sums_of_long_rows, sums_of_stripe, walk_on (row_sums).
 # Gives backward_long_rows, backward_rows, backward_short_rows.
 
 cdef inline void pulled_run(
@@ -91,9 +91,10 @@ ctypedef struct Sums:
     Py_ssize_t seen         # outer positions since they were last added in float64
 
 
-cdef inline void settle(Sums* sums, const real* x) noexcept nogil:
-    cdef Py_ssize_t p = sums.begin
-    hand_over(<real*>sums.along + p, <real*>sums.across + p, sums.end - p, sums.dgamma + p, sums.dbeta + p)
+cdef inline void pour_stripe(Sums* sums, const real* x) noexcept nogil:
+    cdef Py_ssize_t p = sums.begin, n = sums.end - p
+    pour(<real*>sums.along + p, n, sums.dgamma + p)
+    pour(<real*>sums.across + p, n, sums.dbeta + p)
     sums.seen = 0
 
 
@@ -102,12 +103,7 @@ cdef inline void slopes(
 ) noexcept nogil:
     """through_statistics of some rows, dot being still about h."""
     cdef double size = job.channels * job.inner
-    if real is float:
-        bn_row_slopes_float(rows, size, job.rule != BN_MEAN_SQUARE, job.mean + row, job.rstd + row, sum, dot,
-                            h, tilt, rest)
-    else:
-        bn_row_slopes_double(rows, size, job.rule != BN_MEAN_SQUARE, job.mean + row, job.rstd + row, sum, dot,
-                             h, tilt, rest)
+    bn_row_slopes(rows, size, job.rule != BN_MEAN_SQUARE, job.mean + row, job.rstd + row, sum, dot, h, tilt, rest)
 
 
 cdef void sums_of_stripes(
@@ -152,7 +148,7 @@ cdef void sums_of_short_rows(
             p = sums.begin
             sums.seen += 1
             if job.params and sums.seen == STRIPE:
-                settle(sums, x)
+                pour_stripe(sums, x)
 
 
 cdef void short_gradients(
@@ -162,14 +158,14 @@ cdef void short_gradients(
     cdef real[BATCH] h, r, b, tilt, rest
     cdef double[BATCH * EIGHTH] s, d
     cdef double[BATCH] sum, dot
-    cdef Py_ssize_t size = job.channels, most = min(together(job, size), 2 * longest(x)) // max(<Py_ssize_t>1, size)
+    cdef Py_ssize_t size = job.channels, most = min(batch_values(job, size), 2 * longest(x)) // max(<Py_ssize_t>1, size)
     cdef Py_ssize_t batch = max(<Py_ssize_t>1, min(<Py_ssize_t>BATCH, most))
     cdef Py_ssize_t k, n, at, same, last, p = sums.begin, fit = 2 * longest(x) // max(<Py_ssize_t>1, size)
     cdef bint shared = sums.end - sums.begin == size, striped = job.params and shared
     cdef const real* dy = <const real*>job.dy
     cdef Affine of
     cdef real* dx
-    if striped:     # whole stripes, however many values are together
+    if striped:     # whole stripes, though they may be more values
         batch = max(<Py_ssize_t>1, batch // BN_STRIPE) * BN_STRIPE
     while row < end:
         n = min(batch, end - row)
@@ -224,17 +220,14 @@ cdef void backward_short_rows(
                             out, x)
             o += 1
     if by_turns:
-        settle(&sums, x)
+        pour_stripe(&sums, x)
 
 
 cdef inline const term* each_run(const term* rows, Py_ssize_t n, Py_ssize_t channels, term* runs) noexcept nogil:
     """The numbers of n rows as those of their runs; the numbers themselves where a row is one run."""
     if channels == 1:
         return rows
-    if term is float:
-        bn_each_float(n, channels, rows, runs)
-    else:
-        bn_each_double(n, channels, rows, runs)
+    bn_each(n, channels, rows, runs)
     return runs
 
 
@@ -255,10 +248,7 @@ cdef void sums_of_short_runs(
     cdef Py_ssize_t size = job.inner, i
     cdef const real* dy = <const real*>job.dy
     cdef Affine of
-    if real is float:
-        bn_run_sums_float(runs, size, dy + at, x + at, total - at, h, ahead, job.stream, s, d)
-    else:
-        bn_run_sums_double(runs, size, dy + at, x + at, total - at, h, ahead, job.stream, s, d)
+    bn_run_sums(runs, size, dy + at, x + at, total - at, h, ahead, job.stream, s, d)
     bn_wholes(runs, s, sum)
     bn_wholes(runs, d, dot)
     if real is float and products_beyond_float(runs, size, sum, dot):
@@ -277,10 +267,7 @@ cdef inline void total_runs(
     """What `runs` runs of the channels from p on add to the gradients of gamma and beta; gamma times both sums."""
     cdef const double* gamma = from_position(job.gamma, p)
     dgamma = dgamma + p if job.params else NULL
-    if real is float:
-        bn_run_totals_float(runs, gamma, rstd, off, sum, dot, gain, dgamma, dbeta + p)
-    else:
-        bn_run_totals_double(runs, gamma, rstd, off, sum, dot, gain, dgamma, dbeta + p)
+    bn_run_totals(runs, gamma, rstd, off, sum, dot, gain, dgamma, dbeta + p)
 
 
 cdef void gradients_of_short_runs(
@@ -291,7 +278,8 @@ cdef void gradients_of_short_runs(
     cdef real[BATCH] h, r, b, tilt, rest, gain, of_h, of_r, of_tilt, of_rest
     cdef double[BATCH] sum, dot, off, of_rstd, of_off, row_sum, row_dot
     cdef Py_ssize_t channels = job.channels, size = channels * job.inner, first = begin * channels, p = first
-    cdef Py_ssize_t most = max(<Py_ssize_t>1, min(BATCH // channels, min(together(job, size), 2 * longest(x)) // size))
+    cdef Py_ssize_t values = min(batch_values(job, size), 2 * longest(x))
+    cdef Py_ssize_t most = max(<Py_ssize_t>1, min(BATCH // channels, values // size))
     cdef Py_ssize_t n, runs, at, i, k
     cdef const real* dy = <const real*>job.dy
     cdef const real* centers
@@ -315,10 +303,10 @@ cdef void gradients_of_short_runs(
             i += k
             p = p + k if p + k < stop * channels else first
         slopes(job, row, n, each_row(sum, n, channels, row_sum), each_row(dot, n, channels, row_dot), h, tilt, rest)
-        gradients_of_runs(runs, job.inner, dy + at, x + at, row_room(out, at, n * size, x),
-                          each_run(h, n, channels, of_h), each_run(r, n, channels, of_r),
-                          each_run(tilt, n, channels, of_tilt), each_run(rest, n, channels, of_rest), gain,
-                          edge_of(out))
+        bn_run_gradients(runs, job.inner, dy + at, x + at, row_room(out, at, n * size, x),
+                         each_run(h, n, channels, of_h), each_run(r, n, channels, of_r),
+                         each_run(tilt, n, channels, of_tilt), each_run(rest, n, channels, of_rest), gain,
+                         edge_of(out))
         row += n
 
 

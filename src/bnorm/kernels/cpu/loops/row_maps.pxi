@@ -5,7 +5,7 @@
 #
 # Uses activated (activations), bounded, one_nan (channel_columns), Run, gradient_run, normalize_run (channel_lines),
 # Output, longest, room (channel_maps), Affine, BATCH, scaled (row_short), affine_of, row_numbers (row_sums).
-# Gives backward_map, edge_of, forward_maps, gradients_of_rows, gradients_of_runs, row_room, short_runs.
+# Gives backward_map, edge_of, forward_maps, gradients_of_rows, row_room, short_runs.
 
 cdef inline void affine_columns(
     Activation act, const real* x, real* y, Py_ssize_t n, real h, real r, real b, const real* gamma, const real* beta
@@ -35,10 +35,7 @@ cdef inline void maps_of_rows_by(
     cdef const real* beta = <const real*>of.beta
     cdef Py_ssize_t i
     if act.kind == BN_IDENTITY:
-        if real is float:
-            bn_row_maps_float(rows, n, x, y, h, r, b, gamma, beta, edge)
-        else:
-            bn_row_maps_double(rows, n, x, y, h, r, b, gamma, beta, edge)
+        bn_row_maps(rows, n, x, y, h, r, b, gamma, beta, edge)
         return
     for i in range(rows):
         affine_columns(act, x + i * n, y + i * n, n, h[i], r[i], b[i], gamma, beta)
@@ -71,10 +68,7 @@ cdef inline void gradients_of_rows_by(
     cdef const real* beta = <const real*>of.beta
     cdef Py_ssize_t i, at = 0
     if act.kind == BN_IDENTITY:
-        if real is float:
-            bn_row_gradients_float(rows, n, dy, x, dx, h, r, tilt, rest, gamma, edge)
-        else:
-            bn_row_gradients_double(rows, n, dy, x, dx, h, r, tilt, rest, gamma, edge)
+        bn_row_gradients(rows, n, dy, x, dx, h, r, tilt, rest, gamma, edge)
         return
     for i in range(rows):
         gradient_of_columns(act, dy + at, x + at, dx + at, n, h[i], r[i], b[i], tilt[i], rest[i], gamma, beta)
@@ -87,25 +81,6 @@ cdef inline void gradients_of_rows(
 ) noexcept nogil:
     """dx = r (g - (tilt (x - h) + rest)) of n values of each row from row k on, g being `scaled`; they share gamma."""
     by_kind(gradients_of_rows_by[real], act, rows, n, dy, x, dx, of, k, tilt, rest, edge)
-
-
-cdef inline void maps_of_runs(
-    Py_ssize_t runs, Py_ssize_t n, const real* x, real* y, const real* h, const real* r, const real* b, bn_edge* edge
-) noexcept nogil:
-    if real is float:
-        bn_plane_maps_float(identity(), runs, n, x, y, h, r, b, edge)
-    else:
-        bn_plane_maps_double(identity(), runs, n, x, y, h, r, b, edge)
-
-
-cdef inline void gradients_of_runs(
-    Py_ssize_t runs, Py_ssize_t n, const real* dy, const real* x, real* dx, const real* h, const real* r,
-    const real* tilt, const real* rest, const real* gain, bn_edge* edge
-) noexcept nogil:
-    if real is float:
-        bn_run_gradients_float(runs, n, dy, x, dx, h, r, tilt, rest, gain, edge)
-    else:
-        bn_run_gradients_double(runs, n, dy, x, dx, h, r, tilt, rest, gain, edge)
 
 
 cdef void forward_map(
@@ -131,7 +106,7 @@ cdef void forward_map(
         b = <real>bn_fold(<double>h, mean, gain, 0.0 if job.beta == NULL else job.beta[p + c])
         one_nan(&h, &r, &b)
         if edge != NULL:
-            maps_of_runs(1, n, x + i, y, &h, &r, &b, edge)
+            bn_plane_maps(identity(), 1, n, x + i, y, &h, &r, &b, edge)
         else:
             normalize_run(x + i, y, n, h, r, b, job.act)
         i += n
@@ -181,7 +156,7 @@ cdef void forward_maps(
             n = min(n, end - row)
             run_numbers(job, row, n, g, h, r, b)
             y = row_room(out, row * size, n * size, x)
-            maps_of_runs(n * job.channels, job.inner, x + row * size, y, h, r, b, edge_of(out))
+            bn_plane_maps(identity(), n * job.channels, job.inner, x + row * size, y, h, r, b, edge_of(out))
             row += n
             g = (g + n) % job.groups
         return
@@ -251,7 +226,7 @@ cdef void backward_map(
         shift = bn_fold(<double>h, mean, rstd * scale, 0.0 if job.beta == NULL else job.beta[p + c])
         run_gain = <real>scale
         if edge != NULL:
-            gradients_of_runs(1, n, dy + i, x + i, y, &h, &r, &tilt, &rest, &run_gain, edge)
+            bn_run_gradients(1, n, dy + i, x + i, y, &h, &r, &tilt, &rest, &run_gain, edge)
         else:
             run.gain = run_gain
             run.scale = <real>(rstd * scale)

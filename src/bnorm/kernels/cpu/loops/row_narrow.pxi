@@ -43,9 +43,9 @@ cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
     some.partial = <double*>job.room
     some.x = some.y = some.partial + 2 * size * job.params
     if job.dy != NULL:
-        some.dy = some.y = <float*>some.x + job.together * width
+        some.dy = some.y = <float*>some.x + job.chunk * width
         if job.params:
-            some.columns = <float*>some.dy + job.together * width + 16
+            some.columns = <float*>some.dy + job.chunk * width + VECTOR
             for i in range(size):
                 dgamma[i] = dbeta[i] = 0.0
     if job.stream:
@@ -55,9 +55,9 @@ cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
             at = 2 * (o * job.groups * row + begin * row)
             bn_walk(&ahead, <const char*>job.x + at, NULL if job.dy == NULL else <const char*>job.dy + at, 2 * width,
                     2 * job.groups * row)
-            bn_fetch(&ahead, min(<Py_ssize_t>FETCH_BYTES, 2 * job.together * width))
+            bn_fetch(&ahead, min(<Py_ssize_t>FETCH_BYTES, 2 * job.chunk * width))
     while o < last:
-        n = min(job.together, last - o)
+        n = min(job.chunk, last - o)
         at = o * job.groups * row + begin * row
         some.outer = some.steps = n
         some.mean = job.mean + o * job.groups + begin
@@ -74,4 +74,4 @@ cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
         o += n
     if job.stream:
         bn_close(&lines, &ahead)
-        bn_settle()
+        bn_fence()

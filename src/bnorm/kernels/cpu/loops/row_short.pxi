@@ -6,14 +6,14 @@
 # float32 has no room for the squares of what is very large or small. Then the sums are made again, all in float64.
 #
 # Uses pulled (activations), zero (channel_columns), products_beyond_float (channel_grads).
-# Gives Affine, BATCH, EIGHTH, SHORT, WIDTH, careful_short_sums, scaled, short_moments, short_pair_sums,
-# short_scaled_sums, together.
+# Gives Affine, BATCH, EIGHTH, SHORT, WIDTH, batch_values, careful_short_sums, scaled, short_moments, short_pair_sums,
+# short_scaled_sums.
 
 cdef enum:
     SHORT = 8192        # values up to which this is faster than the blocks of channel_moments.pxi
     WIDTH = BN_WIDTH
     EIGHTH = 8          # partial sums that are left: a vector of float64
-    BATCH = BN_BATCH    # rows whose statistics are finished together
+    BATCH = BN_BATCH
     BRIEF = 64          # values of a row, of which less are read faster than what is done for each row takes
 
 # How the values of some rows become v = ((x - h) r + b) gamma + beta: a number for each row, or for each of its values.
@@ -34,10 +34,10 @@ cdef inline real scaled(
     return pulled(act, ((x - h) * r + b) * gamma + beta, dy * gamma)
 
 
-cdef inline Py_ssize_t together(const RowJob* job, Py_ssize_t size) noexcept nogil:
-    """Values of rows of so many whose gradients are made together. The more, the less what is done once for all of them
-    takes of the time; but while sums are made nothing is written, and while maps are made little is read, so from
-    further away fewer is faster, unless rows are very short.
+cdef inline Py_ssize_t batch_values(const RowJob* job, Py_ssize_t size) noexcept nogil:
+    """Values of a batch of rows of so many, for gradients. What is done once for a batch takes the less of the time the
+    larger it is. But while sums are made nothing is written, and while maps are made little is read: if the arrays are
+    in memory smaller ones are faster, unless rows are very short.
     """
     return BUFFER // 4 if job.stream and size >= BRIEF else BUFFER
 
@@ -50,12 +50,7 @@ cdef inline void short_sums(
     cdef real h = (<const real*>of.h)[k]
     cdef real r = 0 if what != BN_SCALED else (<const real*>of.r)[k]
     cdef real b = 0 if what != BN_SCALED else (<const real*>of.b)[k]
-    if real is float:
-        bn_short_sums_float(what, act, dy, x, n, left, h, r, b, <const float*>of.gamma, <const float*>of.beta, sum,
-                            dot)
-    else:
-        bn_short_sums_double(what, act, dy, x, n, left, h, r, b, <const double*>of.gamma, <const double*>of.beta, sum,
-                             dot)
+    bn_short_sums(what, act, dy, x, n, left, h, r, b, <const real*>of.gamma, <const real*>of.beta, sum, dot)
 
 
 cdef void careful_short_sums(
@@ -82,23 +77,13 @@ cdef void careful_short_sums(
         dot[0] += g * t
 
 
-cdef inline void row_sum(
-    bint square, const real* x, Py_ssize_t n, Py_ssize_t left, real h, double* eight
-) noexcept nogil:
-    """sum (x - h), or of its square, of a row: EIGHTH parts."""
-    if real is float:
-        bn_row_sum_float(square, x, n, left, h, eight)
-    else:
-        bn_row_sum_double(square, x, n, left, h, eight)
-
-
 cdef inline int poor(double n, double first, double center, double square, const real* x) noexcept nogil:
     """Whether the sums of a row are to be made again: the first value, about which all were summed, is more than four
     standard deviations from their mean, or the squares left the range of float32."""
     cdef double off = first - center
     cdef int good = off * off * n <= 16.0 * square
     if real is float:
-        good &= (1e-36 * n <= square) & (square < INFINITY)
+        good &= (BN_LEAST_SQUARE * n <= square) & (square < INFINITY)
     return not good
 
 
@@ -111,11 +96,11 @@ cdef void sum_again(
     cdef Affine of
     of.h = &h
     of.gamma = of.beta = x      # which nobody reads
-    row_sum(False, x, n, left, h, eight)
+    bn_row_sum(False, x, n, left, h, eight)
     sum[0] = bn_whole(eight)
-    row_sum(True, x, n, left, h, eight)
+    bn_row_sum(True, x, n, left, h, eight)
     square[0] = bn_whole(eight)
-    if sizeof(real) == sizeof(float) and not (1e-36 * n <= square[0] < INFINITY):
+    if sizeof(real) == sizeof(float) and not (BN_LEAST_SQUARE * n <= square[0] < INFINITY):
         center[0] = first
         h = <real>first
         careful_short_sums(BN_SQUARES, identity(), x, x, n, &of, 0, sum, square)
@@ -143,14 +128,14 @@ cdef void short_moments(
         for k in range(rows):
             if ahead != NULL:
                 bn_fetch_on(ahead, size * sizeof(real), job.stream)
-            row_sum(False, x + k * size, size, left - k * size, x[k * size], eight + k * EIGHTH)
+            bn_row_sum(False, x + k * size, size, left - k * size, x[k * size], eight + k * EIGHTH)
         bn_wholes(rows, eight, sum)
         for k in range(rows):
             first[k] = x[k * size]
     for k in range(rows):
         center[k] = <real>(first[k] + sum[k] / n)
     for k in range(rows):
-        row_sum(True, x + k * size, size, left - k * size, center[k], eight + k * EIGHTH)
+        bn_row_sum(True, x + k * size, size, left - k * size, center[k], eight + k * EIGHTH)
     bn_wholes(rows, eight, square)
     for k in range(rows):
         about[k] = center[k]

@@ -1,9 +1,9 @@
 # Gradient sums of rows with one gamma for each value: down the columns for dgamma and dbeta, along each row for dx.
-# Both are made of some columns of some rows together.
+# One pass over a stripe makes both, a few columns at a time.
 #
 # Uses pulled (activations), zero (channel_columns), products_beyond_float (channel_grads), Output (channel_maps),
 # Affine, EIGHTH, careful_short_sums, short_scaled_sums (row_short).
-# Gives affine_of, finish_sums, hand_over, piece_of, readable, row_and_column_sums, row_numbers, sums_of_long_rows,
+# Gives affine_of, finish_sums, piece_of, readable, row_and_column_sums, row_numbers, sums_of_long_rows,
 # sums_of_stripe, walk_on.
 
 cdef inline Py_ssize_t piece_of(const RowJob* job, Py_ssize_t p) noexcept nogil:
@@ -37,25 +37,7 @@ cdef inline void both_sums(
     real* along, real* across, double* sum, double* dot
 ) noexcept nogil:
     cdef real h = (<const real*>of.h)[k], r = (<const real*>of.r)[k], b = (<const real*>of.b)[k]
-    if real is float:
-        bn_row_sums_float(act, dy, x, n, left, h, r, b, <const float*>of.gamma,
-                          <const float*>of.beta, along, across, sum, dot)
-    else:
-        bn_row_sums_double(act, dy, x, n, left, h, r, b, <const double*>of.gamma,
-                           <const double*>of.beta, along, across, sum, dot)
-
-
-cdef inline void hand_over(
-    real* along, real* across, Py_ssize_t n, double* dgamma, double* dbeta
-) noexcept nogil:
-    """Add the sums of n columns in float64, and begin new ones."""
-    cdef Py_ssize_t j
-    for j in range(n):
-        dgamma[j] += <double>along[j]
-        along[j] = 0
-    for j in range(n):
-        dbeta[j] += <double>across[j]
-        across[j] = 0
+    bn_row_sums(act, dy, x, n, left, h, r, b, <const real*>of.gamma, <const real*>of.beta, along, across, sum, dot)
 
 
 cdef inline void finish_sums(
@@ -76,29 +58,19 @@ cdef inline void finish_sums(
                 careful_short_sums(BN_SCALED, job.act, <const real*>job.dy + at, x + at, size, &of, k, sum + k, dot + k)
 
 
-cdef inline void numbers_of_rows(
-    const double* mean, const double* rstd, Py_ssize_t rows, real* h, real* r, real* b
-) noexcept nogil:
-    """What makes (x - h) r + b of the values of some rows."""
-    if real is float:
-        bn_row_numbers_float(rows, mean, rstd, h, r, b)
-    else:
-        bn_row_numbers_double(rows, mean, rstd, h, r, b)
-
-
 cdef inline void row_numbers(
     RowJob* job, Py_ssize_t row, Py_ssize_t step, Py_ssize_t rows, real* h, real* r, real* b
 ) noexcept nogil:
-    """The same, of rows each `step` after the other."""
+    """What makes (x - h) r + b of the values of some rows, each `step` after the other."""
     cdef double[STRIPE] mean, rstd
     cdef Py_ssize_t k
     if step == 1:
-        numbers_of_rows(job.mean + row, job.rstd + row, rows, h, r, b)
+        bn_row_numbers(rows, job.mean + row, job.rstd + row, h, r, b)
         return
     for k in range(rows):   # STRIPE at most
         mean[k] = job.mean[row + k * step]
         rstd[k] = job.rstd[row + k * step]
-    numbers_of_rows(mean, rstd, rows, h, r, b)
+    bn_row_numbers(rows, <const double*>mean, <const double*>rstd, h, r, b)
 
 
 cdef inline Affine affine_of(RowJob* job, const real* h, const real* r, const real* b, Py_ssize_t p) noexcept nogil:
@@ -116,14 +88,9 @@ cdef inline void stripe_sums(
     Activation act, Py_ssize_t rows, Py_ssize_t n, Py_ssize_t pitch, Py_ssize_t left, bint adds, const real* dy,
     const real* x, const Affine* of, Py_ssize_t k, Py_ssize_t i, double* dgamma, double* dbeta, double* s, double* d
 ) noexcept nogil:
-    if real is float:
-        bn_stripe_sums_float(act, rows, n, pitch, left, adds, dy, x, <const float*>of.h + k,
-                             <const float*>of.r + k, <const float*>of.b + k, <const float*>of.gamma + i,
-                             <const float*>of.beta + i, dgamma + i, dbeta + i, s, d)
-    else:
-        bn_stripe_sums_double(act, rows, n, pitch, left, adds, dy, x, <const double*>of.h + k,
-                              <const double*>of.r + k, <const double*>of.b + k, <const double*>of.gamma + i,
-                              <const double*>of.beta + i, dgamma + i, dbeta + i, s, d)
+    bn_stripe_sums(act, rows, n, pitch, left, adds, dy, x, <const real*>of.h + k, <const real*>of.r + k,
+                   <const real*>of.b + k, <const real*>of.gamma + i, <const real*>of.beta + i, dgamma + i, dbeta + i, s,
+                   d)
 
 
 cdef inline void smooth_stripe(

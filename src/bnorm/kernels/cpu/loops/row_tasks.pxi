@@ -32,7 +32,7 @@ cdef double second_moment(const real* x, Py_ssize_t size) noexcept nogil:
         zero(q, LANES)
         centered_sums(x + i, &b, m, s, q)
         gather(q, &b)
-        if real is float and not (1e-36 * n <= q[0] < INFINITY):
+        if real is float and not (BN_LEAST_SQUARE * n <= q[0] < INFINITY):
             careful_sums(x + i, &b, False, &center, count, s, q)
         total += q[0]
         i += n
@@ -83,7 +83,7 @@ cdef void open_rows(
     RowJob* job, Py_ssize_t o, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t values, Output* out, const real* x
 ) noexcept nogil:
     """The output of a task that starts at outer position o, and its walk through memory: while `values` are worked on,
-    of a row or of some that are read together, the next are fetched."""
+    those of a batch or of a long row, the next are fetched."""
     cdef Py_ssize_t size = job.channels * job.inner, at = (o * job.groups + begin) * size
     cdef Py_ssize_t part = size if job.scale != NULL else job.inner    # what is mapped at once
     out.y = <char*>job.y
@@ -106,7 +106,7 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
     cdef Py_ssize_t p = t // job.cuts, o = piece_of(job, p), last = piece_of(job, p + 1)
     cdef Py_ssize_t begin = (t % job.cuts) * job.group, end = min(begin + job.group, job.groups)
     cdef Py_ssize_t size = job.groups * job.channels, row = job.channels * job.inner, positions = STRIPE
-    cdef Py_ssize_t values      # worked on together
+    cdef Py_ssize_t values      # of a batch
     cdef bint deep = job.dy != NULL and job.scale != NULL and row > longest(x)
     cdef double* dgamma = job.partial + p * 2 * size
     cdef double* dbeta = dgamma + size
@@ -141,7 +141,7 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
     if job.stream:
         bn_close(&out.lines, &out.ahead)
         bn_close_edge(&out.edge)
-        bn_settle()
+        bn_fence()
 
 
 cdef void rows_float(RowJob* job, Py_ssize_t t) noexcept nogil:

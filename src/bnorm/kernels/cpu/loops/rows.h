@@ -19,7 +19,7 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
 
 /* The maps of rows that lie one after the other, which are sent if there is an `edge`. Else what does not fill a vector is
  * made first, as the last vector of the row, and written last: what is read may lie there too. */
-#define BN_MAP_ROW(real, n, out, VALUE)                                                                               \
+#define BN_MAP_ROW(n, out, VALUE)                                                                                     \
     if ((n) >= BN_TINY) {                                                                                             \
         real last_[BN_TINY];                                                                                          \
         const ptrdiff_t odd_ = (n) % BN_TINY, even_ = (n) - odd_, tiny_ = (n) - BN_TINY;                              \
@@ -47,39 +47,17 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
         for (ptrdiff_t j = 0; j < (n); j++)                                                                           \
             (out)[begin_ + j] = VALUE(begin_ + j, j);                                                                 \
     }
-#define BN_MAP_ROWS(real, rows, n, out, edge, NUMBERS, VALUE)                                                         \
+#define BN_MAP_ROWS(rows, n, out, edge, NUMBERS, VALUE)                                                               \
     if (edge) {                                                                                                       \
-        BN_SEND_ROWS(real, rows, n, out, edge, NUMBERS, VALUE);                                                       \
+        BN_SEND_ROWS(rows, n, out, edge, NUMBERS, VALUE);                                                             \
     } else {                                                                                                          \
-        typedef real real_;                                                                                           \
         for (ptrdiff_t k_ = 0; k_ < (rows); k_++) {                                                                   \
             const ptrdiff_t begin_ = k_ * (n);                                                                        \
             NUMBERS(BN_OWN_IS)                                                                                        \
-            BN_MAP_ROW(real, n, out, VALUE)                                                                           \
+            BN_MAP_ROW(n, out, VALUE)                                                                                 \
         }                                                                                                             \
     }
 
-/* With a gamma and a beta for each value, y = ((x - h) r + b) gamma + beta and dx = r (dy gamma - (tilt (x - h) + rest));
- * or of runs of one channel each, of which gamma is apart (planes.h has their forward). */
-#define BN_ROW_MAPS(real, name)                                                                                       \
-    BN_APART void bn_row_maps_##name(ptrdiff_t rows, ptrdiff_t n, const real *x, real *y, const real *h,              \
-                                     const real *r, const real *b, const real *gamma, const real *beta,               \
-                                     bn_edge *edge)                                                                   \
-    {                                                                                                                 \
-        BN_MAP_ROWS(real, rows, n, y, edge, BN_FORWARD, BN_AFFINE)                                                    \
-    }                                                                                                                 \
-    BN_APART void bn_row_gradients_##name(ptrdiff_t rows, ptrdiff_t n, const real *dy, const real *x, real *dx,       \
-                                          const real *h, const real *r, const real *tilt, const real *rest,           \
-                                          const real *gamma, bn_edge *edge)                                           \
-    {                                                                                                                 \
-        BN_MAP_ROWS(real, rows, n, dx, edge, BN_BACKWARD, BN_GRADIENT)                                                \
-    }                                                                                                                 \
-    BN_APART void bn_run_gradients_##name(ptrdiff_t runs, ptrdiff_t n, const real *dy, const real *x, real *dx,       \
-                                          const real *h, const real *r, const real *tilt, const real *rest,           \
-                                          const real *gain, bn_edge *edge)                                            \
-    {                                                                                                                 \
-        BN_MAP_ROWS(real, runs, n, dx, edge, BN_BACKWARD_OF_RUN, BN_PLAIN_GRADIENT)                                   \
-    }
 #define BN_FORWARD(DO) DO(h) DO(r) DO(b)
 #define BN_BACKWARD(DO) DO(h) DO(r) DO(tilt) DO(rest)
 #define BN_BACKWARD_OF_RUN(DO) BN_BACKWARD(DO) DO(gain)
@@ -88,8 +66,6 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
 #define BN_THROUGH(i) (own_tilt * (x[i] - own_h) + own_rest)
 #define BN_GRADIENT(i, p) (own_r * (dy[i] * gamma[p] - BN_THROUGH(i)))
 #define BN_PLAIN_GRADIENT(i, p) (own_r * (own_gain * dy[i] - BN_THROUGH(i)))
-BN_ROW_MAPS(float, float)
-BN_ROW_MAPS(double, double)
 
 /* mean and rstd of some rows of n values, known by their sums about a center of each: those of x - center, and of their
  * squares. */
@@ -105,43 +81,75 @@ BN_APART void bn_row_statistics(ptrdiff_t rows, double n, double eps, int center
     }
 }
 
+#define bn_row_maps(rows, n, x, ...) BN_OF(bn_row_maps, x)(rows, n, x, __VA_ARGS__)
+#define bn_row_gradients(rows, n, dy, ...) BN_OF(bn_row_gradients, dy)(rows, n, dy, __VA_ARGS__)
+#define bn_run_gradients(runs, n, dy, ...) BN_OF(bn_run_gradients, dy)(runs, n, dy, __VA_ARGS__)
+#define bn_row_numbers(rows, mean, rstd, h, ...) BN_OF(bn_row_numbers, h)(rows, mean, rstd, h, __VA_ARGS__)
+#define bn_row_slopes(rows, size, centered, mean, rstd, sum, dot, h, ...)                                             \
+    BN_OF(bn_row_slopes, h)(rows, size, centered, mean, rstd, sum, dot, h, __VA_ARGS__)
+#define BN_TEMPLATE "rows.h"
+#include "both.h"
+#elif defined(real)
+
+/* With a gamma and a beta for each value, y = ((x - h) r + b) gamma + beta and dx = r (dy gamma - (tilt (x - h) + rest));
+ * or of runs of one channel each, of which gamma is apart (planes.h has their forward). */
+BN_APART void OF(bn_row_maps)(ptrdiff_t rows, ptrdiff_t n, const real *x, real *y, const real *h,
+                              const real *r, const real *b, const real *gamma, const real *beta,
+                              bn_edge *edge)
+{
+    BN_MAP_ROWS(rows, n, y, edge, BN_FORWARD, BN_AFFINE)
+}
+
+BN_APART void OF(bn_row_gradients)(ptrdiff_t rows, ptrdiff_t n, const real *dy, const real *x, real *dx,
+                                   const real *h, const real *r, const real *tilt, const real *rest,
+                                   const real *gamma, bn_edge *edge)
+{
+    BN_MAP_ROWS(rows, n, dx, edge, BN_BACKWARD, BN_GRADIENT)
+}
+
+BN_APART void OF(bn_run_gradients)(ptrdiff_t runs, ptrdiff_t n, const real *dy, const real *x, real *dx,
+                                   const real *h, const real *r, const real *tilt, const real *rest,
+                                   const real *gain, bn_edge *edge)
+{
+    BN_MAP_ROWS(runs, n, dx, edge, BN_BACKWARD_OF_RUN, BN_PLAIN_GRADIENT)
+}
+
 /* What the type of a row has room for. */
-#define BN_WITHIN_float(v) bn_bounded(v)
-#define BN_WITHIN_double(v) (v)
+BN_INLINE double OF(bn_within)(double v)
+{
+    return BN_IS_FLOAT ? bn_bounded(v) : v;
+}
 
 /* The numbers of the maps of some rows. Of (x - h) r + b: h, r and b, from the mean and rstd of each; and of
  * r (g - (tilt (x - h) + rest)), dot being sum g (x - h). Where one of them is NaN, let h be it, and no other, as
  * one_nan of channel_columns.pxi does. tilt is bn_grad_b, whose choice for no values would keep it from vectorizing. */
-#define BN_ROW_NUMBERS(real, name)                                                                                    \
-    BN_APART void bn_row_numbers_##name(ptrdiff_t rows, const double *BN_RESTRICT mean,                               \
-                                         const double *BN_RESTRICT rstd, real *BN_RESTRICT h, real *BN_RESTRICT r,    \
-                                         real *BN_RESTRICT b)                                                         \
-    {                                                                                                                 \
-        for (ptrdiff_t k = 0; k < rows; k++) {                                                                        \
-            const double h0 = (double)(real)mean[k], r0 = BN_WITHIN_##name(rstd[k]);                                  \
-            const double b0 = bn_fold(h0, mean[k], r0, 0.0);                                                          \
-            const int found = (h0 != h0) | (r0 != r0) | (b0 != b0);                                                   \
-            h[k] = (real)(found ? BN_NAN : h0);                                                                       \
-            r[k] = (real)(found ? 1.0 : r0);                                                                          \
-            b[k] = (real)(found ? 0.0 : b0);                                                                          \
-        }                                                                                                             \
-    }                                                                                                                 \
-    BN_APART void bn_row_slopes_##name(ptrdiff_t rows, double size, int centered, const double *BN_RESTRICT mean,     \
-                                        const double *BN_RESTRICT rstd, const double *BN_RESTRICT sum,                \
-                                        const double *BN_RESTRICT dot, real *BN_RESTRICT h, real *BN_RESTRICT tilt,   \
-                                        real *BN_RESTRICT rest)                                                       \
-    {                                                                                                                 \
-        for (ptrdiff_t k = 0; k < rows; k++) {                                                                        \
-            const double h0 = (double)h[k], off = mean[k] - h0;                                                       \
-            const double t0 = BN_WITHIN_##name((dot[k] - off * sum[k]) * rstd[k] / size * rstd[k]);                   \
-            const double c0 = (centered ? sum[k] / size : 0.0) - t0 * off;                                            \
-            const int found = (h0 != h0) | (t0 != t0) | (c0 != c0);                                                   \
-            h[k] = (real)(found ? BN_NAN : h0);                                                                       \
-            tilt[k] = (real)(found ? 1.0 : t0);                                                                       \
-            rest[k] = (real)(found ? 0.0 : c0);                                                                       \
-        }                                                                                                             \
+BN_APART void OF(bn_row_numbers)(ptrdiff_t rows, const double *BN_RESTRICT mean,
+                                  const double *BN_RESTRICT rstd, real *BN_RESTRICT h, real *BN_RESTRICT r,
+                                  real *BN_RESTRICT b)
+{
+    for (ptrdiff_t k = 0; k < rows; k++) {
+        const double h0 = (double)(real)mean[k], r0 = OF(bn_within)(rstd[k]);
+        const double b0 = bn_fold(h0, mean[k], r0, 0.0);
+        const int found = (h0 != h0) | (r0 != r0) | (b0 != b0);
+        h[k] = (real)(found ? BN_NAN : h0);
+        r[k] = (real)(found ? 1.0 : r0);
+        b[k] = (real)(found ? 0.0 : b0);
     }
-BN_ROW_NUMBERS(float, float)
-BN_ROW_NUMBERS(double, double)
+}
 
+BN_APART void OF(bn_row_slopes)(ptrdiff_t rows, double size, int centered, const double *BN_RESTRICT mean,
+                                 const double *BN_RESTRICT rstd, const double *BN_RESTRICT sum,
+                                 const double *BN_RESTRICT dot, real *BN_RESTRICT h, real *BN_RESTRICT tilt,
+                                 real *BN_RESTRICT rest)
+{
+    for (ptrdiff_t k = 0; k < rows; k++) {
+        const double h0 = (double)h[k], off = mean[k] - h0;
+        const double t0 = OF(bn_within)((dot[k] - off * sum[k]) * rstd[k] / size * rstd[k]);
+        const double c0 = (centered ? sum[k] / size : 0.0) - t0 * off;
+        const int found = (h0 != h0) | (t0 != t0) | (c0 != c0);
+        h[k] = (real)(found ? BN_NAN : h0);
+        tilt[k] = (real)(found ? 1.0 : t0);
+        rest[k] = (real)(found ? 0.0 : c0);
+    }
+}
 #endif

@@ -281,7 +281,7 @@ static inline void *bn_room(bn_output *out, void *y, size_t bytes, bn_ahead *ahe
 }
 
 /* Make what was sent visible before another thread reads it. */
-static inline void bn_settle(void)
+static inline void bn_fence(void)
 {
 #ifdef BN_HAS_STREAM
     _mm_sfence();

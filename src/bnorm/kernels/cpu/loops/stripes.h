@@ -15,117 +15,121 @@ enum {
 #endif
 };
 
+/* Column j of a row: its share of the sums of the columns, and p1 and q1 of the two along the row. */
+#define BN_STRIPE_VALUE(j, keep)                                                                                      \
+    const int kept = keep;                                                                                            \
+    const real t = x[j] - hk, v = t * rk + bk;                                                                        \
+    const real g = OF(bn_act_pull)(act, v * gamma[j] + beta[j], dy[j]), p = g * gamma[j];                             \
+    const real p1 = OF(bn_kept)(p, kept), q1 = OF(bn_kept)(p * t, kept);                                              \
+    across[j] += OF(bn_kept)(g, kept);                                                                                \
+    along[j] += OF(bn_kept)(g * v, kept);
+#define BN_STRIPE_PART(first, last, width, i)                                                                         \
+    OF(bn_stripe_part)(first, last, add, width, act, rows, n, pitch, i, left, dy, x, h, r, b, gamma, beta,            \
+                          dgamma, dbeta, s, d, sum, dot)
+
+#define bn_stripe_sums(act, rows, n, pitch, left, add, dy, ...)                                                       \
+    BN_OF(bn_stripe_sums, dy)(act, rows, n, pitch, left, add, dy, __VA_ARGS__)
+#define BN_TEMPLATE "stripes.h"
+#include "both.h"
+#elif defined(real)
+
 /* Some columns of some rows: `width` of them, of which the first `keep` are there. g = dy before the activation;
  * across = sum g and along = sum g ((x - h) r + b) down the rows, s = sum g gamma and d = sum g gamma (x - h) along each,
  * of which after the `last` columns 8 parts are left. The flags, the width and the kind of `act` are constants to the
  * compiler. */
-#define BN_STRIPES(real, name)                                                                                        \
-    BN_INLINE void bn_stripe_columns_##name(                                                                          \
-        int first, int last, int add, int width, int whole, int32_t keep, bn_activation act, ptrdiff_t rows,          \
-        ptrdiff_t pitch, const real *dy, const real *x, const real *h, const real *r, const real *b,                  \
-        const real *gamma, const real *beta, real *BN_RESTRICT along, real *BN_RESTRICT across,                       \
-        real *BN_RESTRICT s, real *BN_RESTRICT d, double *BN_RESTRICT sum, double *BN_RESTRICT dot)                   \
-    {                                                                                                                 \
-        for (ptrdiff_t k = 0; k < rows; k++, x += pitch, dy += pitch, s += BN_WIDTH, d += BN_WIDTH) {                 \
-            const real hk = h[k], rk = r[k], bk = b[k];                                                               \
-            real s1[BN_WIDTH], d1[BN_WIDTH];                                                                          \
-            BN_ROLLED                                                                                                 \
-            for (int32_t j = 0; j < (width < BN_WIDTH ? width : BN_WIDTH); j++) {                                     \
-                BN_STRIPE_VALUE(real, name, j, whole || j < keep)                                                     \
-                s1[j] = first ? p1 : p1 + s[j];                                                                       \
-                d1[j] = first ? q1 : q1 + d[j];                                                                       \
-            }                                                                                                         \
-            if (width > BN_WIDTH) {                                                                                   \
-                BN_ROLLED                                                                                             \
-                for (int32_t j = BN_WIDTH; j < width; j++) {                                                          \
-                    BN_STRIPE_VALUE(real, name, j, whole || j < keep)                                                 \
-                    s1[j - BN_WIDTH] += p1;                                                                           \
-                    d1[j - BN_WIDTH] += q1;                                                                           \
-                }                                                                                                     \
-            }                                                                                                         \
-            if (last) {                                                                                               \
-                bn_fold_##name(width < BN_WIDTH ? width : BN_WIDTH, !add, s1, sum + 8 * k);                           \
-                bn_fold_##name(width < BN_WIDTH ? width : BN_WIDTH, !add, d1, dot + 8 * k);                           \
-            } else {                                                                                                  \
-                memcpy(s, s1, sizeof s1);                                                                             \
-                memcpy(d, d1, sizeof d1);                                                                             \
-            }                                                                                                         \
-        }                                                                                                             \
-    }                                                                                                                 \
-    BN_INLINE void bn_stripe_part_##name(                                                                             \
-        int first, int last, int add, int width, bn_activation act, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t pitch,     \
-        ptrdiff_t i, ptrdiff_t left, const real *dy, const real *x, const real *h, const real *r, const real *b,      \
-        const real *gamma, const real *beta, double *dgamma, double *dbeta, real *s, real *d, double *sum,            \
-        double *dot)                                                                                                  \
-    {                                                                                                                 \
-        const int32_t keep = (int32_t)(n - i < width ? n - i : width);                                                \
-        real along[BN_BROAD], across[BN_BROAD];                                                                       \
-        for (int32_t j = 0; j < width; j++)                                                                           \
-            along[j] = across[j] = 0;                                                                                 \
-        if (keep == width)                                                                                            \
-            bn_stripe_columns_##name(first, last, add, width, 1, keep, act, rows, pitch, dy + i, x + i, h,            \
-                                     r, b, gamma + i, beta + i, along, across, s, d, sum, dot);                       \
-        else {                                                                                                        \
-            ptrdiff_t all = rows; /* behind the last of these rows there may be nothing to read */                    \
-            while (all > 0 && (all - 1) * pitch + i + width > left)                                                   \
-                all--;                                                                                                \
-            bn_stripe_columns_##name(first, last, add, width, 0, keep, act, all, pitch, dy + i, x + i, h,             \
-                                     r, b, gamma + i, beta + i, along, across, s, d, sum, dot);                       \
-            for (ptrdiff_t k = all; k < rows; k++) {                                                                  \
-                real x1[BN_BROAD] = {0}, dy1[BN_BROAD] = {0};                                                         \
-                memcpy(x1, x + k * pitch + i, keep * sizeof(real));                                                   \
-                memcpy(dy1, dy + k * pitch + i, keep * sizeof(real));                                                 \
-                bn_stripe_columns_##name(first, last, add, width, 0, keep, act, 1, pitch, dy1, x1, h + k,             \
-                                         r + k, b + k, gamma + i, beta + i, along, across, s + k * BN_WIDTH,          \
-                                         d + k * BN_WIDTH, sum + 8 * k, dot + 8 * k);                                 \
-            }                                                                                                         \
-        }                                                                                                             \
-        for (int32_t j = 0; j < keep; j++)                                                                            \
-            dgamma[i + j] += (double)along[j];                                                                        \
-        for (int32_t j = 0; j < keep; j++)                                                                            \
-            dbeta[i + j] += (double)across[j];                                                                        \
-    }                                                                                                                 \
-    /* n values, BN_SHORT at most, of each of `rows` rows, BN_STRIPE at most, which lie `pitch` values apart from x and\
-     * dy on, of which `left` may be read: 8 parts of both sums of each, begun here or added, and what they add to the\
-     * sums of the columns. Behind gamma and beta there are zeros. */                                                 \
-    BN_INLINE void bn_stripe_sums_##name(bn_activation act, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t pitch,             \
-                                         ptrdiff_t left, int add, const real *dy, const real *x, const real *h,       \
-                                         const real *r, const real *b, const real *gamma, const real *beta,           \
-                                         double *dgamma, double *dbeta, double *sum, double *dot)                     \
-    {                                                                                                                 \
-        real s[BN_STRIPE * BN_WIDTH], d[BN_STRIPE * BN_WIDTH];                                                        \
-        ptrdiff_t i = BN_BROAD;                                                                                       \
-        if (n == 8)                                                                                                   \
-            BN_STRIPE_PART(name, 1, 1, 8, 0);                                                                         \
-        else if (n <= BN_TINY)                                                                                        \
-            BN_STRIPE_PART(name, 1, 1, BN_TINY, 0);                                                                   \
-        else if (n <= BN_WIDTH)                                                                                       \
-            BN_STRIPE_PART(name, 1, 1, BN_WIDTH, 0);                                                                  \
-        else if (n <= BN_BROAD)                                                                                       \
-            BN_STRIPE_PART(name, 1, 1, BN_BROAD, 0);                                                                  \
-        else {                                                                                                        \
-            BN_STRIPE_PART(name, 1, 0, BN_BROAD, 0);                                                                  \
-            for (; i + BN_BROAD < n; i += BN_BROAD)                                                                   \
-                BN_STRIPE_PART(name, 0, 0, BN_BROAD, i);                                                              \
-            if ((int)BN_BROAD > (int)BN_WIDTH && n - i > BN_WIDTH)                                                    \
-                BN_STRIPE_PART(name, 0, 1, BN_BROAD, i);                                                              \
-            else                                                                                                      \
-                BN_STRIPE_PART(name, 0, 1, BN_WIDTH, i);                                                              \
-        }                                                                                                             \
+BN_INLINE void OF(bn_stripe_columns)(
+ int first, int last, int add, int width, int whole, int32_t keep, bn_activation act, ptrdiff_t rows,
+ ptrdiff_t pitch, const real *dy, const real *x, const real *h, const real *r, const real *b,
+ const real *gamma, const real *beta, real *BN_RESTRICT along, real *BN_RESTRICT across,
+ real *BN_RESTRICT s, real *BN_RESTRICT d, double *BN_RESTRICT sum, double *BN_RESTRICT dot)
+{
+    for (ptrdiff_t k = 0; k < rows; k++, x += pitch, dy += pitch, s += BN_WIDTH, d += BN_WIDTH) {
+        const real hk = h[k], rk = r[k], bk = b[k];
+        real s1[BN_WIDTH], d1[BN_WIDTH];
+        BN_ROLLED
+        for (int32_t j = 0; j < (width < BN_WIDTH ? width : BN_WIDTH); j++) {
+            BN_STRIPE_VALUE(j, whole || j < keep)
+            s1[j] = first ? p1 : p1 + s[j];
+            d1[j] = first ? q1 : q1 + d[j];
+        }
+        if (width > BN_WIDTH) {
+            BN_ROLLED
+            for (int32_t j = BN_WIDTH; j < width; j++) {
+                BN_STRIPE_VALUE(j, whole || j < keep)
+                s1[j - BN_WIDTH] += p1;
+                d1[j - BN_WIDTH] += q1;
+            }
+        }
+        if (last) {
+            OF(bn_fold)(width < BN_WIDTH ? width : BN_WIDTH, !add, s1, sum + 8 * k);
+            OF(bn_fold)(width < BN_WIDTH ? width : BN_WIDTH, !add, d1, dot + 8 * k);
+        } else {
+            memcpy(s, s1, sizeof s1);
+            memcpy(d, d1, sizeof d1);
+        }
     }
-/* Column j of a row: its share of the sums of the columns, and p1 and q1 of the two along the row. */
-#define BN_STRIPE_VALUE(real, name, j, keep)                                                                          \
-    const int kept = keep;                                                                                            \
-    const real t = x[j] - hk, v = t * rk + bk;                                                                        \
-    const real g = bn_act_pull_##name(act, v * gamma[j] + beta[j], dy[j]), p = g * gamma[j];                          \
-    const real p1 = bn_kept_##name(p, kept), q1 = bn_kept_##name(p * t, kept);                                        \
-    across[j] += bn_kept_##name(g, kept);                                                                             \
-    along[j] += bn_kept_##name(g * v, kept);
-#define BN_STRIPE_PART(name, first, last, width, i)                                                                   \
-    bn_stripe_part_##name(first, last, add, width, act, rows, n, pitch, i, left, dy, x, h, r, b, gamma, beta, \
-                          dgamma, dbeta, s, d, sum, dot)
+}
 
-BN_STRIPES(float, float)
-BN_STRIPES(double, double)
+BN_INLINE void OF(bn_stripe_part)(
+ int first, int last, int add, int width, bn_activation act, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t pitch,
+ ptrdiff_t i, ptrdiff_t left, const real *dy, const real *x, const real *h, const real *r, const real *b,
+ const real *gamma, const real *beta, double *dgamma, double *dbeta, real *s, real *d, double *sum,
+ double *dot)
+{
+    const int32_t keep = (int32_t)(n - i < width ? n - i : width);
+    real along[BN_BROAD], across[BN_BROAD];
+    for (int32_t j = 0; j < width; j++)
+        along[j] = across[j] = 0;
+    if (keep == width)
+        OF(bn_stripe_columns)(first, last, add, width, 1, keep, act, rows, pitch, dy + i, x + i, h,
+                              r, b, gamma + i, beta + i, along, across, s, d, sum, dot);
+    else {
+        ptrdiff_t all = rows; /* behind the last of these rows there may be nothing to read */
+        while (all > 0 && (all - 1) * pitch + i + width > left)
+            all--;
+        OF(bn_stripe_columns)(first, last, add, width, 0, keep, act, all, pitch, dy + i, x + i, h,
+                              r, b, gamma + i, beta + i, along, across, s, d, sum, dot);
+        for (ptrdiff_t k = all; k < rows; k++) {
+            real x1[BN_BROAD] = {0}, dy1[BN_BROAD] = {0};
+            memcpy(x1, x + k * pitch + i, keep * sizeof(real));
+            memcpy(dy1, dy + k * pitch + i, keep * sizeof(real));
+            OF(bn_stripe_columns)(first, last, add, width, 0, keep, act, 1, pitch, dy1, x1, h + k,
+                                  r + k, b + k, gamma + i, beta + i, along, across, s + k * BN_WIDTH,
+                                  d + k * BN_WIDTH, sum + 8 * k, dot + 8 * k);
+        }
+    }
+    for (int32_t j = 0; j < keep; j++)
+        dgamma[i + j] += (double)along[j];
+    for (int32_t j = 0; j < keep; j++)
+        dbeta[i + j] += (double)across[j];
+}
 
+/* n values, BN_SHORT at most, of each of `rows` rows, BN_STRIPE at most, which lie `pitch` values apart from x and
+ * dy on, of which `left` may be read: 8 parts of both sums of each, begun here or added, and what they add to the
+ * sums of the columns. Behind gamma and beta there are zeros. */
+BN_INLINE void OF(bn_stripe_sums)(bn_activation act, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t pitch,
+                                  ptrdiff_t left, int add, const real *dy, const real *x, const real *h,
+                                  const real *r, const real *b, const real *gamma, const real *beta,
+                                  double *dgamma, double *dbeta, double *sum, double *dot)
+{
+    real s[BN_STRIPE * BN_WIDTH], d[BN_STRIPE * BN_WIDTH];
+    ptrdiff_t i = BN_BROAD;
+    if (n == 8)
+        BN_STRIPE_PART(1, 1, 8, 0);
+    else if (n <= BN_TINY)
+        BN_STRIPE_PART(1, 1, BN_TINY, 0);
+    else if (n <= BN_WIDTH)
+        BN_STRIPE_PART(1, 1, BN_WIDTH, 0);
+    else if (n <= BN_BROAD)
+        BN_STRIPE_PART(1, 1, BN_BROAD, 0);
+    else {
+        BN_STRIPE_PART(1, 0, BN_BROAD, 0);
+        for (; i + BN_BROAD < n; i += BN_BROAD)
+            BN_STRIPE_PART(0, 0, BN_BROAD, i);
+        if ((int)BN_BROAD > (int)BN_WIDTH && n - i > BN_WIDTH)
+            BN_STRIPE_PART(0, 1, BN_BROAD, i);
+        else
+            BN_STRIPE_PART(0, 1, BN_WIDTH, i);
+    }
+}
 #endif

@@ -29,10 +29,12 @@ from libc.string cimport memcpy, memmove
 from bnorm.kernels.cpu.jobs cimport (
     BLOCK,
     BUFFER,
+    CHUNK,
     FIRST,
     LANES,
     STRIPE,
     TILE,
+    VECTOR,
     WIDE,
     Activation,
     Job,
@@ -89,7 +91,7 @@ cdef extern from "streams.h" nogil:
     void bn_open(bn_output*)
     void* bn_room(bn_output*, void*, size_t, bn_ahead*)
     void bn_close(bn_output*, bn_ahead*)
-    void bn_settle()
+    void bn_fence()
 
 cdef extern from "edges.h" nogil:
     ctypedef struct bn_edge:
@@ -97,10 +99,13 @@ cdef extern from "edges.h" nogil:
     void bn_open_edge(bn_edge*, bn_ahead*)
     void bn_close_edge(bn_edge*)
 
+# (...): for the type of the arrays that it is called with; the compiler of C knows the arguments.
 cdef extern from "lanes.h" nogil:
     void bn_spread_order(Py_ssize_t, int64_t*)
     void bn_spread(const double*, Py_ssize_t, Py_ssize_t, const int64_t*, double*)
     void bn_spread_runs(const double*, Py_ssize_t, Py_ssize_t, Py_ssize_t, double*)
+    double BN_LEAST_SQUARE
+    double BN_LEAST_PRODUCT
     double bn_whole(const double*)
     void bn_row_statistics(Py_ssize_t, double, double, int, const double*, const double*, const double*,
                            double*, double*)
@@ -112,98 +117,39 @@ cdef extern from "lanes.h" nogil:
         BN_WIDTH
         BN_BATCH
         BN_TINY
-    void bn_row_sums_float(Activation, const float*, const float*, Py_ssize_t, Py_ssize_t, float, float, float,
-                           const float*, const float*, float*, float*, double*, double*)
-    void bn_row_sums_double(Activation, const double*, const double*, Py_ssize_t, Py_ssize_t, double, double, double,
-                            const double*, const double*, double*, double*, double*, double*)
-    void bn_row_numbers_float(Py_ssize_t, const double*, const double*, float*, float*, float*)
-    void bn_row_numbers_double(Py_ssize_t, const double*, const double*, double*, double*, double*)
-    void bn_row_slopes_float(Py_ssize_t, double, int, const double*, const double*, const double*, const double*,
-                             float*, float*, float*)
-    void bn_row_slopes_double(Py_ssize_t, double, int, const double*, const double*, const double*, const double*,
-                              double*, double*, double*)
-    void bn_row_sum_float(int, const float*, Py_ssize_t, Py_ssize_t, float, double*)
-    void bn_row_sum_double(int, const double*, Py_ssize_t, Py_ssize_t, double, double*)
-    void bn_short_sums_float(int, Activation, const float*, const float*, Py_ssize_t, Py_ssize_t, float, float, float,
-                             const float*, const float*, double*, double*)
-    void bn_short_sums_double(int, Activation, const double*, const double*, Py_ssize_t, Py_ssize_t, double, double,
-                              double, const double*, const double*, double*, double*)
-    void bn_row_maps_float(Py_ssize_t, Py_ssize_t, const float*, float*, const float*, const float*, const float*,
-                           const float*, const float*, bn_edge*)
-    void bn_row_maps_double(Py_ssize_t, Py_ssize_t, const double*, double*, const double*, const double*, const double*,
-                            const double*, const double*, bn_edge*)
-    void bn_row_gradients_float(Py_ssize_t, Py_ssize_t, const float*, const float*, float*, const float*, const float*,
-                                const float*, const float*, const float*, bn_edge*)
-    void bn_row_gradients_double(Py_ssize_t, Py_ssize_t, const double*, const double*, double*, const double*,
-                                 const double*, const double*, const double*, const double*, bn_edge*)
-    void bn_run_gradients_float(Py_ssize_t, Py_ssize_t, const float*, const float*, float*, const float*, const float*,
-                                const float*, const float*, const float*, bn_edge*)
-    void bn_run_gradients_double(Py_ssize_t, Py_ssize_t, const double*, const double*, double*, const double*,
-                                 const double*, const double*, const double*, const double*, bn_edge*)
+    void bn_row_sums(...)
+    void bn_row_numbers(...)
+    void bn_row_slopes(...)
+    void bn_row_sum(...)
+    void bn_short_sums(...)
+    void bn_row_maps(...)
+    void bn_row_gradients(...)
+    void bn_run_gradients(...)
     void bn_add_blocks(Py_ssize_t, double, const double*, const double*, const double*,
                        double*, double*, double*, double*)
 
 cdef extern from "lines.h" nogil:
-    void bn_send_columns_float(
-        Activation, const float*, float*, Py_ssize_t, const float*, const float*, const float*, bn_edge*)
-    int bn_send_checked_float(
-        Activation, const float*, float*, Py_ssize_t, const float*, const float*, const float*, bn_edge*)
-    void bn_send_gradients_float(
-        Activation, const float*, const float*, float*, Py_ssize_t, const float*, const float*, const float*,
-        const float*, const float*, const float*, bn_edge*)
-    void bn_send_columns_double(
-        Activation, const double*, double*, Py_ssize_t, const double*, const double*, const double*, bn_edge*)
-    int bn_send_checked_double(
-        Activation, const double*, double*, Py_ssize_t, const double*, const double*, const double*, bn_edge*)
-    void bn_send_gradients_double(
-        Activation, const double*, const double*, double*, Py_ssize_t, const double*, const double*, const double*,
-        const double*, const double*, const double*, bn_edge*)
+    void bn_send_columns(...)
+    int bn_send_checked(...)
+    void bn_send_gradients(...)
 
 cdef extern from "planes.h" nogil:
-    void bn_plane_squares_float(Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, const float*, const float*, bn_ahead*,
-                                double*, double*)
-    void bn_plane_squares_double(Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, const double*, const double*,
-                                 bn_ahead*, double*, double*)
-    void bn_plane_products_float(
-        Activation, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, const float*, const float*, const float*,
-        const float*, const float*, bn_ahead*, double*, double*)
-    void bn_plane_products_double(
-        Activation, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, const double*, const double*, const double*,
-        const double*, const double*, bn_ahead*, double*, double*)
-    void bn_plane_maps_float(Activation, Py_ssize_t, Py_ssize_t, const float*, float*, const float*, const float*,
-                             const float*, bn_edge*)
-    void bn_plane_maps_double(Activation, Py_ssize_t, Py_ssize_t, const double*, double*, const double*, const double*,
-                              const double*, bn_edge*)
-    void bn_plane_gradients_float(
-        Activation, Py_ssize_t, Py_ssize_t, const float*, const float*, float*, const float*, const float*,
-        const float*, const float*, const float*, const float*, bn_edge*)
-    void bn_plane_gradients_double(
-        Activation, Py_ssize_t, Py_ssize_t, const double*, const double*, double*, const double*, const double*,
-        const double*, const double*, const double*, const double*, bn_edge*)
+    void bn_plane_squares(...)
+    void bn_plane_products(...)
+    void bn_plane_maps(...)
+    void bn_plane_gradients(...)
 
 cdef extern from "runs.h" nogil:
-    void bn_run_sums_float(Py_ssize_t, Py_ssize_t, const float*, const float*, Py_ssize_t, const float*, bn_ahead*,
-                           bint, double*, double*)
-    void bn_run_sums_double(Py_ssize_t, Py_ssize_t, const double*, const double*, Py_ssize_t, const double*, bn_ahead*,
-                            bint, double*, double*)
-    void bn_each_float(Py_ssize_t, Py_ssize_t, const float*, float*)
-    void bn_each_double(Py_ssize_t, Py_ssize_t, const double*, double*)
+    void bn_run_sums(...)
+    void bn_each(...)
     void bn_gather_runs(Py_ssize_t, Py_ssize_t, const double*, double*)
-    void bn_run_totals_float(Py_ssize_t, const double*, const double*, const double*, double*, double*, float*, double*,
-                             double*)
-    void bn_run_totals_double(Py_ssize_t, const double*, const double*, const double*, double*, double*, double*,
-                              double*, double*)
+    void bn_run_totals(...)
 
 cdef extern from "stripes.h" nogil:
     enum:
         BN_SHORT
         BN_STRIPE
-    void bn_stripe_sums_float(
-        Activation, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, bint, const float*, const float*, const float*,
-        const float*, const float*, const float*, const float*, double*, double*, double*, double*)
-    void bn_stripe_sums_double(
-        Activation, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, bint, const double*, const double*, const double*,
-        const double*, const double*, const double*, const double*, double*, double*, double*, double*)
+    void bn_stripe_sums(...)
 
 cdef extern from "memory.h" nogil:
     void bn_set(int*)
