@@ -9,6 +9,7 @@ import pytest
 
 import child
 from bnorm.kernels import BACKENDS, cpu, gpu
+from bnorm.kernels.activation import IDENTITY
 from bnorm.kernels.gpu import jobs, launching, plans
 from cuda_on_cpu.emulator import environment, missing
 from emulated.device import EmulatedDevice
@@ -135,7 +136,7 @@ def test_a_kernel_is_compiled_once_and_given_its_shared_memory(recorded):
     device, log, _ = recorded
     assert device.limits == plans.Limits(132, 227 << 10, clusters=True)
     size = 32, 512, 784, "float32", True
-    large = plans.reduction("moments", *size, False, "normalize", jobs.IDENTITY, device.limits).launches[0]
+    large = plans.reduction("moments", *size, False, "normalize", IDENTITY.kind, device.limits).launches[0]
     assert large.shared > 48 << 10
     for _ in range(2):
         device.launch(large, bytes(jobs.JOB.size - len(large.geometry)))

@@ -3,12 +3,12 @@
 from typing import NamedTuple
 
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, gpu
-from bnorm.kernels.activation import IDENTITY, RELU, leaky
+from bnorm.kernels.activation import GELU, IDENTITY, RELU, SILU, leaky
 from bnorm.kernels.gpu import plans, row_plans
 from bnorm.kernels.gpu.plans import SHORT_RUN
 
 FAMILIES = ("channels", "clusters", "rows", "row_channels")
-ACTIVATIONS = (IDENTITY, RELU, leaky(0.25))
+ACTIVATIONS = (IDENTITY, RELU, leaky(0.25), SILU, GELU)
 IMAGES = 70  # more channels than half of the processors: each gets a block, and keeps what it has read
 CLUSTERS = 32, (300 << 10, 600 << 10, 1000 << 10)  # channels, and bytes of each, that clusters keep
 MANY_CHANNELS = 14000  # of a group: more than a block keeps the sums of

@@ -334,16 +334,15 @@ def merge(list sets not None):
     number.
     """
     cdef Py_ssize_t items = len(sets), depth = 0, i, c, bits
-    if not items:
+    if items == 0:
         raise ValueError("sets: expected at least one, got none")
+    sets = [item if item is None else cnp.PyArray_FROM_OF(item, cnp.NPY_ARRAY_CARRAY_RO) for item in sets]  # of other processes too
     cdef Py_ssize_t n = channels_of("sets", sets[0], 4), size = 4 * n
-    cdef cnp.npy_intp[2] shape
+    cdef cnp.npy_intp[2] shape = [4, n]
     cdef cnp.ndarray merged
     cdef double* a
     cdef double* b
     cdef double* memory
-    shape[0] = 4
-    shape[1] = n
     for item in sets:
         need("sets", item, cnp.NPY_DOUBLE, size)
     merged = cnp.PyArray_EMPTY(2, shape, cnp.NPY_DOUBLE, 0)
