@@ -11,8 +11,8 @@ from benchmarks import gpu_host
 from bnorm.kernels import BACKENDS, gpu
 from bnorm.kernels.gpu import launching
 
-# What there are, and a few. A forward that moves running statistics launches the move, and counts the batch, in one call
-# of its own, so that an interrupt leaves both or none.
+# What there are, and a few. A forward that moves running statistics launches the move and counts the batch in a call of
+# its own, so that an interrupt leaves both or none.
 MOST = {
     "gpu.forward": 36,
     "gpu.forward, running": 70,
