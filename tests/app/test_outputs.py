@@ -281,9 +281,10 @@ raise SystemExit(cli.main(sys.argv[1:]))
 def test_signals(tmp_path, number):
     """A pipe that dries up: the signal ends the command at once, and what it has learned is in the checkpoint."""
     import bnorm
+    from bnorm.app.csv_blocks import BLOCK
 
-    text = write(tmp_path / "x.csv", table(60_000)).read_bytes()
-    assert len(text) > 2 << 20
+    text = write(tmp_path / "x.csv", table(200_000)).read_bytes()
+    assert len(text) > 3 * BLOCK
     arguments = ["fit", "-", "-o", tmp_path / "s.npz", "--checkpoint", tmp_path / "c.npz", "--batch-rows", "1000"]
     arguments.append("--quiet")
     command = [sys.executable, "-c", SAYS_WHEN_IT_HAS_LEARNED, *map(str, arguments)]
