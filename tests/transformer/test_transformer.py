@@ -386,3 +386,13 @@ def test_affine_false():
     np.testing.assert_array_equal(t.transform(x), BatchNormTransformer().fit_transform(x))
     with pytest.raises(ValueError, match="gamma"):
         t.gamma_ = np.ones(5)
+
+
+def test_a_table_that_is_not_aligned():
+    """Such as one that another process has sent."""
+    room = np.zeros(8 * 500 + 1, np.uint8)
+    x = room[1:].view(np.float64).reshape(100, 5)
+    x[...] = np.random.default_rng(0).normal(3, 2, x.shape)
+    t = BatchNormTransformer().fit(x.copy())
+    np.testing.assert_array_equal(t.transform(x), t.transform(x.copy()))
+    np.testing.assert_array_equal(BatchNormTransformer().fit(x).mean_, t.mean_)

@@ -309,7 +309,7 @@ def _mapped(x: Any, stats: ndarray, in_place: bool) -> Any:
             return x if in_place else y
         y = x if in_place else np.empty_like(x, np.float64 if x.dtype.kind in "bui" else x.dtype, order="C")
         for rows in _pieces(x, _copied_rows(x)):
-            piece = np.ascontiguousarray(x[rows])
+            piece = view.dense(x[rows], x.dtype)
             y[rows] = kernels.normalize(piece, stats, IDENTITY, None, finite=not in_place)
         return y
     except FloatingPointError:
