@@ -4,11 +4,16 @@
 # Uses nothing of its siblings.
 # Gives channels_of, expect, expect_block, expect_like, need.
 
+cdef inline bint readable(cnp.ndarray a) noexcept:
+    """Whether it is contiguous and in native byte order. What another process has sent need not be aligned."""
+    return cnp.PyArray_CHKFLAGS(a, cnp.NPY_ARRAY_C_CONTIGUOUS) and cnp.PyArray_ISNOTSWAPPED(a)
+
+
 cdef inline int expect(str name, cnp.ndarray a, int kind, Py_ssize_t size) except -1:
     """Contiguous memory for `size` numbers of that type, or None."""
     if a is not None and (
         not (cnp.PyArray_TYPE(a) == kind or cnp.PyArray_EquivTypenums(cnp.PyArray_TYPE(a), kind))
-        or cnp.PyArray_SIZE(a) != size or not cnp.PyArray_ISCARRAY_RO(a)
+        or cnp.PyArray_SIZE(a) != size or not readable(a)
     ):
         dtype = cnp.PyArray_DescrFromType(kind)
         raise ValueError(f"{name}: expected {size} numbers of {dtype}, contiguous and in native byte order, "
@@ -33,7 +38,7 @@ cdef inline int expect_block(cnp.ndarray x, int least, int most) except -1:
             or kind == cnp.NPY_UINT8 or kind == cnp.NPY_INT8 or kind == cnp.NPY_UINT16 or kind == cnp.NPY_INT16) \
             and not (cnp.PyTypeNum_ISUSERDEF(kind) and x.dtype.name == "bfloat16"):
         raise TypeError(f"x: expected floats, bools, or integers of 8 or 16 bits, got {x.dtype}")
-    if not (least <= cnp.PyArray_NDIM(x) <= most and cnp.PyArray_ISCARRAY_RO(x)):
+    if not (least <= cnp.PyArray_NDIM(x) <= most and readable(x)):
         raise ValueError(f"x: expected at least {least} axes, in contiguous memory of the machine's byte order, got "
                          f"shape {(<object>x).shape} of {x.dtype.str}")
     return 0

@@ -336,8 +336,6 @@ def merge(list sets not None):
     cdef Py_ssize_t items = len(sets), depth = 0, i, c, bits
     if items == 0:
         raise ValueError("sets: expected at least one, got none")
-    # What another process has sent need not be aligned.
-    sets = [one if one is None else cnp.PyArray_FROM_OF(one, cnp.NPY_ARRAY_CARRAY_RO) for a in sets]
     cdef Py_ssize_t n = channels_of("sets", sets[0], 4), size = 4 * n
     cdef cnp.npy_intp[2] shape = [4, n]
     cdef cnp.ndarray merged
