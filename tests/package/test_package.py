@@ -173,7 +173,7 @@ def test_python_sources_say_what_they_are_for():
 def test_names_exist():
     listing = [path for path in SOURCES if path.suffix == ".py" and "__all__ =" in path.read_text(encoding="utf-8")]
     assert SRC / "__init__.py" in listing
-    of_a_neighbour = {"bnorm.interop.gymnasium": "gymnasium", "bnorm.interop.sb3": "stable_baselines3"}  # its subclasses
+    of_a_neighbour = {"bnorm.interop.gymnasium": "gymnasium", "bnorm.interop.sb3": "stable_baselines3"}
     for path in listing:
         name = module_name(path)
         if name in of_a_neighbour and find_spec(of_a_neighbour[name]) is None:
