@@ -30,7 +30,7 @@ def calls(check):
         weight = rng.random((shape[0], shape[2] if len(shape) > 2 else 1))
         gamma, beta = rng.standard_normal((2, shape[1]))
         for w in (None, weight) if shape in WEIGHTED else (None,):
-            arguments = gamma, beta, 1e-5, None, None, w, 0.0
+            arguments = gamma, beta, 1e-5, None, None, w, RELU
             y, stats, count, _ = gpu.forward(x, *arguments)
             check(y, 1e-5, "forward", x.astype("f8"), *arguments)
             dx = gpu.backward(dy, x, stats, count, w, RELU)[0]
@@ -49,7 +49,7 @@ def calls(check):
 
 def by_clusters(check):
     x, dy = np.random.default_rng(0).standard_normal((2, *CLUSTER_RUNS[0][0].shape)).astype("float32")
-    arguments = None, None, 1e-5, None, None, None, 0.0
+    arguments = None, None, 1e-5, None, None, None, RELU
     y, stats, count, _ = gpu.forward(x, *arguments)
     check(y, 1e-5, "forward", x.astype("f8"), *arguments)
     dx = gpu.backward(dy, x, stats, count, None, RELU)[0]
