@@ -34,6 +34,7 @@ myst_heading_anchors = 3
 default_role = "literal"
 autodoc_typehints = "none"  # docstrings have the types, in words
 autodoc_member_order = "bysource"
+autodoc_mock_imports = ["stable_baselines3"]  # which would bring PyTorch
 toc_object_entries_show_parents = "hide"  # the names of classes would not fit beside the page
 napoleon_google_docstring = False
 napoleon_use_ivar = True
