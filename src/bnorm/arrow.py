@@ -3,7 +3,7 @@
 A missing value is NaN. Integers, decimals and bools are converted to float64. No other type counts as numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -84,13 +84,20 @@ class Columns:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def parts(self, weight: ndarray | None = None) -> list[ndarray]:
-        """Count, mean, m2, low of each batch."""
-        found, start = [], 0
+    def weighted(self, weight: ndarray | None) -> Iterator[tuple[list[ndarray], ndarray | None]]:
+        """Each batch with the weights of its rows."""
+        start = 0
         for batch in self.batches:
             stop = start + len(batch[0])
-            found.append(parts(batch, None if weight is None else weight[start:stop]))
+            yield batch, None if weight is None else weight[start:stop]
             start = stop
+
+    def parts(self, weight: ndarray | None) -> list[ndarray]:
+        """Count, mean, m2, low of each batch, (4, C). NaN does not count."""
+        found = []
+        for batch, rows in self.weighted(weight):
+            w = None if rows is None else rows.reshape(1, -1)
+            found.append(np.concatenate([cpu.moments(x.reshape(1, 1, -1), w, True) for x in batch], axis=1))
         return found
 
     def dense(self) -> ndarray:
@@ -147,12 +154,6 @@ def columns_of(who: str, table: Any) -> Columns:
             raise ValueError(f"{who}: X: column {field.name!r}: expected numbers, got {field.type}")
     batches = [[values(column) for column in batch.columns] for batch in table.to_batches() if batch.num_rows]
     return Columns(batches)
-
-
-def parts(columns: Sequence[ndarray], weight: ndarray | None = None) -> ndarray:
-    """(4, C): count, mean, m2, low of features, given as a column each. NaN does not count."""
-    w = None if weight is None else weight.reshape(1, -1)
-    return np.concatenate([cpu.moments(x.reshape(1, 1, -1), w, True) for x in columns], axis=1)
 
 
 def extremes(x: ndarray, weight: ndarray | None = None) -> tuple[float, float]:

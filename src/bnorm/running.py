@@ -9,6 +9,7 @@ batch, all or nothing: `settle` takes the results of a layer's forward, `move` t
 """
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,6 @@ AVERAGE, POOL, FADE = range(3)  # as in formulas.h
 BATCHES, SKIPPED, ROWS, UNCOUNTED = range(4)  # the entries of `counters`: see Statistics
 LATER = 256  # batches whose flags are kept on a device before they are counted there
 LOG2 = float(np.log(2.0))
-NOISE = 8 * float(np.finfo(np.float64).eps)
 
 
 class Step(NamedTuple):
@@ -40,6 +40,18 @@ class Step(NamedTuple):
     seen: ndarray | None = None
     pairs: ndarray | None = None
     last: ndarray | None = None
+
+
+class TooLarge(FloatingPointError):
+    """Finite values have led to statistics that float64 cannot hold.
+
+    channel   the first where they do
+    weights   whether it is the sum of its weights that is too large
+    """
+
+    def __init__(self, channel: int, weights: bool) -> None:
+        super().__init__(f"channel {channel}: the {'sum of its weights' if weights else 'mean'} is too large")
+        self.channel, self.weights = channel, weights
 
 
 class Statistics:
@@ -178,28 +190,55 @@ class Statistics:
     def learn(self, steps: Sequence[Step], suspect: Callable[[], None] = lambda: None) -> None:
         """Update by consecutive steps, which count as one batch. After an error nothing has changed.
 
-        suspect: called if a variance is not finite, to raise an error if values were infinite. FloatingPointError if
-        it does not, and the result is nevertheless no state that may be saved.
+        suspect: called if a variance is not finite, to raise an error if values were infinite. TooLarge if it does not,
+        and the result is nevertheless no state that may be saved.
         """
+        if self.mode != FADE and len(steps) > 1:
+            merged = BACKENDS[type(self.mean)].merge([step.parts for step in steps])
+            steps = [Step(merged, sum(step.rows for step in steps))]
         trial = self if len(steps) == 1 else self.copy()
-        for i, (parts, rows, seen, pairs, last) in enumerate(steps, 1):
-            last = None if last is None else last + float(trial.rows + rows)
-            counts: dict[str, Any] = {"rows": rows, "typical": float(rows), "batches": int(i == len(steps))}
+        for i, step in enumerate(steps, 1):
+            batches = int(i == len(steps))
             try:
-                trial.move(parts, seen, pairs, last, **counts)
+                trial._take(step, batches)
             except FloatingPointError:  # infinite values, or finite ones whose variance overflows
                 suspect()
-                trial.move(parts, seen, pairs, last, **counts, finite=False)
+                try:
+                    trial._take(step, batches, finite=False)
+                except FloatingPointError:
+                    raise trial._too_large(step) from None
         if trial is not self:
             self.assign(trial)
+
+    def _take(self, step: Step, batches: int, finite: bool = True) -> None:
+        parts, rows, seen, pairs, last = step
+        last = None if last is None else last + float(self.rows + rows)
+        self.move(parts, seen, pairs, last, rows=rows, batches=batches, typical=float(rows), finite=finite)
+
+    def _too_large(self, step: Step) -> TooLarge:
+        """The error for a step of finite values that cannot be taken: found by taking it one channel at a time."""
+        parts, rows, *others = step
+        for c in range(len(self.seen)):
+            here = slice(c, c + 1)
+            one = Step(parts[:, here].copy(), rows, *(a if a is None else a[here] for a in others))
+            try:
+                self.picked(here)._take(one, 1, finite=False)
+            except FloatingPointError:
+                break
+        seen = parts[0] if step.seen is None else step.seen
+        return TooLarge(c, not isfinite(float(self.seen[c]) + float(seen[c])))
 
     def begin(self, parts: ndarray, rows: int) -> None:
         """Start from the statistics of a whole table, whose rows all weigh the same. An average is settled then.
 
-        FloatingPointError if that is no state that may be saved.
+        TooLarge if that is no state that may be saved.
         """
         kernels = BACKENDS[type(self.mean)]
-        kernels.move(self.rule.under(POOL, "propagate"), parts, None, None, None, rows)
+        try:
+            kernels.move(self.rule.under(POOL, "propagate"), parts, None, None, None, rows)
+        except FloatingPointError:
+            empty = Statistics(self.mean.copy(), self.var.copy(), from_data=True)
+            raise empty._too_large(Step(parts, rows)) from None
         if self.weight is not None:
             self.weight[...] = np.where(self.seen > 0, np.inf if self.mode == AVERAGE else self.seen, 0)
         if self.pairs is not None and self.last is not None:
@@ -218,40 +257,6 @@ class Statistics:
         self.move(parts, other.seen, other.pairs, last, rows=rows, batches=other.batches, finite=False)
 
     @np.errstate(all="ignore")
-    def remove(self, base: "Statistics") -> None:
-        """Take out the values of `base`, from which these statistics have come. An error changes nothing.
-
-        The reverse of `merge`. A variance below the rounding errors of what it is a difference of is 0.
-        """
-        n, n0 = (s.seen if s.weight is None else s.weight for s in (self, base))
-        left = self.seen - base.seen
-        rows, batches = self.counters[ROWS] - base.counters[ROWS], self.counters[BATCHES] - base.counters[BATCHES]
-        if min(rows, batches) < 0 or bool((left < 0).any()):
-            raise ValueError("expected an earlier state of these statistics, got one with values that they lack")
-        if self.last is not None and base.last is not None:
-            n0 = n0 * np.exp2((base.last - self.last) / float(self._halflife or 1.0))
-        n1 = np.where(left > 0, np.maximum(n - n0, 0), 0)
-        low: Any = self.low
-        apart = (self.mean - base.mean) + (low - base.low)  # as exact as the difference is small
-        step = np.where(n1 * n0 > 0, apart * (n0 / n1), 0)
-        m2 = self.var * n
-        m2_left = m2 - base.var * n0 - np.where(n1 > 0, (apart + step) ** 2 * (n0 * n1 / n), 0)
-        m2_left = np.where((left <= 1) | (m2_left <= NOISE * m2), 0, m2_left)
-        mean = self.mean + step
-        back = mean - self.mean
-        rest = low + ((self.mean - (mean - back)) + (step - back))
-        some = n1 > 0
-        self.mean[...] = np.where(some, mean, 0)
-        low[...] = np.where(some, rest, 0)
-        self.var[...] = np.where(some, m2_left / n1, 1)
-        self.seen[...] = left
-        if self.weight is not None:
-            self.weight[...] = n1
-        else:  # rows of streams that fade stay what they are: both ends are now
-            self.counters[ROWS] = rows
-        self.counters[BATCHES] = batches
-
-    @np.errstate(all="ignore")
     def divisor(self) -> ndarray:
         """The divisor of m2, as in formulas.h."""
         weight = self.seen if self.weight is None else self.weight
@@ -265,6 +270,12 @@ class Statistics:
         """A copy with its own arrays."""
         new = object.__new__(Statistics)
         new.__setstate__(self.__getstate__())
+        return new
+
+    def picked(self, channels: Any) -> "Statistics":
+        """A copy with these channels, in this order."""
+        new = self.copy()
+        new.place({name: a[channels].copy() for name, a in new.arrays().items()})
         return new
 
     def assign(self, other: "Statistics") -> None:

@@ -188,6 +188,42 @@ def test_values_whose_squares_overflow_are_no_infinity(command, tmp_path):
     command("fit", data, "-o", tmp_path / "s.npz")
 
 
+@pytest.mark.parametrize("way", ["--pooled", "--halflife=1000", "--momentum=0.1"])
+@pytest.mark.parametrize("rows", ["100", "9", "7"])
+def test_values_whose_mean_overflows(fails, tmp_path, way, rows):
+    """Where a batch ends among the rows of a file, at its end, and in the next file; a moving average has one batch."""
+    x = table(9)
+    first = write(tmp_path / "a.parquet", x)
+    x[:, 1] = np.where(np.arange(9) % 2, 1.7e308, -1.7e308)
+    data = write(tmp_path / "b.parquet", x)
+    said = fails(first, data, asked=[way, "--batch-rows", "18" if way == "--momentum=0.1" else rows])
+    assert said == f"{data}: column 'f1': expected values whose mean float64 can hold, got too large ones"
+
+
+@pytest.mark.parametrize("way", ["--pooled", "--halflife=1000"])
+def test_weights_whose_sum_overflows(fails, tmp_path, way):
+    data = write(tmp_path / "x.parquet", X, w=np.full(100, 1e307))
+    said = fails(data, asked=[way, "--weight", "w"])
+    assert said == f"{data}: column 'w': expected weights whose sum float64 can hold, got too large ones"
+
+
+@pytest.mark.parametrize("way", ["--pooled", "--halflife=1"])
+def test_infinity_that_has_no_weight(fails, tmp_path, way):
+    """By its own weight, or because it is so old."""
+    x, w = table(2000), np.ones(2000)
+    x[9, 2], w[9] = np.inf, 0
+    data = write(tmp_path / "x.parquet", x, w=w)
+    want = f"{data}: column 'f2', row 10: expected a finite number, got inf"
+    assert fails(data, asked=[way, "--weight", "w"]) == want
+    assert fails(data, asked=[way, "--exclude", "w"]) == want
+
+
+def test_weights_that_exact_sums_cannot_take(fails, tmp_path):
+    data = write(tmp_path / "x.parquet", X, w=np.append(np.ones(99), 0.5))
+    want = "column 'w', row 100: expected a whole weight from 0 to 2^31 - 1, as sums are exact, got 0.5"
+    assert fails(data, asked=["--exact", "--weight", "w"]) == f"{data}: {want}"
+
+
 def test_files_that_are_not_there(fails, tmp_path):
     (tmp_path / "empty").mkdir()
     assert fails(tmp_path / "x.csv") == f"{tmp_path / 'x.csv'}: no such file or folder"

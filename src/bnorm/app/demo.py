@@ -118,9 +118,9 @@ def _fit(path: str, quiet: bool) -> tuple[Learned, float]:
 def _before_and_after(before: Learned, after: Learned) -> list[dict[str, Any]]:
     rows = []
     for i, name in enumerate(before.names):
-        row = {"feature": name, "missing": before.state.statistics.rows - int(before.state.statistics.seen[i])}
+        row = {"feature": name, "missing": before.fitted.statistics.rows - int(before.fitted.statistics.seen[i])}
         for when, learned in (("before", before), ("after", after)):
-            mean, std = float(learned.state.mean[i]), float(np.sqrt(learned.state.var[i]))
+            mean, std = float(learned.fitted.mean[i]), float(np.sqrt(learned.fitted.var[i]))
             row |= {f"mean {when}": mean if abs(mean) > 1e-6 else 0.0, f"std {when}": std}
         rows.append(row)
     return rows
@@ -148,7 +148,7 @@ def _beside_standard_scaler(path: str, learned: Learned, seconds: float, truth: 
     x = next(_batches(path))
     mean, std = (np.array(column) for column in zip(*truth.values(), strict=True))
     exact = (x.astype(np.float64) - mean) / std
-    stats = learned.state.forward()
+    stats = learned.forward().stats(x.dtype)
     own = np.stack([_normalized(np.ascontiguousarray(c), stats[:, i : i + 1]) for i, c in enumerate(x.T)], axis=1)
     off = [np.nanmax(np.abs(y - exact)) for y in (own, scaler.transform(x))]
     return (

@@ -18,9 +18,11 @@ from bnorm.app.dialects import Dialect
 from bnorm.app.errors import DataError
 from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Interrupted, Progress, Signals
+from bnorm.app.rows import Rows
 from bnorm.app.sources import Source
-from bnorm.app.states import Learned, Step
-from bnorm.app.transforming import infinite
+from bnorm.app.states import Learned, Piece
+from bnorm.exact import HEAVIEST
+from bnorm.running import TooLarge
 
 EVERY = 60.0  # seconds between checkpoints
 
@@ -76,34 +78,30 @@ class Learner:
 
     def __init__(self, learned: Learned, rows: int, signals: Signals | None = None) -> None:
         self.learned, self._rows, self._signals = learned, rows, signals or Signals()
-        self._steps: list[Step] = []
-        self._missing: Any = 0
-        self._left, self._weighted = rows, False
+        self._pieces: list[Piece] = []
+        self._left = rows
 
-    def add(self, columns: Sequence[ndarray], weight: ndarray | None = None) -> None:
-        """Add the next rows, given as one column for each feature, and their weights."""
-        start, stop, total = 0, 0, len(columns[0])
-        while stop < total:
-            start, stop = stop, min(total, stop + self._left)
-            rows = slice(start, stop)
-            piece = columns if stop - start == total else [column[rows] for column in columns]
-            step = self.learned.step(piece, None if weight is None else weight[rows])
-            if not np.isfinite(step.parts[2]).all() and any(np.isinf(column).any() for column in piece):
-                raise FloatingPointError("an infinite value")
-            self._steps.append(step)
-            if weight is not None:
-                self._weighted = True
-                self._missing = self._missing + np.array([np.count_nonzero(np.isnan(column)) for column in piece])
-            self._left -= stop - start
+    def add(self, table: Rows, weight: ndarray | None = None) -> None:
+        """Add the next rows, and their weights."""
+        fitted, stop = self.learned.fitted, 0
+        while stop < table.rows:
+            start, stop = stop, min(table.rows, stop + self._left)
+            rows, w = table.cut(start, stop), None if weight is None else weight[start:stop]
+            extremes = np.array([arrow.extremes(column, w) for column in rows.columns]).T
+            exact = fitted.sums is not None
+            steps, sums = ([], rows.exact(w)) if exact else (fitted.steps(rows, w), None)
+            missing = None if w is None else np.array([np.count_nonzero(np.isnan(column)) for column in rows.columns])
+            self._pieces.append(Piece(rows.rows, steps, sums, extremes, missing))
+            self._left -= rows.rows
             if not self._left:
                 self.commit()
 
     def commit(self) -> None:
         """Learn the rows since the last batch as a batch, even if it is shorter than the others."""
-        if self._steps:
+        if self._pieces:
             with self._signals.held():
-                self.learned.take(self._steps, self._missing, self._weighted)
-                self._steps, self._missing, self._left = [], 0, self._rows
+                self.learned.take(self._pieces)
+                self._pieces, self._left = [], self._rows
 
 
 def learn(
@@ -115,30 +113,38 @@ def learn(
 ) -> None:
     """Learn all rows of a stream except those that are known already. `keep` is called every minute."""
     last = time.monotonic()
-    with one_thread(), closing(stream.read(learner.learned.rows)) as batches:
-        for batch in batches:
-            columns = [arrow.values(column) for column in batch.columns]
-            w = _weights(columns.pop(), stream, weight) if weight else None
-            try:
-                learner.add(columns, w)
-            except FloatingPointError:
-                found = next(i for i, column in enumerate(columns) if np.isinf(column).any())
-                raise infinite(columns[found], stream, stream.numbers[found]) from None
-            progress.add(batch.num_rows, stream.progress)
-            if keep and time.monotonic() - last > EVERY:
-                keep()
-                last = time.monotonic()
-    learner.commit()
+    try:
+        with one_thread(), closing(stream.read(learner.learned.rows)) as batches:
+            for batch in batches:
+                columns = [arrow.values(column) for column in batch.columns]
+                w = _weights(columns.pop(), stream, weight, learner.learned.fitted.sums is not None) if weight else None
+                learner.add(Rows(columns, stream.numbers[: len(columns)], stream.where, stream.row), w)
+                progress.add(batch.num_rows, stream.progress)
+                if keep and time.monotonic() - last > EVERY:
+                    keep()
+                    last = time.monotonic()
+        learner.commit()
+    except TooLarge as error:
+        raise _too_large(error, stream, weight) from None
 
 
-def _weights(column: ndarray, stream: Stream, name: str) -> ndarray:
-    """The weights of a batch, float64."""
+def _too_large(error: TooLarge, stream: Stream, weight: str | None) -> DataError:
+    name = weight if error.weights else stream.numbers[error.channel]
+    what = "weights whose sum" if error.weights else "values whose mean"
+    return DataError(f"{stream.where}: column {name!r}: expected {what} float64 can hold, got too large ones")
+
+
+def _weights(column: ndarray, stream: Stream, name: str, whole: bool) -> ndarray:
+    """The weights of a batch, float64. whole: whether sums are exact, which those of fractions are not."""
     weight = column.astype(np.float64, copy=False)
-    good = (weight >= 0) & (weight < np.inf)
+    good = (weight >= 0) & (weight < (HEAVIEST if whole else np.inf))
+    if whole:
+        good &= weight == np.floor(weight)
     if not good.all():
         i = int(good.argmin())
+        expected = "a whole weight from 0 to 2^31 - 1, as sums are exact" if whole else "a finite weight >= 0"
         raise DataError(
-            f"{stream.where}: column {name!r}, row {stream.row + i + 1}: expected a finite weight >= 0, got {weight[i]}"
+            f"{stream.where}: column {name!r}, row {stream.row + i + 1}: expected {expected}, got {weight[i]}"
         )
     return weight
 

@@ -15,7 +15,7 @@ from bnorm.app.states import Learned
 def forget(args: argparse.Namespace) -> dict[str, Any]:
     """Run the command. Returns a summary."""
     kept = Learned.read(args.state)
-    if kept.state.sums is None:
+    if kept.fitted.sums is None:
         raise DataError(
             f"{args.state}: expected exact statistics, which bnorm fit --exact learns, got rounded ones, of which "
             "nothing can be taken out"

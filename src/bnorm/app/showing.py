@@ -47,32 +47,32 @@ def way(learned: Learned) -> str:
     if parameters["halflife"] is not None:
         return f"with a half-life of {parameters['halflife']:g} rows"
     if parameters["momentum"] is None:
-        return "all rows weighing the same" if not learned.state.weighted else "rows with sample weights"
+        return "all rows weighing the same" if not learned.fitted.weighted else "rows with sample weights"
     return f"averaged with momentum {parameters['momentum']:g}"
 
 
 def facts(learned: Learned) -> dict[str, Any]:
     """The content of a state; None means unknown."""
-    state, seen = learned.state, learned.state.statistics.seen
-    whole = not state.weighted and seen.max(initial=0) < COUNTABLE
+    fitted, seen = learned.fitted, learned.fitted.statistics.seen
+    whole = not fitted.weighted and seen.max(initial=0) < COUNTABLE
     values = seen.astype(np.int64).tolist() if whole else seen.tolist()
     columns: dict[str, list[Any]] = {
         "feature": learned.names,
         "count": values,
         "missing": [None] * len(seen) if learned.missing is None else learned.missing.tolist(),
-        "mean": state.mean.tolist(),
-        "std": np.sqrt(state.var).tolist(),
+        "mean": fitted.mean.tolist(),
+        "std": np.sqrt(fitted.var).tolist(),
     }
     if learned.extremes is not None:
         columns |= dict(zip(("min", "max"), learned.extremes.tolist(), strict=True))
-    if (parameters := state.parameters) is not None:
-        columns |= {name: p.tolist() for name, p in zip(("gamma", "beta"), parameters, strict=True)}
+    if learned.stored.affine is not None:
+        columns |= {name: p.tolist() for name, p in zip(("gamma", "beta"), learned.stored.affine, strict=True)}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return {
         "rows": learned.rows,
-        "batches": state.statistics.batches,
+        "batches": fitted.statistics.batches,
         **learned.stored.parameters,
-        **({} if state.sums is None else {"digest": state.sums.digest()}),
+        **({} if fitted.sums is None else {"digest": fitted.sums.digest()}),
         "features": rows,
     }
 

@@ -6,33 +6,26 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy import ndarray
 
-from bnorm import arrow
 from bnorm.app.errors import DataError
-from bnorm.exact import ExactMoments
-from bnorm.exact import moments as exact_moments
 from bnorm.files import container
-from bnorm.kernels import cpu
 from bnorm.moments import Moments
-from bnorm.running import AVERAGE
-from bnorm.transformer import parameters, saving, tables
-from bnorm.transformer.clock import Rows
-from bnorm.transformer.state import State
+from bnorm.running import AVERAGE, Step
+from bnorm.transformer import maps, parameters, saving
+from bnorm.transformer.fitted import Fitted
 
 WHO = "bnorm"
 CHECKPOINT = "checkpoint"  # the entry of a file with the settings of the command that it belongs to
 COUNTABLE = 2.0**63  # counts from here on are floats
 
 
-class Step(NamedTuple):
-    """Some rows, as `Statistics.move` takes them."""
+class Piece(NamedTuple):
+    """What some rows tell: steps, or the sums of exact statistics; and the missing values, if the rows have weights."""
 
-    parts: ndarray
-    seen: Any = None
-    pairs: Any = None
-    last: Any = None
-    rows: int = 0
-    extremes: Any = None
-    sums: ExactMoments | None = None  # if statistics are exact
+    rows: int
+    steps: list[Step]
+    sums: Any
+    extremes: ndarray
+    missing: ndarray | None
 
 
 class Map(NamedTuple):
@@ -53,11 +46,11 @@ class Learned:
 
     def __init__(self, stored: saving.Stored) -> None:
         self.stored = stored
-        statistics, extra = stored.state.statistics, stored.extra
+        statistics, extra = stored.fitted.statistics, stored.extra
         self.rows = int(extra.get("rows", statistics.rows))
         self.missing = _array(extra.get("missing"), np.int64, statistics.seen.shape)
         self.extremes = _array(extra.get("extremes"), np.float64, (2, *statistics.seen.shape))
-        if not stored.state.weighted:
+        if not stored.fitted.weighted:
             whole = statistics.seen.max(initial=0) < COUNTABLE
             self.missing = self.rows - statistics.seen.astype(np.int64) if whole else None
 
@@ -76,8 +69,8 @@ class Learned:
         return cls(saving.empty(given, list(names)))
 
     @property
-    def state(self) -> State:
-        return self.stored.state
+    def fitted(self) -> Fitted:
+        return self.stored.fitted
 
     @classmethod
     def read(cls, path: str) -> Self:
@@ -109,9 +102,9 @@ class Learned:
 
     def save(self, path: str, checkpoint: dict[str, Any] | None = None) -> None:
         """Write the file. checkpoint: the settings of the command, which make the file a checkpoint."""
-        if self.rows != self.state.statistics.rows:
+        if self.rows != self.fitted.statistics.rows:
             self.stored.extra |= {"rows": self.rows}
-        if self.state.weighted and self.missing is not None:
+        if self.fitted.weighted and self.missing is not None:
             self.stored.extra |= {"missing": self.missing.tolist()}
         if self.extremes is not None:
             self.stored.extra |= {"extremes": self.extremes.tolist()}
@@ -119,46 +112,19 @@ class Learned:
         config, arrays = saving.packed(self.stored)
         container.write(WHO, path, config | extra, arrays)
 
-    def step(self, columns: Sequence[ndarray], weight: ndarray | None) -> Step:
-        """The step of the statistics for some rows, given as one column for each feature."""
-        halflife, rows, exact = self.stored.parameters["halflife"], len(columns[0]), self.state.sums is not None
-        found, extremes, sums = [], [], []
-        for column in columns:  # the first call brings it into the cache for the second
-            extremes.append(arrow.extremes(column, weight))
-            if exact:
-                sums.append(exact_moments(WHO, column[:, None], 1, weight, True, "weights"))
-            elif halflife is None:
-                found.append(arrow.parts([column], weight))
-        if exact:
-            every: Any = Moments.beside(sums)
-            return Step(every.parts, rows=rows, extremes=np.array(extremes).T, sums=every)
-        if halflife is None:
-            return Step(np.concatenate(found, axis=1), rows=rows, extremes=np.array(extremes).T)
-        [(parts, _, seen, pairs, last)] = tables.faded(np.stack(columns).T, weight, Rows(halflife), 0)
-        return Step(parts, seen, pairs, last, rows, np.array(extremes).T)
-
-    def take(self, steps: list[Step], missing: Any, weighted: bool) -> None:
-        """Update the statistics by a batch, given as the steps of its pieces. missing: used if rows have weights."""
-        statistics = self.state.statistics
-        rows, before = sum(step.rows for step in steps), statistics.seen.copy()
-        if self.state.sums is not None:
-            sums = Moments.merge([step.sums for step in steps if step.sums is not None])
-            self.state.add(sums, rows, 1, weighted)
-        elif self.stored.parameters["halflife"] is None:
-            parts = cpu.merge([step.parts for step in steps])
-            statistics.move(parts, rows=rows, finite=False)
+    def take(self, pieces: Sequence[Piece]) -> None:
+        """Update the statistics by a batch, given in pieces."""
+        fitted, seen = self.fitted, self.fitted.statistics.seen
+        rows, before, weighted = sum(piece.rows for piece in pieces), seen.copy(), pieces[0].missing is not None
+        if fitted.sums is not None:
+            fitted.add(Moments.merge([piece.sums for piece in pieces]), rows, 1, weighted)
         else:
-            for i, (parts, seen, pairs, last, n, *_) in enumerate(steps):
-                end = float(statistics.rows + n)
-                whole = i == len(steps) - 1  # the pieces of a batch count as one
-                statistics.move(parts, seen, pairs, last + end, rows=n, batches=int(whole), finite=False)
-        if self.state.sums is None:
-            self.state.record()
-        self._stretch([step.extremes for step in steps])
+            fitted.learn([step for piece in pieces for step in piece.steps], weighted)
+        self._stretch([piece.extremes for piece in pieces])
         self.rows += rows
-        self.state.weighted |= weighted
         if self.missing is not None:
-            self.missing += missing if weighted else rows - (statistics.seen - before).astype(np.int64)
+            counted = [piece.missing for piece in pieces if piece.missing is not None]
+            self.missing += np.sum(counted, axis=0) if weighted else rows - (seen - before).astype(np.int64)
 
     def _stretch(self, others: list[ndarray]) -> None:
         """Extend the extremes by others."""
@@ -168,17 +134,14 @@ class Learned:
     def arrange(self, names: Sequence[str]) -> None:
         """Put the features into the order of these names, for a merge."""
         order = [self.names.index(name) for name in names]
-        for a in self.state.statistics.arrays().values():
-            a[...] = a[order]
-        if self.state.sums is not None:
-            self.state.sums = self.state.sums.picked(order)
+        self.fitted.arrange(order)
         self.missing = None if self.missing is None else self.missing[order]
         self.extremes = None if self.extremes is None else self.extremes[:, order]
         self.stored.names = list(names) if self.stored.names else None
 
     def forget(self, gone: "Learned") -> None:
         """Take rows out of exact statistics. Which were the extremes of the others is not known."""
-        self.state.forget(gone.state.sums, gone.rows)
+        self.fitted.forget(gone.fitted.sums, gone.rows)
         self.rows -= gone.rows
         counted = self.missing is not None and gone.missing is not None
         self.missing = np.subtract(self.missing, gone.missing) if counted else None  # type: ignore[arg-type]
@@ -186,21 +149,23 @@ class Learned:
 
     def unseen(self) -> list[str]:
         """The features without any value."""
-        return [name for name, n in zip(self.names, self.state.statistics.seen, strict=True) if not n]
+        return [name for name, n in zip(self.names, self.fitted.statistics.seen, strict=True) if not n]
 
     @property
     def names(self) -> list[str]:
         """The names of the features; x0, x1 and so on if they have none."""
-        return self.stored.names or [f"x{i}" for i in range(len(self.state.statistics.seen))]
+        return self.stored.names or [f"x{i}" for i in range(len(self.fitted.statistics.seen))]
 
     def forward(self) -> Map:
         """The map that normalizes."""
-        stats = self.state.forward()
-        return Map(self.stored.names, len(self.state.mean), lambda dtype: stats)
+        return Map(self.stored.names, len(self.fitted.mean), lambda dtype: self._stats())
 
     def inverse(self) -> Map:
         """The map that undoes it."""
-        return Map(self.stored.names, len(self.state.mean), self.state.inverse)
+        return Map(self.stored.names, len(self.fitted.mean), lambda dtype: maps.inverse(self._stats(), dtype))
+
+    def _stats(self) -> ndarray:
+        return maps.forward(self.fitted.statistics, self.stored.affine, self.stored.parameters["eps"])
 
 
 def merge(paths: Sequence[str]) -> Learned:
@@ -214,12 +179,12 @@ def merge(paths: Sequence[str]) -> Learned:
         if sorted(first.names) != sorted(other.names):
             raise DataError(f"{path}: expected the features of {paths[0]}, {_named(first)}, got {_named(other)}")
         other.arrange(first.names)
-        if first.state.statistics.mode == AVERAGE:
+        if first.fitted.statistics.mode == AVERAGE:
             raise DataError(
                 f"{path}: expected statistics of rows that weigh the same or fade, got a moving average, which depends "
                 "on the order of its batches and cannot be merged"
             )
-        first.state.merge(other.state)
+        first.fitted.merge(other.fitted)
         first.rows += other.rows
         if first.extremes is None or other.extremes is None:
             first.extremes, first.stored.extra = None, {}

@@ -19,6 +19,7 @@ from bnorm.app.errors import DataError
 from bnorm.app.guessing import Guess
 from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Progress
+from bnorm.app.rows import infinite
 from bnorm.app.sources import Source, pyarrow
 from bnorm.app.states import Learned, Map
 from bnorm.app.text import FEW
@@ -177,13 +178,5 @@ def _mapped(column: Any, stats: Mapping[str, ndarray], kind: Any, stream: Stream
     try:
         arrow.normalize(x, stats[x.dtype.name], out)
     except FloatingPointError:
-        raise infinite(x, stream, name) from None
+        raise infinite(x, int(np.isinf(x).argmax()), stream.where, stream.row, name) from None
     return arrow.array(out.astype(dtype, copy=False), column)
-
-
-def infinite(x: ndarray, stream: Stream, name: str) -> DataError:
-    """The error for a column of a batch that has an infinite value."""
-    row = stream.row + int(np.isinf(x).argmax()) + 1
-    return DataError(
-        f"{stream.where}: column {name!r}, row {row}: expected a finite number, got {x[row - stream.row - 1]}"
-    )

@@ -10,8 +10,9 @@ from bnorm import devices
 from bnorm.kernels import BACKENDS, moved
 from bnorm.kernels.rule import spread
 from bnorm.layers import state
-from bnorm.running import Statistics
+from bnorm.running import BATCHES, ROWS, Statistics
 
+NOISE = 8 * float(np.finfo(np.float64).eps)
 NAMES = {"seen": "count"}  # of arrays, where they differ from those of `Statistics`
 SETTINGS = tuple(f"_{name}" for name in ("clip", "device", "dtype", "eps", "halflife", "limit", "momentum", "shape"))
 SETTINGS += ("_training", "_who")
@@ -119,7 +120,7 @@ class Followed:
         self._alike(base, "-")
         new = self.copy()
         try:
-            new._statistics.remove(base._statistics)
+            _take_out(base._statistics, new._statistics)
         except ValueError as error:
             raise ValueError(f"{self._who}: -: {error}") from None
         new._skipped -= base._skipped
@@ -220,3 +221,38 @@ def check_state(who: str, found: Mapping[str, ndarray]) -> None:
         if not bool(np.isfinite(a).all()) or (name not in ("mean", "low", "last") and bool((a < 0).any())):
             least = "" if name in ("mean", "low", "last") else " >= 0"
             raise ValueError(f"{who}: state_dict: {name}: expected finite numbers{least}, got {a}")
+
+
+@np.errstate(all="ignore")
+def _take_out(base: Statistics, s: Statistics) -> None:
+    """Take the values of `base` out of the statistics that have come from them. An error changes nothing.
+
+    The reverse of `Statistics.merge`. A variance below the rounding errors of what it is a difference of is 0.
+    """
+    n, n0 = (of.seen if of.weight is None else of.weight for of in (s, base))
+    left = s.seen - base.seen
+    rows, batches = s.counters[ROWS] - base.counters[ROWS], s.counters[BATCHES] - base.counters[BATCHES]
+    if min(rows, batches) < 0 or bool((left < 0).any()):
+        raise ValueError("expected an earlier state of these statistics, got one with values that they lack")
+    if s.last is not None and base.last is not None:
+        n0 = n0 * np.exp2((base.last - s.last) / float(s.halflife or 1.0))
+    n1 = np.where(left > 0, np.maximum(n - n0, 0), 0)
+    low: Any = s.low
+    apart = (s.mean - base.mean) + (low - base.low)  # as exact as the difference is small
+    step = np.where(n1 * n0 > 0, apart * (n0 / n1), 0)
+    m2 = s.var * n
+    m2_left = m2 - base.var * n0 - np.where(n1 > 0, (apart + step) ** 2 * (n0 * n1 / n), 0)
+    m2_left = np.where((left <= 1) | (m2_left <= NOISE * m2), 0, m2_left)
+    mean = s.mean + step
+    back = mean - s.mean
+    rest = low + ((s.mean - (mean - back)) + (step - back))
+    some = n1 > 0
+    s.mean[...] = np.where(some, mean, 0)
+    low[...] = np.where(some, rest, 0)
+    s.var[...] = np.where(some, m2_left / n1, 1)
+    s.seen[...] = left
+    if s.weight is not None:
+        s.weight[...] = n1
+    else:  # rows of streams that fade stay what they are: both ends are now
+        s.counters[ROWS] = rows
+    s.counters[BATCHES] = batches

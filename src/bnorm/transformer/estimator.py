@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from bnorm import arrow, checks
 from bnorm.kernels import moved
 from bnorm.running import AVERAGE
-from bnorm.transformer import parameters
+from bnorm.transformer import maps, parameters
 from bnorm.transformer.array_api import AnyLibrary, seen
 from bnorm.transformer.attributes import Attributes
 from bnorm.transformer.exact import Exact
@@ -254,7 +254,7 @@ class BatchNormTransformer(
                 "features as input."
             )
         refuse_container(self, rows)
-        x = rows.mapped(self._state.inverse(rows.dtype), in_place)
+        x = rows.mapped(maps.inverse(self._state.forward(), rows.dtype), in_place)
         return in_container("transform", x, X, self)
 
     def merge(self, other: "BatchNormTransformer") -> Self:

@@ -19,7 +19,9 @@ from bnorm.kernels import moved
 from bnorm.layers import BatchNorm1d
 from bnorm.layers.saving import counted, flag
 from bnorm.running import FADE, Statistics
+from bnorm.transformer.fitted import Fitted
 from bnorm.transformer.history import Moment
+from bnorm.transformer.maps import Affine
 from bnorm.transformer.parameters import MOMENTUM, check, check_same_stream
 from bnorm.transformer.state import State
 from bnorm.transformer.tables import Dense
@@ -43,9 +45,8 @@ NAMES = {  # of arrays, where they differ from those of the statistics: PyTorch'
     "mean": "running_mean",
     "var": "running_var",
     "weight": "stream_weight",
-    "gamma": "weight",
-    "beta": "bias",
 }
+AFFINE = ("weight", "bias")  # gamma and beta
 
 
 @dataclass
@@ -53,7 +54,8 @@ class Stored:
     """The content of a file."""
 
     parameters: dict[str, Any]
-    state: State
+    fitted: Fitted
+    affine: Affine  # gamma and beta
     names: list[str] | None = None
     extra: dict[str, Any] = field(default_factory=dict)  # entries that the command has added; JSON
 
@@ -87,7 +89,7 @@ class Savable:
         names = self.__dict__.get("feature_names_in_")
         names = None if names is None else list(names)
         try:
-            content = packed(Stored(p, self._state, names))
+            content = packed(Stored(p, self._state, self._state.parameters, names))
         except ValueError as error:
             raise ValueError(f"{CLASS}: save: {error}") from None
         container.write(f"{CLASS}: save", path, *content)
@@ -96,7 +98,13 @@ class Savable:
     def _from_stored(cls, stored: Stored) -> Self:
         """The transformer with this state."""
         self = cls(**stored.parameters)
-        self._state, self.layer_, self.n_features_in_ = stored.state, stored.state.layer, len(stored.state.mean)
+        p, features = dict(stored.parameters), len(stored.fitted.mean)
+        p.pop("copy")
+        state = State(Dense(np.empty((0, features))), in_integers=p.pop("exact"), **p)
+        state.take(stored.fitted)
+        for a, given in zip(state.parameters or (), stored.affine or (), strict=True):
+            a[...] = given
+        self._state, self.layer_, self.n_features_in_ = state, state.layer, features
         if stored.names is not None:
             self.feature_names_in_ = np.array(stored.names, object)
         return self
@@ -104,13 +112,19 @@ class Savable:
 
 def empty(parameters: Mapping[str, Any], names: list[str]) -> Stored:
     """The state before the first batch."""
-    given = DEFAULTS | dict(parameters)
-    return Stored(given, _state(given, len(names)), names)
+    return _empty(DEFAULTS | dict(parameters), len(names), names)
+
+
+def _empty(p: dict[str, Any], features: int, names: list[str] | None) -> Stored:
+    fitted = Fitted(
+        np.empty(features), np.empty(features), p["momentum"], p["halflife"], p["ddof"], p["history"], p["exact"]
+    )
+    return Stored(p, fitted, (np.ones(features), np.zeros(features)) if p["affine"] else None, names)
 
 
 def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
     """The configuration and the arrays of a file; ValueError for a state that `unpacked` would refuse."""
-    state, statistics = stored.state, stored.state.statistics
+    state, statistics = stored.fitted, stored.fitted.statistics
     statistics.look()
     config = {
         "class": CLASS,
@@ -126,7 +140,8 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
     if (history := state.history) is not None and history.moments:
         config["history"] = {"every": history.every, "batches": history.batches}
         arrays |= dict(zip(MOMENTS, map(_stacked, zip(*history.moments, strict=True)), strict=True))
-    arrays |= {NAMES[name]: p.data for name, p in state.layer.named_parameters()}
+    if stored.affine is not None:
+        arrays |= dict(zip(AFFINE, stored.affine, strict=True))
     arrays = {name: moved(a, ndarray) for name, a in arrays.items()}
     _check(arrays, statistics)
     if state.sums is not None:
@@ -147,8 +162,9 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
         isinstance(names, list) and len(names) == features and all(type(name) is str for name in names)
     ):
         raise ValueError(f"names of {features} features: {names!r:.80}")
-    state = _state(parameters, features)
-    expected = {name: a for name, a in packed(Stored(parameters, state))[1].items() if not name.startswith(SUMS)}
+    stored = _empty(parameters, features, names)
+    state = stored.fitted
+    expected = {name: a for name, a in packed(stored)[1].items() if not name.startswith(SUMS)}
     if sorted(entries) != sorted(expected) or config["features"] != features:
         raise ValueError(f"arrays {sorted(entries)} instead of {sorted(expected)}")
     for name, a in expected.items():
@@ -159,8 +175,8 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
     for name, a in statistics.arrays().items():
         a[...] = arrays[NAMES.get(name, name)]
     statistics.counters[...] = counted(config["counted"])
-    for name, p in state.layer.named_parameters():
-        p.data[...] = arrays[NAMES[name]]
+    if stored.affine is not None:
+        stored.affine = arrays[AFFINE[0]], arrays[AFFINE[1]]
     if state.sums is not None:
         restored = ExactMoments.restored(sums)
         if restored.digest() != config["digest"] or (restored.count != statistics.seen).any():
@@ -169,16 +185,10 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
     if recorded:
         _recall(state, config["history"], recorded)
     state.weighted, state.told = flag(config["weighted"]), flag(config["told"])
-    extra = {name: value for name, value in config.items() if name not in KNOWN}
-    if unknown := sorted(extra.keys() - EXTRA):
+    stored.extra = {name: value for name, value in config.items() if name not in KNOWN}
+    if unknown := sorted(stored.extra.keys() - EXTRA):
         raise ValueError(f"unknown entries {unknown}")
-    return Stored(parameters, state, names, extra)
-
-
-def _state(parameters: Mapping[str, Any], features: int) -> State:
-    p = dict(parameters)
-    p.pop("copy")
-    return State(Dense(np.empty((0, features))), in_integers=p.pop("exact"), **p)
+    return stored
 
 
 def _plain(value: Any) -> Any:
@@ -206,7 +216,7 @@ def _parameters(given: Any) -> dict[str, Any]:
     return dict(given)
 
 
-def _recall(state: State, given: Any, recorded: Mapping[str, ndarray]) -> None:
+def _recall(state: Fitted, given: Any, recorded: Mapping[str, ndarray]) -> None:
     """Restore the record of the stream."""
     rows, mean, var = (recorded[name] for name in MOMENTS)
     every, batches, history = given["every"], given["batches"], state.history

@@ -19,7 +19,7 @@ from bnorm.exact import moments as exact_moments
 from bnorm.kernels import BACKENDS, moved, view
 from bnorm.kernels.activation import IDENTITY
 from bnorm.moments import Moments
-from bnorm.running import Statistics, Step
+from bnorm.running import Step, TooLarge
 from bnorm.transformer.clock import Rows
 from bnorm.transformer.weights import WHO as WHO
 from bnorm.transformer.weights import sample_weights
@@ -110,12 +110,13 @@ class Dense:
 
     def exact(self, weight: ndarray | None) -> Moments:
         x = self.dense()
-        parts = [
-            exact_moments(WHO, x[rows], 1, None if weight is None else weight[rows], True, "sample_weight")
-            for rows in _dense_pieces(x)
-        ]
+        parts = [_exact(x[rows], None if weight is None else weight[rows]) for rows in _dense_pieces(x)]
+        return self._merged(parts, weight)
+
+    def _merged(self, parts: list[Any], weight: ndarray | None) -> Moments:
+        """The merged exact moments of several sets of rows."""
         if any(part.infinite for part in parts):
-            raise infinite(self)
+            self.refuse_infinity()
         refuse_infinity_unseen(self, weight)
         return Moments.merge(parts)
 
@@ -156,11 +157,21 @@ class InColumns(Dense):
     def whole(self, weight: ndarray | None) -> ndarray:
         return merged(self.x.parts(weight))
 
+    def exact(self, weight: ndarray | None) -> Moments:
+        parts = [
+            Moments.beside([_exact(column[:, None], w) for column in batch]) for batch, w in self.x.weighted(weight)
+        ]
+        return self._merged(parts, weight)
+
     def mapped(self, stats: ndarray, in_place: bool) -> Any:
         try:
             return self.x.mapped(stats)
         except FloatingPointError:
             raise infinite(self) from None
+
+
+def _exact(x: ndarray, weight: ndarray | None) -> Any:
+    return exact_moments(WHO, x, 1, weight, True, "sample_weight")
 
 
 def whole(x: ndarray, weight: ndarray | None) -> ndarray:
@@ -321,14 +332,11 @@ def infinite(x: Any) -> ValueError:
     return ValueError(f"Input X contains infinity or a value too large for {x.dtype!r}.")
 
 
-def too_large(x: Table, weight: Any, statistics: Statistics) -> ValueError:
+def too_large(x: Table, error: TooLarge) -> ValueError:
     """The error for a table of finite values whose mean, or sum of weights, float64 cannot hold."""
-    if weight is None or type(weight) not in BACKENDS:
-        return infinite(x)
-    total = float(statistics.seen.max().item()) + float(weight.sum().item())
-    if isfinite(total):
-        return infinite(x)
-    return ValueError(f"{WHO}: sample_weight: expected weights whose sum over the stream float64 can hold")
+    if error.weights:
+        return ValueError(f"{WHO}: sample_weight: expected weights whose sum over the stream float64 can hold")
+    return infinite(x)
 
 
 def _at_once(x: ndarray) -> bool:

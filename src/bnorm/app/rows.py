@@ -1,0 +1,55 @@
+"""Rows of a file as a table of the transformer, whose errors name the file, the column and the row."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm.app.errors import DataError
+from bnorm.arrow import Columns
+from bnorm.running import Step
+from bnorm.transformer.tables import InColumns, refuse_infinity_in
+
+
+class Rows(InColumns):
+    """A table of some rows of a file. No infinity is left in what it tells."""
+
+    __slots__ = ("_before", "_names", "_where")
+
+    def __init__(self, columns: Sequence[ndarray], names: Sequence[str], where: str, before: int) -> None:
+        """where: the file. before: the number of its rows before these."""
+        super().__init__(Columns([list(columns)]))
+        self._names, self._where, self._before = names, where, before
+
+    @property
+    def columns(self) -> list[ndarray]:
+        found: list[ndarray] = self.x.batches[0]
+        return found
+
+    def cut(self, start: int, stop: int) -> "Rows":
+        """Some of the rows."""
+        if stop - start == self.rows:
+            return self
+        return Rows([column[start:stop] for column in self.columns], self._names, self._where, self._before + start)
+
+    def steps(self, weight: ndarray | None, clock: Any, ddof: int) -> list[Step]:
+        try:
+            steps = super().steps(weight, clock, ddof)
+        except ValueError:
+            self.refuse_infinity()  # which is all that it can be
+            raise
+        for step in steps:
+            refuse_infinity_in(step.parts, self, weight)
+        return steps
+
+    def refuse_infinity(self, among: ndarray | None = None) -> None:
+        for name, column in zip(self._names, self.columns, strict=True):
+            found = np.isinf(column) if among is None else np.isinf(column) & among
+            if found.any():
+                raise infinite(column, int(found.argmax()), self._where, self._before, name)
+
+
+def infinite(x: ndarray, i: int, where: str, before: int, name: str) -> DataError:
+    """The error for value i of a column, which is infinite. before: the rows of the file before the first value."""
+    return DataError(f"{where}: column {name!r}, row {before + i + 1}: expected a finite number, got {x[i]}")
