@@ -1,5 +1,6 @@
 """The exact sums against Python's integers: every type, every way that values lie, every SIMD level."""
 
+import ctypes
 import inspect
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 import bnorm
 import child
+import compiled
 from bnorm.kernels import cpu, reference_exact
 from bnorm.kernels.cpu.exact import entries
 
@@ -119,6 +121,40 @@ def test_values_at_the_edge_of_a_window(dtype, digits):
         x[-1] = (1 + 2.0 ** (1 - digits)) * np.ldexp(1.0, -np.arange(32) - 5)
         for signs in (1, np.where(np.arange(rows) % 2, 1, -1)[:, None]):
             check((x * signs).astype(dtype))
+
+
+def widest(dtype):
+    """What needs every bit of a window: all lower parts of squares nearly as large as they can be, and of one sign, and
+    one value that just fits, whose square ends in 1. windows.h has the bounds; here B + r is even."""
+    x = np.full((32 + (1 << (8 if dtype == "float32" else 7)), 16), 1.5, dtype)
+    x += (5 * 2.0**-23) if dtype == "float32" else (334 * 2.0**-52)  # 25/64 and 501/1024 of a place are left over
+    # The window's e is -20 and -18.
+    x[-1] = (1 + 2.0**-23) * 2.0**-20 if dtype == "float32" else (1 + 2.0**-26) * 2.0**-18
+    return x
+
+
+WINDOW = "bn_half_up(B + r) - (wide ? 27 : 30)"
+PLANTED = {"none": None, "a bit more": ("windows.h", WINDOW, "bn_half_up(B + r) - (wide ? 28 : 31)")}
+
+
+@pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing() or "there is a compiler")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_window_has_not_one_bit_to_spare(dtype, planted):
+    """The loops of windows that are one bit wider are seen to round, of values that just fit those."""
+    x = widest(dtype)
+    check(x)
+    library = compiled.library(
+        '#include "tasks.h"\nvoid task(bn_exact_job *job, ptrdiff_t t) { bn_exact_task(job, t); }', PLANTED[planted]
+    )
+    capsule = ctypes.pythonapi.PyCapsule_New
+    capsule.argtypes, capsule.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p], ctypes.py_object
+    entries.use(capsule(ctypes.cast(library.task, ctypes.c_void_p), b"bnorm.exact", None))
+    if planted != "none":
+        x[-1] /= 2
+    got, want = entries.exact_sums(x), reference_exact.exact_sums(x)
+    equal = all(a is b or np.array_equal(a, b) for a, b in zip(got, want, strict=True))
+    assert equal == (planted == "none")
 
 
 @pytest.mark.parametrize("shape", list(SHAPES)[::2], ids=list(SHAPES.values())[::2])

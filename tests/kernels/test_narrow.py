@@ -1,5 +1,6 @@
 """Numbers of 8 and 16 bits: what they are converted to, what is exact, and that no array is copied for it."""
 
+import ctypes
 import tracemalloc
 from fractions import Fraction
 
@@ -9,6 +10,7 @@ import pytest
 
 import bnorm
 import bnorm.functional as F
+import compiled
 from bnorm.kernels import cpu
 from bnorm.kernels.activation import leaky
 from bnorm.sklearn import StandardScaler
@@ -89,6 +91,45 @@ def test_moments_of_the_ends_of_a_type(dtype):
     _, mean, m2, _ = cpu.moments(x)
     assert mean.tolist() == [high, low, (low + high) / 2]
     assert m2.tolist() == [0, 0, len(x) * ((high - low) / 2) ** 2]
+
+
+SUMS = """
+#include "narrow.h"
+void moments(int kind, int64_t pieces, const int64_t (*sums)[3], double *to)
+{
+    int64_t n = 0, s = 0, center;
+    bn_square_sum q = {0, 0};
+    for (int64_t p = 0; p < pieces; p++)
+        n += sums[p][0], s += sums[p][1];
+    center = bn_center(n, s);
+    for (int64_t p = 0; p < pieces; p++)
+        bn_add_squares(&q, sums[p][0], sums[p][1], sums[p][2], center);
+    bn_integer_moments(kind, n, s, &q, center, to, 1);
+}
+"""
+
+
+@pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing() or "there is a compiler")
+@pytest.mark.parametrize("ends", [(-32768, 32767), (-32768, -32767), (32767, 32766), (0, 1)], ids=str)
+@pytest.mark.parametrize("values", [7, 2**32 - 5, 2**37 - 1], ids=["few", "2**32", "2**37"])
+def test_more_values_than_memory_has(values, ends):
+    """From 2^33 int16 on, their squares have no room in 64 bits: the sums of 64 pieces, of which each has half a
+    terabyte in the last case. One half of the pieces is at one end of the values, the other at the other."""
+    pieces = np.zeros((64, 3), np.int64)
+    pieces[:, 0] = values // 64
+    pieces[0, 0] += values % 64
+    pieces[:, 1] = np.where(np.arange(64) < 32, *ends) * pieces[:, 0]
+    pieces[:, 2] = np.where(np.arange(64) < 32, *ends) ** 2 * pieces[:, 0]
+    n, s, q = (sum(map(int, column)) for column in pieces.T)
+    for kind, shift in ((7, 0), (6, 32768)):  # int16; uint16, whose values are summed about 32768
+        got = np.empty(4)
+        compiled.library(SUMS).moments(
+            kind, ctypes.c_int64(64), ctypes.c_void_p(pieces.ctypes.data), ctypes.c_void_p(got.ctypes.data)
+        )
+        mean, m2 = Fraction(s, n) + shift, q - Fraction(s * s, n)
+        assert got[0] == n and got[1] == float(mean)
+        assert abs(got[2] - m2) <= 1e-15 * m2
+        assert abs(Fraction(got[1]) + Fraction(got[3]) - mean) <= abs(mean) * Fraction(2) ** -100
 
 
 def test_a_bool_of_any_bits_is_true():

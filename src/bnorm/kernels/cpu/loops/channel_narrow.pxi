@@ -7,7 +7,7 @@
 # Uses Block, Columns, ROWS, columns_of, from_position, gather, values_of, width_of, zero (channel_columns),
 # pair_sums, products_beyond_float, pulled_pair_sums (channel_grads), Output (channel_maps), Parts, centered_sums,
 # exact_sums (channel_moments), add_block, parts_at (channel_tasks).
-# Gives done, integer_task, narrow_block, read_doubles, read_floats, taken, write_floats.
+# Gives done, integer_task, merge_integers, narrow_block, read_doubles, read_floats, taken, write_floats.
 
 
 cdef inline void read_values(int kind, const void* values, Py_ssize_t at, Py_ssize_t n, real* to) noexcept nogil:
@@ -207,7 +207,8 @@ cdef void integer_run(Job* job, Py_ssize_t r, Py_ssize_t c, int64_t* s, int64_t*
 
 
 cdef void integer_task(Job* job, Py_ssize_t t) noexcept nogil:
-    """A task of the moments of integers, all of the same weight: sums in 64 bits, where the moments come to lie."""
+    """A task of the moments of integers, all of the same weight: sums in 64 bits, where the moments come to lie.
+    If it is one of several pieces, merge_integers takes them from there."""
     cdef Py_ssize_t p = t // job.groups, first = p * job.piece, last = min(first + job.piece, job.rows)
     cdef Py_ssize_t begin = (t % job.groups) * job.group, end = min(begin + job.group, job.channels), c, r, n
     cdef Py_ssize_t size = job.channels, plane = job.widen * job.inner
@@ -215,8 +216,7 @@ cdef void integer_task(Job* job, Py_ssize_t t) noexcept nogil:
     cdef double* partial = job.partial + p * 4 * size
     cdef int64_t* s = <int64_t*>partial
     cdef int64_t* q = s + size
-    cdef double count, mean, m2, low
-    cdef int64_t sum, square
+    cdef int64_t* count = q + size
     for c in range(begin, end):
         s[c] = q[c] = 0
     c = begin
@@ -237,13 +237,38 @@ cdef void integer_task(Job* job, Py_ssize_t t) noexcept nogil:
     elif last == job.rows:
         values += (job.outer - job.rows * job.widen) * job.inner
     for c in range(begin, end):
-        memcpy(&sum, s + c, sizeof(int64_t))    # not as a number: the compiler may put off its reading till after
-        memcpy(&square, q + c, sizeof(int64_t))     # the double at its place is written
-        bn_integer_moments(job.narrow, values, sum, square, &count, &mean, &m2, &low)
-        partial[c] = count
-        partial[size + c] = mean
-        partial[2 * size + c] = m2
-        partial[3 * size + c] = low
+        count[c] = values
+    if job.pieces == 1:
+        merge_integers(job, begin, end)
+
+
+cdef inline int64_t sum_at(const double* partial, Py_ssize_t i) noexcept nogil:
+    """Not read as a number: the compiler may put that off till after the double at its place is written."""
+    cdef int64_t sum
+    memcpy(&sum, partial + i, sizeof(int64_t))
+    return sum
+
+
+cdef void merge_integers(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    """The moments of channels, into the first piece, from the sums of all pieces: nothing is rounded before."""
+    cdef Py_ssize_t c, size = job.channels
+    cdef const double* partial
+    cdef const double* last = job.partial + job.pieces * 4 * size
+    cdef int64_t n, s, center
+    cdef bn_square_sum q
+    for c in range(begin, end):
+        n = s = q.high = q.low = 0
+        partial = job.partial
+        while partial < last:
+            n += sum_at(partial, 2 * size + c)
+            s += sum_at(partial, c)
+            partial += 4 * size
+        center = bn_center(n, s)
+        partial = job.partial
+        while partial < last:
+            bn_add_squares(&q, sum_at(partial, 2 * size + c), sum_at(partial, c), sum_at(partial, size + c), center)
+            partial += 4 * size
+        bn_integer_moments(job.narrow, n, s, &q, center, job.partial + c, size)
 
 
 cdef Py_ssize_t values_of_runs(const Job* job, Py_ssize_t first, Py_ssize_t last) noexcept nogil:

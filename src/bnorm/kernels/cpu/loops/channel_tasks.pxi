@@ -3,7 +3,7 @@
 #
 # Uses Block, Columns, ROWS, block_rows, bounded, from_position, one_nan, run_block, zero (channel_columns),
 # block_sums (channel_grads), Lines, Output, SCALAR_RUN, by_lines, map_columns, map_runs, plain (channel_maps), Parts,
-# block_moments (channel_moments), integer_task, narrow_block (channel_narrow).
+# block_moments (channel_moments), integer_task, merge_integers, narrow_block (channel_narrow).
 # Gives add_block, center_sums_double, center_sums_float, finish_backward, finish_forward, fold_backward_double,
 # fold_backward_float, fold_forward_double, fold_forward_float, map_double, map_float, merge_moments, merge_sums,
 # parts_at, reduce_double, reduce_float.
@@ -180,6 +180,10 @@ cdef void merge_moments(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nog
     """Moments of all pieces, in index order, into the first."""
     cdef double[4 * TILE] a, b
     cdef Py_ssize_t p, c, i, n, size = job.channels
+    if job.narrow >= BN_BOOL and job.weight == NULL:
+        if job.pieces > 1:
+            merge_integers(job, begin, end)
+        return
     while begin < end:
         n = min(<Py_ssize_t>TILE, end - begin)
         for i in range(4):

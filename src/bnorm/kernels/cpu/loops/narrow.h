@@ -7,6 +7,7 @@
 #ifndef BNORM_NARROW_H
 #define BNORM_NARROW_H
 
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -201,21 +202,44 @@ static inline void bn_integer_sums(int kind, const void *x, ptrdiff_t at, ptrdif
     }
 }
 
-/* count, mean, m2 and what the mean leaves over, of those sums of n values. They are taken about the integer nearest to
- * the mean, still without rounding; there S^2/n is at most half of Q, as |S| <= n/2 and |S| <= Q, so that little cancels
- * in m2. */
-static inline void bn_integer_moments(int kind, int64_t n, int64_t s, int64_t q, double *count, double *mean,
-                                      double *m2, double *low)
+/* Moments of integers are taken about the integer nearest to their mean, still without rounding; there S^2/n is at most
+ * half of Q, as |S| <= n/2 and |S| <= Q, so that little cancels in m2. Below 2^32 values of a channel in one piece of
+ * rows, half a terabyte, every sum has room. */
+static inline int64_t bn_center(int64_t n, int64_t s)
 {
-    const int64_t above = s >= 0 ? s + n / 2 : s - n / 2, center = n ? above / n : 0;
-    const int64_t about = s - n * center;
-    const uint64_t squares = (uint64_t)q - (uint64_t)center * (uint64_t)(s + about);    /* q - 2 c s + n c^2 */
-    const double whole = (double)(n && kind == BN_UINT16 ? center + 32768 : center);
-    const double rest = n ? (double)about / (double)n : 0.0;
-    *count = (double)n;
-    *mean = whole + rest;
-    *low = rest - (*mean - whole);
-    *m2 = (double)(int64_t)squares - (double)about * rest;
+    return n ? (s >= 0 ? s + n / 2 : s - n / 2) / n : 0;
+}
+
+/* A sum of squares in two parts, high 2^32 + low, for as many pieces as there may be. */
+typedef struct { int64_t high, low; } bn_square_sum;
+
+/* Add sum (v - center)^2 of n values v: q - 2 c s + n c^2. */
+static inline void bn_add_squares(bn_square_sum *to, int64_t n, int64_t s, int64_t q, int64_t center)
+{
+    const uint64_t c = (uint64_t)center, squares = (uint64_t)q - c * (2 * (uint64_t)s - c * (uint64_t)n);
+    to->high += (int64_t)(squares >> 32);
+    to->low += (int64_t)(squares & 0xFFFFFFFFu);
+}
+
+/* count, mean, m2 and what the mean leaves over, `step` apart. The mean is rounded once as long as the sum is a double,
+ * as that of 2^38 values is; else it is the sum of two that are. */
+static inline void bn_integer_moments(int kind, int64_t n, int64_t s, const bn_square_sum *q, int64_t center, double *to,
+                                      ptrdiff_t step)
+{
+    const int64_t shift = n && kind == BN_UINT16 ? 32768 : 0, sum = s + shift * n, most = (int64_t)1 << 53;
+    const double about = (double)(s - n * center), count = (double)n, rest = n ? about / count : 0.0;
+    double mean = (double)(center + shift), low = rest;
+    if (n && -most <= sum && sum <= most) {
+        mean = (double)sum / count;
+        low = fma(-mean, count, (double)sum) / count;
+    } else {
+        low -= (mean + rest) - mean;
+        mean += rest;
+    }
+    to[0] = count;
+    to[step] = mean;
+    to[2 * step] = ((double)q->high * 0x1p32 + (double)q->low) - about * rest;
+    to[3 * step] = low;
 }
 
 #endif

@@ -166,7 +166,11 @@ cdef extern from "narrow.h" nogil:
     void bn_read_double(int, const void*, Py_ssize_t, Py_ssize_t, double*)
     void bn_write_float(int, const float*, Py_ssize_t, void*)
     void bn_integer_sums(int, const void*, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, int64_t*, int64_t*)
-    void bn_integer_moments(int, int64_t, int64_t, int64_t, double*, double*, double*, double*)
+    ctypedef struct bn_square_sum:
+        int64_t high, low
+    int64_t bn_center(int64_t, int64_t)
+    void bn_add_squares(bn_square_sum*, int64_t, int64_t, int64_t, int64_t)
+    void bn_integer_moments(int, int64_t, int64_t, const bn_square_sum*, int64_t, double*, Py_ssize_t)
 
 ctypedef fused real:
     float
