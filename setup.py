@@ -57,7 +57,7 @@ LOOPS = {f"loops.{level}": flags for level, flags in LEVELS.items()} | {
 
 # The threads are in these. Flags of compiler and linker, in the order they are tried: Apple's Clang wants
 # -Xpreprocessor and a library of its own; omp_pause_resource_all, which makes fork() safe, is not in every runtime.
-THREADED = ["entries", "exact.entries", "second", "sparse", "threads"]
+THREADED = ["entries", "exact.entries", "groups", "second", "sparse", "threads"]
 PLAIN = ["buffers"]
 OPENMP = {
     "unix": [

@@ -96,6 +96,10 @@ class ExactMoments(Moments):
         return channels
 
     @property
+    def _shape(self) -> tuple[int, ...]:
+        return (self._width,)
+
+    @property
     def _parts(self) -> ndarray:  # type: ignore[override]
         if self._rounded is None:
             rows = [channel.parts() for channel in self._channels()]

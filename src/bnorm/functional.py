@@ -18,7 +18,7 @@ from typing import Any
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
-from bnorm import checks, overlap
+from bnorm import checks, grouping, overlap
 from bnorm.checks import FLOATS, array, vector
 from bnorm.documents import normalizes
 from bnorm.exact import moments as exact_moments
@@ -248,9 +248,16 @@ def backward(dy: ArrayLike, saved: Saved, out: ndarray | None = None) -> Gradien
 
 
 def moments(
-    x: ArrayLike, *, axis: int = 1, weight: ArrayLike | None = None, skipna: bool = False, exact: bool = False
+    x: ArrayLike,
+    *,
+    axis: int = 1,
+    weight: ArrayLike | None = None,
+    skipna: bool = False,
+    exact: bool = False,
+    groups: ArrayLike | None = None,
+    n_groups: int | None = None,
 ) -> Moments:
-    """Count, mean and m2 per channel, which can be merged with those of other data.
+    """Count, mean and m2 per channel, which can be merged with those of other data; or of each group of values.
 
     Parameters
     ----------
@@ -266,6 +273,12 @@ def moments(
     exact : bool, default False
         Whether to keep the sums as integers, which are rounded once, at the end. Then the result does not depend on the
         order of the values, and can be subtracted. Weights must be a mask or integers. Arrays on a GPU are copied.
+    groups : array_like of integers, optional
+        The group of each value, 0 to n_groups - 1, or -1 for none, of the shape of x without its channel axis, or (N,).
+        Then count, mean and m2 have the shape (n_groups, C), from one pass over x, with the same bits for any number of
+        threads. x must be in the machine's memory, and exact False.
+    n_groups : int, optional
+        The number of groups: by default the largest of `groups`, and 1.
 
     Returns
     -------
@@ -281,9 +294,16 @@ def moments(
     >>> m = moments([[1.0, 5.0], [3.0, float("nan")]], skipna=True)
     >>> m.count, m.mean, m.var()
     (array([2., 1.]), array([2., 5.]), array([1., 0.]))
+    >>> moments([[1.0], [3.0], [20.0]], groups=[0, 0, 1]).mean
+    array([[ 2.],
+           [20.]])
     """
     who = "moments"
     skipna, exact = checks.flag(who, "skipna", skipna), checks.flag(who, "exact", exact)
+    if groups is not None:
+        return grouping.moments(who, x, axis, groups, n_groups, weight, skipna, exact)
+    if n_groups is not None:
+        raise ValueError(f"{who}: n_groups: expected None, as groups is None, got {n_groups!r}")
     if (engine := engine_of(x)) is not None:
         return _moments_of_blocks(engine, who, x, axis, weight, skipna, exact)
     if exact:

@@ -26,8 +26,9 @@ class Moments:
 
     Exact moments (`moments(x, exact=True)`) have sums that are integers; they can be subtracted, and have a digest.
 
-    count, mean and m2 are read-only float64 arrays of shape (C,). Moments of CuPy arrays are CuPy arrays, which are not
-    read-only, and are merged on the device.
+    count, mean and m2 are read-only float64 arrays of shape (C,), or (G, C) for those of G groups of values
+    (`moments(x, groups=codes)`). Moments of CuPy arrays are CuPy arrays, which are not read-only, and are merged on the
+    device.
 
     Parameters
     ----------
@@ -49,7 +50,7 @@ class Moments:
 
     exact: bool = False  # whether count and sums are integers, as in bnorm.exact
 
-    _parts: ndarray  # (4, C): count, mean, m2, and the rounding error of the mean
+    _parts: ndarray  # (4, C) or (4, G, C): count, mean, m2, and the rounding error of the mean
 
     def __init__(self, count: ArrayLike, mean: ArrayLike, m2: ArrayLike) -> None:
         first = _vector("count", count)
@@ -67,7 +68,9 @@ class Moments:
 
     @classmethod
     def from_parts(cls, parts: ndarray) -> Self:
-        """Moments of the (4, C) array of count, mean, m2 and low that kernels return; it becomes read-only."""
+        """Moments of the (4, C) array of count, mean, m2 and low that kernels return, or (4, G, C); it becomes
+        read-only.
+        """
         self = cls.__new__(cls)
         self._parts = parts
         if type(parts) is not ndarray:  # without a test of the values, which would synchronize
@@ -85,7 +88,7 @@ class Moments:
         Parameters
         ----------
         items : iterable of Moments
-            At least one, all with the same number of channels, on the same device.
+            At least one, all with the same number of channels, and of groups, on the same device.
 
         Returns
         -------
@@ -105,9 +108,10 @@ class Moments:
                 "Moments.merge: items: expected all of them exact, or none, got some of each; m.rounded() makes plain "
                 "ones of exact ones"
             )
-        channels = sorted({item._width for item in items})
-        if len(channels) != 1:
-            raise ValueError(f"Moments.merge: items: expected one number of channels, got {channels or 'no items'}")
+        shapes = sorted({item._shape for item in items})
+        if len(shapes) != 1:
+            got = [shape[0] if len(shape) == 1 else shape for shape in shapes]
+            raise ValueError(f"Moments.merge: items: expected one number of channels, got {got or 'no items'}")
         if len({type(item._parts) for item in items}) != 1:
             raise TypeError(
                 "Moments.merge: items: expected all of them on the CPU, or all on the GPU, got some of each; "
@@ -123,20 +127,25 @@ class Moments:
 
     @classmethod
     def _merged(cls, items: list["Moments"]) -> "Moments":
-        return cls.from_parts(BACKENDS[type(items[0]._parts)].merge([item._parts for item in items]))
+        first = items[0]._parts
+        if first.ndim == 2:
+            return cls.from_parts(BACKENDS[type(first)].merge([item._parts for item in items]))
+        flat = [item._parts.reshape(4, -1) for item in items]
+        return cls.from_parts(BACKENDS[type(first)].merge(flat).reshape(first.shape))
 
     @classmethod
     def _beside(cls, items: list["Moments"]) -> "Moments":
         return cls.from_parts(np.concatenate([item._parts for item in items], axis=1))
 
     @property
-    def _width(self) -> int:
-        channels: int = self._parts.shape[1]
-        return channels
+    def _shape(self) -> tuple[int, ...]:
+        """(C,), or (G, C)."""
+        shape: tuple[int, ...] = self._parts.shape[1:]
+        return shape
 
     @property
     def parts(self) -> ndarray:
-        """An array (4, C) of count, mean, m2, low. mean + low is the mean with more digits than float64 has."""
+        """(4, C) or (4, G, C): count, mean, m2, low. mean + low is the mean with more digits than float64 has."""
         return self._parts
 
     @property
@@ -176,9 +185,9 @@ class Moments:
         if self.exact or other.exact:
             return Moments.merge([self, other])
         mine, others = self._parts, other._parts
-        if type(mine) is type(others) and mine.shape == others.shape:
+        if type(mine) is type(others) and mine.shape == others.shape and mine.ndim == 2:
             return Moments.from_parts(BACKENDS[type(mine)].merge([mine, others]))
-        return Moments.merge([self, other])  # raises the error
+        return Moments.merge([self, other])  # of groups, or an error
 
     def __radd__(self, other: object) -> "Moments":
         return self if isinstance(other, int) and other == 0 else NotImplemented  # where sum() starts

@@ -10,7 +10,7 @@ import numpy as np
 
 import child
 from bnorm.kernels.activation import leaky
-from bnorm.kernels.cpu import entries, second, sparse
+from bnorm.kernels.cpu import entries, groups, second, sparse
 from bnorm.running import Statistics
 
 CALLS = 600  # of each entry
@@ -19,6 +19,7 @@ SHAPES = [(), (0,), (3,), (9,), (3, 3), (4, 3), (3, 4), (0, 3), (3, 0), (3, 3, 2
 NAMES = {
     entries: "add apart assign backward finish finish_gradients forward grad_input grad_moments known merge moments "
     "move narrowed normalize ready rows_backward rows_forward settle widened",
+    groups: "distinct later moments normalize",
     second: "channels rows",
     sparse: "moments scaled",
 }
@@ -46,7 +47,17 @@ def good(name, rng, entry):
         return leaky(0.5)
     if name == "bent":
         return None
-    return {"sets": [np.ones((4, 3))] * 2, "others": [np.ones(3), 3], "shape": (3, 3)}.get(name, np.ones(3))
+    if name == "codes":
+        return np.array([0, 1, -1])
+    if name == "values":
+        return np.array([3, 1, 3])
+    return {
+        "sets": [np.ones((4, 3))] * 2,
+        "others": [np.ones(3), 3],
+        "shape": (3, 3),
+        "groups": 2,
+        "numbers": np.ones((3, 2, 3)),
+    }.get(name, np.ones(3))
 
 
 def anything(name, rng):

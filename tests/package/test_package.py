@@ -39,6 +39,7 @@ FLOORS = {
     "bnorm.arrow": 2,
     "bnorm.moments": 2,
     "bnorm.files": 2,
+    "bnorm.grouping": 2,
     "bnorm.overlap": 2,
     "bnorm.running": 2,
     "bnorm.passes": 3,

@@ -13,6 +13,7 @@ C or Fortran ordered, NCHW, NHWC, or NHWC memory seen through an NCHW transpose.
     restore(a, layout)      a kernel's result in the shape of x: always a view, in the memory order of x
     ordered(a, order)       an array with its axes in a memory order that `axes_in_memory` has found
     weights(w, layout)      one weight per position as float64 (outer, inner)
+    codes(groups, layout)   one code of a group per position as an integer (outer, inner)
 """
 
 from collections.abc import Iterable, Sequence
@@ -112,16 +113,25 @@ def weights(w: Array, layout: Layout) -> Array:
 
     w has the shape of x without its channel axis, or (N,), one weight per index of the first of those axes.
     """
+    return _of_positions("weight", w, layout, np.float64)
+
+
+def codes(groups: Array, layout: Layout) -> Array:
+    """Codes of groups as int32 or int64 (outer, inner). They are given as weights are."""
+    return _of_positions("groups", groups, layout, np.int32 if groups.dtype == np.int32 else np.int64)
+
+
+def _of_positions(name: str, a: Array, layout: Layout, dtype: Any) -> Array:
     axis = layout.axis
     full = layout.shape[:axis] + layout.shape[axis + 1 :]
-    if w.shape != full:
-        if not full or w.shape != full[:1]:
+    if a.shape != full:
+        if not full or a.shape != full[:1]:
             also = f" or {full[:1]}" if len(full) > 1 else ""
-            raise ValueError(f"weight: expected shape {full}{also} for x of shape {layout.shape}, got {w.shape}")
-        w = np.broadcast_to(w.reshape(full[:1] + (1,) * (len(full) - 1)), full)
+            raise ValueError(f"{name}: expected shape {full}{also} for x of shape {layout.shape}, got {a.shape}")
+        a = np.broadcast_to(a.reshape(full[:1] + (1,) * (len(full) - 1)), full)
     if layout.order is not None:
-        w = w.transpose([i - (i > axis) for i in layout.order if i != axis])
-    return dense(w, np.float64).reshape(layout.block[0], prod(layout.block[2:]))
+        a = a.transpose([i - (i > axis) for i in layout.order if i != axis])
+    return dense(a, dtype).reshape(layout.block[0], prod(layout.block[2:]))
 
 
 def dense(a: Array, dtype: Any) -> Array:

@@ -1,0 +1,46 @@
+/* Codes of rows: what numbers become, and how old a row is among those of its group. */
+#ifndef BNORM_GROUPED_CODES_H
+#define BNORM_GROUPED_CODES_H
+
+#include "grouped_tiles.h"
+
+/* How many rows of its group come after each row. later: of each group, zero. */
+static int bn_rows_later(const void *codes, int wide, ptrdiff_t n, ptrdiff_t groups, int64_t *later, double *age)
+{
+    for (ptrdiff_t i = n - 1; i >= 0; i--) {
+        const int64_t g = bn_code(codes, wide, i);
+        if ((uint64_t)g < (uint64_t)groups)
+            age[i] = (double)later[g]++;
+        else if (g != -1)
+            return BN_OUTSIDE;
+        else
+            age[i] = 0;
+    }
+    return 0;
+}
+
+/* Numbers as codes in the order of their first appearance, by a table of 2^bits places that holds the place of each number
+ * in `distinct`, or -1. Returns how many there are. `spread` says where they are looked for: by their distance from `least`,
+ * where the table has a place for each, or by a hash. */
+static ptrdiff_t bn_codes_of(const int64_t *values, ptrdiff_t n, int64_t least, int spread, int bits, int32_t *table,
+                             int64_t *distinct, int32_t *codes)
+{
+    const uint64_t mask = ((uint64_t)1 << bits) - 1;
+    ptrdiff_t found = 0;
+    for (ptrdiff_t i = 0; i < n; i++) {
+        const int64_t v = values[i];
+        uint64_t at = (uint64_t)v - (uint64_t)least;
+        if (spread)
+            at = (at * 0x9E3779B97F4A7C15u) >> (64 - bits);
+        while (table[at] >= 0 && distinct[table[at]] != v)
+            at = (at + 1) & mask;
+        if (table[at] < 0) {
+            table[at] = (int32_t)found;
+            distinct[found++] = v;
+        }
+        codes[i] = table[at];
+    }
+    return found;
+}
+
+#endif

@@ -1,0 +1,76 @@
+/* The map by groups: y = (x - mean) scale + shift with the numbers of each position's group, in double precision; NaN where
+ * there is no group. */
+#ifndef BNORM_GROUPED_MAPS_H
+#define BNORM_GROUPED_MAPS_H
+
+#include "grouped.h"
+
+typedef struct {
+    bn_positions x;
+    void *y;
+    int kind, sent;         /* the kind of y; whether it goes past the caches */
+    const void *codes;
+    int wide;
+    ptrdiff_t groups;
+    const double *mean, *scale, *shift;     /* `channels` numbers of each group */
+} bn_group_map;
+
+#define BN_MAP_ROW(n)                                                                   \
+    for (; c + (n) <= width; c += (n)) {                                                \
+        bn_lanes_##n v, a, b;                                                           \
+        memcpy(&v, from + c, sizeof v);                                                 \
+        memcpy(&a, mean + c, sizeof a);                                                 \
+        BN_LANES(n, AT(v) = AT(v) - AT(a))                                              \
+        memcpy(&a, scale + c, sizeof a);                                                \
+        memcpy(&b, shift + c, sizeof b);                                                \
+        BN_LANES(n, AT(v) = AT(v) * AT(a) + AT(b))                                      \
+        memcpy(to + c, &v, sizeof v);                                                   \
+    }
+
+/* Positions begin to end. room: of twice BN_TILE doubles, or twice as many as BN_LEAST_ROWS rows have. */
+BN_CLONES static int bn_map_groups(const bn_group_map *m, ptrdiff_t begin, ptrdiff_t end, double *room)
+{
+    const ptrdiff_t width = m->x.channels, block = bn_tile_rows(width);
+    const int far = 3 * m->groups * width * (ptrdiff_t)sizeof(double) > BN_NEAR_BYTES;
+    double *y = room + block * width;
+    int found = 0;
+    for (ptrdiff_t n; begin < end; begin += n) {
+        n = end - begin < block ? end - begin : block;
+        const double *x = bn_take_tile(&m->x, begin, n, room);
+        for (ptrdiff_t j = 0; j < n; j++) {
+            const int64_t g = bn_code(m->codes, m->wide, begin + j);
+            const double *from = x + j * width;
+            double *to = y + j * width;
+            if (far && j + BN_ROWS_AHEAD < n) {
+                const int64_t next = bn_code(m->codes, m->wide, begin + j + BN_ROWS_AHEAD);
+                if ((uint64_t)next < (uint64_t)m->groups) {
+                    bn_fetch_numbers(m->mean + next * width, width);
+                    bn_fetch_numbers(m->scale + next * width, width);
+                    bn_fetch_numbers(m->shift + next * width, width);
+                }
+            }
+            if ((uint64_t)g < (uint64_t)m->groups) {
+                const double *mean = m->mean + g * width, *scale = m->scale + g * width, *shift = m->shift + g * width;
+                ptrdiff_t c = 0;
+                BN_MAP_ROW(8)
+                BN_MAP_ROW(4)
+                BN_MAP_ROW(1)
+            } else {
+                for (ptrdiff_t c = 0; c < width; c++)
+                    to[c] = BN_NAN;
+                if (g != -1)
+                    return BN_OUTSIDE;
+            }
+        }
+        for (ptrdiff_t i = 0; i < n * width; i++)
+            found |= fabs(x[i]) == BN_INFINITY ? BN_INFINITE : 0;
+        bn_put_tile(m->kind, &m->x, m->y, begin, n, y, m->sent);
+    }
+#if defined(BN_HAS_STREAM)
+    if (m->sent)
+        _mm_sfence();
+#endif
+    return found;
+}
+
+#endif

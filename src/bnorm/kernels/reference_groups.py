@@ -1,0 +1,68 @@
+"""The kernels by groups in plain NumPy: the oracle of their tests."""
+
+from typing import Any
+
+import numpy as np
+
+from . import reference
+
+Array = np.ndarray[Any, Any]
+
+
+def moments(x: Array, codes: Array, groups: int, weight: Array | None = None, skipna: bool = False) -> Array:
+    """parts, (4, G, C), of each group: as `moments` of the positions that have its code."""
+    codes = codes.reshape(-1)
+    _check(codes, groups)
+    outer, channels = x.shape[:2]
+    inner = x.shape[2] if x.ndim == 3 else 1
+    rows = x.reshape(outer, channels, inner).transpose(0, 2, 1).reshape(outer * inner, channels)
+    parts = np.zeros((4, groups, channels))
+    for g in range(groups):
+        mine = codes == g
+        w = None if weight is None else weight.reshape(-1)[mine].reshape(-1, 1)
+        parts[:, g] = reference.moments(rows[mine], w, skipna)
+    return parts
+
+
+@np.errstate(all="ignore")
+def normalize(x: Array, codes: Array, numbers: Array, out: Array | None = None, finite: bool = False) -> Array:
+    """(x - mean) scale + shift by the numbers of each position's group, computed in float64; NaN where it has none.
+
+    numbers: (3, G, C), mean, scale and shift.
+    """
+    groups = numbers.shape[1]
+    _check(codes, groups)
+    if finite and np.isinf(x).any():
+        raise FloatingPointError("x holds an infinity")
+    outer, channels = x.shape[:2]
+    inner = x.shape[2] if x.ndim == 3 else 1
+    of = np.concatenate([numbers, np.full((3, 1, channels), np.nan)], axis=1)[:, codes.reshape(outer, inner)]
+    mean, scale, shift = (row.transpose(0, 2, 1).reshape(x.shape) for row in of)
+    wide = (x.astype(np.float64) - mean) * scale + shift
+    narrow = x.dtype.itemsize == 2 and x.dtype.kind not in "bui"  # float16 and bfloat16 are rounded from float32
+    y: Array = (wide.astype(np.float32) if narrow else wide).astype(np.float64 if x.dtype.kind in "bui" else x.dtype)
+    if out is None:
+        return y
+    out[...] = y
+    return out
+
+
+def later(codes: Array, groups: int) -> Array:
+    """Of each position, how many positions of its group come after it, float64; 0 where there is no group."""
+    _check(codes, groups)
+    ages = [0.0 if g < 0 else float((codes[i + 1 :] == g).sum()) for i, g in enumerate(codes)]
+    return np.array(ages, np.float64)
+
+
+def distinct(values: Array) -> tuple[Array, Array]:
+    """The different numbers among int64 values, in the order of their first appearance, and the codes of all: int32."""
+    sorted_, first, codes = np.unique(values, return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return sorted_[order], place[codes].astype(np.int32)
+
+
+def _check(codes: Array, groups: int) -> None:
+    if ((codes < -1) | (codes >= groups)).any():
+        raise IndexError(f"codes: expected -1 to {groups - 1}, got others")
