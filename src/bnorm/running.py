@@ -26,13 +26,14 @@ LOG2 = float(np.log(2.0))
 
 
 class Step(NamedTuple):
-    """Consecutive values of a stream, as `Statistics.learn` takes them. The last three are only for values that fade.
+    """Consecutive values of a stream, as `Statistics.learn` takes them. The last four are only for values that fade.
 
     parts     of the values; if they fade, with their weights at the row `last`
     rows      how many rows they are: what a clock that counts rows goes on by
     seen      the number of values of each channel, or the sum of their sample weights
     pairs     as in formulas.h
     last      the time of the row with full weight, counted from the end of the step: zero or negative
+    end       the time of that end on the clock of the stream; None if this clock counts rows
     """
 
     parts: ndarray
@@ -40,6 +41,7 @@ class Step(NamedTuple):
     seen: ndarray | None = None
     pairs: ndarray | None = None
     last: ndarray | None = None
+    end: float | None = None
 
 
 class TooLarge(FloatingPointError):
@@ -67,13 +69,14 @@ class Statistics:
     (`from_data`): the first batch of a channel replaces the initial values, and if count - ddof is not above 0, the
     variance divides by the count.
 
-    With momentum None every value weighs the same. With a half-life, momentum has no meaning.
+    With momentum None every value weighs the same. With a half-life, momentum has no meaning. `still` statistics need
+    more than the values of a batch, such as the times of its rows: a layer in training leaves them alone.
     """
 
     __slots__ = (
         *("counters", "last", "low", "mean", "pairs", "seen", "var", "weight"),
         *("_ddof", "_halflife", "_momentum", "_nonfinite", "from_data", "rule"),
-        *("counted", "flags"),
+        *("counted", "flags", "still"),
     )
     ARRAYS = ("mean", "var", "seen", "low", "weight", "pairs", "last")
 
@@ -93,6 +96,7 @@ class Statistics:
     ) -> None:
         self.mean, self.var, self.from_data = mean, var, from_data
         self._momentum, self._halflife, self._ddof, self._nonfinite = momentum, halflife, ddof, nonfinite
+        self.still = False
         self.counters = np.zeros(4, np.int64)
         self.flags: list[ndarray] = []  # of batches not counted yet
         self.counted: list[ndarray] = []  # on the device: the number of those counted, and the flags of them all
@@ -211,21 +215,21 @@ class Statistics:
             self.assign(trial)
 
     def _take(self, step: Step, batches: int, finite: bool = True) -> None:
-        parts, rows, seen, pairs, last = step
-        last = None if last is None else last + float(self.rows + rows)
+        parts, rows, seen, pairs, last, end = step
+        last = None if last is None else last + (float(self.rows + rows) if end is None else end)
         self.move(parts, seen, pairs, last, rows=rows, batches=batches, typical=float(rows), finite=finite)
 
     def _too_large(self, step: Step) -> TooLarge:
         """The error for a step of finite values that cannot be taken: found by taking it one channel at a time."""
-        parts, rows, *others = step
         for c in range(len(self.seen)):
             here = slice(c, c + 1)
-            one = Step(parts[:, here].copy(), rows, *(a if a is None else a[here] for a in others))
+            of_values: list[Any] = [a if a is None else a[here] for a in (step.seen, step.pairs, step.last)]
+            one = Step(step.parts[:, here].copy(), step.rows, *of_values)._replace(end=step.end)
             try:
                 self.picked(here)._take(one, 1, finite=False)
             except FloatingPointError:
                 break
-        seen = parts[0] if step.seen is None else step.seen
+        seen = step.parts[0] if step.seen is None else step.seen
         return TooLarge(c, not isfinite(float(self.seen[c]) + float(seen[c])))
 
     def begin(self, parts: ndarray, rows: int) -> None:
@@ -246,14 +250,15 @@ class Statistics:
                 self.pairs[...] = np.minimum(self.seen * (self.seen - 1), np.finfo(np.float64).max)
             self.last[...] = rows
 
-    def merge(self, other: "Statistics") -> None:
-        """Merge other statistics of the same mode. If values fade, both streams end now."""
+    def merge(self, other: "Statistics", later: float | None = None) -> None:
+        """Merge other statistics of the same mode. If values fade, both streams end now, or their clocks read times,
+        and the zero of the other one is so much later."""
         weight = other.seen if other.weight is None else other.weight
         divisor = other.divisor()
         parts = np.array([weight, other.mean, other.var * divisor, other.low], like=weight)
         parts = np.where(weight == 0, 0, parts)
-        last = None if other.last is None else other.last + float(self.rows - other.rows)
-        rows = 0 if self.mode == FADE else other.rows
+        last = None if other.last is None else other.last + (float(self.rows - other.rows) if later is None else later)
+        rows = 0 if self.mode == FADE and later is None else other.rows
         self.move(parts, other.seen, other.pairs, last, rows=rows, batches=other.batches, finite=False)
 
     @np.errstate(all="ignore")

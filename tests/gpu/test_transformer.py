@@ -554,3 +554,17 @@ def test_there_are_no_data_frames_of_cupy_arrays(cupy, pair):
     with pytest.raises(ValueError, match=words):
         t.transform(x)
     assert type(t.set_output(transform="default").transform(x)) is cupy.ndarray
+
+
+@pytest.mark.parametrize("order", ["sorted", "permuted"])
+def test_rows_fade_by_their_times_on_a_device(cupy, order):
+    """Times stay on the host: what goes to the device is the weights."""
+    x = table(40, "float64")
+    seconds = np.cumsum(np.random.default_rng(0).exponential(5.0, 40))
+    rows = np.arange(40) if order == "sorted" else np.random.default_rng(1).permutation(40)
+    host, device = (BatchNormTransformer(halflife="20s", ddof=1) for _ in range(2))
+    for part in np.split(rows, [10, 25]):
+        host.partial_fit(x[part], times=seconds[part])
+        device.partial_fit(cupy.asarray(x[part]), times=seconds[part])
+    agree(device, host, ERROR["float64"])
+    assert device.newest_time_ == host.newest_time_ == seconds[-1].round(9)

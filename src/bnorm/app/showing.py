@@ -45,7 +45,8 @@ def way(learned: Learned) -> str:
     """The weights of rows relative to each other, in words."""
     parameters = learned.stored.parameters
     if parameters["halflife"] is not None:
-        return f"with a half-life of {parameters['halflife']:g} rows"
+        halflife = parameters["halflife"]
+        return f"with a half-life of {halflife if isinstance(halflife, str) else f'{halflife:g} rows'}"
     if parameters["momentum"] is None:
         return "all rows weighing the same" if not learned.fitted.weighted else "rows with sample weights"
     return f"averaged with momentum {parameters['momentum']:g}"

@@ -159,7 +159,7 @@ class Tracking(Layer):
     def _adopt(self, statistics: Statistics) -> None:
         """Use these as the running statistics, shared with their other owners."""
         self._running = statistics
-        self._moving = statistics if self._track_running_stats else None
+        self._moving = statistics if self._track_running_stats and not statistics.still else None
         self._settle()
 
     def _not_finite(self, error: FloatingPointError) -> checks.NonFiniteError:
@@ -251,5 +251,6 @@ class Tracking(Layer):
     def __getstate__(self) -> tuple[Any, dict[str, Any]]:
         self._warn_once(self._running.look())
         own, slots = super().__getstate__()
-        moving = self._running if self._track_running_stats else None  # even inside pooled_stats or frozen_stats
+        moves = self._track_running_stats and not self._running.still
+        moving = self._running if moves else None  # even inside pooled_stats or frozen_stats
         return own, slots | {"_moving": moving}

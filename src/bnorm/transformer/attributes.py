@@ -9,8 +9,9 @@ from sklearn.exceptions import NotFittedError
 from bnorm.kernels import BACKENDS
 from bnorm.layers import BatchNorm1d
 from bnorm.transformer.array_api import LIKE, follow
-from bnorm.transformer.history import Moment, moment
+from bnorm.transformer.history import AnyMoment, TimedMoment, moment
 from bnorm.transformer.state import State
+from bnorm.transformer.times import stamps
 
 
 class Attributes:
@@ -94,10 +95,24 @@ class Attributes:
         return self._state.statistics.batches
 
     @property
-    def history_(self) -> Moment | None:
-        """The record of the stream and its present state: rows, mean and var, NumPy arrays. None without `history`."""
-        history = self._state.history
-        return None if history is None else history.until(moment(self._state.statistics))
+    def history_(self) -> AnyMoment | None:
+        """The record of the stream and its present state: rows, mean and var, NumPy arrays. None without `history`.
+
+        If rows have times, `times` are those of the newest row at each moment.
+        """
+        state = self._state
+        if state.history is None:
+            return None
+        record = state.history.until(moment(state.statistics, state.newest))
+        if isinstance(record, TimedMoment) and state.zero is not None:
+            record = record._replace(times=stamps(record.times, state.zero.kind))
+        return record
+
+    @property
+    def newest_time_(self) -> Any:
+        """The time of the newest row, a time stamp (in UTC) or seconds. None unless rows have times."""
+        state = self._state
+        return None if state.zero is None else stamps(state.newest, state.zero.kind)[()]
 
     def _read_only(self, a: ndarray) -> ndarray:
         return _locked(a) if LIKE not in self.__dict__ else follow(self, a.copy())

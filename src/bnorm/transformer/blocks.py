@@ -12,7 +12,7 @@ from bnorm.kernels import moved
 from bnorm.moments import Moments
 from bnorm.running import Step
 from bnorm.transformer import tables
-from bnorm.transformer.clock import Rows
+from bnorm.transformer.clock import Clock
 from bnorm.transformer.tables import WHO, Dense
 from bnorm.transformer.weights import refuse_no_weight
 
@@ -43,7 +43,7 @@ class Blocks:
     def exact(self, weight: Any) -> Moments:
         return Moments.beside(self._reduced(weight, Dense.exact, Moments.merge))
 
-    def steps(self, weight: Any, clock: Rows | None, ddof: int) -> list[Step]:
+    def steps(self, weight: Any, clock: Clock | None, ddof: int) -> list[Step]:
         """Rows age in the order of the blocks."""
         if clock is None:
             return [Step(self.parts(weight), self.rows)]
@@ -53,8 +53,9 @@ class Blocks:
             columns = self._reduced(weight, compute, join, together=True)
         if len(columns) == 1:
             return columns[0]
-        parts, _, seen, pairs, last = zip(*(steps[0] for steps in columns), strict=True)
-        return [Step(np.concatenate(parts, axis=1), self.rows, *map(np.concatenate, (seen, pairs, last)))]
+        parts, _, seen, pairs, last, _ = zip(*(steps[0] for steps in columns), strict=True)
+        whole: list[Any] = [np.concatenate(one) for one in (seen, pairs, last)]
+        return [Step(np.concatenate(parts, axis=1), self.rows, *whole)]
 
     def mapped(self, stats: ndarray, in_place: bool) -> Any:
         """A lazy collection, with a copy of `stats`. Blocks are never written to."""
@@ -113,7 +114,7 @@ def _mapped(dtype: np.dtype[Any], block: Any, statistics: ndarray) -> Any:
     return Dense(block).mapped(moved(statistics, type(block)), False) if block.size else block.astype(dtype)
 
 
-def _faded(clock: Rows, ddof: int, x: Dense, weight: ndarray | None) -> list[Step]:
+def _faded(clock: Clock, ddof: int, x: Dense, weight: ndarray | None) -> list[Step]:
     steps = x.steps(weight, clock, ddof)
     for step in steps:
         tables.refuse_infinity_in(step.parts, x, weight)
@@ -121,10 +122,10 @@ def _faded(clock: Rows, ddof: int, x: Dense, weight: ndarray | None) -> list[Ste
 
 
 @np.errstate(under="ignore", invalid="ignore")
-def _joined(clock: Rows, ddof: int, found: list[list[Step]]) -> list[Step]:
+def _joined(clock: Clock, ddof: int, found: list[list[Step]]) -> list[Step]:
     """Steps merged into one if possible. The weights of a feature are those at its youngest row with a value."""
     steps = [step for some in found for step in some]
-    _, _, every_seen, every_pairs, every_last = zip(*steps, strict=True)
+    _, _, every_seen, every_pairs, every_last, _ = zip(*steps, strict=True)
     seen = np.array(every_seen, like=every_seen[0])
     rows = np.cumsum([step.rows for step in steps])
     ends = [clock.before(end - 1, rows[-1]) for end in rows]

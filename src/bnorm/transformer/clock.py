@@ -1,9 +1,11 @@
-"""The clock by which the values of a stream fade. That a tick is a row is known here, and nowhere else."""
+"""The clocks by which the values of a stream fade: one counts rows, the other reads their times."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
+
+from bnorm.kernels import moved
 
 SPAN = 1 << 10  # rows whose weights are computed one by one
 DEEP = 1000.0  # half-lives after which a row has no weight beside younger ones
@@ -13,6 +15,10 @@ class Rows(NamedTuple):
     """A row is half a weight older than the one that is `halflife` rows after it."""
 
     halflife: float
+
+    @property
+    def end(self) -> None:
+        """The time of the last row: it is the number of rows of the stream."""
 
     def recent(self, n: int) -> int:
         """The first of n rows that has any weight beside the last."""
@@ -34,7 +40,49 @@ class Rows(NamedTuple):
         weights: ndarray = (of_long[:, None] * of_short).reshape(-1)[-rows:]
         return weights
 
+    def of(self, rows: slice) -> "Rows":
+        """The clock of some of the rows."""
+        return self
+
+    def in_order(self, x: ndarray, weight: ndarray | None) -> tuple["Rows", ndarray, ndarray | None]:
+        """The clock, the table and the weights, with the oldest row first."""
+        return self, x, weight
+
+
+class Ages(NamedTuple):
+    """A row is half a weight older than one whose time is `halflife` later. Times are nanoseconds."""
+
+    halflife: float
+    ages: ndarray  # float64: how much older a row is than the newest
+    end: float  # the time of the newest row, as the stream counts it
+    order: ndarray | None = None  # of the rows by time, if they have another
+
+    def recent(self, n: int) -> int:
+        """As in `Rows`, and so are the others."""
+        deep = DEEP * self.halflife
+        return 0 if self.ages[0] <= deep else n - int(np.searchsorted(self.ages[::-1], deep, "right"))
+
+    def before(self, row: int, n: int) -> float:
+        return -float(self.ages[row])
+
+    def weights(self, start: int, n: int, like: Any) -> ndarray:
+        weights: ndarray = moved(np.exp2(self.ages[start:] / -self.halflife), type(like))
+        return weights
+
+    def of(self, rows: slice) -> "Ages":
+        some = self.ages[rows]
+        return self._replace(ages=some - some[-1], end=self.end - float(some[-1]), order=None)
+
+    def in_order(self, x: ndarray, weight: ndarray | None) -> tuple["Ages", ndarray, ndarray | None]:
+        if self.order is None:
+            return self, x, weight
+        order = moved(self.order, type(x))
+        return self._replace(order=None), x[order], None if weight is None else weight[order]
+
+
+Clock = Rows | Ages
+
 
 def clock_of(halflife: float | None) -> Rows | None:
-    """The clock of a stream; None if its values do not fade."""
+    """The clock of a stream that counts rows; None if its values do not fade."""
     return None if halflife is None else Rows(float(halflife))

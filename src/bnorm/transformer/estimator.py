@@ -1,8 +1,8 @@
 """The estimator: the methods that scikit-learn and its users call."""
 
 import warnings
+from datetime import timedelta
 from functools import partial
-from math import isfinite
 from numbers import Integral, Real
 from typing import Any, Self
 
@@ -11,18 +11,22 @@ from numpy import ndarray
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
-from bnorm import arrow, checks
+from bnorm import arrow
 from bnorm.kernels import moved
 from bnorm.running import AVERAGE
 from bnorm.transformer import maps, parameters
-from bnorm.transformer.array_api import AnyLibrary, seen
+from bnorm.transformer.array_api import AnyLibrary
 from bnorm.transformer.attributes import Attributes
+from bnorm.transformer.blocks import Blocks
+from bnorm.transformer.durations import DURATION, is_duration
 from bnorm.transformer.exact import Exact
+from bnorm.transformer.gradients import Learned
 from bnorm.transformer.parameters import MOMENTUM
 from bnorm.transformer.saving import Savable
 from bnorm.transformer.sklearn_private import Interval, Options, in_container
 from bnorm.transformer.state import State
 from bnorm.transformer.tables import WHO, Dense, Table
+from bnorm.transformer.times import Times, read, separated, without
 from bnorm.transformer.validation import check_mergeable, columns, new_table, plain, refuse_container, table_of
 
 
@@ -30,6 +34,7 @@ class BatchNormTransformer(
     AnyLibrary,
     Attributes,
     Exact,
+    Learned,
     Savable,
     OneToOneFeatureMixin,  # type: ignore[misc]
     TransformerMixin,  # type: ignore[misc]
@@ -49,7 +54,9 @@ class BatchNormTransformer(
     - ``momentum=None``: every row weighs the same. The result is that of one `fit` on all rows, however they were cut
       into batches.
     - ``halflife=h``: a row weighs half as much as a row that came h rows later. The result does not depend on how the
-      stream was cut; batches of one row are fine.
+      stream was cut; batches of one row are fine. With a length of time, such as ``halflife="10min"``, a row weighs
+      half as much as one whose time, given as `times`, is that much later, in `fit` too. Then the result does not
+      depend on the order of the rows either: rows may come late by any amount.
 
     NaN and masked values are missing values: they do not count in the statistics, and become NaN in the result.
     Infinity is an error. The statistics of a feature without any value are NaN, until a batch has values.
@@ -63,9 +70,9 @@ class BatchNormTransformer(
     ----------
     momentum : float or None, default=0.1
         The weight of a new batch, above 0 and at most 1. With None every row weighs the same.
-    halflife : float or None, default=None
-        The number of rows after which the weight of a row has halved. With it momentum has no meaning, and must be its
-        default or None.
+    halflife : float, str, timedelta or None, default=None
+        The number of rows after which the weight of a row has halved, or the time: "10min", "1h 30min", "2 days", a
+        timedelta of Python, NumPy or pandas. With it momentum has no meaning, and must be its default or None.
     eps : float, default=0.0
         Added to the variance, inside the root. With 0, features of any scale are standardized alike, and constant ones
         have scale 1: those whose standard deviation is at most four units of the last place of their mean. (Layers have
@@ -104,7 +111,10 @@ class BatchNormTransformer(
     n_batches_seen_ : int
         The number of calls of `partial_fit`; a `fit` counts as the first.
     history_ : Moment or None
-        The number of rows, mean and variance at each recorded moment and now, as attributes rows, mean and var.
+        The number of rows, mean and variance at each recorded moment and now, as attributes rows, mean and var; and
+        times, if rows have them.
+    newest_time_ : numpy.datetime64, float or None
+        The time of the newest row, a time stamp in UTC or seconds. None unless rows have times.
     n_features_in_ : int
         The number of features.
     feature_names_in_ : ndarray of shape (n_features,)
@@ -125,7 +135,7 @@ class BatchNormTransformer(
 
     _parameter_constraints: dict[str, list[Any]] = {  # noqa: RUF012
         "momentum": [Interval(Real, 0, 1, closed="right"), None],
-        "halflife": [Interval(Real, 0, np.inf, closed="neither"), None],
+        "halflife": [*DURATION, Interval(Real, 0, np.inf, closed="neither"), None],
         "eps": [Interval(Real, 0, np.inf, closed="left")],
         "ddof": [Options(Integral, {0, 1})],
         "affine": ["boolean"],
@@ -138,7 +148,7 @@ class BatchNormTransformer(
         self,
         *,
         momentum: float | None = MOMENTUM,
-        halflife: float | None = None,
+        halflife: float | str | timedelta | np.timedelta64 | None = None,
         eps: float = 0.0,
         ddof: int = 0,
         affine: bool = True,
@@ -155,7 +165,7 @@ class BatchNormTransformer(
         self.history = history
         self.exact = exact
 
-    def fit(self, X: Any, y: None = None, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: None = None, sample_weight: Any = None, times: Any = None) -> Self:
         """Forget everything, gamma_ and beta_ included, and compute the exact statistics of X.
 
         Parameters
@@ -166,14 +176,18 @@ class BatchNormTransformer(
             Ignored.
         sample_weight : array-like of shape (n_samples,), default=None
             How much each row counts: not negative, not all zero.
+        times : array-like of shape (n_samples,), or str, default=None
+            The time of each row, if halflife is a length of time: time stamps, with a zone or without, or numbers of
+            seconds; or the name of the column of X that has them, which then is no feature, here and in all later
+            calls.
 
         Returns
         -------
         self : BatchNormTransformer
         """
-        return self._begin(X, sample_weight, whole=True)
+        return self._begin(X, sample_weight, times, whole=True)
 
-    def partial_fit(self, X: Any, y: None = None, sample_weight: Any = None) -> Self:
+    def partial_fit(self, X: Any, y: None = None, sample_weight: Any = None, times: Any = None) -> Self:
         """Update the statistics by one batch of the stream.
 
         Parameters
@@ -185,21 +199,25 @@ class BatchNormTransformer(
         sample_weight : array-like of shape (n_samples,), default=None
             How much each row counts: not negative, not all zero. With a half-life, a row makes
             earlier rows older whatever its weight.
+        times : array-like of shape (n_samples,), or str, default=None
+            As in `fit`; of the same kind in the whole stream. Rows may come in any order.
 
         Returns
         -------
         self : BatchNormTransformer
         """
         if "layer_" not in self.__dict__:
-            return self._begin(X, sample_weight, whole=False)
+            return self._begin(X, sample_weight, times, whole=False)
         parameters.check(self)
         parameters.check_same_stream(self)
+        X, times, column = separated(X, times)
         state, x = self._state, self._table(X)
+        when = self._times(x, times, column)
         weight = None if sample_weight is None else x.weights(sample_weight)
         if x.rows == 1:
             self._tell_of_single_rows(state, 4)
         state.follow(self.momentum, self.halflife, self.eps, self.history)
-        state.move(x, weight)
+        state.move(x, weight, when)
         return self
 
     def transform(self, X: Any, copy: bool | None = None) -> ndarray | Any:
@@ -242,6 +260,7 @@ class BatchNormTransformer(
         """
         self._check_fitted()
         in_place = not (self.copy if copy is None else copy)
+        X = without(X, self._state.column)
         side, table = self._state.array_type, arrow.table_of(WHO, X)
         y = X if table is None else arrow.columns_of(WHO, table).dense()
         if plain(y, side, in_place, False):
@@ -260,8 +279,9 @@ class BatchNormTransformer(
     def merge(self, other: "BatchNormTransformer") -> Self:
         """Merge the statistics that another transformer has learned. gamma_ and beta_ do not change.
 
-        With momentum=None the result is that of all rows together. With a halflife, both streams are taken to end now,
-        and the weights of their rows add. A moving average depends on the order of its batches, and cannot be merged.
+        With momentum=None the result is that of all rows together. With a halflife in rows, both streams are taken to
+        end now, and the weights of their rows add. If rows have times, both sides age to the later one, and the result
+        is that of all rows in one stream. A moving average depends on the order of its batches, and cannot be merged.
 
         Parameters
         ----------
@@ -282,70 +302,23 @@ class BatchNormTransformer(
         self._state.merge(other._state)
         return self
 
-    def backward(self, X: Any, dY: Any) -> ndarray:
-        """The gradient with respect to X; sets gamma_grad_ and beta_grad_. Statistics are treated as constants.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-            The table that was transformed. Missing values do not count in gamma_grad_ and beta_grad_.
-        dY : array-like of shape (n_samples, n_features)
-            The gradient of a loss with respect to `transform(X)`.
-
-        Returns
-        -------
-        dX : ndarray of shape (n_samples, n_features)
-        """
-        self._check_fitted()
-        x = checks.floating(self._table(X).dense())
-        dy = checks.gradient(WHO, dY, x.shape, x.dtype, type(x))
-        dx, self.gamma_grad_, self.beta_grad_ = self._state.pull_back(x, dy)
-        return dx
-
-    def step(self, learning_rate: float) -> Self:
-        """Update gamma_ and beta_ by a step of gradient descent, with the gradients of the last `backward`.
-
-        Parameters
-        ----------
-        learning_rate : float
-            The factor of gamma_grad_ and beta_grad_.
-
-        Returns
-        -------
-        self : BatchNormTransformer
-        """
-        self._check_fitted()
-        rate = checks.number(WHO, "learning_rate", learning_rate)
-        if not isfinite(rate):
-            raise ValueError(f"{WHO}: learning_rate: expected a finite number, got {learning_rate!r}")
-        learned = self._state.parameters
-        if learned is None:
-            raise RuntimeError(f"{WHO}: step: expected gamma_ and beta_ to update, got affine=False")
-        if "gamma_grad_" not in self.__dict__:
-            raise RuntimeError(f"{WHO}: step: expected a call of backward before, got none")
-        gradients: Any = [seen(grad) for grad in (self.gamma_grad_, self.beta_grad_)]
-        if type(gradients[0]) is not type(learned[0]):  # layer_.to(device) was called after the backward
-            gradients = [moved(grad, type(learned[0])) for grad in gradients]
-        stepped = [p - rate * grad for p, grad in zip(learned, gradients, strict=True)]
-        for p, values in zip(learned, stepped, strict=True):
-            p[...] = values
-        return self
-
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:  # scikit-learn's HTML shows it too
         return parameters.shown(self, super().__repr__(N_CHAR_MAX))
 
-    def _begin(self, X: Any, sample_weight: Any, whole: bool) -> Self:
+    def _begin(self, X: Any, sample_weight: Any, times: Any, whole: bool) -> Self:
         """A new state from X. Nothing is assigned until all of it has succeeded."""
         parameters.check(self)
+        X, times, column = separated(X, times)
         x, names = new_table(self, X)
+        when = self._times(x, times, column)
         weight = None if sample_weight is None else x.weights(sample_weight)
         state = State(x, self.momentum, self.halflife, self.eps, self.ddof, self.affine, self.history, self.exact)
         if whole:
-            state.begin(x, weight)
+            state.begin(x, weight, when)
         else:
             if x.rows == 1:
                 self._tell_of_single_rows(state, 5)
-            state.move(x, weight)
+            state.move(x, weight, when)
         for name in ("feature_names_in_", "gamma_grad_", "beta_grad_"):
             self.__dict__.pop(name, None)
         if names is not None:
@@ -358,9 +331,28 @@ class BatchNormTransformer(
         side = self._state.array_type
         if plain(X, side, writeable) and X.shape[1] == self.n_features_in_ and "feature_names_in_" not in self.__dict__:
             return Dense(X)
+        X = without(X, self._state.column)
         if (found := columns(self, X, reset=False)) is not None:
             return found if side is ndarray else Dense(moved(found.dense(), side))
         return table_of(partial(validate_data, self, reset=False), X, side, writeable)
+
+    def _times(self, x: Table, times: Any, column: str | None) -> Times | None:
+        """The times of the rows, checked; None if the stream has none."""
+        if not is_duration(self.halflife):
+            if times is not None:
+                raise ValueError(
+                    f"{WHO}: times: expected None, as halflife={self.halflife} counts rows, got times; with a "
+                    "length of time, such as halflife='10min', rows age by theirs"
+                )
+            return None
+        if times is None:
+            raise ValueError(
+                f"{WHO}: times: expected the time of each row, as halflife={self.halflife!r} is a length of time, got "
+                "None"
+            )
+        if isinstance(x, Blocks):
+            raise TypeError(f"{WHO}: times: expected X in memory, got a {x.engine.NAME} collection")
+        return read(times, x.rows, column)
 
     def _check_fitted(self) -> None:
         if "layer_" not in self.__dict__:

@@ -3,18 +3,36 @@
 A transformer and the command learn by the same calls of `Fitted`. It has no layer and no parameters.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import starmap
+from operator import call
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
 from bnorm.exact import moments as exact_moments
+from bnorm.kernels import BACKENDS
 from bnorm.running import Statistics, Step, TooLarge
 from bnorm.transformer import exact, tables
-from bnorm.transformer.clock import clock_of
+from bnorm.transformer.clock import Clock, clock_of
+from bnorm.transformer.durations import is_duration, nanoseconds
 from bnorm.transformer.history import History
 from bnorm.transformer.tables import Table
+from bnorm.transformer.times import Times, Zero
+
+EXACT = 2**52  # nanoseconds from the zero of a clock within which float64 tells every one of them
+
+
+def ticks(halflife: Any) -> float | None:
+    """A half-life in rows, or in nanoseconds if it is a length of time."""
+    return None if halflife is None else float(nanoseconds(halflife) if is_duration(halflife) else halflife)
+
+
+def at_once(calls: list[tuple[Callable[..., Any], *tuple[Any, ...]]]) -> None:
+    """Make compiled calls. Python handles signals between its instructions, and this loop has none."""
+    deque(starmap(call, calls), maxlen=0)
 
 
 class Fitted:
@@ -24,6 +42,8 @@ class Fitted:
     history   the record of the stream, or None
     weighted  whether there were sample weights, so that counts need not be integers
     told      whether the user has been warned that batches of one row have no variance
+    timed     whether rows fade by their times
+    zero      of the clock that reads them, once it has seen one
     """
 
     def __init__(
@@ -31,15 +51,16 @@ class Fitted:
         mean: ndarray,
         var: ndarray,
         momentum: float | None,
-        halflife: float | None,
+        halflife: Any,
         ddof: int,
         history: int | None = None,
         in_integers: bool = False,
     ) -> None:
         mean.fill(np.nan)
         var.fill(np.nan)
-        fade = None if halflife is None else float(halflife)
-        self.statistics = Statistics(mean, var, momentum, int(ddof), from_data=True, halflife=fade)
+        self.statistics = Statistics(mean, var, momentum, int(ddof), from_data=True, halflife=ticks(halflife))
+        self.timed = self.statistics.still = is_duration(halflife)
+        self.zero: Zero | None = None
         self.history = None if history is None else History(history)
         self.weighted = self.told = False
         self.sums: Any = None
@@ -56,10 +77,24 @@ class Fitted:
     def var(self) -> ndarray:
         return self.statistics.var
 
-    def begin(self, x: Table, weight: Any) -> None:
-        """Start from a whole table, whose rows all weigh the same."""
-        if self.sums is not None:
-            return self.move(x, weight)
+    @property
+    def column(self) -> str | None:
+        """The name of the column of times, which is no feature."""
+        return None if self.zero is None else self.zero.column
+
+    @property
+    def newest(self) -> int | None:
+        """The time of the newest row with a value; None if the clock counts rows."""
+        last = self.statistics.last
+        if self.zero is None or last is None:
+            return None
+        latest = float(np.where(self.statistics.seen > 0, last, -np.inf).max().item())
+        return self.zero.origin + (int(latest) if latest > -np.inf else 0)
+
+    def begin(self, x: Table, weight: Any, times: Times | None = None) -> None:
+        """Start from a whole table, whose rows all weigh the same, unless they have times."""
+        if self.sums is not None or times is not None:
+            return self.move(x, weight, times)
         parts = x.parts(weight)
         try:
             self.statistics.begin(parts, x.rows)
@@ -67,19 +102,42 @@ class Fitted:
             raise tables.too_large(x, error) from None
         self._count(weight is not None)
 
-    def move(self, x: Table, weight: Any) -> None:
+    def move(self, x: Table, weight: Any, times: Times | None = None) -> None:
         """Update by one batch of the stream."""
         if self.sums is not None:
             sums = x.exact(weight)  # of a lazy table, rows are known after a pass
             return self.add(sums, x.rows, 1, weight is not None)
         try:
-            self.learn(self.steps(x, weight), weight is not None, x.refuse_infinity)
+            self.learn(self.steps(x, weight, times), weight is not None, x.refuse_infinity)
         except TooLarge as error:
             raise tables.too_large(x, error) from None
+        if times is not None and times.column is not None and self.zero is not None:
+            self.zero = self.zero._replace(column=times.column)
 
-    def steps(self, x: Table, weight: Any) -> list[Step]:
+    def steps(self, x: Table, weight: Any, times: Times | None = None) -> list[Step]:
         """The steps of a table, which `learn` takes."""
-        return x.steps(weight, clock_of(self.statistics.halflife), self.statistics.ddof)
+        return x.steps(weight, self._clock(times), self.statistics.ddof)
+
+    def _clock(self, times: Times | None) -> Clock | None:
+        """The clock of rows; a state that has seen no times yet counts from these."""
+        halflife = self.statistics.halflife
+        if times is None or halflife is None:
+            return clock_of(halflife)
+        if self.zero is None:
+            self.zero = Zero(times.kind, times.newest, times.column)
+        self.zero.check(times)
+        return times.clock(halflife, self._count_from(times.newest))
+
+    def _count_from(self, newest: int) -> int:
+        """The zero of the clock, moved if this time is so much later that differences would be rounded."""
+        zero, statistics = self.zero, self.statistics
+        if zero is None or statistics.last is None or newest - zero.origin <= EXACT:
+            return newest if zero is None else zero.origin
+        trial = statistics.copy()
+        trial.last = np.add(statistics.last, float(zero.origin - newest), out=trial.last)
+        moved = {"zero": zero._replace(origin=newest)}
+        at_once([(BACKENDS[type(self.mean)].assign, statistics.rule, trial.rule), (self.__dict__.update, moved)])
+        return newest
 
     def learn(self, steps: Sequence[Step], weighted: bool, suspect: Callable[[], None] = lambda: None) -> None:
         """Update by the steps of one batch, as `Statistics.learn` does. weighted: whether there were sample weights."""
@@ -101,8 +159,11 @@ class Fitted:
         if self.sums is not None:
             self._follow(self.sums + other.sums, mine.rows + its.rows, mine.batches + its.batches)
         else:
+            later = None
+            if self.zero is not None and other.zero is not None and other.newest is not None:
+                later = float(other.zero.origin - self._count_from(other.newest))
             try:
-                mine.merge(its)
+                mine.merge(its, later)
             except FloatingPointError as error:
                 raise ValueError(
                     f"{tables.WHO}: merge: expected statistics that float64 can hold together: {error}"
@@ -124,7 +185,8 @@ class Fitted:
 
     def besides(self) -> dict[str, Any]:
         """What there is beside the statistics."""
-        return {"history": self.history, "weighted": self.weighted, "told": self.told, "sums": self.sums}
+        names = ("history", "weighted", "told", "sums", "zero")
+        return {name: getattr(self, name) for name in names}
 
     def _follow(self, sums: Any, rows: int, batches: int) -> None:
         try:
@@ -136,4 +198,4 @@ class Fitted:
     def _count(self, weighted: bool) -> None:
         self.weighted |= weighted
         if self.history is not None:
-            self.history.record(self.statistics)
+            self.history.record(self.statistics, self.newest)

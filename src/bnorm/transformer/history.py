@@ -17,6 +17,18 @@ class Moment(NamedTuple):
     var: ndarray
 
 
+class TimedMoment(NamedTuple):
+    """The same of a stream whose rows have times, and the time of the newest row."""
+
+    rows: Any
+    mean: ndarray
+    var: ndarray
+    times: Any  # in nanoseconds in a History
+
+
+AnyMoment = Moment | TimedMoment
+
+
 class History:
     """Records every batch until there are more than `limit` records.
 
@@ -28,12 +40,12 @@ class History:
         self.limit = limit
         self.every = 1  # batches from one moment to the next
         self.batches = 0
-        self.moments: list[Moment] = []
+        self.moments: list[AnyMoment] = []
 
-    def record(self, statistics: Statistics) -> None:
-        """Record the statistics after a batch."""
+    def record(self, statistics: Statistics, newest: int | None) -> None:
+        """Record the statistics after a batch, and the time of the newest row if it has one."""
         if self.batches % self.every == 0:
-            self.moments.append(moment(statistics))
+            self.moments.append(moment(statistics, newest))
             self.thin()
         self.batches += 1
 
@@ -42,22 +54,23 @@ class History:
         while len(self.moments) > self.limit:
             self.moments, self.every = self.moments[::2], 2 * self.every
 
-    def until(self, now: Moment) -> Moment:
+    def until(self, now: AnyMoment) -> AnyMoment:
         """All recorded moments and `now`, as NumPy arrays."""
         moments = [_host(moment) for moment in (*self.moments, now)]
         if len(moments) > 1 and all(map(_same, moments[-1], moments[-2])):
             moments.pop()
-        return Moment(*map(np.stack, zip(*moments, strict=True)))
+        return type(now)(*map(np.stack, zip(*moments, strict=True)))
 
 
-def moment(statistics: Statistics) -> Moment:
+def moment(statistics: Statistics, newest: int | None) -> AnyMoment:
     """A copy of the present statistics."""
-    return Moment(statistics.rows, statistics.mean.copy(), statistics.var.copy())
+    found = statistics.rows, statistics.mean.copy(), statistics.var.copy()
+    return Moment(*found) if newest is None else TimedMoment(*found, newest)
 
 
 def _same(a: Any, b: Any) -> bool:
     return np.array_equal(a, b, equal_nan=True)
 
 
-def _host(given: Moment) -> Moment:
-    return Moment(given.rows, moved(given.mean, ndarray), moved(given.var, ndarray))
+def _host(given: AnyMoment) -> AnyMoment:
+    return given._replace(mean=moved(given.mean, ndarray), var=moved(given.var, ndarray))

@@ -4,7 +4,8 @@ from contextlib import suppress
 from typing import Any
 
 from bnorm.running import AVERAGE
-from bnorm.transformer.state import KINDS, mode
+from bnorm.transformer.durations import is_duration, nanoseconds
+from bnorm.transformer.state import manner, mode
 from bnorm.transformer.tables import WHO
 
 MOMENTUM = 0.1
@@ -21,6 +22,11 @@ def check(estimator: Any) -> None:
         if key in VALID:
             return
     t._validate_params()
+    if is_duration(t.halflife):
+        try:
+            nanoseconds(t.halflife)
+        except ValueError as error:
+            raise ValueError(f"{WHO}: halflife: {error}") from None
     if t.halflife is not None and t.momentum not in (MOMENTUM, None):
         raise ValueError(
             f"{WHO}: momentum: expected its default, {MOMENTUM}, or None beside halflife={t.halflife}, as each is a "
@@ -46,12 +52,10 @@ def shown(estimator: Any, text: str) -> str:
 
 def check_same_stream(estimator: Any) -> None:
     """ValueError if parameters have changed that a stream keeps from its first batch on."""
-    layer, statistics = estimator.layer_, estimator._state.statistics
-    before = mode(statistics.momentum, statistics.halflife)
-    if (now := mode(estimator.momentum, estimator.halflife)) != before:
+    layer, before = estimator.layer_, estimator._state.manner
+    if (now := manner(estimator.momentum, estimator.halflife)) != before:
         raise ValueError(
-            f"{WHO}: expected momentum and halflife for {KINDS[before]}, as this stream began, got {KINDS[now]}; "
-            "fit begins anew"
+            f"{WHO}: expected momentum and halflife for {before}, as this stream began, got {now}; fit begins anew"
         )
     exact = estimator._state.sums is not None
     for name, value in (("ddof", layer.ddof), ("affine", layer.affine), ("exact", exact)):

@@ -6,10 +6,7 @@ learned, in one compiled call. So an error or an interrupt changes nothing, wher
 
 import copy
 import inspect
-import operator
-from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import starmap
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -23,6 +20,7 @@ from sklearn.utils.metadata_routing import get_routing_for_object
 from sklearn.utils.validation import check_is_fitted
 
 from bnorm.transformer.estimator import BatchNormTransformer
+from bnorm.transformer.fitted import at_once
 
 WHO = "partial_fit_pipeline"
 PLACEHOLDERS = ("passthrough", "drop", None)
@@ -38,6 +36,7 @@ def partial_fit_pipeline(
     *,
     classes: ArrayLike | None = None,
     sample_weight: ArrayLike | None = None,
+    times: Any = None,
     fit_first: bool = False,
 ) -> Estimator:
     """Call `partial_fit` on each step in turn, with the batch as transformed by the steps before it.
@@ -62,6 +61,9 @@ def partial_fit_pipeline(
     sample_weight : array-like of shape (n_samples,), default=None
         How much each row counts, for all steps whose `partial_fit` takes it, except those with
         `set_partial_fit_request(sample_weight=False)`. Other steps, such as an IncrementalPCA, weigh all rows the same.
+    times : array-like of shape (n_samples,), or str, default=None
+        The time of each row, or the name of the column with it, for all steps whose `partial_fit` takes them, with the
+        same exception.
     fit_first : bool, default=False
         Whether to fit steps without `partial_fit` that are not fitted, such as a OneHotEncoder, on this batch.
 
@@ -72,8 +74,8 @@ def partial_fit_pipeline(
     Raises
     ------
     ValueError
-        If a step without `partial_fit` is not fitted, if X, y and sample_weight differ in length, or if no step takes
-        sample_weight.
+        If a step without `partial_fit` is not fitted, if X, y, sample_weight and times differ in length, or if no step
+        takes sample_weight or times.
 
     Examples
     --------
@@ -94,14 +96,17 @@ def partial_fit_pipeline(
     parts = list(_parts(pipeline, ""))
     for path, part in parts:
         _check(part, path, fit_first)
-    if sample_weight is not None and not any(_takes(part, "sample_weight") for _, part in parts):
-        names = ", ".join(type(part).__name__ for _, part in parts)
-        raise ValueError(
-            f"{WHO}: sample_weight: expected None, as no step has a partial_fit that takes it, got weights for {names}"
-        )
-    check_consistent_length(X, y, sample_weight)
+    for name, given in (("sample_weight", sample_weight), ("times", times)):
+        if given is not None and not any(_takes(part, name) for _, part in parts):
+            names = ", ".join(type(part).__name__ for _, part in parts)
+            raise ValueError(
+                f"{WHO}: {name}: expected None, as no step has a partial_fit that takes it, got some for {names}"
+            )
+    check_consistent_length(X, y, sample_weight, None if isinstance(times, str) else times)
     changes = _Changes()
-    _advance(pipeline, X, _Beside(y, classes, sample_weight, changes), output=False)
+    _advance(
+        pipeline, X, _Beside(y, {"classes": classes, "sample_weight": sample_weight, "times": times}, changes), False
+    )
     changes.make()
     return pipeline
 
@@ -125,14 +130,14 @@ class _Changes:
         self._calls.append((step.__dict__.update, attributes))
 
     def make(self) -> None:
-        """Python handles signals between its instructions. This loop has none: map, call and deque are compiled."""
+        """All of them, or none."""
         for step, new in self._copied:
             if isinstance(step, BatchNormTransformer) and "layer_" in step.__dict__:  # layer_ stays the same object
                 self._calls += step._state.becoming(new._state)
             else:
                 self._calls.append((object.__setattr__, step, "__dict__", new.__dict__))
         before = [step.__dict__ for step, _ in self._copied]  # not freed meanwhile, which may run code
-        deque(starmap(operator.call, self._calls), maxlen=0)
+        at_once(self._calls)
         del before
 
 
@@ -140,13 +145,11 @@ class _Beside(NamedTuple):
     """What belongs to the rows of a batch, and the changes that it makes."""
 
     y: Any
-    classes: Any
-    sample_weight: Any
+    given: dict[str, Any]  # by the names of arguments
     changes: _Changes
 
     def taken_by(self, step: Any) -> dict[str, Any]:
-        given = {"classes": self.classes, "sample_weight": self.sample_weight}
-        return {name: value for name, value in given.items() if value is not None and _takes(step, name)}
+        return {name: value for name, value in self.given.items() if value is not None and _takes(step, name)}
 
 
 def _advance(step: Any, X: Any, beside: _Beside, output: bool) -> tuple[Any, Any]:

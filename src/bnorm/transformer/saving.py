@@ -19,12 +19,14 @@ from bnorm.kernels import moved
 from bnorm.layers import BatchNorm1d
 from bnorm.layers.saving import counted, flag
 from bnorm.running import FADE, Statistics
+from bnorm.transformer import durations
 from bnorm.transformer.fitted import Fitted
-from bnorm.transformer.history import Moment
+from bnorm.transformer.history import Moment, TimedMoment
 from bnorm.transformer.maps import Affine
 from bnorm.transformer.parameters import MOMENTUM, check, check_same_stream
 from bnorm.transformer.state import State
 from bnorm.transformer.tables import Dense
+from bnorm.transformer.times import KINDS, Zero
 
 CLASS = "BatchNormTransformer"
 DEFAULTS: dict[str, Any] = {
@@ -37,8 +39,11 @@ DEFAULTS: dict[str, Any] = {
     "history": None,
     "exact": False,
 }
-KNOWN = {"format", "class", "parameters", "features", "names", "counted", "weighted", "told", "history", "digest"}
+KNOWN = {"format", "class", "parameters", "features", "names", "counted", "weighted", "told", "history", "digest"} | {
+    "times"
+}
 MOMENTS = ("history_rows", "history_mean", "history_var")  # a row for each recorded moment
+TIMES = "history_times"  # the same, if rows have times
 SUMS = "exact_"  # begins the names of the arrays of exact sums
 EXTRA = {"rows", "missing", "extremes", "checkpoint"}  # entries that the command adds
 NAMES = {  # of arrays, where they differ from those of the statistics: PyTorch's, where PyTorch has one
@@ -139,7 +144,9 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
     arrays = {NAMES.get(name, name): a for name, a in statistics.arrays().items()}
     if (history := state.history) is not None and history.moments:
         config["history"] = {"every": history.every, "batches": history.batches}
-        arrays |= dict(zip(MOMENTS, map(_stacked, zip(*history.moments, strict=True)), strict=True))
+        arrays |= dict(zip((*MOMENTS, TIMES), map(_stacked, zip(*history.moments, strict=True)), strict=False))
+    if state.zero is not None:
+        config["times"] = state.zero._asdict()
     if stored.affine is not None:
         arrays |= dict(zip(AFFINE, stored.affine, strict=True))
     arrays = {name: moved(a, ndarray) for name, a in arrays.items()}
@@ -153,9 +160,9 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
 def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
     """The reverse of `packed`. An error of any kind means that the file is not one of a transformer."""
     parameters, names = _parameters(config["parameters"]), config["names"]
-    recorded = {name: entries[name].array() for name in MOMENTS if name in entries}
+    recorded = {name: entries[name].array() for name in (*MOMENTS, TIMES) if name in entries}
     sums = {name.removeprefix(SUMS): entry.array() for name, entry in entries.items() if name.startswith(SUMS)}
-    entries = {name: entry for name, entry in entries.items() if name not in MOMENTS and not name.startswith(SUMS)}
+    entries = {name: entry for name, entry in entries.items() if name not in recorded and not name.startswith(SUMS)}
     arrays = {name: entry.array() for name, entry in entries.items() if len(entry.shape) == 1}
     features = len(arrays["running_mean"])
     if names is not None and not (
@@ -182,6 +189,8 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
         if restored.digest() != config["digest"] or (restored.count != statistics.seen).any():
             raise ValueError(f"exact sums of {restored.count} values, with digest {restored.digest()}")
         state.sums = restored
+    if state.timed and "times" in config:
+        state.zero = _zero(**config["times"])
     if recorded:
         _recall(state, config["history"], recorded)
     state.weighted, state.told = flag(config["weighted"]), flag(config["told"])
@@ -192,9 +201,11 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
 
 
 def _plain(value: Any) -> Any:
-    """A number or a flag in JSON's types. Parameters may have NumPy's types."""
+    """A number, a flag or a length of time in JSON's types. Parameters may have NumPy's types."""
     if value is None or isinstance(value, bool | np.bool_):
         return value if value is None else bool(value)
+    if durations.is_duration(value):
+        return durations.text(value)
     return int(value) if isinstance(value, Integral) else float(value)
 
 
@@ -204,9 +215,13 @@ def _parameters(given: Any) -> dict[str, Any]:
         raise ValueError(f"unknown parameters {unknown}")
     given = DEFAULTS | given  # a file of an older version has not all of them
     momentum, halflife, eps, ddof = (given[name] for name in ("momentum", "halflife", "eps", "ddof"))
-    good = all(value is None or type(value) in (int, float) for value in (momentum, halflife)) and type(ddof) is int
+    good = (momentum is None or type(momentum) in (int, float)) and type(ddof) is int
     good = good and (momentum is None or 0 < momentum <= 1) and ddof in (0, 1)
-    good = good and (halflife is None or (0 < halflife < inf and momentum in (None, MOMENTUM)))
+    if type(halflife) is str:
+        durations.nanoseconds(halflife)
+    else:
+        good = good and (halflife is None or (type(halflife) in (int, float) and 0 < halflife < inf))
+    good = good and (halflife is None or momentum in (None, MOMENTUM))
     moments = given["history"]
     good = good and (moments is None or (type(moments) is int and 2 <= moments < 2**31))
     good = good and type(eps) in (int, float) and 0 <= eps < inf
@@ -219,6 +234,7 @@ def _parameters(given: Any) -> dict[str, Any]:
 def _recall(state: Fitted, given: Any, recorded: Mapping[str, ndarray]) -> None:
     """Restore the record of the stream."""
     rows, mean, var = (recorded[name] for name in MOMENTS)
+    times = recorded.get(TIMES)
     every, batches, history = given["every"], given["batches"], state.history
     if history is None or not (0 < len(rows) <= history.limit) or rows.dtype != np.int64 or rows.ndim != 1:
         raise ValueError(f"history: {len(rows)} moments")
@@ -227,7 +243,19 @@ def _recall(state: Fitted, given: Any, recorded: Mapping[str, ndarray]) -> None:
     if type(every) is not int or type(batches) is not int or not 0 < every <= 2**62 or not 0 <= batches < 2**62:
         raise ValueError(f"history: {given!r:.80}")
     history.every, history.batches = every, batches
+    if (times is None) != (state.zero is None) or (times is not None and times.dtype != np.int64):
+        raise ValueError("history: times")
     history.moments = [Moment(int(n), m.copy(), v.copy()) for n, m, v in zip(rows, mean, var, strict=True)]
+    if times is not None:
+        history.moments = [TimedMoment(*m[:3], int(time)) for m, time in zip(history.moments, times, strict=True)]
+
+
+def _zero(kind: Any, origin: Any, column: Any) -> Zero:
+    """The zero of a clock that reads times, checked."""
+    good = kind in KINDS and type(origin) is int and abs(origin) < 2**63
+    if not good or not (column is None or type(column) is str):
+        raise ValueError(f"times: {(kind, origin, column)!r:.80}")
+    return Zero(kind, origin, column)
 
 
 def _stacked(rows: Sequence[Any]) -> ndarray:

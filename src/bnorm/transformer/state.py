@@ -14,7 +14,8 @@ from bnorm.kernels.activation import IDENTITY
 from bnorm.layers import BatchNorm1d
 from bnorm.running import AVERAGE, FADE, POOL
 from bnorm.transformer import maps, tables
-from bnorm.transformer.fitted import Fitted
+from bnorm.transformer.durations import is_duration
+from bnorm.transformer.fitted import Fitted, ticks
 from bnorm.transformer.tables import Table
 
 KINDS = {AVERAGE: "an average of batches", POOL: "rows that weigh the same", FADE: "rows that fade"}
@@ -27,6 +28,12 @@ def mode(momentum: float | None, halflife: float | None) -> int:
     return POOL if momentum is None else AVERAGE
 
 
+def manner(momentum: float | None, halflife: Any) -> str:
+    """The same in words, and whether rows fade by their times."""
+    by_time = " by their times" if is_duration(halflife) else ""
+    return KINDS[mode(momentum, halflife)] + by_time
+
+
 class State(Fitted):
     """The fitted state of a transformer. It starts with NaN statistics, gamma 1 and beta 0, for the features and the
     device of x.
@@ -36,7 +43,7 @@ class State(Fitted):
         self,
         x: Table,
         momentum: float | None,
-        halflife: float | None,
+        halflife: Any,
         eps: float,
         ddof: int,
         affine: bool,
@@ -55,6 +62,7 @@ class State(Fitted):
         running = self.layer._running
         super().__init__(running.mean, running.var, momentum, halflife, ddof, history, in_integers)
         self.layer._adopt(self.statistics)
+        self.manner = manner(momentum, halflife)
 
     @property
     def array_type(self) -> type:
@@ -89,17 +97,20 @@ class State(Fitted):
         """Compiled calls, with their arguments, that make this state that of its copy which has moved on."""
         mine, its = self.statistics, other.statistics
         limit = None if other.history is None else other.history.limit
-        self.follow(its.momentum, its.halflife, other.layer.eps, limit)
+        self._follow_numbers(its.momentum, its.halflife, other.layer.eps, limit)
         return [(BACKENDS[self.array_type].assign, mine.rule, its.rule), (self.__dict__.update, other.besides())]
 
-    def follow(self, momentum: float | None, halflife: float | None, eps: float, history: int | None) -> None:
+    def follow(self, momentum: float | None, halflife: Any, eps: float, history: int | None) -> None:
         """Continue with other parameters, of those that may change during a stream."""
+        self._follow_numbers(momentum, ticks(halflife), eps, history)
+
+    def _follow_numbers(self, momentum: float | None, halflife: float | None, eps: float, history: int | None) -> None:
         if self.layer.eps != eps:
             self.layer.eps = float(eps)
         if self.statistics.momentum != momentum:
             self.statistics.momentum = momentum
         if self.statistics.halflife != halflife:
-            self.statistics.halflife = None if halflife is None else float(halflife)
+            self.statistics.halflife = halflife
         if history != (self.history and self.history.limit):
             self.keep(history)
 

@@ -20,7 +20,7 @@ from bnorm.kernels import BACKENDS, moved, view
 from bnorm.kernels.activation import IDENTITY
 from bnorm.moments import Moments
 from bnorm.running import Step, TooLarge
-from bnorm.transformer.clock import Rows
+from bnorm.transformer.clock import Clock
 from bnorm.transformer.weights import WHO as WHO
 from bnorm.transformer.weights import sample_weights
 
@@ -56,7 +56,7 @@ class Table(Protocol):
     def exact(self, weight: Any) -> Moments:
         """The exact moments of each feature, all rows weighing the same."""
 
-    def steps(self, weight: Any, clock: Rows | None, ddof: int) -> list[Step]:
+    def steps(self, weight: Any, clock: Clock | None, ddof: int) -> list[Step]:
         """The steps by which this table, as one batch, moves the statistics of a stream."""
 
     def mapped(self, stats: ndarray, in_place: bool) -> Any:
@@ -120,7 +120,7 @@ class Dense:
         refuse_infinity_unseen(self, weight)
         return Moments.merge(parts)
 
-    def steps(self, weight: ndarray | None, clock: Rows | None, ddof: int) -> list[Step]:
+    def steps(self, weight: ndarray | None, clock: Clock | None, ddof: int) -> list[Step]:
         steps = [Step(self.whole(weight), self.rows)] if clock is None else faded(self.dense(), weight, clock, ddof)
         refuse_infinity_unseen(self, weight)
         return steps
@@ -189,17 +189,18 @@ class Faded(NamedTuple):
     split: int  # if not 0: the rows before it have no weight, but are needed for an unbiased variance
 
 
-def faded(x: ndarray, weight: ndarray | None, clock: Rows, ddof: int) -> list[Step]:
+def faded(x: ndarray, weight: ndarray | None, clock: Clock, ddof: int) -> list[Step]:
     """The steps of rows that fade: one, or several in the rare case that one cannot represent them."""
-    *found, split = _faded(x, weight, clock, ddof)
+    clock, x, weight = clock.in_order(x, weight)
+    parts, seen, pairs, last, split = _faded(x, weight, clock, ddof)
     if not split:
-        return [Step(found[0], len(x), *found[1:])]
+        return [Step(parts, len(x), seen, pairs, last, clock.end)]
     halves = slice(0, split), slice(split, len(x))
-    return [step for h in halves for step in faded(x[h], None if weight is None else weight[h], clock, ddof)]
+    return [step for h in halves for step in faded(x[h], None if weight is None else weight[h], clock.of(h), ddof)]
 
 
 @np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore")
-def _faded(x: ndarray, weight: ndarray | None, clock: Rows, ddof: int) -> Faded:
+def _faded(x: ndarray, weight: ndarray | None, clock: Clock, ddof: int) -> Faded:
     """Rows weighed by age: half as much for each half-life before the last row.
 
     Rows that are very old have no weight beside younger ones. A feature without values in the last SHALLOW
@@ -227,7 +228,7 @@ def _faded(x: ndarray, weight: ndarray | None, clock: Rows, ddof: int) -> Faded:
         own = None if weight is None else np.where(there, weight, 0)[:end]
         if end == n and bool(_unit(own) == unit):  # it is as it should be: what weighs most is old
             continue
-        one = _faded(x[:end, c : c + 1], own, clock, ddof)
+        one = _faded(x[:end, c : c + 1], own, clock.of(slice(0, end)), ddof)
         parts[:, c], pairs[c], last[c] = one.parts[:, 0], one.pairs[0], clock.before(end - 1, n)
     split = 0
     if ddof and near.start and bool(((pairs == 0) & (parts[2] == 0) & (seen > parts[0])).any()):

@@ -15,6 +15,7 @@ from bnorm.kernels import BACKENDS, cpu, kernels_for, kind_of, moved
 from bnorm.kernels.engines import engine_of
 from bnorm.running import AVERAGE, FADE
 from bnorm.transformer.blocks import Blocks
+from bnorm.transformer.durations import compared
 from bnorm.transformer.sklearn_private import get_namespace, output_config
 from bnorm.transformer.tables import WHO, Dense, InColumns, Table
 
@@ -124,10 +125,13 @@ def check_mergeable(mine: Any, other: Any) -> None:
         )
     fading = mine._state.statistics.mode == other._state.statistics.mode == FADE  # then momentum has no meaning
     for name in (*(() if fading else ("momentum",)), "halflife", "ddof", "exact", "n_features_in_"):
-        if getattr(mine, name) != getattr(other, name):
+        if compared(getattr(mine, name)) != compared(getattr(other, name)):
             raise ValueError(
                 f"{WHO}: merge: {name}: expected {getattr(mine, name)}, as here, got {getattr(other, name)}"
             )
+    clocks = mine._state.zero, other._state.zero
+    if clocks[0] is not None and clocks[1] is not None and clocks[0].kind != clocks[1].kind:
+        raise ValueError(f"{WHO}: merge: times: expected {clocks[0].kind}, as here, got {clocks[1].kind}")
     names, others = (t.__dict__.get("feature_names_in_") for t in (mine, other))
     if names is not None and others is not None and list(names) != list(others):
         raise ValueError(f"{WHO}: merge: expected features {list(names)}, as here, got {list(others)}")

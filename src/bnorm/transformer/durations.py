@@ -1,0 +1,94 @@
+"""Lengths of time, such as "10min", in whole nanoseconds."""
+
+import re
+from datetime import timedelta
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+DURATION = (str, timedelta, np.timedelta64)  # the types of a length of time; pandas.Timedelta is a timedelta
+LONGEST = 2**63 - 1
+
+UNITS = {  # names, and nanoseconds; the first name is that of a text that is written
+    "d days day": 86_400 * 10**9,
+    "h hours hour hr": 3_600 * 10**9,
+    "min minutes minute m": 60 * 10**9,
+    "s seconds second sec": 10**9,
+    "ms milliseconds millisecond millis milli": 10**6,
+    "us microseconds microsecond micros micro \N{MICRO SIGN}s \N{GREEK SMALL LETTER MU}s": 10**3,
+    "ns nanoseconds nanosecond nanos nano": 1,
+    "w weeks week": 7 * 86_400 * 10**9,
+}
+BY_NAME = {name: unit for names, unit in UNITS.items() for name in names.split()}
+
+NUMBER = r"\d+(?:\.\d*)?|\.\d+"
+AMOUNT = re.compile(rf"({NUMBER})\s*([^\W\d_]+)[\s,]*")
+OF_CLOCK = re.compile(rf"(?:({NUMBER})\s*(?:days?|d)?[\s,]+)?\+?(\d+):(\d\d)(?::(\d\d(?:\.\d*)?))?", re.IGNORECASE)
+OF_ISO = re.compile(
+    rf"P(?:({NUMBER})W)?(?:({NUMBER})D)?(?:T(?:({NUMBER})H)?(?:({NUMBER})M)?(?:({NUMBER})S)?)?", re.IGNORECASE
+)
+EXPECTED = "a length of time above 0 such as '10min', '1h 30min' or '2 days'"
+
+
+def is_duration(value: Any) -> bool:
+    """Whether a parameter is meant as a length of time, rather than a number of rows."""
+    return isinstance(value, DURATION)
+
+
+def compared(value: Any) -> Any:
+    """A parameter, such that two lengths of time are equal if they are as long."""
+    return (nanoseconds(value), "ns") if is_duration(value) else value
+
+
+@lru_cache(maxsize=1000)
+def nanoseconds(value: Any) -> int:
+    """A length of time in nanoseconds; ValueError unless it is at least one of them, and fits 64 bits."""
+    ns = _of_text(value) if isinstance(value, str) else _of_object(value)
+    if ns is None or not 1 <= round(ns) <= LONGEST:
+        raise ValueError(f"expected {EXPECTED}, of 1ns to 292 years, got {value!r}")
+    return round(ns)
+
+
+def text(value: Any) -> str:
+    """A length of time as a text that `nanoseconds` reads: in the largest unit of which it is a multiple."""
+    if isinstance(value, str):
+        return str(value)
+    ns = nanoseconds(value)
+    name, unit = next((names.split()[0], unit) for names, unit in UNITS.items() if ns % unit == 0)
+    return f"{ns // unit}{name}"
+
+
+def _of_object(value: Any) -> Fraction | None:
+    if hasattr(value, "to_timedelta64"):  # pandas keeps nanoseconds, which timedelta has not
+        value = value.to_timedelta64()
+    if isinstance(value, timedelta):
+        return Fraction(value // timedelta(microseconds=1)) * 1000
+    if np.isnat(value):
+        return None
+    unit, step = np.datetime_data(value.dtype)
+    sizes = {"W": 7 * 86_400 * 10**9, "D": 86_400 * 10**9, "h": 3_600 * 10**9, "m": 60 * 10**9, "s": 10**9}
+    sizes |= {"ms": 10**6, "us": 10**3, "ns": 1}
+    if unit not in sizes:  # months and years have no fixed length, and what is shorter no use
+        return None
+    return Fraction(int(value.astype(np.int64)) * step * sizes[unit])
+
+
+def _of_text(value: str) -> Fraction | None:
+    given = value.strip().removeprefix("+").strip()
+    if found := OF_CLOCK.fullmatch(given):
+        return _sum(found.groups(), ("d", "h", "min", "s"))
+    if found := OF_ISO.fullmatch(given):
+        return _sum(found.groups(), ("w", "d", "h", "min", "s"))
+    total, end = Fraction(0), 0
+    for amount in AMOUNT.finditer(given):
+        name = amount[2] if amount[2] in BY_NAME else amount[2].lower()
+        if amount.start() != end or name not in BY_NAME or amount[2] == "M":  # M is months to some
+            return None
+        total, end = total + Fraction(amount[1]) * BY_NAME[name], amount.end()
+    return total if end and end == len(given) else None
+
+
+def _sum(amounts: tuple[str | None, ...], units: tuple[str, ...]) -> Fraction:
+    return sum((Fraction(a or 0) * BY_NAME[unit] for a, unit in zip(amounts, units, strict=True)), Fraction(0))

@@ -1,0 +1,232 @@
+"""The times of rows: time stamps or seconds, from any library, as whole nanoseconds."""
+
+import sys
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm import arrow
+from bnorm.kernels import BACKENDS, moved
+from bnorm.transformer.clock import Ages
+from bnorm.transformer.weights import WHO
+
+NAIVE, ZONED, SECONDS = "time stamps without a zone", "time stamps with a zone", "numbers of seconds"
+KINDS = (NAIVE, ZONED, SECONDS)
+NANO = 10**9
+UNITS = {"W": 604_800 * NANO, "D": 86_400 * NANO, "h": 3_600 * NANO, "m": 60 * NANO, "s": NANO}
+UNITS |= {"ms": 10**6, "us": 10**3, "ns": 1}
+FAR = 2**63 - 1
+NAT = -(2**63)
+NANOSECONDS = np.dtype("datetime64[ns]")
+
+
+class Times(NamedTuple):
+    """The time of each row in nanoseconds, since 1970 or since the zero of the seconds."""
+
+    ns: ndarray  # int64
+    kind: str
+    column: str | None  # the name of the column that they came from
+    in_order: bool  # the oldest row first
+    oldest: int
+    newest: int
+
+    @classmethod
+    def of(cls, ns: ndarray, kind: str, column: str | None = None) -> "Times":
+        """The times of some rows, at least one."""
+        in_order = bool((ns[1:] >= ns[:-1]).all())
+        ends = (ns[0], ns[-1]) if in_order else (ns.min(), ns.max())
+        return cls(ns, kind, column, in_order, *map(int, ends))
+
+    def clock(self, halflife: float, origin: int) -> Ages:
+        """The clock of these rows, in a stream that counts from `origin`."""
+        ages = (self.newest - self.ns).view(np.uint64).astype(np.float64)  # a difference of two int64 fits uint64
+        order = None if self.in_order else np.argsort(self.ns, kind="stable")
+        return Ages(halflife, ages if order is None else ages[order], float(self.newest - origin), order)
+
+
+class Zero(NamedTuple):
+    """What the times of a stream are, and the one from which it counts them."""
+
+    kind: str
+    origin: int
+    column: str | None = None
+
+    def check(self, times: Times) -> None:
+        """ValueError if these are times of another kind."""
+        if times.kind != self.kind:
+            raise ValueError(
+                f"{WHO}: times: expected {self.kind}, as this stream began, got {times.kind}; fit begins anew"
+            )
+
+
+def separated(X: Any, times: Any) -> tuple[Any, Any, str | None]:
+    """The table without the column of times, the times, and the name of this column, if they were given by name."""
+    if type(times) is not str:
+        return X, times, None
+    names = _names(X)
+    if names.count(times) != 1:
+        found = f"columns {names}" if names else f"a {type(X).__name__} without named columns"
+        raise ValueError(f"{WHO}: times: expected the name of one column of X, got {times!r} for {found:.200}")
+    return without(X, times), X[times] if _pandas(X) or _polars(X) else X.column(times), times
+
+
+def without(X: Any, column: str | None) -> Any:
+    """The table without a column, if it has it."""
+    if column is None or column not in _names(X):
+        return X
+    if _pandas(X):
+        return X.drop(columns=[column])
+    if _polars(X):
+        return X.drop(column)
+    return X.drop_columns([column]) if hasattr(X, "drop_columns") else X.select([n for n in _names(X) if n != column])
+
+
+def read(given: Any, n: int, column: str | None = None) -> Times:
+    """The times of n rows; TypeError or ValueError unless there is one for each."""
+    found, kind = _values(given)
+    if found.shape != (n,):
+        raise ValueError(f"{WHO}: times: expected one for each row, shape ({n},), got shape {found.shape}")
+    times = Times.of(_of_seconds(found) if kind == SECONDS else _of_stamps(found), kind, column)
+    if times.oldest == NAT:
+        row = int(times.ns.argmin())
+        raise ValueError(f"{WHO}: times: expected the time of each row, got NaT in row {row}")
+    return times
+
+
+def stamps(ns: Any, kind: str) -> ndarray:
+    """Nanoseconds as users see them: NumPy's time stamps, in UTC if they had a zone; or seconds."""
+    ns = np.asarray(ns, np.int64)
+    found: ndarray = ns / NANO if kind == SECONDS else ns.view("datetime64[ns]")
+    return found
+
+
+def _values(given: Any) -> tuple[ndarray, str]:
+    """NumPy time stamps in any unit, in UTC, or float64 seconds."""
+    name = type(given).__name__
+    if _of(given, "pyarrow") and hasattr(given, "type"):
+        return _of_arrow(given)
+    dtype = getattr(given, "dtype", None)
+    zone = getattr(dtype, "tz", None) or getattr(dtype, "time_zone", None)
+    zone = zone or getattr(getattr(dtype, "pyarrow_dtype", None), "tz", None)
+    if type(given) in BACKENDS:
+        given = moved(given, ndarray)
+    elif _polars(given):
+        given = given.to_numpy()
+    elif zone is not None:  # pandas, whose own stamps with a zone become objects
+        given = np.asarray(given, f"datetime64[{getattr(dtype, 'unit', 'ns')}]")
+    elif isinstance(given, np.ma.MaskedArray):
+        raise ValueError(f"{WHO}: times: expected the time of each row, got a masked array")
+    try:
+        a = np.asarray(given)
+    except Exception as error:  # whatever another library raises
+        raise TypeError(f"{WHO}: times: expected time stamps or seconds, got a {name}: {error}") from None
+    if a.dtype.kind == "O":
+        return _of_objects(a)
+    if a.dtype.kind == "M":
+        return a, NAIVE if zone is None else ZONED
+    if a.dtype.kind not in "iuf":
+        raise TypeError(f"{WHO}: times: expected time stamps or numbers of seconds, got {a.dtype} in a {name}")
+    return a, SECONDS
+
+
+def _of_arrow(given: Any) -> tuple[ndarray, str]:
+    import pyarrow as pa
+
+    kind = given.type
+    if not pa.types.is_temporal(kind):
+        if not arrow.is_number(kind):
+            raise TypeError(f"{WHO}: times: expected time stamps or numbers of seconds, got {kind}")
+        pieces = [arrow.values(piece) for piece in (given.chunks if hasattr(given, "chunks") else [given])]
+        return np.concatenate([*pieces, np.empty(0)]), SECONDS
+    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        raise TypeError(f"{WHO}: times: expected time stamps or numbers of seconds, got {kind}")
+    if pa.types.is_date(kind):
+        kind = pa.timestamp("ms" if pa.types.is_date64(kind) else "s")
+        given = given.cast(kind)
+    found = [np.empty(0, f"datetime64[{kind.unit}]")]
+    for piece in given.chunks if hasattr(given, "chunks") else [given]:
+        if piece.null_count:
+            raise ValueError(f"{WHO}: times: expected the time of each row, got {piece.null_count} missing")
+        if len(piece):
+            whole = np.frombuffer(piece.buffers()[1], found[0].dtype, piece.offset + len(piece))
+            found.append(whole[piece.offset :])
+    return np.concatenate(found), NAIVE if kind.tz is None else ZONED
+
+
+def _of_objects(a: ndarray) -> tuple[ndarray, str]:
+    """A list of Python's or pandas' time stamps."""
+    if a.ndim != 1 or not all(isinstance(v, datetime) and v == v for v in a):
+        odd = next((v for v in a.ravel() if not isinstance(v, datetime) or v != v), a)
+        raise TypeError(f"{WHO}: times: expected time stamps or numbers of seconds, got {odd!r:.80}")
+    zoned = {v.tzinfo is not None for v in a}
+    if len(zoned) > 1:
+        raise ValueError(f"{WHO}: times: expected all time stamps with a zone or all without, got some of each")
+    exact = [_utc(v) for v in a]
+    return np.array(exact, "datetime64[ns]" if hasattr(a[0], "to_datetime64") else "datetime64[us]"), (
+        ZONED if True in zoned else NAIVE
+    )
+
+
+def _utc(v: Any) -> Any:
+    if hasattr(v, "to_datetime64"):  # pandas', in UTC already
+        return v.to_datetime64()
+    return v if v.tzinfo is None else v.astimezone(UTC).replace(tzinfo=None)
+
+
+def _of_stamps(a: ndarray) -> ndarray:
+    if a.dtype == NANOSECONDS:
+        return a.view(np.int64)
+    unit, step = np.datetime_data(a.dtype)
+    if unit not in UNITS:  # months and years have no fixed length; what is shorter than a nanosecond is rounded
+        a, unit, step = (a.astype("datetime64[s]"), "s", 1) if unit in "YM" else (a.astype("datetime64[ns]"), "ns", 1)
+    ticks: ndarray
+    ticks, factor = np.ascontiguousarray(a.astype(a.dtype.newbyteorder("="))).view(np.int64), UNITS[unit] * step
+    if factor == 1:
+        return ticks
+    known = ticks[ticks != NAT]
+    if len(known) and max(-int(known.min()), int(known.max())) > FAR // factor:
+        raise ValueError(
+            f"{WHO}: times: expected time stamps that 64 bits of nanoseconds hold, got some outside of them"
+        )
+    return np.where(ticks == NAT, NAT, ticks * factor)
+
+
+def _of_seconds(a: ndarray) -> ndarray:
+    if a.dtype.kind in "iu":
+        ns: ndarray
+        bound = FAR // NANO
+        if len(a) and (int(a.max()) > bound or int(a.min()) < -bound):
+            raise ValueError(f"{WHO}: times: expected seconds within 292 years of 0, got {a.min()} to {a.max()}")
+        ns = a.astype(np.int64) * NANO
+        return ns
+    a = a.astype(np.float64)
+    if not np.isfinite(a).all():
+        row = int((~np.isfinite(a)).argmax())
+        raise ValueError(f"{WHO}: times: expected the time of each row, got {a[row]} in row {row}")
+    whole = np.floor(a)
+    if len(a) and float(np.abs(whole).max()) > FAR // NANO - 1:
+        raise ValueError(f"{WHO}: times: expected seconds within 292 years of 0, got {a.min()} to {a.max()}")
+    ns = whole.astype(np.int64) * NANO + np.rint((a - whole) * NANO).astype(np.int64)
+    return ns
+
+
+def _names(X: Any) -> list[str]:
+    """The names of the columns of a data frame or an Arrow table."""
+    if _pandas(X) or _polars(X):
+        return list(X.columns)
+    return list(X.schema.names) if _of(X, "pyarrow") and hasattr(X, "schema") else []
+
+
+def _pandas(X: Any) -> bool:
+    module = sys.modules.get("pandas")
+    return module is not None and isinstance(X, module.DataFrame)
+
+
+def _polars(X: Any) -> bool:
+    return _of(X, "polars") and hasattr(X, "to_numpy")
+
+
+def _of(X: Any, package: str) -> bool:
+    return type(X).__module__.partition(".")[0] == package

@@ -1,0 +1,501 @@
+"""Forgetting by time: rows fade by their own time stamps, in whatever order they come."""
+
+import copy
+import datetime as dt
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import config_context
+from sklearn.base import clone
+from sklearn.linear_model import SGDRegressor
+from sklearn.pipeline import make_pipeline
+
+import bnorm
+from bnorm import BatchNormTransformer, partial_fit_pipeline
+from bnorm.transformer import fitted
+from bnorm.transformer.durations import nanoseconds, text
+
+S = 10**9
+START = np.datetime64("2024-03-01T12:00", "ns")
+
+
+def table(n, features=3, seed=0):
+    return np.random.default_rng(seed).normal(3.0, 2.0, (n, features))
+
+
+def seconds(*given):
+    """Time stamps so many seconds after the start."""
+    return START + (np.asarray(given, float).ravel() * S).astype(np.int64).astype("m8[ns]")
+
+
+def by_age(x, times, halflife, weight=None, ddof=0):
+    """Mean, variance and number of values by brute force, in long double; the half-life in nanoseconds.
+
+    A feature's weights count from its own newest value, as they may underflow.
+    """
+    ns, found = times.astype("M8[ns]").astype(np.int64), []
+    weight = np.ones(len(x)) if weight is None else weight
+    for column in x.T:
+        here = ~np.isnan(column) & (weight > 0)
+        v, w = column[here].astype(np.longdouble), weight[here].astype(np.longdouble)
+        fade = np.exp2(-(ns[here].max() - ns[here]).astype(np.longdouble) / halflife)
+        total = (w * fade).sum()
+        mean = (w * fade * v).sum() / total
+        left = total - ddof * (w * fade**2).sum() / total
+        found.append((mean, (w * fade * (v - mean) ** 2).sum() / left, w.sum()))
+    return np.array(found, float).T
+
+
+def learned(parameters, x, times, parts, weight=None):
+    t = BatchNormTransformer(**parameters)
+    for part in parts:
+        t.partial_fit(x[part], sample_weight=None if weight is None else weight[part], times=times[part])
+    return t
+
+
+def check(t, want, tolerance=1e-12):
+    mean, var, seen = want
+    np.testing.assert_allclose((t.mean_ - mean) / np.sqrt(var), 0, atol=tolerance)
+    np.testing.assert_allclose(t.var_, var, rtol=10 * tolerance)
+    np.testing.assert_allclose(np.broadcast_to(t.n_samples_seen_, seen.shape), seen, rtol=1e-13)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 10_000),
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    halflife=st.sampled_from(["1s", "20s", "10min", "3h"]),
+    order=st.sampled_from(["sorted", "late", "permuted"]),
+    nan=st.booleans(),
+    weighted=st.booleans(),
+    ddof=st.sampled_from([0, 1]),
+)
+def test_by_brute_force(seed, sizes, halflife, order, nan, weighted, ddof):
+    """Irregular gaps, nights without data, equal times, rows that come late, in any cut."""
+    rng, n = np.random.default_rng(seed), sum(sizes) + 3
+    gaps = rng.exponential(5.0, n) * (rng.random(n) < 0.7) + 40_000 * (rng.random(n) < 0.03)
+    times, x = seconds(np.cumsum(gaps)), table(n, seed=seed)
+    if nan:
+        x[rng.random(x.shape) < 0.3] = np.nan
+        x[:3] = 1.0, 2.0, 3.0
+    weight = rng.uniform(0.5, 2, n) if weighted else None
+    rows = np.arange(n)
+    if order == "permuted":
+        rng.shuffle(rows)
+    elif order == "late":
+        rows = np.argsort(rows + (rng.random(n) < 0.2) * rng.integers(0, n, n), kind="stable")
+    want = by_age(x, times, nanoseconds(halflife), weight, ddof)
+    parts = np.split(rows, np.cumsum(sizes))
+    parameters = {"halflife": halflife, "ddof": ddof}
+    t = learned(parameters, x, times, parts, weight)
+    whole = BatchNormTransformer(**parameters).fit(
+        x[rows], sample_weight=None if weight is None else weight[rows], times=times[rows]
+    )
+    for one in (t, whole):
+        mean, var, seen = want
+        np.testing.assert_allclose(one.mean_, mean, rtol=1e-12, atol=1e-12)
+        if ddof == 0 or order == "sorted":  # beside a far younger row, the oracle's divisor is all cancellation
+            good = np.isfinite(var) & (var > 1e-9)
+            np.testing.assert_allclose(one.var_[good], var[good], rtol=1e-9 if ddof else 1e-11, atol=1e-12)
+        np.testing.assert_allclose(np.broadcast_to(one.n_samples_seen_, seen.shape), seen, rtol=1e-13)
+        assert one.newest_time_ == times.max()
+
+
+def test_mean_as_pandas():
+    pd = pytest.importorskip("pandas", reason="pandas' ewm is the oracle")
+    rng = np.random.default_rng(3)
+    x, times = table(400), seconds(np.rint(np.cumsum(rng.exponential(30.0, 400))))  # pandas rounds stamps to 256 ns
+    want = pd.DataFrame(x).ewm(halflife="10min", times=pd.Series(times)).mean()
+    t = BatchNormTransformer(halflife=pd.Timedelta("10min"))
+    for part in np.array_split(np.arange(400), 23):
+        t.partial_fit(x[part], times=times[part])
+        np.testing.assert_allclose(t.mean_, want.iloc[part[-1]], rtol=1e-12)
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_after_a_gap_of_ten_thousand_half_lives(ddof):
+    """Before the gap, after it, one more value, and what comes late from before it."""
+    x = table(60)
+    times = seconds(np.r_[np.arange(30), 10_000 * 60 + np.arange(30)])
+    t = learned({"halflife": "1min", "ddof": ddof}, x, times, [slice(0, 20), slice(30, 60), slice(20, 30)])
+    want = by_age(x[30:], times[30:], 60 * S, ddof=ddof)
+    np.testing.assert_allclose(t.mean_, want[0], rtol=1e-14)
+    np.testing.assert_allclose(t.var_, want[1], rtol=1e-12)
+    assert t.n_samples_seen_ == 60
+    silent = learned({"halflife": "1min", "ddof": ddof}, x, times, [slice(0, 30)])
+    first = silent.var_.copy()
+    silent.partial_fit(np.full((1, 3), np.nan), times=seconds(10_000 * 60))
+    np.testing.assert_array_equal(silent.var_, first)  # a night without values forgets nothing
+    silent.partial_fit(x[30:], times=times[30:])
+    np.testing.assert_allclose(silent.mean_, want[0], rtol=1e-14)
+
+
+def test_a_feature_that_was_seen_long_ago_is_remembered():
+    x = table(5)
+    x[1:, 1] = np.nan
+    times = seconds(np.r_[0, 10_000 + np.arange(4)])
+    for parts in ([slice(0, 5)], [slice(3, 5), slice(0, 3)], [slice(0, 1), slice(1, 5)]):
+        t = learned({"halflife": "1s"}, x, times, parts)
+        assert t.mean_[1] == x[0, 1]
+        np.testing.assert_allclose(t.mean_[[0, 2]], by_age(x[:, [0, 2]], times, S)[0], rtol=1e-14)
+
+
+@pytest.mark.parametrize("cut", [1, 3, 8])
+def test_every_nanosecond_counts_over_decades(cut):
+    """A half-life of a microsecond, in a stream of a hundred years: float64 has no room for these stamps."""
+    x, years = table(24), np.arange(3)[:, None] * 50 * 365 * 86_400 * S
+    ns = (years + np.array([0, 130, 300, 301, 1999, 2000, 5000, 5001])).ravel() + np.int64(-1_500_000_000 * S)
+    times = ns.view("M8[ns]")
+    t = learned({"halflife": "1us"}, x, times, np.split(np.arange(24), range(cut, 24, cut)))
+    mean, var, _ = by_age(x, times, 1000)
+    np.testing.assert_allclose(t.mean_, mean, rtol=1e-13)
+    np.testing.assert_allclose(t.var_, var, rtol=1e-12)
+    ends = np.array([-(2**63) + 1, 2**63 - 1]).view("M8[ns]")  # their difference is beyond int64
+    t = BatchNormTransformer(halflife="1d").fit(x[:2], times=ends)
+    np.testing.assert_array_equal(t.mean_, x[1])
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_merge_ages_both_sides_to_the_later_time(ddof):
+    x, rng = table(300), np.random.default_rng(1)
+    x[rng.random(x.shape) < 0.1] = np.nan
+    times = seconds(rng.permutation(np.cumsum(rng.exponential(20.0, 300))))
+    want = by_age(x, times, 600 * S, ddof=ddof)
+    parts = np.split(rng.permutation(300), [50, 51, 200])
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0]):
+        a, b, c, d = (learned({"halflife": "10min", "ddof": ddof}, x, times, [parts[i]]) for i in order)
+        merged = a.merge(b).merge(d.merge(c))
+        check(merged, want)
+        assert merged.newest_time_ == times.max()
+        assert merged.n_batches_seen_ == 4
+    far = BatchNormTransformer(halflife="1us").fit(x[:2] * 0, times=START + np.array([0, 500]).astype("m8[ns]"))
+    near = BatchNormTransformer(halflife="1us").fit([[7.0] * 3], times=(START + np.timedelta64(36_500, "D"))[None])
+    for left, right in ((far, near), (near, far)):
+        both = copy.deepcopy(left).merge(right)
+        np.testing.assert_array_equal(both.mean_, 7.0)
+        both.partial_fit([[9.0] * 3], times=(START + np.timedelta64(36_500, "D") + np.timedelta64(1000, "ns"))[None])
+        np.testing.assert_allclose(both.mean_, (7 / 2 + 9) / 1.5, rtol=1e-14)
+
+
+def test_equal_times_need_no_order():
+    x = table(40)
+    times = np.repeat(seconds([0, 5, 5, 60]), 10)
+    a = BatchNormTransformer(halflife="7s").fit(x, times=times)
+    b = learned({"halflife": "7s"}, x, times, [slice(25, 40), slice(0, 25)])
+    np.testing.assert_allclose(b.mean_, a.mean_, rtol=1e-13)
+    same = BatchNormTransformer(halflife="7s").fit(x, times=np.repeat(seconds(3), 40))
+    np.testing.assert_allclose([same.mean_, same.var_], [x.mean(axis=0), x.var(axis=0)], rtol=1e-13)
+
+
+# Spellings of lengths of time and of times ---------------------------------------------------------------------------
+
+LENGTHS = [
+    *("10min", "1h", "30s", "1h30m", "1h 30min", "2 days", "1 days 02:00:00", "1.5h", "00:10:00", "10:00:01.5"),
+    *("P1DT2H3M4.5S", "PT10M", "1D", "2W", "5us", "5µs", "7ns", "250ms", "1 day, 2 hours", "0.5 s", "2days 3:04:05"),
+]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_lengths_as_pandas():
+    pd = pytest.importorskip("pandas", reason="pandas' Timedelta is the oracle")
+    for length in LENGTHS:
+        assert nanoseconds(length) == pd.Timedelta(length).as_unit("ns").value, length
+    for length in (dt.timedelta(minutes=10), np.timedelta64(10, "m"), pd.Timedelta("10min7ns"), np.timedelta64(3, "D")):
+        assert nanoseconds(length) == nanoseconds(text(length)) == pd.Timedelta(length).as_unit("ns").value
+
+
+NO_LENGTHS = [
+    *("", "10", "min", "-1h", "0s", "1M", "10 parsecs", "NaT", "PT", "1:2", "1h 2", "300 years", "0.1ns", "200000d"),
+    *(np.timedelta64("NaT"), np.timedelta64(1, "Y"), np.timedelta64(5), dt.timedelta(0), dt.timedelta(days=-1)),
+]
+
+
+@pytest.mark.parametrize("length", NO_LENGTHS, ids=str)
+def test_what_is_no_length(length):
+    with pytest.raises(ValueError):
+        BatchNormTransformer(halflife=length).fit(table(3), times=seconds(1, 2, 3))
+
+
+def kinds_of_times():
+    """The same moments in every form, by name."""
+    base = np.array([0, 1, 3, 7, 20, 20.5])
+    times = seconds(base)
+    found = {
+        "stamps": times,
+        "coarse stamps": times.astype("M8[us]"),
+        "big-endian": times.astype(">M8[ms]"),
+        "strided": np.repeat(times, 2)[::2],
+        "datetimes": times.astype("M8[us]").tolist(),
+        "seconds": base + 1e9,
+        "float32 seconds": base.astype("float32"),
+        "list of seconds": base.tolist(),
+        "datetimes with a zone": [t.replace(tzinfo=dt.UTC) for t in times.astype("M8[us]").tolist()],
+    }
+    try:
+        import pandas as pd
+
+        series = pd.Series(times)
+        found |= {
+            "pandas": series,
+            "pandas in ms": series.dt.as_unit("ms"),
+            "index": pd.DatetimeIndex(times),
+            "pandas zone": series.dt.tz_localize("UTC").dt.tz_convert("Europe/Berlin"),
+            "pandas objects": list(series),
+        }
+    except ImportError:
+        pass
+    try:
+        import pyarrow as pa
+
+        found |= {
+            "arrow": pa.array(times),
+            "arrow slices": pa.chunked_array([pa.array(times)[:2], pa.array(times)[2:]]),
+            "arrow zone": pa.array(times.astype("M8[ms]").astype(np.int64)).cast(pa.timestamp("ms", "Asia/Tokyo")),
+            "arrow numbers": pa.array(base),
+        }
+    except ImportError:
+        pass
+    try:
+        import polars as pl
+
+        found |= {
+            "polars": pl.Series(times),
+            "polars zone": pl.Series(times).dt.replace_time_zone("UTC"),
+            "polars numbers": pl.Series(base),
+        }
+    except ImportError:
+        pass
+    return found
+
+
+def test_times_of_every_library():
+    x = table(6)
+    want = BatchNormTransformer(halflife="5s").fit(x, times=seconds([0, 1, 3, 7, 20, 20.5]))
+    for name, times in kinds_of_times().items():
+        t = BatchNormTransformer(halflife="5s").fit(x, times=times)
+        np.testing.assert_array_equal(t.mean_, want.mean_, err_msg=name)
+        np.testing.assert_array_equal(t.var_, want.var_, err_msg=name)
+        newest = t.newest_time_
+        numbers = isinstance(newest, float)
+        assert numbers == ("seconds" in name or "numbers" in name), name
+        assert newest in (20.5, 1e9 + 20.5) if numbers else newest == seconds(20.5)[0]
+    days = np.array(["2024-01-01", "2024-01-03"], "M8[D]")
+    by_days = BatchNormTransformer(halflife="1d").fit(x[:2], times=days)
+    np.testing.assert_allclose(by_days.mean_, (x[0] / 4 + x[1]) / 1.25, rtol=1e-15)
+    months = BatchNormTransformer(halflife="31d").fit(x[:2], times=np.array(["2024-01", "2024-02"], "M8[M]"))
+    np.testing.assert_allclose(months.mean_, (x[0] / 2 + x[1]) / 1.5, rtol=1e-15)
+
+
+def frames():
+    x, times = table(30), seconds(np.arange(30) % 7)
+    pd = pytest.importorskip("pandas", reason="columns have names in data frames")
+    frame = pd.DataFrame(x, columns=["a", "b", "c"])
+    frame.insert(1, "ts", times)
+    made = {"pandas": frame}
+    try:
+        import pyarrow as pa
+
+        made |= {"arrow": pa.table({name: frame[name].to_numpy() for name in frame})}
+        made["batch"] = made["arrow"].to_batches()[0]
+    except ImportError:
+        pass
+    try:
+        import polars as pl
+
+        made["polars"] = pl.DataFrame({name: frame[name].to_numpy() for name in frame})
+    except ImportError:
+        pass
+    return x, times, made
+
+
+def test_a_column_of_times_is_no_feature():
+    x, times, made = frames()
+    want = BatchNormTransformer(halflife="5s").fit(x, times=times)
+    for name, frame in made.items():
+        t = BatchNormTransformer(halflife="5s").fit(frame, times="ts")
+        np.testing.assert_array_equal(t.mean_, want.mean_, err_msg=name)
+        assert t.feature_names_in_.tolist() == ["a", "b", "c"]
+        assert t.get_feature_names_out().tolist() == ["a", "b", "c"]
+        y = t.transform(frame)
+        np.testing.assert_allclose(y, want.transform(x), rtol=1e-14)
+        back = t.inverse_transform(made["pandas"].drop(columns="ts").assign(**dict(zip("abc", y.T, strict=True))))
+        np.testing.assert_allclose(back, x, rtol=1e-13)
+        t.partial_fit(frame, times="ts")
+        assert t.n_samples_seen_ == 60
+        assert pickle.loads(pickle.dumps(t)).transform(frame).shape == (30, 3)
+    t = BatchNormTransformer(halflife="5s").set_output(transform="pandas")
+    out = t.fit_transform(made["pandas"], times="ts")
+    assert list(out.columns) == ["a", "b", "c"]
+    np.testing.assert_allclose(out, want.transform(x), rtol=1e-14)
+
+
+# What a stream keeps, and what it refuses ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+@pytest.mark.parametrize("kind", ["stamps", "seconds"])
+def test_files_pickles_and_copies_go_on(tmp_path, suffix, kind):
+    x, rng = table(90), np.random.default_rng(2)
+    times = seconds(rng.permutation(90) * 13.0)
+    times = times if kind == "stamps" else (times - START).astype(np.int64) / S
+    halflife = "2min" if kind == "stamps" else dt.timedelta(minutes=2)
+    t = learned({"halflife": halflife, "ddof": 1, "history": 3}, x, times, [slice(0, 30), slice(30, 60)])
+    t.save(tmp_path / f"t{suffix}")
+    loaded = bnorm.load(tmp_path / f"t{suffix}")
+    assert loaded.halflife == "2min"
+    for other in (loaded, pickle.loads(pickle.dumps(t)), copy.deepcopy(t)):
+        again = copy.deepcopy(t).partial_fit(x[60:], times=times[60:])
+        other.partial_fit(x[60:], times=times[60:])
+        for name in ("mean_", "var_", "n_samples_seen_", "newest_time_"):
+            assert np.asarray(getattr(other, name)).tobytes() == np.asarray(getattr(again, name)).tobytes(), name
+        for mine, its in zip(other.history_, again.history_, strict=True):
+            np.testing.assert_array_equal(mine, its)
+    assert clone(t).halflife == halflife
+    assert not hasattr(clone(t), "layer_")
+
+
+def test_history_has_times():
+    x, times = table(40), seconds(np.arange(40.0))
+    t = learned({"halflife": "9s", "history": 10}, x, times, np.split(np.arange(40), 4))
+    np.testing.assert_array_equal(t.history_.times, times[9::10])
+    assert t.history_.rows.tolist() == [10, 20, 30, 40]
+    assert not hasattr(BatchNormTransformer(halflife=9.0, history=10).fit(x).history_, "times")
+
+
+def state_of(t):
+    found = {name: a.tobytes() for name, a in t.layer_._running.arrays().items()}
+    return found | {"counters": t.layer_._running.counters.tobytes(), "zero": t._state.zero, "history": t.history_}
+
+
+def test_bad_calls_change_nothing():
+    x, times = table(10), seconds(np.arange(10.0))
+    _, _, made = frames()
+    bad = x.copy()
+    bad[3, 1] = np.inf
+    nat = times.copy()
+    nat[4] = "NaT"
+    t = BatchNormTransformer(halflife="5s").fit(x, times=times)
+    rows, pooled = BatchNormTransformer(halflife=5.0).fit(x), BatchNormTransformer(momentum=None).fit(x)
+    secs = BatchNormTransformer(halflife="5s").fit(x, times=np.arange(10.0))
+    zoned = [v.replace(tzinfo=dt.UTC) for v in times.astype("M8[us]").tolist()]
+    mixed = [zoned[0], *times[1:].astype("M8[us]").tolist()]
+    calls = [
+        (t, {"X": x}, "times: expected the time of each row"),
+        (t, {"X": x, "times": nat}, "NaT in row 4"),
+        (t, {"X": x, "times": times[1:]}, "one for each row"),
+        (t, {"X": x, "times": times[:, None]}, "one for each row"),
+        (t, {"X": x, "times": times[0]}, "one for each row"),
+        (t, {"X": x, "times": np.arange(10.0)}, "expected time stamps without a zone, as this stream began, got numb"),
+        (t, {"X": x, "times": zoned}, "expected time stamps without a zone, as this stream began, got time stamps wi"),
+        (t, {"X": x, "times": mixed}, "some of each"),
+        (t, {"X": x, "times": "ts"}, "name of one column"),
+        (t, {"X": made["pandas"][:10], "times": "when"}, "name of one column"),
+        (t, {"X": x, "times": ["a"] * 10}, "expected time stamps"),
+        (t, {"X": x, "times": [*times[:9].tolist(), None]}, "expected"),
+        (t, {"X": x, "times": times - START}, "expected time stamps"),
+        (t, {"X": x, "times": times.astype("M8[s]") + np.timedelta64(400 * 365, "D")}, "64 bits"),
+        (t, {"X": bad, "times": times}, "infinity"),
+        (t, {"X": x[:, :2], "times": times}, "features"),
+        (t, {"X": x, "times": times, "sample_weight": -np.ones(10)}, "[Nn]egative"),
+        (secs, {"X": x, "times": times}, "expected numbers of seconds, as this stream began"),
+        (secs, {"X": x, "times": np.r_[np.arange(9.0), np.nan]}, "row 9"),
+        (secs, {"X": x, "times": np.full(10, 1e10)}, "292 years"),
+        (secs, {"X": x, "times": np.full(10, 10**10)}, "292 years"),
+        (secs, {"X": x, "times": np.ones(10, bool)}, "expected time stamps"),
+        (rows, {"X": x, "times": times}, "times: expected None, as halflife=5.0 counts rows"),
+        (pooled, {"X": x, "times": times}, "times: expected None"),
+    ]
+    for one, arguments, words in calls:
+        kept = str(state_of(one))
+        with pytest.raises((ValueError, TypeError), match=words):
+            one.partial_fit(**arguments)
+        if "began" not in words and words != "features":
+            with pytest.raises((ValueError, TypeError)):
+                one.fit(**arguments)
+        assert str(state_of(one)) == kept, words
+    for one, halflife in ((t, 5.0), (rows, "5s"), (t, None)):
+        changed = copy.deepcopy(one).set_params(halflife=halflife)
+        with pytest.raises(ValueError, match="as this stream began"):
+            changed.partial_fit(x, times=times)
+    for left, right in ((t, secs), (t, rows), (rows, t), (t, BatchNormTransformer(halflife="6s").fit(x, times=times))):
+        kept = str(state_of(left))
+        with pytest.raises(ValueError, match="merge"):
+            left.merge(right)
+        assert str(state_of(left)) == kept
+    same = BatchNormTransformer(halflife=dt.timedelta(seconds=5)).fit(x, times=times)
+    assert copy.deepcopy(t).merge(same).n_samples_seen_ == 20
+    with pytest.raises(ValueError, match="momentum: expected its default"):
+        BatchNormTransformer(halflife="5s", momentum=0.3).fit(x, times=times)
+
+
+def test_a_layer_in_training_has_no_times_and_leaves_the_stream_alone():
+    x, times = table(10), seconds(np.arange(10.0))
+    t = BatchNormTransformer(halflife="5s").fit(x, times=times)
+    for one in (t, pickle.loads(pickle.dumps(t))):
+        kept = str(state_of(one))
+        one.layer_.train()(x)
+        assert str(state_of(one)) == kept
+
+
+def test_dask_says_that_it_needs_memory():
+    da = pytest.importorskip("dask.array", reason="lazy tables are Dask's")
+    with pytest.raises(TypeError, match=r"times: expected X in memory, got a [Dd]ask collection"):
+        BatchNormTransformer(halflife="5s").fit(da.from_array(table(10), chunks=5), times=seconds(np.arange(10.0)))
+
+
+def test_pipelines_carry_times():
+    x, times = table(40), seconds(np.arange(40.0))
+    want = learned({"halflife": "9s"}, x, times, np.split(np.arange(40), 4))
+    model = make_pipeline(BatchNormTransformer(halflife="9s"), SGDRegressor())
+    for part in np.split(np.arange(40), 4):
+        partial_fit_pipeline(model, x[part], x[part, 0], times=times[part])
+    np.testing.assert_array_equal(model[0].mean_, want.mean_)
+    assert model[0].newest_time_ == times[-1]
+    with pytest.raises(ValueError, match="times: expected None, as no step"):
+        partial_fit_pipeline(make_pipeline(SGDRegressor()), x, x[:, 0], times=times)
+    with pytest.raises(ValueError, match="inconsistent"):
+        partial_fit_pipeline(model, x, x[:, 0], times=times[1:])
+    with config_context(enable_metadata_routing=True):
+        step = BatchNormTransformer(halflife="9s").set_fit_request(times=True)
+        routed = make_pipeline(step, SGDRegressor()).fit(x, x[:, 0], times=times)
+        np.testing.assert_allclose(routed[0].mean_, want.mean_, rtol=1e-12)
+
+
+def test_interrupts_while_the_zero_of_the_clock_moves(monkeypatch):
+    """The rows of a stream are far apart, so the clock begins anew: then its times mean the same."""
+    import sys
+
+    monkeypatch.setattr(fitted, "EXACT", 1000)
+    x = table(8)
+    first = BatchNormTransformer(halflife="5s").fit(x[:4], times=seconds([0, 1, 2, 3]))
+    after = copy.deepcopy(first).partial_fit(x[4:], times=seconds([90, 91, 92, 93]))
+    found = set()
+
+    def meaning(t):
+        s = t.layer_._running
+        return s.mean.tobytes(), s.weight.tobytes(), (s.last + t._state.zero.origin).tobytes()
+
+    for n in range(1, 900):
+        t, calls = copy.deepcopy(first), 0
+
+        def trace(frame, event, arg, at=n):
+            nonlocal calls
+            calls += frame.f_globals.get("__name__", "").startswith("bnorm")
+            if calls == at:
+                raise KeyboardInterrupt
+
+        try:
+            sys.setprofile(trace)
+            t.partial_fit(x[4:], times=seconds([90, 91, 92, 93]))
+        except KeyboardInterrupt:
+            sys.setprofile(None)
+            assert meaning(t) in (meaning(first), meaning(after)), n
+            found.add((meaning(t) == meaning(after), t._state.zero == after._state.zero))
+        else:
+            break
+        finally:
+            sys.setprofile(None)
+    assert found == {(False, False), (False, True), (True, True)}
