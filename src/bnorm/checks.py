@@ -72,12 +72,36 @@ def floating(a: Any) -> ndarray:
     return result
 
 
-def gradient(who: str, dy: object, shape: tuple[int, ...], dtype: np.dtype[Any], kind: type) -> ndarray:
+def gradient(
+    who: str, dy: object, shape: tuple[int, ...], dtype: np.dtype[Any], kind: type, name: str = "dy"
+) -> ndarray:
     """dy in the dtype of its x, whose shape it must have."""
-    a = real(who, "dy", dy, kind)
+    a = real(who, name, dy, kind)
     if a.shape != shape:
-        raise ValueError(f"{who}: dy: expected the shape of x, {shape}, got {a.shape}")
+        raise ValueError(f"{who}: {name}: expected the shape of x, {shape}, got {a.shape}")
     return a.astype(dtype, copy=False)
+
+
+def gradients(who: str, dy: object) -> tuple[Any, Any]:
+    """The gradients of both results of a forward with a residual."""
+    if not isinstance(dy, tuple) or len(dy) != 2:
+        got = f"a tuple of {len(dy)}" if isinstance(dy, tuple) else type_name(dy)
+        raise TypeError(f"{who}: dy: expected (dy, dh), as the forward had a residual and returned (y, h), got {got}")
+    return dy
+
+
+def residual(who: str, value: Any, x: ndarray) -> ndarray:
+    """What is added to x, of its shape and dtype. Bools and integers become float64 first."""
+    kind = type(x)
+    if type(value) is kind and value.dtype == x.dtype:
+        a: ndarray = value
+    else:
+        a = floating(real(who, "residual", value, kind))
+    if a.shape != x.shape:
+        raise ValueError(f"{who}: residual: expected the shape of x, {x.shape}, got {a.shape}")
+    if a.dtype.name != x.dtype.name:
+        raise TypeError(f"{who}: residual: expected the dtype of x, {x.dtype}, got {a.dtype}")
+    return a
 
 
 def vector(who: str, name: str, value: Any, shape: tuple[int, ...], kind: type, beside: str = "x") -> ndarray:

@@ -36,6 +36,11 @@ PARAMETERS = {  # the type, and the description
         "x without the channel axis, or (N,), one weight per sample. A value of weight 0, even NaN, does not count,\n"
         "and y is computed for it all the same. If all weights are 0, y is beta. In inference weight has no effect.",
     ),
+    "residual": (
+        "array_like, optional",
+        "Added to x first, in the same pass; of the shape and dtype of x. y is that of the sum h, rounded once.\n"
+        "h is kept for the backward, and not copied.",
+    ),
     "out": (
         "ndarray, optional",
         "An array for the result, of the shape and dtype of y, in any memory order. It may be x, which then has no\n"

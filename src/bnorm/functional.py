@@ -107,11 +107,12 @@ def layer_norm(
     eps: float = 1e-5,
     activation: Name = None,
     negative_slope: float = 0.01,
+    residual: ArrayLike | None = None,
     out: ndarray | None = None,
-) -> tuple[ndarray, Saved]:
+) -> tuple[Any, Saved]:
     """Normalize each sample by the mean and variance over its last axes.
 
-    A sample of one value becomes beta.
+    A sample of one value becomes beta. With a residual the results are (y, h) and saved, where h = x + residual.
 
     Examples
     --------
@@ -121,7 +122,7 @@ def layer_norm(
            [-1.,  1.]])
     """
     return _over_last_axes(
-        "layer_norm", x, gamma, beta, normalized_shape, eps, VARIANCE, activation, negative_slope, out
+        "layer_norm", x, gamma, beta, normalized_shape, eps, VARIANCE, activation, negative_slope, residual, out
     )
 
 
@@ -136,9 +137,12 @@ def rms_norm(
     eps: float = 1e-5,
     activation: Name = None,
     negative_slope: float = 0.01,
+    residual: ArrayLike | None = None,
     out: ndarray | None = None,
-) -> tuple[ndarray, Saved]:
+) -> tuple[Any, Saved]:
     """Divide each sample by the root of its mean square: y = x / sqrt(mean(x^2) + eps) gamma.
+
+    With a residual the results are (y, h) and saved, where h = x + residual.
 
     Examples
     --------
@@ -147,7 +151,7 @@ def rms_norm(
     array([[0.2, 1.4]])
     """
     return _over_last_axes(
-        "rms_norm", x, gamma, None, normalized_shape, eps, MEAN_SQUARE, activation, negative_slope, out
+        "rms_norm", x, gamma, None, normalized_shape, eps, MEAN_SQUARE, activation, negative_slope, residual, out
     )
 
 
@@ -205,7 +209,7 @@ def instance_norm(
     return _over_groups("instance_norm", x, None, gamma, beta, eps, axis, activation, negative_slope, out)
 
 
-def backward(dy: ArrayLike, saved: Saved, out: ndarray | None = None) -> Gradients:
+def backward(dy: ArrayLike | tuple[ArrayLike, ArrayLike | None], saved: Saved, out: ndarray | None = None) -> Gradients:
     """The gradients of the forward that returned `saved`.
 
     They include the derivatives of the statistics, unless mean and var were given. Several backwards may use the same
@@ -213,18 +217,19 @@ def backward(dy: ArrayLike, saved: Saved, out: ndarray | None = None) -> Gradien
 
     Parameters
     ----------
-    dy : array_like
-        The gradient of y, of the shape of x. It is converted to the dtype of x.
+    dy : array_like, or a pair of them
+        The gradient of y, of the shape of x. It is converted to the dtype of x. After a forward with a residual the
+        pair (dy, dh): the gradients of y and h. dh may be None, for zero.
     saved : Saved
         The second result of the forward.
     out : ndarray, optional
-        An array for dx, of the shape and dtype of x. It may be dy; the x of the forward, which then has no further
-        backward; or an array that overlaps no argument.
+        An array for dx, of the shape and dtype of x. It may be dy; the x of the forward (after a residual h),
+        which then has no further backward; or an array that overlaps no argument.
 
     Returns
     -------
     dx : ndarray
-        The gradient of x, of its dtype.
+        The gradient of x, of its dtype. It is that of the residual too.
     dgamma, dbeta : ndarray or None
         The gradients of gamma and beta, in their shape, float64; None if the forward had no such parameter.
 
@@ -339,9 +344,10 @@ def _over_last_axes(
     rule: int,
     activation: Name,
     negative_slope: float,
+    residual: ArrayLike | None,
     out: ndarray | None,
-) -> tuple[ndarray, Saved]:
-    given = () if out is None else ({"x": x, "gamma": gamma, "beta": beta},)
+) -> tuple[Any, Saved]:
+    given = () if out is None else ({"x": x, "gamma": gamma, "beta": beta, "residual": residual},)
     if type(x) is not ndarray or x.dtype not in FLOATS:
         x = array(who, x)
     if type(normalized_shape) is int and x.shape[-1:] == (normalized_shape,):
@@ -357,7 +363,7 @@ def _over_last_axes(
     act = IDENTITY
     if activation is not None or negative_slope != 0.01:
         act = checks.activation(who, activation, negative_slope)
-    return row_forward(who, x, view.rows(x, len(shape)), gamma, beta, eps, rule, act, out, given)
+    return row_forward(who, x, view.rows(x, len(shape)), gamma, beta, eps, rule, act, out, given, residual)
 
 
 def _over_groups(

@@ -43,9 +43,11 @@ class Saved:
     act: Activation
     digest: int  # of x, with set_debug
     order: tuple[int, ...] | None = None  # memory order of the axes of a result, if `layout` would give another
+    residual: bool = False  # whether x is the sum h, the forward's second result
 
-    def gradients(self, dy: ndarray, params: bool, out: ndarray | None) -> Gradients:
-        """dx, dgamma, dbeta for dy in the layout of x; without `params` dgamma and dbeta may be None."""
+    def gradients(self, dy: ndarray, params: bool, out: ndarray | None, dh: ndarray | None = None) -> Gradients:
+        """dx, dgamma, dbeta for dy in the layout of x, and dh if x is h; without `params` dgamma and dbeta may be
+        None."""
         raise NotImplementedError
 
     def pull_back(
@@ -53,6 +55,7 @@ class Saved:
     ) -> Gradients:
         """dx, dgamma, dbeta for the caller's dy; without `params` no dgamma and dbeta.
 
+        dy: (dy, dh) if the forward had a residual.
         given: more arrays that `out` must not overlap.
         """
         x, layout = self.x, self.layout
@@ -62,15 +65,21 @@ class Saved:
             )
         if x.dtype.kind in "bui":
             x = self.x = checks.floating(x)
+        dh = None
+        if self.residual:
+            dy, dh = checks.gradients(who, dy)
+            given = ({"dh": dh}, *given)
         mine, kind = dy, type(x)
         if type(dy) is not kind or dy.dtype != x.dtype or dy.shape != layout.shape:
             dy = checks.gradient(who, dy, layout.shape, x.dtype, kind)
+        if dh is not None:
+            dh = view.like(checks.gradient(who, dh, layout.shape, x.dtype, kind, "dh"), layout)
         if out is None:
-            dx, dgamma, dbeta = self.gradients(view.like(dy, layout), params, None)
+            dx, dgamma, dbeta = self.gradients(view.like(dy, layout), params, None, dh)
             return view.ordered(view.restore(dx, layout), self.order), dgamma, dbeta
         whole = view.restore(x, layout)
         to, target, apart = _room(who, out, x, layout, ({"dy": mine, "x": whole}, *given), kind, same="dy")
-        dx, dgamma, dbeta = self.gradients(view.like(dy, layout), params, to)
+        dx, dgamma, dbeta = self.gradients(view.like(dy, layout), params, to, dh)
         if target is not None:
             _deliver(dx, layout, to, target, None if apart else whole, self)
         return out, dgamma, dbeta
@@ -89,7 +98,7 @@ class ChannelSaved(Saved):
     has_gamma: bool
     has_beta: bool
 
-    def gradients(self, dy: ndarray, params: bool, out: ndarray | None) -> Gradients:
+    def gradients(self, dy: ndarray, params: bool, out: ndarray | None, dh: ndarray | None = None) -> Gradients:
         params = params and (self.has_gamma or self.has_beta)
         dx, dgamma, dbeta = self.kernels.backward(
             dy, self.x, self.stats, self.count, self.weight, self.act, self.frozen, params, out
@@ -100,7 +109,7 @@ class ChannelSaved(Saved):
 class RowSaved(Saved):
     """For statistics per row: mean and rstd are float64, one value per row."""
 
-    __slots__ = ("beta", "gamma", "mean", "order", "parameter_shape", "rstd", "rule")
+    __slots__ = ("beta", "gamma", "mean", "order", "parameter_shape", "residual", "rstd", "rule")
 
     mean: ndarray
     rstd: ndarray
@@ -109,11 +118,11 @@ class RowSaved(Saved):
     rule: int  # VARIANCE or MEAN_SQUARE
     parameter_shape: tuple[int, ...]
 
-    def gradients(self, dy: ndarray, params: bool, out: ndarray | None) -> Gradients:
+    def gradients(self, dy: ndarray, params: bool, out: ndarray | None, dh: ndarray | None = None) -> Gradients:
         gamma, beta = self.gamma, self.beta
         params = params and not (gamma is None and beta is None)
         dx, dgamma, dbeta = self.kernels.rows_backward(
-            dy, self.x, self.mean, self.rstd, gamma, beta, self.rule, self.act, params, out
+            dy, self.x, self.mean, self.rstd, gamma, beta, self.rule, self.act, params, out, dh
         )
         if not params:
             return dx, None, None
@@ -250,19 +259,24 @@ def row_forward(
     act: Activation,
     out: ndarray | None = None,
     given: overlap.Given = (),
-) -> tuple[ndarray, RowSaved]:
+    residual: Any = None,
+) -> tuple[Any, RowSaved]:
     """Normalization of each row, y and saved; `rows` is `view.rows` or `view.groups` of x.
 
     The rest is as in `known_forward`. gamma and beta have the same shape, and are copied here.
+    residual: what is added to x first; it is checked here. Then (y, h) and saved, of which x is that sum h.
     """
     kernels = BACKENDS[type(x)]
     block, layout = rows
+    added = None if residual is None else view.like(checks.residual(who, residual, x), layout)
     to, target, apart = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
-    y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rule, act, to)
+    y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rule, act, to, added)
+    if added is not None:
+        y, block = y
     order = None if layout.order is None and x.flags.c_contiguous else view.axes_in_memory(x)
     saved = RowSaved()
     saved.kernels, saved.x, saved.layout, saved.act = kernels, block, layout, act
-    saved.mean, saved.rstd, saved.rule, saved.order = mean, rstd, rule, order
+    saved.mean, saved.rstd, saved.rule, saved.order, saved.residual = mean, rstd, rule, order, added is not None
     # Copied here and not before: cores that have read a copy would slow the next one down.
     saved.gamma = saved.beta = None
     saved.parameter_shape = ()
@@ -271,10 +285,12 @@ def row_forward(
     if beta is not None:
         saved.beta, saved.parameter_shape = beta.flatten(), beta.shape
     if out is None:
-        return view.ordered(view.restore(y, layout), order), saved
-    if target is not None:
-        _deliver(y, layout, to, target, None if apart else x, saved)
-    return out, saved
+        out = view.ordered(view.restore(y, layout), order)
+    elif target is not None:
+        _deliver(y, layout, to, target, None if apart or added is not None else x, saved)
+    if added is None:
+        return out, saved
+    return (out, view.ordered(view.restore(block, layout), order)), saved
 
 
 def _room(

@@ -1,8 +1,8 @@
 """What a row or a sample comes to does not depend on what else is in the call: no bit of y or of dx.
 
-Norms of rows (layer, RMS, group, instance norm), and all norms by known statistics, in float16, float32 and float64:
-any part of a batch, anywhere in another batch, on any number of threads, at any place in memory, past the caches or
-through them.
+Norms of rows (layer, RMS, group, instance norm, the first two with a residual too), and all norms by known statistics,
+in float16, float32 and float64: any part of a batch, anywhere in another batch, on any number of threads, at any place
+in memory, past the caches or through them.
 """
 
 import numpy as np
@@ -33,6 +33,16 @@ def rms_norm(x, gamma, beta):
     return F.rms_norm(x.reshape(len(x), -1), gamma, normalized_shape=gamma.size)
 
 
+def residual(x, gamma, beta):
+    rows = x.reshape(len(x), -1)
+    return F.layer_norm(rows, gamma, beta, normalized_shape=gamma.size, residual=rows[:, ::-1])
+
+
+def rms_residual(x, gamma, beta):
+    rows = x.reshape(len(x), -1)
+    return F.rms_norm(rows, gamma, normalized_shape=gamma.size, residual=rows[:, ::-1])
+
+
 def group_norm(x, gamma, beta):
     return F.group_norm(x, 2 if x.shape[1] % 2 == 0 else 1, gamma[: x.shape[1]], beta[: x.shape[1]])
 
@@ -53,19 +63,21 @@ def relu(x, gamma, beta):
 
 CASES = [
     (norm, shape)
-    for norm in (layer_norm, rms_norm, group_norm, instance_norm, batch_norm, relu)
+    for norm in (layer_norm, rms_norm, residual, rms_residual, group_norm, instance_norm, batch_norm, relu)
     for shape in SHAPES
-    if (norm in (layer_norm, rms_norm) and len(shape) == 1)
+    if (norm in (layer_norm, rms_norm, residual, rms_residual) and len(shape) == 1)
     or (norm in (group_norm, instance_norm) and len(shape) == 2)
     or norm in (batch_norm, relu)
 ]
 
 
 def result(norm, x, dy, gamma, beta):
-    """y and dx, as the bytes of each sample."""
+    """y and dx, and h if there is one, as the bytes of each sample."""
     y, saved = norm(x, gamma, beta)
-    dx = F.backward(dy.reshape(y.shape), saved)[0]
-    return np.stack([a.reshape(len(x), -1) for a in (y, dx)]).view(np.uint8)
+    ys = y if saved.residual else (y,)
+    dy = dy.reshape(ys[0].shape)
+    dx = F.backward((dy, dy[:, ::-1]) if saved.residual else dy, saved)[0]
+    return np.stack([a.reshape(len(x), -1) for a in (*ys, dx)]).view(np.uint8)
 
 
 def moved(a, by):
@@ -104,7 +116,7 @@ def test_any_part_of_a_batch(norm, shape, dtype, caches):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("norm", "shape"), [(layer_norm, (33,)), (layer_norm, (768,)), (instance_norm, (8, 64))])
+@pytest.mark.parametrize(("norm", "shape"), [(layer_norm, (33,)), (residual, (768,)), (instance_norm, (8, 64))])
 def test_a_sample_of_a_large_batch(norm, shape, dtype):
     """With many tasks, on several threads."""
     rng = np.random.default_rng(0)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import bnorm
@@ -85,3 +86,14 @@ def test_every_module_is_there_and_imports_no_neighbour():
     assert run("\n".join([*lines, f"print(*set(sys.modules) & set({PACKAGES}))"])).strip() == ""
     with pytest.raises(AttributeError, match=r"module 'bnorm.interop' has no attribute 'tensorflow'"):
         bnorm.interop.tensorflow  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["autograd", "jax", "torch"])
+def test_a_residual_is_refused_as_its_gradient_would_be_lost(name):
+    pytest.importorskip(name, reason=f"{name} is the other side")
+    x = np.ones((2, 3), "f4")
+    given = __import__("torch").from_numpy(x) if name == "torch" else x
+    norm = getattr(bnorm.interop, name).layer_norm
+    with pytest.raises(TypeError, match=rf"interop.{name}.layer_norm: residual: expected None.*layer_norm\(x \+ res"):
+        norm(given, normalized_shape=3, residual=x)
+    norm(given, normalized_shape=3, residual=None)

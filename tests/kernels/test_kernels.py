@@ -9,7 +9,7 @@ import pytest
 
 from backends import ACTIVATIONS, CUDA_RUNS, SWITCH, each_backend, on_backends, parametrized
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu, gpu, reference
-from bnorm.kernels.activation import RELU
+from bnorm.kernels.activation import IDENTITY, RELU
 from cases import CASES, DTYPES
 from compare import assert_close, assert_same, sum_error
 from drawing import every_pair, pairwise
@@ -276,3 +276,25 @@ def test_rows_in_place(case, dtype):
         got = k.rows_backward(*arrays, row_mean, row_rstd, None, None, out=arrays[which])[0]
         assert got is arrays[which]
         assert_same(got, want, call="rows_backward", case=case.name, dtype=dtype)
+
+
+@each_backend(dtype=DTYPES, rule=[VARIANCE, MEAN_SQUARE], params=SWITCH)
+def test_rows_with_a_residual(backend, dtype, rule, params):
+    """As an addition and a norm; its backward, as a backward and an addition."""
+    rng = np.random.default_rng(1)
+    x, r, dy, dh = rng.normal(size=(4, 5, 1, 40, 1)).astype(dtype)
+    gamma, beta = rng.normal(size=(2, 40))
+    (y, h), mean, rstd = backend("rows_forward", x, gamma, beta, 1e-5, rule, IDENTITY, None, r)
+    wanted, *statistics = backend("rows_forward", x + r, gamma, beta, 1e-5, rule)
+    for got, want in zip((y, h, mean, rstd), (wanted, x + r, *statistics), strict=True):
+        assert_same(got, want, backend=backend.name, dtype=dtype)
+    dx, *sums = backend("rows_backward", dy, h, mean, rstd, gamma, beta, rule, IDENTITY, params, None, dh)
+    plain, *wanted = backend("rows_backward", dy, h, mean, rstd, gamma, beta, rule, IDENTITY, params)
+    unit = float(np.finfo(dtype).eps)
+    assert_close(
+        dx, plain.astype("f8") + dh, 2 * unit * (np.abs(plain) + np.abs(dh)), backend=backend.name, dtype=dtype
+    )
+    for got, want in zip(sums, wanted, strict=True):
+        assert (got is None) == (want is None) == (not params)
+        if params:
+            assert_same(got, want, backend=backend.name, dtype=dtype)

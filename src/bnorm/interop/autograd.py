@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bnorm import functional as F
-from bnorm.interop.neighbours import load
+from bnorm.interop.neighbours import differentiable, load
 
 __all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
 
@@ -22,6 +22,7 @@ class _Call:
     saved: F.Saved
 
     def __init__(self, norm: Callable[..., tuple[Any, F.Saved]], options: dict[str, Any]) -> None:
+        differentiable("bnorm.interop.autograd", norm.__name__, options)
         self.norm, self.options = norm, options
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bnorm import functional as F
-from bnorm.interop.neighbours import load
+from bnorm.interop.neighbours import differentiable, load
 
 __all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
 
@@ -47,6 +47,7 @@ def instance_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -
 
 def _apply(norm: str, x: Any, gamma: Any, beta: Any, options: dict[str, Any]) -> Any:
     jnp = load("bnorm.interop.jax", "jax.numpy", "jax")
+    differentiable("bnorm.interop.jax", norm, options)
     x, gamma, beta = (value if value is None else jnp.asarray(value) for value in (x, gamma, beta))
     if x.dtype.kind in "biu":
         x = x.astype(float)

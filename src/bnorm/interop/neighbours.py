@@ -1,6 +1,7 @@
 """Helpers of the conversions: importing the other library, converting momentum, copying a layer's arrays to the CPU."""
 
 import warnings
+from collections.abc import Mapping
 from decimal import Decimal
 from importlib import import_module
 from typing import Any
@@ -23,6 +24,15 @@ def load(who: str, module: str, extra: str) -> Any:
         raise ImportError(
             f"{who}: expected {package} to be installed, got {error}: pip install 'bnorm[{extra}]'"
         ) from error
+
+
+def differentiable(who: str, norm: str, options: Mapping[str, Any]) -> None:
+    """TypeError for a keyword of a norm whose gradient would be lost."""
+    if options.get("residual") is not None:
+        raise TypeError(
+            f"{who}.{norm}: residual: expected None, as there would be no gradient of it, got an array: "
+            f"call {norm}(x + residual)"
+        )
 
 
 def complement(momentum: float) -> float:

@@ -7,6 +7,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from bnorm import functional as F
+from bnorm.interop.neighbours import differentiable
 
 WHO = "function"
 Given = dict[str, Any]
@@ -28,6 +29,7 @@ class Norm(torch.autograd.Function):  # type: ignore[misc]
         norm: str = "batch_norm",
         options: Given | None = None,
     ) -> Any:
+        differentiable("bnorm.interop.torch", norm, options or {})
         keywords = {name: _array(name, value) for name, value in (options or {}).items()}
         arrays = {"x": x, "gamma": gamma, "beta": beta}
         given = {name: _array(name, value) for name, value in arrays.items() if value is not None}

@@ -209,12 +209,18 @@ def rows_forward(
     rule: int = VARIANCE,
     act: Activation = IDENTITY,
     out: Array | None = None,
-) -> tuple[Array, Array, Array]:
+    residual: Array | None = None,
+) -> tuple[Any, Array, Array]:
     """y, mean, rstd: each of the N*G rows by its own statistics. Channel g*K + k of x[n, g, k, l] has its gamma, beta.
 
     Layer norm: x is (N, 1, D, 1); group norm: (N, G, K, L); instance norm: (N, C, 1, L). With the rule MEAN_SQUARE
-    mean is 0, and the mean of the squares replaces the variance.
+    mean is 0, and the mean of the squares replaces the variance. With a residual (y, h), mean, rstd, where y is that of
+    the sum h.
     """
+    if residual is not None:
+        h = x + residual
+        y, mean, rstd = rows_forward(h, gamma, beta, eps, rule, act, out)
+        return (y, h), mean, rstd
     n, g, k, positions = x.shape
     wide, count = _wide(x), max(k * positions, 1)
     mean = np.zeros((n, g)) if rule == MEAN_SQUARE else _narrow(_center(wide, count))
@@ -237,8 +243,12 @@ def rows_backward(
     act: Activation = IDENTITY,
     params: bool = True,
     out: Array | None = None,
+    dh: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]:
-    """dx, dgamma, dbeta of the `rows_forward` that returned mean and rstd. beta is needed only for the activation."""
+    """dx, dgamma, dbeta of the `rows_forward` that returned mean and rstd. beta is needed only for the activation.
+
+    dh is added to dx.
+    """
     n, g, k, positions = x.shape
     r, count = _row(rstd.reshape(n, g)), max(k * positions, 1)
     xhat = (_wide(x) - _row(mean.reshape(n, g))) * r
@@ -247,7 +257,7 @@ def rows_backward(
     dxhat = dy * gamma_of_x
     through_rstd = xhat * _row((dxhat * xhat).sum((2, 3)) / count)
     through_mean = 0 if rule == MEAN_SQUARE else _row(dxhat.sum((2, 3)) / count)
-    dx = _result(r * (dxhat - through_rstd - through_mean), x, out)
+    dx = _result(r * (dxhat - through_rstd - through_mean) + (0 if dh is None else _wide(dh)), x, out)
     if not params:
         return dx, None, None
     return dx, _narrow((dy * xhat).sum((0, 3)).ravel()), _narrow(dy.sum((0, 3)).ravel())

@@ -187,8 +187,8 @@ class Layer:
 
         Parameters
         ----------
-        dy : array_like
-            The gradient of y.
+        dy : array_like, or a pair of them
+            The gradient of y; (dy, dh) after a forward with a residual, which returned (y, h).
         out : ndarray, optional
             An array for dx: dy, the x of the forward, or an array that overlaps no other.
 

@@ -1,6 +1,6 @@
 """Normalization of each sample separately: layer, RMS and group norm. Training and inference are the same."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 from numpy import ndarray
 from numpy.typing import DTypeLike
@@ -51,12 +51,18 @@ class OverLastAxes(Layer):
         super().__init__(who, shape, eps, affine, bias, activation, negative_slope, dtype, device)
         self._normalized_shape = shape
 
-    def __call__(self, x: Any, out: ndarray | None = None) -> ndarray:
+    @overload
+    def __call__(self, x: Any, out: ndarray | None = None) -> ndarray: ...
+    @overload
+    def __call__(self, x: Any, out: ndarray | None = None, *, residual: Any) -> Any: ...
+    def __call__(self, x: Any, out: ndarray | None = None, *, residual: Any = None) -> Any:
         """Normalize x: y, in the shape, dtype and memory order of x.
 
-        out: an array for the result: x itself, which then has no backward, or an array that overlaps no other.
+        residual: an array of the shape and dtype of x. Then the result is (y, h), where h = x + residual, computed in
+        the same pass, and y is that of h; the backward takes (dy, dh). h is kept for it, and not copied.
+        out: an array for y: x itself, which then has no backward, or an array that overlaps no other.
         """
-        given = () if out is None else ({"x": x}, self._own or self._owned())
+        given = () if out is None else ({"x": x, "residual": residual}, self._own or self._owned())
         if type(x) is not self._kind or x.dtype not in FLOATS:
             x = self._taken(x)
         shape, eps = self._normalized_shape, self._eps
@@ -67,7 +73,7 @@ class OverLastAxes(Layer):
             eps = OF_FLOAT64 if x.dtype.itemsize == 8 else OF_FLOAT32
         rows = view.rows(x, len(shape))
         gamma, beta = self._constants or self._vectors()
-        y, saved = row_forward(self._who, x, rows, gamma, beta, eps, self._RULE, self._act, out, given)
+        y, saved = row_forward(self._who, x, rows, gamma, beta, eps, self._RULE, self._act, out, given, residual)
         if OPEN:
             keep(self, saved)
         else:
@@ -216,6 +222,7 @@ class GroupNorm(Layer):
         rows = view.groups(x, self._num_groups, axis)
         checks.several_values(who, rows[0], shape, each=False)
         gamma, beta = self._constants or self._vectors()
+        y: ndarray
         y, saved = row_forward(who, x, rows, gamma, beta, self._eps, VARIANCE, self._act, out, given)
         if OPEN:
             keep(self, saved)

@@ -89,7 +89,7 @@ class Series(Saved):
     weight: Array | None  # float64 (N, C or 1, T)
 
     @np.errstate(all="ignore")
-    def gradients(self, dy: ndarray, params: bool, out: ndarray | None) -> Gradients:
+    def gradients(self, dy: ndarray, params: bool, out: ndarray | None, dh: ndarray | None = None) -> Gradients:
         level, w = self.level, self.weight
         x: Any = self.x
         n, channels = level.center.shape

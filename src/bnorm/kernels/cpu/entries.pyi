@@ -89,7 +89,8 @@ def rows_forward(
     rule: int = 0,
     act: Activation = ...,
     out: Array | None = None,
-) -> tuple[Array, Array, Array]: ...
+    residual: Array | None = None,
+) -> tuple[Any, Array, Array]: ...
 def rows_backward(
     dy: Array,
     x: Array,
@@ -101,6 +102,7 @@ def rows_backward(
     act: Activation = ...,
     params: bool = True,
     out: Array | None = None,
+    dh: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]: ...
 def online(
     x: Array,

@@ -14,6 +14,7 @@ from libc.string cimport memcpy, memset
 
 from bnorm.kernels.cpu.buffers cimport empty
 from bnorm.kernels.cpu.jobs cimport (
+    BUFFER,
     CHUNK,
     FIRST,
     LANES,

@@ -91,12 +91,15 @@ ctypedef struct RowJob:
     bint wide               # 0 float32, 1 float64
     int narrow              # BN_HALF or BN_BFLOAT, or BN_REAL, 0: then the rows are converted, by way of float32,
     Py_ssize_t chunk        # so many outer positions at a time,
-    char* room              # in memory of the thread, of as many bytes
+    char* room              # in memory of the thread, of as many bytes; sums with a residual are made there too, if any
     size_t room_size
     int failed              # there is none: any task may set it
     const void* x
     const void* dy
     void* y
+    const void* residual    # added to x, which makes h: then rows of h are normalized; or NULL
+    void* h
+    const void* dh          # the gradient of h, added to dx; or NULL
     int rule                # what a row is divided by, of formulas.h
     Activation act
     bint stream, far, params

@@ -3,7 +3,7 @@
 # depend on it, as none of them knows of the others.
 #
 # Uses nothing of its siblings.
-# Gives ROW, bypasses, fits, plan, plan_rows, rounded_up, run, run_map, scattered, sizes, unaided.
+# Gives ROW, bypasses, fits, plan, plan_rows, plan_sums, rounded_up, run, run_map, scattered, sizes, unaided.
 
 cdef enum:
     TASK = 16384            # values that make a task worth its bookkeeping: they take a few microseconds
@@ -17,6 +17,7 @@ cdef enum:
     MANY_TILES = 8          # so many keep the threads busy without being cut into pieces
     SLICE = 128             # columns that one thread sums while another sums those beside them
     FUSE = 1 << 20          # bytes of channels that the second-level cache keeps from one pass over them to the next
+    SUMMED = 1 << 17        # bytes of a row of sums that stay in the second-level cache until it is normalized
     ROW = 64                # values that take as long as the statistics of a row
     SCATTERED = 9 << 20     # bytes of all arrays, for each thread, from which what some channels need is fetched ahead
     UNAIDED = 1 << 25       # from so many bytes on an input is in none of the caches, but in memory: see NOTES.md too
@@ -207,6 +208,16 @@ cdef void plan_rows(RowJob* job) noexcept nogil:
     if job.chunk > STRIPE:
         job.chunk = job.chunk // STRIPE * STRIPE
     job.chunk = 1 if job.cuts > 1 else min(job.chunk, parts(job.steps, job.pieces) * job.step)
+    if job.narrow == BN_REAL:
+        return
     job.room_size = (job.chunk * width * arrays + VECTOR) * itemsize
     if job.params:
         job.room_size += 2 * job.group * job.channels * (sizeof(double) + sizeof(float)) + 2 * BN_BEYOND
+
+
+cdef void plan_sums(RowJob* job) noexcept nogil:
+    """Room for the rows that are added up together, if h goes past the caches. Where a row is too long, h does not."""
+    cdef Py_ssize_t row = job.channels * job.inner
+    cdef size_t size = max(row, <Py_ssize_t>BUFFER) * (sizeof(double) if job.wide else sizeof(float))
+    if job.narrow == BN_REAL and job.stream and size <= SUMMED:
+        job.room_size = size + BN_BEYOND + 64

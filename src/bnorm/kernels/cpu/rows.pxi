@@ -1,7 +1,7 @@
 # Layer, group, instance and RMS normalization.
 #
 # Uses data, is_wide, line_of, narrow_of, read_activation, result, scratch, to_type, vector (arrays), expect,
-# expect_block, expect_like, need (guards), ROW, bypasses, plan_rows, rounded_up, sizes (plan).
+# expect_block, expect_like, need (guards), ROW, bypasses, plan_rows, plan_sums, rounded_up, sizes (plan).
 # Gives entries only.
 
 
@@ -73,7 +73,7 @@ cdef void run_row_span(RowJob* job, Py_ssize_t begin, Py_ssize_t end, char* memo
         mine.shift = memory + size
         column(job.gamma, 1.0, n, size, job.wide, memory)
         column(job.beta, 0.0, n, size, job.wide, memory + size)
-    if job.narrow != BN_REAL:
+    if job.room_size > 0:
         mine.room = <char*>malloc(job.room_size)
         if mine.room == NULL:
             bn_set(&job.failed)
@@ -101,16 +101,25 @@ cdef void run_rows(RowJob* job, int threads, char* memory) noexcept nogil:
 
 cdef int check_room(const RowJob* job) except -1:
     if job.failed:
-        raise MemoryError(f"bnorm: no memory for {job.room_size} bytes of converted rows in each thread")
+        raise MemoryError(f"bnorm: no memory for {job.room_size} bytes of rows in each thread")
     return 0
 
 
 def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, int rule=0, act=IDENTITY,
-                 cnp.ndarray out=None):
-    """Normalize every (n, g) of x[N, G, K, L] over its K * L values: y, and mean and rstd per row."""
+                 cnp.ndarray out=None, cnp.ndarray residual=None):
+    """Normalize every (n, g) of x[N, G, K, L] over its K * L values: y, and mean and rstd per row.
+
+    With a residual (y, h) instead of y: h = x + residual is made of some rows at a time, which are normalized then.
+    """
     cdef RowJob job
-    cdef cnp.ndarray y = result(x, out), mean_, rstd_
+    cdef cnp.ndarray y = result(x, out), mean_, rstd_, h = None
     row_view(&job, x, y, gamma, beta, None, False, act)
+    if residual is not None:
+        expect_like("residual", residual, x)
+        h = result(x, None)
+        job.residual = data(residual)
+        job.h = data(h)
+        plan_sums(&job)
     job.rule = rule
     job.eps = eps
     mean_ = vector(job.outer * job.groups)
@@ -125,16 +134,20 @@ def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps,
     finally:
         free(memory)
     check_room(&job)
-    return y, mean_, rstd_
+    return y if h is None else (y, h), mean_, rstd_
 
 
 def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray rstd, cnp.ndarray gamma,
-                  cnp.ndarray beta, int rule=0, act=IDENTITY, bint params=True, cnp.ndarray out=None):
-    """dx, dgamma, dbeta from the results of rows_forward."""
+                  cnp.ndarray beta, int rule=0, act=IDENTITY, bint params=True, cnp.ndarray out=None,
+                  cnp.ndarray dh=None):
+    """dx, dgamma, dbeta from the results of rows_forward; dx + dh where there is dh, which `out` must not be."""
     cdef RowJob job
     cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
     expect_like("dy", dy, x)
     row_view(&job, x, dx, gamma, beta, dy, params, act)
+    if dh is not None:
+        expect_like("dh", dh, x)
+        job.dh = data(dh)
     need("mean", mean, cnp.NPY_DOUBLE, job.outer * job.groups)
     need("rstd", rstd, cnp.NPY_DOUBLE, job.outer * job.groups)
     job.rule = rule

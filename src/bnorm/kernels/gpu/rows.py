@@ -27,8 +27,16 @@ def rows_forward(
     rule: int = 0,
     act: Activation = IDENTITY,
     out: Array | None = None,
-) -> tuple[Array, Array, Array]:
-    """y, mean, rstd: each of the N*G rows of x, (N, G, K, L), by its own statistics."""
+    residual: Array | None = None,
+) -> tuple[Any, Array, Array]:
+    """y, mean, rstd: each of the N*G rows of x, (N, G, K, L), by its own statistics.
+
+    With a residual (y, h), mean, rstd: an addition on the device, then the rows of the sum h.
+    """
+    if residual is not None:
+        h = x + residual
+        y, *statistics = rows_forward(h, gamma, beta, eps, rule, act, out)
+        return (y, h), *statistics
     call = Call(x, out)
     device = call.device
     many = x.shape[0] * x.shape[1]
@@ -53,8 +61,12 @@ def rows_backward(
     act: Activation = IDENTITY,
     params: bool = True,
     out: Array | None = None,
+    dh: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]:
-    """dx, dgamma, dbeta of the `rows_forward` that returned mean and rstd. beta is for the activation only."""
+    """dx, dgamma, dbeta of the `rows_forward` that returned mean and rstd. beta is for the activation only.
+
+    dh is added to dx afterwards, on the device.
+    """
     call = Call(x, out, dy)
     device = call.device
     limits, kind = device.limits, act.kind
@@ -76,4 +88,6 @@ def rows_backward(
         call.run(
             plan, BACKWARD(call.at, call.dy_at, call.result_at, *places, *of_rows, *sums, partial, rule, act.slope)
         )
+    if dh is not None:
+        call.result += dh
     return call.result, dgamma, dbeta

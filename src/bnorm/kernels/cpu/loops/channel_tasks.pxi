@@ -76,7 +76,7 @@ cdef void walk_of(
             span * size, step * size)
     # Between the two passes over a group its part of y comes too, or the map would wait for it at every store.
     if job.fused and not job.stream and job.narrow == BN_REAL:
-        ahead.output = <const char*>job.y - <const char*>job.x
+        ahead.third = <const char*>job.y - <const char*>job.x
 
 
 cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:

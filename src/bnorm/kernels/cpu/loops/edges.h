@@ -81,7 +81,7 @@ static inline void bn_send_edge(bn_edge *edge)
         const ptrdiff_t head_ = offset_ ? (ptrdiff_t)((BN_LINE - offset_) / sizeof(real)) : 0;                        \
         const ptrdiff_t end_ = (n) - ((n) - head_) % LINE_;                                                           \
         const char *const at_ = (edge)->ahead->at;                                                                    \
-        const ptrdiff_t apart_ = (edge)->ahead->apart;                                                                \
+        const ptrdiff_t apart_ = (edge)->ahead->apart, third_ = (edge)->ahead->third;                                 \
         char *const edge_ = bn_edge_line(edge);                                                                       \
         real first_[LINE_], last_[LINE_], line_[LINE_];                                                               \
         if (end_ < (n)) {                                                                                             \
@@ -99,6 +99,8 @@ static inline void bn_send_edge(bn_edge *edge)
                 bn_fetch_line(at_ + i_ * sizeof(real));                                                               \
             if (apart_)                                                                                               \
                 bn_fetch_line(at_ + apart_ + i_ * sizeof(real));                                                      \
+            if (third_)                                                                                               \
+                bn_fetch_line(at_ + third_ + i_ * sizeof(real));                                                      \
             bn_send_line((out) + i_, line_);                                                                          \
         }                                                                                                             \
         if (end_ < (n))                                                                                               \
@@ -122,7 +124,7 @@ static inline void bn_send_edge(bn_edge *edge)
         size_t filled_ = bn_row_edge((edge), (char *)(out), BN_UNIT), skip_ = (edge)->skip;                           \
         char *to_ = (edge)->to;                                                                                       \
         const char *ahead_ = (edge)->ahead->at;                                                                       \
-        const ptrdiff_t apart_ = (edge)->ahead->apart;                                                                \
+        const ptrdiff_t apart_ = (edge)->ahead->apart, third_ = (edge)->ahead->third;                                 \
         bn_unit line_ = bn_take(bn_edge_line(edge)), order_ = bn_order(BN_UNIT - filled_);                            \
         bn_part part_ = bn_first(filled_);                                                                            \
         for (ptrdiff_t k_ = 0; k_ < (rows); k_++) {                                                                   \
@@ -174,6 +176,8 @@ static inline void bn_send_edge(bn_edge *edge)
         bn_fetch_line(ahead_);                                                                                        \
         if (apart_)                                                                                                   \
             bn_fetch_line(ahead_ + apart_);                                                                           \
+        if (third_)                                                                                                   \
+            bn_fetch_line(ahead_ + third_);                                                                           \
         ahead_ += BN_LINE;                                                                                            \
     }                                                                                                                 \
     bn_send_unit(to_, unit);                                                                                          \

@@ -3,9 +3,9 @@
 #
 # Uses pulled (activations), Block, Columns, from_position, pour, run_block, zero (channel_columns), block_sums,
 # products_beyond_float (channel_grads), Output, longest (channel_maps), backward_map, edge_of, gradients_of_rows,
-# row_room, short_runs (row_maps), Affine, BATCH, EIGHTH, WIDTH, batch_values, careful_short_sums, short_pair_sums,
-# short_scaled_sums (row_short), affine_of, finish_sums, piece_of, readable, row_and_column_sums, row_numbers,
-# sums_of_long_rows, sums_of_stripe, walk_on (row_sums).
+# row_room, short_runs (row_maps), add_gradient, gradient_of_sums (row_residual), Affine, BATCH, EIGHTH, WIDTH,
+# batch_values, careful_short_sums, short_pair_sums, short_scaled_sums (row_short), affine_of, finish_sums, piece_of,
+# readable, row_and_column_sums, row_numbers, sums_of_long_rows, sums_of_stripe, walk_on (row_sums).
 # Gives backward_long_rows, backward_rows, backward_short_rows.
 
 cdef inline void pulled_run(
@@ -186,7 +186,8 @@ cdef void short_gradients(
             same = last - k if shared else 1
             while k < last:
                 of = affine_of(job, h, r, b, p)
-                gradients_of_rows(job.act, same, size, dy + at, x + at, dx, &of, k, tilt + k, rest + k, edge_of(out))
+                gradients_of_rows(job.act, same, size, dy + at, x + at, dx, &of, k, tilt + k, rest + k,
+                                  gradient_of_sums(job, at, x), edge_of(out))
                 k += same
                 at += same * size
                 dx += same * size
@@ -285,6 +286,7 @@ cdef void gradients_of_short_runs(
     cdef const real* centers
     cdef const double* rstds
     cdef const double* offs
+    cdef real* dx
     while row < end:
         n = min(most, end - row)
         runs = n * channels
@@ -303,10 +305,12 @@ cdef void gradients_of_short_runs(
             i += k
             p = p + k if p + k < stop * channels else first
         slopes(job, row, n, each_row(sum, n, channels, row_sum), each_row(dot, n, channels, row_dot), h, tilt, rest)
-        bn_run_gradients(runs, job.inner, dy + at, x + at, row_room(out, at, n * size, x),
+        dx = row_room(out, at, n * size, x)
+        bn_run_gradients(runs, job.inner, dy + at, x + at, dx,
                          each_run(h, n, channels, of_h), each_run(r, n, channels, of_r),
                          each_run(tilt, n, channels, of_tilt), each_run(rest, n, channels, of_rest), gain,
                          edge_of(out))
+        add_gradient(job, at, n * size, dx)
         row += n
 
 

@@ -4,7 +4,8 @@
 # serve.
 #
 # Uses activated (activations), bounded, one_nan (channel_columns), Run, gradient_run, normalize_run (channel_lines),
-# Output, longest, room (channel_maps), Affine, BATCH, scaled (row_short), affine_of, row_numbers (row_sums).
+# Output, longest, room (channel_maps), add_gradient, gradient_of_sums (row_residual), Affine, BATCH, scaled
+# (row_short), affine_of, row_numbers (row_sums).
 # Gives backward_map, edge_of, forward_maps, gradients_of_rows, row_room, short_runs.
 
 cdef inline void affine_columns(
@@ -59,7 +60,7 @@ cdef inline void gradient_of_columns(
 
 cdef inline void gradients_of_rows_by(
     Activation act, Py_ssize_t rows, Py_ssize_t n, const real* dy, const real* x, real* dx, const Affine* of,
-    Py_ssize_t k, const real* tilt, const real* rest, bn_edge* edge
+    Py_ssize_t k, const real* tilt, const real* rest, const real* dh, bn_edge* edge
 ) noexcept nogil:
     cdef const real* h = <const real*>of.h + k
     cdef const real* r = <const real*>of.r + k
@@ -68,19 +69,26 @@ cdef inline void gradients_of_rows_by(
     cdef const real* beta = <const real*>of.beta
     cdef Py_ssize_t i, at = 0
     if act.kind == BN_IDENTITY:
-        bn_row_gradients(rows, n, dy, x, dx, h, r, tilt, rest, gamma, edge)
+        if dh == NULL:
+            bn_row_gradients(rows, n, dy, x, dx, h, r, tilt, rest, gamma, edge)
+        else:
+            bn_row_added_gradients(rows, n, dy, x, dx, h, r, tilt, rest, gamma, dh, edge)
         return
     for i in range(rows):
         gradient_of_columns(act, dy + at, x + at, dx + at, n, h[i], r[i], b[i], tilt[i], rest[i], gamma, beta)
         at += n
+    if dh != NULL:
+        for i in range(at):
+            dx[i] += dh[i]
 
 
 cdef inline void gradients_of_rows(
     Activation act, Py_ssize_t rows, Py_ssize_t n, const real* dy, const real* x, real* dx, const Affine* of,
-    Py_ssize_t k, const real* tilt, const real* rest, bn_edge* edge
+    Py_ssize_t k, const real* tilt, const real* rest, const real* dh, bn_edge* edge
 ) noexcept nogil:
-    """dx = r (g - (tilt (x - h) + rest)) of n values of each row from row k on, g being `scaled`; they share gamma."""
-    by_kind(gradients_of_rows_by[real], act, rows, n, dy, x, dx, of, k, tilt, rest, edge)
+    """dx = r (g - (tilt (x - h) + rest)) of n values of each row from row k on, g being `scaled`; they share gamma.
+    dh, if there is one, is added."""
+    by_kind(gradients_of_rows_by[real], act, rows, n, dy, x, dx, of, k, tilt, rest, dh, edge)
 
 
 cdef void forward_map(
@@ -212,7 +220,8 @@ cdef void backward_map(
     x += row * size
     if job.scale != NULL:
         of = affine_of(job, &h, &r, &b, p + i)
-        gradients_of_rows(job.act, 1, end - i, dy + i, x + i, y, &of, 0, &tilt, &rest, edge)
+        gradients_of_rows(job.act, 1, end - i, dy + i, x + i, y, &of, 0, &tilt, &rest,
+                          gradient_of_sums(job, row * size + i, x), edge)
         return
     run.h = h
     run.a = r
@@ -232,6 +241,7 @@ cdef void backward_map(
             run.scale = <real>(rstd * scale)
             run.shift = <real>shift
             gradient_run(dy + i, x + i, y, n, &run, job.act, NULL, 1.0)
+            add_gradient(job, row * size + i, n, y)
         i += n
         y += n
         c += 1

@@ -1,12 +1,9 @@
 # Rows of float16 and bfloat16: some outer positions at a time are converted, go through a task of float32 rows in
 # place, and are converted back. So each of the loops over rows is there once, and what it works on stays in the cache.
 #
-# Uses piece_of (row_sums), FETCH_BYTES, rows_float (row_tasks).
+# Uses SentSums, WRITTEN, add_narrow, add_narrow_gradient, close_sums, open_sums, second_input (row_residual),
+# piece_of (row_sums), FETCH_BYTES, rows_float (row_tasks).
 # Gives narrow_rows.
-
-cdef enum:
-    WRITTEN = 1024      # values that are converted back at a time
-
 
 cdef void write_rows(
     RowJob* job, const float* values, Py_ssize_t at, Py_ssize_t n, bn_output* lines, bn_ahead* ahead
@@ -31,10 +28,14 @@ cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
     cdef RowJob some = job[0]
     cdef bn_output lines
     cdef bn_ahead ahead
+    cdef SentSums sent
     some.groups = some.group = end - begin
     some.step = some.pieces = some.cuts = 1
     some.narrow = BN_REAL
     some.stream = some.far = False
+    some.residual = some.dh = NULL
+    some.room = NULL
+    open_sums(job, &sent)
     some.gamma = NULL if job.gamma == NULL else job.gamma + begin * c
     some.beta = NULL if job.beta == NULL else job.beta + begin * c
     if job.scale != NULL:
@@ -53,7 +54,7 @@ cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
         bn_stand(&ahead)
         if job.far:
             at = 2 * (o * job.groups * row + begin * row)
-            bn_walk(&ahead, <const char*>job.x + at, NULL if job.dy == NULL else <const char*>job.dy + at, 2 * width,
+            bn_walk(&ahead, <const char*>job.x + at, second_input(job, at), 2 * width,
                     2 * job.groups * row)
             bn_fetch(&ahead, min(<Py_ssize_t>FETCH_BYTES, 2 * job.chunk * width))
     while o < last:
@@ -63,15 +64,19 @@ cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
         some.mean = job.mean + o * job.groups + begin
         some.rstd = job.rstd + o * job.groups + begin
         bn_read_float(job.narrow, job.x, at, n * width, <float*>some.x)
+        if job.residual != NULL:
+            add_narrow(job, at, n * width, &sent, <float*>some.x)
         if job.dy != NULL:
             bn_read_float(job.narrow, job.dy, at, n * width, <float*>some.dy)
         rows_float(&some, 0)
+        add_narrow_gradient(job, at, n * width, <float*>some.y)
         write_rows(job, <const float*>some.y, at, n * width, &lines, &ahead)
         if job.dy != NULL and job.params:
             for i in range(size):
                 dgamma[i] += some.partial[i]
                 dbeta[i] += some.partial[size + i]
         o += n
+    close_sums(job, &sent)
     if job.stream:
         bn_close(&lines, &ahead)
         bn_fence()

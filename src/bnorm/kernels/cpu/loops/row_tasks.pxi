@@ -7,8 +7,8 @@
 #
 # Uses Block, block_rows, gather, run_block, zero (channel_columns), Output, longest (channel_maps), Parts,
 # block_moments, careful_sums, centered_sums (channel_moments), backward_long_rows, backward_rows, backward_short_rows
-# (row_gradients), forward_maps (row_maps), BATCH, SHORT, short_moments (row_short), piece_of, readable, walk_on
-# (row_sums).
+# (row_gradients), forward_maps (row_maps), SentSums, close_sums, open_sums, second_input, sums_of (row_residual),
+# BATCH, SHORT, short_moments (row_short), piece_of, readable, walk_on (row_sums).
 # Gives FETCH_BYTES, rows_double, rows_float.
 
 cdef enum:
@@ -63,43 +63,56 @@ cdef void row_moments(RowJob* job, Py_ssize_t row, Py_ssize_t size, const real* 
 
 
 cdef void forward_rows(
-    RowJob* job, Py_ssize_t row, Py_ssize_t end, Py_ssize_t total, Output* out, const real* x
+    RowJob* job, Py_ssize_t row, Py_ssize_t end, Py_ssize_t total, Output* out, SentSums* sent, const real* x
 ) noexcept nogil:
     """Rows that lie one after the other; the statistics of as many at a time as fit the buffer."""
     cdef Py_ssize_t size = job.channels * job.inner, groups = max(<Py_ssize_t>1, job.groups)
     cdef bint short = 0 < size <= SHORT
     cdef Py_ssize_t batch = max(<Py_ssize_t>1, min(<Py_ssize_t>BATCH, BUFFER // size)) if short else 1
+    cdef const real* h = x
     while row < end:
         batch = min(batch, end - row)
+        if job.residual != NULL:
+            h = sums_of(job, row * size, batch * size, sent, x)
         if short:
-            short_moments(job, row, batch, size, total - row * size, walk_on(job, out), x + row * size)
+            short_moments(job, row, batch, size, total - row * size, walk_on(job, out), h + row * size)
         else:
-            row_moments(job, row, size, x + row * size)
-        forward_maps(job, row, batch, row % groups, out, x)
+            row_moments(job, row, size, h + row * size)
+        forward_maps(job, row, batch, row % groups, out, h)
         row += batch
 
 
 cdef void open_rows(
-    RowJob* job, Py_ssize_t o, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t values, Output* out, const real* x
+    RowJob* job, Py_ssize_t o, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t values, Output* out, SentSums* sent,
+    const real* x
 ) noexcept nogil:
     """The output of a task that starts at outer position o, and its walk through memory: while `values` are worked on,
     those of a batch or of a long row, the next are fetched."""
     cdef Py_ssize_t size = job.channels * job.inner, at = (o * job.groups + begin) * size
     cdef Py_ssize_t part = size if job.scale != NULL else job.inner    # what is mapped at once
+    cdef Py_ssize_t first = max(<Py_ssize_t>BN_AHEAD, values * <Py_ssize_t>sizeof(real))
     out.y = <char*>job.y
     out.narrow = BN_REAL
     out.streamed = job.stream
-    out.direct = job.stream and job.act.kind == BN_IDENTITY and part >= BN_LINE // <Py_ssize_t>sizeof(real)
+    out.direct = job.stream and job.act.kind == BN_IDENTITY and part >= BN_LINE // <Py_ssize_t>sizeof(real) \
+        and (job.dh == NULL or job.scale != NULL)
     bn_open_edge(&out.edge, &out.ahead)
     if job.stream:
         bn_open(&out.lines)
         bn_stand(&out.ahead)
     if job.far or out.direct:
-        bn_walk(&out.ahead, x + at, NULL if job.dy == NULL else <const real*>job.dy + at,
+        bn_walk(&out.ahead, x + at, second_input(job, at * sizeof(real)),
                 (end - begin) * size * sizeof(real), job.groups * size * sizeof(real))
-        if not job.stream:
-            out.ahead.output = out.y - <const char*>job.x
-        bn_fetch(&out.ahead, min(<Py_ssize_t>FETCH_BYTES, max(<Py_ssize_t>BN_AHEAD, values * <Py_ssize_t>sizeof(real))))
+        if job.dh != NULL:
+            out.ahead.third = <const char*>job.dh - <const char*>job.x
+        elif not job.stream:
+            out.ahead.third = out.y - <const char*>job.x
+        bn_fetch(&out.ahead, min(<Py_ssize_t>FETCH_BYTES, first))
+        if job.room != NULL and job.residual != NULL:   # x is fetched as h is sent, the residual as y is
+            sent.ahead = out.ahead
+            sent.ahead.apart = 0
+            out.ahead.at += out.ahead.apart
+            out.ahead.apart = 0
 
 
 cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
@@ -111,6 +124,7 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
     cdef double* dgamma = job.partial + p * 2 * size
     cdef double* dbeta = dgamma + size
     cdef Output out
+    cdef SentSums sent
     if STRIPE * row * 2 * <Py_ssize_t>sizeof(real) > SECOND_CACHE:
         positions = STRIPE // 2
     if deep:
@@ -119,15 +133,16 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
         values = max(STRIPE * row, <Py_ssize_t>BUFFER)
     else:
         values = max(row, <Py_ssize_t>BUFFER)
-    open_rows(job, o, begin, end, values, &out, x)
+    open_sums(job, &sent)
+    open_rows(job, o, begin, end, values, &out, &sent, x)
     if job.params:
         zero(dgamma + begin * job.channels, (end - begin) * job.channels)
         zero(dbeta + begin * job.channels, (end - begin) * job.channels)
     if job.dy == NULL and job.cuts == 1:
-        forward_rows(job, o * job.groups, last * job.groups, readable(job, o, last, end), &out, x)
+        forward_rows(job, o * job.groups, last * job.groups, readable(job, o, last, end), &out, &sent, x)
     elif job.dy == NULL:
         while o < last:
-            forward_rows(job, o * job.groups + begin, o * job.groups + end, readable(job, o, last, end), &out, x)
+            forward_rows(job, o * job.groups + begin, o * job.groups + end, readable(job, o, last, end), &out, &sent, x)
             o += 1
     elif deep:
         while o < last:
@@ -138,6 +153,7 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
         backward_short_rows(job, p, begin, end, dgamma, dbeta, &out, x)
     else:
         backward_rows(job, o, last, begin, end, dgamma, dbeta, &out, x)
+    close_sums(job, &sent)
     if job.stream:
         bn_close(&out.lines, &out.ahead)
         bn_close_edge(&out.edge)

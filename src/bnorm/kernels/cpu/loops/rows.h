@@ -65,6 +65,7 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
 #define BN_AFFINE(i, p) (BN_PLAIN(i, p) * gamma[p] + beta[p])
 #define BN_THROUGH(i) (own_tilt * (x[i] - own_h) + own_rest)
 #define BN_GRADIENT(i, p) (own_r * (dy[i] * gamma[p] - BN_THROUGH(i)))
+#define BN_ADDED_GRADIENT(i, p) (BN_GRADIENT(i, p) + dh[i])
 #define BN_PLAIN_GRADIENT(i, p) (own_r * (own_gain * dy[i] - BN_THROUGH(i)))
 
 /* mean and rstd of some rows of n values, known by their sums about a center of each: those of x - center, and of their
@@ -83,6 +84,7 @@ BN_APART void bn_row_statistics(ptrdiff_t rows, double n, double eps, int center
 
 #define bn_row_maps(rows, n, x, ...) BN_OF(bn_row_maps, x)(rows, n, x, __VA_ARGS__)
 #define bn_row_gradients(rows, n, dy, ...) BN_OF(bn_row_gradients, dy)(rows, n, dy, __VA_ARGS__)
+#define bn_row_added_gradients(rows, n, dy, ...) BN_OF(bn_row_added_gradients, dy)(rows, n, dy, __VA_ARGS__)
 #define bn_run_gradients(runs, n, dy, ...) BN_OF(bn_run_gradients, dy)(runs, n, dy, __VA_ARGS__)
 #define bn_row_numbers(rows, mean, rstd, h, ...) BN_OF(bn_row_numbers, h)(rows, mean, rstd, h, __VA_ARGS__)
 #define bn_row_slopes(rows, size, centered, mean, rstd, sum, dot, h, ...)                                             \
@@ -105,6 +107,13 @@ BN_APART void OF(bn_row_gradients)(ptrdiff_t rows, ptrdiff_t n, const real *dy, 
                                    const real *gamma, bn_edge *edge)
 {
     BN_MAP_ROWS(rows, n, dx, edge, BN_BACKWARD, BN_GRADIENT)
+}
+
+BN_APART void OF(bn_row_added_gradients)(ptrdiff_t rows, ptrdiff_t n, const real *dy, const real *x, real *dx,
+                                         const real *h, const real *r, const real *tilt, const real *rest,
+                                         const real *gamma, const real *dh, bn_edge *edge)
+{
+    BN_MAP_ROWS(rows, n, dx, edge, BN_BACKWARD, BN_ADDED_GRADIENT)
 }
 
 BN_APART void OF(bn_run_gradients)(ptrdiff_t runs, ptrdiff_t n, const real *dy, const real *x, real *dx,

@@ -39,12 +39,12 @@ static inline void bn_fetch_line(const char *line)
 }
 
 /* A walk ahead of the reader over rows of `span` bytes with `gap` bytes between them, of one array, or of a second
- * too that lies `apart` bytes from the first (0: none), and of an output through the caches that lies `output` bytes from
- * it (0: none, or the array itself). It may run past the end: fetching is not reading. Few lines at a time, between
+ * too that lies `apart` bytes from the first (0: none), and of a third, or of an output through the caches, that lies
+ * `third` bytes from it (0: none, or the array itself). It may run past the end: fetching is not reading. Few lines at a time, between
  * other work: the queue to memory is short, and a thread that waits for a place in it does nothing else. */
 typedef struct {
     const char *at;
-    ptrdiff_t apart, output, gap;
+    ptrdiff_t apart, third, gap;
     size_t span, left;
     size_t early;           /* bytes that were fetched before as many others were sent */
     size_t rows, height;    /* how many rows are left of a tile, and how many it has; 0: whole rows are walked over */
@@ -92,9 +92,9 @@ static inline void bn_fetch(bn_ahead *ahead, size_t bytes)
         if (ahead->apart)
             for (size_t i = 0; i < n; i += BN_LINE)
                 bn_fetch_line(ahead->at + ahead->apart + i);
-        if (ahead->output)
+        if (ahead->third)
             for (size_t i = 0; i < n; i += BN_LINE)
-                bn_fetch_line(ahead->at + ahead->output + i);
+                bn_fetch_line(ahead->at + ahead->third + i);
         bn_advance(ahead, n);
         bytes -= n;
     }
@@ -114,7 +114,7 @@ static inline void bn_fetch_on(bn_ahead *ahead, size_t bytes, int sent)
 static inline void bn_stand(bn_ahead *ahead)
 {
     ahead->at = NULL;
-    ahead->apart = ahead->output = 0;
+    ahead->apart = ahead->third = 0;
     ahead->early = 0;
 }
 
@@ -122,7 +122,7 @@ static inline void bn_walk(bn_ahead *ahead, const void *x, const void *dy, size_
 {
     ahead->at = (const char *)x;
     ahead->apart = dy ? (const char *)dy - (const char *)x : 0;
-    ahead->output = 0;
+    ahead->third = 0;
     ahead->span = ahead->left = span;
     ahead->gap = (ptrdiff_t)(step - span);
     ahead->early = 0;
@@ -228,7 +228,7 @@ static inline void bn_send(bn_output *out, bn_ahead *ahead)
     const size_t lines = out->filled / BN_LINE;
     char *to = out->to;
     const char *from = out->buffer, *end = from + lines * BN_LINE, *at = ahead->at;
-    const ptrdiff_t apart = at ? ahead->apart : 0;
+    const ptrdiff_t apart = at ? ahead->apart : 0, third = at ? ahead->third : 0;
     size_t fetched = lines, turn = 0;
     if (at) {
         const size_t early = ahead->early / BN_LINE;
@@ -248,6 +248,8 @@ static inline void bn_send(bn_output *out, bn_ahead *ahead)
             bn_fetch_line(at);
             if (apart)
                 bn_fetch_line(at + apart);
+            if (third)
+                bn_fetch_line(at + third);
             at += BN_LINE;
         }
         bn_send_line(to, from);

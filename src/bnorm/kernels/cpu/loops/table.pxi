@@ -18,6 +18,7 @@
 #   row_sums.pxi           gradient sums of rows with one gamma for each value
 #   row_maps.pxi           the maps of rows
 #   row_gradients.pxi      dx of rows, and the gradients of their parameters
+#   row_residual.pxi       what is added to rows before they are normalized, and to their gradients
 #   row_tasks.pxi          layer, group, instance and RMS norm: a row at a time
 #   row_narrow.pxi         the same of float16 and bfloat16, some rows at a time by way of float32
 
@@ -78,7 +79,8 @@ cdef extern from "streams.h" nogil:
         BN_AHEAD
         BN_LINE
     ctypedef struct bn_ahead:
-        Py_ssize_t output
+        const char* at
+        Py_ssize_t apart, third
         size_t span
     ctypedef struct bn_output:
         pass
@@ -98,6 +100,9 @@ cdef extern from "edges.h" nogil:
         pass
     void bn_open_edge(bn_edge*, bn_ahead*)
     void bn_close_edge(bn_edge*)
+
+cdef extern from "sums.h" nogil:
+    void bn_sums(...)
 
 # (...): for the type of the arrays that it is called with; the compiler of C knows the arguments.
 cdef extern from "lanes.h" nogil:
@@ -124,6 +129,7 @@ cdef extern from "lanes.h" nogil:
     void bn_short_sums(...)
     void bn_row_maps(...)
     void bn_row_gradients(...)
+    void bn_row_added_gradients(...)
     void bn_run_gradients(...)
     void bn_add_blocks(Py_ssize_t, double, const double*, const double*, const double*,
                        double*, double*, double*, double*)
@@ -192,6 +198,7 @@ include "channel_narrow.pxi"
 include "channel_tasks.pxi"
 include "row_short.pxi"
 include "row_sums.pxi"
+include "row_residual.pxi"
 include "row_maps.pxi"
 include "row_gradients.pxi"
 include "row_tasks.pxi"
