@@ -27,7 +27,7 @@ from bnorm.streams import RevIN, RunningNorm, RunningNormTree
 
 if TYPE_CHECKING:
     from bnorm.loading import load
-    from bnorm.transformer import BatchNormTransformer
+    from bnorm.transformer import BatchNormTransformer, GroupedTransformer
     from bnorm.transformer.pipeline import partial_fit_pipeline
 
 __version__ = "0.1.0"
@@ -38,6 +38,7 @@ __all__ = [
     "BatchNorm3d",
     "BatchNormTransformer",
     "GroupNorm",
+    "GroupedTransformer",
     "InstanceNorm1d",
     "InstanceNorm2d",
     "InstanceNorm3d",
@@ -69,6 +70,7 @@ __all__ = [
 _LATE = {
     "load": "bnorm.loading",
     "BatchNormTransformer": "bnorm.transformer",
+    "GroupedTransformer": "bnorm.transformer",
     "partial_fit_pipeline": "bnorm.transformer.pipeline",
 }
 _LATE_MODULES = ("interop", "plot", "sklearn")

@@ -10,6 +10,7 @@ from bnorm.files import container
 from bnorm.layers import saving
 from bnorm.streams import RevIN, RunningNorm, RunningNormTree
 from bnorm.streams import saving as stream_saving
+from bnorm.transformer import group_saving
 from bnorm.transformer.saving import CLASS as TRANSFORMER
 from bnorm.transformer.saving import Stored, unpacked
 
@@ -19,9 +20,18 @@ LAYERS = {
     for kind in vars(layers).values()
     if isinstance(kind, type) and issubclass(kind, layers.Layer) and kind is not layers.Layer
 } | {"RevIN": RevIN}
+
+
+def _grouped(config: container.Config, entries: Any) -> Any:
+    from bnorm.transformer.grouped import GroupedTransformer
+
+    return GroupedTransformer._from_stored(group_saving.restored(config, entries))
+
+
 RESTORED: dict[str, Callable[..., Any]] = {
     RunningNorm.__name__: partial(stream_saving.restored, RunningNorm),
     RunningNormTree.__name__: partial(stream_saving.restored_tree, (RunningNorm, RunningNormTree)),
+    group_saving.CLASS: _grouped,
 }
 
 
@@ -37,7 +47,7 @@ def load(path: str | os.PathLike[str]) -> Any:
 
     Returns
     -------
-    layer, BatchNormTransformer, RunningNorm or RunningNormTree
+    layer, BatchNormTransformer, GroupedTransformer, RunningNorm or RunningNormTree
         The object with its fitted state and all settings, on the CPU.
 
     Raises

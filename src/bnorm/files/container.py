@@ -26,7 +26,7 @@ VERSION = 1
 KEY = "bnorm"
 SAFETENSORS, NPZ = ".safetensors", ".npz"
 SUFFIXES = (SAFETENSORS, NPZ)
-DTYPES = {"F64": "<f8", "F32": "<f4", "I64": "<i8"}  # the dtypes of states, under safetensors' names
+DTYPES = {"F64": "<f8", "F32": "<f4", "I64": "<i8", "U8": "|u1"}  # the dtypes of states, under safetensors' names
 MAGIC = {SAFETENSORS: re.compile(rb".{8}\{", re.DOTALL), NPZ: re.compile(rb"PK\x03\x04")}
 LONGEST_HEADER = 100_000_000  # bytes, by the definition of safetensors
 

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bnorm.transformer.estimator import BatchNormTransformer
+    from bnorm.transformer.grouped import GroupedTransformer
 
-__all__ = ["BatchNormTransformer"]
+__all__ = ["BatchNormTransformer", "GroupedTransformer"]
+_LATE = {"BatchNormTransformer": "estimator", "GroupedTransformer": "grouped"}
 
 
 def __getattr__(name: str) -> Any:
-    if name != "BatchNormTransformer":
+    if name not in _LATE:
         raise AttributeError(f"module 'bnorm.transformer' has no attribute {name!r}")
-    from bnorm.transformer.estimator import BatchNormTransformer
+    from importlib import import_module
 
-    return BatchNormTransformer
+    return getattr(import_module(f"bnorm.transformer.{_LATE[name]}"), name)

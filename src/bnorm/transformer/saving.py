@@ -150,7 +150,7 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
     if stored.affine is not None:
         arrays |= dict(zip(AFFINE, stored.affine, strict=True))
     arrays = {name: moved(a, ndarray) for name, a in arrays.items()}
-    _check(arrays, statistics)
+    checked(arrays, statistics)
     if state.sums is not None:
         arrays |= {SUMS + name: a for name, a in state.sums.stored().items()}
         config["digest"] = state.sums.digest()
@@ -178,7 +178,7 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
         if (entries[name].shape, entries[name].dtype) != (a.shape, a.dtype):
             raise ValueError(f"{name}: {entries[name].dtype} {entries[name].shape} instead of {a.dtype} {a.shape}")
     statistics = state.statistics
-    _check(arrays, statistics)
+    checked(arrays, statistics)
     for name, a in statistics.arrays().items():
         a[...] = arrays[NAMES.get(name, name)]
     statistics.counters[...] = counted(config["counted"])
@@ -262,7 +262,7 @@ def _stacked(rows: Sequence[Any]) -> ndarray:
     return np.stack([moved(row, ndarray) if hasattr(row, "shape") else np.int64(row) for row in rows])
 
 
-def _check(arrays: Mapping[str, ndarray], statistics: Statistics) -> None:
+def checked(arrays: Mapping[str, ndarray], statistics: Statistics) -> None:
     """ValueError unless these are statistics that may be saved. It is the rule `bn_sound` in formulas.h, for arrays.
 
     No update leads to others. Assigned values may: then they cannot be saved.

@@ -1,0 +1,248 @@
+"""A table with keys, split into its key columns and its features."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy import ndarray
+from scipy.sparse import issparse
+from sklearn.utils.validation import check_array, validate_data
+
+from bnorm import arrow, checks
+from bnorm.kernels import kind_of
+from bnorm.kernels.engines import engine_of
+from bnorm.transformer.sklearn_private import output_config
+from bnorm.transformer.tables import Dense, InColumns
+from bnorm.transformer.validation import table_of
+
+WHO = "GroupedTransformer"
+
+
+class Split(NamedTuple):
+    """keys: name and values of each key column; features: the other columns, as the transformers see them."""
+
+    places: list[int]
+    keys: list[tuple[str, Any]]
+    features: Dense
+    names: ndarray | None  # of the features
+    given: Any  # the table
+
+    def with_keys(self, estimator: Any, y: ndarray) -> Any:
+        """Features and keys together, as the table had them: a data frame where `set_output` asks for one, otherwise an
+        array, of objects if the keys are no numbers.
+        """
+        width = y.shape[1] + len(self.places)
+        others = [j for j in range(width) if j not in self.places]
+        names = estimator.get_feature_names_out()
+        kind = output_config("transform", estimator)["dense"]
+        columns: list[Any] = [None] * width
+        for place, (_, values) in zip(self.places, self.keys, strict=True):
+            columns[place] = values
+        if kind != "default":
+            for j, place in enumerate(others):
+                columns[place] = y[:, j]
+            return _frame(kind, names, columns, getattr(self.given, "index", None))
+        for place in self.places:
+            columns[place] = _plain(columns[place])
+        plain = all(columns[place].dtype.kind in "biuf" for place in self.places)
+        out = np.empty((len(y), width), np.result_type(y, *(columns[p] for p in self.places)) if plain else object)
+        out[:, others] = y
+        for place in self.places:
+            out[:, place] = columns[place]
+        return out
+
+
+def _plain(values: Any) -> ndarray:
+    return np.asarray(values.to_numpy(zero_copy_only=False) if hasattr(values, "num_chunks") else values)
+
+
+def _frame(kind: str, names: ndarray, columns: list[Any], index: Any) -> Any:
+    if kind == "polars":
+        import polars
+
+        return polars.DataFrame(
+            [
+                polars.from_arrow(c).rename(name) if hasattr(c, "num_chunks") else polars.Series(name, c)
+                for name, c in zip(names, columns, strict=True)
+            ]
+        )
+    from sys import modules
+
+    pandas = modules["pandas"]  # `set_output` has imported it
+    columns = [c.to_pandas() if hasattr(c, "to_pandas") else c for c in columns]
+    parts = [
+        c.rename(name) if hasattr(c, "iloc") else pandas.Series(c, index=index, name=name)
+        for name, c in zip(names, columns, strict=True)
+    ]
+    return pandas.concat(parts, axis=1)
+
+
+def split(estimator: Any, X: Any, reset: bool, keys: Any = None) -> Split:
+    """The parts of a table, whose columns scikit-learn's rules compare with those of fit, or with `reset` remember.
+
+    keys: the keys, if X has only features.
+    """
+    if issparse(X):
+        raise TypeError(f"{WHO}: X: expected a dense table, got a sparse {type(X).__name__}")
+    if (engine := engine_of(X)) is not None:
+        raise TypeError(f"{WHO}: X: expected a table in memory, got a {engine.NAME} collection")
+    if kind_of(X) not in (None, ndarray):
+        raise TypeError(f"{WHO}: X: expected a table in the machine's memory, got a CuPy array: cupy.asnumpy(X) is one")
+    table = arrow.table_of(WHO, X)
+    if table is None and hasattr(X, "iloc") and hasattr(X, "columns"):
+        return _of_pandas(estimator, X, reset, keys)
+    if table is not None:
+        return _of_arrow(estimator, X, table, reset, keys)
+    return _of_array(estimator, X, reset, keys)
+
+
+def _places(estimator: Any, names: list[Any] | None, width: int, reset: bool) -> list[int]:
+    """The positions of the key columns."""
+    by = estimator.by
+    given = list(by) if isinstance(by, list | tuple) else [by]
+    places = []
+    for one in given:
+        if isinstance(one, bool | np.bool_) or not isinstance(one, str | int | np.integer):
+            raise TypeError(f"{WHO}: by: expected names or positions of columns, got {one!r}")
+        if isinstance(one, str):
+            if names is None:
+                raise ValueError(f"{WHO}: by: expected positions, as X has no names of columns, got {one!r}")
+            if names.count(one) != 1:
+                few = ", ".join(map(repr, names[:8]))
+                raise ValueError(f"{WHO}: by: expected the name of one column of X, which has {few}, got {one!r}")
+            places.append(names.index(one))
+        else:
+            if not -width <= one < width:
+                raise ValueError(f"{WHO}: by: expected positions below {width}, the number of columns, got {one}")
+            places.append(int(one) % width)
+    if not places or len(set(places)) != len(places):
+        raise ValueError(f"{WHO}: by: expected at least one column, each once, got {by!r}")
+    if not reset and places != estimator._places:
+        raise ValueError(f"{WHO}: by: expected columns {estimator._places}, as this stream began, got {places}")
+    if len(places) == width:
+        raise ValueError(f"{WHO}: X: expected features beside the keys, got {width} feature(s), all of them keys")
+    return places
+
+
+def _key_columns(estimator: Any, keys: Any) -> list[tuple[str, Any]]:
+    """Keys that are given apart from a table."""
+    names, n = key_names(estimator), len(estimator._places)
+    if hasattr(keys, "columns") and hasattr(keys, "iloc"):
+        columns = [keys.iloc[:, j] for j in range(keys.shape[1])]
+    elif (table := arrow.table_of(WHO, keys)) is not None:
+        columns = list(table.columns)
+    elif n > 1:
+        array = keys if isinstance(keys, ndarray) else np.array(keys, object)
+        columns = [array[:, j] for j in range(array.shape[1])] if array.ndim == 2 else []
+    else:
+        one = isinstance(keys, ndarray) and keys.ndim == 2
+        columns = [keys[:, j] for j in range(keys.shape[1])] if one else [keys]
+    if len(columns) != n:
+        raise ValueError(f"{WHO}: keys: expected {n} columns, got {len(columns)}")
+    return list(zip(names, columns, strict=True))
+
+
+def _check(estimator: Any, X: Any, reset: bool, keys: Any) -> None:
+    """The number and the names of the columns, by scikit-learn's rules."""
+    if keys is None:
+        validate_data(estimator, X, reset=reset, skip_check_array=True)
+
+
+def _made(estimator: Any, X: Any, places: list[int], columns: Any, features: Dense, names: Any, keys: Any) -> Split:
+    if keys is not None:
+        columns = _key_columns(estimator, keys)
+    rows = features.rows
+    for name, values in columns:
+        if len(values) != rows:
+            raise ValueError(f"{WHO}: keys: column {name}: expected {rows} rows, as X has, got {len(values)}")
+    return Split(places, columns, features, None if names is None else np.array(names, object), X)
+
+
+def _of_pandas(estimator: Any, X: Any, reset: bool, keys: Any) -> Split:
+    _check(estimator, X, reset, keys)
+    names = list(X.columns)
+    places = _places(estimator, names, len(names), reset) if keys is None else estimator._places
+    others = [j for j in range(len(names)) if keys is not None or j not in places]
+    _check_width(estimator, len(others), reset)
+    run = others == list(range(others[0], others[-1] + 1))
+    features = X.iloc[:, slice(others[0], others[-1] + 1) if run else others]
+    columns = [] if keys is not None else [(repr(names[j]), X.iloc[:, j]) for j in places]
+    named = [names[j] for j in others] if all(isinstance(name, str) for name in names) else None
+    return _made(estimator, X, places, columns, _dense(features), named, keys)
+
+
+def _of_arrow(estimator: Any, X: Any, table: Any, reset: bool, keys: Any) -> Split:
+    if not table.num_rows:
+        raise ValueError(
+            f"Found array with 0 sample(s) (shape={table.shape}) while a minimum of 1 is required by {WHO}."
+        )
+    _check(estimator, table, reset, keys)
+    names = list(table.column_names)
+    places = _places(estimator, names, len(names), reset) if keys is None else estimator._places
+    others = [j for j in range(len(names)) if keys is not None or j not in places]
+    _check_width(estimator, len(others), reset)
+    features = InColumns(arrow.columns_of(WHO, table.select(others)))
+    columns = [] if keys is not None else [(repr(names[j]), table.column(j)) for j in places]
+    return _made(estimator, X, places, columns, features, [names[j] for j in others], keys)
+
+
+def _of_array(estimator: Any, X: Any, reset: bool, keys: Any) -> Split:
+    x = X if isinstance(X, ndarray) else np.asarray(X, object) if _mixed(X) else np.asarray(X)
+    if keys is None and (x.ndim != 2 or x.dtype.kind not in "biufOUTM" or 0 in x.shape):
+        check = partial(validate_data, estimator, reset=reset)
+        check(x, dtype=None if x.dtype.kind == "O" else "numeric", ensure_all_finite=False)  # an error, in its words
+    _check(estimator, x, reset, keys)
+    width = x.shape[1] if x.ndim == 2 else 0
+    places = (
+        _places(estimator, None if reset else _known(estimator), width, reset) if keys is None else estimator._places
+    )
+    others = [j for j in range(width) if keys is not None or j not in places]
+    _check_width(estimator, len(others), reset)
+    run = bool(others) and others == list(range(others[0], others[-1] + 1))
+    features = x[:, others[0] : others[-1] + 1] if run else x[:, others]
+    columns = [] if keys is not None else [(str(j), x[:, j]) for j in places]
+    return _made(estimator, X, places, columns, _dense(features), None, keys)
+
+
+def _known(estimator: Any) -> list[Any] | None:
+    names = estimator.__dict__.get("feature_names_in_")
+    return None if names is None else list(names)
+
+
+def _mixed(X: Any) -> bool:
+    """Whether a list holds rows with other things than numbers."""
+    try:
+        return any(not isinstance(value, int | float | np.number) for value in X[0])
+    except (TypeError, IndexError, KeyError):
+        return False
+
+
+def _check_width(estimator: Any, width: int, reset: bool) -> None:
+    if not reset and width != estimator._groups.channels:
+        raise ValueError(f"{WHO}: X: expected {estimator._groups.channels} features, as in fit, got {width}")
+
+
+def _dense(features: Any) -> Dense:
+    table = table_of(partial(check_array, estimator=WHO, input_name="X"), features, ndarray)
+    if not isinstance(table, Dense):
+        raise TypeError(f"{WHO}: X: expected a table in memory, got {checks.type_name(features)}")
+    return table
+
+
+def key_names(estimator: Any) -> list[str]:
+    """The names of the key columns in messages."""
+    names = _known(estimator)
+    return [str(j) if names is None else repr(names[j]) for j in estimator._places]
+
+
+class Named:
+    """What `set_output` asks of an estimator whose result has these columns."""
+
+    _sklearn_auto_wrap_output_keys = frozenset({"transform"})
+
+    def __init__(self, estimator: Any, names: ndarray | None) -> None:
+        self.__dict__.update({k: v for k, v in estimator.__dict__.items() if k == "_sklearn_output_config"})
+        self._names = names
+
+    def get_feature_names_out(self, input_features: Any = None) -> ndarray | None:
+        return self._names

@@ -1,0 +1,343 @@
+"""Keys of groups: columns of names, numbers or dates become codes, and an index remembers which code a key has.
+
+A table's own library says which of its values are equal: pandas, Arrow and polars, if the column is theirs, otherwise
+NumPy. A key is a Python object (a str, a number, a bool; of several columns a tuple of them). A date or a time counts
+as microseconds since 1970. Integers and floats that are equal are one key, as in Python.
+"""
+
+import datetime
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm import checks
+from bnorm.kernels.cpu import groups as kernels
+
+TEXT, NUMBER, FLAG, TIME = "string", "number", "bool", "date"
+UNIT = "datetime64[us]"
+MOST = 2**53  # floats up to it are integers
+
+
+class Column(NamedTuple):
+    """A column of keys: the code of each row, -1 where the key is missing, and the key of each code, as an array of
+    object (strings), int64, float64 or bool. kind: None if all keys are missing.
+    """
+
+    kind: str | None
+    codes: ndarray
+    values: ndarray
+    ordered: bool = False  # codes are those of their first appearance, and none is missing
+
+
+class Keys(NamedTuple):
+    """The keys of a table: the code of each row, -1 where one is missing, and the keys in order of their appearance."""
+
+    kinds: tuple[str | None, ...]
+    codes: ndarray  # int32
+    keys: list[Any]
+
+
+def read(who: str, columns: Sequence[tuple[str, Any]]) -> Keys:
+    """The keys of a table from its key columns, each with its name for messages."""
+    every = [_column(f"{who}: by: column {name}", values) for name, values in columns]
+    if len(every) == 1:
+        kind, codes, values, ordered = every[0]
+        if not ordered:
+            found, codes = _numbered(codes)
+            values = values[found]
+        return Keys((kind,), codes, values.tolist())
+    codes = every[0].codes
+    for column in every[1:]:
+        wide = codes.astype(np.int64) * max(len(column.values), 1) + column.codes
+        wide[(codes < 0) | (column.codes < 0)] = -1
+        _, codes = _numbered(wide)
+    found, codes = _numbered(codes)
+    first = _first_rows(codes, len(found))
+    lists = [column.values[column.codes[first]].tolist() for column in every]
+    return Keys(tuple(column.kind for column in every), codes, list(zip(*lists, strict=True)))
+
+
+def _numbered(codes: ndarray) -> tuple[ndarray, ndarray]:
+    """The codes that occur in order of their appearance, without -1, and each row's place among them."""
+    found, places = kernels.distinct(np.ascontiguousarray(codes, np.int64))
+    missing = np.flatnonzero(found == -1)
+    if not len(missing):
+        return found, places
+    at = int(missing[0])
+    moved = np.arange(len(found), dtype=np.int32)
+    moved[at], moved[at + 1 :] = -1, moved[at + 1 :] - 1
+    return np.delete(found, at), moved[places]
+
+
+def _first_rows(codes: ndarray, n: int) -> ndarray:
+    """The first row of each code."""
+    rows = np.empty(n, np.int64)
+    known = np.flatnonzero(codes >= 0)[::-1]
+    rows[codes[known]] = known  # of what is assigned to one place, the last stays
+    return rows
+
+
+def _column(who: str, values: Any) -> Column:
+    """A column of any library."""
+    package = type(values).__module__.partition(".")[0]
+    if package == "polars":
+        values = values.to_arrow() if find_spec("pyarrow") else np.array(values.to_list(), object)
+        package = "pyarrow" if find_spec("pyarrow") else ""
+    if package == "pyarrow":
+        return _arrow(who, values)
+    if package == "pandas":
+        return _pandas(who, values)
+    return _array(who, values if isinstance(values, ndarray) else np.array(values, object))
+
+
+def _pandas(who: str, values: Any) -> Column:
+    dtype = values.dtype
+    if hasattr(dtype, "categories"):
+        return _coded(_pandas(who, dtype.categories), np.asarray(values.cat.codes))
+    if getattr(dtype, "tz", None) is not None:
+        values = values.dt.tz_convert(None) if hasattr(values, "dt") else values.tz_convert(None)
+    if isinstance(values.dtype, np.dtype) and values.dtype.kind != "O":
+        return _array(who, values.to_numpy())
+    codes, found = sys.modules["pandas"].factorize(values)
+    return _coded(_array(who, np.asarray(found, object)), codes)
+
+
+def _arrow(who: str, values: Any) -> Column:
+    import pyarrow as pa
+    from pyarrow import compute
+
+    chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
+    kind = values.type
+    if pa.types.is_integer(kind) and not values.null_count:
+        return _array(who, np.concatenate([np.empty(0, f"{kind}"), *map(_integers, chunks)]))
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+        values = pa.chunked_array([chunk.cast(kind) for chunk in chunks], kind)
+    if pa.types.is_temporal(kind) and not pa.types.is_time(kind) and not pa.types.is_duration(kind):
+        try:
+            values = values.cast(pa.timestamp("us", getattr(kind, "tz", None))).cast(pa.int64())
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"{who}: expected times that microseconds can hold: {error}") from None
+    coded = compute.dictionary_encode(values, null_encoding="mask")
+    coded = coded.unify_dictionaries() if isinstance(coded, pa.ChunkedArray) else pa.chunked_array([coded])
+    codes = [_integers(chunk.indices.fill_null(-1)).astype(np.int32) for chunk in coded.chunks]
+    held = coded.chunk(0).dictionary if coded.num_chunks else []
+    found = _array(who, np.array([value.as_py() for value in held], object))
+    if pa.types.is_temporal(kind) and found.kind == NUMBER:
+        found = found._replace(kind=TIME)
+    return _coded(found, np.concatenate([np.empty(0, np.int32), *codes]))
+
+
+def _integers(array: Any) -> ndarray:
+    """An Arrow array of integers, none of which is missing; pyarrow's own way imports pandas."""
+    stop = array.offset + len(array)
+    return np.frombuffer(array.buffers()[1], f"{array.type}", stop)[array.offset :] if stop else np.empty(0, np.int32)
+
+
+def _array(who: str, values: ndarray) -> Column:
+    """A NumPy array."""
+    if values.ndim != 1:
+        raise ValueError(f"{who}: expected a column, got shape {values.shape}")
+    kind = values.dtype.kind
+    if kind == "M":
+        return _times(who, values)
+    if kind in "iub":
+        if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
+            raise ValueError(f"{who}: expected integers below 2^63, got {values.max()}")
+        found, codes = kernels.distinct(np.ascontiguousarray(values, np.int64))
+        return Column(FLAG if kind == "b" else NUMBER, codes, found != 0 if kind == "b" else found, ordered=True)
+    if kind == "f":
+        return _floats(values)
+    if kind in "UT":
+        found, codes = np.unique(values, return_inverse=True)
+        return Column(TEXT, codes.astype(np.int32), found.astype(object))
+    if kind != "O":
+        raise TypeError(f"{who}: expected strings, numbers, bools or dates, got dtype {values.dtype}")
+    return _objects(who, values)
+
+
+def _times(who: str, values: ndarray) -> Column:
+    exact = values.astype(UNIT)
+    if (exact.astype(values.dtype) != values)[~np.isnat(values)].any():
+        raise ValueError(f"{who}: expected times that microseconds can hold, got {values.dtype}")
+    found, codes = kernels.distinct(np.ascontiguousarray(exact).view(np.int64))
+    return _coded(Column(TIME, np.arange(len(found)), found), codes, found == np.iinfo(np.int64).min)
+
+
+def _floats(values: ndarray) -> Column:
+    plain = values.astype(np.float64) + 0.0  # -0.0 is 0.0
+    plain[np.isnan(plain)] = np.nan
+    found, codes = kernels.distinct(plain.view(np.int64))
+    numbers = found.view(np.float64)
+    known = numbers[~np.isnan(numbers)]
+    whole = bool((np.abs(known) <= MOST).all() and (known == np.floor(known)).all())
+    some = np.where(np.isnan(numbers), 0, numbers).astype(np.int64) if whole else numbers
+    kind = NUMBER if len(known) else None
+    return _coded(Column(kind, np.arange(len(found)), some), codes, np.isnan(numbers))
+
+
+def _objects(who: str, values: ndarray) -> Column:
+    """Python objects, all of one kind; None and NaN are missing."""
+    if (pandas := sys.modules.get("pandas")) is not None and len(values) > 1000:
+        codes, found = pandas.factorize(values)
+        return _coded(_objects_apart(who, found)[0], codes)
+    return _coded(*_objects_apart(who, values))
+
+
+def _objects_apart(who: str, values: Any) -> tuple[Column, ndarray]:
+    places: dict[Any, int] = {}
+    kinds: dict[str, Any] = {}
+    codes = np.empty(len(values), np.int32)
+    for i, value in enumerate(values):
+        if value is None or value != value or type(value).__name__ in ("NAType", "NaTType"):
+            codes[i] = -1
+            continue
+        kind, key = _kind_of(who, value)
+        kinds.setdefault(kind, value)
+        codes[i] = places.setdefault(key, len(places))
+    if len(kinds) > 1:
+        raise TypeError(f"{who}: expected keys of one kind, got {' and '.join(map(repr, kinds.values()))}")
+    only = next(iter(kinds), None)
+    values = np.empty(len(places), object)
+    values[:] = list(places)
+    if only == NUMBER and any(isinstance(key, float) for key in places):
+        values = values.astype(np.float64)
+    elif only is not None and only != TEXT:
+        values = values.astype(bool if only == FLAG else np.int64)
+    return Column(only, np.arange(len(values)), values), codes
+
+
+def _kind_of(who: str, value: Any) -> tuple[str, Any]:
+    if isinstance(value, str):
+        return TEXT, str(value)
+    if isinstance(value, bool | np.bool_):
+        return FLAG, bool(value)
+    if isinstance(value, Integral):
+        if not -(2**63) <= int(value) < 2**63:
+            raise ValueError(f"{who}: expected integers of 64 bits, got {value}")
+        return NUMBER, int(value)
+    if isinstance(value, Real):
+        number = float(value)
+        return NUMBER, int(number) if number == number // 1 and abs(number) <= MOST else number
+    time: Any = value
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        time = value.astimezone(datetime.UTC).replace(tzinfo=None)
+    if isinstance(value, datetime.date | np.datetime64):
+        return TIME, int(np.datetime64(time, "us").astype(np.int64))
+    raise TypeError(f"{who}: expected strings, numbers, bools or dates, got {checks.type_name(value)}: {value!r:.60}")
+
+
+def _coded(found: Column, codes: ndarray, missing: ndarray | None = None) -> Column:
+    """Codes of codes: `found` are the values of `codes`, some of which may be missing too."""
+    outer = np.append(found.codes, -1).astype(np.int32)
+    if missing is not None:
+        outer[:-1][missing] = -1
+    kind = found.kind if (outer >= 0).any() else None
+    return Column(kind, outer[codes], found.values)
+
+
+class Index:
+    """The keys that have been seen, each with a code: its place in `keys`. It grows by `add` alone."""
+
+    def __init__(self, columns: int) -> None:
+        self.kinds: tuple[str | None, ...] = (None,) * columns
+        self.keys: list[Any] = []
+        self._places: dict[Any, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def find(self, who: str, keys: Keys, names: Sequence[str]) -> ndarray:
+        """The code of each key, -1 if it is new. TypeError if keys are of another kind than those seen."""
+        for name, mine, its in zip(names, self.kinds, keys.kinds, strict=True):
+            if None not in (mine, its) and mine != its:
+                raise TypeError(f"{who}: by: column {name}: expected keys of kind {mine!r}, as in fit, got {its!r}")
+        if not self.keys:
+            return np.full(len(keys.keys), -1)
+        return np.fromiter((self._places.get(key, -1) for key in keys.keys), np.int64, len(keys.keys))
+
+    def add(self, keys: list[Any], kinds: tuple[str | None, ...]) -> None:
+        """Add keys that are new, in their order."""
+        self.kinds = tuple(mine or its for mine, its in zip(self.kinds, kinds, strict=True))
+        self._places.update(zip(keys, range(len(self.keys), len(self.keys) + len(keys)), strict=True))
+        self.keys.extend(keys)
+
+    def array(self) -> ndarray:
+        """The keys as an array: of strings (object), numbers, bools or times; of several columns an object array of
+        tuples.
+        """
+        if len(self.kinds) == 1:
+            return _typed(self.kinds[0], self.keys)
+        columns = [_typed(kind, list(part)).tolist() for kind, part in zip(self.kinds, self.columns(), strict=True)]
+        out = np.empty(len(self.keys), object)
+        out[:] = list(zip(*columns, strict=True))
+        return out
+
+    def columns(self) -> list[list[Any]]:
+        """The keys of each column."""
+        if len(self.kinds) == 1:
+            return [self.keys]
+        return [list(part) for part in zip(*self.keys, strict=True)] or [[] for _ in self.kinds]
+
+
+def _typed(kind: str | None, keys: list[Any]) -> ndarray:
+    if kind == TIME:
+        return np.array(keys, np.int64).view(UNIT)
+    if kind == FLAG:
+        return np.array(keys, bool)
+    if kind == NUMBER:
+        return np.array(keys, np.float64 if any(type(key) is float for key in keys) else np.int64)
+    out = np.empty(len(keys), object)
+    out[:] = keys
+    return out
+
+
+def stored(index: Index) -> tuple[list[str | None], dict[str, ndarray]]:
+    """The kinds of the columns, and arrays, from which `restored` makes the index again."""
+    arrays: dict[str, ndarray] = {}
+    for j, (kind, column) in enumerate(zip(index.kinds, index.columns(), strict=True)):
+        if kind == TEXT:
+            texts = [text.encode("utf-8", "surrogatepass") for text in column]
+            arrays[f"key_{j}_ends"] = np.cumsum([len(text) for text in texts], dtype=np.int64)
+            arrays[f"key_{j}"] = np.frombuffer(b"".join(texts), np.uint8)
+        elif kind is not None:
+            values = _typed(kind, column)
+            arrays[f"key_{j}"] = (
+                values.view(np.int64) if kind == TIME else values.astype(np.uint8) if kind == FLAG else values
+            )
+    return list(index.kinds), arrays
+
+
+def restored(kinds: list[Any], arrays: dict[str, ndarray], groups: int) -> Index:
+    """The reverse of `stored`; ValueError for anything else."""
+    index = Index(len(kinds))
+    columns: list[list[Any]] = []
+    for j, kind in enumerate(kinds):
+        if kind is None and not groups:
+            columns.append([])
+            continue
+        if kind not in (TEXT, NUMBER, FLAG, TIME):
+            raise ValueError(f"keys of kind {kind!r}")
+        values = arrays[f"key_{j}"]
+        if kind == TEXT:
+            ends = arrays[f"key_{j}_ends"]
+            starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
+            if ends.shape != (groups,) or (ends < starts).any() or (groups and ends[-1] != len(values)):
+                raise ValueError(f"keys of column {j} that end at {ends!r:.60}")
+            text = values.tobytes()
+            pairs = zip(starts.tolist(), ends.tolist(), strict=True)
+            columns.append([text[a:b].decode("utf-8", "surrogatepass") for a, b in pairs])
+        else:
+            columns.append((values != 0).tolist() if kind == FLAG else values.tolist())
+            if kind == NUMBER and values.dtype == np.float64:
+                columns[-1] = [int(v) if v == v // 1 and abs(v) <= MOST else v for v in columns[-1]]
+    keys = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+    if len(keys) != groups or len(set(keys)) != groups:
+        raise ValueError(f"{len(set(keys))} keys of {groups} groups")
+    index.add(keys, tuple(kinds))
+    return index

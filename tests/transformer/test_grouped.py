@@ -1,0 +1,375 @@
+"""The transformer of groups: each group is what a transformer of its rows alone is, however the rows come."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+from sklearn import clone, config_context
+from sklearn.exceptions import NotFittedError
+from sklearn.pipeline import make_pipeline
+from sklearn.utils import estimator_checks
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import bnorm
+from bnorm import BatchNormTransformer, GroupedTransformer
+from bnorm.files import container
+
+WAYS = [{}, {"momentum": 0.2}, {"halflife": 20.0}]
+CHECKS = parametrize_with_checks([GroupedTransformer(0, **way) for way in WAYS])
+
+
+@pytest.mark.parametrize(CHECKS.args[0], list(CHECKS.args[1]), **CHECKS.kwargs)
+def test_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("name", ["check_param_validation", "check_estimators_partial_fit_n_features"])
+def test_further_checks(name):
+    getattr(estimator_checks, name)("GroupedTransformer", GroupedTransformer(0))
+
+
+def table(n=400, groups=9, seed=0, missing=0.1):
+    """Keys of column 1, beside three features, some values of which are missing."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(100.0, 3.0, (n, 4))
+    x[rng.random(x.shape) < missing] = np.nan
+    x[:, 1] = rng.integers(0, groups, n)
+    x[5:9, 1] = np.nan
+    return x
+
+
+def features(x):
+    return np.delete(x, 1, axis=1)
+
+
+def frame(x, names=("a", "key", "b", "c")):
+    pd = pytest.importorskip("pandas", reason="names come with data frames")
+    return pd.DataFrame(x, columns=list(names), index=range(7, 7 + len(x)))
+
+
+def close(t, each, whole):
+    for key, mean, var, count in zip(t.groups_, t.means_, t.vars_, t.counts_, strict=True):
+        np.testing.assert_allclose(mean, each[key].mean_, rtol=1e-13)
+        np.testing.assert_allclose(var, each[key].var_, rtol=1e-10)
+        np.testing.assert_allclose(count, np.broadcast_to(each[key].n_samples_seen_, 3))
+    np.testing.assert_allclose(t.whole_.mean, whole.mean_, rtol=1e-13)
+    np.testing.assert_allclose(t.whole_.var(), whole.var_, rtol=1e-10)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_each_group_is_a_transformer_of_its_rows(way, weighted):
+    x = table()
+    w = np.where(np.arange(len(x)) % 7 == 0, 0, np.linspace(0.2, 3, len(x))) if weighted else None
+    t, whole, each = GroupedTransformer(1, **way), BatchNormTransformer(**{"momentum": None, **way}), {}
+    for start, stop in ((0, 3), (3, 4), (4, 150), (150, 151), (151, 400)):
+        rows = np.arange(start, stop)
+        if weighted and not w[rows].any():
+            continue
+        given = {} if w is None else {"sample_weight": w[rows]}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of averages of single rows
+            t.partial_fit(x[rows], **given)
+            whole.partial_fit(features(x[rows]), **given)
+            for key in np.unique(x[rows, 1][~np.isnan(x[rows, 1])]):
+                mine = rows[x[rows, 1] == key]
+                one = each.setdefault(key, clone(whole))
+                if w is None or w[mine].any():
+                    one.partial_fit(features(x[mine]), sample_weight=None if w is None else w[mine])
+    each = {key: one for key, one in each.items() if hasattr(one, "layer_")}
+    assert set(each) <= set(t.groups_)
+    if not weighted:
+        close(t, each, whole)
+    y = t.transform(x)
+    for key, one in each.items():
+        mine = x[:, 1] == key
+        known = one.transform(features(x[mine]))
+        seen = t.counts_[list(t.groups_).index(key)] > 0
+        if not weighted or way == {}:
+            np.testing.assert_allclose(y[mine][:, seen], known[:, seen], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(y[5:9], whole.transform(features(x[5:9])), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_fit_and_then_a_stream(way):
+    x = table()
+    t = GroupedTransformer(1, **way).fit(table(seed=1)).fit(x[:300]).partial_fit(x[300:])
+    new = dict(momentum=None) | way
+    whole, each = BatchNormTransformer(**new).fit(features(x[:300])).partial_fit(features(x[300:])), {}
+    for key in t.groups_:
+        mine = features(x[x[:, 1] == key])
+        n = (x[:300, 1] == key).sum()
+        each[key] = BatchNormTransformer(**new).fit(mine[:n]).partial_fit(mine[n:])
+    close(t, each, whole)
+    assert t.n_batches_seen_ == 2
+
+
+def test_any_cut_gives_one_fit():
+    x, rng = table(), np.random.default_rng(3)
+    one = GroupedTransformer(1).fit(x)
+    cuts = np.sort(rng.choice(400, 9, replace=False))
+    many = GroupedTransformer(1)
+    for batch in np.split(x, cuts):
+        many.partial_fit(batch)
+    assert (many.groups_ == one.groups_).all()
+    np.testing.assert_allclose(many.means_, one.means_, rtol=1e-14)
+    np.testing.assert_allclose(many.vars_, one.vars_, rtol=1e-11)
+
+
+def test_halflife_of_rows_that_have_no_weight_left():
+    """Values so old that their weight underflows stay what they are."""
+    x = np.zeros((3000, 3))
+    x[:, 1], x[:, 2] = np.arange(3000) % 7, np.nan
+    x[:3, 1], x[:3, 2] = 1, [1.0, 2.0, 6.0]
+    t = GroupedTransformer(0, halflife=0.25).partial_fit(x)
+    one = BatchNormTransformer(halflife=0.25).partial_fit(x[:, 1:])
+    np.testing.assert_allclose(t.means_[0], one.mean_, rtol=1e-13)
+    np.testing.assert_allclose(t.vars_[0], one.var_, rtol=1e-12)
+
+
+def test_prior_is_what_merging_gives():
+    x = table(missing=0)
+    t = GroupedTransformer(1, prior=5).fit(x)
+    whole = bnorm.functional.moments(features(x))
+    five = bnorm.Moments([5.0] * 3, whole.mean, whole.var() * 5)
+    y = t.transform(x)
+    for key in t.groups_:
+        mine = features(x[x[:, 1] == key])
+        m = bnorm.functional.moments(mine) + five
+        np.testing.assert_allclose(y[x[:, 1] == key], (mine - m.mean) / m.std(), rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(t.inverse_transform(np.insert(y, 1, x[:, 1], axis=1)), features(x), rtol=1e-13)
+
+
+def test_a_group_of_one_row_and_a_constant_one():
+    x = np.array([[1, 5.0], [2, 0.1], [2, 0.1], [2, 0.1]])
+    t = GroupedTransformer(0).fit(x)
+    assert t.transform([[1, 7.0], [2, 0.6]]).tolist() == [[2.0], [0.5]]
+    assert t.vars_.tolist() == [[0.0], [0.0]]
+    assert GroupedTransformer(0, eps=4.0).fit(x).transform([[1, 7.0]]).tolist() == [[1.0]]
+
+
+def test_unseen():
+    x = np.array([[1, 5.0, 1.0], [1, 7.0, 3.0], [2, 9.0, np.nan], [np.nan, 11.0, 5.0]])
+    new = np.array([[3, 8.0, 3.0], [np.nan, 8.0, 3.0], [2, 9.0, 3.0]])
+    by = {unseen: GroupedTransformer(0, unseen=unseen).fit(x) for unseen in ("global", "nan", "error")}
+    np.testing.assert_allclose(by["global"].transform(new), [[0, 0], [0, 0], [0, 0]], atol=1e-15)
+    np.testing.assert_array_equal(by["nan"].transform(new), [[np.nan] * 2, [np.nan] * 2, [0, np.nan]])
+    with pytest.raises(ValueError, match="unseen: expected keys seen in fit, as unseen='error', got 3 in row 0"):
+        by["error"].transform(new)
+    with pytest.raises(ValueError, match="got a missing key in row 0"):
+        by["error"].transform(new[1:])
+    assert by["error"].transform(new[2:])[0, 0] == 0
+
+
+@pytest.mark.parametrize("way", [{}, {"halflife": 20.0}], ids=str)
+def test_merge(way):
+    x = table(n=300, groups=12)
+    a, b = x[x[:, 1] < 8][:120], x[x[:, 1] > 3][120:]
+    t, other = (GroupedTransformer(1, **way).partial_fit(part) for part in (a, b))
+    before = pickle.dumps(other.means_)
+    merged = clone(t).partial_fit(a).merge(other)
+    assert pickle.dumps(other.means_) == before
+    assert merged.n_batches_seen_ == 2
+    assert merged.groups_.tolist() == [*t.groups_, *(k for k in other.groups_ if k not in t.groups_)]
+    for key, mean, var in zip(merged.groups_, merged.means_, merged.vars_, strict=True):
+        parts = [features(part[part[:, 1] == key]) for part in (a, b)]
+        some = [BatchNormTransformer(momentum=None, **way).partial_fit(part) for part in parts if len(part)]
+        one = some[0] if len(some) == 1 else some[0].merge(some[1])
+        np.testing.assert_allclose(mean, one.mean_, rtol=1e-13)
+        np.testing.assert_allclose(var, one.var_, rtol=1e-11)
+    if not way:
+        np.testing.assert_allclose(merged.whole_.mean, GroupedTransformer(1).fit(np.concatenate([a, b])).whole_.mean)
+    merged.partial_fit(x)
+
+
+def test_names_and_containers():
+    pd, pl, pa = (pytest.importorskip(name) for name in ("pandas", "polars", "pyarrow"))
+    x = frame(table())
+    x["key"] = pd.Series([None if np.isnan(k) else f"k{k:.0f}" for k in x["key"]], index=x.index, dtype=object)
+    t = GroupedTransformer("key").fit(x)
+    plain = t.transform(x)
+    assert type(plain) is np.ndarray
+    assert t.get_feature_names_out().tolist() == ["a", "b", "c"]
+    assert t.feature_names_in_.tolist() == ["a", "key", "b", "c"]
+    z = x.groupby("key").transform(lambda v: (v - v.mean()) / v.std(ddof=0))
+    np.testing.assert_allclose(plain[9:], z[9:], rtol=1e-9, atol=1e-9)
+    for other in (pl.from_pandas(x), pa.Table.from_pandas(x, preserve_index=False)):
+        np.testing.assert_allclose(t.transform(other), plain, rtol=1e-12, atol=1e-12)
+        again = GroupedTransformer("key").fit(other)
+        np.testing.assert_allclose(again.means_, t.means_)
+        assert again.groups_.tolist() == t.groups_.tolist()
+    t.set_output(transform="pandas")
+    y = t.transform(x)
+    assert list(y.columns) == ["a", "b", "c"]
+    assert (y.index == x.index).all()
+    back = t.inverse_transform(y, keys=x["key"])
+    np.testing.assert_allclose(back, x[["a", "b", "c"]], rtol=1e-13)
+    with pytest.raises(ValueError, match="keys: expected the keys of the rows"):
+        t.inverse_transform(y)
+    t.keep_keys = True
+    y = t.transform(x)
+    assert list(y.columns) == list(t.get_feature_names_out()) == ["a", "key", "b", "c"]
+    assert y["key"].equals(x["key"])
+    pd.testing.assert_frame_equal(t.inverse_transform(y), x, rtol=1e-12)
+    t.set_output(transform="polars")
+    y = t.transform(pl.from_pandas(x))
+    assert (type(y), y.columns) == (pl.DataFrame, ["a", "key", "b", "c"])
+    t.set_output(transform="default")
+    assert t.transform(x).dtype == object
+    assert t.transform(x)[0, 1] == x["key"].iloc[0]
+
+
+def test_numbers_keep_their_type():
+    x = table(missing=0)
+    assert GroupedTransformer(1).fit_transform(x.astype("f4")).dtype == np.float32
+    y = GroupedTransformer(1, keep_keys=True).fit_transform(x)
+    assert y.dtype == np.float64
+    np.testing.assert_array_equal(y[:, 1], x[:, 1])
+    counts = np.array([[0, 3], [0, 5], [1, 7]], np.int16)
+    assert GroupedTransformer(0).fit_transform(counts).tolist() == [[-1.0], [1.0], [0.0]]
+    mixed = [["a", 3.0], ["a", 5.0], ["b", 7.0]]
+    assert GroupedTransformer(0).fit_transform(mixed).tolist() == [[-1.0], [1.0], [0.0]]
+    assert GroupedTransformer(-2).fit(mixed).groups_.tolist() == ["a", "b"]
+
+
+def test_several_keys():
+    x = np.array([[1, 1, 5.0], [1, 2, 7.0], [1, 1, 9.0], [2, 1, 0.0]])
+    t = GroupedTransformer([0, 1]).fit(x)
+    assert t.groups_.tolist() == [(1, 1), (1, 2), (2, 1)]
+    assert t.means_.tolist() == [[7.0], [7.0], [0.0]]
+    np.testing.assert_allclose(t.inverse_transform([[1.0], [-1.0]], keys=[[1, 1], [1, 1]]), [[9.0], [5.0]])
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_saved_and_pickled(tmp_path, suffix, way):
+    x = frame(table())
+    x["key"] = [f"k{k}" for k in x["key"]]
+    t = GroupedTransformer("key", prior=2, unseen="nan", **way).fit(x[:200]).partial_fit(x[200:300])
+    t.save(tmp_path / f"t.{suffix}")
+    loaded = bnorm.load(tmp_path / f"t.{suffix}")
+    assert loaded.get_params() == t.get_params()
+    assert loaded.feature_names_in_.tolist() == t.feature_names_in_.tolist()
+    for again in (loaded, pickle.loads(pickle.dumps(t))):
+        again.partial_fit(x[300:])
+    t.partial_fit(x[300:])
+    for again in (loaded,):
+        assert again.groups_.tolist() == t.groups_.tolist()
+        np.testing.assert_array_equal(again.means_, t.means_)
+        np.testing.assert_array_equal(again.vars_, t.vars_)
+        np.testing.assert_array_equal(again.transform(x), t.transform(x))
+
+
+def test_damaged_files(tmp_path):
+    GroupedTransformer(0).fit([[1, 2.0], [2, 3.0]]).save(tmp_path / "t.npz")
+    config, entries = container.read("t", tmp_path / "t.npz")
+    arrays = {name: entry.array() for name, entry in entries.items()}
+    for change in (
+        {"places": [7]},
+        {"places": []},
+        {"kinds": ["string"]},
+        {"columns": 3},
+        {"batches": -1},
+        {"more": 1},
+        {"parameters": config["parameters"] | {"prior": -1}},
+        {"parameters": config["parameters"] | {"halflife": 1.0, "momentum": 0.1}},
+        {"names": ["a"]},
+    ):
+        container.write("t", tmp_path / "t.npz", config | change, arrays)
+        with pytest.raises(ValueError, match="expected a GroupedTransformer, got a damaged file"):
+            bnorm.load(tmp_path / "t.npz")
+    for name, a in (("key_0", np.array([1, 1])), ("rows", np.array([-1, 1])), ("running_var", -np.ones((2, 1)))):
+        container.write("t", tmp_path / "t.npz", config, arrays | {name: a})
+        with pytest.raises(ValueError, match="expected a GroupedTransformer, got a damaged file"):
+            bnorm.load(tmp_path / "t.npz")
+
+
+BAD = [
+    ({"by": "shop"}, None, ValueError, "by: expected positions, as X has no names of columns, got 'shop'"),
+    ({"by": 4}, None, ValueError, "by: expected positions below 4"),
+    ({"by": []}, None, ValueError, "by: expected at least one column"),
+    ({"by": [1, 1]}, None, ValueError, "by: expected at least one column, each once"),
+    ({"by": [1.5]}, None, TypeError, "by: expected names or positions"),
+    ({"by": True}, None, TypeError, "by: expected names or positions"),
+    ({"unseen": "zero"}, None, ValueError, "The 'unseen' parameter"),
+    ({"prior": -1.0}, None, ValueError, "The 'prior' parameter"),
+    ({"momentum": 0.1, "halflife": 3.0}, None, ValueError, "momentum: expected None beside halflife=3.0"),
+    ({"halflife": 5.0}, None, ValueError, "as this stream began"),
+    ({"by": 0}, None, ValueError, r"by: expected columns \[1\], as this stream began, got \[0\]"),
+    ({}, lambda x: x[:, :3], ValueError, "X has 3 features, but GroupedTransformer is expecting 4"),
+    ({}, lambda x: np.where(x == x[0, 0], np.inf, x), ValueError, "contains infinity"),
+    ({}, lambda x: x[:0], ValueError, "Found array with 0 sample"),
+    ({}, lambda x: frame(x).astype({"key": str}), TypeError, "by: column 'key': expected keys of kind 'number'"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "change", "error", "message"), BAD)
+@pytest.mark.filterwarnings("ignore:X has feature names")
+def test_an_error_changes_nothing(parameters, change, error, message):
+    x = table()
+    t = GroupedTransformer(1).fit(x)
+    before = pickle.dumps((t._groups.__dict__, t._places, t.n_features_in_))
+    t.set_params(**parameters)
+    with pytest.raises(error, match=message):
+        t.partial_fit(x if change is None else change(x))
+    assert pickle.dumps((t._groups.__dict__, t._places, t.n_features_in_)) == before
+    if change is not None and change(x).shape[1:] == (4,) and "kind" not in message:
+        with pytest.raises(error, match=message):
+            t.fit(change(x))
+        assert pickle.dumps((t._groups.__dict__, t._places, t.n_features_in_)) == before
+    with pytest.raises((ValueError, TypeError)):
+        t.partial_fit(x, sample_weight=-np.ones(len(x)))
+    assert pickle.dumps((t._groups.__dict__, t._places, t.n_features_in_)) == before
+
+
+def test_merge_refuses():
+    x = table()
+    t = GroupedTransformer(1).fit(x)
+    for other, error, message in (
+        (BatchNormTransformer().fit(x), TypeError, "expected a GroupedTransformer"),
+        (GroupedTransformer(1), NotFittedError, "not fitted yet"),
+        (GroupedTransformer(1, momentum=0.1).fit(x), ValueError, "depends on the order of its batches"),
+        (GroupedTransformer(1, halflife=3).fit(x), ValueError, "halflife: expected None, as here, got 3"),
+        (GroupedTransformer(1).fit(x[:, :3]), ValueError, "n_features_in_: expected 4"),
+        (GroupedTransformer(2).fit(x), ValueError, r"by: expected \[1\]"),
+        (GroupedTransformer(1).fit(np.where(np.arange(4) == 1, "a", x.astype(object))), TypeError, "of kind 'number'"),
+    ):
+        before = pickle.dumps(t._groups.__dict__)
+        with pytest.raises(error, match=message):
+            t.merge(other)
+        assert pickle.dumps(t._groups.__dict__) == before
+
+
+def test_keys_alone_are_no_table():
+    with pytest.raises(ValueError, match=r"expected features beside the keys, got 2 feature\(s\)"):
+        GroupedTransformer([0, 1]).fit([[1, 2]])
+
+
+def test_not_fitted():
+    for call in (lambda t: t.transform([[1, 2]]), lambda t: t.means_, lambda t: t.save("x.npz")):
+        with pytest.raises(NotFittedError):
+            call(GroupedTransformer(0))
+
+
+def test_routing_of_weights():
+    x = table(missing=0)
+    w = np.arange(len(x)) % 3 * 1.0
+    with config_context(enable_metadata_routing=True):
+        pipe = make_pipeline(GroupedTransformer(1).set_fit_request(sample_weight=True))
+        pipe.fit(x, sample_weight=w)
+    rows = w > 0
+    assert pipe[0].counts_.sum() == pytest.approx(3 * w[~np.isnan(x[:, 1])].sum())
+    other = GroupedTransformer(1).fit(x[rows], sample_weight=w[rows])
+    order, its = np.argsort(pipe[0].groups_), np.argsort(other.groups_)
+    np.testing.assert_allclose(pipe[0].means_[order], other.means_[its])
+
+
+def test_many_groups():
+    n = 200_000
+    x = np.empty((2 * n, 2))
+    x[:, 0], x[:, 1] = np.arange(2 * n) % n, np.arange(2 * n) // n
+    t = GroupedTransformer(0).fit(x)
+    assert len(t.groups_) == n
+    assert (t.transform(x)[:, 0] == np.repeat([-1.0, 1.0], n)).all()
+    assert t.partial_fit([[5, 3.5], [-1, 2.0]]).counts_[[5, -1]].tolist() == [[3], [1]]

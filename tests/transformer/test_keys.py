@@ -1,0 +1,120 @@
+"""Keys of groups: which values are equal, whatever library a column is of."""
+
+import datetime as dt
+
+import numpy as np
+import pytest
+
+from bnorm.transformer.keys import Index, read, restored, stored
+
+DAYS = [dt.date(2020, 1, 2), None, dt.date(2020, 1, 1), dt.date(2020, 1, 2)]
+NUMPY_DAYS = np.array(["2020-01-02", "NaT", "2020-01-01", "2020-01-02"], "M8[D]")
+CASES = {
+    "string": (["b", None, "a", "b"], ["b", "a"]),
+    "number": ([3, None, -1, 3], [3, -1]),
+    "bool": ([True, None, False, True], [True, False]),
+    "date": (DAYS, [1577923200000000, 1577836800000000]),
+}
+
+
+def codes_and_keys(column, name="k"):
+    keys = read("t", [(name, column)])
+    assert keys.codes.dtype == np.int32
+    return keys.kinds[0], keys.codes.tolist(), keys.keys
+
+
+def columns_of(kind, values):
+    yield values
+    yield np.array(values, object)
+    pd = pytest.importorskip("pandas")
+    yield pd.Series(values, dtype=object)
+    yield pd.Series(values, dtype=object).astype("category").cat.add_categories(["unused"] if kind == "string" else [])
+    pl, pa = pytest.importorskip("polars"), pytest.importorskip("pyarrow")
+    yield pl.Series(values)
+    yield pa.array(values)
+    yield pa.chunked_array([pa.array(values[:2], pa.array(values).type), pa.array(values[2:], pa.array(values).type)])
+    yield pa.array(values).slice(0)
+    if kind == "string":
+        yield pd.Series(values)
+        yield pl.Series(values, dtype=pl.Categorical)
+        yield pa.array(values).dictionary_encode()
+    if kind == "number":
+        yield np.array([3.0, np.nan, -1.0, 3.0], "f4")
+        yield pd.Series(values)
+        yield pd.Series(values, dtype="Int64")
+    if kind == "bool":
+        yield pd.Series(values, dtype="boolean")
+    if kind == "date":
+        yield NUMPY_DAYS
+        yield pd.Series(NUMPY_DAYS.astype("M8[ns]"))
+        yield pd.Series(NUMPY_DAYS.astype("M8[s]")).dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo")
+        yield pl.Series(values).cast(pl.Datetime("ms"))
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_one_key_whatever_the_library(kind):
+    values, keys = CASES[kind]
+    for column in columns_of(kind, values):
+        assert codes_and_keys(column) == (kind, [0, -1, 1, 0], keys), type(column)
+
+
+def test_arrays_of_one_type():
+    assert codes_and_keys(np.array(["b", "a", "b"])) == ("string", [0, 1, 0], ["b", "a"])
+    assert codes_and_keys(np.array([7, 2**63 - 1, 7], np.uint64)) == ("number", [0, 1, 0], [7, 2**63 - 1])
+    assert codes_and_keys(np.array([0.5, -0.0, 0.0])) == ("number", [0, 1, 1], [0.5, 0.0])
+    assert codes_and_keys(np.array([True, False])) == ("bool", [0, 1], [True, False])
+    assert codes_and_keys([None, float("nan")]) == (None, [-1, -1], [])
+    many = np.array([f"k{i % 7}" for i in range(5000)], object)
+    assert codes_and_keys(many)[2] == [f"k{i}" for i in range(7)]
+
+
+def test_several_columns():
+    keys = read("t", [("a", ["x", "y", None, "x", "y", "x"]), ("b", np.array([1, 1, 1, 2, 1, 1]))])
+    assert keys.keys == [("x", 1), ("y", 1), ("x", 2)]
+    assert keys.codes.tolist() == [0, 1, -1, 2, 1, 0]
+    rng = np.random.default_rng(0)
+    columns = [rng.integers(-1, n, 400) for n in (40, 30, 20, 10)]
+    keys = read("t", [("k", np.where(c < 0, np.nan, c)) for c in columns])
+    expected = list(zip(*(c.tolist() for c in columns), strict=True))
+    found = [keys.keys[c] if c >= 0 else None for c in keys.codes]
+    assert found == [None if -1 in key else key for key in expected]
+
+
+@pytest.mark.parametrize(
+    ("column", "error", "message"),
+    [
+        (["a", 1], TypeError, "expected keys of one kind, got 'a' and 1"),
+        (["a", True], TypeError, "expected keys of one kind"),
+        ([object()], TypeError, "expected strings, numbers, bools or dates, got object"),
+        (np.ones(2, complex), TypeError, "got dtype complex128"),
+        (np.ones((2, 2)), ValueError, r"expected a column, got shape \(2, 2\)"),
+        (np.array([2**63], np.uint64), ValueError, "expected integers below 2"),
+        ([2**64], ValueError, "expected integers of 64 bits"),
+        (np.array([1], "M8[ns]"), ValueError, "expected times that microseconds can hold"),
+    ],
+)
+def test_errors(column, error, message):
+    with pytest.raises(error, match=f"^t: by: column k: .*{message}"):
+        read("t", [("k", column)])
+
+
+def test_an_index_grows_and_is_stored():
+    index, names = Index(2), ["a", "b"]
+    first = read("t", [("a", ["x", "é\ud800"]), ("b", NUMPY_DAYS[[0, 2]])])
+    assert index.find("t", first, names).tolist() == [-1, -1]
+    index.add(first.keys, first.kinds)
+    more = read("t", [("a", ["é\ud800", "z"]), ("b", NUMPY_DAYS[[2, 2]])])
+    assert index.find("t", more, names).tolist() == [1, -1]
+    kinds, arrays = stored(index)
+    again = restored(kinds, arrays, 2)
+    assert (again.keys, again.kinds, again.array().tolist()) == (index.keys, index.kinds, index.array().tolist())
+    with pytest.raises(TypeError, match="by: column a: expected keys of kind 'string', as in fit, got 'number'"):
+        index.find("t", read("t", [("a", [1]), ("b", NUMPY_DAYS[:1])]), names)
+    for column in (np.array([1, 5, 2]), np.array([0.5, 2.0]), np.array([True, False])):
+        index = Index(1)
+        keys = read("t", [("k", column)])
+        index.add(keys.keys, keys.kinds)
+        assert index.array().tolist() == column.tolist()
+        assert restored(*stored(index), len(column)).keys == keys.keys
+    with pytest.raises(ValueError, match="keys of"):
+        restored(["number"], {"key_0": np.array([1, 1])}, 2)
