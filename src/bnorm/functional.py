@@ -279,9 +279,8 @@ def moments(
         Whether to keep the sums as integers, which are rounded once, at the end. Then the result does not depend on the
         order of the values, and can be subtracted. Weights must be a mask or integers. Arrays on a GPU are copied.
     groups : array_like of integers, optional
-        The group of each value, 0 to n_groups - 1, or -1 for none, of the shape of x without its channel axis, or (N,).
-        Then count, mean and m2 have the shape (n_groups, C), from one pass over x, with the same bits for any number of
-        threads. x must be in the machine's memory, and exact False.
+        The group of each value, 0 to n_groups - 1, or -1 for none, in the shape of weights. Then count, mean and m2
+        have the shape (n_groups, C). x must be in the machine's memory, and exact False.
     n_groups : int, optional
         The number of groups: by default the largest of `groups`, and 1.
 
@@ -307,8 +306,7 @@ def moments(
     skipna, exact = checks.flag(who, "skipna", skipna), checks.flag(who, "exact", exact)
     if groups is not None:
         return grouping.moments(who, x, axis, groups, n_groups, weight, skipna, exact)
-    if n_groups is not None:
-        raise ValueError(f"{who}: n_groups: expected None, as groups is None, got {n_groups!r}")
+    grouping.refuse_number(who, n_groups)
     if (engine := engine_of(x)) is not None:
         return _moments_of_blocks(engine, who, x, axis, weight, skipna, exact)
     if exact:

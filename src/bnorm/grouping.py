@@ -52,6 +52,12 @@ def moments(
         ) from None
 
 
+def refuse_number(who: str, n_groups: Any) -> None:
+    """ValueError for a number of groups without groups."""
+    if n_groups is not None:
+        raise ValueError(f"{who}: n_groups: expected None, as groups is None, got {n_groups!r}")
+
+
 def _codes(who: str, groups: ArrayLike, n_groups: int | None, layout: view.Layout) -> tuple[ndarray, int]:
     """Codes as the kernels take them, and the number of groups."""
     given = checks.real(who, "groups", groups, ndarray)
