@@ -58,6 +58,13 @@ def test_few_rows_or_few_columns_are_shared_out(shape):
 
 @openmp
 @linux
+def test_a_team_without_cores():
+    """The runtime's threads spin while they wait for one that does not run: milliseconds a call."""
+    output("processes.py", "a_team_without_cores", OMP_NUM_THREADS=2, OPENBLAS_NUM_THREADS=1)
+
+
+@openmp
+@linux
 def test_threads_that_the_system_refuses():
     """OpenMP runtimes end the process there."""
     output("processes.py", "threads_that_the_system_refuses", OMP_NUM_THREADS=3, OPENBLAS_NUM_THREADS=1)

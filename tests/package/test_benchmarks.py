@@ -12,6 +12,7 @@ from benchmarks import __main__ as suite
 from benchmarks import (
     adapters,
     bounds,
+    busy,
     copying,
     exact,
     growth,
@@ -467,3 +468,9 @@ def test_bounds_are_measured():
 def test_the_threshold_finds_its_constant():
     source = (threshold.ROOT / "src/bnorm/kernels/cpu/threads.pyx").read_text(encoding="utf-8")
     assert len(threshold.CONSTANT.findall(source)) == 1
+
+
+def test_a_busy_machine_is_measured():
+    with busy.neighbours(1):
+        found = busy.compare(busy.cases()["transform (10000, 20)"], 2, duration=0.01, blocks=2)
+    assert all(0 < median <= late for median, late in found)

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 
 import numpy as np
 
@@ -62,6 +63,24 @@ def threads_that_were_set():
     assert helpers(answer) == 0
     bnorm.set_num_threads(5)
     assert helpers(answer) == 4
+
+
+def a_team_without_cores():
+    """OMP_NUM_THREADS=2, both on one core: a call takes about as long as with one thread, and others use the core."""
+    x = np.zeros((1024, 256), "f4")
+    F.batch_norm(x)  # the runtime has seen all cores: it would not let its threads wait otherwise
+    for thread in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {min(os.sched_getaffinity(0))})
+    took = {}
+    for n in (1, 2):
+        bnorm.set_num_threads(n)
+        took[n] = []
+        for _ in range(1000):
+            begun = time.perf_counter()
+            F.batch_norm(x)
+            took[n].append(time.perf_counter() - begun)
+    one, two = np.quantile(took[1], 0.5), np.quantile(took[2], [0.5, 0.9])
+    assert (two < 3 * one).all(), (one, two)
 
 
 def threads_that_the_system_refuses():

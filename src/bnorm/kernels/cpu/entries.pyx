@@ -29,7 +29,7 @@ from bnorm.kernels.cpu.jobs cimport (
     row_task_t,
     task_t,
 )
-from bnorm.kernels.cpu.threads cimport threads_for
+from bnorm.kernels.cpu.threads cimport share, threads_for
 
 from bnorm.kernels.activation import IDENTITY
 

@@ -159,21 +159,31 @@ cdef bint scattered(const Job* job, size_t n_bytes) noexcept nogil:
     return n_bytes >= <size_t>(threads * SCATTERED)
 
 
-cdef void run_span(task_t task, Job* job, Py_ssize_t begin, Py_ssize_t end, bint backwards) noexcept nogil:
-    cdef Py_ssize_t t
+cdef struct Run:
+    task_t task
+    Job* job
+    Py_ssize_t tasks
+    int threads
+    bint backwards
+
+
+cdef void run_share(void* run, Py_ssize_t i) noexcept nogil:
+    """The tasks of the i-th thread."""
+    cdef Run* r = <Run*>run
+    cdef Py_ssize_t begin = r.tasks * i // r.threads, end = r.tasks * (i + 1) // r.threads, t
     for t in range(begin, end):
-        task(job, begin + end - 1 - t if backwards else t)
+        r.task(r.job, begin + end - 1 - t if r.backwards else t)
 
 
 cdef void run(task_t task, Job* job, bint backwards) noexcept nogil:
     """Run all tasks of a job. A thread gets the same share in each pass, so its data may still be in its cache."""
-    cdef Py_ssize_t n = job.pieces * job.groups, i
+    cdef Py_ssize_t n = job.pieces * job.groups
     cdef int threads = threads_for(job.outer * job.channels * job.inner, n)
+    cdef Run r = Run(task, job, n, threads, backwards)
     if threads == 1:
-        run_span(task, job, 0, n, backwards)
+        run_share(&r, 0)
     else:
-        for i in prange(threads, schedule="static", chunksize=1, num_threads=threads):
-            run_span(task, job, n * i // threads, n * (i + 1) // threads, backwards)
+        share(run_share, &r, threads)
 
 
 cdef void run_map(Job* job) noexcept nogil:

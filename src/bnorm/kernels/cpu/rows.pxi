@@ -88,15 +88,26 @@ cdef int row_threads(const RowJob* job) noexcept nogil:
     return threads_for(job.outer * job.groups * (values + ROW), job.pieces * job.cuts)
 
 
+cdef struct RowRun:
+    RowJob* job
+    char* memory
+    int threads
+
+
+cdef void run_row_share(void* run, Py_ssize_t i) noexcept nogil:
+    """The tasks of the i-th thread, with memory of its own."""
+    cdef RowRun* r = <RowRun*>run
+    cdef Py_ssize_t n = r.job.pieces * r.job.cuts
+    run_row_span(r.job, n * i // r.threads, n * (i + 1) // r.threads, r.memory + i * 2 * columns_size(r.job))
+
+
 cdef void run_rows(RowJob* job, int threads, char* memory) noexcept nogil:
     """Run all tasks, with memory for twice the columns of each thread."""
-    cdef Py_ssize_t n = job.pieces * job.cuts, i
-    cdef size_t size = 2 * columns_size(job)
+    cdef RowRun r = RowRun(job, memory, threads)
     if threads == 1:
-        run_row_span(job, 0, n, memory)
+        run_row_share(&r, 0)
     else:
-        for i in prange(threads, schedule="static", chunksize=1, num_threads=threads):
-            run_row_span(job, n * i // threads, n * (i + 1) // threads, memory + i * size)
+        share(run_row_share, &r, threads)
 
 
 cdef int check_room(const RowJob* job) except -1:

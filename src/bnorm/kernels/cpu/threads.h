@@ -1,6 +1,8 @@
 /* OpenMP's names where there is OpenMP, their serial meaning where there is not. */
 #ifndef BNORM_THREADS_H
 #define BNORM_THREADS_H
+#include <stddef.h>
+#include <time.h>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -9,7 +11,82 @@
 #define BN_OPENMP 0
 static inline int omp_get_max_threads(void) { return 1; }
 static inline void omp_set_num_threads(int n) { (void)n; }
+static inline double omp_get_wtime(void) { return 0.0; }
 #endif
+
+#ifdef _MSC_VER
+#define BN_OF_THREAD __declspec(thread)
+#else
+#define BN_OF_THREAD __thread
+#endif
+
+/* On a busy machine the system gives a thread's core to others for milliseconds: the team waits for that thread, and what
+ * spins meanwhile is in the way of it. If sharing took longer than the caller alone would have needed, by the processor
+ * time of its own part, the caller works alone for a while: so many times as long as that took, longer each time it
+ * happens again. Results do not depend on it. To read processor time takes most of a microsecond, so it is read only
+ * after something took long; until then the time on the clock stands for it. */
+#define BN_SLACK 1e-4   /* seconds: to wake a team that sleeps */
+#define BN_LONG 5e-4    /* seconds: no system interrupts a thread for less */
+#define BN_WATCHED 16   /* how often processor time is read after something took long */
+#define BN_REST 16.0    /* a team that comes too late takes a sixteenth of the time, and one call in many */
+#define BN_LONGEST 2.0  /* seconds */
+
+typedef void (*bn_part)(void *job, ptrdiff_t i);
+
+static BN_OF_THREAD double bn_alone_until = 0.0, bn_rest = BN_REST;
+static BN_OF_THREAD int bn_watched = BN_WATCHED;
+
+static inline double bn_processor_time(void)
+{
+#ifdef CLOCK_THREAD_CPUTIME_ID
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+#else
+    return omp_get_wtime();
+#endif
+}
+
+static inline int bn_alone(void)
+{
+    if (bn_alone_until == 0.0)
+        return 0;
+    if (omp_get_wtime() < bn_alone_until)
+        return 1;
+    bn_alone_until = 0.0;
+    return 0;
+}
+
+static inline void bn_trust(void)
+{
+    bn_alone_until = 0.0;
+    bn_rest = BN_REST;
+}
+
+/* part(job, i) for every i below threads, each on a thread of its own: the caller's is the first. */
+static inline void bn_share(bn_part part, void *job, int threads)
+{
+    const int watched = bn_watched;
+    const double begun = omp_get_wtime(), used = watched ? bn_processor_time() : begun;
+    double own = 0.0, took, rest;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+#endif
+    for (int i = 0; i < threads; i++) {
+        part(job, i);
+        if (i == 0)
+            own = (watched ? bn_processor_time() : omp_get_wtime()) - used;
+    }
+    took = omp_get_wtime() - begun;
+    bn_watched = took > BN_LONG ? BN_WATCHED : watched - (watched > 0);
+    if (took > threads * own + BN_SLACK) {
+        rest = bn_rest * took < BN_LONGEST ? bn_rest * took : BN_LONGEST;
+        bn_alone_until = begun + took + rest;
+        bn_rest = bn_rest < 16.0 * BN_REST ? 2.0 * bn_rest : bn_rest;
+    } else {
+        bn_rest = BN_REST;
+    }
+}
 
 /* How many of n threads a parallel region may have: all, or as many as this thread's last one had. OpenMP runtimes end the
  * process where the system refuses them a thread, so as many are started here first, all at once, and ended again: with
@@ -22,7 +99,7 @@ static inline void omp_set_num_threads(int n) { (void)n; }
 
 #define BN_RECORDS ((size_t)1 << 20)
 
-static __thread int bn_team = 1;
+static BN_OF_THREAD int bn_team = 1;
 static pthread_attr_t bn_worker;    /* attributes of a worker thread */
 
 /* Read a stack size as GNU's runtime does: a number of KiB, or with a unit. Returns 0 if it is absent or wrong. */

@@ -10,11 +10,14 @@ cdef extern from "threads.h" nogil:
     int bn_release_workers()
     int bn_startable(int)
     void bn_read_environment()
+    bint bn_alone()
+    void bn_trust()
+    void bn_share(part_t, void*, int)
 
 cdef enum:
     # Below this many values a call stays on one thread: at 2 cores a second thread that is idle makes calls of 65,536
-    # float32 values (256 KiB) 1.15 to 1.6 times as fast, and those of half as many hardly. It costs milliseconds when
-    # its core is taken, since the OpenMP runtime spins at its barrier. benchmarks/threshold.py measures it.
+    # float32 values (256 KiB) 1.15 to 1.6 times as fast, and those of half as many hardly. benchmarks/threshold.py
+    # measures it.
     SERIAL = 65536
 
 bn_read_environment()
@@ -25,12 +28,17 @@ cdef bint serial = False    # in a forked child whose runtime cannot start threa
 
 cdef int threads_for(Py_ssize_t values, Py_ssize_t tasks) noexcept nogil:
     """The number of threads for a call on that many values, in that many tasks."""
-    if values < SERIAL or tasks < 2:
+    if values < SERIAL or tasks < 2 or bn_alone():
         return 1
     cdef int n = allowed()
     if n > tasks:
         n = <int>tasks
     return n if n == 1 else bn_startable(n)
+
+
+cdef void share(part_t part, void* job, int threads) noexcept nogil:
+    """Run part(job, i) for every i below threads, each on a thread of its own."""
+    bn_share(part, job, threads)
 
 
 cdef int allowed() noexcept nogil:
@@ -61,6 +69,7 @@ def set_num_threads(n):
         raise ValueError(f"set_num_threads: n: expected 1 to 65535, got {n}")
     limit = n
     omp_set_num_threads(n)
+    bn_trust()
 
 
 def get_num_threads():

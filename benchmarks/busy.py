@@ -1,0 +1,103 @@
+"""What does a busy machine cost? `python -m benchmarks.busy`: one thread against all, beside processes that compute.
+
+Each case is measured in turns, a block of calls with one thread and then one with all, while no, one and two processes
+per core do nothing but count. The table has, for all threads, the median and the ninth decile of a call over those of
+one thread in the same minute. A team that waits for a thread without a core shows in the second.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+import bnorm
+from bnorm import functional
+
+from .text import aligned
+
+COUNTING = "while True: pass"
+BLOCK = 0.4  # seconds of one setting, then of the other
+BLOCKS = 6  # of each
+
+
+def cases() -> dict[str, Callable[[], object]]:
+    rng = np.random.default_rng(0)
+
+    def table(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape, dtype=np.float32)
+
+    small, large, rows, flat = table(1024, 256), table(1_000_000, 32), table(4096, 768), table(10_000, 20)
+    fitted = bnorm.BatchNormTransformer(momentum=None).fit(flat)
+    return {
+        "batch norm (1024, 256)": lambda: functional.batch_norm(small),
+        "batch norm (1000000, 32)": lambda: functional.batch_norm(large),
+        "layer norm (4096, 768)": lambda: functional.layer_norm(rows, normalized_shape=768),
+        "transform (10000, 20)": lambda: fitted.transform(flat),
+    }
+
+
+@contextmanager
+def neighbours(n: int) -> Iterator[None]:
+    """n processes that compute."""
+    running = [subprocess.Popen([sys.executable, "-c", COUNTING]) for _ in range(n)]
+    try:
+        time.sleep(0.2 if n else 0.0)
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def block(call: Callable[[], object], threads: int, duration: float) -> list[float]:
+    """Seconds of each call with so many threads."""
+    before = bnorm.get_num_threads()
+    bnorm.set_num_threads(threads)
+    try:
+        took, end = [], time.perf_counter() + duration
+        while (now := time.perf_counter()) < end:
+            call()
+            took.append(time.perf_counter() - now)
+        return took
+    finally:
+        bnorm.set_num_threads(before)
+
+
+def compare(
+    call: Callable[[], object], threads: int, duration: float = BLOCK, blocks: int = BLOCKS
+) -> list[list[float]]:
+    """Median and ninth decile of a call in seconds, with one thread and with all."""
+    took: dict[int, list[float]] = {1: [], threads: []}
+    call()
+    for _ in range(blocks):
+        for n, some in took.items():
+            some += block(call, n, duration)
+    return [list(np.quantile(some, [0.5, 0.9])) for some in took.values()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.busy", description=__doc__)
+    parser.add_argument("--busy", type=int, nargs="+", default=[0, 1, 2], help="processes per core")
+    options = parser.parse_args()
+    threads, cores = bnorm.get_num_threads(), len(os.sched_getaffinity(0))
+    if threads < 2:
+        raise SystemExit("one thread is all there is here")
+    lines = [["case", "busy processes per core", "1 thread, ms", "all, ms", "ratio", "9th decile: 1", "all", "ratio"]]
+    for busy in options.busy:
+        with neighbours(busy * cores):
+            for name, call in cases().items():
+                one, every = compare(call, threads)
+                line = [name, f"{busy}"]
+                for a, b in zip(one, every, strict=True):
+                    line += [f"{1e3 * a:.3f}", f"{1e3 * b:.3f}", f"{b / a:.2f}"]
+                lines.append(line)
+    print("\n".join(aligned(lines, 1)))
+
+
+if __name__ == "__main__":
+    main()
