@@ -354,5 +354,5 @@ def test_functions_of_one_family_take_the_same_options():
     assert (
         set(F.layer_norm.__kwdefaults__)
         == set(F.rms_norm.__kwdefaults__)
-        == {"eps", "activation", "negative_slope", "out"}
+        == {"eps", "activation", "negative_slope", "residual", "out"}
     )

@@ -77,6 +77,11 @@ def get_num_threads():
     return allowed()
 
 
+def resting():
+    """Whether this thread works alone for a while, because others of its team came too late."""
+    return bool(bn_alone())
+
+
 def limit_caller(int n):
     """Limit large calls from this thread, and only from this thread, to n threads. Returns the old limit."""
     cdef int before = omp_get_max_threads()
