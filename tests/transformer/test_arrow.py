@@ -171,3 +171,17 @@ def test_what_does_not_fit():
     assert_same(t.mean_, before)
     with pytest.raises(ValueError, match="infinity"):
         BatchNormTransformer(momentum=None).fit(table(bad), sample_weight=np.r_[np.ones(5), 0, np.ones(994)])
+
+
+def test_decimals_are_the_nearest_floats():
+    from decimal import Decimal
+
+    from bnorm import arrow
+
+    for digits, scale in ((6, 3), (18, 9), (38, 20), (15, 15)):
+        numbers = [Decimal(int(n)).scaleb(-scale) for n in rng.integers(-(10**6), 10**6, 200)]
+        array = pa.array([None, *numbers, None], pa.decimal128(digits, scale)).slice(1)
+        assert arrow.values(array)[:-1].tolist() == [float(n) for n in numbers]
+        assert np.isnan(arrow.values(array)[-1])
+    wide = [Decimal("12345678901234567890.5"), Decimal(0)]
+    np.testing.assert_allclose(arrow.values(pa.array(wide)), [float(n) for n in wide], rtol=1e-15)
