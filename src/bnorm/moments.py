@@ -125,6 +125,10 @@ class Moments:
         items = list(items)
         return type(items[0])._beside(items)
 
+    def picked(self, channels: list[int]) -> "Moments":
+        """The moments of these channels, in this order."""
+        return self.from_parts(self._parts[:, channels].copy(order="C"))
+
     @classmethod
     def _merged(cls, items: list["Moments"]) -> "Moments":
         first = items[0]._parts

@@ -1,7 +1,9 @@
 """The examples of Dask and MPI, run as a person runs them, on little."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 
 import pytest
 
@@ -36,3 +38,14 @@ def test_a_table_of_files():
     assert "100% Completed" in done.stdout
     assert number("means within", done.stdout) < 1e-11
     assert number("variances within", done.stdout) < 1e-11
+
+
+@pytest.mark.engines
+@pytest.mark.skipif(find_spec("pyspark") is None, reason="not installed: pyspark")
+@pytest.mark.skipif(which("java") is None, reason="no Java: Debian has openjdk-17-jre-headless")
+def test_a_table_of_spark():
+    done = child.run(EXAMPLES / "spark_table.py", "--rows", 20_000, "--master", "local[2]", timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert number("means within", done.stdout) < 1e-11
+    assert number("variances within", done.stdout) < 1e-11
+    assert len(set(re.findall(r"^  ([0-9a-f]{32})$", done.stdout, re.MULTILINE))) == 1

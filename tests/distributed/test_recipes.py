@@ -1,13 +1,16 @@
 """The scripts of docs/distributed.md, run as they stand there."""
 
 import re
+import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 import child
+from bnorm import BatchNormTransformer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text(encoding="utf-8")
 TABLE = np.random.default_rng(0).normal(5, 2, (10_000, 8))
@@ -25,7 +28,6 @@ def scripts(section):
         ("joblib", "joblib"),
         ("concurrent.futures", None),
         ("multiprocessing, with transformers", None),
-        ("Ray", "ray"),
     ],
 )
 def test_engines(section, engine, tmp_path):
@@ -48,3 +50,37 @@ def test_dask_and_ranks():
     assert type(names["y"]).__module__.startswith("dask")
     np.testing.assert_allclose(names["everywhere"].mean_, names["t"].mean_)
     np.testing.assert_allclose(names["t"].var_, np.full(8, 4.0), rtol=0.05)
+
+
+class Together:
+    """Beam's CombineFn, as a runner calls it: bundles in any order, accumulators through pickles."""
+
+    @classmethod
+    def run(cls, combine, bundles):
+        states = []
+        for bundle in bundles:
+            state = combine.create_accumulator()
+            for element in bundle:
+                state = combine.add_input(state, element)
+            states.append(combine.compact(state))
+        return combine.extract_output(combine.merge_accumulators(iter(states)))
+
+    def compact(self, state):
+        return state
+
+
+def test_the_engine_of_the_documentation(monkeypatch):
+    pa = pytest.importorskip("pyarrow")
+    beam = ModuleType("apache_beam")
+    beam.CombineFn = Together
+    monkeypatch.setitem(sys.modules, "apache_beam", beam)
+    names = {}
+    (script,) = scripts("A new engine")
+    exec(compile(script, "docs/distributed.md", "exec"), names)
+    columns = {name: TABLE[:, i] for i, name in enumerate("abc")}
+    bundles = [[pa.table({name: x[at] for name, x in columns.items()})] for at in (slice(9), slice(9, 4000))]
+    last = pa.RecordBatch.from_pydict({name: x[4000:] for name, x in columns.items()})
+    t = Together.run(names["Fit"](BatchNormTransformer(), list("abc")), [*bundles, [], [last, last.slice(0, 0)]])
+    np.testing.assert_allclose(t.mean_, TABLE[:, :3].mean(axis=0))
+    np.testing.assert_allclose(t.var_, TABLE[:, :3].var(axis=0))
+    assert list(t.feature_names_in_) == list("abc")

@@ -46,6 +46,9 @@ FLOORS = {
     "bnorm.functional": 3,
     "bnorm.second": 3,
     "bnorm.distributed": 3,
+    "bnorm.distributed.engine": 4,  # it fits transformers
+    "bnorm.distributed.ray": 4,
+    "bnorm.distributed.spark": 4,
     "bnorm.layers": 4,
     "bnorm.streams": 4,
     "bnorm.transformer": 4,

@@ -7,19 +7,17 @@ neighbouring blocks are merged in their order, so the result does not depend on 
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import isnan, nan
-from typing import Any, TypeVar
+from typing import Any
 
 import dask
 import dask.array as da
 import numpy as np
 
 from bnorm.checks import FLOATS
-from bnorm.kernels.cpu.threads import limit_caller
+from bnorm.kernels.engines import serially
 
 NAME = "Dask"
 FAN_IN = 8  # neighbours that one task merges
-
-Result = TypeVar("Result")
 
 
 def in_memory(name: str) -> str:
@@ -74,6 +72,81 @@ class Collection:
         if self._is_frame:
             return self._X.map_partitions(self._convert, meta=self._like)
         return self._X.map_blocks(self._convert, dtype=self._like.dtype, meta=self._like)
+
+
+def fit(t: Any, data: Any, columns: Sequence[str] | None = None, sample_weight: Any = None) -> Any:
+    """Fit a transformer to the rows of a Dask DataFrame or array, as `t.fit` does. It computes at once.
+
+    Parameters
+    ----------
+    t : BatchNormTransformer
+        After an error it is as it was.
+    data : dask.dataframe.DataFrame or dask.array.Array
+        NaN is a missing value.
+    columns : sequence of str, optional
+        The features, columns of a DataFrame. By default all columns of numbers and bools.
+    sample_weight : str, Series or array, optional
+        The weights of the rows, or the name of their column.
+
+    Returns
+    -------
+    BatchNormTransformer
+        t itself.
+    """
+    if isinstance(sample_weight, str):
+        _refuse_unknown("dask.fit", data, [sample_weight])
+        columns = _numbers(data, sample_weight) if columns is None else columns
+        sample_weight = data[sample_weight]
+    return t.fit(_chosen("dask.fit", data, columns), sample_weight=sample_weight)
+
+
+def transform(t: Any, data: Any, columns: Sequence[str] | None = None) -> Any:
+    """Normalize the features of a fitted transformer in a Dask DataFrame or array, lazily; other columns are untouched.
+
+    Parameters
+    ----------
+    t : BatchNormTransformer
+    data : dask.dataframe.DataFrame or dask.array.Array
+    columns : sequence of str, optional
+        The columns of the features of a DataFrame, if they have no names. By default all columns of numbers.
+
+    Returns
+    -------
+    dask.dataframe.DataFrame or dask.array.Array
+    """
+    names = getattr(t, "feature_names_in_", None) if hasattr(type(data), "to_dask_array") else None
+    if names is not None and columns is not None:
+        raise ValueError(f"dask.transform: columns: expected None, as the features have names, got {list(columns)}")
+    chosen = _chosen("dask.transform", data, columns if names is None else list(names))
+    y = t.transform(chosen)
+    if chosen is data:
+        return y
+    return data.map_partitions(_replaced, y, meta=_replaced(data._meta, y._meta))
+
+
+def _replaced(frame: Any, columns: Any) -> Any:
+    """A frame with these columns instead of its own of these names."""
+    return frame.assign(**{name: columns[name] for name in columns.columns})
+
+
+def _chosen(who: str, data: Any, columns: Any) -> Any:
+    if not hasattr(type(data), "to_dask_array"):
+        if columns is not None:
+            raise ValueError(f"{who}: columns: expected None for an array, got {columns!r}")
+        return array_of(who, "data", data)
+    columns = _numbers(data) if columns is None else [columns] if isinstance(columns, str) else list(columns)
+    _refuse_unknown(who, data, columns)
+    return data if columns == list(data.columns) else data[columns]
+
+
+def _numbers(data: Any, *but: str) -> list[Any]:
+    return [name for name, dtype in data.dtypes.items() if dtype.kind in "biuf" and name not in but]
+
+
+def _refuse_unknown(who: str, data: Any, columns: Sequence[str]) -> None:
+    for name in columns:
+        if name not in data.columns:
+            raise ValueError(f"{who}: expected a column {name!r}, got {', '.join(map(repr, data.columns))}")
 
 
 def _sample(who: str, x: Any) -> Any:
@@ -163,15 +236,6 @@ def aligned(who: str, name: str, weight: Any, x: Any, axis: int) -> Any:
             )
         return w
     return w.rechunk(wanted)
-
-
-def serially(*blocks: Any, function: Callable[..., Result]) -> Result:
-    """The function of these blocks, on one thread: the scheduler runs other blocks at the same time."""
-    before = limit_caller(1)
-    try:
-        return function(*blocks)
-    finally:
-        limit_caller(before)
 
 
 def tree(items: Sequence[Any], merge: Callable[[list[Any]], Any]) -> Any:

@@ -61,35 +61,48 @@ def write(who: str, path: Any, config: Config, arrays: Mapping[str, ndarray], su
 
     suffix: that of the format, if the name of the file does not tell.
     """
-    suffix = suffix or suffix_of(who, path)
-    text = json.dumps({"format": VERSION} | config, separators=(",", ":"))
-    dense = {name: np.asarray(a, order="C") for name, a in arrays.items()}
-    data = _safetensors(text, dense) if suffix == SAFETENSORS else _npz(text, dense)
+    data = dumped(config, arrays, suffix or suffix_of(who, path))
     with replacing(path, durable=True) as file:
         file.write(data)
+
+
+def dumped(config: Config, arrays: Mapping[str, ndarray], suffix: str = SAFETENSORS) -> bytes:
+    """The bytes of such a file."""
+    text = json.dumps({"format": VERSION} | config, separators=(",", ":"))
+    dense = {name: np.asarray(a, order="C") for name, a in arrays.items()}
+    return _safetensors(text, dense) if suffix == SAFETENSORS else _npz(text, dense)
 
 
 def read(who: str, path: Any, suffix: str | None = None) -> tuple[Config, dict[str, Entry]]:
     """The configuration of a file, and its arrays, not read yet; ValueError unless it is a sound state file."""
     suffix = suffix or suffix_of(who, path)
+    return _read(f"{who}: {os.fspath(path)}", lambda: _content(path, MAGIC[suffix]), suffix)
+
+
+def loaded(who: str, data: bytes) -> tuple[Config, dict[str, Entry]]:
+    """The reverse of `dumped`; ValueError unless these are sound bytes."""
+    return _read(who, lambda: data, SAFETENSORS)
+
+
+def _read(where: str, content: Callable[[], bytes], suffix: str) -> tuple[Config, dict[str, Entry]]:
     try:
-        data = _content(path, MAGIC[suffix])
+        data = content()
         text, entries = _from_safetensors(data) if suffix == SAFETENSORS else _from_npz(data)
         config = json.loads(text)
     except RecursionError:
-        raise ValueError(f"{who}: {os.fspath(path)}: expected a state file, got JSON nested too deeply") from None
+        raise ValueError(f"{where}: expected a state file, got JSON nested too deeply") from None
     except OSError:
         raise
     except NotOursError as error:
-        raise ValueError(f"{who}: {os.fspath(path)}: expected a state file of bnorm, got a file {error}") from None
+        raise ValueError(f"{where}: expected a state file of bnorm, got a file {error}") from None
     except Exception as error:  # whatever parsers make of bytes that may be anything
-        raise ValueError(f"{who}: {os.fspath(path)}: expected a state file, got a damaged one: {error}") from None
+        raise ValueError(f"{where}: expected a state file, got a damaged one: {error}") from None
     if not isinstance(config, dict) or type(config.get("format")) is not int or config["format"] < 1:
-        raise ValueError(f"{who}: {os.fspath(path)}: expected a configuration with a format number, got {text[:80]!r}")
+        raise ValueError(f"{where}: expected a configuration with a format number, got {text[:80]!r}")
     if config["format"] > VERSION:
         raise ValueError(
-            f"{who}: {os.fspath(path)}: expected format {VERSION} or older, got {config['format']}: a newer "
-            "bnorm wrote it, and is needed to read it"
+            f"{where}: expected format {VERSION} or older, got {config['format']}: a newer bnorm wrote it, and is "
+            "needed to read it"
         )
     return config, entries
 

@@ -6,8 +6,13 @@ there is a collection: engines are recognized through `sys.modules`.
 """
 
 import sys
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+from bnorm.kernels.cpu.threads import limit_caller
+
+Result = TypeVar("Result")
 
 
 class Engine(NamedTuple):
@@ -28,3 +33,12 @@ def engine_of(value: object) -> Any:
         if library is not None and getattr(library, test)(value):
             return import_module(module)
     return None
+
+
+def serially(*blocks: Any, function: Callable[..., Result]) -> Result:
+    """The function of these blocks, on one thread: the engine computes other blocks at the same time."""
+    before = limit_caller(1)
+    try:
+        return function(*blocks)
+    finally:
+        limit_caller(before)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy import ndarray
@@ -16,6 +16,7 @@ from bnorm.kernels.engines import engine_of
 from bnorm.running import AVERAGE, FADE
 from bnorm.transformer.blocks import Blocks
 from bnorm.transformer.durations import compared
+from bnorm.transformer.known import Known
 from bnorm.transformer.sklearn_private import get_namespace, output_config
 from bnorm.transformer.tables import WHO, Dense, InColumns, Table
 
@@ -37,6 +38,8 @@ def plain(X: Any, kind: Any, writeable: bool = False, integers: bool = True) -> 
 
 def new_table(estimator: Any, X: Any) -> tuple[Table, ndarray | None]:
     """X as a table of any array type, and the names of its features. It may contain infinity."""
+    if isinstance(X, Known):
+        return cast(Table, X), X.names  # it does what `fit` needs
     engine = engine_of(X)
     kind = kind_of(X if engine is None else engine.Collection(WHO, X).sample) or ndarray
     if plain(X, kind):

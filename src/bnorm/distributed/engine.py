@@ -1,0 +1,286 @@
+"""What engines share: record batches become bytes on the workers, and the bytes, in their order, statistics.
+
+A new engine gives the record batches of each partition to `Reading.state`, all states to `Reading.fit`, and every batch
+to a `Map`. `docs/distributed.md` shows one.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm import arrow
+from bnorm.distributed import vectors
+from bnorm.distributed.sums import NUMBER as NUMBER
+from bnorm.distributed.sums import UNKNOWN, Sums, empty, merged_in_order
+from bnorm.kernels.engines import serially
+from bnorm.moments import Moments
+from bnorm.transformer.known import Known
+from bnorm.transformer.tables import Dense, InColumns, infinite
+from bnorm.transformer.weights import refuse_no_weight
+
+NONE = b""  # the state of no rows
+VECTOR = 1
+
+
+def kind_of(kind: Any) -> int | None:
+    """NUMBER, VECTOR, UNKNOWN for the type of columns without values, or None for columns of anything else."""
+    from pyarrow import types
+
+    if types.is_null(kind):
+        return UNKNOWN
+    if arrow.is_number(kind, bools=True):
+        return NUMBER
+    return VECTOR if vectors.is_vector(kind) else None
+
+
+class Reading(NamedTuple):
+    """What is read of a table. It is sent to the workers.
+
+    columns  of the features: numbers, bools, or vectors of one length each; by default all that are such
+    weight   the column of the weights of rows
+    """
+
+    who: str
+    columns: tuple[str, ...]
+    weight: str | None = None
+    exact: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        who: str,
+        kinds: Mapping[str, int | None],
+        columns: Sequence[str] | None,
+        sample_weight: str | None,
+        exact: bool = False,
+    ) -> "Reading":
+        """The columns that were asked for, checked; by default all numbers and vectors of the table."""
+        if columns is None:
+            columns = [name for name, kind in kinds.items() if kind is not None and name != sample_weight]
+        reading = cls.given(who, columns, sample_weight, exact)
+        for name in reading.names:
+            if name not in kinds:
+                raise unknown(who, name, kinds)
+            if kinds[name] is None:
+                raise ValueError(f"{who}: column {name!r}: expected numbers or vectors of numbers, got another type")
+        return reading
+
+    @classmethod
+    def given(cls, who: str, columns: Any, sample_weight: Any = None, exact: bool = False) -> "Reading":
+        """These columns of a table that is not known yet."""
+        if sample_weight is not None and not isinstance(sample_weight, str):
+            raise TypeError(f"{who}: sample_weight: expected the name of a column, got {type(sample_weight).__name__}")
+        return cls(who, _named(who, columns), sample_weight, bool(exact))
+
+    @property
+    def names(self) -> list[str]:
+        """All columns that are read."""
+        return list(dict.fromkeys([*self.columns, *([] if self.weight is None else [self.weight])]))
+
+    def state(self, batches: Iterable[Any]) -> bytes:
+        """The state of the rows of pyarrow's record batches, or tables; NONE without rows."""
+        found = (serially(batch, function=self._sums) for some in batches for batch in _batches(some) if batch.num_rows)
+        return self._bytes(merged_in_order(partial(Sums.merged, self.who), found))
+
+    def attempt(self, batches: Iterable[Any]) -> dict[str, list[Any]]:
+        """The columns "state" and "error" of one row: wrong data is no failure of a worker, which would be repeated."""
+        try:
+            return {"state": [self.state(batches)], "error": [None]}
+        except ValueError as error:
+            return {"state": [NONE], "error": [str(error)]}
+
+    @staticmethod
+    def attempted(rows: Iterable[Any]) -> list[bytes]:
+        """The states of such rows."""
+        rows = list(rows)
+        for row in rows:
+            if row["error"] is not None:
+                raise ValueError(row["error"])
+        return [bytes(row["state"]) for row in rows]
+
+    def merged(self, states: Iterable[bytes]) -> bytes:
+        """The state of the rows of all states."""
+        return self._bytes(self._together(states))
+
+    def moments(self, states: Iterable[bytes]) -> Moments:
+        """The moments of all rows, for each feature."""
+        return self._whole(states).moments
+
+    def fit(self, t: Any, states: Iterable[bytes]) -> Any:
+        """Fit a transformer to the rows of all states. After an error it is as it was."""
+        sums = self._whole(states)
+        if self.weight is not None:
+            refuse_no_weight(sums.weight)
+        return t.fit(Known(sums.features(), sums.moments, sums.rows), sample_weight=self.weight)
+
+    @staticmethod
+    def _bytes(sums: Sums | None) -> bytes:
+        return NONE if sums is None else sums.to_bytes()
+
+    def _together(self, states: Iterable[bytes]) -> Sums | None:
+        some = (Sums.from_bytes(self.who, state) for state in states if state != NONE)
+        return merged_in_order(partial(Sums.merged, self.who), some)
+
+    def _whole(self, states: Iterable[bytes]) -> Sums:
+        sums = self._together(states)
+        if sums is None:
+            raise ValueError(f"{self.who}: found 0 sample(s) in columns {list(self.columns)}, expected at least 1")
+        return sums.complete()
+
+    def _sums(self, batch: Any) -> Sums:
+        for name in self.names:
+            if name not in batch.schema.names:
+                raise unknown(self.who, name, batch.schema.names)
+        weight = None if self.weight is None else self._weights(batch)
+        widths, found = [], []
+        for wide, table in self._tables(batch):
+            widths += wide
+            if table is not None:
+                found.append(table.exact(weight) if self.exact else Moments.from_parts(table.parts(weight)))
+        moments = Moments.beside(found) if found else empty(self.exact, 0)
+        total = float(batch.num_rows if weight is None else weight.sum())
+        return Sums(self.columns, tuple(widths), moments, batch.num_rows, total)
+
+    def _weights(self, batch: Any) -> Any:
+        column = batch.column(self.weight)
+        if kind_of(column.type) != NUMBER:
+            raise ValueError(f"{self.who}: column {self.weight!r}: expected numbers, got {column.type}")
+        w = arrow.values(column).astype(np.float64)
+        return Dense(np.empty((len(w), 0))).weights(w, some=False)
+
+    def _tables(self, batch: Any) -> Iterator[tuple[list[int], Any]]:
+        """The features as tables, with the widths of their columns. Numbers that are neighbours are one table."""
+        kinds = [_kind(self.who, name, batch.column(name)) for name in self.columns]
+        for kind, run in groupby(zip(kinds, self.columns, strict=True), key=lambda pair: pair[0]):
+            names = [name for _, name in run]
+            if kind == NUMBER:
+                columns = [arrow.values(batch.column(name)) for name in names]
+                yield [NUMBER] * len(names), InColumns(arrow.Columns([columns]))
+                continue
+            for name in names:
+                x = None if kind == UNKNOWN else vectors.rows_of(self.who, name, batch.column(name))
+                yield ([UNKNOWN], None) if x is None else ([x.shape[1]], Dense(x))
+
+
+class Map(NamedTuple):
+    """(x - mean) scale + shift of some columns; all others pass untouched. It is sent to the workers.
+
+    columns  with the place of the first feature of each, and how many there are
+    stats    (5, features), as the kernels take them
+    """
+
+    who: str
+    columns: dict[str, tuple[int, int]]
+    stats: ndarray
+
+    @classmethod
+    def of(cls, who: str, t: Any, kinds: Mapping[str, int | None], columns: Sequence[str] | None) -> "Map":
+        """That of a fitted transformer. columns: of its features, where they have no names."""
+        t._check_fitted()
+        names = t.__dict__.get("feature_names_in_")
+        if names is not None:
+            if columns is not None:
+                raise ValueError(f"{who}: columns: expected None, as the features have names, got {list(columns)}")
+            places = _places(who, list(names), kinds)
+        else:
+            places = _unnamed(who, t.n_features_in_, Reading.of(who, kinds, columns, None).columns, kinds)
+        return cls(who, places, np.array(t._state.forward()))
+
+    def table(self, table: Any) -> Any:
+        """A pyarrow Table."""
+        import pyarrow as pa
+
+        batches = [self.batch(batch) for batch in table.to_batches()]
+        fields = [self.field(field) for field in table.schema]
+        return pa.Table.from_batches(batches, pa.schema(fields, table.schema.metadata))
+
+    def batch(self, batch: Any) -> Any:
+        """A pyarrow RecordBatch."""
+        import pyarrow as pa
+
+        schema = pa.schema(map(self.field, batch.schema), batch.schema.metadata)
+        columns = [
+            serially(name, column, function=self._mapped) if name in self.columns else column
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        ]
+        if lost := [name for name in self.columns if name not in batch.schema.names]:
+            raise unknown(self.who, lost[0], batch.schema.names)
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def field(self, field: Any) -> Any:
+        """The field of a column in the result."""
+        return field.with_type(vectors.result_type(field.type)) if field.name in self.columns else field
+
+    def _mapped(self, name: str, column: Any) -> Any:
+        start, features = self.columns[name]
+        stats = self.stats[:, start : start + features]
+        if _kind(self.who, name, column) == VECTOR:
+            x = vectors.rows_of(self.who, name, column)
+            if x is not None and x.shape[1] != features:
+                raise ValueError(
+                    f"{self.who}: column {name!r}: expected vectors of length {features}, got {x.shape[1]}"
+                )
+            return vectors.array(None if x is None else Dense(x).mapped(np.ascontiguousarray(stats), False), column)
+        x = arrow.values(column)
+        out = np.empty_like(x)
+        try:
+            arrow.normalize(x, np.ascontiguousarray(stats), out)
+        except FloatingPointError:
+            raise infinite(x) from None
+        return arrow.array(out, column)
+
+
+def unknown(who: str, name: str, known: Iterable[str]) -> ValueError:
+    """The error for a column that a table does not have."""
+    return ValueError(f"{who}: expected a column {name!r}, got {', '.join(map(repr, known))}")
+
+
+def _named(who: str, columns: Any) -> tuple[str, ...]:
+    names = [columns] if isinstance(columns, str) else list(columns)
+    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise ValueError(f"{who}: columns: expected names of columns, each once, at least one, got {names}")
+    return tuple(names)
+
+
+def _kind(who: str, name: str, column: Any) -> int:
+    kind = kind_of(column.type)
+    if kind is None:
+        raise ValueError(f"{who}: column {name!r}: expected numbers or vectors of numbers, got {column.type}")
+    return kind
+
+
+def _batches(table: Any) -> list[Any]:
+    return table.to_batches() if hasattr(table, "to_batches") else [table]
+
+
+def _places(who: str, names: list[str], known: Collection[str]) -> dict[str, tuple[int, int]]:
+    """The columns of features with these names: a[0], a[1], ... are the items of vectors in a column a."""
+    places: dict[str, tuple[int, int]] = {}
+    for i, name in enumerate(names):
+        column = name if name in known or not name.endswith("]") else name[: name.rindex("[")]
+        start, n = places.get(column, (i, 0))
+        places[column] = start, n + 1
+    for column in places:
+        if column not in known:
+            raise unknown(who, column, known)
+    return places
+
+
+def _unnamed(
+    who: str, features: int, columns: Sequence[str], kinds: Mapping[str, int | None]
+) -> dict[str, tuple[int, int]]:
+    """The places of features without names, in the order of the columns. At most one column has vectors."""
+    wide = [name for name in columns if kinds[name] == VECTOR]
+    length = features - (len(columns) - len(wide))
+    if len(wide) > 1 or length < 0 or (length == 0) != (not wide):
+        raise ValueError(f"{who}: columns: expected columns of {features} features, got {', '.join(columns)}")
+    places, start = {}, 0
+    for name in columns:
+        n = length if name in wide else 1
+        places[name] = start, n
+        start += n
+    return places

@@ -1,0 +1,166 @@
+"""Ray Data: statistics of a Dataset in one pass, its normalization, an aggregate for groups, and a preprocessor.
+
+Each block becomes one small state, which is bytes. Ray returns them in any order, so they are merged in the order of
+their bytes: the same blocks give the same bits.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from ray.data import Dataset
+from ray.data.aggregate import AggregateFn
+from ray.data.preprocessor import Preprocessor
+
+from bnorm.distributed.engine import NONE, Map, Reading, kind_of
+from bnorm.moments import Moments
+
+AGGREGATE = "ray.MomentsAggregate"
+IN_PLACE = {"batch_format": "pyarrow", "batch_size": None, "zero_copy_batch": True}  # block by block
+
+
+def fit(t: Any, data: Dataset, columns: Sequence[str] | None = None, sample_weight: str | None = None) -> Any:
+    """Fit a transformer to the rows of a Dataset, as `t.fit` does to a table in memory. It computes at once.
+
+    Parameters
+    ----------
+    t : BatchNormTransformer
+        After an error it is as it was.
+    data : ray.data.Dataset
+        A null is a missing value.
+    columns : sequence of str, optional
+        Columns of numbers or bools, which are features of that name, or of vectors (tensors, or lists of numbers) of
+        one length: the features of a column x are x[0], x[1], and so on. By default all such columns.
+    sample_weight : str, optional
+        The column of the weights of the rows.
+
+    Returns
+    -------
+    BatchNormTransformer
+        t itself.
+    """
+    reading = Reading.of("ray.fit", _kinds(data), columns, sample_weight, t.exact)
+    return reading.fit(t, _states(reading, data))
+
+
+def moments(
+    data: Dataset, columns: Sequence[str] | None = None, sample_weight: str | None = None, exact: bool = False
+) -> Moments:
+    """The moments of columns of a Dataset; arguments as for `fit`. exact: keep sums as integers."""
+    reading = Reading.of("ray.moments", _kinds(data), columns, sample_weight, exact)
+    return reading.moments(_states(reading, data))
+
+
+def transform(t: Any, data: Dataset, columns: Sequence[str] | None = None) -> Dataset:
+    """Normalize the features of a fitted transformer in a Dataset, lazily; other columns are untouched.
+
+    The result uses the transformer as it is now. Columns of floats keep their type, others become float64.
+
+    Parameters
+    ----------
+    t : BatchNormTransformer
+    data : ray.data.Dataset
+    columns : sequence of str, optional
+        The columns of the features, if they have no names. By default all columns of numbers and vectors.
+
+    Returns
+    -------
+    ray.data.Dataset
+    """
+    return data.map_batches(Map.of("ray.transform", t, _kinds(data), columns).table, **IN_PLACE)
+
+
+class MomentsAggregate(AggregateFn):  # type: ignore[misc]
+    """An aggregate for `ds.aggregate` and `ds.groupby(key).aggregate`: the state of the rows, as bytes.
+
+    `MomentsAggregate.moments(state)` makes Moments of one. `Moments.merge` merges them with those of other data.
+
+    Parameters
+    ----------
+    columns : sequence of str
+        As for `fit`.
+    sample_weight : str, optional
+        The column of the weights of the rows.
+    exact : bool, default=False
+        Whether to keep sums as integers.
+    name : str, default="moments"
+        The column of the result.
+    """
+
+    # Not an AggregateFnV2, before which Ray drops all columns but one.
+
+    def __init__(
+        self, columns: Sequence[str], sample_weight: str | None = None, exact: bool = False, name: str = "moments"
+    ) -> None:
+        reading = Reading.given(AGGREGATE, columns, sample_weight, exact)
+
+        def accumulated(state: bytes, block: Any) -> bytes:
+            table = block if isinstance(block, pa.Table) else pa.Table.from_pandas(block)
+            return reading.merged([state, reading.state([table])])
+
+        super().__init__(
+            init=lambda key: NONE,
+            merge=lambda a, b: reading.merged([a, b]),
+            name=name,
+            accumulate_block=accumulated,
+        )
+
+    @staticmethod
+    def moments(state: bytes) -> Moments:
+        """The moments of a state, for each feature."""
+        return Reading(AGGREGATE, ()).moments([state])
+
+
+class BatchNormPreprocessor(Preprocessor):  # type: ignore[misc]
+    """A transformer as a preprocessor of Ray: `fit`, `transform`, `fit_transform` and `transform_batch`.
+
+    Parameters
+    ----------
+    columns : sequence of str
+        As for `fit`.
+    transformer : BatchNormTransformer, optional
+        What to fit; a copy is. By default one with momentum=None.
+
+    Attributes
+    ----------
+    transformer_ : BatchNormTransformer
+        The fitted one.
+    """
+
+    def __init__(self, columns: Sequence[str], transformer: Any = None) -> None:
+        super().__init__()
+        self.columns, self.transformer = list(columns), transformer
+
+    def _fit(self, ds: Dataset) -> Preprocessor:
+        from sklearn import clone
+
+        from bnorm.transformer import BatchNormTransformer
+
+        asked = BatchNormTransformer(momentum=None) if self.transformer is None else self.transformer
+        self.transformer_ = fit(clone(asked), ds, self.columns)
+        return self
+
+    def _transform_arrow(self, table: pa.Table) -> pa.Table:
+        return Map.of("ray.transform", self.transformer_, _kinds_of(table.schema), None).table(table)
+
+
+def _states(reading: Reading, data: Dataset) -> list[bytes]:
+    """One state for each block that has rows."""
+    rows = data.select_columns(reading.names).map_batches(partial(_of_block, reading), **IN_PLACE).iter_rows()
+    return sorted(Reading.attempted(rows))
+
+
+def _of_block(reading: Reading, table: pa.Table) -> pa.Table:
+    return pa.table(reading.attempt([table]), pa.schema({"state": pa.binary(), "error": pa.string()}))
+
+
+def _kinds(data: Dataset) -> dict[str, int | None]:
+    schema = data.schema()
+    return {} if schema is None else _kinds_of(schema.base_schema)
+
+
+def _kinds_of(schema: Any) -> dict[str, int | None]:
+    if not isinstance(schema, pa.Schema):  # that of pandas blocks
+        schema = pa.schema(list(zip(schema.names, schema.types, strict=True)))
+    return {field.name: kind_of(field.type) for field in schema}

@@ -1,0 +1,123 @@
+"""Spark: statistics of a DataFrame in one pass, and its normalization. Classic sessions and Spark Connect alike.
+
+Each partition is a stream of record batches in a Python process of a worker, which returns one small state; Spark's
+driver merges them in the order of the partitions. A partition that is computed again counts once.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from pyspark.sql import types
+
+from bnorm.distributed.engine import NUMBER, VECTOR, Map, Reading
+from bnorm.moments import Moments
+
+STATES = "partition bigint, state binary, error string"
+
+
+def fit(t: Any, data: Any, columns: Sequence[str] | None = None, sample_weight: str | None = None) -> Any:
+    """Fit a transformer to the rows of a DataFrame, as `t.fit` does to a table in memory. It computes at once.
+
+    Parameters
+    ----------
+    t : BatchNormTransformer
+        After an error it is as it was.
+    data : pyspark.sql.DataFrame
+        A null is a missing value.
+    columns : sequence of str, optional
+        Columns of numbers or bools, which are features of that name, or of vectors (`VectorUDT`, or arrays of numbers)
+        of one length: the features of a column x are x[0], x[1], and so on. By default all such columns.
+    sample_weight : str, optional
+        The column of the weights of the rows.
+
+    Returns
+    -------
+    BatchNormTransformer
+        t itself.
+    """
+    reading = Reading.of("spark.fit", _kinds(data), columns, sample_weight, t.exact)
+    return reading.fit(t, _states(reading, data))
+
+
+def moments(
+    data: Any, columns: Sequence[str] | None = None, sample_weight: str | None = None, exact: bool = False
+) -> Moments:
+    """The moments of columns of a DataFrame; arguments as for `fit`. exact: keep sums as integers."""
+    reading = Reading.of("spark.moments", _kinds(data), columns, sample_weight, exact)
+    return reading.moments(_states(reading, data))
+
+
+def transform(t: Any, data: Any, columns: Sequence[str] | None = None) -> Any:
+    """Normalize the features of a fitted transformer in a DataFrame, lazily; other columns are untouched.
+
+    The result uses the transformer as it is now. Columns of float and double keep their type, others become double.
+
+    Parameters
+    ----------
+    t : BatchNormTransformer
+    data : pyspark.sql.DataFrame
+    columns : sequence of str, optional
+        The columns of the features, if they have no names. By default all columns of numbers and vectors.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+    """
+    mapping = Map.of("spark.transform", t, _kinds(data), columns)
+    fields = [_normalized(field) if field.name in mapping.columns else field for field in data.schema.fields]
+    return _in_arrow(data, partial(_mapped, mapping), types.StructType(fields))
+
+
+def _states(reading: Reading, data: Any) -> list[bytes]:
+    """One state for each partition that has rows, in the order of the partitions."""
+    columns = ["`" + name.replace("`", "``") + "`" for name in reading.names]
+    rows = _in_arrow(data.select(*columns), partial(_of_partition, reading), STATES).collect()
+    return Reading.attempted(sorted(rows, key=lambda row: row["partition"]))
+
+
+def _in_arrow(data: Any, function: Callable[[Iterator[Any]], Iterator[Any]], schema: Any) -> Any:
+    """`mapInArrow`, which by itself cannot find columns with names such as a.b."""
+    safe = data.toDF(*(f"c{i}" for i in range(len(data.columns))))
+    return safe.mapInArrow(partial(_renamed, function, data.columns), schema)
+
+
+def _renamed(
+    function: Callable[[Iterator[Any]], Iterator[Any]], names: list[str], batches: Iterator[Any]
+) -> Iterator[Any]:
+    return function(batch.rename_columns(names) for batch in batches)
+
+
+def _of_partition(reading: Reading, batches: Iterator[Any]) -> Iterator[Any]:
+    """A record batch of one row."""
+    import pyarrow as pa
+    from pyspark import TaskContext
+
+    row = reading.attempt(batches)
+    context: Any = TaskContext.get()
+    types = {"partition": pa.int64(), "state": pa.binary(), "error": pa.string()}
+    yield pa.RecordBatch.from_pydict({"partition": [context.partitionId()], **row}, pa.schema(types))
+
+
+def _mapped(mapping: Map, batches: Iterator[Any]) -> Iterator[Any]:
+    return map(mapping.batch, batches)
+
+
+def _kinds(data: Any) -> dict[str, int | None]:
+    return {field.name: _kind(field.dataType) for field in data.schema.fields}
+
+
+def _kind(kind: Any) -> int | None:
+    if isinstance(kind, types.NumericType | types.BooleanType | types.NullType):
+        return NUMBER
+    listed = isinstance(kind, types.ArrayType) and _kind(kind.elementType) == NUMBER
+    return VECTOR if listed or type(kind).__name__ == "VectorUDT" else None
+
+
+def _normalized(field: Any) -> Any:
+    kind = field.dataType
+    if isinstance(kind, types.ArrayType) and not isinstance(kind.elementType, types.FloatType):
+        kind = types.ArrayType(types.DoubleType())
+    elif _kind(kind) == NUMBER and not isinstance(kind, types.FloatType):
+        kind = types.DoubleType()
+    return types.StructField(field.name, kind, field.nullable, field.metadata)

@@ -1,0 +1,32 @@
+"""A table that was read somewhere else: its sums are known, and nothing more."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm.moments import Moments
+
+
+class Known:
+    """What `BatchNormTransformer.fit` asks of a table. sample_weight of that call only tells whether there are weights.
+
+    names: of the features. found: their moments, exact ones for a transformer whose sums are exact.
+    """
+
+    kind = ndarray
+    dtype = np.dtype(np.float64)
+
+    def __init__(self, names: Sequence[str], found: Moments, rows: int) -> None:
+        self.names = np.array(names, object)
+        self.shape, self.rows, self._found = (rows, len(names)), rows, found
+
+    def weights(self, sample_weight: Any, some: bool = True) -> Any:
+        return sample_weight
+
+    def parts(self, weight: Any) -> ndarray:
+        return self._found.parts.copy()
+
+    def exact(self, weight: Any) -> Moments:
+        return self._found

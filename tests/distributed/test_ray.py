@@ -1,0 +1,171 @@
+"""Real Ray, on this machine."""
+
+import os
+import sys
+from functools import partial
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bnorm
+from engine_tables import COLUMNS, FEATURES, close, table
+
+pa = pytest.importorskip("pyarrow")
+
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.skipif(find_spec("ray") is None, reason="not installed: ray"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray's own pipes and files
+]
+
+
+@pytest.fixture(scope="module")
+def ray():
+    os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    import ray
+    import ray.data
+
+    paths = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
+    environment = {"env_vars": {"PYTHONPATH": paths}}
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", runtime_env=environment)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def engine(ray):
+    from bnorm.distributed import ray as engine
+
+    return engine
+
+
+def in_parts(ray):
+    """The table in blocks, of which some are empty and one has one row."""
+    data, _ = table()
+    cuts = [0, 0, 1, 60, 60, 130, 200]
+    return ray.data.from_arrow([data.slice(a, b - a) for a, b in pairwise(cuts)])
+
+
+def fitted(**mode):
+    return bnorm.BatchNormTransformer(**mode).fit(table()[1])
+
+
+def test_statistics_are_those_of_one_machine(ray, engine):
+    ds = in_parts(ray)
+    t = engine.fit(bnorm.BatchNormTransformer(momentum=None), ds, COLUMNS)
+    close(t, fitted())
+    assert list(t.feature_names_in_) == FEATURES
+    weights = table()[0]["w"].to_numpy()
+    weighted = engine.fit(bnorm.BatchNormTransformer(ddof=1), ds, COLUMNS, sample_weight="w")
+    close(weighted, bnorm.BatchNormTransformer(ddof=1).fit(table()[1], sample_weight=weights))
+    again = engine.fit(bnorm.BatchNormTransformer(momentum=None), ds, COLUMNS)
+    assert t.mean_.tobytes() + t.var_.tobytes() == again.mean_.tobytes() + again.var_.tobytes()
+
+
+def test_one_digest(ray, engine):
+    want = fitted(momentum=None, exact=True).digest()
+    for ds in (in_parts(ray), in_parts(ray).repartition(3)):
+        t = engine.fit(bnorm.BatchNormTransformer(momentum=None, exact=True), ds, COLUMNS)
+        assert t.digest() == want
+    assert engine.moments(ds, COLUMNS, exact=True).digest() == want
+
+
+def test_transform(ray, engine):
+    t, (data, x) = fitted(momentum=None), table()
+    y = t.transform(x)
+    t.feature_names_in_ = np.array(FEATURES, object)
+    lazy = engine.transform(t, in_parts(ray))
+    t.running_mean_ = 0 * t.running_mean_
+    got = pa.concat_tables(ray.get(lazy.to_arrow_refs())).sort_by("s")
+    order = np.argsort(data["s"].to_pylist())
+    assert got.column_names == data.column_names
+    assert got["w"].to_pylist() == data["w"].take(order).to_pylist()
+    for i, name in enumerate("aibdf"):
+        assert got[name].type == (pa.float32() if name == "f" else pa.float64())
+        assert got[name].null_count == data[name].null_count
+        numbers = np.array(got[name].to_pylist(), float)
+        np.testing.assert_allclose(numbers, y[order, i], atol=1e-6 if name == "f" else 1e-13)
+    rows = [[np.nan] * 2 if row is None else row for row in got["l"].to_pylist()]
+    np.testing.assert_allclose(rows, y[order, 5:], atol=1e-13)
+
+
+def test_tensors(ray, engine):
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    ds = ray.data.from_numpy(np.array_split(x, 3))
+    t = engine.fit(bnorm.BatchNormTransformer(momentum=None), ds)
+    np.testing.assert_allclose(t.mean_, x.mean(axis=0))
+    got = np.concatenate([batch["data"] for batch in engine.transform(t, ds).iter_batches(batch_format="numpy")])
+    np.testing.assert_allclose(np.sort(got, axis=0), np.sort(t.layer_(x), axis=0))
+
+
+def test_types_differ_from_file_to_file(ray, engine):
+    x = np.arange(12.0)
+    files = [pa.table({"a": pa.array(x[:4], pa.int8())}), pa.table({"a": x[4:8]}), pa.table({"a": pa.nulls(4)})]
+    ds = ray.data.from_arrow(files)
+    t = engine.fit(bnorm.BatchNormTransformer(momentum=None), ds, ["a"])
+    np.testing.assert_allclose([t.mean_[0], t.var_[0]], [x[:8].mean(), x[:8].var()], rtol=1e-14)
+    got = [row["a"] for row in engine.transform(t, ds).iter_rows()]
+    assert sorted(v for v in got if v is not None) == pytest.approx(list((x[:8] - 3.5) / x[:8].std()))
+    assert got.count(None) == 4
+
+
+def test_the_aggregate(ray, engine):
+    _, x = table()
+    ds = in_parts(ray)
+    aggregate = engine.MomentsAggregate(["a", "d"], exact=True)
+    whole = engine.MomentsAggregate.moments(ds.aggregate(aggregate)["moments"])
+    assert whole.digest() == engine.moments(ds, ["a", "d"], exact=True).digest()
+    rows = ds.groupby("i").aggregate(aggregate).take_all()
+    assert len(rows) == 10
+    for row in rows:
+        got = engine.MomentsAggregate.moments(row["moments"])
+        want = bnorm.functional.moments(x[x[:, 1] == row["i"]][:, [0, 3]], exact=True, skipna=True)
+        assert got == want
+    assert bnorm.Moments.merge(engine.MomentsAggregate.moments(row["moments"]) for row in rows) == whole
+
+
+def test_the_preprocessor(ray, engine):
+    import pandas as pd
+
+    scaler = engine.BatchNormPreprocessor(["a", "f"], bnorm.BatchNormTransformer(momentum=None, ddof=1))
+    got = pa.concat_tables(ray.get(scaler.fit_transform(in_parts(ray)).to_arrow_refs()))
+    close(scaler.transformer_, bnorm.BatchNormTransformer(momentum=None, ddof=1).fit(table()[1][:, [0, 4]]))
+    assert np.nanstd(np.array(got["a"].to_pylist(), float), ddof=1) == pytest.approx(1)
+    frame = scaler.transform_batch(pd.DataFrame({"a": [1e6], "f": [5.0], "s": ["x"]}))
+    np.testing.assert_allclose(frame[["a", "f"]], scaler.transformer_.transform(pd.DataFrame({"a": [1e6], "f": [5.0]})))
+
+
+def dies_once(mark, block):
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return block
+    os._exit(1)
+
+
+def test_a_worker_that_is_killed(ray, engine, tmp_path):
+    mark = tmp_path / "killed"
+    ds = in_parts(ray).map_batches(partial(dies_once, mark), batch_format="pyarrow", batch_size=None)
+    t = engine.fit(bnorm.BatchNormTransformer(momentum=None), ds, COLUMNS)
+    assert mark.exists()
+    close(t, fitted())
+
+
+def test_errors_change_nothing(ray, engine):
+    t = fitted(momentum=None)
+    before = t.mean_.copy()
+    ds = ray.data.from_arrow([pa.table({"a": [1.0, v], "s": ["x", "y"]}) for v in (2.0, np.inf)])
+    for asked, message in (
+        (["z"], "ray.fit: expected a column 'z', got 'a', 's'"),
+        (["s"], "column 's': expected numbers"),
+        (None, "Input X contains infinity"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            engine.fit(t, ds, asked)
+    np.testing.assert_array_equal(t.mean_, before)

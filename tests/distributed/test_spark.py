@@ -1,0 +1,166 @@
+"""Real Spark: local, a cluster of processes, and Spark Connect. A Java is needed."""
+
+import re
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bnorm
+import child
+
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:distutils Version classes are deprecated:DeprecationWarning"),
+    pytest.mark.skipif(find_spec("pyspark") is None, reason="not installed: pyspark"),
+    pytest.mark.skipif(shutil.which("java") is None, reason="no Java: Debian has openjdk-17-jre-headless"),
+]
+
+
+@pytest.fixture(scope="module")
+def here():
+    import spark_jobs
+
+    session = spark_jobs.session("local[2,3]")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    import spark_jobs
+
+    return spark_jobs
+
+
+@pytest.fixture(scope="module")
+def spark():
+    from bnorm.distributed import spark
+
+    return spark
+
+
+def test_statistics_are_those_of_one_machine(here, jobs):
+    jobs.statistics(here)
+
+
+def test_a_worker_that_is_killed(here, jobs):
+    jobs.worker_killed(here)
+
+
+@pytest.mark.parametrize("mode", [{"momentum": 0.2, "ddof": 1}, {"halflife": 9.0}], ids=str)
+def test_weights_and_modes(here, jobs, spark, mode):
+    data, x = jobs.table()
+    t = spark.fit(bnorm.BatchNormTransformer(**mode), jobs.in_parts(here), jobs.COLUMNS, sample_weight="w")
+    jobs.close(t, bnorm.BatchNormTransformer(**mode).fit(x, sample_weight=data["w"].to_numpy()))
+    assert list(spark.moments(jobs.in_parts(here), ["a", "l"]).count) == [171, 177, 177]
+
+
+def test_transform(here, jobs, spark):
+    """Lazy, of the same rows; types and nulls stay, and other columns."""
+    from pyspark.sql import types
+
+    t, (data, x) = jobs.fitted(momentum=None), jobs.table()
+    y = t.transform(x)
+    t.feature_names_in_ = np.array(jobs.FEATURES, object)
+    df = jobs.in_parts(here)
+    lazy = spark.transform(t, df)
+    t.running_mean_ = 0 * t.running_mean_  # what is lazy does not see it
+    kinds = dict(zip(lazy.columns, (field.dataType for field in lazy.schema), strict=True))
+    assert kinds["f"] == types.FloatType()
+    assert {kinds[name] for name in "aibd"} == {types.DoubleType()}
+    got = {row["s"]: row for row in lazy.collect()}
+    assert len(got) == len(x)
+    for text, w, values in zip(data["s"].to_pylist(), data["w"].to_pylist(), y, strict=True):
+        row = got[text]
+        assert row["w"] == w
+        numbers = [row[name] for name in "aibdf"] + (row["l"] or [None, None])
+        assert [number is None for number in numbers] == np.isnan(values).tolist()
+        np.testing.assert_allclose(np.array(numbers, float), values, atol=1e-6)
+        np.testing.assert_allclose(np.array(numbers[:4], float), values[:4], rtol=1e-13, atol=1e-13)
+
+
+def test_spark_vectors(here, spark):
+    """Dense and sparse ones, and one that is missing."""
+    from pyspark.ml.linalg import DenseVector, SparseVector, VectorUDT
+    from pyspark.sql.types import StructType
+
+    x = np.array([[1.0, 0.0, 3.0], [0.0, 5.0, 0.0], [np.nan] * 3, [2.0, 2.0, 2.0]])
+    vectors = [DenseVector(x[0]), SparseVector(3, [1], [5.0]), None, DenseVector(x[3])]
+    df = here.createDataFrame([(v,) for v in vectors], StructType().add("v", VectorUDT())).repartition(3)
+    t = spark.fit(bnorm.BatchNormTransformer(momentum=None), df)
+    want = bnorm.BatchNormTransformer(momentum=None).fit(x)
+    np.testing.assert_allclose(t.mean_, want.mean_)
+    np.testing.assert_allclose(t.var_, want.var_)
+    got = [row["v"] for row in spark.transform(t, df).collect()]
+    assert got.count(None) == 1
+    arrays = sorted(list(v) for v in got if v is not None)
+    np.testing.assert_allclose(arrays, sorted(map(list, want.transform(x[[0, 1, 3]]))))
+
+
+def test_types_differ_from_file_to_file(here, spark, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    x = np.arange(12.0)
+    pq.write_table(pa.table({"a": pa.array(x[:6], pa.int32())}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"a": x[6:]}), tmp_path / "2.parquet")
+    df = here.read.schema("a double").parquet(str(tmp_path))
+    t = spark.fit(bnorm.BatchNormTransformer(momentum=None), df)
+    np.testing.assert_allclose([t.mean_[0], t.var_[0]], [x.mean(), x.var()], rtol=1e-14)
+
+
+def test_odd_names_of_columns(here, spark):
+    df = here.createDataFrame([(1.0, 2.0), (3.0, 5.0)], ["a.b", "c`d"])
+    t = spark.fit(bnorm.BatchNormTransformer(), df)
+    assert t.mean_.tolist() == [2.0, 3.5]
+    assert spark.transform(t, df).count() == 2
+
+
+def test_errors_change_nothing(here, jobs, spark):
+    t = jobs.fitted(momentum=None)
+    before = t.mean_.copy()
+    df = here.createDataFrame([(1.0, "x"), (float("inf"), "y")], ["a", "s"])
+    for some, asked, message in (
+        (df, ["z"], "spark.fit: expected a column 'z', got 'a', 's'"),
+        (df, ["s"], "column 's': expected numbers"),
+        (df, None, "Input X contains infinity"),
+        (df.where("false"), None, "found 0 sample"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            spark.fit(t, some, asked)
+    with pytest.raises(ValueError, match=r"spark.transform: expected a column 'l', got"):
+        t.feature_names_in_ = np.array(["a", *jobs.FEATURES[5:]], object)
+        spark.transform(t, df)
+    np.testing.assert_array_equal(t.mean_, before)
+
+
+@pytest.mark.skipif(not hasattr(child.os, "killpg"), reason="processes are found through /proc")
+def test_a_cluster_whose_executor_is_killed():
+    names = ["statistics", "executor_killed"]
+    assert child.output("spark_jobs.py", "local-cluster[2,1,1024]", *names, timeout=250).split() == names
+
+
+@pytest.mark.skipif(find_spec("grpc_status") is None, reason="not installed: pyspark[connect]")
+def test_connect():
+    assert child.output("spark_jobs.py", "connect:local[2]", "statistics", timeout=250).split() == ["statistics"]
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="not installed: ray")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")  # Ray's
+def test_the_digests_of_the_documentation(here):
+    import ray
+
+    page = (Path(__file__).parents[2] / "docs" / "exact.md").read_text(encoding="utf-8")
+    x = np.random.default_rng(0).normal(100.0, 3.0, size=(10_000, 4)).astype("float32")
+    names = {"x": x, "session": here, "digests": {bnorm.functional.moments(x, exact=True).digest()}}
+    assert set(re.findall(r"`([0-9a-f]{32})`", page)) == names["digests"]
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        exec(re.search(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[1], names)
+    finally:
+        ray.shutdown()
+    assert len(names["digests"]) == 1

@@ -1,0 +1,262 @@
+"""What all engines share: record batches become bytes, and the bytes one fitted transformer. No engine is needed."""
+
+from decimal import Decimal
+
+import numpy as np
+import pytest
+
+import bnorm
+import bnorm.functional as F
+
+pa = pytest.importorskip("pyarrow")
+from bnorm.distributed import sums  # noqa: E402
+from bnorm.distributed.engine import Map, Reading, kind_of  # noqa: E402
+
+ROWS = 60
+
+
+def spark_vectors(x, sparse):
+    """Rows as Spark's vectors: some of them sparse, with their zeros left out. None is missing."""
+    kind = pa.struct(
+        [
+            ("type", pa.int8()),
+            ("size", pa.int32()),
+            ("indices", pa.list_(pa.int32())),
+            ("values", pa.list_(pa.float64())),
+        ]
+    )
+    rows = [
+        None
+        if row is None
+        else {"type": 0, "size": len(row), "indices": np.flatnonzero(row), "values": row[row != 0]}
+        if few
+        else {"type": 1, "values": row}
+        for row, few in zip(x, sparse, strict=True)
+    ]
+    return pa.array(rows, kind)
+
+
+def table(seed=0):
+    """A column of every type, and the same numbers as an array."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(5, 2, (ROWS, 11)).round(3)
+    x[:, 1] = rng.integers(-5, 5, ROWS)
+    x[:, 2] = rng.integers(0, 2, ROWS)
+    x[:, 4] = x[:, 4].astype(np.float32)
+    x[::7, [0, 3]] = np.nan
+    x[3, 5:7] = x[4, 7:9] = x[5, 9:] = np.nan  # vectors that are missing
+    x[::3, 9] = np.where(np.isnan(x[::3, 9]), np.nan, 0)
+    x[6, 5] = np.nan  # in a vector
+    there = ~np.isnan(x)
+    rows = [None if np.isnan(row).any() else row for row in x[:, 9:]]
+    columns = {
+        "a": pa.array(x[:, 0], from_pandas=True),
+        "i": pa.array(x[:, 1].astype(np.int32)),
+        "b": pa.array(x[:, 2].astype(bool)),
+        "d": pa.array([Decimal(f"{v:.3f}") if t else None for v, t in zip(x[:, 3], there[:, 3], strict=True)]),
+        "s": pa.array(["text"] * ROWS),
+        "f": pa.array(x[:, 4].astype(np.float32)),
+        "l": pa.array([None if np.isnan(row).all() else list(row) for row in x[:, 5:7]], pa.list_(pa.float32())),
+        "n": pa.array([None if np.isnan(row).any() else list(row) for row in x[:, 7:9]], pa.list_(pa.float64(), 2)),
+        "v": spark_vectors(rows, rng.random(ROWS) < 0.5),
+        "w": pa.array(rng.integers(0, 4, ROWS).astype(float)),
+    }
+    x[:, 5:7] = np.where(np.isnan(x[:, 5:7]), np.nan, x[:, 5:7].astype(np.float32))
+    return pa.table(columns), x
+
+
+FEATURES = ["a", "i", "b", "d", "f", "l[0]", "l[1]", "n[0]", "n[1]", "v[0]", "v[1]"]
+
+
+def kinds(table):
+    return {field.name: kind_of(field.type) for field in table.schema}
+
+
+def parts_of(table):
+    """Partitions: empty, of one row, without any value of a vector, and of several batches."""
+    first, rest = table.slice(3, 1), pa.concat_tables([table.slice(0, 3), table.slice(4)])
+    return [
+        [],
+        [table.slice(0, 0)],
+        [first],
+        [rest.slice(0, 20), rest.slice(20, 0), rest.slice(20, 9)],
+        [rest.slice(29)],
+    ]
+
+
+def close(t, want):
+    assert (np.abs(t.mean_ - want.mean_) <= 1e-12 * want.scale_).all()
+    np.testing.assert_allclose(t.var_, want.var_, rtol=1e-12)
+    np.testing.assert_array_equal(t.n_samples_seen_, want.n_samples_seen_)
+    assert t.n_batches_seen_ == want.n_batches_seen_
+
+
+@pytest.mark.parametrize("weight", [None, "w"])
+@pytest.mark.parametrize("mode", [{}, {"momentum": None, "ddof": 1}, {"halflife": 5.0}], ids=str)
+def test_fit_is_that_of_one_machine(mode, weight):
+    data, x = table()
+    reading = Reading.of("test", kinds(data), [name for name in data.column_names if name not in "sw"], weight)
+    t = reading.fit(bnorm.BatchNormTransformer(**mode), [reading.state(part) for part in parts_of(data)])
+    w = None if weight is None else data["w"].to_numpy()
+    close(t, bnorm.BatchNormTransformer(**mode).fit(x, sample_weight=w))
+    assert list(t.feature_names_in_) == FEATURES
+
+
+def test_exact_sums_have_one_digest():
+    data, x = table()
+    reading = Reading.of("test", kinds(data), None, "w", True)
+    states = [reading.state(part) for part in parts_of(data)]
+    want = bnorm.BatchNormTransformer(momentum=None, exact=True).fit(x, sample_weight=data["w"].to_numpy())
+    for order in (states, states[::-1], [reading.merged(states[:3]), reading.merged(states[3:])]):
+        t = reading.fit(bnorm.BatchNormTransformer(momentum=None, exact=True), order)
+        assert t.digest() == want.digest()
+        assert (t.mean_ == want.mean_).all()
+        assert reading.moments(order).digest() == want.digest()
+
+
+def test_the_map_normalizes_its_columns_and_no_other():
+    data, x = table()
+    t = bnorm.BatchNormTransformer(momentum=None).fit(x)
+    y = t.transform(x)
+    t.feature_names_in_ = np.array(FEATURES, object)
+    got = Map.of("test", t, kinds(data), None).table(data)
+    assert got.column_names == data.column_names
+    assert [got.schema.field(name).type for name in "aibdf"] == [pa.float64()] * 4 + [pa.float32()]
+    assert got["s"] == data["s"]
+    assert got["w"] == data["w"]
+    for i, name in enumerate(["a", "i", "b", "d", "f"]):
+        assert got[name].null_count == data[name].null_count
+        np.testing.assert_allclose(
+            got[name].to_numpy(zero_copy_only=False), y[:, i], atol=1e-6 if name == "f" else 1e-14
+        )
+    for name, at in (("l", slice(5, 7)), ("n", slice(7, 9)), ("v", slice(9, 11))):
+        assert got[name].type == data[name].type
+        assert got[name].null_count == data[name].null_count
+        rows = [row["values"] if isinstance(row, dict) else row for row in got[name].to_pylist()]
+        rows = [[np.nan] * 2 if row is None else row for row in rows]
+        np.testing.assert_allclose(np.array(rows, float), y[:, at], atol=1e-6 if name == "l" else 1e-13)
+    nothing = Map.of("test", t, kinds(data), None).table(data.slice(0, 0))
+    assert nothing.schema == got.schema
+
+
+def test_features_without_names():
+    x = np.random.default_rng(0).normal(size=(30, 3))
+    t = bnorm.BatchNormTransformer().fit(x)
+    data = pa.table({"p": x[:, 0], "q": pa.array(list(x[:, 1:]))})
+    got = Map.of("test", t, kinds(data), None).table(data)
+    np.testing.assert_allclose(np.stack(got["q"].to_pylist()), t.transform(x)[:, 1:])
+    with pytest.raises(ValueError, match="columns: expected columns of 3 features, got p"):
+        Map.of("test", t, kinds(data), ["p"])
+
+
+def test_types_may_differ_from_file_to_file():
+    x = np.arange(24.0).reshape(12, 2)
+    files = [
+        pa.table({"a": x[:4, 0].astype(np.int8), "v": pa.nulls(4)}),
+        pa.table({"v": pa.array(list(x[4:8])), "a": x[4:8, 0].astype(np.float32)}),
+        pa.table({"a": pa.nulls(4), "v": pa.array(list(x[8:].astype(int)), pa.large_list(pa.int64()))}),
+    ]
+    reading = Reading.given("test", ["a", "v"])
+    moments = reading.moments([reading.state([file]) for file in files])
+    want = [F.moments(x[:8, 0][:, None]), F.moments(x[4:, :])]
+    np.testing.assert_array_equal(moments.count, [8, 8, 8])
+    np.testing.assert_allclose(moments.mean, [want[0].mean[0], *want[1].mean])
+    np.testing.assert_allclose(moments.m2, [want[0].m2[0], *want[1].m2])
+    assert (reading.moments([reading.state([pa.table({"a": pa.nulls(3), "v": pa.nulls(3)})])]).count == [0, 0]).all()
+
+
+def table_with(**columns):
+    return pa.table({"a": [1.0, 2.0]} | columns)
+
+
+BAD = [
+    (table_with(), {"columns": ["z"]}, r"test: expected a column 'z', got 'a'"),
+    (table_with(), {"columns": []}, r"test: columns: expected names of columns, each once, at least one, got \[\]"),
+    (table_with(), {"columns": ["a", "a"]}, r"each once"),
+    (table_with(), {"columns": ["a"], "sample_weight": "z"}, r"test: expected a column 'z'"),
+    (table_with(s=["x", "y"]), {"columns": ["s"]}, r"test: column 's': expected numbers or vectors of numbers"),
+    (table_with(w=[1.0, -1.0]), {"columns": ["a"], "sample_weight": "w"}, r"Negative values"),
+    (table_with(w=[0.0, 0.0]), {"columns": ["a"], "sample_weight": "w"}, r"at least one non-zero"),
+    (table_with(w=[1.0, None]), {"columns": ["a"], "sample_weight": "w"}, r"NaN"),
+    (table_with(b=[1.0, np.inf]), {"columns": None}, r"Input X contains infinity"),
+    (table_with(v=[[1.0], [1.0, 2.0]]), {"columns": None}, r"column 'v': expected vectors of one length.* got 1 to 2"),
+    (table_with().slice(0, 0), {"columns": None}, r"found 0 sample\(s\) in columns \['a'\]"),
+]
+
+
+@pytest.mark.parametrize(("data", "asked", "message"), BAD, ids=[message for *_, message in BAD])
+def test_wrong_data_is_told_and_changes_nothing(data, asked, message):
+    t = bnorm.BatchNormTransformer().fit([[1.0], [5.0]])
+    before = t.mean_.copy()
+    with pytest.raises(ValueError, match=message):
+        reading = Reading.of("test", kinds(data), **{"sample_weight": None} | asked)
+        reading.fit(t, Reading.attempted({"state": s, "error": e} for s, e in [_row(reading.attempt([data]))]))
+    assert t.mean_ == before
+
+
+def _row(columns):
+    return columns["state"][0], columns["error"][0]
+
+
+def test_vectors_of_another_length():
+    reading = Reading.given("test", ["v"])
+    states = [reading.state([pa.table({"v": [[1.0] * n]})]) for n in (2, 3)]
+    with pytest.raises(ValueError, match="column 'v': expected the same in all rows, got vectors of length 2 and"):
+        reading.merged(states)
+    t = reading.fit(bnorm.BatchNormTransformer(), states[:1])
+    with pytest.raises(ValueError, match="column 'v': expected vectors of length 2, got 3"):
+        Map.of("test", t, {"v": 1}, None).table(pa.table({"v": [[1.0] * 3]}))
+    with pytest.raises(ValueError, match=r"expected the sums of the columns v, got w"):
+        reading.merged([states[0], Reading.given("test", ["w"]).state([pa.table({"w": [1.0]})])])
+
+
+def test_bytes_that_are_no_state():
+    reading = Reading.given("test", ["a"])
+    state = reading.state([table_with()])
+    for damaged in (b"text", state[:-8], state.replace(b'\\"rows\\":2', b'\\"rows\\":x'), state[:-32] + b"\xff" * 32):
+        assert damaged != state
+        with pytest.raises(ValueError, match=r"^test: expected "):
+            reading.moments([damaged])
+
+
+def test_neighbours_are_merged_in_their_order():
+    for n in (1, 7, 8, 9, 64, 65, 600):
+        depth = {}
+
+        def joined(items, depth=depth):
+            merged = tuple(i for item in items for i in item)
+            depth[merged] = 1 + max(depth.get(item, 0) for item in items)
+            return merged
+
+        assert sums.merged_in_order(joined, ((i,) for i in range(n))) == tuple(range(n))
+        assert max(depth.values()) <= 5
+    assert sums.merged_in_order(joined, []) is None
+
+
+@pytest.mark.parametrize("weight", [None, "w"])
+def test_dask_has_the_same_interface(weight):
+    dd = pytest.importorskip("dask.dataframe")
+    import pandas as pd
+
+    from bnorm.distributed import dask
+
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(50, 3)), columns=["b", "a", "w"]).assign(w=rng.integers(0, 3, 50), s="text")
+    lazy = dd.from_pandas(frame, npartitions=4)
+    t = dask.fit(bnorm.BatchNormTransformer(momentum=None), lazy, ["a", "b"], weight)
+    close(t, bnorm.BatchNormTransformer(momentum=None).fit(frame[["a", "b"]], sample_weight=weight and frame[weight]))
+    got, want = dask.transform(t, lazy), frame.copy()
+    assert not isinstance(got, pd.DataFrame)
+    want[["a", "b"]] = t.transform(frame[["a", "b"]])
+    pd.testing.assert_frame_equal(got.compute(), want, check_dtype=False)
+    whole = dask.fit(bnorm.BatchNormTransformer(), lazy, sample_weight=weight)
+    assert list(whole.feature_names_in_) == (["b", "a", "w"] if weight is None else ["b", "a"])
+    with pytest.raises(ValueError, match=r"dask.fit: expected a column 'z', got 'b', 'a', 'w', 's'"):
+        dask.fit(t, lazy, ["z"])
+    array = lazy[["a", "b"]].to_dask_array(lengths=True)
+    close(dask.fit(bnorm.BatchNormTransformer(), array), bnorm.BatchNormTransformer().fit(array.compute()))
+    with pytest.raises(ValueError, match=r"dask.fit: columns: expected None for an array"):
+        dask.fit(t, array, ["a"])
+    exact = dask.fit(bnorm.BatchNormTransformer(momentum=None, exact=True), lazy, ["a", "b"], weight)
+    reading = Reading.given("test", ["a", "b"], weight, exact=True)
+    assert reading.moments([reading.state([pa.Table.from_pandas(frame)])]).digest() == exact.digest()

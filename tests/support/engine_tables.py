@@ -1,0 +1,41 @@
+"""A small table with columns of every type that engines read, and the same numbers as an array."""
+
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+
+ROWS = 200
+FEATURES = ["a", "i", "b", "d", "f", "l[0]", "l[1]"]
+COLUMNS = ["a", "i", "b", "d", "f", "l"]
+
+
+def table():
+    """The table, in which a, d and l have missing values and s is text, and the features as an array with NaN."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(5, 2, (ROWS, 7)).round(3)
+    x[:, 0] += 1e6
+    x[:, 1] = rng.integers(-5, 5, ROWS)
+    x[:, 2] = rng.integers(0, 2, ROWS)
+    x[:, 4] = x[:, 4].astype(np.float32)
+    x[::7, [0, 3]] = np.nan
+    x[::9, 5:] = np.nan
+    columns = {
+        "a": pa.array(x[:, 0], from_pandas=True),
+        "i": pa.array(x[:, 1].astype(np.int32)),
+        "b": pa.array(x[:, 2].astype(bool)),
+        "d": pa.array([None if np.isnan(v) else Decimal(f"{v:.3f}") for v in x[:, 3]], pa.decimal128(12, 3)),
+        "f": pa.array(x[:, 4].astype(np.float32)),
+        "l": pa.array([None if np.isnan(row).any() else list(row) for row in x[:, 5:]]),
+        "s": pa.array([f"text {i}" for i in range(ROWS)]),
+        "w": pa.array(rng.integers(0, 4, ROWS).astype(float)),
+    }
+    return pa.table(columns), x
+
+
+def close(t, want):
+    """Statistics as those of one machine."""
+    assert (np.abs(t.mean_ - want.mean_) <= 1e-12 * want.scale_ + np.spacing(np.abs(want.mean_))).all()
+    np.testing.assert_allclose(t.var_, want.var_, rtol=1e-12)
+    np.testing.assert_array_equal(t.n_samples_seen_, want.n_samples_seen_)
+    assert t.n_batches_seen_ == 1
