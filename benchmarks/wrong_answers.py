@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Callable
 from importlib.metadata import version
+from shutil import which
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -146,6 +147,37 @@ def batchstats(data: Column) -> list[Answer]:
     return [Answer("batchstats", "`BatchVar.update_batch`, variance", data.var, float(found()[0]))]
 
 
+def spark(data: Column) -> list[Answer]:
+    import pyarrow as pa
+    from pyspark.ml.feature import StandardScaler, VectorAssembler
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.sql import SparkSession
+
+    if which("java") is None:
+        raise ImportError
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    session = builder.config("spark.log.level", "OFF").config("spark.ui.showConsoleProgress", "false").getOrCreate()
+    table = session.createDataFrame(pa.table({"x": data.x[:, 0], "i": np.arange(len(data.x))}))
+    vectors = VectorAssembler(inputCols=["x"], outputCol="v").transform(table)
+    scaled = StandardScaler(inputCol="v", outputCol="y", withMean=True).fit(vectors).transform(vectors)
+    y = scaled.select("i", vector_to_array("y")[0].alias("y")).toArrow().sort_by("i")["y"].to_numpy()
+    session.stop()
+    exact = data.normalized(data.var / (ROWS - 1))  # it divides by one row less
+    return [Answer("Spark", "`StandardScaler(withMean=True)`, largest error", 0.0, _largest_error(y[:, None], exact))]
+
+
+def ray(data: Column) -> list[Answer]:
+    import pyarrow as pa
+    import ray
+    from ray.data.preprocessors import StandardScaler
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    table = ray.data.from_arrow(pa.table({"x": data.x[:, 0], "i": np.arange(len(data.x))}))
+    y = StandardScaler(["x"]).fit_transform(table).to_pandas().sort_values("i")["x"].to_numpy()
+    ray.shutdown()
+    return [Answer("Ray", "`StandardScaler`, largest error", 0.0, _largest_error(y[:, None], data.normalized(0)))]
+
+
 LIBRARIES: dict[str, Callable[[Column], list[Answer]]] = {  # by the names of their distributions
     "bnorm": bnorm,
     "torch": pytorch,
@@ -155,6 +187,8 @@ LIBRARIES: dict[str, Callable[[Column], list[Answer]]] = {  # by the names of th
     "river": river,
     "gymnasium": gymnasium,
     "batchstats": batchstats,
+    "pyspark": spark,
+    "ray": ray,
 }
 
 

@@ -11,6 +11,7 @@ import bnorm.functional as F
 pa = pytest.importorskip("pyarrow")
 from bnorm.distributed import sums  # noqa: E402
 from bnorm.distributed.engine import Map, Reading, kind_of  # noqa: E402
+from bnorm.distributed.learners import mapping_of, reading_of  # noqa: E402
 
 ROWS = 60
 
@@ -231,6 +232,79 @@ def test_neighbours_are_merged_in_their_order():
         assert sums.merged_in_order(joined, ((i,) for i in range(n))) == tuple(range(n))
         assert max(depth.values()) <= 5
     assert sums.merged_in_order(joined, []) is None
+
+
+def timed():
+    """Rows in no order of their times, one of which is missing a value, with keys and weights."""
+    rng = np.random.default_rng(0)
+    times = np.datetime64("2026-01-01", "us") + rng.permutation(ROWS).astype("m8[m]")
+    x = {"a": rng.normal(1e3, 1, ROWS), "f": rng.normal(size=ROWS).astype(np.float32)}
+    x["a"][5] = np.nan
+    keys, weights = rng.choice(["x", "y", "z"], ROWS), rng.integers(0, 3, ROWS) * 1.0
+    columns = {"k": keys, "at": times, "w": weights, "s": ["text"] * ROWS}
+    return pa.table({**columns, **{name: pa.array(v, from_pandas=True) for name, v in x.items()}})
+
+
+@pytest.mark.parametrize("weight", [None, "w"])
+def test_rows_that_fade_by_their_times(weight):
+    data, mode = timed(), {"halflife": "7min", "history": 3}
+    reading = reading_of("test", bnorm.BatchNormTransformer(**mode), kinds(data), ["a", "f"], weight, "at")
+    t = bnorm.BatchNormTransformer(halflife="1h").fit([[1.0], [2.0]], times=[1.0, 2.0]).set_params(**mode)
+    states = [reading.state(part) for part in parts_of(data)]
+    assert reading.fit(t, [reading.merged(states[::-1])]) is t
+    w = None if weight is None else data["w"].to_numpy()
+    want = bnorm.BatchNormTransformer(**mode).fit(data.select(["a", "f", "at"]), sample_weight=w, times="at")
+    close(t, want)
+    assert t.newest_time_ == want.newest_time_
+    assert len(t.history_.rows) == len(want.history_.rows)
+    np.testing.assert_array_equal(t.feature_names_in_, ["a", "f"])
+    got = Map.of("test", t, kinds(data), None).table(data)
+    np.testing.assert_allclose(got["a"].drop_null(), t.transform(data.select(["a", "f"]))[~np.isnan(data["a"]), 0])
+
+
+@pytest.mark.parametrize("weight", [None, "w"])
+def test_groups(weight):
+    data = timed()
+    reading = reading_of("test", bnorm.GroupedTransformer("k", prior=2.0), kinds(data), None, weight, None)
+    assert reading.columns == ("k", *(["w"] if weight is None else []), "a", "f")
+    reading = reading_of("test", bnorm.GroupedTransformer("k", prior=2.0), kinds(data), ["a", "f"], weight, None)
+    t = reading.fit(bnorm.GroupedTransformer("k", prior=2.0), [reading.state(part) for part in parts_of(data)])
+    w = None if weight is None else data["w"].to_numpy()
+    some = data.select(["k", "a", "f"])
+    want = bnorm.GroupedTransformer("k", prior=2.0).fit(some, sample_weight=w)
+    order = [list(t.groups_).index(key) for key in want.groups_]
+    np.testing.assert_array_equal(t.counts_[order], want.counts_)
+    np.testing.assert_allclose(t.means_[order], want.means_, rtol=1e-13)
+    np.testing.assert_allclose(t.vars_[order], want.vars_, rtol=1e-11)
+    assert t.n_batches_seen_ == 1
+    mapping = mapping_of("test", t, kinds(data), None)
+    got, y = mapping.table(data), want.transform(some)
+    assert got.column_names == data.column_names
+    assert got["w"] == data["w"]
+    assert [got[name].type for name in "af"] == [pa.float64(), pa.float32()]
+    assert [got[name].null_count for name in "af"] == [1, 0]
+    np.testing.assert_allclose(got["a"].drop_null(), y[~np.isnan(y[:, 0]), 0], atol=1e-9)
+    np.testing.assert_allclose(got["f"], y[:, 1], atol=1e-6)
+    assert mapping.table(data.slice(0, 0)).schema == got.schema
+
+
+@pytest.mark.parametrize(
+    ("t", "asked", "message"),
+    [
+        (bnorm.BatchNormTransformer(), {"times": "at"}, "test: times: expected None, got 'at'"),
+        (bnorm.BatchNormTransformer(halflife="1h"), {}, "test: times: expected the name of the column of times"),
+        (bnorm.BatchNormTransformer(halflife="1h"), {"times": "z"}, "test: expected a column 'z'"),
+        (bnorm.GroupedTransformer("z"), {}, "test: expected a column 'z'"),
+        (bnorm.GroupedTransformer(0), {}, "test: by: expected names of columns, got 0"),
+        (bnorm.GroupedTransformer("k", momentum=0.1), {}, "test: expected groups with momentum=None"),
+        (bnorm.GroupedTransformer("a"), {"columns": ["a", "f"]}, "test: columns: expected features, got 'a'"),
+    ],
+    ids=str,
+)
+def test_columns_that_learners_cannot_have(t, asked, message):
+    given = {"columns": ["f"], "sample_weight": None, "times": None} | asked
+    with pytest.raises(ValueError, match=message):
+        reading_of("test", t, kinds(timed()), **given)
 
 
 @pytest.mark.parametrize("weight", [None, "w"])

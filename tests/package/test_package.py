@@ -47,6 +47,7 @@ FLOORS = {
     "bnorm.second": 3,
     "bnorm.distributed": 3,
     "bnorm.distributed.engine": 4,  # it fits transformers
+    "bnorm.distributed.learners": 4,
     "bnorm.distributed.ray": 4,
     "bnorm.distributed.spark": 4,
     "bnorm.layers": 4,

@@ -4,10 +4,12 @@ A new engine gives the record batches of each partition to `Reading.state`, all 
 to a `Map`. `docs/distributed.md` shows one.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Mapping as Mapped
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -22,6 +24,7 @@ from bnorm.transformer.known import Known
 from bnorm.transformer.tables import Dense, InColumns, infinite
 from bnorm.transformer.weights import refuse_no_weight
 
+Kinds = Mapped[str, int | None]  # of columns by their names, as `kind_of` has them
 NONE = b""  # the state of no rows
 VECTOR = 1
 
@@ -37,8 +40,50 @@ def kind_of(kind: Any) -> int | None:
     return VECTOR if vectors.is_vector(kind) else None
 
 
-class Reading(NamedTuple):
-    """What is read of a table. It is sent to the workers.
+class Partitions:
+    """What is read of each partition of a table. It is sent to the workers."""
+
+    who: str
+    weight: str | None
+
+    @property
+    def names(self) -> list[str]:
+        """All columns that are read."""
+        raise NotImplementedError
+
+    def state(self, batches: Iterable[Any]) -> bytes:
+        """The state of the rows of pyarrow's record batches, or tables; NONE without rows."""
+        raise NotImplementedError
+
+    def attempt(self, batches: Iterable[Any]) -> dict[str, list[Any]]:
+        """The columns "state" and "error" of one row: wrong data is no failure of a worker, which would be repeated."""
+        try:
+            return {"state": [self.state(batches)], "error": [None]}
+        except ValueError as error:
+            return {"state": [NONE], "error": [str(error)]}
+
+    @staticmethod
+    def attempted(rows: Iterable[Any]) -> list[bytes]:
+        """The states of such rows."""
+        rows = list(rows)
+        for row in rows:
+            if row["error"] is not None:
+                raise ValueError(row["error"])
+        return [bytes(row["state"]) for row in rows]
+
+    def _weights(self, batch: Any) -> Any:
+        if self.weight is None:
+            return None
+        column = batch.column(self.weight)
+        if kind_of(column.type) != NUMBER:
+            raise ValueError(f"{self.who}: column {self.weight!r}: expected numbers, got {column.type}")
+        w = arrow.values(column).astype(np.float64)
+        return Dense(np.empty((len(w), 0))).weights(w, some=False)
+
+
+@dataclass(frozen=True)
+class Reading(Partitions):
+    """Partitions whose states are the sums of their columns.
 
     columns  of the features: numbers, bools, or vectors of one length each; by default all that are such
     weight   the column of the weights of rows
@@ -53,7 +98,7 @@ class Reading(NamedTuple):
     def of(
         cls,
         who: str,
-        kinds: Mapping[str, int | None],
+        kinds: Kinds,
         columns: Sequence[str] | None,
         sample_weight: str | None,
         exact: bool = False,
@@ -83,24 +128,8 @@ class Reading(NamedTuple):
 
     def state(self, batches: Iterable[Any]) -> bytes:
         """The state of the rows of pyarrow's record batches, or tables; NONE without rows."""
-        found = (serially(batch, function=self._sums) for some in batches for batch in _batches(some) if batch.num_rows)
+        found = (serially(batch, function=self._sums) for batch in filled(batches))
         return self._bytes(merged_in_order(partial(Sums.merged, self.who), found))
-
-    def attempt(self, batches: Iterable[Any]) -> dict[str, list[Any]]:
-        """The columns "state" and "error" of one row: wrong data is no failure of a worker, which would be repeated."""
-        try:
-            return {"state": [self.state(batches)], "error": [None]}
-        except ValueError as error:
-            return {"state": [NONE], "error": [str(error)]}
-
-    @staticmethod
-    def attempted(rows: Iterable[Any]) -> list[bytes]:
-        """The states of such rows."""
-        rows = list(rows)
-        for row in rows:
-            if row["error"] is not None:
-                raise ValueError(row["error"])
-        return [bytes(row["state"]) for row in rows]
 
     def merged(self, states: Iterable[bytes]) -> bytes:
         """The state of the rows of all states."""
@@ -135,7 +164,7 @@ class Reading(NamedTuple):
         for name in self.names:
             if name not in batch.schema.names:
                 raise unknown(self.who, name, batch.schema.names)
-        weight = None if self.weight is None else self._weights(batch)
+        weight = self._weights(batch)
         widths, found = [], []
         for wide, table in self._tables(batch):
             widths += wide
@@ -144,13 +173,6 @@ class Reading(NamedTuple):
         moments = Moments.beside(found) if found else empty(self.exact, 0)
         total = float(batch.num_rows if weight is None else weight.sum())
         return Sums(self.columns, tuple(widths), moments, batch.num_rows, total)
-
-    def _weights(self, batch: Any) -> Any:
-        column = batch.column(self.weight)
-        if kind_of(column.type) != NUMBER:
-            raise ValueError(f"{self.who}: column {self.weight!r}: expected numbers, got {column.type}")
-        w = arrow.values(column).astype(np.float64)
-        return Dense(np.empty((len(w), 0))).weights(w, some=False)
 
     def _tables(self, batch: Any) -> Iterator[tuple[list[int], Any]]:
         """The features as tables, with the widths of their columns. Numbers that are neighbours are one table."""
@@ -166,8 +188,43 @@ class Reading(NamedTuple):
                 yield ([UNKNOWN], None) if x is None else ([x.shape[1]], Dense(x))
 
 
-class Map(NamedTuple):
-    """(x - mean) scale + shift of some columns; all others pass untouched. It is sent to the workers.
+class Mapping:
+    """Normalizes some columns of record batches; all others pass untouched. It is sent to the workers."""
+
+    who: str
+    columns: Collection[str]
+
+    def replaced(self, batch: Any) -> dict[str, Any]:
+        """The normalized columns of a record batch, by their names."""
+        raise NotImplementedError
+
+    def table(self, table: Any) -> Any:
+        """A pyarrow Table, normalized."""
+        import pyarrow as pa
+
+        batches = [self.batch(batch) for batch in table.to_batches()]
+        fields = [self.field(field) for field in table.schema]
+        return pa.Table.from_batches(batches, pa.schema(fields, table.schema.metadata))
+
+    def batch(self, batch: Any) -> Any:
+        """A pyarrow RecordBatch, normalized."""
+        import pyarrow as pa
+
+        for name in self.columns:
+            if name not in batch.schema.names:
+                raise unknown(self.who, name, batch.schema.names)
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True)) | serially(batch, function=self.replaced)
+        schema = pa.schema(map(self.field, batch.schema), batch.schema.metadata)
+        return pa.RecordBatch.from_arrays([columns[name] for name in batch.schema.names], schema=schema)
+
+    def field(self, field: Any) -> Any:
+        """The field of a column in the result."""
+        return field.with_type(vectors.result_type(field.type)) if field.name in self.columns else field
+
+
+@dataclass(frozen=True)
+class Map(Mapping):
+    """(x - mean) scale + shift.
 
     columns  with the place of the first feature of each, and how many there are
     stats    (5, features), as the kernels take them
@@ -178,7 +235,7 @@ class Map(NamedTuple):
     stats: ndarray
 
     @classmethod
-    def of(cls, who: str, t: Any, kinds: Mapping[str, int | None], columns: Sequence[str] | None) -> "Map":
+    def of(cls, who: str, t: Any, kinds: Kinds, columns: Sequence[str] | None) -> "Map":
         """That of a fitted transformer. columns: of its features, where they have no names."""
         t._check_fitted()
         names = t.__dict__.get("feature_names_in_")
@@ -190,30 +247,8 @@ class Map(NamedTuple):
             places = _unnamed(who, t.n_features_in_, Reading.of(who, kinds, columns, None).columns, kinds)
         return cls(who, places, np.array(t._state.forward()))
 
-    def table(self, table: Any) -> Any:
-        """A pyarrow Table."""
-        import pyarrow as pa
-
-        batches = [self.batch(batch) for batch in table.to_batches()]
-        fields = [self.field(field) for field in table.schema]
-        return pa.Table.from_batches(batches, pa.schema(fields, table.schema.metadata))
-
-    def batch(self, batch: Any) -> Any:
-        """A pyarrow RecordBatch."""
-        import pyarrow as pa
-
-        schema = pa.schema(map(self.field, batch.schema), batch.schema.metadata)
-        columns = [
-            serially(name, column, function=self._mapped) if name in self.columns else column
-            for name, column in zip(batch.schema.names, batch.columns, strict=True)
-        ]
-        if lost := [name for name in self.columns if name not in batch.schema.names]:
-            raise unknown(self.who, lost[0], batch.schema.names)
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-    def field(self, field: Any) -> Any:
-        """The field of a column in the result."""
-        return field.with_type(vectors.result_type(field.type)) if field.name in self.columns else field
+    def replaced(self, batch: Any) -> dict[str, Any]:
+        return {name: self._mapped(name, batch.column(name)) for name in self.columns}
 
     def _mapped(self, name: str, column: Any) -> Any:
         start, features = self.columns[name]
@@ -253,8 +288,12 @@ def _kind(who: str, name: str, column: Any) -> int:
     return kind
 
 
-def _batches(table: Any) -> list[Any]:
-    return table.to_batches() if hasattr(table, "to_batches") else [table]
+def filled(tables: Iterable[Any]) -> Iterator[Any]:
+    """The record batches, of record batches or tables, that have rows."""
+    for table in tables:
+        for batch in table.to_batches() if hasattr(table, "to_batches") else [table]:
+            if batch.num_rows:
+                yield batch
 
 
 def _places(who: str, names: list[str], known: Collection[str]) -> dict[str, tuple[int, int]]:
@@ -270,9 +309,7 @@ def _places(who: str, names: list[str], known: Collection[str]) -> dict[str, tup
     return places
 
 
-def _unnamed(
-    who: str, features: int, columns: Sequence[str], kinds: Mapping[str, int | None]
-) -> dict[str, tuple[int, int]]:
+def _unnamed(who: str, features: int, columns: Sequence[str], kinds: Kinds) -> dict[str, tuple[int, int]]:
     """The places of features without names, in the order of the columns. At most one column has vectors."""
     wide = [name for name in columns if kinds[name] == VECTOR]
     length = features - (len(columns) - len(wide))

@@ -13,20 +13,27 @@ from ray.data import Dataset
 from ray.data.aggregate import AggregateFn
 from ray.data.preprocessor import Preprocessor
 
-from bnorm.distributed.engine import NONE, Map, Reading, kind_of
+from bnorm.distributed.engine import NONE, Map, Partitions, Reading, kind_of
+from bnorm.distributed.learners import mapping_of, reading_of
 from bnorm.moments import Moments
 
 AGGREGATE = "ray.MomentsAggregate"
 IN_PLACE = {"batch_format": "pyarrow", "batch_size": None, "zero_copy_batch": True}  # block by block
 
 
-def fit(t: Any, data: Dataset, columns: Sequence[str] | None = None, sample_weight: str | None = None) -> Any:
+def fit(
+    t: Any,
+    data: Dataset,
+    columns: Sequence[str] | None = None,
+    sample_weight: str | None = None,
+    times: str | None = None,
+) -> Any:
     """Fit a transformer to the rows of a Dataset, as `t.fit` does to a table in memory. It computes at once.
 
     Parameters
     ----------
-    t : BatchNormTransformer
-        After an error it is as it was.
+    t : BatchNormTransformer or GroupedTransformer
+        Its keys are columns of strings, numbers, bools or dates. After an error it is as it was.
     data : ray.data.Dataset
         A null is a missing value.
     columns : sequence of str, optional
@@ -34,13 +41,15 @@ def fit(t: Any, data: Dataset, columns: Sequence[str] | None = None, sample_weig
         one length: the features of a column x are x[0], x[1], and so on. By default all such columns.
     sample_weight : str, optional
         The column of the weights of the rows.
+    times : str, optional
+        The column of the times of the rows, for a half-life that is a length of time.
 
     Returns
     -------
-    BatchNormTransformer
+    BatchNormTransformer or GroupedTransformer
         t itself.
     """
-    reading = Reading.of("ray.fit", _kinds(data), columns, sample_weight, t.exact)
+    reading = reading_of("ray.fit", t, _kinds(data), columns, sample_weight, times)
     return reading.fit(t, _states(reading, data))
 
 
@@ -59,7 +68,7 @@ def transform(t: Any, data: Dataset, columns: Sequence[str] | None = None) -> Da
 
     Parameters
     ----------
-    t : BatchNormTransformer
+    t : BatchNormTransformer or GroupedTransformer
     data : ray.data.Dataset
     columns : sequence of str, optional
         The columns of the features, if they have no names. By default all columns of numbers and vectors.
@@ -68,7 +77,7 @@ def transform(t: Any, data: Dataset, columns: Sequence[str] | None = None) -> Da
     -------
     ray.data.Dataset
     """
-    return data.map_batches(Map.of("ray.transform", t, _kinds(data), columns).table, **IN_PLACE)
+    return data.map_batches(mapping_of("ray.transform", t, _kinds(data), columns).table, **IN_PLACE)
 
 
 class MomentsAggregate(AggregateFn):  # type: ignore[misc]
@@ -145,13 +154,13 @@ class BatchNormPreprocessor(Preprocessor):  # type: ignore[misc]
         return Map.of("ray.transform", self.transformer_, _kinds_of(table.schema), None).table(table)
 
 
-def _states(reading: Reading, data: Dataset) -> list[bytes]:
+def _states(reading: Partitions, data: Dataset) -> list[bytes]:
     """One state for each block that has rows."""
     rows = data.select_columns(reading.names).map_batches(partial(_of_block, reading), **IN_PLACE).iter_rows()
-    return sorted(Reading.attempted(rows))
+    return sorted(Partitions.attempted(rows))
 
 
-def _of_block(reading: Reading, table: pa.Table) -> pa.Table:
+def _of_block(reading: Partitions, table: pa.Table) -> pa.Table:
     return pa.table(reading.attempt([table]), pa.schema({"state": pa.binary(), "error": pa.string()}))
 
 

@@ -10,19 +10,26 @@ from typing import Any
 
 from pyspark.sql import types
 
-from bnorm.distributed.engine import NUMBER, VECTOR, Map, Reading
+from bnorm.distributed.engine import NUMBER, VECTOR, Mapping, Partitions, Reading
+from bnorm.distributed.learners import mapping_of, reading_of
 from bnorm.moments import Moments
 
 STATES = "partition bigint, state binary, error string"
 
 
-def fit(t: Any, data: Any, columns: Sequence[str] | None = None, sample_weight: str | None = None) -> Any:
+def fit(
+    t: Any,
+    data: Any,
+    columns: Sequence[str] | None = None,
+    sample_weight: str | None = None,
+    times: str | None = None,
+) -> Any:
     """Fit a transformer to the rows of a DataFrame, as `t.fit` does to a table in memory. It computes at once.
 
     Parameters
     ----------
-    t : BatchNormTransformer
-        After an error it is as it was.
+    t : BatchNormTransformer or GroupedTransformer
+        Its keys are columns of strings, numbers, bools or dates. After an error it is as it was.
     data : pyspark.sql.DataFrame
         A null is a missing value.
     columns : sequence of str, optional
@@ -30,13 +37,15 @@ def fit(t: Any, data: Any, columns: Sequence[str] | None = None, sample_weight: 
         of one length: the features of a column x are x[0], x[1], and so on. By default all such columns.
     sample_weight : str, optional
         The column of the weights of the rows.
+    times : str, optional
+        The column of the times of the rows, for a half-life that is a length of time.
 
     Returns
     -------
-    BatchNormTransformer
+    BatchNormTransformer or GroupedTransformer
         t itself.
     """
-    reading = Reading.of("spark.fit", _kinds(data), columns, sample_weight, t.exact)
+    reading = reading_of("spark.fit", t, _kinds(data), columns, sample_weight, times)
     return reading.fit(t, _states(reading, data))
 
 
@@ -55,7 +64,7 @@ def transform(t: Any, data: Any, columns: Sequence[str] | None = None) -> Any:
 
     Parameters
     ----------
-    t : BatchNormTransformer
+    t : BatchNormTransformer or GroupedTransformer
     data : pyspark.sql.DataFrame
     columns : sequence of str, optional
         The columns of the features, if they have no names. By default all columns of numbers and vectors.
@@ -64,16 +73,16 @@ def transform(t: Any, data: Any, columns: Sequence[str] | None = None) -> Any:
     -------
     pyspark.sql.DataFrame
     """
-    mapping = Map.of("spark.transform", t, _kinds(data), columns)
+    mapping = mapping_of("spark.transform", t, _kinds(data), columns)
     fields = [_normalized(field) if field.name in mapping.columns else field for field in data.schema.fields]
     return _in_arrow(data, partial(_mapped, mapping), types.StructType(fields))
 
 
-def _states(reading: Reading, data: Any) -> list[bytes]:
+def _states(reading: Partitions, data: Any) -> list[bytes]:
     """One state for each partition that has rows, in the order of the partitions."""
     columns = ["`" + name.replace("`", "``") + "`" for name in reading.names]
     rows = _in_arrow(data.select(*columns), partial(_of_partition, reading), STATES).collect()
-    return Reading.attempted(sorted(rows, key=lambda row: row["partition"]))
+    return Partitions.attempted(sorted(rows, key=lambda row: row["partition"]))
 
 
 def _in_arrow(data: Any, function: Callable[[Iterator[Any]], Iterator[Any]], schema: Any) -> Any:
@@ -88,7 +97,7 @@ def _renamed(
     return function(batch.rename_columns(names) for batch in batches)
 
 
-def _of_partition(reading: Reading, batches: Iterator[Any]) -> Iterator[Any]:
+def _of_partition(reading: Partitions, batches: Iterator[Any]) -> Iterator[Any]:
     """A record batch of one row."""
     import pyarrow as pa
     from pyspark import TaskContext
@@ -99,7 +108,7 @@ def _of_partition(reading: Reading, batches: Iterator[Any]) -> Iterator[Any]:
     yield pa.RecordBatch.from_pydict({"partition": [context.partitionId()], **row}, pa.schema(types))
 
 
-def _mapped(mapping: Map, batches: Iterator[Any]) -> Iterator[Any]:
+def _mapped(mapping: Mapping, batches: Iterator[Any]) -> Iterator[Any]:
     return map(mapping.batch, batches)
 
 

@@ -1,0 +1,177 @@
+"""Transformers that no sums represent: each partition fits one of its own, and they are merged.
+
+They are those whose rows fade by their times, and those that keep statistics for each key.
+"""
+
+import copy
+import pickle
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn import clone
+
+from bnorm import arrow
+from bnorm.distributed.engine import NONE, NUMBER, Kinds, Map, Mapping, Partitions, Reading, filled, unknown
+from bnorm.distributed.sums import merged_in_order
+from bnorm.distributed.vectors import result_type
+from bnorm.kernels.engines import serially
+from bnorm.transformer.durations import is_duration
+
+
+def reading_of(
+    who: str, t: Any, kinds: Kinds, columns: Sequence[str] | None, sample_weight: str | None, times: str | None
+) -> "Reading | Learning":
+    """What an engine reads to fit a transformer."""
+    if hasattr(t, "by") or times is not None or is_duration(t.halflife):
+        return Learning.of(who, t, kinds, columns, sample_weight, times)
+    return Reading.of(who, kinds, columns, sample_weight, t.exact)
+
+
+def mapping_of(who: str, t: Any, kinds: Kinds, columns: Sequence[str] | None) -> Mapping:
+    """How an engine normalizes by a fitted transformer."""
+    return GroupMap.of(who, t, kinds, columns) if hasattr(t, "by") else Map.of(who, t, kinds, columns)
+
+
+@dataclass(frozen=True)
+class Learning(Partitions):
+    """Partitions whose states are fitted transformers.
+
+    t        not fitted
+    columns  of the features, and of the keys
+    """
+
+    who: str
+    t: Any
+    columns: tuple[str, ...]
+    weight: str | None
+    times: str | None
+
+    @classmethod
+    def of(
+        cls, who: str, t: Any, kinds: Kinds, columns: Sequence[str] | None, sample_weight: Any, times: Any
+    ) -> "Learning":
+        """The columns that were asked for, checked; by default all numbers that are not needed otherwise."""
+        keys = _keys(who, t)
+        fades = is_duration(t.halflife)
+        if fades != (times is not None):
+            expected = "the name of the column of times, as the half-life is a length of time" if fades else "None"
+            raise ValueError(f"{who}: times: expected {expected}, got {times!r}")
+        if keys and (t.halflife is not None or t.momentum is not None):
+            raise ValueError(f"{who}: expected groups with momentum=None, whose order does not matter, got {t!r}")
+        if columns is None:
+            beside = {*keys, sample_weight, times}
+            columns = [name for name, kind in kinds.items() if kind == NUMBER and name not in beside]
+        reading = Reading.of(who, kinds, columns, sample_weight)
+        for name in [*keys, *([] if times is None else [times])]:
+            if name not in kinds:
+                raise unknown(who, name, kinds)
+            if name in columns:
+                raise ValueError(f"{who}: columns: expected features, got {name!r}, which has keys or times")
+        plain = clone(t) if keys else clone(t).set_params(history=None)
+        return cls(who, plain, (*keys, *reading.columns), reading.weight, times)
+
+    @property
+    def names(self) -> list[str]:
+        """All columns that are read."""
+        return list(dict.fromkeys([*self.columns, *filter(None, [self.weight, self.times])]))
+
+    def state(self, batches: Iterable[Any]) -> bytes:
+        part = None
+        for batch in filled(batches):
+            part = serially(part, batch, function=self._learned)
+        return self._bytes(part)
+
+    def merged(self, states: Iterable[bytes]) -> bytes:
+        """The state of the rows of all states."""
+        return self._bytes(self._together(states))
+
+    def fit(self, t: Any, states: Iterable[bytes]) -> Any:
+        """Fit a transformer to the rows of all states. After an error it is as it was."""
+        found = self._together(states)
+        if found is None:
+            raise ValueError(f"{self.who}: found 0 sample(s) with a weight above 0, expected at least 1")
+        parameters = t.get_params(deep=False)
+        found.set_params(**parameters)
+        if hasattr(t, "by"):
+            found._groups.batches = 1
+        else:
+            found._state.statistics.counters[0] = 1
+            found._state.follow(t.momentum, t.halflife, t.eps, t.history)
+            found._state._count(False)  # adds to the history
+        for name in [name for name in t.__dict__ if name not in parameters and not name.startswith("_sklearn")]:
+            del t.__dict__[name]
+        t.__dict__.update(found.__dict__)
+        return t
+
+    @staticmethod
+    def _bytes(part: Any) -> bytes:
+        return NONE if part is None else pickle.dumps(part)
+
+    def _together(self, states: Iterable[bytes]) -> Any:
+        return merged_in_order(_merged, (pickle.loads(state) for state in states if state != NONE))
+
+    def _learned(self, part: Any, batch: Any) -> Any:
+        for name in self.names:
+            if name not in batch.schema.names:
+                raise unknown(self.who, name, batch.schema.names)
+        weight = self._weights(batch)
+        if weight is not None and not weight.any():
+            return part
+        table = batch.select(list(dict.fromkeys([*self.columns, *filter(None, [self.times])])))
+        given = {} if self.times is None else {"times": self.times}
+        part = clone(self.t) if part is None else part
+        return part.partial_fit(table, sample_weight=weight, **given)
+
+
+@dataclass(frozen=True)
+class GroupMap(Mapping):
+    """Normalizes by the statistics of the groups. known: the columns of keys and of features."""
+
+    who: str
+    t: Any
+    columns: Collection[str]
+    known: tuple[str, ...]
+
+    @classmethod
+    def of(cls, who: str, t: Any, kinds: Kinds, columns: Sequence[str] | None) -> "GroupMap":
+        """That of a fitted transformer, whose columns have names."""
+        t._check_fitted()
+        names = t.__dict__.get("feature_names_in_")
+        if names is None or columns is not None:
+            raise ValueError(f"{who}: columns: expected a transformer whose columns have names, and columns=None")
+        for name in names:
+            if name not in kinds:
+                raise unknown(who, name, kinds)
+        as_now = copy.deepcopy(t).set_params(keep_keys=False).set_output(transform="default")
+        features = [name for i, name in enumerate(names) if i not in t._places]
+        return cls(who, as_now, tuple(features), tuple(names))
+
+    def replaced(self, batch: Any) -> dict[str, Any]:
+        types = {name: result_type(batch.schema.field(name).type) for name in self.columns}
+        if not batch.num_rows:
+            return {name: batch.column(name).cast(kind) for name, kind in types.items()}
+        y = self.t.transform(batch.select(list(self.known)))
+        columns = zip(types.items(), y.T, strict=True)
+        return {
+            name: arrow.array(np.ascontiguousarray(of, f"f{kind.bit_width // 8}"), batch.column(name))
+            for (name, kind), of in columns
+        }
+
+
+def _merged(parts: list[Any]) -> Any:
+    first, *others = parts
+    for other in others:
+        first.merge(other)
+    return first
+
+
+def _keys(who: str, t: Any) -> list[str]:
+    """The names of the columns of keys; none for a transformer without groups."""
+    if not hasattr(t, "by"):
+        return []
+    keys = list(t.by) if isinstance(t.by, list | tuple) else [t.by]
+    if not keys or not all(isinstance(key, str) for key in keys):
+        raise ValueError(f"{who}: by: expected names of columns, got {t.by!r}")
+    return keys
