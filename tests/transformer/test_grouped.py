@@ -373,3 +373,35 @@ def test_many_groups():
     assert len(t.groups_) == n
     assert (t.transform(x)[:, 0] == np.repeat([-1.0, 1.0], n)).all()
     assert t.partial_fit([[5, 3.5], [-1, 2.0]]).counts_[[5, -1]].tolist() == [[3], [1]]
+
+
+def test_dask_frames():
+    """Partitions are united by their keys; some are empty, or have keys that the others do not."""
+    dd, pd = pytest.importorskip("dask.dataframe"), pytest.importorskip("pandas")
+    x = frame(table(), ("a", "key", "b", "c"))
+    x["key"] = [f"k{k:.0f}" for k in x["key"]]
+    x["w"] = np.arange(len(x)) % 3
+    data = dd.from_pandas(x, npartitions=5, sort=False)
+    data = dd.concat([data, data[data["a"] > 1e9]])
+    given, plain = data[["a", "key", "b", "c"]], x[["a", "key", "b", "c"]]
+    t, one = GroupedTransformer("key", prior=1).fit(given), GroupedTransformer("key", prior=1).fit(plain)
+    assert t.groups_.tolist() == one.groups_.tolist()
+    np.testing.assert_array_equal(t.counts_, one.counts_)
+    np.testing.assert_allclose(t.vars_, one.vars_, rtol=1e-11)
+    np.testing.assert_allclose(t.whole_.var(), one.whole_.var(), rtol=1e-12)
+    lazy = t.transform(given)
+    assert type(lazy) is type(given)
+    expected = one.set_output(transform="pandas").transform(plain)
+    pd.testing.assert_frame_equal(lazy.compute(), expected, rtol=1e-8)
+    t.partial_fit(given, sample_weight=data["w"])
+    one.partial_fit(plain, sample_weight=x["w"])
+    np.testing.assert_allclose(t.means_, one.means_, rtol=1e-13)
+    average = GroupedTransformer("key", momentum=0.2).partial_fit(given).partial_fit(given)
+    both = GroupedTransformer("key", momentum=0.2).partial_fit(plain).partial_fit(plain)
+    np.testing.assert_allclose(average.vars_, both.vars_, rtol=1e-11)
+    with pytest.raises(ValueError, match=r"expected a table in memory beside halflife=3\.0"):
+        GroupedTransformer("key", halflife=3.0).partial_fit(given)
+    with pytest.raises(TypeError, match="sample_weight: expected a Dask Series with the 10 partitions"):
+        t.partial_fit(given, sample_weight=x["w"])
+    with pytest.raises(TypeError, match="expected a table in memory or a Dask DataFrame"):
+        t.partial_fit(given.to_delayed()[0])

@@ -87,10 +87,16 @@ def picture_name(text: str) -> str:
 
 
 def fit(args: argparse.Namespace) -> None:
-    from bnorm.app import fitting
+    from bnorm.app import fitting, grouped
     from bnorm.app.showing import counted
 
-    said = fitting.fit(args)
+    if args.prior and not args.by:
+        raise DataError("--prior: expected columns of keys beside it, --by, got none")
+    said = (grouped if args.by else fitting).fit(args)
+    if args.by:
+        done = f"{counted(said['groups'], 'group')}, {counted(said['columns'], 'feature')}"
+        tell(args, said, f"{said['output']}: {done} of {counted(said['rows'], 'row')}, in {said['seconds']:.1f} s")
+        return
     done = f"{counted(said['columns'], 'feature')} of {counted(said['rows'], 'row')}, in {said['seconds']:.1f} s"
     tell(args, said, f"{said['output']}: {done}")
 
@@ -106,10 +112,12 @@ def transform(args: argparse.Namespace) -> None:
 
 
 def merge(args: argparse.Namespace) -> None:
-    from bnorm.app import states
+    from bnorm.app import grouped, states
 
-    merged = states.merge(args.states)
-    merged.save(args.output)
+    if grouped.read(args.states[0]) is not None:
+        grouped.save(grouped.merge(args.states), args.output)
+    else:
+        states.merge(args.states).save(args.output)
     n = len(args.states)
     tell(args, {"output": args.output, "states": n}, f"{args.output}: {n} states merged")
 
@@ -196,6 +204,14 @@ def parser() -> argparse.ArgumentParser:
     which.add_argument("--columns", type=names, metavar="A,B", help="only these (default: all columns of numbers)")
     which.add_argument("--exclude", type=names, metavar="A,B", help="all columns of numbers except these")
     command.add_argument("--weight", metavar="COLUMN", help="the column that says how much each row counts")
+    command.add_argument("--by", type=names, metavar="A,B", help="statistics of each group, whose keys are in these")
+    command.add_argument(
+        "--prior",
+        type=number(float, -1e-300, sys.float_info.max, "a number of at least 0"),
+        default=0.0,
+        metavar="K",
+        help="so many values of all rows count in each group (default: 0)",
+    )
     command.add_argument(
         "--batch-rows", type=count, default=BATCH_ROWS, metavar="N", help=f"rows of a batch (default: {BATCH_ROWS})"
     )

@@ -117,7 +117,11 @@ def learn(
         with one_thread(), closing(stream.read(learner.learned.rows)) as batches:
             for batch in batches:
                 columns = [arrow.values(column) for column in batch.columns]
-                w = _weights(columns.pop(), stream, weight, learner.learned.fitted.sums is not None) if weight else None
+                w = (
+                    weights_of(columns.pop(), stream, weight, learner.learned.fitted.sums is not None)
+                    if weight
+                    else None
+                )
                 learner.add(Rows(columns, stream.numbers[: len(columns)], stream.where, stream.row), w)
                 progress.add(batch.num_rows, stream.progress)
                 if keep and time.monotonic() - last > EVERY:
@@ -134,7 +138,7 @@ def _too_large(error: TooLarge, stream: Stream, weight: str | None) -> DataError
     return DataError(f"{stream.where}: column {name!r}: expected {what} float64 can hold, got too large ones")
 
 
-def _weights(column: ndarray, stream: Stream, name: str, whole: bool) -> ndarray:
+def weights_of(column: ndarray, stream: Stream, name: str, whole: bool) -> ndarray:
     """The weights of a batch, float64. whole: whether sums are exact, which those of fractions are not."""
     weight = column.astype(np.float64, copy=False)
     good = (weight >= 0) & (weight < (HEAVIEST if whole else np.inf))

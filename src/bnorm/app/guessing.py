@@ -79,6 +79,16 @@ def _is_filled(column: Any, nulls: Sequence[str]) -> Any:
     return compute.invert(compute.is_in(column, pyarrow().array(nulls, column.type)))
 
 
+def filled(column: Any, nulls: Sequence[str]) -> Any:
+    """A text column whose empty texts, and what else stands for missing values, are missing; another as it is."""
+    from pyarrow import compute, types
+
+    pa = pyarrow()
+    if not types.is_string(column.type):
+        return column
+    return compute.if_else(_is_filled(column, ["", *NULLS, *nulls]), column, pa.nulls(1, column.type)[0])
+
+
 def _casts(value: Any, kind: Any) -> bool:
     try:
         value.cast(kind)

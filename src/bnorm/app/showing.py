@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bnorm.app import grouped
 from bnorm.app.states import COUNTABLE, Learned
 
 STEP = 1e-3  # of a standard deviation: the digits that are shown tell such a step
@@ -14,6 +15,8 @@ STEP = 1e-3  # of a standard deviation: the digits that are shown tell such a st
 
 def show(path: str, as_json: bool) -> None:
     """Print a state file."""
+    if (stored := grouped.read(path)) is not None:
+        return _groups(path, grouped.facts(stored), as_json)
     learned = Learned.read(path)
     said = facts(learned)
     if as_json:
@@ -23,6 +26,21 @@ def show(path: str, as_json: bool) -> None:
     if "digest" in said:
         print(f"exact sums, digest {said['digest']}\n")
     for line in table(said["features"], dict.fromkeys(("mean", "min", "max"), "std")):
+        print(line)
+
+
+def _groups(path: str, said: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(in_json(said), allow_nan=False))
+        return
+    by = ", ".join(said["by"])
+    fades = "" if said["halflife"] is None else f", with a half-life of {said['halflife']:g} rows of each"
+    print(f"{path}: {counted(said['groups'], 'group')} by {by}, {counted(said['rows'], 'row')}{fades}")
+    shown = len(said["largest"])
+    print(f"the largest {shown}:\n" if shown < said["groups"] else "")
+    rows = [said["whole"], *said["largest"]]
+    units = {name: name.removesuffix("mean") + "std" for name in rows[0] if name.endswith(" mean")}
+    for line in table(rows, units):
         print(line)
 
 

@@ -1,8 +1,9 @@
 """`bnorm transform`: normalizes a table, column by column, with the statistics of a state file."""
 
 import argparse
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm import arrow
-from bnorm.app import places, several, writers
+from bnorm.app import grouped, places, several, writers
 from bnorm.app.choosing import number_columns
 from bnorm.app.csv_source import CsvSource
 from bnorm.app.dialects import Dialect
@@ -34,7 +35,7 @@ class Wish(NamedTuple):
     dtype    the type of mapped columns; None means as they are
     """
 
-    chosen: Map
+    chosen: Map | grouped.Map
     columns: Sequence[str] | None = None
     drop: Sequence[str] = ()
     text: Sequence[str] = ()
@@ -43,8 +44,12 @@ class Wish(NamedTuple):
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Run the command. Returns a summary."""
-    learned = Learned.read(args.state)
-    chosen = learned.inverse() if args.inverse else learned.forward()
+    chosen: Map | grouped.Map
+    if (stored := grouped.read(args.state)) is not None:
+        chosen = grouped.Map(stored, args.inverse)
+    else:
+        learned = Learned.read(args.state)
+        chosen = learned.inverse() if args.inverse else learned.forward()
     wish = Wish(chosen, args.columns, args.drop, args.text, args.dtype)
     sources, to_folder = find(args.data, Dialect.of(args)), several.is_folder(args.output)
     if args.resume and not to_folder:
@@ -82,16 +87,13 @@ def transform(sources: Sequence[Source], wish: Wish, output: str, progress: Prog
     pa = pyarrow()
     first = sources[0]
     features = _features(first, wish)
-    left_out = {*features, *wish.drop}
-    others = [name for name in first.columns if name not in left_out]
+    keys = wish.chosen.keys if isinstance(wish.chosen, grouped.Map) else []
+    left_out = {*features, *wish.drop} - set(keys)
+    others = [*(name for name in first.columns if name not in left_out), *(set(keys) - first.columns.keys())]
     stream = Stream(sources, list(features), others)
     _check_others(sources, others, wish.drop)
     size = {name: _size(first, name, wish.dtype) for name in features}
-    stats = {dtype: wish.chosen.stats(np.dtype(dtype)) for dtype in ("float32", "float64")}
-    maps = {
-        name: {dtype: np.ascontiguousarray(a[:, i : i + 1]) for dtype, a in stats.items()}
-        for name, i in features.items()
-    }
+    mapping = wish.chosen.of if isinstance(wish.chosen, grouped.Map) else _plainly(wish.chosen)
     before = progress.position
     with closing(stream.read()) as batches:
         guess, given = _guessed(first, others, wish.text, output, batches)
@@ -100,13 +102,24 @@ def transform(sources: Sequence[Source], wish: Wish, output: str, progress: Prog
         with writers.table(output, schema, first.quotes if isinstance(first, CsvSource) else FEW) as writer:
             for batch in given:
                 found = dict(zip([*features, *others], batch.columns, strict=True))
-                for name in features:
-                    found[name] = _mapped(found[name], maps[name], kinds[name], stream, name)
-                for name in others:
+                apply = mapping(found, stream)
+                for name, i in features.items():
+                    found[name] = _mapped(found[name], partial(apply, i), kinds[name], stream, name)
+                for name in kinds.keys() - features.keys():
                     found[name] = guess.typed(found[name], name, stream)
                 writer.write_batch(pa.record_batch([found[name] for name in kinds], schema=schema))
                 progress.add(batch.num_rows, before + stream.progress)
     return len(features)
+
+
+def _plainly(chosen: Map) -> Callable[..., Callable[[int, ndarray, ndarray], None]]:
+    """The map of a feature, by its number, which is the same for all batches."""
+    stats = {dtype: chosen.stats(np.dtype(dtype)) for dtype in ("float32", "float64")}
+
+    def apply(feature: int, x: ndarray, out: ndarray) -> None:
+        arrow.normalize(x, np.ascontiguousarray(stats[x.dtype.name][:, feature : feature + 1]), out)
+
+    return lambda found, stream: apply
 
 
 def _features(first: Source, wish: Wish) -> dict[str, int]:
@@ -169,14 +182,14 @@ def _guessed(
     return guess, chain([batch], batches)
 
 
-def _mapped(column: Any, stats: Mapping[str, ndarray], kind: Any, stream: Stream, name: str) -> Any:
+def _mapped(column: Any, apply: Callable[[ndarray, ndarray], None], kind: Any, stream: Stream, name: str) -> Any:
     """One column of a batch, mapped, as an Arrow array of that type; missing values stay missing."""
     x, dtype = arrow.values(column), np.dtype(f"f{kind.bit_width // 8}")
     if x.dtype != np.float64:
         x = x.astype(dtype)
     out = np.frombuffer(pyarrow().allocate_buffer(x.nbytes), x.dtype)  # from a pool: new memory costs page faults
     try:
-        arrow.normalize(x, stats[x.dtype.name], out)
+        apply(x, out)
     except FloatingPointError:
         raise infinite(x, int(np.isinf(x).argmax()), stream.where, stream.row, name) from None
     return arrow.array(out.astype(dtype, copy=False), column)

@@ -17,6 +17,7 @@ from bnorm.checks import FLOATS
 from bnorm.kernels.engines import serially
 
 NAME = "Dask"
+delayed = dask.delayed
 FAN_IN = 8  # neighbours that one task merges
 
 
@@ -236,6 +237,11 @@ def aligned(who: str, name: str, weight: Any, x: Any, axis: int) -> Any:
             )
         return w
     return w.rechunk(wanted)
+
+
+def computed(*some: Any) -> Any:
+    """Delayed values, computed together."""
+    return dask.compute(*some)
 
 
 def tree(items: Sequence[Any], merge: Callable[[list[Any]], Any]) -> Any:

@@ -5,22 +5,21 @@ from typing import Any, Self
 
 import numpy as np
 from numpy import ndarray
-from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
 from bnorm.kernels import view
 from bnorm.kernels.cpu import groups as kernels
+from bnorm.kernels.engines import engine_of
 from bnorm.moments import Moments
 from bnorm.running import AVERAGE, TooLarge
-from bnorm.transformer import tables
+from bnorm.transformer import group_blocks, tables
 from bnorm.transformer.group_saving import Savable
 from bnorm.transformer.group_tables import WHO, Named, Split, key_names, split
 from bnorm.transformer.groups import Batch, Groups, batch_of
 from bnorm.transformer.keys import read
 from bnorm.transformer.sklearn_private import Interval, Options, check_feature_names_in, in_container
-
-MOMENTUM = None
 
 
 class GroupedTransformer(
@@ -69,6 +68,8 @@ class GroupedTransformer(
     whole_ : Moments
         Count, mean and m2 of all rows, those without a key included. With a half-life, their weights; with a moving
         average, its mean and variance, and the number of values seen.
+    key_places_ : list of int
+        The positions of the columns that hold the keys.
     n_batches_seen_ : int
         The number of calls of `partial_fit`; a `fit` counts as the first.
     n_features_in_ : int
@@ -115,7 +116,7 @@ class GroupedTransformer(
         unseen: str = "global",
         prior: float = 0.0,
         keep_keys: bool = False,
-        momentum: float | None = MOMENTUM,
+        momentum: float | None = None,
         halflife: float | None = None,
         eps: float = 0.0,
     ) -> None:
@@ -132,7 +133,7 @@ class GroupedTransformer(
 
         Parameters
         ----------
-        X : array-like or data frame of shape (n_samples, n_features_in)
+        X : array-like, data frame or Dask DataFrame of shape (n_samples, n_features_in)
             Its features and its keys. NaN in a feature is a missing value, and does not count.
         y : None
             Ignored.
@@ -164,8 +165,8 @@ class GroupedTransformer(
         if "_groups" not in self.__dict__:
             return self._begin(X, sample_weight, whole=False)
         self._check_parameters()
-        table = split(self, X, reset=False)
-        batch = self._batch(table, sample_weight, self.halflife)
+        table = split(self, group_blocks.sample(WHO, X), reset=False)
+        batch = self._batch(X, table, sample_weight, self.halflife)
         self._learned(self._groups.move, batch, table)
         return self
 
@@ -182,7 +183,9 @@ class GroupedTransformer(
             The features only; with keep_keys all columns.
         """
         self._check_fitted()
-        table = split(self, X, reset=False)
+        table = split(self, group_blocks.sample(WHO, X), reset=False)
+        if table.given is not X:
+            return group_blocks.mapped(self, X)
         y = self._mapped(table, table.keys, inverse=False)
         return table.with_keys(self, y) if self.keep_keys else y
 
@@ -300,6 +303,11 @@ class GroupedTransformer(
         return self._groups.moments()
 
     @property
+    def key_places_(self) -> list[int]:
+        """The positions of the columns that hold the keys."""
+        return list(self._places)
+
+    @property
     def n_batches_seen_(self) -> int:
         """The number of batches in the stream; a fit counts as the first."""
         return self._groups.batches
@@ -316,8 +324,8 @@ class GroupedTransformer(
         self._check_parameters(new=True)
         found = object.__new__(type(self))  # scikit-learn sets attributes on this copy, as X may still be refused
         found.__dict__.update(self.__dict__)
-        table = split(found, X, reset=True)
-        batch = self._batch(table, sample_weight, None if whole else self.halflife)
+        table = split(found, group_blocks.sample(WHO, X), reset=True)
+        batch = self._batch(X, table, sample_weight, None if whole else self.halflife)
         groups = Groups(len(table.places), table.features.shape[1], self.momentum, self.halflife)
         self._learned(groups.begin if whole else groups.move, batch, table)
         self.__dict__.pop("feature_names_in_", None)
@@ -327,9 +335,15 @@ class GroupedTransformer(
         self._groups, self._places = groups, table.places
         return self
 
-    def _batch(self, table: Split, sample_weight: Any, halflife: float | None) -> Batch:
+    def _batch(self, X: Any, table: Split, sample_weight: Any, halflife: float | None) -> Batch:
+        if engine_of(X) is not None:
+            return group_blocks.batch_of(WHO, self, X, sample_weight)
         weight = None if sample_weight is None else table.features.weights(sample_weight)
         return batch_of(read(WHO, table.keys), table.features, weight, halflife)
+
+    def _read(self, X: Any, sample_weight: Any) -> Batch:
+        """What a table says, whose rows all weigh the same; nothing is learned."""
+        return self._batch(X, split(clone(self), X, reset=True), sample_weight, None)
 
     def _learned(self, learn: Any, batch: Batch, table: Split) -> None:
         try:
@@ -342,17 +356,9 @@ class GroupedTransformer(
 
     def _mapped(self, table: Split, keys: Any, inverse: bool) -> ndarray:
         """The features of a table, mapped or mapped back."""
-        groups = self._groups
-        found = read(WHO, keys)
-        at = groups.index.find(WHO, found, [name for name, _ in keys])
-        codes = found.codes
-        if self.unseen == "error" and ((missing := codes < 0).any() or (at < 0).any()):
-            missing = missing | np.append(at < 0, True)[codes]
-            row = int(np.flatnonzero(missing)[0])
-            key = "a missing key" if codes[row] < 0 else repr(found.keys[codes[row]])
-            raise ValueError(f"{WHO}: unseen: expected keys seen in fit, as unseen='error', got {key} in row {row}")
+        groups, names = self._groups, [name for name, _ in keys]
+        at, codes = groups.places(WHO, read(WHO, keys), names, self.unseen == "error")
         numbers = groups.numbers(at, float(self.prior), self.unseen == "global", float(self.eps), inverse)
-        codes = np.where(codes < 0, len(at), codes).astype(np.int32)
         x = table.features.dense()
         block, layout = view.channels(x, 1)
         try:

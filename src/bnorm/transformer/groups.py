@@ -55,7 +55,7 @@ def batch_of(keys: Keys, x: Dense, weight: ndarray | None, halflife: float | Non
         parts, seen, last = _faded(table, codes, outside, weight, halflife)
         parts, seen, last = np.ascontiguousarray(parts[:, :n]), seen[:n], last[:n]
         whole = x.steps(weight, Rows(halflife), 0)
-    tables.refuse_infinity_in(whole[0].parts, Dense(table), weight)
+    tables.refuse_infinity_in(whole[0].parts, x, weight)
     lengths = np.bincount(codes, minlength=outside)[:n]
     return Batch(keys, parts, seen, last, lengths, whole, weight is not None)
 
@@ -97,8 +97,9 @@ def together(parts: ndarray) -> ndarray:
     return parts[:, 0].copy() if parts.shape[1] else np.zeros((4, channels))
 
 
-def united(who: str, batches: list[Batch], names: list[str]) -> Batch:
+def united(who: str, batches: list[Batch]) -> Batch:
     """One batch of the rows of several, none of whose values fade."""
+    names = [str(j) for j in range(len(batches[0].keys.kinds))]
     index, places = Index(len(names)), []
     for batch in batches:
         at = index.find(who, batch.keys, names)
@@ -220,6 +221,11 @@ class Groups:
         }
         self.lengths = np.concatenate([self.lengths, np.zeros(more, np.int64)])
 
+    def arrange(self, order: list[int]) -> None:
+        """Put the features into this order."""
+        self.arrays = {name: np.ascontiguousarray(a[:, order]) for name, a in self.arrays.items()}
+        self.whole.assign(self.whole.picked(order))
+
     def row(self, name: str) -> ndarray:
         """One of the arrays, (G, C)."""
         return self.arrays[name][: len(self)]
@@ -244,6 +250,18 @@ class Groups:
         own = [np.where(n > 0, a, 0.0).reshape(-1) for a in (n, mean, var * n, low)]
         count, mean, m2, _ = cpu.merge([np.stack(own), np.stack(wide)]).reshape(4, *n.shape)
         return mean, np.where(count > 0, m2 / np.where(count > 0, count, 1), np.nan)
+
+    def places(self, who: str, keys: Keys, names: list[str], refuse: bool) -> tuple[ndarray, ndarray]:
+        """The groups of the keys of a table, -1 where one is new; and for each of its rows which of these is its own,
+        one more where there is none. refuse: whether that is a ValueError.
+        """
+        at = self.index.find(who, keys, names)
+        lost = np.append(at < 0, True)[keys.codes]
+        if refuse and lost.any():
+            row = int(lost.argmax())
+            key = "a missing key" if keys.codes[row] < 0 else repr(keys.keys[keys.codes[row]])
+            raise ValueError(f"{who}: unseen: expected keys seen in fit, as unseen='error', got {key} in row {row}")
+        return at, np.where(keys.codes < 0, len(at), keys.codes).astype(np.int32)
 
     def numbers(self, places: ndarray, prior: float, fall_back: bool, eps: float, inverse: bool) -> ndarray:
         """What the map by groups takes, (3, G + 1, C): of these groups, and of rows without any.

@@ -1,0 +1,219 @@
+"""States of groups: what the commands do where columns hold the keys of groups, `bnorm fit --by store`."""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm import arrow
+from bnorm.app import places
+from bnorm.app.choosing import check_same_columns, choose, listed, tell
+from bnorm.app.csv_source import CsvSource
+from bnorm.app.dialects import Dialect
+from bnorm.app.errors import DataError
+from bnorm.app.fitting import one_thread, weights_of
+from bnorm.app.guessing import Guess, filled
+from bnorm.app.inputs import Stream, find
+from bnorm.app.progress import Progress
+from bnorm.app.rows import Rows
+from bnorm.app.states import WHO
+from bnorm.files import container
+from bnorm.kernels.cpu import groups as kernels
+from bnorm.transformer import group_saving, keys
+from bnorm.transformer.group_saving import Stored
+from bnorm.transformer.groups import Groups, batch_of
+
+LARGEST = 20  # groups that are shown
+
+
+def read(path: str) -> Stored | None:
+    """The state of groups in a file; None if it is another state."""
+    try:
+        config, entries = container.read(WHO, path)
+    except ValueError as error:
+        raise DataError(str(error).removeprefix(f"{WHO}: ")) from None
+    if config.get("class") != group_saving.CLASS:
+        return None
+    try:
+        return group_saving.restored(config, entries)
+    except Exception as error:  # a damaged file may lead to any error
+        raise DataError(f"{path}: expected a state file, got a damaged one: {error}") from None
+
+
+def save(stored: Stored, path: str) -> None:
+    """Write the file."""
+    container.write(WHO, path, *group_saving.packed(stored))
+
+
+def fit(args: argparse.Namespace) -> dict[str, Any]:
+    """Run `bnorm fit --by`. Returns a summary."""
+    for name in ("momentum", "exact", "history", "checkpoint", "resume"):
+        if getattr(args, name):
+            raise DataError(f"--{name}: expected none beside --by, as groups have no such state")
+    sources = find(args.data, Dialect.of(args))
+    first = sources[0]
+    for name in args.by:
+        if name not in first.columns:
+            raise DataError(f"{first.name}: expected a column {name!r}, got {listed(first.columns)}")
+        if args.columns and name in args.columns:
+            raise DataError(f"{first.name}: column {name!r}: expected either a feature or a key, got both")
+    exclude = None if args.columns else [*(args.exclude or ()), *args.by]
+    names = choose(first, args.columns, exclude, args.weight)
+    stream = Stream(sources, [*names, *([args.weight] if args.weight else [])], args.by)
+    if not args.columns:
+        check_same_columns(sources, [*stream.numbers, *(exclude or ())])
+    if not args.quiet:
+        wishes = dict.fromkeys(args.exclude or (), "excluded") | dict.fromkeys(args.by, "keys")
+        tell(first, names, wishes | ({args.weight: "weights"} if args.weight else {}))
+    places.keep([s.name for s in sources if s.path], [args.output])
+    groups = Groups(len(args.by), len(names), None, args.halflife)
+    with Progress("fit", stream.size, args.quiet) as progress:
+        _learn(stream, groups, names, args, progress)
+    if not groups.batches:
+        raise DataError(f"{first.name}: expected rows, got none")
+    columns = [name for name in first.columns if name in names or name in args.by]
+    parameters = dict(
+        zip(group_saving.PARAMETERS, (None, "global", args.prior, False, None, args.halflife, 0.0), strict=True)
+    )
+    parameters["by"] = args.by if len(args.by) > 1 else args.by[0]
+    order = [names.index(name) for name in columns if name in names]
+    groups.arrange(order)
+    stored = Stored(parameters, groups, [columns.index(name) for name in args.by], len(columns), columns)
+    with args.signals.held():
+        save(stored, args.output)
+    return {
+        "rows": groups.whole.rows,
+        "columns": len(names),
+        "groups": len(groups),
+        "seconds": round(progress.seconds, 3),
+        "output": args.output,
+    }
+
+
+def _learn(stream: Stream, groups: Groups, names: Sequence[str], args: argparse.Namespace, progress: Progress) -> None:
+    typed = Typed(stream, args.by, (None,) * len(args.by))
+    quoted = [repr(name) for name in args.by]
+    with one_thread():
+        for batch in stream:
+            columns = [arrow.values(batch.column(j)) for j in range(len(stream.numbers))]
+            weight = weights_of(columns.pop(), stream, args.weight, False) if args.weight else None
+            rows = Rows(columns, names, stream.where, stream.row)
+            try:
+                found = keys.read(WHO, typed({name: batch.column(name) for name in args.by}))
+                groups.move(WHO, batch_of(found, rows, weight, args.halflife), quoted)
+            except (TypeError, FloatingPointError) as error:
+                raise DataError(f"{stream.where}: {str(error).removeprefix(f'{WHO}: ')}") from None
+            progress.add(batch.num_rows, stream.progress)
+
+
+class Typed:
+    """Columns of keys with their types: those of CSV files, which are text, get the one of their first values, unless
+    the keys that are known are text. An empty text is a missing key.
+    """
+
+    def __init__(self, stream: Stream, names: Sequence[str], kinds: Sequence[str | None]) -> None:
+        self._stream, self._text = stream, [n for n, kind in zip(names, kinds, strict=True) if kind == keys.TEXT]
+        self._guess: Guess | None = None
+
+    def __call__(self, columns: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        source = next(s for s in self._stream.sources if s.name == self._stream.where)
+        if not isinstance(source, CsvSource):
+            return [(repr(name), column) for name, column in columns.items()]
+        if self._guess is None:
+            self._guess = Guess({name: column.type for name, column in columns.items()}, source.nulls)
+            self._guess.look({name: column for name, column in columns.items() if name not in self._text})
+        typed = {name: self._guess.typed(column, name, self._stream) for name, column in columns.items()}
+        return [(repr(name), filled(column, source.nulls)) for name, column in typed.items()]
+
+
+class Map:
+    """The map of a state of groups, for the columns of a batch."""
+
+    def __init__(self, stored: Stored, inverse: bool) -> None:
+        if stored.names is None:
+            raise DataError("expected a state of columns with names, as the keys are found by name, got one without")
+        self.names: list[str] | None = stored.features
+        self.features = stored.groups.channels
+        self.keys = stored.by
+        self._stored, self._inverse = stored, inverse
+        self._typed: Typed | None = None
+
+    def of(self, found: Mapping[str, Any], stream: Stream) -> Callable[[int, ndarray, ndarray], None]:
+        """A function that maps one feature of these columns, by its number, from x to out."""
+        groups, p = self._stored.groups, self._stored.parameters
+        if self._typed is None:
+            self._typed = Typed(stream, self.keys, groups.index.kinds)
+        try:
+            read = keys.read(WHO, self._typed({name: found[name] for name in self.keys}))
+            at, codes = groups.places(WHO, read, [repr(name) for name in self.keys], p["unseen"] == "error")
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{stream.where}: {str(error).removeprefix(f'{WHO}: ')}") from None
+        numbers = groups.numbers(at, p["prior"], p["unseen"] == "global", p["eps"], self._inverse)
+
+        def apply(feature: int, x: ndarray, out: ndarray) -> None:
+            of_feature = np.ascontiguousarray(numbers[:, :, feature : feature + 1])
+            kernels.normalize(x.reshape(1, 1, -1), codes, of_feature, out.reshape(1, 1, -1), True)
+
+        return apply
+
+
+def facts(stored: Stored) -> dict[str, Any]:
+    """What `bnorm show` says: the largest groups by the number of their values."""
+    groups = stored.groups
+    counts = groups.row("seen")
+    order = np.argsort(-counts.max(axis=1, initial=0), kind="stable")[:LARGEST]
+    mean, var = groups.known(order, 0.0)
+    whole = groups.moments()
+    found = groups.index.array()
+    rows = []
+    for i, g in enumerate(order.tolist()):
+        row: dict[str, Any] = {"group": _said(found[g]), "count": _whole(counts[g].max(initial=0))}
+        for j, name in enumerate(stored.features):
+            row |= {f"{name} mean": float(mean[i, j]), f"{name} std": float(np.sqrt(var[i, j]))}
+        rows.append(row)
+    every: dict[str, Any] = {"group": "(all rows)", "count": _whole(whole.count.max(initial=0))}
+    for j, name in enumerate(stored.features):
+        every |= {f"{name} mean": float(whole.mean[j]), f"{name} std": float(whole.std()[j])}
+    return {
+        "rows": groups.whole.rows,
+        "batches": groups.batches,
+        "groups": len(groups),
+        **stored.parameters,
+        "by": stored.by,
+        "whole": every,
+        "largest": rows,
+    }
+
+
+def merge(paths: Sequence[str]) -> Stored:
+    """The states of several files, their groups united by their keys."""
+    first, *others = [read(path) for path in paths]
+    for path, other in zip(paths, [first, *others], strict=True):
+        if first is None or other is None:
+            raise DataError(f"{path}: expected states that are all of groups, or none, got some of each")
+        for name, mine, its in (
+            ("halflife", first.parameters["halflife"], other.parameters["halflife"]),
+            ("momentum", None, other.parameters["momentum"]),
+            ("by", first.by, other.by),
+            ("features", first.features, other.features),
+        ):
+            if mine != its:
+                raise DataError(f"{path}: {name}: expected {mine}, as in {paths[0]}, got {its}")
+        if other is not first:
+            try:
+                first.groups.merge(WHO, other.groups, [repr(name) for name in first.by])
+            except (TypeError, FloatingPointError) as error:
+                raise DataError(f"{path}: {str(error).removeprefix(f'{WHO}: ')}") from None
+    if first is None:
+        raise DataError("merge: expected states, got none")
+    return first
+
+
+def _said(key: Any) -> str:
+    return ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)
+
+
+def _whole(count: Any) -> Any:
+    return int(count) if float(count).is_integer() else float(count)

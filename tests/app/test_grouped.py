@@ -1,0 +1,103 @@
+"""States of groups: `bnorm fit --by`, and what the other commands do with them."""
+
+import json
+
+import numpy as np
+import pytest
+
+import bnorm
+from commands import Command
+
+pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads and writes files by pyarrow")
+pd = pytest.importorskip("pandas", reason="it is the reference")
+
+
+@pytest.fixture
+def command(capsys):
+    return Command(capsys)
+
+
+def sales(n=300, seed=0):
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "day": pd.date_range("2024-01-01", periods=n),
+            "size": rng.normal(50, 2, n),
+            "store": rng.choice(["a", "b", "007", None], n),
+            "till": rng.integers(1, 4, n),
+        }
+    )
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_fit_transform_and_back(command, tmp_path, suffix):
+    x = sales()
+    for name, part in (("x", x[:200]), ("more", x[200:])):
+        path = tmp_path / f"{name}.{suffix}"
+        part.to_parquet(path) if suffix == "parquet" else part.to_csv(path, index=False)
+    state, out, back = (tmp_path / name for name in ("s.safetensors", f"y.{suffix}", "back.parquet"))
+    files = [tmp_path / f"x.{suffix}", tmp_path / f"more.{suffix}"]
+    said = command("fit", *files, "--by", "store,till", "-o", state, "--prior", 2, "--json")
+    assert (json.loads(said.out)["groups"], json.loads(said.out)["rows"]) == (9, 300)
+    t = bnorm.load(state)
+    expected = bnorm.GroupedTransformer(["store", "till"], prior=2).fit(x[["size", "store", "till"]])
+    assert t.feature_names_in_.tolist() == ["size", "store", "till"]
+    assert t.groups_.tolist() == expected.groups_.tolist()
+    np.testing.assert_allclose(t.means_, expected.means_, rtol=1e-13)
+    np.testing.assert_allclose(t.vars_, expected.vars_, rtol=1e-11)
+    command("transform", files[0], "--state", state, "-o", out)
+    y = pd.read_parquet(out) if suffix == "parquet" else pd.read_csv(out, dtype={"store": str})
+    assert list(y.columns) == list(x.columns)
+    np.testing.assert_allclose(y[["size"]], expected.transform(x[["size", "store", "till"]])[:200], rtol=1e-9)
+    assert y["store"].fillna("").tolist() == x["store"][:200].fillna("").tolist()
+    command("transform", out, "--state", state, "-o", back, "--inverse", "--drop", "store")
+    np.testing.assert_allclose(pd.read_parquet(back)["size"], x["size"][:200], rtol=1e-12)
+
+
+def test_show_and_merge(command, tmp_path):
+    x, paths = sales(), []
+    for i, part in enumerate((x[:100], x[100:])):
+        part.to_parquet(tmp_path / f"{i}.parquet")
+        paths.append(tmp_path / f"{i}.npz")
+        command("fit", tmp_path / f"{i}.parquet", "--by", "store", "-o", paths[-1], "--exclude", "till")
+    command("merge", *paths, "-o", tmp_path / "m.npz")
+    said = json.loads(command("show", tmp_path / "m.npz", "--json").out)
+    assert (said["groups"], said["rows"], said["by"]) == (3, 300, ["store"])
+    largest = x["store"].value_counts()
+    assert [row["count"] for row in said["largest"]] == largest.tolist()
+    assert said["largest"][0]["size mean"] == pytest.approx(x["size"][x["store"] == largest.index[0]].mean())
+    text = command("show", tmp_path / "m.npz").out
+    assert "3 groups by store, 300 rows" in text
+    assert "(all rows)    300" in text
+    many = x.assign(store=np.arange(300))
+    many.to_parquet(tmp_path / "many.parquet")
+    command("fit", tmp_path / "many.parquet", "--by", "store", "-o", tmp_path / "n.npz", "--halflife", "10")
+    text = command("show", tmp_path / "n.npz").out
+    assert "the largest 20" in text
+    assert "half-life of 10 rows" in text
+    assert "half" in command.fails("merge", paths[0], tmp_path / "n.npz", "-o", tmp_path / "q.npz")
+
+
+def test_errors(command, tmp_path):
+    x = sales()
+    data, state = tmp_path / "x.parquet", tmp_path / "s.npz"
+    x.to_parquet(data)
+    fit = ("fit", data, "-o", state)
+    assert "expected a column 'shop'" in command.fails(*fit, "--by", "shop")
+    assert "either a feature or a key" in command.fails(*fit, "--by", "till", "--columns", "size,till")
+    assert "--exact: expected none beside --by" in command.fails(*fit, "--by", "store", "--exact")
+    assert "--momentum: expected none" in command.fails(*fit, "--by", "store", "--momentum", "0.1")
+    assert "--prior: expected columns of keys" in command.fails(*fit, "--prior", "3")
+    x.assign(size=np.inf).to_parquet(tmp_path / "inf.parquet")
+    said = command.fails("fit", tmp_path / "inf.parquet", "-o", state, "--by", "store")
+    assert "column 'size', row 1: expected a finite number, got inf" in said
+    assert not state.exists()
+    command(*fit, "--by", "store")
+    command("fit", data, "-o", tmp_path / "plain.npz")
+    assert "some of each" in command.fails("merge", state, tmp_path / "plain.npz", "-o", tmp_path / "m.npz")
+    x.assign(store=np.arange(300)).to_parquet(tmp_path / "numbers.parquet")
+    said = command.fails("transform", tmp_path / "numbers.parquet", "--state", state, "-o", tmp_path / "y.csv")
+    assert "column 'store': expected keys of kind 'string', as in fit, got 'number'" in said
+    x.drop(columns="store").to_parquet(tmp_path / "none.parquet")
+    said = command.fails("transform", tmp_path / "none.parquet", "--state", state, "-o", tmp_path / "y.csv")
+    assert "expected a column 'store'" in said

@@ -1,0 +1,74 @@
+"""The picture of groups: what is drawn is where it belongs."""
+
+import numpy as np
+import pytest
+
+from bnorm import GroupedTransformer
+
+pytest.importorskip("matplotlib", reason="it draws")
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+from bnorm.plot import GroupsDisplay
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
+
+
+def fitted(groups, features=2):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(20 * groups, 1 + features))
+    x[:, 0] = np.arange(len(x)) % groups
+    x[:, 1] += 10 * x[:, 0]
+    return GroupedTransformer(0).fit(x)
+
+
+def test_few_groups():
+    t = fitted(4)
+    display = GroupsDisplay.from_estimator(t)
+    assert len(display.axes_) == 2
+    panel = display.axes_[0]
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["0", "1", "2", "3"]
+    (points,) = (line for line in panel.lines if line.get_marker() == "o")
+    np.testing.assert_allclose(points.get_xdata(), t.means_[:, 0])
+    ends = np.array([segment[:, 0] for segment in panel.collections[0].get_segments()])
+    np.testing.assert_allclose(np.diff(ends)[:, 0] / 2, np.sqrt(t.vars_[:, 0]))
+    assert panel.get_xlabel() == "x1"
+    assert any(np.allclose(line.get_xdata(), t.whole_.mean[0]) for line in panel.lines)
+    display.figure_.canvas.draw()
+
+
+def test_of_many_groups_the_extremes():
+    t = fitted(500, 1)
+    display = GroupsDisplay.from_estimator(t, most=6)
+    (panel,) = display.axes_
+    order = np.argsort(t.means_[:, 0])
+    expected = [str(int(g)) for g in t.groups_[np.r_[order[:3], order[-3:]]]]
+    assert [label.get_text() for label in panel.get_yticklabels()] == expected
+    assert [text.get_text() for text in panel.texts] == ["494 groups between"]
+    display.figure_.canvas.draw()
+
+
+def test_groups_without_values_and_several_keys():
+    nan = float("nan")
+    t = GroupedTransformer([0, 1]).fit([[1, 1, nan, 3.0], [1, 2, 5.0, 4.0]])
+    display = GroupsDisplay.from_estimator(t)
+    assert [len(panel.get_yticklabels()) for panel in display.axes_] == [1, 2]
+    assert display.axes_[1].get_yticklabels()[0].get_text() == "1, 1"
+    display.figure_.canvas.draw()
+
+
+def test_chosen_features_and_errors():
+    display = GroupsDisplay.from_estimator(fitted(3, 9))
+    assert len(display.axes_) == 6
+    _, ax = plt.subplots()
+    assert GroupsDisplay.from_estimator(fitted(3, 9), features=["x9", 0], ax=ax).feature_names == ["x9", "x1"]
+    with pytest.raises(ValueError, match="GroupsDisplay: features: expected indices or names of 9 features, got 'y'"):
+        GroupsDisplay.from_estimator(fitted(3, 9), features=["y"])
+    with pytest.raises(ValueError, match="most: expected a positive integer"):
+        GroupsDisplay.from_estimator(fitted(3), most=0)
