@@ -262,7 +262,9 @@ def weights(
         raise ValueError(f"{who}: {error}") from None
     lowest: Any = 0.0
     highest = total = positive = lowest
-    if w.size:
+    if kind is ndarray and given.dtype.kind == "b" and given.size == w.size:
+        total = positive = float(np.count_nonzero(given))
+    elif w.size:
         lowest, highest = w.min(), w.max()
         with np.errstate(over="ignore"):
             total = w.sum()
@@ -274,7 +276,8 @@ def weights(
     if not (lowest >= 0 and highest < math.inf):
         raise ValueError(f"{who}: weight: expected finite values >= 0, got values from {lowest} to {highest}")
     total = _divisor(who, "weight", float(total))
-    return w.copy() if keep and np.may_share_memory(w, given) else w, total, positive
+    shared = keep and given.dtype == w.dtype and np.may_share_memory(w, given)
+    return w.copy() if shared else w, total, positive
 
 
 def total_weight(who: str, name: str, w: ndarray) -> float:

@@ -55,6 +55,11 @@ PARAMETERS = {  # the type, and the description
         "The number of groups, a divisor of the number of channels C. A group is a run of C / num_groups channels.",
     ),
 }
+OF_SAMPLES = (  # weight, where each sample has statistics of its own
+    "How much each value counts in the statistics of its sample, finite and not negative, or a bool mask. The shape\n"
+    "is that of x without the channel axis, or (N,), one weight per sample. A value of weight 0, even NaN, does not\n"
+    "count, and y is computed for it all the same. Where all weights of a sample are 0, y is beta."
+)
 RETURNS = """Returns
 -------
 y : ndarray

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from bnorm import checks, grouping, overlap
 from bnorm.checks import FLOATS, array, vector
-from bnorm.documents import normalizes
+from bnorm.documents import OF_SAMPLES, normalizes
 from bnorm.exact import moments as exact_moments
 from bnorm.kernels import BACKENDS, MEAN_SQUARE, VARIANCE, view
 from bnorm.kernels.activation import IDENTITY, Name
@@ -155,7 +155,7 @@ def rms_norm(
     )
 
 
-@normalizes()
+@normalizes(weight=OF_SAMPLES)
 def group_norm(
     x: ArrayLike,
     num_groups: int,
@@ -166,6 +166,7 @@ def group_norm(
     axis: int = 1,
     activation: Name = None,
     negative_slope: float = 0.01,
+    weight: ArrayLike | None = None,
     out: ndarray | None = None,
 ) -> tuple[ndarray, Saved]:
     """Normalize each group of channels of each sample by its mean and variance.
@@ -179,10 +180,10 @@ def group_norm(
     >>> y
     array([[-1.,  1., -1.,  1.]])
     """
-    return _over_groups("group_norm", x, num_groups, gamma, beta, eps, axis, activation, negative_slope, out)
+    return _over_groups("group_norm", x, num_groups, gamma, beta, eps, axis, activation, negative_slope, weight, out)
 
 
-@normalizes()
+@normalizes(weight=OF_SAMPLES)
 def instance_norm(
     x: ArrayLike,
     gamma: ArrayLike | None = None,
@@ -192,6 +193,7 @@ def instance_norm(
     axis: int = 1,
     activation: Name = None,
     negative_slope: float = 0.01,
+    weight: ArrayLike | None = None,
     out: ndarray | None = None,
 ) -> tuple[ndarray, Saved]:
     """Normalize each channel of each sample by the mean and variance over all other axes.
@@ -206,7 +208,7 @@ def instance_norm(
     array([[[-1.,  1.],
             [-1.,  1.]]])
     """
-    return _over_groups("instance_norm", x, None, gamma, beta, eps, axis, activation, negative_slope, out)
+    return _over_groups("instance_norm", x, None, gamma, beta, eps, axis, activation, negative_slope, weight, out)
 
 
 def backward(dy: ArrayLike | tuple[ArrayLike, ArrayLike | None], saved: Saved, out: ndarray | None = None) -> Gradients:
@@ -364,19 +366,11 @@ def _over_last_axes(
     return row_forward(who, x, view.rows(x, len(shape)), gamma, beta, eps, rule, act, out, given, residual)
 
 
-def _over_groups(
-    who: str,
-    x: ArrayLike,
-    num_groups: int | None,  # None: every channel by itself
-    gamma: ArrayLike | None,
-    beta: ArrayLike | None,
-    eps: float,
-    axis: int,
-    activation: Name,
-    negative_slope: float,
-    out: ndarray | None,
-) -> tuple[ndarray, Saved]:
-    given = () if out is None else ({"x": x, "gamma": gamma, "beta": beta},)
+def _over_groups(  # num_groups: None means that every channel is by itself
+    who: str, x: ArrayLike, num_groups: int | None, gamma: ArrayLike | None, beta: ArrayLike | None, eps: float,
+    axis: int, activation: Name, negative_slope: float, weight: ArrayLike | None, out: ndarray | None,
+) -> tuple[ndarray, Saved]:  # fmt: skip
+    given = () if out is None else ({"x": x, "gamma": gamma, "beta": beta, "weight": weight},)
     if type(x) is not ndarray or x.dtype not in FLOATS:
         x = array(who, x)
     if x.ndim < 2:
@@ -397,4 +391,4 @@ def _over_groups(
         act = checks.activation(who, activation, negative_slope)
     rows = view.groups(x, num_groups, axis)
     checks.several_values(who, rows[0], x.shape, each)
-    return row_forward(who, x, rows, gamma, beta, eps, VARIANCE, act, out, given)
+    return row_forward(who, x, rows, gamma, beta, eps, VARIANCE, act, out, given, None, weight)

@@ -109,7 +109,7 @@ class ChannelSaved(Saved):
 class RowSaved(Saved):
     """For statistics per row: mean and rstd are float64, one value per row."""
 
-    __slots__ = ("beta", "gamma", "mean", "order", "parameter_shape", "residual", "rstd", "rule")
+    __slots__ = ("beta", "gamma", "mean", "order", "parameter_shape", "residual", "rstd", "rule", "weight")
 
     mean: ndarray
     rstd: ndarray
@@ -117,12 +117,13 @@ class RowSaved(Saved):
     beta: ndarray | None
     rule: int  # VARIANCE or MEAN_SQUARE
     parameter_shape: tuple[int, ...]
+    weight: ndarray | None
 
     def gradients(self, dy: ndarray, params: bool, out: ndarray | None, dh: ndarray | None = None) -> Gradients:
         gamma, beta = self.gamma, self.beta
         params = params and not (gamma is None and beta is None)
         dx, dgamma, dbeta = self.kernels.rows_backward(
-            dy, self.x, self.mean, self.rstd, gamma, beta, self.rule, self.act, params, out, dh
+            dy, self.x, self.mean, self.rstd, gamma, beta, self.rule, self.act, params, out, dh, self.weight
         )
         if not params:
             return dx, None, None
@@ -260,23 +261,28 @@ def row_forward(
     out: ndarray | None = None,
     given: overlap.Given = (),
     residual: Any = None,
+    weight: Any = None,
 ) -> tuple[Any, RowSaved]:
     """Normalization of each row, y and saved; `rows` is `view.rows` or `view.groups` of x.
 
     The rest is as in `known_forward`. gamma and beta have the same shape, and are copied here.
     residual: what is added to x first; it is checked here. Then (y, h) and saved, of which x is that sum h.
+    weight: of each position of `view.groups`; it is checked here.
     """
     kernels = BACKENDS[type(x)]
     block, layout = rows
     added = None if residual is None else view.like(checks.residual(who, residual, x), layout)
+    if weight is not None:
+        weight, _, _ = checks.weights(who, weight, layout, type(x))
     to, target, apart = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
-    y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rule, act, to, added)
+    y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rule, act, to, added, weight)
     if added is not None:
         y, block = y
     order = None if layout.order is None and x.flags.c_contiguous else view.axes_in_memory(x)
     saved = RowSaved()
     saved.kernels, saved.x, saved.layout, saved.act = kernels, block, layout, act
     saved.mean, saved.rstd, saved.rule, saved.order, saved.residual = mean, rstd, rule, order, added is not None
+    saved.weight = weight
     # Copied here and not before: cores that have read a copy would slow the next one down.
     saved.gamma = saved.beta = None
     saved.parameter_shape = ()

@@ -110,14 +110,14 @@ def double_backward(
         numbers = saved.stats, saved.count, saved.weight
         d_dy, dx, dgamma = second.channels(v, g, wide, *numbers, saved.act, saved.frozen, k, q, bent)
     elif isinstance(saved, RowSaved):
-        row = saved.mean, saved.rstd, saved.gamma, saved.beta, saved.rule
-        d_dy, dx, dgamma = second.rows(v, g, wide, *row, saved.act, k, q, bent)
+        row, weight = (saved.mean, saved.rstd, saved.gamma, saved.beta, saved.rule), saved.weight
+        d_dy, dx, dgamma = second.rows(v, g, wide, *row, saved.act, k, q, bent, weight)
     of_beta = np.zeros_like(dgamma)
     if bent is not None:
         if isinstance(saved, ChannelSaved):
             more = cpu.backward(bent, wide, *numbers, IDENTITY, saved.frozen)
         else:
-            more = cpu.rows_backward(bent, wide, *row, IDENTITY)
+            more = cpu.rows_backward(bent, wide, *row, IDENTITY, weight=weight)
         for gradient, part in zip((dx, dgamma, of_beta), more, strict=True):
             gradient += part
     results = _like_caller(d_dy, saved, x), _like_caller(dx, saved, x), dgamma.reshape(shape) if has_gamma else None

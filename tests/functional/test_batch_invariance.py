@@ -1,8 +1,8 @@
 """What a row or a sample comes to does not depend on what else is in the call: no bit of y or of dx.
 
-Norms of rows (layer, RMS, group, instance norm, the first two with a residual too), and all norms by known statistics,
-in float16, float32 and float64: any part of a batch, anywhere in another batch, on any number of threads, at any place
-in memory, past the caches or through them.
+Norms of rows (layer and RMS norm, with a residual too; group norm, with weights too; instance norm), and all norms by
+known statistics, in float16, float32 and float64: any part of a batch, anywhere in another batch, on any number of
+threads, at any place in memory, past the caches or through them.
 """
 
 import numpy as np
@@ -47,6 +47,11 @@ def group_norm(x, gamma, beta):
     return F.group_norm(x, 2 if x.shape[1] % 2 == 0 else 1, gamma[: x.shape[1]], beta[: x.shape[1]])
 
 
+def masked(x, gamma, beta):
+    weight = np.maximum(x[:, 0].astype("f4") - 2, 0)  # some are 0
+    return F.group_norm(x, 2 if x.shape[1] % 2 == 0 else 1, gamma[: x.shape[1]], beta[: x.shape[1]], weight=weight)
+
+
 def instance_norm(x, gamma, beta):
     return F.instance_norm(x, gamma[: x.shape[1]], beta[: x.shape[1]])
 
@@ -63,10 +68,10 @@ def relu(x, gamma, beta):
 
 CASES = [
     (norm, shape)
-    for norm in (layer_norm, rms_norm, residual, rms_residual, group_norm, instance_norm, batch_norm, relu)
+    for norm in (layer_norm, rms_norm, residual, rms_residual, group_norm, masked, instance_norm, batch_norm, relu)
     for shape in SHAPES
     if (norm in (layer_norm, rms_norm, residual, rms_residual) and len(shape) == 1)
-    or (norm in (group_norm, instance_norm) and len(shape) == 2)
+    or (norm in (group_norm, masked, instance_norm) and len(shape) == 2)
     or norm in (batch_norm, relu)
 ]
 

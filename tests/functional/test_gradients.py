@@ -10,7 +10,7 @@ from bnorm.checks import SingleValueError
 from bnorm.kernels.activation import IDENTITY
 from bnorm.passes import batch_forward
 from compare import assert_close, assert_differences, assert_same, central_differences
-from kinds import BATCH, KINDS, chosen, every_kind, some_parameters
+from kinds import BATCH, KINDS, WEIGHTED, chosen, every_kind, some_parameters
 from rules import rule
 
 # Gradients -----------------------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ def test_gradients(kind, memory, given, activation):
     check_gradients(forward, x, dy, parameters, memory, ("training", kind, given, activation), kind=kind)
 
 
-@some_parameters(BATCH, per_sample=[False, True])
+@some_parameters(WEIGHTED, per_sample=[False, True])
 def test_gradients_with_weights(kind, memory, given, activation, per_sample):
     x, dy, gamma, beta = kind.example()
     shape = np.delete(kind.shape, kind.axis)

@@ -46,6 +46,7 @@ def compiled(device, dtype):
     """All instances, by several compilers at a time."""
     lists = {"channels": plans.channel_kernels, "rows": row_plans.row_kernels}
     lists |= {"clusters": plans.cluster_kernels, "row_channels": row_plans.row_channel_kernels}
+    lists |= {"rows_weighted": row_plans.weighted_kernels}
     names = [(family, name) for family, make in lists.items() for name in make(dtype)]
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda item: device.compile(*item), [item for item in names if item[1] not in device.kernels]))

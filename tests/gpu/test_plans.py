@@ -320,6 +320,7 @@ def every(family, dtypes=tuple(plans.ITEMSIZE)):
         "channels": plans.channel_kernels,
         "clusters": plans.cluster_kernels,
         "rows": row_plans.row_kernels,
+        "rows_weighted": row_plans.weighted_kernels,
         "row_channels": row_plans.row_channel_kernels,
     }
     names = {name for dtype in dtypes for name in lists[family](dtype)} if family in lists else set()

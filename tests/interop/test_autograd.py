@@ -16,6 +16,7 @@ NORMS = {
     "batch with weights": lambda x, *p, **k: here.batch_norm(x, *p, weight=[1.0, 0.0, 2.0, 1.0], **k),
     "batch in inference": lambda x, *p, **k: here.batch_norm(x, *p, mean=[1.0, 0, 0], var=[1.0, 2, 3], **k),
     "group": lambda x, *p, **k: here.group_norm(x, 3, *p, **k),
+    "group with weights": lambda x, *p, **k: here.group_norm(x, 1, *p, weight=[[1.0, 0.0, 2.0, 1.0, 0.5]] * 4, **k),
     "instance": lambda x, *p, **k: here.instance_norm(x, *p, **k),
     "layer": lambda x, *p, **k: here.layer_norm(anp.swapaxes(x, 1, 2), *p, normalized_shape=3, **k),
     "rms": lambda x, *p, **k: here.rms_norm(anp.swapaxes(x, 1, 2), *p[:1], normalized_shape=3, **k),

@@ -153,3 +153,40 @@ def test_going_on_without_counts():
     mean = old.running_mean.copy()
     new(x)
     assert_close(new.running_mean, (2 * mean + x.mean((0, 2))) / 3, 1e-14)
+
+
+@every_rank
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_padded_samples(name, momentum, ddof):
+    """A sample that is all padding has no part in the running statistics, and no padding has one."""
+    layer, plain = (make(name, momentum=momentum, ddof=ddof) for _ in range(2))
+    x = batch(name, 5)
+    weight = np.ones((5, *SHAPES[name]))
+    weight[2] = 0
+    padded = np.where(weight[:, None] == 0, np.nan, x)
+    y, want = layer(padded, weight=weight), plain(x[[0, 1, 3, 4]])
+    assert_close(y[[0, 1, 3, 4]], want, 1e-14 * 8)
+    for statistic in ("running_mean", "running_var"):
+        assert_close(getattr(layer, statistic), getattr(plain, statistic), 1e-14 * 8)
+    before = layer.running_mean.copy()
+    layer(padded, weight=np.zeros(5))
+    assert_same(layer.running_mean, before)
+    assert layer.num_batches_skipped == 0
+    assert_same(layer.eval()(x, weight=weight), layer(x))
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_of_samples_of_different_lengths(momentum):
+    layer, x = make("InstanceNorm1d", momentum=momentum), batch("InstanceNorm1d", 3)
+    lengths = [5, 2, 3]
+    layer(x, weight=np.arange(5) < np.array(lengths)[:, None])
+    samples = [x[i, :, :n] for i, n in enumerate(lengths)]
+    if momentum is None:
+        values = np.concatenate(samples, 1)
+        mean, var = values.mean(1), values.var(1)
+    else:
+        mean = 0.1 * np.mean([s.mean(1) for s in samples], 0)
+        var = 0.9 + 0.1 * np.mean([s.var(1) for s in samples], 0)
+    assert_close(layer.running_mean, mean, 1e-14 * 8)
+    assert_close(layer.running_var, var, 1e-14 * 8)

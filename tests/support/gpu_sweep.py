@@ -7,7 +7,7 @@ from bnorm.kernels.activation import GELU, IDENTITY, RELU, SILU, leaky
 from bnorm.kernels.gpu import plans, row_plans
 from bnorm.kernels.gpu.plans import SHORT_RUN
 
-FAMILIES = ("channels", "clusters", "rows", "row_channels")
+FAMILIES = ("channels", "clusters", "rows", "rows_weighted", "row_channels")
 ACTIVATIONS = (IDENTITY, RELU, leaky(0.25), SILU, GELU)
 IMAGES = 70  # more channels than half of the processors: each gets a block, and keeps what it has read
 CLUSTERS = 32, (300 << 10, 600 << 10, 1000 << 10)  # channels, and bytes of each, that clusters keep
@@ -58,6 +58,10 @@ def results(case, act, x, dy, vectors, weight):
             dx, dgamma, dbeta = gpu.rows_backward(dy, x, mean, rstd, gamma, beta, rule, act)
             yield from (("dx", dx), ("dgamma", dgamma), ("dbeta", dbeta))
             yield "dx", gpu.rows_backward(dy, x, mean, rstd, gamma, beta, rule, act, False)[0]
+        w = weight[:, :1].repeat(case.shape[3], 1)
+        y, mean, rstd = gpu.rows_forward(x, gamma, beta, 1e-5, act=act, weight=w)
+        yield "y", y
+        yield "dx", gpu.rows_backward(dy, x, mean, rstd, gamma, beta, act=act, weight=w)[0]
         return
     w = weight if case.what == "weighted" else None
     y, stats, count, _ = gpu.forward(x, gamma, beta, 1e-5, weight=w, act=act)

@@ -132,6 +132,7 @@ ROWS = [
     instance("instance-NHWC", (2, 3, 2, 4), axis=3),
 ]
 KINDS = BATCH + ROWS
+WEIGHTED = BATCH + ROWS[4:]
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 every_memory = pytest.mark.parametrize("memory", EVERY_MEMORY, ids=lambda memory: memory.__name__)

@@ -210,22 +210,25 @@ def rows_forward(
     act: Activation = IDENTITY,
     out: Array | None = None,
     residual: Array | None = None,
+    weight: Array | None = None,
 ) -> tuple[Any, Array, Array]:
     """y, mean, rstd: each of the N*G rows by its own statistics. Channel g*K + k of x[n, g, k, l] has its gamma, beta.
 
     Layer norm: x is (N, 1, D, 1); group norm: (N, G, K, L); instance norm: (N, C, 1, L). With the rule MEAN_SQUARE
     mean is 0, and the mean of the squares replaces the variance. With a residual (y, h), mean, rstd, where y is that of
-    the sum h.
+    the sum h. weight, (N, L): of each position; a value of weight 0, even NaN, does not count.
     """
     if residual is not None:
         h = x + residual
-        y, mean, rstd = rows_forward(h, gamma, beta, eps, rule, act, out)
+        y, mean, rstd = rows_forward(h, gamma, beta, eps, rule, act, out, None, weight)
         return (y, h), mean, rstd
-    n, g, k, positions = x.shape
-    wide, count = _wide(x), max(k * positions, 1)
-    mean = np.zeros((n, g)) if rule == MEAN_SQUARE else _narrow(_center(wide, count))
-    var = ((wide - _row(mean)) ** 2).sum((2, 3)) / count
-    rstd = _narrow(_rstd(mean, var, eps, np.full_like(var, k * positions)))
+    n, g = x.shape[:2]
+    wide, w = _wide(x), _of_positions(weight, x)
+    values, count = np.where(w == 0, 0, wide), _counts(w, x)
+    many = np.where(count == 0, 1, count)
+    mean = np.zeros((n, g)) if rule == MEAN_SQUARE else _narrow(_center(values, w, many))
+    var = (w * (values - _row(mean)) ** 2).sum((2, 3)) / many
+    rstd = _narrow(_rstd(mean, var, eps, count + np.zeros_like(var)))
     y = (wide - _row(mean)) * _row(rstd)
     y = y * _parameter(gamma, x, 1.0) + _parameter(beta, x, 0.0)
     return _result(_activation(y, act), x, out), mean.ravel(), rstd.ravel()
@@ -244,23 +247,28 @@ def rows_backward(
     params: bool = True,
     out: Array | None = None,
     dh: Array | None = None,
+    weight: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]:
     """dx, dgamma, dbeta of the `rows_forward` that returned mean and rstd. beta is needed only for the activation.
 
-    dh is added to dx.
+    dh is added to dx. With weight, a dy of 0 adds nothing to the sums whatever its x.
     """
-    n, g, k, positions = x.shape
-    r, count = _row(rstd.reshape(n, g)), max(k * positions, 1)
+    n, g = x.shape[:2]
+    r, w = _row(rstd.reshape(n, g)), _of_positions(weight, x)
+    count = _counts(w, x)
+    share = _row(np.where(count == 0, 0, 1 / np.where(count == 0, 1, count)))
     xhat = (_wide(x) - _row(mean.reshape(n, g))) * r
     gamma_of_x = _parameter(gamma, x, 1.0)
     dy = _pulled(_wide(dy), xhat * gamma_of_x + _parameter(beta, x, 0.0), act)
     dxhat = dy * gamma_of_x
-    through_rstd = xhat * _row((dxhat * xhat).sum((2, 3)) / count)
-    through_mean = 0 if rule == MEAN_SQUARE else _row(dxhat.sum((2, 3)) / count)
-    dx = _result(r * (dxhat - through_rstd - through_mean) + (0 if dh is None else _wide(dh)), x, out)
+    summed = xhat if weight is None else np.where(dy == 0, 0, xhat)
+    through_rstd = xhat * (_row((dxhat * summed).sum((2, 3))) * share)
+    through_mean = 0 if rule == MEAN_SQUARE else _row(dxhat.sum((2, 3))) * share
+    through = np.where(w == 0, 0, w * (through_rstd + through_mean))
+    dx = _result(r * (dxhat - through) + (0 if dh is None else _wide(dh)), x, out)
     if not params:
         return dx, None, None
-    return dx, _narrow((dy * xhat).sum((0, 3)).ravel()), _narrow(dy.sum((0, 3)).ravel())
+    return dx, _narrow((dy * summed).sum((0, 3)).ravel()), _narrow(dy.sum((0, 3)).ravel())
 
 
 def _stats(mean: Array, var: Array, count: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array:
@@ -304,10 +312,21 @@ def _before_activation(dy: Array, x: Array, stats: Array, act: Activation) -> Ar
     return _pulled(_block(dy), (_block(x) - _channel(mean)) * _channel(scale) + _channel(shift), act)
 
 
-def _center(x: Array, count: int) -> Array:
+def _of_positions(weight: Array | None, x: Array) -> Array:
+    """(N, L), or 1 everywhere, against (N, G, K, L)."""
+    return np.ones((1, 1, 1, 1)) if weight is None else _wide(weight.reshape(len(x), 1, 1, x.shape[3]))
+
+
+def _counts(w: Array, x: Array) -> Array:
+    """The sum of the weights of each row, against (N, G)."""
+    counts: Array = np.broadcast_to(w, (len(x), 1, *x.shape[2:])).sum((2, 3))
+    return counts
+
+
+def _center(x: Array, w: Array, count: Array) -> Array:
     """The mean of each row. The second pass adds the rounding error of the first."""
-    mean: Array = x.sum((2, 3)) / count
-    mean += (x - _row(mean)).sum((2, 3)) / count
+    mean: Array = (w * x).sum((2, 3)) / count
+    mean += (w * (x - _row(mean))).sum((2, 3)) / count
     return mean
 
 

@@ -12,7 +12,7 @@ C or Fortran ordered, NCHW, NHWC, or NHWC memory seen through an NCHW transpose.
     into(out, layout)       the view of `out` that a kernel may write to, or None
     restore(a, layout)      a kernel's result in the shape of x: always a view, in the memory order of x
     ordered(a, order)       an array with its axes in a memory order that `axes_in_memory` has found
-    weights(w, layout)      one weight per position as float64 (outer, inner)
+    weights(w, layout)      one weight per position as float64 (outer, inner), or (N, L) for groups
     codes(groups, layout)   one code of a group per position as an integer (outer, inner)
 """
 
@@ -109,7 +109,7 @@ def ordered(a: Array, order: Shape | None) -> Array:
 
 
 def weights(w: Array, layout: Layout) -> Array:
-    """Weights as float64 (outer, inner), in the order of a layout of `channels`.
+    """Weights as float64 (outer, inner) or (N, L), in the order of a layout of `channels` or `groups`.
 
     w has the shape of x without its channel axis, or (N,), one weight per index of the first of those axes.
     """
@@ -131,7 +131,7 @@ def _of_positions(name: str, a: Array, layout: Layout, dtype: Any) -> Array:
         a = np.broadcast_to(a.reshape(full[:1] + (1,) * (len(full) - 1)), full)
     if layout.order is not None:
         a = a.transpose([i - (i > axis) for i in layout.order if i != axis])
-    return dense(a, dtype).reshape(layout.block[0], prod(layout.block[2:]))
+    return dense(a, dtype).reshape(layout.block[0], a.size // max(layout.block[0], 1))
 
 
 def dense(a: Array, dtype: Any) -> Array:

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy import ndarray
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from bnorm import checks
 from bnorm.checks import FLOATS
@@ -65,12 +65,16 @@ class InstanceNorm(Tracking):
             device,
         )
 
-    def __call__(self, x: Any, out: ndarray | None = None) -> ndarray:
+    def __call__(self, x: Any, weight: "ArrayLike | None" = None, out: ndarray | None = None) -> ndarray:
         """Normalize x: y, in the shape, dtype and memory order of x.
 
+        weight: how much each value counts in the statistics of its sample, such as a mask of what is not padding: of
+        the shape of x without the channel axis, or (N,). A value of weight 0 does not count; y is computed for it all
+        the same. Where all weights of a sample are 0, y is beta, and the sample has no part in the running statistics.
+        With running statistics it has no effect in inference.
         out: an array for the result: x itself, which then has no backward, or an array that overlaps no other.
         """
-        given = () if out is None else ({"x": x}, self._own or self._owned())
+        given = () if out is None else ({"x": x, "weight": weight}, self._own or self._owned())
         who, axis = self._who, self._axis
         if type(x) is not self._kind or x.dtype not in FLOATS:
             x = self._taken(x)
@@ -81,14 +85,14 @@ class InstanceNorm(Tracking):
         moving = parts = None
         if self._track_running_stats and not self._training:
             known = mean, var
-            y, saved = known_forward(who, x, gamma, beta, known, self._eps, axis, self._act, None, out, given)
+            y, saved = known_forward(who, x, gamma, beta, known, self._eps, axis, self._act, weight, out, given)
         else:
             rows = view.groups(x, self._num_features, axis)
             checks.several_values(who, rows[0], x.shape, each=True)
             if self._training and self._moving is not None and x.size:
                 moving = self._moving
-                parts = self._parts(x, rows[0])  # before y, as `out` may be x
-            y, saved = row_forward(who, x, rows, gamma, beta, self._eps, VARIANCE, self._act, out, given)
+                parts = self._parts(x, rows, weight)  # before y, as `out` may be x
+            y, saved = row_forward(who, x, rows, gamma, beta, self._eps, VARIANCE, self._act, out, given, None, weight)
         if OPEN:
             keep(self, saved)
         else:
@@ -103,17 +107,29 @@ class InstanceNorm(Tracking):
     forward = __call__
 
     @np.errstate(all="ignore")  # infinity and NaN are data
-    def _parts(self, x: ndarray, rows: ndarray) -> ndarray:
+    def _parts(self, x: ndarray, rows: tuple[ndarray, view.Layout], weight: "ArrayLike | None") -> ndarray:
         """The parts (count, mean, m2, low) of each channel that update the running statistics.
 
-        With a momentum they are averages over the samples, as in PyTorch; with None they are those of all values.
+        With a momentum they are averages over the samples, as in PyTorch, those of weight 0 left out; with None they
+        are those of all values.
         """
         kernels = BACKENDS[type(x)]
-        n, channels, _, length = rows.shape
+        samples, layout = rows
+        n, channels, _, length = samples.shape
         if self._running.momentum is None:
-            parts: ndarray = kernels.moments(view.channels(x, self._axis)[0])
+            block, layout = view.channels(x, self._axis)
+            w = None if weight is None else checks.weights(self._who, weight, layout, type(x), keep=False)[0]
+            parts: ndarray = kernels.moments(block, w)
+        elif weight is not None:
+            w, _, _ = checks.weights(self._who, weight, layout, type(x), keep=False)
+            parts = _of_sample(kernels, samples[0].reshape(1, channels, length), w[:1])
+            for i in range(1, n):
+                parts += _of_sample(kernels, samples[i].reshape(1, channels, length), w[i : i + 1])
+            parts /= parts[3] + (parts[3] == 0)
+            parts[2] *= parts[0]
+            parts[3] = 0
         else:
-            parts = kernels.moments(rows.reshape(1, n * channels, length)).reshape(4, n, channels).mean(1)
+            parts = kernels.moments(samples.reshape(1, n * channels, length)).reshape(4, n, channels).mean(1)
             parts[1] += parts[3]
             parts[3] = 0
         if self._running.nonfinite == "raise":
@@ -123,6 +139,15 @@ class InstanceNorm(Tracking):
                 error = f"the batch mean or variance of {int(bad)} of {channels} channels is not finite"
                 raise self._not_finite(FloatingPointError(error))
         return parts
+
+
+def _of_sample(kernels: Any, x: ndarray, weight: ndarray) -> ndarray:
+    """Count, mean, variance and 1 of the channels of a sample; all 0 if its weights are."""
+    parts: ndarray = kernels.moments(x, weight)
+    parts[1] += parts[3]
+    parts[2] /= parts[0] + (parts[0] == 0)
+    parts[3] = parts[0] > 0
+    return parts
 
 
 @public(track_running_stats=TRACKING)

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar, overload
 
 from numpy import ndarray
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from bnorm import checks
 from bnorm.checks import FLOATS
@@ -205,12 +205,15 @@ class GroupNorm(Layer):
         super().__init__(who, (self._num_channels,), eps, affine, bias, activation, negative_slope, dtype, device)
         self._axis = checks.integer(who, "axis", axis)
 
-    def __call__(self, x: Any, out: ndarray | None = None) -> ndarray:
+    def __call__(self, x: Any, weight: "ArrayLike | None" = None, out: ndarray | None = None) -> ndarray:
         """Normalize x: y, in the shape, dtype and memory order of x.
 
+        weight: how much each value counts in the statistics of its sample, such as a mask of what is not padding: of
+        the shape of x without the channel axis, or (N,). A value of weight 0 does not count; y is computed for it all
+        the same. Where all weights of a sample are 0, y is beta.
         out: an array for the result: x itself, which then has no backward, or an array that overlaps no other.
         """
-        given = () if out is None else ({"x": x}, self._own or self._owned())
+        given = () if out is None else ({"x": x, "weight": weight}, self._own or self._owned())
         who, axis = self._who, self._axis
         if type(x) is not self._kind or x.dtype not in FLOATS:
             x = self._taken(x)
@@ -223,7 +226,7 @@ class GroupNorm(Layer):
         checks.several_values(who, rows[0], shape, each=False)
         gamma, beta = self._constants or self._vectors()
         y: ndarray
-        y, saved = row_forward(who, x, rows, gamma, beta, self._eps, VARIANCE, self._act, out, given)
+        y, saved = row_forward(who, x, rows, gamma, beta, self._eps, VARIANCE, self._act, out, given, None, weight)
         if OPEN:
             keep(self, saved)
         else:

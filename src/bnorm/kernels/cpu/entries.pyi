@@ -90,6 +90,7 @@ def rows_forward(
     act: Activation = ...,
     out: Array | None = None,
     residual: Array | None = None,
+    weight: Array | None = None,
 ) -> tuple[Any, Array, Array]: ...
 def rows_backward(
     dy: Array,
@@ -103,6 +104,7 @@ def rows_backward(
     params: bool = True,
     out: Array | None = None,
     dh: Array | None = None,
+    weight: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]: ...
 def online(
     x: Array,

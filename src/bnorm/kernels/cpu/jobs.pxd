@@ -100,6 +100,8 @@ ctypedef struct RowJob:
     const void* residual    # added to x, which makes h: then rows of h are normalized; or NULL
     void* h
     const void* dh          # the gradient of h, added to dx; or NULL
+    const double* weight    # [outer][inner], of each position; or NULL
+    void* near              # memory of the thread for those of an outer position, in the type that the loops compute in
     int rule                # what a row is divided by, of formulas.h
     Activation act
     bint stream, far, params

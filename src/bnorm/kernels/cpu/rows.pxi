@@ -12,7 +12,7 @@ cdef inline bint has_columns(const RowJob* job) noexcept nogil:
 
 cdef int row_view(
     RowJob* job, cnp.ndarray x, cnp.ndarray y, cnp.ndarray gamma, cnp.ndarray beta, cnp.ndarray dy, bint params,
-    act
+    act, bint weighted
 ) except -1:
     expect_block(x, 4, 4)
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
@@ -34,7 +34,7 @@ cdef int row_view(
     job.dy = data(dy)
     job.params = params
     read_activation(&job.act, act)
-    if job.inner == 1 and not has_columns(job):     # without parameters a row is a single run
+    if job.inner == 1 and not has_columns(job) and not weighted:    # without parameters a row is a single run
         job.inner = job.channels
         job.channels = 1
     plan_rows(job)
@@ -73,14 +73,18 @@ cdef void run_row_span(RowJob* job, Py_ssize_t begin, Py_ssize_t end, char* memo
         mine.shift = memory + size
         column(job.gamma, 1.0, n, size, job.wide, memory)
         column(job.beta, 0.0, n, size, job.wide, memory + size)
+    cdef size_t near = job.inner * sizeof(double) if job.weight != NULL else 0
     if job.room_size > 0:
         mine.room = <char*>malloc(job.room_size)
-        if mine.room == NULL:
-            bn_set(&job.failed)
-            return
-    for t in range(begin, end):
-        task(&mine, t)
+    if near > 0:
+        mine.near = malloc(near)
+    if (job.room_size > 0 and mine.room == NULL) or (near > 0 and mine.near == NULL):
+        bn_set(&job.failed)
+    else:
+        for t in range(begin, end):
+            task(&mine, t)
     free(mine.room)
+    free(mine.near)
 
 
 cdef int row_threads(const RowJob* job) noexcept nogil:
@@ -117,14 +121,22 @@ cdef int check_room(const RowJob* job) except -1:
 
 
 def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, int rule=0, act=IDENTITY,
-                 cnp.ndarray out=None, cnp.ndarray residual=None):
+                 cnp.ndarray out=None, cnp.ndarray residual=None, cnp.ndarray weight=None):
     """Normalize every (n, g) of x[N, G, K, L] over its K * L values: y, and mean and rstd per row.
 
-    With a residual (y, h) instead of y: h = x + residual is made of some rows at a time, which are normalized then.
+    With a residual (y, h) instead of y: h = x + residual is made of some rows at a time, which are normalized then;
+    of all of them first where positions have weights, [N, L].
     """
     cdef RowJob job
-    cdef cnp.ndarray y = result(x, out), mean_, rstd_, h = None
-    row_view(&job, x, y, gamma, beta, None, False, act)
+    cdef cnp.ndarray y, mean_, rstd_, h = None
+    if residual is not None and weight is not None:
+        expect_like("residual", residual, x)
+        h = x + residual
+        x, residual = h, None
+    y = result(x, out)
+    row_view(&job, x, y, gamma, beta, None, False, act, weight is not None)
+    expect("weight", weight, cnp.NPY_DOUBLE, job.outer * job.inner)
+    job.weight = <const double*>data(weight)
     if residual is not None:
         expect_like("residual", residual, x)
         h = result(x, None)
@@ -150,12 +162,14 @@ def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps,
 
 def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray rstd, cnp.ndarray gamma,
                   cnp.ndarray beta, int rule=0, act=IDENTITY, bint params=True, cnp.ndarray out=None,
-                  cnp.ndarray dh=None):
+                  cnp.ndarray dh=None, cnp.ndarray weight=None):
     """dx, dgamma, dbeta from the results of rows_forward; dx + dh where there is dh, which `out` must not be."""
     cdef RowJob job
     cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
     expect_like("dy", dy, x)
-    row_view(&job, x, dx, gamma, beta, dy, params, act)
+    row_view(&job, x, dx, gamma, beta, dy, params, act, weight is not None)
+    expect("weight", weight, cnp.NPY_DOUBLE, job.outer * job.inner)
+    job.weight = <const double*>data(weight)
     if dh is not None:
         expect_like("dh", dh, x)
         job.dh = data(dh)

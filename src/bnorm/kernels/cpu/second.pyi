@@ -27,4 +27,5 @@ def rows(
     ddgamma: Array | None,
     ddbeta: Array | None,
     bent: Array | None = None,
+    weight: Array | None = None,
 ) -> tuple[Array, Array, Array]: ...

@@ -171,7 +171,8 @@ def channels(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, 
 
 
 def rows(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray rstd, cnp.ndarray gamma,
-         cnp.ndarray beta, int rule, act not None, cnp.ndarray ddgamma, cnp.ndarray ddbeta, cnp.ndarray bent=None):
+         cnp.ndarray beta, int rule, act not None, cnp.ndarray ddgamma, cnp.ndarray ddbeta, cnp.ndarray bent=None,
+         cnp.ndarray weight=None):
     """The same of the `rows_backward` with these arguments."""
     cdef Second job
     expect_floats(ddx, dy, x, bent, 4, 4)
@@ -189,7 +190,8 @@ def rows(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.n
     expect("ddgamma", ddgamma, cnp.NPY_DOUBLE, n)
     expect("ddbeta", ddbeta, cnp.NPY_DOUBLE, n)
     job.act.kind, job.act.slope, job.rule = act[0], act[1], rule
-    job.frozen, job.count, job.weight = False, 1.0, NULL
+    expect("weight", weight, cnp.NPY_DOUBLE, job.outer * job.inner)
+    job.frozen, job.count, job.weight = False, 1.0, <const double*>data(weight)
     job.dy, job.x, job.v = data(dy), data(x), data(ddx)
     job.d_dy, job.dx, job.bent = data(d_dy), data(dx), data(bent)
     job.mean, job.rstd = <const double*>data(mean), <const double*>data(rstd)

@@ -59,7 +59,7 @@ JOB = Fields(  # walk.cu says what they mean
     ),
 )
 ROW_JOB = Fields(  # rows.cu
-    ("x", "dy", "y", "gamma", "beta", "mean", "rstd", "dgamma", "dbeta", "partial"),
+    ("x", "dy", "y", "gamma", "beta", "mean", "rstd", "dgamma", "dbeta", "partial", "weight"),
     ("rule",),
     ("slope", "eps"),
     ("rows", "size", "inner", "groups", "lanes", "side", "affine", "streams", "sets", "columns", "channels", "share"),

@@ -24,7 +24,8 @@ BATCH_NORM = (*ON_CHANNELS, "blocks.cu", "channels_sums.cu", "channels_maps.cu")
 FAMILIES = {
     "channels": (*BATCH_NORM, "channels.cu"),
     "clusters": (*BATCH_NORM, "clusters.cu"),
-    "rows": (*ON_CHANNELS, "blocks.cu", "rows.cu", "rows_params.cu", "rows_backward.cu"),
+    "rows": (*ON_CHANNELS, "blocks.cu", "rows.cu", "rows_forward.cu", "rows_params.cu", "rows_backward.cu"),
+    "rows_weighted": (*ON_CHANNELS, "blocks.cu", "rows.cu", "rows_weighted.cu"),
     "row_channels": (*ON_CHANNELS, "row_channels.cu"),
     "statistics": ("numbers.cu", "statistics.cu"),
 }

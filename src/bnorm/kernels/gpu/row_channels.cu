@@ -52,7 +52,8 @@ __global__ void __launch_bounds__(BX* BY, 2) row_channels(Job job) {
           A gradient = widen(e.v[v]);
           if (KIND != BN_IDENTITY) gradient = bn_act_pull(act, fused(normalized, gamma[k], beta[k]), gradient);
           s[k] += gradient;
-          d[k] = fused(gradient, normalized, d[k]);
+          // where positions have weights x may be NaN beside a dy of 0
+          d[k] = fused(gradient, job.weight && gradient == 0 ? (A)0 : normalized, d[k]);
         }
         walk.next();
       }

@@ -175,6 +175,22 @@ def row_sums(shape: RowShape, dtype: str, vectors: bool, kind: int, limits: Limi
     return Plan((only,), 2 * chunks * cut_of.columns, cdiv(cut_of.tiles, cut_of.group))
 
 
+@lru_cache(maxsize=1024)
+def weighted(name: str, shape: RowShape, dtype: str, kind: int, limits: Limits) -> Plan:
+    """Rows whose positions have weights; name: "rows_weighted_forward" or "rows_weighted_backward"."""
+    n, groups, channels, positions = shape
+    many, size = n * groups, channels * positions
+    geometry = ROW_JOB.place(rows=many, size=size, inner=max(positions, 1), groups=max(groups, 1), channels=channels)
+    blocks = max(1, min(many, limits.processors * BLOCKS))
+    kernel = f"{name}<{NAMES[dtype]}, {kind}>"
+    return Plan((Launch("rows_weighted", kernel, (blocks, 1), (THREADS,), 0, geometry),), 0, 0)
+
+
+def weighted_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
+    """Every name of the family "rows_weighted"."""
+    return [f"rows_weighted_{way}<{NAMES[dtype]}, {kind}>" for way in ("forward", "backward") for kind in kinds]
+
+
 def row_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
     """Every name of the family "rows" that plans may ask for, for one type of elements."""
     names = ["rows_params"]

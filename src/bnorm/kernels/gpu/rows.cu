@@ -1,9 +1,12 @@
 // Layer, group, instance and RMS normalization: a row of contiguous values has a statistic of its own, and gamma and
-// beta belong to the channel of a value.
+// beta belong to the channel of a value. What their kernels share:
 //
-//     rows_forward    y, and mean and 1/std per row
-//     rows_backward   dx, by two sums per row; PARAMS: whether partial sums of dgamma and dbeta are made too, and how
-//     rows_params     joins those
+//     rows_forward            y, and mean and 1/std per row
+//     rows_backward           dx, by two sums per row; PARAMS: whether partial sums of dgamma and dbeta are made too,
+//                             and how
+//     rows_params             joins those
+//     rows_weighted_forward   the same of rows whose positions have weights
+//     rows_weighted_backward
 //
 // <T, V, STEPS, WIDE, KIND, ...>: elements of type T are read V at a time. A row belongs to job.lanes lanes of a warp,
 // or where it is WIDE to all threads of a block; blocks go on from row to row. A thread holds its STEPS vectors in
@@ -22,6 +25,7 @@ struct RowJob {
   double* dgamma;
   double* dbeta;
   double* partial;  // (sets, 2, columns): sums of dy and dy (x - mean) rstd
+  const double* weight;  // (N, L), for rows_weighted.cu
   // options
   i64 rule;  // BN_VARIANCE or BN_MEAN_SQUARE
   double slope, eps;
@@ -247,47 +251,5 @@ BN_DEV void for_vectors(const Row<V, STEPS, WIDE>& row, const Use& use) {
   } else {
 #pragma unroll 2
     for (i64 j = 0; j < row.steps; ++j) use(0, row.offset + j * row.stride);
-  }
-}
-
-template <class T, int V, int STEPS, int WIDE, int KIND>
-__global__ void __launch_bounds__(ROW_THREADS, STEPS == 4 ? 3 : 2) rows_forward(RowJob job) {
-  typedef typename Compute<T>::type A;
-  constexpr int HELD = STEPS > 0 ? STEPS : 1;
-  BN_SHARED(double, memory, 4 * ROW_WARPS);
-  const A* affine = keep_affine<A>(job, dynamic_memory(job.affine));
-  RowSums<WIDE != 0> sums = {memory, WIDE ? 32 : (int)job.lanes, 0};
-  const T* x = static_cast<const T*>(job.x);
-  T* y = static_cast<T*>(job.y);
-  const bn_activation act = activation_of<KIND>(job.slope);
-#pragma unroll 1
-  for (i64 first = blockIdx.x * job.side; first < job.rows; first += gridDim.x * job.side) {
-    const Row<V, STEPS, WIDE != 0> row(job, first);
-    Vector<T, V> t[HELD];
-    RowStats stats;
-    if constexpr (STEPS > 0) {
-      for_vectors(row, [&](int j, auto i) { t[j] = load<T, V>(x + row.start + i); });
-      stats = stats_of<T, V, STEPS, WIDE != 0>(job, row, t, sums);
-    } else {
-      stats = stats_of<T, V>(job, row, sums);
-    }
-    if (job.size == 0) stats = {0.0, 0.0};
-    const double mean = stats.mean, rstd = bn_rstd(mean, stats.var, job.eps, (double)job.size);
-    if (row.leads) {
-      job.mean[row.index] = mean;
-      job.rstd[row.index] = rstd;
-    }
-    const A h = (A)mean, r = (A)rstd, low = (A)bn_fold((double)h, mean, rstd, 0.0);
-    for_vectors(row, [&](int j, auto i) {
-      Affine<A, V> of;
-      of.get(job, affine, row.channel, i, true);
-      if (STEPS == 0) t[j] = load<T, V>(x + row.start + i);
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
-        const A result = fused(fused(widen(t[j].v[v]) - h, r, low), of.gamma[v], of.beta[v]);
-        narrow(bn_act(act, result), t[j].v[v]);
-      }
-      put<T, V>(y + row.start + i, t[j], job.streams);
-    });
   }
 }

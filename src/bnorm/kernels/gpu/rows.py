@@ -12,11 +12,13 @@ from .jobs import JOB, ROW_JOB
 Array = Any  # cupy.ndarray
 FLOAT64 = np.dtype("float64")
 
-FORWARD = ROW_JOB.packer("x", "y", "gamma", "beta", "mean", "rstd", "rule", "slope", "eps")
+FORWARD = ROW_JOB.packer("x", "y", "gamma", "beta", "mean", "rstd", "weight", "rule", "slope", "eps")
 BACKWARD = ROW_JOB.packer(
-    *("x", "dy", "y", "gamma", "beta", "mean", "rstd", "dgamma", "dbeta", "partial", "rule", "slope")
+    *("x", "dy", "y", "gamma", "beta", "mean", "rstd", "dgamma", "dbeta", "partial", "weight", "rule", "slope")
 )
-SUMS = JOB.packer("x", "dy", "gamma", "beta", "dgamma", "dbeta", "partial", "tickets", "row_mean", "row_rstd", "slope")
+SUMS = JOB.packer(
+    *("x", "dy", "weight", "gamma", "beta", "dgamma", "dbeta", "partial", "tickets", "row_mean", "row_rstd", "slope")
+)
 
 
 def rows_forward(
@@ -28,14 +30,16 @@ def rows_forward(
     act: Activation = IDENTITY,
     out: Array | None = None,
     residual: Array | None = None,
+    weight: Array | None = None,
 ) -> tuple[Any, Array, Array]:
     """y, mean, rstd: each of the N*G rows of x, (N, G, K, L), by its own statistics.
 
-    With a residual (y, h), mean, rstd: an addition on the device, then the rows of the sum h.
+    With a residual (y, h), mean, rstd: an addition on the device, then the rows of the sum h. weight, (N, L): of each
+    position.
     """
     if residual is not None:
         h = x + residual
-        y, *statistics = rows_forward(h, gamma, beta, eps, rule, act, out)
+        y, *statistics = rows_forward(h, gamma, beta, eps, rule, act, out, None, weight)
         return (y, h), *statistics
     call = Call(x, out)
     device = call.device
@@ -43,9 +47,12 @@ def rows_forward(
     mean, rstd = device.empty((many,), FLOAT64), device.empty((many,), FLOAT64)
     if many:
         affine = gamma is not None or beta is not None
-        size = x.shape, call.dtype, call.vectors, affine, False
-        plan = row_plans.rows("rows_forward", *size, act.kind, device.limits)
-        places = device.addresses(gamma, beta, mean, rstd)
+        if weight is None:
+            size = x.shape, call.dtype, call.vectors, affine, False
+            plan = row_plans.rows("rows_forward", *size, act.kind, device.limits)
+        else:
+            plan = row_plans.weighted("rows_weighted_forward", x.shape, call.dtype, act.kind, device.limits)
+        places = device.addresses(gamma, beta, mean, rstd, weight)
         call.run(plan, FORWARD(call.at, call.result_at, *places, rule, act.slope, eps))
     return call.result, mean, rstd
 
@@ -62,6 +69,7 @@ def rows_backward(
     params: bool = True,
     out: Array | None = None,
     dh: Array | None = None,
+    weight: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]:
     """dx, dgamma, dbeta of the `rows_forward` that returned mean and rstd. beta is for the activation only.
 
@@ -72,21 +80,29 @@ def rows_backward(
     limits, kind = device.limits, act.kind
     shape, channels = x.shape, x.shape[1] * x.shape[2]
     affine = gamma is not None or beta is not None
-    plan = row_plans.rows("rows_backward", shape, call.dtype, call.vectors, affine, params, kind, limits)
+    if weight is None:
+        plan = row_plans.rows("rows_backward", shape, call.dtype, call.vectors, affine, params, kind, limits)
+    else:
+        plan = row_plans.weighted("rows_weighted_backward", shape, call.dtype, kind, limits)
     dgamma = dbeta = None
     if params:
         dgamma, dbeta = device.empty((channels,), FLOAT64), device.empty((channels,), FLOAT64)
-    gamma_at, beta_at, *of_rows, dgamma_at, dbeta_at = device.addresses(gamma, beta, mean, rstd, dgamma, dbeta)
+    gamma_at, beta_at, *of_rows, dgamma_at, dbeta_at, weight_at = device.addresses(
+        gamma, beta, mean, rstd, dgamma, dbeta, weight
+    )
     places, sums = (gamma_at, beta_at), (dgamma_at, dbeta_at)
     if params:
         if channels and not plan.partial:  # before dx, which may take the place of x or dy
             first = row_plans.row_sums(shape, call.dtype, call.vectors, kind, limits)
-            job = SUMS(call.at, call.dy_at, *places, *sums, *call.workspace(first), *of_rows, act.slope)
+            job = SUMS(call.at, call.dy_at, weight_at, *places, *sums, *call.workspace(first), *of_rows, act.slope)
             call.run(first, job)
     if mean.size or plan.partial:
         partial, _ = call.workspace(plan) if plan.partial else (0, 0)
         call.run(
-            plan, BACKWARD(call.at, call.dy_at, call.result_at, *places, *of_rows, *sums, partial, rule, act.slope)
+            plan,
+            BACKWARD(
+                call.at, call.dy_at, call.result_at, *places, *of_rows, *sums, partial, weight_at, rule, act.slope
+            ),
         )
     if dh is not None:
         call.result += dh

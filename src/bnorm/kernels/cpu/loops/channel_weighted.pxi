@@ -6,7 +6,7 @@
 #
 # Uses Block, FETCH_COLUMNS, ROWS, columns_of, gather, lane_sum, pour, values_of, width_of, zero (channel_columns),
 # ACROSS, Parts, add_unmarked, careful_moments (channel_moments).
-# Gives recenter, weighted_moments.
+# Gives recenter, weight_of, weighted_moments.
 
 cdef enum:
     FOURS = 16      # times four rows that are summed before their sum is added

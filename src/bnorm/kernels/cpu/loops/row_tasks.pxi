@@ -8,7 +8,8 @@
 # Uses Block, block_rows, gather, run_block, zero (channel_columns), Output, longest (channel_maps), Parts,
 # block_moments, careful_sums, centered_sums (channel_moments), backward_long_rows, backward_rows, backward_short_rows
 # (row_gradients), forward_maps (row_maps), SentSums, close_sums, open_sums, second_input, sums_of (row_residual),
-# BATCH, SHORT, short_moments (row_short), piece_of, readable, walk_on (row_sums).
+# BATCH, SHORT, short_moments (row_short), piece_of, readable, walk_on (row_sums), weighted_backward, weighted_forward
+# (row_weighted).
 # Gives FETCH_BYTES, rows_double, rows_float.
 
 cdef enum:
@@ -89,7 +90,7 @@ cdef void open_rows(
     """The output of a task that starts at outer position o, and its walk through memory: while `values` are worked on,
     those of a batch or of a long row, the next are fetched."""
     cdef Py_ssize_t size = job.channels * job.inner, at = (o * job.groups + begin) * size
-    cdef Py_ssize_t part = size if job.scale != NULL else job.inner    # what is mapped at once
+    cdef Py_ssize_t part = size if job.scale != NULL and job.weight == NULL else job.inner     # what is mapped at once
     cdef Py_ssize_t first = max(<Py_ssize_t>BN_AHEAD, values * <Py_ssize_t>sizeof(real))
     out.y = <char*>job.y
     out.narrow = BN_REAL
@@ -138,7 +139,11 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
     if job.params:
         zero(dgamma + begin * job.channels, (end - begin) * job.channels)
         zero(dbeta + begin * job.channels, (end - begin) * job.channels)
-    if job.dy == NULL and job.cuts == 1:
+    if job.weight != NULL and job.dy == NULL:
+        weighted_forward(job, o, last, begin, end, &out, x)
+    elif job.weight != NULL:
+        weighted_backward(job, o, last, begin, end, dgamma, dbeta, &out, x)
+    elif job.dy == NULL and job.cuts == 1:
         forward_rows(job, o * job.groups, last * job.groups, readable(job, o, last, end), &out, &sent, x)
     elif job.dy == NULL:
         while o < last:

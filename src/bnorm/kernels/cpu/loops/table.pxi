@@ -18,6 +18,7 @@
 #   row_sums.pxi           gradient sums of rows with one gamma for each value
 #   row_maps.pxi           the maps of rows
 #   row_gradients.pxi      dx of rows, and the gradients of their parameters
+#   row_weighted.pxi       rows whose positions have weights
 #   row_residual.pxi       what is added to rows before they are normalized, and to their gradients
 #   row_tasks.pxi          layer, group, instance and RMS norm: a row at a time
 #   row_narrow.pxi         the same of float16 and bfloat16, some rows at a time by way of float32
@@ -103,6 +104,12 @@ cdef extern from "edges.h" nogil:
 
 cdef extern from "sums.h" nogil:
     void bn_sums(...)
+
+cdef extern from "weighted.h" nogil:
+    double bn_near_one(double)
+    void bn_weighted_squares(...)
+    void bn_weighted_products(...)
+    void bn_weighted_gradients(...)
 
 # (...): for the type of the arrays that it is called with; the compiler of C knows the arguments.
 cdef extern from "lanes.h" nogil:
@@ -201,6 +208,7 @@ include "row_sums.pxi"
 include "row_residual.pxi"
 include "row_maps.pxi"
 include "row_gradients.pxi"
+include "row_weighted.pxi"
 include "row_tasks.pxi"
 include "row_narrow.pxi"
 

@@ -3,6 +3,8 @@
 ctypedef struct Row:
     double mean, rstd, low      # low: what the mean in the type of x leaves over, normalized
     double[SUMS] s
+    double count
+    const double* weight        # of each position of a run, or NULL
     double tilt, level, v_mean, v_tilt, along_v, along_h
 
 
@@ -31,8 +33,8 @@ cdef inline real before_activation(
 
 cdef void add_run(const Second* job, const real* dy, const real* x, const real* v, Py_ssize_t n, Row* row,
                   const Gain* gain, const real* high) noexcept nogil:
-    """Add a run of one gamma to the sums of its row."""
-    cdef double h0, h1, v0, v1, t, k0, k1, g, u, h
+    """Add a run of one gamma to the sums of its row. With weights, where w and g are 0 x is not read as a number."""
+    cdef double h0, h1, v0, v1, t, k0, k1, g, u, h, w = 1.0
     cdef Py_ssize_t i, begin = 0, end
     while begin < n:
         end = min(n, begin + BLOCK)
@@ -40,11 +42,14 @@ cdef void add_run(const Second* job, const real* dy, const real* x, const real* 
         for i in range(begin, end):
             g = <double>pulled(job, before_activation(job, x[i], row, gain, high), dy[i])
             u = (<double>x[i] - row.mean) * row.rstd
+            if row.weight != NULL:
+                w = row.weight[i]
+                u = 0.0 if w == 0.0 and g == 0.0 else u
             h = g * gain.gamma
             h0 += h
             h1 += h * u
-            v0 += <double>v[i]
-            v1 += <double>v[i] * u
+            v0 += w * <double>v[i]
+            v1 += w * <double>v[i] * u
             t += <double>v[i] * h
             k0 += gain.k * g
             k1 += gain.k * g * u
@@ -85,7 +90,7 @@ cdef void add_columns(const real* dy, const real* x, const real* v, const double
 
 cdef void finish_row(const Second* job, Row* row) noexcept nogil:
     """The numbers of a row's map, from its sums."""
-    cdef double n = <double>(job.channels * job.inner), r = row.rstd, centered = job.rule != BN_MEAN_SQUARE
+    cdef double n = row.count, r = row.rstd, centered = job.rule != BN_MEAN_SQUARE
     cdef const double* s = row.s
     row.tilt = -(r * (s[T] - (centered * s[H0] * s[V0] + 3.0 * s[H1] * s[V1]) / n) + s[K1]) / n
     row.level = -centered * (s[K0] - (s[H1] * s[V0] + s[V1] * s[H0]) * r / n) / n
@@ -98,7 +103,7 @@ cdef void finish_row(const Second* job, Row* row) noexcept nogil:
 cdef double map_run(const Second* job, const real* dy, const real* x, const real* v, Py_ssize_t n, const Row* row,
                     const Gain* gain, const real* high, real* d_dy, real* dx, real* curved) noexcept nogil:
     """d_dy and dx of a run of one gamma; its part of dgamma."""
-    cdef double sum = 0.0, g, u, h
+    cdef double sum = 0.0, g, u, h, w = 1.0
     cdef real y, e
     cdef Py_ssize_t i
     for i in range(n):
@@ -106,13 +111,20 @@ cdef double map_run(const Second* job, const real* dy, const real* x, const real
         g = <double>pulled(job, y, dy[i])
         u = (<double>x[i] - row.mean) * row.rstd
         h = row.rstd * (<double>v[i] - row.v_mean - row.v_tilt * u)
-        sum += g * h
         e = <real>(gain.gamma * h + gain.k * u + gain.q)
+        d_dy[i] = pulled(job, y, e)
+        if row.weight != NULL:
+            w = row.weight[i]
+            u = 0.0 if w == 0.0 else u      # which is multiplied by w below, and h and e by g
+            if w == 0.0 and g == 0.0:
+                h = 0.0
+                e = 0
+        sum += g * h
         if curved != NULL:
             curved[i] = bent(job, y, dy[i], e)
-        d_dy[i] = pulled(job, y, e)
         dx[i] = <real>(row.rstd * (
-            gain.k * g + row.along_v * <double>v[i] + row.along_h * gain.gamma * g + row.tilt * u + row.level))
+            gain.k * g + row.along_v * w * <double>v[i] + row.along_h * gain.gamma * g
+            + w * (row.tilt * u + row.level)))
     return sum
 
 
@@ -149,7 +161,15 @@ cdef void one_row(const Second* job, Py_ssize_t o, Py_ssize_t group, double* dga
     memset(&row, 0, sizeof(Row))
     row.mean, row.rstd = job.mean[at_row], job.rstd[at_row]
     row.low = bn_fold(<double>high, row.mean, row.rstd, 0.0)
-    if L == 1 and job.act.kind == BN_IDENTITY:
+    row.count = <double>size
+    if job.weight != NULL:
+        row.weight = job.weight + o * L
+        row.count = 0.0
+        for c in range(L):
+            row.count += row.weight[c]
+        row.count *= <double>job.channels
+        row.count = 1.0 if row.count == 0.0 else row.count
+    if L == 1 and job.act.kind == BN_IDENTITY and job.weight == NULL:
         add_columns(dy, x, v, job.scale + p, job.k + p, size, &row)
         finish_row(job, &row)
         map_columns(dy, x, v, job.scale + p, job.k + p, job.q + p, size, &row, d_dy, dx, dgamma + p)
