@@ -79,7 +79,7 @@ class GroupedTransformer(
 
     Notes
     -----
-    A group takes 24 bytes for each feature (56 with a half-life, 32 in a moving average) and its key, about 100 bytes.
+    A group takes 32 bytes for each feature (56 with a half-life, 40 in a moving average) and its key, about 100 bytes.
     `fit` of G groups and C features takes 56 G C bytes more while it runs. NaN is a missing value: it does not count,
     and stays NaN. Infinity is an error. Statistics are float64; results have the type of the features, float64 if they
     are integers. It works on the CPU.
