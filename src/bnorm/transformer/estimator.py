@@ -21,7 +21,7 @@ from bnorm.transformer.blocks import Blocks
 from bnorm.transformer.durations import DURATION, is_duration
 from bnorm.transformer.exact import Exact
 from bnorm.transformer.gradients import Learned
-from bnorm.transformer.parameters import MOMENTUM
+from bnorm.transformer.parameters import IN_STATE, MOMENTUM
 from bnorm.transformer.saving import Savable
 from bnorm.transformer.sklearn_private import Interval, Options, in_container
 from bnorm.transformer.state import State
@@ -46,7 +46,7 @@ class BatchNormTransformer(
     StandardScaler computes on a stream, where every row counts equally, write ``momentum=None``.
 
     `fit` computes the exact statistics of a table, whatever the momentum. `partial_fit` adds one batch of a stream, and
-    weighs it against the past in one of three ways:
+    weighs it against the past in one of four ways:
 
     - ``momentum=m``: the exponential moving average of the batches' means and variances. In a stream that begins with
       `partial_fit`, the weights of the batches are normalized, so the first one counts fully. After a `fit` the average
@@ -57,6 +57,11 @@ class BatchNormTransformer(
       stream was cut; batches of one row are fine. With a length of time, such as ``halflife="10min"``, a row weighs
       half as much as one whose time, given as `times`, is that much later, in `fit` too. Then the result does not
       depend on the order of the rows either: rows may come late by any amount.
+
+    - ``window=n``: the last n rows of the stream count, and no others; with ``window="1h"`` those whose time, given as
+      `times`, is not older than that before the newest. `fit` too looks at the window only. The statistics are those of
+      a fresh fit of these rows, however long the stream is. The rows are kept, so the memory is that of the rows in the
+      window, and about a tenth more.
 
     NaN and masked values are missing values: they do not count in the statistics, and become NaN in the result.
     Infinity is an error. The statistics of a feature without any value are NaN, until a batch has values.
@@ -73,6 +78,9 @@ class BatchNormTransformer(
     halflife : float, str, timedelta or None, default=None
         The number of rows after which the weight of a row has halved, or the time: "10min", "1h 30min", "2 days", a
         timedelta of Python, NumPy or pandas. With it momentum has no meaning, and must be its default or None.
+    window : int, str, timedelta or None, default=None
+        The number of rows that count, or the time, written as for halflife. With it momentum has no meaning, and must
+        be its default or None. `merge` unites windows of time. On the CPU only.
     eps : float, default=0.0
         Added to the variance, inside the root. With 0, features of any scale are standardized alike, and constant ones
         have scale 1: those whose standard deviation is at most four units of the last place of their mean. (Layers have
@@ -107,7 +115,8 @@ class BatchNormTransformer(
     mean_, var_, scale_ : ndarray of shape (n_features,)
         Mean, variance and sqrt(variance + eps) under the names of StandardScaler, read-only; copies on a GPU.
     n_samples_seen_ : int, float or ndarray of shape (n_features,)
-        The number of values seen, or the sum of their weights; one per feature if missing values made them differ.
+        The number of values seen, or the sum of their weights; one per feature if missing values made them differ. Of a
+        window, those in it.
     n_batches_seen_ : int
         The number of calls of `partial_fit`; a `fit` counts as the first.
     history_ : Moment or None
@@ -136,6 +145,7 @@ class BatchNormTransformer(
     _parameter_constraints: dict[str, list[Any]] = {  # noqa: RUF012
         "momentum": [Interval(Real, 0, 1, closed="right"), None],
         "halflife": [*DURATION, Interval(Real, 0, np.inf, closed="neither"), None],
+        "window": [*DURATION, Interval(Integral, 1, None, closed="left"), None],
         "eps": [Interval(Real, 0, np.inf, closed="left")],
         "ddof": [Options(Integral, {0, 1})],
         "affine": ["boolean"],
@@ -149,6 +159,7 @@ class BatchNormTransformer(
         *,
         momentum: float | None = MOMENTUM,
         halflife: float | str | timedelta | np.timedelta64 | None = None,
+        window: int | str | timedelta | np.timedelta64 | None = None,
         eps: float = 0.0,
         ddof: int = 0,
         affine: bool = True,
@@ -158,6 +169,7 @@ class BatchNormTransformer(
     ) -> None:
         self.momentum = momentum
         self.halflife = halflife
+        self.window = window
         self.eps = eps
         self.ddof = ddof
         self.affine = affine
@@ -177,9 +189,9 @@ class BatchNormTransformer(
         sample_weight : array-like of shape (n_samples,), default=None
             How much each row counts: not negative, not all zero.
         times : array-like of shape (n_samples,), or str, default=None
-            The time of each row, if halflife is a length of time: time stamps, with a zone or without, or numbers of
-            seconds; or the name of the column of X that has them, which then is no feature, here and in all later
-            calls.
+            The time of each row, if halflife or window is a length of time: time stamps, with a zone or without, or
+            numbers of seconds; or the name of the column of X that has them, which then is no feature, here and in all
+            later calls.
 
         Returns
         -------
@@ -281,7 +293,8 @@ class BatchNormTransformer(
 
         With momentum=None the result is that of all rows together. With a halflife in rows, both streams are taken to
         end now, and the weights of their rows add. If rows have times, both sides age to the later one, and the result
-        is that of all rows in one stream. A moving average depends on the order of its batches, and cannot be merged.
+        is that of all rows in one stream, of a window too. A moving average depends on the order of its batches, and a
+        window of rows on that of its rows: they cannot be merged.
 
         Parameters
         ----------
@@ -312,7 +325,8 @@ class BatchNormTransformer(
         x, names = new_table(self, X)
         when = self._times(x, times, column)
         weight = None if sample_weight is None else x.weights(sample_weight)
-        state = State(x, self.momentum, self.halflife, self.eps, self.ddof, self.affine, self.history, self.exact)
+        p = {name: getattr(self, name) for name in IN_STATE}
+        state = State(x, in_integers=self.exact, **p)
         if whole:
             state.begin(x, weight, when)
         else:
@@ -338,20 +352,20 @@ class BatchNormTransformer(
 
     def _times(self, x: Table, times: Any, column: str | None) -> Times | None:
         """The times of the rows, checked; None if the stream has none."""
-        if not is_duration(self.halflife):
+        name = "halflife" if self.window is None else "window"
+        given = f"{name}={getattr(self, name)!r}"
+        if not isinstance(x, Dense) and (self.window is not None or times is not None):
+            got = f"a {x.engine.NAME} collection" if isinstance(x, Blocks) else "the sums of one that is not"
+            raise TypeError(f"{WHO}: X: expected a table in memory beside {given}, got {got}")
+        if not is_duration(getattr(self, name)):
             if times is not None:
                 raise ValueError(
-                    f"{WHO}: times: expected None, as halflife={self.halflife} counts rows, got times; with a "
-                    "length of time, such as halflife='10min', rows age by theirs"
+                    f"{WHO}: times: expected None, as {given} counts rows, got times; with a length of time, such as "
+                    "halflife='10min' or window='1h', rows age by theirs"
                 )
             return None
         if times is None:
-            raise ValueError(
-                f"{WHO}: times: expected the time of each row, as halflife={self.halflife!r} is a length of time, got "
-                "None"
-            )
-        if isinstance(x, Blocks):
-            raise TypeError(f"{WHO}: times: expected X in memory, got a {x.engine.NAME} collection")
+            raise ValueError(f"{WHO}: times: expected the time of each row, as {given} is a length of time, got None")
         return read(times, x.rows, column)
 
     def _check_fitted(self) -> None:

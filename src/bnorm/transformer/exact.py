@@ -63,11 +63,17 @@ class Exact:
         return self._state
 
 
+def emptied(statistics: Statistics) -> Statistics:
+    """A copy that has seen no values."""
+    empty = statistics.copy()
+    for name, a in empty.arrays().items():
+        a.fill(np.nan if name in ("mean", "var") else 0)
+    return empty
+
+
 def follow(statistics: Statistics, sums: ExactMoments, rows: int, batches: int) -> None:
     """Make the statistics those of exact sums, each number rounded once. After an error nothing has changed."""
-    trial = statistics.copy()
-    for name, a in trial.arrays().items():
-        a.fill(np.nan if name in ("mean", "var") else 0)
+    trial = emptied(statistics)
     trial.counters[...] = 0
     trial.begin(sums.parts.copy(), rows)
     var = sums.var(statistics.ddof)

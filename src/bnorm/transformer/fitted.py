@@ -14,13 +14,14 @@ from numpy import ndarray
 
 from bnorm.exact import moments as exact_moments
 from bnorm.kernels import BACKENDS
-from bnorm.running import Statistics, Step, TooLarge
+from bnorm.running import POOL, Statistics, Step, TooLarge
 from bnorm.transformer import exact, tables
 from bnorm.transformer.clock import Clock, clock_of
 from bnorm.transformer.durations import is_duration, nanoseconds
 from bnorm.transformer.history import History
 from bnorm.transformer.tables import Table
 from bnorm.transformer.times import Times, Zero
+from bnorm.transformer.window import Rows, Window
 
 EXACT = 2**52  # nanoseconds from the zero of a clock within which float64 tells every one of them
 
@@ -42,8 +43,9 @@ class Fitted:
     history   the record of the stream, or None
     weighted  whether there were sample weights, so that counts need not be integers
     told      whether the user has been warned that batches of one row have no variance
-    timed     whether rows fade by their times
+    timed     whether rows fade, or leave the window, by their times
     zero      of the clock that reads them, once it has seen one
+    window    the rows that count, or None if all do
     """
 
     def __init__(
@@ -55,15 +57,24 @@ class Fitted:
         ddof: int,
         history: int | None = None,
         in_integers: bool = False,
+        window: Any = None,
     ) -> None:
         mean.fill(np.nan)
         var.fill(np.nan)
+        momentum = None if window is not None else momentum
         self.statistics = Statistics(mean, var, momentum, int(ddof), from_data=True, halflife=ticks(halflife))
-        self.timed = self.statistics.still = is_duration(halflife)
+        self.timed = is_duration(halflife) or is_duration(window)
+        self.statistics.still = self.timed or window is not None
         self.zero: Zero | None = None
         self.history = None if history is None else History(history)
         self.weighted = self.told = False
         self.sums: Any = None
+        self.window: Window | None = None
+        if window is not None:
+            if type(mean) is not ndarray:
+                raise TypeError(f"{tables.WHO}: window: expected None on a GPU, got {window!r}")
+            by_time = is_duration(window)
+            self.window = Window(None if by_time else int(window), nanoseconds(window) if by_time else None)
         if in_integers:
             if type(mean) is not ndarray:
                 raise TypeError(f"{tables.WHO}: exact: expected False on a GPU, where sums are rounded, got True")
@@ -86,6 +97,8 @@ class Fitted:
     def newest(self) -> int | None:
         """The time of the newest row with a value; None if the clock counts rows."""
         last = self.statistics.last
+        if self.zero is not None and self.window is not None:
+            return self.window.latest
         if self.zero is None or last is None:
             return None
         latest = float(np.where(self.statistics.seen > 0, last, -np.inf).max().item())
@@ -93,7 +106,7 @@ class Fitted:
 
     def begin(self, x: Table, weight: Any, times: Times | None = None) -> None:
         """Start from a whole table, whose rows all weigh the same, unless they have times."""
-        if self.sums is not None or times is not None:
+        if self.sums is not None or times is not None or self.window is not None:
             return self.move(x, weight, times)
         parts = x.parts(weight)
         try:
@@ -108,7 +121,10 @@ class Fitted:
             sums = x.exact(weight)  # of a lazy table, rows are known after a pass
             return self.add(sums, x.rows, 1, weight is not None)
         try:
-            self.learn(self.steps(x, weight, times), weight is not None, x.refuse_infinity)
+            if self.window is not None:
+                self._slide(self.window, x, weight, times)
+            else:
+                self.learn(self.steps(x, weight, times), weight is not None, x.refuse_infinity)
         except TooLarge as error:
             raise tables.too_large(x, error) from None
         if times is not None and times.column is not None and self.zero is not None:
@@ -118,14 +134,48 @@ class Fitted:
         """The steps of a table, which `learn` takes."""
         return x.steps(weight, self._clock(times), self.statistics.ddof)
 
+    def _slide(self, window: Window, x: Table, weight: Any, times: Times | None) -> None:
+        """Let a batch into the window, and others out."""
+        dense: Any = tables.Dense(x.dense())
+        self._check_kind(times)
+        after = window.moved(Rows(dense.x, None if times is None else times.ns, weight))
+        tables.refuse_infinity_unseen(dense, weight)
+        if len(dense.x) > (window.size or len(dense.x)) or (times and times.oldest < after.latest - (window.span or 0)):
+            dense.refuse_infinity()  # of rows that are in no window
+        self._show(after, len(dense.x), 1, dense.refuse_infinity)
+        self._count(weight is not None)
+
+    def _show(self, window: Window, rows: int, batches: int, suspect: Callable[[], None] = lambda: None) -> None:
+        """Make the statistics those of a window, all or nothing. suspect: as in `Statistics.learn`."""
+        mine, parts, kernels = self.statistics, window.parts, BACKENDS[ndarray]
+        to = mine if parts[0].all() else exact.emptied(mine)  # a feature without values is NaN again
+        then: list[Any] = [(self.__dict__.update, {"window": window})]
+        if to is not mine:
+            then.insert(0, (kernels.assign, mine.rule, to.rule))
+        for nonfinite in ("raise", "propagate"):
+            rule = to.rule.under(POOL, nonfinite)
+            try:
+                at_once([(kernels.move, rule, parts, None, None, None, rows, batches, 0.0, False, True), *then])
+            except FloatingPointError:
+                suspect()
+            else:
+                return
+        raise exact.emptied(mine)._too_large(Step(parts, rows))
+
+    def _check_kind(self, times: Times | None) -> None:
+        """ValueError unless these are times as in the stream, which begins with them if it has seen none yet."""
+        if times is None:
+            return
+        if self.zero is None:
+            self.zero = Zero(times.kind, times.newest, times.column)
+        self.zero.check(times)
+
     def _clock(self, times: Times | None) -> Clock | None:
         """The clock of rows; a state that has seen no times yet counts from these."""
         halflife = self.statistics.halflife
         if times is None or halflife is None:
             return clock_of(halflife)
-        if self.zero is None:
-            self.zero = Zero(times.kind, times.newest, times.column)
-        self.zero.check(times)
+        self._check_kind(times)
         return times.clock(halflife, self._count_from(times.newest))
 
     def _count_from(self, newest: int) -> int:
@@ -158,6 +208,11 @@ class Fitted:
         mine, its = self.statistics, other.statistics
         if self.sums is not None:
             self._follow(self.sums + other.sums, mine.rows + its.rows, mine.batches + its.batches)
+        elif self.window is not None and other.window is not None:
+            after = self.window
+            for rows in other.window.rows():
+                after = after.moved(rows)
+            self._show(after, its.rows, its.batches)
         else:
             later = None
             if self.zero is not None and other.zero is not None and other.newest is not None:
@@ -173,6 +228,7 @@ class Fitted:
     def arrange(self, order: Sequence[int]) -> None:
         """Put the channels into this order."""
         self.statistics.assign(self.statistics.picked(order))
+        self.window = None if self.window is None else self.window.picked(order)
         self.sums = None if self.sums is None else self.sums.picked(order)
 
     def keep(self, moments: int | None) -> None:
@@ -185,7 +241,7 @@ class Fitted:
 
     def besides(self) -> dict[str, Any]:
         """What there is beside the statistics."""
-        names = ("history", "weighted", "told", "sums", "zero")
+        names = ("history", "weighted", "told", "sums", "zero", "window")
         return {name: getattr(self, name) for name in names}
 
     def _follow(self, sums: Any, rows: int, batches: int) -> None:

@@ -9,6 +9,7 @@ from bnorm.transformer.state import manner, mode
 from bnorm.transformer.tables import WHO
 
 MOMENTUM = 0.1
+IN_STATE = ("momentum", "halflife", "window", "eps", "ddof", "affine", "history")  # what a State is made with
 VALID: set[Any] = set()  # combinations found valid: scikit-learn's check takes as long as a small fit
 MOST_VALID = 1000
 
@@ -16,21 +17,27 @@ MOST_VALID = 1000
 def check(estimator: Any) -> None:
     """An error, by scikit-learn or by this function, if a parameter is invalid."""
     t = estimator
-    given = (t.momentum, t.halflife, t.eps, t.ddof, t.affine, t.copy, t.history, t.exact)
+    given = (t.momentum, t.halflife, t.eps, t.ddof, t.affine, t.copy, t.history, t.exact, t.window)
     key = (type(t), given, *map(type, given))  # the types too, as True equals 1, but is not valid where 1 is
     with suppress(TypeError):  # a value without a hash is refused below
         if key in VALID:
             return
     t._validate_params()
-    if is_duration(t.halflife):
-        try:
-            nanoseconds(t.halflife)
-        except ValueError as error:
-            raise ValueError(f"{WHO}: halflife: {error}") from None
+    for name in ("halflife", "window"):
+        if is_duration(length := getattr(t, name)):
+            try:
+                nanoseconds(length)
+            except ValueError as error:
+                raise ValueError(f"{WHO}: {name}: {error}") from None
     if t.halflife is not None and t.momentum not in (MOMENTUM, None):
         raise ValueError(
             f"{WHO}: momentum: expected its default, {MOMENTUM}, or None beside halflife={t.halflife}, as each is a "
             f"way to forget, got {t.momentum}"
+        )
+    if t.window is not None and (t.momentum not in (MOMENTUM, None) or t.halflife is not None or t.exact):
+        raise ValueError(
+            f"{WHO}: window: expected None beside another way to weigh rows, got window={t.window!r} beside "
+            f"momentum={t.momentum}, halflife={t.halflife!r}, exact={t.exact}"
         )
     if t.exact and (t.momentum is not None or t.halflife is not None):
         raise ValueError(
@@ -44,7 +51,8 @@ def check(estimator: Any) -> None:
 
 def shown(estimator: Any, text: str) -> str:
     """scikit-learn's text of an estimator, which hides what is default, with the momentum of a moving average."""
-    if "momentum=" in text or mode(estimator.momentum, estimator.halflife) != AVERAGE:
+    averaged = mode(estimator.momentum, estimator.halflife) == AVERAGE and estimator.window is None
+    if "momentum=" in text or not averaged:
         return text
     name, parenthesis, rest = text.partition("(")
     return f"{name}{parenthesis}momentum={estimator.momentum!r}{'' if rest.startswith(')') else ', '}{rest}"
@@ -53,9 +61,10 @@ def shown(estimator: Any, text: str) -> str:
 def check_same_stream(estimator: Any) -> None:
     """ValueError if parameters have changed that a stream keeps from its first batch on."""
     layer, before = estimator.layer_, estimator._state.manner
-    if (now := manner(estimator.momentum, estimator.halflife)) != before:
+    if (now := manner(estimator.momentum, estimator.halflife, estimator.window)) != before:
         raise ValueError(
-            f"{WHO}: expected momentum and halflife for {before}, as this stream began, got {now}; fit begins anew"
+            f"{WHO}: expected momentum, halflife and window for {before}, as this stream began, got {now}; "
+            "fit begins anew"
         )
     exact = estimator._state.sums is not None
     for name, value in (("ddof", layer.ddof), ("affine", layer.affine), ("exact", exact)):

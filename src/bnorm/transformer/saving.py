@@ -19,7 +19,7 @@ from bnorm.kernels import moved
 from bnorm.layers import BatchNorm1d
 from bnorm.layers.saving import counted, flag
 from bnorm.running import FADE, Statistics
-from bnorm.transformer import durations
+from bnorm.transformer import durations, stored_window
 from bnorm.transformer.fitted import Fitted
 from bnorm.transformer.history import Moment, TimedMoment
 from bnorm.transformer.maps import Affine
@@ -32,6 +32,7 @@ CLASS = "BatchNormTransformer"
 DEFAULTS: dict[str, Any] = {
     "momentum": MOMENTUM,
     "halflife": None,
+    "window": None,
     "eps": 0.0,
     "ddof": 0,
     "affine": True,
@@ -39,9 +40,8 @@ DEFAULTS: dict[str, Any] = {
     "history": None,
     "exact": False,
 }
-KNOWN = {"format", "class", "parameters", "features", "names", "counted", "weighted", "told", "history", "digest"} | {
-    "times"
-}
+KNOWN = {"format", "class", "parameters", "features", "names", "counted", "weighted", "told", "history", "digest"}
+KNOWN |= {"times", "window"}
 MOMENTS = ("history_rows", "history_mean", "history_var")  # a row for each recorded moment
 TIMES = "history_times"  # the same, if rows have times
 SUMS = "exact_"  # begins the names of the arrays of exact sums
@@ -122,7 +122,8 @@ def empty(parameters: Mapping[str, Any], names: list[str]) -> Stored:
 
 def _empty(p: dict[str, Any], features: int, names: list[str] | None) -> Stored:
     fitted = Fitted(
-        np.empty(features), np.empty(features), p["momentum"], p["halflife"], p["ddof"], p["history"], p["exact"]
+        *(np.empty(features), np.empty(features), p["momentum"], p["halflife"], p["ddof"], p["history"]),
+        *(p["exact"], p["window"]),
     )
     return Stored(p, fitted, (np.ones(features), np.zeros(features)) if p["affine"] else None, names)
 
@@ -147,6 +148,9 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
         arrays |= dict(zip((*MOMENTS, TIMES), map(_stacked, zip(*history.moments, strict=True)), strict=False))
     if state.zero is not None:
         config["times"] = state.zero._asdict()
+    rows: dict[str, ndarray] = {}
+    if state.window is not None:
+        config["window"], rows = stored_window.stored(state.window)
     if stored.affine is not None:
         arrays |= dict(zip(AFFINE, stored.affine, strict=True))
     arrays = {name: moved(a, ndarray) for name, a in arrays.items()}
@@ -154,7 +158,7 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
     if state.sums is not None:
         arrays |= {SUMS + name: a for name, a in state.sums.stored().items()}
         config["digest"] = state.sums.digest()
-    return config, arrays
+    return config, arrays | rows
 
 
 def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
@@ -162,7 +166,9 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
     parameters, names = _parameters(config["parameters"]), config["names"]
     recorded = {name: entries[name].array() for name in (*MOMENTS, TIMES) if name in entries}
     sums = {name.removeprefix(SUMS): entry.array() for name, entry in entries.items() if name.startswith(SUMS)}
-    entries = {name: entry for name, entry in entries.items() if name not in recorded and not name.startswith(SUMS)}
+    rows = {name: entries[name].array() for name in stored_window.ARRAYS if name in entries}
+    apart = {*recorded, *rows}
+    entries = {name: entry for name, entry in entries.items() if name not in apart and not name.startswith(SUMS)}
     arrays = {name: entry.array() for name, entry in entries.items() if len(entry.shape) == 1}
     features = len(arrays["running_mean"])
     if names is not None and not (
@@ -191,6 +197,12 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
         state.sums = restored
     if state.timed and "times" in config:
         state.zero = _zero(**config["times"])
+    if state.window is not None:
+        state.window = stored_window.restored(state.window, config["window"], rows, features)
+        if state.window.parts is not None and (state.window.parts[0] != statistics.seen).any():
+            raise ValueError("window: rows that the statistics are not of")
+    elif rows:
+        raise ValueError(f"arrays {sorted(rows)}")
     if recorded:
         _recall(state, config["history"], recorded)
     state.weighted, state.told = flag(config["weighted"]), flag(config["told"])
@@ -221,7 +233,13 @@ def _parameters(given: Any) -> dict[str, Any]:
         durations.nanoseconds(halflife)
     else:
         good = good and (halflife is None or (type(halflife) in (int, float) and 0 < halflife < inf))
-    good = good and (halflife is None or momentum in (None, MOMENTUM))
+    window = given["window"]
+    if type(window) is str:
+        durations.nanoseconds(window)
+    else:
+        good = good and (window is None or (type(window) is int and window > 0))
+    good = good and (window is None or (halflife is None and not given["exact"]))
+    good = good and ((halflife is None and window is None) or momentum in (None, MOMENTUM))
     moments = given["history"]
     good = good and (moments is None or (type(moments) is int and 2 <= moments < 2**31))
     good = good and type(eps) in (int, float) and 0 <= eps < inf

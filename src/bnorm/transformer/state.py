@@ -13,7 +13,7 @@ from bnorm.kernels import BACKENDS, view
 from bnorm.kernels.activation import IDENTITY
 from bnorm.layers import BatchNorm1d
 from bnorm.running import AVERAGE, FADE, POOL
-from bnorm.transformer import maps, tables
+from bnorm.transformer import durations, maps, tables
 from bnorm.transformer.durations import is_duration
 from bnorm.transformer.fitted import Fitted, ticks
 from bnorm.transformer.tables import Table
@@ -28,8 +28,10 @@ def mode(momentum: float | None, halflife: float | None) -> int:
     return POOL if momentum is None else AVERAGE
 
 
-def manner(momentum: float | None, halflife: Any) -> str:
-    """The same in words, and whether rows fade by their times."""
+def manner(momentum: float | None, halflife: Any, window: Any) -> str:
+    """The same in words; also whether rows fade by their times, and the window."""
+    if window is not None:
+        return f"a window of {durations.text(window) if is_duration(window) else window}"
     by_time = " by their times" if is_duration(halflife) else ""
     return KINDS[mode(momentum, halflife)] + by_time
 
@@ -49,20 +51,21 @@ class State(Fitted):
         affine: bool,
         history: int | None = None,
         in_integers: bool = False,
+        window: Any = None,
     ) -> None:
         self.layer = BatchNorm1d(
             x.shape[1],
             eps=float(eps),
-            momentum=momentum,
+            momentum=None if window is not None else momentum,
             ddof=int(ddof),
             affine=bool(affine),
             dtype="float64",
             device="cpu" if x.kind is ndarray else "cuda",
         ).eval()
         running = self.layer._running
-        super().__init__(running.mean, running.var, momentum, halflife, ddof, history, in_integers)
+        super().__init__(running.mean, running.var, momentum, halflife, ddof, history, in_integers, window)
         self.layer._adopt(self.statistics)
-        self.manner = manner(momentum, halflife)
+        self.manner = manner(momentum, halflife, window)
 
     @property
     def array_type(self) -> type:
@@ -102,7 +105,7 @@ class State(Fitted):
 
     def follow(self, momentum: float | None, halflife: Any, eps: float, history: int | None) -> None:
         """Continue with other parameters, of those that may change during a stream."""
-        self._follow_numbers(momentum, ticks(halflife), eps, history)
+        self._follow_numbers(None if self.window is not None else momentum, ticks(halflife), eps, history)
 
     def _follow_numbers(self, momentum: float | None, halflife: float | None, eps: float, history: int | None) -> None:
         if self.layer.eps != eps:

@@ -15,7 +15,7 @@ from bnorm.kernels import BACKENDS, cpu, kernels_for, kind_of, moved
 from bnorm.kernels.engines import engine_of
 from bnorm.running import AVERAGE, FADE
 from bnorm.transformer.blocks import Blocks
-from bnorm.transformer.durations import compared
+from bnorm.transformer.durations import compared, is_duration
 from bnorm.transformer.known import Known
 from bnorm.transformer.sklearn_private import get_namespace, output_config
 from bnorm.transformer.tables import WHO, Dense, InColumns, Table
@@ -126,8 +126,14 @@ def check_mergeable(mine: Any, other: Any) -> None:
             f"{WHO}: merge: expected momentum=None or a halflife, got momentum={mine.momentum} and "
             f"{other.momentum}: a moving average depends on the order of its batches"
         )
-    fading = mine._state.statistics.mode == other._state.statistics.mode == FADE  # then momentum has no meaning
-    for name in (*(() if fading else ("momentum",)), "halflife", "ddof", "exact", "n_features_in_"):
+    if mine.window is not None and not is_duration(mine.window) and mine.window == other.window:
+        raise ValueError(
+            f"{WHO}: merge: expected no window of rows, got window={mine.window}: which of the rows of two streams "
+            "came last is not known; windows of time, such as window='1h', can be merged"
+        )
+    fading = mine._state.statistics.mode == other._state.statistics.mode == FADE
+    without = fading or None not in (mine.window, other.window)  # then momentum has no meaning
+    for name in (*(() if without else ("momentum",)), "halflife", "window", "ddof", "exact", "n_features_in_"):
         if compared(getattr(mine, name)) != compared(getattr(other, name)):
             raise ValueError(
                 f"{WHO}: merge: {name}: expected {getattr(mine, name)}, as here, got {getattr(other, name)}"
