@@ -43,7 +43,18 @@ def number(kind: type, low: float, high: float, text: str) -> Callable[[str], An
 moments = number(int, 1, 2**31 - 1, "a whole number above one")
 count = number(int, 0, float("inf"), "a whole number above zero")
 momentum = number(float, 0, 1, "a number above 0 and at most 1")
-halflife = number(float, 0, sys.float_info.max, "a number of rows above 0")
+_rows = number(float, 0, sys.float_info.max, "a number of rows above 0, or a length of time such as 10min")
+
+
+def halflife(text: str) -> float | str:
+    """A number of rows, or a length of time."""
+    from bnorm.transformer.durations import nanoseconds
+
+    try:
+        nanoseconds(text)
+    except ValueError:
+        return _rows(text)  # type: ignore[no-any-return]
+    return text
 
 
 def names(text: str) -> list[str]:
@@ -199,11 +210,19 @@ def parser() -> argparse.ArgumentParser:
     ways.add_argument("--pooled", action="store_true", help="every row weighs the same (the default)")
     ways.add_argument("--exact", action="store_true", help="the same, the sums kept as integers: see bnorm forget")
     ways.add_argument("--momentum", type=momentum, metavar="M", help="moving average: the weight of a new batch")
-    ways.add_argument("--halflife", type=halflife, metavar="ROWS", help="rows after which the weight of a row halves")
+    ways.add_argument(
+        "--halflife",
+        type=halflife,
+        metavar="ROWS|TIME",
+        help="rows after which the weight of a row halves; or a length of time such as 10min, with --time-column",
+    )
     which = command.add_mutually_exclusive_group()
     which.add_argument("--columns", type=names, metavar="A,B", help="only these (default: all columns of numbers)")
     which.add_argument("--exclude", type=names, metavar="A,B", help="all columns of numbers except these")
     command.add_argument("--weight", metavar="COLUMN", help="the column that says how much each row counts")
+    command.add_argument(
+        "--time-column", metavar="COLUMN", help="the column of time stamps, or of seconds, by which rows fade"
+    )
     command.add_argument("--by", type=names, metavar="A,B", help="statistics of each group, whose keys are in these")
     command.add_argument(
         "--prior",

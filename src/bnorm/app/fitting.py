@@ -13,7 +13,7 @@ from numpy import ndarray
 
 from bnorm import arrow, get_num_threads, set_num_threads
 from bnorm.app import places
-from bnorm.app.choosing import check_same_columns, choose, tell
+from bnorm.app.choosing import check_same_columns, choose, listed, tell
 from bnorm.app.dialects import Dialect
 from bnorm.app.errors import DataError
 from bnorm.app.inputs import Stream, find
@@ -23,6 +23,7 @@ from bnorm.app.sources import Source
 from bnorm.app.states import Learned, Piece
 from bnorm.exact import HEAVIEST
 from bnorm.running import TooLarge
+from bnorm.transformer.times import Times, read
 
 EVERY = 60.0  # seconds between checkpoints
 
@@ -30,10 +31,13 @@ EVERY = 60.0  # seconds between checkpoints
 def fit(args: argparse.Namespace) -> dict[str, Any]:
     """Run the command. Returns a summary."""
     sources = find(args.data, dialect := Dialect.of(args))
-    names = choose(sources[0], args.columns, args.exclude, args.weight)
-    stream = Stream(sources, [*names, *([args.weight] if args.weight else [])])
+    column, exclude = _time_column(args, sources[0]), args.exclude
+    if column and not args.columns:
+        exclude = [*(exclude or ()), column]
+    names = choose(sources[0], args.columns, exclude, args.weight)
+    stream = Stream(sources, [*names, *([args.weight] if args.weight else [])], [column] if column else [])
     if not args.columns:
-        check_same_columns(sources, [*stream.numbers, *(args.exclude or ())])
+        check_same_columns(sources, [*stream.numbers, *(exclude or ())])
     asked = _asked(args, sources, names, dialect)
     if not args.quiet:
         tell(sources[0], names, _wishes(args))
@@ -81,15 +85,16 @@ class Learner:
         self._pieces: list[Piece] = []
         self._left = rows
 
-    def add(self, table: Rows, weight: ndarray | None = None) -> None:
-        """Add the next rows, and their weights."""
+    def add(self, table: Rows, weight: ndarray | None = None, times: Times | None = None) -> None:
+        """Add the next rows, their weights and their times."""
         fitted, stop = self.learned.fitted, 0
         while stop < table.rows:
             start, stop = stop, min(table.rows, stop + self._left)
             rows, w = table.cut(start, stop), None if weight is None else weight[start:stop]
             extremes = np.array([arrow.extremes(column, w) for column in rows.columns]).T
+            when = None if times is None else Times.of(times.ns[start:stop], times.kind, times.column)
             exact = fitted.sums is not None
-            steps, sums = ([], rows.exact(w)) if exact else (fitted.steps(rows, w), None)
+            steps, sums = ([], rows.exact(w)) if exact else (fitted.steps(rows, w, when), None)
             missing = None if w is None else np.array([np.count_nonzero(np.isnan(column)) for column in rows.columns])
             self._pieces.append(Piece(rows.rows, steps, sums, extremes, missing))
             self._left -= rows.rows
@@ -116,13 +121,14 @@ def learn(
     try:
         with one_thread(), closing(stream.read(learner.learned.rows)) as batches:
             for batch in batches:
-                columns = [arrow.values(column) for column in batch.columns]
+                columns = [arrow.values(column) for column in batch.columns[: len(stream.numbers)]]
+                times = moments_of(batch.column(len(stream.numbers)), stream) if stream.others else None
                 w = (
                     weights_of(columns.pop(), stream, weight, learner.learned.fitted.sums is not None)
                     if weight
                     else None
                 )
-                learner.add(Rows(columns, stream.numbers[: len(columns)], stream.where, stream.row), w)
+                learner.add(Rows(columns, stream.numbers[: len(columns)], stream.where, stream.row), w, times)
                 progress.add(batch.num_rows, stream.progress)
                 if keep and time.monotonic() - last > EVERY:
                     keep()
@@ -153,6 +159,51 @@ def weights_of(column: ndarray, stream: Stream, name: str, whole: bool) -> ndarr
     return weight
 
 
+def moments_of(column: Any, stream: Stream) -> Times:
+    """The times of a batch, from a column of time stamps, of text in the form of ISO 8601, or of seconds."""
+    import pyarrow as pa
+
+    name = stream.others[0]
+    try:
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            column = _parsed(column)
+        return read(column, len(column), name)
+    except (ValueError, TypeError, pa.ArrowException) as error:
+        what = str(error).removeprefix("BatchNormTransformer: ")
+        raise DataError(
+            f"{stream.where}: column {name!r}, rows from {stream.row + 1} on: {what.splitlines()[0]}"
+        ) from None
+
+
+def _parsed(column: Any) -> Any:
+    """Text as time stamps, or as numbers of seconds."""
+    import pyarrow as pa
+
+    for kind in (pa.float64(), pa.timestamp("ns"), pa.timestamp("ns", "UTC")):
+        try:
+            return column.cast(kind)
+        except pa.ArrowInvalid as error:
+            failed = error
+    raise failed
+
+
+def _time_column(args: argparse.Namespace, first: Source) -> str | None:
+    """The column of times; DataError unless there is one if, and only if, the half-life is a length of time."""
+    column: str | None = args.time_column
+    if isinstance(args.halflife, str) != (column is not None):
+        wanted = "one beside a half-life that is a length of time" if column is None else "none beside rows that count"
+        raise DataError(f"--time-column: expected {wanted}, got {column!r} beside --halflife {args.halflife}")
+    if column is None:
+        return None
+    if column not in first.columns:
+        raise DataError(f"{first.name}: expected a column {column!r}, got {listed(first.columns)}")
+    if column in (args.columns or ()) or column == args.weight:
+        raise DataError(f"{first.name}: column {column!r}: expected either times or a feature or weight, got both")
+    return column
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Limit kernels to one thread: the reader uses the others, and two threads on one core are slower than one."""
@@ -166,7 +217,9 @@ def one_thread() -> Iterator[None]:
 
 def _wishes(args: argparse.Namespace) -> dict[str, str]:
     """Why columns are no features although they could be: because the user says so."""
-    return dict.fromkeys(args.exclude or (), "excluded") | ({args.weight: "weights"} if args.weight else {})
+    wishes = {args.weight: "weights"} if args.weight else {}
+    wishes |= {args.time_column: "times"} if args.time_column else {}
+    return dict.fromkeys(args.exclude or (), "excluded") | wishes
 
 
 def _asked(
@@ -179,6 +232,7 @@ def _asked(
         "momentum": args.momentum,
         "halflife": args.halflife,
         "weight": args.weight,
+        **({"time_column": args.time_column} if args.time_column else {}),
         "history": args.history,
         "exact": args.exact,
         "batch_rows": args.batch_rows,

@@ -49,9 +49,11 @@ def save(stored: Stored, path: str) -> None:
 
 def fit(args: argparse.Namespace) -> dict[str, Any]:
     """Run `bnorm fit --by`. Returns a summary."""
-    for name in ("momentum", "exact", "history", "checkpoint", "resume"):
+    for name in ("momentum", "exact", "history", "checkpoint", "resume", "time_column"):
         if getattr(args, name):
-            raise DataError(f"--{name}: expected none beside --by, as groups have no such state")
+            raise DataError(f"--{name.replace('_', '-')}: expected none beside --by, as groups have no such state")
+    if isinstance(args.halflife, str):
+        raise DataError(f"--halflife: expected a number of rows beside --by, got {args.halflife}")
     sources = find(args.data, Dialect.of(args))
     first = sources[0]
     for name in args.by:

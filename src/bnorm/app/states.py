@@ -59,7 +59,7 @@ class Learned:
         cls,
         names: Sequence[str],
         momentum: float | None,
-        halflife: float | None,
+        halflife: float | str | None,
         history: int | None = None,
         exact: bool = False,
     ) -> Self:

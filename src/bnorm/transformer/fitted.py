@@ -120,6 +120,9 @@ class Fitted:
         if self.sums is not None:
             sums = x.exact(weight)  # of a lazy table, rows are known after a pass
             return self.add(sums, x.rows, 1, weight is not None)
+        if times is not None and self.zero is not None:
+            self.zero.check(times)
+            self._count_from(times.newest)
         try:
             if self.window is not None:
                 self._slide(self.window, x, weight, times)
@@ -137,7 +140,8 @@ class Fitted:
     def _slide(self, window: Window, x: Table, weight: Any, times: Times | None) -> None:
         """Let a batch into the window, and others out."""
         dense: Any = tables.Dense(x.dense())
-        self._check_kind(times)
+        if times is not None:
+            self._checked(times)
         after = window.moved(Rows(dense.x, None if times is None else times.ns, weight))
         tables.refuse_infinity_unseen(dense, weight)
         if len(dense.x) > (window.size or len(dense.x)) or (times and times.oldest < after.latest - (window.span or 0)):
@@ -162,32 +166,29 @@ class Fitted:
                 return
         raise exact.emptied(mine)._too_large(Step(parts, rows))
 
-    def _check_kind(self, times: Times | None) -> None:
-        """ValueError unless these are times as in the stream, which begins with them if it has seen none yet."""
-        if times is None:
-            return
+    def _checked(self, times: Times) -> Zero:
+        """The zero of the clock, which begins with these times if it has seen none; ValueError if they are others."""
         if self.zero is None:
             self.zero = Zero(times.kind, times.newest, times.column)
         self.zero.check(times)
+        return self.zero
 
     def _clock(self, times: Times | None) -> Clock | None:
         """The clock of rows; a state that has seen no times yet counts from these."""
         halflife = self.statistics.halflife
         if times is None or halflife is None:
             return clock_of(halflife)
-        self._check_kind(times)
-        return times.clock(halflife, self._count_from(times.newest))
+        return times.clock(halflife, self._checked(times).origin)
 
-    def _count_from(self, newest: int) -> int:
-        """The zero of the clock, moved if this time is so much later that differences would be rounded."""
+    def _count_from(self, newest: int) -> None:
+        """Move the zero of the clock, if this time is so much later that differences would be rounded."""
         zero, statistics = self.zero, self.statistics
         if zero is None or statistics.last is None or newest - zero.origin <= EXACT:
-            return newest if zero is None else zero.origin
+            return
         trial = statistics.copy()
         trial.last = np.add(statistics.last, float(zero.origin - newest), out=trial.last)
         moved = {"zero": zero._replace(origin=newest)}
         at_once([(BACKENDS[type(self.mean)].assign, statistics.rule, trial.rule), (self.__dict__.update, moved)])
-        return newest
 
     def learn(self, steps: Sequence[Step], weighted: bool, suspect: Callable[[], None] = lambda: None) -> None:
         """Update by the steps of one batch, as `Statistics.learn` does. weighted: whether there were sample weights."""
@@ -216,7 +217,8 @@ class Fitted:
         else:
             later = None
             if self.zero is not None and other.zero is not None and other.newest is not None:
-                later = float(other.zero.origin - self._count_from(other.newest))
+                self._count_from(other.newest)
+                later = float(other.zero.origin - self.zero.origin)
             try:
                 mine.merge(its, later)
             except FloatingPointError as error:

@@ -1,0 +1,88 @@
+"""`bnorm fit --halflife 10min --time-column ts`: what the transformer computes, from any file."""
+
+import json
+
+import numpy as np
+import pytest
+
+import bnorm
+from bnorm import BatchNormTransformer
+from bnorm.app import cli
+from compare import assert_close
+
+START = np.datetime64("2024-03-01T12:00", "ns")
+rng = np.random.default_rng(0)
+N = 300
+X = rng.normal(5.0, 2.0, (N, 2))
+SECONDS = rng.permutation(np.rint(np.cumsum(rng.exponential(900_000.0, N))))  # over years, and late rows
+TIMES = START + SECONDS.astype(np.int64) * np.timedelta64(10**9, "ns")
+
+
+def written(path, form):
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    stamps = {
+        "stamps": pa.array(TIMES),
+        "zone": pa.array(TIMES.astype("M8[us]").astype(np.int64)).cast(pa.timestamp("us", "UTC")),
+        "text": pa.array([str(t) for t in TIMES]),
+        "seconds": pa.array(SECONDS),
+    }[form]
+    table = pa.table({"a": X[:, 0], "ts": stamps, "b": X[:, 1]})
+    if path.suffix == ".csv":
+        pyarrow.csv.write_csv(table, path)
+    else:
+        pyarrow.parquet.write_table(table, path, row_group_size=70)
+    return path
+
+
+def run(capsys, *args):
+    code = cli.main([str(arg) for arg in args])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("form", ["stamps", "zone", "text", "seconds"])
+def test_as_the_transformer(tmp_path, capsys, suffix, form):
+    pytest.importorskip("pyarrow", reason="the command reads files with it")
+    data, state = written(tmp_path / f"log{suffix}", form), tmp_path / "s.npz"
+    code, _, err = run(
+        capsys, "fit", data, "-o", state, "--halflife", "30d", "--time-column", "ts", "--batch-rows", "128"
+    )
+    assert code == 0, err
+    t = BatchNormTransformer(halflife="30d").fit(X, times=SECONDS if form == "seconds" else TIMES)
+    got = bnorm.load(state)
+    assert got.feature_names_in_.tolist() == ["a", "b"]
+    assert got.halflife == "30d"
+    assert_close(got.mean_, t.mean_, 1e-12 * t.scale_)
+    assert_close(got.var_, t.var_, 1e-11 * t.var_)
+    assert got.newest_time_ == t.newest_time_
+    assert "times" in err
+    code, out, _ = run(capsys, "show", state)
+    assert "with a half-life of 30d" in out
+    code, out, _ = run(capsys, "show", state, "--json")
+    assert json.loads(out)["halflife"] == "30d"
+
+
+def test_bad_commands(tmp_path, capsys):
+    pytest.importorskip("pyarrow", reason="the command reads files with it")
+    data, state = written(tmp_path / "log.csv", "text"), tmp_path / "s.npz"
+    for args, words in [
+        (["--halflife", "10min"], "--time-column: expected one beside"),
+        (["--halflife", "10", "--time-column", "ts"], "--time-column: expected none beside rows that count"),
+        (["--time-column", "ts"], "--time-column: expected none"),
+        (["--halflife", "10min", "--time-column", "when"], "expected a column 'when'"),
+        (["--halflife", "10min", "--time-column", "a", "--columns", "a,b"], "either times or a feature"),
+        (["--halflife", "10min", "--time-column", "ts", "--by", "b"], "beside --by"),
+    ]:
+        code, _, err = run(capsys, "fit", data, "-o", state, *args)
+        assert code, args
+        assert words in err, args
+        assert not state.exists()
+    broken = tmp_path / "broken.csv"
+    broken.write_text("a,ts\n1,2024-01-01\n2,soon\n")
+    code, _, err = run(capsys, "fit", broken, "-o", state, "--halflife", "1h", "--time-column", "ts")
+    assert code
+    assert "broken.csv: column 'ts', rows from 1 on" in err
