@@ -43,7 +43,8 @@ napoleon_use_rtype = False
 sphinx_gallery_conf = {
     "examples_dirs": plain_examples(HERE.parent / "examples", HERE / "examples"),
     "gallery_dirs": "gallery",
-    "filename_pattern": r"(numpy_net|conv_net|streaming_drift|learned_scale|per_store)\.py",  # the quick ones run
+    # the quick ones run
+    "filename_pattern": r"(numpy_net|conv_net|streaming_drift|learned_scale|per_store|sensors_with_nights)\.py",
     "reset_argv": "gallery.quick",
     "image_scrapers": ["gallery"],
     "show_memory": False,

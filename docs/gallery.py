@@ -11,6 +11,7 @@ TITLES = {  # what an example shows; another one is called as its file
     "numpy_net": "A NumPy net that trains better with batch norm",
     "conv_net": "A convolutional net, saved and folded for inference",
     "streaming_drift": "A classifier on a stream that drifts",
+    "sensors_with_nights": "Sensors that drift, are silent at night and come late",
     "per_store": "Sales of stores, each on a level of its own",
     "learned_scale": "A scale and shift that a net learns",
     "dask_table": "A table larger than memory, with Dask",

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 RUN = ("getting_started", "pytorch", "layers", "conventions", "how_it_works", "guarantees", "performance", "exact")
-RUN += ("reinforcement_learning", "forecasting", "padding")
+RUN += ("reinforcement_learning", "forecasting", "padding", "streams")
 
 
 def programs(page):

@@ -313,3 +313,32 @@ def test_examples_in_docstrings():
         result = doctest.testmod(module)
         assert result.attempted > 4
         assert result.failed == 0
+
+
+@pytest.mark.parametrize("features", [1, 3, 14])
+@pytest.mark.parametrize("stamps", [True, False])
+def test_over_time(features, stamps):
+    """Where rows have times, the record is drawn over them."""
+    rng = np.random.default_rng(0)
+    hours = np.cumsum(rng.exponential(1.0, 400)) + 1000 * (np.arange(400) > 200)  # with a long silence
+    times = np.datetime64("2024-05-01", "ns") + (hours * 3.6e12).astype("m8[ns]") if stamps else hours * 3600
+    t = BatchNormTransformer(window="3h", history=20)
+    for part in np.split(np.arange(400), 20):
+        t.partial_fit(rng.normal(size=(20, features)), times=times[part])
+    display = RunningStatsDisplay.from_estimator(t)
+    np.testing.assert_array_equal(display.times, t.history_.times)
+    display.figure_.canvas.draw()
+    panel = display.axes_[-1]
+    assert panel.get_xlabel() == ("time" if stamps else "seconds")
+    if features <= 12:
+        line = next(line for line in panel.lines if len(line.get_xdata()) == 20)
+        np.testing.assert_array_equal(line.get_xdata(), display.times)
+    assert any(label.get_text() for label in panel.get_xticklabels())
+    one = RunningStatsDisplay.from_estimator(
+        BatchNormTransformer(halflife="1h", history=5).fit(table_of(), times=hours)
+    )
+    one.figure_.canvas.draw()  # a single moment
+
+
+def table_of():
+    return np.random.default_rng(1).normal(size=(400, 2))

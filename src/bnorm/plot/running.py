@@ -58,6 +58,8 @@ class RunningStatsDisplay:
         Mean and standard deviation at each moment.
     feature_names : sequence of str
         Names of the features.
+    times : array-like of shape (n_moments,), default=None
+        The time of the newest row at each moment, as time stamps or seconds. With them, time is what is drawn over.
 
     Attributes
     ----------
@@ -85,8 +87,11 @@ class RunningStatsDisplay:
     ax_: Any
     axes_: ndarray
 
-    def __init__(self, rows: ArrayLike, mean: ArrayLike, std: ArrayLike, feature_names: Sequence[str]) -> None:
+    def __init__(
+        self, rows: ArrayLike, mean: ArrayLike, std: ArrayLike, feature_names: Sequence[str], times: Any = None
+    ) -> None:
         self.rows = np.asarray(rows)
+        self.times = None if times is None else np.asarray(times)
         self.mean = np.asarray(mean, np.float64)
         self.std = np.asarray(std, np.float64)
         self.feature_names = list(feature_names)
@@ -111,10 +116,10 @@ class RunningStatsDisplay:
         from sklearn.utils.validation import check_is_fitted
 
         check_is_fitted(estimator)
-        rows, mean, var = getattr(estimator, "history_", None) or _now(estimator)
+        rows, mean, var, *times = getattr(estimator, "history_", None) or _now(estimator)
         names = names_of(estimator, mean.shape[1])
         places = chosen(cls.__name__, features, names)
-        return cls(rows, mean[:, places], np.sqrt(var[:, places]), [names[i] for i in places]).plot(ax)
+        return cls(rows, mean[:, places], np.sqrt(var[:, places]), [names[i] for i in places], *times).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
         """Draw the display.
@@ -191,19 +196,38 @@ class RunningStatsDisplay:
         mean, std = within(self.mean[:, i]), within(self.std[:, i])
         start = _start(mean[:, None])[0]
         color = SECOND if drift else FIRST
-        ax.fill_between(self.rows, mean - std, mean + std, color=color, alpha=0.25, linewidth=0)
-        ax.plot(self.rows, mean, color=color, linewidth=1.6)
+        x = self.rows if self.times is None else self.times
+        ax.fill_between(x, mean - std, mean + std, color=color, alpha=0.25, linewidth=0)
+        ax.plot(x, mean, color=color, linewidth=1.6)
         ax.axhline(start, color=GREY, linewidth=1, linestyle=":")
         ax.margins(y=0.2)  # room for the name, which is inside the panel because there may be a title above
         ax.text(0.02, 0.96, name, transform=ax.transAxes, fontsize=9, verticalalignment="top")
         ax.text(0.02, 0.03, drift, transform=ax.transAxes, fontsize=8, color=color)
-        ax.set_xlim(0, self.rows[-1])
-        ax.set_xlabel("rows", fontsize=8)
+        self._along(ax, x[0] if x is self.times else 0, x[-1])
+
+    def _along(self, ax: Any, start: Any, end: Any) -> None:
+        """Label the axis of rows or times."""
+        if start != end:
+            ax.set_xlim(start, end)
         ax.tick_params(labelsize=8)
-        _count_rows(ax)
+        if self.times is not None and self.times.dtype.kind == "M":
+            from matplotlib import dates
+
+            places = dates.AutoDateLocator(maxticks=5)  # type: ignore[no-untyped-call]
+            ax.set_xlabel("time", fontsize=8)
+            ax.xaxis.set_major_locator(places)
+            ax.xaxis.set_major_formatter(dates.ConciseDateFormatter(places))  # type: ignore[no-untyped-call]
+        elif self.times is not None:
+            ax.set_xlabel("seconds", fontsize=8)
+            spaced(ax.xaxis)
+        else:
+            ax.set_xlabel("rows", fontsize=8)
+            _count_rows(ax)
 
     def _draw_maps(self, shifts: Any, spreads: Any) -> None:
-        edges = np.concatenate([[0], self.rows])
+        x = self.rows if self.times is None else self.times
+        before = np.zeros(1, x.dtype) if self.times is None else x[:1] - (x[1:2] - x[:1])
+        edges = np.concatenate([before, x])
         lines = np.arange(len(self.feature_names) + 1) - 0.5
         for ax, values, title in (
             (shifts, self.shift(), "mean: standard deviations\naway from the start"),
@@ -224,9 +248,7 @@ class RunningStatsDisplay:
             bar.ax.tick_params(labelsize=8)
             bar.set_label("grey: unknown", fontsize=8)
             ax.set_title(title, fontsize=10)
-            ax.set_xlabel("rows", fontsize=8)
-            ax.tick_params(labelsize=8)
-            _count_rows(ax)
+            self._along(ax, edges[0], edges[-1])
         label_lines(shifts, self.feature_names)
         spreads.set_yticks([])
         spreads.set_ylim(shifts.get_ylim())
