@@ -24,6 +24,8 @@ from setuptools.errors import CompileError, LinkError, PlatformError
 
 KERNELS = "src/bnorm/kernels"
 CPU = f"{KERNELS}/cpu"
+FOLDERS = [f"{CPU}/{name}" for name in ("loops", "exact", "extremes")]
+SHARED = {"kernels", "cpu", "loops", "second"}  # folders whose headers are for all
 DEBUG, NO_OPENMP = (os.environ.get(name, "") not in {"", "0"} for name in ["BNORM_DEBUG", "BNORM_NO_OPENMP"])
 SANITIZE = [f"-fsanitize={names}" for names in [os.environ.get("BNORM_SANITIZE")] if names]
 
@@ -54,10 +56,11 @@ LOOPS = {f"loops.{level}": flags for level, flags in LEVELS.items()} | {
     f"exact.{level}": {kind: some + (FUSED[kind] if some else []) for kind, some in flags.items()}
     for level, flags in LEVELS.items()
 }
+LOOPS |= {f"extremes.{level}": flags for level, flags in LEVELS.items()}
 
 # The threads are in these. Flags of compiler and linker, in the order they are tried: Apple's Clang wants
 # -Xpreprocessor and a library of its own; omp_pause_resource_all, which makes fork() safe, is not in every runtime.
-THREADED = ["entries", "exact.entries", "groups", "second", "sparse", "threads"]
+THREADED = ["entries", "exact.entries", "extremes.entries", "groups", "second", "sparse", "threads"]
 PLAIN = ["buffers"]
 OPENMP = {
     "unix": [
@@ -135,7 +138,7 @@ class BuildExt(build_ext):
         directives |= dict.fromkeys(["boundscheck", "wraparound", "initializedcheck"], DEBUG)
         options = {
             "build_dir": "build/cython",
-            "include_path": ["src", CPU, f"{CPU}/loops", f"{CPU}/exact"],
+            "include_path": ["src", CPU, *FOLDERS],
             "force": self.force,
         }
         self.check_extensions_list(self.extensions)
@@ -155,13 +158,13 @@ setup(
         Extension(
             f"bnorm.kernels.cpu.{name}",
             [f"{CPU}/{name.replace('.', '/')}.pyx"],
-            include_dirs=[KERNELS, CPU, f"{CPU}/loops", f"{CPU}/exact", numpy.get_include()],
+            include_dirs=[KERNELS, CPU, *FOLDERS, numpy.get_include()],
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
             libraries=[] if os.name == "nt" else ["m"],
             depends=[
                 path.as_posix()
                 for path in Path(KERNELS).rglob("*")
-                if path.suffix in {".pxd", ".pxi", ".h"} and (path.parent.name != "exact" or name.startswith("exact."))
+                if path.suffix in {".pxd", ".pxi", ".h"} and path.parent.name in {name.partition(".")[0], *SHARED}
             ],
         )
         for name in [*LOOPS, *THREADED, *PLAIN]

@@ -206,6 +206,19 @@ def flag(who: str, name: str, value: object) -> bool:
     return bool(value)
 
 
+def flags(who: str, **values: object) -> list[bool]:
+    """Several flags."""
+    return [value if type(value) is bool else flag(who, name, value) for name, value in values.items()]
+
+
+def factor(who: str, name: str, value: object) -> float:
+    """A finite number above 0."""
+    found = number(who, name, value)
+    if not 0 < found < math.inf:
+        raise ValueError(f"{who}: {name}: expected a finite number above 0, got {value!r}")
+    return found
+
+
 def positive(who: str, name: str, value: object) -> int:
     """An integer above 0."""
     n = integer(who, name, value)
@@ -278,6 +291,20 @@ def weights(
     total = _divisor(who, "weight", float(total))
     shared = keep and given.dtype == w.dtype and np.may_share_memory(w, given)
     return w.copy() if shared else w, total, positive
+
+
+def summable(who: str, name: str, w: Any, times: int) -> None:
+    """Check weights, each of which counts so many times: finite, not negative, with a sum that float64 can hold.
+
+    On a device this synchronizes once.
+    """
+    if not w.size:
+        return
+    with np.errstate(over="ignore"):
+        lowest, highest, total = BACKENDS[type(w)].numbers(w.min(), w.max(), w.sum())
+    if not (lowest >= 0 and highest < math.inf):
+        raise ValueError(f"{who}: {name}: expected finite values >= 0, got values from {lowest} to {highest}")
+    _divisor(who, name, total * times)
 
 
 def total_weight(who: str, name: str, w: ndarray) -> float:

@@ -12,55 +12,13 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm import checks
+from bnorm.integers import BITS, Integers
 from bnorm.kernels import BACKENDS, moved, view
-from bnorm.kernels.cpu.exact.entries import combined, exact_sums
+from bnorm.kernels.cpu.exact.entries import exact_sums
 from bnorm.moments import Moments
 
 HEAVIEST = 2**31  # an integer weight is below this
-_BITS = 32  # of a limb
 _DIGEST = b"bnorm exact moments 1"
-
-
-class Integers(NamedTuple):
-    """An integer per channel: limb i, one row of an int64 array (n, C), counts 2^(32 (first + i)).
-
-    The kernels keep it in one form (`kernels/cpu/exact/entries.pyx`), so equal integers are equal arrays.
-    """
-
-    first: int
-    limbs: ndarray
-
-    @classmethod
-    def combined(cls, items: "list[Integers]", factors: list[int]) -> "Integers":
-        """The sum of all items, each times its factor."""
-        return cls(*combined(items, factors))
-
-    def equals(self, other: "Integers") -> bool:
-        """Whether the integers of all channels are equal."""
-        return self.first == other.first and np.array_equal(self.limbs, other.limbs)
-
-    def numbers(self) -> list[int]:
-        """Python's integers, in units of 2^(32 first)."""
-        n, channels = self.limbs.shape
-        data, size = self.limbs.T.astype("<u4").tobytes(), 4 * n
-        return [int.from_bytes(data[c * size : (c + 1) * size], "little", signed=True) for c in range(channels)]
-
-    def packed(self) -> ndarray:
-        """Two limbs in one, the last with the sign: half the size."""
-        limbs = self.limbs
-        if len(limbs) % 2:
-            limbs = np.concatenate([limbs, limbs[-1:] >> _BITS])
-        packed: ndarray = (limbs[0::2] & (2**_BITS - 1)) | (limbs[1::2] << _BITS)
-        return packed
-
-    @classmethod
-    def unpacked(cls, first: int, packed: ndarray) -> "Integers":
-        """The integers of a result of `packed`."""
-        limbs = np.empty((2 * len(packed), packed.shape[1]), np.int64)
-        limbs[0::2] = packed & (2**_BITS - 1)
-        limbs[1::2] = packed >> _BITS
-        limbs[1:-1:2] &= 2**_BITS - 1
-        return cls.combined([cls(first, limbs)], [1])
 
 
 class ExactMoments(Moments):
@@ -82,6 +40,7 @@ class ExactMoments(Moments):
     def __init__(self, counts: ndarray, values: Integers, squares: Integers) -> None:
         counts.flags.writeable = False
         self._counts, self._sums, self._rounded = counts, (values, squares), None
+        self._shape, self._extremes = counts.shape[1:], None
 
     exact = True
 
@@ -96,10 +55,6 @@ class ExactMoments(Moments):
         return channels
 
     @property
-    def _shape(self) -> tuple[int, ...]:
-        return (self._width,)
-
-    @property
     def _parts(self) -> ndarray:  # type: ignore[override]
         if self._rounded is None:
             rows = [channel.parts() for channel in self._channels()]
@@ -111,7 +66,7 @@ class ExactMoments(Moments):
     def count(self) -> ndarray:
         """The number of values per channel, or the sum of their weights."""
         count: ndarray = self._counts[0].astype(np.float64)
-        return count
+        return count.reshape(self._shape)
 
     def var(self, ddof: float = 0) -> ndarray:
         """The variance per channel, m2 / (count - ddof), rounded once; NaN where count - ddof is not above 0."""
@@ -124,16 +79,31 @@ class ExactMoments(Moments):
     def _each(self, ddof: float, function: Callable[[int, int, int], float]) -> ndarray:
         """A function of the variance of each channel; NaN where there is none."""
         of = [(channel.var(ddof), channel.unit) for channel in self._channels()]
-        return np.array([nan if var is None else function(*var, unit) for var, unit in of], np.float64)
+        values = [nan if var is None else function(*var, unit) for var, unit in of]
+        return np.array(values, np.float64).reshape(self._shape)
 
     def rounded(self) -> Moments:
         """Plain moments of the same values: count, mean and m2 as float64."""
-        return Moments.from_parts(self._parts.copy())
+        return Moments.from_parts(self._parts.copy(), self._shape, self._extremes)
 
-    def picked(self, channels: list[int]) -> "ExactMoments":
-        """The moments of these channels, in this order."""
+    def shaped(self, shape: tuple[int, ...]) -> "ExactMoments":
+        """The same moments in another shape, of as many channels."""
+        return ExactMoments(self._counts, *self._sums)._of(shape, self._extremes)
+
+    def picked(self, channels: Any) -> "ExactMoments":
+        """The moments of these channels, given by their positions in the flat order of the shape, in one axis."""
         sums = (Integers.combined([Integers(first, limbs[:, channels].copy())], [1]) for first, limbs in self._sums)
-        return ExactMoments(self._counts[:, channels].copy(), *sums)
+        picked = ExactMoments(self._counts[:, channels].copy(), *sums)
+        return picked._of(picked._shape, None if self._extremes is None else self._extremes[:, channels])
+
+    def scaled(self, scale: float) -> "ExactMoments":
+        """The exact moments of all values times a positive number, products that are not rounded."""
+        p, q = scale.as_integer_ratio()
+        down = -(-(q.bit_length() - 1) // BITS)  # scale is p times a power of two, and then of 2^-32
+        p <<= BITS * down - (q.bit_length() - 1)
+        values, squares = (integers.times(p**k, k * down) for k, integers in enumerate(self._sums, 1))
+        extremes = None if self._extremes is None else self._extremes * scale
+        return ExactMoments(self._counts, values, squares)._of(self._shape, extremes)
 
     def digest(self) -> str:
         """A short hexadecimal string of all integers: equal for equal moments, on every machine."""
@@ -170,14 +140,7 @@ class ExactMoments(Moments):
 
     @classmethod
     def _beside(cls, items: "list[Any]") -> "ExactMoments":
-        every = [item._width for item in items]
-        sums = []
-        for which in range(2):
-            wide = []
-            for i, item in enumerate(items):
-                first, limbs = item._sums[which]
-                wide.append(Integers(first, np.pad(limbs, [(0, 0), (sum(every[:i]), sum(every[i + 1 :]))])))
-            sums.append(Integers.combined(wide, [1] * len(wide)))
+        sums = [Integers.beside([item._sums[which] for item in items]) for which in range(2)]
         return cls(np.concatenate([item._counts for item in items], axis=1), *sums)
 
     def __sub__(self, other: object) -> "ExactMoments":
@@ -185,9 +148,10 @@ class ExactMoments(Moments):
             return NotImplemented
         if not isinstance(other, ExactMoments):
             raise TypeError("Moments: expected exact moments to subtract, got plain ones")
-        if self._width != other._width:
-            raise ValueError(f"Moments: expected {self._width} channels to subtract, got {other._width}")
-        left = self.combined([self, other], [1, -1])
+        if self._shape != other._shape:
+            mine, others = (s[0] if len(s) == 1 else s for s in (self._shape, other._shape))
+            raise ValueError(f"Moments: expected {mine} channels to subtract, got {others}")
+        left = self.combined([self, other], [1, -1])._of(self._shape, None)  # extremes cannot be taken out
         c = left._impossible()
         if c is not None:
             raise ValueError(
@@ -202,6 +166,7 @@ class ExactMoments(Moments):
             return NotImplemented
         return (
             isinstance(other, ExactMoments)
+            and self._alike(other)
             and np.array_equal(self._counts, other._counts)
             and all(a.equals(b) for a, b in zip(self._sums, other._sums, strict=True))
         )
@@ -212,7 +177,7 @@ class ExactMoments(Moments):
         return f"{super().__repr__()[:-1]}, exact=True)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (type(self), self.stored())
+        return _restored, (type(self), self.stored(), self._shape, self._extremes)
 
     def stored(self) -> dict[str, ndarray]:
         """Small int64 arrays, of which `restored` makes these moments again."""
@@ -235,7 +200,7 @@ class ExactMoments(Moments):
         return self
 
     def _channels(self) -> "Iterable[_Channel]":
-        (a, values), (b, squares) = ((_BITS * integers.first, integers.numbers()) for integers in self._sums)
+        (a, values), (b, squares) = ((BITS * integers.first, integers.numbers()) for integers in self._sums)
         unit, counts, zeros = min(2 * a, b), self._counts.tolist(), [0] * self._counts.shape[1]
         for n, nans, ups, downs, s, q in zip(*counts, values or zeros, squares or zeros, strict=True):
             finite = n - nans - ups - downs
@@ -303,11 +268,22 @@ def moments(who: str, x: Any, axis: Any, weight: Any, skipna: bool, weight_name:
 
     An array on a GPU is copied: its sums are made on the CPU.
     """
-    x = moved(_array(who, x), ndarray)
+    x = moved(array(who, x), ndarray)
     block, layout = view.channels(x, checks.channel_axis(who, axis, x.shape))
-    if weight is None:
+    w = None
+    if weight is not None:
+        w = whole_weights(who, weight_name, weight)
+        try:
+            w = view.weights(w, layout).astype(np.int64)
+        except ValueError as error:
+            raise ValueError(f"{who}: {error}") from None
+    return of_block(block, w, skipna)
+
+
+def of_block(block: ndarray, w: ndarray | None, skipna: bool) -> ExactMoments:
+    """The exact moments of a block as the kernels see it. w: None, or int64 (outer, inner)."""
+    if w is None:
         return _moments_of(exact_sums(block), block.size // max(block.shape[1], 1), skipna)
-    w = _weights(who, weight_name, weight, layout)
     planes = [bit for bit in range(int(w.max(initial=0)).bit_length()) if ((w >> bit) & 1).any()]
     masks = [((w >> bit) & 1).astype(bool) for bit in planes] or [np.zeros(w.shape, bool)]
     items = [_moments_of(exact_sums(block, mask), int(np.count_nonzero(mask)), skipna) for mask in masks]
@@ -326,7 +302,7 @@ def _moments_of(sums: tuple[Any, ...], count: int, skipna: bool) -> ExactMoments
     return ExactMoments(counts, Integers(a, values), Integers(b, squares))
 
 
-def _array(who: str, x: Any) -> ndarray:
+def array(who: str, x: Any) -> ndarray:
     """x as an array of floats of at most 64 bits, integers or bools."""
     if type(x) is ndarray and x.dtype in checks.FLOATS:
         return x
@@ -337,21 +313,23 @@ def _array(who: str, x: Any) -> ndarray:
     return a
 
 
-def _weights(who: str, name: str, weight: Any, layout: view.Layout) -> ndarray:
-    """Weights as integers (outer, inner)."""
-    w = moved(checks.real(who, name, weight), ndarray)
+def whole_weights(who: str, name: str, weight: Any) -> ndarray:
+    """Weights, an array of a mask or of integers in any type."""
+    w: ndarray = moved(checks.real(who, name, weight), ndarray)
     sound = w.dtype.kind == "b" or ((w >= 0) & (w < HEAVIEST)).all()
     if not sound or (w.dtype.kind not in "bui" and (w != np.floor(w)).any()):
         raise ValueError(
             f"{who}: {name}: expected a mask or integers from 0 to 2^31 - 1, as a sum with other weights is not exact, "
             f"got {w.dtype} values from {w.min()} to {w.max()}"
         )
-    try:
-        whole: ndarray = view.weights(w, layout).astype(np.int64)
-        return whole
-    except ValueError as error:
-        raise ValueError(f"{who}: {error}") from None
+    return w
 
 
-def _restored(cls: type[ExactMoments], arrays: dict[str, ndarray]) -> ExactMoments:
-    return cls.restored(arrays)
+def _restored(
+    cls: type[ExactMoments],
+    arrays: dict[str, ndarray],
+    shape: tuple[int, ...] | None = None,
+    extremes: ndarray | None = None,
+) -> ExactMoments:
+    found = cls.restored(arrays)
+    return found._of(found._shape if shape is None else shape, extremes)

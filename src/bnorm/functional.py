@@ -11,20 +11,17 @@ never synchronize with the GPU, except once to validate `weight`. Every forward 
 
 from __future__ import annotations  # signatures print names, not what NumPy means by them
 
-from functools import partial
 from math import inf
 from typing import Any
 
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
-from bnorm import checks, grouping, overlap
+from bnorm import checks, grouping, overlap, reductions
 from bnorm.checks import FLOATS, array, vector
 from bnorm.documents import OF_SAMPLES, normalizes
-from bnorm.exact import moments as exact_moments
-from bnorm.kernels import BACKENDS, MEAN_SQUARE, VARIANCE, view
+from bnorm.kernels import MEAN_SQUARE, VARIANCE, view
 from bnorm.kernels.activation import IDENTITY, Name
-from bnorm.kernels.engines import engine_of
 from bnorm.moments import Moments
 from bnorm.passes import Gradients, Saved, batch_forward, known_forward, row_forward
 from bnorm.second import double_backward
@@ -257,12 +254,14 @@ def backward(dy: ArrayLike | tuple[ArrayLike, ArrayLike | None], saved: Saved, o
 def moments(
     x: ArrayLike,
     *,
-    axis: int = 1,
+    axis: int | tuple[int, ...] = 1,
     weight: ArrayLike | None = None,
     skipna: bool = False,
     exact: bool = False,
     groups: ArrayLike | None = None,
     n_groups: int | None = None,
+    minmax: bool = False,
+    scale: float = 1.0,
 ) -> Moments:
     """Count, mean and m2 per channel, which can be merged with those of other data; or of each group of values.
 
@@ -271,10 +270,11 @@ def moments(
     x : array_like, Dask array or DataFrame
         The data. Of a Dask collection, each block is read once, by the worker that has it, and the moments of the
         blocks are merged as a tree.
-    axis : int, default 1
-        The axis of the channels.
+    axis : int or tuple of int, default 1
+        The axis of the channels. Of several axes every position is a channel, and the statistics have their shape, in
+        the order in which they are given; of none, (), all values are one channel.
     weight : array_like or Dask array, optional
-        How much each value counts, as in `batch_norm`.
+        How much each value counts, as in `batch_norm`. With several axes its shape is that of all others, or (N,).
     skipna : bool, default False
         Whether to ignore NaN. Otherwise a channel with NaN has mean and m2 NaN. Infinity is never ignored.
     exact : bool, default False
@@ -285,6 +285,12 @@ def moments(
         have the shape (n_groups, C). x must be in the machine's memory, and exact False.
     n_groups : int, optional
         The number of groups: by default the largest of `groups`, and 1.
+    minmax : bool, default False
+        Whether to record the least and the greatest value of each channel too.
+    scale : float, default 1.0
+        Return the moments of x times this number, which is above 0, without computing these products: such as 1 / 255
+        for uint8. Each statistic of x is multiplied once, so it is rounded once more; with exact=True nothing is
+        rounded before the end, as if the products were exact.
 
     Returns
     -------
@@ -303,35 +309,19 @@ def moments(
     >>> moments([[1.0], [3.0], [20.0]], groups=[0, 0, 1]).mean
     array([[ 2.],
            [20.]])
+    >>> moments([[[1.0, 2.0]], [[3.0, 6.0]]], axis=(1, 2), minmax=True).max
+    array([[3., 6.]])
     """
     who = "moments"
-    skipna, exact = checks.flag(who, "skipna", skipna), checks.flag(who, "exact", exact)
-    if groups is not None:
-        return grouping.moments(who, x, axis, groups, n_groups, weight, skipna, exact)
-    grouping.refuse_number(who, n_groups)
-    if (engine := engine_of(x)) is not None:
-        return _moments_of_blocks(engine, who, x, axis, weight, skipna, exact)
-    if exact:
-        return exact_moments(who, x, axis, weight, skipna)
-    x = array(who, x, integers=True)
-    block, layout = view.channels(x, checks.channel_axis(who, axis, x.shape))
-    if weight is not None:
-        weight, _, _ = checks.weights(who, weight, layout, type(x), keep=False)
-    return Moments.from_parts(BACKENDS[type(x)].moments(block, weight, skipna))
-
-
-def _moments_of_blocks(engine: Any, who: str, x: Any, axis: int, weight: Any, skipna: bool, exact: bool) -> Moments:
-    """The moments of a lazy collection, block by block."""
-    x = engine.array_of(who, "x", x)
-    array(who, x._meta)
-    axis = checks.channel_axis(who, axis, x.shape) % x.ndim
-    if weight is not None:
-        weight = engine.aligned(who, "weight", weight, x, axis)
-    return Moments.beside(engine.reduced(partial(_moments_of, axis, skipna, exact), Moments.merge, x, axis, weight))
-
-
-def _moments_of(axis: int, skipna: bool, exact: bool, block: ndarray, weight: ndarray | None = None) -> Moments:
-    return moments(block, axis=axis, weight=weight, skipna=skipna, exact=exact)
+    if groups is None:
+        grouping.refuse_number(who, n_groups)
+        return reductions.moments(who, x, axis, weight, skipna, exact, minmax, scale)
+    skipna, exact, minmax = checks.flags(who, skipna=skipna, exact=exact, minmax=minmax)
+    if minmax:
+        raise ValueError(f"{who}: minmax: expected False beside groups, whose extremes are not recorded, got True")
+    factor = checks.factor(who, "scale", scale)
+    m = grouping.moments(who, x, axis, groups, n_groups, weight, skipna, exact)
+    return m if factor == 1.0 else m.scaled(factor)
 
 
 def _over_last_axes(

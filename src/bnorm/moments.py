@@ -26,16 +26,16 @@ class Moments:
 
     Exact moments (`moments(x, exact=True)`) have sums that are integers; they can be subtracted, and have a digest.
 
-    count, mean and m2 are read-only float64 arrays of shape (C,), or (G, C) for those of G groups of values
-    (`moments(x, groups=codes)`). Moments of CuPy arrays are CuPy arrays, which are not read-only, and are merged on the
-    device.
+    count, mean and m2 are read-only float64 arrays of shape (C,), of several axes if `moments` kept several, or (G, C)
+    for those of G groups of values (`moments(x, groups=codes)`). Moments of CuPy arrays are CuPy arrays, which are not
+    read-only, and are merged on the device. `moments(x, minmax=True)` records the extremes too, as min and max.
 
     Parameters
     ----------
-    count : array_like of shape (C,)
+    count : array_like
         The number of values, or the sum of their weights.
-    mean : array_like of shape (C,)
-    m2 : array_like of shape (C,)
+    mean : array_like of the shape of count
+    m2 : array_like of the shape of count
         The sum of (weighted) squared differences from the mean.
 
     Examples
@@ -46,11 +46,13 @@ class Moments:
     (array([2.]), array([2.66666667]))
     """
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_extremes", "_parts", "_shape")
 
     exact: bool = False  # whether count and sums are integers, as in bnorm.exact
 
-    _parts: ndarray  # (4, C) or (4, G, C): count, mean, m2, and the rounding error of the mean
+    _parts: ndarray  # (4, C): count, mean, m2, and the rounding error of the mean
+    _shape: tuple[int, ...]  # of the statistics, of C values
+    _extremes: ndarray | None  # (2, C): the least and the greatest value, if they were recorded
 
     def __init__(self, count: ArrayLike, mean: ArrayLike, m2: ArrayLike) -> None:
         first = _vector("count", count)
@@ -64,15 +66,20 @@ class Moments:
             raise ValueError(f"Moments: count: expected finite values >= 0, got {vectors[0]}")
         if (vectors[2] < 0).any():
             raise ValueError(f"Moments: m2: expected no negative values, got {vectors[2]}")
-        self._parts = self.from_parts(np.stack([*vectors, np.zeros_like(vectors[0])]))._parts
+        stacked = np.stack([*vectors, np.zeros_like(vectors[0])])
+        self._parts = self.from_parts(stacked.reshape(4, vectors[0].size))._parts
+        self._shape, self._extremes = vectors[0].shape, None
 
     @classmethod
-    def from_parts(cls, parts: ndarray) -> Self:
+    def from_parts(cls, parts: ndarray, shape: tuple[int, ...] | None = None, extremes: ndarray | None = None) -> Self:
         """Moments of the (4, C) array of count, mean, m2 and low that kernels return, or (4, G, C); it becomes
         read-only.
+
+        shape: of the statistics, if it is not that of a row of parts. extremes: least and greatest values (2, C).
         """
         self = cls.__new__(cls)
-        self._parts = parts
+        self._shape, self._extremes = parts.shape[1:] if shape is None else shape, extremes
+        self._parts = parts = parts if parts.ndim == 2 else parts.reshape(4, -1)
         if type(parts) is not ndarray:  # without a test of the values, which would synchronize
             _mark_empty(parts)
         elif parts.flags.writeable:  # otherwise the kernels' merge has done this
@@ -112,18 +119,27 @@ class Moments:
         if len(shapes) != 1:
             got = [shape[0] if len(shape) == 1 else shape for shape in shapes]
             raise ValueError(f"Moments.merge: items: expected one number of channels, got {got or 'no items'}")
+        if len({item._extremes is None for item in items}) > 1:
+            raise ValueError(
+                "Moments.merge: items: expected all of them with min and max, or none, got some of each; "
+                "minmax=True records them"
+            )
         if len({type(item._parts) for item in items}) != 1:
             raise TypeError(
                 "Moments.merge: items: expected all of them on the CPU, or all on the GPU, got some of each; "
                 "moments.to('cpu') and moments.to('cuda') move them"
             )
-        return type(items[0])._merged(items)  # type: ignore[return-value]
+        return type(items[0])._merged(items)._of(items[0]._shape, _outermost(items))  # type: ignore[return-value]
 
     @classmethod
     def beside(cls, items: Iterable["Moments"]) -> "Moments":
-        """The channels of all items, one after the other."""
+        """The channels of all items, one after the other, in one axis."""
         items = list(items)
-        return type(items[0])._beside(items)
+        if len(items) == 1:
+            return items[0].shaped((items[0]._width,))
+        found = [item._extremes for item in items if item._extremes is not None]
+        extremes = np.concatenate(found, axis=1) if found else None
+        return type(items[0])._beside(items)._of((sum(item._width for item in items),), extremes)
 
     def picked(self, channels: list[int]) -> "Moments":
         """The moments of these channels, in this order."""
@@ -131,26 +147,56 @@ class Moments:
 
     @classmethod
     def _merged(cls, items: list["Moments"]) -> "Moments":
-        first = items[0]._parts
-        if first.ndim == 2:
-            return cls.from_parts(BACKENDS[type(first)].merge([item._parts for item in items]))
-        flat = [item._parts.reshape(4, -1) for item in items]
-        return cls.from_parts(BACKENDS[type(first)].merge(flat).reshape(first.shape))
+        return cls.from_parts(BACKENDS[type(items[0]._parts)].merge([item._parts for item in items]))
 
     @classmethod
     def _beside(cls, items: list["Moments"]) -> "Moments":
         return cls.from_parts(np.concatenate([item._parts for item in items], axis=1))
 
+    def _of(self, shape: tuple[int, ...], extremes: ndarray | None) -> Self:
+        """These moments, new and nobody else's, with that shape and these extremes."""
+        self._shape, self._extremes = shape, extremes
+        return self
+
+    def with_extremes(self, extremes: ndarray) -> Self:
+        """These moments, new and nobody else's, with the least and the greatest values (2, C)."""
+        return self._of(self._shape, extremes)
+
+    def shaped(self, shape: tuple[int, ...]) -> "Moments":
+        """The same moments in another shape, of as many channels."""
+        return self.from_parts(self._parts, shape, self._extremes)
+
+    def picked(self, channels: Any) -> "Moments":
+        """The moments of these channels, given by their positions in the flat order of the shape, in one axis."""
+        extremes = None if self._extremes is None else self._extremes[:, channels]
+        return self.from_parts(self._parts[:, channels].copy(), None, extremes)  # in C order
+
+    def scaled(self, scale: float) -> "Moments":
+        """The moments of all values times a positive number: each statistic is rounded once more."""
+        parts = self._parts * np.array([[1.0], [scale], [scale * scale], [scale]], like=self._parts)
+        return self.from_parts(parts, self._shape, None if self._extremes is None else self._extremes * scale)
+
+    def weighing(self, weight: ndarray) -> "Moments":
+        """The moments of the same values, all those of a channel with its weight, which is finite and not negative."""
+        parts = np.where(weight > 0, self._parts, 0.0)
+        parts[[_COUNT, _M2]] *= weight
+        extremes = None if self._extremes is None else np.where(weight > 0, self._extremes, np.nan)
+        return self.from_parts(parts, self._shape, extremes)
+
     @property
-    def _shape(self) -> tuple[int, ...]:
-        """(C,), or (G, C)."""
-        shape: tuple[int, ...] = self._parts.shape[1:]
-        return shape
+    def shape(self) -> tuple[int, ...]:
+        """The shape of count, mean and m2: (C,), or the lengths of the axes that were kept."""
+        return self._shape
+
+    @property
+    def _width(self) -> int:
+        channels: int = self._parts.shape[1]
+        return channels
 
     @property
     def parts(self) -> ndarray:
-        """(4, C) or (4, G, C): count, mean, m2, low. mean + low is the mean with more digits than float64 has."""
-        return self._parts
+        """count, mean, m2, low, in one array. mean + low is the mean with more digits than float64 has."""
+        return self._parts if len(self._shape) == 1 else self._parts.reshape(4, *self._shape)
 
     @property
     def count(self) -> ndarray:
@@ -173,6 +219,22 @@ class Moments:
         var: ndarray = np.where(left > 0, self.m2, np.nan) / np.where(left > 0, left, 1)
         return var
 
+    @property
+    def min(self) -> ndarray:
+        """The least value per channel; NaN without values, and with a NaN that was not skipped."""
+        return self._extreme(0)
+
+    @property
+    def max(self) -> ndarray:
+        """The greatest value per channel; NaN without values, and with a NaN that was not skipped."""
+        return self._extreme(1)
+
+    def _extreme(self, which: int) -> ndarray:
+        if self._extremes is None:
+            raise AttributeError("Moments: min, max: expected moments with extremes, which minmax=True records")
+        row: ndarray = self._extremes[which].reshape(self._shape)
+        return row
+
     def std(self, ddof: float = 0) -> ndarray:
         """The square root of `var`."""
         std: ndarray = np.sqrt(self.var(ddof))
@@ -181,7 +243,10 @@ class Moments:
     def to(self, device: str) -> Self:
         """The same moments on a device, "cpu" or "cuda"; the object itself if it is there already."""
         kind = devices.arrays_on("Moments", device)
-        return self if type(self._parts) is kind else self.from_parts(moved(self._parts, kind))
+        if type(self._parts) is kind:
+            return self
+        extremes = None if self._extremes is None else moved(self._extremes, kind)
+        return self.from_parts(moved(self._parts, kind), self._shape, extremes)
 
     def __add__(self, other: object) -> "Moments":
         if not isinstance(other, Moments):
@@ -189,9 +254,10 @@ class Moments:
         if self.exact or other.exact:
             return Moments.merge([self, other])
         mine, others = self._parts, other._parts
-        if type(mine) is type(others) and mine.shape == others.shape and mine.ndim == 2:
-            return Moments.from_parts(BACKENDS[type(mine)].merge([mine, others]))
-        return Moments.merge([self, other])  # of groups, or an error
+        plain = self._extremes is None and other._extremes is None
+        if plain and type(mine) is type(others) and self._shape == other._shape:
+            return Moments.from_parts(BACKENDS[type(mine)].merge([mine, others]), self._shape)
+        return Moments.merge([self, other])
 
     def __radd__(self, other: object) -> "Moments":
         return self if isinstance(other, int) and other == 0 else NotImplemented  # where sum() starts
@@ -211,21 +277,74 @@ class Moments:
         if other.exact:
             return False
         mine, others = (moved(item._parts, ndarray) for item in (self, other))
+        return self._alike(other) and np.array_equal(mine, others, equal_nan=True)
+
+    def _alike(self, other: "Moments") -> bool:
+        """Whether shapes and extremes are equal."""
+        mine, others = (None if m._extremes is None else moved(m._extremes, ndarray) for m in (self, other))
+        if self._shape != other._shape or mine is None or others is None:
+            return self._shape == other._shape and mine is others
         return np.array_equal(mine, others, equal_nan=True)
 
     def __repr__(self) -> str:
         count, mean, m2 = (
-            np.array2string(row, separator=", ", threshold=6, edgeitems=2)
+            np.array2string(row.reshape(self._shape), separator=", ", threshold=6, edgeitems=2)
             for row in moved(self._parts, ndarray)[: _M2 + 1]
         )
         return f"Moments(count={count}, mean={mean}, m2={m2})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (type(self), self._parts)
+        return _restored, (type(self), self._parts, self._shape, self._extremes)
 
     def _row(self, which: int) -> ndarray:
         row: ndarray = self._parts[which]
-        return row
+        return row if len(self._shape) == 1 else row.reshape(self._shape)
+
+
+class Tree:
+    """Moments merged one after the other, as a tree: neighbours in pairs, then pairs of pairs.
+
+    Rounding errors grow with the logarithm of the number of items, and so does the memory. The result depends on the
+    order of the items only.
+    """
+
+    def __init__(self) -> None:
+        self._count, self._merged = 0, list[Moments]()  # of so many items each as the bits of the count say
+
+    def add(self, item: Moments) -> None:
+        """Add the next item."""
+        before, self._count = self._count, self._count + 1
+        while before & 1:
+            item = Moments.merge([self._merged.pop(), item])
+            before >>= 1
+        self._merged.append(item)
+
+    def result(self) -> Moments:
+        """The moments of all items so far, of which there must be one."""
+        found = self._merged[-1]
+        for item in reversed(self._merged[:-1]):
+            found = Moments.merge([item, found])
+        return found
+
+
+def _outermost(items: list[Moments]) -> ndarray | None:
+    """The least and the greatest values of several moments. NaN where there were values is NaN in the result."""
+    every = [item._extremes for item in items if item._extremes is not None]
+    if not every:
+        return None
+    least, greatest = every[0]
+    for low, high in every[1:]:
+        least, greatest = np.minimum(least, low), np.maximum(greatest, high)  # which keep NaN
+    if type(least) is ndarray and not np.isnan(least).any():
+        return np.stack([least, greatest])
+    extremes: ndarray = np.stack(every)
+    odd = np.isnan(extremes[:, 0])
+    empty = np.stack([item.count.reshape(-1) == 0 for item in items])
+    bad = (odd & ~empty).any(axis=0)
+    nothing = odd.all(axis=0)
+    least = np.where(odd, np.inf, extremes[:, 0]).min(axis=0)
+    greatest = np.where(odd, -np.inf, extremes[:, 1]).max(axis=0)
+    return np.where(bad | nothing, np.nan, np.stack([least, greatest]))
 
 
 def _mark_empty(parts: ndarray) -> None:
@@ -235,12 +354,13 @@ def _mark_empty(parts: ndarray) -> None:
     np.copyto(parts[_M2:], 0.0, where=nothing)
 
 
-def _restored(cls: type[Moments], parts: ndarray) -> Moments:
-    return cls.from_parts(devices.owned(parts.copy()))  # what is restored may be a memory map
+def _restored(
+    cls: type[Moments], parts: ndarray, shape: tuple[int, ...] | None = None, extremes: ndarray | None = None
+) -> Moments:
+    found = None if extremes is None else devices.owned(extremes.copy())
+    return cls.from_parts(devices.owned(parts.copy()), shape, found)  # what is restored may be a memory map
 
 
 def _vector(name: str, value: ArrayLike, kind: type | None = None) -> ndarray:
     a = checks.real("Moments", name, value, kind, "count")
-    if a.ndim != 1:
-        raise ValueError(f"Moments: {name}: expected one value per channel, shape (C,), got shape {a.shape}")
     return a.astype(np.float64)

@@ -113,7 +113,7 @@ def test_a_kernel_has_one_thread_for_each_of_dask():
     try:
         from bnorm.distributed import dask as blocks
 
-        dask.compute(*blocks.blocks_of(look, da.ones((40, 2), chunks=10), 1)[0])
+        dask.compute(*blocks.blocks_of(look, da.ones((40, 2), chunks=10), (1,))[0])
         assert seen == [1] * 4
         assert bnorm.get_num_threads() == 3
     finally:

@@ -98,3 +98,22 @@ def test_exact_moments_are_those_of_the_cpu(cupy):
     want = F.moments(X, exact=True), F.moments(X, exact=True, weight=w)
     assert (F.moments(there(X), exact=True), F.moments(there(X), exact=True, weight=there(w))) == want
     assert F.moments(there(X), exact=True).digest() == want[0].digest()
+
+
+@needs_emulator
+@pytest.mark.parametrize("weighted", [False, True])
+def test_moments_of_axes_with_extremes(cupy, weighted):
+    x = np.random.default_rng(1).standard_normal((3, 4, 2, 5))
+    x[0, 1, 0, :3] = NAN
+    weight = np.arange(6.0).reshape(3, 2) if weighted else None
+    device_weight = None if weight is None else there(weight)
+    for skipna in (False, True):
+        got = F.moments(there(x), axis=(3, 1), weight=device_weight, skipna=skipna, minmax=True)
+        want = F.moments(x, axis=(3, 1), weight=weight, skipna=skipna, minmax=True)
+        both, wanted = got + got, want + want
+        assert got.shape == want.shape == both.shape
+        for a, b in ((got, want), (both, wanted)):
+            assert_close(a.count.host, b.count, 0)
+            assert_close(a.mean.host, b.mean, 1e-13)
+            assert_same(a.min.host, b.min)
+            assert_same(a.max.host, b.max)

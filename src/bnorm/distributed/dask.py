@@ -6,7 +6,7 @@ neighbouring blocks are merged in their order, so the result does not depend on 
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import isnan, nan
+from math import isnan, nan, prod
 from typing import Any
 
 import dask
@@ -45,7 +45,7 @@ class Collection:
 
     def weights(self, sample_weight: Any) -> Any:
         """Weights of rows, in blocks of this table."""
-        return aligned(self._who, "sample_weight", sample_weight, self._array(), 1)
+        return aligned(self._who, "sample_weight", sample_weight, self._array(), (1,))
 
     def reduced(
         self, of_block: Callable[..., Any], merge: Callable[..., Any], weight: Any = None, together: bool = False
@@ -55,7 +55,7 @@ class Collection:
         together: put all features into one chunk first.
         """
         array = self._array()
-        return reduced(of_block, merge, array.rechunk({1: -1}) if together else array, 1, weight)
+        return reduced(of_block, merge, array.rechunk({1: -1}) if together else array, (1,), weight)
 
     def mapped(self, of_block: Callable[[Any, Any], Any], statistics: Any) -> Any:
         """A lazy collection, of the type of this one, of `of_block(x, statistics)` of every block.
@@ -177,26 +177,26 @@ def array_of(who: str, name: str, value: Any) -> Any:
     raise TypeError(f"{who}: {name}: expected a Dask array or DataFrame, got {type(value).__name__}")
 
 
-def blocks_of(function: Callable[..., Any], x: Any, axis: int, weight: Any = None) -> list[list[Any]]:
-    """`function(block, weights)` of each block of an array, delayed: one list for each chunk along `axis`, in order.
+def blocks_of(function: Callable[..., Any], x: Any, axes: tuple[int, ...], weight: Any = None) -> list[list[Any]]:
+    """`function(block, weights)` of each block of an array, delayed: one list for each chunk along `axes`, in C order.
 
     weight: None, or a result of `aligned`.
     """
     every = tuple(range(x.ndim))
-    others = every[:axis] + every[axis + 1 :]
+    others = tuple(axis for axis in every if axis not in axes)
     args = (x, every) if weight is None else (x, every, weight, others[: weight.ndim])
     results = da.blockwise(
         serially, every, *args, function=function, align_arrays=False, meta=np.empty((0,) * x.ndim, object)
     )
-    cuts = np.moveaxis(results.to_delayed(), axis, 0)
-    return [list(some.reshape(-1)) for some in cuts]
+    cuts = results.to_delayed().transpose(axes + others)
+    return [list(some) for some in cuts.reshape(prod(cuts.shape[: len(axes)]), -1)]
 
 
 def reduced(
-    function: Callable[..., Any], merge: Callable[[list[Any]], Any], x: Any, axis: int, weight: Any = None
+    function: Callable[..., Any], merge: Callable[[list[Any]], Any], x: Any, axes: tuple[int, ...], weight: Any = None
 ) -> list[Any]:
-    """`function(block, weights)` of all blocks, merged: one result for each chunk along `axis`, in one computation."""
-    return list(dask.compute(*(tree(parts, merge) for parts in blocks_of(function, x, axis, weight))))
+    """`function(block, weights)` of all blocks, merged: one result for each chunk along `axes`, in one computation."""
+    return list(dask.compute(*(tree(parts, merge) for parts in blocks_of(function, x, axes, weight))))
 
 
 def mapped(function: Callable[[Any, Any], Any], x: Any, statistics: Any, like: Any) -> Any:
@@ -210,12 +210,12 @@ def mapped(function: Callable[[Any, Any], Any], x: Any, statistics: Any, like: A
     )
 
 
-def aligned(who: str, name: str, weight: Any, x: Any, axis: int) -> Any:
+def aligned(who: str, name: str, weight: Any, x: Any, axes: tuple[int, ...]) -> Any:
     """Weights as a Dask array with the blocks of x.
 
-    weight: a Dask or other array in the shape of x without `axis`, or (N,), one per index of the first of those axes.
+    weight: a Dask or other array in the shape of x without `axes`, or (N,), one per index of the first axis left.
     """
-    chunks = x.chunks[:axis] + x.chunks[axis + 1 :]
+    chunks = tuple(some for axis, some in enumerate(x.chunks) if axis not in axes)
     lazy = dask.is_dask_collection(weight)
     w: Any = array_of(who, name, weight) if lazy else np.asarray(weight)
     wanted = chunks if w.ndim == len(chunks) else chunks[:1]

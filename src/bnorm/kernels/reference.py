@@ -138,7 +138,20 @@ def add(total: Array | None, part: Array | None, other: Array | None = None, oth
         other += other_part
 
 
-@np.errstate(all="ignore")
+def extremes(x: Array, weight: Array | None = None, skipna: bool = False) -> Array:
+    """The least and the greatest value of each channel, (2, C).
+
+    A value of weight 0, even NaN, does not count; with skipna NaN never counts, else it makes both NaN. Without any
+    value both are NaN.
+    """
+    x = _block(x)
+    counts = np.ones(x.shape, bool) if weight is None else np.broadcast_to(_positions(weight) != 0, x.shape)
+    counts = counts & ~np.isnan(x) if skipna else counts
+    least = np.where(counts, x, np.inf).min(axis=(0, 2), initial=np.inf)
+    greatest = np.where(counts, x, -np.inf).max(axis=(0, 2), initial=-np.inf)
+    return np.where(counts.any(axis=(0, 2)), _narrow(np.stack([least, greatest])), np.nan) + 0.0
+
+
 def known(mean: Array, var: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array:
     """stats of a given mean and variance."""
     return _stats(mean, var, np.ones_like(mean), gamma, beta, eps)

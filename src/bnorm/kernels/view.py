@@ -14,10 +14,14 @@ C or Fortran ordered, NCHW, NHWC, or NHWC memory seen through an NCHW transpose.
     ordered(a, order)       an array with its axes in a memory order that `axes_in_memory` has found
     weights(w, layout)      one weight per position as float64 (outer, inner), or (N, L) for groups
     codes(groups, layout)   one code of a group per position as an integer (outer, inner)
+
+Statistics of several axes at once are those of several such blocks: `kept(x, axes)` cuts an array into them, and
+`first_kept(x, axes)` tells when it is better to keep more axes at first.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -26,6 +30,14 @@ from numpy import ndarray
 
 Shape = tuple[int, ...]
 Array = Any  # numpy.ndarray or cupy.ndarray: this file uses only what both have
+
+
+PIECE = 1 << 20  # bytes of a block that is copied: they stay in the cache
+TWICE = 1 << 22  # bytes of a block that is read twice where it is
+DEVICE_PIECE = 1 << 26  # the same on a device, where launches take longer than copies
+WORTHWHILE = 1 << 15  # bytes of a block that is read where it is, where copies could be larger: calls cost time too
+FEW = 1 << 17  # statistics that may be kept for a while
+LONG = 32  # values beside which the merging of their statistics does not count
 
 
 class Layout(NamedTuple):
@@ -148,6 +160,158 @@ def _plain(a: Array) -> bool:
     """Whether an array is C-contiguous, aligned, and in native byte order. CuPy's are always the latter two."""
     flags = a.flags
     return flags.c_contiguous and a.dtype.isnative and (not isinstance(a, ndarray) or flags.aligned)
+
+
+class Kept(NamedTuple):
+    """An array cut into blocks. Each place has channels of its own, and one or more blocks to be merged."""
+
+    shape: Shape  # of the statistics
+    places: Iterator[Iterator[tuple[Array, Array | None]]]  # blocks (outer, C, inner) and their weights (outer, inner)
+    order: Array | None  # the channels of all places, one after the other, [order] are in the order of the shape
+
+
+def kept(x: Array, axes: Shape, weight: Array | None = None, dtype: Any = np.float64, cached: bool = False) -> Kept:
+    """The blocks of x whose channels are the positions along several axes, in their order, or along none.
+
+    A block that lies in memory as kernels read it is not copied. Others have at most PIECE bytes; so have all if there
+    are weights, or if they are to be `cached`, as they are read twice.
+
+    weight: an array of the shape of the other axes, maybe broadcast; it is converted to the dtype block by block.
+    """
+    shape = _pick(x.shape, axes)
+    if x.size == 0:
+        nothing = x.reshape(0, prod(shape)), None if weight is None else np.empty((0, 1), dtype, like=weight)
+        return Kept(shape, iter([iter([nothing])]), None)
+    order = _memory_order(x.shape, x.strides)
+    x, keeps, steps = x.transpose(order), [axis in axes for axis in order], [0] * x.ndim
+    if weight is not None:
+        others = [axis for axis in range(x.ndim) if axis not in axes]
+        weight = weight.transpose([others.index(axis) for axis in order if axis not in axes])
+        of_weight = iter(weight.strides)
+        steps = [0 if keep else next(of_weight) for keep in keeps]
+    dims = _merged_axes(x, keeps, steps)
+    in_memory = [axis for axis in order if axis in axes]
+    positions = None
+    if tuple(in_memory) != axes:
+        lengths = [shape[axes.index(axis)] for axis in in_memory]
+        positions = np.arange(prod(shape)).reshape(lengths).transpose([in_memory.index(a) for a in axes]).reshape(-1)
+    return Kept(shape, _places(x, dims, weight, dtype, cached or weight is not None), positions)
+
+
+def first_kept(x: Array, axes: Shape) -> Shape:
+    """The axes that are better kept at first, so that some statistics are merged afterwards: these, and then `axes`.
+
+    There are some if the values of a channel lie in short runs, far apart, but in many rows of the array.
+    """
+    order = _memory_order(x.shape, x.strides)
+    keeps = [axis in axes for axis in order]
+    dims = _merged_axes(x.transpose(order), keeps, [0] * x.ndim) if x.size else []
+    if _fits([keep for keep, _ in dims]) or dims[0][0]:
+        return axes
+    first = dims[0][1]
+    row = x.size // first
+    if first < 4 * LONG or (row > FEW and row // prod(_pick(x.shape, axes)) >= LONG):
+        return axes
+    at, length = 0, 1
+    while length < first:
+        length, at = length * x.shape[order[at]], at + 1
+    return tuple(sorted(axis for axis in order[at:] if axis not in axes)) + axes
+
+
+def _merged_axes(x: Array, keeps: list[bool], steps: list[int]) -> list[tuple[bool, int]]:
+    """Whether it is kept, and the length, of the groups of axes that are one in memory. Axes of length 1 are left out.
+
+    x: in memory order; steps: the strides of the weights.
+    """
+    dims: list[tuple[bool, int]] = []
+    before = 0, 0  # the strides of the group's last axis
+    for keep, n, *strides in zip(keeps, x.shape, x.strides, steps, strict=True):
+        if n == 1:
+            continue
+        if dims and dims[-1][0] == keep and before == (n * strides[0], n * strides[1]):
+            dims[-1] = keep, dims[-1][1] * n
+        else:
+            dims.append((keep, n))
+        before = strides[0], strides[1]
+    return dims or [(False, 1)]
+
+
+def _fits(keeps: list[bool]) -> bool:
+    """Whether such axes, in memory order, are (outer, channel, inner)."""
+    return sum(keep and not (i and keeps[i - 1]) for i, keep in enumerate(keeps)) <= 1
+
+
+def _places(
+    x: Array, dims: list[tuple[bool, int]], weight: Array | None, dtype: Any, cached: bool
+) -> Iterator[Iterator[tuple[Array, Array | None]]]:
+    keeps, lengths = [keep for keep, _ in dims], [n for _, n in dims]
+    plain = _plain(x)
+    x = x.reshape(lengths)  # views: only axes that are one in memory have become one
+    w = None if weight is None else weight.reshape([n for keep, n in dims if not keep])
+    spans = _spans(keeps, lengths, x, plain, cached)
+    leading = keeps[: len(spans)]
+    inside = [keep for i, keep in enumerate(keeps) if i >= len(spans) or isinstance(spans[i][0], slice)]
+    mine = [span if keep else [0] for keep, span in zip(leading, spans, strict=True)]
+    others = [[0] if keep else span for keep, span in zip(leading, spans, strict=True)]
+
+    def blocks(place: Sequence[Any]) -> Iterator[tuple[Array, Array | None]]:
+        for reduced in product(*others):
+            at = tuple(p if keep else r for keep, p, r in zip(leading, place, reduced, strict=True))
+            block, shape = _block(x[at], inside)
+            own = None
+            if w is not None:
+                own = w[tuple(r for keep, r in zip(leading, reduced, strict=True) if not keep)]
+                own = dense(own, dtype).reshape(shape)
+            yield block, own
+
+    return (blocks(place) for place in product(*mine))
+
+
+def _spans(keeps: list[bool], lengths: list[int], x: Array, plain: bool, cached: bool) -> list[list[Any]]:
+    """The positions of the leading axes at which an array is cut, single ones or slices. The others are whole."""
+    piece = PIECE if isinstance(x, ndarray) else DEVICE_PIECE
+    size = [int(x.itemsize) * prod(lengths[i:]) for i in range(len(lengths) + 1)]
+    whole = [slice(None)]
+    if plain:
+        fits = next(i for i in range(len(lengths) + 1) if _fits(keeps[i:]))
+        if fits == 0 and not cached:
+            return [whole]
+        if fits and size[fits] >= WORTHWHILE and not (cached and size[fits] > piece):
+            return [list(range(n)) for n in lengths[:fits]]
+    one = size[0] // lengths[1] if len(lengths) > 1 and keeps[1] else piece + 1
+    if not _fits(keeps) and not keeps[0] and one <= piece:  # all values of some channels
+        return [whole, _slices(lengths[1], piece // one)]
+    at = next(i for i in range(len(lengths)) if size[i + 1] <= piece)
+    step = max(1, piece // size[at + 1])
+    if plain and _fits(keeps[at:]):
+        step *= TWICE // PIECE
+    if plain and not keeps[at] and _fits(keeps[at:]):  # a view, so it may be larger than what is merged for it
+        short = prod(n for keep, n in zip(keeps[at + 1 :], lengths[at + 1 :], strict=True) if not keep)
+        step = max(step, 2 * LONG // short)
+    return [*(list(range(n)) for n in lengths[:at]), _slices(lengths[at], step)]
+
+
+def _slices(n: int, step: int) -> list[slice]:
+    return [slice(i, i + step) for i in range(0, n, step)]
+
+
+def _block(tile: Array, keeps: list[bool]) -> tuple[Array, Shape]:
+    """A part of the array as (outer, C, inner), copied if necessary, and (outer, inner)."""
+    dtype = tile.dtype.newbyteorder("=")
+    channels = prod(n for keep, n in zip(keeps, tile.shape, strict=True) if keep)
+    values = tile.size // channels
+    if _fits([keep for keep, n in zip(keeps, tile.shape, strict=True) if n > 1]):
+        outer = 1
+        for keep, n in zip(keeps, tile.shape, strict=True):
+            if keep and n > 1:
+                break
+            outer *= n
+    else:
+        reduced, own = ([i for i, keep in enumerate(keeps) if keep is wanted] for wanted in (False, True))
+        outer = values if keeps[-1] else 1  # the fastest axis stays the fastest
+        tile = tile.transpose([*reduced, *own] if keeps[-1] else [*own, *reduced])
+    shape = outer, values // outer
+    return dense(tile, dtype).reshape(outer, channels, shape[1]), shape
 
 
 # Layouts are pure functions of a few integers, and training repeats the same ones.

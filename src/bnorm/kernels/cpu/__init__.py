@@ -32,6 +32,8 @@ from .entries import (
     widened,
 )
 from .exact import entries as exact
+from .extremes import entries as extreme
+from .extremes.entries import extremes
 from .threads import get_num_threads, set_num_threads
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "asarray",
     "assign",
     "backward",
+    "extremes",
     "finish",
     "finish_gradients",
     "forward",
@@ -107,3 +110,4 @@ def _choose(wanted: str | None) -> str:
 _level = _choose(os.environ.get("BNORM_SIMD"))
 entries.use(import_module(_module(_level)).loops)
 exact.use(import_module(f"{__package__}.exact.{_level}").task)
+extreme.use(import_module(f"{__package__}.extremes.{_level}").task)

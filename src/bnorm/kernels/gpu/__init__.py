@@ -21,6 +21,7 @@ from . import plans
 from .channels import (
     add,
     backward,
+    extremes,
     finish,
     finish_gradients,
     forward,
@@ -46,6 +47,7 @@ __all__ = [
     "available",
     "backward",
     "capturing",
+    "extremes",
     "finish",
     "finish_gradients",
     "forward",

@@ -42,6 +42,22 @@ def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> Arra
     return parts
 
 
+def extremes(x: Array, weight: Array | None = None, skipna: bool = False) -> Array:
+    """The least and the greatest value of each channel, (2, C), by CuPy's own reductions."""
+    x = x.reshape(x.shape[0], x.shape[1], -1) if x.size else x.reshape(0, x.shape[1], 1)
+    counts = np.ones_like(x, dtype=bool)
+    if weight is not None:
+        counts &= weight.reshape(len(x), 1, -1) != 0
+    if skipna:
+        counts &= ~np.isnan(x)
+    few = counts.sum(axis=(0, 2)) == 0
+    values = [np.where(counts, x, inf).astype(FLOAT64) for inf in (np.inf, -np.inf)]
+    if not len(x):
+        return np.stack([few * np.nan, few * np.nan])
+    least, greatest = values[0].min(axis=(0, 2)), values[1].max(axis=(0, 2))
+    return np.where(few, np.nan, np.stack([least, greatest])) + 0.0
+
+
 def finish(parts: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array:
     """(5, C): mean, var, rstd, scale and shift of what `moments` returned, or of what was made of it."""
     call = Call(parts, None, writes=False)

@@ -1,0 +1,1 @@
+"""Extremes of channels: the entry, and its loops, one source for every SIMD level."""

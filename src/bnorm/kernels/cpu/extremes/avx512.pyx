@@ -1,0 +1,3 @@
+"""The loops of the extremes compiled for AVX-512."""
+
+include "task.pxi"

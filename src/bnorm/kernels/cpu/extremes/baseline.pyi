@@ -1,0 +1,1 @@
+task: object  # a capsule: the loops, for entries.use

@@ -1,0 +1,126 @@
+"""Extremes on the CPU: an array in, the least and the greatest value of each channel out."""
+
+cimport numpy as cnp
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from cython.parallel cimport prange
+from libc.math cimport INFINITY, NAN
+from libc.stdlib cimport free, malloc
+from libc.string cimport memset
+
+from bnorm.kernels.cpu.extremes.jobs cimport BN_FLOAT32, BN_FLOAT64, bn_extremes_job, extremes_task_t
+from bnorm.kernels.cpu.threads cimport threads_for
+
+cdef extern from "narrow.h" nogil:
+    enum:
+        BN_HALF
+        BN_BFLOAT
+        BN_BOOL
+        BN_UINT8
+        BN_INT8
+        BN_UINT16
+        BN_INT16
+
+cnp.import_array()
+
+cdef enum:
+    PER_THREAD = 2      # tasks, so that a thread whose core is taken is not waited for
+
+cdef extremes_task_t task = NULL
+
+
+def use(capsule):
+    """Use the loops of this SIMD build from now on."""
+    global task
+    task = <extremes_task_t>PyCapsule_GetPointer(capsule, "bnorm.extremes")
+
+
+cdef int kind_of(cnp.ndarray x) except -1:
+    """The type of x in extremes.h. One that is not NumPy's own is bfloat16, of any library."""
+    cdef int kind = cnp.PyArray_TYPE(x)
+    if kind == cnp.NPY_FLOAT:
+        return BN_FLOAT32
+    if kind == cnp.NPY_DOUBLE:
+        return BN_FLOAT64
+    if kind == cnp.NPY_BOOL:
+        return BN_BOOL
+    if kind == cnp.NPY_FLOAT16:
+        return BN_HALF
+    if kind == cnp.NPY_UINT8:
+        return BN_UINT8
+    if kind == cnp.NPY_INT8:
+        return BN_INT8
+    if kind == cnp.NPY_UINT16:
+        return BN_UINT16
+    if kind == cnp.NPY_INT16:
+        return BN_INT16
+    if cnp.PyTypeNum_ISUSERDEF(kind) and x.dtype.name == "bfloat16":
+        return BN_BFLOAT
+    raise TypeError(f"x: expected floats, bools, or integers of 8 or 16 bits, got {x.dtype}")
+
+
+def extremes(cnp.ndarray x not None, cnp.ndarray weight=None, bint skipna=False):
+    """The least and the greatest value of each channel, float64 (2, C).
+
+    A value of weight 0, even NaN, does not count; with skipna NaN never counts, else it makes both NaN. Without any
+    value both are NaN.
+    """
+    cdef bn_extremes_job job
+    cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
+    cdef cnp.npy_intp[2] size
+    cdef cnp.ndarray found_
+    cdef double* found
+    cdef double low, high
+    cdef Py_ssize_t t, c, all_, values = cnp.PyArray_SIZE(x)
+    cdef int threads
+    memset(&job, 0, sizeof(job))
+    job.kind = kind_of(x)
+    if cnp.PyArray_NDIM(x) < 2 or not cnp.PyArray_ISCARRAY_RO(x):
+        raise ValueError(f"x: expected at least 2 axes, in contiguous memory of the machine's byte order, got shape "
+                         f"{(<object>x).shape} of {x.dtype.str}")
+    job.outer = shape[0]
+    job.channels = shape[1]
+    job.inner = cnp.PyArray_MultiplyList(shape + 2, cnp.PyArray_NDIM(x) - 2)
+    job.skipna = skipna
+    job.x = cnp.PyArray_DATA(x)
+    if weight is not None:
+        if not (cnp.PyArray_TYPE(weight) == cnp.NPY_DOUBLE and cnp.PyArray_ISCARRAY_RO(weight)
+                and cnp.PyArray_SIZE(weight) == job.outer * job.inner):
+            raise ValueError(f"weight: expected {job.outer * job.inner} numbers of float64, contiguous and in native "
+                             f"byte order, got shape {(<object>weight).shape} of {weight.dtype.str}")
+        job.weight = <const double*>cnp.PyArray_DATA(weight)
+    size = [2, job.channels]
+    found_ = cnp.PyArray_EMPTY(2, size, cnp.NPY_DOUBLE, 0)
+    found = <double*>cnp.PyArray_DATA(found_)
+    all_ = job.outer * job.inner if job.channels == 1 and weight is None else job.outer
+    threads = threads_for(values, all_)
+    job.pieces = 1 if threads == 1 else min(all_, <Py_ssize_t>threads * PER_THREAD)
+    job.piece = (all_ + job.pieces - 1) // job.pieces
+    job.least = <double*>malloc(<size_t>(2 * job.pieces * job.channels + 1) * sizeof(double))
+    if job.least == NULL:
+        raise MemoryError("moments: no memory for extremes")
+    job.greatest = job.least + job.pieces * job.channels
+    try:
+        with nogil:
+            if threads == 1:
+                for t in range(job.pieces):
+                    task(&job, t)
+            else:
+                for t in prange(job.pieces, schedule="dynamic", chunksize=1, num_threads=threads):
+                    task(&job, t)
+            for c in range(job.channels):
+                low = INFINITY
+                high = -INFINITY
+                for t in range(job.pieces):
+                    if not job.least[t * job.channels + c] >= low:      # NaN comes in, and stays
+                        low = job.least[t * job.channels + c]
+                    if not job.greatest[t * job.channels + c] <= high:
+                        high = job.greatest[t * job.channels + c]
+                    if low != low:
+                        break
+                if not low <= high:
+                    low = high = NAN
+                found[c] = low + 0.0
+                found[job.channels + c] = high + 0.0
+    finally:
+        free(job.least)
+    return found_

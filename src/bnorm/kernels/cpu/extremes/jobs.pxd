@@ -1,0 +1,17 @@
+"""What the entry of the extremes tells its loops."""
+
+cdef extern from "extremes.h" nogil:
+    enum:
+        BN_FLOAT32
+        BN_FLOAT64
+    ctypedef struct bn_extremes_job:
+        const void* x
+        const double* weight
+        int kind
+        int skipna
+        Py_ssize_t outer, channels, inner
+        Py_ssize_t piece, pieces
+        double* least
+        double* greatest
+
+ctypedef void (*extremes_task_t)(bn_extremes_job*, Py_ssize_t) noexcept nogil

@@ -1,0 +1,10 @@
+# The loops of the extremes, one source for every SIMD build: each level includes this file and has its own flags.
+
+from cpython.pycapsule cimport PyCapsule_New
+
+from bnorm.kernels.cpu.extremes.jobs cimport bn_extremes_job
+
+cdef extern from "extremes.h" nogil:
+    void bn_extremes_task(bn_extremes_job*, Py_ssize_t)
+
+task = PyCapsule_New(<void*>&bn_extremes_task, "bnorm.extremes", NULL)

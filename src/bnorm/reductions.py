@@ -1,0 +1,174 @@
+"""Moments of arrays and of lazy collections, whichever axes are kept: block by block, merged as a tree."""
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm import checks, exact
+from bnorm.kernels import BACKENDS, moved, view
+from bnorm.kernels.engines import engine_of
+from bnorm.moments import Moments, Tree
+
+Shape = tuple[int, ...]
+
+
+def moments(
+    who: str,
+    x: Any,
+    axis: Any,
+    weight: Any = None,
+    skipna: Any = False,
+    in_integers: Any = False,
+    minmax: Any = False,
+    scale: Any = 1.0,
+) -> Moments:
+    """`functional.moments`. An int as the axis, without more to do, is one call of a kernel."""
+    skipna, in_integers, minmax = checks.flags(who, skipna=skipna, exact=in_integers, minmax=minmax)
+    scale = checks.factor(who, "scale", scale)
+    if (engine := engine_of(x)) is not None:
+        m = _of_blocks(engine, who, x, axis, weight, skipna, in_integers, minmax)
+    elif minmax or isinstance(axis, tuple | list):
+        x = exact.array(who, x) if in_integers else checks.array(who, x, integers=True)
+        m = of_axes(who, x, kept_axes(who, axis, x.shape), weight, skipna, in_integers, minmax)
+    elif in_integers:
+        m = exact.moments(who, x, axis, weight, skipna)
+    else:
+        x = checks.array(who, x, integers=True)
+        block, layout = view.channels(x, checks.channel_axis(who, axis, x.shape))
+        if weight is not None:
+            weight, _, _ = checks.weights(who, weight, layout, type(x), keep=False)
+        m = Moments.from_parts(BACKENDS[type(x)].moments(block, weight, skipna))
+    return m if scale == 1.0 else m.scaled(scale)
+
+
+def kept_axes(who: str, axis: Any, shape: Shape) -> Shape:
+    """The kept axes of an array of that shape, in the order in which they are given, none negative."""
+    given = axis if isinstance(axis, tuple | list) else (axis,)
+    axes = tuple(checks.channel_axis(who, one, shape) % len(shape) for one in given)
+    if len(set(axes)) < len(axes):
+        raise ValueError(f"{who}: axis: expected different axes of x, which has shape {shape}, got {axis}")
+    return axes
+
+
+def of_axes(
+    who: str, x: Any, axes: Shape, weight: Any, skipna: bool, in_integers: bool, minmax: bool, name: str = "weight"
+) -> Moments:
+    """The moments of an array, which `checks.array` or `exact.array` has checked, of the shape of the kept axes.
+
+    name: of the weights, in messages. They may have length 1 along an axis where all of them are equal.
+    """
+    if in_integers:
+        x = moved(x, ndarray)
+    if weight is None:
+        first = view.first_kept(x, axes)
+        found = _in_blocks(x, first, None, skipna, in_integers, minmax)
+        return found if first == axes else over_leading(found, len(first) - len(axes))
+    w = _weights(who, name, weight, x, axes, in_integers)
+    reduced = [axis for axis in range(x.ndim) if axis not in axes]
+    own = tuple(axis for axis, n in zip(reduced, w.shape, strict=True) if n > 1)
+    if x.size and not in_integers and w.size * view.LONG <= prod(x.shape[axis] for axis in reduced):
+        each = of_axes(who, x, own + axes, None, skipna, False, minmax)  # of values of equal weight
+        every = w.astype(np.float64).reshape(-1).repeat(prod(x.shape[axis] for axis in axes))
+        return over_leading(each.weighing(every), len(own))
+    w = np.broadcast_to(w, [x.shape[axis] for axis in reduced])
+    return _in_blocks(x, axes, w, skipna, in_integers, minmax)
+
+
+def over_leading(m: Moments, axes: int) -> Moments:
+    """The moments over the first axes of the shape of others: halves are merged, then halves of these."""
+    n, shape = prod(m.shape[:axes]), m.shape[axes:]
+    channels = prod(shape)
+    if n == 0:
+        raise ValueError("expected at least one set of moments, got none")
+    while n > 1:
+        half = n // 2 * channels
+        parts = [m.picked(slice(0, half)) + m.picked(slice(half, 2 * half))]
+        if n % 2:
+            parts.append(m.picked(slice(2 * half, None)))
+        m, n = Moments.beside(parts), n - n // 2
+    return m.shaped(shape)
+
+
+def assembled(items: Sequence[Moments], cuts: Sequence[Sequence[int]]) -> Moments:
+    """The moments of an array that was cut along its kept axes: of each part, in C order.
+
+    cuts: the lengths of the parts along each kept axis.
+    """
+    shape = tuple(map(sum, cuts))
+    beside = Moments.beside(items)
+    if len(items) > 1:
+        positions, starts = np.arange(prod(shape)).reshape(shape), [np.cumsum([0, *some]) for some in cuts]
+        order = np.concatenate(
+            [
+                positions[tuple(slice(s[i], s[i + 1]) for s, i in zip(starts, place, strict=True))].reshape(-1)
+                for place in np.ndindex(*map(len, cuts))
+            ]
+        )
+        beside = beside.picked(np.argsort(order))
+    return beside.shaped(shape)
+
+
+def _of_blocks(
+    engine: Any, who: str, x: Any, axis: Any, weight: Any, skipna: bool, in_integers: bool, minmax: bool
+) -> Moments:
+    """The moments of a lazy collection, block by block."""
+    x = engine.array_of(who, "x", x)
+    checks.array(who, x._meta)
+    axes = kept_axes(who, axis, x.shape)
+    if weight is not None:
+        weight = engine.aligned(who, "weight", weight, x, axes)
+    of_block = partial(_of_one, who, axes if isinstance(axis, tuple | list) else axes[0], skipna, in_integers, minmax)
+    found = engine.reduced(of_block, Moments.merge, x, axes, weight)
+    return Moments.beside(found) if len(axes) == 1 else assembled(found, [x.chunks[axis] for axis in axes])
+
+
+def _of_one(
+    who: str, axis: Any, skipna: bool, in_integers: bool, minmax: bool, block: ndarray, weight: ndarray | None = None
+) -> Moments:
+    return moments(who, block, axis, weight, skipna, in_integers, minmax)
+
+
+def _in_blocks(x: Any, axes: Shape, weight: Any, skipna: bool, in_integers: bool, minmax: bool) -> Moments:
+    dtype = np.int64 if in_integers else np.float64
+    shape, places, order = view.kept(x, axes, weight, dtype, cached=minmax)
+    found = []
+    for blocks in places:
+        tree = Tree()
+        for block, w in blocks:
+            tree.add(_of_block(block, w, skipna, in_integers, minmax))
+        found.append(tree.result())
+    m = Moments.beside(found)
+    return (m if order is None else m.picked(order)).shaped(shape)
+
+
+def _of_block(block: Any, w: Any, skipna: bool, in_integers: bool, minmax: bool) -> Moments:
+    kernels = BACKENDS[type(block)]
+    if in_integers:
+        m: Moments = exact.of_block(block, w, skipna)
+        if minmax and block.dtype.kind in "iu" and block.itemsize > 2:
+            block = block.astype(np.float64)
+    else:
+        m = Moments.from_parts(kernels.moments(block, w, skipna))
+    if not minmax:
+        return m
+    extremes = kernels.extremes(block, None if w is None else w.astype(np.float64, copy=False), skipna)
+    return m.with_extremes(extremes)
+
+
+def _weights(who: str, name: str, weight: Any, x: Any, axes: Shape, in_integers: bool) -> Any:
+    """Weights, checked, with the axes that are not kept; one of them has length 1 where all its weights are equal."""
+    full = tuple(n for axis, n in enumerate(x.shape) if axis not in axes)
+    w = exact.whole_weights(who, name, weight) if in_integers else checks.real(who, name, weight, type(x))
+    if w.shape != full:
+        if full and w.shape == full[:1]:
+            w = w.reshape(full[:1] + (1,) * (len(full) - 1))
+        elif w.ndim != len(full) or any(n not in (1, all_) for n, all_ in zip(w.shape, full, strict=True)):
+            also = f" or {full[:1]}" if len(full) > 1 else ""
+            raise ValueError(f"{who}: {name}: expected shape {full}{also} for x of shape {x.shape}, got {w.shape}")
+    if not in_integers:
+        checks.summable(who, name, w, prod(full) // max(w.size, 1))
+    return w
