@@ -26,6 +26,7 @@ from bnorm.moments import Moments
 from bnorm.streams import RevIN, RunningNorm, RunningNormTree
 
 if TYPE_CHECKING:
+    from bnorm.datasets import dataset_moments
     from bnorm.loading import load
     from bnorm.transformer import BatchNormTransformer, GroupedTransformer
     from bnorm.transformer.pipeline import partial_fit_pipeline
@@ -52,6 +53,7 @@ __all__ = [
     "RunningNormTree",
     "SingleValueError",
     "__version__",
+    "dataset_moments",
     "functional",
     "get_buffer_limit",
     "get_num_threads",
@@ -68,6 +70,7 @@ __all__ = [
 
 # Imported when first used: they need scikit-learn or other libraries, which take longer to import than bnorm.
 _LATE = {
+    "dataset_moments": "bnorm.datasets",
     "load": "bnorm.loading",
     "BatchNormTransformer": "bnorm.transformer",
     "GroupedTransformer": "bnorm.transformer",

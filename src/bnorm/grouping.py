@@ -18,7 +18,7 @@ MOST = 2**31 - 1  # groups
 def moments(
     who: str,
     x: Any,
-    axis: int,
+    axis: Any,
     groups: ArrayLike,
     n_groups: int | None,
     weight: ArrayLike | None,

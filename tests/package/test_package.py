@@ -37,6 +37,7 @@ FLOORS = {
     "bnorm.documents": 2,
     "bnorm.exact": 2,
     "bnorm.integers": 2,
+    "bnorm.iterating": 2,
     "bnorm.arrow": 2,
     "bnorm.moments": 2,
     "bnorm.files": 2,
@@ -47,6 +48,7 @@ FLOORS = {
     "bnorm.passes": 3,
     "bnorm.functional": 3,
     "bnorm.second": 3,
+    "bnorm.datasets": 3,
     "bnorm.distributed": 3,
     "bnorm.distributed.engine": 4,  # it fits transformers
     "bnorm.distributed.learners": 4,

@@ -1,0 +1,228 @@
+"""Statistics of a whole data set in one pass, from any iterable of arrays or tables."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm import arrow, checks, reductions
+from bnorm.iterating import results
+from bnorm.kernels.engines import engine_of
+from bnorm.moments import Moments, Tree
+
+WHO = "dataset_moments"
+PIECE = 1 << 22  # bytes of differences that are made at a time
+
+
+class Options(NamedTuple):
+    """How the moments of an item are made."""
+
+    axis: int | tuple[int, ...]
+    skipna: bool
+    exact: bool
+    minmax: bool
+    delta: int | None
+
+
+class Part(NamedTuple):
+    """What is known of one item."""
+
+    moments: Moments
+    differences: Moments | None
+    names: tuple[str, ...] | None  # of the columns of a table
+
+
+def dataset_moments(
+    iterable: Iterable[Any],
+    *,
+    axis: int | tuple[int, ...] = 1,
+    workers: int = 1,
+    minmax: bool = False,
+    skipna: bool = False,
+    exact: bool = False,
+    progress: bool = False,
+    delta: int | None = None,
+) -> Any:
+    """Count, mean and m2 per channel of all items together, in one pass and the memory of a few items.
+
+    Parameters
+    ----------
+    iterable : iterable
+        A generator, a list, a PyTorch DataLoader, a reader of record batches. Its items may be
+
+        - arrays (NumPy, CuPy, tensors, nested lists) with the same channels, of any other sizes, also empty;
+        - pairs (array, weight), as tuples: weight as in `functional.moments`, bools or floats. Labels are no weights,
+          and integers are refused unless `exact`; so are lists of arrays, which a DataLoader of images and labels
+          yields: write ``(x for x, label in loader)``;
+        - pyarrow RecordBatches and Tables, polars and pandas frames, and dictionaries of columns, whose columns are the
+          channels and must have the same names in the same order. A missing value is NaN;
+        - functions without arguments that return one of these: they are called by the workers.
+    axis : int or tuple of int, default 1
+        The axis, or axes, of the channels in arrays, as in `functional.moments`.
+    workers : int, default 1
+        The number of threads that call functions and sum arrays. They help where reading and decoding release the GIL.
+        The result is the same, to the bit, for any number.
+    minmax : bool, default False
+        Whether to record the least and the greatest value of each channel too.
+    skipna : bool, default False
+        Whether to ignore NaN. Otherwise a channel with NaN has mean and m2 NaN.
+    exact : bool, default False
+        Whether to keep the sums as integers, as in `functional.moments`.
+    progress : bool, default False
+        Whether to show a progress bar, drawn by tqdm, with an estimate if the iterable has a length.
+    delta : int, optional
+        Return the moments of differences along the first axis too, x[t + delta] - x[t] of each item, computed in
+        float64. A difference weighs as much as the value of less weight.
+
+    Returns
+    -------
+    Moments, or a tuple of two with `delta`
+
+    Raises
+    ------
+    TypeError, ValueError
+        If there are no items, or one has other channels. What an item or the iterable raises is raised; a note names
+        the item.
+
+    Examples
+    --------
+    >>> import numpy as np, bnorm
+    >>> images = (np.full((3, n, n), n, dtype="uint8") for n in (1, 2, 3))
+    >>> m = bnorm.dataset_moments(images, axis=0, minmax=True)
+    >>> m.count, m.max
+    (array([14., 14., 14.]), array([3., 3., 3.]))
+    """
+    minmax, skipna, exact, progress = checks.flags(WHO, minmax=minmax, skipna=skipna, exact=exact, progress=progress)
+    workers = checks.positive(WHO, "workers", workers)
+    if delta is not None:
+        delta = checks.positive(WHO, "delta", delta)
+    if isinstance(iterable, str | bytes | dict) or not hasattr(iterable, "__iter__"):
+        raise TypeError(f"{WHO}: iterable: expected an iterable of arrays or tables, got {checks.type_name(iterable)}")
+    options = Options(axis, skipna, exact, minmax, delta)
+    total, changes, first = Tree(), Tree(), None
+    for i, part in enumerate(results(WHO, iterable, partial(part_of, options), workers, progress)):
+        if first is None:
+            first = part
+        _check_alike(i, part, first)
+        total.add(part.moments)
+        if part.differences is not None:
+            changes.add(part.differences)
+    if first is None:
+        raise ValueError(f"{WHO}: iterable: expected at least one item, got none")
+    return total.result() if delta is None else (total.result(), changes.result())
+
+
+def part_of(options: Options, i: int, item: Any) -> Part:
+    """The moments of an item."""
+    who = f"{WHO}: item {i}"
+    weight = None
+    if isinstance(item, tuple):
+        item, weight = pair(who, item, options.exact)
+    elif isinstance(item, list) and any(hasattr(value, "__array__") and np.ndim(value) for value in item):
+        raise TypeError(
+            f"{who}: expected an array, a table or a tuple (array, weight), got a list of {len(item)} arrays, as a "
+            "DataLoader with labels yields: (x for x, *_ in loader) picks the arrays"
+        )
+    if (columns := columns_of(who, item)) is None:
+        return Part(*_of_array(who, item, options.axis, weight, options), None)
+    if options.axis not in (1, -1):
+        raise ValueError(f"{who}: axis: expected 1, that of the columns, for a table, got {options.axis!r}")
+    found = [_of_array(f"{who}: column {name!r}", x, (), weight, options) for name, x in columns.items()]
+    moments = Moments.beside(m for m, _ in found)
+    differences = [d for _, d in found if d is not None]
+    return Part(moments, Moments.beside(differences) if differences else None, tuple(columns))
+
+
+def pair(who: str, item: tuple[Any, ...], integers: bool = False) -> tuple[Any, Any]:
+    """An item and its weight. integers: whether weights may be integers, which labels are too."""
+    if len(item) == 1:
+        return item[0], None
+    if len(item) != 2:
+        raise ValueError(f"{who}: expected an array or a pair (array, weight), got a tuple of {len(item)}")
+    x, weight = item
+    kind = np.asarray(weight).dtype.kind if engine_of(weight) is None else "f"
+    if kind not in "bf" and not (kind in "iu" and integers):
+        raise TypeError(
+            f"{who}: weight: expected bools or floats in a pair (array, weight), got {checks.type_name(weight)} of "
+            f"{np.asarray(weight).dtype}: labels are no weights, and (x for x, label in loader) leaves them out; "
+            "weight.astype(float) makes weights of integers"
+        )
+    return x, weight
+
+
+def columns_of(who: str, item: Any) -> dict[str, ndarray] | None:
+    """The columns of a table by name, or None for an array."""
+    if (table := arrow.table_of(who, item)) is not None:
+        if len(set(table.column_names)) < len(table.column_names):
+            raise ValueError(f"{who}: expected columns of different names, got {table.column_names}")
+        for field in table.schema:
+            if not arrow.is_number(field.type, bools=True):
+                raise ValueError(f"{who}: column {field.name!r}: expected numbers, got {field.type}")
+        return {name: _joined(table.column(name)) for name in table.column_names}
+    package = type(item).__module__.partition(".")[0]
+    if package in ("pandas", "polars") and hasattr(item, "columns"):
+        return {str(name): _numbers(who, str(name), item[name]) for name in item.columns}
+    if isinstance(item, dict):
+        columns = {str(name): np.asarray(value) for name, value in item.items()}
+        shapes = {column.shape for column in columns.values()}
+        if len(shapes) != 1 or len(shapes.pop()) != 1:
+            found = {name: column.shape for name, column in columns.items()}
+            raise ValueError(
+                f"{who}: expected columns of one length, got a dictionary of shapes {found}: "
+                "(item['image'] for item in ...) picks one"
+            )
+        return columns
+    return None
+
+
+def _joined(column: Any) -> ndarray:
+    chunks = [arrow.values(chunk) for chunk in column.chunks]
+    return chunks[0] if len(chunks) == 1 else np.concatenate([np.empty(0), *chunks])
+
+
+def _numbers(who: str, name: str, column: Any) -> ndarray:
+    """A column of a pandas or polars frame; missing values of extension types become NaN."""
+    x: ndarray = column.to_numpy()
+    if x.dtype.kind == "O":
+        try:
+            x = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        except (TypeError, ValueError):
+            raise ValueError(f"{who}: column {name!r}: expected numbers, got {column.dtype}") from None
+    return x
+
+
+def _of_array(who: str, x: Any, axis: Any, weight: Any, options: Options) -> tuple[Moments, Moments | None]:
+    _, skipna, exact, minmax, delta = options
+    m = reductions.moments(who, x, axis, weight, skipna, exact, minmax)
+    return m, None if delta is None else _differences(who, x, axis, weight, options, delta)
+
+
+def _differences(who: str, x: Any, axis: Any, weight: Any, options: Options, delta: int) -> Moments:
+    """The moments of x[t + delta] - x[t], a few rows at a time."""
+    x = checks.real(who, "x", x)
+    axes = reductions.kept_axes(who, axis, x.shape)
+    if 0 in axes or not x.ndim:
+        raise ValueError(f"{who}: delta: expected a first axis of time that is not kept, got axis={axis!r}")
+    w = None if weight is None else checks.real(who, "weight", weight)
+    n = max(0, len(x) - delta)
+    step = max(1, PIECE // max(1, 8 * x[:1].size))
+    tree = Tree()
+    for i in range(0, max(n, 1), step):
+        begin, end = i, min(i + step, n)
+        change = np.subtract(x[begin + delta : end + delta], x[begin:end], dtype=np.float64)
+        own = None if w is None else np.minimum(w[begin + delta : end + delta], w[begin:end])
+        tree.add(reductions.moments(who, change, axis, own, options.skipna, options.exact, options.minmax))
+    return tree.result()
+
+
+def _check_alike(i: int, part: Part, first: Part) -> None:
+    """An error unless an item has the channels of the first."""
+    if part.names != first.names:
+        named, wanted = (list(names) if names else "no names" for names in (part.names, first.names))
+        raise ValueError(f"{WHO}: item {i}: expected the columns of item 0, {wanted}, got {named}")
+    if part.moments.shape != first.moments.shape:
+        raise ValueError(
+            f"{WHO}: item {i}: expected {first.moments.shape} channels, as item 0 has, got {part.moments.shape}"
+        )

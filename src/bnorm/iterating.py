@@ -1,0 +1,111 @@
+"""Work on the items of any iterable, in threads if asked, with the results in the order of the items."""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, TypeVar
+
+from bnorm.kernels.cpu.threads import get_num_threads, limit_caller
+
+Result = TypeVar("Result")
+PATIENCE = 0.1  # seconds until an interrupt is seen
+AHEAD = 2  # items for each thread that are taken before their turn
+
+
+def results(
+    who: str, items: Iterable[Any], work: Callable[[int, Any], Result], workers: int, progress: bool
+) -> Iterator[Result]:
+    """`work(i, item)` of every item, in their order; of an item that can be called, of what it returns.
+
+    Not more than AHEAD items for each worker are taken from the iterable before the first of them is done. An error
+    ends it, and has a note that names the item.
+    """
+    every = _counted(items, who) if progress else items
+    if workers == 1:
+        for i, item in _numbered(who, every):
+            yield _done(who, work, i, item)
+        return
+    tasks: SimpleQueue[Any] = SimpleQueue()
+    limit = max(1, get_num_threads() // workers)
+    # Daemons: an interrupt does not wait for them, nor does the end of the process.
+    threads = [Thread(target=_serve, args=(tasks, who, work, limit), daemon=True) for _ in range(workers)]
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for thread in threads:
+            thread.start()
+        for i, item in _numbered(who, every):
+            future: Future[Result] = Future()
+            tasks.put((future, i, item))
+            waiting.append(future)
+            del future, item
+            if len(waiting) >= AHEAD * workers:
+                yield _awaited(waiting.popleft())
+        while waiting:
+            yield _awaited(waiting.popleft())
+    finally:
+        for future in waiting:
+            future.cancel()
+        for _ in threads:
+            tasks.put(None)
+
+
+def _awaited(future: "Future[Result]") -> Result:
+    while not future.done():
+        # In short steps: where another library (polars) handles SIGINT too, it does not end a wait without a limit.
+        wait([future], timeout=PATIENCE)
+    return future.result()
+
+
+def _serve(tasks: "SimpleQueue[Any]", who: str, work: Callable[[int, Any], Any], limit: int) -> None:
+    limit_caller(limit)
+    while (task := tasks.get()) is not None:
+        future, i, item = task
+        del task
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(_done(who, work, i, item))
+            except BaseException as error:  # which the caller raises
+                future.set_exception(error)
+        del future, item  # while this thread waits it holds nothing
+
+
+def _done(who: str, work: Callable[[int, Any], Result], i: int, item: Any) -> Result:
+    try:
+        return work(i, item() if callable(item) and not hasattr(item, "__array__") else item)
+    except Exception as error:
+        error.add_note(f"{who}: this was item {i}")
+        raise
+
+
+def _numbered(who: str, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    iterator, i = iter(items), 0
+    while True:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:
+            error.add_note(f"{who}: the iterable raised it instead of item {i}")
+            raise
+        yield i, item
+        del item
+        i += 1
+
+
+def _counted(items: Iterable[Any], who: str) -> Iterable[Any]:
+    """The items, with a progress bar, which estimates the time left where their number is known."""
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        raise ImportError(
+            f"{who}: progress: expected tqdm to be installed, which draws the bar; pip install 'bnorm[progress]'"
+        ) from None
+    try:
+        total = len(items)  # type: ignore[arg-type]
+    except TypeError:
+        total = None
+    bar: Iterable[Any] = tqdm(items, desc=who, total=total, file=sys.stderr, leave=False, unit=" items")
+    return bar
