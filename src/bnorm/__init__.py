@@ -76,7 +76,7 @@ _LATE = {
     "GroupedTransformer": "bnorm.transformer",
     "partial_fit_pipeline": "bnorm.transformer.pipeline",
 }
-_LATE_MODULES = ("interop", "plot", "sklearn")
+_LATE_MODULES = ("interop", "plot", "sklearn", "xarray")
 
 
 def __getattr__(name: str) -> Any:

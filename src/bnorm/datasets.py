@@ -117,14 +117,7 @@ def dataset_moments(
 def part_of(options: Options, i: int, item: Any) -> Part:
     """The moments of an item."""
     who = f"{WHO}: item {i}"
-    weight = None
-    if isinstance(item, tuple):
-        item, weight = pair(who, item, options.exact)
-    elif isinstance(item, list) and any(hasattr(value, "__array__") and np.ndim(value) for value in item):
-        raise TypeError(
-            f"{who}: expected an array, a table or a tuple (array, weight), got a list of {len(item)} arrays, as a "
-            "DataLoader with labels yields: (x for x, *_ in loader) picks the arrays"
-        )
+    item, weight = unpacked(who, item, options.exact)
     if (columns := columns_of(who, item)) is None:
         return Part(*_of_array(who, item, options.axis, weight, options), None)
     if options.axis not in (1, -1):
@@ -135,8 +128,15 @@ def part_of(options: Options, i: int, item: Any) -> Part:
     return Part(moments, Moments.beside(differences) if differences else None, tuple(columns))
 
 
-def pair(who: str, item: tuple[Any, ...], integers: bool = False) -> tuple[Any, Any]:
-    """An item and its weight. integers: whether weights may be integers, which labels are too."""
+def unpacked(who: str, item: Any, integers: bool = False) -> tuple[Any, Any]:
+    """An item and its weight, or None. integers: whether weights may be integers, which labels are too."""
+    if not isinstance(item, tuple):
+        if isinstance(item, list) and any(hasattr(value, "__array__") and np.ndim(value) for value in item):
+            raise TypeError(
+                f"{who}: expected an array, a table or a tuple (array, weight), got a list of {len(item)} arrays, as a "
+                "DataLoader with labels yields: (x for x, *_ in loader) picks the arrays"
+            )
+        return item, None
     if len(item) == 1:
         return item[0], None
     if len(item) != 2:

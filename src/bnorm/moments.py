@@ -141,10 +141,6 @@ class Moments:
         extremes = np.concatenate(found, axis=1) if found else None
         return type(items[0])._beside(items)._of((sum(item._width for item in items),), extremes)
 
-    def picked(self, channels: list[int]) -> "Moments":
-        """The moments of these channels, in this order."""
-        return self.from_parts(self._parts[:, channels].copy(order="C"))
-
     @classmethod
     def _merged(cls, items: list["Moments"]) -> "Moments":
         return cls.from_parts(BACKENDS[type(items[0]._parts)].merge([item._parts for item in items]))

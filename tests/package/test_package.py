@@ -58,6 +58,7 @@ FLOORS = {
     "bnorm.streams": 4,
     "bnorm.transformer": 4,
     "bnorm.sklearn": 4,
+    "bnorm.xarray": 3,
     "bnorm.interop": 5,
     "bnorm.plot": 5,
     "bnorm.loading": 5,
@@ -182,7 +183,11 @@ def test_python_sources_say_what_they_are_for():
 def test_names_exist():
     listing = [path for path in SOURCES if path.suffix == ".py" and "__all__ =" in path.read_text(encoding="utf-8")]
     assert SRC / "__init__.py" in listing
-    of_a_neighbour = {"bnorm.interop.gymnasium": "gymnasium", "bnorm.interop.sb3": "stable_baselines3"}
+    of_a_neighbour = {
+        "bnorm.xarray": "xarray",
+        "bnorm.interop.gymnasium": "gymnasium",
+        "bnorm.interop.sb3": "stable_baselines3",
+    }
     for path in listing:
         name = module_name(path)
         if name in of_a_neighbour and find_spec(of_a_neighbour[name]) is None:
@@ -196,7 +201,7 @@ def test_modules_come_when_they_are_used():
     code = "import bnorm; bnorm.plot.RunningStatsDisplay, bnorm.sklearn.StandardScaler, bnorm.distributed.merge_all; "
     code += "bnorm.interop.sklearn.to_standard_scaler; print(*dir(bnorm))"
     names = run_python(code).split()
-    assert {*bnorm.__all__, "distributed", "interop", "plot", "sklearn"} == set(names)
+    assert {*bnorm.__all__, "distributed", "interop", "plot", "sklearn", "xarray"} == set(names)
 
 
 def test_type_information_is_installed():

@@ -61,7 +61,7 @@ def worker_killed():
 
 def kernel_threads():
     """A block has one kernel thread, whatever the worker was told."""
-    bnorm_threads = blocks.blocks_of(lambda block: bnorm.get_num_threads(), da.from_array(X, chunks=(300, 5)), 1)[0]
+    bnorm_threads = blocks.blocks_of(lambda block: bnorm.get_num_threads(), da.from_array(X, chunks=(300, 5)), (1,))[0]
     Client.current().run(bnorm.set_num_threads, 3)
     assert set(dask.compute(*bnorm_threads)) == {1}
 

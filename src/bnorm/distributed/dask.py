@@ -180,11 +180,13 @@ def array_of(who: str, name: str, value: Any) -> Any:
 def blocks_of(function: Callable[..., Any], x: Any, axes: tuple[int, ...], weight: Any = None) -> list[list[Any]]:
     """`function(block, weights)` of each block of an array, delayed: one list for each chunk along `axes`, in C order.
 
-    weight: None, or a result of `aligned`.
+    weight: None, or a result of `aligned`; or with all axes of x, one chunk of length 1 where it does not differ.
     """
     every = tuple(range(x.ndim))
     others = tuple(axis for axis in every if axis not in axes)
     args = (x, every) if weight is None else (x, every, weight, others[: weight.ndim])
+    if weight is not None and weight.ndim == x.ndim:
+        args = (x, every, weight, every)
     results = da.blockwise(
         serially, every, *args, function=function, align_arrays=False, meta=np.empty((0,) * x.ndim, object)
     )
@@ -237,6 +239,20 @@ def aligned(who: str, name: str, weight: Any, x: Any, axes: tuple[int, ...]) -> 
             )
         return w
     return w.rechunk(wanted)
+
+
+def chunked(a: Any, chunks: tuple[Any, ...]) -> Any:
+    """An array as a Dask array of these chunks."""
+    return a.rechunk(chunks) if dask.is_dask_collection(a) else da.from_array(np.asarray(a), chunks=chunks)
+
+
+def blockwise(function: Callable[..., Any], dtype: Any, x: Any, *others: Any) -> Any:
+    """`function` of the blocks of x and of other arrays with its axes, of length 1 where they do not differ, lazily."""
+    every = tuple(range(x.ndim))
+    args = [arg for a in (x, *others) for arg in (a, every)]
+    return da.blockwise(
+        serially, every, *args, function=function, align_arrays=False, dtype=dtype, meta=x._meta.astype(dtype)
+    )
 
 
 def computed(*some: Any) -> Any:

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from bnorm import arrow
 from bnorm.kernels import moved
 from bnorm.running import AVERAGE
-from bnorm.transformer import maps, parameters
+from bnorm.transformer import iterables, maps, parameters
 from bnorm.transformer.array_api import AnyLibrary
 from bnorm.transformer.attributes import Attributes
 from bnorm.transformer.blocks import Blocks
@@ -182,8 +182,9 @@ class BatchNormTransformer(
 
         Parameters
         ----------
-        X : array-like, Dask array or DataFrame of shape (n_samples, n_features)
-            NaN is a missing value, and does not count.
+        X : array-like, Dask array or DataFrame of shape (n_samples, n_features), or an iterable of tables
+            NaN is a missing value, and does not count. An iterable, such as a generator or a reader of record batches,
+            is read once, in the memory of one table; it may have pairs (table, sample_weight).
         y : None
             Ignored.
         sample_weight : array-like of shape (n_samples,), default=None
@@ -197,6 +198,8 @@ class BatchNormTransformer(
         -------
         self : BatchNormTransformer
         """
+        if iterables.is_iterable(X):
+            X, sample_weight = iterables.known(self, X, sample_weight, times)
         return self._begin(X, sample_weight, times, whole=True)
 
     def partial_fit(self, X: Any, y: None = None, sample_weight: Any = None, times: Any = None) -> Self:
@@ -204,8 +207,8 @@ class BatchNormTransformer(
 
         Parameters
         ----------
-        X : array-like, Dask array or DataFrame of shape (n_samples, n_features)
-            NaN is a missing value, and does not count.
+        X : array-like, Dask array or DataFrame of shape (n_samples, n_features), or an iterable of tables
+            NaN is a missing value, and does not count. Of an iterable every table is a batch; after an error none is.
         y : None
             Ignored.
         sample_weight : array-like of shape (n_samples,), default=None
@@ -218,6 +221,9 @@ class BatchNormTransformer(
         -------
         self : BatchNormTransformer
         """
+        if iterables.is_iterable(X):
+            iterables.learn(self, X, sample_weight, times)
+            return self
         if "layer_" not in self.__dict__:
             return self._begin(X, sample_weight, times, whole=False)
         parameters.check(self)

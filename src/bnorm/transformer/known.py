@@ -12,15 +12,14 @@ from bnorm.moments import Moments
 class Known:
     """What `BatchNormTransformer.fit` asks of a table. sample_weight of that call only tells whether there are weights.
 
-    names: of the features. found: their moments, exact ones for a transformer whose sums are exact.
+    names: of the features, or None. found: their moments, exact ones for a transformer whose sums are exact.
     """
 
-    kind = ndarray
     dtype = np.dtype(np.float64)
 
-    def __init__(self, names: Sequence[str], found: Moments, rows: int) -> None:
-        self.names = np.array(names, object)
-        self.shape, self.rows, self._found = (rows, len(names)), rows, found
+    def __init__(self, names: Sequence[str] | ndarray | None, found: Moments, rows: int, kind: type = ndarray) -> None:
+        self.names = None if names is None else np.array(names, object)
+        self.shape, self.rows, self.kind, self._found = (rows, *found.shape), rows, kind, found
 
     def weights(self, sample_weight: Any, some: bool = True) -> Any:
         return sample_weight

@@ -1,0 +1,259 @@
+"""Statistics of xarray objects by the names of their dimensions, and standardization by them.
+
+    stats = moments(da, dim=("time", "lat", "lon"), weight=np.cos(np.deg2rad(da.lat)))
+    y = normalize(da, stats)
+
+The statistics are a Dataset, with the coordinates of the dimensions that are left.
+"""
+
+from __future__ import annotations  # signatures print names
+
+from collections.abc import Hashable, Iterable, Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy import ndarray
+
+from bnorm import checks, reductions
+from bnorm.kernels import BACKENDS
+from bnorm.kernels.activation import IDENTITY
+from bnorm.kernels.engines import engine_of
+from bnorm.moments import Moments
+
+__all__ = ["moments", "normalize"]
+
+Names = tuple[Hashable, ...]
+
+
+def moments(
+    x: xr.DataArray | xr.Dataset,
+    dim: Hashable | Iterable[Hashable] | None = None,
+    weight: xr.DataArray | None = None,
+    skipna: bool = True,
+    *,
+    minmax: bool = False,
+) -> xr.Dataset:
+    """Count, mean and variance over some dimensions, in one pass.
+
+    Parameters
+    ----------
+    x : DataArray or Dataset
+        The data, in memory or in Dask chunks, of which each is read once, by the worker that has it. Of a Dataset, the
+        variables of numbers that have any of the dimensions.
+    dim : name or names, optional
+        The dimensions to reduce; by default all of them.
+    weight : DataArray, optional
+        How much each value counts: finite, not negative, of any dimensions of x; it is broadcast by their names,
+        without a copy of its full size.
+    skipna : bool, default True
+        Whether to ignore NaN. Otherwise statistics with NaN are NaN.
+    minmax : bool, default False
+        Whether to find the least and the greatest value too.
+
+    Returns
+    -------
+    Dataset
+        Variables count, mean and var, and min and max if asked, all float64: computed at once, not lazily. For a
+        Dataset they have one dimension more, "variable", if all its variables have the same dimensions left; otherwise
+        they are named count_a, mean_a and so on for a variable a. var is the mean squared difference from the mean.
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr
+    >>> from bnorm.xarray import moments, normalize
+    >>> da = xr.DataArray(np.array([[1.0, 10.0], [3.0, 30.0]]), dims=("time", "x"), coords={"x": [5, 6]})
+    >>> stats = moments(da, "time")
+    >>> stats["mean"].values, stats["var"].values
+    (array([ 2., 20.]), array([  1., 100.]))
+    >>> normalize(da, stats, eps=0.0).values
+    array([[-1., -1.],
+           [ 1.,  1.]])
+    """
+    who = "xarray.moments"
+    skipna, minmax = checks.flags(who, skipna=skipna, minmax=minmax)
+    if isinstance(x, xr.DataArray):
+        return _of_array(who, x, _dims(who, dim, x.dims), weight, skipna, minmax)
+    if not isinstance(x, xr.Dataset):
+        raise TypeError(f"{who}: x: expected a DataArray or Dataset, got {checks.type_name(x)}")
+    dims = _dims(who, dim, tuple(x.dims))
+    found = {}
+    for name, a in x.data_vars.items():
+        own = tuple(d for d in dims if d in a.dims)
+        if a.dtype.kind in "buif" and own:
+            w = weight
+            if w is not None and set(w.dims) - set(a.dims):
+                raise ValueError(
+                    f"{who}: weight: expected dimensions of the variable {name!r}, {a.dims}, got {weight.dims}"  # type: ignore[union-attr]
+                )
+            found[name] = _of_array(who, a, own, w, skipna, minmax)
+    if not found:
+        raise ValueError(f"{who}: x: expected a variable of numbers with one of the dimensions {dims}, got none")
+    first = next(iter(found.values()))
+    if all(s["mean"].dims == first["mean"].dims for s in found.values()):
+        return xr.concat(
+            list(found.values()), xr.IndexVariable("variable", [str(name) for name in found]), join="exact"
+        )
+    return xr.merge(
+        [s.rename({key: f"{key}_{name}" for key in s.data_vars}) for name, s in found.items()], join="exact"
+    )
+
+
+def normalize(x: xr.DataArray | xr.Dataset, stats: xr.Dataset, *, eps: float = 0.0) -> Any:
+    """(x - mean) / sqrt(var + eps), with the dimensions, coordinates, attributes and name of x.
+
+    Parameters
+    ----------
+    x : DataArray or Dataset
+        float16, float32 and float64 keep their type; all other types become float64. Of Dask chunks the result is
+        lazy. Of a Dataset, variables without statistics are left as they are.
+    stats : Dataset
+        A result of `moments`, for dimensions of x; aligned with x by its coordinates, which must be the same.
+    eps : float, default 0.0
+        Added to the variance. With 0, a constant has scale 1, as in BatchNormTransformer.
+
+    Returns
+    -------
+    DataArray or Dataset
+    """
+    who = "xarray.normalize"
+    eps = checks.epsilon(who, eps)
+    if isinstance(x, xr.DataArray):
+        return _normalized(who, x, stats, "", eps)
+    if not isinstance(x, xr.Dataset):
+        raise TypeError(f"{who}: x: expected a DataArray or Dataset, got {checks.type_name(x)}")
+    result = x.copy()
+    for name, a in x.data_vars.items():
+        if "variable" in stats.dims:
+            if str(name) in stats["variable"].values:
+                result[name] = _normalized(who, a, stats.sel(variable=str(name), drop=True), "", eps)
+        elif f"mean_{name}" in stats:
+            result[name] = _normalized(who, a, stats, f"_{name}", eps)
+    return result
+
+
+def _dims(who: str, dim: Any, dims: Names) -> Names:
+    """The dimensions to reduce."""
+    if dim is None or dim is ...:
+        return dims
+    given = (dim,) if isinstance(dim, str) or not isinstance(dim, Iterable) else tuple(dim)
+    for one in given:
+        if one not in dims:
+            raise ValueError(f"{who}: dim: expected some of the dimensions {dims}, got {one!r}")
+    return tuple(d for d in dims if d in given)
+
+
+def _of_array(
+    who: str, x: xr.DataArray, dim: Names, weight: xr.DataArray | None, skipna: bool, minmax: bool
+) -> xr.Dataset:
+    left = tuple(d for d in x.dims if d not in dim)
+    w = None if weight is None else _weight(who, x, weight)
+    m = _moments(who, x, left, w, skipna, minmax)
+    values = {"count": m.count, "mean": m.mean, "var": m.var()}
+    if minmax:
+        values |= {"min": m.min, "max": m.max}
+    coords = {name: c for name, c in x.coords.items() if set(c.dims) <= set(left)}
+    stats = xr.Dataset({name: (left, np.array(value)) for name, value in values.items()}, coords)
+    for name in stats.data_vars:
+        if name not in ("count", "var") and "units" in x.attrs:
+            stats[name].attrs["units"] = x.attrs["units"]
+    return stats
+
+
+def _weight(who: str, x: xr.DataArray, weight: Any) -> xr.DataArray:
+    """Weights with dimensions of x, aligned with it."""
+    if not isinstance(weight, xr.DataArray):
+        raise TypeError(f"{who}: weight: expected a DataArray, got {checks.type_name(weight)}")
+    if unknown := [d for d in weight.dims if d not in x.dims]:
+        raise ValueError(f"{who}: weight: expected some of the dimensions {x.dims}, got {unknown} too")
+    return _aligned(who, "weight", weight, x).transpose(*(d for d in x.dims if d in weight.dims))
+
+
+def _aligned(who: str, name: str, a: xr.DataArray, x: xr.DataArray) -> xr.DataArray:
+    """An array with the labels of x; ValueError if it has others."""
+    try:
+        xr.align(x, a, join="exact", copy=False)
+    except ValueError as error:
+        raise ValueError(f"{who}: {name}: expected the coordinates of x, got others: {error}") from None
+    return a
+
+
+def _moments(
+    who: str, x: xr.DataArray, left: Names, weight: xr.DataArray | None, skipna: bool, minmax: bool
+) -> Moments:
+    axes = tuple(x.dims.index(d) for d in left)
+    if (engine := engine_of(x.data)) is not None:
+        of_block = partial(_of_block, who, axes, skipna, minmax)
+        beside = [] if weight is None else [_chunked(engine, x, weight)]
+        found = engine.reduced(of_block, Moments.merge, x.data, axes, *beside)
+        return reductions.assembled(found, [x.data.chunks[axis] for axis in axes])
+    w = None if weight is None else np.asarray(_full(x.dims, weight))
+    return _of_block(who, axes, skipna, minmax, x.values, w)
+
+
+def _full(dims: Sequence[Hashable], a: xr.DataArray) -> Any:
+    """An array with all dimensions, in order; of length 1 where it had none."""
+    return a.data.reshape([a.sizes.get(d, 1) for d in dims])
+
+
+def _chunked(engine: Any, x: xr.DataArray, a: xr.DataArray) -> Any:
+    """An array in the chunks of x, lazily; it has one chunk along the axes of length 1."""
+    chunks = [own if d in a.dims else (1,) for d, own in zip(x.dims, x.data.chunks, strict=True)]
+    return engine.chunked(_full(x.dims, a), tuple(chunks))
+
+
+def _of_block(
+    who: str, axes: tuple[int, ...], skipna: bool, minmax: bool, x: ndarray, weight: ndarray | None = None
+) -> Moments:
+    """The moments of an array. weight: of all its axes, some of length 1; it may differ along kept axes."""
+    x = checks.array(who, x, integers=True)
+    if weight is None:
+        return reductions.of_axes(who, x, axes, None, skipna, False, minmax)
+    kept = [axis for axis in axes if weight.shape[axis] > 1]
+    if not kept:
+        w = weight.reshape([n for axis, n in enumerate(weight.shape) if axis not in axes])
+        return reductions.of_axes(who, x, axes, w, skipna, False, minmax)
+    axis = kept[0]
+    found = []
+    for i in range(x.shape[axis]):
+        at = tuple(slice(i, i + 1) if a == axis else slice(None) for a in range(x.ndim))
+        found.append(_of_block(who, axes, skipna, minmax, x[at], weight[at]))
+    cuts = [(1,) * x.shape[a] if a == axis else (x.shape[a],) for a in axes]
+    return reductions.assembled(found, cuts)
+
+
+def _normalized(who: str, x: xr.DataArray, stats: xr.Dataset, suffix: str, eps: float) -> xr.DataArray:
+    wanted = [f"{name}{suffix}" for name in ("mean", "var")]
+    if missing := [name for name in wanted if name not in stats]:
+        raise ValueError(f"{who}: stats: expected a result of moments, got a Dataset without {missing}")
+    if unknown := [d for d in stats[wanted[0]].dims if d not in x.dims]:
+        raise ValueError(f"{who}: stats: expected statistics of dimensions of x, {x.dims}, got {unknown} too")
+    own = [_aligned(who, "stats", stats[name], x) for name in wanted]
+    mean, var = (a.transpose(*(d for d in x.dims if d in a.dims)) for a in own)
+    dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
+    if (engine := engine_of(x.data)) is not None:
+        beside = [_chunked(engine, x, a) for a in (mean, var)]
+        return x.copy(data=engine.blockwise(partial(_mapped, who, eps), dtype, x.data, *beside))
+    return x.copy(data=_mapped(who, eps, x.values, _full(x.dims, mean), _full(x.dims, var)))
+
+
+def _mapped(who: str, eps: float, x: ndarray, mean: ndarray, var: ndarray) -> ndarray:
+    """(x - mean) / sqrt(var + eps); mean and var have length 1 where they do not differ."""
+    x = checks.array(who, x, integers=True)
+    kernels = BACKENDS[type(x)]
+    flat = [np.ascontiguousarray(a, np.float64).reshape(-1) for a in (mean, var)]
+    stats = kernels.known(*flat, None, None, eps)
+    differs = [axis for axis, n in enumerate(mean.shape) if n > 1]
+    begin, end = (differs[0], differs[-1] + 1) if differs else (0, 0)
+    if x.flags.c_contiguous and x.dtype.isnative and mean.shape[begin:end] == x.shape[begin:end]:
+        block = x.reshape(prod(x.shape[:begin]), flat[0].size, prod(x.shape[end:]))
+        return kernels.normalize(block, stats, IDENTITY).reshape(x.shape)  # type: ignore[no-any-return]
+    y = np.empty(x.shape, x.dtype if x.dtype.kind == "f" else np.float64)
+    center, scale = stats[0].reshape(mean.shape), stats[3].reshape(mean.shape)
+    for i in range(len(x)):
+        at = slice(i, i + 1)
+        own = [a[at] if len(a) > 1 else a for a in (center, scale)]
+        y[at] = (x[at] - own[0]) * own[1]  # in float64
+    return y

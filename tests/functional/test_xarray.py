@@ -1,0 +1,160 @@
+"""Statistics of xarray objects: xarray's own on easy data, those of long double on hard data, in chunks too."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import bnorm.functional as F
+
+xr = pytest.importorskip("xarray")
+
+from bnorm.xarray import moments, normalize  # noqa: E402
+
+rng = np.random.default_rng(0)
+LAT = np.linspace(-80, 80, 9)
+
+
+def field(offset=0.0, dtype="float32", missing=0.1):
+    values = (rng.standard_normal((20, 2, 9, 10)) * 3 + offset).astype(dtype)
+    values[rng.random(values.shape) < missing] = np.nan
+    coords = {"lat": LAT, "level": [500, 850], "time": np.arange(20), "area": ("lat", np.arange(9.0))}
+    attrs = {"units": "K", "long_name": "temperature"}
+    return xr.DataArray(values, dims=("time", "level", "lat", "lon"), coords=coords, name="t", attrs=attrs)
+
+
+COSLAT = xr.DataArray(np.cos(np.deg2rad(LAT)), dims="lat", coords={"lat": LAT})
+WEIGHTS = {
+    "none": None,
+    "coslat": COSLAT,
+    "lat and level": (COSLAT * xr.DataArray([1.0, 2.0], dims="level", coords={"level": [500, 850]})),
+    "every value": xr.DataArray(rng.random((9, 20, 10)), dims=("lat", "time", "lon")),
+    "level": xr.DataArray([1.0, 0.5], dims="level"),
+}
+DIMS = [("time", "lat", "lon"), "time", ("lat", "lon"), ("lon", "level"), None, ("level", "lat")]
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("dim", DIMS, ids=str)
+def test_those_of_xarray_itself(dim, weight):
+    x, w = field(), WEIGHTS[weight]
+    full = x.astype("float64")
+    weighted = full.weighted(xr.ones_like(full, dtype=float) if w is None else w)
+    for chunks in (None, {"time": 7, "lat": 4, "level": 1}):
+        if chunks is not None:
+            pytest.importorskip("dask")
+            x = x.chunk(chunks)
+        stats = moments(x, dim, w, minmax=True)
+        dims = full.dims if dim is None else dim
+        for name, want in (
+            ("mean", weighted.mean(dims)),
+            ("var", weighted.var(dims)),
+            ("count", weighted.sum_of_weights(dims)),
+        ):
+            xr.testing.assert_allclose(stats[name], want.drop_attrs(), rtol=1e-11, atol=1e-11)
+            assert stats[name].dims == want.dims
+        if w is None or bool((w > 0).all()):
+            np.testing.assert_array_equal(stats["max"].values, full.max(dims).values)
+    assert stats["mean"].attrs == {"units": "K"} and stats["var"].attrs == {}
+    left = set(stats["mean"].dims)
+    assert set(stats.coords) == {name for name, c in x.coords.items() if set(c.dims) <= left}
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_right_where_the_mean_is_far_away(chunked):
+    x = field(offset=1e5, missing=0.0)
+    values = x.values.astype(np.longdouble)
+    w = np.broadcast_to(COSLAT.values[:, None].astype(np.longdouble), values.shape)
+    mean = (w * values).sum(axis=(0, 2, 3)) / w[:, 0].sum()
+    var = (w * (values - mean[:, None, None]) ** 2).sum(axis=(0, 2, 3)) / w[:, 0].sum()
+    if chunked:
+        pytest.importorskip("dask")
+        x = x.chunk({"time": 3})
+    stats = moments(x, ("time", "lat", "lon"), COSLAT)
+    np.testing.assert_allclose(stats["mean"], mean.astype(float), rtol=1e-15)
+    np.testing.assert_allclose(stats["var"], var.astype(float), rtol=1e-11)
+
+
+@pytest.mark.parametrize("dim", [("time",), ("time", "lat", "lon"), ("lat",), None], ids=str)
+@pytest.mark.parametrize("chunked", [False, True])
+def test_normalize_keeps_what_is_not_values(dim, chunked):
+    x = field(offset=1e4)
+    stats = moments(x, dim)
+    want = (x.astype(float) - stats["mean"]) / np.sqrt(stats["var"])
+    if chunked:
+        pytest.importorskip("dask")
+        x = x.chunk({"time": 6, "lat": 5})
+    y = normalize(x, stats)
+    assert y.dims == x.dims and y.name == "t" and y.attrs == x.attrs and y.dtype == np.float32
+    assert (y.chunks is not None) == chunked
+    xr.testing.assert_identical(y.coords.to_dataset(), x.coords.to_dataset())
+    np.testing.assert_allclose(y.values, want.transpose(*x.dims).values, atol=2e-6)
+    strided = x.isel(lon=slice(None, None, -2))
+    np.testing.assert_allclose(normalize(strided, moments(strided, "time")).mean("time").values, 0, atol=1e-5)
+
+
+def test_datasets():
+    a, b = field(), field(offset=5.0).rename("q")
+    ds = xr.Dataset({"t": a, "q": b, "mask": a.isel(time=0, level=0, drop=True), "name": ("time", ["x"] * 20)})
+    stats = moments(ds[["t", "q"]], ("time", "lat", "lon"))
+    assert stats["mean"].dims == ("variable", "level") and stats["variable"].values.tolist() == ["t", "q"]
+    np.testing.assert_allclose(stats["mean"].sel(variable="q"), moments(b, ("time", "lat", "lon"))["mean"])
+    y = normalize(ds, stats)
+    np.testing.assert_allclose(y["q"].mean(("time", "lat", "lon")), 0, atol=1e-6)
+    xr.testing.assert_identical(y["mask"], ds["mask"])
+    mixed = moments(ds, ("time", "lat"))  # other dimensions are left of mask
+    assert mixed["mean_t"].dims == ("level", "lon") and mixed["var_mask"].dims == ("lon",)
+    np.testing.assert_allclose(normalize(ds, mixed)["mask"].mean("lat"), 0, atol=1e-6)
+
+
+def test_integers_skipna_and_empty_dimensions():
+    x = xr.DataArray(np.arange(12, dtype=np.uint8).reshape(3, 4), dims=("a", "b"))
+    assert moments(x)["mean"].item() == 5.5 and moments(x, ())["mean"].shape == (3, 4)
+    y = normalize(x, moments(x, "b"))
+    assert y.dtype == np.float64 and abs(y.mean("b")).max() < 1e-15
+    bad = x.astype(float).where(x != 3)
+    assert np.isnan(moments(bad, skipna=False)["mean"]) and moments(bad)["count"] == 11
+    constant = xr.full_like(bad, 7.0)
+    assert (normalize(constant, moments(constant, "a")) == 0).all()
+
+
+def test_weights_are_not_spread_in_memory():
+    x = xr.DataArray(np.ones((50, 40, 300), np.float32), dims=("time", "lat", "lon"))
+    w = xr.DataArray(np.linspace(0, 1, 40), dims="lat")
+    peaks = []
+    for dim in (None, "time", ("lat", "lon")):
+        tracemalloc.start()
+        moments(x, dim, w)
+        peaks.append(tracemalloc.get_traced_memory()[1] / x.nbytes)
+        tracemalloc.stop()
+    assert peaks[0] < 0.2, peaks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dim": "x"}, r"xarray.moments: dim: expected some of the dimensions .* got 'x'"),
+        ({"weight": np.ones(9)}, "xarray.moments: weight: expected a DataArray, got numpy.ndarray"),
+        ({"weight": xr.DataArray(np.ones(3), dims="x")}, r"weight: expected some of the dimensions .* got \['x'\] too"),
+        ({"weight": COSLAT.assign_coords(lat=LAT + 1)}, "weight: expected the coordinates of x, got others"),
+        ({"weight": -COSLAT}, "xarray.moments: weight: expected finite values >= 0"),
+        ({"skipna": None}, "skipna: expected True or False"),
+    ],
+)
+def test_bad_calls(arguments, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        moments(field(), **arguments)
+
+
+def test_bad_statistics():
+    x = field()
+    with pytest.raises(TypeError, match=r"xarray.moments: x: expected a DataArray or Dataset, got numpy.ndarray"):
+        moments(x.values)
+    with pytest.raises(ValueError, match=r"stats: expected a result of moments, .* without \['mean', 'var'\]"):
+        normalize(x, xr.Dataset())
+    stats = moments(x, "time")
+    with pytest.raises(ValueError, match="stats: expected the coordinates of x, got others"):
+        normalize(x.assign_coords(lat=LAT + 1), stats)
+    with pytest.raises(ValueError, match=r"stats: expected statistics of dimensions of x, .* \['level', 'lat'\] too"):
+        normalize(x.isel(lat=0, level=0, drop=True), stats)
+    assert F.moments(x.values, axis=()).shape == ()

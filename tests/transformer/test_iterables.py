@@ -1,0 +1,113 @@
+"""Fitting by an iterable of tables: the same as one table, in one pass; after an error nothing has changed."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from bnorm import BatchNormTransformer
+
+rng = np.random.default_rng(0)
+ROWS = [rng.standard_normal((n, 3)) * 2 + 100 for n in (4, 1, 0, 30)]
+X = np.concatenate(ROWS)
+
+
+def batches(rows=ROWS):
+    yield from rows
+
+
+def same(t, other, exact=False):
+    np.testing.assert_allclose(t.mean_, other.mean_, rtol=1e-15 if exact else 1e-14)
+    np.testing.assert_allclose(t.var_, other.var_, rtol=1e-12)
+    np.testing.assert_allclose(t.n_samples_seen_, other.n_samples_seen_, rtol=1e-14)
+
+
+@pytest.mark.parametrize("settings", [{}, {"momentum": None}, {"halflife": 5.0}, {"momentum": None, "exact": True}])
+def test_fit_is_that_of_all_rows(settings):
+    t = BatchNormTransformer(**settings).fit(batches())
+    whole = BatchNormTransformer(**settings).fit(X)
+    same(t, whole)
+    assert t.n_batches_seen_ == 1 and t.n_features_in_ == 3
+    if settings.get("exact"):
+        assert t.digest() == whole.digest()
+    same(t.partial_fit(X[:9]), whole.partial_fit(X[:9]))
+
+
+@pytest.mark.parametrize("settings", [{}, {"momentum": None}, {"halflife": 5.0}, {"momentum": None, "exact": True}])
+@pytest.mark.parametrize("fitted", [False, True])
+def test_partial_fit_takes_every_table_as_a_batch(settings, fitted):
+    rows = [ROWS[0], ROWS[3][:10], ROWS[2], ROWS[3][10:]]
+    t, loop = (BatchNormTransformer(**settings) for _ in range(2))
+    if fitted:
+        t.fit(X), loop.fit(X)
+        layer = t.layer_
+    t.partial_fit(batches(rows))
+    for some in rows:
+        if len(some):
+            loop.partial_fit(some)
+    same(t, loop, exact=True)
+    assert t.n_batches_seen_ == loop.n_batches_seen_ and (not fitted or t.layer_ is layer)
+
+
+def test_weights_and_missing_values():
+    rows = [r.copy() for r in ROWS]
+    rows[0][0, 1] = np.nan
+    weight = [rng.random(len(r)) for r in rows]
+    t = BatchNormTransformer().fit(zip(rows, weight, strict=True))
+    same(t, BatchNormTransformer().fit(np.concatenate(rows), sample_weight=np.concatenate(weight)))
+    with pytest.raises(TypeError, match="item 0: weight: expected bools or floats"):
+        BatchNormTransformer().fit((r, np.arange(len(r))) for r in rows)
+    with pytest.raises(ValueError, match="expected some weight above 0"):
+        BatchNormTransformer().fit((r, np.zeros(len(r))) for r in rows)
+
+
+def test_tables_have_names():
+    pa, pd, pl = (pytest.importorskip(name) for name in ("pyarrow", "pandas", "polars"))
+    frames = [pd.DataFrame(rows, columns=["a", "b", "c"]) for rows in ROWS]
+    arrow = [pa.table({name: frame[name].to_numpy() for name in frame}) for frame in frames]
+    reader = pa.RecordBatchReader.from_batches(arrow[0].schema, [b for t in arrow for b in t.to_batches()])
+    for items in (iter(frames), reader, (pl.from_arrow(t) for t in arrow), (b for t in arrow for b in t.to_batches())):
+        t = BatchNormTransformer().fit(items)
+        same(t, BatchNormTransformer().fit(X))
+        assert t.feature_names_in_.tolist() == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="feature names") as caught:
+        BatchNormTransformer().fit(f for f in (frames[0], frames[1][["c", "a", "b"]]))
+    assert caught.value.__notes__ == ["BatchNormTransformer: this was item 1"]
+
+
+def test_a_loader_of_pytorch():
+    torch = pytest.importorskip("torch")
+    loader = torch.utils.data.DataLoader(torch.from_numpy(X), batch_size=8)
+    same(BatchNormTransformer().fit(loader), BatchNormTransformer().fit(X))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (ROWS[0][:, :2], "X has 2 features"),
+        (np.full((2, 3), np.inf), "contains infinity"),
+        (np.array([["a"] * 3]), "could not convert string"),
+    ],
+)
+def test_after_an_error_nothing_has_changed(bad, message):
+    for t in (BatchNormTransformer(), BatchNormTransformer().fit(X)):
+        before = copy.deepcopy(t)
+        for call in (t.fit, t.partial_fit):
+            with pytest.raises(ValueError, match=message) as caught:
+                call(batches([ROWS[0], bad]))
+            assert caught.value.__notes__ == ["BatchNormTransformer: this was item 1"]
+            assert sorted(t.__dict__) == sorted(before.__dict__)
+            if "layer_" in t.__dict__:
+                same(t, before, exact=True)
+                assert t.n_batches_seen_ == before.n_batches_seen_
+
+
+def test_what_is_refused():
+    with pytest.raises(ValueError, match="at least one with rows"):
+        BatchNormTransformer().fit(batches([]))
+    with pytest.raises(ValueError, match="at least one with rows"):
+        BatchNormTransformer().partial_fit(batches([ROWS[2]]))
+    with pytest.raises(ValueError, match="sample_weight: expected None beside an iterable"):
+        BatchNormTransformer().fit(batches(), sample_weight=np.ones(35))
+    with pytest.raises(ValueError, match="times: expected None beside an iterable"):
+        BatchNormTransformer(halflife="1h").fit(batches(), times=np.arange(35))
