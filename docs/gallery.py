@@ -17,9 +17,16 @@ TITLES = {  # what an example shows; another one is called as its file
     "dask_table": "A table larger than memory, with Dask",
     "cartpole_statistics": "Statistics of an online loop, merged over workers",
     "forecast_revin": "A forecaster of series whose level changes",
+    "image_statistics": "Statistics of a folder of images",
+    "climate_statistics": "Statistics of a climate data set, by the names of dimensions",
     "mpi_sync": "One batch norm over several processes, with MPI",
 }
-THUMBNAILS = {"dask_table": "_static/normalization.png", "mpi_sync": "_static/how_it_works.svg"}  # of those not run
+THUMBNAILS = {  # of those that draw nothing, or are not run
+    "dask_table": "_static/normalization.png",
+    "mpi_sync": "_static/how_it_works.svg",
+    "image_statistics": "_static/normalization.png",
+    "climate_statistics": "_static/normalization.png",
+}
 HEADER = """Examples
 ========
 

@@ -145,9 +145,11 @@ def test_tables_that_are_not_in_memory(tmp_path):
     t = BatchNormTransformer().fit(table)
     for stream in (*streams, streams[1].scanner(), dataset.dataset(table)):
         words = f"^BatchNormTransformer: X: expected a table in memory, got a pyarrow {type(stream).__name__}: call"
-        for method in (BatchNormTransformer().fit, t.partial_fit, t.transform, t.inverse_transform):
+        fits = () if hasattr(stream, "__iter__") else (BatchNormTransformer().fit, t.partial_fit)
+        for method in (*fits, t.transform, t.inverse_transform):
             with pytest.raises(TypeError, match=words):
                 method(stream)
+    assert BatchNormTransformer().fit(table.to_reader()).mean_.tolist() == [1.5, 4.0]  # an iterable of tables
     polars = pytest.importorskip("polars", reason="its LazyFrame is refused")
     with pytest.raises(TypeError, match=r"got a polars LazyFrame: collect\(\) reads all of it"):
         t.fit(polars.DataFrame({"a": [1.0, 2.0]}).lazy())
