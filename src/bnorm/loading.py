@@ -3,11 +3,16 @@
 import os
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from typing import Any
 
+import numpy as np
+
 from bnorm import layers
+from bnorm.exact import ExactMoments
 from bnorm.files import container
 from bnorm.layers import saving
+from bnorm.moments import Moments
 from bnorm.streams import RevIN, RunningNorm, RunningNormTree
 from bnorm.streams import saving as stream_saving
 from bnorm.transformer import group_saving
@@ -28,15 +33,33 @@ def _grouped(config: container.Config, entries: Any) -> Any:
     return GroupedTransformer._from_stored(group_saving.restored(config, entries))
 
 
+def _moments(config: container.Config, entries: Any) -> Moments:
+    arrays = {name: entry.array() for name, entry in entries.items()}
+    shape, extremes = tuple(config["shape"]), arrays.pop("extremes", None)
+    if config["exact"]:
+        found: Moments = ExactMoments.restored(arrays).shaped(shape)
+    else:
+        count, mean, m2, low = arrays.pop("parts")
+        Moments(count, mean, m2)  # which refuses what no values have
+        found = Moments.from_parts(np.stack([count, mean, m2, low]), shape)
+    if arrays and not config["exact"]:
+        raise ValueError(f"arrays without a place: {sorted(arrays)}")
+    width = prod(shape)
+    if found.count.shape != shape or (extremes is not None and extremes.shape != (2, width)):
+        raise ValueError(f"shape {shape} beside {found.count.shape}")
+    return found if extremes is None else found.with_extremes(extremes)
+
+
 RESTORED: dict[str, Callable[..., Any]] = {
     RunningNorm.__name__: partial(stream_saving.restored, RunningNorm),
     RunningNormTree.__name__: partial(stream_saving.restored_tree, (RunningNorm, RunningNormTree)),
     group_saving.CLASS: _grouped,
+    "Moments": _moments,
 }
 
 
 def load(path: str | os.PathLike[str]) -> Any:
-    """Load a layer, a transformer or a normalizer of a stream from a file that its `save` wrote.
+    """Load a layer, a transformer, a normalizer of a stream or Moments from a file that its `save` wrote.
 
     Files of all older versions can be loaded. No code in a file is ever run.
 

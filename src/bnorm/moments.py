@@ -13,6 +13,7 @@ from numpy import ndarray
 from numpy.typing import ArrayLike
 
 from bnorm import checks, devices
+from bnorm.files import container
 from bnorm.kernels import BACKENDS, moved
 
 _COUNT, _MEAN, _M2, _LOW = range(4)
@@ -288,6 +289,24 @@ class Moments:
             for row in moved(self._parts, ndarray)[: _M2 + 1]
         )
         return f"Moments(count={count}, mean={mean}, m2={m2})"
+
+    def save(self, path: Any) -> None:
+        """Write a file that `bnorm.load` reads, with all digits, on any machine.
+
+        Parameters
+        ----------
+        path : str or path-like
+            A name that ends in .safetensors or .npz. An existing file is replaced in one step.
+        """
+        arrays = self.stored()
+        if self._extremes is not None:
+            arrays["extremes"] = moved(self._extremes, ndarray)
+        config = {"class": "Moments", "exact": self.exact, "shape": list(self._shape)}
+        container.write("Moments", path, config, arrays)
+
+    def stored(self) -> dict[str, ndarray]:
+        """The arrays that a file has of these moments, without extremes."""
+        return {"parts": moved(self._parts, ndarray)}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self._parts, self._shape, self._extremes)

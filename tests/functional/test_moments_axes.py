@@ -136,6 +136,23 @@ def test_extremes_of_every_type_and_shape(dtype, shape):
         assert (F.moments(x, minmax=True).max == -np.inf).all()
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("minmax", [False, True])
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+def test_files(exact, minmax, suffix, tmp_path):
+    for axes in ((1, 3), (2,), ()):
+        m = F.moments(CUBE, axis=axes, exact=exact, minmax=minmax)
+        m.save(path := tmp_path / f"m.{suffix}")
+        again = bnorm.load(path)
+        assert again == m and type(again) is type(m) and again + m == m + again
+    from bnorm.files import container
+
+    for arrays in ({"parts": np.ones((4, 3))}, {"parts": -np.ones((4, 1))}, {"values": np.ones(1)}):
+        container.write("x", path, {"class": "Moments", "exact": exact, "shape": [1]}, arrays)
+        with pytest.raises(ValueError, match="expected a Moments, got a damaged file"):
+            bnorm.load(path)
+
+
 def test_extremes_are_merged_saved_and_compared():
     parts = [F.moments(rows, axis=(1, 3), minmax=True) for rows in np.split(CUBE, [1, 1, 3])]
     for merged in (Moments.merge(parts), sum(parts), parts[3] + parts[0] + parts[2]):
