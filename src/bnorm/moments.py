@@ -13,7 +13,6 @@ from numpy import ndarray
 from numpy.typing import ArrayLike
 
 from bnorm import checks, devices
-from bnorm.files import container
 from bnorm.kernels import BACKENDS, moved
 
 _COUNT, _MEAN, _M2, _LOW = range(4)
@@ -298,6 +297,8 @@ class Moments:
         path : str or path-like
             A name that ends in .safetensors or .npz. An existing file is replaced in one step.
         """
+        from bnorm.files import container  # which takes a while to import
+
         arrays = self.stored()
         if self._extremes is not None:
             arrays["extremes"] = moved(self._extremes, ndarray)
