@@ -22,6 +22,7 @@ from benchmarks import (
     row_lengths,
     shapes,
     store,
+    streams,
     table,
     targets,
     text,
@@ -474,3 +475,10 @@ def test_a_busy_machine_is_measured():
     with busy.neighbours(1):
         found = busy.compare(busy.cases()["transform (10000, 20)"], 2, duration=0.01, blocks=2)
     assert all(0 < median <= late for median, late in found)
+
+
+def test_times_and_windows_are_measured(capsys):
+    streams.main(["--quick"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(streams.KINDS) + 2
+    assert all(any(name in line for line in lines) for name in streams.KINDS)
