@@ -24,7 +24,7 @@ from bnorm.transformer.ropes import Node
 CHUNK = 8192  # values
 FEW, MANY = 32, 8192  # rows of a chunk
 BLOCK = 4  # chunks share the memory in which their rows came
-LARGE = 3  # chunks: one that late rows have made longer is cut in two
+LARGE = 3  # times the usual rows: a chunk that late rows have made as long is cut
 BEFORE_ALL = -(2**63)
 KEPT = FLOATS.union(map(np.dtype, cpu.INTEGERS))  # types of rows; others become float64
 
