@@ -167,10 +167,14 @@ def spark(data: Column) -> list[Answer]:
 
 
 def ray(data: Column) -> list[Answer]:
+    import logging
+
     import pyarrow as pa
     import ray
     from ray.data.preprocessors import StandardScaler
 
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     table = ray.data.from_arrow(pa.table({"x": data.x[:, 0], "i": np.arange(len(data.x))}))
     y = StandardScaler(["x"]).fit_transform(table).to_pandas().sort_values("i")["x"].to_numpy()

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import bnorm
-from engine_tables import COLUMNS, FEATURES, close, table
 
 pa = pytest.importorskip("pyarrow")
+from engine_tables import COLUMNS, FEATURES, close, learners_agree, table  # noqa: E402
 
 pytestmark = [
     pytest.mark.engines,
@@ -93,6 +93,13 @@ def test_transform(ray, engine):
         np.testing.assert_allclose(numbers, y[order, i], atol=1e-6 if name == "f" else 1e-13)
     rows = [[np.nan] * 2 if row is None else row for row in got["l"].to_pylist()]
     np.testing.assert_allclose(rows, y[order, 5:], atol=1e-13)
+
+
+def test_times_and_groups(ray, engine):
+    def transformed(t, ds):
+        return pa.concat_tables(ray.get(engine.transform(t, ds).to_arrow_refs()))
+
+    learners_agree(engine.fit, transformed, in_parts(ray))
 
 
 def test_tensors(ray, engine):

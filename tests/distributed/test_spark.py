@@ -11,6 +11,9 @@ import pytest
 import bnorm
 import child
 
+pytest.importorskip("pyarrow")
+from engine_tables import learners_agree
+
 pytestmark = [
     pytest.mark.engines,
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
@@ -81,6 +84,30 @@ def test_transform(here, jobs, spark):
         assert [number is None for number in numbers] == np.isnan(values).tolist()
         np.testing.assert_allclose(np.array(numbers, float), values, atol=1e-6)
         np.testing.assert_allclose(np.array(numbers[:4], float), values[:4], rtol=1e-13, atol=1e-13)
+
+
+def test_numbers_are_transformed_without_python(here, jobs, spark):
+    data, x = jobs.table()
+    t = bnorm.BatchNormTransformer(momentum=None).fit(x[:, :5])
+    y = t.transform(x[:, :5])
+    t.feature_names_in_ = np.array(jobs.FEATURES[:5], object)
+    lazy = spark.transform(t, jobs.in_parts(here))
+    assert "Arrow" not in lazy._jdf.queryExecution().toString()
+    got = lazy.toArrow().sort_by("s")
+    order = np.argsort(data["s"].to_pylist())
+    assert got.column_names == data.column_names
+    for i, name in enumerate(jobs.FEATURES[:5]):
+        assert got[name].type == ("float" if name == "f" else "double")
+        assert got[name].null_count == data[name].null_count
+        numbers = np.array(got[name].to_pylist(), float)
+        np.testing.assert_allclose(numbers, y[order, i], rtol=1e-6 if name == "f" else 1e-13, atol=1e-13)
+    infinite = here.createDataFrame([(1.0,), (float("inf"),)], ["a"])
+    with pytest.raises(Exception, match=r"spark.transform: column 'a': expected finite numbers, got infinity"):
+        spark.transform(bnorm.BatchNormTransformer().fit([[1.0], [2.0]]), infinite).collect()
+
+
+def test_times_and_groups(here, jobs, spark):
+    learners_agree(spark.fit, lambda t, df: spark.transform(t, df).toArrow(), jobs.in_parts(here))
 
 
 def test_spark_vectors(here, spark):

@@ -305,6 +305,8 @@ def test_columns_that_learners_cannot_have(t, asked, message):
     given = {"columns": ["f"], "sample_weight": None, "times": None} | asked
     with pytest.raises(ValueError, match=message):
         reading_of("test", t, kinds(timed()), **given)
+    with pytest.raises(TypeError, match="test: t: expected a BatchNormTransformer or a GroupedTransformer, got"):
+        reading_of("test", bnorm.BatchNorm1d(3), kinds(timed()), **given)
 
 
 @pytest.mark.parametrize("weight", [None, "w"])
@@ -334,3 +336,26 @@ def test_dask_has_the_same_interface(weight):
     exact = dask.fit(bnorm.BatchNormTransformer(momentum=None, exact=True), lazy, ["a", "b"], weight)
     reading = Reading.given("test", ["a", "b"], weight, exact=True)
     assert reading.moments([reading.state([pa.Table.from_pandas(frame)])]).digest() == exact.digest()
+
+
+def test_dask_by_times_and_by_groups():
+    dd = pytest.importorskip("dask.dataframe")
+    from bnorm.distributed import dask
+
+    data = timed()
+    frame = data.to_pandas()
+    lazy = dd.from_pandas(frame, npartitions=4)
+    lazy = dd.concat([lazy.get_partition(0).query("w > 9"), lazy])  # an empty partition
+    t = dask.fit(bnorm.BatchNormTransformer(halflife="7min"), lazy, ["a", "f"], "w", times="at")
+    w = data["w"].to_numpy()
+    want = bnorm.BatchNormTransformer(halflife="7min").fit(data.select(["a", "f", "at"]), sample_weight=w, times="at")
+    close(t, want)
+    got = dask.transform(t, lazy).compute()
+    np.testing.assert_allclose(got["f"], t.transform(frame[["a", "f"]])[:, 1], atol=1e-6)
+    assert list(got["at"]) == list(frame["at"])
+    t = dask.fit(bnorm.GroupedTransformer("k"), lazy, ["a", "f"], sample_weight="w")
+    want = bnorm.GroupedTransformer("k").fit(frame[["k", "a", "f"]], sample_weight=w)
+    got = dask.transform(t, lazy)
+    np.testing.assert_allclose(got.compute()["a"], want.transform(frame[["k", "a", "f"]])[:, 0], atol=1e-9)
+    with pytest.raises(TypeError, match=r"dask.fit: data: expected a Dask DataFrame"):
+        dask.fit(t, lazy[["a"]].to_dask_array())

@@ -50,6 +50,7 @@ FLOORS = {
     "bnorm.second": 3,
     "bnorm.datasets": 3,
     "bnorm.distributed": 3,
+    "bnorm.distributed.dask": 4,
     "bnorm.distributed.engine": 4,  # it fits transformers
     "bnorm.distributed.learners": 4,
     "bnorm.distributed.ray": 4,

@@ -5,6 +5,8 @@ from decimal import Decimal
 import numpy as np
 import pyarrow as pa
 
+import bnorm
+
 ROWS = 200
 FEATURES = ["a", "i", "b", "d", "f", "l[0]", "l[1]"]
 COLUMNS = ["a", "i", "b", "d", "f", "l"]
@@ -29,8 +31,29 @@ def table():
         "l": pa.array([None if np.isnan(row).any() else list(row) for row in x[:, 5:]]),
         "s": pa.array([f"text {i}" for i in range(ROWS)]),
         "w": pa.array(rng.integers(0, 4, ROWS).astype(float)),
+        "at": np.datetime64("2026-01-01", "us") + rng.permutation(ROWS).astype("m8[m]"),
     }
     return pa.table(columns), x
+
+
+def learners_agree(fit, transform, data):
+    """On an engine, as on one machine: rows that fade by their times, and statistics of groups."""
+    here, _ = table()
+    by_time = {"halflife": "30min"}
+    t = fit(bnorm.BatchNormTransformer(**by_time), data, ["a", "f"], times="at")
+    close(t, bnorm.BatchNormTransformer(**by_time).fit(here.select(["a", "f", "at"]), times="at"))
+    t = fit(bnorm.GroupedTransformer("i"), data, ["a", "f"], sample_weight="w")
+    want = bnorm.GroupedTransformer("i").fit(here.select(["i", "a", "f"]), sample_weight=here["w"].to_numpy())
+    order = [list(t.groups_).index(key) for key in want.groups_]
+    np.testing.assert_array_equal(t.counts_[order], want.counts_)
+    np.testing.assert_allclose(t.means_[order], want.means_, rtol=1e-12)
+    np.testing.assert_allclose(t.vars_[order], want.vars_, rtol=1e-9)  # the mean of a is a million
+    got = transform(t, data).sort_by("s")
+    order = np.argsort(here["s"].to_pylist())
+    y = want.transform(here.select(["i", "a", "f"]))[order]
+    assert got["i"].to_pylist() == here["i"].take(order).to_pylist()
+    np.testing.assert_allclose(np.array(got["a"].to_pylist(), float), y[:, 0], atol=1e-8)
+    np.testing.assert_allclose(np.array(got["f"].to_pylist(), float), y[:, 1], atol=1e-6)
 
 
 def close(t, want):

@@ -14,7 +14,10 @@ import dask.array as da
 import numpy as np
 
 from bnorm.checks import FLOATS
+from bnorm.distributed.learners import Learning, keys_of
+from bnorm.distributed.sums import NUMBER
 from bnorm.kernels.engines import serially
+from bnorm.transformer.durations import is_duration
 
 NAME = "Dask"
 delayed = dask.delayed
@@ -75,28 +78,40 @@ class Collection:
         return self._X.map_blocks(self._convert, dtype=self._like.dtype, meta=self._like)
 
 
-def fit(t: Any, data: Any, columns: Sequence[str] | None = None, sample_weight: Any = None) -> Any:
+def fit(
+    t: Any, data: Any, columns: Sequence[str] | None = None, sample_weight: Any = None, times: str | None = None
+) -> Any:
     """Fit a transformer to the rows of a Dask DataFrame or array, as `t.fit` does. It computes at once.
 
     Parameters
     ----------
-    t : BatchNormTransformer
+    t : BatchNormTransformer or GroupedTransformer
         After an error it is as it was.
     data : dask.dataframe.DataFrame or dask.array.Array
-        NaN is a missing value.
+        NaN is a missing value. For times and for groups it must be a DataFrame.
     columns : sequence of str, optional
         The features, columns of a DataFrame. By default all columns of numbers and bools.
     sample_weight : str, Series or array, optional
-        The weights of the rows, or the name of their column.
+        The weights of the rows, or the name of their column. For times it must be a name.
+    times : str, optional
+        The column of the times of the rows, for a half-life that is a length of time.
 
     Returns
     -------
-    BatchNormTransformer
+    BatchNormTransformer or GroupedTransformer
         t itself.
     """
+    if times is not None or is_duration(t.halflife):
+        reading = Learning.of("dask.fit", t, _kinds("dask.fit", data), columns, sample_weight, times)
+        parts = data[reading.names].to_delayed()
+        return reading.fit(t, dask.compute(*(dask.delayed(_state)(reading, part) for part in parts)))
+    keys = keys_of("dask.fit", t)
+    if keys:
+        beside = (*keys, *([sample_weight] if isinstance(sample_weight, str) else []))
+        columns = [*keys, *(_numbers("dask.fit", data, *beside) if columns is None else columns)]
     if isinstance(sample_weight, str):
         _refuse_unknown("dask.fit", data, [sample_weight])
-        columns = _numbers(data, sample_weight) if columns is None else columns
+        columns = _numbers("dask.fit", data, sample_weight) if columns is None else columns
         sample_weight = data[sample_weight]
     return t.fit(_chosen("dask.fit", data, columns), sample_weight=sample_weight)
 
@@ -106,7 +121,7 @@ def transform(t: Any, data: Any, columns: Sequence[str] | None = None) -> Any:
 
     Parameters
     ----------
-    t : BatchNormTransformer
+    t : BatchNormTransformer or GroupedTransformer
     data : dask.dataframe.DataFrame or dask.array.Array
     columns : sequence of str, optional
         The columns of the features of a DataFrame, if they have no names. By default all columns of numbers.
@@ -125,6 +140,18 @@ def transform(t: Any, data: Any, columns: Sequence[str] | None = None) -> Any:
     return data.map_partitions(_replaced, y, meta=_replaced(data._meta, y._meta))
 
 
+def _state(reading: Learning, frame: Any) -> bytes:
+    import pyarrow as pa
+
+    return reading.state([pa.Table.from_pandas(frame, preserve_index=False)])
+
+
+def _kinds(who: str, data: Any) -> dict[str, int | None]:
+    if not hasattr(type(data), "to_dask_array"):
+        raise TypeError(f"{who}: data: expected a Dask DataFrame, whose columns have names, got {type(data).__name__}")
+    return {name: NUMBER if dtype.kind in "biuf" else None for name, dtype in data.dtypes.items()}
+
+
 def _replaced(frame: Any, columns: Any) -> Any:
     """A frame with these columns instead of its own of these names."""
     return frame.assign(**{name: columns[name] for name in columns.columns})
@@ -135,13 +162,13 @@ def _chosen(who: str, data: Any, columns: Any) -> Any:
         if columns is not None:
             raise ValueError(f"{who}: columns: expected None for an array, got {columns!r}")
         return array_of(who, "data", data)
-    columns = _numbers(data) if columns is None else [columns] if isinstance(columns, str) else list(columns)
+    columns = _numbers(who, data) if columns is None else [columns] if isinstance(columns, str) else list(columns)
     _refuse_unknown(who, data, columns)
     return data if columns == list(data.columns) else data[columns]
 
 
-def _numbers(data: Any, *but: str) -> list[Any]:
-    return [name for name, dtype in data.dtypes.items() if dtype.kind in "biuf" and name not in but]
+def _numbers(who: str, data: Any, *but: str) -> list[Any]:
+    return [name for name, kind in _kinds(who, data).items() if kind == NUMBER and name not in but]
 
 
 def _refuse_unknown(who: str, data: Any, columns: Sequence[str]) -> None:

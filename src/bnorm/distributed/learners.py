@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn import clone
 
 from bnorm import arrow
 from bnorm.distributed.engine import NONE, NUMBER, Kinds, Map, Mapping, Partitions, Reading, filled, unknown
@@ -24,6 +23,8 @@ def reading_of(
     who: str, t: Any, kinds: Kinds, columns: Sequence[str] | None, sample_weight: str | None, times: str | None
 ) -> "Reading | Learning":
     """What an engine reads to fit a transformer."""
+    if not hasattr(t, "halflife") or isinstance(t, type):
+        raise TypeError(f"{who}: t: expected a BatchNormTransformer or a GroupedTransformer, got {t!r:.80}")
     if hasattr(t, "by") or times is not None or is_duration(t.halflife):
         return Learning.of(who, t, kinds, columns, sample_weight, times)
     return Reading.of(who, kinds, columns, sample_weight, t.exact)
@@ -53,7 +54,7 @@ class Learning(Partitions):
         cls, who: str, t: Any, kinds: Kinds, columns: Sequence[str] | None, sample_weight: Any, times: Any
     ) -> "Learning":
         """The columns that were asked for, checked; by default all numbers that are not needed otherwise."""
-        keys = _keys(who, t)
+        keys = keys_of(who, t)
         fades = is_duration(t.halflife)
         if fades != (times is not None):
             expected = "the name of the column of times, as the half-life is a length of time" if fades else "None"
@@ -69,6 +70,8 @@ class Learning(Partitions):
                 raise unknown(who, name, kinds)
             if name in columns:
                 raise ValueError(f"{who}: columns: expected features, got {name!r}, which has keys or times")
+        from sklearn import clone
+
         plain = clone(t) if keys else clone(t).set_params(history=None)
         return cls(who, plain, (*keys, *reading.columns), reading.weight, times)
 
@@ -113,6 +116,8 @@ class Learning(Partitions):
         return merged_in_order(_merged, (pickle.loads(state) for state in states if state != NONE))
 
     def _learned(self, part: Any, batch: Any) -> Any:
+        from sklearn import clone
+
         for name in self.names:
             if name not in batch.schema.names:
                 raise unknown(self.who, name, batch.schema.names)
@@ -167,7 +172,7 @@ def _merged(parts: list[Any]) -> Any:
     return first
 
 
-def _keys(who: str, t: Any) -> list[str]:
+def keys_of(who: str, t: Any) -> list[str]:
     """The names of the columns of keys; none for a transformer without groups."""
     if not hasattr(t, "by"):
         return []

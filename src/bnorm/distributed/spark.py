@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from pyspark.sql import functions as F
 from pyspark.sql import types
 
-from bnorm.distributed.engine import NUMBER, VECTOR, Mapping, Partitions, Reading
+from bnorm.distributed.engine import NUMBER, VECTOR, Map, Mapping, Partitions, Reading
 from bnorm.distributed.learners import mapping_of, reading_of
 from bnorm.moments import Moments
 
@@ -74,14 +75,34 @@ def transform(t: Any, data: Any, columns: Sequence[str] | None = None) -> Any:
     pyspark.sql.DataFrame
     """
     mapping = mapping_of("spark.transform", t, _kinds(data), columns)
+    if isinstance(mapping, Map) and not any(_kind(data.schema[name].dataType) == VECTOR for name in mapping.columns):
+        return data.select(*(_column(mapping, field) for field in data.schema.fields))
     fields = [_normalized(field) if field.name in mapping.columns else field for field in data.schema.fields]
     return _in_arrow(data, partial(_mapped, mapping), types.StructType(fields))
 
 
+def _column(mapping: Map, field: Any) -> Any:
+    """A column of numbers, as Spark itself computes it: no value passes through Python."""
+    column = F.col(_quoted(field.name))
+    if field.name not in mapping.columns:
+        return column
+    place, _ = mapping.columns[field.name]
+    mean, _, _, scale, shift = mapping.stats[:, place].tolist()
+    x = column.cast("double")
+    y = (x - mean) * scale + shift
+    if isinstance(field.dataType, types.FractionalType):
+        message = f"{mapping.who}: column {field.name!r}: expected finite numbers, got infinity"
+        y = F.when(F.abs(x) == float("inf"), F.raise_error(message)).otherwise(y)
+    return y.cast(_normalized(field).dataType).alias(field.name, metadata=field.metadata)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
 def _states(reading: Partitions, data: Any) -> list[bytes]:
     """One state for each partition that has rows, in the order of the partitions."""
-    columns = ["`" + name.replace("`", "``") + "`" for name in reading.names]
-    rows = _in_arrow(data.select(*columns), partial(_of_partition, reading), STATES).collect()
+    rows = _in_arrow(data.select(*map(_quoted, reading.names)), partial(_of_partition, reading), STATES).collect()
     return Partitions.attempted(sorted(rows, key=lambda row: row["partition"]))
 
 
@@ -104,8 +125,8 @@ def _of_partition(reading: Partitions, batches: Iterator[Any]) -> Iterator[Any]:
 
     row = reading.attempt(batches)
     context: Any = TaskContext.get()
-    types = {"partition": pa.int64(), "state": pa.binary(), "error": pa.string()}
-    yield pa.RecordBatch.from_pydict({"partition": [context.partitionId()], **row}, pa.schema(types))
+    schema = pa.schema({"partition": pa.int64(), "state": pa.binary(), "error": pa.string()})
+    yield pa.RecordBatch.from_pydict({"partition": [context.partitionId()], **row}, schema)
 
 
 def _mapped(mapping: Mapping, batches: Iterator[Any]) -> Iterator[Any]:

@@ -55,14 +55,13 @@ class Sums(NamedTuple):
         """The moments with features for columns whose widths are known by now."""
         if self.widths == widths:
             return self.moments
-        new = sum(_features(width) for mine, width in zip(self.widths, widths, strict=True) if mine != width)
         places: list[int] = []
-        start, added = 0, sum(map(_features, self.widths))
+        start, none = 0, sum(map(_features, self.widths))
         for mine, width in zip(self.widths, widths, strict=True):
-            at, n = (start, _features(mine)) if mine == width else (added, _features(width))
-            places += range(at, at + n)
-            start, added = (start + n, added) if mine == width else (start, added + n)
-        return Moments.beside([self.moments, empty(self.moments.exact, new)]).picked(places)
+            n = _features(width)
+            places += range(start, start + n) if mine == width else [none] * n
+            start += _features(mine)
+        return Moments.beside([self.moments, empty(self.moments.exact, 1)]).picked(places)
 
     def to_bytes(self) -> bytes:
         moments = self.moments
