@@ -233,6 +233,8 @@ static inline void bn_extremes_task(bn_extremes_job *job, ptrdiff_t t)
         w->least[c] = INFINITY;
         w->greatest[c] = -INFINITY;
     }
+    if (!width || begin == end)
+        return;
     if (job->weight)
         bn_weighted_extremes(w, begin, end);
     else if (C == 1)

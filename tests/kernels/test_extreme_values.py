@@ -1,0 +1,69 @@
+"""The least and the greatest value of each channel: the reference's, for every type, shape and SIMD level."""
+
+from importlib import import_module
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from bnorm.kernels import cpu, reference
+from bnorm.kernels.cpu.entries import processor_level
+from bnorm.kernels.cpu.extremes import entries
+
+rng = np.random.default_rng(0)
+SHAPES = [
+    (3000, 3),
+    (70, 4, 300),
+    (40, 700),
+    (1, 1, 5000),
+    (20, 3, 2),
+    (5, 2, 64),
+    (2, 3, 4097),
+    (0, 3),
+    (4, 0),
+    (1, 1),
+]
+TYPES = ["float64", "float32", "float16", "uint8", "int8", "uint16", "int16", "bool"]
+LEVELS = cpu.LEVELS[: processor_level() + 1]
+LEVELS = tuple(level for level in LEVELS if find_spec(f"bnorm.kernels.cpu.extremes.{level}"))
+
+
+@pytest.fixture(params=LEVELS)
+def level(request):
+    yield entries.use(import_module(f"bnorm.kernels.cpu.extremes.{request.param}").task)
+    entries.use(import_module(f"bnorm.kernels.cpu.extremes.{cpu.simd_level()}").task)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_as_the_reference(dtype, level):
+    for shape in SHAPES:
+        x = (rng.standard_normal(shape) * 40).astype(dtype)
+        for bad in (None, np.nan, np.inf, -np.inf):
+            if bad is not None and x.dtype.kind == "f":
+                x[rng.random(shape) < 0.3] = bad
+            weight = rng.integers(0, 2, (shape[0], int(np.prod(shape[2:])))).astype(float)
+            for skipna in (False, True):
+                for w in (None, weight):
+                    want, got = reference.extremes(x, w, skipna), cpu.extremes(x, w, skipna)
+                    np.testing.assert_array_equal(got, want, err_msg=f"{shape} {bad} {skipna} {w is None}")
+
+
+def test_bfloat16():
+    x = rng.standard_normal((30, 3, 5)).astype(pytest.importorskip("ml_dtypes").bfloat16)
+    assert np.array_equal(cpu.extremes(x)[1], x.astype(float).max(axis=(0, 2)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((np.ones((4, 6))[:, ::2],), "contiguous"),
+        ((np.ones(4),), "at least 2 axes"),
+        ((np.ones((2, 2), np.int64),), "integers of 8 or 16 bits"),
+        ((np.ones((2, 2), ">f8"),), "byte order"),
+        ((np.ones((2, 3, 4)), np.ones(3)), "weight: expected 8 numbers"),
+        ((np.ones((2, 3, 4)), np.ones(8, np.float32)), "weight: expected 8 numbers"),
+    ],
+)
+def test_what_would_crash_is_refused(arguments, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        cpu.extremes(*arguments)
