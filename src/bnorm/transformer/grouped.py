@@ -339,7 +339,8 @@ class GroupedTransformer(
         if engine_of(X) is not None:
             return group_blocks.batch_of(WHO, self, X, sample_weight)
         weight = None if sample_weight is None else table.features.weights(sample_weight)
-        return batch_of(read(WHO, table.keys), table.features, weight, halflife)
+        fades = self.halflife is not None
+        return batch_of(read(WHO, table.keys), table.features, weight, halflife, count=fades)
 
     def _read(self, X: Any, sample_weight: Any) -> Batch:
         """What a table says, whose rows all weigh the same; nothing is learned."""

@@ -26,7 +26,7 @@ class Batch(NamedTuple):
 
     parts         (4, G, C) of each key; if values fade, at its last row
     seen, last    (G, C), if values fade: the weight before fading, and the row with full weight, counted from the last
-    lengths       (G,) the rows of each key
+    lengths       (G,) the rows of each key; 0 if values do not fade
     whole         the steps of all rows, keys missing or not
     """
 
@@ -39,12 +39,14 @@ class Batch(NamedTuple):
     weighted: bool
 
 
-def batch_of(keys: Keys, x: Dense, weight: ndarray | None, halflife: float | None) -> Batch:
-    """A batch, from the codes of its rows. Infinity in it is a ValueError."""
+def batch_of(keys: Keys, x: Dense, weight: ndarray | None, halflife: float | None, count: bool = False) -> Batch:
+    """A batch, from the codes of its rows. Infinity in it is a ValueError. count: whether to count the rows of each key
+    without a half-life too, for values that will fade.
+    """
     n, rows = len(keys.keys), x.rows
     codes, outside = keys.codes, n
     if bool((codes < 0).any()):  # rows without a key belong to the whole: they are one more group
-        codes, outside = np.where(codes < 0, n, codes).astype(np.int32), n + 1
+        codes, outside = np.where(codes < 0, np.int32(n), codes), n + 1
     table = x.dense()
     seen = last = None
     if halflife is None:
@@ -56,7 +58,8 @@ def batch_of(keys: Keys, x: Dense, weight: ndarray | None, halflife: float | Non
         parts, seen, last = np.ascontiguousarray(parts[:, :n]), seen[:n], last[:n]
         whole = x.steps(weight, Rows(halflife), 0)
     tables.refuse_infinity_in(whole[0].parts, x, weight)
-    lengths = np.bincount(codes, minlength=outside)[:n]
+    counted = count or halflife is not None
+    lengths = np.bincount(codes, minlength=outside)[:n] if counted else np.zeros(n, np.int64)
     return Batch(keys, parts, seen, last, lengths, whole, weight is not None)
 
 
@@ -87,13 +90,16 @@ def _faded(
 
 
 def together(parts: ndarray) -> ndarray:
-    """The parts (4, C) of all groups of (4, G, C), merged in pairs, level by level."""
+    """The parts (4, C) of all groups of (4, G, C), merged half by half."""
     channels = parts.shape[2]
-    while parts.shape[1] > 1:
-        half = parts.shape[1] // 2
-        pairs = [np.ascontiguousarray(parts[:, i : 2 * half : 2]).reshape(4, -1) for i in range(2)]
-        merged = cpu.merge(pairs).reshape(4, half, channels)
-        parts = np.concatenate([merged, parts[:, 2 * half :]], axis=1)
+    while (n := parts.shape[1]) > 1:
+        half = n // 2
+        both = [np.ascontiguousarray(part).reshape(4, -1) for part in (parts[:, :half], parts[:, half : 2 * half])]
+        merged = cpu.merge(both).reshape(4, half, channels)
+        if n % 2:
+            merged = merged.copy()
+            merged[:, 0] = cpu.merge([merged[:, 0].copy(), parts[:, -1].copy()])
+        parts = merged
     return parts[:, 0].copy() if parts.shape[1] else np.zeros((4, channels))
 
 
@@ -202,10 +208,14 @@ class Groups:
         at = self.index.find(who, batch.keys, names) if at is None else at.copy()
         new = np.flatnonzero(at < 0)
         at[new] = len(self) + np.arange(len(new))
-        self._grow(len(self) + len(new))
-        for name, a in some.arrays().items():
-            self.arrays[name][at] = a.reshape(len(at), self.channels)
-        self.lengths[at] += batch.lengths
+        arrays = {name: a.reshape(len(at), self.channels) for name, a in some.arrays().items()}
+        if len(self):
+            self._grow(len(self) + len(new))
+            for name, a in arrays.items():
+                self.arrays[name][at] = a
+            self.lengths[at] += batch.lengths
+        else:
+            self.arrays, self.lengths = arrays, batch.lengths.copy()
         self.index.add([batch.keys.keys[i] for i in new.tolist()], batch.keys.kinds)
         self.batches += 1
         self.weighted |= batch.weighted
@@ -215,7 +225,7 @@ class Groups:
         room = len(self.lengths)
         if groups <= room:
             return
-        more = max(groups, room + room // 2) - room if room else groups
+        more = max(groups, room + room // 2) - room
         self.arrays = {
             name: np.concatenate([a, np.zeros((more, self.channels), a.dtype)]) for name, a in self.arrays.items()
         }
@@ -256,12 +266,13 @@ class Groups:
         one more where there is none. refuse: whether that is a ValueError.
         """
         at = self.index.find(who, keys, names)
-        lost = np.append(at < 0, True)[keys.codes]
-        if refuse and lost.any():
+        gone = bool((keys.codes < 0).any())
+        if refuse and (gone or bool((at < 0).any())):
+            lost = np.append(at < 0, True)[keys.codes]
             row = int(lost.argmax())
             key = "a missing key" if keys.codes[row] < 0 else repr(keys.keys[keys.codes[row]])
             raise ValueError(f"{who}: unseen: expected keys seen in fit, as unseen='error', got {key} in row {row}")
-        return at, np.where(keys.codes < 0, len(at), keys.codes).astype(np.int32)
+        return at, np.where(keys.codes < 0, np.int32(len(at)), keys.codes) if gone else keys.codes
 
     def numbers(self, places: ndarray, prior: float, fall_back: bool, eps: float, inverse: bool) -> ndarray:
         """What the map by groups takes, (3, G + 1, C): of these groups, and of rows without any.

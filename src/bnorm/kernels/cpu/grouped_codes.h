@@ -27,11 +27,18 @@ static ptrdiff_t bn_codes_of(const int64_t *values, ptrdiff_t n, int64_t least, 
 {
     const uint64_t mask = ((uint64_t)1 << bits) - 1;
     ptrdiff_t found = 0;
-    for (ptrdiff_t i = 0; i < n; i++) {
+    for (ptrdiff_t i = 0; i < n && !spread; i++) {
+        const uint64_t at = (uint64_t)values[i] - (uint64_t)least;
+        int32_t code = table[at];
+        if (code < 0) {
+            code = table[at] = (int32_t)found;
+            distinct[found++] = values[i];
+        }
+        codes[i] = code;
+    }
+    for (ptrdiff_t i = 0; i < n && spread; i++) {
         const int64_t v = values[i];
-        uint64_t at = (uint64_t)v - (uint64_t)least;
-        if (spread)
-            at = (at * 0x9E3779B97F4A7C15u) >> (64 - bits);
+        uint64_t at = (((uint64_t)v - (uint64_t)least) * 0x9E3779B97F4A7C15u) >> (64 - bits);
         while (table[at] >= 0 && distinct[table[at]] != v)
             at = (at + 1) & mask;
         if (table[at] < 0) {
