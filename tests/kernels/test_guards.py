@@ -11,6 +11,7 @@ import numpy as np
 import child
 from bnorm.kernels.activation import leaky
 from bnorm.kernels.cpu import entries, groups, second, sparse
+from bnorm.kernels.cpu.extremes import entries as extreme
 from bnorm.running import Statistics
 
 CALLS = 600  # of each entry
@@ -22,6 +23,7 @@ NAMES = {
     groups: "distinct later moments normalize",
     second: "channels rows",
     sparse: "moments scaled",
+    extreme: "extremes",
 }
 ENTRIES = {f"{module.__name__}.{name}": getattr(module, name) for module in NAMES for name in NAMES[module].split()}
 LIKE_X = {"x", "y", "dy", "dx", "ddx", "out", "total", "other", "a", "like"}
