@@ -73,7 +73,7 @@ cdef void run_row_span(RowJob* job, Py_ssize_t begin, Py_ssize_t end, char* memo
         mine.shift = memory + size
         column(job.gamma, 1.0, n, size, job.wide, memory)
         column(job.beta, 0.0, n, size, job.wide, memory + size)
-    cdef size_t near = job.inner * sizeof(double) if job.weight != NULL else 0
+    cdef size_t near = job.inner * sizeof(double) + BN_BEYOND if job.weight != NULL else 0
     if job.room_size > 0:
         mine.room = <char*>malloc(job.room_size)
     if near > 0:

@@ -1,35 +1,74 @@
-# Rows whose positions have weights, which all rows of an outer position share. Only shares matter to a row, so in the
-# gradient the weights of a position are divided by a power of two near the largest, and fit the type of x.
+# Rows whose positions have weights, which all rows of an outer position share. Only shares matter to a row, so the
+# weights of a position are divided by a power of two near the largest, and fit the type of x.
 #
-# Uses bounded, one_nan (channel_columns), Output, longest (channel_maps), recenter, weight_of (channel_weighted),
-# edge_of, forward_maps, row_room (row_maps), add_gradient (row_residual), walk_on (row_sums).
+# Uses bounded, one_nan (channel_columns), products_beyond_float (channel_grads), Output, longest (channel_maps),
+# recenter, weight_of (channel_weighted), edge_of, forward_maps, row_room (row_maps), add_gradient (row_residual),
+# BATCH (row_short), readable, walk_on (row_sums).
 # Gives weighted_backward, weighted_forward.
 
 cdef enum:
-    WEIGHTED = 4096     # values that are summed about one center, of as many runs as there are of so many
+    WEIGHTED = 1 << 16  # values that are summed about one center, of as many runs as there are of so many
+
+
+cdef double near_weights(RowJob* job, Py_ssize_t o, real* near) noexcept nogil:
+    """The weights of an outer position in the type of x, with a vector of zeros behind them; their sum, 0 if it is not
+    enough to divide by."""
+    cdef const double* w = job.weight + o * job.inner
+    cdef double most = 0.0, inverse, all
+    cdef Py_ssize_t i
+    for i in range(job.inner):
+        most = w[i] if w[i] > most else most
+    inverse = bn_near_one(most)
+    for i in range(job.inner):
+        near[i] = <real>(w[i] * inverse)
+    for i in range(job.inner, job.inner + BN_WIDTH):
+        near[i] = 0
+    all = weight_of(w, job.inner)
+    return all * inverse if 1.0 / all < INFINITY else 0.0
+
+
+cdef inline void squares_of_runs(
+    Py_ssize_t runs, Py_ssize_t n, Py_ssize_t pitch, const real* x, Py_ssize_t left, const real* w, double some,
+    double center, double* s, double* q
+) noexcept nogil:
+    bn_weighted_squares(runs, n, pitch, x, left, w, <real>center, s, q)
+    if real is float and not (BN_LEAST_SQUARE * some <= q[0] < INFINITY):
+        bn_careful_squares(runs, n, pitch, x, w, <real>center, s, q)
+
+
+cdef inline double sum_near(const real* w, Py_ssize_t n) noexcept nogil:
+    cdef double sum = 0.0
+    cdef Py_ssize_t i
+    for i in range(n):
+        sum += <double>w[i]
+    return sum
 
 
 cdef void weighted_moments_of_row(
-    RowJob* job, Py_ssize_t row, const double* w, Py_ssize_t first, double all, bn_ahead* ahead, const real* x
+    RowJob* job, Py_ssize_t row, const real* w, Py_ssize_t first, double all, Py_ssize_t total, bn_ahead* ahead,
+    const real* x
 ) noexcept nogil:
     """mean and rstd of a row; the first weight above 0 is that of `first`, and the weights of a run add up to `all`."""
     cdef double count = 0.0, mean = 0.0, m2 = 0.0, low = 0.0, center = 0.0, s, q, some
     cdef Py_ssize_t inner = job.inner, runs = max(<Py_ssize_t>1, WEIGHTED // max(<Py_ssize_t>1, inner)), k = 0, i, n
+    cdef Py_ssize_t at = row * job.channels * inner, here
     cdef bint about_zero = job.rule == BN_MEAN_SQUARE
-    while k < job.channels and first < inner:
+    while k < job.channels and all > 0.0:
         runs = min(runs, job.channels - k)
         i = 0
         while i < inner:
             n = min(<Py_ssize_t>WEIGHTED, inner - i)
-            some = runs * (all if n == inner else weight_of(w + i, n))
+            some = runs * (all if n == inner else sum_near(w + i, n))
+            here = at + k * inner + i
             if ahead != NULL:
                 bn_fetch_on(ahead, runs * n * sizeof(real), job.stream)
-            if 1.0 / some < INFINITY:   # else it weighs nothing, or not enough to divide by
+            if some > 0.0:
                 if not about_zero:
-                    center = x[first] if count == 0.0 else mean + low
-                bn_weighted_squares(runs, n, inner, x + k * inner + i, w + i, center, &s, &q)
+                    center = <double><real>(x[at + first] if count == 0.0 else mean + low)
+                squares_of_runs(runs, n, inner, x + here, total - here, w + i, some, center, &s, &q)
                 if not about_zero and recenter(1, &some, 0, &s, &q, &count, &center):
-                    bn_weighted_squares(runs, n, inner, x + k * inner + i, w + i, center, &s, &q)
+                    center = <double><real>center
+                    squares_of_runs(runs, n, inner, x + here, total - here, w + i, some, center, &s, &q)
                 if about_zero:
                     m2 += q
                     count += some
@@ -45,81 +84,99 @@ cdef void weighted_forward(
     RowJob* job, Py_ssize_t o, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end, Output* out, const real* x
 ) noexcept nogil:
     """Groups begin to end of the outer positions from o to last: the statistics of a few rows, and their maps."""
-    cdef Py_ssize_t size = job.channels * job.inner, row, g, batch, first
+    cdef Py_ssize_t size = job.channels * job.inner, row, g, batch, first, total
     cdef Py_ssize_t most = max(<Py_ssize_t>1, BUFFER // max(<Py_ssize_t>1, size))
-    cdef const double* w
+    cdef real* near = <real*>job.near
     cdef double all
     for o in range(o, last):
-        w = job.weight + o * job.inner
-        all = weight_of(w, job.inner)
+        all = near_weights(job, o, near)
+        total = readable(job, o, last, end)
         first = 0
-        while first < job.inner and w[first] == 0.0:
+        while all > 0.0 and near[first] == 0:
             first += 1
         g = begin
         while g < end:
             batch = min(most, end - g)
             for row in range(o * job.groups + g, o * job.groups + g + batch):
-                weighted_moments_of_row(job, row, w, first, all, walk_on(job, out), x + row * size)
+                weighted_moments_of_row(job, row, near, first, all, total, walk_on(job, out), x)
             forward_maps(job, o * job.groups + g, batch, g, out, x)
             g += batch
 
 
-# What the channels of a row have in common in its gradient.
+# What passes through the statistics of a row to its gradient, with the other sign: tilt (x - mean) + rest.
 ctypedef struct Tilted:
-    double mean, rstd, tilt, rest
+    double tilt, rest
+
+
+cdef inline void run_of(
+    RowJob* job, Py_ssize_t row, Py_ssize_t c, const real* x, real* scale, real* shift
+) noexcept nogil:
+    """The forward of a channel: (x - h) scale + shift, h being the mean of the row in its type."""
+    cdef double mean = job.mean[row], gain = job.rstd[row] if job.gamma == NULL else job.rstd[row] * job.gamma[c]
+    gain = bounded(gain, x)
+    scale[0] = <real>gain
+    shift[0] = <real>bn_fold(<double><real>mean, mean, gain, 0.0 if job.beta == NULL else job.beta[c])
 
 
 cdef void weighted_sums_of_row(
-    RowJob* job, Py_ssize_t row, Py_ssize_t p, double count, double* dgamma, double* dbeta, bn_ahead* ahead, Tilted* of,
-    const real* x
+    RowJob* job, Py_ssize_t row, Py_ssize_t p, double count, Py_ssize_t total, double* dgamma, double* dbeta,
+    bn_ahead* ahead, Tilted* of, const real* x
 ) noexcept nogil:
     """What passes through the statistics of a row, and its part in dgamma and dbeta. Its first channel is p."""
-    cdef Py_ssize_t at = row * job.channels * job.inner, c
+    cdef Py_ssize_t n = job.inner, at = row * job.channels * n, c
+    cdef const real* dy = <const real*>job.dy
     cdef double mean = job.mean[row], rstd = job.rstd[row], sum = 0.0, dot = 0.0, s, d, gamma
-    cdef real h = <real>mean
+    cdef real h = <real>mean, scale, shift
     for c in range(p, p + job.channels):
         gamma = 1.0 if job.gamma == NULL else job.gamma[c]
+        run_of(job, row, c, x, &scale, &shift)
         if ahead != NULL:
-            bn_fetch_on(ahead, job.inner * sizeof(real), job.stream)
-        bn_weighted_products(
-            job.act, job.inner, <const real*>job.dy + at, x + at, h, <real>bounded(rstd * gamma, x),
-            <real>bn_fold(<double>h, mean, bounded(rstd * gamma, x), 0.0 if job.beta == NULL else job.beta[c]), &s, &d)
+            bn_fetch_on(ahead, n * sizeof(real), job.stream)
+        bn_weighted_products(job.act, n, dy + at, x + at, total - at, h, scale, shift, &s, &d)
+        if real is float and products_beyond_float(1, n, &s, &d):
+            bn_careful_products(job.act, n, dy + at, x + at, h, scale, shift, &s, &d)
         d -= (mean - <double>h) * s
         sum += gamma * s
         dot += gamma * d
         if job.params:
             dbeta[c] += s
             dgamma[c] += rstd * d
-        at += job.inner
-    of.mean, of.rstd = mean, rstd
+        at += n
     of.tilt = bounded(-bn_grad_b(rstd, dot, count), x)
-    of.rest = (0.0 if job.rule == BN_MEAN_SQUARE else -bn_grad_c(sum, count)) - of.tilt * (mean - <double>h)
+    of.rest = 0.0 if job.rule == BN_MEAN_SQUARE else -bn_grad_c(sum, count)
 
 
 cdef void weighted_map_of_row(
     RowJob* job, Py_ssize_t row, Py_ssize_t p, const real* w, const Tilted* of, Output* out, const real* x
 ) noexcept nogil:
-    """dx of a row."""
-    cdef Py_ssize_t at = row * job.channels * job.inner, most = job.inner if out.direct else longest(x), c, i, n
-    cdef real h = <real>of.mean, r = <real>bounded(of.rstd, x), tilt = <real>of.tilt, rest = <real>of.rest
-    cdef real gain, scale, shift
-    cdef double gamma
+    """dx of a row: of a few short runs at a time, or of a part of a long one."""
+    cdef real[BATCH] h, r, tilt, rest, gain, scale, shift
+    cdef Py_ssize_t inner = max(<Py_ssize_t>1, job.inner), at = row * job.channels * job.inner, c = 0, i, k, n
+    cdef Py_ssize_t most = job.inner if out.direct else longest(x)
+    cdef Py_ssize_t runs = max(<Py_ssize_t>1, min(<Py_ssize_t>BATCH, longest(x) // inner))
+    cdef double mean = job.mean[row]
     cdef real* dx
-    one_nan(&h, &tilt, &rest)
-    for c in range(p, p + job.channels):
-        gamma = 1.0 if job.gamma == NULL else job.gamma[c]
-        gain = <real>gamma
-        scale = <real>bounded(of.rstd * gamma, x)
-        shift = <real>bn_fold(<double>h, of.mean, bounded(of.rstd * gamma, x), 0.0 if job.beta == NULL else job.beta[c])
+    for k in range(min(runs, job.channels)):
+        h[k] = <real>mean
+        r[k] = <real>bounded(job.rstd[row], x)
+        tilt[k] = <real>of.tilt
+        rest[k] = <real>(of.rest - of.tilt * (mean - <double>h[k]))
+        one_nan(&h[k], &tilt[k], &rest[k])
+    while c < job.channels:
+        runs = min(runs, job.channels - c)
+        for k in range(runs):
+            gain[k] = 1 if job.gamma == NULL else <real>job.gamma[p + c + k]
+            run_of(job, row, p + c + k, x, &scale[k], &shift[k])
         i = 0
-        while i < job.inner:
+        while i < job.inner:    # as a whole, where there are several runs
             n = min(most, job.inner - i)
-            dx = row_room(out, at, n, x)
-            bn_weighted_gradients(job.act, 1, n, <const real*>job.dy + at, x + at, dx, w + i, &h, &r, &gain, &scale,
-                                  &shift, &tilt, &rest, edge_of(out))
-            add_gradient(job, at, n, dx)
-            at += n
+            dx = row_room(out, at, runs * n, x)
+            bn_weighted_gradients(job.act, runs, n, <const real*>job.dy + at, x + at, dx, w + i, h, r, gain, scale,
+                                  shift, tilt, rest, edge_of(out))
+            add_gradient(job, at, runs * n, dx)
+            at += runs * n
             i += n
+        c += runs
 
 
 cdef void weighted_backward(
@@ -127,21 +184,14 @@ cdef void weighted_backward(
     Output* out, const real* x
 ) noexcept nogil:
     """dx of the same rows, and their part in dgamma and dbeta."""
-    cdef Py_ssize_t g, i
-    cdef const double* w
+    cdef Py_ssize_t g, row, total
     cdef real* near = <real*>job.near
-    cdef double most, inverse, count
+    cdef double count
     cdef Tilted of
     for o in range(o, last):
-        w = job.weight + o * job.inner
-        most = 0.0
-        for i in range(job.inner):
-            most = max(most, w[i])
-        inverse = bn_near_one(most)
-        for i in range(job.inner):
-            near[i] = <real>(w[i] * inverse)
-        count = job.channels * (weight_of(w, job.inner) * inverse)
+        count = job.channels * near_weights(job, o, near)
+        total = readable(job, o, last, end)
         for g in range(begin, end):
-            weighted_sums_of_row(job, o * job.groups + g, g * job.channels, count, dgamma, dbeta, walk_on(job, out),
-                                 &of, x)
-            weighted_map_of_row(job, o * job.groups + g, g * job.channels, near, &of, out, x)
+            row = o * job.groups + g
+            weighted_sums_of_row(job, row, g * job.channels, count, total, dgamma, dbeta, walk_on(job, out), &of, x)
+            weighted_map_of_row(job, row, g * job.channels, near, &of, out, x)

@@ -108,7 +108,9 @@ cdef extern from "sums.h" nogil:
 cdef extern from "weighted.h" nogil:
     double bn_near_one(double)
     void bn_weighted_squares(...)
+    void bn_careful_squares(...)
     void bn_weighted_products(...)
+    void bn_careful_products(...)
     void bn_weighted_gradients(...)
 
 # (...): for the type of the arrays that it is called with; the compiler of C knows the arguments.
