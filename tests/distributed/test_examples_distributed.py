@@ -46,6 +46,6 @@ def test_a_table_of_files():
 def test_a_table_of_spark():
     done = child.run(EXAMPLES / "spark_table.py", "--rows", 20_000, "--master", "local[2]", timeout=250)
     assert done.returncode == 0, done.stderr
-    assert number("means within", done.stdout) < 1e-11
+    assert number("means within", done.stdout) < 2e-11  # half a place of a mean of a million, over a deviation of 12
     assert number("variances within", done.stdout) < 1e-11
     assert len(set(re.findall(r"^  ([0-9a-f]{32})$", done.stdout, re.MULTILINE))) == 1
