@@ -350,7 +350,7 @@ def test_every_function_is_documented():
 
 def test_functions_of_one_family_take_the_same_options():
     options = {name: set(getattr(F, name).__kwdefaults__) for name in ("batch_norm", "group_norm", "instance_norm")}
-    assert options["group_norm"] == options["instance_norm"] == options["batch_norm"] - {"mean", "var", "weight"}
+    assert options["group_norm"] == options["instance_norm"] == options["batch_norm"] - {"mean", "var"}
     assert (
         set(F.layer_norm.__kwdefaults__)
         == set(F.rms_norm.__kwdefaults__)

@@ -143,7 +143,8 @@ def _of_positions(name: str, a: Array, layout: Layout, dtype: Any) -> Array:
         a = np.broadcast_to(a.reshape(full[:1] + (1,) * (len(full) - 1)), full)
     if layout.order is not None:
         a = a.transpose([i - (i > axis) for i in layout.order if i != axis])
-    return dense(a, dtype).reshape(layout.block[0], a.size // max(layout.block[0], 1))
+    outer = layout.block[0]
+    return dense(a, dtype).reshape(outer, a.size // outer if outer else prod(layout.block[2:]))
 
 
 def dense(a: Array, dtype: Any) -> Array:
