@@ -78,10 +78,9 @@ class Saved:
             dx, dgamma, dbeta = self.gradients(view.like(dy, layout), params, None, dh)
             return view.ordered(view.restore(dx, layout), self.order), dgamma, dbeta
         whole = view.restore(x, layout)
-        to, target, apart = _room(who, out, x, layout, ({"dy": mine, "x": whole}, *given), kind, same="dy")
-        dx, dgamma, dbeta = self.gradients(view.like(dy, layout), params, to, dh)
-        if target is not None:
-            _deliver(dx, layout, to, target, None if apart else whole, self)
+        room = _room(who, out, x, layout, ({"dy": mine, "x": whole}, *given), kind, same="dy")
+        dx, dgamma, dbeta = self.gradients(view.like(dy, layout), params, room[0], dh)
+        _deliver(dx, layout, room, whole, self)
         return out, dgamma, dbeta
 
 
@@ -159,17 +158,16 @@ def known_forward(
     block, layout = view.channels(x, axis, False)
     if weight is not None:  # which has no effect
         checks.weights(who, weight, layout, type(x))
-    to, target, apart = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
+    room = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
     mean, var = known
-    y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, None, act, None, to)
+    y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, None, act, None, room[0])
     saved = ChannelSaved()
     saved.kernels, saved.x, saved.layout, saved.act = kernels, block, layout, act
     saved.stats, saved.count, saved.left, saved.weight = stats, count, left, None
     saved.frozen, saved.has_gamma, saved.has_beta = True, gamma is not None, beta is not None
     if out is None:
         return view.restore(y, layout), saved
-    if target is not None:
-        _deliver(y, layout, to, target, None if apart else x, saved)
+    _deliver(y, layout, room, x, saved)
     return out, saved
 
 
@@ -209,8 +207,8 @@ def batch_forward(
         kernels, saved = BACKENDS[type(x)], ChannelSaved()
     else:
         saved = kernels.saved()
-    to, target, apart = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
-    found = kernels.forward(block, gamma, beta, eps, None, None, weight, act, running, to)
+    room = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
+    found = kernels.forward(block, gamma, beta, eps, None, None, weight, act, running, room[0])
     if found is None:
         return _of_one_value(who, x, gamma, beta, eps, axis, act, weight, out, given, single)
     y, stats, count, left = found
@@ -221,8 +219,7 @@ def batch_forward(
     saved.frozen, saved.has_gamma, saved.has_beta = False, gamma is not None, beta is not None
     if out is None:
         return view.restore(y, layout), saved
-    if target is not None:
-        _deliver(y, layout, to, target, None if apart else x, saved)
+    _deliver(y, layout, room, x, saved)
     return out, saved
 
 
@@ -274,8 +271,8 @@ def row_forward(
     added = None if residual is None else view.like(checks.residual(who, residual, x), layout)
     if weight is not None:
         weight, _, _ = checks.weights(who, weight, layout, type(x))
-    to, target, apart = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
-    y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rule, act, to, added, weight)
+    room = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
+    y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rule, act, room[0], added, weight)
     if added is not None:
         y, block = y
     order = None if layout.order is None and x.flags.c_contiguous else view.axes_in_memory(x)
@@ -292,8 +289,8 @@ def row_forward(
         saved.beta, saved.parameter_shape = beta.flatten(), beta.shape
     if out is None:
         out = view.ordered(view.restore(y, layout), order)
-    elif target is not None:
-        _deliver(y, layout, to, target, None if apart or added is not None else x, saved)
+    else:
+        _deliver(y, layout, room, x if added is None else None, saved)
     if added is None:
         return out, saved
     return (out, view.ordered(view.restore(block, layout), order)), saved
@@ -310,11 +307,10 @@ def _room(
     return to, target, apart
 
 
-def _deliver(
-    result: ndarray, layout: view.Layout, to: ndarray | None, target: ndarray, x: ndarray | None, saved: Saved
-) -> None:
-    """Copy a result to `target`, unless the kernel has written it there (`to`). `saved` forgets an overwritten x."""
+def _deliver(result: ndarray, layout: view.Layout, room: Room, x: ndarray | None, saved: Saved) -> None:
+    """Copy a result to where it belongs, unless the kernel has written it there. `saved` forgets an overwritten x."""
+    to, target, apart = room
     if to is None:
         target[...] = view.restore(result, layout)
-    if x is not None and overlap.same_memory(target, x):
+    if not apart and x is not None and overlap.same_memory(target, x):
         saved.x = None

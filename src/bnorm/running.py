@@ -75,12 +75,13 @@ class Statistics:
 
     __slots__ = (
         *("counters", "last", "low", "mean", "pairs", "seen", "var", "weight"),
-        *("_ddof", "_halflife", "_momentum", "_nonfinite", "from_data", "rule"),
+        *("_ddof", "_halflife", "_momentum", "_moving", "_nonfinite", "from_data", "rule"),
         *("counted", "flags", "still"),
     )
     ARRAYS = ("mean", "var", "seen", "low", "weight", "pairs", "last")
 
     rule: Rule  # arrays and settings, as the kernels take them
+    _moving: tuple[Rule, Rule]  # the same for `move`, which propagates what is not finite, or raises
     counters: ndarray  # int64: batches, batches that some channel skipped, rows, and batches that `seen` lacks
 
     def __init__(
@@ -105,7 +106,7 @@ class Statistics:
         self.weight = self._zeros() if from_data and self.mode != POOL else None
         self.pairs = self._zeros() if self.mode == FADE else None
         self.last = self._zeros() if self.mode == FADE else None
-        self._settle()
+        self._renew()
 
     @property
     def mode(self) -> int:
@@ -120,7 +121,7 @@ class Statistics:
     @momentum.setter
     def momentum(self, value: float | None) -> None:
         self._momentum = value
-        self._settle()
+        self._renew()
 
     @property
     def halflife(self) -> float | None:
@@ -129,7 +130,7 @@ class Statistics:
     @halflife.setter
     def halflife(self, value: float | None) -> None:
         self._halflife = value
-        self._settle()
+        self._renew()
 
     @property
     def ddof(self) -> int:
@@ -142,7 +143,7 @@ class Statistics:
     @nonfinite.setter
     def nonfinite(self, value: str) -> None:
         self._nonfinite = value
-        self._settle()
+        self._renew()
 
     @property
     def batches(self) -> int:
@@ -165,7 +166,7 @@ class Statistics:
         """Replace the arrays of these names, on whichever device they are."""
         for name, array in arrays.items():
             setattr(self, name, array)
-        self._settle()
+        self._renew()
 
     # Updating -----------------------------------------------------------------------------------------------------
 
@@ -188,8 +189,7 @@ class Statistics:
         batch makes `rows` longer; `seen` is the sum of the weights before fading; `pairs` is as in formulas.h.
         typical: the number of values in a batch, for batches that were never counted.
         """
-        rule = self.rule.under(self.rule.mode, "raise" if finite else "propagate")
-        BACKENDS[type(self.mean)].move(rule, parts, seen, pairs, last, rows, batches, typical)
+        BACKENDS[type(self.mean)].move(self._moving[finite], parts, seen, pairs, last, rows, batches, typical)
 
     def learn(self, steps: Sequence[Step], suspect: Callable[[], None] = lambda: None) -> None:
         """Update by consecutive steps, which count as one batch. After an error nothing has changed.
@@ -377,19 +377,19 @@ class Statistics:
         return faded, faded[0] * faded[0] - parts[0] * square, last
 
     def _zeros(self) -> ndarray:
-        zeros: ndarray = zeros_like(self.mean, np.float64)
-        return zeros
+        return zeros_like(self.mean, np.float64)  # type: ignore[no-any-return]
 
-    def _settle(self) -> None:
-        """Renew `rule`."""
+    def _renew(self) -> None:
+        """Make the rules anew, whenever an array or a setting is another."""
         self.rule = Rule(
             self.mode,
             *(self.mean, self.var, self.low, self.seen, self.weight, self.pairs, self.last, self.counters),
             *(self._momentum or 0.0, self._halflife or 1.0, float(self._ddof), self.from_data, self._nonfinite),
         )
+        self._moving = self.rule.under(self.mode, "propagate"), self.rule.under(self.mode, "raise")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__ if name != "rule"}
+        return {name: getattr(self, name) for name in self.__slots__ if name not in ("rule", "_moving")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Memory from a file or another process may be read-only or shared, so each array is copied."""
@@ -397,4 +397,4 @@ class Statistics:
             if name in (*self.ARRAYS, "counters") and value is not None:
                 value = devices.owned(value.copy())
             setattr(self, name, value)
-        self._settle()
+        self._renew()

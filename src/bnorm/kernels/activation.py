@@ -1,5 +1,6 @@
 """The record that tells kernels what comes after normalizing."""
 
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 Name = Literal["relu", "leaky_relu", "silu", "gelu"] | None  # in annotations
@@ -22,6 +23,7 @@ IDENTITY, RELU, SILU, GELU = Activation(0, 1.0), Activation(1, 0.0), Activation(
 NAMED = {None: IDENTITY, "relu": RELU, "silu": SILU, "gelu": GELU}
 
 
+@lru_cache(maxsize=64)  # a record takes as long to make as a small forward checks its arguments
 def leaky(slope: float) -> Activation:
     """The leaky ReLU with a slope; without any, the plain one, which makes 0 of an infinity."""
     return Activation(2, slope) if slope else RELU

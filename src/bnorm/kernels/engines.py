@@ -14,6 +14,8 @@ from bnorm.kernels.cpu.threads import limit_caller
 
 Result = TypeVar("Result")
 
+from numpy import ndarray
+
 
 class Engine(NamedTuple):
     """package: of the collections; test: its function that recognizes them; module: the engine here."""
@@ -28,6 +30,8 @@ ENGINES = [Engine("dask", "is_dask_collection", "bnorm.distributed.dask")]
 
 def engine_of(value: object) -> Any:
     """The module of the engine that a value is a collection of; None for a value in memory."""
+    if type(value) is ndarray:  # at once
+        return None
     for package, test, module in ENGINES:
         library = sys.modules.get(package)
         if library is not None and getattr(library, test)(value):

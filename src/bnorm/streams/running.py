@@ -139,20 +139,7 @@ class RunningNorm(Followed):
         self._training = checks.flag(self._who, "mode", mode)
         return self
 
-    def eval(self) -> Self:
-        """Set inference mode, in which calls only normalize. Returns the object."""
-        return self.train(False)
-
     # Settings -----------------------------------------------------------------------------------------------------
-
-    @property
-    def training(self) -> bool:
-        """The mode. train() and eval() set it too."""
-        return self._training
-
-    @training.setter
-    def training(self, value: bool) -> None:
-        self.train(value)
 
     @property
     def clip(self) -> float | None:

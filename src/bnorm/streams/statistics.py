@@ -11,6 +11,7 @@ from bnorm.kernels import BACKENDS, moved
 from bnorm.kernels.rule import spread
 from bnorm.layers import state
 from bnorm.running import BATCHES, ROWS, Statistics
+from bnorm.streams.modes import Modes
 
 NOISE = 8 * float(np.finfo(np.float64).eps)
 NAMES = {"seen": "count"}  # of arrays, where they differ from those of `Statistics`
@@ -18,12 +19,12 @@ SETTINGS = tuple(f"_{name}" for name in ("clip", "device", "dtype", "eps", "half
 SETTINGS += ("_training", "_who")
 
 
-class Followed:
+class Followed(Modes):
     """Running statistics of observations of one shape; `RunningNorm` adds how they normalize."""
 
     __slots__ = (
         *("__weakref__", "_clip", "_device", "_dtype", "_eps", "_fading", "_halflife", "_kind", "_limit"),
-        *("_momentum", "_online", "_shape", "_skipped", "_statistics", "_training", "_who", "_whole"),
+        *("_momentum", "_online", "_shape", "_skipped", "_statistics", "_who", "_whole"),
     )
 
     _who: str

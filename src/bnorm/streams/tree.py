@@ -10,12 +10,13 @@ import numpy as np
 from bnorm import checks
 from bnorm.kernels import kind_of
 from bnorm.layers import state
+from bnorm.streams.modes import Modes
 from bnorm.streams.statistics import Followed
 
 CLASS = "RunningNormTree"
 
 
-class RunningNormTree:
+class RunningNormTree(Modes):
     """A RunningNorm for each array of a nested observation; `RunningNorm.tree` makes it.
 
     It is used as a RunningNorm, with whole observations. `tree["key"]`, or `tree[0]` of a tuple, is the normalizer of a
@@ -36,7 +37,7 @@ class RunningNormTree:
     (7, array([1., 1., 1.]))
     """
 
-    __slots__ = ("__weakref__", "_parts", "_training")
+    __slots__ = ("__weakref__", "_parts")
 
     def __init__(self, parts: dict[str, Any] | tuple[Any, ...]) -> None:
         if not isinstance(parts, dict | tuple):
@@ -75,19 +76,6 @@ class RunningNormTree:
             norm.train(mode)
         self._training = mode
         return self
-
-    def eval(self) -> Self:
-        """Set inference mode in all parts. Returns the tree."""
-        return self.train(False)
-
-    @property
-    def training(self) -> bool:
-        """The mode. train() and eval() set it too."""
-        return self._training
-
-    @training.setter
-    def training(self, value: bool) -> None:
-        self.train(value)
 
     def __getitem__(self, name: Any) -> Any:
         return self._parts[name]

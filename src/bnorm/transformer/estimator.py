@@ -226,15 +226,16 @@ class BatchNormTransformer(
             return self
         if "layer_" not in self.__dict__:
             return self._begin(X, sample_weight, times, whole=False)
-        parameters.check(self)
-        parameters.check_same_stream(self)
+        changed = parameters.changed(self)
         X, times, column = separated(X, times)
         state, x = self._state, self._table(X)
         when = self._times(x, times, column)
         weight = None if sample_weight is None else x.weights(sample_weight)
         if x.rows == 1:
             self._tell_of_single_rows(state, 4)
-        state.follow(self.momentum, self.halflife, self.eps, self.history)
+        if changed:
+            state.follow(self.momentum, self.halflife, self.eps, self.history)
+            state.followed = parameters.settings(self)
         state.move(x, weight, when)
         return self
 

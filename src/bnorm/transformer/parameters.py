@@ -1,6 +1,7 @@
 """The parameters of a transformer: which values are valid, and which a stream that has begun allows."""
 
 from contextlib import suppress
+from operator import is_
 from typing import Any
 
 from bnorm.running import AVERAGE
@@ -14,10 +15,14 @@ VALID: set[Any] = set()  # combinations found valid: scikit-learn's check takes 
 MOST_VALID = 1000
 
 
+def _given(t: Any) -> tuple[Any, ...]:
+    """All parameters."""
+    return t.momentum, t.halflife, t.eps, t.ddof, t.affine, t.copy, t.history, t.exact, t.window
+
+
 def check(estimator: Any) -> None:
     """An error, by scikit-learn or by this function, if a parameter is invalid."""
-    t = estimator
-    given = (t.momentum, t.halflife, t.eps, t.ddof, t.affine, t.copy, t.history, t.exact, t.window)
+    t, given = estimator, _given(estimator)
     key = (type(t), given, *map(type, given))  # the types too, as True equals 1, but is not valid where 1 is
     with suppress(TypeError):  # a value without a hash is refused below
         if key in VALID:
@@ -47,6 +52,22 @@ def check(estimator: Any) -> None:
     if len(VALID) == MOST_VALID:
         VALID.clear()
     VALID.add(key)
+
+
+def settings(estimator: Any) -> tuple[Any, ...]:
+    """The parameters of a transformer, and what its stream has made of them."""
+    state = estimator._state
+    return *_given(estimator), state.layer.eps, state.statistics.rule  # a rule is renewed with each of its settings
+
+
+def changed(estimator: Any) -> bool:
+    """Whether there are other parameters than `State.follow` has been told; an error if they are invalid."""
+    before = estimator._state.followed
+    if before is not None and all(map(is_, settings(estimator), before)):
+        return False
+    check(estimator)
+    check_same_stream(estimator)
+    return True
 
 
 def shown(estimator: Any, text: str) -> str:

@@ -41,6 +41,8 @@ class State(Fitted):
     device of x.
     """
 
+    followed: tuple[Any, ...] | None = None  # the settings that it was last told to follow: not in a copy
+
     def __init__(
         self,
         x: Table,
@@ -95,6 +97,9 @@ class State(Fitted):
         """Become a copy of another state, on the same device."""
         self.statistics.assign(other.statistics)
         self.__dict__.update(other.besides())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "followed"}
 
     def becoming(self, other: "State") -> list[tuple[Any, ...]]:
         """Compiled calls, with their arguments, that make this state that of its copy which has moved on."""
