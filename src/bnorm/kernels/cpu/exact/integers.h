@@ -12,7 +12,7 @@ enum {
     BN_SPAN_I = 256,         /* columns */
     BN_BLOCK_I = 1 << 14,   /* rows of a block, at most */
     BN_SUMS_I = 8,
-    BN_TIMES_I = 1 << 10    /* blocks before the sums are put into limbs, so that those of all columns may be added */
+    BN_TIMES_I = 1 << 8     /* blocks before the sums are put into limbs, so that those of all columns may be added */
 };
 
 typedef int64_t bn_sums[BN_SUMS_I][BN_SPAN_I];   /* their high halves may be unsigned: none of them overflows */
@@ -58,33 +58,28 @@ static inline void bn_add_integers(int kind, const void *x, ptrdiff_t rows, ptrd
     }
 }
 
-/* Put the sums of a column, of so many rows, into the limbs of its channel, and set them to 0. */
-static inline void bn_flush_integers(int kind, bn_sums s, ptrdiff_t j, int64_t rows, bn_total *t, ptrdiff_t channel)
+/* Put the sums of columns, of so many rows, into the limbs of their channels, and set them to 0. Those of one channel,
+ * which are neighbours or `each` apart, are added first. */
+static inline void bn_flush_integers(int kind, bn_sums s, int64_t rows, ptrdiff_t width, ptrdiff_t each,
+                                     const bn_home *home)
 {
     /* To which sum, and times which power of 2; h l is there twice. */
     static const int class[8] = {0, 1, 1, 0, 1, 1, 1, 1}, power[8] = {0, 0, 32, 32, 33, 65, 64, 96};
-    if (kind == BN_UINT16) {    /* summed about 32768 */
-        bn_put_integer(t, 1, channel, s[0][j], 16);
-        bn_put_integer(t, 1, channel, rows, 30);
-        bn_put_integer(t, 0, channel, rows, 15);
-    }
-    for (int k = 0; k < BN_SUMS_I; k++) {
-        bn_put_integer(t, class[k], channel, s[k][j], power[k]);
-        s[k][j] = 0;
-    }
-}
-
-/* The same of all columns; those of one channel are added first. */
-static inline void bn_flush_columns(int kind, bn_sums s, int64_t rows, ptrdiff_t width, const bn_home *home)
-{
-    for (int k = 0; home->alone && k < BN_SUMS_I; k++)
-        for (ptrdiff_t j = 1; j < width; j++) {
-            s[k][0] += s[k][j];
+    const ptrdiff_t *channel = home->channel, apart = home->alone ? 1 : each;
+    const int sums = kind < BN_FLOAT32 ? 2 : BN_SUMS_I;
+    for (ptrdiff_t j = 0; kind == BN_UINT16 && j < width; j++)
+        if (channel[j] >= 0) {  /* summed about 32768 */
+            s[1][j] += 65536 * s[0][j] + ((int64_t)1 << 30) * rows;
+            s[0][j] += 32768 * rows;
+        }
+    for (int k = 0; k < sums; k++)
+        for (ptrdiff_t j = width - 1; j >= 0; j--) {
+            if (j >= apart && channel[j - apart] == channel[j])
+                s[k][j - apart] += s[k][j];
+            else if (channel[j] >= 0)
+                bn_put_integer(home->total, class[k], channel[j], s[k][j], power[k]);
             s[k][j] = 0;
         }
-    for (ptrdiff_t j = 0; j < (home->alone ? 1 : width); j++)
-        if (home->channel[j] >= 0)
-            bn_flush_integers(kind, s, j, home->alone ? rows * width : rows, home->total, home->channel[j]);
 }
 
 #endif

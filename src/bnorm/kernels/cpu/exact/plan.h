@@ -20,12 +20,12 @@ BN_INLINE ptrdiff_t bn_between(ptrdiff_t least, ptrdiff_t n, ptrdiff_t most)
     return n > most ? most : n < least ? least : n;     /* most, if that is below least */
 }
 
-/* How many outer positions make a row, so that few of the lanes of its strips are left over. */
+/* How many outer positions make a row, so that few of the lanes of its strips are left over, or columns of integers. */
 static inline ptrdiff_t bn_widening(ptrdiff_t each, int real)
 {
     ptrdiff_t widen = 1;
     if (!real)
-        return bn_between(1, BN_SPAN / bn_between(1, each, BN_SPAN), BN_SPAN);
+        return bn_between(1, (each > 0 && BN_STRIP % each ? BN_SPAN : BN_STRIP) / bn_between(1, each, BN_SPAN), BN_SPAN);
     while (widen < BN_MOST_WIDEN) {
         const ptrdiff_t width = widen * each, lanes = (width + BN_LANES - 1) / BN_LANES * BN_LANES;
         if ((lanes - width) * 16 <= width)

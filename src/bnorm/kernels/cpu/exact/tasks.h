@@ -67,7 +67,7 @@ static inline void bn_finish_strips(bn_work *w, ptrdiff_t strips, int alone)
         if (w->real)
             bn_flush(w->strips + k, &home, w->wide);
         else
-            bn_flush_columns(w->job->kind, w->sums[k], w->rows, w->lanes, &home);
+            bn_flush_integers(w->job->kind, w->sums[k], w->rows, w->lanes, w->job->channels * w->job->inner, &home);
     }
     w->rows = w->blocks = 0;
 }

@@ -12,6 +12,7 @@
 #include <emmintrin.h>
 #endif
 
+#include "fetch.h"
 #include "lanes.h"
 
 /* least_*: the smallest magnitudes that were not 0, or infinity; a NaN is passed over. */
@@ -172,14 +173,6 @@ BN_INLINE bn_doubles bn_square_rest(bn_doubles x, bn_doubles q)
     return bn_plus(bn_plus(bn_minus(bn_times(h, h), q), twice), bn_times(l, l));
 #endif
 }
-
-#if defined(__GNUC__) || defined(__clang__)
-#define bn_prefetch(p) __builtin_prefetch(p, 0, 2)   /* to the second level: each line is read once */
-#elif defined(_M_X64)
-#define bn_prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T1)
-#else
-#define bn_prefetch(p) ((void)(p))
-#endif
 
 /* Subnormals are numbers here, and rounding is to nearest, whatever another library has set this thread to. */
 BN_INLINE unsigned bn_standard_arithmetic(void)

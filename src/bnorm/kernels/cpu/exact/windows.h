@@ -127,7 +127,7 @@ BN_INLINE void bn_sum_floats(const float *x, ptrdiff_t rows, ptrdiff_t stride, c
         for (ptrdiff_t i = 0; i < rows; i++, from += stride) {
             const bn_doubles v = bn_widen(from), u = bn_widen(from + BN_WIDE);
             if (at == 0)
-                bn_prefetch(next->from + i * next->row);
+                bn_fetch_line(next->from + i * next->row);
             few = bn_less_f(few, from);
             a = bn_also(v, a);
             b = bn_also(u, b);
@@ -172,7 +172,7 @@ BN_INLINE void bn_sum_doubles(const double *x, ptrdiff_t rows, ptrdiff_t stride,
         for (ptrdiff_t i = 0; i < rows; i++, from += stride) {
             const bn_doubles c = bn_load(from), q = bn_times(c, c), s = bn_square_rest(c, q);
             if (at % 8 == 0)
-                bn_prefetch(next->from + i * next->row + at / 8 * next->line);
+                bn_fetch_line(next->from + i * next->row + at / 8 * next->line);
             few = bn_less_d(few, c);
             BN_ADD_SPLIT(p, l, q)
             BN_ADD_SPLIT(v, k, s)

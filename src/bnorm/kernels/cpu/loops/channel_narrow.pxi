@@ -200,10 +200,10 @@ cdef void integer_sums(
 cdef void integer_run(Job* job, Py_ssize_t r, Py_ssize_t c, int64_t* s, int64_t* q) noexcept nogil:
     """The same of a long run of channel c."""
     cdef Py_ssize_t i = (r % job.segments) * job.segment, n = min(i + job.segment, job.inner) - i
-    cdef Py_ssize_t at = (r // job.segments * job.channels + c) * job.inner + i, rows = n // WIDE
-    integer_sums(job, at, rows, WIDE, WIDE, 1, WIDE, s, q)
-    if n > rows * WIDE:
-        integer_sums(job, at + rows * WIDE, 1, WIDE, n - rows * WIDE, 1, WIDE, s, q)
+    cdef Py_ssize_t at = (r // job.segments * job.channels + c) * job.inner + i, rows = n // BN_STRIP
+    integer_sums(job, at, rows, BN_STRIP, BN_STRIP, 1, BN_STRIP, s, q)
+    if n > rows * BN_STRIP:
+        integer_sums(job, at + rows * BN_STRIP, 1, BN_STRIP, n - rows * BN_STRIP, 1, BN_STRIP, s, q)
 
 
 cdef void integer_task(Job* job, Py_ssize_t t) noexcept nogil:

@@ -12,6 +12,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "fetch.h"
+
 #if defined(__F16C__) || (defined(_MSC_VER) && defined(__AVX2__))
 #include <immintrin.h>
 #define BN_HAS_HALF 1
@@ -143,41 +145,60 @@ static inline void bn_read_double(int kind, const void *from, ptrdiff_t at, ptrd
 #undef BN_READ_AS
 }
 
-/* s += sum v and q += sum v^2 down `rows` rows of at most BN_COLUMNS columns, without any rounding; v is x, or
- * x - 32768 of uint16, whose pairs of squares have no room in 32 bits. */
+/* s += sum v and q += sum v^2 down `rows` rows of columns, without any rounding; v is x, or x - 32768 of uint16, whose
+ * pairs of squares have no room in 32 bits. Strips of columns, whose sums stay in registers, go down blocks of rows that
+ * stay near the processor. Where rows are far apart the next block is fetched meanwhile. */
 enum {
-    BN_COLUMNS = 1024,
-    BN_ROWS = 16384     /* whose sums of 8-bit numbers' squares have room in 32 bits */
+    BN_STRIP = 64,
+    BN_NEAR = 2 * BN_STRIP, /* columns: of rows so close the processor foresees the next */
+    BN_BLOCK = 1 << 16,     /* bytes */
+    BN_LEAST = 32,          /* rows of a block */
+    BN_MOST = 16384         /* rows, whose sums of 8-bit numbers' squares have room in 32 bits */
 };
 
 #define BN_SUMS_OF(type, wide, name, value)                                                                         \
+    static inline void bn_strip_of_##name(const type *x, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width,         \
+                                          ptrdiff_t ahead, int64_t *s, int64_t *q)                                  \
+    {                                                                                                               \
+        int32_t sum[BN_STRIP] = {0};                                                                                \
+        wide square[BN_STRIP] = {0};                                                                                \
+        ptrdiff_t r = 0;                                                                                            \
+        for (; r + 2 <= rows; r += 2) {                                                                             \
+            const type *a = x + r * stride, *b = a + stride;                                                        \
+            for (ptrdiff_t i = 0; ahead && i < BN_STRIP; i += 64 / (ptrdiff_t)sizeof *a) {                          \
+                bn_fetch_line((const char *)(a + ahead + i));                                                       \
+                bn_fetch_line((const char *)(b + ahead + i));                                                       \
+            }                                                                                                       \
+            for (ptrdiff_t j = 0; j < width; j++) {                                                                 \
+                const int32_t v = value(a[j]), w = value(b[j]);                                                     \
+                sum[j] += v + w;                                                                                    \
+                square[j] += (wide)((uint32_t)(v * v) + (uint32_t)(w * w));                                         \
+            }                                                                                                       \
+        }                                                                                                           \
+        for (; r < rows; r++)                                                                                       \
+            for (ptrdiff_t j = 0; j < width; j++) {                                                                 \
+                const int32_t v = value(x[r * stride + j]);                                                         \
+                sum[j] += v;                                                                                        \
+                square[j] += (wide)(uint32_t)(v * v);                                                               \
+            }                                                                                                       \
+        for (ptrdiff_t j = 0; j < width; j++) {                                                                     \
+            s[j] += sum[j];                                                                                         \
+            q[j] += (int64_t)square[j];                                                                             \
+        }                                                                                                           \
+    }                                                                                                               \
     static inline void bn_sums_of_##name(const type *x, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width,          \
                                          int64_t *s, int64_t *q)                                                    \
     {                                                                                                               \
-        int32_t sum[BN_COLUMNS];                                                                                    \
-        wide square[BN_COLUMNS];                                                                                    \
-        for (ptrdiff_t begin = 0, r = 0; begin < rows; begin = r) {                                                 \
-            const ptrdiff_t end = begin + BN_ROWS < rows ? begin + BN_ROWS : rows;                                  \
-            memset(sum, 0, (size_t)width * sizeof sum[0]);                                                          \
-            memset(square, 0, (size_t)width * sizeof square[0]);                                                    \
-            for (r = begin; r + 2 <= end; r += 2) {                                                                 \
-                const type *a = x + r * stride, *b = a + stride;                                                    \
-                for (ptrdiff_t j = 0; j < width; j++) {                                                             \
-                    const int32_t v = value(a[j]), w = value(b[j]);                                                 \
-                    sum[j] += v + w;                                                                                \
-                    square[j] += (wide)((uint32_t)(v * v) + (uint32_t)(w * w));                                     \
-                }                                                                                                   \
-            }                                                                                                       \
-            for (; r < end; r++)                                                                                    \
-                for (ptrdiff_t j = 0; j < width; j++) {                                                             \
-                    const int32_t v = value(x[r * stride + j]);                                                     \
-                    sum[j] += v;                                                                                    \
-                    square[j] += (wide)(uint32_t)(v * v);                                                           \
-                }                                                                                                   \
-            for (ptrdiff_t j = 0; j < width; j++) {                                                                 \
-                s[j] += sum[j];                                                                                     \
-                q[j] += (int64_t)square[j];                                                                         \
-            }                                                                                                       \
+        const ptrdiff_t fit = BN_BLOCK / (ptrdiff_t)sizeof *x / (width > 0 ? width : 1);                            \
+        const ptrdiff_t most = fit < BN_LEAST ? BN_LEAST : fit > BN_MOST ? BN_MOST : fit;                           \
+        const ptrdiff_t ahead = stride > BN_NEAR ? most * stride : 0;                                               \
+        for (ptrdiff_t r = 0, n; r < rows; r += n, x += n * stride) {                                               \
+            ptrdiff_t j = 0;                                                                                        \
+            n = rows - r < most ? rows - r : most;                                                                  \
+            for (; j + BN_STRIP <= width; j += BN_STRIP)                                                            \
+                bn_strip_of_##name(x + j, n, stride, BN_STRIP, ahead, s + j, q + j);                                \
+            if (j < width)                                                                                          \
+                bn_strip_of_##name(x + j, n, stride, width - j, ahead, s + j, q + j);                               \
         }                                                                                                           \
     }
 #define BN_ITSELF(x) ((int32_t)(x))

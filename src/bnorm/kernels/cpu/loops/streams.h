@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "fetch.h"
 #include "lanes.h"
 
 /* Whether there are stores past the caches. Without them all results go through the caches. */
@@ -24,19 +25,6 @@ enum {
     BN_FLUSH = 1024,        /* finished bytes from which they go to memory: the less of them, the smoother it flows */
     BN_ROOM = 8192          /* bytes that may be finished at once */
 };
-
-/* Fetch a line into the second-level cache. There it takes none of the few places where loads wait for memory, which
- * limit plain loads to two thirds of the bandwidth. */
-static inline void bn_fetch_line(const char *line)
-{
-#if defined(__GNUC__) || defined(__clang__)
-    __builtin_prefetch(line, 0, 2);
-#elif defined(BN_HAS_STREAM)
-    _mm_prefetch(line, _MM_HINT_T1);
-#else
-    (void)line;
-#endif
-}
 
 /* A walk ahead of the reader over rows of `span` bytes with `gap` bytes between them, of one array, or of a second
  * too that lies `apart` bytes from the first (0: none), and of a third, or of an output through the caches, that lies

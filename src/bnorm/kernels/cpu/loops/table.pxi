@@ -176,6 +176,7 @@ cdef extern from "narrow.h" nogil:
         BN_REAL
         BN_HALF
         BN_BOOL
+        BN_STRIP
     size_t bn_narrow_size(int)
     void bn_read_float(int, const void*, Py_ssize_t, Py_ssize_t, float*)
     void bn_read_double(int, const void*, Py_ssize_t, Py_ssize_t, double*)
