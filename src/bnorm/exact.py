@@ -14,7 +14,6 @@ from numpy import ndarray
 from bnorm import checks
 from bnorm.integers import BITS, Integers
 from bnorm.kernels import BACKENDS, moved, view
-from bnorm.kernels.cpu.exact.entries import exact_sums
 from bnorm.moments import Moments
 
 HEAVIEST = 2**31  # an integer weight is below this
@@ -266,9 +265,9 @@ def _root(num: int, den: int, e: int) -> float:
 def moments(who: str, x: Any, axis: Any, weight: Any, skipna: bool, weight_name: str = "weight") -> ExactMoments:
     """The exact moments of an array in memory; arguments as of `functional.moments`.
 
-    An array on a GPU is copied: its sums are made on the CPU.
+    The sums of an array on a GPU are made there, if it is float16, bfloat16 or float32; else it is copied.
     """
-    x = moved(array(who, x), ndarray)
+    x = array(who, x)
     block, layout = view.channels(x, checks.channel_axis(who, axis, x.shape))
     w = None
     if weight is not None:
@@ -280,13 +279,17 @@ def moments(who: str, x: Any, axis: Any, weight: Any, skipna: bool, weight_name:
     return of_block(block, w, skipna)
 
 
-def of_block(block: ndarray, w: ndarray | None, skipna: bool) -> ExactMoments:
-    """The exact moments of a block as the kernels see it. w: None, or int64 (outer, inner)."""
+def of_block(block: Any, w: ndarray | None, skipna: bool) -> ExactMoments:
+    """The exact moments of a block as the kernels of its library see it. w: None, or int64 (outer, inner)."""
+    kernels = BACKENDS[type(block)]
     if w is None:
-        return _moments_of(exact_sums(block), block.size // max(block.shape[1], 1), skipna)
+        return _moments_of(kernels.exact_sums(block), block.size // max(block.shape[1], 1), skipna)
     planes = [bit for bit in range(int(w.max(initial=0)).bit_length()) if ((w >> bit) & 1).any()]
     masks = [((w >> bit) & 1).astype(bool) for bit in planes] or [np.zeros(w.shape, bool)]
-    items = [_moments_of(exact_sums(block, mask), int(np.count_nonzero(mask)), skipna) for mask in masks]
+    items = [
+        _moments_of(kernels.exact_sums(block, kernels.asarray(mask)), int(np.count_nonzero(mask)), skipna)
+        for mask in masks
+    ]
     return ExactMoments.combined(items, [1 << bit for bit in planes] or [1])
 
 

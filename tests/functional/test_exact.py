@@ -106,6 +106,8 @@ def test_rounded_once(dtype):
         [-0.0, -0.0],
         [0.0, 5e-324],  # a tie at the smallest number
         [0.1] * 7,
+        [2.0**27 - 1, 1 - 2.0**27],  # m2 and var are ties: the square has 54 digits; down
+        [2.0**26 + 1, -(2.0**26) - 1] * 3,  # the same in m2 alone, upwards: three squares
         [2.0**k * (-1) ** k for k in range(-1074, 1024, 31)],
     ],
     ids=str,

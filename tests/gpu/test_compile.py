@@ -22,10 +22,12 @@ INSTANCES = {
     "rows_weighted": [name for dtype in plans.ITEMSIZE for name in row_plans.weighted_kernels(dtype)],
     "row_channels": [name for dtype in plans.ITEMSIZE for name in row_plans.row_channel_kernels(dtype)],
     "statistics": plans.per_channel_kernels("statistics"),
+    "exact": [name for dtype in plans.ITEMSIZE for name in plans.exact_kernels(dtype)],
 }
 # One of so many instances for each architecture, each time others; a prime, so that no kernel or type is left out.
 # Compiling all takes many minutes per architecture: python -m pytest -m "slow and cuda"
-SAMPLE = {"channels": 53, "clusters": 13, "rows": 47, "rows_weighted": 11, "row_channels": 29, "statistics": 1}
+SAMPLE = {"channels": 53, "clusters": 13, "rows": 47, "rows_weighted": 11, "row_channels": 29}
+SAMPLE |= {"statistics": 1, "exact": 7}
 FTZ = ("-ftz=true",)  # what CuPy adds to the options
 OPTIONS = (*launching.OPTIONS, *FTZ)
 

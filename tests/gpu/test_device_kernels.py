@@ -15,7 +15,7 @@ import pytest
 
 import child
 import gpu_sweep
-from bnorm.kernels import MEAN_SQUARE, VARIANCE, gpu, reference
+from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu, gpu, reference
 from bnorm.kernels.activation import IDENTITY, RELU
 from bnorm.kernels.gpu import launching, plans, row_plans
 from compare import assert_close, assert_same
@@ -70,6 +70,27 @@ def test_every_instance(cupy, dtype):
                 wrong = cupy.abs(wide(cupy, a) - b) > UNIT[dtype] * size
                 # rounding may decide on which side of the activation a value is
                 assert float(wrong.mean()) <= (0 if act == IDENTITY else 1e-3), (case, act, name)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_exact_sums(cupy, dtype):
+    """Every instance, with any bits at all: the integers of the processor."""
+    for v in row_plans.vectors_of(dtype):  # odd multiples, so that no larger vector divides
+        for shape in ((3000, 1024 + v), (16, 3, 20001 * v)):
+            x = drawn(cupy, shape, dtype, 0)
+            x[:7] = (
+                cupy.random.default_rng(1)
+                .integers(0, 1 << 16, x[:7].size * x.itemsize // 2)
+                .astype("u2")
+                .view(x.dtype)
+                .reshape(x[:7].shape)
+            )
+            masks = cupy.random.default_rng(2).random((shape[0], x[0, 0].size)) < 0.5
+            for mask in (None, masks) if v == 1 else (None,):
+                got = gpu.exact_sums(x, mask)
+                want = cpu.exact_sums(cupy.asnumpy(x), None if mask is None else cupy.asnumpy(mask))
+                for a, b in zip(got, want, strict=True):
+                    assert np.array_equal(a, b), (shape, dtype)
 
 
 @pytest.mark.parametrize("rule", [VARIANCE, MEAN_SQUARE])

@@ -92,14 +92,6 @@ def test_moments_move(cupy):
             Moments(there(np.array(bad)), there(ONES), there(ONES))
 
 
-def test_exact_moments_are_those_of_the_cpu(cupy):
-    """The array is copied: integers are summed on the host."""
-    w = np.arange(8)
-    want = F.moments(X, exact=True), F.moments(X, exact=True, weight=w)
-    assert (F.moments(there(X), exact=True), F.moments(there(X), exact=True, weight=there(w))) == want
-    assert F.moments(there(X), exact=True).digest() == want[0].digest()
-
-
 @needs_emulator
 @pytest.mark.parametrize("weighted", [False, True])
 def test_moments_of_axes_with_extremes(cupy, weighted):

@@ -267,6 +267,7 @@ OF_FAMILY = {
     "rows": "RowJob",
     "row_channels": "Job",
     "statistics": "StatisticsJob",
+    "exact": "Job",
 }
 
 
@@ -322,6 +323,7 @@ def every(family, dtypes=tuple(plans.ITEMSIZE)):
         "rows": row_plans.row_kernels,
         "rows_weighted": row_plans.weighted_kernels,
         "row_channels": row_plans.row_channel_kernels,
+        "exact": plans.exact_kernels,
     }
     names = {name for dtype in dtypes for name in lists[family](dtype)} if family in lists else set()
     return names | set(plans.per_channel_kernels(family))
@@ -331,7 +333,7 @@ def every(family, dtypes=tuple(plans.ITEMSIZE)):
 @given(SIZES, SIZES, SIZES, DTYPES, st.booleans(), st.booleans(), LIMITS)
 def test_no_plan_asks_for_another_kernel(outer, channels, inner, dtype, vectors, careful, limits):
     size = outer, channels, inner, dtype, vectors
-    found = []
+    found = [plans.exact_sums(*size, careful, limits)] if dtype != "float64" else []
     for kind in range(3):
         options = kind, limits
         found += [

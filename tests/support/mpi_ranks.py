@@ -44,6 +44,8 @@ def merging():
     for comm in (COMM, COMM.Split(0, -RANK), COMM.Dup()):
         merged = merge_all(F.moments(table[SHARE]), comm)
         close(merged.var(), F.moments(table).var())
+        exact = merge_all(F.moments(table[SHARE], exact=True), comm)
+        assert exact.digest() == F.moments(table, exact=True).digest()
         t = merge_all(bnorm.BatchNormTransformer(momentum=None).fit(table[SHARE]), comm)
         close(t.mean_, table.mean(0))
         assert t.n_samples_seen_ == 60

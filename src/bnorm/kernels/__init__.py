@@ -4,6 +4,7 @@ A backend is a module with the functions of `reference.py`, and these:
 
     asarray(value)   a value as an array of the backend
     memory(array)    a NumPy array at the same address, for tests of overlap; its values must not be read
+    exact_sums(...)  that of `reference_exact.py`; its results are NumPy arrays
     numbers(*some)   results of reductions as Python's numbers: synchronizes once
     FLOATS           names of the dtypes that it computes in
     INTEGERS         names of other dtypes that batch norm and moments read; the result is float64

@@ -36,6 +36,8 @@ def calls(check):
             dx = gpu.backward(dy, x, stats, count, w, RELU)[0]
             check(dx, 1e-4, "backward", dy.astype("f8"), x.astype("f8"), stats, float(count), w, RELU)
         sets = [gpu.moments(x), gpu.moments(dy)]
+        gpu.exact_sums(x)
+        gpu.exact_sums(x, weight < 0.5)
         moving = Statistics(np.zeros(shape[1]), np.ones(shape[1]))
         gpu.move(moving.rule, gpu.merge(sets))
         check(moving.mean, 1e-12, "merge", sets)

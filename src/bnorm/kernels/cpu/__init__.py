@@ -32,6 +32,7 @@ from .entries import (
     widened,
 )
 from .exact import entries as exact
+from .exact.entries import exact_sums
 from .extremes import entries as extreme
 from .extremes.entries import extremes
 from .threads import get_num_threads, set_num_threads
@@ -44,6 +45,7 @@ __all__ = [
     "asarray",
     "assign",
     "backward",
+    "exact_sums",
     "extremes",
     "finish",
     "finish_gradients",

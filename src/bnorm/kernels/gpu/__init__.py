@@ -30,6 +30,7 @@ from .channels import (
     moments,
     normalize,
 )
+from .exact import exact_sums
 from .launching import available, current_stream, namespace
 from .online import online
 from .rows import rows_backward, rows_forward
@@ -47,6 +48,7 @@ __all__ = [
     "available",
     "backward",
     "capturing",
+    "exact_sums",
     "extremes",
     "finish",
     "finish_gradients",

@@ -28,6 +28,7 @@ FAMILIES = {
     "rows_weighted": (*ON_CHANNELS, "blocks.cu", "rows.cu", "rows_weighted.cu"),
     "row_channels": (*ON_CHANNELS, "row_channels.cu"),
     "statistics": ("numbers.cu", "statistics.cu"),
+    "exact": ("numbers.cu", "walk.cu", "exact.cu"),
 }
 JOBS = {fields.size: np.dtype(f"V{fields.size}") for fields in jobs.ALL}
 PROBE = 'extern "C" __global__ void probe() {}'

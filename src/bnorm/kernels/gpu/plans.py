@@ -280,6 +280,14 @@ def reduction(
 
 
 @lru_cache(maxsize=1024)
+def exact_sums(outer: int, channels: int, inner: int, dtype: str, vectors: bool, masked: bool, limits: Limits) -> Plan:
+    """Integers, which need neither a workspace nor a block that comes last."""
+    shape = shape_of(outer, channels, inner, dtype, vectors and not masked)
+    chunk, chunks, _ = cut(shape, limits)
+    return Plan((launch(shape, shape.kernel("exact_sums", dtype, int(masked)), chunk, chunks, family="exact"),), 0, 0)
+
+
+@lru_cache(maxsize=1024)
 def map_only(
     name: str,  # "normalize", "finite", "gradient" or "frozen"
     outer: int, channels: int, inner: int, dtype: str, vectors: bool, careful: bool, kind: int, limits: Limits,
@@ -334,6 +342,18 @@ def cluster_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
     ]
     names = ("cluster_moments", "cluster_sums")
     return [shape.kernel(name, dtype, kind) for shape in shapes for name in names for kind in kinds]
+
+
+def exact_kernels(dtype: str) -> list[str]:
+    """The same of the family "exact"."""
+    if dtype == "float64":
+        return []
+    names = []
+    for power in range((VECTOR_BYTES // ITEMSIZE[dtype]).bit_length()):
+        vector = 1 << power
+        for shape in (rows_of_channels(1, vector, 1, ITEMSIZE[dtype], vector), channel_runs(1, 1, vector, vector)):
+            names += [shape.kernel("exact_sums", dtype, masked) for masked in ((0, 1) if vector == 1 else (0,))]
+    return names
 
 
 def channel_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
