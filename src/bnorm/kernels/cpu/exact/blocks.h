@@ -194,6 +194,28 @@ static inline int bn_sum_sifted(bn_strip *s, const bn_home *home, const void *x,
     return 1;
 }
 
+/* Windows for lanes that have had none, as the rounded squares of their first rows suggest; whether there can be any. */
+static inline int bn_first_windows(bn_strip *s, int alone, const void *x, ptrdiff_t rows, ptrdiff_t stride, int r, int wide)
+{
+    bn_lanes square = {0};
+    for (ptrdiff_t i = 0; i < rows; i++)
+        for (int k = 0; k < BN_LANES; k++) {
+            const double a = wide ? ((const double *)x)[i * stride + k] : ((const float *)x)[i * stride + k];
+            square[k] += a * a;
+        }
+    for (int k = 1; alone && k < BN_LANES; k++)
+        square[0] += square[k];
+    for (int k = 0; k < BN_LANES; k++) {
+        square[k] = square[alone ? 0 : k] / (double)(alone ? rows * BN_LANES : rows);
+        if (square[k] != 0 && !(square[k] > 0x1p-600 && square[k] < 0x1p600))
+            return 0;
+    }
+    for (int k = 0; k < BN_LANES; k++)
+        if (square[k] != 0)
+            bn_window(s, k, bn_above(square[k]) + 2 + r, r, wide);
+    return s->open = 1;
+}
+
 /* Add some rows of a strip, at most 2^r. */
 BN_APART void bn_add_rows(bn_strip *s, const bn_home *home, const void *x, ptrdiff_t rows, ptrdiff_t stride, int r,
                           int wide, const bn_next *next)
@@ -201,7 +223,7 @@ BN_APART void bn_add_rows(bn_strip *s, const bn_home *home, const void *x, ptrdi
     if (s->blocks >= BN_MANY)
         bn_flush(s, home, wide);
     int sifted = -1;
-    if (s->open) {
+    if (s->open || bn_first_windows(s, home->alone, x, rows, stride, r, wide)) {
         if (wide ? bn_sum_usual(s, x, rows, stride, next, 1) : bn_sum_usual(s, x, rows, stride, next, 0))
             return;
         sifted = bn_sum_sifted(s, home, x, rows, stride, wide);

@@ -35,7 +35,8 @@ cdef extern from "plan.h" nogil:
 cnp.import_array()
 
 cdef enum:
-    PER_THREAD = 4      # tasks, so that a thread whose core is taken is not waited for
+    PER_THREAD = 4      # tasks, so that a thread whose core is taken is not waited for,
+    FEW = 1 << 22       # or two of so few values, as every task has first and last steps
 
 
 cdef exact_task_t task = NULL
@@ -142,7 +143,7 @@ def exact_sums(cnp.ndarray x not None, cnp.ndarray mask=None):
     if values == 0:
         return None, 0, zeros(0, job.channels), 0, zeros(0, job.channels)
     threads = threads_for(values, values)
-    bn_exact_plan(&job, 1 if threads == 1 else threads * PER_THREAD)
+    bn_exact_plan(&job, 1 if threads == 1 else threads * (2 if values < FEW else PER_THREAD))
     tasks = job.pieces * job.groups
     job.totals = <bn_total*>calloc(tasks, sizeof(bn_total))
     if job.totals == NULL:

@@ -9,7 +9,7 @@ enum {
     BN_LONG = 256,          /* and from so many on it always is */
     BN_FEW_ROWS = 512,      /* with more, rows are read in their order */
     BN_MOST_WIDEN = 16,
-    BN_PIECE_ROWS = 4096,   /* that are worth the first and the last steps of every column */
+    BN_PIECE_ROWS = 1024,   /* that are worth the first and the last steps of every column */
     BN_SEGMENT = 1 << 16    /* values of a run that is cut */
 };
 

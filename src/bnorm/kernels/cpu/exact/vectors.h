@@ -66,7 +66,7 @@ BN_INLINE void bn_keep_d(double *to, bn_least_d least)
 #define BN_FUSED 1
 typedef __m256d bn_doubles;
 typedef __m256 bn_least_f;
-#define BN_OF(name) _mm256_##name
+#define BN_EACH(name) _mm256_##name
 #define bn_widen(p) _mm256_cvtps_pd(_mm_loadu_ps(p))
 #define bn_fma(a, b, c) _mm256_fmadd_pd(a, b, c)
 #define bn_fms(a, b, c) _mm256_fmsub_pd(a, b, c)
@@ -76,42 +76,42 @@ typedef __m256 bn_least_f;
 #define BN_WIDE 2
 typedef __m128d bn_doubles;
 typedef __m128 bn_least_f;
-#define BN_OF(name) _mm_##name
+#define BN_EACH(name) _mm_##name
 #define bn_widen(p) _mm_cvtps_pd(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(p))))
 #define bn_is_0_f(x) _mm_cmpeq_ps(x, _mm_setzero_ps())
 #define bn_is_0_d(x) _mm_cmpeq_pd(x, _mm_setzero_pd())
 #endif
-#ifdef BN_OF
+#ifdef BN_EACH
 typedef bn_doubles bn_least_d;
-#define bn_set(x) BN_OF(set1_pd)(x)
-#define bn_load(p) BN_OF(loadu_pd)(p)
-#define bn_store(p, a) BN_OF(storeu_pd)(p, a)
-#define bn_plus(a, b) BN_OF(add_pd)(a, b)
-#define bn_minus(a, b) BN_OF(sub_pd)(a, b)
-#define bn_times(a, b) BN_OF(mul_pd)(a, b)
+#define bn_set(x) BN_EACH(set1_pd)(x)
+#define bn_load(p) BN_EACH(loadu_pd)(p)
+#define bn_store(p, a) BN_EACH(storeu_pd)(p, a)
+#define bn_plus(a, b) BN_EACH(add_pd)(a, b)
+#define bn_minus(a, b) BN_EACH(sub_pd)(a, b)
+#define bn_times(a, b) BN_EACH(mul_pd)(a, b)
 
-BN_INLINE bn_least_f bn_none_f(void) { return BN_OF(set1_ps)(INFINITY); }
-BN_INLINE bn_least_d bn_none_d(void) { return BN_OF(set1_pd)(INFINITY); }
+BN_INLINE bn_least_f bn_none_f(void) { return BN_EACH(set1_ps)(INFINITY); }
+BN_INLINE bn_least_d bn_none_d(void) { return BN_EACH(set1_pd)(INFINITY); }
 
 /* In a minimum with a NaN the second operand is kept. */
 BN_INLINE bn_least_f bn_less_f(bn_least_f least, const float *x)
 {
-    const bn_least_f a = BN_OF(loadu_ps)(x), infinite = BN_OF(set1_ps)(INFINITY);
-    return BN_OF(min_ps)(BN_OF(or_ps)(BN_OF(andnot_ps)(BN_OF(set1_ps)(-0.0f), a), BN_OF(and_ps)(bn_is_0_f(a), infinite)),
+    const bn_least_f a = BN_EACH(loadu_ps)(x), infinite = BN_EACH(set1_ps)(INFINITY);
+    return BN_EACH(min_ps)(BN_EACH(or_ps)(BN_EACH(andnot_ps)(BN_EACH(set1_ps)(-0.0f), a), BN_EACH(and_ps)(bn_is_0_f(a), infinite)),
                          least);
 }
 
 BN_INLINE bn_least_d bn_less_d(bn_least_d least, bn_doubles a)
 {
-    const bn_doubles infinite = BN_OF(set1_pd)(INFINITY);
-    return BN_OF(min_pd)(BN_OF(or_pd)(BN_OF(andnot_pd)(BN_OF(set1_pd)(-0.0), a), BN_OF(and_pd)(bn_is_0_d(a), infinite)),
+    const bn_doubles infinite = BN_EACH(set1_pd)(INFINITY);
+    return BN_EACH(min_pd)(BN_EACH(or_pd)(BN_EACH(andnot_pd)(BN_EACH(set1_pd)(-0.0), a), BN_EACH(and_pd)(bn_is_0_d(a), infinite)),
                          least);
 }
 
 BN_INLINE void bn_keep_f(double *to, bn_least_f least)
 {
     float values[2 * BN_WIDE];
-    BN_OF(storeu_ps)(values, least);
+    BN_EACH(storeu_ps)(values, least);
     for (int i = 0; i < 2 * BN_WIDE; i++)
         to[i] = values[i];
 }

@@ -161,30 +161,64 @@ BN_INLINE void bn_sum_floats(const float *x, ptrdiff_t rows, ptrdiff_t stride, c
         high = t;                                                \
     }
 
+/* The six sums of a vector of lanes. */
+typedef struct { bn_doubles p, l, v, k, a, b; } bn_six;
+
+BN_INLINE void bn_add_six(bn_six *s, bn_doubles c)
+{
+    const bn_doubles q = bn_times(c, c), rest = bn_square_rest(c, q);
+    BN_ADD_SPLIT(s->p, s->l, q)
+    BN_ADD_SPLIT(s->v, s->k, rest)
+    BN_ADD_SPLIT(s->a, s->b, c)
+}
+
+BN_INLINE bn_six bn_start_six(const bn_strip *w, int at)
+{
+    const bn_doubles none = bn_set(0);
+    const bn_six s = {bn_load(w->start[0] + at), none, bn_load(w->start[1] + at), none, bn_load(w->start[2] + at), none};
+    return s;
+}
+
+BN_INLINE void bn_keep_six(const bn_six *s, const bn_strip *w, int at, bn_lanes *sum)
+{
+    bn_store(sum[0] + at, bn_minus(s->p, bn_load(w->start[0] + at)));
+    bn_store(sum[1] + at, s->l);
+    bn_store(sum[2] + at, bn_minus(s->v, bn_load(w->start[1] + at)));
+    bn_store(sum[3] + at, s->k);
+    bn_store(sum[4] + at, bn_minus(s->a, bn_load(w->start[2] + at)));
+    bn_store(sum[5] + at, s->b);
+}
+
+/* Two vectors of a row at a time, where there are registers for them. */
+enum { BN_PAIR = BN_WIDE == 8 ? 2 : 1 };
+
 BN_INLINE void bn_sum_doubles(const double *x, ptrdiff_t rows, ptrdiff_t stride, const bn_strip *w, bn_lanes *sum,
                               double *least, const bn_next *next)
 {
-    for (int at = 0; at < BN_LANES; at += BN_WIDE) {
+    for (int at = 0; at < BN_LANES; at += BN_PAIR * BN_WIDE) {
         const double *from = x + at;
-        const bn_doubles p0 = bn_load(w->start[0] + at), w0 = bn_load(w->start[1] + at), a0 = bn_load(w->start[2] + at);
-        bn_doubles p = p0, l = bn_set(0), v = w0, k = l, a = a0, b = l;
-        bn_least_d few = bn_none_d();
+        const int other = at + (BN_PAIR - 1) * BN_WIDE;
+        bn_six one = bn_start_six(w, at), two = bn_start_six(w, other);
+        bn_least_d few = bn_none_d(), few_two = few;
         for (ptrdiff_t i = 0; i < rows; i++, from += stride) {
-            const bn_doubles c = bn_load(from), q = bn_times(c, c), s = bn_square_rest(c, q);
+            const bn_doubles c = bn_load(from);
             if (at % 8 == 0)
                 bn_fetch_line(next->from + i * next->row + at / 8 * next->line);
             few = bn_less_d(few, c);
-            BN_ADD_SPLIT(p, l, q)
-            BN_ADD_SPLIT(v, k, s)
-            BN_ADD_SPLIT(a, b, c)
+            bn_add_six(&one, c);
+            if (BN_PAIR == 2) {
+                const bn_doubles d = bn_load(from + BN_WIDE);
+                bn_fetch_line(next->from + i * next->row + next->line);
+                few_two = bn_less_d(few_two, d);
+                bn_add_six(&two, d);
+            }
         }
-        bn_store(sum[0] + at, bn_minus(p, p0));
-        bn_store(sum[1] + at, l);
-        bn_store(sum[2] + at, bn_minus(v, w0));
-        bn_store(sum[3] + at, k);
-        bn_store(sum[4] + at, bn_minus(a, a0));
-        bn_store(sum[5] + at, b);
+        bn_keep_six(&one, w, at, sum);
         bn_keep_d(least + at, few);
+        if (BN_PAIR == 2) {
+            bn_keep_six(&two, w, other, sum);
+            bn_keep_d(least + other, few_two);
+        }
     }
 }
 
