@@ -15,6 +15,7 @@ from benchmarks import (
     busy,
     copying,
     exact,
+    exact_moments,
     growth,
     machine,
     plot,
@@ -482,3 +483,26 @@ def test_times_and_windows_are_measured(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(streams.KINDS) + 2
     assert all(any(name in line for line in lines) for name in streams.KINDS)
+
+
+def test_costs_of_exact_moments(monkeypatch, capsys):
+    monkeypatch.setattr(exact_moments, "SHAPES", [(40, 3), (4, 3)])
+    monkeypatch.setattr(exact_moments, "SECONDS", 1e-4)
+    costs = list(exact_moments.measured(""))
+    assert {cost.dtype for cost in costs} == set(exact_moments.GOALS) and all(cost.exact > 0 for cost in costs)
+    slower = [cost._replace(level="baseline", exact=3 * cost.plain) for cost in costs]
+    lines = exact_moments.tables([*costs, *slower], 0.0)
+    assert [line.split(" | ")[0] for line in lines[4:6]] == ["| (40, 3)", "| (4, 3)"] and "µs" in lines[5]
+    assert lines[-1] == "| neither | 3.00 to 3.00 | 3.00 to 3.00 | 3.00 to 3.00 | 3.00 to 3.00 |"
+    text = f"above\n{exact_moments.BEGIN}\nold\n{exact_moments.END}\nbelow"
+    new = exact_moments.replaced(text, lines)
+    assert new.startswith("above\n") and new.endswith("below") and "old" not in new and lines[5] in new
+    with pytest.raises(ValueError, match="once each"):
+        exact_moments.replaced("nothing", lines)
+    exact_moments.measure("float32 (40")
+    assert capsys.readouterr().out.count("float32 (40, 3)") == len({cost.threads for cost in costs})
+
+
+def test_the_page_has_a_place_for_the_costs():
+    text = exact_moments.PAGE.read_text(encoding="utf-8")
+    assert exact_moments.replaced(text, ["x"]).count("x") > 0
