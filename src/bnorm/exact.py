@@ -284,6 +284,7 @@ def of_block(block: Any, w: ndarray | None, skipna: bool) -> ExactMoments:
     kernels = BACKENDS[type(block)]
     if w is None:
         return _moments_of(kernels.exact_sums(block), block.size // max(block.shape[1], 1), skipna)
+    w = moved(w, ndarray)
     planes = [bit for bit in range(int(w.max(initial=0)).bit_length()) if ((w >> bit) & 1).any()]
     masks = [((w >> bit) & 1).astype(bool) for bit in planes] or [np.zeros(w.shape, bool)]
     items = [

@@ -100,6 +100,10 @@ def test_axes(cupy):
     x = drawn("normal", (6, 5, 40), np.float32)
     for axis in (0, 1, 2):
         assert F.moments(there(x), axis=axis, exact=True) == F.moments(x, axis=axis, exact=True)
+    w = np.arange(5)
+    for weight in (None, w):
+        got = F.moments(there(x), axis=(2, 0), exact=True, weight=None if weight is None else there(weight))
+        assert got == F.moments(x, axis=(2, 0), exact=True, weight=weight)
 
 
 def test_the_rows_are_those_of_the_kernel():
