@@ -10,11 +10,11 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
+from numpy import ndarray
+
 from bnorm.kernels.cpu.threads import limit_caller
 
 Result = TypeVar("Result")
-
-from numpy import ndarray
 
 
 class Engine(NamedTuple):
