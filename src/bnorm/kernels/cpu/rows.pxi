@@ -130,6 +130,7 @@ def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps,
     cdef RowJob job
     cdef cnp.ndarray y, mean_, rstd_, h = None
     if residual is not None and weight is not None:
+        expect_block(x, 4, 4)
         expect_like("residual", residual, x)
         h = x + residual
         x, residual = h, None
