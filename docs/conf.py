@@ -26,7 +26,10 @@ extensions = [
     "sphinx_gallery.gen_gallery",
 ]
 exclude_patterns = ["examples"]  # what the gallery is made from
-suppress_warnings = ["config.cache"]  # of functions among the settings below
+suppress_warnings = [
+    "config.cache",  # of functions among the settings below
+    "ref.python",  # words of types in docstrings, such as shape, that several classes have as a name
+]
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3

@@ -61,7 +61,7 @@ def kind_of(store, n):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Scale sales by store, with a prior for new stores.")
     parser.add_argument("--quick", action="store_true", help="fewer stores")
     parser.add_argument("--plot", type=Path, default=Path("per_store.png"), metavar="FILE")
     args = parser.parse_args()
