@@ -201,11 +201,11 @@ def test_resume(command, tmp_path, monkeypatch, way, stop):
     calls, checkpoint = [], tmp_path / "c.npz"
     add = fitting.Learner.add
 
-    def interrupted(self, rows, weight=None):
+    def interrupted(self, rows, *others):
         calls.append(rows.rows)
         if len(calls) > stop:
             raise Interrupted(130)
-        add(self, rows, weight)
+        add(self, rows, *others)
 
     monkeypatch.setattr(fitting.Learner, "add", interrupted)
     done = command.run(*arguments, "--force", "--checkpoint", checkpoint)
@@ -266,8 +266,8 @@ import sys
 from bnorm.app import cli, fitting, sources
 sources.BATCH = 8 * 3 * 2500  # so few that some come to be learned
 add = fitting.Learner.add
-def adding(self, rows, weight=None):
-    add(self, rows, weight)
+def adding(self, rows, *others):
+    add(self, rows, *others)
     if self.learned.rows:
         sys.stdout.write("learned\\n")
         sys.stdout.flush()

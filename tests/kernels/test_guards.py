@@ -26,7 +26,7 @@ NAMES = {
     extreme: "extremes",
 }
 ENTRIES = {f"{module.__name__}.{name}": getattr(module, name) for module in NAMES for name in NAMES[module].split()}
-LIKE_X = {"x", "y", "dy", "dx", "ddx", "out", "total", "other", "a", "like"}
+LIKE_X = {"x", "y", "dy", "dx", "ddx", "out", "total", "other", "a", "like", "residual", "dh"}
 ROWS = {"parts": 4, "stats": 5, "sums": 2, "coefficients": 3}  # of numbers for each channel
 STATISTICS = ("rule", "source", "running")
 

@@ -49,11 +49,12 @@ def rows_forward(
         affine = gamma is not None or beta is not None
         if weight is None:
             size = x.shape, call.dtype, call.vectors, affine, False
-            plan = row_plans.rows("rows_forward", *size, act.kind, device.limits)
+            plan, weight_at = row_plans.rows("rows_forward", *size, act.kind, device.limits), 0
         else:
             plan = row_plans.weighted("rows_weighted_forward", x.shape, call.dtype, act.kind, device.limits)
-        places = device.addresses(gamma, beta, mean, rstd, weight)
-        call.run(plan, FORWARD(call.at, call.result_at, *places, rule, act.slope, eps))
+            (weight_at,) = device.addresses(weight)
+        places = device.addresses(gamma, beta, mean, rstd)
+        call.run(plan, FORWARD(call.at, call.result_at, *places, weight_at, rule, act.slope, eps))
     return call.result, mean, rstd
 
 
