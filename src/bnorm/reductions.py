@@ -27,8 +27,10 @@ def moments(
     scale: Any = 1.0,
 ) -> Moments:
     """`functional.moments`. An int as the axis, without more to do, is one call of a kernel."""
-    skipna, in_integers, minmax = checks.flags(who, skipna=skipna, exact=in_integers, minmax=minmax)
-    scale = checks.factor(who, "scale", scale)
+    if skipna is not False or in_integers is not False or minmax is not False:
+        skipna, in_integers, minmax = checks.flags(who, skipna=skipna, exact=in_integers, minmax=minmax)
+    if type(scale) is not float or scale != 1.0:
+        scale = checks.factor(who, "scale", scale)
     if (engine := engine_of(x)) is not None:
         m = _of_blocks(engine, who, x, axis, weight, skipna, in_integers, minmax)
     elif minmax or isinstance(axis, tuple | list):
