@@ -206,7 +206,7 @@ def test_states_that_are_none(command, tmp_path):
     (tmp_path / "text.npz").write_text("no state")
     for call in (("show", "{}"), ("plot", "{}", "-o", tmp_path / "p.png"), ("merge", "{}", "{}", "-o", "m.npz")):
         for name, why in (
-            ("layer", "of a BatchNormTransformer, got 'BatchNorm1d'"),
+            ("layer", ", got 'BatchNorm1d'"),
             ("text", "file, got a damaged one"),
         ):
             path = tmp_path / f"{name}.npz"
@@ -235,7 +235,31 @@ def test_show_a_state_of_the_library(command, tmp_path):
     assert "gamma" not in features[0]
     bnorm.BatchNorm1d(3).save(tmp_path / "l.npz")
     said = command.fails("show", tmp_path / "l.npz")
-    assert said.endswith("l.npz: expected the state of a BatchNormTransformer, got 'BatchNorm1d'")
+    assert said.endswith("l.npz: expected the state of a BatchNormTransformer or GroupedTransformer, got 'BatchNorm1d'")
+
+
+def test_a_state_is_read_once(command, tmp_path, monkeypatch):
+    """Whether it is of groups or not."""
+    from bnorm.files import container
+
+    data = write(tmp_path / "x.parquet", table(20), store=["a", "b"] * 10)
+    plain, grouped, folder = tmp_path / "p.npz", tmp_path / "g.npz", f"{tmp_path}/y/"
+    command("fit", data, "-o", plain)
+    command("fit", data, "--by", "store", "-o", grouped)
+    read, real = [], container._content
+    monkeypatch.setattr(container, "_content", lambda path, magic: read.append(str(path)) or real(path, magic))
+    for state in (plain, grouped):
+        for call in (
+            ("show", state),
+            ("merge", state, "-o", tmp_path / "m.npz", "--force"),
+            ("transform", data, "--state", state, "-o", tmp_path / "y.csv", "--force"),
+            ("transform", data, "--state", state, "-o", folder, "--force"),
+        ):
+            read.clear()
+            command(*call)
+            assert read == [str(state)], call
+    said = command.fails("merge", plain, plain, grouped, "-o", tmp_path / "n.npz")
+    assert said.endswith(f"{grouped}: expected states that are all of groups, or none, got some of each")
 
 
 @pyarrow

@@ -238,19 +238,40 @@ def test_damaged_arrow(command, tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"x.arrow", "s.npz"}
 
 
-@pytest.mark.parametrize("start", [1, 999, 1000, 2500, 7001])
-def test_pieces_are_the_same_however_much_is_skipped(tmp_path, monkeypatch, start):
-    """So a fit that goes on sums the same rows together as one that was never interrupted."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
+def ends(path, skip, *dialect):
+    """The rows at which batches end."""
     from bnorm.app.inputs import find
 
+    (source,) = find([str(path)], *dialect)
+    return [source.position for _ in source.read(["f0", "f2"], ["f0", "f2"], skip)]
+
+
+@pytest.fixture
+def small_batches(monkeypatch):
     monkeypatch.setattr("bnorm.app.sources.BATCH", 8 * 600)
-    parquet.write_table(pa.table({"a": np.arange(8000.0)}), tmp_path / "x.parquet", row_group_size=1000)
-    (source,) = find([str(tmp_path / "x.parquet")])
+    monkeypatch.setattr("bnorm.app.csv_source.FEW_ROWS", 400)
+    monkeypatch.setattr("bnorm.app.csv_source.BLOCK", 1 << 14)
 
-    def ends(skip):
-        return [source.position for _ in source.read(["a"], ["a"], skip)]
 
-    assert ends(start) == [end for end in ends(0) if end > start]
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "arrow"])
+@pytest.mark.parametrize("start", [1, 999, 1000, 2500, 7001])
+def test_pieces_are_the_same_however_much_is_skipped(tmp_path, small_batches, suffix, start):
+    """So a fit that goes on sums the same rows together as one that was never interrupted."""
+    data = write(tmp_path / f"x.{suffix}", table(8000))
+    assert len(ends(data, 0)) > 10
+    assert ends(data, start) == [end for end in ends(data, 0) if end > start]
+
+
+@pytest.mark.parametrize("before", [b"made by\n", b"\n" * 3000, b"a" * 40_000 + b"\n", b'"open\nb\n'])
+def test_lines_before_the_header_move_no_end_of_a_batch(command, tmp_path, small_batches, before):
+    """So the statistics of a file are the same to the last bit with them and without."""
+    from bnorm.app.dialects import Dialect
+
+    data = write(tmp_path / "x.csv", table(8000))
+    more, lines = tmp_path / "y.csv", before.count(b"\n")
+    more.write_bytes(before + data.read_bytes())
+    for skip in (0, 700, 5000):
+        assert ends(more, skip, Dialect(skip_rows=lines)) == ends(data, skip)
+    command("fit", data, "-o", tmp_path / "x.npz")
+    command("fit", more, "--skip-rows", lines, "-o", tmp_path / "y.npz")
+    assert (tmp_path / "x.npz").read_bytes() == (tmp_path / "y.npz").read_bytes()

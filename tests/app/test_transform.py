@@ -152,6 +152,40 @@ def test_many_files_become_one(command, tmp_path, state):
     assert_same(features(tmp_path / "y.parquet"), features(tmp_path / "z.parquet"))
 
 
+def test_it_tells_what_becomes_of_the_columns(command, tmp_path, state, parts):
+    import pyarrow as pa
+
+    more = {"id": np.arange(9), "city": ["a"] * 9, "day": pa.array([0] * 9, pa.date32())}
+    data = write(tmp_path / "x.parquet", X[:9], **more)
+    into = ("--state", state, "-o", tmp_path / "y.csv", "--force")
+    assert command("transform", data, *into).told.splitlines() == [
+        f"bnorm: {data}: normalizes f0, f1, f2",
+        f"bnorm: {data}: keeps as they are id (no feature of the state); city (text); day (dates)",
+    ]
+    told = command("transform", data, *into, "--inverse", "--columns", "f1", "--drop", "city,f2").told
+    assert told.splitlines() == [
+        f"bnorm: {data}: restores f1",
+        f"bnorm: {data}: keeps as they are f0 (not in --columns); id (no feature of the state); day (dates)",
+        f"bnorm: {data}: drops city, f2",
+    ]
+    assert not command("transform", data, *into, "--quiet").told
+    write(parts / "z.csv", X[:5], note=["b"] * 5)
+    told = command("transform", parts, "--state", state, "-o", f"{tmp_path}/out/").told
+    assert told.splitlines() == [  # of files with the same columns only the first
+        f"bnorm: {parts / 'a.csv'}: normalizes f0, f1, f2",
+        f"bnorm: {parts / 'z.csv'}: normalizes f0, f1, f2",
+        f"bnorm: {parts / 'z.csv'}: keeps as they are note (text)",
+    ]
+
+
+def test_columns_are_checked_before_anything_is_written(command, tmp_path, state, parts):
+    """Those of all files, when each gets an output of its own."""
+    (parts / "z.csv").write_text("f0,f1\n1,2\n")
+    said = command.fails("transform", parts, "--state", state, "-o", f"{tmp_path}/out/")
+    assert "z.csv: expected a column 'f2', got 'f0', 'f1'" in said
+    assert not (tmp_path / "out").exists()
+
+
 def test_pipes(tmp_path, state):
     """CSV from standard input, CSV to standard output, and what is said to standard error."""
     from commands import run_apart
@@ -161,7 +195,7 @@ def test_pipes(tmp_path, state):
         out, err = process.communicate(text, timeout=child.LIMIT)
     (tmp_path / "y.csv").write_bytes(out)
     assert process.returncode == 0
-    assert err.startswith(b"-: 500 rows, 3 columns normalized")
+    assert err.splitlines()[1].startswith(b"-: 500 rows, 3 columns normalized")
     std = np.nanstd(X, axis=0)
     assert_close(features(tmp_path / "y.csv"), (X - np.nanmean(X, axis=0)) / std, 1e-9)
 

@@ -11,6 +11,8 @@ import pytest
 
 from bnorm.app.cli import main
 
+TELLS = "bnorm: .*: (learns|leaves out|normalizes|restores|keeps as they are|drops) "
+
 
 class Done(NamedTuple):
     code: int
@@ -49,7 +51,7 @@ class Command:
         out, err = self._capsys.readouterr()
         parts: dict[bool, str] = {True: "", False: ""}
         for line in err.splitlines(keepends=True):
-            parts[re.match("bnorm: .*: (learns|leaves out) ", line) is not None] += line
+            parts[re.match(TELLS, line) is not None] += line
         return Done(code, out, parts[False], parts[True])
 
 

@@ -80,15 +80,27 @@ def _what(kind: Any) -> str:
     return next((word for test, word in words.items() if test(kind)), str(kind))
 
 
-def tell(first: Source, chosen: Sequence[str], given: dict[str, str], what: str = "learns") -> None:
-    """Say on standard error which columns are used, which are not and why, and what else its user should know."""
+def tell(
+    first: Source,
+    chosen: Sequence[str],
+    given: dict[str, str],
+    what: str = "learns",
+    others: str = "leaves out",
+    dropped: Sequence[str] = (),
+) -> None:
+    """Say on standard error which columns are used, which are not and why, and what else its user should know.
+
+    what, others: what is done with those that are used, and with those that are not
+    """
     print(f"bnorm: {first.name}: {what} {_few(chosen)}", file=sys.stderr)
     by_reason: dict[str, list[str]] = {}
-    for name, reason in reasons(first, chosen, given).items():
+    for name, reason in reasons(first, [*chosen, *dropped], given).items():
         by_reason.setdefault(reason, []).append(name)
     if by_reason:
         text = "; ".join(f"{_few(names)} ({reason})" for reason, names in by_reason.items())
-        print(f"bnorm: {first.name}: leaves out {text}", file=sys.stderr)
+        print(f"bnorm: {first.name}: {others} {text}", file=sys.stderr)
+    if dropped:
+        print(f"bnorm: {first.name}: drops {_few(dropped)}", file=sys.stderr)
     doubts = list(first.doubts)
     if found := [name for name in chosen if IDENTIFIER.fullmatch(name) and what == "learns"]:
         doubts.append(f"{_few(found)} may be no measurement; --exclude {','.join(found[:3])} leaves it out")

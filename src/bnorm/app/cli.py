@@ -123,12 +123,9 @@ def transform(args: argparse.Namespace) -> None:
 
 
 def merge(args: argparse.Namespace) -> None:
-    from bnorm.app import grouped, states
+    from bnorm.app import grouped
 
-    if grouped.read(args.states[0]) is not None:
-        grouped.save(grouped.merge(args.states), args.output)
-    else:
-        states.merge(args.states).save(args.output)
+    grouped.save(grouped.merge(args.states), args.output)
     n = len(args.states)
     tell(args, {"output": args.output, "states": n}, f"{args.output}: {n} states merged")
 

@@ -137,9 +137,8 @@ class ArrowSource(ColumnarSource):
             raise DataError(f"{self._input.name}: expected an Arrow file, got an empty one")
         with self._input.path.open("rb") as file:  # type: ignore[union-attr]
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        buffer = pa.py_buffer(pages)
         opened = ipc.open_file if pages[:6] == ARROW_FILE else ipc.open_stream
-        with opened(buffer) as reader:
+        with pa.BufferReader(pa.py_buffer(pages)) as self._mapped, opened(self._mapped) as reader:
             yield reader, pages
 
     def _groups(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
@@ -159,7 +158,10 @@ class ArrowSource(ColumnarSource):
                     yield piece
                     if pages is not None and hasattr(mmap, "MADV_DONTNEED"):
                         pages.madvise(mmap.MADV_DONTNEED)
-                    self.fraction = (i + start / batch.num_rows) / count if count else 0.0
+                    if count:
+                        self.fraction = (i + start / batch.num_rows) / count
+                    elif pages is not None:
+                        self.fraction = self._mapped.tell() / len(pages)
 
 
 def _each(reader: Any) -> Iterator[Any]:

@@ -72,7 +72,7 @@ class CsvSource(Source):
         while len(first) == size < LONGEST and first.count(b"\n") < lines:
             size *= 4
             first = stream.peek(size)
-        longest = max(map(len, first.split(b"\n", lines)[:lines]))
+        longest = max(map(len, first.split(b"\n", lines)[self._dialect.skip_rows : lines]), default=0)
         while self._block < min(LONGEST, 4 * longest):
             self._block *= 4
         return first

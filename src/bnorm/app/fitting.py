@@ -121,6 +121,8 @@ def learn(
     try:
         with one_thread(), closing(stream.read(learner.learned.rows)) as batches:
             for batch in batches:
+                if known := progress.rows == 0 and learner.learned.rows:
+                    progress.resume(known, stream.progress)
                 columns = [arrow.values(column) for column in batch.columns[: len(stream.numbers)]]
                 times = moments_of(batch.column(len(stream.numbers)), stream) if stream.others else None
                 w = (

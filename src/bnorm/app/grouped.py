@@ -8,7 +8,7 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm import arrow
-from bnorm.app import places
+from bnorm.app import places, states
 from bnorm.app.choosing import check_same_columns, choose, listed, tell
 from bnorm.app.csv_source import CsvSource
 from bnorm.app.dialects import Dialect
@@ -18,33 +18,42 @@ from bnorm.app.guessing import Guess, filled
 from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Progress
 from bnorm.app.rows import Rows
-from bnorm.app.states import WHO
+from bnorm.app.states import WHO, Learned
 from bnorm.files import container
 from bnorm.kernels.cpu import groups as kernels
-from bnorm.transformer import group_saving, keys
+from bnorm.transformer import group_saving, keys, saving
 from bnorm.transformer.group_saving import Stored
 from bnorm.transformer.groups import Groups, batch_of
 
 LARGEST = 20  # groups that are shown
 
 
-def read(path: str) -> Stored | None:
-    """The state of groups in a file; None if it is another state."""
-    try:
-        config, entries = container.read(WHO, path)
-    except ValueError as error:
-        raise DataError(str(error).removeprefix(f"{WHO}: ")) from None
-    if config.get("class") != group_saving.CLASS:
-        return None
-    try:
-        return group_saving.restored(config, entries)
-    except Exception as error:  # a damaged file may lead to any error
-        raise DataError(f"{path}: expected a state file, got a damaged one: {error}") from None
+def read(path: str) -> Stored | Learned:
+    """The state in a file, of groups or of all rows."""
+    found: Stored | Learned = states.read(
+        path,
+        {
+            saving.CLASS: lambda config, entries: Learned(saving.unpacked(config, entries)),
+            group_saving.CLASS: group_saving.restored,
+        },
+    )
+    return found
 
 
-def save(stored: Stored, path: str) -> None:
+def save(state: Stored | Learned, path: str) -> None:
     """Write the file."""
-    container.write(WHO, path, *group_saving.packed(stored))
+    if isinstance(state, Learned):
+        state.save(path)
+    else:
+        container.write(WHO, path, *group_saving.packed(state))
+
+
+def digest(state: Stored | Learned) -> str:
+    """The same for states with the same statistics and settings."""
+    from hashlib import sha256
+
+    content = saving.packed(state.stored) if isinstance(state, Learned) else group_saving.packed(state)
+    return sha256(container.dumped(*content)).hexdigest()
 
 
 def fit(args: argparse.Namespace) -> dict[str, Any]:
@@ -120,7 +129,7 @@ class Typed:
         self._guess: Guess | None = None
 
     def __call__(self, columns: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        source = next(s for s in self._stream.sources if s.name == self._stream.where)
+        source = self._stream.here
         if not isinstance(source, CsvSource):
             return [(repr(name), column) for name, column in columns.items()]
         if self._guess is None:
@@ -189,12 +198,20 @@ def facts(stored: Stored) -> dict[str, Any]:
     }
 
 
-def merge(paths: Sequence[str]) -> Stored:
+def merge(paths: Sequence[str]) -> Stored | Learned:
+    """The merged state of several files, which are all of groups, or none is."""
+    found = [read(path) for path in paths]
+    of_groups, plain = [s for s in found if isinstance(s, Stored)], [s for s in found if isinstance(s, Learned)]
+    if of_groups and plain:
+        other = next(path for path, s in zip(paths, found, strict=True) if type(s) is not type(found[0]))
+        raise DataError(f"{other}: expected states that are all of groups, or none, got some of each")
+    return states.merge(paths, plain) if plain else _united(paths, of_groups)
+
+
+def _united(paths: Sequence[str], found: Sequence[Stored]) -> Stored:
     """The states of several files, their groups united by their keys."""
-    first, *others = [read(path) for path in paths]
-    for path, other in zip(paths, [first, *others], strict=True):
-        if first is None or other is None:
-            raise DataError(f"{path}: expected states that are all of groups, or none, got some of each")
+    first, *others = found
+    for path, other in zip(paths[1:], others, strict=True):
         for name, mine, its in (
             ("halflife", first.parameters["halflife"], other.parameters["halflife"]),
             ("momentum", None, other.parameters["momentum"]),
@@ -203,13 +220,10 @@ def merge(paths: Sequence[str]) -> Stored:
         ):
             if mine != its:
                 raise DataError(f"{path}: {name}: expected {mine}, as in {paths[0]}, got {its}")
-        if other is not first:
-            try:
-                first.groups.merge(WHO, other.groups, [repr(name) for name in first.by])
-            except (TypeError, FloatingPointError) as error:
-                raise DataError(f"{path}: {str(error).removeprefix(f'{WHO}: ')}") from None
-    if first is None:
-        raise DataError("merge: expected states, got none")
+        try:
+            first.groups.merge(WHO, other.groups, [repr(name) for name in first.by])
+        except (TypeError, FloatingPointError) as error:
+            raise DataError(f"{path}: {str(error).removeprefix(f'{WHO}: ')}") from None
     return first
 
 

@@ -89,6 +89,12 @@ def _is_data(path: Path) -> bool:
     return not hidden and any(path.name.lower().endswith(suffix) for suffix in SUFFIXES)
 
 
+def size_of(sources: Sequence[Source]) -> int:
+    """Bytes of all sources; 0 if one is of unknown size."""
+    sizes = [s.size for s in sources]
+    return sum(sizes) if all(sizes) else 0
+
+
 class Stream:
     """Several sources as one stream, with the columns of the first.
 
@@ -100,7 +106,7 @@ class Stream:
         self.sources, self.numbers, self.others = sources, list(numbers), list(others)
         for s in sources:
             self._check(s)
-        self.where = sources[0].name  # the source that is being read
+        self.here = sources[0]  # the source that is being read
         self.row = 0  # rows of it before the last batch
         self._done = 0.0
 
@@ -110,26 +116,29 @@ class Stream:
     def read(self, skip: int = 0) -> Generator[Any]:
         """Record batches of `numbers` and `others`, in this order, without the first `skip` rows of the stream."""
         names = self.numbers + self.others
+        self._done = 0.0
         for s in self.sources:
-            self.where, self.row = s.name, 0
+            self.here, self.row = s, 0
             for batch in s.read(names, self.numbers, skip):
-                first = max(0, s.position - batch.num_rows)
-                self.row = first
+                self.row = s.position - batch.num_rows
                 yield batch
             skip = max(0, skip - s.position)
             self._done += s.size
 
     @property
+    def where(self) -> str:
+        """The name of the source that is being read."""
+        return self.here.name
+
+    @property
     def size(self) -> int:
         """Bytes of all sources; 0 if one is of unknown size."""
-        sizes = [s.size for s in self.sources]
-        return sum(sizes) if all(sizes) else 0
+        return size_of(self.sources)
 
     @property
     def progress(self) -> float:
-        """About how many of these bytes have been read."""
-        here = next((s for s in self.sources if s.name == self.where), None)
-        return self._done + (here.size * here.fraction if here is not None and here.fraction < 1 else 0)
+        """About how many of these bytes have been read, while there is a batch."""
+        return self._done + self.here.size * self.here.fraction
 
     def _check(self, s: Source) -> None:
         present = set(s.columns)

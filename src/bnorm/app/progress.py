@@ -15,6 +15,7 @@ class Progress:
 
     def __init__(self, what: str, size: int, quiet: bool = False) -> None:
         self.rows, self.position, self._start, self._bar = 0, 0.0, time.perf_counter(), None
+        self._before = 0  # rows of an earlier command that this one goes on with
         if quiet or not sys.stderr.isatty():
             return
         try:
@@ -34,11 +35,19 @@ class Progress:
             self._bar.refresh()  # shows the bar once even if the work was too fast for it
             self._bar.close()
 
+    def resume(self, rows: int, position: float) -> None:
+        """Begin anew where an earlier command ended: its rows and its part of `size` count, but not in the speed."""
+        self.position, self._before = position, self._before + rows
+        if (bar := self._bar) is not None:
+            bar.initial = bar.n = bar.last_print_n = position
+            bar.refresh()
+
     def add(self, rows: int, position: float) -> None:
         """Add rows. position: how much of `size` is done."""
         self.rows, self.position = self.rows + rows, position
         if self._bar is not None:
-            self._bar.set_postfix_str(f"{self.rows:,} rows, {self.rows / self.seconds:,.0f} rows/s", refresh=False)
+            rate = self.rows / self.seconds
+            self._bar.set_postfix_str(f"{self._before + self.rows:,} rows, {rate:,.0f} rows/s", refresh=False)
             self._bar.update(position - self._bar.n)
 
     @property

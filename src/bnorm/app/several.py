@@ -12,6 +12,7 @@ from typing import Any
 
 from bnorm.app import places
 from bnorm.app.errors import DataError
+from bnorm.app.progress import Progress
 from bnorm.app.sources import Source
 from bnorm.app.writers import check_suffix
 
@@ -85,6 +86,7 @@ def each(
     force: bool,
     make: Callable[[Source, str], None],
     goes_on: list[str],
+    progress: Progress,
 ) -> int:
     """Call `make` for every source with its output, but not for those that are done. Returns the number of all.
 
@@ -99,6 +101,7 @@ def each(
     places.check([path for _, path in left], force or resume)  # what is there was made by this command
     journal.begin()
     goes_on.append("--resume")
+    progress.resume(0, sum(s.size for s in sources) - sum(s.size for s, _ in left))
     for s, path in left:
         make(s, str(path))
         journal.note(s, path)

@@ -15,9 +15,9 @@ STEP = 1e-3  # of a standard deviation: the digits that are shown tell such a st
 
 def show(path: str, as_json: bool) -> None:
     """Print a state file."""
-    if (stored := grouped.read(path)) is not None:
-        return _groups(path, grouped.facts(stored), as_json)
-    learned = Learned.read(path)
+    learned = grouped.read(path)
+    if not isinstance(learned, Learned):
+        return _groups(path, grouped.facts(learned), as_json)
     said = facts(learned)
     if as_json:
         print(json.dumps(in_json(said), allow_nan=False))

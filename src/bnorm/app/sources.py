@@ -66,7 +66,7 @@ class Source:
 
         They end at the same rows however much is skipped, so what is summed together is the same too.
         """
-        self.position = self._read = 0
+        self.position, self._read, self.fraction = 0, 0, 0.0
         try:
             for batch in self._batches(names, numbers, skip):
                 self.position = max(self.position, skip) + batch.num_rows

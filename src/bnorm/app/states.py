@@ -1,6 +1,6 @@
 """The state that the command learns, reads and writes: that of a transformer, and a few more numbers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -75,16 +75,8 @@ class Learned:
     @classmethod
     def read(cls, path: str) -> Self:
         """Read the state file of a transformer; DataError for any other file."""
-        try:
-            config, entries = container.read(WHO, path)
-        except ValueError as error:
-            raise DataError(str(error).removeprefix(f"{WHO}: ")) from None
-        if config.get("class") != saving.CLASS:
-            raise DataError(f"{path}: expected the state of a {saving.CLASS}, got {config.get('class')!r}")
-        try:
-            return cls(saving.unpacked(config, entries))
-        except Exception as error:  # a damaged file may lead to any error
-            raise DataError(f"{path}: expected a state file, got a damaged one: {error}") from None
+        found: Self = read(path, {saving.CLASS: lambda config, entries: cls(saving.unpacked(config, entries))})
+        return found
 
     @classmethod
     def resumed(cls, path: str, asked: dict[str, Any]) -> Self:
@@ -168,9 +160,24 @@ class Learned:
         return maps.forward(self.fitted.statistics, self.stored.affine, self.stored.parameters["eps"])
 
 
-def merge(paths: Sequence[str]) -> Learned:
+def read(path: str, kinds: Mapping[str, Callable[[container.Config, Mapping[str, container.Entry]], Any]]) -> Any:
+    """What a state file holds, made by the function of its class; DataError for a file of no such class."""
+    try:
+        config, entries = container.read(WHO, path)
+    except ValueError as error:
+        raise DataError(str(error).removeprefix(f"{WHO}: ")) from None
+    kind = str(config.get("class"))
+    if kind not in kinds:
+        raise DataError(f"{path}: expected the state of a {' or '.join(kinds)}, got {kind!r}")
+    try:
+        return kinds[kind](config, entries)
+    except Exception as error:  # a damaged file may lead to any error
+        raise DataError(f"{path}: expected a state file, got a damaged one: {error}") from None
+
+
+def merge(paths: Sequence[str], states: Sequence[Learned]) -> Learned:
     """The merged statistics of several files, as if learned from all rows together."""
-    first, *others = [Learned.read(path) for path in paths]
+    first, *others = states
     for path, other in zip(paths[1:], others, strict=True):
         for name in ("momentum", "halflife", "ddof", "exact"):
             mine, its = first.stored.parameters[name], other.stored.parameters[name]

@@ -5,7 +5,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,22 +12,24 @@ from numpy import ndarray
 
 from bnorm import arrow
 from bnorm.app import grouped, places, several, writers
-from bnorm.app.choosing import number_columns
+from bnorm.app.choosing import number_columns, tell
 from bnorm.app.csv_source import CsvSource
 from bnorm.app.dialects import Dialect
 from bnorm.app.errors import DataError
 from bnorm.app.guessing import Guess
-from bnorm.app.inputs import Stream, find
+from bnorm.app.inputs import Stream, find, size_of
 from bnorm.app.progress import Progress
 from bnorm.app.rows import infinite
 from bnorm.app.sources import Source, pyarrow
 from bnorm.app.states import Learned, Map
 from bnorm.app.text import FEW
+from bnorm.transformer.group_saving import Stored
 
 
 class Wish(NamedTuple):
     """What to write.
 
+    chosen   the map of the state
     columns  the features to map, of which the others pass through unchanged; None means all
     drop     columns to leave out
     text     columns of CSV files to write as text, whatever is in them
@@ -41,27 +42,37 @@ class Wish(NamedTuple):
     text: Sequence[str] = ()
     dtype: str | None = None
 
+    @property
+    def keys(self) -> list[str]:
+        """The columns with the keys of groups."""
+        return self.chosen.keys if isinstance(self.chosen, grouped.Map) else []
+
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Run the command. Returns a summary."""
+    state = grouped.read(args.state)
     chosen: Map | grouped.Map
-    if (stored := grouped.read(args.state)) is not None:
-        chosen = grouped.Map(stored, args.inverse)
+    if isinstance(state, Learned):
+        chosen = state.inverse() if args.inverse else state.forward()
     else:
-        learned = Learned.read(args.state)
-        chosen = learned.inverse() if args.inverse else learned.forward()
+        chosen = grouped.Map(state, args.inverse)
     wish = Wish(chosen, args.columns, args.drop, args.text, args.dtype)
     sources, to_folder = find(args.data, Dialect.of(args)), several.is_folder(args.output)
     if args.resume and not to_folder:
         raise DataError(f"{args.output}: expected a folder to go on with, as a single file is written anew")
+    told: Any = None
+    for together in [[s] for s in sources] if to_folder else [sources]:
+        features, stream = _stream(together, wish)
+        if not args.quiet and told != (told := (features, stream.others)):
+            _tell(together[0], list(features), wish, "restores" if args.inverse else "normalizes")
     count: dict[str, int] = {}
-    with Progress("transform", sum(s.size for s in sources), args.quiet) as progress:
+    with Progress("transform", size_of(sources), args.quiet) as progress:
         if to_folder:
             columns = []
             count["files"] = several.each(
-                *(sources, args.output, _asked(args), args.resume, args.force),
+                *(sources, args.output, _asked(args, state), args.resume, args.force),
                 lambda source, output: columns.append(transform([source], wish, output, progress)),
-                args.goes_on,
+                *(args.goes_on, progress),
             )
             normalized = max(columns, default=0)
         else:
@@ -71,13 +82,17 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return {**count, "seconds": round(progress.seconds, 3), "output": args.output}
 
 
-def _asked(args: argparse.Namespace) -> dict[str, Any]:
+def _asked(args: argparse.Namespace, state: Stored | Learned) -> dict[str, Any]:
     """The settings that must be the same in a command and in the one that goes on with it."""
-    import hashlib
-
-    state = hashlib.sha256(Path(args.state).read_bytes()).hexdigest()
     asked = {name: getattr(args, name) for name in ("inverse", "columns", "drop", "text", "dtype")}
-    return {"state": state, "dialect": Dialect.of(args).said()} | asked
+    return {"state": grouped.digest(state), "dialect": Dialect.of(args).said()} | asked
+
+
+def _tell(first: Source, features: Sequence[str], wish: Wish, what: str) -> None:
+    """Say what becomes of the columns, and why."""
+    given = dict.fromkeys(number_columns(first), "no feature of the state")
+    given |= dict.fromkeys(wish.chosen.names or (), "not in --columns") | dict.fromkeys(wish.keys, "keys")
+    tell(first, features, given, what, "keeps as they are", wish.drop)
 
 
 def transform(sources: Sequence[Source], wish: Wish, output: str, progress: Progress) -> int:
@@ -85,13 +100,8 @@ def transform(sources: Sequence[Source], wish: Wish, output: str, progress: Prog
     columns that are mapped.
     """
     pa = pyarrow()
-    first = sources[0]
-    features = _features(first, wish)
-    keys = wish.chosen.keys if isinstance(wish.chosen, grouped.Map) else []
-    left_out = {*features, *wish.drop} - set(keys)
-    others = [*(name for name in first.columns if name not in left_out), *(set(keys) - first.columns.keys())]
-    stream = Stream(sources, list(features), others)
-    _check_others(sources, others, wish.drop)
+    features, stream = _stream(sources, wish)
+    first, others = sources[0], stream.others
     size = {name: _size(first, name, wish.dtype) for name in features}
     mapping = wish.chosen.of if isinstance(wish.chosen, grouped.Map) else _plainly(wish.chosen)
     before = progress.position
@@ -110,6 +120,17 @@ def transform(sources: Sequence[Source], wish: Wish, output: str, progress: Prog
                 writer.write_batch(pa.record_batch([found[name] for name in kinds], schema=schema))
                 progress.add(batch.num_rows, before + stream.progress)
     return len(features)
+
+
+def _stream(sources: Sequence[Source], wish: Wish) -> tuple[dict[str, int], Stream]:
+    """The columns that are mapped, with the places of their features, and the stream of these and the other columns."""
+    first = sources[0]
+    features = _features(first, wish)
+    left_out = {*features, *wish.drop} - set(wish.keys)
+    others = [*(name for name in first.columns if name not in left_out), *(set(wish.keys) - first.columns.keys())]
+    stream = Stream(sources, list(features), others)
+    _check_others(sources, others, wish.drop)
+    return features, stream
 
 
 def _plainly(chosen: Map) -> Callable[..., Callable[[int, ndarray, ndarray], None]]:
