@@ -41,6 +41,7 @@ struct RowSums {
 
   template <int P>
   BN_MEMBER void add(double (&v)[P]) {
+    static_assert(P <= 2, "more sums than memory has room for");
 #pragma unroll 1
     for (int d = lanes / 2; d > 0; d /= 2)
 #pragma unroll

@@ -94,17 +94,18 @@ __global__ void __launch_bounds__(ROW_THREADS) rows_weighted_backward(RowJob job
       const A beta = job.beta ? (A)job.beta[c] : (A)0;
       return bn_act_pull(act, fused(fused(widen(x[i]) - h, r, rest), gamma, beta), gradient) * gamma;
     };
-    double all[3] = {0.0, 0.0, 0.0};  // of the weights; of g, and of g (x - mean), to which a g of 0 adds nothing
+    double own = 0.0, both[2] = {0.0, 0.0};  // of the weights; of g, and of g (x - mean), to which a g of 0 adds nothing
     for_weighted(job, row, [&](i64 i, double w, i64 c) {
-      all[0] += w;
+      own += w;
       const A g = behind(i, c);
       if (g == 0) return;
-      all[1] += exact(g);
-      all[2] += exact(g) * (exact(widen(x[i])) - mean);
+      both[0] += exact(g);
+      both[1] += exact(g) * (exact(widen(x[i])) - mean);
     });
-    sums.add(all);
-    const double b = bn_grad_b(rstd, all[2], all[0]);
-    const double c = job.rule == BN_MEAN_SQUARE ? 0.0 : bn_grad_c(all[1], all[0]);
+    const double count = sums.add(own);
+    sums.add(both);
+    const double b = bn_grad_b(rstd, both[1], count);
+    const double c = job.rule == BN_MEAN_SQUARE ? 0.0 : bn_grad_c(both[0], count);
     for_weighted(job, row, [&](i64 i, double w, i64 channel) {
       const A through = w == 0.0 ? (A)0 : (A)(w * (b * (exact(widen(x[i])) - mean) + c));
       narrow(r * (behind(i, channel) + through), dx[i]);
