@@ -35,29 +35,30 @@ def started():
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208
 
 
-def helpers(call):
-    """How many threads a call starts, at most: on a busy machine it may do without them for a while."""
+def starts(wanted, call):
+    """A call starts so many threads and no more; on a busy machine it may do without some for a while."""
     before, most = started(), 0
     for _ in range(50):
+        while threads.resting():
+            time.sleep(0.01)
         call()
         most = max(most, started() - before)
-        if not threads.resting():
+        if most >= wanted:
             break
-        time.sleep(0.1)
-    return most
+    assert most == wanted, (most, wanted)
 
 
 def threads_from_the_environment():
     """OMP_NUM_THREADS=3: the caller and two more, and none for little work."""
     assert bnorm.get_num_threads() == 3
-    assert helpers(lambda: F.batch_norm(SMALL)) == 0
-    assert helpers(answer) == 2
+    starts(0, lambda: F.batch_norm(SMALL))
+    starts(2, answer)
 
 
 def threads_of_a_table(shape):
     """OMP_NUM_THREADS=2: both of them sum its columns."""
     x = np.zeros(tuple(map(int, shape.split("x"))), "f4")
-    assert helpers(lambda: F.moments(x)) == 1
+    starts(1, lambda: F.moments(x))
 
 
 def threads_that_were_set():
@@ -66,9 +67,9 @@ def threads_that_were_set():
         bnorm.set_num_threads(n)
         assert bnorm.get_num_threads() == n
     bnorm.set_num_threads(1)
-    assert helpers(answer) == 0
+    starts(0, answer)
     bnorm.set_num_threads(5)
-    assert helpers(answer) == 4
+    starts(4, answer)
 
 
 def a_team_without_cores():
@@ -103,12 +104,12 @@ def threads_that_the_system_refuses():
     while started() > 1:  # they end a little later
         time.sleep(0.01)
     resource.setrlimit(resource.RLIMIT_NPROC, (0, most))
-    assert helpers(lambda: got.append(answer())) == 0
+    starts(0, lambda: got.append(answer()))
     resource.setrlimit(resource.RLIMIT_NPROC, limits)
-    assert helpers(lambda: got.append(answer())) == 2
+    starts(2, lambda: got.append(answer()))
     resource.setrlimit(resource.RLIMIT_NPROC, (0, most))
-    assert helpers(lambda: got.append(answer())) == 0  # those there are go on
-    assert got == want * 3
+    starts(0, lambda: got.append(answer()))  # those there are go on
+    assert set(got) == set(want)  # a busy machine makes more than three calls of it
 
 
 def threads_without_memory(refused):
@@ -118,7 +119,7 @@ def threads_without_memory(refused):
     with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
         used = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), resource.RLIM_INFINITY))
-    assert helpers(answer) == (0 if refused == "True" else 2)
+    starts(0 if refused == "True" else 2, answer)
 
 
 def rows_without_scratch():
@@ -141,10 +142,10 @@ def threads_of_threadpoolctl():
     assert bnorm.get_num_threads() == 3
     with threadpool_limits(1):
         assert bnorm.get_num_threads() == 1
-        assert helpers(answer) == 0
+        starts(0, answer)
         with threadpool_limits(2, user_api="openmp"):
             assert bnorm.get_num_threads() == 2
-            assert helpers(answer) == 1
+            starts(1, answer)
         assert bnorm.get_num_threads() == 1
     assert bnorm.get_num_threads() == 3
     bnorm.set_num_threads(4)
