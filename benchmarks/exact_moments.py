@@ -24,10 +24,9 @@ from bnorm import functional as F
 from bnorm.kernels import cpu
 
 from . import machine
-from .text import markdown
+from .text import between, markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "exact.md"
-BEGIN, END = "<!-- costs:begin -->", "<!-- costs:end -->"
 NAMES = {"avx512": "AVX-512", "avx2": "AVX2", "baseline": "neither"}
 SHAPES = [(1_000_000, 32), (1_000_000, 100), (100_000, 16), (4096, 512), (64, 64, 56, 56), (32, 64)]
 GOALS = {  # the ratio on one thread, and on several
@@ -147,11 +146,7 @@ def tables(costs: Sequence[Cost], busy: float | None = None) -> list[str]:
 
 
 def replaced(text: str, lines: Sequence[str]) -> str:
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    if not rest or text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"expected {BEGIN} and {END} once each")
-    return "\n".join([f"{before}{BEGIN}", "", *lines, "", f"{END}{after}"])
+    return between(text, "costs", "\n".join(["", *lines, ""]))
 
 
 def main() -> None:

@@ -11,10 +11,9 @@ from textwrap import fill
 from . import growth, plot, targets, types
 from .machine import Others
 from .store import PEERS, RESULTS, SUMMARY, Results, Row, count, group_of, ratio, saved
-from .text import aligned, geometric_mean, markdown
+from .text import aligned, between, geometric_mean, markdown
 
 ROOT = Path(__file__).parents[1]
-BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
 OPERATIONS = {
     "batch": ["forward", "inference", "backward"],
     "rows": ["forward", "backward"],
@@ -31,12 +30,7 @@ def write_pages() -> None:
 
 def replaced(text: str, all_results: dict[str, Results], section: Section) -> str:
     """The text with what stands between the markers replaced by a section for every machine."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"expected {BEGIN} and {END} once each")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    middle = "\n\n".join(section(results, name) for name, results in all_results.items())
-    return f"{before}{BEGIN}\n{middle}\n{END}{after}"
+    return between(text, "benchmark", "\n\n".join(section(results, name) for name, results in all_results.items()))
 
 
 def summary(results: Results, name: str = "") -> str:

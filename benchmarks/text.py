@@ -21,6 +21,15 @@ def markdown(table: Sequence[Sequence[str]]) -> list[str]:
     return [rows[0], f"| --- {'| ---: ' * (len(table[0]) - 1)}|", *rows[1:]]
 
 
+def between(text: str, name: str, middle: str) -> str:
+    """The text of a page with what stands between the markers of that name replaced."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ValueError(f"expected {begin} and {end} once each")
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{middle}\n{end}{rest.split(end)[1]}"
+
+
 def geometric_mean(values: Iterable[float]) -> float:
     logs = [log(value) for value in values]
     return exp(sum(logs) / len(logs))

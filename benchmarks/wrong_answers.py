@@ -163,7 +163,14 @@ def spark(data: Column) -> list[Answer]:
     y = scaled.select("i", vector_to_array("y")[0].alias("y")).toArrow().sort_by("i")["y"].to_numpy()
     session.stop()
     exact = data.normalized(data.var / (ROWS - 1))  # it divides by one row less
-    return [Answer("Spark", "`StandardScaler(withMean=True)`, largest error", 0.0, _largest_error(y[:, None], exact))]
+    return [
+        Answer(
+            "Spark",
+            "`StandardScaler(withMean=True)`, largest error, in float64",
+            0.0,
+            _largest_error(y[:, None], exact),
+        )
+    ]
 
 
 def ray(data: Column) -> list[Answer]:
@@ -179,7 +186,11 @@ def ray(data: Column) -> list[Answer]:
     table = ray.data.from_arrow(pa.table({"x": data.x[:, 0], "i": np.arange(len(data.x))}))
     y = StandardScaler(["x"]).fit_transform(table).to_pandas().sort_values("i")["x"].to_numpy()
     ray.shutdown()
-    return [Answer("Ray", "`StandardScaler`, largest error", 0.0, _largest_error(y[:, None], data.normalized(0)))]
+    return [
+        Answer(
+            "Ray", "`StandardScaler`, largest error, in float64", 0.0, _largest_error(y[:, None], data.normalized(0))
+        )
+    ]
 
 
 LIBRARIES: dict[str, Callable[[Column], list[Answer]]] = {  # by the names of their distributions
@@ -199,7 +210,8 @@ LIBRARIES: dict[str, Callable[[Column], list[Answer]]] = {  # by the names of th
 def _version(name: str) -> str:
     from bnorm import __version__
 
-    return __version__ if name == "bnorm" else version(name)  # which need not be installed to be measured
+    found = __version__ if name == "bnorm" else version(name)  # bnorm need not be installed to be measured
+    return found.partition("+")[0]  # without the name of a build
 
 
 def answers(data: Column) -> tuple[list[Answer], list[str]]:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from bnorm.transformer.saving import CLASS as TRANSFORMER
 from bnorm.transformer.saving import Stored, unpacked
 
 WHO = "bnorm.load"
+Kind = TypeVar("Kind")
 LAYERS = {
     kind.__name__: kind
     for kind in vars(layers).values()
@@ -58,7 +59,11 @@ RESTORED: dict[str, Callable[..., Any]] = {
 }
 
 
-def load(path: str | os.PathLike[str]) -> Any:
+@overload
+def load(path: str | os.PathLike[str], kind: None = None) -> Any: ...
+@overload
+def load(path: str | os.PathLike[str], kind: type[Kind]) -> Kind: ...
+def load(path: str | os.PathLike[str], kind: type | None = None) -> Any:
     """Load a layer, a transformer, a normalizer of a stream or Moments from a file that its `save` wrote.
 
     Files of all older versions can be loaded. No code in a file is ever run.
@@ -67,16 +72,19 @@ def load(path: str | os.PathLike[str]) -> Any:
     ----------
     path : str or path-like
         A name that ends in .safetensors or .npz.
+    kind : type, default=None
+        The class that is expected, such as BatchNorm1d: an object of another one is an error, and type checkers know
+        what they get. None means any.
 
     Returns
     -------
-    layer, BatchNormTransformer, GroupedTransformer, RunningNorm or RunningNormTree
+    layer, BatchNormTransformer, GroupedTransformer, RunningNorm, RunningNormTree, RevIN or Moments
         The object with its fitted state and all settings, on the CPU.
 
     Raises
     ------
     ValueError
-        If the file is damaged, or was written by another program or by a newer version of bnorm.
+        If the file is damaged, was written by another program or by a newer version of bnorm, or is of another kind.
 
     Examples
     --------
@@ -84,9 +92,19 @@ def load(path: str | os.PathLike[str]) -> Any:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     bnorm.BatchNorm1d(3, momentum=None).save(f"{folder}/layer.safetensors")
     ...     layer = bnorm.load(f"{folder}/layer.safetensors")
+    ...     same = bnorm.load(f"{folder}/layer.safetensors", bnorm.BatchNorm1d)  # or ValueError
     >>> layer
     BatchNorm1d(3, momentum=None)
     """
+    if kind is not None and not isinstance(kind, type):
+        raise TypeError(f"{WHO}: kind: expected a class, such as BatchNorm1d, or None, got {kind!r}")
+    found = _found(path)
+    if kind is not None and not isinstance(found, kind):
+        raise ValueError(f"{WHO}: {os.fspath(path)}: expected a {kind.__name__}, got a {type(found).__name__}")
+    return found
+
+
+def _found(path: str | os.PathLike[str]) -> Any:
     config, entries = container.read(WHO, path)
     name = config.get("class")
     if not isinstance(name, str) or name not in (*LAYERS, *RESTORED, TRANSFORMER):

@@ -108,7 +108,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         """
         return self._learn(X, y, sample_weight, "n_samples_seen_" not in self.__dict__)
 
-    def transform(self, X: Any, copy: bool | None = None) -> Any:
+    def transform(self, X: Any, copy: bool | None = None) -> ndarray | Any:
         """Compute (X - mean_) / scale_.
 
         Parameters
@@ -134,7 +134,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
             return super().transform(X, copy)
         return _mapped(x, table, self._forward(x), in_place)
 
-    def inverse_transform(self, X: Any, copy: bool | None = None) -> Any:
+    def inverse_transform(self, X: Any, copy: bool | None = None) -> ndarray | Any:
         """Compute X * scale_ + mean_.
 
         Parameters

@@ -199,12 +199,47 @@ def test_it_tells_which_columns_it_uses(command, tmp_path, text, want):
     assert not command("fit", data, "-o", tmp_path / "s.npz", "--force", "--quiet").told
 
 
-def test_it_tells_what_looks_odd(command, tmp_path):
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("1,2\n3,4\n", "--no-header takes it for data"),
+        ("12.69,84.7,a\n3,4,b\n", "--no-header takes it for data"),
+        ("land,2021,2022\nx,4,5\n", None),  # years
+        ("user_id,a\n3,4\n", "--exclude user_id"),
+        (",a\n3,4\n", "'' may be no measurement; --exclude '' leaves it out"),
+        ("a,b,\n1.5,2,\n", None),
+        ("a;b\n3,5;4,5\n", "--delimiter ';' makes it several"),
+        ("a\tb\n3\t4\n", "--delimiter tab makes it several"),
+        ("sep=;\na;b\n3;4\n", "--skip-rows 1 --delimiter ';'"),
+    ],
+)
+def test_it_tells_what_looks_odd(command, tmp_path, text, want):
+    """If it can go on, as a warning, and in the error otherwise."""
     data = tmp_path / "x.csv"
-    data.write_text("1,2\n3,4\n")
-    assert "--no-header takes it for data" in command("fit", data, "-o", tmp_path / "s.npz").err
-    data.write_text("user_id,a\n3,4\n")
-    assert "--exclude user_id" in command("fit", data, "-o", tmp_path / "s.npz", "--force").err
+    data.write_text(text)
+    done = command.run("fit", data, "-o", tmp_path / "s.npz")
+    assert (want or "") in done.err
+    if want is None:
+        assert (done.code, done.err) == (0, "")
+
+
+def test_a_column_without_a_name(command, tmp_path, means):
+    """As pandas writes its index; or as delimiters at the ends of lines make, which has no values."""
+    assert means(",a\n3,4\n", "--exclude", "") == {"a": 4.0}
+    assert means("a,b,\n1.5,2,\n") == {"a": 1.5, "b": 2.0}
+    assert "leaves out '' (empty)" in command("fit", tmp_path / "x.csv", "-o", tmp_path / "t.npz").told
+
+
+def test_errors_say_what_was_found(command, tmp_path):
+    data, into = tmp_path / "x.csv", ("-o", tmp_path / "s.npz")
+    data.write_text('a;b\n1,5;x\n"2,5";y\n')
+    said = command.fails("fit", data, "--delimiter", ";", *into)
+    assert said.endswith("expected a column of numbers, got a (text such as '1,5': --decimal ,); b (text)")
+    data.write_text("1.5,2\n3,4\n")
+    command("fit", data, "--no-header", *into)
+    said = command.fails("transform", data, "--state", into[1], "-o", tmp_path / "y.csv")
+    assert "expected a column 'x0', got '1.5', '2'; the first row, 1.5, 2, looks like numbers" in said
+    assert said.endswith("--no-header takes it for data")
 
 
 def test_text_that_begins_far_down(command, tmp_path):

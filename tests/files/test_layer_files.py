@@ -178,3 +178,15 @@ def test_saving_replaces_all_or_nothing(tmp_path, monkeypatch):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(FileNotFoundError):
         bnorm.load(tmp_path / "a.npz")
+
+
+def test_the_kind_that_is_expected(tmp_path):
+    """An object of another class is an error; a class that it inherits from is right."""
+    path = tmp_path / "a.npz"
+    bnorm.BatchNorm1d(3).save(path)
+    for kind in (bnorm.BatchNorm1d, bnorm.layers.Layer, None):
+        assert type(bnorm.load(path, kind)) is bnorm.BatchNorm1d
+    with pytest.raises(ValueError, match=r"a\.npz: expected a LayerNorm, got a BatchNorm1d"):
+        bnorm.load(path, bnorm.LayerNorm)
+    with pytest.raises(TypeError, match="kind: expected a class, such as BatchNorm1d, or None, got 'BatchNorm1d'"):
+        bnorm.load(path, "BatchNorm1d")

@@ -204,10 +204,10 @@ def test_the_table_is_written(results, tmp_path, monkeypatch):
     store.save(results, tmp_path / "results" / "here.json")
     again = store.saved()
     assert again == {"here": results}
-    text = f"before\n{table.BEGIN}\nwhat was there\n{table.END}\nafter"
+    text = "before\n<!-- benchmark:begin -->\nwhat was there\n<!-- benchmark:end -->\nafter"
     written = table.replaced(text, again, table.by_shape)
-    assert written.startswith(f"before\n{table.BEGIN}\n")
-    assert written.endswith(f"\n{table.END}\nafter")
+    assert written.startswith("before\n<!-- benchmark:begin -->\n")
+    assert written.endswith("\n<!-- benchmark:end -->\nafter")
     assert "what was there" not in written
     assert machine.processor() in written
     assert f"bnorm {bnorm.__version__}" in written
@@ -494,7 +494,7 @@ def test_costs_of_exact_moments(monkeypatch, capsys):
     lines = exact_moments.tables([*costs, *slower], 0.0)
     assert [line.split(" | ")[0] for line in lines[4:6]] == ["| (40, 3)", "| (4, 3)"] and "µs" in lines[5]
     assert lines[-1] == "| neither | 3.00 to 3.00 | 3.00 to 3.00 | 3.00 to 3.00 | 3.00 to 3.00 |"
-    text = f"above\n{exact_moments.BEGIN}\nold\n{exact_moments.END}\nbelow"
+    text = "above\n<!-- costs:begin -->\nold\n<!-- costs:end -->\nbelow"
     new = exact_moments.replaced(text, lines)
     assert new.startswith("above\n") and new.endswith("below") and "old" not in new and lines[5] in new
     with pytest.raises(ValueError, match="once each"):

@@ -25,11 +25,18 @@ if bn.gamma is not None:
 t = bnorm.BatchNormTransformer(momentum=None).fit(y)
 z: np.ndarray = t.transform(y)
 print(z.mean(), t.mean_.shape)
-layer = bnorm.load("layer.npz")
+print(t.fit_transform(y).shape, bnorm.GroupedTransformer(0).fit(y).transform(y).shape)
+anything = bnorm.load("layer.npz")
+layer = bnorm.load("layer.npz", bnorm.BatchNorm1d)
+y = layer(y)
+total: bnorm.Moments = bnorm.load("moments.npz", bnorm.Moments)
+print(bnorm.load("scaler.npz", bnorm.BatchNormTransformer).scale_.max(), total.mean)
 """
 WRONG = {
     'bnorm.BatchNorm1d(3, activation="tanh")': "Literal",
-    "bnorm.load(3)": "incompatible type",
+    "bnorm.load(3)": "No overload",
+    'bnorm.load("a.npz", bnorm.LayerNorm).running_mean': "no attribute",
+    'bnorm.load("a.npz", "BatchNorm1d")': "No overload",
 }
 
 

@@ -1,6 +1,7 @@
 """Which columns of a table are used, and why the others are not."""
 
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,8 +15,8 @@ MOST = 12  # names in a line
 
 
 def number_columns(first: Source) -> list[str]:
-    """The columns of numbers in a source."""
-    return [name for name, kind in first.columns.items() if is_number(kind)]
+    """The columns of numbers in a source. One with neither values nor a name is what delimiters at line ends make."""
+    return [name for name, kind in first.columns.items() if is_number(kind) and (name.strip() or str(kind) != "null")]
 
 
 def choose(
@@ -33,7 +34,11 @@ def choose(
         left_out = {*(exclude or ()), weight}
         chosen = [name for name in number_columns(first) if name not in left_out]
     if not chosen:
-        raise DataError(f"{first.name}: expected a column of numbers, got {listed(first.columns)}")
+        why = reasons(first, (), dict.fromkeys(exclude or (), "excluded") | ({weight: "weights"} if weight else {}))
+        found = "; ".join(f"{_name(name)} ({reason})" for name, reason in list(why.items())[:MOST])
+        raise DataError(
+            f"{first.name}: expected a column of numbers, got {found}{' and more' * (len(why) > MOST)}{doubted(first)}"
+        )
     return chosen
 
 
@@ -52,6 +57,11 @@ def listed(columns: Iterable[str], most: int = 8) -> str:
     names = list(columns)
     text = ", ".join(map(repr, names[:most])) or "no column"
     return text + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def doubted(first: Source) -> str:
+    """What may be wrong with the way a source is read, after an error that may be its consequence."""
+    return "".join(f"; {doubt}" for doubt in first.doubts)
 
 
 def reasons(first: Source, chosen: Iterable[str], given: dict[str, str]) -> dict[str, str]:
@@ -75,6 +85,7 @@ def _what(kind: Any) -> str:
         types.is_dictionary: "categories",
         types.is_string: "text",
         types.is_large_string: "text",
+        types.is_null: "empty",
         is_number: "not chosen",
     }
     return next((word for test, word in words.items() if test(kind)), str(kind))
@@ -103,11 +114,17 @@ def tell(
         print(f"bnorm: {first.name}: drops {_few(dropped)}", file=sys.stderr)
     doubts = list(first.doubts)
     if found := [name for name in chosen if IDENTIFIER.fullmatch(name) and what == "learns"]:
-        doubts.append(f"{_few(found)} may be no measurement; --exclude {','.join(found[:3])} leaves it out")
+        left_out = shlex.quote(",".join(found[:3]))
+        doubts.append(f"{_few(found)} may be no measurement; --exclude {left_out} leaves it out")
     for doubt in doubts:
         print(f"bnorm: {first.name}: {doubt}", file=sys.stderr)
 
 
 def _few(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:MOST])
+    shown = ", ".join(map(_name, names[:MOST]))
     return shown + (f" and {len(names) - MOST:,} more" if len(names) > MOST else "")
+
+
+def _name(name: str) -> str:
+    """A name in a list of names; in quotes if it would be hard to see."""
+    return name if name and name == name.strip() and "," not in name else repr(name)

@@ -60,9 +60,9 @@ def halflife(text: str) -> float | str:
 def names(text: str) -> list[str]:
     """Names separated by commas."""
     found = [name for name in text.split(",") if name]
-    if not found:
+    if text and not found:
         raise argparse.ArgumentTypeError(f"expected names separated by commas, got {text!r}")
-    return found
+    return found or [""]  # a column may have no name
 
 
 def state_name(text: str) -> str:

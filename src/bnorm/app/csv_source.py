@@ -14,17 +14,18 @@ from contextlib import ExitStack
 from typing import Any
 
 from bnorm.app.csv_blocks import BLOCK, LONGEST, LongRowError, blocks
-from bnorm.app.dialects import PLAIN, Dialect
+from bnorm.app.dialects import PLAIN, Dialect, doubts
 from bnorm.app.errors import DataError, NotANumberError
 from bnorm.app.opening import BOMS, Bytes, Input, Recoded, Unpacked, codec_of
 from bnorm.app.sources import BATCH, Source, joined, pyarrow, said
 from bnorm.app.text import Quotes
+from bnorm.arrow import is_number
 
 BEGINNING = 1 << 20  # bytes that show the types of columns
 FEW_ROWS = 1 << 12  # of a batch: what is done for each column of each costs little
 LOOK = 1 << 16  # bytes that show what is in quotes
+OTHERS = "--encoding cp1252 (Windows in Western Europe), latin-1 or another reads others"
 LOOKS = 16  # places of a file where columns without values at its beginning are looked at
-SIGNED = re.compile(r"[-+]?[\d.,]*\d[\d.,]*(e[-+]?\d+)?", re.IGNORECASE)
 
 
 class CsvSource(Source):
@@ -42,11 +43,8 @@ class CsvSource(Source):
         super().__init__(given, names, kinds)
         if (empty := [n for n, kind in self.columns.items() if pyarrow().types.is_null(kind)]) and self._far(first):
             self._look_further(names, empty)
-        if dialect.header and any(map(str.strip, names)) and all(SIGNED.fullmatch(n.strip()) for n in names):
-            self.doubts.append(
-                f"the first row, {', '.join(names[:4])}{', ...' * (len(names) > 4)}, looks like numbers, and was taken "
-                "for the names of the columns; --no-header takes it for data"
-            )
+        if dialect.header:
+            self.doubts += doubts(names, [name for name in names if is_number(self.columns[name])], delimiter)
 
     def _bytes(self, stack: ExitStack) -> Bytes:
         """The text of the file in UTF-8, from its beginning; of a pipe, what has not been read."""
@@ -88,9 +86,7 @@ class CsvSource(Source):
         try:
             names = [name.encode("latin-1").decode() for name in found.schema.names]
         except UnicodeDecodeError:
-            raise DataError(
-                f"{self._input.name}: expected names of columns in UTF-8; --encoding latin-1 (or another) reads others"
-            ) from None
+            raise DataError(f"{self._input.name}: expected names of columns in UTF-8; {OTHERS}") from None
         if not self._dialect.header:
             names = [f"x{i}" for i in range(len(names))]
         self.quotes = Quotes.of(text[:LOOK], names, self._delimiter, self._dialect.header)
@@ -259,7 +255,7 @@ class CsvSource(Source):
             r"(?:In CSV column #(\d+): )?(?:CSV parse error: )?(?:Row #(\d+): )?(.*)", said(error)
         ).groups()  # type: ignore[union-attr]
         if "UTF8" in what:
-            what = "expected text in UTF-8; --encoding latin-1 (or another) reads others"
+            what = f"expected text in UTF-8; {OTHERS}"
         if row is None:
             return DataError(f"{self.name}: after row {self._read}: {what}")
         return _BadRowError(int(row) - 1 - header, list(self.columns)[int(column)] if column else None, None, what)

@@ -2,6 +2,8 @@
 
 import argparse
 import re
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
 NULLS = ("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "N/A", "NA",
@@ -100,6 +102,33 @@ class Dialect(NamedTuple):
 
 
 PLAIN = Dialect()
+SIGNED = re.compile(r"[-+]?[\d.,]*\d[\d.,]*(e[-+]?\d+)?", re.IGNORECASE)
+
+
+def doubts(names: Sequence[str], numbers: Sequence[str], delimiter: str) -> list[str]:
+    """What may be wrong with the first row, which was taken for the names of columns. numbers: those of numbers."""
+    if len(names) == 1 and (told := re.fullmatch("sep=(.?)", names[0], re.IGNORECASE)):
+        return [f"the first row, {names[0]!r}, is a note for Excel; --skip-rows 1 --delimiter '{told[1] or delimiter}'"]
+    if len(names) == 1 and (other := next((c for c in ";\t|," if c in names[0] and c != delimiter), None)):
+        asked = "tab" if other == "\t" else f"'{other}'"
+        return [f"the first row is one name, {names[0]!r:.80}; --delimiter {asked} makes it several"]
+    several = all(SIGNED.fullmatch(name.strip()) for name in names) or (
+        numbers and all(SIGNED.fullmatch(name.strip()) for name in numbers) and not _counts_up(numbers)
+    )
+    if not several or not any(map(str.strip, names)):
+        return []
+    return [
+        f"the first row, {', '.join(names[:4])}{', ...' * (len(names) > 4)}, looks like numbers, and was taken "
+        "for the names of the columns; --no-header takes it for data"
+    ]
+
+
+def _counts_up(names: Sequence[str]) -> bool:
+    """Whether names are numbers such as 2021, 2022, 2023, which are names of columns."""
+    if len(names) < 2 or not all(name.strip().isdecimal() for name in names):
+        return False
+    found = [int(name) for name in names]
+    return all(b - a == 1 for a, b in pairwise(found))
 
 
 def add_options(command: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bnorm.app import opening
-from bnorm.app.choosing import listed
+from bnorm.app.choosing import doubted, listed
 from bnorm.app.columnar import ArrowSource, ParquetSource
 from bnorm.app.csv_source import CsvSource
 from bnorm.app.dialects import PLAIN, Dialect
@@ -146,7 +146,7 @@ class Stream:
         like = f", as {first.name} has it" if s is not first else ""
         for name in self.numbers + self.others:
             if name not in present:
-                raise DataError(f"{s.name}: expected a column {name!r}{like}, got {listed(s.columns)}")
+                raise DataError(f"{s.name}: expected a column {name!r}{like}, got {listed(s.columns)}{doubted(s)}")
         for name in self.numbers:
             if not s.is_number(name):
                 raise DataError(f"{s.name}: column {name!r}: expected numbers{like}, got {s.columns[name]}")

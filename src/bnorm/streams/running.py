@@ -103,7 +103,7 @@ class RunningNorm(Followed):
 
     # Normalizing --------------------------------------------------------------------------------------------------
 
-    def __call__(self, obs: Any) -> Any:
+    def __call__(self, obs: Any) -> ndarray | Any:
         """Update the statistics, in training mode, and normalize.
 
         Parameters

@@ -6,7 +6,7 @@ attributes are converted to arrays of its library. Internally the state is alway
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy import ndarray
@@ -28,6 +28,10 @@ class AnyLibrary:
             for name in METHODS:
                 setattr(cls, name, _any_library(getattr(cls, name)))
         super().__init_subclass__(**kwargs)
+
+    if TYPE_CHECKING:  # scikit-learn has it, without types
+
+        def fit_transform(self, X: Any, y: Any = None, **fit_params: Any) -> ndarray | Any: ...
 
 
 def _any_library(method: Callable[..., Any]) -> Callable[..., Any]:

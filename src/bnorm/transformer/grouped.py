@@ -170,7 +170,7 @@ class GroupedTransformer(
         self._learned(self._groups.move, batch, table)
         return self
 
-    def transform(self, X: Any) -> Any:
+    def transform(self, X: Any) -> ndarray | Any:
         """Standardize each row by the statistics of its group.
 
         Parameters
@@ -189,7 +189,7 @@ class GroupedTransformer(
         y = self._mapped(table, table.keys, inverse=False)
         return table.with_keys(self, y) if self.keep_keys else y
 
-    def inverse_transform(self, X: Any, keys: Any = None) -> Any:
+    def inverse_transform(self, X: Any, keys: Any = None) -> ndarray | Any:
         """Undo `transform`: X sqrt(var + eps) + mean of each row's group.
 
         Parameters
