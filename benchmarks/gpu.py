@@ -1,18 +1,22 @@
 """`python -m benchmarks.gpu`: check the kernels against float64, then time them, beside PyTorch and a copy.
 
 Needs a CUDA device and CuPy; PyTorch is timed where it is installed with CUDA. What is timed is checked first: the same
-arrays, the same calls, PyTorch's results too. Each operation is replayed from a CUDA graph of many calls, whose inputs
-rotate through more memory than the second-level cache holds, so that neither launches nor hits are counted; PyTorch is
-timed so, and call by call. What a call costs the host is timed apart. With --save every row goes to
-results/gpu/DEVICE.json as soon as it is there; a row, or a library in a row, that fails says why and costs no other.
+arrays, the same calls, PyTorch's results too, against the bounds of gpu_exact.py. Each operation is replayed from a
+CUDA graph of many calls, whose inputs rotate through more memory than the second-level cache holds, so that neither
+launches nor hits are counted; PyTorch is timed so, and call by call. What a call costs the host is timed apart. With
+--save every row goes to results/gpu/DEVICE.json as soon as it is there; a row, or a library in a row, that fails says
+why and costs no other.
 """
 
 import argparse
 import json
 import re
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +27,8 @@ from bnorm.kernels.activation import IDENTITY
 from bnorm.kernels.gpu import launching, plans
 from bnorm.kernels.gpu.jobs import JOB
 
-from .gpu_exact import EPS, exact_batch, exact_rows, wide
-from .gpu_torch import torch_calls, torch_version
+from .gpu_exact import EPS, Exact, compare, exact_batch, exact_rows, ours, theirs
+from .gpu_torch import torch_calls, torch_version, types
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "gpu"
 ROTATED = 256 << 20  # bytes that the inputs of one graph rotate through: several times the cache
@@ -37,8 +41,7 @@ KEPT_PASSES = {
     "backward": 3,
 }  # where a block or a cluster keeps what it reads
 ROW_PASSES = {"forward": 2, "backward": 3}
-# |result - exact| in units of the largest: computed in float32, then rounded to the type
-TOLERANCE = {"float64": 1e-12, "float32": 5e-6, "float16": 4e-3, "bfloat16": 3e-2}
+NO_DEVICE = 2  # the exit status
 Calls = dict[str, Callable[[int], Any]]
 
 
@@ -77,33 +80,60 @@ CASES = [  # the most telling first
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--save", action="store_true", help="into results/gpu/, row by row")
-    parser.add_argument("--check", action="store_true", help="check only")
+    parser.add_argument("--first", type=int, default=len(CASES), metavar="N", help="only the N most telling cases")
+    parser.add_argument("--after", type=int, default=0, metavar="N", help="without the N most telling cases")
+    parser.add_argument("--compiled", type=int, default=0, metavar="N", help="torch.compile too, of N cases")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--check", action="store_true", help="check only")
+    only.add_argument("--once", action="store_true", help="make each call, and nothing else: to be profiled")
     options = parser.parse_args()
-    if reason := gpu.available():
-        raise SystemExit(reason)
+    need_device()
     import cupy
 
     results = about(cupy)
     path = RESULTS / (re.sub(r"[^a-z0-9]+", "-", results["device"].lower()).strip("-") + ".json")
     with cupy.cuda.Stream(non_blocking=True) as stream:
-        if not options.check:
-            results["host"] = host(cupy)
-        for case in CASES:
-            row: dict[str, Any] = case._asdict()
-            try:
-                row |= measured(cupy, stream, case, options.check)
-            except Exception as error:  # one row less
-                row["failed"] = f"{type(error).__name__}: {error}"
+        for row in rows(cupy, stream, CASES[options.after : options.first], options):
             results["rows"].append(row)
             print(json.dumps(row), flush=True)
             if options.save:
-                RESULTS.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-            cupy.get_default_memory_pool().free_all_blocks()
+                replace(path, json.dumps(results, indent=1) + "\n")
     failed = [row for row in results["rows"] if "failed" in row]
     print(f"{len(results['rows']) - len(failed)} of {len(results['rows'])} rows are within their bounds of float64")
     if failed:
         raise SystemExit(1)
+
+
+def need_device() -> None:
+    """Or end at once, with the reason."""
+    if reason := gpu.available():
+        print(reason, file=sys.stderr)
+        raise SystemExit(NO_DEVICE)
+
+
+def replace(path: Path, text: str) -> None:
+    """The file has the old text or the new one, whenever this is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
+
+
+def rows(cupy: Any, stream: Any, cases: list[Case], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One by one; what fails says so, and the next is tried."""
+    measures: list[tuple[dict[str, Any], Callable[[], dict[str, Any]]]] = []
+    if not (options.check or options.once or options.after):
+        measures.append(({"kind": "host", "shape": [256, 64], "dtype": "float32"}, lambda: {"host": host(cupy)}))
+    for i, case in enumerate(cases):
+        measures.append((case._asdict(), partial(measured, cupy, stream, case, options, i < options.compiled)))
+    for row, measure in measures:
+        start = time.perf_counter()
+        try:
+            row |= measure()
+        except Exception as error:  # one row less
+            row["failed"] = f"{type(error).__name__}: {error}"
+        cupy.get_default_memory_pool().free_all_blocks()
+        yield row | {"took": round(time.perf_counter() - start, 2)}
 
 
 def about(cupy: Any) -> dict[str, Any]:
@@ -125,10 +155,10 @@ class Problem:
         self.dy = [draw(cupy, shape, case.dtype, 100 + i) for i in range(self.sets)]
         self.out = [cupy.empty_like(x) for x in self.x]
         self.channels = shape[1] if case.kind == "batch_norm" else shape[1] * shape[2]
-        self.gamma, self.beta = cupy.linspace(0.5, 2, self.channels), cupy.linspace(-1, 1, self.channels)
-        if case.kind == "rms_norm":
-            self.beta = cupy.zeros(self.channels)
-        self.mean, self.var = cupy.linspace(-0.5, 0.5, self.channels), cupy.linspace(0.5, 2, self.channels)
+        ends = (0.5, 2), (-1, 1) if case.kind != "rms_norm" else (0, 0), (-0.5, 0.5), (0.5, 2)
+        # multiples of 1/64, which every type holds: no library is charged for rounding its parameters
+        vectors = (cupy.rint(cupy.linspace(low, high, self.channels) * 64) / 64 for low, high in ends)
+        self.gamma, self.beta, self.mean, self.var = vectors
         self.rule = int(case.kind == "rms_norm") * MEAN_SQUARE
         self.passes = fewest_passes(case, launching.device_of(self.x[0]).limits)
 
@@ -147,12 +177,12 @@ class Problem:
             "backward": lambda i: gpu.rows_backward(dy[i], x[i], mean, rstd, *affine, self.rule, out=out[i]),
         }
 
-    def exact(self) -> dict[str, list[Any]]:
+    def exact(self) -> Exact:
         """What the calls are to give for the first set, in float64."""
         arrays = self.cupy, self.x[0], self.dy[0], self.gamma, self.beta
         if self.case.kind == "batch_norm":
             return exact_batch(*arrays, self.mean, self.var)
-        return exact_rows(*arrays, self.rule == MEAN_SQUARE)
+        return exact_rows(*arrays, rms=self.rule == MEAN_SQUARE)
 
 
 def fewest_passes(case: Case, limits: plans.Limits) -> dict[str, int]:
@@ -177,67 +207,78 @@ def draw(cupy: Any, shape: tuple[int, ...], dtype: str, seed: int) -> Any:
     return values.astype(dtype)
 
 
-def measured(cupy: Any, stream: Any, case: Case, check_only: bool) -> dict[str, Any]:
+def measured(cupy: Any, stream: Any, case: Case, options: argparse.Namespace, compiled: bool) -> dict[str, Any]:
     """Errors, seconds and rates by operation and library. `floor`: a copy of as many bytes as the passes move."""
     problem = Problem(cupy, case)
-    exact, ours = problem.exact(), problem.calls()
-    found: dict[str, Any] = {name: {"error": checked(cupy, problem, name, ours, exact)} for name in ours}
-    if check_only:
+    calls = problem.calls()
+    if options.once:
+        for call in calls.values():
+            call(0)
+        stream.synchronize()
+        return {}
+    exact = problem.exact()
+    results = exact.results()
+    bounds = exact.bounds(ours(case.dtype), results)
+    found: dict[str, Any] = {name: checked(cupy, problem, name, calls, results, bounds) for name in calls}
+    if options.check:
         return {"operations": found}
+    bounds = exact.bounds(theirs(*types(case.kind, case.dtype)), results)
+    del exact
     copy = replayed(stream, lambda i: cupy.copyto(problem.out[i], problem.x[i]), problem.sets)
-    for name, call in ours.items():
+    for name, call in calls.items():
         seconds, moved = replayed(stream, call, problem.sets), problem.passes[name] * problem.size
         floor = copy * problem.passes[name] / 2  # a copy reads the array and writes it
         found[name] |= {"bnorm": seconds, "floor": floor, "GB/s": moved / seconds / 1e9, "of copy": floor / seconds}
-    for library, calls in torch_calls(problem, EPS):
-        for name, (timed, results) in calls.items():
+    for library, cells in torch_calls(problem, EPS, compiled):
+        for name, (timed, theirs_are) in cells.items():
             try:
-                assert_close(cupy, f"{library} {name}", case, results(), exact[name])
+                compare(cupy, f"{library} {name}", theirs_are(), results[name], bounds[name])
                 found[name][library] = timed()
             except Exception as error:  # one cell less
                 found[name][library] = f"{type(error).__name__}: {error}"
     return {"copy GB/s": 2 * problem.size / copy / 1e9, "operations": found}
 
 
-def checked(cupy: Any, problem: Problem, name: str, calls: Calls, exact: dict[str, list[Any]]) -> float:
-    """The largest error of a call; twice, and the same bits."""
-    results = []
+def checked(
+    cupy: Any, problem: Problem, name: str, calls: Calls, results: dict[str, list[Any]], bounds: dict[str, list[Any]]
+) -> dict[str, float]:
+    """The errors of a call; twice, and the same bits."""
+    runs = []
     for _ in range(2):
         problem.out[0].fill(7)
         first, *others = calls[name](0)
-        results.append([first.copy(), *(others[:2] if name == "backward" else ())])
-    for a, b in zip(*results, strict=True):
+        runs.append([first.copy(), *(others[:2] if name == "backward" else ())])
+    for a, b in zip(*runs, strict=True):
         if a.tobytes() != b.tobytes():
             raise ArithmeticError(f"{name}: two runs differ")
-    return assert_close(cupy, name, problem.case, results[0], exact[name])
-
-
-def assert_close(cupy: Any, what: str, case: Case, results: list[Any], exact: list[Any]) -> float:
-    worst = 0.0
-    for got, want in zip(results, exact, strict=False):
-        size = max(1.0, float(cupy.abs(want).max()))
-        error = float(cupy.abs(wide(cupy, got).reshape(want.shape) - want).max()) / size
-        if not error <= TOLERANCE[case.dtype]:
-            raise ArithmeticError(f"{what}: off by {error:.3g} of the largest, allowed {TOLERANCE[case.dtype]:.3g}")
-        worst = max(worst, error)
-    return worst
+    error, share = compare(cupy, name, runs[0], results[name], bounds[name])
+    return {"error": error, "of bound": share}
 
 
 # Timing --------------------------------------------------------------------------------------------------------------
 
 
 def replayed(stream: Any, call: Callable[[int], object], sets: int) -> float:
-    """Seconds per call, the median of replays of a graph."""
-    kept = [call(i) for i in range(sets)]  # compiled, and its memory in the pool
-    stream.synchronize()
-    per_call = looped(stream, call, sets)
-    calls = sets * max(1, round(LEAST / per_call / sets))
-    stream.begin_capture()
-    kept += [call(i % sets) for i in range(calls)]
-    graph = stream.end_capture()
-    graph.launch(stream)
-    samples = [events(stream, lambda: graph.launch(stream)) / calls for _ in range(REPEATS)]
-    del kept  # what the graph wrote to had to live until now
+    """Seconds per call, the median of replays of a graph, whose memory is its own."""
+    import cupy
+
+    pool = cupy.cuda.MemoryPool()
+    with cupy.cuda.using_allocator(pool.malloc):
+        kept = [call(i) for i in range(sets)]  # compiled, and its memory in the pool
+        stream.synchronize()
+        per_call = looped(stream, call, sets)
+        calls = sets * max(1, round(LEAST / per_call / sets))
+        stream.begin_capture()
+        try:
+            kept += [call(i % sets) for i in range(calls)]
+        except Exception:
+            with suppress(Exception):  # else the stream is of no use to the next row
+                stream.end_capture()
+            raise
+        graph = stream.end_capture()
+        graph.launch(stream)
+        samples = [events(stream, lambda: graph.launch(stream)) / calls for _ in range(REPEATS)]
+        del kept  # what the graph wrote to had to live until now
     return statistics.median(samples)
 
 

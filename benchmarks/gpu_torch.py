@@ -1,4 +1,8 @@
-"""PyTorch's normalizations on the arrays of a case: with cuDNN and without, as a CUDA graph and call by call."""
+"""PyTorch's normalizations on the arrays of a case: with cuDNN and without, call by call, as a CUDA graph, compiled.
+
+All of it runs on one stream of its own: a backward runs on the stream that its outputs were made on, and a capture that
+meets work of another stream fails (error 906, "capturing stream has unjoined work").
+"""
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -21,78 +25,113 @@ def torch_version() -> str | None:
     return f"{torch.__version__}, CUDA {torch.version.cuda}" if torch.cuda.is_available() else None
 
 
-def torch_calls(problem: Any, eps: float) -> Iterator[tuple[str, Cells]]:
+def types(kind: str, dtype: str) -> tuple[str, str]:
+    """Those of x, and of parameters: float32 but for float64, and where rows ask for that of x."""
+    return dtype, "float64" if dtype == "float64" else dtype if kind != "batch_norm" else "float32"
+
+
+class Arrays:
+    """Those of a case as PyTorch's, shared with CuPy."""
+
+    def __init__(self, torch: Any, problem: Any, side: Any) -> None:
+        case = self.case = problem.case
+        self.torch, self.problem, self.side = torch, problem, side
+        kind = torch.bfloat16 if case.dtype == "bfloat16" else None
+        xs, dys = ([as_tensor(torch, a, kind) for a in arrays] for arrays in (problem.x, problem.dy))
+        self.xs = [layout(case, x).requires_grad_() for x in xs]
+        self.dys = [layout(case, dy) for dy in dys]
+        real = getattr(torch, types(case.kind, case.dtype)[1])
+        vectors = (problem.gamma, problem.beta, problem.mean, problem.var)
+        # these are exact in every type: problem.gamma and the others are multiples of 1/64
+        gamma, beta, *self.known = (torch.from_dlpack(a).to(real).clone() for a in vectors)
+        self.affine = [gamma.requires_grad_(), beta.requires_grad_()][: 1 if case.kind == "rms_norm" else 2]
+
+    def forward(self, eps: float) -> Callable[[Any, bool], Any]:
+        f, case, affine = self.torch.nn.functional, self.case, self.affine
+
+        def normalized(x: Any, training: bool = True) -> Any:
+            if case.kind == "batch_norm":  # neither library moves running statistics here
+                running = (None, None) if training else self.known
+                return f.batch_norm(x, *running, *affine, training=training, eps=eps)
+            if case.kind == "group_norm":
+                return f.group_norm(x, case.shape[1], *affine, eps)
+            norm = f.rms_norm if case.kind == "rms_norm" else f.layer_norm
+            return norm(x, x.shape[-1:], *affine, eps=eps)
+
+        return normalized
+
+
+def torch_calls(problem: Any, eps: float, compiled: bool = False) -> Iterator[tuple[str, Cells]]:
     """By library. The arrays are CuPy's, shared; parameters are float32 but for float64."""
     if torch_version() is None:
         return
     import torch
 
     problem.cupy.cuda.get_current_stream().synchronize()
-    kind = torch.bfloat16 if problem.case.dtype == "bfloat16" else None
-    xs, dys = ([as_tensor(torch, a, kind) for a in arrays] for arrays in (problem.x, problem.dy))
-    xs = [layout(problem.case, x).requires_grad_() for x in xs]
-    dys = [layout(problem.case, dy) for dy in dys]
-    real = torch.float64 if problem.case.dtype == "float64" else torch.float32
-    vectors = problem.gamma, problem.beta, problem.mean, problem.var
-    gamma, beta, mean, var = (torch.from_dlpack(a).to(real).clone() for a in vectors)
-    affine = [gamma.requires_grad_(), beta.requires_grad_()]
-    if problem.case.kind != "batch_norm" and problem.case.dtype in ("float16", "bfloat16"):
-        affine = [a.detach().to(xs[0].dtype).requires_grad_() for a in affine]  # which these ask for
-    if problem.case.kind == "rms_norm":
-        affine = affine[:1]
-
-    def forward(x: Any, training: bool = True) -> Any:
-        f, case = torch.nn.functional, problem.case
-        if case.kind == "batch_norm":
-            running = (mean, var) if not training else (mean.clone(), var.clone())
-            return f.batch_norm(x, *running, *affine, training=training, eps=eps)
-        if case.kind == "group_norm":
-            return f.group_norm(x, case.shape[1], *affine, eps)
-        norm = f.rms_norm if case.kind == "rms_norm" else f.layer_norm
-        return norm(x, x.shape[-1:], *affine, eps=eps)
-
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        arrays = Arrays(torch, problem, side)
+        forward = arrays.forward(eps)
+    side.synchronize()
     for enabled in (False, True) if problem.case.kind == "batch_norm" else (False,):
         for graphed in (True, False):
             with cudnn(torch, enabled):
                 name = "torch" + " with cuDNN" * enabled + " as a graph" * graphed
-                yield name, cells(torch, problem, forward, affine, xs, dys, graphed)
+                yield name, cells(arrays, forward, graphed)
+    if compiled:
+        yield "torch.compile as a graph", cells(arrays, compiler(torch)(forward), True)
 
 
-def cells(torch: Any, problem: Any, forward: Any, affine: list[Any], xs: Any, dys: Any, graphed: bool) -> Cells:
-    def without_gradient(i: int, training: bool) -> Any:
+def compiler(torch: Any) -> Callable[[Any], Any]:
+    """torch.compile, with backward passes that can be called again and again."""
+    import torch._dynamo
+    import torch._functorch.config as settings
+
+    if hasattr(settings, "donated_buffer"):
+        settings.donated_buffer = False
+    torch._dynamo.reset()  # else the shapes of other cases are generalized
+    compiled: Callable[[Any], Any] = torch.compile
+    return compiled
+
+
+def cells(arrays: Arrays, forward: Callable[..., Any], graphed: bool) -> Cells:
+    torch, side, xs = arrays.torch, arrays.side, arrays.xs
+
+    def without_gradient(i: int, training: bool) -> list[Any]:
         with torch.no_grad():
-            return forward(xs[i], training)
+            return [forward(xs[i], training)]
 
     ys: list[Any] = []
 
-    def backward(i: int) -> Any:
+    def backward(i: int) -> list[Any]:
         if not ys:
-            ys.extend(forward(x) for x in xs)
-        return torch.autograd.grad(ys[i], [xs[i], *affine], dys[i], retain_graph=True)
+            ys.extend(forward(x, True) for x in xs)
+        return list(torch.autograd.grad(ys[i], [xs[i], *arrays.affine], arrays.dys[i], retain_graph=True))
 
-    operations: dict[str, Callable[[int], Any]] = {
-        "forward": lambda i: [without_gradient(i, True)],
-        "inference": lambda i: [without_gradient(i, False)],
-        "backward": lambda i: list(backward(i)),
+    operations: dict[str, Callable[[int], list[Any]]] = {
+        "forward": lambda i: without_gradient(i, True),
+        "inference": lambda i: without_gradient(i, False),
+        "backward": backward,
     }
 
-    def results(call: Callable[[int], Any]) -> Callable[[], list[Any]]:
+    def results(call: Callable[[int], list[Any]]) -> Callable[[], list[Any]]:
         def found() -> list[Any]:
-            tensors = [t.detach().contiguous() for t in call(0)]
-            torch.cuda.synchronize()
-            return [problem.cupy.from_dlpack(t.float() if t.dtype == torch.bfloat16 else t) for t in tensors]
+            with torch.cuda.stream(side):
+                tensors = [t.detach().contiguous() for t in call(0)]
+                tensors = [t.float() if t.dtype == torch.bfloat16 else t for t in tensors]
+            side.synchronize()
+            return [arrays.problem.cupy.from_dlpack(t) for t in tensors]
 
         return found
 
-    def timed(call: Callable[[int], Any]) -> Callable[[], float]:
-        return lambda: seconds(torch, call, len(xs), graphed)
+    def timed(call: Callable[[int], list[Any]]) -> Callable[[], float]:
+        return lambda: seconds(torch, side, call, len(xs), graphed)
 
-    return {name: (timed(operations[name]), results(operations[name])) for name in problem.passes}
+    return {name: (timed(operations[name]), results(operations[name])) for name in arrays.problem.passes}
 
 
-def seconds(torch: Any, call: Callable[[int], Any], sets: int, graphed: bool) -> float:
-    """Per call, the median."""
-    side = torch.cuda.Stream()
+def seconds(torch: Any, side: Any, call: Callable[[int], Any], sets: int, graphed: bool) -> float:
+    """Per call, the median. `side` is the stream that the outputs of a backward were made on."""
     with torch.cuda.stream(side):
         for i in range(sets):
             call(i)
