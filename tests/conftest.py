@@ -4,6 +4,8 @@ import gc
 import os
 from importlib.util import find_spec
 
+import pytest
+
 from ahead import pytest_runtestloop, pytest_unconfigure  # noqa: F401
 
 # Threads that wait do not spin, as in child.py: OpenMP reads this when the first test file imports bnorm.
@@ -18,7 +20,16 @@ if find_spec("hypothesis"):
     settings.load_profile("bnorm")
 
 
-def pytest_collection_finish():
-    """What was collected stays to the end: garbage collection, which some tests ask for, need not look through it."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was collected stays to the end: garbage collection, which some tests ask for, need not look through it.
+
+    Who asks for the tests of a device, and has none, has not tested anything: that is an error.
+    """
+    asked = "gpu" in session.config.option.markexpr and not session.config.option.collectonly
+    if asked and session.items and all(item.get_closest_marker("gpu") for item in session.items):
+        from bnorm.kernels import gpu
+
+        if reason := gpu.available():
+            raise pytest.UsageError(f"-m {session.config.option.markexpr}: {reason}")
     gc.collect()
     gc.freeze()

@@ -6,24 +6,16 @@ No device is needed. A hot loop is counted without what is rare: that is replace
 import re
 
 import pytest
+from benchmarks import gpu_compile
 
-from bnorm.kernels.gpu import jobs, launching, plans, row_plans
+from bnorm.kernels.gpu import jobs, launching, plans
 from cuda_on_cpu import nvrtc, sass
 
 pytestmark = pytest.mark.cuda
 
 needs_nvrtc = pytest.mark.skipif(bool(nvrtc.missing()), reason=f"NVRTC: {nvrtc.missing()}")
 needs_sass = pytest.mark.skipif(bool(sass.missing()), reason=f"machine code: {sass.missing()}")
-INSTANCES = {
-    "channels": [name for dtype in plans.ITEMSIZE for name in plans.channel_kernels(dtype)]
-    + plans.per_channel_kernels("channels"),
-    "clusters": [name for dtype in plans.ITEMSIZE for name in plans.cluster_kernels(dtype)],
-    "rows": list(dict.fromkeys(name for dtype in plans.ITEMSIZE for name in row_plans.row_kernels(dtype))),
-    "rows_weighted": [name for dtype in plans.ITEMSIZE for name in row_plans.weighted_kernels(dtype)],
-    "row_channels": [name for dtype in plans.ITEMSIZE for name in row_plans.row_channel_kernels(dtype)],
-    "statistics": plans.per_channel_kernels("statistics"),
-    "exact": [name for dtype in plans.ITEMSIZE for name in plans.exact_kernels(dtype)],
-}
+INSTANCES = {family: gpu_compile.instances(family) for family in launching.FAMILIES}
 # One of so many instances for each architecture, each time others; a prime, so that no kernel or type is left out.
 # Compiling all takes many minutes per architecture: python -m pytest -m "slow and cuda"
 SAMPLE = {"channels": 53, "clusters": 13, "rows": 47, "rows_weighted": 11, "row_channels": 29}

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks import gpu_compile
 
 import child
 import gpu_sweep
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu, gpu, reference
 from bnorm.kernels.activation import IDENTITY, RELU
-from bnorm.kernels.gpu import launching, plans, row_plans
+from bnorm.kernels.gpu import launching, row_plans
 from compare import assert_close, assert_same
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu.available() is not None, reason=str(gpu.available()))]
@@ -44,10 +45,7 @@ def drawn(cupy, shape, dtype, seed):
 
 def compiled(device, dtype):
     """All instances, by several compilers at a time."""
-    lists = {"channels": plans.channel_kernels, "rows": row_plans.row_kernels}
-    lists |= {"clusters": plans.cluster_kernels, "row_channels": row_plans.row_channel_kernels}
-    lists |= {"rows_weighted": row_plans.weighted_kernels}
-    names = [(family, name) for family, make in lists.items() for name in make(dtype)]
+    names = [(family, name) for family in gpu_sweep.FAMILIES for name in gpu_compile.instances(family, [dtype])]
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda item: device.compile(*item), [item for item in names if item[1] not in device.kernels]))
 

@@ -8,6 +8,7 @@ from math import prod
 
 import numpy as np
 import pytest
+from benchmarks import gpu_compile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -317,16 +318,7 @@ def test_kernels_are_those_that_plans_launch():
 @cache
 def every(family, dtypes=tuple(plans.ITEMSIZE)):
     """The names that are compiled ahead, and for other devices."""
-    lists = {
-        "channels": plans.channel_kernels,
-        "clusters": plans.cluster_kernels,
-        "rows": row_plans.row_kernels,
-        "rows_weighted": row_plans.weighted_kernels,
-        "row_channels": row_plans.row_channel_kernels,
-        "exact": plans.exact_kernels,
-    }
-    names = {name for dtype in dtypes for name in lists[family](dtype)} if family in lists else set()
-    return names | set(plans.per_channel_kernels(family))
+    return set(gpu_compile.instances(family, dtypes))
 
 
 @many

@@ -7,6 +7,7 @@ from bnorm.kernels.activation import RELU
 
 
 def main() -> None:
+    cupy.cuda.set_allocator(None)  # memory of the device for each array: in a pool, a neighbour's is not out of bounds
     for shape in ((70, 6), (3000, 40), (100, 3), (9, 2, 1100), (5, 3, 333), (9, 24, 7300)):
         x = cupy.random.default_rng(0).standard_normal(shape, dtype=cupy.float32)
         weight = cupy.ones((shape[0], shape[2] if len(shape) > 2 else 1))
@@ -18,6 +19,11 @@ def main() -> None:
         gamma = cupy.ones(shape[1] * shape[2])
         _, mean, rstd = gpu.rows_forward(x, gamma, gamma, 1e-5)
         gpu.rows_backward(x, x, mean, rstd, gamma, gamma, act=RELU)
+        gpu.exact_sums(x)
+    x = cupy.ones((3000, 2, 3, 25), "float32")  # more rows than blocks
+    gamma, weight = cupy.ones(6), cupy.ones((3000, 25))
+    _, mean, rstd = gpu.rows_forward(x, gamma, gamma, 1e-5, weight=weight)
+    gpu.rows_backward(x, x, mean, rstd, gamma, gamma, weight=weight)
     cupy.cuda.Device().synchronize()
 
 
