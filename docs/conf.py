@@ -8,7 +8,7 @@ import bnorm
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from gallery import plain_examples, plain_words  # noqa: E402
+from gallery import RUN, plain_examples, plain_words  # noqa: E402
 from pictures import draw  # noqa: E402
 
 os.environ["TQDM_DISABLE"] = "1"  # examples show their results here, not their progress
@@ -46,8 +46,7 @@ napoleon_use_rtype = False
 sphinx_gallery_conf = {
     "examples_dirs": plain_examples(HERE.parent / "examples", HERE / "examples"),
     "gallery_dirs": "gallery",
-    # the quick ones run
-    "filename_pattern": r"(numpy_net|conv_net|streaming_drift|learned_scale|per_store|sensors_with_nights)\.py",
+    "filename_pattern": rf"({'|'.join(RUN)})\.py",
     "reset_argv": "gallery.quick",
     "image_scrapers": ["gallery"],
     "show_memory": False,

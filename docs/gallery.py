@@ -15,17 +15,22 @@ TITLES = {  # what an example shows; another one is called as its file
     "per_store": "Sales of stores, each on a level of its own",
     "learned_scale": "A scale and shift that a net learns",
     "dask_table": "A table larger than memory, with Dask",
+    "spark_table": "A table of sensors, with Spark",
     "cartpole_statistics": "Statistics of an online loop, merged over workers",
     "forecast_revin": "A forecaster of series whose level changes",
     "image_statistics": "Statistics of a folder of images",
     "climate_statistics": "Statistics of a climate data set, by the names of dimensions",
     "mpi_sync": "One batch norm over several processes, with MPI",
 }
-THUMBNAILS = {  # of those that draw nothing, or are not run
-    "dask_table": "_static/normalization.png",
-    "mpi_sync": "_static/how_it_works.svg",
-    "image_statistics": "_static/normalization.png",
-    "climate_statistics": "_static/normalization.png",
+RUN = ("numpy_net", "conv_net", "streaming_drift", "learned_scale", "per_store", "sensors_with_nights")  # quick ones
+THUMBNAILS = {  # of those that draw nothing, or are not run: drawn by pictures.py
+    "dask_table": "_static/dask_table.png",
+    "spark_table": "_static/spark_table.png",
+    "mpi_sync": "_static/mpi_sync.png",
+    "image_statistics": "_static/image_statistics.png",
+    "climate_statistics": "_static/climate_statistics.png",
+    "cartpole_statistics": "_static/cartpole_statistics.png",
+    "forecast_revin": "_static/forecast_revin.png",
 }
 HEADER = """Examples
 ========

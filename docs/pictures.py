@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from bnorm import BatchNorm1d, BatchNormTransformer
+from bnorm import BatchNorm1d, BatchNormTransformer, dataset_moments, functional
 from bnorm.plot import NormalizationDisplay, RunningStatsDisplay
 
 NAMES = ["temperature", "pressure", "flow", "vibration", "voltage", "valve"]
@@ -35,7 +35,7 @@ def run(example, folder):
 
 
 def draw(folder):
-    """Both displays, the pictures of two examples, and that of padded batches, as PNG files."""
+    """Both displays, the pictures of examples that are not run for the gallery, and that of padded batches."""
     mpl.use("agg")
     t = BatchNormTransformer(halflife=2000, history=60)
     for batch in stream():
@@ -49,6 +49,69 @@ def draw(folder):
     for example in ("cartpole_statistics", "forecast_revin"):
         run(example, folder)
     padding(folder / "padding.png")
+    tables(folder)
+    images(folder / "image_statistics.png")
+    climate(folder / "climate_statistics.png")
+    processes(folder / "mpi_sync.png")
+
+
+def tables(folder):
+    """The columns of the examples for Dask and Spark, before and after."""
+    rng, i = np.random.default_rng(0), np.arange(12)
+    for name, scale, middle in (("dask_table", 10.0 ** (i / 2 - 3), i**2), ("spark_table", i + 1, 1e5 * i)):
+        x = rng.standard_normal((2000, len(i))) * scale + middle
+        display = NormalizationDisplay.from_estimator(BatchNormTransformer(momentum=None).fit(x), x)
+        display.figure_.savefig(folder / f"{name}.png", dpi=110)
+
+
+def images(path):
+    """The deviation of all pixels, and the mean of the deviations of single images."""
+    rng = np.random.default_rng(0)
+    pixels = [rng.uniform(20, 230, 3) + rng.standard_normal((4000, 3)) * 15 for _ in range(60)]
+    right = dataset_moments(pixels, axis=1).std()
+    wrong = np.mean([functional.moments(one, axis=1).std() for one in pixels], axis=0)
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    ax, places = figure.subplots(), np.arange(3)
+    ax.bar(places - 0.2, right, 0.38, color="#0072b2", label="of all pixels")
+    ax.bar(places + 0.2, wrong, 0.38, color="#d55e00", label="mean over images: too small")
+    ax.set_xticks(places, ["red", "green", "blue"])
+    ax.set(ylabel="standard deviation", title="60 images, some dark and some bright", ylim=(0, 1.25 * right.max()))
+    ax.legend()
+    figure.savefig(path, dpi=110)
+
+
+def climate(path):
+    """Statistics over time of each point of a made-up temperature."""
+    rng, days = np.random.default_rng(0), np.arange(365)
+    lat, lon = np.deg2rad(np.linspace(-88, 88, 45)), np.deg2rad(np.arange(0, 360, 4))
+    still = 300 - 45 * np.abs(np.sin(lat))[:, None] + 4 * np.sin(2 * lon) * np.cos(lat)[:, None]
+    season = 8 * np.sin(2 * np.pi * days / 365)[:, None, None] * np.sin(lat)[:, None]
+    m = functional.moments(still + season + rng.standard_normal((365, 45, 90)) * 2, axis=(1, 2))
+    figure = Figure(figsize=(6, 6), layout="constrained")
+    for ax, field, word in zip(figure.subplots(2), (m.mean, m.std()), ("mean", "standard deviation"), strict=True):
+        drawn = ax.imshow(field, extent=(0, 360, -90, 90), origin="lower", cmap="viridis")
+        figure.colorbar(drawn, ax=ax, label=f"{word}, K")
+        ax.set(xlabel="longitude", ylabel="latitude", xticks=range(0, 361, 90), yticks=range(-90, 91, 45))
+    figure.savefig(path, dpi=110)
+
+
+def processes(path):
+    """What two processes learn from halves of a batch: alone, and with the sums of both."""
+    rng, steps = np.random.default_rng(0), 60
+    alone, both = (BatchNorm1d(1, 0, 0.1), BatchNorm1d(1, 0, 0.1)), BatchNorm1d(1, 0, 0.1)
+    means = np.empty((3, steps))
+    for i in range(steps):
+        halves = rng.normal(2, 1, (4, 1)), rng.normal(5, 1, (4, 1))
+        for layer, x in zip((*alone, both), (*halves, np.concatenate(halves)), strict=True):
+            layer(x)
+        means[:, i] = [layer.running_mean[0] for layer in (*alone, both)]
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    ax = figure.subplots()
+    for mean, name in zip(means, ("process 0 alone", "process 1 alone", "both, by comm="), strict=True):
+        ax.plot(mean, label=name)
+    ax.set(xlabel="step", ylabel="running mean", title="Two processes with different data")
+    ax.legend()
+    figure.savefig(path, dpi=110)
 
 
 def padding(path):

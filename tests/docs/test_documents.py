@@ -38,6 +38,19 @@ def test_links_and_paths_exist(page):
         assert (ROOT / path).is_file(), path
 
 
+def test_every_example_has_a_title_and_a_picture_of_its_own():
+    """In the gallery: the one that it draws when it runs, or one that is drawn for it."""
+    values = {}
+    exec((ROOT / "docs" / "gallery.py").read_text(encoding="utf-8"), values)
+    examples = {path.stem for path in (ROOT / "examples").glob("*.py")}
+    assert values["TITLES"].keys() == examples
+    assert {*values["RUN"], *values["THUMBNAILS"]} == examples
+    assert not values["THUMBNAILS"].keys() & set(values["RUN"])
+    assert len(set(values["THUMBNAILS"].values())) == len(values["THUMBNAILS"])
+    for name in values["RUN"]:
+        assert "--plot" in (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8"), name
+
+
 def test_every_page_has_one_title():
     assert PAGES
     for page in PAGES:

@@ -114,6 +114,12 @@ def test_rows_of_panels_are_equal(features):
     np.testing.assert_allclose(steps, steps[0], rtol=0.02)
 
 
+@pytest.mark.parametrize(("features", "named"), [(3, [1, 2]), (5, [2, 3, 4]), (7, [4, 5, 6])])
+def test_the_lowest_panel_of_each_column_names_its_axis(features, named):
+    display = RunningStatsDisplay.from_estimator(fitted(features))
+    assert [i for i, panel in enumerate(display.axes_) if panel.get_xlabel().strip()] == named
+
+
 def label_boxes(ax):
     low, high = sorted(ax.get_xlim())
     labels = [tick.label1 for tick in ax.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]

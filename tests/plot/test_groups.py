@@ -63,9 +63,25 @@ def test_groups_without_values_and_several_keys():
     display.figure_.canvas.draw()
 
 
+def notes(display):
+    return [ax.get_legend().get_title().get_text() for ax in display.figure_.axes if ax.get_legend()]
+
+
+def test_values_that_are_close_are_written_out():
+    """A part that all labels have in common would stand upon the name of the axis."""
+    t = fitted(3, 1)
+    display = GroupsDisplay(t.groups_, 1e6 + t.means_ * 1e-4, t.vars_ * 1e-4, [1e6], [1e-4], ["x"]).plot()
+    display.figure_.draw_without_rendering()
+    (panel,) = display.axes_
+    assert panel.xaxis.get_offset_text().get_text() == ""
+    assert any("1000000.00" in label.get_text() for label in panel.get_xticklabels())
+
+
 def test_chosen_features_and_errors():
     display = GroupsDisplay.from_estimator(fitted(3, 9))
     assert len(display.axes_) == 6
+    assert notes(display) == ["The first 6 of 9 features."]
+    assert notes(GroupsDisplay.from_estimator(fitted(3, 6))) == [""]
     _, ax = plt.subplots()
     assert GroupsDisplay.from_estimator(fitted(3, 9), features=["x9", 0], ax=ax).feature_names == ["x9", "x1"]
     with pytest.raises(ValueError, match="GroupsDisplay: features: expected indices or names of 9 features, got 'y'"):

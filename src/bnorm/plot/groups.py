@@ -63,6 +63,7 @@ class GroupsDisplay:
     figure_: Any
     ax_: Any
     axes_: ndarray
+    _note = ""
 
     def __init__(
         self,
@@ -111,7 +112,10 @@ class GroupsDisplay:
         given = (means, np.sqrt(estimator.vars_), whole.mean, whole.std())
         of_groups, stds, middle, spread = (a[..., places] for a in given)
         chosen_names = [names[i] for i in places]
-        return cls(list(estimator.groups_), of_groups, stds, middle, spread, chosen_names, most).plot(ax)
+        display = cls(list(estimator.groups_), of_groups, stds, middle, spread, chosen_names, most)
+        if features is None and len(places) < len(names):
+            display._note = f"The first {len(places)} of {len(names):,} features."
+        return display.plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
         """Draw the display.
@@ -133,7 +137,7 @@ class GroupsDisplay:
         self.figure_, self.ax_, self.axes_ = panels(type(self).__name__, ax, size, (lines, columns), n)
         for j, panel in enumerate(self.axes_):
             self._draw(panel, j)
-        key(self.axes_, ENTRIES)
+        key(self.axes_, ENTRIES, self._note)
         return self
 
     def _draw(self, panel: Any, j: int) -> None:

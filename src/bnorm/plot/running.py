@@ -146,8 +146,8 @@ class RunningStatsDisplay:
             key(self.axes_, LINES, RULE if any(drifts) else "")
             for i, (panel, name) in enumerate(zip(self.axes_, labels(self.feature_names), strict=True)):
                 self._draw_feature(panel, i, name, drifts[i])
-                if i < (lines - 1) * columns:
-                    panel.set_xlabel("")
+                if i + columns < n:  # there is a panel below
+                    panel.set_xlabel(" " if n % columns else "")  # which keeps the room: rows stay equal
         else:
             self.figure_, self.ax_, self.axes_ = panels(who, ax, (9, height(n)), (1, 2), 2)
             self._draw_maps(*self.axes_)
@@ -210,6 +210,7 @@ class RunningStatsDisplay:
         if start != end:
             ax.set_xlim(start, end)
         ax.tick_params(labelsize=8)
+        ax.yaxis.get_offset_text().set_fontsize(8)
         if self.times is not None and self.times.dtype.kind == "M":
             from matplotlib import dates
 

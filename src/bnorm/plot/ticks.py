@@ -14,9 +14,17 @@ DECADES = 12  # of a logarithmic axis, to either side
 
 
 def spaced(axis: Any, integer: bool = False) -> None:
-    """Give the x axis so many ticks that their labels stay apart. Its formatter must be set before."""
-    from matplotlib.ticker import MaxNLocator
+    """Give the x axis so many ticks that their labels stay apart. Its formatter must be set before.
 
+    Labels are the values themselves, however close they are: what is left of a part that is the same in all of them
+    would stand in the corner, upon the name of the axis.
+    """
+    from matplotlib.ticker import MaxNLocator, ScalarFormatter
+
+    if isinstance(formatter := axis.get_major_formatter(), ScalarFormatter):
+        formatter.set_useOffset(False)
+        formatter.set_powerlimits((-5, 9))
+    axis.get_offset_text().set_fontsize(8)
     coarser = (MaxNLocator(n, steps=[1, 2, 5, 10], integer=integer) for n in range(MOST_TICKS, 0, -1))
     axis.set_major_locator(_locator([locator.tick_values for locator in coarser]))
 
