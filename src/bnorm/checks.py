@@ -7,6 +7,7 @@ was expected, what was given. No argument is changed here.
 import math
 import numbers
 import operator
+import sys
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,14 @@ from bnorm.kernels.activation import NAMES, Activation, named
 FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))  # NumPy's own, in the machine's byte order
 FLOAT64 = np.dtype("float64")
 LIGHTEST = 1e-290  # the smallest sum of weights that float64 can divide by
+
+
+def user_level() -> int:
+    """The stacklevel with which a warning of the caller names the line outside of this package that led to it."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "bnorm":
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 class SingleValueError(ValueError):

@@ -186,3 +186,34 @@ def test_a_stream_goes_on_as_it_began():
     np.testing.assert_allclose(t.mean_, 2 * x.mean(axis=0), rtol=1e-14)
     np.testing.assert_allclose(t.scale_, np.sqrt(4 * x.var(axis=0) + 1), rtol=1e-14)
     assert (t.layer_.momentum, t.layer_.eps) == (1.0, 1.0)
+
+
+def test_columns_of_a_frame_that_are_no_numbers_are_named():
+    pd = pytest.importorskip("pandas", reason="columns of data frames have names")
+    from bnorm import GroupedTransformer
+
+    frame = pd.DataFrame({"age": [1.0, 2.0], "digits": ["3", "4"], "city": ["a", "b"]})
+    with pytest.raises(ValueError, match="BatchNormTransformer: X: column 'city': expected numbers, got "):
+        BatchNormTransformer().fit(frame)
+    assert list(BatchNormTransformer().fit(frame[["age", "digits"]]).mean_) == [1.5, 3.5]
+    with pytest.raises(ValueError, match="The feature names should match"):
+        BatchNormTransformer().fit(frame[["age"]]).transform(frame[["city"]])
+    frame["when"] = pd.to_datetime(["2024-01-01", "2024-01-02"])
+    with pytest.raises(ValueError, match="GroupedTransformer: X: column 'when': expected numbers, got datetime64"):
+        GroupedTransformer("city").fit(frame)
+
+
+@pytest.mark.parametrize("kind", ["array", "list", "pipeline"])
+def test_a_warning_names_the_line_of_the_user(kind):
+    """Whatever lies between it and the transformer in this package."""
+    from sklearn.pipeline import make_pipeline
+
+    from bnorm import partial_fit_pipeline
+
+    x = np.ones((1, 2))
+    with pytest.warns(UserWarning, match="a batch of one row") as found:
+        if kind == "pipeline":
+            partial_fit_pipeline(make_pipeline(BatchNormTransformer()), x)
+        else:
+            BatchNormTransformer().partial_fit(x.tolist() if kind == "list" else x)
+    assert found[0].filename == __file__

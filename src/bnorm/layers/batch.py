@@ -149,7 +149,7 @@ class BatchNorm(Tracking):
             # only between calls, and there is none between those lines and this call.
             left = saved.kernels.settle(moving.rule, saved.stats, saved.count, y.size, saved.left)
             if type(left) is not int or left:
-                self._warn_once(moving.note(left), 4)
+                self._warn_once(moving.note(left))
         return y
 
     def backward(self, dy: "ArrayLike", out: ndarray | None = None) -> ndarray:

@@ -185,7 +185,7 @@ def _warn_of_lost_counts(
             "far are assumed to have been as large as the next one. state_dict() of a layer with momentum=None returns "
             "the counts; copy() and pickle keep them, dict() and np.savez lose them",
             UserWarning,
-            stacklevel=4,
+            stacklevel=checks.user_level(),
         )
 
 

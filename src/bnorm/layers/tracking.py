@@ -165,7 +165,7 @@ class Tracking(Layer):
     def _not_finite(self, error: FloatingPointError) -> checks.NonFiniteError:
         return checks.NonFiniteError(f"{self._who}: x: {error}, and nonfinite is 'raise'")
 
-    def _warn_once(self, channels: int, above: int = 3) -> None:
+    def _warn_once(self, channels: int) -> None:
         if channels and not self._warned:
             self._warned = True
             warnings.warn(
@@ -173,7 +173,7 @@ class Tracking(Layer):
                 "finite, and keep their running statistics (nonfinite='skip'); num_batches_skipped counts such batches "
                 "from now on",
                 RuntimeWarning,
-                stacklevel=above,  # the frame of the user
+                stacklevel=checks.user_level(),
             )
 
     def _write_statistics(self, name: str, to: ndarray, value: "ArrayLike") -> None:

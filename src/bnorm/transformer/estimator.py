@@ -12,6 +12,7 @@ from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from bnorm import arrow
+from bnorm.checks import user_level
 from bnorm.kernels import moved
 from bnorm.running import AVERAGE
 from bnorm.transformer import iterables, maps, parameters
@@ -232,7 +233,7 @@ class BatchNormTransformer(
         when = self._times(x, times, column)
         weight = None if sample_weight is None else x.weights(sample_weight)
         if x.rows == 1:
-            self._tell_of_single_rows(state, 4)
+            self._tell_of_single_rows(state)
         if changed:
             state.follow(self.momentum, self.halflife, self.eps, self.history)
             state.followed = parameters.settings(self)
@@ -338,7 +339,7 @@ class BatchNormTransformer(
             state.begin(x, weight, when)
         else:
             if x.rows == 1:
-                self._tell_of_single_rows(state, 5)
+                self._tell_of_single_rows(state)
             state.move(x, weight, when)
         for name in ("feature_names_in_", "gamma_grad_", "beta_grad_"):
             self.__dict__.pop(name, None)
@@ -379,12 +380,12 @@ class BatchNormTransformer(
         if "layer_" not in self.__dict__:
             check_is_fitted(self)  # raises scikit-learn's error
 
-    def _tell_of_single_rows(self, state: State, depth: int) -> None:
+    def _tell_of_single_rows(self, state: State) -> None:
         if state.statistics.mode == AVERAGE and not state.told:
             warnings.warn(
                 f"{WHO}: a batch of one row has no variance, so 0 enters the average with momentum={self.momentum}; "
                 "for such a stream use momentum=None, which weighs all rows the same, or halflife=",
-                stacklevel=depth,
+                stacklevel=user_level(),
             )
             state.told = True
 

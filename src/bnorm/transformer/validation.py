@@ -1,6 +1,5 @@
 """Validation of tables by scikit-learn's rules and with its error messages."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -63,14 +62,14 @@ def columns(estimator: Any, X: Any, reset: bool) -> InColumns | None:
     return InColumns(arrow.columns_of(WHO, table))
 
 
-def table_of(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = False, integers: bool = True) -> Table:
+def table_of(validate: partial[Any], X: Any, kind: type, writeable: bool = False, integers: bool = True) -> Table:
     """X as a table of floats of the type `kind`, in memory or of an engine. Arguments are those of `floats`."""
     if (engine := engine_of(X)) is None:
         return Dense(floats(validate, X, kind, writeable, integers))
     return Blocks(engine, X, lambda table: floats(validate, table, kind, integers=False), partial(_block_floats, kind))
 
 
-def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = False, integers: bool = True) -> Any:
+def floats(validate: partial[Any], X: Any, kind: type, writeable: bool = False, integers: bool = True) -> Any:
     """X as an array of floats of the type `kind`. It may contain infinity.
 
     integers: keep INTEGERS, except on a device, or if they would be written to.
@@ -87,11 +86,32 @@ def floats(validate: Callable[..., Any], X: Any, kind: type, writeable: bool = F
         X = np.ma.filled(X.astype(X.dtype if X.dtype.kind == "f" else np.float64), np.nan)
     if kind is ndarray or kind_of(X) is None:
         types = [*DTYPES, *INTEGERS] if integers and kind is ndarray and not writeable else DTYPES
-        x = validate(X, dtype=types, ensure_all_finite=False, force_writeable=writeable)
+        try:
+            x = validate(X, dtype=types, ensure_all_finite=False, force_writeable=writeable)
+        except (TypeError, ValueError) as error:
+            if str(error).startswith("The feature names") or (found := no_numbers(X)) is None:
+                raise
+            of = validate.args[0] if validate.args else validate.keywords["estimator"]
+            who = of if isinstance(of, str) else type(of).__name__
+            raise ValueError(f"{who}: X: column {found[0]!r}: expected numbers, got {found[1]}") from error
         return moved(native(np.asarray(x)), kind)
     x = BACKENDS[kind].asarray(X)
     validate(_hollow(x), dtype=None, ensure_all_finite=False)
     return x if x.dtype in FLOATS else x.astype(np.float64)
+
+
+def no_numbers(X: Any) -> tuple[Any, Any] | None:
+    """The name and the type of the first column of a pandas frame that is no numbers, not as text either."""
+    if not hasattr(X, "columns") or not hasattr(X, "items"):
+        return None
+    for name, column in X.items():
+        try:
+            if column.dtype.kind in "mM":
+                raise TypeError
+            np.asarray(column, np.float64)
+        except (TypeError, ValueError):
+            return name, column.dtype
+    return None
 
 
 def native(x: Any) -> Any:
