@@ -115,6 +115,10 @@ class Columns:
             found.append(np.concatenate([cpu.moments(x.reshape(1, 1, -1), w, True) for x in batch], axis=1))
         return found
 
+    def alike(self) -> list[list[ndarray]]:
+        """The columns of each batch, all of one type."""
+        return [[np.ascontiguousarray(column, self.dtype) for column in batch] for batch in self.batches]
+
     def dense(self) -> ndarray:
         """A Fortran-ordered array, which is Arrow's memory order."""
         out = np.empty(self.shape, self.dtype, order="F")

@@ -1,5 +1,7 @@
 """Moments and maps by groups: against the oracle, with the same bits however they are computed."""
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -104,6 +106,64 @@ def test_same_bits():
             finally:
                 cpu.set_num_threads(before)
             assert len(set(found)) == 1
+
+
+def test_pieces():
+    """Pieces of which each has groups of its own, or none."""
+    rng = np.random.default_rng(8)
+    x = rng.normal(5, 3, (170_000, 3))
+    codes = np.repeat([-1, 7, 3, 4, 3, -1, 5], [50_000, 30_000, 20_000, 1, 39_999, 29_000, 1_000])
+    assert_close(groups.moments(x, codes, 9, None, True), reference.moments(x, codes, 9, None, True))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_columns(kind):
+    """Columns that lie anywhere have the results of a table of rows, to the last bit."""
+    rng = np.random.default_rng(9)
+    for rows, channels in ((1, 1), (331, 9), (2200, 4), (700, 1), (90, 150)):
+        x, codes = table(rng, (rows, channels), kind, missing=0.1), rng.integers(-1, 4, rows)
+        numbers, w = rng.normal(size=(3, 4, channels)), rng.random(rows)
+        ends = sorted({0, rows // 7, rows // 7 + 1, rows // 2, rows})
+        columns = [[np.append(x[:1, c], x[a:b, c])[1:] for c in range(channels)] for a, b in itertools.pairwise(ends)]
+        columns.insert(1, [x[:0, 0]] * channels)
+        for weight in (None, w):
+            found, expected = (groups.moments(table, codes, 4, weight, True) for table in (columns, x))
+            assert found.tobytes() == expected.tobytes()
+        y, expected = (groups.normalize(table, codes, numbers, None, True) for table in (columns, x))
+        assert y.shape == (1, channels, rows)
+        assert y[0].T.tobytes() == expected.tobytes()
+
+
+def test_large_columns():
+    """Results that are sent past the caches, whose columns begin within a line."""
+    rng = np.random.default_rng(10)
+    for kind, channels in (("f8", 7), ("f4", 9)):
+        x = rng.normal(size=(4_400_001 // channels, channels)).astype(kind)
+        codes, numbers = rng.integers(0, 50, len(x)), rng.normal(size=(3, 50, channels))
+        columns = [list(np.ascontiguousarray(x.T))]
+        assert groups.normalize(columns, codes, numbers)[0].T.tobytes() == groups.normalize(x, codes, numbers).tobytes()
+
+
+def test_bad_columns():
+    x, codes = np.zeros(3), np.zeros(3, int)
+    for bad in (
+        [],
+        [[]],
+        [[x], [x, x]],
+        [[x, x[:2]]],
+        [[x, x.astype("f4")]],
+        [[np.zeros(6)[::2]]],
+        [[x.tolist()]],
+        [[x], 3],
+    ):
+        for call in (
+            lambda bad=bad: groups.moments(bad, codes, 1),
+            lambda bad=bad: groups.normalize(bad, codes, np.ones((3, 1, 1))),
+        ):
+            with pytest.raises((TypeError, ValueError), match=r"x: |ndarray|len\(\)"):
+                call()
+    with pytest.raises(ValueError, match="codes: expected 6 numbers"):
+        groups.moments([[x], [x]], codes, 1)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -13,6 +13,7 @@ import pytest
 CPU = Path(__file__).parents[2] / "src" / "bnorm" / "kernels" / "cpu"  # what is installed has no sources
 FOLDERS = {folder: sorted(folder.glob("*.pxi")) for folder in (CPU, CPU / "loops")}
 HUBS = {CPU: CPU / "entries.pyx", CPU / "loops": CPU / "loops" / "table.pxi"}
+ELSEWHERE = {CPU / "columns.pxi": CPU / "groups.pyx"}  # what another source includes, and no sibling sees
 FILES = [path for folder, paths in FOLDERS.items() for path in paths if path != HUBS[folder]]
 
 
@@ -43,10 +44,10 @@ def uses(path, sibling):
 
 def header(path):
     """The two paragraphs as they should be."""
-    folder = FOLDERS[path.parent]
-    siblings = [other for other in folder if other not in (path, HUBS[path.parent])]
+    folder, hub = FOLDERS[path.parent], ELSEWHERE.get(path, HUBS[path.parent])
+    siblings = [other for other in folder if other not in (path, hub, *ELSEWHERE)]
     found = [f"{', '.join(names)} ({other.stem})" for other in siblings if (names := uses(path, other))]
-    given = sorted({name for other in [*siblings, HUBS[path.parent]] for name in uses(other, path)})
+    given = sorted({name for other in [*siblings, hub] for name in uses(other, path)})
     paragraphs = [
         f"Uses {', '.join(found) or 'nothing of its siblings'}.",
         f"Gives {', '.join(given) or 'entries only'}.",

@@ -9,6 +9,7 @@ from scipy.sparse import issparse
 from sklearn.utils.validation import check_array, validate_data
 
 from bnorm import arrow, checks
+from bnorm.checks import FLOATS
 from bnorm.kernels import kind_of
 from bnorm.kernels.engines import engine_of
 from bnorm.transformer.sklearn_private import output_config
@@ -16,6 +17,7 @@ from bnorm.transformer.tables import Dense, InColumns
 from bnorm.transformer.validation import table_of
 
 WHO = "GroupedTransformer"
+LONG = 1 << 14  # rows from which a column of a frame is sooner looked up than copied
 
 
 class Split(NamedTuple):
@@ -164,11 +166,21 @@ def _of_pandas(estimator: Any, X: Any, reset: bool, keys: Any) -> Split:
     places = _places(estimator, names, len(names), reset) if keys is None else estimator._places
     others = [j for j in range(len(names)) if keys is not None or j not in places]
     _check_width(estimator, len(others), reset)
-    run = others == list(range(others[0], others[-1] + 1))
-    features = X.iloc[:, slice(others[0], others[-1] + 1) if run else others]
     columns = [] if keys is not None else [(repr(names[j]), X.iloc[:, j]) for j in places]
     named = [names[j] for j in others] if all(isinstance(name, str) for name in names) else None
-    return _made(estimator, X, places, columns, _dense(features), named, keys)
+    return _made(estimator, X, places, columns, _features(X, others), named, keys)
+
+
+def _features(X: Any, others: list[int]) -> Dense:
+    """Columns of a pandas frame: as they lie, if they are long."""
+    if len(X) >= LONG and all(
+        isinstance(kind, np.dtype) and kind in FLOATS and kind.isnative for kind in X.dtypes.iloc[others]
+    ):
+        columns = [X.iloc[:, j].to_numpy() for j in others]
+        if all(column.flags.c_contiguous for column in columns):
+            return InColumns(arrow.Columns([columns]))
+    run = others == list(range(others[0], others[-1] + 1))
+    return _dense(X.iloc[:, slice(others[0], others[-1] + 1) if run else others])
 
 
 def _of_arrow(estimator: Any, X: Any, table: Any, reset: bool, keys: Any) -> Split:

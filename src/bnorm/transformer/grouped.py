@@ -9,15 +9,13 @@ from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
-from bnorm.kernels import view
-from bnorm.kernels.cpu import groups as kernels
 from bnorm.kernels.engines import engine_of
 from bnorm.moments import Moments
 from bnorm.running import AVERAGE, TooLarge
 from bnorm.transformer import group_blocks, tables
 from bnorm.transformer.group_saving import Savable
 from bnorm.transformer.group_tables import WHO, Named, Split, key_names, split
-from bnorm.transformer.groups import Batch, Groups, batch_of
+from bnorm.transformer.groups import Batch, Groups, batch_of, mapped
 from bnorm.transformer.keys import read
 from bnorm.transformer.sklearn_private import Interval, Options, check_feature_names_in, in_container
 
@@ -360,13 +358,7 @@ class GroupedTransformer(
         groups, names = self._groups, [name for name, _ in keys]
         at, codes = groups.places(WHO, read(WHO, keys), names, self.unseen == "error")
         numbers = groups.numbers(at, float(self.prior), self.unseen == "global", float(self.eps), inverse)
-        x = table.features.dense()
-        block, layout = view.channels(x, 1)
-        try:
-            y: ndarray = view.restore(kernels.normalize(block, codes, numbers, None, True), layout)
-        except FloatingPointError:
-            raise tables.infinite(x) from None
-        return y
+        return mapped(table.features, codes, numbers)
 
     def _check_parameters(self, new: bool = False) -> None:
         self._validate_params()

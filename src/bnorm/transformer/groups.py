@@ -16,7 +16,7 @@ from bnorm.running import AVERAGE, Statistics, Step
 from bnorm.transformer import tables
 from bnorm.transformer.clock import Rows
 from bnorm.transformer.keys import Index, Keys
-from bnorm.transformer.tables import Dense
+from bnorm.transformer.tables import Dense, InColumns
 
 FAINT = 2.0**-tables.SHALLOW  # weights below it may have underflowed
 
@@ -47,14 +47,13 @@ def batch_of(keys: Keys, x: Dense, weight: ndarray | None, halflife: float | Non
     codes, outside = keys.codes, n
     if bool((codes < 0).any()):  # rows without a key belong to the whole: they are one more group
         codes, outside = np.where(codes < 0, np.int32(n), codes), n + 1
-    table = x.dense()
     seen = last = None
     if halflife is None:
-        every = _moments(table, codes, outside, weight)
+        every = _moments(_block(x), codes, outside, weight)
         parts = np.ascontiguousarray(every[:, :n])
         whole = [Step(together(every), rows)]
     else:
-        parts, seen, last = _faded(table, codes, outside, weight, halflife)
+        parts, seen, last = _faded(x, codes, outside, weight, halflife)
         parts, seen, last = np.ascontiguousarray(parts[:, :n]), seen[:n], last[:n]
         whole = x.steps(weight, Rows(halflife), 0)
     tables.refuse_infinity_in(whole[0].parts, x, weight)
@@ -63,28 +62,46 @@ def batch_of(keys: Keys, x: Dense, weight: ndarray | None, halflife: float | Non
     return Batch(keys, parts, seen, last, lengths, whole, weight is not None)
 
 
-def _moments(x: ndarray, codes: ndarray, n: int, weight: ndarray | None) -> ndarray:
-    block, _ = view.channels(x, 1)
+def _block(x: Dense) -> Any:
+    """A table as the kernels of groups read it: where it lies."""
+    return x.x.alike() if isinstance(x, InColumns) else view.channels(x.dense(), 1)[0]
+
+
+def mapped(x: Dense, codes: ndarray, numbers: ndarray) -> ndarray:
+    """(x - mean) scale + shift by the numbers of each row's group, in the memory order of the table."""
+    try:
+        if isinstance(x, InColumns):
+            columns: ndarray = kernels.normalize(_block(x), codes, numbers, None, True)[0]
+            return columns.T
+        block, layout = view.channels(x.dense(), 1)
+        y: ndarray = view.restore(kernels.normalize(block, codes, numbers, None, True), layout)
+    except FloatingPointError:
+        raise tables.infinite(x) from None
+    return y
+
+
+def _moments(block: Any, codes: ndarray, n: int, weight: ndarray | None) -> ndarray:
     w = None if weight is None else view.dense(weight, np.float64)
     found: ndarray = kernels.moments(block, codes, n, w, True)
     return found
 
 
 def _faded(
-    x: ndarray, codes: ndarray, n: int, weight: ndarray | None, halflife: float
+    x: Dense, codes: ndarray, n: int, weight: ndarray | None, halflife: float
 ) -> tuple[ndarray, ndarray, ndarray]:
     """Rows weighed by age, as `tables.faded` does, by the clock of each group: half as much for each `halflife` rows of
     the group that come after. Groups of which too little weight is left are computed one by one.
     """
     faded = np.exp2(kernels.later(codes, n) / -halflife)
-    parts = _moments(x, codes, n, faded if weight is None else faded * weight)
-    seen = _moments(x, codes, n, weight)[0]
+    block = _block(x)
+    parts = _moments(block, codes, n, faded if weight is None else faded * weight)
+    seen = _moments(block, codes, n, weight)[0]
     last = np.zeros_like(seen)
     unit = 1.0 if weight is None else max(1.0, float(weight.max()))
     lost = np.flatnonzero(((parts[0] < FAINT * unit) & (seen > 0)).any(1))
     for g in lost.tolist():
         mine = np.flatnonzero(codes == g)
-        step = tables.faded(x[mine], None if weight is None else weight[mine], Rows(halflife), 0)[0]
+        step = tables.faded(x.dense()[mine], None if weight is None else weight[mine], Rows(halflife), 0)[0]
         parts[:, g], seen[g], last[g] = step.parts, step.seen, step.last
     return parts, seen, last
 

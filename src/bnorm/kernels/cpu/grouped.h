@@ -9,7 +9,8 @@
 #ifndef BNORM_GROUPED_H
 #define BNORM_GROUPED_H
 
-#include "grouped_tiles.h"
+#include "grouped_codes.h"
+#include "grouped_turns.h"
 
 enum {
     BN_LONG_RUN = 16,       /* values of a single channel that are summed side by side */
@@ -27,13 +28,13 @@ typedef struct {
     uint32_t rows, flags;
 } bn_group;
 
-/* A table whose rows have `width` numbers, and what is known of its groups. */
+/* A table whose rows have `width` numbers, and what is known of the groups of a piece. */
 typedef struct {
     bn_positions x;
     const void *codes;
     int wide;               /* codes are of 64 bits, else 32 */
     const double *weight;   /* of each position, or NULL */
-    ptrdiff_t width, groups;
+    ptrdiff_t width, least, groups;
     int skipna;
     int range, ranges;      /* this task's share of the groups, one of a power of two */
     bn_group *group;
@@ -41,8 +42,8 @@ typedef struct {
     double *rest;           /* of each group: weight, and as many numbers: weight of what is no NaN, and longer sums */
 } bn_grouped;
 
-/* The rows of n <= BN_CODES positions, from `begin` on, that this task sums, and their groups. Returns their number; -1 if
- * a code is that of no group. */
+/* The rows of n <= BN_CODES positions, from `begin` on, that this task sums, and their groups, counted from the least.
+ * Returns their number. */
 BN_INLINE ptrdiff_t bn_select(const bn_grouped *t, ptrdiff_t begin, ptrdiff_t n, int again, int32_t *row, int32_t *code)
 {
     ptrdiff_t m = 0;
@@ -51,34 +52,27 @@ BN_INLINE ptrdiff_t bn_select(const bn_grouped *t, ptrdiff_t begin, ptrdiff_t n,
         row[i] = (int32_t)i;
     if (t->wide) {
         const int64_t *codes = (const int64_t *)t->codes + begin;
-        for (ptrdiff_t i = 0; i < n; i++) {
-            code[i] = (int32_t)codes[i];
-            outside |= (codes[i] < 0) | (codes[i] >= (int64_t)t->groups);
-        }
+        for (ptrdiff_t i = 0; i < n; i++)
+            outside |= code[i] = (int32_t)(codes[i] - t->least);
     } else {
-        const int32_t *codes = (const int32_t *)t->codes + begin, groups = (int32_t)t->groups;
-        for (ptrdiff_t i = 0; i < n; i++) {
-            code[i] = codes[i];
-            outside |= (codes[i] < 0) | (codes[i] >= groups);
-        }
+        const int32_t *codes = (const int32_t *)t->codes + begin, least = (int32_t)t->least;
+        for (ptrdiff_t i = 0; i < n; i++)
+            outside |= code[i] = codes[i] - least;
     }
-    if (!outside && t->ranges == 1 && !t->weight && !again)
+    if (outside >= 0 && t->ranges == 1 && !t->weight && !again)
         return n;
-    outside = 0;
     for (ptrdiff_t i = 0; i < n; i++) {
-        const int64_t g = bn_code(t->codes, t->wide, begin + i);
-        const int inside = (uint64_t)g < (uint64_t)t->groups;
-        int mine = inside & ((g / BN_GROUPS_OF_RANGE & (t->ranges - 1)) == t->range);
-        outside |= !inside & (g != -1);
+        const int32_t g = code[i];
+        int mine = (g >= 0) & ((g / BN_GROUPS_OF_RANGE & (t->ranges - 1)) == t->range);
         if (t->weight)
             mine &= t->weight[begin + i] != 0;
         if (again && mine)
             mine = (t->group[g].flags & BN_AGAIN) != 0;
         row[m] = (int32_t)i;
-        code[m] = (int32_t)g;
+        code[m] = g;
         m += mine;
     }
-    return outside ? -1 : m;
+    return m;
 }
 
 /* After BN_FLUSH_ROWS rows. */
@@ -153,33 +147,36 @@ static int bn_recenter_groups(bn_grouped *t)
     return some;
 }
 
-/* The sums of every piece of a channel of a group, merged in their order, as four numbers `apart` from each other. */
-static void bn_merge_group(const bn_grouped *t, ptrdiff_t pieces, ptrdiff_t g, ptrdiff_t c, double *parts, ptrdiff_t apart)
+/* The sums of channel c of a group, merged into those of the pieces before: four numbers that are `apart` from each other. */
+static void bn_merge_group(const bn_grouped *t, ptrdiff_t g, ptrdiff_t c, double *parts, ptrdiff_t apart)
 {
-    double n = 0, mean = 0, m2 = 0, low = 0;
-    bn_grouped of = *t;
-    for (ptrdiff_t p = 0; p < pieces; p++) {
-        const bn_group_sums s = bn_sums_of(&of, g, c);
-        if (s.n != 0) {
-            const double step = s.sum / s.n, high = s.center + step;
-            const double rest = bn_finite(high) ? (s.center - high) + step : 0.0;
-            if (n == 0) {
-                n = s.n;
-                mean = high;
-                m2 = bn_group_m2(s);
-                low = rest;
-            } else {
-                bn_merge(&n, &mean, &m2, &low, s.n, high, bn_group_m2(s), rest);
-            }
-        }
-        of.group += t->groups;
-        of.sums += t->groups * 3 * t->width;
-        of.rest += t->groups * (3 * t->width + 1);
+    const bn_group_sums s = bn_sums_of(t, g, c);
+    double n = parts[0], mean = parts[apart], m2 = parts[2 * apart], low = parts[3 * apart];
+    if (s.n == 0)
+        return;
+    const double step = s.sum / s.n, high = s.center + step;
+    const double rest = bn_finite(high) ? (s.center - high) + step : 0.0;
+    if (n == 0) {
+        n = s.n;
+        mean = high;
+        m2 = bn_group_m2(s);
+        low = rest;
+    } else {
+        bn_merge(&n, &mean, &m2, &low, s.n, high, bn_group_m2(s), rest);
     }
     parts[0] = n;
     parts[apart] = mean;
     parts[2 * apart] = m2;
     parts[3 * apart] = low;
+}
+
+/* A piece's groups from begin to end, of all `groups`. parts: those of the first of all. */
+static void bn_merge_piece(const bn_grouped *t, ptrdiff_t begin, ptrdiff_t end, double *parts, ptrdiff_t groups)
+{
+    const ptrdiff_t last = t->least + t->groups, width = t->width;
+    for (ptrdiff_t g = begin > t->least ? begin : t->least; g < end && g < last; g++)
+        for (ptrdiff_t c = 0; c < width && t->group[g - t->least].flags & BN_CENTERED; c++)
+            bn_merge_group(t, g - t->least, c, parts + g * width + c, groups * width);
 }
 
 /* `rows` rows of n channels, in registers. Returns 0, and changes nothing, if there is a NaN that is to be skipped. */
@@ -332,7 +329,7 @@ BN_INLINE void bn_add_rows(const bn_grouped *t, const double *x, ptrdiff_t rows,
 
 /* Add the positions from begin to end to the sums of this task's groups; with `again` only to those that have got a better
  * center. room: of BN_TILE doubles, or as many as BN_LEAST_ROWS rows have. */
-BN_CLONES static int bn_sum_groups(const bn_grouped *t, ptrdiff_t begin, ptrdiff_t end, int again, double *room)
+BN_CLONES static void bn_sum_groups(const bn_grouped *t, ptrdiff_t begin, ptrdiff_t end, int again, double *room)
 {
     const ptrdiff_t width = t->width, most = 3 * width, block = bn_tile_rows(width);
     const int far = t->groups * most * (ptrdiff_t)sizeof(double) > BN_NEAR_BYTES;
@@ -341,8 +338,6 @@ BN_CLONES static int bn_sum_groups(const bn_grouped *t, ptrdiff_t begin, ptrdiff
         const ptrdiff_t size = end - begin < block ? end - begin : block;
         const ptrdiff_t m = bn_select(t, begin, size, again, row, code);
         const double *weight = t->weight ? t->weight + begin : NULL;
-        if (m < 0)
-            return BN_OUTSIDE;
         if (m == 0)
             continue;
         const double *x = bn_take_tile(&t->x, begin, size, room);
@@ -361,6 +356,7 @@ BN_CLONES static int bn_sum_groups(const bn_grouped *t, ptrdiff_t begin, ptrdiff
             }
             if (!(group->flags & BN_CENTERED)) {
                 memcpy(sums, x + row[k] * width, (size_t)width * sizeof *sums);
+                memset(sums + width, 0, 2 * (size_t)width * sizeof *sums);
                 group->flags |= BN_CENTERED;
             }
             while (rows) {
@@ -372,7 +368,6 @@ BN_CLONES static int bn_sum_groups(const bn_grouped *t, ptrdiff_t begin, ptrdiff
             }
         }
     }
-    return 0;
 }
 
 #endif

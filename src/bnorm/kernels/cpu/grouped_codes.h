@@ -1,4 +1,4 @@
-/* Codes of rows: what numbers become, and how old a row is among those of its group. */
+/* Codes of rows: what numbers become, which occur in a piece, and how old a row is among those of its group. */
 #ifndef BNORM_GROUPED_CODES_H
 #define BNORM_GROUPED_CODES_H
 
@@ -48,6 +48,50 @@ static ptrdiff_t bn_codes_of(const int64_t *values, ptrdiff_t n, int64_t least, 
         codes[i] = table[at];
     }
     return found;
+}
+
+/* The groups that occur in a piece of the positions: so many from `least` on, of which some may be in between. They lie after
+ * `at` others. */
+typedef struct {
+    ptrdiff_t least, groups, at;
+} bn_piece;
+
+/* Codes as numbers without a sign, plus 1: that of no group is 0. */
+#define BN_CODE_RANGE(type)                                     \
+    {                                                           \
+        type low = (type)-1, high = 0;                          \
+        for (ptrdiff_t i = begin; i < end; i++) {               \
+            const type code = ((const type *)codes)[i];         \
+            low = code < low ? code : low;                      \
+            high = (type)(code + 1) > high ? code + 1 : high;   \
+        }                                                       \
+        least = low;                                            \
+        most = high;                                            \
+    }
+
+/* Which groups occur in a piece, and whether a code is that of no group. */
+BN_CLONES static int bn_find_range(const void *codes, int wide, ptrdiff_t begin, ptrdiff_t end, ptrdiff_t groups, bn_piece *piece)
+{
+    uint64_t least, most;
+    if (wide)
+        BN_CODE_RANGE(uint64_t)
+    else
+        BN_CODE_RANGE(uint32_t)
+    piece->least = most ? (ptrdiff_t)least : 0;
+    piece->groups = (ptrdiff_t)most - piece->least;
+    return most > (uint64_t)groups ? BN_OUTSIDE : 0;
+}
+
+/* Let every two pieces be one. */
+BN_INLINE void bn_join_pieces(bn_piece *piece, ptrdiff_t pieces)
+{
+    for (ptrdiff_t p = 0; p < pieces; p++) {
+        const bn_piece a = piece[2 * p], b = piece[2 * p + 1];
+        const ptrdiff_t least = !b.groups || (a.groups && a.least < b.least) ? a.least : b.least;
+        const ptrdiff_t end = a.groups && a.least + a.groups > b.least + b.groups ? a.least + a.groups : b.least + b.groups;
+        piece[p].least = least;
+        piece[p].groups = end - least;
+    }
 }
 
 #endif

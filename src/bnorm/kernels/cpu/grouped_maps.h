@@ -6,26 +6,37 @@
 #include "grouped.h"
 
 typedef struct {
-    bn_positions x;
-    void *y;
-    int kind, sent;         /* the kind of y; whether it goes past the caches */
+    bn_positions x, y;
+    int sent;               /* whether the result goes past the caches */
     const void *codes;
     int wide;
     ptrdiff_t groups;
     const double *mean, *scale, *shift;     /* `channels` numbers of each group */
 } bn_group_map;
 
+/* The differences from themselves are added up: 0, or NaN where there was an infinity or a NaN. */
 #define BN_MAP_ROW(n)                                                                   \
     for (; c + (n) <= width; c += (n)) {                                                \
         bn_lanes_##n v, a, b;                                                           \
         memcpy(&v, from + c, sizeof v);                                                 \
         memcpy(&a, mean + c, sizeof a);                                                 \
+        BN_LANES(n, AT(odd_##n) = AT(odd_##n) + (AT(v) - AT(v)))                        \
         BN_LANES(n, AT(v) = AT(v) - AT(a))                                              \
         memcpy(&a, scale + c, sizeof a);                                                \
         memcpy(&b, shift + c, sizeof b);                                                \
         BN_LANES(n, AT(v) = AT(v) * AT(a) + AT(b))                                      \
         memcpy(to + c, &v, sizeof v);                                                   \
     }
+
+/* Whether n numbers are all 0. */
+BN_INLINE int bn_nothing(const void *numbers, int n)
+{
+    double v[8], sum = 0;
+    memcpy(v, numbers, (size_t)n * sizeof *v);
+    for (int i = 0; i < n; i++)
+        sum += v[i];
+    return sum == 0;
+}
 
 /* Positions begin to end. room: of twice BN_TILE doubles, or twice as many as BN_LEAST_ROWS rows have. */
 BN_CLONES static int bn_map_groups(const bn_group_map *m, ptrdiff_t begin, ptrdiff_t end, double *room)
@@ -37,6 +48,13 @@ BN_CLONES static int bn_map_groups(const bn_group_map *m, ptrdiff_t begin, ptrdi
     for (ptrdiff_t n; begin < end; begin += n) {
         n = end - begin < block ? end - begin : block;
         const double *x = bn_take_tile(&m->x, begin, n, room);
+        bn_lanes_8 odd_8;
+        bn_lanes_4 odd_4;
+        bn_lanes_1 odd_1;
+        memset(&odd_8, 0, sizeof odd_8);
+        memset(&odd_4, 0, sizeof odd_4);
+        memset(&odd_1, 0, sizeof odd_1);
+        int alone = 0;      /* rows without a group, which nobody looks at */
         for (ptrdiff_t j = 0; j < n; j++) {
             const int64_t g = bn_code(m->codes, m->wide, begin + j);
             const double *from = x + j * width;
@@ -58,13 +76,15 @@ BN_CLONES static int bn_map_groups(const bn_group_map *m, ptrdiff_t begin, ptrdi
             } else {
                 for (ptrdiff_t c = 0; c < width; c++)
                     to[c] = BN_NAN;
+                alone = 1;
                 if (g != -1)
                     return BN_OUTSIDE;
             }
         }
-        for (ptrdiff_t i = 0; i < n * width; i++)
-            found |= fabs(x[i]) == BN_INFINITY ? BN_INFINITE : 0;
-        bn_put_tile(m->kind, &m->x, m->y, begin, n, y, m->sent);
+        if (alone || !bn_nothing(&odd_8, 8) || !bn_nothing(&odd_4, 4) || !bn_nothing(&odd_1, 1))
+            for (ptrdiff_t i = 0; i < n * width; i++)
+                found |= fabs(x[i]) == BN_INFINITY ? BN_INFINITE : 0;
+        bn_put_tile(&m->y, begin, n, y, m->sent, room);
     }
 #if defined(BN_HAS_STREAM)
     if (m->sent)

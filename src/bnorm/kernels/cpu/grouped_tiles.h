@@ -20,13 +20,20 @@
 #define BN_CLONES
 #endif
 
-/* Numbers side by side, and what is done to each: BN_LANES(4, AT(a) = AT(b) + c). */
+/* Numbers side by side, and what is done to each: BN_LANES(4, AT(a) = AT(b) + c). BN_CHOSEN are numbers of two times four,
+ * by their places. */
 #if defined(__GNUC__) || defined(__clang__)
 typedef double bn_lanes_8 __attribute__((vector_size(64)));
 typedef double bn_lanes_4 __attribute__((vector_size(32)));
 typedef double bn_lanes_2 __attribute__((vector_size(16)));
 typedef double bn_lanes_1;
 #define BN_LANES(n, what) what;
+#if defined(__clang__)
+#define BN_CHOSEN(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+typedef int64_t bn_places_4 __attribute__((vector_size(32)));
+#define BN_CHOSEN(a, b, i, j, k, l) __builtin_shuffle(a, b, (bn_places_4){i, j, k, l})
+#endif
 #define AT(a) a
 #else
 typedef double bn_lanes_8[8];
@@ -48,11 +55,13 @@ enum {
 enum { BN_SINGLE = BN_INT16 + 1 };                  /* float32, beside the kinds of narrow.h; BN_REAL is float64 */
 enum { BN_OUTSIDE = 1, BN_INFINITE = 2 };           /* what was found: a code that is no group's; infinity */
 
-/* A table of some kind of numbers, (outer, channels, inner). */
+/* A table of some kind of numbers: (outer, channels, inner), or columns that lie anywhere. */
 typedef struct {
     const void *x;
+    const void *const *columns;     /* NULL, or of each stretch of positions where the column of each channel begins */
+    const ptrdiff_t *ends;          /* and of each stretch where it ends */
     int kind;
-    ptrdiff_t channels, inner;
+    ptrdiff_t channels, inner, stretches, positions;
 } bn_positions;
 
 BN_INLINE int64_t bn_code(const void *codes, int wide, ptrdiff_t i)
@@ -60,21 +69,27 @@ BN_INLINE int64_t bn_code(const void *codes, int wide, ptrdiff_t i)
     return wide ? ((const int64_t *)codes)[i] : ((const int32_t *)codes)[i];
 }
 
+/* Of which a result's columns get whole lines, but for the first and the last. */
 BN_INLINE ptrdiff_t bn_tile_rows(ptrdiff_t width)
 {
-    const ptrdiff_t rows = BN_TILE / (width ? width : 1);
+    const ptrdiff_t rows = BN_TILE / (width ? width : 1) / 8 * 8;
     return rows > BN_CODES ? BN_CODES : rows < BN_LEAST_ROWS ? BN_LEAST_ROWS : rows;
 }
 
-/* n numbers from number `at` on, as doubles `step` apart; and back. */
-#define BN_READ_NUMBERS(type, value)                                               \
+BN_INLINE ptrdiff_t bn_size_of(int kind)
+{
+    return kind == BN_REAL ? 8 : kind == BN_SINGLE ? 4 : (ptrdiff_t)bn_narrow_size(kind);
+}
+
+/* n numbers as doubles `step` apart; and back, from doubles side by side. */
+#define BN_READ_NUMBERS(type, value)                                        \
     {                                                                       \
-        const type *v = (const type *)x + at;                               \
+        const type *v = (const type *)x;                                    \
         for (ptrdiff_t i = 0; i < n; i++)                                   \
             to[i * step] = (double)(value);                                 \
         break;                                                              \
     }
-BN_INLINE void bn_read_numbers(int kind, const void *x, ptrdiff_t at, ptrdiff_t n, double *to, ptrdiff_t step)
+BN_INLINE void bn_read_numbers(int kind, const void *x, ptrdiff_t n, double *to, ptrdiff_t step)
 {
     switch (kind) {
     case BN_HALF: BN_READ_NUMBERS(uint16_t, bn_half_to_float(v[i]))
@@ -90,81 +105,23 @@ BN_INLINE void bn_read_numbers(int kind, const void *x, ptrdiff_t at, ptrdiff_t 
 }
 #undef BN_READ_NUMBERS
 
-#define BN_WRITTEN(type, value)                                                 \
+#define BN_WRITTEN(type, value)                                             \
     {                                                                       \
-        type *y_ = (type *)y + at;                                          \
-        for (ptrdiff_t i = 0; i < n; i++) {                                 \
-            const double v = from[i * step];                                \
+        type *y_ = (type *)y;                                               \
+        for (ptrdiff_t i = 0; i < n; i++)                                   \
             y_[i] = (value);                                                \
-        }                                                                   \
         break;                                                              \
     }
-BN_INLINE void bn_write_numbers(int kind, void *y, ptrdiff_t at, ptrdiff_t n, const double *from, ptrdiff_t step)
+BN_INLINE void bn_write_numbers(int kind, void *y, ptrdiff_t n, const double *from)
 {
     switch (kind) {
-    case BN_HALF: BN_WRITTEN(uint16_t, bn_float_to_half((float)v))
-    case BN_BFLOAT: BN_WRITTEN(uint16_t, bn_float_to_bfloat((float)v))
-    case BN_SINGLE: BN_WRITTEN(float, (float)v)
-    default: BN_WRITTEN(double, v)
+    case BN_HALF: BN_WRITTEN(uint16_t, bn_float_to_half((float)from[i]))
+    case BN_BFLOAT: BN_WRITTEN(uint16_t, bn_float_to_bfloat((float)from[i]))
+    case BN_SINGLE: BN_WRITTEN(float, (float)from[i])
+    default: BN_WRITTEN(double, from[i])
     }
 }
 #undef BN_WRITTEN
-
-/* The n positions from `begin` on as rows of doubles: those of the table itself, or copied into the room. */
-BN_CLONES static const double *bn_take_tile(const bn_positions *t, ptrdiff_t begin, ptrdiff_t n, double *room)
-{
-    const ptrdiff_t channels = t->channels, inner = t->inner;
-    if (inner == 1 || channels == 1) {
-        if (t->kind == BN_REAL)
-            return (const double *)t->x + begin * channels;
-        bn_read_numbers(t->kind, t->x, begin * channels, n * channels, room, 1);
-        return room;
-    }
-    for (double *to = room; n > 0;) {
-        const ptrdiff_t o = begin / inner, i = begin % inner, some = inner - i < n ? inner - i : n;
-        for (ptrdiff_t c = 0; c < channels; c++)
-            bn_read_numbers(t->kind, t->x, (o * channels + c) * inner + i, some, to + c, channels);
-        to += some * channels;
-        begin += some;
-        n -= some;
-    }
-    return room;
-}
-
-/* Bytes past the caches, if there are stores for it. */
-static inline void bn_send_bytes(void *to, const void *from, ptrdiff_t bytes)
-{
-#if defined(BN_HAS_STREAM)
-    if (((uintptr_t)to | (uintptr_t)from | (uintptr_t)bytes) % 16 == 0) {
-        for (ptrdiff_t i = 0; i < bytes; i += 16)
-            _mm_stream_si128((__m128i *)((char *)to + i), _mm_load_si128((const __m128i *)((const char *)from + i)));
-        return;
-    }
-#endif
-    memcpy(to, from, (size_t)bytes);
-}
-
-/* The reverse: rows of doubles into a table of the result's kind; sent: past the caches, if they are as they will lie. */
-BN_CLONES static void bn_put_tile(int kind, const bn_positions *t, void *y, ptrdiff_t begin, ptrdiff_t n, const double *from,
-                                  int sent)
-{
-    const ptrdiff_t channels = t->channels, inner = t->inner;
-    if (inner == 1 || channels == 1) {
-        if (kind == BN_REAL && sent)
-            bn_send_bytes((double *)y + begin * channels, from, n * channels * (ptrdiff_t)sizeof *from);
-        else
-            bn_write_numbers(kind, y, begin * channels, n * channels, from, 1);
-        return;
-    }
-    while (n > 0) {
-        const ptrdiff_t o = begin / inner, i = begin % inner, some = inner - i < n ? inner - i : n;
-        for (ptrdiff_t c = 0; c < channels; c++)
-            bn_write_numbers(kind, y, (o * channels + c) * inner + i, some, from + c, channels);
-        from += some * channels;
-        begin += some;
-        n -= some;
-    }
-}
 
 /* Fetch n numbers that are going to be needed. */
 BN_INLINE void bn_fetch_numbers(const double *at, ptrdiff_t n)

@@ -2,12 +2,13 @@
 
 The same in NumPy is bnorm.kernels.reference_groups.
 
-    x           (outer, C, inner), or (outer, C) for (outer, C, 1), as in the other kernels
+    x           (outer, C, inner), or (outer, C) for (outer, C, 1), as in the other kernels; or columns of one type
+                that lie anywhere: a list with a list of C columns for each stretch of positions
     codes       int32 or int64, one for each position: the number of its group, or -1 for none
     groups      their number, G; a code that is not from -1 to G - 1 is an IndexError
 
-The positions are cut into pieces by their number and that of the groups alone, and the sums of a group in each piece
-are merged in order. Within a piece each task sums other groups, which changes no sum. So no bit depends on the threads.
+The positions are cut into pieces by their number and by their codes, and the sums of a group in each piece are merged
+in order. Within a piece each task sums other groups, which changes no sum. So no bit depends on the threads.
 """
 
 cimport numpy as cnp
@@ -26,33 +27,38 @@ cdef extern from "grouped_maps.h" nogil:
         BN_TILE, BN_LEAST_ROWS
     ctypedef struct bn_positions:
         const void* x
+        const void* const* columns
+        const Py_ssize_t* ends
         int kind
-        Py_ssize_t channels, inner
+        Py_ssize_t channels, inner, stretches, positions
     ctypedef struct bn_group:
         double n
+    ctypedef struct bn_piece:
+        Py_ssize_t least, groups, at
     ctypedef struct bn_grouped:
         bn_positions x
         const void* codes
         int wide
         const double* weight
-        Py_ssize_t width, groups
+        Py_ssize_t width, least, groups
         int skipna, range, ranges
         bn_group* group
         double* sums
         double* rest
     ctypedef struct bn_group_map:
-        bn_positions x
-        void* y
-        int kind, sent
+        bn_positions x, y
+        int sent
         const void* codes
         int wide
         Py_ssize_t groups
         const double* mean
         const double* scale
         const double* shift
-    int bn_sum_groups(const bn_grouped*, Py_ssize_t, Py_ssize_t, int, double*)
+    int bn_find_range(const void*, int, Py_ssize_t, Py_ssize_t, Py_ssize_t, bn_piece*)
+    void bn_join_pieces(bn_piece*, Py_ssize_t)
+    void bn_sum_groups(const bn_grouped*, Py_ssize_t, Py_ssize_t, int, double*)
     int bn_recenter_groups(bn_grouped*)
-    void bn_merge_group(const bn_grouped*, Py_ssize_t, Py_ssize_t, Py_ssize_t, double*, Py_ssize_t)
+    void bn_merge_piece(const bn_grouped*, Py_ssize_t, Py_ssize_t, double*, Py_ssize_t)
     int bn_map_groups(const bn_group_map*, Py_ssize_t, Py_ssize_t, double*)
 
 cdef extern from "grouped_codes.h" nogil:
@@ -62,45 +68,17 @@ cdef extern from "grouped_codes.h" nogil:
 cnp.import_array()
 
 include "guards.pxi"
+include "columns.pxi"
 
 cdef enum:
     PIECE = 1 << 15     # positions of a piece, at least
-    SHARE = 32          # and so many times the groups: the sums of all pieces take a tenth of a table of float64
+    SHARE = 32          # and so many times its groups: the sums of all pieces take a tenth of a table of float64
     MAX_PIECES = 64
     CHUNK = 1 << 13     # positions that are mapped by one task
     MERGED = 1 << 8     # groups that are merged by one task
     LARGE = 1 << 22     # bytes of a result from which it is sent past the caches
     SPARE = 4           # places of a table for each number that is looked for by its distance
     DENSE = 1 << 16     # or so many
-
-
-cdef int kind_of(cnp.ndarray x) except -1:
-    cdef int kind = cnp.PyArray_TYPE(x)
-    if kind == cnp.NPY_DOUBLE:
-        return BN_REAL
-    if kind == cnp.NPY_FLOAT:
-        return BN_SINGLE
-    if kind == cnp.NPY_FLOAT16:
-        return BN_HALF
-    if kind == cnp.NPY_BOOL:
-        return BN_BOOL
-    if kind == cnp.NPY_UINT8:
-        return BN_UINT8
-    if kind == cnp.NPY_INT8:
-        return BN_INT8
-    if kind == cnp.NPY_UINT16:
-        return BN_UINT16
-    return BN_INT16 if kind == cnp.NPY_INT16 else BN_BFLOAT
-
-
-cdef bn_positions tiles_of(cnp.ndarray x) except *:
-    cdef bn_positions t
-    expect_block(x, 2, 3)
-    t.x = cnp.PyArray_DATA(x)
-    t.kind = kind_of(x)
-    t.channels = cnp.PyArray_DIM(x, 1)
-    t.inner = cnp.PyArray_DIM(x, 2) if cnp.PyArray_NDIM(x) == 3 else 1
-    return t
 
 
 cdef inline size_t room_of(const bn_positions* t) noexcept nogil:
@@ -123,94 +101,121 @@ cdef int expect_codes(cnp.ndarray codes, Py_ssize_t positions, Py_ssize_t groups
     return 0
 
 
-cdef int sum_task(const bn_grouped* whole, Py_ssize_t positions, Py_ssize_t pieces, Py_ssize_t task,
-                  double* room) noexcept nogil:
-    """A range of groups in a piece of a table."""
+cdef bn_grouped piece_of(const bn_grouped* whole, const bn_piece* piece) noexcept nogil:
     cdef bn_grouped t = whole[0]
-    cdef Py_ssize_t piece = task // t.ranges, at = piece * t.groups
-    cdef Py_ssize_t begin = positions * piece // pieces, end = positions * (piece + 1) // pieces
-    cdef int found
+    t.least = piece.least
+    t.groups = piece.groups
+    t.group += piece.at
+    t.sums += piece.at * 3 * t.width
+    t.rest += piece.at * (3 * t.width + 1)
+    return t
+
+
+cdef void sum_task(const bn_grouped* whole, const bn_piece* piece, Py_ssize_t pieces, Py_ssize_t task,
+                   double* room) noexcept nogil:
+    """A range of groups in a piece of a table."""
+    cdef Py_ssize_t p = task // whole.ranges, positions = whole.x.positions
+    cdef Py_ssize_t begin = positions * p // pieces, end = positions * (p + 1) // pieces
+    cdef bn_grouped t = piece_of(whole, piece + p)
     t.range = task % t.ranges
-    t.group += at
-    t.sums += at * 3 * t.width
-    t.rest += at * (3 * t.width + 1)
-    found = bn_sum_groups(&t, begin, end, False, room)
-    if not found and bn_recenter_groups(&t):
+    bn_sum_groups(&t, begin, end, False, room)
+    if bn_recenter_groups(&t):
         bn_sum_groups(&t, begin, end, True, room)
-    return found
 
 
-cdef void merge_task(const bn_grouped* t, Py_ssize_t pieces, Py_ssize_t task, double* parts) noexcept nogil:
-    """MERGED groups."""
-    cdef Py_ssize_t g, c
-    for g in range(task * MERGED, min(t.groups, (task + 1) * MERGED)):
-        for c in range(t.width):
-            bn_merge_group(t, pieces, g, c, parts + g * t.width + c, t.groups * t.width)
+cdef void merge_task(const bn_grouped* whole, const bn_piece* piece, Py_ssize_t pieces, Py_ssize_t task,
+                     Py_ssize_t groups, double* parts) noexcept nogil:
+    """MERGED of all groups."""
+    cdef Py_ssize_t begin = task * MERGED, end = min(groups, begin + MERGED), p, width = whole.width
+    cdef bn_grouped t
+    for p in range(4):
+        memset(parts + (p * groups + begin) * width, 0, (end - begin) * width * sizeof(double))
+    for p in range(pieces):
+        t = piece_of(whole, piece + p)
+        bn_merge_piece(&t, begin, end, parts, groups)
 
 
-cdef int sum_all(const bn_grouped* t, Py_ssize_t positions, Py_ssize_t pieces, int threads, double* room,
-                 double* parts) noexcept nogil:
-    cdef Py_ssize_t task, tasks = pieces * t.ranges, groups = (t.groups + MERGED - 1) // MERGED
+cdef void sum_all(const bn_grouped* t, const bn_piece* piece, Py_ssize_t pieces, int threads, double* room,
+                  Py_ssize_t groups, double* parts) noexcept nogil:
+    cdef Py_ssize_t task, tasks = pieces * t.ranges, merges = (groups + MERGED - 1) // MERGED
     cdef Py_ssize_t size = room_of(&t.x)
-    cdef int found = 0
     for task in prange(tasks, schedule="static", chunksize=1, num_threads=threads):
-        found |= sum_task(t, positions, pieces, task, room + threadid() * size)
-    if not found:
-        for task in prange(groups, schedule="static", num_threads=threads):
-            merge_task(t, pieces, task, parts)
-    return found
+        sum_task(t, piece, pieces, task, room + threadid() * size)
+    for task in prange(merges, schedule="static", num_threads=threads):
+        merge_task(t, piece, pieces, task, groups, parts)
 
 
-def moments(cnp.ndarray x, cnp.ndarray codes, Py_ssize_t groups, cnp.ndarray weight=None, bint skipna=False):
+cdef Py_ssize_t cut(const bn_grouped* t, Py_ssize_t groups, int threads, bn_piece* piece) noexcept nogil:
+    """Cut the positions into pieces, a power of two of them: fewer, where their groups would take much memory. 0 if a
+    code is that of no group.
+    """
+    cdef Py_ssize_t n = t.x.positions, pieces = 1, p, total
+    cdef int found = 0
+    while 2 * pieces <= min(n // PIECE, <Py_ssize_t>MAX_PIECES):
+        pieces *= 2
+    for p in prange(pieces, schedule="static", num_threads=threads):
+        found |= bn_find_range(t.codes, t.wide, n * p // pieces, n * (p + 1) // pieces, groups, piece + p)
+    if found:
+        return 0
+    while True:
+        total = 0
+        for p in range(pieces):
+            piece[p].at = total
+            total += piece[p].groups
+        if pieces == 1 or SHARE * total <= n:
+            return pieces
+        pieces //= 2
+        bn_join_pieces(piece, pieces)
+
+
+def moments(object x, cnp.ndarray codes, Py_ssize_t groups, cnp.ndarray weight=None, bint skipna=False):
     """parts, (4, G, C), of each group: as `moments` of the positions that have its code.
 
     weight: None or float64 of each position, finite, not negative. A value of weight 0 does not count, nor with skipna
     does NaN.
     """
     cdef bn_grouped t
+    cdef bn_piece[MAX_PIECES] piece
     cdef cnp.npy_intp[3] shape
-    cdef Py_ssize_t pieces = 1, most, sums, positions
-    cdef int found = 0, threads
+    cdef cnp.npy_intp size
+    cdef Py_ssize_t pieces, sums
+    cdef int threads
     cdef double* room
-    t.x = tiles_of(x)
-    positions = cnp.PyArray_DIM(x, 0) * t.x.inner
-    t.wide = expect_codes(codes, positions, groups)
-    expect("weight", weight, cnp.NPY_DOUBLE, positions)
-    shape[0] = 4
-    shape[1] = groups
-    shape[2] = t.x.channels
-    cdef cnp.ndarray result = cnp.PyArray_ZEROS(3, shape, cnp.NPY_DOUBLE, 0)
-    cdef double* parts = <double*>cnp.PyArray_DATA(result)
+    cdef list kept = []
+    t.x = tiles_of(x, kept)
+    t.wide = expect_codes(codes, t.x.positions, groups)
+    expect("weight", weight, cnp.NPY_DOUBLE, t.x.positions)
     t.codes = cnp.PyArray_DATA(codes)
     t.weight = NULL if weight is None else <double*>cnp.PyArray_DATA(weight)
     t.width = t.x.channels
-    t.groups = groups
     t.skipna = skipna
-    t.range = 0
+    t.range = t.least = t.groups = 0
     t.ranges = 1
-    most = min(positions // max(<Py_ssize_t>PIECE, SHARE * groups), <Py_ssize_t>MAX_PIECES)
-    while 2 * pieces <= most:
-        pieces *= 2
-    threads = threads_for(positions * t.width, 1 << 20)
+    threads = threads_for(t.x.positions * t.width, 1 << 20)
+    with nogil:
+        pieces = cut(&t, groups, threads, piece)
+    if not pieces:
+        raise IndexError(f"codes: expected -1 to {groups - 1}, got others")
     while pieces * t.ranges < threads and t.ranges < MAX_PIECES:
         t.ranges *= 2
-    sums = pieces * groups
+    shape = 4, groups, t.width
+    sums = piece[pieces - 1].at + piece[pieces - 1].groups
+    size = 3 * sums * t.width
+    cdef cnp.ndarray result = empty(3, shape, cnp.NPY_DOUBLE), memory = empty(1, &size, cnp.NPY_DOUBLE)
+    cdef double* parts = <double*>cnp.PyArray_DATA(result)
+    t.sums = <double*>cnp.PyArray_DATA(memory)
     t.group = <bn_group*>calloc(sums + 1, sizeof(bn_group))
-    t.sums = <double*>calloc(3 * sums * t.width + 1, sizeof(double))
     t.rest = <double*>calloc(sums * (3 * t.width + 1) + 1, sizeof(double))
     room = <double*>malloc(threads * room_of(&t.x) * sizeof(double))
     try:
-        if t.group == NULL or t.sums == NULL or t.rest == NULL or room == NULL:
+        if t.group == NULL or t.rest == NULL or room == NULL:
             raise MemoryError
         with nogil:
-            found = sum_all(&t, positions, pieces, threads, room, parts)
+            sum_all(&t, piece, pieces, threads, room, groups, parts)
     finally:
         free(t.group)
-        free(t.sums)
         free(t.rest)
         free(room)
-    if found:
-        raise IndexError(f"codes: expected -1 to {groups - 1}, got others")
     return result
 
 
@@ -223,34 +228,45 @@ cdef int map_all(const bn_group_map* m, Py_ssize_t positions, Py_ssize_t tasks, 
     return found
 
 
-def normalize(cnp.ndarray x, cnp.ndarray codes, cnp.ndarray numbers, cnp.ndarray out=None, bint finite=False):
+def normalize(object x, cnp.ndarray codes, cnp.ndarray numbers, cnp.ndarray out=None, bint finite=False):
     """(x - mean) scale + shift by the numbers of each position's group, computed in float64; NaN where it has none.
 
-    numbers: float64 (3, G, C), mean, scale and shift. out: None, or an array like the result, possibly x. With finite
-    it is a FloatingPointError if x contains infinity; out is undefined then, and also if a code is wrong.
+    numbers: float64 (3, G, C), mean, scale and shift. out: None, or an array like the result, possibly x; the result
+    of columns is (1, C, positions). With finite it is a FloatingPointError if x contains infinity; out is undefined
+    then, and also if a code is wrong.
     """
     cdef bn_group_map m
     cdef int found, threads, kind
     cdef double* room = NULL
     cdef Py_ssize_t positions, tasks
-    m.x = tiles_of(x)
-    positions = cnp.PyArray_DIM(x, 0) * m.x.inner
-    m.kind = m.x.kind if m.x.kind in (BN_HALF, BN_BFLOAT, BN_SINGLE) else BN_REAL
-    kind = cnp.NPY_DOUBLE if m.kind == BN_REAL else cnp.PyArray_TYPE(x)
+    cdef cnp.npy_intp[3] shape
+    cdef list kept = []
+    cdef cnp.ndarray first, y = out
+    m.x = tiles_of(x, kept)
+    first = x[0][0] if m.x.columns != NULL else x
+    positions = m.x.positions
+    kind = cnp.PyArray_TYPE(first) if m.x.kind in (BN_HALF, BN_BFLOAT, BN_SINGLE) else cnp.NPY_DOUBLE
     if numbers is None or cnp.PyArray_NDIM(numbers) != 3 or cnp.PyArray_DIM(numbers, 0) != 3:
-        shape = None if numbers is None else (<object>numbers).shape
-        raise ValueError(f"numbers: expected shape (3, G, {m.x.channels}), got {shape}")
+        given = None if numbers is None else (<object>numbers).shape
+        raise ValueError(f"numbers: expected shape (3, G, {m.x.channels}), got {given}")
     m.groups = cnp.PyArray_DIM(numbers, 1)
     expect("numbers", numbers, cnp.NPY_DOUBLE, 3 * m.groups * m.x.channels)
     m.wide = expect_codes(codes, positions, m.groups)
     if out is not None:
-        expect("out", out, kind, cnp.PyArray_SIZE(x))
+        expect("out", out, kind, positions * m.x.channels)
         if not cnp.PyArray_ISWRITEABLE(out):
             raise ValueError("out: expected writeable memory")
-    cdef cnp.ndarray y = out
-    if y is None:
-        y = empty(cnp.PyArray_NDIM(x), cnp.PyArray_DIMS(x), kind, cnp.PyArray_DATA(x))
-    m.y = cnp.PyArray_DATA(y)
+    elif m.x.columns == NULL:
+        y = empty(cnp.PyArray_NDIM(first), cnp.PyArray_DIMS(first), kind, cnp.PyArray_DATA(first))
+    else:
+        shape = 1, m.x.channels, positions
+        y = empty(3, shape, kind, m.x.columns[0])
+    m.y = m.x
+    m.y.x = cnp.PyArray_DATA(y)
+    m.y.kind = kind_of(y)
+    if m.x.columns != NULL:
+        m.y.columns = NULL
+        m.y.inner = positions
     m.codes = cnp.PyArray_DATA(codes)
     m.sent = cnp.PyArray_NBYTES(y) >= LARGE
     m.mean = <double*>cnp.PyArray_DATA(numbers)

@@ -1,0 +1,79 @@
+"""Groups of frames and Arrow tables, whose columns are read where they lie: the results are those of an array."""
+
+import numpy as np
+import pytest
+
+from bnorm import GroupedTransformer
+from bnorm.transformer import group_tables
+
+NAMES = ("a", "key", "b", "c")
+WAYS = [{}, {"halflife": 1.5}]  # so short that no weight is left of old rows
+
+
+def table(kind="f8"):
+    rng = np.random.default_rng(0)
+    x = rng.normal(100.0, 3.0, (3000, 4))
+    x[rng.random(x.shape) < 0.1] = np.nan
+    x[:, 1] = rng.integers(0, 9, len(x))
+    x[:, [0, 2, 3]] = x[:, [0, 2, 3]].astype(kind)
+    return x
+
+
+def of_pandas(x, kinds):
+    pd = pytest.importorskip("pandas", reason="one of the kinds of tables")
+    frame = pd.DataFrame({name: x[:, j].astype(kind) for j, (name, kind) in enumerate(zip(NAMES, kinds, strict=True))})
+    return frame.assign(b=frame["b"].copy())
+
+
+def of_arrow(x, kinds):
+    pa = pytest.importorskip("pyarrow", reason="one of the kinds of tables")
+    table = pa.table({name: x[:, j].astype(kind) for j, (name, kind) in enumerate(zip(NAMES, kinds, strict=True))})
+    return pa.concat_tables([table.slice(0, 7), table.slice(7, 0), table.slice(7, 1200), table.slice(1207)])
+
+
+def of_polars(x, kinds):
+    pl = pytest.importorskip("polars", reason="one of the kinds of tables")
+    columns = {name: x[:, j].astype(kind) for j, (name, kind) in enumerate(zip(NAMES, kinds, strict=True))}
+    frame = pl.DataFrame(columns)
+    return pl.concat([frame[:1000], frame[1000:]], rechunk=False)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("of", [of_pandas, of_arrow, of_polars])
+@pytest.mark.parametrize("kinds", ["f8 i8 f8 f8", "f4 i8 f4 f4", "f4 i8 f8 f4"])
+def test_the_results_are_those_of_an_array(of, kinds, way, monkeypatch):
+    monkeypatch.setattr(group_tables, "LONG", 1)
+    kinds = kinds.split()
+    x = table("f4" if "f4" in kinds else "f8")
+    given, w = of(x, kinds), np.random.default_rng(1).random(len(x))
+    for weight in (None, w):
+        t = GroupedTransformer("key", **way).partial_fit(given, sample_weight=weight)
+        one = GroupedTransformer(1, **way).partial_fit(x, sample_weight=weight)
+        for name in ("counts_", "means_", "vars_"):
+            assert getattr(t, name).tobytes() == getattr(one, name).tobytes()
+        y = t.transform(given)
+        assert y.flags.f_contiguous
+        assert y.dtype == np.result_type(*kinds[::2], kinds[3])
+        np.testing.assert_array_equal(y, one.transform(x).astype(y.dtype))
+
+
+@pytest.mark.parametrize("of", [of_pandas, of_arrow, of_polars])
+def test_infinity(of, monkeypatch):
+    monkeypatch.setattr(group_tables, "LONG", 1)
+    x = table()
+    kinds = ["f8", "i8", "f8", "f8"]
+    t = GroupedTransformer("key").fit(of(x, kinds))
+    before = t.means_.tobytes()
+    x[2000, 3] = np.inf
+    for call in (t.fit, t.partial_fit, t.transform):
+        with pytest.raises(ValueError, match="infinity"):
+            call(of(x, kinds))
+    assert t.means_.tobytes() == before
+
+
+def test_columns_of_a_frame_are_not_copied(monkeypatch):
+    monkeypatch.setattr(group_tables, "LONG", 1)
+    frame = of_pandas(table(), ["f8", "i8", "f8", "f8"])
+    t = GroupedTransformer("key").fit(frame)
+    read = group_tables.split(t, frame, reset=False).features.x.batches[0]
+    assert all(np.shares_memory(column, frame[name].to_numpy()) for column, name in zip(read, "abc", strict=True))
