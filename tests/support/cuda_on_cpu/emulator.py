@@ -10,10 +10,16 @@ device itself, under `#ifndef BN_ON_CPU`.
 
 `sanitize` is None, or what else to look for: "undefined" (all of UBSan), "races" (two threads at the same bytes, one of
 them writing, and nothing that orders them), "address" (AddressSanitizer: in a process with `environment("address")`).
+
+CuPy compiles with -ftz=true: subnormal float32 numbers are 0 to a device, but where they are only moved. So they are
+here, unless EMULATOR_SUBNORMALS is set, which keeps them. The processor does it to float64 numbers too, which a device
+does not: kernels whose elements are double run without.
 """
 
 import ctypes
 import math
+import os
+import platform
 import re
 import shutil
 import subprocess
@@ -34,6 +40,7 @@ MAX_DYNAMIC_SHARED = 227 * 1024
 MAX_PARAMETER_BYTES = 4096
 ZONE = 256  # bytes around an array, and what its address is a multiple of
 POISON = 0xFF  # NaN in every format
+FLUSH = platform.machine() in ("x86_64", "AMD64") and not os.environ.get("EMULATOR_SUBNORMALS")
 LAUNCHING = threading.Lock()  # a library runs one launch at a time
 
 
@@ -82,13 +89,13 @@ class Emulator:
         self.library.emu_parameters(index, found)
         return list(found)
 
-    def launch(self, name, grid, block, shared_bytes, args, order=0, resident=0, only=None):
+    def launch(self, name, grid, block, shared_bytes, args, order=0, resident=0, only=None, flush=None):
         """Run a kernel as cuLaunchKernel would, and return when it has ended; EmulatorError if it did wrong.
 
         `args`: an array or None for a pointer, NumPy scalars of exactly the parameter's type, the bytes of a struct
         (also np.void or a ctypes.Structure). `order` chooses the schedule of blocks and threads. `resident` is how many
         blocks there can be at a time, 0 for any number. `only` are the linear indices of the blocks to run, for grids
-        that are too large to run whole.
+        that are too large to run whole. `flush`: whether subnormal numbers are 0; None: as CuPy has it.
         """
         if name not in self.parameters:
             raise EmulatorError(f"{name}: not among the instances {', '.join(self.names)}")
@@ -109,6 +116,7 @@ class Emulator:
             ctypes.c_uint64(resident),
             None if only is None else ctypes.c_void_p(blocks.ctypes.data),
             ctypes.c_uint64(blocks.size),
+            ctypes.c_int(FLUSH and "<double" not in name if flush is None else flush),
         )
         with LAUNCHING:
             failed = self.library.emu_launch(*call)

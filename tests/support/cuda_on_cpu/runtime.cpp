@@ -7,6 +7,9 @@
 #include "runtime.h"
 
 #include <stdarg.h>
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
 
 #include <algorithm>
 #include <memory>
@@ -105,6 +108,29 @@ void look_at_zones(const Block& b) {
       error = text("something was written behind shared array %s (%zu bytes)", a.name, a.bytes);
   }
 }
+
+// Subnormal numbers ---------------------------------------------------------------------------------------------------
+
+// While there is one, the processor takes numbers too small for all their digits for 0, and makes 0 of such results.
+class Flushing {
+#if defined(__SSE2__)
+ public:
+  explicit Flushing(bool wanted) : before_(_mm_getcsr()) {
+    if (wanted) _mm_setcsr(before_ | RESULTS | OPERANDS);
+  }
+  ~Flushing() { _mm_setcsr(before_); }
+  Flushing(const Flushing&) = delete;
+  static constexpr bool POSSIBLE = true;
+
+ private:
+  static constexpr unsigned RESULTS = 0x8000, OPERANDS = 0x0040;  // bits of MXCSR
+  const unsigned before_;
+#else
+ public:
+  explicit Flushing(bool) {}
+  static constexpr bool POSSIBLE = false;
+#endif
+};
 
 // Blocks -------------------------------------------------------------------------------------------------------------
 
@@ -411,7 +437,7 @@ __attribute__((visibility("default"))) int emu_parameters(int kernel, emu::Param
 __attribute__((visibility("default"))) int emu_launch(int kernel, const unsigned* grid, const unsigned* block,
                                                       const unsigned* cluster, uint64_t dynamic_bytes, void** arguments,
                                                       uint64_t order, uint64_t resident, const uint64_t* only,
-                                                      uint64_t only_count) {
+                                                      uint64_t only_count, int flush) {
   using namespace emu;
   error.clear();
   grid_size = dim3(grid[0], grid[1], grid[2]), block_size = dim3(block[0], block[1], block[2]);
@@ -434,6 +460,8 @@ __attribute__((visibility("default"))) int emu_launch(int kernel, const unsigned
       if (blocks.size() % together || number(blocks[i]) != number(blocks[i / together * together]))
         return error = "only a part of a cluster is launched", 1;
   }
+  if (flush && !Flushing::POSSIBLE) return error = "only x86-64 can flush subnormal numbers to 0", 1;
+  const Flushing flushing(flush);
   Grid(std::move(blocks), resident ? resident : SIZE_MAX).run();
   return !error.empty();
 }

@@ -40,11 +40,12 @@ struct State {
     const double inverse = 1.0 / values, total = n + values, w = values / total, share = n * w;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const double mean = s[k] * inverse, inside = q[k] - s[k] * mean, gap = mean - (double)low[k];
-      const double step = (double)low[k] + gap * w;  // the new mean, relative to high
-      const A next = (A)((double)high[k] + step);
+      const double from = exact(high[k]), away = exact(low[k]);
+      const double mean = s[k] * inverse, inside = q[k] - s[k] * mean, gap = mean - away;
+      const double step = away + gap * w;  // the new mean, relative to high
+      const A next = as<A>(from + step);
       m2[k] += (inside < 0.0 ? 0.0 : inside) + gap * share * gap;
-      low[k] = (A)(step - ((double)next - (double)high[k]));
+      low[k] = as<A>(step - (exact(next) - from));
       high[k] = next;
     }
     n = total;
@@ -56,7 +57,7 @@ struct State {
       m2[k] = 0.0;
     }
   }
-  BN_MEMBER Moments get(int k) const { return {n, (double)high[k], m2[k], (double)low[k]}; }
+  BN_MEMBER Moments get(int k) const { return {n, exact(high[k]), m2[k], exact(low[k])}; }
 };
 
 // The first center: the mean of the first values, relative to the very first, so that it is exact where all are equal.
@@ -67,18 +68,19 @@ BN_DEV void first_mean(const T* x, Walk<RUNS> walk, i64 steps, A (&center)[K]) {
   A s[K];
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    center[k] = widen(first.v[k]);
+    center[k] = as<A>(widen(first.v[k]));
     s[k] = 0;
   }
   for (int i = 0; i < many; ++i, walk.next()) {
     const Vector<T, V> t = load<T, V>(x + walk.at);
 #pragma unroll
-    for (int v = 0; v < V; ++v) s[K > 1 ? v : 0] += widen(t.v[v]) - center[K > 1 ? v : 0];
+    for (int v = 0; v < V; ++v) s[K > 1 ? v : 0] += as<A>(widen(t.v[v])) - center[K > 1 ? v : 0];
   }
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     const A shifted = center[k] + s[k] / (A)(many * Block<T, V, K>::PER_STEP);
-    if (shifted - shifted == 0) center[k] = shifted;  // differences may overflow where values do not
+    // Differences may overflow where values do not. Of equal values, which may be subnormal, the first one stays.
+    if (s[k] != 0 && shifted - shifted == 0) center[k] = shifted;
   }
 }
 
@@ -91,7 +93,7 @@ BN_DEV unsigned off_center(const T* x, Walk<RUNS> walk, int steps, const A (&cen
   for (int i = 0; i < steps; ++i, walk.next()) {
     const Vector<T, V> t = load<T, V>(x + walk.at);
 #pragma unroll
-    for (int v = 0; v < V; ++v) off |= (unsigned)!(widen(t.v[v]) == center[K > 1 ? v : 0]) << (K > 1 ? v : 0);
+    for (int v = 0; v < V; ++v) off |= (unsigned)!same(as<A>(widen(t.v[v])), center[K > 1 ? v : 0]) << (K > 1 ? v : 0);
   }
   return off;
 }
@@ -102,7 +104,7 @@ BN_DEV void exact_block(const T* x, Walk<RUNS> walk, int steps, const A (&center
   double about[K], sum[K], square[K];
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    about[k] = center[k];
+    about[k] = exact(center[k]);
     sum[k] = square[k] = 0.0;
   }
 #pragma unroll 1
@@ -126,7 +128,7 @@ BN_DEV void add_values(const Vector<T, V>& t, const A (&center)[K], A (&s)[K], A
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     const int k = K > 1 ? v : 0;
-    const A d = widen(t.v[v]) - center[k];
+    const A d = as<A>(widen(t.v[v])) - center[k];
     s[k] += d;
     q[k] = fused(d, d, q[k]);
   }

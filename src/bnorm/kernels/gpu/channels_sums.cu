@@ -189,9 +189,9 @@ BN_DEV void sum_products(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Su
   for (int k = 0; k < K; ++k)
     if (place.in_last_row(job, g, k)) {
       const i64 at = job.steps * job.columns + place.column + k;
-      const A away = widen(x[at]) - h[k];
-      const double gradient = through<KIND>((A)widen(dy[at]), away, forward, k * BX + tx, act);
+      const A value = widen(x[at]);
+      const double gradient = exact(through<KIND>((A)widen(dy[at]), value - h[k], forward, k * BX + tx, act));
       sum[k].total += gradient;
-      if (!WEIGHTED || gradient != 0.0) sum[k].dot += gradient * (double)away;
+      if (!WEIGHTED || gradient != 0.0) sum[k].dot += gradient * (exact(value) - exact(h[k]));
     }
 }

@@ -57,16 +57,48 @@ BN_DEV float widen(f16 v) {
 #endif
 }
 
-// To double without the flush of subnormals that CuPy's -ftz=true brings to every other conversion.
+// CuPy's -ftz=true makes 0 of subnormal numbers in all arithmetic of float, in comparisons and in conversions, but for
+// these two and `same`. What is only moved keeps its bits.
 BN_DEV double exact(double v) { return v; }
 BN_DEV double exact(float v) {
 #ifdef BN_ON_CPU
+  const unsigned u = __float_as_uint(v), size = u & 0x7fffffffu;
+  if (size < 0x800000u) return (u >> 31 ? -1.4012984643248171e-45 : 1.4012984643248171e-45) * (double)size;  // 2^-149
   return v;
 #else
   double wide;
   asm("cvt.f64.f32 %0, %1;" : "=d"(wide) : "f"(v));
   return wide;
 #endif
+}
+
+BN_DEV float rounded(double v) {
+#ifdef BN_ON_CPU
+  if (!(fabs(v) < 1.1754943508222875e-38)) return (float)v;
+  const unsigned sign = (unsigned)__double2hiint(v) & 0x80000000u;
+  return __uint_as_float(sign | (unsigned)rint(fabs(v) * 7.1362384635297994e44));  // 2^149
+#else
+  float narrow;
+  asm("cvt.rn.f32.f64 %0, %1;" : "=f"(narrow) : "d"(v));
+  return narrow;
+#endif
+}
+// In type A.
+template <class A>
+BN_DEV A as(float v) {
+  if constexpr (sizeof(A) == 8) return exact(v);
+  else return v;
+}
+template <class A>
+BN_DEV A as(double v) {
+  if constexpr (sizeof(A) == 8) return v;
+  else return rounded(v);
+}
+
+BN_DEV bool same(double a, double b) { return a == b; }
+BN_DEV bool same(float a, float b) {
+  const unsigned u = __float_as_uint(a), v = __float_as_uint(b);
+  return u == v || (u | v) << 1 == 0u;  // 0 and -0
 }
 
 BN_DEV void narrow(float v, float& to) { to = v; }

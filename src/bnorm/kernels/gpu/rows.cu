@@ -200,7 +200,8 @@ BN_DEV RowStats stats_of(
   if (job.rule != BN_MEAN_SQUARE) {
     A s = 0;
     each([&](A value) { s += value - first; });
-    center += (A)(sums.add(s) / (double)job.size);
+    const A step = (A)(sums.add(s) / (double)job.size);
+    if (step != 0) center += step;  // of equal values, which may be subnormal, the first one stays
   }
   A s = 0, q = 0;
   each([&](A value) {
@@ -210,15 +211,15 @@ BN_DEV RowStats stats_of(
   });
   double both[2] = {s, q};
   sums.add(both);
-  RowStats found = row_stats(job, center, both[0], both[1]);
+  RowStats found = row_stats(job, exact(center), both[0], both[1]);
   if (Compute<T>::in_range) return found;
   const bool bad = row.inside && !(both[1] >= 1e-30 * (double)job.size && bn_finite(both[1]));
   if (rarely(sums.any(bad))) {  // small squares are 0 of float; so are those of a constant row, which is exact as it is
     double off = 0.0;
-    each([&](A value) { off += !(value == center); });
+    each([&](A value) { off += !same(value, center); });
     const bool again = sums.add(off) != 0.0 && bad;
     if (sums.any(again)) {
-      const RowStats better = exact_stats<T, V, STEPS, WIDE>(job, row, t, (double)first, sums);
+      const RowStats better = exact_stats<T, V, STEPS, WIDE>(job, row, t, exact(first), sums);
       if (again) found = better;
     }
   }
@@ -234,7 +235,7 @@ BN_DEV RowStats stats_of(const RowJob& job, const Row<V, 0, true>& row, RowSums<
   const Walk<false> walk(row.offset, row.stride);
   add_steps<T, V, 1, ROW_THREADS, false>(x, walk, row.steps, state, (Vector<T, V>*)nullptr);
   const Moments own = state.get(0);
-  const double center = (double)(A)widen(x[0]), n = (double)job.size;
+  const double center = exact(widen(x[0])), n = (double)job.size;
   const double own_away = own.center - center + own.away, away = sums.add(own.n == 0.0 ? 0.0 : own.n * own_away) / n;
   const double gap = own_away - away, mean = center + away;
   const double var = sums.add(own.n == 0.0 ? 0.0 : own.m2 + gap * own.n * gap) / n;

@@ -96,7 +96,7 @@ rows_backward(RowJob job) {
       if (!Compute<T>::in_range && rarely(!(d - d == 0) || (size_of(d) < (A)(1e-30 * V) && s != 0))) {
         bool off = false;  // else it is exactly 0
 #pragma unroll
-        for (int v = 0; v < V; ++v) off |= !(widen(t[j].v[v]) == h);
+        for (int v = 0; v < V; ++v) off |= !same((A)widen(t[j].v[v]), h);
         if (off) d_ = exact_dot(row.start, row.channel, i);
       }
       both[0] += s;

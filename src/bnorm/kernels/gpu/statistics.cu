@@ -28,13 +28,13 @@ struct StatisticsJob {
 };
 
 BN_DEV double stored(const StatisticsJob& job, const void* values, i64 c) {
-  return job.wide ? static_cast<const double*>(values)[c] : (double)static_cast<const float*>(values)[c];
+  return job.wide ? static_cast<const double*>(values)[c] : exact(static_cast<const float*>(values)[c]);
 }
 BN_DEV void set(const StatisticsJob& job, void* values, i64 c, double v) {
   if (job.wide) {
     static_cast<double*>(values)[c] = v;
   } else {
-    static_cast<float*>(values)[c] = (float)v;
+    static_cast<float*>(values)[c] = rounded(v);
   }
 }
 BN_DEV bool held(const StatisticsJob& job, double v) { return bn_finite(job.wide ? v : (double)(float)v); }
