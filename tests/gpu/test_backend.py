@@ -116,70 +116,32 @@ def recorded(monkeypatch):
             return Kernel(name)
 
     limits = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 227 << 10, "ComputeCapabilityMajor": 9}
-    current = SimpleNamespace(ptr=7, capturing=False)
-    current.is_capturing = lambda: current.capturing
     cuda = SimpleNamespace(
         Device=lambda index: SimpleNamespace(attributes=limits),
-        get_current_stream=lambda: current,
+        get_current_stream=lambda: None,
         runtime=SimpleNamespace(getDevice=lambda: 0),
     )
     cupy = SimpleNamespace(RawModule=Module, cuda=cuda, empty=on_device(np.empty), zeros=on_device(np.zeros))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     for cached in (launching._device, launching.current_stream):
         cached.cache_clear()
-    yield launching._device(0), log, current
+    yield launching._device(0), log
     for cached in (launching._device, launching.current_stream):
         cached.cache_clear()
 
 
 def test_a_kernel_is_compiled_once_and_given_its_shared_memory(recorded):
-    device, log, _ = recorded
+    device, log = recorded
     assert device.limits == plans.Limits(132, 227 << 10, clusters=True)
     size = 32, 512, 784, "float32", True
     large = plans.reduction("moments", *size, False, "normalize", IDENTITY.kind, device.limits).launches[0]
     assert large.shared > 48 << 10
     for _ in range(2):
-        device.launch(large, bytes(jobs.JOB.size - len(large.geometry)))
+        kernel, arguments, options = device.prepared(large, bytes(jobs.JOB.size - len(large.geometry)))
+        kernel(*arguments, **options)
     name = large.kernel
     run = (name, large.grid, large.block, large.shared)
     assert log == [("compile", name), (name, "max_dynamic_shared_size_bytes", large.shared), run, run]
-
-
-def test_workspaces_belong_to_streams(recorded):
-    device, _, stream = recorded
-    first = device.workspace(10, 3)
-    assert device.workspace(100, 3) == first  # never so small that the next call needs another
-    stream.ptr = 8
-    assert device.workspace(10, 3) != first
-    stream.ptr = 7
-    assert device.workspace(10, 3) == first
-
-
-def test_what_a_graph_may_hold_is_kept(recorded):
-    """A larger call gets a larger workspace, and a graph of before still finds its own; together they stay small."""
-    device, _, stream = recorded
-    sizes = [1 << 16, (1 << 16) + 1, 1 << 20, (1 << 20) + 1]
-    for numbers in sizes:
-        device.workspace(numbers, 3)
-    kept = device.workspaces[stream.ptr]
-    assert [space.numbers for space in kept] == [1 << 16, 1 << 17, 1 << 20, 1 << 21]
-    assert sum(space.numbers for space in kept) < 2 * kept[-1].numbers
-    assert not any(space.arrays[1].host.any() for space in kept)  # tickets
-    assert device.workspace(10, 3) == kept[-1].addresses
-
-
-def test_no_workspace_is_made_while_capturing(recorded):
-    """Its tickets would be set to 0 when the graph runs, if ever, and not when it is captured."""
-    device, _, stream = recorded
-    kept = device.workspace(10, 3)
-    stream.capturing = True
-    assert device.workspace(10, 3) == kept
-    with pytest.raises(RuntimeError, match=r"make the same call once on this stream before begin_capture\(\)"):
-        device.workspace(1 << 20, 3)
-    stream.ptr = 9
-    with pytest.raises(RuntimeError, match="while capturing"):
-        device.workspace(10, 3)
-    assert list(device.workspaces) == [7]
 
 
 def test_an_array_of_another_device_is_refused(recorded):
@@ -188,7 +150,7 @@ def test_an_array_of_another_device_is_refused(recorded):
 
 
 def test_arrays_beside_x_are_on_its_device(recorded):
-    device, _, _ = recorded
+    device, _ = recorded
     assert device.address(SimpleNamespace(data=SimpleNamespace(ptr=64, device_id=0))) == 64
     with pytest.raises(ValueError, match=r"expected arrays on device 0, where x is, got one on device 1"):
         device.address(SimpleNamespace(data=SimpleNamespace(ptr=64, device_id=1)))

@@ -79,7 +79,8 @@ def test_a_graph_captures_calls(cupy, shape):
     gamma, beta = cupy.ones(shape[1]), cupy.zeros(shape[1])
     running = rule(cupy.zeros(shape[1]), cupy.ones(shape[1]), 0.1)
     cupy.cuda.get_current_stream().synchronize()  # what was made there is read on another stream
-    with cupy.cuda.Stream(non_blocking=True) as stream:
+    pool = cupy.cuda.MemoryPool()
+    with cupy.cuda.Stream(non_blocking=True) as stream, cupy.cuda.using_allocator(pool.malloc):
         want, stats, count, _ = gpu.forward(x, gamma, beta, 1e-5)
         dx = gpu.backward(x, x, stats, count)[0]
         kept = gpu.forward(x, gamma, beta, 1e-5, running=running, out=out), cupy.empty_like(x)

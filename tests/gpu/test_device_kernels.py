@@ -139,34 +139,56 @@ def test_two_streams_at_once(cupy):
             assert all(bool((a == b).all()) for a, b in zip(again, wanted, strict=True))
 
 
-def test_a_graph_keeps_its_workspace(cupy):
-    """A larger call after the capture takes a larger one; the graph goes on with its own."""
+def test_a_graph_shares_no_memory(cupy):
+    """Its replays run beside eager calls on the stream that it was captured on, and none of either is disturbed."""
     x, out = drawn(cupy, (20000, 64), "float32", 0), cupy.empty((20000, 64), "float32")
-    large = drawn(cupy, (2000, 5000), "float32", 1)
-    want = gpu.forward(x, None, None, 1e-5)[0]
+    others = drawn(cupy, (20000, 64), "float32", 1), drawn(cupy, (2000, 5000), "float32", 2)
+    want, wanted = gpu.forward(x, None, None, 1e-5)[0], [gpu.moments(other) for other in others]
+    pool, beside = cupy.cuda.MemoryPool(), cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     with cupy.cuda.Stream(non_blocking=True) as stream:
-        gpu.forward(x, None, None, 1e-5, out=out)
-        stream.synchronize()
-        stream.begin_capture()
-        kept = gpu.forward(x, None, None, 1e-5, out=out)
-        graph = stream.end_capture()
-        for _ in range(3):
-            gpu.moments(large)
+        with cupy.cuda.using_allocator(pool.malloc):
+            stream.begin_capture()
+            gpu.forward(x, None, None, 1e-5, out=out)  # its statistics go back to the pool of the graph
+            graph = stream.end_capture()
+        for _ in range(20):
             out[...] = 0
-            graph.launch(stream)
             stream.synchronize()
+            graph.launch(beside)
+            found = [gpu.moments(other) for other in others for _ in range(5)]
+            cupy.cuda.Device().synchronize()
             assert_same(cupy.asnumpy(out), cupy.asnumpy(want))
-        del kept
+            for i, again in enumerate(found):
+                assert_same(cupy.asnumpy(again), cupy.asnumpy(wanted[i // 5]))
 
 
-def test_a_first_call_while_capturing_is_refused(cupy):
+def test_threads_share_a_stream(cupy):
+    """CuPy lets other threads run while it launches."""
+    x, dy = drawn(cupy, (4, 3000, 64), "float32", 0), drawn(cupy, (4, 3000, 64), "float32", 1)
+    rows, row_dy = x.reshape(4, 3000, 1, 64, 1), dy.reshape(4, 3000, 1, 64, 1)
+
+    def run(i):
+        _, stats, count, _ = gpu.forward(x[i], None, None, 1e-5)
+        dx, dgamma, _ = gpu.backward(dy[i], x[i], stats, count)
+        _, mean, rstd = gpu.rows_forward(rows[i], stats[2], None, 1e-5)
+        return dx, dgamma, *gpu.rows_backward(row_dy[i], rows[i], mean, rstd, stats[2], None)[:2]
+
+    want = [[cupy.asnumpy(a) for a in run(i)] for i in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: [run(i % 4) for _ in range(50)], range(8)))
+    for i, again in enumerate(found):
+        for got in again:
+            for a, b in zip(got, want[i % 4], strict=True):
+                assert_same(cupy.asnumpy(a), b)
+
+
+def test_a_capture_in_the_pool_of_all_is_refused(cupy):
     x, out = drawn(cupy, (20000, 64), "float32", 0), cupy.empty((20000, 64), "float32")
     cupy.cuda.Device().synchronize()
     with cupy.cuda.Stream(non_blocking=True) as stream:
         stream.begin_capture()
         try:
-            with pytest.raises(RuntimeError, match="while capturing"):
+            with pytest.raises(RuntimeError, match="a memory pool of its own"):
                 gpu.forward(x, None, None, 1e-5, out=out)
         finally:
             stream.end_capture()

@@ -9,6 +9,7 @@ import pytest
 from bnorm.kernels.activation import IDENTITY, RELU
 from bnorm.kernels.gpu import launching, plans
 from cuda_on_cpu.emulator import Emulator, missing
+from emulated import fake_streams
 
 needs_emulator = pytest.mark.skipif(bool(missing()), reason=f"the emulator: {missing()}")
 SMALL = plans.Limits(processors=3, shared=64 << 10, clusters=False)  # so that small arrays are cut into chunks
@@ -22,7 +23,7 @@ class EmulatedDevice:
         self.limits, self.order, self.log, self.emulators = limits, 0, [], {}
         self.emulator = emulator
         self.only = None  # all blocks
-        self.tickets = np.zeros(0, np.uint32)
+        self.workspaces, self.stream = launching.Workspaces(), lambda: fake_streams.null
 
     def empty(self, shape, dtype):
         values = np.empty(shape, dtype)
@@ -38,12 +39,12 @@ class EmulatedDevice:
     def address(self, array):
         return self.addresses(array)[0]
 
-    def workspace(self, numbers, tickets):
+    def workspace(self, stream, numbers, tickets):
         """Of exactly the size that was asked for, so that a sanitizer sees what is written beyond it."""
-        assert not self.tickets.any(), "the call before left a ticket behind"
-        self.tickets = np.zeros(tickets, np.uint32)
-        self.space = self.empty((numbers,), np.float64)
-        return self.space.ctypes.data, self.tickets.ctypes.data
+        before = self.workspaces.free.get(stream)
+        assert before is None or not before.arrays[1].any(), "the call before left a ticket behind"
+        arrays = self.empty((numbers,), np.float64), np.zeros(tickets, np.uint32)
+        return launching.Workspace(tuple(self.addresses(*arrays)), numbers, tickets, arrays)
 
     def prepared(self, launch, call):
         return self.launch, (launch, call), {}

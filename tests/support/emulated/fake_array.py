@@ -1,10 +1,13 @@
 """The arrays of the stand-in for CuPy (fake_cupy.py), and what counts when the host waits for them."""
 
+import math
 import operator
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
+
+from emulated.fake_streams import memory
 
 # So that small arrays are cut into chunks.
 SMALL = {"MultiProcessorCount": 3, "MaxSharedMemoryPerBlockOptin": 64 << 10, "ComputeCapabilityMajor": 8}
@@ -121,9 +124,9 @@ class ndarray:
     def __init__(self, shape, dtype=float, memptr=None, strides=None, order="C"):
         if memptr is not None or strides is not None:
             raise NotImplementedError("the stand-in makes new arrays only")
-        self.host = np.empty(shape, dtype, order)
-        if self.host.size:
-            self.host.reshape(-1, order="A").view(np.uint8)[...] = 0xFF
+        host = np.empty(0, dtype)
+        size = math.prod(shape if isinstance(shape, tuple | list) else (shape,)) * host.itemsize
+        self.host = np.ndarray(shape, dtype, memory(size) if size else None, order=order)
 
     shape = property(operator.attrgetter("host.shape"))
     strides = property(operator.attrgetter("host.strides"))

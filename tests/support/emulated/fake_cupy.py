@@ -9,11 +9,14 @@ which each was found in CuPy 14, with the arguments it takes there. Reductions a
 either has happened. New memory is full of NaN.
 
 Kernels run when they are launched (`Device` in launching.py does not know the difference): `RawModule` compiles them
-for the emulator. Where only launches matter, and no result, `launches_nothing()` saves that.
+for the emulator. Where only launches matter, and no result, `launches_nothing()` saves that. What a stream captures
+runs with its graph, kernels and what is set to 0; everything else runs at once.
 """
 
+import ctypes
 import sys
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,12 +27,12 @@ from bnorm.kernels.gpu import launching
 from emulated import fake_array
 from emulated.device import emulated
 from emulated.fake_array import FUNCTIONS, Device, ndarray, nothing_waits, opened, uploaded, wrapped
+from emulated.fake_streams import MemoryPool, Stream, default_pool, do, of_thread, using_allocator
 
 __all__ = ["fake_cupy", "ndarray", "nothing_waits", "wrapped"]  # beside what a module of that name has
 __version__ = "14.0"
 launched = []  # names of kernels
 launching_too = True
-capturing = False  # a stream, into a graph
 
 
 def __getattr__(name):
@@ -89,7 +92,9 @@ def empty(shape, dtype=float, order="C"):
 
 
 def zeros(shape, dtype=float, order="C"):
-    return wrapped(np.zeros(shape, dtype, order))
+    made = ndarray(shape, dtype, order=order)
+    do(partial(ctypes.memset, made.data.ptr, 0, made.nbytes))
+    return made
 
 
 def ones(shape, dtype=float, order="C"):
@@ -194,7 +199,7 @@ class Kernel:
         assert shared_mem <= self.max_dynamic_shared_size_bytes, self.name
         launched.append(self.name)
         if launching_too:
-            compiled(self.code, self.name).launch(self.name, grid, block, shared_mem, (job.tobytes(),))
+            do(partial(compiled(self.code, self.name).launch, self.name, grid, block, shared_mem, (job.tobytes(),)))
 
 
 def compiled(code, name):
@@ -219,10 +224,18 @@ class RawModule:
 
 cuda = SimpleNamespace(
     Device=Device,
-    get_current_stream=lambda: SimpleNamespace(ptr=0, is_capturing=lambda: capturing),
+    MemoryPool=MemoryPool,
+    Stream=Stream,
+    get_allocator=lambda: of_thread.allocator,
+    get_current_stream=lambda: of_thread.stream,
+    using_allocator=using_allocator,
     is_available=lambda: True,
     runtime=SimpleNamespace(getDevice=lambda: 0, getDeviceCount=lambda: 1),
 )
+
+
+def get_default_memory_pool():
+    return default_pool
 
 
 def forget():

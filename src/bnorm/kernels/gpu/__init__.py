@@ -4,10 +4,11 @@ Nothing here waits for the device, but for three things that a caller has to ask
 statistics with "raise", and the number of channels left alone, which is transferred only when it is read (`LeftAlone`).
 With weights the count that `forward` returns stays on the device too, an array of one number, for `backward` to take.
 
-With `out` given, and after a first call with the same arrays on the same stream, a call can be captured in a CUDA
-graph; its workspace belongs to that stream, and is kept.
+With `out` given, and after a first call that compiles its kernels, a call can be captured in a CUDA graph whose memory
+comes from a pool of its own.
 
-Float32 and bfloat16 numbers below 1.2e-38, which CuPy's compiler options turn into 0, count as 0 in the maps.
+Float32 and bfloat16 numbers below 1.2e-38, which CuPy's compiler options turn into 0, count as 0 in the maps and in dy,
+and as what they are in statistics.
 """
 
 from collections.abc import Iterable

@@ -18,10 +18,17 @@ def dtype_name(dtype: Any) -> str:
 class Call:
     """The arrays of one call: x, what is made of it, and dy beside it; and their addresses."""
 
-    __slots__ = ("at", "channels", "device", "dtype", "dy_at", "inner", "outer", "result", "result_at", "vectors")
+    __slots__ = (
+        *("at", "captured", "channels", "device", "dtype", "dy_at", "inner", "outer", "places", "result"),
+        *("result_at", "space", "stream", "vectors"),
+    )
 
     def __init__(self, x: Array, out: Array | None, dy: Array | None = None, writes: bool = True) -> None:
         self.device = device = launching.device_of(x)
+        stream = device.stream()
+        self.stream: int = stream.ptr
+        self.captured = stream.ptr != 0 and device.capturing(stream)  # the default stream, 0, cannot be captured
+        self.space: launching.Workspace | None = None
         shape = x.shape
         self.outer, self.channels = shape[0], shape[1]
         self.inner = 1 if len(shape) == 2 else prod(shape[2:])
@@ -30,7 +37,8 @@ class Call:
         self.dtype = dtype_name(x.dtype)
         self.result = None if not writes else device.empty(shape, x.dtype) if out is None else out
         self.at, self.dy_at, self.result_at = device.addresses(x, dy, self.result)
-        self.vectors = (self.at | self.dy_at | self.result_at) % plans.VECTOR_BYTES == 0
+        self.places = self.at | self.dy_at | self.result_at  # a power of two that divides this divides all of them
+        self.vectors = self.places % plans.VECTOR_BYTES == 0
 
     @property
     def size(self) -> tuple[int, int, int, str, bool]:
@@ -38,10 +46,20 @@ class Call:
         return self.outer, self.channels or 1, self.inner, self.dtype, self.vectors
 
     def workspace(self, plan: plans.Plan, more: int = 0) -> tuple[int, int]:
-        """The addresses of a plan's partial sums, which `more` numbers of the caller follow, and of its tickets."""
-        return self.device.workspace(plan.partial + more, plan.tickets)
+        """The addresses of a plan's partial sums, which `more` numbers of the caller follow, and of its tickets.
+
+        They are there for the next `run`, and no longer.
+        """
+        stream = None if self.captured else self.stream
+        self.space = self.device.workspace(stream, plan.partial + more, plan.tickets)
+        return self.space.addresses
 
     def run(self, plan: plans.Plan, job: bytes) -> None:
         if self.channels:
             for launch in plan.launches:
-                self.device.launch(launch, job)
+                kernel, arguments, options = self.device.prepared(launch, job)
+                kernel(*arguments, **options)
+        if self.space is not None:  # all that comes into the stream from now on runs later
+            if not self.captured:
+                self.device.workspaces.free[self.stream] = self.space
+            self.space = None

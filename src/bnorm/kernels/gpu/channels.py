@@ -171,15 +171,14 @@ def forward(
     plan = plans.reduction("moments", *call.size, weight is not None, "normalize", kind, limits)
     parts = None if running is None else device.empty((4, call.channels), FLOAT64)
     places = device.addresses(weight, gamma, beta, stats, parts, counts)
-    job = FORWARD(call.at, call.result_at, *places, *call.workspace(plan), act.slope, eps)
-    if running is None:
-        call.run(plan, job)
-        return call.result, stats, count, 0
     rows = call.outer * call.inner
-    if running.nonfinite == "raise":
-        call.run(plans.reduction("moments", *call.size, weight is not None, "", kind, limits), job)
+    if running is not None and running.nonfinite == "raise":
+        test = plans.reduction("moments", *call.size, weight is not None, "", kind, limits)
+        call.run(test, FORWARD(call.at, call.result_at, *places, *call.workspace(test), act.slope, eps))
         of_forward(running, stats, parts, count, rows).test()
-    call.run(plan, job)
+    call.run(plan, FORWARD(call.at, call.result_at, *places, *call.workspace(plan), act.slope, eps))
+    if running is None:
+        return call.result, stats, count, 0
     moving = of_forward(running, stats, parts, count, rows)
     return call.result, stats, count, (moving.calls, moving.values, moving.result, moving.arrays)
 

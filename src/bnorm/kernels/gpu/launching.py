@@ -1,9 +1,13 @@
 """Where CUDA kernels run: the texts they are compiled from, devices, and what is kept for each of them.
 
 A kernel is compiled when it is first needed, one small module per instance: CuPy keeps the binaries on disk. Launches
-go to CuPy's current stream, and a workspace belongs to a stream.
+go to CuPy's current stream.
+
+A call has its workspace to itself until all of its launches are in the stream, whatever other threads launch there in
+between. A call that is captured in a graph takes its own from the pool that the graph's memory comes from.
 """
 
+import threading
 from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
@@ -84,7 +88,7 @@ def available() -> str | None:
 
 
 class Workspace(NamedTuple):
-    """Memory that a stream keeps: the addresses and sizes of its numbers and tickets, and their arrays."""
+    """Memory between the launches of a call: the addresses and sizes of its numbers and tickets, and their arrays."""
 
     addresses: tuple[int, int]
     numbers: int
@@ -92,17 +96,22 @@ class Workspace(NamedTuple):
     arrays: tuple[Array, ...]
 
 
+class Workspaces(threading.local):
+    """Those that no call has: of each thread, one of each stream. Streams of several threads may have one number."""
+
+    def __init__(self) -> None:
+        self.free: dict[int, Workspace] = {}
+
+
 class Device:
-    """A CUDA device and what is kept for it: compiled kernels, and workspaces of each stream."""
+    """A CUDA device and what is kept for it: compiled kernels, and workspaces."""
 
     def __init__(self, index: int) -> None:
         self.cupy = cupy = namespace()
         self.index = index
         self.kernels: dict[str, Any] = {}
         self.shared: dict[str, int] = {}  # bytes that a kernel may ask for, where that is more than it may at first
-        # The last one of a stream is used. The others are kept, for a graph may hold their addresses: each is at least
-        # twice as large as the one before, so that all together are less than twice the last.
-        self.workspaces: dict[int, list[Workspace]] = {}
+        self.workspaces = Workspaces()
         attributes = cupy.cuda.Device(index).attributes
         self.limits = plans.Limits(
             attributes["MultiProcessorCount"],
@@ -129,31 +138,42 @@ class Device:
     def address(self, array: Array | None) -> int:
         return self.addresses(array)[0]
 
-    def workspace(self, numbers: int, tickets: int) -> tuple[int, int]:
-        """Addresses of float64 numbers, and of tickets that are 0 whenever no kernel runs; of the current stream."""
-        stream = self.stream()
-        kept = self.workspaces.get(stream.ptr)
-        if kept is not None and kept[-1].numbers >= numbers and kept[-1].tickets >= tickets:
-            return kept[-1].addresses
-        if stream.is_capturing():
-            raise RuntimeError(
-                "bnorm: expected the workspace of a captured call to be there, got a first call of that size while "
-                "capturing: make the same call once on this stream before begin_capture()"
-            )
-        last = kept[-1] if kept else Workspace((0, 0), 1 << 15, 1 << 11, ())
-        numbers, tickets = max(numbers, 2 * last.numbers), max(tickets, 2 * last.tickets)
-        arrays = self.empty((numbers,), np.float64), self.zeros((tickets,), np.uint32)
-        addresses = self.address(arrays[0]), self.address(arrays[1])
-        self.workspaces.setdefault(stream.ptr, []).append(Workspace(addresses, numbers, tickets, arrays))
-        return addresses
+    def capturing(self, stream: Any) -> bool:
+        """Whether calls on the current stream go into a graph. RuntimeError where its memory would be others' too.
 
-    def launch(self, launch: plans.Launch, call: bytes) -> None:
-        """call: the part of the job that all launches of a call share."""
-        kernel, arguments, options = self.prepared(launch, call)
-        kernel(*arguments, **options)
+        What a call allocates goes back to its pool when the call ends, and the graph still writes there.
+        """
+        if not stream.is_capturing():
+            return False
+        if getattr(self.cupy.cuda.get_allocator(), "__self__", None) is self.cupy.get_default_memory_pool():
+            raise RuntimeError(
+                "bnorm: expected a memory pool of its own for a captured call, got CuPy's default pool, which gives "
+                "the graph's memory to others: run and capture the step inside "
+                "`with cupy.cuda.using_allocator(pool.malloc)`, where pool is a cupy.cuda.MemoryPool() that lives as "
+                "long as the graph, and that nothing else uses"
+            )
+        return True
+
+    def workspace(self, stream: int | None, numbers: int, tickets: int) -> Workspace:
+        """float64 numbers, and tickets that are 0 whenever no kernel runs: for one call on the current stream, which
+        leaves it in `workspaces` for the next.
+
+        stream: None for a call that is captured. A graph sets the tickets of its own to 0 itself, each time it runs.
+        """
+        kept = None if stream is None else self.workspaces.free.pop(stream, None)
+        if kept is not None and kept.numbers >= numbers and kept.tickets >= tickets:
+            return kept
+        if stream is not None:  # seldom does a later call need another
+            least = (1 << 16, 1 << 12) if kept is None else (2 * kept.numbers, 2 * kept.tickets)
+            numbers, tickets = max(numbers, least[0]), max(tickets, least[1])
+        arrays = self.empty((numbers,), np.float64), self.zeros((tickets,), np.uint32)
+        return Workspace((self.address(arrays[0]), self.address(arrays[1])), numbers, tickets, arrays)
 
     def prepared(self, launch: plans.Launch, call: bytes) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """The kernel, compiled, and what it is to be called with."""
+        """The kernel, compiled, and what it is to be called with.
+
+        call: the part of the job that all launches of a call share.
+        """
         family, name, grid, block, shared, geometry = launch
         kernel = self.kernels.get(name) or self.compile(family, name)
         if shared > SHARED_AT_FIRST and shared > self.shared.get(name, 0):

@@ -79,7 +79,8 @@ def merge(sets: list[Array]) -> Array:
 
 def run(device: launching.Device, name: str, channels: int, job: bytes) -> None:
     for launch in plans.per_channel(name, channels).launches if channels else ():
-        device.launch(launch, job)
+        kernel, arguments, options = device.prepared(launch, job)
+        kernel(*arguments, **options)
 
 
 class Moving:

@@ -1,0 +1,179 @@
+"""The memory between the launches of a call: nobody else's, whatever threads, streams and graphs do in between."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from bnorm.kernels import gpu
+from bnorm.kernels.activation import RELU
+from bnorm.kernels.gpu import launching
+from compare import assert_same
+from emulated import fake_array, fake_cupy
+from emulated.device import needs_emulator
+from emulated.fake_cupy import fake_cupy as fixture  # noqa: F401
+from emulated.pairs import back, there
+from rules import rule
+
+RNG = np.random.default_rng(0)
+TABLE, OTHER = RNG.standard_normal((2, 300, 70)).astype("f4")
+
+
+def batch_forward(x):
+    return gpu.forward(there(x), None, None, 1e-5, act=RELU)[:2]
+
+
+def batch_backward(x):
+    stats = np.stack([np.mean(x, 0), np.var(x, 0), *np.ones((2, x.shape[1])), np.zeros(x.shape[1])]).astype("f8")
+    return gpu.backward(there(x[::-1].copy()), there(x), there(stats), float(len(x)))
+
+
+def rows_backward(x):
+    rows = there(x.reshape(-1, 1, 70, 1))
+    numbers = there(np.linspace(0, 1, len(x))), there(np.linspace(1, 2, len(x)))
+    return gpu.rows_backward(rows, rows, *numbers, there(np.linspace(0.5, 2, 70)), None)
+
+
+def groups_backward(x):
+    rows = there(x[:20].reshape(-1, 2, 5, 7))
+    numbers = there(np.linspace(0, 1, 40)), there(np.linspace(1, 2, 40))
+    return gpu.rows_backward(rows, rows, *numbers, there(np.linspace(0.5, 2, 10)), None)
+
+
+CALLS = [batch_forward, batch_backward, rows_backward, groups_backward]
+every_call = pytest.mark.parametrize("call", CALLS)
+
+
+def bits(found):
+    return [back(a).tobytes() for a in found]
+
+
+def between(monkeypatch, other):
+    """From now on `other` runs behind every launch, but for those of its own."""
+    launch, busy = fake_cupy.Kernel.__call__, []
+
+    def launched(self, *args, **options):
+        launch(self, *args, **options)
+        if not busy:
+            busy.append(True)
+            other()
+            busy.clear()
+
+    monkeypatch.setattr(fake_cupy.Kernel, "__call__", launched)
+
+
+def in_a_thread(call):
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+@needs_emulator
+@every_call
+@pytest.mark.parametrize("ptr", [0, 7])
+def test_another_thread_comes_in_between(cupy, call, ptr, monkeypatch):
+    """CuPy lets other threads run while it launches. Here one always does, on the same stream."""
+    stream = cupy.cuda.Stream(ptr)
+    with stream:
+        want, found = bits(call(TABLE)), []
+
+        def other():
+            with stream:
+                found.append(bits(call(OTHER)))
+
+        alone = bits(call(OTHER))
+        between(monkeypatch, lambda: in_a_thread(other))
+        cupy.launched.clear()
+        assert bits(call(TABLE)) == want
+    assert len(cupy.launched) >= 4 and found and all(again == alone for again in found)
+
+
+@needs_emulator
+@every_call
+def test_the_same_thread_comes_in_between(cupy, call, monkeypatch):
+    """Such as a finalizer that calls bnorm."""
+    want = bits(call(TABLE))
+    between(monkeypatch, lambda: call(OTHER))
+    assert bits(call(TABLE)) == want
+
+
+def taken(device, numbers=10, tickets=3):
+    """What a call finds that leaves it there."""
+    stream = device.stream().ptr
+    device.workspaces.free[stream] = space = device.workspace(stream, numbers, tickets)
+    return space
+
+
+def test_a_call_finds_what_the_one_before_left(cupy):
+    device = launching._device(0)
+    first = taken(device)
+    assert taken(device, 100) is first  # never so small that the next call needs another
+    with cupy.cuda.Stream(7):
+        assert taken(device) is not first
+    assert taken(device) is first
+    in_use = device.workspace(0, 10, 3)
+    assert in_use is first and device.workspace(0, 10, 3).addresses[0] != first.addresses[0]
+    device.workspaces.free[0] = in_use
+    large = [taken(device, numbers).numbers for numbers in ((1 << 16) + 1, (1 << 20) + 1, 10)]
+    assert large == [1 << 17, (1 << 20) + 1, (1 << 20) + 1]
+    assert not back(taken(device).arrays[1]).any()  # tickets
+
+
+def test_streams_of_threads_have_one_number(cupy):
+    """The default stream of each thread is number 2, and theirs run beside each other."""
+    device, found = launching._device(0), []
+
+    def of_a_thread():
+        with cupy.cuda.Stream(2):
+            found.append(taken(device))
+
+    of_a_thread()
+    in_a_thread(of_a_thread)
+    of_a_thread()
+    assert found[0] is found[2] and found[0].addresses[0] != found[1].addresses[0]
+
+
+def test_a_capture_in_the_pool_of_all_is_refused(cupy):
+    stream, x = cupy.cuda.Stream(7), there(TABLE)
+    running = rule(there(np.zeros(70)), there(np.ones(70)), 0.1)
+    with stream:
+        stream.begin_capture()
+        for call in (
+            lambda: gpu.forward(x, None, None, 1e-5, running=running),
+            lambda: gpu.rows_forward(x.reshape(300, 1, 70, 1), None, None, 1e-5),
+            lambda: gpu.moments(x),
+        ):
+            with pytest.raises(RuntimeError, match=r"bnorm: expected a memory pool of its own .*using_allocator\(pool"):
+                call()
+        assert not stream.end_capture().nodes
+    assert_same(back(running.mean), np.zeros(70))
+
+
+@needs_emulator
+@every_call
+def test_a_graph_shares_no_memory(cupy, call, monkeypatch):
+    """It runs behind every launch of other calls, as it may on another stream, and they run behind each of its own."""
+    stream, pool = cupy.cuda.Stream(7), cupy.cuda.MemoryPool()
+    with stream:
+        want, alone = bits(call(TABLE)), bits(call(OTHER))
+        with cupy.cuda.using_allocator(pool.malloc):
+            arrays = [there(TABLE)]
+            monkeypatch.setattr(f"{__name__}.there", lambda a: arrays.append(fake_array.wrapped(a)) or arrays[-1])
+            stream.begin_capture()
+            made = call(TABLE)
+            graph = stream.end_capture()
+        assert graph.nodes and bits(made) != want  # nothing has run yet
+        graph.launch()
+        assert bits(made) == want
+        eager = []
+        for node in graph.nodes:
+            node()
+            eager.append(call(OTHER))
+        assert bits(made) == want
+        nodes = iter(graph.nodes)
+        for a in made:
+            back(a).fill(0)
+        between(monkeypatch, lambda: [next(nodes, lambda: None)() for _ in range(2)])
+        while any(not back(a).any() for a in made):
+            eager.append(call(OTHER))
+        assert bits(made) == want and all(bits(found) == alone for found in eager)
