@@ -4,6 +4,7 @@ import contextlib
 import re
 import struct
 from functools import cache
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -169,16 +170,17 @@ def check_groups(launch):
 
 
 @many
-@given(SIZES, SIZES, SIZES, SIZES, DTYPES, st.booleans(), st.booleans(), LIMITS)
-def test_rows(n, groups, channels, inner, dtype, vectors, params, limits):
+@given(SIZES, SIZES, SIZES, SIZES, DTYPES, st.booleans(), LIMITS)
+def test_rows(n, groups, channels, inner, dtype, params, limits):
     """Every value of a row belongs to one step of one thread, and a row to one block."""
     shape, size, many_rows = (n, groups, channels, inner), channels * inner, n * groups
     for name, more in (("rows_forward", False), ("rows_backward", params)):
-        plan = row_plans.rows(name, shape, dtype, vectors, True, more, RELU.kind, limits)
+        plan = row_plans.rows(name, shape, dtype, True, more, RELU.kind, limits)
         first, *others = plan.launches
         f = fields(first)
         vector, steps, wide = (int(number) for number in re.findall(r"\d+", first.kernel.split(", ", 1)[1])[:3])
-        assert size % vector == 0 and (inner == 1 or inner % vector == 0) and (vectors or vector == 1)
+        assert size % vector == 0 and (inner == 1 or inner % vector == 0)
+        assert row_plans.begins(shape, dtype) == vector * plans.ITEMSIZE[dtype]
         assert (f["rows"], f["size"], f["inner"], f["groups"]) == (many_rows, size, inner, groups)
         assert f["lanes"] * f["side"] == plans.THREADS == first.block[0]
         assert f["lanes"] == plans.THREADS if wide else f["lanes"] in (1, 2, 4, 8, 16, 32)
@@ -228,13 +230,17 @@ def test_sums_over_rows(n, groups, channels, inner, dtype, vectors, limits):
         assert counted.size == prod(shape) and (counted == 1).all()
 
 
-def test_few_rows_get_a_block_each_and_many_share_one():
-    def lanes(rows, size):
-        plan = row_plans.rows("rows_forward", (rows, 1, size, 1), "float32", True, True, False, 0, plans.Limits())
+def test_how_many_threads_a_row_has_follows_from_its_length():
+    """And from nothing else, or its bits would depend on the batch and on the device."""
+
+    def lanes(rows, size, limits):
+        plan = row_plans.rows("rows_forward", (rows, 1, size, 1), "float32", True, False, 0, limits)
         return fields(plan.launches[0])["lanes"]
 
-    assert [lanes(100000, size) for size in (4, 64, 256, 512, 1024, 2048, 10**5)] == [1, 4, 16, 32, 32, 256, 256]
-    assert lanes(64, 1024) == 256 and lanes(64, 64) == 4
+    for rows, processors in product((1, 64, 10**5), (20, 132)):
+        limits = plans.Limits(processors=processors)
+        found = [lanes(rows, size, limits) for size in (4, 64, 256, 512, 1024, 2048, 10**5)]
+        assert found == [1, 4, 16, 32, 32, 256, 256]
 
 
 def test_channels_that_a_cluster_holds_are_read_once():
@@ -339,10 +345,8 @@ def test_no_plan_asks_for_another_kernel(outer, channels, inner, dtype, vectors,
             row_plans.row_sums((outer, channels, inner, 3), dtype, vectors, *options),
         ]
         for shape in ((outer, channels, inner, 3), (outer * inner, 1, channels, 1)):
-            found += [row_plans.rows("rows_forward", shape, dtype, vectors, True, False, *options)]
-            found += [
-                row_plans.rows("rows_backward", shape, dtype, vectors, True, params, *options) for params in (0, 1)
-            ]
+            found += [row_plans.rows("rows_forward", shape, dtype, True, False, *options)]
+            found += [row_plans.rows("rows_backward", shape, dtype, True, params, *options) for params in (0, 1)]
     for plan in found:
         for launch in plan.launches:
             assert launch.kernel in every(launch.family, (dtype,))

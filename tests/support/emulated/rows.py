@@ -40,12 +40,11 @@ LARGE = plans.Limits(processors=3)  # whose shared memory holds the sums of long
 
 
 def plans_of(shape, dtype, affine, kind, limits):
-    size = shape, dtype, True
-    yield row_plans.rows("rows_forward", *size, affine, False, kind, limits)
-    plans = [row_plans.rows("rows_backward", *size, affine, params, kind, limits) for params in (False, True)]
+    yield row_plans.rows("rows_forward", shape, dtype, affine, False, kind, limits)
+    plans = [row_plans.rows("rows_backward", shape, dtype, affine, params, kind, limits) for params in (False, True)]
     yield from plans
     if not plans[1].partial:
-        yield row_plans.row_sums(*size, kind, limits)
+        yield row_plans.row_sums(shape, dtype, True, kind, limits)
 
 
 @functools.cache

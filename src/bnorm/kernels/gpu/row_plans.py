@@ -2,6 +2,10 @@
 
 A row is held in registers: by a few lanes of a warp where it is short, so that a warp works on several rows, by a warp,
 or by a block. Rows that are too long for that are read again.
+
+Which of these it is, and so the order of its sums, follows from the length of a row and the type alone: what a row
+comes to has the same bits in any batch, at any place in it, on a device of any size. The sums over rows, for dgamma and
+dbeta, are dealt out by the blocks that a device runs at a time, and are not the same everywhere.
 """
 
 from collections.abc import Iterable
@@ -34,7 +38,6 @@ from .plans import (
 
 HELD = (4, 8)  # vectors of a thread that there are kernels for
 WARP = 32
-FEW_ROWS = 4  # per processor: below, a row gets a block, so that more of them work
 BLOCKS = 4  # per processor; they go on from row to row
 KEPT_AFFINE = 48 << 10  # bytes of gamma and beta that a block may keep
 LONG_TILE = 8  # vectors of a thread whose sums are kept at a time, of rows that are not held
@@ -60,11 +63,21 @@ class Row(NamedTuple):
         return f"{name}<{NAMES[dtype]}, {self.vector}, {self.steps}, {int(self.wide)}, {', '.join(map(str, more))}>"
 
 
-def row_of(size: int, positions: int, many: int, dtype: str, vectors: bool, limits: Limits) -> Row:
-    vector = gcd(positions if positions > 1 else size, VECTOR_BYTES // ITEMSIZE[dtype]) if vectors else 1
+def vector_of(size: int, positions: int, dtype: str) -> int:
+    """Elements of a vector, which divides a row, and the values of a channel where they lie side by side."""
+    return gcd(positions if positions > 1 else size, VECTOR_BYTES // ITEMSIZE[dtype])
+
+
+def begins(shape: RowShape, dtype: str) -> int:
+    """The power of two that must divide where arrays of rows begin."""
+    _, _, channels, positions = shape
+    return vector_of(channels * positions, positions, dtype) * ITEMSIZE[dtype]
+
+
+def row_of(size: int, positions: int, dtype: str) -> Row:
+    vector = vector_of(size, positions, dtype)
     count = size // vector
-    few = many <= FEW_ROWS * limits.processors and count > WARP
-    if count <= WARP * HELD[-1] and not few:
+    if count <= WARP * HELD[-1]:
         lanes = 1
         while lanes < WARP and count > lanes * HELD[0]:
             lanes *= 2
@@ -113,15 +126,17 @@ def affine_bytes(shape: RowShape, dtype: str) -> int:
 @lru_cache(maxsize=1024)
 def rows(
     name: str,  # "rows_forward" or "rows_backward"
-    shape: RowShape, dtype: str, vectors: bool, affine: bool, params: bool, kind: int, limits: Limits,
+    shape: RowShape, dtype: str, affine: bool, params: bool, kind: int, limits: Limits,
 ) -> Plan:  # fmt: skip
     """x is (N, G, K, L); affine: there is a gamma or a beta; params: sums for dgamma and dbeta are wanted.
+
+    Arrays lie where `begins` says.
 
     Where these cannot be made in the pass over the rows, the plan has no workspace, and `row_sums` makes them.
     """
     n, groups, channels, positions = shape
     size, many = channels * positions, n * groups
-    row = row_of(size, positions, many, dtype, vectors, limits)
+    row = row_of(size, positions, dtype)
     room = limits.shared - STATIC_SHARED
     shared = affine_bytes(shape, dtype) if affine else 0
     shared = kept = shared if shared <= room else 0
