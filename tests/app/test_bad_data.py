@@ -72,6 +72,14 @@ def test_bytes_that_are_no_text(fails, tmp_path):
     assert fails(data) == f"{data}: {where}: expected text in UTF-8; {others}"
 
 
+def test_a_header_that_stands_there_again(fails, tmp_path):
+    """As cat makes it of several files."""
+    data = tmp_path / "x.csv"
+    data.write_text(GOOD + GOOD)
+    assert fails(data).endswith("expected a number, got 'a'; a header stands there again; files that are given by "
+                                "name are read one after the other")  # fmt: skip
+
+
 def test_standard_input(tmp_path):
     from commands import run_apart
 

@@ -366,12 +366,32 @@ def test_merge_what_does_not_fit(command, tmp_path):
         command("fit", data, "-o", tmp_path / f"{name}.npz", *way)
     said = {name: command.fails("merge", tmp_path / "a.npz", tmp_path / f"{name}.npz", "-o", tmp_path / "m.npz")
             for name in "bcd"}  # fmt: skip
-    assert f"b.npz: momentum: expected None, as in {tmp_path / 'a.npz'}, got 0.1" in said["b"]
-    assert "c.npz: momentum: expected None" in said["c"]
+    assert f"b.npz: halflife: expected None, as in {tmp_path / 'a.npz'}, got 9.0" in said["b"]
+    assert "c.npz: expected momentum=None or a halflife, got momentum=None and 0.1" in said["c"]
     assert f"d.npz: expected the features of {tmp_path / 'a.npz'}, f0, f1, f2, got f0" in said["d"]
     average = command.fails("merge", tmp_path / "c.npz", tmp_path / "c.npz", "-o", tmp_path / "m.npz")
-    assert "got a moving average, which depends on the order of its batches and cannot be merged" in average
+    assert "a moving average depends on the order of its batches" in average
     assert not (tmp_path / "m.npz").exists()
+
+
+def test_merge_windows(command, tmp_path):
+    """By the rules of the library: those of time, and none of rows."""
+    x, times = table(40), np.arange(40.0)
+    for name, window in (("rows", 10), ("time", "10s")):
+        for part in (0, 1):
+            t = bnorm.BatchNormTransformer(window=window)
+            given = {} if window == 10 else {"times": times[part::2]}
+            t.fit(x[part::2], **given).save(tmp_path / f"{name}{part}.npz")
+    said = command.fails("merge", tmp_path / "rows0.npz", tmp_path / "rows1.npz", "-o", tmp_path / "m.npz")
+    assert "rows1.npz: expected no window of rows, got window=10: " in said
+    assert "rows1.npz: window: expected 10s, as in " in command.fails(
+        "merge", tmp_path / "time0.npz", tmp_path / "rows1.npz", "-o", tmp_path / "m.npz"
+    )
+    command("merge", tmp_path / "time0.npz", tmp_path / "time1.npz", "-o", tmp_path / "m.npz")
+    whole = bnorm.BatchNormTransformer(window="10s").fit(x, times=times)
+    np.testing.assert_allclose(bnorm.load(tmp_path / "m.npz").mean_, whole.mean_, rtol=1e-12)
+    assert ", of which those of the last 10s count" in command("show", tmp_path / "m.npz").out
+    assert ", of which those of the last 10 rows count" in command("show", tmp_path / "rows0.npz").out
 
 
 @pyarrow

@@ -386,14 +386,19 @@ def test_a_transform_goes_on(command, tmp_path, state, parts, monkeypatch):
     assert done.err.splitlines()[1] == f"bnorm: to go on: bnorm {' '.join(map(str, arguments))} --resume"
     assert sorted(p.name for p in out.iterdir()) == [".bnorm-transform.jsonl", "a.csv", "b.parquet", "more"]
     assert "inverse: expected True" in command.fails(*arguments, "--resume", "--inverse")
+    said = command.fails(*arguments)
+    assert said.endswith(
+        "a.csv: already exists; --force overwrites it, and --resume goes on with an interrupted command"
+    )
 
     write(parts / "a.csv", X[:7])
     with (out / ".bnorm-transform.jsonl").open("a") as file:
         file.write('["cut off, as by a ki')
     made.clear()
-    command(*arguments, "--resume")
+    done = command(*arguments, "--resume")
     assert made == [str(out / "a.csv"), str(out / "more" / "a.csv")]
     assert len(features(out / "a.csv")) == 7
     assert sorted(p.name for p in out.iterdir()) == ["a.csv", "b.parquet", "more"]
+    assert done.out.startswith(f"{out}/: 3 files (1 of them was done before), ")
     said = command.fails("transform", parts / "a.csv", "--state", state, "-o", tmp_path / "y.csv", "--resume")
     assert said.endswith("y.csv: expected a folder to go on with, as a single file is written anew")

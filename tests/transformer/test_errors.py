@@ -34,7 +34,7 @@ def test_merge_refuses():
     for left, right, words in [
         (averaged, averaged, "order of its batches"),
         (pooled, averaged, "order of its batches"),
-        (pooled, fading, "merge: momentum: expected None, as here, got 0.1"),
+        (pooled, fading, "merge: halflife: expected None, as here, got 3.0"),
         (fading, BatchNormTransformer(halflife=4.0).fit(x), "merge: halflife: expected 3.0, as here, got 4.0"),
         (pooled, BatchNormTransformer(momentum=None, ddof=1).fit(x), "merge: ddof: expected 0, as here, got 1"),
         (pooled, BatchNormTransformer(momentum=None).fit(x[:, :2]), "merge: n_features_in_: expected 3"),

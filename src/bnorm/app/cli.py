@@ -117,7 +117,9 @@ def transform(args: argparse.Namespace) -> None:
     from bnorm.app.showing import counted
 
     said = transforming.run(args)
-    files = f"{counted(said['files'], 'file')}, " if "files" in said else ""
+    n = said.get("done_before")
+    before = f" ({n:,} of them {'was' if n == 1 else 'were'} done before)" if n else ""
+    files = f"{counted(said['files'], 'file')}{before}, " if "files" in said else ""
     done = f"{files}{counted(said['rows'], 'row')}, {counted(said['columns'], 'column')} normalized"
     tell(args, said, f"{said['output']}: {done}, in {said['seconds']:.1f} s")
 
@@ -342,6 +344,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def ways_out(error: NotANumberError, args: argparse.Namespace) -> str:
     """What can be done about a value that is no number."""
+    if error.value == error.column:
+        return "a header stands there again; files that are given by name are read one after the other"
     missing = f"--null-values {shlex.quote(error.value)} or --on-error null takes it for missing"
     excluded = (
         f"--exclude {shlex.quote(error.column)} leaves the column out, "

@@ -74,6 +74,10 @@ class Journal:
         with self._path.open("a") as file:
             file.write(f"{json.dumps([str(output), _mark(s)])}\n")
 
+    def is_there(self) -> bool:
+        """Whether a command before this one has begun, and not ended."""
+        return self._path.exists()
+
     def end(self) -> None:
         self._path.unlink(missing_ok=True)
 
@@ -88,7 +92,7 @@ def each(
     goes_on: list[str],
     progress: Progress,
 ) -> int:
-    """Call `make` for every source with its output, but not for those that are done. Returns the number of all.
+    """Call `make` for every source with its output, but not for those that are done. Returns how many these are.
 
     goes_on: gets the argument that goes on with the command.
     """
@@ -98,7 +102,11 @@ def each(
     left = [(s, path) for s, path in pairs if not journal.has(s, path)]
     for _, path in pairs:
         path.parent.mkdir(parents=True, exist_ok=True)
-    places.check([path for _, path in left], force or resume)  # what is there was made by this command
+    try:
+        places.check([path for _, path in left], force or resume)  # what is there was made by this command
+    except DataError as error:
+        more = ", and --resume goes on with an interrupted command" if journal.is_there() else ""
+        raise DataError(f"{error}{more}") from None
     journal.begin()
     goes_on.append("--resume")
     progress.resume(0, sum(s.size for s in sources) - sum(s.size for s, _ in left))
@@ -106,7 +114,7 @@ def each(
         make(s, str(path))
         journal.note(s, path)
     journal.end()
-    return len(pairs)
+    return len(pairs) - len(left)
 
 
 def _mark(s: Source) -> list[int]:

@@ -62,6 +62,8 @@ def counted(n: int, noun: str) -> str:
 def way(learned: Learned) -> str:
     """The weights of rows relative to each other, in words."""
     parameters = learned.stored.parameters
+    if (window := parameters["window"]) is not None:
+        return f"of which those of the last {window if isinstance(window, str) else counted(window, 'row')} count"
     if parameters["halflife"] is not None:
         halflife = parameters["halflife"]
         return f"with a half-life of {halflife if isinstance(halflife, str) else f'{halflife:g} rows'}"

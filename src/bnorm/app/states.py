@@ -9,7 +9,7 @@ from numpy import ndarray
 from bnorm.app.errors import DataError
 from bnorm.files import container
 from bnorm.moments import Moments
-from bnorm.running import AVERAGE, Step
+from bnorm.running import Step
 from bnorm.transformer import maps, parameters, saving
 from bnorm.transformer.fitted import Fitted
 
@@ -179,18 +179,12 @@ def merge(paths: Sequence[str], states: Sequence[Learned]) -> Learned:
     """The merged statistics of several files, as if learned from all rows together."""
     first, *others = states
     for path, other in zip(paths[1:], others, strict=True):
-        for name in ("momentum", "halflife", "ddof", "exact"):
-            mine, its = first.stored.parameters[name], other.stored.parameters[name]
-            if mine != its:
-                raise DataError(f"{path}: {name}: expected {mine}, as in {paths[0]}, got {its}")
+        given = first.stored.parameters, other.stored.parameters
+        if reason := parameters.apart(*given, first.fitted, other.fitted, f"in {paths[0]}"):
+            raise DataError(f"{path}: {reason}")
         if sorted(first.names) != sorted(other.names):
             raise DataError(f"{path}: expected the features of {paths[0]}, {_named(first)}, got {_named(other)}")
         other.arrange(first.names)
-        if first.fitted.statistics.mode == AVERAGE:
-            raise DataError(
-                f"{path}: expected statistics of rows that weigh the same or fade, got a moving average, which depends "
-                "on the order of its batches and cannot be merged"
-            )
         first.fitted.merge(other.fitted)
         first.rows += other.rows
         if first.extremes is None or other.extremes is None:

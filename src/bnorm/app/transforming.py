@@ -69,11 +69,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     with Progress("transform", size_of(sources), args.quiet) as progress:
         if to_folder:
             columns = []
-            count["files"] = several.each(
+            count["done_before"] = several.each(
                 *(sources, args.output, _asked(args, state), args.resume, args.force),
                 lambda source, output: columns.append(transform([source], wish, output, progress)),
                 *(args.goes_on, progress),
             )
+            count = {"files": len(sources), **count}
             normalized = max(columns, default=0)
         else:
             places.keep([s.name for s in sources if s.path], [args.output])

@@ -1,16 +1,19 @@
 """The parameters of a transformer: which values are valid, and which a stream that has begun allows."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from operator import is_
 from typing import Any
 
-from bnorm.running import AVERAGE
-from bnorm.transformer.durations import is_duration, nanoseconds
+from bnorm.running import AVERAGE, FADE
+from bnorm.transformer.durations import compared, is_duration, nanoseconds
+from bnorm.transformer.fitted import Fitted
 from bnorm.transformer.state import manner, mode
 from bnorm.transformer.tables import WHO
 
 MOMENTUM = 0.1
 IN_STATE = ("momentum", "halflife", "window", "eps", "ddof", "affine", "history")  # what a State is made with
+OF_STREAM = ("momentum", "halflife", "window", "ddof", "exact")  # equal in streams that are merged
 VALID: set[Any] = set()  # combinations found valid: scikit-learn's check takes as long as a small fit
 MOST_VALID = 1000
 
@@ -52,6 +55,34 @@ def check(estimator: Any) -> None:
     if len(VALID) == MOST_VALID:
         VALID.clear()
     VALID.add(key)
+
+
+def apart(mine: Mapping[str, Any], its: Mapping[str, Any], own: Fitted, other: Fitted, here: str) -> str | None:
+    """Why two streams cannot be merged, by their parameters and by what they have learned; None if they can.
+
+    here: where the first one is, as "here" or "in a.npz"
+    """
+    if compared(mine["halflife"]) != compared(its["halflife"]):
+        return f"halflife: expected {mine['halflife']}, as {here}, got {its['halflife']}"
+    if AVERAGE in (own.statistics.mode, other.statistics.mode):
+        return (
+            f"expected momentum=None or a halflife, got momentum={mine['momentum']} and {its['momentum']}: a moving "
+            "average depends on the order of its batches"
+        )
+    if mine["window"] is not None and not is_duration(mine["window"]) and mine["window"] == its["window"]:
+        return (
+            f"expected no window of rows, got window={mine['window']}: which of the rows of two streams came last is "
+            "not known; windows of time, such as window='1h', can be merged"
+        )
+    fading = own.statistics.mode == other.statistics.mode == FADE
+    without = fading or None not in (mine["window"], its["window"])  # then momentum has no meaning
+    for name in (*(() if without else ("momentum",)), "window", "ddof", "exact"):
+        if compared(mine[name]) != compared(its[name]):
+            return f"{name}: expected {mine[name]}, as {here}, got {its[name]}"
+    clocks = own.zero, other.zero
+    if clocks[0] is not None and clocks[1] is not None and clocks[0].kind != clocks[1].kind:
+        return f"times: expected {clocks[0].kind}, as {here}, got {clocks[1].kind}"
+    return None
 
 
 def settings(estimator: Any) -> tuple[Any, ...]:

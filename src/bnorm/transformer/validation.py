@@ -12,9 +12,8 @@ from bnorm import arrow
 from bnorm.checks import FLOATS
 from bnorm.kernels import BACKENDS, cpu, kernels_for, kind_of, moved
 from bnorm.kernels.engines import engine_of
-from bnorm.running import AVERAGE, FADE
+from bnorm.transformer import parameters
 from bnorm.transformer.blocks import Blocks
-from bnorm.transformer.durations import compared, is_duration
 from bnorm.transformer.known import Known
 from bnorm.transformer.sklearn_private import get_namespace, output_config
 from bnorm.transformer.tables import WHO, Dense, InColumns, Table
@@ -141,26 +140,13 @@ def check_mergeable(mine: Any, other: Any) -> None:
             f"{WHO}: merge: expected layer_ on one device, got {here!r} here and {there!r} there: NumPy and CuPy "
             f"arrays do not mix; other.layer_.to({here!r}) moves the other"
         )
-    if AVERAGE in (mine._state.statistics.mode, other._state.statistics.mode):
+    given, its = ({name: getattr(t, name) for name in parameters.OF_STREAM} for t in (mine, other))
+    if reason := parameters.apart(given, its, mine._state, other._state, "here"):
+        raise ValueError(f"{WHO}: merge: {reason}")
+    if mine.n_features_in_ != other.n_features_in_:
         raise ValueError(
-            f"{WHO}: merge: expected momentum=None or a halflife, got momentum={mine.momentum} and "
-            f"{other.momentum}: a moving average depends on the order of its batches"
+            f"{WHO}: merge: n_features_in_: expected {mine.n_features_in_}, as here, got {other.n_features_in_}"
         )
-    if mine.window is not None and not is_duration(mine.window) and mine.window == other.window:
-        raise ValueError(
-            f"{WHO}: merge: expected no window of rows, got window={mine.window}: which of the rows of two streams "
-            "came last is not known; windows of time, such as window='1h', can be merged"
-        )
-    fading = mine._state.statistics.mode == other._state.statistics.mode == FADE
-    without = fading or None not in (mine.window, other.window)  # then momentum has no meaning
-    for name in (*(() if without else ("momentum",)), "halflife", "window", "ddof", "exact", "n_features_in_"):
-        if compared(getattr(mine, name)) != compared(getattr(other, name)):
-            raise ValueError(
-                f"{WHO}: merge: {name}: expected {getattr(mine, name)}, as here, got {getattr(other, name)}"
-            )
-    clocks = mine._state.zero, other._state.zero
-    if clocks[0] is not None and clocks[1] is not None and clocks[0].kind != clocks[1].kind:
-        raise ValueError(f"{WHO}: merge: times: expected {clocks[0].kind}, as here, got {clocks[1].kind}")
     names, others = (t.__dict__.get("feature_names_in_") for t in (mine, other))
     if names is not None and others is not None and list(names) != list(others):
         raise ValueError(f"{WHO}: merge: expected features {list(names)}, as here, got {list(others)}")
