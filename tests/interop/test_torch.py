@@ -204,6 +204,9 @@ def test_what_pytorch_has_no_module_for_is_refused():
         TypeError, match=r"from_torch: module: expected one of BatchNorm1d.*got torch.nn.modules.linear"
     ):
         from_torch(nn.Linear(2, 3))
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    with pytest.raises(TypeError, match=r"expected a norm, got a Sequential with norms in it: .* for name in \['1'\]}"):
+        from_torch(net)
     with pytest.raises(TypeError, match="to_torch: layer: expected one of"):
         to_torch(nn.BatchNorm1d(3))
     module = nn.BatchNorm1d(3)
@@ -248,3 +251,10 @@ def test_whole_nets():
         to_torch({"act": bnorm.BatchNorm1d(3, activation="relu")})
     with pytest.raises(TypeError, match="to_torch: 'x': layer: expected one of"):
         to_torch({"x": 3})
+
+
+def test_warnings_name_the_line_of_the_user():
+    for convert in (to_torch, lambda layer: to_torch({"bn1": layer})):
+        with pytest.warns(UserWarning, match="divides by the count") as found:
+            convert(bnorm.BatchNorm1d(3))
+        assert found[0].filename == __file__

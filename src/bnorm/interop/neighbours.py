@@ -8,6 +8,7 @@ from typing import Any
 
 from numpy import ndarray
 
+from bnorm.checks import user_level
 from bnorm.kernels import moved
 from bnorm.layers import BatchNorm1d, BatchNorm2d, BatchNorm3d, Layer
 from bnorm.layers.batch import BatchNorm
@@ -80,7 +81,7 @@ def warn_of_variance(who: str, layer: Any, ddof: int, name: str) -> None:
         warnings.warn(
             f"{who}: the running variance divides by {convention[layer.ddof]} here (ddof={layer.ddof}), and by "
             f"{convention[ddof]} in {name}, from its next training batch on",
-            stacklevel=3,
+            stacklevel=user_level(),
         )
 
 

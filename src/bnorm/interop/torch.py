@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bnorm import layers
+from bnorm.checks import user_level
 from bnorm.interop.neighbours import arrays, known, load, only_axis, warn_of_variance, without_activation
 from bnorm.layers import Layer
 
@@ -61,7 +62,15 @@ def from_torch(module: Any) -> Layer:
     """
     who = "from_torch"
     torch = load(who, "torch", "torch")
-    name = known(who, "module", module, {getattr(torch.nn, name): name for name in NAMES})
+    kinds = {getattr(torch.nn, name): name for name in NAMES}
+    if type(module) not in kinds and isinstance(module, torch.nn.Module):
+        if inside := [place for place, one in module.named_modules() if type(one) in kinds]:
+            names = f"[{', '.join(map(repr, inside[:8]))}{', ...' * (len(inside) > 8)}]"
+            raise TypeError(
+                f"{who}: module: expected a norm, got a {type(module).__name__} with norms in it: {{name: from_torch("
+                f"net.get_submodule(name)) for name in {names}}}"
+            )
+    name = known(who, "module", module, kinds)
     state = {key: value.detach().cpu() for key, value in module.state_dict().items()}
     options: dict[str, Any] = {"eps": module.eps}
     if name in OVER_CHANNELS:
@@ -211,5 +220,5 @@ def _warn_of_pooling(who: str, module: Any) -> None:
         warnings.warn(
             f"{who}: momentum=None weighs every value alike here, with the spread between batches; in PyTorch it "
             "averages the variances of batches. The statistics will differ from the next training batch on",
-            stacklevel=3,
+            stacklevel=user_level(),
         )
