@@ -29,8 +29,8 @@ from bnorm.kernels.gpu.jobs import JOB
 
 from .gpu_exact import EPS, Exact, compare, exact_batch, exact_rows, ours, theirs
 from .gpu_torch import torch_calls, torch_version, types
+from .store import RESULTS
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "gpu"
 ROTATED = 256 << 20  # bytes that the inputs of one graph rotate through: several times the cache
 REPEATS = 9
 LEAST = 2e-3  # seconds of a graph: the clock of events ticks twice a microsecond
@@ -91,7 +91,7 @@ def main() -> None:
     import cupy
 
     results = about(cupy)
-    path = RESULTS / (re.sub(r"[^a-z0-9]+", "-", results["device"].lower()).strip("-") + ".json")
+    path = RESULTS / "gpu" / (re.sub(r"[^a-z0-9]+", "-", results["device"].lower()).strip("-") + ".json")
     with cupy.cuda.Stream(non_blocking=True) as stream:
         for row in rows(cupy, stream, CASES[options.after : options.first], options):
             results["rows"].append(row)

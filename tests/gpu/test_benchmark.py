@@ -17,6 +17,7 @@ import child
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, gpu, reference
 from bnorm.kernels.gpu import plans
 from compare import assert_close
+from emulated.device import emulated_device, needs_emulator  # noqa: F401
 
 pytestmark = pytest.mark.bench
 
@@ -201,12 +202,20 @@ class Capturing:
         self.log.append("back")
 
 
-def test_a_graph_has_memory_of_its_own_and_a_failed_capture_ends(monkeypatch):
+@pytest.fixture
+def capturing(monkeypatch):
+    """CuPy's streams, for the timing of calls: each is a millisecond."""
     stream = Capturing()
     cuda = SimpleNamespace(MemoryPool=lambda: SimpleNamespace(malloc=None), using_allocator=stream.using_allocator)
     cuda.Event = lambda: SimpleNamespace(record=lambda s: None, synchronize=lambda: None)
-    cuda.get_elapsed_time = lambda start, end: 1.0  # milliseconds
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    cuda.get_elapsed_time = lambda start, end: 1.0
+    cuda.get_current_stream = lambda: stream
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(**{**vars(np), "cuda": cuda}))
+    return stream
+
+
+def test_a_graph_has_memory_of_its_own_and_a_failed_capture_ends(capturing):
+    stream = capturing
     called = []
     # two sets take a millisecond, so that a graph has four calls
     assert benchmark.replayed(stream, called.append, 2) == pytest.approx(1e-3 / 4)
@@ -221,6 +230,34 @@ def test_a_graph_has_memory_of_its_own_and_a_failed_capture_ends(monkeypatch):
     with pytest.raises(MemoryError, match="while capturing"):
         benchmark.replayed(stream, fails, 2)
     assert stream.log[-2:] == ["begin_capture", "end_capture"]
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    "case",
+    [
+        benchmark.Case("batch_norm", (70, 6), "float32"),
+        benchmark.Case("batch_norm", (70, 6), "bfloat16"),
+        benchmark.Case("rms_norm", (30, 1, 64, 1), "float32"),
+        benchmark.Case("group_norm", (6, 4, 2, 49), "float32"),
+    ],
+    ids=str,
+)
+def test_a_row_from_end_to_end(capturing, device, monkeypatch, case):
+    """On the emulator, whose arrays are NumPy's, and with PyTorch on the processor."""
+    pytest.importorskip("ml_dtypes")
+    monkeypatch.setattr(benchmark, "ROTATED", 1 << 10)
+    monkeypatch.setattr(pytest.importorskip("torch"), "cuda", Cuda())
+    monkeypatch.setattr(gpu_torch, "torch_version", lambda: "2, CUDA 13")
+    options = argparse.Namespace(check=False, once=False)
+    row = benchmark.measured(sys.modules["cupy"], capturing, case, options, False)
+    for name, cells in row["operations"].items():
+        assert 0 < cells["of bound"] <= 1 and cells["bnorm"] > 0, (name, cells)
+        assert all(cells[library] > 0 for library in ("torch as a graph", "torch")), (name, cells)
+    assert row["copy GB/s"] > 0
+    options.check = True
+    checked = benchmark.measured(sys.modules["cupy"], capturing, case, options, False)["operations"]
+    assert all(cells.keys() == {"error", "of bound"} for cells in checked.values())
 
 
 # The program ---------------------------------------------------------------------------------------------------------
