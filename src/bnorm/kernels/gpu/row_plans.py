@@ -54,10 +54,9 @@ class Row(NamedTuple):
     wide: bool  # all threads of a block
     lanes: int
 
-    @property
-    def side(self) -> int:
-        """Rows of a block."""
-        return THREADS // self.lanes
+    def side(self, many: int, limits: Limits) -> int:
+        """Rows of a block: of few, each processor gets some. That changes no bit of a row."""
+        return max(1, min(THREADS // self.lanes, many // limits.processors))
 
     def kernel(self, name: str, dtype: str, *more: int) -> str:
         return f"{name}<{NAMES[dtype]}, {self.vector}, {self.steps}, {int(self.wide)}, {', '.join(map(str, more))}>"
@@ -137,6 +136,7 @@ def rows(
     n, groups, channels, positions = shape
     size, many = channels * positions, n * groups
     row = row_of(size, positions, dtype)
+    side = row.side(many, limits)
     room = limits.shared - STATIC_SHARED
     shared = affine_bytes(shape, dtype) if affine else 0
     shared = kept = shared if shared <= room else 0
@@ -150,12 +150,12 @@ def rows(
         shared = channels_bytes(row, channels, dtype)
         slots = limits.processors * (1 if alone(row) else 2)
     if sums == PER_CHANNEL:  # blocks have the channels of a group to themselves
-        sets = min(cdiv(n, row.side), blocks_each(groups, slots))
+        sets = min(cdiv(n, side), blocks_each(groups, slots))
         blocks = sets * groups
     else:
-        sets = blocks = max(1, min(cdiv(many, row.side), slots))
+        sets = blocks = max(1, min(cdiv(many, side), slots))
     geometry = ROW_JOB.place(
-        rows=many, size=size, inner=max(positions, 1), groups=max(groups, 1), lanes=row.lanes, side=row.side,
+        rows=many, size=size, inner=max(positions, 1), groups=max(groups, 1), lanes=row.lanes, side=side,
         affine=int(kept > 0),
         streams=int(many * size * ITEMSIZE[dtype] >= STREAMED), sets=sets, columns=columns,
         channels=channels, share=share,

@@ -132,8 +132,9 @@ struct Row {
   // `first` is that of the block, whose rows are so far apart.
   BN_MEMBER Row(const RowJob& job, i64 first, i64 apart = 1) {
     const int tx = WIDE ? threadIdx.x : threadIdx.x & (int)(job.lanes - 1);
-    index = WIDE ? first : first + threadIdx.x / (int)job.lanes * apart;
-    inside = index < job.rows;
+    const int slot = WIDE ? 0 : threadIdx.x / (int)job.lanes;
+    index = first + slot * apart;
+    inside = slot < job.side && index < job.rows;
     leads = inside && tx == 0;
     start = (inside ? index : 0) * job.size;
     offset = (Int)tx * V;
