@@ -220,6 +220,19 @@ def test_names_and_containers():
     assert t.transform(x)[0, 1] == x["key"].iloc[0]
 
 
+@pytest.mark.parametrize("parameters", [{}, {"keep_keys": True}, {"unseen": "nan"}, {"halflife": 9.0, "prior": 2.0}])
+def test_fit_transform(parameters):
+    x, w = table(), np.linspace(0, 3, 400)
+    for weight in (None, w):
+        t, one = GroupedTransformer(1, **parameters), GroupedTransformer(1, **parameters)
+        y = t.fit_transform(x, sample_weight=weight)
+        np.testing.assert_array_equal(y, one.fit(x, sample_weight=weight).transform(x))
+        np.testing.assert_array_equal(t.means_, one.means_)
+    assert t.set_output(transform="pandas").fit_transform(frame(x)).index[0] == 7
+    with pytest.raises(ValueError, match="unseen: expected keys"):
+        GroupedTransformer(1, unseen="error").fit_transform(x)
+
+
 def test_numbers_keep_their_type():
     x = table(missing=0)
     assert GroupedTransformer(1).fit_transform(x.astype("f4")).dtype == np.float32

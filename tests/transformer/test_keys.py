@@ -68,6 +68,31 @@ def test_arrays_of_one_type():
     assert codes_and_keys(many)[2] == [f"k{i}" for i in range(7)]
 
 
+def test_many_texts():
+    """Of more rows than are looked at one by one, in arrays of every width, with letters that few arrays have."""
+    rng = np.random.default_rng(0)
+    for width in (1, 2, 3, 6, 7):
+        letters = np.array(["", "a", "b", "\u0142", "\U0001f600", "\u0000x"])[rng.integers(0, 6, (3000, width))]
+        texts = ["".join(row)[:width] for row in letters]
+        array = np.array(texts, f"U{width}")
+        expected = list(dict.fromkeys(array.tolist()))
+        places = {text: i for i, text in enumerate(expected)}
+        for column in (array, array.astype(f">U{width}"), np.repeat(array, 2)[::2], np.array(array, object)):
+            assert codes_and_keys(column) == ("string", [places[text] for text in array.tolist()], expected)
+
+
+def test_many_texts_of_a_frame():
+    pd = pytest.importorskip("pandas", reason="one of the kinds of columns")
+    rng = np.random.default_rng(1)
+    for missing in (0.0, 0.1):
+        texts = np.array([f"store {i}" for i in rng.integers(0, 40, 3000)], object)
+        texts[rng.random(3000) < missing] = None
+        expected = [text for text in dict.fromkeys(texts.tolist()) if text is not None]
+        places = {None: -1} | {text: i for i, text in enumerate(expected)}
+        for column in (pd.Series(texts, dtype="str"), pd.Series(texts, dtype="string"), pd.Series(texts, dtype=object)):
+            assert codes_and_keys(column) == ("string", [places[text] for text in texts], expected)
+
+
 def test_several_columns():
     keys = read("t", [("a", ["x", "y", None, "x", "y", "x"]), ("b", np.array([1, 1, 1, 2, 1, 1]))])
     assert keys.keys == [("x", 1), ("y", 1), ("x", 2)]

@@ -11,12 +11,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from bnorm.kernels.engines import engine_of
 from bnorm.moments import Moments
-from bnorm.running import AVERAGE, TooLarge
+from bnorm.running import TooLarge
 from bnorm.transformer import group_blocks, tables
 from bnorm.transformer.group_saving import Savable
-from bnorm.transformer.group_tables import WHO, Named, Split, key_names, split
+from bnorm.transformer.group_tables import WHO, Named, Split, check_mergeable, key_names, split
 from bnorm.transformer.groups import Batch, Groups, batch_of, mapped
-from bnorm.transformer.keys import read
+from bnorm.transformer.keys import Keys, read
 from bnorm.transformer.sklearn_private import Interval, Options, check_feature_names_in, in_container
 
 
@@ -142,7 +142,28 @@ class GroupedTransformer(
         -------
         self : GroupedTransformer
         """
-        return self._begin(X, sample_weight, whole=True)
+        self._begin(X, sample_weight, whole=True)
+        return self
+
+    def fit_transform(self, X: Any, y: None = None, sample_weight: Any = None) -> Any:
+        """`fit`, and `transform` of the same rows, whose keys are read once.
+
+        Parameters
+        ----------
+        X : array-like, data frame or Dask DataFrame of shape (n_samples, n_features_in)
+            Its features and its keys.
+        y : None
+            Ignored.
+        sample_weight : array-like of shape (n_samples,), default=None
+            How much each row counts in the statistics: not negative, not all zero.
+
+        Returns
+        -------
+        Y : ndarray or data frame of shape (n_samples, n_features)
+            The features only; with keep_keys all columns.
+        """
+        table, keys = self._begin(X, sample_weight, whole=True)
+        return self._result(X, table, keys)
 
     def partial_fit(self, X: Any, y: None = None, sample_weight: Any = None) -> Self:
         """Update the statistics by one batch of the stream: those of the groups that have rows in it, and the whole.
@@ -161,7 +182,8 @@ class GroupedTransformer(
         self : GroupedTransformer
         """
         if "_groups" not in self.__dict__:
-            return self._begin(X, sample_weight, whole=False)
+            self._begin(X, sample_weight, whole=False)
+            return self
         self._check_parameters()
         table = split(self, group_blocks.sample(WHO, X), reset=False)
         batch = self._batch(X, table, sample_weight, self.halflife)
@@ -182,10 +204,7 @@ class GroupedTransformer(
         """
         self._check_fitted()
         table = split(self, group_blocks.sample(WHO, X), reset=False)
-        if table.given is not X:
-            return group_blocks.mapped(self, X)
-        y = self._mapped(table, table.keys, inverse=False)
-        return table.with_keys(self, y) if self.keep_keys else y
+        return self._result(X, table, None if table.given is not X else read(WHO, table.keys))
 
     def inverse_transform(self, X: Any, keys: Any = None) -> ndarray | Any:
         """Undo `transform`: X sqrt(var + eps) + mean of each row's group.
@@ -211,7 +230,7 @@ class GroupedTransformer(
                 f"{WHO}: inverse_transform: keys: expected the keys of the rows, as X has features only, got None"
             )
         table = split(self, X, reset=False, keys=keys)
-        x = self._mapped(table, table.keys, inverse=True)
+        x = self._mapped(table, read(WHO, table.keys), inverse=True)
         if self.keep_keys and keys is None:
             return table.with_keys(self, x)
         return in_container("transform", x, X, Named(self, table.names))
@@ -233,24 +252,7 @@ class GroupedTransformer(
         """
         if not isinstance(other, GroupedTransformer):
             raise TypeError(f"{WHO}: merge: expected a {WHO}, got {type(other).__name__}")
-        for t in (self, other):
-            t._check_fitted()
-            t._check_parameters()
-        if AVERAGE in (self._groups.whole.mode, other._groups.whole.mode):
-            raise ValueError(
-                f"{WHO}: merge: expected momentum=None, got momentum={self.momentum} and {other.momentum}: a moving "
-                "average depends on the order of its batches"
-            )
-        names, others = (list(t.__dict__.get("feature_names_in_", ())) for t in (self, other))
-        for name, mine, its in (
-            ("halflife", self.halflife, other.halflife),
-            ("n_features_in_", self.n_features_in_, other.n_features_in_),
-            ("by", self._places, other._places),
-        ):
-            if mine != its:
-                raise ValueError(f"{WHO}: merge: {name}: expected {mine}, as here, got {its}")
-        if names and others and names != others:
-            raise ValueError(f"{WHO}: merge: expected columns {names}, as here, got {others}")
+        check_mergeable(self, other)
         try:
             self._groups.merge(f"{WHO}: merge", other._groups, key_names(self))
         except FloatingPointError as error:
@@ -317,8 +319,8 @@ class GroupedTransformer(
             raise AttributeError("not fitted")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def _begin(self, X: Any, sample_weight: Any, whole: bool) -> Self:
-        """New groups from X. Nothing is assigned until all of it has succeeded."""
+    def _begin(self, X: Any, sample_weight: Any, whole: bool) -> tuple[Split, Keys]:
+        """New groups from X, whose parts and keys are returned. Nothing is assigned until all of it has succeeded."""
         self._check_parameters(new=True)
         found = object.__new__(type(self))  # scikit-learn sets attributes on this copy, as X may still be refused
         found.__dict__.update(self.__dict__)
@@ -331,14 +333,13 @@ class GroupedTransformer(
             if name in found.__dict__:
                 setattr(self, name, found.__dict__[name])
         self._groups, self._places = groups, table.places
-        return self
+        return table, batch.keys
 
     def _batch(self, X: Any, table: Split, sample_weight: Any, halflife: float | None) -> Batch:
         if engine_of(X) is not None:
             return group_blocks.batch_of(WHO, self, X, sample_weight)
         weight = None if sample_weight is None else table.features.weights(sample_weight)
-        fades = self.halflife is not None
-        return batch_of(read(WHO, table.keys), table.features, weight, halflife, count=fades)
+        return batch_of(read(WHO, table.keys), table.features, weight, halflife, count=self.halflife is not None)
 
     def _read(self, X: Any, sample_weight: Any) -> Batch:
         """What a table says, whose rows all weigh the same; nothing is learned."""
@@ -353,10 +354,17 @@ class GroupedTransformer(
         except FloatingPointError:
             raise tables.infinite(table.features) from None
 
-    def _mapped(self, table: Split, keys: Any, inverse: bool) -> ndarray:
+    def _result(self, X: Any, table: Split, keys: Keys | None) -> Any:
+        """What `transform` returns of a table with these keys, or of a lazy one."""
+        if keys is None or table.given is not X:
+            return group_blocks.mapped(self, X)
+        y = self._mapped(table, keys, inverse=False)
+        return table.with_keys(self, y) if self.keep_keys else y
+
+    def _mapped(self, table: Split, keys: Keys, inverse: bool) -> ndarray:
         """The features of a table, mapped or mapped back."""
-        groups, names = self._groups, [name for name, _ in keys]
-        at, codes = groups.places(WHO, read(WHO, keys), names, self.unseen == "error")
+        groups, names = self._groups, [name for name, _ in table.keys]
+        at, codes = groups.places(WHO, keys, names, self.unseen == "error")
         numbers = groups.numbers(at, float(self.prior), self.unseen == "global", float(self.eps), inverse)
         return mapped(table.features, codes, numbers)
 

@@ -45,7 +45,7 @@ def batch_of(keys: Keys, x: Dense, weight: ndarray | None, halflife: float | Non
     """
     n, rows = len(keys.keys), x.rows
     codes, outside = keys.codes, n
-    if bool((codes < 0).any()):  # rows without a key belong to the whole: they are one more group
+    if keys.gaps:  # rows without a key belong to the whole: they are one more group
         codes, outside = np.where(codes < 0, np.int32(n), codes), n + 1
     seen = last = None
     if halflife is None:
@@ -283,7 +283,7 @@ class Groups:
         one more where there is none. refuse: whether that is a ValueError.
         """
         at = self.index.find(who, keys, names)
-        gone = bool((keys.codes < 0).any())
+        gone = keys.gaps
         if refuse and (gone or bool((at < 0).any())):
             lost = np.append(at < 0, True)[keys.codes]
             row = int(lost.argmax())

@@ -41,6 +41,11 @@ class Keys(NamedTuple):
     codes: ndarray  # int32
     keys: list[Any]
 
+    @property
+    def gaps(self) -> bool:
+        """Whether a key is missing."""
+        return bool(self.codes.min(initial=0) < 0)
+
 
 def read(who: str, columns: Sequence[tuple[str, Any]]) -> Keys:
     """The keys of a table from its key columns, each with its name for messages."""
@@ -53,13 +58,19 @@ def read(who: str, columns: Sequence[tuple[str, Any]]) -> Keys:
         return Keys((kind,), codes, values.tolist())
     codes = every[0].codes
     for column in every[1:]:
-        wide = codes.astype(np.int64) * max(len(column.values), 1) + column.codes
+        wide = _paired(codes, column.codes, len(column.values))
         wide[(codes < 0) | (column.codes < 0)] = -1
         _, codes = _numbered(wide)
     found, codes = _numbered(codes)
     first = _first_rows(codes, len(found))
     lists = [column.values[column.codes[first]].tolist() for column in every]
     return Keys(tuple(column.kind for column in every), codes, list(zip(*lists, strict=True)))
+
+
+def _paired(codes: ndarray, others: ndarray, n: int) -> ndarray:
+    """A number for each pair of a code and one of n others."""
+    pairs: ndarray = codes.astype(np.int64) * max(n, 1) + others
+    return pairs
 
 
 def _numbered(codes: ndarray) -> tuple[ndarray, ndarray]:
@@ -103,8 +114,11 @@ def _pandas(who: str, values: Any) -> Column:
         values = values.dt.tz_convert(None) if hasattr(values, "dt") else values.tz_convert(None)
     if isinstance(values.dtype, np.dtype) and values.dtype.kind != "O":
         return _array(who, values.to_numpy())
-    codes, found = sys.modules["pandas"].factorize(values)
-    return _coded(_array(who, np.asarray(found, object)), codes)
+    pandas = sys.modules["pandas"]
+    if isinstance(dtype, pandas.StringDtype) and dtype.storage == "pyarrow" and hasattr(values, "array"):
+        return _arrow(who, values.array.__arrow_array__())
+    codes, found = pandas.factorize(values)
+    return _coded(_array(who, np.asarray(found, object)), codes, in_order=True)
 
 
 def _arrow(who: str, values: Any) -> Column:
@@ -125,12 +139,14 @@ def _arrow(who: str, values: Any) -> Column:
             raise ValueError(f"{who}: expected times that microseconds can hold: {error}") from None
     coded = compute.dictionary_encode(values, null_encoding="mask")
     coded = coded.unify_dictionaries() if isinstance(coded, pa.ChunkedArray) else pa.chunked_array([coded])
-    codes = [_integers(chunk.indices.fill_null(-1)).astype(np.int32) for chunk in coded.chunks]
+    codes = [_integers(chunk.indices.fill_null(-1)).astype(np.int32, copy=False) for chunk in coded.chunks]
     held = coded.chunk(0).dictionary if coded.num_chunks else []
     found = _array(who, np.array([value.as_py() for value in held], object))
     if pa.types.is_temporal(kind) and found.kind == NUMBER:
         found = found._replace(kind=TIME)
-    return _coded(found, np.concatenate([np.empty(0, np.int32), *codes]))
+    return _coded(
+        found, codes[0] if len(codes) == 1 else np.concatenate([np.empty(0, np.int32), *codes]), in_order=True
+    )
 
 
 def _integers(array: Any) -> ndarray:
@@ -153,12 +169,29 @@ def _array(who: str, values: ndarray) -> Column:
         return Column(FLAG if kind == "b" else NUMBER, codes, found != 0 if kind == "b" else found, ordered=True)
     if kind == "f":
         return _floats(values)
+    if kind == "U" and values.nbytes:
+        return _texts(values)
     if kind in "UT":
         found, codes = np.unique(values, return_inverse=True)
         return Column(TEXT, codes.astype(np.int32), found.astype(object))
     if kind != "O":
         raise TypeError(f"{who}: expected strings, numbers, bools or dates, got dtype {values.dtype}")
     return _objects(who, values)
+
+
+def _texts(values: ndarray) -> Column:
+    """Texts of one width, which are equal if their numbers are: two characters are one of 64 bits."""
+    characters = np.ascontiguousarray(values).view(np.uint32).reshape(len(values), -1)
+    codes = np.zeros(len(values), np.int32)
+    for i in range(0, characters.shape[1], 2):
+        pair = characters[:, i].astype(np.int64)
+        for other in characters[:, i + 1 : i + 2].T:
+            pair |= other.astype(np.int64) << 32
+        found, part = kernels.distinct(pair)
+        if len(found) > 1:
+            _, codes = kernels.distinct(_paired(codes, part, len(found)))
+    some = values[_first_rows(codes, int(codes.max()) + 1)]
+    return Column(TEXT, codes, some.astype(object), ordered=True)
 
 
 def _times(who: str, values: ndarray) -> Column:
@@ -185,7 +218,7 @@ def _objects(who: str, values: ndarray) -> Column:
     """Python objects, all of one kind; None and NaN are missing."""
     if (pandas := sys.modules.get("pandas")) is not None and len(values) > 1000:
         codes, found = pandas.factorize(values)
-        return _coded(_objects_apart(who, found)[0], codes)
+        return _coded(_objects_apart(who, found)[0], codes, in_order=True)
     return _coded(*_objects_apart(who, values))
 
 
@@ -232,8 +265,13 @@ def _kind_of(who: str, value: Any) -> tuple[str, Any]:
     raise TypeError(f"{who}: expected strings, numbers, bools or dates, got {checks.type_name(value)}: {value!r:.60}")
 
 
-def _coded(found: Column, codes: ndarray, missing: ndarray | None = None) -> Column:
-    """Codes of codes: `found` are the values of `codes`, some of which may be missing too."""
+def _coded(found: Column, codes: ndarray, missing: ndarray | None = None, in_order: bool = False) -> Column:
+    """Codes of codes: `found` are the values of `codes`, some of which may be missing too.
+
+    in_order: codes count up from 0 by their first appearance.
+    """
+    if in_order and codes.min(initial=0) >= 0 and bool((found.codes == np.arange(len(found.codes))).all()):
+        return Column(found.kind, codes.astype(np.int32, copy=False), found.values, ordered=True)
     outer = np.append(found.codes, -1).astype(np.int32)
     if missing is not None:
         outer[:-1][missing] = -1
