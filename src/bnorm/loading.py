@@ -28,10 +28,15 @@ LAYERS = {
 } | {"RevIN": RevIN}
 
 
-def _grouped(config: container.Config, entries: Any) -> Any:
+def grouped_transformer(stored: group_saving.Stored) -> Any:
+    """The grouped transformer with that state."""
     from bnorm.transformer.grouped import GroupedTransformer
 
-    return GroupedTransformer._from_stored(group_saving.restored(config, entries))
+    return GroupedTransformer._from_stored(stored)
+
+
+def _grouped(config: container.Config, entries: Any) -> Any:
+    return grouped_transformer(group_saving.restored(config, entries))
 
 
 def _moments(config: container.Config, entries: Any) -> Moments:

@@ -78,6 +78,18 @@ def test_show_and_merge(command, tmp_path):
     assert "half" in command.fails("merge", paths[0], tmp_path / "n.npz", "-o", tmp_path / "q.npz")
 
 
+def test_plot(command, tmp_path):
+    """Groups around the whole; beside a state of all rows too."""
+    pytest.importorskip("matplotlib", reason="it draws")
+    sales().to_parquet(tmp_path / "x.parquet")
+    command("fit", tmp_path / "x.parquet", "--by", "store", "-o", tmp_path / "g.npz")
+    command("fit", tmp_path / "x.parquet", "-o", tmp_path / "s.npz")
+    for states in (["g.npz"], ["g.npz", "s.npz"]):
+        command("plot", *(tmp_path / name for name in states), "-o", tmp_path / "p.svg", "--force")
+        text = (tmp_path / "p.svg").read_text()
+        assert "mean of a group" in text
+
+
 def test_errors(command, tmp_path):
     x = sales()
     data, state = tmp_path / "x.parquet", tmp_path / "s.npz"

@@ -169,6 +169,10 @@ def test_long_rows(means):
         ("a;b\n1,5;2\n2,5;2\n", ["--delimiter", ";", "--decimal", ","], {"a": 2.0, "b": 2.0}),
         ('a,b\n"1,000",1\n"3,000.5",1\n', ["--thousands", ","], {"a": 2000.25, "b": 1.0}),
         ("a;b\n1.000,5;1\n1.001,5;1\n", ["--delimiter=;", "--decimal=,", "--thousands=."], {"a": 1001.0, "b": 1}),
+        ("a;b\n1\u202f000,5;1\n1\u00a0001,5;1\n", ["--delimiter=;", "--decimal=,", "--thousands= "], {"a": 1001.0, "b": 1}),  # noqa: E501
+        ("a\n1\u2019000\n3\u2019000\n", ["--thousands=\u2019"], {"a": 2000.0}),
+        ("a\n1\u066b5\n2\u066b5\n", ["--decimal=\u066b"], {"a": 2.0}),
+        ("a,b\n—,1\n—,2\n3,4\n", ["--null-values", "—"], {"a": 3.0, "b": 7 / 3}),
         ("caf\xe9,b\n1,2\n".encode("latin-1"), ["--encoding", "latin-1"], {"café": 1.0, "b": 2.0}),
         ("made by\n\"x\na,b\n1,2\n", ["--skip-rows", "2"], {"a": 1.0, "b": 2.0}),
         ("a,b\n1,2\nn/k,4\n3,6\n", ["--on-error", "null"], {"a": 2.0, "b": 4.0}),
@@ -189,14 +193,17 @@ def test_dialects(means, text, asked, want):
         ('a,b\n1,"1,234"\n', ["b (text such as '1,234': --thousands ,)"]),
         ("a,b,c\n1,5%,$3.50\n", ["b (text such as '5%')", "c (text such as '$3.50')"]),
         ("a,on\n1,true\n", ["on (true or false)"]),
+        ("a,b\n1,€3.50\n", ["b (text such as '€3.50')"]),
+        ("a;b\n1;3\u202f500\n", ["b (text such as '3\\u202f500': --thousands ' ')"]),
     ],
 )
 def test_it_tells_which_columns_it_uses(command, tmp_path, text, want):
     data = tmp_path / "x.csv"
     data.write_text(text)
-    told = command("fit", data, "-o", tmp_path / "s.npz").told
+    into = ("-o", tmp_path / "s.npz", "--delimiter", ";" if ";" in text else ",")
+    told = command("fit", data, *into).told
     assert all(line in told for line in want), told
-    assert not command("fit", data, "-o", tmp_path / "s.npz", "--force", "--quiet").told
+    assert not command("fit", data, *into, "--force", "--quiet").told
 
 
 @pytest.mark.parametrize(
@@ -211,6 +218,9 @@ def test_it_tells_which_columns_it_uses(command, tmp_path, text, want):
         ("a;b\n3,5;4,5\n", "--delimiter ';' makes it several"),
         ("a\tb\n3\t4\n", "--delimiter tab makes it several"),
         ("sep=;\na;b\n3;4\n", "--skip-rows 1 --delimiter ';'"),
+        ("a b\nx 1\n", "--delimiter ' ' makes it several"),
+        ("body mass\n1.5\n", None),
+        ("# by X\na,b\n1,2\n", "--skip-rows N leaves out N lines"),
     ],
 )
 def test_it_tells_what_looks_odd(command, tmp_path, text, want):

@@ -97,3 +97,16 @@ def test_a_residual_is_refused_as_its_gradient_would_be_lost(name):
     with pytest.raises(TypeError, match=rf"interop.{name}.layer_norm: residual: expected None.*layer_norm\(x \+ res"):
         norm(given, normalized_shape=3, residual=x)
     norm(given, normalized_shape=3, residual=None)
+
+
+def test_keras_without_its_backend(monkeypatch):
+    """Keras is installed then, and what to do is something else."""
+
+    def absent(name):
+        raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
+
+    monkeypatch.setattr(neighbours, "import_module", absent)
+    with pytest.raises(ImportError, match="KERAS_BACKEND is jax or torch"):
+        neighbours.load("to_keras", "keras", "keras")
+    with pytest.raises(ImportError, match=r"expected flax to be installed, got .*: pip install 'bnorm\[flax\]'"):
+        neighbours.load("to_flax", "flax.nnx", "flax")

@@ -25,6 +25,7 @@ BEGINNING = 1 << 20  # bytes that show the types of columns
 FEW_ROWS = 1 << 12  # of a batch: what is done for each column of each costs little
 LOOK = 1 << 16  # bytes that show what is in quotes
 OTHERS = "--encoding cp1252 (Windows in Western Europe), latin-1 or another reads others"
+SHOWN = 1000  # values of a column of text that are looked at to say what it is
 LOOKS = 16  # places of a file where columns without values at its beginning are looked at
 
 
@@ -44,7 +45,8 @@ class CsvSource(Source):
         if (empty := [n for n, kind in self.columns.items() if pyarrow().types.is_null(kind)]) and self._far(first):
             self._look_further(names, empty)
         if dialect.header:
-            self.doubts += doubts(names, [name for name in names if is_number(self.columns[name])], delimiter)
+            filled = [n for n, kind in self.columns.items() if is_number(kind) and not pyarrow().types.is_null(kind)]
+            self.doubts += doubts(names, filled, delimiter)
 
     def _bytes(self, stack: ExitStack) -> Bytes:
         """The text of the file in UTF-8, from its beginning; of a pipe, what has not been read."""
@@ -102,11 +104,13 @@ class CsvSource(Source):
             return column.type
         from pyarrow import compute  # takes a tenth of the time of a small command
 
-        numbers = compute.match_substring_regex(column, self._dialect.number)
-        blank = compute.is_in(compute.utf8_trim_whitespace(column), pyarrow().array(["", *self._dialect.nulls]))
+        seen = self._dialect.as_latin_1
+        numbers = compute.match_substring_regex(column, seen.number)
+        blank = compute.is_in(compute.utf8_trim_whitespace(column), pyarrow().array(["", *seen.nulls]))
         if 2 * (compute.sum(numbers).as_py() or 0) > len(column) - compute.sum(blank).as_py():
             return pyarrow().float64()
-        self.reasons[name] = self._dialect.why_text(column)
+        beginning = [text and text.encode("latin-1").decode(errors="replace") for text in column[:SHOWN].to_pylist()]
+        self.reasons[name] = self._dialect.why_text(pyarrow().array(beginning, pyarrow().string()))
         return column.type
 
     def _far(self, first: bytes) -> bool:
@@ -151,7 +155,10 @@ class CsvSource(Source):
             csv.ParseOptions(
                 delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=lambda row: "skip"
             ),
-            csv.ConvertOptions(null_values=self._dialect.missing, decimal_point=self._dialect.decimal),
+            csv.ConvertOptions(
+                null_values=self._dialect.as_latin_1.missing,
+                decimal_point=self._dialect.point,
+            ),
         )
 
     def _batches(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
@@ -224,7 +231,7 @@ class CsvSource(Source):
             csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
             csv.ConvertOptions(
                 null_values=self._dialect.missing,
-                decimal_point=self._dialect.decimal,
+                decimal_point=self._dialect.point,
                 column_types={name: pa.float64() if name in numbers else pa.string() for name in names},
                 include_columns=list(names),
             ),

@@ -10,6 +10,9 @@ NULLS = ("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "
          "NULL", "NaN", "n/a", "nan", "null")  # fmt: skip
 
 
+SPACES = " \u00a0\u202f"  # between thousands
+
+
 class Dialect(NamedTuple):
     """The options of the command for CSV files.
 
@@ -48,7 +51,12 @@ class Dialect(NamedTuple):
     @property
     def in_text(self) -> bool:
         """Whether numbers must be read as text first, because pyarrow's reader has no such option."""
-        return bool(self.thousands) or self.on_error == "null"
+        return bool(self.thousands) or self.on_error == "null" or not self.decimal.isascii()
+
+    @property
+    def point(self) -> str:
+        """The decimal point that pyarrow's reader is told of."""
+        return self.decimal if self.decimal.isascii() else "."
 
     @property
     def missing(self) -> list[str]:
@@ -57,9 +65,22 @@ class Dialect(NamedTuple):
         return list(dict.fromkeys(" " * i + name + " " * j for name in plain for i in range(4) for j in range(2)))
 
     @property
+    def as_latin_1(self) -> Self:
+        """The same for text in UTF-8 whose bytes are read as Latin-1."""
+        seen = [text.encode().decode("latin-1") for text in (self.decimal, self.thousands, *self.nulls)]
+        return self._replace(decimal=seen[0], thousands=seen[1], nulls=tuple(seen[2:]))
+
+    @property
+    def between(self) -> str:
+        """A regular expression for what stands between thousands: for a space also those that break no line."""
+        if self.thousands != " ":
+            return re.escape(self.thousands)
+        return "|".join(s for c in SPACES for s in dict.fromkeys((c, c.encode().decode("latin-1"))))
+
+    @property
     def number(self) -> str:
         """A regular expression for a number."""
-        whole = rf"\d{{1,3}}({re.escape(self.thousands)}\d{{3}})+|\d+" if self.thousands else r"\d+"
+        whole = rf"\d{{1,3}}(({self.between})\d{{3}})+|\d+" if self.thousands else r"\d+"
         point = re.escape(self.decimal)
         return rf"^\s*[-+]?(({whole})({point}\d*)?|{point}\d+)([eE][-+]?\d+)?\s*$"
 
@@ -74,7 +95,7 @@ class Dialect(NamedTuple):
         bad = pc.index(pc.fill_null(good, True), False).as_py()
         text = pc.if_else(good, text, pa.scalar(None, pa.string()))
         if self.thousands:
-            text = pc.replace_substring(text, self.thousands, "")
+            text = pc.replace_substring_regex(text, self.between, "")
         if self.decimal != ".":
             text = pc.replace_substring(text, self.decimal, ".")
         text = pc.replace_substring_regex(text, r"^\+", "")
@@ -87,7 +108,7 @@ class Dialect(NamedTuple):
         column = pc.utf8_trim_whitespace(column)
         filled = column.filter(pc.not_equal(column, ""))
         looks = {
-            r"^[-+]?\d{1,3}([,.' ]\d{3})+([.,]\d+)?$": "text such as {!r}: --thousands",
+            rf"^[-+]?\d{{1,3}}([,.'’{SPACES}]\d{{3}})+([.,]\d+)?$": "text such as {!r}: --thousands",
             r"^[-+]?\d+,\d+$": "text such as {!r}: --decimal ,",
             r"^[-+]?[\d.,]+\s*%$": "text such as {!r}",
             r"^[-+]?\p{Sc}\s*[-+]?[\d.,]+$|^[-+]?[\d.,]+\s*\p{Sc}$": "text such as {!r}",
@@ -96,8 +117,10 @@ class Dialect(NamedTuple):
             found = filled.filter(pc.match_substring_regex(filled, pattern))
             if 2 * len(found) > len(filled):
                 example = found[0].as_py()
-                mark = next((c for c in example if c in ",.' "), "") if reason.endswith("thousands") else ""
-                return reason.format(example) + (f" {mark!r}" if mark.strip(",.") else f" {mark}" if mark else "")
+                if not reason.endswith("thousands"):
+                    return reason.format(example)
+                mark = next(c for c in example if c in ",.'’" + SPACES)
+                return f"{reason.format(example)} {repr(' ' if mark in SPACES else mark) if mark not in ',.' else mark}"
         return "text"
 
 
@@ -109,7 +132,10 @@ def doubts(names: Sequence[str], numbers: Sequence[str], delimiter: str) -> list
     """What may be wrong with the first row, which was taken for the names of columns. numbers: those of numbers."""
     if len(names) == 1 and (told := re.fullmatch("sep=(.?)", names[0], re.IGNORECASE)):
         return [f"the first row, {names[0]!r}, is a note for Excel; --skip-rows 1 --delimiter '{told[1] or delimiter}'"]
-    if len(names) == 1 and (other := next((c for c in ";\t|," if c in names[0] and c != delimiter), None)):
+    if len(names) == 1 and not numbers and names[0].lstrip().startswith("#"):
+        return [f"the first row, {names[0]!r:.80}, may be a note; --skip-rows N leaves out N lines"]
+    likely = ";\t|," if numbers else ";\t|, "
+    if len(names) == 1 and (other := next((c for c in likely if c in names[0].strip() and c != delimiter), None)):
         asked = "tab" if other == "\t" else f"'{other}'"
         return [f"the first row is one name, {names[0]!r:.80}; --delimiter {asked} makes it several"]
     several = all(SIGNED.fullmatch(name.strip()) for name in names) or (

@@ -50,12 +50,12 @@ def source(path: Path | None, dialect: Dialect = PLAIN) -> Source:
             return ParquetSource(given)
         if path and path.suffix.lower() in ARROW:
             return ArrowSource(given)
-        if given.again and suffix not in CSV and not dialect.delimiter:
-            raise DataError(f"{path}: expected a suffix of {', '.join(SUFFIXES)}, got {Path(name).suffix or 'none'}; "
-                            "with --delimiter , any file is read as CSV")  # fmt: skip
         first = given.first(16)
         if error := given.refused(first, "a table"):
             raise error
+        if given.again and suffix not in CSV and not dialect.delimiter:
+            raise DataError(f"{path}: expected a suffix of {', '.join(SUFFIXES)}, got {Path(name).suffix or 'none'}; "
+                            "with --delimiter , any file is read as CSV")  # fmt: skip
         for magic, kind in KINDS.items():
             if first.startswith(magic):
                 return kind(given)

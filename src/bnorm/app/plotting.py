@@ -9,6 +9,7 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm import arrow
+from bnorm.app import grouped
 from bnorm.app.choosing import choose
 from bnorm.app.dialects import Dialect
 from bnorm.app.errors import DataError
@@ -18,7 +19,7 @@ from bnorm.app.progress import Progress
 from bnorm.app.states import Learned
 from bnorm.files.container import SUFFIXES
 from bnorm.files.replacing import replacing
-from bnorm.loading import transformer
+from bnorm.loading import grouped_transformer, transformer
 
 ROWS = 100_000  # about how many rows of a table are drawn, spread evenly over it
 
@@ -40,18 +41,22 @@ def plot(names: Sequence[str], output: str, columns: Sequence[str] | None, diale
 
 def _states(displays: Any, paths: Sequence[str]) -> Any:
     if len(paths) == 1:
-        return displays.RunningStatsDisplay.from_estimator(_state(paths[0])).figure_
+        return _drawn(displays, paths[0], None).figure_
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5 * len(paths)), layout="constrained")
     for path, part in zip(paths, figure.subfigures(len(paths), squeeze=False)[:, 0], strict=True):
-        displays.RunningStatsDisplay.from_estimator(_state(path), ax=part.subplots())
+        _drawn(displays, path, part.subplots())
         part.suptitle(Path(path).name)
     return figure
 
 
-def _state(path: str) -> Any:
-    return transformer(Learned.read(path).stored)
+def _drawn(displays: Any, path: str, ax: Any) -> Any:
+    """The display of a state: of groups around the whole, or of what a stream has taught."""
+    state = grouped.read(path)
+    if isinstance(state, Learned):
+        return displays.RunningStatsDisplay.from_estimator(transformer(state.stored), ax=ax)
+    return displays.GroupsDisplay.from_estimator(grouped_transformer(state), ax=ax)
 
 
 def _table(names: Sequence[str], columns: Sequence[str] | None, dialect: Dialect, quiet: bool) -> tuple[Any, Any]:

@@ -17,11 +17,16 @@ BATCH_NORMS: dict[int, type[BatchNorm]] = {2: BatchNorm1d, 3: BatchNorm1d, 4: Ba
 
 
 def load(who: str, module: str, extra: str) -> Any:
-    """A module of another library. The error names the extra of this package that installs it."""
+    """A module of another library. The error names the extra of this package that installs it, or what it lacks."""
     try:
         return import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
+        if package == "keras" and error.name == "tensorflow":
+            raise ImportError(
+                f"{who}: expected keras with its backend, got {error}: Keras takes TensorFlow unless the environment "
+                "variable KERAS_BACKEND is jax or torch, before it is imported"
+            ) from error
         raise ImportError(
             f"{who}: expected {package} to be installed, got {error}: pip install 'bnorm[{extra}]'"
         ) from error
