@@ -33,7 +33,7 @@ UFUNCS = {
     *("bitwise_and", "bitwise_or", "bitwise_xor", "invert", "logical_and", "logical_or", "logical_not"),
 }
 FUNCTIONS = {}  # that NumPy's are handed on to, by name
-waits = uploads = 0
+waits = uploads = ufuncs = 0  # ufuncs: launches of CuPy's own kernels
 
 
 def waited():
@@ -192,6 +192,8 @@ class ndarray:
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
 
     def __array_ufunc__(self, ufunc, method, *inputs, out=(), **options):
+        global ufuncs
+        ufuncs += 1
         if method != "__call__" or ufunc.__name__ not in UFUNCS or options.keys() - {"dtype"}:
             return NotImplemented
         if ufunc.__name__ in COMPARISONS:  # the one place where NumPy arrays of no axes pass

@@ -6,7 +6,7 @@ which each was found in CuPy 14, with the arguments it takes there. Reductions a
 
 `waits` counts what makes the host wait for the device: `get` and all that is made of it (`float`, `bool`, `item`,
 `asnumpy`, printing, indexing by a mask). `uploads` counts arrays that come from the host. `nothing_waits()` fails where
-either has happened. New memory is full of NaN.
+either has happened. `ufuncs` counts arithmetic on arrays, each of which is a launch. New memory is full of NaN.
 
 Kernels run when they are launched (`Device` in launching.py does not know the difference): `RawModule` compiles them
 for the emulator. Where only launches matter, and no result, `launches_nothing()` saves that. What a stream captures
@@ -36,7 +36,7 @@ launching_too = True
 
 
 def __getattr__(name):
-    if name in ("waits", "uploads"):
+    if name in ("waits", "uploads", "ufuncs"):
         return getattr(fake_array, name)
     raise AttributeError(f"module 'cupy' has no attribute {name!r}")
 

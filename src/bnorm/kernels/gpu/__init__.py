@@ -20,7 +20,6 @@ import numpy as np
 from ..cpu.entries import settle_prepared as settle
 from . import plans
 from .channels import (
-    add,
     backward,
     extremes,
     finish,
@@ -35,7 +34,7 @@ from .exact import exact_sums
 from .launching import available, current_stream, namespace
 from .online import online
 from .rows import rows_backward, rows_forward
-from .statistics import LeftAlone, assign, known, merge, move
+from .statistics import LeftAlone, add, assign, known, merge, move
 
 __all__ = [
     "FLOATS",

@@ -128,17 +128,6 @@ def grad_input(
     return call.result
 
 
-def add(total: Array | None, part: Array | None, other: Array | None = None, other_part: Array | None = None) -> None:
-    """total += part, and another such pair: gradients of parameters, float64, to those there are, which may be float32.
-
-    A total that is None is left out.
-    """
-    if total is not None:
-        total += part
-    if other is not None:
-        other += other_part
-
-
 def forward(
     x: Array,
     gamma: Array | None,

@@ -67,7 +67,7 @@ ROW_JOB = Fields(  # rows.cu
 STATISTICS_JOB = Fields(  # statistics.cu
     (
         *("mean", "var", "low", "seen", "weight", "pairs", "last", "parts", "batch_seen", "batch_pairs", "batch_last"),
-        *("typical_at", "left", "sets", "merged"),
+        *("typical_at", "left", "sets", "merged", "total", "part", "other", "other_part"),
     ),
     ("mode", "wide", "whole", "replaces", "nonfinite", "items"),
     ("momentum", "halflife", "ddof", "uncounted", "typical"),

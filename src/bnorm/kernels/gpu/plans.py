@@ -319,6 +319,7 @@ PER_CHANNEL = {  # kernels of one thread per channel, and their families
     "finish_gradients": "channels",
     "move_statistics": "statistics",
     "merge_sets": "statistics",
+    "add_gradients": "statistics",
 }
 
 

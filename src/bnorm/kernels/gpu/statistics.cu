@@ -1,4 +1,5 @@
-// Statistics that move over time, and sets of values that become one: a thread per channel, by the rules of formulas.h.
+// Statistics that move over time, sets of values that become one, and gradients that are added up: a thread per channel,
+// by the rules of formulas.h.
 
 struct StatisticsJob {
   // of a bnorm.running.Statistics, (C,); null where absent
@@ -19,6 +20,11 @@ struct StatisticsJob {
   // sets to merge
   double* sets;    // (items, 4, C); is written to
   double* merged;  // (4, C)
+  // gradients: what is added to, and what is added
+  void* total;
+  const double* part;
+  void* other;
+  const double* other_part;
   // options
   i64 mode, wide, whole, replaces, nonfinite, items;
   double momentum, halflife, ddof;
@@ -125,4 +131,12 @@ __global__ void __launch_bounds__(256) merge_sets(StatisticsJob job) {
   merged[channels] = empty ? BN_NAN : all[channels];
   merged[2 * channels] = empty ? 0.0 : all[2 * channels];
   merged[3 * channels] = empty ? 0.0 : all[3 * channels];
+}
+
+// total += part, and another such pair, of gradients of parameters.
+__global__ void __launch_bounds__(256) add_gradients(StatisticsJob job) {
+  const i64 c = (i64)blockIdx.x * 256 + threadIdx.x;
+  if (c >= job.channels) return;
+  if (job.total) set(job, job.total, c, stored(job, job.total, c) + job.part[c]);
+  if (job.other) set(job, job.other, c, stored(job, job.other, c) + job.other_part[c]);
 }

@@ -14,8 +14,9 @@ from .jobs import PROPAGATE, SKIP, STATISTICS_JOB, TEST
 
 Array = Any  # cupy.ndarray
 AVERAGE, POOL, FADE = range(3)
-FLOAT64, INT32 = np.dtype("float64"), np.dtype("int32")
+FLOAT32, FLOAT64, INT32 = np.dtype("float32"), np.dtype("float64"), np.dtype("int32")
 
+ADD = STATISTICS_JOB.packer("total", "part", "other", "other_part", "wide")
 MERGE = STATISTICS_JOB.packer("sets", "merged", "items")
 MOVE = STATISTICS_JOB.packer(
     *("mean", "var", "low", "seen", "weight", "pairs", "last", "parts", "batch_seen", "batch_pairs", "batch_last"),
@@ -81,6 +82,35 @@ def run(device: launching.Device, name: str, channels: int, job: bytes) -> None:
     for launch in plans.per_channel(name, channels).launches if channels else ():
         kernel, arguments, options = device.prepared(launch, job)
         kernel(*arguments, **options)
+
+
+def add(total: Array | None, part: Array | None, other: Array | None = None, other_part: Array | None = None) -> None:
+    """total += part, and another such pair: gradients of parameters, float64, to those there are, which may be float32.
+
+    A total that is None is left out. Both are one launch, unless somebody has put other arrays there.
+    """
+    one = other if total is None else total
+    if one is None:
+        return
+    if not (fits(total, part, one) and fits(other, other_part, one)):
+        if total is not None:
+            total += part
+        if other is not None:
+            other += other_part
+        return
+    device = launching.device_of(one)
+    places = device.addresses(total, part, other, other_part)
+    run(device, "add_gradients", one.size, ADD(*places, one.dtype == FLOAT64))
+
+
+def fits(total: Array | None, part: Array | None, one: Array) -> bool:
+    """Whether a gradient lies in memory as its part does, and is of the size and type of one launch."""
+    if total is None or part is None:
+        return True
+    if not total.size == part.size == one.size or not (total.flags.c_contiguous and part.flags.c_contiguous):
+        return False
+    dtype = total.dtype
+    return bool(part.dtype == FLOAT64 and dtype == one.dtype and dtype in (FLOAT32, FLOAT64))
 
 
 class Moving:
