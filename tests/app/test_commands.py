@@ -495,7 +495,9 @@ def test_demo(apart, tmp_path):
         assert abs(float(std_after) - 1) < 1e-6, name
         assert float(std) > 0
         assert float(mean) > 0
-    line = re.search(r"StandardScaler on the same file: .* its values are up to (\S+) off, these (\S+)", done.stdout)
+    line = re.search(
+        r"StandardScaler on the same file: fit .* as long;\nits values are up to (\S+) off, these (\S+)", done.stdout
+    )
     assert float(line[2]) < 2e-6 < float(line[1])
     made = tmp_path / "made"
     assert {"state.npz", "normalized.parquet"} <= {p.name for p in made.iterdir()} <= {

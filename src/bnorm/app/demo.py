@@ -136,7 +136,7 @@ def _batches(path: str) -> Iterator[ndarray]:
 
 
 def _beside_standard_scaler(path: str, learned: Learned, seconds: float, truth: dict[str, tuple[float, float]]) -> str:
-    """The line that compares the time of a fit, and the error of the normalized values of the first batch."""
+    """The lines that compare the time of a fit, and the error of the normalized values of the first batch."""
     if not util.find_spec("sklearn"):
         return "StandardScaler: scikit-learn is not installed"
     from sklearn.preprocessing import StandardScaler
@@ -152,7 +152,7 @@ def _beside_standard_scaler(path: str, learned: Learned, seconds: float, truth: 
     own = np.stack([_normalized(np.ascontiguousarray(c), stats[:, i : i + 1]) for i, c in enumerate(x.T)], axis=1)
     off = [np.nanmax(np.abs(y - exact)) for y in (own, scaler.transform(x))]
     return (
-        f"scikit-learn's StandardScaler on the same file: fit {theirs:.2f} s, {theirs / seconds:.1f} times as long; "
+        f"scikit-learn's StandardScaler on the same file: fit {theirs:.2f} s, {theirs / seconds:.1f} times as long;\n"
         f"its values are up to {off[1]:.1g} off, these {off[0]:.1g}"
     )
 

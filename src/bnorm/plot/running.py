@@ -210,7 +210,8 @@ class RunningStatsDisplay:
         if start != end:
             ax.set_xlim(start, end)
         ax.tick_params(labelsize=8)
-        ax.yaxis.get_offset_text().set_fontsize(8)
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.get_offset_text().set_fontsize(8)
         if self.times is not None and self.times.dtype.kind == "M":
             from matplotlib import dates
 
