@@ -18,7 +18,7 @@ from pathlib import Path
 
 from .gpu import NO_DEVICE, replace
 from .gpu_summary import PAGE, page
-from .steps import GOOD, INTERRUPTED, JOURNAL, PASSED, ROOT, Ended, Step, run
+from .steps import CUT_OFF, FAILED, GOOD, INTERRUPTED, JOURNAL, ROOT, Ended, Step, run, show
 
 LONG = 30  # minutes from which on the longer order is taken
 INTERRUPT = 130
@@ -124,12 +124,12 @@ def contact(steps: Sequence[Step], folder: Path, seconds: float, environment: di
     facts, *others = steps
     ended = run([facts], folder, seconds, after, environment)
     first = ended[0]
-    if first.state not in (PASSED, INTERRUPTED):
-        why = "no device can be used" if first.status == NO_DEVICE else f"the device does not answer: {first.why}"
+    if first.status == NO_DEVICE or first.state == CUT_OFF:
+        why = "no device can be used" if first.state == FAILED else f"the device does not answer: {first.why}"
         print(f"benchmarks.gpu_first: {why}; {folder / facts.name}.log says more", file=sys.stderr)
         (folder / JOURNAL).unlink()  # the folder can be used again
         return NO_DEVICE
-    if first.state == PASSED:
+    if first.state != INTERRUPTED:
         ended += run(others, folder, seconds - first.seconds, after, environment)
     told(folder, names)
     if any(one.state == INTERRUPTED for one in ended):
@@ -148,7 +148,7 @@ def written(folder: Path, names: Sequence[str]) -> str:
 
 
 def told(folder: Path, names: Sequence[str]) -> int:
-    print(f"\n{written(folder, names)}\nin {folder / PAGE}", flush=True)
+    show(f"\n{written(folder, names)}\nin {folder / PAGE}\n")
     return 0
 
 

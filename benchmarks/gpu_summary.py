@@ -1,14 +1,16 @@
 """The page that says what a first contact with a GPU has found, from the files in its folder."""
 
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from .steps import FAILED, GOOD, INTERRUPTED, NOT_REACHED, Ended, lines, read
+from .store import count
 from .text import markdown
 
 PAGE = "summary.md"
-MOST = 20  # failures in full
+MOST = 8  # failures of a step
 WIDTH = 300  # characters of one
 Row = dict[str, Any]
 
@@ -32,10 +34,10 @@ def page(folder: Path, names: Sequence[str] = ()) -> str:
 def verdict(steps: Sequence[Ended], rows: dict[str, list[Row]]) -> str:
     bad = [step.name for step in steps if step.state not in (*GOOD, NOT_REACHED)]
     missing = [step.name for step in steps if step.state == NOT_REACHED]
-    words = [f"{len(steps)} steps: {sum(step.state in GOOD for step in steps)} good."]
+    words = [f"{count(len(steps), 'step')}: {sum(step.state in GOOD for step in steps)} good."]
     words += [f"Not good: {', '.join(bad)}."] if bad else []
     words += [f"Not reached: {', '.join(missing)}."] if missing else []
-    return " ".join([*words, f"{sum(len(failed(found)) for found in rows.values())} failures."])
+    return " ".join([*words, f"{count(sum(len(failed(found)) for found in rows.values()), 'failure')}."])
 
 
 def about(facts: Sequence[Row]) -> list[str]:
@@ -57,7 +59,7 @@ def failed(rows: Sequence[Row]) -> list[Row]:
 def of_step(step: Ended, rows: Sequence[Row]) -> list[str]:
     tests = [row["outcome"] for row in rows if "test" in row]
     cases = [row for row in rows if "dtype" in row]
-    words = [f"{tests.count(o)} {o}" for o in ("passed", "failed", "skipped") if o in tests]
+    words = [", ".join(f"{tests.count(o)} {o}" for o in ("passed", "failed", "skipped") if o in tests)] * bool(tests)
     if cases:
         words.append(f"{sum('failed' not in row for row in cases)} of {len(cases)} cases good")
     for row in rows:
@@ -70,16 +72,17 @@ def of_step(step: Ended, rows: Sequence[Row]) -> list[str]:
 
 
 def failures(steps: Sequence[Ended], rows: dict[str, list[Row]], folder: Path) -> list[str]:
-    found = [(name, row) for name, some in rows.items() for row in failed(some)]
+    """The first of each step; what a step without rows of its own has said last."""
     keys = "test", "kernel", "what", "kind", "shape", "dtype"
     told = []
-    for name, row in found[:MOST]:
-        which = " ".join(str(row[key]) for key in keys if key in row)
-        told.append(f"- {name}: {which}: {shortened(row['failed'])}")
-    if len(found) > MOST:
-        told.append(f"- and {len(found) - MOST} more, in the logs")
-    for step in steps:  # what a step without rows has said last
-        if step.state not in (*GOOD, NOT_REACHED, INTERRUPTED) and not failed(rows[step.name]):
+    for step in steps:
+        found = failed(rows[step.name])
+        for row in found[:MOST]:
+            which = " ".join(str(row[key]) for key in keys if key in row)
+            told.append(f"- {step.name}: {which}: {shortened(row['failed'])}")
+        if len(found) > MOST:
+            told.append(f"- {step.name}: and {len(found) - MOST} more, in its log")
+        if not found and step.state not in (*GOOD, NOT_REACHED, INTERRUPTED):
             log = folder / f"{step.name}.log"
             text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
             told.append(f"- {step.name}: {shortened(text)}")
@@ -93,16 +96,17 @@ def shortened(text: str) -> str:
 
 def checked(rows: dict[str, list[Row]]) -> list[str]:
     """Of every family and type, the largest error in parts of what rounding can do."""
-    families: dict[str, dict[str, float]] = {}
+    families: dict[str, dict[str, list[float]]] = {}
     for row in (row for found in rows.values() for row in found if "family" in row):
-        worst = max((cell["of bound"] for cell in row.values() if isinstance(cell, dict)), default=float("nan"))
-        of_family = families.setdefault(row["family"], {})
-        of_family[row["dtype"]] = max(of_family.get(row["dtype"], 0.0), worst if "failed" not in row else float("inf"))
+        shares = [cell["of bound"] for cell in row.values() if isinstance(cell, dict)]
+        families.setdefault(row["family"], {}).setdefault(row["dtype"], []).extend(shares or [inf])
     if not families:
         return []
     dtypes = list(dict.fromkeys(dtype for found in families.values() for dtype in found))
     table = [["", *dtypes]]
-    table += [[name, *(f"{found[d]:.2f}" if d in found else "" for d in dtypes)] for name, found in families.items()]
+    for name, found in families.items():
+        worst = [max(found.get(dtype, [0.0])) for dtype in dtypes]
+        table.append([name, *("failed" if share == inf else f"{share:.2f}" for share in worst)])
     return ["## The largest error, in parts of what rounding can do", "", *markdown(table), ""]
 
 

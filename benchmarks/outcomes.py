@@ -38,7 +38,7 @@ class Outcomes:
 
 
 def say(what: dict[str, object]) -> None:
-    os.write(OUT, (json.dumps(what) + "\n").encode())
+    os.write(OUT, f"\n{json.dumps(what)}\n".encode())  # pytest may have left a line unfinished
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -63,7 +63,10 @@ def run(
                 found = Ended(step.name, NOT_REACHED, why="the time was over")
             else:
                 write(folder, Ended(step.name, RUNNING))
-                found = execute(step, folder, min(step.limit, left), environment or {})
+                try:
+                    found = execute(step, folder, min(step.limit, left), environment or {})
+                except OSError as error:  # the command cannot be started
+                    found = Ended(step.name, FAILED, why=str(error))
             write(folder, found)
             ended.append(found)
             if found.state == INTERRUPTED:
@@ -75,7 +78,7 @@ def run(
 
 
 def execute(step: Step, folder: Path, limit: float, environment: Mapping[str, str]) -> Ended:
-    print(f"--- {step.name}, at most {limit:.0f} s", flush=True)
+    show(f"--- {step.name}, at most {limit:.0f} s\n")
     log, start = folder / f"{step.name}.log", time.monotonic()
     state, why = "", ""
     with log.open("wb") as out, log.open("rb") as printed:
@@ -126,12 +129,18 @@ def stop(process: subprocess.Popen[bytes], printed: BinaryIO) -> None:
 def kill(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with suppress(subprocess.TimeoutExpired):  # a driver that hangs may keep it: the next step is tried
+        process.wait(GRACE)
 
 
 def echo(printed: BinaryIO) -> None:
-    sys.stdout.write(printed.read().decode(errors="replace"))
-    sys.stdout.flush()
+    show(printed.read().decode(errors="replace"))
+
+
+def show(text: str) -> None:
+    with suppress(OSError):  # nobody is there any more; the files are
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 @contextmanager

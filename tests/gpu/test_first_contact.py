@@ -131,7 +131,7 @@ def test_steps_that_fail_hang_or_are_not_there(tmp_path):
         script("good", row(family="rows", dtype="float32", forward={"error": 1e-7, "of bound": 0.5})),
         script("bad", row(family="rows", what="layer norm", dtype="float16", failed="off by 7") + "exit(1)"),
         Step("tool", skipped="tool is not on the PATH"),
-        script("hangs", row(family="rows", dtype="bfloat16", forward={"error": 0, "of bound": 0.25}) + HANG, 0.5),
+        script("hangs", row(family="rows", dtype="bfloat16", forward={"error": 0, "of bound": 0.25}) + HANG, 3.0),
         script("broken", "raise ValueError('no such thing')"),
         script("last", row(**MEASURED)),
     ]
@@ -142,13 +142,13 @@ def test_steps_that_fail_hang_or_are_not_there(tmp_path):
     assert states(folder) == wanted | {"last": PASSED}
     for text in (
         "**A device of paper**",
-        "Not good: bad, hangs, broken. 1 failures.",
+        "Not good: bad, hangs, broken. 1 failure.",
         "| tool | skipped tool is not on the PATH |",
         "| bad | failed exit status 1 |",
         "- bad: layer norm float16: off by 7",
         "ValueError: no such thing",
         "|  | float32 | float16 | bfloat16 |",
-        "| rows | 0.50 | inf | 0.25 |",
+        "| rows | 0.50 | failed | 0.25 |",
         "| batch_norm 8x4 float32 forward | 2.0 | 1000 | 0.90 | eager 4.00, as a graph 1.50 |",
         "- batch_norm 8x4 float32 forward, compile as a graph: RuntimeError: no triton",
     ):
@@ -166,7 +166,7 @@ def test_a_step_that_is_deaf_is_killed_with_what_it_has_started(tmp_path, monkey
     text = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {DEAF + HANG!r}]);"
     text += f"open({str(pid)!r}, 'w').write(str(p.pid));" + DEAF + HANG
     monkeypatch.setattr(steps, "GRACE", 0.1)
-    (found,) = steps.run([script("deaf", text, 1.0)], tmp_path, 60, lambda ended: None)
+    (found,) = steps.run([script("deaf", text, 3.0)], tmp_path, 60, lambda ended: None)
     assert found.state == CUT_OFF and found.seconds < 20
     for _ in range(200):
         if not alive(int(pid.read_text())):
@@ -181,24 +181,25 @@ def alive(pid):
 
 
 def test_the_time_of_all_steps_has_an_end(tmp_path):
-    status, page = contact([FACTS, script("long", HANG), script("late", "")], tmp_path / "found", 1.0)
-    assert status == 1 and states(tmp_path / "found") == {"facts": PASSED, "long": CUT_OFF, "late": NOT_REACHED}
-    assert "| late | not reached the time was over |" in page
+    found = steps.run([script("long", HANG), script("late", "")], tmp_path, 0.5, lambda ended: None)
+    assert [one.state for one in found] == [CUT_OFF, NOT_REACHED]
+    assert "| late | not reached the time was over |" in gpu_summary.page(tmp_path)
 
 
 def test_an_interrupt_still_prints_failures(tmp_path):
     """pytest is asked to end, and tells what has failed until then."""
-    (tmp_path / "test_it.py").write_text(
-        "import time\ndef test_a():\n assert 1 == 2\ndef test_b():\n time.sleep(600)\n"
-    )
+    text = "import os, pytest, signal, time\ndef test_a():\n assert 1 == 2\ndef test_b(): pass\n"
+    text += "def test_c():\n pytest.skip('no')\ndef test_d(): pass\ndef test_e():\n"
+    text += " os.kill(os.getppid(), signal.SIGTERM)\n time.sleep(600)\n"
+    (tmp_path / "test_it.py").write_text(text)
     plugin = "-p", "benchmarks.outcomes", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path)
     command = [sys.executable, "-m", "pytest", *plugin, str(tmp_path / "test_it.py")]
     environment = {"PYTHONPATH": str(ROOT)}
-    (found,) = steps.run([Step("tests", command, 4.0)], tmp_path, 60, lambda ended: None, environment)
+    (found,) = steps.run([Step("tests", command)], tmp_path, 60, lambda ended: None, environment)
     log = (tmp_path / "tests.log").read_text()
-    assert found.state == CUT_OFF and "= FAILURES =" in log and "KeyboardInterrupt" in log
+    assert found.state == INTERRUPTED and "= FAILURES =" in log and "KeyboardInterrupt" in log
     page = gpu_summary.page(tmp_path)
-    assert "1 failed; in test_it.py::test_b" in page
+    assert "2 passed, 1 failed, 1 skipped; in test_it.py::test_e" in page
     assert "- tests: test_it.py::test_a: " in page and "assert 1 == 2" in page
 
 
@@ -242,6 +243,13 @@ def test_a_fault_of_the_summary_does_not_end_a_run(tmp_path):
     status, page = contact([FACTS, strange, script("last", "")], tmp_path / "found")
     assert status == 0 and states(tmp_path / "found") == {"facts": PASSED, "strange": PASSED, "last": PASSED}
     assert "The summary failed" in page
+
+
+def test_facts_that_fail_and_a_tool_that_cannot_start_end_no_run(tmp_path):
+    broken = Step("tool", [str(tmp_path / "no such program")])
+    status, page = contact([script("facts", "raise KeyError('clock')"), broken, script("last", "")], tmp_path / "found")
+    assert status == 1 and states(tmp_path / "found") == {"facts": FAILED, "tool": FAILED, "last": PASSED}
+    assert "KeyError: 'clock'" in page and "No such file or directory" in page
 
 
 def test_a_run_is_not_written_over(tmp_path, capsys):
