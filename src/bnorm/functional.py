@@ -106,7 +106,7 @@ def layer_norm(
     negative_slope: float = 0.01,
     residual: ArrayLike | None = None,
     out: ndarray | None = None,
-) -> tuple[Any, Saved]:
+) -> tuple[ndarray | Any, Saved]:
     """Normalize each sample by the mean and variance over its last axes.
 
     A sample of one value becomes beta. With a residual the results are (y, h) and saved, where h = x + residual.
@@ -136,7 +136,7 @@ def rms_norm(
     negative_slope: float = 0.01,
     residual: ArrayLike | None = None,
     out: ndarray | None = None,
-) -> tuple[Any, Saved]:
+) -> tuple[ndarray | Any, Saved]:
     """Divide each sample by the root of its mean square: y = x / sqrt(mean(x^2) + eps) gamma.
 
     With a residual the results are (y, h) and saved, where h = x + residual.
