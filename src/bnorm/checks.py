@@ -274,18 +274,39 @@ def weights(
 ) -> tuple[ndarray, float, float]:
     """Weights as the kernels take them, their sum, and the number of weights above 0; any number above 1 means several.
 
+    Masks, of bool or uint8, stay what they are.
+
     On a device this synchronizes once. With `keep` the weights are a copy if they share the caller's memory: a backward
     needs the weights of its forward, and a mask is often reused.
     """
     given = real(who, "weight", weight, kind)
+    w = _placed(who, given, layout)
+    total, positive = total_and_positive(who, w)
+    shared = keep and given.dtype == w.dtype and np.may_share_memory(w, given)
+    return w.copy() if shared else w, total, positive
+
+
+def placed_weights(who: str, weight: object, layout: view.Layout, kind: type) -> ndarray:
+    """The same weights of which only type and shape are checked: `total_and_positive` has the rest of the checks."""
+    return _placed(who, real(who, "weight", weight, kind), layout)
+
+
+def _placed(who: str, given: ndarray, layout: view.Layout) -> ndarray:
     try:
-        w = view.weights(given, layout)
+        w: ndarray = view.weights(given, layout)
     except ValueError as error:
         raise ValueError(f"{who}: {error}") from None
+    return w
+
+
+def total_and_positive(who: str, w: ndarray) -> tuple[float, float]:
+    """The sum of weights and the number of those above 0, as `weights` has them; the rest of its checks."""
+    kind = type(w)
     lowest: Any = 0.0
     highest = total = positive = lowest
-    if kind is ndarray and given.dtype.kind == "b" and given.size == w.size:
-        total = positive = float(np.count_nonzero(given))
+    if view.is_mask(w):
+        positive = float(np.count_nonzero(w))
+        total = positive if w.dtype == bool else float(w.sum())
     elif w.size:
         lowest, highest = w.min(), w.max()
         with np.errstate(over="ignore"):
@@ -297,9 +318,7 @@ def weights(
             positive = 2.0 if total > highest else float(np.count_nonzero(w))
     if not (lowest >= 0 and highest < math.inf):
         raise ValueError(f"{who}: weight: expected finite values >= 0, got values from {lowest} to {highest}")
-    total = _divisor(who, "weight", float(total))
-    shared = keep and given.dtype == w.dtype and np.may_share_memory(w, given)
-    return w.copy() if shared else w, total, positive
+    return _divisor(who, "weight", float(total)), positive
 
 
 def summable(who: str, name: str, w: Any, times: int) -> None:
@@ -307,7 +326,7 @@ def summable(who: str, name: str, w: Any, times: int) -> None:
 
     On a device this synchronizes once.
     """
-    if not w.size:
+    if not w.size or view.is_mask(w):
         return
     with np.errstate(over="ignore"):
         lowest, highest, total = BACKENDS[type(w)].numbers(w.min(), w.max(), w.sum())

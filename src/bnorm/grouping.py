@@ -41,10 +41,12 @@ def moments(
         )
     block, layout = view.channels(x, checks.channel_axis(who, axis, x.shape))
     codes, n = _codes(who, groups, n_groups, layout)
+    w: ndarray | None = None
     if weight is not None:
-        weight, _, _ = checks.weights(who, weight, layout, ndarray, keep=False)
+        w, _, _ = checks.weights(who, weight, layout, ndarray, keep=False)
+        w = view.dense(w, np.float64)
     try:
-        return Moments.from_parts(kernels.moments(block, codes, n, weight, skipna))
+        return Moments.from_parts(kernels.moments(block, codes, n, w, skipna))
     except IndexError:
         raise ValueError(
             f"{who}: groups: expected codes from -1 to {n - 1}, that is n_groups - 1, "

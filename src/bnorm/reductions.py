@@ -9,7 +9,7 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm import checks, exact
-from bnorm.kernels import BACKENDS, moved, view
+from bnorm.kernels import BACKENDS, cpu, moved, view
 from bnorm.kernels.engines import engine_of
 from bnorm.moments import Moments, Tree
 
@@ -41,10 +41,24 @@ def moments(
     else:
         x = checks.array(who, x, integers=True)
         block, layout = view.channels(x, checks.channel_axis(who, axis, x.shape))
-        if weight is not None:
-            weight, _, _ = checks.weights(who, weight, layout, type(x), keep=False)
-        m = Moments.from_parts(BACKENDS[type(x)].moments(block, weight, skipna))
+        if weight is None:
+            m = Moments.from_parts(BACKENDS[type(x)].moments(block, None, skipna))
+        else:
+            m = Moments.from_parts(_weighted(who, block, layout, weight, skipna))
     return m if scale == 1.0 else m.scaled(scale)
+
+
+def _weighted(who: str, block: Any, layout: view.Layout, weight: Any, skipna: bool) -> Any:
+    """The parts of weighted moments. On the CPU the kernel checks the weights while it reads them: they may be as many
+    bytes as x."""
+    if type(block) is not ndarray:
+        weight, _, _ = checks.weights(who, weight, layout, type(block), keep=False)
+        return BACKENDS[type(block)].moments(block, weight, skipna)
+    weight = checks.placed_weights(who, weight, layout, ndarray)
+    parts = cpu.moments(block, weight, skipna)
+    if not block.size or not parts[0, 0] >= checks.LIGHTEST:  # or a count is NaN, and the weights are wrong
+        checks.total_and_positive(who, weight)
+    return parts
 
 
 def kept_axes(who: str, axis: Any, shape: Shape) -> Shape:
@@ -136,6 +150,8 @@ def _of_one(
 
 def _in_blocks(x: Any, axes: Shape, weight: Any, skipna: bool, in_integers: bool, minmax: bool) -> Moments:
     dtype = np.int64 if in_integers else np.float64
+    if weight is not None and not in_integers and view.is_mask(weight):
+        dtype = weight.dtype
     shape, places, order = view.kept(x, axes, weight, dtype, cached=minmax)
     found = []
     for blocks in places:

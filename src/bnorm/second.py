@@ -106,11 +106,14 @@ def double_backward(
     v, g = (_like_x(name, value, saved, wide) for name, value in (("ddx", ddx), ("dy", dy)))
     bent: Any = np.empty_like(wide) if saved.act.kind in SMOOTH else None
     dx: Any
+    weight: Any = saved.weight  # type: ignore[attr-defined]
+    if weight is not None:
+        weight = view.dense(weight, np.float64)
     if isinstance(saved, ChannelSaved):
-        numbers = saved.stats, saved.count, saved.weight
+        numbers = saved.stats, saved.count, weight
         d_dy, dx, dgamma = second.channels(v, g, wide, *numbers, saved.act, saved.frozen, k, q, bent)
     elif isinstance(saved, RowSaved):
-        row, weight = (saved.mean, saved.rstd, saved.gamma, saved.beta, saved.rule), saved.weight
+        row = saved.mean, saved.rstd, saved.gamma, saved.beta, saved.rule
         d_dy, dx, dgamma = second.rows(v, g, wide, *row, saved.act, k, q, bent, weight)
     of_beta = np.zeros_like(dgamma)
     if bent is not None:

@@ -175,13 +175,14 @@ def test_one_weight_per_sample(case):
     assert_same(view.weights(w, layout), view.weights(spread, layout), case=case.name)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int32", "float16", "float32", ">f8"])
-def test_weights_become_float64(dtype):
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int32", "float16", "float32", ">f8"])
+def test_weights_become_float64_unless_they_are_masks(dtype):
     x = numbered(4, 3, 5)
     w = (numbered(4, 5) % 3 > 0).astype(dtype)
     ordered = view.weights(w, view.channels(x, 1)[1])
-    assert ordered.dtype == np.float64 and is_block(ordered)
-    assert_same(ordered, w.astype("float64"), dtype=dtype)
+    assert ordered.dtype == (dtype if dtype in ("bool", "uint8") else np.float64)
+    assert ordered.flags.c_contiguous and np.may_share_memory(ordered, w) == (ordered.dtype == w.dtype)
+    assert_same(ordered.astype("float64"), w.astype("float64"), dtype=dtype)
 
 
 def test_weights_of_another_shape_are_refused_with_the_shapes_that_fit():

@@ -18,6 +18,7 @@ from benchmarks import (
     exact_moments,
     growth,
     machine,
+    masks,
     plot,
     processes,
     row_lengths,
@@ -483,6 +484,12 @@ def test_times_and_windows_are_measured(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(streams.KINDS) + 2
     assert all(any(name in line for line in lines) for name in streams.KINDS)
+
+
+def test_costs_of_masks():
+    table, images = (next(masks.lines("", 1e-4, [shape], ["float32"])) for shape in [(40, 3), (4, 3, 2, 2)])
+    assert table[0].startswith("float32 (40, 3), 1 thread") and all(table[2:])
+    assert images[2] and not images[-1]  # rows alone fade
 
 
 def test_costs_of_exact_moments(monkeypatch, capsys):

@@ -12,7 +12,7 @@ C or Fortran ordered, NCHW, NHWC, or NHWC memory seen through an NCHW transpose.
     into(out, layout)       the view of `out` that a kernel may write to, or None
     restore(a, layout)      a kernel's result in the shape of x: always a view, in the memory order of x
     ordered(a, order)       an array with its axes in a memory order that `axes_in_memory` has found
-    weights(w, layout)      one weight per position as float64 (outer, inner), or (N, L) for groups
+    weights(w, layout)      one weight per position as (outer, inner), or (N, L) for groups
     codes(groups, layout)   one code of a group per position as an integer (outer, inner)
 
 Statistics of several axes at once are those of several such blocks: `kept(x, axes)` cuts an array into them, and
@@ -121,11 +121,16 @@ def ordered(a: Array, order: Shape | None) -> Array:
 
 
 def weights(w: Array, layout: Layout) -> Array:
-    """Weights as float64 (outer, inner) or (N, L), in the order of a layout of `channels` or `groups`.
+    """Weights (outer, inner) or (N, L), in the order of a layout of `channels` or `groups`: float64, or a mask.
 
     w has the shape of x without its channel axis, or (N,), one weight per index of the first of those axes.
     """
-    return _of_positions("weight", w, layout, np.float64)
+    return _of_positions("weight", w, layout, w.dtype if is_mask(w) else np.float64)
+
+
+def is_mask(w: Array) -> bool:
+    """Whether weights are bytes, which the kernels of the CPU read as they are."""
+    return isinstance(w, ndarray) and w.dtype.char in "?B"
 
 
 def codes(groups: Array, layout: Layout) -> Array:

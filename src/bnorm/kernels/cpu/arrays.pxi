@@ -1,8 +1,9 @@
 # NumPy arrays to pointers and back.
 #
 # Uses expect, expect_block, need (guards), bypasses, plan, rounded_up, sizes, unaided (plan).
-# Gives MOST_AXES, data, expect_vectors, folded, is_wide, itemsize, line_of, matrix, narrow_of, pair, partial_size,
-# read_activation, result, scratch, seen_as, target, to_type, vector, vector_size, view.
+# Gives MOST_AXES, data, expect_vectors, expect_weights, folded, is_wide, itemsize, kind_of_weights, line_of, matrix,
+# narrow_of, pair, partial_size, read_activation, result, scratch, seen_as, target, to_type, vector, vector_size,
+# view, weigh.
 
 cdef enum:
     MOST_AXES = 64      # as many as NumPy has
@@ -124,9 +125,27 @@ cdef void seen_as(
     job.far = cnp.PyArray_NBYTES(x) >= sizes.far
 
 
+cdef inline int expect_weights(cnp.ndarray weight, Py_ssize_t positions) except -1:
+    """Weights or None, a number for each position, of float64 or bytes."""
+    cdef int kind = cnp.NPY_DOUBLE
+    if weight is not None and cnp.PyArray_TYPE(weight) in (cnp.NPY_BOOL, cnp.NPY_UINT8):
+        kind = cnp.PyArray_TYPE(weight)
+    return expect("weight", weight, kind, positions)
+
+
+cdef inline int kind_of_weights(cnp.ndarray weight) noexcept:
+    return BN_REAL if weight is None else narrow_of(weight)
+
+
+cdef inline void weigh(Job* job, cnp.ndarray weight) noexcept:
+    """Let its positions have these weights, or None."""
+    job.weight = data(weight)
+    job.weighs = kind_of_weights(weight)
+
+
 cdef inline int expect_vectors(const Job* job, cnp.ndarray weight, cnp.ndarray stats) except -1:
-    """Weights or None, a number for each position; and the statistics of each channel."""
-    expect("weight", weight, cnp.NPY_DOUBLE, job.outer * job.inner)
+    """Weights or None, and the statistics of each channel."""
+    expect_weights(weight, job.outer * job.inner)
     return need("stats", stats, cnp.NPY_DOUBLE, 5 * job.channels)
 
 

@@ -1,22 +1,25 @@
 # Batch normalization: its pieces, and both passes of each direction in one call.
 #
-# Uses data, expect_vectors, folded, itemsize, matrix, pair, partial_size, read_activation, result, scratch, target,
-# to_type, vector, vector_size, view (arrays), channels_of, expect, expect_like, need (guards), fits, run, run_map,
-# scattered, sizes (plan), Target, assume, move_by_stats, refuse, take (statistics).
+# Uses data, expect_vectors, expect_weights, folded, itemsize, matrix, pair, partial_size, read_activation, result,
+# scratch, target, to_type, vector, vector_size, view, weigh (arrays), channels_of, expect, expect_like, need
+# (guards), fits, run, run_map, scattered, share_weights, sizes (plan), Target, assume, move_by_stats, refuse, take
+# (statistics).
 # Gives entries only.
 
 
 def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
     """parts, (4, C): count, mean, m2 = sum w (x - mean)^2, and low, the rounding error of the float64 mean.
 
-    All sums are in float64, even those of float32, which `forward` sums faster and less exactly.
+    All sums are in float64, even those of float32, which `forward` sums faster and less exactly. Where a weight is
+    negative or not finite, or their sum is not, every count is NaN.
     """
     cdef Job job
     view(&job, x)
-    expect("weight", weight, cnp.NPY_DOUBLE, job.outer * job.inner)
-    job.weight = <const double*>data(weight)
+    expect_weights(weight, job.outer * job.inner)
+    weigh(&job, weight)
     if weight is not None:
         job.far = job.far or cnp.PyArray_NBYTES(x) + cnp.PyArray_NBYTES(weight) >= sizes.far
+        share_weights(&job)
     job.skipna = skipna
     job.exact = True
     cdef Py_ssize_t C = job.channels, c
@@ -35,6 +38,10 @@ def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
                 mean[c] = bn_plain(job.partial[C + c] + job.partial[3 * C + c])
                 m2[c] = bn_plain(bn_squares(mean[c], job.partial[2 * C + c]))
                 low[c] = bn_plain((job.partial[C + c] - mean[c]) + job.partial[3 * C + c])
+                job.unsound |= not (n[c] < INFINITY)
+            if job.unsound:
+                for c in range(C):
+                    n[c] = NAN
     finally:
         free(job.partial)
     return parts_
@@ -111,7 +118,7 @@ def grad_moments(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray w
     expect_vectors(&job, weight, stats)
     pair(&job, dy)
     read_activation(&job.act, act)
-    job.weight = <const double*>data(weight)
+    weigh(&job, weight)
     job.stats = <double*>data(stats)
     cdef Py_ssize_t C = job.channels
     cdef cnp.ndarray sums_ = matrix(2, C)
@@ -165,7 +172,7 @@ def grad_input(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray coe
     need("coefficients", coefficients, cnp.NPY_DOUBLE, 3 * job.channels)
     target(&job, dx, dy)
     read_activation(&job.act, act)
-    job.weight = <const double*>data(weight)
+    weigh(&job, weight)
     job.unit = unit_of(weight)
     job.stats = <double*>data(stats)
     job.coefficients = <double*>data(coefficients)
@@ -205,11 +212,14 @@ cdef void both_passes(Job* job, Py_ssize_t t) noexcept nogil:
     loops.map[job.wide](job, t)
 
 
-cdef double total(const double* weight, Py_ssize_t n) noexcept nogil:
-    """The sum, with the rounding errors of the additions (Knuth): LANES sums in parallel, then these one by one."""
+cdef double total(const Job* job, Py_ssize_t n) noexcept nogil:
+    """The sum of n weights, with the rounding errors of the additions (Knuth): LANES sums in parallel, then these."""
     cdef double[LANES] sums, rests
     cdef Py_ssize_t i = 0, j
     cdef double sum = 0.0, rest = 0.0
+    cdef const double* weight = <const double*>job.weight
+    if job.weighs != BN_REAL:
+        return <double>bn_sum_bytes(job.weighs, job.weight, n)
     for j in range(LANES):
         sums[j] = rests[j] = 0.0
     while i + LANES <= n:
@@ -232,13 +242,15 @@ cdef inline void add_exactly(double* sum, double* rest, double v) noexcept nogil
     sum[0] = next
 
 
-cdef double unit_of(cnp.ndarray weight) noexcept:
+cdef double unit_of(cnp.ndarray weight) except *:
     """A power of two near the largest weight."""
     cdef const double* w = <const double*>data(weight)
     cdef double[LANES] most
     cdef int exponent = 0
     cdef Py_ssize_t i = 0, j, n
-    if w != NULL:
+    if w != NULL and cnp.PyArray_TYPE(weight) != cnp.NPY_DOUBLE:
+        frexp(<double>weight.max(), &exponent)
+    elif w != NULL:
         n = cnp.PyArray_SIZE(weight)
         for j in range(LANES):
             most[j] = 0.0
@@ -267,7 +279,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
     cdef bint raises = False
     cdef bint given = mean is not None and var is not None
     view(&job, x, not given)
-    expect("weight", weight, cnp.NPY_DOUBLE, job.outer * job.inner)
+    expect_weights(weight, job.outer * job.inner)
     expect("mean", mean, cnp.NPY_DOUBLE, job.channels)
     expect("var", var, cnp.NPY_DOUBLE, job.channels)
     expect("gamma", gamma, cnp.NPY_DOUBLE, job.channels)
@@ -285,8 +297,8 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
     job.eps = eps
     job.count = <double>job.outer * job.inner
     if weight is not None and not given:
-        job.weight = <const double*>data(weight)
-        job.count = total(job.weight, job.outer * job.inner)
+        weigh(&job, weight)
+        job.count = total(&job, job.outer * job.inner)
     job.fused = not given and not raises and fits(&job, itemsize(&job))
     job.far = job.far or (job.fused and scattered(&job, 2 * cnp.PyArray_NBYTES(x)))
     cdef size_t size = vector_size(&job), partials = 0 if given else partial_size(&job)
@@ -345,7 +357,7 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
     job.coefficients = <double*>(memory + partials)
     folded(&job, memory + partials + coefficients)
     if not frozen:
-        job.weight = <const double*>data(weight)
+        weigh(&job, weight)
         job.unit = unit_of(weight)
     try:
         with nogil:

@@ -62,6 +62,9 @@ cdef extern from "lanes.h" nogil:
     enum:
         BN_BEYOND
 
+cdef extern from "weights.h" nogil:
+    cnp.int64_t bn_sum_bytes(int, const void*, Py_ssize_t)
+
 cdef extern from "streams.h" nogil:
     enum:
         BN_LINE

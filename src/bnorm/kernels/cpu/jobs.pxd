@@ -53,7 +53,9 @@ ctypedef struct Job:
     const void* x
     const void* dy
     void* y                 # of the type of x, but of integers float64
-    const double* weight    # [outer][inner] or NULL
+    const void* weight      # [outer][inner] or NULL
+    int weighs              # what they are, of narrow.h: BN_REAL, float64, or the bytes of a mask, BN_BOOL or BN_UINT8
+    int unsound             # one of them is negative or not finite: any task of moments may set it
     double unit             # a power of two near the largest weight, which may not fit the type of x
     bint skipna
     bint exact              # moments of float32 are summed in float64
@@ -100,7 +102,8 @@ ctypedef struct RowJob:
     const void* residual    # added to x, which makes h: then rows of h are normalized; or NULL
     void* h
     const void* dh          # the gradient of h, added to dx; or NULL
-    const double* weight    # [outer][inner], of each position; or NULL
+    const void* weight      # [outer][inner], of each position; or NULL
+    int weighs              # what they are, as in Job
     void* near              # memory of the thread for those of an outer position, in the type that the loops compute in
     int rule                # what a row is divided by, of formulas.h
     Activation act

@@ -1,8 +1,8 @@
 # Running statistics that a batch updates and that then normalize it, in one call.
 #
-# Uses MOST_AXES, data, folded, partial_size, read_activation, result, scratch, seen_as, target, vector_size (arrays),
-# expect, expect_block, need (guards), run, run_map (plan), Target, counted, move_channel, put, refuse, statistics_of,
-# take, written (statistics).
+# Uses MOST_AXES, data, folded, partial_size, read_activation, result, scratch, seen_as, target, vector_size, weigh
+# (arrays), expect, expect_block, need (guards), run, run_map (plan), Target, counted, move_channel, put, refuse,
+# statistics_of, take, written (statistics).
 # Gives entries only.
 
 ctypedef fused single_or_double:
@@ -49,7 +49,7 @@ def online(cnp.ndarray x not None, rule not None, cnp.ndarray skipped not None, 
             read_activation(&job.act, IDENTITY)
             folded(&job, <char*>(missing + C))
         if update:
-            job.weight = <const double*>data(weight)
+            weigh(&job, weight)
             job.exact = True
             memset(missing, 0, C * sizeof(cnp.int64_t))
             if not sum_rows(&job):

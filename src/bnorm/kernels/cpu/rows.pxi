@@ -1,7 +1,8 @@
 # Layer, group, instance and RMS normalization.
 #
-# Uses data, is_wide, line_of, narrow_of, read_activation, result, scratch, to_type, vector (arrays), expect,
-# expect_block, expect_like, need (guards), ROW, bypasses, plan_rows, plan_sums, rounded_up, sizes (plan).
+# Uses data, expect_weights, is_wide, kind_of_weights, line_of, narrow_of, read_activation, result, scratch, to_type,
+# vector (arrays), expect, expect_block, expect_like, need (guards), ROW, bypasses, plan_rows, plan_sums, rounded_up,
+# sizes (plan).
 # Gives entries only.
 
 
@@ -136,8 +137,9 @@ def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps,
         x, residual = h, None
     y = result(x, out)
     row_view(&job, x, y, gamma, beta, None, False, act, weight is not None)
-    expect("weight", weight, cnp.NPY_DOUBLE, job.outer * job.inner)
-    job.weight = <const double*>data(weight)
+    expect_weights(weight, job.outer * job.inner)
+    job.weight = data(weight)
+    job.weighs = kind_of_weights(weight)
     if residual is not None:
         expect_like("residual", residual, x)
         h = result(x, None)
@@ -169,8 +171,9 @@ def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray r
     cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
     expect_like("dy", dy, x)
     row_view(&job, x, dx, gamma, beta, dy, params, act, weight is not None)
-    expect("weight", weight, cnp.NPY_DOUBLE, job.outer * job.inner)
-    job.weight = <const double*>data(weight)
+    expect_weights(weight, job.outer * job.inner)
+    job.weight = data(weight)
+    job.weighs = kind_of_weights(weight)
     if dh is not None:
         expect_like("dh", dh, x)
         job.dh = data(dh)

@@ -3,7 +3,8 @@
 #
 # Uses nothing of its siblings.
 # Gives Block, Columns, FETCH_COLUMNS, ROWS, block_rows, bounded, columns_of, fetch_rows, from_position, gather,
-# head_of, lane_sum, one_nan, plane_of, planes_of, pour, run_block, spread, values_of, whole_sums, width_of, zero.
+# head_of, lane_sum, one_nan, plane_of, planes_of, pour, row_weights, run_block, spread, values_of, weigh_block,
+# weights_at, weights_from, weights_of_row, whole_sums, width_of, zero.
 
 cdef enum:
     FETCH_COLUMNS = 16  # columns between two fetches of what comes next, by rows: few lines at a time
@@ -16,7 +17,10 @@ cdef enum:
 ctypedef struct Block:
     Py_ssize_t rows, stride, extra
     Py_ssize_t widen, channels, run
-    const double* w     # the weight of its first position, of the others behind it; NULL: all weigh 1
+    const void* w       # the weight of its first position, of the others behind it; NULL: all weigh 1
+    int weighs          # what they are, as in Job
+    int* unsound        # set where one is negative or not finite
+    double* total       # their sum, if it is known, for the next channel; or NULL
     bn_ahead* ahead     # the walk through memory that the reader is on, or NULL
 
 
@@ -71,14 +75,17 @@ cdef inline void fetch_rows(const Block* b, Py_ssize_t rows, size_t size) noexce
         bn_fetch(b.ahead, (rows * width_of(b) + b.extra) * size)
 
 
-cdef inline Block run_block(Py_ssize_t n, const double* w) noexcept nogil:
+cdef inline Block run_block(Py_ssize_t n) noexcept nogil:
     """n values of one channel that lie one after the other: LANES partial sums side by side."""
     cdef Block b
     b.rows = n // LANES
     b.stride = b.run = LANES
     b.extra = n % LANES
     b.widen = b.channels = 1
-    b.w = w
+    b.w = NULL
+    b.weighs = BN_REAL
+    b.unsound = NULL
+    b.total = NULL
     b.ahead = NULL
     return b
 
@@ -172,12 +179,58 @@ cdef inline void gather(double* columns, const Block* b) noexcept nogil:
             columns[c] = lane_sum(columns + c * run, run)
 
 
-cdef inline const double* from_position(const double* weight, Py_ssize_t i) noexcept nogil:
+cdef inline const double* from_position(const double* numbers, Py_ssize_t i) noexcept nogil:
+    if numbers == NULL:
+        return numbers
+    return numbers + i
+
+
+cdef inline const void* weights_from(const void* weight, int weighs, Py_ssize_t i) noexcept nogil:
+    """Those from position i on, of whatever type, or NULL."""
     if weight == NULL:
         return weight
-    return weight + i
+    return <const char*>weight + i * (<Py_ssize_t>sizeof(double) if weighs == BN_REAL else 1)
+
+
+cdef inline void weigh_block(Job* job, Py_ssize_t at, Block* b) noexcept nogil:
+    """Give a block its weights, if there are any, from a position on."""
+    b.w = weights_from(job.weight, job.weighs, at)
+    b.weighs = job.weighs
+    b.unsound = &job.unsound
+    b.total = NULL
+
+
+cdef inline const double* weights_at(
+    const void* weight, int weighs, Py_ssize_t i, Py_ssize_t n, double* room
+) noexcept nogil:
+    """n weights from position i on: where they lie, or in the room if they are bytes."""
+    if weighs == BN_REAL:
+        return <const double*>weight + i
+    bn_read_double(weighs, weight, i, n, room)
+    return room
 
 
 cdef inline Py_ssize_t block_rows(const Job* job, Py_ssize_t done) noexcept nogil:
     """Rows of the next block after so many; of moments at most three times as many, see channel_moments.pxi."""
     return BLOCK if job != NULL and job.dy != NULL else max(<Py_ssize_t>FIRST, min(<Py_ssize_t>BLOCK, 3 * done))
+
+
+cdef inline const double* row_weights(const Block* b, Py_ssize_t r, Py_ssize_t width, double* room) noexcept nogil:
+    """The weights of row r of a block, of which so many columns are there."""
+    return weights_at(b.w, b.weighs, r * b.widen * b.run, width // b.channels, room)
+
+
+cdef void weights_of_row(
+    const double* w, Py_ssize_t channels, Py_ssize_t run, Py_ssize_t width, double* columns
+) noexcept nogil:
+    """The weights of the first `width` columns of a row; w[q * run + i] is shared by the channels."""
+    cdef Py_ssize_t c, i, j = 0
+    while j < width:
+        for c in range(channels):
+            if run == 1:
+                columns[j + c] = w[0]
+            else:
+                for i in range(min(run, width - j - c * run)):
+                    columns[j + c * run + i] = w[i]
+        j += channels * run
+        w += run

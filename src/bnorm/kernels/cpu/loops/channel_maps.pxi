@@ -1,7 +1,7 @@
 # The maps, one read and one write: lines of values, which channel_lines.pxi computes, through memory. Outputs larger
 # than the cache are finished in a small buffer and streamed to memory past the cache.
 #
-# Uses Columns, from_position, spread (channel_columns), Run, checked_columns, from_column, gradient_columns,
+# Uses Columns, spread, weights_at (channel_columns), Run, checked_columns, from_column, gradient_columns,
 # gradient_run, look, normalize_columns, normalize_run (channel_lines), done, taken (channel_narrow), EDGED,
 # send_columns (channel_sent).
 # Gives Lines, Output, SCALAR_RUN, by_lines, longest, map_columns, map_runs, plain, room.
@@ -58,16 +58,20 @@ cdef inline double number(const void* values, Py_ssize_t c, const real* x) noexc
 
 
 cdef inline void map_run(
-    Job* job, Py_ssize_t at, const double* w, Py_ssize_t n, Py_ssize_t c, Lines* lines, const real* x, real* y
+    Job* job, Py_ssize_t at, Py_ssize_t i, Py_ssize_t n, Py_ssize_t c, Lines* lines, const real* x, real* y
 ) noexcept nogil:
-    """n values of channel c, from position `at` of the arrays, of which x is there already, into y."""
+    """n values of channel c, from place `at` of the arrays and position i on, of which x is there already, into y."""
     cdef Run of
+    cdef double[LINE] near
+    cdef const double* w = NULL
     of.h = number(job.high, c, x)
     of.scale = number(job.scale, c, x)
     of.shift = number(job.shift, c, x)
     if job.dy == NULL:
         normalize_run(x, y, n, <real>of.h, <real>of.scale, <real>of.shift, job.act)
         return
+    if job.weight != NULL:
+        w = weights_at(job.weight, job.weighs, i, n, near)
     of.a = number(job.a, c, x)
     of.b = number(job.b, c, x)
     of.c = number(job.c, c, x)
@@ -125,7 +129,7 @@ cdef void map_runs(
                 if job.finite:
                     look(job, line, n)
                 y = room(out, at + j, n, x)
-                map_run(job, at + j, from_position(job.weight, o * job.inner + j), n, c, out.narrow_lines, line, y)
+                map_run(job, at + j, o * job.inner + j, n, c, out.narrow_lines, line, y)
                 done(out, at + j, n, y)
                 j += n
 
@@ -190,14 +194,15 @@ cdef void map_columns(
     where a line of the cache does, so that no vector of y lies in two.
     """
     cdef real[LINE] h, scale, shift, a, b, c, wr
-    cdef const double* weight = NULL if job.dy == NULL else job.weight     # the forward has no use for them
+    cdef double[LINE] near
+    cdef const void* weight = NULL if job.dy == NULL else job.weight       # the forward has no use for them
     cdef Columns line, of
     cdef real* y
     cdef const real* v
     cdef const real* g
     cdef Py_ssize_t most = longest(x), run = job.inner, plane = job.channels * run
     cdef Py_ssize_t at = first * job.widen * plane, stop = last * job.widen * plane, step = plane, widen = 1
-    cdef Py_ssize_t channels, width, lead = 0, i, j, k, n
+    cdef Py_ssize_t channels, width, lead = 0, positions, i, j, k, n
     cdef bint whole = end - begin == job.channels and plane <= most
     if last == job.rows:
         stop = job.outer * plane
@@ -232,7 +237,9 @@ cdef void map_columns(
                     k += j
                     continue
                 if weight != NULL:
-                    weights_of_line(weight + i // plane * run, 1.0 / job.unit, min(channels, j), run, j, wr)
+                    positions = (j + channels * run - 1) // (channels * run) * run
+                    weights_of_line(weights_at(weight, job.weighs, i // plane * run, positions, near), 1.0 / job.unit,
+                                    min(channels, j), run, j, wr)
                 y = room(out, i + k, j, x)
                 if g != NULL:
                     gradient_columns(g, v, y, j, &of, job.act)

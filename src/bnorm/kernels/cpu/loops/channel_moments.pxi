@@ -6,8 +6,9 @@
 # rounding error eps n_b d^2 is at most 4 eps times the n n_b / (n + n_b) d^2 that the merge adds to m2 anyway, as long
 # as n_b <= 3 n. So the first block is small, and every next one three times what was before it.
 #
-# Uses Block, FETCH_COLUMNS, ROWS, columns_of, fetch_rows, gather, head_of, plane_of, planes_of, spread, values_of,
-# whole_sums, width_of, zero (channel_columns), recenter, weighted_moments (channel_weighted).
+# Uses Block, FETCH_COLUMNS, ROWS, columns_of, fetch_rows, gather, head_of, plane_of, planes_of, row_weights, spread,
+# values_of, weights_of_row, whole_sums, width_of, zero (channel_columns), recenter, weighted_moments
+# (channel_weighted).
 # Gives ACROSS, Parts, add_unmarked, block_moments, careful_moments, careful_sums, centered_sums, exact_sums.
 
 cdef enum:
@@ -138,27 +139,11 @@ cdef inline void weighted_row(
         q[j] += wj * d * d
 
 
-cdef void weights_of_row(
-    const double* w, Py_ssize_t channels, Py_ssize_t run, Py_ssize_t width, double* columns
-) noexcept nogil:
-    """The weights of the first `width` columns of a row; w[q * run + i] is shared by the channels."""
-    cdef Py_ssize_t c, i, j = 0
-    while j < width:
-        for c in range(channels):
-            if run == 1:
-                columns[j + c] = w[0]
-            else:
-                for i in range(min(run, width - j - c * run)):
-                    columns[j + c * run + i] = w[i]
-        j += channels * run
-        w += run
-
-
 cdef void careful_sums(
     const real* x, const Block* b, bint skipna, const double* center, double* n, double* s, double* q
 ) noexcept nogil:
     """Per channel n = sum w, s = sum w (x - center), q = sum w (x - center)^2, all in float64; room for all columns."""
-    cdef double[WIDE] wj, columns, of_n, of_s, of_q
+    cdef double[WIDE] wj, columns, of_n, of_s, of_q, near
     cdef const double* m = columns_of(center, b, columns)
     cdef Py_ssize_t r, j, width = width_of(b), rows = b.rows + (b.extra > 0)
     zero(n, width)
@@ -173,7 +158,7 @@ cdef void careful_sums(
             zero(of_q, width)
         j = width if r < b.rows else b.extra
         if b.w != NULL:
-            weights_of_row(b.w + r * b.widen * b.run, b.channels, b.run, j, wj)
+            weights_of_row(row_weights(b, r, j, near), b.channels, b.run, j, wj)
         weighted_row(x + r * b.stride, wj, j, skipna, m, of_n, of_s, of_q)
         if r % CAREFUL == CAREFUL - 1 or r == rows - 1:
             for j in range(width):
@@ -190,7 +175,7 @@ cdef void first_values(
 ) noexcept nogil:
     """The first value that counts, for every channel that has none yet (n == 0); 0 where the block has none either."""
     cdef bint[WIDE] found
-    cdef double[WIDE] wj
+    cdef double[WIDE] wj, near
     cdef Py_ssize_t r, j, c, width, missing = 0
     cdef double v
     for c in range(b.channels):
@@ -203,7 +188,7 @@ cdef void first_values(
             return
         width = width_of(b) if r < b.rows else b.extra
         if b.w != NULL:
-            weights_of_row(b.w + r * b.widen * b.run, b.channels, b.run, width, wj)
+            weights_of_row(row_weights(b, r, width, near), b.channels, b.run, width, wj)
         for j in range(width):
             c = (j // b.run) % b.channels
             v = <double>x[r * b.stride + j]

@@ -4,9 +4,9 @@
 #
 # Integers without weights need no center: their sums and sums of squares have room in 64 bits, and are exact.
 #
-# Uses Block, Columns, ROWS, columns_of, from_position, gather, values_of, width_of, zero (channel_columns),
-# pair_sums, products_beyond_float, pulled_pair_sums (channel_grads), Output (channel_maps), Parts, centered_sums,
-# exact_sums (channel_moments), add_block, parts_at (channel_tasks).
+# Uses Block, Columns, ROWS, columns_of, gather, values_of, weights_from, width_of, zero (channel_columns), pair_sums,
+# products_beyond_float, pulled_pair_sums (channel_grads), Output (channel_maps), Parts, centered_sums, exact_sums
+# (channel_moments), add_block, parts_at (channel_tasks).
 # Gives done, integer_task, merge_integers, narrow_block, read_doubles, read_floats, taken, write_floats.
 
 
@@ -79,7 +79,8 @@ cdef bint next_chunk(
     chunk.stride = width_of(b)
     chunk.rows = min(most, b.rows - r)
     chunk.extra = b.extra if r + chunk.rows == b.rows and chunk.rows < most else 0
-    chunk.w = from_position(b.w, r * b.widen * b.run)
+    chunk.total = NULL
+    chunk.w = weights_from(b.w, b.weighs, r * b.widen * b.run)
     read_rows(job, job.x, at + r * b.stride, b.stride, chunk, b.ahead, x)
     if job.dy != NULL:
         read_rows(job, job.dy, at + r * b.stride, b.stride, chunk, NULL, dy)

@@ -1,12 +1,15 @@
 # A task is one piece of rows times one group of channels. Partial results lie by piece, so merging them in index order
 # gives the same bits whoever computed them.
 #
-# Uses Block, Columns, ROWS, block_rows, bounded, from_position, one_nan, run_block, zero (channel_columns),
-# block_sums (channel_grads), Lines, Output, SCALAR_RUN, by_lines, map_columns, map_runs, plain (channel_maps), Parts,
+# Uses Block, Columns, ROWS, block_rows, bounded, one_nan, run_block, weigh_block, zero (channel_columns), block_sums
+# (channel_grads), Lines, Output, SCALAR_RUN, by_lines, map_columns, map_runs, plain (channel_maps), Parts,
 # block_moments (channel_moments), integer_task, merge_integers, narrow_block (channel_narrow).
 # Gives add_block, center_sums_double, center_sums_float, finish_backward, finish_forward, fold_backward_double,
 # fold_backward_float, fold_forward_double, fold_forward_float, map_double, map_float, merge_moments, merge_sums,
 # parts_at, reduce_double, reduce_float.
+
+cdef enum:
+    TOTALS = 16     # blocks of a run whose weights are added up once for all channels
 
 
 cdef inline Parts parts_at(const Job* job, Py_ssize_t c, double* partial) noexcept nogil:
@@ -44,15 +47,23 @@ cdef void reduce_block(
 
 
 cdef void reduce_long(
-    Job* job, Py_ssize_t r, Py_ssize_t done, Py_ssize_t c, bn_ahead* ahead, double* partial, const real* x
+    Job* job, Py_ssize_t r, Py_ssize_t done, Py_ssize_t c, double* totals, bn_ahead* ahead, double* partial,
+    const real* x
 ) noexcept nogil:
-    """A long run of channel c, which has `done` values already: LANES partial sums side by side, a block at a time."""
-    cdef Py_ssize_t o = r // job.segments, i = (r % job.segments) * job.segment, n
+    """A long run of channel c, which has `done` values already: LANES partial sums side by side, a block at a time.
+
+    totals: the sums of the weights of the first blocks, which the channels share.
+    """
+    cdef Py_ssize_t o = r // job.segments, i = (r % job.segments) * job.segment, n, block = 0
     cdef Py_ssize_t end = min(i + job.segment, job.inner)
     cdef Block b
     while i < end:
         n = min(block_rows(job, done // LANES) * LANES, end - i)
-        b = run_block(n, from_position(job.weight, o * job.inner + i))
+        b = run_block(n)
+        weigh_block(job, o * job.inner + i, &b)
+        if block < TOTALS:
+            b.total = totals + block
+        block += 1
         b.ahead = ahead
         reduce_block(job, (o * job.channels + c) * job.inner + i, &b, c, partial, x)
         i += n
@@ -86,6 +97,7 @@ cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     cdef Block b
     cdef double* partial = job.partial + p * 4 * job.channels
     cdef bn_ahead walk
+    cdef double[TOTALS] totals
     for i in range(4):
         zero(partial + i * job.channels + begin, end - begin)
     if job.inner == 0:
@@ -95,8 +107,10 @@ cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
             if job.far and (job.segments > 1 or r == first):
                 walk_of(job, r, begin, end, &walk, x)
                 bn_fetch(&walk, BN_AHEAD + ROWS * LANES * sizeof(real))
+            for i in range(TOTALS):
+                totals[i] = -1.0
             for c in range(begin, end):
-                reduce_long(job, r, (r - first) * job.segment, c, &walk if job.far else NULL, partial, x)
+                reduce_long(job, r, (r - first) * job.segment, c, totals, &walk if job.far else NULL, partial, x)
         return
     b.stride = plane * job.channels
     b.widen = job.widen
@@ -115,7 +129,7 @@ cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
             b.extra = 0
             if r + b.rows == job.rows:
                 b.extra = (job.outer - job.rows * job.widen) * job.channels * run
-            b.w = from_position(job.weight, r * plane)
+            weigh_block(job, r * plane, &b)
             reduce_block(job, r * b.stride + c * run, &b, c, partial, x)
             r += b.rows
         c += job.tile

@@ -4,196 +4,39 @@
 # block has more than three times the values before it. Weights may grow without bounds from block to block; so a block
 # that outweighs what was before it by more is summed again where its center turns out to be far from its mean.
 #
-# Uses Block, FETCH_COLUMNS, ROWS, columns_of, gather, lane_sum, pour, values_of, width_of, zero (channel_columns),
-# ACROSS, Parts, add_unmarked, careful_moments (channel_moments).
+# Uses Block, columns_of, gather, lane_sum, values_of, width_of, zero (channel_columns), Parts, add_unmarked,
+# careful_moments (channel_moments), BROAD, sums_of_columns, sums_of_rows (channel_weights).
 # Gives recenter, weight_of, weighted_moments.
 
 cdef enum:
-    FOURS = 16      # times four rows that are summed before their sum is added
-    BROAD = 16      # values side by side that are worth a loop of their own
     FOLD = 512      # weights that are summed as eight rows
 
 
-cdef inline void two(double x0, double w0, double x1, double w1, double m, double* sum, double* square) noexcept nogil:
-    """sum w (x - m) and sum w (x - m)^2 of two values."""
-    cdef double d0 = x0 - m, d1 = x1 - m, p0 = w0 * d0, p1 = w1 * d1
-    sum[0] = p0 + p1
-    square[0] = p0 * d0 + p1 * d1
+cdef inline double lesser(double a, double b) noexcept nogil:
+    return a if a < b else b
 
 
-cdef inline void four_rows(
-    const real* x, Py_ssize_t stride, const Py_ssize_t* row, const double* w, Py_ssize_t n, const double* m,
-    bint begins, double* s, double* q
-) noexcept nogil:
-    """s += sum w (x - m), q += sum w (x - m)^2 per column, of four rows with one weight each; begins: from nothing."""
-    cdef const real* x0 = x + row[0] * stride
-    cdef const real* x1 = x + row[1] * stride
-    cdef const real* x2 = x + row[2] * stride
-    cdef const real* x3 = x + row[3] * stride
-    cdef Py_ssize_t j
-    cdef double s0, s1, q0, q1
-    for j in range(n):
-        two(x0[j], w[0], x1[j], w[1], m[j], &s0, &q0)
-        two(x2[j], w[2], x3[j], w[3], m[j], &s1, &q1)
-        s[j] = s0 + s1 if begins else s[j] + (s0 + s1)
-        q[j] = q0 + q1 if begins else q[j] + (q0 + q1)
-
-
-cdef inline void sums_of_rows(const real* x, const Block* b, const double* m, double* s, double* q) noexcept nogil:
-    """The same of a block whose positions are rows of channels; those of weight 0 are stepped over."""
-    cdef Py_ssize_t[4 * FOURS + 4] row
-    cdef double[4 * FOURS + 4] w
-    cdef double[ACROSS] of_s, of_q
-    cdef double[WIDE] some_s, some_q
-    cdef Py_ssize_t width = b.channels, stride = b.stride // b.widen, rows = values_of(b)
-    cdef Py_ssize_t most = ACROSS if b.ahead == NULL else 4 * FETCH_COLUMNS
-    cdef Py_ssize_t r = 0, i, f, j, k, n, found, done = 0, end, passed
-    zero(some_s, width)
-    zero(some_q, width)
-    while r < rows:
-        found = 0
-        while r < rows and found < 4 * FOURS:
-            row[found] = r
-            w[found] = b.w[r]
-            found += b.w[r] != 0.0
-            r += 1
-        for i in range(found, found + 4):   # to whole fours
-            row[i] = row[0]
-            w[i] = 0.0
-        i = 0
-        while i < found:
-            end = min(i + <Py_ssize_t>ROWS, found)
-            k = 0
-            while k < width:
-                n = min(most, width - k)
-                for f in range(i, end, 4):
-                    if b.ahead != NULL:
-                        passed = (row[f + 4] if f + 4 < found else r) - (done if f == 0 else row[f])
-                        bn_fetch(b.ahead, passed * n * sizeof(real))
-                    if f == i:
-                        four_rows(x + k, stride, row + f, w + f, n, m + k, True, of_s, of_q)
-                    else:
-                        four_rows(x + k, stride, row + f, w + f, n, m + k, False, of_s, of_q)
-                for j in range(n):
-                    some_s[k + j] += of_s[j]
-                    some_q[k + j] += of_q[j]
-                k += n
-            i = end
-        if found > 0:
-            done = r
-        pour(some_s, width, s)
-        pour(some_q, width, q)
-    if b.ahead != NULL:
-        bn_advance(b.ahead, (rows - done) * width * sizeof(real))
-
-
-cdef inline real counted(real x, double w, bint guarded) noexcept nogil:
-    """x, or where guarded 0 if it does not count, whatever it is."""
-    return x if w != 0.0 or not guarded else 0
-
-
-cdef inline void two_weighted(
-    const real* x, Py_ssize_t stride, const double* w, Py_ssize_t step, double m, bint guarded, double* sum,
-    double* square
-) noexcept nogil:
-    """`two` down a column."""
-    cdef double w0 = w[0], w1 = w[step]
-    two(counted(x[0], w0, guarded), w0, counted(x[stride], w1, guarded), w1, m, sum, square)
-
-
-cdef inline void four_weighted(
-    const real* x, Py_ssize_t stride, const double* w, Py_ssize_t step, Py_ssize_t n, const double* m, bint guarded,
-    double* s, double* q
-) noexcept nogil:
-    """four_rows, where the n columns have weights of their own, `step` apart from row to row."""
-    cdef Py_ssize_t j
-    cdef double s0, s1, q0, q1
-    for j in range(n):
-        two_weighted(x + j, stride, w + j, step, m[j], guarded, &s0, &q0)
-        two_weighted(x + 2 * stride + j, stride, w + 2 * step + j, step, m[j], guarded, &s1, &q1)
-        s[j] += s0 + s1
-        q[j] += q0 + q1
-
-
-cdef inline void one_weighted(
-    const real* x, const double* w, Py_ssize_t n, const double* m, double* s, double* q
-) noexcept nogil:
-    cdef Py_ssize_t j
-    cdef double d
-    for j in range(n):
-        d = <double>counted(x[j], w[j], True) - m[j]
-        s[j] += w[j] * d
-        q[j] += w[j] * d * d
-
-
-cdef inline void sums_of_columns(
-    const real* x, const Block* b, const double* m, bint guarded, double* s, double* q
-) noexcept nogil:
-    """The same of any block: weights are read where they lie if a run is broad, else they are spread over the row.
-
-    guarded: what weighs nothing may be something that times 0 is not 0.
-    """
-    cdef double[4 * WIDE + BROAD] over_row, near
-    cdef double[WIDE] of_s, of_q
-    cdef int64_t[8 * BROAD] order
-    cdef const double* w
-    cdef bint broad = b.run >= BROAD or b.channels == 1
-    cdef Py_ssize_t all = width_of(b), width = all, plane = b.widen * b.run, step = plane if broad else all
-    cdef Py_ssize_t piece = b.run if broad and b.channels > 1 else all, r = 0, rows, i, j, c, n
-    zero(of_s, all)
-    zero(of_q, all)
-    if not broad and b.run == 1:
-        bn_spread_order(b.channels, order)
-    while r < b.rows + (b.extra > 0):
-        rows = 4 if r + 4 <= b.rows else 1
-        if r == b.rows:
-            width = b.extra
-        w = b.w + r * plane
-        if not broad:
-            n = (rows - 1) * plane + width // b.channels
-            if b.run == 1:
-                bn_spread(w, n, b.channels, order, over_row)
-            else:
-                memcpy(near, w, n * sizeof(double))
-                bn_spread_runs(near, n // b.run, b.channels, b.run, over_row)
-            w = over_row
-        j = i = c = 0
-        while j < width:
-            n = min(min(<Py_ssize_t>LANES, piece - i), width - j)
-            if b.ahead != NULL:
-                bn_fetch(b.ahead, rows * n * sizeof(real))
-            if rows == 4:
-                four_weighted(x + r * b.stride + j, b.stride, w + i, step, n, m + j, guarded, of_s + j, of_q + j)
-            else:
-                one_weighted(x + r * b.stride + j, w + i, n, m + j, of_s + j, of_q + j)
-            j += n
-            i += n
-            if i == piece:
-                i = 0
-                c += 1
-                if c == b.channels:
-                    c = 0
-                    w += piece
-        r += rows
-        if r % (4 * FOURS) == 0:
-            pour(of_s, all, s)
-            pour(of_q, all, q)
-    pour(of_s, all, s)
-    pour(of_q, all, q)
-
-
-cdef double weight_of(const double* w, Py_ssize_t n) noexcept nogil:
-    """The sum of n weights: of so many at a time, then in pairs."""
-    cdef double[LANES] lanes
+cdef double weight_of(const double* w, Py_ssize_t n, int* negative) noexcept nogil:
+    """The sum of n weights: of so many at a time, then in pairs. negative: set where one is."""
+    cdef double[LANES] lanes, low
     cdef Py_ssize_t j, half = n // (2 * FOLD) * FOLD
+    cdef int found = 0
     if half > 0:
-        return weight_of(w, half) + weight_of(w + half, n - half)
+        return weight_of(w, half, negative) + weight_of(w + half, n - half, negative)
     if n < FOLD:
+        for j in range(n):
+            found |= w[j] < 0.0
+        negative[0] |= found
         return lane_sum(w, n)
     for j in range(LANES):
+        low[j] = lesser(lesser(lesser(w[j], w[LANES + j]), lesser(w[2 * LANES + j], w[3 * LANES + j])),
+                        lesser(lesser(w[4 * LANES + j], w[5 * LANES + j]), lesser(w[6 * LANES + j], w[7 * LANES + j])))
         lanes[j] = ((w[j] + w[LANES + j]) + (w[2 * LANES + j] + w[3 * LANES + j])) + (
             (w[4 * LANES + j] + w[5 * LANES + j]) + (w[6 * LANES + j] + w[7 * LANES + j]))
-    return lane_sum(lanes, LANES) + lane_sum(w + FOLD, n - FOLD)
+    for j in range(LANES):
+        found |= low[j] < 0.0
+    negative[0] |= found
+    return lane_sum(lanes, LANES) + (weight_of(w + FOLD, n - FOLD, negative) if n > FOLD else lane_sum(w, 0))
 
 
 cdef inline bint recenter(
@@ -223,12 +66,45 @@ cdef inline bint not_finite(Py_ssize_t channels, const double* q) noexcept nogil
     return found != 0
 
 
-cdef inline bint any_zero(const double* w, Py_ssize_t n) noexcept nogil:
-    cdef Py_ssize_t i
+cdef inline bint any_zero(const Block* b) noexcept nogil:
+    """Whether a weight of a block is 0."""
+    cdef Py_ssize_t i, n = values_of(b)
     cdef int found = 0
     for i in range(n):
-        found |= w[i] == 0.0
+        if b.weighs == BN_REAL:
+            found |= (<const double*>b.w)[i] == 0.0
+        else:
+            found |= (<const unsigned char*>b.w)[i] == 0
     return found != 0
+
+
+cdef inline double weight_of_block(const Block* b) noexcept nogil:
+    """The sum of its weights; of a mask it is exact, and so is it if they are the same as float64."""
+    cdef Py_ssize_t n = values_of(b)
+    cdef double count
+    cdef int negative = 0
+    if b.weighs != BN_REAL:
+        return <double>bn_sum_bytes(b.weighs, b.w, n)
+    if b.total != NULL and b.total[0] >= 0.0:
+        return b.total[0]
+    count = weight_of(<const double*>b.w, n, &negative)
+    if b.total != NULL:
+        b.total[0] = count
+    if negative or not (count < INFINITY):
+        bn_set(b.unsound)
+    return count
+
+
+cdef inline Py_ssize_t first_that_counts(const Block* b) noexcept nogil:
+    """The first position whose weight is not 0; there is one."""
+    cdef Py_ssize_t p = 0
+    if b.weighs == BN_REAL:
+        while (<const double*>b.w)[p] == 0.0:
+            p += 1
+    else:
+        while (<const unsigned char*>b.w)[p] == 0:
+            p += 1
+    return p
 
 
 cdef void weighted_sums(const real* x, const Block* b, const double* center, double* s, double* q) noexcept nogil:
@@ -244,7 +120,7 @@ cdef void weighted_sums(const real* x, const Block* b, const double* center, dou
     sums_of_columns(x, b, m, False, s, q)
     gather(s, b)
     gather(q, b)
-    if not_finite(b.channels, q) and any_zero(b.w, values_of(b)):
+    if not_finite(b.channels, q) and any_zero(b):
         again.ahead = NULL
         zero(s, width_of(b))
         zero(q, width_of(b))
@@ -256,9 +132,9 @@ cdef void weighted_sums(const real* x, const Block* b, const double* center, dou
 cdef void weighted_moments(const real* x, const Block* b, bint skipna, Parts to) noexcept nogil:
     """block_moments with weights."""
     cdef double[WIDE] center, s, q
-    cdef Py_ssize_t c, p = 0, row = b.widen * b.run, n = values_of(b)
+    cdef Py_ssize_t c, p, row = b.widen * b.run, n = values_of(b)
     cdef int[WIDE] odd
-    cdef double count = weight_of(b.w, n)
+    cdef double count = weight_of_block(b)
     cdef bint holes = False
     cdef Block again = b[0]
     again.ahead = NULL
@@ -266,8 +142,7 @@ cdef void weighted_moments(const real* x, const Block* b, bint skipna, Parts to)
         if b.ahead != NULL:
             bn_advance(b.ahead, n * b.channels * sizeof(real))
         return
-    while b.w[p] == 0.0:
-        p += 1
+    p = first_that_counts(b)
     p = p // row * b.stride + p % row // b.run * b.channels * b.run + p % b.run
     for c in range(b.channels):     # the first value that counts, where there is no mean yet
         center[c] = x[p + c * b.run] if to.n[c] == 0.0 else to.mean[c] + to.low[c]

@@ -77,64 +77,6 @@ static inline void bn_add_blocks(ptrdiff_t channels, double count, const double 
     }
 }
 
-/* From which of eight weights (four with AVX2) the columns come, each weight `channels` times: one permutation for each of
- * as many vectors as there are channels. */
-static inline void bn_spread_order(ptrdiff_t channels, int64_t *order)
-{
-    const int64_t lanes = BN_PERMUTES;
-    for (int64_t j = 0; j < lanes * channels; j++) {
-        const uint64_t from = (uint64_t)(j / channels);
-        order[j] = (int64_t)(BN_PERMUTES == 8 ? from : 2 * from | (2 * from + 1) << 32);    /* or halves of doubles */
-    }
-}
-
-/* n weights as columns: each `channels` times, 2 to 15. What no permutation makes is written as whole vectors, of which the
- * next ones take over what is too much. */
-static inline void bn_spread(const double *w, ptrdiff_t n, ptrdiff_t channels, const int64_t *order, double *columns)
-{
-#if BN_PERMUTES == 8
-    for (; n >= 8; n -= 8, w += 8)
-        for (ptrdiff_t v = 0; v < 8 * channels; v += 8, columns += 8)
-            _mm512_storeu_pd(columns, _mm512_permutexvar_pd(_mm512_loadu_si512(order + v), _mm512_loadu_pd(w)));
-#elif BN_PERMUTES == 4
-    for (; n >= 4; n -= 4, w += 4)
-        for (ptrdiff_t v = 0; v < 4 * channels; v += 4, columns += 4)
-            _mm256_storeu_ps((float *)columns, _mm256_permutevar8x32_ps(_mm256_loadu_ps((const float *)w),
-                                                                        _mm256_loadu_si256((const __m256i *)(order + v))));
-#endif
-    (void)order;
-#define BN_SPREAD(size)                                                                                               \
-    for (; n > 0; n--, w++, columns += channels)                                                                      \
-        for (int k = 0; k < (size); k++)                                                                              \
-            columns[k] = *w;                                                                                          \
-    return;
-    switch ((channels + 3) / 4) {
-    case 1: BN_SPREAD(4)
-    case 2: BN_SPREAD(8)
-    case 3: BN_SPREAD(12)
-    default: BN_SPREAD(16)
-    }
-#undef BN_SPREAD
-}
-
-/* The same of n runs of 2 to 15 weights, each run `channels` times. Up to 3 weights behind the last are read. */
-static inline void bn_spread_runs(const double *w, ptrdiff_t n, ptrdiff_t channels, ptrdiff_t run, double *columns)
-{
-#define BN_SPREAD(size)                                                                                               \
-    for (; n > 0; n--, w += run)                                                                                      \
-        for (ptrdiff_t c = 0; c < channels; c++, columns += run)                                                      \
-            for (int k = 0; k < (size); k++)                                                                          \
-                columns[k] = w[k];                                                                                    \
-    return;
-    switch ((run + 3) / 4) {
-    case 1: BN_SPREAD(4)
-    case 2: BN_SPREAD(8)
-    case 3: BN_SPREAD(12)
-    default: BN_SPREAD(16)
-    }
-#undef BN_SPREAD
-}
-
 /* 8 partial sums to one. */
 BN_INLINE double bn_whole(const double *eight)
 {

@@ -41,7 +41,7 @@ cdef void run_sums(
     dot[0] = 0.0
     while i < n:
         k = min(<Py_ssize_t>BLOCK * LANES, n - i)
-        block = run_block(k, NULL)
+        block = run_block(k)
         block_sums(dy + i, x + i, &block, &of, act, sum, dot)
         i += k
     dot[0] -= (mean - <double>h) * sum[0]

@@ -1,7 +1,7 @@
 # Rows of float16 and bfloat16: some outer positions at a time are converted, go through a task of float32 rows in
 # place, and are converted back. So each of the loops over rows is there once, and what it works on stays in the cache.
 #
-# Uses from_position (channel_columns), SentSums, WRITTEN, add_narrow, add_narrow_gradient, close_sums, open_sums,
+# Uses weights_from (channel_columns), SentSums, WRITTEN, add_narrow, add_narrow_gradient, close_sums, open_sums,
 # second_input (row_residual), piece_of (row_sums), FETCH_BYTES, rows_float (row_tasks).
 # Gives narrow_rows.
 
@@ -61,7 +61,7 @@ cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
         n = min(job.chunk, last - o)
         at = o * job.groups * row + begin * row
         some.outer = some.steps = n
-        some.weight = from_position(job.weight, o * job.inner)
+        some.weight = weights_from(job.weight, job.weighs, o * job.inner)
         some.mean = job.mean + o * job.groups + begin
         some.rstd = job.rstd + o * job.groups + begin
         bn_read_float(job.narrow, job.x, at, n * width, <float*>some.x)

@@ -28,7 +28,7 @@ cdef double second_moment(const real* x, Py_ssize_t size) noexcept nogil:
         m[j] = 0
     while i < size:
         n = min(<Py_ssize_t>BLOCK * LANES, size - i)
-        b = run_block(n, NULL)
+        b = run_block(n)
         zero(s, LANES)
         zero(q, LANES)
         centered_sums(x + i, &b, m, s, q)
@@ -56,7 +56,7 @@ cdef void row_moments(RowJob* job, Py_ssize_t row, Py_ssize_t size, const real* 
     to.low = &low
     while i < size:
         k = min(block_rows(NULL, i // LANES) * LANES, size - i)
-        b = run_block(k, NULL)
+        b = run_block(k)
         block_moments(x + i, &b, False, False, to)
         i += k
     job.mean[row] = bn_plain(mean + low)

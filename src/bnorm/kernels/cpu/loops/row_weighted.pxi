@@ -13,9 +13,12 @@ cdef enum:
 cdef double near_weights(RowJob* job, Py_ssize_t o, real* near) noexcept nogil:
     """The weights of an outer position in the type of x, with a vector of zeros behind them; their sum, 0 if it is not
     enough to divide by."""
-    cdef const double* w = job.weight + o * job.inner
+    cdef const double* w = <const double*>job.weight + o * job.inner
     cdef double most = 0.0, inverse, all
     cdef Py_ssize_t i
+    cdef int negative = 0
+    if job.weighs != BN_REAL:
+        return near_bytes(job, o, near)
     for i in range(job.inner):
         most = w[i] if w[i] > most else most
     inverse = bn_near_one(most)
@@ -23,8 +26,24 @@ cdef double near_weights(RowJob* job, Py_ssize_t o, real* near) noexcept nogil:
         near[i] = <real>(w[i] * inverse)
     for i in range(job.inner, job.inner + BN_WIDTH):
         near[i] = 0
-    all = weight_of(w, job.inner)
+    all = weight_of(w, job.inner, &negative)
     return all * inverse if 1.0 / all < INFINITY else 0.0
+
+
+cdef double near_bytes(RowJob* job, Py_ssize_t o, real* near) noexcept nogil:
+    """The same of bytes."""
+    cdef const unsigned char* w = <const unsigned char*>job.weight + o * job.inner
+    cdef unsigned char most = 0, limit = 1 if job.weighs == BN_BOOL else 255
+    cdef real inverse
+    cdef Py_ssize_t i
+    for i in range(job.inner):
+        most = max(most, min(w[i], limit))
+    inverse = <real>bn_near_one(most)
+    for i in range(job.inner):
+        near[i] = <real>min(w[i], limit) * inverse
+    for i in range(job.inner, job.inner + BN_WIDTH):
+        near[i] = 0
+    return <double>bn_sum_bytes(job.weighs, w, job.inner) * <double>inverse
 
 
 cdef inline void squares_of_runs(

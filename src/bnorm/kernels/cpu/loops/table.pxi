@@ -8,7 +8,8 @@
 #   activations.pxi        what comes after normalizing, and its gradient
 #   channel_columns.pxi    columns and channels: spread per-channel numbers over columns, gather sums back
 #   channel_moments.pxi    count, mean, m2, low of a block, the fast way and the careful way
-#   channel_weighted.pxi   the same of a block with weights
+#   channel_weights.pxi    sums of columns whose positions have weights
+#   channel_weighted.pxi   moments of a block with weights
 #   channel_grads.pxi      sum dy and sum dy (x - mean) of a block
 #   channel_lines.pxi      the maps of a line: normalize and the input gradient
 #   channel_maps.pxi       lines and planes through memory
@@ -96,6 +97,9 @@ cdef extern from "streams.h" nogil:
     void bn_close(bn_output*, bn_ahead*)
     void bn_fence()
 
+cdef extern from "fetch.h" nogil:
+    void bn_fetch_line(const char*)
+
 cdef extern from "edges.h" nogil:
     ctypedef struct bn_edge:
         pass
@@ -115,9 +119,6 @@ cdef extern from "weighted.h" nogil:
 
 # (...): for the type of the arrays that it is called with; the compiler of C knows the arguments.
 cdef extern from "lanes.h" nogil:
-    void bn_spread_order(Py_ssize_t, int64_t*)
-    void bn_spread(const double*, Py_ssize_t, Py_ssize_t, const int64_t*, double*)
-    void bn_spread_runs(const double*, Py_ssize_t, Py_ssize_t, Py_ssize_t, double*)
     double BN_LEAST_SQUARE
     double BN_LEAST_PRODUCT
     double bn_whole(const double*)
@@ -171,6 +172,22 @@ cdef extern from "memory.h" nogil:
     int32_t bn_infinite_float(float)
     int64_t bn_infinite_double(double)
 
+cdef extern from "weights.h" nogil:
+    enum:
+        BN_ALONG
+        BN_SHARED
+        BN_BYTES
+        BN_BOOLS
+        BN_PERMUTES
+        BN_SIDE
+    void bn_spread_order(Py_ssize_t, int64_t*)
+    void bn_spread(const double*, Py_ssize_t, Py_ssize_t, double*)
+    void bn_spread_runs(const double*, Py_ssize_t, Py_ssize_t, Py_ssize_t, double*)
+    void bn_spread_byte_order(Py_ssize_t, unsigned char*)
+    void bn_spread_bytes(const unsigned char*, Py_ssize_t, Py_ssize_t, const unsigned char*, unsigned char*)
+    int64_t bn_sum_bytes(int, const void*, Py_ssize_t)
+    Py_ssize_t bn_weighted_columns(...)
+
 cdef extern from "narrow.h" nogil:
     enum:
         BN_REAL
@@ -199,6 +216,7 @@ ctypedef fused term:    # what their sums are made in
 include "activations.pxi"
 include "channel_columns.pxi"
 include "channel_moments.pxi"
+include "channel_weights.pxi"
 include "channel_weighted.pxi"
 include "channel_grads.pxi"
 include "channel_lines.pxi"

@@ -1,0 +1,84 @@
+"""What weights cost: `moments` with a mask, weights and rows that fade, in times of plain `moments`.
+
+    python -m benchmarks.masks [--match TEXT] [--seconds S]
+
+A line has the best of many times of each, taken in turn in one process, on one thread and on all. What is above
+GOAL has a dash.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+from numpy import ndarray
+
+import bnorm
+from bnorm import functional as F
+
+from .text import aligned
+
+SHAPES = [(4_000_000, 5), (4_000_000, 3), (1_000_000, 32), (100_000, 64), (32, 64, 112, 112), (32, 64)]
+DTYPES = ["float32", "float64"]
+GOAL = 1.5
+KINDS = ["mask", "uint8", "weights", "half-life"]
+
+
+def calls(x: ndarray) -> dict[str, Callable[[], object]]:
+    """Plain moments of x, and those with each kind of weight; rows fade in a transformer, tables only."""
+    rng = np.random.default_rng(1)
+    of_positions = x.shape[:1] + x.shape[2:]
+    weight = np.resize(rng.random(100_003), of_positions)
+    found = {
+        "plain": partial(F.moments, x),
+        "mask": partial(F.moments, x, weight=weight < 0.7),
+        "uint8": partial(F.moments, x, weight=(weight * 5).astype(np.uint8)),
+        "weights": partial(F.moments, x, weight=weight),
+    }
+    if x.ndim == 2:
+        t = bnorm.BatchNormTransformer(halflife=len(x) / 4)
+        found["half-life"] = partial(t.partial_fit, x)
+    return found
+
+
+def best(found: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """The least time of each, called in turn."""
+    least, end = dict.fromkeys(found, float("inf")), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for name, call in found.items():
+            start = time.perf_counter()
+            call()
+            least[name] = min(least[name], time.perf_counter() - start)
+    return least
+
+
+def lines(
+    match: str, seconds: float, shapes: Sequence[tuple[int, ...]] = SHAPES, dtypes: Sequence[str] = DTYPES
+) -> Iterator[list[str]]:
+    every = bnorm.get_num_threads()
+    for shape in shapes:
+        for dtype in dtypes:
+            x = np.resize(np.random.default_rng(0).standard_normal(100_003, dtype=np.float32), shape).astype(dtype)
+            found = calls(x)
+            for threads in sorted({1, every}):
+                name = f"{dtype} {shape}, {threads} thread{'s' * (threads > 1)}"
+                if match in name:
+                    bnorm.set_num_threads(threads)
+                    took = best(found, seconds)
+                    ratios = [took[kind] / took["plain"] if kind in took else 0.0 for kind in KINDS]
+                    cells = [f"{r:.2f}{' -' * (r > GOAL)}" if r else "" for r in ratios]
+                    yield [name, f"{took['plain'] * 1e3:.3f}", *cells]
+    bnorm.set_num_threads(every)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.masks", description=__doc__)
+    parser.add_argument("--match", default="", metavar="TEXT", help="only cases with this in their name")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each line")
+    options = parser.parse_args()
+    print("\n".join(aligned([["", "plain, ms", *KINDS], *lines(options.match, options.seconds)], 1)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+/* Weights of positions, which the channels share: read as they lie, float64 or the bytes of a mask, and spread over
+ * columns in registers. */
+#ifndef BNORM_WEIGHTS_H
+#define BNORM_WEIGHTS_H
+
+#include "lanes.h"
+#include "narrow.h"
+#include "streams.h"
+
+/* From which of eight weights (four with AVX2) the columns come, each weight `channels` times: one permutation for each
+ * of as many vectors as there are channels. */
+static inline void bn_spread_order(ptrdiff_t channels, int64_t *order)
+{
+    const int64_t lanes = BN_PERMUTES;
+    for (int64_t j = 0; j < lanes * channels; j++) {
+        const uint64_t from = (uint64_t)(j / channels);
+        order[j] = (int64_t)(BN_PERMUTES == 8 ? from : 2 * from | (2 * from + 1) << 32);    /* or halves of doubles */
+    }
+}
+
+/* n weights as columns: each `channels` times, 2 to 15. Written as whole vectors, of which the next ones take over what
+ * is too much. */
+static inline void bn_spread(const double *w, ptrdiff_t n, ptrdiff_t channels, double *columns)
+{
+#define BN_SPREAD(size)                                                                                               \
+    for (; n > 0; n--, w++, columns += channels) {                                                                    \
+        const double one = *w;                                                                                        \
+        for (int k = 0; k < (size); k++)                                                                              \
+            columns[k] = one;                                                                                         \
+    }                                                                                                                 \
+    return;
+    switch ((channels + 3) / 4) {
+    case 1: BN_SPREAD(4)
+    case 2: BN_SPREAD(8)
+    case 3: BN_SPREAD(12)
+    default: BN_SPREAD(16)
+    }
+#undef BN_SPREAD
+}
+
+/* The same of n runs of 2 to 15 weights, each run `channels` times. Up to 3 weights behind the last are read. */
+static inline void bn_spread_runs(const double *w, ptrdiff_t n, ptrdiff_t channels, ptrdiff_t run, double *columns)
+{
+#define BN_SPREAD(size)                                                                                               \
+    for (; n > 0; n--, w += run)                                                                                      \
+        for (ptrdiff_t c = 0; c < channels; c++, columns += run)                                                      \
+            memcpy(columns, w, (size) * sizeof *w);                                                                   \
+    return;
+    switch ((run + 3) / 4) {
+    case 1: BN_SPREAD(4)
+    case 2: BN_SPREAD(8)
+    case 3: BN_SPREAD(12)
+    default: BN_SPREAD(16)
+    }
+#undef BN_SPREAD
+}
+
+/* The sum of n bytes of a mask, whose kind is of narrow.h. */
+static inline int64_t bn_sum_bytes(int kind, const void *mask, ptrdiff_t n)
+{
+    const uint8_t *w = (const uint8_t *)mask;
+    int64_t sum = 0;
+    while (n > 0) {     /* as many as have room in 32 bits */
+        const int32_t some = (int32_t)(n < 1 << 16 ? n : 1 << 16);
+        uint32_t part = 0;
+        if (kind == BN_BOOL)
+            for (int32_t i = 0; i < some; i++)
+                part += w[i] != 0;
+        else
+            for (int32_t i = 0; i < some; i++)
+                part += w[i];
+        sum += part;
+        w += some;
+        n -= some;
+    }
+    return sum;
+}
+
+/* The same of sixteen bytes. */
+static inline void bn_spread_byte_order(ptrdiff_t channels, uint8_t *order)
+{
+    for (ptrdiff_t i = 0; i < 16; i++)
+        for (ptrdiff_t k = 0; k < channels; k++)
+            *order++ = (uint8_t)i;
+}
+
+/* n bytes of a mask as columns: each `channels` times, 2 to 15. */
+static inline void bn_spread_bytes(const uint8_t *w, ptrdiff_t n, ptrdiff_t channels, const uint8_t *order,
+                                   uint8_t *columns)
+{
+#if BN_PERMUTES > 1
+    for (; n >= 16; n -= 16, w += 16) {
+        const __m128i v = _mm_loadu_si128((const __m128i *)w);
+        for (ptrdiff_t k = 0; k < 16 * channels; k += 16, columns += 16)
+            _mm_storeu_si128((__m128i *)columns, _mm_shuffle_epi8(v, _mm_loadu_si128((const __m128i *)(order + k))));
+    }
+#endif
+    (void)order;
+    for (; n > 0; n--, w++, columns += channels)
+        memset(columns, *w, channels);
+}
+
+/* How the weights of a row of columns lie: one for each column; one for `channels` columns; or bytes, one for each,
+ * numbers or whether it counts. */
+enum { BN_ALONG, BN_SHARED, BN_BYTES, BN_BOOLS };
+
+/* Values side by side in a vector, or 1: then vectors are not written out. */
+#if defined(__GNUC__) || defined(__clang__)
+#define BN_SIDE (BN_PERMUTES > 1 ? BN_PERMUTES : 2)
+typedef double bn_doubles __attribute__((vector_size(8 * BN_SIDE)));
+typedef float bn_floats __attribute__((vector_size(4 * BN_SIDE)));
+
+BN_INLINE bn_doubles bn_take_double(const double *from)
+{
+    bn_doubles v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+
+BN_INLINE bn_doubles bn_take_float(const float *from)
+{
+    bn_floats v;
+    memcpy(&v, from, sizeof v);
+    return __builtin_convertvector(v, bn_doubles);
+}
+
+BN_INLINE void bn_put(double *to, bn_doubles v)
+{
+    memcpy(to, &v, sizeof v);
+}
+
+/* Bytes as doubles. */
+BN_INLINE bn_doubles bn_take_bytes(const uint8_t *from)
+{
+#if BN_PERMUTES == 8
+    return (bn_doubles)_mm512_cvtepi32_pd(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#elif BN_PERMUTES == 4
+    int32_t four;
+    memcpy(&four, from, sizeof four);
+    return (bn_doubles)_mm256_cvtepi32_pd(_mm_cvtepu8_epi32(_mm_cvtsi32_si128(four)));
+#else
+    const bn_doubles v = {from[0], from[1]};
+    return v;
+#endif
+}
+
+/* What a mask of bytes keeps of a vector, and 0 for the rest, whatever that is. */
+BN_INLINE bn_doubles bn_counted(bn_doubles v, const uint8_t *mask)
+{
+#if BN_PERMUTES == 8
+    const __m128i eight = _mm_loadl_epi64((const __m128i *)mask);
+    return (bn_doubles)_mm512_maskz_mov_pd((__mmask8)_mm_test_epi8_mask(eight, eight), (__m512d)v);
+#elif BN_PERMUTES == 4
+    int32_t four;
+    memcpy(&four, mask, sizeof four);
+    const __m256i none = _mm256_cmpeq_epi64(_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(four)), _mm256_setzero_si256());
+    return (bn_doubles)_mm256_andnot_pd(_mm256_castsi256_pd(none), (__m256d)v);
+#else
+    const bn_doubles kept = {mask[0] ? v[0] : 0.0, mask[1] ? v[1] : 0.0};
+    return kept;
+#endif
+}
+
+/* A vector of weights in some order. */
+BN_INLINE bn_doubles bn_ordered(bn_doubles v, const int64_t *order)
+{
+#if BN_PERMUTES == 8
+    return (bn_doubles)_mm512_permutexvar_pd(_mm512_loadu_si512(order), (__m512d)v);
+#elif BN_PERMUTES == 4
+    return (bn_doubles)_mm256_castps_pd(
+        _mm256_permutevar8x32_ps(_mm256_castpd_ps((__m256d)v), _mm256_loadu_si256((const __m256i *)order)));
+#else
+    (void)order;
+    return v;
+#endif
+}
+#else
+#define BN_SIDE 1
+#endif
+
+#define bn_weighted_columns(fours, x, ...) BN_OF(bn_weighted_columns, x)(fours, x, __VA_ARGS__)
+#define BN_TEMPLATE "weights.h"
+#include "both.h"
+#elif defined(real)
+
+#if BN_SIDE > 1
+/* s += sum w (x - m), q += sum w (x - m)^2 of a vector of columns: of four rows, then the next four. P(d, i) is w d in
+ * row i, and Q(p, d) w d^2: of what a mask leaves out both are 0, whatever d is. */
+#define BN_FOURS(P, Q)                                                                                                \
+    bn_doubles s_ = bn_take_double(s + j), q_ = bn_take_double(q + j);                                                \
+    const bn_doubles m_ = bn_take_double(m + j);                                                                      \
+    for (ptrdiff_t i_ = 0; i_ < 4 * fours; i_ += 4) {                                                                 \
+        const real *x_ = x + i_ * stride + j;                                                                         \
+        const bn_doubles d0 = OF(bn_take)(x_) - m_, p0 = P(d0, i_);                                                   \
+        const bn_doubles d1 = OF(bn_take)(x_ + stride) - m_, p1 = P(d1, i_ + 1);                                      \
+        const bn_doubles d2 = OF(bn_take)(x_ + 2 * stride) - m_, p2 = P(d2, i_ + 2);                                  \
+        const bn_doubles d3 = OF(bn_take)(x_ + 3 * stride) - m_, p3 = P(d3, i_ + 3);                                  \
+        s_ += (p0 + p1) + (p2 + p3);                                                                                  \
+        q_ += (Q(p0, d0) + Q(p1, d1)) + (Q(p2, d2) + Q(p3, d3));                                                      \
+    }                                                                                                                 \
+    bn_put(s + j, s_);                                                                                                \
+    bn_put(q + j, q_);
+#define BN_P_ALONG(d, i) bn_take_double((const double *)w + (i) * step + j) * d
+#define BN_P_BYTES(d, i) bn_take_bytes((const uint8_t *)w + (i) * step + j) * d
+#define BN_P_BOOLS(d, i) bn_counted(d, (const uint8_t *)w + (i) * step + j)
+#define BN_P_SHARED(d, i) bn_ordered(bn_take_double((const double *)w + (i) * step + at_), order + v_ * BN_SIDE) * d
+#define BN_Q_WEIGHTS(p, d) p * d
+#define BN_Q_BOOLS(p, d) p * p
+
+/* The same of n columns, whole vectors, and of shared weights whole turns of `order`; their weights lie `step` apart
+ * from row to row. Returns how many columns that were. */
+BN_APART ptrdiff_t OF(bn_weighted_columns)(ptrdiff_t fours, const real *BN_RESTRICT x, ptrdiff_t stride, ptrdiff_t n,
+                                           int how, const void *BN_RESTRICT w, ptrdiff_t step, ptrdiff_t channels,
+                                           const int64_t *BN_RESTRICT order,
+                                           const double *BN_RESTRICT m, bn_ahead *ahead, double *BN_RESTRICT s,
+                                           double *BN_RESTRICT q)
+{
+    ptrdiff_t j = 0, at_ = 0, v_ = 0;
+    n -= n % BN_SIDE;
+    for (; j < n; j += BN_SIDE) {
+        if (ahead)
+            bn_fetch(ahead, 4 * fours * BN_SIDE * sizeof(real));
+        if (how == BN_ALONG) {
+            BN_FOURS(BN_P_ALONG, BN_Q_WEIGHTS)
+        } else if (how == BN_BOOLS) {
+            BN_FOURS(BN_P_BOOLS, BN_Q_BOOLS)
+        } else if (how == BN_BYTES) {
+            BN_FOURS(BN_P_BYTES, BN_Q_WEIGHTS)
+        } else {
+            BN_FOURS(BN_P_SHARED, BN_Q_WEIGHTS)
+            if (++v_ == channels) {
+                v_ = 0;
+                at_ += BN_SIDE;
+            }
+        }
+    }
+    return n;
+}
+#endif
+#endif
