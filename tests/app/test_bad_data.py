@@ -153,7 +153,7 @@ def test_damage_in_the_middle(fails, tmp_path):
             [],
             "column 'c': expected the columns of {first}, which does not have it; choose with --columns or --exclude",
         ),
-        ("a,b\n1,x\n", [], "column 'b': expected numbers, as {first} has it, got string"),
+        ("a,b\n1,x\n", [], "column 'b': expected numbers, as {first} has it, got text"),
     ],
 )
 def test_files_that_differ(fails, tmp_path, second, asked, want):
@@ -178,7 +178,7 @@ def test_files_that_differ_where_it_does_not_matter(command, tmp_path):
         (["--columns", "a,z"], "expected a column 'z', got 'a', 'b', 'name'"),
         (["--exclude", "z"], "expected a column 'z', got 'a', 'b', 'name'"),
         (["--weight", "z"], "expected a column 'z', got 'a', 'b', 'name'"),
-        (["--columns", "name"], "column 'name': expected numbers, got string"),
+        (["--columns", "name"], "column 'name': expected numbers, got text"),
         (["--exclude", "a,b"], "expected a column of numbers, got a (excluded); b (excluded); name (text)"),
         (["--columns", "a,b", "--weight", "a"], "column 'a': expected either a feature or the weights, got both"),
         (["--weight", "b"], "column 'b', row 3: expected a finite weight >= 0, got -1.0"),

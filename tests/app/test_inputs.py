@@ -250,6 +250,10 @@ def test_errors_say_what_was_found(command, tmp_path):
     said = command.fails("transform", data, "--state", into[1], "-o", tmp_path / "y.csv")
     assert "expected a column 'x0', got '1.5', '2'; the first row, 1.5, 2, looks like numbers" in said
     assert said.endswith("--no-header takes it for data")
+    data.write_text('a\n"1,234"\n"2,345"\n')
+    command("fit", data, "--thousands", ",", *into, "--force")
+    said = command.fails("transform", data, "--state", into[1], "-o", tmp_path / "y.csv")
+    assert said.endswith("column 'a': expected numbers, got text such as '1,234': --thousands ,")
 
 
 def test_text_that_begins_far_down(command, tmp_path):

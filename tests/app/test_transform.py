@@ -257,7 +257,7 @@ def test_columns_and_drop(command, tmp_path, state):
     command("transform", whole, "--state", state, "-o", out, "--drop", "f0,f2", "--force")
     assert read(out).column_names == ["f1"]
     for more, wanted in (
-        (["--columns", "f7"], "--columns: expected a feature of the state, got 'f7'"),
+        (["--columns", "f7"], "--columns: expected a feature of the state, 'f0', 'f1', 'f2', got 'f7'"),
         (["--drop", "no"], "w.parquet: expected a column 'no', got 'f0', 'f1', 'f2'"),
         (["--drop", "f0,f1,f2"], "w.parquet: expected a feature to normalize, got none but those that are dropped"),
     ):

@@ -126,10 +126,11 @@ def transform(args: argparse.Namespace) -> None:
 
 def merge(args: argparse.Namespace) -> None:
     from bnorm.app import grouped
+    from bnorm.app.showing import counted
 
     grouped.save(grouped.merge(args.states), args.output)
     n = len(args.states)
-    tell(args, {"output": args.output, "states": n}, f"{args.output}: {n} states merged")
+    tell(args, {"output": args.output, "states": n}, f"{args.output}: {counted(n, 'state')} merged")
 
 
 def forget(args: argparse.Namespace) -> None:

@@ -149,4 +149,5 @@ class Stream:
                 raise DataError(f"{s.name}: expected a column {name!r}{like}, got {listed(s.columns)}{doubted(s)}")
         for name in self.numbers:
             if not s.is_number(name):
-                raise DataError(f"{s.name}: column {name!r}: expected numbers{like}, got {s.columns[name]}")
+                got = s.reasons.get(name) or s.columns[name]
+                raise DataError(f"{s.name}: column {name!r}: expected numbers{like}, got {got}")

@@ -12,7 +12,7 @@ from numpy import ndarray
 
 from bnorm import arrow
 from bnorm.app import grouped, places, several, writers
-from bnorm.app.choosing import number_columns, tell
+from bnorm.app.choosing import listed, number_columns, tell
 from bnorm.app.csv_source import CsvSource
 from bnorm.app.dialects import Dialect
 from bnorm.app.errors import DataError
@@ -157,7 +157,7 @@ def _features(first: Source, wish: Wish) -> dict[str, int]:
             )
     for name in wish.columns or ():
         if name not in names:
-            raise DataError(f"--columns: expected a feature of the state, got {name!r}")
+            raise DataError(f"--columns: expected a feature of the state, {listed(names)}, got {name!r}")
     for name in (*wish.drop, *wish.text):
         if name not in first.columns:
             raise DataError(f"{first.name}: expected a column {name!r}, got {', '.join(map(repr, first.columns))}")
