@@ -45,7 +45,7 @@ CASES = [
     Case("rows", "group norm", (60, 4, 2, 49)),
     Case("row_channels", "group norm", (2, 1, 14000, 33)),
     Case("rows_weighted", "weighted group norm", (6, 3, 4, 25)),
-    Case("statistics", "running statistics", (50, 300)),
+    Case("statistics", "layer in training", (50, 300)),
     Case("exact", "exact sums", (3000, 65)),
     Case("exact", "exact sums", (16, 3, 20001)),
 ]
@@ -82,7 +82,7 @@ def check(cupy: Any, case: Case, dtype: str) -> Found:
     kind: dict[str, Callable[[Any, np.ndarray, np.ndarray], Found]] = {
         "batch norm": batch,
         "weighted batch norm": weighted_batch,
-        "running statistics": running,
+        "layer in training": layers,
         "exact sums": exact_sums,
     }
     if case.what in kind:
@@ -143,21 +143,23 @@ def compared(cupy: Any, exact: Exact, found: dict[str, Any], dtype: str) -> Foun
     return errors
 
 
-def running(cupy: Any, x: np.ndarray, dy: np.ndarray) -> Found:
-    """Running statistics of a layer, and moments that are merged: the processor knows them too."""
+def layers(cupy: Any, x: np.ndarray, dy: np.ndarray) -> Found:
+    """Running statistics and added gradients of a layer, and moments that are merged: the processor knows them too."""
     found = []
     for where, make in (("cpu", np.asarray), ("cuda", cupy.asarray)):
         layer = bnorm.BatchNorm1d(x.shape[1], device=where)
-        layer(make(x))
-        layer(make(dy))
+        for values in (x, dy):
+            layer(make(values))
+            layer.backward(make(dy))
         merged = F.moments(make(x)) + F.moments(make(dy))
-        found.append([layer.running_mean, layer.running_var, merged.mean, merged.var()])
+        running = layer.running_mean, layer.running_var
+        found.append([*running, layer.gamma.grad, layer.beta.grad, merged.mean, merged.var()])
     want, got = found[0], map(cupy.asnumpy, found[1])
     error = max(float(np.max(abs(a - b) / np.maximum(1, abs(b)))) for a, b in zip(got, want, strict=True))
-    allowed = 1e-12 if x.dtype == np.float64 else 1e-5  # moments of the processor are those of the type
+    allowed = 1e-12 if x.dtype == np.float64 else 1e-5  # the processor computes in float32 as well
     if not error <= allowed:
-        raise ArithmeticError(f"running statistics: off by {error:.3g}, allowed {allowed:.3g}")
-    return {"running": {"error": error, "of bound": round(error / allowed, 4)}}
+        raise ArithmeticError(f"layer: off by {error:.3g}, allowed {allowed:.3g}")
+    return {"layer": {"error": error, "of bound": round(error / allowed, 4)}}
 
 
 def exact_sums(cupy: Any, x: np.ndarray, dy: np.ndarray) -> Found:

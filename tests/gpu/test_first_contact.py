@@ -16,8 +16,8 @@ from benchmarks.steps import CUT_OFF, FAILED, INTERRUPTED, NOT_REACHED, PASSED, 
 
 import child
 from bnorm.kernels import gpu
-from bnorm.kernels.gpu import launching
-from emulated.device import needs_emulator
+from bnorm.kernels.gpu import launching, plans
+from emulated.device import PlanningDevice, needs_emulator
 from emulated.fake_cupy import fake_cupy as fixture  # noqa: F401
 
 pytestmark = [
@@ -317,7 +317,7 @@ SMALL = [
     Case("rows", "layer norm", (30, 1, 64, 1)),
     Case("rows", "rms norm", (30, 1, 64, 1)),
     Case("rows_weighted", "weighted group norm", (6, 3, 4, 25)),
-    Case("statistics", "running statistics", (70, 6)),
+    Case("statistics", "layer in training", (70, 6)),
     Case("exact", "exact sums", (300, 5)),
 ]
 
@@ -328,7 +328,22 @@ def test_checks_on_the_emulator(cupy):
     for found in gpu_check.rows(cupy, SMALL, ["float32"]):
         assert "failed" not in found and 0 <= found.get("forward", {"of bound": 0})["of bound"] <= 1, found
     kernels = {name.split("<")[0] for name in cupy.launched}
-    assert kernels >= {"move_statistics", "merge_sets", "exact_sums", "rows_weighted_backward", "row_channels"}
+    assert kernels >= {"exact_sums", "rows_weighted_backward", "row_channels"}
+    assert kernels >= set(gpu_compile.instances("statistics"))
+
+
+@pytest.mark.parametrize("dtype", gpu_check.DTYPES)
+def test_a_check_launches_the_family_that_it_names(monkeypatch, dtype):
+    """On a device of full size: only planned, so that its results are of no use."""
+    device = PlanningDevice(plans.Limits())
+    monkeypatch.setattr(launching, "device_of", lambda x: device)
+    for case in gpu_check.CASES:
+        if case.family == "statistics" or (case.family, dtype) == ("exact", "float64"):
+            continue  # of a layer on a device; what the processor sums
+        (found,) = gpu_check.rows(np, [case], [dtype])
+        assert "failed" in found
+        assert case.family in {launch.family for launch in device.log}, (case, dtype)
+        device.log.clear()
 
 
 @needs_emulator
