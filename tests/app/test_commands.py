@@ -238,6 +238,7 @@ def test_show_a_state_of_the_library(command, tmp_path):
     assert said.endswith("l.npz: expected the state of a BatchNormTransformer or GroupedTransformer, got 'BatchNorm1d'")
 
 
+@pyarrow
 def test_a_state_is_read_once(command, tmp_path, monkeypatch):
     """Whether it is of groups or not."""
     from bnorm.files import container

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple, Self
 
 NULLS = ("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "N/A", "NA",
          "NULL", "NaN", "n/a", "nan", "null")  # fmt: skip
-
-
 SPACES = " \u00a0\u202f"  # between thousands
 
 

@@ -63,19 +63,21 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     told: Any = None
     for together in [[s] for s in sources] if to_folder else [sources]:
         features, stream = _stream(together, wish)
-        if not args.quiet and told != (told := (features, stream.others)):
+        columns = features, stream.others
+        if not args.quiet and columns != told:
             _tell(together[0], list(features), wish, "restores" if args.inverse else "normalizes")
+        told = columns
     count: dict[str, int] = {}
     with Progress("transform", size_of(sources), args.quiet) as progress:
         if to_folder:
-            columns = []
+            mapped: list[int] = []
             count["done_before"] = several.each(
                 *(sources, args.output, _asked(args, state), args.resume, args.force),
-                lambda source, output: columns.append(transform([source], wish, output, progress)),
+                lambda source, output: mapped.append(transform([source], wish, output, progress)),
                 *(args.goes_on, progress),
             )
             count = {"files": len(sources), **count}
-            normalized = max(columns, default=0)
+            normalized = max(mapped, default=0)
         else:
             places.keep([s.name for s in sources if s.path], [args.output])
             normalized = transform(sources, wish, args.output, progress)
