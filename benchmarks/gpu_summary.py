@@ -27,6 +27,7 @@ def page(folder: Path, names: Sequence[str] = ()) -> str:
         failures(steps, rows, folder),
         checked(rows),
         measured([row for found in rows.values() for row in found if "operations" in row]),
+        of_host([row["host"] for found in rows.values() for row in found if "host" in row and "kind" in row]),
     ]
     return "\n".join(line for part in parts for line in part).rstrip() + "\n"
 
@@ -130,3 +131,8 @@ def measured(rows: Sequence[Row]) -> list[str]:
     words = f"The fastest copy of a case moved {fastest:.0f} GB/s. Times are of calls replayed from a graph."
     more = ["PyTorch, not timed:", "", *untimed[:MOST], ""] if untimed else []
     return ["## Measured", "", words, "", *markdown(table), "", *more]
+
+
+def of_host(found: Sequence[dict[str, float]]) -> list[str]:
+    times = (", ".join(f"{name} {1e6 * took:.1f} us" for name, took in calls.items()) for calls in found)
+    return [f"A call on (256, 64) costs the host: {each}." for each in times]

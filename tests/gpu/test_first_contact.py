@@ -133,7 +133,7 @@ def test_steps_that_fail_hang_or_are_not_there(tmp_path):
         Step("tool", skipped="tool is not on the PATH"),
         script("hangs", row(family="rows", dtype="bfloat16", forward={"error": 0, "of bound": 0.25}) + HANG, 3.0),
         script("broken", "raise ValueError('no such thing')"),
-        script("last", row(**MEASURED)),
+        script("last", row(kind="host", shape=[256, 64], dtype="float32", host={"forward": 1e-5}) + row(**MEASURED)),
     ]
     start = time.monotonic()
     status, page = contact(found, folder)
@@ -151,6 +151,7 @@ def test_steps_that_fail_hang_or_are_not_there(tmp_path):
         "| rows | 0.50 | failed | 0.25 |",
         "| batch_norm 8x4 float32 forward | 2.0 | 1000 | 0.90 | eager 4.00, as a graph 1.50 |",
         "- batch_norm 8x4 float32 forward, compile as a graph: RuntimeError: no triton",
+        "A call on (256, 64) costs the host: forward 10.0 us.",
     ):
         assert text in page, page
 
