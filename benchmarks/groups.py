@@ -1,26 +1,33 @@
 """Groups: z-scores by key beside polars, pandas and scikit-lego, and the moments by groups beside plain moments.
 
-    python -m benchmarks.groups [--quick] [--rows 10000000] [--groups 1000 100000] [--threads 2]
+    python -m benchmarks.groups [--quick] [--rows 10000000] [--groups 10 1000 100000] [--threads 2] [--save]
 
 Every library gets a table of its own kind, whose columns are already in memory, computes (x - mean) / std of each row's
 group, and is first compared with the others. What is not installed is left out, and named. scikit-lego fits one scaler
-for each group, so its time grows with their number: it is measured on one in fifty, and multiplied.
+for each group, so its time grows with their number: of many groups it is measured on one in fifty, and multiplied.
+pandas has to be there: bnorm's own time is that with its table.
+--save writes the table of docs/groups.md.
 """
 
 import argparse
 import gc
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .text import aligned
+from . import machine
+from .text import between, markdown
 
+PAGE = Path(__file__).parents[1] / "docs" / "groups.md"
+PACKAGES = {"polars": "polars", "pandas": "pandas", "scikit-lego": "sklego"}
+HEADS = ["groups", "rows", "bnorm", *PACKAGES, "moments"]
 FEATURES = 8
-PART = 50  # scikit-lego gets one in so many groups, with all of its rows
+PART = 50  # scikit-lego gets one in so many groups, with all of its rows, if at least 20 are left
 NAMES = [f"x{i}" for i in range(FEATURES)]
 Call = Callable[[], Any]
 
@@ -71,8 +78,8 @@ def lego_call(x: np.ndarray, key: np.ndarray) -> Call:
     return lambda: GroupedTransformer(StandardScaler(), groups=["key"]).fit_transform(table)
 
 
-def measured(rows: int, groups: int, way: str, rounds: int, some: list[str]) -> list[list[str]]:
-    """The lines of one kind of codes."""
+def measured(rows: int, groups: int, way: str, rounds: int, some: Sequence[str]) -> list[str]:
+    """The line of one kind of codes. A cell has the time of a library, and that in times of ours for the same table."""
     from bnorm import GroupedTransformer
     from bnorm.kernels import cpu
     from bnorm.kernels.cpu import groups as kernels
@@ -82,58 +89,81 @@ def measured(rows: int, groups: int, way: str, rounds: int, some: list[str]) -> 
     key = rng.integers(0, groups, rows)
     if way == "sorted":
         key.sort()
-    took: dict[str, float] = {}
     plain = seconds(lambda: cpu.moments(x, None, True), rounds + 2)
     by_groups = seconds(lambda: kernels.moments(x, key, groups, None, True), rounds + 2)
-    ours = GroupedTransformer("key")
-    tables: dict[str, Any] = {}
-    calls: dict[str, Call] = {}
-    if "polars" in some:
-        calls["polars"], tables["polars"] = polars_call(x, key)
-    if "pandas" in some:
-        calls["pandas"], tables["pandas"] = pandas_call(x, key)
-    for name, table in tables.items():
-        right = np.asarray(calls[name]())[:1000]
-        several = np.isfinite(right)  # they divide 0 by 0 where a group has one row
-        np.testing.assert_allclose(ours.fit(table).transform(table)[:1000][several], right[several], atol=1e-9)
-        took[name] = seconds(calls[name], 1)
-        took[f"bnorm, {name}"] = seconds(lambda table=table: ours.fit(table).transform(table), rounds)
+    ours, took = GroupedTransformer("key"), {}
+    call, table = pandas_call(x, key)
+    own = seconds(lambda: ours.fit(table).transform(table), rounds)
     if "scikit-lego" in some:
-        some_of = key < groups // PART
-        took["scikit-lego"] = PART * seconds(lego_call(x[some_of], key[some_of]), 1)
-    case = [f"{groups:,}", way]
-    lines = [[*case, "moments", f"{by_groups * 1e3:.0f} ms", f"{by_groups / plain:.2f} of plain moments"]]
-    for name, took_it in took.items():
-        own = took.get(f"bnorm, {name}", min((t for n, t in took.items() if n.startswith("bnorm")), default=np.nan))
-        beside = "" if name.startswith("bnorm") else f"{took_it / own:.1f} times bnorm"
-        lines.append([*case, name, f"{took_it:.2f} s", beside])
-    return lines
+        part = max(1, min(PART, groups // 20))
+        some_of = key < groups // part
+        lego = lego_call(x[some_of], key[some_of])
+        theirs, mine = beside(lego, lambda: ours.fit_transform(table), rounds, 1)
+        took["scikit-lego"] = part * theirs, mine
+    if "pandas" in some:
+        agree(call, ours, table)
+        took["pandas"] = beside(call, lambda: ours.fit(table).transform(table), rounds)
+    if "polars" in some:
+        call, table = polars_call(x, key)
+        agree(call, ours, table)
+        took["polars"] = beside(call, lambda: ours.fit(table).transform(table), rounds)
+    cells = ["" if n not in took else f"{took[n][0]:.2f} s, {took[n][0] / took[n][1]:.1f}×" for n in PACKAGES]
+    return [f"{groups:,}", way, f"{own:.2f} s", *cells, f"{by_groups * 1e3:.0f} ms, {by_groups / plain:.2f}"]
+
+
+def beside(call: Call, own: Call, rounds: int, turns: int = 2) -> tuple[float, float]:
+    """The seconds of another library's call and of ours, by turns."""
+    theirs = mine = float("inf")
+    for _ in range(turns):
+        mine = min(mine, seconds(own, rounds))
+        theirs = min(theirs, seconds(call, 1))
+    return theirs, min(mine, seconds(own, rounds))
+
+
+def agree(call: Call, ours: Any, table: Any) -> None:
+    """AssertionError unless another library has our results."""
+    right = np.asarray(call())[:1000]
+    several = np.isfinite(right)  # they divide 0 by 0 where a group has one row
+    np.testing.assert_allclose(ours.fit(table).transform(table)[:1000][several], right[several], atol=1e-9)
+
+
+def save(lines: Sequence[Sequence[str]], what: str, busy: float | None) -> None:
+    """Write the table into the page."""
+    here = machine.facts("")
+    head = f"{what}, on {here['processor']}, {here['cores']} cores, {here['date']}."
+    if busy is None or busy > machine.Others.QUIET:
+        head += f" Other programs took {'some' if busy is None else busy} of the cores meanwhile."
+    text = between(PAGE.read_text(encoding="utf-8"), "groups", "\n".join(["", head, "", *markdown(lines), ""]))
+    PAGE.write_text(text, encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.groups", description="Measure z-scores by groups.")
     parser.add_argument("--quick", action="store_true", help="a hundredth of the rows")
     parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--groups", type=int, nargs="+", default=[1_000, 100_000])
+    parser.add_argument("--groups", type=int, nargs="+", default=[10, 1_000, 100_000])
     parser.add_argument("--threads", type=int, default=2, help="of every library")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", default=["polars", "pandas", "scikit-lego"], metavar="LIBRARY")
+    parser.add_argument("--save", action="store_true", help="into docs/groups.md")
+    parser.add_argument("--only", nargs="+", default=list(PACKAGES), metavar="LIBRARY")
     options = parser.parse_args()
     os.environ["POLARS_MAX_THREADS"] = str(options.threads)
     import bnorm
 
     bnorm.set_num_threads(options.threads)
-    packages = {"polars": "polars", "pandas": "pandas", "scikit-lego": "sklego"}
-    some = [name for name in options.only if find_spec(packages[name])]
+    some = [name for name in options.only if find_spec(PACKAGES[name])]
     if left := [name for name in options.only if name not in some]:
         print(f"not installed: {', '.join(left)}")
     rows = options.rows // 100 if options.quick else options.rows
-    print(f"{rows:,} rows of {FEATURES} float64 features, {options.threads} threads; fit and transform\n")
-    lines = [["groups", "codes", "", "time", ""]]
+    what = f"{rows:,} rows of {FEATURES} float64 features, {options.threads} threads"
+    print(f"{what}; fit and transform\n")
+    others, lines = machine.Others(), [HEADS]
     for groups in options.groups:
         for way in ("shuffled", "sorted"):
-            lines += measured(rows, min(groups, rows), way, options.rounds, some)
-    print("\n".join(aligned(lines, 3)))
+            lines.append(measured(rows, min(groups, rows), way, options.rounds, some))
+            print("  ".join(lines[-1]), flush=True)
+    if options.save:
+        save(lines, what, others.cores())
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from benchmarks import (
     copying,
     exact,
     exact_moments,
+    groups,
     growth,
     machine,
     masks,
@@ -513,3 +514,17 @@ def test_costs_of_exact_moments(monkeypatch, capsys):
 def test_the_page_has_a_place_for_the_costs():
     text = exact_moments.PAGE.read_text(encoding="utf-8")
     assert exact_moments.replaced(text, ["x"]).count("x") > 0
+
+
+def test_groups_and_their_table(monkeypatch, tmp_path):
+    pytest.importorskip("pandas", reason="bnorm's own time is that with its table")
+    line = groups.measured(3000, 4, "sorted", 1, ["pandas"])
+    assert line[:2] == ["4", "sorted"] and len(line) == len(groups.HEADS)
+    assert line[3] == line[5] == "" and line[4].endswith("×")
+    page = tmp_path / "groups.md"
+    page.write_text(groups.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr(groups, "PAGE", page)
+    groups.save([groups.HEADS, line], "3,000 rows", 0.05)
+    found = page.read_text(encoding="utf-8")
+    assert "| 4 | sorted |" in found and "3,000 rows, on " in found and "Other programs" not in found
+    assert found.count("| sorted |") == 1
