@@ -236,5 +236,15 @@ BN_APART ptrdiff_t OF(bn_weighted_columns)(ptrdiff_t fours, const real *BN_RESTR
     }
     return n;
 }
+#else
+/* None, so that the caller has them all. */
+static inline ptrdiff_t OF(bn_weighted_columns)(ptrdiff_t fours, const real *x, ptrdiff_t stride, ptrdiff_t n, int how,
+                                                const void *w, ptrdiff_t step, ptrdiff_t channels, const int64_t *order,
+                                                const double *m, bn_ahead *ahead, double *s, double *q)
+{
+    (void)fours, (void)x, (void)stride, (void)n, (void)how, (void)w, (void)step;
+    (void)channels, (void)order, (void)m, (void)ahead, (void)s, (void)q;
+    return 0;
+}
 #endif
 #endif
