@@ -1,8 +1,9 @@
 /* The least and the greatest value of each channel in a piece of the positions of an array (outer, channels, inner).
  *
  * Values are compared in their own type, a row of at most BN_ROW columns at a time; half precision is converted to
- * float first. A comparison with NaN is false, so NaN never enters; that there was one is remembered. No value is
- * rounded, and no result depends on the order. */
+ * float first. Floats are compared as if there were no NaN, and their bits tell whether there was one. Where there was,
+ * they are compared again, with comparisons that are false for NaN, so that it never enters. No value is rounded, and no
+ * result depends on the order. */
 #ifndef BNORM_EXTREMES_H
 #define BNORM_EXTREMES_H
 
@@ -10,7 +11,9 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
+#include "fetch.h"
 #include "narrow.h"
 
 #if defined(_MSC_VER) && !defined(__clang__)
@@ -21,8 +24,18 @@
 #define BN_APART __restrict__
 #endif
 
+/* Where no value is NaN and the sign of 0 does not matter, one instruction gives the lesser of two vectors; a compiler
+ * that is not told so compares and selects. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define BN_NUMBERS __attribute__((optimize("finite-math-only", "no-signed-zeros")))
+#else
+#define BN_NUMBERS
+#endif
+#define BN_ANY
+
 enum { BN_FLOAT32 = BN_INT16 + 1, BN_FLOAT64 };
 enum { BN_ROW = 256, BN_LANES = 64 };   /* columns of rows, and of a run, unless it is shorter than these */
+enum { BN_AHEAD = 8192, BN_LINE = 64 }; /* bytes that are fetched before they are needed, a line of them at a time */
 
 typedef struct {
     const void *x;
@@ -34,14 +47,24 @@ typedef struct {
     double *least, *greatest;       /* [pieces][channels]: infinities where nothing counts */
 } bn_extremes_job;
 
-/* Rows of n <= BN_ROW columns, of which each has its own extremes so far. */
-#define BN_EXTREMES_OF(type, name, flag, odd_of)                                                                    \
+/* Fetch four rows of n bytes. */
+static BN_EACH void bn_fetch_rows(const char *x, ptrdiff_t stride, ptrdiff_t n)
+{
+    for (int r = 0; r < 4; r++, x += stride)
+        for (ptrdiff_t i = 0; i < n; i += BN_LINE)
+            bn_fetch_line(x + i);
+}
+
+/* Rows of n <= BN_ROW columns, of which each has its own extremes so far. odd: negative where there was a NaN. */
+#define BN_COLUMNS_OF(type, name, flag)                                                                             \
     typedef struct {                                                                                                \
         type least[BN_ROW], greatest[BN_ROW];                                                                       \
         flag odd[BN_ROW];                                                                                           \
-    } bn_columns_##name;                                                                                            \
-    static BN_EACH void bn_row_##name(const type *BN_APART x, ptrdiff_t n, type *BN_APART least,                    \
-                                      type *BN_APART greatest, flag *BN_APART odd)                                  \
+    } bn_columns_##name;
+
+#define BN_DOWN_OF(type, name, how, flag, odd_of)                                                                   \
+    how static BN_EACH void bn_row_##name(const type *BN_APART x, ptrdiff_t n, type *BN_APART least,                \
+                                          type *BN_APART greatest, flag *BN_APART odd)                              \
     {                                                                                                               \
         for (ptrdiff_t j = 0; j < n; j++) {                                                                         \
             const type v = x[j];                                                                                    \
@@ -50,8 +73,8 @@ typedef struct {
             odd[j] |= odd_of(v);                                                                                    \
         }                                                                                                           \
     }                                                                                                               \
-    static BN_EACH void bn_rows_##name(const type *BN_APART x, ptrdiff_t stride, ptrdiff_t n, type *BN_APART least, \
-                                       type *BN_APART greatest, flag *BN_APART odd)                                 \
+    how static BN_EACH void bn_rows_##name(const type *BN_APART x, ptrdiff_t stride, ptrdiff_t n,                   \
+                                           type *BN_APART least, type *BN_APART greatest, flag *BN_APART odd)       \
     {                                                                                                               \
         const type *BN_APART y = x + stride, *BN_APART z = y + stride, *BN_APART w = z + stride;                    \
         for (ptrdiff_t j = 0; j < n; j++) {                                                                         \
@@ -70,27 +93,73 @@ typedef struct {
             odd[j] |= odd_of(a) | odd_of(b) | odd_of(c) | odd_of(d);                                                \
         }                                                                                                           \
     }                                                                                                               \
-    static void bn_down_##name(const type *x, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t n, bn_columns_##name *c)  \
+    how static void bn_down_##name(const void *values, ptrdiff_t at, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t n, \
+                                   type *least, type *greatest, flag *odd)                                          \
     {                                                                                                               \
+        const type *x = (const type *)values + at;                                                                  \
+        const ptrdiff_t bytes = n * (ptrdiff_t)sizeof(type), ahead = (BN_AHEAD / bytes + 4) / 4 * 4;                \
         ptrdiff_t r = 0;                                                                                            \
-        for (; n == BN_ROW && r + 4 <= rows; r += 4)                                                                \
-            bn_rows_##name(x + r * stride, stride, BN_ROW, c->least, c->greatest, c->odd);                          \
-        for (; n == BN_LANES && r + 4 <= rows; r += 4)                                                              \
-            bn_rows_##name(x + r * stride, stride, BN_LANES, c->least, c->greatest, c->odd);                        \
-        for (; r + 4 <= rows; r += 4)                                                                               \
-            bn_rows_##name(x + r * stride, stride, n, c->least, c->greatest, c->odd);                               \
+        for (; r + 4 <= rows; r += 4) {                                                                             \
+            if (r + ahead + 4 <= rows)                                                                              \
+                bn_fetch_rows((const char *)(x + (r + ahead) * stride), stride * (ptrdiff_t)sizeof(type), bytes);   \
+            if (n == BN_ROW)                                                                                        \
+                bn_rows_##name(x + r * stride, stride, BN_ROW, least, greatest, odd);                               \
+            else if (n == BN_LANES)                                                                                 \
+                bn_rows_##name(x + r * stride, stride, BN_LANES, least, greatest, odd);                             \
+            else                                                                                                    \
+                bn_rows_##name(x + r * stride, stride, n, least, greatest, odd);                                    \
+        }                                                                                                           \
         for (; r < rows; r++)                                                                                       \
-            bn_row_##name(x + r * stride, n, c->least, c->greatest, c->odd);                                        \
+            bn_row_##name(x + r * stride, n, least, greatest, odd);                                                 \
     }
 
-#define BN_NAN(v) ((v) != (v))
+/* All columns into the first: n is a power of two. */
+#define BN_FOLD_OF(type, name, how)                                                                                 \
+    how static void bn_fold_##name(ptrdiff_t n, type *least, type *greatest)                                        \
+    {                                                                                                               \
+        while (n /= 2)                                                                                              \
+            for (ptrdiff_t j = 0; j < n; j++) {                                                                     \
+                least[j] = least[j + n] < least[j] ? least[j + n] : least[j];                                       \
+                greatest[j] = greatest[j + n] > greatest[j] ? greatest[j + n] : greatest[j];                        \
+            }                                                                                                       \
+    }
+
+BN_NUMBERS static BN_EACH int32_t bn_odd_float(float v)
+{
+    int32_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    return 0x7f800000 - (bits & 0x7fffffff);
+}
+
+BN_NUMBERS static BN_EACH int64_t bn_odd_double(double v)
+{
+    int64_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    return 0x7ff0000000000000 - (bits & 0x7fffffffffffffff);
+}
+
+#define BN_NAN(v) -((v) != (v))
 #define BN_NEVER(v) 0
-BN_EXTREMES_OF(float, float, int32_t, BN_NAN)
-BN_EXTREMES_OF(double, double, int64_t, BN_NAN)
-BN_EXTREMES_OF(uint8_t, uint8, uint8_t, BN_NEVER)
-BN_EXTREMES_OF(int8_t, int8, int8_t, BN_NEVER)
-BN_EXTREMES_OF(uint16_t, uint16, uint16_t, BN_NEVER)
-BN_EXTREMES_OF(int16_t, int16, int16_t, BN_NEVER)
+BN_COLUMNS_OF(float, float, int32_t)
+BN_COLUMNS_OF(double, double, int64_t)
+BN_COLUMNS_OF(uint8_t, uint8, int8_t)
+BN_COLUMNS_OF(int8_t, int8, int8_t)
+BN_COLUMNS_OF(uint16_t, uint16, int16_t)
+BN_COLUMNS_OF(int16_t, int16, int16_t)
+BN_DOWN_OF(float, float, BN_NUMBERS, int32_t, bn_odd_float)
+BN_DOWN_OF(double, double, BN_NUMBERS, int64_t, bn_odd_double)
+BN_DOWN_OF(float, careful_float, BN_ANY, int32_t, BN_NAN)
+BN_DOWN_OF(double, careful_double, BN_ANY, int64_t, BN_NAN)
+BN_DOWN_OF(uint8_t, uint8, BN_ANY, int8_t, BN_NEVER)
+BN_DOWN_OF(int8_t, int8, BN_ANY, int8_t, BN_NEVER)
+BN_DOWN_OF(uint16_t, uint16, BN_ANY, int16_t, BN_NEVER)
+BN_DOWN_OF(int16_t, int16, BN_ANY, int16_t, BN_NEVER)
+BN_FOLD_OF(float, float, BN_NUMBERS)
+BN_FOLD_OF(double, double, BN_NUMBERS)
+BN_FOLD_OF(uint8_t, uint8, BN_ANY)
+BN_FOLD_OF(int8_t, int8, BN_ANY)
+BN_FOLD_OF(uint16_t, uint16, BN_ANY)
+BN_FOLD_OF(int16_t, int16, BN_ANY)
 
 typedef union {
     bn_columns_float f;
@@ -132,50 +201,101 @@ static inline ptrdiff_t bn_channel(bn_place *p)
     return channel;
 }
 
-/* `rows` rows of n columns from value `at` on; column j belongs to channel (first + j) / run. Without a value that
- * counts, the least is above the greatest. */
-static void bn_compare(bn_extremes_work *w, ptrdiff_t at, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t n,
-                       ptrdiff_t first, ptrdiff_t run, ptrdiff_t channels)
-{
-#define BN_COMPARE_AS(type, name, field, low, high)                                                                 \
+/* Rows in memory, and whose their columns are: column j belongs to channel (first + j) / run. All of them belong to
+ * `first` if alone is not 0. */
+typedef struct {
+    ptrdiff_t at, rows, stride, n;
+    ptrdiff_t first, run, alone;
+} bn_rows;
+
+#define BN_COMPARE_OF(type, name, careful, flag, low, high)                                                         \
+    static void bn_put_columns_##name(bn_extremes_work *w, const bn_columns_##name *c, const bn_rows *rows)         \
     {                                                                                                               \
-        bn_columns_##name *c = &w->columns.field;                                                                   \
-        for (ptrdiff_t j = 0; j < n; j++) {                                                                         \
-            c->least[j] = high;                                                                                     \
-            c->greatest[j] = low;                                                                                   \
-            c->odd[j] = 0;                                                                                          \
+        const ptrdiff_t channels = w->job->channels;                                                                \
+        bn_place place = {rows->first / rows->run % channels, rows->first % rows->run, rows->run, channels};        \
+        for (ptrdiff_t j = 0; j < rows->n; j++)                                                                     \
+            bn_put(w, bn_channel(&place), (double)c->least[j], (double)c->greatest[j], c->odd[j] < 0);              \
+    }                                                                                                               \
+    /* One column after the other of one channel each. */                                                           \
+    static void bn_put_channels_##name(bn_extremes_work *w, const bn_columns_##name *c, const bn_rows *rows)        \
+    {                                                                                                               \
+        const ptrdiff_t channels = w->job->channels;                                                                \
+        ptrdiff_t channel = rows->first % channels;                                                                 \
+        for (ptrdiff_t j = 0, k; j < rows->n; j += k, channel = 0) {                                                \
+            double *BN_APART l = w->least + channel, *BN_APART g = w->greatest + channel;                           \
+            k = rows->n - j < channels - channel ? rows->n - j : channels - channel;                                \
+            for (ptrdiff_t i = 0; i < k; i++) {                                                                     \
+                const double least = (double)c->least[j + i], greatest = (double)c->greatest[j + i];                \
+                l[i] = least < l[i] ? least : l[i];                                                                 \
+                g[i] = greatest > g[i] ? greatest : g[i];                                                           \
+            }                                                                                                       \
         }                                                                                                           \
-        bn_down_##name((const type *)w->job->x + at, rows, stride, n, c);                                           \
-        for (ptrdiff_t j = 0; j < n; j++)                                                                           \
-            bn_put(w, bn_channel(&at_channel), (double)c->least[j], (double)c->greatest[j], c->odd[j] != 0);        \
-        return;                                                                                                     \
+    }                                                                                                               \
+    static void bn_compare_##name(bn_extremes_work *w, bn_columns_##name *c, const bn_rows *rows)                   \
+    {                                                                                                               \
+        const void *x = w->job->x;                                                                                  \
+        const ptrdiff_t n = rows->alone ? rows->alone : rows->n;                                                    \
+        flag odd = 0;                                                                                               \
+        for (int again = 0; again < 2; again++) {                                                                   \
+            for (ptrdiff_t j = 0; j < n; j++) {                                                                     \
+                c->least[j] = high;                                                                                 \
+                c->greatest[j] = low;                                                                               \
+                c->odd[j] = 0;                                                                                      \
+            }                                                                                                       \
+            (again ? bn_down_##careful : bn_down_##name)(x, rows->at, rows->rows, rows->stride, rows->n, c->least,  \
+                                                         c->greatest, c->odd);                                      \
+            odd = 0;                                                                                                \
+            for (ptrdiff_t j = 0; j < n; j++)                                                                       \
+                odd |= c->odd[j];                                                                                   \
+            if (odd >= 0)                                                                                           \
+                break;                                                                                              \
+        }                                                                                                           \
+        if (rows->alone) {                                                                                          \
+            bn_fold_##name(n, c->least, c->greatest);                                                               \
+            bn_put(w, rows->first, (double)c->least[0], (double)c->greatest[0], odd < 0);                           \
+        } else if (rows->run == 1 && odd >= 0) {                                                                    \
+            bn_put_channels_##name(w, c, rows);                                                                     \
+        } else {                                                                                                    \
+            bn_put_columns_##name(w, c, rows);                                                                      \
+        }                                                                                                           \
     }
-    bn_place at_channel = {first / run % channels, first % run, run, channels};
-    const int kind = w->job->kind;
-    switch (kind) {
-    case BN_FLOAT32: BN_COMPARE_AS(float, float, f, -INFINITY, INFINITY)
-    case BN_FLOAT64: BN_COMPARE_AS(double, double, d, -INFINITY, INFINITY)
+
+BN_COMPARE_OF(float, float, careful_float, int32_t, -INFINITY, INFINITY)
+BN_COMPARE_OF(double, double, careful_double, int64_t, -INFINITY, INFINITY)
+BN_COMPARE_OF(uint8_t, uint8, uint8, int8_t, 0, UINT8_MAX)
+BN_COMPARE_OF(int8_t, int8, int8, int8_t, INT8_MIN, INT8_MAX)
+BN_COMPARE_OF(uint16_t, uint16, uint16, int16_t, 0, UINT16_MAX)
+BN_COMPARE_OF(int16_t, int16, int16, int16_t, INT16_MIN, INT16_MAX)
+
+/* Without a value that counts, the least is above the greatest. */
+static void bn_compare(bn_extremes_work *w, bn_rows rows)
+{
+    switch (w->job->kind) {
+    case BN_FLOAT32: bn_compare_float(w, &w->columns.f, &rows); return;
+    case BN_FLOAT64: bn_compare_double(w, &w->columns.d, &rows); return;
     case BN_BOOL:
-    case BN_UINT8: BN_COMPARE_AS(uint8_t, uint8, u8, 0, UINT8_MAX)
-    case BN_INT8: BN_COMPARE_AS(int8_t, int8, i8, INT8_MIN, INT8_MAX)
-    case BN_UINT16: BN_COMPARE_AS(uint16_t, uint16, u16, 0, UINT16_MAX)
-    case BN_INT16: BN_COMPARE_AS(int16_t, int16, i16, INT16_MIN, INT16_MAX)
+    case BN_UINT8: bn_compare_uint8(w, &w->columns.u8, &rows); return;
+    case BN_INT8: bn_compare_int8(w, &w->columns.i8, &rows); return;
+    case BN_UINT16: bn_compare_uint16(w, &w->columns.u16, &rows); return;
+    case BN_INT16: bn_compare_int16(w, &w->columns.i16, &rows); return;
     default: break;
     }
     float taken[BN_ROW];
     bn_columns_float *c = &w->columns.f;
-    for (ptrdiff_t j = 0; j < n; j++) {
+    for (ptrdiff_t j = 0; j < rows.n; j++) {
         c->least[j] = INFINITY;
         c->greatest[j] = -INFINITY;
         c->odd[j] = 0;
     }
-    for (ptrdiff_t r = 0; r < rows; r++) {
-        bn_read_float(kind, w->job->x, at + r * stride, n, taken);
-        bn_row_float(taken, n, c->least, c->greatest, c->odd);
+    for (ptrdiff_t r = 0; r < rows.rows; r++) {
+        bn_read_float(w->job->kind, w->job->x, rows.at + r * rows.stride, rows.n, taken);
+        bn_row_careful_float(taken, rows.n, c->least, c->greatest, c->odd);
     }
-    for (ptrdiff_t j = 0; j < n; j++)
-        bn_put(w, bn_channel(&at_channel), c->least[j], c->greatest[j], c->odd[j] != 0);
-#undef BN_COMPARE_AS
+    if (rows.alone) {
+        rows.first *= BN_ROW;
+        rows.run = BN_ROW;
+    }
+    bn_put_columns_float(w, c, &rows);
 }
 
 static inline double bn_value(int kind, const void *x, ptrdiff_t at)
@@ -213,9 +333,9 @@ static void bn_run(bn_extremes_work *w, ptrdiff_t at, ptrdiff_t n, ptrdiff_t cha
 {
     const ptrdiff_t columns = n < 16 * BN_ROW ? BN_LANES : BN_ROW, rows = n / columns, rest = n % columns;
     if (rows)
-        bn_compare(w, at, rows, columns, columns, channel * BN_ROW, BN_ROW, w->job->channels);
+        bn_compare(w, (bn_rows){at, rows, columns, columns, channel, 1, columns});
     if (rest)
-        bn_compare(w, at + rows * columns, 1, columns, rest, channel * BN_ROW, BN_ROW, w->job->channels);
+        bn_compare(w, (bn_rows){at + rows * columns, 1, columns, rest, channel, 1, columns});
 }
 
 static inline void bn_extremes_task(bn_extremes_job *job, ptrdiff_t t)
@@ -244,15 +364,16 @@ static inline void bn_extremes_task(bn_extremes_job *job, ptrdiff_t t)
             for (ptrdiff_t c = 0; c < C; c++)
                 bn_run(w, (o * C + c) * job->inner, job->inner, c);
     } else if (width >= BN_ROW / 2) {
-        for (ptrdiff_t j = 0; j < width; j += BN_ROW)
-            bn_compare(w, begin * width + j, end - begin, width, width - j < BN_ROW ? width - j : BN_ROW, j, job->inner,
-                       C);
+        for (ptrdiff_t j = 0; j < width; j += BN_ROW) {
+            const ptrdiff_t n = width - j < BN_ROW ? width - j : BN_ROW;
+            bn_compare(w, (bn_rows){begin * width + j, end - begin, width, n, j, job->inner, 0});
+        }
     } else {        /* several rows are one of more columns */
-        const ptrdiff_t k = BN_ROW / width, rows = (end - begin) / k;
+        const ptrdiff_t k = BN_ROW / width, rows = (end - begin) / k, done = begin + rows * k;
         if (rows)
-            bn_compare(w, begin * width, rows, k * width, k * width, 0, job->inner, C);
-        if (end > begin + rows * k)
-            bn_compare(w, (begin + rows * k) * width, 1, 1, (end - begin - rows * k) * width, 0, job->inner, C);
+            bn_compare(w, (bn_rows){begin * width, rows, k * width, k * width, 0, job->inner, 0});
+        if (end > done)
+            bn_compare(w, (bn_rows){done * width, 1, 1, (end - done) * width, 0, job->inner, 0});
     }
 }
 
