@@ -47,9 +47,9 @@ if sysconfig.get_platform().endswith(("x86_64", "amd64")):
     LEVELS["avx2"] = {"unix": ["-mavx2", "-mf16c"], "msvc": ["/arch:AVX2"]}
 LEVELS["baseline"] = {"unix": [], "msvc": []}
 LEVELS = {level: LEVELS[level] for level in os.environ.get("BNORM_LEVELS", ",".join(LEVELS)).split(",")}
-# The loops are most of the work of a build. Of what -O3 adds, these passes are what makes them fast; all of it takes a
-# third more time to compile, and the speed of 100 cases was the same in the geometric mean. The baseline, which hardly a
-# processor runs, does without one more. (The wider levels ran 2 to 5% slower so.)
+# The loops are most of the work of a build. Of what -O3 adds, these passes make them fast. All of it takes a third more
+# time to compile, and in the geometric mean of 100 cases the speed was the same. The baseline, which hardly a processor
+# runs, does without one more. (The wider levels ran 2 to 5% slower so.)
 LEAN = ["-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fpeel-loops", "-ftree-partial-pre"]
 LEANER = [*LEAN, "-fno-gcse"]
 # Products of the exact sums are written as fused multiply-adds where there are any: they round nothing.

@@ -7,7 +7,7 @@ from libc.math cimport INFINITY, NAN
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
-from bnorm.kernels.cpu.extremes.jobs cimport BN_FLOAT32, BN_FLOAT64, bn_extremes_job, extremes_task_t
+from bnorm.kernels.cpu.extremes.jobs cimport BN_FAR, BN_FLOAT32, BN_FLOAT64, bn_extremes_job, extremes_task_t
 from bnorm.kernels.cpu.threads cimport threads_for
 
 cdef extern from "narrow.h" nogil:
@@ -81,6 +81,7 @@ def extremes(cnp.ndarray x not None, cnp.ndarray weight=None, bint skipna=False)
     job.channels = shape[1]
     job.inner = cnp.PyArray_MultiplyList(shape + 2, cnp.PyArray_NDIM(x) - 2)
     job.skipna = skipna
+    job.far = cnp.PyArray_NBYTES(x) >= BN_FAR
     job.x = cnp.PyArray_DATA(x)
     if weight is not None:
         if not (cnp.PyArray_TYPE(weight) == cnp.NPY_DOUBLE and cnp.PyArray_ISCARRAY_RO(weight)

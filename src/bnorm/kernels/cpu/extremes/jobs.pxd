@@ -4,11 +4,12 @@ cdef extern from "extremes.h" nogil:
     enum:
         BN_FLOAT32
         BN_FLOAT64
+        BN_FAR
     ctypedef struct bn_extremes_job:
         const void* x
         const double* weight
         int kind
-        int skipna
+        int skipna, far
         Py_ssize_t outer, channels, inner
         Py_ssize_t piece, pieces
         double* least
