@@ -1,4 +1,5 @@
-"""Data sets: dataset_moments beside running sums in PyTorch, and bnorm.xarray beside xarray's own weighted statistics.
+"""Data sets: dataset_moments beside running sums in PyTorch, bnorm.xarray beside xarray's own weighted statistics, and
+moments with extremes beside NumPy.
 
     python -m benchmarks.datasets [--quick]
 
@@ -16,8 +17,18 @@ from typing import Any
 import numpy as np
 
 import bnorm
+from bnorm import functional as F
 
 from .text import aligned
+
+EXTREMES: list[tuple[tuple[int, ...], Any, str]] = [
+    ((1_000_000, 32), 1, "float32"),
+    ((1_000_000, 32), 1, "float64"),
+    ((32, 64, 112, 112), 1, "float32"),
+    ((32, 224, 224, 3), 3, "uint8"),
+    ((100, 181, 360), (1, 2), "float32"),
+    ((64, 50, 37, 16), (1, 3), "float32"),
+]
 
 
 def best(call: Callable[[], Any], times: int) -> float:
@@ -129,11 +140,35 @@ def of_fields(quick: bool) -> list[list[str]]:
     return rows
 
 
+def of_extremes(quick: bool) -> list[list[str]]:
+    """Moments with extremes, beside those without and beside NumPy's minimum, maximum, mean and variance."""
+    rng, rows = np.random.default_rng(0), []
+    for shape, axis, dtype in EXTREMES:
+        shape = (shape[0] // (10 if quick else 1), *shape[1:])
+        x = (rng.standard_normal(shape, dtype=np.float32) * 20 + 100).astype(dtype)
+        others = tuple(other for other in range(x.ndim) if other not in (axis if isinstance(axis, tuple) else (axis,)))
+
+        def ours(x: Any = x, axis: Any = axis, minmax: bool = True) -> Any:
+            return F.moments(x, axis=axis, minmax=minmax)
+
+        def theirs(x: Any = x, others: Any = others) -> Any:
+            return x.min(others), x.max(others), x.mean(others), x.var(others)
+
+        found, (low, high, _, _) = ours(), theirs()
+        if not ((found.min == low).all() and (found.max == high).all()):
+            raise SystemExit(f"the extremes of {shape} {dtype} differ")
+        taken, plain, numpy = best(ours, 5), best(lambda call=ours: call(minmax=False), 5), best(theirs, 2)
+        name = f"{shape} {dtype} along {axis}, with extremes"
+        rows.append([name, f"{x.nbytes / taken / 1e9:.1f} GB/s", f"{taken / plain:.2f} of the time without"])
+        rows.append(["... NumPy's", f"{x.nbytes / numpy / 1e9:.1f} GB/s", f"{numpy / taken:.1f} times"])
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.datasets", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the data")
     options = parser.parse_args()
-    rows = [*of_images(options.quick), *of_fields(options.quick)]
+    rows = [*of_images(options.quick), *of_fields(options.quick), *of_extremes(options.quick)]
     print("\n".join(aligned(rows, 1)))
 
 
