@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ def _weighted(who: str, block: Any, layout: view.Layout, weight: Any, skipna: bo
         return BACKENDS[type(block)].moments(block, weight, skipna)
     weight = checks.placed_weights(who, weight, layout, ndarray)
     parts = cpu.moments(block, weight, skipna)
-    if not block.size or not parts[0, 0] >= checks.LIGHTEST:  # or a count is NaN, and the weights are wrong
+    if not block.size or not checks.LIGHTEST <= parts[0, 0] < inf:  # infinite: the weights are wrong
         checks.total_and_positive(who, weight)
     return parts
 

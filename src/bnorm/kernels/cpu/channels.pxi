@@ -11,7 +11,7 @@ def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
     """parts, (4, C): count, mean, m2 = sum w (x - mean)^2, and low, the rounding error of the float64 mean.
 
     All sums are in float64, even those of float32, which `forward` sums faster and less exactly. Where a weight is
-    negative or not finite, or their sum is not, every count is NaN.
+    negative or not finite, or their sum is not, every count is infinite.
     """
     cdef Job job
     view(&job, x)
@@ -41,7 +41,7 @@ def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
                 job.unsound |= not (n[c] < INFINITY)
             if job.unsound:
                 for c in range(C):
-                    n[c] = NAN
+                    n[c] = INFINITY
     finally:
         free(job.partial)
     return parts_
