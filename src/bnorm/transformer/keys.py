@@ -8,6 +8,7 @@ as microseconds since 1970. Integers and floats that are equal are one key, as i
 import datetime
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib.util import find_spec
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from bnorm.kernels.cpu import groups as kernels
 TEXT, NUMBER, FLAG, TIME = "string", "number", "bool", "date"
 UNIT = "datetime64[us]"
 MOST = 2**53  # floats up to it are integers
+PIECE = 1 << 16  # texts that are looked through together
 
 
 class Column(NamedTuple):
@@ -117,8 +119,27 @@ def _pandas(who: str, values: Any) -> Column:
     pandas = sys.modules["pandas"]
     if isinstance(dtype, pandas.StringDtype) and dtype.storage == "pyarrow" and hasattr(values, "array"):
         return _arrow(who, values.array.__arrow_array__())
-    codes, found = pandas.factorize(values)
-    return _coded(_array(who, np.asarray(found, object)), codes, in_order=True)
+    return _factorized(who, values)
+
+
+def _factorized(who: str, values: Any) -> Column:
+    """Python objects by pandas, but for texts with a character 0, of which versions below 3.1 see no more."""
+    codes, found = sys.modules["pandas"].factorize(values)
+    if not _reads_whole_texts() and _have_zeros(objects := np.asarray(values, object)):
+        return _coded(*_objects_apart(who, objects))
+    return _coded(_objects_apart(who, np.asarray(found, object))[0], codes, in_order=True)
+
+
+@cache
+def _reads_whole_texts() -> bool:
+    return len(sys.modules["pandas"].factorize(np.array(["", "\0"], object))[1]) == 2
+
+
+def _have_zeros(values: ndarray) -> bool:
+    try:
+        return any("\0" in "".join(values[i : i + PIECE]) for i in range(0, len(values), PIECE))
+    except TypeError:  # some are no texts: then it compares objects
+        return False
 
 
 def _arrow(who: str, values: Any) -> Column:
@@ -144,9 +165,8 @@ def _arrow(who: str, values: Any) -> Column:
     found = _array(who, np.array([value.as_py() for value in held], object))
     if pa.types.is_temporal(kind) and found.kind == NUMBER:
         found = found._replace(kind=TIME)
-    return _coded(
-        found, codes[0] if len(codes) == 1 else np.concatenate([np.empty(0, np.int32), *codes]), in_order=True
-    )
+    every = codes[0] if len(codes) == 1 else np.concatenate([np.empty(0, np.int32), *codes])
+    return _coded(found, every, in_order=True)
 
 
 def _integers(array: Any) -> ndarray:
@@ -216,9 +236,8 @@ def _floats(values: ndarray) -> Column:
 
 def _objects(who: str, values: ndarray) -> Column:
     """Python objects, all of one kind; None and NaN are missing."""
-    if (pandas := sys.modules.get("pandas")) is not None and len(values) > 1000:
-        codes, found = pandas.factorize(values)
-        return _coded(_objects_apart(who, found)[0], codes, in_order=True)
+    if "pandas" in sys.modules and len(values) > 1000:
+        return _factorized(who, values)
     return _coded(*_objects_apart(who, values))
 
 
