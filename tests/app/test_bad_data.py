@@ -99,11 +99,7 @@ EXCEL = "a ZIP archive, as Excel's files are: unpack it, or save the table as CS
     [
         ("x.csv", "", "expected a table, got an empty file"),
         ("x.csv", "a,b\n", "expected rows, got none"),
-        (
-            "x.xlsx",
-            "PK\3\4 and more",
-            "expected a table, got a ZIP archive, as Excel's files are: unpack it, or save the table as CSV",
-        ),
+        ("x.xlsx", "PK\3\4 and more", f"expected a table, got {EXCEL}"),
         ("x.csv", "name\nword\n", "expected a column of numbers, got name (text)"),
         ("x.csv", "a,a\n1,2\n", "column 'a': expected each name once, got it twice"),
         ("x.parquet", "", "Parquet file size is 0 bytes"),
@@ -111,12 +107,6 @@ EXCEL = "a ZIP archive, as Excel's files are: unpack it, or save the table as CS
         ("x.arrow", "", ""),
         ("x.arrow", "ARROW1 and then nothing of the kind", ""),
         ("x.xlsx", "PK\3\4", f"expected a table, got {EXCEL}"),
-        ("x.csv", "name\nword\n", "expected a column of numbers, got name (text)"),
-        ("x.csv", "a,a\n1,2\n", "column 'a': expected each name once, got it twice"),
-        ("x.parquet", "", "Parquet file size is 0 bytes"),
-        ("x.parquet", "PAR1 and then nothing of the kind PAR1", ""),
-        ("x.arrow", "", ""),
-        ("x.arrow", "ARROW1 and then nothing of the kind", ""),
         ("x.xlsx", "a", "expected a suffix of .csv, "),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 import bnorm
 import bnorm.functional as F
 from bnorm.kernels.cpu import entries
+from placing import moved
 
 ROWS = 53  # several of everything that is worked on together, and some left over
 SHAPES = {  # of one sample, and why
@@ -83,15 +84,6 @@ def result(norm, x, dy, gamma, beta):
     dy = dy.reshape(ys[0].shape)
     dx = F.backward((dy, dy[:, ::-1]) if saved.residual else dy, saved)[0]
     return np.stack([a.reshape(len(x), -1) for a in (*ys, dx)]).view(np.uint8)
-
-
-def moved(a, by):
-    """A copy that begins `by` values into a line of the cache."""
-    room = np.empty(a.size + 128, a.dtype)
-    start = (-room.ctypes.data % 64) // a.itemsize + by
-    copy = room[start : start + a.size].reshape(a.shape)
-    copy[...] = a
-    return copy
 
 
 @pytest.fixture(params=[False, True], ids=["through the caches", "past the caches"])

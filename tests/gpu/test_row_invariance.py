@@ -12,6 +12,7 @@ from bnorm.kernels.activation import RELU
 from bnorm.kernels.gpu import plans
 from emulated import rows as gpu_rows
 from emulated.device import emulated_device, needs_emulator  # noqa: F401
+from placing import moved
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("device")]
 
@@ -63,15 +64,6 @@ def problem(shape, dtype):
     x, dy = (rng.normal(mean, 2, shape).astype(dtype) for mean in (3, 0))
     weight = np.maximum(rng.standard_normal((n, positions)), 0) + (np.arange(positions) == 0)
     return x, dy, rng.normal(1, 0.3, g * k), rng.normal(0, 0.3, g * k), weight
-
-
-def moved(a, by):
-    """A copy that begins `by` values behind where vectors begin."""
-    room = np.empty(a.size + 64, a.dtype)
-    start = (-room.ctypes.data % 64) // a.itemsize + by
-    copy = room[start : start + a.size].reshape(a.shape)
-    copy[...] = a
-    return copy
 
 
 @pytest.mark.parametrize("rule", [VARIANCE, MEAN_SQUARE], ids=["variance", "mean square"])
