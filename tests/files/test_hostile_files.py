@@ -323,6 +323,37 @@ def test_npz(tmp_path, content):
     refused(tmp_path / "a.npz")
 
 
+class Touch:
+    """What makes an empty file when its pickle is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_no_code_in_a_file_is_run(tmp_path):
+    """A pickle in the place of a file, of the configuration, or of an array."""
+    ran = tmp_path / "ran"
+    pickled, objects = pickle.dumps(Touch(ran)), npy(np.array([Touch(ran)], object))
+    pickle.loads(pickled).close()
+    assert ran.exists()  # it would be
+    ran.unlink()
+    contents = [
+        pickled,
+        npz(bnorm_npy=pickled),
+        npz(bnorm_npy=objects, weight_npy=npy(np.zeros(3))),
+        *(npz(bnorm_npy=CONFIG, **{f"{name}_npy": objects}) for name in ("weight", "running_mean", "seen")),
+        npz(bnorm_npy=CONFIG, weight=pickled),
+    ]
+    for suffix in (".npz", ".safetensors"):
+        for content in contents:
+            (tmp_path / f"a{suffix}").write_bytes(content)
+            refused(tmp_path / f"a{suffix}")
+    assert not ran.exists()
+
+
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
 @pytest.mark.parametrize("make", [layer, transformer])
 def test_damage_of_any_kind(tmp_path, make, suffix):
