@@ -6,8 +6,6 @@ from importlib.util import find_spec
 
 import pytest
 
-from ahead import pytest_runtestloop, pytest_unconfigure  # noqa: F401
-
 # Threads that wait do not spin, as in child.py: OpenMP reads this when the first test file imports bnorm.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-import ahead
 import bnorm
 import child
 
@@ -117,11 +116,6 @@ def run_python(code: str) -> str:
     return done.stdout
 
 
-def test_what_compiles_ahead_is_there():
-    """The second pytest says nothing, so it would not be missed."""
-    assert [path for path in ahead.FILES if not path.exists()] == []
-
-
 def test_one_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     heading = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
@@ -219,7 +213,7 @@ def test_readme_sets_up_in_two_lines():
     assert len(lines) == 2
     assert lines[0].endswith("bnorm demo")
     assert '".[test]"' in lines[1]
-    assert lines[1].split()[-1] == "pytest"
+    assert " -m pytest" in lines[1]
 
 
 def test_readme_examples():

@@ -92,6 +92,9 @@ class Case(NamedTuple):
     def name(self) -> str:
         return f"{'x'.join(map(str, self.shape))}-axis{self.axis}-{self.memory.__name__}"
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def num_channels(self) -> int:
         return self.shape[self.axis]
