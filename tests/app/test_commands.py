@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -471,6 +472,15 @@ def test_a_reader_that_goes_away(tmp_path):
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=child.LIMIT)
     assert done.stdout == ",".join(f'"{name}"' for name in names(table(1))) + "\n"  # quotes as in the input
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_a_full_disk_behind_standard_output(tmp_path):
+    bnorm.BatchNormTransformer().fit(table(10)).save(tmp_path / "s.npz")
+    command = f"{sys.executable} -m bnorm show {tmp_path / 's.npz'} >/dev/full"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=child.LIMIT)
+    assert done.returncode == 1
+    assert done.stderr == "bnorm: error: standard input or output: No space left on device\n"
 
 
 def test_bench(command):

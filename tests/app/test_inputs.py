@@ -86,6 +86,22 @@ def test_files_without_an_end(command, tmp_path, name):
     assert "expected" in command.fails("fit", tmp_path / name, "-o", tmp_path / "s.npz")
 
 
+def test_a_first_row_without_an_end(command, tmp_path, monkeypatch):
+    """A small file, packed, may hold any number of bytes."""
+    monkeypatch.setattr("bnorm.app.csv_source.LONGEST", 1 << 22)
+    data = tmp_path / "x.csv.gz"
+    data.write_bytes(gzip.compress(b"y" * (5 << 20)))
+    said = command.fails("fit", data, "-o", tmp_path / "s.npz")
+    assert said == f"bnorm: error: {data}: expected a first row that ends within 4 MiB"
+
+
+def test_names_of_many_digits(means, command):
+    """Python makes no integer of so many, and looking for numbers in them must not take long."""
+    name = "1" * 200_000
+    assert means(f"a,{name}\n1,2\n3,4\n") == {"a": 2.0, name: 3.0}
+    assert means(f"{name}x,{name}\n1,2\n3,4\n") == {f"{name}x": 2.0, name: 3.0}
+
+
 @posix
 def test_states_without_an_end(command, tmp_path):
     for suffix in (".npz", ".safetensors"):

@@ -339,7 +339,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (DataError, ValueError, ImportError, MemoryError) as error:
         return failed(error)
     except OSError as error:
-        return failed(DataError(f"{error.filename}: {error.strerror}") if error.filename else error)
+        named = error.filename or "standard input or output"  # such as a full disk behind it
+        return failed(DataError(f"{named}: {error.strerror}") if error.strerror else error)
     return 0
 
 

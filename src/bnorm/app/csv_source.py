@@ -72,6 +72,8 @@ class CsvSource(Source):
         while len(first) == size < LONGEST and first.count(b"\n") < lines:
             size *= 4
             first = stream.peek(size)
+        if len(first) >= LONGEST and first.count(b"\n") < lines - 1:
+            raise DataError(f"{self._input.name}: expected a first row that ends within {LONGEST >> 20} MiB")
         longest = max(map(len, first.split(b"\n", lines)[self._dialect.skip_rows : lines]), default=0)
         while self._block < min(LONGEST, 4 * longest):
             self._block *= 4

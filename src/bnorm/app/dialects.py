@@ -124,6 +124,7 @@ class Dialect(NamedTuple):
 
 PLAIN = Dialect()
 SIGNED = re.compile(r"[-+]?[\d.,]*\d[\d.,]*(e[-+]?\d+)?", re.IGNORECASE)
+LONGEST_NUMBER = 100
 
 
 def doubts(names: Sequence[str], numbers: Sequence[str], delimiter: str) -> list[str]:
@@ -136,15 +137,18 @@ def doubts(names: Sequence[str], numbers: Sequence[str], delimiter: str) -> list
     if len(names) == 1 and (other := next((c for c in likely if c in names[0].strip() and c != delimiter), None)):
         asked = "tab" if other == "\t" else f"'{other}'"
         return [f"the first row is one name, {names[0]!r:.80}; --delimiter {asked} makes it several"]
-    several = all(SIGNED.fullmatch(name.strip()) for name in names) or (
-        numbers and all(SIGNED.fullmatch(name.strip()) for name in numbers) and not _counts_up(numbers)
-    )
+    several = all(map(_is_number, names)) or (numbers and all(map(_is_number, numbers)) and not _counts_up(numbers))
     if not several or not any(map(str.strip, names)):
         return []
     return [
         f"the first row, {', '.join(names[:4])}{', ...' * (len(names) > 4)}, looks like numbers, and was taken "
         "for the names of the columns; --no-header takes it for data"
     ]
+
+
+def _is_number(name: str) -> bool:
+    """Whether a name is a number of a length that people write: longer ones take long to look through."""
+    return len(name) <= LONGEST_NUMBER and SIGNED.fullmatch(name.strip()) is not None
 
 
 def _counts_up(names: Sequence[str]) -> bool:

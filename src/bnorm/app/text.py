@@ -23,7 +23,9 @@ class Quotes(NamedTuple):
     @classmethod
     def of(cls, beginning: bytes, names: Sequence[str], delimiter: str, header: bool = True) -> Self:
         """Those of the beginning of a CSV file: a column of which no value is without quotes, unless it is empty."""
-        cell = re.compile(rb'("(?:[^"]|"")*"|[^%b\r\n]*)(%b|\r?\n)' % ((re.escape(delimiter).encode(),) * 2))
+        # Something is found at every place, and nothing is looked at twice: a cell may be as long as all of it.
+        ends = rb"%b|\r?\n|\r|\Z" % re.escape(delimiter).encode()
+        cell = re.compile(rb'("(?:[^"]|"")*+"|[^%b\r\n]*+)(%b)' % (re.escape(delimiter).encode(), ends))
         rows: list[list[bytes]] = [[]]
         for found in cell.finditer(beginning):
             rows[-1].append(found[1])
