@@ -7,6 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -102,6 +105,46 @@ def test_names_as_long_as_the_system_takes(command, tmp_path):
     command("fit", data, "-o", state)
     command("transform", data, "--state", state, "-o", tmp_path / f"{name}.csv")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.csv", f"{name}.csv", f"{name}.npz"]
+
+
+@contextmanager
+def rights(folder, mode):
+    """A folder with this mode, to a user who is not root."""
+    folder.mkdir()
+    folder.chmod(mode)
+    user = os.geteuid()
+    if not user:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+        folder.chmod(0o755)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this system has other rights")
+@pytest.mark.parametrize(("mode", "writable"), [(0o555, False), (0o444, False), (0o333, True), (0o000, False)])
+def test_folders_without_rights(command, mode, writable):
+    """It is said before the work begins, not after hours of it."""
+    with TemporaryDirectory() as name:  # others may not look into tmp_path
+        folder, inside = Path(name), Path(name) / "inside"
+        folder.chmod(0o755)
+        data, state = write(folder / "x.csv", table(10)), folder / "s.npz"
+        command("fit", data, "-o", state)
+        command("transform", data, "--state", state, "-o", folder / "y.csv")  # all is imported
+        calls = {
+            "t.npz": ("merge", state, state, "-o"),
+            "y.csv": ("transform", data, "--state", state, "-o"),
+            "c.npz": ("fit", data, "-o", inside / "s.npz", "--checkpoint"),
+        }
+        with rights(inside, mode):
+            for output, given in calls.items():
+                if writable:
+                    command(*given, inside / output)
+                else:
+                    said = command.fails(*given, inside / output)
+                    assert said.startswith(f"bnorm: error: {inside}")
+                    assert said.endswith((": expected a folder that may be written to", ": Permission denied"))
 
 
 def _umask():

@@ -16,8 +16,8 @@ def check(outputs: Iterable[str | Path], force: bool) -> None:
     """
     paths, seen = [Path(path) for path in outputs], set()
     for path in paths:
-        kind = _kind(path)
-        if kind == stat.S_IFDIR or not Path(os.path.realpath(path)).parent.is_dir():
+        kind, folder = _kind(path), Path(os.path.realpath(path)).parent
+        if kind == stat.S_IFDIR or not folder.is_dir():
             raise DataError(f"{path}: expected the name of a file in an existing folder")
         if kind not in (0, stat.S_IFREG):
             raise DataError(f"{path}: expected a file, got a pipe or device: -o - writes CSV to standard output")
@@ -25,6 +25,8 @@ def check(outputs: Iterable[str | Path], force: bool) -> None:
             raise DataError(f"{path}: expected two files, got one for two outputs")
         if kind and not force:
             raise DataError(f"{path}: already exists; --force overwrites it")
+        if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+            raise DataError(f"{path}: expected a folder that may be written to")
         seen.add(identity)
     sweep(paths)
 

@@ -21,7 +21,10 @@ JOURNAL = ".bnorm-transform.jsonl"
 
 def is_folder(output: str) -> bool:
     """Whether an output stands for one file for each input."""
-    return output.endswith(("/", os.sep)) or Path(output).is_dir()
+    try:
+        return output.endswith(("/", os.sep)) or Path(output).is_dir()
+    except OSError:  # of a folder that may not be looked into: `places.check` says so
+        return False
 
 
 def outputs(sources: Sequence[Source], folder: str) -> list[Path]:

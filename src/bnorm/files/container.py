@@ -91,7 +91,7 @@ def _read(where: str, content: Callable[[], bytes], suffix: str) -> tuple[Config
         config = json.loads(text)
     except RecursionError:
         raise ValueError(f"{where}: expected a state file, got JSON nested too deeply") from None
-    except OSError:
+    except (OSError, ImportError):
         raise
     except NotOursError as error:
         raise ValueError(f"{where}: expected a state file of bnorm, got a file {error}") from None

@@ -60,7 +60,10 @@ def sweep(paths: Iterable[Any]) -> None:
         place = Path(path).resolve()
         folders.setdefault(place.parent, set()).add(_shortened(place.name))
     for folder, names in folders.items() if fcntl else ():
-        for left in folder.iterdir():
+        inside: list[Path] = []
+        with suppress(OSError):  # a folder that may not be looked into
+            inside = list(folder.iterdir())
+        for left in inside:
             hidden = HIDDEN.fullmatch(left.name)
             if hidden and hidden[1] in names:
                 with suppress(OSError), left.open("rb") as file:  # it is locked, or gone, or another user's
