@@ -237,9 +237,8 @@ class Statistics:
 
         TooLarge if that is no state that may be saved.
         """
-        kernels = BACKENDS[type(self.mean)]
         try:
-            kernels.move(self.rule.under(POOL, "propagate"), parts, None, None, None, rows)
+            BACKENDS[type(self.mean)].move(self.rule.under(POOL, "propagate"), parts, None, None, None, rows)
         except FloatingPointError:
             empty = Statistics(self.mean.copy(), self.var.copy(), from_data=True)
             raise empty._too_large(Step(parts, rows)) from None
@@ -251,15 +250,16 @@ class Statistics:
             self.last[...] = rows
 
     def merge(self, other: "Statistics", later: float | None = None) -> None:
-        """Merge other statistics of the same mode. If values fade, both streams end now, or their clocks read times,
-        and the zero of the other one is so much later."""
-        weight = other.seen if other.weight is None else other.weight
-        divisor = other.divisor()
-        parts = np.array([weight, other.mean, other.var * divisor, other.low], like=weight)
-        parts = np.where(weight == 0, 0, parts)
+        """Merge others of the same mode. If values fade, both end now, or the zero of their times is so much later."""
         last = None if other.last is None else other.last + (float(self.rows - other.rows) if later is None else later)
         rows = 0 if self.mode == FADE and later is None else other.rows
-        self.move(parts, other.seen, other.pairs, last, rows=rows, batches=other.batches, finite=False)
+        self.move(other.parts(), other.seen, other.pairs, last, rows=rows, batches=other.batches, finite=False)
+
+    def parts(self) -> ndarray:
+        """Its values as those of one batch; in a moving average, as if each weighed the same."""
+        weight = self.seen if self.weight is None or self.mode == AVERAGE else self.weight
+        m2 = self.var * (weight if self.mode == AVERAGE else self.divisor())
+        return np.where(weight == 0, 0, np.array([weight, self.mean, m2, self.low], like=weight))
 
     @np.errstate(all="ignore")
     def divisor(self) -> ndarray:

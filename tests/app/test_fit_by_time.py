@@ -75,7 +75,7 @@ def test_bad_commands(tmp_path, capsys):
         (["--time-column", "ts"], "--time-column: expected none"),
         (["--halflife", "10min", "--time-column", "when"], "expected a column 'when'"),
         (["--halflife", "10min", "--time-column", "a", "--columns", "a,b"], "either times or a feature"),
-        (["--halflife", "10min", "--time-column", "ts", "--by", "b"], "beside --by"),
+        (["--halflife", "10min", "--time-column", "ts", "--by", "ts"], "either times or a key"),
     ]:
         code, _, err = run(capsys, "fit", data, "-o", state, *args)
         assert code, args

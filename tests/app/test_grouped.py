@@ -78,6 +78,37 @@ def test_show_and_merge(command, tmp_path):
     assert "half" in command.fails("merge", paths[0], tmp_path / "n.npz", "-o", tmp_path / "q.npz")
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_groups_that_fade_by_their_times(command, tmp_path, suffix):
+    x = sales().sample(frac=1, random_state=0).reset_index(drop=True)
+    data, states = tmp_path / f"x.{suffix}", [tmp_path / f"{name}.npz" for name in "abm"]
+    for path, part in zip(states, (x[:100], x[100:]), strict=False):
+        part.to_parquet(data) if suffix == "parquet" else part.to_csv(data, index=False)
+        fit = ("fit", data, "--by", "store", "-o", path, "--exclude", "till", "--prior", 1)
+        said = command(*fit, "--halflife", "30d", "--time-column", "day")
+        assert "day (times)" in said.told
+    command("merge", *states[:2], "-o", states[2])
+    t = bnorm.load(states[2])
+    expected = bnorm.GroupedTransformer("store", halflife="30d", prior=1)
+    expected.fit(x[["day", "size", "store"]], times="day")
+    order = [t.groups_.tolist().index(key) for key in expected.groups_]
+    np.testing.assert_allclose(t.means_[order], expected.means_, rtol=1e-13)
+    np.testing.assert_allclose(t.whole_.var(), expected.whole_.var(), rtol=1e-12)
+    np.testing.assert_allclose(t.transform(x[["size", "store"]]), expected.transform(x[["day", "size", "store"]]))
+    assert t.newest_time_ == np.datetime64("2024-10-26")
+    assert (
+        "3 groups by store, 300 rows, with a half-life of 30d, the newest row at 2024-10-26"
+        in command("show", states[2]).out
+    )
+    assert json.loads(command("show", states[2], "--json").out)["newest"] == "2024-10-26T00:00:00.000000000"
+    command("fit", data, "--by", "store", "-o", states[1], "--exclude", "till", "--halflife", "9", "--force")
+    assert "half-life" in command("show", states[1]).out
+    assert "halflife: expected 30d" in command.fails("merge", *states[:2], "-o", states[2], "--force")
+    assert "--time-column: expected one beside" in command.fails(*fit, "--halflife", "30d", "--force")
+    said = command.fails(*fit[:2], "--by", "day", *fit[4:], "--halflife", "30d", "--time-column", "day", "--force")
+    assert "column 'day': expected either times or a key" in said
+
+
 def test_plot(command, tmp_path):
     """Groups around the whole; beside a state of all rows too."""
     pytest.importorskip("matplotlib", reason="it draws")

@@ -286,6 +286,16 @@ def test_groups(weight):
     np.testing.assert_allclose(got["a"].drop_null(), y[~np.isnan(y[:, 0]), 0], atol=1e-9)
     np.testing.assert_allclose(got["f"], y[:, 1], atol=1e-6)
     assert mapping.table(data.slice(0, 0)).schema == got.schema
+    faded = bnorm.GroupedTransformer("k", halflife="7min", prior=2.0)
+    reading = reading_of("test", faded, kinds(data), ["a", "f"], weight, "at")
+    reading.fit(faded, [reading.merged([reading.state(part) for part in parts_of(data)][::-1])])
+    want = bnorm.GroupedTransformer("k", halflife="7min").fit(
+        data.select(["k", "at", "a", "f"]), sample_weight=w, times="at"
+    )
+    order = [list(faded.groups_).index(key) for key in want.groups_]
+    np.testing.assert_allclose(faded.means_[order], want.means_, rtol=1e-13)
+    np.testing.assert_allclose(faded.vars_[order], want.vars_, rtol=1e-11)
+    assert faded.newest_time_ == want.newest_time_
 
 
 @pytest.mark.parametrize(
@@ -297,6 +307,7 @@ def test_groups(weight):
         (bnorm.GroupedTransformer("z"), {}, "test: expected a column 'z'"),
         (bnorm.GroupedTransformer(0), {}, "test: by: expected names of columns, got 0"),
         (bnorm.GroupedTransformer("k", momentum=0.1), {}, "test: expected groups with momentum=None"),
+        (bnorm.GroupedTransformer("k", halflife=9.0), {}, "or a half-life that is a length of time"),
         (bnorm.GroupedTransformer("a"), {"columns": ["a", "f"]}, "test: columns: expected features, got 'a'"),
     ],
     ids=str,

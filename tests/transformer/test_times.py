@@ -15,7 +15,7 @@ from sklearn.pipeline import make_pipeline
 
 import bnorm
 from bnorm import BatchNormTransformer, partial_fit_pipeline
-from bnorm.transformer import fitted
+from bnorm.transformer import times as of_times
 from bnorm.transformer.durations import nanoseconds, text
 
 S = 10**9
@@ -468,7 +468,7 @@ def test_interrupts_while_the_zero_of_the_clock_moves(monkeypatch):
     """The rows of a stream are far apart, so the clock begins anew: then its times mean the same."""
     import sys
 
-    monkeypatch.setattr(fitted, "EXACT", 1000)
+    monkeypatch.setattr(of_times, "EXACT", 1000)
     x = table(8)
     first = BatchNormTransformer(halflife="5s").fit(x[:4], times=seconds([0, 1, 2, 3]))
     after = copy.deepcopy(first).partial_fit(x[4:], times=seconds([90, 91, 92, 93]))

@@ -20,7 +20,7 @@ from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Interrupted, Progress, Signals
 from bnorm.app.rows import Rows
 from bnorm.app.sources import Source
-from bnorm.app.states import Learned, Piece
+from bnorm.app.states import WHO, Learned, Piece
 from bnorm.exact import HEAVIEST
 from bnorm.running import TooLarge
 from bnorm.transformer.times import Times, read
@@ -31,7 +31,7 @@ EVERY = 60.0  # seconds between checkpoints
 def fit(args: argparse.Namespace) -> dict[str, Any]:
     """Run the command. Returns a summary."""
     sources = find(args.data, dialect := Dialect.of(args))
-    column, exclude = _time_column(args, sources[0]), args.exclude
+    column, exclude = time_column(args, sources[0]), args.exclude
     if column and not args.columns:
         exclude = [*(exclude or ()), column]
     names = choose(sources[0], args.columns, exclude, args.weight)
@@ -40,7 +40,7 @@ def fit(args: argparse.Namespace) -> dict[str, Any]:
         check_same_columns(sources, [*stream.numbers, *(exclude or ())])
     asked = _asked(args, sources, names, dialect)
     if not args.quiet:
-        tell(sources[0], names, _wishes(args))
+        tell(sources[0], names, wishes(args))
     learned = (
         Learned.resumed(args.resume, asked)
         if args.resume
@@ -118,13 +118,14 @@ def learn(
 ) -> None:
     """Learn all rows of a stream except those that are known already. `keep` is called every minute."""
     last = time.monotonic()
+    name = stream.others[0] if stream.others else None  # the column of times
     try:
         with one_thread(), closing(stream.read(learner.learned.rows)) as batches:
             for batch in batches:
                 if known := progress.rows == 0 and learner.learned.rows:
                     progress.resume(known, stream.progress)
                 columns = [arrow.values(column) for column in batch.columns[: len(stream.numbers)]]
-                times = moments_of(batch.column(len(stream.numbers)), stream) if stream.others else None
+                times = moments_of(batch.column(name), name, stream) if name else None
                 w = (
                     weights_of(columns.pop(), stream, weight, learner.learned.fitted.sums is not None)
                     if weight
@@ -161,19 +162,18 @@ def weights_of(column: ndarray, stream: Stream, name: str, whole: bool) -> ndarr
     return weight
 
 
-def moments_of(column: Any, stream: Stream) -> Times:
+def moments_of(column: Any, name: str, stream: Stream) -> Times:
     """The times of a batch, from a column of time stamps, of text in the form of ISO 8601, or of seconds."""
     import pyarrow as pa
 
-    name = stream.others[0]
     try:
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             column = _parsed(column)
-        return read(column, len(column), name)
+        return read(WHO, column, len(column), name)
     except (ValueError, TypeError, pa.ArrowException) as error:
-        what = str(error).removeprefix("BatchNormTransformer: ")
+        what = str(error).removeprefix(f"{WHO}: ")
         raise DataError(
             f"{stream.where}: column {name!r}, rows from {stream.row + 1} on: {what.splitlines()[0]}"
         ) from None
@@ -191,7 +191,7 @@ def _parsed(column: Any) -> Any:
     raise failed
 
 
-def _time_column(args: argparse.Namespace, first: Source) -> str | None:
+def time_column(args: argparse.Namespace, first: Source) -> str | None:
     """The column of times; DataError unless there is one if, and only if, the half-life is a length of time."""
     column: str | None = args.time_column
     if isinstance(args.halflife, str) != (column is not None):
@@ -217,11 +217,11 @@ def one_thread() -> Iterator[None]:
         set_num_threads(before)
 
 
-def _wishes(args: argparse.Namespace) -> dict[str, str]:
+def wishes(args: argparse.Namespace) -> dict[str, str]:
     """Why columns are no features although they could be: because the user says so."""
-    wishes = {args.weight: "weights"} if args.weight else {}
-    wishes |= {args.time_column: "times"} if args.time_column else {}
-    return dict.fromkeys(args.exclude or (), "excluded") | wishes
+    beside = {args.weight: "weights"} if args.weight else {}
+    beside |= {args.time_column: "times"} if args.time_column else {}
+    return dict.fromkeys(args.exclude or (), "excluded") | beside
 
 
 def _asked(

@@ -13,7 +13,7 @@ from bnorm.app.choosing import check_same_columns, choose, listed, tell
 from bnorm.app.csv_source import CsvSource
 from bnorm.app.dialects import Dialect
 from bnorm.app.errors import DataError
-from bnorm.app.fitting import one_thread, weights_of
+from bnorm.app.fitting import moments_of, one_thread, time_column, weights_of, wishes
 from bnorm.app.guessing import Guess, filled
 from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Progress
@@ -21,9 +21,11 @@ from bnorm.app.rows import Rows
 from bnorm.app.states import WHO, Learned
 from bnorm.files import container
 from bnorm.kernels.cpu import groups as kernels
-from bnorm.transformer import group_saving, keys, saving
+from bnorm.transformer import group_parameters, group_saving, keys, saving
+from bnorm.transformer.group_batches import batch_of
 from bnorm.transformer.group_saving import Stored
-from bnorm.transformer.groups import Groups, batch_of
+from bnorm.transformer.groups import Groups
+from bnorm.transformer.times import stamps
 
 LARGEST = 20  # groups that are shown
 
@@ -58,26 +60,27 @@ def digest(state: Stored | Learned) -> str:
 
 def fit(args: argparse.Namespace) -> dict[str, Any]:
     """Run `bnorm fit --by`. Returns a summary."""
-    for name in ("momentum", "exact", "history", "checkpoint", "resume", "time_column"):
+    for name in ("momentum", "exact", "history", "checkpoint", "resume"):
         if getattr(args, name):
             raise DataError(f"--{name.replace('_', '-')}: expected none beside --by, as groups have no such state")
-    if isinstance(args.halflife, str):
-        raise DataError(f"--halflife: expected a number of rows beside --by, got {args.halflife}")
     sources = find(args.data, Dialect.of(args))
     first = sources[0]
+    column = time_column(args, first)
     for name in args.by:
         if name not in first.columns:
             raise DataError(f"{first.name}: expected a column {name!r}, got {listed(first.columns)}")
         if args.columns and name in args.columns:
             raise DataError(f"{first.name}: column {name!r}: expected either a feature or a key, got both")
-    exclude = None if args.columns else [*(args.exclude or ()), *args.by]
+        if name == column:
+            raise DataError(f"{first.name}: column {name!r}: expected either times or a key, got both")
+    beside = [*args.by, *([column] if column else [])]
+    exclude = None if args.columns else [*(args.exclude or ()), *beside]
     names = choose(first, args.columns, exclude, args.weight)
-    stream = Stream(sources, [*names, *([args.weight] if args.weight else [])], args.by)
+    stream = Stream(sources, [*names, *([args.weight] if args.weight else [])], beside)
     if not args.columns:
         check_same_columns(sources, [*stream.numbers, *(exclude or ())])
     if not args.quiet:
-        wishes = dict.fromkeys(args.exclude or (), "excluded") | dict.fromkeys(args.by, "keys")
-        tell(first, names, wishes | ({args.weight: "weights"} if args.weight else {}))
+        tell(first, names, wishes(args) | dict.fromkeys(args.by, "keys"))
     places.keep([s.name for s in sources if s.path], [args.output])
     groups = Groups(len(args.by), len(names), None, args.halflife)
     with Progress("fit", stream.size, args.quiet) as progress:
@@ -110,10 +113,12 @@ def _learn(stream: Stream, groups: Groups, names: Sequence[str], args: argparse.
         for batch in stream:
             columns = [arrow.values(batch.column(j)) for j in range(len(stream.numbers))]
             weight = weights_of(columns.pop(), stream, args.weight, False) if args.weight else None
+            name = args.time_column
+            times = moments_of(batch.column(name), name, stream) if name else None
             rows = Rows(columns, names, stream.where, stream.row)
             try:
                 found = keys.read(WHO, typed({name: batch.column(name) for name in args.by}))
-                groups.move(WHO, batch_of(found, rows, weight, args.halflife), quoted)
+                groups.move(WHO, batch_of(found, rows, weight, groups.halflife, times), quoted)
             except (TypeError, FloatingPointError) as error:
                 raise DataError(f"{stream.where}: {str(error).removeprefix(f'{WHO}: ')}") from None
             progress.add(batch.num_rows, stream.progress)
@@ -193,6 +198,7 @@ def facts(stored: Stored) -> dict[str, Any]:
         "groups": len(groups),
         **stored.parameters,
         "by": stored.by,
+        **({} if groups.zero is None else {"newest": str(stamps(groups.newest, groups.zero.kind))}),
         "whole": every,
         "largest": rows,
     }
@@ -212,14 +218,8 @@ def _united(paths: Sequence[str], found: Sequence[Stored]) -> Stored:
     """The states of several files, their groups united by their keys."""
     first, *others = found
     for path, other in zip(paths[1:], others, strict=True):
-        for name, mine, its in (
-            ("halflife", first.parameters["halflife"], other.parameters["halflife"]),
-            ("momentum", None, other.parameters["momentum"]),
-            ("by", first.by, other.by),
-            ("features", first.features, other.features),
-        ):
-            if mine != its:
-                raise DataError(f"{path}: {name}: expected {mine}, as in {paths[0]}, got {its}")
+        if reason := group_parameters.apart(first, other, f"in {paths[0]}"):
+            raise DataError(f"{path}: {reason}")
         try:
             first.groups.merge(WHO, other.groups, [repr(name) for name in first.by])
         except (TypeError, FloatingPointError) as error:

@@ -34,7 +34,10 @@ def _groups(path: str, said: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(in_json(said), allow_nan=False))
         return
     by = ", ".join(said["by"])
-    fades = "" if said["halflife"] is None else f", with a half-life of {said['halflife']:g} rows of each"
+    halflife = said["halflife"]
+    length = halflife if isinstance(halflife, str) or halflife is None else f"{halflife:g} rows of each"
+    fades = "" if length is None else f", with a half-life of {length}"
+    fades += f", the newest row at {said['newest'].removesuffix('.000000000')}" if "newest" in said else ""
     print(f"{path}: {counted(said['groups'], 'group')} by {by}, {counted(said['rows'], 'row')}{fades}")
     shown = len(said["largest"])
     print(f"the largest {shown}:\n" if shown < said["groups"] else "")

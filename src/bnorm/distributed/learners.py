@@ -59,8 +59,11 @@ class Learning(Partitions):
         if fades != (times is not None):
             expected = "the name of the column of times, as the half-life is a length of time" if fades else "None"
             raise ValueError(f"{who}: times: expected {expected}, got {times!r}")
-        if keys and (t.halflife is not None or t.momentum is not None):
-            raise ValueError(f"{who}: expected groups with momentum=None, whose order does not matter, got {t!r}")
+        if keys and (t.momentum is not None or (t.halflife is not None and not fades)):
+            raise ValueError(
+                f"{who}: expected groups with momentum=None, or a half-life that is a length of time, as the order of "
+                f"rows must not matter, got {t!r}"
+            )
         if columns is None:
             beside = {*keys, sample_weight, times}
             columns = [name for name, kind in kinds.items() if kind == NUMBER and name not in beside]

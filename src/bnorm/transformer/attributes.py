@@ -82,12 +82,12 @@ class Attributes:
         return self._read_only(self._state.std())
 
     @property
-    def n_samples_seen_(self) -> Any:
+    def n_samples_seen_(self) -> np.int64 | np.float64 | ndarray:
         """The number of values seen, or the sum of their weights; a scalar if it is the same for all features."""
         state = self._state
         values = state.statistics.seen if state.weighted else state.statistics.seen.astype(np.int64)
         least, most = BACKENDS[type(values)].numbers(values.min(), values.max())
-        return follow(self, values.dtype.type(least) if least == most else values.copy())
+        return follow(self, values.dtype.type(least) if least == most else values.copy())  # type: ignore[no-any-return]
 
     @property
     def n_batches_seen_(self) -> int:

@@ -19,7 +19,7 @@ from bnorm.transformer import iterables, maps, parameters
 from bnorm.transformer.array_api import AnyLibrary
 from bnorm.transformer.attributes import Attributes
 from bnorm.transformer.blocks import Blocks
-from bnorm.transformer.durations import DURATION, is_duration
+from bnorm.transformer.durations import DURATION
 from bnorm.transformer.exact import Exact
 from bnorm.transformer.gradients import Learned
 from bnorm.transformer.parameters import IN_STATE, MOMENTUM
@@ -27,7 +27,7 @@ from bnorm.transformer.saving import Savable
 from bnorm.transformer.sklearn_private import Interval, Options, in_container
 from bnorm.transformer.state import State
 from bnorm.transformer.tables import WHO, Dense, Table
-from bnorm.transformer.times import Times, read, separated, without
+from bnorm.transformer.times import Times, of_rows, separated, without
 from bnorm.transformer.validation import check_mergeable, columns, new_table, plain, refuse_container, table_of
 
 
@@ -228,7 +228,7 @@ class BatchNormTransformer(
         if "layer_" not in self.__dict__:
             return self._begin(X, sample_weight, times, whole=False)
         changed = parameters.changed(self)
-        X, times, column = separated(X, times)
+        X, times, column = separated(WHO, X, times)
         state, x = self._state, self._table(X)
         when = self._times(x, times, column)
         weight = None if sample_weight is None else x.weights(sample_weight)
@@ -329,7 +329,7 @@ class BatchNormTransformer(
     def _begin(self, X: Any, sample_weight: Any, times: Any, whole: bool) -> Self:
         """A new state from X. Nothing is assigned until all of it has succeeded."""
         parameters.check(self)
-        X, times, column = separated(X, times)
+        X, times, column = separated(WHO, X, times)
         x, names = new_table(self, X)
         when = self._times(x, times, column)
         weight = None if sample_weight is None else x.weights(sample_weight)
@@ -365,16 +365,7 @@ class BatchNormTransformer(
         if not isinstance(x, Dense) and (self.window is not None or times is not None):
             got = f"a {x.engine.NAME} collection" if isinstance(x, Blocks) else "the sums of one that is not"
             raise TypeError(f"{WHO}: X: expected a table in memory beside {given}, got {got}")
-        if not is_duration(getattr(self, name)):
-            if times is not None:
-                raise ValueError(
-                    f"{WHO}: times: expected None, as {given} counts rows, got times; with a length of time, such as "
-                    "halflife='10min' or window='1h', rows age by theirs"
-                )
-            return None
-        if times is None:
-            raise ValueError(f"{WHO}: times: expected the time of each row, as {given} is a length of time, got None")
-        return read(times, x.rows, column)
+        return of_rows(WHO, name, getattr(self, name), times, x.rows, column)
 
     def _check_fitted(self) -> None:
         if "layer_" not in self.__dict__:

@@ -23,8 +23,6 @@ from bnorm.transformer.tables import Table
 from bnorm.transformer.times import Times, Zero
 from bnorm.transformer.window import Rows, Window
 
-EXACT = 2**52  # nanoseconds from the zero of a clock within which float64 tells every one of them
-
 
 def ticks(halflife: Any) -> float | None:
     """A half-life in rows, or in nanoseconds if it is a length of time."""
@@ -96,13 +94,9 @@ class Fitted:
     @property
     def newest(self) -> int | None:
         """The time of the newest row with a value; None if the clock counts rows."""
-        last = self.statistics.last
-        if self.zero is not None and self.window is not None:
-            return self.window.latest
-        if self.zero is None or last is None:
-            return None
-        latest = float(np.where(self.statistics.seen > 0, last, -np.inf).max().item())
-        return self.zero.origin + (int(latest) if latest > -np.inf else 0)
+        if self.zero is None or self.window is not None:
+            return None if self.zero is None or self.window is None else self.window.latest
+        return None if self.statistics.last is None else self.zero.newest(self.statistics)
 
     def begin(self, x: Table, weight: Any, times: Times | None = None) -> None:
         """Start from a whole table, whose rows all weigh the same, unless they have times."""
@@ -121,7 +115,7 @@ class Fitted:
             sums = x.exact(weight)  # of a lazy table, rows are known after a pass
             return self.add(sums, x.rows, 1, weight is not None)
         if times is not None and self.zero is not None:
-            self.zero.check(times)
+            self.zero.check(tables.WHO, times)
             self._count_from(times.newest)
         try:
             if self.window is not None:
@@ -170,7 +164,7 @@ class Fitted:
         """The zero of the clock, which begins with these times if it has seen none; ValueError if they are others."""
         if self.zero is None:
             self.zero = Zero(times.kind, times.newest, times.column)
-        self.zero.check(times)
+        self.zero.check(tables.WHO, times)
         return self.zero
 
     def _clock(self, times: Times | None) -> Clock | None:
@@ -183,11 +177,11 @@ class Fitted:
     def _count_from(self, newest: int) -> None:
         """Move the zero of the clock, if this time is so much later that differences would be rounded."""
         zero, statistics = self.zero, self.statistics
-        if zero is None or statistics.last is None or newest - zero.origin <= EXACT:
+        if zero is None or statistics.last is None or (later := zero.until(newest)) is zero:
             return
         trial = statistics.copy()
-        trial.last = np.add(statistics.last, float(zero.origin - newest), out=trial.last)
-        moved = {"zero": zero._replace(origin=newest)}
+        trial.last = np.add(statistics.last, float(zero.origin - later.origin), out=trial.last)
+        moved = {"zero": later}
         at_once([(BACKENDS[type(self.mean)].assign, statistics.rule, trial.rule), (self.__dict__.update, moved)])
 
     def learn(self, steps: Sequence[Step], weighted: bool, suspect: Callable[[], None] = lambda: None) -> None:

@@ -8,7 +8,9 @@ from sklearn import clone
 
 from bnorm import checks
 from bnorm.kernels.engines import engine_of, serially
-from bnorm.transformer.groups import Batch, united
+from bnorm.transformer.durations import is_duration
+from bnorm.transformer.group_batches import Batch
+from bnorm.transformer.groups import Groups
 
 
 def sample(who: str, X: Any) -> Any:
@@ -24,25 +26,23 @@ def sample(who: str, X: Any) -> Any:
     return X._meta_nonempty
 
 
-def batch_of(who: str, t: Any, X: Any, sample_weight: Any) -> Batch:
-    """The batch of a lazy frame. sample_weight: None, or a lazy Series with the same partitions."""
+def batch_of(who: str, t: Any, X: Any, sample_weight: Any, times: Any) -> Batch:
+    """The batch of a lazy frame. sample_weight, times: None, or a lazy Series with the same partitions; times may be
+    the name of a column.
+    """
     engine = engine_of(X)
-    if t.halflife is not None:
+    if t.halflife is not None and not is_duration(t.halflife):
         raise ValueError(
             f"{who}: X: expected a table in memory beside halflife={t.halflife}, as its rows age in their order, got a "
             f"{engine.NAME} DataFrame; call partial_fit for each partition"
         )
     frames = X.to_delayed()
-    if sample_weight is None:
-        weights = [None] * len(frames)
-    elif not hasattr(type(sample_weight), "to_delayed") or len(weights := sample_weight.to_delayed()) != len(frames):
-        raise TypeError(
-            f"{who}: sample_weight: expected a {engine.NAME} Series with the {len(frames)} partitions of X, got "
-            f"{checks.type_name(sample_weight)}"
-        )
+    weights = _pieces(who, "sample_weight", sample_weight, len(frames), engine)
+    stamps = [times] * len(frames) if type(times) is str else _pieces(who, "times", times, len(frames), engine)
     plain = clone(t)
-    parts = [engine.delayed(_learned)(plain, frame, w) for frame, w in zip(frames, weights, strict=True)]
-    (found,) = engine.computed(engine.tree(parts, partial(_united, who)))
+    learned = engine.delayed(_learned)
+    parts = [learned(plain, *piece) for piece in zip(frames, weights, stamps, strict=True)]
+    (found,) = engine.computed(engine.tree(parts, partial(_united, who, t.halflife)))
     if found is None:
         raise ValueError(f"Found array with 0 sample(s) while a minimum of 1 is required by {who}.")
     batch: Batch = found
@@ -57,22 +57,44 @@ def mapped(t: Any, X: Any) -> Any:
     return X.map_partitions(partial(_transformed, as_now, like), meta=like)
 
 
-def _learned(t: Any, frame: Any, weight: Any) -> Batch | None:
+def _pieces(who: str, name: str, given: Any, n: int, engine: Any) -> list[Any]:
+    """One for each partition."""
+    if given is None:
+        return [None] * n
+    if not hasattr(type(given), "to_delayed") or len(found := given.to_delayed()) != n:
+        raise TypeError(
+            f"{who}: {name}: expected a {engine.NAME} Series with the {n} partitions of X, got "
+            f"{checks.type_name(given)}"
+        )
+    return list(found)
+
+
+def _learned(t: Any, frame: Any, weight: Any, times: Any) -> Batch | None:
     """What a partition says; None of an empty one, or of one whose rows have no weight."""
     if not len(frame) or (weight is not None and not weight.to_numpy().any()):
         return None
-    found: Batch = serially(t, frame, weight, function=_read)
+    found: Batch = serially(t, frame, weight, times, function=_read)
     return found
 
 
-def _read(t: Any, frame: Any, weight: Any) -> Any:
-    batch = t._read(frame, None if weight is None else weight.to_numpy())
+def _read(t: Any, frame: Any, weight: Any, times: Any) -> Any:
+    batch = t._read(frame, None if weight is None else weight.to_numpy(), times)
     return batch._replace(keys=batch.keys._replace(codes=batch.keys.codes[:0]))  # the rows' codes are done with
 
 
-def _united(who: str, batches: list[Batch | None]) -> Batch | None:
+def _united(who: str, halflife: Any, batches: list[Batch | None]) -> Batch | None:
+    """One batch of the rows of several."""
     some = [batch for batch in batches if batch is not None]
-    return united(who, some) if some else None
+    if len(some) < 2:
+        return some[0] if some else None
+    columns, channels = len(some[0].keys.kinds), some[0].parts.shape[2]
+    groups = Groups(columns, channels, None, halflife)
+    for batch in some:
+        try:
+            groups.move(who, batch, [str(j) for j in range(columns)])
+        except FloatingPointError as error:
+            raise ValueError(f"{who}: X: expected statistics that float64 can hold: {error}") from None
+    return groups.batch()
 
 
 def _transformed(t: Any, like: Any, frame: Any) -> Any:

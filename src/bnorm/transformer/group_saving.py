@@ -13,12 +13,15 @@ from bnorm.files.container import Config, Entry
 from bnorm.layers.saving import counted, flag
 from bnorm.running import Statistics
 from bnorm.transformer import keys as of_keys
+from bnorm.transformer.durations import is_duration, text
+from bnorm.transformer.fitted import ticks
 from bnorm.transformer.groups import Groups
-from bnorm.transformer.saving import NAMES, checked
+from bnorm.transformer.saving import NAMES, checked, zero_of
 
 CLASS = "GroupedTransformer"
 PARAMETERS = ("by", "unseen", "prior", "keep_keys", "momentum", "halflife", "eps")
 KNOWN = {"format", "class", "parameters", "places", "columns", "names", "kinds", "batches", "counted", "weighted"}
+KNOWN |= {"times"}
 WHOLE, KEY = "whole_", "key_"  # how the names of arrays begin
 
 
@@ -64,14 +67,18 @@ class Savable:
         """
         self._check_fitted()  # type: ignore[attr-defined]
         self._check_parameters()  # type: ignore[attr-defined]
-        names = self.__dict__.get("feature_names_in_")
-        parameters = {name: _plain(getattr(self, name)) for name in PARAMETERS}
-        names = None if names is None else list(names)
         try:
-            content = packed(Stored(parameters, self._groups, self._places, int(self.n_features_in_), names))
+            content = packed(self._stored())
         except ValueError as error:
             raise ValueError(f"{CLASS}: save: {error}") from None
         container.write(f"{CLASS}: save", path, *content)
+
+    def _stored(self) -> Stored:
+        """The content of the file."""
+        names = self.__dict__.get("feature_names_in_")
+        parameters = {name: _plain(getattr(self, name)) for name in PARAMETERS}
+        names = None if names is None else list(names)
+        return Stored(parameters, self._groups, self._places, int(self.n_features_in_), names)
 
     @classmethod
     def _from_stored(cls, stored: Stored) -> Self:
@@ -99,6 +106,8 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
         "counted": groups.whole.counters.tolist(),
         "weighted": bool(groups.weighted),
     }
+    if groups.zero is not None:
+        config["times"] = groups.zero._asdict()
     own = {NAMES.get(name, name): groups.row(name) for name in groups.arrays}
     whole = {NAMES.get(name, name): a for name, a in groups.whole.arrays().items()}
     checked({name: a.reshape(-1) for name, a in own.items()}, groups.whole)
@@ -140,6 +149,8 @@ def restored(config: Config, entries: Mapping[str, Entry]) -> Stored:
     checked({_stored_name(name): a.reshape(-1) for name, a in groups.arrays.items()}, groups.whole)
     checked({_stored_name(name): a for name, a in groups.whole.arrays().items()}, groups.whole)
     groups.whole.counters[...] = counted(config["counted"])
+    if is_duration(parameters["halflife"]):
+        groups.zero = zero_of(**config["times"])
     groups.batches, groups.weighted = counted([config["batches"], 0, 0, 0])[0], flag(config["weighted"])
     return Stored(parameters, groups, places, columns, names)
 
@@ -157,6 +168,10 @@ def _plain(value: Any) -> Any:
     """A parameter in JSON's types. Parameters may have NumPy's types."""
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
+    return text(value) if is_duration(value) and not isinstance(value, str) else _number(value)
+
+
+def _number(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -167,8 +182,8 @@ def _parameters(given: Any) -> dict[str, Any]:
     by, unseen, prior, keep, momentum, halflife, eps = (given[name] for name in PARAMETERS)
     several = by if isinstance(by, list) else [by]
     good = all(type(one) in (str, int) for one in several) and unseen in ("global", "nan", "error")
-    numbers = (float(v) for v in (prior, eps, 1 if momentum is None else momentum, 1 if halflife is None else halflife))
-    k, e, m, h = numbers
+    rows = ticks(halflife)  # ValueError for a text that is no length of time
+    k, e, m, h = (float(1 if v is None else v) for v in (prior, eps, momentum, rows))
     if not (good and 0 <= k < inf and 0 <= e < inf and 0 < m <= 1 and 0 < h < inf and type(keep) is bool):
         raise ValueError(f"parameters {given!r:.200}")
     if momentum is not None and halflife is not None:

@@ -12,7 +12,6 @@ from bnorm import arrow, checks
 from bnorm.checks import FLOATS
 from bnorm.kernels import kind_of
 from bnorm.kernels.engines import engine_of
-from bnorm.running import AVERAGE
 from bnorm.transformer.sklearn_private import output_config
 from bnorm.transformer.tables import Dense, InColumns
 from bnorm.transformer.validation import table_of
@@ -246,28 +245,6 @@ def key_names(estimator: Any) -> list[str]:
     """The names of the key columns in messages."""
     names = _known(estimator)
     return [str(j) if names is None else repr(names[j]) for j in estimator._places]
-
-
-def check_mergeable(mine: Any, other: Any) -> None:
-    """An error if the groups of two transformers cannot be united."""
-    for t in (mine, other):
-        t._check_fitted()
-        t._check_parameters()
-    if AVERAGE in (mine._groups.whole.mode, other._groups.whole.mode):
-        raise ValueError(
-            f"{WHO}: merge: expected momentum=None, got momentum={mine.momentum} and {other.momentum}: a moving "
-            "average depends on the order of its batches"
-        )
-    names, others = (list(t.__dict__.get("feature_names_in_", ())) for t in (mine, other))
-    for name, here, there in (
-        ("halflife", mine.halflife, other.halflife),
-        ("n_features_in_", mine.n_features_in_, other.n_features_in_),
-        ("by", mine._places, other._places),
-    ):
-        if here != there:
-            raise ValueError(f"{WHO}: merge: {name}: expected {here}, as here, got {there}")
-    if names and others and names != others:
-        raise ValueError(f"{WHO}: merge: expected columns {names}, as here, got {others}")
 
 
 class Named:

@@ -1,26 +1,31 @@
 """The estimator of groups: one set of statistics for each key, in one pass over a table."""
 
+from datetime import timedelta
 from numbers import Real
 from typing import Any, Self
 
 import numpy as np
 from numpy import ndarray
 from sklearn.base import BaseEstimator, TransformerMixin, clone
-from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
 from bnorm.kernels.engines import engine_of
-from bnorm.moments import Moments
 from bnorm.running import TooLarge
-from bnorm.transformer import group_blocks, tables
+from bnorm.transformer import group_blocks, group_parameters, tables
+from bnorm.transformer.durations import DURATION, is_duration
+from bnorm.transformer.fitted import ticks
+from bnorm.transformer.group_attributes import Attributes
+from bnorm.transformer.group_batches import Batch, batch_of, mapped
 from bnorm.transformer.group_saving import Savable
-from bnorm.transformer.group_tables import WHO, Named, Split, check_mergeable, key_names, split
-from bnorm.transformer.groups import Batch, Groups, batch_of, mapped
+from bnorm.transformer.group_tables import WHO, Named, Split, key_names, split
+from bnorm.transformer.groups import Groups
 from bnorm.transformer.keys import Keys, read
 from bnorm.transformer.sklearn_private import Interval, Options, check_feature_names_in, in_container
+from bnorm.transformer.times import of_rows, separated, without
 
 
 class GroupedTransformer(
+    Attributes,
     Savable,
     TransformerMixin,  # type: ignore[misc]
     BaseEstimator,  # type: ignore[misc]
@@ -34,8 +39,8 @@ class GroupedTransformer(
     Parameters
     ----------
     by : str, int, or list of them
-        The columns that hold the keys: names of a data frame's columns, or positions. Keys are strings, numbers, bools,
-        dates or categories. They are no features.
+        The columns that hold the keys: names of a data frame's columns, or positions, in which a column of times does
+        not count. Keys are strings, numbers, bools, dates or categories. They are no features.
     unseen : {"global", "nan", "error"}, default="global"
         What `transform` does with a row whose key is missing or was never seen: use the statistics of all rows, return
         NaN, or raise ValueError. With "global" this also goes for a feature that had no value yet in a group; otherwise
@@ -49,9 +54,10 @@ class GroupedTransformer(
     momentum : float or None, default=None
         As in `BatchNormTransformer`: the weight of a group's new batch in a moving average. None: all rows weigh the
         same, however they were cut into batches.
-    halflife : float or None, default=None
+    halflife : float, str, timedelta or None, default=None
         The number of rows of the same group after which the weight of a row has halved; for the statistics of all rows,
-        the number of any rows. momentum must be None.
+        the number of any rows. Or the time, as in `BatchNormTransformer`, such as "10min": then rows fade by their
+        `times`, in `fit` too, and the ages of all groups count from the newest row of any. momentum must be None.
     eps : float, default=0.0
         Added to the variance, inside the root.
 
@@ -66,6 +72,8 @@ class GroupedTransformer(
     whole_ : Moments
         Count, mean and m2 of all rows, those without a key included. With a half-life, their weights; with a moving
         average, its mean and variance, and the number of values seen.
+    newest_time_ : numpy.datetime64, float or None
+        The time of the newest row, a time stamp in UTC or seconds. None unless rows have times.
     key_places_ : list of int
         The positions of the columns that hold the keys.
     n_batches_seen_ : int
@@ -101,7 +109,7 @@ class GroupedTransformer(
         "prior": [Interval(Real, 0, np.inf, closed="left")],
         "keep_keys": ["boolean"],
         "momentum": [Interval(Real, 0, 1, closed="right"), None],
-        "halflife": [Interval(Real, 0, np.inf, closed="neither"), None],
+        "halflife": [*DURATION, Interval(Real, 0, np.inf, closed="neither"), None],
         "eps": [Interval(Real, 0, np.inf, closed="left")],
     }
 
@@ -115,7 +123,7 @@ class GroupedTransformer(
         prior: float = 0.0,
         keep_keys: bool = False,
         momentum: float | None = None,
-        halflife: float | None = None,
+        halflife: float | str | timedelta | np.timedelta64 | None = None,
         eps: float = 0.0,
     ) -> None:
         self.by = by
@@ -126,7 +134,7 @@ class GroupedTransformer(
         self.halflife = halflife
         self.eps = eps
 
-    def fit(self, X: Any, y: None = None, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: None = None, sample_weight: Any = None, times: Any = None) -> Self:
         """Forget everything, and compute the exact statistics of each group of X.
 
         Parameters
@@ -137,15 +145,18 @@ class GroupedTransformer(
             Ignored.
         sample_weight : array-like of shape (n_samples,), default=None
             How much each row counts: not negative, not all zero.
+        times : array-like of shape (n_samples,), or str, default=None
+            The time of each row, if halflife is a length of time: time stamps, with a zone or without, or numbers of
+            seconds; or the name of the column of X that has them, which is no feature, here and in all later calls.
 
         Returns
         -------
         self : GroupedTransformer
         """
-        self._begin(X, sample_weight, whole=True)
+        self._begin(X, sample_weight, times, whole=True)
         return self
 
-    def fit_transform(self, X: Any, y: None = None, sample_weight: Any = None) -> Any:
+    def fit_transform(self, X: Any, y: None = None, sample_weight: Any = None, times: Any = None) -> ndarray | Any:
         """`fit`, and `transform` of the same rows, whose keys are read once.
 
         Parameters
@@ -156,16 +167,18 @@ class GroupedTransformer(
             Ignored.
         sample_weight : array-like of shape (n_samples,), default=None
             How much each row counts in the statistics: not negative, not all zero.
+        times : array-like of shape (n_samples,), or str, default=None
+            As in `fit`.
 
         Returns
         -------
         Y : ndarray or data frame of shape (n_samples, n_features)
             The features only; with keep_keys all columns.
         """
-        table, keys = self._begin(X, sample_weight, whole=True)
+        table, keys = self._begin(X, sample_weight, times, whole=True)
         return self._result(X, table, keys)
 
-    def partial_fit(self, X: Any, y: None = None, sample_weight: Any = None) -> Self:
+    def partial_fit(self, X: Any, y: None = None, sample_weight: Any = None, times: Any = None) -> Self:
         """Update the statistics by one batch of the stream: those of the groups that have rows in it, and the whole.
 
         Parameters
@@ -176,17 +189,20 @@ class GroupedTransformer(
             Ignored.
         sample_weight : array-like of shape (n_samples,), default=None
             How much each row counts: not negative, not all zero.
+        times : array-like of shape (n_samples,), or str, default=None
+            As in `fit`; of the same kind in the whole stream. Rows may come in any order.
 
         Returns
         -------
         self : GroupedTransformer
         """
         if "_groups" not in self.__dict__:
-            self._begin(X, sample_weight, whole=False)
+            self._begin(X, sample_weight, times, whole=False)
             return self
         self._check_parameters()
-        table = split(self, group_blocks.sample(WHO, X), reset=False)
-        batch = self._batch(X, table, sample_weight, self.halflife)
+        rest, when, column = separated(WHO, group_blocks.sample(WHO, X), times)
+        table = split(self, rest, reset=False)
+        batch = self._batch(X, table, sample_weight, times, (when, column), self._groups.halflife)
         self._learned(self._groups.move, batch, table)
         return self
 
@@ -203,8 +219,8 @@ class GroupedTransformer(
             The features only; with keep_keys all columns.
         """
         self._check_fitted()
-        table = split(self, group_blocks.sample(WHO, X), reset=False)
-        return self._result(X, table, None if table.given is not X else read(WHO, table.keys))
+        table = split(self, without(group_blocks.sample(WHO, X), self._column), reset=False)
+        return self._result(X, table, None if engine_of(X) is not None else read(WHO, table.keys))
 
     def inverse_transform(self, X: Any, keys: Any = None) -> ndarray | Any:
         """Undo `transform`: X sqrt(var + eps) + mean of each row's group.
@@ -224,6 +240,7 @@ class GroupedTransformer(
             one.
         """
         self._check_fitted()
+        X = without(X, self._column)
         width = getattr(X, "shape", (0, 0))[-1]
         if keys is None and width == self._groups.channels != self.n_features_in_:
             raise ValueError(
@@ -238,8 +255,9 @@ class GroupedTransformer(
     def merge(self, other: "GroupedTransformer") -> Self:
         """Unite with the groups that another transformer has learned, by their keys.
 
-        With momentum=None the result is that of all rows together. With a halflife, both streams are taken to end now.
-        A moving average depends on the order of its batches, and cannot be merged.
+        With momentum=None the result is that of all rows together. With a halflife in rows, both streams are taken to
+        end now; if rows have times, both age to the later one. A moving average depends on the order of its batches,
+        and cannot be merged.
 
         Parameters
         ----------
@@ -252,7 +270,11 @@ class GroupedTransformer(
         """
         if not isinstance(other, GroupedTransformer):
             raise TypeError(f"{WHO}: merge: expected a {WHO}, got {type(other).__name__}")
-        check_mergeable(self, other)
+        for t in (self, other):
+            t._check_fitted()
+            t._check_parameters()
+        if reason := group_parameters.apart(self._stored(), other._stored(), "here"):
+            raise ValueError(f"{WHO}: merge: {reason}")
         try:
             self._groups.merge(f"{WHO}: merge", other._groups, key_names(self))
         except FloatingPointError as error:
@@ -276,57 +298,16 @@ class GroupedTransformer(
         kept = range(len(names)) if self.keep_keys else [j for j in range(len(names)) if j not in self._places]
         return np.asarray(names, object)[list(kept)]
 
-    @property
-    def groups_(self) -> ndarray:
-        """The keys in the order of their appearance."""
-        return self._groups.index.array()
-
-    @property
-    def counts_(self) -> ndarray:
-        """The number of values seen in each group, or the sum of their weights."""
-        seen = self._groups.row("seen")
-        return seen.copy() if self._groups.weighted else seen.astype(np.int64)
-
-    @property
-    def means_(self) -> ndarray:
-        """The mean of each group."""
-        return self._groups.known(np.arange(len(self._groups)), 0.0)[0]
-
-    @property
-    def vars_(self) -> ndarray:
-        """The variance of each group."""
-        return self._groups.known(np.arange(len(self._groups)), 0.0)[1]
-
-    @property
-    def whole_(self) -> Moments:
-        """Count, mean and m2 of all rows."""
-        return self._groups.moments()
-
-    @property
-    def key_places_(self) -> list[int]:
-        """The positions of the columns that hold the keys."""
-        return list(self._places)
-
-    @property
-    def n_batches_seen_(self) -> int:
-        """The number of batches in the stream; a fit counts as the first."""
-        return self._groups.batches
-
-    def __getattr__(self, name: str) -> Any:
-        if name.endswith("_") and not name.startswith("_") and "_groups" not in self.__dict__:
-            raise NotFittedError(f"This {WHO} instance is not fitted yet: {name} exists after fit or partial_fit")
-        if name == "_groups":
-            raise AttributeError("not fitted")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    def _begin(self, X: Any, sample_weight: Any, whole: bool) -> tuple[Split, Keys]:
+    def _begin(self, X: Any, sample_weight: Any, times: Any, whole: bool) -> tuple[Split, Keys]:
         """New groups from X, whose parts and keys are returned. Nothing is assigned until all of it has succeeded."""
-        self._check_parameters(new=True)
+        group_parameters.check(WHO, self)
         found = object.__new__(type(self))  # scikit-learn sets attributes on this copy, as X may still be refused
         found.__dict__.update(self.__dict__)
-        table = split(found, group_blocks.sample(WHO, X), reset=True)
-        batch = self._batch(X, table, sample_weight, None if whole else self.halflife)
+        rest, when, column = separated(WHO, group_blocks.sample(WHO, X), times)
+        table = split(found, rest, reset=True)
         groups = Groups(len(table.places), table.features.shape[1], self.momentum, self.halflife)
+        fades = not whole or is_duration(self.halflife)
+        batch = self._batch(X, table, sample_weight, times, (when, column), groups.halflife if fades else None)
         self._learned(groups.begin if whole else groups.move, batch, table)
         self.__dict__.pop("feature_names_in_", None)
         for name in ("feature_names_in_", "n_features_in_"):
@@ -335,15 +316,23 @@ class GroupedTransformer(
         self._groups, self._places = groups, table.places
         return table, batch.keys
 
-    def _batch(self, X: Any, table: Split, sample_weight: Any, halflife: float | None) -> Batch:
+    def _batch(
+        self, X: Any, table: Split, sample_weight: Any, times: Any, when: tuple[Any, str | None], halflife: float | None
+    ) -> Batch:
+        """What X says. when: the times of its rows, and the name of their column."""
         if engine_of(X) is not None:
-            return group_blocks.batch_of(WHO, self, X, sample_weight)
+            return group_blocks.batch_of(WHO, self, X, sample_weight, times)
+        read_times = of_rows(WHO, "halflife", self.halflife, when[0], table.features.rows, when[1])
         weight = None if sample_weight is None else table.features.weights(sample_weight)
-        return batch_of(read(WHO, table.keys), table.features, weight, halflife, count=self.halflife is not None)
+        count = self.halflife is not None and read_times is None
+        return batch_of(read(WHO, table.keys), table.features, weight, halflife, read_times, count)
 
-    def _read(self, X: Any, sample_weight: Any) -> Batch:
-        """What a table says, whose rows all weigh the same; nothing is learned."""
-        return self._batch(X, split(clone(self), X, reset=True), sample_weight, None)
+    def _read(self, X: Any, sample_weight: Any, times: Any) -> Batch:
+        """What a table says, whose rows all weigh the same, unless they have times; nothing is learned."""
+        rest, when, column = separated(WHO, X, times)
+        table = split(clone(self), rest, reset=True)
+        halflife = ticks(self.halflife) if is_duration(self.halflife) else None
+        return self._batch(X, table, sample_weight, times, (when, column), halflife)
 
     def _learned(self, learn: Any, batch: Batch, table: Split) -> None:
         try:
@@ -354,9 +343,14 @@ class GroupedTransformer(
         except FloatingPointError:
             raise tables.infinite(table.features) from None
 
+    @property
+    def _column(self) -> str | None:
+        """The name of the column of times, which is no feature."""
+        return None if self._groups.zero is None else self._groups.zero.column
+
     def _result(self, X: Any, table: Split, keys: Keys | None) -> Any:
         """What `transform` returns of a table with these keys, or of a lazy one."""
-        if keys is None or table.given is not X:
+        if keys is None or engine_of(X) is not None:
             return group_blocks.mapped(self, X)
         y = self._mapped(table, keys, inverse=False)
         return table.with_keys(self, y) if self.keep_keys else y
@@ -368,22 +362,9 @@ class GroupedTransformer(
         numbers = groups.numbers(at, float(self.prior), self.unseen == "global", float(self.eps), inverse)
         return mapped(table.features, codes, numbers)
 
-    def _check_parameters(self, new: bool = False) -> None:
-        self._validate_params()
-        if self.halflife is not None and self.momentum is not None:
-            raise ValueError(
-                f"{WHO}: momentum: expected None beside halflife={self.halflife}, as each is a way to forget, got "
-                f"{self.momentum}"
-            )
-        if new:
-            return
-        groups = self._groups
-        began = (groups.momentum, groups.halflife)
-        if (self.momentum, self.halflife) != began:
-            raise ValueError(
-                f"{WHO}: expected momentum={began[0]}, halflife={began[1]}, as this stream began, got "
-                f"momentum={self.momentum}, halflife={self.halflife}; fit begins anew"
-            )
+    def _check_parameters(self) -> None:
+        group_parameters.check(WHO, self)
+        group_parameters.check_same_stream(WHO, self)
 
     def _check_fitted(self) -> None:
         if "_groups" not in self.__dict__:

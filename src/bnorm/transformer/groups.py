@@ -1,155 +1,36 @@
 """The statistics of groups that appear as a stream goes on, and of all its rows together.
 
 Each group has what a `BatchNormTransformer` of its rows alone would have: it moves when rows of it come, and its clock
-counts its own rows. The whole is what one of all rows would have, whatever their keys.
+counts its own rows. The whole is what one of all rows would have, whatever their keys. Where rows have times there is
+one clock for all.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
-from bnorm.kernels import cpu, view
-from bnorm.kernels.cpu import groups as kernels
+from bnorm.kernels import cpu
 from bnorm.moments import Moments
-from bnorm.running import AVERAGE, Statistics, Step
-from bnorm.transformer import tables
-from bnorm.transformer.clock import Rows
+from bnorm.running import Statistics, Step
+from bnorm.transformer.fitted import ticks
+from bnorm.transformer.group_batches import Batch
 from bnorm.transformer.keys import Index, Keys
-from bnorm.transformer.tables import Dense, InColumns
-
-FAINT = 2.0**-tables.SHALLOW  # weights below it may have underflowed
-
-
-class Batch(NamedTuple):
-    """What a batch says about its groups.
-
-    parts         (4, G, C) of each key; if values fade, at its last row
-    seen, last    (G, C), if values fade: the weight before fading, and the row with full weight, counted from the last
-    lengths       (G,) the rows of each key; 0 if values do not fade
-    whole         the steps of all rows, keys missing or not
-    """
-
-    keys: Keys
-    parts: ndarray
-    seen: ndarray | None
-    last: ndarray | None
-    lengths: ndarray
-    whole: list[Step]
-    weighted: bool
-
-
-def batch_of(keys: Keys, x: Dense, weight: ndarray | None, halflife: float | None, count: bool = False) -> Batch:
-    """A batch, from the codes of its rows. Infinity in it is a ValueError. count: whether to count the rows of each key
-    without a half-life too, for values that will fade.
-    """
-    n, rows = len(keys.keys), x.rows
-    codes, outside = keys.codes, n
-    if keys.gaps:  # rows without a key belong to the whole: they are one more group
-        codes, outside = np.where(codes < 0, np.int32(n), codes), n + 1
-    seen = last = None
-    if halflife is None:
-        every = _moments(_block(x), codes, outside, weight)
-        parts = np.ascontiguousarray(every[:, :n])
-        whole = [Step(together(every), rows)]
-    else:
-        parts, seen, last = _faded(x, codes, outside, weight, halflife)
-        parts, seen, last = np.ascontiguousarray(parts[:, :n]), seen[:n], last[:n]
-        whole = x.steps(weight, Rows(halflife), 0)
-    tables.refuse_infinity_in(whole[0].parts, x, weight)
-    counted = count or halflife is not None
-    lengths = np.bincount(codes, minlength=outside)[:n] if counted else np.zeros(n, np.int64)
-    return Batch(keys, parts, seen, last, lengths, whole, weight is not None)
-
-
-def _block(x: Dense) -> Any:
-    """A table as the kernels of groups read it: where it lies."""
-    return x.x.alike() if isinstance(x, InColumns) else view.channels(x.dense(), 1)[0]
-
-
-def mapped(x: Dense, codes: ndarray, numbers: ndarray) -> ndarray:
-    """(x - mean) scale + shift by the numbers of each row's group, in the memory order of the table."""
-    try:
-        if isinstance(x, InColumns):
-            columns: ndarray = kernels.normalize(_block(x), codes, numbers, None, True)[0]
-            return columns.T
-        block, layout = view.channels(x.dense(), 1)
-        y: ndarray = view.restore(kernels.normalize(block, codes, numbers, None, True), layout)
-    except FloatingPointError:
-        raise tables.infinite(x) from None
-    return y
-
-
-def _moments(block: Any, codes: ndarray, n: int, weight: ndarray | None) -> ndarray:
-    w = None if weight is None else view.dense(weight, np.float64)
-    found: ndarray = kernels.moments(block, codes, n, w, True)
-    return found
-
-
-def _faded(
-    x: Dense, codes: ndarray, n: int, weight: ndarray | None, halflife: float
-) -> tuple[ndarray, ndarray, ndarray]:
-    """Rows weighed by age, as `tables.faded` does, by the clock of each group: half as much for each `halflife` rows of
-    the group that come after. Groups of which too little weight is left are computed one by one.
-    """
-    faded = np.exp2(kernels.later(codes, n) / -halflife)
-    block = _block(x)
-    parts = _moments(block, codes, n, faded if weight is None else faded * weight)
-    seen = _moments(block, codes, n, weight)[0]
-    last = np.zeros_like(seen)
-    unit = 1.0 if weight is None else max(1.0, float(weight.max()))
-    lost = np.flatnonzero(((parts[0] < FAINT * unit) & (seen > 0)).any(1))
-    for g in lost.tolist():
-        mine = np.flatnonzero(codes == g)
-        step = tables.faded(x.dense()[mine], None if weight is None else weight[mine], Rows(halflife), 0)[0]
-        parts[:, g], seen[g], last[g] = step.parts, step.seen, step.last
-    return parts, seen, last
-
-
-def together(parts: ndarray) -> ndarray:
-    """The parts (4, C) of all groups of (4, G, C), merged half by half."""
-    channels = parts.shape[2]
-    while (n := parts.shape[1]) > 1:
-        half = n // 2
-        both = [np.ascontiguousarray(part).reshape(4, -1) for part in (parts[:, :half], parts[:, half : 2 * half])]
-        merged = cpu.merge(both).reshape(4, half, channels)
-        if n % 2:
-            merged = merged.copy()
-            merged[:, 0] = cpu.merge([merged[:, 0].copy(), parts[:, -1].copy()])
-        parts = merged
-    return parts[:, 0].copy() if parts.shape[1] else np.zeros((4, channels))
-
-
-def united(who: str, batches: list[Batch]) -> Batch:
-    """One batch of the rows of several, none of whose values fade."""
-    names = [str(j) for j in range(len(batches[0].keys.kinds))]
-    index, places = Index(len(names)), []
-    for batch in batches:
-        at = index.find(who, batch.keys, names)
-        new = np.flatnonzero(at < 0)
-        at[new] = len(index) + np.arange(len(new))
-        index.add([batch.keys.keys[i] for i in new.tolist()], batch.keys.kinds)
-        places.append(at)
-    channels = batches[0].parts.shape[2]
-    parts = np.zeros((4, len(index), channels))
-    lengths = np.zeros(len(index), np.int64)
-    for at, batch in zip(places, batches, strict=True):
-        mine = np.ascontiguousarray(parts[:, at]).reshape(4, -1)
-        parts[:, at] = cpu.merge([mine, batch.parts.reshape(4, -1)]).reshape(4, -1, channels)
-        lengths[at] += batch.lengths
-    steps = [step for batch in batches for step in batch.whole]
-    whole = Step(cpu.merge([step.parts for step in steps]).copy(), sum(step.rows for step in steps))
-    keys = Keys(index.kinds, np.empty(0, np.int32), index.keys)
-    weighted = any(batch.weighted for batch in batches)
-    return Batch(keys, parts, None, None, lengths, [whole], weighted)
+from bnorm.transformer.times import Zero
 
 
 class Groups:
-    """The statistics of all groups, by the code of a key, and of the whole. An error changes nothing."""
+    """The statistics of all groups, by the code of a key, and of the whole. An error changes nothing.
 
-    def __init__(self, columns: int, channels: int, momentum: float | None, halflife: float | None) -> None:
+    way     momentum and half-life, as they were given
+    zero    of the clock that reads the times of rows, once it has seen one
+    """
+
+    def __init__(self, columns: int, channels: int, momentum: float | None, halflife: Any) -> None:
         self.index = Index(columns)
-        self.channels, self.momentum, self.halflife = channels, momentum, halflife
+        self.channels, self.momentum, self.halflife = channels, momentum, ticks(halflife)
+        self.way = momentum, halflife
+        self.zero: Zero | None = None
         self.whole = self._empty(1)
         self.arrays: dict[str, ndarray] = {  # (at least G, C); there may be room for more groups
             name: a.reshape(1, channels)[:0] for name, a in self._empty(1).arrays().items()
@@ -164,8 +45,7 @@ class Groups:
     def _empty(self, groups: int) -> Statistics:
         """Statistics of so many groups that have not been seen."""
         mean = np.full(groups * self.channels, np.nan)
-        fade = None if self.halflife is None else float(self.halflife)
-        return Statistics(mean, mean.copy(), self.momentum, 0, from_data=True, halflife=fade)
+        return Statistics(mean, mean.copy(), self.momentum, 0, from_data=True, halflife=self.halflife)
 
     def of(self, places: ndarray) -> Statistics:
         """A copy of the statistics of these groups, G times C channels; -1 is a group that has not been seen."""
@@ -175,8 +55,15 @@ class Groups:
             a[old] = self.arrays[name][places[old]]
         return some
 
+    @property
+    def newest(self) -> int | None:
+        """The time of the newest row with a value; None if rows have no times."""
+        return None if self.zero is None else self.zero.newest(self.whole)
+
     def begin(self, who: str, batch: Batch, names: list[str]) -> None:
-        """Start from a whole table, whose rows all weigh the same. To be called once."""
+        """Start from a whole table, whose rows all weigh the same, unless they have times. To be called once."""
+        if batch.zero is not None:
+            return self.move(who, batch, names)
         some = self._empty(len(batch.keys.keys))
         some.begin(batch.parts.reshape(4, -1), 0)
         self.whole.begin(batch.whole[0].parts, batch.whole[0].rows)
@@ -187,47 +74,76 @@ class Groups:
     def move(self, who: str, batch: Batch, names: list[str]) -> None:
         """Update by one batch of the stream."""
         at = self.index.find(who, batch.keys, names)
-        some, whole = self.of(at), self.whole.copy()
-        last = None
+        zero, past, ahead = self._clock(who, batch.zero, batch.zero and batch.zero.origin)
+        some, whole, last = _later(self.of(at), past), _later(self.whole.copy(), past), None
         lengths = np.where(at >= 0, self.lengths[at], 0) if len(self.lengths) else np.zeros(len(at), np.int64)
         if batch.last is not None:
-            last = (batch.last + (lengths + batch.lengths)[:, None]).reshape(-1)
+            last = (batch.last + (ahead if zero else (lengths + batch.lengths)[:, None])).reshape(-1)
         seen = None if batch.seen is None else batch.seen.reshape(-1)
         pairs = None if seen is None else np.zeros_like(seen)
-        whole.learn(batch.whole)
+        whole.learn([step._replace(end=ahead) for step in batch.whole] if zero else batch.whole)
         if len(at):
             some.move(batch.parts.reshape(4, -1), seen, pairs, last, finite=False)
-        self._set(who, batch, names, some, at)
-        self.whole = whole
+        self._set(who, batch, names, some, at, past)
+        self.whole, self.zero = whole, zero
 
     def merge(self, who: str, other: "Groups", names: list[str]) -> None:
-        """Unite with the groups of another stream by their keys. If values fade, both streams end now."""
+        """Unite with the groups of another stream by their keys. If values fade by rows, both streams end now."""
         its = Keys(other.index.kinds, np.empty(0, np.int32), other.index.keys)
         at = self.index.find(who, its, names)
         n, old = len(other), at >= 0
-        mine, theirs, whole = self.of(at), other.of(np.arange(n)), self.whole.copy()
+        zero, past, ahead = self._clock(who, other.zero, other.newest)
+        mine, theirs, whole = _later(self.of(at), past), other.of(np.arange(n)), _later(self.whole.copy(), past)
         lengths = np.where(old, self.lengths[at], other.lengths) if len(self) else other.lengths.copy()
         if theirs.last is not None:
-            theirs.last += np.repeat(lengths - other.lengths, self.channels)
+            theirs.last += ahead if zero else np.repeat(lengths - other.lengths, self.channels)
         if n:
             mine.merge(theirs)
-        whole.merge(other.whole)
+        whole.merge(other.whole, ahead if zero else None)
         grown = lengths if self.halflife is not None else lengths + np.where(old, other.lengths, 0)
         nothing = np.zeros_like(grown)
         batch = Batch(its, np.empty(0), None, None, nothing, [], other.weighted)
-        self._set(who, batch, names, mine, at)
+        self._set(who, batch, names, mine, at, past)
         self.lengths[self.index.find(who, its, names)] = grown
-        self.whole = whole
+        self.whole, self.zero = whole, zero
         self.batches += other.batches - 1
 
-    def _set(self, who: str, batch: Batch, names: list[str], some: Statistics, at: ndarray | None = None) -> None:
-        """Let these be the statistics of the groups of a batch."""
+    def batch(self) -> Batch:
+        """All rows as one batch, if they weigh the same, or fade by their times."""
+        n, whole, ahead = len(self), self.whole, 0.0
+        every, zero = self.of(np.arange(n)), self.zero
+        if zero is not None and self.newest is not None:
+            ahead, zero = float(zero.origin - self.newest), zero._replace(origin=self.newest)
+        parts = every.parts().reshape(4, n, self.channels)
+        seen, last = (None if a is None else a.reshape(n, -1) for a in (every.seen, _later(every, ahead).last))
+        step = Step(whole.parts(), whole.rows, whole.seen, whole.pairs, _later(whole.copy(), ahead).last, 0.0)
+        keys = Keys(self.index.kinds, np.empty(0, np.int32), self.index.keys)
+        return Batch(keys, parts, seen, last, self.lengths[:n], [step], self.weighted, zero)
+
+    def _clock(self, who: str, its: Zero | None, newest: int | None) -> tuple[Zero | None, float, float]:
+        """The zero of the clock after rows whose clock has the zero `its`; how much later than it the present one is,
+        and theirs. ValueError if they have other times.
+        """
+        if its is None or newest is None:
+            return self.zero, 0.0, 0.0
+        before = its if self.zero is None else self.zero
+        before.check(who, its)
+        zero = before.until(newest)
+        column = its.column or zero.column
+        return zero._replace(column=column), float(before.origin - zero.origin), float(its.origin - zero.origin)
+
+    def _set(
+        self, who: str, batch: Batch, names: list[str], some: Statistics, at: ndarray | None = None, later: float = 0.0
+    ) -> None:
+        """Let these be the statistics of the groups of a batch. later: how far the zero of others moves back."""
         at = self.index.find(who, batch.keys, names) if at is None else at.copy()
         new = np.flatnonzero(at < 0)
         at[new] = len(self) + np.arange(len(new))
         arrays = {name: a.reshape(len(at), self.channels) for name, a in some.arrays().items()}
         if len(self):
             self._grow(len(self) + len(new))
+            if later:
+                self.arrays["last"] += later
             for name, a in arrays.items():
                 self.arrays[name][at] = a
             self.lengths[at] += batch.lengths
@@ -258,18 +174,22 @@ class Groups:
         return self.arrays[name][: len(self)]
 
     def weight(self, places: Any) -> ndarray:
-        """The number of values by which groups weigh against a prior; in a moving average those that have been seen."""
-        name = "weight" if self.halflife is not None else "seen"
-        weight: ndarray = self.arrays[name][places]
-        return weight
+        """The number of values by which groups weigh against a prior: if they fade, what is left of them now."""
+        if self.halflife is None:  # in a moving average, those that have been seen
+            seen: ndarray = self.arrays["seen"][places]
+            return seen
+        newest, zero = self.newest, self.zero
+        now = self.lengths[places][:, None] if newest is None or zero is None else float(newest - zero.origin)
+        left: ndarray = self.arrays["weight"][places] * np.exp2((self.arrays["last"][places] - now) / self.halflife)
+        return left
 
     def known(self, places: ndarray, prior: float) -> tuple[ndarray, ndarray]:
         """Mean and variance of groups, (G, C), with `prior` values of the whole in each; NaN without any value."""
-        n = self.weight(places)
+        seen = self.arrays["seen"][places] > 0
         mean, var = self.arrays["mean"][places], self.arrays["var"][places]
         if not prior:
-            return np.where(n > 0, mean, np.nan), np.where(n > 0, var, np.nan)
-        low = self.arrays["low"][places]
+            return np.where(seen, mean, np.nan), np.where(seen, var, np.nan)
+        n, low = np.where(seen, self.weight(places), 0.0), self.arrays["low"][places]
         whole: Any = self.whole
         k = np.where(whole.seen > 0, prior, 0.0)
         added = [np.where(k > 0, a, 0.0) for a in (whole.mean, k * whole.var, whole.low)]
@@ -310,7 +230,11 @@ class Groups:
 
     def moments(self) -> Moments:
         """Those of the whole; of a moving average, with the number of values seen."""
-        whole = self.whole
-        count = whole.seen if whole.weight is None or whole.mode == AVERAGE else whole.weight
-        parts = np.stack([count, whole.mean, whole.var * count, whole.seen * 0 if whole.low is None else whole.low])
-        return Moments.from_parts(np.where(count > 0, parts, 0.0))
+        return Moments.from_parts(self.whole.parts())
+
+
+def _later(statistics: Statistics, zero: float) -> Statistics:
+    """The same statistics, which are changed, if the zero of their clock was so much later."""
+    if zero and statistics.last is not None:
+        statistics.last += zero
+    return statistics

@@ -196,7 +196,7 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
             raise ValueError(f"exact sums of {restored.count} values, with digest {restored.digest()}")
         state.sums = restored
     if state.timed and "times" in config:
-        state.zero = _zero(**config["times"])
+        state.zero = zero_of(**config["times"])
     if state.window is not None:
         state.window = stored_window.restored(state.window, config["window"], rows, features)
         if state.window.parts is not None and (state.window.parts[0] != statistics.seen).any():
@@ -268,7 +268,7 @@ def _recall(state: Fitted, given: Any, recorded: Mapping[str, ndarray]) -> None:
         history.moments = [TimedMoment(*m[:3], int(time)) for m, time in zip(history.moments, times, strict=True)]
 
 
-def _zero(kind: Any, origin: Any, column: Any) -> Zero:
+def zero_of(kind: Any, origin: Any, column: Any) -> Zero:
     """The zero of a clock that reads times, checked."""
     good = kind in KINDS and type(origin) is int and abs(origin) < 2**63
     if not good or not (column is None or type(column) is str):

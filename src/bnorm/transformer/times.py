@@ -9,8 +9,9 @@ from numpy import ndarray
 
 from bnorm import arrow
 from bnorm.kernels import BACKENDS, moved
+from bnorm.running import Statistics
 from bnorm.transformer.clock import Ages
-from bnorm.transformer.weights import WHO
+from bnorm.transformer.durations import is_duration
 
 NAIVE, ZONED, SECONDS = "time stamps without a zone", "time stamps with a zone", "numbers of seconds"
 KINDS = (NAIVE, ZONED, SECONDS)
@@ -19,6 +20,7 @@ UNITS = {"W": 604_800 * NANO, "D": 86_400 * NANO, "h": 3_600 * NANO, "m": 60 * N
 UNITS |= {"ms": 10**6, "us": 10**3, "ns": 1}
 FAR = 2**63 - 1
 NAT = -(2**63)
+EXACT = 2**52  # nanoseconds from the zero of a clock within which float64 tells every one of them
 NANOSECONDS = np.dtype("datetime64[ns]")
 
 
@@ -53,22 +55,32 @@ class Zero(NamedTuple):
     origin: int
     column: str | None = None
 
-    def check(self, times: Times) -> None:
+    def check(self, who: str, times: "Times | Zero") -> None:
         """ValueError if these are times of another kind."""
         if times.kind != self.kind:
             raise ValueError(
-                f"{WHO}: times: expected {self.kind}, as this stream began, got {times.kind}; fit begins anew"
+                f"{who}: times: expected {self.kind}, as this stream began, got {times.kind}; fit begins anew"
             )
 
+    def until(self, newest: int) -> "Zero":
+        """The same; or one that counts from this time, if it is so much later that differences would be rounded."""
+        return self if newest - self.origin <= EXACT else self._replace(origin=newest)
 
-def separated(X: Any, times: Any) -> tuple[Any, Any, str | None]:
+    def newest(self, statistics: Statistics) -> int:
+        """The time of the newest row with a value."""
+        last: Any = statistics.last
+        latest = float(np.where(statistics.seen > 0, last, -np.inf).max().item())
+        return self.origin + (int(latest) if latest > -np.inf else 0)
+
+
+def separated(who: str, X: Any, times: Any) -> tuple[Any, Any, str | None]:
     """The table without the column of times, the times, and the name of this column, if they were given by name."""
     if type(times) is not str:
         return X, times, None
     names = _names(X)
     if names.count(times) != 1:
         found = f"columns {names}" if names else f"a {type(X).__name__} without named columns"
-        raise ValueError(f"{WHO}: times: expected the name of one column of X, got {times!r} for {found:.200}")
+        raise ValueError(f"{who}: times: expected the name of one column of X, got {times!r} for {found:.200}")
     return without(X, times), X[times] if _pandas(X) or _polars(X) else X.column(times), times
 
 
@@ -83,15 +95,30 @@ def without(X: Any, column: str | None) -> Any:
     return X.drop_columns([column]) if hasattr(X, "drop_columns") else X.select([n for n in _names(X) if n != column])
 
 
-def read(given: Any, n: int, column: str | None = None) -> Times:
+def of_rows(who: str, name: str, length: Any, given: Any, n: int, column: str | None) -> Times | None:
+    """The times of n rows; None if the parameter of this name, by which they count, is no length of time."""
+    said = f"{name}={length!r}"
+    if not is_duration(length):
+        if given is not None:
+            raise ValueError(
+                f"{who}: times: expected None, as {said} counts rows, got times; with a length of time, such as "
+                "halflife='10min' or window='1h', rows age by theirs"
+            )
+        return None
+    if given is None:
+        raise ValueError(f"{who}: times: expected the time of each row, as {said} is a length of time, got None")
+    return read(who, given, n, column)
+
+
+def read(who: str, given: Any, n: int, column: str | None = None) -> Times:
     """The times of n rows; TypeError or ValueError unless there is one for each."""
-    found, kind = _values(given)
+    found, kind = _values(who, given)
     if found.shape != (n,):
-        raise ValueError(f"{WHO}: times: expected one for each row, shape ({n},), got shape {found.shape}")
-    times = Times.of(_of_seconds(found) if kind == SECONDS else _of_stamps(found), kind, column)
+        raise ValueError(f"{who}: times: expected one for each row, shape ({n},), got shape {found.shape}")
+    times = Times.of(_of_seconds(who, found) if kind == SECONDS else _of_stamps(who, found), kind, column)
     if times.oldest == NAT:
         row = int(times.ns.argmin())
-        raise ValueError(f"{WHO}: times: expected the time of each row, got NaT in row {row}")
+        raise ValueError(f"{who}: times: expected the time of each row, got NaT in row {row}")
     return times
 
 
@@ -102,11 +129,11 @@ def stamps(ns: Any, kind: str) -> ndarray:
     return found
 
 
-def _values(given: Any) -> tuple[ndarray, str]:
+def _values(who: str, given: Any) -> tuple[ndarray, str]:
     """NumPy time stamps in any unit, in UTC, or float64 seconds."""
     name = type(given).__name__
     if _of(given, "pyarrow") and hasattr(given, "type"):
-        return _of_arrow(given)
+        return _of_arrow(who, given)
     dtype = getattr(given, "dtype", None)
     zone = getattr(dtype, "tz", None) or getattr(dtype, "time_zone", None)
     zone = zone or getattr(getattr(dtype, "pyarrow_dtype", None), "tz", None)
@@ -117,52 +144,52 @@ def _values(given: Any) -> tuple[ndarray, str]:
     elif zone is not None:  # pandas, whose own stamps with a zone become objects
         given = np.asarray(given, f"datetime64[{getattr(dtype, 'unit', 'ns')}]")
     elif isinstance(given, np.ma.MaskedArray):
-        raise ValueError(f"{WHO}: times: expected the time of each row, got a masked array")
+        raise ValueError(f"{who}: times: expected the time of each row, got a masked array")
     try:
         a = np.asarray(given)
     except Exception as error:  # whatever another library raises
-        raise TypeError(f"{WHO}: times: expected time stamps or seconds, got a {name}: {error}") from None
+        raise TypeError(f"{who}: times: expected time stamps or seconds, got a {name}: {error}") from None
     if a.dtype.kind == "O":
-        return _of_objects(a)
+        return _of_objects(who, a)
     if a.dtype.kind == "M":
         return a, NAIVE if zone is None else ZONED
     if a.dtype.kind not in "iuf":
-        raise TypeError(f"{WHO}: times: expected time stamps or numbers of seconds, got {a.dtype} in a {name}")
+        raise TypeError(f"{who}: times: expected time stamps or numbers of seconds, got {a.dtype} in a {name}")
     return a, SECONDS
 
 
-def _of_arrow(given: Any) -> tuple[ndarray, str]:
+def _of_arrow(who: str, given: Any) -> tuple[ndarray, str]:
     import pyarrow as pa
 
     kind = given.type
     if not pa.types.is_temporal(kind):
         if not arrow.is_number(kind):
-            raise TypeError(f"{WHO}: times: expected time stamps or numbers of seconds, got {kind}")
+            raise TypeError(f"{who}: times: expected time stamps or numbers of seconds, got {kind}")
         pieces = [arrow.values(piece) for piece in (given.chunks if hasattr(given, "chunks") else [given])]
         return np.concatenate([*pieces, np.empty(0)]), SECONDS
     if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-        raise TypeError(f"{WHO}: times: expected time stamps or numbers of seconds, got {kind}")
+        raise TypeError(f"{who}: times: expected time stamps or numbers of seconds, got {kind}")
     if pa.types.is_date(kind):
         kind = pa.timestamp("ms" if pa.types.is_date64(kind) else "s")
         given = given.cast(kind)
     found = [np.empty(0, f"datetime64[{kind.unit}]")]
     for piece in given.chunks if hasattr(given, "chunks") else [given]:
         if piece.null_count:
-            raise ValueError(f"{WHO}: times: expected the time of each row, got {piece.null_count} missing")
+            raise ValueError(f"{who}: times: expected the time of each row, got {piece.null_count} missing")
         if len(piece):
             whole = np.frombuffer(piece.buffers()[1], found[0].dtype, piece.offset + len(piece))
             found.append(whole[piece.offset :])
     return np.concatenate(found), NAIVE if kind.tz is None else ZONED
 
 
-def _of_objects(a: ndarray) -> tuple[ndarray, str]:
+def _of_objects(who: str, a: ndarray) -> tuple[ndarray, str]:
     """A list of Python's or pandas' time stamps."""
     if a.ndim != 1 or not all(isinstance(v, datetime) and v == v for v in a):
         odd = next((v for v in a.ravel() if not isinstance(v, datetime) or v != v), a)
-        raise TypeError(f"{WHO}: times: expected time stamps or numbers of seconds, got {odd!r:.80}")
+        raise TypeError(f"{who}: times: expected time stamps or numbers of seconds, got {odd!r:.80}")
     zoned = {v.tzinfo is not None for v in a}
     if len(zoned) > 1:
-        raise ValueError(f"{WHO}: times: expected all time stamps with a zone or all without, got some of each")
+        raise ValueError(f"{who}: times: expected all time stamps with a zone or all without, got some of each")
     exact = [_utc(v) for v in a]
     return np.array(exact, "datetime64[ns]" if hasattr(a[0], "to_datetime64") else "datetime64[us]"), (
         ZONED if True in zoned else NAIVE
@@ -175,7 +202,7 @@ def _utc(v: Any) -> Any:
     return v if v.tzinfo is None else v.astimezone(UTC).replace(tzinfo=None)
 
 
-def _of_stamps(a: ndarray) -> ndarray:
+def _of_stamps(who: str, a: ndarray) -> ndarray:
     if a.dtype == NANOSECONDS:
         return a.view(np.int64)
     unit, step = np.datetime_data(a.dtype)
@@ -188,26 +215,26 @@ def _of_stamps(a: ndarray) -> ndarray:
     known = ticks[ticks != NAT]
     if len(known) and max(-int(known.min()), int(known.max())) > FAR // factor:
         raise ValueError(
-            f"{WHO}: times: expected time stamps that 64 bits of nanoseconds hold, got some outside of them"
+            f"{who}: times: expected time stamps that 64 bits of nanoseconds hold, got some outside of them"
         )
     return np.where(ticks == NAT, NAT, ticks * factor)
 
 
-def _of_seconds(a: ndarray) -> ndarray:
+def _of_seconds(who: str, a: ndarray) -> ndarray:
     if a.dtype.kind in "iu":
         ns: ndarray
         bound = FAR // NANO
         if len(a) and (int(a.max()) > bound or int(a.min()) < -bound):
-            raise ValueError(f"{WHO}: times: expected seconds within 292 years of 0, got {a.min()} to {a.max()}")
+            raise ValueError(f"{who}: times: expected seconds within 292 years of 0, got {a.min()} to {a.max()}")
         ns = a.astype(np.int64) * NANO
         return ns
     a = a.astype(np.float64)
     if not np.isfinite(a).all():
         row = int((~np.isfinite(a)).argmax())
-        raise ValueError(f"{WHO}: times: expected the time of each row, got {a[row]} in row {row}")
+        raise ValueError(f"{who}: times: expected the time of each row, got {a[row]} in row {row}")
     whole = np.floor(a)
     if len(a) and float(np.abs(whole).max()) > FAR // NANO - 1:
-        raise ValueError(f"{WHO}: times: expected seconds within 292 years of 0, got {a.min()} to {a.max()}")
+        raise ValueError(f"{who}: times: expected seconds within 292 years of 0, got {a.min()} to {a.max()}")
     ns = whole.astype(np.int64) * NANO + np.rint((a - whole) * NANO).astype(np.int64)
     return ns
 

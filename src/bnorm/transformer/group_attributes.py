@@ -1,0 +1,68 @@
+"""The fitted attributes of a transformer of groups: views of its state."""
+
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+from sklearn.exceptions import NotFittedError
+
+from bnorm.moments import Moments
+from bnorm.transformer.group_tables import WHO
+from bnorm.transformer.groups import Groups
+from bnorm.transformer.times import stamps
+
+
+class Attributes:
+    """Before fit, all of them raise NotFittedError, which is an AttributeError."""
+
+    _groups: Groups
+    _places: list[int]
+
+    @property
+    def groups_(self) -> ndarray:
+        """The keys in the order of their appearance."""
+        return self._groups.index.array()
+
+    @property
+    def counts_(self) -> ndarray:
+        """The number of values seen in each group, or the sum of their weights."""
+        seen = self._groups.row("seen")
+        return seen.copy() if self._groups.weighted else seen.astype(np.int64)
+
+    @property
+    def means_(self) -> ndarray:
+        """The mean of each group."""
+        return self._groups.known(np.arange(len(self._groups)), 0.0)[0]
+
+    @property
+    def vars_(self) -> ndarray:
+        """The variance of each group."""
+        return self._groups.known(np.arange(len(self._groups)), 0.0)[1]
+
+    @property
+    def whole_(self) -> Moments:
+        """Count, mean and m2 of all rows."""
+        return self._groups.moments()
+
+    @property
+    def newest_time_(self) -> Any:
+        """The time of the newest row, a time stamp (in UTC) or seconds. None unless rows have times."""
+        zero = self._groups.zero
+        return None if zero is None else stamps(self._groups.newest, zero.kind)[()]
+
+    @property
+    def key_places_(self) -> list[int]:
+        """The positions of the columns that hold the keys."""
+        return list(self._places)
+
+    @property
+    def n_batches_seen_(self) -> int:
+        """The number of batches in the stream; a fit counts as the first."""
+        return self._groups.batches
+
+    def __getattr__(self, name: str) -> Any:
+        if name.endswith("_") and not name.startswith("_") and "_groups" not in self.__dict__:
+            raise NotFittedError(f"This {WHO} instance is not fitted yet: {name} exists after fit or partial_fit")
+        if name == "_groups":
+            raise AttributeError("not fitted")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

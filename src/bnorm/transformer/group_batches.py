@@ -1,0 +1,179 @@
+"""What a batch says about its groups: the moments of each, and of all of its rows."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy import ndarray
+
+from bnorm.kernels import cpu, view
+from bnorm.kernels.cpu import groups as kernels
+from bnorm.running import Step
+from bnorm.transformer import tables
+from bnorm.transformer.clock import Rows
+from bnorm.transformer.keys import Keys
+from bnorm.transformer.tables import Dense, InColumns
+from bnorm.transformer.times import NAT, Times, Zero
+
+FAINT = 2.0**-tables.SHALLOW  # weights below it may have underflowed
+TOGETHER = 1 << 16  # groups that are merged at a time, for the memory that it takes
+
+
+class Batch(NamedTuple):
+    """What a batch says about its groups.
+
+    parts         (4, G, C) of each key; if values fade, at their row `last`
+    seen, last    (G, C), if values fade: the weight before fading, and the time of the row with full weight, counted
+                  from the last row of the key; or from the newest of all rows, if they have times
+    lengths       (G,) the rows of each key; 0 unless values fade by rows
+    whole         the steps of all rows, keys missing or not; of rows with times, counted from the newest
+    zero          what the times of the rows are, and the newest; None if they have none
+    """
+
+    keys: Keys
+    parts: ndarray
+    seen: ndarray | None
+    last: ndarray | None
+    lengths: ndarray
+    whole: list[Step]
+    weighted: bool
+    zero: Zero | None = None
+
+
+def batch_of(
+    keys: Keys,
+    x: Dense,
+    weight: ndarray | None,
+    halflife: float | None,
+    times: Times | None = None,
+    count: bool = False,
+) -> Batch:
+    """A batch, from the codes of its rows. Infinity in it is a ValueError. count: whether to count the rows of each key
+    without a half-life too, for values that will fade by rows.
+    """
+    n, rows = len(keys.keys), x.rows
+    codes, outside = keys.codes, n
+    if keys.gaps:  # rows without a key belong to the whole: they are one more group
+        codes, outside = np.where(codes < 0, np.int32(n), codes), n + 1
+    seen = last = None
+    if halflife is None:
+        every = moments(x, codes, outside, weight)
+        whole = [Step(together(every), rows)]
+    elif times is None:
+        every, seen, last = _faded(x, codes, outside, weight, kernels.later(codes, outside), halflife)
+        whole = x.steps(weight, Rows(halflife), 0)
+    else:
+        newest = np.full(outside, NAT)
+        np.maximum.at(newest, codes, times.ns)
+        every, seen, last = _faded(x, codes, outside, weight, _since(newest[codes], times.ns), halflife)
+        last -= _since(times.newest, newest).astype(np.float64)[:, None]
+        whole = [_as_one(every, seen, last, rows, halflife)]
+    tables.refuse_infinity_in(whole[0].parts, x, weight)
+    counted = count or (halflife is not None and times is None)
+    return Batch(
+        keys,
+        np.ascontiguousarray(every[:, :n]),
+        None if seen is None else seen[:n],
+        None if last is None else last[:n],
+        np.bincount(codes, minlength=outside)[:n] if counted else np.zeros(n, np.int64),
+        whole,
+        weight is not None,
+        None if times is None else Zero(times.kind, times.newest, times.column),
+    )
+
+
+def mapped(x: Dense, codes: ndarray, numbers: ndarray) -> ndarray:
+    """(x - mean) scale + shift by the numbers of each row's group, in the memory order of the table."""
+    try:
+        if isinstance(x, InColumns):
+            columns: ndarray = kernels.normalize(_block(x), codes, numbers, None, True)[0]
+            return columns.T
+        block, layout = view.channels(x.dense(), 1)
+        y: ndarray = view.restore(kernels.normalize(block, codes, numbers, None, True), layout)
+    except FloatingPointError:
+        raise tables.infinite(x) from None
+    return y
+
+
+def moments(x: Dense, codes: ndarray, n: int, weight: ndarray | None) -> ndarray:
+    """(4, G, C): count, mean, m2 and low of the values of each group that are not NaN."""
+    w = None if weight is None else view.dense(weight, np.float64)
+    found: ndarray = kernels.moments(_block(x), codes, n, w, True)
+    return found
+
+
+def _block(x: Dense) -> Any:
+    """A table as the kernels of groups read it: where it lies."""
+    return x.x.alike() if isinstance(x, InColumns) else view.channels(x.dense(), 1)[0]
+
+
+def _since(later: Any, times: ndarray) -> ndarray:
+    """How much later some times are than others: a difference of two int64 fits uint64."""
+    ages: ndarray = (later - times).view(np.uint64)
+    return ages
+
+
+def _faded(
+    x: Dense, codes: ndarray, n: int, weight: ndarray | None, ages: ndarray, halflife: float
+) -> tuple[ndarray, ndarray, ndarray]:
+    """Rows weighed by age, as `tables.faded` does: parts, seen and last of each group. ages: how much older each row is
+    than the last of its group, in whole numbers.
+
+    Of a feature that has too little weight left in some groups, the ages count from the last value in each.
+    """
+    parts = moments(x, codes, n, _weights(ages, halflife, weight))
+    every = moments(x, codes, n, weight)
+    tables.refuse_infinity_in(every.reshape(4, -1), x, weight)
+    seen = every[0].copy()
+    last = np.zeros_like(seen)
+    unit = 1.0 if weight is None else max(1.0, float(weight.max()))
+    lost = (parts[0] < FAINT * unit) & (seen > 0)
+    for c in np.flatnonzero(lost.any(0)).tolist():
+        column = x.dense()[:, c]
+        rows = np.flatnonzero(lost[codes, c] & ~np.isnan(column) & (weight is None or weight > 0))
+        some, w = codes[rows], None if weight is None else weight[rows]
+        youngest = np.full(n, ages.max())
+        np.minimum.at(youngest, some, ages[rows])
+        heaviest = np.ones(n)
+        if w is not None:
+            heaviest[some] = 0
+            np.maximum.at(heaviest, some, w)
+            w = w / heaviest[some]
+        own = moments(Dense(column[rows, None]), some, n, _weights(ages[rows] - youngest[some], halflife, w))[..., 0]
+        own[[0, 2]] *= heaviest
+        parts[:, lost[:, c], c] = own[:, lost[:, c]]
+        last[lost[:, c], c] = -youngest[lost[:, c]].astype(np.float64)
+    return parts, seen, last
+
+
+def _weights(ages: ndarray, halflife: float, weight: ndarray | None) -> ndarray:
+    faded: ndarray = np.exp2(ages.astype(np.float64) / -halflife)
+    return faded if weight is None else faded * weight
+
+
+@np.errstate(over="ignore")
+def _as_one(parts: ndarray, seen: ndarray, last: ndarray, rows: int, halflife: float) -> Step:
+    """All groups as one. The ages of a feature count from its youngest value."""
+    youngest = np.where(seen > 0, last, -np.inf).max(0)
+    youngest = np.where(youngest > -np.inf, youngest, 0.0)
+    merged = []
+    for begin in range(0, len(last), TOGETHER):
+        some = slice(begin, begin + TOGETHER)
+        fade = np.exp2(np.minimum(last[some] - youngest, 0.0) / halflife)
+        older = np.where(fade > 0, parts[:, some], 0.0)
+        older[[0, 2]] *= fade
+        merged.append(together(older))
+    return Step(together(np.stack(merged, 1)), rows, seen.sum(0), np.zeros_like(youngest), youngest, 0.0)
+
+
+def together(parts: ndarray) -> ndarray:
+    """The parts (4, C) of all groups of (4, G, C), merged half by half."""
+    channels = parts.shape[2]
+    while (n := parts.shape[1]) > 1:
+        half = n // 2
+        both = [np.ascontiguousarray(part).reshape(4, -1) for part in (parts[:, :half], parts[:, half : 2 * half])]
+        merged = cpu.merge(both).reshape(4, half, channels)
+        if n % 2:
+            merged = merged.copy()
+            merged[:, 0] = cpu.merge([merged[:, 0].copy(), parts[:, -1].copy()])
+        parts = merged
+    return parts[:, 0].copy() if parts.shape[1] else np.zeros((4, channels))

@@ -1,0 +1,60 @@
+"""The parameters of a transformer of groups: which are valid, and which states of groups may be united."""
+
+from typing import Any
+
+from bnorm.running import AVERAGE
+from bnorm.transformer.durations import compared, is_duration, nanoseconds
+from bnorm.transformer.group_saving import Stored
+
+
+def check(who: str, estimator: Any) -> None:
+    """An error, by scikit-learn or by this function, if a parameter is invalid."""
+    t = estimator
+    t._validate_params()
+    if is_duration(t.halflife):
+        try:
+            nanoseconds(t.halflife)
+        except ValueError as error:
+            raise ValueError(f"{who}: halflife: {error}") from None
+    if t.halflife is not None and t.momentum is not None:
+        raise ValueError(
+            f"{who}: momentum: expected None beside halflife={t.halflife}, as each is a way to forget, got {t.momentum}"
+        )
+
+
+def check_same_stream(who: str, estimator: Any) -> None:
+    """ValueError if parameters have changed that a stream keeps from its first batch on."""
+    t, began = estimator, estimator._groups.way
+    if (t.momentum, compared(t.halflife)) != (began[0], compared(began[1])):
+        raise ValueError(
+            f"{who}: expected momentum={began[0]}, halflife={began[1]}, as this stream began, got "
+            f"momentum={t.momentum}, halflife={t.halflife}; fit begins anew"
+        )
+
+
+def apart(mine: Stored, its: Stored, here: str) -> str | None:
+    """Why two states of groups cannot be united, except for the kinds of their keys; None if they can.
+
+    here: where the first one is, as "here" or "in a.npz"
+    """
+    given = mine.parameters, its.parameters
+    if AVERAGE in (mine.groups.whole.mode, its.groups.whole.mode):
+        return (
+            f"expected momentum=None, got momentum={given[0]['momentum']} and {given[1]['momentum']}: a moving average "
+            "depends on the order of its batches"
+        )
+    named = mine.names is not None and its.names is not None
+    halflives = [p["halflife"] for p in given]
+    if compared(halflives[0]) != compared(halflives[1]):
+        return f"halflife: expected {halflives[0]}, as {here}, got {halflives[1]}"
+    for name, here_, there in (
+        ("n_features_in_", mine.columns, its.columns),
+        ("by", *((mine.by, its.by) if named else (mine.places, its.places))),
+        ("features", *((mine.features, its.features) if named else (None, None))),
+    ):
+        if here_ != there:
+            return f"{name}: expected {here_}, as {here}, got {there}"
+    clocks = mine.groups.zero, its.groups.zero
+    if clocks[0] is not None and clocks[1] is not None and clocks[0].kind != clocks[1].kind:
+        return f"times: expected {clocks[0].kind}, as {here}, got {clocks[1].kind}"
+    return None
