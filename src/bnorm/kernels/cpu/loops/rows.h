@@ -5,10 +5,29 @@
 #include "lanes.h"
 #include "edges.h"
 
+#if defined(__AVX512F__)
+/* Of each of two vectors the sums of neighbours, by turns; and of the halves of those sums. */
+BN_INLINE __m512d bn_pairs(const double *v)
+{
+    const __m512d a = _mm512_loadu_pd(v), b = _mm512_loadu_pd(v + 8);
+    return _mm512_add_pd(_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
+}
+
+BN_INLINE __m512d bn_halves(__m512d a, __m512d b)
+{
+    return _mm512_add_pd(_mm512_shuffle_f64x2(a, b, 0x88), _mm512_shuffle_f64x2(a, b, 0xDD));
+}
+#endif
+
 /* For each of some rows, the sum of its 8 parts: neighbours first, so that a vector has those of several rows. */
 BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double *BN_RESTRICT whole)
 {
     double four[4 * BN_BATCH], two[2 * BN_BATCH];
+#if defined(__AVX512F__)
+    for (; rows >= 8; rows -= 8, parts += 64, whole += 8)
+        _mm512_storeu_pd(whole, bn_halves(bn_halves(bn_pairs(parts), bn_pairs(parts + 16)),
+                                          bn_halves(bn_pairs(parts + 32), bn_pairs(parts + 48))));
+#endif
     for (ptrdiff_t i = 0; i < 4 * rows; i++)
         four[i] = parts[2 * i] + parts[2 * i + 1];
     for (ptrdiff_t i = 0; i < 2 * rows; i++)
