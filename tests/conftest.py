@@ -13,8 +13,9 @@ if find_spec("hypothesis"):
     from hypothesis import HealthCheck, settings
 
     # A machine that is busy with other work is no error: no time limits, and the same cases in every run. To look for
-    # new ones: pytest --hypothesis-profile=default
+    # new ones: pytest --hypothesis-profile=default, or for an hour, --hypothesis-profile=long
     settings.register_profile("bnorm", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("long", deadline=None, max_examples=10_000, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("bnorm")
 
 

@@ -11,6 +11,7 @@ from compare import EPS, assert_close
 
 dask = pytest.importorskip("dask")
 da = pytest.importorskip("dask.array")
+from bnorm.distributed.dask import tree  # noqa: E402
 
 rng = np.random.default_rng(0)
 TABLE = rng.standard_normal((1000, 6)) * 3 + [0, 1, -5, 1e3, 1e6, 7]
@@ -167,3 +168,10 @@ def test_nothing_is_brought_into_memory_without_a_word(call, monkeypatch):
     monkeypatch.setattr(da.Array, "__array__", computed)
     with pytest.raises(TypeError, match=r"expected an array in memory, got a Dask Array, .*\.compute\(\)"):
         call()
+
+
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 16, 17, 64, 65])
+def test_every_block_is_merged_in_its_order(n):
+    """However many there are on a level."""
+    items = [dask.delayed([i]) for i in range(n)]
+    assert tree(items, lambda some: [i for item in some for i in item]).compute() == list(range(n))

@@ -235,6 +235,28 @@ def test_no_backward_is_of_one_thread():
     assert layer.backward(x).shape == x.shape
 
 
+def test_a_forward_of_another_thread_during_a_vjp():
+    """It is the layer's own, whichever thread is inside of a vjp of the same layer meanwhile."""
+    inside, go = threading.Event(), threading.Event()
+
+    class Waits(bnorm.LayerNorm):
+        def __call__(self, x, *args, **options):
+            if threading.current_thread() is thread:
+                inside.set()
+                assert go.wait(60)
+            return super().__call__(x, *args, **options)
+
+    ln, pulls, (x, dy) = Waits(C), [], rng.standard_normal((2, 6, C))
+    thread = threading.Thread(target=lambda: pulls.append(ln.vjp(2 - x)[1]))
+    thread.start()
+    assert inside.wait(60)
+    ln(x)
+    go.set()
+    thread.join()
+    for got, of in ((ln.backward(dy), x), (pulls[0](dy), 2 - x)):
+        np.testing.assert_array_equal(got, one(MAKE["layer"], of, dy)[1])
+
+
 def test_threads_do_not_take_each_others_forward():
     """One layer, whose forwards of many threads are open at once."""
     ln = bnorm.LayerNorm(C)

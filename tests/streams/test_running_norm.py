@@ -140,7 +140,7 @@ def test_halflife_does_not_depend_on_the_cut(rng):
     weights = 0.5 ** (np.arange(40)[::-1, None] / h)
     mean = (weights * x).sum(0) / weights.sum(0)
     var = (weights * (x - mean) ** 2).sum(0) / weights.sum(0)
-    for cut in ([40], [1] * 40, [3, 20, 17]):
+    for cut in ([40], [1] * 40, [3, 20, 17], [1, 17, 1, 21]):
         rn = RunningNorm(2, halflife=h)
         for part in np.split(x, np.cumsum(cut)[:-1]):
             rn(part)
@@ -297,6 +297,13 @@ def test_streams_merge(rng):
     assert parts[0].count.tolist() == [7] * 3
 
 
+def test_what_was_skipped_is_counted_over_all_streams():
+    a, b = RunningNorm(2), RunningNorm(2)
+    a([[np.nan, 1.0], [2.0, 3.0]])
+    b([[np.nan, np.inf], [np.nan, 1.0]])
+    assert (a + b).skipped.tolist() == [3, 1]
+
+
 def test_shared_history_counts_once(rng):
     """Workers that start from one base: counts are exact, and the error of what is left is that of a difference."""
     history, own = rng.normal(1e4, 3, size=(5000, 2)), [rng.normal(1e4 + 1, 2, size=(n, 2)) for n in (40, 70)]
@@ -341,6 +348,15 @@ def test_what_is_taken_out_was_there(rng, way):
         assert again.count.tolist() == [0, 0, 0]
         assert again.var.tolist() == [1, 1, 1]
         np.testing.assert_allclose((again + alone).var, alone.var, rtol=1e-12)
+
+
+def test_what_was_not_there_cannot_be_taken_out(rng):
+    """More observations in all, but fewer of one component."""
+    base, other = RunningNorm(2), RunningNorm(2)
+    base(rng.normal(size=(3, 2)))
+    other(np.where([True, False], np.nan, rng.normal(size=(9, 2))))
+    with pytest.raises(ValueError, match="expected an earlier state of these statistics"):
+        other - base
 
 
 def test_one_new_value_and_new_constants_have_no_spread(rng):

@@ -111,6 +111,19 @@ def test_failed_pieces_leave_no_trace(monkeypatch):
     assert state_of(new) == {}
 
 
+def test_failed_steps_leave_no_trace():
+    """Rows a thousand half-lives old are a step of their own, which is not taken if the next one cannot be."""
+    x = np.full((40, 2), np.nan)
+    x[:6], x[-1] = table(6)[:, :2], 0.5
+    t = BatchNormTransformer(halflife=0.01, ddof=1).fit(table(8)[:, :2])
+    assert len(t._state.steps(tables.Dense(x), None)) == 2
+    kept = state_of(t)
+    x[-2:, 1] = 1.7e308, -1.7e308
+    with pytest.raises(ValueError, match="infinity or a value too large"):
+        t.partial_fit(x)
+    assert state_of(t) == kept
+
+
 def test_interrupted_pieces_leave_no_trace(monkeypatch):
     x = table(80)[::2]  # rows apart are copied, a piece at a time
     monkeypatch.setattr(tables, "PIECE", 8 * x.shape[1] * x.itemsize)

@@ -208,6 +208,23 @@ def test_rows_of_several_types(types, small_chunks):
     )
 
 
+def test_the_edge_of_a_window_of_time():
+    """A row that is as old as the window is long counts; one that is a nanosecond older does not."""
+    x, span = table(4), np.timedelta64(S, "ns")
+    t = BatchNormTransformer(window=span).fit(x[:3], times=START + np.array([0, 1, 5], "m8[ns]"))
+    check(t.partial_fit(x[3:], times=START + np.array([S + 1], "m8[ns]")), x[1:])
+
+
+def test_streams_that_part_do_not_share_what_comes_later():
+    x = table(40)
+    t = BatchNormTransformer(window=25).fit(x[:10])
+    u = copy.deepcopy(t)
+    t.partial_fit(x[10:15])
+    u.partial_fit(x[20:26])
+    check(t.partial_fit(x[15:16]), x[:16])
+    check(u.partial_fit(x[30:31]), np.r_[x[:10], x[20:26], x[30:31]])
+
+
 def state_of(t):
     found = {name: a.tobytes() for name, a in t.layer_._running.arrays().items()}
     return found | {"counters": t.layer_._running.counters.tobytes(), "zero": t._state.zero, "window": t._state.window}
@@ -229,6 +246,7 @@ def test_bad_calls_change_nothing():
         (rows, {"X": bad}, "infinity"),  # in a row that the window never keeps, too
         (rows, {"X": bad[:3]}, "infinity"),
         (rows, {"X": bad, "sample_weight": np.r_[0, np.ones(9)]}, "infinity"),
+        (rows, {"X": bad[:3], "sample_weight": [0, 1, 1]}, "infinity"),  # which no sum sees
         (rows, {"X": x, "times": seconds(at)}, "times: expected None, as window=5 counts rows"),
         (rows, {"X": x[:, :2]}, "features"),
         (rows, {"X": x, "sample_weight": -at}, "[Nn]egative"),
