@@ -221,5 +221,7 @@ class Statistics(RuleBasedStateMachine):
 
 with warnings.catch_warnings():
     TestStatistics = Statistics.TestCase
-TestStatistics.settings = settings(max_examples=70, stateful_step_count=25, deadline=None)
+TestStatistics.settings = settings(
+    max_examples=int(0.7 * settings.default.max_examples), stateful_step_count=25, deadline=None
+)
 TestStatistics.pytestmark = [pytest.mark.filterwarnings("ignore:.*channels had a batch mean:RuntimeWarning")]

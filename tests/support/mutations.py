@@ -63,12 +63,12 @@ def planted(text: str, fault: Fault) -> str:
     return text.replace(fault.old, fault.new)
 
 
-def copied(folder: Path) -> None:
+def copied(folder: Path, built: bool = True) -> None:
     """What git would commit, and what has been built in place."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
-    built = [str(path.relative_to(ROOT)) for path in (ROOT / "src").rglob("*") if path.suffix in (".so", ".pyd")]
-    for name in filter(None, [*names, *built]):
+    compiled = [str(path.relative_to(ROOT)) for path in (ROOT / "src").rglob("*") if path.suffix in (".so", ".pyd")]
+    for name in filter(None, [*names, *(compiled if built else [])]):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)

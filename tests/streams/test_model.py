@@ -1,0 +1,145 @@
+"""RunningNorm against a plain model: updates, merging, subtraction, saving, copying, errors, queries in any order.
+
+A long run: pytest --hypothesis-profile=long tests/streams/test_model.py
+"""
+
+import copy
+import pickle
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+import bnorm
+from bnorm import RunningNorm
+
+C = 2
+ROWS, SEEDS = st.integers(1, 9), st.integers(0, 40)
+WAYS = [{}, {"halflife": 4.0}, {"momentum": 0.3}]
+
+
+def batch(n, seed):
+    """Observations far from zero in one component; some are not finite, some are equal."""
+    rng = np.random.default_rng([n, seed])
+    x = rng.normal(3.0, 2.0, (n, C)) * [1.0, 1e-3] + [0.0, 1e4]
+    if seed % 3 == 0:
+        x[rng.random((n, C)) < 0.4] = [np.nan, np.inf][seed % 2]
+    if seed % 5 == 0:
+        x[:] = x[0]
+    return x
+
+
+class Stream(RuleBasedStateMachine):
+    @initialize(way=st.sampled_from(WAYS))
+    def begin(self, way):
+        self.way, self.rn, self.seen, self.base = way, RunningNorm(C, **way), [], None
+
+    # The model: a list of values with weights of one, and how many rows and batches came later.
+
+    @staticmethod
+    def learned(seen, x):
+        older = [(v, rows + len(x), batches + 1, share) for v, rows, batches, share in seen]
+        share = 1 / np.maximum(np.isfinite(x).sum(0), 1)
+        return older + [(v, len(x) - 1 - i, 0, share) for i, v in enumerate(x)]
+
+    def described(self, seen):
+        x = np.array([v for v, *_ in seen], np.longdouble).reshape(-1, C)
+        here = np.isfinite(x)
+        w = here.astype(np.longdouble)
+        if "halflife" in self.way:
+            w *= 2.0 ** (-np.array([[rows] for _, rows, *_ in seen], np.longdouble).reshape(-1, 1) / 4)
+        if "momentum" in self.way:
+            w *= np.array([np.longdouble(0.7) ** batches * share for *_, batches, share in seen]).reshape(-1, C)
+        total, v = w.sum(0), np.where(here, x, 0)
+        mean = (w * v).sum(0) / np.where(total > 0, total, 1)
+        var = (w * (v - mean) ** 2).sum(0) / np.where(total > 0, total, 1)
+        return mean, np.where(total > 0, var, 1), here.sum(0), (~here).sum(0)
+
+    @rule(n=ROWS, seed=SEEDS, maps=st.booleans())
+    def learn(self, n, seed, maps):
+        x = batch(n, seed)
+        (self.rn if maps else self.rn.update)(x)
+        self.seen = self.learned(self.seen, x)
+
+    @rule(n=ROWS, seed=SEEDS)
+    def query(self, n, seed):
+        x = batch(n, seed)
+        back = self.rn.denormalize(self.rn.normalize(x))
+        finite = np.isfinite(x)
+        np.testing.assert_allclose(back[finite], x[finite], rtol=1e-9)
+        self.rn.eval()(x)
+        self.rn.train()
+
+    @rule(n=ROWS, seed=SEEDS)
+    def merge(self, n, seed):
+        if "momentum" in self.way:
+            return
+        other = RunningNorm(C, **self.way)
+        other(batch(n, seed))
+        self.rn, self.base = self.rn + other, None
+        self.seen = self.seen + self.learned([], batch(n, seed))
+
+    @rule()
+    def remember(self):
+        self.base = self.rn.copy(), len(self.seen)
+
+    @rule()
+    def since(self):
+        """What came after a moment is what is left when that is taken out."""
+        if self.way or self.base is None:
+            return
+        base, n = self.base
+        left = self.rn - base
+        mean, var, count, skipped = self.described(self.seen[n:])
+        np.testing.assert_array_equal(left.count, count)
+        np.testing.assert_array_equal(left.skipped, skipped)
+        some = count > 1
+        _, whole, every, _ = self.described(self.seen)
+        unit = np.sqrt(whole) * every + 1e-12 * np.abs(mean)
+        assert (np.abs(left.mean - mean)[some] <= 1e-12 * unit[some]).all()
+        assert (np.abs(left.var - var)[some] <= (1e-11 * (whole + unit**2) * every)[some]).all()
+
+    @rule(suffix=st.sampled_from([".npz", ".safetensors"]))
+    def store(self, suffix):
+        with TemporaryDirectory() as folder:
+            self.rn.save(Path(folder) / f"r{suffix}")
+            self.rn = bnorm.load(Path(folder) / f"r{suffix}")
+
+    @rule(how=st.sampled_from([copy.deepcopy, lambda rn: pickle.loads(pickle.dumps(rn))]))
+    def copied(self, how):
+        original, self.rn = self.rn, how(self.rn)
+        original(batch(3, 7))
+
+    @rule()
+    def loaded(self):
+        other = RunningNorm(C, **self.way)
+        other.load_state_dict(self.rn.state_dict())
+        self.rn = other
+
+    @rule()
+    def reset(self):
+        self.rn.reset()
+        self.seen, self.base = [], None
+
+    @rule(n=ROWS)
+    def wrong(self, n):
+        for bad in (np.zeros((n, C + 1)), np.zeros(C, complex)):
+            with pytest.raises((ValueError, TypeError), match="RunningNorm"):
+                self.rn(bad)
+
+    @invariant()
+    def agrees(self):
+        mean, var, count, skipped = self.described(self.seen)
+        unit = np.sqrt(var) + 4e-4 * np.abs(mean)
+        assert (np.abs(self.rn.mean - mean) <= 1e-12 * unit).all(), (self.rn.mean, mean)
+        assert (np.abs(self.rn.var - var) <= 2e-11 * var + 1e-6 * mean**2 * 1e-16).all(), (self.rn.var, var)
+        np.testing.assert_array_equal(self.rn.count, count)
+        np.testing.assert_array_equal(self.rn.skipped, skipped)
+
+
+TestStream = Stream.TestCase
+TestStream.settings = settings(max_examples=max(3, settings.default.max_examples // 16), deadline=None)
