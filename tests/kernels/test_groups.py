@@ -122,7 +122,7 @@ def test_columns(kind):
     rng = np.random.default_rng(9)
     for rows, channels in ((1, 1), (331, 9), (2200, 4), (700, 1), (90, 150)):
         x, codes = table(rng, (rows, channels), kind, missing=0.1), rng.integers(-1, 4, rows)
-        numbers, w = rng.normal(size=(3, 4, channels)), rng.random(rows)
+        numbers, w = rng.normal(size=(4, 3, channels)), rng.random(rows)
         ends = sorted({0, rows // 7, rows // 7 + 1, rows // 2, rows})
         columns = [[np.append(x[:1, c], x[a:b, c])[1:] for c in range(channels)] for a, b in itertools.pairwise(ends)]
         columns.insert(1, [x[:0, 0]] * channels)
@@ -139,7 +139,7 @@ def test_large_columns():
     rng = np.random.default_rng(10)
     for kind, channels in (("f8", 7), ("f4", 9)):
         x = rng.normal(size=(4_400_001 // channels, channels)).astype(kind)
-        codes, numbers = rng.integers(0, 50, len(x)), rng.normal(size=(3, 50, channels))
+        codes, numbers = rng.integers(0, 50, len(x)), rng.normal(size=(50, 3, channels))
         columns = [list(np.ascontiguousarray(x.T))]
         assert groups.normalize(columns, codes, numbers)[0].T.tobytes() == groups.normalize(x, codes, numbers).tobytes()
 
@@ -172,7 +172,7 @@ def test_normalize(kind):
     for shape in SHAPES:
         x = table(rng, shape, kind, missing=0.1)
         codes = rng.integers(-1, 6, shape[0] * shape[2])
-        numbers = rng.normal(size=(3, 6, shape[1]))
+        numbers = rng.normal(size=(6, 3, shape[1]))
         y = groups.normalize(x, codes, numbers, None, True)
         expected = reference.normalize(x, codes, numbers, None, True)
         assert y.dtype == expected.dtype
@@ -188,14 +188,14 @@ def test_normalize_large():
     for channels in (8, 7, 1, 300):
         x = rng.normal(size=(1_500_000 // channels, channels))
         codes = rng.integers(0, 50, len(x))
-        numbers = rng.normal(size=(3, 50, channels))
-        mean, scale, shift = numbers[:, codes]
+        numbers = rng.normal(size=(50, 3, channels))
+        mean, scale, shift = numbers[codes].transpose(1, 0, 2)
         np.testing.assert_array_equal(groups.normalize(x, codes, numbers), (x - mean) * scale + shift)
 
 
 def test_infinity_and_wrong_codes():
     x, codes = np.ones((4, 2)), np.array([0, 1, -1, 1])
-    numbers = np.ones((3, 2, 2))
+    numbers = np.ones((2, 3, 2))
     for bad in (2, -2, 2**31, -(2**40)):
         wrong = np.array([0, bad, 0, 0])
         for call in (

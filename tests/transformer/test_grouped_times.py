@@ -66,8 +66,8 @@ def check(t, x, times, halflife, weight=None, tolerance=1e-12):
             mean = mean if n else LONG(0)
             both = (n * mean + 2 * whole[c][1]) / (n + 2)
             spread = n * ((var if n else 0) + (mean - both) ** 2) + 2 * (whole[c][2] + (whole[c][1] - both) ** 2)
-            np.testing.assert_allclose(numbers[2, g, c], float(both), rtol=tolerance)
-            np.testing.assert_allclose(numbers[1, g, c] ** 2, float(spread / (n + 2)), rtol=1e3 * tolerance)
+            np.testing.assert_allclose(numbers[g, 2, c], float(both), rtol=tolerance)
+            np.testing.assert_allclose(numbers[g, 1, c] ** 2, float(spread / (n + 2)), rtol=1e3 * tolerance)
 
 
 @settings(deadline=None, max_examples=25)

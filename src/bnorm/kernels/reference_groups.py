@@ -28,16 +28,16 @@ def moments(x: Array, codes: Array, groups: int, weight: Array | None = None, sk
 def normalize(x: Array, codes: Array, numbers: Array, out: Array | None = None, finite: bool = False) -> Array:
     """(x - mean) scale + shift by the numbers of each position's group, computed in float64; NaN where it has none.
 
-    numbers: (3, G, C), mean, scale and shift.
+    numbers: (G, 3, C), mean, scale and shift.
     """
-    groups = numbers.shape[1]
+    groups = len(numbers)
     _check(codes, groups)
     if finite and np.isinf(x).any():
         raise FloatingPointError("x holds an infinity")
     outer, channels = x.shape[:2]
     inner = x.shape[2] if x.ndim == 3 else 1
-    of = np.concatenate([numbers, np.full((3, 1, channels), np.nan)], axis=1)[:, codes.reshape(outer, inner)]
-    mean, scale, shift = (row.transpose(0, 2, 1).reshape(x.shape) for row in of)
+    of = np.concatenate([numbers, np.full((1, 3, channels), np.nan)])[codes.reshape(outer, inner)]
+    mean, scale, shift = (of[:, :, i].transpose(0, 2, 1).reshape(x.shape) for i in range(3))
     wide = (x.astype(np.float64) - mean) * scale + shift
     narrow = x.dtype.itemsize == 2 and x.dtype.kind not in "bui"  # float16 and bfloat16 are rounded from float32
     y: Array = (wide.astype(np.float32) if narrow else wide).astype(np.float64 if x.dtype.kind in "bui" else x.dtype)

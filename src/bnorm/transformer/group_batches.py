@@ -15,6 +15,7 @@ from bnorm.transformer.tables import Dense, InColumns
 from bnorm.transformer.times import NAT, Times, Zero
 
 FAINT = 2.0**-tables.SHALLOW  # weights below it may have underflowed
+WAYS = 64
 TOGETHER = 1 << 16  # groups that are merged at a time, for the memory that it takes
 
 
@@ -166,14 +167,12 @@ def _as_one(parts: ndarray, seen: ndarray, last: ndarray, rows: int, halflife: f
 
 
 def together(parts: ndarray) -> ndarray:
-    """The parts (4, C) of all groups of (4, G, C), merged half by half."""
+    """The parts (4, C) of all groups of (4, G, C), merged as a tree of WAYS branches."""
     channels = parts.shape[2]
     while (n := parts.shape[1]) > 1:
-        half = n // 2
-        both = [np.ascontiguousarray(part).reshape(4, -1) for part in (parts[:, :half], parts[:, half : 2 * half])]
-        merged = cpu.merge(both).reshape(4, half, channels)
-        if n % 2:
-            merged = merged.copy()
-            merged[:, 0] = cpu.merge([merged[:, 0].copy(), parts[:, -1].copy()])
-        parts = merged
+        ways = min(n, WAYS)
+        share, end = n // ways, n // ways * ways
+        some = [np.ascontiguousarray(parts[:, i : i + share]).reshape(4, -1) for i in range(0, end, share)]
+        merged = cpu.merge(some).reshape(4, share, channels)
+        parts = np.concatenate([merged, parts[:, end:]], axis=1)
     return parts[:, 0].copy() if parts.shape[1] else np.zeros((4, channels))

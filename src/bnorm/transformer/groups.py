@@ -212,7 +212,7 @@ class Groups:
         return at, np.where(keys.codes < 0, np.int32(len(at)), keys.codes) if gone else keys.codes
 
     def numbers(self, places: ndarray, prior: float, fall_back: bool, eps: float, inverse: bool) -> ndarray:
-        """What the map by groups takes, (3, G + 1, C): of these groups, and of rows without any.
+        """What the map by groups takes, (G + 1, 3, C): of these groups, and of rows without any.
 
         fall_back: whether the whole stands in for what has not been seen, -1 being a group; otherwise it is NaN.
         """
@@ -226,7 +226,7 @@ class Groups:
         stats = cpu.known(mean.reshape(-1), var.reshape(-1), None, None, eps)
         center, _, _, scale, shift = (row.reshape(mean.shape) for row in stats)
         with np.errstate(all="ignore"):
-            return np.stack([shift, 1 / scale, center] if inverse else [center, scale, shift])
+            return np.stack([shift, 1 / scale, center] if inverse else [center, scale, shift], axis=1)
 
     def moments(self) -> Moments:
         """Those of the whole; of a moving average, with the number of values seen."""

@@ -11,7 +11,7 @@ typedef struct {
     const void *codes;
     int wide;
     ptrdiff_t groups;
-    const double *mean, *scale, *shift;     /* `channels` numbers of each group */
+    const double *numbers;  /* of each group: mean, scale and shift, `channels` numbers each */
 } bn_group_map;
 
 /* The differences from themselves are added up: 0, or NaN where there was an infinity or a NaN. */
@@ -41,8 +41,8 @@ BN_INLINE int bn_nothing(const void *numbers, int n)
 /* Positions begin to end. room: of twice BN_TILE doubles, or twice as many as BN_LEAST_ROWS rows have. */
 BN_CLONES static int bn_map_groups(const bn_group_map *m, ptrdiff_t begin, ptrdiff_t end, double *room)
 {
-    const ptrdiff_t width = m->x.channels, block = bn_tile_rows(width);
-    const int far = 3 * m->groups * width * (ptrdiff_t)sizeof(double) > BN_NEAR_BYTES;
+    const ptrdiff_t width = m->x.channels, most = 3 * width, block = bn_tile_rows(width);
+    const int far = m->groups * most * (ptrdiff_t)sizeof(double) > BN_NEAR_BYTES;
     double *y = room + block * width;
     int found = 0;
     for (ptrdiff_t n; begin < end; begin += n) {
@@ -61,14 +61,11 @@ BN_CLONES static int bn_map_groups(const bn_group_map *m, ptrdiff_t begin, ptrdi
             double *to = y + j * width;
             if (far && j + BN_ROWS_AHEAD < n) {
                 const int64_t next = bn_code(m->codes, m->wide, begin + j + BN_ROWS_AHEAD);
-                if ((uint64_t)next < (uint64_t)m->groups) {
-                    bn_fetch_numbers(m->mean + next * width, width);
-                    bn_fetch_numbers(m->scale + next * width, width);
-                    bn_fetch_numbers(m->shift + next * width, width);
-                }
+                if ((uint64_t)next < (uint64_t)m->groups)
+                    bn_fetch_numbers(m->numbers + next * most, most);
             }
             if ((uint64_t)g < (uint64_t)m->groups) {
-                const double *mean = m->mean + g * width, *scale = m->scale + g * width, *shift = m->shift + g * width;
+                const double *mean = m->numbers + g * most, *scale = mean + width, *shift = scale + width;
                 ptrdiff_t c = 0;
                 BN_MAP_ROW(8)
                 BN_MAP_ROW(4)

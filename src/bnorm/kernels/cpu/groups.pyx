@@ -51,9 +51,7 @@ cdef extern from "grouped_maps.h" nogil:
         const void* codes
         int wide
         Py_ssize_t groups
-        const double* mean
-        const double* scale
-        const double* shift
+        const double* numbers
     int bn_find_range(const void*, int, Py_ssize_t, Py_ssize_t, Py_ssize_t, bn_piece*)
     void bn_join_pieces(bn_piece*, Py_ssize_t)
     void bn_sum_groups(const bn_grouped*, Py_ssize_t, Py_ssize_t, int, double*)
@@ -231,7 +229,7 @@ cdef int map_all(const bn_group_map* m, Py_ssize_t positions, Py_ssize_t tasks, 
 def normalize(object x, cnp.ndarray codes, cnp.ndarray numbers, cnp.ndarray out=None, bint finite=False):
     """(x - mean) scale + shift by the numbers of each position's group, computed in float64; NaN where it has none.
 
-    numbers: float64 (3, G, C), mean, scale and shift. out: None, or an array like the result, possibly x; the result
+    numbers: float64 (G, 3, C), mean, scale and shift. out: None, or an array like the result, possibly x; the result
     of columns is (1, C, positions). With finite it is a FloatingPointError if x contains infinity; out is undefined
     then, and also if a code is wrong.
     """
@@ -246,10 +244,10 @@ def normalize(object x, cnp.ndarray codes, cnp.ndarray numbers, cnp.ndarray out=
     first = x[0][0] if m.x.columns != NULL else x
     positions = m.x.positions
     kind = cnp.PyArray_TYPE(first) if m.x.kind in (BN_HALF, BN_BFLOAT, BN_SINGLE) else cnp.NPY_DOUBLE
-    if numbers is None or cnp.PyArray_NDIM(numbers) != 3 or cnp.PyArray_DIM(numbers, 0) != 3:
+    if numbers is None or cnp.PyArray_NDIM(numbers) != 3 or cnp.PyArray_DIM(numbers, 1) != 3:
         given = None if numbers is None else (<object>numbers).shape
-        raise ValueError(f"numbers: expected shape (3, G, {m.x.channels}), got {given}")
-    m.groups = cnp.PyArray_DIM(numbers, 1)
+        raise ValueError(f"numbers: expected shape (G, 3, {m.x.channels}), got {given}")
+    m.groups = cnp.PyArray_DIM(numbers, 0)
     expect("numbers", numbers, cnp.NPY_DOUBLE, 3 * m.groups * m.x.channels)
     m.wide = expect_codes(codes, positions, m.groups)
     if out is not None:
@@ -269,9 +267,7 @@ def normalize(object x, cnp.ndarray codes, cnp.ndarray numbers, cnp.ndarray out=
         m.y.inner = positions
     m.codes = cnp.PyArray_DATA(codes)
     m.sent = cnp.PyArray_NBYTES(y) >= LARGE
-    m.mean = <double*>cnp.PyArray_DATA(numbers)
-    m.scale = m.mean + m.groups * m.x.channels
-    m.shift = m.scale + m.groups * m.x.channels
+    m.numbers = <double*>cnp.PyArray_DATA(numbers)
     tasks = (positions + CHUNK - 1) // CHUNK
     threads = threads_for(positions * m.x.channels, tasks)
     room = <double*>malloc(2 * threads * room_of(&m.x) * sizeof(double) + 64)
