@@ -4,7 +4,7 @@ Switches, read from the environment:
     BNORM_NO_OPENMP=1      one thread, on purpose
     BNORM_DEBUG=1          bounds checks, no optimization, debugger symbols
     BNORM_LEVELS=avx2      only these instruction sets, with commas between: a third of the time while loops are changed
-    BNORM_SANITIZE=names   any value of -fsanitize, such as address,undefined
+    BNORM_SANITIZE=names   any value of -fsanitize, such as address,undefined; little optimization, debugger symbols
 """
 
 import os
@@ -34,7 +34,7 @@ SANITIZE = [f"-fsanitize={names}" for names in [os.environ.get("BNORM_SANITIZE")
 # the flags that Python hands down ask for debugger symbols, three quarters of the size of what is installed.
 EXACT = ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 COMMON = {
-    "unix": (["-O0", "-g"] if DEBUG else ["-O3", "-g0"]) + EXACT + SANITIZE,
+    "unix": (["-O0", "-g"] if DEBUG else ["-O1", "-g"] if SANITIZE else ["-O3", "-g0"]) + EXACT + SANITIZE,
     "msvc": ["/Od" if DEBUG else "/O2", "/fp:precise", "/std:c11"],
 }
 
@@ -124,7 +124,7 @@ class BuildExt(build_ext):
     def build_extensions(self):
         kind = "msvc" if self.compiler.compiler_type == "msvc" else "unix"
         openmp = ([], []) if NO_OPENMP else first_that_runs(self.compiler, OPENMP[kind])
-        lean = kind == "unix" and not DEBUG and knows(self.compiler, LEANER)
+        lean = kind == "unix" and not (DEBUG or SANITIZE) and knows(self.compiler, LEANER)
         for ext in self.extensions:
             name = ext.name.removeprefix("bnorm.kernels.cpu.")
             special, linking = openmp if name in THREADED else (LOOPS.get(name, {kind: []})[kind], [])

@@ -123,6 +123,27 @@ def test_fork(name):
     output("processes.py", name, OMP_NUM_THREADS=4)
 
 
+KINDS = ("fork", "spawn", "forkserver", "loky")
+ORDERS = [kinds[i:] + kinds[:i] for kinds in (KINDS, KINDS[::-1]) for i in range(4)]  # each after each other
+
+
+@pytest.mark.slow
+@linux
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+def test_pools_of_every_kind(order):
+    """Where a worker waits for threads that it does not have, this ends by the time limit."""
+    pytest.importorskip("joblib", reason="loky comes with it")
+    output("processes.py", "pools", *order, OMP_NUM_THREADS=2, OPENBLAS_NUM_THREADS=1)
+
+
+@pytest.mark.slow
+@openmp
+@linux
+def test_three_runtimes_in_one_process():
+    pytest.importorskip("torch", reason="it brings a runtime of its own")
+    output("processes.py", "runtimes_of_three", OMP_NUM_THREADS=2, OPENBLAS_NUM_THREADS=1)
+
+
 # SIMD -----------------------------------------------------------------------------------------------------------------
 
 

@@ -1,11 +1,14 @@
 """What test_threads.py runs in a process of its own: `python processes.py NAME` calls the function of that name."""
 
+import concurrent.futures
+import contextlib
 import multiprocessing
 import os
 import sys
 import threading
 import time
 import traceback
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -318,6 +321,43 @@ def fork_by_multiprocessing():
         with context.Pool(2) as pool:
             assert pool.map(answer, range(4)) == [want] * 4
         assert answer() == want
+
+
+def pool_of(kind):
+    """Two worker processes, started in this way."""
+    if kind == "loky":
+        from joblib.externals.loky import ProcessPoolExecutor
+
+        return ProcessPoolExecutor(2)
+    return concurrent.futures.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(kind))
+
+
+def pools(*kinds):
+    """Pools of these kinds, one after the other, each while the one before it is still there."""
+    want = answer()
+    with contextlib.ExitStack() as stack:
+        for kind in kinds:
+            pool = stack.enter_context(pool_of(kind))
+            assert list(pool.map(answer, range(3))) == [want] * 3
+            assert answer() == want
+
+
+def runtimes_of_three():
+    """PyTorch's OpenMP runtime, that of scikit-learn and this one, by turns, each with threads; a fork after each."""
+    import torch
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    check, x = right(answer()), np.random.default_rng(0).normal(size=(3000, 8))
+    others = [
+        lambda: torch.ones(400, 400).matmul(torch.ones(400, 400)).exp().sum(),
+        lambda: HistGradientBoostingRegressor(max_iter=2).fit(x, x[:, 0]),
+        check,
+    ]
+    for order in permutations(others):
+        for call in order:
+            call()
+            fork(check)
+    in_threads(*others)
 
 
 def in_threads(*functions):
