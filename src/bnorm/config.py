@@ -8,7 +8,7 @@ import sys
 from importlib import import_module, util
 
 from bnorm.kernels import cpu
-from bnorm.kernels.cpu import threads
+from bnorm.kernels.cpu import threads, tuned
 
 
 def show_config() -> None:
@@ -58,6 +58,7 @@ def _processor() -> dict[str, str]:
     return {
         "SIMD level in use": cpu.simd_level(),
         "SIMD levels here": ", ".join(cpu.simd_levels()),
+        "sizes for its caches": f"tuned, {tuned.in_use()}" if tuned.in_use() else "built in",
         "GPU": f"CuPy is {'' if util.find_spec('cupy') else 'not '}installed",
     }
 

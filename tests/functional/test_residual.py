@@ -40,7 +40,7 @@ def same(found, wanted, **what):
 @pytest.fixture(params=[False, True], ids=["through the caches", "past the caches"])
 def caches(request):
     """Results of any size go past the caches, or none."""
-    before = entries.use_sizes(**dict.fromkeys(("stream_two", "far", "far_rows"), 0 if request.param else 1 << 40))
+    before = entries.use_sizes(**dict.fromkeys(("stream_two", "far_maps", "far_rows"), 0 if request.param else 1 << 40))
     yield
     entries.use_sizes(**before)
 

@@ -24,7 +24,9 @@ KINDS += [(4, 33), (2, 4001)]
 @pytest.fixture(autouse=True)
 def streamed():
     """On every machine from the same sizes on."""
-    sizes = dict.fromkeys(("stream", "stream_one", "stream_two"), STREAM) | dict.fromkeys(("far", "far_two"), FAR)
+    sizes = dict.fromkeys(("stream", "stream_one", "stream_two"), STREAM) | dict.fromkeys(
+        ("far", "far_maps", "far_two"), FAR
+    )
     before = entries.use_sizes(**sizes, far_alone=FAR // 2, far_rows=FAR_ROWS)
     yield
     entries.use_sizes(**before)

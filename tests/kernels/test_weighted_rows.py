@@ -128,7 +128,7 @@ def test_a_large_mean_loses_nothing():
 
 @pytest.fixture(params=[False, True], ids=["through the caches", "past the caches"])
 def caches(request):
-    before = entries.use_sizes(**dict.fromkeys(("stream_two", "far", "far_rows"), 0 if request.param else 1 << 40))
+    before = entries.use_sizes(**dict.fromkeys(("stream_two", "far_maps", "far_rows"), 0 if request.param else 1 << 40))
     yield
     entries.use_sizes(**before)
 

@@ -166,6 +166,12 @@ def bench(args: argparse.Namespace) -> None:
     bench.run(args.seconds, args.json)
 
 
+def tune(args: argparse.Namespace) -> None:
+    from bnorm.app import tuning
+
+    tuning.run(args.seconds, args.forget, args.json)
+
+
 def demo(args: argparse.Namespace) -> None:
     from bnorm.app import demo
 
@@ -282,6 +288,13 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--seconds", type=number(float, 0, 3600, "seconds above 0"), default=10.0, help="duration (default: 10)"
     )
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+    command = add(tune, "measure which sizes of arrays are best on this machine, and use them from now on")
+    command.add_argument(
+        "--seconds", type=number(float, 0, 3600, "seconds above 0"), default=6.0, help="duration (default: 6)"
+    )
+    command.add_argument("--forget", action="store_true", help="remove what was found; measure nothing")
     command.add_argument("--json", action="store_true", help="print JSON")
 
     command = add(demo, "fit and transform a generated table that is larger than the memory in use")

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy import asarray
 
-from . import entries
+from . import entries, tuned
 from .buffers import get_buffer_limit, set_buffer_limit
 from .entries import (
     add,
@@ -113,3 +113,4 @@ _level = _choose(os.environ.get("BNORM_SIMD"))
 entries.use(import_module(_module(_level)).loops)
 exact.use(import_module(f"{__package__}.exact.{_level}").task)
 extreme.use(import_module(f"{__package__}.extremes.{_level}").task)
+tuned.load()

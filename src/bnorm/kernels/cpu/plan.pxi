@@ -30,7 +30,8 @@ ctypedef struct Sizes:
     Py_ssize_t stream      # an output that bypasses the caches
     Py_ssize_t stream_one  # the same on one thread, or if x is read twice and may be in a cache meanwhile
     Py_ssize_t stream_two  # if x and dy are read, and for rows
-    Py_ssize_t far         # an input that is assumed to be in memory, and is prefetched
+    Py_ssize_t far         # an input of channels that is assumed to be in memory, and is prefetched
+    Py_ssize_t far_maps    # the same of rows, and of maps of channels that the processor foresees
     Py_ssize_t far_two     # the same where x and dy are read
     Py_ssize_t far_alone   # and one thread does it all
     Py_ssize_t far_rows    # for gradients of rows: x, dy and dx by turns, which no processor foresees
@@ -39,10 +40,12 @@ ctypedef struct Sizes:
 cdef bint foresees = bn_foresees()
 # Where the third level is near: found on an AMD EPYC.
 cdef Sizes near_level = Sizes(stream=16 << 20, stream_one=10 << 20, stream_two=8 << 20,
-                              far=14 << 20, far_two=9 << 20, far_alone=9 << 19, far_rows=3 << 20)
+                              far=9 << 20, far_maps=14 << 20, far_two=9 << 20, far_alone=9 << 19,
+                              far_rows=3 << 20)
 # Where it is far, twice the second level: what does not fit there might as well be in memory.
 cdef Sizes far_level = Sizes(stream=4 << 20, stream_one=4 << 20, stream_two=4 << 20,
-                             far=4 << 20, far_two=4 << 20, far_alone=4 << 20, far_rows=4 << 20)
+                             far=4 << 20, far_maps=4 << 20, far_two=4 << 20, far_alone=4 << 20,
+                             far_rows=4 << 20)
 cdef Sizes sizes = far_level if bn_far_third_level() else near_level
 
 
@@ -63,7 +66,7 @@ cdef inline bint unaided(const Job* job, Py_ssize_t n_bytes) noexcept nogil:
     """Whether the processor reads an input of n_bytes faster if nothing is fetched ahead: a single one, from memory, of
     which columns leave more in the caches.
     """
-    return foresees and n_bytes >= (UNAIDED if job.inner == 1 else sizes.far)
+    return foresees and n_bytes >= (UNAIDED if job.inner == 1 else sizes.far_maps)
 
 
 cdef Py_ssize_t parts(Py_ssize_t whole, Py_ssize_t part) noexcept nogil:

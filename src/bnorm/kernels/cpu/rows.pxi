@@ -29,7 +29,7 @@ cdef int row_view(
     job.x = cnp.PyArray_DATA(x)
     job.y = cnp.PyArray_DATA(y)
     job.stream = bypasses(cnp.PyArray_NBYTES(y), sizes.stream_two)
-    job.far = cnp.PyArray_NBYTES(x) >= (sizes.far if dy is None else sizes.far_rows)
+    job.far = cnp.PyArray_NBYTES(x) >= (sizes.far_maps if dy is None else sizes.far_rows)
     job.gamma = <const double*>data(gamma)
     job.beta = <const double*>data(beta)
     job.dy = data(dy)

@@ -1,0 +1,84 @@
+"""Sizes that `bnorm tune` has found for this processor: a file in the user's cache folder, read when bnorm is imported.
+
+They say from how many bytes on arrays are fetched ahead and sent past the caches. No bit of a result depends on them.
+"""
+
+import os
+import re
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+from . import entries
+
+MOST = 1 << 60  # bytes; more than any array has
+_in_use: Path | None = None
+
+
+def in_use() -> Path | None:
+    """The file that the sizes in use are from, or None for those that bnorm was built with."""
+    return _in_use
+
+
+def folder() -> Path | None:
+    """bnorm's folder in the user's cache, as the XDG Base Directory Specification places it, or None without a home."""
+    named = [os.environ.get(name) for name in ("XDG_CACHE_HOME", "LOCALAPPDATA")]
+    places = [Path(place) for place in named if place]
+    with suppress(RuntimeError):
+        places.append(Path.home() / ".cache")
+    return next((place / "bnorm" for place in places if place.is_absolute()), None)
+
+
+def file_of(within: Path) -> Path:
+    """The file for this processor, on as many cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    words = re.sub(r"\((R|TM)\)|[^A-Za-z0-9]+", " ", _processor()).lower().split()
+    return within / ("-".join([*words, str(cores), "cores"]) + ".sizes")
+
+
+def _processor() -> str:
+    with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as info:
+        for line in info:
+            if line.startswith("model name"):
+                return line.partition(":")[2]
+    import platform
+
+    return platform.processor() or platform.machine()
+
+
+def text_of(sizes: dict[str, int]) -> str:
+    return "".join(f"{name} = {size}\n" for name, size in sizes.items())
+
+
+def sizes_in(text: str) -> dict[str, int]:
+    """What text_of has written. ValueError unless it is every size, once."""
+    lines = [line.split(" = ") for line in text.splitlines()]
+    names = list(entries.use_sizes())
+    if sorted(line[0] for line in lines) != sorted(names):
+        raise ValueError(f"expected a line for each of {', '.join(names)}")
+    for line in lines:
+        if len(line) != 2 or not re.fullmatch("[0-9]{1,19}", line[1]) or not 0 < int(line[1]) <= MOST:
+            raise ValueError(f"{line[0]}: expected a number of bytes from 1 to {MOST}")
+    return {name: int(size) for name, size in lines}
+
+
+def load() -> None:
+    """Use the sizes of the file, if there is one. One that cannot be used is ignored with a warning."""
+    global _in_use
+    _in_use = None
+    within = folder()
+    if os.environ.get("BNORM_TUNED") == "0" or within is None:
+        return
+    path = within
+    try:
+        if not within.is_dir():  # most machines: no more than this look
+            return
+        path = file_of(within)
+        sizes = sizes_in(path.read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        warnings.warn(f"bnorm: {path} is ignored: {error}; bnorm tune writes it again", RuntimeWarning, stacklevel=2)
+        return
+    entries.use_sizes(**sizes)
+    _in_use = path

@@ -1,0 +1,145 @@
+"""`bnorm tune`: sizes measured on this machine, their file, and that nothing but time depends on them."""
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bnorm.functional as F
+import child
+from bnorm.app import cli, tuning
+from bnorm.kernels.cpu import entries, tuned
+
+MIB = tuning.MIB
+BUILT_IN = entries.use_sizes()
+ELSEWHERE = dict.fromkeys(BUILT_IN, 4 * MIB)  # the row of another processor
+# Prints a digest of arrays large enough for every size of 1 MiB, and where the sizes are from.
+DIGEST = """
+import sys; sys.path[:0] = {path!r}
+import test_tune
+from bnorm.kernels.cpu import tuned
+print(test_tune.digest(), tuned.in_use())
+"""
+
+
+def digest():
+    rng = np.random.default_rng(0)
+    x, dy = rng.standard_normal((2, 4099, 65), np.float32)
+    found = hashlib.sha256()
+    gamma = np.arange(65.0)
+    for y, saved in (F.batch_norm(x, gamma, gamma), F.layer_norm(x, gamma, gamma, normalized_shape=65)):
+        for a in (y, *F.backward(dy, saved)):
+            found.update(np.asarray(a).tobytes())
+    return found.hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tuned, "_in_use", None)
+    monkeypatch.delenv("BNORM_TUNED", raising=False)
+    before = entries.use_sizes()
+    yield tmp_path
+    entries.use_sizes(**before)
+
+
+def pretend(right):
+    """A measurement of a machine where the sizes of `right` are the best ones."""
+    return lambda name, n: (1.0, 2.0) if n >= right[name] else (2.0, 1.0)
+
+
+@pytest.mark.parametrize("start", [BUILT_IN, ELSEWHERE, dict.fromkeys(BUILT_IN, tuned.MOST)])
+def test_it_finds_what_is_best_wherever_it_starts(start):
+    right = dict(zip(BUILT_IN, tuning.LADDER, strict=False))
+    entries.use_sizes(**start)
+    said = tuning.tune(pretend(right), True)
+    assert entries.use_sizes() == right
+    assert {name: was for name, (was, _, _) in said.items()} == start
+
+
+def test_a_size_stays_if_a_better_one_gains_little_or_was_not_measured():
+    assert tuning.best([1, 2, 4], [(1.02, 1.0)] * 3, 1) == (1, 0.0)
+    assert tuning.best([1, 2, 4], [(1.04, 1.0)] * 3, 1)[0] == 8
+    said = tuning.tune(lambda name, n: (1.0, 2.0), False)
+    assert said["far_two"][:2] == (BUILT_IN["far_two"],) * 2
+    assert said["far"][1] == tuning.LADDER[0]
+
+
+def test_command(own_folder, monkeypatch, capsys):
+    monkeypatch.setattr(tuning, "LADDER", [1 << 16])
+    assert cli.main(["tune", "--seconds", "0.01"]) == 0
+    path = tuned.file_of(own_folder / "bnorm")
+    assert str(path) in capsys.readouterr().out
+    sizes = entries.use_sizes()
+    entries.use_sizes(**ELSEWHERE)
+    tuned.load()
+    assert entries.use_sizes() == sizes
+    assert tuned.in_use() == path
+    assert cli.main(["info"]) == 0
+    assert f"tuned, {path}" in capsys.readouterr().out
+    assert cli.main(["tune", "--forget"]) == 0
+    assert not path.exists()
+
+
+def test_a_measurement_leaves_sizes_and_threads_as_they_were():
+    threads = tuning.bnorm.get_num_threads()
+    for name in tuning.WAYS:
+        assert min(tuning.timed(0.0)(name, 1 << 16)) > 0.0
+    assert entries.use_sizes() == BUILT_IN
+    assert tuning.bnorm.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("size", [1, tuned.MOST])
+def test_a_new_process_uses_the_file_and_gives_the_same_bits(own_folder, size):
+    path = tuned.file_of(own_folder / "bnorm")
+    path.parent.mkdir()
+    path.write_text(tuned.text_of(dict.fromkeys(BUILT_IN, size)))
+    code = DIGEST.format(path=[str(Path(__file__).parent), *sys.path])
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=child.LIMIT)
+    assert run.stdout.split() == [digest(), str(path)], run.stderr
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff\0", b"far = 1\n", "negative", "twice", "unknown", "float", None],
+    ids=["empty", "bytes", "few", "negative", "twice", "unknown", "float", "folder"],
+)
+def test_a_bad_file_is_ignored_with_a_warning(own_folder, content):
+    good = tuned.text_of(ELSEWHERE)
+    bad = {"negative": good.replace("4194304", "-1", 1), "twice": good + "far = 1\n",
+           "unknown": good.replace("far_two", "farther"), "float": good.replace("4194304", "4e6", 1)}  # fmt: skip
+    path = tuned.file_of(own_folder / "bnorm")
+    path.parent.mkdir()
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else bad[content].encode())
+    with pytest.warns(RuntimeWarning, match=r"is ignored.*bnorm tune writes it again"):
+        tuned.load()
+    assert (entries.use_sizes(), tuned.in_use()) == (BUILT_IN, None)
+
+
+def test_the_environment_turns_it_off(own_folder, monkeypatch):
+    path = tuned.file_of(own_folder / "bnorm")
+    path.parent.mkdir()
+    path.write_text(tuned.text_of(ELSEWHERE))
+    monkeypatch.setenv("BNORM_TUNED", "0")
+    tuned.load()
+    assert (entries.use_sizes(), tuned.in_use()) == (BUILT_IN, None)
+
+
+def test_no_folder(monkeypatch, capsys):
+    monkeypatch.setattr(tuned, "folder", lambda: None)
+    tuned.load()
+    assert cli.main(["tune"]) == 1
+    assert "XDG_CACHE_HOME" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made(own_folder, capsys):
+    (own_folder / "bnorm").write_text("a file")
+    assert cli.main(["tune", "--seconds", "0.01"]) == 1
+    assert f"bnorm: error: {own_folder / 'bnorm'}" in capsys.readouterr().err
+    assert entries.use_sizes() == BUILT_IN
