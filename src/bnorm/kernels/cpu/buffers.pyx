@@ -83,7 +83,7 @@ cdef cnp.ndarray memory_for(size_t size):
 
 cdef cnp.ndarray empty(int ndim, const cnp.npy_intp* shape, int type_num, const void* beside=NULL):
     """An array that is not initialized, C-contiguous. beside: the data that is going to be read while it is written."""
-    cdef size_t size = 8 if type_num == cnp.NPY_DOUBLE else 4 if type_num == cnp.NPY_FLOAT else 2
+    cdef size_t size = 8 if type_num == cnp.NPY_DOUBLE else 4 if type_num in (cnp.NPY_FLOAT, cnp.NPY_INT32) else 2
     cdef int i
     for i in range(ndim):
         size *= shape[i]

@@ -19,6 +19,18 @@ static int bn_rows_later(const void *codes, int wide, ptrdiff_t n, ptrdiff_t gro
     return 0;
 }
 
+/* The least and the greatest of some numbers, and those that are given. */
+BN_CLONES static void bn_find_ends(const int64_t *values, ptrdiff_t begin, ptrdiff_t end, int64_t *least, int64_t *most)
+{
+    int64_t low = *least, high = *most;
+    for (ptrdiff_t i = begin; i < end; i++) {
+        low = values[i] < low ? values[i] : low;
+        high = values[i] > high ? values[i] : high;
+    }
+    *least = low;
+    *most = high;
+}
+
 /* Numbers as codes in the order of their first appearance, by a table of 2^bits places that holds the place of each number
  * in `distinct`, or -1. Returns how many there are. `spread` says where they are looked for: by their distance from `least`,
  * where the table has a place for each, or by a hash. */

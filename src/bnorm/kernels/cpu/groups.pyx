@@ -60,6 +60,7 @@ cdef extern from "grouped_maps.h" nogil:
     int bn_map_groups(const bn_group_map*, Py_ssize_t, Py_ssize_t, double*)
 
 cdef extern from "grouped_codes.h" nogil:
+    void bn_find_ends(const int64_t*, Py_ssize_t, Py_ssize_t, int64_t*, int64_t*)
     int bn_rows_later(const void*, int, Py_ssize_t, Py_ssize_t, int64_t*, double*)
     Py_ssize_t bn_codes_of(const int64_t*, Py_ssize_t, int64_t, int, int, int32_t*, int64_t*, int32_t*)
 
@@ -308,11 +309,13 @@ def distinct(cnp.ndarray values):
     if values is None:
         raise TypeError("values: expected an array, got None")
     cdef cnp.npy_intp n = cnp.PyArray_SIZE(values), i, found = 0
+    cdef int p, pieces = threads_for(n, MAX_PIECES)
+    cdef int64_t[MAX_PIECES] low, high
     expect("values", values, cnp.NPY_INT64, n)
     if n >= 1 << 31:
         raise ValueError(f"values: expected fewer than 2^31, got {n}")
     cdef const int64_t* v = <const int64_t*>cnp.PyArray_DATA(values)
-    cdef cnp.ndarray codes = cnp.PyArray_EMPTY(1, &n, cnp.NPY_INT32, 0)
+    cdef cnp.ndarray codes = empty(1, &n, cnp.NPY_INT32, cnp.PyArray_DATA(values))
     cdef int32_t* to = <int32_t*>cnp.PyArray_DATA(codes)
     cdef int64_t least = INT64_MAX, most = INT64_MIN
     cdef uint64_t span
@@ -321,9 +324,12 @@ def distinct(cnp.ndarray values):
     cdef int32_t* table = NULL
     cdef int64_t* numbers = NULL
     with nogil:
-        for i in range(n):
-            least = min(least, v[i])
-            most = max(most, v[i])
+        for p in prange(pieces, schedule="static", num_threads=pieces):
+            low[p], high[p] = INT64_MAX, INT64_MIN
+            bn_find_ends(v, n * p // pieces, n * (p + 1) // pieces, low + p, high + p)
+        for p in range(pieces):
+            least = min(least, low[p])
+            most = max(most, high[p])
         span = <uint64_t>most - <uint64_t>least if n else 0
         spread = span >= <uint64_t>max(SPARE * n, <Py_ssize_t>DENSE)
         while (<uint64_t>1 << bits) < (2 * <uint64_t>n if spread else span + 1):
