@@ -28,6 +28,7 @@ FOLDERS = [f"{CPU}/{name}" for name in ("loops", "exact", "extremes")]
 SHARED = {"kernels", "cpu", "loops", "second"}  # folders whose headers are for all
 DEBUG, NO_OPENMP = (os.environ.get(name, "") not in {"", "0"} for name in ["BNORM_DEBUG", "BNORM_NO_OPENMP"])
 SANITIZE = [f"-fsanitize={names}" for names in [os.environ.get("BNORM_SANITIZE")] if names]
+SANITIZE += ["-fno-sanitize=alignment"] * bool(SANITIZE)  # what another process has sent need not be aligned
 
 # No fused multiply-add of the compiler's own and no fast-math: no result may depend on the build that computed it. The
 # last two change no value, only errno and floating-point traps, which stop vectorization and which nobody reads. -g0:

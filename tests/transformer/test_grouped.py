@@ -418,3 +418,15 @@ def test_dask_frames():
         t.partial_fit(given, sample_weight=x["w"])
     with pytest.raises(TypeError, match="expected a table in memory or a Dask DataFrame"):
         t.partial_fit(given.to_delayed()[0])
+
+
+@pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 127, 129, 4097])
+def test_the_whole_has_every_group(n):
+    """However many there are on a level of the tree."""
+    from bnorm.transformer.group_batches import together
+
+    parts = np.zeros((4, n, 1))
+    parts[0], parts[1, :, 0] = 1.0, np.arange(n)
+    count, mean, m2, _ = together(parts)
+    assert (count[0], mean[0]) == (n, (n - 1) / 2)
+    np.testing.assert_allclose(m2[0], n * (n * n - 1) / 12, rtol=1e-12)
