@@ -127,11 +127,9 @@ class RowSaved(Saved):
         if not params:
             return dx, None, None
         shape = self.parameter_shape
-        return (
-            dx,
-            None if gamma is None else dgamma.reshape(shape),
-            None if beta is None else dbeta.reshape(shape),
-        )
+        if len(shape) != 1:
+            dgamma, dbeta = dgamma.reshape(shape), dbeta.reshape(shape)
+        return dx, None if gamma is None else dgamma, None if beta is None else dbeta
 
 
 def known_forward(
@@ -262,7 +260,7 @@ def row_forward(
 ) -> tuple[Any, RowSaved]:
     """Normalization of each row, y and saved; `rows` is `view.rows` or `view.groups` of x.
 
-    The rest is as in `known_forward`. gamma and beta have the same shape, and are copied here.
+    The rest is as in `known_forward`. gamma and beta have the same shape, and the kernels copy them.
     residual: what is added to x first; it is checked here. Then (y, h) and saved, of which x is that sum h.
     weight: of each position of `view.groups`; it is checked here.
     """
@@ -272,7 +270,8 @@ def row_forward(
     if weight is not None:
         weight, _, _ = checks.weights(who, weight, layout, type(x))
     room = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
-    y, mean, rstd = kernels.rows_forward(block, gamma, beta, eps, rule, act, room[0], added, weight)
+    found = kernels.rows_forward(block, gamma, beta, eps, rule, act, room[0], added, weight, True)
+    y, mean, rstd, gamma_then, beta_then = found
     if added is not None:
         y, block = y
     order = None if layout.order is None and x.flags.c_contiguous else view.axes_in_memory(x)
@@ -280,13 +279,9 @@ def row_forward(
     saved.kernels, saved.x, saved.layout, saved.act = kernels, block, layout, act
     saved.mean, saved.rstd, saved.rule, saved.order, saved.residual = mean, rstd, rule, order, added is not None
     saved.weight = weight
-    # Copied here and not before: cores that have read a copy would slow the next one down.
-    saved.gamma = saved.beta = None
-    saved.parameter_shape = ()
-    if gamma is not None:
-        saved.gamma, saved.parameter_shape = gamma.flatten(), gamma.shape
-    if beta is not None:
-        saved.beta, saved.parameter_shape = beta.flatten(), beta.shape
+    saved.gamma, saved.beta = gamma_then, beta_then
+    either = beta if gamma is None else gamma
+    saved.parameter_shape = () if either is None else either.shape
     if out is None:
         out = view.ordered(view.restore(y, layout), order)
     else:

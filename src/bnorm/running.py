@@ -21,7 +21,7 @@ from bnorm.kernels.rule import Rule
 
 AVERAGE, POOL, FADE = range(3)  # as in formulas.h
 BATCHES, SKIPPED, ROWS, UNCOUNTED = range(4)  # the entries of `counters`: see Statistics
-LATER = 256  # batches whose flags are kept on a device before they are counted there
+CHANNELS = 3  # where those begin in `left`, as in statistics.cu; before them is the number of batches
 LOG2 = float(np.log(2.0))
 
 
@@ -76,7 +76,7 @@ class Statistics:
     __slots__ = (
         *("counters", "last", "low", "mean", "pairs", "seen", "var", "weight"),
         *("_ddof", "_halflife", "_momentum", "_moving", "_nonfinite", "from_data", "rule"),
-        *("counted", "flags", "still"),
+        *("left", "still"),
     )
     ARRAYS = ("mean", "var", "seen", "low", "weight", "pairs", "last")
 
@@ -99,8 +99,7 @@ class Statistics:
         self._momentum, self._halflife, self._ddof, self._nonfinite = momentum, halflife, ddof, nonfinite
         self.still = False
         self.counters = np.zeros(4, np.int64)
-        self.flags: list[ndarray] = []  # of batches not counted yet
-        self.counted: list[ndarray] = []  # on the device: the number of those counted, and the flags of them all
+        self.left: ndarray | None = None  # on a device: batches that some channel skipped, and which, since `look`
         self.seen = self._zeros()
         self.low = self._zeros() if from_data else None
         self.weight = self._zeros() if from_data and self.mode != POOL else None
@@ -305,46 +304,21 @@ class Statistics:
         if self.mode == FADE:
             parts, pairs, last = self._of_random_order(parts, pool.rows)
         typical = pool.seen.max() if self.counters[UNCOUNTED] else 0.0
-        skipped = pool.skipped > 0 or bool(pool.flags or pool.counted)
         left = BACKENDS[type(pool.mean)].move(
-            self.rule, parts, pool.seen, pairs, last, pool.rows, 1, typical, skipped and not pool.flags, replace
+            self.rule, parts, pool.seen, pairs, last, pool.rows, 1, typical, pool.skipped > 0, replace
         )
-        if pool.flags or pool.counted:
-            self.note(left)
-            return self._keep(pool.count()[1])
-        return self.note(left)
-
-    def note(self, left: Any) -> int:
-        """The number of channels that a batch skipped; 0 if it is on a device.
-
-        A device has one flag per channel. They are kept until `look`, because reading them would synchronize.
-        """
-        return left if isinstance(left, int) else self._keep(left.flags)
-
-    def _keep(self, flags: ndarray) -> int:
-        if not BACKENDS[type(flags)].capturing():  # in a captured graph they have no values yet
-            self.flags.append(flags)
-        if len(self.flags) >= LATER:
-            self.count()
-        return 0
-
-    def count(self) -> list[ndarray]:
-        """Count, on the device, the batches whose flags are kept: the number of those skipped, and all flags as one."""
-        if self.flags:
-            flags = np.stack(self.flags) != 0
-            number, channels = flags.any(1).sum(), flags.any(0)
-            if self.counted:
-                number, channels = number + self.counted[0], channels | self.counted[1]
-            self.counted, self.flags = [number, channels], []
-        return self.counted
+        if pool.left is not None and self.left is not None:  # what a batch of it has skipped, it has
+            number, channels, flags = self.left[:1], self.left[CHANNELS:], pool.left[CHANNELS:]
+            number += flags.any()
+            channels |= flags
+        return int(left)
 
     def look(self) -> int:
         """Update `skipped`, which synchronizes. Returns the number of channels that were skipped since then."""
-        if not self.flags and not self.counted:
+        if self.left is None:
             return 0
-        number, channels = self.count()
-        skipped, left = BACKENDS[type(number)].numbers(number, channels.sum())
-        self.counted = []
+        skipped, left = BACKENDS[type(self.left)].numbers(self.left[0], self.left[CHANNELS:].sum())
+        self.left.fill(0)
         self.counters[SKIPPED] += int(skipped)
         return int(left)
 
@@ -365,7 +339,8 @@ class Statistics:
             array[...] = 0
         self.var[...] = 1
         self.counters[...] = 0
-        self.flags, self.counted = [], []
+        if self.left is not None:
+            self.left.fill(0)
 
     def _of_random_order(self, parts: ndarray, rows: int) -> tuple[ndarray, ndarray, ndarray]:
         """A batch of `rows` rows that weigh the same, as part of a stream whose rows fade with age."""
@@ -381,10 +356,16 @@ class Statistics:
 
     def _renew(self) -> None:
         """Make the rules anew, whenever an array or a setting is another."""
+        mean, size = self.mean, CHANNELS + self.mean.size
+        if isinstance(mean, ndarray):
+            self.left = None
+        elif self.left is None or self.left.size != size:
+            self.left = np.zeros((size,), np.int32, like=mean)
         self.rule = Rule(
             self.mode,
             *(self.mean, self.var, self.low, self.seen, self.weight, self.pairs, self.last, self.counters),
             *(self._momentum or 0.0, self._halflife or 1.0, float(self._ddof), self.from_data, self._nonfinite),
+            self.left,
         )
         self._moving = self.rule.under(self.mode, "propagate"), self.rule.under(self.mode, "raise")
 
@@ -394,7 +375,7 @@ class Statistics:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Memory from a file or another process may be read-only or shared, so each array is copied."""
         for name, value in state.items():
-            if name in (*self.ARRAYS, "counters") and value is not None:
+            if name in (*self.ARRAYS, "counters", "left") and value is not None:
                 value = devices.owned(value.copy())
             setattr(self, name, value)
         self._renew()

@@ -10,7 +10,7 @@ import pytest
 import child
 from bnorm.kernels import BACKENDS, cpu, gpu
 from bnorm.kernels.activation import IDENTITY
-from bnorm.kernels.gpu import jobs, launching, plans
+from bnorm.kernels.gpu import jobs, launching, plans, row_plans
 from cuda_on_cpu.emulator import environment, missing
 from emulated.device import EmulatedDevice
 
@@ -101,15 +101,17 @@ def recorded(monkeypatch):
             if key != "name":
                 log.append((self.name, key, value))
 
-        def __call__(self, grid, block, args, *, shared_mem):
+        ptr, kernel = 7, property(lambda self: self)
+
+        def __call__(self, grid, block, args, shared_mem):
             (job,) = args
             # CuPy passes a NumPy array of one element by value, and refuses others
-            assert isinstance(job, np.ndarray) and job.size == 1 and job.itemsize == jobs.JOB.size
+            assert isinstance(job, np.ndarray) and job.size == 1 and job.itemsize in launching.JOBS
             log.append((self.name, grid, block, shared_mem))
 
     class Module:
         def __init__(self, code, options, name_expressions):
-            assert code == launching.source("channels") and options == launching.OPTIONS
+            assert code in (launching.source("channels"), launching.source("rows")) and options == launching.OPTIONS
             log.append(("compile", *name_expressions))
 
         def get_function(self, name):
@@ -117,6 +119,7 @@ def recorded(monkeypatch):
 
     limits = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 227 << 10, "ComputeCapabilityMajor": 9}
     cuda = SimpleNamespace(
+        driver=SimpleNamespace(occupancyMaxActiveBlocksPerMultiprocessor=lambda *asked: log.append(asked) or 3),
         Device=lambda index: SimpleNamespace(attributes=limits),
         get_current_stream=lambda: None,
         runtime=SimpleNamespace(getDevice=lambda: 0),
@@ -134,14 +137,27 @@ def test_a_kernel_is_compiled_once_and_given_its_shared_memory(recorded):
     device, log = recorded
     assert device.limits == plans.Limits(132, 227 << 10, clusters=True)
     size = 32, 512, 784, "float32", True
-    large = plans.reduction("moments", *size, False, "normalize", IDENTITY.kind, device.limits).launches[0]
+    plan = plans.reduction("moments", *size, False, "normalize", IDENTITY.kind, device.limits)
+    (large,) = plan.launches
     assert large.shared > 48 << 10
-    for _ in range(2):
-        kernel, arguments, options = device.prepared(large, bytes(jobs.JOB.size - len(large.geometry)))
+    device.run(plan, bytes(jobs.JOB.size - len(large.geometry)))
+    for kernel, arguments, options in device.calls(plan, bytes(jobs.JOB.size - len(large.geometry))):
         kernel(*arguments, **options)
     name = large.kernel
     run = (name, large.grid, large.block, large.shared)
     assert log == [("compile", name), (name, "max_dynamic_shared_size_bytes", large.shared), run, run]
+
+
+def test_rows_get_as_many_blocks_as_run_at_a_time(recorded):
+    """Those that go on from row to row; where they leave sums behind, the plan says how many there are."""
+    device, log = recorded
+    for rows, params, blocks in ((10**6, False, 3 * 132), (132, False, 132), (10**6, True, 2 * 132)):
+        plan = row_plans.rows("rows_backward", (rows, 1, 1024, 1), "bfloat16", False, params, 0, device.limits)
+        device.run(plan, bytes(jobs.ROW_JOB.size - len(plan.launches[0].geometry)))
+        launched = [entry for entry in log if entry[1:2] == ((blocks, 1),)]
+        asked = [entry for entry in log if entry[:1] == (7,)]
+        assert launched and asked == ([] if params else [(7, 256, plan.launches[0].shared)])
+        log.clear()
 
 
 def test_an_array_of_another_device_is_refused(recorded):

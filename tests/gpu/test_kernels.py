@@ -139,7 +139,7 @@ def test_more_than_65535(device, shape):
     assert_close(y, want, 2e-3 * np.maximum(1, np.abs(want)), shape=shape)
 
 
-@pytest.mark.parametrize("shape", [(9000, 40), (2, 3, 70000)], ids=["rows", "runs"])
+@pytest.mark.parametrize("shape", [(9000, 64), (2, 3, 70000)], ids=["rows", "runs"])
 def test_chunks_that_a_map_cuts_into_parts(device, shape):
     x = np.random.default_rng(0).standard_normal(shape).astype("float32")
     device.limits = SMALL._replace(processors=1)

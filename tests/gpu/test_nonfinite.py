@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 import bnorm
-from bnorm import running
 from bnorm.checks import NonFiniteError
+from emulated import fake_cupy
 from emulated.device import needs_emulator
 from emulated.fake_cupy import fake_cupy as fixture  # noqa: F401
 from emulated.pairs import (
     BROKEN,
     DY,
     MAKERS,
+    RNG,
     C,
     X,
     assert_alike,
@@ -26,20 +27,17 @@ from layer_oracle import held
 
 
 @needs_emulator
-def test_skipped_batches_are_counted_when_somebody_asks(cupy, monkeypatch):
-    monkeypatch.setattr(running, "LATER", 3)  # so that some are counted before
+def test_skipped_batches_are_counted_when_somebody_asks(cupy):
     on_gpu, on_cpu = pair(MAKERS["batch"][0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for x in (X, BROKEN, X, X, BROKEN, BROKEN, X, BROKEN):
             step(on_gpu, on_cpu, x, DY)
-    assert len(on_gpu._running.flags) == 2 and len(on_gpu._running.counted) == 2
     with pytest.raises(AssertionError, match="1 waits"), cupy.nothing_waits():
         with pytest.warns(RuntimeWarning, match=r"^BatchNorm1d\(4\): 2 of 4 channels") as caught:
             assert on_gpu.num_batches_skipped == 4
     assert caught[0].filename == __file__
-    with cupy.nothing_waits():
-        assert on_gpu.num_batches_skipped == 4  # and there is no warning any more
+    assert on_gpu.num_batches_skipped == 4  # and there is no warning any more
     assert type(on_gpu.num_batches_skipped) is int
     step(on_gpu, on_cpu, BROKEN, DY)
     assert_layers_agree(on_gpu, on_cpu)
@@ -49,17 +47,32 @@ def test_skipped_batches_are_counted_when_somebody_asks(cupy, monkeypatch):
 
 
 @needs_emulator
-def test_what_a_graph_captures_is_not_counted(cupy):
-    """It has not run when somebody asks."""
+@pytest.mark.parametrize("channels", [3, 600])
+def test_a_batch_counts_once_whatever_blocks_its_channels_are_in(cupy, channels):
+    bn, x = bnorm.BatchNorm1d(channels, device="cuda"), RNG.standard_normal((4, channels))
+    before = fake_cupy.launched.count("move_statistics")
+    for places in ([0, channels - 1], [], [channels // 2], list(range(channels))):
+        broken = x.copy()
+        broken[1, places] = np.inf
+        bn(there(broken))
+    assert fake_cupy.launched.count("move_statistics") == before + 4
+    assert not bn._running.left.host[1:3].any()
+    with pytest.warns(RuntimeWarning, match=f"{channels} of {channels}"):
+        assert bn.num_batches_skipped == 3
+
+
+@needs_emulator
+def test_what_a_graph_captures_counts_when_it_runs(cupy):
     bn = bnorm.BatchNorm1d(C, device="cuda")
     stream, pool = cupy.cuda.Stream(5), cupy.cuda.MemoryPool()
     with stream, cupy.cuda.using_allocator(pool.malloc):
         stream.begin_capture()
         bn(there(BROKEN))
-        with bn.pooled_stats():
-            bn(there(BROKEN)), bn(there(X))
-        stream.end_capture()
-    assert (bn.num_batches_skipped, bn.num_batches_tracked) == (0, 2)
+        graph = stream.end_capture()
+    assert (bn.num_batches_skipped, bn.num_batches_tracked) == (0, 1)
+    graph.launch(), graph.launch()
+    with pytest.warns(RuntimeWarning, match="2 of 4 channels"):
+        assert (bn.num_batches_skipped, bn.num_batches_tracked) == (2, 1)
 
 
 @needs_emulator

@@ -127,7 +127,8 @@ def check_plans(outer, channels, inner, dtype, vectors, careful, limits):
             assert len(plan.launches) == 1
             assert f["group"] == f["chunks"] == 1  # a block has whole channels
         if name.startswith("cluster"):
-            assert plan == (plan.launches, 0, 0) and len(plan.launches) == 1 and limits.clusters and not careful
+            assert plan.partial == plan.tickets == 0 and len(plan.launches) == 1
+            assert limits.clusters and not careful
             assert f["chunks"] == plans.CLUSTER and first.grid[0] == f["columns"] == f["channels"]
             assert f["base"] > 1 and wide_of(first) == 1 and f["keep"]  # one column to a block
     for plan in found[:4] if careful else ():
@@ -184,8 +185,10 @@ def test_rows(n, groups, channels, inner, dtype, params, limits):
         assert (f["rows"], f["size"], f["inner"], f["groups"]) == (many_rows, size, inner, groups)
         assert f["lanes"] * f["side"] <= plans.THREADS == first.block[0]
         assert f["lanes"] * f["side"] == plans.THREADS or f["side"] == max(1, many_rows // limits.processors)
-        assert f["lanes"] == plans.THREADS if wide else f["lanes"] in (1, 2, 4, 8, 16, 32)
-        assert steps * f["lanes"] * vector >= size if steps else wide
+        assert f["lanes"] in ((64, 128, 256) if wide else (1, 2, 4, 8, 16, 32))
+        assert steps * f["lanes"] * vector >= size if steps else f["lanes"] == plans.THREADS
+        assert f["whole"] == (steps * f["lanes"] * vector == size)
+        assert not f["keep"] or (not steps and f["keep"] * plans.THREADS * vector >= size)
         way = int(re.findall(r"\d+", first.kernel)[-1]) if more else jobs.NO_PARAMS
         apart = groups if way == jobs.PER_CHANNEL else 1
         assert first.grid == (f["sets"] * apart, 1) and (f["sets"] - 1) * f["side"] < max(many_rows // apart, 1)
@@ -241,7 +244,29 @@ def test_how_many_threads_a_row_has_follows_from_its_length():
     for rows, processors in product((1, 64, 10**5), (20, 132)):
         limits = plans.Limits(processors=processors)
         found = [lanes(rows, size, limits) for size in (4, 64, 256, 512, 1024, 2048, 10**5)]
-        assert found == [1, 4, 16, 32, 32, 256, 256]
+        assert found == [1, 4, 16, 32, 64, 128, 256]
+
+
+def test_long_rows_are_kept_where_two_blocks_share_a_processor():
+    """In shared memory, x of a forward, x and dy of a backward; longer ones are read again."""
+
+    def kept(name, size, shared=227):
+        limits = plans.Limits(shared=shared << 10)
+        (first,) = row_plans.rows(name, (500, 1, size, 1), "bfloat16", True, False, 0, limits).launches
+        return first.shared
+
+    assert [kept("rows_forward", size) for size in (16384, 24576, 51200, 53248)] == [0, 49152, 102400, 0]
+    assert [kept("rows_backward", size) for size in (16384, 24576, 26624)] == [0, 98304, 0]
+    assert kept("rows_forward", 24576, shared=64) == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_few_channels_fill_their_tiles(dtype):
+    """Of three, a tile would be half empty. Few rows are not widened so far."""
+    for channels, inner in ((3, 1), (1, 1), (5, 1), (24, 1), (64, 1), (2, 49)):
+        shape = plans.shape_of(10**5, channels, inner, dtype, True)
+        assert 8 * shape.columns >= 7 * shape.tiles * shape.width and shape.columns <= plans.MAX_WIDENED
+    assert plans.shape_of(200, 3, 1, dtype, True).columns < 200
 
 
 def test_channels_that_a_cluster_holds_are_read_once():

@@ -76,3 +76,14 @@ def test_constants_and_far_means():
     x = (np.random.default_rng(0).standard_normal((4, 1, 600, 1)) + 1e6).astype("float32")
     got, want = gpu.rows_forward(x, None, None, 1e-5)[0], reference.rows_forward(exact(x), None, None, 1e-5)[0]
     assert_close(got, want, 2e-6 * np.maximum(1, np.abs(want) / 8))
+
+
+@pytest.mark.parametrize("size", [200, 1024, 8192])
+def test_a_center_far_from_the_mean(size):
+    """It is the middle one of three values: where all three are far away, squares about it lose digits."""
+    x = np.random.default_rng(0).standard_normal((3, 1, size, 1)).astype("f4")
+    x[1:, :, [0, size // 2, size - 1]] = 3000
+    _, mean, rstd = gpu.rows_forward(x, None, None, 1e-5)
+    want = reference.rows_forward(exact(x), None, None, 1e-5)
+    assert_close(mean, want[1], 1e-6)
+    assert_close(rstd, want[2], 1e-6 * want[2])

@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 
+import bnorm.functional as F
 from bnorm.kernels import gpu
 from bnorm.kernels.activation import RELU
 from bnorm.kernels.gpu import launching
@@ -177,3 +178,18 @@ def test_a_graph_shares_no_memory(cupy, call, monkeypatch):
         while any(not back(a).any() for a in made):
             eager.append(call(OTHER))
         assert bits(made) == want and all(bits(found) == alone for found in eager)
+
+
+@needs_emulator
+def test_what_a_backward_needs_is_in_one_array(cupy):
+    """Copies of gamma and beta, which may change before it, are made by the launch of the forward."""
+    x, gamma = cupy.asarray(np.random.default_rng(0).standard_normal((5, 6))), cupy.asarray(np.linspace(1, 2, 6))
+    before = fake_cupy.launched[:], fake_array.ufuncs
+    _, saved = F.layer_norm(x, gamma, gamma, normalized_shape=6)
+    assert len(fake_cupy.launched) == len(before[0]) + 1 and fake_array.ufuncs == before[1]
+    want = F.backward(x, saved)
+    gamma.fill(np.nan)
+    for got, then in zip(F.backward(x, saved), want, strict=True):
+        assert_same(got.host, then.host)
+    parts = saved.mean, saved.rstd, saved.gamma, saved.beta
+    assert [part.data.ptr - saved.mean.data.ptr for part in parts] == [0, 40, 80, 128]

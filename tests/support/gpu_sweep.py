@@ -44,6 +44,8 @@ def cases(dtype):
             yield Case("rows", (samples, 2, 1, vectors * v))
         yield Case("rows", (6, 3, v, 1))
         yield Case("rows", (2, 1, MANY_CHANNELS, odd(SHORT_RUN / itemsize / v) * v))
+    for vectors in (128, 1024):  # whole rows, of a warp and of a block
+        yield Case("rows", (70, 1, vectors * plans.VECTOR_BYTES // itemsize, 1))
     yield Case("weighted", (300, 33))
     yield Case("weighted", (6, 3, 300))
 

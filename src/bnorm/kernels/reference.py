@@ -224,17 +224,19 @@ def rows_forward(
     out: Array | None = None,
     residual: Array | None = None,
     weight: Array | None = None,
-) -> tuple[Any, Array, Array]:
+    copies: bool = False,
+) -> tuple[Any, ...]:
     """y, mean, rstd: each of the N*G rows by its own statistics. Channel g*K + k of x[n, g, k, l] has its gamma, beta.
 
     Layer norm: x is (N, 1, D, 1); group norm: (N, G, K, L); instance norm: (N, C, 1, L). With the rule MEAN_SQUARE
     mean is 0, and the mean of the squares replaces the variance. With a residual (y, h), mean, rstd, where y is that of
-    the sum h. weight, (N, L): of each position; a value of weight 0, even NaN, does not count.
+    the sum h. weight, (N, L): of each position; a value of weight 0, even NaN, does not count. copies: behind these
+    gamma and beta, flat, for a backward.
     """
     if residual is not None:
         h = x + residual
-        y, mean, rstd = rows_forward(h, gamma, beta, eps, rule, act, out, None, weight)
-        return (y, h), mean, rstd
+        y, *more = rows_forward(h, gamma, beta, eps, rule, act, out, None, weight, copies)
+        return (y, h), *more
     n, g = x.shape[:2]
     wide, w = _wide(x), _of_positions(weight, x)
     values, count = np.where(w == 0, 0, wide), _counts(w, x)
@@ -244,7 +246,8 @@ def rows_forward(
     rstd = _narrow(_rstd(mean, var, eps, count + np.zeros_like(var)))
     y = (wide - _row(mean)) * _row(rstd)
     y = y * _parameter(gamma, x, 1.0) + _parameter(beta, x, 0.0)
-    return _result(_activation(y, act), x, out), mean.ravel(), rstd.ravel()
+    found = _result(_activation(y, act), x, out), mean.ravel(), rstd.ravel()
+    return (*found, *(a if a is None else a.flatten() for a in (gamma, beta))) if copies else found
 
 
 @np.errstate(all="ignore")

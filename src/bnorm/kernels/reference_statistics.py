@@ -93,12 +93,12 @@ def _move(
 ) -> int:
     """Update the statistics in place by a batch. Returns the number of skipped channels.
 
-    nonfinite, the last entry of the rule, says how to treat a channel whose new statistics are not finite in the dtype
+    nonfinite of the rule says how to treat a channel whose new statistics are not finite in the dtype
     of the arrays: "skip" does not change it, "raise" raises before anything changes, "propagate" stores them. In a
     transformer, which is told by `whole`, only an infinite variance can be stored; other numbers raise. A channel
     without values does not change, except for its weight in an average.
     """
-    mode, mean, var, low, seen_, weight, pairs_, last_, counters, momentum, halflife, ddof, whole, nonfinite = rule
+    mode, mean, var, low, seen_, weight, pairs_, last_, counters, momentum, halflife, ddof, whole, nonfinite, _ = rule
     count = parts[0]
     counts = mode != AVERAGE or weight is not None
     uncounted = counters[3] * typical if mode == POOL or replace else 0.0

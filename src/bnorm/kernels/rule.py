@@ -31,15 +31,16 @@ class Rule(NamedTuple):
     ddof: float
     from_data: bool
     nonfinite: str  # "skip", "raise" or "propagate"
+    left: Array | None = None  # on a device, which counts the batches of forwards there that some channel skipped
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """All arrays, the counters last."""
+        """All arrays of the statistics, the counters last."""
         return self[1:9]
 
     def under(self, mode: int, nonfinite: str) -> "Rule":
         """The same arrays and numbers with another mode and another way to treat what is not finite."""
-        return Rule(mode, *self[1:-1], nonfinite)
+        return self._replace(mode=mode, nonfinite=nonfinite)
 
     def copy(self) -> "Rule":
         """A copy with its own arrays."""

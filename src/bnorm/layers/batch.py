@@ -148,8 +148,8 @@ class BatchNorm(Tracking):
             # With the lines above, this is the only point at which the call changes the layer. Python handles signals
             # only between calls, and there is none between those lines and this call.
             left = saved.kernels.settle(moving.rule, saved.stats, saved.count, y.size, saved.left)
-            if type(left) is not int or left:
-                self._warn_once(moving.note(left))
+            if left:
+                self._warn_once(left)
         return y
 
     def backward(self, dy: "ArrayLike", out: ndarray | None = None) -> ndarray:

@@ -100,8 +100,8 @@ class InstanceNorm(Tracking):
         if moving is not None:
             # As in batch norm, only this call and the lines above it change the layer.
             left = saved.kernels.move(moving.rule, parts, None, None, None, 0, 1, x.size / self._num_features)
-            if type(left) is not int or left:
-                self._warn_once(moving.note(left))
+            if left:
+                self._warn_once(left)
         return y
 
     forward = __call__

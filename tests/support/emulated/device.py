@@ -13,6 +13,7 @@ from emulated import fake_streams
 
 needs_emulator = pytest.mark.skipif(bool(missing()), reason=f"the emulator: {missing()}")
 SMALL = plans.Limits(processors=3, shared=64 << 10, clusters=False)  # so that small arrays are cut into chunks
+RESIDENT = 2  # blocks that share a processor; a device asks its driver about each kernel
 CLUSTERED = SMALL._replace(clusters=True)
 
 
@@ -46,8 +47,12 @@ class EmulatedDevice:
         arrays = self.empty((numbers,), np.float64), np.zeros(tickets, np.uint32)
         return launching.Workspace(tuple(self.addresses(*arrays)), numbers, tickets, arrays)
 
-    def prepared(self, launch, call):
-        return self.launch, (launch, call), {}
+    def calls(self, plan, call):
+        return [(self.launch, (launch, call), {}) for launch in plan.launches]
+
+    def run(self, plan, call):
+        for launch in plan.launches:
+            self.launch(launch, call)
 
     def launch(self, launch, call):
         self.log.append(launch)
@@ -55,7 +60,8 @@ class EmulatedDevice:
             self.build(launch.family, [launch.kernel])
         emulator = self.emulators[launch.kernel]
         blocks = None if self.only is None else self.only(launch)
-        size = launch.grid, launch.block, launch.shared
+        grid = (min(launch.grid[0], RESIDENT * self.limits.processors), 1) if launch.persistent else launch.grid
+        size = grid, launch.block, launch.shared
         emulator.launch(launch.kernel, *size, (call + launch.geometry,), order=self.order, only=blocks)
 
     def build(self, family, names):

@@ -3,7 +3,6 @@
 import math
 import operator
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -60,6 +59,18 @@ class Flags:
     def __init__(self, flags):
         self.c_contiguous, self.f_contiguous = flags.c_contiguous, flags.f_contiguous
         self.owndata, self.forc, self.fnc = flags.owndata, flags.forc, flags.fnc
+
+
+class MemoryPointer:
+    """An address, which keeps its memory."""
+
+    device_id = 0
+
+    def __init__(self, mem, ptr):
+        self.mem, self.ptr = mem, ptr
+
+    def __add__(self, offset):
+        return MemoryPointer(self.mem, self.ptr + offset)
 
 
 def unary(ufunc):
@@ -141,7 +152,7 @@ class ndarray:
 
     @property
     def data(self):
-        return SimpleNamespace(ptr=self.host.ctypes.data, device=Device(0), device_id=0)
+        return MemoryPointer(self.host, self.host.ctypes.data)
 
     @property
     def __cuda_array_interface__(self):

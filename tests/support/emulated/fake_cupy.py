@@ -25,7 +25,7 @@ import pytest
 from bnorm.kernels import BACKENDS, gpu
 from bnorm.kernels.gpu import launching
 from emulated import fake_array
-from emulated.device import emulated
+from emulated.device import RESIDENT, emulated
 from emulated.fake_array import FUNCTIONS, Device, ndarray, nothing_waits, opened, uploaded, wrapped
 from emulated.fake_streams import MemoryPool, Stream, default_pool, do, of_thread, using_allocator
 
@@ -193,7 +193,9 @@ class Kernel:
         self.code, self.name = code, name
         self.max_dynamic_shared_size_bytes = launching.SHARED_AT_FIRST
 
-    def __call__(self, grid, block, args, *, shared_mem=0):
+    ptr, kernel = 0, property(lambda self: self)  # of the current device
+
+    def __call__(self, grid, block, args, shared_mem=0):
         (job,) = args
         assert type(job) is np.ndarray and job.size == 1, "CuPy passes an array of one element by value"
         assert shared_mem <= self.max_dynamic_shared_size_bytes, self.name
@@ -223,6 +225,7 @@ class RawModule:
 
 
 cuda = SimpleNamespace(
+    driver=SimpleNamespace(occupancyMaxActiveBlocksPerMultiprocessor=lambda function, threads, shared: RESIDENT),
     Device=Device,
     MemoryPool=MemoryPool,
     Stream=Stream,

@@ -91,7 +91,8 @@ def rows_forward(
     out: Array | None = None,
     residual: Array | None = None,
     weight: Array | None = None,
-) -> tuple[Any, Array, Array]: ...
+    copies: bool = False,
+) -> tuple[Any, ...]: ...
 def rows_backward(
     dy: Array,
     x: Array,

@@ -122,8 +122,9 @@ cdef int check_room(const RowJob* job) except -1:
 
 
 def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, int rule=0, act=IDENTITY,
-                 cnp.ndarray out=None, cnp.ndarray residual=None, cnp.ndarray weight=None):
-    """Normalize every (n, g) of x[N, G, K, L] over its K * L values: y, and mean and rstd per row.
+                 cnp.ndarray out=None, cnp.ndarray residual=None, cnp.ndarray weight=None, bint copies=False):
+    """Normalize every (n, g) of x[N, G, K, L] over its K * L values: y, and mean and rstd per row. copies: and gamma and
+    beta, flat, for a backward.
 
     With a residual (y, h) instead of y: h = x + residual is made of some rows at a time, which are normalized then;
     of all of them first where positions have weights, [N, L].
@@ -160,7 +161,9 @@ def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps,
     finally:
         free(memory)
     check_room(&job)
-    return y if h is None else (y, h), mean_, rstd_
+    found = (y if h is None else (y, h), mean_, rstd_)
+    # Copied here and not before: cores that have read a copy would slow the next one down.
+    return found if not copies else (*found, *[a if a is None else a.flatten() for a in (gamma, beta)])
 
 
 def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray rstd, cnp.ndarray gamma,

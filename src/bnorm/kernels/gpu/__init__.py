@@ -31,7 +31,7 @@ from .channels import (
     normalize,
 )
 from .exact import exact_sums
-from .launching import available, current_stream, namespace
+from .launching import available, namespace
 from .online import online
 from .rows import rows_backward, rows_forward
 from .statistics import LeftAlone, add, assign, known, merge, move
@@ -47,7 +47,6 @@ __all__ = [
     "assign",
     "available",
     "backward",
-    "capturing",
     "exact_sums",
     "extremes",
     "finish",
@@ -112,8 +111,3 @@ def numbers(*some: Array) -> list[float]:
     """Arrays of one number each, as Python's numbers: one transfer, which the host waits for."""
     found: list[float] = np.stack(some).tolist()
     return found
-
-
-def capturing() -> bool:
-    """Whether what is launched now goes into a CUDA graph, and runs later."""
-    return bool(current_stream()().is_capturing())

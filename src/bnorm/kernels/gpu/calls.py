@@ -56,9 +56,7 @@ class Call:
 
     def run(self, plan: plans.Plan, job: bytes) -> None:
         if self.channels:
-            for launch in plan.launches:
-                kernel, arguments, options = self.device.prepared(launch, job)
-                kernel(*arguments, **options)
+            self.device.run(plan, job)
         if self.space is not None:  # all that comes into the stream from now on runs later
             if not self.captured:
                 self.device.workspaces.free[self.stream] = self.space

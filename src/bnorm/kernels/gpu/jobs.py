@@ -59,15 +59,21 @@ JOB = Fields(  # walk.cu says what they mean
     ),
 )
 ROW_JOB = Fields(  # rows.cu
-    ("x", "dy", "y", "gamma", "beta", "mean", "rstd", "dgamma", "dbeta", "partial", "weight"),
+    (
+        *("x", "dy", "y", "gamma", "beta", "mean", "rstd", "dgamma", "dbeta", "partial", "weight"),
+        *("gamma_kept", "beta_kept"),
+    ),
     ("rule",),
-    ("slope", "eps"),
-    ("rows", "size", "inner", "groups", "lanes", "side", "affine", "streams", "sets", "columns", "channels", "share"),
+    ("slope", "eps", "inverse"),
+    (
+        *("rows", "size", "inner", "groups", "lanes", "side", "affine", "streams", "sets", "columns", "channels"),
+        *("share", "whole", "keep"),
+    ),
 )
 STATISTICS_JOB = Fields(  # statistics.cu
     (
         *("mean", "var", "low", "seen", "weight", "pairs", "last", "parts", "batch_seen", "batch_pairs", "batch_last"),
-        *("typical_at", "left", "sets", "merged", "total", "part", "other", "other_part"),
+        *("typical_at", "left", "counted", "sets", "merged", "total", "part", "other", "other_part"),
     ),
     ("mode", "wide", "whole", "replaces", "nonfinite", "items"),
     ("momentum", "halflife", "ddof", "uncounted", "typical"),

@@ -108,7 +108,8 @@ BN_DEV Moments join_block(Moments (&mine)[K], double* memory) {
 // Those of chunk g and column j lie at partial[(g * PARTS + part) * columns + j]. The items of a channel are its
 // columns in all chunks. Other blocks wrote them: they are not to be read from a stale first-level cache.
 
-constexpr int AHEAD = 4;  // items that a thread loads before it uses the first
+template <int PARTS>
+constexpr int AHEAD = 16 / PARTS;  // items that a thread loads before it uses the first
 
 // Where the first part of an item lies.
 template <int PARTS>
@@ -123,17 +124,17 @@ BN_DEV i64 item_at(const Job& job, i64 c, i64 item) {
 template <int PARTS, class Use>
 BN_DEV void for_items(const Job& job, i64 c, i64 items, int slice, int slices, const Use& use) {
 #pragma unroll 1
-  for (i64 begin = slice; begin < items; begin += AHEAD * slices) {
-    double v[AHEAD][PARTS];
+  for (i64 begin = slice; begin < items; begin += AHEAD<PARTS> * slices) {
+    double v[AHEAD<PARTS>][PARTS];
 #pragma unroll
-    for (int i = 0; i < AHEAD; ++i)
+    for (int i = 0; i < AHEAD<PARTS>; ++i)
       if (begin + i * slices < items) {
         const double* item = job.partial + item_at<PARTS>(job, c, begin + i * slices);
 #pragma unroll
         for (int p = 0; p < PARTS; ++p) v[i][p] = __ldcg(item + p * job.columns);
       }
 #pragma unroll
-    for (int i = 0; i < AHEAD; ++i)
+    for (int i = 0; i < AHEAD<PARTS>; ++i)
       if (begin + i * slices < items) use(v[i]);
   }
 }

@@ -87,6 +87,16 @@ def available() -> str | None:
     return None
 
 
+class Part:
+    """Numbers of an array that only kernels read, such as statistics between a forward and its backward. An array of
+    their own would take CuPy as long as the whole."""
+
+    __slots__ = ("data", "size")
+
+    def __init__(self, whole: Array, begin: int, size: int) -> None:
+        self.data, self.size = whole.data + 8 * begin, size  # which keeps the memory
+
+
 class Workspace(NamedTuple):
     """Memory between the launches of a call: the addresses and sizes of its numbers and tickets, and their arrays."""
 
@@ -169,18 +179,33 @@ class Device:
         arrays = self.empty((numbers,), np.float64), self.zeros((tickets,), np.uint32)
         return Workspace((self.address(arrays[0]), self.address(arrays[1])), numbers, tickets, arrays)
 
-    def prepared(self, launch: plans.Launch, call: bytes) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """The kernel, compiled, and what it is to be called with.
+    def run(self, plan: plans.Plan, call: bytes) -> None:
+        """Launch a plan. call: the part of the job that all of its launches share."""
+        for kernel, grid, block, shared, geometry, job in plan.ready.get(self) or self.prepare(plan, call):
+            # CuPy passes a NumPy array of one element by value
+            kernel(grid, block, (np.frombuffer(call + geometry, job),), shared)
 
-        call: the part of the job that all launches of a call share.
-        """
-        family, name, grid, block, shared, geometry = launch
-        kernel = self.kernels.get(name) or self.compile(family, name)
-        if shared > SHARED_AT_FIRST and shared > self.shared.get(name, 0):
-            kernel.max_dynamic_shared_size_bytes = self.shared[name] = shared
-        job = call + geometry
-        # CuPy passes a NumPy array of one element by value
-        return kernel, (grid, block, (np.frombuffer(job, JOBS[len(job)]),)), {"shared_mem": shared}
+    def calls(self, plan: plans.Plan, call: bytes) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+        """What `run` would call."""
+        return [
+            (kernel, (grid, block, (np.frombuffer(call + geometry, job),), shared), {})
+            for kernel, grid, block, shared, geometry, job in plan.ready.get(self) or self.prepare(plan, call)
+        ]
+
+    def prepare(self, plan: plans.Plan, call: bytes) -> list[tuple[Any, ...]]:
+        """Compile the kernels of a plan, which keeps what a launch needs."""
+        found = []
+        for family, name, grid, block, shared, geometry, persistent in plan.launches:
+            kernel = self.kernels.get(name) or self.compile(family, name)
+            if shared > SHARED_AT_FIRST and shared > self.shared.get(name, 0):
+                kernel.max_dynamic_shared_size_bytes = self.shared[name] = shared
+            function = kernel.kernel
+            if persistent:
+                resident = self.cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor
+                grid = min(grid[0], self.limits.processors * resident(function.ptr, block[0], shared)), 1
+            found.append((function, grid, block, shared, geometry, JOBS[len(call) + len(geometry)]))
+        plan.ready[self] = found
+        return found
 
     def compile(self, family: str, name: str) -> Any:
         module = self.cupy.RawModule(code=source(family), options=OPTIONS, name_expressions=[name])

@@ -57,6 +57,6 @@ def _follow(block: Array, rule: Rule, skipped: Array, weight: Array | None, whol
     nothing = np.zeros(seen.shape, like=seen)
     after = 1 if whole else rows
     last = nothing + float(rule.counters[2] + after)
-    left = move(rule, parts, seen, nothing, last, after)
+    left = move(rule._replace(left=None), parts, seen, nothing, last, after)
     if isinstance(left, LeftAlone):
         skipped += np.where(left.flags != 0, float(rows), rows - seen).astype(np.int64)

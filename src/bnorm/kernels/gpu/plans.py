@@ -19,9 +19,10 @@ alone, and are more exact.)
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import gcd, lcm
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..activation import IDENTITY, KINDS
 from .jobs import CAREFUL, EXACT, FROZEN, JOB, STATISTICS_JOB, SUMS_ONLY, WITH_MAP
@@ -64,12 +65,15 @@ class Launch(NamedTuple):
     block: tuple[int]
     shared: int  # bytes of dynamic shared memory
     geometry: bytes  # the end of the job
+    persistent: bool = False  # blocks go on from one row to others: so many are enough as run at a time
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True, eq=False, slots=True)
+class Plan:
     launches: tuple[Launch, ...]
     partial: int  # float64 numbers of workspace
     tickets: int
+    ready: dict[Any, list[tuple[Any, ...]]] = field(default_factory=dict)  # what each device has made of the launches
 
 
 class Shape(NamedTuple):
@@ -120,7 +124,7 @@ def rows_of_channels(outer: int, channels: int, inner: int, itemsize: int, vecto
     if outer < copies or copies * plane > MAX_WIDENED:
         copies = 1
     tile = TILE_BYTES // itemsize
-    copies *= max(1, min(outer // (copies * MAX_THREADS_WIDE), cdiv(tile, copies * plane)))
+    copies *= widened(copies * plane, tile, outer // (copies * MAX_THREADS_WIDE))
     columns = copies * plane
     vector = gcd(columns, vector)
     across = min(MAX_THREADS_WIDE, tile // vector)
@@ -129,6 +133,14 @@ def rows_of_channels(outer: int, channels: int, inner: int, itemsize: int, vecto
         run=1, jump=columns, unit=1, base=1, weight_step=copies * inner,
         vector=vector, wide=vector, across=across, down=THREADS // across,
     )  # fmt: skip
+
+
+def widened(columns: int, tile: int, most: int) -> int:
+    """How many rows of so many columns become one: at least a tile, and whole tiles where a lot of them were empty."""
+    few = max(1, min(most, cdiv(tile, columns)))
+    whole = lcm(columns, tile) // columns
+    empty = 8 * few * columns < 7 * cdiv(few * columns, tile) * tile
+    return whole if empty and whole <= most and whole * columns <= MAX_WIDENED else few
 
 
 def channel_runs(outer: int, channels: int, inner: int, vector: int, threads: int = THREADS) -> Shape:

@@ -1,7 +1,7 @@
 """How the kernels of rows are launched: layer, group, instance and RMS norm. As in plans.py, no device is needed.
 
 A row is held in registers: by a few lanes of a warp where it is short, so that a warp works on several rows, by a warp,
-or by a block. Rows that are too long for that are read again.
+by several of them, or by a block. Rows too long for that are kept in shared memory, and longer ones are read again.
 
 Which of these it is, and so the order of its sums, follows from the length of a row and the type alone: what a row
 comes to has the same bits in any batch, at any place in it, on a device of any size. The sums over rows, for dgamma and
@@ -36,9 +36,8 @@ from .plans import (
     rows_of_channels,
 )
 
-HELD = (4, 8)  # vectors of a thread that there are kernels for
+HELD = (4, 8)  # vectors of a thread that there are kernels for; the second for the longest rows only
 WARP = 32
-BLOCKS = 4  # per processor; they go on from row to row
 KEPT_AFFINE = 48 << 10  # bytes of gamma and beta that a block may keep
 LONG_TILE = 8  # vectors of a thread whose sums are kept at a time, of rows that are not held
 JOINED = 32  # columns of a block that joins those sums
@@ -50,8 +49,8 @@ class Row(NamedTuple):
     """How a row is dealt out: vectors of so many elements, over so many threads, each of which holds some of them."""
 
     vector: int
-    steps: int  # 0: it reads them again
-    wide: bool  # all threads of a block
+    steps: int  # 0: not in registers
+    wide: bool  # threads of several warps
     lanes: int
 
     def side(self, many: int, limits: Limits) -> int:
@@ -76,13 +75,22 @@ def begins(shape: RowShape, dtype: str) -> int:
 def row_of(size: int, positions: int, dtype: str) -> Row:
     vector = vector_of(size, positions, dtype)
     count = size // vector
-    if count <= WARP * HELD[-1]:
-        lanes = 1
-        while lanes < WARP and count > lanes * HELD[0]:
-            lanes *= 2
-        return Row(vector, HELD[0] if count <= lanes * HELD[0] else HELD[1], False, lanes)
-    steps = next((steps for steps in HELD if count <= steps * THREADS), 0)
-    return Row(vector, steps, True, THREADS)
+    lanes = 1
+    while lanes < THREADS and count > lanes * HELD[0]:
+        lanes *= 2
+    return Row(vector, next((steps for steps in HELD if count <= lanes * steps), 0), lanes > WARP, lanes)
+
+
+def kept_steps(row: Row, size: int, dtype: str, arrays: int, room: int) -> int:
+    """Vectors of a thread that a block keeps in shared memory, of a row that is too long for registers; 0 where that
+    leaves too little of it: no other block would share the processor."""
+    steps = 0 if row.steps else cdiv(size, row.vector * THREADS)
+    return steps if arrays * steps * step_bytes(row, dtype) <= room else 0
+
+
+def step_bytes(row: Row, dtype: str) -> int:
+    """Of a vector of each thread of a block."""
+    return THREADS * row.vector * ITEMSIZE[dtype]
 
 
 def summed_bytes(row: Row, dtype: str) -> int:
@@ -92,12 +100,11 @@ def summed_bytes(row: Row, dtype: str) -> int:
 
 def summing_blocks(row: Row, dtype: str) -> int:
     """Blocks that write such sums, per processor: as many as share one. rows_backward.cu has the registers for that."""
-    many = row.steps == HELD[-1] and dtype == "float64"  # numbers of a thread
-    return 1 if many or summed_bytes(row, dtype) > TWO_PER_PROCESSOR else 2
+    return 1 if alone(row) or summed_bytes(row, dtype) > TWO_PER_PROCESSOR else 2
 
 
 def alone(row: Row) -> bool:
-    """Whether a block that sums per channel takes so many registers that no other one fits beside it."""
+    """Whether a block of a backward takes so many registers that no other one fits beside it."""
     return row.steps == HELD[-1]
 
 
@@ -141,7 +148,7 @@ def rows(
     shared = affine_bytes(shape, dtype) if affine else 0
     shared = kept = shared if shared <= room else 0
     summed = summed_bytes(row, dtype)
-    sums, slots, share, columns = NO_PARAMS, limits.processors * BLOCKS, 0, 0
+    sums, slots, share, columns = NO_PARAMS, 0, 0, 0
     if params and size > 0 and groups == positions == 1 and 0 < summed <= room - shared:
         sums, slots, columns = PER_COLUMN, limits.processors * summing_blocks(row, dtype), size
         shared += summed
@@ -153,16 +160,19 @@ def rows(
         sets = min(cdiv(n, side), blocks_each(groups, slots))
         blocks = sets * groups
     else:
-        sets = blocks = max(1, min(cdiv(many, side), slots))
+        sets = blocks = max(1, min(cdiv(many, side), slots) if sums else cdiv(many, side))
+    arrays = 1 if name == "rows_forward" else 2
+    keep = kept_steps(row, size, dtype, arrays, min(room, TWO_PER_PROCESSOR) - shared)
+    shared += arrays * keep * step_bytes(row, dtype)
     geometry = ROW_JOB.place(
         rows=many, size=size, inner=max(positions, 1), groups=max(groups, 1), lanes=row.lanes, side=side,
         affine=int(kept > 0),
         streams=int(many * size * ITEMSIZE[dtype] >= STREAMED), sets=sets, columns=columns,
-        channels=channels, share=share,
+        channels=channels, share=share, whole=int(size == row.lanes * row.steps * row.vector), keep=keep,
     )  # fmt: skip
     more = (kind,) if name == "rows_forward" else (kind, sums)
     kernel = row.kernel(name, dtype, *more)
-    launches = [Launch("rows", kernel, (blocks, 1), (THREADS,), shared, geometry)]
+    launches = [Launch("rows", kernel, (blocks, 1), (THREADS,), shared, geometry, not sums)]
     if sums:
         launches.append(Launch("rows", "rows_params", (cdiv(columns, JOINED), 1), (THREADS,), 0, geometry))
     return Plan(tuple(launches), 2 * sets * columns, 0)
@@ -196,9 +206,8 @@ def weighted(name: str, shape: RowShape, dtype: str, kind: int, limits: Limits) 
     n, groups, channels, positions = shape
     many, size = n * groups, channels * positions
     geometry = ROW_JOB.place(rows=many, size=size, inner=max(positions, 1), groups=max(groups, 1), channels=channels)
-    blocks = max(1, min(many, limits.processors * BLOCKS))
     kernel = f"{name}<{NAMES[dtype]}, {kind}>"
-    return Plan((Launch("rows_weighted", kernel, (blocks, 1), (THREADS,), 0, geometry),), 0, 0)
+    return Plan((Launch("rows_weighted", kernel, (max(1, many), 1), (THREADS,), 0, geometry, True),), 0, 0)
 
 
 def weighted_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
@@ -210,7 +219,7 @@ def row_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
     """Every name of the family "rows" that plans may ask for, for one type of elements."""
     names = ["rows_params"]
     for vector in vectors_of(dtype):
-        for steps, wide in ((4, False), (8, False), (4, True), (8, True), (0, True)):
+        for steps, wide in ((4, False), (4, True), (8, True), (0, True)):
             row = Row(vector, steps, wide, WARP)
             for kind in kinds:
                 names.append(row.kernel("rows_forward", dtype, kind))

@@ -8,9 +8,10 @@
 //     rows_weighted_forward   the same of rows whose positions have weights
 //     rows_weighted_backward
 //
-// <T, V, STEPS, WIDE, KIND, ...>: elements of type T are read V at a time. A row belongs to job.lanes lanes of a warp,
-// or where it is WIDE to all threads of a block; blocks go on from row to row. A thread holds its STEPS vectors in
-// registers, so that memory is read once. With STEPS 0, of rows that are too long for that, it reads them again.
+// <T, V, STEPS, WIDE, KIND, ...>: elements of type T are read V at a time. A row belongs to job.lanes threads side by side,
+// a power of two: those of several warps where it is WIDE. Blocks go on from row to row. A thread holds its STEPS vectors
+// in registers, so that memory is read once. With STEPS 0, of rows that are too long for that, it keeps them in shared
+// memory, or reads them again.
 
 enum { ROW_THREADS = 256, ROW_WARPS = 8 };
 
@@ -26,12 +27,22 @@ struct RowJob {
   double* dbeta;
   double* partial;  // (sets, 2, columns): sums of dy and dy (x - mean) rstd
   const double* weight;  // (N, L), for rows_weighted.cu
+  double* gamma_kept;  // copies of gamma and beta; null where absent
+  double* beta_kept;
   // options
   i64 rule;  // BN_VARIANCE or BN_MEAN_SQUARE
-  double slope, eps;
+  double slope, eps, inverse;  // 1 / size
   // geometry: row_plans.py says what it means
-  i64 rows, size, inner, groups, lanes, side, affine, streams, sets, columns, channels, share;
+  i64 rows, size, inner, groups, lanes, side, affine, streams, sets, columns, channels, share, whole, keep;
 };
+
+// What a backward will need of gamma and beta, which may have changed by then: a part by each block.
+BN_DEV void keep_params(const RowJob& job) {
+  for (i64 c = (i64)blockIdx.x * ROW_THREADS + threadIdx.x; c < job.groups * job.channels; c += (i64)gridDim.x * ROW_THREADS) {
+    if (job.gamma_kept) job.gamma_kept[c] = job.gamma[c];
+    if (job.beta_kept) job.beta_kept[c] = job.beta[c];
+  }
+}
 
 // Sums over the threads of a row, in all of them.
 template <bool WIDE>
@@ -43,30 +54,34 @@ struct RowSums {
   BN_MEMBER void add(double (&v)[P]) {
     static_assert(P <= 2, "more sums than memory has room for");
 #pragma unroll 1
-    for (int d = lanes / 2; d > 0; d /= 2)
+    for (int d = (WIDE ? 32 : lanes) / 2; d > 0; d /= 2)
 #pragma unroll
       for (int p = 0; p < P; ++p) v[p] += __shfl_xor_sync(~0u, v[p], d);
     if (!WIDE) return;
     double* to = memory + half * (2 * ROW_WARPS);
     half = 1 - half;
+    const int warp = threadIdx.x / 32, warps = lanes / 32, first = warp & -warps;
 #pragma unroll
     for (int p = 0; p < P; ++p)
-      if (threadIdx.x % 32 == 0) to[p * ROW_WARPS + threadIdx.x / 32] = v[p];
+      if (threadIdx.x % 32 == 0) to[p * ROW_WARPS + warp] = v[p];
     __syncthreads();
 #pragma unroll
-    for (int p = 0; p < P; ++p) {
-      v[p] = 0.0;
+    for (int p = 0; p < P; ++p) v[p] = to[p * ROW_WARPS + first];
+#pragma unroll 1
+    for (int i = 1; i < warps; ++i)
 #pragma unroll
-      for (int i = 0; i < ROW_WARPS; ++i) v[p] += to[p * ROW_WARPS + i];
-    }
+      for (int p = 0; p < P; ++p) v[p] += to[p * ROW_WARPS + first + i];
   }
   BN_MEMBER double add(double v) {
     double only[1] = {v};
     add(only);
     return only[0];
   }
-  // Whether it is so in any row that this warp takes part in: the warp then acts as one.
-  BN_MEMBER bool any(bool so) const { return WIDE ? so : __any_sync(~0u, so); }
+  // Whether it is so in any row that this warp takes part in, or where WIDE this block: they then act as one.
+  BN_MEMBER bool any(bool so) const {
+    if (!WIDE) return __any_sync(~0u, so);
+    return lanes == ROW_THREADS ? so : __syncthreads_or(so) != 0;
+  }
 };
 
 // Gamma and beta of V values side by side, in the type of computation. Where all rows have the same ones a block keeps
@@ -108,6 +123,9 @@ struct Affine {
 };
 
 template <class A>
+BN_DEV i64 affine_bytes(const RowJob& job) { return job.affine ? 2 * Affine<A, 1>::beta_at(job) * (i64)sizeof(A) : 0; }
+
+template <class A>
 BN_DEV const A* keep_affine(const RowJob& job, unsigned char* memory) {
   if (!job.affine) return nullptr;
   A* kept = reinterpret_cast<A*>(memory);
@@ -120,28 +138,29 @@ BN_DEV const A* keep_affine(const RowJob& job, unsigned char* memory) {
   return kept;
 }
 
-// What a thread works on: of the row `index`, from `offset` on, steps vectors that are `stride` values apart. Rows that
-// are held in registers are short.
-template <int V, int STEPS, bool WIDE>
+// What a thread works on: of the row `index`, vectors that are `stride` values apart, from `offset` on. Rows that are held
+// in registers are short. WHOLE: every thread has all of its STEPS vectors.
+template <int V, int STEPS, bool WIDE, bool WHOLE = false>
 struct Row {
   typedef typename Pick<(STEPS > 0), int, i64>::type Int;
   i64 index, start, channel;
-  Int offset, stride, steps;
+  Int offset, stride, size;  // size: 0 where there is no such row
   bool inside, leads;
 
   // `first` is that of the block, whose rows are so far apart.
   BN_MEMBER Row(const RowJob& job, i64 first, i64 apart = 1) {
-    const int tx = WIDE ? threadIdx.x : threadIdx.x & (int)(job.lanes - 1);
-    const int slot = WIDE ? 0 : threadIdx.x / (int)job.lanes;
+    const int lanes = (int)job.lanes, tx = threadIdx.x & (lanes - 1), slot = threadIdx.x / lanes;
     index = first + slot * apart;
     inside = slot < job.side && index < job.rows;
     leads = inside && tx == 0;
     start = (inside ? index : 0) * job.size;
     offset = (Int)tx * V;
-    stride = (Int)(WIDE ? ROW_THREADS : job.lanes) * V;
-    steps = inside && offset < job.size ? (Int)quotient(job.size - offset + stride - 1, stride) : 0;
-    channel = job.groups == 1 ? 0 : index % job.groups * quotient(job.size, job.inner);
+    stride = (Int)(lanes * V);
+    size = inside ? (Int)job.size : (Int)0;
+    channel = job.groups == 1 ? 0 : (index - quotient(index, job.groups) * job.groups) * job.channels;
   }
+  BN_MEMBER bool has(Int j) const { return WHOLE || offset + j * stride < size; }
+  BN_MEMBER i64 steps() const { return offset < size ? quotient(size - offset + stride - 1, stride) : 0; }
 };
 
 // Statistics ---------------------------------------------------------------------------------------------------------
@@ -150,62 +169,59 @@ struct RowStats {
   double mean, var;
 };
 
-// From sums about a center: s = sum (x - center), q = sum (x - center)^2.
+// From sums about a center: s = sum (x - center), q = sum (x - center)^2. Of a mean square center is 0.
 BN_DEV RowStats row_stats(const RowJob& job, double center, double s, double q) {
-  const double n = (double)job.size, m2 = q - s * (s / n);
-  if (job.rule == BN_MEAN_SQUARE) return {0.0, q / n};  // center is 0
-  return {center + s / n, (m2 < 0.0 ? 0.0 : m2) / n};
+  const double away = s * job.inverse, m2 = q - s * away;
+  if (job.rule == BN_MEAN_SQUARE) return {0.0, q * job.inverse};
+  return {center + away, (m2 < 0.0 ? 0.0 : m2) * job.inverse};
 }
 
-// The same once more in float64, for the rows whose squares left the range of float: all in two passes over registers.
-template <class T, int V, int STEPS, bool WIDE>
+// A value near the mean: the middle one of three, which one that is far away does not move.
+template <class A>
+BN_DEV A middle(A a, A b, A c) {
+  const A low = b < a ? b : a, high = b < a ? a : b;
+  return c < low ? low : high < c ? high : c;
+}
+
+// use(value) of those that a thread holds.
+template <class A, int V, int STEPS, bool WIDE, bool WHOLE, class Use>
+BN_DEV void for_values(const Row<V, STEPS, WIDE, WHOLE>& row, const A (&held)[STEPS][V], const Use& use) {
+#pragma unroll
+  for (int j = 0; j < STEPS; ++j)
+    if (row.has(j)) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) use(held[j][v]);
+    }
+}
+
+// The same once more in float64, for rows whose squares left the range of float, or lost digits as the center is far from
+// the mean: all in two passes over registers.
+template <class A, int V, int STEPS, bool WIDE, bool WHOLE>
 BN_DEV RowStats exact_stats(
-    const RowJob& job, const Row<V, STEPS, WIDE>& row, const Vector<T, V> (&t)[STEPS], double center,
+    const RowJob& job, const Row<V, STEPS, WIDE, WHOLE>& row, const A (&held)[STEPS][V], double center,
     RowSums<WIDE>& sums) {
   double s = 0.0, both[2] = {0.0, 0.0};
-  const auto each = [&](const auto& use) {
-#pragma unroll
-    for (int j = 0; j < STEPS; ++j)
-      if (j < row.steps) {
-#pragma unroll
-        for (int v = 0; v < V; ++v) use(exact(widen(t[j].v[v])));
-      }
-  };
   if (job.rule != BN_MEAN_SQUARE) {
-    each([&](double value) { s += value - center; });
-    center += sums.add(s) / (double)job.size;
+    for_values(row, held, [&](A value) { s += exact(value) - center; });
+    center += sums.add(s) * job.inverse;
   }
-  each([&](double value) {
-    both[0] += value - center;
-    both[1] = fma(value - center, value - center, both[1]);
+  for_values(row, held, [&](A value) {
+    const double d = exact(value) - center;
+    both[0] += d;
+    both[1] = fma(d, d, both[1]);
   });
   sums.add(both);
   return row_stats(job, center, both[0], both[1]);
 }
 
-template <class T, int V, int STEPS, bool WIDE>
+constexpr double FAR = 8;  // so much larger may squares about the center be than about the mean
+
+template <class T, int V, int STEPS, bool WIDE, bool WHOLE, class A>
 BN_DEV RowStats stats_of(
-    const RowJob& job, const Row<V, STEPS, WIDE>& row, const Vector<T, V> (&t)[STEPS], RowSums<WIDE>& sums) {
-  typedef typename Compute<T>::type A;
-  const bool about_zero = job.rule == BN_MEAN_SQUARE || job.size == 0;
-  const A first = about_zero ? (A)0 : (A)widen(static_cast<const T*>(job.x)[row.start]);
-  A center = first;
-  const auto each = [&](const auto& use) {
-#pragma unroll
-    for (int j = 0; j < STEPS; ++j)
-      if (j < row.steps) {
-#pragma unroll
-        for (int v = 0; v < V; ++v) use(widen(t[j].v[v]));
-      }
-  };
-  if (job.rule != BN_MEAN_SQUARE) {
-    A s = 0;
-    each([&](A value) { s += value - first; });
-    const A step = (A)(sums.add(s) / (double)job.size);
-    if (step != 0) center += step;  // of equal values, which may be subnormal, the first one stays
-  }
+    const RowJob& job, const Row<V, STEPS, WIDE, WHOLE>& row, const A (&held)[STEPS][V], A center,
+    RowSums<WIDE>& sums) {
   A s = 0, q = 0;
-  each([&](A value) {
+  for_values(row, held, [&](A value) {
     const A d = value - center;
     s += d;
     q = fused(d, d, q);
@@ -213,46 +229,48 @@ BN_DEV RowStats stats_of(
   double both[2] = {s, q};
   sums.add(both);
   RowStats found = row_stats(job, exact(center), both[0], both[1]);
-  if (Compute<T>::in_range) return found;
-  const bool bad = row.inside && !(both[1] >= 1e-30 * (double)job.size && bn_finite(both[1]));
+  const double square = both[1] * job.inverse;
+  const bool far = square > FAR * found.var, small = !Compute<T>::in_range && !(square >= 1e-30 && square <= 1e300);
+  const bool bad = row.inside && (far || small);
   if (rarely(sums.any(bad))) {  // small squares are 0 of float; so are those of a constant row, which is exact as it is
     double off = 0.0;
-    each([&](A value) { off += !same(value, center); });
+    for_values(row, held, [&](A value) { off += !same(value, center); });
     const bool again = sums.add(off) != 0.0 && bad;
     if (sums.any(again)) {
-      const RowStats better = exact_stats<T, V, STEPS, WIDE>(job, row, t, exact(first), sums);
+      const RowStats better = exact_stats(job, row, held, exact(center), sums);
       if (again) found = better;
     }
   }
   return found;
 }
 
-// Of a long row, from memory.
+// Of a long row, from memory. What a thread reads it keeps, where there is room.
 template <class T, int V>
-BN_DEV RowStats stats_of(const RowJob& job, const Row<V, 0, true>& row, RowSums<true>& sums) {
+BN_DEV RowStats stats_of(const RowJob& job, const Row<V, 0, true>& row, const T* x, Vector<T, V>* kept, RowSums<true>& sums) {
   typedef typename Compute<T>::type A;
   State<A, 1> state;
-  const T* x = static_cast<const T*>(job.x) + row.start;
   const Walk<false> walk(row.offset, row.stride);
-  add_steps<T, V, 1, ROW_THREADS, false>(x, walk, row.steps, state, (Vector<T, V>*)nullptr);
+  add_steps<T, V, 1, ROW_THREADS, true>(x, walk, row.steps(), state, kept);
   const Moments own = state.get(0);
-  const double center = exact(widen(x[0])), n = (double)job.size;
-  const double own_away = own.center - center + own.away, away = sums.add(own.n == 0.0 ? 0.0 : own.n * own_away) / n;
+  const double center = exact(widen(x[0]));
+  const double own_away = own.center - center + own.away;
+  const double away = sums.add(own.n == 0.0 ? 0.0 : own.n * own_away) * job.inverse;
   const double gap = own_away - away, mean = center + away;
-  const double var = sums.add(own.n == 0.0 ? 0.0 : own.m2 + gap * own.n * gap) / n;
+  const double var = sums.add(own.n == 0.0 ? 0.0 : own.m2 + gap * own.n * gap) * job.inverse;
   if (job.rule == BN_MEAN_SQUARE) return {0.0, var + mean * mean};
   return {mean, var};
 }
 
 // The vectors of a row, one after the other: use(vector j of this thread, its first value in the row).
-template <int V, int STEPS, bool WIDE, class Use>
-BN_DEV void for_vectors(const Row<V, STEPS, WIDE>& row, const Use& use) {
-  if (STEPS > 0) {
+template <int V, int STEPS, bool WIDE, bool WHOLE, class Use>
+BN_DEV void for_vectors(const Row<V, STEPS, WIDE, WHOLE>& row, const Use& use) {
+  if constexpr (STEPS > 0) {
 #pragma unroll
     for (int j = 0; j < STEPS; ++j)
-      if (j < row.steps) use(j, row.offset + j * row.stride);
+      if (row.has(j)) use(j, row.offset + j * row.stride);
   } else {
+    const i64 steps = row.steps();
 #pragma unroll 2
-    for (i64 j = 0; j < row.steps; ++j) use(0, row.offset + j * row.stride);
+    for (i64 j = 0; j < steps; ++j) use((int)j, row.offset + j * row.stride);
   }
 }

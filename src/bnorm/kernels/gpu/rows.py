@@ -8,13 +8,17 @@ from ..activation import IDENTITY, Activation
 from . import row_plans
 from .calls import Call
 from .jobs import JOB, ROW_JOB
+from .launching import Device, Part
 
 Array = Any  # cupy.ndarray
 FLOAT64 = np.dtype("float64")
 
-FORWARD = ROW_JOB.packer("x", "y", "gamma", "beta", "mean", "rstd", "weight", "rule", "slope", "eps")
+FORWARD = ROW_JOB.packer(
+    *("x", "y", "gamma", "beta", "mean", "rstd", "weight", "gamma_kept", "beta_kept", "rule", "slope", "eps", "inverse")
+)
 BACKWARD = ROW_JOB.packer(
-    *("x", "dy", "y", "gamma", "beta", "mean", "rstd", "dgamma", "dbeta", "partial", "weight", "rule", "slope")
+    *("x", "dy", "y", "gamma", "beta", "mean", "rstd", "dgamma", "dbeta", "partial", "weight", "rule", "slope"),
+    "inverse",
 )
 SUMS = JOB.packer(
     *("x", "dy", "weight", "gamma", "beta", "dgamma", "dbeta", "partial", "tickets", "row_mean", "row_rstd", "slope")
@@ -39,23 +43,25 @@ def rows_forward(
     out: Array | None = None,
     residual: Array | None = None,
     weight: Array | None = None,
-) -> tuple[Any, Array, Array]:
-    """y, mean, rstd: each of the N*G rows of x, (N, G, K, L), by its own statistics.
+    copies: bool = False,
+) -> tuple[Any, ...]:
+    """y, mean, rstd: each of the N*G rows of x, (N, G, K, L), by its own statistics. copies: and gamma and beta, flat;
+    all but y are then parts of one array, for a backward.
 
     With a residual (y, h), mean, rstd: an addition on the device, then the rows of the sum h. weight, (N, L): of each
     position.
     """
     if residual is not None:
         h = x + residual
-        y, *statistics = rows_forward(h, gamma, beta, eps, rule, act, out, None, weight)
-        return (y, h), *statistics
+        y, *more = rows_forward(h, gamma, beta, eps, rule, act, out, None, weight, copies)
+        return (y, h), *more
     call = Call(x, out)
     device = call.device
     if weight is None and not call.vectors and call.places % row_plans.begins(x.shape, call.dtype):
-        y, *statistics = rows_forward(x.copy(), gamma, beta, eps, rule, act)
-        return moved(y, out), *statistics
+        y, *more = rows_forward(x.copy(), gamma, beta, eps, rule, act, copies=copies)
+        return moved(y, out), *more
     many = x.shape[0] * x.shape[1]
-    mean, rstd = device.empty((many,), FLOAT64), device.empty((many,), FLOAT64)
+    found = small(device, many, gamma, beta) if copies else [device.empty((many,), FLOAT64) for _ in range(2)]
     if many:
         affine = gamma is not None or beta is not None
         if weight is None:
@@ -64,9 +70,27 @@ def rows_forward(
         else:
             plan = row_plans.weighted("rows_weighted_forward", x.shape, call.dtype, act.kind, device.limits)
             (weight_at,) = device.addresses(weight)
-        places = device.addresses(gamma, beta, mean, rstd)
-        call.run(plan, FORWARD(call.at, call.result_at, *places, weight_at, rule, act.slope, eps))
-    return call.result, mean, rstd
+        gamma_at, beta_at, mean_at, rstd_at, *kept = device.addresses(gamma, beta, *found)
+        places = call.at, call.result_at, gamma_at, beta_at, mean_at, rstd_at, weight_at, *(kept or (0, 0))
+        call.run(plan, FORWARD(*places, rule, act.slope, eps, inverse(x.shape)))
+    return call.result, *found
+
+
+def small(device: Device, many: int, gamma: Array | None, beta: Array | None) -> list[Any]:
+    """Room for mean and rstd of so many rows, and copies of gamma and beta, in one array."""
+    if not many:  # and no launch
+        nothing = device.empty((0,), FLOAT64)
+        return [nothing, nothing, *(a if a is None else a.flatten() for a in (gamma, beta))]
+    either = beta if gamma is None else gamma
+    channels = 0 if either is None else either.size
+    whole = device.empty((2 * (many + channels),), FLOAT64)
+    copies = (a if a is None else Part(whole, 2 * many + i * channels, channels) for i, a in enumerate((gamma, beta)))
+    return [Part(whole, 0, many), Part(whole, many, many), *copies]
+
+
+def inverse(shape: tuple[int, ...]) -> float:
+    """1 / the values of a row."""
+    return 1.0 / max(shape[2] * shape[3], 1)
 
 
 def rows_backward(
@@ -113,12 +137,8 @@ def rows_backward(
             call.run(first, job)
     if mean.size or plan.partial:
         partial, _ = call.workspace(plan) if plan.partial else (0, 0)
-        call.run(
-            plan,
-            BACKWARD(
-                call.at, call.dy_at, call.result_at, *places, *of_rows, *sums, partial, weight_at, rule, act.slope
-            ),
-        )
+        arrays = call.at, call.dy_at, call.result_at, *places, *of_rows, *sums, partial, weight_at
+        call.run(plan, BACKWARD(*arrays, rule, act.slope, inverse(shape)))
     if dh is not None:
         call.result += dh
     return call.result, dgamma, dbeta

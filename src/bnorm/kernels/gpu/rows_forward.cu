@@ -1,25 +1,28 @@
 // The forward of rows: y, and mean and 1/std of each.
 
-template <class T, int V, int STEPS, int WIDE, int KIND>
-__global__ void __launch_bounds__(ROW_THREADS, STEPS == 4 ? 3 : 2) rows_forward(RowJob job) {
+template <class T, int V, int STEPS, bool WIDE, bool WHOLE, int KIND>
+BN_DEV void forward_rows(const RowJob& job, const typename Compute<T>::type* affine, Vector<T, V>* kept, double* memory) {
   typedef typename Compute<T>::type A;
-  constexpr int HELD = STEPS > 0 ? STEPS : 1;
-  BN_SHARED(double, memory, 4 * ROW_WARPS);
-  const A* affine = keep_affine<A>(job, dynamic_memory(job.affine));
-  RowSums<WIDE != 0> sums = {memory, WIDE ? 32 : (int)job.lanes, 0};
-  const T* x = static_cast<const T*>(job.x);
-  T* y = static_cast<T*>(job.y);
+  RowSums<WIDE> sums = {memory, (int)job.lanes, 0};
   const bn_activation act = activation_of<KIND>(job.slope);
 #pragma unroll 1
   for (i64 first = blockIdx.x * job.side; first < job.rows; first += gridDim.x * job.side) {
-    const Row<V, STEPS, WIDE != 0> row(job, first);
-    Vector<T, V> t[HELD];
+    const Row<V, STEPS, WIDE, WHOLE> row(job, first);
+    const T* x = static_cast<const T*>(job.x) + row.start;
+    T* y = static_cast<T*>(job.y) + row.start;
+    A held[STEPS > 0 ? STEPS : 1][V];
     RowStats stats;
     if constexpr (STEPS > 0) {
-      for_vectors(row, [&](int j, auto i) { t[j] = load<T, V>(x + row.start + i); });
-      stats = stats_of<T, V, STEPS, WIDE != 0>(job, row, t, sums);
+      for_vectors(row, [&](int j, auto i) {
+        const Vector<T, V> t = load<T, V>(x + i);
+#pragma unroll
+        for (int v = 0; v < V; ++v) held[j][v] = value(t, v);
+      });
+      const bool about_zero = job.rule == BN_MEAN_SQUARE || job.size == 0;
+      const A center = about_zero ? (A)0 : middle<A>(widen(x[0]), widen(x[job.size / 2]), widen(x[job.size - 1]));
+      stats = stats_of<T>(job, row, held, center, sums);
     } else {
-      stats = stats_of<T, V>(job, row, sums);
+      stats = stats_of<T, V>(job, row, x, kept, sums);
     }
     if (job.size == 0) stats = {0.0, 0.0};
     const double mean = stats.mean, rstd = bn_rstd(mean, stats.var, job.eps, (double)job.size);
@@ -31,13 +34,30 @@ __global__ void __launch_bounds__(ROW_THREADS, STEPS == 4 ? 3 : 2) rows_forward(
     for_vectors(row, [&](int j, auto i) {
       Affine<A, V> of;
       of.get(job, affine, row.channel, i, true);
-      if (STEPS == 0) t[j] = load<T, V>(x + row.start + i);
+      Vector<T, V> t;
+      if (STEPS == 0) t = kept ? kept[j * ROW_THREADS] : load<T, V>(x + i);
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        const A result = fused(fused(widen(t[j].v[v]) - h, r, low), of.gamma[v], of.beta[v]);
-        narrow(bn_act(act, result), t[j].v[v]);
+        const A each = STEPS > 0 ? held[j][v] : value(t, v);
+        narrow(bn_act(act, fused(fused(each - h, r, low), of.gamma[v], of.beta[v])), t.v[v]);
       }
-      put<T, V>(y + row.start + i, t[j], job.streams);
+      if (!WHOLE || row.inside) put<T, V>(y + i, t, job.streams);
     });
+  }
+}
+
+template <class T, int V, int STEPS, int WIDE, int KIND>
+__global__ void __launch_bounds__(ROW_THREADS, STEPS == 4 ? 3 : 2) rows_forward(RowJob job) {
+  typedef typename Compute<T>::type A;
+  BN_SHARED(double, memory, 4 * ROW_WARPS);
+  unsigned char* dynamic = dynamic_memory(job.affine || job.keep);
+  const A* affine = keep_affine<A>(job, dynamic);
+  keep_params(job);
+  Vector<T, V>* kept = nullptr;
+  if (STEPS == 0 && job.keep) kept = reinterpret_cast<Vector<T, V>*>(dynamic + affine_bytes<A>(job)) + threadIdx.x;
+  if (STEPS > 0 && job.whole) {
+    forward_rows<T, V, STEPS, WIDE != 0, (STEPS > 0), KIND>(job, affine, kept, memory);
+  } else {
+    forward_rows<T, V, STEPS, WIDE != 0, false, KIND>(job, affine, kept, memory);
   }
 }

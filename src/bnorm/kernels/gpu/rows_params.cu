@@ -58,6 +58,9 @@ struct ChannelSums {
   BN_MEMBER A* vectors() const { return reinterpret_cast<A*>(memory); }
   BN_MEMBER double* totals() const { return reinterpret_cast<double*>(memory + 2 * SIZE * sizeof(A)); }
 
+  static BN_MEMBER i64 bytes(const RowJob& job) {
+    return 2 * SIZE * (i64)sizeof(A) + 2 * job.channels * pieces_of(job) * (i64)sizeof(double);
+  }
   BN_MEMBER void clear(const RowJob& job) const {
     for (int i = threadIdx.x; i < 2 * job.channels * pieces_of(job); i += ROW_THREADS) totals()[i] = 0.0;
   }

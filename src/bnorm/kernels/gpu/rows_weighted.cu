@@ -36,10 +36,11 @@ template <class T, int KIND>
 __global__ void __launch_bounds__(ROW_THREADS) rows_weighted_forward(RowJob job) {
   typedef typename Compute<T>::type A;
   BN_SHARED(double, memory, 4 * ROW_WARPS);
-  RowSums<true> sums = {memory, 32, 0};
+  RowSums<true> sums = {memory, ROW_THREADS, 0};
   const T* x = static_cast<const T*>(job.x);
   T* y = static_cast<T*>(job.y);
   const bn_activation act = activation_of<KIND>(job.slope);
+  keep_params(job);
 #pragma unroll 1
   for (i64 row = blockIdx.x; row < job.rows; row += gridDim.x) {
     double first[2] = {0.0, 0.0}, both[2] = {0.0, 0.0};  // of w, w x; of w (x - center), w (x - center)^2
@@ -78,7 +79,7 @@ template <class T, int KIND>
 __global__ void __launch_bounds__(ROW_THREADS) rows_weighted_backward(RowJob job) {
   typedef typename Compute<T>::type A;
   BN_SHARED(double, memory, 4 * ROW_WARPS);
-  RowSums<true> sums = {memory, 32, 0};
+  RowSums<true> sums = {memory, ROW_THREADS, 0};
   const T* x = static_cast<const T*>(job.x);
   const T* dy = static_cast<const T*>(job.dy);
   T* dx = static_cast<T*>(job.y);

@@ -16,7 +16,8 @@ struct StatisticsJob {
   const double* batch_pairs;
   const double* batch_last;
   const double* typical_at;  // one number, in place of `typical` where the device alone knows it
-  int* left;                 // (C,): 1 where a channel is left alone
+  int* left;                 // (C,): 1 where a channel is left alone; or null
+  int* counted;              // of all batches: see count_left; or null
   // sets to merge
   double* sets;    // (items, 4, C); is written to
   double* merged;  // (4, C)
@@ -63,20 +64,19 @@ BN_DEV bn_rule rule_of(const StatisticsJob& job) {
   return {mode, job.momentum, job.halflife, job.ddof, (int)job.whole};
 }
 
-__global__ void __launch_bounds__(256) move_statistics(StatisticsJob job) {
-  const i64 c = (i64)blockIdx.x * 256 + threadIdx.x, channels = job.channels;
-  if (c >= channels) return;
+// Move a channel; whether it is left alone.
+BN_DEV bool moved(const StatisticsJob& job, i64 c) {
+  const i64 channels = job.channels;
   const double* parts = job.parts + c;
   bn_batch batch = {parts[0], parts[channels], parts[2 * channels], parts[3 * channels], parts[0], 0.0, 0.0};
   const bool test = job.nonfinite == TEST;
   const double typical = job.typical_at ? *job.typical_at : job.typical;
   const double seen = job.seen[c] + job.uncounted * typical;
   if (!(batch.count > 0.0)) {
-    job.left[c] = 0;
-    if (test) return;
+    if (test) return false;
     job.seen[c] = seen;
     if (job.mode == BN_AVERAGE && job.weight && !job.replaces) job.weight[c] = bn_weight_later(job.weight[c], rule_of(job));
-    return;
+    return false;
   }
   if (job.batch_seen) batch.seen = job.batch_seen[c];
   if (!counts(job) && !job.replaces) batch.seen = 0.0;
@@ -85,11 +85,10 @@ __global__ void __launch_bounds__(256) move_statistics(StatisticsJob job) {
   bn_statistics s = bn_move(before(job, c, seen, batch), batch, rule_of(job));
   if (job.replaces && job.mode == BN_AVERAGE) s.weight = 1.0 / 0.0;
   const bool finite = held(job, s.mean) && held(job, s.var);
-  job.left[c] = !finite;
-  if (test) return;
+  if (test) return !finite;
   if (!finite && job.nonfinite == SKIP) {
     job.seen[c] = seen;
-    return;
+    return true;
   }
   set(job, job.mean, c, s.mean);
   set(job, job.var, c, s.var);
@@ -98,6 +97,29 @@ __global__ void __launch_bounds__(256) move_statistics(StatisticsJob job) {
   if (job.weight) job.weight[c] = s.weight;
   if (job.pairs) job.pairs[c] = s.pairs;
   if (job.last) job.last[c] = s.last;
+  return !finite;
+}
+
+// Of `counted`: how many batches some channel skipped; whether this is one; a ticket; then the channels that ever did.
+enum { BATCHES, THIS, TICKET, CHANNELS };
+
+// A batch counts once, whichever blocks its channels are in: the last of them counts it. Between launches the two in the
+// middle are 0.
+BN_DEV void count_left(int* counted, i64 c, bool left) {
+  if (left) counted[CHANNELS + c] = 1;
+  const bool any = __syncthreads_or(left) != 0;
+  if (threadIdx.x != 0) return;
+  if (any) atomicOr(counted + THIS, 1);
+  __threadfence();
+  if (atomicInc(reinterpret_cast<unsigned*>(counted + TICKET), gridDim.x - 1) == gridDim.x - 1)
+    counted[BATCHES] += atomicExch(counted + THIS, 0);
+}
+
+__global__ void __launch_bounds__(256) move_statistics(StatisticsJob job) {
+  const i64 c = (i64)blockIdx.x * 256 + threadIdx.x;
+  const bool inside = c < job.channels, left = inside && moved(job, c);
+  if (inside && job.left) job.left[c] = left;
+  if (job.counted) count_left(job.counted, c, left);
 }
 
 // Neighbours in pairs, then pairs of pairs: rounding grows with the logarithm of their number only.

@@ -20,8 +20,8 @@ ADD = STATISTICS_JOB.packer("total", "part", "other", "other_part", "wide")
 MERGE = STATISTICS_JOB.packer("sets", "merged", "items")
 MOVE = STATISTICS_JOB.packer(
     *("mean", "var", "low", "seen", "weight", "pairs", "last", "parts", "batch_seen", "batch_pairs", "batch_last"),
-    *("typical_at", "left", "mode", "wide", "whole", "replaces", "nonfinite", "momentum", "halflife", "ddof"),
-    *("uncounted", "typical"),
+    *("typical_at", "left", "counted", "mode", "wide", "whole", "replaces", "nonfinite", "momentum", "halflife"),
+    *("ddof", "uncounted", "typical"),
 )
 
 
@@ -79,9 +79,8 @@ def merge(sets: list[Array]) -> Array:
 
 
 def run(device: launching.Device, name: str, channels: int, job: bytes) -> None:
-    for launch in plans.per_channel(name, channels).launches if channels else ():
-        kernel, arguments, options = device.prepared(launch, job)
-        kernel(*arguments, **options)
+    if channels:
+        device.run(plans.per_channel(name, channels), job)
 
 
 def add(total: Array | None, part: Array | None, other: Array | None = None, other_part: Array | None = None) -> None:
@@ -116,10 +115,11 @@ def fits(total: Array | None, part: Array | None, one: Array) -> bool:
 class Moving:
     """Statistics that are to be moved by a batch known by its parts: everything is ready but the launch.
 
-    typical is a number, or an array of one on the device.
+    typical is a number, or an array of one on the device. Where the rule has an array for it, the device counts that
+    channels are left alone.
     """
 
-    __slots__ = ("arrays", "channels", "device", "given", "left", "rule", "values")
+    __slots__ = ("arrays", "channels", "counted", "device", "given", "left", "rule", "values")
 
     def __init__(
         self,
@@ -136,10 +136,12 @@ class Moving:
         typical_at, typical = (None, typical) if isinstance(typical, float) else (typical, 0.0)
         self.device = device = launching.device_of(parts)
         self.channels = parts.shape[1]
-        self.left = device.empty((self.channels,), INT32)
+        self.counted = rule.left if rule.nonfinite == "skip" else None
+        self.left = None if self.counted is not None else device.empty((self.channels,), INT32)
         self.values = mode != AVERAGE or rule.weight is not None or replace
         given = (*rule.arrays[:-1], parts, seen, *((pairs, last) if mode == FADE else (None, None)))
-        self.arrays = *given, typical_at, self.left  # to be kept as long as the job, which has their addresses
+        # to be kept as long as the job, which has their addresses
+        self.arrays = *given, typical_at, self.left, self.counted
         switches = mode, rule.mean.dtype == FLOAT64, rule.from_data, replace
         numbers = rule.momentum, rule.halflife, rule.ddof, uncounted, typical
         places = device.addresses(*self.arrays)
@@ -160,13 +162,13 @@ class Moving:
     def calls(self) -> list[Any]:
         """What remains to be called."""
         job = self.job(PROPAGATE if self.rule.nonfinite == "propagate" else SKIP)
-        launches = plans.per_channel("move_statistics", self.channels).launches if self.channels else ()
-        return [self.device.prepared(launch, job) for launch in launches]
+        return self.device.calls(plans.per_channel("move_statistics", self.channels), job) if self.channels else []
 
     @property
     def result(self) -> Any:
-        """The channels left alone."""
-        return LeftAlone(self.left) if self.rule.nonfinite == "skip" and self.channels else 0
+        """The channels left alone; 0 where the device counts them."""
+        flagged = self.rule.nonfinite == "skip" and self.channels and self.left is not None
+        return LeftAlone(self.left) if flagged else 0
 
 
 def move(
@@ -181,7 +183,8 @@ def move(
     skipped: bool = False,
     replace: bool = False,
 ) -> Any:
-    """Move statistics by a batch known by its parts, and count it; returns the channels left alone."""
+    """Move statistics by a batch known by its parts, and count it; returns the channels left alone, as `result` has
+    them."""
     moving = Moving(rule, parts, seen, pairs, last, typical, replace).test()
     move_prepared(rule, moving.calls, batches, rows, skipped, moving.values)
     return moving.result
