@@ -128,8 +128,8 @@ def _faded(
     last = np.zeros_like(seen)
     unit = 1.0 if weight is None else max(1.0, float(weight.max()))
     lost = (parts[0] < FAINT * unit) & (seen > 0)
-    for c in np.flatnonzero(lost.any(0)).tolist():
-        column = x.dense()[:, c]
+    some_lost = np.flatnonzero(lost.any(0)).tolist()
+    for c, column in zip(some_lost, x.dense().T[some_lost] if some_lost else (), strict=True):
         rows = np.flatnonzero(lost[codes, c] & ~np.isnan(column) & (weight is None or weight > 0))
         some, w = codes[rows], None if weight is None else weight[rows]
         youngest = np.full(n, ages.max())

@@ -201,7 +201,7 @@ class GroupedTransformer(
             return self
         self._check_parameters()
         rest, when, column = separated(WHO, group_blocks.sample(WHO, X), times)
-        table = split(self, rest, reset=False)
+        table = split(self, without(rest, self._column), reset=False)
         batch = self._batch(X, table, sample_weight, times, (when, column), self._groups.halflife)
         self._learned(self._groups.move, batch, table)
         return self
