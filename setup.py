@@ -39,8 +39,7 @@ COMMON = {
     "msvc": ["/Od" if DEBUG else "/O2", "/fp:precise", "/std:c11"],
 }
 
-# The loops are serial: one source, compiled once per instruction set. kernels/cpu picks a build at import. What takes
-# longest to compile comes first, so that no core waits for it at the end.
+# The loops are serial: one source, compiled once per instruction set. kernels/cpu picks a build at import.
 LEVELS: dict[str, dict[str, list[str]]] = {}
 if sysconfig.get_platform().endswith(("x86_64", "amd64")):
     avx512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mf16c", "-mprefer-vector-width=512"]
@@ -48,11 +47,13 @@ if sysconfig.get_platform().endswith(("x86_64", "amd64")):
     LEVELS["avx2"] = {"unix": ["-mavx2", "-mf16c"], "msvc": ["/arch:AVX2"]}
 LEVELS["baseline"] = {"unix": [], "msvc": []}
 LEVELS = {level: LEVELS[level] for level in os.environ.get("BNORM_LEVELS", ",".join(LEVELS)).split(",")}
-# The loops are most of the work of a build. Of what -O3 adds, these passes make them fast. All of it takes a third more
-# time to compile, and in the geometric mean of 100 cases the speed was the same. The baseline, which hardly a processor
-# runs, does without one more. (The wider levels ran 2 to 5% slower so.)
+# They and those of the exact sums are most of the work of a build. Of what -O3 adds, these passes make them fast.
+# With all of it they take a third more time to compile, and in the geometric mean of 100 cases the speed was the
+# same. The baseline, which hardly a processor runs where there are wider levels, does without most of what -O2 adds:
+# it takes half of the time. (The wider levels ran 1% slower so, SiLU 13%. The extremes ran up to 47% slower without
+# -O3.)
 LEAN = ["-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fpeel-loops", "-ftree-partial-pre"]
-LEANER = [*LEAN, "-fno-gcse"]
+LEANER = [*LEAN, "-O1"]
 # Products of the exact sums are written as fused multiply-adds where there are any: they round nothing.
 FUSED = {"unix": ["-mfma"], "msvc": []}
 LOOPS = {f"loops.{level}": flags for level, flags in LEVELS.items()} | {
@@ -60,11 +61,14 @@ LOOPS = {f"loops.{level}": flags for level, flags in LEVELS.items()} | {
     for level, flags in LEVELS.items()
 }
 LOOPS |= {f"extremes.{level}": flags for level, flags in LEVELS.items()}
+# What they are compiled from: the levels of a folder share one file, which is translated once.
+SOURCES = {name: "loops.table" if name.startswith("loops.") else f"{name.partition('.')[0]}.task" for name in LOOPS}
 
 # The threads are in these. Flags of compiler and linker, in the order they are tried: Apple's Clang wants
 # -Xpreprocessor and a library of its own; omp_pause_resource_all, which makes fork() safe, is not in every runtime.
 THREADED = ["entries", "exact.entries", "extremes.entries", "groups", "second", "sparse", "threads"]
 PLAIN = ["buffers"]
+FIRST = ["groups"]  # is compiled while the loops are translated, and these before all that is small
 OPENMP = {
     "unix": [
         (["-fopenmp", "-DBNORM_OMP_PAUSE"], ["-fopenmp"]),
@@ -119,6 +123,18 @@ def knows(compiler, flags):
     return True
 
 
+def unit_of(ext, source):
+    """What to compile: the source, or where several modules share it a file that gives it the name of this one."""
+    source, module = Path(source), ext.name.rpartition(".")[2]
+    if source.stem == module:
+        return str(source)
+    unit = source.with_name(f"{module}.c")
+    text = f'#define PyInit_{source.stem} PyInit_{module}\n#include "{source.name}"\n'
+    if not unit.exists() or unit.read_text() != text:
+        unit.write_text(text)
+    return str(unit)
+
+
 class BuildExt(build_ext):
     """Adds the flags of the compiler at hand; rebuilds all when flags or tools have changed, which time stamps miss."""
 
@@ -129,8 +145,8 @@ class BuildExt(build_ext):
         for ext in self.extensions:
             name = ext.name.removeprefix("bnorm.kernels.cpu.")
             special, linking = openmp if name in THREADED else (LOOPS.get(name, {kind: []})[kind], [])
-            if lean and name.startswith("loops."):
-                special = special + (LEANER if name == "loops.baseline" and len(LEVELS) > 1 else LEAN)
+            if lean and name in LOOPS and not name.startswith("extremes."):
+                special = special + (LEANER if name.endswith(".baseline") and len(LEVELS) > 1 else LEAN)
             ext.extra_compile_args = COMMON[kind] + special
             ext.extra_link_args = linking + SANITIZE
         flags = [(ext.extra_compile_args, ext.extra_link_args) for ext in self.extensions]
@@ -146,9 +162,15 @@ class BuildExt(build_ext):
         }
         self.check_extensions_list(self.extensions)
         with ThreadPoolExecutor(self.parallel or os.cpu_count()) as pool:  # which compiles while others are translated
-            builds = []
+            builds, translated = [], {}
             for ext in self.extensions:
-                ext.sources = cythonize([ext], compiler_directives=directives, **options)[0].sources
+                path = ext.sources[0]
+                if path not in translated:
+                    name = f"{ext.name.rpartition('.')[0]}.{Path(path).stem}"
+                    [text] = cythonize([Extension(name, [path])], compiler_directives=directives, **options)
+                    translated[path] = text.sources[0]
+                ext.sources = [unit_of(ext, translated[path])]
+                ext.depends.append(translated[path])
                 builds.append(pool.submit(self.build_extension, ext))
         for build in builds:
             build.result()
@@ -160,7 +182,7 @@ setup(
     ext_modules=[
         Extension(
             f"bnorm.kernels.cpu.{name}",
-            [f"{CPU}/{name.replace('.', '/')}.pyx"],
+            [f"{CPU}/{SOURCES.get(name, name).replace('.', '/')}.pyx"],
             include_dirs=[KERNELS, CPU, *FOLDERS, numpy.get_include()],
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
             libraries=[] if os.name == "nt" else ["m"],
@@ -170,6 +192,6 @@ setup(
                 if path.suffix in {".pxd", ".pxi", ".h"} and path.parent.name in {name.partition(".")[0], *SHARED}
             ],
         )
-        for name in [*LOOPS, *THREADED, *PLAIN]
+        for name in dict.fromkeys([*FIRST, *LOOPS, *THREADED, *PLAIN])
     ],
 )

@@ -203,6 +203,8 @@ def test_type_information_is_installed():
     package = resources.files("bnorm")
     assert (package / "py.typed").is_file()
     compiled = [path.relative_to(SRC).with_suffix(".pyi") for path in SOURCES if path.suffix == ".pyx"]
+    levels = [path for path in compiled if path.stem in {"table", "task"}]  # each several modules
+    compiled = {*compiled, *(path.with_stem("baseline") for path in levels)}.difference(levels)
     assert compiled
     missing = [path for path in compiled if not (package / path).is_file()]
     assert not missing

@@ -80,22 +80,26 @@ BN_INLINE void OF(bn_stripe_part)(
     real along[BN_BROAD], across[BN_BROAD];
     for (int32_t j = 0; j < width; j++)
         along[j] = across[j] = 0;
-    if (keep == width)
+    if (!last || width == 8 || keep == width) /* the first two are known where this is compiled */
         OF(bn_stripe_columns)(first, last, add, width, 1, keep, act, rows, pitch, dy + i, x + i, h,
                               r, b, gamma + i, beta + i, along, across, s, d, sum, dot);
     else {
-        ptrdiff_t all = rows; /* behind the last of these rows there may be nothing to read */
+        ptrdiff_t all = rows; /* behind the last of these rows there may be nothing to read: they are copied */
         while (all > 0 && (all - 1) * pitch + i + width > left)
             all--;
-        OF(bn_stripe_columns)(first, last, add, width, 0, keep, act, all, pitch, dy + i, x + i, h,
-                              r, b, gamma + i, beta + i, along, across, s, d, sum, dot);
-        for (ptrdiff_t k = all; k < rows; k++) {
-            real x1[BN_BROAD] = {0}, dy1[BN_BROAD] = {0};
-            memcpy(x1, x + k * pitch + i, keep * sizeof(real));
-            memcpy(dy1, dy + k * pitch + i, keep * sizeof(real));
-            OF(bn_stripe_columns)(first, last, add, width, 0, keep, act, 1, pitch, dy1, x1, h + k,
-                                  r + k, b + k, gamma + i, beta + i, along, across, s + k * BN_WIDTH,
-                                  d + k * BN_WIDTH, sum + 8 * k, dot + 8 * k);
+        for (ptrdiff_t k = 0, some; k < rows; k += some) {
+            const real *of_x = x + k * pitch + i, *of_dy = dy + k * pitch + i;
+            real x1[BN_BROAD], dy1[BN_BROAD];
+            some = k < all ? all : 1;
+            if (k >= all) {
+                for (int32_t j = 0; j < width; j++)
+                    x1[j] = dy1[j] = 0;
+                of_x = (const real *)memcpy(x1, of_x, keep * sizeof(real));
+                of_dy = (const real *)memcpy(dy1, of_dy, keep * sizeof(real));
+            }
+            OF(bn_stripe_columns)(first, last, add, width, 0, keep, act, some, pitch, of_dy, of_x, h + k, r + k,
+                                  b + k, gamma + i, beta + i, along, across, s + k * BN_WIDTH, d + k * BN_WIDTH,
+                                  sum + 8 * k, dot + 8 * k);
         }
     }
     for (int32_t j = 0; j < keep; j++)

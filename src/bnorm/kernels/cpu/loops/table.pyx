@@ -1,4 +1,4 @@
-# The loops, one source for every SIMD build: each level (baseline.pyx, ...) includes this file and has its own flags.
+# The loops, one source for every SIMD build: setup.py compiles it once for each, as a module of its own.
 #
 # All of it is serial and runs without the GIL; entries.pyx decides who runs which task. The compiler vectorizes loops
 # over columns (or over the LANES of a long run), which never changes the order in which those of a channel are added:

@@ -1,4 +1,4 @@
-# The loops of the exact sums, one source for every SIMD build: each level includes this file and has its own flags.
+# The loops of the exact sums, one source for every SIMD build, as those in loops/table.pyx are.
 
 from cpython.pycapsule cimport PyCapsule_New
 

@@ -1,3 +1,0 @@
-"""The loops of the exact sums compiled for AVX2 and FMA."""
-
-include "task.pxi"

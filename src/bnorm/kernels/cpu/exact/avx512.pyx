@@ -1,3 +1,0 @@
-"""The loops of the exact sums compiled for AVX-512."""
-
-include "task.pxi"

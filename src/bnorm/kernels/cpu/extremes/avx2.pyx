@@ -1,3 +1,0 @@
-"""The loops of the extremes compiled for AVX2."""
-
-include "task.pxi"

@@ -1,3 +1,0 @@
-"""The loops compiled for AVX2."""
-
-include "table.pxi"

@@ -1,3 +1,0 @@
-"""The loops compiled for AVX-512."""
-
-include "table.pxi"

@@ -1,3 +1,0 @@
-"""The loops compiled for the oldest processor of this architecture."""
-
-include "table.pxi"
