@@ -12,20 +12,11 @@ from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
-from bnorm.kernels.cpu.exact.jobs cimport (
-    BN_FLOAT32, BN_FLOAT64, BN_INT32, BN_INT64, BN_UINT32, BN_UINT64, bn_exact_job, bn_total, exact_task_t,
-)
+from bnorm.kernels.cpu.exact.jobs cimport bn_exact_job, bn_total, exact_task_t
+from bnorm.kernels.cpu.kinds cimport BN_BFLOAT, BN_FLOAT32, BN_FLOAT64, BN_HALF, kind_of
 from bnorm.kernels.cpu.threads cimport threads_for
 
 cdef extern from "plan.h" nogil:
-    enum:
-        BN_HALF
-        BN_BFLOAT
-        BN_BOOL
-        BN_UINT8
-        BN_INT8
-        BN_UINT16
-        BN_INT16
     void bn_exact_plan(bn_exact_job*, Py_ssize_t)
     void bn_carry(int64_t*, Py_ssize_t, Py_ssize_t)
     Py_ssize_t bn_trim(int64_t*, Py_ssize_t, Py_ssize_t, Py_ssize_t*)
@@ -46,25 +37,6 @@ def use(capsule):
     """Use the loops of this SIMD build from now on."""
     global task
     task = <exact_task_t>PyCapsule_GetPointer(capsule, "bnorm.exact")
-
-
-cdef int kind_of(cnp.ndarray x) except -1:
-    """The type of x, in integers.h or narrow.h. One that is not NumPy's own is bfloat16, of any library."""
-    cdef int kind = cnp.PyArray_TYPE(x)
-    cdef Py_ssize_t size = cnp.PyArray_ITEMSIZE(x)
-    if kind == cnp.NPY_FLOAT:
-        return BN_FLOAT32
-    if kind == cnp.NPY_DOUBLE:
-        return BN_FLOAT64
-    if kind == cnp.NPY_BOOL:
-        return BN_BOOL
-    if kind == cnp.NPY_FLOAT16:
-        return BN_HALF
-    if cnp.PyTypeNum_ISSIGNED(kind):
-        return BN_INT8 if size == 1 else BN_INT16 if size == 2 else BN_INT32 if size == 4 else BN_INT64
-    if cnp.PyTypeNum_ISUNSIGNED(kind):
-        return BN_UINT8 if size == 1 else BN_UINT16 if size == 2 else BN_UINT32 if size == 4 else BN_UINT64
-    return BN_BFLOAT
 
 
 cdef void limits(bn_total* total, int kind) noexcept:

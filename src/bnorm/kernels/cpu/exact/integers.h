@@ -3,10 +3,7 @@
 #define BNORM_EXACT_INTEGERS_H
 
 #include "limbs.h"
-#include "narrow.h"
-
-/* The types of narrow.h, and these. */
-enum { BN_FLOAT32 = 16, BN_FLOAT64, BN_INT32, BN_UINT32, BN_INT64, BN_UINT64 };
+#include "kinds.h"
 
 enum {
     BN_SPAN_I = 256,         /* columns */

@@ -5,12 +5,6 @@ from libc.stdint cimport int64_t
 cdef extern from "tasks.h" nogil:
     enum:
         BN_LIMBS
-        BN_FLOAT32
-        BN_FLOAT64
-        BN_INT32
-        BN_UINT32
-        BN_INT64
-        BN_UINT64
     ctypedef struct bn_total:
         int64_t* limbs
         int64_t* odd

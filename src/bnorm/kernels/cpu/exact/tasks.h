@@ -16,7 +16,7 @@ enum {
 };
 
 typedef struct {
-    const void *x;          /* [outer][channels][inner], of a type of integers.h */
+    const void *x;          /* [outer][channels][inner], of a type of kinds.h */
     const unsigned char *mask;  /* [outer][inner] or NULL: which values count */
     int kind;
     int runs;               /* of a channel at a time; else `widen` outer positions are a row of `width` columns */

@@ -7,18 +7,9 @@ from libc.math cimport INFINITY, NAN
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
-from bnorm.kernels.cpu.extremes.jobs cimport BN_FAR, BN_FLOAT32, BN_FLOAT64, bn_extremes_job, extremes_task_t
+from bnorm.kernels.cpu.extremes.jobs cimport BN_FAR, bn_extremes_job, extremes_task_t
+from bnorm.kernels.cpu.kinds cimport BN_FLOAT64, kind_of
 from bnorm.kernels.cpu.threads cimport threads_for
-
-cdef extern from "narrow.h" nogil:
-    enum:
-        BN_HALF
-        BN_BFLOAT
-        BN_BOOL
-        BN_UINT8
-        BN_INT8
-        BN_UINT16
-        BN_INT16
 
 cnp.import_array()
 
@@ -32,30 +23,6 @@ def use(capsule):
     """Use the loops of this SIMD build from now on."""
     global task
     task = <extremes_task_t>PyCapsule_GetPointer(capsule, "bnorm.extremes")
-
-
-cdef int kind_of(cnp.ndarray x) except -1:
-    """The type of x in extremes.h. One that is not NumPy's own is bfloat16, of any library."""
-    cdef int kind = cnp.PyArray_TYPE(x)
-    if kind == cnp.NPY_FLOAT:
-        return BN_FLOAT32
-    if kind == cnp.NPY_DOUBLE:
-        return BN_FLOAT64
-    if kind == cnp.NPY_BOOL:
-        return BN_BOOL
-    if kind == cnp.NPY_FLOAT16:
-        return BN_HALF
-    if kind == cnp.NPY_UINT8:
-        return BN_UINT8
-    if kind == cnp.NPY_INT8:
-        return BN_INT8
-    if kind == cnp.NPY_UINT16:
-        return BN_UINT16
-    if kind == cnp.NPY_INT16:
-        return BN_INT16
-    if cnp.PyTypeNum_ISUSERDEF(kind) and x.dtype.name == "bfloat16":
-        return BN_BFLOAT
-    raise TypeError(f"x: expected floats, bools, or integers of 8 or 16 bits, got {x.dtype}")
 
 
 def extremes(cnp.ndarray x not None, cnp.ndarray weight=None, bint skipna=False):
@@ -74,6 +41,8 @@ def extremes(cnp.ndarray x not None, cnp.ndarray weight=None, bint skipna=False)
     cdef int threads
     memset(&job, 0, sizeof(job))
     job.kind = kind_of(x)
+    if job.kind > BN_FLOAT64:
+        raise TypeError(f"x: expected floats, bools, or integers of 8 or 16 bits, got {x.dtype}")
     if cnp.PyArray_NDIM(x) < 2 or not cnp.PyArray_ISCARRAY_RO(x):
         raise ValueError(f"x: expected at least 2 axes, in contiguous memory of the machine's byte order, got shape "
                          f"{(<object>x).shape} of {x.dtype.str}")

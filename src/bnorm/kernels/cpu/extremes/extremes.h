@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "fetch.h"
-#include "narrow.h"
+#include "kinds.h"
 
 #if defined(_MSC_VER) && !defined(__clang__)
 #define BN_EACH __forceinline
@@ -33,7 +33,6 @@
 #endif
 #define BN_ANY
 
-enum { BN_FLOAT32 = BN_INT16 + 1, BN_FLOAT64 };
 enum { BN_ROW = 256, BN_LANES = 64 };   /* columns of rows, and of a run, unless it is shorter than these */
 /* Bytes: of an array that hardly lies in a cache, fetched before they are needed, and at a time. In a cache, fetching
  * costs up to a third of the speed; from memory it doubled it. */
@@ -42,7 +41,7 @@ enum { BN_FAR = 16 << 20, BN_AHEAD = 8192, BN_LINE = 64 };
 typedef struct {
     const void *x;
     const double *weight;   /* [outer][inner] or NULL: where it is 0 a value does not count */
-    int kind;               /* of narrow.h, or one of the above */
+    int kind;               /* of kinds.h, BN_FLOAT64 at most */
     int skipna;             /* else a channel with NaN has the extremes NaN */
     int far;                /* x is BN_FAR or more */
     ptrdiff_t outer, channels, inner;
@@ -211,8 +210,8 @@ static inline ptrdiff_t bn_channel(bn_place *p)
     return channel;
 }
 
-/* Rows in memory, and whose their columns are: column j belongs to channel (first + j) / run. All of them belong to
- * `first` if alone is not 0. */
+/* Rows in memory, and whose their columns are: column j belongs to channel (first + j) / run. alone: the run is a
+ * power of two, and all of them are of the same one. */
 typedef struct {
     ptrdiff_t at, rows, stride, n;
     ptrdiff_t first, run, alone;
@@ -244,7 +243,7 @@ typedef struct {
     static void bn_compare_##name(bn_extremes_work *w, bn_columns_##name *c, const bn_rows *rows)                   \
     {                                                                                                               \
         const void *x = w->job->x;                                                                                  \
-        const ptrdiff_t n = rows->alone ? rows->alone : rows->n;                                                    \
+        const ptrdiff_t n = rows->alone ? rows->run : rows->n;                                                      \
         flag odd = 0;                                                                                               \
         for (int again = 0; again < 2; again++) {                                                                   \
             for (ptrdiff_t j = 0; j < n; j++) {                                                                     \
@@ -262,7 +261,7 @@ typedef struct {
         }                                                                                                           \
         if (rows->alone) {                                                                                          \
             bn_fold_##name(n, c->least, c->greatest);                                                               \
-            bn_put(w, rows->first, (double)c->least[0], (double)c->greatest[0], odd < 0);                           \
+            bn_put(w, rows->first / rows->run, (double)c->least[0], (double)c->greatest[0], odd < 0);               \
         } else if (rows->run == 1 && odd >= 0) {                                                                    \
             bn_put_channels_##name(w, c, rows);                                                                     \
         } else {                                                                                                    \
@@ -300,10 +299,6 @@ static void bn_compare(bn_extremes_work *w, bn_rows rows)
     for (ptrdiff_t r = 0; r < rows.rows; r++) {
         bn_read_float(w->job->kind, w->job->x, rows.at + r * rows.stride, rows.n, taken);
         bn_row_careful_float(taken, rows.n, c->least, c->greatest, c->odd);
-    }
-    if (rows.alone) {
-        rows.first *= BN_ROW;
-        rows.run = BN_ROW;
     }
     bn_put_columns_float(w, c, &rows);
 }
@@ -343,9 +338,9 @@ static void bn_run(bn_extremes_work *w, ptrdiff_t at, ptrdiff_t n, ptrdiff_t cha
 {
     const ptrdiff_t columns = n < 16 * BN_ROW ? BN_LANES : BN_ROW, rows = n / columns, rest = n % columns;
     if (rows)
-        bn_compare(w, (bn_rows){at, rows, columns, columns, channel, 1, columns});
+        bn_compare(w, (bn_rows){at, rows, columns, columns, channel * columns, columns, 1});
     if (rest)
-        bn_compare(w, (bn_rows){at + rows * columns, 1, columns, rest, channel, 1, columns});
+        bn_compare(w, (bn_rows){at + rows * columns, 1, columns, rest, channel * columns, columns, 1});
 }
 
 static inline void bn_extremes_task(bn_extremes_job *job, ptrdiff_t t)

@@ -2,8 +2,6 @@
 
 cdef extern from "extremes.h" nogil:
     enum:
-        BN_FLOAT32
-        BN_FLOAT64
         BN_FAR
     ctypedef struct bn_extremes_job:
         const void* x
