@@ -1,9 +1,10 @@
 """Data sets: dataset_moments beside running sums in PyTorch, bnorm.xarray beside xarray's own weighted statistics, and
 moments with extremes beside NumPy.
 
-    python -m benchmarks.datasets [--quick]
+    python -m benchmarks.datasets [--quick] [--save]
 
-The results are compared first. Peak memory is that of the largest arrays at one time, as tracemalloc sees NumPy's.
+--save writes the table of docs/datasets.md. The results are compared first. Peak memory is that of the largest arrays
+at one time, as tracemalloc sees NumPy's.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import numpy as np
 import bnorm
 from bnorm import functional as F
 
+from . import machine, page
 from .text import aligned
 
 EXTREMES: list[tuple[tuple[int, ...], Any, str]] = [
@@ -167,9 +169,14 @@ def of_extremes(quick: bool) -> list[list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.datasets", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the data")
+    parser.add_argument("--save", action="store_true", help="into docs/datasets.md")
     options = parser.parse_args()
+    others = machine.Others()
     rows = [*of_images(options.quick), *of_fields(options.quick), *of_extremes(options.quick)]
     print("\n".join(aligned(rows, 1)))
+    if options.save:
+        what = f"{'A tenth of the data' if options.quick else 'All of the data'}, {bnorm.get_num_threads()} threads"
+        page.save("datasets.md", "datasets", [["what", "time", "theirs"], *rows], what, others.cores())
 
 
 if __name__ == "__main__":

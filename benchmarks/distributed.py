@@ -3,8 +3,10 @@
     python -m benchmarks.distributed merge     # simulated partitions: time and accuracy of the merge
     python -m benchmarks.distributed bytes     # what travels
     python -m benchmarks.distributed dask      # fit and transform on two worker processes, beside Dask's own
+    python -m benchmarks.distributed spark     # fit and transform beside pyspark.ml's
+    python -m benchmarks.distributed ray       # fit and transform beside Ray's preprocessor
 
-dask-ml is measured where it is installed.
+--save writes the tables into the page. dask-ml is measured where it is installed. Spark needs a Java.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import bnorm
 from bnorm import Moments
 from bnorm.distributed.communicator import Message
 
+from . import engines, page
 from .text import markdown
 
 FEATURES = 1000
@@ -33,7 +36,7 @@ def seconds(call) -> float:
     return time.perf_counter() - start
 
 
-def merge() -> None:
+def merge(rows: int) -> engines.Measured:
     """Time of merging partitions of 1,000 features, and how far the variance of one is off."""
     table = [["partitions", "depth", "seconds", "microseconds each", "largest relative error of the variance"]]
     rng = np.random.default_rng(0)
@@ -44,7 +47,7 @@ def merge() -> None:
         took = median(seconds(lambda items=items: Moments.merge(items)) for _ in range(5))
         depth = str(ceil(log2(n)))
         table.append([f"{n:,}", depth, f"{took:.3g}", f"{took / n * 1e6:.3g}", f"{accuracy(n, rng):.1e}"])
-    print(*markdown(table), sep="\n")
+    return f"Partitions of {FEATURES:,} features, merged in one call", table
 
 
 def accuracy(n: int, rng: np.random.Generator) -> float:
@@ -57,7 +60,7 @@ def accuracy(n: int, rng: np.random.Generator) -> float:
     return float(np.abs(merged.var() / exact - 1).max())
 
 
-def traffic() -> None:
+def traffic(rows: int) -> engines.Measured:
     """Bytes of a synchronized step, sent and received by each of the ranks, and how deep they are merged."""
     table = [["ranks", "features", "sent, forward", "received, forward", "received, backward", "depth of the merge"]]
     for ranks in (2, 8, 64, 1024):
@@ -68,10 +71,10 @@ def traffic() -> None:
             )
             sizes = [f"{forward:,}", f"{(ranks - 1) * forward:,}", f"{(ranks - 1) * backward:,}"]
             table.append([f"{ranks:,}", f"{features:,}", *sizes, str(ceil(log2(ranks)))])
-    print(*markdown(table), sep="\n")
+    return "Bytes of each rank, and the depth of the merge", table
 
 
-def dask() -> None:
+def dask(rows: int) -> engines.Measured:
     """A table that the workers hold in memory: statistics and transform, in turns, medians of seven."""
     import dask
     import dask.array as da
@@ -101,15 +104,21 @@ def dask() -> None:
     for name, times in found.items():
         low, high = np.quantile(times, [0.25, 0.75])
         table.append([name, f"{median(times):.3f}", f"{low:.3f} to {high:.3f}"])
-    print(f"{SHAPE} float64 in {SHAPE[0] // CHUNKS[0]} chunks, two workers of one thread\n")
-    print(*markdown(table), sep="\n")
+    return f"{SHAPE} float64 in {SHAPE[0] // CHUNKS[0]} chunks, held by two workers of one thread each", table
 
 
-MEASUREMENTS = {"merge": merge, "bytes": traffic, "dask": dask}
+MEASUREMENTS = {"merge": merge, "bytes": traffic, "dask": dask, "spark": engines.spark, "ray": engines.ray}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Costs of statistics beyond one machine.")
     parser.add_argument("what", nargs="*", metavar="|".join(MEASUREMENTS), help="all of them without one")
-    for name in parser.parse_args().what or MEASUREMENTS:
-        MEASUREMENTS[name]()
-        print()
+    parser.add_argument("--rows", type=int, default=10_000_000, help="of Spark and Ray")
+    parser.add_argument("--save", action="store_true", help="into docs/distributed.md")
+    options = parser.parse_args()
+    for name in options.what or MEASUREMENTS:
+        before = page.others_now()
+        what, table = MEASUREMENTS[name](options.rows)
+        after = page.others_now()
+        print(f"{what}\n", *markdown(table), "", sep="\n", flush=True)
+        if options.save:
+            page.save("distributed.md", name, table, what, None if None in (before, after) else max(before, after))

@@ -15,15 +15,12 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from . import machine
-from .text import between, markdown
+from . import machine, page
 
-PAGE = Path(__file__).parents[1] / "docs" / "groups.md"
 PACKAGES = {"polars": "polars", "pandas": "pandas", "scikit-lego": "sklego"}
 HEADS = ["groups", "rows", "bnorm", *PACKAGES, "moments"]
 FEATURES = 8
@@ -127,16 +124,6 @@ def agree(call: Call, ours: Any, table: Any) -> None:
     np.testing.assert_allclose(ours.fit(table).transform(table)[:1000][several], right[several], atol=1e-9)
 
 
-def save(lines: Sequence[Sequence[str]], what: str, busy: float | None) -> None:
-    """Write the table into the page."""
-    here = machine.facts("")
-    head = f"{what}, on {here['processor']}, {here['cores']} cores, {here['date']}."
-    if busy is None or busy > machine.Others.QUIET:
-        head += f" Other programs took {'some' if busy is None else busy} of the cores meanwhile."
-    text = between(PAGE.read_text(encoding="utf-8"), "groups", "\n".join(["", head, "", *markdown(lines), ""]))
-    PAGE.write_text(text, encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.groups", description="Measure z-scores by groups.")
     parser.add_argument("--quick", action="store_true", help="a hundredth of the rows")
@@ -163,7 +150,7 @@ def main() -> None:
             lines.append(measured(rows, min(groups, rows), way, options.rounds, some))
             print("  ".join(lines[-1]), flush=True)
     if options.save:
-        save(lines, what, others.cores())
+        page.save("groups.md", "groups", lines, what, others.cores())
 
 
 if __name__ == "__main__":

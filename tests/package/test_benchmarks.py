@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,12 +15,15 @@ from benchmarks import (
     bounds,
     busy,
     copying,
+    distributed,
+    engines,
     exact,
     exact_moments,
     groups,
     growth,
     machine,
     masks,
+    page,
     plot,
     processes,
     row_lengths,
@@ -37,6 +41,7 @@ from benchmarks import (
 import bnorm
 
 pytestmark = pytest.mark.bench
+ROOT = Path(__file__).parents[2]
 
 BRIEF = timing.Effort(processes=2, rounds=2, least=1, budget=1.0, sample=1e-5, samples=1, pause=0.0, warm_up=0.0)
 TINY = [
@@ -521,10 +526,29 @@ def test_groups_and_their_table(monkeypatch, tmp_path):
     line = groups.measured(3000, 4, "sorted", 1, ["pandas"])
     assert line[:2] == ["4", "sorted"] and len(line) == len(groups.HEADS)
     assert line[3] == line[5] == "" and line[4].endswith("×")
-    page = tmp_path / "groups.md"
-    page.write_text(groups.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
-    monkeypatch.setattr(groups, "PAGE", page)
-    groups.save([groups.HEADS, line], "3,000 rows", 0.05)
-    found = page.read_text(encoding="utf-8")
+    monkeypatch.setattr(page, "DOCS", tmp_path)
+    path = tmp_path / "groups.md"
+    path.write_text((ROOT / "docs" / "groups.md").read_text(encoding="utf-8"), encoding="utf-8")
+    page.save("groups.md", "groups", [groups.HEADS, line], "3,000 rows", 0.05)
+    found = path.read_text(encoding="utf-8")
     assert "| 4 | sorted |" in found and "3,000 rows, on " in found and "Other programs" not in found
     assert found.count("| sorted |") == 1
+
+
+@pytest.mark.parametrize("name", ["distributed", "datasets"])
+def test_pages_have_the_places_of_their_tables(name):
+    text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    for place in distributed.MEASUREMENTS if name == "distributed" else ["datasets"]:
+        assert "| a |\n| --- |\n" in page.saved(text, place, [["a"]], "rows", None)
+
+
+def test_calls_of_engines_take_turns(monkeypatch):
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr(engines, "ROUNDS", 2)
+    turns = []
+    calls = {name: lambda name=name: turns.append(name) for name in ("ours", "theirs")}
+    lines = engines.best(calls, {"theirs": "ours"})
+    assert turns == ["ours", "theirs"] * 2
+    assert [line[0] for line in lines[1:]] == ["ours", "theirs"] and lines[1][2] == "" != lines[2][2]
+    tables = list(engines.tables(600_000))
+    assert [t.num_rows for t in tables] == [500_000, 100_000] and tables[0].column_names == engines.COLUMNS

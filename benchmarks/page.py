@@ -1,0 +1,35 @@
+"""Tables of the documentation, written by their benchmarks: with the machine, and what else it did meanwhile."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import machine
+from .text import between, markdown
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def saved(text: str, name: str, table: Sequence[Sequence[str]], what: str, busy: float | None) -> str:
+    """The text of a page with a table, and what it is of, between the markers of that name."""
+    here = machine.facts("")
+    head = f"{what}, on {here['processor']}, {here['cores']} cores, {here['date']}."
+    if busy is None or busy > machine.Others.QUIET:
+        head += f" Other programs took {'some' if busy is None else busy} of the cores meanwhile."
+    return between(text, name, "\n".join(["", head, "", *markdown(table), ""]))
+
+
+def save(page: str, name: str, table: Sequence[Sequence[str]], what: str, busy: float | None) -> None:
+    """Write a table into a page of the documentation."""
+    path = DOCS / page
+    path.write_text(saved(path.read_text(encoding="utf-8"), name, table, what, busy), encoding="utf-8")
+
+
+def others_now(seconds: float = 1.0) -> float | None:
+    """What other processes take of the machine, in cores, while this one waits.
+
+    For benchmarks whose own work is done by processes that are not their children.
+    """
+    others = machine.Others()
+    time.sleep(seconds)
+    return others.cores()
