@@ -176,7 +176,7 @@ def main() -> None:
     print("\n".join(aligned(rows, 1)))
     if options.save:
         what = f"{'A tenth of the data' if options.quick else 'All of the data'}, {bnorm.get_num_threads()} threads"
-        page.save("datasets.md", "datasets", [["what", "time", "theirs"], *rows], what, others.cores())
+        page.save("datasets.md", "datasets", [["what", "found", "compared"], *rows], what, others.cores())
 
 
 if __name__ == "__main__":
