@@ -121,7 +121,7 @@ def _found(path: str | os.PathLike[str]) -> Any:
         if name in RESTORED:
             return RESTORED[name](config, entries)
         return saving.restored(LAYERS[name], config, entries)
-    except ImportError:
+    except ModuleNotFoundError:
         raise
     except Exception as error:  # values of a damaged file may lead to any error
         raise ValueError(f"{WHO}: {os.fspath(path)}: expected a {name}, got a damaged file: {error}") from None

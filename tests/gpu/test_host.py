@@ -3,6 +3,7 @@
 Counted and not timed, as time depends on who else is working; `python -m benchmarks.gpu_host` times the same calls.
 """
 
+import gc
 import sys
 
 import pytest
@@ -66,11 +67,13 @@ def calls(monkeypatch):
 
 def counted(call):
     events = []
+    gc.disable()  # what other tests have left calls back when it is collected
     sys.setprofile(lambda frame, event, argument: events.append(event))
     try:
         call()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return sum(event in ("call", "c_call") for event in events)
 
 

@@ -58,7 +58,7 @@ def good(name, rng, entry):
         "others": [np.ones(3), 3],
         "shape": (3, 3),
         "groups": 2,
-        "numbers": np.ones((3, 2, 3)),
+        "numbers": np.ones((2, 3, 3)),
     }.get(name, np.ones(3))
 
 

@@ -304,3 +304,9 @@ def test_the_transformer_of_integers(dtype):
             assert z.tobytes() == np.ascontiguousarray(got.layer_.eval()(a)).tobytes()
             assert np.allclose(got.backward(a, z), want.backward(a.astype("f8"), z))
             assert np.allclose(got.inverse_transform(a), want.inverse_transform(a.astype("f8")))
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "?", "u2"])
+def test_numbers_are_narrowed_to_halves_only(dtype):
+    with pytest.raises(TypeError, match="like: expected float16, bfloat16, float32 or float64, got"):
+        cpu.narrowed(np.ones(3, "f4"), np.zeros(3, dtype))

@@ -83,6 +83,8 @@ def narrowed(cnp.ndarray y, cnp.ndarray like):
     expect_block(like, 0, MOST_AXES)
     if narrow_of(like) == BN_REAL:
         return y
+    if narrow_of(like) not in (BN_HALF, BN_BFLOAT):
+        raise TypeError(f"like: expected float16, bfloat16, float32 or float64, got {like.dtype}")
     need("y", y, cnp.NPY_FLOAT, 0 if y is None else cnp.PyArray_SIZE(y))
     cdef cnp.ndarray a = empty(cnp.PyArray_NDIM(y), cnp.PyArray_DIMS(y), cnp.PyArray_TYPE(like), data(y))
     loops.write(narrow_of(like), data(y), cnp.PyArray_SIZE(y), data(a))
