@@ -106,50 +106,6 @@ def test_numbers_are_transformed_without_python(here, jobs, spark):
         spark.transform(bnorm.BatchNormTransformer().fit([[1.0], [2.0]]), infinite).collect()
 
 
-def test_columns_of_numbers_are_summed_by_spark(here, jobs, spark):
-    """Where a first row costs little; whatever the first rows are."""
-    import pyarrow as pa
-
-    from bnorm.distributed import spark_sums
-
-    data, x = jobs.table()
-    plain = here.createDataFrame(data).where("w >= 0")
-    numbers = plain.select(*"aibdf")
-    assert len(spark_sums.states(tuple("aibdf"), numbers)) == 1
-    assert spark_sums.states(("a",), numbers.select("a").where("false")) == []
-    others = [plain.select("l"), numbers.sort("a").select("a"), numbers.select("i").distinct()]
-    for other in [*others, numbers.select(*[numbers["a"].alias(f"a{i}") for i in range(31)])]:
-        assert spark_sums.states(tuple(other.columns), other) is None
-    for mode in ({"momentum": None}, {"momentum": 0.3, "ddof": 1}, {"halflife": 50.0}):
-        t = spark.fit(bnorm.BatchNormTransformer(**mode), plain.union(plain.where("false")), [*"aibdf"])
-        jobs.close(t, bnorm.BatchNormTransformer(**mode).fit(x[:, :5]))
-    rng, n = np.random.default_rng(0), 3000
-    late = np.arange(n) < 100
-    hard = {
-        "far": rng.normal(1e6, 1.0, n),
-        "sorted": np.sort(rng.normal(-1e9, 1.0, n)),
-        "missing first": np.where(late, np.nan, rng.normal(1e6, 1.0, n)),
-        "far first": np.where(late, rng.normal(1e9, 1e8, n), rng.normal(0.0, 1.0, n)),
-        "constant": np.full(n, 0.1),
-        "constant at last": np.where(late, np.nan, 0.1),
-        "small": rng.normal(0.0, 1e-100, n),
-    }
-    df = here.createDataFrame(pa.table(hard))
-    assert spark_sums.states(tuple(hard), df) is not None
-    t = spark.fit(bnorm.BatchNormTransformer(), df)
-    jobs.close(t, bnorm.BatchNormTransformer().fit(np.column_stack(list(hard.values()))))
-    assert t.var_[4] == t.var_[5] == 0
-    assert spark.moments(here.createDataFrame(pa.table({"x": [None, np.nan], "y": pa.nulls(2)}))).count.tolist() == [
-        0,
-        0,
-    ]
-    for column in (rng.normal(0.0, 1e-200, n), rng.normal(0.0, 1e200, n)):  # whose squares float64 does not have
-        df = here.createDataFrame(pa.table({"x": column}))
-        assert spark_sums.states(("x",), df) is None
-        t = spark.fit(bnorm.BatchNormTransformer(), df)
-        np.testing.assert_allclose(t.mean_[0], column.mean(), rtol=1e-9)
-
-
 def test_times_and_groups(here, jobs, spark):
     learners_agree(spark.fit, lambda t, df: spark.transform(t, df).toArrow(), jobs.in_parts(here))
 

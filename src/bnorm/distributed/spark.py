@@ -1,8 +1,7 @@
 """Spark: statistics of a DataFrame in one pass, and its normalization. Classic sessions and Spark Connect alike.
 
-Spark itself sums columns of numbers of a plain table: see spark_sums. Otherwise each partition is a stream of record
-batches in a Python process of a worker, which returns one small state; Spark's driver merges them in the order of the
-partitions. A partition that is computed again counts once.
+Each partition is a stream of record batches in a Python process of a worker, which returns one small state; Spark's
+driver merges them in the order of the partitions. A partition that is computed again counts once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,10 +11,8 @@ from typing import Any
 from pyspark.sql import functions as F
 from pyspark.sql import types
 
-from bnorm.distributed import spark_sums
 from bnorm.distributed.engine import NUMBER, VECTOR, Map, Mapping, Partitions, Reading
 from bnorm.distributed.learners import mapping_of, reading_of
-from bnorm.distributed.spark_sums import quoted
 from bnorm.moments import Moments
 
 STATES = "partition bigint, state binary, error string"
@@ -86,7 +83,7 @@ def transform(t: Any, data: Any, columns: Sequence[str] | None = None) -> Any:
 
 def _column(mapping: Map, field: Any) -> Any:
     """A column of numbers, as Spark itself computes it: no value passes through Python."""
-    column = F.col(quoted(field.name))
+    column = F.col(_quoted(field.name))
     if field.name not in mapping.columns:
         return column
     place, _ = mapping.columns[field.name]
@@ -99,14 +96,13 @@ def _column(mapping: Map, field: Any) -> Any:
     return y.cast(_normalized(field).dataType).alias(field.name, metadata=field.metadata)
 
 
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
 def _states(reading: Partitions, data: Any) -> list[bytes]:
-    """The state of all rows, or one for each partition that has rows, in the order of the partitions."""
-    table = data.select(*map(quoted, reading.names))
-    if isinstance(reading, Reading) and not reading.exact and reading.weight is None:
-        states = spark_sums.states(reading.columns, table)
-        if states is not None:
-            return states
-    rows = _in_arrow(table, partial(_of_partition, reading), STATES).collect()
+    """One state for each partition that has rows, in the order of the partitions."""
+    rows = _in_arrow(data.select(*map(_quoted, reading.names)), partial(_of_partition, reading), STATES).collect()
     return Partitions.attempted(sorted(rows, key=lambda row: row["partition"]))
 
 
