@@ -106,6 +106,26 @@ def test_numbers_are_transformed_without_python(here, jobs, spark):
         spark.transform(bnorm.BatchNormTransformer().fit([[1.0], [2.0]]), infinite).collect()
 
 
+def test_hard_columns(here, jobs, spark):
+    """Far from zero, sorted, with first rows that are missing or unlike the others, constant, small."""
+    import pyarrow as pa
+
+    rng, n = np.random.default_rng(0), 3000
+    late = np.arange(n) < 100
+    hard = {
+        "far": rng.normal(1e6, 1.0, n),
+        "sorted": np.sort(rng.normal(-1e9, 1.0, n)),
+        "missing first": np.where(late, np.nan, rng.normal(1e6, 1.0, n)),
+        "far first": np.where(late, rng.normal(1e9, 1e8, n), rng.normal(0.0, 1.0, n)),
+        "constant": np.full(n, 0.1),
+        "constant at last": np.where(late, np.nan, 0.1),
+        "small": rng.normal(0.0, 1e-100, n),
+    }
+    t = spark.fit(bnorm.BatchNormTransformer(), here.createDataFrame(pa.table(hard)))
+    jobs.close(t, bnorm.BatchNormTransformer().fit(np.column_stack(list(hard.values()))))
+    assert t.var_[4] == t.var_[5] == 0
+
+
 def test_times_and_groups(here, jobs, spark):
     learners_agree(spark.fit, lambda t, df: spark.transform(t, df).toArrow(), jobs.in_parts(here))
 

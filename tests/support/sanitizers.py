@@ -4,10 +4,6 @@ It builds a copy of what git would commit, for the widest SIMD level (BNORM_LEVE
 tests/kernels, or what is asked for, in it. Names are those of -fsanitize:
 
     address,undefined   accesses out of bounds or after a free; what C leaves undefined
-    thread              races. GNU's OpenMP runtime synchronizes by futexes, which the sanitizer does not see: it takes
-                        the start and the end of every parallel region for a race. What it says of two threads inside of
-                        one region, where each writes its own part, holds. So reports are left out (races.txt) whose two
-                        accesses the runtime orders: those of a region's arguments and of what it leaves behind
 
 Exit status: that of pytest, or 1 if a sanitizer reported anything.
 """
@@ -40,8 +36,7 @@ def main(names: str, *asked: str) -> int:
             environment["BNORM_LEVELS"] = cpu.simd_levels()[-1]
         build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
         subprocess.run(build, cwd=folder, env=environment, check=True)
-        preloaded = [library("asan"), library("ubsan")] if "address" in names else [library("tsan")]
-        environment |= {"LD_PRELOAD": " ".join(preloaded), **ADDRESS, **UNDEFINED}
+        environment |= {"LD_PRELOAD": f"{library('asan')} {library('ubsan')}", **ADDRESS, **UNDEFINED}
         environment["PYTHONMALLOC"] = "malloc"  # what Python allocates is watched too
         run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(asked or TESTS)]
         return subprocess.run(run, cwd=folder, env=environment, check=False).returncode
