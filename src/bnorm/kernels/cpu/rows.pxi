@@ -123,8 +123,8 @@ cdef int check_room(const RowJob* job) except -1:
 
 def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, int rule=0, act=IDENTITY,
                  cnp.ndarray out=None, cnp.ndarray residual=None, cnp.ndarray weight=None, bint copies=False):
-    """Normalize every (n, g) of x[N, G, K, L] over its K * L values: y, and mean and rstd per row. copies: and gamma and
-    beta, flat, for a backward.
+    """Normalize every (n, g) of x[N, G, K, L] over its K * L values: y, and mean and rstd per row. copies: and gamma
+    and beta, flat, for a backward.
 
     With a residual (y, h) instead of y: h = x + residual is made of some rows at a time, which are normalized then;
     of all of them first where positions have weights, [N, L].
