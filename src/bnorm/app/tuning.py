@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
@@ -64,19 +64,21 @@ def _rows(ring: Sequence[ndarray]) -> Call:
     return _through(lambda x, y: F.layer_norm(x, normalized_shape=WIDTH, out=y), ring)
 
 
-def _gradients(ring: Sequence[ndarray]) -> Call:
+def _backward(forward: Callable[[ndarray, ndarray], tuple[Any, Any]], ring: Sequence[ndarray]) -> Call:
+    """The backward of the first array, by the second, into each of the others in turn."""
     x, dy, *rest = ring
-    _, saved = F.batch_norm(x, out=rest[0])
+    _, saved = forward(x, rest[0])
     results = cycle(rest)
     return lambda: F.backward(dy, saved, out=next(results))
+
+
+def _gradients(ring: Sequence[ndarray]) -> Call:
+    return _backward(lambda x, y: F.batch_norm(x, out=y), ring)
 
 
 def _gradients_of_rows(ring: Sequence[ndarray]) -> Call:
-    x, dy, *rest = ring
     ones = np.ones(WIDTH)
-    _, saved = F.layer_norm(x, ones, normalized_shape=WIDTH, out=rest[0])
-    results = cycle(rest)
-    return lambda: F.backward(dy, saved, out=next(results))
+    return _backward(lambda x, y: F.layer_norm(x, ones, normalized_shape=WIDTH, out=y), ring)
 
 
 # In this order: what is fetched ahead first, as the others are measured with it.
