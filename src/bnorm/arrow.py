@@ -83,6 +83,13 @@ def array(x: ndarray, like: Any) -> Any:
     return pa.Array.from_buffers(kind, len(x), [bits, pa.py_buffer(x)])
 
 
+def empty(n: int, dtype: np.dtype[Any]) -> ndarray:
+    """A vector in memory of Arrow's, which uses again what it has freed: NumPy asks the system for fresh pages."""
+    import pyarrow as pa
+
+    return np.frombuffer(pa.allocate_buffer(n * dtype.itemsize), dtype)
+
+
 class Columns:
     """An Arrow table: record batches, with a column for every feature in each.
 

@@ -140,6 +140,15 @@ def test_the_map_normalizes_its_columns_and_no_other():
     assert nothing.schema == got.schema
 
 
+def test_results_are_in_memory_that_arrow_uses_again():
+    x = np.random.default_rng(0).normal(size=(1000, 2))
+    data = pa.table({"p": x[:, 0], "q": x[:, 1]})
+    mapping = Map.of("test", bnorm.BatchNormTransformer().fit(x), kinds(data), ["p", "q"])
+    before = pa.total_allocated_bytes()
+    got = mapping.table(data)
+    assert pa.total_allocated_bytes() >= before + got.nbytes
+
+
 def test_features_without_names():
     x = np.random.default_rng(0).normal(size=(30, 3))
     t = bnorm.BatchNormTransformer().fit(x)

@@ -211,7 +211,7 @@ def _mapped(column: Any, apply: Callable[[ndarray, ndarray], None], kind: Any, s
     x, dtype = arrow.values(column), np.dtype(f"f{kind.bit_width // 8}")
     if x.dtype != np.float64:
         x = x.astype(dtype)
-    out = np.frombuffer(pyarrow().allocate_buffer(x.nbytes), x.dtype)  # from a pool: new memory costs page faults
+    out = arrow.empty(len(x), x.dtype)
     try:
         apply(x, out)
     except FloatingPointError:

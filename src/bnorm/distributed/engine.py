@@ -261,7 +261,7 @@ class Map(Mapping):
                 )
             return vectors.array(None if x is None else Dense(x).mapped(np.ascontiguousarray(stats), False), column)
         x = arrow.values(column)
-        out = np.empty_like(x)
+        out = arrow.empty(len(x), x.dtype)
         try:
             arrow.normalize(x, np.ascontiguousarray(stats), out)
         except FloatingPointError:
