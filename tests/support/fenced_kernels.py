@@ -1,0 +1,160 @@
+"""Every compiled entry on arrays between fences: `python fenced_kernels.py end|begin` prints the entries it has called.
+
+Sizes are those about vectors, tiles and strips, one more and one less; types are all that the entries read. It only
+calls: what comes out is for the tests of the kernels, which `fences.py` runs between fences too.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from itertools import product
+
+import ml_dtypes
+import numpy as np
+
+import fences
+from bnorm.kernels import MEAN_SQUARE, VARIANCE
+from bnorm.kernels.activation import IDENTITY, RELU, SILU, leaky
+from bnorm.kernels.cpu import entries, groups, second, sparse
+from bnorm.kernels.cpu.exact import entries as exact
+from bnorm.kernels.cpu.extremes import entries as extreme
+from bnorm.running import Statistics
+
+WIDE = ["f8", "f4"]
+FLOATS = [*WIDE, "f2", ml_dtypes.bfloat16]
+SMALL = ["?", "u1", "i1", "u2", "i2"]
+INTEGERS = [*SMALL, "u4", "i4", "u8", "i8"]
+TABLES = [(n, c) for n, c in product((1, 2, 5, 33), (1, 2, 3, 7, 9, 15, 17, 31, 33, 65, 130))] + [(515, 3), (70, 515)]
+RUNS = [(n, c, k) for (n, c), k in product([(1, 1), (2, 3), (9, 5)], (1, 3, 7, 9, 15, 17, 31, 33, 49, 65, 130, 515))]
+RUNS += [(1, 2, 4099), (2, 40, 49)]
+ROWS = [(3, 1, k, 1) for k in (1, 3, 7, 9, 15, 17, 31, 33, 63, 65, 129, 515, 1031)]
+ROWS += [(2, 3, 2, k) for k in (1, 3, 5, 9, 17, 33, 49, 65, 130)] + [(18, 1, 5, 1), (2, 1, 1, 4099)]
+EPS = 1e-5
+ACTS = (IDENTITY, RELU, leaky(0.2), SILU)
+
+
+def values(rng, shape, kind, offset=3.0):
+    kind = np.dtype(kind)
+    if kind.kind in "biu":
+        return rng.integers(0, 2 if kind.kind == "b" else 100, shape).astype(kind)
+    return (rng.standard_normal(shape) + offset).astype(kind)
+
+
+def bent(x, act):
+    """Where the second derivative of an activation goes, if it has one."""
+    return np.ones_like(x) if act is SILU else None
+
+
+def of_channels(rng, shape, kind) -> Iterator[str]:
+    x, dy, c = values(rng, shape, kind), values(rng, shape, kind, 0.0), shape[1]
+    gamma, beta, mean, var = (rng.uniform(0.5, 2, c) for _ in range(4))
+    weight = rng.integers(0, 3, (shape[0], int(np.prod(shape[2:])))).astype(float)
+    floats = kind in FLOATS
+    given = entries.known(mean, var, gamma, beta, EPS)
+    extreme.extremes(x)
+    extreme.extremes(x, weight, True)
+    for w, act in [(None, IDENTITY), (weight, RELU), (None, leaky(0.2)), (weight, SILU), (None, SILU)]:
+        parts = entries.moments(x, w)
+        entries.moments(x, w, True)
+        stats = entries.finish(parts, gamma, beta, EPS)
+        y, stats, count, _ = entries.forward(x, gamma, beta, EPS, weight=w, act=act)
+        entries.normalize(x, stats, act, np.empty_like(y), True)
+        entries.forward(x, gamma, None, EPS, mean, var, act=act, out=np.empty_like(y))
+        if floats:
+            entries.backward(dy, x, stats, count, w, act)
+            entries.backward(dy, x, given, count, None, act, True, False, np.empty_like(x))
+            sums = entries.grad_moments(dy, x, stats, w, act)
+            coefficients = entries.finish_gradients(sums, stats, count)
+            entries.grad_input(dy, x, stats, coefficients, w, act, np.empty_like(x))
+        if kind in WIDE:
+            second.channels(dy.copy(), dy, x, stats, count, w, act, False, gamma, beta, bent(x, act))
+    yield from ("known", "moments", "finish", "forward", "normalize", "backward", "grad_moments", "finish_gradients")
+    yield from ("grad_input", "extreme.extremes", "second.channels")
+    flat = np.ascontiguousarray(np.moveaxis(x, 1, -1).reshape(-1, c))
+    for average in ({"momentum": None}, {"momentum": 0.1}, {"momentum": None, "halflife": 3.0}):
+        running = Statistics(np.zeros(c), np.ones(c), from_data=True, **average).rule
+        entries.settle(running, stats, float(x.size // c), x.size)
+        entries.move(running, parts, *([gamma, beta, mean] if "halflife" in average else []))
+        entries.assign(running, Statistics(np.zeros(c), np.ones(c), from_data=True, **average).rule)
+        if kind in WIDE:
+            entries.online(flat, running, np.zeros(c, np.int64), EPS)
+    entries.merge([parts.copy(), parts.copy(), parts.copy()])
+    total = gamma.copy()
+    entries.add(total, beta, total.copy(), beta)
+    yield from ("settle", "move", "assign", "online", "merge", "add")
+    if floats and np.dtype(kind).itemsize == 2:
+        entries.narrowed(entries.widened(x), x)
+        yield from ("widened", "narrowed")
+
+
+def of_groups(rng, shape, kind) -> Iterator[str]:
+    x = values(rng, shape, kind).reshape(*shape[:2], -1)
+    positions = x.shape[0] * x.shape[2]
+    for n, code, weight in ((5, np.int64, None), (1, np.int32, None), (97, np.int32, rng.random(positions))):
+        codes = rng.integers(-1, n, positions).astype(code)
+        parts = groups.moments(x, codes, n, weight)
+        groups.moments(x, codes, n, weight, True)
+        groups.normalize(x, codes, np.ascontiguousarray(parts[:3].swapaxes(0, 1)), None)
+        groups.later(codes, n)
+        groups.distinct(codes.astype(np.int64))
+    yield from ("groups.moments", "groups.normalize", "groups.later", "groups.distinct")
+
+
+def of_exact_sums(rng, shape, kind) -> Iterator[str]:
+    x = values(rng, shape, kind).reshape(*shape[:2], -1)
+    first, limbs = exact.exact_sums(x)[1:3]
+    exact.exact_sums(x, rng.random((x.shape[0], x.shape[2])) < 0.5)
+    exact.combined([(first, limbs), (first, limbs.copy())], [1, 3])
+    yield from ("exact.exact_sums", "exact.combined")
+
+
+def of_rows(rng, shape, kind) -> Iterator[str]:
+    x, dy = values(rng, shape, kind), values(rng, shape, kind, 0.0)
+    n, g, k, positions = shape
+    gamma, beta = (rng.uniform(0.5, 2, g * k) for _ in range(2))
+    weight = rng.integers(0, 3, (n, positions)).astype(float)
+    for by, act, affine in product((VARIANCE, MEAN_SQUARE), ACTS, (True, False)):
+        of = (gamma, beta) if affine else (None, None)
+        _, mean, rstd = entries.rows_forward(x, *of, EPS, by, act)
+        entries.rows_forward(x, *of, EPS, by, act, np.empty_like(x), values(rng, shape, kind))
+        entries.rows_backward(dy, x, mean, rstd, *of, by, act)
+        entries.rows_backward(dy, x, mean, rstd, *of, by, act, affine, np.empty_like(x), values(rng, shape, kind))
+        if kind in WIDE:
+            second.rows(dy.copy(), dy, x, mean, rstd, *of, by, act, *of, bent(x, act))
+    _, mean, rstd = entries.rows_forward(x, gamma, beta, EPS, weight=weight)
+    entries.rows_backward(dy, x, mean, rstd, gamma, beta, weight=weight)
+    if kind in WIDE:
+        second.rows(dy.copy(), dy, x, mean, rstd, gamma, beta, VARIANCE, IDENTITY, gamma, beta, weight=weight)
+    yield from ("rows_forward", "rows_backward", "second.rows")
+
+
+def of_sparse_tables(rng, shape, kind) -> Iterator[str]:
+    n, c = shape
+    here = rng.random(shape) < 0.4
+    for by_column, index in product((False, True), ("i4", "i8")):
+        there = here.T if by_column else here
+        indptr = np.r_[0, np.cumsum(there.sum(1))].astype(index)
+        data, indices = values(rng, int(indptr[-1]), kind), np.nonzero(there)[1].astype(index)
+        sparse.moments(data, indices, indptr, shape, by_column)
+        sparse.moments(data, indices, indptr, shape, by_column, rng.random(n))
+        sparse.scaled(data, indices, rng.random(n if by_column else c), np.empty_like(data))
+    yield from ("sparse.moments", "sparse.scaled")
+
+
+def called() -> set[str]:
+    rng, names = np.random.default_rng(0), set()
+    for shape, kind in product(TABLES + RUNS, FLOATS + SMALL):
+        names |= set(of_channels(rng, shape, kind))
+        names |= set(of_groups(rng, shape, kind))
+    for shape, kind in product(TABLES + RUNS, FLOATS + INTEGERS):
+        names |= set(of_exact_sums(rng, shape, kind))
+    for shape, kind in product(ROWS, FLOATS):
+        names |= set(of_rows(rng, shape, kind))
+    for shape, kind in product(TABLES, WIDE):
+        names |= set(of_sparse_tables(rng, shape, kind))
+    return names
+
+
+if __name__ == "__main__":
+    fences.raised(sys.argv[1])
+    json.dump(sorted(called()), sys.stdout)
