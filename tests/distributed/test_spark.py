@@ -126,6 +126,22 @@ def test_hard_columns(here, jobs, spark):
     assert t.var_[4] == t.var_[5] == 0
 
 
+def test_doubles_that_travel_as_one_array(here, jobs, spark):
+    """With numbers of another type between them, nulls, NaN, and a column of nothing else."""
+    import pyarrow as pa
+
+    x = np.random.default_rng(3).normal(5, 2, (50, 5))
+    x[:, 1], x[::7, 2], x[::5, 3], x[:, 4] = np.arange(50), np.nan, np.nan, np.nan
+    names = list("pkqrn")
+    data = {name: pa.array(x[:, i], from_pandas=name != "r") for i, name in enumerate(names)}
+    df = here.createDataFrame(pa.table(data | {"k": pa.array(range(50), pa.int32())}))
+    assert [f.dataType.simpleString() for f in df.schema] == ["double", "int", "double", "double", "double"]
+    t = spark.fit(bnorm.BatchNormTransformer(momentum=None), df, names[:4])
+    assert list(t.feature_names_in_) == names[:4]
+    jobs.close(t, bnorm.BatchNormTransformer(momentum=None).fit(x[:, :4]))
+    assert list(spark.moments(df).count) == [50, 50, 42, 40, 0]
+
+
 def test_times_and_groups(here, jobs, spark):
     learners_agree(spark.fit, lambda t, df: spark.transform(t, df).toArrow(), jobs.in_parts(here))
 

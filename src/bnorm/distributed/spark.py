@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from pyspark.sql import functions as F
 from pyspark.sql import types
 
+from bnorm import arrow
 from bnorm.distributed.engine import NUMBER, VECTOR, Map, Mapping, Partitions, Reading
 from bnorm.distributed.learners import mapping_of, reading_of
 from bnorm.moments import Moments
 
+PACKED = 2  # columns of double from which on they travel as one array: Spark sends each column value by value
 STATES = "partition bigint, state binary, error string"
 
 
@@ -102,7 +105,14 @@ def _quoted(name: str) -> str:
 
 def _states(reading: Partitions, data: Any) -> list[bytes]:
     """One state for each partition that has rows, in the order of the partitions."""
-    rows = _in_arrow(data.select(*map(_quoted, reading.names)), partial(_of_partition, reading), STATES).collect()
+    data = data.select(*map(_quoted, reading.names))
+    packed = [f.name for f in data.schema.fields if isinstance(reading, Reading) and f.dataType == types.DoubleType()]
+    if len(packed) < PACKED:
+        packed = []
+    alone = [name for name in data.columns if name not in packed]
+    columns = [F.col(_quoted(name)) for name in alone] + [F.array(*map(_quoted, packed))] * bool(packed)
+    function = partial(_of_partition, reading, alone, packed)
+    rows = _in_arrow(data.select(*columns), function, STATES).collect()
     return Partitions.attempted(sorted(rows, key=lambda row: row["partition"]))
 
 
@@ -118,15 +128,26 @@ def _renamed(
     return function(batch.rename_columns(names) for batch in batches)
 
 
-def _of_partition(reading: Partitions, batches: Iterator[Any]) -> Iterator[Any]:
+def _of_partition(reading: Partitions, alone: list[str], packed: list[str], batches: Iterator[Any]) -> Iterator[Any]:
     """A record batch of one row."""
     import pyarrow as pa
     from pyspark import TaskContext
 
-    row = reading.attempt(batches)
+    row = reading.attempt(_unpacked(alone, packed, batch) for batch in batches)
     context: Any = TaskContext.get()
     schema = pa.schema({"partition": pa.int64(), "state": pa.binary(), "error": pa.string()})
     yield pa.RecordBatch.from_pydict({"partition": [context.partitionId()], **row}, schema)
+
+
+def _unpacked(alone: list[str], packed: list[str], batch: Any) -> Any:
+    """A record batch whose last column has the values of the packed columns, row by row, as one of these columns."""
+    import pyarrow as pa
+
+    columns = batch.columns
+    if packed:
+        x = arrow.values(columns.pop().flatten()).reshape(-1, len(packed))
+        columns += map(pa.array, np.ascontiguousarray(x.T))
+    return pa.RecordBatch.from_arrays(columns, names=alone + packed)
 
 
 def _mapped(mapping: Mapping, batches: Iterator[Any]) -> Iterator[Any]:
