@@ -204,6 +204,15 @@ def test_combined():
     assert (first, len(limbs)) == (0, 0)
 
 
+@pytest.mark.parametrize("factor", [2**31 - 1, 1 - 2**31])
+def test_large_factors_carry_after_each_item(factor):
+    """Two products of the largest limb and the largest factor are more than a limb in memory holds."""
+    limbs = np.array([[2**32 - 1, 5], [2**32 - 1, 0], [1, 7]])
+    got = entries.combined([(0, limbs)] * 3, [factor] * 3)
+    want = [3 * factor * number for number in reference_exact.numbers_of(0, limbs, 0)]
+    assert reference_exact.numbers_of(*got, 0) == want
+
+
 def test_signatures_are_those_of_the_reference():
     for name in ("exact_sums", "combined"):
         assert list(inspect.signature(getattr(entries, name)).parameters) == list(

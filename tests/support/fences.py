@@ -20,7 +20,9 @@ from compiled import library
 
 ROOT = Path(__file__).parents[2]
 SIDES = ("end", "begin")
+ALONE = ("fences", "headers", "same_bits", "threads")  # tests that run in processes of their own
 TESTS = ["tests/kernels", "-k", "not emulator and not clusters"]
+TESTS += [f"--ignore=tests/kernels/test_{name}.py" for name in ALONE]
 SET_HANDLER = 304  # the place of PyDataMem_SetHandler in NumPy's table of C functions
 
 # At the end: [sizes] [the array] [no access]; else [sizes] [no access] [the array]; each a number of pages.
@@ -137,14 +139,21 @@ def raised(side: str) -> ctypes.CDLL:
     return fences
 
 
+def pytest_configure() -> None:
+    if side := os.environ.get("FENCES"):
+        raised(side)
+
+
 def main(*asked: str) -> int:
     from bnorm.kernels import cpu
 
     failed = 0
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     for level in cpu.simd_levels():
         for side in SIDES:
             print(f"{level}, fences at the {side}", flush=True)
-            environment = os.environ | {"FENCES": side, "BNORM_SIMD": level, "BNORM_BUFFER_LIMIT": "0"}
+            environment = os.environ | {"PYTHONPATH": path, "FENCES": side}
+            environment |= {"BNORM_SIMD": level, "BNORM_BUFFER_LIMIT": "0"}
             run = [sys.executable, "-m", "pytest", "-q", "-p", "fences", "-p", "no:cacheprovider", *(asked or TESTS)]
             failed |= subprocess.run(run, cwd=ROOT, env=environment, check=False).returncode
     return failed
@@ -152,5 +161,3 @@ def main(*asked: str) -> int:
 
 if __name__ == "__main__":
     raise SystemExit(main(*sys.argv[1:]))
-elif "FENCES" in os.environ:  # as a plugin
-    raised(os.environ["FENCES"])

@@ -4,6 +4,10 @@ It builds a copy of what git would commit, for the widest SIMD level (BNORM_LEVE
 tests/kernels, or what is asked for, in it. Names are those of -fsanitize:
 
     address,undefined   accesses out of bounds or after a free; what C leaves undefined
+    thread              races: THREADED below, and every kernel on three threads
+
+GNU's OpenMP runtime is not compiled for ThreadSanitizer, which would take each of its barriers for a race: a small
+library (openmp_for_tsan.c) tells it what they order. `thread_sanitizer.txt` lists what is reported and is no race.
 
 Exit status: that of pytest, or 1 if a sanitizer reported anything.
 """
@@ -16,14 +20,36 @@ from tempfile import TemporaryDirectory
 
 from mutations import copied
 
-ADDRESS = {"ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:allocator_may_return_null=1"}
-UNDEFINED = {"UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
+HERE = Path(__file__).parent
 TESTS = ["tests/kernels"]
+THREADED = ["tests/kernels/test_buffers.py", "tests/kernels/test_exact_sums.py", "tests/kernels/test_groups.py"]
+THREADED += ["tests/kernels/test_threads.py", "tests/kernels/test_pieces.py", "tests/layers/test_vjp.py"]
+# Not these: they count the threads of a process, and the sanitizer has one of its own, or leave no memory for more.
+THREADED += [
+    "-k",
+    "not who_says and not few_rows and not rows_without and not team_without and not refuses and not stacks",
+]
+SETTINGS = {
+    "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:allocator_may_return_null=1",
+    "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+    "TSAN_OPTIONS": f"exitcode=66:die_after_fork=0:history_size=7:suppressions={HERE / 'thread_sanitizer.txt'}",
+    "PYTHONMALLOC": "malloc",  # what Python allocates is watched too
+}
 
 
 def library(name: str) -> str:
-    found = subprocess.run(["gcc", f"-print-file-name=lib{name}.so"], check=True, capture_output=True, text=True)
+    found = subprocess.run(["gcc", f"-print-file-name={name}"], check=True, capture_output=True, text=True)
     return os.path.realpath(found.stdout.strip())
+
+
+def preloaded(names: str, folder: str) -> str:
+    """The libraries that a process needs before all others."""
+    if names != "thread":
+        return f"{library('libasan.so')} {library('libubsan.so')}"
+    told = f"{folder}/openmp_for_tsan.so"
+    compiler = ["gcc", "-O1", "-shared", "-fPIC", str(HERE / "openmp_for_tsan.c"), "-o", told, "-ldl"]
+    subprocess.run(compiler, check=True)
+    return f"{library('libtsan.so')} {told} {library('libgomp.so.1')}"
 
 
 def main(names: str, *asked: str) -> int:
@@ -36,9 +62,16 @@ def main(names: str, *asked: str) -> int:
             environment["BNORM_LEVELS"] = cpu.simd_levels()[-1]
         build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
         subprocess.run(build, cwd=folder, env=environment, check=True)
-        environment |= {"LD_PRELOAD": f"{library('asan')} {library('ubsan')}", **ADDRESS, **UNDEFINED}
-        environment["PYTHONMALLOC"] = "malloc"  # what Python allocates is watched too
-        run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(asked or TESTS)]
+        environment |= SETTINGS | {"LD_PRELOAD": preloaded(names, folder)}
+        python = [sys.executable]
+        if names == "thread":  # whose memory has fixed places, and kernels on several threads
+            python = ["setarch", "-R", sys.executable]
+            bits = [*python, "tests/support/bits.py", "3"]
+            done = subprocess.run(bits, cwd=folder, env=environment, stdout=subprocess.DEVNULL, check=False)
+            if done.returncode:
+                return done.returncode
+        tests = asked or (THREADED if names == "thread" else TESTS)
+        run = [*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
         return subprocess.run(run, cwd=folder, env=environment, check=False).returncode
 
 
