@@ -2,6 +2,7 @@
 eval mode: results are those of one thread. Without the GIL (Python 3.13t) nothing but this library keeps them apart."""
 
 import pickle
+import sys
 import threading
 
 import numpy as np
@@ -59,7 +60,8 @@ def results(seed, shared, folder):
 @pytest.mark.parametrize("threads", [1, 2], ids="OpenMP's: {}".format)
 def test_results_are_those_of_one_thread(shared, tmp_path, threads):
     want = [results(seed, shared, tmp_path) for seed in range(6)]
-    got, gate, before = {}, threading.Barrier(6), bnorm.get_num_threads()
+    got, gate = {}, threading.Barrier(6)
+    before, interval = bnorm.get_num_threads(), sys.getswitchinterval()
 
     def work(first):
         gate.wait()
@@ -67,6 +69,7 @@ def test_results_are_those_of_one_thread(shared, tmp_path, threads):
             got[first, seed] = results(seed % 6, shared, tmp_path) == want[seed % 6]
 
     bnorm.set_num_threads(threads)
+    sys.setswitchinterval(1e-5)  # seconds after which another thread's turn has come
     try:
         started = [threading.Thread(target=work, args=(first,)) for first in range(6)]
         for thread in started:
@@ -75,4 +78,5 @@ def test_results_are_those_of_one_thread(shared, tmp_path, threads):
             thread.join()
     finally:
         bnorm.set_num_threads(before)
+        sys.setswitchinterval(interval)
     assert len(got) == 18 and all(got.values()), got

@@ -153,7 +153,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         (
             "a forked child waits for threads of its parent",
             "kernels/cpu/threads.pyx",
-            "    serial = serial or not bn_release_workers()\n",
+            "    kept = not bn_release_workers()\n",
             "    pass\n",
             "tests/kernels/test_threads.py::test_fork",
         ),

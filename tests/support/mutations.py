@@ -82,6 +82,7 @@ class Copy:
         self._folder = folder
         copied(folder)
         self._environment = os.environ | {"PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+        self._environment |= {"CHILD_LIMIT": "120"}  # of processes that a fault makes hang: child.py ends them
         if shutil.which("ccache") and "CC" not in os.environ:
             self._environment |= {"CC": "ccache gcc", "CCACHE_BASEDIR": str(folder), "CCACHE_NOHASHDIR": "1"}
         found = self._run("-c", "import bnorm; print(bnorm.__file__)").stdout.strip()

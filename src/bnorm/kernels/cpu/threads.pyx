@@ -94,19 +94,19 @@ def openmp_version():
     return BN_OPENMP
 
 
-cdef bint was_serial = False
+cdef bint kept = False      # whether the last fork found workers that the runtime cannot let go
 
 
 def _before_fork():
-    global serial, was_serial
-    was_serial = serial
-    serial = serial or not bn_release_workers()
+    global kept
+    kept = not bn_release_workers()
 
 
-def _after_fork_in_parent():
+def _after_fork_in_child():
+    """Not in the parent: its other threads may be computing."""
     global serial
-    serial = was_serial
+    serial = serial or kept
 
 
 if BN_OPENMP and hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent)
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
