@@ -143,6 +143,8 @@ BN_DEV bool rarely(bool so) { return so; }  // around what the tests of machine 
 BN_DEV i64 quotient(i64 a, i64 b) {  // most sizes fit 32 bits, whose division is several times as fast
   return ((a | b) >> 32) ? a / b : (i64)((unsigned)a / (unsigned)b);
 }
+BN_DEV int quotient_of(int a, int b) { return (int)((unsigned)a / (unsigned)b); }  // a is not negative
+BN_DEV i64 quotient_of(i64 a, i64 b) { return quotient(a, b); }
 
 template <class T, int V>
 struct alignas(sizeof(T) * V) Vector {
@@ -183,6 +185,19 @@ BN_DEV void put(T* p, const Vector<T, V>& v, bool streams) {
   store<T, V>(p, v);
 }
 
+// Keep what is loaded as it is, two halves to a register, and make values of it anew where they are needed again: the
+// compiler would keep those, in twice as many.
+template <class T, int V>
+BN_DEV void pack(Vector<T, V>& t) {
+#ifndef BN_ON_CPU
+  if constexpr (sizeof(T) == 2 && V > 1) {
+    unsigned* w = reinterpret_cast<unsigned*>(t.v);
+#pragma unroll
+    for (int i = 0; i < V / 2; ++i) asm("" : "+r"(w[i]));
+  }
+#endif
+}
+
 // The dynamic shared memory of a launch that has any.
 BN_DEV unsigned char* dynamic_memory(bool any) {
   if (!any) return nullptr;
@@ -195,6 +210,11 @@ template <int KIND>
 BN_DEV bn_activation activation_of(double slope) {
   return {KIND, KIND == BN_LEAKY ? slope : 0.0};
 }
+
+template <int N>
+struct Number {  // in a type
+  static constexpr int value = N;
+};
 
 template <bool FIRST, class A, class B>
 struct Pick {

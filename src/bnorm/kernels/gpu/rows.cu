@@ -85,21 +85,24 @@ struct RowSums {
 };
 
 // Gamma and beta of V values side by side, in the type of computation. Where all rows have the same ones a block keeps
-// them in shared memory.
+// them in shared memory. Where channels have several values each, a vector is of one of them.
+enum { KEPT, OF_CHANNELS, NOT_KEPT, ANYWHERE };
+
 template <class A, int V>
 struct Affine {
   static constexpr int WIDE = V * sizeof(A) > 16 ? 16 / sizeof(A) : V;
   A gamma[V], beta[V];
 
-  BN_MEMBER void get(const RowJob& job, const A* kept, i64 first, i64 i, bool both) {
-    if (kept) {
+  template <int FROM, class Int>
+  BN_MEMBER void get(const RowJob& job, const A* kept, i64 first, Int i, bool both) {
+    if (FROM == KEPT || (FROM == ANYWHERE && kept)) {
       read(kept + i, gamma);
       if (both) read(kept + beta_at(job) + i, beta);
-    } else if (job.inner == 1) {
-#pragma unroll
-      for (int v = 0; v < V; ++v) set(job, first + i + v, v, both);
+    } else if (FROM != OF_CHANNELS && job.inner == 1) {
+      fetch(job.gamma ? job.gamma + first + i : nullptr, gamma, 1);
+      if (both) fetch(job.beta ? job.beta + first + i : nullptr, beta, 0);
     } else {
-      set(job, first + (job.inner == job.size ? 0 : quotient(i, job.inner)), 0, both);
+      set(job, first + (job.inner == job.size ? 0 : quotient_of(i, (Int)job.inner)), 0, both);
 #pragma unroll
       for (int v = 1; v < V; ++v) {
         gamma[v] = gamma[0];
@@ -114,6 +117,18 @@ struct Affine {
       const Vector<A, WIDE> some = load<A, WIDE>(from + w);
 #pragma unroll
       for (int v = 0; v < WIDE; ++v) to[w + v] = some.v[v];
+    }
+  }
+  static BN_MEMBER void fetch(const double* from, A (&to)[V], A otherwise) {
+#pragma unroll
+    for (int v = 0; v < V; ++v) to[v] = otherwise;
+    constexpr int MANY = V < 4 ? V : 4;  // not all at once: each takes two registers
+#pragma unroll 1
+    for (int some = 0; from && some < V; some += MANY) {
+#pragma unroll
+      for (int v = 0; v < V - MANY; ++v) to[v] = to[v + MANY];
+#pragma unroll
+      for (int v = 0; v < MANY; ++v) to[V - MANY + v] = (A)from[some + v];
     }
   }
   BN_MEMBER void set(const RowJob& job, i64 c, int v, bool both) {
@@ -184,28 +199,28 @@ BN_DEV A middle(A a, A b, A c) {
 }
 
 // use(value) of those that a thread holds.
-template <class A, int V, int STEPS, bool WIDE, bool WHOLE, class Use>
-BN_DEV void for_values(const Row<V, STEPS, WIDE, WHOLE>& row, const A (&held)[STEPS][V], const Use& use) {
+template <class T, int V, int STEPS, bool WIDE, bool WHOLE, class Use>
+BN_DEV void for_values(const Row<V, STEPS, WIDE, WHOLE>& row, const Vector<T, V> (&held)[STEPS], const Use& use) {
 #pragma unroll
   for (int j = 0; j < STEPS; ++j)
     if (row.has(j)) {
 #pragma unroll
-      for (int v = 0; v < V; ++v) use(held[j][v]);
+      for (int v = 0; v < V; ++v) use(value(held[j], v));
     }
 }
 
 // The same once more in float64, for rows whose squares left the range of float, or lost digits as the center is far from
 // the mean: all in two passes over registers.
-template <class A, int V, int STEPS, bool WIDE, bool WHOLE>
+template <class T, int V, int STEPS, bool WIDE, bool WHOLE>
 BN_DEV RowStats exact_stats(
-    const RowJob& job, const Row<V, STEPS, WIDE, WHOLE>& row, const A (&held)[STEPS][V], double center,
+    const RowJob& job, const Row<V, STEPS, WIDE, WHOLE>& row, const Vector<T, V> (&held)[STEPS], double center,
     RowSums<WIDE>& sums) {
   double s = 0.0, both[2] = {0.0, 0.0};
   if (job.rule != BN_MEAN_SQUARE) {
-    for_values(row, held, [&](A value) { s += exact(value) - center; });
+    for_values(row, held, [&](auto value) { s += exact(value) - center; });
     center += sums.add(s) * job.inverse;
   }
-  for_values(row, held, [&](A value) {
+  for_values(row, held, [&](auto value) {
     const double d = exact(value) - center;
     both[0] += d;
     both[1] = fma(d, d, both[1]);
@@ -218,7 +233,7 @@ constexpr double FAR = 8;  // so much larger may squares about the center be tha
 
 template <class T, int V, int STEPS, bool WIDE, bool WHOLE, class A>
 BN_DEV RowStats stats_of(
-    const RowJob& job, const Row<V, STEPS, WIDE, WHOLE>& row, const A (&held)[STEPS][V], A center,
+    const RowJob& job, const Row<V, STEPS, WIDE, WHOLE>& row, const Vector<T, V> (&held)[STEPS], A center,
     RowSums<WIDE>& sums) {
   A s = 0, q = 0;
   for_values(row, held, [&](A value) {
@@ -261,16 +276,52 @@ BN_DEV RowStats stats_of(const RowJob& job, const Row<V, 0, true>& row, const T*
   return {mean, var};
 }
 
-// The vectors of a row, one after the other: use(vector j of this thread, its first value in the row).
-template <int V, int STEPS, bool WIDE, bool WHOLE, class Use>
-BN_DEV void for_vectors(const Row<V, STEPS, WIDE, WHOLE>& row, const Use& use) {
-  if constexpr (STEPS > 0) {
-#pragma unroll
-    for (int j = 0; j < STEPS; ++j)
-      if (row.has(j)) use(j, row.offset + j * row.stride);
-  } else {
+// The vectors of a row, one after the other: use(where the thread holds it, its first value in the row, which one it is).
+// ROLLED: there is one text for all of them, which always finds its vector in place 0, as `turn` moves what is held on.
+template <bool ROLLED, int V, int STEPS, bool WIDE, bool WHOLE, class Use, class Turn>
+BN_DEV void for_vectors(const Row<V, STEPS, WIDE, WHOLE>& row, const Use& use, const Turn& turn) {
+  if constexpr (STEPS == 0) {
     const i64 steps = row.steps();
 #pragma unroll 2
-    for (i64 j = 0; j < steps; ++j) use((int)j, row.offset + j * row.stride);
+    for (i64 j = 0; j < steps; ++j) use(0, row.offset + j * row.stride, (int)j);
+  } else if constexpr (ROLLED) {
+#pragma unroll 1
+    for (int j = 0; j < STEPS; ++j) {
+      if (row.has(j)) use(0, row.offset + j * row.stride, j);
+      turn();
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < STEPS; ++j)
+      if (row.has(j)) use(j, row.offset + j * row.stride, j);
   }
 }
+template <int V, int STEPS, bool WIDE, bool WHOLE, class Use>
+BN_DEV void for_vectors(const Row<V, STEPS, WIDE, WHOLE>& row, const Use& use) {
+  for_vectors<false>(row, use, [] {});
+}
+
+// The same of what needs gamma and beta: use(..., a number whose type says where these are). Seldom are they not kept.
+template <bool ROLLED, int V, int STEPS, bool WIDE, bool WHOLE, class A, class Use, class Turn>
+BN_DEV void for_affine(const Row<V, STEPS, WIDE, WHOLE>& row, const A* kept, const Use& use, const Turn& turn) {
+  if constexpr (ROLLED || STEPS == 0) {
+    for_vectors<true>(row, [&](int own, auto i, int j) { use(own, i, j, Number<ANYWHERE>()); }, turn);
+  } else if (kept) {
+    for_vectors<false>(row, [&](int own, auto i, int j) { use(own, i, j, Number<KEPT>()); }, turn);
+  } else {
+    for_vectors<true>(row, [&](int own, auto i, int j) { use(own, i, j, Number<NOT_KEPT>()); }, turn);
+  }
+}
+
+template <class H, int STEPS>
+BN_DEV void turned(H (&held)[STEPS]) {
+  const H first = held[0];
+#pragma unroll
+  for (int j = 1; j < STEPS; ++j) held[j - 1] = held[j];
+  held[STEPS - 1] = first;
+}
+
+// Smooth activations take a hundred instructions a value: unrolled, those of a row would not fit into the cache of
+// instructions, nor what they compute into registers.
+template <int KIND>
+constexpr bool ROLLED = KIND >= BN_SILU;

@@ -2,21 +2,25 @@
 
 constexpr int LONG_TILE = 8;  // vectors of a thread, of a row that is not held, whose sums are kept at a time
 
-// What a thread holds of a row, from the sums to dx: x - h and dy gamma in the type of computation, or where that would
-// be too many registers x and dy as they are.
-template <class T, int V, int STEPS, int PARAMS>
+// What a thread holds of a row, from the sums to dx: x as it is, and in the type of computation dy, which becomes
+// dy gamma; or where that would be too many registers, dy as it is. Without sums for gamma and beta three blocks share a
+// processor, if halves are not held as floats; behind an activation they are, which would be computed once more.
+template <class T, int V, int STEPS, bool WIDE, int KIND, int PARAMS>
 struct HeldPairs {
-  static constexpr int most = PARAMS == NO_PARAMS ? 128 : 64;  // bytes
-  static constexpr bool once = STEPS == 4 && V * STEPS * sizeof(typename Compute<T>::type) <= most;
-  static constexpr int wide = once ? STEPS : 1, narrow = STEPS > 0 ? STEPS : 1;
+  static constexpr bool half = sizeof(T) == 2 && V == 8;
+  static constexpr bool light = STEPS == 4 && PARAMS == NO_PARAMS && sizeof(T) < 8 && !(half && (WIDE || KIND != BN_IDENTITY));
+  static constexpr bool once = STEPS == 4 && !(half && light);
+  static constexpr bool rolled = ROLLED<KIND> || (STEPS == 8 && PARAMS == PER_CHANNEL);
+  static constexpr int blocks = STEPS == 8 ? 1 : light ? 3 : 2;  // row_plans.py knows of those with sums
+  static constexpr int of_x = STEPS > 0 ? STEPS : 1, of_dy = once ? 1 : of_x, of_g = once ? STEPS : 1;
 };
 
 template <class T, int V, int STEPS, bool WIDE, bool WHOLE, int KIND, int PARAMS>
 BN_DEV void backward_rows(
     const RowJob& job, const typename Compute<T>::type* affine, unsigned char* dynamic, double* memory) {
   typedef typename Compute<T>::type A;
-  typedef HeldPairs<T, V, STEPS, PARAMS> Held;
-  typedef ColumnSums<A, V, Held::narrow> Over;
+  typedef HeldPairs<T, V, STEPS, WIDE, KIND, PARAMS> Held;
+  typedef ColumnSums<A, V, Held::of_x> Over;
   typedef ChannelSums<A, V, (STEPS > 0 ? STEPS : LONG_TILE)> Each;
   const Over of_columns = {reinterpret_cast<Vector<A, Over::WIDE>*>(dynamic)};
   const Each of_channels = {dynamic};
@@ -34,17 +38,28 @@ BN_DEV void backward_rows(
   const i64 apart = PARAMS == PER_CHANNEL ? job.groups : 1;
   const auto set = [&]() { return quotient(blockIdx.x, apart); };
   const auto group = [&]() { return blockIdx.x - set() * apart; };
+  const auto rows_from = [&](i64 first) {  // of a block, side by side
+    int rows = (int)job.side;
+    while (first + (rows - 1) * apart >= job.rows) --rows;
+    return rows;
+  };
 #pragma unroll 1
   for (i64 first = set() * job.side * apart + group(); first < job.rows; first += gridDim.x * job.side) {
     const Row<V, STEPS, WIDE, WHOLE> row(job, first, apart);
     const T* x = static_cast<const T*>(job.x) + row.start;
     const T* dy = static_cast<const T*>(job.dy) + row.start;
     T* dx = static_cast<T*>(job.y) + row.start;
-    Vector<T, V> t[Held::narrow], e[Held::narrow];
+    Vector<T, V> t[Held::of_x], e[Held::of_dy];
+    Vector<A, V> held[Held::of_g];
     if (STEPS > 0)
-      for_vectors(row, [&](int j, auto i) {
+      for_vectors(row, [&](int j, auto i, int) {
         t[j] = load<T, V>(x + i);
-        e[j] = load<T, V>(dy + i);
+        pack(t[j]);
+        Vector<T, V> loaded = load<T, V>(dy + i);
+        pack(loaded);
+        if (!Held::once) e[j] = loaded;
+#pragma unroll
+        for (int v = 0; Held::once && v < V; ++v) held[j].v[v] = value(loaded, v);
       });
     const double mean = row.inside ? job.mean[row.index] : 0.0, rstd = row.inside ? job.rstd[row.index] : 0.0;
     const A h = (A)mean, r = (A)rstd, low = (A)bn_fold((double)h, mean, rstd, 0.0);
@@ -52,12 +67,24 @@ BN_DEV void backward_rows(
     const auto behind = [&](A gradient, A normalized, A gamma, A beta) {
       return KIND == BN_IDENTITY ? gradient : bn_act_pull(act, fused(normalized, gamma, beta), gradient);
     };
-    A held_x[Held::wide][V], held_g[Held::wide][V];
+    const auto turn = [&] {
+      turned(t);
+      turned(e);
+      turned(held);
+    };
+    const auto for_pairs = [&](const auto& use, auto rolled) {
+      if constexpr (PARAMS == PER_CHANNEL) {
+        const auto of_channel = [&](int own, auto i, int j) { use(own, i, j, Number<OF_CHANNELS>()); };
+        for_vectors<decltype(rolled)::value != 0>(row, of_channel, turn);
+      } else {
+        for_affine<decltype(rolled)::value != 0>(row, affine, use, turn);
+      }
+    };
     double both[2] = {0.0, 0.0};  // sum of dy gamma, and of dy gamma (x - h)
     bool bad = false;  // products left the range of float
-    const auto add_vector = [&](int j, auto i, int place) {
+    const auto add_vector = [&](int own, auto i, int j, int place, auto from) {
       Affine<A, V> of;
-      of.get(job, affine, row.channel, i, KIND != BN_IDENTITY);
+      of.template get<decltype(from)::value>(job, affine, row.channel, i, KIND != BN_IDENTITY);
       if (STEPS == 0) {
         t[0] = load<T, V>(x + i);
         e[0] = load<T, V>(dy + i);
@@ -66,20 +93,16 @@ BN_DEV void backward_rows(
           kept[kept_dy + j * ROW_THREADS] = e[0];
         }
       }
-      const int own = STEPS > 0 ? j : 0;
       A s = 0, d = 0, to_beta[V], to_gamma[V];
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         const A away = value(t[own], v) - h, normalized = fused(away, r, low);
-        to_beta[v] = behind(value(e[own], v), normalized, of.gamma[v], of.beta[v]);
+        to_beta[v] = behind(Held::once ? held[own].v[v] : value(e[own], v), normalized, of.gamma[v], of.beta[v]);
         const A g = to_beta[v] * of.gamma[v];
         s += g;
         d = fused(g, away, d);
         to_gamma[v] = to_beta[v] * normalized;
-        if (Held::once) {
-          held_x[own][v] = away;
-          held_g[own][v] = g;
-        }
+        if (Held::once) held[own].v[v] = g;
       }
       if (PARAMS == PER_COLUMN && row.inside) {
         of_columns.add(0, j, to_beta);
@@ -97,20 +120,20 @@ BN_DEV void backward_rows(
       both[0] += s;
       both[1] += d;
     };
-    const i64 vectors = PARAMS == PER_CHANNEL ? quotient(job.size, V) : 0;
     if constexpr (PARAMS == PER_CHANNEL && STEPS == 0) {
-      const i64 steps = row.steps();
+      const i64 steps = row.steps(), vectors = quotient(job.size, V);
 #pragma unroll 1
       for (i64 begin = 0, step = 0; begin < vectors; begin += Each::SIZE) {
 #pragma unroll 2
         for (int j = 0; j < LONG_TILE; ++j, ++step)
-          if (step < steps) add_vector((int)step, row.offset + step * row.stride, j);
-        of_channels.add(job, 1, begin, least(begin + Each::SIZE, vectors));
+          if (step < steps) add_vector(0, row.offset + step * row.stride, (int)step, j, Number<OF_CHANNELS>());
+        of_channels.template add<false>(job, 1, begin, least(begin + Each::SIZE, vectors));
       }
     } else {
-      for_vectors(row, [&](int j, auto i) { add_vector(j, i, j); });
+      const auto add = [&](int own, auto i, int j, auto from) { add_vector(own, i, j, j, from); };
+      for_pairs(add, Number<Held::rolled>());
       if (PARAMS == PER_CHANNEL)
-        of_channels.add(job, (int)least(job.side, quotient(job.rows - first + apart - 1, apart)), 0, vectors);
+        of_channels.template add<true>(job, rows_from(first), 0, 0);
     }
     if (!Compute<T>::in_range && rarely(bad)) {  // once more, in float64; where all x are h the sum is exactly 0
       bool off = false;
@@ -132,15 +155,16 @@ BN_DEV void backward_rows(
     const double gap = mean - (double)h, total = both[0] * job.inverse, dot = both[1] * job.inverse - gap * total;
     const double of_x = bn_grad_b(rstd, dot, 1.0), rest = job.rule == BN_MEAN_SQUARE ? 0.0 : bn_grad_c(total, 1.0);
     const A b = (A)of_x, c = (A)(rest - of_x * gap);
-    for_vectors(row, [&](int j, auto i) {
+    const auto map = [&](int own, auto i, int j, auto from) {
       Vector<T, V> result;
+      pack(t[own]);
       if (Held::once) {
 #pragma unroll
-        for (int v = 0; v < V; ++v) narrow(r * (held_g[j][v] + fused(held_x[j][v], b, c)), result.v[v]);
+        for (int v = 0; v < V; ++v) narrow(r * (held[own].v[v] + fused(value(t[own], v) - h, b, c)), result.v[v]);
       } else {
-        const int own = STEPS > 0 ? j : 0;
         Affine<A, V> of;
-        of.get(job, affine, row.channel, i, KIND != BN_IDENTITY);
+        of.template get<decltype(from)::value>(job, affine, row.channel, i, KIND != BN_IDENTITY);
+        pack(e[own]);
         if (STEPS == 0) {
           t[0] = kept ? kept[j * ROW_THREADS] : load<T, V>(x + i);
           e[0] = kept ? kept[kept_dy + j * ROW_THREADS] : load<T, V>(dy + i);
@@ -153,7 +177,12 @@ BN_DEV void backward_rows(
         }
       }
       if (!WHOLE || row.inside) put<T, V>(dx + i, result, job.streams);
-    });
+    };
+    if constexpr (Held::once) {
+      for_vectors(row, [&](int own, auto i, int j) { map(own, i, j, Number<KEPT>()); });
+    } else {
+      for_pairs(map, Number<Held::rolled>());
+    }
     if (PARAMS == PER_COLUMN && --until_flush == 0) {
       of_columns.flush(job, (int)job.lanes, first_flush);
       until_flush = Over::FLUSH;
@@ -165,7 +194,7 @@ BN_DEV void backward_rows(
 }
 
 template <class T, int V, int STEPS, int WIDE, int KIND, int PARAMS>
-__global__ void __launch_bounds__(ROW_THREADS, STEPS == 8 ? 1 : 2) rows_backward(RowJob job) {  // as row_plans.py knows
+__global__ void __launch_bounds__(ROW_THREADS, (HeldPairs<T, V, STEPS, WIDE != 0, KIND, PARAMS>::blocks)) rows_backward(RowJob job) {
   typedef typename Compute<T>::type A;
   BN_SHARED(double, memory, 4 * ROW_WARPS);
   unsigned char* dynamic = dynamic_memory(job.affine || PARAMS || job.keep);

@@ -10,13 +10,12 @@ BN_DEV void forward_rows(const RowJob& job, const typename Compute<T>::type* aff
     const Row<V, STEPS, WIDE, WHOLE> row(job, first);
     const T* x = static_cast<const T*>(job.x) + row.start;
     T* y = static_cast<T*>(job.y) + row.start;
-    A held[STEPS > 0 ? STEPS : 1][V];
+    Vector<T, V> held[STEPS > 0 ? STEPS : 1];
     RowStats stats;
     if constexpr (STEPS > 0) {
-      for_vectors(row, [&](int j, auto i) {
-        const Vector<T, V> t = load<T, V>(x + i);
-#pragma unroll
-        for (int v = 0; v < V; ++v) held[j][v] = value(t, v);
+      for_vectors(row, [&](int j, auto i, int) {
+        held[j] = load<T, V>(x + i);
+        pack(held[j]);
       });
       const bool about_zero = job.rule == BN_MEAN_SQUARE || job.size == 0;
       const A center = about_zero ? (A)0 : middle<A>(widen(x[0]), widen(x[job.size / 2]), widen(x[job.size - 1]));
@@ -31,23 +30,23 @@ BN_DEV void forward_rows(const RowJob& job, const typename Compute<T>::type* aff
       job.rstd[row.index] = rstd;
     }
     const A h = (A)mean, r = (A)rstd, low = (A)bn_fold((double)h, mean, rstd, 0.0);
-    for_vectors(row, [&](int j, auto i) {
+    const auto map = [&](int own, auto i, int j, auto from) {
       Affine<A, V> of;
-      of.get(job, affine, row.channel, i, true);
+      of.template get<decltype(from)::value>(job, affine, row.channel, i, true);
+      if (STEPS == 0) held[0] = kept ? kept[j * ROW_THREADS] : load<T, V>(x + i);
+      pack(held[own]);
       Vector<T, V> t;
-      if (STEPS == 0) t = kept ? kept[j * ROW_THREADS] : load<T, V>(x + i);
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        const A each = STEPS > 0 ? held[j][v] : value(t, v);
-        narrow(bn_act(act, fused(fused(each - h, r, low), of.gamma[v], of.beta[v])), t.v[v]);
-      }
+      for (int v = 0; v < V; ++v)
+        narrow(bn_act(act, fused(fused(value(held[own], v) - h, r, low), of.gamma[v], of.beta[v])), t.v[v]);
       if (!WHOLE || row.inside) put<T, V>(y + i, t, job.streams);
-    });
+    };
+    for_affine<ROLLED<KIND>>(row, affine, map, [&] { turned(held); });
   }
 }
 
 template <class T, int V, int STEPS, int WIDE, int KIND>
-__global__ void __launch_bounds__(ROW_THREADS, STEPS == 4 ? 3 : 2) rows_forward(RowJob job) {
+__global__ void __launch_bounds__(ROW_THREADS, STEPS != 4 ? 2 : WIDE || sizeof(T) == 8 ? 3 : 4) rows_forward(RowJob job) {
   typedef typename Compute<T>::type A;
   BN_SHARED(double, memory, 4 * ROW_WARPS);
   unsigned char* dynamic = dynamic_memory(job.affine || job.keep);

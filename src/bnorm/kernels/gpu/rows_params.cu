@@ -68,12 +68,14 @@ struct ChannelSums {
     vectors()[j * ROW_THREADS + threadIdx.x] = to_beta;
     vectors()[SIZE + j * ROW_THREADS + threadIdx.x] = to_gamma;
   }
-  // Add a tile: of so many rows side by side, the vectors from `begin` to `end`.
+  // Add a tile: of so many rows side by side, the vectors from `begin` to `end`, or ALL.
+  template <bool ALL>
   BN_MEMBER void add(const RowJob& job, int rows, i64 begin, i64 end) const {
     const i64 length = job.inner / V;  // vectors of a channel in a row
     const int team = team_of(job), pieces = pieces_of(job), lane = threadIdx.x % team;
     const int lanes = (int)job.lanes, shift = __ffs(lanes) - 1;
-    const int first = (int)quotient(begin, length), units = ((int)quotient(end - 1, length) + 1 - first) * pieces;
+    const int first = ALL ? 0 : (int)quotient(begin, length);
+    const int units = (ALL ? (int)job.channels : (int)quotient(end - 1, length) + 1 - first) * pieces;
     __syncthreads();
 #pragma unroll 1
     for (int start = 0; start < units; start += ROW_THREADS / team) {
@@ -81,7 +83,8 @@ struct ChannelSums {
       double v[2] = {0.0, 0.0};
       if (unit < units) {
         const i64 at = channel * length;
-        const int from = at > begin ? (int)(at - begin) : 0, width = (int)(least(at + length, end) - begin) - from;
+        const int from = ALL || at > begin ? (int)(at - begin) : 0;
+        const int width = ALL ? (int)length : (int)(least(at + length, end) - begin) - from;
         const int part = (rows * width + pieces - 1) / pieces, stop = (int)least((piece + 1) * part, rows * width);
         int i = piece * part + lane, row = i / width, q = i - row * width;
         const int rows_on = team / width, on = team - rows_on * width;
