@@ -126,6 +126,10 @@ def check_plans(outer, channels, inner, dtype, vectors, careful, limits):
         if name in ("moments", "sums") and parameters(first)[-2] == jobs.WITH_MAP:
             assert len(plan.launches) == 1
             assert f["group"] == f["chunks"] == 1  # a block has whole channels
+        if name.startswith("planes"):  # of which a block has whole ones
+            assert plan.partial == plan.tickets == 0 and f["group"] == f["chunks"] == 1
+            assert size[4] and (not careful or plan is found[4])
+            check_slab(first, itemsize=plans.ITEMSIZE[dtype])
         if name.startswith("cluster"):
             assert plan.partial == plan.tickets == 0 and len(plan.launches) == 1
             assert limits.clusters and not careful
@@ -133,6 +137,14 @@ def check_plans(outer, channels, inner, dtype, vectors, careful, limits):
             assert f["base"] > 1 and wide_of(first) == 1 and f["keep"]  # one column to a block
     for plan in found[:4] if careful else ():
         assert all(parameters(launch)[2] == 1 for launch in plan.launches)
+
+
+def check_slab(launch, itemsize):
+    """What a block reads of an outer position are whole vectors, of which some have a thread each."""
+    f, together, vector = fields(launch), parameters(launch)[4], plans.VECTOR_BYTES // itemsize
+    assert f["channels"] % together == together % vector == 0
+    assert together * f["run"] // vector <= plans.THREADS == launch.block[0]
+    assert f["keep"] or not launch.shared
 
 
 def wide_of(launch):
@@ -297,6 +309,7 @@ STRUCTS = {"Job": jobs.JOB, "RowJob": jobs.ROW_JOB, "StatisticsJob": jobs.STATIS
 OF_FAMILY = {
     "channels": "Job",
     "clusters": "Job",
+    "planes": "Job",
     "rows": "RowJob",
     "row_channels": "Job",
     "statistics": "StatisticsJob",

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, gpu
 from bnorm.kernels.activation import GELU, IDENTITY, RELU, SILU, leaky
-from bnorm.kernels.gpu import plans, row_plans
+from bnorm.kernels.gpu import planes, plans, row_plans
 from bnorm.kernels.gpu.plans import SHORT_RUN
 
-FAMILIES = ("channels", "clusters", "rows", "rows_weighted", "row_channels")
+FAMILIES = ("channels", "clusters", "planes", "rows", "rows_weighted", "row_channels")
 ACTIVATIONS = (IDENTITY, RELU, leaky(0.25), SILU, GELU)
 IMAGES = 70  # more channels than half of the processors: each gets a block, and keeps what it has read
 CLUSTERS = 32, (300 << 10, 600 << 10, 1000 << 10)  # channels, and bytes of each, that clusters keep
@@ -44,6 +44,8 @@ def cases(dtype):
             yield Case("rows", (samples, 2, 1, vectors * v))
         yield Case("rows", (6, 3, v, 1))
         yield Case("rows", (2, 1, MANY_CHANNELS, odd(SHORT_RUN / itemsize / v) * v))
+    for together, plane in zip(planes.sizes(itemsize), (49, 9), strict=True):
+        yield Case("channels", (6, 2 * together, plane))
     for vectors in (128, 1024):  # whole rows, of a warp and of a block
         yield Case("rows", (70, 1, vectors * plans.VECTOR_BYTES // itemsize, 1))
     yield Case("weighted", (300, 33))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bnorm.kernels.activation import IDENTITY, RELU
-from bnorm.kernels.gpu import launching, plans
+from bnorm.kernels.gpu import kernel_names, launching, plans
 from cuda_on_cpu.emulator import Emulator, missing
 from emulated import fake_streams
 
@@ -102,10 +102,10 @@ def emulated():
     names = {
         name
         for dtype, vectors in usual.items()
-        for name in plans.channel_kernels(dtype, (IDENTITY.kind, RELU.kind))
+        for name in kernel_names.channel_kernels(dtype, (IDENTITY.kind, RELU.kind))
         if name.split(", ")[1] in vectors and ", 512" not in name
     }
-    device.build_all("channels", {*names, *plans.per_channel_kernels("channels")})
+    device.build_all("channels", {*names, *kernel_names.per_channel_kernels("channels")})
     return device
 
 

@@ -61,8 +61,8 @@ struct State {
 };
 
 // The first center: the mean of the first values, relative to the very first, so that it is exact where all are equal.
-template <class T, int V, int K, bool RUNS, class A>
-BN_DEV void first_mean(const T* x, Walk<RUNS> walk, i64 steps, A (&center)[K]) {
+template <class T, int V, int K, class Walk, class A>
+BN_DEV void first_mean(const T* x, Walk walk, i64 steps, A (&center)[K]) {
   const Vector<T, V> first = load<T, V>(x + walk.at);
   const int many = (int)least(BATCH, steps);
   A s[K];
@@ -86,8 +86,8 @@ BN_DEV void first_mean(const T* x, Walk<RUNS> walk, i64 steps, A (&center)[K]) {
 
 // The channels, one bit each, that have a value other than their center in some steps. Sums of the others are exactly
 // 0, and constant channels are frequent enough not to be added up twice for being small.
-template <class T, int V, int K, bool RUNS, class A>
-BN_DEV unsigned off_center(const T* x, Walk<RUNS> walk, int steps, const A (&center)[K]) {
+template <class T, int V, int K, class Walk, class A>
+BN_DEV unsigned off_center(const T* x, Walk walk, int steps, const A (&center)[K]) {
   unsigned off = 0;
 #pragma unroll 1
   for (int i = 0; i < steps; ++i, walk.next()) {
@@ -99,8 +99,8 @@ BN_DEV unsigned off_center(const T* x, Walk<RUNS> walk, int steps, const A (&cen
 }
 
 // s and q once more, in float64. Rare: the arrays that are indexed here may lie in local memory.
-template <class T, int V, int K, bool RUNS, class A>
-BN_DEV void exact_block(const T* x, Walk<RUNS> walk, int steps, const A (&center)[K], double (&s)[K], double (&q)[K]) {
+template <class T, int V, int K, class Walk, class A>
+BN_DEV void exact_block(const T* x, Walk walk, int steps, const A (&center)[K], double (&s)[K], double (&q)[K]) {
   double about[K], sum[K], square[K];
 #pragma unroll
   for (int k = 0; k < K; ++k) {
@@ -135,15 +135,15 @@ BN_DEV void add_values(const Vector<T, V>& t, const A (&center)[K], A (&s)[K], A
 }
 
 // All steps of a thread.
-template <class T, int V, int K, int THREADS, bool KEEP, bool RUNS, class A>
-BN_DEV void add_steps(const T* x, Walk<RUNS> walk, i64 steps, State<A, K>& state, Vector<T, V>* kept) {
+template <class T, int V, int K, int THREADS, bool KEEP, class Walk, class A>
+BN_DEV void add_steps(const T* x, Walk walk, i64 steps, State<A, K>& state, Vector<T, V>* kept) {
   typedef Block<T, V, K> block;
   Reader<T, V, THREADS> reader = {kept};
   if (steps > 0) first_mean<T, V, K>(x, walk, steps, state.high);
 #pragma unroll 1
   while (steps > 0) {
     const int many = (int)least(block::STEPS, steps);
-    const Walk<RUNS> start = walk;
+    const Walk start = walk;
     A s[K], q[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) s[k] = q[k] = 0;

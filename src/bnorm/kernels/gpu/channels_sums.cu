@@ -87,12 +87,11 @@ BN_DEV A through(A dy, A t, const Forward<A, K, BX>& forward, int at, bn_activat
 }
 
 // The sums of some steps once more, in float64. With weights a dy of 0 adds nothing: padding may hold anything.
-template <class T, int V, int KIND, bool WEIGHTED, int K, int BX, bool RUNS, class A>
+template <class T, int V, int KIND, bool WEIGHTED, int K, int BX, class Walk, class A>
 BN_DEV void exact_products(
-    const Job& job, const Forward<A, K, BX>& forward, Walk<RUNS> walk, int steps, double (&s)[K], double (&d)[K]) {
-  const T* x = static_cast<const T*>(job.x);
-  const T* dy = static_cast<const T*>(job.dy);
-  const bn_activation act = activation_of<KIND>(job.slope);
+    double slope, const T* x, const T* dy, const Forward<A, K, BX>& forward, Walk walk, int steps, double (&s)[K],
+    double (&d)[K]) {
+  const bn_activation act = activation_of<KIND>(slope);
   double sum[K], dot[K];
 #pragma unroll
   for (int k = 0; k < K; ++k) sum[k] = dot[k] = 0.0;
@@ -113,29 +112,17 @@ BN_DEV void exact_products(
   }
 }
 
-template <class T, int V, int K, int BX, int BY, int MODE, int KIND>
-BN_DEV void sum_products(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Sums (&sum)[K]) {
-  typedef typename Compute<T>::type A;
+// All steps of a thread.
+template <class T, int V, int KIND, bool KEEP, bool WEIGHTED, int THREADS, int K, int BX, class Walk, class A>
+BN_DEV void add_products(
+    double slope, const T* x, const T* dy, const Forward<A, K, BX>& forward, Walk walk, i64 steps,
+    Reader<T, V, THREADS> of_x, Reader<T, V, THREADS> of_dy, Sums (&sum)[K]) {
   typedef Block<T, V, K> block;
-  constexpr bool KEEP = MODE == WITH_MAP, WEIGHTED = MODE == CAREFUL;
-  const Place<K, BX, BY> place(job, tile, g);
   const int tx = threadIdx.x % BX;
-  const T* x = static_cast<const T*>(job.x);
-  const T* dy = static_cast<const T*>(job.dy);
-  typedef Forward<A, K, BX> Of;
-  BN_SHARED(Of, shared, 1);
-  const Of& forward = shared[0];
-  fill_forward<T, KIND>(job, tile, shared[0]);
-  __syncthreads();
-  Walk<BX == 1> walk(job, place.column, place.first, BY);
-  Reader<T, V, BX * BY> of_x = {kept}, of_dy = {kept ? kept + job.keep * (BX * BY) : kept};
-  const bn_activation act = activation_of<KIND>(job.slope);
+  const bn_activation act = activation_of<KIND>(slope);
   A h[K];
 #pragma unroll
-  for (int k = 0; k < K; ++k) {
-    h[k] = place.inside ? forward.high[k * BX + tx] : (A)0;
-    sum[k] = {0.0, 0.0};
-  }
+  for (int k = 0; k < K; ++k) h[k] = steps > 0 ? forward.high[k * BX + tx] : (A)0;
   const auto add = [&](const Vector<T, V>& t, const Vector<T, V>& e, A (&s)[K], A (&d)[K]) {
 #pragma unroll
     for (int v = 0; v < V; ++v) {
@@ -147,9 +134,9 @@ BN_DEV void sum_products(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Su
     }
   };
 #pragma unroll 1
-  for (i64 steps = place.steps; steps > 0; steps -= block::STEPS) {
+  for (; steps > 0; steps -= block::STEPS) {
     const int many = (int)least(block::STEPS, steps);
-    const Walk<BX == 1> start = walk;
+    const Walk start = walk;
     A s[K], d[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) s[k] = d[k] = 0;
@@ -178,20 +165,42 @@ BN_DEV void sum_products(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Su
       again |= (unsigned)(!(d[k] - d[k] == 0) || (size_of(d[k]) < small && s[k] != 0)) << k;
     }
     if (!Compute<T>::in_range && rarely(again) && (again & off_center<T, V, K>(x, start, many, h)))
-      exact_products<T, V, KIND, WEIGHTED, K>(job, forward, start, many, s_, d_);
+      exact_products<T, V, KIND, WEIGHTED>(slope, x, dy, forward, start, many, s_, d_);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       sum[k].total += s_[k];
       sum[k].dot += d_[k];
     }
   }
+}
+
+template <class T, int V, int K, int BX, int BY, int MODE, int KIND>
+BN_DEV void sum_products(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Sums (&sum)[K]) {
+  typedef typename Compute<T>::type A;
+  constexpr bool WEIGHTED = MODE == CAREFUL;
+  const Place<K, BX, BY> place(job, tile, g);
+  const int tx = threadIdx.x % BX;
+  const T* x = static_cast<const T*>(job.x);
+  const T* dy = static_cast<const T*>(job.dy);
+  typedef Forward<A, K, BX> Of;
+  BN_SHARED(Of, shared, 1);
+  const Of& forward = shared[0];
+  fill_forward<T, KIND>(job, tile, shared[0]);
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < K; ++k) sum[k] = {0.0, 0.0};
+  const Walk<BX == 1> walk(job, place.column, place.first, BY);
+  const Reader<T, V, BX * BY> of_x = {kept}, of_dy = {kept ? kept + job.keep * (BX * BY) : kept};
+  add_products<T, V, KIND, MODE == WITH_MAP, WEIGHTED>(
+      job.slope, x, dy, forward, walk, place.steps, of_x, of_dy, sum);
+  const bn_activation act = activation_of<KIND>(job.slope);
 #pragma unroll
   for (int k = 0; k < K; ++k)
     if (place.in_last_row(job, g, k)) {
       const i64 at = job.steps * job.columns + place.column + k;
-      const A value = widen(x[at]);
-      const double gradient = exact(through<KIND>((A)widen(dy[at]), value - h[k], forward, k * BX + tx, act));
+      const A h = forward.high[k * BX + tx], value = widen(x[at]);
+      const double gradient = exact(through<KIND>((A)widen(dy[at]), value - h, forward, k * BX + tx, act));
       sum[k].total += gradient;
-      if (!WEIGHTED || gradient != 0.0) sum[k].dot += gradient * (exact(value) - exact(h[k]));
+      if (!WEIGHTED || gradient != 0.0) sum[k].dot += gradient * (exact(value) - exact(h));
     }
 }

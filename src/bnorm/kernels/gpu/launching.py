@@ -28,6 +28,7 @@ BATCH_NORM = (*ON_CHANNELS, "blocks.cu", "channels_sums.cu", "channels_maps.cu")
 FAMILIES = {
     "channels": (*BATCH_NORM, "channels.cu"),
     "clusters": (*BATCH_NORM, "clusters.cu"),
+    "planes": (*BATCH_NORM, "planes.cu"),
     "rows": (*ON_CHANNELS, "blocks.cu", "rows.cu", "rows_forward.cu", "rows_params.cu", "rows_backward.cu"),
     "rows_weighted": (*ON_CHANNELS, "blocks.cu", "rows.cu", "rows_weighted.cu"),
     "row_channels": (*ON_CHANNELS, "row_channels.cu"),

@@ -10,6 +10,8 @@ A channel lies in memory in one of two ways, and the kernels see both as columns
 A block is BX threads wide, of K columns each, and BY high. Tiles of BX * K columns are the x of a grid, chunks of steps
 the y. The last block of a group of tiles joins what its channels are made of, so that a group holds whole channels.
 
+Of small planes, (outer, C, 7 x 7), a block has several whole channels, and reads them as vectors (planes.py).
+
 The fewer launches, the fewer passes over memory: a block that holds whole channels goes on to the map by itself, and so
 does a cluster of blocks that holds one.
 
@@ -18,13 +20,13 @@ a forward have the bits of the whole, in float64. (Of other types the moments ar
 alone, and are more exact.)
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import gcd, lcm
 from typing import Any, NamedTuple
 
-from ..activation import IDENTITY, KINDS
+from ..activation import IDENTITY
+from . import planes
 from .jobs import CAREFUL, EXACT, FROZEN, JOB, STATISTICS_JOB, SUMS_ONLY, WITH_MAP
 
 NAMES = {"float16": "f16", "bfloat16": "bf16", "float32": "float", "float64": "double"}  # of the types in the kernels
@@ -152,6 +154,11 @@ def channel_runs(outer: int, channels: int, inner: int, vector: int, threads: in
     )  # fmt: skip
 
 
+def plane_shape(outer: int, channels: int, inner: int, together: int) -> Shape:
+    """Channel runs of which a block has several side by side. It adds up values one by one, but reads vectors."""
+    return channel_runs(outer, channels, inner, 1)._replace(across=together, down=THREADS // together)
+
+
 def shape_of(outer: int, channels: int, inner: int, dtype: str, vectors: bool) -> Shape:
     """vectors: whether whole vectors may be loaded, that is, all pointers are multiples of 16."""
     itemsize = ITEMSIZE[dtype]
@@ -261,6 +268,9 @@ def reduction(
     """
     parts, arrays = (4, 1) if name == "moments" else (2, 2)
     size = outer, channels, inner, dtype, vectors, arrays, limits
+    together = 0 if careful or not vectors else planes.together(outer, channels, inner, ITEMSIZE[dtype], arrays)
+    if together:
+        return of_planes(name, plane_shape(outer, channels, inner, together), dtype, arrays, then, kind, limits)
     whole = None if careful else on_chip(*size)
     cluster = None if careful or whole else in_cluster(*size)
     own_kind = (kind,) if name == "sums" else (IDENTITY.kind,)  # moments are those of x
@@ -289,6 +299,23 @@ def reduction(
         if then:
             launches.append(map_launch(shape, then, dtype, careful, kind, chunk, chunks, split))
     return Plan(tuple(launches), parts * chunks * shape.columns, cdiv(shape.tiles, shape.group))
+
+
+def of_planes(name: str, shape: Shape, dtype: str, arrays: int, then: str, kind: int, limits: Limits) -> Plan:
+    """How they are added up follows from the shape alone; a device with little memory reads twice."""
+    shared = kept(shape, ITEMSIZE[dtype]) * arrays
+    keep = cdiv(shape.steps, shape.down) if shared <= limits.shared - STATIC_SHARED else 0
+    chunk = max(1, cdiv(shape.steps, shape.down)) * shape.down
+    mapped = bool(then) and then != "frozen"
+    exact = name == "moments" and not then and dtype != "float64"
+    mode = WITH_MAP if mapped else EXACT if exact else SUMS_ONLY
+    kernel = shape.kernel(f"planes_{name}", dtype, mode, kind if mapped or name == "sums" else IDENTITY.kind)
+    more = {"keep": keep, "streams": streams(shape, dtype)}
+    launches = [launch(shape, kernel, chunk, 1, family="planes", shared=shared if keep else 0, **more)]
+    if then == "frozen":
+        size = shape.total // shape.channels // shape.run, shape.channels, shape.run, dtype, True
+        launches += map_only(then, *size, False, kind, limits).launches
+    return Plan(tuple(launches), 0, 0)
 
 
 @lru_cache(maxsize=1024)
@@ -340,58 +367,3 @@ def per_channel(name: str, channels: int) -> Plan:
     family = PER_CHANNEL[name]
     geometry = (STATISTICS_JOB if family == "statistics" else JOB).place(channels=channels)
     return Plan((Launch(family, name, (cdiv(channels, THREADS), 1), (THREADS,), 0, geometry),), 0, 0)
-
-
-def per_channel_kernels(family: str) -> list[str]:
-    return [name for name, of in PER_CHANNEL.items() if of == family]
-
-
-def cluster_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
-    """Every name of the family "clusters" that plans may ask for, for one type of elements."""
-    shapes = [
-        channel_runs(1, 1, 1 << power, 1 << power, threads)
-        for power in range((VECTOR_BYTES // ITEMSIZE[dtype]).bit_length())
-        for threads in (THREADS, 2 * THREADS)
-    ]
-    names = ("cluster_moments", "cluster_sums")
-    return [shape.kernel(name, dtype, kind) for shape in shapes for name in names for kind in kinds]
-
-
-def exact_kernels(dtype: str) -> list[str]:
-    """The same of the family "exact"."""
-    if dtype == "float64":
-        return []
-    names = []
-    for power in range((VECTOR_BYTES // ITEMSIZE[dtype]).bit_length()):
-        vector = 1 << power
-        for shape in (rows_of_channels(1, vector, 1, ITEMSIZE[dtype], vector), channel_runs(1, 1, vector, vector)):
-            names += [shape.kernel("exact_sums", dtype, masked) for masked in ((0, 1) if vector == 1 else (0,))]
-    return names
-
-
-def channel_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
-    """The same of the family "channels"."""
-    itemsize = ITEMSIZE[dtype]
-    names = []
-    for power in range((VECTOR_BYTES // itemsize).bit_length()):
-        vector = 1 << power
-        narrow = rows_of_channels(1, vector, 1, itemsize, vector)
-        runs = channel_runs(1, 1, vector, vector)
-        large = channel_runs(1, 1, vector, vector, 2 * THREADS)
-        careful = (CAREFUL,) if vector == 1 else ()
-        for shape in (narrow, runs, large):
-            if shape is not large or dtype == "float64":
-                names += [shape.kernel("moments", dtype, SUMS_ONLY, IDENTITY.kind)]
-            if dtype != "float64":
-                names += [shape.kernel("moments", dtype, EXACT, IDENTITY.kind)]
-            if shape is not large:
-                names += [shape.kernel("moments", dtype, mode, IDENTITY.kind) for mode in careful]
-            for kind in kinds:
-                names += [shape.kernel(name, dtype, WITH_MAP, kind) for name in ("moments", "sums")]
-                names += [shape.kernel("sums", dtype, SUMS_ONLY, kind), shape.kernel("gradient", dtype, FROZEN, kind)]
-                if shape is large:
-                    continue
-                names += [shape.kernel("normalize", dtype, kind, finite) for finite in (0, 1)]
-                names += [shape.kernel("gradient", dtype, mode, kind) for mode in (SUMS_ONLY, *careful)]
-                names += [shape.kernel("sums", dtype, mode, kind) for mode in careful]
-    return names

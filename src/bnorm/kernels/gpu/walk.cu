@@ -53,28 +53,30 @@ BN_DEV double count_of(const Job& job, i64 c) { return job.counts ? job.counts[j
 // The walk of a thread: its steps are `stride` apart. Position r of a column is r / run jumps and r % run units away
 // from the column's first element. Divisions are done once. Without RUNS, where channels lie in rows, run is 1.
 
-template <bool RUNS>
+template <bool RUNS, class Int = i64>
 struct Walk {
-  i64 at;   // element
-  i64 row;  // jumps so far
-  i64 rows, far;
-  i64 within, near, wrap, run;  // of the runs
+  Int at;   // element
+  Int row;  // jumps so far
+  Int rows, far;
+  Int within, near, wrap, run;  // of the runs
 
-  BN_MEMBER Walk(const Job& job, i64 column, i64 r, i64 stride)
-      : at(column * job.base), row(r), rows(stride), far(stride * job.jump), within(0), near(0), wrap(0), run(1) {
+  BN_MEMBER Walk(Int first, Int r, Int stride, Int of_run, Int unit, Int jump)
+      : at(first), row(r), rows(stride), far(stride * jump), within(0), near(0), wrap(0), run(1) {
     if (RUNS) {
-      run = job.run;
-      row = quotient(r, run);
+      run = of_run;
+      row = quotient_of(r, run);
       within = r - row * run;
-      at += within * job.unit;
-      rows = quotient(stride, run);
+      at += within * unit;
+      rows = quotient_of(stride, run);
       near = stride - rows * run;
-      far = rows * job.jump + near * job.unit;
-      wrap = job.jump - run * job.unit;
+      far = rows * jump + near * unit;
+      wrap = jump - run * unit;
     }
-    at += row * job.jump;
+    at += row * jump;
   }
-  BN_MEMBER Walk(i64 first, i64 stride)
+  BN_MEMBER Walk(const Job& job, i64 column, i64 r, i64 stride)
+      : Walk(column * job.base, r, stride, job.run, job.unit, job.jump) {}
+  BN_MEMBER Walk(Int first, Int stride)
       : at(first), row(0), rows(0), far(stride), within(0), near(0), wrap(0), run(1) {}
   BN_MEMBER void next() {
     at += far;
