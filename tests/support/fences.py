@@ -1,9 +1,9 @@
 """Arrays between pages that may not be touched: `python tests/support/fences.py [PYTEST'S ARGUMENTS ...]`.
 
-It runs tests/kernels, or what is asked for, for every SIMD level, once with each array of NumPy ending where such a
-page begins, and once with each beginning where one ends. A kernel that reads or writes one byte more ends the process,
-and standard error names the test. Memory that nobody has written is all ones, which is NaN. Memory that kernels
-allocate for themselves, and arrays that were freed, are for `sanitizers.py`.
+It runs tests/kernels, or what is asked for, for every SIMD level (or that of BNORM_SIMD), once with each array of NumPy
+ending where such a page begins, and once with each beginning where one ends. A kernel that reads or writes one byte
+more ends the process, and standard error names the test. Memory that nobody has written is all ones, which is NaN.
+Memory that kernels allocate for themselves, and arrays that were freed, are for `sanitizers.py`.
 
 As a plugin of pytest (`-p fences`, FENCES=end or begin) it does so in one process; `raised(side)` does in any other.
 """
@@ -20,9 +20,10 @@ from compiled import library
 
 ROOT = Path(__file__).parents[2]
 SIDES = ("end", "begin")
-ALONE = ("fences", "headers", "same_bits", "threads")  # tests that run in processes of their own
+# Not these: they run in processes of their own, or rely on where the arrays of NumPy begin.
+OTHERS = ("fences", "headers", "same_bits", "threads", "view")
 TESTS = ["tests/kernels", "-k", "not emulator and not clusters"]
-TESTS += [f"--ignore=tests/kernels/test_{name}.py" for name in ALONE]
+TESTS += [f"--ignore=tests/kernels/test_{name}.py" for name in OTHERS]
 SET_HANDLER = 304  # the place of PyDataMem_SetHandler in NumPy's table of C functions
 
 # At the end: [sizes] [the array] [no access]; else [sizes] [no access] [the array]; each a number of pages.
@@ -149,7 +150,8 @@ def main(*asked: str) -> int:
 
     failed = 0
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
-    for level in cpu.simd_levels():
+    wanted = os.environ.get("BNORM_SIMD")
+    for level in [wanted] if wanted else cpu.simd_levels():
         for side in SIDES:
             print(f"{level}, fences at the {side}", flush=True)
             environment = os.environ | {"PYTHONPATH": path, "FENCES": side}
