@@ -17,7 +17,8 @@ from compare import assert_close
 from cuda_on_cpu.emulator import Emulator
 from emulated.device import CLUSTERED, EmulatedDevice, PlanningDevice
 
-SHAPES = [(70, 6), (1200, 70), (100, 3), (9, 2, 1100), (5, 3, 333)]  # one launch, chunks, widened, runs, scalar loads
+# One launch, chunks, widened, runs, scalar loads, planes.
+SHAPES = [(70, 6), (1200, 70), (100, 3), (9, 2, 1100), (5, 3, 333), (6, 8, 49)]
 WEIGHTED = SHAPES[2::2]
 ROWS = [(30, 1, 700, 1), (6, 1, 40, 1), (9, 4, 2, 49), (2, 1, 2, 4400)]  # several rows to a block, warps, groups, long
 
