@@ -55,7 +55,7 @@ class Training(Restored):
     def seen(self, x):
         """What a forward of x sees, and what it returns."""
         wide = x.astype(np.longdouble)
-        mean, var = (wide.mean(0), wide.var(0)) if self.training else (self.t.running_mean, self.t.running_var)
+        mean, var = (wide.mean(0), wide.var(0)) if self.training else (self.t.running_mean.copy(), self.t.running_var)
         of = Forward(wide, mean, 1 / np.sqrt(var + np.longdouble(self.t.eps)), self.gamma.copy(), self.training)
         return of, (wide - mean) * of.rstd * self.gamma + self.beta
 

@@ -45,14 +45,14 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             FORMULAS,
             "    const double v = a + share * (b - a);\n",
             "    const double v = a + share * b;\n",
-            "tests/layers/test_running.py",
+            "tests/kernels/test_running.py tests/layers/test_model.py",
         ),
         (
             "the running variance divides by the count, whatever ddof",
             FORMULAS,
             "    const double left = r.mode != BN_FADE ? weight - r.ddof : whole ? weight : pairs / weight;\n",
             "    const double left = r.mode != BN_FADE ? weight : whole ? weight : pairs / weight;\n",
-            "tests/layers/test_running.py",
+            "tests/kernels/test_running.py tests/functional/test_running.py",
         ),
         (
             "values fade twice as slowly",
