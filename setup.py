@@ -67,7 +67,7 @@ SOURCES = {name: "loops.table" if name.startswith("loops.") else f"{name.partiti
 # The threads are in these. Flags of compiler and linker, in the order they are tried: Apple's Clang wants
 # -Xpreprocessor and a library of its own; omp_pause_resource_all, which makes fork() safe, is not in every runtime.
 THREADED = ["entries", "exact.entries", "extremes.entries", "groups", "second", "sparse", "threads"]
-PLAIN = ["buffers"]
+PLAIN = ["buffers", "launches"]
 FIRST = ["groups"]  # is compiled while the loops are translated, and these before all that is small
 OPENMP = {
     "unix": [

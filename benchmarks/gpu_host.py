@@ -5,8 +5,11 @@ What is left is bnorm's own time before and between the launches. The stand-in c
 do: launches, among them copies, fills and arithmetic on arrays, which are launches of CuPy's own kernels, and new
 arrays. A launch is taken to cost LAUNCH microseconds of the host, which is an estimate; the time for new arrays comes
 on top.
+
+--save writes the table of the functions and layers into docs/gpu.md.
 """
 
+import argparse
 import statistics
 import sys
 import time
@@ -16,6 +19,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
+
+from . import machine, page
 
 SHAPE = (256, 64)
 CALLS = 3000
@@ -201,7 +206,12 @@ def calls() -> dict[str, Callable[[], object]]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_host", description=__doc__)
+    parser.add_argument("--save", action="store_true", help="write the table into docs/gpu.md")
+    save = parser.parse_args().save
     sys.modules["cupy"] = stand_in()
+    others = machine.Others()
+    table = [["", "own time, us", "launches", "new arrays", "with the launches, us"]]
     print(f"{'':<24}{'us':>6}  launches  arrays  with {LAUNCH} us for each launch")
     for name, call in calls().items():
         call()
@@ -214,7 +224,12 @@ def main() -> None:
             call()
             seconds.append(time.perf_counter() - start)
         own = statistics.median(seconds) * 1e6
-        print(f"{name:<24}{own:6.1f}{launches:10}{arrays:8}{own + LAUNCH * launches:8.1f}")
+        whole = own + LAUNCH * launches
+        print(f"{name:<24}{own:6.1f}{launches:10}{arrays:8}{whole:8.1f}")
+        if not name.startswith("gpu."):
+            table.append([name, f"{own:.1f}", str(launches), str(arrays), f"{whole:.1f}"])
+    if save:
+        page.save("gpu.md", "host", table, f"float32, {SHAPE}", others.cores())
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from bnorm import checks, overlap
 from bnorm.kernels import BACKENDS, view
 from bnorm.kernels.activation import Activation
 from bnorm.kernels.cpu.entries import ready
+from bnorm.kernels.cpu.launches import ready as ready_there
 from bnorm.kernels.rule import Rule
 
 Gradients = tuple[ndarray, ndarray | None, ndarray | None]
@@ -45,16 +46,18 @@ class Saved:
     order: tuple[int, ...] | None = None  # memory order of the axes of a result, if `layout` would give another
     residual: bool = False  # whether x is the sum h, the forward's second result
 
-    def gradients(self, dy: ndarray, params: bool, out: ndarray | None, dh: ndarray | None = None) -> Gradients:
+    def gradients(self, dy: ndarray, params: Any, out: ndarray | None, dh: ndarray | None = None) -> Gradients:
         """dx, dgamma, dbeta for dy in the layout of x, and dh if x is h; without `params` dgamma and dbeta may be
-        None."""
+        None, and where kernels have added them."""
         raise NotImplementedError
 
     def pull_back(
-        self, who: str, dy: Any, params: bool = True, out: ndarray | None = None, given: overlap.Given = ()
+        self, who: str, dy: Any, params: Any = True, out: ndarray | None = None, given: overlap.Given = ()
     ) -> Gradients:
         """dx, dgamma, dbeta for the caller's dy; without `params` no dgamma and dbeta.
 
+        params: True; or (holder, dgamma, dbeta), who holds this and what a layer adds to: kernels that can do so add
+        themselves, return None, and leave the holder without a forward.
         dy: (dy, dh) if the forward had a residual.
         given: more arrays that `out` must not overlap.
         """
@@ -77,8 +80,11 @@ class Saved:
         if out is None:
             dx, dgamma, dbeta = self.gradients(view.like(dy, layout), params, None, dh)
             return view.ordered(view.restore(dx, layout), self.order), dgamma, dbeta
-        whole = view.restore(x, layout)
-        room = _room(who, out, x, layout, ({"dy": mine, "x": whole}, *given), kind, same="dy")
+        whole = x
+        room = _at_once(out, x, layout, ({"dy": mine, "x": x}, *given))
+        if room is None:
+            whole = view.restore(x, layout)
+            room = _room(who, out, x, layout, ({"dy": mine, "x": whole}, *given), kind, same="dy")
         dx, dgamma, dbeta = self.gradients(view.like(dy, layout), params, room[0], dh)
         _deliver(dx, layout, room, whole, self)
         return out, dgamma, dbeta
@@ -97,8 +103,9 @@ class ChannelSaved(Saved):
     has_gamma: bool
     has_beta: bool
 
-    def gradients(self, dy: ndarray, params: bool, out: ndarray | None, dh: ndarray | None = None) -> Gradients:
-        params = params and (self.has_gamma or self.has_beta)
+    def gradients(self, dy: ndarray, params: Any, out: ndarray | None, dh: ndarray | None = None) -> Gradients:
+        if not (self.has_gamma or self.has_beta):
+            params = False
         dx, dgamma, dbeta = self.kernels.backward(
             dy, self.x, self.stats, self.count, self.weight, self.act, self.frozen, params, out
         )
@@ -118,13 +125,14 @@ class RowSaved(Saved):
     parameter_shape: tuple[int, ...]
     weight: ndarray | None
 
-    def gradients(self, dy: ndarray, params: bool, out: ndarray | None, dh: ndarray | None = None) -> Gradients:
+    def gradients(self, dy: ndarray, params: Any, out: ndarray | None, dh: ndarray | None = None) -> Gradients:
         gamma, beta = self.gamma, self.beta
-        params = params and not (gamma is None and beta is None)
+        if gamma is None and beta is None:
+            params = False
         dx, dgamma, dbeta = self.kernels.rows_backward(
             dy, self.x, self.mean, self.rstd, gamma, beta, self.rule, self.act, params, out, dh, self.weight
         )
-        if not params:
+        if dgamma is None:
             return dx, None, None
         shape = self.parameter_shape
         if len(shape) != 1:
@@ -291,12 +299,18 @@ def row_forward(
     return (out, view.ordered(view.restore(block, layout), order)), saved
 
 
+def _at_once(out: Any, block: Any, layout: view.Layout, given: overlap.Given) -> Room | None:
+    """Where a kernel may write to `out` as it is, or None if that needs a closer look."""
+    to = (ready if type(block) is ndarray else ready_there)(out, block, layout, given)
+    return None if to is None else (to, None, True)
+
+
 def _room(
     who: str, out: ndarray, block: ndarray, layout: view.Layout, given: overlap.Given, kind: type, same: str = "x"
 ) -> Room:
     """Check `out`. same: the array that it may be."""
-    if (to := ready(out, block, layout, given)) is not None:
-        return to, None, True
+    if (room := _at_once(out, block, layout, given)) is not None:
+        return room
     dtype = checks.FLOAT64 if block.dtype.kind in "bui" else block.dtype
     target, to, apart = overlap.output(who, out, layout, dtype, given, kind, same=same)
     return to, target, apart

@@ -10,6 +10,7 @@ import pytest
 import child
 from bnorm.kernels import BACKENDS, cpu, gpu
 from bnorm.kernels.activation import IDENTITY
+from bnorm.kernels.cpu.launches import launch
 from bnorm.kernels.gpu import jobs, launching, plans, row_plans
 from cuda_on_cpu.emulator import environment, missing
 from emulated.device import EmulatedDevice
@@ -141,8 +142,7 @@ def test_a_kernel_is_compiled_once_and_given_its_shared_memory(recorded):
     (large,) = plan.launches
     assert large.shared > 48 << 10
     device.run(plan, bytes(jobs.JOB.size - len(large.geometry)))
-    for kernel, arguments, options in device.calls(plan, bytes(jobs.JOB.size - len(large.geometry))):
-        kernel(*arguments, **options)
+    launch([device.prepared(plan, bytes(jobs.JOB.size - len(large.geometry)))])
     name = large.kernel
     run = (name, large.grid, large.block, large.shared)
     assert log == [("compile", name), (name, "max_dynamic_shared_size_bytes", large.shared), run, run]
@@ -162,7 +162,7 @@ def test_rows_get_as_many_blocks_as_run_at_a_time(recorded):
 
 def test_an_array_of_another_device_is_refused(recorded):
     with pytest.raises(ValueError, match=r"x: expected an array on the current device, 0, got one on device 1"):
-        launching.device_of(SimpleNamespace(device=SimpleNamespace(id=1)))
+        launching.device_of(SimpleNamespace(data=SimpleNamespace(device_id=1)))
 
 
 def test_arrays_beside_x_are_on_its_device(recorded):

@@ -43,7 +43,28 @@ class Interrupt:
 
 
 def everything(layer):
-    return held(layer) | {"waits": layer._saved is not None, "counters": layer._running.counters.tobytes()}
+    found = held(layer) | {"waits": layer._saved is not None}
+    return found | ({"counters": layer._running.counters.tobytes()} if hasattr(layer, "_running") else {})
+
+
+def outcomes(made, call, before, after):
+    """Whether a call has happened, for interrupts at all places, one after the other."""
+    found, places = [], 1
+    while True:
+        layer, interrupt = made(), Interrupt(places)
+        sys.setprofile(interrupt)
+        try:
+            call(layer)
+        except Interrupted:
+            pass
+        finally:
+            sys.setprofile(None)
+        now = everything(layer)
+        assert now in (before, after), {key: now[key] for key in now if now[key] not in (before[key], after[key])}
+        found.append(now == after)
+        if interrupt.seen < places:
+            return found
+        places += 1
 
 
 @needs_emulator
@@ -60,21 +81,32 @@ def test_all_or_nothing(cupy, options):
     before = everything(trained())
     done = trained()
     done(x + 1)
-    after, outcomes, places = everything(done), [], 1
     batch = x + 1
-    while True:
-        layer, interrupt = trained(), Interrupt(places)
-        sys.setprofile(interrupt)
-        try:
-            layer(batch)
-        except Interrupted:
-            pass
-        finally:
-            sys.setprofile(None)
-        now = everything(layer)
-        assert now in (before, after), {key: now[key] for key in now if now[key] not in (before[key], after[key])}
-        outcomes.append(now == after)
-        if interrupt.seen < places:
-            break
-        places += 1
-    assert places > 40 and {True, False} == set(outcomes)
+    found = outcomes(trained, lambda layer: layer(batch), before, everything(done))
+    assert len(found) > 25 and {True, False} == set(found)
+
+
+BACKWARDS = {
+    "batch": (lambda: bnorm.BatchNorm1d(3, device="cuda"), (8, 3)),
+    "rows": (lambda: bnorm.LayerNorm(3, device="cuda", dtype="float32"), (8, 3)),
+    "groups": (lambda: bnorm.GroupNorm(3, 3, device="cuda"), (4, 3, 20)),  # with sums in a launch before dx
+}
+
+
+@needs_emulator
+@pytest.mark.parametrize(("make", "shape"), BACKWARDS.values(), ids=BACKWARDS)
+def test_all_or_nothing_of_a_backward(cupy, make, shape):
+    """Gradients are added, and there is no forward any more, or neither."""
+    x, dy = (cupy.asarray(a) for a in np.random.default_rng(0).standard_normal((2, *shape)).astype("f4"))
+
+    def forwarded():
+        layer = make()
+        layer(x)
+        layer.backward(x)
+        layer(x)
+        return layer
+
+    before, done = everything(forwarded()), forwarded()
+    done.backward(dy)
+    found = outcomes(forwarded, lambda layer: layer.backward(dy), before, everything(done))
+    assert len(found) > 15 and {True, False} == set(found)

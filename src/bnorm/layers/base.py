@@ -278,14 +278,15 @@ class Layer:
         gamma, beta = self._gamma, self._beta
         dgammas = gamma._grad if gamma is not None and gamma.requires_grad else None  # to which gradients are added
         dbetas = beta._grad if beta is not None and beta.requires_grad else None
-        wanted = dgammas is not None or dbetas is not None
+        wanted = (dgammas is not None or dbetas is not None) and (holder, dgammas, dbetas)
         given = () if out is None else (self._own or self._owned(),)
         if wanted and saved.x is not None and type(saved.x) is not self._kind:
             raise RuntimeError(f"{self._who}: pull: expected the layer on the device of its forward, got it on another")
         dx, dgamma, dbeta = saved.pull_back(self._who, dy, wanted, out, given)
         # No interrupt can come between these two lines, nor in the call: the backward is complete or has not happened.
+        # Kernels that have added themselves left no gradients, and have forgotten the forward in the same way.
         holder._saved = None
-        if wanted:
+        if dgamma is not None or dbeta is not None:
             saved.kernels.add(dgammas, dgamma, dbetas, dbeta)
         return dx
 

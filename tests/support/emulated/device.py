@@ -47,12 +47,20 @@ class EmulatedDevice:
         arrays = self.empty((numbers,), np.float64), np.zeros(tickets, np.uint32)
         return launching.Workspace(tuple(self.addresses(*arrays)), numbers, tickets, arrays)
 
-    def calls(self, plan, call):
-        return [(self.launch, (launch, call), {}) for launch in plan.launches]
-
-    def run(self, plan, call):
+    def prepared(self, plan, call):
+        """As a Device does, for `launch` of the entries."""
+        made = []
         for launch in plan.launches:
-            self.launch(launch, call)
+            size = len(call) + len(launch.geometry)
+            kernel = functools.partial(self.called, launch, call)
+            made.append((kernel, launch.grid, launch.block, launch.shared, launch.geometry, launching.JOBS[size]))
+        return made, call
+
+    def called(self, launch, call, grid, block, args, shared):
+        assert args[0].tobytes() == call + launch.geometry
+        self.launch(launch, call)
+
+    run = launching.Device.run
 
     def launch(self, launch, call):
         self.log.append(launch)

@@ -4,6 +4,7 @@ from functools import cache
 from math import prod
 from typing import Any
 
+from ..cpu.launches import launch
 from . import launching, plans
 
 Array = Any  # cupy.ndarray
@@ -55,8 +56,15 @@ class Call:
         return self.space.addresses
 
     def run(self, plan: plans.Plan, job: bytes) -> None:
+        """All launches of a call whose plan and job these are."""
+        self.run_all([(plan, job)])
+
+    def run_all(self, plans_and_jobs: list[tuple[plans.Plan, bytes]], holder: Any = None) -> None:
+        """One after the other. holder: has a forward by now, and none when all are launched: no interrupt comes between
+        these."""
         if self.channels:
-            self.device.run(plan, job)
+            prepared = self.device.prepared
+            launch([prepared(plan, job) for plan, job in plans_and_jobs], holder)
         if self.space is not None:  # all that comes into the stream from now on runs later
             if not self.captured:
                 self.device.workspaces.free[self.stream] = self.space

@@ -8,6 +8,7 @@ from ..activation import IDENTITY, Activation
 from ..rule import Rule
 from . import plans
 from .calls import Call
+from .gradients import Wanted, receiver
 from .jobs import JOB
 from .statistics import of_forward
 
@@ -27,7 +28,7 @@ FORWARD = JOB.packer(
 )
 BACKWARD = JOB.packer(
     *("x", "dy", "y", "weight", "stats", "coefficients", "dgamma", "dbeta", "counts", "partial", "tickets"),
-    *("slope", "count"),
+    *("gives", "slope", "count"),
 )
 
 
@@ -180,7 +181,7 @@ def backward(
     weight: Array | None = None,
     act: Activation = IDENTITY,
     frozen: bool = False,
-    params: bool = True,
+    params: Wanted = True,
     out: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]:
     """dx, dgamma, dbeta of the `forward` that returned stats and count. frozen: its statistics were constants."""
@@ -197,12 +198,10 @@ def backward(
     plan = plans.reduction("sums", *call.size, careful, then, kind, device.limits)
     partial, tickets = call.workspace(plan, 3 * channels)
     coefficients = 0 if frozen else partial + 8 * plan.partial
-    dgamma = dbeta = None
-    if params:
-        dgamma, dbeta = device.empty((channels,), FLOAT64), device.empty((channels,), FLOAT64)
+    dgamma, dbeta, gives, holder, new = receiver(params, channels, device, dy, x, weight)
     number, counts = (count, None) if isinstance(count, float) else (0.0, count)
     weight_at, stats_at, *sums = device.addresses(weight, stats, dgamma, dbeta, counts)
     x_and_dy = call.at, call.dy_at, call.result_at, weight_at
-    job = BACKWARD(*x_and_dy, stats_at, coefficients, *sums, partial, tickets, act.slope, number)
-    call.run(plan, job)
-    return call.result, dgamma, dbeta
+    job = BACKWARD(*x_and_dy, stats_at, coefficients, *sums, partial, tickets, gives, act.slope, number)
+    call.run_all([(plan, job)], holder)
+    return call.result, *new

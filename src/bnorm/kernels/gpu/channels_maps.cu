@@ -65,10 +65,8 @@ BN_DEV void finish_channel(const Job& job, i64 c, const Sums& sum) {
     job.sums[job.channels + c] = of.dot;
   }
   if (job.coefficients) write_coefficients(job, c, coefficients_of(job, c, of, count_of(job, c)));
-  if (job.dgamma) {
-    job.dgamma[c] = row_of(job.stats, job, RSTD)[c] * of.dot;
-    job.dbeta[c] = of.total;
-  }
+  if (job.dgamma) give(job.dgamma, job.gives, c, row_of(job.stats, job, RSTD)[c] * of.dot);
+  give(job.dbeta, job.gives, c, of.total);
 }
 
 // The maps -----------------------------------------------------------------------------------------------------------

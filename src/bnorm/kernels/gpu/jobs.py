@@ -11,10 +11,12 @@ from typing import NamedTuple
 SUMS_ONLY, WITH_MAP, CAREFUL, FROZEN, EXACT = range(5)  # MODE of a kernel
 SKIP, PROPAGATE, TEST = range(3)  # nonfinite; TEST only looks
 NO_PARAMS, PER_COLUMN, PER_CHANNEL = range(3)  # PARAMS of the backward of rows: gradients of parameters
+WRITTEN, TO_FLOAT64, TO_FLOAT32 = range(3)  # how a kernel gives gradients of parameters: new, or added to these
 ENUMERATIONS = (
     ("SUMS_ONLY", "WITH_MAP", "CAREFUL", "FROZEN", "EXACT"),
     ("SKIP", "PROPAGATE", "TEST"),
     ("NO_PARAMS", "PER_COLUMN", "PER_CHANNEL"),
+    ("WRITTEN", "TO_FLOAT64", "TO_FLOAT32"),
 )
 
 
@@ -51,7 +53,7 @@ JOB = Fields(  # walk.cu says what they mean
         *("x", "dy", "y", "weight", "gamma", "beta", "mean", "var", "stats", "parts", "sums", "coefficients"),
         *("dgamma", "dbeta", "counts", "partial", "tickets", "infinite", "row_mean", "row_rstd"),
     ),
-    ("skipna", "count_step"),
+    ("skipna", "count_step", "gives"),
     ("slope", "eps", "count"),
     (
         *("channels", "inner", "columns", "copies", "steps", "total", "run", "jump", "unit", "base", "chunk"),
@@ -63,7 +65,7 @@ ROW_JOB = Fields(  # rows.cu
         *("x", "dy", "y", "gamma", "beta", "mean", "rstd", "dgamma", "dbeta", "partial", "weight"),
         *("gamma_kept", "beta_kept"),
     ),
-    ("rule",),
+    ("rule", "gives"),
     ("slope", "eps", "inverse"),
     (
         *("rows", "size", "inner", "groups", "lanes", "side", "affine", "streams", "sets", "columns", "channels"),

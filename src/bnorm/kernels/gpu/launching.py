@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..cpu.launches import launch, places
 from . import jobs, plans
 
 Array = Any  # cupy.ndarray
@@ -88,16 +89,6 @@ def available() -> str | None:
     return None
 
 
-class Part:
-    """Numbers of an array that only kernels read, such as statistics between a forward and its backward. An array of
-    their own would take CuPy as long as the whole."""
-
-    __slots__ = ("data", "size")
-
-    def __init__(self, whole: Array, begin: int, size: int) -> None:
-        self.data, self.size = whole.data + 8 * begin, size  # which keeps the memory
-
-
 class Workspace(NamedTuple):
     """Memory between the launches of a call: the addresses and sizes of its numbers and tickets, and their arrays."""
 
@@ -132,19 +123,11 @@ class Device:
         self.empty: Callable[[tuple[int, ...], Any], Array] = cupy.empty
         self.zeros: Callable[[tuple[int, ...], Any], Array] = cupy.zeros
         self.stream = current_stream()
+        self.current: Callable[[], int] = cupy.cuda.runtime.getDevice
 
     def addresses(self, *arrays: Array | None) -> list[int]:
         """Of arrays on this device; 0 where there is none."""
-        index, found = self.index, []
-        for array in arrays:
-            if array is None:
-                found.append(0)
-                continue
-            data = array.data
-            if data.device_id != index:
-                raise ValueError(f"expected arrays on device {index}, where x is, got one on device {data.device_id}")
-            found.append(data.ptr)
-        return found
+        return places(self.index, arrays)
 
     def address(self, array: Array | None) -> int:
         return self.addresses(array)[0]
@@ -182,16 +165,11 @@ class Device:
 
     def run(self, plan: plans.Plan, call: bytes) -> None:
         """Launch a plan. call: the part of the job that all of its launches share."""
-        for kernel, grid, block, shared, geometry, job in plan.ready.get(self) or self.prepare(plan, call):
-            # CuPy passes a NumPy array of one element by value
-            kernel(grid, block, (np.frombuffer(call + geometry, job),), shared)
+        launch([self.prepared(plan, call)])
 
-    def calls(self, plan: plans.Plan, call: bytes) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
-        """What `run` would call."""
-        return [
-            (kernel, (grid, block, (np.frombuffer(call + geometry, job),), shared), {})
-            for kernel, grid, block, shared, geometry, job in plan.ready.get(self) or self.prepare(plan, call)
-        ]
+    def prepared(self, plan: plans.Plan, call: bytes) -> tuple[list[tuple[Any, ...]], bytes]:
+        """A plan for `launch`, which nothing interrupts."""
+        return plan.ready.get(self) or self.prepare(plan, call), call
 
     def prepare(self, plan: plans.Plan, call: bytes) -> list[tuple[Any, ...]]:
         """Compile the kernels of a plan, which keeps what a launch needs."""
@@ -221,9 +199,9 @@ def _device(index: int) -> Device:
 
 def device_of(x: Array) -> Device:
     """The device of an array, which has to be CuPy's current one: kernels and new arrays go there."""
-    index = x.device.id
+    index = x.data.device_id
     device = _device(index)
-    if (current := device.cupy.cuda.runtime.getDevice()) != index:
+    if (current := device.current()) != index:
         raise ValueError(
             f"x: expected an array on the current device, {current}, got one on device {index}; "
             f"call inside `with cupy.cuda.Device({index}):`"

@@ -83,6 +83,19 @@ BN_DEV float rounded(double v) {
   return narrow;
 #endif
 }
+
+// Number c of a gradient of a parameter: written to float64, or added to what a layer has; null where nobody wants it.
+BN_DEV void give(void* to, i64 how, i64 c, double v) {
+  if (!to) return;
+  if (how == TO_FLOAT32) {
+    float& sum = static_cast<float*>(to)[c];
+    sum = rounded(exact(sum) + v);
+  } else {
+    double& sum = static_cast<double*>(to)[c];
+    sum = how == TO_FLOAT64 ? sum + v : v;
+  }
+}
+
 // In type A.
 template <class A>
 BN_DEV A as(float v) {

@@ -9,8 +9,8 @@ BN_DEV void finish_channel(const Job&, i64, const Moments&) {}
 
 template <class T>
 BN_DEV void finish_channel(const Job& job, i64 c, const Sums& sum) {
-  job.dbeta[c] = sum.total;
-  job.dgamma[c] = sum.dot;
+  give(job.dbeta, job.gives, c, sum.total);
+  give(job.dgamma, job.gives, c, sum.dot);
 }
 
 template <class T, int V, int K, int BX, int BY, int KIND>

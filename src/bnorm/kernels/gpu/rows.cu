@@ -23,14 +23,15 @@ struct RowJob {
   const double* beta;
   double* mean;  // of the rows
   double* rstd;
-  double* dgamma;
-  double* dbeta;
+  void* dgamma;  // see `give`
+  void* dbeta;
   double* partial;  // (sets, 2, columns): sums of dy and dy (x - mean) rstd
   const double* weight;  // (N, L), for rows_weighted.cu
   double* gamma_kept;  // copies of gamma and beta; null where absent
   double* beta_kept;
   // options
   i64 rule;  // BN_VARIANCE or BN_MEAN_SQUARE
+  i64 gives;
   double slope, eps, inverse;  // 1 / size
   // geometry: row_plans.py says what it means
   i64 rows, size, inner, groups, lanes, side, affine, streams, sets, columns, channels, share, whole, keep;

@@ -5,10 +5,12 @@ from typing import Any
 import numpy as np
 
 from ..activation import IDENTITY, Activation
+from ..cpu.launches import parts_of
 from . import row_plans
 from .calls import Call
+from .gradients import Wanted, receiver
 from .jobs import JOB, ROW_JOB
-from .launching import Device, Part
+from .launching import Device
 
 Array = Any  # cupy.ndarray
 FLOAT64 = np.dtype("float64")
@@ -17,11 +19,12 @@ FORWARD = ROW_JOB.packer(
     *("x", "y", "gamma", "beta", "mean", "rstd", "weight", "gamma_kept", "beta_kept", "rule", "slope", "eps", "inverse")
 )
 BACKWARD = ROW_JOB.packer(
-    *("x", "dy", "y", "gamma", "beta", "mean", "rstd", "dgamma", "dbeta", "partial", "weight", "rule", "slope"),
-    "inverse",
+    *("x", "dy", "y", "gamma", "beta", "mean", "rstd", "dgamma", "dbeta", "partial", "weight", "rule", "gives"),
+    *("slope", "inverse"),
 )
 SUMS = JOB.packer(
-    *("x", "dy", "weight", "gamma", "beta", "dgamma", "dbeta", "partial", "tickets", "row_mean", "row_rstd", "slope")
+    *("x", "dy", "weight", "gamma", "beta", "dgamma", "dbeta", "partial", "tickets", "row_mean", "row_rstd", "gives"),
+    "slope",
 )
 
 
@@ -29,7 +32,7 @@ def moved(result: Array, out: Array | None) -> Array:
     """Where it is wanted. Kernels load whole vectors, by which sums are cut: what does not begin at one is copied."""
     if out is None:
         return result
-    out[...] = result
+    out[...] = result.reshape(out.shape)
     return out
 
 
@@ -81,11 +84,9 @@ def small(device: Device, many: int, gamma: Array | None, beta: Array | None) ->
     if not many:  # and no launch
         nothing = device.empty((0,), FLOAT64)
         return [nothing, nothing, *(a if a is None else a.flatten() for a in (gamma, beta))]
-    either = beta if gamma is None else gamma
-    channels = 0 if either is None else either.size
-    whole = device.empty((2 * (many + channels),), FLOAT64)
-    copies = (a if a is None else Part(whole, 2 * many + i * channels, channels) for i, a in enumerate((gamma, beta)))
-    return [Part(whole, 0, many), Part(whole, many, many), *copies]
+    sizes = many, many, None if gamma is None else gamma.size, None if beta is None else beta.size
+    whole = device.empty((2 * many + (sizes[2] or 0) + (sizes[3] or 0),), FLOAT64)
+    return parts_of(whole, sizes)
 
 
 def inverse(shape: tuple[int, ...]) -> float:
@@ -102,7 +103,7 @@ def rows_backward(
     beta: Array | None,
     rule: int = 0,
     act: Activation = IDENTITY,
-    params: bool = True,
+    params: Wanted = True,
     out: Array | None = None,
     dh: Array | None = None,
     weight: Array | None = None,
@@ -120,25 +121,25 @@ def rows_backward(
     shape, channels = x.shape, x.shape[1] * x.shape[2]
     affine = gamma is not None or beta is not None
     if weight is None:
-        plan = row_plans.rows("rows_backward", shape, call.dtype, affine, params, kind, limits)
+        plan = row_plans.rows("rows_backward", shape, call.dtype, affine, bool(params), kind, limits)
     else:
         plan = row_plans.weighted("rows_weighted_backward", shape, call.dtype, kind, limits)
-    dgamma = dbeta = None
-    if params:
-        dgamma, dbeta = device.empty((channels,), FLOAT64), device.empty((channels,), FLOAT64)
+    dgamma, dbeta, gives, holder, new = receiver(params, channels, device, dy, x, weight, dh)
     gamma_at, beta_at, *of_rows, dgamma_at, dbeta_at, weight_at = device.addresses(
         gamma, beta, mean, rstd, dgamma, dbeta, weight
     )
     places, sums = (gamma_at, beta_at), (dgamma_at, dbeta_at)
-    if params:
-        if channels and not plan.partial:  # before dx, which may take the place of x or dy
-            first = row_plans.row_sums(shape, call.dtype, call.vectors, kind, limits)
-            job = SUMS(call.at, call.dy_at, weight_at, *places, *sums, *call.workspace(first), *of_rows, act.slope)
-            call.run(first, job)
+    runs = []
+    if params and channels and not plan.partial:  # before dx, which may take the place of x or dy
+        first = row_plans.row_sums(shape, call.dtype, call.vectors, kind, limits)
+        arrays = call.at, call.dy_at, weight_at, *places, *sums, *call.workspace(first), *of_rows
+        runs.append((first, SUMS(*arrays, gives, act.slope)))
     if mean.size or plan.partial:
         partial, _ = call.workspace(plan) if plan.partial else (0, 0)
         arrays = call.at, call.dy_at, call.result_at, *places, *of_rows, *sums, partial, weight_at
-        call.run(plan, BACKWARD(*arrays, rule, act.slope, inverse(shape)))
+        runs.append((plan, BACKWARD(*arrays, rule, gives, act.slope, inverse(shape))))
+    call.run_all(runs, holder)
+    found: Any = call.result
     if dh is not None:
-        call.result += dh
-    return call.result, dgamma, dbeta
+        found += dh.reshape(found.shape)
+    return found, *new

@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(ROW_THREADS) rows_params(RowJob job) {
     if (ty == 0 && column < job.columns) {
 #pragma unroll
       for (int i = 1; i < 8; ++i) total += memory[i * 32 + tx];
-      (sum ? job.dgamma : job.dbeta)[column] = total;
+      give(sum ? job.dgamma : job.dbeta, job.gives, column, total);
     }
     __syncthreads();
   }

@@ -159,6 +159,7 @@ __global__ void __launch_bounds__(256) merge_sets(StatisticsJob job) {
 __global__ void __launch_bounds__(256) add_gradients(StatisticsJob job) {
   const i64 c = (i64)blockIdx.x * 256 + threadIdx.x;
   if (c >= job.channels) return;
-  if (job.total) set(job, job.total, c, stored(job, job.total, c) + job.part[c]);
-  if (job.other) set(job, job.other, c, stored(job, job.other, c) + job.other_part[c]);
+  const i64 how = job.wide ? TO_FLOAT64 : TO_FLOAT32;
+  if (job.total) give(job.total, how, c, job.part[c]);
+  if (job.other) give(job.other, how, c, job.other_part[c]);
 }

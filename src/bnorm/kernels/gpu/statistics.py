@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from ..cpu.entries import move_prepared
+from ..cpu.launches import launch
 from ..rule import Rule, constant
 from . import launching, plans
 from .jobs import PROPAGATE, SKIP, STATISTICS_JOB, TEST
@@ -161,8 +162,11 @@ class Moving:
     @property
     def calls(self) -> list[Any]:
         """What remains to be called."""
+        if not self.channels:
+            return []
         job = self.job(PROPAGATE if self.rule.nonfinite == "propagate" else SKIP)
-        return self.device.calls(plans.per_channel("move_statistics", self.channels), job) if self.channels else []
+        prepared = self.device.prepared(plans.per_channel("move_statistics", self.channels), job)
+        return [(launch, ([prepared],), {})]
 
     @property
     def result(self) -> Any:

@@ -19,8 +19,8 @@ struct Job {
   double* parts;         // (4, C): count, mean, m2, low
   double* sums;          // (2, C): sum dy, sum dy (x - mean)
   double* coefficients;  // (3, C): a, b, c of dx = a (dy + w (b (x - mean) + c))
-  double* dgamma;
-  double* dbeta;
+  void* dgamma;  // see `give`
+  void* dbeta;
   double* counts;  // the count where the device alone knows it: one number, or with count_step 1 one per channel
   // workspace
   double* partial;    // (chunks, parts, columns)
@@ -30,7 +30,7 @@ struct Job {
   const double* row_mean;
   const double* row_rstd;
   // options
-  i64 skipna, count_step;
+  i64 skipna, count_step, gives;
   double slope, eps, count;
   // geometry: plans.py says what it means
   i64 channels, inner, columns, copies, steps, total;
