@@ -1,13 +1,39 @@
 from collections.abc import Mapping
 from typing import Any
 
-Prepared = tuple[list[tuple[Any, ...]], bytes]  # of each launch: kernel, grid, block, shared memory, geometry, dtype
+from typing_extensions import disjoint_base
 
-def places(index: int, arrays: tuple[Any, ...]) -> list[int]: ...
-def launch(prepared: list[Prepared], holder: object = None) -> None: ...
+_Prepared = tuple[list[tuple[Any, ...]], bytes]  # of each launch: kernel, grid, block, shared memory, geometry, dtype
+
+def places(index: int, *arrays: Any) -> list[int]: ...
+def launch(prepared: list[_Prepared], holder: object = None) -> None: ...
 def ready(out: Any, x: Any, layout: tuple[object, ...], given: tuple[Mapping[str, object], ...]) -> Any | None: ...
 def separate(totals: tuple[Any, ...], size: int, dtype: object, others: tuple[Any, ...]) -> bool: ...
+def dtype_name(dtype: Any) -> str: ...
 
+@disjoint_base
+class Call:
+    device: Any
+    stream: int
+    captured: bool
+    outer: int
+    channels: int
+    inner: int
+    dtype: str
+    result: Any
+    at: int
+    dy_at: int
+    result_at: int
+    places: int
+    vectors: bool
+    def __init__(self, device: Any, x: Any, out: Any, dy: Any, writes: bool, vector_bytes: int) -> None: ...
+    @property
+    def size(self) -> tuple[int, int, int, str, bool]: ...
+    def workspace(self, plan: Any, more: int = 0) -> tuple[int, int]: ...
+    def run(self, plan: Any, job: bytes, holder: object = None) -> None: ...
+    def run_all(self, plans: list[tuple[Any, bytes]], holder: object = None) -> None: ...
+
+@disjoint_base
 class Part:
     whole: Any
     ptr: int

@@ -13,7 +13,7 @@ cdef extern from "numpy/arrayobject.h":
     object PyArray_Empty(int, cnp.npy_intp*, cnp.dtype, bint)
 
 
-def places(index, tuple arrays not None):
+def places(index, *arrays):
     """The addresses of arrays on the device of this number; 0 where there is none."""
     cdef list found = []
     for array in arrays:
@@ -96,6 +96,67 @@ def separate(tuple totals not None, size, dtype, tuple others not None):
             if not away(begin, end, type(total), other):
                 return False
     return True
+
+
+cdef dict NAMES = {}
+
+
+def dtype_name(dtype):
+    """Its name, which NumPy makes up anew each time."""
+    name = NAMES.get(dtype)
+    if name is None:
+        name = NAMES[dtype] = dtype.name
+    return name
+
+
+cdef class Call:
+    """The arrays of one call on a launching.Device: x, what is made of it, and dy beside it; and their addresses."""
+
+    cdef readonly object device, stream, outer, channels, inner, dtype, result, at, dy_at, result_at, places
+    cdef readonly bint captured, vectors
+    cdef object space
+
+    def __init__(self, device, x, out, dy, bint writes, vector_bytes):
+        cdef tuple shape = x.shape
+        cdef Py_ssize_t axis, inner = 1
+        stream = device.stream()
+        self.device, self.stream = device, stream.ptr
+        self.captured = self.stream != 0 and device.capturing(stream)  # the default stream, 0, cannot be captured
+        for axis in range(2, len(shape)):
+            inner *= shape[axis]
+        self.outer, self.channels, self.inner = (shape[0], shape[1], inner) if inner else (0, shape[1], 1)
+        self.dtype = dtype_name(x.dtype)
+        self.result = None if not writes else device.empty(shape, x.dtype) if out is None else out
+        self.at, self.dy_at, self.result_at = device.addresses(x, dy, self.result)
+        self.places = self.at | self.dy_at | self.result_at  # a power of two that divides this divides all of them
+        self.vectors = self.places % vector_bytes == 0
+
+    @property
+    def size(self):
+        """What plans are made of. Without channels nothing is launched, whatever the plan."""
+        return self.outer, self.channels or 1, self.inner, self.dtype, self.vectors
+
+    def workspace(self, plan, more=0):
+        """The addresses of a plan's partial sums, which `more` numbers of the caller follow, and of its tickets.
+
+        They are there for the next `run`, and no longer.
+        """
+        stream = None if self.captured else self.stream
+        self.space = self.device.workspace(stream, plan.partial + more, plan.tickets)
+        return self.space.addresses
+
+    def run(self, plan, bytes job, holder=None):
+        """Launch a plan. holder: as that of `launch`."""
+        self.run_all([(plan, job)], holder)
+
+    def run_all(self, list plans, holder=None):
+        """Launch plans with their jobs, one after the other."""
+        if self.channels:
+            launch([self.device.prepared(plan, job) for plan, job in plans], holder)
+        if self.space is not None:      # all that comes into the stream from now on runs later
+            if not self.captured:
+                self.device.workspaces.free[self.stream] = self.space
+            self.space = None
 
 
 cdef class Part:

@@ -7,7 +7,7 @@ import numpy as np
 from ..activation import IDENTITY, Activation
 from ..rule import Rule
 from . import plans
-from .calls import Call
+from .calls import begun
 from .gradients import Wanted, receiver
 from .jobs import JOB
 from .statistics import of_forward
@@ -34,7 +34,7 @@ BACKWARD = JOB.packer(
 
 def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> Array:
     """Count, mean, m2 and low per channel, (4, C): sum of weights, mean, sum w (x - mean)^2, mean - float64(mean)."""
-    call = Call(x, None, writes=False)
+    call = begun(x, None, writes=False)
     device = call.device
     parts = device.empty((4, call.channels), FLOAT64)
     careful = weight is not None or skipna
@@ -61,7 +61,7 @@ def extremes(x: Array, weight: Array | None = None, skipna: bool = False) -> Arr
 
 def finish(parts: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array:
     """(5, C): mean, var, rstd, scale and shift of what `moments` returned, or of what was made of it."""
-    call = Call(parts, None, writes=False)
+    call = begun(parts, None, writes=False)
     stats = call.device.empty((5, call.channels), FLOAT64)
     job = FINISH(*call.device.addresses(gamma, beta, stats), call.at, eps)
     call.run(plans.per_channel("finish_stats", call.channels), job)
@@ -75,7 +75,7 @@ def normalize(
 
     With finite, FloatingPointError where x holds an infinity; what was written to out by then is of no use.
     """
-    call = Call(x, out)
+    call = begun(x, out)
     device = call.device
     found = device.zeros((1,), INT32) if finite else None
     name = "finite" if finite else "normalize"
@@ -91,7 +91,7 @@ def grad_moments(dy: Array, x: Array, stats: Array, weight: Array | None = None,
 
     With weights a dy of 0 adds nothing, whatever x is there.
     """
-    call = Call(x, None, dy, writes=False)
+    call = begun(x, None, dy, writes=False)
     device = call.device
     sums = device.empty((2, call.channels), FLOAT64)
     plan = plans.reduction("sums", *call.size, weight is not None, "", act.kind, device.limits)
@@ -102,7 +102,7 @@ def grad_moments(dy: Array, x: Array, stats: Array, weight: Array | None = None,
 
 def finish_gradients(sums: Array, stats: Array, count: Any) -> Array:
     """(3, C): a, b and c of `grad_input`. count is a number, or an array on the device: of one, or one per channel."""
-    call = Call(sums, None, writes=False)
+    call = begun(sums, None, writes=False)
     coefficients = call.device.empty((3, call.channels), FLOAT64)
     number, counts = (float(count), None) if isinstance(count, int | float) else (0.0, count)
     step = counts is not None and counts.size > 1
@@ -122,7 +122,7 @@ def grad_input(
     out: Array | None = None,
 ) -> Array:
     """dx = a (dy + w (b (x - mean) + c)), with dy as in `grad_moments` and w = 1 without weight."""
-    call = Call(x, out, dy)
+    call = begun(x, out, dy)
     plan = plans.map_only("gradient", *call.size, weight is not None, act.kind, call.device.limits)
     places = call.device.addresses(weight, stats, coefficients)
     call.run(plan, GRAD_INPUT(call.at, call.dy_at, call.result_at, *places, act.slope))
@@ -145,7 +145,7 @@ def forward(
 
     count is a float, or with weights an array on the device. left: what `settle` has to call, 0 without `running`.
     """
-    call = Call(x, out)
+    call = begun(x, out)
     device = call.device
     limits, kind = device.limits, act.kind
     count: Any = float(call.outer * call.inner)
@@ -185,7 +185,7 @@ def backward(
     out: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]:
     """dx, dgamma, dbeta of the `forward` that returned stats and count. frozen: its statistics were constants."""
-    call = Call(x, out, dy)
+    call = begun(x, out, dy)
     device = call.device
     kind, channels = act.kind, call.channels
     then = "frozen" if frozen else "gradient"
@@ -203,5 +203,5 @@ def backward(
     weight_at, stats_at, *sums = device.addresses(weight, stats, dgamma, dbeta, counts)
     x_and_dy = call.at, call.dy_at, call.result_at, weight_at
     job = BACKWARD(*x_and_dy, stats_at, coefficients, *sums, partial, tickets, gives, act.slope, number)
-    call.run_all([(plan, job)], holder)
+    call.run(plan, job, holder)
     return call.result, *new

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 
 from ..cpu.exact import entries
+from ..cpu.launches import dtype_name
 from . import plans
-from .calls import Call, dtype_name
+from .calls import begun
 from .jobs import JOB
 
 Array = Any  # cupy.ndarray
@@ -26,7 +27,7 @@ def exact_sums(x: Array, mask: Array | None = None) -> tuple[np.ndarray | None, 
         found: tuple[np.ndarray | None, int, np.ndarray, int, np.ndarray]
         found = entries.exact_sums(_on_host(x), None if mask is None else _on_host(mask))
         return found
-    call = Call(x, None, writes=False)
+    call = begun(x, None, writes=False)
     device = call.device
     totals = device.zeros((ROWS, call.channels), np.int64)
     plan = plans.exact_sums(*call.size, mask is not None, device.limits)

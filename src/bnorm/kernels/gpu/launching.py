@@ -9,7 +9,7 @@ between. A call that is captured in a graph takes its own from the pool that the
 
 import threading
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,6 +111,7 @@ class Device:
     def __init__(self, index: int) -> None:
         self.cupy = cupy = namespace()
         self.index = index
+        self.addresses: Callable[..., list[int]] = partial(places, index)
         self.kernels: dict[str, Any] = {}
         self.shared: dict[str, int] = {}  # bytes that a kernel may ask for, where that is more than it may at first
         self.workspaces = Workspaces()
@@ -124,10 +125,6 @@ class Device:
         self.zeros: Callable[[tuple[int, ...], Any], Array] = cupy.zeros
         self.stream = current_stream()
         self.current: Callable[[], int] = cupy.cuda.runtime.getDevice
-
-    def addresses(self, *arrays: Array | None) -> list[int]:
-        """Of arrays on this device; 0 where there is none."""
-        return places(self.index, arrays)
 
     def address(self, array: Array | None) -> int:
         return self.addresses(array)[0]

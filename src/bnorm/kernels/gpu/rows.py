@@ -7,7 +7,7 @@ import numpy as np
 from ..activation import IDENTITY, Activation
 from ..cpu.launches import parts_of
 from . import row_plans
-from .calls import Call
+from .calls import begun
 from .gradients import Wanted, receiver
 from .jobs import JOB, ROW_JOB
 from .launching import Device
@@ -58,7 +58,7 @@ def rows_forward(
         h = x + residual
         y, *more = rows_forward(h, gamma, beta, eps, rule, act, out, None, weight, copies)
         return (y, h), *more
-    call = Call(x, out)
+    call = begun(x, out)
     device = call.device
     if weight is None and not call.vectors and call.places % row_plans.begins(x.shape, call.dtype):
         y, *more = rows_forward(x.copy(), gamma, beta, eps, rule, act, copies=copies)
@@ -112,7 +112,7 @@ def rows_backward(
 
     dh is added to dx afterwards, on the device.
     """
-    call = Call(x, out, dy)
+    call = begun(x, out, dy)
     device = call.device
     limits, kind = device.limits, act.kind
     if weight is None and not call.vectors and call.places % row_plans.begins(x.shape, call.dtype):
