@@ -66,6 +66,12 @@ MAKERS = {  # a layer, the shape of its x, the function that it calls, and the l
         lambda x, gamma, beta: F.group_norm(x, 2, gamma, beta),
         None,
     ),
+    "GroupNorm of vectors": (
+        lambda **options: bnorm.GroupNorm(2, C, device="cuda", **options),
+        (5, C),
+        lambda x, gamma, beta: F.group_norm(x, 2, gamma, beta),
+        ["row_channels", "rows_backward"],
+    ),
     "BatchNorm1d": (
         lambda **options: bnorm.BatchNorm1d(C, device="cuda", **options),
         (6, C),
