@@ -48,7 +48,7 @@ class EmulatedDevice:
         return launching.Workspace(tuple(self.addresses(*arrays)), numbers, tickets, arrays)
 
     def prepared(self, plan, call):
-        """As a Device does, for `launch` of the entries."""
+        """What `launch` takes, as a Device prepares it."""
         made = []
         for launch in plan.launches:
             size = len(call) + len(launch.geometry)
