@@ -1,26 +1,7 @@
 # Tables as the loops over groups see them: an array, or columns that lie anywhere.
 #
 # Uses expect_block (guards).
-# Gives kind_of, tiles_of.
-
-cdef int kind_of(cnp.ndarray x) except -1:
-    cdef int kind = cnp.PyArray_TYPE(x)
-    if kind == cnp.NPY_DOUBLE:
-        return BN_REAL
-    if kind == cnp.NPY_FLOAT:
-        return BN_SINGLE
-    if kind == cnp.NPY_FLOAT16:
-        return BN_HALF
-    if kind == cnp.NPY_BOOL:
-        return BN_BOOL
-    if kind == cnp.NPY_UINT8:
-        return BN_UINT8
-    if kind == cnp.NPY_INT8:
-        return BN_INT8
-    if kind == cnp.NPY_UINT16:
-        return BN_UINT16
-    return BN_INT16 if kind == cnp.NPY_INT16 else BN_BFLOAT
-
+# Gives tiles_of.
 
 cdef bn_positions block_of(cnp.ndarray x) except *:
     cdef bn_positions t

@@ -29,6 +29,16 @@ from bnorm.kernels.cpu.jobs cimport (
     row_task_t,
     task_t,
 )
+from bnorm.kernels.cpu.kinds cimport (
+    BN_BFLOAT,
+    BN_BOOL,
+    BN_HALF,
+    BN_INT8,
+    BN_INT16,
+    BN_REAL,
+    BN_UINT8,
+    BN_UINT16,
+)
 from bnorm.kernels.cpu.threads cimport share, threads_for
 
 from bnorm.kernels.activation import IDENTITY
@@ -71,15 +81,6 @@ cdef extern from "streams.h" nogil:
         BN_STREAMS
 
 cdef extern from "narrow.h" nogil:
-    enum:
-        BN_REAL
-        BN_HALF
-        BN_BFLOAT
-        BN_BOOL
-        BN_UINT8
-        BN_INT8
-        BN_UINT16
-        BN_INT16
     size_t bn_narrow_size(int)
 
 cdef extern from "memory.h" nogil:

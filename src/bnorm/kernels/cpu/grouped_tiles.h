@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "formulas.h"
+#include "kinds.h"
 #include "loops/lanes.h"
-#include "loops/narrow.h"
 #include "loops/streams.h"
 
 /* The loops are compiled for the wider registers too, where compiler and system can choose among several: with the same
@@ -52,7 +52,6 @@ enum {
     BN_TILE = 2048          /* doubles of a block, which stay in the first-level cache */
 };
 
-enum { BN_SINGLE = BN_INT16 + 1 };                  /* float32, beside the kinds of narrow.h; BN_REAL is float64 */
 enum { BN_OUTSIDE = 1, BN_INFINITE = 2 };           /* what was found: a code that is no group's; infinity */
 
 /* A table of some kind of numbers: (outer, channels, inner), or columns that lie anywhere. */
@@ -78,7 +77,7 @@ BN_INLINE ptrdiff_t bn_tile_rows(ptrdiff_t width)
 
 BN_INLINE ptrdiff_t bn_size_of(int kind)
 {
-    return kind == BN_REAL ? 8 : kind == BN_SINGLE ? 4 : (ptrdiff_t)bn_narrow_size(kind);
+    return kind == BN_FLOAT64 ? 8 : kind == BN_FLOAT32 ? 4 : (ptrdiff_t)bn_narrow_size(kind);
 }
 
 /* n numbers as doubles `step` apart; and back, from doubles side by side. */
@@ -99,7 +98,7 @@ BN_INLINE void bn_read_numbers(int kind, const void *x, ptrdiff_t n, double *to,
     case BN_INT8: BN_READ_NUMBERS(int8_t, v[i])
     case BN_UINT16: BN_READ_NUMBERS(uint16_t, v[i])
     case BN_INT16: BN_READ_NUMBERS(int16_t, v[i])
-    case BN_SINGLE: BN_READ_NUMBERS(float, v[i])
+    case BN_FLOAT32: BN_READ_NUMBERS(float, v[i])
     default: BN_READ_NUMBERS(double, v[i])
     }
 }
@@ -117,7 +116,7 @@ BN_INLINE void bn_write_numbers(int kind, void *y, ptrdiff_t n, const double *fr
     switch (kind) {
     case BN_HALF: BN_WRITTEN(uint16_t, bn_float_to_half((float)from[i]))
     case BN_BFLOAT: BN_WRITTEN(uint16_t, bn_float_to_bfloat((float)from[i]))
-    case BN_SINGLE: BN_WRITTEN(float, (float)from[i])
+    case BN_FLOAT32: BN_WRITTEN(float, (float)from[i])
     default: BN_WRITTEN(double, from[i])
     }
 }

@@ -112,7 +112,7 @@ BN_INLINE void bn_take_stretch(const bn_positions *t, const bn_stretch *s, ptrdi
                 for (ptrdiff_t b = 0; b < some * size; b += BN_LINE)
                     bn_fetch_line(column + n * size + b);
                 columns[k] = (const double *)column;
-                if (t->kind != BN_REAL) {
+                if (t->kind != BN_FLOAT64) {
                     bn_read_numbers(t->kind, column, some, stage[k], 1);
                     columns[k] = stage[k];
                 }
@@ -130,7 +130,7 @@ BN_CLONES static const double *bn_take_tile(const bn_positions *t, ptrdiff_t beg
     const ptrdiff_t channels = t->channels;
     if (!t->columns && (t->inner == 1 || channels == 1)) {
         const char *x = (const char *)t->x + begin * channels * bn_size_of(t->kind);
-        if (t->kind == BN_REAL)
+        if (t->kind == BN_FLOAT64)
             return (const double *)x;
         bn_read_numbers(t->kind, x, n * channels, room, 1);
         return room;
@@ -166,7 +166,7 @@ BN_INLINE void bn_put_numbers(int kind, char *y, ptrdiff_t n, const double *from
     double stage[4 * BN_STAGE];
     if (!sent) {
         bn_write_numbers(kind, y, n, from);
-    } else if (kind == BN_REAL) {
+    } else if (kind == BN_FLOAT64) {
         bn_send_bytes(y, (const char *)from, n * size);
     } else {
         for (ptrdiff_t i = 0; i < n; i += 4 * BN_STAGE) {

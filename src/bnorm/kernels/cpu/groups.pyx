@@ -18,11 +18,12 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from bnorm.kernels.cpu.buffers cimport empty
+from bnorm.kernels.cpu.dtypes cimport kind_of
+from bnorm.kernels.cpu.kinds cimport BN_BFLOAT, BN_FLOAT32, BN_HALF
 from bnorm.kernels.cpu.threads cimport threads_for
 
 cdef extern from "grouped_maps.h" nogil:
     enum:
-        BN_REAL, BN_HALF, BN_BFLOAT, BN_BOOL, BN_UINT8, BN_INT8, BN_UINT16, BN_INT16, BN_SINGLE
         BN_OUTSIDE, BN_INFINITE
         BN_TILE, BN_LEAST_ROWS
     ctypedef struct bn_positions:
@@ -244,7 +245,7 @@ def normalize(object x, cnp.ndarray codes, cnp.ndarray numbers, cnp.ndarray out=
     m.x = tiles_of(x, kept)
     first = x[0][0] if m.x.columns != NULL else x
     positions = m.x.positions
-    kind = cnp.PyArray_TYPE(first) if m.x.kind in (BN_HALF, BN_BFLOAT, BN_SINGLE) else cnp.NPY_DOUBLE
+    kind = cnp.PyArray_TYPE(first) if m.x.kind in (BN_HALF, BN_BFLOAT, BN_FLOAT32) else cnp.NPY_DOUBLE
     if numbers is None or cnp.PyArray_NDIM(numbers) != 3 or cnp.PyArray_DIM(numbers, 1) != 3:
         given = None if numbers is None else (<object>numbers).shape
         raise ValueError(f"numbers: expected shape (G, 3, {m.x.channels}), got {given}")

@@ -13,7 +13,8 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from bnorm.kernels.cpu.exact.jobs cimport bn_exact_job, bn_total, exact_task_t
-from bnorm.kernels.cpu.kinds cimport BN_BFLOAT, BN_FLOAT32, BN_FLOAT64, BN_HALF, kind_of
+from bnorm.kernels.cpu.dtypes cimport kind_of
+from bnorm.kernels.cpu.kinds cimport BN_BFLOAT, BN_FLOAT32, BN_FLOAT64, BN_HALF
 from bnorm.kernels.cpu.threads cimport threads_for
 
 cdef extern from "plan.h" nogil:

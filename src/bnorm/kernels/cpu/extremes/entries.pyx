@@ -8,7 +8,8 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from bnorm.kernels.cpu.extremes.jobs cimport BN_FAR, bn_extremes_job, extremes_task_t
-from bnorm.kernels.cpu.kinds cimport BN_FLOAT64, kind_of
+from bnorm.kernels.cpu.dtypes cimport kind_of
+from bnorm.kernels.cpu.kinds cimport BN_FLOAT64
 from bnorm.kernels.cpu.threads cimport threads_for
 
 cnp.import_array()

@@ -2,9 +2,9 @@
 # channel c. These helpers go from channels to columns and back.
 #
 # Uses nothing of its siblings.
-# Gives Block, Columns, FETCH_COLUMNS, ROWS, block_rows, bounded, columns_of, fetch_rows, from_position, gather,
-# head_of, lane_sum, one_nan, plane_of, planes_of, pour, row_weights, run_block, spread, values_of, weigh_block,
-# weights_at, weights_from, weights_of_row, whole_sums, width_of, zero.
+# Gives Block, FETCH_COLUMNS, ROWS, block_rows, bounded, columns_of, fetch_rows, from_position, gather, head_of,
+# lane_sum, one_nan, plane_of, planes_of, pour, row_weights, run_block, spread, values_of, weigh_block, weights_at,
+# weights_from, weights_of_row, whole_sums, width_of, zero.
 
 cdef enum:
     FETCH_COLUMNS = 16  # columns between two fetches of what comes next, by rows: few lines at a time
@@ -22,17 +22,6 @@ ctypedef struct Block:
     int* unsound        # set where one is negative or not finite
     double* total       # their sum, if it is known, for the next channel; or NULL
     bn_ahead* ahead     # the walk through memory that the reader is on, or NULL
-
-
-# The numbers of channels or columns, one array of each, in the type of x; NULL where they are not used.
-ctypedef struct Columns:
-    const void* h           # high part of the mean
-    const void* scale       # of the forward
-    const void* shift
-    const void* a           # of the gradient
-    const void* b
-    const void* c
-    const void* w           # weights, of columns
 
 
 cdef inline double bounded(double v, const real* x) noexcept nogil:

@@ -2,8 +2,8 @@
 # high part of the mean. With an activation dy is first brought before it, by the forward's v, recomputed as there.
 # With weights a dy of 0 adds nothing whatever x holds there: padding may be NaN.
 #
-# Uses pulled (activations), Block, Columns, FETCH_COLUMNS, columns_of, fetch_rows, gather, head_of, plane_of,
-# planes_of, whole_sums, width_of, zero (channel_columns).
+# Uses pulled (activations), Block, FETCH_COLUMNS, columns_of, fetch_rows, gather, head_of, plane_of, planes_of,
+# whole_sums, width_of, zero (channel_columns).
 # Gives block_sums, pair_sums, products_beyond_float, pulled_pair_sums.
 
 

@@ -1,15 +1,14 @@
-# The maps, one read and one write: lines of values, which channel_lines.pxi computes, through memory. Outputs larger
+# The maps, one read and one write: lines of values, which lines.h computes, through memory. Outputs larger
 # than the cache are finished in a small buffer and streamed to memory past the cache.
 #
-# Uses Columns, spread, weights_at (channel_columns), Run, checked_columns, from_column, gradient_columns,
-# gradient_run, look, normalize_columns, normalize_run (channel_lines), done, taken (channel_narrow), EDGED,
-# send_columns (channel_sent).
+# Uses spread, weights_at (channel_columns), done, taken (channel_narrow).
 # Gives Lines, Output, SCALAR_RUN, by_lines, longest, map_columns, map_runs, plain, room.
 
 cdef enum:
     SCALAR_RUN = 32     # from this length a run is mapped with its channel's numbers in registers
     LINE = 1024         # values of a line, half as many float64: with their channels' numbers in the first-level cache
     TURN = 32           # lines from which it pays to begin them where those of the cache do
+    EDGED = 64          # values of a row or run from which it pays to send it though it is not whole lines
     LOOK = 512          # values looked at before they are mapped: enough to pay, and few enough to overlap with the map
 
 
@@ -64,20 +63,21 @@ cdef inline void map_run(
     cdef Run of
     cdef double[LINE] near
     cdef const double* w = NULL
-    of.h = number(job.high, c, x)
-    of.scale = number(job.scale, c, x)
-    of.shift = number(job.shift, c, x)
     if job.dy == NULL:
-        normalize_run(x, y, n, <real>of.h, <real>of.scale, <real>of.shift, job.act)
+        bn_plane_maps(job.act, 1, n, x, y, <const real*>job.high + c, <const real*>job.scale + c,
+                      <const real*>job.shift + c, <bn_edge*>NULL)
         return
     if job.weight != NULL:
         w = weights_at(job.weight, job.weighs, i, n, near)
+    of.h = number(job.high, c, x)
+    of.scale = number(job.scale, c, x)
+    of.shift = number(job.shift, c, x)
     of.a = number(job.a, c, x)
     of.b = number(job.b, c, x)
     of.c = number(job.c, c, x)
     of.gain = 1.0
     of.frozen = job.b == NULL
-    gradient_run(taken(job.narrow, job.dy, at, n, lines.dy, x), x, y, n, &of, job.act, w, job.unit)
+    bn_gradient_run(job.act, taken(job.narrow, job.dy, at, n, lines.dy, x), x, y, n, &of, w, job.unit)
 
 
 cdef void map_planes(
@@ -126,8 +126,8 @@ cdef void map_runs(
             while j < stop:
                 n = min(most, stop - j)
                 line = taken(job.narrow, job.x, at + j, n, out.narrow_lines.x, x)
-                if job.finite:
-                    look(job, line, n)
+                if job.finite and bn_any_infinite(line, n):
+                    bn_set(&job.infinite)
                 y = room(out, at + j, n, x)
                 map_run(job, at + j, o * job.inner + j, n, c, out.narrow_lines, line, y)
                 done(out, at + j, n, y)
@@ -196,7 +196,8 @@ cdef void map_columns(
     cdef real[LINE] h, scale, shift, a, b, c, wr
     cdef double[LINE] near
     cdef const void* weight = NULL if job.dy == NULL else job.weight       # the forward has no use for them
-    cdef Columns line, of
+    cdef Columns line
+    cdef bn_edge* edge
     cdef real* y
     cdef const real* v
     cdef const real* g
@@ -227,26 +228,20 @@ cdef void map_columns(
             n = min(lead if lead else width, stop - i)
             while k < n:
                 j = min(most, n - k)
-                of = from_column(&line, k, x)
                 v = taken(job.narrow, job.x, i + k, j, out.narrow_lines.x, x)
                 g = NULL
                 if job.dy != NULL:
                     g = taken(job.narrow, job.dy, i + k, j, out.narrow_lines.dy, x)
-                if out.direct and j >= EDGED:
-                    send_columns(job, g, v, <real*>out.y + i + k, j, &of, &out.edge)
-                    k += j
-                    continue
+                edge = &out.edge if out.direct and j >= EDGED else NULL
                 if weight != NULL:
                     positions = (j + channels * run - 1) // (channels * run) * run
                     weights_of_line(weights_at(weight, job.weighs, i // plane * run, positions, near), 1.0 / job.unit,
                                     min(channels, j), run, j, wr)
-                y = room(out, i + k, j, x)
+                y = room(out, i + k, j, x) if edge == NULL else <real*>out.y + i + k
                 if g != NULL:
-                    gradient_columns(g, v, y, j, &of, job.act)
-                elif job.finite:
-                    checked_columns(job, v, y, j, &of)
+                    bn_gradient_columns(job.act, g, v, y, j, &line, k, edge)
                 else:
-                    normalize_columns(v, y, j, &of, job.act)
+                    bn_map_columns(job.act, v, y, j, &line, k, &job.infinite if job.finite else <int*>NULL, edge)
                 done(out, i + k, j, y)
                 k += j
             if lead == 0:

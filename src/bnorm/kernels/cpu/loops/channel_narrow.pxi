@@ -4,7 +4,7 @@
 #
 # Integers without weights need no center: their sums and sums of squares have room in 64 bits, and are exact.
 #
-# Uses Block, Columns, ROWS, columns_of, gather, values_of, weights_from, width_of, zero (channel_columns), pair_sums,
+# Uses Block, ROWS, columns_of, gather, values_of, weights_from, width_of, zero (channel_columns), pair_sums,
 # products_beyond_float, pulled_pair_sums (channel_grads), Output (channel_maps), Parts, centered_sums, exact_sums
 # (channel_moments), add_block, parts_at (channel_tasks).
 # Gives done, integer_task, merge_integers, narrow_block, read_doubles, read_floats, taken, write_floats.

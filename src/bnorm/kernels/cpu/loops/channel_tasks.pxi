@@ -1,7 +1,7 @@
 # A task is one piece of rows times one group of channels. Partial results lie by piece, so merging them in index order
 # gives the same bits whoever computed them.
 #
-# Uses Block, Columns, ROWS, block_rows, bounded, one_nan, run_block, weigh_block, zero (channel_columns), block_sums
+# Uses Block, ROWS, block_rows, bounded, one_nan, run_block, weigh_block, zero (channel_columns), block_sums
 # (channel_grads), Lines, Output, SCALAR_RUN, by_lines, map_columns, map_runs, plain (channel_maps), Parts,
 # block_moments (channel_moments), integer_task, merge_integers, narrow_block (channel_narrow).
 # Gives add_block, center_sums_double, center_sums_float, finish_backward, finish_forward, fold_backward_double,

@@ -1,5 +1,10 @@
-/* The maps of channel_lines.pxi, sent as they are computed (BN_SEND_VALUES): lines of columns that have a number each. The
- * kind of `act` is a constant to the compiler. */
+/* The maps of a line: y = act((x - h) scale + shift), and dx = a (g - w (b (x - h) + c)), g being dy before the activation.
+ * h is the high part of the mean in the type of x, so x - h is exact near the mean; the low part is folded into shift and
+ * c. With a outside the brackets b is of the size of 1 / std, which float32 holds wherever it holds x. A weight of 0 keeps
+ * whatever stands under it out, NaN too. Without b (statistics that are constants) dx = a g. b and c are negative here, and
+ * subtracted: `one_nan` of channel_columns.pxi says why.
+ *
+ * The kind of `act` is a constant to the compiler in what ends in _by. */
 #ifndef BNORM_LINES_H
 #define BNORM_LINES_H
 
@@ -7,39 +12,138 @@
 #include "memory.h"
 #include "edges.h"
 
+/* The numbers of channels or columns, one array of each, in the type of x; NULL where they are not used. */
+typedef struct {
+    const void *h, *scale, *shift; /* high part of the mean, and the forward */
+    const void *a, *b, *c;         /* of the gradient */
+    const void *w;                 /* weights, of columns */
+} bn_columns;
+
+/* The numbers of one channel or row, all of them numbers of the type of x. */
+typedef struct {
+    double h, scale, shift, a, b, c;
+    double gain; /* a factor of dy alone, for group norm */
+    int frozen;  /* without b and c */
+} bn_run;
+
 #define BN_COLUMN_V(i) ((x[i] - h[i]) * scale[i] + shift[i])
 #define BN_COLUMN(i, p) OF(bn_act)(act, BN_COLUMN_V(i))
 #define BN_CHECKED(i, p) (found[j_] |= OF(bn_infinite)(x[i]), BN_COLUMN(i, p))
-#define BN_COLUMN_GRADIENT(i, p) (a[i] * (OF(bn_act_pull)(act, BN_COLUMN_V(i), dy[i]) - (b[i] * (x[i] - h[i]) + c[i])))
+#define BN_COLUMN_TILT(i) (b[i] * (x[i] - h[i]) + c[i])
+#define BN_COLUMN_GRADIENT(i, p) (a[i] * (OF(bn_act_pull)(act, BN_COLUMN_V(i), dy[i]) - BN_COLUMN_TILT(i)))
+#define BN_RUN_V(i) ((x[i] - h) * scale + shift)
+#define BN_RUN_GRADIENT(i) (gain * OF(bn_act_pull)(act, BN_RUN_V(i), dy[i]))
 
-#define bn_send_columns(act, x, ...) BN_OF(bn_send_columns, x)(act, x, __VA_ARGS__)
-#define bn_send_checked(act, x, ...) BN_OF(bn_send_checked, x)(act, x, __VA_ARGS__)
-#define bn_send_gradients(act, dy, ...) BN_OF(bn_send_gradients, dy)(act, dy, __VA_ARGS__)
+/* y[j] = VALUE of n values; y may be x, or dy. */
+#define BN_LINE_OF(y, VALUE)                                                                                          \
+    {                                                                                                                 \
+        BN_INDEPENDENT                                                                                                \
+        for (ptrdiff_t j = 0; j < n; j++)                                                                             \
+            (y)[j] = VALUE;                                                                                           \
+    }
+
+#define bn_map_columns(act, x, ...) BN_OF(bn_map_columns, x)(act, x, __VA_ARGS__)
+#define bn_gradient_columns(act, dy, ...) BN_OF(bn_gradient_columns, dy)(act, dy, __VA_ARGS__)
+#define bn_gradient_run(act, dy, ...) BN_OF(bn_gradient_run, dy)(act, dy, __VA_ARGS__)
+#define bn_any_infinite(x, n) BN_OF(bn_any_infinite, x)(x, n)
 #define BN_TEMPLATE "lines.h"
 #include "both.h"
 #elif defined(real)
 
-BN_INLINE void OF(bn_send_columns)(bn_activation act, const real *x, real *y, ptrdiff_t n, const real *h,
-                                   const real *scale, const real *shift, bn_edge *edge)
+/* Whether an infinity is among n values; an odd end is looked at as a whole vector, which is faster than one by one. */
+BN_APART int OF(bn_any_infinite)(const real *x, ptrdiff_t n)
 {
-    BN_SEND_VALUES(n, y, edge, BN_COLUMN);
+    enum { VECTOR = 16 };
+    const ptrdiff_t odd = n % VECTOR, last = n < VECTOR ? 0 : n - VECTOR;
+    integer found = 0;
+    for (ptrdiff_t j = 0; j < n - odd; j++)
+        found |= OF(bn_infinite)(x[j]);
+    for (ptrdiff_t j = last; odd && j < n; j++)
+        found |= OF(bn_infinite)(x[j]);
+    return found != 0;
 }
 
-/* Whether an infinity was among x; of each line the flags stay apart, as values do. */
-BN_INLINE int OF(bn_send_checked)(bn_activation act, const real *x, real *y, ptrdiff_t n, const real *h,
-                                  const real *scale, const real *shift, bn_edge *edge)
+/* A line of y from column `from` on, which is sent if there is an `edge`. infinite: set where an infinity is among x, or
+ * NULL. It is looked for in the loop that reads x anyway, and the flags of a few values stay apart, as the values do. */
+BN_INLINE void OF(bn_map_columns_by)(bn_activation act, const real *x, real *y, ptrdiff_t n, const bn_columns *of,
+                                     ptrdiff_t from, int *infinite, bn_edge *edge)
 {
-    integer found[BN_LINE / sizeof(real)] = {0}, any = 0;
-    BN_SEND_VALUES(n, y, edge, BN_CHECKED);
-    for (int j = 0; j < (int)(BN_LINE / sizeof(real)); j++)
+    enum { SOME = BN_LINE / sizeof(real) };
+    const real *h = (const real *)of->h + from, *scale = (const real *)of->scale + from;
+    const real *shift = (const real *)of->shift + from;
+    integer found[SOME] = {0}, any = 0;
+    if (!infinite && edge)
+        BN_SEND_VALUES(n, y, edge, BN_COLUMN);
+    else if (!infinite)
+        BN_LINE_OF(y, BN_COLUMN(j, j))
+    else if (edge)
+        BN_SEND_VALUES(n, y, edge, BN_CHECKED);
+    else {
+        const ptrdiff_t even = n - n % SOME;
+        for (ptrdiff_t i = 0; i < even; i += SOME) {
+            real some[SOME];
+            BN_VALUES(some, i, i, BN_CHECKED)
+            memcpy(y + i, some, sizeof some);
+        }
+        for (ptrdiff_t i = even, j_ = 0; i < n; i++)
+            y[i] = BN_CHECKED(i, i);
+    }
+    for (int j = 0; j < SOME; j++)
         any |= found[j];
-    return any != 0;
+    if (any)
+        bn_set(infinite);
 }
 
-BN_INLINE void OF(bn_send_gradients)(bn_activation act, const real *dy, const real *x, real *dx,
-                                     ptrdiff_t n, const real *h, const real *scale, const real *shift,
-                                     const real *a, const real *b, const real *c, bn_edge *edge)
+BN_APART void OF(bn_map_columns)(bn_activation act, const real *x, real *y, ptrdiff_t n, const bn_columns *of,
+                                 ptrdiff_t from, int *infinite, bn_edge *edge)
 {
-    BN_SEND_VALUES(n, dx, edge, BN_COLUMN_GRADIENT);
+    BN_BY_KIND(OF(bn_map_columns_by), act, x, y, n, of, from, infinite, edge)
+}
+
+/* A line of dx, which is sent if there is an `edge`; then there are no weights, and there is b. The weights
+ * are those of the line already. */
+BN_INLINE void OF(bn_gradient_columns_by)(bn_activation act, const real *dy, const real *x, real *dx, ptrdiff_t n,
+                                          const bn_columns *of, ptrdiff_t from, bn_edge *edge)
+{
+    const real *h = (const real *)of->h + from, *scale = (const real *)of->scale + from;
+    const real *shift = (const real *)of->shift + from;
+    const real *a = (const real *)of->a + from, *b = of->b ? (const real *)of->b + from : NULL;
+    const real *c = b ? (const real *)of->c + from : NULL, *w = (const real *)of->w;
+    if (edge)
+        BN_SEND_VALUES(n, dx, edge, BN_COLUMN_GRADIENT);
+    else if (!b)
+        BN_LINE_OF(dx, OF(bn_act_pull)(act, BN_COLUMN_V(j), a[j] * dy[j]))
+    else if (!w)
+        BN_LINE_OF(dx, BN_COLUMN_GRADIENT(j, j))
+    else
+        BN_LINE_OF(dx, a[j] * (OF(bn_act_pull)(act, BN_COLUMN_V(j), dy[j])
+                               - (w[j] == 0 ? 0 : w[j] * BN_COLUMN_TILT(j))))
+}
+
+BN_APART void OF(bn_gradient_columns)(bn_activation act, const real *dy, const real *x, real *dx, ptrdiff_t n,
+                                      const bn_columns *of, ptrdiff_t from, bn_edge *edge)
+{
+    BN_BY_KIND(OF(bn_gradient_columns_by), act, dy, x, dx, n, of, from, edge)
+}
+
+/* The same of one channel's numbers, with weights in units of `unit`, or none. */
+BN_INLINE void OF(bn_gradient_run_by)(bn_activation act, const real *dy, const real *x, real *dx, ptrdiff_t n,
+                                      const bn_run *of, const double *w, double unit)
+{
+    const real h = (real)of->h, scale = (real)of->scale, shift = (real)of->shift, gain = (real)of->gain;
+    const real a = (real)of->a, b = (real)of->b, c = (real)of->c;
+    const double inverse = 1.0 / unit;
+    if (of->frozen)
+        BN_LINE_OF(dx, OF(bn_act_pull)(act, BN_RUN_V(j), a * (gain * dy[j])))
+    else if (!w)
+        BN_LINE_OF(dx, a * (BN_RUN_GRADIENT(j) - (b * (x[j] - h) + c)))
+    else
+        BN_LINE_OF(dx, a * (BN_RUN_GRADIENT(j) - (w[j] == 0 ? 0 : (real)(w[j] * inverse) * (b * (x[j] - h) + c))))
+}
+
+BN_APART void OF(bn_gradient_run)(bn_activation act, const real *dy, const real *x, real *dx, ptrdiff_t n,
+                                  const bn_run *of, const double *w, double unit)
+{
+    BN_BY_KIND(OF(bn_gradient_run_by), act, dy, x, dx, n, of, w, unit)
 }
 #endif

@@ -1,7 +1,7 @@
 # dx of rows, and the gradients of their parameters. Sums and dx of a batch of rows are made before the next
 # are read; where gamma changes from value to value, one pass makes the sums of the rows and those of the columns.
 #
-# Uses pulled (activations), Block, Columns, from_position, pour, run_block, zero (channel_columns), block_sums,
+# Uses pulled (activations), Block, from_position, pour, run_block, zero (channel_columns), block_sums,
 # products_beyond_float (channel_grads), Output, longest (channel_maps), backward_map, edge_of, gradients_of_rows,
 # row_room, short_runs (row_maps), add_gradient, gradient_of_sums (row_residual), Affine, BATCH, EIGHTH, WIDTH,
 # batch_values, careful_short_sums, short_pair_sums, short_scaled_sums (row_short), affine_of, finish_sums, piece_of,

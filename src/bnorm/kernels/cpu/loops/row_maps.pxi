@@ -3,9 +3,8 @@
 # inner == 1: gamma and beta change from value to value. inner > 1: runs with one gamma each, which the maps of channels
 # serve.
 #
-# Uses activated (activations), bounded, one_nan (channel_columns), Run, gradient_run, normalize_run (channel_lines),
-# Output, longest, room (channel_maps), add_gradient, gradient_of_sums (row_residual), Affine, BATCH, scaled
-# (row_short), affine_of, row_numbers (row_sums).
+# Uses activated (activations), bounded, one_nan (channel_columns), Output, longest, room (channel_maps),
+# add_gradient, gradient_of_sums (row_residual), Affine, BATCH, scaled (row_short), affine_of, row_numbers (row_sums).
 # Gives backward_map, edge_of, forward_maps, gradients_of_rows, row_room, short_runs.
 
 cdef inline void affine_columns(
@@ -113,10 +112,7 @@ cdef void forward_map(
         r = <real>gain
         b = <real>bn_fold(<double>h, mean, gain, 0.0 if job.beta == NULL else job.beta[p + c])
         one_nan(&h, &r, &b)
-        if edge != NULL:
-            bn_plane_maps(identity(), 1, n, x + i, y, &h, &r, &b, edge)
-        else:
-            normalize_run(x + i, y, n, h, r, b, job.act)
+        bn_plane_maps(job.act, 1, n, x + i, y, &h, &r, &b, edge)
         i += n
         y += n
         c += 1
@@ -240,7 +236,7 @@ cdef void backward_map(
             run.gain = run_gain
             run.scale = <real>(rstd * scale)
             run.shift = <real>shift
-            gradient_run(dy + i, x + i, y, n, &run, job.act, NULL, 1.0)
+            bn_gradient_run(job.act, dy + i, x + i, y, n, &run, NULL, 1.0)
             add_gradient(job, row * size + i, n, y)
         i += n
         y += n

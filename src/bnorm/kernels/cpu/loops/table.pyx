@@ -11,8 +11,7 @@
 #   channel_weights.pxi    sums of columns whose positions have weights
 #   channel_weighted.pxi   moments of a block with weights
 #   channel_grads.pxi      sum dy and sum dy (x - mean) of a block
-#   channel_lines.pxi      the maps of a line: normalize and the input gradient
-#   channel_maps.pxi       lines and planes through memory
+#   channel_maps.pxi       the maps: lines and planes through memory
 #   channel_narrow.pxi     numbers of 8 and 16 bits: lines and blocks on their way through float and double
 #   channel_tasks.pxi      a task of a job: which blocks it has, in which order; what happens per channel between passes
 #   row_short.pxi          sums of a row or run of few values
@@ -26,7 +25,7 @@
 
 from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport INFINITY, NAN, fabs
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int64_t
 from libc.string cimport memcpy, memmove
 
 from bnorm.kernels.cpu.jobs cimport (
@@ -45,6 +44,7 @@ from bnorm.kernels.cpu.jobs cimport (
     RowJob,
     identity,
 )
+from bnorm.kernels.cpu.kinds cimport BN_BOOL, BN_HALF, BN_REAL
 
 cdef extern from "formulas.h" nogil:
     enum:
@@ -145,9 +145,21 @@ cdef extern from "lanes.h" nogil:
                        double*, double*, double*, double*)
 
 cdef extern from "lines.h" nogil:
-    void bn_send_columns(...)
-    int bn_send_checked(...)
-    void bn_send_gradients(...)
+    ctypedef struct Columns "bn_columns":
+        const void* h
+        const void* scale
+        const void* shift
+        const void* a
+        const void* b
+        const void* c
+        const void* w
+    ctypedef struct Run "bn_run":
+        double h, scale, shift, a, b, c, gain
+        bint frozen
+    void bn_map_columns(...)
+    void bn_gradient_columns(...)
+    void bn_gradient_run(...)
+    bint bn_any_infinite(...)
 
 cdef extern from "planes.h" nogil:
     void bn_plane_squares(...)
@@ -169,8 +181,6 @@ cdef extern from "stripes.h" nogil:
 
 cdef extern from "memory.h" nogil:
     void bn_set(int*)
-    int32_t bn_infinite_float(float)
-    int64_t bn_infinite_double(double)
 
 cdef extern from "weights.h" nogil:
     enum:
@@ -190,9 +200,6 @@ cdef extern from "weights.h" nogil:
 
 cdef extern from "narrow.h" nogil:
     enum:
-        BN_REAL
-        BN_HALF
-        BN_BOOL
         BN_STRIP
     size_t bn_narrow_size(int)
     void bn_read_float(int, const void*, Py_ssize_t, Py_ssize_t, float*)
@@ -219,8 +226,6 @@ include "channel_moments.pxi"
 include "channel_weights.pxi"
 include "channel_weighted.pxi"
 include "channel_grads.pxi"
-include "channel_lines.pxi"
-include "channel_sent.pxi"
 include "channel_maps.pxi"
 include "channel_narrow.pxi"
 include "channel_tasks.pxi"

@@ -1,0 +1,40 @@
+"""The type of an array, as a number of kinds.pxd."""
+
+cimport numpy as cnp
+
+from bnorm.kernels.cpu.kinds cimport (
+    BN_BFLOAT,
+    BN_BOOL,
+    BN_FLOAT32,
+    BN_FLOAT64,
+    BN_HALF,
+    BN_INT8,
+    BN_INT16,
+    BN_INT32,
+    BN_INT64,
+    BN_UINT8,
+    BN_UINT16,
+    BN_UINT32,
+    BN_UINT64,
+)
+
+
+cdef inline int kind_of(cnp.ndarray x) except -1:
+    """The type of x. One that is not NumPy's own is bfloat16, of any library."""
+    cdef int kind = cnp.PyArray_TYPE(x)
+    cdef Py_ssize_t size = cnp.PyArray_ITEMSIZE(x)
+    if kind == cnp.NPY_FLOAT:
+        return BN_FLOAT32
+    if kind == cnp.NPY_DOUBLE:
+        return BN_FLOAT64
+    if kind == cnp.NPY_BOOL:
+        return BN_BOOL
+    if kind == cnp.NPY_FLOAT16:
+        return BN_HALF
+    if cnp.PyTypeNum_ISSIGNED(kind):
+        return BN_INT8 if size == 1 else BN_INT16 if size == 2 else BN_INT32 if size == 4 else BN_INT64
+    if cnp.PyTypeNum_ISUNSIGNED(kind):
+        return BN_UINT8 if size == 1 else BN_UINT16 if size == 2 else BN_UINT32 if size == 4 else BN_UINT64
+    if cnp.PyTypeNum_ISUSERDEF(kind) and x.dtype.name == "bfloat16":
+        return BN_BFLOAT
+    raise TypeError(f"x: expected floats, bools or integers, got {x.dtype}")
