@@ -184,9 +184,8 @@ def columns_of(who: str, table: Any) -> Columns:
 
 def extremes(x: ndarray, weight: ndarray | None = None) -> tuple[float, float]:
     """The least and the greatest value of a column among those of positive weight; NaN if there is none."""
-    if weight is not None and not weight.all():
-        x = x[weight > 0]
-    return (float(np.fmin.reduce(x)), float(np.fmax.reduce(x))) if len(x) else (np.nan, np.nan)
+    low, high = cpu.extremes(x.reshape(1, 1, -1), weight, skipna=True)[:, 0].tolist()
+    return low, high
 
 
 def normalize(x: ndarray, stats: ndarray, out: ndarray) -> None:

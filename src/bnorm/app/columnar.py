@@ -2,6 +2,7 @@
 
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,7 +67,9 @@ class ParquetSource(ColumnarSource):
                 yield from self._after(self._counted(batches), skip, start)
             elif set(names) == set(numbers):
                 batches = file.iter_batches(rows_per_batch(len(names)), row_groups=groups, columns=list(names))
-                yield from self._after(self._counted(b.select(list(names)) for b in batches), skip, start)
+                with ThreadPoolExecutor(1) as pool:
+                    early = _early(pool, batches)
+                    yield from self._after(self._counted(b.select(list(names)) for b in early), skip, start)
             else:
                 yield from self._texts(file, groups, names, skip, start)
 
@@ -99,6 +102,14 @@ class ParquetSource(ColumnarSource):
         for batch in batches:
             self.fraction = self._read / max(1, self._rows)
             yield batch
+
+
+def _early(pool: ThreadPoolExecutor, batches: Iterator[Any]) -> Iterator[Any]:
+    """The same batches. While one is in use, another thread reads the next."""
+    coming = pool.submit(next, batches, None)
+    while (batch := coming.result()) is not None:
+        coming = pool.submit(next, batches, None)
+        yield batch
 
 
 class ArrowSource(ColumnarSource):
