@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from bnorm import BatchNormTransformer
 from bnorm.transformer import tables
+from bnorm.transformer.clock import clock_of
 
 MODES = [{}, {"momentum": 0.3}, {"momentum": 1}, {"momentum": None}, {"halflife": 7.0}, {"halflife": 7.0, "ddof": 1}]
 
@@ -199,6 +200,16 @@ def test_halflife_in_pieces(order, dtype, nan, ddof, monkeypatch):
     np.testing.assert_array_equal(np.broadcast_to(t.n_samples_seen_, 3), (~np.isnan(x)).sum(axis=0))
     u = BatchNormTransformer(halflife=50.0, ddof=ddof).partial_fit(x[:130]).partial_fit(x[130:])
     np.testing.assert_allclose(u.var_, t.var_, rtol=tolerance)
+
+
+def test_weights_of_rows_are_kept_for_a_batch_as_long_and_no_other():
+    x = table(2000)
+    kept = clock_of(50.0).weights(0, 2000, x)
+    assert clock_of(50.0).weights(5, 2005, x) is kept
+    assert not kept.flags.writeable
+    for halflife, n in ((51.0, 2000), (50.0, 1999), (50.0, 2000)):
+        wanted = 0.5 ** (np.arange(n - 1, -1, -1) / halflife)
+        np.testing.assert_allclose(clock_of(halflife).weights(0, n, x), wanted, rtol=1e-14)
 
 
 def test_halflife_remembers_a_feature_that_was_seen_once_long_ago():

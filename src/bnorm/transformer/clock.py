@@ -1,5 +1,6 @@
 """The clocks by which the values of a stream fade: one counts rows, the other reads their times."""
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -7,8 +8,26 @@ from numpy import ndarray
 
 from bnorm.kernels import moved
 
+KEPT = 1 << 22  # rows whose weights are kept: 32 MB
 SPAN = 1 << 10  # rows whose weights are computed one by one
 DEEP = 1000.0  # half-lives after which a row has no weight beside younger ones
+
+
+def _weights(halflife: float, rows: int, like: Any) -> ndarray:
+    """The weights of as many rows. They are products of a weight for a long and for a short time."""
+    short = min(rows, SPAN)
+    ages = (np.arange(m - 1, -1, -1.0, like=like) for m in (short, -(-rows // short)))
+    of_short, of_long = (np.exp2(age * step / -halflife) for age, step in zip(ages, (1, short), strict=True))
+    weights: ndarray = (of_long[:, None] * of_short).reshape(-1)[-rows:]
+    return weights
+
+
+@lru_cache(maxsize=1)
+def _kept_weights(halflife: float, rows: int) -> ndarray:
+    """The same, kept for the next batch: it is mostly as long, and to make them takes longer than plain moments."""
+    weights = _weights(halflife, rows, np.empty(0))
+    weights.flags.writeable = False
+    return weights
 
 
 class Rows(NamedTuple):
@@ -29,16 +48,10 @@ class Rows(NamedTuple):
         return float(row + 1 - n)
 
     def weights(self, start: int, n: int, like: Any) -> ndarray:
-        """The weights of the rows from `start` to n; the last is 1.
-
-        They are products of a weight for a long and for a short time.
-        """
-        rows = n - start
-        short = min(rows, SPAN)
-        ages = (np.arange(m - 1, -1, -1.0, like=like) for m in (short, -(-rows // short)))
-        of_short, of_long = (np.exp2(age * step / -self.halflife) for age, step in zip(ages, (1, short), strict=True))
-        weights: ndarray = (of_long[:, None] * of_short).reshape(-1)[-rows:]
-        return weights
+        """The weights of the rows from `start` to n; the last is 1. They may be read-only."""
+        if type(like) is ndarray and n - start <= KEPT:
+            return _kept_weights(self.halflife, n - start)
+        return _weights(self.halflife, n - start, like)
 
     def of(self, rows: slice) -> "Rows":
         """The clock of some of the rows."""
