@@ -112,8 +112,9 @@ cdef void sums_of_stripes(
 ) noexcept nogil:
     """EIGHTH parts of both sums of rows that share their gamma, and what they add to the sums of the columns."""
     cdef Py_ssize_t size = job.channels, at = row * size, k = 0, n
+    cdef Py_ssize_t most = BN_STRIPE if job.act.kind >= BN_SILU else rows
     while k < rows:
-        n = min(<Py_ssize_t>BN_STRIPE, rows - k)
+        n = min(most, rows - k)
         sums_of_stripe(job, n, at, size, total, ahead, of, k, sums.dgamma + sums.begin, sums.dbeta + sums.begin,
                        s, d, x)
         k += n

@@ -86,11 +86,12 @@ cdef inline Affine affine_of(RowJob* job, const real* h, const real* r, const re
 
 cdef inline void stripe_sums(
     Activation act, Py_ssize_t rows, Py_ssize_t n, Py_ssize_t pitch, Py_ssize_t left, bint adds, const real* dy,
-    const real* x, const Affine* of, Py_ssize_t k, Py_ssize_t i, double* dgamma, double* dbeta, double* s, double* d
+    const real* x, const Affine* of, Py_ssize_t k, Py_ssize_t i, double* dgamma, double* dbeta, double* s, double* d,
+    bn_ahead* ahead, bint sent
 ) noexcept nogil:
     bn_stripe_sums(act, rows, n, pitch, left, adds, dy, x, <const real*>of.h + k, <const real*>of.r + k,
                    <const real*>of.b + k, <const real*>of.gamma + i, <const real*>of.beta + i, dgamma + i, dbeta + i, s,
-                   d)
+                   d, ahead, sent)
 
 
 cdef inline void smooth_stripe(
@@ -116,7 +117,8 @@ cdef void sums_of_stripe(
     Py_ssize_t k, double* dgamma, double* dbeta, double* s, double* d, const real* x
 ) noexcept nogil:
     """EIGHTH parts of both sums of rows that share their gamma, the first at position `at`, its numbers the k-th, the
-    next each `pitch` values away; and what they add to the sums of the columns. BN_STRIPE rows at most."""
+    next each `pitch` values away; and what they add to the sums of the columns. With a smooth activation BN_STRIPE rows
+    at most."""
     cdef Py_ssize_t i = 0, n
     cdef const real* dy = <const real*>job.dy + at
     cdef real[BN_STRIPE * BN_SHORT] g, near
@@ -127,13 +129,12 @@ cdef void sums_of_stripe(
     x += at
     while i < job.channels:
         n = min(<Py_ssize_t>BN_SHORT, job.channels - i)
-        if ahead != NULL:
-            bn_fetch_on(ahead, rows * n * sizeof(real), job.stream)
         of_dy, of_x, left = dy + i, x + i, total - at - i
         if job.act.kind >= BN_SILU:     # then as without an activation: a copy of these loops is large
             smooth_stripe(job.act, rows, n, pitch, of_dy, of_x, of, k, i, &g[0], &near[0])
             of_dy, of_x, apart, left, act = &g[0], &near[0], n, rows * n, identity()
-        by_straight(stripe_sums[real], act, rows, n, apart, left, i > 0, of_dy, of_x, of, k, i, dgamma, dbeta, s, d)
+        by_straight(stripe_sums[real], act, rows, n, apart, left, i > 0, of_dy, of_x, of, k, i, dgamma, dbeta, s, d,
+                    ahead, job.stream)
         i += n
 
 

@@ -4,9 +4,10 @@
 #define BNORM_STRIPES_H
 
 #include "lanes.h"
+#include "streams.h"
 
 enum {
-    BN_STRIPE = 8,                      /* rows at most */
+    BN_STRIPE = 8,                      /* rows whose columns are added up in the type of x */
     BN_SHORT = BN_CHAIN * BN_WIDTH,     /* values of a row at most; of longer ones as many at a time */
 #ifdef __AVX512F__
     BN_BROAD = 2 * BN_WIDTH             /* values of a row whose column sums all stay in registers */
@@ -108,32 +109,39 @@ BN_INLINE void OF(bn_stripe_part)(
         dbeta[i + j] += (double)across[j];
 }
 
-/* n values, BN_SHORT at most, of each of `rows` rows, BN_STRIPE at most, which lie `pitch` values apart from x and
- * dy on, of which `left` may be read: 8 parts of both sums of each, begun here or added, and what they add to the
- * sums of the columns. Behind gamma and beta there are zeros. */
-BN_INLINE void OF(bn_stripe_sums)(bn_activation act, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t pitch,
+/* n values, BN_SHORT at most, of each of some rows, which lie `pitch` values apart from x and dy on, of which `left` may be
+ * read: 8 parts of both sums of each, begun here or added, and what they add to the sums of the columns. Behind gamma and
+ * beta there are zeros. ahead: NULL, or the walk that the reader is on, as in bn_fetch_on. */
+BN_INLINE void OF(bn_stripe_sums)(bn_activation act, ptrdiff_t all, ptrdiff_t n, ptrdiff_t pitch,
                                   ptrdiff_t left, int add, const real *dy, const real *x, const real *h,
                                   const real *r, const real *b, const real *gamma, const real *beta,
-                                  double *dgamma, double *dbeta, double *sum, double *dot)
+                                  double *dgamma, double *dbeta, double *sum, double *dot, bn_ahead *ahead, int sent)
 {
     real s[BN_STRIPE * BN_WIDTH], d[BN_STRIPE * BN_WIDTH];
-    ptrdiff_t i = BN_BROAD;
-    if (n == 8)
-        BN_STRIPE_PART(1, 1, 8, 0);
-    else if (n <= BN_TINY)
-        BN_STRIPE_PART(1, 1, BN_TINY, 0);
-    else if (n <= BN_WIDTH)
-        BN_STRIPE_PART(1, 1, BN_WIDTH, 0);
-    else if (n <= BN_BROAD)
-        BN_STRIPE_PART(1, 1, BN_BROAD, 0);
-    else {
-        BN_STRIPE_PART(1, 0, BN_BROAD, 0);
-        for (; i + BN_BROAD < n; i += BN_BROAD)
-            BN_STRIPE_PART(0, 0, BN_BROAD, i);
-        if ((int)BN_BROAD > (int)BN_WIDTH && n - i > BN_WIDTH)
-            BN_STRIPE_PART(0, 1, BN_BROAD, i);
-        else
-            BN_STRIPE_PART(0, 1, BN_WIDTH, i);
+    for (ptrdiff_t rows; all > 0; all -= rows) {
+        ptrdiff_t i = BN_BROAD;
+        rows = all < BN_STRIPE ? all : BN_STRIPE;
+        if (ahead)
+            bn_fetch_on(ahead, (size_t)(rows * n) * sizeof(real), sent);
+        if (n == 8)
+            BN_STRIPE_PART(1, 1, 8, 0);
+        else if (n <= BN_TINY)
+            BN_STRIPE_PART(1, 1, BN_TINY, 0);
+        else if (n <= BN_WIDTH)
+            BN_STRIPE_PART(1, 1, BN_WIDTH, 0);
+        else if (n <= BN_BROAD)
+            BN_STRIPE_PART(1, 1, BN_BROAD, 0);
+        else {
+            BN_STRIPE_PART(1, 0, BN_BROAD, 0);
+            for (; i + BN_BROAD < n; i += BN_BROAD)
+                BN_STRIPE_PART(0, 0, BN_BROAD, i);
+            if ((int)BN_BROAD > (int)BN_WIDTH && n - i > BN_WIDTH)
+                BN_STRIPE_PART(0, 1, BN_BROAD, i);
+            else
+                BN_STRIPE_PART(0, 1, BN_WIDTH, i);
+        }
+        dy += rows * pitch, x += rows * pitch, left -= rows * pitch;
+        h += rows, r += rows, b += rows, sum += 8 * rows, dot += 8 * rows;
     }
 }
 #endif
