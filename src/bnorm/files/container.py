@@ -28,6 +28,11 @@ SAFETENSORS, NPZ = ".safetensors", ".npz"
 SUFFIXES = (SAFETENSORS, NPZ)
 DTYPES = {"F64": "<f8", "F32": "<f4", "I64": "<i8", "U8": "|u1"}  # the dtypes of states, under safetensors' names
 MAGIC = {SAFETENSORS: re.compile(rb".{8}\{", re.DOTALL), NPZ: re.compile(rb"PK\x03\x04")}
+# NumPy's header of a plain array. NumPy itself has Python parse it, which on two threads at once fails in Python 3.11.
+HEADER = re.compile(
+    rb"\{'descr': '([<>|]\w+)', 'fortran_order': (True|False), 'shape': \((|\d{1,19}(?:, \d{1,19})*,?)\), \} *\n"
+)
+LENGTHS = {1: struct.Struct("<H"), 2: struct.Struct("<I")}  # of the header, by the version of the format
 LONGEST_HEADER = 100_000_000  # bytes, by the definition of safetensors
 
 Config = dict[str, Any]
@@ -199,11 +204,15 @@ def _entry(name: str, npy: bytes) -> Entry:
     """An array in NumPy's format. Everything in its header is checked."""
     file = BytesIO(npy)
     major, _ = np.lib.format.read_magic(file)
-    read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}.get(major)
-    if read_header is None:
+    if major not in LENGTHS:
         raise ValueError(f"{name}: array format {major}")
-    shape, fortran, dtype = read_header(file)
-    shape, rest = _shape(list(shape)), npy[file.tell() :]
+    (length,) = LENGTHS[major].unpack(file.read(LENGTHS[major].size))
+    header = HEADER.fullmatch(file.read(length))
+    if header is None:
+        raise ValueError(f"{name}: header of another kind of array")
+    descr, order, lengths = (text.decode() for text in header.groups())
+    dtype, fortran = np.dtype(descr), order == "True"
+    shape, rest = _shape([int(n) for n in re.findall(r"\d+", lengths)]), npy[file.tell() :]
     if not (dtype.str in DTYPES.values() or (name == KEY and dtype.kind == "S")):
         raise ValueError(f"{name}: type {dtype}")
     if (fortran and len(shape) > 1) or prod(shape) * dtype.itemsize != len(rest):
