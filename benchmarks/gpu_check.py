@@ -37,6 +37,7 @@ CASES = [
     Case("channels", "weighted batch norm", (300, 33)),
     Case("channels", "weighted batch norm", (6, 3, 300)),
     Case("clusters", "batch norm", (24, 32, 3136)),
+    Case("planes", "batch norm", (16, 256, 49)),
     Case("rows", "layer norm", (3000, 1, 64, 1)),
     Case("rows", "layer norm", (400, 1, 1000, 1)),
     Case("rows", "layer norm", (20, 1, 4096, 1)),
