@@ -147,12 +147,14 @@ def compared(cupy: Any, exact: Exact, found: dict[str, Any], dtype: str) -> Foun
 def layers(cupy: Any, x: np.ndarray, dy: np.ndarray) -> Found:
     """Running statistics and added gradients of a layer, and moments that are merged: the processor knows them too."""
     found = []
-    for where, make in (("cpu", np.asarray), ("cuda", cupy.asarray)):
+    for where, make, kernels in (("cpu", np.asarray, cpu), ("cuda", cupy.asarray, gpu)):
         layer = bnorm.BatchNorm1d(x.shape[1], device=where)
         for values in (x, dy):
             layer(make(values))
             layer.backward(make(dy))
         merged = F.moments(make(x)) + F.moments(make(dy))
+        # As a backward does whose kernels cannot add to the gradients themselves.
+        kernels.add(layer.gamma.grad, merged.mean, layer.beta.grad, merged.mean)
         running = layer.running_mean, layer.running_var
         found.append([*running, layer.gamma.grad, layer.beta.grad, merged.mean, merged.var()])
     want, got = found[0], map(cupy.asnumpy, found[1])
