@@ -159,3 +159,16 @@ def test_parameter_gradients_can_be_left_out(kind):
     dx, dgamma, dbeta = saved.pull_back("layer", dy, params=False)
     assert dgamma is None and dbeta is None
     assert_same(dx, F.backward(dy, saved)[0])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(("activation", "slope"), [("relu", 0.0), ("leaky_relu", 0.01)])
+def test_zero_has_the_slope_of_what_is_below(activation, slope, dtype):
+    x, dy = np.array([[-1.0, 0.0, 1.0]], dtype), np.array([[0.0, 1.0, 0.0]], dtype)
+    for function, turned in ((F.batch_norm, np.transpose), (partial(F.layer_norm, normalized_shape=3), np.copy)):
+        of = np.ascontiguousarray(turned(x))
+        size = of.shape[1]
+        y, saved = function(of, np.ones(size), np.zeros(size), activation=activation)
+        assert y.ravel()[1] == 0
+        *_, dbeta = F.backward(np.ascontiguousarray(turned(dy)), saved)
+        np.testing.assert_allclose(dbeta.sum(), slope, rtol=1e-3)

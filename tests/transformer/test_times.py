@@ -133,6 +133,18 @@ def test_after_a_gap_of_ten_thousand_half_lives(ddof):
     np.testing.assert_allclose(silent.mean_, want[0], rtol=1e-14)
 
 
+@pytest.mark.parametrize("gap", [1, 300, 5000])
+def test_one_value_and_many_that_are_older(gap):
+    """In either order, with ddof 1: the variance holds however faint the older ones are."""
+    x, times = table(20), seconds(60.0 * np.r_[np.arange(19) / 19, 1 + gap])
+    first, last = slice(0, 19), slice(19, 20)
+    parameters = {"halflife": "1min", "ddof": 1}
+    sorted_, late = (learned(parameters, x, times, parts) for parts in ([first, last], [last, first]))
+    assert np.isfinite(sorted_.var_).all()
+    np.testing.assert_allclose(late.var_, sorted_.var_, rtol=1e-12)
+    np.testing.assert_allclose(late.mean_, sorted_.mean_, rtol=1e-14)
+
+
 def test_a_feature_that_was_seen_long_ago_is_remembered():
     x = table(5)
     x[1:, 1] = np.nan
