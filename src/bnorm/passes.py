@@ -84,7 +84,7 @@ class Saved:
         room = _at_once(out, x, layout, ({"dy": mine, "x": x}, *given))
         if room is None:
             whole = view.restore(x, layout)
-            room = _room(who, out, x, layout, ({"dy": mine, "x": whole}, *given), kind, same="dy")
+            room = _looked_at(who, out, x, layout, ({"dy": mine, "x": whole}, *given), kind, same="dy")
         dx, dgamma, dbeta = self.gradients(view.like(dy, layout), params, room[0], dh)
         _deliver(dx, layout, room, whole, self)
         return out, dgamma, dbeta
@@ -305,12 +305,15 @@ def _at_once(out: Any, block: Any, layout: view.Layout, given: overlap.Given) ->
     return None if to is None else (to, None, True)
 
 
-def _room(
-    who: str, out: ndarray, block: ndarray, layout: view.Layout, given: overlap.Given, kind: type, same: str = "x"
+def _room(who: str, out: ndarray, block: ndarray, layout: view.Layout, given: overlap.Given, kind: type) -> Room:
+    """Check `out`, which may be x."""
+    return _at_once(out, block, layout, given) or _looked_at(who, out, block, layout, given, kind, same="x")
+
+
+def _looked_at(
+    who: str, out: ndarray, block: ndarray, layout: view.Layout, given: overlap.Given, kind: type, same: str
 ) -> Room:
-    """Check `out`. same: the array that it may be."""
-    if (room := _at_once(out, block, layout, given)) is not None:
-        return room
+    """The closer look. same: the array that `out` may be, beside x."""
     dtype = checks.FLOAT64 if block.dtype.kind in "bui" else block.dtype
     target, to, apart = overlap.output(who, out, layout, dtype, given, kind, same=same)
     return to, target, apart
