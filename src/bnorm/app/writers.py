@@ -129,9 +129,11 @@ class _Parquet:
 
     def write_batch(self, batch: Any) -> None:
         self._waiting.append(batch)
-        full = sum(b.num_rows for b in self._waiting) >= self._rows
-        if full or sum(b.nbytes for b in self._waiting) >= 2 * BATCH:  # text may be long
+        if sum(b.num_rows for b in self._waiting) >= self._rows:
             self._flush()
+        elif sum(b.nbytes for b in self._waiting) >= 2 * BATCH:  # text may be long
+            self._flush()
+            pyarrow().default_memory_pool().release_unused()  # which else keeps what several such row groups need
 
     def finish(self) -> None:
         self._flush()
