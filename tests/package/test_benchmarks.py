@@ -546,9 +546,12 @@ def test_calls_of_engines_take_turns(monkeypatch):
     pytest.importorskip("pyarrow")
     monkeypatch.setattr(engines, "ROUNDS", 2)
     turns = []
-    calls = {name: lambda name=name: turns.append(name) for name in ("ours", "theirs")}
-    lines = engines.best(calls, {"theirs": "ours"})
-    assert turns == ["ours", "theirs"] * 2
-    assert [line[0] for line in lines[1:]] == ["ours", "theirs"] and lines[1][2] == "" != lines[2][2]
+    groups = [
+        {name: lambda name=name: turns.append(name) for name in names} for names in [("fit", "their fit"), ("map",)]
+    ]
+    lines = engines.best(*groups)
+    assert turns == ["fit", "their fit"] * 2 + ["map"] * 2
+    assert [line[0] for line in lines[1:]] == ["fit", "their fit", "map"]
+    assert [bool(line[2]) for line in lines[1:]] == [False, True, False]
     tables = list(engines.tables(600_000))
     assert [t.num_rows for t in tables] == [500_000, 100_000] and tables[0].column_names == engines.COLUMNS
