@@ -5,6 +5,7 @@ import datetime as dt
 import numpy as np
 import pytest
 
+from bnorm.transformer.fitted import at_once
 from bnorm.transformer.keys import Index, read, restored, stored
 
 DAYS = [dt.date(2020, 1, 2), None, dt.date(2020, 1, 1), dt.date(2020, 1, 2)]
@@ -127,7 +128,7 @@ def test_an_index_grows_and_is_stored():
     index, names = Index(2), ["a", "b"]
     first = read("t", [("a", ["x", "é\ud800"]), ("b", NUMPY_DAYS[[0, 2]])])
     assert index.find("t", first, names).tolist() == [-1, -1]
-    index.add(first.keys, first.kinds)
+    at_once(index.added(first.keys, first.kinds))
     more = read("t", [("a", ["é\ud800", "z"]), ("b", NUMPY_DAYS[[2, 2]])])
     assert index.find("t", more, names).tolist() == [1, -1]
     kinds, arrays = stored(index)
@@ -138,7 +139,7 @@ def test_an_index_grows_and_is_stored():
     for column in (np.array([1, 5, 2]), np.array([0.5, 2.0]), np.array([True, False])):
         index = Index(1)
         keys = read("t", [("k", column)])
-        index.add(keys.keys, keys.kinds)
+        at_once(index.added(keys.keys, keys.kinds))
         assert index.array().tolist() == column.tolist()
         assert restored(*stored(index), len(column)).keys == keys.keys
     with pytest.raises(ValueError, match="keys of"):

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from bnorm import BatchNormTransformer, GroupedTransformer
+from interrupts import interrupted_late
 from restoring import Restored
 
 C = 2
 START = np.datetime64("2024-03-01T12:00", "ns")
 ROWS = st.integers(1, 9)
 SEEDS = st.integers(0, 40)
+LEFT = st.integers(0, 40)
 
 
 def batch(n, seed):
@@ -118,9 +120,8 @@ class Stream(Restored):
         """Seconds of the rows, if they have times."""
 
     def learned(self, t, model, n, seed):
-        x, w, when = batch(n, seed), weights(n, seed), self.when(n, seed)
-        t.partial_fit(x, sample_weight=w, **timed(when))
-        model.add(x, w, when)
+        t.partial_fit(batch(n, seed), sample_weight=weights(n, seed), **timed(self.when(n, seed)))
+        model.add(batch(n, seed), weights(n, seed), self.when(n, seed))
         return t, model
 
     def made(self, n, seed):
@@ -129,6 +130,14 @@ class Stream(Restored):
     @rule(n=ROWS, seed=SEEDS)
     def learn(self, n, seed):
         self.learned(self.t, self.model, n, seed)
+
+    @rule(n=ROWS, seed=SEEDS, left=LEFT)
+    def learn_until_an_interrupt(self, n, seed, left):
+        """All of it, or nothing."""
+        before, x, w, when = self.t.n_batches_seen_, batch(n, seed), weights(n, seed), self.when(n, seed)
+        interrupted_late(self.t, lambda t: t.partial_fit(x, sample_weight=w, **timed(when)), left)
+        if self.t.n_batches_seen_ > before:
+            self.learned(copy.deepcopy(self.t), self.model, n, seed)
 
     @rule(n=ROWS, seed=SEEDS)
     def fit(self, n, seed):
@@ -260,15 +269,11 @@ class Average(Stream):
 
     def made(self, n, seed):
         self.mean, self.var, self.weight = np.full(C, np.nan), np.full(C, np.nan), np.zeros(C)
-        made, self.model = super().made(n, seed)
-        self.averaged(batch(n, seed), weights(n, seed))
-        return made, self.model
+        return super().made(n, seed)
 
-    def learn(self, n, seed):
-        super().learn(n, seed)
+    def learned(self, t, model, n, seed):
         self.averaged(batch(n, seed), weights(n, seed))
-
-    learn = rule(n=ROWS, seed=SEEDS)(learn)
+        return super().learned(t, model, n, seed)
 
     def averaged(self, x, w):
         alone = Rows()
@@ -323,6 +328,14 @@ class Groups(Restored):
     @rule(n=ROWS, seed=SEEDS)
     def learn(self, n, seed):
         self.learned(self.t, self.rows, n, seed)
+
+    @rule(n=ROWS, seed=SEEDS, left=LEFT)
+    def learn_until_an_interrupt(self, n, seed, left):
+        """All groups have learned, or none."""
+        before, seconds, given = self.t.counts_.sum(), self.when(n, seed), np.array(self.table(n, seed)[2], object)
+        interrupted_late(self.t, lambda t: t.partial_fit(given, **timed(seconds)), left)
+        if self.t.counts_.sum() > before:
+            self.learned(copy.deepcopy(self.t), self.rows, n, seed)
 
     @rule(n=ROWS, seed=SEEDS)
     def merge(self, n, seed):

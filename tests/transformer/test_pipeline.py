@@ -3,7 +3,7 @@
 import copy
 import doctest
 import pickle
-import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, Normalizer,
 
 import bnorm.transformer.pipeline
 from bnorm import BatchNormTransformer, partial_fit_pipeline
+from interrupts import interrupted
 
 sklearn_version = tuple(int(part) for part in sklearn.__version__.split(".")[:2])
 
@@ -206,27 +207,10 @@ def test_interrupts_at_every_call():
     made = make_pipeline(BatchNormTransformer(), make_union(scaler(), MinMaxScaler()), scaler())
     first = partial_fit_pipeline(made, x)
 
-    def interrupt_at(n):
-        calls = 0
-
-        def trace(frame, event, arg):
-            nonlocal calls
-            calls += frame.f_globals.get("__name__", "").startswith("bnorm.transformer")
-            if calls == n:
-                raise KeyboardInterrupt
-
-        return trace
-
     counts = []
     for n in range(1, 2000, 7):
         model = copy.deepcopy(first)
-        try:
-            sys.setprofile(interrupt_at(n))
-            partial_fit_pipeline(model, x + 1)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.setprofile(None)
+        interrupted(partial(partial_fit_pipeline, model, x + 1), n, "bnorm.transformer")
         counts.append([found.n_batches_seen_ for found in scalers(model)])
         assert counts[-1] in ([1, 1, 1], [2, 2, 2]), n
         assert model[1].transformer_list[1][1].n_samples_seen_ == 12 * counts[-1][0]

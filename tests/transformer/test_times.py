@@ -3,6 +3,7 @@
 import copy
 import datetime as dt
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import bnorm
 from bnorm import BatchNormTransformer, partial_fit_pipeline
 from bnorm.transformer import times as of_times
 from bnorm.transformer.durations import nanoseconds, text
+from interrupts import interrupted
 
 S = 10**9
 START = np.datetime64("2024-03-01T12:00", "ns")
@@ -478,8 +480,6 @@ def test_pipelines_carry_times():
 
 def test_interrupts_while_the_zero_of_the_clock_moves(monkeypatch):
     """The rows of a stream are far apart, so the clock begins anew: then its times mean the same."""
-    import sys
-
     monkeypatch.setattr(of_times, "EXACT", 1000)
     x = table(8)
     first = BatchNormTransformer(halflife="5s").fit(x[:4], times=seconds([0, 1, 2, 3]))
@@ -491,23 +491,9 @@ def test_interrupts_while_the_zero_of_the_clock_moves(monkeypatch):
         return s.mean.tobytes(), s.weight.tobytes(), (s.last + t._state.zero.origin).tobytes()
 
     for n in range(1, 900):
-        t, calls = copy.deepcopy(first), 0
-
-        def trace(frame, event, arg, at=n):
-            nonlocal calls
-            calls += frame.f_globals.get("__name__", "").startswith("bnorm")
-            if calls == at:
-                raise KeyboardInterrupt
-
-        try:
-            sys.setprofile(trace)
-            t.partial_fit(x[4:], times=seconds([90, 91, 92, 93]))
-        except KeyboardInterrupt:
-            sys.setprofile(None)
-            assert meaning(t) in (meaning(first), meaning(after)), n
-            found.add((meaning(t) == meaning(after), t._state.zero == after._state.zero))
-        else:
+        t = copy.deepcopy(first)
+        if not interrupted(partial(t.partial_fit, x[4:], times=seconds([90, 91, 92, 93])), n):
             break
-        finally:
-            sys.setprofile(None)
+        assert meaning(t) in (meaning(first), meaning(after)), n
+        found.add((meaning(t) == meaning(after), t._state.zero == after._state.zero))
     assert found == {(False, False), (False, True), (True, True)}

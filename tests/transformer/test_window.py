@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ import bnorm
 from bnorm import BatchNormTransformer, partial_fit_pipeline
 from bnorm.transformer import ropes, window
 from bnorm.transformer.window import Rows, Window
+from interrupts import interrupted
 
 S = 10**9
 START = np.datetime64("2024-03-01T12:00", "ns")
@@ -407,27 +408,13 @@ def test_interrupts_leave_a_state_that_is_before_or_after(small_chunks):
 
     seen = set()
     for n in range(1, 2000):
-        t, calls = copy.deepcopy(first), 0
-
-        def trace(frame, event, arg, at=n):
-            nonlocal calls
-            calls += frame.f_globals.get("__name__", "").startswith("bnorm")
-            if calls == at:
-                raise KeyboardInterrupt
-
-        try:
-            sys.setprofile(trace)
-            t.partial_fit(x)
-        except KeyboardInterrupt:
-            sys.setprofile(None)
-            done = state(t) == state(after)
-            assert done or state(t) == state(first), n
-            assert (t._state.window is first._state.window) != done, n
-            seen.add(done)
-        else:
+        t = copy.deepcopy(first)
+        if not interrupted(partial(t.partial_fit, x), n):
             break
-        finally:
-            sys.setprofile(None)
+        done = state(t) == state(after)
+        assert done or state(t) == state(first), n
+        assert (t._state.window is first._state.window) != done, n
+        seen.add(done)
     assert seen == {False, True}
     check(t.partial_fit(table(7)), np.r_[table(100, seed=1), x, table(7)][-30:])
     check(first.partial_fit(table(7)), np.r_[table(100, seed=1), table(7)][-30:])

@@ -21,6 +21,7 @@ from bnorm.transformer.attributes import Attributes
 from bnorm.transformer.blocks import Blocks
 from bnorm.transformer.durations import DURATION
 from bnorm.transformer.exact import Exact
+from bnorm.transformer.fitted import at_once
 from bnorm.transformer.gradients import Learned
 from bnorm.transformer.parameters import IN_STATE, MOMENTUM
 from bnorm.transformer.saving import Savable
@@ -341,11 +342,10 @@ class BatchNormTransformer(
             if x.rows == 1:
                 self._tell_of_single_rows(state)
             state.move(x, weight, when)
-        for name in ("feature_names_in_", "gamma_grad_", "beta_grad_"):
-            self.__dict__.pop(name, None)
-        if names is not None:
-            self.feature_names_in_ = names
-        self._state, self.layer_, self.n_features_in_ = state, state.layer, x.shape[1]
+        fitted = {"_state": state, "layer_": state.layer, "n_features_in_": x.shape[1]}
+        fitted |= {} if names is None else {"feature_names_in_": names}
+        old = [(self.__dict__.pop, name, None) for name in ("feature_names_in_", "gamma_grad_", "beta_grad_")]
+        at_once([*old, (self.__dict__.update, fitted)])
         return self
 
     def _table(self, X: Any, writeable: bool = False) -> Table:

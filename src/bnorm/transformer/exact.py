@@ -71,12 +71,12 @@ def emptied(statistics: Statistics) -> Statistics:
     return empty
 
 
-def follow(statistics: Statistics, sums: ExactMoments, rows: int, batches: int) -> None:
-    """Make the statistics those of exact sums, each number rounded once. After an error nothing has changed."""
+def rounded(statistics: Statistics, sums: ExactMoments, rows: int, batches: int) -> Statistics:
+    """Such statistics, but those of exact sums, each number rounded once."""
     trial = emptied(statistics)
     trial.counters[...] = 0
     trial.begin(sums.parts.copy(), rows)
     var = sums.var(statistics.ddof)
     np.copyto(trial.var, var, where=~np.isnan(var))  # else there are no more than ddof values, and it divides by all
     trial.counters[0] = batches
-    statistics.assign(trial)
+    return trial

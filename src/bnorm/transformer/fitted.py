@@ -111,19 +111,24 @@ class Fitted:
 
     def move(self, x: Table, weight: Any, times: Times | None = None) -> None:
         """Update by one batch of the stream."""
-        if self.sums is not None:
-            sums = x.exact(weight)  # of a lazy table, rows are known after a pass
-            return self.add(sums, x.rows, 1, weight is not None)
-        if times is not None and self.zero is not None:
-            self.zero.check(tables.WHO, times)
-            self._count_from(times.newest)
+        before = self.weighted
+        self.weighted |= weight is not None  # first, as after an interrupt counts of weights must not pass for integers
         try:
+            if self.sums is not None:
+                sums = x.exact(weight)  # of a lazy table, rows are known after a pass
+                return self.add(sums, x.rows, 1, weight is not None)
+            if times is not None and self.zero is not None:
+                self.zero.check(tables.WHO, times)
+                self._count_from(times.newest)
             if self.window is not None:
                 self._slide(self.window, x, weight, times)
             else:
                 self.learn(self.steps(x, weight, times), weight is not None, x.refuse_infinity)
-        except TooLarge as error:
-            raise tables.too_large(x, error) from None
+        except Exception as error:
+            self.weighted = before
+            if isinstance(error, TooLarge):
+                raise tables.too_large(x, error) from None
+            raise
         if times is not None and times.column is not None and self.zero is not None:
             self.zero = self.zero._replace(column=times.column)
 
@@ -181,8 +186,7 @@ class Fitted:
             return
         trial = statistics.copy()
         trial.last = np.add(statistics.last, float(zero.origin - later.origin), out=trial.last)
-        moved = {"zero": later}
-        at_once([(BACKENDS[type(self.mean)].assign, statistics.rule, trial.rule), (self.__dict__.update, moved)])
+        self._become(trial, {"zero": later})
 
     def learn(self, steps: Sequence[Step], weighted: bool, suspect: Callable[[], None] = lambda: None) -> None:
         """Update by the steps of one batch, as `Statistics.learn` does. weighted: whether there were sample weights."""
@@ -242,10 +246,15 @@ class Fitted:
 
     def _follow(self, sums: Any, rows: int, batches: int) -> None:
         try:
-            exact.follow(self.statistics, sums, rows, batches)
+            trial = exact.rounded(self.statistics, sums, rows, batches)
         except FloatingPointError as error:
             raise ValueError(f"{tables.WHO}: expected statistics that float64 can hold: {error}") from None
-        self.sums = sums
+        self._become(trial, {"sums": sums})
+
+    def _become(self, trial: Statistics, besides: dict[str, Any]) -> None:
+        """Have the statistics of a copy, and what goes with them."""
+        assign = BACKENDS[type(self.mean)].assign
+        at_once([(assign, self.statistics.rule, trial.rule), (self.__dict__.update, besides)])
 
     def _count(self, weighted: bool) -> None:
         self.weighted |= weighted

@@ -13,7 +13,7 @@ from bnorm.kernels.engines import engine_of
 from bnorm.running import TooLarge
 from bnorm.transformer import group_blocks, group_parameters, tables
 from bnorm.transformer.durations import DURATION, is_duration
-from bnorm.transformer.fitted import ticks
+from bnorm.transformer.fitted import at_once, ticks
 from bnorm.transformer.group_attributes import Attributes
 from bnorm.transformer.group_batches import Batch, batch_of, mapped
 from bnorm.transformer.group_saving import Savable
@@ -309,11 +309,9 @@ class GroupedTransformer(
         fades = not whole or is_duration(self.halflife)
         batch = self._batch(X, table, sample_weight, times, (when, column), groups.halflife if fades else None)
         self._learned(groups.begin if whole else groups.move, batch, table)
-        self.__dict__.pop("feature_names_in_", None)
-        for name in ("feature_names_in_", "n_features_in_"):
-            if name in found.__dict__:
-                setattr(self, name, found.__dict__[name])
-        self._groups, self._places = groups, table.places
+        names = [name for name in ("feature_names_in_", "n_features_in_") if name in found.__dict__]
+        fitted = {name: found.__dict__[name] for name in names} | {"_groups": groups, "_places": table.places}
+        at_once([(self.__dict__.pop, "feature_names_in_", None), (self.__dict__.update, fitted)])
         return table, batch.keys
 
     def _batch(

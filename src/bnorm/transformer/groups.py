@@ -13,14 +13,14 @@ from numpy import ndarray
 from bnorm.kernels import cpu
 from bnorm.moments import Moments
 from bnorm.running import Statistics, Step
-from bnorm.transformer.fitted import ticks
+from bnorm.transformer.fitted import at_once, ticks
 from bnorm.transformer.group_batches import Batch
 from bnorm.transformer.keys import Index, Keys
 from bnorm.transformer.times import Zero
 
 
 class Groups:
-    """The statistics of all groups, by the code of a key, and of the whole. An error changes nothing.
+    """The statistics of all groups, by the code of a key, and of the whole. An error or an interrupt changes nothing.
 
     way     momentum and half-life, as they were given
     zero    of the clock that reads the times of rows, once it has seen one
@@ -66,10 +66,12 @@ class Groups:
             return self.move(who, batch, names)
         some = self._empty(len(batch.keys.keys))
         some.begin(batch.parts.reshape(4, -1), 0)
-        self.whole.begin(batch.whole[0].parts, batch.whole[0].rows)
+        whole = self.whole.copy()
+        whole.begin(batch.whole[0].parts, batch.whole[0].rows)
         if some.last is not None:
             some.last[...] = np.repeat(batch.lengths, self.channels)
-        self._set(who, batch, names, some)
+        at = self.index.find(who, batch.keys, names)
+        self._set(batch.keys, at, some, batch.lengths, whole=whole, batches=1, weighted=batch.weighted)
 
     def move(self, who: str, batch: Batch, names: list[str]) -> None:
         """Update by one batch of the stream."""
@@ -84,8 +86,8 @@ class Groups:
         whole.learn([step._replace(end=ahead) for step in batch.whole] if zero else batch.whole)
         if len(at):
             some.move(batch.parts.reshape(4, -1), seen, pairs, last, finite=False)
-        self._set(who, batch, names, some, at, past)
-        self.whole, self.zero = whole, zero
+        besides = {"whole": whole, "zero": zero, "batches": self.batches + 1}
+        self._set(batch.keys, at, some, lengths + batch.lengths, past, weighted=batch.weighted, **besides)
 
     def merge(self, who: str, other: "Groups", names: list[str]) -> None:
         """Unite with the groups of another stream by their keys. If values fade by rows, both streams end now."""
@@ -101,12 +103,8 @@ class Groups:
             mine.merge(theirs)
         whole.merge(other.whole, ahead if zero else None)
         grown = lengths if self.halflife is not None else lengths + np.where(old, other.lengths, 0)
-        nothing = np.zeros_like(grown)
-        batch = Batch(its, np.empty(0), None, None, nothing, [], other.weighted)
-        self._set(who, batch, names, mine, at, past)
-        self.lengths[self.index.find(who, its, names)] = grown
-        self.whole, self.zero = whole, zero
-        self.batches += other.batches - 1
+        besides = {"whole": whole, "zero": zero, "batches": self.batches + other.batches}
+        self._set(its, at, mine, grown, past, weighted=other.weighted, **besides)
 
     def batch(self) -> Batch:
         """All rows as one batch, if they weigh the same, or fade by their times."""
@@ -133,25 +131,31 @@ class Groups:
         return zero._replace(column=column), float(before.origin - zero.origin), float(its.origin - zero.origin)
 
     def _set(
-        self, who: str, batch: Batch, names: list[str], some: Statistics, at: ndarray | None = None, later: float = 0.0
+        self,
+        keys: Keys,
+        at: ndarray,
+        some: Statistics,
+        lengths: ndarray,
+        later: float = 0.0,
+        *,
+        weighted: bool,
+        **rest: Any,
     ) -> None:
-        """Let these be the statistics of the groups of a batch. later: how far the zero of others moves back."""
-        at = self.index.find(who, batch.keys, names) if at is None else at.copy()
+        """Let these be the statistics and the rows of groups, and `rest` what the others are of what is listed above.
+
+        at: the places of the keys, -1 of new ones. later: how far the zero of the clock moves back for all groups.
+        """
         new = np.flatnonzero(at < 0)
+        at = at.copy()
         at[new] = len(self) + np.arange(len(new))
-        arrays = {name: a.reshape(len(at), self.channels) for name, a in some.arrays().items()}
-        if len(self):
-            self._grow(len(self) + len(new))
-            if later:
-                self.arrays["last"] += later
-            for name, a in arrays.items():
-                self.arrays[name][at] = a
-            self.lengths[at] += batch.lengths
-        else:
-            self.arrays, self.lengths = arrays, batch.lengths.copy()
-        self.index.add([batch.keys.keys[i] for i in new.tolist()], batch.keys.kinds)
-        self.batches += 1
-        self.weighted |= batch.weighted
+        self._grow(len(self) + len(new))
+        last = self.arrays.get("last")
+        calls: list[Any] = [(np.add, last, later, last)] if later else []
+        for name, a in some.arrays().items():
+            calls.append((self.arrays[name].__setitem__, at, a.reshape(len(at), self.channels)))
+        calls.append((self.lengths.__setitem__, at, lengths))
+        calls += self.index.added([keys.keys[i] for i in new.tolist()], keys.kinds)
+        at_once([*calls, (self.__dict__.update, rest | {"weighted": self.weighted or weighted})])
 
     def _grow(self, groups: int) -> None:
         """Make room for so many groups."""

@@ -299,7 +299,7 @@ def _coded(found: Column, codes: ndarray, missing: ndarray | None = None, in_ord
 
 
 class Index:
-    """The keys that have been seen, each with a code: its place in `keys`. It grows by `add` alone."""
+    """The keys that have been seen, each with a code: its place in `keys`. It grows by `added` alone."""
 
     def __init__(self, columns: int) -> None:
         self.kinds: tuple[str | None, ...] = (None,) * columns
@@ -318,11 +318,11 @@ class Index:
             return np.full(len(keys.keys), -1)
         return np.fromiter((self._places.get(key, -1) for key in keys.keys), np.int64, len(keys.keys))
 
-    def add(self, keys: list[Any], kinds: tuple[str | None, ...]) -> None:
-        """Add keys that are new, in their order."""
-        self.kinds = tuple(mine or its for mine, its in zip(self.kinds, kinds, strict=True))
-        self._places.update(zip(keys, range(len(self.keys), len(self.keys) + len(keys)), strict=True))
-        self.keys.extend(keys)
+    def added(self, keys: list[Any], kinds: tuple[str | None, ...]) -> list[tuple[Any, ...]]:
+        """Compiled calls, with their arguments, that add keys that are new, in their order."""
+        known = {"kinds": tuple(mine or its for mine, its in zip(self.kinds, kinds, strict=True))}
+        places = dict(zip(keys, range(len(self.keys), len(self.keys) + len(keys)), strict=True))
+        return [(self.__dict__.update, known), (self._places.update, places), (self.keys.extend, keys)]
 
     def array(self) -> ndarray:
         """The keys as an array: of strings (object), numbers, bools or times; of several columns an object array of
@@ -396,5 +396,5 @@ def restored(kinds: list[Any], arrays: dict[str, ndarray], groups: int) -> Index
     keys = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
     if len(keys) != groups or len(set(keys)) != groups:
         raise ValueError(f"{len(set(keys))} keys of {groups} groups")
-    index.add(keys, tuple(kinds))
+    index.kinds, index.keys, index._places = tuple(kinds), keys, dict(zip(keys, range(groups), strict=True))
     return index
