@@ -22,5 +22,11 @@ def test_every_fault_is_seen_by_a_test_that_is_there():
             assert name in (ROOT / path).read_text(encoding="utf-8"), seen
 
 
+def test_every_place_is_there():
+    for fault in mutations.FAULTS:
+        text = (ROOT / fault.path).read_text(encoding="utf-8")
+        assert mutations.planted(text, fault) != text, fault.what
+
+
 def test_words_are_said_once():
     assert len({fault.what for fault in mutations.FAULTS}) == len(mutations.FAULTS) >= 100

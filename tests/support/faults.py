@@ -334,8 +334,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         (
             "a value fades by the square root of its weight",
             "transformer/clock.py",
-            "np.exp2(age * step / -self.halflife)",
-            "np.exp2(age * step / (-2 * self.halflife))",
+            "np.exp2(age * step / -halflife)",
+            "np.exp2(age * step / (-2 * halflife))",
             "tests/transformer/test_stream.py tests/transformer/test_state.py",
         ),
         (
@@ -391,8 +391,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         (
             "groups of which little weight is left are not computed anew",
             "transformer/group_batches.py",
-            "    for c in np.flatnonzero(lost.any(0)).tolist():\n",
-            "    for c in []:\n",
+            "    some_lost = np.flatnonzero(lost.any(0)).tolist()\n",
+            "    some_lost = []\n",
             "tests/transformer/test_grouped.py",
         ),
         (
@@ -412,8 +412,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         (
             "grown groups lose their lengths",
             "transformer/groups.py",
-            "            self.lengths[at] += batch.lengths\n",
-            "            self.lengths[at] = batch.lengths\n",
+            "self._set(batch.keys, at, some, lengths + batch.lengths, past,",
+            "self._set(batch.keys, at, some, batch.lengths, past,",
             "tests/transformer/test_grouped.py",
         ),
         (
@@ -422,6 +422,27 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "            starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)\n",
             "            starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)\n",
             "tests/transformer/test_keys.py tests/transformer/test_grouped.py",
+        ),
+        (
+            "an interrupt after a batch of groups leaves the whole as it was",
+            "transformer/groups.py",
+            '        at_once([*calls, (self.__dict__.update, rest | {"weighted": self.weighted or weighted})])\n',
+            '        at_once(calls)\n        at_once([(self.__dict__.update, rest | {"weighted": self.weighted or weighted})])\n',
+            "tests/transformer/test_interrupts.py",
+        ),
+        (
+            "an interrupt of a second fit leaves the names of the first",
+            "transformer/estimator.py",
+            "        at_once([*old, (self.__dict__.update, fitted)])\n",
+            '        self.__dict__.update(fitted | {"_state": self.__dict__.get("_state", state)})\n        at_once([*old, (self.__dict__.update, fitted)])\n',
+            "tests/transformer/test_interrupts.py",
+        ),
+        (
+            "counts of weights pass for integers after an interrupt",
+            "transformer/fitted.py",
+            "        self.weighted |= weight is not None  # first",
+            "        # first",
+            "tests/transformer/test_interrupts.py",
         ),
     ],
     "Files": [

@@ -24,7 +24,7 @@ STREAMS = {
 CALLS = {
     "partial_fit": lambda t: t.partial_fit(frame(20, 2)),
     "weighted": lambda t: t.partial_fit(
-        frame(20, 2), sample_weight=np.arange(20) % 4 / (1 if "exact" in repr(t) else 2)
+        frame(20, 2), sample_weight=np.arange(20) % 4 / (1 if "exact" in repr(t) else 7)
     ),
     "fit": lambda t: t.fit(frame(25, 3).rename(columns={"b": "c"})),
     "merge": lambda t: t.merge(copy.deepcopy(t).fit(frame(15, 4))),
