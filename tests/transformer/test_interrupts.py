@@ -63,7 +63,7 @@ def test_before_or_after(stream, call):
     assert before != after
     trial, seen = copy.deepcopy(first), []
     last = moments(lambda: learn(trial))
-    for at in [*range(1, last - 40, 29), *range(max(1, last - 40), last + 1)]:  # all at the end, where states change
+    for at in [*range(1, last - 30, 199), *range(max(1, last - 30), last + 1)]:  # all at the end, where states change
         t = copy.deepcopy(first)
         assert interrupted(lambda t=t: learn(t), at)
         seen.append(goes_on(t))
