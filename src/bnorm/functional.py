@@ -87,9 +87,10 @@ def batch_norm(
     act = IDENTITY
     if activation is not None or negative_slope != 0.01:
         act = checks.activation(who, activation, negative_slope)
+    seen = view.channels(x, axis, False)
     if mean is None:
-        return batch_forward(who, x, gamma, beta, eps, axis, act, weight, out, given)
-    return known_forward(who, x, gamma, beta, (mean, var), eps, axis, act, weight, out, given)
+        return batch_forward(who, x, seen, gamma, beta, eps, act, weight, out, given)
+    return known_forward(who, x, seen, gamma, beta, (mean, var), eps, act, weight, out, given)
 
 
 @normalizes(

@@ -18,6 +18,7 @@ from bnorm.kernels.rule import Rule
 
 Gradients = tuple[ndarray, ndarray | None, ndarray | None]
 Known = tuple[Any, Any]  # mean and var
+Seen = tuple[ndarray, view.Layout]  # x as the kernels see it, and how that was made
 
 
 # Where a result goes: what a kernel may write to, as it sees arrays, or None, a new array; what that is copied to, or
@@ -143,11 +144,11 @@ class RowSaved(Saved):
 def known_forward(
     who: str,
     x: ndarray,
+    seen: Seen,
     gamma: ndarray | None,
     beta: ndarray | None,
     known: Known,
     eps: float,
-    axis: int,
     act: Activation,
     weight: Any = None,
     out: ndarray | None = None,
@@ -155,13 +156,13 @@ def known_forward(
 ) -> tuple[ndarray, ChannelSaved]:
     """Batch norm by statistics that are known, and constants to the backward: y and saved.
 
-    The caller has checked that x comes from `checks.array`, that `axis` is one of its axes, and that gamma, beta and
-    the statistics come from `checks.vector` and have the size of the channels.
+    The caller has checked that x comes from `checks.array`, that `seen` is `view.channels` of it without `flat`, and
+    that gamma, beta and the statistics come from `checks.vector` and have the size of the channels.
     given: needed with `out`: every array that is read or updated, as its owner has it. `out` may be x, and must not
     overlap any other.
     """
     kernels = BACKENDS[type(x)]
-    block, layout = view.channels(x, axis, False)
+    block, layout = seen
     if weight is not None:  # which has no effect
         checks.weights(who, weight, layout, type(x))
     room = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
@@ -172,7 +173,7 @@ def known_forward(
     saved.stats, saved.count, saved.left, saved.weight = stats, count, left, None
     saved.frozen, saved.has_gamma, saved.has_beta = True, gamma is not None, beta is not None
     if out is None:
-        return view.restore(y, layout), saved
+        return y if block is x else view.restore(y, layout), saved
     _deliver(y, layout, room, x, saved)
     return out, saved
 
@@ -180,10 +181,10 @@ def known_forward(
 def batch_forward(
     who: str,
     x: ndarray,
+    seen: Seen,
     gamma: ndarray | None,
     beta: ndarray | None,
     eps: float,
-    axis: int,
     act: Activation,
     weight: Any = None,
     out: ndarray | None = None,
@@ -201,22 +202,23 @@ def batch_forward(
     single: the statistics for such a batch; `saved.frozen` tells that they were used. Without them it is a
     SingleValueError, and nothing has changed.
     """
-    block, layout = view.channels(x, axis, False)
+    block, layout = seen
     positive: float = 2
     if weight is not None:
         weight, _, positive = checks.weights(who, weight, layout, type(x))
     saved: ChannelSaved
     own = kernels is None
     if own:
-        if block.size and (block.size == layout.block[1] if weight is None else positive == 1):
-            return _of_one_value(who, x, gamma, beta, eps, axis, act, weight, out, given, single)
+        size = block.size
+        if size and (size == layout.block[1] if weight is None else positive == 1):
+            return _of_one_value(who, x, seen, gamma, beta, eps, act, weight, out, given, single)
         kernels, saved = BACKENDS[type(x)], ChannelSaved()
     else:
         saved = kernels.saved()
     room = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
     found = kernels.forward(block, gamma, beta, eps, None, None, weight, act, running, room[0])
     if found is None:
-        return _of_one_value(who, x, gamma, beta, eps, axis, act, weight, out, given, single)
+        return _of_one_value(who, x, seen, gamma, beta, eps, act, weight, out, given, single)
     y, stats, count, left = found
     if own and not positive:
         count = 0.0  # known here; reading it from a device would synchronize
@@ -224,7 +226,7 @@ def batch_forward(
     saved.stats, saved.count, saved.left, saved.weight = stats, count, left, weight
     saved.frozen, saved.has_gamma, saved.has_beta = False, gamma is not None, beta is not None
     if out is None:
-        return view.restore(y, layout), saved
+        return y if block is x else view.restore(y, layout), saved
     _deliver(y, layout, room, x, saved)
     return out, saved
 
@@ -232,10 +234,10 @@ def batch_forward(
 def _of_one_value(
     who: str,
     x: ndarray,
+    seen: Seen,
     gamma: ndarray | None,
     beta: ndarray | None,
     eps: float,
-    axis: int,
     act: Activation,
     weight: ndarray | None,
     out: ndarray | None,
@@ -244,7 +246,7 @@ def _of_one_value(
 ) -> tuple[ndarray, ChannelSaved]:
     """The forward of a batch of one value per channel."""
     if single is not None:
-        return known_forward(who, x, gamma, beta, single, eps, axis, act, None, out, given)
+        return known_forward(who, x, seen, gamma, beta, single, eps, act, None, out, given)
     raise checks.SingleValueError(
         f"{who}: x: expected more than one value per channel to take statistics of, got shape {x.shape}"
         f"{'' if weight is None else ' with one weight above zero'}; normalize a larger batch, or by known "
@@ -255,7 +257,7 @@ def _of_one_value(
 def row_forward(
     who: str,
     x: ndarray,
-    rows: tuple[ndarray, view.Layout],
+    rows: Seen,
     gamma: ndarray | None,
     beta: ndarray | None,
     eps: float,

@@ -8,6 +8,7 @@ import pytest
 import bnorm.functional as F
 from bnorm.checks import SingleValueError
 from bnorm.kernels.activation import IDENTITY
+from bnorm.kernels.view import channels
 from bnorm.passes import batch_forward
 from compare import assert_close, assert_differences, assert_same, central_differences
 from kinds import BATCH, KINDS, WEIGHTED, chosen, every_kind, some_parameters
@@ -136,7 +137,7 @@ def test_what_a_forward_leaves_moves_running_statistics():
     x[0, 1, 0] = np.nan
     mean, var = np.zeros(3), np.ones(3)
     running = rule(mean, var, 0.1, ddof=1)
-    y, saved = batch_forward("layer", x, gamma, beta, 1e-3, 1, IDENTITY, running=running)
+    y, saved = batch_forward("layer", x, channels(x, 1), gamma, beta, 1e-3, IDENTITY, running=running)
     assert_same(y, F.batch_norm(x, gamma, beta, eps=1e-3)[0])
     assert saved.kernels.settle(running, saved.stats, saved.count, y.size, saved.left) == 1
     assert_close(mean, np.where([True, False, True], 0.1 * x.mean((0, 2)), 0), 1e-15)
@@ -148,7 +149,7 @@ def test_one_value_per_channel_is_an_error_of_its_own():
     running = rule(*statistics, 0.1)
     for x, weight in ((np.ones((1, 3)), None), (np.ones((2, 3)), [0, 1])):
         with pytest.raises(SingleValueError, match=r"^layer: x: expected more than one value per channel"):
-            batch_forward("layer", x, None, None, 1e-3, 1, IDENTITY, weight, running=running)
+            batch_forward("layer", x, channels(x, 1), None, None, 1e-3, IDENTITY, weight, running=running)
     assert_same(statistics, [np.zeros(3), np.ones(3)])
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import cases
 from bnorm.kernels import view
+from bnorm.kernels.cpu.entries import again
 from cases import CASES, DENSE, DTYPES
 from compare import assert_close, assert_same
 
@@ -275,3 +276,30 @@ def test_plans_are_made_once():
     x = numbered(3, 4, 5)
     first, again = view.channels(x, 1)[1], view.channels(x.copy(), 1)[1]
     assert first is again
+
+
+# The next array like the last one -------------------------------------------------------------------------------------
+
+
+def test_an_array_like_the_last_is_taken_at_a_glance():
+    for shape, axis in (((4, 3), 1), ((4, 3, 2), 1), ((4, 2, 3), -1), ((0, 3), 1), ((5,), 0)):
+        x = numbered(*shape)
+        block, layout = view.channels(x, axis, False)
+        for like in (x, x + 1, x.astype(np.float32), x.astype(np.float16)):
+            found = again(like, layout)
+            assert found.shape == block.shape and np.shares_memory(found, like) == (like.size > 0)
+            assert_same(found.reshape(shape), like)
+
+
+def test_any_other_array_is_looked_at():
+    x = numbered(4, 3)
+    _, layout = view.channels(x, 1, False)
+    unaligned = np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
+    others = [x.tolist(), x.astype(np.int16), x > 0, x.astype(">f8"), x.astype(complex), np.asfortranarray(x), x[:3]]
+    others += [np.repeat(x, 2, 1)[:, ::2], x[None], x.ravel(), unaligned, x.view(np.recarray), None]
+    for other in others:
+        assert again(other, layout) is None
+    assert again(x, None) is None
+    turned = np.asfortranarray(x)
+    assert again(turned, view.channels(turned, 1, False)[1]) is None
+    assert again(x, view.channels(turned, 1, False)[1]) is None

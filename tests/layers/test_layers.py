@@ -291,6 +291,18 @@ def test_out_of_a_weighted_batch():
     assert_same(y, other(X, weight=weight))
 
 
+def test_an_array_unlike_the_last_one_is_looked_at_again():
+    layer = bnorm.BatchNorm2d(3)
+    x = np.random.default_rng(1).standard_normal((4, 3, 5, 4))
+    last = x.transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2)
+    for like in (x, x.astype("f4"), last, x[:2], x.astype(">f8"), x[..., ::2], x):
+        assert_same(layer(like), bnorm.BatchNorm2d(3)(like))
+    for wrong in (x[:, :2].copy(), x[0], x.astype(complex)):
+        with pytest.raises((TypeError, ValueError), match=r"^BatchNorm2d"):
+            layer(wrong)
+    assert_same(layer(x), bnorm.BatchNorm2d(3)(x))
+
+
 # Devices -------------------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from bnorm import checks, devices
 from bnorm.checks import FLOAT64
-from bnorm.kernels import kind_of, moved
+from bnorm.kernels import kind_of, moved, view
 from bnorm.kernels.activation import Name
 from bnorm.layers import state
 from bnorm.layers.backward import OPEN, Pull, forward_and_pull, refuse_changed
@@ -21,7 +21,7 @@ from bnorm.passes import Saved
 
 STATE_NAMES = {"gamma": "weight", "beta": "bias"}  # PyTorch's
 SYNONYMS = ("elementwise_affine",)  # names that PyTorch has for other arguments
-MADE_ANEW = ("_constants", "_own", "_saved")  # not pickled: made when they are needed, or data of the net
+MADE_ANEW = ("_constants", "_layout", "_own", "_saved")  # not pickled: made when they are needed, or data of the net
 
 
 def fixed(name: str, doc: str) -> Any:
@@ -53,7 +53,7 @@ class Layer:
 
     __slots__ = (
         *("__weakref__", "_act", "_activation", "_affine", "_beta", "_bias", "_constants", "_device", "_dtype", "_eps"),
-        *("_gamma", "_kind", "_negative_slope", "_own", "_saved", "_training", "_who"),
+        *("_gamma", "_kind", "_layout", "_negative_slope", "_own", "_saved", "_training", "_who"),
     )
 
     _eps: Any  # a number; None where that means something
@@ -305,6 +305,7 @@ class Layer:
         """Forget what is cached of the arrays, which have changed places."""
         self._constants: tuple[ndarray | None, ...] | None = None
         self._own: dict[str, ndarray] | None = None
+        self._layout: view.Layout | None = None  # of the last x, if the next one may be taken as that was
 
     def _vectors(self) -> tuple[ndarray | None, ...]:
         """`_wide`, cached if it is the arrays themselves."""

@@ -11,8 +11,9 @@ from bnorm import checks
 from bnorm.checks import FLOATS
 from bnorm.distributed.communicator import Communicator, Group, checked
 from bnorm.distributed.sync import Shared
-from bnorm.kernels import BACKENDS
+from bnorm.kernels import BACKENDS, view
 from bnorm.kernels.activation import Name
+from bnorm.kernels.cpu.entries import again
 from bnorm.layers.backward import OPEN, keep
 from bnorm.layers.documents import public
 from bnorm.layers.shapes import wrong_shape
@@ -118,11 +119,17 @@ class BatchNorm(Tracking):
     def _forward(self, x: Any, weight: "ArrayLike | None", out: ndarray | None, kernels: Shared | None) -> ndarray:
         """kernels: those of a batch that is spread over all ranks."""
         given = () if out is None else ({"x": x, "weight": weight}, self._own or self._owned())
-        if type(x) is not self._kind or x.dtype not in FLOATS:
-            x = self._taken(x, integers=True)
-        who, axis, shape, act, eps = self._who, self._axis, x.shape, self._act, self._eps
-        if len(shape) not in self._names or shape[axis] != self._num_features:
-            raise wrong_shape(who, shape, self._num_features, self._names)
+        layout: Any = self._layout
+        block = again(x, layout)  # in a loop every x is like the last one, and need not be looked at so closely
+        if block is None:
+            if type(x) is not self._kind or x.dtype not in FLOATS:
+                x = self._taken(x, integers=True)
+            shape = x.shape
+            if len(shape) not in self._names or shape[self._axis] != self._num_features:
+                raise wrong_shape(self._who, shape, self._num_features, self._names)
+            block, layout = view.channels(x, self._axis, False)
+            self._layout = layout if type(x) is ndarray else None
+        who, act, eps, seen = self._who, self._act, self._eps, (block, layout)
         gamma, beta, mean, var = self._constants or self._vectors()
         known = mean, var
         moving = None
@@ -131,15 +138,15 @@ class BatchNorm(Tracking):
             rule = None if moving is None else moving.rule
             single = None if self._on_single == "raise" else known
             try:
-                y, saved = batch_forward(who, x, gamma, beta, eps, axis, act, weight, out, given, rule, kernels, single)
+                y, saved = batch_forward(who, x, seen, gamma, beta, eps, act, weight, out, given, rule, kernels, single)
             except checks.SingleValueError:
-                raise self._single_value(shape, weight) from None
+                raise self._single_value(x.shape, weight) from None
             except FloatingPointError as error:
                 raise self._not_finite(error) from None
             if saved.frozen:
                 moving = None
         else:
-            y, saved = known_forward(who, x, gamma, beta, known, eps, axis, act, weight, out, given)
+            y, saved = known_forward(who, x, seen, gamma, beta, known, eps, act, weight, out, given)
         if OPEN:
             keep(self, saved)
         else:

@@ -85,7 +85,8 @@ class InstanceNorm(Tracking):
         moving = parts = None
         if self._track_running_stats and not self._training:
             known = mean, var
-            y, saved = known_forward(who, x, gamma, beta, known, self._eps, axis, self._act, weight, out, given)
+            seen = view.channels(x, axis, False)
+            y, saved = known_forward(who, x, seen, gamma, beta, known, self._eps, self._act, weight, out, given)
         else:
             rows = view.groups(x, self._num_features, axis)
             checks.several_values(who, rows[0], x.shape, each=True)

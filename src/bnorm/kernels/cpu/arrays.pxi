@@ -1,6 +1,6 @@
 # NumPy arrays to pointers and back.
 #
-# Uses expect, expect_block, need (guards), bypasses, plan, rounded_up, sizes, unaided (plan).
+# Uses expect, expect_block, need, readable (guards), bypasses, plan, rounded_up, sizes, unaided (plan).
 # Gives MOST_AXES, data, expect_vectors, expect_weights, folded, is_wide, itemsize, kind_of_weights, line_of, matrix,
 # narrow_of, pair, partial_size, read_activation, result, scratch, seen_as, target, to_type, vector, vector_size,
 # view, weigh.
@@ -209,6 +209,27 @@ cdef void to_type(const double* values, Py_ssize_t n, bint wide, void* typed) no
     else:
         for c in range(n):
             (<float*>typed)[c] = <float>values[c]
+
+
+def again(x, layout):
+    """x in the shape of the block of a view.Layout, if that can be seen at a glance, or None: a NumPy array of its own
+    floats, of the shape and the memory order that the layout was made for, which is that of C.
+    """
+    if layout is None or type(x) is not cnp.ndarray:
+        return None
+    cdef cnp.ndarray a = x
+    cdef int kind = cnp.PyArray_TYPE(a)
+    cdef tuple shape = layout.shape
+    cdef Py_ssize_t i, n = cnp.PyArray_NDIM(a)
+    if kind != cnp.NPY_FLOAT and kind != cnp.NPY_DOUBLE and kind != cnp.NPY_FLOAT16:
+        return None
+    if layout.order is not None or n != len(shape) or not (readable(a) and cnp.PyArray_ISALIGNED(a)):
+        return None
+    for i in range(n):
+        if cnp.PyArray_DIMS(a)[i] != shape[i]:
+            return None
+    block = layout.block
+    return a if block is shape else a.reshape(block)
 
 
 def add(cnp.ndarray total, cnp.ndarray part, cnp.ndarray other=None, cnp.ndarray other_part=None):

@@ -2,8 +2,8 @@
 #
 # Uses data, expect_vectors, expect_weights, folded, itemsize, matrix, pair, partial_size, read_activation, result,
 # scratch, target, to_type, vector, vector_size, view, weigh (arrays), channels_of, expect, expect_like, need
-# (guards), fits, run, run_map, scattered, share_weights, sizes (plan), Target, assume, move_by_stats, refuse, take
-# (statistics).
+# (guards), fits, is_brief, run, run_map, scattered, share_weights, sizes (plan), Target, assume, fields,
+# move_by_stats, refuse, take (statistics), total, unit_of (weights).
 # Gives entries only.
 
 
@@ -212,58 +212,20 @@ cdef void both_passes(Job* job, Py_ssize_t t) noexcept nogil:
     loops.map[job.wide](job, t)
 
 
-cdef double total(const Job* job, Py_ssize_t n) noexcept nogil:
-    """The sum of n weights, with the rounding errors of the additions (Knuth): LANES sums in parallel, then these."""
-    cdef double[LANES] sums, rests
-    cdef Py_ssize_t i = 0, j
-    cdef double sum = 0.0, rest = 0.0
-    cdef const double* weight = <const double*>job.weight
-    if job.weighs != BN_REAL:
-        return <double>bn_sum_bytes(job.weighs, job.weight, n)
-    for j in range(LANES):
-        sums[j] = rests[j] = 0.0
-    while i + LANES <= n:
-        for j in range(LANES):
-            add_exactly(&sums[j], &rests[j], weight[i + j])
-        i += LANES
-    while i < n:
-        add_exactly(&sum, &rest, weight[i])
-        i += 1
-    for j in range(LANES):
-        add_exactly(&sum, &rest, sums[j])
-        rest += rests[j]
-    return sum + rest
+cdef void known_map(Job* job) noexcept nogil:
+    """The map by statistics that are given."""
+    between_forward(job, 0, job.channels)
+    run(loops.map[job.wide], job, False)
 
 
-cdef inline void add_exactly(double* sum, double* rest, double v) noexcept nogil:
-    """Add v to sum + rest, exactly up to the rounding of rest."""
-    cdef double next = sum[0] + v, added = next - sum[0]
-    rest[0] += (sum[0] - (next - added)) + (v - added)
-    sum[0] = next
-
-
-cdef double unit_of(cnp.ndarray weight) except *:
-    """A power of two near the largest weight."""
-    cdef const double* w = <const double*>data(weight)
-    cdef double[LANES] most
-    cdef int exponent = 0
-    cdef Py_ssize_t i = 0, j, n
-    if w != NULL and cnp.PyArray_TYPE(weight) != cnp.NPY_DOUBLE:
-        frexp(<double>weight.max(), &exponent)
-    elif w != NULL:
-        n = cnp.PyArray_SIZE(weight)
-        for j in range(LANES):
-            most[j] = 0.0
-        while i + LANES <= n:
-            for j in range(LANES):
-                most[j] = w[i + j] if w[i + j] > most[j] else most[j]
-            i += LANES
-        for j in range(n - i):
-            most[0] = max(most[0], w[i + j])
-        for j in range(1, LANES):
-            most[0] = max(most[0], most[j])
-        frexp(most[0], &exponent)
-    return ldexp(1.0, max(-1000, min(1000, exponent)))
+cdef void statistics_first(Job* job) noexcept nogil:
+    """The statistics of a batch, and where both passes are one the map too."""
+    if job.fused:
+        run(both_passes, job, False)
+    else:
+        run(loops.reduce[job.wide], job, False)
+        loops.merge_moments(job, 0, job.channels)
+        between_forward(job, 0, job.channels)
 
 
 def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.ndarray mean=None,
@@ -284,9 +246,9 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
     expect("var", var, cnp.NPY_DOUBLE, job.channels)
     expect("gamma", gamma, cnp.NPY_DOUBLE, job.channels)
     expect("beta", beta, cnp.NPY_DOUBLE, job.channels)
-    if running is not None:
+    if running is not None and fields(running)[13] == "raise":
         take(&target_, running, job.channels)
-        raises = target_.raises
+        raises = True
     target(&job, y, None, not given)
     cdef Py_ssize_t C = job.channels, c
     stats_ = matrix(5, C)
@@ -309,18 +271,18 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
             for c in range(C):
                 job.stats[c] = (<double*>data(mean))[c]
                 job.stats[C + c] = (<double*>data(var))[c]
-            with nogil:
-                between_forward(&job, 0, C)
-                run(loops.map[job.wide], &job, False)
+            if is_brief(&job):
+                known_map(&job)
+            else:
+                with nogil:
+                    known_map(&job)
             return y, stats_, job.count, 0
         job.partial = <double*>memory
-        with nogil:
-            if job.fused:
-                run(both_passes, &job, False)
-            else:
-                run(loops.reduce[job.wide], &job, False)
-                loops.merge_moments(&job, 0, C)
-                between_forward(&job, 0, C)
+        if is_brief(&job):
+            statistics_first(&job)
+        else:
+            with nogil:
+                statistics_first(&job)
         if raises:
             assume(&target_, job.count)
             refuse(move_by_stats(&target_, job.stats, job.count, job.outer * job.inner, C, True), C)

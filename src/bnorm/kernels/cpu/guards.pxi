@@ -2,7 +2,7 @@
 # crash. Values are not looked at.
 #
 # Uses nothing of its siblings.
-# Gives channels_of, expect, expect_block, expect_like, need.
+# Gives channels_of, expect, expect_block, expect_like, need, readable.
 
 cdef inline bint readable(cnp.ndarray a) noexcept:
     """Whether it is contiguous and in native byte order. What another process has sent need not be aligned."""

@@ -3,13 +3,14 @@
 # depend on it, as none of them knows of the others.
 #
 # Uses nothing of its siblings.
-# Gives ROW, bypasses, fits, plan, plan_rows, plan_sums, rounded_up, run, run_map, scattered, share_weights, sizes,
-# unaided.
+# Gives ROW, bypasses, fits, is_brief, plan, plan_rows, plan_sums, rounded_up, run, run_map, scattered, share_weights,
+# sizes, unaided.
 
 cdef enum:
     TASK = 16384            # values that make a task worth its bookkeeping: they take a few microseconds
     MAX_TASKS = 128         # enough to keep many threads evenly busy
     WORTH = 4               # from more tasks than this two threads are faster than one, though their sums are merged
+    BRIEF = 1 << 13         # values that take less time than others could use who were let run meanwhile
     FEW_SUMS = 4            # so many pieces of rows may be of one stripe, though their sums cost as much as two rows
     MIN_ROWS = 512          # rows in a piece of columns, if it is not one of two: starting and merging it takes time
     FEW = 16                # with more pieces than this, pieces grow to four times MIN_ROWS before more are made
@@ -157,6 +158,11 @@ cdef void share_weights(Job* job) noexcept nogil:
     if job.runs and job.group < most:
         job.group = most
         job.groups = parts(job.channels, most)
+
+
+cdef inline bint is_brief(const Job* job) noexcept nogil:
+    """Whether it takes so little time that the GIL is better kept: to give it away and to get it back takes 60 ns."""
+    return job.outer * job.channels * job.inner < BRIEF
 
 
 cdef bint fits(const Job* job, Py_ssize_t itemsize) noexcept nogil:

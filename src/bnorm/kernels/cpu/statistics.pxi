@@ -1,7 +1,7 @@
 # Merging of sets of values, given by their parts, and updates of running statistics, by the rules of formulas.h.
 #
 # Uses data, scratch (arrays), channels_of, expect, expect_like, need (guards).
-# Gives Target, assume, counted, move_by_stats, move_channel, put, refuse, statistics_of, take, written.
+# Gives Target, assume, counted, fields, move_by_stats, move_channel, put, refuse, statistics_of, take, written.
 
 ctypedef struct Target:
     # The arrays and the rule of a `bnorm.running.Statistics`. The tuple that they came in keeps the arrays alive.
@@ -30,12 +30,13 @@ cdef int take(Target* target, given, Py_ssize_t channels) except -1:
     """Read a `kernels.rule.Rule` of statistics of so many channels."""
     cdef tuple rule = fields(given)
     cdef str nonfinite = rule[13]
+    cdef int i
     cdef cnp.ndarray mean = rule[1]
     cdef int kind = cnp.NPY_FLOAT if mean is not None and cnp.PyArray_TYPE(mean) == cnp.NPY_FLOAT else cnp.NPY_DOUBLE
     need("mean", mean, kind, channels)
     need("var", rule[2], kind, channels)
     need("seen", rule[4], cnp.NPY_DOUBLE, channels)
-    for i in (3, 5, 6, 7):
+    for i in range(3, 8):
         expect("statistics", rule[i], cnp.NPY_DOUBLE, channels)
     need("counters", rule[8], cnp.NPY_INT64, 4)
     if (rule[6] is None) != (rule[7] is None):
