@@ -23,7 +23,7 @@ import numpy as np
 from . import machine, page
 
 SHAPE = (256, 64)
-CALLS = 3000
+ROUNDS, CALLS = 30, 100  # of each call in turn; the quickest round counts, as other programs only add to it
 LAUNCH = 4.5
 
 
@@ -174,7 +174,8 @@ def calls() -> dict[str, Callable[[], object]]:
     gamma, beta = Array(SHAPE[1:], "float64"), Array(SHAPE[1:], "float64")
     rows = Array((SHAPE[0], 1, SHAPE[1], 1), "float32")
     arrays = gamma, beta, None, gamma, None, None, None  # of a layer: mean, var and seen
-    running = Rule(0, *arrays, np.zeros(4, np.int64), 0.1, 1.0, 0.0, False, "skip")
+    left = Array((2 + 2 * SHAPE[1],), "int32")
+    running = Rule(0, *arrays, np.zeros(4, np.int64), 0.1, 1.0, 0.0, False, "skip", left)
     stats = Array((5, SHAPE[1]), "float64")
     mean = Array((SHAPE[0],), "float64")
     _, saved = F.batch_norm(x, gamma, beta, out=out)
@@ -182,13 +183,17 @@ def calls() -> dict[str, Callable[[], object]]:
     batch_norm, layer_norm = (kind(SHAPE[1], device="cuda") for kind in (bnorm.BatchNorm1d, bnorm.LayerNorm))
     evaluated = bnorm.BatchNorm1d(SHAPE[1], device="cuda").eval()
 
+    def moved() -> None:
+        y, *found = gpu.forward(x, gamma, beta, 1e-5, running=running, out=out)
+        gpu.settle(running, *found[:2], y.size, found[2])
+
     def step(layer: Any) -> None:
         layer(x, out=out)
         layer.backward(x, out=out)
 
     return {
         "gpu.forward": lambda: gpu.forward(x, gamma, beta, 1e-5, out=out),
-        "gpu.forward, running": lambda: gpu.forward(x, gamma, beta, 1e-5, running=running, out=out),
+        "gpu.forward, running": moved,
         "gpu.forward, inference": lambda: gpu.forward(x, gamma, beta, 1e-5, gamma, beta, out=out),
         "gpu.backward": lambda: gpu.backward(x, x, stats, 256.0, out=out),
         "gpu.rows_forward": lambda: gpu.rows_forward(rows, gamma, beta, 1e-5, out=rows),
@@ -205,6 +210,16 @@ def calls() -> dict[str, Callable[[], object]]:
     }
 
 
+def median_of(call: Callable[[], object]) -> float:
+    """Seconds."""
+    seconds = []
+    for _ in range(CALLS):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_host", description=__doc__)
     parser.add_argument("--save", action="store_true", help="write the table into docs/gpu.md")
@@ -213,17 +228,17 @@ def main() -> None:
     others = machine.Others()
     table = [["", "own time, us", "launches", "new arrays", "with the launches, us"]]
     print(f"{'':<24}{'us':>6}  launches  arrays  with {LAUNCH} us for each launch")
-    for name, call in calls().items():
+    asked, best = {}, dict.fromkeys(made := calls(), float("inf"))
+    for name, call in made.items():
         call()
         Tally.take()
         call()
-        launches, arrays = Tally.take()
-        seconds = []
-        for _ in range(CALLS):
-            start = time.perf_counter()
-            call()
-            seconds.append(time.perf_counter() - start)
-        own = statistics.median(seconds) * 1e6
+        asked[name] = Tally.take()
+    for _ in range(ROUNDS):
+        for name, call in made.items():
+            best[name] = min(best[name], median_of(call))
+    for name, (launches, arrays) in asked.items():
+        own = best[name] * 1e6
         whole = own + LAUNCH * launches
         print(f"{name:<24}{own:6.1f}{launches:10}{arrays:8}{whole:8.1f}")
         if not name.startswith("gpu."):

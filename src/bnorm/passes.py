@@ -216,6 +216,8 @@ def batch_forward(
     else:
         saved = kernels.saved()
     room = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
+    if running is not None and (not positive or (out is not None and room[0] is None)):
+        running = running._replace(waits=False)  # nothing is settled, or y is copied before that
     found = kernels.forward(block, gamma, beta, eps, None, None, weight, act, running, room[0])
     if found is None:
         return _of_one_value(who, x, seen, gamma, beta, eps, act, weight, out, given, single)

@@ -21,7 +21,7 @@ from bnorm.kernels.rule import Rule
 
 AVERAGE, POOL, FADE = range(3)  # as in formulas.h
 BATCHES, SKIPPED, ROWS, UNCOUNTED = range(4)  # the entries of `counters`: see Statistics
-CHANNELS = 3  # where those begin in `left`, as in statistics.cu; before them is the number of batches
+CHANNELS = 2  # where those begin in `left`, as in moving.cu: behind the number of batches, before as many of its own
 LOG2 = float(np.log(2.0))
 
 
@@ -308,7 +308,7 @@ class Statistics:
             self.rule, parts, pool.seen, pairs, last, pool.rows, 1, typical, pool.skipped > 0, replace
         )
         if pool.left is not None and self.left is not None:  # what a batch of it has skipped, it has
-            number, channels, flags = self.left[:1], self.left[CHANNELS:], pool.left[CHANNELS:]
+            number, channels, flags = self.left[:1], self._left_channels, pool._left_channels
             number += flags.any()
             channels |= flags
         return int(left)
@@ -317,10 +317,15 @@ class Statistics:
         """Update `skipped`, which synchronizes. Returns the number of channels that were skipped since then."""
         if self.left is None:
             return 0
-        skipped, left = BACKENDS[type(self.left)].numbers(self.left[0], self.left[CHANNELS:].sum())
+        skipped, left = BACKENDS[type(self.left)].numbers(self.left[0], self._left_channels.sum())
         self.left.fill(0)
         self.counters[SKIPPED] += int(skipped)
         return int(left)
+
+    @property
+    def _left_channels(self) -> Any:
+        """Which channels were skipped, on a device."""
+        return self.left[CHANNELS : CHANNELS + self.mean.size]  # type: ignore[index]
 
     # Starting again -----------------------------------------------------------------------------------------------
 
@@ -356,7 +361,7 @@ class Statistics:
 
     def _renew(self) -> None:
         """Make the rules anew, whenever an array or a setting is another."""
-        mean, size = self.mean, CHANNELS + self.mean.size
+        mean, size = self.mean, CHANNELS + 2 * self.mean.size
         if isinstance(mean, ndarray):
             self.left = None
         elif self.left is None or self.left.size != size:

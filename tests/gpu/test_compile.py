@@ -41,7 +41,7 @@ def registers(name: str) -> int:
     if kernel == "rows_backward" and numbers[2] == "4" and numbers[5] == str(jobs.NO_PARAMS) and numbers[0] != "double":
         alone = numbers[:2] in (["f16", "8"], ["bf16", "8"]) and numbers[3:5] != ["0", str(IDENTITY.kind)]
         return 128 if alone else 84
-    return 64 if kernel in (*plans.PER_CHANNEL, "rows_params") else 128
+    return 80 if kernel in (*plans.PER_CHANNEL, "rows_params") else 128  # a thread for a channel or more: few blocks
 
 
 def without_rare(source: str) -> str:

@@ -52,13 +52,13 @@ MAKERS = {  # a layer, the shape of its x, the function that it calls, and the l
         lambda **options: bnorm.LayerNorm(C, device="cuda", **options),
         (6, C),
         lambda x, gamma, beta: F.layer_norm(x, gamma, beta, normalized_shape=C),
-        ["rows_backward", "rows_params"],
+        ["rows_backward"],
     ),
     "LayerNorm, one row": (
         lambda **options: bnorm.LayerNorm(C, device="cuda", **options),
         (1, C),
         lambda x, gamma, beta: F.layer_norm(x, gamma, beta, normalized_shape=C),
-        ["rows_backward", "rows_params"],
+        ["rows_backward"],
     ),
     "GroupNorm": (
         lambda **options: bnorm.GroupNorm(2, C, device="cuda", **options),

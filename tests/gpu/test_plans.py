@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import gpu_sweep
 from bnorm.kernels import activation
 from bnorm.kernels.activation import RELU
-from bnorm.kernels.gpu import jobs, launching, plans, row_plans
+from bnorm.kernels.gpu import bunches, jobs, launching, plans, row_plans
 from cuda_on_cpu.emulator import clusters
 from emulated.device import PlanningDevice
 
@@ -120,8 +120,8 @@ def check_plans(outer, channels, inner, dtype, vectors, careful, limits):
         name, f = parameters(first)[0], fields(first)
         if name in ("moments", "sums"):
             parts = 4 if name == "moments" else 2
-            assert plan.partial == parts * f["chunks"] * f["columns"]
-            assert plan.tickets * f["group"] >= first.grid[0] > (plan.tickets - 1) * f["group"]
+            groups = -(-first.grid[0] // f["group"])
+            check_workspace(plan, f, parts, groups, f["channels"])
             check_groups(first)
         if name in ("moments", "sums") and parameters(first)[-2] == jobs.WITH_MAP:
             assert len(plan.launches) == 1
@@ -137,6 +137,15 @@ def check_plans(outer, channels, inner, dtype, vectors, careful, limits):
             assert f["base"] > 1 and wide_of(first) == 1 and f["keep"]  # one column to a block
     for plan in found[:4] if careful else ():
         assert all(parameters(launch)[2] == 1 for launch in plan.launches)
+
+
+def check_workspace(plan, f, parts, groups, channels, chunks="chunks"):
+    """What join_last of joins.cu writes to: the sums of all chunks, behind them those of bunches, and the tickets."""
+    chunks, bunch = f[chunks], f["bunch"]
+    assert 1 <= bunch <= chunks
+    many = -(-chunks // bunch)
+    assert plan.partial == parts * (chunks * f["columns"] + (many * channels if many > 1 else 0))
+    assert plan.tickets == groups * (many + 1 if many > 1 else 1)
 
 
 def check_slab(launch, itemsize):
@@ -209,10 +218,14 @@ def test_rows(n, groups, channels, inner, dtype, params, limits):
         assert rows.size == many_rows and seen.all()  # each once
         assert first.shared + plans.STATIC_SHARED <= limits.shared
         assert not f["affine"] or groups == inner == 1  # the same gamma for all rows
-        assert bool(others) == bool(plan.partial)
+        assert bool(plan.partial) == bool(way) == bool(others or f["bunch"])
         if others:
             assert params and others[0].kernel == "rows_params" and others[0].geometry == first.geometry
+            assert not f["bunch"] and not plan.tickets
             assert plan.partial == 2 * f["sets"] * f["columns"] and others[0].grid[0] * row_plans.JOINED >= f["columns"]
+        elif plan.partial:
+            check_workspace(plan, f, 2, apart, f["columns"], "sets")
+            assert first.block[0] * 16 <= first.shared  # what is joined takes turns there with what was summed
         if way == jobs.PER_COLUMN:
             assert groups == inner == 1 and f["columns"] == size
         if way == jobs.PER_CHANNEL:
@@ -239,7 +252,7 @@ def test_sums_over_rows(n, groups, channels, inner, dtype, vectors, limits):
     check_groups(launch)
     vector = parameters(launch)[2]
     assert size % vector == 0 and f["row_channels"] == channels
-    assert plan.partial == 2 * f["chunks"] * f["columns"]
+    check_workspace(plan, f, 2, -(-launch.grid[0] // f["group"]), f["channels"])
     if prod(shape) <= SMALL:
         at, vector = positions(launch)
         counted = sum(np.bincount(at + v, minlength=prod(shape)) for v in range(vector))
@@ -257,6 +270,30 @@ def test_how_many_threads_a_row_has_follows_from_its_length():
         limits = plans.Limits(processors=processors)
         found = [lanes(rows, size, limits) for size in (4, 64, 256, 512, 1024, 2048, 10**5)]
         assert found == [1, 4, 16, 32, 64, 128, 256]
+
+
+def test_many_partial_sums_are_joined_in_bunches():
+    """Where the last block would otherwise wait for memory several times; not where one more ticket takes as long."""
+
+    def bunch(name, rows, channels):
+        plan = plans.reduction(name, rows, channels, 1, "float32", True, False, "frozen", 0, LIKE_H100)
+        f = fields(plan.launches[0])
+        return f["chunks"], f["bunch"]
+
+    assert bunch("moments", 65536, 64) == (128, 12)  # 4 turns and not 8
+    assert bunch("sums", 65536, 64) == (128, 128)
+    assert bunch("moments", 8192, 512) == (16, 16)
+    text = launching.source("channels")
+    assert f"AHEAD = {bunches.WINDOW} / PARTS;" in text
+
+
+@pytest.mark.parametrize(("rows", "size", "names"), [(256, 64, 1), (65536, 256, 1), (65536, 1024, 2), (64, 1024, 1)])
+def test_few_sums_over_rows_need_no_launch(rows, size, names):
+    """Joined by the last blocks of the backward; many columns by the blocks of a launch."""
+    plan = row_plans.rows("rows_backward", (rows, 1, size, 1), "float32", True, True, 0, LIKE_H100)
+    assert len(plan.launches) == names
+    (text,) = re.findall(r"constexpr int JOINED = (\d+);", launching.source("rows"))
+    assert int(text) == row_plans.JOINED
 
 
 def test_long_rows_are_kept_where_two_blocks_share_a_processor():

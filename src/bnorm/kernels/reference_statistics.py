@@ -98,7 +98,7 @@ def _move(
     transformer, which is told by `whole`, only an infinite variance can be stored; other numbers raise. A channel
     without values does not change, except for its weight in an average.
     """
-    mode, mean, var, low, seen_, weight, pairs_, last_, counters, momentum, halflife, ddof, whole, nonfinite, _ = rule
+    mode, mean, var, low, seen_, weight, pairs_, last_, counters, momentum, halflife, ddof, whole, nonfinite, *_ = rule
     count = parts[0]
     counts = mode != AVERAGE or weight is not None
     uncounted = counters[3] * typical if mode == POOL or replace else 0.0

@@ -32,6 +32,7 @@ class Rule(NamedTuple):
     from_data: bool
     nonfinite: str  # "skip", "raise" or "propagate"
     left: Array | None = None  # on a device, which counts the batches of forwards there that some channel skipped
+    waits: bool = True  # a forward on a device may be launched as late as its statistics are settled
 
     @property
     def arrays(self) -> tuple[Any, ...]:

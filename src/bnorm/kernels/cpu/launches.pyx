@@ -151,8 +151,16 @@ cdef class Call:
 
     def run_all(self, list plans, holder=None):
         """Launch plans with their jobs, one after the other."""
+        self.launch_prepared([self.device.prepared(plan, job) for plan, job in plans] if self.channels else [], holder)
+
+    def later(self, plan, bytes job):
+        """As `run`, as something to be called later: nothing of Python's own runs then, so no signal does."""
+        return self.launch_prepared, ([self.device.prepared(plan, job)] if self.channels else [],), {}
+
+    def launch_prepared(self, list prepared, holder=None):
+        """Launch what plans have prepared, and let the next call have the workspace."""
         if self.channels:
-            launch([self.device.prepared(plan, job) for plan, job in plans], holder)
+            launch(prepared, holder)
         if self.space is not None:      # all that comes into the stream from now on runs later
             if not self.captured:
                 self.device.workspaces.free[self.stream] = self.space

@@ -9,8 +9,8 @@ from ..rule import Rule
 from . import plans
 from .calls import begun
 from .gradients import Wanted, receiver
-from .jobs import JOB
-from .statistics import of_forward
+from .jobs import JOB, PROPAGATE, SKIP
+from .statistics import POOL, of_forward, one_launch
 
 Array = Any  # cupy.ndarray
 FLOAT64, INT32 = np.dtype("float64"), np.dtype("int32")
@@ -24,7 +24,12 @@ FINISH_GRADIENTS = JOB.packer("stats", "sums", "coefficients", "counts", "count_
 GRAD_INPUT = JOB.packer("x", "dy", "y", "weight", "stats", "coefficients", "slope")
 INFERENCE = JOB.packer("x", "y", "gamma", "beta", "mean", "var", "stats", "slope", "eps")
 FORWARD = JOB.packer(
-    "x", "y", "weight", "gamma", "beta", "stats", "parts", "counts", "partial", "tickets", "slope", "eps"
+    *("x", "y", "weight", "gamma", "beta", "stats", "parts", "counts", "partial", "tickets", "slope", "eps"),
+)
+MOVING = JOB.packer(  # the same, and the statistics that move
+    *("x", "y", "weight", "gamma", "beta", "stats", "counts", "partial", "tickets"),
+    *("running_mean", "running_var", "seen", "counted", "mode", "wide", "nonfinite"),
+    *("slope", "eps", "momentum", "ddof", "uncounted"),
 )
 BACKWARD = JOB.packer(
     *("x", "dy", "y", "weight", "stats", "coefficients", "dgamma", "dbeta", "counts", "partial", "tickets"),
@@ -143,7 +148,8 @@ def forward(
 ) -> tuple[Array, Array, Any, Any]:
     """Batch normalization: y, stats, count, left. stats is float64 (5, C): mean, var, rstd, scale, shift.
 
-    count is a float, or with weights an array on the device. left: what `settle` has to call, 0 without `running`.
+    count is a float, or with weights an array on the device. left: what `settle` has to call, 0 without `running`. That
+    may be the launch itself, so that statistics move with it: y and stats are there when it has been called.
     """
     call = begun(x, out)
     device = call.device
@@ -159,6 +165,8 @@ def forward(
     if weight is not None:
         count = counts = device.zeros((), FLOAT64)
     plan = plans.reduction("moments", *call.size, weight is not None, "normalize", kind, limits)
+    if running is not None and one_launch(running, count):
+        return call.result, stats, count, _moving(call, plan, running, act, eps, weight, gamma, beta, stats, counts)
     parts = None if running is None else device.empty((4, call.channels), FLOAT64)
     places = device.addresses(weight, gamma, beta, stats, parts, counts)
     rows = call.outer * call.inner
@@ -171,6 +179,23 @@ def forward(
         return call.result, stats, count, 0
     moving = of_forward(running, stats, parts, count, rows)
     return call.result, stats, count, (moving.calls, moving.values, moving.result, moving.arrays)
+
+
+def _moving(
+    call: Any, plan: plans.Plan, rule: Rule, act: Activation, eps: float, *arrays: Array | None
+) -> tuple[list[Any], bool, int, Any]:
+    """A forward that moves statistics in its own launch: all is ready but that, which `settle` makes. arrays: the rest
+    of the forward's own."""
+    mode, nonfinite = rule.mode, rule.nonfinite
+    counted = rule.left if nonfinite == "skip" else None
+    arrays = *arrays, rule.mean, rule.var, rule.seen, counted
+    weight, gamma, beta, stats, counts, *moved = call.device.addresses(*arrays)
+    job = MOVING(
+        *(call.at, call.result_at, weight, gamma, beta, stats, counts, *call.workspace(plan), *moved, mode),
+        *(rule.mean.dtype == FLOAT64, PROPAGATE if nonfinite == "propagate" else SKIP, act.slope, eps, rule.momentum),
+        *(rule.ddof, float(rule.counters[3]) if mode == POOL else 0.0),
+    )
+    return [call.later(plan, job)], mode == POOL, 0, arrays
 
 
 def backward(

@@ -43,6 +43,12 @@ BN_DEV Sums about_mean(const Job& job, i64 c, const Sums& sum) {
   return {sum.total, sum.dot - (mean - (double)(A)mean) * sum.total};
 }
 
+BN_DEV Running running_of(const Job& job) {
+  const int mode = job.mode == BN_POOL ? BN_POOL : BN_AVERAGE;  // of layers
+  return {job.running_mean, job.running_var, nullptr, job.seen, nullptr, nullptr, nullptr, job.counted, job.channels,
+          job.wide, 0, job.nonfinite, mode, {mode, job.momentum, 1.0, job.ddof, 0}, job.uncounted};
+}
+
 template <class T>
 BN_DEV void finish_channel(const Job& job, i64 c, const Moments& sum) {
   const double mean = sum.center + sum.away, back = mean - sum.center;
@@ -55,6 +61,10 @@ BN_DEV void finish_channel(const Job& job, i64 c, const Moments& sum) {
   }
   if (job.stats) write_stats(job, c, normal_of(job, c, sum));
   if (job.counts && c == 0) *job.counts = sum.n;
+  if (job.running_mean) {
+    const Running to = running_of(job);
+    count_left(to, c, moved(to, c, {sum.n, mean, sum.m2, low, sum.n, 0.0, 0.0}, sum.n));
+  }
 }
 
 template <class T>

@@ -52,24 +52,25 @@ JOB = Fields(  # walk.cu says what they mean
     (
         *("x", "dy", "y", "weight", "gamma", "beta", "mean", "var", "stats", "parts", "sums", "coefficients"),
         *("dgamma", "dbeta", "counts", "partial", "tickets", "infinite", "row_mean", "row_rstd"),
+        *("running_mean", "running_var", "seen", "counted"),
     ),
-    ("skipna", "count_step", "gives"),
-    ("slope", "eps", "count"),
+    ("skipna", "count_step", "gives", "mode", "wide", "nonfinite"),
+    ("slope", "eps", "count", "momentum", "ddof", "uncounted"),
     (
         *("channels", "inner", "columns", "copies", "steps", "total", "run", "jump", "unit", "base", "chunk"),
-        *("chunks", "group", "split", "weight_step", "keep", "streams", "row_channels"),
+        *("chunks", "group", "bunch", "split", "weight_step", "keep", "streams", "row_channels"),
     ),
 )
 ROW_JOB = Fields(  # rows.cu
     (
         *("x", "dy", "y", "gamma", "beta", "mean", "rstd", "dgamma", "dbeta", "partial", "weight"),
-        *("gamma_kept", "beta_kept"),
+        *("gamma_kept", "beta_kept", "tickets"),
     ),
     ("rule", "gives"),
     ("slope", "eps", "inverse"),
     (
         *("rows", "size", "inner", "groups", "lanes", "side", "affine", "streams", "sets", "columns", "channels"),
-        *("share", "whole", "keep"),
+        *("share", "whole", "keep", "bunch"),
     ),
 )
 STATISTICS_JOB = Fields(  # statistics.cu

@@ -108,36 +108,42 @@ BN_DEV Moments join_block(Moments (&mine)[K], double* memory) {
 // Those of chunk g and column j lie at partial[(g * PARTS + part) * columns + j]. The items of a channel are its
 // columns in all chunks. Other blocks wrote them: they are not to be read from a stale first-level cache.
 
+struct Items {
+  const double* partial;
+  i64 columns, channels;
+  int inner, copies, chunks;
+
+  BN_MEMBER int count() const { return chunks * copies * inner; }
+  template <int PARTS>
+  BN_MEMBER i64 at(i64 c, int item) const {  // where the first part of an item lies
+    const int per_chunk = copies * inner;
+    if (per_chunk == 1) return (i64)item * PARTS * columns + c;
+    const int g = quotient_of(item, per_chunk), rest = item - g * per_chunk, copy = quotient_of(rest, inner);
+    return (i64)g * PARTS * columns + (copy * channels + c) * inner + (rest - copy * inner);
+  }
+};
+
 template <int PARTS>
 constexpr int AHEAD = 16 / PARTS;  // items that a thread loads before it uses the first
 
-// Where the first part of an item lies.
+// Some items of a channel, `apart` from each other, of which the first is `held`: fewer than AHEAD where no more are left.
 template <int PARTS>
-BN_DEV i64 item_at(const Job& job, i64 c, i64 item) {
-  const i64 per_chunk = job.copies * job.inner;
-  if (per_chunk == 1) return item * PARTS * job.columns + c;
-  const i64 g = quotient(item, per_chunk), rest = item - g * per_chunk, copy = quotient(rest, job.inner);
-  return g * PARTS * job.columns + (copy * job.channels + c) * job.inner + (rest - copy * job.inner);
-}
+struct Window {
+  double v[AHEAD<PARTS>][PARTS];
+  int held = -1;
 
-// The items of a channel that thread `slice` of `slices` takes, AHEAD at a time, in their order.
-template <int PARTS, class Use>
-BN_DEV void for_items(const Job& job, i64 c, i64 items, int slice, int slices, const Use& use) {
-#pragma unroll 1
-  for (i64 begin = slice; begin < items; begin += AHEAD<PARTS> * slices) {
-    double v[AHEAD<PARTS>][PARTS];
+  BN_MEMBER void get(const Items& items, i64 c, int first, int apart) {
+    if (first == held) return;
+    held = first;
+    const int count = items.count();
 #pragma unroll
-    for (int i = 0; i < AHEAD<PARTS>; ++i)
-      if (begin + i * slices < items) {
-        const double* item = job.partial + item_at<PARTS>(job, c, begin + i * slices);
+    for (int i = 0; i < AHEAD<PARTS>; ++i) {
+      const double* item = items.partial + items.at<PARTS>(c, first + i * apart);
 #pragma unroll
-        for (int p = 0; p < PARTS; ++p) v[i][p] = __ldcg(item + p * job.columns);
-      }
-#pragma unroll
-    for (int i = 0; i < AHEAD<PARTS>; ++i)
-      if (begin + i * slices < items) use(v[i]);
+      for (int p = 0; p < PARTS; ++p) v[i][p] = first + i * apart < count ? __ldcg(item + p * items.columns) : 0.0;
+    }
   }
-}
+};
 
 // The sum over the slices of a channel, in all of their threads: slice s of channel i is thread s * width + i.
 template <int P, int THREADS>
@@ -166,10 +172,8 @@ BN_DEV void add_slices(double (&v)[P], int slices, int width, double* memory) {
 
 struct Slices {  // how many threads share a channel
   int slices, width;
-  i64 items;
 
-  BN_MEMBER Slices(const Job& job, i64 channels, int threads) {
-    items = job.chunks * job.copies * job.inner;
+  BN_MEMBER Slices(int items, i64 channels, int threads) {
     slices = 1;
     while (2 * slices <= threads && 2 * slices * channels <= threads && slices < items) slices *= 2;
     width = threads / slices;
@@ -177,44 +181,134 @@ struct Slices {  // how many threads share a channel
 };
 
 template <int THREADS>
-BN_DEV Sums join_items(const Job& job, i64 c, bool inside, const Slices& of, double* memory, Sums*) {
-  double v[2] = {0.0, 0.0};
-  if (inside)
-    for_items<2>(job, c, of.items, threadIdx.x / of.width, of.slices, [&](const double (&item)[2]) {
-      v[0] += item[0];
-      v[1] += item[1];
-    });
-  add_slices<2, THREADS>(v, of.slices, of.width, memory);
-  return {v[0], v[1]};
+BN_DEV Sums join_items(const Items& items, i64 c, int count, const Slices& of, double* memory, Sums*) {
+  double sum[2] = {0.0, 0.0};
+  Window<2> window;
+#pragma unroll 1
+  for (int first = threadIdx.x / of.width; first < count; first += AHEAD<2> * of.slices) {
+    window.get(items, c, first, of.slices);
+#pragma unroll
+    for (int i = 0; i < AHEAD<2>; ++i)
+#pragma unroll
+      for (int p = 0; p < 2; ++p) sum[p] += window.v[i][p];
+  }
+  add_slices<2, THREADS>(sum, of.slices, of.width, memory);
+  return {sum[0], sum[1]};
 }
 
-// An item of moments is n, center, m2, away.
+// An item of moments is n, center, m2, away; one without values adds nothing, whatever it says. Three passes: the center,
+// the mean, m2. Items that all fit into the window are loaded once.
 template <int THREADS>
-BN_DEV Moments join_items(const Job& job, i64 c, bool inside, const Slices& of, double* memory, Moments*) {
-  const int slice = threadIdx.x / of.width;
-  double v[2] = {0.0, 0.0}, m2[1] = {0.0}, some = 0.0, center = 0.0;
+BN_DEV Moments join_items(const Items& items, i64 c, int count, const Slices& of, double* memory, Moments*) {
+  double sum[2] = {0.0, 0.0}, m2[1] = {0.0}, some = 0.0, center = 0.0, away = 0.0;
+  Window<4> window;
+  enum { CENTER, AWAY, SQUARES };
 #pragma unroll 1
-  for (i64 item = slice; inside && some == 0.0 && item < of.items; item += of.slices) {
-    const double* first = job.partial + item_at<4>(job, c, item);
-    some = __ldcg(first);
-    center = __ldcg(first + job.columns);
+  for (int pass = CENTER; pass <= SQUARES; ++pass) {
+#pragma unroll 1
+    for (int first = threadIdx.x / of.width; first < count; first += AHEAD<4> * of.slices) {
+      window.get(items, c, first, of.slices);
+#pragma unroll
+      for (int i = 0; i < AHEAD<4>; ++i) {
+        const double(&item)[4] = window.v[i];
+        const double off = (item[1] - center) + item[3], gap = off - away;
+        if (item[0] == 0.0) continue;
+        if (pass == CENTER) {
+          if (some == 0.0) center = item[1];
+          some = item[0];
+        } else if (pass == AWAY) {
+          sum[0] += item[0];
+          sum[1] += item[0] * off;
+        } else {
+          m2[0] += item[2] + gap * item[0] * gap;
+        }
+      }
+      if (pass == CENTER && some != 0.0) break;
+    }
+    if (pass == CENTER) {
+      center = first_center<THREADS>(some, center, of.width, memory);
+    } else if (pass == AWAY) {
+      add_slices<2, THREADS>(sum, of.slices, of.width, memory);
+      away = sum[0] == 0.0 ? 0.0 : sum[1] / sum[0];
+    } else {
+      add_slices<1, THREADS>(m2, of.slices, of.width, memory);
+    }
   }
-  center = first_center<THREADS>(some, center, of.width, memory);
-  if (inside) {
-    for_items<4>(job, c, of.items, slice, of.slices, [&](const double (&item)[4]) {
-      v[0] += item[0];
-      v[1] += item[0] == 0.0 ? 0.0 : item[0] * ((item[1] - center) + item[3]);
-    });
+  return {sum[0], center, m2[0], away};
+}
+
+// The channels from `first` to `last`: use(channel, its sum), by one thread of the block.
+template <class S, int THREADS, class Use>
+BN_DEV void join_partials(const Items& items, i64 first, i64 last, double* memory, const Use& use) {
+  const int count = items.count();
+  const Slices of(count, last - first, THREADS);
+#pragma unroll 1
+  for (i64 begin = first; begin < last; begin += of.width) {
+    const i64 c = begin + threadIdx.x % of.width;
+    const S sum = join_items<THREADS>(items, c, c < last ? count : 0, of, memory, (S*)nullptr);
+    if (threadIdx.x < of.width && c < last) use(c, sum);
   }
-  add_slices<2, THREADS>(v, of.slices, of.width, memory);
-  const double away = v[0] == 0.0 ? 0.0 : v[1] / v[0];
-  if (inside)
-    for_items<4>(job, c, of.items, slice, of.slices, [&](const double (&item)[4]) {
-      const double gap = ((item[1] - center) + item[3]) - away;
-      m2[0] += item[0] == 0.0 ? 0.0 : item[2] + gap * item[0] * gap;
+}
+
+BN_DEV void write_partial(double* partial, i64 columns, i64 g, i64 column, const Sums& sum) {
+  partial[(g * 2 + 0) * columns + column] = sum.total;
+  partial[(g * 2 + 1) * columns + column] = sum.dot;
+}
+BN_DEV void write_partial(double* partial, i64 columns, i64 g, i64 column, const Moments& sum) {
+  partial[(g * 4 + 0) * columns + column] = sum.n;
+  partial[(g * 4 + 1) * columns + column] = sum.center;
+  partial[(g * 4 + 2) * columns + column] = sum.m2;
+  partial[(g * 4 + 3) * columns + column] = sum.away;
+}
+
+template <class S>
+constexpr int PARTS_OF = sizeof(S) / sizeof(double);
+
+// Whether this block is the last one of so many that count to a ticket, and sees what the others have written. The ticket
+// only says which block is last, never in which order sums are joined.
+BN_DEV bool comes_last(unsigned* ticket, unsigned blocks) {
+  BN_SHARED(int, is_last, 1);
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) is_last[0] = blocks == 1u || atomicInc(ticket, blocks - 1u) == blocks - 1u;
+  __syncthreads();
+  const bool last = is_last[0];
+  if (last) __threadfence();
+  return last;
+}
+
+// Join the partial sums of all chunks of the channels from `first` to `last`, which `blocks` blocks of each chunk have
+// written. Of many chunks the last block of each bunch joins those, at the same time as others do, and the last one of
+// these joins the bunches, whose sums lie behind those of the chunks: use(channel, its sum), by one thread.
+template <class S, int THREADS, class Use>
+BN_DEV void join_last(
+    const Items& all, int bunch, int g, int blocks, unsigned* tickets, i64 first, i64 last, double* memory, const Use& use) {
+  const int bunches = quotient_of(all.chunks + bunch - 1, bunch), mine = quotient_of(g, bunch), begin = mine * bunch;
+  double* behind = const_cast<double*>(all.partial) + (i64)all.chunks * PARTS_OF<S> * all.columns;
+  Items items = all;
+  items.partial += (i64)begin * PARTS_OF<S> * all.columns;
+  items.chunks = (int)least(bunch, all.chunks - begin);
+  unsigned* ticket = tickets + mine;
+  blocks *= items.chunks;
+  bool whole = bunches == 1;
+#pragma unroll 1
+  while (comes_last(ticket, (unsigned)blocks)) {  // all threads of the block
+    join_partials<S, THREADS>(items, first, last, memory, [&](i64 c, const S& sum) {
+      if (whole) use(c, sum);
+      else write_partial(behind, all.channels, mine, c, sum);
     });
-  add_slices<1, THREADS>(m2, of.slices, of.width, memory);
-  return {v[0], center, m2[0], away};
+    if (whole) return;
+    whole = true;
+    items = {behind, all.channels, all.channels, 1, 1, bunches};
+    ticket = tickets + bunches;
+    blocks = bunches;
+  }
+}
+
+// How many tickets channels have that are joined together.
+BN_DEV int tickets_of(i64 chunks, i64 bunch) {
+  const int bunches = quotient_of((int)(chunks + bunch - 1), (int)bunch);
+  return bunches == 1 ? 1 : bunches + 1;
 }
 
 template <class T>
@@ -222,35 +316,12 @@ BN_DEV void finish_channel(const Job& job, i64 c, const Moments& sum);  // of th
 template <class T>
 BN_DEV void finish_channel(const Job& job, i64 c, const Sums& sum);
 
-template <class T, class S, int THREADS>
-BN_DEV void join_partials(const Job& job, i64 first, i64 last, double* memory) {
-  const Slices of(job, last - first, THREADS);
-#pragma unroll 1
-  for (i64 begin = first; begin < last; begin += of.width) {
-    const i64 c = begin + threadIdx.x % of.width;
-    const S sum = join_items<THREADS>(job, c, c < last, of, memory, (S*)nullptr);
-    if (threadIdx.x < of.width && c < last) finish_channel<T>(job, c, sum);
-  }
-}
-
-BN_DEV void write_partial(const Job& job, i64 g, i64 column, const Sums& sum) {
-  job.partial[(g * 2 + 0) * job.columns + column] = sum.total;
-  job.partial[(g * 2 + 1) * job.columns + column] = sum.dot;
-}
-BN_DEV void write_partial(const Job& job, i64 g, i64 column, const Moments& sum) {
-  job.partial[(g * 4 + 0) * job.columns + column] = sum.n;
-  job.partial[(g * 4 + 1) * job.columns + column] = sum.center;
-  job.partial[(g * 4 + 2) * job.columns + column] = sum.m2;
-  job.partial[(g * 4 + 3) * job.columns + column] = sum.away;
-}
-
-// From the sums of the threads to finished channels: the block writes its partial sums, and the last one of its group
-// of tiles joins them all. The ticket only says which block is last, never in which order sums are joined.
+// From the sums of the threads to finished channels: the block writes its partial sums, and the last ones of its group of
+// tiles join them all.
 template <class T, class S, int K, int BX, int BY>
 BN_DEV void finish_tile(const Job& job, i64 tile_index, i64 g, S (&mine)[K]) {
   typedef Tile<K, BX, BY> tile;
   BN_SHARED(double, memory, tile::SIZE);
-  BN_SHARED(int, is_last, 1);
   const S sum = join_block<K, BX, BY>(mine, memory);
   const int tid = threadIdx.x;
   const i64 column = tile_index * tile::WIDTH + tid;
@@ -258,20 +329,14 @@ BN_DEV void finish_tile(const Job& job, i64 tile_index, i64 g, S (&mine)[K]) {
     if (tid < tile::WIDTH && column < job.columns) finish_channel<T>(job, column, sum);
     return;
   }
-  if (tid < tile::WIDTH && column < job.columns) write_partial(job, g, column, sum);
+  if (tid < tile::WIDTH && column < job.columns) write_partial(job.partial, job.columns, g, column, sum);
   const i64 group = quotient(tile_index, job.group);
   const i64 begin = group * job.group * tile::WIDTH, end = least(begin + job.group * tile::WIDTH, job.columns);
   const i64 tiles = quotient(end - begin + tile::WIDTH - 1, tile::WIDTH);
-  __threadfence();
-  __syncthreads();
-  if (tid == 0) {
-    const unsigned blocks = (unsigned)(tiles * job.chunks);
-    is_last[0] = blocks == 1u || atomicInc(&job.tickets[group], blocks - 1u) == blocks - 1u;
-  }
-  __syncthreads();
-  if (!is_last[0]) return;  // all threads of the block
-  __threadfence();
   const bool all = job.copies > 1;
-  join_partials<T, S, tile::THREADS>(
-      job, all ? 0 : quotient(begin, job.inner), all ? job.channels : quotient(end, job.inner), memory);
+  const Items items = {job.partial, job.columns, job.channels, (int)job.inner, (int)job.copies, (int)job.chunks};
+  join_last<S, tile::THREADS>(
+      items, (int)job.bunch, (int)g, (int)tiles, job.tickets + group * tickets_of(job.chunks, job.bunch),
+      all ? 0 : quotient(begin, job.inner), all ? job.channels : quotient(end, job.inner), memory,
+      [&](i64 c, const S& joined) { finish_channel<T>(job, c, joined); });
 }

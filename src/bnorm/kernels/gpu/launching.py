@@ -25,7 +25,7 @@ OPTIONS = ("-std=c++17", "-fmad=false")
 SHARED_AT_FIRST = (48 << 10) - plans.STATIC_SHARED  # of dynamic shared memory, without asking the driver
 WITH_CLUSTERS = 9  # the first compute capability that has them
 ON_CHANNELS = ("numbers.cu", "walk.cu", "joins.cu")
-BATCH_NORM = (*ON_CHANNELS, "blocks.cu", "channels_sums.cu", "channels_maps.cu")
+BATCH_NORM = (*ON_CHANNELS, "blocks.cu", "moving.cu", "channels_sums.cu", "channels_maps.cu")
 FAMILIES = {
     "channels": (*BATCH_NORM, "channels.cu"),
     "clusters": (*BATCH_NORM, "clusters.cu"),
@@ -33,7 +33,7 @@ FAMILIES = {
     "rows": (*ON_CHANNELS, "blocks.cu", "rows.cu", "rows_forward.cu", "rows_params.cu", "rows_backward.cu"),
     "rows_weighted": (*ON_CHANNELS, "blocks.cu", "rows.cu", "rows_weighted.cu"),
     "row_channels": (*ON_CHANNELS, "row_channels.cu"),
-    "statistics": ("numbers.cu", "statistics.cu"),
+    "statistics": ("numbers.cu", "moving.cu", "statistics.cu"),
     "exact": ("numbers.cu", "walk.cu", "exact.cu"),
 }
 JOBS = {fields.size: np.dtype(f"V{fields.size}") for fields in jobs.ALL}

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from ..activation import IDENTITY
 from . import planes
+from .bunches import Bunches, bunches
 from .jobs import CAREFUL, EXACT, FROZEN, JOB, STATISTICS_JOB, SUMS_ONLY, WITH_MAP
 
 NAMES = {"float16": "f16", "bfloat16": "bf16", "float32": "float", "float64": "double"}  # of the types in the kernels
@@ -176,7 +177,7 @@ def launch(
         # a rest there is in widened rows only
         total=shape.total if shape.copies > 1 else 0,
         run=shape.run, jump=shape.jump, unit=shape.unit, base=shape.base, chunk=chunk, chunks=chunks,
-        group=shape.group, weight_step=shape.weight_step, **({"split": 1} | more),
+        group=shape.group, weight_step=shape.weight_step, **({"split": 1, "bunch": chunks} | more),
     )  # fmt: skip
     return Launch(family, kernel, (shape.tiles, chunks), (shape.across * shape.down,), shared, geometry)
 
@@ -254,6 +255,11 @@ def in_cluster(
     return None
 
 
+def bunches_of(shape: Shape, chunks: int, parts: int) -> Bunches:
+    joined = shape.channels if shape.copies > 1 else cdiv(min(shape.group * shape.width, shape.columns), shape.inner)
+    return bunches(chunks, shape.copies * shape.inner, joined, parts)
+
+
 @lru_cache(maxsize=1024)
 def reduction(
     name: str,  # "moments" or "sums"
@@ -283,22 +289,30 @@ def reduction(
     else:
         shape, keep, shared = shape_of(outer, channels, inner, dtype, vectors and not careful), 0, 0
         chunk, chunks, split = cut(shape, limits)
+    found = bunches_of(shape, chunks, parts)
     if (whole or cluster) and then and then != "frozen":
         if cluster:
             family, kernel = "clusters", shape.kernel(f"cluster_{name}", dtype, kind)
         else:
             family, kernel = "channels", shape.kernel(name, dtype, WITH_MAP, kind)
-        more = {"keep": keep, "streams": streams(shape, dtype)}
+        more = {"keep": keep, "streams": streams(shape, dtype), "bunch": found.bunch}
         launches = [launch(shape, kernel, chunk, chunks, family=family, shared=shared, **more)]
         if cluster:
             return Plan(tuple(launches), 0, 0)
     else:
         exact = name == "moments" and not then and dtype != "float64"
         mode = CAREFUL if careful else EXACT if exact else SUMS_ONLY
-        launches = [launch(shape, shape.kernel(name, dtype, mode, *own_kind), chunk, chunks)]
+        launches = [launch(shape, shape.kernel(name, dtype, mode, *own_kind), chunk, chunks, bunch=found.bunch)]
         if then:
             launches.append(map_launch(shape, then, dtype, careful, kind, chunk, chunks, split))
-    return Plan(tuple(launches), parts * chunks * shape.columns, cdiv(shape.tiles, shape.group))
+    return Plan(tuple(launches), *workspace(shape, chunks, parts, found))
+
+
+def workspace(shape: Shape, chunks: int, parts: int, found: Bunches) -> tuple[int, int]:
+    """Numbers and tickets."""
+    return parts * chunks * shape.columns + found.behind * shape.channels, cdiv(
+        shape.tiles, shape.group
+    ) * found.tickets
 
 
 def of_planes(name: str, shape: Shape, dtype: str, arrays: int, then: str, kind: int, limits: Limits) -> Plan:

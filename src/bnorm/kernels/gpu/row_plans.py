@@ -14,6 +14,7 @@ from math import gcd
 from typing import NamedTuple
 
 from ..activation import KINDS
+from .bunches import Bunches, bunches
 from .jobs import NO_PARAMS, PER_CHANNEL, PER_COLUMN, ROW_JOB
 from .plans import (
     ITEMSIZE,
@@ -29,18 +30,21 @@ from .plans import (
     Plan,
     Shape,
     blocks_each,
+    bunches_of,
     cdiv,
     channel_runs,
     cut,
     launch,
     rows_of_channels,
+    workspace,
 )
 
 HELD = (4, 8)  # vectors of a thread that there are kernels for; the second for the longest rows only
 WARP = 32
 KEPT_AFFINE = 48 << 10  # bytes of gamma and beta that a block may keep
 LONG_TILE = 8  # vectors of a thread whose sums are kept at a time, of rows that are not held
-JOINED = 32  # columns of a block that joins those sums
+JOINED = 32  # columns of a block that joins those sums in a launch of its own
+LAUNCHED = 10  # turns of a join that take as long as that launch, from its gap to its end
 
 RowShape = tuple[int, int, int, int]  # (N, G, K, L)
 
@@ -138,7 +142,8 @@ def rows(
 
     Arrays lie where `begins` says.
 
-    Where these cannot be made in the pass over the rows, the plan has no workspace, and `row_sums` makes them.
+    Where these cannot be made in the pass over the rows, the plan has no workspace, and `row_sums` makes them. Where
+    they are few the last blocks of that pass join them; else a launch of its own does, by more blocks.
     """
     n, groups, channels, positions = shape
     size, many = channels * positions, n * groups
@@ -164,18 +169,22 @@ def rows(
     arrays = 1 if name == "rows_forward" else 2
     keep = kept_steps(row, size, dtype, arrays, min(room, TWO_PER_PROCESSOR) - shared)
     shared += arrays * keep * step_bytes(row, dtype)
+    joined = bunches(sets, 1, channels, 2) if sums else Bunches(0, 0, 0, 0)
+    if joined.turns > LAUNCHED:
+        joined = Bunches(0, 0, 0, 0)
     geometry = ROW_JOB.place(
         rows=many, size=size, inner=max(positions, 1), groups=max(groups, 1), lanes=row.lanes, side=side,
         affine=int(kept > 0),
         streams=int(many * size * ITEMSIZE[dtype] >= STREAMED), sets=sets, columns=columns,
         channels=channels, share=share, whole=int(size == row.lanes * row.steps * row.vector), keep=keep,
+        bunch=joined.bunch,
     )  # fmt: skip
     more = (kind,) if name == "rows_forward" else (kind, sums)
     kernel = row.kernel(name, dtype, *more)
     launches = [Launch("rows", kernel, (blocks, 1), (THREADS,), shared, geometry, not sums)]
-    if sums:
+    if sums and not joined.bunch:
         launches.append(Launch("rows", "rows_params", (cdiv(columns, JOINED), 1), (THREADS,), 0, geometry))
-    return Plan(tuple(launches), 2 * sets * columns, 0)
+    return Plan(tuple(launches), (2 * sets + joined.behind) * columns, max(groups, 1) * joined.tickets)
 
 
 @lru_cache(maxsize=1024)
@@ -196,8 +205,9 @@ def row_sums(shape: RowShape, dtype: str, vectors: bool, kind: int, limits: Limi
     chunk, chunks, _ = cut(cut_of, limits)
     cut_of = cut_of._replace(total=0)
     kernel = cut_of.kernel("row_channels", dtype, kind)
-    only = launch(cut_of, kernel, chunk, chunks, family="row_channels", row_channels=channels)
-    return Plan((only,), 2 * chunks * cut_of.columns, cdiv(cut_of.tiles, cut_of.group))
+    found = bunches_of(cut_of, chunks, 2)
+    only = launch(cut_of, kernel, chunk, chunks, family="row_channels", row_channels=channels, bunch=found.bunch)
+    return Plan((only,), *workspace(cut_of, chunks, 2, found))
 
 
 @lru_cache(maxsize=1024)

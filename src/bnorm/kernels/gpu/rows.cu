@@ -29,12 +29,13 @@ struct RowJob {
   const double* weight;  // (N, L), for rows_weighted.cu
   double* gamma_kept;  // copies of gamma and beta; null where absent
   double* beta_kept;
+  unsigned* tickets;  // of join_last; all zero between launches
   // options
   i64 rule;  // BN_VARIANCE or BN_MEAN_SQUARE
   i64 gives;
   double slope, eps, inverse;  // 1 / size
   // geometry: row_plans.py says what it means
-  i64 rows, size, inner, groups, lanes, side, affine, streams, sets, columns, channels, share, whole, keep;
+  i64 rows, size, inner, groups, lanes, side, affine, streams, sets, columns, channels, share, whole, keep, bunch;
 };
 
 // What a backward will need of gamma and beta, which may have changed by then: a part by each block.

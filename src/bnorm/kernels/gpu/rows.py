@@ -19,8 +19,8 @@ FORWARD = ROW_JOB.packer(
     *("x", "y", "gamma", "beta", "mean", "rstd", "weight", "gamma_kept", "beta_kept", "rule", "slope", "eps", "inverse")
 )
 BACKWARD = ROW_JOB.packer(
-    *("x", "dy", "y", "gamma", "beta", "mean", "rstd", "dgamma", "dbeta", "partial", "weight", "rule", "gives"),
-    *("slope", "inverse"),
+    *("x", "dy", "y", "gamma", "beta", "mean", "rstd", "dgamma", "dbeta", "partial", "weight", "tickets"),
+    *("rule", "gives", "slope", "inverse"),
 )
 SUMS = JOB.packer(
     *("x", "dy", "weight", "gamma", "beta", "dgamma", "dbeta", "partial", "tickets", "row_mean", "row_rstd", "gives"),
@@ -135,8 +135,8 @@ def rows_backward(
         arrays = call.at, call.dy_at, weight_at, *places, *sums, *call.workspace(first), *of_rows
         runs.append((first, SUMS(*arrays, gives, act.slope)))
     if mean.size or plan.partial:
-        partial, _ = call.workspace(plan) if plan.partial else (0, 0)
-        arrays = call.at, call.dy_at, call.result_at, *places, *of_rows, *sums, partial, weight_at
+        partial, tickets = call.workspace(plan) if plan.partial else (0, 0)
+        arrays = call.at, call.dy_at, call.result_at, *places, *of_rows, *sums, partial, weight_at, tickets
         runs.append((plan, BACKWARD(*arrays, rule, gives, act.slope, inverse(shape))))
     call.run_all(runs, holder)
     found: Any = call.result

@@ -191,6 +191,13 @@ BN_DEV void backward_rows(
   }
   if (PARAMS == PER_COLUMN) of_columns.flush(job, (int)job.lanes, first_flush);
   if (PARAMS == PER_CHANNEL) of_channels.write(job, set(), group());
+  if (PARAMS != NO_PARAMS && job.bunch) {  // else rows_params joins them
+    __syncthreads();                       // what lies in `dynamic` is of no use any more
+    const i64 first = group() * job.channels, columns = PARAMS == PER_CHANNEL ? job.channels : job.columns;
+    join_last<Sums, ROW_THREADS>(
+        items_of(job), (int)job.bunch, (int)set(), 1, job.tickets + group() * tickets_of(job.sets, job.bunch), first,
+        first + columns, reinterpret_cast<double*>(dynamic), [&](i64 c, const Sums& sum) { give_params(job, c, sum); });
+  }
 }
 
 template <class T, int V, int STEPS, int WIDE, int KIND, int PARAMS>

@@ -123,24 +123,20 @@ struct ChannelSums {
   }
 };
 
-// dbeta and dgamma out of the partial sums: 32 columns, and 8 threads for each.
+// dbeta and dgamma out of the partial sums, by the last blocks of the backward, or where columns are many in a launch of
+// its own, by a block for each JOINED of them.
+BN_DEV Items items_of(const RowJob& job) { return {job.partial, job.columns, job.columns, 1, 1, (int)job.sets}; }
+BN_DEV void give_params(const RowJob& job, i64 column, const Sums& sum) {
+  give(job.dbeta, job.gives, column, sum.total);
+  give(job.dgamma, job.gives, column, sum.dot);
+}
+
+constexpr int JOINED = 32;
+
 __global__ void __launch_bounds__(ROW_THREADS) rows_params(RowJob job) {
-  BN_SHARED(double, memory, ROW_THREADS);
-  const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
-  const i64 column = (i64)blockIdx.x * 32 + tx;
-#pragma unroll
-  for (int sum = 0; sum < 2; ++sum) {
-    double total = 0.0;
-    if (column < job.columns)
-#pragma unroll 8
-      for (i64 part = ty; part < job.sets; part += 8) total += job.partial[(part * 2 + sum) * job.columns + column];
-    memory[threadIdx.x] = total;
-    __syncthreads();
-    if (ty == 0 && column < job.columns) {
-#pragma unroll
-      for (int i = 1; i < 8; ++i) total += memory[i * 32 + tx];
-      give(sum ? job.dgamma : job.dbeta, job.gives, column, total);
-    }
-    __syncthreads();
-  }
+  BN_SHARED(double, memory, 2 * ROW_THREADS);
+  const i64 first = (i64)blockIdx.x * JOINED;
+  join_partials<Sums, ROW_THREADS>(
+      items_of(job), first, least(first + JOINED, job.columns), memory,
+      [&](i64 column, const Sums& sum) { give_params(job, column, sum); });
 }

@@ -194,6 +194,14 @@ def move(
     return moving.result
 
 
+def one_launch(rule: Rule, count: Any) -> bool:
+    """Whether a forward can move these statistics of a layer in its own launch, when they are settled. With "raise" the
+    host looks at the batch before they move."""
+    layers = rule.low is None and rule.weight is None and rule.mode != FADE and not rule.from_data
+    counted = rule.nonfinite == "propagate" or (rule.nonfinite == "skip" and rule.left is not None)
+    return rule.waits and layers and counted and not (isinstance(count, float) and count == 0.0)
+
+
 def of_forward(rule: Rule, stats: Array, parts: Array, count: Any, rows: int) -> Moving:
     """How a forward's batch moves statistics: those of a layer by its parts, those of a transformer with more."""
     if rule.low is None and rule.weight is None:

@@ -24,18 +24,23 @@ struct Job {
   double* counts;  // the count where the device alone knows it: one number, or with count_step 1 one per channel
   // workspace
   double* partial;    // (chunks, parts, columns)
-  unsigned* tickets;  // one per group of tiles, all zero between launches
+  unsigned* tickets;  // of join_last, for each group of tiles; all zero between launches
   int* infinite;  // set to 1 where x holds an infinity
   // of the rows that x was normalized by
   const double* row_mean;
   const double* row_rstd;
+  // statistics of a layer, which the forward moves; null where it moves none. moving.cu says more
+  void* running_mean;
+  void* running_var;
+  double* seen;
+  int* counted;
   // options
-  i64 skipna, count_step, gives;
-  double slope, eps, count;
+  i64 skipna, count_step, gives, mode, wide, nonfinite;
+  double slope, eps, count, momentum, ddof, uncounted;
   // geometry: plans.py says what it means
   i64 channels, inner, columns, copies, steps, total;
   i64 run, jump, unit, base;
-  i64 chunk, chunks, group, split, weight_step, keep, streams, row_channels;
+  i64 chunk, chunks, group, bunch, split, weight_step, keep, streams, row_channels;
 };
 
 BN_DEV i64 channel_of(const Job& job, i64 column) {
