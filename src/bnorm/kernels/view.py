@@ -65,8 +65,12 @@ def channels(x: Array, axis: int, flat: bool = True) -> tuple[Array, Layout]:
 
 
 def rows(x: Array, normalized_ndim: int) -> tuple[Array, Layout]:
-    """x as (N, 1, D, 1): one row is the last `normalized_ndim` axes in C order, as in gamma and beta."""
-    layout = _rows(x.shape, None if x.flags.c_contiguous else x.strides, normalized_ndim)
+    """x as (N, 1, D, 1): one row is the last `normalized_ndim` axes in C order, as in gamma and beta.
+
+    On a device, where a view takes long to make, (N, D) stays as it is.
+    """
+    flat = type(x) is ndarray
+    layout = _rows(x.shape, None if x.flags.c_contiguous else x.strides, normalized_ndim, flat)
     return like(x, layout), layout
 
 
@@ -336,10 +340,12 @@ def _channels(shape: Shape, strides: Shape | None, axis: int, flat: bool) -> Lay
 
 
 @lru_cache(maxsize=1024)
-def _rows(shape: Shape, strides: Shape | None, normalized_ndim: int) -> Layout:
+def _rows(shape: Shape, strides: Shape | None, normalized_ndim: int, flat: bool = True) -> Layout:
     first = len(shape) - normalized_ndim
     order = _memory_order(shape[:first], strides and strides[:first]) + tuple(range(first, len(shape)))
-    return _layout(shape, (prod(shape[:first]), 1, prod(shape[first:]), 1), order, first)
+    block = (prod(shape[:first]), 1, prod(shape[first:]), 1)
+    plain = len(shape) == 2 and first == 1 and shape[1] > 0 and not flat
+    return _layout(shape, shape if plain else block, order, first)
 
 
 @lru_cache(maxsize=1024)

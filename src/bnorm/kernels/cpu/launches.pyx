@@ -20,7 +20,7 @@ def places(index, *arrays):
         if array is None:
             found.append(0)
             continue
-        memory = array.data
+        memory = array if type(array) is Part else array.data
         if memory.device_id != index:
             raise ValueError(f"expected arrays on device {index}, where x is, got one on device {memory.device_id}")
         found.append(memory.ptr)
@@ -147,15 +147,23 @@ cdef class Call:
 
     def run(self, plan, bytes job, holder=None):
         """Launch a plan. holder: as that of `launch`."""
-        self.run_all([(plan, job)], holder)
+        self.launch_prepared([self.prepared(plan, job)], holder)
+
+    cdef prepared(self, plan, bytes job):
+        """What `launch` takes; a device keeps it with the plan."""
+        cdef list launches
+        if not self.channels:
+            return None
+        launches = plan.ready.get(self.device)
+        return self.device.prepared(plan, job) if launches is None else (launches, job)
 
     def run_all(self, list plans, holder=None):
         """Launch plans with their jobs, one after the other."""
-        self.launch_prepared([self.device.prepared(plan, job) for plan, job in plans] if self.channels else [], holder)
+        self.launch_prepared([self.prepared(plan, job) for plan, job in plans], holder)
 
     def later(self, plan, bytes job):
         """As `run`, as something to be called later: nothing of Python's own runs then, so no signal does."""
-        return self.launch_prepared, ([self.device.prepared(plan, job)] if self.channels else [],), {}
+        return self.launch_prepared, ([self.prepared(plan, job)],), {}
 
     def launch_prepared(self, list prepared, holder=None):
         """Launch what plans have prepared, and let the next call have the workspace."""
@@ -176,7 +184,10 @@ cdef class Part:
 
     def __init__(self, whole, Py_ssize_t begin, Py_ssize_t size):
         memory = whole.data
-        self.whole, self.ptr, self.device_id, self.size = whole, memory.ptr + 8 * begin, memory.device_id, size
+        self.put(whole, memory.ptr + 8 * begin, memory.device_id, size)
+
+    cdef void put(self, whole, ptr, device_id, Py_ssize_t size):
+        self.whole, self.ptr, self.device_id, self.size = whole, ptr, device_id, size
 
     @property
     def data(self):
@@ -186,8 +197,14 @@ cdef class Part:
 def parts_of(whole, tuple sizes not None):
     """Parts of an array, one behind the other, of so many numbers; None where a size is None."""
     cdef list found = []
-    cdef Py_ssize_t begin = 0
+    cdef Part part
+    memory = whole.data
+    ptr, device_id = memory.ptr, memory.device_id
     for size in sizes:
-        found.append(None if size is None else Part(whole, begin, size))
-        begin += 0 if size is None else size
+        part = None
+        if size is not None:
+            part = Part.__new__(Part)
+            part.put(whole, ptr, device_id, size)
+            ptr = ptr + 8 * size
+        found.append(part)
     return found

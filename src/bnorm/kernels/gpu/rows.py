@@ -48,35 +48,38 @@ def rows_forward(
     weight: Array | None = None,
     copies: bool = False,
 ) -> tuple[Any, ...]:
-    """y, mean, rstd: each of the N*G rows of x, (N, G, K, L), by its own statistics. copies: and gamma and beta, flat;
-    all but y are then parts of one array, for a backward.
+    """y, mean, rstd: each of the N*G rows of x, (N, G, K, L), by its own statistics; (N, D) is taken for (N, 1, D, 1).
 
-    With a residual (y, h), mean, rstd: an addition on the device, then the rows of the sum h. weight, (N, L): of each
-    position.
+    copies: and gamma and beta, flat; all but y are then parts of one array, for a backward. With a residual (y, h),
+    mean, rstd: an addition on the device, then the rows of the sum h. weight, (N, L): of each position.
     """
     if residual is not None:
         h = x + residual
         y, *more = rows_forward(h, gamma, beta, eps, rule, act, out, None, weight, copies)
         return (y, h), *more
     call = begun(x, out)
-    device = call.device
-    if weight is None and not call.vectors and call.places % row_plans.begins(x.shape, call.dtype):
+    device, shape = call.device, row_shape(x)
+    if weight is None and not call.vectors and call.places % row_plans.begins(shape, call.dtype):
         y, *more = rows_forward(x.copy(), gamma, beta, eps, rule, act, copies=copies)
         return moved(y, out), *more
-    many = x.shape[0] * x.shape[1]
+    many = shape[0] * shape[1]
     found = small(device, many, gamma, beta) if copies else [device.empty((many,), FLOAT64) for _ in range(2)]
     if many:
-        affine = gamma is not None or beta is not None
         if weight is None:
-            size = x.shape, call.dtype, affine, False
-            plan, weight_at = row_plans.rows("rows_forward", *size, act.kind, device.limits), 0
+            affine = gamma is not None or beta is not None
+            plan = row_plans.rows("rows_forward", shape, call.dtype, affine, False, act.kind, device.limits)
         else:
-            plan = row_plans.weighted("rows_weighted_forward", x.shape, call.dtype, act.kind, device.limits)
-            (weight_at,) = device.addresses(weight)
-        gamma_at, beta_at, mean_at, rstd_at, *kept = device.addresses(gamma, beta, *found)
+            plan = row_plans.weighted("rows_weighted_forward", shape, call.dtype, act.kind, device.limits)
+        gamma_at, beta_at, mean_at, rstd_at, *kept, weight_at = device.addresses(gamma, beta, *found, weight)
         places = call.at, call.result_at, gamma_at, beta_at, mean_at, rstd_at, weight_at, *(kept or (0, 0))
-        call.run(plan, FORWARD(*places, rule, act.slope, eps, inverse(x.shape)))
+        call.run(plan, FORWARD(*places, rule, act.slope, eps, 1.0 / max(shape[2] * shape[3], 1)))
     return call.result, *found
+
+
+def row_shape(x: Array) -> tuple[int, int, int, int]:
+    """(N, G, K, L)."""
+    shape: tuple[int, int, int, int] = x.shape
+    return shape if len(shape) == 4 else (shape[0], 1, shape[1], 1)
 
 
 def small(device: Device, many: int, gamma: Array | None, beta: Array | None) -> list[Any]:
@@ -87,11 +90,6 @@ def small(device: Device, many: int, gamma: Array | None, beta: Array | None) ->
     sizes = many, many, None if gamma is None else gamma.size, None if beta is None else beta.size
     whole = device.empty((2 * many + (sizes[2] or 0) + (sizes[3] or 0),), FLOAT64)
     return parts_of(whole, sizes)
-
-
-def inverse(shape: tuple[int, ...]) -> float:
-    """1 / the values of a row."""
-    return 1.0 / max(shape[2] * shape[3], 1)
 
 
 def rows_backward(
@@ -114,11 +112,11 @@ def rows_backward(
     """
     call = begun(x, out, dy)
     device = call.device
-    limits, kind = device.limits, act.kind
-    if weight is None and not call.vectors and call.places % row_plans.begins(x.shape, call.dtype):
+    limits, kind, shape = device.limits, act.kind, row_shape(x)
+    if weight is None and not call.vectors and call.places % row_plans.begins(shape, call.dtype):
         dx, dgamma, dbeta = rows_backward(dy.copy(), x.copy(), mean, rstd, gamma, beta, rule, act, params, None, dh)
         return moved(dx, out), dgamma, dbeta
-    shape, channels = x.shape, x.shape[1] * x.shape[2]
+    channels = shape[1] * shape[2]
     affine = gamma is not None or beta is not None
     if weight is None:
         plan = row_plans.rows("rows_backward", shape, call.dtype, affine, bool(params), kind, limits)
@@ -137,7 +135,7 @@ def rows_backward(
     if mean.size or plan.partial:
         partial, tickets = call.workspace(plan) if plan.partial else (0, 0)
         arrays = call.at, call.dy_at, call.result_at, *places, *of_rows, *sums, partial, weight_at, tickets
-        runs.append((plan, BACKWARD(*arrays, rule, gives, act.slope, inverse(shape))))
+        runs.append((plan, BACKWARD(*arrays, rule, gives, act.slope, 1.0 / max(shape[2] * shape[3], 1))))
     call.run_all(runs, holder)
     found: Any = call.result
     if dh is not None:
