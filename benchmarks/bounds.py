@@ -31,10 +31,11 @@ def run(
     threads: Sequence[int],
     process: Callable[[str], Local] = Remote,
     effort: Effort = EFFORT,
+    peer: str = "torch",
 ) -> list[Row]:
     found = []
     with ExitStack() as stack:
-        libraries = [stack.enter_context(process(name)) for name in (adapters.OURS, "torch", LEAST)]
+        libraries = [stack.enter_context(process(name)) for name in (adapters.OURS, peer, LEAST)]
         for case in cases:
             for dtype in dtypes:
                 for n in threads:

@@ -8,7 +8,7 @@
 #endif
 
 enum { LINE = 64, CHUNK = 2048 }; /* bytes of a line; values that rows work on together */
-enum { FORWARD, INFERENCE, BACKWARD, ROWS_FORWARD, ROWS_BACKWARD };
+enum { FORWARD, INFERENCE, BACKWARD, ROWS_FORWARD, ROWS_BACKWARD, READING };
 
 #define KEEP(to, v) (*(vector_ *)(to) = (v))
 #if defined(__AVX512F__)
@@ -79,7 +79,10 @@ typedef union { __m256i half[2]; char whole __attribute__((vector_size(LINE))); 
                     a = product_##real(x + i, dy + i, step);                                                          \
                 else if (what != INFERENCE)                                                                           \
                     a = sum_##real(x + i, step);                                                                      \
-                map_##real(sent, what != INFERENCE, x + i, two ? dy + i : NULL, y + i, step, a);                      \
+                if (what == READING)                                                                                  \
+                    y[i] = a;                                                                                         \
+                else                                                                                                  \
+                    map_##real(sent, what != INFERENCE, x + i, two ? dy + i : NULL, y + i, step, a);                  \
             }                                                                                                         \
             FENCE;                                                                                                    \
         }                                                                                                             \

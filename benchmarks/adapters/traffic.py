@@ -65,10 +65,27 @@ class Flat(Adapter):
         return call
 
 
+def reading(a: np.ndarray):
+    """A pass that only reads an array, on one thread."""
+    sums, n = np.zeros(1, np.float32), ctypes.c_ssize_t(a.nbytes // 4)
+    here = ctypes.c_void_p(a.ctypes.data)
+
+    def call() -> None:
+        TRAFFIC.traffic_float(5, 0, 1, here, here, ctypes.c_void_p(sums.ctypes.data), n)
+
+    return call
+
+
 class Rows(Flat):
     """A few of them at a time, so that what is read again is in the first-level cache."""
 
     numbers = {"forward": 3, "backward": 4}  # noqa: RUF012
+
+
+class Table(Flat):
+    """Statistics are read, and nothing is written."""
+
+    numbers = {"fit": 5, "partial_fit": 5, "transform": 1, "inverse": 1}  # noqa: RUF012
 
 
 class Session:
@@ -89,4 +106,10 @@ class Traffic(Library):
         return About(self.name, "", tuple(self.adapters), self.target)
 
 
-LIBRARY = Traffic("traffic", "", {"batch": Flat, "layer": Rows, "group": Rows, "instance": Rows}, Session, target=True)
+LIBRARY = Traffic(
+    "traffic",
+    "",
+    {"batch": Flat, "layer": Rows, "group": Rows, "instance": Rows, "scaler": Table},
+    Session,
+    target=True,
+)

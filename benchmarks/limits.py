@@ -1,0 +1,140 @@
+"""What limits the speed? `python -m benchmarks.limits`: each goal, what was measured, and the most that there could be.
+
+Everything in one run, float32, on all threads. --save writes the table into docs/performance.md. Four minutes.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+import bnorm
+from bnorm import functional as F
+from bnorm.kernels import cpu
+from bnorm.kernels.activation import IDENTITY
+
+from . import bounds, machine, masks, page, targets
+from .__main__ import beside
+from .copying import Copy
+from .shapes import NAMED, SCALER, batch
+from .text import aligned, geometric_mean
+from .timing import FULL, Row
+
+HEAD = ["", "goal", "measured", "limit", "what limits it"]
+LOOPS = "loops that only read and write"
+LARGE = batch(1_000_000, 100)
+WEIGHTED = [(4_000_000, 3), (4_000_000, 5)]
+GROUPS = [
+    ("batch norm, training, × PyTorch", 5.0, targets.CHANNELS, ("forward",)),
+    ("batch norm, backward, × PyTorch", 3.0, targets.CHANNELS, ("backward",)),
+    ("batch norm, inference, × PyTorch", 3.0, targets.CHANNELS, ("inference",)),
+    ("layer, group and instance norm, × PyTorch", 2.5, targets.ROWS, ("forward", "backward")),
+    ("transformer, × scikit-learn", 20.0, targets.SCALER, ("fit", "partial_fit", "transform", "inverse")),
+]
+OF_COPY = {"forward": 0.84, "inference": 0.95, "backward": 0.78}
+CALLS = {"training": 3.0, "inference": 2.0}  # microseconds
+OF_PLAIN = 1.5
+
+
+def over_peers(rows: Sequence[Row]) -> list[list[str]]:
+    """Geometric means of a peer's time over ours, and over that of traffic.c."""
+    lines = []
+    for words, goal, kinds, operations in GROUPS:
+        peer = words.rpartition("× ")[2]
+        mine = [row["ms"] for row in rows if row["kind"] in kinds and row["operation"] in operations]
+        if mine:
+            ours, most = (geometric_mean(ms[peer][1] / ms[who][1] for ms in mine) for who in ("bnorm", bounds.LEAST))
+            lines.append([words, f"{goal:g}", f"{ours:.2f}", f"{most:.2f}", LOOPS])
+    return lines
+
+
+def of_copy(rows: Sequence[Row]) -> list[list[str]]:
+    """The speed of the least bytes over that of a copy."""
+    lines = []
+    for row in rows:
+        if row["operation"] in OF_COPY and "copy" in row:
+            ours, most = (
+                row["bytes"] / row["ms"][who][1] * 1e-6 / row["copy"]["memory"] for who in ("bnorm out=", bounds.LEAST)
+            )
+            goal = f"{OF_COPY[row['operation']]:g}"
+            lines.append(
+                [f"{row['operation']} of {row['shape']}, of a copy", goal, f"{ours:.2f}", f"{most:.2f}", LOOPS]
+            )
+    return lines
+
+
+def microseconds(call: Callable[[], object], times: int = 2000, samples: int = 15) -> float:
+    """The median of samples of so many calls."""
+    took = []
+    for _ in range(samples):
+        start = time.perf_counter_ns()
+        for _ in range(times):
+            call()
+        took.append((time.perf_counter_ns() - start) * 1e-3 / times)
+    return float(np.median(took))
+
+
+def of_calls(times: int = 2000) -> list[list[str]]:
+    """A small call of a layer, and its compiled part with the results that it makes."""
+    x, layer = np.random.default_rng(0).standard_normal((32, 64), dtype=np.float32), bnorm.BatchNorm1d(64)
+    gamma, beta, mean, var = np.ones(64), np.zeros(64), np.zeros(64), np.ones(64)
+    layer(x)
+    fixed = bnorm.BatchNorm1d(64).eval()
+    kernels = {
+        "training": partial(cpu.forward, x, gamma, beta, 1e-5, None, None, None, IDENTITY),
+        "inference": partial(cpu.forward, x, gamma, beta, 1e-5, mean, var, None, IDENTITY),
+    }
+    lines = []
+    for name, each in {"training": layer, "inference": fixed}.items():
+        whole, part = (microseconds(call, times) for call in (partial(each, x), kernels[name]))
+        lines.append(
+            [f"{name} call of (32, 64), µs", f"{CALLS[name]:g}", f"{whole:.2f}", f"{part:.2f}", "the compiled part"]
+        )
+    return lines
+
+
+def of_weights(shapes: Sequence[tuple[int, int]] = WEIGHTED, seconds: float = 2.0) -> list[list[str]]:
+    """Moments with weights over plain ones, beside plain ones and a pass that only reads the weights; on one thread."""
+    from .adapters import traffic  # which compiles
+
+    every, lines = bnorm.get_num_threads(), []
+    bnorm.set_num_threads(1)
+    for shape in shapes:
+        x = np.resize(np.random.default_rng(0).standard_normal(100_003, dtype=np.float32), shape)
+        weight = np.resize(np.random.default_rng(1).random(100_003), shape[0])
+        values = {"weights": weight, "uint8": (weight * 5).astype(np.uint8)}
+        reads = {name: traffic.reading(a) for name, a in values.items()}
+        calls = {"plain": partial(F.moments, x), **{k: partial(F.moments, x, weight=w) for k, w in values.items()}}
+        took = masks.best(calls | {f"read {k}": read for k, read in reads.items()}, seconds)
+        for name in values:
+            ours, least = took[name] / took["plain"], 1 + took[f"read {name}"] / took["plain"]
+            words = f"moments of {shape}, {name}, × plain, 1 thread"
+            lines.append([words, f"{OF_PLAIN:g}", f"{ours:.2f}", f"{least:.2f}", "reading the weights too"])
+    bnorm.set_num_threads(every)
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.limits", description=__doc__)
+    parser.add_argument("--save", action="store_true", help="into docs/performance.md")
+    save, others, threads = parser.parse_args().save, machine.Others(), bnorm.get_num_threads()
+    calls = of_calls()
+    print("\n".join(aligned([HEAD, *calls, *(weights := of_weights())], 1)), flush=True)
+    rows = bounds.run([case for case in NAMED if case not in (*SCALER, LARGE)], ["float32"], [threads], effort=FULL)
+    rows += bounds.run(SCALER, ["float32"], [threads], effort=FULL, peer="sklearn")
+    with Copy(threads) as copy:
+        before = copy.sample()
+        large = bounds.run([LARGE], ["float32"], [threads], effort=FULL)
+        speed = beside(before, copy.sample())
+    rows += [row | {"copy": speed} for row in large]
+    lines = [*over_peers(rows), *of_copy(rows), *calls, *weights]
+    print("\n".join(aligned([HEAD, *lines], 1)))
+    if save:
+        what = f"float32, threads: {threads}"
+        page.save("performance.md", "limits", [HEAD, *lines], what, others.cores())
+
+
+if __name__ == "__main__":
+    main()
