@@ -139,8 +139,10 @@ cdef class Call:
     def workspace(self, plan, more=0):
         """The addresses of a plan's partial sums, which `more` numbers of the caller follow, and of its tickets.
 
-        They are there for the next `run`, and no longer.
+        They are there for the next `run`, and no longer. 0 where there are none.
         """
+        if not plan.partial + more:
+            return 0, 0
         stream = None if self.captured else self.stream
         self.space = self.device.workspace(stream, plan.partial + more, plan.tickets)
         return self.space.addresses

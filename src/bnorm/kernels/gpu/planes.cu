@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(256, KIND >= BN_SILU || sizeof(T) == 8 ? 3 : 4
   constexpr int WIDE = Of::V;
   BN_SHARED(double, memory, (Tile<1, G, BY>::SIZE));
   BN_SHARED(A, coefficients, 3 * G);
+  BN_SHARED(Moments, found, G);
   const Of of(job);
   const int tid = threadIdx.x;
   const T* x = static_cast<const T*>(job.x);
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(256, KIND >= BN_SILU || sizeof(T) == 8 ? 3 : 4
   const Moments sum = join_block<1, G, BY>(own, memory);
   if (tid < G) {
     const i64 c = blockIdx.x * G + tid;
-    finish_channel<T>(job, c, sum);
+    found[tid] = sum;
     if (MODE == WITH_MAP) {
       const Normal normal = normal_of(job, c, sum);
       const A high = (A)normal.mean;
@@ -95,7 +96,11 @@ __global__ void __launch_bounds__(256, KIND >= BN_SILU || sizeof(T) == 8 ? 3 : 4
       coefficients[2 * G + tid] = (A)bn_fold((double)high, normal.mean, normal.scale, normal.shift);
     }
   }
-  if (MODE != WITH_MAP) return;
+  // at the end, when the thread holds nothing else and y does not wait for it
+  const auto finish = [&] {
+    if (tid < G) finish_channel<T>(job, blockIdx.x * G + tid, found[tid]);
+  };
+  if (MODE != WITH_MAP) return finish();
   __syncthreads();
   A h[WIDE], scale[WIDE], shift[WIDE];
 #pragma unroll
@@ -119,6 +124,7 @@ __global__ void __launch_bounds__(256, KIND >= BN_SILU || sizeof(T) == 8 ? 3 : 4
         map(n + of.down);
       },
       map);
+  finish();
 }
 
 template <class T, int V, int K, int G, int BY, int MODE, int KIND>

@@ -309,7 +309,9 @@ def reduction(
 
 
 def workspace(shape: Shape, chunks: int, parts: int, found: Bunches) -> tuple[int, int]:
-    """Numbers and tickets."""
+    """Numbers and tickets; none where a block has whole channels, each of one column, and finishes them by itself."""
+    if chunks * shape.copies * shape.inner == 1:
+        return 0, 0
     return parts * chunks * shape.columns + found.behind * shape.channels, cdiv(
         shape.tiles, shape.group
     ) * found.tickets
