@@ -18,10 +18,10 @@
 
 #if defined(_MSC_VER) && !defined(__clang__)
 #define BN_EACH __forceinline
-#define BN_APART __restrict
+#define BN_ALONE __restrict
 #else
 #define BN_EACH inline __attribute__((always_inline))
-#define BN_APART __restrict__
+#define BN_ALONE __restrict__
 #endif
 
 /* Where no value is NaN and the sign of 0 does not matter, one instruction gives the lesser of two vectors; a compiler
@@ -66,8 +66,8 @@ static BN_EACH void bn_fetch_rows(const void *rows, ptrdiff_t stride, ptrdiff_t 
     } bn_columns_##name;
 
 #define BN_DOWN_OF(type, name, how, flag, odd_of)                                                                   \
-    how static BN_EACH void bn_row_##name(const type *BN_APART x, ptrdiff_t n, type *BN_APART least,                \
-                                          type *BN_APART greatest, flag *BN_APART odd)                              \
+    how static BN_EACH void bn_row_##name(const type *BN_ALONE x, ptrdiff_t n, type *BN_ALONE least,                \
+                                          type *BN_ALONE greatest, flag *BN_ALONE odd)                              \
     {                                                                                                               \
         for (ptrdiff_t j = 0; j < n; j++) {                                                                         \
             const type v = x[j];                                                                                    \
@@ -76,10 +76,10 @@ static BN_EACH void bn_fetch_rows(const void *rows, ptrdiff_t stride, ptrdiff_t 
             odd[j] |= odd_of(v);                                                                                    \
         }                                                                                                           \
     }                                                                                                               \
-    how static BN_EACH void bn_rows_##name(const type *BN_APART x, ptrdiff_t stride, ptrdiff_t n,                   \
-                                           type *BN_APART least, type *BN_APART greatest, flag *BN_APART odd)       \
+    how static BN_EACH void bn_rows_##name(const type *BN_ALONE x, ptrdiff_t stride, ptrdiff_t n,                   \
+                                           type *BN_ALONE least, type *BN_ALONE greatest, flag *BN_ALONE odd)       \
     {                                                                                                               \
-        const type *BN_APART y = x + stride, *BN_APART z = y + stride, *BN_APART w = z + stride;                    \
+        const type *BN_ALONE y = x + stride, *BN_ALONE z = y + stride, *BN_ALONE w = z + stride;                    \
         for (ptrdiff_t j = 0; j < n; j++) {                                                                         \
             const type a = x[j], b = y[j], c = z[j], d = w[j];                                                      \
             type low = least[j], high = greatest[j];                                                                \
@@ -231,7 +231,7 @@ typedef struct {
         const ptrdiff_t channels = w->job->channels;                                                                \
         ptrdiff_t channel = rows->first % channels;                                                                 \
         for (ptrdiff_t j = 0, k; j < rows->n; j += k, channel = 0) {                                                \
-            double *BN_APART l = w->least + channel, *BN_APART g = w->greatest + channel;                           \
+            double *BN_ALONE l = w->least + channel, *BN_ALONE g = w->greatest + channel;                           \
             k = rows->n - j < channels - channel ? rows->n - j : channels - channel;                                \
             for (ptrdiff_t i = 0; i < k; i++) {                                                                     \
                 const double least = (double)c->least[j + i], greatest = (double)c->greatest[j + i];                \

@@ -106,7 +106,7 @@ cdef inline void zero(double* values, Py_ssize_t n) noexcept nogil:
         values[i] = 0.0
 
 
-cdef inline void spread(
+cdef void spread(
     const real* values, Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, real* columns
 ) noexcept nogil:
     """Write each channel's value into all its columns."""
@@ -155,7 +155,7 @@ cdef inline double lane_sum(const double* lanes, Py_ssize_t n) noexcept nogil:
     return ((a[0] + a[1]) + (a[2] + a[3])) + ((a[4] + a[5]) + (a[6] + a[7]))
 
 
-cdef inline void gather(double* columns, const Block* b) noexcept nogil:
+cdef void gather(double* columns, const Block* b) noexcept nogil:
     """Sum over the columns of each channel, into the first `channels` of them; widen is a power of two."""
     cdef Py_ssize_t c, j, widen = b.widen, run = b.run, half = width_of(b) // 2
     while widen > 1:    # one half of the row onto the other

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "formulas.h"
+#include "memory.h"
 
 /* How many doubles one instruction puts into any order. */
 #if defined(__AVX512F__)
@@ -24,15 +25,6 @@
 #define BN_ROLLED _Pragma("GCC unroll 1")
 #else
 #define BN_ROLLED
-#endif
-
-/* A function of its own: inlined, the compiler forgets that its arrays do not overlap, and does not vectorize it. */
-#if defined(__GNUC__) || defined(__clang__)
-#define BN_APART static __attribute__((noinline, unused))
-#elif defined(_MSC_VER)
-#define BN_APART static __declspec(noinline)
-#else
-#define BN_APART static
 #endif
 
 #if defined(_MSC_VER)

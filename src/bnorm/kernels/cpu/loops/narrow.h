@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "fetch.h"
+#include "memory.h"
 
 #if defined(__F16C__) || (defined(_MSC_VER) && defined(__AVX2__))
 #include <immintrin.h>
@@ -126,7 +127,8 @@ static inline void bn_write_float(int kind, const float *from, ptrdiff_t n, void
             values[i] = bn_float_to_bfloat(from[i]);
 }
 
-static inline void bn_read_double(int kind, const void *from, ptrdiff_t at, ptrdiff_t n, double *to)
+/* Apart, or much of the code would be copies of it. Halves are read in runs so short that a call would show. */
+BN_APART void bn_read_double(int kind, const void *from, ptrdiff_t at, ptrdiff_t n, double *to)
 {
 #define BN_READ_AS(type, value)                       \
     {                                                 \

@@ -40,7 +40,7 @@ typedef struct {
 } bn_ahead;
 
 /* From the end of a row to the next; from the last row of a tile to the first of the tile beside it, or to those below. */
-static inline void bn_next_row(bn_ahead *ahead)
+BN_APART void bn_next_row(bn_ahead *ahead)
 {
     ahead->at += (ptrdiff_t)ahead->left + ahead->gap;
     if (ahead->height && --ahead->rows == 0) {
@@ -71,7 +71,7 @@ static inline void bn_advance(bn_ahead *ahead, size_t bytes)
 }
 
 /* Fetch as many bytes as are going to be read now. */
-static inline void bn_fetch(bn_ahead *ahead, size_t bytes)
+BN_APART void bn_fetch(bn_ahead *ahead, size_t bytes)
 {
     while (bytes > 0) {
         const size_t n = bytes < ahead->left ? bytes : ahead->left;
