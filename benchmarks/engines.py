@@ -1,4 +1,4 @@
-"""Spark and Ray Data beside their own scalers. Results are compared first; calls take turns, the best of each counts.
+"""Spark and Ray Data beside their own scalers. Results are compared first; the best of several calls counts.
 
 Both have two cores and the same rows: Spark in Parquet files, Ray in its object store.
 """
@@ -33,15 +33,15 @@ def tables(rows: int) -> Iterator[Any]:
 
 
 def best(*groups: dict[str, Callable[[], Any]]) -> Table:
-    """The table of the best times. The calls of a group do the same thing, the first is bnorm's, and they take turns.
+    """The table of the best times. The calls of a group do the same thing, and the first is bnorm's.
 
-    Groups come one after the other: after a fit of Ray's scaler the next call, whosever it is, takes seconds longer.
+    Each is repeated in a row: after a fit of Ray's scaler the next call, whosever it is, takes seconds longer.
     """
     lines = [["call", "seconds, best", "times bnorm's"]]
     for calls in groups:
         found = dict.fromkeys(calls, np.inf)
-        for _ in range(ROUNDS):
-            for name, call in calls.items():
+        for name, call in calls.items():
+            for _ in range(ROUNDS):
                 start = time.perf_counter()
                 call()
                 found[name] = min(found[name], time.perf_counter() - start)
