@@ -72,7 +72,7 @@ def emptied(statistics: Statistics) -> Statistics:
 
 
 def rounded(statistics: Statistics, sums: ExactMoments, rows: int, batches: int) -> Statistics:
-    """Such statistics, but those of exact sums, each number rounded once."""
+    """Statistics with the settings of these, and the values of exact sums, each number rounded once."""
     trial = emptied(statistics)
     trial.counters[...] = 0
     trial.begin(sums.parts.copy(), rows)

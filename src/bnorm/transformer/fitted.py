@@ -186,7 +186,7 @@ class Fitted:
             return
         trial = statistics.copy()
         trial.last = np.add(statistics.last, float(zero.origin - later.origin), out=trial.last)
-        self._become(trial, {"zero": later})
+        at_once(self.taking(trial, {"zero": later}))
 
     def learn(self, steps: Sequence[Step], weighted: bool, suspect: Callable[[], None] = lambda: None) -> None:
         """Update by the steps of one batch, as `Statistics.learn` does. weighted: whether there were sample weights."""
@@ -249,12 +249,12 @@ class Fitted:
             trial = exact.rounded(self.statistics, sums, rows, batches)
         except FloatingPointError as error:
             raise ValueError(f"{tables.WHO}: expected statistics that float64 can hold: {error}") from None
-        self._become(trial, {"sums": sums})
+        at_once(self.taking(trial, {"sums": sums}))
 
-    def _become(self, trial: Statistics, besides: dict[str, Any]) -> None:
-        """Have the statistics of a copy, and what goes with them."""
+    def taking(self, statistics: Statistics, besides: dict[str, Any]) -> list[tuple[Any, ...]]:
+        """Compiled calls, with their arguments, that take over the values of a copy, and what goes with them."""
         assign = BACKENDS[type(self.mean)].assign
-        at_once([(assign, self.statistics.rule, trial.rule), (self.__dict__.update, besides)])
+        return [(assign, self.statistics.rule, statistics.rule), (self.__dict__.update, besides)]
 
     def _count(self, weighted: bool) -> None:
         self.weighted |= weighted

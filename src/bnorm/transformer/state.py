@@ -15,7 +15,7 @@ from bnorm.layers import BatchNorm1d
 from bnorm.running import AVERAGE, FADE, POOL
 from bnorm.transformer import durations, maps, tables
 from bnorm.transformer.durations import is_duration
-from bnorm.transformer.fitted import Fitted, ticks
+from bnorm.transformer.fitted import Fitted, at_once, ticks
 from bnorm.transformer.tables import Table
 
 KINDS = {AVERAGE: "an average of batches", POOL: "rows that weigh the same", FADE: "rows that fade"}
@@ -95,18 +95,16 @@ class State(Fitted):
 
     def take(self, other: Fitted) -> None:
         """Become a copy of another state, on the same device."""
-        self.statistics.assign(other.statistics)
-        self.__dict__.update(other.besides())
+        at_once(self.taking(other.statistics, other.besides()))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "followed"}
 
     def becoming(self, other: "State") -> list[tuple[Any, ...]]:
         """Compiled calls, with their arguments, that make this state that of its copy which has moved on."""
-        mine, its = self.statistics, other.statistics
-        limit = None if other.history is None else other.history.limit
+        its, limit = other.statistics, None if other.history is None else other.history.limit
         self._follow_numbers(its.momentum, its.halflife, other.layer.eps, limit)
-        return [(BACKENDS[self.array_type].assign, mine.rule, its.rule), (self.__dict__.update, other.besides())]
+        return self.taking(its, other.besides())
 
     def follow(self, momentum: float | None, halflife: Any, eps: float, history: int | None) -> None:
         """Continue with other parameters, of those that may change during a stream."""
