@@ -72,7 +72,7 @@ def rows_forward(
             plan = row_plans.weighted("rows_weighted_forward", shape, call.dtype, act.kind, device.limits)
         gamma_at, beta_at, mean_at, rstd_at, *kept, weight_at = device.addresses(gamma, beta, *found, weight)
         places = call.at, call.result_at, gamma_at, beta_at, mean_at, rstd_at, weight_at, *(kept or (0, 0))
-        call.run(plan, FORWARD(*places, rule, act.slope, eps, 1.0 / max(shape[2] * shape[3], 1)))
+        call.run(plan, FORWARD(*places, rule, act.slope, eps, inverse(shape)))
     return call.result, *found
 
 
@@ -80,6 +80,11 @@ def row_shape(x: Array) -> tuple[int, int, int, int]:
     """(N, G, K, L)."""
     shape: tuple[int, int, int, int] = x.shape
     return shape if len(shape) == 4 else (shape[0], 1, shape[1], 1)
+
+
+def inverse(shape: tuple[int, ...]) -> float:
+    """1 / the values of a row."""
+    return 1.0 / max(shape[2] * shape[3], 1)
 
 
 def small(device: Device, many: int, gamma: Array | None, beta: Array | None) -> list[Any]:
@@ -135,7 +140,7 @@ def rows_backward(
     if mean.size or plan.partial:
         partial, tickets = call.workspace(plan) if plan.partial else (0, 0)
         arrays = call.at, call.dy_at, call.result_at, *places, *of_rows, *sums, partial, weight_at, tickets
-        runs.append((plan, BACKWARD(*arrays, rule, gives, act.slope, 1.0 / max(shape[2] * shape[3], 1))))
+        runs.append((plan, BACKWARD(*arrays, rule, gives, act.slope, inverse(shape))))
     call.run_all(runs, holder)
     found: Any = call.result
     if dh is not None:
