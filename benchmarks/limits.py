@@ -4,9 +4,9 @@ Everything in one run, float32, on all threads. --save writes the table into doc
 """
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from statistics import median
 
 import numpy as np
 
@@ -20,33 +20,32 @@ from .__main__ import beside
 from .copying import Copy
 from .shapes import NAMED, SCALER, batch
 from .text import aligned, geometric_mean
-from .timing import FULL, Row
+from .timing import FULL, Row, seconds
 
 HEAD = ["", "goal", "measured", "limit", "what limits it"]
 LOOPS = "loops that only read and write"
 LARGE = batch(1_000_000, 100)
 WEIGHTED = [(4_000_000, 3), (4_000_000, 5)]
-GROUPS = [
-    ("batch norm, training, × PyTorch", 5.0, targets.CHANNELS, ("forward",)),
-    ("batch norm, backward, × PyTorch", 3.0, targets.CHANNELS, ("backward",)),
-    ("batch norm, inference, × PyTorch", 3.0, targets.CHANNELS, ("inference",)),
-    ("layer, group and instance norm, × PyTorch", 2.5, targets.ROWS, ("forward", "backward")),
-    ("transformer, × scikit-learn", 20.0, targets.SCALER, ("fit", "partial_fit", "transform", "inverse")),
-]
-OF_COPY = {"forward": 0.84, "inference": 0.95, "backward": 0.78}
-CALLS = {"training": 3.0, "inference": 2.0}  # microseconds
+AIMS = {target.what: target for target in targets.TARGETS}
+GROUPS = {
+    "batch norm, training, × PyTorch": "forward, float32, over PyTorch",
+    "batch norm, backward, × PyTorch": "backward, float32, over PyTorch",
+    "batch norm, inference, × PyTorch": "inference, float32, over PyTorch",
+    "layer, group and instance norm, × PyTorch": "row norms, over PyTorch",
+    "transformer, × scikit-learn": "scaler, over StandardScaler",
+}
 OF_PLAIN = 1.5
 
 
 def over_peers(rows: Sequence[Row]) -> list[list[str]]:
     """Geometric means of a peer's time over ours, and over that of traffic.c."""
     lines = []
-    for words, goal, kinds, operations in GROUPS:
-        peer = words.rpartition("× ")[2]
-        mine = [row["ms"] for row in rows if row["kind"] in kinds and row["operation"] in operations]
+    for words, what in GROUPS.items():
+        aim, peer = AIMS[what], words.rpartition("× ")[2]
+        mine = [row["ms"] for row in rows if row["kind"] in aim.kinds and row["operation"] in aim.operations]
         if mine:
             ours, most = (geometric_mean(ms[peer][1] / ms[who][1] for ms in mine) for who in ("bnorm", bounds.LEAST))
-            lines.append([words, f"{goal:g}", f"{ours:.2f}", f"{most:.2f}", LOOPS])
+            lines.append([words, f"{aim.mean:g}", f"{ours:.2f}", f"{most:.2f}", LOOPS])
     return lines
 
 
@@ -54,26 +53,19 @@ def of_copy(rows: Sequence[Row]) -> list[list[str]]:
     """The speed of the least bytes over that of a copy."""
     lines = []
     for row in rows:
-        if row["operation"] in OF_COPY and "copy" in row:
+        aim = AIMS.get(f"{row['operation']}, out=, of the roofline")
+        if aim is not None and "copy" in row:
             ours, most = (
                 row["bytes"] / row["ms"][who][1] * 1e-6 / row["copy"]["memory"] for who in ("bnorm out=", bounds.LEAST)
             )
-            goal = f"{OF_COPY[row['operation']]:g}"
-            lines.append(
-                [f"{row['operation']} of {row['shape']}, of a copy", goal, f"{ours:.2f}", f"{most:.2f}", LOOPS]
-            )
+            words = f"{row['operation']} of {row['shape']}, of a copy"
+            lines.append([words, f"{aim.least:g}", f"{ours:.2f}", f"{most:.2f}", LOOPS])
     return lines
 
 
 def microseconds(call: Callable[[], object], times: int = 2000, samples: int = 15) -> float:
     """The median of samples of so many calls."""
-    took = []
-    for _ in range(samples):
-        start = time.perf_counter_ns()
-        for _ in range(times):
-            call()
-        took.append((time.perf_counter_ns() - start) * 1e-3 / times)
-    return float(np.median(took))
+    return 1e6 * median(seconds(call, times) for _ in range(samples))
 
 
 def of_calls(times: int = 2000) -> list[list[str]]:
@@ -82,16 +74,15 @@ def of_calls(times: int = 2000) -> list[list[str]]:
     gamma, beta, mean, var = np.ones(64), np.zeros(64), np.zeros(64), np.ones(64)
     layer(x)
     fixed = bnorm.BatchNorm1d(64).eval()
-    kernels = {
+    parts = {
         "training": partial(cpu.forward, x, gamma, beta, 1e-5, None, None, None, IDENTITY),
         "inference": partial(cpu.forward, x, gamma, beta, 1e-5, mean, var, None, IDENTITY),
     }
     lines = []
-    for name, each in {"training": layer, "inference": fixed}.items():
-        whole, part = (microseconds(call, times) for call in (partial(each, x), kernels[name]))
-        lines.append(
-            [f"{name} call of (32, 64), µs", f"{CALLS[name]:g}", f"{whole:.2f}", f"{part:.2f}", "the compiled part"]
-        )
+    for name, operation, each in [("training", "forward", layer), ("inference", "inference", fixed)]:
+        whole, part = (microseconds(call, times) for call in (partial(each, x), parts[name]))
+        goal = f"{AIMS[f'{operation} call, µs'].least:g}"
+        lines.append([f"{name} call of (32, 64), µs", goal, f"{whole:.2f}", f"{part:.2f}", "the compiled part"])
     return lines
 
 
