@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from bnorm import checks, grouping, overlap, reductions
 from bnorm.checks import FLOATS, array, vector
 from bnorm.documents import OF_SAMPLES, normalizes
-from bnorm.kernels import MEAN_SQUARE, VARIANCE, view
+from bnorm.kernels import BACKENDS, MEAN_SQUARE, VARIANCE, view
 from bnorm.kernels.activation import IDENTITY, Name
 from bnorm.moments import Moments
 from bnorm.passes import Gradients, Saved, batch_forward, known_forward, row_forward
@@ -71,26 +71,27 @@ def batch_norm(
     given: overlap.Given = ()
     if out is not None:
         given = ({"x": x, "gamma": gamma, "beta": beta, "mean": mean, "var": var, "weight": weight},)
-    if type(x) is not ndarray or x.dtype not in FLOATS:
-        x = array(who, x, integers=True)
-    if type(axis) is not int or not -(ndim := x.ndim) <= axis < ndim:
-        axis = checks.channel_axis(who, axis, x.shape)
-    shape = (x.shape[axis],)
+    a: Any = x
+    if type(a) not in BACKENDS or a.dtype not in FLOATS:
+        a = array(who, x, integers=True)
+    if type(axis) is not int or not -(ndim := a.ndim) <= axis < ndim:
+        axis = checks.channel_axis(who, axis, a.shape)
+    shape = (a.shape[axis],)
     if gamma is not None:
-        gamma = vector(who, "gamma", gamma, shape, type(x))
+        gamma = vector(who, "gamma", gamma, shape, type(a))
     if beta is not None:
-        beta = vector(who, "beta", beta, shape, type(x))
+        beta = vector(who, "beta", beta, shape, type(a))
     if mean is not None or var is not None:
-        mean, var = checks.statistics(who, mean, var, shape, type(x))
+        mean, var = checks.statistics(who, mean, var, shape, type(a))
     if type(eps) is not float or not 0.0 <= eps < inf:
         eps = checks.epsilon(who, eps)
     act = IDENTITY
     if activation is not None or negative_slope != 0.01:
         act = checks.activation(who, activation, negative_slope)
-    seen = view.channels(x, axis, False)
+    seen = view.channels(a, axis, False)
     if mean is None:
-        return batch_forward(who, x, seen, gamma, beta, eps, act, weight, out, given)
-    return known_forward(who, x, seen, gamma, beta, (mean, var), eps, act, weight, out, given)
+        return batch_forward(who, a, seen, gamma, beta, eps, act, weight, out, given)
+    return known_forward(who, a, seen, gamma, beta, (mean, var), eps, act, weight, out, given)
 
 
 @normalizes(
@@ -327,7 +328,7 @@ def moments(
 
 def _over_last_axes(
     who: str,
-    x: ArrayLike,
+    x: Any,
     gamma: ArrayLike | None,
     beta: ArrayLike | None,
     normalized_shape: Shape,
@@ -339,9 +340,9 @@ def _over_last_axes(
     out: ndarray | None,
 ) -> tuple[Any, Saved]:
     given = () if out is None else ({"x": x, "gamma": gamma, "beta": beta, "residual": residual},)
-    if type(x) is not ndarray or x.dtype not in FLOATS:
+    if type(x) not in BACKENDS or x.dtype not in FLOATS:
         x = array(who, x)
-    if type(normalized_shape) is int and x.shape[-1:] == (normalized_shape,):
+    if type(normalized_shape) is int and (sizes := x.shape) and sizes[-1] == normalized_shape:
         shape: tuple[int, ...] = (normalized_shape,)
     else:
         shape = checks.trailing_shape(who, normalized_shape, x.shape)
@@ -358,11 +359,11 @@ def _over_last_axes(
 
 
 def _over_groups(  # num_groups: None means that every channel is by itself
-    who: str, x: ArrayLike, num_groups: int | None, gamma: ArrayLike | None, beta: ArrayLike | None, eps: float,
+    who: str, x: Any, num_groups: int | None, gamma: ArrayLike | None, beta: ArrayLike | None, eps: float,
     axis: int, activation: Name, negative_slope: float, weight: ArrayLike | None, out: ndarray | None,
 ) -> tuple[ndarray, Saved]:  # fmt: skip
     given = () if out is None else ({"x": x, "gamma": gamma, "beta": beta, "weight": weight},)
-    if type(x) is not ndarray or x.dtype not in FLOATS:
+    if type(x) not in BACKENDS or x.dtype not in FLOATS:
         x = array(who, x)
     if x.ndim < 2:
         raise ValueError(f"{who}: x: expected an axis of samples and one of channels, got shape {x.shape}")

@@ -82,8 +82,8 @@ class Saved:
             dx, dgamma, dbeta = self.gradients(view.like(dy, layout), params, None, dh)
             return view.ordered(view.restore(dx, layout), self.order), dgamma, dbeta
         whole = x
-        room = _at_once(out, x, layout, ({"dy": mine, "x": x}, *given))
-        if room is None:
+        room = (ready if kind is ndarray else ready_there)(out, x, layout, ({"dy": mine, "x": x}, *given)), None, True
+        if room[0] is None:
             whole = view.restore(x, layout)
             room = _looked_at(who, out, x, layout, ({"dy": mine, "x": whole}, *given), kind, same="dy")
         dx, dgamma, dbeta = self.gradients(view.like(dy, layout), params, room[0], dh)
@@ -174,7 +174,8 @@ def known_forward(
     saved.frozen, saved.has_gamma, saved.has_beta = True, gamma is not None, beta is not None
     if out is None:
         return y if block is x else view.restore(y, layout), saved
-    _deliver(y, layout, room, x, saved)
+    if room[1] is not None:
+        _deliver(y, layout, room, x, saved)
     return out, saved
 
 
@@ -229,7 +230,8 @@ def batch_forward(
     saved.frozen, saved.has_gamma, saved.has_beta = False, gamma is not None, beta is not None
     if out is None:
         return y if block is x else view.restore(y, layout), saved
-    _deliver(y, layout, room, x, saved)
+    if room[1] is not None:
+        _deliver(y, layout, room, x, saved)
     return out, saved
 
 
@@ -289,29 +291,25 @@ def row_forward(
     order = None if layout.order is None and x.flags.c_contiguous else view.axes_in_memory(x)
     saved = RowSaved()
     saved.kernels, saved.x, saved.layout, saved.act = kernels, block, layout, act
-    saved.mean, saved.rstd, saved.rule, saved.order, saved.residual = mean, rstd, rule, order, added is not None
-    saved.weight = weight
+    saved.mean, saved.rstd = mean, rstd
+    saved.rule, saved.order = rule, order
+    saved.weight, saved.residual = weight, added is not None
     saved.gamma, saved.beta = gamma_then, beta_then
     either = beta if gamma is None else gamma
     saved.parameter_shape = () if either is None else either.shape
     if out is None:
         out = view.ordered(view.restore(y, layout), order)
-    else:
+    elif room[1] is not None:
         _deliver(y, layout, room, x if added is None else None, saved)
     if added is None:
         return out, saved
     return (out, view.ordered(view.restore(block, layout), order)), saved
 
 
-def _at_once(out: Any, block: Any, layout: view.Layout, given: overlap.Given) -> Room | None:
-    """Where a kernel may write to `out` as it is, or None if that needs a closer look."""
-    to = (ready if type(block) is ndarray else ready_there)(out, block, layout, given)
-    return None if to is None else (to, None, True)
-
-
 def _room(who: str, out: ndarray, block: ndarray, layout: view.Layout, given: overlap.Given, kind: type) -> Room:
-    """Check `out`, which may be x."""
-    return _at_once(out, block, layout, given) or _looked_at(who, out, block, layout, given, kind, same="x")
+    """Check `out`, which may be x. A kernel may write to most as they are, and the others need a closer look."""
+    to = (ready if kind is ndarray else ready_there)(out, block, layout, given)
+    return _looked_at(who, out, block, layout, given, kind, same="x") if to is None else (to, None, True)
 
 
 def _looked_at(
@@ -324,7 +322,10 @@ def _looked_at(
 
 
 def _deliver(result: ndarray, layout: view.Layout, room: Room, x: ndarray | None, saved: Saved) -> None:
-    """Copy a result to where it belongs, unless the kernel has written it there. `saved` forgets an overwritten x."""
+    """Copy a result to where it belongs, unless the kernel has written it there. `saved` forgets an overwritten x.
+
+    Not called where `out` took no closer look.
+    """
     to, target, apart = room
     if to is None:
         target[...] = view.restore(result, layout)

@@ -70,8 +70,9 @@ def rows(x: Array, normalized_ndim: int) -> tuple[Array, Layout]:
     On a device, where a view takes long to make, (N, D) stays as it is.
     """
     flat = type(x) is ndarray
-    layout = _rows(x.shape, None if x.flags.c_contiguous else x.strides, normalized_ndim, flat)
-    return like(x, layout), layout
+    whole = x.flags.c_contiguous
+    layout = _rows(x.shape, None if whole else x.strides, normalized_ndim, flat)
+    return x if whole and layout.block is layout.shape else like(x, layout), layout
 
 
 def groups(x: Array, num_groups: int, axis: int) -> tuple[Array, Layout]:

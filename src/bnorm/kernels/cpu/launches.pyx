@@ -20,7 +20,10 @@ def places(index, *arrays):
         if array is None:
             found.append(0)
             continue
-        memory = array if type(array) is Part else array.data
+        if type(array) is Part and (<Part>array).device_id == index:
+            found.append((<Part>array).ptr)
+            continue
+        memory = array.data
         if memory.device_id != index:
             raise ValueError(f"expected arrays on device {index}, where x is, got one on device {memory.device_id}")
         found.append(memory.ptr)
@@ -41,7 +44,7 @@ cdef job_of(bytes call, bytes geometry, cnp.dtype dtype):
     return job
 
 
-def launch(list prepared not None, holder=None):
+cpdef launch(list prepared, holder=None):
     """Launch what plans have prepared, one after the other. Then `holder`, a layer or what holds one forward of it, has
     no forward any more. Nothing of Python's own runs meanwhile, so no signal does."""
     cdef list launches
@@ -53,14 +56,15 @@ def launch(list prepared not None, holder=None):
         holder._saved = None
 
 
-cdef bint away(begin, end, kind, other) except -1:
+cdef bint away(size_t begin, size_t end, kind, other) except -1:
     """Whether these bytes certainly do not belong to an array of this type; False means unknown."""
+    cdef size_t at, size
     if other is None:
         return True
     if type(other) is not kind or not other.flags.c_contiguous:
         return False
-    at = other.data.ptr
-    return at >= end or begin >= at + other.nbytes
+    at, size = other.data.ptr, other.nbytes
+    return at >= end or begin >= at + size
 
 
 def ready(out, x, layout, tuple given not None):
@@ -69,11 +73,10 @@ def ready(out, x, layout, tuple given not None):
     kind = type(x)
     if type(out) is not kind or layout.order is not None or out.shape != layout.shape:
         return None
-    dtype = out.dtype
-    if dtype != x.dtype or dtype.kind in "bui" or not out.flags.c_contiguous:
+    cdef cnp.dtype dtype = out.dtype
+    if dtype != x.dtype or dtype.kind in b"bui" or not out.flags.c_contiguous:
         return None
-    begin = out.data.ptr
-    end = begin + out.nbytes
+    cdef size_t begin = out.data.ptr, size = out.nbytes, end = begin + size
     for arrays in given:
         if type(arrays) is not dict:
             return None
@@ -85,13 +88,14 @@ def ready(out, x, layout, tuple given not None):
 
 def separate(tuple totals not None, size, dtype, tuple others not None):
     """Whether arrays on a device have this size and dtype, in one piece, and certainly share no memory with others."""
+    cdef size_t begin, end, bytes_of
     for total in totals:
         if total is None:
             continue
         if total.size != size or total.dtype != dtype or not total.flags.c_contiguous:
             return False
-        begin = total.data.ptr
-        end = begin + total.nbytes
+        begin, bytes_of = total.data.ptr, total.nbytes
+        end = begin + bytes_of
         for other in others:
             if not away(begin, end, type(total), other):
                 return False
@@ -101,7 +105,7 @@ def separate(tuple totals not None, size, dtype, tuple others not None):
 cdef dict NAMES = {}
 
 
-def dtype_name(dtype):
+cpdef dtype_name(dtype):
     """Its name, which NumPy makes up anew each time."""
     name = NAMES.get(dtype)
     if name is None:
@@ -112,11 +116,13 @@ def dtype_name(dtype):
 cdef class Call:
     """The arrays of one call on a launching.Device: x, what is made of it, and dy beside it; and their addresses."""
 
-    cdef readonly object device, stream, outer, channels, inner, dtype, result, at, dy_at, result_at, places
+    cdef readonly object device, stream, dtype, result
+    cdef readonly Py_ssize_t outer, channels, inner
+    cdef readonly size_t at, dy_at, result_at, places
     cdef readonly bint captured, vectors
     cdef object space
 
-    def __init__(self, device, x, out, dy, bint writes, vector_bytes):
+    def __init__(self, device, x, out, dy, bint writes, size_t vector_bytes):
         cdef tuple shape = x.shape
         cdef Py_ssize_t axis, inner = 1
         stream = device.stream()
@@ -124,7 +130,8 @@ cdef class Call:
         self.captured = self.stream != 0 and device.capturing(stream)  # the default stream, 0, cannot be captured
         for axis in range(2, len(shape)):
             inner *= shape[axis]
-        self.outer, self.channels, self.inner = (shape[0], shape[1], inner) if inner else (0, shape[1], 1)
+        self.outer = shape[0] if inner else 0
+        self.channels, self.inner = shape[1], inner or 1
         self.dtype = dtype_name(x.dtype)
         self.result = None if not writes else device.empty(shape, x.dtype) if out is None else out
         self.at, self.dy_at, self.result_at = device.addresses(x, dy, self.result)
@@ -136,15 +143,21 @@ cdef class Call:
         """What plans are made of. Without channels nothing is launched, whatever the plan."""
         return self.outer, self.channels or 1, self.inner, self.dtype, self.vectors
 
-    def workspace(self, plan, more=0):
+    @property
+    def count(self):
+        """Values of a channel, as kernels take it."""
+        return <double>(self.outer * self.inner)
+
+    def workspace(self, plan, Py_ssize_t more=0):
         """The addresses of a plan's partial sums, which `more` numbers of the caller follow, and of its tickets.
 
         They are there for the next `run`, and no longer. 0 where there are none.
         """
-        if not plan.partial + more:
+        cdef Py_ssize_t numbers = plan.partial
+        numbers += more
+        if not numbers:
             return 0, 0
-        stream = None if self.captured else self.stream
-        self.space = self.device.workspace(stream, plan.partial + more, plan.tickets)
+        self.space = self.device.workspace(None if self.captured else self.stream, numbers, plan.tickets)
         return self.space.addresses
 
     def run(self, plan, bytes job, holder=None):
@@ -154,9 +167,11 @@ cdef class Call:
     cdef prepared(self, plan, bytes job):
         """What `launch` takes; a device keeps it with the plan."""
         cdef list launches
+        cdef dict ready
         if not self.channels:
             return None
-        launches = plan.ready.get(self.device)
+        ready = plan.ready
+        launches = ready.get(self.device)
         return self.device.prepared(plan, job) if launches is None else (launches, job)
 
     def run_all(self, list plans, holder=None):
@@ -167,7 +182,7 @@ cdef class Call:
         """As `run`, as something to be called later: nothing of Python's own runs then, so no signal does."""
         return self.launch_prepared, ([self.prepared(plan, job)],), {}
 
-    def launch_prepared(self, list prepared, holder=None):
+    cpdef launch_prepared(self, list prepared, holder=None):
         """Launch what plans have prepared, and let the next call have the workspace."""
         if self.channels:
             launch(prepared, holder)
@@ -181,32 +196,30 @@ cdef class Part:
     """Numbers of an array of float64 that only kernels read, such as statistics between a forward and its backward. An
     array of their own would take CuPy as long as the whole. It is its own `data`: an address that keeps the memory."""
 
-    cdef readonly object whole, ptr, device_id
+    cdef readonly object whole, device_id
+    cdef readonly size_t ptr
     cdef readonly Py_ssize_t size
-
-    def __init__(self, whole, Py_ssize_t begin, Py_ssize_t size):
-        memory = whole.data
-        self.put(whole, memory.ptr + 8 * begin, memory.device_id, size)
-
-    cdef void put(self, whole, ptr, device_id, Py_ssize_t size):
-        self.whole, self.ptr, self.device_id, self.size = whole, ptr, device_id, size
 
     @property
     def data(self):
         return self
 
 
-def parts_of(whole, tuple sizes not None):
-    """Parts of an array, one behind the other, of so many numbers; None where a size is None."""
-    cdef list found = []
-    cdef Part part
+def small(device, Py_ssize_t many, gamma, beta, dtype):
+    """Room for mean and rstd of so many rows, and copies of gamma and beta where there are these, in one array of
+    float64, which is `dtype`."""
+    cdef Py_ssize_t of_gamma = 0 if gamma is None else gamma.size, of_beta = 0 if beta is None else beta.size
+    whole = device.empty((2 * many + of_gamma + of_beta,), dtype)
     memory = whole.data
-    ptr, device_id = memory.ptr, memory.device_id
-    for size in sizes:
-        part = None
-        if size is not None:
-            part = Part.__new__(Part)
-            part.put(whole, ptr, device_id, size)
-            ptr = ptr + 8 * size
-        found.append(part)
-    return found
+    at, index = memory.ptr, memory.device_id
+    return (
+        part_of(whole, at, index, 0, many), part_of(whole, at, index, many, many),
+        None if gamma is None else part_of(whole, at, index, 2 * many, of_gamma),
+        None if beta is None else part_of(whole, at, index, 2 * many + of_gamma, of_beta),
+    )
+
+
+cdef Part part_of(whole, size_t at, index, Py_ssize_t begin, Py_ssize_t size):
+    cdef Part part = Part.__new__(Part)
+    part.whole, part.ptr, part.device_id, part.size = whole, at + 8 * begin, index, size
+    return part

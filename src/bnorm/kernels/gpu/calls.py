@@ -3,11 +3,12 @@
 from typing import Any
 
 from ..cpu.launches import Call
-from . import launching, plans
+from . import launching
+from .plans import VECTOR_BYTES
 
 Array = Any  # cupy.ndarray
 
 
 def begun(x: Array, out: Array | None, dy: Array | None = None, writes: bool = True) -> Call:
     """A call on the device of x, with an array for its result."""
-    return Call(launching.device_of(x), x, out, dy, writes, plans.VECTOR_BYTES)
+    return Call(launching.device_of(x), x, out, dy, writes, VECTOR_BYTES)

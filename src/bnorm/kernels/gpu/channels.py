@@ -154,7 +154,7 @@ def forward(
     call = begun(x, out)
     device = call.device
     limits, kind = device.limits, act.kind
-    count: Any = float(call.outer * call.inner)
+    count: Any = call.count
     stats = device.empty((5, call.channels), FLOAT64)
     if mean is not None and var is not None:
         plan = plans.map_only("normalize", *call.size, False, kind, limits)
@@ -169,15 +169,14 @@ def forward(
         return call.result, stats, count, _moving(call, plan, running, act, eps, weight, gamma, beta, stats, counts)
     parts = None if running is None else device.empty((4, call.channels), FLOAT64)
     places = device.addresses(weight, gamma, beta, stats, parts, counts)
-    rows = call.outer * call.inner
     if running is not None and running.nonfinite == "raise":
         test = plans.reduction("moments", *call.size, weight is not None, "", kind, limits)
         call.run(test, FORWARD(call.at, call.result_at, *places, *call.workspace(test), act.slope, eps))
-        of_forward(running, stats, parts, count, rows).test()
+        of_forward(running, stats, parts, count, call.outer * call.inner).test()
     call.run(plan, FORWARD(call.at, call.result_at, *places, *call.workspace(plan), act.slope, eps))
     if running is None:
         return call.result, stats, count, 0
-    moving = of_forward(running, stats, parts, count, rows)
+    moving = of_forward(running, stats, parts, count, call.outer * call.inner)
     return call.result, stats, count, (moving.calls, moving.values, moving.result, moving.arrays)
 
 

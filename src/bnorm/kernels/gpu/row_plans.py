@@ -46,7 +46,7 @@ LONG_TILE = 8  # vectors of a thread whose sums are kept at a time, of rows that
 JOINED = 32  # columns of a block that joins those sums in a launch of its own
 LAUNCHED = 10  # turns of a join that take as long as that launch, from its gap to its end
 
-RowShape = tuple[int, int, int, int]  # (N, G, K, L)
+RowShape = tuple[int, ...]  # (N, G, K, L), or (N, D) for (N, 1, D, 1)
 
 
 class Row(NamedTuple):
@@ -65,6 +65,11 @@ class Row(NamedTuple):
         return f"{name}<{NAMES[dtype]}, {self.vector}, {self.steps}, {int(self.wide)}, {', '.join(map(str, more))}>"
 
 
+def four(shape: RowShape) -> RowShape:
+    """(N, G, K, L)."""
+    return shape if len(shape) == 4 else (shape[0], 1, shape[1], 1)
+
+
 def vector_of(size: int, positions: int, dtype: str) -> int:
     """Elements of a vector, which divides a row, and the values of a channel where they lie side by side."""
     return gcd(positions if positions > 1 else size, VECTOR_BYTES // ITEMSIZE[dtype])
@@ -72,7 +77,7 @@ def vector_of(size: int, positions: int, dtype: str) -> int:
 
 def begins(shape: RowShape, dtype: str) -> int:
     """The power of two that must divide where arrays of rows begin."""
-    _, _, channels, positions = shape
+    _, _, channels, positions = four(shape)
     return vector_of(channels * positions, positions, dtype) * ITEMSIZE[dtype]
 
 
@@ -138,14 +143,14 @@ def rows(
     name: str,  # "rows_forward" or "rows_backward"
     shape: RowShape, dtype: str, affine: bool, params: bool, kind: int, limits: Limits,
 ) -> Plan:  # fmt: skip
-    """x is (N, G, K, L); affine: there is a gamma or a beta; params: sums for dgamma and dbeta are wanted.
+    """affine: there is a gamma or a beta; params: sums for dgamma and dbeta are wanted.
 
     Arrays lie where `begins` says.
 
     Where these cannot be made in the pass over the rows, the plan has no workspace, and `row_sums` makes them. Where
     they are few the last blocks of that pass join them; else a launch of its own does, by more blocks.
     """
-    n, groups, channels, positions = shape
+    shape = n, groups, channels, positions = four(shape)
     size, many = channels * positions, n * groups
     row = row_of(size, positions, dtype)
     side = row.side(many, limits)
@@ -190,7 +195,7 @@ def rows(
 @lru_cache(maxsize=1024)
 def row_sums(shape: RowShape, dtype: str, vectors: bool, kind: int, limits: Limits) -> Plan:
     """The sums of dgamma and dbeta in a pass of their own, cut as those of a batch norm over (N, G * K, L)."""
-    n, groups, channels, positions = shape
+    n, groups, channels, positions = four(shape)
     itemsize = ITEMSIZE[dtype]
     if positions == 0:
         n, positions = 0, 1
@@ -213,7 +218,7 @@ def row_sums(shape: RowShape, dtype: str, vectors: bool, kind: int, limits: Limi
 @lru_cache(maxsize=1024)
 def weighted(name: str, shape: RowShape, dtype: str, kind: int, limits: Limits) -> Plan:
     """Rows whose positions have weights; name: "rows_weighted_forward" or "rows_weighted_backward"."""
-    n, groups, channels, positions = shape
+    n, groups, channels, positions = four(shape)
     many, size = n * groups, channels * positions
     geometry = ROW_JOB.place(rows=many, size=size, inner=max(positions, 1), groups=max(groups, 1), channels=channels)
     kernel = f"{name}<{NAMES[dtype]}, {kind}>"

@@ -5,12 +5,11 @@ from typing import Any
 import numpy as np
 
 from ..activation import IDENTITY, Activation
-from ..cpu.launches import parts_of
+from ..cpu.launches import small
 from . import row_plans
 from .calls import begun
 from .gradients import Wanted, receiver
 from .jobs import JOB, ROW_JOB
-from .launching import Device
 
 Array = Any  # cupy.ndarray
 FLOAT64 = np.dtype("float64")
@@ -58,43 +57,27 @@ def rows_forward(
         y, *more = rows_forward(h, gamma, beta, eps, rule, act, out, None, weight, copies)
         return (y, h), *more
     call = begun(x, out)
-    device, shape = call.device, row_shape(x)
+    device, shape = call.device, x.shape
     if weight is None and not call.vectors and call.places % row_plans.begins(shape, call.dtype):
         y, *more = rows_forward(x.copy(), gamma, beta, eps, rule, act, copies=copies)
         return moved(y, out), *more
-    many = shape[0] * shape[1]
-    found = small(device, many, gamma, beta) if copies else [device.empty((many,), FLOAT64) for _ in range(2)]
+    many = shape[0] if len(shape) == 2 else shape[0] * shape[1]
+    gamma_then = beta_then = None
+    if copies and many:
+        mean, rstd, gamma_then, beta_then = small(device, many, gamma, beta, FLOAT64)
+    else:
+        mean, rstd = device.empty((many,), FLOAT64), device.empty((many,), FLOAT64)
     if many:
         if weight is None:
             affine = gamma is not None or beta is not None
             plan = row_plans.rows("rows_forward", shape, call.dtype, affine, False, act.kind, device.limits)
         else:
             plan = row_plans.weighted("rows_weighted_forward", shape, call.dtype, act.kind, device.limits)
-        gamma_at, beta_at, mean_at, rstd_at, *kept, weight_at = device.addresses(gamma, beta, *found, weight)
-        places = call.at, call.result_at, gamma_at, beta_at, mean_at, rstd_at, weight_at, *(kept or (0, 0))
-        call.run(plan, FORWARD(*places, rule, act.slope, eps, inverse(shape)))
-    return call.result, *found
-
-
-def row_shape(x: Array) -> tuple[int, int, int, int]:
-    """(N, G, K, L)."""
-    shape: tuple[int, int, int, int] = x.shape
-    return shape if len(shape) == 4 else (shape[0], 1, shape[1], 1)
-
-
-def inverse(shape: tuple[int, ...]) -> float:
-    """1 / the values of a row."""
-    return 1.0 / max(shape[2] * shape[3], 1)
-
-
-def small(device: Device, many: int, gamma: Array | None, beta: Array | None) -> list[Any]:
-    """Room for mean and rstd of so many rows, and copies of gamma and beta, in one array."""
-    if not many:  # and no launch
-        nothing = device.empty((0,), FLOAT64)
-        return [nothing, nothing, *(a if a is None else a.flatten() for a in (gamma, beta))]
-    sizes = many, many, None if gamma is None else gamma.size, None if beta is None else beta.size
-    whole = device.empty((2 * many + (sizes[2] or 0) + (sizes[3] or 0),), FLOAT64)
-    return parts_of(whole, sizes)
+        places = device.addresses(gamma, beta, mean, rstd, weight, gamma_then, beta_then)
+        call.run(plan, FORWARD(call.at, call.result_at, *places, rule, act.slope, eps, many / (x.size or 1)))
+    elif copies:  # which no kernel makes
+        gamma_then, beta_then = (a if a is None else a.flatten() for a in (gamma, beta))
+    return (call.result, mean, rstd, gamma_then, beta_then) if copies else (call.result, mean, rstd)
 
 
 def rows_backward(
@@ -117,11 +100,11 @@ def rows_backward(
     """
     call = begun(x, out, dy)
     device = call.device
-    limits, kind, shape = device.limits, act.kind, row_shape(x)
+    limits, kind, shape = device.limits, act.kind, x.shape
     if weight is None and not call.vectors and call.places % row_plans.begins(shape, call.dtype):
         dx, dgamma, dbeta = rows_backward(dy.copy(), x.copy(), mean, rstd, gamma, beta, rule, act, params, None, dh)
         return moved(dx, out), dgamma, dbeta
-    channels = shape[1] * shape[2]
+    channels = shape[1] if len(shape) == 2 else shape[1] * shape[2]
     affine = gamma is not None or beta is not None
     if weight is None:
         plan = row_plans.rows("rows_backward", shape, call.dtype, affine, bool(params), kind, limits)
@@ -140,7 +123,7 @@ def rows_backward(
     if mean.size or plan.partial:
         partial, tickets = call.workspace(plan) if plan.partial else (0, 0)
         arrays = call.at, call.dy_at, call.result_at, *places, *of_rows, *sums, partial, weight_at, tickets
-        runs.append((plan, BACKWARD(*arrays, rule, gives, act.slope, inverse(shape))))
+        runs.append((plan, BACKWARD(*arrays, rule, gives, act.slope, mean.size / (x.size or 1))))
     call.run_all(runs, holder)
     found: Any = call.result
     if dh is not None:
