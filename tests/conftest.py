@@ -2,9 +2,13 @@
 
 import gc
 import os
+from collections.abc import Generator
 from importlib.util import find_spec
 
 import pytest
+from _pytest.mark.expression import Expression
+
+import drawing
 
 # Threads that wait do not spin, as in child.py: OpenMP reads this when the first test file imports bnorm.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -17,6 +21,22 @@ if find_spec("hypothesis"):
     settings.register_profile("bnorm", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("long", deadline=None, max_examples=10_000, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("bnorm")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """All combinations of settings are made only where slow tests are asked for: they are more than all other tests."""
+    asked = config.option.markexpr
+    drawing.ALL = not asked or Expression.compile(asked).evaluate(lambda name, **_: name == "slow")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nothing of what is collected goes again, so looking for what has gone is a quarter of the time of collecting."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -39,10 +39,10 @@ def peak(*arguments):
 
 
 def blocks(n):
-    """The rows of a file, and the mean and standard deviation of each column."""
-    rng = np.random.default_rng(0)
-    for _ in range(n):
-        yield np.round(rng.normal(size=(COLUMNS, BLOCK)) * 10 + np.arange(COLUMNS)[:, None], 3)
+    """The rows of a file: of one block, each time in another order."""
+    x = np.round(np.random.default_rng(0).normal(size=(COLUMNS, BLOCK)) * 10 + np.arange(COLUMNS)[:, None], 3)
+    for i in range(n):
+        yield np.roll(x, 101 * i, axis=1)
 
 
 def write(path, size, group=BLOCK):

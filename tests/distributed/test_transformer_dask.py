@@ -5,6 +5,7 @@ import pytest
 
 import bnorm
 from compare import assert_close
+from drawing import every_pair
 
 dask = pytest.importorskip("dask")
 da = pytest.importorskip("dask.array")
@@ -17,6 +18,7 @@ X[::7, 1], X[300:, 2] = np.nan, np.nan
 W = rng.random(1000) * (rng.random(1000) > 0.2)
 W[400:600] = 0  # whole blocks weigh nothing
 MODES = [{"momentum": 0.3}, {"momentum": None}, {"halflife": 70.0}, {"halflife": 70.0, "ddof": 1}]
+NAMED = {str(mode): mode for mode in MODES}
 CHUNKS = [(100, 6), (37, 4), (1000, 1), ((0, 500, 0, 500), 6), (1, 6)]
 
 every_mode = pytest.mark.parametrize("mode", MODES, ids=str)
@@ -37,10 +39,9 @@ def synchronous():
         yield
 
 
-@every_mode
-@pytest.mark.parametrize("chunks", CHUNKS, ids=str)
-@pytest.mark.parametrize("weighted", [False, True])
+@every_pair("mode", NAMED, chunks=CHUNKS, weighted=[False, True])
 def test_the_same_as_in_memory(mode, chunks, weighted):
+    mode = NAMED[mode]
     rows = slice(590, 630) if chunks[0] == 1 else slice(None)
     x, w = X[rows], W[rows] if weighted else None
     lazy = da.from_array(x, chunks=chunks)

@@ -6,7 +6,7 @@ with the data shifted next to zero first; the errors of that are thousands of ti
 
 from decimal import Decimal, localcontext
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from itertools import product
 
 import numpy as np
@@ -28,6 +28,7 @@ needs_long_double = pytest.mark.skipif(not WIDER, reason="long double is no wide
 # From a table of (values, channels) to the layouts that batch norm takes ----------------------------------------------
 
 
+@cache
 def divisor(n, most):
     return max(d for d in range(1, min(n, most) + 1) if n % d == 0)
 
@@ -105,11 +106,9 @@ def check_batch_norm(table, layouts, eps=1e-5, truth=None, **case):
     """`truth` is what `exact` says of the table, if that is known."""
     mean, var, want = truth or exact(table, eps)
     given = {"mean": mean.astype("f8"), "var": var.astype("f8")}
-    ratio = mean_over_std(mean, var)
+    bound = promised(table.dtype, want, mean_over_std(mean, var))
     for layout in layouts:
-        x, axis = layout(table)
-        laid_out, _ = layout(want)
-        allowed = promised(x.dtype, laid_out, np.expand_dims(ratio, tuple(range(1, x.ndim - axis))))
+        (x, axis), (laid_out, _), (allowed, _) = map(layout, (table, want, bound))
         for statistics in ({}, given):
             y, _ = F.batch_norm(x, axis=axis, eps=eps, **statistics)
             assert y.dtype == x.dtype

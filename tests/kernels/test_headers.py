@@ -5,6 +5,7 @@ say what an import would.
 """
 
 import re
+from functools import cache
 from pathlib import Path
 from textwrap import wrap
 
@@ -17,12 +18,14 @@ ELSEWHERE = {CPU / "columns.pxi": CPU / "groups.pyx"}  # what another source inc
 FILES = [path for folder, paths in FOLDERS.items() for path in paths if path != HUBS[folder]]
 
 
+@cache
 def code(path):
     """Without comments and docstrings."""
     text = re.sub(r'"""(?s:.*?)"""', "", path.read_text(encoding="utf-8"))
     return re.sub(r"#.*", "", text)
 
 
+@cache
 def defined(path):
     """Functions, types, variables and constants, by name: how each of them is found where it is used."""
     text, names = code(path), {}
@@ -36,6 +39,7 @@ def defined(path):
     return names
 
 
+@cache
 def uses(path, sibling):
     """The names of a sibling that a file uses."""
     text = code(path)

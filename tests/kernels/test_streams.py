@@ -4,6 +4,7 @@ What a map makes of a large array it must also make, bit for bit, of a few rows 
 and only the bytes of `out` may be written, wherever in a line of the cache they begin.
 """
 
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -32,6 +33,11 @@ def streamed():
     entries.use_sizes(**before)
 
 
+@cache
+def normal(seed):
+    return np.random.default_rng(seed).standard_normal(100_003)
+
+
 def large(shape, size, dtype, seed=0, offset=0):
     """Normal numbers, somewhat more than `size` bytes, that begin `offset` elements from a line of the cache."""
     outer = size // (int(np.prod(shape)) * np.dtype(dtype).itemsize) + 3
@@ -39,7 +45,7 @@ def large(shape, size, dtype, seed=0, offset=0):
     memory = np.empty(n + 200, dtype)
     start = -memory.ctypes.data % 64 // memory.itemsize + 64 + offset
     x = memory[start : start + n].reshape(outer, *shape)
-    x[...] = np.resize(np.random.default_rng(seed).standard_normal(100_003), x.shape)
+    x[...] = np.resize(normal(seed), x.shape)
     return memory, x
 
 

@@ -232,11 +232,11 @@ EXTREME = {  # columns whose bins, limits or ticks are beyond what floats can te
 
 @pytest.mark.parametrize("features", [1, 7])
 @pytest.mark.parametrize("name", EXTREME)
-def test_extreme_tables(name, features, tmp_path):
+def test_extreme_tables(name, features):
     x = np.random.default_rng(0).normal(size=(10, features))
     x[:, 0] = EXTREME[name] * 5
     display = NormalizationDisplay(x, np.tanh(x), [f"f{i}" for i in range(features)]).plot()
-    display.figure_.savefig(tmp_path / "x.png")
+    display.figure_.canvas.draw()
 
 
 @pytest.mark.parametrize("features", [1, 13])
@@ -244,12 +244,12 @@ def test_extreme_tables(name, features, tmp_path):
 @pytest.mark.parametrize(
     ("mean", "std"), [(1.7e308, 0.0), (-1.7e308, 1.0), (1.7e308, 9e307), (1e300, np.inf), (5e-324, 0)]
 )
-def test_extreme_statistics(mean, std, moments, features, tmp_path):
+def test_extreme_statistics(mean, std, moments, features):
     means = np.full((moments, features), mean)
     means[0] /= 2
     stds = np.full((moments, features), std)
     display = RunningStatsDisplay(np.arange(1, moments + 1), means, stds, [f"f{i}" for i in range(features)]).plot()
-    display.figure_.savefig(tmp_path / "x.png")
+    display.figure_.canvas.draw()
     assert (display.mean == means).all()  # it is drawn at a limit, not changed
 
 

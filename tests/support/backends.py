@@ -11,6 +11,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+import drawing
 from bnorm.kernels import cpu, gpu, reference
 from bnorm.kernels.activation import GELU, IDENTITY, RELU, SILU, leaky
 from bnorm.kernels.gpu import launching
@@ -130,7 +131,7 @@ def parametrized(names, runs, slow=()):
         first = runs["device"][0]
         chosen = [(name, run) for name, run in chosen if name != "device" or run is first]
     shown = [param(name, *run, id="-".join(map(text, run))) for name, run in chosen]
-    if slow:
+    if slow and drawing.ALL:
         there = set(runs["cpu"])
         rest = [run for run in slow if run not in there]
         shown += [param("cpu", *run, id="-".join(map(text, run)), marks=(pytest.mark.slow,)) for run in rest]
@@ -145,7 +146,7 @@ def on_backends(cuda=CUDA_RUNS, **settings):
     there, clustered = (pairwise(rows, *few, once=True) for rows in (cuda, CLUSTER_RUNS))
     rows = [*product(CASES, DTYPES), *product(MORE, ["float32"])]
     runs = {"cpu": pairwise(rows, *settings.values()), "emulator": there, "clusters": clustered}
-    every = [(*row, *more) for row in rows for more in product(*settings.values())]
+    every = ((*row, *more) for row in rows for more in product(*settings.values()))
     return parametrized(["case", "dtype", *settings], runs | {"device": there + clustered}, every)
 
 

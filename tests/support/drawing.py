@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+ALL = True  # whether what is slow is made at all, only to be left out: conftest.py says whether somebody asks for it
+
 
 def text(value: Any) -> str:
     """The name of a case, or what any other value looks like."""
@@ -41,8 +43,8 @@ def every_pair(names: str | Sequence[str], rows: Iterable, **settings: Iterable)
     names = [names] if isinstance(names, str) else list(names)
     rows = [row if len(names) > 1 else (row,) for row in rows]
     values = list(map(list, settings.values()))
-    runs = [(*row, *more) for row in rows for more in product(*values)]
     drawn = set(pairwise(rows, *values))
+    runs = [run for row in rows for more in product(*values) if (run := (*row, *more)) in drawn or ALL]
     marks = [() if run in drawn else pytest.mark.slow for run in runs]
     ids = ["-".join(map(text, run)) for run in runs]
     params = [pytest.param(*run, id=id_, marks=mark) for run, id_, mark in zip(runs, ids, marks, strict=True)]

@@ -73,7 +73,8 @@ def failing():
 
 
 def hanging():
-    """One rank forgets to call: the others wait for ever, and only a time limit ends it."""
+    """One rank forgets to call: the others wait for ever, and only a time limit ends it. Each says that it has come."""
+    print("here", flush=True)
     if RANK:
         bnorm.BatchNorm1d(4, comm=COMM)(X)
     COMM.barrier()
