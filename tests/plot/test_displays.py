@@ -16,6 +16,7 @@ import child
 from bnorm import BatchNormTransformer
 from bnorm.plot import NormalizationDisplay, RunningStatsDisplay
 from bnorm.plot.drawing import SECOND
+from drawing import every_pair
 
 pytest.importorskip("matplotlib", reason="draws")
 import matplotlib as mpl
@@ -230,6 +231,15 @@ EXTREME = {  # columns whose bins, limits or ticks are beyond what floats can te
 }
 
 
+EXTREME_STATISTICS = {
+    "the largest": (1.7e308, 0.0),
+    "the least": (-1.7e308, 1.0),
+    "both large": (1.7e308, 9e307),
+    "infinity": (1e300, np.inf),
+    "the smallest": (5e-324, 0),
+}
+
+
 @pytest.mark.parametrize("features", [1, 7])
 @pytest.mark.parametrize("name", EXTREME)
 def test_extreme_tables(name, features):
@@ -239,12 +249,9 @@ def test_extreme_tables(name, features):
     display.figure_.canvas.draw()
 
 
-@pytest.mark.parametrize("features", [1, 13])
-@pytest.mark.parametrize("moments", [1, 3])
-@pytest.mark.parametrize(
-    ("mean", "std"), [(1.7e308, 0.0), (-1.7e308, 1.0), (1.7e308, 9e307), (1e300, np.inf), (5e-324, 0)]
-)
-def test_extreme_statistics(mean, std, moments, features):
+@every_pair("statistics", EXTREME_STATISTICS, moments=[1, 3], features=[1, 13])
+def test_extreme_statistics(statistics, moments, features):
+    mean, std = EXTREME_STATISTICS[statistics]
     means = np.full((moments, features), mean)
     means[0] /= 2
     stds = np.full((moments, features), std)
