@@ -78,6 +78,18 @@ def test_a_sample_compiles(number, family):
     check(family, INSTANCES[family][number :: SAMPLE[family]], known[number % len(known)])
 
 
+# What a sample seldom meets: newer compilers hold pairs of floats, which took more registers than four blocks have.
+CROWDED = [f"gradient<float, 4, 4, 8, 32, 0, {kind}>" for kind in (1, 2, 3, 4)]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100", "sm_120"])
+def test_what_is_crowded_does_not_spill(arch):
+    if arch not in architectures():
+        pytest.skip(f"this NVRTC does not know {arch}")
+    check("channels", CROWDED, arch)
+
+
 @pytest.mark.slow
 @needs_nvrtc
 @pytest.mark.parametrize(("family", "arch"), [(family, arch) for family in INSTANCES for arch in architectures(family)])

@@ -171,6 +171,14 @@ BN_DEV void map_forward(const Job& job, i64 tile, i64 g, const Vector<T, V>* kep
   if (FINITE && found) atomicOr(job.infinite, 1);
 }
 
+// A place in an array, of which a compiler knows nothing else: it keeps no pointer for each array and place.
+BN_DEV i64 as_it_is(i64 at) {
+#ifndef BN_ON_CPU
+  asm("" : "+l"(at));
+#endif
+  return at;
+}
+
 // With weights, which may be of any size, a, b and c are double. With FROZEN statistics dx is a map of dy, and reads x
 // for the activation alone.
 template <class T, int V, int K, int BX, int BY, int MODE, int KIND>
@@ -208,23 +216,25 @@ BN_DEV void map_backward(
   }
   __syncthreads();
   if (!place.inside) return;
-  A h[K];
-  B a[K], b[K], c[K];
+  // Behind an activation all that several channels have is too much for the registers of four blocks.
+  constexpr bool MANY = K > 1 && KIND != BN_IDENTITY;
+  A high[K];
+  B held[3][K];
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    h[k] = forward.high[k * BX + tx];
-    a[k] = coefficients[tx * K + k];
-    b[k] = MODE == FROZEN ? (B)0 : coefficients[WIDTH + tx * K + k];
-    c[k] = MODE == FROZEN ? (B)0 : coefficients[2 * WIDTH + tx * K + k];
+    high[k] = forward.high[k * BX + tx];
+#pragma unroll
+    for (int i = 0; i < (MODE == FROZEN ? 1 : 3); ++i) held[i][k] = coefficients[i * WIDTH + tx * K + k];
   }
+  const auto of = [&](int i, int k) { return MANY ? coefficients[i * WIDTH + tx * K + k] : held[i][k]; };  // a, b or c
   const bn_activation act = activation_of<KIND>(job.slope);
   const auto map = [&](T gradient, T& element, double weight, int k) {  // element is x, and becomes dx
-    const A away = READS_X ? widen(element) - h[k] : (A)0;
+    const A away = READS_X ? widen(element) - (MANY ? forward.high[k * BX + tx] : high[k]) : (A)0;
     const B behind = (B)through<KIND>((A)widen(gradient), away, forward, k * BX + tx, act);
-    if (MODE == FROZEN) return narrow((A)(a[k] * behind), element);
-    B statistics = fused((B)away, b[k], c[k]);
+    if (MODE == FROZEN) return narrow((A)(of(0, k) * behind), element);
+    B statistics = fused((B)away, of(1, k), of(2, k));
     if (MODE == CAREFUL) statistics = weight == 0.0 ? (B)0 : (B)weight * statistics;
-    narrow((A)(a[k] * (behind + statistics)), element);
+    narrow((A)(of(0, k) * (behind + statistics)), element);
   };
   const i64 plane = job.channels * job.inner, copy = quotient(place.column, plane);
   const i64 offset = copy * job.inner + (place.column - copy * plane) % job.inner;  // of the weights, where V is 1
@@ -238,9 +248,9 @@ BN_DEV void map_backward(
     i64 at[PAIRS];
 #pragma unroll
     for (int u = 0; u < PAIRS; ++u, walk.next()) {
-      at[u] = walk.at;
-      e[u] = kept ? kept_dy[u * BX * BY] : load<T, V>(dy + walk.at);
-      t[u] = !READS_X ? e[u] : kept ? kept[u * BX * BY] : load<T, V>(x + walk.at);
+      at[u] = MANY ? as_it_is(walk.at) : walk.at;
+      e[u] = kept ? kept_dy[u * BX * BY] : load<T, V>(dy + at[u]);
+      t[u] = !READS_X ? e[u] : kept ? kept[u * BX * BY] : load<T, V>(x + at[u]);
     }
     if (kept) {
       kept += PAIRS * BX * BY;
