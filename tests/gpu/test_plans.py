@@ -312,6 +312,14 @@ def test_long_rows_are_kept_where_two_blocks_share_a_processor():
     assert kept("rows_forward", 24576, shared=64) == 0
 
 
+def test_sums_of_channels_are_written_by_as_many_blocks_as_run_at_a_time():
+    """Two to a processor, where both have room for them; else one."""
+    for channels, blocks in ((4096, 2), (8192, 1)):  # sums of 82 KB in a block, and of 147
+        shape = (500, 1, channels, 4)
+        first = row_plans.rows("rows_backward", shape, "bfloat16", True, True, 0, LIKE_H100).launches[0]
+        assert first.grid == (blocks * LIKE_H100.processors, 1)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_few_channels_fill_their_tiles(dtype):
     """Of three, a tile would be half empty. Few rows are not widened so far."""

@@ -10,6 +10,7 @@ import pytest
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, gpu
 from bnorm.kernels.activation import RELU
 from bnorm.kernels.gpu import plans
+from bnorm.kernels.gpu.jobs import ROW_JOB
 from emulated import rows as gpu_rows
 from emulated.device import emulated_device, needs_emulator  # noqa: F401
 from placing import moved
@@ -89,6 +90,35 @@ def test_any_device(sample, dtype, device, monkeypatch):
             found.append(results(*arrays, VARIANCE))
         for again, limits in zip(found, DEVICES, strict=True):
             assert_parts(again, found[0], slice(None), limits=limits, samples=samples)
+
+
+@pytest.mark.parametrize(
+    ("sample", "dtype", "kept"),  # whether a row of the forward is kept there, and x and dy of the backward
+    [
+        ((1, 18000, 1), "float32", [(0, 0), (1, 0), (1, 0), (1, 0)]),
+        ((1, 11500, 1), "float32", [(0, 0), (1, 0), (1, 1), (1, 1)]),
+        ((1, 3, 8000), "float16", [(0, 0), (1, 0), (1, 0), (1, 0)]),
+    ],
+    ids=str,
+)
+def test_a_row_that_is_kept_or_read_twice(sample, dtype, kept, device, monkeypatch):
+    """A device with more shared memory reads a long row once."""
+    x, dy, gamma, beta, _ = problem((2, *sample), dtype)
+    found, keeps = [], []
+    for processors, shared in DEVICES:
+        monkeypatch.setattr(device, "limits", plans.Limits(processors, shared << 10, clusters=False))
+        device.log.clear()
+        y, mean, rstd = gpu.rows_forward(x, gamma, beta, 1e-5, act=RELU)
+        dx, *_ = gpu.rows_backward(dy, x, mean, rstd, gamma, beta, act=RELU)
+        keeps.append(tuple(int(kept_of(device.log, name) > 0) for name in ("rows_forward", "rows_backward")))
+        found.append([a.tobytes() for a in (y, mean, rstd, dx)])
+    assert keeps == kept
+    assert all(again == found[0] for again in found)
+
+
+def kept_of(launches, name):
+    (keep,) = {ROW_JOB.placed(launch.geometry)["keep"] for launch in launches if launch.kernel.startswith(name)}
+    return keep
 
 
 @pytest.mark.parametrize("sample", [(1, 700, 1), (2, 2, 50)], ids=str)

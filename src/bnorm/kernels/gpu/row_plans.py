@@ -92,7 +92,8 @@ def row_of(size: int, positions: int, dtype: str) -> Row:
 
 def kept_steps(row: Row, size: int, dtype: str, arrays: int, room: int) -> int:
     """Vectors of a thread that a block keeps in shared memory, of a row that is too long for registers; 0 where that
-    leaves too little of it: no other block would share the processor."""
+    leaves too little of it: no other block would share the processor. What is not kept is read again, to the same bits.
+    """
     steps = 0 if row.steps else cdiv(size, row.vector * THREADS)
     return steps if arrays * steps * step_bytes(row, dtype) <= room else 0
 
@@ -165,7 +166,7 @@ def rows(
     elif params and many and positions > 1 and channels_bytes(row, channels, dtype) <= room:
         sums, share, columns = PER_CHANNEL, share_of(channels), groups * channels
         shared = channels_bytes(row, channels, dtype)
-        slots = limits.processors * (1 if alone(row) else 2)
+        slots = limits.processors * (1 if alone(row) or shared > TWO_PER_PROCESSOR else 2)
     if sums == PER_CHANNEL:  # blocks have the channels of a group to themselves
         sets = min(cdiv(n, side), blocks_each(groups, slots))
         blocks = sets * groups
