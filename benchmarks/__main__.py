@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from statistics import median
+from functools import partial
 
 import numpy as np
 
@@ -93,9 +93,8 @@ def run(
                 wanted = exact(shapes.Data(case, dtype))
                 for n in threads:
                     asked = [each for each in able if each.about.target or n == every]
-                    before = copies[n].sample()
-                    found = measure(case, dtype, n, asked, effort, wanted)
-                    rows += [row | {"copy": beside(before, copies[n].sample())} for row in found]
+                    found, speed = copies[n].beside(partial(measure, case, dtype, n, asked, effort, wanted))
+                    rows += [row | {"copy": speed} for row in found]
         growths = costs = None
         if grow:
             _say(start, "types")
@@ -118,14 +117,6 @@ def run(
         "growth": growths,
         "types": costs,
         "rows": rows,
-    }
-
-
-def beside(*samples: tuple[list[float], float]) -> dict[str, float]:
-    """The machine's copy speed just before and after a case: minutes later its neighbours may leave it half of that."""
-    return {
-        "memory": round(median(speed for memory, _ in samples for speed in memory), 1),
-        "cache": round(median(cache for _, cache in samples), 1),
     }
 
 

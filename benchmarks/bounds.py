@@ -8,11 +8,13 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import bnorm
 
 from . import adapters, machine
+from .copying import Copy
 from .processes import Remote
 from .shapes import NAMED, Case
 from .store import RESULTS, save_page
@@ -36,11 +38,13 @@ def run(
     found = []
     with ExitStack() as stack:
         libraries = [stack.enter_context(process(name)) for name in (adapters.OURS, peer, LEAST)]
+        copies = {n: stack.enter_context(Copy(n)) for n in threads}
         for case in cases:
             for dtype in dtypes:
                 for n in threads:
                     print(f"{case.name} {dtype}, {n} threads", file=sys.stderr, flush=True)
-                    found += measure(case, dtype, n, libraries, effort, None)
+                    rows, speed = copies[n].beside(partial(measure, case, dtype, n, libraries, effort, None))
+                    found += [row | {"copy": speed} for row in rows]
     return found
 
 

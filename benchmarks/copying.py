@@ -4,7 +4,9 @@ memory   arrays that no cache holds, written past the caches, which saves readin
 read     the same memory only read, by numpy.add.reduce: on some machines slower than a copy, which has two directions
 cache    arrays of 1 MiB, the size of (1024, 256) in float32, that stay in the caches of the cores: two perfect passes
 
-It is sampled again and again during a run, so that it sees the weather that the others see, by a process of its own:
+It is sampled again and again during a run, so that it sees the weather that the others see: on a shared machine two
+threads may for some seconds have no more of the memory than one, and what needs it most then loses most. What was
+measured beside slow copies is measured again (`Copy.beside`). A process of its own copies:
 there the GNU C library is told from which size to write past the caches, which is settled when a process starts. Other
 C libraries decide by themselves.
 """
@@ -12,9 +14,13 @@ C libraries decide by themselves.
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,6 +29,9 @@ from .timing import quartiles, seconds
 MEMORY = 1 << 29  # bytes of an array, more than a last-level cache holds, of hundreds of megabytes too
 CACHE = 1 << 20
 PAST_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
+STEADY = 0.85  # of the quickest copy: what is below is not noise, but others who use the memory
+TRIES, PATIENCE = 4, 30  # measurements of one case, and samples to wait for a quick one between them
+Found = TypeVar("Found")
 Speeds = dict[str, list[float]]  # memory, read and cache: lower quartile, median, upper quartile, in GB/s
 
 
@@ -62,6 +71,28 @@ class Copy:
         self.read.append(read)
         self.memory += memory
         return memory, cache
+
+    def beside(self, work: Callable[[], Found]) -> tuple[Found, dict[str, float]]:
+        """What work measures, and the copy speed just before and after it: of several tries that with quick copies."""
+        tries = []
+        for _ in range(TRIES):
+            before, found, after = self.sample(), work(), self.sample()
+            speed = {
+                "memory": round(median([*before[0], *after[0]]), 1),
+                "cache": round(median([before[1], after[1]]), 1),
+            }
+            tries.append((speed["memory"], found, speed))
+            if self._steady(speed["memory"]):
+                break
+            for _ in range(PATIENCE):
+                time.sleep(1)
+                if self._steady(median(self.sample()[0])):
+                    break
+        _, found, speed = max(tries, key=lambda each: each[0])
+        return found, speed
+
+    def _steady(self, speed: float) -> bool:
+        return speed >= STEADY * max(self.memory)
 
     def gb_s(self) -> Speeds:
         return {"memory": quartiles(self.memory), "read": quartiles(self.read), "cache": quartiles(self.cache)}

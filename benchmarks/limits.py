@@ -16,15 +16,12 @@ from bnorm.kernels import cpu
 from bnorm.kernels.activation import IDENTITY
 
 from . import bounds, machine, masks, page, targets
-from .__main__ import beside
-from .copying import Copy
-from .shapes import NAMED, SCALER, batch
+from .shapes import NAMED, SCALER
 from .text import aligned, geometric_mean
 from .timing import FULL, Row, seconds
 
 HEAD = ["", "goal", "measured", "limit", "what limits it"]
 LOOPS = "loops that only read and write"
-LARGE = batch(1_000_000, 100)
 WEIGHTED = [(4_000_000, 3), (4_000_000, 5)]
 AIMS = {target.what: target for target in targets.TARGETS}
 GROUPS = {
@@ -54,7 +51,7 @@ def of_copy(rows: Sequence[Row]) -> list[list[str]]:
     lines = []
     for row in rows:
         aim = AIMS.get(f"{row['operation']}, out=, of the roofline")
-        if aim is not None and "copy" in row:
+        if aim is not None and row["shape"] in aim.shapes:
             ours, most = (
                 row["bytes"] / row["ms"][who][1] * 1e-6 / row["copy"]["memory"] for who in ("bnorm out=", bounds.LEAST)
             )
@@ -113,13 +110,8 @@ def main() -> None:
     save, others, threads = parser.parse_args().save, machine.Others(), bnorm.get_num_threads()
     calls = of_calls()
     print("\n".join(aligned([HEAD, *calls, *(weights := of_weights())], 1)), flush=True)
-    rows = bounds.run([case for case in NAMED if case not in (*SCALER, LARGE)], ["float32"], [threads], effort=FULL)
+    rows = bounds.run([case for case in NAMED if case not in SCALER], ["float32"], [threads], effort=FULL)
     rows += bounds.run(SCALER, ["float32"], [threads], effort=FULL, peer="sklearn")
-    with Copy(threads) as copy:
-        before = copy.sample()
-        large = bounds.run([LARGE], ["float32"], [threads], effort=FULL)
-        speed = beside(before, copy.sample())
-    rows += [row | {"copy": speed} for row in large]
     lines = [*over_peers(rows), *of_copy(rows), *calls, *weights]
     print("\n".join(aligned([HEAD, *lines], 1)))
     if save:

@@ -85,12 +85,14 @@ def measured(case, library, dtype="float32"):
 @pytest.fixture(autouse=True)
 def small_copies(monkeypatch):
     monkeypatch.setattr(copying.Copy.__init__, "__defaults__", (1 << 16,))
+    monkeypatch.setattr(copying, "STEADY", 0.0)
 
 
 @pytest.fixture(scope="module")
 def kept():
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(copying.Copy.__init__, "__defaults__", (1 << 16,))
+        monkeypatch.setattr(copying, "STEADY", 0.0)
         found = suite.run(TINY, ["float32", "float64"], [1, 2], 2, ALWAYS, BRIEF, process=timing.Local)
     return json.dumps(found)
 
@@ -463,7 +465,8 @@ def test_traffic_of_statistics_reads_everything():
 def test_limits_are_those_of_the_same_run():
     row = {"kind": "batch", "shape": "(2, 3)", "operation": "forward", "dtype": "float32", "threads": 1, "bytes": 2e6}
     took = {"bnorm": [1, 2, 3], "bnorm out=": [1, 2, 3], "PyTorch": [2, 8, 9], "traffic": [1, 1, 3]}
-    rows = [row | {"ms": took}, row | {"ms": took, "copy": {"memory": 4.0}}]
+    rows = [row | {"ms": took}, row | {"ms": took, "shape": "(1000000, 100)"}]
+    rows = [each | {"copy": {"memory": 4.0}} for each in rows]
     assert [line[2:4] for line in limits.over_peers(rows)] == [["4.00", "8.00"]]
     assert [line[2:4] for line in limits.of_copy(rows)] == [["0.25", "0.50"]]
 
@@ -486,6 +489,36 @@ def test_the_table_of_bounds(tmp_path):
     assert lines[2][2:] == ["1.00", "0.75", "1.50"]
     bounds.save(text.markdown(lines), tmp_path / "bounds.md", None)
     assert "| geometric mean |" in (tmp_path / "bounds.md").read_text(encoding="utf-8")
+
+
+def test_what_was_measured_beside_slow_copies_is_measured_again(monkeypatch):
+    monkeypatch.setattr(copying, "STEADY", 0.85)
+    monkeypatch.setattr(copying.time, "sleep", lambda seconds: None)
+    speeds = iter([40, 41, 25, 26, 30, 24, 39, 40, 38, 37])
+
+    class Shared(copying.Copy):
+        def __init__(self):
+            self.memory = []
+
+        def sample(self):
+            self.memory.append(float(next(speeds)))
+            return self.memory[-1:], 1.0
+
+    copy, works = Shared(), iter("abcd")
+    assert copy.beside(lambda: next(works)) == ("a", {"memory": 40.5, "cache": 1.0})
+    # 25 and 26 are slow; then 30 and 24, and with 39 the machine is what it was
+    assert copy.beside(lambda: next(works)) == ("c", {"memory": 39.0, "cache": 1.0})
+
+
+def test_of_slow_copies_the_quickest_count(monkeypatch):
+    monkeypatch.setattr(copying, "STEADY", 0.85)
+    monkeypatch.setattr(copying, "PATIENCE", 0)
+    speeds = iter([10, 10, 30, 28, 20, 20, 12, 12])
+    copy = copying.Copy.__new__(copying.Copy)
+    copy.memory = [100.0]
+    monkeypatch.setattr(copy, "sample", lambda: ([float(next(speeds))], 1.0))
+    works = iter("abcd")
+    assert copy.beside(lambda: next(works)) == ("b", {"memory": 29.0, "cache": 1.0})
 
 
 def test_bounds_are_measured():
