@@ -4,7 +4,7 @@
 # the activation first.
 #
 # Uses nothing of its siblings.
-# Gives activated, pulled.
+# Gives pulled.
 
 cdef inline real activated(Activation act, real v) noexcept nogil:
     """The activation of v."""

@@ -60,7 +60,7 @@ cdef inline void pair_sums(
 
 
 cdef inline void pulled_row(
-    Activation act, const real* dy, const real* x, Py_ssize_t n, const Columns* of, bint weighted, double* s, double* d
+    Activation act, const real* dy, const real* x, Py_ssize_t n, const Numbers* of, bint weighted, double* s, double* d
 ) noexcept nogil:
     """pair_sums of one row, dy before the activation; with weights only where that is not 0."""
     cdef const real* h = <const real*>of.h
@@ -76,7 +76,7 @@ cdef inline void pulled_row(
 
 
 cdef inline void pulled_pair_sums(
-    const real* dy, const real* x, const Block* b, const Columns* of, Activation act, bint weighted,
+    const real* dy, const real* x, const Block* b, const Numbers* of, Activation act, bint weighted,
     double* s, double* d
 ) noexcept nogil:
     """pair_sums, dy before the activation; with weights only where that is not 0."""
@@ -90,7 +90,7 @@ cdef inline void pulled_pair_sums(
 
 
 cdef void careful_pair_sums(
-    const real* dy, const real* x, const Block* b, const Columns* of, Activation act, bint weighted,
+    const real* dy, const real* x, const Block* b, const Numbers* of, Activation act, bint weighted,
     double* s, double* d
 ) noexcept nogil:
     """The same in float64, where a product left the range of float32; the activation is the forward's."""
@@ -126,7 +126,7 @@ cdef inline bint products_beyond_float(
 
 
 cdef void plane_products(
-    const real* dy, const real* x, const Block* b, const Columns* of, Activation act, double* s, double* d
+    const real* dy, const real* x, const Block* b, const Numbers* of, Activation act, double* s, double* d
 ) noexcept nogil:
     """sum dy and sum dy (x - h) per channel of a block that is planes, dy before the activation."""
     cdef double[WIDE >> 2] sums, dots
@@ -140,13 +140,13 @@ cdef void plane_products(
 
 
 cdef void block_sums(
-    const real* dy, const real* x, const Block* b, const Columns* channels, Activation act, double* sums, double* dots
+    const real* dy, const real* x, const Block* b, const Numbers* channels, Activation act, double* sums, double* dots
 ) noexcept nogil:
     """Add one block to the gradient sums of its channels, whose numbers are `channels`."""
     cdef real[WIDE] high, scale, shift
     cdef double[WIDE] s, d, careful_s, careful_d
     cdef double count = <double>b.rows * b.widen * b.run
-    cdef Columns of
+    cdef Numbers of
     cdef Py_ssize_t c
     cdef bint as_planes = b.w == NULL and planes_of(b)
     if as_planes:

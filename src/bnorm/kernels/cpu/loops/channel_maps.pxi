@@ -2,7 +2,7 @@
 # than the cache are finished in a small buffer and streamed to memory past the cache.
 #
 # Uses spread, weights_at (channel_columns), done, taken (channel_narrow).
-# Gives Lines, Output, SCALAR_RUN, by_lines, longest, map_columns, map_runs, plain, room.
+# Gives Lines, Output, SCALAR_RUN, by_lines, longest, map_columns, map_runs, numbers_of, plain, room.
 
 cdef enum:
     SCALAR_RUN = 32     # from this length a run is mapped with its channel's numbers in registers
@@ -51,33 +51,35 @@ cdef inline real* room(Output* out, Py_ssize_t at, Py_ssize_t n, const real* x) 
     return <real*>bn_room(&out.lines, <real*>out.y + at, n * sizeof(real), &out.ahead)
 
 
-cdef inline double number(const void* values, Py_ssize_t c, const real* x) noexcept nogil:
-    """That of channel c; 0 where there are none."""
-    return 0.0 if values == NULL else <double>(<const real*>values)[c]
+cdef inline Numbers numbers_of(const Job* job, Py_ssize_t c, const real* x) noexcept nogil:
+    """Those of the channels from c on."""
+    cdef Numbers of = no_numbers()
+    of.h = <const real*>job.high + c
+    of.scale = <const real*>job.scale + c
+    of.shift = <const real*>job.shift + c
+    if job.dy != NULL and job.a != NULL:
+        of.a = <const real*>job.a + c
+    if job.dy != NULL and job.b != NULL:
+        of.b = <const real*>job.b + c
+        of.c = <const real*>job.c + c
+    return of
 
 
 cdef inline void map_run(
     Job* job, Py_ssize_t at, Py_ssize_t i, Py_ssize_t n, Py_ssize_t c, Lines* lines, const real* x, real* y
 ) noexcept nogil:
     """n values of channel c, from place `at` of the arrays and position i on, of which x is there already, into y."""
-    cdef Run of
+    cdef Numbers of = numbers_of(job, c, x)
     cdef double[LINE] near
-    cdef const double* w = NULL
+    cdef const real* dy
     if job.dy == NULL:
-        bn_plane_maps(job.act, 1, n, x, y, <const real*>job.high + c, <const real*>job.scale + c,
-                      <const real*>job.shift + c, <bn_edge*>NULL)
+        bn_map_rows(job.act, 1, n, x, y, &of, <bn_edge*>NULL)
         return
-    if job.weight != NULL:
-        w = weights_at(job.weight, job.weighs, i, n, near)
-    of.h = number(job.high, c, x)
-    of.scale = number(job.scale, c, x)
-    of.shift = number(job.shift, c, x)
-    of.a = number(job.a, c, x)
-    of.b = number(job.b, c, x)
-    of.c = number(job.c, c, x)
-    of.gain = 1.0
-    of.frozen = job.b == NULL
-    bn_gradient_run(job.act, taken(job.narrow, job.dy, at, n, lines.dy, x), x, y, n, &of, w, job.unit)
+    dy = taken(job.narrow, job.dy, at, n, lines.dy, x)
+    if job.weight == NULL or of.b == NULL:
+        bn_gradient_rows(job.act, 1, n, dy, x, y, &of, <bn_edge*>NULL)
+    else:
+        bn_weighted_run(job.act, dy, x, y, n, &of, weights_at(job.weight, job.weighs, i, n, near), job.unit)
 
 
 cdef void map_planes(
@@ -85,19 +87,12 @@ cdef void map_planes(
 ) noexcept nogil:
     """`planes` runs of n values, of the channels from c on, that lie one after the other from position `at` on."""
     cdef bn_edge* edge = &out.edge if out.direct else NULL
-    cdef const real* h = <const real*>job.high + c
-    cdef const real* scale = <const real*>job.scale + c
-    cdef const real* shift = <const real*>job.shift + c
-    cdef const real* dy = NULL
+    cdef Numbers of = numbers_of(job, c, x)
     cdef real* y = <real*>out.y + at
-    x += at
-    if job.dy != NULL:
-        dy = <const real*>job.dy + at
     if job.dy == NULL:
-        bn_plane_maps(job.act, planes, n, x, y, h, scale, shift, edge)
+        bn_map_rows(job.act, planes, n, x + at, y, &of, edge)
     else:
-        bn_plane_gradients(job.act, planes, n, dy, x, y, h, scale, shift, <const real*>job.a + c,
-                           <const real*>job.b + c, <const real*>job.c + c, edge)
+        bn_gradient_rows(job.act, planes, n, <const real*>job.dy + at, x + at, y, &of, edge)
 
 
 cdef void map_runs(
@@ -196,7 +191,7 @@ cdef void map_columns(
     cdef real[LINE] h, scale, shift, a, b, c, wr
     cdef double[LINE] near
     cdef const void* weight = NULL if job.dy == NULL else job.weight       # the forward has no use for them
-    cdef Columns line
+    cdef Numbers line
     cdef bn_edge* edge
     cdef real* y
     cdef const real* v

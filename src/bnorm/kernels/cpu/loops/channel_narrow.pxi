@@ -142,7 +142,7 @@ cdef bint gradients_of_block(Job* job, Py_ssize_t at, const Block* b, Py_ssize_t
     cdef double[WIDE] s, d
     cdef Py_ssize_t most = max(<Py_ssize_t>8, NEAR // 2 // width_of(b) // 8 * 8), j, r = 0
     cdef Block chunk
-    cdef Columns of
+    cdef Numbers of
     of.h = columns_of(<const float*>job.high + c, b, &high[0])
     of.scale = of.shift = NULL
     if job.act.kind != BN_IDENTITY:

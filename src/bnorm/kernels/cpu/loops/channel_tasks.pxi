@@ -2,7 +2,7 @@
 # gives the same bits whoever computed them.
 #
 # Uses Block, ROWS, block_rows, bounded, one_nan, run_block, weigh_block, zero (channel_columns), block_sums
-# (channel_grads), Lines, Output, SCALAR_RUN, by_lines, map_columns, map_runs, plain (channel_maps), Parts,
+# (channel_grads), Lines, Output, SCALAR_RUN, by_lines, map_columns, map_runs, numbers_of, plain (channel_maps), Parts,
 # block_moments (channel_moments), integer_task, merge_integers, narrow_block (channel_narrow).
 # Gives add_block, center_sums_double, center_sums_float, finish_backward, finish_forward, fold_backward_double,
 # fold_backward_float, fold_forward_double, fold_forward_float, map_double, map_float, merge_moments, merge_sums,
@@ -26,13 +26,11 @@ cdef void add_block(
     Job* job, const real* x, const real* dy, const Block* b, Py_ssize_t c, double* partial
 ) noexcept nogil:
     """Add a block that starts with channel c to the partial results of a piece."""
-    cdef Columns of
+    cdef Numbers of
     if job.dy == NULL:
         block_moments(x, b, job.skipna, job.exact, parts_at(job, c, partial))
     else:
-        of.h = <const real*>job.high + c
-        of.scale = <const real*>job.scale + c
-        of.shift = <const real*>job.shift + c
+        of = numbers_of(job, c, x)
         block_sums(dy, x, b, &of, job.act, partial + c, partial + c + job.channels)
 
 

@@ -76,6 +76,18 @@ BN_INLINE double bn_whole(const double *eight)
     return (a + c) + (b + d);
 }
 
+/* The numbers of channels, columns, rows or runs, one array of each, in the type of x; NULL where they are not used. */
+typedef struct {
+    const void *h, *scale, *shift;  /* high part of the mean, and the forward */
+    const void *gamma, *beta;       /* of each value of a row, after that */
+    const void *a, *b, *c;          /* of the gradient */
+    const void *gain;               /* a factor of dy alone */
+    const void *w;                  /* weights, of each value */
+    const void *dh;                 /* what is added to the gradient, of each value */
+} bn_numbers;
+
+static inline bn_numbers bn_no_numbers(void) { const bn_numbers none = {0}; return none; }
+
 /* What short_sums sums: g and g (x - h), where g is dy, or dy gamma, dy being brought before the activation of
  * ((x - h) r + b) gamma + beta; careful_short_sums knows g = x - h too. */
 enum { BN_SQUARES, BN_PAIRS, BN_SCALED };

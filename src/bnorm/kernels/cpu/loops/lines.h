@@ -10,30 +10,13 @@
 
 #include "formulas.h"
 #include "memory.h"
-#include "edges.h"
-
-/* The numbers of channels or columns, one array of each, in the type of x; NULL where they are not used. */
-typedef struct {
-    const void *h, *scale, *shift; /* high part of the mean, and the forward */
-    const void *a, *b, *c;         /* of the gradient */
-    const void *w;                 /* weights, of columns */
-} bn_columns;
-
-/* The numbers of one channel or row, all of them numbers of the type of x. */
-typedef struct {
-    double h, scale, shift, a, b, c;
-    double gain; /* a factor of dy alone, for group norm */
-    int frozen;  /* without b and c */
-} bn_run;
+#include "rows.h"
 
 #define BN_COLUMN_V(i) ((x[i] - h[i]) * scale[i] + shift[i])
 #define BN_COLUMN(i, p) OF(bn_act)(act, BN_COLUMN_V(i))
 #define BN_CHECKED(i, p) (found[j_] |= OF(bn_infinite)(x[i]), BN_COLUMN(i, p))
 #define BN_COLUMN_TILT(i) (b[i] * (x[i] - h[i]) + c[i])
 #define BN_COLUMN_GRADIENT(i, p) (a[i] * (OF(bn_act_pull)(act, BN_COLUMN_V(i), dy[i]) - BN_COLUMN_TILT(i)))
-#define BN_RUN_V(i) ((x[i] - h) * scale + shift)
-#define BN_RUN_GRADIENT(i) (gain * OF(bn_act_pull)(act, BN_RUN_V(i), dy[i]))
-
 /* y[j] = VALUE of n values; y may be x, or dy. */
 #define BN_LINE_OF(y, VALUE)                                                                                          \
     {                                                                                                                 \
@@ -44,7 +27,7 @@ typedef struct {
 
 #define bn_map_columns(act, x, ...) BN_OF(bn_map_columns, x)(act, x, __VA_ARGS__)
 #define bn_gradient_columns(act, dy, ...) BN_OF(bn_gradient_columns, dy)(act, dy, __VA_ARGS__)
-#define bn_gradient_run(act, dy, ...) BN_OF(bn_gradient_run, dy)(act, dy, __VA_ARGS__)
+#define bn_weighted_run(act, dy, ...) BN_OF(bn_weighted_run, dy)(act, dy, __VA_ARGS__)
 #define bn_any_infinite(x, n) BN_OF(bn_any_infinite, x)(x, n)
 #define BN_TEMPLATE "lines.h"
 #include "both.h"
@@ -65,7 +48,7 @@ BN_APART int OF(bn_any_infinite)(const real *x, ptrdiff_t n)
 
 /* A line of y from column `from` on, which is sent if there is an `edge`. infinite: set where an infinity is among x, or
  * NULL. It is looked for in the loop that reads x anyway, and the flags of a few values stay apart, as the values do. */
-BN_INLINE void OF(bn_map_columns_by)(bn_activation act, const real *x, real *y, ptrdiff_t n, const bn_columns *of,
+BN_INLINE void OF(bn_map_columns_by)(bn_activation act, const real *x, real *y, ptrdiff_t n, const bn_numbers *of,
                                      ptrdiff_t from, int *infinite, bn_edge *edge)
 {
     enum { SOME = BN_LINE / sizeof(real) };
@@ -94,7 +77,7 @@ BN_INLINE void OF(bn_map_columns_by)(bn_activation act, const real *x, real *y, 
         bn_set(infinite);
 }
 
-BN_APART void OF(bn_map_columns)(bn_activation act, const real *x, real *y, ptrdiff_t n, const bn_columns *of,
+BN_APART void OF(bn_map_columns)(bn_activation act, const real *x, real *y, ptrdiff_t n, const bn_numbers *of,
                                  ptrdiff_t from, int *infinite, bn_edge *edge)
 {
     BN_BY_KIND(OF(bn_map_columns_by), act, x, y, n, of, from, infinite, edge)
@@ -103,7 +86,7 @@ BN_APART void OF(bn_map_columns)(bn_activation act, const real *x, real *y, ptrd
 /* A line of dx, which is sent if there is an `edge`; then there are no weights, and there is b. The weights
  * are those of the line already. */
 BN_INLINE void OF(bn_gradient_columns_by)(bn_activation act, const real *dy, const real *x, real *dx, ptrdiff_t n,
-                                          const bn_columns *of, ptrdiff_t from, bn_edge *edge)
+                                          const bn_numbers *of, ptrdiff_t from, bn_edge *edge)
 {
     const real *h = (const real *)of->h + from, *scale = (const real *)of->scale + from;
     const real *shift = (const real *)of->shift + from;
@@ -121,29 +104,24 @@ BN_INLINE void OF(bn_gradient_columns_by)(bn_activation act, const real *dy, con
 }
 
 BN_APART void OF(bn_gradient_columns)(bn_activation act, const real *dy, const real *x, real *dx, ptrdiff_t n,
-                                      const bn_columns *of, ptrdiff_t from, bn_edge *edge)
+                                      const bn_numbers *of, ptrdiff_t from, bn_edge *edge)
 {
     BN_BY_KIND(OF(bn_gradient_columns_by), act, dy, x, dx, n, of, from, edge)
 }
 
-/* The same of one channel's numbers, with weights in units of `unit`, or none. */
-BN_INLINE void OF(bn_gradient_run_by)(bn_activation act, const real *dy, const real *x, real *dx, ptrdiff_t n,
-                                      const bn_run *of, const double *w, double unit)
+/* The same of one channel's numbers, with weights in units of `unit`. */
+BN_INLINE void OF(bn_weighted_run_by)(bn_activation act, const real *dy, const real *x, real *dx, ptrdiff_t n,
+                                      const bn_numbers *of, const double *w, double unit)
 {
-    const real h = (real)of->h, scale = (real)of->scale, shift = (real)of->shift, gain = (real)of->gain;
-    const real a = (real)of->a, b = (real)of->b, c = (real)of->c;
+    const ptrdiff_t k_ = 0;
     const double inverse = 1.0 / unit;
-    if (of->frozen)
-        BN_LINE_OF(dx, OF(bn_act_pull)(act, BN_RUN_V(j), a * (gain * dy[j])))
-    else if (!w)
-        BN_LINE_OF(dx, a * (BN_RUN_GRADIENT(j) - (b * (x[j] - h) + c)))
-    else
-        BN_LINE_OF(dx, a * (BN_RUN_GRADIENT(j) - (w[j] == 0 ? 0 : (real)(w[j] * inverse) * (b * (x[j] - h) + c))))
+    BN_GRADIENT_NUMBERS(BN_ARRAY_IS) BN_GRADIENT_NUMBERS(BN_OWN_IS)
+    BN_LINE_OF(dx, own_a * (BN_PULLED(j) - (w[j] == 0 ? 0 : (real)(w[j] * inverse) * BN_TILTED(j))))
 }
 
-BN_APART void OF(bn_gradient_run)(bn_activation act, const real *dy, const real *x, real *dx, ptrdiff_t n,
-                                  const bn_run *of, const double *w, double unit)
+BN_APART void OF(bn_weighted_run)(bn_activation act, const real *dy, const real *x, real *dx, ptrdiff_t n,
+                                  const bn_numbers *of, const double *w, double unit)
 {
-    BN_BY_KIND(OF(bn_gradient_run_by), act, dy, x, dx, n, of, w, unit)
+    BN_BY_KIND(OF(bn_weighted_run_by), act, dy, x, dx, n, of, w, unit)
 }
 #endif

@@ -3,7 +3,6 @@
 #ifndef BNORM_PLANES_H
 #define BNORM_PLANES_H
 
-#include "rows.h"
 #include "runs.h"
 
 /* Planes of some channels at some outer positions: what one gives is added to the sums of its channel. */
@@ -22,25 +21,14 @@
             SUMS;                                                                                                     \
         }
 
-#define BN_PLANE_NUMBERS(DO) DO(h) DO(scale) DO(shift)
-#define BN_PLANE_COEFFICIENTS(DO) BN_PLANE_NUMBERS(DO) DO(a) DO(b) DO(c)
-#define BN_PLANE_V(i) ((x[i] - own_h) * own_scale + own_shift)
-#define BN_PLANE(i, p) OF(bn_act)(act, BN_PLANE_V(i))
-#define BN_PLANE_GRADIENT(i, p)                                                                                       \
-    (own_a * (OF(bn_act_pull)(act, BN_PLANE_V(i), dy[i]) - (own_b * (x[i] - own_h) + own_c)))
-
 #define bn_plane_squares(rows, stride, planes, n, x, ...)                                                             \
     BN_OF(bn_plane_squares, x)(rows, stride, planes, n, x, __VA_ARGS__)
 #define bn_plane_products(act, rows, stride, planes, n, dy, ...)                                                      \
     BN_OF(bn_plane_products, dy)(act, rows, stride, planes, n, dy, __VA_ARGS__)
-#define bn_plane_maps(act, planes, n, x, ...) BN_OF(bn_plane_maps, x)(act, planes, n, x, __VA_ARGS__)
-#define bn_plane_gradients(act, planes, n, dy, ...) BN_OF(bn_plane_gradients, dy)(act, planes, n, dy, __VA_ARGS__)
 #define BN_TEMPLATE "planes.h"
 #include "both.h"
 #elif defined(real)
 
-/* y = act((x - h) scale + shift) and dx = a (g - (b (x - h) + c)), g being dy before the activation, of planes that lie one
- * after the other; sent if there is an `edge`. */
 BN_APART void OF(bn_plane_squares)(ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t planes, ptrdiff_t n,
                                    const real *x, const real *h, bn_ahead *ahead, double *BN_RESTRICT sum,
                                    double *BN_RESTRICT square)
@@ -65,32 +53,4 @@ BN_APART void OF(bn_plane_products)(bn_activation act, ptrdiff_t rows, ptrdiff_t
     BN_BY_KIND(OF(bn_plane_products_of), act, rows, stride, planes, n, dy, x, h, scale, shift, ahead, sum, dot)
 }
 
-BN_INLINE void OF(bn_plane_maps_of)(bn_activation act, ptrdiff_t planes, ptrdiff_t n, const real *x,
-                                    real *y, const real *h, const real *scale, const real *shift,
-                                    bn_edge *edge)
-{
-    BN_MAP_ROWS(planes, n, y, edge, BN_PLANE_NUMBERS, BN_PLANE)
-}
-
-BN_APART void OF(bn_plane_maps)(bn_activation act, ptrdiff_t planes, ptrdiff_t n, const real *x, real *y,
-                                const real *h, const real *scale, const real *shift, bn_edge *edge)
-{
-    BN_BY_KIND(OF(bn_plane_maps_of), act, planes, n, x, y, h, scale, shift, edge)
-}
-
-BN_INLINE void OF(bn_plane_gradients_of)(bn_activation act, ptrdiff_t planes, ptrdiff_t n, const real *dy,
-                                         const real *x, real *dx, const real *h, const real *scale,
-                                         const real *shift, const real *a, const real *b, const real *c,
-                                         bn_edge *edge)
-{
-    BN_MAP_ROWS(planes, n, dx, edge, BN_PLANE_COEFFICIENTS, BN_PLANE_GRADIENT)
-}
-
-BN_APART void OF(bn_plane_gradients)(bn_activation act, ptrdiff_t planes, ptrdiff_t n, const real *dy,
-                                     const real *x, real *dx, const real *h, const real *scale,
-                                     const real *shift, const real *a, const real *b, const real *c,
-                                     bn_edge *edge)
-{
-    BN_BY_KIND(OF(bn_plane_gradients_of), act, planes, n, dy, x, dx, h, scale, shift, a, b, c, edge)
-}
 #endif

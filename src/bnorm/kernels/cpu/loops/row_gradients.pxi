@@ -2,10 +2,10 @@
 # are read; where gamma changes from value to value, one pass makes the sums of the rows and those of the columns.
 #
 # Uses pulled (activations), Block, from_position, pour, run_block, zero (channel_columns), block_sums,
-# products_beyond_float (channel_grads), Output, longest (channel_maps), backward_map, edge_of, gradients_of_rows,
-# row_room, short_runs (row_maps), add_gradient, gradient_of_sums (row_residual), Affine, BATCH, EIGHTH, WIDTH,
-# batch_values, careful_short_sums, short_pair_sums, short_scaled_sums (row_short), affine_of, finish_sums, piece_of,
-# readable, row_and_column_sums, row_numbers, sums_of_long_rows, sums_of_stripe, walk_on (row_sums).
+# products_beyond_float (channel_grads), Output, longest (channel_maps), backward_map, edge_of, row_room, short_runs
+# (row_maps), add_gradient, gradient_of_sums (row_residual), BATCH, EIGHTH, WIDTH, batch_values, careful_short_sums,
+# short_pair_sums, short_scaled_sums (row_short), affine_of, finish_sums, piece_of, readable, row_and_column_sums,
+# row_numbers, sums_of_long_rows, sums_of_stripe, walk_on (row_sums).
 # Gives backward_long_rows, backward_rows, backward_short_rows.
 
 cdef inline void pulled_run(
@@ -24,7 +24,7 @@ cdef void run_sums(
     """sum dy and sum dy (x - mean) of a run, dy before the activation of (x - h) a + b, h being mean in its type."""
     cdef real[TILE] before
     cdef real h = <real>mean
-    cdef Columns of
+    cdef Numbers of
     cdef Block block
     cdef Py_ssize_t i = 0, k
     if n <= TILE and act.kind == BN_IDENTITY:
@@ -107,7 +107,7 @@ cdef inline void slopes(
 
 
 cdef void sums_of_stripes(
-    RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t total, Sums* sums, bn_ahead* ahead, const Affine* of,
+    RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t total, Sums* sums, bn_ahead* ahead, const Numbers* of,
     double* s, double* d, const real* x
 ) noexcept nogil:
     """EIGHTH parts of both sums of rows that share their gamma, and what they add to the sums of the columns."""
@@ -125,7 +125,7 @@ cdef void sums_of_stripes(
 
 cdef void sums_of_short_rows(
     RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t total, Sums* sums, Py_ssize_t p, bn_ahead* ahead,
-    Affine of, double* s, double* d, const real* x
+    Numbers of, double* s, double* d, const real* x
 ) noexcept nogil:
     """The same of any rows, the first of which has channel p first."""
     cdef Py_ssize_t size = job.channels, at = row * size, k, left, beyond = WIDTH if job.cuts == 1 else 0
@@ -164,7 +164,7 @@ cdef void short_gradients(
     cdef Py_ssize_t k, n, at, same, last, p = sums.begin, fit = 2 * longest(x) // max(<Py_ssize_t>1, size)
     cdef bint shared = sums.end - sums.begin == size, striped = job.params and shared
     cdef const real* dy = <const real*>job.dy
-    cdef Affine of
+    cdef Numbers of
     cdef real* dx
     if striped:     # whole stripes, though they may be more values
         batch = max(<Py_ssize_t>1, batch // BN_STRIPE) * BN_STRIPE
@@ -186,9 +186,11 @@ cdef void short_gradients(
             dx = row_room(out, at, (last - k) * size, x)
             same = last - k if shared else 1
             while k < last:
-                of = affine_of(job, h, r, b, p)
-                gradients_of_rows(job.act, same, size, dy + at, x + at, dx, &of, k, tilt + k, rest + k,
-                                  gradient_of_sums(job, at, x), edge_of(out))
+                of = affine_of(job, h + k, r + k, b + k, p)
+                of.b = tilt + k
+                of.c = rest + k
+                of.dh = gradient_of_sums(job, at, x)
+                bn_gradient_rows(job.act, same, size, dy + at, x + at, dx, &of, edge_of(out))
                 k += same
                 at += same * size
                 dx += same * size
@@ -249,7 +251,7 @@ cdef void sums_of_short_runs(
     cdef double[BATCH * EIGHTH] s, d
     cdef Py_ssize_t size = job.inner, i
     cdef const real* dy = <const real*>job.dy
-    cdef Affine of
+    cdef Numbers of
     bn_run_sums(runs, size, dy + at, x + at, total - at, h, ahead, job.stream, s, d)
     bn_wholes(runs, s, sum)
     bn_wholes(runs, d, dot)
@@ -288,6 +290,8 @@ cdef void gradients_of_short_runs(
     cdef const double* rstds
     cdef const double* offs
     cdef real* dx
+    cdef Numbers of = no_numbers()
+    of.gain = gain
     while row < end:
         n = min(most, end - row)
         runs = n * channels
@@ -307,10 +311,11 @@ cdef void gradients_of_short_runs(
             p = p + k if p + k < stop * channels else first
         slopes(job, row, n, each_row(sum, n, channels, row_sum), each_row(dot, n, channels, row_dot), h, tilt, rest)
         dx = row_room(out, at, n * size, x)
-        bn_run_gradients(runs, job.inner, dy + at, x + at, dx,
-                         each_run(h, n, channels, of_h), each_run(r, n, channels, of_r),
-                         each_run(tilt, n, channels, of_tilt), each_run(rest, n, channels, of_rest), gain,
-                         edge_of(out))
+        of.h = each_run(h, n, channels, of_h)
+        of.a = of.scale = of.shift = each_run(r, n, channels, of_r)     # without an activation the last are not read
+        of.b = each_run(tilt, n, channels, of_tilt)
+        of.c = each_run(rest, n, channels, of_rest)
+        bn_gradient_rows(job.act, runs, job.inner, dy + at, x + at, dx, &of, edge_of(out))
         add_gradient(job, at, n * size, dx)
         row += n
 

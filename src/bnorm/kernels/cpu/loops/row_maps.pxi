@@ -3,17 +3,9 @@
 # inner == 1: gamma and beta change from value to value. inner > 1: runs with one gamma each, which the maps of channels
 # serve.
 #
-# Uses activated (activations), bounded, one_nan (channel_columns), Output, longest, room (channel_maps),
-# add_gradient, gradient_of_sums (row_residual), Affine, BATCH, scaled (row_short), affine_of, row_numbers (row_sums).
-# Gives backward_map, edge_of, forward_maps, gradients_of_rows, row_room, short_runs.
-
-cdef inline void affine_columns(
-    Activation act, const real* x, real* y, Py_ssize_t n, real h, real r, real b, const real* gamma, const real* beta
-) noexcept nogil:
-    cdef Py_ssize_t j
-    for j in range(n):
-        y[j] = activated(act, ((x[j] - h) * r + b) * gamma[j] + beta[j])
-
+# Uses bounded, one_nan (channel_columns), Output, longest, room (channel_maps), add_gradient, gradient_of_sums
+# (row_residual), BATCH (row_short), affine_of, row_numbers (row_sums).
+# Gives backward_map, edge_of, forward_maps, numbers_of_runs, row_room, run_of, short_runs.
 
 cdef inline bn_edge* edge_of(Output* out) noexcept nogil:
     """Where the rows of a task that sends them as they are computed meet, or NULL."""
@@ -25,69 +17,29 @@ cdef inline real* row_room(Output* out, Py_ssize_t at, Py_ssize_t n, const real*
     return <real*>out.y + at if out.direct else room(out, at, n, x)
 
 
-cdef inline void maps_of_rows_by(
-    Activation act, Py_ssize_t rows, Py_ssize_t n, const real* x, real* y, const Affine* of, Py_ssize_t k, bn_edge* edge
+cdef inline Numbers numbers_of_runs(const real* h, const real* r, const real* b) noexcept nogil:
+    cdef Numbers of = no_numbers()
+    of.h = h
+    of.scale = r
+    of.shift = b
+    return of
+
+
+cdef inline void run_of(
+    RowJob* job, Py_ssize_t row, Py_ssize_t c, const real* x, real* scale, real* shift
 ) noexcept nogil:
-    cdef const real* h = <const real*>of.h + k
-    cdef const real* r = <const real*>of.r + k
-    cdef const real* b = <const real*>of.b + k
-    cdef const real* gamma = <const real*>of.gamma
-    cdef const real* beta = <const real*>of.beta
-    cdef Py_ssize_t i
-    if act.kind == BN_IDENTITY:
-        bn_row_maps(rows, n, x, y, h, r, b, gamma, beta, edge)
-        return
-    for i in range(rows):
-        affine_columns(act, x + i * n, y + i * n, n, h[i], r[i], b[i], gamma, beta)
+    """The forward of a channel: (x - h) scale + shift, h being the mean of the row in its type."""
+    cdef double mean = job.mean[row], gain = job.rstd[row] if job.gamma == NULL else job.rstd[row] * job.gamma[c]
+    gain = bounded(gain, x)
+    scale[0] = <real>gain
+    shift[0] = <real>bn_fold(<double><real>mean, mean, gain, 0.0 if job.beta == NULL else job.beta[c])
 
 
-cdef inline void maps_of_rows(
-    Activation act, Py_ssize_t rows, Py_ssize_t n, const real* x, real* y, const Affine* of, Py_ssize_t k, bn_edge* edge
-) noexcept nogil:
-    """y, the activation of ((x - h) r + b) gamma + beta, of n values of each row from row k on; they share gamma."""
-    by_kind(maps_of_rows_by[real], act, rows, n, x, y, of, k, edge)
-
-
-cdef inline void gradient_of_columns(
-    Activation act, const real* dy, const real* x, real* dx, Py_ssize_t n, real h, real r, real b,
-    real tilt, real rest, const real* gamma, const real* beta
-) noexcept nogil:
-    cdef Py_ssize_t j
-    for j in range(n):
-        dx[j] = r * (scaled(act, dy[j], x[j], h, r, b, gamma[j], beta[j]) - (tilt * (x[j] - h) + rest))
-
-
-cdef inline void gradients_of_rows_by(
-    Activation act, Py_ssize_t rows, Py_ssize_t n, const real* dy, const real* x, real* dx, const Affine* of,
-    Py_ssize_t k, const real* tilt, const real* rest, const real* dh, bn_edge* edge
-) noexcept nogil:
-    cdef const real* h = <const real*>of.h + k
-    cdef const real* r = <const real*>of.r + k
-    cdef const real* b = <const real*>of.b + k
-    cdef const real* gamma = <const real*>of.gamma
-    cdef const real* beta = <const real*>of.beta
-    cdef Py_ssize_t i, at = 0
-    if act.kind == BN_IDENTITY:
-        if dh == NULL:
-            bn_row_gradients(rows, n, dy, x, dx, h, r, tilt, rest, gamma, edge)
-        else:
-            bn_row_added_gradients(rows, n, dy, x, dx, h, r, tilt, rest, gamma, dh, edge)
-        return
-    for i in range(rows):
-        gradient_of_columns(act, dy + at, x + at, dx + at, n, h[i], r[i], b[i], tilt[i], rest[i], gamma, beta)
-        at += n
-    if dh != NULL:
-        for i in range(at):
-            dx[i] += dh[i]
-
-
-cdef inline void gradients_of_rows(
-    Activation act, Py_ssize_t rows, Py_ssize_t n, const real* dy, const real* x, real* dx, const Affine* of,
-    Py_ssize_t k, const real* tilt, const real* rest, const real* dh, bn_edge* edge
-) noexcept nogil:
-    """dx = r (g - (tilt (x - h) + rest)) of n values of each row from row k on, g being `scaled`; they share gamma.
-    dh, if there is one, is added."""
-    by_kind(gradients_of_rows_by[real], act, rows, n, dy, x, dx, of, k, tilt, rest, dh, edge)
+cdef inline void run_number(RowJob* job, Py_ssize_t row, Py_ssize_t c, real* h, real* r, real* b) noexcept nogil:
+    """The same with h, of which no number but h is NaN."""
+    h[0] = <real>job.mean[row]
+    run_of(job, row, c, h, r, b)
+    one_nan(h, r, b)
 
 
 cdef void forward_map(
@@ -95,24 +47,20 @@ cdef void forward_map(
 ) noexcept nogil:
     """Values i to end of a row of group g into y."""
     cdef Py_ssize_t p = g * job.channels, c, n
-    cdef double gain, mean = job.mean[row], rstd = job.rstd[row]
-    cdef real h = <real>mean, r, b
-    cdef Affine of
+    cdef real h, r, b
+    cdef Numbers of
     x += row * job.channels * job.inner
     if job.scale != NULL:
         row_numbers(job, row, 1, 1, &h, &r, &b)
         of = affine_of(job, &h, &r, &b, p + i)
-        maps_of_rows(job.act, 1, end - i, x + i, y, &of, 0, edge)
+        bn_map_rows(job.act, 1, end - i, x + i, y, &of, edge)
         return
+    of = numbers_of_runs(&h, &r, &b)
     c = i // job.inner
     while i < end:
         n = min(end, (c + 1) * job.inner) - i
-        gain = bounded(rstd if job.gamma == NULL else rstd * job.gamma[p + c], x)
-        h = <real>mean
-        r = <real>gain
-        b = <real>bn_fold(<double>h, mean, gain, 0.0 if job.beta == NULL else job.beta[p + c])
-        one_nan(&h, &r, &b)
-        bn_plane_maps(job.act, 1, n, x + i, y, &h, &r, &b, edge)
+        run_number(job, row, p + c, &h, &r, &b)
+        bn_map_rows(job.act, 1, n, x + i, y, &of, edge)
         i += n
         y += n
         c += 1
@@ -129,18 +77,12 @@ cdef inline void run_numbers(
 ) noexcept nogil:
     """row_numbers of each run of some rows, from one of group g on, its gamma and beta included."""
     cdef Py_ssize_t k, c, i = 0
-    cdef double mean, gain
     if job.gamma == NULL and job.beta == NULL and job.channels == 1:
         row_numbers(job, row, 1, rows, h, r, b)
         return
     for k in range(row, row + rows):
-        mean = job.mean[k]
         for c in range(g * job.channels, (g + 1) * job.channels):
-            gain = bounded(job.rstd[k] if job.gamma == NULL else job.rstd[k] * job.gamma[c], h)
-            h[i] = <real>mean
-            r[i] = <real>gain
-            b[i] = <real>bn_fold(<double>h[i], mean, gain, 0.0 if job.beta == NULL else job.beta[c])
-            one_nan(&h[i], &r[i], &b[i])
+            run_number(job, k, c, &h[i], &r[i], &b[i])
             i += 1
         g = g + 1 if g + 1 < job.groups else 0
 
@@ -152,15 +94,16 @@ cdef void forward_maps(
     cdef real[BATCH] h, r, b
     cdef Py_ssize_t size = job.channels * job.inner, most = size if out.direct else longest(x), i, k, n
     cdef Py_ssize_t end = row + rows
-    cdef Affine of
+    cdef Numbers of
     cdef real* y
     if short_runs(job, x):
+        of = numbers_of_runs(h, r, b)
         n = max(<Py_ssize_t>1, min(BATCH // job.channels, longest(x) // size))
         while row < end:
             n = min(n, end - row)
             run_numbers(job, row, n, g, h, r, b)
             y = row_room(out, row * size, n * size, x)
-            bn_plane_maps(identity(), n * job.channels, job.inner, x + row * size, y, h, r, b, edge_of(out))
+            bn_map_rows(identity(), n * job.channels, job.inner, x + row * size, y, &of, edge_of(out))
             row += n
             g = (g + n) % job.groups
         return
@@ -180,9 +123,9 @@ cdef void forward_maps(
         row_numbers(job, row, 1, n, h, r, b)
         k = 0
         while k < n:
-            of = affine_of(job, h, r, b, g * size)
+            of = affine_of(job, h + k, r + k, b + k, g * size)
             i = n if job.groups == 1 else 1     # rows that share gamma
-            maps_of_rows(job.act, i, size, x + (row + k) * size, y + k * size, &of, k, edge_of(out))
+            bn_map_rows(job.act, i, size, x + (row + k) * size, y + k * size, &of, edge_of(out))
             k += i
             g = (g + i) % job.groups
         row += n
@@ -207,37 +150,31 @@ cdef void backward_map(
     """The input gradient of values i to end of a row of group g, whose sums are known, into y."""
     cdef Py_ssize_t size = job.channels * job.inner, p = g * job.channels, c, n
     cdef const real* dy = <const real*>job.dy + row * size
-    cdef double mean = job.mean[row], rstd = job.rstd[row], scale, shift
-    cdef real h, r, b, tilt, rest, run_gain
-    cdef Affine of
-    cdef Run run
+    cdef double mean = job.mean[row], rstd = job.rstd[row], gamma
+    cdef real h, r, b, tilt, rest, scale, gain
+    cdef Numbers of
     row_numbers(job, row, 1, 1, &h, &r, &b)
     through_statistics(job, row, sum, dot, &h, &tilt, &rest)
     x += row * size
+    of = affine_of(job, &h, &r, &b, p + i)
+    of.b = &tilt
+    of.c = &rest
     if job.scale != NULL:
-        of = affine_of(job, &h, &r, &b, p + i)
-        gradients_of_rows(job.act, 1, end - i, dy + i, x + i, y, &of, 0, &tilt, &rest,
-                          gradient_of_sums(job, row * size + i, x), edge)
+        of.dh = gradient_of_sums(job, row * size + i, x)
+        bn_gradient_rows(job.act, 1, end - i, dy + i, x + i, y, &of, edge)
         return
-    run.h = h
-    run.a = r
-    run.b = tilt
-    run.c = rest
-    run.frozen = False
+    of.scale = &scale
+    of.gain = &gain
+    of.gamma = NULL
     c = i // job.inner
     while i < end:
         n = min(end, (c + 1) * job.inner) - i
-        scale = 1.0 if job.gamma == NULL else job.gamma[p + c]
-        shift = bn_fold(<double>h, mean, rstd * scale, 0.0 if job.beta == NULL else job.beta[p + c])
-        run_gain = <real>scale
-        if edge != NULL:
-            bn_run_gradients(1, n, dy + i, x + i, y, &h, &r, &tilt, &rest, &run_gain, edge)
-        else:
-            run.gain = run_gain
-            run.scale = <real>(rstd * scale)
-            run.shift = <real>shift
-            bn_gradient_run(job.act, dy + i, x + i, y, n, &run, NULL, 1.0)
-            add_gradient(job, row * size + i, n, y)
+        gamma = 1.0 if job.gamma == NULL else job.gamma[p + c]
+        gain = <real>gamma
+        scale = <real>(rstd * gamma)
+        b = <real>bn_fold(<double>h, mean, rstd * gamma, 0.0 if job.beta == NULL else job.beta[p + c])
+        bn_gradient_rows(job.act, 1, n, dy + i, x + i, y, &of, edge)
+        add_gradient(job, row * size + i, n, y)
         i += n
         y += n
         c += 1

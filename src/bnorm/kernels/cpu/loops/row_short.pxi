@@ -6,7 +6,7 @@
 # float32 has no room for the squares of what is very large or small. Then the sums are made again, all in float64.
 #
 # Uses pulled (activations), zero (channel_columns), products_beyond_float (channel_grads).
-# Gives Affine, BATCH, EIGHTH, SHORT, WIDTH, batch_values, careful_short_sums, scaled, short_moments, short_pair_sums,
+# Gives BATCH, EIGHTH, SHORT, WIDTH, batch_values, careful_short_sums, short_moments, short_pair_sums,
 # short_scaled_sums.
 
 cdef enum:
@@ -15,15 +15,6 @@ cdef enum:
     EIGHTH = 8          # partial sums that are left: a vector of float64
     BATCH = BN_BATCH
     BRIEF = 64          # values of a row, of which less are read faster than what is done for each row takes
-
-# How the values of some rows become v = ((x - h) r + b) gamma + beta: a number for each row, or for each of its values.
-ctypedef struct Affine:
-    const void* h
-    const void* r
-    const void* b
-    const void* gamma
-    const void* beta
-
 
 cdef inline real scaled(
     Activation act, real dy, real x, real h, real r, real b, real gamma, real beta
@@ -43,18 +34,18 @@ cdef inline Py_ssize_t batch_values(const RowJob* job, Py_ssize_t size) noexcept
 
 
 cdef inline void short_sums(
-    Activation act, int what, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, const Affine* of,
+    Activation act, int what, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, const Numbers* of,
     Py_ssize_t k, double* sum, double* dot
 ) noexcept nogil:
     """sum g and sum g (x - h) of n values of row k, added to EIGHTH parts of each; lanes.h says what g is."""
     cdef real h = (<const real*>of.h)[k]
-    cdef real r = 0 if what != BN_SCALED else (<const real*>of.r)[k]
-    cdef real b = 0 if what != BN_SCALED else (<const real*>of.b)[k]
+    cdef real r = 0 if what != BN_SCALED else (<const real*>of.scale)[k]
+    cdef real b = 0 if what != BN_SCALED else (<const real*>of.shift)[k]
     bn_short_sums(what, act, dy, x, n, left, h, r, b, <const real*>of.gamma, <const real*>of.beta, sum, dot)
 
 
 cdef void careful_short_sums(
-    int what, Activation act, const real* dy, const real* x, Py_ssize_t n, const Affine* of, Py_ssize_t k,
+    int what, Activation act, const real* dy, const real* x, Py_ssize_t n, const Numbers* of, Py_ssize_t k,
     double* sum, double* dot
 ) noexcept nogil:
     """Both sums of a whole row in float64, where a product left the range of float32."""
@@ -72,7 +63,7 @@ cdef void careful_short_sums(
         elif what == BN_PAIRS:
             g = dy[i]
         else:
-            g = scaled(act, dy[i], x[i], h, (<const real*>of.r)[k], (<const real*>of.b)[k], gamma[i], beta[i])
+            g = scaled(act, dy[i], x[i], h, (<const real*>of.scale)[k], (<const real*>of.shift)[k], gamma[i], beta[i])
         sum[0] += g
         dot[0] += g * t
 
@@ -93,7 +84,7 @@ cdef void sum_again(
     """Both sums of a row about its center; where they are `poor` even so, about its first value, all in float64."""
     cdef double[EIGHTH] eight
     cdef real h = <real>center[0]
-    cdef Affine of
+    cdef Numbers of
     of.h = &h
     of.gamma = of.beta = x      # which nobody reads
     bn_row_sum(False, x, n, left, h, eight)
@@ -154,7 +145,7 @@ cdef inline void short_pair_sums(
     """sum dy and sum dy (x - mean)."""
     cdef double[2 * EIGHTH] sums
     cdef real h = <real>mean
-    cdef Affine of
+    cdef Numbers of
     of.h = &h
     of.gamma = of.beta = x      # which nobody reads
     zero(sums, 2 * EIGHTH)
@@ -167,7 +158,7 @@ cdef inline void short_pair_sums(
 
 
 cdef inline void short_scaled_sums(
-    Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, const Affine* of, Py_ssize_t k,
+    Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, const Numbers* of, Py_ssize_t k,
     double* sum, double* dot
 ) noexcept nogil:
     """sum g and sum g (x - h) of n values of row k, g being `scaled`: added to EIGHTH parts."""

@@ -2,7 +2,7 @@
 # One pass over a stripe makes both, a few columns at a time.
 #
 # Uses pulled (activations), zero (channel_columns), products_beyond_float (channel_grads), Output (channel_maps),
-# Affine, EIGHTH, careful_short_sums, short_scaled_sums (row_short).
+# EIGHTH, careful_short_sums, short_scaled_sums (row_short).
 # Gives affine_of, finish_sums, piece_of, readable, row_and_column_sums, row_numbers, sums_of_long_rows,
 # sums_of_stripe, walk_on.
 
@@ -25,7 +25,7 @@ cdef inline bn_ahead* walk_on(RowJob* job, Output* out) noexcept nogil:
 
 
 cdef inline void row_and_column_sums(
-    Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, const Affine* of, Py_ssize_t k,
+    Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, const Numbers* of, Py_ssize_t k,
     real* along, real* across, double* sum, double* dot
 ) noexcept nogil:
     """short_scaled_sums of n values of row k, and what they add to the sums of their columns."""
@@ -33,15 +33,15 @@ cdef inline void row_and_column_sums(
 
 
 cdef inline void both_sums(
-    Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, const Affine* of, Py_ssize_t k,
+    Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, const Numbers* of, Py_ssize_t k,
     real* along, real* across, double* sum, double* dot
 ) noexcept nogil:
-    cdef real h = (<const real*>of.h)[k], r = (<const real*>of.r)[k], b = (<const real*>of.b)[k]
+    cdef real h = (<const real*>of.h)[k], r = (<const real*>of.scale)[k], b = (<const real*>of.shift)[k]
     bn_row_sums(act, dy, x, n, left, h, r, b, <const real*>of.gamma, <const real*>of.beta, along, across, sum, dot)
 
 
 cdef inline void finish_sums(
-    RowJob* job, Py_ssize_t row, Py_ssize_t step, Py_ssize_t rows, Affine of,
+    RowJob* job, Py_ssize_t row, Py_ssize_t step, Py_ssize_t rows, Numbers of,
     const double* s, const double* d, double* sum, double* dot, const real* x
 ) noexcept nogil:
     """sum g and sum g (x - h) of `rows` rows, each `step` after the other, from EIGHTH parts of both."""
@@ -73,12 +73,12 @@ cdef inline void row_numbers(
     bn_row_numbers(rows, <const double*>mean, <const double*>rstd, h, r, b)
 
 
-cdef inline Affine affine_of(RowJob* job, const real* h, const real* r, const real* b, Py_ssize_t p) noexcept nogil:
+cdef inline Numbers affine_of(RowJob* job, const real* h, const real* r, const real* b, Py_ssize_t p) noexcept nogil:
     """Those numbers, with gamma and beta from channel p on."""
-    cdef Affine of
+    cdef Numbers of = no_numbers()
     of.h = h
-    of.r = r
-    of.b = b
+    of.scale = of.a = r
+    of.shift = b
     of.gamma = <const real*>job.scale + p
     of.beta = <const real*>job.shift + p
     return of
@@ -86,16 +86,16 @@ cdef inline Affine affine_of(RowJob* job, const real* h, const real* r, const re
 
 cdef inline void stripe_sums(
     Activation act, Py_ssize_t rows, Py_ssize_t n, Py_ssize_t pitch, Py_ssize_t left, bint adds, const real* dy,
-    const real* x, const Affine* of, Py_ssize_t k, Py_ssize_t i, double* dgamma, double* dbeta, double* s, double* d,
+    const real* x, const Numbers* of, Py_ssize_t k, Py_ssize_t i, double* dgamma, double* dbeta, double* s, double* d,
     bn_ahead* ahead, bint sent
 ) noexcept nogil:
-    bn_stripe_sums(act, rows, n, pitch, left, adds, dy, x, <const real*>of.h + k, <const real*>of.r + k,
-                   <const real*>of.b + k, <const real*>of.gamma + i, <const real*>of.beta + i, dgamma + i, dbeta + i, s,
-                   d, ahead, sent)
+    bn_stripe_sums(act, rows, n, pitch, left, adds, dy, x, <const real*>of.h + k, <const real*>of.scale + k,
+                   <const real*>of.shift + k, <const real*>of.gamma + i, <const real*>of.beta + i, dgamma + i,
+                   dbeta + i, s, d, ahead, sent)
 
 
 cdef inline void smooth_stripe(
-    Activation act, Py_ssize_t rows, Py_ssize_t n, Py_ssize_t pitch, const real* dy, const real* x, const Affine* of,
+    Activation act, Py_ssize_t rows, Py_ssize_t n, Py_ssize_t pitch, const real* dy, const real* x, const Numbers* of,
     Py_ssize_t k, Py_ssize_t i, real* g, real* near
 ) noexcept nogil:
     """The rows of a stripe, one after the other: x, and dy before a smooth activation."""
@@ -105,15 +105,15 @@ cdef inline void smooth_stripe(
     cdef real h, scale, b
     for r in range(rows):
         h = (<const real*>of.h)[k + r]
-        scale = (<const real*>of.r)[k + r]
-        b = (<const real*>of.b)[k + r]
+        scale = (<const real*>of.scale)[k + r]
+        b = (<const real*>of.shift)[k + r]
         for j in range(n):
             near[r * n + j] = x[r * pitch + j]
             g[r * n + j] = pulled(act, ((x[r * pitch + j] - h) * scale + b) * gamma[j] + beta[j], dy[r * pitch + j])
 
 
 cdef void sums_of_stripe(
-    RowJob* job, Py_ssize_t rows, Py_ssize_t at, Py_ssize_t pitch, Py_ssize_t total, bn_ahead* ahead, const Affine* of,
+    RowJob* job, Py_ssize_t rows, Py_ssize_t at, Py_ssize_t pitch, Py_ssize_t total, bn_ahead* ahead, const Numbers* of,
     Py_ssize_t k, double* dgamma, double* dbeta, double* s, double* d, const real* x
 ) noexcept nogil:
     """EIGHTH parts of both sums of rows that share their gamma, the first at position `at`, its numbers the k-th, the
@@ -148,7 +148,7 @@ cdef void sums_of_long_rows(
     cdef Py_ssize_t size = job.channels, p = g * size, pitch = job.groups * size, at = o * pitch + p
     cdef Py_ssize_t row = o * job.groups + g, k
     cdef const real* dy = <const real*>job.dy
-    cdef Affine of
+    cdef Numbers of
     row_numbers(job, row, job.groups, rows, h, r, b)
     of = affine_of(job, h, r, b, p)
     if job.params:

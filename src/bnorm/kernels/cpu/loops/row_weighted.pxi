@@ -2,8 +2,8 @@
 # weights of a position are divided by a power of two near the largest, and fit the type of x.
 #
 # Uses bounded, one_nan (channel_columns), products_beyond_float (channel_grads), Output, longest (channel_maps),
-# recenter, weight_of (channel_weighted), edge_of, forward_maps, row_room (row_maps), add_gradient (row_residual),
-# BATCH (row_short), readable, walk_on (row_sums).
+# recenter, weight_of (channel_weighted), edge_of, forward_maps, numbers_of_runs, row_room, run_of (row_maps),
+# add_gradient (row_residual), BATCH (row_short), readable, walk_on (row_sums).
 # Gives weighted_backward, weighted_forward.
 
 cdef enum:
@@ -127,16 +127,6 @@ ctypedef struct Tilted:
     double tilt, rest
 
 
-cdef inline void run_of(
-    RowJob* job, Py_ssize_t row, Py_ssize_t c, const real* x, real* scale, real* shift
-) noexcept nogil:
-    """The forward of a channel: (x - h) scale + shift, h being the mean of the row in its type."""
-    cdef double mean = job.mean[row], gain = job.rstd[row] if job.gamma == NULL else job.rstd[row] * job.gamma[c]
-    gain = bounded(gain, x)
-    scale[0] = <real>gain
-    shift[0] = <real>bn_fold(<double><real>mean, mean, gain, 0.0 if job.beta == NULL else job.beta[c])
-
-
 cdef void weighted_sums_of_row(
     RowJob* job, Py_ssize_t row, Py_ssize_t p, double count, Py_ssize_t total, double* dgamma, double* dbeta,
     bn_ahead* ahead, Tilted* of, const real* x
@@ -166,7 +156,7 @@ cdef void weighted_sums_of_row(
 
 
 cdef void weighted_map_of_row(
-    RowJob* job, Py_ssize_t row, Py_ssize_t p, const real* w, const Tilted* of, Output* out, const real* x
+    RowJob* job, Py_ssize_t row, Py_ssize_t p, const real* w, const Tilted* tilted, Output* out, const real* x
 ) noexcept nogil:
     """dx of a row: of a few short runs at a time, or of a part of a long one."""
     cdef real[BATCH] h, r, tilt, rest, gain, scale, shift
@@ -175,11 +165,16 @@ cdef void weighted_map_of_row(
     cdef Py_ssize_t runs = max(<Py_ssize_t>1, min(<Py_ssize_t>BATCH, longest(x) // inner))
     cdef double mean = job.mean[row]
     cdef real* dx
+    cdef Numbers of = numbers_of_runs(h, scale, shift)
+    of.a = r
+    of.b = tilt
+    of.c = rest
+    of.gain = gain
     for k in range(min(runs, job.channels)):
         h[k] = <real>mean
         r[k] = <real>bounded(job.rstd[row], x)
-        tilt[k] = <real>of.tilt
-        rest[k] = <real>(of.rest - of.tilt * (mean - <double>h[k]))
+        tilt[k] = <real>tilted.tilt
+        rest[k] = <real>(tilted.rest - tilted.tilt * (mean - <double>h[k]))
         one_nan(&h[k], &tilt[k], &rest[k])
     while c < job.channels:
         runs = min(runs, job.channels - c)
@@ -190,8 +185,8 @@ cdef void weighted_map_of_row(
         while i < job.inner:    # as a whole, where there are several runs
             n = min(most, job.inner - i)
             dx = row_room(out, at, runs * n, x)
-            bn_weighted_gradients(job.act, runs, n, <const real*>job.dy + at, x + at, dx, w + i, h, r, gain, scale,
-                                  shift, tilt, rest, edge_of(out))
+            of.w = w + i
+            bn_gradient_rows(job.act, runs, n, <const real*>job.dy + at, x + at, dx, &of, edge_of(out))
             add_gradient(job, at, runs * n, dx)
             at += runs * n
             i += n

@@ -77,15 +77,23 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
         }                                                                                                             \
     }
 
-#define BN_FORWARD(DO) DO(h) DO(r) DO(b)
-#define BN_BACKWARD(DO) DO(h) DO(r) DO(tilt) DO(rest)
-#define BN_BACKWARD_OF_RUN(DO) BN_BACKWARD(DO) DO(gain)
-#define BN_PLAIN(i, p) ((x[i] - own_h) * own_r + own_b)
-#define BN_AFFINE(i, p) (BN_PLAIN(i, p) * gamma[p] + beta[p])
-#define BN_THROUGH(i) (own_tilt * (x[i] - own_h) + own_rest)
-#define BN_GRADIENT(i, p) (own_r * (dy[i] * gamma[p] - BN_THROUGH(i)))
+#define BN_MAP_NUMBERS(DO) DO(h) DO(scale) DO(shift)
+#define BN_FROZEN_NUMBERS(DO) BN_MAP_NUMBERS(DO) DO(a)
+#define BN_GRADIENT_NUMBERS(DO) BN_FROZEN_NUMBERS(DO) DO(b) DO(c)
+#define BN_GAINED_NUMBERS(DO) BN_GRADIENT_NUMBERS(DO) DO(gain)
+#define BN_ARRAY_IS(h) const real *const h = (const real *)of->h;
+#define BN_V(i) ((x[i] - own_h) * own_scale + own_shift)
+#define BN_U(i, p) (BN_V(i) * gamma[p] + beta[p])
+#define BN_RUN(i, p) OF(bn_act)(act, BN_V(i))
+#define BN_AFFINE(i, p) OF(bn_act)(act, BN_U(i, p))
+#define BN_TILTED(i) (own_b * (x[i] - own_h) + own_c)
+#define BN_PULLED(i) OF(bn_act_pull)(act, BN_V(i), dy[i])
+#define BN_FROZEN_GRADIENT(i, p) OF(bn_act_pull)(act, BN_V(i), own_a * dy[i])
+#define BN_RUN_GRADIENT(i, p) (own_a * (BN_PULLED(i) - BN_TILTED(i)))
+#define BN_GAINED_GRADIENT(i, p) (own_a * (own_gain * BN_PULLED(i) - BN_TILTED(i)))
+#define BN_WEIGHTED_GRADIENT(i, p) (own_a * (own_gain * BN_PULLED(i) - (w[p] != 0 ? w[p] * BN_TILTED(i) : 0)))
+#define BN_GRADIENT(i, p) (own_a * (OF(bn_act_pull)(act, BN_U(i, p), dy[i] * gamma[p]) - BN_TILTED(i)))
 #define BN_ADDED_GRADIENT(i, p) (BN_GRADIENT(i, p) + dh[i])
-#define BN_PLAIN_GRADIENT(i, p) (own_r * (own_gain * dy[i] - BN_THROUGH(i)))
 
 /* mean and rstd of some rows of n values, known by their sums about a center of each: those of x - center, and of their
  * squares. */
@@ -101,10 +109,8 @@ BN_APART void bn_row_statistics(ptrdiff_t rows, double n, double eps, int center
     }
 }
 
-#define bn_row_maps(rows, n, x, ...) BN_OF(bn_row_maps, x)(rows, n, x, __VA_ARGS__)
-#define bn_row_gradients(rows, n, dy, ...) BN_OF(bn_row_gradients, dy)(rows, n, dy, __VA_ARGS__)
-#define bn_row_added_gradients(rows, n, dy, ...) BN_OF(bn_row_added_gradients, dy)(rows, n, dy, __VA_ARGS__)
-#define bn_run_gradients(runs, n, dy, ...) BN_OF(bn_run_gradients, dy)(runs, n, dy, __VA_ARGS__)
+#define bn_map_rows(act, rows, n, x, ...) BN_OF(bn_map_rows, x)(act, rows, n, x, __VA_ARGS__)
+#define bn_gradient_rows(act, rows, n, dy, ...) BN_OF(bn_gradient_rows, dy)(act, rows, n, dy, __VA_ARGS__)
 #define bn_row_numbers(rows, mean, rstd, h, ...) BN_OF(bn_row_numbers, h)(rows, mean, rstd, h, __VA_ARGS__)
 #define bn_row_slopes(rows, size, centered, mean, rstd, sum, dot, h, ...)                                             \
     BN_OF(bn_row_slopes, h)(rows, size, centered, mean, rstd, sum, dot, h, __VA_ARGS__)
@@ -112,34 +118,52 @@ BN_APART void bn_row_statistics(ptrdiff_t rows, double n, double eps, int center
 #include "both.h"
 #elif defined(real)
 
-/* With a gamma and a beta for each value, y = ((x - h) r + b) gamma + beta and dx = r (dy gamma - (tilt (x - h) + rest));
- * or of runs of one channel each, of which gamma is apart (planes.h has their forward). */
-BN_APART void OF(bn_row_maps)(ptrdiff_t rows, ptrdiff_t n, const real *x, real *y, const real *h,
-                              const real *r, const real *b, const real *gamma, const real *beta,
-                              bn_edge *edge)
+/* y = act(u) of rows or runs that lie one after the other, u being v = (x - h) scale + shift, or v gamma + beta where each
+ * value has these. Sent if there is an `edge`; with gamma only if there is no activation. */
+BN_INLINE void OF(bn_map_rows_by)(bn_activation act, ptrdiff_t rows, ptrdiff_t n, const real *x, real *y,
+                                  const bn_numbers *of, bn_edge *edge)
 {
-    BN_MAP_ROWS(rows, n, y, edge, BN_FORWARD, BN_AFFINE)
+    BN_MAP_NUMBERS(BN_ARRAY_IS) BN_ARRAY_IS(gamma) BN_ARRAY_IS(beta)
+    if (gamma) {
+        bn_edge *const sent = act.kind == BN_IDENTITY ? edge : NULL;
+        BN_MAP_ROWS(rows, n, y, sent, BN_MAP_NUMBERS, BN_AFFINE)
+    } else {
+        BN_MAP_ROWS(rows, n, y, edge, BN_MAP_NUMBERS, BN_RUN)
+    }
 }
 
-BN_APART void OF(bn_row_gradients)(ptrdiff_t rows, ptrdiff_t n, const real *dy, const real *x, real *dx,
-                                   const real *h, const real *r, const real *tilt, const real *rest,
-                                   const real *gamma, bn_edge *edge)
+BN_APART void OF(bn_map_rows)(bn_activation act, ptrdiff_t rows, ptrdiff_t n, const real *x, real *y,
+                              const bn_numbers *of, bn_edge *edge)
 {
-    BN_MAP_ROWS(rows, n, dx, edge, BN_BACKWARD, BN_GRADIENT)
+    BN_BY_KIND(OF(bn_map_rows_by), act, rows, n, x, y, of, edge)
 }
 
-BN_APART void OF(bn_row_added_gradients)(ptrdiff_t rows, ptrdiff_t n, const real *dy, const real *x, real *dx,
-                                         const real *h, const real *r, const real *tilt, const real *rest,
-                                         const real *gamma, const real *dh, bn_edge *edge)
+/* dx = a (g - (b (x - h) + c)) of the same, g being dy, or dy gamma, before the activation of u; plus dh. Or of runs
+ * a (gain g - w (b (x - h) + c)), their weights being those of each; or, without b, g of a dy. */
+BN_INLINE void OF(bn_gradient_rows_by)(bn_activation act, ptrdiff_t rows, ptrdiff_t n, const real *dy, const real *x,
+                                       real *dx, const bn_numbers *of, bn_edge *edge)
 {
-    BN_MAP_ROWS(rows, n, dx, edge, BN_BACKWARD, BN_ADDED_GRADIENT)
+    BN_GAINED_NUMBERS(BN_ARRAY_IS) BN_ARRAY_IS(gamma) BN_ARRAY_IS(beta) BN_ARRAY_IS(dh) BN_ARRAY_IS(w)
+    bn_edge *const sent = act.kind == BN_IDENTITY ? edge : NULL;
+    if (gamma && dh) {
+        BN_MAP_ROWS(rows, n, dx, sent, BN_GRADIENT_NUMBERS, BN_ADDED_GRADIENT)
+    } else if (gamma) {
+        BN_MAP_ROWS(rows, n, dx, sent, BN_GRADIENT_NUMBERS, BN_GRADIENT)
+    } else if (!b) {
+        BN_MAP_ROWS(rows, n, dx, (bn_edge *)NULL, BN_FROZEN_NUMBERS, BN_FROZEN_GRADIENT)
+    } else if (w) {
+        BN_MAP_ROWS(rows, n, dx, sent, BN_GAINED_NUMBERS, BN_WEIGHTED_GRADIENT)
+    } else if (gain) {
+        BN_MAP_ROWS(rows, n, dx, sent, BN_GAINED_NUMBERS, BN_GAINED_GRADIENT)
+    } else {
+        BN_MAP_ROWS(rows, n, dx, edge, BN_GRADIENT_NUMBERS, BN_RUN_GRADIENT)
+    }
 }
 
-BN_APART void OF(bn_run_gradients)(ptrdiff_t runs, ptrdiff_t n, const real *dy, const real *x, real *dx,
-                                   const real *h, const real *r, const real *tilt, const real *rest,
-                                   const real *gain, bn_edge *edge)
+BN_APART void OF(bn_gradient_rows)(bn_activation act, ptrdiff_t rows, ptrdiff_t n, const real *dy, const real *x,
+                                   real *dx, const bn_numbers *of, bn_edge *edge)
 {
-    BN_MAP_ROWS(runs, n, dx, edge, BN_BACKWARD_OF_RUN, BN_PLAIN_GRADIENT)
+    BN_BY_KIND(OF(bn_gradient_rows_by), act, rows, n, dy, x, dx, of, edge)
 }
 
 /* What the type of a row has room for. */

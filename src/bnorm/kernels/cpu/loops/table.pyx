@@ -115,10 +115,22 @@ cdef extern from "weighted.h" nogil:
     void bn_careful_squares(...)
     void bn_weighted_products(...)
     void bn_careful_products(...)
-    void bn_weighted_gradients(...)
 
 # (...): for the type of the arrays that it is called with; the compiler of C knows the arguments.
 cdef extern from "lanes.h" nogil:
+    ctypedef struct Numbers "bn_numbers":
+        const void* h
+        const void* scale
+        const void* shift
+        const void* gamma
+        const void* beta
+        const void* a
+        const void* b
+        const void* c
+        const void* gain
+        const void* w
+        const void* dh
+    Numbers no_numbers "bn_no_numbers"()
     double BN_LEAST_SQUARE
     double BN_LEAST_PRODUCT
     double bn_whole(const double*)
@@ -137,35 +149,20 @@ cdef extern from "lanes.h" nogil:
     void bn_row_slopes(...)
     void bn_row_sum(...)
     void bn_short_sums(...)
-    void bn_row_maps(...)
-    void bn_row_gradients(...)
-    void bn_row_added_gradients(...)
-    void bn_run_gradients(...)
+    void bn_map_rows(...)
+    void bn_gradient_rows(...)
     void bn_add_blocks(Py_ssize_t, double, const double*, const double*, const double*,
                        double*, double*, double*, double*)
 
 cdef extern from "lines.h" nogil:
-    ctypedef struct Columns "bn_columns":
-        const void* h
-        const void* scale
-        const void* shift
-        const void* a
-        const void* b
-        const void* c
-        const void* w
-    ctypedef struct Run "bn_run":
-        double h, scale, shift, a, b, c, gain
-        bint frozen
     void bn_map_columns(...)
     void bn_gradient_columns(...)
-    void bn_gradient_run(...)
+    void bn_weighted_run(...)
     bint bn_any_infinite(...)
 
 cdef extern from "planes.h" nogil:
     void bn_plane_squares(...)
     void bn_plane_products(...)
-    void bn_plane_maps(...)
-    void bn_plane_gradients(...)
 
 cdef extern from "runs.h" nogil:
     void bn_run_sums(...)

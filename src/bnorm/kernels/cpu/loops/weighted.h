@@ -1,9 +1,9 @@
-/* Sums and maps of runs whose positions have weights, which all runs of an outer position share. Sums are float64, in lanes
- * of a fixed number. */
+/* Sums of runs whose positions have weights, which all runs of an outer position share. They are float64, in lanes of
+ * a fixed number. */
 #ifndef BNORM_WEIGHTED_H
 #define BNORM_WEIGHTED_H
 
-#include "rows.h"
+#include "lanes.h"
 
 /* A power of two that brings the largest of some weights near 1, and leaves a mask as it is. */
 static inline double bn_near_one(double largest)
@@ -53,17 +53,10 @@ static inline double bn_near_one(double largest)
     s[j] += g_;                                                                                                       \
     t[j] += g_ * OF(bn_kept)(d_, g_ != 0);
 
-/* dx = r (gain g - w (tilt (x - h) + rest)). */
-#define BN_WEIGHTED_NUMBERS(DO) DO(h) DO(r) DO(gain) DO(scale) DO(shift) DO(tilt) DO(rest)
-#define BN_WEIGHTED_G(i) OF(bn_act_pull)(act, (x[i] - own_h) * own_scale + own_shift, dy[i])
-#define BN_WEIGHTED_GRADIENT(i, p)                                                                                    \
-    (own_r * (own_gain * BN_WEIGHTED_G(i) - (w[p] != 0 ? w[p] * (own_tilt * (x[i] - own_h) + own_rest) : 0)))
-
 #define bn_weighted_squares(runs, n, pitch, x, ...) BN_OF(bn_weighted_squares, x)(runs, n, pitch, x, __VA_ARGS__)
 #define bn_careful_squares(runs, n, pitch, x, ...) BN_OF(bn_careful_squares, x)(runs, n, pitch, x, __VA_ARGS__)
 #define bn_weighted_products(act, n, dy, ...) BN_OF(bn_weighted_products, dy)(act, n, dy, __VA_ARGS__)
 #define bn_careful_products(act, n, dy, ...) BN_OF(bn_careful_products, dy)(act, n, dy, __VA_ARGS__)
-#define bn_weighted_gradients(act, runs, n, dy, ...) BN_OF(bn_weighted_gradients, dy)(act, runs, n, dy, __VA_ARGS__)
 #define BN_TEMPLATE "weighted.h"
 #include "both.h"
 #elif defined(real)
@@ -120,22 +113,5 @@ BN_APART void OF(bn_careful_products)(bn_activation act, ptrdiff_t n, const real
     }
     *sum = s;
     *dot = d;
-}
-
-BN_INLINE void OF(bn_weighted_gradients_of)(bn_activation act, ptrdiff_t runs, ptrdiff_t n, const real *dy, const real *x,
-                                            real *dx, const real *w, const real *h, const real *r, const real *gain,
-                                            const real *scale, const real *shift, const real *tilt, const real *rest,
-                                            bn_edge *edge)
-{
-    BN_MAP_ROWS(runs, n, dx, edge, BN_WEIGHTED_NUMBERS, BN_WEIGHTED_GRADIENT)
-}
-
-/* Of runs that lie one after the other; sent if there is an `edge`. */
-BN_APART void OF(bn_weighted_gradients)(bn_activation act, ptrdiff_t runs, ptrdiff_t n, const real *dy, const real *x,
-                                        real *dx, const real *w, const real *h, const real *r, const real *gain,
-                                        const real *scale, const real *shift, const real *tilt, const real *rest,
-                                        bn_edge *edge)
-{
-    BN_BY_KIND(OF(bn_weighted_gradients_of), act, runs, n, dy, x, dx, w, h, r, gain, scale, shift, tilt, rest, edge)
 }
 #endif
