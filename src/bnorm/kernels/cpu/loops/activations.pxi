@@ -6,14 +6,6 @@
 # Uses nothing of its siblings.
 # Gives pulled.
 
-cdef inline real activated(Activation act, real v) noexcept nogil:
-    """The activation of v."""
-    if real is float:
-        return bn_act_float(act, v)
-    else:
-        return bn_act_double(act, v)
-
-
 cdef inline real pulled(Activation act, real v, real g) noexcept nogil:
     """g, the gradient behind the activation of v, brought before it."""
     if real is float:

@@ -88,9 +88,14 @@ typedef struct {
 
 static inline bn_numbers bn_no_numbers(void) { const bn_numbers none = {0}; return none; }
 
-/* What short_sums sums: g and g (x - h), where g is dy, or dy gamma, dy being brought before the activation of
- * ((x - h) r + b) gamma + beta; careful_short_sums knows g = x - h too. */
-enum { BN_SQUARES, BN_PAIRS, BN_SCALED };
+/* What is summed: g and g t, t being x - h. g is t; or dy; or dy gamma, dy being brought before the activation of
+ * ((x - h) scale + shift) gamma + beta; or w t, t being 0 where w is; or dy before the activation of (x - h) scale + shift,
+ * t being 0 where that is. */
+enum { BN_SQUARES, BN_PAIRS, BN_SCALED, BN_WEIGHED, BN_PULLED };
+
+#define BN_ARRAY_IS(h) const real *const h = (const real *)of->h;
+#define BN_NUMBER_IS(h) const real own_##h = ((const real *)of->h)[k];
+#define BN_MAP_NUMBERS(DO) DO(h) DO(scale) DO(shift)
 
 /* A sum of float32 squares or products that is smaller, for each value, has lost digits to subnormal numbers, and is made
  * again in float64. Products have both signs: what is left of large ones may be small, so they are suspected earlier. */
@@ -105,7 +110,92 @@ enum {
     BN_BEYOND = BN_WIDTH * sizeof(double)   /* bytes of zeros behind gamma and beta */
 };
 
-#define bn_short_sums(what, act, dy, ...) BN_OF(bn_short_sums, dy)(what, act, dy, __VA_ARGS__)
+/* Both sums of n values of a run, in lanes, a few vectors at a time in the type of x: STEP(i, j, kept) adds value i in lane
+ * j, if it is kept. What does not fill a vector is read together with what lies behind it, as far as `left` values may be
+ * read. */
+#define BN_RUN_IN_LANES(n, left, first, second, STEP)                                                                 \
+    for (ptrdiff_t i_ = 0; i_ < (n);) {                                                                               \
+        const ptrdiff_t end_ = (n) - i_ < BN_CHAIN * BN_WIDTH ? (n) : i_ + BN_CHAIN * BN_WIDTH;                       \
+        real s[BN_WIDTH], t[BN_WIDTH];                                                                                \
+        for (int32_t j_ = 0; j_ < BN_WIDTH; j_++)                                                                     \
+            s[j_] = t[j_] = 0;                                                                                        \
+        for (; i_ + BN_WIDTH <= end_; i_ += BN_WIDTH)                                                                 \
+            for (int32_t j_ = 0; j_ < BN_WIDTH; j_++) {                                                               \
+                STEP(i_ + j_, j_, 1)                                                                                  \
+            }                                                                                                         \
+        if (i_ < end_ && (left) - i_ >= BN_WIDTH) {                                                                   \
+            const int32_t rest_ = (int32_t)(end_ - i_);                                                               \
+            for (int32_t j_ = 0; j_ < BN_WIDTH; j_++) {                                                               \
+                STEP(i_ + j_, j_, j_ < rest_)                                                                         \
+            }                                                                                                         \
+        } else {                                                                                                      \
+            for (int32_t j_ = 0; i_ + j_ < end_; j_++) {                                                              \
+                STEP(i_ + j_, j_, 1)                                                                                  \
+            }                                                                                                         \
+        }                                                                                                             \
+        i_ = end_;                                                                                                    \
+        OF(bn_fold)(BN_WIDTH, 0, s, first);                                                                           \
+        OF(bn_fold)(BN_WIDTH, 0, t, second);                                                                          \
+    }
+
+
+/* Both sums of a run of n values, 32 at least, 8 parts of each in float64, begun here or added. SET(i, k, kept) lets s[j]
+ * and t[j] begin with value i, and with k if that is kept; ADD(i) adds one. What does not fill a vector is read as the last
+ * vector of the run, together with the first. Constants to the compiler: `begin`, and `brief` if n is less than 64. */
+#define BN_RUN_SUMS(begin, brief, n, first, second, SET, ADD)                                                         \
+    {                                                                                                                 \
+        const int32_t rest_ = (int32_t)((n) % BN_WIDTH);                                                              \
+        const ptrdiff_t even_ = (n) - rest_;                                                                          \
+        ptrdiff_t i_ = BN_WIDTH, end_ = even_ < BN_CHAIN * BN_WIDTH ? even_ : BN_CHAIN * BN_WIDTH;                    \
+        real s[BN_WIDTH], t[BN_WIDTH];                                                                                \
+        for (int32_t j = 0; j < BN_WIDTH; j++) {                                                                      \
+            SET(j, (n) - BN_WIDTH + j, j >= BN_WIDTH - rest_)                                                         \
+        }                                                                                                             \
+        if (!(brief))                                                                                                 \
+            for (; i_ < end_; i_ += BN_WIDTH)                                                                         \
+                for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
+                    ADD(i_ + j)                                                                                       \
+                }                                                                                                     \
+        OF(bn_fold)(BN_WIDTH, begin, s, first);                                                                       \
+        OF(bn_fold)(BN_WIDTH, begin, t, second);                                                                      \
+        while (!(brief) && i_ < even_) {                                                                              \
+            real s[BN_WIDTH], t[BN_WIDTH];                                                                            \
+            end_ = even_ - i_ < BN_CHAIN * BN_WIDTH ? even_ : i_ + BN_CHAIN * BN_WIDTH;                               \
+            for (int32_t j = 0; j < BN_WIDTH; j++)                                                                    \
+                s[j] = t[j] = 0;                                                                                      \
+            for (; i_ < end_; i_ += BN_WIDTH)                                                                         \
+                for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
+                    ADD(i_ + j)                                                                                       \
+                }                                                                                                     \
+            OF(bn_fold)(BN_WIDTH, 0, s, first);                                                                       \
+            OF(bn_fold)(BN_WIDTH, 0, t, second);                                                                      \
+        }                                                                                                             \
+    }
+
+/* A value of a row with a gamma for each, as p_ and q_, of both sums along it; and what it adds to those of its columns. */
+#define BN_ROW_VALUE(i, keep)                                                                                         \
+    const int kept_ = keep;                                                                                           \
+    const real d_ = x[i] - own_h, v_ = d_ * own_scale + own_shift;                                                    \
+    const real g_ = OF(bn_act_pull)(act, v_ * gamma[i] + beta[i], dy[i]), scaled_ = g_ * gamma[i];                    \
+    const real p_ = OF(bn_kept)(scaled_, kept_), q_ = OF(bn_kept)(scaled_ * d_, kept_);                               \
+    across[i] += OF(bn_kept)(g_, kept_);                                                                              \
+    along[i] += OF(bn_kept)(g_ * v_, kept_);
+#define BN_ROW_STEP(i, j, kept)                                                                                       \
+    BN_ROW_VALUE(i, kept)                                                                                             \
+    s[j] += p_;                                                                                                       \
+    t[j] += q_;
+#define BN_SHORT_STEP(i, j, kept)                                                                                     \
+    const real d_ = x[i] - own_h, v_ = d_ * scale + shift;                                                            \
+    const real g_ = what == BN_PAIRS ? dy[i] : OF(bn_act_pull)(act, v_ * gamma[i] + beta[i], dy[i] * gamma[i]);       \
+    s[j] += OF(bn_kept)(g_, kept);                                                                                    \
+    t[j] += OF(bn_kept)(g_ * d_, kept);
+#define BN_TWO_POWERS(i, k, kept)                                                                                     \
+    s[j] = OF(bn_power)(square, x[i] - h) + OF(bn_power)(square, OF(bn_kept)(x[k] - h, kept));                        \
+    t[j] = 0;
+#define BN_POWER(i) s[j] += OF(bn_power)(square, x[i] - h);
+
+#define bn_careful_sums(act, what, dy, ...) BN_OF(bn_careful_sums, dy)(act, what, dy, __VA_ARGS__)
+#define bn_short_sums(act, what, dy, ...) BN_OF(bn_short_sums, dy)(act, what, dy, __VA_ARGS__)
 #define bn_row_sum(square, x, ...) BN_OF(bn_row_sum, x)(square, x, __VA_ARGS__)
 #define bn_row_sums(act, dy, ...) BN_OF(bn_row_sums, dy)(act, dy, __VA_ARGS__)
 #define BN_TEMPLATE "lanes.h"
@@ -146,55 +236,6 @@ BN_INLINE const real *OF(bn_rest)(const real *values, int32_t rest, ptrdiff_t le
     return room;
 }
 
-/* Both sums of n values, added to 8 parts of each in float64. `left` values may be read, n or more: what does not fill a
- * vector is read together with what lies behind it, and counts as nothing. Behind gamma and beta there are BN_BEYOND bytes of
- * zeros to read.
- * `what` and the kind of `act` are constants to the compiler, and no choice is left in the loops. */
-BN_INLINE real OF(bn_factor)(int what, bn_activation act, real dy, real t, real r, real b,
-                             const real *gamma, const real *beta)
-{
-    if (what == BN_PAIRS)
-        return dy;
-    return act.kind == BN_IDENTITY ? dy * *gamma
-                               : OF(bn_act_pull)(act, (t * r + b) * *gamma + *beta, dy * *gamma);
-}
-
-BN_INLINE void OF(bn_short_sums)(int what, bn_activation act, const real *dy, const real *x, ptrdiff_t n,
-                                 ptrdiff_t left, real h, real r, real b, const real *gamma, const real *beta,
-                                 double *sum, double *dot)
-{
-    const int32_t rest = (int32_t)(n % BN_WIDTH); /* as wide as a float32, for the masks */
-    ptrdiff_t i = 0;
-    while (i < n) {
-        const ptrdiff_t end = i + BN_CHAIN * BN_WIDTH < n ? i + BN_CHAIN * BN_WIDTH : n;
-        real s[BN_WIDTH], d[BN_WIDTH];
-        for (int32_t j = 0; j < BN_WIDTH; j++)
-            s[j] = d[j] = 0;
-        for (; i + BN_WIDTH <= end; i += BN_WIDTH)
-            for (int32_t j = 0; j < BN_WIDTH; j++) {
-                const real t = x[i + j] - h;
-                const real g = OF(bn_factor)(what, act, dy[i + j], t, r, b, gamma + i + j,
-                                             beta + i + j);
-                s[j] += g;
-                d[j] += g * t;
-            }
-        if (i < end) {
-            real x1[BN_WIDTH], dy1[BN_WIDTH];
-            const real *xr = OF(bn_rest)(x + i, rest, left - i, x1);
-            const real *dyr = OF(bn_rest)(dy + i, rest, left - i, dy1);
-            for (int32_t j = 0; j < BN_WIDTH; j++) {
-                const real t = xr[j] - h;
-                const real g = OF(bn_factor)(what, act, dyr[j], t, r, b, gamma + i + j, beta + i + j);
-                s[j] += j < rest ? g : 0;
-                d[j] += (j < rest ? g : 0) * (j < rest ? t : 0);
-            }
-        }
-        i = end;
-        OF(bn_fold)(BN_WIDTH, 0, s, sum);
-        OF(bn_fold)(BN_WIDTH, 0, d, dot);
-    }
-}
-
 /* v, or 0 where it is not to be kept: no choice of which a compiler could make a branch. */
 BN_INLINE real OF(bn_kept)(real v, int keep)
 {
@@ -205,37 +246,57 @@ BN_INLINE real OF(bn_kept)(real v, int keep)
     return v;
 }
 
+/* Both sums of n values of row k, added to 8 parts of each in float64. Behind gamma and beta there are BN_BEYOND bytes of zeros
+ * to read. `what` and the kind of `act` are constants to the compiler, and no choice is left in the loops. */
+BN_INLINE void OF(bn_short_sums)(bn_activation act, int what, const real *dy, const real *x, ptrdiff_t n, ptrdiff_t left,
+                                 const bn_numbers *of, ptrdiff_t k, double *sum, double *dot)
+{
+    BN_NUMBER_IS(h) BN_ARRAY_IS(gamma) BN_ARRAY_IS(beta)
+    const real scale = what == BN_PAIRS ? 0 : ((const real *)of->scale)[k];
+    const real shift = what == BN_PAIRS ? 0 : ((const real *)of->shift)[k];
+    BN_RUN_IN_LANES(n, left, sum, dot, BN_SHORT_STEP)
+}
+
+/* The same all in float64, where a product left the range of float32. */
+BN_APART void OF(bn_careful_sums)(bn_activation act, int what, const real *dy, const real *x, ptrdiff_t n,
+                                  const bn_numbers *of, ptrdiff_t k, double *sum, double *dot)
+{
+    BN_NUMBER_IS(h) BN_ARRAY_IS(gamma) BN_ARRAY_IS(beta) BN_ARRAY_IS(w)
+    const int forward = what == BN_SCALED || what == BN_PULLED;
+    const real scale = forward ? ((const real *)of->scale)[k] : 0, shift = forward ? ((const real *)of->shift)[k] : 0;
+    double s = *sum, d = *dot;
+    for (ptrdiff_t i = 0; i < n; i++) {
+        const real v = (x[i] - own_h) * scale + shift;
+        double t = (double)x[i] - (double)own_h, g = t;
+        if (what == BN_PAIRS) {
+            g = dy[i];
+        } else if (what == BN_SCALED) {
+            g = OF(bn_act_pull)(act, v * gamma[i] + beta[i], dy[i] * gamma[i]);
+        } else if (what == BN_WEIGHED) {
+            t = w[i] != 0 ? t : 0.0;
+            g = w[i] * t;
+        } else if (what == BN_PULLED) {
+            g = OF(bn_act_pull)(act, v, dy[i]);
+            t = g != 0.0 ? t : 0.0;
+        }
+        s += g;
+        d += g * t;
+    }
+    *sum = s;
+    *dot = d;
+}
+
 /* The sum of x - h over a row, or of its square, as 8 parts in float64; `left` as above. */
 BN_INLINE real OF(bn_power)(int square, real t)
 {
     return square ? t * t : t;
 }
 
-/* Of 32 values or more, of which those that do not fill a vector are read as the last one, together with the first. */
+/* Of 32 values or more. */
 BN_INLINE void OF(bn_long_sum)(int square, int brief, const real *x, ptrdiff_t n, real h, double *eight)
 {
-    const int32_t rest = (int32_t)(n % BN_WIDTH);
-    const ptrdiff_t even = n - rest;
-    ptrdiff_t i = BN_WIDTH, end = even < BN_CHAIN * BN_WIDTH ? even : BN_CHAIN * BN_WIDTH;
-    real s[BN_WIDTH];
-    for (int32_t j = 0; j < BN_WIDTH; j++)
-        s[j] = OF(bn_power)(square, x[j] - h)
-               + OF(bn_power)(square, OF(bn_kept)(x[n - BN_WIDTH + j] - h, j >= BN_WIDTH - rest));
-    if (!brief)
-        for (; i < end; i += BN_WIDTH)
-            for (int32_t j = 0; j < BN_WIDTH; j++)
-                s[j] += OF(bn_power)(square, x[i + j] - h);
-    OF(bn_fold)(BN_WIDTH, 1, s, eight);
-    while (!brief && i < even) {
-        real s[BN_WIDTH];
-        end = even - i < BN_CHAIN * BN_WIDTH ? even : i + BN_CHAIN * BN_WIDTH;
-        for (int32_t j = 0; j < BN_WIDTH; j++)
-            s[j] = 0;
-        for (; i < end; i += BN_WIDTH)
-            for (int32_t j = 0; j < BN_WIDTH; j++)
-                s[j] += OF(bn_power)(square, x[i + j] - h);
-        OF(bn_fold)(BN_WIDTH, 0, s, eight);
-    }
+    double none[8];
+    BN_RUN_SUMS(1, brief, n, eight, none, BN_TWO_POWERS, BN_POWER)
 }
 
 BN_INLINE void OF(bn_row_sum)(int square, const real *x, ptrdiff_t n, ptrdiff_t left, real h, double *eight)
@@ -260,64 +321,23 @@ BN_INLINE void OF(bn_row_sum)(int square, const real *x, ptrdiff_t n, ptrdiff_t 
 }
 
 /* Both sums of a row that has a gamma for each value, as above: g = dy gamma. And what it adds to the sums of its columns,
- * down a few rows in the type of x: across += dy, along += dy ((x - h) r + b), dy being brought before the activation. */
-BN_INLINE void OF(bn_row_value)(int keep, bn_activation act, real dy, real x, real h, real r, real b,
-                                real gamma, real beta, real *along, real *across, real *s, real *d)
+ * down a few rows in the type of x: across += dy, along += dy ((x - h) scale + shift), dy being that before the activation. */
+BN_INLINE void OF(bn_row_sums)(bn_activation act, const real *dy, const real *x, ptrdiff_t n, ptrdiff_t left,
+                               const bn_numbers *of, ptrdiff_t k, real *BN_RESTRICT along, real *BN_RESTRICT across,
+                               double *sum, double *dot)
 {
-    const real t = x - h, v = t * r + b;
-    const real g = OF(bn_act_pull)(act, v * gamma + beta, dy), p = g * gamma;
-    *s += OF(bn_kept)(p, keep);
-    *d += OF(bn_kept)(p * t, keep);
-    *across += OF(bn_kept)(g, keep);
-    *along += OF(bn_kept)(g * v, keep);
-}
-
-BN_INLINE void OF(bn_tiny_row_sums)(bn_activation act, const real *dy, const real *x, int32_t n, real h,
-                                    real r, real b, const real *gamma, const real *beta,
-                                    real *BN_RESTRICT along, real *BN_RESTRICT across, double *sum,
-                                    double *dot)
-{
-    real s[BN_TINY], d[BN_TINY];
-    BN_ROLLED
-    for (int32_t j = 0; j < BN_TINY; j++) {
-        s[j] = d[j] = 0;
-        OF(bn_row_value)(j < n, act, dy[j], x[j], h, r, b, gamma[j], beta[j], &along[j], &across[j],
-                         &s[j], &d[j]);
-    }
-    OF(bn_fold)(BN_TINY, 0, s, sum);
-    OF(bn_fold)(BN_TINY, 0, d, dot);
-}
-
-BN_INLINE void OF(bn_row_sums)(bn_activation act, const real *dy, const real *x, ptrdiff_t n,
-                               ptrdiff_t left, real h, real r, real b, const real *gamma, const real *beta,
-                               real *BN_RESTRICT along, real *BN_RESTRICT across, double *sum, double *dot)
-{
-    const int32_t rest = (int32_t)(n % BN_WIDTH);
-    ptrdiff_t i = 0;
+    BN_MAP_NUMBERS(BN_NUMBER_IS) BN_ARRAY_IS(gamma) BN_ARRAY_IS(beta)
     if (n <= BN_TINY && left >= BN_TINY) {
-        OF(bn_tiny_row_sums)(act, dy, x, (int32_t)n, h, r, b, gamma, beta, along, across, sum, dot);
+        real s[BN_TINY], t[BN_TINY];
+        BN_ROLLED
+        for (int32_t j = 0; j < BN_TINY; j++) {
+            s[j] = t[j] = 0;
+            BN_ROW_STEP(j, j, j < (int32_t)n)
+        }
+        OF(bn_fold)(BN_TINY, 0, s, sum);
+        OF(bn_fold)(BN_TINY, 0, t, dot);
         return;
     }
-    while (i < n) {
-        const ptrdiff_t end = i + BN_CHAIN * BN_WIDTH < n ? i + BN_CHAIN * BN_WIDTH : n;
-        real s[BN_WIDTH], d[BN_WIDTH];
-        for (int32_t j = 0; j < BN_WIDTH; j++)
-            s[j] = d[j] = 0;
-        for (; i + BN_WIDTH <= end; i += BN_WIDTH)
-            for (int32_t j = 0; j < BN_WIDTH; j++)
-                OF(bn_row_value)(1, act, dy[i + j], x[i + j], h, r, b, gamma[i + j], beta[i + j],
-                                 &along[i + j], &across[i + j], &s[j], &d[j]);
-        if (i < end && i + BN_WIDTH <= left)
-            for (int32_t j = 0; j < BN_WIDTH; j++)
-                OF(bn_row_value)(j < rest, act, dy[i + j], x[i + j], h, r, b, gamma[i + j],
-                                 beta[i + j], &along[i + j], &across[i + j], &s[j], &d[j]);
-        else if (i < end)
-            for (int32_t j = 0; j < rest; j++)
-                OF(bn_row_value)(1, act, dy[i + j], x[i + j], h, r, b, gamma[i + j], beta[i + j],
-                                 &along[i + j], &across[i + j], &s[j], &d[j]);
-        i = end;
-        OF(bn_fold)(BN_WIDTH, 0, s, sum);
-        OF(bn_fold)(BN_WIDTH, 0, d, dot);
-    }
+    BN_RUN_IN_LANES(n, left, sum, dot, BN_ROW_STEP)
 }
 #endif

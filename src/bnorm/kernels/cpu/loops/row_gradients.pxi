@@ -1,12 +1,12 @@
 # dx of rows, and the gradients of their parameters. Sums and dx of a batch of rows are made before the next
 # are read; where gamma changes from value to value, one pass makes the sums of the rows and those of the columns.
 #
-# Uses pulled (activations), Block, from_position, pour, run_block, zero (channel_columns), block_sums,
-# products_beyond_float (channel_grads), Output, longest (channel_maps), backward_map, edge_of, row_room, short_runs
-# (row_maps), add_gradient, gradient_of_sums (row_residual), BATCH, EIGHTH, WIDTH, batch_values, careful_short_sums,
-# short_pair_sums, short_scaled_sums (row_short), affine_of, finish_sums, piece_of, readable, row_and_column_sums,
-# row_numbers, sums_of_long_rows, sums_of_stripe, walk_on (row_sums).
-# Gives backward_long_rows, backward_rows, backward_short_rows.
+# Uses pulled (activations), Block, bounded, from_position, pour, run_block, zero (channel_columns), block_sums,
+# products_beyond_float (channel_grads), Output, longest (channel_maps), backward_map, edge_of, numbers_of_runs,
+# row_room, short_runs (row_maps), add_gradient, gradient_of_sums (row_residual), BATCH, EIGHTH, WIDTH, batch_values,
+# short_pair_sums (row_short), affine_of, finish_sums, piece_of, readable, row_numbers, sums_of_long_rows,
+# sums_of_stripe, walk_on (row_sums).
+# Gives backward_long_rows, backward_rows, backward_short_rows, sums_of_runs.
 
 cdef inline void pulled_run(
     Activation act, const real* dy, const real* x, real* g, Py_ssize_t n, real h, real a, real b
@@ -47,27 +47,49 @@ cdef void run_sums(
     dot[0] -= (mean - <double>h) * sum[0]
 
 
+cdef inline void weighted_run_sums(
+    Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, double mean, real a, real b,
+    double* sum, double* dot
+) noexcept nogil:
+    """The same where values have weights: no x enters where dy is 0."""
+    cdef real h = <real>mean
+    cdef Numbers of = numbers_of_runs(&h, &a, &b)
+    bn_weighted_products(act, n, dy, x, left, &of, sum, dot)
+    if real is float and products_beyond_float(1, n, sum, dot):
+        sum[0] = dot[0] = 0.0
+        bn_careful_sums(act, BN_PULLED, dy, x, n, &of, 0, sum, dot)
+    dot[0] -= (mean - <double>h) * sum[0]
+
+
 cdef void sums_of_runs(
-    RowJob* job, Py_ssize_t row, Py_ssize_t g, Py_ssize_t total, double* dgamma, double* dbeta,
+    RowJob* job, Py_ssize_t row, Py_ssize_t g, Py_ssize_t total, double* dgamma, double* dbeta, bn_ahead* ahead,
     double* sum, double* dot, const real* x
 ) noexcept nogil:
     """sum and dot of dy gamma of a row of runs with one gamma each; their part in dgamma and dbeta."""
-    cdef Py_ssize_t at = row * job.channels * job.inner, p = g * job.channels, c
-    cdef double mean = job.mean[row], rstd = job.rstd[row], s, d, scale, shift
-    cdef real h = <real>mean
+    cdef Py_ssize_t at = row * job.channels * job.inner, p = g * job.channels, n = job.inner, c
+    cdef double mean = job.mean[row], rstd = job.rstd[row], s, d, scale, gain, shift
+    cdef const real* dy = <const real*>job.dy
+    cdef real h = <real>mean, a, b
     sum[0] = 0.0
     dot[0] = 0.0
     for c in range(p, p + job.channels):
         scale = 1.0 if job.gamma == NULL else job.gamma[c]
         shift = 0.0 if job.beta == NULL else job.beta[c]
-        run_sums(job.act, <const real*>job.dy + at, x + at, job.inner, total - at, mean, <real>(rstd * scale),
-                 <real>bn_fold(<double>h, mean, rstd * scale, shift), &s, &d)
+        gain = rstd * scale if job.weight == NULL else bounded(rstd * scale, x)
+        a = <real>gain
+        b = <real>bn_fold(<double>h, mean, gain, shift)
+        if ahead != NULL:
+            bn_fetch_on(ahead, n * sizeof(real), job.stream)
+        if job.weight == NULL:
+            run_sums(job.act, dy + at, x + at, n, total - at, mean, a, b, &s, &d)
+        else:
+            weighted_run_sums(job.act, dy + at, x + at, n, total - at, mean, a, b, &s, &d)
         sum[0] += scale * s
         dot[0] += scale * d
         if job.params:
             dbeta[c] += s
             dgamma[c] += rstd * d
-        at += job.inner
+        at += n
 
 
 cdef void write_gradient(
@@ -139,10 +161,11 @@ cdef void sums_of_short_rows(
         of.beta = <const real*>job.shift + p
         if job.params:
             left = min(total - at, sums.end + beyond - p)
-            row_and_column_sums(job.act, dy + at, x + at, size, left, &of, k, <real*>sums.along + p,
-                                <real*>sums.across + p, s + k * EIGHTH, d + k * EIGHTH)
+            by_kind(bn_row_sums, job.act, dy + at, x + at, size, left, &of, k, <real*>sums.along + p,
+                    <real*>sums.across + p, s + k * EIGHTH, d + k * EIGHTH)
         else:
-            short_scaled_sums(job.act, dy + at, x + at, size, total - at, &of, k, s + k * EIGHTH, d + k * EIGHTH)
+            by_kind(bn_short_sums, job.act, BN_SCALED, dy + at, x + at, size, total - at, &of, k, s + k * EIGHTH,
+                    d + k * EIGHTH)
         at += size
         p += size
         if p == sums.end:
@@ -251,17 +274,17 @@ cdef void sums_of_short_runs(
     cdef double[BATCH * EIGHTH] s, d
     cdef Py_ssize_t size = job.inner, i
     cdef const real* dy = <const real*>job.dy
-    cdef Numbers of
-    bn_run_sums(runs, size, dy + at, x + at, total - at, h, ahead, job.stream, s, d)
+    cdef Numbers of = no_numbers()
+    of.h = h
+    bn_run_sums(runs, size, dy + at, x + at, total - at, &of, ahead, job.stream, s, d)
     bn_wholes(runs, s, sum)
     bn_wholes(runs, d, dot)
     if real is float and products_beyond_float(runs, size, sum, dot):
-        of.h = h
-        of.gamma = of.beta = x      # which nobody reads
         for i in range(runs):
             if products_beyond_float(1, size, sum + i, dot + i):
-                careful_short_sums(BN_PAIRS, identity(), dy + at + i * size, x + at + i * size, size, &of, i,
-                                   sum + i, dot + i)
+                sum[i] = dot[i] = 0.0
+                bn_careful_sums(identity(), BN_PAIRS, dy + at + i * size, x + at + i * size, size, &of, i, sum + i,
+                                dot + i)
 
 
 cdef inline void total_runs(
@@ -339,7 +362,7 @@ cdef void backward_rows(
             continue
         for g in range(begin, end):
             row = k * job.groups + g
-            sums_of_runs(job, row, g, total, dgamma, dbeta, &sum, &dot, x)
+            sums_of_runs(job, row, g, total, dgamma, dbeta, NULL, &sum, &dot, x)
             write_gradient(job, row, g, sum, dot, out, x)
 
 

@@ -5,7 +5,7 @@
 #
 # Uses bounded, one_nan (channel_columns), Output, longest, room (channel_maps), add_gradient, gradient_of_sums
 # (row_residual), BATCH (row_short), affine_of, row_numbers (row_sums).
-# Gives backward_map, edge_of, forward_maps, numbers_of_runs, row_room, run_of, short_runs.
+# Gives backward_map, edge_of, forward_maps, numbers_of_runs, row_room, run_of, short_runs, through_statistics.
 
 cdef inline bn_edge* edge_of(Output* out) noexcept nogil:
     """Where the rows of a task that sends them as they are computed meet, or NULL."""
@@ -132,12 +132,11 @@ cdef void forward_maps(
 
 
 cdef inline void through_statistics(
-    RowJob* job, Py_ssize_t row, double sum, double dot, real* h, real* tilt, real* rest
+    RowJob* job, Py_ssize_t row, double count, double sum, double dot, real* h, real* tilt, real* rest
 ) noexcept nogil:
     """What a row's statistics add to its gradient, with the other sign: tilt (x - h) + rest."""
-    cdef Py_ssize_t size = job.channels * job.inner
-    cdef double rstd = job.rstd[row], b = bounded(-bn_grad_b(rstd, dot, size), h)
-    cdef double c = 0.0 if job.rule == BN_MEAN_SQUARE else -bn_grad_c(sum, size)
+    cdef double rstd = job.rstd[row], b = bounded(-bn_grad_b(rstd, dot, count), h)
+    cdef double c = 0.0 if job.rule == BN_MEAN_SQUARE else -bn_grad_c(sum, count)
     tilt[0] = <real>b
     rest[0] = <real>(c - b * (job.mean[row] - <double>h[0]))
     one_nan(h, tilt, rest)
@@ -154,7 +153,7 @@ cdef void backward_map(
     cdef real h, r, b, tilt, rest, scale, gain
     cdef Numbers of
     row_numbers(job, row, 1, 1, &h, &r, &b)
-    through_statistics(job, row, sum, dot, &h, &tilt, &rest)
+    through_statistics(job, row, size, sum, dot, &h, &tilt, &rest)
     x += row * size
     of = affine_of(job, &h, &r, &b, p + i)
     of.b = &tilt

@@ -5,9 +5,8 @@
 #
 # float32 has no room for the squares of what is very large or small. Then the sums are made again, all in float64.
 #
-# Uses pulled (activations), zero (channel_columns), products_beyond_float (channel_grads).
-# Gives BATCH, EIGHTH, SHORT, WIDTH, batch_values, careful_short_sums, short_moments, short_pair_sums,
-# short_scaled_sums.
+# Uses zero (channel_columns), products_beyond_float (channel_grads).
+# Gives BATCH, EIGHTH, SHORT, WIDTH, batch_values, short_moments, short_pair_sums.
 
 cdef enum:
     SHORT = 8192        # values up to which this is faster than the blocks of channel_moments.pxi
@@ -16,56 +15,12 @@ cdef enum:
     BATCH = BN_BATCH
     BRIEF = 64          # values of a row, of which less are read faster than what is done for each row takes
 
-cdef inline real scaled(
-    Activation act, real dy, real x, real h, real r, real b, real gamma, real beta
-) noexcept nogil:
-    """dy gamma, dy being brought before the activation of the forward."""
-    if act.kind == BN_IDENTITY:
-        return dy * gamma
-    return pulled(act, ((x - h) * r + b) * gamma + beta, dy * gamma)
-
-
 cdef inline Py_ssize_t batch_values(const RowJob* job, Py_ssize_t size) noexcept nogil:
     """Values of a batch of rows of so many, for gradients. What is done once for a batch takes the less of the time the
     larger it is. But while sums are made nothing is written, and while maps are made little is read: if the arrays are
     in memory smaller ones are faster, unless rows are very short.
     """
     return BUFFER // 4 if job.stream and size >= BRIEF else BUFFER
-
-
-cdef inline void short_sums(
-    Activation act, int what, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, const Numbers* of,
-    Py_ssize_t k, double* sum, double* dot
-) noexcept nogil:
-    """sum g and sum g (x - h) of n values of row k, added to EIGHTH parts of each; lanes.h says what g is."""
-    cdef real h = (<const real*>of.h)[k]
-    cdef real r = 0 if what != BN_SCALED else (<const real*>of.scale)[k]
-    cdef real b = 0 if what != BN_SCALED else (<const real*>of.shift)[k]
-    bn_short_sums(what, act, dy, x, n, left, h, r, b, <const real*>of.gamma, <const real*>of.beta, sum, dot)
-
-
-cdef void careful_short_sums(
-    int what, Activation act, const real* dy, const real* x, Py_ssize_t n, const Numbers* of, Py_ssize_t k,
-    double* sum, double* dot
-) noexcept nogil:
-    """Both sums of a whole row in float64, where a product left the range of float32."""
-    cdef const real* gamma = <const real*>of.gamma
-    cdef const real* beta = <const real*>of.beta
-    cdef real h = (<const real*>of.h)[k]
-    cdef Py_ssize_t i
-    cdef double g, t
-    sum[0] = 0.0
-    dot[0] = 0.0
-    for i in range(n):
-        t = <double>x[i] - <double>h
-        if what == BN_SQUARES:
-            g = t
-        elif what == BN_PAIRS:
-            g = dy[i]
-        else:
-            g = scaled(act, dy[i], x[i], h, (<const real*>of.scale)[k], (<const real*>of.shift)[k], gamma[i], beta[i])
-        sum[0] += g
-        dot[0] += g * t
 
 
 cdef inline int poor(double n, double first, double center, double square, const real* x) noexcept nogil:
@@ -84,9 +39,7 @@ cdef void sum_again(
     """Both sums of a row about its center; where they are `poor` even so, about its first value, all in float64."""
     cdef double[EIGHTH] eight
     cdef real h = <real>center[0]
-    cdef Numbers of
-    of.h = &h
-    of.gamma = of.beta = x      # which nobody reads
+    cdef Numbers of = no_numbers()
     bn_row_sum(False, x, n, left, h, eight)
     sum[0] = bn_whole(eight)
     bn_row_sum(True, x, n, left, h, eight)
@@ -94,7 +47,9 @@ cdef void sum_again(
     if sizeof(real) == sizeof(float) and not (BN_LEAST_SQUARE * n <= square[0] < INFINITY):
         center[0] = first
         h = <real>first
-        careful_short_sums(BN_SQUARES, identity(), x, x, n, &of, 0, sum, square)
+        of.h = &h
+        sum[0] = square[0] = 0.0
+        bn_careful_sums(identity(), BN_SQUARES, x, x, n, &of, 0, sum, square)
 
 
 cdef void short_moments(
@@ -145,21 +100,13 @@ cdef inline void short_pair_sums(
     """sum dy and sum dy (x - mean)."""
     cdef double[2 * EIGHTH] sums
     cdef real h = <real>mean
-    cdef Numbers of
+    cdef Numbers of = no_numbers()
     of.h = &h
-    of.gamma = of.beta = x      # which nobody reads
     zero(sums, 2 * EIGHTH)
-    short_sums(identity(), BN_PAIRS, dy, x, n, left, &of, 0, sums, sums + EIGHTH)
+    bn_short_sums(identity(), BN_PAIRS, dy, x, n, left, &of, 0, &sums[0], &sums[EIGHTH])
     sum[0] = bn_whole(sums)
     dot[0] = bn_whole(sums + EIGHTH)
     if real is float and products_beyond_float(1, n, sum, dot):
-        careful_short_sums(BN_PAIRS, identity(), dy, x, n, &of, 0, sum, dot)
+        sum[0] = dot[0] = 0.0
+        bn_careful_sums(identity(), BN_PAIRS, dy, x, n, &of, 0, sum, dot)
     dot[0] -= (mean - <double>h) * sum[0]
-
-
-cdef inline void short_scaled_sums(
-    Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, const Numbers* of, Py_ssize_t k,
-    double* sum, double* dot
-) noexcept nogil:
-    """sum g and sum g (x - h) of n values of row k, g being `scaled`: added to EIGHTH parts."""
-    by_kind(short_sums[real], act, BN_SCALED, dy, x, n, left, of, k, sum, dot)

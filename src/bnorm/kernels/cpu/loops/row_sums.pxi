@@ -2,9 +2,8 @@
 # One pass over a stripe makes both, a few columns at a time.
 #
 # Uses pulled (activations), zero (channel_columns), products_beyond_float (channel_grads), Output (channel_maps),
-# EIGHTH, careful_short_sums, short_scaled_sums (row_short).
-# Gives affine_of, finish_sums, piece_of, readable, row_and_column_sums, row_numbers, sums_of_long_rows,
-# sums_of_stripe, walk_on.
+# EIGHTH (row_short).
+# Gives affine_of, finish_sums, piece_of, readable, row_numbers, sums_of_long_rows, sums_of_stripe, walk_on.
 
 cdef inline Py_ssize_t piece_of(const RowJob* job, Py_ssize_t p) noexcept nogil:
     """The outer position that piece p begins with."""
@@ -24,22 +23,6 @@ cdef inline bn_ahead* walk_on(RowJob* job, Output* out) noexcept nogil:
     return &out.ahead if job.far and not out.direct else NULL
 
 
-cdef inline void row_and_column_sums(
-    Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, const Numbers* of, Py_ssize_t k,
-    real* along, real* across, double* sum, double* dot
-) noexcept nogil:
-    """short_scaled_sums of n values of row k, and what they add to the sums of their columns."""
-    by_kind(both_sums[real], act, dy, x, n, left, of, k, along, across, sum, dot)
-
-
-cdef inline void both_sums(
-    Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, const Numbers* of, Py_ssize_t k,
-    real* along, real* across, double* sum, double* dot
-) noexcept nogil:
-    cdef real h = (<const real*>of.h)[k], r = (<const real*>of.scale)[k], b = (<const real*>of.shift)[k]
-    bn_row_sums(act, dy, x, n, left, h, r, b, <const real*>of.gamma, <const real*>of.beta, along, across, sum, dot)
-
-
 cdef inline void finish_sums(
     RowJob* job, Py_ssize_t row, Py_ssize_t step, Py_ssize_t rows, Numbers of,
     const double* s, const double* d, double* sum, double* dot, const real* x
@@ -55,7 +38,8 @@ cdef inline void finish_sums(
                 p = (row + k * step) % job.groups * size
                 of.gamma = <const real*>job.scale + p
                 of.beta = <const real*>job.shift + p
-                careful_short_sums(BN_SCALED, job.act, <const real*>job.dy + at, x + at, size, &of, k, sum + k, dot + k)
+                sum[k] = dot[k] = 0.0
+                bn_careful_sums(job.act, BN_SCALED, <const real*>job.dy + at, x + at, size, &of, k, sum + k, dot + k)
 
 
 cdef inline void row_numbers(
@@ -82,16 +66,6 @@ cdef inline Numbers affine_of(RowJob* job, const real* h, const real* r, const r
     of.gamma = <const real*>job.scale + p
     of.beta = <const real*>job.shift + p
     return of
-
-
-cdef inline void stripe_sums(
-    Activation act, Py_ssize_t rows, Py_ssize_t n, Py_ssize_t pitch, Py_ssize_t left, bint adds, const real* dy,
-    const real* x, const Numbers* of, Py_ssize_t k, Py_ssize_t i, double* dgamma, double* dbeta, double* s, double* d,
-    bn_ahead* ahead, bint sent
-) noexcept nogil:
-    bn_stripe_sums(act, rows, n, pitch, left, adds, dy, x, <const real*>of.h + k, <const real*>of.scale + k,
-                   <const real*>of.shift + k, <const real*>of.gamma + i, <const real*>of.beta + i, dgamma + i,
-                   dbeta + i, s, d, ahead, sent)
 
 
 cdef inline void smooth_stripe(
@@ -133,8 +107,8 @@ cdef void sums_of_stripe(
         if job.act.kind >= BN_SILU:     # then as without an activation: a copy of these loops is large
             smooth_stripe(job.act, rows, n, pitch, of_dy, of_x, of, k, i, &g[0], &near[0])
             of_dy, of_x, apart, left, act = &g[0], &near[0], n, rows * n, identity()
-        by_straight(stripe_sums[real], act, rows, n, apart, left, i > 0, of_dy, of_x, of, k, i, dgamma, dbeta, s, d,
-                    ahead, job.stream)
+        by_straight(bn_stripe_sums, act, rows, n, apart, left, i > 0, of_dy, of_x, of, k, i, dgamma, dbeta, s, d, ahead,
+                    job.stream)
         i += n
 
 
@@ -159,8 +133,8 @@ cdef void sums_of_long_rows(
         for k in range(rows):
             if ahead != NULL:
                 bn_fetch_on(ahead, size * sizeof(real), job.stream)
-            short_scaled_sums(job.act, dy + at, x + at, size, readable(job, o + k, last, end) - at, &of, k,
-                              s + k * EIGHTH, d + k * EIGHTH)
+            by_kind(bn_short_sums, job.act, BN_SCALED, dy + at, x + at, size, readable(job, o + k, last, end) - at, &of,
+                    k, &s[k * EIGHTH], &d[k * EIGHTH])
             at += pitch
     finish_sums(job, row, job.groups, rows, of, s, d, sum, dot, x)
     for k in range(rows):

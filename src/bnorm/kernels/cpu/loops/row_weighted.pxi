@@ -1,8 +1,8 @@
 # Rows whose positions have weights, which all rows of an outer position share. Only shares matter to a row, so the
 # weights of a position are divided by a power of two near the largest, and fit the type of x.
 #
-# Uses bounded, one_nan (channel_columns), products_beyond_float (channel_grads), Output, longest (channel_maps),
-# recenter, weight_of (channel_weighted), edge_of, forward_maps, numbers_of_runs, row_room, run_of (row_maps),
+# Uses bounded (channel_columns), Output, longest (channel_maps), recenter, weight_of (channel_weighted), sums_of_runs
+# (row_gradients), edge_of, forward_maps, numbers_of_runs, row_room, run_of, through_statistics (row_maps),
 # add_gradient (row_residual), BATCH (row_short), readable, walk_on (row_sums).
 # Gives weighted_backward, weighted_forward.
 
@@ -50,9 +50,16 @@ cdef inline void squares_of_runs(
     Py_ssize_t runs, Py_ssize_t n, Py_ssize_t pitch, const real* x, Py_ssize_t left, const real* w, double some,
     double center, double* s, double* q
 ) noexcept nogil:
-    bn_weighted_squares(runs, n, pitch, x, left, w, <real>center, s, q)
+    cdef real h = <real>center
+    cdef Numbers of = no_numbers()
+    cdef Py_ssize_t k
+    bn_weighted_squares(runs, n, pitch, x, left, w, h, s, q)
     if real is float and not (BN_LEAST_SQUARE * some <= q[0] < INFINITY):
-        bn_careful_squares(runs, n, pitch, x, w, <real>center, s, q)
+        of.h = &h
+        of.w = w
+        s[0] = q[0] = 0.0
+        for k in range(runs):
+            bn_careful_sums(identity(), BN_WEIGHED, x + k * pitch, x + k * pitch, n, &of, 0, s, q)
 
 
 cdef inline double sum_near(const real* w, Py_ssize_t n) noexcept nogil:
@@ -122,48 +129,15 @@ cdef void weighted_forward(
             g += batch
 
 
-# What passes through the statistics of a row to its gradient, with the other sign: tilt (x - mean) + rest.
-ctypedef struct Tilted:
-    double tilt, rest
-
-
-cdef void weighted_sums_of_row(
-    RowJob* job, Py_ssize_t row, Py_ssize_t p, double count, Py_ssize_t total, double* dgamma, double* dbeta,
-    bn_ahead* ahead, Tilted* of, const real* x
-) noexcept nogil:
-    """What passes through the statistics of a row, and its part in dgamma and dbeta. Its first channel is p."""
-    cdef Py_ssize_t n = job.inner, at = row * job.channels * n, c
-    cdef const real* dy = <const real*>job.dy
-    cdef double mean = job.mean[row], rstd = job.rstd[row], sum = 0.0, dot = 0.0, s, d, gamma
-    cdef real h = <real>mean, scale, shift
-    for c in range(p, p + job.channels):
-        gamma = 1.0 if job.gamma == NULL else job.gamma[c]
-        run_of(job, row, c, x, &scale, &shift)
-        if ahead != NULL:
-            bn_fetch_on(ahead, n * sizeof(real), job.stream)
-        bn_weighted_products(job.act, n, dy + at, x + at, total - at, h, scale, shift, &s, &d)
-        if real is float and products_beyond_float(1, n, &s, &d):
-            bn_careful_products(job.act, n, dy + at, x + at, h, scale, shift, &s, &d)
-        d -= (mean - <double>h) * s
-        sum += gamma * s
-        dot += gamma * d
-        if job.params:
-            dbeta[c] += s
-            dgamma[c] += rstd * d
-        at += n
-    of.tilt = bounded(-bn_grad_b(rstd, dot, count), x)
-    of.rest = 0.0 if job.rule == BN_MEAN_SQUARE else -bn_grad_c(sum, count)
-
-
 cdef void weighted_map_of_row(
-    RowJob* job, Py_ssize_t row, Py_ssize_t p, const real* w, const Tilted* tilted, Output* out, const real* x
+    RowJob* job, Py_ssize_t row, Py_ssize_t p, const real* w, double count, double sum, double dot, Output* out,
+    const real* x
 ) noexcept nogil:
-    """dx of a row: of a few short runs at a time, or of a part of a long one."""
+    """dx of a row whose sums are known: of a few short runs at a time, or of a part of a long one."""
     cdef real[BATCH] h, r, tilt, rest, gain, scale, shift
     cdef Py_ssize_t inner = max(<Py_ssize_t>1, job.inner), at = row * job.channels * job.inner, c = 0, i, k, n
     cdef Py_ssize_t most = job.inner if out.direct else longest(x)
     cdef Py_ssize_t runs = max(<Py_ssize_t>1, min(<Py_ssize_t>BATCH, longest(x) // inner))
-    cdef double mean = job.mean[row]
     cdef real* dx
     cdef Numbers of = numbers_of_runs(h, scale, shift)
     of.a = r
@@ -171,11 +145,9 @@ cdef void weighted_map_of_row(
     of.c = rest
     of.gain = gain
     for k in range(min(runs, job.channels)):
-        h[k] = <real>mean
+        h[k] = <real>job.mean[row]
         r[k] = <real>bounded(job.rstd[row], x)
-        tilt[k] = <real>tilted.tilt
-        rest[k] = <real>(tilted.rest - tilted.tilt * (mean - <double>h[k]))
-        one_nan(&h[k], &tilt[k], &rest[k])
+        through_statistics(job, row, count, sum, dot, &h[k], &tilt[k], &rest[k])
     while c < job.channels:
         runs = min(runs, job.channels - c)
         for k in range(runs):
@@ -200,12 +172,11 @@ cdef void weighted_backward(
     """dx of the same rows, and their part in dgamma and dbeta."""
     cdef Py_ssize_t g, row, total
     cdef real* near = <real*>job.near
-    cdef double count
-    cdef Tilted of
+    cdef double count, sum = 0.0, dot = 0.0
     for o in range(o, last):
         count = job.channels * near_weights(job, o, near)
         total = readable(job, o, last, end)
         for g in range(begin, end):
             row = o * job.groups + g
-            weighted_sums_of_row(job, row, g * job.channels, count, total, dgamma, dbeta, walk_on(job, out), &of, x)
-            weighted_map_of_row(job, row, g * job.channels, near, &of, out, x)
+            sums_of_runs(job, row, g, total, dgamma, dbeta, walk_on(job, out), &sum, &dot, x)
+            weighted_map_of_row(job, row, g * job.channels, near, count, sum, dot, out, x)

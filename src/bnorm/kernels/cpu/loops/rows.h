@@ -77,11 +77,9 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
         }                                                                                                             \
     }
 
-#define BN_MAP_NUMBERS(DO) DO(h) DO(scale) DO(shift)
 #define BN_FROZEN_NUMBERS(DO) BN_MAP_NUMBERS(DO) DO(a)
 #define BN_GRADIENT_NUMBERS(DO) BN_FROZEN_NUMBERS(DO) DO(b) DO(c)
 #define BN_GAINED_NUMBERS(DO) BN_GRADIENT_NUMBERS(DO) DO(gain)
-#define BN_ARRAY_IS(h) const real *const h = (const real *)of->h;
 #define BN_V(i) ((x[i] - own_h) * own_scale + own_shift)
 #define BN_U(i, p) (BN_V(i) * gamma[p] + beta[p])
 #define BN_RUN(i, p) OF(bn_act)(act, BN_V(i))

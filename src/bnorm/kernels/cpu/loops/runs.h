@@ -5,38 +5,6 @@
 #include "lanes.h"
 #include "streams.h"
 
-/* Both sums of a run of n values, 32 at least, 8 parts of each in float64, begun here or added. SET(i, k, kept) lets s[j]
- * and t[j] begin with value i, and with k if that is kept; ADD(i) adds one. What does not fill a vector is read as the last
- * vector of the run, together with the first. Constants to the compiler: `begin`, and `brief` if n is less than 64. */
-#define BN_RUN_SUMS(begin, brief, n, first, second, SET, ADD)                                                         \
-    {                                                                                                                 \
-        const int32_t rest_ = (int32_t)((n) % BN_WIDTH);                                                              \
-        const ptrdiff_t even_ = (n) - rest_;                                                                          \
-        ptrdiff_t i_ = BN_WIDTH, end_ = even_ < BN_CHAIN * BN_WIDTH ? even_ : BN_CHAIN * BN_WIDTH;                    \
-        real s[BN_WIDTH], t[BN_WIDTH];                                                                                \
-        for (int32_t j = 0; j < BN_WIDTH; j++) {                                                                      \
-            SET(j, (n) - BN_WIDTH + j, j >= BN_WIDTH - rest_)                                                         \
-        }                                                                                                             \
-        if (!(brief))                                                                                                 \
-            for (; i_ < end_; i_ += BN_WIDTH)                                                                         \
-                for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
-                    ADD(i_ + j)                                                                                       \
-                }                                                                                                     \
-        OF(bn_fold)(BN_WIDTH, begin, s, first);                                                                       \
-        OF(bn_fold)(BN_WIDTH, begin, t, second);                                                                      \
-        while (!(brief) && i_ < even_) {                                                                              \
-            real s[BN_WIDTH], t[BN_WIDTH];                                                                            \
-            end_ = even_ - i_ < BN_CHAIN * BN_WIDTH ? even_ : i_ + BN_CHAIN * BN_WIDTH;                               \
-            for (int32_t j = 0; j < BN_WIDTH; j++)                                                                    \
-                s[j] = t[j] = 0;                                                                                      \
-            for (; i_ < end_; i_ += BN_WIDTH)                                                                         \
-                for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
-                    ADD(i_ + j)                                                                                       \
-                }                                                                                                     \
-            OF(bn_fold)(BN_WIDTH, 0, s, first);                                                                       \
-            OF(bn_fold)(BN_WIDTH, 0, t, second);                                                                      \
-        }                                                                                                             \
-    }
 #define BN_TWO_SQUARES(i, k, kept)                                                                                    \
     const real u_ = x[i] - h, v_ = OF(bn_kept)(x[k] - h, kept);                                                       \
     s[j] = u_ + v_;                                                                                                   \
@@ -125,9 +93,10 @@ BN_INLINE void OF(bn_run_vector)(int32_t width, const real *dy, const real *x, i
 }
 
 BN_APART void OF(bn_run_sums)(ptrdiff_t runs, ptrdiff_t n, const real *dy, const real *x, ptrdiff_t left,
-                              const real *BN_RESTRICT h, bn_ahead *ahead, int sent, double *BN_RESTRICT sum,
+                              const bn_numbers *of, bn_ahead *ahead, int sent, double *BN_RESTRICT sum,
                               double *BN_RESTRICT dot)
 {
+    BN_ARRAY_IS(h)
     ptrdiff_t k = 0;
     if (n <= BN_TINY)
         BN_EACH_RUN(BN_TINY, OF(bn_run_vector)(BN_TINY, dy, x, (int32_t)n, h[k], sum, dot))
@@ -140,7 +109,7 @@ BN_APART void OF(bn_run_sums)(ptrdiff_t runs, ptrdiff_t n, const real *dy, const
     BN_EACH_RUN(n, {
         for (int j = 0; j < 8; j++)
             sum[j] = dot[j] = 0.0;
-        OF(bn_short_sums)(BN_PAIRS, bn_identity(), dy, x, n, left, h[k], 0, 0, dy, dy, sum, dot);
+        OF(bn_short_sums)(bn_identity(), BN_PAIRS, dy, x, n, left, of, k, sum, dot);
     })
 }
 

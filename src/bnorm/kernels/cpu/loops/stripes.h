@@ -16,17 +16,8 @@ enum {
 #endif
 };
 
-/* Column j of a row: its share of the sums of the columns, and p1 and q1 of the two along the row. */
-#define BN_STRIPE_VALUE(j, keep)                                                                                      \
-    const int kept = keep;                                                                                            \
-    const real t = x[j] - hk, v = t * rk + bk;                                                                        \
-    const real g = OF(bn_act_pull)(act, v * gamma[j] + beta[j], dy[j]), p = g * gamma[j];                             \
-    const real p1 = OF(bn_kept)(p, kept), q1 = OF(bn_kept)(p * t, kept);                                              \
-    across[j] += OF(bn_kept)(g, kept);                                                                                \
-    along[j] += OF(bn_kept)(g * v, kept);
 #define BN_STRIPE_PART(first, last, width, i)                                                                         \
-    OF(bn_stripe_part)(first, last, add, width, act, rows, n, pitch, i, left, dy, x, h, r, b, gamma, beta,            \
-                          dgamma, dbeta, s, d, sum, dot)
+    OF(bn_stripe_part)(first, last, add, width, act, rows, n, pitch, i, left, dy, x, of, k, from, dgamma, dbeta, s, d, sum, dot)
 
 #define bn_stripe_sums(act, rows, n, pitch, left, add, dy, ...)                                                       \
     BN_OF(bn_stripe_sums, dy)(act, rows, n, pitch, left, add, dy, __VA_ARGS__)
@@ -40,30 +31,31 @@ enum {
  * compiler. */
 BN_INLINE void OF(bn_stripe_columns)(
  int first, int last, int add, int width, int whole, int32_t keep, bn_activation act, ptrdiff_t rows,
- ptrdiff_t pitch, const real *dy, const real *x, const real *h, const real *r, const real *b,
- const real *gamma, const real *beta, real *BN_RESTRICT along, real *BN_RESTRICT across,
- real *BN_RESTRICT s, real *BN_RESTRICT d, double *BN_RESTRICT sum, double *BN_RESTRICT dot)
+ ptrdiff_t pitch, const real *dy, const real *x, const bn_numbers *of, ptrdiff_t row, ptrdiff_t column,
+ real *BN_RESTRICT along, real *BN_RESTRICT across, real *BN_RESTRICT s, real *BN_RESTRICT d,
+ double *BN_RESTRICT sum, double *BN_RESTRICT dot)
 {
-    for (ptrdiff_t k = 0; k < rows; k++, x += pitch, dy += pitch, s += BN_WIDTH, d += BN_WIDTH) {
-        const real hk = h[k], rk = r[k], bk = b[k];
+    const real *gamma = (const real *)of->gamma + column, *beta = (const real *)of->beta + column;
+    for (ptrdiff_t k = row; k < row + rows; k++, x += pitch, dy += pitch, s += BN_WIDTH, d += BN_WIDTH, sum += 8, dot += 8) {
+        BN_MAP_NUMBERS(BN_NUMBER_IS)
         real s1[BN_WIDTH], d1[BN_WIDTH];
         BN_ROLLED
         for (int32_t j = 0; j < (width < BN_WIDTH ? width : BN_WIDTH); j++) {
-            BN_STRIPE_VALUE(j, whole || j < keep)
-            s1[j] = first ? p1 : p1 + s[j];
-            d1[j] = first ? q1 : q1 + d[j];
+            BN_ROW_VALUE(j, whole || j < keep)
+            s1[j] = first ? p_ : p_ + s[j];
+            d1[j] = first ? q_ : q_ + d[j];
         }
         if (width > BN_WIDTH) {
             BN_ROLLED
             for (int32_t j = BN_WIDTH; j < width; j++) {
-                BN_STRIPE_VALUE(j, whole || j < keep)
-                s1[j - BN_WIDTH] += p1;
-                d1[j - BN_WIDTH] += q1;
+                BN_ROW_VALUE(j, whole || j < keep)
+                s1[j - BN_WIDTH] += p_;
+                d1[j - BN_WIDTH] += q_;
             }
         }
         if (last) {
-            OF(bn_fold)(width < BN_WIDTH ? width : BN_WIDTH, !add, s1, sum + 8 * k);
-            OF(bn_fold)(width < BN_WIDTH ? width : BN_WIDTH, !add, d1, dot + 8 * k);
+            OF(bn_fold)(width < BN_WIDTH ? width : BN_WIDTH, !add, s1, sum);
+            OF(bn_fold)(width < BN_WIDTH ? width : BN_WIDTH, !add, d1, dot);
         } else {
             memcpy(s, s1, sizeof s1);
             memcpy(d, d1, sizeof d1);
@@ -73,17 +65,16 @@ BN_INLINE void OF(bn_stripe_columns)(
 
 BN_INLINE void OF(bn_stripe_part)(
  int first, int last, int add, int width, bn_activation act, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t pitch,
- ptrdiff_t i, ptrdiff_t left, const real *dy, const real *x, const real *h, const real *r, const real *b,
- const real *gamma, const real *beta, double *dgamma, double *dbeta, real *s, real *d, double *sum,
- double *dot)
+ ptrdiff_t i, ptrdiff_t left, const real *dy, const real *x, const bn_numbers *of, ptrdiff_t row, ptrdiff_t from,
+ double *dgamma, double *dbeta, real *s, real *d, double *sum, double *dot)
 {
     const int32_t keep = (int32_t)(n - i < width ? n - i : width);
     real along[BN_BROAD], across[BN_BROAD];
     for (int32_t j = 0; j < width; j++)
         along[j] = across[j] = 0;
     if (!last || width == 8 || keep == width) /* the first two are known where this is compiled */
-        OF(bn_stripe_columns)(first, last, add, width, 1, keep, act, rows, pitch, dy + i, x + i, h,
-                              r, b, gamma + i, beta + i, along, across, s, d, sum, dot);
+        OF(bn_stripe_columns)(first, last, add, width, 1, keep, act, rows, pitch, dy + i, x + i, of, row, from + i,
+                              along, across, s, d, sum, dot);
     else {
         ptrdiff_t all = rows; /* behind the last of these rows there may be nothing to read: they are copied */
         while (all > 0 && (all - 1) * pitch + i + width > left)
@@ -98,24 +89,23 @@ BN_INLINE void OF(bn_stripe_part)(
                 of_x = (const real *)memcpy(x1, of_x, keep * sizeof(real));
                 of_dy = (const real *)memcpy(dy1, of_dy, keep * sizeof(real));
             }
-            OF(bn_stripe_columns)(first, last, add, width, 0, keep, act, some, pitch, of_dy, of_x, h + k, r + k,
-                                  b + k, gamma + i, beta + i, along, across, s + k * BN_WIDTH, d + k * BN_WIDTH,
-                                  sum + 8 * k, dot + 8 * k);
+            OF(bn_stripe_columns)(first, last, add, width, 0, keep, act, some, pitch, of_dy, of_x, of, row + k, from + i,
+                                  along, across, s + k * BN_WIDTH, d + k * BN_WIDTH, sum + 8 * k, dot + 8 * k);
         }
     }
     for (int32_t j = 0; j < keep; j++)
-        dgamma[i + j] += (double)along[j];
+        dgamma[from + i + j] += (double)along[j];
     for (int32_t j = 0; j < keep; j++)
-        dbeta[i + j] += (double)across[j];
+        dbeta[from + i + j] += (double)across[j];
 }
 
 /* n values, BN_SHORT at most, of each of some rows, which lie `pitch` values apart from x and dy on, of which `left` may be
  * read: 8 parts of both sums of each, begun here or added, and what they add to the sums of the columns. Behind gamma and
  * beta there are zeros. ahead: NULL, or the walk that the reader is on, as in bn_fetch_on. */
 BN_INLINE void OF(bn_stripe_sums)(bn_activation act, ptrdiff_t all, ptrdiff_t n, ptrdiff_t pitch,
-                                  ptrdiff_t left, int add, const real *dy, const real *x, const real *h,
-                                  const real *r, const real *b, const real *gamma, const real *beta,
-                                  double *dgamma, double *dbeta, double *sum, double *dot, bn_ahead *ahead, int sent)
+                                  ptrdiff_t left, int add, const real *dy, const real *x, const bn_numbers *of,
+                                  ptrdiff_t k, ptrdiff_t from, double *dgamma, double *dbeta, double *sum, double *dot,
+                                  bn_ahead *ahead, int sent)
 {
     real s[BN_STRIPE * BN_WIDTH], d[BN_STRIPE * BN_WIDTH];
     for (ptrdiff_t rows; all > 0; all -= rows) {
@@ -141,7 +131,7 @@ BN_INLINE void OF(bn_stripe_sums)(bn_activation act, ptrdiff_t all, ptrdiff_t n,
                 BN_STRIPE_PART(0, 1, BN_WIDTH, i);
         }
         dy += rows * pitch, x += rows * pitch, left -= rows * pitch;
-        h += rows, r += rows, b += rows, sum += 8 * rows, dot += 8 * rows;
+        k += rows, sum += 8 * rows, dot += 8 * rows;
     }
 }
 #endif

@@ -53,8 +53,6 @@ cdef extern from "formulas.h" nogil:
         BN_MEAN_SQUARE
     void by_kind "BN_BY_KIND"(...)
     void by_straight "BN_BY_STRAIGHT"(...)
-    float bn_act_float(Activation, float)
-    double bn_act_double(Activation, double)
     float bn_act_pull_float(Activation, float, float)
     double bn_act_pull_double(Activation, double, double)
     void bn_merge(double*, double*, double*, double*, double, double, double, double)
@@ -112,9 +110,7 @@ cdef extern from "sums.h" nogil:
 cdef extern from "weighted.h" nogil:
     double bn_near_one(double)
     void bn_weighted_squares(...)
-    void bn_careful_squares(...)
     void bn_weighted_products(...)
-    void bn_careful_products(...)
 
 # (...): for the type of the arrays that it is called with; the compiler of C knows the arguments.
 cdef extern from "lanes.h" nogil:
@@ -141,6 +137,8 @@ cdef extern from "lanes.h" nogil:
         BN_SQUARES
         BN_PAIRS
         BN_SCALED
+        BN_WEIGHED
+        BN_PULLED
         BN_WIDTH
         BN_BATCH
         BN_TINY
@@ -149,6 +147,7 @@ cdef extern from "lanes.h" nogil:
     void bn_row_slopes(...)
     void bn_row_sum(...)
     void bn_short_sums(...)
+    void bn_careful_sums(...)
     void bn_map_rows(...)
     void bn_gradient_rows(...)
     void bn_add_blocks(Py_ssize_t, double, const double*, const double*, const double*,
