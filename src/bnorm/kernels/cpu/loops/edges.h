@@ -34,19 +34,6 @@ static inline void bn_close_edge(bn_edge *edge)
     edge->filled = edge->skip = 0;
 }
 
-/* Where the row that goes to `to` begins within its line, of which as many bytes are sent at once; a line that it does not
- * continue is closed. */
-static inline size_t bn_row_edge(bn_edge *edge, char *to, size_t unit)
-{
-    const size_t offset = (uintptr_t)to & (unit - 1);
-    if (edge->to + edge->filled != to) {
-        bn_close_edge(edge);
-        edge->to = to - offset;
-        edge->filled = edge->skip = offset;
-    }
-    return offset;
-}
-
 /* Fetch the last of as many bytes as were read, of which the others were fetched while lines were sent. */
 static inline void bn_walk_on(bn_ahead *ahead, size_t bytes)
 {
@@ -56,72 +43,35 @@ static inline void bn_walk_on(bn_ahead *ahead, size_t bytes)
     }
 }
 
-/* Send the line that a row has filled. */
-static inline void bn_send_edge(bn_edge *edge)
-{
-    edge->filled = BN_LINE;
-    if (edge->skip)
-        bn_close_edge(edge);
-    else
-        bn_send_line(edge->to, bn_edge_line(edge));
-}
-
 /* values[j] = VALUE(i + j, p + j) of as many values as there are. */
 #define BN_VALUES(values, i, p, VALUE)                                                                                \
     BN_ROLLED                                                                                                         \
     for (int j_ = 0; j_ < (int)(sizeof(values) / sizeof(values)[0]); j_++)                                            \
         (values)[j_] = VALUE((i) + j_, (p) + j_);
 
-/* out[i] = VALUE(i, i) of n values, a line at least: what lies before a line begins, whole lines, and the end. The last
- * values are computed first, as what is read may lie there too. */
-#define BN_SEND_VALUES(n, out, edge, VALUE)                                                                           \
-    do {                                                                                                              \
-        enum { LINE_ = BN_LINE / sizeof(real) };                                                                      \
-        const size_t offset_ = bn_row_edge((edge), (char *)(out), BN_LINE);                                           \
-        const ptrdiff_t head_ = offset_ ? (ptrdiff_t)((BN_LINE - offset_) / sizeof(real)) : 0;                        \
-        const ptrdiff_t end_ = (n) - ((n) - head_) % LINE_;                                                           \
-        const char *const at_ = (edge)->ahead->at;                                                                    \
-        const ptrdiff_t apart_ = (edge)->ahead->apart, third_ = (edge)->ahead->third;                                 \
-        char *const edge_ = bn_edge_line(edge);                                                                       \
-        real first_[LINE_], last_[LINE_], line_[LINE_];                                                               \
-        if (end_ < (n)) {                                                                                             \
-            BN_VALUES(last_, (n) - LINE_, (n) - LINE_, VALUE)                                                         \
-        }                                                                                                             \
-        if (head_) {                                                                                                  \
-            BN_VALUES(first_, 0, 0, VALUE)                                                                            \
-            memcpy(edge_ + offset_, first_, BN_LINE);                                                                 \
-            bn_send_edge(edge);                                                                                       \
-        }                                                                                                             \
-        BN_INDEPENDENT                                                                                                \
-        for (ptrdiff_t i_ = head_; i_ < end_; i_ += LINE_) {                                                          \
-            BN_VALUES(line_, i_, i_, VALUE)                                                                           \
-            if (at_)                                                                                                  \
-                bn_fetch_line(at_ + i_ * sizeof(real));                                                               \
-            if (apart_)                                                                                               \
-                bn_fetch_line(at_ + apart_ + i_ * sizeof(real));                                                      \
-            if (third_)                                                                                               \
-                bn_fetch_line(at_ + third_ + i_ * sizeof(real));                                                      \
-            bn_send_line((out) + i_, line_);                                                                          \
-        }                                                                                                             \
-        if (end_ < (n))                                                                                               \
-            memcpy(edge_ + ((n) - end_) * sizeof(real) - BN_LINE, last_, BN_LINE);                                    \
-        (edge)->to = (char *)((out) + end_);                                                                          \
-        (edge)->filled = ((n) - end_) * sizeof(real);                                                                 \
-        (edge)->skip = 0;                                                                                             \
-        bn_walk_on((edge)->ahead, (n) * sizeof(real));                                                                \
-    } while (0)
+#if defined(BN_HAS_STREAM)
+/* Where the row that goes to `to` begins within its vector; what it does not continue is closed. */
+static inline size_t bn_row_edge(bn_edge *edge, char *to)
+{
+    const size_t offset = (uintptr_t)to & (BN_UNIT - 1);
+    if (edge->to + edge->filled != to) {
+        bn_close_edge(edge);
+        edge->to = to - offset;
+        edge->filled = edge->skip = offset;
+    }
+    return offset;
+}
 
 /* Rows of n values each that lie one after the other, n being a line at least. Value i of them all is VALUE(i, p), where p
  * is its place in a row. NUMBERS(DO) is DO(h) DO(r) and so on, for every number of a row; that of row k is h[k], and own_h
  * in VALUE. What a row gives is turned to where its bytes belong in a line, and put behind what the line has: put together
  * in memory, a line would wait for all that was sent before it. */
-#if defined(BN_HAS_STREAM)
 #define BN_SEND_ROWS(rows, n, out, edge, NUMBERS, VALUE)                                                              \
     do {                                                                                                              \
         enum { WIDTH_ = BN_UNIT / sizeof(real) };                                                                     \
         const ptrdiff_t odd_ = (n) % WIDTH_, even_ = (n) - odd_;                                                      \
         const size_t rest_ = odd_ * sizeof(real);                                                                     \
-        size_t filled_ = bn_row_edge((edge), (char *)(out), BN_UNIT), skip_ = (edge)->skip;                           \
+        size_t filled_ = bn_row_edge((edge), (char *)(out)), skip_ = (edge)->skip;                                    \
         char *to_ = (edge)->to;                                                                                       \
         const char *ahead_ = (edge)->ahead->at;                                                                       \
         const ptrdiff_t apart_ = (edge)->ahead->apart, third_ = (edge)->ahead->third;                                 \
@@ -173,11 +123,7 @@ static inline void bn_send_edge(bn_edge *edge)
     } while (0)
 #define BN_SEND_UNIT(unit)                                                                                            \
     if (ahead_ && ((uintptr_t)to_ & (BN_LINE - BN_UNIT)) == 0) {                                                      \
-        bn_fetch_line(ahead_);                                                                                        \
-        if (apart_)                                                                                                   \
-            bn_fetch_line(ahead_ + apart_);                                                                           \
-        if (third_)                                                                                                   \
-            bn_fetch_line(ahead_ + third_);                                                                           \
+        bn_fetch_lines(ahead_, apart_, third_);                                                                       \
         ahead_ += BN_LINE;                                                                                            \
     }                                                                                                                 \
     bn_send_unit(to_, unit);                                                                                          \
@@ -186,5 +132,9 @@ static inline void bn_send_edge(bn_edge *edge)
 #define BN_SEND_ROWS(rows, n, out, edge, NUMBERS, VALUE) (void)0
 #endif
 #define BN_OWN_IS(h) const real own_##h = h[k_];
+#define BN_NO_NUMBERS(DO)
+
+/* out[i] = VALUE(i, i) of n values, a line at least. */
+#define BN_SEND_VALUES(n, out, edge, VALUE) BN_SEND_ROWS(1, n, out, edge, BN_NO_NUMBERS, VALUE)
 
 #endif

@@ -70,6 +70,16 @@ static inline void bn_advance(bn_ahead *ahead, size_t bytes)
     ahead->left -= bytes;
 }
 
+/* Fetch a line of each array, at the same place of all. */
+BN_INLINE void bn_fetch_lines(const char *at, ptrdiff_t apart, ptrdiff_t third)
+{
+    bn_fetch_line(at);
+    if (apart)
+        bn_fetch_line(at + apart);
+    if (third)
+        bn_fetch_line(at + third);
+}
+
 /* Fetch as many bytes as are going to be read now. */
 BN_APART void bn_fetch(bn_ahead *ahead, size_t bytes)
 {
@@ -233,11 +243,7 @@ static inline void bn_send(bn_output *out, bn_ahead *ahead)
         turn += fetched;
         if (at && turn >= lines) {  /* nothing but fetches between the stores, or they slow down by a third */
             turn -= lines;
-            bn_fetch_line(at);
-            if (apart)
-                bn_fetch_line(at + apart);
-            if (third)
-                bn_fetch_line(at + third);
+            bn_fetch_lines(at, apart, third);
             at += BN_LINE;
         }
         bn_send_line(to, from);
