@@ -95,8 +95,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         (
             "the last rows of a block, which make no sixteen, are left out of the squares",
             "kernels/cpu/loops/channel_moments.pxi",
-            "            d = x[r * b.stride + j] - m[j]\n            s[j] += <double>d\n            q[j] += <double>(d * d)\n        r += 1\n",
-            "            d = x[r * b.stride + j] - m[j]\n            s[j] += <double>d\n        r += 1\n",
+            "            s[j] += <double>g\n            q[j] += <double>product(g, d, what)\n        r += 1\n",
+            "            s[j] += <double>g\n        r += 1\n",
             "tests/kernels/test_kernels.py",
         ),
         (
@@ -116,8 +116,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         (
             "the last rows of a block are read one value too far",
             "kernels/cpu/loops/channel_moments.pxi",
-            "            d = x[r * b.stride + j] - m[j]\n            s[j] += <double>d\n            q[j] += <double>(d * d)\n        r += 1\n",
-            "            d = x[r * b.stride + j] - m[j]\n            s[j] += <double>d + 0.0 * <double>x[r * b.stride + j + 1]\n            q[j] += <double>(d * d)\n        r += 1\n",
+            "            s[j] += <double>g\n            q[j] += <double>product(g, d, what)\n        r += 1\n",
+            "            s[j] += <double>g + 0.0 * <double>x[r * b.stride + j + 1]\n            q[j] += <double>product(g, d, what)\n        r += 1\n",
             "tests/kernels/test_fences.py",
         ),
         (

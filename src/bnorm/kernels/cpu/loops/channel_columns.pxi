@@ -2,9 +2,9 @@
 # channel c. These helpers go from channels to columns and back.
 #
 # Uses nothing of its siblings.
-# Gives Block, FETCH_COLUMNS, ROWS, block_rows, bounded, columns_of, fetch_rows, from_position, gather, head_of,
-# lane_sum, one_nan, plane_of, planes_of, pour, row_weights, run_block, spread, values_of, weigh_block, weights_at,
-# weights_from, weights_of_row, whole_sums, width_of, zero.
+# Gives Block, FETCH_COLUMNS, ROWS, begin_sums, block_rows, bounded, centered_planes, columns_of, fetch_rows,
+# from_position, gather, gather_sums, head_of, lane_sum, one_nan, plane_sums, planes_of, pour, row_weights, run_block,
+# spread, values_of, weigh_block, weights_at, weights_from, weights_of_row, width_of, zero.
 
 cdef enum:
     FETCH_COLUMNS = 16  # columns between two fetches of what comes next, by rows: few lines at a time
@@ -106,6 +106,26 @@ cdef inline void zero(double* values, Py_ssize_t n) noexcept nogil:
         values[i] = 0.0
 
 
+cdef void plane_sums(
+    Activation act, const real* dy, const real* x, const Block* b, const Numbers* of, double* s, double* q
+) noexcept nogil:
+    """sum g and sum g (x - h) per channel of a block that is planes, g being dy before the activation, or x - h."""
+    cdef double[WIDE >> 2] sums, dots
+    cdef Block p = plane_of(b)
+    zero(sums, 8 * p.channels)
+    zero(dots, 8 * p.channels)
+    bn_plane_sums(act, p.rows, p.stride, p.channels, p.run, dy, x, of, p.ahead, sums, dots)
+    whole_sums(p.channels, sums, s)
+    whole_sums(p.channels, dots, q)
+
+
+cdef inline void centered_planes(const real* x, const Block* b, const real* m, double* s, double* q) noexcept nogil:
+    """sum (x - m) and sum (x - m)^2 of such a block."""
+    cdef Numbers of = no_numbers()
+    of.h = m
+    plane_sums(identity(), <const real*>NULL, x, b, &of, s, q)
+
+
 cdef void spread(
     const real* values, Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, real* columns
 ) noexcept nogil:
@@ -168,6 +188,17 @@ cdef void gather(double* columns, const Block* b) noexcept nogil:
             columns[c] = lane_sum(columns + c * run, run)
 
 
+cdef inline void begin_sums(const Block* b, double* s, double* q) noexcept nogil:
+    """Room for two sums of every column."""
+    zero(s, width_of(b))
+    zero(q, width_of(b))
+
+
+cdef inline void gather_sums(const Block* b, double* s, double* q) noexcept nogil:
+    gather(s, b)
+    gather(q, b)
+
+
 cdef inline const double* from_position(const double* numbers, Py_ssize_t i) noexcept nogil:
     if numbers == NULL:
         return numbers
@@ -209,17 +240,21 @@ cdef inline const double* row_weights(const Block* b, Py_ssize_t r, Py_ssize_t w
     return weights_at(b.w, b.weighs, r * b.widen * b.run, width // b.channels, room)
 
 
-cdef void weights_of_row(
-    const double* w, Py_ssize_t channels, Py_ssize_t run, Py_ssize_t width, double* columns
+cdef inline void weights_of_row(
+    const double* w, double scale, Py_ssize_t channels, Py_ssize_t run, Py_ssize_t width, real* columns
 ) noexcept nogil:
-    """The weights of the first `width` columns of a row; w[q * run + i] is shared by the channels."""
+    """The weights of the first `width` columns of a row, times a power of two; the channels share w[q * run + i]."""
     cdef Py_ssize_t c, i, j = 0
+    cdef real one
     while j < width:
-        for c in range(channels):
-            if run == 1:
-                columns[j + c] = w[0]
-            else:
-                for i in range(min(run, width - j - c * run)):
-                    columns[j + c * run + i] = w[i]
-        j += channels * run
+        if run == 1:
+            one = <real>(w[0] * scale)
+            for c in range(channels):
+                columns[j + c] = one
+            j += channels
+        else:
+            for c in range(channels):
+                for i in range(min(run, width - j)):
+                    columns[j + i] = <real>(w[i] * scale)
+                j += run
         w += run

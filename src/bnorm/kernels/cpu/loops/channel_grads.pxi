@@ -2,61 +2,19 @@
 # high part of the mean. With an activation dy is first brought before it, by the forward's v, recomputed as there.
 # With weights a dy of 0 adds nothing whatever x holds there: padding may be NaN.
 #
-# Uses pulled (activations), Block, FETCH_COLUMNS, columns_of, fetch_rows, gather, head_of, plane_of, planes_of,
-# whole_sums, width_of, zero (channel_columns).
-# Gives block_sums, pair_sums, products_beyond_float, pulled_pair_sums.
-
-
-cdef inline real product(real g, real t, bint weighted) noexcept nogil:
-    """g t; with weights 0 where g is, whatever t is."""
-    return 0 if weighted and g == 0 else g * t
-
-
-cdef inline void four_pairs(
-    const real* dy, const real* x, Py_ssize_t stride, real h, bint weighted, real* sum, real* dot
-) noexcept nogil:
-    """sum dy and sum dy (x - h) down four rows."""
-    cdef real g0 = dy[0], g1 = dy[stride], g2 = dy[2 * stride], g3 = dy[3 * stride]
-    sum[0] = (g0 + g1) + (g2 + g3)
-    dot[0] = (product(g0, x[0] - h, weighted) + product(g1, x[stride] - h, weighted)) + (
-        product(g2, x[2 * stride] - h, weighted) + product(g3, x[3 * stride] - h, weighted))
+# Uses pulled (activations), Block, begin_sums, columns_of, gather_sums, plane_sums, planes_of, width_of, zero
+# (channel_columns), column_sums, product (channel_moments).
+# Gives block_sums, numbers_of_columns, products_beyond_float, sums_of_pairs.
 
 
 cdef inline void pair_sums(
     const real* dy, const real* x, const Block* b, const real* h, bint weighted, double* s, double* d
 ) noexcept nogil:
-    """s += sum dy, d += sum dy (x - h) per column: eight rows at a time, then four, then one."""
-    cdef Py_ssize_t j, k, end, at, r = 0, rows = b.rows, stride = b.stride, width = width_of(b)
-    cdef Py_ssize_t step = width if b.ahead == NULL else FETCH_COLUMNS, head = head_of(x, b)
-    cdef real sum, dot, more, more_dot
-    while r + 8 <= rows:
-        k = 0
-        while k < width:
-            end = head if k < head else min(width, k + step)
-            if b.ahead != NULL:
-                bn_fetch(b.ahead, 8 * (end - k) * sizeof(real))
-            for j in range(k, end):
-                at = r * stride + j
-                four_pairs(dy + at, x + at, stride, h[j], weighted, &sum, &dot)
-                four_pairs(dy + at + 4 * stride, x + at + 4 * stride, stride, h[j], weighted, &more, &more_dot)
-                s[j] += <double>(sum + more)
-                d[j] += <double>(dot + more_dot)
-            k = end
-        r += 8
-    fetch_rows(b, rows - r, sizeof(real))
-    if r + 4 <= rows:
-        for j in range(width):
-            at = r * stride + j
-            four_pairs(dy + at, x + at, stride, h[j], weighted, &sum, &dot)
-            s[j] += <double>sum
-            d[j] += <double>dot
-        r += 4
-    while r < rows + (b.extra > 0):
-        for j in range(width if r < rows else b.extra):
-            at = r * stride + j
-            s[j] += <double>dy[at]
-            d[j] += <double>product(dy[at], x[at] - h[j], weighted)
-        r += 1
+    """s += sum dy, d += sum dy (x - h) per column; with weights only where dy is not 0."""
+    if weighted:
+        column_sums(BN_PULLED, 8, dy, x, b, h, s, d)
+    else:
+        column_sums(BN_PAIRS, 8, dy, x, b, h, s, d)
 
 
 cdef inline void pulled_row(
@@ -72,7 +30,7 @@ cdef inline void pulled_row(
         t = x[j] - h[j]
         g = dy[j] if act.kind == BN_IDENTITY else pulled(act, t * scale[j] + shift[j], dy[j])
         s[j] += <double>g
-        d[j] += <double>product(g, t, weighted)
+        d[j] += <double>product(g, t, BN_PULLED if weighted else BN_PAIRS)
 
 
 cdef inline void pulled_pair_sums(
@@ -125,18 +83,27 @@ cdef inline bint products_beyond_float(
     return bad != 0
 
 
-cdef void plane_products(
-    const real* dy, const real* x, const Block* b, const Numbers* of, Activation act, double* s, double* d
+cdef inline void sums_of_pairs(
+    Activation act, const real* dy, const real* x, const Block* b, const Numbers* of, bint weighted,
+    double* s, double* d
 ) noexcept nogil:
-    """sum dy and sum dy (x - h) per channel of a block that is planes, dy before the activation."""
-    cdef double[WIDE >> 2] sums, dots
-    cdef Block p = plane_of(b)
-    zero(sums, 8 * p.channels)
-    zero(dots, 8 * p.channels)
-    bn_plane_products(act, p.rows, p.stride, p.channels, p.run, dy, x, <const real*>of.h, <const real*>of.scale,
-                      <const real*>of.shift, p.ahead, sums, dots)
-    whole_sums(p.channels, sums, s)
-    whole_sums(p.channels, dots, d)
+    """Both sums per column, dy before the activation if there is one."""
+    if act.kind == BN_IDENTITY:
+        pair_sums(dy, x, b, <const real*>of.h, weighted, s, d)
+    else:
+        pulled_pair_sums(dy, x, b, of, act, weighted, s, d)
+
+
+cdef inline Numbers numbers_of_columns(
+    Activation act, const Block* b, const Numbers* channels, real* h, real* scale, real* shift
+) noexcept nogil:
+    """The numbers of channels as those of their columns, of the forward only where there is an activation."""
+    cdef Numbers of = no_numbers()
+    of.h = columns_of(<const real*>channels.h, b, h)
+    if act.kind != BN_IDENTITY:
+        of.scale = columns_of(<const real*>channels.scale, b, scale)
+        of.shift = columns_of(<const real*>channels.shift, b, shift)
+    return of
 
 
 cdef void block_sums(
@@ -150,31 +117,16 @@ cdef void block_sums(
     cdef Py_ssize_t c
     cdef bint as_planes = b.w == NULL and planes_of(b)
     if as_planes:
-        plane_products(dy, x, b, channels, act, s, d)
+        plane_sums(act, dy, x, b, channels, s, d)
     else:
-        of.h = columns_of(<const real*>channels.h, b, high)
-        of.scale = NULL
-        of.shift = NULL
-        zero(s, width_of(b))
-        zero(d, width_of(b))
-        if act.kind != BN_IDENTITY:
-            of.scale = columns_of(<const real*>channels.scale, b, scale)
-            of.shift = columns_of(<const real*>channels.shift, b, shift)
-            pulled_pair_sums(dy, x, b, &of, act, b.w != NULL, s, d)
-        elif b.w != NULL:
-            pair_sums(dy, x, b, <const real*>of.h, True, s, d)
-        else:
-            pair_sums(dy, x, b, <const real*>of.h, False, s, d)
-        gather(s, b)
-        gather(d, b)
+        of = numbers_of_columns(act, b, channels, high, scale, shift)
+        begin_sums(b, s, d)
+        sums_of_pairs(act, dy, x, b, &of, b.w != NULL, s, d)
+        gather_sums(b, s, d)
     if real is float and products_beyond_float(b.channels, count, s, d):
-        if as_planes:
-            of.h = columns_of(<const real*>channels.h, b, high)
-            of.scale = columns_of(<const real*>channels.scale, b, scale)
-            of.shift = columns_of(<const real*>channels.shift, b, shift)
+        of = numbers_of_columns(act, b, channels, high, scale, shift)
         careful_pair_sums(dy, x, b, &of, act, b.w != NULL, careful_s, careful_d)
-        gather(careful_s, b)
-        gather(careful_d, b)
+        gather_sums(b, careful_s, careful_d)
         for c in range(b.channels):     # what one channel holds changes no bit of another
             if products_beyond_float(1, count, s + c, d + c):
                 s[c] = careful_s[c]

@@ -1,7 +1,7 @@
 # The maps, one read and one write: lines of values, which lines.h computes, through memory. Outputs larger
 # than the cache are finished in a small buffer and streamed to memory past the cache.
 #
-# Uses spread, weights_at (channel_columns), done, taken (channel_narrow).
+# Uses spread, weights_at, weights_of_row (channel_columns), done, taken (channel_narrow).
 # Gives Lines, Output, SCALAR_RUN, by_lines, longest, map_columns, map_runs, numbers_of, plain, room.
 
 cdef enum:
@@ -159,26 +159,6 @@ cdef inline void turn(const real* columns, Py_ssize_t width, Py_ssize_t by, real
     memcpy(turned + width - by, first, by * sizeof(real))
 
 
-cdef inline void weights_of_line(
-    const double* w, double scale, Py_ssize_t channels, Py_ssize_t run, Py_ssize_t width, real* columns
-) noexcept nogil:
-    """weights_of_row times a power of two, in the type of the columns."""
-    cdef Py_ssize_t c, i, j = 0
-    cdef real one
-    while j < width:
-        if run == 1:
-            one = <real>(w[0] * scale)
-            for c in range(channels):
-                columns[j + c] = one
-            j += channels
-        else:
-            for c in range(channels):
-                for i in range(min(run, width - j)):
-                    columns[j + i] = <real>(w[i] * scale)
-                j += run
-        w += run
-
-
 cdef void map_columns(
     Job* job, Py_ssize_t first, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end, Output* out, const real* x
 ) noexcept nogil:
@@ -230,8 +210,8 @@ cdef void map_columns(
                 edge = &out.edge if out.direct and j >= EDGED else NULL
                 if weight != NULL:
                     positions = (j + channels * run - 1) // (channels * run) * run
-                    weights_of_line(weights_at(weight, job.weighs, i // plane * run, positions, near), 1.0 / job.unit,
-                                    min(channels, j), run, j, wr)
+                    weights_of_row(weights_at(weight, job.weighs, i // plane * run, positions, near), 1.0 / job.unit,
+                                   min(channels, j), run, j, wr)
                 y = room(out, i + k, j, x) if edge == NULL else <real*>out.y + i + k
                 if g != NULL:
                     bn_gradient_columns(job.act, g, v, y, j, &line, k, edge)

@@ -6,10 +6,11 @@
 # rounding error eps n_b d^2 is at most 4 eps times the n n_b / (n + n_b) d^2 that the merge adds to m2 anyway, as long
 # as n_b <= 3 n. So the first block is small, and every next one three times what was before it.
 #
-# Uses Block, FETCH_COLUMNS, ROWS, columns_of, fetch_rows, gather, head_of, plane_of, planes_of, row_weights, spread,
-# values_of, weights_of_row, whole_sums, width_of, zero (channel_columns), recenter, weighted_moments
-# (channel_weighted).
-# Gives ACROSS, Parts, add_unmarked, block_moments, careful_moments, careful_sums, centered_sums, exact_sums.
+# Uses Block, FETCH_COLUMNS, ROWS, begin_sums, centered_planes, columns_of, fetch_rows, gather, gather_sums, head_of,
+# planes_of, row_weights, spread, values_of, weights_of_row, width_of, zero (channel_columns), recenter,
+# weighted_moments (channel_weighted).
+# Gives ACROSS, Parts, add_unmarked, block_moments, careful_moments, careful_sums, centered_sums, column_sums,
+# exact_sums, product.
 
 cdef enum:
     ACROSS = 128    # columns of which four rows are summed before the next four
@@ -23,55 +24,83 @@ ctypedef struct Parts:      # of the channels of a block, one after the other
     double* low
 
 
-cdef inline void four(const real* x, Py_ssize_t stride, term m, term* sum, term* square) noexcept nogil:
-    """sum (x - m) and sum (x - m)^2 down four rows, in the type of m."""
-    cdef term d0 = x[0] - m, d1 = x[stride] - m, d2 = x[2 * stride] - m, d3 = x[3 * stride] - m
-    sum[0] = (d0 + d1) + (d2 + d3)
-    square[0] = (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)
+cdef inline term product(term g, term t, int what) noexcept nogil:
+    """g t; BN_PULLED: 0 where g is, whatever t is."""
+    return 0 if what == BN_PULLED and g == 0 else g * t
 
 
-cdef inline void last_sums(const real* x, const Block* b, const term* m, double* s, double* q) noexcept nogil:
-    """s += sum (x - m), q += sum (x - m)^2 per column, of the rows that make no sixteen: four, then one at a time."""
-    cdef Py_ssize_t j, r = b.rows // ROWS * ROWS
-    cdef term d, sum, square
+cdef inline void four(
+    int what, const real* dy, const real* x, Py_ssize_t stride, term m, term* sum, term* dot
+) noexcept nogil:
+    """sum g and sum g (x - m) down four rows, in the type of m; g is x - m where BN_SQUARES are asked for, else dy."""
+    cdef term d0, d1, d2, d3, g0, g1, g2, g3
+    if what == BN_SQUARES:
+        d0, d1, d2, d3 = x[0] - m, x[stride] - m, x[2 * stride] - m, x[3 * stride] - m
+        sum[0] = (d0 + d1) + (d2 + d3)
+        dot[0] = (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)
+    else:
+        g0, g1, g2, g3 = dy[0], dy[stride], dy[2 * stride], dy[3 * stride]
+        sum[0] = (g0 + g1) + (g2 + g3)
+        dot[0] = (product(g0, x[0] - m, what) + product(g1, x[stride] - m, what)) + (
+            product(g2, x[2 * stride] - m, what) + product(g3, x[3 * stride] - m, what))
+
+
+cdef inline void last_sums(
+    int what, const real* dy, const real* x, const Block* b, Py_ssize_t r, const term* m, double* s, double* q
+) noexcept nogil:
+    """Add both sums of the rows from r on, which are not enough for more at a time: of four, then one at a time."""
+    cdef Py_ssize_t j, at
+    cdef term d, g, sum, dot
     fetch_rows(b, b.rows - r, sizeof(real))
     while r + 4 <= b.rows:
         for j in range(width_of(b)):
-            four(x + r * b.stride + j, b.stride, m[j], &sum, &square)
+            at = r * b.stride + j
+            four(what, dy + at, x + at, b.stride, m[j], &sum, &dot)
             s[j] += <double>sum
-            q[j] += <double>square
+            q[j] += <double>dot
         r += 4
     while r < b.rows + (b.extra > 0):
         for j in range(width_of(b) if r < b.rows else b.extra):
             d = x[r * b.stride + j] - m[j]
-            s[j] += <double>d
-            q[j] += <double>(d * d)
+            g = d if what == BN_SQUARES else dy[r * b.stride + j]
+            s[j] += <double>g
+            q[j] += <double>product(g, d, what)
         r += 1
 
 
-cdef inline void centered_sums(const real* x, const Block* b, const real* m, double* s, double* q) noexcept nogil:
-    """s += sum (x - m), q += sum (x - m)^2 per column: of sixteen rows in the type of x, then in float64."""
-    cdef Py_ssize_t j, k, end, r = 0, stride = b.stride, width = width_of(b)
+cdef inline void column_sums(
+    int what, Py_ssize_t rows, const real* dy, const real* x, const Block* b, const real* m, double* s, double* q
+) noexcept nogil:
+    """s += sum g, q += sum g (x - m) per column: of 8 or 16 rows in the type of x, then in float64."""
+    cdef Py_ssize_t j, k, end, at, r = 0, stride = b.stride, width = width_of(b)
     cdef Py_ssize_t step = width if b.ahead == NULL else FETCH_COLUMNS, head = head_of(x, b)
-    cdef const real* row
     cdef real s0, s1, s2, s3, q0, q1, q2, q3
-    while r + ROWS <= b.rows:
-        row = x + r * stride
+    while r + rows <= b.rows:
         k = 0
         while k < width:
             end = head if k < head else min(width, k + step)
             if b.ahead != NULL:
-                bn_fetch(b.ahead, ROWS * (end - k) * sizeof(real))
+                bn_fetch(b.ahead, rows * (end - k) * sizeof(real))
             for j in range(k, end):
-                four(row + j, stride, m[j], &s0, &q0)
-                four(row + 4 * stride + j, stride, m[j], &s1, &q1)
-                four(row + 8 * stride + j, stride, m[j], &s2, &q2)
-                four(row + 12 * stride + j, stride, m[j], &s3, &q3)
+                at = r * stride + j
+                four(what, dy + at, x + at, stride, m[j], &s0, &q0)
+                four(what, dy + at + 4 * stride, x + at + 4 * stride, stride, m[j], &s1, &q1)
+                if rows == 8:
+                    s[j] += <double>(s0 + s1)
+                    q[j] += <double>(q0 + q1)
+                    continue
+                four(what, dy + at + 8 * stride, x + at + 8 * stride, stride, m[j], &s2, &q2)
+                four(what, dy + at + 12 * stride, x + at + 12 * stride, stride, m[j], &s3, &q3)
                 s[j] += <double>((s0 + s1) + (s2 + s3))
                 q[j] += <double>((q0 + q1) + (q2 + q3))
             k = end
-        r += ROWS
-    last_sums(x, b, m, s, q)
+        r += rows
+    last_sums(what, dy, x, b, r, m, s, q)
+
+
+cdef inline void centered_sums(const real* x, const Block* b, const real* m, double* s, double* q) noexcept nogil:
+    """s += sum (x - m), q += sum (x - m)^2 per column."""
+    column_sums(BN_SQUARES, ROWS, x, x, b, m, s, q)
 
 
 cdef inline void exact_sums(const real* x, const Block* b, const double* m, double* s, double* q) noexcept nogil:
@@ -89,10 +118,10 @@ cdef inline void exact_sums(const real* x, const Block* b, const double* m, doub
     while at_once and r + ROWS <= b.rows:
         row = x + r * stride
         for j in range(width):
-            four(row + j, stride, m[j], &s0, &q0)
-            four(row + 4 * stride + j, stride, m[j], &s1, &q1)
-            four(row + 8 * stride + j, stride, m[j], &s2, &q2)
-            four(row + 12 * stride + j, stride, m[j], &s3, &q3)
+            four(BN_SQUARES, row, row + j, stride, m[j], &s0, &q0)
+            four(BN_SQUARES, row, row + 4 * stride + j, stride, m[j], &s1, &q1)
+            four(BN_SQUARES, row, row + 8 * stride + j, stride, m[j], &s2, &q2)
+            four(BN_SQUARES, row, row + 12 * stride + j, stride, m[j], &s3, &q3)
             s[j] += ((s0 + s1) + s2) + s3
             q[j] += ((q0 + q1) + q2) + q3
         r += ROWS
@@ -106,20 +135,20 @@ cdef inline void exact_sums(const real* x, const Block* b, const double* m, doub
                     bn_fetch(b.ahead, 4 * n * sizeof(real))
                 if i == 0:
                     for j in range(n):
-                        four(row + j, stride, m[k + j], &of_s[j], &of_q[j])
+                        four(BN_SQUARES, row, row + j, stride, m[k + j], &of_s[j], &of_q[j])
                 elif i < 3:
                     for j in range(n):
-                        four(row + j, stride, m[k + j], &s0, &q0)
+                        four(BN_SQUARES, row, row + j, stride, m[k + j], &s0, &q0)
                         of_s[j] += s0
                         of_q[j] += q0
                 else:
                     for j in range(n):
-                        four(row + j, stride, m[k + j], &s0, &q0)
+                        four(BN_SQUARES, row, row + j, stride, m[k + j], &s0, &q0)
                         s[k + j] += of_s[j] + s0
                         q[k + j] += of_q[j] + q0
             k += n
         r += ROWS
-    last_sums(x, b, m, s, q)
+    last_sums(BN_SQUARES, x, x, b, r, m, s, q)
 
 
 cdef inline void weighted_row(
@@ -147,18 +176,16 @@ cdef void careful_sums(
     cdef const double* m = columns_of(center, b, columns)
     cdef Py_ssize_t r, j, width = width_of(b), rows = b.rows + (b.extra > 0)
     zero(n, width)
-    zero(s, width)
-    zero(q, width)
+    begin_sums(b, s, q)
     for j in range(width):
         wj[j] = 1.0
     for r in range(rows):
         if r % CAREFUL == 0:
             zero(of_n, width)
-            zero(of_s, width)
-            zero(of_q, width)
+            begin_sums(b, of_s, of_q)
         j = width if r < b.rows else b.extra
         if b.w != NULL:
-            weights_of_row(row_weights(b, r, j, near), b.channels, b.run, j, wj)
+            weights_of_row(row_weights(b, r, j, near), 1.0, b.channels, b.run, j, wj)
         weighted_row(x + r * b.stride, wj, j, skipna, m, of_n, of_s, of_q)
         if r % CAREFUL == CAREFUL - 1 or r == rows - 1:
             for j in range(width):
@@ -166,8 +193,7 @@ cdef void careful_sums(
                 s[j] += of_s[j]
                 q[j] += of_q[j]
     gather(n, b)
-    gather(s, b)
-    gather(q, b)
+    gather_sums(b, s, q)
 
 
 cdef void first_values(
@@ -188,7 +214,7 @@ cdef void first_values(
             return
         width = width_of(b) if r < b.rows else b.extra
         if b.w != NULL:
-            weights_of_row(row_weights(b, r, width, near), b.channels, b.run, width, wj)
+            weights_of_row(row_weights(b, r, width, near), 1.0, b.channels, b.run, width, wj)
         for j in range(width):
             c = (j // b.run) % b.channels
             v = <double>x[r * b.stride + j]
@@ -229,17 +255,6 @@ cdef void careful_moments(const real* x, const Block* b, bint skipna, const int*
                          count[c], 1.0 / count[c], center[c], s[c], q[c])
 
 
-cdef void plane_squares(const real* x, const Block* b, const real* m, double* s, double* q) noexcept nogil:
-    """sum (x - m) and sum (x - m)^2 per channel of a block that is planes."""
-    cdef double[WIDE >> 2] sums, squares
-    cdef Block p = plane_of(b)
-    zero(sums, 8 * p.channels)
-    zero(squares, 8 * p.channels)
-    bn_plane_squares(p.rows, p.stride, p.channels, p.run, x, m, p.ahead, sums, squares)
-    whole_sums(p.channels, sums, s)
-    whole_sums(p.channels, squares, q)
-
-
 cdef void rough_centers(const real* x, const Block* b, const double* n, real* center) noexcept nogil:
     """The mean of every fourth row, for channels that have no mean yet; exact where a channel is constant."""
     cdef real[WIDE] first, columns
@@ -256,7 +271,7 @@ cdef void rough_centers(const real* x, const Block* b, const double* n, real* ce
         some.rows = sampled
         some.stride = 4 * b.stride
         some.ahead = NULL
-        plane_squares(x, &some, first, s, q)
+        centered_planes(x, &some, first, s, q)
     else:
         m = columns_of(first, b, columns)
         zero(s, width_of(b))
@@ -324,13 +339,11 @@ cdef void exact_moments(const real* x, const Block* b, bint skipna, Parts to) no
         center[c] = <double>rough[c] if to.n[c] == 0.0 else to.mean[c] + to.low[c]
         careful |= real is float and not (fabs(center[c]) < INFINITY)   # differences of float32 may overflow
     if real is double and planes_of(b):
-        plane_squares(x, b, center, s, q)
+        centered_planes(x, b, center, s, q)
     else:
-        zero(s, width_of(b))
-        zero(q, width_of(b))
+        begin_sums(b, s, q)
         exact_sums(x, b, columns_of(center, b, columns), s, q)
-        gather(s, b)
-        gather(q, b)
+        gather_sums(b, s, q)
     for c in range(b.channels):
         holes |= q[c] != q[c]
     if careful or (skipna and holes):
@@ -356,13 +369,11 @@ cdef void float_moments(const float* x, const Block* b, bint skipna, Parts to) n
     if fresh:
         rough_centers(x, b, to.n, &center[0])
     if planes_of(b):
-        plane_squares(x, b, &center[0], s, q)
+        centered_planes(x, b, &center[0], s, q)
     else:
-        zero(s, width_of(b))
-        zero(q, width_of(b))
+        begin_sums(b, s, q)
         centered_sums(x, b, columns_of(&center[0], b, &columns[0]), s, q)
-        gather(s, b)
-        gather(q, b)
+        gather_sums(b, s, q)
     for c in range(b.channels):
         wide[c] = center[c]
     if beyond_float(x, b, &center[0], q, odd):

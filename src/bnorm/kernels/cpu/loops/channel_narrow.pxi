@@ -4,22 +4,18 @@
 #
 # Integers without weights need no center: their sums and sums of squares have room in 64 bits, and are exact.
 #
-# Uses Block, ROWS, columns_of, gather, values_of, weights_from, width_of, zero (channel_columns), pair_sums,
-# products_beyond_float, pulled_pair_sums (channel_grads), Output (channel_maps), Parts, centered_sums, exact_sums
-# (channel_moments), add_block, parts_at (channel_tasks).
+# Uses Block, ROWS, begin_sums, columns_of, gather_sums, values_of, weights_from, width_of (channel_columns),
+# numbers_of_columns, products_beyond_float, sums_of_pairs (channel_grads), Output, numbers_of (channel_maps), Parts,
+# centered_sums, exact_sums (channel_moments), add_block, parts_at (channel_tasks).
 # Gives done, integer_task, merge_integers, narrow_block, read_doubles, read_floats, taken, write_floats.
 
 
-cdef inline void read_values(int kind, const void* values, Py_ssize_t at, Py_ssize_t n, real* to) noexcept nogil:
+cdef void read_values(int kind, const void* values, Py_ssize_t at, Py_ssize_t n, real* to) noexcept nogil:
+    """n values from position `at` on; not inline, as few arrays are narrow."""
     if real is float:
         bn_read_float(kind, values, at, n, to)
     else:
         bn_read_double(kind, values, at, n, to)
-
-
-cdef void read_line(int kind, const void* values, Py_ssize_t at, Py_ssize_t n, real* line) noexcept nogil:
-    """n values from position `at` on; not inline, as few lines are narrow."""
-    read_values(kind, values, at, n, line)
 
 
 cdef inline const real* taken(
@@ -28,7 +24,7 @@ cdef inline const real* taken(
     """Where n values from position `at` on can be read: in the line, if they are narrow."""
     if kind == BN_REAL:
         return <const real*>values + at
-    read_line(kind, values, at, n, <real*>line)
+    read_values(kind, values, at, n, <real*>line)
     return <const real*>line
 
 
@@ -119,15 +115,13 @@ cdef bint moments_of_block(Job* job, Py_ssize_t at, const Block* b, Parts to) no
             wide[c] = center[c]
     m = columns_of(&center[0], b, &columns[0])
     mean = columns_of(&wide[0], b, &spread_center[0])
-    zero(s, width_of(b))
-    zero(q, width_of(b))
+    begin_sums(b, s, q)
     while next_chunk(job, at, b, most, &r, &chunk, &values[0], &values[0]):
         if job.exact:
             exact_sums(<const float*>values, &chunk, mean, s, q)
         else:
             centered_sums(<const float*>values, &chunk, m, s, q)
-    gather(s, b)
-    gather(q, b)
+    gather_sums(b, s, q)
     for c in range(b.channels):
         odd |= not (least <= q[c] < INFINITY)
     if not odd:
@@ -143,20 +137,12 @@ cdef bint gradients_of_block(Job* job, Py_ssize_t at, const Block* b, Py_ssize_t
     cdef Py_ssize_t most = max(<Py_ssize_t>8, NEAR // 2 // width_of(b) // 8 * 8), j, r = 0
     cdef Block chunk
     cdef Numbers of
-    of.h = columns_of(<const float*>job.high + c, b, &high[0])
-    of.scale = of.shift = NULL
-    if job.act.kind != BN_IDENTITY:
-        of.scale = columns_of(<const float*>job.scale + c, b, &scale[0])
-        of.shift = columns_of(<const float*>job.shift + c, b, &shift[0])
-    zero(s, width_of(b))
-    zero(d, width_of(b))
+    cdef Numbers channels = numbers_of(job, c, <const float*>job.x)
+    of = numbers_of_columns(job.act, b, &channels, &high[0], &scale[0], &shift[0])
+    begin_sums(b, s, d)
     while next_chunk(job, at, b, most, &r, &chunk, &values[0], &gradients[0]):
-        if job.act.kind == BN_IDENTITY:
-            pair_sums(<const float*>gradients, <const float*>values, &chunk, <const float*>of.h, False, s, d)
-        else:
-            pulled_pair_sums(<const float*>gradients, <const float*>values, &chunk, &of, job.act, False, s, d)
-    gather(s, b)
-    gather(d, b)
+        sums_of_pairs(job.act, <const float*>gradients, <const float*>values, &chunk, &of, False, s, d)
+    gather_sums(b, s, d)
     if products_beyond_float(b.channels, <double>values_of(b), s, d):
         return False
     for j in range(b.channels):
@@ -198,13 +184,14 @@ cdef void integer_sums(
             c = c + 1 if c + 1 < channels else 0
 
 
-cdef void integer_run(Job* job, Py_ssize_t r, Py_ssize_t c, int64_t* s, int64_t* q) noexcept nogil:
-    """The same of a long run of channel c."""
+cdef Py_ssize_t integer_run(Job* job, Py_ssize_t r, Py_ssize_t c, int64_t* s, int64_t* q) noexcept nogil:
+    """The same of row r of a long run of channel c; returns how many values that are: the last row may be shorter."""
     cdef Py_ssize_t i = (r % job.segments) * job.segment, n = min(i + job.segment, job.inner) - i
     cdef Py_ssize_t at = (r // job.segments * job.channels + c) * job.inner + i, rows = n // BN_STRIP
     integer_sums(job, at, rows, BN_STRIP, BN_STRIP, 1, BN_STRIP, s, q)
     if n > rows * BN_STRIP:
         integer_sums(job, at + rows * BN_STRIP, 1, BN_STRIP, n - rows * BN_STRIP, 1, BN_STRIP, s, q)
+    return n
 
 
 cdef void integer_task(Job* job, Py_ssize_t t) noexcept nogil:
@@ -213,7 +200,7 @@ cdef void integer_task(Job* job, Py_ssize_t t) noexcept nogil:
     cdef Py_ssize_t p = t // job.groups, first = p * job.piece, last = min(first + job.piece, job.rows)
     cdef Py_ssize_t begin = (t % job.groups) * job.group, end = min(begin + job.group, job.channels), c, r, n
     cdef Py_ssize_t size = job.channels, plane = job.widen * job.inner
-    cdef Py_ssize_t values = max(<Py_ssize_t>0, last - first) * plane
+    cdef Py_ssize_t values = 0
     cdef double* partial = job.partial + p * 4 * size
     cdef int64_t* s = <int64_t*>partial
     cdef int64_t* q = s + size
@@ -223,20 +210,18 @@ cdef void integer_task(Job* job, Py_ssize_t t) noexcept nogil:
     c = begin
     while c < end and job.inner > 0:
         n = 1 if job.runs else min(job.tile, end - c)
+        values = 0 if job.runs else max(<Py_ssize_t>0, last - first) * plane
         if job.runs:
             for r in range(first, last):
-                integer_run(job, r, c, s + c, q + c)
+                values += integer_run(job, r, c, s + c, q + c)
         else:
             integer_sums(job, first * plane * size + c * job.inner, last - first, plane * size, n * plane, n,
                          job.inner, s + c, q + c)
             if last == job.rows and job.outer > job.rows * job.widen:
                 integer_sums(job, last * plane * size, 1, 0, (job.outer - job.rows * job.widen) * n * job.inner, n,
                              job.inner, s, q)
+                values += (job.outer - job.rows * job.widen) * job.inner
         c += n
-    if job.runs:
-        values = values_of_runs(job, first, last)
-    elif last == job.rows:
-        values += (job.outer - job.rows * job.widen) * job.inner
     for c in range(begin, end):
         count[c] = values
     if job.pieces == 1:
@@ -270,15 +255,6 @@ cdef void merge_integers(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept no
             bn_add_squares(&q, sum_at(partial, 2 * size + c), sum_at(partial, c), sum_at(partial, size + c), center)
             partial += 4 * size
         bn_integer_moments(job.narrow, n, s, &q, center, job.partial + c, size)
-
-
-cdef Py_ssize_t values_of_runs(const Job* job, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    """How many values of a channel are in some rows of long runs, of which the last of a channel may be shorter."""
-    cdef Py_ssize_t r, i, n = 0
-    for r in range(first, last):
-        i = (r % job.segments) * job.segment
-        n += max(<Py_ssize_t>0, min(i + job.segment, job.inner) - i)
-    return n
 
 
 cdef void read_floats(int kind, const void* values, Py_ssize_t at, Py_ssize_t n, void* to) noexcept nogil:

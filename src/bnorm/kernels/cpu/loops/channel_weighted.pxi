@@ -4,7 +4,7 @@
 # block has more than three times the values before it. Weights may grow without bounds from block to block; so a block
 # that outweighs what was before it by more is summed again where its center turns out to be far from its mean.
 #
-# Uses Block, columns_of, gather, lane_sum, values_of, width_of, zero (channel_columns), Parts, add_unmarked,
+# Uses Block, begin_sums, columns_of, gather_sums, lane_sum, values_of (channel_columns), Parts, add_unmarked,
 # careful_moments (channel_moments), BROAD, sums_of_columns, sums_of_rows (channel_weights).
 # Gives recenter, weight_of, weighted_moments.
 
@@ -112,21 +112,17 @@ cdef void weighted_sums(const real* x, const Block* b, const double* center, dou
     cdef double[WIDE] columns
     cdef const double* m = columns_of(center, b, columns)
     cdef Block again = b[0]
-    zero(s, width_of(b))
-    zero(q, width_of(b))
+    begin_sums(b, s, q)
     if b.run == 1 and b.stride >= b.widen * BROAD:   # all columns of the array, whichever of them are in the block
         sums_of_rows(x, b, center, s, q)
         return
     sums_of_columns(x, b, m, False, s, q)
-    gather(s, b)
-    gather(q, b)
+    gather_sums(b, s, q)
     if not_finite(b.channels, q) and any_zero(b):
         again.ahead = NULL
-        zero(s, width_of(b))
-        zero(q, width_of(b))
+        begin_sums(b, s, q)
         sums_of_columns(x, &again, m, True, s, q)
-        gather(s, b)
-        gather(q, b)
+        gather_sums(b, s, q)
 
 
 cdef void weighted_moments(const real* x, const Block* b, bint skipna, Parts to) noexcept nogil:

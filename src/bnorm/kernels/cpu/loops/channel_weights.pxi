@@ -89,30 +89,22 @@ cdef inline void sums_of_rows(const real* x, const Block* b, const double* m, do
         bn_advance(b.ahead, (rows - done) * width * sizeof(real))
 
 
-cdef inline real counted(real x, double w, bint guarded) noexcept nogil:
-    """x, or where guarded 0 if it does not count, whatever it is."""
-    return x if w != 0.0 or not guarded else 0
-
-
-cdef inline void two_weighted(
-    const real* x, Py_ssize_t stride, const double* w, Py_ssize_t step, double m, bint guarded, double* sum,
-    double* square
-) noexcept nogil:
-    """`two` down a column."""
-    cdef double w0 = w[0], w1 = w[step]
-    two(counted(x[0], w0, guarded), w0, counted(x[stride], w1, guarded), w1, m, sum, square)
+cdef inline real counted(real x, double w) noexcept nogil:
+    """x, or 0 if it does not count, whatever it is."""
+    return x if w != 0.0 else 0
 
 
 cdef inline void four_weighted(
-    const real* x, Py_ssize_t stride, const double* w, Py_ssize_t step, Py_ssize_t n, const double* m, bint guarded,
+    const real* x, Py_ssize_t stride, const double* w, Py_ssize_t step, Py_ssize_t n, const double* m,
     double* s, double* q
 ) noexcept nogil:
     """four_rows, where the n columns have weights of their own, `step` apart from row to row."""
     cdef Py_ssize_t j
-    cdef double s0, s1, q0, q1
+    cdef double s0, s1, q0, q1, w0, w1, w2, w3
     for j in range(n):
-        two_weighted(x + j, stride, w + j, step, m[j], guarded, &s0, &q0)
-        two_weighted(x + 2 * stride + j, stride, w + 2 * step + j, step, m[j], guarded, &s1, &q1)
+        w0, w1, w2, w3 = w[j], w[step + j], w[2 * step + j], w[3 * step + j]
+        two(counted(x[j], w0), w0, counted(x[stride + j], w1), w1, m[j], &s0, &q0)
+        two(counted(x[2 * stride + j], w2), w2, counted(x[3 * stride + j], w3), w3, m[j], &s1, &q1)
         s[j] += s0 + s1
         q[j] += q0 + q1
 
@@ -123,7 +115,7 @@ cdef inline void one_weighted(
     cdef Py_ssize_t j
     cdef double d
     for j in range(n):
-        d = <double>counted(x[j], w[j], True) - m[j]
+        d = <double>counted(x[j], w[j]) - m[j]
         s[j] += w[j] * d
         q[j] += w[j] * d * d
 
@@ -183,7 +175,7 @@ cdef inline void sums_of_columns(
             if b.ahead != NULL:
                 bn_fetch(b.ahead, rows * n * sizeof(real))
             if rows == 4:
-                four_weighted(x + r * b.stride + j, b.stride, w + i, step, n, m + j, guarded, of_s + j, of_q + j)
+                four_weighted(x + r * b.stride + j, b.stride, w + i, step, n, m + j, of_s + j, of_q + j)
             else:
                 one_weighted(x + r * b.stride + j, w + i, n, m + j, of_s + j, of_q + j)
             j += n
@@ -277,7 +269,7 @@ cdef void last_columns(
     q -= n
     if ends:
         for r in range(0, rows, 4):
-            four_weighted(x + r * b.stride, b.stride, w + r * BN_SIDE, BN_SIDE, n, m, False, s, q)
+            four_weighted(x + r * b.stride, b.stride, w + r * BN_SIDE, BN_SIDE, n, m, s, q)
     else:
         memcpy(of_s, s, sizeof(of_s))
         memcpy(of_q, q, sizeof(of_q))

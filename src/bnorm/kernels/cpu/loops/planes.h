@@ -21,36 +21,31 @@
             SUMS;                                                                                                     \
         }
 
-#define bn_plane_squares(rows, stride, planes, n, x, ...)                                                             \
-    BN_OF(bn_plane_squares, x)(rows, stride, planes, n, x, __VA_ARGS__)
-#define bn_plane_products(act, rows, stride, planes, n, dy, ...)                                                      \
-    BN_OF(bn_plane_products, dy)(act, rows, stride, planes, n, dy, __VA_ARGS__)
+#define bn_plane_sums(act, rows, stride, planes, n, dy, ...)                                                          \
+    BN_OF(bn_plane_sums, dy)(act, rows, stride, planes, n, dy, __VA_ARGS__)
 #define BN_TEMPLATE "planes.h"
 #include "both.h"
 #elif defined(real)
 
-BN_APART void OF(bn_plane_squares)(ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t planes, ptrdiff_t n,
-                                   const real *x, const real *h, bn_ahead *ahead, double *BN_RESTRICT sum,
-                                   double *BN_RESTRICT square)
+BN_INLINE void OF(bn_plane_products_of)(bn_activation act, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t planes,
+                                        ptrdiff_t n, const real *dy, const real *x, const bn_numbers *of,
+                                        bn_ahead *ahead, double *BN_RESTRICT sum, double *BN_RESTRICT dot)
 {
-    BN_EVERY_PLANE(OF(bn_squares)(brief, x + at, n, h[c], sum + 8 * c, square + 8 * c))
+    BN_MAP_NUMBERS(BN_ARRAY_IS)
+    BN_EVERY_PLANE(OF(bn_products)(0, brief, act, dy + at, x + at, n, h[c], scale[c], shift[c], sum + 8 * c, dot + 8 * c))
 }
 
-BN_INLINE void OF(bn_plane_products_of)(bn_activation act, ptrdiff_t rows, ptrdiff_t stride,
-                                        ptrdiff_t planes, ptrdiff_t n, const real *dy, const real *x,
-                                        const real *h, const real *scale, const real *shift, bn_ahead *ahead,
-                                        double *BN_RESTRICT sum, double *BN_RESTRICT dot)
+/* Both sums of each channel, 8 parts of each, to which are added those of its planes: sum g and sum g (x - h), g being dy
+ * before the activation, or x - h if there is no dy. */
+BN_APART void OF(bn_plane_sums)(bn_activation act, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t planes, ptrdiff_t n,
+                                const real *dy, const real *x, const bn_numbers *of, bn_ahead *ahead,
+                                double *BN_RESTRICT sum, double *BN_RESTRICT dot)
 {
-    BN_EVERY_PLANE(OF(bn_products)(0, brief, act, dy + at, x + at, n, h[c], scale[c], shift[c],
-                                         sum + 8 * c, dot + 8 * c))
+    BN_ARRAY_IS(h)
+    if (dy) {
+        BN_BY_KIND(OF(bn_plane_products_of), act, rows, stride, planes, n, dy, x, of, ahead, sum, dot)
+    } else {
+        BN_EVERY_PLANE(OF(bn_squares)(brief, x + at, n, h[c], sum + 8 * c, dot + 8 * c))
+    }
 }
-
-BN_APART void OF(bn_plane_products)(bn_activation act, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t planes,
-                                    ptrdiff_t n, const real *dy, const real *x, const real *h,
-                                    const real *scale, const real *shift, bn_ahead *ahead,
-                                    double *BN_RESTRICT sum, double *BN_RESTRICT dot)
-{
-    BN_BY_KIND(OF(bn_plane_products_of), act, rows, stride, planes, n, dy, x, h, scale, shift, ahead, sum, dot)
-}
-
 #endif

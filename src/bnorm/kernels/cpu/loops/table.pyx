@@ -160,8 +160,7 @@ cdef extern from "lines.h" nogil:
     bint bn_any_infinite(...)
 
 cdef extern from "planes.h" nogil:
-    void bn_plane_squares(...)
-    void bn_plane_products(...)
+    void bn_plane_sums(...)
 
 cdef extern from "runs.h" nogil:
     void bn_run_sums(...)

@@ -18,41 +18,35 @@ static inline void bn_spread_order(ptrdiff_t channels, int64_t *order)
     }
 }
 
-/* n weights as columns: each `channels` times, 2 to 15. Written as whole vectors, of which the next ones take over what
- * is too much. */
-static inline void bn_spread(const double *w, ptrdiff_t n, ptrdiff_t channels, double *columns)
-{
-#define BN_SPREAD(size)                                                                                               \
+/* SPREAD of 2 to 15 values as whole vectors, of which what comes next takes over what is too much. */
+#define BN_BY_VECTORS(size, SPREAD)                                                                                   \
+    switch (((size) + 3) / 4) {                                                                                       \
+    case 1: SPREAD(4) break;                                                                                          \
+    case 2: SPREAD(8) break;                                                                                          \
+    case 3: SPREAD(12) break;                                                                                         \
+    default: SPREAD(16)                                                                                               \
+    }
+#define BN_SPREAD_ONE(size)                                                                                           \
     for (; n > 0; n--, w++, columns += channels) {                                                                    \
         const double one = *w;                                                                                        \
         for (int k = 0; k < (size); k++)                                                                              \
             columns[k] = one;                                                                                         \
-    }                                                                                                                 \
-    return;
-    switch ((channels + 3) / 4) {
-    case 1: BN_SPREAD(4)
-    case 2: BN_SPREAD(8)
-    case 3: BN_SPREAD(12)
-    default: BN_SPREAD(16)
     }
-#undef BN_SPREAD
-}
-
-/* The same of n runs of 2 to 15 weights, each run `channels` times. Up to 3 weights behind the last are read. */
-static inline void bn_spread_runs(const double *w, ptrdiff_t n, ptrdiff_t channels, ptrdiff_t run, double *columns)
-{
-#define BN_SPREAD(size)                                                                                               \
+#define BN_SPREAD_RUN(size)                                                                                           \
     for (; n > 0; n--, w += run)                                                                                      \
         for (ptrdiff_t c = 0; c < channels; c++, columns += run)                                                      \
-            memcpy(columns, w, (size) * sizeof *w);                                                                   \
-    return;
-    switch ((run + 3) / 4) {
-    case 1: BN_SPREAD(4)
-    case 2: BN_SPREAD(8)
-    case 3: BN_SPREAD(12)
-    default: BN_SPREAD(16)
-    }
-#undef BN_SPREAD
+            memcpy(columns, w, (size) * sizeof *w);
+
+/* n weights as columns: each `channels` times. */
+static inline void bn_spread(const double *w, ptrdiff_t n, ptrdiff_t channels, double *columns)
+{
+    BN_BY_VECTORS(channels, BN_SPREAD_ONE)
+}
+
+/* The same of n runs, each `channels` times. Up to 3 weights behind the last are read. */
+static inline void bn_spread_runs(const double *w, ptrdiff_t n, ptrdiff_t channels, ptrdiff_t run, double *columns)
+{
+    BN_BY_VECTORS(run, BN_SPREAD_RUN)
 }
 
 /* The sum of n bytes of a mask, whose kind is of narrow.h. */
@@ -182,7 +176,11 @@ BN_INLINE bn_doubles bn_ordered(bn_doubles v, const int64_t *order)
 #define BN_SIDE 1
 #endif
 
+#if BN_SIDE > 1
 #define bn_weighted_columns(fours, x, ...) BN_OF(bn_weighted_columns, x)(fours, x, __VA_ARGS__)
+#else
+#define bn_weighted_columns(...) 0  /* none, so that the caller has them all */
+#endif
 #define BN_TEMPLATE "weights.h"
 #include "both.h"
 #elif defined(real)
@@ -243,16 +241,6 @@ BN_APART ptrdiff_t OF(bn_weighted_columns)(ptrdiff_t fours, const real *BN_RESTR
         })
     }
     return n;
-}
-#else
-/* None, so that the caller has them all. */
-static inline ptrdiff_t OF(bn_weighted_columns)(ptrdiff_t fours, const real *x, ptrdiff_t stride, ptrdiff_t n, int how,
-                                                const void *w, ptrdiff_t step, ptrdiff_t channels, const int64_t *order,
-                                                const double *m, bn_ahead *ahead, double *s, double *q)
-{
-    (void)fours, (void)x, (void)stride, (void)n, (void)how, (void)w, (void)step;
-    (void)channels, (void)order, (void)m, (void)ahead, (void)s, (void)q;
-    return 0;
 }
 #endif
 #endif
