@@ -7,20 +7,10 @@
 # Gives block_sums, numbers_of_columns, products_beyond_float, sums_of_pairs.
 
 
-cdef inline void pair_sums(
-    const real* dy, const real* x, const Block* b, const real* h, bint weighted, double* s, double* d
-) noexcept nogil:
-    """s += sum dy, d += sum dy (x - h) per column; with weights only where dy is not 0."""
-    if weighted:
-        column_sums(BN_PULLED, 8, dy, x, b, h, s, d)
-    else:
-        column_sums(BN_PAIRS, 8, dy, x, b, h, s, d)
-
-
 cdef inline void pulled_row(
     Activation act, const real* dy, const real* x, Py_ssize_t n, const Numbers* of, bint weighted, double* s, double* d
 ) noexcept nogil:
-    """pair_sums of one row, dy before the activation; with weights only where that is not 0."""
+    """s += sum dy, d += sum dy (x - h) of one row, dy before the activation; with weights only where that is not 0."""
     cdef const real* h = <const real*>of.h
     cdef const real* scale = <const real*>of.scale
     cdef const real* shift = <const real*>of.shift
@@ -30,14 +20,14 @@ cdef inline void pulled_row(
         t = x[j] - h[j]
         g = dy[j] if act.kind == BN_IDENTITY else pulled(act, t * scale[j] + shift[j], dy[j])
         s[j] += <double>g
-        d[j] += <double>product(g, t, BN_PULLED if weighted else BN_PAIRS)
+        d[j] += <double>product(g, t, BN_WEIGHED_PAIRS if weighted else BN_PAIRS)
 
 
 cdef inline void pulled_pair_sums(
     const real* dy, const real* x, const Block* b, const Numbers* of, Activation act, bint weighted,
     double* s, double* d
 ) noexcept nogil:
-    """pair_sums, dy before the activation; with weights only where that is not 0."""
+    """The same of all rows of a block."""
     cdef Py_ssize_t r, at, n
     for r in range(b.rows + (b.extra > 0)):
         at = r * b.stride
@@ -87,11 +77,13 @@ cdef inline void sums_of_pairs(
     Activation act, const real* dy, const real* x, const Block* b, const Numbers* of, bint weighted,
     double* s, double* d
 ) noexcept nogil:
-    """Both sums per column, dy before the activation if there is one."""
-    if act.kind == BN_IDENTITY:
-        pair_sums(dy, x, b, <const real*>of.h, weighted, s, d)
-    else:
+    """s += sum dy, d += sum dy (x - h) per column, dy before the activation if there is one."""
+    if act.kind != BN_IDENTITY:
         pulled_pair_sums(dy, x, b, of, act, weighted, s, d)
+    elif weighted:
+        column_sums(BN_WEIGHED_PAIRS, 8, dy, x, b, <const real*>of.h, s, d)
+    else:
+        column_sums(BN_PAIRS, 8, dy, x, b, <const real*>of.h, s, d)
 
 
 cdef inline Numbers numbers_of_columns(

@@ -25,8 +25,8 @@ ctypedef struct Parts:      # of the channels of a block, one after the other
 
 
 cdef inline term product(term g, term t, int what) noexcept nogil:
-    """g t; BN_PULLED: 0 where g is, whatever t is."""
-    return 0 if what == BN_PULLED and g == 0 else g * t
+    """g t; BN_WEIGHED_PAIRS: 0 where g is, whatever t is."""
+    return 0 if what == BN_WEIGHED_PAIRS and g == 0 else g * t
 
 
 cdef inline void four(

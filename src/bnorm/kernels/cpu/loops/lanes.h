@@ -88,10 +88,9 @@ typedef struct {
 
 static inline bn_numbers bn_no_numbers(void) { const bn_numbers none = {0}; return none; }
 
-/* What is summed: g and g t, t being x - h. g is t; or dy; or dy gamma, dy being brought before the activation of
- * ((x - h) scale + shift) gamma + beta; or w t, t being 0 where w is; or dy before the activation of (x - h) scale + shift,
- * t being 0 where that is. */
-enum { BN_SQUARES, BN_PAIRS, BN_SCALED, BN_WEIGHED, BN_PULLED };
+/* What is summed: g and g t, t being x - h. g is t; or dy, brought before the activation of v = (x - h) scale + shift; or dy
+ * gamma, dy being brought before that of v gamma + beta; or w t, t being 0 where w is; or as the second, t being 0 where g is. */
+enum { BN_SQUARES, BN_PAIRS, BN_SCALED, BN_WEIGHED_SQUARES, BN_WEIGHED_PAIRS };
 
 #define BN_ARRAY_IS(h) const real *const h = (const real *)of->h;
 #define BN_NUMBER_IS(h) const real own_##h = ((const real *)of->h)[k];
@@ -137,7 +136,6 @@ enum {
         OF(bn_fold)(BN_WIDTH, 0, s, first);                                                                           \
         OF(bn_fold)(BN_WIDTH, 0, t, second);                                                                          \
     }
-
 
 /* Both sums of a run of n values, 32 at least, 8 parts of each in float64, begun here or added. SET(i, k, kept) lets s[j]
  * and t[j] begin with value i, and with k if that is kept; ADD(i) adds one. What does not fill a vector is read as the last
@@ -186,7 +184,8 @@ enum {
     t[j] += q_;
 #define BN_SHORT_STEP(i, j, kept)                                                                                     \
     const real d_ = x[i] - own_h, v_ = d_ * scale + shift;                                                            \
-    const real g_ = what == BN_PAIRS ? dy[i] : OF(bn_act_pull)(act, v_ * gamma[i] + beta[i], dy[i] * gamma[i]);       \
+    const real g_ = what == BN_PAIRS ? OF(bn_act_pull)(act, v_, dy[i])                                                \
+                                     : OF(bn_act_pull)(act, v_ * gamma[i] + beta[i], dy[i] * gamma[i]);               \
     s[j] += OF(bn_kept)(g_, kept);                                                                                    \
     t[j] += OF(bn_kept)(g_ * d_, kept);
 #define BN_TWO_POWERS(i, k, kept)                                                                                     \
@@ -252,8 +251,8 @@ BN_INLINE void OF(bn_short_sums)(bn_activation act, int what, const real *dy, co
                                  const bn_numbers *of, ptrdiff_t k, double *sum, double *dot)
 {
     BN_NUMBER_IS(h) BN_ARRAY_IS(gamma) BN_ARRAY_IS(beta)
-    const real scale = what == BN_PAIRS ? 0 : ((const real *)of->scale)[k];
-    const real shift = what == BN_PAIRS ? 0 : ((const real *)of->shift)[k];
+    const int forward = what == BN_SCALED || act.kind != BN_IDENTITY;
+    const real scale = forward ? ((const real *)of->scale)[k] : 0, shift = forward ? ((const real *)of->shift)[k] : 0;
     BN_RUN_IN_LANES(n, left, sum, dot, BN_SHORT_STEP)
 }
 
@@ -262,23 +261,22 @@ BN_APART void OF(bn_careful_sums)(bn_activation act, int what, const real *dy, c
                                   const bn_numbers *of, ptrdiff_t k, double *sum, double *dot)
 {
     BN_NUMBER_IS(h) BN_ARRAY_IS(gamma) BN_ARRAY_IS(beta) BN_ARRAY_IS(w)
-    const int forward = what == BN_SCALED || what == BN_PULLED;
+    const int forward = what == BN_SCALED || act.kind != BN_IDENTITY;
     const real scale = forward ? ((const real *)of->scale)[k] : 0, shift = forward ? ((const real *)of->shift)[k] : 0;
     double s = *sum, d = *dot;
     for (ptrdiff_t i = 0; i < n; i++) {
         const real v = (x[i] - own_h) * scale + shift;
         double t = (double)x[i] - (double)own_h, g = t;
-        if (what == BN_PAIRS) {
-            g = dy[i];
-        } else if (what == BN_SCALED) {
-            g = OF(bn_act_pull)(act, v * gamma[i] + beta[i], dy[i] * gamma[i]);
-        } else if (what == BN_WEIGHED) {
+        if (what == BN_WEIGHED_SQUARES) {
             t = w[i] != 0 ? t : 0.0;
             g = w[i] * t;
-        } else if (what == BN_PULLED) {
+        } else if (what == BN_SCALED) {
+            g = OF(bn_act_pull)(act, v * gamma[i] + beta[i], dy[i] * gamma[i]);
+        } else if (what != BN_SQUARES) {
             g = OF(bn_act_pull)(act, v, dy[i]);
-            t = g != 0.0 ? t : 0.0;
         }
+        if (what == BN_WEIGHED_PAIRS)
+            t = g != 0.0 ? t : 0.0;
         s += g;
         d += g * t;
     }

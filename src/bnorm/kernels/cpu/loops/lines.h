@@ -116,7 +116,7 @@ BN_INLINE void OF(bn_weighted_run_by)(bn_activation act, const real *dy, const r
     const ptrdiff_t k_ = 0;
     const double inverse = 1.0 / unit;
     BN_GRADIENT_NUMBERS(BN_ARRAY_IS) BN_GRADIENT_NUMBERS(BN_OWN_IS)
-    BN_LINE_OF(dx, own_a * (BN_PULLED(j) - (w[j] == 0 ? 0 : (real)(w[j] * inverse) * BN_TILTED(j))))
+    BN_LINE_OF(dx, own_a * (BN_RUN_PULL(j) - (w[j] == 0 ? 0 : (real)(w[j] * inverse) * BN_TILTED(j))))
 }
 
 BN_APART void OF(bn_weighted_run)(bn_activation act, const real *dy, const real *x, real *dx, ptrdiff_t n,

@@ -1,38 +1,23 @@
 # dx of rows, and the gradients of their parameters. Sums and dx of a batch of rows are made before the next
 # are read; where gamma changes from value to value, one pass makes the sums of the rows and those of the columns.
 #
-# Uses pulled (activations), Block, bounded, from_position, pour, run_block, zero (channel_columns), block_sums,
-# products_beyond_float (channel_grads), Output, longest (channel_maps), backward_map, edge_of, numbers_of_runs,
-# row_room, short_runs (row_maps), add_gradient, gradient_of_sums (row_residual), BATCH, EIGHTH, WIDTH, batch_values,
-# short_pair_sums (row_short), affine_of, finish_sums, piece_of, readable, row_numbers, sums_of_long_rows,
-# sums_of_stripe, walk_on (row_sums).
+# Uses Block, bounded, from_position, pour, run_block, zero (channel_columns), block_sums, products_beyond_float
+# (channel_grads), Output, longest (channel_maps), backward_map, edge_of, numbers_of_runs, row_room, short_runs
+# (row_maps), add_gradient, gradient_of_sums (row_residual), BATCH, EIGHTH, WIDTH, batch_values, short_pair_sums
+# (row_short), affine_of, finish_sums, piece_of, readable, row_numbers, sums_of_stripe, walk_on (row_sums).
 # Gives backward_long_rows, backward_rows, backward_short_rows, sums_of_runs.
 
-cdef inline void pulled_run(
-    Activation act, const real* dy, const real* x, real* g, Py_ssize_t n, real h, real a, real b
-) noexcept nogil:
-    """dy of a run before the activation of (x - h) a + b."""
-    cdef Py_ssize_t j
-    for j in range(n):
-        g[j] = pulled(act, (x[j] - h) * a + b, dy[j])
-
-
-cdef void run_sums(
+cdef inline void run_sums(
     Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, double mean, real a, real b,
     double* sum, double* dot
 ) noexcept nogil:
-    """sum dy and sum dy (x - mean) of a run, dy before the activation of (x - h) a + b, h being mean in its type."""
-    cdef real[TILE] before
+    """short_pair_sums of a run of any length."""
     cdef real h = <real>mean
     cdef Numbers of
     cdef Block block
     cdef Py_ssize_t i = 0, k
-    if n <= TILE and act.kind == BN_IDENTITY:
-        short_pair_sums(dy, x, n, left, mean, sum, dot)
-        return
     if n <= TILE:
-        by_kind(pulled_run[real], act, dy, x, &before[0], n, h, a, b)
-        short_pair_sums(&before[0], x, n, min(left, <Py_ssize_t>TILE), mean, sum, dot)
+        short_pair_sums(act, dy, x, n, left, mean, a, b, sum, dot)
         return
     of.h = &h
     of.scale = &a
@@ -57,13 +42,13 @@ cdef inline void weighted_run_sums(
     bn_weighted_products(act, n, dy, x, left, &of, sum, dot)
     if real is float and products_beyond_float(1, n, sum, dot):
         sum[0] = dot[0] = 0.0
-        bn_careful_sums(act, BN_PULLED, dy, x, n, &of, 0, sum, dot)
+        bn_careful_sums(act, BN_WEIGHED_PAIRS, dy, x, n, &of, 0, sum, dot)
     dot[0] -= (mean - <double>h) * sum[0]
 
 
-cdef void sums_of_runs(
-    RowJob* job, Py_ssize_t row, Py_ssize_t g, Py_ssize_t total, double* dgamma, double* dbeta, bn_ahead* ahead,
-    double* sum, double* dot, const real* x
+cdef inline void sums_of_runs(
+    RowJob* job, bint weighted, Py_ssize_t row, Py_ssize_t g, Py_ssize_t total, double* dgamma, double* dbeta,
+    bn_ahead* ahead, double* sum, double* dot, const real* x
 ) noexcept nogil:
     """sum and dot of dy gamma of a row of runs with one gamma each; their part in dgamma and dbeta."""
     cdef Py_ssize_t at = row * job.channels * job.inner, p = g * job.channels, n = job.inner, c
@@ -75,15 +60,15 @@ cdef void sums_of_runs(
     for c in range(p, p + job.channels):
         scale = 1.0 if job.gamma == NULL else job.gamma[c]
         shift = 0.0 if job.beta == NULL else job.beta[c]
-        gain = rstd * scale if job.weight == NULL else bounded(rstd * scale, x)
+        gain = bounded(rstd * scale, x) if weighted else rstd * scale
         a = <real>gain
         b = <real>bn_fold(<double>h, mean, gain, shift)
         if ahead != NULL:
             bn_fetch_on(ahead, n * sizeof(real), job.stream)
-        if job.weight == NULL:
-            run_sums(job.act, dy + at, x + at, n, total - at, mean, a, b, &s, &d)
-        else:
+        if weighted:
             weighted_run_sums(job.act, dy + at, x + at, n, total - at, mean, a, b, &s, &d)
+        else:
+            run_sums(job.act, dy + at, x + at, n, total - at, mean, a, b, &s, &d)
         sum[0] += scale * s
         dot[0] += scale * d
         if job.params:
@@ -120,38 +105,22 @@ cdef inline void pour_stripe(Sums* sums, const real* x) noexcept nogil:
     sums.seen = 0
 
 
-cdef inline void slopes(
-    RowJob* job, Py_ssize_t row, Py_ssize_t rows, const double* sum, const double* dot, real* h, real* tilt, real* rest
+cdef void sums_of_batch(
+    RowJob* job, Py_ssize_t row, Py_ssize_t step, Py_ssize_t rows, Py_ssize_t total, Sums* sums, Py_ssize_t p,
+    bn_ahead* ahead, Numbers of, double* s, double* d, const real* x
 ) noexcept nogil:
-    """through_statistics of some rows, dot being still about h."""
-    cdef double size = job.channels * job.inner
-    bn_row_slopes(rows, size, job.rule != BN_MEAN_SQUARE, job.mean + row, job.rstd + row, sum, dot, h, tilt, rest)
-
-
-cdef void sums_of_stripes(
-    RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t total, Sums* sums, bn_ahead* ahead, const Numbers* of,
-    double* s, double* d, const real* x
-) noexcept nogil:
-    """EIGHTH parts of both sums of rows that share their gamma, and what they add to the sums of the columns."""
-    cdef Py_ssize_t size = job.channels, at = row * size, k = 0, n
-    cdef Py_ssize_t most = BN_STRIPE if job.act.kind >= BN_SILU else rows
-    while k < rows:
-        n = min(most, rows - k)
-        sums_of_stripe(job, n, at, size, total, ahead, of, k, sums.dgamma + sums.begin, sums.dbeta + sums.begin,
-                       s, d, x)
-        k += n
-        at += n * size
-        s += n * EIGHTH
-        d += n * EIGHTH
-
-
-cdef void sums_of_short_rows(
-    RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t total, Sums* sums, Py_ssize_t p, bn_ahead* ahead,
-    Numbers of, double* s, double* d, const real* x
-) noexcept nogil:
-    """The same of any rows, the first of which has channel p first."""
-    cdef Py_ssize_t size = job.channels, at = row * size, k, left, beyond = WIDTH if job.cuts == 1 else 0
+    """EIGHTH parts of both sums of some rows, each `step` after the other, of which the first has channel p first. And
+    what they add to the sums of the columns: a stripe at a time where they share their gamma, or row by row."""
+    cdef Py_ssize_t size = job.channels, pitch = step * size, at = row * size, k = 0, n, left
+    cdef Py_ssize_t most = BN_STRIPE if job.act.kind >= BN_SILU else rows, beyond = WIDTH if job.cuts == 1 else 0
     cdef const real* dy = <const real*>job.dy
+    if job.params and sums.end - sums.begin == size:
+        while k < rows:
+            n = min(most, rows - k)
+            sums_of_stripe(job, n, at + k * pitch, pitch, total, ahead, &of, k, sums.dgamma + p, sums.dbeta + p,
+                           s + k * EIGHTH, d + k * EIGHTH, x)
+            k += n
+        return
     zero(s, rows * EIGHTH)
     zero(d, rows * EIGHTH)
     for k in range(rows):
@@ -166,7 +135,7 @@ cdef void sums_of_short_rows(
         else:
             by_kind(bn_short_sums, job.act, BN_SCALED, dy + at, x + at, size, total - at, &of, k, s + k * EIGHTH,
                     d + k * EIGHTH)
-        at += size
+        at += pitch
         p += size
         if p == sums.end:
             p = sums.begin
@@ -196,12 +165,10 @@ cdef void short_gradients(
         at = row * size
         row_numbers(job, row, 1, n, h, r, b)
         of = affine_of(job, h, r, b, p)
-        if striped:
-            sums_of_stripes(job, row, n, total, sums, walk_on(job, out), &of, s, d, x)
-        else:
-            sums_of_short_rows(job, row, n, total, sums, p, walk_on(job, out), of, s, d, x)
+        sums_of_batch(job, row, 1, n, total, sums, p, walk_on(job, out), of, s, d, x)
         finish_sums(job, row, 1, n, of, s, d, sum, dot, x)
-        slopes(job, row, n, sum, dot, h, tilt, rest)
+        bn_row_slopes(n, <double>size, job.rule != BN_MEAN_SQUARE, job.mean + row, job.rstd + row, &sum[0], &dot[0],
+                      &h[0], &tilt[0], &rest[0])
         row += n
         k = 0
         while k < n:
@@ -287,16 +254,6 @@ cdef void sums_of_short_runs(
                                 dot + i)
 
 
-cdef inline void total_runs(
-    RowJob* job, Py_ssize_t runs, Py_ssize_t p, const double* rstd, const double* off, double* sum, double* dot,
-    double* dgamma, double* dbeta, real* gain
-) noexcept nogil:
-    """What `runs` runs of the channels from p on add to the gradients of gamma and beta; gamma times both sums."""
-    cdef const double* gamma = from_position(job.gamma, p)
-    dgamma = dgamma + p if job.params else NULL
-    bn_run_totals(runs, gamma, rstd, off, sum, dot, gain, dgamma, dbeta + p)
-
-
 cdef void gradients_of_short_runs(
     RowJob* job, Py_ssize_t row, Py_ssize_t end, Py_ssize_t begin, Py_ssize_t stop, Py_ssize_t total,
     double* dgamma, double* dbeta, Output* out, const real* x
@@ -309,7 +266,6 @@ cdef void gradients_of_short_runs(
     cdef Py_ssize_t most = max(<Py_ssize_t>1, min(BATCH // channels, values // size))
     cdef Py_ssize_t n, runs, at, i, k
     cdef const real* dy = <const real*>job.dy
-    cdef const real* centers
     cdef const double* rstds
     cdef const double* offs
     cdef real* dx
@@ -322,17 +278,19 @@ cdef void gradients_of_short_runs(
         row_numbers(job, row, 1, n, h, r, b)
         for k in range(n):
             off[k] = job.mean[row + k] - <double>h[k]
-        centers = each_run(h, n, channels, of_h)
         rstds = each_run(job.rstd + row, n, channels, of_rstd)
         offs = each_run(off, n, channels, of_off)
-        sums_of_short_runs(job, at, runs, total, walk_on(job, out), centers, sum, dot, x)
+        sums_of_short_runs(job, at, runs, total, walk_on(job, out), each_run(h, n, channels, of_h), sum, dot, x)
         i = 0
         while i < runs:     # as far as channels follow each other
             k = min(runs - i, stop * channels - p)
-            total_runs(job, k, p, rstds + i, offs + i, sum + i, dot + i, dgamma, dbeta, gain + i)
+            bn_run_totals(k, from_position(job.gamma, p), rstds + i, offs + i, &sum[i], &dot[i], &gain[i],
+                          dgamma + p if job.params else NULL, dbeta + p)
             i += k
             p = p + k if p + k < stop * channels else first
-        slopes(job, row, n, each_row(sum, n, channels, row_sum), each_row(dot, n, channels, row_dot), h, tilt, rest)
+        bn_row_slopes(n, <double>size, job.rule != BN_MEAN_SQUARE, job.mean + row, job.rstd + row,
+                      each_row(sum, n, channels, row_sum), each_row(dot, n, channels, row_dot), &h[0], &tilt[0],
+                      &rest[0])
         dx = row_room(out, at, n * size, x)
         of.h = each_run(h, n, channels, of_h)
         of.a = of.scale = of.shift = each_run(r, n, channels, of_r)     # without an activation the last are not read
@@ -362,7 +320,7 @@ cdef void backward_rows(
             continue
         for g in range(begin, end):
             row = k * job.groups + g
-            sums_of_runs(job, row, g, total, dgamma, dbeta, NULL, &sum, &dot, x)
+            sums_of_runs(job, False, row, g, total, dgamma, dbeta, NULL, &sum, &dot, x)
             write_gradient(job, row, g, sum, dot, out, x)
 
 
@@ -371,9 +329,23 @@ cdef void backward_long_rows(
     double* dgamma, double* dbeta, Output* out, const real* x
 ) noexcept nogil:
     """The same of rows of more than TILE values, at most STRIPE positions, with a gamma for each value."""
+    cdef real[STRIPE] h, r, b
     cdef double[STRIPE] sum, dot
-    cdef Py_ssize_t g, k
+    cdef double[STRIPE * EIGHTH] s, d
+    cdef Py_ssize_t groups = job.groups, total = readable(job, o, last, end), g, k, row
+    cdef Sums sums
+    cdef Numbers of
+    sums.dgamma = dgamma
+    sums.dbeta = dbeta
+    sums.seen = 0
     for g in range(begin, end):
-        sums_of_long_rows(job, o, rows, g, last, end, dgamma, dbeta, sum, dot, walk_on(job, out), x)
+        row = o * groups + g
+        sums.begin = g * job.channels
+        sums.end = sums.begin + job.channels
+        row_numbers(job, row, groups, rows, h, r, b)
+        of = affine_of(job, h, r, b, sums.begin)
+        sums_of_batch(job, row, groups, rows, total, &sums, sums.begin, walk_on(job, out), of, s, d, x)
+        finish_sums(job, row, groups, rows, of, s, d, sum, dot, x)
         for k in range(rows):
-            write_gradient(job, (o + k) * job.groups + g, g, sum[k], dot[k], out, x)
+            dot[k] -= (job.mean[row + k * groups] - <double>h[k]) * sum[k]
+            write_gradient(job, row + k * groups, g, sum[k], dot[k], out, x)

@@ -36,27 +36,21 @@ cdef inline void close_sums(const RowJob* job, SentSums* sent) noexcept nogil:
         bn_close_edge(&sent.edge)
 
 
-cdef inline void add_by(const real* x, const real* r, Py_ssize_t n, real* h) noexcept nogil:
-    cdef Py_ssize_t j
-    for j in range(n):
-        h[j] = x[j] + r[j]
-
-
 cdef const real* sums_of(const RowJob* job, Py_ssize_t at, Py_ssize_t n, SentSums* sent, const real* x) noexcept nogil:
     """Make n values of h from position `at` on. Returns where h would begin if all of it were where these are."""
     cdef const real* r = <const real*>job.residual + at
     cdef real* to = <real*>job.h + at
-    cdef real* h = <real*>(job.room + (-<size_t>job.room & 63))
+    cdef real* h = to if job.room == NULL else <real*>(job.room + (-<size_t>job.room & 63))
+    cdef Py_ssize_t j
     x += at
-    if job.room == NULL:
-        add_by(x, r, n, to)
-        return to - at
-    if n * <Py_ssize_t>sizeof(real) < BN_LINE:
-        bn_close_edge(&sent.edge)
-        add_by(x, r, n, h)
-        memcpy(to, h, n * sizeof(real))
-    else:
+    if job.room != NULL and n * <Py_ssize_t>sizeof(real) >= BN_LINE:
         bn_sums(n, x, r, h, to, &sent.edge)
+        return h - at
+    for j in range(n):
+        h[j] = x[j] + r[j]
+    if job.room != NULL:
+        bn_close_edge(&sent.edge)
+        memcpy(to, h, n * sizeof(real))
     return h - at
 
 

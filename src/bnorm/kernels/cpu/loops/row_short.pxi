@@ -5,7 +5,7 @@
 #
 # float32 has no room for the squares of what is very large or small. Then the sums are made again, all in float64.
 #
-# Uses zero (channel_columns), products_beyond_float (channel_grads).
+# Uses zero (channel_columns), products_beyond_float (channel_grads), numbers_of_runs (row_maps).
 # Gives BATCH, EIGHTH, SHORT, WIDTH, batch_values, short_moments, short_pair_sums.
 
 cdef enum:
@@ -95,18 +95,18 @@ cdef void short_moments(
 
 
 cdef inline void short_pair_sums(
-    const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, double mean, double* sum, double* dot
+    Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, double mean, real a, real b,
+    double* sum, double* dot
 ) noexcept nogil:
-    """sum dy and sum dy (x - mean)."""
+    """sum dy and sum dy (x - mean), dy before the activation of (x - h) a + b, h being mean in its type."""
     cdef double[2 * EIGHTH] sums
     cdef real h = <real>mean
-    cdef Numbers of = no_numbers()
-    of.h = &h
+    cdef Numbers of = numbers_of_runs(&h, &a, &b)
     zero(sums, 2 * EIGHTH)
-    bn_short_sums(identity(), BN_PAIRS, dy, x, n, left, &of, 0, &sums[0], &sums[EIGHTH])
+    by_kind(bn_short_sums, act, BN_PAIRS, dy, x, n, left, &of, 0, &sums[0], &sums[EIGHTH])
     sum[0] = bn_whole(sums)
     dot[0] = bn_whole(sums + EIGHTH)
     if real is float and products_beyond_float(1, n, sum, dot):
         sum[0] = dot[0] = 0.0
-        bn_careful_sums(identity(), BN_PAIRS, dy, x, n, &of, 0, sum, dot)
+        bn_careful_sums(act, BN_PAIRS, dy, x, n, &of, 0, sum, dot)
     dot[0] -= (mean - <double>h) * sum[0]

@@ -1,9 +1,8 @@
 # Gradient sums of rows with one gamma for each value: down the columns for dgamma and dbeta, along each row for dx.
 # One pass over a stripe makes both, a few columns at a time.
 #
-# Uses pulled (activations), zero (channel_columns), products_beyond_float (channel_grads), Output (channel_maps),
-# EIGHTH (row_short).
-# Gives affine_of, finish_sums, piece_of, readable, row_numbers, sums_of_long_rows, sums_of_stripe, walk_on.
+# Uses pulled (activations), products_beyond_float (channel_grads), Output (channel_maps).
+# Gives affine_of, finish_sums, piece_of, readable, row_numbers, sums_of_stripe, walk_on.
 
 cdef inline Py_ssize_t piece_of(const RowJob* job, Py_ssize_t p) noexcept nogil:
     """The outer position that piece p begins with."""
@@ -110,32 +109,3 @@ cdef void sums_of_stripe(
         by_straight(bn_stripe_sums, act, rows, n, apart, left, i > 0, of_dy, of_x, of, k, i, dgamma, dbeta, s, d, ahead,
                     job.stream)
         i += n
-
-
-cdef void sums_of_long_rows(
-    RowJob* job, Py_ssize_t o, Py_ssize_t rows, Py_ssize_t g, Py_ssize_t last, Py_ssize_t end,
-    double* dgamma, double* dbeta, double* sum, double* dot, bn_ahead* ahead, const real* x
-) noexcept nogil:
-    """sum and dot of dy gamma of group g at `rows` outer positions, and their part in dgamma and dbeta."""
-    cdef real[STRIPE] h, r, b
-    cdef double[STRIPE * EIGHTH] s, d
-    cdef Py_ssize_t size = job.channels, p = g * size, pitch = job.groups * size, at = o * pitch + p
-    cdef Py_ssize_t row = o * job.groups + g, k
-    cdef const real* dy = <const real*>job.dy
-    cdef Numbers of
-    row_numbers(job, row, job.groups, rows, h, r, b)
-    of = affine_of(job, h, r, b, p)
-    if job.params:
-        sums_of_stripe(job, rows, at, pitch, readable(job, o, last, end), ahead, &of, 0, dgamma + p, dbeta + p, s, d, x)
-    else:
-        zero(s, rows * EIGHTH)
-        zero(d, rows * EIGHTH)
-        for k in range(rows):
-            if ahead != NULL:
-                bn_fetch_on(ahead, size * sizeof(real), job.stream)
-            by_kind(bn_short_sums, job.act, BN_SCALED, dy + at, x + at, size, readable(job, o + k, last, end) - at, &of,
-                    k, &s[k * EIGHTH], &d[k * EIGHTH])
-            at += pitch
-    finish_sums(job, row, job.groups, rows, of, s, d, sum, dot, x)
-    for k in range(rows):
-        dot[k] -= (job.mean[row + k * job.groups] - <double>h[k]) * sum[k]

@@ -59,7 +59,7 @@ cdef inline void squares_of_runs(
         of.w = w
         s[0] = q[0] = 0.0
         for k in range(runs):
-            bn_careful_sums(identity(), BN_WEIGHED, x + k * pitch, x + k * pitch, n, &of, 0, s, q)
+            bn_careful_sums(identity(), BN_WEIGHED_SQUARES, x + k * pitch, x + k * pitch, n, &of, 0, s, q)
 
 
 cdef inline double sum_near(const real* w, Py_ssize_t n) noexcept nogil:
@@ -178,5 +178,5 @@ cdef void weighted_backward(
         total = readable(job, o, last, end)
         for g in range(begin, end):
             row = o * job.groups + g
-            sums_of_runs(job, row, g, total, dgamma, dbeta, walk_on(job, out), &sum, &dot, x)
+            sums_of_runs(job, True, row, g, total, dgamma, dbeta, walk_on(job, out), &sum, &dot, x)
             weighted_map_of_row(job, row, g * job.channels, near, count, sum, dot, out, x)

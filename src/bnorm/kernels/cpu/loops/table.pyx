@@ -137,8 +137,8 @@ cdef extern from "lanes.h" nogil:
         BN_SQUARES
         BN_PAIRS
         BN_SCALED
-        BN_WEIGHED
-        BN_PULLED
+        BN_WEIGHED_SQUARES
+        BN_WEIGHED_PAIRS
         BN_WIDTH
         BN_BATCH
         BN_TINY
