@@ -31,7 +31,7 @@ def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
     job.partial = <double*>scratch(partial_size(&job))
     try:
         with nogil:
-            run(loops.reduce[job.wide], &job, False)
+            run(loops.reduce, &job, False)
             loops.merge_moments(&job, 0, C)
             for c in range(C):
                 n[c] = job.partial[c]
@@ -101,8 +101,8 @@ def normalize(cnp.ndarray x, cnp.ndarray stats, act=IDENTITY, cnp.ndarray out=No
     folded(&job, memory)
     try:
         with nogil:
-            loops.fold_forward[job.wide](&job, 0, job.channels)
-            run(loops.map[job.wide], &job, True)
+            loops.fold_forward(&job, 0, job.channels)
+            run(loops.map, &job, True)
     finally:
         free(memory)
     if job.infinite:
@@ -129,10 +129,10 @@ def grad_moments(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray w
     folded(&job, memory + partials)
     try:
         with nogil:
-            loops.fold_forward[job.wide](&job, 0, C)
-            run(loops.reduce[job.wide], &job, False)
+            loops.fold_forward(&job, 0, C)
+            run(loops.reduce, &job, False)
             loops.merge_sums(&job, 0, C)
-            loops.center_sums[job.wide](&job, 0, C)
+            loops.center_sums(&job, 0, C)
             memcpy(sums, job.partial, 2 * C * sizeof(double))
     finally:
         free(memory)
@@ -180,9 +180,9 @@ def grad_input(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray coe
     folded(&job, memory)
     try:
         with nogil:
-            loops.fold_forward[job.wide](&job, 0, job.channels)
-            loops.fold_backward[job.wide](&job, 0, job.channels)
-            run(loops.map[job.wide], &job, True)
+            loops.fold_forward(&job, 0, job.channels)
+            loops.fold_backward(&job, 0, job.channels)
+            run(loops.map, &job, True)
     finally:
         free(memory)
     return dx
@@ -191,31 +191,31 @@ def grad_input(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray coe
 cdef void between_forward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
     """From merged moments (or given statistics) to the map's coefficients."""
     loops.finish_forward(job, begin, end)
-    loops.fold_forward[job.wide](job, begin, end)
+    loops.fold_forward(job, begin, end)
 
 
 cdef void between_backward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
     """From sums about the high part of the mean to the map's coefficients."""
-    loops.center_sums[job.wide](job, begin, end)
+    loops.center_sums(job, begin, end)
     loops.finish_backward(job, begin, end)
-    loops.fold_backward[job.wide](job, begin, end)
+    loops.fold_backward(job, begin, end)
 
 
 cdef void both_passes(Job* job, Py_ssize_t t) noexcept nogil:
     """Reduction, formulas and map of one group of channels while it is in the cache."""
     cdef Py_ssize_t begin = t * job.group, end = min(begin + job.group, job.channels)
-    loops.reduce[job.wide](job, t)
+    loops.reduce(job, t)
     if job.dy == NULL:
         between_forward(job, begin, end)
     else:
         between_backward(job, begin, end)
-    loops.map[job.wide](job, t)
+    loops.map(job, t)
 
 
 cdef void known_map(Job* job) noexcept nogil:
     """The map by statistics that are given."""
     between_forward(job, 0, job.channels)
-    run(loops.map[job.wide], job, False)
+    run(loops.map, job, False)
 
 
 cdef void statistics_first(Job* job) noexcept nogil:
@@ -223,7 +223,7 @@ cdef void statistics_first(Job* job) noexcept nogil:
     if job.fused:
         run(both_passes, job, False)
     else:
-        run(loops.reduce[job.wide], job, False)
+        run(loops.reduce, job, False)
         loops.merge_moments(job, 0, job.channels)
         between_forward(job, 0, job.channels)
 
@@ -323,16 +323,16 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
         job.unit = unit_of(weight)
     try:
         with nogil:
-            loops.fold_forward[job.wide](&job, 0, C)
+            loops.fold_forward(&job, 0, C)
             job.fused = reduce and not frozen and fits(&job, 2 * itemsize(&job))
             job.far = job.far or (job.fused and scattered(&job, 3 * cnp.PyArray_NBYTES(x)))
             if job.fused:
                 run(both_passes, &job, False)
             else:
                 if reduce:
-                    run(loops.reduce[job.wide], &job, False)
+                    run(loops.reduce, &job, False)
                     loops.merge_sums(&job, 0, C)
-                    loops.center_sums[job.wide](&job, 0, C)
+                    loops.center_sums(&job, 0, C)
                 if frozen and job.act.kind == BN_IDENTITY:  # dx = scale dy is a map of dy alone: x is not read
                     job.x = job.dy
                     job.dy = NULL
@@ -343,7 +343,7 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
                     to_type(job.stats + 3 * C, C, job.wide, job.a)
                 else:
                     loops.finish_backward(&job, 0, C)
-                    loops.fold_backward[job.wide](&job, 0, C)
+                    loops.fold_backward(&job, 0, C)
                 run_map(&job)
         if params:
             for c in range(C):

@@ -26,7 +26,6 @@ from bnorm.kernels.cpu.jobs cimport (
     Job,
     Loops,
     RowJob,
-    row_task_t,
     task_t,
 )
 from bnorm.kernels.cpu.kinds cimport (

@@ -125,18 +125,17 @@ ctypedef void (*write_t)(int, const void*, Py_ssize_t, void*) noexcept nogil
 ctypedef void (*span_t)(Job*, Py_ssize_t, Py_ssize_t) noexcept nogil
 ctypedef void (*row_task_t)(RowJob*, Py_ssize_t) noexcept nogil
 
-# One build of the loops; index 0 is float32, 1 float64.
+# One build of the loops.
 ctypedef struct Loops:
-    task_t[2] reduce        # moments, or gradient sums when dy is there: writes partial
-    task_t[2] map           # normalize, or the input gradient when dy is there: writes y
+    task_t reduce           # moments, or gradient sums when dy is there: writes partial
+    task_t map              # normalize, or the input gradient when dy is there: writes y
     span_t merge_moments    # partials of all pieces into the first, for channels [begin, end)
     span_t merge_sums
     span_t finish_forward   # first partial -> stats
-    span_t[2] fold_forward  # stats -> high, scale, shift
-    span_t[2] center_sums   # first partial: dot about the high part -> dot about the mean
+    span_t fold_forward     # stats -> high, scale, shift
+    span_t center_sums      # first partial: dot about the high part -> dot about the mean
     span_t finish_backward  # first partial and stats -> coefficients
-    span_t[2] fold_backward  # coefficients -> a, b, c
-    row_task_t[2] rows      # forward, or backward when dy is there
-    row_task_t narrow_rows
-    read_t[2] read          # narrow values from a place on, so many, into an array of the type of the loops
+    span_t fold_backward    # coefficients -> a, b, c
+    row_task_t rows         # forward, or backward when dy is there
+    read_t[2] read          # narrow values from a place on, so many, into an array of float32, or of float64
     write_t write           # so many float32 into narrow values

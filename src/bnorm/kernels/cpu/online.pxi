@@ -69,11 +69,11 @@ def online(cnp.ndarray x not None, rule not None, cnp.ndarray skipped not None, 
         if maps and rows > 0:
             with nogil:
                 stats_online(&to, job.stats, C, eps)
-                loops.fold_forward[job.wide](&job, 0, C)
+                loops.fold_forward(&job, 0, C)
                 if update:
                     run_map(&job)
                 else:
-                    run(loops.map[job.wide], &job, True)
+                    run(loops.map, &job, True)
                 if clip < INFINITY and job.wide:
                     clip_all[double](<double*>job.y, rows * C, clip)
                 elif clip < INFINITY:
@@ -87,7 +87,7 @@ cdef bint sum_rows(Job* job) noexcept nogil:
     """The moments of all rows. Returns whether they are finite."""
     cdef Py_ssize_t C = job.channels, c
     cdef bint finite = True
-    run(loops.reduce[job.wide], job, False)
+    run(loops.reduce, job, False)
     loops.merge_moments(job, 0, C)
     for c in range(C):
         finite &= bn_finite(job.partial[2 * C + c]) & bn_finite(job.partial[C + c] + job.partial[3 * C + c])

@@ -212,7 +212,7 @@ cdef void run_map(Job* job) noexcept nogil:
         job.group = job.channels
         job.piece = parts(job.rows, min(job.rows, evenly(job.outer * job.channels)))
         job.pieces = parts(job.rows, job.piece)
-    run(loops.map[job.wide], job, True)
+    run(loops.map, job, True)
 
 
 cdef void plan_rows(RowJob* job) noexcept nogil:

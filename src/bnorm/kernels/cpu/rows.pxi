@@ -65,7 +65,6 @@ cdef void column(const double* values, double absent, Py_ssize_t n, size_t size,
 cdef void run_row_span(RowJob* job, Py_ssize_t begin, Py_ssize_t end, char* memory) noexcept nogil:
     """Tasks of one thread, which has its own gamma and beta, and room for converted rows: from a cache of another core
     gamma and beta would come more slowly than they are made."""
-    cdef row_task_t task = loops.rows[job.wide] if job.narrow == BN_REAL else loops.narrow_rows
     cdef Py_ssize_t n = job.groups * job.channels, t
     cdef size_t size = columns_size(job)
     cdef RowJob mine = job[0]
@@ -83,7 +82,7 @@ cdef void run_row_span(RowJob* job, Py_ssize_t begin, Py_ssize_t end, char* memo
         bn_set(&job.failed)
     else:
         for t in range(begin, end):
-            task(&mine, t)
+            loops.rows(&mine, t)
     free(mine.room)
     free(mine.near)
 

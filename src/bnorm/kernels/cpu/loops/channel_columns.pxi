@@ -3,8 +3,8 @@
 #
 # Uses nothing of its siblings.
 # Gives Block, FETCH_COLUMNS, ROWS, begin_sums, block_rows, bounded, centered_planes, columns_of, fetch_rows,
-# from_position, gather, gather_sums, head_of, lane_sum, one_nan, plane_sums, planes_of, pour, row_weights, run_block,
-# spread, values_of, weigh_block, weights_at, weights_from, weights_of_row, width_of, zero.
+# from_position, gather, gather_sums, head_of, lane_sum, plane_sums, planes_of, pour, row_weights, run_block, spread,
+# values_of, weigh_block, weights_at, weights_from, weights_of_row, width_of, zero.
 
 cdef enum:
     FETCH_COLUMNS = 16  # columns between two fetches of what comes next, by rows: few lines at a time
@@ -27,19 +27,6 @@ ctypedef struct Block:
 cdef inline double bounded(double v, const real* x) noexcept nogil:
     """v as the type of x can multiply by it."""
     return bn_bounded(v) if real is float else v
-
-
-cdef inline void one_nan(real* h, real* scale, real* shift) noexcept nogil:
-    """Where one of the numbers of a channel or row is NaN, let it be h, and only h.
-
-    Which of two NaN an operation returns is up to the compiler, but for a subtraction, which returns the first. So the
-    maps subtract what may be NaN (x - h, and in the gradient b and c, which are kept negative for it), and the bits of
-    what they make are the same in every build.
-    """
-    cdef int found = (h[0] != h[0]) | (scale[0] != scale[0]) | (shift[0] != shift[0])
-    h[0] = <real>NAN if found else h[0]     # without a branch, so that loops over channels vectorize
-    scale[0] = 1 if found else scale[0]
-    shift[0] = 0 if found else shift[0]
 
 
 cdef inline Py_ssize_t width_of(const Block* b) noexcept nogil:

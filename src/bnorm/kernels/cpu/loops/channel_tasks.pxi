@@ -1,12 +1,11 @@
 # A task is one piece of rows times one group of channels. Partial results lie by piece, so merging them in index order
 # gives the same bits whoever computed them.
 #
-# Uses Block, ROWS, block_rows, bounded, one_nan, run_block, weigh_block, zero (channel_columns), block_sums
-# (channel_grads), Lines, Output, SCALAR_RUN, by_lines, map_columns, map_runs, numbers_of, plain (channel_maps), Parts,
-# block_moments (channel_moments), integer_task, merge_integers, narrow_block (channel_narrow).
-# Gives add_block, center_sums_double, center_sums_float, finish_backward, finish_forward, fold_backward_double,
-# fold_backward_float, fold_forward_double, fold_forward_float, map_double, map_float, merge_moments, merge_sums,
-# parts_at, reduce_double, reduce_float.
+# Uses Block, ROWS, block_rows, bounded, run_block, weigh_block, zero (channel_columns), block_sums (channel_grads),
+# Lines, Output, SCALAR_RUN, by_lines, map_columns, map_runs, numbers_of, plain (channel_maps), Parts, block_moments
+# (channel_moments), integer_task, merge_integers, narrow_block (channel_narrow).
+# Gives add_block, center_sums, finish_backward, finish_forward, fold_backward, fold_forward, merge_moments,
+# merge_sums, parts_at, task_of_map, task_of_reduction.
 
 cdef enum:
     TOTALS = 16     # blocks of a run whose weights are added up once for all channels
@@ -167,23 +166,20 @@ cdef void map_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
         bn_fence()
 
 
-cdef void reduce_float(Job* job, Py_ssize_t t) noexcept nogil:
-    reduce_task(job, t, <const float*>job.x)
-
-
-cdef void reduce_double(Job* job, Py_ssize_t t) noexcept nogil:
-    if job.narrow != BN_REAL and job.weight == NULL:
+cdef void task_of_reduction(Job* job, Py_ssize_t t) noexcept nogil:
+    if not job.wide:
+        reduce_task(job, t, <const float*>job.x)
+    elif job.narrow != BN_REAL and job.weight == NULL:
         integer_task(job, t)
     else:
         reduce_task(job, t, <const double*>job.x)
 
 
-cdef void map_float(Job* job, Py_ssize_t t) noexcept nogil:
-    map_task(job, t, <const float*>job.x)
-
-
-cdef void map_double(Job* job, Py_ssize_t t) noexcept nogil:
-    map_task(job, t, <const double*>job.x)
+cdef void task_of_map(Job* job, Py_ssize_t t) noexcept nogil:
+    if job.wide:
+        map_task(job, t, <const double*>job.x)
+    else:
+        map_task(job, t, <const float*>job.x)
 
 
 # Between the passes: loops over channels of the formulas of formulas.h.
@@ -245,7 +241,7 @@ cdef void finish_forward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept no
         shift[c] = 0.0 if job.beta == NULL else job.beta[c]
 
 
-cdef void fold_forward(Job* job, Py_ssize_t begin, Py_ssize_t end, real* high) noexcept nogil:
+cdef void fold_forward_of(Job* job, Py_ssize_t begin, Py_ssize_t end, real* high) noexcept nogil:
     cdef Py_ssize_t c, size = job.channels
     cdef const double* mean = job.stats
     cdef const double* scale = mean + 3 * size
@@ -260,10 +256,10 @@ cdef void fold_forward(Job* job, Py_ssize_t begin, Py_ssize_t end, real* high) n
         b[c] = <real>bn_fold(<double>high[c], mean[c], gain, shift[c])
     if job.dy == NULL:
         for c in range(begin, end):
-            one_nan(&high[c], &a[c], &b[c])
+            bn_one_nan(&high[c], &a[c], &b[c])
 
 
-cdef void center_sums(Job* job, Py_ssize_t begin, Py_ssize_t end, const real* high) noexcept nogil:
+cdef void center_sums_of(Job* job, Py_ssize_t begin, Py_ssize_t end, const real* high) noexcept nogil:
     """sum dy (x - mean) from sum dy (x - high)."""
     cdef Py_ssize_t c, size = job.channels
     for c in range(begin, end):
@@ -292,7 +288,7 @@ cdef void finish_backward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept n
         g[c] = bn_grad_c(job.partial[c], job.counts[c])
 
 
-cdef void fold_backward(Job* job, Py_ssize_t begin, Py_ssize_t end, real* high) noexcept nogil:
+cdef void fold_backward_of(Job* job, Py_ssize_t begin, Py_ssize_t end, real* high) noexcept nogil:
     cdef Py_ssize_t c, size = job.channels
     cdef const double* mean = job.stats
     cdef const double* scale = job.coefficients
@@ -308,30 +304,27 @@ cdef void fold_backward(Job* job, Py_ssize_t begin, Py_ssize_t end, real* high) 
         b[c] = <real>slope
         g[c] = <real>bn_fold(<double>high[c], mean[c], slope, unit * rest[c])
     for c in range(begin, end):     # loops of their own, which vectorize
-        one_nan(&high[c], &b[c], &g[c])
+        bn_one_nan(&high[c], &b[c], &g[c])
     for c in range(begin, end):
-        one_nan(&high[c], &a[c], &g[c])
+        bn_one_nan(&high[c], &a[c], &g[c])
 
 
-cdef void fold_forward_float(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    fold_forward(job, begin, end, <float*>job.high)
+cdef void fold_forward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    if job.wide:
+        fold_forward_of(job, begin, end, <double*>job.high)
+    else:
+        fold_forward_of(job, begin, end, <float*>job.high)
 
 
-cdef void fold_forward_double(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    fold_forward(job, begin, end, <double*>job.high)
+cdef void center_sums(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    if job.wide:
+        center_sums_of(job, begin, end, <const double*>job.high)
+    else:
+        center_sums_of(job, begin, end, <const float*>job.high)
 
 
-cdef void center_sums_float(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    center_sums(job, begin, end, <const float*>job.high)
-
-
-cdef void center_sums_double(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    center_sums(job, begin, end, <const double*>job.high)
-
-
-cdef void fold_backward_float(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    fold_backward(job, begin, end, <float*>job.high)
-
-
-cdef void fold_backward_double(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    fold_backward(job, begin, end, <double*>job.high)
+cdef void fold_backward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    if job.wide:
+        fold_backward_of(job, begin, end, <double*>job.high)
+    else:
+        fold_backward_of(job, begin, end, <float*>job.high)

@@ -2,7 +2,7 @@
  * h is the high part of the mean in the type of x, so x - h is exact near the mean; the low part is folded into shift and
  * c. With a outside the brackets b is of the size of 1 / std, which float32 holds wherever it holds x. A weight of 0 keeps
  * whatever stands under it out, NaN too. Without b (statistics that are constants) dx = a g. b and c are negative here, and
- * subtracted: `one_nan` of channel_columns.pxi says why.
+ * subtracted: bn_one_nan says why.
  *
  * The kind of `act` is a constant to the compiler in what ends in _by. */
 #ifndef BNORM_LINES_H

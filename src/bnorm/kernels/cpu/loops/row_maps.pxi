@@ -3,8 +3,8 @@
 # inner == 1: gamma and beta change from value to value. inner > 1: runs with one gamma each, which the maps of channels
 # serve.
 #
-# Uses bounded, one_nan (channel_columns), Output, longest, room (channel_maps), add_gradient, gradient_of_sums
-# (row_residual), BATCH (row_short), affine_of, row_numbers (row_sums).
+# Uses bounded (channel_columns), Output, longest, room (channel_maps), add_gradient, gradient_of_sums (row_residual),
+# BATCH (row_short), affine_of, row_numbers (row_sums).
 # Gives backward_map, edge_of, forward_maps, numbers_of_runs, row_room, run_of, short_runs, through_statistics.
 
 cdef inline bn_edge* edge_of(Output* out) noexcept nogil:
@@ -39,7 +39,7 @@ cdef inline void run_number(RowJob* job, Py_ssize_t row, Py_ssize_t c, real* h, 
     """The same with h, of which no number but h is NaN."""
     h[0] = <real>job.mean[row]
     run_of(job, row, c, h, r, b)
-    one_nan(h, r, b)
+    bn_one_nan(h, r, b)
 
 
 cdef void forward_map(
@@ -139,7 +139,7 @@ cdef inline void through_statistics(
     cdef double c = 0.0 if job.rule == BN_MEAN_SQUARE else -bn_grad_c(sum, count)
     tilt[0] = <real>b
     rest[0] = <real>(c - b * (job.mean[row] - <double>h[0]))
-    one_nan(h, tilt, rest)
+    bn_one_nan(h, tilt, rest)
 
 
 cdef void backward_map(
@@ -155,16 +155,15 @@ cdef void backward_map(
     row_numbers(job, row, 1, 1, &h, &r, &b)
     through_statistics(job, row, size, sum, dot, &h, &tilt, &rest)
     x += row * size
-    of = affine_of(job, &h, &r, &b, p + i)
+    of = affine_of(job, &h, &r, &b, p + i) if job.scale != NULL else numbers_of_runs(&h, &scale, &b)
+    of.a = &r
     of.b = &tilt
     of.c = &rest
     if job.scale != NULL:
         of.dh = gradient_of_sums(job, row * size + i, x)
         bn_gradient_rows(job.act, 1, end - i, dy + i, x + i, y, &of, edge)
         return
-    of.scale = &scale
     of.gain = &gain
-    of.gamma = NULL
     c = i // job.inner
     while i < end:
         n = min(end, (c + 1) * job.inner) - i

@@ -2,8 +2,8 @@
 # place, and are converted back. So each of the loops over rows is there once, and what it works on stays in the cache.
 #
 # Uses weights_from (channel_columns), SentSums, WRITTEN, add_narrow, add_narrow_gradient, close_sums, open_sums,
-# second_input (row_residual), piece_of (row_sums), FETCH_BYTES, rows_float (row_tasks).
-# Gives narrow_rows.
+# second_input (row_residual), piece_of (row_sums), FETCH_BYTES, row_task (row_tasks).
+# Gives task_of_rows.
 
 cdef void write_rows(
     RowJob* job, const float* values, Py_ssize_t at, Py_ssize_t n, bn_output* lines, bn_ahead* ahead
@@ -69,7 +69,7 @@ cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
             add_narrow(job, at, n * width, &sent, <float*>some.x)
         if job.dy != NULL:
             bn_read_float(job.narrow, job.dy, at, n * width, <float*>some.dy)
-        rows_float(&some, 0)
+        row_task(&some, 0, <const float*>some.x)
         add_narrow_gradient(job, at, n * width, <float*>some.y)
         write_rows(job, <const float*>some.y, at, n * width, &lines, &ahead)
         if job.dy != NULL and job.params:
@@ -81,3 +81,12 @@ cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
     if job.stream:
         bn_close(&lines, &ahead)
         bn_fence()
+
+
+cdef void task_of_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
+    if job.narrow != BN_REAL:
+        narrow_rows(job, t)
+    elif job.wide:
+        row_task(job, t, <const double*>job.x)
+    else:
+        row_task(job, t, <const float*>job.x)

@@ -10,7 +10,7 @@
 # (row_gradients), forward_maps (row_maps), SentSums, close_sums, open_sums, second_input, sums_of (row_residual),
 # BATCH, SHORT, short_moments (row_short), piece_of, readable, walk_on (row_sums), weighted_backward, weighted_forward
 # (row_weighted).
-# Gives FETCH_BYTES, rows_double, rows_float.
+# Gives FETCH_BYTES, row_task.
 
 cdef enum:
     FETCH_BYTES = 1 << 18   # bytes at most that are fetched while the rows before are written
@@ -163,11 +163,3 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
         bn_close(&out.lines, &out.ahead)
         bn_close_edge(&out.edge)
         bn_fence()
-
-
-cdef void rows_float(RowJob* job, Py_ssize_t t) noexcept nogil:
-    row_task(job, t, <const float*>job.x)
-
-
-cdef void rows_double(RowJob* job, Py_ssize_t t) noexcept nogil:
-    row_task(job, t, <const double*>job.x)

@@ -1,4 +1,4 @@
-/* The numbers of short rows, for a batch of rows at a time, and their maps. */
+/* The numbers of short rows, for a batch of rows at a time, and their maps; sums of rows. */
 #ifndef BNORM_ROWS_H
 #define BNORM_ROWS_H
 
@@ -77,6 +77,20 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
         }                                                                                                             \
     }
 
+/* The same, but with an activation a simple loop, which is faster then, and nothing is sent. */
+#define BN_MAP_ROWS_BY(rows, n, out, edge, NUMBERS, VALUE)                                                            \
+    if (act.kind == BN_IDENTITY) {                                                                                    \
+        BN_MAP_ROWS(rows, n, out, edge, NUMBERS, VALUE)                                                               \
+    } else {                                                                                                          \
+        for (ptrdiff_t k_ = 0; k_ < (rows); k_++) {                                                                   \
+            const ptrdiff_t begin_ = k_ * (n);                                                                        \
+            NUMBERS(BN_OWN_IS)                                                                                        \
+            BN_INDEPENDENT                                                                                            \
+            for (ptrdiff_t j = 0; j < (n); j++)                                                                       \
+                (out)[begin_ + j] = VALUE(begin_ + j, j);                                                             \
+        }                                                                                                             \
+    }
+
 #define BN_FROZEN_NUMBERS(DO) BN_MAP_NUMBERS(DO) DO(a)
 #define BN_GRADIENT_NUMBERS(DO) BN_FROZEN_NUMBERS(DO) DO(b) DO(c)
 #define BN_GAINED_NUMBERS(DO) BN_GRADIENT_NUMBERS(DO) DO(gain)
@@ -107,6 +121,11 @@ BN_APART void bn_row_statistics(ptrdiff_t rows, double n, double eps, int center
     }
 }
 
+/* Sums of two arrays. */
+#define BN_SUM(i, p) (h[i] = x[i] + r[i])
+
+#define bn_sums(n, x, ...) BN_OF(bn_sums, x)(n, x, __VA_ARGS__)
+#define bn_one_nan(h, ...) BN_OF(bn_one_nan, h)(h, __VA_ARGS__)
 #define bn_map_rows(act, rows, n, x, ...) BN_OF(bn_map_rows, x)(act, rows, n, x, __VA_ARGS__)
 #define bn_gradient_rows(act, rows, n, dy, ...) BN_OF(bn_gradient_rows, dy)(act, rows, n, dy, __VA_ARGS__)
 #define bn_row_numbers(rows, mean, rstd, h, ...) BN_OF(bn_row_numbers, h)(rows, mean, rstd, h, __VA_ARGS__)
@@ -117,14 +136,13 @@ BN_APART void bn_row_statistics(ptrdiff_t rows, double n, double eps, int center
 #elif defined(real)
 
 /* y = act(u) of rows or runs that lie one after the other, u being v = (x - h) scale + shift, or v gamma + beta where each
- * value has these. Sent if there is an `edge`; with gamma only if there is no activation. */
+ * value has these. Sent if there is an `edge`. */
 BN_INLINE void OF(bn_map_rows_by)(bn_activation act, ptrdiff_t rows, ptrdiff_t n, const real *x, real *y,
                                   const bn_numbers *of, bn_edge *edge)
 {
     BN_MAP_NUMBERS(BN_ARRAY_IS) BN_ARRAY_IS(gamma) BN_ARRAY_IS(beta)
     if (gamma) {
-        bn_edge *const sent = act.kind == BN_IDENTITY ? edge : NULL;
-        BN_MAP_ROWS(rows, n, y, sent, BN_MAP_NUMBERS, BN_AFFINE)
+        BN_MAP_ROWS_BY(rows, n, y, edge, BN_MAP_NUMBERS, BN_AFFINE)
     } else {
         BN_MAP_ROWS(rows, n, y, edge, BN_MAP_NUMBERS, BN_RUN)
     }
@@ -142,17 +160,16 @@ BN_INLINE void OF(bn_gradient_rows_by)(bn_activation act, ptrdiff_t rows, ptrdif
                                        real *dx, const bn_numbers *of, bn_edge *edge)
 {
     BN_GAINED_NUMBERS(BN_ARRAY_IS) BN_ARRAY_IS(gamma) BN_ARRAY_IS(beta) BN_ARRAY_IS(dh) BN_ARRAY_IS(w)
-    bn_edge *const sent = act.kind == BN_IDENTITY ? edge : NULL;
     if (gamma && dh) {
-        BN_MAP_ROWS(rows, n, dx, sent, BN_GRADIENT_NUMBERS, BN_ADDED_GRADIENT)
+        BN_MAP_ROWS_BY(rows, n, dx, edge, BN_GRADIENT_NUMBERS, BN_ADDED_GRADIENT)
     } else if (gamma) {
-        BN_MAP_ROWS(rows, n, dx, sent, BN_GRADIENT_NUMBERS, BN_GRADIENT)
+        BN_MAP_ROWS_BY(rows, n, dx, edge, BN_GRADIENT_NUMBERS, BN_GRADIENT)
     } else if (!b) {
-        BN_MAP_ROWS(rows, n, dx, (bn_edge *)NULL, BN_FROZEN_NUMBERS, BN_FROZEN_GRADIENT)
+        BN_MAP_ROWS_BY(rows, n, dx, edge, BN_FROZEN_NUMBERS, BN_FROZEN_GRADIENT)
     } else if (w) {
-        BN_MAP_ROWS(rows, n, dx, sent, BN_GAINED_NUMBERS, BN_WEIGHTED_GRADIENT)
+        BN_MAP_ROWS(rows, n, dx, edge, BN_GAINED_NUMBERS, BN_WEIGHTED_GRADIENT)
     } else if (gain) {
-        BN_MAP_ROWS(rows, n, dx, sent, BN_GAINED_NUMBERS, BN_GAINED_GRADIENT)
+        BN_MAP_ROWS_BY(rows, n, dx, edge, BN_GAINED_NUMBERS, BN_GAINED_GRADIENT)
     } else {
         BN_MAP_ROWS(rows, n, dx, edge, BN_GRADIENT_NUMBERS, BN_RUN_GRADIENT)
     }
@@ -164,6 +181,24 @@ BN_APART void OF(bn_gradient_rows)(bn_activation act, ptrdiff_t rows, ptrdiff_t 
     BN_BY_KIND(OF(bn_gradient_rows_by), act, rows, n, dy, x, dx, of, edge)
 }
 
+/* h = x + r of n values, a line at least, which are sent to `out` and kept in h for what comes next. */
+BN_APART void OF(bn_sums)(ptrdiff_t n, const real *x, const real *r, real *BN_RESTRICT h, real *out, bn_edge *edge)
+{
+    BN_SEND_VALUES(n, out, edge, BN_SUM);
+}
+
+/* Where one of the numbers of a channel or row is NaN, let it be h, and only h. Which of two NaN an operation returns is up to
+ * the compiler, but for a subtraction, which returns the first. So the maps subtract what may be NaN (x - h, and in the gradient
+ * b and c, which are kept negative for it), and the bits of what they make are the same in every build. Without a branch, so
+ * that loops vectorize. */
+BN_INLINE void OF(bn_one_nan)(real *h, real *scale, real *shift)
+{
+    const int found = (*h != *h) | (*scale != *scale) | (*shift != *shift);
+    *h = found ? (real)BN_NAN : *h;
+    *scale = found ? 1 : *scale;
+    *shift = found ? 0 : *shift;
+}
+
 /* What the type of a row has room for. */
 BN_INLINE double OF(bn_within)(double v)
 {
@@ -171,8 +206,8 @@ BN_INLINE double OF(bn_within)(double v)
 }
 
 /* The numbers of the maps of some rows. Of (x - h) r + b: h, r and b, from the mean and rstd of each; and of
- * r (g - (tilt (x - h) + rest)), dot being sum g (x - h). Where one of them is NaN, let h be it, and no other, as
- * one_nan of channel_columns.pxi does. tilt is bn_grad_b, whose choice for no values would keep it from vectorizing. */
+ * r (g - (tilt (x - h) + rest)), dot being sum g (x - h). tilt is bn_grad_b, whose choice for no values would keep it from
+ * vectorizing. */
 BN_APART void OF(bn_row_numbers)(ptrdiff_t rows, const double *BN_RESTRICT mean,
                                   const double *BN_RESTRICT rstd, real *BN_RESTRICT h, real *BN_RESTRICT r,
                                   real *BN_RESTRICT b)
@@ -180,10 +215,10 @@ BN_APART void OF(bn_row_numbers)(ptrdiff_t rows, const double *BN_RESTRICT mean,
     for (ptrdiff_t k = 0; k < rows; k++) {
         const double h0 = (double)(real)mean[k], r0 = OF(bn_within)(rstd[k]);
         const double b0 = bn_fold(h0, mean[k], r0, 0.0);
-        const int found = (h0 != h0) | (r0 != r0) | (b0 != b0);
-        h[k] = (real)(found ? BN_NAN : h0);
-        r[k] = (real)(found ? 1.0 : r0);
-        b[k] = (real)(found ? 0.0 : b0);
+        h[k] = (real)h0;
+        r[k] = (real)r0;
+        b[k] = (real)b0;
+        OF(bn_one_nan)(&h[k], &r[k], &b[k]);
     }
 }
 
@@ -196,10 +231,9 @@ BN_APART void OF(bn_row_slopes)(ptrdiff_t rows, double size, int centered, const
         const double h0 = (double)h[k], off = mean[k] - h0;
         const double t0 = OF(bn_within)((dot[k] - off * sum[k]) * rstd[k] / size * rstd[k]);
         const double c0 = (centered ? sum[k] / size : 0.0) - t0 * off;
-        const int found = (h0 != h0) | (t0 != t0) | (c0 != c0);
-        h[k] = (real)(found ? BN_NAN : h0);
-        tilt[k] = (real)(found ? 1.0 : t0);
-        rest[k] = (real)(found ? 0.0 : c0);
+        tilt[k] = (real)t0;
+        rest[k] = (real)c0;
+        OF(bn_one_nan)(&h[k], &tilt[k], &rest[k]);
     }
 }
 #endif

@@ -24,7 +24,7 @@
 #   row_narrow.pxi         the same of float16 and bfloat16, some rows at a time by way of float32
 
 from cpython.pycapsule cimport PyCapsule_New
-from libc.math cimport INFINITY, NAN, fabs
+from libc.math cimport INFINITY, fabs
 from libc.stdint cimport int64_t
 from libc.string cimport memcpy, memmove
 
@@ -104,9 +104,6 @@ cdef extern from "edges.h" nogil:
     void bn_open_edge(bn_edge*, bn_ahead*)
     void bn_close_edge(bn_edge*)
 
-cdef extern from "sums.h" nogil:
-    void bn_sums(...)
-
 cdef extern from "weighted.h" nogil:
     double bn_near_one(double)
     void bn_weighted_squares(...)
@@ -148,6 +145,8 @@ cdef extern from "lanes.h" nogil:
     void bn_row_sum(...)
     void bn_short_sums(...)
     void bn_careful_sums(...)
+    void bn_sums(...)
+    void bn_one_nan(...)
     void bn_map_rows(...)
     void bn_gradient_rows(...)
     void bn_add_blocks(Py_ssize_t, double, const double*, const double*, const double*,
@@ -235,25 +234,18 @@ include "row_narrow.pxi"
 
 cdef Loops table
 
-table.reduce[0] = reduce_float
-table.reduce[1] = reduce_double
-table.map[0] = map_float
-table.map[1] = map_double
+table.reduce = task_of_reduction
+table.map = task_of_map
 table.merge_moments = merge_moments
 table.merge_sums = merge_sums
 table.finish_forward = finish_forward
-table.fold_forward[0] = fold_forward_float
-table.fold_forward[1] = fold_forward_double
-table.center_sums[0] = center_sums_float
-table.center_sums[1] = center_sums_double
+table.fold_forward = fold_forward
+table.center_sums = center_sums
 table.finish_backward = finish_backward
-table.fold_backward[0] = fold_backward_float
-table.fold_backward[1] = fold_backward_double
+table.fold_backward = fold_backward
 table.read[0] = read_floats
 table.read[1] = read_doubles
 table.write = write_floats
-table.rows[0] = rows_float
-table.rows[1] = rows_double
-table.narrow_rows = narrow_rows
+table.rows = task_of_rows
 
 loops = PyCapsule_New(&table, "bnorm.loops", NULL)
