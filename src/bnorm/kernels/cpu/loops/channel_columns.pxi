@@ -236,8 +236,12 @@ cdef inline void weights_of_row(
     while j < width:
         if run == 1:
             one = <real>(w[0] * scale)
-            for c in range(channels):
-                columns[j + c] = one
+            if channels <= VECTOR and j + VECTOR <= width:
+                for c in range(VECTOR):     # whole vectors: what is too much is written over
+                    columns[j + c] = one
+            else:
+                for c in range(channels):
+                    columns[j + c] = one
             j += channels
         else:
             for c in range(channels):

@@ -46,9 +46,10 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
             BN_VALUES(last_, begin_ + tiny_, tiny_, VALUE)                                                            \
         }                                                                                                             \
         for (ptrdiff_t i_ = 0; i_ < even_; i_ += BN_TINY) {                                                           \
-            real some_[BN_TINY];                                                                                      \
-            BN_VALUES(some_, begin_ + i_, i_, VALUE)                                                                  \
-            memcpy((out) + begin_ + i_, some_, sizeof some_);                                                         \
+            BN_INDEPENDENT                                                                                            \
+            BN_ROLLED                                                                                                 \
+            for (int32_t j = 0; j < BN_TINY; j++)                                                                     \
+                (out)[begin_ + i_ + j] = VALUE(begin_ + i_ + j, i_ + j);                                              \
         }                                                                                                             \
         if (odd_) {                                                                                                   \
             BN_ROLLED                                                                                                 \
