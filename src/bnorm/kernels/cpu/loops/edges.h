@@ -95,6 +95,11 @@ static inline size_t bn_row_edge(bn_edge *edge, char *to)
                 i_ = WIDTH_;                                                                                          \
                 skip_ = 0;                                                                                            \
             }                                                                                                         \
+            for (; filled_ == 0 && i_ < even_; i_ += WIDTH_) {   /* nothing is to be turned */                        \
+                real unit_[WIDTH_];                                                                                   \
+                BN_VALUES(unit_, begin_ + i_, i_, VALUE)                                                              \
+                BN_SEND_UNIT(bn_take(unit_))                                                                          \
+            }                                                                                                         \
             for (; i_ < even_; i_ += WIDTH_) {                                                                        \
                 BN_VALUES(values_, begin_ + i_, i_, VALUE)                                                            \
                 const bn_unit next_ = bn_turned(bn_take(values_), order_);                                            \

@@ -51,17 +51,13 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
             for (int32_t j = 0; j < BN_TINY; j++)                                                                     \
                 (out)[begin_ + i_ + j] = VALUE(begin_ + i_ + j, i_ + j);                                              \
         }                                                                                                             \
-        if (odd_) {                                                                                                   \
-            BN_ROLLED                                                                                                 \
-            for (int32_t j = 0; j < BN_TINY; j++)                                                                     \
-                (out)[begin_ + tiny_ + j] = last_[j];                                                                 \
-        }                                                                                                             \
+        if (odd_)                                                                                                     \
+            memcpy((out) + begin_ + tiny_, last_, sizeof last_);                                                      \
     } else if ((n) == 8) {                                                                                            \
-        real last_[8];                                                                                                \
-        BN_VALUES(last_, begin_, 0, VALUE)                                                                            \
+        BN_INDEPENDENT                                                                                                \
         BN_ROLLED                                                                                                     \
         for (int32_t j = 0; j < 8; j++)                                                                               \
-            (out)[begin_ + j] = last_[j];                                                                             \
+            (out)[begin_ + j] = VALUE(begin_ + j, j);                                                                 \
     } else {                                                                                                          \
         BN_INDEPENDENT                                                                                                \
         for (ptrdiff_t j = 0; j < (n); j++)                                                                           \
