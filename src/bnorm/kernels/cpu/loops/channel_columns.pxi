@@ -187,9 +187,7 @@ cdef inline void gather_sums(const Block* b, double* s, double* q) noexcept nogi
 
 
 cdef inline const double* from_position(const double* numbers, Py_ssize_t i) noexcept nogil:
-    if numbers == NULL:
-        return numbers
-    return numbers + i
+    return NULL if numbers == NULL else numbers + i
 
 
 cdef inline const void* weights_from(const void* weight, int weighs, Py_ssize_t i) noexcept nogil:

@@ -138,7 +138,6 @@ cdef extern from "lanes.h" nogil:
         BN_WEIGHED_PAIRS
         BN_WIDTH
         BN_BATCH
-        BN_TINY
     void bn_row_sums(...)
     void bn_row_numbers(...)
     void bn_row_slopes(...)
