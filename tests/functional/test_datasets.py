@@ -193,7 +193,7 @@ def test_an_interrupt_ends_it_at_once():
         threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGINT]).start()
         yield ROWS[0]
 
-    # Python's own handler: libraries that other tests import install theirs, which may keep a signal for themselves.
+    # Python has no handler if it was started with SIGINT ignored, as shells start what they run in the background.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     start = time.perf_counter()
     try:
