@@ -76,6 +76,8 @@ class Copy:
         """What work measures, and the copy speed just before and after it: of several tries that with quick copies."""
         tries = []
         for _ in range(TRIES):
+            if tries:
+                self._wait()
             before, found, after = self.sample(), work(), self.sample()
             speed = {
                 "memory": round(median([*before[0], *after[0]]), 1),
@@ -84,12 +86,15 @@ class Copy:
             tries.append((speed["memory"], found, speed))
             if self._steady(speed["memory"]):
                 break
-            for _ in range(PATIENCE):
-                time.sleep(1)
-                if self._steady(median(self.sample()[0])):
-                    break
         _, found, speed = max(tries, key=lambda each: each[0])
         return found, speed
+
+    def _wait(self) -> None:
+        """Until copies are quick again, or for as many samples as it is worth."""
+        for _ in range(PATIENCE):
+            time.sleep(1)
+            if self._steady(median(self.sample()[0])):
+                break
 
     def _steady(self, speed: float) -> bool:
         return speed >= STEADY * max(self.memory)

@@ -1,6 +1,6 @@
 """What limits the speed? `python -m benchmarks.limits`: each goal, what was measured, and the most that there could be.
 
-Everything in one run, float32, on all threads. --save writes the table into docs/performance.md. Four minutes.
+Everything in one run, float32, on all threads. --save writes the table into docs/performance.md. Four to eight minutes.
 """
 
 import argparse
