@@ -13,15 +13,12 @@ cdef inline void run_sums(
 ) noexcept nogil:
     """short_pair_sums of a run of any length."""
     cdef real h = <real>mean
-    cdef Numbers of
+    cdef Numbers of = numbers_of_runs(&h, &a, &b)
     cdef Block block
     cdef Py_ssize_t i = 0, k
     if n <= TILE:
         short_pair_sums(act, dy, x, n, left, mean, a, b, sum, dot)
         return
-    of.h = &h
-    of.scale = &a
-    of.shift = &b
     sum[0] = 0.0
     dot[0] = 0.0
     while i < n:
