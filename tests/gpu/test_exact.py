@@ -109,4 +109,4 @@ def test_axes(cupy):
 def test_the_rows_are_those_of_the_kernel():
     text = launching.source("exact")
     assert f"SQUARES_AT = {exact.SQUARES}, ODD_AT = {exact.ODD}, ROWS = {exact.ROWS} }};" in text
-    assert plans.STATIC_SHARED >= exact.ROWS * 8 * plans.TILE_BYTES // 2
+    assert launching.SHARED_AT_FIRST >= exact.ROWS * 8 * plans.TILE_BYTES // 2

@@ -12,7 +12,7 @@ from emulated.device import SMALL, emulated_device, needs_emulator  # noqa: F401
 from kernel_checks import assert_backward, assert_forward, exact, problem
 
 pytestmark = needs_emulator
-LITTLE = 22 << 10  # bytes of shared memory: too little to keep anything
+LITTLE = plans.STATIC_SHARED["planes"] + (2 << 10)  # bytes of shared memory: too little to keep anything
 CASES = [
     (Case((6, 8, 7, 7), 1, c_order, "four channels of 49 values are 49 vectors"), "float32"),
     (Case((7, 64, 3, 3), 1, c_order, "smaller ones: sixteen channels"), "float32"),

@@ -17,6 +17,7 @@ import gpu_sweep
 from bnorm.kernels import activation
 from bnorm.kernels.activation import RELU
 from bnorm.kernels.gpu import bunches, jobs, launching, plans, row_plans
+from bnorm.kernels.gpu.jobs import GAMMA_ALONE, GAMMA_AND_BETA, NO_AFFINE
 from cuda_on_cpu.emulator import clusters
 from emulated.device import PlanningDevice
 
@@ -172,8 +173,8 @@ def check_launch(launch, limits):
     assert 1 <= launch.grid[0] < 2**31 and 1 <= launch.grid[1] <= 65535
     assert launch.grid[1] == f["chunks"] and f["chunks"] % f["split"] == 0
     assert f["chunks"] * f["chunk"] >= f["steps"] and f["chunk"] % down == 0
-    static = plans.CLUSTER_STATIC if launch.family == "clusters" else plans.STATIC_SHARED
-    assert launch.shared + static <= max(limits.shared, 48 << 10)
+    assert launch.shared + plans.STATIC_SHARED.get(launch.family, 0) <= max(limits.shared, 48 << 10)
+    assert not launch.shared or launch.family in plans.STATIC_SHARED
     if f["keep"]:
         assert f["keep"] * down * f["chunks"] >= f["steps"]
         arrays = 1 if name.endswith("moments") else 2
@@ -195,12 +196,12 @@ def check_groups(launch):
 
 
 @many
-@given(SIZES, SIZES, SIZES, SIZES, DTYPES, st.booleans(), LIMITS)
-def test_rows(n, groups, channels, inner, dtype, params, limits):
+@given(SIZES, SIZES, SIZES, SIZES, DTYPES, st.integers(NO_AFFINE, GAMMA_AND_BETA), st.booleans(), LIMITS)
+def test_rows(n, groups, channels, inner, dtype, affine, params, limits):
     """Every value of a row belongs to one step of one thread, and a row to one block."""
     shape, size, many_rows = (n, groups, channels, inner), channels * inner, n * groups
     for name, more in (("rows_forward", False), ("rows_backward", params)):
-        plan = row_plans.rows(name, shape, dtype, True, more, RELU.kind, limits)
+        plan = row_plans.rows(name, shape, dtype, affine, more, RELU.kind, limits)
         first, *others = plan.launches
         f = fields(first)
         vector, steps, wide = (int(number) for number in re.findall(r"\d+", first.kernel.split(", ", 1)[1])[:3])
@@ -219,8 +220,11 @@ def test_rows(n, groups, channels, inner, dtype, params, limits):
         rows, seen = rows_of_blocks(f, apart), np.zeros(many_rows, bool)
         seen[rows] = True
         assert rows.size == many_rows and seen.all()  # each once
-        assert first.shared + plans.STATIC_SHARED <= limits.shared
+        assert first.shared + plans.STATIC_SHARED["rows"] <= limits.shared
+        assert f["affine"] in (NO_AFFINE, max(affine, GAMMA_ALONE))
         assert not f["affine"] or groups == inner == 1  # the same gamma for all rows
+        kept = affine_bytes(f, dtype) + row_bytes(f, first, vector, dtype)
+        assert first.shared >= kept and (way or first.shared == kept)
         assert bool(plan.partial) == bool(way) == bool(others or f["bunch"])
         if others:
             assert params and others[0].kernel == "rows_params" and others[0].geometry == first.geometry
@@ -235,6 +239,19 @@ def test_rows(n, groups, channels, inner, dtype, params, limits):
             share = f["share"]
             assert inner > 1 and (f["columns"], f["channels"]) == (groups * channels, channels)
             assert share & (share - 1) == 0 and (share == 1 or share * channels <= plans.THREADS)
+
+
+def affine_bytes(f, dtype):
+    """What affine_bytes of rows.cu says."""
+    gamma = -(-f["size"] // 4) * 4
+    beta = gamma if f["affine"] == GAMMA_AND_BETA else row_plans.ZEROS
+    return (gamma + beta) * max(plans.ITEMSIZE[dtype], 4) if f["affine"] else 0
+
+
+def row_bytes(f, launch, vector, dtype):
+    """Of a row that is kept in shared memory."""
+    arrays = 1 if launch.kernel.startswith("rows_forward") else 2
+    return arrays * f["keep"] * plans.THREADS * vector * plans.ITEMSIZE[dtype]
 
 
 def rows_of_blocks(f, apart):
@@ -266,7 +283,7 @@ def test_how_many_threads_a_row_has_follows_from_its_length():
     """And from nothing else, or its bits would depend on the batch and on the device."""
 
     def lanes(rows, size, limits):
-        plan = row_plans.rows("rows_forward", (rows, 1, size, 1), "float32", True, False, 0, limits)
+        plan = row_plans.rows("rows_forward", (rows, 1, size, 1), "float32", GAMMA_AND_BETA, False, 0, limits)
         return fields(plan.launches[0])["lanes"]
 
     for rows, processors in product((1, 64, 10**5), (20, 132)):
@@ -293,7 +310,7 @@ def test_many_partial_sums_are_joined_in_bunches():
 @pytest.mark.parametrize(("rows", "size", "names"), [(256, 64, 1), (65536, 256, 1), (65536, 1024, 2), (64, 1024, 1)])
 def test_few_sums_over_rows_need_no_launch(rows, size, names):
     """Joined by the last blocks of the backward; many columns by the blocks of a launch."""
-    plan = row_plans.rows("rows_backward", (rows, 1, size, 1), "float32", True, True, 0, LIKE_H100)
+    plan = row_plans.rows("rows_backward", (rows, 1, size, 1), "float32", GAMMA_AND_BETA, True, 0, LIKE_H100)
     assert len(plan.launches) == names
     (text,) = re.findall(r"constexpr int JOINED = (\d+);", launching.source("rows"))
     assert int(text) == row_plans.JOINED
@@ -304,19 +321,58 @@ def test_long_rows_are_kept_where_two_blocks_share_a_processor():
 
     def kept(name, size, shared=227):
         limits = plans.Limits(shared=shared << 10)
-        (first,) = row_plans.rows(name, (500, 1, size, 1), "bfloat16", True, False, 0, limits).launches
-        return first.shared
+        (first,) = row_plans.rows(name, (500, 1, size, 1), "bfloat16", NO_AFFINE, False, 0, limits).launches
+        return row_bytes(fields(first), first, 8, "bfloat16")
 
     assert [kept("rows_forward", size) for size in (16384, 24576, 51200, 53248)] == [0, 49152, 102400, 0]
     assert [kept("rows_backward", size) for size in (16384, 24576, 26624)] == [0, 98304, 0]
-    assert kept("rows_forward", 24576, shared=64) == 0
+    assert kept("rows_forward", 32768, shared=64) == 0
+    assert kept("rows_forward", 28672, shared=64) == 57344  # next to nothing is held back
+
+
+def test_gamma_and_beta_are_kept_where_two_blocks_share_a_processor():
+    """Those that the kernel reads; or beside sums that leave room for one block alone."""
+
+    def kept(name, size, affine, params=False, kind=0, shared=227, dtype="bfloat16"):
+        limits = plans.Limits(shared=shared << 10)
+        first = row_plans.rows(name, (500, 1, size, 1), dtype, affine, params, kind, limits).launches[0]
+        return fields(first)["affine"]
+
+    forward, backward = "rows_forward", "rows_backward"
+    assert kept(forward, 8192, GAMMA_AND_BETA) == kept(forward, 12800, GAMMA_AND_BETA) == GAMMA_AND_BETA
+    assert kept(forward, 12800, GAMMA_AND_BETA, dtype="float32") == GAMMA_AND_BETA
+    assert kept(forward, 12832, GAMMA_AND_BETA) == NO_AFFINE
+    assert kept(forward, 25568, GAMMA_ALONE) == GAMMA_ALONE  # with zeros in place of beta
+    assert kept(forward, 25600, GAMMA_ALONE) == NO_AFFINE
+    assert kept(forward, 64, NO_AFFINE) == GAMMA_ALONE  # ones
+    assert kept(forward, 20000, NO_AFFINE) == NO_AFFINE  # which would be in the way of the row
+    assert kept(forward, 4096, GAMMA_AND_BETA, shared=64) == NO_AFFINE  # two blocks have 31 KB each
+    for affine in (GAMMA_ALONE, GAMMA_AND_BETA):  # without an activation beta is not read
+        assert kept(backward, 8192, affine, params=True) == GAMMA_ALONE  # beside 64 KB
+        assert kept(backward, 16384, affine, params=True) == GAMMA_ALONE  # beside 128 KB, of one block
+    assert kept(backward, 4096, GAMMA_AND_BETA, params=True, kind=RELU.kind) == GAMMA_AND_BETA
+    assert kept(backward, 8192, GAMMA_AND_BETA, params=True, kind=RELU.kind) == NO_AFFINE
+    (text,) = re.findall(r"constexpr int ZEROS = (\d+);", launching.source("rows"))
+    assert int(text) == row_plans.ZEROS >= max(map(max, map(row_plans.vectors_of, plans.ITEMSIZE)))
+
+
+def test_blocks_that_leave_sums_are_as_many_as_run_at_a_time():
+    def blocks(size, dtype, shared=227):
+        limits = plans.Limits(shared=shared << 10)
+        plan = row_plans.rows("rows_backward", (5000, 1, size, 1), dtype, GAMMA_ALONE, True, 0, limits)
+        return plan.launches[0].grid[0] / limits.processors
+
+    assert blocks(4096, "bfloat16") == blocks(8192, "bfloat16") == 2  # 64 KB of sums, and 32 of gamma
+    assert blocks(4096, "bfloat16", shared=99) == 1
+    assert blocks(4096, "float32", shared=99) == 2
+    assert blocks(8192, "float32") == 1  # for its registers
 
 
 def test_sums_of_channels_are_written_by_as_many_blocks_as_run_at_a_time():
     """Two to a processor, where both have room for them; else one."""
     for channels, blocks in ((4096, 2), (8192, 1)):  # sums of 82 KB in a block, and of 147
         shape = (500, 1, channels, 4)
-        first = row_plans.rows("rows_backward", shape, "bfloat16", True, True, 0, LIKE_H100).launches[0]
+        first = row_plans.rows("rows_backward", shape, "bfloat16", GAMMA_AND_BETA, True, 0, LIKE_H100).launches[0]
         assert first.grid == (blocks * LIKE_H100.processors, 1)
 
 
@@ -432,8 +488,9 @@ def test_no_plan_asks_for_another_kernel(outer, channels, inner, dtype, vectors,
             row_plans.row_sums((outer, channels, inner, 3), dtype, vectors, *options),
         ]
         for shape in ((outer, channels, inner, 3), (outer * inner, 1, channels, 1)):
-            found += [row_plans.rows("rows_forward", shape, dtype, True, False, *options)]
-            found += [row_plans.rows("rows_backward", shape, dtype, True, params, *options) for params in (0, 1)]
+            args = shape, dtype, GAMMA_AND_BETA
+            found += [row_plans.rows("rows_forward", *args, False, *options)]
+            found += [row_plans.rows("rows_backward", *args, params, *options) for params in (0, 1)]
     for plan in found:
         for launch in plan.launches:
             assert launch.kernel in every(launch.family, (dtype,))

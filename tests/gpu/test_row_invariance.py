@@ -10,7 +10,7 @@ import pytest
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, gpu
 from bnorm.kernels.activation import RELU
 from bnorm.kernels.gpu import plans
-from bnorm.kernels.gpu.jobs import ROW_JOB
+from bnorm.kernels.gpu.jobs import GAMMA_ALONE, GAMMA_AND_BETA, NO_AFFINE, ROW_JOB
 from emulated import rows as gpu_rows
 from emulated.device import emulated_device, needs_emulator  # noqa: F401
 from placing import moved
@@ -93,32 +93,37 @@ def test_any_device(sample, dtype, device, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("sample", "dtype", "kept"),  # whether a row of the forward is kept there, and x and dy of the backward
+    ("sample", "dtype", "affine", "kept"),  # of gamma and beta; x of a forward, x and dy of a backward
     [
-        ((1, 18000, 1), "float32", [(0, 0), (1, 0), (1, 0), (1, 0)]),
-        ((1, 11500, 1), "float32", [(0, 0), (1, 0), (1, 1), (1, 1)]),
-        ((1, 3, 8000), "float16", [(0, 0), (1, 0), (1, 0), (1, 0)]),
+        ((1, 18000, 1), "float32", NO_AFFINE, [("0 0", "0 0"), ("0 1", "0 0"), ("0 1", "0 0")]),
+        ((1, 18000, 1), "float32", GAMMA_ALONE, [("0 0", "0 0"), ("0 1", "0 0"), ("1 0", "1 0")]),
+        ((1, 11500, 1), "float32", NO_AFFINE, [("0 1", "0 0"), ("0 1", "0 1"), ("0 1", "0 1")]),
+        ((1, 11500, 1), "float32", GAMMA_AND_BETA, [("0 1", "0 0"), ("0 1", "0 1"), ("2 0", "2 0")]),
+        ((1, 5000, 1), "float32", GAMMA_ALONE, [("1 0", "1 0"), ("1 0", "1 0"), ("1 0", "1 0")]),
+        ((1, 5000, 1), "float32", GAMMA_AND_BETA, [("0 0", "2 0"), ("2 0", "2 0"), ("2 0", "2 0")]),
+        ((1, 3, 8000), "float16", GAMMA_AND_BETA, [("0 1", "0 0"), ("0 1", "0 1"), ("0 1", "0 1")]),
     ],
     ids=str,
 )
-def test_a_row_that_is_kept_or_read_twice(sample, dtype, kept, device, monkeypatch):
-    """A device with more shared memory reads a long row once."""
+def test_what_is_kept_or_read_again(sample, dtype, affine, kept, device, monkeypatch):
+    """A device with more shared memory reads a long row once, and gamma and beta once for all rows of a block."""
     x, dy, gamma, beta, _ = problem((2, *sample), dtype)
+    gamma, beta = gamma if affine else None, beta if affine == GAMMA_AND_BETA else None
     found, keeps = [], []
-    for processors, shared in DEVICES:
+    for processors, shared in sorted(DEVICES)[:3]:
         monkeypatch.setattr(device, "limits", plans.Limits(processors, shared << 10, clusters=False))
         device.log.clear()
         y, mean, rstd = gpu.rows_forward(x, gamma, beta, 1e-5, act=RELU)
-        dx, *_ = gpu.rows_backward(dy, x, mean, rstd, gamma, beta, act=RELU)
-        keeps.append(tuple(int(kept_of(device.log, name) > 0) for name in ("rows_forward", "rows_backward")))
+        dx, *_ = gpu.rows_backward(dy, x, mean, rstd, gamma, beta, act=RELU, params=False)
+        keeps.append(tuple(kept_of(launch) for launch in device.log))
         found.append([a.tobytes() for a in (y, mean, rstd, dx)])
     assert keeps == kept
     assert all(again == found[0] for again in found)
 
 
-def kept_of(launches, name):
-    (keep,) = {ROW_JOB.placed(launch.geometry)["keep"] for launch in launches if launch.kernel.startswith(name)}
-    return keep
+def kept_of(launch):
+    fields = ROW_JOB.placed(launch.geometry)
+    return f"{fields['affine']} {int(fields['keep'] > 0)}"
 
 
 @pytest.mark.parametrize("sample", [(1, 700, 1), (2, 2, 50)], ids=str)

@@ -5,10 +5,10 @@ import pytest
 
 from backends import Backend
 from bnorm.kernels import gpu, reference
-from bnorm.kernels.activation import RELU
+from bnorm.kernels.activation import IDENTITY, RELU
 from compare import assert_close, assert_same
 from emulated import rows as gpu_rows
-from emulated.device import emulated_device, needs_emulator  # noqa: F401
+from emulated.device import SMALL, emulated_device, needs_emulator  # noqa: F401
 from kernel_checks import assert_rows, exact
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("device")]
@@ -65,6 +65,23 @@ def test_schedules_and_places(shape, device):
         got = gpu.rows_backward(*arrays, *first[1:], gamma, gamma, act=RELU, out=arrays[which])
         for g, w in zip(got, back, strict=True):
             assert_same(g, w, which=which)
+
+
+@pytest.mark.parametrize("limits", [SMALL, gpu_rows.LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("size", [700, 5000, 16400])
+def test_gamma_alone_and_beta_alone(size, limits, device, monkeypatch):
+    """The bits of a beta of zeros, and of a gamma of ones: of what is kept, and of what is not."""
+    monkeypatch.setattr(device, "limits", limits)
+    rng = np.random.default_rng(size)
+    x, dy = rng.standard_normal((2, 3, 1, size, 1)).astype("float32")
+    gamma, zeros, ones = rng.uniform(0.5, 2, size), np.zeros(size), np.ones(size)
+    for some, all_ in (((gamma, None), (gamma, zeros)), ((None, gamma), (ones, gamma)), ((None, None), (ones, zeros))):
+        for act in (IDENTITY, RELU):
+            got, want = (gpu.rows_forward(x, *affine, 1e-5, act=act) for affine in (some, all_))
+            got += gpu.rows_backward(dy, x, *got[1:], *some, act=act)
+            want += gpu.rows_backward(dy, x, *want[1:], *all_, act=act)
+            for a, b in zip(got, want, strict=True):
+                assert_same(a, b, size=size, act=act)
 
 
 def test_constants_and_far_means():

@@ -191,7 +191,8 @@ def may_share_memory(a, b, max_work=None):
 class Kernel:
     def __init__(self, code, name):
         self.code, self.name = code, name
-        self.max_dynamic_shared_size_bytes = launching.SHARED_AT_FIRST
+        static = launching.plans.STATIC_SHARED.get(family_of(code), 0)
+        self.max_dynamic_shared_size_bytes = launching.SHARED_AT_FIRST - static
 
     ptr, kernel = 0, property(lambda self: self)  # of the current device
 
@@ -204,11 +205,15 @@ class Kernel:
             do(partial(compiled(self.code, self.name).launch, self.name, grid, block, shared_mem, (job.tobytes(),)))
 
 
+def family_of(code):
+    return next((family for family in launching.FAMILIES if launching.source(family) == code), None)
+
+
 def compiled(code, name):
     """Among the kernels that the tests of this process share."""
     shared = emulated()
     if name not in shared.emulators:
-        shared.build(next(family for family in launching.FAMILIES if launching.source(family) == code), [name])
+        shared.build(family_of(code), [name])
     return shared.emulators[name]
 
 

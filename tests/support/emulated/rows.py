@@ -5,6 +5,7 @@ import functools
 from bnorm.kernels import MEAN_SQUARE, VARIANCE
 from bnorm.kernels.activation import IDENTITY, RELU, leaky
 from bnorm.kernels.gpu import plans, row_plans
+from bnorm.kernels.gpu.jobs import GAMMA_AND_BETA, NO_AFFINE
 from emulated.device import SMALL, emulated
 
 SHAPES = [  # (N, G, K, L)
@@ -40,6 +41,7 @@ LARGE = plans.Limits(processors=3)  # whose shared memory holds the sums of long
 
 
 def plans_of(shape, dtype, affine, kind, limits):
+    affine = GAMMA_AND_BETA if affine else NO_AFFINE
     yield row_plans.rows("rows_forward", shape, dtype, affine, False, kind, limits)
     plans = [row_plans.rows("rows_backward", shape, dtype, affine, params, kind, limits) for params in (False, True)]
     yield from plans

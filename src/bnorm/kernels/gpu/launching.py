@@ -22,7 +22,7 @@ Array = Any  # cupy.ndarray
 
 # Multiplications and additions are not contracted: where they are meant to be fused, the kernels say so.
 OPTIONS = ("-std=c++17", "-fmad=false")
-SHARED_AT_FIRST = (48 << 10) - plans.STATIC_SHARED  # of dynamic shared memory, without asking the driver
+SHARED_AT_FIRST = 48 << 10  # bytes of shared memory, static and dynamic, that a block gets without asking the driver
 WITH_CLUSTERS = 9  # the first compute capability that has them
 ON_CHANNELS = ("numbers.cu", "walk.cu", "joins.cu")
 BATCH_NORM = (*ON_CHANNELS, "blocks.cu", "moving.cu", "channels_sums.cu", "channels_maps.cu")
@@ -173,7 +173,8 @@ class Device:
         found = []
         for family, name, grid, block, shared, geometry, persistent in plan.launches:
             kernel = self.kernels.get(name) or self.compile(family, name)
-            if shared > SHARED_AT_FIRST and shared > self.shared.get(name, 0):
+            at_first = SHARED_AT_FIRST - plans.STATIC_SHARED.get(family, 0)
+            if shared > max(at_first, self.shared.get(name, 0)):
                 kernel.max_dynamic_shared_size_bytes = self.shared[name] = shared
             function = kernel.kernel
             if persistent:

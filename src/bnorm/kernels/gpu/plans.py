@@ -46,8 +46,13 @@ MAX_CHUNKS = 1024
 SPLIT = 8  # parts of a chunk in a map
 ONE_LAUNCH = 2 << 20  # bytes of the array, where a block keeps its tile on chip: below, one launch beats more blocks
 ONE_LAUNCH_UNKEPT = 512 << 10  # the same where it reads the array twice
-STATIC_SHARED = 20 << 10  # bytes: more than any kernel declares
-CLUSTER_STATIC = 10 << 10  # the same of the kernels for clusters, whose dynamic memory is wanted to the last bytes
+STATIC_SHARED = {  # bytes that the kernels which also get dynamic memory declare at most, by family
+    "channels": 10 << 10,
+    "clusters": 9 << 10,
+    "planes": 6 << 10,
+    "rows": 512,
+}
+BLOCK_OVERHEAD = 1 << 10  # bytes of shared memory that each block takes for the driver
 TWO_PER_PROCESSOR = 100 << 10  # bytes of shared memory: up to here two blocks share a processor
 CLUSTER = 8  # blocks that share their memory
 STREAMED = 32 << 20  # bytes: a result of that size is no longer in the second-level cache when it is read next
@@ -59,6 +64,12 @@ class Limits(NamedTuple):
     processors: int = 132
     shared: int = 227 << 10  # bytes of shared memory that a block may ask for
     clusters: bool = True  # of blocks, which may write to each other's
+
+
+def two_per_processor(family: str, limits: Limits) -> int:
+    """Bytes of dynamic shared memory up to which two blocks share a processor, however little memory it has."""
+    half = (limits.shared + BLOCK_OVERHEAD) // 2 - BLOCK_OVERHEAD  # a block may ask for all but its own overhead
+    return min(TWO_PER_PROCESSOR, half - STATIC_SHARED[family])
 
 
 class Launch(NamedTuple):
@@ -219,11 +230,11 @@ def on_chip(
         if shape.group != 1:
             continue
         shared = kept(shape, itemsize) * arrays
-        fits = shared <= limits.shared - STATIC_SHARED
+        fits = shared <= limits.shared - STATIC_SHARED["channels"]
         if fits and shape.base > 1 and shared > TWO_PER_PROCESSOR:  # one block per processor: let it be a large one
             shape = shape._replace(down=2 * THREADS)
             shared = kept(shape, itemsize) * arrays
-            fits = shared <= limits.shared - STATIC_SHARED
+            fits = shared <= limits.shared - STATIC_SHARED["channels"]
         if fits and (shape.tiles >= limits.processors // 2 or size * arrays <= ONE_LAUNCH):
             return shape, cdiv(shape.steps, shape.down), shared
         if size * arrays <= ONE_LAUNCH_UNKEPT:
@@ -248,7 +259,7 @@ def in_cluster(
     for down, many in ((THREADS, 2), (2 * THREADS, 1)):  # how many blocks share a processor
         keep = cdiv(shape.steps, CLUSTER * down)
         shared = keep * down * shape.vector * ITEMSIZE[dtype] * arrays
-        if shared <= min(limits.shared - CLUSTER_STATIC, TWO_PER_PROCESSOR if many > 1 else limits.shared):
+        if shared <= min(limits.shared - STATIC_SHARED["clusters"], TWO_PER_PROCESSOR if many > 1 else limits.shared):
             at_a_time = max(1, limits.processors // CLUSTER) * many
             full = 4 * channels >= 3 * cdiv(channels, at_a_time) * at_a_time
             return (shape._replace(down=down), keep, shared) if full else None
@@ -320,7 +331,7 @@ def workspace(shape: Shape, chunks: int, parts: int, found: Bunches) -> tuple[in
 def of_planes(name: str, shape: Shape, dtype: str, arrays: int, then: str, kind: int, limits: Limits) -> Plan:
     """How they are added up follows from the shape alone; a device with little memory reads twice."""
     shared = kept(shape, ITEMSIZE[dtype]) * arrays
-    keep = cdiv(shape.steps, shape.down) if shared <= limits.shared - STATIC_SHARED else 0
+    keep = cdiv(shape.steps, shape.down) if shared <= limits.shared - STATIC_SHARED["planes"] else 0
     chunk = max(1, cdiv(shape.steps, shape.down)) * shape.down
     mapped = bool(then) and then != "frozen"
     exact = name == "moments" and not then and dtype != "float64"

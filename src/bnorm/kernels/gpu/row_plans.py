@@ -13,9 +13,9 @@ from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
 
-from ..activation import KINDS
+from ..activation import IDENTITY, KINDS
 from .bunches import Bunches, bunches
-from .jobs import NO_PARAMS, PER_CHANNEL, PER_COLUMN, ROW_JOB
+from .jobs import GAMMA_ALONE, GAMMA_AND_BETA, NO_AFFINE, NO_PARAMS, PER_CHANNEL, PER_COLUMN, ROW_JOB
 from .plans import (
     ITEMSIZE,
     NAMES,
@@ -36,12 +36,13 @@ from .plans import (
     cut,
     launch,
     rows_of_channels,
+    two_per_processor,
     workspace,
 )
 
 HELD = (4, 8)  # vectors of a thread that there are kernels for; the second for the longest rows only
 WARP = 32
-KEPT_AFFINE = 48 << 10  # bytes of gamma and beta that a block may keep
+ZEROS = 8  # numbers that a block keeps in place of beta where there is only gamma
 LONG_TILE = 8  # vectors of a thread whose sums are kept at a time, of rows that are not held
 JOINED = 32  # columns of a block that joins those sums in a launch of its own
 LAUNCHED = 10  # turns of a join that take as long as that launch, from its gap to its end
@@ -108,9 +109,9 @@ def summed_bytes(row: Row, dtype: str) -> int:
     return 2 * row.steps * THREADS * row.vector * max(ITEMSIZE[dtype], 4)
 
 
-def summing_blocks(row: Row, dtype: str) -> int:
-    """Blocks that write such sums, per processor: as many as share one. rows_backward.cu has the registers for that."""
-    return 1 if alone(row) or summed_bytes(row, dtype) > TWO_PER_PROCESSOR else 2
+def summing_blocks(row: Row, shared: int, limits: Limits) -> int:
+    """Blocks that write sums, per processor: as many as share one. rows_backward.cu has the registers for that."""
+    return 1 if alone(row) or shared > two_per_processor("rows", limits) else 2
 
 
 def alone(row: Row) -> bool:
@@ -132,47 +133,59 @@ def channels_bytes(row: Row, channels: int, dtype: str) -> int:
     return 8 * 2 * channels * max(1, share_of(channels) // WARP) + 2 * vectors * max(ITEMSIZE[dtype], 4)
 
 
-def affine_bytes(shape: RowShape, dtype: str) -> int:
-    """Of gamma and beta in the shared memory of a block; 0 where they are not kept there."""
+def affine_bytes(shape: RowShape, dtype: str, affine: int) -> int:
+    """Of gamma and beta in the shared memory of a block; 0 where rows do not have the same ones."""
     _, groups, channels, positions = shape
-    wanted = 2 * cdiv(channels, 4) * 4 * max(ITEMSIZE[dtype], 4)
-    return wanted if groups == 1 and positions == 1 and 0 < wanted <= KEPT_AFFINE else 0
+    if affine == NO_AFFINE or not groups == positions == 1:
+        return 0
+    gamma = cdiv(channels, 4) * 4
+    return (gamma + (gamma if affine == GAMMA_AND_BETA else ZEROS)) * max(ITEMSIZE[dtype], 4)
 
 
 @lru_cache(maxsize=1024)
 def rows(
     name: str,  # "rows_forward" or "rows_backward"
-    shape: RowShape, dtype: str, affine: bool, params: bool, kind: int, limits: Limits,
+    shape: RowShape, dtype: str, affine: int, params: bool, kind: int, limits: Limits,
 ) -> Plan:  # fmt: skip
-    """affine: there is a gamma or a beta; params: sums for dgamma and dbeta are wanted.
+    """affine: GAMMA_AND_BETA where there is a beta, else GAMMA_ALONE or NO_AFFINE.
+
+    params: sums for dgamma and dbeta are wanted.
 
     Arrays lie where `begins` says.
 
     Where these cannot be made in the pass over the rows, the plan has no workspace, and `row_sums` makes them. Where
     they are few the last blocks of that pass join them; else a launch of its own does, by more blocks.
+
+    Shared memory is for those sums first, then for gamma and beta, which are read for every row, and then for the row.
     """
     shape = n, groups, channels, positions = four(shape)
     size, many = channels * positions, n * groups
     row = row_of(size, positions, dtype)
     side = row.side(many, limits)
-    room = limits.shared - STATIC_SHARED
-    shared = affine_bytes(shape, dtype) if affine else 0
-    shared = kept = shared if shared <= room else 0
-    summed = summed_bytes(row, dtype)
-    sums, slots, share, columns = NO_PARAMS, 0, 0, 0
-    if params and size > 0 and groups == positions == 1 and 0 < summed <= room - shared:
-        sums, slots, columns = PER_COLUMN, limits.processors * summing_blocks(row, dtype), size
-        shared += summed
+    room, beside = limits.shared - STATIC_SHARED["rows"], two_per_processor("rows", limits)
+    backward = name == "rows_backward"
+    sums, shared, slots, share, columns = NO_PARAMS, 0, 0, 0, 0
+    if params and size > 0 and groups == positions == 1 and 0 < summed_bytes(row, dtype) <= room:
+        sums, shared, columns = PER_COLUMN, summed_bytes(row, dtype), size
     elif params and many and positions > 1 and channels_bytes(row, channels, dtype) <= room:
-        sums, share, columns = PER_CHANNEL, share_of(channels), groups * channels
-        shared = channels_bytes(row, channels, dtype)
-        slots = limits.processors * (1 if alone(row) or shared > TWO_PER_PROCESSOR else 2)
+        sums, shared, columns = PER_CHANNEL, channels_bytes(row, channels, dtype), groups * channels
+        share = share_of(channels)
+    if affine == NO_AFFINE and row.steps:
+        affine = GAMMA_ALONE  # ones, as the code for what a block keeps is the shorter one
+    if backward and kind == IDENTITY.kind:
+        affine = min(affine, GAMMA_ALONE)
+    kept = affine_bytes(shape, dtype, affine)
+    if kept > (room if shared > beside or (backward and alone(row)) else beside) - shared:
+        kept = 0
+    shared += kept
+    if sums:
+        slots = limits.processors * summing_blocks(row, shared, limits)
     if sums == PER_CHANNEL:  # blocks have the channels of a group to themselves
         sets = min(cdiv(n, side), blocks_each(groups, slots))
         blocks = sets * groups
     else:
         sets = blocks = max(1, min(cdiv(many, side), slots) if sums else cdiv(many, side))
-    arrays = 1 if name == "rows_forward" else 2
+    arrays = 2 if backward else 1
     keep = kept_steps(row, size, dtype, arrays, min(room, TWO_PER_PROCESSOR) - shared)
     shared += arrays * keep * step_bytes(row, dtype)
     joined = bunches(sets, 1, channels, 2) if sums else Bunches(0, 0, 0, 0)
@@ -180,12 +193,12 @@ def rows(
         joined = Bunches(0, 0, 0, 0)
     geometry = ROW_JOB.place(
         rows=many, size=size, inner=max(positions, 1), groups=max(groups, 1), lanes=row.lanes, side=side,
-        affine=int(kept > 0),
+        affine=affine if kept else NO_AFFINE,
         streams=int(many * size * ITEMSIZE[dtype] >= STREAMED), sets=sets, columns=columns,
         channels=channels, share=share, whole=int(size == row.lanes * row.steps * row.vector), keep=keep,
         bunch=joined.bunch,
     )  # fmt: skip
-    more = (kind,) if name == "rows_forward" else (kind, sums)
+    more = (kind, sums) if backward else (kind,)
     kernel = row.kernel(name, dtype, *more)
     launches = [Launch("rows", kernel, (blocks, 1), (THREADS,), shared, geometry, not sums)]
     if sums and not joined.bunch:

@@ -87,8 +87,10 @@ struct RowSums {
 };
 
 // Gamma and beta of V values side by side, in the type of computation. Where all rows have the same ones a block keeps
-// them in shared memory. Where channels have several values each, a vector is of one of them.
+// in shared memory those of them that its kernel reads: gamma, or both. Where channels have several values each, a vector
+// is of one of them.
 enum { KEPT, OF_CHANNELS, NOT_KEPT, ANYWHERE };
+constexpr int ZEROS = 8;  // kept in place of beta where there is only gamma: as many as a vector has at most
 
 template <class A, int V>
 struct Affine {
@@ -99,7 +101,7 @@ struct Affine {
   BN_MEMBER void get(const RowJob& job, const A* kept, i64 first, Int i, bool both) {
     if (FROM == KEPT || (FROM == ANYWHERE && kept)) {
       read(kept + i, gamma);
-      if (both) read(kept + beta_at(job) + i, beta);
+      if (both) read(kept + beta_at(job) + (job.affine == GAMMA_AND_BETA ? i : 0), beta);
     } else if (FROM != OF_CHANNELS && job.inner == 1) {
       fetch(job.gamma ? job.gamma + first + i : nullptr, gamma, 1);
       if (both) fetch(job.beta ? job.beta + first + i : nullptr, beta, 0);
@@ -140,17 +142,22 @@ struct Affine {
 };
 
 template <class A>
-BN_DEV i64 affine_bytes(const RowJob& job) { return job.affine ? 2 * Affine<A, 1>::beta_at(job) * (i64)sizeof(A) : 0; }
+BN_DEV i64 affine_bytes(const RowJob& job) {
+  const i64 gamma = Affine<A, 1>::beta_at(job), beta = job.affine == GAMMA_AND_BETA ? gamma : ZEROS;
+  return job.affine == NO_AFFINE ? 0 : (gamma + beta) * (i64)sizeof(A);
+}
 
 template <class A>
 BN_DEV const A* keep_affine(const RowJob& job, unsigned char* memory) {
-  if (!job.affine) return nullptr;
+  if (job.affine == NO_AFFINE) return nullptr;
   A* kept = reinterpret_cast<A*>(memory);
   const i64 beta = Affine<A, 1>::beta_at(job);
+#pragma unroll 8
   for (i64 i = threadIdx.x; i < job.size; i += ROW_THREADS) {
     kept[i] = job.gamma ? (A)job.gamma[i] : (A)1;
-    kept[beta + i] = job.beta ? (A)job.beta[i] : (A)0;
+    if (job.affine == GAMMA_AND_BETA) kept[beta + i] = (A)job.beta[i];
   }
+  if (job.affine == GAMMA_ALONE && threadIdx.x < ZEROS) kept[beta + threadIdx.x] = 0;
   __syncthreads();
   return kept;
 }

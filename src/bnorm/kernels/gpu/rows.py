@@ -9,7 +9,7 @@ from ..cpu.launches import small
 from . import row_plans
 from .calls import begun
 from .gradients import Wanted, receiver
-from .jobs import JOB, ROW_JOB
+from .jobs import GAMMA_ALONE, GAMMA_AND_BETA, JOB, NO_AFFINE, ROW_JOB
 
 Array = Any  # cupy.ndarray
 FLOAT64 = np.dtype("float64")
@@ -69,7 +69,7 @@ def rows_forward(
         mean, rstd = device.empty((many,), FLOAT64), device.empty((many,), FLOAT64)
     if many:
         if weight is None:
-            affine = gamma is not None or beta is not None
+            affine = GAMMA_AND_BETA if beta is not None else NO_AFFINE if gamma is None else GAMMA_ALONE
             plan = row_plans.rows("rows_forward", shape, call.dtype, affine, False, act.kind, device.limits)
         else:
             plan = row_plans.weighted("rows_weighted_forward", shape, call.dtype, act.kind, device.limits)
@@ -105,7 +105,7 @@ def rows_backward(
         dx, dgamma, dbeta = rows_backward(dy.copy(), x.copy(), mean, rstd, gamma, beta, rule, act, params, None, dh)
         return moved(dx, out), dgamma, dbeta
     channels = shape[1] if len(shape) == 2 else shape[1] * shape[2]
-    affine = gamma is not None or beta is not None
+    affine = GAMMA_AND_BETA if beta is not None else NO_AFFINE if gamma is None else GAMMA_ALONE
     if weight is None:
         plan = row_plans.rows("rows_backward", shape, call.dtype, affine, bool(params), kind, limits)
     else:
