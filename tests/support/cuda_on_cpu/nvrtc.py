@@ -12,9 +12,11 @@ the libraries of the emulator.
 import functools
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +25,7 @@ from cuda_on_cpu.building import made
 WANTED = (75, 80, 90, 100)  # and whatever is newer
 OPTIONS = ("--std=c++17", "--ptxas-options=-v")
 PROGRAM = "kernels.cu"
+PART = 16  # instances in one program, whose text is read once for all of them
 
 
 class CompileError(RuntimeError):
@@ -85,14 +88,22 @@ def binary(source: str, names: list[str], arch: str, options: tuple[str, ...] = 
 
 
 def compile(source: str, names: list[str], arch: str, options: tuple[str, ...] = ()) -> dict[str, Usage]:
-    """What each of these instances needs on one architecture, such as "sm_90"; CompileError if it is no CUDA C++."""
+    """What each of these instances needs on one architecture, such as "sm_90"; CompileError if it is no CUDA C++.
+
+    On all cores. Many are compiled in parts, which are kept one by one: what is interrupted goes on from there.
+    """
     flags = [f"-arch={arch}", *options, *OPTIONS]
+    own = Path(__file__).read_text(encoding="utf-8")
 
-    def make(target: Path) -> None:
-        target.write_text(json.dumps(compile_now(source, names, flags)))
+    def usage(some: list[str]) -> dict[str, list[int]]:
+        def make(target: Path) -> None:
+            target.write_text(json.dumps(compile_now(source, some, flags)))
 
-    parts = (Path(__file__).read_text(encoding="utf-8"), version(), flags, names, source)
-    return {name: Usage(*usage) for name, usage in json.loads(made(".json", parts, make).read_text()).items()}
+        return json.loads(made(".json", (own, version(), flags, some, source), make).read_text())
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC does not hold the interpreter's lock
+        found = pool.map(usage, [names[start : start + PART] for start in range(0, len(names), PART)])
+        return {name: Usage(*numbers) for part in found for name, numbers in part.items()}
 
 
 def compile_now(source: str, names: list[str], flags: list[str], more: dict | None = None) -> dict[str, Usage]:
