@@ -148,14 +148,14 @@ class Kernel:
 
 def stand_in() -> ModuleType:
     stream = SimpleNamespace(ptr=0, is_capturing=lambda: False)
-    limits = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 227 << 10, "ComputeCapabilityMajor": 9}
+    limits = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 227 << 10}
     cupy: Any = ModuleType("cupy")
     cupy.__version__, cupy.ndarray, cupy.RawModule = "14.2", Array, Module
     cupy.empty, cupy.zeros = empty, zeros
     cupy.asarray = lambda a: a if isinstance(a, Array) else empty(np.shape(a), np.asarray(a).dtype)
     runtime = SimpleNamespace(getDevice=lambda: 0, getDeviceCount=lambda: 1)
     cupy.cuda = SimpleNamespace(
-        Device=lambda index: SimpleNamespace(attributes=limits),
+        Device=lambda index: SimpleNamespace(attributes=limits, compute_capability="90"),
         driver=SimpleNamespace(occupancyMaxActiveBlocksPerMultiprocessor=lambda *_: 2),
         runtime=runtime,
         get_current_stream=lambda: stream,

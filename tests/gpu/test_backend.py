@@ -118,10 +118,10 @@ def recorded(monkeypatch):
         def get_function(self, name):
             return Kernel(name)
 
-    limits = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 227 << 10, "ComputeCapabilityMajor": 9}
+    limits = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 227 << 10}
     cuda = SimpleNamespace(
         driver=SimpleNamespace(occupancyMaxActiveBlocksPerMultiprocessor=lambda *asked: log.append(asked) or 3),
-        Device=lambda index: SimpleNamespace(attributes=limits),
+        Device=lambda index: SimpleNamespace(attributes=limits, compute_capability="90"),
         get_current_stream=lambda: None,
         runtime=SimpleNamespace(getDevice=lambda: 0),
     )

@@ -80,7 +80,7 @@ KNOWN = [] if nvrtc.missing() else nvrtc.architectures()
 
 def pairs(known: list[str]) -> list[tuple[str, str]]:
     """Families of kernels, and architectures that have what they need."""
-    most = {"clusters": 10 * launching.WITH_CLUSTERS}
+    most = {"clusters": launching.WITH_CLUSTERS}
     return [(family, arch) for family in INSTANCES for arch in known if int(arch[3:]) >= most.get(family, 0)]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from emulated.fake_streams import memory
 
 # So that small arrays are cut into chunks.
-SMALL = {"MultiProcessorCount": 3, "MaxSharedMemoryPerBlockOptin": 64 << 10, "ComputeCapabilityMajor": 8}
+SMALL = {"MultiProcessorCount": 3, "MaxSharedMemoryPerBlockOptin": 64 << 10}
 SCALARS = (bool, int, float, complex, np.generic)
 COMPARISONS = {"greater", "greater_equal", "less", "less_equal", "equal", "not_equal"}
 UFUNCS = {
@@ -320,7 +320,7 @@ def indices(index):
 class Device:
     def __init__(self, device=None):
         self.id = device or 0
-        self.attributes = SMALL
+        self.attributes, self.compute_capability = SMALL, "80"
 
     def __enter__(self):
         return self

@@ -23,7 +23,7 @@ Array = Any  # cupy.ndarray
 # Multiplications and additions are not contracted: where they are meant to be fused, the kernels say so.
 OPTIONS = ("-std=c++17", "-fmad=false")
 SHARED_AT_FIRST = 48 << 10  # bytes of shared memory, static and dynamic, that a block gets without asking the driver
-WITH_CLUSTERS = 9  # the first compute capability that has them
+WITH_CLUSTERS = 90  # the first compute capability that has them
 ON_CHANNELS = ("numbers.cu", "walk.cu", "joins.cu")
 BATCH_NORM = (*ON_CHANNELS, "blocks.cu", "moving.cu", "channels_sums.cu", "channels_maps.cu")
 FAMILIES = {
@@ -115,11 +115,12 @@ class Device:
         self.kernels: dict[str, Any] = {}
         self.shared: dict[str, int] = {}  # bytes that a kernel may ask for, where that is more than it may at first
         self.workspaces = Workspaces()
-        attributes = cupy.cuda.Device(index).attributes
+        device = cupy.cuda.Device(index)
+        attributes = device.attributes
         self.limits = plans.Limits(
             attributes["MultiProcessorCount"],
             attributes["MaxSharedMemoryPerBlockOptin"],
-            attributes["ComputeCapabilityMajor"] >= WITH_CLUSTERS,
+            int(device.compute_capability) >= WITH_CLUSTERS,  # CuPy has it as a text, and not among the attributes
         )
         self.empty: Callable[[tuple[int, ...], Any], Array] = cupy.empty
         self.zeros: Callable[[tuple[int, ...], Any], Array] = cupy.zeros
