@@ -76,6 +76,8 @@ def row(**cells):
 
 
 HANG = "import time; time.sleep(600)"
+# Python has no handler if it was started with SIGINT ignored, as shells start what they run in the background.
+HEARS = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
 DEAF = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN);"
 FACTS = script("facts", row(device="A device of paper", versions={"cupy": "14.2"}))
 
@@ -189,7 +191,7 @@ def test_the_time_of_all_steps_has_an_end(tmp_path):
 
 def test_an_interrupt_still_prints_failures(tmp_path):
     """pytest is asked to end, and tells what has failed until then."""
-    text = "import os, pytest, signal, time\ndef test_a():\n assert 1 == 2\ndef test_b(): pass\n"
+    text = HEARS + "import os, pytest, time\ndef test_a():\n assert 1 == 2\ndef test_b(): pass\n"
     text += "def test_c():\n pytest.skip('no')\ndef test_d(): pass\ndef test_e():\n"
     text += " os.kill(os.getppid(), signal.SIGTERM)\n time.sleep(600)\n"
     (tmp_path / "test_it.py").write_text(text)
@@ -204,7 +206,9 @@ def test_an_interrupt_still_prints_failures(tmp_path):
     assert "- tests: test_it.py::test_a: " in page and "assert 1 == 2" in page
 
 
-RUN = """
+RUN = (
+    HEARS
+    + """
 import json, sys
 from pathlib import Path
 from benchmarks import gpu_first
@@ -212,6 +216,7 @@ from benchmarks.steps import Step
 named = [Step(name, [sys.executable, "-c", text], 60.0) for name, text in json.loads(sys.argv[2])]
 sys.exit(gpu_first.contact(named, Path(sys.argv[1]), 60.0, {}))
 """
+)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
