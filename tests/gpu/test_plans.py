@@ -19,6 +19,7 @@ from bnorm.kernels.activation import RELU
 from bnorm.kernels.gpu import bunches, jobs, launching, plans, row_plans
 from bnorm.kernels.gpu.jobs import GAMMA_ALONE, GAMMA_AND_BETA, NO_AFFINE
 from cuda_on_cpu.emulator import clusters
+from emulated import usual
 from emulated.device import PlanningDevice
 
 DTYPES = st.sampled_from(sorted(plans.ITEMSIZE))
@@ -468,6 +469,14 @@ def test_kernels_are_those_that_plans_launch():
 def every(family, dtypes=tuple(plans.ITEMSIZE)):
     """The names that are compiled ahead, and for other devices."""
     return set(gpu_compile.instances(family, dtypes))
+
+
+def test_what_is_compiled_at_once_can_be_launched():
+    """usual.txt is that of these kernels: else `python tests/support/emulated/usual.py`."""
+    assert usual.listed().keys() == launching.FAMILIES.keys()
+    for family, names in usual.listed().items():
+        assert set(names) <= every(family), family
+    assert usual.text({family: set(names) for family, names in usual.listed().items()}) == usual.LIST.read_text()
 
 
 @many

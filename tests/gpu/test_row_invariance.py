@@ -11,7 +11,6 @@ from bnorm.kernels import MEAN_SQUARE, VARIANCE, gpu
 from bnorm.kernels.activation import RELU
 from bnorm.kernels.gpu import plans
 from bnorm.kernels.gpu.jobs import GAMMA_ALONE, GAMMA_AND_BETA, NO_AFFINE, ROW_JOB
-from emulated import rows as gpu_rows
 from emulated.device import emulated_device, needs_emulator  # noqa: F401
 from placing import moved
 
@@ -140,8 +139,3 @@ def test_any_place_in_memory(sample):
         assert np.array_equal(gpu.rows_backward(dy, a, mean, rstd, gamma, beta)[0], dx)
         again = gpu.rows_backward(b, x, mean, rstd, gamma, beta, out=b)  # in its own place
         assert again[0] is b and all(map(np.array_equal, again, (dx, *sums)))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compiled():
-    gpu_rows.compiled()

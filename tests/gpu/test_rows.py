@@ -16,11 +16,6 @@ pytestmark = [needs_emulator, pytest.mark.usefixtures("device")]
 LONG = [run for run in gpu_rows.RUNS if run[0][1] == run[0][3] == 1]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def compiled():
-    gpu_rows.compiled()
-
-
 @pytest.mark.parametrize(("shape", "dtype"), LONG, ids=str)
 def test_rows_with_more_shared_memory(shape, dtype, device, monkeypatch):
     """Of the usual little memory they are tested in tests/kernels/test_kernels.py."""

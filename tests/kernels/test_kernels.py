@@ -189,8 +189,6 @@ EVERY_ROW_RUN = list(product(ROWS, DTYPES, AFFINE, RULES, ACTIVATIONS))
 
 @parametrized(["shape", "dtype", "affine", "rule", "act"], ROW_RUNS, EVERY_ROW_RUN)
 def test_rows(backend, shape, dtype, affine, rule, act):
-    if backend.name == "emulator":
-        gpu_rows.compiled()
     rng = np.random.default_rng(shape)
     n, g, k, _ = shape
     x = (rng.standard_normal(shape) + 3 * rng.standard_normal((n, g, 1, 1))).astype(dtype)

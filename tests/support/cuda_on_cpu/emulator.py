@@ -76,7 +76,7 @@ class Emulator:
 
     def __init__(self, source: str, names: list[str], sanitize: str | None = None, label: str = "kernels.cu"):
         self.names = list(dict.fromkeys(names))
-        self.sanitize = sanitize
+        self.sanitize, self.label = sanitize, label
         self.path = build(source, self.names, sanitize, label)
         self.library = ctypes.CDLL(str(self.path))
         self.library.emu_error.restype = ctypes.c_char_p

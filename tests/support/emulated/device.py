@@ -1,15 +1,13 @@
 """The GPU backend on NumPy arrays: its calls and plans, with the CPU emulator where the device would be."""
 
 import functools
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from bnorm.kernels.activation import IDENTITY, RELU
-from bnorm.kernels.gpu import kernel_names, launching, plans
+from bnorm.kernels.gpu import launching, plans
 from cuda_on_cpu.emulator import Emulator, missing
-from emulated import fake_streams
+from emulated import fake_streams, usual
 
 needs_emulator = pytest.mark.skipif(bool(missing()), reason=f"the emulator: {missing()}")
 SMALL = plans.Limits(processors=3, shared=64 << 10, clusters=False)  # so that small arrays are cut into chunks
@@ -64,26 +62,22 @@ class EmulatedDevice:
 
     def launch(self, launch, call):
         self.log.append(launch)
-        if launch.kernel not in self.emulators:
-            self.build(launch.family, [launch.kernel])
-        emulator = self.emulators[launch.kernel]
+        emulator = self.compiled(launch.family, launch.kernel)
         blocks = None if self.only is None else self.only(launch)
         grid = (min(launch.grid[0], RESIDENT * self.limits.processors), 1) if launch.persistent else launch.grid
         size = grid, launch.block, launch.shared
         emulator.launch(launch.kernel, *size, (call + launch.geometry,), order=self.order, only=blocks)
 
+    def compiled(self, family, kernel):
+        """The emulator that has this kernel: compiled with all of its family that are usual, if it is one of them."""
+        if kernel not in self.emulators:
+            together = usual.kernels(family)
+            self.build(family, together if kernel in together else [kernel])
+        return self.emulators[kernel]
+
     def build(self, family, names):
         emulator = self.emulator(launching.source(family), list(names), label=f"{family}.cu")
         self.emulators |= dict.fromkeys(names, emulator)
-
-    def build_all(self, family, names, groups=6):
-        """Ahead of the first launches, several at a time: all or none, as what is kept is made of the same names then,
-        whatever was launched before."""
-        names = sorted(set(names))
-        if self.emulators.keys() >= set(names):
-            return
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda i: self.build(family, names[i::groups]), range(min(groups, len(names)))))
 
     def kernels(self):
         """The names of what was launched since the last question."""
@@ -104,17 +98,8 @@ class PlanningDevice(EmulatedDevice):
 
 @functools.cache
 def emulated():
-    """The device of all tests in this process, with every kernel that they need: compiling is most of their time."""
-    device = EmulatedDevice()
-    usual = {"float32": "124", "float64": "12", "float16": "18"}  # elements per load; others as they come
-    names = {
-        name
-        for dtype, vectors in usual.items()
-        for name in kernel_names.channel_kernels(dtype, (IDENTITY.kind, RELU.kind))
-        if name.split(", ")[1] in vectors and ", 512" not in name
-    }
-    device.build_all("channels", {*names, *kernel_names.per_channel_kernels("channels")})
-    return device
+    """The device of all tests in this process."""
+    return EmulatedDevice()
 
 
 @pytest.fixture(name="device")

@@ -212,9 +212,7 @@ def family_of(code):
 def compiled(code, name):
     """Among the kernels that the tests of this process share."""
     shared = emulated()
-    if name not in shared.emulators:
-        shared.build(family_of(code), [name])
-    return shared.emulators[name]
+    return shared.emulators.get(name) or shared.compiled(family_of(code), name)
 
 
 class RawModule:

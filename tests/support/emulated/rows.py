@@ -1,12 +1,8 @@
-"""What the tests of CUDA's row kernels run over; with its kernels compiled at once, as that is most of their time."""
-
-import functools
+"""What the tests of CUDA's row kernels run over."""
 
 from bnorm.kernels import MEAN_SQUARE, VARIANCE
 from bnorm.kernels.activation import IDENTITY, RELU, leaky
-from bnorm.kernels.gpu import plans, row_plans
-from bnorm.kernels.gpu.jobs import GAMMA_AND_BETA, NO_AFFINE
-from emulated.device import SMALL, emulated
+from bnorm.kernels.gpu import plans
 
 SHAPES = [  # (N, G, K, L)
     (5, 1, 7, 1),  # layer norm, no vector divides a row
@@ -38,26 +34,3 @@ RUNS = [(shape, "float32") for shape in SHAPES] + [
 ]
 VARIANTS = [(True, VARIANCE, IDENTITY), (False, VARIANCE, RELU), (True, MEAN_SQUARE, leaky(0.2))]  # affine, rule, act
 LARGE = plans.Limits(processors=3)  # whose shared memory holds the sums of long rows, where rows share columns
-
-
-def plans_of(shape, dtype, affine, kind, limits):
-    affine = GAMMA_AND_BETA if affine else NO_AFFINE
-    yield row_plans.rows("rows_forward", shape, dtype, affine, False, kind, limits)
-    plans = [row_plans.rows("rows_backward", shape, dtype, affine, params, kind, limits) for params in (False, True)]
-    yield from plans
-    if not plans[1].partial:
-        yield row_plans.row_sums(shape, dtype, True, kind, limits)
-
-
-@functools.cache
-def compiled():
-    """Everything that the tests launch."""
-    names = {"rows": set(), "row_channels": set()}
-    for shape, dtype in RUNS:
-        for affine, _, act in VARIANTS if 0 not in shape else ():
-            for limits in (SMALL, LARGE):
-                for plan in plans_of(shape, dtype, affine, act.kind, limits):
-                    for launch in plan.launches:
-                        names[launch.family].add(launch.kernel)
-    for family, wanted in names.items():
-        emulated().build_all(family, wanted)

@@ -73,8 +73,8 @@ def main(sanitize: str) -> None:
         planned.limits = CLUSTERED
         by_clusters(lambda *ignored: None)
     device = EmulatedDevice(emulator=partial(Emulator, sanitize=sanitize))
-    for family in launching.FAMILIES:  # several compilers at a time
-        device.build_all(family, {launch.kernel for launch in planned.log if launch.family == family}, groups=2)
+    for family in dict.fromkeys(launch.family for launch in planned.log):  # several compilers at a time
+        device.build(family, sorted({launch.kernel for launch in planned.log if launch.family == family}))
     launching.device_of = lambda x: device
     calls(check)
     device.limits = CLUSTERED
