@@ -9,12 +9,13 @@ import pytest
 from sklearn.preprocessing import StandardScaler
 
 import bnorm
+from later import later
 
 if "KERAS_BACKEND" not in os.environ:
     os.environ["KERAS_BACKEND"] = "torch"
 WHY = "the table speaks of it"
 torch = pytest.importorskip("torch", reason=WHY)
-keras = pytest.importorskip("keras", reason=WHY)
+keras = later("keras", WHY)
 linen = pytest.importorskip("flax.linen", reason=WHY)
 nnx = pytest.importorskip("flax.nnx", reason=WHY)
 onnx = pytest.importorskip("onnx", reason=WHY)
@@ -81,7 +82,7 @@ class PyTorch(Ours):
 
 
 class Keras(Ours):
-    kind = keras.layers.BatchNormalization
+    kind = property(lambda self: keras.layers.BatchNormalization)
     epsilon = "epsilon"
 
     def trained(self, m):

@@ -1,0 +1,23 @@
+"""Libraries that take seconds to import: by the first test that uses them, not by every process that collects tests."""
+
+from importlib import import_module
+from importlib.util import find_spec
+
+import pytest
+
+
+class Later:
+    """A module, imported when it is first asked for a name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(import_module(self._name), name)
+
+
+def later(name: str, reason: str) -> Later:
+    """In the place of `pytest.importorskip`."""
+    if find_spec(name) is None:
+        pytest.skip(reason, allow_module_level=True)
+    return Later(name)
