@@ -34,7 +34,8 @@ def test_checks(estimator, check, monkeypatch):
 
 @pytest.mark.skipif(not SUITE.exists(), reason="this scikit-learn was installed without its tests")
 def test_their_suite():
-    options = ["-q", "-p", "substituted", "-p", "no:cacheprovider", "-W", "ignore", "-c", os.devnull, "-k", THEIRS]
+    options = ["-q", "--assert=plain", "-p", "substituted", "-p", "no:cacheprovider", "-W", "ignore"]
+    options += ["-c", os.devnull, "-k", THEIRS]
     support = os.pathsep.join([str(Path(substituted.__file__).parent), os.environ.get("PYTHONPATH", "")])
     done = child.run("-m", "pytest", *options, SUITE, PYTHONPATH=support, SCIPY_ARRAY_API=1)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -67,6 +67,7 @@ def kernel_threads():
 
 
 if __name__ == "__main__":
+    dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})  # which imports once for all workers
     here = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, memory_limit="1GB", processes=True)
     with here, Client(here):
         for name in sys.argv[1:]:
