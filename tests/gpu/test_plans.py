@@ -342,12 +342,11 @@ def test_gamma_and_beta_are_kept_where_two_blocks_share_a_processor():
     forward, backward = "rows_forward", "rows_backward"
     assert kept(forward, 8192, GAMMA_AND_BETA) == kept(forward, 12800, GAMMA_AND_BETA) == GAMMA_AND_BETA
     assert kept(forward, 12800, GAMMA_AND_BETA, dtype="float32") == GAMMA_AND_BETA
-    assert kept(forward, 12832, GAMMA_AND_BETA) == NO_AFFINE
-    assert kept(forward, 25568, GAMMA_ALONE) == GAMMA_ALONE  # with zeros in place of beta
-    assert kept(forward, 25600, GAMMA_ALONE) == NO_AFFINE
+    assert kept(backward, 25568, GAMMA_ALONE) == GAMMA_ALONE  # with zeros in place of beta
+    assert kept(backward, 25600, GAMMA_ALONE) == NO_AFFINE
     assert kept(forward, 64, NO_AFFINE) == GAMMA_ALONE  # ones
     assert kept(forward, 20000, NO_AFFINE) == NO_AFFINE  # which would be in the way of the row
-    assert kept(forward, 4096, GAMMA_AND_BETA, shared=64) == NO_AFFINE  # two blocks have 31 KB each
+    assert kept(backward, 8192, GAMMA_ALONE, shared=64) == NO_AFFINE  # two blocks have 31 KB each
     for affine in (GAMMA_ALONE, GAMMA_AND_BETA):  # without an activation beta is not read
         assert kept(backward, 8192, affine, params=True) == GAMMA_ALONE  # beside 64 KB
         assert kept(backward, 16384, affine, params=True) == GAMMA_ALONE  # beside 128 KB, of one block
@@ -355,6 +354,23 @@ def test_gamma_and_beta_are_kept_where_two_blocks_share_a_processor():
     assert kept(backward, 8192, GAMMA_AND_BETA, params=True, kind=RELU.kind) == NO_AFFINE
     (text,) = re.findall(r"constexpr int ZEROS = (\d+);", launching.source("rows"))
     assert int(text) == row_plans.ZEROS >= max(map(max, map(row_plans.vectors_of, plans.ITEMSIZE)))
+
+
+def test_a_block_alone_keeps_gamma_and_beta_with_the_row_of_a_forward():
+    """Of up to 226 KB in all."""
+
+    def kept(size, dtype, affine=GAMMA_AND_BETA):
+        first = row_plans.rows("rows_forward", (500, 1, size, 1), dtype, affine, False, 0, LIKE_H100).launches[0]
+        return first.shared >> 10, fields(first)["affine"], bool(fields(first)["keep"])
+
+    assert kept(12832, "bfloat16") == (100, GAMMA_AND_BETA, False)  # in registers
+    assert kept(16384, "bfloat16") == (128, GAMMA_AND_BETA, False)
+    assert kept(20480, "bfloat16") == (200, GAMMA_AND_BETA, True)
+    assert kept(24576, "bfloat16") == (48, NO_AFFINE, True)
+    assert kept(16384, "float32") == (192, GAMMA_AND_BETA, True)
+    assert kept(12288, "float32") == (96, GAMMA_AND_BETA, False)  # two blocks, which read the row again
+    assert kept(8192, "float64") == (64, NO_AFFINE, True)
+    assert kept(28672, "bfloat16", GAMMA_ALONE) == (56, NO_AFFINE, True)
 
 
 def test_blocks_that_leave_sums_are_as_many_as_run_at_a_time():

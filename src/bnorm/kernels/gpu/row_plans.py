@@ -174,9 +174,14 @@ def rows(
         affine = GAMMA_ALONE  # ones, as the code for what a block keeps is the shorter one
     if backward and kind == IDENTITY.kind:
         affine = min(affine, GAMMA_ALONE)
+    arrays, row_room = 2 if backward else 1, min(room, TWO_PER_PROCESSOR)
     kept = affine_bytes(shape, dtype, affine)
     if kept > (room if shared > beside or (backward and alone(row)) else beside) - shared:
-        kept = 0
+        with_row = kept <= room if row.steps else kept_steps(row, size, dtype, arrays, room - kept) > 0
+        if affine == GAMMA_AND_BETA and not backward and dtype != "float64" and with_row:
+            row_room = room  # a block alone, which reads all once: it gains more than by another one beside it
+        else:
+            kept = 0
     shared += kept
     if sums:
         slots = limits.processors * summing_blocks(row, shared, limits)
@@ -185,8 +190,7 @@ def rows(
         blocks = sets * groups
     else:
         sets = blocks = max(1, min(cdiv(many, side), slots) if sums else cdiv(many, side))
-    arrays = 2 if backward else 1
-    keep = kept_steps(row, size, dtype, arrays, min(room, TWO_PER_PROCESSOR) - shared)
+    keep = kept_steps(row, size, dtype, arrays, row_room - shared)
     shared += arrays * keep * step_bytes(row, dtype)
     joined = bunches(sets, 1, channels, 2) if sums else Bunches(0, 0, 0, 0)
     if joined.turns > LAUNCHED:

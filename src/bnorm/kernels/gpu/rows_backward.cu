@@ -13,6 +13,7 @@ struct HeldPairs {
   static constexpr bool rolled = ROLLED<KIND> || (STEPS == 8 && PARAMS == PER_CHANNEL);
   static constexpr int blocks = STEPS == 8 ? 1 : light ? 3 : 2;  // row_plans.py knows of those with sums
   static constexpr int of_x = STEPS > 0 ? STEPS : 1, of_dy = once ? 1 : of_x, of_g = once ? STEPS : 1;
+  static constexpr int bytes_of_columns = PARAMS == PER_COLUMN ? ColumnSums<typename Compute<T>::type, V, of_x>::BYTES : 0;
 };
 
 template <class T, int V, int STEPS, bool WIDE, bool WHOLE, int KIND, int PARAMS>
@@ -27,8 +28,10 @@ BN_DEV void backward_rows(
   if (PARAMS == PER_COLUMN) of_columns.clear();
   if (PARAMS == PER_CHANNEL) of_channels.clear(job);
   Vector<T, V>* kept = nullptr;  // of x, and behind them of dy
-  if (STEPS == 0 && job.keep)
-    kept = reinterpret_cast<Vector<T, V>*>(dynamic + (PARAMS == PER_CHANNEL ? of_channels.bytes(job) : 0)) + threadIdx.x;
+  if (STEPS == 0 && job.keep) {
+    const i64 before = PARAMS == PER_CHANNEL ? of_channels.bytes(job) : affine_bytes<A>(job);
+    kept = reinterpret_cast<Vector<T, V>*>(dynamic + before) + threadIdx.x;
+  }
   const i64 kept_dy = job.keep * ROW_THREADS;
   int until_flush = Over::FLUSH;
   bool first_flush = true;
@@ -205,8 +208,8 @@ __global__ void __launch_bounds__(ROW_THREADS, (HeldPairs<T, V, STEPS, WIDE != 0
   typedef typename Compute<T>::type A;
   BN_SHARED(double, memory, 4 * ROW_WARPS);
   unsigned char* dynamic = dynamic_memory(job.affine || PARAMS || job.keep);
-  const A* affine = keep_affine<A>(job, dynamic);
-  dynamic += affine_bytes<A>(job);
+  // behind the sums, whose size is known here, so that no thread needs a register for where either lies
+  const A* affine = keep_affine<A>(job, dynamic + HeldPairs<T, V, STEPS, WIDE != 0, KIND, PARAMS>::bytes_of_columns);
   if (STEPS > 0 && job.whole) {
     backward_rows<T, V, STEPS, WIDE != 0, (STEPS > 0), KIND, PARAMS>(job, affine, dynamic, memory);
   } else {

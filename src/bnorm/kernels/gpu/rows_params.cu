@@ -5,6 +5,7 @@
 template <class A, int V, int STEPS>
 struct ColumnSums {
   static constexpr int WIDE = Affine<A, V>::WIDE, PLANES = V / WIDE;
+  static constexpr int BYTES = 2 * STEPS * V * ROW_THREADS * (int)sizeof(A);
   static constexpr int FLUSH = 32;  // rows of a thread, whose sums in float are exact enough
   Vector<A, WIDE>* memory;          // (2, STEPS, PLANES, ROW_THREADS): neighbours lie side by side
 
