@@ -60,7 +60,8 @@ class Parameter(ctypes.Structure):
 
 
 def located(report: str) -> str:
-    """A report, of AddressSanitizer too, with addresses in libraries as places in the text."""
+    """A report, of AddressSanitizer too, with places in the text: of addresses, where it has not found them itself."""
+    report = re.sub(r"/\S+/(\w+\.cu:\d+)", r"\1", report)
 
     def place(match: re.Match) -> str:
         command = ["addr2line", "-i", "-e", match[1], match[2]]
