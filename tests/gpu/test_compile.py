@@ -21,7 +21,7 @@ INSTANCES = {family: gpu_compile.instances(family) for family in launching.FAMIL
 # 110, 121) get the PTX of sm_100; a sample of instances is assembled for them.
 COMPILED = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
 # One of so many instances for each architecture, each time others; a prime, so that no kernel or type is left out.
-# All take a core 20 minutes per architecture: python -m pytest -m "slow and cuda"
+# All take half an hour of a core per architecture, most of it for rows: python -m pytest -m "slow and cuda"
 SAMPLE = {"channels": 53, "clusters": 13, "planes": 11, "rows": 47, "rows_weighted": 11, "row_channels": 29}
 SAMPLE |= {"statistics": 1, "exact": 7}
 FTZ = ("-ftz=true",)  # what CuPy adds to the options

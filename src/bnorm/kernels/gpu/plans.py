@@ -47,7 +47,7 @@ SPLIT = 8  # parts of a chunk in a map
 ONE_LAUNCH = 2 << 20  # bytes of the array, where a block keeps its tile on chip: below, one launch beats more blocks
 ONE_LAUNCH_UNKEPT = 512 << 10  # the same where it reads the array twice
 STATIC_SHARED = {  # bytes that the kernels which also get dynamic memory declare at most, by family
-    "channels": 10 << 10,
+    "channels": 11 << 10,
     "clusters": 9 << 10,
     "planes": 6 << 10,
     "rows": 512,
