@@ -3,8 +3,8 @@
 #
 # Uses Block, bounded, from_position, pour, run_block, zero (channel_columns), block_sums, products_beyond_float
 # (channel_grads), Output, longest (channel_maps), backward_map, edge_of, numbers_of_runs, row_room, short_runs
-# (row_maps), add_gradient, gradient_of_sums (row_residual), BATCH, EIGHTH, WIDTH, batch_values, short_pair_sums
-# (row_short), affine_of, finish_sums, piece_of, readable, row_numbers, sums_of_stripe, walk_on (row_sums).
+# (row_maps), add_gradient, gradient_of_sums (row_residual), BATCH, EIGHTH, WIDTH, short_pair_sums (row_short),
+# affine_of, finish_sums, piece_of, readable, row_numbers, sums_of_stripe, walk_on (row_sums).
 # Gives backward_long_rows, backward_rows, backward_short_rows, sums_of_runs.
 
 cdef inline void run_sums(
@@ -61,7 +61,7 @@ cdef inline void sums_of_runs(
         a = <real>gain
         b = <real>bn_fold(<double>h, mean, gain, shift)
         if ahead != NULL:
-            bn_fetch_on(ahead, n * sizeof(real), job.stream)
+            bn_fetch_on(ahead, x + at, dy + at, n * sizeof(real), job.stream)
         if weighted:
             weighted_run_sums(job.act, dy + at, x + at, n, total - at, mean, a, b, &s, &d)
         else:
@@ -122,7 +122,7 @@ cdef void sums_of_batch(
     zero(d, rows * EIGHTH)
     for k in range(rows):
         if ahead != NULL:
-            bn_fetch_on(ahead, size * sizeof(real), job.stream)
+            bn_fetch_on(ahead, x + at, dy + at, size * sizeof(real), job.stream)
         of.gamma = <const real*>job.scale + p
         of.beta = <const real*>job.shift + p
         if job.params:
@@ -148,7 +148,7 @@ cdef void short_gradients(
     cdef real[BATCH] h, r, b, tilt, rest
     cdef double[BATCH * EIGHTH] s, d
     cdef double[BATCH] sum, dot
-    cdef Py_ssize_t size = job.channels, most = min(batch_values(job, size), 2 * longest(x)) // max(<Py_ssize_t>1, size)
+    cdef Py_ssize_t size = job.channels, most = min(<Py_ssize_t>BUFFER, 2 * longest(x)) // max(<Py_ssize_t>1, size)
     cdef Py_ssize_t batch = max(<Py_ssize_t>1, min(<Py_ssize_t>BATCH, most))
     cdef Py_ssize_t k, n, at, same, last, p = sums.begin, fit = 2 * longest(x) // max(<Py_ssize_t>1, size)
     cdef bint shared = sums.end - sums.begin == size, striped = job.params and shared
@@ -259,8 +259,7 @@ cdef void gradients_of_short_runs(
     cdef real[BATCH] h, r, b, tilt, rest, gain, of_h, of_r, of_tilt, of_rest
     cdef double[BATCH] sum, dot, off, of_rstd, of_off, row_sum, row_dot
     cdef Py_ssize_t channels = job.channels, size = channels * job.inner, first = begin * channels, p = first
-    cdef Py_ssize_t values = min(batch_values(job, size), 2 * longest(x))
-    cdef Py_ssize_t most = max(<Py_ssize_t>1, min(BATCH // channels, values // size))
+    cdef Py_ssize_t values = min(<Py_ssize_t>BUFFER, 2 * longest(x)), most
     cdef Py_ssize_t n, runs, at, i, k
     cdef const real* dy = <const real*>job.dy
     cdef const double* rstds
@@ -268,6 +267,9 @@ cdef void gradients_of_short_runs(
     cdef real* dx
     cdef Numbers of = no_numbers()
     of.gain = gain
+    if out.direct and out.ahead.reach == 0:     # memory has nothing to do while sums are made: for a short time then
+        values = BUFFER // 4
+    most = max(<Py_ssize_t>1, min(BATCH // channels, values // size))
     while row < end:
         n = min(most, end - row)
         runs = n * channels

@@ -6,22 +6,13 @@
 # float32 has no room for the squares of what is very large or small. Then the sums are made again, all in float64.
 #
 # Uses zero (channel_columns), products_beyond_float (channel_grads), numbers_of_runs (row_maps).
-# Gives BATCH, EIGHTH, SHORT, WIDTH, batch_values, short_moments, short_pair_sums.
+# Gives BATCH, EIGHTH, SHORT, WIDTH, short_moments, short_pair_sums.
 
 cdef enum:
     SHORT = 8192        # values up to which this is faster than the blocks of channel_moments.pxi
     WIDTH = BN_WIDTH
     EIGHTH = 8          # partial sums that are left: a vector of float64
     BATCH = BN_BATCH
-    BRIEF = 64          # values of a row, of which less are read faster than what is done for each row takes
-
-cdef inline Py_ssize_t batch_values(const RowJob* job, Py_ssize_t size) noexcept nogil:
-    """Values of a batch of rows of so many, for gradients. What is done once for a batch takes the less of the time the
-    larger it is. But while sums are made nothing is written, and while maps are made little is read: if the arrays are
-    in memory smaller ones are faster, unless rows are very short.
-    """
-    return BUFFER // 4 if job.stream and size >= BRIEF else BUFFER
-
 
 cdef inline int poor(double n, double first, double center, double square, const real* x) noexcept nogil:
     """Whether the sums of a row are to be made again: the first value, about which all were summed, is more than four
@@ -73,7 +64,7 @@ cdef void short_moments(
     if not about_zero:
         for k in range(rows):
             if ahead != NULL:
-                bn_fetch_on(ahead, size * sizeof(real), job.stream)
+                bn_fetch_on(ahead, x + k * size, NULL, size * sizeof(real), job.stream)
             bn_row_sum(False, x + k * size, size, left - k * size, x[k * size], eight + k * EIGHTH)
         bn_wholes(rows, eight, sum)
         for k in range(rows):

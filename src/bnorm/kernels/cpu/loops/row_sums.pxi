@@ -19,7 +19,7 @@ cdef inline Py_ssize_t readable(RowJob* job, Py_ssize_t o, Py_ssize_t last, Py_s
 
 cdef inline bn_ahead* walk_on(RowJob* job, Output* out) noexcept nogil:
     """The walk that a task is on while sums are made, unless its output is sent as it is computed."""
-    return &out.ahead if job.far and not out.direct else NULL
+    return &out.ahead if job.far and not out.direct or out.ahead.reach else NULL
 
 
 cdef inline void finish_sums(
@@ -69,7 +69,7 @@ cdef inline Numbers affine_of(RowJob* job, const real* h, const real* r, const r
 
 cdef inline void smooth_stripe(
     Activation act, Py_ssize_t rows, Py_ssize_t n, Py_ssize_t pitch, const real* dy, const real* x, const Numbers* of,
-    Py_ssize_t k, Py_ssize_t i, real* g, real* near
+    Py_ssize_t k, Py_ssize_t i, const bn_ahead* ahead, real* g, real* near
 ) noexcept nogil:
     """The rows of a stripe, one after the other: x, and dy before a smooth activation."""
     cdef const real* gamma = <const real*>of.gamma + i
@@ -80,6 +80,8 @@ cdef inline void smooth_stripe(
         h = (<const real*>of.h)[k + r]
         scale = (<const real*>of.scale)[k + r]
         b = (<const real*>of.shift)[k + r]
+        if ahead != NULL and ahead.reach:
+            bn_fetch_with(ahead, x + r * pitch, dy + r * pitch, n * sizeof(real))
         for j in range(n):
             near[r * n + j] = x[r * pitch + j]
             g[r * n + j] = pulled(act, ((x[r * pitch + j] - h) * scale + b) * gamma[j] + beta[j], dy[r * pitch + j])
@@ -99,13 +101,15 @@ cdef void sums_of_stripe(
     cdef const real* of_x
     cdef Py_ssize_t apart = pitch, left
     cdef Activation act = job.act
+    cdef bn_ahead* walk = ahead
     x += at
     while i < job.channels:
         n = min(<Py_ssize_t>BN_SHORT, job.channels - i)
         of_dy, of_x, left = dy + i, x + i, total - at - i
         if job.act.kind >= BN_SILU:     # then as without an activation: a copy of these loops is large
-            smooth_stripe(job.act, rows, n, pitch, of_dy, of_x, of, k, i, &g[0], &near[0])
+            smooth_stripe(job.act, rows, n, pitch, of_dy, of_x, of, k, i, ahead, &g[0], &near[0])
             of_dy, of_x, apart, left, act = &g[0], &near[0], n, rows * n, identity()
-        by_straight(bn_stripe_sums, act, rows, n, apart, left, i > 0, of_dy, of_x, of, k, i, dgamma, dbeta, s, d, ahead,
+            walk = NULL if ahead == NULL or ahead.reach else ahead
+        by_straight(bn_stripe_sums, act, rows, n, apart, left, i > 0, of_dy, of_x, of, k, i, dgamma, dbeta, s, d, walk,
                     job.stream)
         i += n

@@ -7,13 +7,14 @@
 #
 # Uses Block, block_rows, gather, run_block, zero (channel_columns), Output, longest (channel_maps), Parts,
 # block_moments, careful_sums, centered_sums (channel_moments), backward_long_rows, backward_rows, backward_short_rows
-# (row_gradients), forward_maps (row_maps), SentSums, close_sums, open_sums, second_input, sums_of (row_residual),
-# BATCH, SHORT, short_moments (row_short), piece_of, readable, walk_on (row_sums), weighted_backward, weighted_forward
-# (row_weighted).
+# (row_gradients), forward_maps, short_runs (row_maps), SentSums, close_sums, open_sums, second_input, sums_of
+# (row_residual), BATCH, SHORT, short_moments (row_short), piece_of, readable, walk_on (row_sums), weighted_backward,
+# weighted_forward (row_weighted).
 # Gives FETCH_BYTES, row_task.
 
 cdef enum:
     FETCH_BYTES = 1 << 18   # bytes at most that are fetched while the rows before are written
+    AT_ONCE = 128           # values of a row of runs, whose lines can be fetched one after the other without waiting
     SECOND_CACHE = 1 << 20  # bytes of x and dy that are taken to stay in the second-level cache
 
 
@@ -83,6 +84,25 @@ cdef void forward_rows(
         row += batch
 
 
+cdef inline bint fetches_with_sums(const RowJob* job, bint direct, const real* x) noexcept nogil:
+    """Whether rows are fetched while the sums of those before them are made, and not while results are sent: gradients,
+    but for runs too long to be fetched at once; and what is gathered, or goes through the caches."""
+    cdef Py_ssize_t size = job.channels * job.inner
+    if job.weight != NULL or job.residual != NULL or not 0 < size <= longest(x):
+        return False
+    if job.dy == NULL:
+        return not direct
+    return job.scale != NULL or (size <= AT_ONCE and short_runs(job, x))
+
+
+cdef inline Py_ssize_t reach_of(const RowJob* job, Py_ssize_t groups, const real* x) noexcept nogil:
+    """How far ahead a task of so many groups fetches then, in bytes: whole outer positions, to what comes after
+    BN_AHEAD bytes, and after a stripe, of which some columns are read at a time."""
+    cdef Py_ssize_t row = job.channels * job.inner * <Py_ssize_t>sizeof(real), step = groups * row
+    cdef Py_ssize_t least = max(<Py_ssize_t>BN_AHEAD, row * (BN_STRIPE if job.scale != NULL and job.dy != NULL else 1))
+    return (least + step - 1) // step * job.groups * row
+
+
 cdef void open_rows(
     RowJob* job, Py_ssize_t o, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t values, Output* out, SentSums* sent,
     const real* x
@@ -92,6 +112,7 @@ cdef void open_rows(
     cdef Py_ssize_t size = job.channels * job.inner, at = (o * job.groups + begin) * size
     cdef Py_ssize_t part = size if job.scale != NULL and job.weight == NULL else job.inner     # what is mapped at once
     cdef Py_ssize_t first = max(<Py_ssize_t>BN_AHEAD, values * <Py_ssize_t>sizeof(real))
+    cdef bint with_sums
     out.y = <char*>job.y
     out.narrow = BN_REAL
     out.streamed = job.stream
@@ -108,7 +129,12 @@ cdef void open_rows(
             out.ahead.third = <const char*>job.dh - <const char*>job.x
         elif not job.stream:
             out.ahead.third = out.y - <const char*>job.x
+        with_sums = fetches_with_sums(job, out.direct, x)
+        if with_sums:
+            first = reach_of(job, end - begin, x)
         bn_fetch(&out.ahead, min(<Py_ssize_t>FETCH_BYTES, first))
+        if with_sums:
+            bn_reach(&out.ahead, first)
         if job.room != NULL and job.residual != NULL:   # x is fetched as h is sent, the residual as y is
             sent.ahead = out.ahead
             sent.ahead.apart = 0

@@ -87,7 +87,7 @@ cdef void weighted_moments_of_row(
             some = runs * (all if n == inner else sum_near(w + i, n))
             here = at + k * inner + i
             if ahead != NULL:
-                bn_fetch_on(ahead, runs * n * sizeof(real), job.stream)
+                bn_fetch_on(ahead, x + here, NULL, runs * n * sizeof(real), job.stream)
             if some > 0.0:
                 if not about_zero:
                     center = <double><real>(x[at + first] if count == 0.0 else mean + low)

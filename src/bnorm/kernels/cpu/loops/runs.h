@@ -27,7 +27,7 @@
 #define BN_EACH_RUN(least, SUMS)                                                                                      \
     for (; k < runs && left >= (least); k++, dy += n, x += n, left -= n, sum += 8, dot += 8) {                        \
         if (ahead)                                                                                                    \
-            bn_fetch_on(ahead, (size_t)n * sizeof *x, sent);                                                          \
+            bn_fetch_on(ahead, x, dy, (size_t)n * sizeof *x, sent);                                                          \
         SUMS;                                                                                                         \
     }
 

@@ -35,6 +35,7 @@ typedef struct {
     ptrdiff_t apart, third, gap;
     size_t span, left;
     size_t early;           /* bytes that were fetched before as many others were sent */
+    ptrdiff_t reach;        /* instead of a walk: how many bytes behind what is read the next is fetched (0: a walk) */
     size_t rows, height;    /* how many rows are left of a tile, and how many it has; 0: whole rows are walked over */
     size_t tile, beside;    /* bytes of a row in a tile, and from this tile on */
 } bn_ahead;
@@ -98,10 +99,30 @@ BN_APART void bn_fetch(bn_ahead *ahead, size_t bytes)
     }
 }
 
-/* Fetch what comes as far behind these bytes of x: while sums are made memory has nothing else to do. Where the output is
- * gathered and sent, half of it is left for when that is done. */
-static inline void bn_fetch_on(bn_ahead *ahead, size_t bytes, int sent)
+/* Fetch what lies `reach` bytes behind these of x and dy. Line by line, between the loads of sums: then the processor's own
+ * fetching is not misled, and nothing waits. */
+BN_INLINE void bn_fetch_with(const bn_ahead *ahead, const void *x, const void *dy, size_t bytes)
 {
+    const char *at = (const char *)x + ahead->reach;
+    const ptrdiff_t apart = dy ? (const char *)dy - (const char *)x : 0, third = ahead->third;
+    for (size_t i = 0; i < bytes; i += BN_LINE)
+        bn_fetch_line(at + i);
+    if (apart)
+        for (size_t i = 0; i < bytes; i += BN_LINE)
+            bn_fetch_line(at + apart + i);
+    if (third)
+        for (size_t i = 0; i < bytes; i += BN_LINE)
+            bn_fetch_line(at + third + i);
+}
+
+/* Fetch what comes as far behind these bytes of x and dy: while sums are made memory has nothing else to do. Where the
+ * output of a walk is gathered and sent, half of it is left for when that is done. */
+static inline void bn_fetch_on(bn_ahead *ahead, const void *x, const void *dy, size_t bytes, int sent)
+{
+    if (ahead->reach) {
+        bn_fetch_with(ahead, x, dy, bytes);
+        return;
+    }
     if (sent) {
         bytes /= 2;
         ahead->early += bytes;
@@ -112,8 +133,15 @@ static inline void bn_fetch_on(bn_ahead *ahead, size_t bytes, int sent)
 static inline void bn_stand(bn_ahead *ahead)
 {
     ahead->at = NULL;
-    ahead->apart = ahead->third = 0;
+    ahead->apart = ahead->third = ahead->reach = 0;
     ahead->early = 0;
+}
+
+/* Let what is read be fetched so many bytes ahead, in place of a walk. */
+static inline void bn_reach(bn_ahead *ahead, ptrdiff_t bytes)
+{
+    ahead->at = NULL;
+    ahead->reach = bytes;
 }
 
 static inline void bn_walk(bn_ahead *ahead, const void *x, const void *dy, size_t span, size_t step)
@@ -124,6 +152,7 @@ static inline void bn_walk(bn_ahead *ahead, const void *x, const void *dy, size_
     ahead->span = ahead->left = span;
     ahead->gap = (ptrdiff_t)(step - span);
     ahead->early = 0;
+    ahead->reach = 0;
     ahead->height = 0;
 }
 

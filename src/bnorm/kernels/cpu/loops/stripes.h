@@ -17,7 +17,8 @@ enum {
 };
 
 #define BN_STRIPE_PART(first, last, width, i)                                                                         \
-    OF(bn_stripe_part)(first, last, add, width, act, rows, n, pitch, i, left, dy, x, of, k, from, dgamma, dbeta, s, d, sum, dot)
+    OF(bn_stripe_part)(first, last, add, width, act, rows, n, pitch, near, i, left, dy, x, of, k, from, dgamma, dbeta,    \
+                       s, d, sum, dot)
 
 #define bn_stripe_sums(act, rows, n, pitch, left, add, dy, ...)                                                       \
     BN_OF(bn_stripe_sums, dy)(act, rows, n, pitch, left, add, dy, __VA_ARGS__)
@@ -31,14 +32,16 @@ enum {
  * compiler. */
 BN_INLINE void OF(bn_stripe_columns)(
  int first, int last, int add, int width, int whole, int32_t keep, bn_activation act, ptrdiff_t rows,
- ptrdiff_t pitch, const real *dy, const real *x, const bn_numbers *of, ptrdiff_t row, ptrdiff_t column,
- real *BN_RESTRICT along, real *BN_RESTRICT across, real *BN_RESTRICT s, real *BN_RESTRICT d,
+ ptrdiff_t pitch, const bn_ahead *near, const real *dy, const real *x, const bn_numbers *of, ptrdiff_t row,
+ ptrdiff_t column, real *BN_RESTRICT along, real *BN_RESTRICT across, real *BN_RESTRICT s, real *BN_RESTRICT d,
  double *BN_RESTRICT sum, double *BN_RESTRICT dot)
 {
     const real *gamma = (const real *)of->gamma + column, *beta = (const real *)of->beta + column;
     for (ptrdiff_t k = row; k < row + rows; k++, x += pitch, dy += pitch, s += BN_WIDTH, d += BN_WIDTH, sum += 8, dot += 8) {
         BN_MAP_NUMBERS(BN_NUMBER_IS)
         real s1[BN_WIDTH], d1[BN_WIDTH];
+        if (near)
+            bn_fetch_with(near, x, dy, width * sizeof(real));
         BN_ROLLED
         for (int32_t j = 0; j < (width < BN_WIDTH ? width : BN_WIDTH); j++) {
             BN_ROW_VALUE(j, whole || j < keep)
@@ -65,15 +68,15 @@ BN_INLINE void OF(bn_stripe_columns)(
 
 BN_INLINE void OF(bn_stripe_part)(
  int first, int last, int add, int width, bn_activation act, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t pitch,
- ptrdiff_t i, ptrdiff_t left, const real *dy, const real *x, const bn_numbers *of, ptrdiff_t row, ptrdiff_t from,
- double *dgamma, double *dbeta, real *s, real *d, double *sum, double *dot)
+ const bn_ahead *near, ptrdiff_t i, ptrdiff_t left, const real *dy, const real *x, const bn_numbers *of, ptrdiff_t row,
+ ptrdiff_t from, double *dgamma, double *dbeta, real *s, real *d, double *sum, double *dot)
 {
     const int32_t keep = (int32_t)(n - i < width ? n - i : width);
     real along[BN_BROAD], across[BN_BROAD];
     for (int32_t j = 0; j < width; j++)
         along[j] = across[j] = 0;
     if (!last || width == 8 || keep == width) /* the first two are known where this is compiled */
-        OF(bn_stripe_columns)(first, last, add, width, 1, keep, act, rows, pitch, dy + i, x + i, of, row, from + i,
+        OF(bn_stripe_columns)(first, last, add, width, 1, keep, act, rows, pitch, near, dy + i, x + i, of, row, from + i,
                               along, across, s, d, sum, dot);
     else {
         ptrdiff_t all = rows; /* behind the last of these rows there may be nothing to read: they are copied */
@@ -89,8 +92,8 @@ BN_INLINE void OF(bn_stripe_part)(
                 of_x = (const real *)memcpy(x1, of_x, keep * sizeof(real));
                 of_dy = (const real *)memcpy(dy1, of_dy, keep * sizeof(real));
             }
-            OF(bn_stripe_columns)(first, last, add, width, 0, keep, act, some, pitch, of_dy, of_x, of, row + k, from + i,
-                                  along, across, s + k * BN_WIDTH, d + k * BN_WIDTH, sum + 8 * k, dot + 8 * k);
+            OF(bn_stripe_columns)(first, last, add, width, 0, keep, act, some, pitch, near, of_dy, of_x, of, row + k,
+                                  from + i, along, across, s + k * BN_WIDTH, d + k * BN_WIDTH, sum + 8 * k, dot + 8 * k);
         }
     }
     for (int32_t j = 0; j < keep; j++)
@@ -101,18 +104,19 @@ BN_INLINE void OF(bn_stripe_part)(
 
 /* n values, BN_SHORT at most, of each of some rows, which lie `pitch` values apart from x and dy on, of which `left` may be
  * read: 8 parts of both sums of each, begun here or added, and what they add to the sums of the columns. Behind gamma and
- * beta there are zeros. ahead: NULL, or the walk that the reader is on, as in bn_fetch_on. */
+ * beta there are zeros. ahead: NULL, or what is to be fetched meanwhile, as in bn_fetch_on. */
 BN_INLINE void OF(bn_stripe_sums)(bn_activation act, ptrdiff_t all, ptrdiff_t n, ptrdiff_t pitch,
                                   ptrdiff_t left, int add, const real *dy, const real *x, const bn_numbers *of,
                                   ptrdiff_t k, ptrdiff_t from, double *dgamma, double *dbeta, double *sum, double *dot,
                                   bn_ahead *ahead, int sent)
 {
     real s[BN_STRIPE * BN_WIDTH], d[BN_STRIPE * BN_WIDTH];
+    const bn_ahead *near = ahead && ahead->reach ? ahead : NULL;
     for (ptrdiff_t rows; all > 0; all -= rows) {
         ptrdiff_t i = BN_BROAD;
         rows = all < BN_STRIPE ? all : BN_STRIPE;
-        if (ahead)
-            bn_fetch_on(ahead, (size_t)(rows * n) * sizeof(real), sent);
+        if (ahead && !near)
+            bn_fetch_on(ahead, x, dy, (size_t)(rows * n) * sizeof(real), sent);
         if (n == 8)
             BN_STRIPE_PART(1, 1, 8, 0);
         else if (n <= BN_TINY)

@@ -80,7 +80,7 @@ cdef extern from "streams.h" nogil:
         BN_LINE
     ctypedef struct bn_ahead:
         const char* at
-        Py_ssize_t apart, third
+        Py_ssize_t apart, third, reach
         size_t span
     ctypedef struct bn_output:
         pass
@@ -89,7 +89,9 @@ cdef extern from "streams.h" nogil:
     void bn_tiles(bn_ahead*, size_t, size_t)
     void bn_advance(bn_ahead*, size_t)
     void bn_fetch(bn_ahead*, size_t)
-    void bn_fetch_on(bn_ahead*, size_t, bint)
+    void bn_fetch_on(bn_ahead*, const void*, const void*, size_t, bint)
+    void bn_fetch_with(const bn_ahead*, const void*, const void*, size_t)
+    void bn_reach(bn_ahead*, Py_ssize_t)
     void bn_open(bn_output*)
     void* bn_room(bn_output*, void*, size_t, bn_ahead*)
     void bn_close(bn_output*, bn_ahead*)
