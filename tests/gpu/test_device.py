@@ -80,13 +80,18 @@ def test_a_graph_captures_calls(cupy, shape):
     running = rule(cupy.zeros(shape[1]), cupy.ones(shape[1]), 0.1)
     cupy.cuda.get_current_stream().synchronize()  # what was made there is read on another stream
     pool = cupy.cuda.MemoryPool()
+
+    def moving():
+        y, stats, count, left = gpu.forward(x, gamma, beta, 1e-5, running=running, out=out)
+        return y, stats, gpu.settle(running, stats, count, x.size, left)  # which may be what launches
+
     with cupy.cuda.Stream(non_blocking=True) as stream, cupy.cuda.using_allocator(pool.malloc):
         want, stats, count, _ = gpu.forward(x, gamma, beta, 1e-5)
         dx = gpu.backward(x, x, stats, count)[0]
-        kept = gpu.forward(x, gamma, beta, 1e-5, running=running, out=out), cupy.empty_like(x)
+        kept = moving(), cupy.empty_like(x)
         stream.synchronize()
         stream.begin_capture()
-        forward = gpu.forward(x, gamma, beta, 1e-5, running=running, out=out)
+        forward = moving()
         backward = gpu.backward(x, x, stats, count, out=kept[1])
         graph = stream.end_capture()
         out[...] = 0
@@ -311,26 +316,27 @@ def test_a_graph_captures_a_layer(cupy):
     with cupy.cuda.Stream(non_blocking=True) as stream, cupy.cuda.using_allocator(pool.malloc):
         bn = bnorm.BatchNorm1d(32, activation="relu", device="cuda")
         device_x, device_dy = cupy.asarray(x), cupy.asarray(dy)
-        y, dx = cupy.empty_like(device_x), cupy.empty_like(device_x)
+        y, z, dx = (cupy.empty_like(device_x) for _ in range(3))
 
         def step():
             bn(device_x, out=y)
             bn.backward(device_dy, out=dx)
-            F.batch_norm(device_x, bn.gamma.data, bn.beta.data, out=y)
+            F.batch_norm(device_x, bn.gamma.data, bn.beta.data, out=z)
 
         step()  # compiles what is needed
         stream.synchronize()
         stream.begin_capture()
         step()
         graph = stream.end_capture()
-        y[...] = 0
-        dx[...] = 0
+        for result in (y, z, dx):
+            result[...] = 0
         for _ in range(2):
             graph.launch(stream)
         stream.synchronize()
         for _ in range(3):  # the first step, and the graph twice
             want, wanted = on_cpu(x), on_cpu.backward(dy)
         same(cupy, y, want, "float32", "y")
+        same(cupy, z, F.batch_norm(x)[0], "float32", "the function")
         same(cupy, dx, wanted, "float32", "dx")
         assert_close(cupy.asnumpy(bn.running_mean), on_cpu.running_mean, 1e-6)
         assert_close(cupy.asnumpy(bn.gamma.grad), on_cpu.gamma.grad, 1e-3)

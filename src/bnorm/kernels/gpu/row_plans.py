@@ -172,8 +172,8 @@ def rows(
         share = share_of(channels)
     if affine == NO_AFFINE and row.steps:
         affine = GAMMA_ALONE  # ones, as the code for what a block keeps is the shorter one
-    if backward and kind == IDENTITY.kind:
-        affine = min(affine, GAMMA_ALONE)
+    if backward and affine != NO_AFFINE:  # beta or zeros, as kernels with an activation read them
+        affine = GAMMA_ALONE if kind == IDENTITY.kind else GAMMA_AND_BETA
     arrays, row_room = 2 if backward else 1, min(room, TWO_PER_PROCESSOR)
     kept = affine_bytes(shape, dtype, affine)
     if kept > (room if shared > beside or (backward and alone(row)) else beside) - shared:

@@ -90,18 +90,24 @@ struct RowSums {
 // in shared memory those of them that its kernel reads: gamma, or both. Where channels have several values each, a vector
 // is of one of them.
 enum { KEPT, OF_CHANNELS, NOT_KEPT, ANYWHERE };
+enum { AS_GIVEN = -1 };   // a kernel that reads both, of which the job says which there are
 constexpr int ZEROS = 8;  // kept in place of beta where there is only gamma: as many as a vector has at most
+
+// What a block keeps: known to the compiler where it can be, as the choice costs registers.
+template <int READ>
+BN_DEV int affine_of(const RowJob& job) { return READ == AS_GIVEN ? job.affine : READ; }
 
 template <class A, int V>
 struct Affine {
   static constexpr int WIDE = V * sizeof(A) > 16 ? 16 / sizeof(A) : V;
   A gamma[V], beta[V];
 
-  template <int FROM, class Int>
-  BN_MEMBER void get(const RowJob& job, const A* kept, i64 first, Int i, bool both) {
+  template <int FROM, int READ, class Int>
+  BN_MEMBER void get(const RowJob& job, const A* kept, i64 first, Int i) {
+    constexpr bool both = READ != GAMMA_ALONE;
     if (FROM == KEPT || (FROM == ANYWHERE && kept)) {
       read(kept + i, gamma);
-      if (both) read(kept + beta_at(job) + (job.affine == GAMMA_AND_BETA ? i : 0), beta);
+      if (both) read(kept + beta_at(job) + (affine_of<READ>(job) == GAMMA_AND_BETA ? i : 0), beta);
     } else if (FROM != OF_CHANNELS && job.inner == 1) {
       fetch(job.gamma ? job.gamma + first + i : nullptr, gamma, 1);
       if (both) fetch(job.beta ? job.beta + first + i : nullptr, beta, 0);
@@ -141,23 +147,22 @@ struct Affine {
   }
 };
 
-template <class A>
+template <class A, int READ>
 BN_DEV i64 affine_bytes(const RowJob& job) {
-  const i64 gamma = Affine<A, 1>::beta_at(job), beta = job.affine == GAMMA_AND_BETA ? gamma : ZEROS;
+  const i64 gamma = Affine<A, 1>::beta_at(job), beta = affine_of<READ>(job) == GAMMA_AND_BETA ? gamma : ZEROS;
   return job.affine == NO_AFFINE ? 0 : (gamma + beta) * (i64)sizeof(A);
 }
 
-template <class A>
+template <class A, int READ>
 BN_DEV const A* keep_affine(const RowJob& job, unsigned char* memory) {
   if (job.affine == NO_AFFINE) return nullptr;
   A* kept = reinterpret_cast<A*>(memory);
-  const i64 beta = Affine<A, 1>::beta_at(job);
+  const i64 beta = Affine<A, 1>::beta_at(job), betas = affine_of<READ>(job) == GAMMA_AND_BETA ? job.size : ZEROS;
 #pragma unroll 8
   for (i64 i = threadIdx.x; i < job.size; i += ROW_THREADS) {
     kept[i] = job.gamma ? (A)job.gamma[i] : (A)1;
-    if (job.affine == GAMMA_AND_BETA) kept[beta + i] = (A)job.beta[i];
+    if (READ != GAMMA_ALONE && i < betas) kept[beta + i] = job.beta ? (A)job.beta[i] : (A)0;
   }
-  if (job.affine == GAMMA_ALONE && threadIdx.x < ZEROS) kept[beta + threadIdx.x] = 0;
   __syncthreads();
   return kept;
 }

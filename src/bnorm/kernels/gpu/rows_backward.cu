@@ -13,6 +13,7 @@ struct HeldPairs {
   static constexpr bool rolled = ROLLED<KIND> || (STEPS == 8 && PARAMS == PER_CHANNEL);
   static constexpr int blocks = STEPS == 8 ? 1 : light ? 3 : 2;  // row_plans.py knows of those with sums
   static constexpr int of_x = STEPS > 0 ? STEPS : 1, of_dy = once ? 1 : of_x, of_g = once ? STEPS : 1;
+  static constexpr int affine = KIND == BN_IDENTITY ? GAMMA_ALONE : GAMMA_AND_BETA;  // what is read of them
   static constexpr int bytes_of_columns = PARAMS == PER_COLUMN ? ColumnSums<typename Compute<T>::type, V, of_x>::BYTES : 0;
 };
 
@@ -29,7 +30,7 @@ BN_DEV void backward_rows(
   if (PARAMS == PER_CHANNEL) of_channels.clear(job);
   Vector<T, V>* kept = nullptr;  // of x, and behind them of dy
   if (STEPS == 0 && job.keep) {
-    const i64 before = PARAMS == PER_CHANNEL ? of_channels.bytes(job) : affine_bytes<A>(job);
+    const i64 before = PARAMS == PER_CHANNEL ? of_channels.bytes(job) : affine_bytes<A, Held::affine>(job);
     kept = reinterpret_cast<Vector<T, V>*>(dynamic + before) + threadIdx.x;
   }
   const i64 kept_dy = job.keep * ROW_THREADS;
@@ -87,7 +88,7 @@ BN_DEV void backward_rows(
     bool bad = false;  // products left the range of float
     const auto add_vector = [&](int own, auto i, int j, int place, auto from) {
       Affine<A, V> of;
-      of.template get<decltype(from)::value>(job, affine, row.channel, i, KIND != BN_IDENTITY);
+      of.template get<decltype(from)::value, Held::affine>(job, affine, row.channel, i);
       if (STEPS == 0) {
         t[0] = load<T, V>(x + i);
         e[0] = load<T, V>(dy + i);
@@ -166,7 +167,7 @@ BN_DEV void backward_rows(
         for (int v = 0; v < V; ++v) narrow(r * (held[own].v[v] + fused(value(t[own], v) - h, b, c)), result.v[v]);
       } else {
         Affine<A, V> of;
-        of.template get<decltype(from)::value>(job, affine, row.channel, i, KIND != BN_IDENTITY);
+        of.template get<decltype(from)::value, Held::affine>(job, affine, row.channel, i);
         pack(e[own]);
         if (STEPS == 0) {
           t[0] = kept ? kept[j * ROW_THREADS] : load<T, V>(x + i);
@@ -208,8 +209,9 @@ __global__ void __launch_bounds__(ROW_THREADS, (HeldPairs<T, V, STEPS, WIDE != 0
   typedef typename Compute<T>::type A;
   BN_SHARED(double, memory, 4 * ROW_WARPS);
   unsigned char* dynamic = dynamic_memory(job.affine || PARAMS || job.keep);
+  typedef HeldPairs<T, V, STEPS, WIDE != 0, KIND, PARAMS> Held;
   // behind the sums, whose size is known here, so that no thread needs a register for where either lies
-  const A* affine = keep_affine<A>(job, dynamic + HeldPairs<T, V, STEPS, WIDE != 0, KIND, PARAMS>::bytes_of_columns);
+  const A* affine = keep_affine<A, Held::affine>(job, dynamic + Held::bytes_of_columns);
   if (STEPS > 0 && job.whole) {
     backward_rows<T, V, STEPS, WIDE != 0, (STEPS > 0), KIND, PARAMS>(job, affine, dynamic, memory);
   } else {

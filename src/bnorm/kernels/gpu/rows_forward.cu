@@ -32,7 +32,7 @@ BN_DEV void forward_rows(const RowJob& job, const typename Compute<T>::type* aff
     const A h = (A)mean, r = (A)rstd, low = (A)bn_fold((double)h, mean, rstd, 0.0);
     const auto map = [&](int own, auto i, int j, auto from) {
       Affine<A, V> of;
-      of.template get<decltype(from)::value>(job, affine, row.channel, i, true);
+      of.template get<decltype(from)::value, AS_GIVEN>(job, affine, row.channel, i);
       if (STEPS == 0) held[0] = kept ? kept[j * ROW_THREADS] : load<T, V>(x + i);
       pack(held[own]);
       Vector<T, V> t;
@@ -50,10 +50,10 @@ __global__ void __launch_bounds__(ROW_THREADS, STEPS != 4 ? 2 : WIDE || sizeof(T
   typedef typename Compute<T>::type A;
   BN_SHARED(double, memory, 4 * ROW_WARPS);
   unsigned char* dynamic = dynamic_memory(job.affine || job.keep);
-  const A* affine = keep_affine<A>(job, dynamic);
+  const A* affine = keep_affine<A, AS_GIVEN>(job, dynamic);
   keep_params(job);
   Vector<T, V>* kept = nullptr;
-  if (STEPS == 0 && job.keep) kept = reinterpret_cast<Vector<T, V>*>(dynamic + affine_bytes<A>(job)) + threadIdx.x;
+  if (STEPS == 0 && job.keep) kept = reinterpret_cast<Vector<T, V>*>(dynamic + affine_bytes<A, AS_GIVEN>(job)) + threadIdx.x;
   if (STEPS > 0 && job.whole) {
     forward_rows<T, V, STEPS, WIDE != 0, (STEPS > 0), KIND>(job, affine, kept, memory);
   } else {
