@@ -30,13 +30,16 @@ MEMORY = 1 << 29  # bytes of an array, more than a last-level cache holds, of hu
 CACHE = 1 << 20
 PAST_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
 STEADY = 0.85  # of the quickest copy: what is below is not noise, but others who use the memory
-TRIES, PATIENCE = 4, 30  # measurements of one case, and samples to wait for a quick one between them
+TRIES = 3  # measurements of one case
+PATIENCE = 120  # samples that a run waits in all for quick ones: some machines are slow for an hour
 Found = TypeVar("Found")
 Speeds = dict[str, list[float]]  # memory, read and cache: lower quartile, median, upper quartile, in GB/s
 
 
 class Copy:
     """The process that copies when it is asked to. Close it, or use it in a `with`."""
+
+    patience = PATIENCE  # that is left
 
     def __init__(self, threads: int, size: int = MEMORY) -> None:
         command = [sys.executable, "-m", "benchmarks.copying", str(threads), str(size)]
@@ -76,6 +79,8 @@ class Copy:
         """What work measures, and the copy speed just before and after it: of several tries that with quick copies."""
         tries = []
         for _ in range(TRIES):
+            if tries and not self.patience:
+                break
             if tries:
                 self._wait()
             before, found, after = self.sample(), work(), self.sample()
@@ -90,8 +95,9 @@ class Copy:
         return found, speed
 
     def _wait(self) -> None:
-        """Until copies are quick again, or for as many samples as it is worth."""
-        for _ in range(PATIENCE):
+        """Until copies are quick again, or for as long as it is worth."""
+        while self.patience:
+            self.patience -= 1
             time.sleep(1)
             if self._steady(median(self.sample()[0])):
                 break

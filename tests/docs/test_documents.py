@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from benchmarks import gpu_page
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -56,3 +57,8 @@ def test_every_page_has_one_title():
     for page in PAGES:
         text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         assert len(re.findall(r"^# ", text, re.MULTILINE)) == 1, page.name
+
+
+def test_what_was_measured_on_gpus_is_what_was_saved():
+    text = gpu_page.PAGE.read_text(encoding="utf-8")
+    assert gpu_page.written(text) == text

@@ -512,13 +512,14 @@ def test_what_was_measured_beside_slow_copies_is_measured_again(monkeypatch):
 
 def test_of_slow_copies_the_quickest_count(monkeypatch):
     monkeypatch.setattr(copying, "STEADY", 0.85)
-    monkeypatch.setattr(copying, "PATIENCE", 0)
-    speeds = iter([10, 10, 30, 28, 20, 20, 12, 12])
+    monkeypatch.setattr(copying.time, "sleep", lambda seconds: None)
+    speeds = iter([10, 10, 20, 20, 30, 28, 12, 11])
     copy = copying.Copy.__new__(copying.Copy)
-    copy.memory = [100.0]
+    copy.memory, copy.patience = [100.0], 2
     monkeypatch.setattr(copy, "sample", lambda: ([float(next(speeds))], 1.0))
     works = iter("abcd")
     assert copy.beside(lambda: next(works)) == ("b", {"memory": 29.0, "cache": 1.0})
+    assert copy.beside(lambda: next(works)) == ("c", {"memory": 11.5, "cache": 1.0})  # nothing is left to wait with
 
 
 def test_bounds_are_measured():
