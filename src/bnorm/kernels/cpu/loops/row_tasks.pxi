@@ -119,9 +119,9 @@ cdef void open_rows(
     out.direct = job.stream and job.act.kind == BN_IDENTITY and part >= BN_LINE // <Py_ssize_t>sizeof(real) \
         and (job.dh == NULL or job.scale != NULL)
     bn_open_edge(&out.edge, &out.ahead)
+    bn_stand(&out.ahead)
     if job.stream:
         bn_open(&out.lines)
-        bn_stand(&out.ahead)
     if job.far or out.direct:
         bn_walk(&out.ahead, x + at, second_input(job, at * sizeof(real)),
                 (end - begin) * size * sizeof(real), job.groups * size * sizeof(real))
