@@ -16,7 +16,7 @@ def of_device(results: dict[str, Any]) -> list[str]:
     """A device, its software, and a line for every case and operation."""
     versions = ", ".join(f"{name} {text}" for name, text in results["versions"].items())
     rows = [row for row in results["rows"] if "operations" in row]
-    return [f"**{results['device']}**: {versions}.", "", *measured(rows)[2:]]  # without its heading
+    return [f"**{results['device']}**: {versions}.", "", *measured(rows)]
 
 
 def written(text: str, folder: Path = RESULTS / "gpu") -> str:

@@ -20,13 +20,14 @@ def page(folder: Path, names: Sequence[str] = ()) -> str:
     ended = {one.name: one for one in read(folder)}
     steps = [ended.get(name, Ended(name, NOT_REACHED)) for name in [*ended, *(n for n in names if n not in ended)]]
     rows = {step.name: lines(folder / f"{step.name}.log") for step in steps}
+    table = measured([row for found in rows.values() for row in found if "operations" in row])
     parts = [
         ["# First contact with a GPU", "", verdict(steps, rows), ""],
         about(rows.get("facts", [])),
         ["## Steps", "", *markdown([["", "", "s", ""], *(of_step(step, rows[step.name]) for step in steps)]), ""],
         failures(steps, rows, folder),
         checked(rows),
-        measured([row for found in rows.values() for row in found if "operations" in row]),
+        ["## Measured", "", *table] if table else [],
         of_host([row["host"] for found in rows.values() for row in found if "host" in row and "kind" in row]),
     ]
     return "\n".join(line for part in parts for line in part).rstrip() + "\n"
@@ -130,7 +131,7 @@ def measured(rows: Sequence[Row]) -> list[str]:
     fastest = max(row["copy GB/s"] for row in rows if "copy GB/s" in row)
     words = f"The fastest copy of a case moved {fastest:.0f} GB/s. Times are of calls replayed from a graph."
     more = ["PyTorch, not timed:", "", *untimed[:MOST], ""] if untimed else []
-    return ["## Measured", "", words, "", *markdown(table), "", *more]
+    return [words, "", *markdown(table), "", *more]
 
 
 def of_host(found: Sequence[dict[str, float]]) -> list[str]:

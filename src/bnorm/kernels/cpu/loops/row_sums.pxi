@@ -18,7 +18,8 @@ cdef inline Py_ssize_t readable(RowJob* job, Py_ssize_t o, Py_ssize_t last, Py_s
 
 
 cdef inline bn_ahead* walk_on(RowJob* job, Output* out) noexcept nogil:
-    """The walk that a task is on while sums are made, unless its output is sent as it is computed."""
+    """What is fetched while sums are made: as far ahead as the task reaches, or as it walks; NULL where it is fetched
+    while the output is sent."""
     return &out.ahead if job.far and not out.direct or out.ahead.reach else NULL
 
 
