@@ -135,9 +135,9 @@ BUDGETS = {
         "normalize<bf16, 8, 1, 1, 256, 0, 0>": (253, 32),
         "gradient<bf16, 8, 1, 1, 256, 0, 1>": (255, 16),
     },
-    "clusters": {  # of the loop over what is read and kept
-        "cluster_moments<float, 4, 1, 1, 512, 0>": (155, 16),
-        "cluster_sums<bf16, 8, 1, 1, 512, 0>": (205, 16),
+    "clusters": {  # of the loop over what is kept
+        "cluster_moments<float, 4, 1, 1, 512, 0>": (64, 16),
+        "cluster_sums<bf16, 8, 1, 1, 512, 0>": (128, 16),
     },
     "rows": {  # of a thread and row
         "rows_forward<float, 4, 4, 0, 0>": (410, 16),
@@ -161,9 +161,10 @@ def test_hot_loops(family):
     for name, (most, values) in BUDGETS[family].items():
         itemsize = 2 if "bf16" in name else 4
         arrays = 2 if name.startswith(("sums", "gradient", "rows_backward", "cluster_sums")) else 1
-        hot = [loop for loop in found[name] if loop.loads * 16 == values * itemsize * arrays]
-        if family == "clusters":
-            hot = [loop for loop in hot if loop.shared == loop.loads and not loop.stores]
+        kept = family == "clusters"
+        hot = [loop for loop in found[name] if (loop.shared if kept else loop.loads) * 16 == values * itemsize * arrays]
+        if kept:  # all it loads is shared memory; so does a smaller loop, which looks for the first mean
+            hot = sorted(loop for loop in hot if not loop.inner and not loop.stores)[-1:]
         assert hot, (name, found[name])
         assert min(loop.instructions for loop in hot) <= most, (name, hot)
 

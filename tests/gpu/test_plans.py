@@ -49,7 +49,8 @@ def positions(launch):
     """The element that every step of every thread begins at, and how many it takes: what the kernels compute."""
     f = fields(launch)
     _, _, vector, wide, across, *_ = parameters(launch)
-    columns = np.arange(launch.grid[0] * across)[:, None] * wide
+    tiles = f["columns"] if launch.family == "clusters" else launch.grid[0]  # clusters go on from one to the next
+    columns = np.arange(tiles * across)[:, None] * wide
     steps = np.arange(f["chunks"] * f["chunk"])[None, :]
     at = columns * f["base"] + steps // f["run"] * f["jump"] + steps % f["run"] * f["unit"]
     return at[(columns < f["columns"]) & (steps < f["steps"])], vector
@@ -113,7 +114,8 @@ def check_plans(outer, channels, inner, dtype, vectors, careful, limits):
     ]
     for alone, whole in (found[:2], found[2:4]):  # the pieces have the bits of the whole
         cuts = [fields(plan.launches[0]) | {"keep": 0, "streams": 0} for plan in (alone, whole)]
-        assert cuts[0] == cuts[1] and alone.launches[0].grid == whole.launches[0].grid
+        first, second = alone.launches[0], whole.launches[0]
+        assert cuts[0] == cuts[1] and (first.grid == second.grid or second.family == "clusters")
     for plan in found:
         assert 1 <= len(plan.launches) <= 2
         for launch in plan.launches:
@@ -133,9 +135,9 @@ def check_plans(outer, channels, inner, dtype, vectors, careful, limits):
             assert size[4] and (not careful or plan is found[4])
             check_slab(first, itemsize=plans.ITEMSIZE[dtype])
         if name.startswith("cluster"):
-            assert plan.partial == plan.tickets == 0 and len(plan.launches) == 1
+            assert (plan.partial, plan.tickets) == (0, 1) and len(plan.launches) == 1
             assert limits.clusters and not careful
-            assert f["chunks"] == plans.CLUSTER and first.grid[0] == f["columns"] == f["channels"]
+            assert f["chunks"] == plans.CLUSTER and first.grid[0] <= f["columns"] == f["channels"]
             assert f["base"] > 1 and wide_of(first) == 1 and f["keep"]  # one column to a block
     for plan in found[:4] if careful else ():
         assert all(parameters(launch)[2] == 1 for launch in plan.launches)
@@ -240,7 +242,8 @@ def test_rows(n, groups, channels, inner, dtype, affine, params, limits):
         if way == jobs.PER_CHANNEL:
             share = f["share"]
             assert inner > 1 and (f["columns"], f["channels"]) == (groups * channels, channels)
-            assert share & (share - 1) == 0 and (share == 1 or share * channels <= plans.THREADS)
+            assert share & (share - 1) == 0 and (not steps or share == 1 or share * channels <= plans.THREADS)
+            assert share <= plans.THREADS and channels * max(1, share // 32) <= max(channels, 64)  # pieces
 
 
 def affine_bytes(f, dtype):
@@ -330,6 +333,50 @@ def test_long_rows_are_kept_where_two_blocks_share_a_processor():
     assert [kept("rows_backward", size) for size in (16384, 24576, 26624)] == [0, 98304, 0]
     assert kept("rows_forward", 32768, shared=64) == 0
     assert kept("rows_forward", 28672, shared=64) == 57344  # next to nothing is held back
+
+
+@pytest.mark.parametrize(
+    ("name", "positions", "dtype", "blocks", "kilobytes"),  # a row has 8 channels
+    [
+        ("rows_forward", 3136, "float32", 2, 100),
+        ("rows_forward", 3136, "bfloat16", 2, 52),
+        ("rows_forward", 6272, "float32", 1, 196),
+        ("rows_backward", 1568, "float32", 1, 104 + 16),
+        ("rows_backward", 3136, "float32", 1, 200 + 16),
+        ("rows_backward", 3136, "bfloat16", 2, 104 + 8),
+        ("rows_backward", 3136, "float64", 0, 32),  # read again
+        ("rows_backward", 6272, "float32", 0, 16),
+    ],
+)
+def test_long_runs_are_kept_by_a_block_alone(name, positions, dtype, blocks, kilobytes):
+    """Beside the sums of their channels, where two blocks have no room."""
+    shape = (64, 32, 8, positions)
+    (first,) = row_plans.rows(name, shape, dtype, GAMMA_AND_BETA, name == "rows_backward", 0, LIKE_H100).launches
+    f = fields(first)
+    assert (bool(f["keep"]), first.shared >> 10) == (bool(blocks), kilobytes)
+    if name == "rows_backward":
+        assert first.grid == ((blocks or 2) * 128, 1)  # all of a processor, but for those that groups leave
+
+
+def test_short_runs_are_not_kept_by_a_block_alone():
+    for name, positions, keeps in (("rows_forward", 32, False), ("rows_forward", 64, True)):
+        shape = (64, 1, 40960 // positions, positions)
+        first = row_plans.rows(name, shape, "float32", GAMMA_AND_BETA, False, 0, LIKE_H100).launches[0]
+        assert bool(fields(first)["keep"]) == keeps
+
+
+def test_clusters_are_as_many_as_run_at_a_time():
+    """They go on from channel to channel; a ticket says to which."""
+    for dtype, name, then, grid in (
+        ("float32", "moments", "normalize", (16, 8)),  # 200 KB of each block
+        ("bfloat16", "moments", "normalize", (32, 8)),  # 100
+        ("bfloat16", "sums", "gradient", (16, 8)),
+    ):
+        plan = plans.reduction(name, 128, 256, 3136, dtype, True, False, then, 0, LIKE_H100)
+        (launch,) = plan.launches
+        assert launch.kernel.startswith("cluster_") and launch.grid == grid and plan.tickets == 1
+    (launch,) = plans.reduction("moments", 128, 12, 3136, "float32", True, False, "normalize", 0, LIKE_H100).launches
+    assert launch.grid == (12, 8)
 
 
 def test_gamma_and_beta_are_kept_where_two_blocks_share_a_processor():

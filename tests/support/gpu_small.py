@@ -8,13 +8,15 @@ from bnorm.kernels.activation import RELU
 
 def main() -> None:
     cupy.cuda.set_allocator(None)  # memory of the device for each array: in a pool, a neighbour's is not out of bounds
-    for shape in ((70, 6), (3000, 40), (100, 3), (9, 2, 1100), (5, 3, 333), (9, 24, 7300)):
+    channels = (9, 40, 7300)  # more than there are clusters
+    for shape in ((70, 6), (3000, 40), (100, 3), (9, 2, 1100), (5, 3, 333), channels):
         x = cupy.random.default_rng(0).standard_normal(shape, dtype=cupy.float32)
         weight = cupy.ones((shape[0], shape[2] if len(shape) > 2 else 1))
         for w in (None, weight):
             _, stats, count, _ = gpu.forward(x, None, None, 1e-5, weight=w, act=RELU)
             gpu.backward(x, x, stats, count, w, act=RELU)
-    for shape in ((30, 1, 700, 1), (300, 1, 36, 1), (3, 1, 9000, 1), (3, 4, 2, 49), (2, 2, 2, 9000)):
+    long = (300, 1, 2, 9000)  # rows that blocks fetch while they map others
+    for shape in ((30, 1, 700, 1), (300, 1, 36, 1), (3, 1, 9000, 1), (3, 4, 2, 49), long):
         x = cupy.random.default_rng(0).standard_normal(shape, dtype=cupy.float32)
         gamma = cupy.ones(shape[1] * shape[2])
         _, mean, rstd = gpu.rows_forward(x, gamma, gamma, 1e-5)

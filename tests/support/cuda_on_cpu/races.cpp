@@ -246,6 +246,10 @@ void atomic(const volatile void* at, size_t bytes, const void* pc) {
   synchronize(at, false, false);
 }
 
+void copies(const volatile void* at, size_t bytes, bool writes, const void* pc) {
+  if (on) access(at, bytes, writes, false, pc);
+}
+
 }  // namespace emu::races
 
 // What the compiler calls --------------------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ namespace {
 
 constexpr size_t STATIC_SHARED = 48 * 1024, ALL_SHARED = 227 * 1024, ZONE = 64;
 constexpr int MAX_ARRAYS = 64;
-constexpr unsigned char POISON = 0xFF;     // NaN in every format
 constexpr int MAX_ATOMICS = 64;            // in a row: then a thread is thought to spin, and others get their turn
 constexpr long MAX_IDLE = 2000;            // rounds in which every thread spins
 constexpr long MAX_SWITCHES = 50'000'000;  // without a block that ends or passes a barrier
@@ -58,6 +57,7 @@ void leave(State state) {
 void body() {
   arrived(scheduler);
   launch.call(launch.arguments);
+  if (!current().copies.empty()) stop("a thread ends, and has not waited for its copies");
   leave(State::DONE);
   abort();
 }

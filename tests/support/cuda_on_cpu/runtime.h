@@ -16,9 +16,19 @@
 
 namespace emu {
 
+constexpr unsigned char POISON = 0xFF;  // of memory that nobody has written: NaN in every format
+
 enum class State : uint8_t { RUNS, AT_BARRIER, AT_CLUSTER, AT_WARP, YIELDS, DONE };
 // At the barrier of a cluster, which has two parts: whether a thread has been at the first, and all others too.
 enum class Arrival : uint8_t { NONE, RELAXED, ORDERS, PASSED };
+
+struct Copy {  // into shared memory, under way
+  void* to;
+  const void* from;
+  size_t bytes;
+  int group;
+  const void* caller;
+};
 
 struct Fiber : Thread {
   State state = State::RUNS;
@@ -28,6 +38,8 @@ struct Fiber : Thread {
   unsigned mask = 0;
   int source = -1, atomics = 0;  // the lane that it asks for a value; atomics since it last waited
   uint64_t value = 0, result = 0;
+  std::vector<Copy> copies;
+  int groups = 0;  // of copies, ended so far
   char* stack = nullptr;
   Context context;
 };
@@ -94,6 +106,7 @@ void pass_cluster(const Cluster& c);
 void pass_warp(Block& b, int warp, unsigned mask);
 void fence();
 void atomic(const volatile void* at, size_t bytes, const void* pc);
+void copies(const volatile void* at, size_t bytes, bool writes, const void* pc);
 }  // namespace races
 
 }  // namespace emu

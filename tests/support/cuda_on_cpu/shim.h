@@ -81,6 +81,9 @@ void fence(Site site);
 void atomic(const char* what, const volatile void* at, size_t bytes, Site site, const void* caller);
 void* shared(const void* key, size_t bytes, size_t alignment, const char* name, Site site);
 void* dynamic_shared(Site site);
+void copy(void* to, const void* from, size_t bytes, Site site, const void* caller);
+void copies_end_group();
+void copies_wait(int groups, Site site);
 void cluster_arrive(bool orders, Site site);
 void cluster_wait(Site site);
 void* cluster_map(const void* at, unsigned rank, Site site);
@@ -180,6 +183,16 @@ inline void* __cluster_map_shared_rank(const void* at, unsigned rank, BN_HERE) {
   return emu::cluster_map(at, rank, site);
 }
 inline unsigned __clusterRelativeBlockRank() { return emu::cluster_rank(); }
+
+// Copies of memory into shared memory, cp.async on a device, while the thread goes on. The words are ours, as CUDA has
+// them in a header only. What is there meanwhile is poison; the copy comes at the last moment, when a thread waits for
+// all but so many of its last groups.
+
+__attribute__((noinline)) inline void __copy_async(void* to, const void* from, size_t bytes, BN_HERE) {
+  emu::copy(to, from, bytes, site, __builtin_return_address(0));
+}
+inline void __copy_end_group() { emu::copies_end_group(); }
+inline void __copy_wait(int groups, BN_HERE) { emu::copies_wait(groups, site); }
 
 // Memory between blocks ----------------------------------------------------------------------------------------------
 

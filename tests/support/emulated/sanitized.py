@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from backends import CLUSTER_RUNS
 from bnorm.kernels import gpu, reference
 from bnorm.kernels.activation import RELU
-from bnorm.kernels.gpu import jobs, launching
+from bnorm.kernels.gpu import jobs, launching, plans
 from bnorm.running import Statistics
 from compare import assert_close
 from cuda_on_cpu.emulator import Emulator
@@ -20,6 +20,7 @@ from emulated.device import CLUSTERED, EmulatedDevice, PlanningDevice
 # One launch, chunks, widened, runs, scalar loads, planes.
 SHAPES = [(70, 6), (1200, 70), (100, 3), (9, 2, 1100), (5, 3, 333), (6, 8, 49)]
 WEIGHTED = SHAPES[2::2]
+ALONE = plans.Limits(processors=1, shared=99 << 10)
 ROWS = [(30, 1, 700, 1), (6, 1, 40, 1), (9, 4, 2, 49), (2, 1, 2, 4400)]  # several rows to a block, warps, groups, long
 
 
@@ -59,6 +60,16 @@ def by_clusters(check):
     check(dx, 1e-4, "backward", dy.astype("f8"), x.astype("f8"), stats, float(count), None, RELU)
 
 
+def by_blocks_alone(check):
+    """Rows that one block keeps and fetches, one after the other."""
+    x, dy = np.random.default_rng(0).standard_normal((2, 3, 1, 2, 4404)).astype("float32")
+    gamma = np.array([0.5, -1.5])
+    y, mean, rstd = gpu.rows_forward(x, gamma, gamma, 1e-5)
+    check(y, 1e-5, "rows_forward", x.astype("f8"), gamma, gamma, 1e-5)
+    got = gpu.rows_backward(dy, x, mean, rstd, gamma, gamma, act=RELU)
+    check(got[0], 1e-4, "rows_backward", dy.astype("f8"), x.astype("f8"), mean, rstd, gamma, gamma, 0, RELU)
+
+
 def check(got, error, name, *arguments):
     want = getattr(reference, name)(*arguments)
     want = want[1] if name == "merge" else want[0]  # the mean, which is all that stands behind statistics
@@ -72,6 +83,8 @@ def main(sanitize: str) -> None:
         calls(lambda *ignored: None)
         planned.limits = CLUSTERED
         by_clusters(lambda *ignored: None)
+        planned.limits = ALONE
+        by_blocks_alone(lambda *ignored: None)
     device = EmulatedDevice(emulator=partial(Emulator, sanitize=sanitize))
     for family in dict.fromkeys(launch.family for launch in planned.log):  # several compilers at a time
         device.build(family, sorted({launch.kernel for launch in planned.log if launch.family == family}))
@@ -80,6 +93,9 @@ def main(sanitize: str) -> None:
     device.limits = CLUSTERED
     by_clusters(check)
     assert [launch.family for launch in device.log[-2:]] == ["clusters", "clusters"]
+    device.limits = ALONE
+    by_blocks_alone(check)
+    assert all(jobs.ROW_JOB.placed(launch.geometry)["keep"] for launch in device.log[-2:])
     print(f"{len(device.log)} launches of {len(device.emulators)} kernels, {jobs.JOB.size} bytes of arguments each")
 
 

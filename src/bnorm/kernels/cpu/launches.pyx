@@ -155,7 +155,7 @@ cdef class Call:
         """
         cdef Py_ssize_t numbers = plan.partial
         numbers += more
-        if not numbers:
+        if not numbers and not plan.tickets:
             return 0, 0
         self.space = self.device.workspace(None if self.captured else self.stream, numbers, plan.tickets)
         return self.space.addresses

@@ -134,16 +134,21 @@ BN_DEV void add_values(const Vector<T, V>& t, const A (&center)[K], A (&s)[K], A
   }
 }
 
-// All steps of a thread.
-template <class T, int V, int K, int THREADS, bool KEEP, class Walk, class A>
-BN_DEV void add_steps(const T* x, Walk walk, i64 steps, State<A, K>& state, Vector<T, V>* kept) {
+// All steps of a thread. `arrived` waits for those before so many that are left, where they are fetched.
+template <class T, int V, int K, int THREADS, bool KEEP, class Walk, class A, class Arrived = AllThere>
+BN_DEV void add_steps(
+    const T* x, Walk walk, i64 steps, State<A, K>& state, Vector<T, V>* kept, const Arrived& arrived = Arrived()) {
   typedef Block<T, V, K> block;
   Reader<T, V, THREADS> reader = {kept};
-  if (steps > 0) first_mean<T, V, K>(x, walk, steps, state.high);
+  if (steps > 0) {
+    arrived(steps - least(BATCH, steps));
+    first_mean<T, V, K>(x, walk, steps, state.high);
+  }
 #pragma unroll 1
   while (steps > 0) {
     const int many = (int)least(block::STEPS, steps);
     const Walk start = walk;
+    arrived(steps - many);
     A s[K], q[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) s[k] = q[k] = 0;

@@ -82,15 +82,17 @@ BN_DEV void finish_channel(const Job& job, i64 c, const Sums& sum) {
 // The maps -----------------------------------------------------------------------------------------------------------
 // The chunks of the reduction are cut into `split` parts, and all last parts come first: what the blocks of the
 // reduction read last may still be in the second-level cache. `kept` is what a block has kept of what it read, `own` what
-// its first thread has found for the block's only channel.
+// its first thread has found for the block's only channel. What is mapped leaves its place to what lies `ahead` elements
+// behind it, in groups of BATCH steps or PAIRS; 0 where nothing follows.
 
 BN_DEV i64 part_of_map(const Job& job) {
   const i64 chunks = job.chunks / job.split;
   return (blockIdx.y % chunks) * job.split + (job.split - 1 - blockIdx.y / chunks);
 }
 
-template <class T, int V, int K, int BX, int BY, int KIND, bool FINITE>
-BN_DEV void map_forward(const Job& job, i64 tile, i64 g, const Vector<T, V>* kept, const Normal* own = nullptr) {
+template <class T, int V, int K, int BX, int BY, int KIND, bool FINITE, bool FETCHES = false>
+BN_DEV void map_forward(
+    const Job& job, i64 tile, i64 g, Vector<T, V>* kept, const Normal* own = nullptr, i64 ahead = 0) {
   typedef typename Compute<T>::type A;
   constexpr int WIDTH = BX * K;
   const Place<K, BX, BY> place(job, tile, g);
@@ -127,6 +129,7 @@ BN_DEV void map_forward(const Job& job, i64 tile, i64 g, const Vector<T, V>* kep
     shift[k] = coefficients[2 * WIDTH + tx * K + k];
   }
   const bn_activation act = activation_of<KIND>(job.slope);
+  const bool here = FETCHES || kept;
   bool found = false;
   const auto map = [&](T& element, int k) {
     const A value = widen(element);
@@ -142,24 +145,31 @@ BN_DEV void map_forward(const Job& job, i64 tile, i64 g, const Vector<T, V>* kep
 #pragma unroll
     for (int u = 0; u < BATCH; ++u, walk.next()) {
       at[u] = walk.at;
-      t[u] = kept ? kept[u * BX * BY] : load<T, V>(x + walk.at);
+      t[u] = here ? kept[u * BX * BY] : load<T, V>(x + walk.at);
     }
-    if (kept) kept += BATCH * BX * BY;
 #pragma unroll
     for (int u = 0; u < BATCH; ++u) {
 #pragma unroll
       for (int v = 0; v < V; ++v) map(t[u].v[v], K > 1 ? v : 0);
       put<T, V>(y + at[u], t[u], job.streams);
     }
+    if (FETCHES && ahead) {
+#pragma unroll
+      for (int u = 0; u < BATCH; ++u) fetch<T, V>(kept + u * BX * BY, x + ahead + at[u]);
+      end_group();
+    }
+    if (here) kept += BATCH * BX * BY;
   }
 #pragma unroll 1
   for (; steps > 0; --steps, walk.next()) {
-    Vector<T, V> t = kept ? *kept : load<T, V>(x + walk.at);
-    if (kept) kept += BX * BY;
+    Vector<T, V> t = here ? *kept : load<T, V>(x + walk.at);
 #pragma unroll
     for (int v = 0; v < V; ++v) map(t.v[v], K > 1 ? v : 0);
     put<T, V>(y + walk.at, t, job.streams);
+    if (FETCHES && ahead) fetch<T, V>(kept, x + ahead + walk.at);
+    if (here) kept += BX * BY;
   }
+  if (FETCHES && ahead && place.steps % BATCH) end_group();
 #pragma unroll
   for (int k = 0; k < K; ++k)
     if (place.in_last_row(job, g, k)) {
@@ -171,19 +181,11 @@ BN_DEV void map_forward(const Job& job, i64 tile, i64 g, const Vector<T, V>* kep
   if (FINITE && found) atomicOr(job.infinite, 1);
 }
 
-// A place in an array, of which a compiler knows nothing else: it keeps no pointer for each array and place.
-BN_DEV i64 as_it_is(i64 at) {
-#ifndef BN_ON_CPU
-  asm("" : "+l"(at));
-#endif
-  return at;
-}
-
 // With weights, which may be of any size, a, b and c are double. With FROZEN statistics dx is a map of dy, and reads x
 // for the activation alone.
-template <class T, int V, int K, int BX, int BY, int MODE, int KIND>
+template <class T, int V, int K, int BX, int BY, int MODE, int KIND, bool FETCHES = false>
 BN_DEV void map_backward(
-    const Job& job, i64 tile, i64 g, const Vector<T, V>* kept, const Coefficients* own = nullptr) {
+    const Job& job, i64 tile, i64 g, Vector<T, V>* kept, const Coefficients* own = nullptr, i64 ahead = 0) {
   typedef typename Compute<T>::type A;
   typedef typename Pick<MODE == CAREFUL, double, A>::type B;
   constexpr int WIDTH = BX * K;
@@ -241,20 +243,17 @@ BN_DEV void map_backward(
   i64 steps = place.steps, r = place.first;
   const auto weight_at = [&](i64 step) { return MODE == CAREFUL ? job.weight[step * job.weight_step + offset] : 1.0; };
   Walk<BX == 1> walk(job, place.column, place.first, BY);
-  const Vector<T, V>* kept_dy = kept ? kept + job.keep * (BX * BY) : kept;
+  const bool here = FETCHES || kept;
+  Vector<T, V>* kept_dy = here ? kept + job.keep * (BX * BY) : kept;
 #pragma unroll 1
   for (; steps >= PAIRS; steps -= PAIRS, r += PAIRS * BY) {
     Vector<T, V> t[PAIRS], e[PAIRS];
     i64 at[PAIRS];
 #pragma unroll
     for (int u = 0; u < PAIRS; ++u, walk.next()) {
-      at[u] = MANY ? as_it_is(walk.at) : walk.at;
-      e[u] = kept ? kept_dy[u * BX * BY] : load<T, V>(dy + at[u]);
-      t[u] = !READS_X ? e[u] : kept ? kept[u * BX * BY] : load<T, V>(x + at[u]);
-    }
-    if (kept) {
-      kept += PAIRS * BX * BY;
-      kept_dy += PAIRS * BX * BY;
+      at[u] = MANY ? as_it_is(walk.at) : walk.at;  // no pointer is kept for each array and place
+      e[u] = here ? kept_dy[u * BX * BY] : load<T, V>(dy + at[u]);
+      t[u] = !READS_X ? e[u] : here ? kept[u * BX * BY] : load<T, V>(x + at[u]);
     }
 #pragma unroll
     for (int u = 0; u < PAIRS; ++u) {
@@ -263,14 +262,31 @@ BN_DEV void map_backward(
       for (int v = 0; v < V; ++v) map(e[u].v[v], t[u].v[v], w, K > 1 ? v : 0);
       put<T, V>(dx + at[u], t[u], job.streams);
     }
+    if (FETCHES && ahead) {
+#pragma unroll
+      for (int u = 0; u < PAIRS; ++u) {
+        fetch<T, V>(kept + u * BX * BY, x + ahead + at[u]);
+        fetch<T, V>(kept_dy + u * BX * BY, dy + ahead + at[u]);
+      }
+      end_group();
+    }
+    if (here) {
+      kept += PAIRS * BX * BY;
+      kept_dy += PAIRS * BX * BY;
+    }
   }
   if (steps > 0) {
-    const Vector<T, V> e = kept ? *kept_dy : load<T, V>(dy + walk.at);
-    Vector<T, V> t = !READS_X ? e : kept ? *kept : load<T, V>(x + walk.at);
+    const Vector<T, V> e = here ? *kept_dy : load<T, V>(dy + walk.at);
+    Vector<T, V> t = !READS_X ? e : here ? *kept : load<T, V>(x + walk.at);
     const double w = weight_at(r);
 #pragma unroll
     for (int v = 0; v < V; ++v) map(e.v[v], t.v[v], w, K > 1 ? v : 0);
     put<T, V>(dx + walk.at, t, job.streams);
+    if (FETCHES && ahead) {
+      fetch<T, V>(kept, x + ahead + walk.at);
+      fetch<T, V>(kept_dy, dy + ahead + walk.at);
+      end_group();
+    }
   }
 #pragma unroll
   for (int k = 0; k < K; ++k)

@@ -112,11 +112,13 @@ BN_DEV void exact_products(
   }
 }
 
-// All steps of a thread.
-template <class T, int V, int KIND, bool KEEP, bool WEIGHTED, int THREADS, int K, int BX, class Walk, class A>
+// All steps of a thread; `arrived` as above.
+template <
+    class T, int V, int KIND, bool KEEP, bool WEIGHTED, int THREADS, int K, int BX, class Walk, class A,
+    class Arrived = AllThere>
 BN_DEV void add_products(
     double slope, const T* x, const T* dy, const Forward<A, K, BX>& forward, Walk walk, i64 steps,
-    Reader<T, V, THREADS> of_x, Reader<T, V, THREADS> of_dy, Sums (&sum)[K]) {
+    Reader<T, V, THREADS> of_x, Reader<T, V, THREADS> of_dy, Sums (&sum)[K], const Arrived& arrived = Arrived()) {
   typedef Block<T, V, K> block;
   const int tx = threadIdx.x % BX;
   const bn_activation act = activation_of<KIND>(slope);
@@ -137,6 +139,7 @@ BN_DEV void add_products(
   for (; steps > 0; steps -= block::STEPS) {
     const int many = (int)least(block::STEPS, steps);
     const Walk start = walk;
+    arrived(steps - many);
     A s[K], d[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) s[k] = d[k] = 0;

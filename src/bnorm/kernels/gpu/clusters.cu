@@ -1,34 +1,51 @@
 // Batch normalization of channels whose values fit into the shared memory of a cluster of blocks: they are read once, and
-// kept there from the sums to the map.
+// kept there from the sums to the map. A cluster goes on from channel to channel. What it has mapped leaves its place to
+// the next channel, which is fetched meanwhile.
 //
 //     cluster_moments    a forward in training
 //     cluster_sums       its backward
 //
-// <T, V, K, BX, BY, KIND> as elsewhere, of channel runs: a block has one column. The blocks of a channel are the y of the
-// grid. Clusters are known to devices of compute capability 9.0 and newer.
+// <T, V, K, BX, BY, KIND> as elsewhere, of channel runs: a block has one column at a time, and K and BX are 1. The blocks
+// of a channel are the y of the grid. Clusters are known to devices of compute capability 9.0 and newer.
 
 constexpr int CLUSTER = 8;  // blocks: no device with clusters has fewer
 
+// What the blocks of a cluster tell each other, at every second channel in the same place: nobody writes to what is still
+// read.
+struct Told {
+  double* memory;  // 2 * SIZE
+  int channels;    // so far
+  static constexpr int MOST = 5, SIZE = MOST * CLUSTER;
+
+  BN_MEMBER double* place() const { return memory + channels % 2 * SIZE; }
+};
+
 // P numbers of each block, given by its first thread: to lane r of the first warp of all blocks those of block r, and 0
-// beyond. The caller has arrived at the first barrier, behind which all blocks are known to be there.
+// beyond; and `more` of the first block, to all threads. At first the caller has arrived at a barrier, behind which all
+// blocks are known to be there.
 template <int P>
-BN_DEV void tell_all(double (&v)[P]) {
-  BN_SHARED(double, told, P * CLUSTER);
+BN_DEV void tell_all(double (&v)[P], double& more, Told& told) {
+  static_assert(P < Told::MOST, "more numbers than there is room for");
+  double* own = told.place();
   const int tid = threadIdx.x;
-  __cluster_barrier_wait();
+  if (told.channels == 0) __cluster_barrier_wait();
   if (tid < 32) {
 #pragma unroll
     for (int p = 0; p < P; ++p) v[p] = __shfl_sync(~0u, v[p], 0);
+    more = __shfl_sync(~0u, more, 0);
     if (tid < CLUSTER) {
-      double* there = static_cast<double*>(__cluster_map_shared_rank(told, tid));
+      double* there = static_cast<double*>(__cluster_map_shared_rank(own, tid));
 #pragma unroll
       for (int p = 0; p < P; ++p) there[p * CLUSTER + blockIdx.y] = v[p];
+      if (blockIdx.y == 0) there[P * CLUSTER] = more;
     }
   }
   __cluster_barrier_arrive();
   __cluster_barrier_wait();
 #pragma unroll
-  for (int p = 0; p < P; ++p) v[p] = tid < CLUSTER ? told[p * CLUSTER + tid] : 0.0;
+  for (int p = 0; p < P; ++p) v[p] = tid < CLUSTER ? own[p * CLUSTER + tid] : 0.0;
+  more = own[P * CLUSTER];
+  ++told.channels;
 }
 
 // The sum over the lanes of a cluster, in all lanes: added as join_items adds so many items.
@@ -39,17 +56,17 @@ BN_DEV double add_lanes(double v) {
 }
 
 // The sums of a channel out of those of its blocks, in the first warp of all of them.
-BN_DEV Sums join_cluster(const Sums& own) {
+BN_DEV Sums join_cluster(const Sums& own, double& more, Told& told) {
   double v[2] = {own.total, own.dot};
-  tell_all(v);
+  tell_all(v, more, told);
   if (threadIdx.x >= 32) return {0.0, 0.0};
   const double total = add_lanes(v[0]);
   return {total, add_lanes(v[1])};
 }
 
-BN_DEV Moments join_cluster(const Moments& own) {
+BN_DEV Moments join_cluster(const Moments& own, double& more, Told& told) {
   double v[4] = {own.n, own.center, own.m2, own.away};
-  tell_all(v);
+  tell_all(v, more, told);
   if (threadIdx.x >= 32) return {0.0, 0.0, 0.0, 0.0};
   const unsigned some = __ballot_sync(~0u, v[0] != 0.0);
   const double center = __shfl_sync(~0u, v[1], some ? __ffs(some) - 1 : CLUSTER - 1);
@@ -59,36 +76,100 @@ BN_DEV Moments join_cluster(const Moments& own) {
   return {n, center, add_lanes(v[0] == 0.0 ? 0.0 : v[2] + gap * v[0] * gap), away};
 }
 
+// Which channel a cluster has after this one, in its first thread, which asks while the others sum: those who are quick
+// get more. A channel is a ticket, and all of them make it 0 again.
+BN_DEV double next_channel(const Job& job) {
+  const bool asks = threadIdx.x == 0 && blockIdx.y == 0;
+  return asks ? (double)gridDim.x + atomicInc(job.tickets, (unsigned)job.columns - 1u) : 0.0;
+}
+
+// All that a thread keeps of a channel.
+template <class T, int V, int BY, int STEPS>
+BN_DEV void fetch_steps(const Job& job, i64 c, Vector<T, V>* kept) {
+  const Place<1, 1, BY> place(job, c, blockIdx.y);
+  const T* x = static_cast<const T*>(job.x);
+  const T* dy = static_cast<const T*>(job.dy);
+  Vector<T, V>* kept_dy = kept + job.keep * BY;
+  Walk<true> walk(job, place.column, place.first, BY);
+#pragma unroll 1
+  for (i64 i = 0; i < place.steps; ++i, walk.next(), kept += BY, kept_dy += BY) {
+    fetch<T, V>(kept, x + walk.at);
+    if (STEPS == PAIRS) fetch<T, V>(kept_dy, dy + walk.at);
+    if (Groups<STEPS>::ends(i, place.steps)) end_group();
+  }
+}
+
 template <class T, int V, int K, int BX, int BY, int KIND>
 __global__ void __cluster_dims__(1, 8, 1) __launch_bounds__(BX* BY, (Resident<BX * BY, K, WITH_MAP>::blocks))
 cluster_moments(Job job) {
+  typedef typename Compute<T>::type A;
   BN_SHARED(double, memory, (Tile<K, BX, BY>::SIZE));
+  BN_SHARED(double, told_memory, 2 * Told::SIZE);
+  BN_SHARED(Moments, found, 1);
   __cluster_barrier_arrive_relaxed();
-  Vector<T, V>* kept = kept_memory<T, V, WITH_MAP>(job);
-  Moments sum[K];
-  sum_moments<T, V, K, BX, BY, WITH_MAP>(job, blockIdx.x, blockIdx.y, kept, sum);
-  const Moments all = join_cluster(join_block<K, BX, BY>(sum, memory));
-  Normal own;
-  if (threadIdx.x == 0) {
-    own = normal_of(job, blockIdx.x, all);
-    if (blockIdx.y == 0) finish_channel<T>(job, blockIdx.x, all);
+  Told told = {told_memory, 0};
+  Vector<T, V>* kept = reinterpret_cast<Vector<T, V>*>(dynamic_memory(true)) + threadIdx.x;
+  const Walk<false, int> walk(0, BY * V);
+  const bool leads = threadIdx.x == 0;
+  i64 c = blockIdx.x, next;
+  fetch_steps<T, V, BY, BATCH>(job, c, kept);
+#pragma unroll 1
+  for (; c < job.columns; c = next) {
+    double more = next_channel(job);
+    State<A, K> state;
+    const i64 steps = Place<K, BX, BY>(job, c, blockIdx.y).steps;
+    add_steps<T, V, K, BX * BY, false>(
+        reinterpret_cast<const T*>(kept), walk, steps, state, (Vector<T, V>*)nullptr, Groups<BATCH>());
+    Moments sum[K] = {state.get(0)};
+    const Moments all = join_cluster(join_block<K, BX, BY>(sum, memory), more, told);
+    next = (i64)more;
+    Normal own;
+    if (leads) {
+      own = normal_of(job, c, all);
+      found[0] = all;
+    }
+    const i64 ahead = next < job.columns ? (next - c) * job.base : 0;
+    map_forward<T, V, K, BX, BY, KIND, false, true>(job, c, blockIdx.y, kept, &own, ahead);
+    if (leads && blockIdx.y == 0) finish_channel<T>(job, c, found[0]);  // for which y does not wait
   }
-  map_forward<T, V, K, BX, BY, KIND, false>(job, blockIdx.x, blockIdx.y, kept, &own);
 }
 
 template <class T, int V, int K, int BX, int BY, int KIND>
 __global__ void __cluster_dims__(1, 8, 1) __launch_bounds__(BX* BY, (Resident<BX * BY, K, WITH_MAP>::blocks))
 cluster_sums(Job job) {
+  typedef typename Compute<T>::type A;
+  typedef Forward<A, K, BX> Of;
   BN_SHARED(double, memory, (Tile<K, BX, BY>::SIZE));
+  BN_SHARED(double, told_memory, 2 * Told::SIZE);
+  BN_SHARED(Sums, found, 1);
+  BN_SHARED(Of, shared, 1);
   __cluster_barrier_arrive_relaxed();
-  Vector<T, V>* kept = kept_memory<T, V, WITH_MAP>(job);
-  Sums sum[K];
-  sum_products<T, V, K, BX, BY, WITH_MAP, KIND>(job, blockIdx.x, blockIdx.y, kept, sum);
-  const Sums all = join_cluster(join_block<K, BX, BY>(sum, memory));
-  Coefficients own;
-  if (threadIdx.x == 0) {
-    own = coefficients_of(job, blockIdx.x, about_mean<T>(job, blockIdx.x, all), count_of(job, blockIdx.x));
-    if (blockIdx.y == 0) finish_channel<T>(job, blockIdx.x, all);
+  Told told = {told_memory, 0};
+  Vector<T, V>* kept = reinterpret_cast<Vector<T, V>*>(dynamic_memory(true)) + threadIdx.x;
+  const Walk<false, int> walk(0, BY * V);
+  const Reader<T, V, BX * BY> none = {nullptr};
+  const bool leads = threadIdx.x == 0;
+  i64 c = blockIdx.x, next;
+  fetch_steps<T, V, BY, PAIRS>(job, c, kept);
+#pragma unroll 1
+  for (; c < job.columns; c = next) {
+    double more = next_channel(job);
+    fill_forward<T, KIND>(job, c, shared[0]);
+    __syncthreads();
+    const i64 steps = Place<K, BX, BY>(job, c, blockIdx.y).steps;
+    const T* x = reinterpret_cast<const T*>(kept);
+    const T* dy = reinterpret_cast<const T*>(kept + job.keep * (BX * BY));
+    Sums sum[K] = {{0.0, 0.0}};
+    add_products<T, V, KIND, false, false>(job.slope, x, dy, shared[0], walk, steps, none, none, sum, Groups<PAIRS>());
+    const Sums all = join_cluster(join_block<K, BX, BY>(sum, memory), more, told);
+    next = (i64)more;
+    Coefficients own;
+    if (leads) {
+      own = coefficients_of(job, c, about_mean<T>(job, c, all), count_of(job, c));
+      found[0] = all;
+    }
+    const i64 ahead = next < job.columns ? (next - c) * job.base : 0;
+    map_backward<T, V, K, BX, BY, SUMS_ONLY, KIND, true>(job, c, blockIdx.y, kept, &own, ahead);
+    if (leads && blockIdx.y == 0) finish_channel<T>(job, c, found[0]);  // for which dx does not wait
   }
-  map_backward<T, V, K, BX, BY, SUMS_ONLY, KIND>(job, blockIdx.x, blockIdx.y, kept, &own);
 }

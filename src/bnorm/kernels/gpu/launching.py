@@ -17,6 +17,7 @@ import numpy as np
 
 from ..cpu.launches import launch, places
 from . import jobs, plans
+from .limits import STATIC_SHARED, Limits
 
 Array = Any  # cupy.ndarray
 
@@ -25,13 +26,21 @@ OPTIONS = ("-std=c++17", "-fmad=false")
 SHARED_AT_FIRST = 48 << 10  # bytes of shared memory, static and dynamic, that a block gets without asking the driver
 WITH_CLUSTERS = 90  # the first compute capability that has them
 ON_CHANNELS = ("numbers.cu", "walk.cu", "joins.cu")
-BATCH_NORM = (*ON_CHANNELS, "blocks.cu", "moving.cu", "channels_sums.cu", "channels_maps.cu")
+BATCH_NORM = (*ON_CHANNELS, "fetching.cu", "blocks.cu", "moving.cu", "channels_sums.cu", "channels_maps.cu")
 FAMILIES = {
     "channels": (*BATCH_NORM, "channels.cu"),
     "clusters": (*BATCH_NORM, "clusters.cu"),
     "planes": (*BATCH_NORM, "planes.cu"),
-    "rows": (*ON_CHANNELS, "blocks.cu", "rows.cu", "rows_forward.cu", "rows_params.cu", "rows_backward.cu"),
-    "rows_weighted": (*ON_CHANNELS, "blocks.cu", "rows.cu", "rows_weighted.cu"),
+    "rows": (
+        *ON_CHANNELS,
+        "fetching.cu",
+        "blocks.cu",
+        "rows.cu",
+        "rows_forward.cu",
+        "rows_params.cu",
+        "rows_backward.cu",
+    ),
+    "rows_weighted": (*ON_CHANNELS, "fetching.cu", "blocks.cu", "rows.cu", "rows_weighted.cu"),
     "row_channels": (*ON_CHANNELS, "row_channels.cu"),
     "statistics": ("numbers.cu", "moving.cu", "statistics.cu"),
     "exact": ("numbers.cu", "walk.cu", "exact.cu"),
@@ -117,7 +126,7 @@ class Device:
         self.workspaces = Workspaces()
         device = cupy.cuda.Device(index)
         attributes = device.attributes
-        self.limits = plans.Limits(
+        self.limits = Limits(
             attributes["MultiProcessorCount"],
             attributes["MaxSharedMemoryPerBlockOptin"],
             int(device.compute_capability) >= WITH_CLUSTERS,  # CuPy has it as a text, and not among the attributes
@@ -174,7 +183,7 @@ class Device:
         found = []
         for family, name, grid, block, shared, geometry, persistent in plan.launches:
             kernel = self.kernels.get(name) or self.compile(family, name)
-            at_first = SHARED_AT_FIRST - plans.STATIC_SHARED.get(family, 0)
+            at_first = SHARED_AT_FIRST - STATIC_SHARED.get(family, 0)
             if shared > max(at_first, self.shared.get(name, 0)):
                 kernel.max_dynamic_shared_size_bytes = self.shared[name] = shared
             function = kernel.kernel

@@ -211,6 +211,26 @@ BN_DEV void pack(Vector<T, V>& t) {
 #endif
 }
 
+// A number of which the compiler forgets how it was computed, and so does not compute it anew where it is used.
+BN_DEV i64 as_it_is(i64 v) {
+#ifndef BN_ON_CPU
+  asm("" : "+l"(v));
+#endif
+  return v;
+}
+BN_DEV float as_it_is(float v) {
+#ifndef BN_ON_CPU
+  asm("" : "+f"(v));
+#endif
+  return v;
+}
+BN_DEV double as_it_is(double v) {
+#ifndef BN_ON_CPU
+  asm("" : "+d"(v));
+#endif
+  return v;
+}
+
 // The dynamic shared memory of a launch that has any.
 BN_DEV unsigned char* dynamic_memory(bool any) {
   if (!any) return nullptr;

@@ -29,6 +29,7 @@ from ..activation import IDENTITY
 from . import planes
 from .bunches import Bunches, bunches
 from .jobs import CAREFUL, EXACT, FROZEN, JOB, STATISTICS_JOB, SUMS_ONLY, WITH_MAP
+from .limits import STATIC_SHARED, TWO_PER_PROCESSOR, Limits
 
 NAMES = {"float16": "f16", "bfloat16": "bf16", "float32": "float", "float64": "double"}  # of the types in the kernels
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -46,30 +47,8 @@ MAX_CHUNKS = 1024
 SPLIT = 8  # parts of a chunk in a map
 ONE_LAUNCH = 2 << 20  # bytes of the array, where a block keeps its tile on chip: below, one launch beats more blocks
 ONE_LAUNCH_UNKEPT = 512 << 10  # the same where it reads the array twice
-STATIC_SHARED = {  # bytes that the kernels which also get dynamic memory declare at most, by family
-    "channels": 11 << 10,
-    "clusters": 9 << 10,
-    "planes": 6 << 10,
-    "rows": 512,
-}
-BLOCK_OVERHEAD = 1 << 10  # bytes of shared memory that each block takes for the driver
-TWO_PER_PROCESSOR = 100 << 10  # bytes of shared memory: up to here two blocks share a processor
 CLUSTER = 8  # blocks that share their memory
 STREAMED = 32 << 20  # bytes: a result of that size is no longer in the second-level cache when it is read next
-
-
-class Limits(NamedTuple):
-    """What a plan needs to know of a device."""
-
-    processors: int = 132
-    shared: int = 227 << 10  # bytes of shared memory that a block may ask for
-    clusters: bool = True  # of blocks, which may write to each other's
-
-
-def two_per_processor(family: str, limits: Limits) -> int:
-    """Bytes of dynamic shared memory up to which two blocks share a processor, however little memory it has."""
-    half = (limits.shared + BLOCK_OVERHEAD) // 2 - BLOCK_OVERHEAD  # a block may ask for all but its own overhead
-    return min(TWO_PER_PROCESSOR, half - STATIC_SHARED[family])
 
 
 class Launch(NamedTuple):
@@ -260,10 +239,16 @@ def in_cluster(
         keep = cdiv(shape.steps, CLUSTER * down)
         shared = keep * down * shape.vector * ITEMSIZE[dtype] * arrays
         if shared <= min(limits.shared - STATIC_SHARED["clusters"], TWO_PER_PROCESSOR if many > 1 else limits.shared):
-            at_a_time = max(1, limits.processors // CLUSTER) * many
+            shape = shape._replace(down=down)
+            at_a_time = clusters_at_a_time(shape, limits)
             full = 4 * channels >= 3 * cdiv(channels, at_a_time) * at_a_time
-            return (shape._replace(down=down), keep, shared) if full else None
+            return (shape, keep, shared) if full else None
     return None
+
+
+def clusters_at_a_time(shape: Shape, limits: Limits) -> int:
+    """At least, where processors come in eights. Large blocks do not share them."""
+    return max(1, limits.processors // CLUSTER) * (2 if shape.down == THREADS else 1)
 
 
 def bunches_of(shape: Shape, chunks: int, parts: int) -> Bunches:
@@ -308,8 +293,9 @@ def reduction(
             family, kernel = "channels", shape.kernel(name, dtype, WITH_MAP, kind)
         more = {"keep": keep, "streams": streams(shape, dtype), "bunch": found.bunch}
         launches = [launch(shape, kernel, chunk, chunks, family=family, shared=shared, **more)]
-        if cluster:
-            return Plan(tuple(launches), 0, 0)
+        if cluster:  # as many as run at a time, which go on from channel to channel
+            grid = min(channels, clusters_at_a_time(shape, limits)), CLUSTER
+            return Plan((launches[0]._replace(grid=grid),), 0, 1)
     else:
         exact = name == "moments" and not then and dtype != "float64"
         mode = CAREFUL if careful else EXACT if exact else SUMS_ONLY

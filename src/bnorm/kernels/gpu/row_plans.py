@@ -16,17 +16,15 @@ from typing import NamedTuple
 from ..activation import IDENTITY, KINDS
 from .bunches import Bunches, bunches
 from .jobs import GAMMA_ALONE, GAMMA_AND_BETA, NO_AFFINE, NO_PARAMS, PER_CHANNEL, PER_COLUMN, ROW_JOB
+from .limits import STATIC_SHARED, TWO_PER_PROCESSOR, Limits, half_of, two_per_processor
 from .plans import (
     ITEMSIZE,
     NAMES,
     SHORT_RUN,
-    STATIC_SHARED,
     STREAMED,
     THREADS,
-    TWO_PER_PROCESSOR,
     VECTOR_BYTES,
     Launch,
-    Limits,
     Plan,
     Shape,
     blocks_each,
@@ -36,14 +34,12 @@ from .plans import (
     cut,
     launch,
     rows_of_channels,
-    two_per_processor,
     workspace,
 )
 
 HELD = (4, 8)  # vectors of a thread that there are kernels for; the second for the longest rows only
 WARP = 32
 ZEROS = 8  # numbers that a block keeps in place of beta where there is only gamma
-LONG_TILE = 8  # vectors of a thread whose sums are kept at a time, of rows that are not held
 JOINED = 32  # columns of a block that joins those sums in a launch of its own
 LAUNCHED = 10  # turns of a join that take as long as that launch, from its gap to its end
 
@@ -92,8 +88,9 @@ def row_of(size: int, positions: int, dtype: str) -> Row:
 
 
 def kept_steps(row: Row, size: int, dtype: str, arrays: int, room: int) -> int:
-    """Vectors of a thread that a block keeps in shared memory, of a row that is too long for registers; 0 where that
-    leaves too little of it: no other block would share the processor. What is not kept is read again, to the same bits.
+    """Vectors of a thread that a block keeps in shared memory, of a row that is too long for registers.
+
+    0 where there is no room. What is not kept is read again, to the same bits.
     """
     steps = 0 if row.steps else cdiv(size, row.vector * THREADS)
     return steps if arrays * steps * step_bytes(row, dtype) <= room else 0
@@ -111,7 +108,7 @@ def summed_bytes(row: Row, dtype: str) -> int:
 
 def summing_blocks(row: Row, shared: int, limits: Limits) -> int:
     """Blocks that write sums, per processor: as many as share one. rows_backward.cu has the registers for that."""
-    return 1 if alone(row) or shared > two_per_processor("rows", limits) else 2
+    return 1 if alone(row) or shared + STATIC_SHARED["rows"] > half_of(limits) else 2
 
 
 def alone(row: Row) -> bool:
@@ -119,18 +116,26 @@ def alone(row: Row) -> bool:
     return row.steps == HELD[-1]
 
 
-def share_of(channels: int) -> int:
-    """Threads that add up the sums of one channel of a group."""
+def share_of(row: Row, channels: int, positions: int) -> int:
+    """Threads that add up the sums of one channel of a group: of a row that is not held, those of a tile at a time."""
+    if not row.steps:
+        in_tile = cdiv(long_tile(row) * THREADS * row.vector, positions) + 1
+        channels = min(channels, max(in_tile, channels // 8))  # more pieces of many channels would need more memory
     share = 1
     while 2 * share * channels <= THREADS:
         share *= 2
     return share
 
 
-def channels_bytes(row: Row, channels: int, dtype: str) -> int:
+def long_tile(row: Row) -> int:
+    """Vectors of a thread whose sums are kept at a time, of a row that is not held."""
+    return 4 if row.vector == 8 else 8
+
+
+def channels_bytes(row: Row, channels: int, positions: int, dtype: str) -> int:
     """Of the sums of channels in the shared memory of a block, and of those of the vectors that it has read."""
-    vectors = (row.steps or LONG_TILE) * THREADS
-    return 8 * 2 * channels * max(1, share_of(channels) // WARP) + 2 * vectors * max(ITEMSIZE[dtype], 4)
+    vectors = (row.steps or long_tile(row)) * THREADS
+    return 8 * 2 * channels * max(1, share_of(row, channels, positions) // WARP) + 2 * vectors * max(ITEMSIZE[dtype], 4)
 
 
 def affine_bytes(shape: RowShape, dtype: str, affine: int) -> int:
@@ -167,9 +172,9 @@ def rows(
     sums, shared, slots, share, columns = NO_PARAMS, 0, 0, 0, 0
     if params and size > 0 and groups == positions == 1 and 0 < summed_bytes(row, dtype) <= room:
         sums, shared, columns = PER_COLUMN, summed_bytes(row, dtype), size
-    elif params and many and positions > 1 and channels_bytes(row, channels, dtype) <= room:
-        sums, shared, columns = PER_CHANNEL, channels_bytes(row, channels, dtype), groups * channels
-        share = share_of(channels)
+    elif params and many and positions > 1 and channels_bytes(row, channels, positions, dtype) <= room:
+        sums, shared, columns = PER_CHANNEL, channels_bytes(row, channels, positions, dtype), groups * channels
+        share = share_of(row, channels, positions)
     if affine == NO_AFFINE and row.steps:
         affine = GAMMA_ALONE  # ones, as the code for what a block keeps is the shorter one
     if backward and affine != NO_AFFINE:  # beta or zeros, as kernels with an activation read them
@@ -183,6 +188,10 @@ def rows(
         else:
             kept = 0
     shared += kept
+    if positions * ITEMSIZE[dtype] >= SHORT_RUN:
+        row_room = room  # of a block alone, too: there is little to do for a value, as a run has one gamma
+    keep = kept_steps(row, size, dtype, arrays, row_room - shared)
+    shared += arrays * keep * step_bytes(row, dtype)
     if sums:
         slots = limits.processors * summing_blocks(row, shared, limits)
     if sums == PER_CHANNEL:  # blocks have the channels of a group to themselves
@@ -190,8 +199,6 @@ def rows(
         blocks = sets * groups
     else:
         sets = blocks = max(1, min(cdiv(many, side), slots) if sums else cdiv(many, side))
-    keep = kept_steps(row, size, dtype, arrays, row_room - shared)
-    shared += arrays * keep * step_bytes(row, dtype)
     joined = bunches(sets, 1, channels, 2) if sums else Bunches(0, 0, 0, 0)
     if joined.turns > LAUNCHED:
         joined = Bunches(0, 0, 0, 0)

@@ -11,7 +11,7 @@
 // <T, V, STEPS, WIDE, KIND, ...>: elements of type T are read V at a time. A row belongs to job.lanes threads side by side,
 // a power of two: those of several warps where it is WIDE. Blocks go on from row to row. A thread holds its STEPS vectors
 // in registers, so that memory is read once. With STEPS 0, of rows that are too long for that, it keeps them in shared
-// memory, or reads them again.
+// memory, where what is mapped leaves its place to the block's next row, which is fetched meanwhile; or it reads them again.
 
 enum { ROW_THREADS = 256, ROW_WARPS = 8 };
 
@@ -112,12 +112,15 @@ struct Affine {
       fetch(job.gamma ? job.gamma + first + i : nullptr, gamma, 1);
       if (both) fetch(job.beta ? job.beta + first + i : nullptr, beta, 0);
     } else {
-      set(job, first + (job.inner == job.size ? 0 : quotient_of(i, (Int)job.inner)), 0, both);
+      set(job, first + (job.inner == job.size ? 0 : quotient_of(i, (Int)job.inner)), both);
+      spread();
+    }
+  }
+  BN_MEMBER void spread() {
 #pragma unroll
-      for (int v = 1; v < V; ++v) {
-        gamma[v] = gamma[0];
-        beta[v] = beta[0];
-      }
+    for (int v = 1; v < V; ++v) {
+      gamma[v] = gamma[0];
+      beta[v] = beta[0];
     }
   }
   static BN_MEMBER i64 beta_at(const RowJob& job) { return (job.size + 3) / 4 * 4; }
@@ -141,9 +144,9 @@ struct Affine {
       for (int v = 0; v < MANY; ++v) to[V - MANY + v] = (A)from[some + v];
     }
   }
-  BN_MEMBER void set(const RowJob& job, i64 c, int v, bool both) {
-    gamma[v] = job.gamma ? (A)job.gamma[c] : (A)1;
-    if (both) beta[v] = job.beta ? (A)job.beta[c] : (A)0;
+  BN_MEMBER void set(const RowJob& job, i64 c, bool both) {
+    gamma[0] = job.gamma ? (A)job.gamma[c] : (A)1;
+    if (both) beta[0] = job.beta ? (A)job.beta[c] : (A)0;
   }
 };
 
@@ -167,11 +170,11 @@ BN_DEV const A* keep_affine(const RowJob& job, unsigned char* memory) {
   return kept;
 }
 
-// What a thread works on: of the row `index`, vectors that are `stride` values apart, from `offset` on. Rows that are held
-// in registers are short. WHOLE: every thread has all of its STEPS vectors.
+// What a thread works on: of the row `index`, vectors that are `stride` values apart, from `offset` on. WHOLE: every thread
+// has all of its STEPS vectors; of a row that is too long to be held, it is kept in shared memory.
 template <int V, int STEPS, bool WIDE, bool WHOLE = false>
 struct Row {
-  typedef typename Pick<(STEPS > 0), int, i64>::type Int;
+  typedef typename Pick<(STEPS > 0 || WHOLE), int, i64>::type Int;
   i64 index, start, channel;
   Int offset, stride, size;  // size: 0 where there is no such row
   bool inside, leads;
@@ -188,8 +191,31 @@ struct Row {
     size = inside ? (Int)job.size : (Int)0;
     channel = job.groups == 1 ? 0 : (index - quotient(index, job.groups) * job.groups) * job.channels;
   }
-  BN_MEMBER bool has(Int j) const { return WHOLE || offset + j * stride < size; }
-  BN_MEMBER i64 steps() const { return offset < size ? quotient(size - offset + stride - 1, stride) : 0; }
+  BN_MEMBER bool has(Int j) const { return WHOLE || at(j) < size; }
+  BN_MEMBER Int steps() const { return offset < size ? quotient_of(size - offset + stride - 1, stride) : (Int)0; }
+  BN_MEMBER Int at(Int j) const { return offset + j * stride; }
+};
+
+// The channel in its row of one vector of a thread after the other.
+template <class Int>
+struct ChannelWalk {
+  Int at, within, rows, near, inner;
+
+  template <class R>
+  BN_MEMBER ChannelWalk(const RowJob& job, const R& row) : inner((Int)job.inner) {
+    at = quotient_of(row.offset, inner);
+    within = row.offset - at * inner;
+    rows = quotient_of(row.stride, inner);
+    near = row.stride - rows * inner;
+  }
+  BN_MEMBER void next() {
+    at += rows;
+    within += near;
+    if (within >= inner) {
+      within -= inner;
+      ++at;
+    }
+  }
 };
 
 // Statistics ---------------------------------------------------------------------------------------------------------
@@ -273,13 +299,21 @@ BN_DEV RowStats stats_of(
   return found;
 }
 
-// Of a long row, from memory. What a thread reads it keeps, where there is room.
-template <class T, int V>
-BN_DEV RowStats stats_of(const RowJob& job, const Row<V, 0, true>& row, const T* x, Vector<T, V>* kept, RowSums<true>& sums) {
+// Of a long row, from where it is KEPT, or else from memory.
+template <class T, int V, bool KEPT>
+BN_DEV RowStats stats_of(
+    const RowJob& job, const Row<V, 0, true, KEPT>& row, const T* x, const Vector<T, V>* kept, RowSums<true>& sums) {
   typedef typename Compute<T>::type A;
   State<A, 1> state;
-  const Walk<false> walk(row.offset, row.stride);
-  add_steps<T, V, 1, ROW_THREADS, true>(x, walk, row.steps(), state, kept);
+  Vector<T, V>* none = nullptr;
+  if (KEPT) {
+    const Walk<false, int> walk(0, ROW_THREADS * V);
+    add_steps<T, V, 1, ROW_THREADS, false>(
+        reinterpret_cast<const T*>(kept), walk, row.steps(), state, none, Groups<BATCH>());
+  } else {
+    const Walk<false> walk(row.offset, row.stride);
+    add_steps<T, V, 1, ROW_THREADS, false>(x, walk, row.steps(), state, none);
+  }
   const Moments own = state.get(0);
   const double center = exact(widen(x[0]));
   const double own_away = own.center - center + own.away;
@@ -294,20 +328,16 @@ BN_DEV RowStats stats_of(const RowJob& job, const Row<V, 0, true>& row, const T*
 // ROLLED: there is one text for all of them, which always finds its vector in place 0, as `turn` moves what is held on.
 template <bool ROLLED, int V, int STEPS, bool WIDE, bool WHOLE, class Use, class Turn>
 BN_DEV void for_vectors(const Row<V, STEPS, WIDE, WHOLE>& row, const Use& use, const Turn& turn) {
-  if constexpr (STEPS == 0) {
-    const i64 steps = row.steps();
-#pragma unroll 2
-    for (i64 j = 0; j < steps; ++j) use(0, row.offset + j * row.stride, (int)j);
-  } else if constexpr (ROLLED) {
+  if constexpr (ROLLED) {
 #pragma unroll 1
     for (int j = 0; j < STEPS; ++j) {
-      if (row.has(j)) use(0, row.offset + j * row.stride, j);
+      if (row.has(j)) use(0, row.at(j), j);
       turn();
     }
   } else {
 #pragma unroll
     for (int j = 0; j < STEPS; ++j)
-      if (row.has(j)) use(j, row.offset + j * row.stride, j);
+      if (row.has(j)) use(j, row.at(j), j);
   }
 }
 template <int V, int STEPS, bool WIDE, bool WHOLE, class Use>
@@ -318,13 +348,22 @@ BN_DEV void for_vectors(const Row<V, STEPS, WIDE, WHOLE>& row, const Use& use) {
 // The same of what needs gamma and beta: use(..., a number whose type says where these are). Seldom are they not kept.
 template <bool ROLLED, int V, int STEPS, bool WIDE, bool WHOLE, class A, class Use, class Turn>
 BN_DEV void for_affine(const Row<V, STEPS, WIDE, WHOLE>& row, const A* kept, const Use& use, const Turn& turn) {
-  if constexpr (ROLLED || STEPS == 0) {
+  if constexpr (ROLLED) {
     for_vectors<true>(row, [&](int own, auto i, int j) { use(own, i, j, Number<ANYWHERE>()); }, turn);
   } else if (kept) {
     for_vectors<false>(row, [&](int own, auto i, int j) { use(own, i, j, Number<KEPT>()); }, turn);
   } else {
     for_vectors<true>(row, [&](int own, auto i, int j) { use(own, i, j, Number<NOT_KEPT>()); }, turn);
   }
+}
+
+// MANY steps of a row that is not held, from `step` on: use(which of these, which step). Loads of all of them are under way
+// at a time where they are taken before the first is used.
+template <int MANY, class Int, class Use>
+BN_DEV void for_some(Int step, Int steps, const Use& use) {
+#pragma unroll
+  for (int u = 0; u < MANY; ++u)
+    if (step + u < steps) use(u, step + u);
 }
 
 template <class H, int STEPS>

@@ -1,6 +1,8 @@
 // The backward of rows: dx by two sums per row, and sums over the rows for dgamma and dbeta.
 
-constexpr int LONG_TILE = 8;  // vectors of a thread, of a row that is not held, whose sums are kept at a time
+// Vectors of a thread, of a row that is not held, whose sums are kept at a time. With those of halves two blocks have room.
+template <int V>
+constexpr int LONG_TILE = V == 8 ? 4 : 8;
 
 // What a thread holds of a row, from the sums to dx: x as it is, and in the type of computation dy, which becomes
 // dy gamma; or where that would be too many registers, dy as it is. Without sums for gamma and beta three blocks share a
@@ -12,7 +14,7 @@ struct HeldPairs {
   static constexpr bool once = STEPS == 4 && !(half && light);
   static constexpr bool rolled = ROLLED<KIND> || (STEPS == 8 && PARAMS == PER_CHANNEL);
   static constexpr int blocks = STEPS == 8 ? 1 : light ? 3 : 2;  // row_plans.py knows of those with sums
-  static constexpr int of_x = STEPS > 0 ? STEPS : 1, of_dy = once ? 1 : of_x, of_g = once ? STEPS : 1;
+  static constexpr int of_x = STEPS > 0 ? STEPS : ROLLED<KIND> ? 1 : PAIRS, of_dy = once ? 1 : of_x, of_g = once ? STEPS : 1;
   static constexpr int affine = KIND == BN_IDENTITY ? GAMMA_ALONE : GAMMA_AND_BETA;  // what is read of them
   static constexpr int bytes_of_columns = PARAMS == PER_COLUMN ? ColumnSums<typename Compute<T>::type, V, of_x>::BYTES : 0;
 };
@@ -23,17 +25,17 @@ BN_DEV void backward_rows(
   typedef typename Compute<T>::type A;
   typedef HeldPairs<T, V, STEPS, WIDE, KIND, PARAMS> Held;
   typedef ColumnSums<A, V, Held::of_x> Over;
-  typedef ChannelSums<A, V, (STEPS > 0 ? STEPS : LONG_TILE)> Each;
+  typedef ChannelSums<A, V, (STEPS > 0 ? STEPS : LONG_TILE<V>)> Each;
   const Over of_columns = {reinterpret_cast<Vector<A, Over::WIDE>*>(dynamic)};
   const Each of_channels = {dynamic};
   if (PARAMS == PER_COLUMN) of_columns.clear();
   if (PARAMS == PER_CHANNEL) of_channels.clear(job);
   Vector<T, V>* kept = nullptr;  // of x, and behind them of dy
-  if (STEPS == 0 && job.keep) {
+  if (STEPS == 0 && WHOLE) {
     const i64 before = PARAMS == PER_CHANNEL ? of_channels.bytes(job) : affine_bytes<A, Held::affine>(job);
     kept = reinterpret_cast<Vector<T, V>*>(dynamic + before) + threadIdx.x;
   }
-  const i64 kept_dy = job.keep * ROW_THREADS;
+  const int kept_dy = (int)job.keep * ROW_THREADS;
   int until_flush = Over::FLUSH;
   bool first_flush = true;
   RowSums<WIDE> sums = {memory, (int)job.lanes, 0};
@@ -47,9 +49,24 @@ BN_DEV void backward_rows(
     while (first + (rows - 1) * apart >= job.rows) --rows;
     return rows;
   };
+  const i64 begin_at = set() * job.side * apart + group(), on = gridDim.x * job.side;
+  typedef Row<V, STEPS, WIDE, WHOLE> Of;
+  typedef typename Of::Int Int;
+  const Of start(job, begin_at, apart);
+  const ChannelWalk<Int> channels(job, start);  // where a row is not held
+  if constexpr (STEPS == 0 && WHOLE) {
+    const T* x = static_cast<const T*>(job.x) + start.start;
+    const T* dy = static_cast<const T*>(job.dy) + start.start;
+    for (int j = 0, steps = start.steps(); j < steps; ++j) {
+      fetch<T, V>(kept + j * ROW_THREADS, x + start.at(j));
+      fetch<T, V>(kept + kept_dy + j * ROW_THREADS, dy + start.at(j));
+      if (Groups<PAIRS>::ends(j, steps)) end_group();
+    }
+  }
+  const auto fixed = [](A v) { return STEPS == 0 ? as_it_is(v) : v; };
 #pragma unroll 1
-  for (i64 first = set() * job.side * apart + group(); first < job.rows; first += gridDim.x * job.side) {
-    const Row<V, STEPS, WIDE, WHOLE> row(job, first, apart);
+  for (i64 first = begin_at; first < job.rows; first += on) {
+    const Of row(job, first, apart);
     const T* x = static_cast<const T*>(job.x) + row.start;
     const T* dy = static_cast<const T*>(job.dy) + row.start;
     T* dx = static_cast<T*>(job.y) + row.start;
@@ -66,7 +83,7 @@ BN_DEV void backward_rows(
         for (int v = 0; Held::once && v < V; ++v) held[j].v[v] = value(loaded, v);
       });
     const double mean = row.inside ? job.mean[row.index] : 0.0, rstd = row.inside ? job.rstd[row.index] : 0.0;
-    const A h = (A)mean, r = (A)rstd, low = (A)bn_fold((double)h, mean, rstd, 0.0);
+    const A h = fixed((A)mean), r = fixed((A)rstd), low = fixed((A)bn_fold((double)h, mean, rstd, 0.0));
     // dy behind the activation
     const auto behind = [&](A gradient, A normalized, A gamma, A beta) {
       return KIND == BN_IDENTITY ? gradient : bn_act_pull(act, fused(normalized, gamma, beta), gradient);
@@ -86,17 +103,7 @@ BN_DEV void backward_rows(
     };
     double both[2] = {0.0, 0.0};  // sum of dy gamma, and of dy gamma (x - h)
     bool bad = false;  // products left the range of float
-    const auto add_vector = [&](int own, auto i, int j, int place, auto from) {
-      Affine<A, V> of;
-      of.template get<decltype(from)::value, Held::affine>(job, affine, row.channel, i);
-      if (STEPS == 0) {
-        t[0] = load<T, V>(x + i);
-        e[0] = load<T, V>(dy + i);
-        if (kept) {
-          kept[j * ROW_THREADS] = t[0];
-          kept[kept_dy + j * ROW_THREADS] = e[0];
-        }
-      }
+    const auto add_vector = [&](int own, int j, int place, const Affine<A, V>& of) {
       A s = 0, d = 0, to_beta[V], to_gamma[V];
 #pragma unroll
       for (int v = 0; v < V; ++v) {
@@ -124,20 +131,50 @@ BN_DEV void backward_rows(
       both[0] += s;
       both[1] += d;
     };
-    if constexpr (PARAMS == PER_CHANNEL && STEPS == 0) {
-      const i64 steps = row.steps(), vectors = quotient(job.size, V);
-#pragma unroll 1
-      for (i64 begin = 0, step = 0; begin < vectors; begin += Each::SIZE) {
-#pragma unroll 2
-        for (int j = 0; j < LONG_TILE; ++j, ++step)
-          if (step < steps) add_vector(0, row.offset + step * row.stride, (int)step, j, Number<OF_CHANNELS>());
-        of_channels.template add<false>(job, 1, begin, least(begin + Each::SIZE, vectors));
-      }
-    } else {
-      const auto add = [&](int own, auto i, int j, auto from) { add_vector(own, i, j, j, from); };
+    // some steps of a row that is not held
+    constexpr int MANY = ROLLED<KIND> ? 1 : PAIRS;
+    const Int steps = STEPS == 0 ? row.steps() : (Int)0;
+    constexpr bool RUNS = PARAMS == PER_CHANNEL;
+    ChannelWalk<Int> channel = channels;
+    const auto for_steps = [&](Int step, const auto& use) {
+      Affine<A, V> of[MANY];
+      for_some<MANY>(step, steps, [&](int own, Int j) {
+        t[own] = WHOLE ? kept[j * ROW_THREADS] : load<T, V>(x + row.at(j));
+        e[own] = WHOLE ? kept[kept_dy + j * ROW_THREADS] : load<T, V>(dy + row.at(j));
+        if (!RUNS && job.inner == 1) return;
+        of[own].set(job, row.channel + channel.at, Held::affine != GAMMA_ALONE);
+        channel.next();
+      });
+      for_some<MANY>(step, steps, [&](int own, Int j) {
+        if (!RUNS && job.inner == 1) of[own].template get<ANYWHERE, Held::affine>(job, affine, row.channel, row.at(j));
+        else of[own].spread();
+        use(own, j, of[own]);
+      });
+    };
+    const auto add_steps = [&](Int step, int place) {
+      if (WHOLE && step % PAIRS == 0) Groups<PAIRS>()(step + PAIRS < steps ? steps - step - PAIRS : 0);
+      for_steps(step, [&](int own, Int, const Affine<A, V>& of) { add_vector(own, 0, place + own, of); });
+    };
+    if constexpr (STEPS > 0) {
+      const auto add = [&](int own, auto i, int j, auto from) {
+        Affine<A, V> of;
+        of.template get<decltype(from)::value, Held::affine>(job, affine, row.channel, i);
+        add_vector(own, j, j, of);
+      };
       for_pairs(add, Number<Held::rolled>());
       if (PARAMS == PER_CHANNEL)
         of_channels.template add<true>(job, rows_from(first), 0, 0);
+    } else if constexpr (RUNS) {
+      const Int vectors = row.size / V;
+#pragma unroll 1
+      for (Int begin = 0, step = 0; begin < vectors; begin += Each::SIZE) {
+#pragma unroll 1
+        for (int j = 0; j < LONG_TILE<V>; j += MANY, step += MANY) add_steps(step, j);
+        of_channels.template add<false>(job, 1, begin, least(begin + Each::SIZE, vectors));
+      }
+    } else {
+#pragma unroll 1
+      for (Int step = 0; step < steps; step += MANY) add_steps(step, 0);
     }
     if (!Compute<T>::in_range && rarely(bad)) {  // once more, in float64; where all x are h the sum is exactly 0
       bool off = false;
@@ -158,21 +195,15 @@ BN_DEV void backward_rows(
     sums.add(both);
     const double gap = mean - (double)h, total = both[0] * job.inverse, dot = both[1] * job.inverse - gap * total;
     const double of_x = bn_grad_b(rstd, dot, 1.0), rest = job.rule == BN_MEAN_SQUARE ? 0.0 : bn_grad_c(total, 1.0);
-    const A b = (A)of_x, c = (A)(rest - of_x * gap);
-    const auto map = [&](int own, auto i, int j, auto from) {
+    const A b = fixed((A)of_x), c = fixed((A)(rest - of_x * gap));
+    const auto write = [&](int own, auto i, const Affine<A, V>& of) {
       Vector<T, V> result;
       pack(t[own]);
       if (Held::once) {
 #pragma unroll
         for (int v = 0; v < V; ++v) narrow(r * (held[own].v[v] + fused(value(t[own], v) - h, b, c)), result.v[v]);
       } else {
-        Affine<A, V> of;
-        of.template get<decltype(from)::value, Held::affine>(job, affine, row.channel, i);
         pack(e[own]);
-        if (STEPS == 0) {
-          t[0] = kept ? kept[j * ROW_THREADS] : load<T, V>(x + i);
-          e[0] = kept ? kept[kept_dy + j * ROW_THREADS] : load<T, V>(dy + i);
-        }
 #pragma unroll
         for (int v = 0; v < V; ++v) {
           const A away = value(t[own], v) - h;
@@ -182,9 +213,27 @@ BN_DEV void backward_rows(
       }
       if (!WHOLE || row.inside) put<T, V>(dx + i, result, job.streams);
     };
-    if constexpr (Held::once) {
-      for_vectors(row, [&](int own, auto i, int j) { map(own, i, j, Number<KEPT>()); });
+    if constexpr (STEPS == 0) {
+      const i64 ahead = first + on < job.rows ? on * job.size : 0;
+      channel = channels;
+#pragma unroll 1
+      for (Int step = 0; step < steps; step += MANY) {
+        for_steps(step, [&](int own, Int j, const Affine<A, V>& of) { write(own, row.at(j), of); });
+        if (!WHOLE || !ahead) continue;
+        for_some<MANY>(step, steps, [&](int, Int j) {
+          fetch<T, V>(kept + j * ROW_THREADS, x + ahead + row.at(j));
+          fetch<T, V>(kept + kept_dy + j * ROW_THREADS, dy + ahead + row.at(j));
+        });
+        if (Groups<PAIRS>::ends(least(step + MANY, steps) - 1, steps)) end_group();
+      }
+    } else if constexpr (Held::once) {
+      for_vectors(row, [&](int own, auto i, int) { write(own, i, Affine<A, V>()); });
     } else {
+      const auto map = [&](int own, auto i, int, auto from) {
+        Affine<A, V> of;
+        of.template get<decltype(from)::value, Held::affine>(job, affine, row.channel, i);
+        write(own, i, of);
+      };
       for_pairs(map, Number<Held::rolled>());
     }
     if (PARAMS == PER_COLUMN && --until_flush == 0) {
@@ -212,8 +261,8 @@ __global__ void __launch_bounds__(ROW_THREADS, (HeldPairs<T, V, STEPS, WIDE != 0
   typedef HeldPairs<T, V, STEPS, WIDE != 0, KIND, PARAMS> Held;
   // behind the sums, whose size is known here, so that no thread needs a register for where either lies
   const A* affine = keep_affine<A, Held::affine>(job, dynamic + Held::bytes_of_columns);
-  if (STEPS > 0 && job.whole) {
-    backward_rows<T, V, STEPS, WIDE != 0, (STEPS > 0), KIND, PARAMS>(job, affine, dynamic, memory);
+  if (STEPS > 0 ? job.whole : job.keep) {
+    backward_rows<T, V, STEPS, WIDE != 0, true, KIND, PARAMS>(job, affine, dynamic, memory);
   } else {
     backward_rows<T, V, STEPS, WIDE != 0, false, KIND, PARAMS>(job, affine, dynamic, memory);
   }

@@ -5,12 +5,23 @@ BN_DEV void forward_rows(const RowJob& job, const typename Compute<T>::type* aff
   typedef typename Compute<T>::type A;
   RowSums<WIDE> sums = {memory, (int)job.lanes, 0};
   const bn_activation act = activation_of<KIND>(job.slope);
+  const i64 apart = gridDim.x * job.side;  // from one row of a block to its next
+  typedef Row<V, STEPS, WIDE, WHOLE> Of;
+  const Of start(job, blockIdx.x * job.side);
+  const ChannelWalk<typename Of::Int> channels(job, start);  // where a row is not held
+  if constexpr (STEPS == 0 && WHOLE) {
+    const T* x = static_cast<const T*>(job.x) + start.start;
+    for (int j = 0, steps = start.steps(); j < steps; ++j) {
+      fetch<T, V>(kept + j * ROW_THREADS, x + start.at(j));
+      if (Groups<BATCH>::ends(j, steps)) end_group();
+    }
+  }
 #pragma unroll 1
-  for (i64 first = blockIdx.x * job.side; first < job.rows; first += gridDim.x * job.side) {
-    const Row<V, STEPS, WIDE, WHOLE> row(job, first);
+  for (i64 first = blockIdx.x * job.side; first < job.rows; first += apart) {
+    const Of row(job, first);
     const T* x = static_cast<const T*>(job.x) + row.start;
     T* y = static_cast<T*>(job.y) + row.start;
-    Vector<T, V> held[STEPS > 0 ? STEPS : 1];
+    Vector<T, V> held[STEPS > 0 ? STEPS : BATCH];
     RowStats stats;
     if constexpr (STEPS > 0) {
       for_vectors(row, [&](int j, auto i, int) {
@@ -21,7 +32,7 @@ BN_DEV void forward_rows(const RowJob& job, const typename Compute<T>::type* aff
       const A center = about_zero ? (A)0 : middle<A>(widen(x[0]), widen(x[job.size / 2]), widen(x[job.size - 1]));
       stats = stats_of<T>(job, row, held, center, sums);
     } else {
-      stats = stats_of<T, V>(job, row, x, kept, sums);
+      stats = stats_of<T, V, WHOLE>(job, row, x, kept, sums);
     }
     if (job.size == 0) stats = {0.0, 0.0};
     const double mean = stats.mean, rstd = bn_rstd(mean, stats.var, job.eps, (double)job.size);
@@ -29,11 +40,8 @@ BN_DEV void forward_rows(const RowJob& job, const typename Compute<T>::type* aff
       job.mean[row.index] = mean;
       job.rstd[row.index] = rstd;
     }
-    const A h = (A)mean, r = (A)rstd, low = (A)bn_fold((double)h, mean, rstd, 0.0);
-    const auto map = [&](int own, auto i, int j, auto from) {
-      Affine<A, V> of;
-      of.template get<decltype(from)::value, AS_GIVEN>(job, affine, row.channel, i);
-      if (STEPS == 0) held[0] = kept ? kept[j * ROW_THREADS] : load<T, V>(x + i);
+    const A h = as_it_is((A)mean), r = as_it_is((A)rstd), low = as_it_is((A)bn_fold((double)h, mean, rstd, 0.0));
+    const auto write = [&](int own, auto i, const Affine<A, V>& of) {
       pack(held[own]);
       Vector<T, V> t;
 #pragma unroll
@@ -41,7 +49,43 @@ BN_DEV void forward_rows(const RowJob& job, const typename Compute<T>::type* aff
         narrow(bn_act(act, fused(fused(value(held[own], v) - h, r, low), of.gamma[v], of.beta[v])), t.v[v]);
       if (!WHOLE || row.inside) put<T, V>(y + i, t, job.streams);
     };
-    for_affine<ROLLED<KIND>>(row, affine, map, [&] { turned(held); });
+    if constexpr (STEPS == 0) {
+      typedef typename Of::Int Int;
+      const Int steps = row.steps();
+      const i64 ahead = first + apart < job.rows ? apart * job.size : 0;
+      const auto map = [&](auto runs) {
+        constexpr bool RUNS = decltype(runs)::value != 0;
+        constexpr int MANY = ROLLED<KIND> ? 1 : RUNS ? BATCH : PAIRS;
+        ChannelWalk<Int> channel = channels;
+#pragma unroll 1
+        for (Int step = 0; step < steps; step += MANY) {
+          Affine<A, V> of[MANY];
+          for_some<MANY>(step, steps, [&](int own, Int j) {
+            held[own] = WHOLE ? kept[j * ROW_THREADS] : load<T, V>(x + row.at(j));
+            if (!RUNS) return;
+            of[own].set(job, row.channel + channel.at, true);
+            channel.next();
+          });
+          for_some<MANY>(step, steps, [&](int own, Int j) {
+            if (RUNS) of[own].spread();
+            else of[own].template get<ANYWHERE, AS_GIVEN>(job, affine, row.channel, row.at(j));
+            write(own, row.at(j), of[own]);
+          });
+          if (!WHOLE || !ahead) continue;
+          for_some<MANY>(step, steps, [&](int, Int j) { fetch<T, V>(kept + j * ROW_THREADS, x + ahead + row.at(j)); });
+          if (Groups<BATCH>::ends(least(step + MANY, steps) - 1, steps)) end_group();
+        }
+      };
+      if (job.inner == 1) map(Number<false>());
+      else map(Number<true>());
+    } else {
+      const auto map = [&](int own, auto i, int, auto from) {
+        Affine<A, V> of;
+        of.template get<decltype(from)::value, AS_GIVEN>(job, affine, row.channel, i);
+        write(own, i, of);
+      };
+      for_affine<ROLLED<KIND>>(row, affine, map, [&] { turned(held); });
+    }
   }
 }
 
@@ -53,9 +97,9 @@ __global__ void __launch_bounds__(ROW_THREADS, STEPS != 4 ? 2 : WIDE || sizeof(T
   const A* affine = keep_affine<A, AS_GIVEN>(job, dynamic);
   keep_params(job);
   Vector<T, V>* kept = nullptr;
-  if (STEPS == 0 && job.keep) kept = reinterpret_cast<Vector<T, V>*>(dynamic + affine_bytes<A, AS_GIVEN>(job)) + threadIdx.x;
-  if (STEPS > 0 && job.whole) {
-    forward_rows<T, V, STEPS, WIDE != 0, (STEPS > 0), KIND>(job, affine, kept, memory);
+  if (STEPS == 0) kept = reinterpret_cast<Vector<T, V>*>(dynamic + affine_bytes<A, AS_GIVEN>(job)) + threadIdx.x;
+  if (STEPS > 0 ? job.whole : job.keep) {
+    forward_rows<T, V, STEPS, WIDE != 0, true, KIND>(job, affine, kept, memory);
   } else {
     forward_rows<T, V, STEPS, WIDE != 0, false, KIND>(job, affine, kept, memory);
   }

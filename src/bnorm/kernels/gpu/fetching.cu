@@ -1,0 +1,56 @@
+// Memory that a thread fetches into shared memory while it goes on: vectors that no other thread reads, in groups. It has
+// used by then what was there before.
+
+template <class T, int V>
+BN_DEV void fetch(Vector<T, V>* to, const T* from) {
+  constexpr int BYTES = sizeof(Vector<T, V>);
+#ifdef BN_ON_CPU
+  if constexpr (BYTES >= 4) return __copy_async(to, from, BYTES);
+#elif __CUDA_ARCH__ >= 800
+  const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+  if constexpr (BYTES == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+    return;
+  } else if constexpr (BYTES >= 4) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(from), "n"(BYTES) : "memory");
+    return;
+  }
+#endif
+  *to = load<T, V>(from);
+}
+
+BN_DEV void end_group() {
+#ifdef BN_ON_CPU
+  __copy_end_group();
+#elif __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Wait until all but the last `later` groups are there, and perhaps some of these, too.
+template <int LATER>
+BN_DEV void await_all_but() {
+#ifdef BN_ON_CPU
+  __copy_wait(LATER);
+#elif __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
+#endif
+}
+BN_DEV void await(i64 later) {
+  if (later >= 3) return await_all_but<3>();
+  if (later == 2) return await_all_but<2>();
+  if (later == 1) return await_all_but<1>();
+  await_all_but<0>();
+}
+
+// Steps of a thread, `THREADS` vectors apart where they are kept; a group of them is STEPS.
+template <int STEPS>
+struct Groups {
+  static BN_MEMBER bool ends(i64 step, i64 steps) { return step % STEPS == STEPS - 1 || step == steps - 1; }
+  // Before a step is read, of which so many are left behind it.
+  BN_MEMBER void operator()(i64 left) const { await((left + STEPS - 1) / STEPS); }
+};
+
+struct AllThere {  // what is not fetched
+  BN_MEMBER void operator()(i64) const {}
+};

@@ -1,0 +1,66 @@
+"""Copies into shared memory on the emulator: what is right passes, in every order, and each planted bug is seen."""
+
+import re
+
+import numpy as np
+import pytest
+
+from bnorm.kernels.gpu import launching
+from cuda_on_cpu import building, nvrtc
+from cuda_on_cpu.emulator import ORDERS, Emulator, EmulatorError, missing
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(bool(missing("races")), reason=f"the emulator: {missing('races')}"),
+]
+PLANTED = (building.HERE / "fetched.cu").read_text(encoding="utf-8")
+SOURCE = "\n".join((launching.source("clusters"), PLANTED))
+FOUND = {  # each bug, and what is said of it in every order; "wrong", a result
+    "NO_WAIT": (None, "a thread ends, and has not waited for its copies"),
+    "LATE_GROUP": (None, "wrong"),
+    "NO_GROUP": (None, "a thread ends, and has not waited for its copies"),
+    "TOO_EARLY": (None, "wrong"),
+    "OF_ANOTHER": ("races", "a race in shared memory"),
+    "NO_ROOM": (None, "a copy to .* is in no shared array of this block"),
+    "SHIFTED": (None, "a copy from .* which 16 does not divide"),
+    "TO_ITSELF": (None, "a copy to .* is in no shared array of this block"),
+    "NOT_AWAITED": (None, "a thread ends, and has not waited for its copies"),
+}
+TURNS = 3
+
+
+def launched(sanitize, bug, order):
+    emulator = Emulator(SOURCE, [f"fetched<{name}>" for name in ("NONE", *FOUND)], sanitize, "fetched.cu")
+    values = np.arange(TURNS * 3 * 64 * 4).astype("f4")
+    x, out = emulator.copy(values), emulator.empty(64, "f4")
+    emulator.launch(f"fetched<{bug}>", (1,), (64,), 0, (x, out, np.int32(TURNS)), order)
+    return np.array_equal(out, values.reshape(-1, 64, 4).sum((0, 2)))
+
+
+@pytest.mark.parametrize("sanitize", [None, "races", "undefined"])
+def test_what_is_right_passes(sanitize):
+    assert all(launched(sanitize, "NONE", order) for order in (*ORDERS, 3, 4))
+
+
+@pytest.mark.parametrize("bug", FOUND)
+def test_what_is_wrong_is_seen(bug):
+    sanitize, what = FOUND[bug]
+    for order in (*ORDERS, 3, 4):
+        if what == "wrong":
+            assert not launched(sanitize, bug, order)
+        else:
+            with pytest.raises(EmulatorError, match=what):
+                launched(sanitize, bug, order)
+
+
+def test_every_bug_is_looked_for():
+    declared = re.search(r"enum Bug \{(.*?)\}", PLANTED, re.DOTALL)[1]
+    assert set(re.findall(r"^  ([A-Z_]+)", declared, re.MULTILINE)) == {"NONE", *FOUND}
+
+
+@pytest.mark.skipif(bool(nvrtc.missing()), reason=f"NVRTC: {nvrtc.missing()}")
+def test_it_is_cuda():
+    """On devices without such copies a thread loads and stores."""
+    for arch in ("sm_75", "sm_80", "sm_90"):
+        text = "\n".join((launching.source("rows"), PLANTED))
+        assert not nvrtc.compile(text, ["fetched<NONE>"], arch)["fetched<NONE>"].spills
