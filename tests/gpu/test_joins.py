@@ -50,6 +50,13 @@ def rows_of_reference(x, dy):
 CASES = {
     "side by side": (moments, (3_000, 64, 1), lambda x, dy: [reference.moments(x)]),
     "a few columns": (moments, (9_000, 5, 3), lambda x, dy: [reference.moments(x)]),
+    "few channels": (moments, (40_000, 3, 1), lambda x, dy: [reference.moments(x)]),
+    "two channels": (moments, (90_003, 2, 1), lambda x, dy: [reference.moments(x)]),
+    "sums of few channels": (
+        sums,
+        (40_001, 12, 1),  # the last tile has fewer columns than there are channels
+        lambda x, dy: [reference.grad_moments(dy, x, statistics_of(x))],
+    ),
     "more than a thread loads at a time": (moments, (9_000, 100, 1), lambda x, dy: [reference.moments(x)]),
     "runs": (sums, (100, 5, 300), lambda x, dy: [reference.grad_moments(dy, x, statistics_of(x))]),
     "rows": (rows, (300, 1, 64, 1), rows_of_reference),
@@ -58,10 +65,14 @@ CASES = {
 
 
 def bunches(device):
-    """Of the only launch: chunks, and those of a bunch."""
+    """Of the only launch: chunks, and those of a bunch; of few channels each tile has a sum of its own."""
     (launch,) = device.log
-    fields = (jobs.ROW_JOB if launch.family == "rows" else jobs.JOB).placed(launch.geometry)
-    return fields["sets" if launch.family == "rows" else "chunks"], fields["bunch"]
+    if launch.family == "rows":
+        fields = jobs.ROW_JOB.placed(launch.geometry)
+        return fields["sets"], fields["bunch"]
+    fields = jobs.JOB.placed(launch.geometry)
+    few = fields["copies"] > 1 and fields["inner"] == 1 and fields["channels"] <= 16
+    return fields["chunks"] * (launch.grid[0] if few else 1), fields["bunch"]
 
 
 @pytest.mark.parametrize(("call", "shape", "want"), CASES.values(), ids=CASES)

@@ -145,14 +145,26 @@ def check_plans(outer, channels, inner, dtype, vectors, careful, limits):
 
 def check_workspace(plan, f, parts, groups, channels, chunks="chunks"):
     """What join_last of joins.cu writes to: the sums of all chunks, behind them those of bunches, and the tickets."""
-    chunks, bunch = f[chunks], f["bunch"]
+    chunks, bunch, columns = f[chunks], f["bunch"], f["columns"]
+    if has_few(plan.launches[0]):  # a tile joins the columns of a channel first
+        chunks, columns = chunks * plan.launches[0].grid[0], channels
     assert 1 <= bunch <= chunks
     if chunks * f.get("copies", 1) * f.get("inner", 1) == 1 and "sets" not in f:
         assert plan.partial == plan.tickets == 0  # blocks finish their channels by themselves
         return
     many = -(-chunks // bunch)
-    assert plan.partial == parts * (chunks * f["columns"] + (many * channels if many > 1 else 0))
+    assert plan.partial == parts * (chunks * columns + (many * channels if many > 1 else 0))
     assert plan.tickets == groups * (many + 1 if many > 1 else 1)
+
+
+def has_few(launch):
+    """As joins.cu decides it."""
+    if launch.family == "rows":
+        return False
+    f, width = fields(launch), wide_of(launch)
+    if launch.grid[0] * f["chunks"] == 1:
+        return False
+    return parameters(launch)[3] > 1 and f["copies"] > 1 and f["inner"] == 1 and 2 * f["channels"] <= width
 
 
 def check_slab(launch, itemsize):
@@ -295,6 +307,17 @@ def test_how_many_threads_a_row_has_follows_from_its_length():
         limits = plans.Limits(processors=processors)
         found = [lanes(rows, size, limits) for size in (4, 64, 256, 512, 1024, 2048, 10**5)]
         assert found == [1, 4, 16, 32, 64, 128, 256]
+
+
+def test_a_tile_of_few_channels_joins_them_first():
+    """So that the last block has few sums to load, which it had to wait for several times."""
+    for name in ("moments", "sums"):
+        plan = plans.reduction(name, 10**6, 3, 1, "float32", True, False, "frozen", 0, LIKE_H100)
+        first, f = plan.launches[0], fields(plan.launches[0])
+        assert has_few(first) and (first.grid, f["bunch"], plan.tickets) == ((3, 82), 246, 1)
+        assert plan.partial == 246 * 3 * (4 if name == "moments" else 2)
+    plan = plans.reduction("moments", 10**6, 3, 1, "float32", False, True, "", 0, LIKE_H100)  # value by value
+    assert not has_few(plan.launches[0])
 
 
 def test_many_partial_sums_are_joined_in_bunches():

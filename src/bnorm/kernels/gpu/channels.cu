@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(BX* BY, (Resident<BX * BY, K, MODE>::blocks)) 
   Vector<T, V>* kept = kept_memory<T, V, MODE>(job);
   Moments sum[K];
   sum_moments<T, V, K, BX, BY, MODE>(job, blockIdx.x, blockIdx.y, kept, sum);
-  finish_tile<T, Moments, K, BX, BY>(job, blockIdx.x, blockIdx.y, sum);
+  finish_tile<T, Moments, K, BX, BY, MODE == WITH_MAP>(job, blockIdx.x, blockIdx.y, sum);
   if (MODE == WITH_MAP) map_forward<T, V, K, BX, BY, KIND, false>(job, blockIdx.x, 0, kept);
 }
 
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(BX* BY, (Resident<BX * BY, K, MODE>::blocks)) 
   Vector<T, V>* kept = kept_memory<T, V, MODE>(job);
   Sums sum[K];
   sum_products<T, V, K, BX, BY, MODE, KIND>(job, blockIdx.x, blockIdx.y, kept, sum);
-  finish_tile<T, Sums, K, BX, BY>(job, blockIdx.x, blockIdx.y, sum);
+  finish_tile<T, Sums, K, BX, BY, MODE == WITH_MAP>(job, blockIdx.x, blockIdx.y, sum);
   if (MODE == WITH_MAP) map_backward<T, V, K, BX, BY, SUMS_ONLY, KIND>(job, blockIdx.x, 0, kept);
 }
 

@@ -59,8 +59,30 @@ BN_DEV void add_rows(double (&mine)[K][P], double* memory, double (&total)[P]) {
   }
 }
 
+// Where a tile has several columns of each channel, which are `same` apart: P numbers of each column added up, in all
+// columns of a channel. `memory` is free behind the next barrier.
+template <int P, int K, int BX, int BY>
+BN_DEV void add_same(double (&total)[P], int same, double* memory) {
+  constexpr int WIDTH = Tile<K, BX, BY>::WIDTH;
+  const int tid = threadIdx.x;
+  if (K == 1 || same == 0) return;
+  __syncthreads();
+  if (tid < WIDTH) {
+#pragma unroll
+    for (int p = 0; p < P; ++p) memory[p * WIDTH + tid] = total[p];
+  }
+  __syncthreads();
+  if (tid >= WIDTH) return;
+#pragma unroll
+  for (int p = 0; p < P; ++p) total[p] = 0.0;
+#pragma unroll 4
+  for (int column = tid % same; column < WIDTH; column += same)
+#pragma unroll
+    for (int p = 0; p < P; ++p) total[p] += memory[p * WIDTH + column];
+}
+
 template <int K, int BX, int BY>
-BN_DEV Sums join_block(Sums (&mine)[K], double* memory) {
+BN_DEV Sums join_block(Sums (&mine)[K], double* memory, int same = 0) {
   double parts[K][2], total[2];
 #pragma unroll
   for (int k = 0; k < K; ++k) {
@@ -68,11 +90,12 @@ BN_DEV Sums join_block(Sums (&mine)[K], double* memory) {
     parts[k][1] = mine[k].dot;
   }
   add_rows<2, K, BX, BY>(parts, memory, total);
+  add_same<2, K, BX, BY>(total, same, memory);
   return {total[0], total[1]};
 }
 
 template <int K, int BX, int BY>
-BN_DEV Moments join_block(Moments (&mine)[K], double* memory) {
+BN_DEV Moments join_block(Moments (&mine)[K], double* memory, int same = 0) {
   typedef Tile<K, BX, BY> tile;
   const int tid = threadIdx.x, tx = tid % BX;
   BN_SHARED(double, shared, 2 * tile::WIDTH);  // of a column: the center that all share, and how far its mean is away
@@ -85,6 +108,10 @@ BN_DEV Moments join_block(Moments (&mine)[K], double* memory) {
     for (int k = 0; k < K; ++k) shared[tx * K + k] = mine[k].center;
   }
   __syncthreads();
+  if (K > 1 && same) {  // that of the first column, for all of a channel
+    if (tid >= same && tid < tile::WIDTH) shared[tid] = shared[tid % same];
+    __syncthreads();
+  }
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     mine[k].away += mine[k].center - shared[tx * K + k];
@@ -92,6 +119,7 @@ BN_DEV Moments join_block(Moments (&mine)[K], double* memory) {
     parts[k][1] = mine[k].n == 0.0 ? 0.0 : mine[k].n * mine[k].away;
   }
   add_rows<2, K, BX, BY>(parts, memory, total);
+  add_same<2, K, BX, BY>(total, same, memory);
   const double away = total[0] == 0.0 ? 0.0 : total[1] / total[0];
   if (tid < tile::WIDTH) shared[tile::WIDTH + tid] = away;
   __syncthreads();
@@ -101,6 +129,7 @@ BN_DEV Moments join_block(Moments (&mine)[K], double* memory) {
     rest[k][0] = mine[k].n == 0.0 ? 0.0 : mine[k].m2 + gap * mine[k].n * gap;
   }
   add_rows<1, K, BX, BY>(rest, memory, m2);
+  add_same<1, K, BX, BY>(m2, same, memory);
   return {total[0], tid < tile::WIDTH ? shared[tid] : 0.0, m2[0], away};
 }
 
@@ -317,26 +346,39 @@ template <class T>
 BN_DEV void finish_channel(const Job& job, i64 c, const Sums& sum);
 
 // From the sums of the threads to finished channels: the block writes its partial sums, and the last ones of its group of
-// tiles join them all.
-template <class T, class S, int K, int BX, int BY>
+// tiles join them all. Of few channels, of which a tile has several columns each, these are sums of channels, of each tile.
+// ALONE: it has all channels.
+template <class T, class S, int K, int BX, int BY, bool ALONE = false>
 BN_DEV void finish_tile(const Job& job, i64 tile_index, i64 g, S (&mine)[K]) {
   typedef Tile<K, BX, BY> tile;
   BN_SHARED(double, memory, tile::SIZE);
-  const S sum = join_block<K, BX, BY>(mine, memory);
+  const bool few = K > 1 && !ALONE && job.chunks * gridDim.x > 1 && job.copies > 1 && job.inner == 1 &&
+                   2 * job.channels <= tile::WIDTH;
+  const S sum = join_block<K, BX, BY>(mine, memory, few ? (int)job.channels : 0);
   const int tid = threadIdx.x;
   const i64 column = tile_index * tile::WIDTH + tid;
   if (job.chunks * job.copies * job.inner == 1) {  // the block has whole channels, each of one column
     if (tid < tile::WIDTH && column < job.columns) finish_channel<T>(job, column, sum);
     return;
   }
-  if (tid < tile::WIDTH && column < job.columns) write_partial(job.partial, job.columns, g, column, sum);
+  if (few) {
+    if (tid < job.channels)
+      write_partial(job.partial, job.channels, g * gridDim.x + tile_index, column % job.channels, sum);
+  } else if (tid < tile::WIDTH && column < job.columns) {
+    write_partial(job.partial, job.columns, g, column, sum);
+  }
   const i64 group = quotient(tile_index, job.group);
   const i64 begin = group * job.group * tile::WIDTH, end = least(begin + job.group * tile::WIDTH, job.columns);
-  const i64 tiles = quotient(end - begin + tile::WIDTH - 1, tile::WIDTH);
+  i64 tiles = quotient(end - begin + tile::WIDTH - 1, tile::WIDTH), own = g;
   const bool all = job.copies > 1;
-  const Items items = {job.partial, job.columns, job.channels, (int)job.inner, (int)job.copies, (int)job.chunks};
+  Items items = {job.partial, job.columns, job.channels, (int)job.inner, (int)job.copies, (int)job.chunks};
+  if (few) {
+    own = g * tiles + tile_index;
+    items = {job.partial, job.channels, job.channels, 1, 1, (int)(job.chunks * tiles)};
+    tiles = 1;
+  }
   join_last<S, tile::THREADS>(
-      items, (int)job.bunch, (int)g, (int)tiles, job.tickets + group * tickets_of(job.chunks, job.bunch),
+      items, (int)job.bunch, (int)own, (int)tiles, job.tickets + group * tickets_of(items.chunks, job.bunch),
       all ? 0 : quotient(begin, job.inner), all ? job.channels : quotient(end, job.inner), memory,
       [&](i64 c, const S& joined) { finish_channel<T>(job, c, joined); });
 }

@@ -96,6 +96,11 @@ class Shape(NamedTuple):
     def tiles(self) -> int:
         return -(-self.columns // self.width)
 
+    def few(self, chunks: int) -> bool:
+        """Whether each of several tiles has several columns of each channel, and joins them first."""
+        several = self.copies > 1 and self.inner == 1 and 2 * self.channels <= self.width
+        return several and self.wide > 1 and chunks * self.tiles > 1
+
     @property
     def group(self) -> int:
         """Tiles that hold whole channels."""
@@ -252,6 +257,8 @@ def clusters_at_a_time(shape: Shape, limits: Limits) -> int:
 
 
 def bunches_of(shape: Shape, chunks: int, parts: int) -> Bunches:
+    if shape.few(chunks):
+        return bunches(chunks * shape.tiles, 1, shape.channels, parts)
     joined = shape.channels if shape.copies > 1 else cdiv(min(shape.group * shape.width, shape.columns), shape.inner)
     return bunches(chunks, shape.copies * shape.inner, joined, parts)
 
@@ -309,9 +316,9 @@ def workspace(shape: Shape, chunks: int, parts: int, found: Bunches) -> tuple[in
     """Numbers and tickets; none where a block has whole channels, each of one column, and finishes them by itself."""
     if chunks * shape.copies * shape.inner == 1:
         return 0, 0
-    return parts * chunks * shape.columns + found.behind * shape.channels, cdiv(
-        shape.tiles, shape.group
-    ) * found.tickets
+    columns = shape.tiles * shape.channels if shape.few(chunks) else shape.columns
+    groups = cdiv(shape.tiles, shape.group)
+    return parts * chunks * columns + found.behind * shape.channels, groups * found.tickets
 
 
 def of_planes(name: str, shape: Shape, dtype: str, arrays: int, then: str, kind: int, limits: Limits) -> Plan:
