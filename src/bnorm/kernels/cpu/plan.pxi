@@ -40,7 +40,7 @@ ctypedef struct Sizes:
 
 cdef bint foresees = bn_foresees()
 # Where the third level is near: found on an AMD EPYC.
-cdef Sizes near_level = Sizes(stream=16 << 20, stream_one=10 << 20, stream_two=8 << 20,
+cdef Sizes near_level = Sizes(stream=16 << 20, stream_one=10 << 20, stream_two=15 << 19,
                               far=9 << 20, far_maps=14 << 20, far_two=9 << 20, far_alone=9 << 19,
                               far_rows=3 << 20)
 # Where it is far, twice the second level: what does not fit there might as well be in memory.
