@@ -144,8 +144,9 @@ def test_a_kernel_is_compiled_once_and_given_its_shared_memory(recorded):
     device.run(plan, bytes(jobs.JOB.size - len(large.geometry)))
     launch([device.prepared(plan, bytes(jobs.JOB.size - len(large.geometry)))])
     name = large.kernel
-    run = (name, large.grid, large.block, large.shared)
-    assert log == [("compile", name), (name, "max_dynamic_shared_size_bytes", large.shared), run, run]
+    asked = (7, 256, large.shared)  # how many blocks run at a time, which then go on
+    run = (name, (3 * 132, 1), large.block, large.shared)
+    assert log == [("compile", name), (name, "max_dynamic_shared_size_bytes", large.shared), asked, run, run]
 
 
 def test_rows_get_as_many_blocks_as_run_at_a_time(recorded):

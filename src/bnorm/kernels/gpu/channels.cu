@@ -12,6 +12,10 @@
 
 template <class T, int V, int K, int BX, int BY, int MODE, int KIND>
 __global__ void __launch_bounds__(BX* BY, (Resident<BX * BY, K, MODE>::blocks)) moments(Job job) {
+  if constexpr (BX == 1 && MODE == WITH_MAP) {
+    OneBlock alone;
+    if (BY > 256 || job.keep) return forward_runs<T, V, BY, KIND>(job, alone);
+  }
   Vector<T, V>* kept = kept_memory<T, V, MODE>(job);
   Moments sum[K];
   sum_moments<T, V, K, BX, BY, MODE>(job, blockIdx.x, blockIdx.y, kept, sum);
@@ -34,6 +38,10 @@ __global__ void __launch_bounds__(BX* BY, (Resident<BX * BY, K, SUMS_ONLY>::bloc
 
 template <class T, int V, int K, int BX, int BY, int MODE, int KIND>
 __global__ void __launch_bounds__(BX* BY, (Resident<BX * BY, K, MODE>::blocks)) sums(Job job) {
+  if constexpr (BX == 1 && MODE == WITH_MAP) {
+    OneBlock alone;
+    if (BY > 256 || job.keep) return backward_runs<T, V, BY, KIND>(job, alone);
+  }
   Vector<T, V>* kept = kept_memory<T, V, MODE>(job);
   Sums sum[K];
   sum_products<T, V, K, BX, BY, MODE, KIND>(job, blockIdx.x, blockIdx.y, kept, sum);

@@ -1,6 +1,5 @@
 // Batch normalization of channels whose values fit into the shared memory of a cluster of blocks: they are read once, and
-// kept there from the sums to the map. A cluster goes on from channel to channel. What it has mapped leaves its place to
-// the next channel, which is fetched meanwhile.
+// kept there from the sums to the map (runs.cu).
 //
 //     cluster_moments    a forward in training
 //     cluster_sums       its backward
@@ -83,93 +82,35 @@ BN_DEV double next_channel(const Job& job) {
   return asks ? (double)gridDim.x + atomicInc(job.tickets, (unsigned)job.columns - 1u) : 0.0;
 }
 
-// All that a thread keeps of a channel.
-template <class T, int V, int BY, int STEPS>
-BN_DEV void fetch_steps(const Job& job, i64 c, Vector<T, V>* kept) {
-  const Place<1, 1, BY> place(job, c, blockIdx.y);
-  const T* x = static_cast<const T*>(job.x);
-  const T* dy = static_cast<const T*>(job.dy);
-  Vector<T, V>* kept_dy = kept + job.keep * BY;
-  Walk<true> walk(job, place.column, place.first, BY);
-#pragma unroll 1
-  for (i64 i = 0; i < place.steps; ++i, walk.next(), kept += BY, kept_dy += BY) {
-    fetch<T, V>(kept, x + walk.at);
-    if (STEPS == PAIRS) fetch<T, V>(kept_dy, dy + walk.at);
-    if (Groups<STEPS>::ends(i, place.steps)) end_group();
+struct ClusterBlocks {
+  Told told;
+  i64 next;
+  double more;
+
+  BN_MEMBER int rank() const { return blockIdx.y; }
+  BN_MEMBER void ask(const Job& job, i64) { more = next_channel(job); }
+  template <class S>
+  BN_MEMBER S join(const S& own) {
+    const S all = join_cluster(own, more, told);
+    next = (i64)more;
+    return all;
   }
-}
+};
 
 template <class T, int V, int K, int BX, int BY, int KIND>
 __global__ void __cluster_dims__(1, 8, 1) __launch_bounds__(BX* BY, (Resident<BX * BY, K, WITH_MAP>::blocks))
 cluster_moments(Job job) {
-  typedef typename Compute<T>::type A;
-  BN_SHARED(double, memory, (Tile<K, BX, BY>::SIZE));
-  BN_SHARED(double, told_memory, 2 * Told::SIZE);
-  BN_SHARED(Moments, found, 1);
+  BN_SHARED(double, told, 2 * Told::SIZE);
   __cluster_barrier_arrive_relaxed();
-  Told told = {told_memory, 0};
-  Vector<T, V>* kept = reinterpret_cast<Vector<T, V>*>(dynamic_memory(true)) + threadIdx.x;
-  const Walk<false, int> walk(0, BY * V);
-  const bool leads = threadIdx.x == 0;
-  i64 c = blockIdx.x, next;
-  fetch_steps<T, V, BY, BATCH>(job, c, kept);
-#pragma unroll 1
-  for (; c < job.columns; c = next) {
-    double more = next_channel(job);
-    State<A, K> state;
-    const i64 steps = Place<K, BX, BY>(job, c, blockIdx.y).steps;
-    add_steps<T, V, K, BX * BY, false>(
-        reinterpret_cast<const T*>(kept), walk, steps, state, (Vector<T, V>*)nullptr, Groups<BATCH>());
-    Moments sum[K] = {state.get(0)};
-    const Moments all = join_cluster(join_block<K, BX, BY>(sum, memory), more, told);
-    next = (i64)more;
-    Normal own;
-    if (leads) {
-      own = normal_of(job, c, all);
-      found[0] = all;
-    }
-    const i64 ahead = next < job.columns ? (next - c) * job.base : 0;
-    map_forward<T, V, K, BX, BY, KIND, false, true>(job, c, blockIdx.y, kept, &own, ahead);
-    if (leads && blockIdx.y == 0) finish_channel<T>(job, c, found[0]);  // for which y does not wait
-  }
+  ClusterBlocks blocks = {{told, 0}, 0, 0.0};
+  forward_runs<T, V, BY, KIND>(job, blocks);
 }
 
 template <class T, int V, int K, int BX, int BY, int KIND>
 __global__ void __cluster_dims__(1, 8, 1) __launch_bounds__(BX* BY, (Resident<BX * BY, K, WITH_MAP>::blocks))
 cluster_sums(Job job) {
-  typedef typename Compute<T>::type A;
-  typedef Forward<A, K, BX> Of;
-  BN_SHARED(double, memory, (Tile<K, BX, BY>::SIZE));
-  BN_SHARED(double, told_memory, 2 * Told::SIZE);
-  BN_SHARED(Sums, found, 1);
-  BN_SHARED(Of, shared, 1);
+  BN_SHARED(double, told, 2 * Told::SIZE);
   __cluster_barrier_arrive_relaxed();
-  Told told = {told_memory, 0};
-  Vector<T, V>* kept = reinterpret_cast<Vector<T, V>*>(dynamic_memory(true)) + threadIdx.x;
-  const Walk<false, int> walk(0, BY * V);
-  const Reader<T, V, BX * BY> none = {nullptr};
-  const bool leads = threadIdx.x == 0;
-  i64 c = blockIdx.x, next;
-  fetch_steps<T, V, BY, PAIRS>(job, c, kept);
-#pragma unroll 1
-  for (; c < job.columns; c = next) {
-    double more = next_channel(job);
-    fill_forward<T, KIND>(job, c, shared[0]);
-    __syncthreads();
-    const i64 steps = Place<K, BX, BY>(job, c, blockIdx.y).steps;
-    const T* x = reinterpret_cast<const T*>(kept);
-    const T* dy = reinterpret_cast<const T*>(kept + job.keep * (BX * BY));
-    Sums sum[K] = {{0.0, 0.0}};
-    add_products<T, V, KIND, false, false>(job.slope, x, dy, shared[0], walk, steps, none, none, sum, Groups<PAIRS>());
-    const Sums all = join_cluster(join_block<K, BX, BY>(sum, memory), more, told);
-    next = (i64)more;
-    Coefficients own;
-    if (leads) {
-      own = coefficients_of(job, c, about_mean<T>(job, c, all), count_of(job, c));
-      found[0] = all;
-    }
-    const i64 ahead = next < job.columns ? (next - c) * job.base : 0;
-    map_backward<T, V, K, BX, BY, SUMS_ONLY, KIND, true>(job, c, blockIdx.y, kept, &own, ahead);
-    if (leads && blockIdx.y == 0) finish_channel<T>(job, c, found[0]);  // for which dx does not wait
-  }
+  ClusterBlocks blocks = {{told, 0}, 0, 0.0};
+  backward_runs<T, V, BY, KIND>(job, blocks);
 }

@@ -28,8 +28,8 @@ WITH_CLUSTERS = 90  # the first compute capability that has them
 ON_CHANNELS = ("numbers.cu", "walk.cu", "joins.cu")
 BATCH_NORM = (*ON_CHANNELS, "fetching.cu", "blocks.cu", "moving.cu", "channels_sums.cu", "channels_maps.cu")
 FAMILIES = {
-    "channels": (*BATCH_NORM, "channels.cu"),
-    "clusters": (*BATCH_NORM, "clusters.cu"),
+    "channels": (*BATCH_NORM, "runs.cu", "channels.cu"),
+    "clusters": (*BATCH_NORM, "runs.cu", "clusters.cu"),
     "planes": (*BATCH_NORM, "planes.cu"),
     "rows": (
         *ON_CHANNELS,

@@ -300,6 +300,8 @@ def reduction(
             family, kernel = "channels", shape.kernel(name, dtype, WITH_MAP, kind)
         more = {"keep": keep, "streams": streams(shape, dtype), "bunch": found.bunch}
         launches = [launch(shape, kernel, chunk, chunks, family=family, shared=shared, **more)]
+        if whole and keep and shape.base > 1:  # blocks go on from channel to channel
+            launches = [launches[0]._replace(persistent=True)]
         if cluster:  # as many as run at a time, which go on from channel to channel
             grid = min(channels, clusters_at_a_time(shape, limits)), CLUSTER
             return Plan((launches[0]._replace(grid=grid),), 0, 1)

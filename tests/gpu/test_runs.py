@@ -1,0 +1,53 @@
+"""Batch norm of channels that one block keeps, and which fetch the next one while they map: on the emulator."""
+
+import numpy as np
+import pytest
+
+from bnorm.kernels import gpu, reference
+from bnorm.kernels.activation import RELU
+from bnorm.kernels.gpu import jobs, plans
+from cases import Case, c_order
+from emulated.device import RESIDENT, SMALL, emulated_device, needs_emulator  # noqa: F401
+from kernel_checks import assert_backward, assert_forward, exact, problem
+
+pytestmark = needs_emulator
+
+LARGE = plans.Limits(processors=3, clusters=False)
+RUNS = [
+    (Case((2, 20, 2504), 1, c_order, "whole vectors"), "float32", SMALL),
+    (Case((3, 13, 1501), 1, c_order, "no vectors"), "float32", SMALL),
+    (Case((2, 9, 1202), 1, c_order, "pairs"), "float64", SMALL),
+    (Case((2, 8, 13012), 1, c_order, "by large blocks"), "float32", LARGE),
+]
+
+
+@pytest.mark.parametrize(("case", "dtype", "limits"), RUNS, ids=str)
+def test_blocks_go_on_from_channel_to_channel(case, dtype, limits, device, monkeypatch):
+    monkeypatch.setattr(device, "limits", limits)
+    p = problem(case, dtype)
+    count = p.x.size / case.num_channels
+    y, stats, *_ = gpu.forward(p.x, p.gamma, p.beta, 1e-5)
+    got = gpu.backward(p.dy, p.x, stats, count)
+    for launch in device.log:
+        assert launch.persistent and jobs.JOB.placed(launch.geometry)["keep"]
+        assert launch.grid == (case.num_channels, 1) > (RESIDENT * limits.processors, 1)
+        assert launch.block == ((512,) if limits is LARGE else (256,))
+    assert gpu.normalize(p.x, stats).tobytes() == y.tobytes()
+    want = reference.forward(exact(p.x), p.gamma, p.beta, 1e-5)
+    assert_forward((y, stats, count, 0), want, p, dtype, False, case=case.name)
+    want = reference.backward(exact(p.dy), exact(p.x), stats, count)
+    assert_backward(got, want, p.dy, p.x, stats, count, None, False, dtype, case=case.name)
+
+
+def test_every_schedule_gives_the_same_bits(device):
+    x, dy = np.random.default_rng(0).standard_normal((2, 3, 13, 700)).astype("float32")
+    first = None
+    for order in (0, 1, 2, 3, 4):
+        device.order = order
+        try:
+            y, stats, count, _ = gpu.forward(x, None, None, 1e-5, act=RELU)
+            results = [y, stats, *gpu.backward(dy, x, stats, count, act=RELU)]
+        finally:
+            device.order = 0
+        first = first or [a.tobytes() for a in results]
+        assert [a.tobytes() for a in results] == first, order
