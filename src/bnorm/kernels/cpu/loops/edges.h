@@ -6,6 +6,10 @@
 
 #include "streams.h"
 
+/* Values of a row that may be sent as fast as they are computed. Of longer ones lines would follow each other so closely
+ * that they wait for memory: to turn them, though no byte moves, takes less time than that. */
+enum { BN_BRISK = 512 };
+
 /* What does not fill a line at the end of some rows waits here for the beginning of the next; of its line the first `skip`
  * bytes are not ours. */
 typedef struct {
@@ -95,7 +99,7 @@ static inline size_t bn_row_edge(bn_edge *edge, char *to)
                 i_ = WIDTH_;                                                                                          \
                 skip_ = 0;                                                                                            \
             }                                                                                                         \
-            for (; filled_ == 0 && i_ < even_; i_ += WIDTH_) {   /* nothing is to be turned */                        \
+            for (; filled_ == 0 && (n) <= BN_BRISK && i_ < even_; i_ += WIDTH_) {   /* nothing is to be turned */     \
                 real unit_[WIDTH_];                                                                                   \
                 BN_VALUES(unit_, begin_ + i_, i_, VALUE)                                                              \
                 BN_SEND_UNIT(bn_take(unit_))                                                                          \
