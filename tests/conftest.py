@@ -12,6 +12,8 @@ import drawing
 
 # Threads that wait do not spin, as in child.py: OpenMP reads this when the first test file imports bnorm.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Nothing here is much work for NumPy's BLAS, whose threads would spin half of the time that a process takes to start.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 if find_spec("hypothesis"):
     from hypothesis import HealthCheck, settings

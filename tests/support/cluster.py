@@ -11,6 +11,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 from distributed import Client, LocalCluster
+from distributed.utils import get_mp_context
 
 import bnorm
 import bnorm.functional as F
@@ -68,6 +69,8 @@ def kernel_threads():
 
 if __name__ == "__main__":
     dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})  # which imports once for all workers
+    once = ["distributed", "dask.dataframe", "bnorm.distributed.dask", "bnorm.transformer.estimator"]
+    get_mp_context().set_forkserver_preload(once)
     here = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, memory_limit="1GB", processes=True)
     with here, Client(here):
         for name in sys.argv[1:]:

@@ -1,6 +1,7 @@
 """What test_mpi.py runs on real ranks: `mpiexec -n N python mpi_ranks.py NAME...` calls the functions of these names.
 
-Rank 0 prints the name of a function that all ranks have come through.
+Rank 0 prints the name of a function that all ranks have come through, and of how many. A number is how many ranks the
+next functions have, the others look on: ranks take longer to start than to do all of this.
 """
 
 import sys
@@ -12,11 +13,16 @@ import bnorm
 import bnorm.functional as F
 from bnorm.distributed import merge_all
 
-COMM = MPI.COMM_WORLD
-RANK, RANKS = COMM.Get_rank(), COMM.Get_size()
+WORLD = MPI.COMM_WORLD
 X, DY = np.random.default_rng(0).standard_normal((2, 60, 4, 3)) * np.arange(1, 5)[:, None] + 3
-FIRST, LAST = (60 * r * (r + 1) // (RANKS * (RANKS + 1)) for r in (RANK, RANK + 1))  # of this rank's unequal share
-SHARE = slice(FIRST, LAST)
+
+
+def among(comm):
+    """The functions below run on the ranks of this communicator."""
+    global COMM, RANK, RANKS, FIRST, LAST, SHARE
+    COMM, RANK, RANKS = comm, comm.Get_rank(), comm.Get_size()
+    FIRST, LAST = (60 * r * (r + 1) // (RANKS * (RANKS + 1)) for r in (RANK, RANK + 1))  # of this rank's unequal share
+    SHARE = slice(FIRST, LAST)
 
 
 def close(got, want, unit=1e-12):
@@ -88,8 +94,15 @@ def dying():
 
 
 if __name__ == "__main__":
+    among(WORLD)
+    within = True
     for name in sys.argv[1:]:
-        globals()[name]()
-        COMM.barrier()
-        if RANK == 0:
-            print(name, flush=True)
+        if name.isdigit():
+            within = WORLD.Get_rank() < int(name)
+            among(WORLD.Split(not within))
+            continue
+        if within:
+            globals()[name]()
+            COMM.barrier()
+            if RANK == 0:
+                print(name, RANKS, flush=True)
