@@ -1,4 +1,4 @@
-"""The example of a convolutional net, run as a person runs it, and its parts."""
+"""The example of a convolutional net, and its parts."""
 
 import re
 import runpy
@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import bnorm
-import child
-from examples import ends
+from examples import ends, shown
 
 CONV_NET = Path(__file__).parents[2] / "examples" / "conv_net.py"
 MISSING = [name for name in ("matplotlib", "tqdm") if find_spec(name) is None]
@@ -29,18 +28,17 @@ def example(monkeypatch):
 
 
 @draws
-def test_quick_run(tmp_path):
+def test_quick_run(tmp_path, monkeypatch, capsys):
     picture = tmp_path / "picture"
-    done = child.run("-W", "error", CONV_NET, "--quick", "--plot", picture)
-    assert done.returncode == 0, done.stderr
+    text = shown(monkeypatch, capsys, CONV_NET, "--quick", "--plot", picture).out
     found = {
         line[:13].strip(): [float(n) for n in re.findall(r"[\d.]+", line[13:])]
-        for line in done.stdout.splitlines()
+        for line in text.splitlines()
         if line.endswith("%")
     }
     assert found["batch norm"][1] < found["plain"][1] / 1.5  # the last loss
     assert found["batch norm"][2] > 80
-    assert "gives the same predictions" in done.stdout
+    assert "gives the same predictions" in text
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 

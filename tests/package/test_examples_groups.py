@@ -1,4 +1,4 @@
-"""The example of groups, run as a person runs it."""
+"""The example of groups."""
 
 import re
 from importlib.util import find_spec
@@ -6,20 +6,19 @@ from pathlib import Path
 
 import pytest
 
-import child
+from examples import shown
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "per_store.py"
 MISSING = [name for name in ("matplotlib", "pandas") if find_spec(name) is None]
 
 
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
-def test_per_store(tmp_path):
+def test_per_store(tmp_path, monkeypatch, capsys):
     picture = tmp_path / "picture.png"
-    done = child.run("-W", "error::RuntimeWarning", EXAMPLE, "--quick", "--plot", picture)
-    assert done.returncode == 0, done.stderr
+    text = shown(monkeypatch, capsys, EXAMPLE, "--quick", "--plot", picture).out
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     together, alone, prior, later = (
-        [float(number) for number in re.findall(r"-?\d+\.\d+", line)] for line in done.stdout.splitlines()[1:5]
+        [float(number) for number in re.findall(r"-?\d+\.\d+", line)] for line in text.splitlines()[1:5]
     )
     assert alone[0] > together[0] + 0.3  # old stores
     assert prior[1] > max(alone[1], together[1]) + 0.1  # new ones

@@ -1,4 +1,4 @@
-"""The examples of layers, run as a person runs them, and the parts that a person would copy."""
+"""The examples of layers, and the parts that a person would copy."""
 
 import re
 import runpy
@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import child
-from examples import ends
+from examples import ends, shown
 
 NUMPY_NET = Path(__file__).parents[2] / "examples" / "numpy_net.py"
 MISSING = [name for name in ("matplotlib", "tqdm") if find_spec(name) is None]
@@ -27,31 +26,26 @@ def example(monkeypatch):
     return SimpleNamespace(**runpy.run_path(str(NUMPY_NET)))
 
 
-@pytest.fixture(scope="module")
-def curves(tmp_path_factory):
+@pytest.fixture
+def curves(tmp_path):
     """Where the picture goes: a PNG whatever its name."""
-    return tmp_path_factory.mktemp("numpy_net") / "curves"
+    return tmp_path / "curves"
 
 
-def quick(curves):
-    """The shortest run. NumPy's warnings would be errors in it."""
-    done = child.run("-W", "error::RuntimeWarning", NUMPY_NET, "--quick", "--plot", curves)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-@pytest.fixture(scope="module")
-def once(curves):
-    return quick(curves)
+@pytest.fixture
+def quick(curves, monkeypatch, capsys):
+    """The shortest run."""
+    return lambda: shown(monkeypatch, capsys, NUMPY_NET, "--quick", "--plot", curves)
 
 
 @draws
-def test_batch_norm_learns_where_the_plain_net_fails(once, curves):
-    accuracies = re.search(r"^3 +\S+ +([\d.]+)% +\S+ +([\d.]+)%$", once.stdout, re.MULTILINE)
+def test_batch_norm_learns_where_the_plain_net_fails(quick, curves):
+    once = quick()
+    accuracies = re.search(r"^3 +\S+ +([\d.]+)% +\S+ +([\d.]+)%$", once.out, re.MULTILINE)
     plain, batch_norm = map(float, accuracies.groups())
     assert batch_norm >= 97
     assert plain < 90
-    assert re.search(r"batch norm: .*/15 .*loss=", once.stderr)  # the progress bar
+    assert re.search(r"batch norm: .*/15 .*loss=", once.err)  # the progress bar
     picture = curves.read_bytes()
     assert picture.startswith(b"\x89PNG\r\n\x1a\n")
     assert picture.endswith(b"IEND\xaeB\x60\x82")
@@ -59,8 +53,8 @@ def test_batch_norm_learns_where_the_plain_net_fails(once, curves):
 
 @draws
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_numbers(once, curves):
-    assert quick(curves).stdout == once.stdout
+def test_the_same_seed_gives_the_same_numbers(quick):
+    assert quick().out == quick().out
 
 
 @draws

@@ -1,4 +1,4 @@
-"""The examples of online loops and forecasts, run as a person runs them."""
+"""The examples of online loops and forecasts."""
 
 import re
 import runpy
@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import child
-from examples import ends
+from examples import ends, shown
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = {"forecast_revin.py": ("matplotlib",), "cartpole_statistics.py": ("matplotlib", "gymnasium")}
@@ -30,12 +29,11 @@ def forecast(monkeypatch):
 
 
 @pytest.mark.parametrize("name", [needs(name) for name in NAMES])
-def test_quick_run(name, tmp_path):
+def test_quick_run(name, tmp_path, monkeypatch, capsys):
     picture = tmp_path / "picture"
-    done = child.run("-W", "error::RuntimeWarning", EXAMPLES / name, "--quick", "--plot", picture)
-    assert done.returncode == 0, done.stderr
+    text = shown(monkeypatch, capsys, EXAMPLES / name, "--quick", "--plot", picture).out
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    lines = {line[:24].strip(): re.findall(r"\S+", line[20:]) for line in done.stdout.splitlines()}
+    lines = {line[:24].strip(): re.findall(r"\S+", line[20:]) for line in text.splitlines()}
     if name == "forecast_revin.py":
         test = {way: float(lines[way][-1]) for way in ("without RevIN", "RevIN", "RevIN, subtract_last")}
         assert test["RevIN"] < test["without RevIN"] / 2

@@ -1,4 +1,4 @@
-"""The examples of the transformer, run as a person runs them, and what they compute on the way."""
+"""The examples of the transformer, and what they compute on the way."""
 
 import re
 import runpy
@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import child
-from examples import ends
+from examples import ends, shown
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ["learned_scale.py", "streaming_drift.py"]
@@ -34,12 +33,11 @@ def numbers(line):
 
 @draws
 @pytest.mark.parametrize("name", [pytest.param(NAMES[0], marks=pytest.mark.slow), NAMES[1]])
-def test_quick_run(name, tmp_path):
+def test_quick_run(name, tmp_path, monkeypatch, capsys):
     picture = tmp_path / "picture"
-    done = child.run("-W", "error::RuntimeWarning", EXAMPLES / name, "--quick", "--plot", picture)
-    assert done.returncode == 0, done.stderr
+    text = shown(monkeypatch, capsys, EXAMPLES / name, "--quick", "--plot", picture).out
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    lines = done.stdout.splitlines()
+    lines = text.splitlines()
     if name == "learned_scale.py":
         (line,) = [line for line in lines if line.startswith("breast cancer + noise")]
         raw, standardized, learned, gain, error = numbers(line)
