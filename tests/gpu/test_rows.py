@@ -8,17 +8,22 @@ from bnorm.kernels import gpu, reference
 from bnorm.kernels.activation import IDENTITY, RELU
 from bnorm.kernels.gpu import jobs, plans
 from compare import assert_close, assert_same
+from drawing import text
 from emulated import rows as gpu_rows
 from emulated.device import SMALL, emulated_device, needs_emulator  # noqa: F401
 from kernel_checks import assert_rows, exact
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("device")]
 
-LONG = [run for run in gpu_rows.RUNS if run[0][1] == run[0][3] == 1]
+LONG = [
+    pytest.param(*run, marks=() if run in gpu_rows.DRAWN else pytest.mark.slow)
+    for run in gpu_rows.EVERY
+    if run[0][1] == run[0][3] == 1
+]
 
 
-@pytest.mark.parametrize(("shape", "dtype"), LONG, ids=str)
-def test_rows_with_more_shared_memory(shape, dtype, device, monkeypatch):
+@pytest.mark.parametrize(("shape", "dtype", "affine", "rule", "act"), LONG, ids=text)
+def test_rows_with_more_shared_memory(shape, dtype, affine, rule, act, device, monkeypatch):
     """Of the usual little memory they are tested in tests/kernels/test_kernels.py."""
     monkeypatch.setattr(device, "limits", gpu_rows.LARGE)
     cuda = Backend("emulator", gpu)
@@ -26,13 +31,12 @@ def test_rows_with_more_shared_memory(shape, dtype, device, monkeypatch):
     n, g, k, _ = shape
     x = (rng.standard_normal(shape) + 3 * rng.standard_normal((n, g, 1, 1))).astype(dtype)
     dy = rng.standard_normal(shape).astype(dtype)
-    for affine, rule, act in gpu_rows.VARIANTS:
-        gamma, beta = (rng.uniform(0.5, 2, g * k), rng.standard_normal(g * k)) if affine else (None, None)
-        tags = {"shape": shape, "dtype": dtype, "affine": affine, "rule": rule, "act": act}
-        args, got, _, _ = assert_rows(cuda, x, dy, gamma, beta, rule, act, tags)
-        without = gpu.rows_backward(*args, params=False)
-        assert_same(without[0], got[0], what="dx without params", **tags)
-        assert without[1] is None and without[2] is None
+    gamma, beta = (rng.uniform(0.5, 2, g * k), rng.standard_normal(g * k)) if affine else (None, None)
+    tags = {"shape": shape, "dtype": dtype, "affine": affine, "rule": rule, "act": act}
+    args, got, _, _ = assert_rows(cuda, x, dy, gamma, beta, rule, act, tags)
+    without = gpu.rows_backward(*args, params=False)
+    assert_same(without[0], got[0], what="dx without params", **tags)
+    assert without[1] is None and without[2] is None
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_normalize(backend, case, dtype, act):
     mean, _, _, scale, shift = stats
     got, want = backend.both("normalize", p.x, stats, act)
     terms = (as_block(p.x) - channel(mean)) * channel(scale), channel(shift)
-    allowed = map_error(dtype, as_block(want), *terms).reshape(p.x.shape)
+    allowed = map_error(dtype, as_block(want, dtype), *terms).reshape(p.x.shape)
     assert got.dtype == p.x.dtype
     assert_close(got, want, allowed, case=case.name, dtype=dtype, act=act)
 
@@ -92,7 +92,7 @@ def test_grad_input(backend, case, dtype, act, weighted):
     got, want = backend.both("grad_input", dy, p.x, stats, coefficients, p.weight if weighted else None, act)
     w = p.weight[:, None] if weighted else 1.0
     terms = as_block(dy), w * channel(b) * (as_block(p.x) - channel(stats[0])), w * channel(c)
-    allowed = map_error(dtype, as_block(want), *(channel(a) * term for term in terms)).reshape(p.x.shape)
+    allowed = map_error(dtype, as_block(want, dtype), *(channel(a) * term for term in terms)).reshape(p.x.shape)
     assert got.dtype == p.x.dtype
     assert_close(got, want, allowed, case=case.name, dtype=dtype, act=act, weighted=weighted)
 
@@ -178,16 +178,15 @@ ROWS = [  # (N, G, K, L)
     (3, 0, 0, 5),
 ]
 RULES, AFFINE = [VARIANCE, MEAN_SQUARE], [False, True]
-ON_CUDA = [(*run, *variant) for run, variant in product(gpu_rows.RUNS, gpu_rows.VARIANTS)]
 ROW_RUNS = {
-    "cpu": list(dict.fromkeys(pairwise(list(product(ROWS, DTYPES)), AFFINE, RULES, ACTIVATIONS) + ON_CUDA)),
-    "emulator": ON_CUDA,
-    "device": ON_CUDA,
+    "cpu": list(dict.fromkeys(pairwise(list(product(ROWS, DTYPES)), AFFINE, RULES, ACTIVATIONS) + gpu_rows.EVERY)),
+    "emulator": gpu_rows.DRAWN,
+    "device": gpu_rows.EVERY,
 }
-EVERY_ROW_RUN = list(product(ROWS, DTYPES, AFFINE, RULES, ACTIVATIONS))
+EVERY_ROW_RUN = {"cpu": list(product(ROWS, DTYPES, AFFINE, RULES, ACTIVATIONS)), "emulator": gpu_rows.EVERY}
 
 
-@parametrized(["shape", "dtype", "affine", "rule", "act"], ROW_RUNS, EVERY_ROW_RUN)
+@parametrized(["shape", "dtype", "affine", "rule", "act"], ROW_RUNS, **EVERY_ROW_RUN)
 def test_rows(backend, shape, dtype, affine, rule, act):
     rng = np.random.default_rng(shape)
     n, g, k, _ = shape

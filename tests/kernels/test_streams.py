@@ -16,7 +16,7 @@ from bnorm.kernels.cpu import entries
 from compare import EPS, assert_close, sum_error
 from kernel_checks import stats_of
 
-STREAM, FAR, FAR_ROWS = 1 << 21, 1 << 23, 3 << 20  # bytes, as set below
+STREAM, FAR, FAR_ROWS = 1 << 21, 1 << 22, 3 << 20  # bytes, as set below
 # One and few channels, odd numbers, more than a line or a tile of sums; short runs, runs of some length, long runs.
 KINDS = [(1,), (3,), (7,), (33,), (100,), (1000,), (2500,), (3, 5), (70, 20), (300, 7), (6, 49), (512, 49), (5, 300)]
 KINDS += [(4, 33), (2, 4001)]
@@ -108,8 +108,8 @@ def test_reductions(kind, dtype):
 @pytest.mark.parametrize("kind", [(1000,), (512, 49), (2, 4001)], ids=str)
 def test_both_passes(kind):
     """Forward and backward of one call, against the reference: groups of channels, or the whole."""
-    _, x = large(kind, FAR, "float32", offset=1)
-    _, dy = large(kind, FAR, "float32", 2)
+    _, x = large(kind, 2 * FAR, "float32", offset=1)
+    _, dy = large(kind, 2 * FAR, "float32", 2)
     gamma, beta = np.random.default_rng(3).standard_normal((2, kind[0]))
     y, stats, count, _ = cpu.forward(x, gamma, beta, 1e-5)
     want = reference.forward(x.astype(np.float64), gamma, beta, 1e-5)

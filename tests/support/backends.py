@@ -123,18 +123,18 @@ def param(name, *values, id, marks=()):
     return pytest.param(name, *values, id=f"{name}-{id}", marks=(*MARKS[name], *marks))
 
 
-def parametrized(names, runs, slow=()):
-    """Of runs by backend: where there is no device, the first of its runs stands for all that are skipped. What the
-    processor runs only with the slow tests is `slow`."""
+def parametrized(names, runs, **slow):
+    """Of runs by backend: where there is no device, the first of its runs stands for all that are skipped. `slow` are
+    all runs of a backend, by its name: what is left of them is for the slow tests."""
     chosen = [(name, run) for name, all_ in runs.items() for run in all_]
     if gpu.available() is not None:
         first = runs["device"][0]
         chosen = [(name, run) for name, run in chosen if name != "device" or run is first]
     shown = [param(name, *run, id="-".join(map(text, run))) for name, run in chosen]
-    if slow and drawing.ALL:
-        there = set(runs["cpu"])
-        rest = [run for run in slow if run not in there]
-        shown += [param("cpu", *run, id="-".join(map(text, run)), marks=(pytest.mark.slow,)) for run in rest]
+    for name, every in slow.items() if drawing.ALL else ():
+        there = set(runs[name])
+        rest = [run for run in every if run not in there]
+        shown += [param(name, *run, id="-".join(map(text, run)), marks=(pytest.mark.slow,)) for run in rest]
     return pytest.mark.parametrize(["backend", *names], shown, indirect=["backend"])
 
 
@@ -147,7 +147,7 @@ def on_backends(cuda=CUDA_RUNS, **settings):
     rows = [*product(CASES, DTYPES), *product(MORE, ["float32"])]
     runs = {"cpu": pairwise(rows, *settings.values()), "emulator": there, "clusters": clustered}
     every = ((*row, *more) for row in rows for more in product(*settings.values()))
-    return parametrized(["case", "dtype", *settings], runs | {"device": there + clustered}, every)
+    return parametrized(["case", "dtype", *settings], runs | {"device": there + clustered}, cpu=every)
 
 
 def at_the_ends(dtypes=("float32", "float64"), **settings):
@@ -155,7 +155,7 @@ def at_the_ends(dtypes=("float32", "float64"), **settings):
     there = list(product(ENDS, [d for d in dtypes if d != "float16"], *settings.values()))
     here = pairwise(list(product(CASES, dtypes)), *settings.values())
     runs = {"cpu": here, "emulator": there, "device": there}
-    return parametrized(["case", "dtype", *settings], runs, product(CASES, dtypes, *settings.values()))
+    return parametrized(["case", "dtype", *settings], runs, cpu=product(CASES, dtypes, *settings.values()))
 
 
 def each_backend(**settings):

@@ -49,9 +49,14 @@ def channel(values):
     return np.asarray(values)[:, None]
 
 
-def as_block(x):
-    """In float64 or wider, always with three axes."""
-    x = x.astype(np.longdouble)
+def wider(dtype):
+    """A type in which products of three numbers of this one are finite, and their rounding is nothing to its own."""
+    return np.longdouble if np.dtype(dtype) == np.float64 else np.float64
+
+
+def as_block(x, dtype=None):
+    """In a wider type than that of x, or than another, always with three axes."""
+    x = x.astype(wider(x.dtype if dtype is None else dtype))
     return x[:, :, None] if x.ndim == 2 else x
 
 
@@ -140,7 +145,7 @@ def assert_forward(got, want, p, dtype, weighted, **case):
     xhat = (as_block(p.x) - channel(mean)) * channel(rstd)
     gain = channel(np.divide(scale, rstd, out=np.ones_like(scale), where=rstd > 0))
     allowed = np.abs(gain) * normalized_error(dtype, xhat, channel(mean * rstd)) + map_error(
-        dtype, as_block(y_want), channel(shift), xhat * gain
+        dtype, as_block(y_want, dtype), channel(shift), xhat * gain
     )
     assert y.dtype == p.x.dtype
     assert_close(y, y_want, allowed.reshape(y.shape), what="y", **case)
@@ -153,7 +158,7 @@ def assert_backward(got, want, dy, x, stats, count, weight, frozen, dtype, **cas
     of_sum, of_dot = sum_error(dtype, wide_dy, (0, 2)), sum_error(dtype, wide_dy * t, (0, 2))
     assert_close(got[1], want[1], rstd * of_dot, what="dgamma", **case)
     assert_close(got[2], want[2], of_sum, what="dbeta", **case)
-    allowed = map_error(dtype, as_block(want[0]), channel(scale) * wide_dy)
+    allowed = map_error(dtype, as_block(want[0], dtype), channel(scale) * wide_dy)
     if not frozen and count:
         w = 1.0 if weight is None else weight[:, None]
         b, c = channel(scale * rstd**2 / count), channel(scale / count)
@@ -169,7 +174,7 @@ def assert_rows(backend, x, dy, gamma, beta, rule, act, tags):
     """Rows normalized and pulled back, against the reference: the arguments of the backward, what it returned, what was
     wanted, and how far dx may be off."""
     n, g, k, _ = x.shape
-    dtype, unit = x.dtype, EPS[x.dtype]
+    dtype, unit, wide = x.dtype, EPS[x.dtype], wider(x.dtype)
     got, want = backend.both("rows_forward", x, gamma, beta, 1e-5, rule, act)
     mean, rstd = want[1:]
     of_mean = 4 * unit / np.where(rstd > 0, rstd, 1) + np.spacing(np.abs(mean))  # both are rounded to float64
@@ -177,9 +182,9 @@ def assert_rows(backend, x, dy, gamma, beta, rule, act, tags):
     assert_close(got[2], rstd, 16 * unit * rstd, what="rstd", **tags)
     r, gain = rstd.reshape(n, g, 1, 1), np.ones((g, k, 1)) if gamma is None else gamma.reshape(g, k, 1)
     shift = np.zeros((g, k, 1)) if beta is None else beta.reshape(g, k, 1)
-    xhat = (x.astype(np.longdouble) - mean.reshape(n, g, 1, 1)) * r
+    xhat = (x.astype(wide) - mean.reshape(n, g, 1, 1)) * r
     of_y = gain * normalized_error(dtype, xhat, mean.reshape(n, g, 1, 1) * r) + map_error(
-        dtype, want[0].astype(np.longdouble), shift, xhat * gain
+        dtype, want[0].astype(wide), shift, xhat * gain
     )
     assert got[0].dtype == x.dtype
     assert_close(got[0], want[0], of_y, what="y", **tags)
@@ -187,12 +192,12 @@ def assert_rows(backend, x, dy, gamma, beta, rule, act, tags):
     dy = np.where(np.abs(xhat * gain + shift) <= 2 * of_y, 0, dy).astype(dtype)  # too close to the ReLU's corner
     args = dy, x, mean, rstd, gamma, beta, rule, act
     got, want = backend.both("rows_backward", *args)
-    wide_dy = np.abs(dy.astype(np.longdouble))
+    wide_dy = np.abs(dy.astype(wide))
     dxhat, count = wide_dy * gain, max(x[0].size // max(g, 1), 1) if n else 1
     terms = dxhat, np.abs(xhat) * (dxhat * np.abs(xhat)).sum((2, 3), keepdims=True) / count
     if rule == VARIANCE:
         terms = *terms, dxhat.sum((2, 3), keepdims=True) / count
-    of_dx = 4 * map_error(dtype, want[0].astype(np.longdouble), *(r * term for term in terms))
+    of_dx = 4 * map_error(dtype, want[0].astype(wide), *(r * term for term in terms))
     assert_close(got[0], want[0], of_dx, what="dx", **tags)
     assert_close(got[1], want[1], sum_error(dtype, wide_dy * np.abs(xhat), (0, 3)).ravel(), what="dgamma", **tags)
     assert_close(got[2], want[2], sum_error(dtype, wide_dy, (0, 3)).ravel(), what="dbeta", **tags)

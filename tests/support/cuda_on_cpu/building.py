@@ -28,7 +28,7 @@ CHECKS = {  # undefined.cpp and races.cpp answer in place of the compiler's libr
 }
 PRELOAD = ("libasan.so", "libstdc++.so")
 UCONTEXT = bool(os.environ.get("EMULATOR_UCONTEXT"))  # switch fibers as on processors other than x86-64
-UNIT = 24  # kernels in one text for the compiler, which takes a while for what they share
+UNIT = 40  # kernels in one text for the compiler, which takes a while for what they share
 KEEP_DAYS = 7
 COMPILERS = threading.BoundedSemaphore(os.cpu_count() or 1)  # at a time, whoever calls
 LOCKS: dict[Path, threading.Lock] = {}  # of the files that are being made, by this process
