@@ -9,6 +9,7 @@ from bnorm.kernels.gpu import jobs, launching, plans
 from bnorm.kernels.gpu import rows as row_calls
 from compare import assert_close
 from emulated.device import EmulatedDevice, needs_emulator
+from emulated.launches import fields, has_few
 
 pytestmark = needs_emulator
 
@@ -67,12 +68,10 @@ CASES = {
 def bunches(device):
     """Of the only launch: chunks, and those of a bunch; of few channels each tile has a sum of its own."""
     (launch,) = device.log
+    f = fields(launch)
     if launch.family == "rows":
-        fields = jobs.ROW_JOB.placed(launch.geometry)
-        return fields["sets"], fields["bunch"]
-    fields = jobs.JOB.placed(launch.geometry)
-    few = fields["copies"] > 1 and fields["inner"] == 1 and fields["channels"] <= 16
-    return fields["chunks"] * (launch.grid[0] if few else 1), fields["bunch"]
+        return f["sets"], f["bunch"]
+    return f["chunks"] * (launch.grid[0] if has_few(launch) else 1), f["bunch"]
 
 
 @pytest.mark.parametrize(("call", "shape", "want"), CASES.values(), ids=CASES)

@@ -21,6 +21,7 @@ from bnorm.kernels.gpu.jobs import GAMMA_ALONE, GAMMA_AND_BETA, NO_AFFINE
 from cuda_on_cpu.emulator import clusters
 from emulated import usual
 from emulated.device import PlanningDevice
+from emulated.launches import fields, has_few, parameters, wide_of
 
 DTYPES = st.sampled_from(sorted(plans.ITEMSIZE))
 SIZES = st.one_of(st.integers(1, 9), st.integers(1, 300), st.integers(1, 5000))
@@ -32,17 +33,6 @@ SMALL = 300_000  # elements that are counted one by one
 
 LARGE = 1 << 35  # elements: 64 GiB of half precision
 many = settings(max_examples=400, deadline=None)
-
-
-def fields(launch):
-    return (jobs.ROW_JOB if launch.family == "rows" else jobs.JOB).placed(launch.geometry)
-
-
-def parameters(launch):
-    """The name, T, V, K, BX, BY and a mode or kind out of the name of an instance."""
-    name, inside = launch.kernel.rstrip(">").split("<")
-    first, *numbers = inside.split(", ")
-    return name, first, *map(int, numbers)
 
 
 def positions(launch):
@@ -157,26 +147,12 @@ def check_workspace(plan, f, parts, groups, channels, chunks="chunks"):
     assert plan.tickets == groups * (many + 1 if many > 1 else 1)
 
 
-def has_few(launch):
-    """As joins.cu decides it."""
-    if launch.family == "rows":
-        return False
-    f, width = fields(launch), wide_of(launch)
-    if launch.grid[0] * f["chunks"] == 1:
-        return False
-    return parameters(launch)[3] > 1 and f["copies"] > 1 and f["inner"] == 1 and 2 * f["channels"] <= width
-
-
 def check_slab(launch, itemsize):
     """What a block reads of an outer position are whole vectors, of which some have a thread each."""
     f, together, vector = fields(launch), parameters(launch)[4], plans.VECTOR_BYTES // itemsize
     assert f["channels"] % together == together % vector == 0
     assert together * f["run"] // vector <= plans.THREADS == launch.block[0]
     assert f["keep"] or not launch.shared
-
-
-def wide_of(launch):
-    return prod(parameters(launch)[3:5])
 
 
 def check_launch(launch, limits):

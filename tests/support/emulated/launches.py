@@ -1,0 +1,30 @@
+"""What a launch of a plan is: the fields of its job, what its kernel was made for, and how its sums are joined."""
+
+from math import prod
+
+from bnorm.kernels.gpu import jobs
+
+
+def fields(launch):
+    return (jobs.ROW_JOB if launch.family == "rows" else jobs.JOB).placed(launch.geometry)
+
+
+def parameters(launch):
+    """The name, T, V, K, BX, BY and a mode or kind out of the name of an instance."""
+    name, inside = launch.kernel.rstrip(">").split("<")
+    first, *numbers = inside.split(", ")
+    return name, first, *map(int, numbers)
+
+
+def wide_of(launch):
+    return prod(parameters(launch)[3:5])
+
+
+def has_few(launch):
+    """As joins.cu decides it."""
+    if launch.family == "rows":
+        return False
+    f, width = fields(launch), wide_of(launch)
+    if launch.grid[0] * f["chunks"] == 1:
+        return False
+    return parameters(launch)[3] > 1 and f["copies"] > 1 and f["inner"] == 1 and 2 * f["channels"] <= width
