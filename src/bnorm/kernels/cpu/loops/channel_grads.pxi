@@ -2,9 +2,20 @@
 # high part of the mean. With an activation dy is first brought before it, by the forward's v, recomputed as there.
 # With weights a dy of 0 adds nothing whatever x holds there: padding may be NaN.
 #
-# Uses pulled (activations), Block, begin_sums, columns_of, gather_sums, plane_sums, planes_of, width_of, zero
-# (channel_columns), column_sums, product (channel_moments).
-# Gives block_sums, numbers_of_columns, products_beyond_float, sums_of_pairs.
+# A loop over values is compiled for each kind of activation (formulas.h has the list): its caller hands it to `by_kind`,
+# and it takes the activation first.
+#
+# Uses Block, begin_sums, columns_of, gather_sums, plane_sums, planes_of, width_of, zero (channel_columns),
+# column_sums, product (channel_moments).
+# Gives block_sums, numbers_of_columns, products_beyond_float, pulled, sums_of_pairs.
+
+
+cdef inline real pulled(Activation act, real v, real g) noexcept nogil:
+    """g, the gradient behind the activation of v, brought before it."""
+    if real is float:
+        return bn_act_pull_float(act, v, g)
+    else:
+        return bn_act_pull_double(act, v, g)
 
 
 cdef inline void pulled_row(

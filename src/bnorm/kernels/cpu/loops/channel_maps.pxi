@@ -79,7 +79,7 @@ cdef inline void map_run(
     if job.weight == NULL or of.b == NULL:
         bn_gradient_rows(job.act, 1, n, dy, x, y, &of, <bn_edge*>NULL)
     else:
-        bn_weighted_run(job.act, dy, x, y, n, &of, weights_at(job.weight, job.weighs, i, n, near), job.unit)
+        by_kind(bn_weighted_run, job.act, dy, x, y, n, &of, weights_at(job.weight, job.weighs, i, n, near), job.unit)
 
 
 cdef void map_planes(
@@ -204,9 +204,7 @@ cdef void map_columns(
             while k < n:
                 j = min(most, n - k)
                 v = taken(job.narrow, job.x, i + k, j, out.narrow_lines.x, x)
-                g = NULL
-                if job.dy != NULL:
-                    g = taken(job.narrow, job.dy, i + k, j, out.narrow_lines.dy, x)
+                g = NULL if job.dy == NULL else taken(job.narrow, job.dy, i + k, j, out.narrow_lines.dy, x)
                 edge = &out.edge if out.direct and j >= EDGED else NULL
                 if weight != NULL:
                     positions = (j + channels * run - 1) // (channels * run) * run

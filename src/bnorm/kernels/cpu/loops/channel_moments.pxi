@@ -7,7 +7,7 @@
 # as n_b <= 3 n. So the first block is small, and every next one three times what was before it.
 #
 # Uses Block, FETCH_COLUMNS, ROWS, begin_sums, centered_planes, columns_of, fetch_rows, gather, gather_sums, head_of,
-# planes_of, row_weights, spread, values_of, weights_of_row, width_of, zero (channel_columns), recenter,
+# planes_of, pour, row_weights, spread, values_of, weights_of_row, width_of, zero (channel_columns), recenter,
 # weighted_moments (channel_weighted).
 # Gives ACROSS, Parts, add_unmarked, block_moments, careful_moments, careful_sums, centered_sums, column_sums,
 # exact_sums, product.
@@ -179,19 +179,17 @@ cdef void careful_sums(
     begin_sums(b, s, q)
     for j in range(width):
         wj[j] = 1.0
+    zero(of_n, width)
+    begin_sums(b, of_s, of_q)
     for r in range(rows):
-        if r % CAREFUL == 0:
-            zero(of_n, width)
-            begin_sums(b, of_s, of_q)
         j = width if r < b.rows else b.extra
         if b.w != NULL:
             weights_of_row(row_weights(b, r, j, near), 1.0, b.channels, b.run, j, wj)
         weighted_row(x + r * b.stride, wj, j, skipna, m, of_n, of_s, of_q)
         if r % CAREFUL == CAREFUL - 1 or r == rows - 1:
-            for j in range(width):
-                n[j] += of_n[j]
-                s[j] += of_s[j]
-                q[j] += of_q[j]
+            pour(of_n, width, n)
+            pour(of_s, width, s)
+            pour(of_q, width, q)
     gather(n, b)
     gather_sums(b, s, q)
 
@@ -311,13 +309,9 @@ cdef inline bint beyond_float(
     cdef int bad = 0, small = 0
     cdef double floor = BN_LEAST_SQUARE * <double>values_of(b)
     for c in range(b.channels):
-        bad |= not (q[c] < INFINITY)
-        bad |= (q[c] < floor) & (q[c] != 0.0)
-        small |= q[c] == 0.0
-    if not bad and not small:
-        return False
-    for c in range(b.channels):
         odd[c] = (not (q[c] < INFINITY)) | ((q[c] < floor) & (q[c] != 0.0))
+        bad |= odd[c]
+        small |= q[c] == 0.0
     if small and varying(x, b, center, q, odd):
         bad = 1
     return bad != 0
@@ -330,25 +324,23 @@ cdef void exact_moments(const real* x, const Block* b, bint skipna, Parts to) no
     cdef int[WIDE] odd
     cdef double count = values_of(b)
     cdef Py_ssize_t c
-    cdef bint fresh = False, careful = False, holes = False
+    cdef bint fresh = False, careful = False
     for c in range(b.channels):
         fresh |= to.n[c] == 0.0
     if fresh:
         rough_centers(x, b, to.n, rough)
     for c in range(b.channels):
         center[c] = <double>rough[c] if to.n[c] == 0.0 else to.mean[c] + to.low[c]
-        careful |= real is float and not (fabs(center[c]) < INFINITY)   # differences of float32 may overflow
     if real is double and planes_of(b):
         centered_planes(x, b, center, s, q)
     else:
         begin_sums(b, s, q)
         exact_sums(x, b, columns_of(center, b, columns), s, q)
         gather_sums(b, s, q)
-    for c in range(b.channels):
-        holes |= q[c] != q[c]
-    if careful or (skipna and holes):
-        for c in range(b.channels):
-            odd[c] = (real is float and not (fabs(center[c]) < INFINITY)) or (skipna and q[c] != q[c])
+    for c in range(b.channels):     # differences of float32 may overflow
+        odd[c] = (real is float) & (not (fabs(center[c]) < INFINITY)) | skipna & (q[c] != q[c])
+        careful |= odd[c]
+    if careful:
         careful_moments(x, b, skipna, odd, to)
         add_unmarked(b.channels, count, odd, center, s, q, to)
     else:

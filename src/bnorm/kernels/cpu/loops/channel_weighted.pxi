@@ -146,10 +146,9 @@ cdef void weighted_moments(const real* x, const Block* b, bint skipna, Parts to)
     if recenter(b.channels, &count, 0, s, q, to.n, center):
         weighted_sums(x, &again, center, s, q)
     for c in range(b.channels):
-        holes |= q[c] != q[c]
+        odd[c] = q[c] != q[c]
+        holes |= odd[c]
     if skipna and holes:
-        for c in range(b.channels):
-            odd[c] = q[c] != q[c]
         careful_moments(x, &again, skipna, odd, to)
         add_unmarked(b.channels, count, odd, center, s, q, to)
     else:

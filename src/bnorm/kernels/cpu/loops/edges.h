@@ -6,10 +6,6 @@
 
 #include "streams.h"
 
-/* Values of a row that may be sent as fast as they are computed. Of longer ones lines would follow each other so closely
- * that they wait for memory: to turn them, though no byte moves, takes less time than that. */
-enum { BN_BRISK = 512 };
-
 /* What does not fill a line at the end of some rows waits here for the beginning of the next; of its line the first `skip`
  * bytes are not ours. */
 typedef struct {
@@ -69,8 +65,8 @@ static inline size_t bn_row_edge(bn_edge *edge, char *to)
 /* Rows of n values each that lie one after the other, n being a line at least. Value i of them all is VALUE(i, p), where p
  * is its place in a row. NUMBERS(DO) is DO(h) DO(r) and so on, for every number of a row; that of row k is h[k], and own_h
  * in VALUE. What a row gives is turned to where its bytes belong in a line, and put behind what the line has: put together
- * in memory, a line would wait for all that was sent before it. */
-#define BN_SEND_ROWS(rows, n, out, edge, NUMBERS, VALUE)                                                              \
+ * in memory, a line would wait for all that was sent before it. brisk: what lies as memory wants it is not turned. */
+#define BN_SEND_ROWS(brisk, rows, n, out, edge, NUMBERS, VALUE)                                                       \
     do {                                                                                                              \
         enum { WIDTH_ = BN_UNIT / sizeof(real) };                                                                     \
         const ptrdiff_t odd_ = (n) % WIDTH_, even_ = (n) - odd_;                                                      \
@@ -99,7 +95,7 @@ static inline size_t bn_row_edge(bn_edge *edge, char *to)
                 i_ = WIDTH_;                                                                                          \
                 skip_ = 0;                                                                                            \
             }                                                                                                         \
-            for (; filled_ == 0 && (n) <= BN_BRISK && i_ < even_; i_ += WIDTH_) {   /* nothing is to be turned */     \
+            for (; filled_ == 0 && (brisk) && i_ < even_; i_ += WIDTH_) {       /* nothing is to be turned */         \
                 real unit_[WIDTH_];                                                                                   \
                 BN_VALUES(unit_, begin_ + i_, i_, VALUE)                                                              \
                 BN_SEND_UNIT(bn_take(unit_))                                                                          \
@@ -138,12 +134,12 @@ static inline size_t bn_row_edge(bn_edge *edge, char *to)
     bn_send_unit(to_, unit);                                                                                          \
     to_ += BN_UNIT;
 #else
-#define BN_SEND_ROWS(rows, n, out, edge, NUMBERS, VALUE) (void)0
+#define BN_SEND_ROWS(brisk, rows, n, out, edge, NUMBERS, VALUE) (void)0
 #endif
 #define BN_OWN_IS(h) const real own_##h = h[k_];
 #define BN_NO_NUMBERS(DO)
 
 /* out[i] = VALUE(i, i) of n values, a line at least. */
-#define BN_SEND_VALUES(n, out, edge, VALUE) BN_SEND_ROWS(1, n, out, edge, BN_NO_NUMBERS, VALUE)
+#define BN_SEND_VALUES(n, out, edge, VALUE) BN_SEND_ROWS(1, 1, n, out, edge, BN_NO_NUMBERS, VALUE)
 
 #endif

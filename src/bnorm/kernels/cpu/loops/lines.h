@@ -110,18 +110,12 @@ BN_APART void OF(bn_gradient_columns)(bn_activation act, const real *dy, const r
 }
 
 /* The same of one channel's numbers, with weights in units of `unit`. */
-BN_INLINE void OF(bn_weighted_run_by)(bn_activation act, const real *dy, const real *x, real *dx, ptrdiff_t n,
+BN_INLINE void OF(bn_weighted_run)(bn_activation act, const real *dy, const real *x, real *dx, ptrdiff_t n,
                                       const bn_numbers *of, const double *w, double unit)
 {
     const ptrdiff_t k_ = 0;
     const double inverse = 1.0 / unit;
     BN_GRADIENT_NUMBERS(BN_ARRAY_IS) BN_GRADIENT_NUMBERS(BN_OWN_IS)
     BN_LINE_OF(dx, own_a * (BN_RUN_PULL(j) - (w[j] == 0 ? 0 : (real)(w[j] * inverse) * BN_TILTED(j))))
-}
-
-BN_APART void OF(bn_weighted_run)(bn_activation act, const real *dy, const real *x, real *dx, ptrdiff_t n,
-                                  const bn_numbers *of, const double *w, double unit)
-{
-    BN_BY_KIND(OF(bn_weighted_run_by), act, dy, x, dx, n, of, w, unit)
 }
 #endif

@@ -2,9 +2,9 @@
 # are read; where gamma changes from value to value, one pass makes the sums of the rows and those of the columns.
 #
 # Uses Block, bounded, from_position, pour, run_block, zero (channel_columns), block_sums, products_beyond_float
-# (channel_grads), Output, longest (channel_maps), backward_map, edge_of, numbers_of_runs, row_room, short_runs
-# (row_maps), add_gradient, gradient_of_sums (row_residual), BATCH, EIGHTH, WIDTH, short_pair_sums (row_short),
-# affine_of, finish_sums, piece_of, readable, row_numbers, sums_of_stripe, walk_on (row_sums).
+# (channel_grads), Output, longest (channel_maps), edge_of, gradient_of_runs, numbers_of_runs, row_room, short_runs,
+# through_statistics (row_maps), add_gradient, gradient_of_sums (row_residual), BATCH, EIGHTH, WIDTH, short_pair_sums
+# (row_short), affine_of, finish_sums, piece_of, readable, row_numbers, sums_of_stripe, walk_on (row_sums).
 # Gives backward_long_rows, backward_rows, backward_short_rows, sums_of_runs.
 
 cdef inline void run_sums(
@@ -36,7 +36,7 @@ cdef inline void weighted_run_sums(
     """The same where values have weights: no x enters where dy is 0."""
     cdef real h = <real>mean
     cdef Numbers of = numbers_of_runs(&h, &a, &b)
-    bn_weighted_products(act, n, dy, x, left, &of, sum, dot)
+    by_kind(bn_weighted_products, act, n, dy, x, left, &of, sum, dot)
     if real is float and products_beyond_float(1, n, sum, dot):
         sum[0] = dot[0] = 0.0
         bn_careful_sums(act, BN_WEIGHED_PAIRS, dy, x, n, &of, 0, sum, dot)
@@ -57,7 +57,7 @@ cdef inline void sums_of_runs(
     for c in range(p, p + job.channels):
         scale = 1.0 if job.gamma == NULL else job.gamma[c]
         shift = 0.0 if job.beta == NULL else job.beta[c]
-        gain = bounded(rstd * scale, x) if weighted else rstd * scale
+        gain = bounded(rstd * scale, x)
         a = <real>gain
         b = <real>bn_fold(<double>h, mean, gain, shift)
         if ahead != NULL:
@@ -74,14 +74,23 @@ cdef inline void sums_of_runs(
         at += n
 
 
-cdef void write_gradient(
+cdef void gradient_of_row(
     RowJob* job, Py_ssize_t row, Py_ssize_t g, double sum, double dot, Output* out, const real* x
 ) noexcept nogil:
-    """dx of a row of group g."""
-    cdef Py_ssize_t size = job.channels * job.inner, most = size if out.direct else longest(x), i = 0, n
+    """dx of a row of group g with a gamma for each value, whose sums are known."""
+    cdef Py_ssize_t size = job.channels, most = size if out.direct else longest(x), i = 0, n, at
+    cdef real h, r, b, tilt, rest
+    cdef Numbers of
+    row_numbers(job, row, 1, 1, &h, &r, &b)
+    through_statistics(job, row, size, sum, dot, &h, &tilt, &rest)
     while i < size:
         n = min(most, size - i)
-        backward_map(job, row, g, i, i + n, sum, dot, x, row_room(out, row * size + i, n, x), edge_of(out))
+        at = row * size + i
+        of = affine_of(job, &h, &r, &b, g * size + i)
+        of.b = &tilt
+        of.c = &rest
+        of.dh = gradient_of_sums(job, at, x)
+        bn_gradient_rows(job.act, 1, n, <const real*>job.dy + at, x + at, row_room(out, at, n, x), &of, edge_of(out))
         i += n
 
 
@@ -320,7 +329,7 @@ cdef void backward_rows(
         for g in range(begin, end):
             row = k * job.groups + g
             sums_of_runs(job, False, row, g, total, dgamma, dbeta, NULL, &sum, &dot, x)
-            write_gradient(job, row, g, sum, dot, out, x)
+            gradient_of_runs(job, row, g, <const real*>NULL, job.channels * job.inner, sum, dot, out, x)
 
 
 cdef void backward_long_rows(
@@ -347,4 +356,4 @@ cdef void backward_long_rows(
         finish_sums(job, row, groups, rows, of, s, d, sum, dot, x)
         for k in range(rows):
             dot[k] -= (job.mean[row + k * groups] - <double>h[k]) * sum[k]
-            write_gradient(job, row + k * groups, g, sum[k], dot[k], out, x)
+            gradient_of_row(job, row + k * groups, g, sum[k], dot[k], out, x)

@@ -3,9 +3,9 @@
 # inner == 1: gamma and beta change from value to value. inner > 1: runs with one gamma each, which the maps of channels
 # serve.
 #
-# Uses bounded (channel_columns), Output, longest, room (channel_maps), add_gradient, gradient_of_sums (row_residual),
-# BATCH (row_short), affine_of, row_numbers (row_sums).
-# Gives backward_map, edge_of, forward_maps, numbers_of_runs, row_room, run_of, short_runs, through_statistics.
+# Uses bounded (channel_columns), Output, longest, room (channel_maps), add_gradient (row_residual), BATCH
+# (row_short), affine_of, row_numbers (row_sums).
+# Gives edge_of, forward_maps, gradient_of_runs, numbers_of_runs, row_room, short_runs, through_statistics.
 
 cdef inline bn_edge* edge_of(Output* out) noexcept nogil:
     """Where the rows of a task that sends them as they are computed meet, or NULL."""
@@ -42,28 +42,23 @@ cdef inline void run_number(RowJob* job, Py_ssize_t row, Py_ssize_t c, real* h, 
     bn_one_nan(h, r, b)
 
 
-cdef void forward_map(
-    RowJob* job, Py_ssize_t row, Py_ssize_t g, Py_ssize_t i, Py_ssize_t end, const real* x, real* y, bn_edge* edge
-) noexcept nogil:
-    """Values i to end of a row of group g into y."""
-    cdef Py_ssize_t p = g * job.channels, c, n
-    cdef real h, r, b
-    cdef Numbers of
-    x += row * job.channels * job.inner
-    if job.scale != NULL:
-        row_numbers(job, row, 1, 1, &h, &r, &b)
-        of = affine_of(job, &h, &r, &b, p + i)
-        bn_map_rows(job.act, 1, end - i, x + i, y, &of, edge)
-        return
-    of = numbers_of_runs(&h, &r, &b)
-    c = i // job.inner
-    while i < end:
-        n = min(end, (c + 1) * job.inner) - i
-        run_number(job, row, p + c, &h, &r, &b)
-        bn_map_rows(job.act, 1, n, x + i, y, &of, edge)
-        i += n
-        y += n
-        c += 1
+cdef void map_of_runs(RowJob* job, Py_ssize_t row, Py_ssize_t g, Output* out, const real* x) noexcept nogil:
+    """y of a row of group g, of runs: of a few short ones at a time, or of a part of a long one."""
+    cdef real[BATCH] h, r, b
+    cdef Py_ssize_t inner = max(<Py_ssize_t>1, job.inner), at = row * job.channels * job.inner, c = 0, i, k, n
+    cdef Py_ssize_t runs = min(<Py_ssize_t>BATCH, max(<Py_ssize_t>1, longest(x) // inner))
+    cdef Numbers of = numbers_of_runs(h, r, b)
+    while c < job.channels:
+        runs = min(runs, job.channels - c)
+        for k in range(runs):
+            run_number(job, row, g * job.channels + c + k, &h[k], &r[k], &b[k])
+        i = 0
+        while i < job.inner:    # as a whole, where there are several runs
+            n = job.inner if out.direct else min(longest(x), job.inner - i)
+            bn_map_rows(job.act, runs, n, x + at, row_room(out, at, runs * n, x), &of, edge_of(out))
+            at += runs * n
+            i += n
+        c += runs
 
 
 cdef inline bint short_runs(const RowJob* job, const real* x) noexcept nogil:
@@ -92,42 +87,40 @@ cdef void forward_maps(
 ) noexcept nogil:
     """Rows that lie one after the other, from one of group g on."""
     cdef real[BATCH] h, r, b
-    cdef Py_ssize_t size = job.channels * job.inner, most = size if out.direct else longest(x), i, k, n
+    cdef Py_ssize_t size = job.channels * job.inner, most = size if out.direct else longest(x), i, k, n, at, part
     cdef Py_ssize_t end = row + rows
     cdef Numbers of
-    cdef real* y
     if short_runs(job, x):
         of = numbers_of_runs(h, r, b)
         n = max(<Py_ssize_t>1, min(BATCH // job.channels, longest(x) // size))
         while row < end:
             n = min(n, end - row)
             run_numbers(job, row, n, g, h, r, b)
-            y = row_room(out, row * size, n * size, x)
-            bn_map_rows(identity(), n * job.channels, job.inner, x + row * size, y, &of, edge_of(out))
+            at = row * size
+            bn_map_rows(identity(), n * job.channels, job.inner, x + at, row_room(out, at, n * size, x), &of,
+                        edge_of(out))
             row += n
             g = (g + n) % job.groups
         return
-    if size > longest(x) or job.scale == NULL:
-        while row < end:
-            i = 0
-            while i < size:
-                n = min(most, size - i)
-                forward_map(job, row, g, i, i + n, x, row_room(out, row * size + i, n, x), edge_of(out))
-                i += n
-            row += 1
-            g = g + 1 if g + 1 < job.groups else 0
-        return
+    while row < end and job.scale == NULL:
+        map_of_runs(job, row, g, out, x)
+        row += 1
+        g = g + 1 if g + 1 < job.groups else 0
     while row < end:
-        n = min(min(longest(x) // max(<Py_ssize_t>1, size), <Py_ssize_t>BATCH), end - row)
-        y = row_room(out, row * size, n * size, x)
+        n = max(<Py_ssize_t>1, min(min(longest(x) // max(<Py_ssize_t>1, size), <Py_ssize_t>BATCH), end - row))
         row_numbers(job, row, 1, n, h, r, b)
-        k = 0
-        while k < n:
-            of = affine_of(job, h + k, r + k, b + k, g * size)
-            i = n if job.groups == 1 else 1     # rows that share gamma
-            bn_map_rows(job.act, i, size, x + (row + k) * size, y + k * size, &of, edge_of(out))
-            k += i
-            g = (g + i) % job.groups
+        rows = n if job.groups == 1 else 1      # that share gamma
+        k = i = 0
+        while k < n:    # some rows, or a part of a long one
+            part = min(most, size - i)
+            at = (row + k) * size + i
+            of = affine_of(job, h + k, r + k, b + k, g * size + i)
+            bn_map_rows(job.act, rows, part, x + at, row_room(out, at, rows * part, x), &of, edge_of(out))
+            i += part
+            if i == size:
+                i = 0
+                k += rows
+                g = (g + rows) % job.groups
         row += n
 
 
@@ -142,37 +135,40 @@ cdef inline void through_statistics(
     bn_one_nan(h, tilt, rest)
 
 
-cdef void backward_map(
-    RowJob* job, Py_ssize_t row, Py_ssize_t g, Py_ssize_t i, Py_ssize_t end, double sum, double dot,
-    const real* x, real* y, bn_edge* edge
+cdef void gradient_of_runs(
+    RowJob* job, Py_ssize_t row, Py_ssize_t g, const real* w, double count, double sum, double dot, Output* out,
+    const real* x
 ) noexcept nogil:
-    """The input gradient of values i to end of a row of group g, whose sums are known, into y."""
-    cdef Py_ssize_t size = job.channels * job.inner, p = g * job.channels, c, n
-    cdef const real* dy = <const real*>job.dy + row * size
-    cdef double mean = job.mean[row], rstd = job.rstd[row], gamma
-    cdef real h, r, b, tilt, rest, scale, gain
-    cdef Numbers of
-    row_numbers(job, row, 1, 1, &h, &r, &b)
-    through_statistics(job, row, size, sum, dot, &h, &tilt, &rest)
-    x += row * size
-    of = affine_of(job, &h, &r, &b, p + i) if job.scale != NULL else numbers_of_runs(&h, &scale, &b)
-    of.a = &r
-    of.b = &tilt
-    of.c = &rest
-    if job.scale != NULL:
-        of.dh = gradient_of_sums(job, row * size + i, x)
-        bn_gradient_rows(job.act, 1, end - i, dy + i, x + i, y, &of, edge)
-        return
-    of.gain = &gain
-    c = i // job.inner
-    while i < end:
-        n = min(end, (c + 1) * job.inner) - i
-        gamma = 1.0 if job.gamma == NULL else job.gamma[p + c]
-        gain = <real>gamma
-        scale = <real>(rstd * gamma)
-        b = <real>bn_fold(<double>h, mean, rstd * gamma, 0.0 if job.beta == NULL else job.beta[p + c])
-        bn_gradient_rows(job.act, 1, n, dy + i, x + i, y, &of, edge)
-        add_gradient(job, row * size + i, n, y)
-        i += n
-        y += n
-        c += 1
+    """dx of a row of group g, of runs, whose sums are known: of a few short ones at a time, or of a part of a long one.
+
+    w: the weights of each run, or NULL; count: those of the row.
+    """
+    cdef real[BATCH] h, r, tilt, rest, gain, scale, shift
+    cdef Py_ssize_t inner = max(<Py_ssize_t>1, job.inner), at = row * job.channels * job.inner, c = 0, i, k, n, p
+    cdef Py_ssize_t runs = min(<Py_ssize_t>BATCH, max(<Py_ssize_t>1, longest(x) // inner))
+    cdef real* dx
+    cdef Numbers of = numbers_of_runs(h, scale, shift)
+    of.a = r
+    of.b = tilt
+    of.c = rest
+    of.gain = gain
+    row_numbers(job, row, 1, 1, h, r, shift)
+    through_statistics(job, row, count, sum, dot, &h[0], &tilt[0], &rest[0])
+    for k in range(1, min(runs, job.channels)):
+        h[k], r[k], tilt[k], rest[k] = h[0], r[0], tilt[0], rest[0]
+    while c < job.channels:
+        runs = min(runs, job.channels - c)
+        for k in range(runs):
+            p = g * job.channels + c + k
+            gain[k] = 1 if job.gamma == NULL else <real>job.gamma[p]
+            run_of(job, row, p, x, &scale[k], &shift[k])
+        i = 0
+        while i < job.inner:    # as a whole, where there are several runs
+            n = job.inner if out.direct else min(longest(x), job.inner - i)
+            dx = row_room(out, at, runs * n, x)
+            of.w = NULL if w == NULL else w + i
+            bn_gradient_rows(job.act, runs, n, <const real*>job.dy + at, x + at, dx, &of, edge_of(out))
+            add_gradient(job, at, runs * n, dx)
+            at += runs * n
+            i += n
+        c += runs

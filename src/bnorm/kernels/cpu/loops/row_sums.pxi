@@ -1,7 +1,7 @@
 # Gradient sums of rows with one gamma for each value: down the columns for dgamma and dbeta, along each row for dx.
 # One pass over a stripe makes both, a few columns at a time.
 #
-# Uses pulled (activations), products_beyond_float (channel_grads), Output (channel_maps).
+# Uses products_beyond_float, pulled (channel_grads), Output (channel_maps).
 # Gives affine_of, finish_sums, piece_of, readable, row_numbers, sums_of_stripe, walk_on.
 
 cdef inline Py_ssize_t piece_of(const RowJob* job, Py_ssize_t p) noexcept nogil:

@@ -1,9 +1,8 @@
 # Rows whose positions have weights, which all rows of an outer position share. Only shares matter to a row, so the
 # weights of a position are divided by a power of two near the largest, and fit the type of x.
 #
-# Uses bounded (channel_columns), Output, longest (channel_maps), recenter, weight_of (channel_weighted), sums_of_runs
-# (row_gradients), edge_of, forward_maps, numbers_of_runs, row_room, run_of, through_statistics (row_maps),
-# add_gradient (row_residual), BATCH (row_short), readable, walk_on (row_sums).
+# Uses Output (channel_maps), recenter, weight_of (channel_weighted), sums_of_runs (row_gradients), forward_maps,
+# gradient_of_runs (row_maps), readable, walk_on (row_sums).
 # Gives weighted_backward, weighted_forward.
 
 cdef enum:
@@ -129,42 +128,6 @@ cdef void weighted_forward(
             g += batch
 
 
-cdef void weighted_map_of_row(
-    RowJob* job, Py_ssize_t row, Py_ssize_t p, const real* w, double count, double sum, double dot, Output* out,
-    const real* x
-) noexcept nogil:
-    """dx of a row whose sums are known: of a few short runs at a time, or of a part of a long one."""
-    cdef real[BATCH] h, r, tilt, rest, gain, scale, shift
-    cdef Py_ssize_t inner = max(<Py_ssize_t>1, job.inner), at = row * job.channels * job.inner, c = 0, i, k, n
-    cdef Py_ssize_t most = job.inner if out.direct else longest(x)
-    cdef Py_ssize_t runs = max(<Py_ssize_t>1, min(<Py_ssize_t>BATCH, longest(x) // inner))
-    cdef real* dx
-    cdef Numbers of = numbers_of_runs(h, scale, shift)
-    of.a = r
-    of.b = tilt
-    of.c = rest
-    of.gain = gain
-    for k in range(min(runs, job.channels)):
-        h[k] = <real>job.mean[row]
-        r[k] = <real>bounded(job.rstd[row], x)
-        through_statistics(job, row, count, sum, dot, &h[k], &tilt[k], &rest[k])
-    while c < job.channels:
-        runs = min(runs, job.channels - c)
-        for k in range(runs):
-            gain[k] = 1 if job.gamma == NULL else <real>job.gamma[p + c + k]
-            run_of(job, row, p + c + k, x, &scale[k], &shift[k])
-        i = 0
-        while i < job.inner:    # as a whole, where there are several runs
-            n = min(most, job.inner - i)
-            dx = row_room(out, at, runs * n, x)
-            of.w = w + i
-            bn_gradient_rows(job.act, runs, n, <const real*>job.dy + at, x + at, dx, &of, edge_of(out))
-            add_gradient(job, at, runs * n, dx)
-            at += runs * n
-            i += n
-        c += runs
-
-
 cdef void weighted_backward(
     RowJob* job, Py_ssize_t o, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end, double* dgamma, double* dbeta,
     Output* out, const real* x
@@ -179,4 +142,4 @@ cdef void weighted_backward(
         for g in range(begin, end):
             row = o * job.groups + g
             sums_of_runs(job, True, row, g, total, dgamma, dbeta, walk_on(job, out), &sum, &dot, x)
-            weighted_map_of_row(job, row, g * job.channels, near, count, sum, dot, out, x)
+            gradient_of_runs(job, row, g, near, count, sum, dot, out, x)

@@ -36,6 +36,10 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
         whole[i] = two[2 * i] + two[2 * i + 1];
 }
 
+/* Values of a row that may be sent as fast as they are computed. Of longer ones lines would follow each other so closely
+ * that they wait for memory: to turn them, though no byte moves, takes less time than that. */
+enum { BN_BRISK = 512 };
+
 /* The maps of rows that lie one after the other, which are sent if there is an `edge`. Else what does not fill a vector is
  * made first, as the last vector of the row, and written last: what is read may lie there too. */
 #define BN_MAP_ROW(n, out, VALUE)                                                                                     \
@@ -65,7 +69,7 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
     }
 #define BN_MAP_ROWS(rows, n, out, edge, NUMBERS, VALUE)                                                               \
     if (edge) {                                                                                                       \
-        BN_SEND_ROWS(rows, n, out, edge, NUMBERS, VALUE);                                                             \
+        BN_SEND_ROWS((n) <= BN_BRISK, rows, n, out, edge, NUMBERS, VALUE);                                            \
     } else {                                                                                                          \
         for (ptrdiff_t k_ = 0; k_ < (rows); k_++) {                                                                   \
             const ptrdiff_t begin_ = k_ * (n);                                                                        \

@@ -5,7 +5,6 @@
 # a few rows as a tree in the type of x, the trees in float64, blocks of rows by differences of means. So every build
 # gives the same bits. What the parts are:
 #
-#   activations.pxi        what comes after normalizing, and its gradient
 #   channel_columns.pxi    columns and channels: spread per-channel numbers over columns, gather sums back
 #   channel_moments.pxi    count, mean, m2, low of a block, the fast way and the careful way
 #   channel_weights.pxi    sums of columns whose positions have weights
@@ -215,7 +214,6 @@ ctypedef fused term:    # what their sums are made in
     float
     double
 
-include "activations.pxi"
 include "channel_columns.pxi"
 include "channel_moments.pxi"
 include "channel_weights.pxi"

@@ -42,8 +42,8 @@ BN_APART void OF(bn_weighted_squares)(ptrdiff_t runs, ptrdiff_t n, ptrdiff_t pit
     *square = bn_whole(second);
 }
 
-BN_INLINE void OF(bn_weighted_products_of)(bn_activation act, ptrdiff_t n, const real *dy, const real *x, ptrdiff_t left,
-                                           const bn_numbers *of, double *sum, double *dot)
+BN_INLINE void OF(bn_weighted_products)(bn_activation act, ptrdiff_t n, const real *dy, const real *x, ptrdiff_t left,
+                                        const bn_numbers *of, double *sum, double *dot)
 {
     const ptrdiff_t k = 0;
     double first[8] = {0}, second[8] = {0};
@@ -51,11 +51,5 @@ BN_INLINE void OF(bn_weighted_products_of)(bn_activation act, ptrdiff_t n, const
     BN_RUN_IN_LANES(n, left, first, second, BN_WEIGHTED_PRODUCT)
     *sum = bn_whole(first);
     *dot = bn_whole(second);
-}
-
-BN_APART void OF(bn_weighted_products)(bn_activation act, ptrdiff_t n, const real *dy, const real *x, ptrdiff_t left,
-                                       const bn_numbers *of, double *sum, double *dot)
-{
-    BN_BY_KIND(OF(bn_weighted_products_of), act, n, dy, x, left, of, sum, dot)
 }
 #endif
