@@ -140,6 +140,6 @@ static inline size_t bn_row_edge(bn_edge *edge, char *to)
 #define BN_NO_NUMBERS(DO)
 
 /* out[i] = VALUE(i, i) of n values, a line at least. */
-#define BN_SEND_VALUES(n, out, edge, VALUE) BN_SEND_ROWS(1, 1, n, out, edge, BN_NO_NUMBERS, VALUE)
+#define BN_SEND_VALUES(brisk, n, out, edge, VALUE) BN_SEND_ROWS(brisk, 1, n, out, edge, BN_NO_NUMBERS, VALUE)
 
 #endif

@@ -56,11 +56,11 @@ BN_INLINE void OF(bn_map_columns_by)(bn_activation act, const real *x, real *y, 
     const real *shift = (const real *)of->shift + from;
     integer found[SOME] = {0}, any = 0;
     if (!infinite && edge)
-        BN_SEND_VALUES(n, y, edge, BN_COLUMN);
+        BN_SEND_VALUES(1, n, y, edge, BN_COLUMN);
     else if (!infinite)
         BN_LINE_OF(y, BN_COLUMN(j, j))
     else if (edge)
-        BN_SEND_VALUES(n, y, edge, BN_CHECKED);
+        BN_SEND_VALUES(1, n, y, edge, BN_CHECKED);
     else {
         const ptrdiff_t even = n - n % SOME;
         for (ptrdiff_t i = 0; i < even; i += SOME) {
@@ -93,7 +93,7 @@ BN_INLINE void OF(bn_gradient_columns_by)(bn_activation act, const real *dy, con
     const real *a = (const real *)of->a + from, *b = of->b ? (const real *)of->b + from : NULL;
     const real *c = b ? (const real *)of->c + from : NULL, *w = (const real *)of->w;
     if (edge)
-        BN_SEND_VALUES(n, dx, edge, BN_COLUMN_GRADIENT);
+        BN_SEND_VALUES(0, n, dx, edge, BN_COLUMN_GRADIENT);
     else if (!b)
         BN_LINE_OF(dx, OF(bn_act_pull)(act, BN_COLUMN_V(j), a[j] * dy[j]))
     else if (!w)

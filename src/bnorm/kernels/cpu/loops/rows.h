@@ -185,7 +185,7 @@ BN_APART void OF(bn_gradient_rows)(bn_activation act, ptrdiff_t rows, ptrdiff_t 
 /* h = x + r of n values, a line at least, which are sent to `out` and kept in h for what comes next. */
 BN_APART void OF(bn_sums)(ptrdiff_t n, const real *x, const real *r, real *BN_RESTRICT h, real *out, bn_edge *edge)
 {
-    BN_SEND_VALUES(n, out, edge, BN_SUM);
+    BN_SEND_VALUES(0, n, out, edge, BN_SUM);
 }
 
 /* Where one of the numbers of a channel or row is NaN, let it be h, and only h. Which of two NaN an operation returns is up to
