@@ -91,7 +91,7 @@ def test_padding_of_weight_zero_may_be_nan(name):
 def test_the_backward_has_the_scale_of_the_forward(length, name):
     x = np.full((2, 4, length), 3, dtype=np.float32)  # so y is the activation of beta
     gamma, one = np.full(4, 1e25, dtype=np.float32), np.ones(4, dtype=np.float32)
-    _, saved = F.instance_norm(x, gamma, one, eps=1e-40, activation=name)  # 1e45 times x - mean: more than float32 holds
+    _, saved = F.instance_norm(x, gamma, one, eps=1e-40, activation=name)  # the scale is 1e45, beyond float32
     _, _, dbeta = F.backward(np.ones_like(x), saved)
     _, saved = F.instance_norm(x.astype(float), 0 * gamma, one, activation=name)
     np.testing.assert_allclose(dbeta, F.backward(np.ones(x.shape), saved)[2], rtol=1e-6)

@@ -2,9 +2,9 @@
 # channel c. These helpers go from channels to columns and back.
 #
 # Uses nothing of its siblings.
-# Gives Block, FETCH_COLUMNS, ROWS, begin_sums, block_rows, bounded, centered_planes, columns_of, fetch_rows,
-# from_position, gather, gather_sums, head_of, lane_sum, plane_sums, planes_of, pour, row_weights, run_block, spread,
-# values_of, weigh_block, weights_at, weights_from, weights_of_row, width_of, zero.
+# Gives Block, FETCH_COLUMNS, ROWS, begin_sums, block_rows, bounded, centered_planes, columns_of, fetch_rows, gather,
+# gather_sums, head_of, lane_sum, plane_sums, planes_of, pour, row_weights, run_block, spread, values_of, weigh_block,
+# weights_at, weights_from, weights_of_row, width_of, zero.
 
 cdef enum:
     FETCH_COLUMNS = 16  # columns between two fetches of what comes next, by rows: few lines at a time
@@ -184,10 +184,6 @@ cdef inline void begin_sums(const Block* b, double* s, double* q) noexcept nogil
 cdef inline void gather_sums(const Block* b, double* s, double* q) noexcept nogil:
     gather(s, b)
     gather(q, b)
-
-
-cdef inline const double* from_position(const double* numbers, Py_ssize_t i) noexcept nogil:
-    return NULL if numbers == NULL else numbers + i
 
 
 cdef inline const void* weights_from(const void* weight, int weighs, Py_ssize_t i) noexcept nogil:

@@ -2,8 +2,8 @@
 # high part of the mean. With an activation dy is first brought before it, by the forward's v, recomputed as there.
 # With weights a dy of 0 adds nothing whatever x holds there: padding may be NaN.
 #
-# A loop over values is compiled for each kind of activation (formulas.h has the list): its caller hands it to `by_kind`,
-# and it takes the activation first.
+# A loop over values is compiled for each kind of activation (formulas.h has the list): its caller hands it to
+# `by_kind`, and it takes the activation first.
 #
 # Uses Block, begin_sums, columns_of, gather_sums, plane_sums, planes_of, width_of, zero (channel_columns),
 # column_sums, product (channel_moments).

@@ -1,10 +1,10 @@
 # dx of rows, and the gradients of their parameters. Sums and dx of a batch of rows are made before the next
 # are read; where gamma changes from value to value, one pass makes the sums of the rows and those of the columns.
 #
-# Uses Block, bounded, from_position, pour, run_block, zero (channel_columns), block_sums, products_beyond_float
-# (channel_grads), Output, longest (channel_maps), edge_of, gradient_of_runs, numbers_of_runs, row_room, short_runs,
-# through_statistics (row_maps), add_gradient, gradient_of_sums (row_residual), BATCH, EIGHTH, WIDTH, short_pair_sums
-# (row_short), affine_of, finish_sums, piece_of, readable, row_numbers, sums_of_stripe, walk_on (row_sums).
+# Uses Block, bounded, pour, run_block, zero (channel_columns), block_sums, products_beyond_float (channel_grads),
+# Output, longest (channel_maps), edge_of, gradient_of_runs, numbers_of_runs, row_room, short_runs, through_statistics
+# (row_maps), add_gradient, gradient_of_sums (row_residual), BATCH, EIGHTH, WIDTH, short_pair_sums (row_short),
+# affine_of, finish_sums, piece_of, readable, row_numbers, sums_of_stripe, walk_on (row_sums).
 # Gives backward_long_rows, backward_rows, backward_short_rows, sums_of_runs.
 
 cdef inline void run_sums(
@@ -292,8 +292,8 @@ cdef void gradients_of_short_runs(
         i = 0
         while i < runs:     # as far as channels follow each other
             k = min(runs - i, stop * channels - p)
-            bn_run_totals(k, from_position(job.gamma, p), rstds + i, offs + i, &sum[i], &dot[i], &gain[i],
-                          dgamma + p if job.params else NULL, dbeta + p)
+            bn_run_totals(k, NULL if job.gamma == NULL else job.gamma + p, rstds + i, offs + i, &sum[i],
+                          &dot[i], &gain[i], dgamma + p if job.params else NULL, dbeta + p)
             i += k
             p = p + k if p + k < stop * channels else first
         bn_row_slopes(n, <double>size, job.rule != BN_MEAN_SQUARE, job.mean + row, job.rstd + row,

@@ -24,7 +24,7 @@
 
 from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport INFINITY, fabs
-from libc.stdint cimport int64_t
+from libc.stdint cimport PTRDIFF_MAX, int64_t
 from libc.string cimport memcpy, memmove
 
 from bnorm.kernels.cpu.jobs cimport (
@@ -80,7 +80,7 @@ cdef extern from "streams.h" nogil:
     ctypedef struct bn_ahead:
         const char* at
         Py_ssize_t apart, third, reach
-        size_t span
+        size_t span, left
     ctypedef struct bn_output:
         pass
     void bn_stand(bn_ahead*)
