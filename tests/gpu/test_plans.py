@@ -13,6 +13,7 @@ from benchmarks import gpu_compile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gpu_small
 import gpu_sweep
 from bnorm.kernels import activation
 from bnorm.kernels.activation import RELU
@@ -583,3 +584,27 @@ def test_the_sweep_forgets_no_instance(dtype, monkeypatch):
                 list(gpu_sweep.results(case, act, x, x, vectors, weight))
     launched = set(device.kernels())
     assert launched == {name for family in gpu_sweep.FAMILIES for name in every(family, (dtype,))}
+
+
+def test_what_a_sanitizer_watches(monkeypatch):
+    """On an H100 the small calls reach every family of kernels, and blocks that go on to other channels and rows."""
+    device = PlanningDevice(plans.Limits())
+    monkeypatch.setattr(launching, "device_of", lambda x: device)
+    gpu_small.calls(lambda shape: np.empty(shape, "f4"), np.ones)
+    assert {launch.family for launch in device.log} == launching.FAMILIES.keys() - {"statistics"}
+    going_on = set()
+    for launch in device.log:
+        name = launch.kernel.partition("<")[0]
+        if launch.family == "clusters":
+            many, at_a_time = fields(launch)["columns"], launch.grid[0]
+        elif launch.persistent:
+            most = 2048 // plans.THREADS  # blocks of a processor; fewer where each has much memory, or many registers
+            most = 1 if launch.shared > 112 << 10 else 2 if launch.shared > 75 << 10 else most
+            most = 3 if launch.kernel.startswith("rows_forward<float, 4, 4, 1,") else most
+            many, at_a_time = launch.grid[0], most * device.limits.processors
+        else:
+            continue
+        if many > at_a_time:
+            going_on.add(name)
+    weighted = {"rows_weighted_forward", "rows_weighted_backward"}
+    assert going_on == {"cluster_moments", "cluster_sums", "moments", "sums", "rows_forward"} | weighted
