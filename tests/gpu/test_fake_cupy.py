@@ -2,10 +2,12 @@
 
 import copy
 import pickle
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
+import child
 from bnorm.kernels import BACKENDS, gpu, reference
 from compare import assert_close
 from emulated.device import needs_emulator
@@ -115,3 +117,9 @@ def test_the_backend_runs_on_it(cupy):
     assert_close(cupy.asnumpy(dx), reference.backward(dy.astype("f8"), x.astype("f8"), want[1], count)[0], 1e-5)
     with cupy.launches_nothing():
         assert np.isnan(gpu.forward(device_x, None, None, 1e-5)[0].host).all()
+
+
+@pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
+def test_cupy_has_what_the_stand_in_has():
+    """And what is asked of it elsewhere. No device is needed to import it."""
+    assert child.output("cupy_names.py").split() == []
