@@ -40,15 +40,34 @@ struct State {
     const double inverse = 1.0 / values, total = n + values, w = values / total, share = n * w;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const double from = exact(high[k]), away = exact(low[k]);
-      const double mean = s[k] * inverse, inside = q[k] - s[k] * mean, gap = mean - away;
-      const double step = away + gap * w;  // the new mean, relative to high
-      const A next = as<A>(from + step);
-      m2[k] += (inside < 0.0 ? 0.0 : inside) + gap * share * gap;
-      low[k] = as<A>(step - (exact(next) - from));
+      const Moments sum = with(k, total, inverse, w, share, s[k], q[k]);
+      const A next = as<A>(sum.center + sum.away);
+      m2[k] = sum.m2;
+      low[k] = as<A>(sum.away - (exact(next) - sum.center));
       high[k] = next;
     }
     n = total;
+  }
+  // The moments of all, with a last one, which has no values where there are none at all.
+  BN_MEMBER void end(double values, const double (&s)[K], const double (&q)[K], Moments (&sum)[K]) const {
+    const double inverse = values == 0.0 ? 0.0 : 1.0 / values, total = n + values;
+    if (n == 0.0) {  // of few values it is the first, too
+#pragma unroll
+      for (int k = 0; k < K; ++k) sum[k] = alone(k, values, inverse, s[k], q[k]);
+      return;
+    }
+    const double w = values / total, share = n * w;
+#pragma unroll
+    for (int k = 0; k < K; ++k) sum[k] = with(k, total, inverse, w, share, s[k], q[k]);
+  }
+  BN_MEMBER Moments alone(int k, double values, double inverse, double s, double q) const {
+    const double mean = s * inverse, inside = q - s * mean;
+    return {values, exact(high[k]), inside < 0.0 ? 0.0 : inside, mean};
+  }
+  BN_MEMBER Moments with(int k, double total, double inverse, double w, double share, double s, double q) const {
+    const Moments block = alone(k, total, inverse, s, q);
+    const double away = exact(low[k]), gap = block.away - away;
+    return {total, block.center, m2[k] + (block.m2 + gap * share * gap), away + gap * w};
   }
   BN_MEMBER State() : n(0.0) {
 #pragma unroll
@@ -57,7 +76,6 @@ struct State {
       m2[k] = 0.0;
     }
   }
-  BN_MEMBER Moments get(int k) const { return {n, exact(high[k]), m2[k], exact(low[k])}; }
 };
 
 // The first center: the mean of the first values, relative to the very first, so that it is exact where all are equal.
@@ -134,12 +152,16 @@ BN_DEV void add_values(const Vector<T, V>& t, const A (&center)[K], A (&s)[K], A
   }
 }
 
-// All steps of a thread. `arrived` waits for those before so many that are left, where they are fetched.
-template <class T, int V, int K, int THREADS, bool KEEP, class Walk, class A, class Arrived = AllThere>
+// The moments of all steps of a thread, computed in A. `arrived` waits for those before so many that are left, where they
+// are fetched.
+template <class T, int V, int K, int THREADS, bool KEEP, class A, class Walk, class Arrived = AllThere>
 BN_DEV void add_steps(
-    const T* x, Walk walk, i64 steps, State<A, K>& state, Vector<T, V>* kept, const Arrived& arrived = Arrived()) {
+    const T* x, Walk walk, i64 steps, Moments (&sum)[K], Vector<T, V>* kept, const Arrived& arrived = Arrived()) {
   typedef Block<T, V, K> block;
+  constexpr int LOADS = K == 8 ? 2 * BATCH : BATCH;
   Reader<T, V, THREADS> reader = {kept};
+  State<A, K> state;
+  double values = 0.0, s_[K] = {}, q_[K] = {};  // of the last block
   if (steps > 0) {
     arrived(steps - least(BATCH, steps));
     first_mean<T, V, K>(x, walk, steps, state.high);
@@ -154,27 +176,28 @@ BN_DEV void add_steps(
     for (int k = 0; k < K; ++k) s[k] = q[k] = 0;
     int i = 0;
 #pragma unroll 1
-    for (; i + BATCH <= many; i += BATCH) {
-      Vector<T, V> t[BATCH];
+    for (; i + LOADS <= many; i += LOADS) {
+      Vector<T, V> t[LOADS];
 #pragma unroll
-      for (int u = 0; u < BATCH; ++u, walk.next()) t[u] = reader.template get<KEEP>(x, walk.at);
+      for (int u = 0; u < LOADS; ++u, walk.next()) t[u] = reader.template get<KEEP>(x, walk.at);
 #pragma unroll
-      for (int u = 0; u < BATCH; ++u) add_values<T, V, K>(t[u], state.high, s, q);
+      for (int u = 0; u < LOADS; ++u) add_values<T, V, K>(t[u], state.high, s, q);
     }
 #pragma unroll 1
     for (; i < many; ++i, walk.next()) add_values<T, V, K>(reader.template get<KEEP>(x, walk.at), state.high, s, q);
-    const A values = (A)(many * block::PER_STEP);
-    double s_[K], q_[K];
+    values = (double)(many * block::PER_STEP);
     unsigned again = 0;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       s_[k] = s[k];
       q_[k] = q[k];
-      again |= (unsigned)!(q[k] >= (A)1e-36 * values && q[k] - q[k] == 0) << k;
+      again |= (unsigned)!(q[k] >= (A)1e-36 * (A)values && q[k] - q[k] == 0) << k;
     }
     if (!Compute<T>::in_range && sizeof(A) < 8 && rarely(again) && (again & off_center<T, V, K>(x, start, many, state.high)))
       exact_block<T, V, K>(x, start, many, state.high, s_, q_);
-    state.add((double)values, s_, q_);
     steps -= many;
+    if (steps <= 0) break;
+    state.add(values, s_, q_);
   }
+  state.end(values, s_, q_, sum);
 }

@@ -19,7 +19,10 @@ __global__ void __launch_bounds__(BX* BY, (Resident<BX * BY, K, MODE>::blocks)) 
   Vector<T, V>* kept = kept_memory<T, V, MODE>(job);
   Moments sum[K];
   sum_moments<T, V, K, BX, BY, MODE>(job, blockIdx.x, blockIdx.y, kept, sum);
-  finish_tile<T, Moments, K, BX, BY, MODE == WITH_MAP>(job, blockIdx.x, blockIdx.y, sum);
+  const auto rest = [&](i64 column, Moments& sum) {
+    if (MODE != CAREFUL) add_one(sum, exact(widen(static_cast<const T*>(job.x)[job.steps * job.columns + column])));
+  };
+  finish_tile<T, Moments, K, BX, BY, MODE == WITH_MAP>(job, blockIdx.x, blockIdx.y, sum, rest);
   if (MODE == WITH_MAP) map_forward<T, V, K, BX, BY, KIND, false>(job, blockIdx.x, 0, kept);
 }
 

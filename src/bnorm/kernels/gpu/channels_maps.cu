@@ -170,14 +170,12 @@ BN_DEV void map_forward(
     if (here) kept += BX * BY;
   }
   if (FETCHES && ahead && place.steps % BATCH) end_group();
-#pragma unroll
-  for (int k = 0; k < K; ++k)
-    if (place.in_last_row(job, g, k)) {
-      const i64 at = job.steps * job.columns + place.column + k;
-      T element = x[at];
-      map(element, k);
-      y[at] = element;
-    }
+  place.in_last_row(job, g, [&](int k) {
+    const i64 at = job.steps * job.columns + place.column + k;
+    T element = x[at];
+    map(element, k);
+    y[at] = element;
+  });
   if (FINITE && found) atomicOr(job.infinite, 1);
 }
 
@@ -288,15 +286,13 @@ BN_DEV void map_backward(
       end_group();
     }
   }
-#pragma unroll
-  for (int k = 0; k < K; ++k)
-    if (place.in_last_row(job, g, k)) {
-      const i64 at = job.steps * job.columns + place.column + k;
-      const T gradient = dy[at];
-      T element = READS_X ? x[at] : gradient;
-      map(gradient, element, weight_at(job.steps), k);
-      dx[at] = element;
-    }
+  place.in_last_row(job, g, [&](int k) {
+    const i64 at = job.steps * job.columns + place.column + k;
+    const T gradient = dy[at];
+    T element = READS_X ? x[at] : gradient;
+    map(gradient, element, weight_at(job.steps), k);
+    dx[at] = element;
+  });
 }
 
 // Of kernels ----------------------------------------------------------------------------------------------------------

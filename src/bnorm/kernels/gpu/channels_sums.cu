@@ -26,30 +26,24 @@ BN_DEV void add_one(Moments& sum, double v) {
   }
 }
 
-// The moments of each thread.
+// The moments of each thread, but for the last, incomplete row where no weights or NaN are looked at.
 template <class T, int V, int K, int BX, int BY, int MODE>
 BN_DEV void sum_moments(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Moments (&sum)[K]) {
   typedef typename Compute<T>::type A;
   const Place<K, BX, BY> place(job, tile, g);
   const T* x = static_cast<const T*>(job.x);
   const Walk<BX == 1> walk(job, place.column, place.first, BY);
-  const i64 rest = job.steps * job.columns + place.column;
   if (MODE == CAREFUL) {
     sum[0] = {0.0, 0.0, 0.0, 0.0};
     add_weighted<T>(job, x, walk, place.column, place.first, BY, place.steps, sum[0]);
-    if (place.in_last_row(job, g, 0)) {
+    place.in_last_row(job, g, [&](int) {
       Walk<BX == 1> last = walk;
-      last.at = rest;
+      last.at = job.steps * job.columns + place.column;
       add_weighted<T>(job, x, last, place.column, job.steps, 0, 1, sum[0]);
-    }
+    });
   } else {
-    State<typename Pick<MODE == EXACT, double, A>::type, K> state;
-    add_steps<T, V, K, BX * BY, MODE == WITH_MAP>(x, walk, place.steps, state, kept);
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      sum[k] = state.get(k);
-      if (place.in_last_row(job, g, k)) add_one(sum[k], exact(widen(x[rest + k])));
-    }
+    typedef typename Pick<MODE == EXACT, double, A>::type B;
+    add_steps<T, V, K, BX * BY, MODE == WITH_MAP, B>(x, walk, place.steps, sum, kept);
   }
 }
 
@@ -197,13 +191,11 @@ BN_DEV void sum_products(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Su
   add_products<T, V, KIND, MODE == WITH_MAP, WEIGHTED>(
       job.slope, x, dy, forward, walk, place.steps, of_x, of_dy, sum);
   const bn_activation act = activation_of<KIND>(job.slope);
-#pragma unroll
-  for (int k = 0; k < K; ++k)
-    if (place.in_last_row(job, g, k)) {
-      const i64 at = job.steps * job.columns + place.column + k;
-      const A h = forward.high[k * BX + tx], value = widen(x[at]);
-      const double gradient = exact(through<KIND>((A)widen(dy[at]), value - h, forward, k * BX + tx, act));
-      sum[k].total += gradient;
-      if (!WEIGHTED || gradient != 0.0) sum[k].dot += gradient * (exact(value) - exact(h));
-    }
+  place.in_last_row(job, g, [&](int k) {
+    const i64 at = job.steps * job.columns + place.column + k;
+    const A h = forward.high[k * BX + tx], value = widen(x[at]);
+    const double gradient = exact(through<KIND>((A)widen(dy[at]), value - h, forward, k * BX + tx, act));
+    sum[k].total += gradient;
+    if (!WEIGHTED || gradient != 0.0) sum[k].dot += gradient * (exact(value) - exact(h));
+  });
 }

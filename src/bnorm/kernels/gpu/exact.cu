@@ -105,12 +105,11 @@ __global__ void __launch_bounds__(BX* BY, 2) exact_sums(Job job) {
     for (int k = 0; k < K; ++k)
       if (held[k].base != NO_WINDOW) held[k].flush(own + k, WIDTH);
   }
-#pragma unroll
-  for (int k = 0; k < K; ++k)
-    if (place.in_last_row(job, blockIdx.y, k) && taken<MASKED>(job, place.column, job.steps)) {
-      held[k].add(__float_as_uint(widen(x[job.steps * job.columns + place.column + k])), own + k, WIDTH);
-      if (held[k].base != NO_WINDOW) held[k].flush(own + k, WIDTH);
-    }
+  place.in_last_row(job, blockIdx.y, [&](int k) {
+    if (!taken<MASKED>(job, place.column, job.steps)) return;
+    held[k].add(__float_as_uint(widen(x[job.steps * job.columns + place.column + k])), own + k, WIDTH);
+    if (held[k].base != NO_WINDOW) held[k].flush(own + k, WIDTH);
+  });
   __syncthreads();
   u64* totals = reinterpret_cast<u64*>(job.sums);
   for (int i = threadIdx.x; i < ROWS * WIDTH; i += BX * BY) {

@@ -4,15 +4,6 @@
 // Moments are joined about a center that all of them share: first the counts and the distances of the means from it,
 // which give the mean of all, then m2 with the distances from that. One division per channel, no chain of merges.
 
-// Threads of a block are BX columns (of K channels) wide and BY high.
-template <int K, int BX, int BY>
-struct Tile {
-  static constexpr int THREADS = BX * BY, WIDTH = BX * K;
-  static constexpr int ROWS = BX >= 32 ? 1 : 32 / BX;  // that share a warp
-  static constexpr int WARPS = BY / ROWS;
-  static constexpr int SIZE = 2 * (WARPS * WIDTH > THREADS ? WARPS * WIDTH : THREADS);  // doubles for what follows
-};
-
 struct Moments {  // of the values of one channel; the mean is center + away
   double n, center, m2, away;
 };
@@ -34,20 +25,32 @@ BN_DEV double first_center(double n, double center, int stride, double* memory) 
 }
 
 // Add up P numbers per column of the tile: thread k has those of column k in `total`, the others nothing. `memory` is
-// free behind the next barrier.
+// free behind the next barrier. Lanes of the same columns halve these among them with every step, as that takes half the
+// shuffles: the last columns of each are OWN, in the order of the lanes.
 template <int P, int K, int BX, int BY>
 BN_DEV void add_rows(double (&mine)[K][P], double* memory, double (&total)[P]) {
   typedef Tile<K, BX, BY> tile;
-  const int tid = threadIdx.x, tx = tid % BX, ty = tid / BX;
+  const int tid = threadIdx.x, tx = tid % BX, row = tid / BX % tile::ROWS, warp = tid / BX / tile::ROWS;
 #pragma unroll
-  for (int k = 0; k < K; ++k)
+  for (int d = 16, many = K / 2; d >= BX; d >>= 1, many /= 2)
 #pragma unroll
-    for (int p = 0; p < P; ++p) {
-      double sum = mine[k][p];
+    for (int k = 0; k < (tile::SHARES ? many : K); ++k)
 #pragma unroll
-      for (int d = 16; d >= BX; d >>= 1) sum += __shfl_down_sync(~0u, sum, d);
-      if (ty % tile::ROWS == 0) memory[(p * tile::WARPS + ty / tile::ROWS) * tile::WIDTH + tx * K + k] = sum;
-    }
+      for (int p = 0; p < P; ++p) {
+        if constexpr (tile::SHARES) {
+          const double low = mine[k][p], high = mine[k + many][p];
+          const bool upper = tid & d;
+          mine[k][p] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, d);
+        } else {
+          mine[k][p] += __shfl_down_sync(~0u, mine[k][p], d);
+        }
+      }
+  const int first = tile::SHARES ? row * tile::OWN : 0;
+#pragma unroll
+  for (int k = 0; k < tile::OWN; ++k)
+#pragma unroll
+    for (int p = 0; p < P; ++p)
+      if (tile::SHARES || row == 0) memory[(p * tile::WARPS + warp) * tile::WIDTH + tile::at(tx, first + k)] = mine[k][p];
   __syncthreads();
 #pragma unroll
   for (int p = 0; p < P; ++p) total[p] = 0.0;
@@ -55,7 +58,7 @@ BN_DEV void add_rows(double (&mine)[K][P], double* memory, double (&total)[P]) {
 #pragma unroll
     for (int p = 0; p < P; ++p)
 #pragma unroll 8
-      for (int w = 0; w < tile::WARPS; ++w) total[p] += memory[(p * tile::WARPS + w) * tile::WIDTH + tid];
+      for (int w = 0; w < tile::WARPS; ++w) total[p] += memory[(p * tile::WARPS + w) * tile::WIDTH + tile::at(tid)];
   }
 }
 
@@ -105,32 +108,32 @@ BN_DEV Moments join_block(Moments (&mine)[K], double* memory, int same = 0) {
     if (tid < BX) shared[tid] = center;
   } else if (tid < BX) {
 #pragma unroll
-    for (int k = 0; k < K; ++k) shared[tx * K + k] = mine[k].center;
+    for (int k = 0; k < K; ++k) shared[tile::at(tx, k)] = mine[k].center;
   }
   __syncthreads();
   if (K > 1 && same) {  // that of the first column, for all of a channel
-    if (tid >= same && tid < tile::WIDTH) shared[tid] = shared[tid % same];
+    if (tid >= same && tid < tile::WIDTH) shared[tile::at(tid)] = shared[tile::at(tid % same)];
     __syncthreads();
   }
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    mine[k].away += mine[k].center - shared[tx * K + k];
+    mine[k].away += mine[k].center - shared[tile::at(tx, k)];
     parts[k][0] = mine[k].n;
     parts[k][1] = mine[k].n == 0.0 ? 0.0 : mine[k].n * mine[k].away;
   }
   add_rows<2, K, BX, BY>(parts, memory, total);
   add_same<2, K, BX, BY>(total, same, memory);
   const double away = total[0] == 0.0 ? 0.0 : total[1] / total[0];
-  if (tid < tile::WIDTH) shared[tile::WIDTH + tid] = away;
+  if (tid < tile::WIDTH) shared[tile::WIDTH + tile::at(tid)] = away;
   __syncthreads();
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    const double gap = mine[k].away - shared[tile::WIDTH + tx * K + k];
+    const double gap = mine[k].away - shared[tile::WIDTH + tile::at(tx, k)];
     rest[k][0] = mine[k].n == 0.0 ? 0.0 : mine[k].m2 + gap * mine[k].n * gap;
   }
   add_rows<1, K, BX, BY>(rest, memory, m2);
   add_same<1, K, BX, BY>(m2, same, memory);
-  return {total[0], tid < tile::WIDTH ? shared[tid] : 0.0, m2[0], away};
+  return {total[0], tid < tile::WIDTH ? shared[tile::at(tid)] : 0.0, m2[0], away};
 }
 
 // Partial sums ------------------------------------------------------------------------------------------------------
@@ -178,22 +181,18 @@ struct Window {
 template <int P, int THREADS>
 BN_DEV void add_slices(double (&v)[P], int slices, int width, double* memory) {
   const int tid = threadIdx.x, slice = tid / width;
+  if (slices == 1) return;
+#pragma unroll
+  for (int p = 0; p < P; ++p) memory[p * THREADS + tid] = v[p];
+  __syncthreads();
 #pragma unroll 1
   for (int half = slices / 2; half > 0; half /= 2) {
-#pragma unroll
-    for (int p = 0; p < P; ++p) memory[p * THREADS + tid] = v[p];
-    __syncthreads();
     if (slice < half) {
 #pragma unroll
-      for (int p = 0; p < P; ++p) v[p] += memory[p * THREADS + tid + half * width];
+      for (int p = 0; p < P; ++p) memory[p * THREADS + tid] = v[p] += memory[p * THREADS + tid + half * width];
     }
     __syncthreads();
   }
-  if (slice == 0) {
-#pragma unroll
-    for (int p = 0; p < P; ++p) memory[p * THREADS + tid] = v[p];
-  }
-  __syncthreads();
 #pragma unroll
   for (int p = 0; p < P; ++p) v[p] = memory[p * THREADS + tid % width];
   __syncthreads();
@@ -297,13 +296,14 @@ constexpr int PARTS_OF = sizeof(S) / sizeof(double);
 // only says which block is last, never in which order sums are joined.
 BN_DEV bool comes_last(unsigned* ticket, unsigned blocks) {
   BN_SHARED(int, is_last, 1);
-  __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) is_last[0] = blocks == 1u || atomicInc(ticket, blocks - 1u) == blocks - 1u;
+  if (threadIdx.x == 0) {  // whose fences hold for what all threads of the block write before and read behind the barriers
+    __threadfence();
+    is_last[0] = blocks == 1u || atomicInc(ticket, blocks - 1u) == blocks - 1u;
+    __threadfence();
+  }
   __syncthreads();
-  const bool last = is_last[0];
-  if (last) __threadfence();
-  return last;
+  return is_last[0];
 }
 
 // Join the partial sums of all chunks of the channels from `first` to `last`, which `blocks` blocks of each chunk have
@@ -347,16 +347,24 @@ BN_DEV void finish_channel(const Job& job, i64 c, const Sums& sum);
 
 // From the sums of the threads to finished channels: the block writes its partial sums, and the last ones of its group of
 // tiles join them all. Of few channels, of which a tile has several columns each, these are sums of channels, of each tile.
-// ALONE: it has all channels.
-template <class T, class S, int K, int BX, int BY, bool ALONE = false>
-BN_DEV void finish_tile(const Job& job, i64 tile_index, i64 g, S (&mine)[K]) {
+// ALONE: it has all channels. `rest` adds to the sum of a column its value in the last, incomplete row of widened ones.
+struct NoRest {
+  template <class S>
+  BN_MEMBER void operator()(i64, S&) const {}
+};
+
+template <class T, class S, int K, int BX, int BY, bool ALONE = false, class Rest = NoRest>
+BN_DEV void finish_tile(const Job& job, i64 tile_index, i64 g, S (&mine)[K], const Rest& rest = Rest()) {
   typedef Tile<K, BX, BY> tile;
   BN_SHARED(double, memory, tile::SIZE);
   const bool few = K > 1 && !ALONE && job.chunks * gridDim.x > 1 && job.copies > 1 && job.inner == 1 &&
                    2 * job.channels <= tile::WIDTH;
-  const S sum = join_block<K, BX, BY>(mine, memory, few ? (int)job.channels : 0);
-  const int tid = threadIdx.x;
-  const i64 column = tile_index * tile::WIDTH + tid;
+  S sum = join_block<K, BX, BY>(mine, memory, few ? (int)job.channels : 0);
+  const int tid = threadIdx.x, apart = few ? (int)job.channels : tile::WIDTH;  // the columns that are in `sum`
+  const i64 column = tile_index * tile::WIDTH + tid, left = job.total - job.steps * job.columns;
+  if (g == job.chunks - 1)
+#pragma unroll 1
+    for (int on = 0; tid + on < tile::WIDTH && column + on < left; on += apart) rest(column + on, sum);
   if (job.chunks * job.copies * job.inner == 1) {  // the block has whole channels, each of one column
     if (tid < tile::WIDTH && column < job.columns) finish_channel<T>(job, column, sum);
     return;

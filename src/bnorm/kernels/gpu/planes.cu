@@ -77,13 +77,13 @@ __global__ void __launch_bounds__(256, KIND >= BN_SILU || sizeof(T) == 8 ? 3 : 4
   Vector<T, WIDE>* kept = job.keep ? reinterpret_cast<Vector<T, WIDE>*>(dynamic_memory(true)) : nullptr;
   if (kept) of.keep(x, kept);
   __syncthreads();
-  State<typename Pick<MODE == EXACT, double, A>::type, 1> state;
+  typedef typename Pick<MODE == EXACT, double, A>::type B;
+  Moments own[1];
   const auto add = [&](auto walk, i64 steps) {
     const T* from = sizeof(walk.at) == 4 ? reinterpret_cast<const T*>(kept) : x;
-    add_steps<T, 1, 1, 256, false>(from, walk, steps, state, (Vector<T, 1>*)nullptr);
+    add_steps<T, 1, 1, 256, false, B>(from, walk, steps, own, (Vector<T, 1>*)nullptr);
   };
   for_own<T, G, BY>(job, kept, add);
-  Moments own[1] = {state.get(0)};
   const Moments sum = join_block<1, G, BY>(own, memory);
   if (tid < G) {
     const i64 c = blockIdx.x * G + tid;

@@ -304,17 +304,17 @@ template <class T, int V, bool KEPT>
 BN_DEV RowStats stats_of(
     const RowJob& job, const Row<V, 0, true, KEPT>& row, const T* x, const Vector<T, V>* kept, RowSums<true>& sums) {
   typedef typename Compute<T>::type A;
-  State<A, 1> state;
+  Moments sum[1];
   Vector<T, V>* none = nullptr;
   if (KEPT) {
     const Walk<false, int> walk(0, ROW_THREADS * V);
-    add_steps<T, V, 1, ROW_THREADS, false>(
-        reinterpret_cast<const T*>(kept), walk, row.steps(), state, none, Groups<BATCH>());
+    add_steps<T, V, 1, ROW_THREADS, false, A>(
+        reinterpret_cast<const T*>(kept), walk, row.steps(), sum, none, Groups<BATCH>());
   } else {
     const Walk<false> walk(row.offset, row.stride);
-    add_steps<T, V, 1, ROW_THREADS, false>(x, walk, row.steps(), state, none);
+    add_steps<T, V, 1, ROW_THREADS, false, A>(x, walk, row.steps(), sum, none);
   }
-  const Moments own = state.get(0);
+  const Moments& own = sum[0];
   const double center = exact(widen(x[0]));
   const double own_away = own.center - center + own.away;
   const double away = sums.add(own.n == 0.0 ? 0.0 : own.n * own_away) * job.inverse;

@@ -42,11 +42,10 @@ BN_DEV void forward_runs(const Job& job, Blocks& blocks) {
 #pragma unroll 1
   for (; c < job.columns; c = blocks.next) {
     blocks.ask(job, c);
-    State<A, 1> state;
+    Moments sum[1];
     const i64 steps = Place<1, 1, BY>(job, c, blocks.rank()).steps;
-    add_steps<T, V, 1, BY, false>(
-        reinterpret_cast<const T*>(kept), walk, steps, state, (Vector<T, V>*)nullptr, Groups<BATCH>());
-    Moments sum[1] = {state.get(0)};
+    add_steps<T, V, 1, BY, false, A>(
+        reinterpret_cast<const T*>(kept), walk, steps, sum, (Vector<T, V>*)nullptr, Groups<BATCH>());
     const Moments all = blocks.join(join_block<1, 1, BY>(sum, memory));
     Normal own;
     if (leads) {

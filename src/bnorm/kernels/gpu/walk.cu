@@ -110,8 +110,28 @@ struct Place {
     inside = column < job.columns;
     steps = inside && first < end ? (end - first + BY - 1) / BY : 0;
   }
-  // A value of the last, incomplete row of widened columns is this thread's too.
-  BN_MEMBER bool in_last_row(const Job& job, i64 g, int k) const {
-    return inside && threadIdx.x < BX && g == job.chunks - 1 && job.steps * job.columns + column + k < job.total;
+  // use(k) of the columns of this thread that have a value in the last, incomplete row of widened ones: seldom any.
+  template <class Use>
+  BN_MEMBER void in_last_row(const Job& job, i64 g, const Use& use) const {
+    const i64 left = job.total - job.steps * job.columns;
+    if (column >= left || threadIdx.x >= BX || g != job.chunks - 1) return;
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+      if (column + k < left) use(k);
   }
+};
+
+// Threads of a block are BX columns (of K channels) wide and BY high.
+template <int K, int BX, int BY>
+struct Tile {
+  static constexpr int THREADS = BX * BY, WIDTH = BX * K;
+  static constexpr int ROWS = BX >= 32 ? 1 : 32 / BX;  // that share a warp
+  static constexpr int WARPS = BY / ROWS;
+  static constexpr int SIZE = 2 * (WARPS * WIDTH > THREADS ? WARPS * WIDTH : THREADS);  // doubles for what follows
+  static constexpr bool SHARES = ROWS > 1 && K % ROWS == 0;  // the lanes of a column share out the K columns
+  static constexpr int OWN = SHARES ? K / ROWS : K;
+
+  // Where column `tx * K + k` lies in shared memory, so that threads side by side find theirs there side by side.
+  static BN_MEMBER int at(int tx, int k) { return k * BX + tx; }
+  static BN_MEMBER int at(int column) { return at(column / K, column % K); }
 };
