@@ -180,6 +180,49 @@ def test_a_graph_shares_no_memory(cupy, call, monkeypatch):
         assert bits(made) == want and all(bits(found) == alone for found in eager)
 
 
+def sets_to_0(cupy, stream, pool, call):
+    """How often a graph of a call sets memory to 0. Kernels are no nodes of it, as nothing is launched."""
+    with cupy.cuda.using_allocator(pool.malloc):
+        x = there(TABLE)
+        stream.begin_capture()
+        call(x)
+        return len(stream.end_capture().nodes)
+
+
+def test_a_graph_sets_no_tickets_to_0(cupy, monkeypatch):
+    """It takes some that are 0 from those that a call on its stream left there, and no two calls take the same ones."""
+    monkeypatch.setattr(launching, "SPARE", 40)
+    device, stream, pool = launching._device(0), cupy.cuda.Stream(7), cupy.cuda.MemoryPool()
+
+    def call(x):
+        gpu.forward(x, None, None, 1e-5)
+
+    with stream, cupy.launches_nothing():
+        call(there(TABLE))
+        assert sets_to_0(cupy, stream, pool, call) == 0
+        array, taken = device.workspaces.spare[7]
+        assert device.of_graphs == [array] and 0 < taken <= 20
+        places = [device.workspace(None, 8, taken).addresses[1] for _ in range(40 // taken - 1)]
+        assert places == [array.data.ptr + 4 * i * taken for i in range(1, 40 // taken)]
+        assert sets_to_0(cupy, stream, pool, call) == 1  # no more are left
+        call(there(TABLE))
+        assert sets_to_0(cupy, stream, pool, call) == 0
+        assert len(device.of_graphs) == 2 and array is device.of_graphs[0]
+        with cupy.cuda.Stream(8) as other:  # where no call has been
+            assert sets_to_0(cupy, other, pool, call) == 1
+
+
+def test_graphs_take_so_many_tickets_and_no_more(cupy, monkeypatch):
+    monkeypatch.setattr(launching, "MOST_SPARE", 3)
+    monkeypatch.setattr(launching, "SPARE", 1)
+    device = launching._device(0)
+    for _ in range(9):
+        taken(device)
+        device.workspace(None, 8, 1)
+        device.workspace(None, 8, 1)
+    assert len(device.of_graphs) == 3
+
+
 @needs_emulator
 def test_what_a_backward_needs_is_in_one_array(cupy):
     """Copies of gamma and beta, which may change before it, are made by the launch of the forward."""

@@ -4,7 +4,8 @@ A kernel is compiled when it is first needed, one small module per instance: CuP
 go to CuPy's current stream.
 
 A call has its workspace to itself until all of its launches are in the stream, whatever other threads launch there in
-between. A call that is captured in a graph takes its own from the pool that the graph's memory comes from.
+between. A call that is captured in a graph takes its own from the pool that the graph's memory comes from, and its
+tickets from those that an earlier call on its stream has set to 0: a graph would have to do that each time it runs.
 """
 
 import threading
@@ -24,6 +25,7 @@ Array = Any  # cupy.ndarray
 # Multiplications and additions are not contracted: where they are meant to be fused, the kernels say so.
 OPTIONS = ("-std=c++17", "-fmad=false")
 SHARED_AT_FIRST = 48 << 10  # bytes of shared memory, static and dynamic, that a block gets without asking the driver
+SPARE, MOST_SPARE = 1 << 16, 64  # tickets that are kept for graphs, of a stream at a time, and how often on a device
 WITH_CLUSTERS = 90  # the first compute capability that has them
 ON_CHANNELS = ("numbers.cu", "walk.cu", "joins.cu")
 BATCH_NORM = (*ON_CHANNELS, "fetching.cu", "blocks.cu", "moving.cu", "channels_sums.cu", "channels_maps.cu")
@@ -108,10 +110,14 @@ class Workspace(NamedTuple):
 
 
 class Workspaces(threading.local):
-    """Those that no call has: of each thread, one of each stream. Streams of several threads may have one number."""
+    """Those that no call has: of each thread, one of each stream. Streams of several threads may have one number.
+
+    spare: of each stream, tickets that are 0, and how many of them graphs have.
+    """
 
     def __init__(self) -> None:
         self.free: dict[int, Workspace] = {}
+        self.spare: dict[int, tuple[Array, int]] = {}
 
 
 class Device:
@@ -124,6 +130,7 @@ class Device:
         self.kernels: dict[str, Any] = {}
         self.shared: dict[str, int] = {}  # bytes that a kernel may ask for, where that is more than it may at first
         self.workspaces = Workspaces()
+        self.of_graphs: list[Array] = []  # tickets, which live as long as the device: nobody says when a graph ends
         device = cupy.cuda.Device(index)
         attributes = device.attributes
         self.limits = Limits(
@@ -159,16 +166,34 @@ class Device:
         """float64 numbers, and tickets that are 0 whenever no kernel runs: for one call on the current stream, which
         leaves it in `workspaces` for the next.
 
-        stream: None for a call that is captured. A graph sets the tickets of its own to 0 itself, each time it runs.
+        stream: None for a call that is captured.
         """
-        kept = None if stream is None else self.workspaces.free.pop(stream, None)
+        if stream is None:
+            return self.workspace_of_graph(self.stream().ptr, numbers, tickets)
+        kept = self.workspaces.free.pop(stream, None)
         if kept is not None and kept.numbers >= numbers and kept.tickets >= tickets:
             return kept
-        if stream is not None:  # seldom does a later call need another
-            least = (1 << 16, 1 << 12) if kept is None else (2 * kept.numbers, 2 * kept.tickets)
-            numbers, tickets = max(numbers, least[0]), max(tickets, least[1])
+        least = (1 << 16, 1 << 12) if kept is None else (2 * kept.numbers, 2 * kept.tickets)
+        numbers, tickets = max(numbers, least[0]), max(tickets, least[1])  # seldom does a later call need another
+        if stream not in self.workspaces.spare and len(self.of_graphs) < MOST_SPARE:
+            self.workspaces.spare[stream] = self.zeros((SPARE,), np.uint32), 0
         arrays = self.empty((numbers,), np.float64), self.zeros((tickets,), np.uint32)
         return Workspace((self.address(arrays[0]), self.address(arrays[1])), numbers, tickets, arrays)
+
+    def workspace_of_graph(self, stream: int, numbers: int, tickets: int) -> Workspace:
+        """For a call that is captured on this stream. Where no tickets are left the graph sets its own to 0 itself."""
+        space = self.empty((numbers,), np.float64)
+        found, taken = self.workspaces.spare.get(stream, (None, 0))
+        if found is None or taken + tickets > SPARE:
+            self.workspaces.spare.pop(stream, None)
+            self.workspaces.free.pop(stream, None)  # so that the next call which is not captured makes new ones
+            own = self.zeros((tickets,), np.uint32)
+            return Workspace((self.address(space), self.address(own)), numbers, tickets, (space, own))
+        if not taken:
+            self.of_graphs.append(found)
+        self.workspaces.spare[stream] = found, taken + tickets
+        at = self.address(found) + taken * found.itemsize
+        return Workspace((self.address(space), at), numbers, tickets, (space, found))
 
     def run(self, plan: plans.Plan, call: bytes) -> None:
         """Launch a plan. call: the part of the job that all of its launches share."""
