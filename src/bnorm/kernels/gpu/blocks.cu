@@ -146,7 +146,7 @@ BN_DEV void add_values(const Vector<T, V>& t, const A (&center)[K], A (&s)[K], A
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     const int k = K > 1 ? v : 0;
-    const A d = as<A>(widen(t.v[v])) - center[k];
+    const A d = as<A>(value(t, v)) - center[k];
     s[k] += d;
     q[k] = fused(d, d, q[k]);
   }

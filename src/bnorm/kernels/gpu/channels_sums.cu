@@ -123,8 +123,8 @@ BN_DEV void add_products(
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       const int k = K > 1 ? v : 0;
-      const A away = widen(t.v[v]) - h[k];
-      const A gradient = through<KIND>((A)widen(e.v[v]), away, forward, k * BX + tx, act);
+      const A away = value(t, v) - h[k];
+      const A gradient = through<KIND>((A)value(e, v), away, forward, k * BX + tx, act);
       s[k] += gradient;
       if (!WEIGHTED || gradient != 0) d[k] = fused(gradient, away, d[k]);
     }

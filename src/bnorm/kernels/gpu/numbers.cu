@@ -175,9 +175,14 @@ BN_DEV void store(T* p, const Vector<T, V>& v) {
 template <class T, int V>
 BN_DEV typename Compute<T>::type value(const Vector<T, V>& t, int v) { return widen(t.v[v]); }
 template <int V>
-BN_DEV float value(const Vector<bf16, V>& t, int v) {  // the upper half of a pair needs no shift
-  const unsigned low = v % 2 ? t.v[v - 1].bits : t.v[v].bits, high = v % 2 ? t.v[v].bits : 0u;
-  return __uint_as_float(v % 2 ? (low | high << 16) & 0xffff0000u : low << 16);
+BN_DEV float value(const Vector<bf16, V>& t, int v) {
+#ifndef BN_ON_CPU
+  if constexpr (V > 1) {  // the upper half of a pair needs no shift
+    const unsigned pair = reinterpret_cast<const unsigned*>(t.v)[v / 2];
+    return __uint_as_float(v % 2 ? pair & 0xffff0000u : pair << 16);
+  }
+#endif
+  return widen(t.v[v]);
 }
 // A store; `streams` where the array is larger than the caches: what is written is then the first to leave them.
 template <class T, int V>
