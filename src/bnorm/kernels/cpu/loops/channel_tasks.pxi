@@ -83,7 +83,7 @@ cdef void walk_of(
     bn_walk(ahead, <const char*>job.x + at * size, NULL if job.dy == NULL else <const char*>job.dy + at * size,
             span * size, step * size)
     # Where float32 is converted before it is summed, lines may be fetched without a pause: as a row that never ends.
-    if span == step and job.exact and not job.wide:
+    if span == step and job.exact and not job.wide and job.weight == NULL:
         ahead.left = PTRDIFF_MAX
     # Between the two passes over a group its part of y comes too, or the map would wait for it at every store.
     if job.fused and not job.stream and job.narrow == BN_REAL:
