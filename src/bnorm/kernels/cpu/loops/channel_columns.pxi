@@ -7,7 +7,7 @@
 # weights_at, weights_from, weights_of_row, width_of, zero.
 
 cdef enum:
-    FETCH_COLUMNS = 16  # columns between two fetches of what comes next, by rows: few lines at a time
+    FETCH_COLUMNS = 32  # columns between two fetches of what comes next, by rows: few lines at a time
     ROWS = 16           # rows that are summed side by side
     MANY_COLUMNS = 128  # from so many on it pays to begin with whole cache lines
 

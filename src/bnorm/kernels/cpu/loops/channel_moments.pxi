@@ -112,7 +112,7 @@ cdef inline void exact_sums(const real* x, const Block* b, const double* m, doub
     cdef double[ACROSS] of_s, of_q
     cdef double s0, s1, s2, s3, q0, q1, q2, q3
     cdef Py_ssize_t i, j, k, n, r = 0, stride = b.stride, width = width_of(b)
-    cdef Py_ssize_t most = ACROSS if b.ahead == NULL else 4 * FETCH_COLUMNS
+    cdef Py_ssize_t most = ACROSS if b.ahead == NULL else 2 * FETCH_COLUMNS
     cdef bint at_once = real is double and b.ahead == NULL and stride * sizeof(real) % PAGE != 0
     cdef const real* row
     while at_once and r + ROWS <= b.rows:

@@ -44,7 +44,7 @@ cdef inline void sums_of_rows(const real* x, const Block* b, const double* m, do
     cdef double[ACROSS] of_s, of_q
     cdef double[WIDE] some_s, some_q
     cdef Py_ssize_t width = b.channels, stride = b.stride // b.widen, rows = values_of(b)
-    cdef Py_ssize_t most = ACROSS if b.ahead == NULL else 4 * FETCH_COLUMNS
+    cdef Py_ssize_t most = ACROSS if b.ahead == NULL else 2 * FETCH_COLUMNS
     cdef Py_ssize_t r = 0, i, f, j, k, n, found, done = 0, end, passed
     zero(some_s, width)
     zero(some_q, width)
