@@ -127,6 +127,34 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "        d = v - m[j]\n",
             "tests/kernels/test_weighted.py tests/kernels/test_extremes.py tests/kernels/test_kernels.py",
         ),
+        (
+            "the runs of a row are mapped by the numbers of the first",
+            "kernels/cpu/loops/row_maps.pxi",
+            "            run_number(job, row, g * job.channels + c + k, &h[k], &r[k], &b[k])\n",
+            "            run_number(job, row, g * job.channels + c, &h[k], &r[k], &b[k])\n",
+            "tests/kernels/test_kernels.py tests/functional",
+        ),
+        (
+            "a part of a long row has the gamma of its beginning",
+            "kernels/cpu/loops/row_maps.pxi",
+            "            of = affine_of(job, h + k, r + k, b + k, g * size + i)\n",
+            "            of = affine_of(job, h + k, r + k, b + k, g * size)\n",
+            "tests/kernels/test_kernels.py tests/functional",
+        ),
+        (
+            "only the first run of a row has its statistics in the gradient",
+            "kernels/cpu/loops/row_maps.pxi",
+            "        h[k], r[k], tilt[k], rest[k] = h[0], r[0], tilt[0], rest[0]\n",
+            "        h[k], r[k], tilt[k], rest[k] = h[0], r[0], 0, 0\n",
+            "tests/kernels/test_kernels.py tests/functional",
+        ),
+        (
+            "the scale of a run in a backward is beyond float32",
+            "kernels/cpu/loops/row_gradients.pxi",
+            "        gain = bounded(rstd * scale, x)\n",
+            "        gain = rstd * scale\n",
+            "tests/kernels/test_activations.py",
+        ),
     ],
     "Entries, threads and memory": [
         (
