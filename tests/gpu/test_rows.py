@@ -39,6 +39,18 @@ def test_rows_with_more_shared_memory(shape, dtype, affine, rule, act, device, m
     assert without[1] is None and without[2] is None
 
 
+def problem(shape, dtype):
+    """x, dy, gamma and beta."""
+    rng = np.random.default_rng(shape)
+    x, dy = (rng.normal(mean, 2, shape).astype(dtype) for mean in (3, 0))
+    return x, dy, rng.uniform(0.5, 2, shape[1] * shape[2]), rng.standard_normal(shape[1] * shape[2])
+
+
+def kept_by(device):
+    """Vectors of a thread, by each launch of rows."""
+    return [jobs.ROW_JOB.placed(launch.geometry)["keep"] for launch in device.log if launch.family == "rows"]
+
+
 @pytest.mark.parametrize(
     ("shape", "dtype", "kept"),  # by a forward, and by a backward with sums for gamma and beta, and without
     [
@@ -54,16 +66,14 @@ def test_rows_with_more_shared_memory(shape, dtype, affine, rule, act, device, m
 def test_long_runs_are_fetched_while_others_are_mapped(shape, dtype, kept, device, monkeypatch):
     """By blocks that go on to other rows; to the bits of a device that reads them again."""
     monkeypatch.setattr(device, "limits", plans.Limits(processors=1))
-    rng = np.random.default_rng(shape)
-    x, dy = (rng.normal(mean, 2, shape).astype(dtype) for mean in (3, 0))
-    gamma, beta = rng.uniform(0.5, 2, shape[1] * shape[2]), rng.standard_normal(shape[1] * shape[2])
+    x, dy, gamma, beta = problem(shape, dtype)
     for affine, rule, act in gpu_rows.VARIANTS:
         device.log.clear()
         vectors = (gamma, beta) if affine else (None, None)
         tags = {"shape": shape, "dtype": dtype, "affine": affine, "rule": rule, "act": act}
         args, got, _, _ = assert_rows(Backend("emulator", gpu), x, dy, *vectors, rule, act, tags)
         without = gpu.rows_backward(*args, params=False)
-        keeps = [jobs.ROW_JOB.placed(launch.geometry)["keep"] for launch in device.log if launch.family == "rows"]
+        keeps = kept_by(device)
         assert [int(keep > 0) for keep in keeps] == list(kept)
         y, mean, rstd = gpu.rows_forward(x, *vectors, 1e-5, rule, act)
         assert_same(without[0], got[0], what="dx without params", **tags)
@@ -92,15 +102,13 @@ def test_long_runs_are_fetched_while_others_are_mapped(shape, dtype, kept, devic
 def test_rows_in_registers_are_fetched_while_others_are_worked_on(shape, dtype, kept, device, monkeypatch):
     """To the bits of a device that does not fetch them."""
     monkeypatch.setattr(device, "limits", plans.Limits(processors=1))
-    rng = np.random.default_rng(shape)
-    x, dy = (rng.normal(mean, 2, shape).astype(dtype) for mean in (3, 0))
-    gamma, beta = rng.uniform(0.5, 2, shape[1] * shape[2]), rng.standard_normal(shape[1] * shape[2])
+    x, dy, gamma, beta = problem(shape, dtype)
     for affine, rule, act in (*gpu_rows.VARIANTS, (True, VARIANCE, SILU)):
         device.log.clear()
         vectors = (gamma, beta) if affine else (None, None)
         tags = {"shape": shape, "dtype": dtype, "affine": affine, "rule": rule, "act": act}
         args, got, _, _ = assert_rows(Backend("emulator", gpu), x, dy, *vectors, rule, act, tags)
-        keeps = [jobs.ROW_JOB.placed(launch.geometry)["keep"] for launch in device.log if launch.family == "rows"]
+        keeps = kept_by(device)
         assert tuple(keeps[:2]) == kept
         first = *gpu.rows_forward(x, *vectors, 1e-5, rule, act), got[0]
         with monkeypatch.context() as patch:

@@ -243,7 +243,7 @@ BN_DEV A middle(A a, A b, A c) {
 template <class T, int V, int STEPS>
 constexpr bool FETCHED = STEPS > 0 && sizeof(Vector<T, V>) == 16;
 
-// What a thread holds of a row that lies `ahead` values behind its own, to where it is kept.
+// What a thread holds of the row that begins at x, to where it is kept.
 template <class T, int V, int STEPS, bool WIDE, bool WHOLE>
 BN_DEV void fetch_row(const Row<V, STEPS, WIDE, WHOLE>& row, const T* x, Vector<T, V>* kept) {
 #pragma unroll

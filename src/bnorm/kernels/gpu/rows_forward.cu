@@ -17,7 +17,8 @@ BN_DEV void forward_rows(const RowJob& job, const typename Compute<T>::type* aff
     }
   }
   // a warp's halves have no registers left for it, where four blocks share a processor
-  const bool fetched = FETCHED<T, V, STEPS> && (WIDE || sizeof(T) > 2) && job.keep, about_zero = job.rule == BN_MEAN_SQUARE || job.size == 0;
+  const bool fetched = FETCHED<T, V, STEPS> && (WIDE || sizeof(T) > 2) && job.keep;
+  const bool about_zero = job.rule == BN_MEAN_SQUARE || job.size == 0;
   if (fetched) {
     fetch_row(start, static_cast<const T*>(job.x) + start.start, kept);
     end_group();
