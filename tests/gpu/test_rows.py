@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from backends import Backend
-from bnorm.kernels import VARIANCE, gpu, reference
-from bnorm.kernels.activation import IDENTITY, RELU, SILU
+from bnorm.kernels import gpu, reference
+from bnorm.kernels.activation import IDENTITY, RELU
 from bnorm.kernels.gpu import jobs, plans
 from compare import assert_close, assert_same
 from drawing import text
@@ -39,18 +39,6 @@ def test_rows_with_more_shared_memory(shape, dtype, affine, rule, act, device, m
     assert without[1] is None and without[2] is None
 
 
-def problem(shape, dtype):
-    """x, dy, gamma and beta."""
-    rng = np.random.default_rng(shape)
-    x, dy = (rng.normal(mean, 2, shape).astype(dtype) for mean in (3, 0))
-    return x, dy, rng.uniform(0.5, 2, shape[1] * shape[2]), rng.standard_normal(shape[1] * shape[2])
-
-
-def kept_by(device):
-    """Vectors of a thread, by each launch of rows."""
-    return [jobs.ROW_JOB.placed(launch.geometry)["keep"] for launch in device.log if launch.family == "rows"]
-
-
 @pytest.mark.parametrize(
     ("shape", "dtype", "kept"),  # by a forward, and by a backward with sums for gamma and beta, and without
     [
@@ -66,14 +54,16 @@ def kept_by(device):
 def test_long_runs_are_fetched_while_others_are_mapped(shape, dtype, kept, device, monkeypatch):
     """By blocks that go on to other rows; to the bits of a device that reads them again."""
     monkeypatch.setattr(device, "limits", plans.Limits(processors=1))
-    x, dy, gamma, beta = problem(shape, dtype)
+    rng = np.random.default_rng(shape)
+    x, dy = (rng.normal(mean, 2, shape).astype(dtype) for mean in (3, 0))
+    gamma, beta = rng.uniform(0.5, 2, shape[1] * shape[2]), rng.standard_normal(shape[1] * shape[2])
     for affine, rule, act in gpu_rows.VARIANTS:
         device.log.clear()
         vectors = (gamma, beta) if affine else (None, None)
         tags = {"shape": shape, "dtype": dtype, "affine": affine, "rule": rule, "act": act}
         args, got, _, _ = assert_rows(Backend("emulator", gpu), x, dy, *vectors, rule, act, tags)
         without = gpu.rows_backward(*args, params=False)
-        keeps = kept_by(device)
+        keeps = [jobs.ROW_JOB.placed(launch.geometry)["keep"] for launch in device.log if launch.family == "rows"]
         assert [int(keep > 0) for keep in keeps] == list(kept)
         y, mean, rstd = gpu.rows_forward(x, *vectors, 1e-5, rule, act)
         assert_same(without[0], got[0], what="dx without params", **tags)
@@ -81,40 +71,6 @@ def test_long_runs_are_fetched_while_others_are_mapped(shape, dtype, kept, devic
             patch.setattr(device, "limits", plans.Limits(processors=1, shared=8 << 10))
             again = *gpu.rows_forward(x, *vectors, 1e-5, rule, act), *gpu.rows_backward(*args, params=False)
         for name, a, b in zip(("y", "mean", "rstd", "dx"), again, (y, mean, rstd, got[0]), strict=False):
-            assert_same(a, b, what=name, **tags)
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "kept"),  # vectors of a thread, by a forward, and by a backward with sums for gamma and beta
-    [
-        ((200, 1, 36, 1), "float32", (4, 4)),  # by a part of a warp
-        ((21, 1, 1032, 1), "float32", (4, 4)),
-        ((9, 1, 5000, 1), "float32", (8, 8)),
-        ((17, 1, 1024, 1), "float16", (0, 4)),
-        ((9, 1, 2048, 1), "float16", (4, 4)),  # whole; the last block has fewer rows side by side
-        ((60, 2, 8, 64), "float32", (4, 4)),  # with sums of channels
-        ((9, 1, 514, 1), "float64", (4, 4)),
-        ((9, 1, 1032, 1), "float16", (4, 4)),
-        ((9, 1, 2052, 1), "float16", (0, 0)),  # whose vectors have 8 bytes
-    ],
-    ids=str,
-)
-def test_rows_in_registers_are_fetched_while_others_are_worked_on(shape, dtype, kept, device, monkeypatch):
-    """To the bits of a device that does not fetch them."""
-    monkeypatch.setattr(device, "limits", plans.Limits(processors=1))
-    x, dy, gamma, beta = problem(shape, dtype)
-    for affine, rule, act in (*gpu_rows.VARIANTS, (True, VARIANCE, SILU)):
-        device.log.clear()
-        vectors = (gamma, beta) if affine else (None, None)
-        tags = {"shape": shape, "dtype": dtype, "affine": affine, "rule": rule, "act": act}
-        args, got, _, _ = assert_rows(Backend("emulator", gpu), x, dy, *vectors, rule, act, tags)
-        keeps = kept_by(device)
-        assert tuple(keeps[:2]) == kept
-        first = *gpu.rows_forward(x, *vectors, 1e-5, rule, act), got[0]
-        with monkeypatch.context() as patch:
-            patch.setattr(device, "limits", plans.Limits(processors=1, shared=8 << 10))
-            again = *gpu.rows_forward(x, *vectors, 1e-5, rule, act), gpu.rows_backward(*args)[0]
-        for name, a, b in zip(("y", "mean", "rstd", "dx"), again, first, strict=True):
             assert_same(a, b, what=name, **tags)
 
 

@@ -16,11 +16,10 @@ from typing import NamedTuple
 from ..activation import IDENTITY, KINDS
 from .bunches import Bunches, bunches
 from .jobs import GAMMA_ALONE, GAMMA_AND_BETA, NO_AFFINE, NO_PARAMS, PER_CHANNEL, PER_COLUMN, ROW_JOB
-from .limits import BLOCK_OVERHEAD, STATIC_SHARED, TWO_PER_PROCESSOR, Limits, half_of, two_per_processor
+from .limits import STATIC_SHARED, TWO_PER_PROCESSOR, Limits, half_of, two_per_processor
 from .plans import (
     ITEMSIZE,
     NAMES,
-    RESIDENT,
     SHORT_RUN,
     STREAMED,
     THREADS,
@@ -95,31 +94,6 @@ def kept_steps(row: Row, size: int, dtype: str, arrays: int, room: int) -> int:
     """
     steps = 0 if row.steps else cdiv(size, row.vector * THREADS)
     return steps if arrays * steps * step_bytes(row, dtype) <= room else 0
-
-
-def fetched_steps(row: Row, dtype: str, arrays: int, blocks: int, shared: int, limits: Limits) -> int:
-    """The same of a row that is held in registers, and fetched while the row before is worked on.
-
-    Only where most blocks have a row before it, vectors are whole, and no block less shares a processor for it.
-    """
-    step = step_bytes(row, dtype)
-    if not row.steps or step != THREADS * VECTOR_BYTES or blocks <= limits.processors * RESIDENT:
-        return 0
-    before, then = (places_for(some, limits) for some in (shared, shared + arrays * row.steps * step))
-    return row.steps if 0 < min(before, most_blocks(row, dtype, arrays > 1)) <= then else 0
-
-
-def most_blocks(row: Row, dtype: str, backward: bool) -> int:
-    """Blocks that share a processor, by their registers: as the launch bounds of the kernels that fetch say."""
-    if alone(row):
-        return 1 if backward else 2
-    return 2 if backward else 3 if row.wide or dtype == "float64" else 4
-
-
-def places_for(shared: int, limits: Limits) -> int:
-    """Blocks that share a processor, by their shared memory; none where it is more than a block may have."""
-    all_of_it = shared + STATIC_SHARED["rows"]
-    return 0 if all_of_it > limits.shared else (limits.shared + BLOCK_OVERHEAD) // (all_of_it + BLOCK_OVERHEAD)
 
 
 def step_bytes(row: Row, dtype: str) -> int:
@@ -217,8 +191,6 @@ def rows(
     if positions * ITEMSIZE[dtype] >= SHORT_RUN:
         row_room = room  # of a block alone, too: there is little to do for a value, as a run has one gamma
     keep = kept_steps(row, size, dtype, arrays, row_room - shared)
-    if sums or (not backward and (row.wide or ITEMSIZE[dtype] > 2)):  # as the kernels have registers for it
-        keep = keep or fetched_steps(row, dtype, arrays, cdiv(many, side), shared, limits)
     shared += arrays * keep * step_bytes(row, dtype)
     if sums:
         slots = limits.processors * summing_blocks(row, shared, limits)

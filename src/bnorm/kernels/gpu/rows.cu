@@ -10,9 +10,8 @@
 //
 // <T, V, STEPS, WIDE, KIND, ...>: elements of type T are read V at a time. A row belongs to job.lanes threads side by side,
 // a power of two: those of several warps where it is WIDE. Blocks go on from row to row. A thread holds its STEPS vectors
-// in registers, so that memory is read once; the next row's are fetched into shared memory meanwhile. With STEPS 0, of rows
-// that are too long for that, it keeps them in shared memory, where what is mapped leaves its place to the block's next
-// row, which is fetched meanwhile; or it reads them again.
+// in registers, so that memory is read once. With STEPS 0, of rows that are too long for that, it keeps them in shared
+// memory, where what is mapped leaves its place to the block's next row, which is fetched meanwhile; or it reads them again.
 
 enum { ROW_THREADS = 256, ROW_WARPS = 8 };
 
@@ -237,18 +236,6 @@ template <class A>
 BN_DEV A middle(A a, A b, A c) {
   const A low = b < a ? b : a, high = b < a ? a : b;
   return c < low ? low : high < c ? high : c;
-}
-
-// Whether rows that are held are fetched one ahead, where the job has room for one: of whole vectors.
-template <class T, int V, int STEPS>
-constexpr bool FETCHED = STEPS > 0 && sizeof(Vector<T, V>) == 16;
-
-// What a thread holds of the row that begins at x, to where it is kept.
-template <class T, int V, int STEPS, bool WIDE, bool WHOLE>
-BN_DEV void fetch_row(const Row<V, STEPS, WIDE, WHOLE>& row, const T* x, Vector<T, V>* kept) {
-#pragma unroll
-  for (int j = 0; j < STEPS; ++j)
-    if (row.has(j)) fetch<T, V>(kept + j * ROW_THREADS, x + row.at(j));
 }
 
 // use(value) of those that a thread holds.

@@ -31,11 +31,11 @@ BN_DEV void backward_rows(
   if (PARAMS == PER_COLUMN) of_columns.clear();
   if (PARAMS == PER_CHANNEL) of_channels.clear(job);
   Vector<T, V>* kept = nullptr;  // of x, and behind them of dy
-  if (STEPS == 0 ? WHOLE : FETCHED<T, V, STEPS>) {
-    const i64 sums = PARAMS == PER_CHANNEL ? of_channels.bytes(job) : Held::bytes_of_columns;
-    kept = reinterpret_cast<Vector<T, V>*>(dynamic + sums + affine_bytes<A, Held::affine>(job)) + threadIdx.x;
+  if (STEPS == 0 && WHOLE) {
+    const i64 before = PARAMS == PER_CHANNEL ? of_channels.bytes(job) : affine_bytes<A, Held::affine>(job);
+    kept = reinterpret_cast<Vector<T, V>*>(dynamic + before) + threadIdx.x;
   }
-  const int kept_dy = (STEPS > 0 ? STEPS : (int)job.keep) * ROW_THREADS;
+  const int kept_dy = (int)job.keep * ROW_THREADS;
   int until_flush = Over::FLUSH;
   bool first_flush = true;
   RowSums<WIDE> sums = {memory, (int)job.lanes, 0};
@@ -63,15 +63,6 @@ BN_DEV void backward_rows(
       if (Groups<PAIRS>::ends(j, steps)) end_group();
     }
   }
-  const bool fetched = FETCHED<T, V, STEPS> && !Held::light && job.keep;
-  const auto fetch_both = [&](const Of& row, i64 ahead) {
-    fetch_row(row, static_cast<const T*>(job.x) + row.start + ahead, kept);
-    fetch_row(row, static_cast<const T*>(job.dy) + row.start + ahead, kept + kept_dy);
-    end_group();
-  };
-  if (fetched) {
-    fetch_both(start, 0);
-  }
   const auto fixed = [](A v) { return STEPS == 0 ? as_it_is(v) : v; };
 #pragma unroll 1
   for (i64 first = begin_at; first < job.rows; first += on) {
@@ -81,29 +72,16 @@ BN_DEV void backward_rows(
     T* dx = static_cast<T*>(job.y) + row.start;
     Vector<T, V> t[Held::of_x], e[Held::of_dy];
     Vector<A, V> held[Held::of_g];
-    const bool more = row.inside && row.index + on < job.rows;
-    const auto hold = [&](const auto& of_x, const auto& of_dy) {
+    if (STEPS > 0)
       for_vectors(row, [&](int j, auto i, int) {
-        t[j] = of_x(j, i);
+        t[j] = load<T, V>(x + i);
         pack(t[j]);
-        Vector<T, V> loaded = of_dy(j, i);
+        Vector<T, V> loaded = load<T, V>(dy + i);
         pack(loaded);
         if (!Held::once) e[j] = loaded;
 #pragma unroll
         for (int v = 0; Held::once && v < V; ++v) held[j].v[v] = value(loaded, v);
       });
-    };
-    if constexpr (STEPS > 0) {
-      if (fetched) {
-        const auto there = [](const Vector<T, V>* from) { return load<T, V>(reinterpret_cast<const T*>(from)); };
-        await_all_but<0>();
-        hold([&](int j, auto) { return there(kept + j * ROW_THREADS); },
-             [&](int j, auto) { return there(kept + kept_dy + j * ROW_THREADS); });
-        if (more) fetch_both(row, on * job.size);
-      } else {
-        hold([&](int, auto i) { return load<T, V>(x + i); }, [&](int, auto i) { return load<T, V>(dy + i); });
-      }
-    }
     const double mean = row.inside ? job.mean[row.index] : 0.0, rstd = row.inside ? job.rstd[row.index] : 0.0;
     const A h = fixed((A)mean), r = fixed((A)rstd), low = fixed((A)bn_fold((double)h, mean, rstd, 0.0));
     // dy behind the activation

@@ -16,13 +16,6 @@ BN_DEV void forward_rows(const RowJob& job, const typename Compute<T>::type* aff
       if (Groups<BATCH>::ends(j, steps)) end_group();
     }
   }
-  // a warp's halves have no registers left for it, where four blocks share a processor
-  const bool fetched = FETCHED<T, V, STEPS> && (WIDE || sizeof(T) > 2) && job.keep;
-  const bool about_zero = job.rule == BN_MEAN_SQUARE || job.size == 0;
-  if (fetched) {
-    fetch_row(start, static_cast<const T*>(job.x) + start.start, kept);
-    end_group();
-  }
 #pragma unroll 1
   for (i64 first = blockIdx.x * job.side; first < job.rows; first += apart) {
     const Of row(job, first);
@@ -31,23 +24,12 @@ BN_DEV void forward_rows(const RowJob& job, const typename Compute<T>::type* aff
     Vector<T, V> held[STEPS > 0 ? STEPS : BATCH];
     RowStats stats;
     if constexpr (STEPS > 0) {
+      for_vectors(row, [&](int j, auto i, int) {
+        held[j] = load<T, V>(x + i);
+        pack(held[j]);
+      });
+      const bool about_zero = job.rule == BN_MEAN_SQUARE || job.size == 0;
       const A center = about_zero ? (A)0 : middle<A>(widen(x[0]), widen(x[job.size / 2]), widen(x[job.size - 1]));
-      const auto hold = [&](const auto& from) {
-        for_vectors(row, [&](int j, auto i, int) {
-          held[j] = from(j, i);
-          pack(held[j]);
-        });
-      };
-      if (fetched) {
-        await_all_but<0>();
-        hold([&](int j, auto) { return load<T, V>(reinterpret_cast<const T*>(kept + j * ROW_THREADS)); });
-      } else {
-        hold([&](int, auto i) { return load<T, V>(x + i); });
-      }
-      if (fetched && row.inside && row.index + apart < job.rows) {
-        fetch_row(row, x + apart * job.size, kept);
-        end_group();
-      }
       stats = stats_of<T>(job, row, held, center, sums);
     } else {
       stats = stats_of<T, V, WHOLE>(job, row, x, kept, sums);
@@ -115,8 +97,7 @@ __global__ void __launch_bounds__(ROW_THREADS, STEPS != 4 ? 2 : WIDE || sizeof(T
   const A* affine = keep_affine<A, AS_GIVEN>(job, dynamic);
   keep_params(job);
   Vector<T, V>* kept = nullptr;
-  if (STEPS == 0 || FETCHED<T, V, STEPS>)
-    kept = reinterpret_cast<Vector<T, V>*>(dynamic + affine_bytes<A, AS_GIVEN>(job)) + threadIdx.x;
+  if (STEPS == 0) kept = reinterpret_cast<Vector<T, V>*>(dynamic + affine_bytes<A, AS_GIVEN>(job)) + threadIdx.x;
   if (STEPS > 0 ? job.whole : job.keep) {
     forward_rows<T, V, STEPS, WIDE != 0, true, KIND>(job, affine, kept, memory);
   } else {
