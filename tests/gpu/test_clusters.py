@@ -55,6 +55,22 @@ def test_every_schedule_gives_the_same_bits(device, monkeypatch):
         assert [a.tobytes() for a in results] == first, order
 
 
+def test_clusters_that_start_late_take_no_channel_along(device, monkeypatch):
+    """The last ones have their first channel by a ticket. One at a time, the first one that runs takes all that are left."""
+    monkeypatch.setattr(device, "limits", CLUSTERED._replace(processors=64))
+    x, dy = drawn((2, 24, 8100))
+    first = None
+    for order in (0, 1, 2):
+        monkeypatch.setattr(device, "order", order)
+        y, stats, count, _ = gpu.forward(x, None, None, 1e-5)
+        results = [y, stats, *gpu.backward(dy, x, stats, count)]
+        first = first or [a.tobytes() for a in results]
+        assert [a.tobytes() for a in results] == first, order
+    assert {(launch.family, launch.grid) for launch in device.log} == {("clusters", (16, plans.CLUSTER))}
+    want = reference.forward(exact(x), None, None, 1e-5)
+    assert_close(y, want[0], 1e-5 * np.maximum(1, np.abs(want[0])))
+
+
 def test_large_blocks_and_half_precision(device, monkeypatch):
     """Blocks of 512 threads, alone on their processors."""
     monkeypatch.setattr(device, "limits", plans.Limits(processors=8))

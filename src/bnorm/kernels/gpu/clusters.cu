@@ -75,11 +75,16 @@ BN_DEV Moments join_cluster(const Moments& own, double& more, Told& told) {
   return {n, center, add_lanes(v[0] == 0.0 ? 0.0 : v[2] + gap * v[0] * gap), away};
 }
 
-// Which channel a cluster has after this one, in its first thread, which asks while the others sum: those who are quick
-// get more. A channel is a ticket, and all of them make it 0 again.
+// The clusters that surely run from the start, and have their first channels without asking. There may be no room for the
+// last ones before others end: where processors come in less than eights, 15 of 16 run at a time.
+BN_DEV unsigned sure_clusters() { return gridDim.x - gridDim.x / 8u; }
+
+// Which channel a cluster has next, in its first thread, which asks while the others sum: those who are quick get more. A
+// channel is a ticket. Who gets none ends, and the last one of these makes it 0 again.
 BN_DEV double next_channel(const Job& job) {
-  const bool asks = threadIdx.x == 0 && blockIdx.y == 0;
-  return asks ? (double)gridDim.x + atomicInc(job.tickets, (unsigned)job.columns - 1u) : 0.0;
+  if (threadIdx.x != 0 || blockIdx.y != 0) return 0.0;
+  const unsigned sure = sure_clusters(), asked = (unsigned)job.columns + gridDim.x - sure;
+  return (double)sure + atomicInc(job.tickets, asked - 1u);
 }
 
 struct ClusterBlocks {
@@ -88,6 +93,13 @@ struct ClusterBlocks {
   double more;
 
   BN_MEMBER int rank() const { return blockIdx.y; }
+  BN_MEMBER i64 first(const Job& job) {
+    if (blockIdx.x < sure_clusters()) return blockIdx.x;
+    double none[1] = {0.0};
+    more = next_channel(job);
+    tell_all(none, more, told);
+    return (i64)more;
+  }
   BN_MEMBER void ask(const Job& job, i64) { more = next_channel(job); }
   template <class S>
   BN_MEMBER S join(const S& own) {

@@ -2,12 +2,14 @@
 // or, in clusters.cu, by several, BLOCKS. They go on from channel to channel. What is mapped leaves its place to the next
 // channel, which is fetched meanwhile.
 //
-// BLOCKS knows which one this is of them (rank), asks for the next channel while this one is summed (ask), joins what the
-// first threads of blocks have found (join), and says behind that which channel is next.
+// BLOCKS knows which one this is of them (rank) and which channel is their first, if any is left (first), asks for the next
+// one while this one is summed (ask), joins what the first threads of blocks have found (join), and says behind that which
+// channel is next.
 
 struct OneBlock {
   i64 next;
   BN_MEMBER int rank() const { return 0; }
+  BN_MEMBER i64 first(const Job&) const { return blockIdx.x; }
   BN_MEMBER void ask(const Job&, i64 c) { next = c + gridDim.x; }
   template <class S>
   BN_MEMBER S join(const S& own) const { return own; }
@@ -37,7 +39,7 @@ BN_DEV void forward_runs(const Job& job, Blocks& blocks) {
   Vector<T, V>* kept = reinterpret_cast<Vector<T, V>*>(dynamic_memory(true)) + threadIdx.x;
   const Walk<false, int> walk(0, BY * V);
   const bool leads = threadIdx.x == 0;
-  i64 c = blockIdx.x;
+  i64 c = blocks.first(job);
   fetch_steps<T, V, BY, BATCH>(job, c, blocks.rank(), kept);
 #pragma unroll 1
   for (; c < job.columns; c = blocks.next) {
@@ -69,7 +71,7 @@ BN_DEV void backward_runs(const Job& job, Blocks& blocks) {
   const Walk<false, int> walk(0, BY * V);
   const Reader<T, V, BY> none = {nullptr};
   const bool leads = threadIdx.x == 0;
-  i64 c = blockIdx.x;
+  i64 c = blocks.first(job);
   fetch_steps<T, V, BY, PAIRS>(job, c, blocks.rank(), kept);
 #pragma unroll 1
   for (; c < job.columns; c = blocks.next) {
