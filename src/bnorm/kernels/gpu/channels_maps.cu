@@ -10,12 +10,20 @@ struct Coefficients {
   double a, b, c;
 };
 
-BN_DEV Normal normal_of(const Job& job, i64 c, double mean, double var, double count) {
+BN_DEV double gamma_of(const Job& job, i64 c) { return job.gamma ? job.gamma[c] : 1.0; }
+BN_DEV double beta_of(const Job& job, i64 c) { return job.beta ? job.beta[c] : 0.0; }
+BN_DEV Normal normal_of(const Job& job, double gamma, double beta, double mean, double var, double count) {
   const double rstd = bn_rstd(mean, var, job.eps, count);
-  return {mean, var, rstd, job.gamma ? job.gamma[c] * rstd : rstd, job.beta ? job.beta[c] : 0.0};
+  return {mean, var, rstd, gamma * rstd, beta};
+}
+BN_DEV Normal normal_of(const Job& job, double gamma, double beta, const Moments& sum) {
+  return normal_of(job, gamma, beta, sum.center + sum.away, sum.m2 / (sum.n > 0.0 ? sum.n : 1.0), sum.n);
+}
+BN_DEV Normal normal_of(const Job& job, i64 c, double mean, double var, double count) {
+  return normal_of(job, gamma_of(job, c), beta_of(job, c), mean, var, count);
 }
 BN_DEV Normal normal_of(const Job& job, i64 c, const Moments& sum) {
-  return normal_of(job, c, sum.center + sum.away, sum.m2 / (sum.n > 0.0 ? sum.n : 1.0), sum.n);
+  return normal_of(job, gamma_of(job, c), beta_of(job, c), sum);
 }
 BN_DEV void write_stats(const Job& job, i64 c, const Normal& of) {
   row_of(job.stats, job, MEAN)[c] = of.mean;
@@ -81,9 +89,9 @@ BN_DEV void finish_channel(const Job& job, i64 c, const Sums& sum) {
 
 // The maps -----------------------------------------------------------------------------------------------------------
 // The chunks of the reduction are cut into `split` parts, and all last parts come first: what the blocks of the
-// reduction read last may still be in the second-level cache. `kept` is what a block has kept of what it read, `own` what
-// its first thread has found for the block's only channel. What is mapped leaves its place to what lies `ahead` elements
-// behind it, in groups of BATCH steps or PAIRS; 0 where nothing follows.
+// reduction read last may still be in the second-level cache. `kept` is what a block has kept of what it read. One that
+// FETCHES has the coefficients of its only channel in shared memory, `ready`; what is mapped leaves its place to what lies
+// `ahead` elements behind it, in groups of BATCH steps or PAIRS, 0 where nothing follows.
 
 BN_DEV i64 part_of_map(const Job& job) {
   const i64 chunks = job.chunks / job.split;
@@ -92,21 +100,21 @@ BN_DEV i64 part_of_map(const Job& job) {
 
 template <class T, int V, int K, int BX, int BY, int KIND, bool FINITE, bool FETCHES = false>
 BN_DEV void map_forward(
-    const Job& job, i64 tile, i64 g, Vector<T, V>* kept, const Normal* own = nullptr, i64 ahead = 0) {
+    const Job& job, i64 tile, i64 g, Vector<T, V>* kept, const typename Compute<T>::type* ready = nullptr,
+    i64 ahead = 0) {
   typedef typename Compute<T>::type A;
   constexpr int WIDTH = BX * K;
   const Place<K, BX, BY> place(job, tile, g);
   const int tid = threadIdx.x, tx = tid % BX;
   const T* x = static_cast<const T*>(job.x);
   T* y = static_cast<T*>(job.y);
-  BN_SHARED(A, coefficients, 3 * WIDTH);
-  __syncthreads();  // the statistics may have been written by other threads of this block
-  if (tid < WIDTH && tile * WIDTH + tid < job.columns) {
+  BN_SHARED(A, shared, 3 * WIDTH);
+  A* coefficients = FETCHES ? const_cast<A*>(ready) : shared;
+  if (!FETCHES) __syncthreads();  // the statistics may have been written by other threads of this block
+  if (!FETCHES && tid < WIDTH && tile * WIDTH + tid < job.columns) {
     const i64 column = tile * WIDTH + tid, c = channel_of(job, column);
     Normal of;
-    if (own) {
-      of = *own;
-    } else if (job.var) {  // inference: one block of a channel keeps its statistics
+    if (job.var) {  // inference: one block of a channel keeps its statistics
       of = normal_of(job, c, job.mean[c], job.var[c], 1.0);
       if (g == 0 && column == c * job.inner) write_stats(job, c, of);
     } else {
@@ -119,7 +127,7 @@ BN_DEV void map_forward(
     coefficients[WIDTH + tid] = (A)of.scale;
     coefficients[2 * WIDTH + tid] = (A)bn_fold((double)high, of.mean, of.scale, of.shift);
   }
-  __syncthreads();
+  if (!FETCHES) __syncthreads();
   if (!place.inside) return;
   A h[K], scale[K], shift[K];
 #pragma unroll
@@ -180,10 +188,11 @@ BN_DEV void map_forward(
 }
 
 // With weights, which may be of any size, a, b and c are double. With FROZEN statistics dx is a map of dy, and reads x
-// for the activation alone.
+// for the activation alone. `given`, with `ready`: what fill_forward finds.
 template <class T, int V, int K, int BX, int BY, int MODE, int KIND, bool FETCHES = false>
 BN_DEV void map_backward(
-    const Job& job, i64 tile, i64 g, Vector<T, V>* kept, const Coefficients* own = nullptr, i64 ahead = 0) {
+    const Job& job, i64 tile, i64 g, Vector<T, V>* kept, const typename Compute<T>::type* ready = nullptr,
+    i64 ahead = 0, const Forward<typename Compute<T>::type, K, BX>* given = nullptr) {
   typedef typename Compute<T>::type A;
   typedef typename Pick<MODE == CAREFUL, double, A>::type B;
   constexpr int WIDTH = BX * K;
@@ -195,26 +204,29 @@ BN_DEV void map_backward(
   T* dx = static_cast<T*>(job.y);
   typedef Forward<A, K, BX> Of;
   BN_SHARED(Of, shared, 1);
-  BN_SHARED(B, coefficients, 3 * WIDTH);
-  const Of& forward = shared[0];
-  __syncthreads();  // the coefficients may have been written by other threads of this block
-  fill_forward<T, KIND>(job, tile, shared[0]);
-  if (tid < WIDTH && tile * WIDTH + tid < job.columns) {
+  BN_SHARED(B, found, 3 * WIDTH);
+  B* coefficients = found;
+  if constexpr (FETCHES) coefficients = const_cast<B*>(ready);
+  const Of& forward = FETCHES ? *given : shared[0];
+  if (!FETCHES) {
+    __syncthreads();  // the coefficients may have been written by other threads of this block
+    fill_forward<T, KIND>(job, tile, shared[0]);
+  }
+  if (!FETCHES && tid < WIDTH && tile * WIDTH + tid < job.columns) {
     const i64 channel = channel_of(job, tile * WIDTH + tid);
     if (MODE == FROZEN) {
       coefficients[tid] = (B)row_of(job.stats, job, SCALE)[channel];
     } else {
       const double mean = row_of(job.stats, job, MEAN)[channel], high = (double)(A)mean;
-      const Coefficients of = own ? *own
-                                  : Coefficients{row_of(job.coefficients, job, A_OF_DX)[channel],
-                                                 row_of(job.coefficients, job, B_OF_DX)[channel],
-                                                 row_of(job.coefficients, job, C_OF_DX)[channel]};
+      const Coefficients of = {row_of(job.coefficients, job, A_OF_DX)[channel],
+                               row_of(job.coefficients, job, B_OF_DX)[channel],
+                               row_of(job.coefficients, job, C_OF_DX)[channel]};
       coefficients[tid] = (B)of.a;
       coefficients[WIDTH + tid] = (B)of.b;
       coefficients[2 * WIDTH + tid] = (B)bn_fold(high, mean, of.b, of.c);
     }
   }
-  __syncthreads();
+  if (!FETCHES) __syncthreads();
   if (!place.inside) return;
   // Behind an activation all that several channels have is too much for the registers of four blocks.
   constexpr bool MANY = K > 1 && KIND != BN_IDENTITY;

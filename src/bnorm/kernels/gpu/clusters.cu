@@ -89,7 +89,6 @@ BN_DEV double next_channel(const Job& job) {
 
 struct ClusterBlocks {
   Told told;
-  i64 next;
   double more;
 
   BN_MEMBER int rank() const { return blockIdx.y; }
@@ -103,10 +102,9 @@ struct ClusterBlocks {
   BN_MEMBER void ask(const Job& job, i64) { more = next_channel(job); }
   template <class S>
   BN_MEMBER S join(const S& own) {
-    const S all = join_cluster(own, more, told);
-    next = (i64)more;
-    return all;
+    return join_cluster(own, more, told);
   }
+  BN_MEMBER i64 next() const { return (i64)more; }
 };
 
 template <class T, int V, int K, int BX, int BY, int KIND>
@@ -114,7 +112,7 @@ __global__ void __cluster_dims__(1, 8, 1) __launch_bounds__(BX* BY, (Resident<BX
 cluster_moments(Job job) {
   BN_SHARED(double, told, 2 * Told::SIZE);
   __cluster_barrier_arrive_relaxed();
-  ClusterBlocks blocks = {{told, 0}, 0, 0.0};
+  ClusterBlocks blocks = {{told, 0}, 0.0};
   forward_runs<T, V, BY, KIND>(job, blocks);
 }
 
@@ -123,6 +121,6 @@ __global__ void __cluster_dims__(1, 8, 1) __launch_bounds__(BX* BY, (Resident<BX
 cluster_sums(Job job) {
   BN_SHARED(double, told, 2 * Told::SIZE);
   __cluster_barrier_arrive_relaxed();
-  ClusterBlocks blocks = {{told, 0}, 0, 0.0};
+  ClusterBlocks blocks = {{told, 0}, 0.0};
   backward_runs<T, V, BY, KIND>(job, blocks);
 }
