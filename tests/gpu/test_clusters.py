@@ -56,7 +56,7 @@ def test_every_schedule_gives_the_same_bits(device, monkeypatch):
 
 
 def test_clusters_that_start_late_take_no_channel_along(device, monkeypatch):
-    """The last ones have their first channel by a ticket. One at a time, the first one that runs takes all that are left."""
+    """The last ones have their first channel by a ticket. Of one at a time, the first one takes all that are left."""
     monkeypatch.setattr(device, "limits", CLUSTERED._replace(processors=64))
     x, dy = drawn((2, 24, 8100))
     first = None

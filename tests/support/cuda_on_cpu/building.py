@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
-RUNTIME = ("runtime.cpp", "waiting.cpp", "copies.cpp", "races.cpp", "undefined.cpp")
-RUNTIME_HEADERS = ("shim.h", "runtime.h", "fibers.h")
+RUNTIME = ("runtime.cpp", "waiting.cpp", "copies.cpp", "messages.cpp", "races.cpp", "undefined.cpp")
+RUNTIME_HEADERS = ("shim.h", "messages.h", "runtime.h", "fibers.h")
 COMMON = ("-std=c++17", "-g1", "-fPIC", "-fvisibility=hidden", f"-I{HERE}")
 # A device rounds each operation, and lets a number be read as the bytes of another.
 KERNELS = ("-Og", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-Wno-attributes")
@@ -153,7 +153,7 @@ def build(source: str, names: list[str], sanitize: str | None, label: str) -> Pa
     jobs = [("emulator.cpp", runtime, ("-O1", asan, *ucontext), (*RUNTIME, *RUNTIME_HEADERS))]
     for start in range(0, len(names), UNIT):
         text = unit(source, names[start : start + UNIT], start, label)
-        jobs.append(("unit.cpp", text, (*KERNELS, *CHECKS[sanitize]), ("shim.h",)))
+        jobs.append(("unit.cpp", text, (*KERNELS, *CHECKS[sanitize]), ("shim.h", "messages.h")))
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # its threads wait for compilers
         objects = list(pool.map(lambda job: compiled(*job), jobs))
     return made(".so", objects, lambda target: run_compiler("-shared", *libraries(sanitize), *objects, "-o", target))

@@ -66,7 +66,9 @@ def located(report: str) -> str:
     def place(match: re.Match) -> str:
         command = ["addr2line", "-i", "-e", match[1], match[2]]
         found = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
-        ours = [line.split()[0].rpartition("/")[2] for line in found if line and "shim.h:" not in line]
+        ours = [
+            line.split()[0].rpartition("/")[2] for line in found if line and not re.search(r"(shim|messages)\.h:", line)
+        ]
         return ours[0] if ours else match[0]
 
     return re.sub(r"\((/\S+\.so)\+(0x\w+)\)", place, report) if shutil.which("addr2line") else report

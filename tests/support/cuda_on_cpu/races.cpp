@@ -4,7 +4,8 @@
 // library of the compiler knows nothing of blocks and warps. What orders two accesses:
 //
 //   - of one block: a barrier of the block between them (epochs), or a warp operation of both (a vector clock per
-//   warp); of one cluster: a barrier of the cluster, unless it was arrived at relaxed;
+//   warp); of one cluster: a barrier of the cluster, unless it was arrived at relaxed; and in shared memory alone, a store
+//   into another block (messages.cpp) and a wait for it;
 //   - of two blocks: the first is behind a __threadfence and then an atomic, the second behind an atomic at the same
 //     address and then a __threadfence, each by this thread or, over barriers, by another one of the block.
 //
@@ -49,13 +50,14 @@ struct ThreadState {
   unsigned fenced_epoch = 0;
   bool dirty = false;         // has written what others can see since its last fence
   Knowledge known, unfenced;  // what it knows, and will know behind its next fence
+  Knowledge told;             // of shared memory alone
 };
 
 struct BlockState {
   unsigned epoch = 1;        // barriers passed, and one
   unsigned clean_epoch = 1;  // what was written before this epoch is behind fences
   std::vector<ThreadState> threads;
-  Knowledge known, unfenced;
+  Knowledge known, unfenced, told;
 };
 
 struct Access {
@@ -111,14 +113,16 @@ bool knows(const Knowledge& known, const Access& a) {
   return clock != known.clocks.end() && a.tick <= clock->second[a.thread % 32];
 }
 
-bool ordered(const Access& a, const Access& now, const BlockState& b) {
-  if (a.block != now.block) return knows(b.threads[now.thread].known, a) || knows(b.known, a);
+bool ordered(const Access& a, const Access& now, const BlockState& b, bool shared) {
+  const ThreadState& t = b.threads[now.thread];
+  if (shared && (knows(t.told, a) || knows(b.told, a))) return true;
+  if (a.block != now.block) return knows(t.known, a) || knows(b.known, a);
   if (a.thread == now.thread || a.epoch < b.epoch) return true;
-  return a.thread / 32 == now.thread / 32 && a.tick <= b.threads[now.thread].clock[a.thread % 32];
+  return a.thread / 32 == now.thread / 32 && a.tick <= t.clock[a.thread % 32];
 }
 
 void compare(const Access& a, const char* did, const Access& now, const char* does, bool shared) {
-  if (!a.block || (a.atomic && now.atomic) || (shared && !in_cluster(a.block, now.block)) || ordered(a, now, mine())) return;
+  if (!a.block || (a.atomic && now.atomic) || (shared && !in_cluster(a.block, now.block)) || ordered(a, now, mine(), shared)) return;
   const std::string who = text("thread %u%s", a.thread, a.block == now.block ? "" : " of another block");
   stop(text("a race in %s memory: @0x%x %s what %s %s at @0x%x, and nothing orders them", shared ? "shared" : "device",
             now.place, does, who.c_str(), did, a.place));
@@ -196,6 +200,7 @@ void pass_barrier(Block& b) {
     dirty |= t.dirty, fenced |= t.fenced_epoch == state.epoch;
     t.dirty = false;
     if (!t.known.empty()) state.known.learn(t.known), t.known = {};
+    if (!t.told.empty()) state.told.learn(t.told), t.told = {};
     if (!t.unfenced.empty()) state.unfenced.learn(t.unfenced), t.unfenced = {};
   }
   ++state.epoch;
@@ -205,31 +210,32 @@ void pass_barrier(Block& b) {
 // It orders all that the threads of a cluster did before and after it.
 void pass_cluster(const Cluster& cluster) {
   if (!on) return;
-  Knowledge all;
+  Knowledge all, told;
   for (Block* b : cluster.blocks) {
     pass_barrier(*b);
     const BlockState& state = blocks[b];
-    all.learn(state.known);
+    all.learn(state.known), told.learn(state.told);
     all.learn(b->serial, state.epoch);
   }
-  for (Block* b : cluster.blocks) blocks[b].known.learn(all);
+  for (Block* b : cluster.blocks) blocks[b].known.learn(all), blocks[b].told.learn(told);
 }
 
 void pass_warp(Block& b, int warp, unsigned mask) {
   if (!on) return;
   ThreadState* lanes = blocks[&b].threads.data() + 32 * warp;
   Clock clock{};
-  Knowledge known, unfenced;
+  Knowledge known, unfenced, told;
   for (int i = 0; i < 32; ++i) {
     if (!(mask >> i & 1)) continue;
     for (int j = 0; j < 32; ++j) clock[j] = std::max(clock[j], lanes[i].clock[j]);
-    known.learn(lanes[i].known), unfenced.learn(lanes[i].unfenced);
+    known.learn(lanes[i].known), unfenced.learn(lanes[i].unfenced), told.learn(lanes[i].told);
   }
   for (int i = 0; i < 32; ++i) {
     if (!(mask >> i & 1)) continue;
     lanes[i].clock = clock, ++lanes[i].clock[i];
     if (!known.empty()) lanes[i].known = known;
     if (!unfenced.empty()) lanes[i].unfenced = unfenced;
+    if (!told.empty()) lanes[i].told = told;
   }
 }
 
@@ -248,6 +254,22 @@ void atomic(const volatile void* at, size_t bytes, const void* pc) {
 
 void copies(const volatile void* at, size_t bytes, bool writes, const void* pc) {
   if (on) access(at, bytes, writes, false, pc);
+}
+
+std::shared_ptr<const void> tell() {
+  if (!on) return nullptr;
+  BlockState& b = mine();
+  const unsigned thread = thread_number();
+  ThreadState& t = b.threads[thread];
+  const auto told = std::make_shared<Knowledge>(t.told);
+  told->learn(b.told), told->learn(t.known), told->learn(b.known);
+  told->learn(block->serial, b.epoch);
+  told->learn(Knowledge::warp(block->serial, thread), t.clock);
+  ++t.clock[thread % 32];
+  return told;
+}
+void hear(const std::shared_ptr<const void>& told) {
+  if (told) mine().threads[thread_number()].told.learn(*static_cast<const Knowledge*>(told.get()));
 }
 
 }  // namespace emu::races

@@ -137,7 +137,7 @@ class Flushing {
 void start_block(Block& b, uint3 index) {
   const unsigned threads = block_size.x * block_size.y * block_size.z;
   b.index = index, b.serial = ++launch.started, b.ended = false, b.votes = 0, b.used = 0, b.static_bytes = 0;
-  b.arrays.clear();
+  b.arrays.clear(), b.counters.clear();
   const size_t capacity = STATIC_SHARED + launch.dynamic_bytes + (MAX_ARRAYS + 1) * 3 * ZONE;
   if (b.capacity < capacity) {
     allow(b.memory, b.capacity);
@@ -219,6 +219,7 @@ Step step(Block& b) {
     if (f.state == State::YIELDS) f.state = State::RUNS;
   }
   b.ended = done;
+  if (done && waits_for_messages(b)) error = where(b, "a block ends, and has not waited for what others store into it,");
   if (!spins && !done) error = where(b, "threads wait for each other forever");
   if (done) launch.switches = 0;
   return spins ? Step::SPINS : Step::ENDED;
@@ -350,6 +351,7 @@ unsigned warp_ballot(const char* what, unsigned mask, int predicate, Site site) 
   return (unsigned)warp_exchange(what, mask, predicate != 0, BALLOT, site);
 }
 
+bool by_chance(size_t of) { return shuffled() && draw(of) == 0; }
 void yield(const char* what, Site site) { wait(State::YIELDS, what, 0, site); }
 
 // Where one block can overtake another, shuffled orders let it.

@@ -30,6 +30,23 @@ struct Copy {  // into shared memory, under way
   const void* caller;
 };
 
+struct Message {  // on its way into the shared memory of another block; told: what its receiver learns (races.cpp)
+  void* to;
+  uint64_t value;
+  std::shared_ptr<const void> told;
+};
+
+struct Counter {  // a barrier in shared memory that counts arrivals and bytes
+  const void* at;
+  unsigned count, pending;
+  const Thread* maker;
+  long bytes = 0;  // that are expected; less than none where they come sooner
+  unsigned parity = 0;
+  bool fenced = false, known = false;  // to others of the cluster
+  std::vector<Message> messages;
+  std::vector<std::shared_ptr<const void>> told, complete;  // of the phase that runs, and of the last one
+};
+
 struct Fiber : Thread {
   State state = State::RUNS;
   Arrival arrival = Arrival::NONE;
@@ -63,6 +80,7 @@ struct Block {
   std::shared_ptr<Cluster> cluster;
   unsigned serial = 0;  // among the blocks of its launch, from 1
   std::vector<Fiber> fibers;
+  std::vector<Counter> counters;
   std::vector<Array> arrays;  // shared ones: the first is the dynamic one
   char* memory = nullptr;
   size_t used = 0, capacity = 0, static_bytes = 0;
@@ -96,6 +114,12 @@ std::string text(const char* format, ...) __attribute__((format(printf, 1, 2)));
 // What a thread asks of its warp beside the value of another lane.
 constexpr int NOTHING = -1, BALLOT = -2;
 
+bool by_chance(size_t of);  // one of so many times, where orders are shuffled
+
+// messages.cpp
+void counters_are_known(Block& b);
+bool waits_for_messages(const Block& b);
+
 [[noreturn]] void stop(const std::string& why);  // the launch, in the thread that runs
 
 // races.cpp is told of these; it does nothing unless the kernels were compiled to tell it of loads and stores.
@@ -107,6 +131,8 @@ void pass_warp(Block& b, int warp, unsigned mask);
 void fence();
 void atomic(const volatile void* at, size_t bytes, const void* pc);
 void copies(const volatile void* at, size_t bytes, bool writes, const void* pc);
+std::shared_ptr<const void> tell();  // what a message tells of shared memory: what its sender did and knows
+void hear(const std::shared_ptr<const void>& told);
 }  // namespace races
 
 }  // namespace emu

@@ -184,6 +184,8 @@ inline void* __cluster_map_shared_rank(const void* at, unsigned rank, BN_HERE) {
 }
 inline unsigned __clusterRelativeBlockRank() { return emu::cluster_rank(); }
 
+#include "messages.h"
+
 // Copies of memory into shared memory, cp.async on a device, while the thread goes on. The words are ours, as CUDA has
 // them in a header only. What is there meanwhile is poison; the copy comes at the last moment, when a thread waits for
 // all but so many of its last groups.

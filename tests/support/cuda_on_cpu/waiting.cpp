@@ -126,6 +126,7 @@ bool release_cluster(Block& b) {
     error = where(b, "threads wait at a cluster's barrier that others will never reach");
   if (!all || ended) return false;
   b.cluster->met = true;
+  for (Block* other : b.cluster->blocks) counters_are_known(*other);
   if (orders) races::pass_cluster(*b.cluster);
   for (Block* other : b.cluster->blocks)
     for (Fiber& f : other->fibers) {
