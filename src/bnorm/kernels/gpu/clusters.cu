@@ -147,6 +147,20 @@ BN_DEV double next_channel(const Job& job) {
   return (double)sure + atomicInc(job.tickets, asked - 1u);
 }
 
+// Clusters begin one after the other, each when the memory has had the time to read what those before it begin with. All
+// of them would otherwise read, sum and map at the same time, and go on like that: as each gets an equal share of what the
+// memory moves, none gains on the others, and it idles while they sum. The last clusters wait for a ticket instead.
+constexpr int PACE = 1600;  // bytes in a cycle: 3 TB/s at 1.9 GHz
+
+template <class T, int V, int ARRAYS>
+BN_DEV void wait_for_turn(const Job& job) {
+#ifndef BN_ON_CPU
+  if (job.columns < 3 * (i64)gridDim.x || blockIdx.x >= sure_clusters()) return;
+  const i64 cycles = blockIdx.x * (job.steps * (i64)sizeof(Vector<T, V>) * ARRAYS / PACE), start = clock64();
+  while (clock64() - start < cycles) __nanosleep(100);
+#endif
+}
+
 struct ClusterBlocks {
   Told told;
   double asked;
@@ -185,6 +199,7 @@ cluster_moments(Job job) {
   BN_SHARED(unsigned long long, barriers, 2);
   ClusterBlocks blocks = {{told, barriers, 0}, 0.0};
   start_told(blocks.told);
+  wait_for_turn<T, V, 1>(job);
   forward_runs<T, V, BY, KIND>(job, blocks);
   blocks.end();
 }
@@ -196,6 +211,7 @@ cluster_sums(Job job) {
   BN_SHARED(unsigned long long, barriers, 2);
   ClusterBlocks blocks = {{told, barriers, 0}, 0.0};
   start_told(blocks.told);
+  wait_for_turn<T, V, 2>(job);
   backward_runs<T, V, BY, KIND>(job, blocks);
   blocks.end();
 }
