@@ -139,12 +139,11 @@ BN_DEV void map_forward(
   const bn_activation act = activation_of<KIND>(job.slope);
   const bool here = FETCHES || kept;
   bool found = false;
-  const auto map = [&](T& element, int k) {
-    const A value = widen(element);
-    if (FINITE) found |= infinite(value);
-    narrow(bn_act(act, fused(value - h[k], scale[k], shift[k])), element);
+  const auto map = [&](A v, T& to, int k) {
+    if (FINITE) found |= infinite(v);
+    narrow(bn_act(act, fused(v - h[k], scale[k], shift[k])), to);
   };
-  Walk<BX == 1> walk(job, place.column, place.first, BY);
+  typename Pick<FETCHES, KeptWalk, Walk<BX == 1>>::type walk(job, place.column, place.first, BY);
   i64 steps = place.steps;
 #pragma unroll 1
   for (; steps >= BATCH; steps -= BATCH) {
@@ -157,9 +156,10 @@ BN_DEV void map_forward(
     }
 #pragma unroll
     for (int u = 0; u < BATCH; ++u) {
+      Vector<T, V> to;
 #pragma unroll
-      for (int v = 0; v < V; ++v) map(t[u].v[v], K > 1 ? v : 0);
-      put<T, V>(y + at[u], t[u], job.streams);
+      for (int v = 0; v < V; ++v) map(value(t[u], v), to.v[v], K > 1 ? v : 0);
+      put<T, V>(y + at[u], to, job.streams);
     }
     if (FETCHES && ahead) {
 #pragma unroll
@@ -170,19 +170,18 @@ BN_DEV void map_forward(
   }
 #pragma unroll 1
   for (; steps > 0; --steps, walk.next()) {
-    Vector<T, V> t = here ? *kept : load<T, V>(x + walk.at);
+    const Vector<T, V> t = here ? *kept : load<T, V>(x + walk.at);
+    Vector<T, V> to;
 #pragma unroll
-    for (int v = 0; v < V; ++v) map(t.v[v], K > 1 ? v : 0);
-    put<T, V>(y + walk.at, t, job.streams);
+    for (int v = 0; v < V; ++v) map(value(t, v), to.v[v], K > 1 ? v : 0);
+    put<T, V>(y + walk.at, to, job.streams);
     if (FETCHES && ahead) fetch<T, V>(kept, x + ahead + walk.at);
     if (here) kept += BX * BY;
   }
   if (FETCHES && ahead && place.steps % BATCH) end_group();
   place.in_last_row(job, g, [&](int k) {
     const i64 at = job.steps * job.columns + place.column + k;
-    T element = x[at];
-    map(element, k);
-    y[at] = element;
+    map(widen(x[at]), y[at], k);
   });
   if (FINITE && found) atomicOr(job.infinite, 1);
 }
@@ -240,19 +239,19 @@ BN_DEV void map_backward(
   }
   const auto of = [&](int i, int k) { return MANY ? coefficients[i * WIDTH + tx * K + k] : held[i][k]; };  // a, b or c
   const bn_activation act = activation_of<KIND>(job.slope);
-  const auto map = [&](T gradient, T& element, double weight, int k) {  // element is x, and becomes dx
-    const A away = READS_X ? widen(element) - (MANY ? forward.high[k * BX + tx] : high[k]) : (A)0;
-    const B behind = (B)through<KIND>((A)widen(gradient), away, forward, k * BX + tx, act);
-    if (MODE == FROZEN) return narrow((A)(of(0, k) * behind), element);
+  const auto map = [&](A gradient, A of_x, T& to, double weight, int k) {
+    const A away = READS_X ? of_x - (MANY ? forward.high[k * BX + tx] : high[k]) : (A)0;
+    const B behind = (B)through<KIND>(gradient, away, forward, k * BX + tx, act);
+    if (MODE == FROZEN) return narrow((A)(of(0, k) * behind), to);
     B statistics = fused((B)away, of(1, k), of(2, k));
     if (MODE == CAREFUL) statistics = weight == 0.0 ? (B)0 : (B)weight * statistics;
-    narrow((A)(of(0, k) * (behind + statistics)), element);
+    narrow((A)(of(0, k) * (behind + statistics)), to);
   };
   const i64 plane = job.channels * job.inner, copy = quotient(place.column, plane);
   const i64 offset = copy * job.inner + (place.column - copy * plane) % job.inner;  // of the weights, where V is 1
   i64 steps = place.steps, r = place.first;
   const auto weight_at = [&](i64 step) { return MODE == CAREFUL ? job.weight[step * job.weight_step + offset] : 1.0; };
-  Walk<BX == 1> walk(job, place.column, place.first, BY);
+  typename Pick<FETCHES, KeptWalk, Walk<BX == 1>>::type walk(job, place.column, place.first, BY);
   const bool here = FETCHES || kept;
   Vector<T, V>* kept_dy = here ? kept + job.keep * (BX * BY) : kept;
 #pragma unroll 1
@@ -268,9 +267,10 @@ BN_DEV void map_backward(
 #pragma unroll
     for (int u = 0; u < PAIRS; ++u) {
       const double w = weight_at(r + u * BY);
+      Vector<T, V> to;
 #pragma unroll
-      for (int v = 0; v < V; ++v) map(e[u].v[v], t[u].v[v], w, K > 1 ? v : 0);
-      put<T, V>(dx + at[u], t[u], job.streams);
+      for (int v = 0; v < V; ++v) map(value(e[u], v), value(t[u], v), to.v[v], w, K > 1 ? v : 0);
+      put<T, V>(dx + at[u], to, job.streams);
     }
     if (FETCHES && ahead) {
 #pragma unroll
@@ -287,11 +287,12 @@ BN_DEV void map_backward(
   }
   if (steps > 0) {
     const Vector<T, V> e = here ? *kept_dy : load<T, V>(dy + walk.at);
-    Vector<T, V> t = !READS_X ? e : here ? *kept : load<T, V>(x + walk.at);
+    const Vector<T, V> t = !READS_X ? e : here ? *kept : load<T, V>(x + walk.at);
+    Vector<T, V> to;
     const double w = weight_at(r);
 #pragma unroll
-    for (int v = 0; v < V; ++v) map(e.v[v], t.v[v], w, K > 1 ? v : 0);
-    put<T, V>(dx + walk.at, t, job.streams);
+    for (int v = 0; v < V; ++v) map(value(e, v), value(t, v), to.v[v], w, K > 1 ? v : 0);
+    put<T, V>(dx + walk.at, to, job.streams);
     if (FETCHES && ahead) {
       fetch<T, V>(kept, x + ahead + walk.at);
       fetch<T, V>(kept_dy, dy + ahead + walk.at);
@@ -300,10 +301,8 @@ BN_DEV void map_backward(
   }
   place.in_last_row(job, g, [&](int k) {
     const i64 at = job.steps * job.columns + place.column + k;
-    const T gradient = dy[at];
-    T element = READS_X ? x[at] : gradient;
-    map(gradient, element, weight_at(job.steps), k);
-    dx[at] = element;
+    const A gradient = widen(dy[at]);
+    map(gradient, READS_X ? (A)widen(x[at]) : gradient, dx[at], weight_at(job.steps), k);
   });
 }
 

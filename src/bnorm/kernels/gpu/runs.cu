@@ -23,7 +23,7 @@ BN_DEV void fetch_steps(const Job& job, i64 c, int rank, Vector<T, V>* kept) {
   const T* x = static_cast<const T*>(job.x);
   const T* dy = static_cast<const T*>(job.dy);
   Vector<T, V>* kept_dy = kept + job.keep * BY;
-  Walk<true> walk(job, place.column, place.first, BY);
+  KeptWalk walk(job, place.column, place.first, BY);
 #pragma unroll 1
   for (i64 i = 0; i < place.steps; ++i, walk.next(), kept += BY, kept_dy += BY) {
     fetch<T, V>(kept, x + walk.at);
@@ -143,7 +143,7 @@ BN_DEV void forward_runs(const Job& job, Blocks& blocks) {
       coefficients[2] = (A)bn_fold((double)high, of.mean, of.scale, of.shift);
     }
     __syncthreads();
-    const i64 next = blocks.next(), ahead = next < job.columns ? (next - c) * job.base : 0;
+    const i64 next = blocks.next(), ahead = as_it_is(next < job.columns ? (next - c) * job.base : 0);
     map_forward<T, V, 1, 1, BY, KIND, false, true>(job, c, blocks.rank(), kept, coefficients, ahead);
     found.end(c);
     c = next;
@@ -179,7 +179,7 @@ BN_DEV void backward_runs(const Job& job, Blocks& blocks) {
 #pragma unroll 1
   while (c < job.columns) {
     blocks.ask(job, c);
-    const A high = (A)read.mean;
+    const A high = as_it_is((A)read.mean);
     const double away = read.mean - (double)high;
     Forward<A, 1, 1> forward = {{high}, {(A)0}, {(A)0}};
     if (KIND != BN_IDENTITY) {
@@ -202,7 +202,7 @@ BN_DEV void backward_runs(const Job& job, Blocks& blocks) {
       coefficients[2] = (A)bn_fold((double)high, read.mean, b, bn_grad_c(all.total, count));
     }
     __syncthreads();
-    const i64 next = blocks.next(), ahead = next < job.columns ? (next - c) * job.base : 0;
+    const i64 next = blocks.next(), ahead = as_it_is(next < job.columns ? (next - c) * job.base : 0);
     read = read_stats<KIND>(job, next);
     map_backward<T, V, 1, 1, BY, SUMS_ONLY, KIND, true>(job, c, blocks.rank(), kept, coefficients, ahead, &forward);
     found.end(c);

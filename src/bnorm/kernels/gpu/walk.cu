@@ -96,6 +96,30 @@ struct Walk {
   }
 };
 
+// The same of a channel that is kept on chip: all that lies within it is counted in 32 bits.
+struct KeptWalk {
+  i64 at, far, wrap;
+  int within, near, run;
+
+  BN_MEMBER KeptWalk(const Job& job, i64 column, i64 r, i64 stride) {
+    const Walk<true> walk(job, column, r, stride);
+    at = walk.at;
+    far = walk.far;
+    wrap = walk.wrap;
+    within = (int)walk.within;
+    near = (int)walk.near;
+    run = (int)walk.run;
+  }
+  BN_MEMBER void next() {
+    at += far;
+    within += near;
+    if (within >= run) {
+      within -= run;
+      at += wrap;
+    }
+  }
+};
+
 // The steps of a thread in chunk g, the first of them, and its column.
 template <int K, int BX, int BY>
 struct Place {
