@@ -28,16 +28,29 @@ struct Reader {  // loads the steps of a thread, and keeps them in shared memory
   }
 };
 
+// 1 / (i + 1), as the processor divides; a division takes longer than to look it up.
+constexpr int SHARES = 32;
+__constant__ const double block_shares[SHARES] = {
+    1.0 / 1,  1.0 / 2,  1.0 / 3,  1.0 / 4,  1.0 / 5,  1.0 / 6,  1.0 / 7,  1.0 / 8,  1.0 / 9,  1.0 / 10, 1.0 / 11,
+    1.0 / 12, 1.0 / 13, 1.0 / 14, 1.0 / 15, 1.0 / 16, 1.0 / 17, 1.0 / 18, 1.0 / 19, 1.0 / 20, 1.0 / 21, 1.0 / 22,
+    1.0 / 23, 1.0 / 24, 1.0 / 25, 1.0 / 26, 1.0 / 27, 1.0 / 28, 1.0 / 29, 1.0 / 30, 1.0 / 31, 1.0 / 32};
+
 // The running sums of a thread. The mean of channel k is high + low, both in the type of computation: high is the
 // center of the next block, and low what is missing from it.
 template <class A, int K>
 struct State {
   double n, m2[K];
+  int blocks;
   A high[K], low[K];
 
-  // Add blocks of so many values with s = sum (x - high), q = sum (x - high)^2, by differences of means.
-  BN_MEMBER void add(double values, const double (&s)[K], const double (&q)[K]) {
-    const double inverse = 1.0 / values, total = n + values, w = values / total, share = n * w;
+  // Add blocks of VALUES values with s = sum (x - high), q = sum (x - high)^2, by differences of means. All blocks but the
+  // last have so many, a power of two: so the share of one is the same number, whether it is looked up or divided.
+  template <int VALUES>
+  BN_MEMBER void add(const double (&s)[K], const double (&q)[K]) {
+    static_assert((VALUES & (VALUES - 1)) == 0, "no power of two");
+    constexpr double inverse = 1.0 / VALUES;
+    const double total = n + VALUES, w = blocks < SHARES ? block_shares[blocks] : VALUES / total, share = n * w;
+    ++blocks;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       const Moments sum = with(k, total, inverse, w, share, s[k], q[k]);
@@ -69,7 +82,7 @@ struct State {
     const double away = exact(low[k]), gap = block.away - away;
     return {total, block.center, m2[k] + (block.m2 + gap * share * gap), away + gap * w};
   }
-  BN_MEMBER State() : n(0.0) {
+  BN_MEMBER State() : n(0.0), blocks(0) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       high[k] = low[k] = 0;
@@ -197,7 +210,7 @@ BN_DEV void add_steps(
       exact_block<T, V, K>(x, start, many, state.high, s_, q_);
     steps -= many;
     if (steps <= 0) break;
-    state.add(values, s_, q_);
+    state.template add<block::STEPS * block::PER_STEP>(s_, q_);
   }
   state.end(values, s_, q_, sum);
 }
