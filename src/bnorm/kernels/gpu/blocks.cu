@@ -43,8 +43,8 @@ struct State {
   int blocks;
   A high[K], low[K];
 
-  // Add blocks of VALUES values with s = sum (x - high), q = sum (x - high)^2, by differences of means. All blocks but the
-  // last have so many, a power of two: so the share of one is the same number, whether it is looked up or divided.
+  // Add blocks of VALUES values with s = sum (x - high), q = sum (x - high)^2, by differences of means. All blocks but
+  // the last have so many, a power of two: so the share of one is the same number, whether it is looked up or divided.
   template <int VALUES>
   BN_MEMBER void add(const double (&s)[K], const double (&q)[K]) {
     static_assert((VALUES & (VALUES - 1)) == 0, "no power of two");

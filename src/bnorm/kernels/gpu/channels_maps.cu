@@ -90,8 +90,8 @@ BN_DEV void finish_channel(const Job& job, i64 c, const Sums& sum) {
 // The maps -----------------------------------------------------------------------------------------------------------
 // The chunks of the reduction are cut into `split` parts, and all last parts come first: what the blocks of the
 // reduction read last may still be in the second-level cache. `kept` is what a block has kept of what it read. One that
-// FETCHES has the coefficients of its only channel in shared memory, `ready`; what is mapped leaves its place to what lies
-// `ahead` elements behind it, in groups of BATCH steps or PAIRS, 0 where nothing follows.
+// FETCHES has the coefficients of its only channel in shared memory, `ready`; what is mapped leaves its place to what
+// lies `ahead` elements behind it, in groups of BATCH steps or PAIRS, 0 where nothing follows.
 
 BN_DEV i64 part_of_map(const Job& job) {
   const i64 chunks = job.chunks / job.split;

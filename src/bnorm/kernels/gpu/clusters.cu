@@ -9,9 +9,10 @@
 
 constexpr int CLUSTER = 8;  // blocks: no device with clusters has fewer
 
-// What the blocks of a cluster tell each other, at every second channel in the same place: nobody writes to what is still
-// read, as a block goes on only with what all the others have told it. Each stores into the memory of all, and a barrier
-// there counts the bytes. So nobody waits until what a block has written to its array is in memory, as behind a fence.
+// What the blocks of a cluster tell each other, at every second channel in the same place: nobody writes to what is
+// still read, as a block goes on only with what all the others have told it. Each stores into the memory of all, and a
+// barrier there counts the bytes. So nobody waits until what a block has written to its array is in memory, as behind a
+// fence.
 
 struct Told {
   double* memory;                // 2 * SIZE
@@ -22,8 +23,8 @@ struct Told {
   BN_MEMBER double* place(int channel) const { return memory + channel % 2 * SIZE; }
 };
 
-// By all threads, before anything else. The cluster's barrier that each of them arrives at is to be waited at before the
-// first store.
+// By all threads, before anything else. The cluster's barrier that each of them arrives at is to be waited at before
+// the first store.
 BN_DEV void start_told(const Told& told) {
 #ifdef BN_ON_CPU
   if (threadIdx.x == 0) {
@@ -135,21 +136,22 @@ BN_DEV Moments join_cluster(const Moments& own, double next, const Told& told) {
   return {n, center, add_lanes(v[0] == 0.0 ? 0.0 : v[2] + gap * v[0] * gap), away};
 }
 
-// The clusters that surely run from the start, and have their first channels without asking. There may be no room for the
-// last ones before others end: where processors come in less than eights, 15 of 16 run at a time.
+// The clusters that surely run from the start, and have their first channels without asking. There may be no room for
+// the last ones before others end: where processors come in less than eights, 15 of 16 run at a time.
 BN_DEV unsigned sure_clusters() { return gridDim.x - gridDim.x / 8u; }
 
-// Which channel a cluster has next, in its first thread, which asks while the others sum: those who are quick get more. A
-// channel is a ticket. Who gets none ends, and the last one of these makes it 0 again.
+// Which channel a cluster has next, in its first thread, which asks while the others sum: those who are quick get more.
+// A channel is a ticket. Who gets none ends, and the last one of these makes it 0 again.
 BN_DEV double next_channel(const Job& job) {
   if (threadIdx.x != 0 || blockIdx.y != 0) return 0.0;
   const unsigned sure = sure_clusters(), asked = (unsigned)job.columns + gridDim.x - sure;
   return (double)sure + atomicInc(job.tickets, asked - 1u);
 }
 
-// Clusters begin one after the other, each when the memory has had the time to read what those before it begin with. All
-// of them would otherwise read, sum and map at the same time, and go on like that: as each gets an equal share of what the
-// memory moves, none gains on the others, and it idles while they sum. The last clusters wait for a ticket instead.
+// Clusters begin one after the other, each when the memory has had the time to read what those before it begin with.
+// All of them would otherwise read, sum and map at the same time, and go on like that: as each gets an equal share of
+// what the memory moves, none gains on the others, and it idles while they sum. The last clusters wait for a ticket
+// instead.
 constexpr int PACE = 1600;  // bytes in a cycle: 3 TB/s at 1.9 GHz
 
 template <class T, int V, int ARRAYS>

@@ -2,9 +2,9 @@
 // or, in clusters.cu, by several, BLOCKS. They go on from channel to channel. What is mapped leaves its place to the next
 // channel, which is fetched meanwhile.
 //
-// BLOCKS knows which one this is of them (rank) and which channel is their first, if any is left (first), asks for the next
-// one while this one is summed (ask), joins what the first threads of blocks have found, in these (join), and says behind
-// another barrier of the block which channel is next.
+// BLOCKS knows which one this is of them (rank) and which channel is their first, if any is left (first), asks for the
+// next one while this one is summed (ask), joins what the first threads of blocks have found, in these (join), and says
+// behind another barrier of the block which channel is next.
 
 struct OneBlock {
   i64 following;
@@ -32,8 +32,8 @@ BN_DEV void fetch_steps(const Job& job, i64 c, int rank, Vector<T, V>* kept) {
   }
 }
 
-// What join_block finds of a block that has one column, in its first warp, and in the same bits. There are fewer barriers, as
-// all threads add up what warps have found. `memory` is free behind the next barrier but one.
+// What join_block finds of a block that has one column, in its first warp, and in the same bits. There are fewer
+// barriers, as all threads add up what warps have found. `memory` is free behind the next barrier but one.
 template <int BY>
 struct RunMemory {
   static constexpr int WARPS = BY / 32, SIZE = 5 * WARPS;
@@ -94,8 +94,8 @@ BN_DEV Moments join_run(const Moments& mine, double* memory) {
   return {v[0], center, m2[0], away};
 }
 
-// Of two channels one after the other, what has been found. That of a channel is finished while the next one is joined, by
-// a thread for which nobody waits then.
+// Of two channels one after the other, what has been found. That of a channel is finished while the next one is joined,
+// by a thread for which nobody waits then.
 template <class T, class S>
 struct Found {
   S* memory;  // 2
