@@ -14,7 +14,8 @@ import pytest
 import drawing
 from bnorm.kernels import cpu, gpu, reference
 from bnorm.kernels.activation import GELU, IDENTITY, RELU, SILU, leaky
-from bnorm.kernels.gpu import launching
+from bnorm.kernels.gpu import launching, plans
+from bnorm.kernels.gpu.calls import begun
 from cases import CASES, DTYPES, Case, c_order
 from drawing import pairwise, text
 from emulated.device import CLUSTERED, SMALL, emulated, needs_emulator
@@ -75,6 +76,14 @@ class Backend:
         there = [self.down(a) for a in (*given[0], *given[1].values())]
         assert [a.tobytes() for a in there if isinstance(a, np.ndarray)] == before, f"{name} wrote to its arguments"
         return got
+
+    def meets(self, name, then, x):
+        """Whether blocks meet in this reduction, and so add up in another order than those of its pieces."""
+        if self.kernels is cpu:
+            return False
+        call = begun(self.up(x), None, writes=False)
+        plan = plans.reduction(name, *call.size, False, then, 0, call.device.limits)
+        return plan.launches[0].meeting
 
     def both(self, name, *args, **options):
         """What the kernel and the reference return."""

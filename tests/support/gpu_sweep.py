@@ -12,6 +12,7 @@ ACTIVATIONS = (IDENTITY, RELU, leaky(0.25), SILU, GELU)
 IMAGES = 70  # more channels than half of the processors: each gets a block, and keeps what it has read
 CLUSTERS = 32, (300 << 10, 600 << 10, 1000 << 10)  # channels, and bytes of each, that clusters keep
 MANY_CHANNELS = 14000  # of a group: more than a block keeps the sums of
+MEETING = 10 << 20, 30 << 20  # bytes: what all blocks that meet keep of two arrays, and more than they keep of one
 LARGE_BLOCK = 120 << 10  # bytes of a channel that such a block keeps, alone on its processor
 
 
@@ -30,7 +31,8 @@ def cases(dtype):
     itemsize = plans.ITEMSIZE[dtype]
     for v in row_plans.vectors_of(dtype):  # odd multiples, so that no larger vector divides
         yield Case("channels", (16, 1024 + v))
-        yield Case("channels", (3000, 1024 + v))
+        for size in MEETING:
+            yield Case("channels", (size // itemsize // 1024, 1024 + v))
         yield Case("channels", (4, 5, 129 * v))
         yield Case("channels", (16, 3, 20001 * v))
         for arrays in (1, 2):

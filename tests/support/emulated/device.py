@@ -66,7 +66,8 @@ class EmulatedDevice:
         blocks = None if self.only is None else self.only(launch)
         grid = (min(launch.grid[0], RESIDENT * self.limits.processors), 1) if launch.persistent else launch.grid
         size = grid, launch.block, launch.shared
-        emulator.launch(launch.kernel, *size, (call + launch.geometry,), order=self.order, only=blocks)
+        resident = self.limits.processors if launch.meeting else 0
+        emulator.launch(launch.kernel, *size, (call + launch.geometry,), self.order, resident, blocks)
 
     def compiled(self, family, kernel):
         """The emulator that has this kernel: compiled with all of its family that are usual, if it is one of them."""

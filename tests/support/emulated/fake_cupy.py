@@ -14,6 +14,7 @@ runs with its graph, kernels and what is set to 0; everything else runs at once.
 """
 
 import ctypes
+import math
 import sys
 from contextlib import contextmanager
 from functools import partial
@@ -196,8 +197,10 @@ class Kernel:
 
     ptr, kernel = 0, property(lambda self: self)  # of the current device
 
-    def __call__(self, grid, block, args, shared_mem=0):
+    def __call__(self, grid, block, args, shared_mem=0, stream=None, enable_cooperative_groups=False):
         (job,) = args
+        if enable_cooperative_groups and math.prod(grid) > RESIDENT * emulated().limits.processors:
+            raise RuntimeError("CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE: too many blocks in cooperative launch")
         assert type(job) is np.ndarray and job.size == 1, "CuPy passes an array of one element by value"
         assert shared_mem <= self.max_dynamic_shared_size_bytes, self.name
         launched.append(self.name)

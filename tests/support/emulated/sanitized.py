@@ -20,6 +20,7 @@ from emulated.device import CLUSTERED, EmulatedDevice, PlanningDevice
 # One launch, chunks, widened, runs, scalar loads, planes, blocks that go on to other channels.
 SHAPES = [(70, 6), (1200, 70), (100, 3), (9, 2, 1100), (5, 3, 333), (6, 8, 49), (2, 9, 700)]
 WEIGHTED = SHAPES[2:5:2]
+MEETING = plans.Limits(processors=6, shared=64 << 10, clusters=False)
 ALONE = plans.Limits(processors=1, shared=99 << 10)
 ROWS = [(30, 1, 700, 1), (6, 1, 40, 1), (9, 4, 2, 49), (2, 1, 2, 4400)]  # several rows to a block, warps, groups, long
 
@@ -60,6 +61,17 @@ def by_clusters(check):
     check(dx, 1e-4, "backward", dy.astype("f8"), x.astype("f8"), stats, float(count), None, RELU)
 
 
+def meeting(check):
+    """Blocks that sum once more, as the first values of their channels are far from the mean."""
+    x, dy = np.random.default_rng(0).standard_normal((2, 1500, 24)).astype("float32")
+    x[::750] = 100
+    arguments = None, None, 1e-5, None, None, None, RELU
+    y, stats, count, _ = gpu.forward(x, *arguments)
+    check(y, 1e-5, "forward", x.astype("f8"), *arguments)
+    dx = gpu.backward(dy, x, stats, count, None, RELU)[0]
+    check(dx, 1e-4, "backward", dy.astype("f8"), x.astype("f8"), stats, float(count), None, RELU)
+
+
 def by_blocks_alone(check):
     """Rows that one block keeps and fetches, one after the other."""
     x, dy = np.random.default_rng(0).standard_normal((2, 3, 1, 2, 4404)).astype("float32")
@@ -83,6 +95,8 @@ def main(sanitize: str) -> None:
         calls(lambda *ignored: None)
         planned.limits = CLUSTERED
         by_clusters(lambda *ignored: None)
+        planned.limits = MEETING
+        meeting(lambda *ignored: None)
         planned.limits = ALONE
         by_blocks_alone(lambda *ignored: None)
     device = EmulatedDevice(emulator=partial(Emulator, sanitize=sanitize))
@@ -93,6 +107,9 @@ def main(sanitize: str) -> None:
     device.limits = CLUSTERED
     by_clusters(check)
     assert [launch.family for launch in device.log[-2:]] == ["clusters", "clusters"]
+    device.limits = MEETING
+    meeting(check)
+    assert all(launch.meeting for launch in device.log[-2:])
     device.limits = ALONE
     by_blocks_alone(check)
     assert all(jobs.ROW_JOB.placed(launch.geometry)["keep"] for launch in device.log[-2:])

@@ -14,6 +14,15 @@ struct Block {
   static constexpr int PER_STEP = K > 1 ? 1 : V;  // values of a channel
 };
 
+constexpr double FAR = 8;  // so much larger may squares about the center be than about the mean
+
+// A value near the mean: the middle one of three, which one that is far away does not move.
+template <class A>
+BN_DEV A middle(A a, A b, A c) {
+  const A low = b < a ? b : a, high = b < a ? a : b;
+  return c < low ? low : high < c ? high : c;
+}
+
 template <class T, int V, int THREADS>
 struct Reader {  // loads the steps of a thread, and keeps them in shared memory where asked to
   Vector<T, V>* kept;

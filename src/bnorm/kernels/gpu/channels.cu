@@ -8,7 +8,8 @@
 //     gradient           dx = a (dy + w (b (x - mean) + c))
 //
 // <T, V, K, BX, BY, ...>: elements of type T are read V at a time; a thread has K channels, V side by side or one; a
-// block is BX of these wide and BY high. KIND is the activation. A MODE WITH_MAP does the map too, in the same launch.
+// block is BX of these wide and BY high. KIND is the activation. A MODE WITH_MAP does the map too, in the same launch; so
+// does MEETING, whose blocks all run at the same time: each keeps what it reads, and before the map they join their sums.
 
 template <class T, int V, int K, int BX, int BY, int MODE, int KIND>
 __global__ void __launch_bounds__(BX* BY, (Resident<BX * BY, K, MODE>::blocks)) moments(Job job) {
@@ -17,13 +18,17 @@ __global__ void __launch_bounds__(BX* BY, (Resident<BX * BY, K, MODE>::blocks)) 
     if (BY > 256 || job.keep) return forward_runs<T, V, BY, KIND>(job, alone);
   }
   Vector<T, V>* kept = kept_memory<T, V, MODE>(job);
-  Moments sum[K];
-  sum_moments<T, V, K, BX, BY, MODE>(job, blockIdx.x, blockIdx.y, kept, sum);
-  const auto rest = [&](i64 column, Moments& sum) {
-    if (MODE != CAREFUL) add_one(sum, exact(widen(static_cast<const T*>(job.x)[job.steps * job.columns + column])));
-  };
-  finish_tile<T, Moments, K, BX, BY, MODE == WITH_MAP>(job, blockIdx.x, blockIdx.y, sum, rest);
-  if (MODE == WITH_MAP) map_forward<T, V, K, BX, BY, KIND, false>(job, blockIdx.x, 0, kept);
+  if constexpr (MODE == MEETING) {
+    met_moments<T, V, K, BX, BY>(job, kept);
+  } else {
+    Moments sum[K];
+    sum_moments<T, V, K, BX, BY, MODE>(job, blockIdx.x, blockIdx.y, kept, sum);
+    const auto rest = [&](i64 column, Moments& sum) {
+      if (MODE != CAREFUL) add_one(sum, exact(widen(static_cast<const T*>(job.x)[job.steps * job.columns + column])));
+    };
+    finish_tile<T, Moments, K, BX, BY, MODE>(job, blockIdx.x, blockIdx.y, sum, rest);
+  }
+  if (MAPS<MODE>) map_forward<T, V, K, BX, BY, KIND, false>(job, blockIdx.x, blockIdx.y, kept);
 }
 
 __global__ void __launch_bounds__(256) finish_stats(Job job) {
@@ -48,8 +53,8 @@ __global__ void __launch_bounds__(BX* BY, (Resident<BX * BY, K, MODE>::blocks)) 
   Vector<T, V>* kept = kept_memory<T, V, MODE>(job);
   Sums sum[K];
   sum_products<T, V, K, BX, BY, MODE, KIND>(job, blockIdx.x, blockIdx.y, kept, sum);
-  finish_tile<T, Sums, K, BX, BY, MODE == WITH_MAP>(job, blockIdx.x, blockIdx.y, sum);
-  if (MODE == WITH_MAP) map_backward<T, V, K, BX, BY, SUMS_ONLY, KIND>(job, blockIdx.x, 0, kept);
+  finish_tile<T, Sums, K, BX, BY, MODE>(job, blockIdx.x, blockIdx.y, sum);
+  if (MAPS<MODE>) map_backward<T, V, K, BX, BY, SUMS_ONLY, KIND>(job, blockIdx.x, blockIdx.y, kept);
 }
 
 __global__ void __launch_bounds__(256) finish_gradients(Job job) {

@@ -312,7 +312,7 @@ BN_DEV void map_backward(
 // and the map in the same launch, or all in float64, there are too many numbers for two.
 template <int THREADS, int K, int MODE>
 struct Resident {
-  static constexpr int blocks = THREADS > 256 || (K == 8 && (MODE == WITH_MAP || MODE == EXACT)) ? 1 : 2;
+  static constexpr int blocks = THREADS > 256 || MODE == MEETING || (K == 8 && (MODE == WITH_MAP || MODE == EXACT)) ? 1 : 2;
 };
 
 // The map of a backward in float has so few numbers that there may be more of them.
@@ -321,9 +321,13 @@ struct MapResident {
   static constexpr int blocks = THREADS > 256 ? 1 : sizeof(T) == 4 && MODE != CAREFUL ? 4 : 2;
 };
 
+// Whether the map follows in the same launch.
+template <int MODE>
+constexpr bool MAPS = MODE == WITH_MAP || MODE == MEETING;
+
 // Where a thread keeps what it has read until the map of the same launch; null where it reads again.
 template <class T, int V, int MODE>
 BN_DEV Vector<T, V>* kept_memory(const Job& job) {
-  if (MODE != WITH_MAP || !job.keep) return nullptr;
+  if (!MAPS<MODE> || !job.keep) return nullptr;
   return reinterpret_cast<Vector<T, V>*>(dynamic_memory(true)) + threadIdx.x;
 }

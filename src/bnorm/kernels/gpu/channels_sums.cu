@@ -26,6 +26,22 @@ BN_DEV void add_one(Moments& sum, double v) {
   }
 }
 
+// All that a thread keeps of its steps: of x, and by PAIRS of dy too, behind it.
+template <class T, int V, int STEPS, int K, int BX, int BY>
+BN_DEV void fetch_steps(const Job& job, const Place<K, BX, BY>& place, Vector<T, V>* kept) {
+  constexpr int THREADS = BX * BY;
+  const T* x = static_cast<const T*>(job.x);
+  const T* dy = static_cast<const T*>(job.dy);
+  Vector<T, V>* kept_dy = kept + job.keep * THREADS;
+  typename Pick<BX == 1, KeptWalk, Walk<false>>::type walk(job, place.column, place.first, BY);
+#pragma unroll 1
+  for (i64 i = 0; i < place.steps; ++i, walk.next(), kept += THREADS, kept_dy += THREADS) {
+    fetch<T, V>(kept, x + walk.at);
+    if (STEPS == PAIRS) fetch<T, V>(kept_dy, dy + walk.at);
+    if (Groups<STEPS>::ends(i, place.steps)) end_group();
+  }
+}
+
 // The moments of each thread, but for the last, incomplete row where no weights or NaN are looked at.
 template <class T, int V, int K, int BX, int BY, int MODE>
 BN_DEV void sum_moments(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Moments (&sum)[K]) {
@@ -182,14 +198,24 @@ BN_DEV void sum_products(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Su
   typedef Forward<A, K, BX> Of;
   BN_SHARED(Of, shared, 1);
   const Of& forward = shared[0];
+  if constexpr (MODE == MEETING) fetch_steps<T, V, PAIRS>(job, place, kept);
   fill_forward<T, KIND>(job, tile, shared[0]);
   __syncthreads();
 #pragma unroll
   for (int k = 0; k < K; ++k) sum[k] = {0.0, 0.0};
-  const Walk<BX == 1> walk(job, place.column, place.first, BY);
-  const Reader<T, V, BX * BY> of_x = {kept}, of_dy = {kept ? kept + job.keep * (BX * BY) : kept};
-  add_products<T, V, KIND, MODE == WITH_MAP, WEIGHTED>(
-      job.slope, x, dy, forward, walk, place.steps, of_x, of_dy, sum);
+  Vector<T, V>* kept_dy = kept ? kept + job.keep * (BX * BY) : kept;
+  if constexpr (MODE == MEETING) {
+    const Walk<false, int> there(0, BX * BY * V);
+    const Reader<T, V, BX * BY> none = {nullptr};
+    const T *held = reinterpret_cast<const T*>(kept), *held_dy = reinterpret_cast<const T*>(kept_dy);
+    add_products<T, V, KIND, false, false>(
+        job.slope, held, held_dy, forward, there, place.steps, none, none, sum, Groups<PAIRS>());
+  } else {
+    const Walk<BX == 1> walk(job, place.column, place.first, BY);
+    const Reader<T, V, BX * BY> of_x = {kept}, of_dy = {kept_dy};
+    add_products<T, V, KIND, MODE == WITH_MAP, WEIGHTED>(
+        job.slope, x, dy, forward, walk, place.steps, of_x, of_dy, sum);
+  }
   const bn_activation act = activation_of<KIND>(job.slope);
   place.in_last_row(job, g, [&](int k) {
     const i64 at = job.steps * job.columns + place.column + k;

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from struct import Struct
 from typing import NamedTuple
 
-SUMS_ONLY, WITH_MAP, CAREFUL, FROZEN, EXACT = range(5)  # MODE of a kernel
+SUMS_ONLY, WITH_MAP, CAREFUL, FROZEN, EXACT, MEETING = range(6)  # MODE of a kernel
 SKIP, PROPAGATE, TEST = range(3)  # nonfinite; TEST only looks
 NO_PARAMS, PER_COLUMN, PER_CHANNEL = range(3)  # PARAMS of the backward of rows: gradients of parameters
 NO_AFFINE, GAMMA_ALONE, GAMMA_AND_BETA = range(3)  # which of them the kernels of rows read, and blocks keep
 WRITTEN, TO_FLOAT64, TO_FLOAT32 = range(3)  # how a kernel gives gradients of parameters: new, or added to these
 ENUMERATIONS = (
-    ("SUMS_ONLY", "WITH_MAP", "CAREFUL", "FROZEN", "EXACT"),
+    ("SUMS_ONLY", "WITH_MAP", "CAREFUL", "FROZEN", "EXACT", "MEETING"),
     ("SKIP", "PROPAGATE", "TEST"),
     ("NO_PARAMS", "PER_COLUMN", "PER_CHANNEL"),
     ("NO_AFFINE", "GAMMA_ALONE", "GAMMA_AND_BETA"),

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from ..activation import IDENTITY, KINDS
-from .jobs import CAREFUL, EXACT, FROZEN, SUMS_ONLY, WITH_MAP
+from .jobs import CAREFUL, EXACT, FROZEN, MEETING, SUMS_ONLY, WITH_MAP
 from .planes import sizes
 from .plans import ITEMSIZE, PER_CHANNEL, THREADS, VECTOR_BYTES, channel_runs, plane_shape, rows_of_channels
 
@@ -53,7 +53,8 @@ def channel_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
             if shape is not large:
                 names += [shape.kernel("moments", dtype, mode, IDENTITY.kind) for mode in careful]
             for kind in kinds:
-                names += [shape.kernel(name, dtype, WITH_MAP, kind) for name in ("moments", "sums")]
+                modes = (WITH_MAP, MEETING) if shape is narrow and vector * itemsize == VECTOR_BYTES else (WITH_MAP,)
+                names += [shape.kernel(name, dtype, mode, kind) for mode in modes for name in ("moments", "sums")]
                 names += [shape.kernel("sums", dtype, SUMS_ONLY, kind), shape.kernel("gradient", dtype, FROZEN, kind)]
                 if shape is large:
                     continue

@@ -28,9 +28,9 @@ SHARED_AT_FIRST = 48 << 10  # bytes of shared memory, static and dynamic, that a
 SPARE, MOST_SPARE = 1 << 16, 64  # tickets that are kept for graphs, of a stream at a time, and how often on a device
 WITH_CLUSTERS = 90  # the first compute capability that has them
 ON_CHANNELS = ("numbers.cu", "walk.cu", "joins.cu")
-BATCH_NORM = (*ON_CHANNELS, "fetching.cu", "blocks.cu", "moving.cu", "channels_sums.cu", "channels_maps.cu")
+BATCH_NORM = (*ON_CHANNELS, "tiles.cu", "fetching.cu", "blocks.cu", "moving.cu", "channels_sums.cu", "channels_maps.cu")
 FAMILIES = {
-    "channels": (*BATCH_NORM, "runs.cu", "channels.cu"),
+    "channels": (*BATCH_NORM, "runs.cu", "meeting.cu", "channels.cu"),
     "clusters": (*BATCH_NORM, "runs.cu", "clusters.cu"),
     "planes": (*BATCH_NORM, "planes.cu"),
     "rows": (
@@ -43,7 +43,7 @@ FAMILIES = {
         "rows_backward.cu",
     ),
     "rows_weighted": (*ON_CHANNELS, "fetching.cu", "blocks.cu", "rows.cu", "rows_weighted.cu"),
-    "row_channels": (*ON_CHANNELS, "row_channels.cu"),
+    "row_channels": (*ON_CHANNELS, "tiles.cu", "row_channels.cu"),
     "statistics": ("numbers.cu", "moving.cu", "statistics.cu"),
     "exact": ("numbers.cu", "walk.cu", "exact.cu"),
 }
@@ -206,7 +206,7 @@ class Device:
     def prepare(self, plan: plans.Plan, call: bytes) -> list[tuple[Any, ...]]:
         """Compile the kernels of a plan, which keeps what a launch needs."""
         found = []
-        for family, name, grid, block, shared, geometry, persistent in plan.launches:
+        for family, name, grid, block, shared, geometry, persistent, meeting in plan.launches:
             kernel = self.kernels.get(name) or self.compile(family, name)
             at_first = SHARED_AT_FIRST - STATIC_SHARED.get(family, 0)
             if shared > max(at_first, self.shared.get(name, 0)):
@@ -215,6 +215,8 @@ class Device:
             if persistent:
                 resident = self.cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor
                 grid = min(grid[0], self.limits.processors * resident(function.ptr, block[0], shared)), 1
+            if meeting:
+                function = partial(function, enable_cooperative_groups=True)
             found.append((function, grid, block, shared, geometry, JOBS[len(call) + len(geometry)]))
         plan.ready[self] = found
         return found

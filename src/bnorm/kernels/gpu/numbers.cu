@@ -236,6 +236,20 @@ BN_DEV double as_it_is(double v) {
   return v;
 }
 
+// What other blocks have made of a number, which they change by atomics; and to let some time pass before the next look.
+BN_DEV unsigned seen(unsigned* number) {
+#ifdef BN_ON_CPU
+  return atomicAdd(number, 0u);
+#else
+  return *static_cast<volatile unsigned*>(number);
+#endif
+}
+BN_DEV void pause() {
+#if defined(BN_ON_CPU) || __CUDA_ARCH__ >= 700
+  __nanosleep(20);
+#endif
+}
+
 // The dynamic shared memory of a launch that has any.
 BN_DEV unsigned char* dynamic_memory(bool any) {
   if (!any) return nullptr;

@@ -13,11 +13,11 @@ the y. The last block of a group of tiles joins what its channels are made of, s
 Of small planes, (outer, C, 7 x 7), a block has several whole channels, and reads them as vectors (planes.py).
 
 The fewer launches, the fewer passes over memory: a block that holds whole channels goes on to the map by itself, and so
-does a cluster of blocks that holds one.
+do a cluster of blocks that holds one, and all blocks of a device together (meetings.py).
 
-A reduction is cut the same way whether the map follows in the same launch, in another, or not at all: so the pieces of
-a forward have the bits of the whole, in float64. (Of other types the moments are summed in float64 where they stand
-alone, and are more exact.)
+A reduction is cut the same way whether the map follows in the same launch, in another, or not at all, but where blocks
+meet: so the pieces of a forward have the bits of the whole, in float64. (Of other types the moments are summed in
+float64 where they stand alone, and are more exact.)
 """
 
 from dataclasses import dataclass, field
@@ -26,9 +26,9 @@ from math import gcd, lcm
 from typing import Any, NamedTuple
 
 from ..activation import IDENTITY
-from . import planes
+from . import meetings, planes
 from .bunches import Bunches, bunches
-from .jobs import CAREFUL, EXACT, FROZEN, JOB, STATISTICS_JOB, SUMS_ONLY, WITH_MAP
+from .jobs import CAREFUL, EXACT, FROZEN, JOB, MEETING, STATISTICS_JOB, SUMS_ONLY, WITH_MAP
 from .limits import STATIC_SHARED, TWO_PER_PROCESSOR, Limits
 
 NAMES = {"float16": "f16", "bfloat16": "bf16", "float32": "float", "float64": "double"}  # of the types in the kernels
@@ -59,6 +59,7 @@ class Launch(NamedTuple):
     shared: int  # bytes of dynamic shared memory
     geometry: bytes  # the end of the job
     persistent: bool = False  # blocks go on from one row to others: so many are enough as run at a time
+    meeting: bool = False  # all blocks have to run at the same time
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -169,8 +170,7 @@ def launch(
 ) -> Launch:
     geometry = JOB.place(
         channels=shape.channels, inner=shape.inner, columns=shape.columns, copies=shape.copies, steps=shape.steps,
-        # a rest there is in widened rows only
-        total=shape.total if shape.copies > 1 else 0,
+        total=shape.total if shape.copies > 1 else 0,  # a rest there is in widened rows only
         run=shape.run, jump=shape.jump, unit=shape.unit, base=shape.base, chunk=chunk, chunks=chunks,
         group=shape.group, weight_step=shape.weight_step, **({"split": 1, "bunch": chunks} | more),
     )  # fmt: skip
@@ -269,49 +269,58 @@ def reduction(
     outer: int, channels: int, inner: int, dtype: str, vectors: bool, careful: bool, then: str, kind: int,
     limits: Limits,
 ) -> Plan:  # fmt: skip
-    """Sums per channel, and where `then` is the name of a map, that too.
+    """Sums per channel, and where `then` is the name of a map, that too. careful: with weights, or NaN to leave out.
 
-    careful: with weights, or NaN to leave out. Moments that no map follows are those that are kept, and merged with
-    others: they are summed in float64. The sums of a backward with frozen statistics are cut as others, and their map
-    is a launch of its own.
+    Moments that no map follows are those that are kept, and merged with others: they are summed in float64. The sums of
+    a backward with frozen statistics are cut as others, and their map is a launch of its own.
     """
     parts, arrays = (4, 1) if name == "moments" else (2, 2)
     size = outer, channels, inner, dtype, vectors, arrays, limits
-    together = 0 if careful or not vectors else planes.together(outer, channels, inner, ITEMSIZE[dtype], arrays)
-    if together:
+    if not careful and vectors and (together := planes.together(outer, channels, inner, ITEMSIZE[dtype], arrays)):
         return of_planes(name, plane_shape(outer, channels, inner, together), dtype, arrays, then, kind, limits)
+    mapped, shape = bool(then) and then != "frozen", shape_of(outer, channels, inner, dtype, vectors and not careful)
+    if mapped and not careful and (met := meetings.cut(shape, ITEMSIZE[dtype], arrays, limits)):
+        return of_meeting(name, shape, *met, dtype, kind)
     whole = None if careful else on_chip(*size)
     cluster = None if careful or whole else in_cluster(*size)
-    own_kind = (kind,) if name == "sums" else (IDENTITY.kind,)  # moments are those of x
-    if whole is not None:
+    if cluster and mapped:
+        return of_cluster(name, *cluster, dtype, kind, limits)
+    if whole:
         shape, keep, shared = whole
         chunk, chunks, split = max(1, cdiv(shape.steps, shape.down)) * shape.down, 1, 1
-    elif cluster is not None:
-        shape, keep, shared = cluster
+    elif cluster:
+        shape, keep, _ = cluster
         chunk, chunks, split = keep * shape.down, CLUSTER, 1
     else:
-        shape, keep, shared = shape_of(outer, channels, inner, dtype, vectors and not careful), 0, 0
         chunk, chunks, split = cut(shape, limits)
     found = bunches_of(shape, chunks, parts)
-    if (whole or cluster) and then and then != "frozen":
-        if cluster:
-            family, kernel = "clusters", shape.kernel(f"cluster_{name}", dtype, kind)
-        else:
-            family, kernel = "channels", shape.kernel(name, dtype, WITH_MAP, kind)
-        more = {"keep": keep, "streams": streams(shape, dtype), "bunch": found.bunch}
-        launches = [launch(shape, kernel, chunk, chunks, family=family, shared=shared, **more)]
-        if whole and keep and shape.base > 1:  # blocks go on from channel to channel
-            launches = [launches[0]._replace(persistent=True)]
-        if cluster:  # as many as run at a time, which go on from channel to channel
-            grid = min(channels, clusters_at_a_time(shape, limits)), CLUSTER
-            return Plan((launches[0]._replace(grid=grid),), 0, 1)
+    if whole and mapped:
+        kernel, sent = shape.kernel(name, dtype, WITH_MAP, kind), streams(shape, dtype)
+        only = launch(shape, kernel, chunk, chunks, shared=shared, keep=keep, streams=sent, bunch=found.bunch)
+        launches = [only._replace(persistent=keep > 0 and shape.base > 1)]  # blocks go on from channel to channel
     else:
         exact = name == "moments" and not then and dtype != "float64"
         mode = CAREFUL if careful else EXACT if exact else SUMS_ONLY
-        launches = [launch(shape, shape.kernel(name, dtype, mode, *own_kind), chunk, chunks, bunch=found.bunch)]
+        own_kind = kind if name == "sums" else IDENTITY.kind  # moments are those of x
+        launches = [launch(shape, shape.kernel(name, dtype, mode, own_kind), chunk, chunks, bunch=found.bunch)]
         if then:
             launches.append(map_launch(shape, then, dtype, careful, kind, chunk, chunks, split))
     return Plan(tuple(launches), *workspace(shape, chunks, parts, found))
+
+
+def of_cluster(name: str, shape: Shape, keep: int, shared: int, dtype: str, kind: int, limits: Limits) -> Plan:
+    """As many as run at a time, which go on from channel to channel."""
+    kernel, sent = shape.kernel(f"cluster_{name}", dtype, kind), streams(shape, dtype)
+    chunk, grid = keep * shape.down, (min(shape.channels, clusters_at_a_time(shape, limits)), CLUSTER)
+    only = launch(shape, kernel, chunk, CLUSTER, family="clusters", shared=shared, keep=keep, streams=sent)
+    return Plan((only._replace(grid=grid),), 0, 1)
+
+
+def of_meeting(name: str, shape: Shape, chunk: int, chunks: int, keep: int, shared: int, dtype: str, kind: int) -> Plan:
+    """A group of tiles has a ticket, and of moments one that says whether they are summed once more."""
+    kernel, sent = shape.kernel(name, dtype, MEETING, kind), streams(shape, dtype)
+    only = launch(shape, kernel, chunk, chunks, shared=shared, keep=keep, streams=sent)._replace(meeting=True)
+    return Plan((only,), *workspace(shape, chunks, 2, Bunches(chunks, 0, 0, 2 if name == "moments" else 1)))
 
 
 def workspace(shape: Shape, chunks: int, parts: int, found: Bunches) -> tuple[int, int]:

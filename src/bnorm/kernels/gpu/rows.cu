@@ -231,13 +231,6 @@ BN_DEV RowStats row_stats(const RowJob& job, double center, double s, double q) 
   return {center + away, (m2 < 0.0 ? 0.0 : m2) * job.inverse};
 }
 
-// A value near the mean: the middle one of three, which one that is far away does not move.
-template <class A>
-BN_DEV A middle(A a, A b, A c) {
-  const A low = b < a ? b : a, high = b < a ? a : b;
-  return c < low ? low : high < c ? high : c;
-}
-
 // use(value) of those that a thread holds.
 template <class T, int V, int STEPS, bool WIDE, bool WHOLE, class Use>
 BN_DEV void for_values(const Row<V, STEPS, WIDE, WHOLE>& row, const Vector<T, V> (&held)[STEPS], const Use& use) {
@@ -268,8 +261,6 @@ BN_DEV RowStats exact_stats(
   sums.add(both);
   return row_stats(job, center, both[0], both[1]);
 }
-
-constexpr double FAR = 8;  // so much larger may squares about the center be than about the mean
 
 template <class T, int V, int STEPS, bool WIDE, bool WHOLE, class A>
 BN_DEV RowStats stats_of(

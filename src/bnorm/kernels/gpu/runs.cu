@@ -16,22 +16,6 @@ struct OneBlock {
   BN_MEMBER i64 next() const { return following; }
 };
 
-// All that a thread keeps of a channel.
-template <class T, int V, int BY, int STEPS>
-BN_DEV void fetch_steps(const Job& job, i64 c, int rank, Vector<T, V>* kept) {
-  const Place<1, 1, BY> place(job, c, rank);
-  const T* x = static_cast<const T*>(job.x);
-  const T* dy = static_cast<const T*>(job.dy);
-  Vector<T, V>* kept_dy = kept + job.keep * BY;
-  KeptWalk walk(job, place.column, place.first, BY);
-#pragma unroll 1
-  for (i64 i = 0; i < place.steps; ++i, walk.next(), kept += BY, kept_dy += BY) {
-    fetch<T, V>(kept, x + walk.at);
-    if (STEPS == PAIRS) fetch<T, V>(kept_dy, dy + walk.at);
-    if (Groups<STEPS>::ends(i, place.steps)) end_group();
-  }
-}
-
 // What join_block finds of a block that has one column, in its first warp, and in the same bits. There are fewer
 // barriers, as all threads add up what warps have found. `memory` is free behind the next barrier but one.
 template <int BY>
@@ -123,7 +107,7 @@ BN_DEV void forward_runs(const Job& job, Blocks& blocks) {
   const bool leads = threadIdx.x == 0;
   Found<T, Moments> found = {both, -1, 0};
   i64 c = blocks.first(job);
-  fetch_steps<T, V, BY, BATCH>(job, c, blocks.rank(), kept);
+  fetch_steps<T, V, BATCH>(job, Place<1, 1, BY>(job, c, blocks.rank()), kept);
 #pragma unroll 1
   while (c < job.columns) {
     blocks.ask(job, c);
@@ -175,7 +159,7 @@ BN_DEV void backward_runs(const Job& job, Blocks& blocks) {
   Found<T, Sums> found = {both, -1, 0};
   i64 c = blocks.first(job);
   Read read = read_stats<KIND>(job, c);
-  fetch_steps<T, V, BY, PAIRS>(job, c, blocks.rank(), kept);
+  fetch_steps<T, V, PAIRS>(job, Place<1, 1, BY>(job, c, blocks.rank()), kept);
 #pragma unroll 1
   while (c < job.columns) {
     blocks.ask(job, c);

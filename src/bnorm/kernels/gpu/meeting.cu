@@ -1,0 +1,128 @@
+// The moments of channels whose blocks meet. All know a center, so that a channel's sums are added up as they are: those of
+// x - center and of its square. It is a value near the mean, by three that the channel has. Where it is so far away that
+// digits are lost, blocks add up what they keep once more, about the mean that they have found, in float64.
+
+template <class T>
+BN_DEV typename Compute<T>::type center_of(const Job& job, i64 c) {
+  typedef typename Compute<T>::type A;
+  const T* x = static_cast<const T*>(job.x) + c * job.inner;
+  const i64 plane = job.channels * job.inner, rows = job.steps * job.copies;
+  const A center = middle<A>(widen(x[0]), widen(x[rows / 2 * plane]), widen(x[(rows - 1) * plane]));
+  return center - center == 0 ? center : (A)0;
+}
+
+// s and q of all steps of a thread.
+template <class T, int V, int K, class A, class Walk, class Arrived>
+BN_DEV void add_about(
+    const T* x, Walk walk, i64 steps, const A (&center)[K], Sums (&sum)[K], const Arrived& arrived) {
+  typedef Block<T, V, K> block;
+#pragma unroll 1
+  for (; steps > 0; steps -= block::STEPS) {
+    const int many = (int)least(block::STEPS, steps);
+    const Walk start = walk;
+    arrived(steps - many);
+    A s[K], q[K];
+    double s_[K], q_[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) s[k] = q[k] = 0;
+    int i = 0;
+#pragma unroll 1
+    for (; i + BATCH <= many; i += BATCH) {
+      Vector<T, V> t[BATCH];
+#pragma unroll
+      for (int u = 0; u < BATCH; ++u, walk.next()) t[u] = load<T, V>(x + walk.at);
+#pragma unroll
+      for (int u = 0; u < BATCH; ++u) add_values<T, V, K>(t[u], center, s, q);
+    }
+#pragma unroll 1
+    for (; i < many; ++i, walk.next()) add_values<T, V, K>(load<T, V>(x + walk.at), center, s, q);
+    unsigned again = 0;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      s_[k] = s[k];
+      q_[k] = q[k];
+      again |= (unsigned)!(q[k] >= (A)1e-36 * (A)many && q[k] - q[k] == 0) << k;
+    }
+    if (!Compute<T>::in_range && sizeof(A) < 8 && rarely(again) && (again & off_center<T, V, K>(x, start, many, center)))
+      exact_block<T, V, K>(x, start, many, center, s_, q_);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      sum[k].total += s_[k];
+      sum[k].dot += q_[k];
+    }
+  }
+}
+
+// The same about what is kept in memory for each column of the tile, in float64. Rare: arrays may lie in local memory.
+template <class T, int V, int K, int BX, class Walk>
+BN_DEV void add_exactly(const T* x, Walk walk, i64 steps, const double* centers, Sums (&sum)[K]) {
+  const double* own = centers + threadIdx.x % BX * K;
+  double s[K], q[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) s[k] = q[k] = 0.0;
+#pragma unroll 1
+  for (; steps > 0; --steps, walk.next())
+#pragma unroll 1
+    for (int v = 0; v < V; ++v) {
+      const double d = exact(widen(x[walk.at + v])) - own[v];
+      s[v] += d;
+      q[v] = fma(d, d, q[v]);
+    }
+#pragma unroll
+  for (int k = 0; k < K; ++k) sum[k] = {s[k], q[k]};
+}
+
+template <class T, int V, int K, int BX, int BY>
+BN_DEV void met_moments(const Job& job, Vector<T, V>* kept) {
+  typedef typename Compute<T>::type A;
+  constexpr int WIDTH = BX * K;
+  const Place<K, BX, BY> place(job, blockIdx.x, blockIdx.y);
+  const int tid = threadIdx.x, tx = tid % BX;
+  const i64 begin = (i64)blockIdx.x * WIDTH, groups = quotient(gridDim.x + job.group - 1, job.group);
+  const bool has = tid < WIDTH && begin + tid < job.columns;
+  const i64 own = has ? channel_of(job, begin + tid) : 0;
+  double *found = row_of(job.stats, job, MEAN), *var = row_of(job.stats, job, VAR);  // of a channel that is far: below 0
+  unsigned* far = job.tickets + groups + quotient(blockIdx.x, job.group);
+  const T* x = static_cast<const T*>(job.x);
+  const T* held = reinterpret_cast<const T*>(kept);
+  const double n = (double)quotient(job.copies > 1 ? job.total : job.steps * job.columns, job.channels);
+  BN_SHARED(double, centers, WIDTH);
+  fetch_steps<T, V, BATCH>(job, place, kept);
+  if (has) {
+    centers[tid] = exact(center_of<T>(job, own));
+    if (blockIdx.y == 0 && begin + tid == own * job.inner) found[own] = centers[tid];
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int round = 0; round < 2; ++round) {
+    Sums sum[K];
+    A center[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      sum[k] = {0.0, 0.0};
+      center[k] = place.inside ? (A)centers[tx * K + k] : (A)0;
+    }
+    const Walk<false, int> walk(0, BX * BY * V);
+    if (round == 0) add_about<T, V, K>(held, walk, place.steps, center, sum, Groups<BATCH>());
+    else add_exactly<T, V, K, BX>(held, walk, place.steps, centers, sum);
+    const auto rest = [&](i64 column, Sums& of) {
+      const double d = exact(widen(x[job.steps * job.columns + column])) - centers[column - begin];
+      of.total += d;
+      of.dot = fma(d, d, of.dot);
+    };
+    join_tile<Sums, K, BX, BY, MEETING>(job, blockIdx.x, blockIdx.y, sum, rest, [&](i64 c, const Sums& all) {
+      const double middle = __ldcg(found + c), away = all.total / n, m2 = all.dot - all.total * away;
+      if (round == 0 && all.dot > FAR * m2) {
+        found[c] = middle + away;
+        var[c] = -1.0;
+        atomicOr(far, 1u);
+      } else if (round == 0 || var[c] < 0.0) {
+        finish_channel<T>(job, c, Moments{n, middle, m2 < 0.0 ? 0.0 : m2, away});
+      }
+      if (round == 1) atomicExch(far, 0u);
+    });
+    if (round == 1 || !seen(far)) break;
+    if (has) centers[tid] = __ldcg(found + own);
+    __syncthreads();
+  }
+}

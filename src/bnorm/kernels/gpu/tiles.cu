@@ -1,0 +1,106 @@
+// From the sums of the threads of a block to finished channels, which its tile of columns belongs to.
+
+// Wait until all of so many blocks have come here, of which one leads; they run at the same time. All see then what the
+// others have written. Its highest bit turns with each meeting: after two of them the ticket is 0 again.
+BN_DEV void meet(unsigned* ticket, unsigned blocks, bool leads) {
+  constexpr unsigned turn = 1u << 31;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    const unsigned before = atomicAdd(ticket, leads ? turn - (blocks - 1u) : 1u);
+#pragma unroll 1
+    while (!((seen(ticket) ^ before) & turn)) pause();
+    __threadfence();
+  }
+  __syncthreads();
+}
+
+// The same as join_last, by all of the blocks at once, which know all sums behind it. Each has a share of the channels, and
+// each of its warps one of these.
+template <int THREADS, class Use>
+BN_DEV void join_meeting(
+    const Items& items, i64 own, i64 blocks, unsigned* ticket, i64 first, i64 last, const Use& use) {
+  const i64 many = last - first, begin = first + quotient(many * own, blocks), end = first + quotient(many * (own + 1), blocks);
+  const int lane = threadIdx.x % 32, count = items.count();
+  meet(ticket, (unsigned)blocks, own == 0);
+#pragma unroll 1
+  for (i64 c = begin + threadIdx.x / 32; c < end; c += THREADS / 32) {
+    double total = 0.0, dot = 0.0;
+#pragma unroll 4
+    for (int item = lane; item < count; item += 32) {
+      const double* of = items.partial + items.at<2>(c, item);
+      total += __ldcg(of);
+      dot += __ldcg(of + items.columns);
+    }
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) {
+      total += __shfl_xor_sync(~0u, total, d);
+      dot += __shfl_xor_sync(~0u, dot, d);
+    }
+    if (lane == 0) use(c, Sums{total, dot});
+  }
+  meet(ticket, (unsigned)blocks, own == 0);
+}
+
+template <class T>
+BN_DEV void finish_channel(const Job& job, i64 c, const Moments& sum);  // of the family of kernels
+template <class T>
+BN_DEV void finish_channel(const Job& job, i64 c, const Sums& sum);
+
+// From the sums of the threads to finished channels: the block writes its partial sums, and the last ones of its group of
+// tiles join them all. Of few channels, of which a tile has several columns each, these are sums of channels, of each tile.
+// WITH_MAP a block has all channels; MEETING, its blocks join them at once. `rest` adds to the sum of a column its value in
+// the last, incomplete row of widened ones.
+struct NoRest {
+  template <class S>
+  BN_MEMBER void operator()(i64, S&) const {}
+};
+
+// use(channel, its sum): what is done with it.
+template <class S, int K, int BX, int BY, int MODE, class Rest, class Use>
+BN_DEV void join_tile(const Job& job, i64 tile_index, i64 g, S (&mine)[K], const Rest& rest, const Use& use) {
+  typedef Tile<K, BX, BY> tile;
+  BN_SHARED(double, memory, tile::SIZE);
+  const bool few = K > 1 && MODE != WITH_MAP && job.chunks * gridDim.x > 1 && job.copies > 1 && job.inner == 1 &&
+                   2 * job.channels <= tile::WIDTH;
+  S sum = join_block<K, BX, BY>(mine, memory, few ? (int)job.channels : 0);
+  const int tid = threadIdx.x, apart = few ? (int)job.channels : tile::WIDTH;  // the columns that are in `sum`
+  const i64 column = tile_index * tile::WIDTH + tid, left = job.total - job.steps * job.columns;
+  if (g == job.chunks - 1)
+#pragma unroll 1
+    for (int on = 0; tid + on < tile::WIDTH && column + on < left; on += apart) rest(column + on, sum);
+  if (job.chunks * job.copies * job.inner == 1) {  // the block has whole channels, each of one column
+    if (tid < tile::WIDTH && column < job.columns) use(column, sum);
+    return;
+  }
+  if (few) {
+    if (tid < job.channels)
+      write_partial(job.partial, job.channels, g * gridDim.x + tile_index, column % job.channels, sum);
+  } else if (tid < tile::WIDTH && column < job.columns) {
+    write_partial(job.partial, job.columns, g, column, sum);
+  }
+  const i64 group = quotient(tile_index, job.group);
+  const i64 begin = group * job.group * tile::WIDTH, end = least(begin + job.group * tile::WIDTH, job.columns);
+  i64 tiles = quotient(end - begin + tile::WIDTH - 1, tile::WIDTH), own = g;
+  const bool all = job.copies > 1;
+  Items items = {job.partial, job.columns, job.channels, (int)job.inner, (int)job.copies, (int)job.chunks};
+  if (few) {
+    own = g * tiles + tile_index;
+    items = {job.partial, job.channels, job.channels, 1, 1, (int)(job.chunks * tiles)};
+    tiles = 1;
+  }
+  const i64 first = all ? 0 : quotient(begin, job.inner), last = all ? job.channels : quotient(end, job.inner);
+  if constexpr (MODE == MEETING) {
+    if (!few) own = g * tiles + tile_index - group * job.group;
+    join_meeting<tile::THREADS>(items, own, items.chunks * tiles, job.tickets + group, first, last, use);
+  } else {
+    unsigned* tickets = job.tickets + group * tickets_of(items.chunks, job.bunch);
+    join_last<S, tile::THREADS>(items, (int)job.bunch, (int)own, (int)tiles, tickets, first, last, memory, use);
+  }
+}
+
+template <class T, class S, int K, int BX, int BY, int MODE = SUMS_ONLY, class Rest = NoRest>
+BN_DEV void finish_tile(const Job& job, i64 tile_index, i64 g, S (&mine)[K], const Rest& rest = Rest()) {
+  join_tile<S, K, BX, BY, MODE>(
+      job, tile_index, g, mine, rest, [&](i64 c, const S& sum) { finish_channel<T>(job, c, sum); });
+}
