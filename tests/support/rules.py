@@ -3,7 +3,7 @@
 import numpy as np
 
 from backends import Backend
-from bnorm.running import Statistics
+from bnorm.running import CHANNELS, Statistics
 
 
 def rule(mean, var, momentum, seen=None, ddof=0, nonfinite="skip"):
@@ -22,7 +22,7 @@ def forward(kernels, x, *args, running, **options):
     options = {name: kernels.up(a) for name, a in options.items()}
     y, stats, count, left = kernels.kernels.forward(*there, running=running, **options)
     left = kernels.kernels.settle(running, stats, count, x.size, left)
-    return kernels.down((y, stats, count, left))
+    return kernels.down((y, stats, count, left_alone(running, left)))
 
 
 def move(kernels, running, count, mean, var):
@@ -31,4 +31,9 @@ def move(kernels, running, count, mean, var):
         kernels = Backend("", kernels)
     with np.errstate(all="ignore"):
         parts = np.stack([count, mean, var * count, np.zeros_like(count)])
-    return kernels.kernels.move(running, kernels.up(parts))
+    return left_alone(running, kernels.kernels.move(running, kernels.up(parts)))
+
+
+def left_alone(running, left):
+    """The channels that a batch has left alone: of statistics on a device, which counts them itself, that any has."""
+    return left if running.left is None else int(running.left[CHANNELS:][: running.mean.size].sum())
