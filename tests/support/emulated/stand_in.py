@@ -1,4 +1,4 @@
-"""A plugin of pytest: tests of a device run where there is none, with the stand-in for CuPy, and kernels on the emulator.
+"""A plugin of pytest: tests of a device run where there is none, on the stand-in for CuPy and the emulator.
 
     PYTHONPATH=tests/support python -m pytest -p emulated.stand_in -m gpu tests/kernels
 
