@@ -15,6 +15,7 @@ pytestmark = [
 ]
 PLANTED = (building.HERE / "fetched.cu").read_text(encoding="utf-8")
 SOURCE = "\n".join((launching.source("clusters"), PLANTED))
+UNDER_WAY = r"fetched.cu:.* reads what thread \d+ fetches at .*fetched.cu:.*, and has not waited for"
 FOUND = {  # each bug, and what is said of it in every order; "wrong", a result
     "NO_WAIT": (None, "a thread ends, and has not waited for its copies"),
     "LATE_GROUP": (None, "wrong"),
@@ -25,6 +26,10 @@ FOUND = {  # each bug, and what is said of it in every order; "wrong", a result
     "SHIFTED": (None, "a copy from .* which 16 does not divide"),
     "TO_ITSELF": (None, "a copy to .* is in no shared array of this block"),
     "NOT_AWAITED": (None, "a thread ends, and has not waited for its copies"),
+    "HINT": ("races", UNDER_WAY),
+    "HINT_OF_OTHER": ("races", UNDER_WAY),
+    "TWICE": ("races", r"fetched.cu:\d+ writes what thread \d+ fetches at fetched.cu:\d+, and has not waited for"),
+    "CHANGED": ("races", "fetched.cu:.* writes to what is being fetched, and has not been waited for"),
 }
 TURNS = 3
 
@@ -51,6 +56,21 @@ def test_what_is_wrong_is_seen(bug):
         else:
             with pytest.raises(EmulatorError, match=what):
                 launched(sanitize, bug, order)
+
+
+@pytest.mark.parametrize("bug", ["LATE_GROUP", "NO_WAIT", "NO_GROUP", "TOO_EARLY"])
+def test_what_is_under_way_is_not_read(bug):
+    """Not by the thread that fetches it either, whatever becomes of the results."""
+    for order in (*ORDERS, 3, 4):
+        with pytest.raises(EmulatorError, match=UNDER_WAY):
+            launched("races", bug, order)
+
+
+@pytest.mark.parametrize("bug", ["HINT", "HINT_OF_OTHER"])
+def test_what_is_not_there_yet_is_a_number_in_some_orders(bug):
+    """As on a device, which has an old one there: where NaN is left out, results of two orders differ."""
+    assert launched(None, bug, 0)
+    assert not launched(None, bug, 1)
 
 
 def test_every_bug_is_looked_for():

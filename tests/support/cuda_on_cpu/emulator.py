@@ -9,7 +9,8 @@ checked. Shared memory is declared by BN_SHARED(T, name, count) and BN_DYN_SHARE
 device itself, under `#ifndef BN_ON_CPU`.
 
 `sanitize` is None, or what else to look for: "undefined" (all of UBSan), "races" (two threads at the same bytes, one of
-them writing, and nothing that orders them), "address" (AddressSanitizer: in a process with `environment("address")`).
+them writing, and nothing that orders them; or a thread at what a copy under way writes), "address" (AddressSanitizer:
+in a process with `environment("address")`).
 
 CuPy compiles with -ftz=true: subnormal float32 numbers are 0 to a device, but where they are only moved. So they are
 here, unless EMULATOR_SUBNORMALS is set, which keeps them. The processor does it to float64 numbers too, which a device

@@ -11,7 +11,11 @@ enum Bug {
   NO_ROOM,       // one number too many is fetched
   SHIFTED,       // from where no whole vector begins
   TO_ITSELF,     // into memory that is not shared
-  NOT_AWAITED    // a thread ends first
+  NOT_AWAITED,   // a thread ends first
+  HINT,          // what is read too early does no harm where it is no number
+  HINT_OF_OTHER, // the same, of what another thread fetches: there is a barrier, and it waits behind the next one
+  TWICE,         // two copies to one place are under way
+  CHANGED        // what a copy reads is changed, and changed back, before the copy was waited for
 };
 
 constexpr int COUNT = 3;  // vectors of a thread and turn
@@ -31,6 +35,21 @@ __global__ void __launch_bounds__(64) fetched(const float* x, float* out, int tu
     fetch<float, 4>(kept + j * 64 + t + (BUG == NO_ROOM && j == 2), from(0, j) + (BUG == SHIFTED));
     if (BUG != NO_GROUP || j < 2) end_group();
   }
+  float about = 0;
+  if (BUG == HINT_OF_OTHER) __syncthreads();
+  if (BUG == HINT || BUG == HINT_OF_OTHER) {
+    if (BUG == HINT) await(COUNT);
+    const float hint = kept[BUG == HINT ? t : 63 - t].v[0];
+    if (hint - hint == 0) about = hint;
+  }
+  if (BUG == HINT_OF_OTHER) __syncthreads();
+  if (BUG == TWICE) fetch<float, 4>(kept + t, from(0, 0));
+  if (BUG == CHANGED) {
+    volatile float* const at = const_cast<float*>(from(0, 1));
+    const float was = *at;
+    *at = 0;
+    *at = was;
+  }
   float sum = 0;
   for (int turn = 0; turn < turns; ++turn) {
     for (int j = 0; j < COUNT; ++j) {
@@ -39,10 +58,10 @@ __global__ void __launch_bounds__(64) fetched(const float* x, float* out, int tu
       const int mine = j * 64 + (BUG == OF_ANOTHER ? 63 - t : t);
       if (BUG == TOO_EARLY && turn + 1 < turns) fetch<float, 4>(kept + mine, from(turn + 1, j));
       const Four four = kept[mine];
-      for (int v = 0; v < 4; ++v) sum += four.v[v];
+      for (int v = 0; v < 4; ++v) sum += four.v[v] - about;
       if (BUG != TOO_EARLY && (turn + 1 < turns || BUG == NOT_AWAITED)) fetch<float, 4>(kept + j * 64 + t, from(turn, j) + (turn + 1 < turns ? COUNT * 256 : 0));
       if (BUG != NO_GROUP || j < 2) end_group();
     }
   }
-  out[t] = sum;
+  out[t] = sum + 4 * COUNT * turns * about;
 }

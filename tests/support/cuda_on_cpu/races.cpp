@@ -10,6 +10,9 @@
 //     address and then a __threadfence, each by this thread or, over barriers, by another one of the block.
 //
 // So a missing fence is seen too, which no run on a CPU would show. Accesses before a launch are no concern of it.
+//
+// A copy into shared memory is under way until its thread has waited for it. Until then nobody, that thread and those
+// behind a barrier included, may use what it writes to, or write to what it reads.
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -71,6 +74,8 @@ struct Access {
 // Of the reads since the last write: the last one, and the last of another thread of its warp and of another warp.
 struct Cell {
   Access write, reads[3];
+  bool arrives = false;     // a copy under way writes to it, and that was the last write
+  unsigned short read = 0;  // so many copies under way read it
 };
 
 constexpr size_t PAGE = 1024, MANY_PAGES = 2000;
@@ -150,10 +155,16 @@ void access(const volatile void* p, size_t bytes, bool writes, bool atomic, cons
   const Access now{block->serial, b.epoch, t.clock[thread % 32], (unsigned short)thread, atomic, place};
   for (size_t i = 0; i < bytes; ++i) {
     Cell& c = cell((uintptr_t)p + i);
-    compare(c.write, "wrote", now, writes ? "writes" : "reads", shared);
+    const char* const does = writes ? "writes" : "reads";
+    compare(c.write, "wrote", now, does, shared);
+    if (c.arrives)
+      stop(text("@0x%x %s what thread %u fetches at @0x%x, and has not waited for", place, does, c.write.thread,
+                c.write.place));
+    if (writes && c.read) stop(text("@0x%x writes to what is being fetched, and has not been waited for", place));
     if (writes) {
-      for (const Access& read : c.reads) compare(read, "read", now, "writes", shared);
-      c = Cell{now, {}};
+      for (const Access& read : c.reads) compare(read, "read", now, does, shared);
+      c.write = now;
+      for (Access& read : c.reads) read = {};
     } else {
       remember_read(c, now);
     }
@@ -254,6 +265,23 @@ void atomic(const volatile void* at, size_t bytes, const void* pc) {
 
 void copies(const volatile void* at, size_t bytes, bool writes, const void* pc) {
   if (on) access(at, bytes, writes, false, pc);
+}
+void begin_copy(const Copy& c) {
+  if (!on) return;
+  access(c.to, c.bytes, true, false, c.caller);
+  for (size_t i = 0; i < c.bytes; ++i) {
+    cell((uintptr_t)c.to + i).arrives = true;
+    ++cell((uintptr_t)c.from + i).read;
+  }
+}
+void end_copy(const Copy& c) {
+  if (!on) return;
+  for (size_t i = 0; i < c.bytes; ++i) {
+    cell((uintptr_t)c.to + i).arrives = false;
+    --cell((uintptr_t)c.from + i).read;
+  }
+  access(c.from, c.bytes, false, false, c.caller);
+  access(c.to, c.bytes, true, false, c.caller);
 }
 
 std::shared_ptr<const void> tell() {

@@ -131,6 +131,8 @@ void pass_warp(Block& b, int warp, unsigned mask);
 void fence();
 void atomic(const volatile void* at, size_t bytes, const void* pc);
 void copies(const volatile void* at, size_t bytes, bool writes, const void* pc);
+void begin_copy(const Copy& c);
+void end_copy(const Copy& c);
 std::shared_ptr<const void> tell();  // what a message tells of shared memory: what its sender did and knows
 void hear(const std::shared_ptr<const void>& told);
 }  // namespace races
