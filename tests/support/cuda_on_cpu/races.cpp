@@ -3,9 +3,9 @@
 // Kernels compiled with -fsanitize=thread call __tsan_* at every load and store. Those functions are here, for the
 // library of the compiler knows nothing of blocks and warps. What orders two accesses:
 //
-//   - of one block: a barrier of the block between them (epochs), or a warp operation of both (a vector clock per
-//   warp); of one cluster: a barrier of the cluster, unless it was arrived at relaxed; and in shared memory alone, a store
-//   into another block (messages.cpp) and a wait for it;
+//   - of one block: a barrier of the block between them (epochs), a warp operation of both (a vector clock per
+//   warp), or a barrier with a name; of one cluster: a barrier of the cluster, unless it was arrived at relaxed; and in
+//   shared memory alone, a store into another block (messages.cpp) and a wait for it;
 //   - of two blocks: the first is behind a __threadfence and then an atomic, the second behind an atomic at the same
 //     address and then a __threadfence, each by this thread or, over barriers, by another one of the block.
 //
@@ -54,6 +54,7 @@ struct ThreadState {
   bool dirty = false;         // has written what others can see since its last fence
   Knowledge known, unfenced;  // what it knows, and will know behind its next fence
   Knowledge told;             // of shared memory alone
+  std::shared_ptr<const Knowledge> met;  // of its block, by barriers with a name
 };
 
 struct BlockState {
@@ -123,7 +124,8 @@ bool ordered(const Access& a, const Access& now, const BlockState& b, bool share
   if (shared && (knows(t.told, a) || knows(b.told, a))) return true;
   if (a.block != now.block) return knows(t.known, a) || knows(b.known, a);
   if (a.thread == now.thread || a.epoch < b.epoch) return true;
-  return a.thread / 32 == now.thread / 32 && a.tick <= t.clock[a.thread % 32];
+  if (a.thread / 32 == now.thread / 32 && a.tick <= t.clock[a.thread % 32]) return true;
+  return t.met && knows(*t.met, a);
 }
 
 void compare(const Access& a, const char* did, const Access& now, const char* does, bool shared) {
@@ -210,12 +212,34 @@ void pass_barrier(Block& b) {
   for (ThreadState& t : state.threads) {
     dirty |= t.dirty, fenced |= t.fenced_epoch == state.epoch;
     t.dirty = false;
+    t.met.reset();
     if (!t.known.empty()) state.known.learn(t.known), t.known = {};
     if (!t.told.empty()) state.told.learn(t.told), t.told = {};
     if (!t.unfenced.empty()) state.unfenced.learn(t.unfenced), t.unfenced = {};
   }
   ++state.epoch;
   if (!dirty && fenced) state.clean_epoch = state.epoch;
+}
+
+// What a thread has done before it, or knows of by such barriers, all of them know. Fences are asked for as if it were none.
+void pass_named(Block& b, unsigned name) {
+  if (!on) return;
+  BlockState& state = blocks[&b];
+  const auto all = std::make_shared<Knowledge>();
+  std::vector<std::shared_ptr<const Knowledge>> before;
+  const auto for_all = [&](const auto& use) {
+    for (size_t i = 0; i < b.fibers.size(); ++i)
+      if (b.fibers[i].state == State::AT_NAMED && b.fibers[i].mask == name) use(i, state.threads[i]);
+  };
+  for_all([&](size_t i, const ThreadState& t) {
+    all->learn(Knowledge::warp(b.serial, (unsigned)i), t.clock);
+    if (t.met && std::find(before.begin(), before.end(), t.met) == before.end()) before.push_back(t.met);
+  });
+  for (const auto& other : before) all->learn(*other);
+  for_all([&](size_t i, ThreadState& t) {
+    t.met = all;
+    ++t.clock[i % 32];
+  });
 }
 
 // It orders all that the threads of a cluster did before and after it.

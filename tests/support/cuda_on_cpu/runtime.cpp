@@ -208,7 +208,7 @@ Step step(Block& b) {
     if (launch.switches > MAX_SWITCHES && error.empty()) error = where(b, "threads go on and on");
     if (!error.empty()) return Step::ENDED;
   }
-  if (release_block(b) || (error.empty() && release_cluster(b))) {
+  if (release_named(b, shuffled() ? draw(16) : 0) || (error.empty() && (release_block(b) || release_cluster(b)))) {
     launch.switches = 0;
     return Step::MOVED;
   }
@@ -337,6 +337,13 @@ int block_barrier(const char* what, int predicate, Site site) {
   block->votes += predicate != 0;
   wait(State::AT_BARRIER, what, 0, site);
   return block->last_votes;
+}
+
+void named_barrier(int name, int threads, Site site) {
+  if (name < 1 || name > 15) fail(site, "barrier %d", name);
+  if (threads < 32 || threads % 32 || threads > count(*block)) fail(site, "a barrier of %d threads", threads);
+  current().source = threads;
+  wait(State::AT_NAMED, "__named_barrier", (unsigned)name, site);
 }
 
 uint64_t warp_exchange(const char* what, unsigned mask, uint64_t value, int source, Site site) {

@@ -18,7 +18,7 @@ namespace emu {
 
 constexpr unsigned char POISON = 0xFF;  // of memory that nobody has written: NaN in every format
 
-enum class State : uint8_t { RUNS, AT_BARRIER, AT_CLUSTER, AT_WARP, YIELDS, DONE };
+enum class State : uint8_t { RUNS, AT_BARRIER, AT_NAMED, AT_CLUSTER, AT_WARP, YIELDS, DONE };
 // At the barrier of a cluster, which has two parts: whether a thread has been at the first, and all others too.
 enum class Arrival : uint8_t { NONE, RELAXED, ORDERS, PASSED };
 
@@ -52,8 +52,8 @@ struct Fiber : Thread {
   Arrival arrival = Arrival::NONE;
   const char* what = "";  // what it waits at
   Site site = {"", 0};
-  unsigned mask = 0;
-  int source = -1, atomics = 0;  // the lane that it asks for a value; atomics since it last waited
+  unsigned mask = 0;  // of lanes; or the name of a barrier
+  int source = -1, atomics = 0;  // the lane that it asks for a value, or the threads of a barrier; atomics since it last waited
   uint64_t value = 0, result = 0;
   std::vector<Copy> copies;
   int groups = 0;  // of copies, ended so far
@@ -107,6 +107,7 @@ inline int count(const Block& b) { return (int)b.fibers.size(); }
 // waiting.cpp: let those go on who need wait no longer; false if there are none, or if `error` says that there is one.
 bool release_warp(Block& b, Fiber* lanes, int lane_count);
 bool release_block(Block& b);
+bool release_named(Block& b, unsigned which);  // those of one barrier with a name, out of all that are complete
 bool release_cluster(Block& b);
 std::string where(const Block& b, const std::string& why);  // `why`, and what each thread of the block waits at
 std::string text(const char* format, ...) __attribute__((format(printf, 1, 2)));
@@ -126,6 +127,7 @@ bool waits_for_messages(const Block& b);
 namespace races {
 void start_block(Block& b);
 void pass_barrier(Block& b);
+void pass_named(Block& b, unsigned name);
 void pass_cluster(const Cluster& c);
 void pass_warp(Block& b, int warp, unsigned mask);
 void fence();

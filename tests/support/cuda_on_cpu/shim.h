@@ -72,6 +72,7 @@ extern uint3 block_index;
 extern dim3 block_size, grid_size;
 
 int block_barrier(const char* what, int predicate, Site site);  // how many threads of the block said yes
+void named_barrier(int name, int threads, Site site);
 void warp_barrier(const char* what, unsigned mask, Site site);
 uint64_t warp_exchange(const char* what, unsigned mask, uint64_t value, int source, Site site);
 unsigned warp_ballot(const char* what, unsigned mask, int predicate, Site site);
@@ -128,6 +129,8 @@ inline void __syncthreads(BN_HERE) { emu::block_barrier("__syncthreads", 0, site
 inline int __syncthreads_count(int yes, BN_HERE) { return emu::block_barrier("__syncthreads_count", yes, site); }
 inline int __syncthreads_or(int yes, BN_HERE) { return emu::block_barrier("__syncthreads_or", yes, site) > 0; }
 inline int __syncthreads_and(int yes, BN_HERE) { return emu::block_barrier("__syncthreads_and", !yes, site) == 0; }
+// bar.sync with a name, from 1 on, and a number of threads, which is of whole warps. The word is ours: CUDA has none.
+inline void __named_barrier(int name, int threads, BN_HERE) { emu::named_barrier(name, threads, site); }
 inline void __syncwarp(unsigned mask = ~0u, BN_HERE) { emu::warp_barrier("__syncwarp", mask, site); }
 inline unsigned __ballot_sync(unsigned mask, int yes, BN_HERE) {
   return emu::warp_ballot("__ballot_sync", mask, yes, site);

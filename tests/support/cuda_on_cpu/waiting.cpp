@@ -42,6 +42,7 @@ std::string where(const Block& b, const std::string& why) {
     else
       message += text("at %s, %s:%d", f->what, f->site.file, f->site.line);
     if (f->state == State::AT_WARP) message += text(", mask %08x", f->mask);
+    if (f->state == State::AT_NAMED) message += text(", name %u of %d threads", f->mask, f->source);
   }
   return message;
 }
@@ -109,6 +110,33 @@ bool release_block(Block& b) {
   b.last_votes = b.votes, b.votes = 0;
   races::pass_barrier(b);
   for (Fiber& f : b.fibers) f.state = State::RUNS;
+  return true;
+}
+
+// One barrier at a time, so that threads that others need not wait for get far ahead of these.
+bool release_named(Block& b, unsigned which) {
+  std::vector<unsigned> complete;
+  for (unsigned name = 1; name < 16; ++name) {
+    const Fiber* first = nullptr;
+    int waiting = 0;
+    bool apart = false;
+    for (const Fiber& f : b.fibers) {
+      if (f.state != State::AT_NAMED || f.mask != name) continue;
+      ++waiting;
+      if (!first) first = &f;
+      apart |= !together(f, *first) || f.source != first->source;
+    }
+    if (!waiting) continue;
+    if (apart) error = where(b, "threads meet at different barriers");
+    else if (waiting > first->source) error = where(b, "more threads meet at a barrier than it is of");
+    else if (waiting == first->source) complete.push_back(name);
+    if (!error.empty()) return false;
+  }
+  if (complete.empty()) return false;
+  const unsigned name = complete[which % complete.size()];
+  races::pass_named(b, name);
+  for (Fiber& f : b.fibers)
+    if (f.state == State::AT_NAMED && f.mask == name) f.state = State::RUNS;
   return true;
 }
 

@@ -250,6 +250,15 @@ BN_DEV void pause() {
 #endif
 }
 
+// A number of which the compiler forgets, each time it comes here, that it is what it was the last time: what depends on it
+// is computed in the loop, and takes no registers around it.
+BN_DEV int anew(int v) {
+#ifndef BN_ON_CPU
+  asm volatile("" : "+r"(v));
+#endif
+  return v;
+}
+
 // The dynamic shared memory of a launch that has any.
 BN_DEV unsigned char* dynamic_memory(bool any) {
   if (!any) return nullptr;

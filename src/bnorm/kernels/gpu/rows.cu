@@ -13,8 +13,6 @@
 // in registers, so that memory is read once. With STEPS 0, of rows that are too long for that, it keeps them in shared
 // memory, where what is mapped leaves its place to the block's next row, which is fetched meanwhile; or it reads them again.
 
-enum { ROW_THREADS = 256, ROW_WARPS = 8 };
-
 struct RowJob {
   const void* x;
   const void* dy;
@@ -45,46 +43,6 @@ BN_DEV void keep_params(const RowJob& job) {
     if (job.beta_kept) job.beta_kept[c] = job.beta[c];
   }
 }
-
-// Sums over the threads of a row, in all of them.
-template <bool WIDE>
-struct RowSums {
-  double* memory;  // where WIDE, of 2 * 2 * ROW_WARPS numbers: half of it may still be read while the other is written
-  int lanes, half;
-
-  template <int P>
-  BN_MEMBER void add(double (&v)[P]) {
-    static_assert(P <= 2, "more sums than memory has room for");
-#pragma unroll 1
-    for (int d = (WIDE ? 32 : lanes) / 2; d > 0; d /= 2)
-#pragma unroll
-      for (int p = 0; p < P; ++p) v[p] += __shfl_xor_sync(~0u, v[p], d);
-    if (!WIDE) return;
-    double* to = memory + half * (2 * ROW_WARPS);
-    half = 1 - half;
-    const int warp = threadIdx.x / 32, warps = lanes / 32, first = warp & -warps;
-#pragma unroll
-    for (int p = 0; p < P; ++p)
-      if (threadIdx.x % 32 == 0) to[p * ROW_WARPS + warp] = v[p];
-    __syncthreads();
-#pragma unroll
-    for (int p = 0; p < P; ++p) v[p] = to[p * ROW_WARPS + first];
-#pragma unroll 1
-    for (int i = 1; i < warps; ++i)
-#pragma unroll
-      for (int p = 0; p < P; ++p) v[p] += to[p * ROW_WARPS + first + i];
-  }
-  BN_MEMBER double add(double v) {
-    double only[1] = {v};
-    add(only);
-    return only[0];
-  }
-  // Whether it is so in any row that this warp takes part in, or where WIDE this block: they then act as one.
-  BN_MEMBER bool any(bool so) const {
-    if (!WIDE) return __any_sync(~0u, so);
-    return lanes == ROW_THREADS ? so : __syncthreads_or(so) != 0;
-  }
-};
 
 // Gamma and beta of V values side by side, in the type of computation. Where all rows have the same ones a block keeps
 // in shared memory those of them that its kernel reads: gamma, or both. Where channels have several values each, a vector
@@ -225,10 +183,10 @@ struct RowStats {
 };
 
 // From sums about a center: s = sum (x - center), q = sum (x - center)^2. Of a mean square center is 0.
-BN_DEV RowStats row_stats(const RowJob& job, double center, double s, double q) {
-  const double away = s * job.inverse, m2 = q - s * away;
-  if (job.rule == BN_MEAN_SQUARE) return {0.0, q * job.inverse};
-  return {center + away, (m2 < 0.0 ? 0.0 : m2) * job.inverse};
+BN_DEV RowStats row_stats(bool squares, double inverse, double center, double s, double q) {
+  const double away = s * inverse, m2 = q - s * away;
+  if (squares) return {0.0, q * inverse};
+  return {center + away, (m2 < 0.0 ? 0.0 : m2) * inverse};
 }
 
 // use(value) of those that a thread holds.
@@ -243,28 +201,35 @@ BN_DEV void for_values(const Row<V, STEPS, WIDE, WHOLE>& row, const Vector<T, V>
 }
 
 // The same once more in float64, for rows whose squares left the range of float, or lost digits as the center is far from
-// the mean: all in two passes over registers.
-template <class T, int V, int STEPS, bool WIDE, bool WHOLE>
-BN_DEV RowStats exact_stats(
-    const RowJob& job, const Row<V, STEPS, WIDE, WHOLE>& row, const Vector<T, V> (&held)[STEPS], double center,
-    RowSums<WIDE>& sums) {
+// the mean: in two passes over memory. As it is rare, it is no part of the code around it, which would have too few registers.
+template <class T, int V, bool WIDE>
+static __device__ __noinline__ RowStats exact_stats(
+    const T* x, int offset, int stride, int size, double center, double inverse, bool squares, double* memory, int lanes,
+    int half) {
+  RowSums<WIDE> sums = {memory, lanes, half};  // used twice, so that the half of the caller is the same again
   double s = 0.0, both[2] = {0.0, 0.0};
-  if (job.rule != BN_MEAN_SQUARE) {
-    for_values(row, held, [&](auto value) { s += exact(value) - center; });
-    center += sums.add(s) * job.inverse;
-  }
-  for_values(row, held, [&](auto value) {
-    const double d = exact(value) - center;
+  const auto for_all = [&](const auto& use) {
+#pragma unroll 1
+    for (int i = offset; i < size; i += stride) {
+#pragma unroll 1
+      for (int v = 0; v < V; ++v) use(exact(widen(x[i + v])));
+    }
+  };
+  for_all([&](double value) { s += value - center; });
+  s = sums.add(s) * inverse;
+  if (!squares) center += s;
+  for_all([&](double value) {
+    const double d = value - center;
     both[0] += d;
     both[1] = fma(d, d, both[1]);
   });
   sums.add(both);
-  return row_stats(job, center, both[0], both[1]);
+  return row_stats(squares, inverse, center, both[0], both[1]);
 }
 
 template <class T, int V, int STEPS, bool WIDE, bool WHOLE, class A>
 BN_DEV RowStats stats_of(
-    const RowJob& job, const Row<V, STEPS, WIDE, WHOLE>& row, const Vector<T, V> (&held)[STEPS], A center,
+    const RowJob& job, const Row<V, STEPS, WIDE, WHOLE>& row, const T* x, const Vector<T, V> (&held)[STEPS], A center,
     RowSums<WIDE>& sums) {
   A s = 0, q = 0;
   for_values(row, held, [&](A value) {
@@ -274,7 +239,8 @@ BN_DEV RowStats stats_of(
   });
   double both[2] = {s, q};
   sums.add(both);
-  RowStats found = row_stats(job, exact(center), both[0], both[1]);
+  const bool squares = job.rule == BN_MEAN_SQUARE;
+  RowStats found = row_stats(squares, job.inverse, exact(center), both[0], both[1]);
   const double square = both[1] * job.inverse;
   const bool far = square > FAR * found.var, small = !Compute<T>::in_range && !(square >= 1e-30 && square <= 1e300);
   const bool bad = row.inside && (far || small);
@@ -283,7 +249,9 @@ BN_DEV RowStats stats_of(
     for_values(row, held, [&](A value) { off += !same(value, center); });
     const bool again = sums.add(off) != 0.0 && bad;
     if (sums.any(again)) {
-      const RowStats better = exact_stats(job, row, held, exact(center), sums);
+      const RowStats better = exact_stats<T, V, WIDE>(
+          x, row.offset, row.stride, row.size, exact(center), job.inverse, squares, sums.memory, sums.lanes,
+          sums.half);
       if (again) found = better;
     }
   }

@@ -18,7 +18,8 @@ BN_DEV void forward_rows(const RowJob& job, const typename Compute<T>::type* aff
   }
 #pragma unroll 1
   for (i64 first = blockIdx.x * job.side; first < job.rows; first += apart) {
-    const Of row(job, first);
+    Of row(job, first);
+    if constexpr (STEPS > 0 && (WIDE || sizeof(T) == 2)) row.stride = anew(row.stride);  // else there are registers
     const T* x = static_cast<const T*>(job.x) + row.start;
     T* y = static_cast<T*>(job.y) + row.start;
     Vector<T, V> held[STEPS > 0 ? STEPS : BATCH];
@@ -30,7 +31,7 @@ BN_DEV void forward_rows(const RowJob& job, const typename Compute<T>::type* aff
       });
       const bool about_zero = job.rule == BN_MEAN_SQUARE || job.size == 0;
       const A center = about_zero ? (A)0 : middle<A>(widen(x[0]), widen(x[job.size / 2]), widen(x[job.size - 1]));
-      stats = stats_of<T>(job, row, held, center, sums);
+      stats = stats_of<T>(job, row, x, held, center, sums);
     } else {
       stats = stats_of<T, V, WHOLE>(job, row, x, kept, sums);
     }
@@ -90,7 +91,7 @@ BN_DEV void forward_rows(const RowJob& job, const typename Compute<T>::type* aff
 }
 
 template <class T, int V, int STEPS, int WIDE, int KIND>
-__global__ void __launch_bounds__(ROW_THREADS, STEPS != 4 ? 2 : WIDE || sizeof(T) == 8 ? 3 : 4) rows_forward(RowJob job) {
+__global__ void __launch_bounds__(ROW_THREADS, STEPS != 4 ? 2 : sizeof(T) == 8 ? 3 : 4) rows_forward(RowJob job) {
   typedef typename Compute<T>::type A;
   BN_SHARED(double, memory, 4 * ROW_WARPS);
   unsigned char* dynamic = dynamic_memory(job.affine || job.keep);

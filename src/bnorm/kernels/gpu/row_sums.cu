@@ -1,0 +1,62 @@
+// The threads of blocks that work on rows, and their sums over the threads of a row.
+
+enum { ROW_THREADS = 256, ROW_WARPS = 8 };
+
+// Wait for all threads of a row that belongs to several warps; those of the rows beside it go on. `first` is the first of
+// its warps. Barrier 0 is that of the block.
+BN_DEV void meet(int first, int lanes) {
+#ifdef BN_ON_CPU
+  __named_barrier(1 + first / 2, lanes);
+#else  // no register says which one it is: such code gets all barriers there are, and fewer blocks share a processor
+  if (first == 0) asm volatile("bar.sync 1, %0;" ::"r"(lanes) : "memory");
+  else if (first == 2) asm volatile("bar.sync 2, %0;" ::"r"(lanes) : "memory");
+  else if (first == 4) asm volatile("bar.sync 3, %0;" ::"r"(lanes) : "memory");
+  else asm volatile("bar.sync 4, %0;" ::"r"(lanes) : "memory");
+#endif
+}
+
+// Sums over the threads of a row, in all of them.
+template <bool WIDE>
+struct RowSums {
+  double* memory;  // where WIDE, of 2 * 2 * ROW_WARPS numbers: half of it may still be read while the other is written
+  int lanes, half;
+
+  template <int P>
+  BN_MEMBER void add(double (&v)[P]) {
+    static_assert(P <= 2, "more sums than memory has room for");
+    const unsigned far = (WIDE ? 32u : (unsigned)lanes) / 2;
+    if (!WIDE && far == 0) return;
+    const bool upper = P == 2 && threadIdx.x & far;  // of two sums, the half of the lanes that adds up the second
+    double own = upper ? v[P - 1] : v[0];
+    if (P == 2) own += __shfl_xor_sync(~0u, upper ? v[0] : v[P - 1], far);
+    if (WIDE) {
+#pragma unroll
+      for (int d = P == 2 ? 8 : 16; d > 0; d /= 2) own += __shfl_xor_sync(~0u, own, d);
+    } else {
+#pragma unroll 1
+      for (unsigned d = P == 2 ? far / 2 : far; d > 0; d /= 2) own += __shfl_xor_sync(~0u, own, d);
+      const double other = P == 2 ? __shfl_xor_sync(~0u, own, far) : 0.0;
+      v[0] = upper ? other : own;
+      if (P == 2) v[P - 1] = upper ? own : other;
+      return;
+    }
+    double* to = memory + half * (2 * ROW_WARPS);
+    half = 1 - half;
+    const int warp = threadIdx.x / 32, warps = lanes / 32, first = warp & -warps;
+    if (threadIdx.x % (32 / P) == 0) to[(upper ? ROW_WARPS : 0) + warp] = own;
+    meet(first, lanes);
+#pragma unroll
+    for (int p = 0; p < P; ++p) v[p] = to[p * ROW_WARPS + first];
+#pragma unroll 1
+    for (int i = 1; i < warps; ++i)
+#pragma unroll
+      for (int p = 0; p < P; ++p) v[p] += to[p * ROW_WARPS + first + i];
+  }
+  BN_MEMBER double add(double v) {
+    double only[1] = {v};
+    add(only);
+    return only[0];
+  }
+  // Whether it is so in any row that this warp takes part in: it then acts as one. All threads of a row say the same.
+  BN_MEMBER bool any(bool so) const { return WIDE ? so : __any_sync(~0u, so); }
+};
