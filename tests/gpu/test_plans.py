@@ -205,12 +205,15 @@ def test_rows(n, groups, channels, inner, dtype, affine, params, limits):
         assert size % vector == 0 and (inner == 1 or inner % vector == 0)
         assert row_plans.begins(shape, dtype) == vector * plans.ITEMSIZE[dtype]
         assert (f["rows"], f["size"], f["inner"], f["groups"]) == (many_rows, size, inner, groups)
-        assert f["lanes"] * f["side"] <= plans.THREADS == first.block[0]
-        assert f["lanes"] * f["side"] == plans.THREADS or f["side"] == max(1, many_rows // limits.processors)
-        assert f["lanes"] in ((64, 128, 256) if wide else (1, 2, 4, 8, 16, 32))
-        assert steps * f["lanes"] * vector >= size if steps else f["lanes"] == plans.THREADS
+        threads, pair = first.block[0], 2 * size * plans.ITEMSIZE[dtype]
+        twice = name == "rows_backward" and not steps and pair > plans.TWO_PER_PROCESSOR
+        assert (wide, threads) == (row_plans.LONG_ROWS, 2 * plans.THREADS) if twice else threads == plans.THREADS
+        assert f["lanes"] * f["side"] <= threads
+        assert f["lanes"] * f["side"] == threads or f["side"] == max(1, many_rows // limits.processors)
+        assert f["lanes"] in ((), (1, 2, 4, 8, 16, 32), (64, 128, 256), (512,))[wide + 1]
+        assert steps * f["lanes"] * vector >= size if steps else f["lanes"] == threads
         assert f["whole"] == (steps * f["lanes"] * vector == size)
-        assert not f["keep"] or (not steps and f["keep"] * plans.THREADS * vector >= size)
+        assert not f["keep"] or (not steps and f["keep"] * threads * vector >= size)
         way = int(re.findall(r"\d+", first.kernel)[-1]) if more else jobs.NO_PARAMS
         apart = groups if way == jobs.PER_CHANNEL else 1
         assert first.grid == (f["sets"] * apart, 1) and (f["sets"] - 1) * f["side"] < max(many_rows // apart, 1)
@@ -236,8 +239,22 @@ def test_rows(n, groups, channels, inner, dtype, affine, params, limits):
         if way == jobs.PER_CHANNEL:
             share = f["share"]
             assert inner > 1 and (f["columns"], f["channels"]) == (groups * channels, channels)
-            assert share & (share - 1) == 0 and (not steps or share == 1 or share * channels <= plans.THREADS)
-            assert share <= plans.THREADS and channels * max(1, share // 32) <= max(channels, 64)  # pieces
+            assert share & (share - 1) == 0 and (not steps or share == 1 or share * channels <= threads)
+            assert share <= threads and (share >= 32 or steps)
+            if steps:
+                assert channels * max(1, share // 32) <= max(channels, 64)  # pieces
+            else:
+                check_parts(f, threads, vector)
+
+
+def check_parts(f, threads, vector):
+    """The warps that have a part of a channel have places of their own for its sum: those that follow each other."""
+    warps, vectors, length = threads // 32, f["size"] // vector, f["inner"] // vector
+    part = -(-vectors // (8 * warps)) * 8
+    first = np.arange(f["channels"]) * length // part
+    last = ((np.arange(f["channels"]) + 1) * length - 1) // part
+    assert length >= row_plans.SUMMED and last.max() < warps
+    assert (last - first).max() < f["share"] // 32
 
 
 def affine_bytes(f, dtype):
@@ -250,7 +267,7 @@ def affine_bytes(f, dtype):
 def row_bytes(f, launch, vector, dtype):
     """Of a row that is kept in shared memory."""
     arrays = 1 if launch.kernel.startswith("rows_forward") else 2
-    return arrays * f["keep"] * plans.THREADS * vector * plans.ITEMSIZE[dtype]
+    return arrays * f["keep"] * launch.block[0] * vector * plans.ITEMSIZE[dtype]
 
 
 def rows_of_blocks(f, apart):
@@ -335,7 +352,7 @@ def test_long_rows_are_kept_where_two_blocks_share_a_processor():
         return row_bytes(fields(first), first, 8, "bfloat16")
 
     assert [kept("rows_forward", size) for size in (16384, 24576, 51200, 53248)] == [0, 49152, 102400, 0]
-    assert [kept("rows_backward", size) for size in (16384, 24576, 26624)] == [0, 98304, 0]
+    assert [kept("rows_backward", size) for size in (16384, 24576, 26624)] == [0, 98304, 114688]
     assert kept("rows_forward", 32768, shared=64) == 0
     assert kept("rows_forward", 28672, shared=64) == 57344  # next to nothing is held back
 
@@ -346,11 +363,11 @@ def test_long_rows_are_kept_where_two_blocks_share_a_processor():
         ("rows_forward", 3136, "float32", 2, 100),
         ("rows_forward", 3136, "bfloat16", 2, 52),
         ("rows_forward", 6272, "float32", 1, 196),
-        ("rows_backward", 1568, "float32", 1, 104 + 16),
-        ("rows_backward", 3136, "float32", 1, 200 + 16),
-        ("rows_backward", 3136, "bfloat16", 2, 104 + 8),
-        ("rows_backward", 3136, "float64", 0, 32),  # read again
-        ("rows_backward", 6272, "float32", 0, 16),
+        ("rows_backward", 1568, "float32", 2, 104),
+        ("rows_backward", 3136, "float32", 1, 208),  # of twice as many threads, as all that follow
+        ("rows_backward", 3136, "bfloat16", 2, 104),
+        ("rows_backward", 3136, "float64", 0, 8),  # read again
+        ("rows_backward", 6272, "float32", 0, 8),
     ],
 )
 def test_long_runs_are_kept_by_a_block_alone(name, positions, dtype, blocks, kilobytes):
@@ -360,7 +377,7 @@ def test_long_runs_are_kept_by_a_block_alone(name, positions, dtype, blocks, kil
     f = fields(first)
     assert (bool(f["keep"]), first.shared >> 10) == (bool(blocks), kilobytes)
     if name == "rows_backward":
-        assert first.grid == ((blocks or 2) * 128, 1)  # all of a processor, but for those that groups leave
+        assert first.grid == ((blocks or 1) * 128, 1)  # all of a processor, but for those that groups leave
 
 
 def test_short_runs_are_not_kept_by_a_block_alone():
@@ -439,11 +456,17 @@ def test_blocks_that_leave_sums_are_as_many_as_run_at_a_time():
 
 
 def test_sums_of_channels_are_written_by_as_many_blocks_as_run_at_a_time():
-    """Two to a processor, where both have room for them; else one."""
-    for channels, blocks in ((4096, 2), (8192, 1)):  # sums of 82 KB in a block, and of 147
-        shape = (500, 1, channels, 4)
-        first = row_plans.rows("rows_backward", shape, "bfloat16", GAMMA_AND_BETA, True, 0, LIKE_H100).launches[0]
-        assert first.grid == (blocks * LIKE_H100.processors, 1)
+    """Two to a processor, where both have room for them; else one. Of long rows only those of long runs."""
+
+    def blocks(channels, positions):
+        shape = (500, 1, channels, positions)
+        plan = row_plans.rows("rows_backward", shape, "bfloat16", GAMMA_AND_BETA, True, 0, LIKE_H100)
+        return plan.launches[0].grid[0] / LIKE_H100.processors if plan.partial else None
+
+    assert blocks(1024, 4) == blocks(170, 128) == 2
+    assert blocks(2048, 4) == 1  # for its registers
+    assert blocks(4096, 4) is None and blocks(256, 120) is None
+    assert blocks(256, 128) == 1  # of twice as many threads
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

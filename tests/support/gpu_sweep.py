@@ -39,10 +39,12 @@ def cases(dtype):
             yield Case("channels", (8, IMAGES, odd(LARGE_BLOCK / arrays / itemsize / 8 / v) * v))
         for size in CLUSTERS[1]:
             yield Case("channels", (8, CLUSTERS[0], odd(size / itemsize / 8 / v) * v))
-        for rows, vectors in ((700, 31), (700, 201), (20, 1001), (20, 2001), (20, 4001)):
+        long = odd(row_plans.TWO_PER_PROCESSOR / 2 / itemsize / v)  # by twice as many threads in a backward
+        held = ((700, 31), (700, 201), (20, 1001), (20, 2001), (20, 2101), (6, long))
+        for rows, vectors in held:
             yield Case("rows", (rows, 1, vectors * v, 1))
         # sums per channel in that pass, by the ways to hold a row; not for too many channels, nor of one value each
-        for samples, vectors in ((700, 31), (700, 201), (20, 1001), (20, 2001), (20, 4001)):
+        for samples, vectors in held:
             yield Case("rows", (samples, 2, 1, vectors * v))
         yield Case("rows", (6, 3, v, 1))
         yield Case("rows", (2, 1, MANY_CHANNELS, odd(SHORT_RUN / itemsize / v) * v))

@@ -39,7 +39,9 @@ from .plans import (
 
 HELD = (4, 8)  # vectors of a thread that there are kernels for; the second for the longest rows only
 WARP = 32
+LONG_ROWS = 2  # what `wide` is of rows that are read by twice as many threads
 ZEROS = 8  # numbers that a block keeps in place of beta where there is only gamma
+SUMMED = 16  # vectors of a run, from which on a warp adds up the runs of a long row
 JOINED = 32  # columns of a block that joins those sums in a launch of its own
 LAUNCHED = 10  # turns of a join that take as long as that launch, from its gap to its end
 
@@ -51,15 +53,20 @@ class Row(NamedTuple):
 
     vector: int
     steps: int  # 0: not in registers
-    wide: bool  # threads of several warps
+    wide: int  # threads of several warps
     lanes: int
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return max(THREADS, self.lanes)
 
     def side(self, many: int, limits: Limits) -> int:
         """Rows of a block: of few, each processor gets some. That changes no bit of a row."""
-        return max(1, min(THREADS // self.lanes, many // limits.processors))
+        return max(1, min(self.threads // self.lanes, many // limits.processors))
 
     def kernel(self, name: str, dtype: str, *more: int) -> str:
-        return f"{name}<{NAMES[dtype]}, {self.vector}, {self.steps}, {int(self.wide)}, {', '.join(map(str, more))}>"
+        return f"{name}<{NAMES[dtype]}, {self.vector}, {self.steps}, {self.wide}, {', '.join(map(str, more))}>"
 
 
 def four(shape: RowShape) -> RowShape:
@@ -78,13 +85,17 @@ def begins(shape: RowShape, dtype: str) -> int:
     return vector_of(channels * positions, positions, dtype) * ITEMSIZE[dtype]
 
 
-def row_of(size: int, positions: int, dtype: str) -> Row:
+def row_of(size: int, positions: int, dtype: str, backward: bool = False) -> Row:
+    """backward: where x and dy are too long for two blocks of a processor, one has twice as many threads."""
     vector = vector_of(size, positions, dtype)
     count = size // vector
     lanes = 1
     while lanes < THREADS and count > lanes * HELD[0]:
         lanes *= 2
-    return Row(vector, next((steps for steps in HELD if count <= lanes * steps), 0), lanes > WARP, lanes)
+    steps = next((steps for steps in HELD if count <= lanes * steps), 0)
+    if backward and not steps and 2 * size * ITEMSIZE[dtype] > TWO_PER_PROCESSOR:
+        return Row(vector, 0, LONG_ROWS, 2 * THREADS)
+    return Row(vector, steps, int(lanes > WARP), lanes)
 
 
 def kept_steps(row: Row, size: int, dtype: str, arrays: int, room: int) -> int:
@@ -92,13 +103,13 @@ def kept_steps(row: Row, size: int, dtype: str, arrays: int, room: int) -> int:
 
     0 where there is no room. What is not kept is read again, to the same bits.
     """
-    steps = 0 if row.steps else cdiv(size, row.vector * THREADS)
+    steps = 0 if row.steps else cdiv(size, row.vector * row.threads)
     return steps if arrays * steps * step_bytes(row, dtype) <= room else 0
 
 
 def step_bytes(row: Row, dtype: str) -> int:
     """Of a vector of each thread of a block."""
-    return THREADS * row.vector * ITEMSIZE[dtype]
+    return row.threads * row.vector * ITEMSIZE[dtype]
 
 
 def summed_bytes(row: Row, dtype: str) -> int:
@@ -113,29 +124,33 @@ def summing_blocks(row: Row, shared: int, limits: Limits) -> int:
 
 def alone(row: Row) -> bool:
     """Whether a block of a backward takes so many registers that no other one fits beside it."""
-    return row.steps == HELD[-1]
+    return row.steps == HELD[-1] or row.wide == LONG_ROWS
 
 
 def share_of(row: Row, channels: int, positions: int) -> int:
-    """Threads that add up the sums of one channel of a group: of a row that is not held, those of a tile at a time."""
+    """Threads that add up the sums of one channel of a group; of a row that is not held, all warps that have some."""
     if not row.steps:
-        in_tile = cdiv(long_tile(row) * THREADS * row.vector, positions) + 1
-        channels = min(channels, max(in_tile, channels // 8))  # more pieces of many channels would need more memory
+        warps = row.threads // WARP
+        part = cdiv(channels * positions // row.vector, 8 * warps) * 8  # vectors of a warp, side by side
+        together = min(cdiv(positions // row.vector - 1, part) + 1, warps)
+        return WARP << (together - 1).bit_length()
     share = 1
-    while 2 * share * channels <= THREADS:
+    while 2 * share * channels <= row.threads:
         share *= 2
     return share
 
 
-def long_tile(row: Row) -> int:
-    """Vectors of a thread whose sums are kept at a time, of a row that is not held."""
-    return 4 if row.vector == 8 else 8
+def summed_by_channel(row: Row, positions: int) -> bool:
+    """Whether sums of channels are made in the pass over rows: of long ones by warps, which pays for long runs."""
+    return positions > 1 and (row.steps > 0 or positions // row.vector >= SUMMED)
 
 
 def channels_bytes(row: Row, channels: int, positions: int, dtype: str) -> int:
-    """Of the sums of channels in the shared memory of a block, and of those of the vectors that it has read."""
-    vectors = (row.steps or long_tile(row)) * THREADS
-    return 8 * 2 * channels * max(1, share_of(row, channels, positions) // WARP) + 2 * vectors * max(ITEMSIZE[dtype], 4)
+    """In the shared memory of a block: the sums of channels and of the vectors that it holds, and gamma and beta."""
+    vectors, itemsize = row.steps * row.threads, max(ITEMSIZE[dtype], 4)
+    pieces = max(1, share_of(row, channels, positions) // WARP)
+    affine = cdiv(2 * channels * itemsize, VECTOR_BYTES) * VECTOR_BYTES
+    return 2 * (8 * channels * pieces + vectors * itemsize) + affine
 
 
 def affine_bytes(shape: RowShape, dtype: str, affine: int) -> int:
@@ -165,16 +180,18 @@ def rows(
     """
     shape = n, groups, channels, positions = four(shape)
     size, many = channels * positions, n * groups
-    row = row_of(size, positions, dtype)
+    backward = name == "rows_backward"
+    row = row_of(size, positions, dtype, backward)
     side = row.side(many, limits)
     room, beside = limits.shared - STATIC_SHARED["rows"], two_per_processor("rows", limits)
-    backward = name == "rows_backward"
     sums, shared, slots, share, columns = NO_PARAMS, 0, 0, 0, 0
     if params and size > 0 and groups == positions == 1 and 0 < summed_bytes(row, dtype) <= room:
         sums, shared, columns = PER_COLUMN, summed_bytes(row, dtype), size
-    elif params and many and positions > 1 and channels_bytes(row, channels, positions, dtype) <= room:
-        sums, shared, columns = PER_CHANNEL, channels_bytes(row, channels, positions, dtype), groups * channels
-        share = share_of(row, channels, positions)
+    elif params and many and summed_by_channel(row, positions):
+        of_channels = channels_bytes(row, channels, positions, dtype)
+        if of_channels <= room:
+            sums, shared, columns = PER_CHANNEL, of_channels, groups * channels
+            share = share_of(row, channels, positions)
     if affine == NO_AFFINE and row.steps:
         affine = GAMMA_ALONE  # ones, as the code for what a block keeps is the shorter one
     if backward and affine != NO_AFFINE:  # beta or zeros, as kernels with an activation read them
@@ -188,11 +205,12 @@ def rows(
         else:
             kept = 0
     shared += kept
-    if positions * ITEMSIZE[dtype] >= SHORT_RUN:
+    if positions * ITEMSIZE[dtype] >= SHORT_RUN or (backward and alone(row)):
         row_room = room  # of a block alone, too: there is little to do for a value, as a run has one gamma
     keep = kept_steps(row, size, dtype, arrays, row_room - shared)
     shared += arrays * keep * step_bytes(row, dtype)
     if sums:
+        shared = max(shared, 16 * row.threads)  # where the partial sums of blocks are joined
         slots = limits.processors * summing_blocks(row, shared, limits)
     if sums == PER_CHANNEL:  # blocks have the channels of a group to themselves
         sets = min(cdiv(n, side), blocks_each(groups, slots))
@@ -211,7 +229,7 @@ def rows(
     )  # fmt: skip
     more = (kind, sums) if backward else (kind,)
     kernel = row.kernel(name, dtype, *more)
-    launches = [Launch("rows", kernel, (blocks, 1), (THREADS,), shared, geometry, not sums)]
+    launches = [Launch("rows", kernel, (blocks, 1), (row.threads,), shared, geometry, not sums)]
     if sums and not joined.bunch:
         launches.append(Launch("rows", "rows_params", (cdiv(columns, JOINED), 1), (THREADS,), 0, geometry))
     return Plan(tuple(launches), (2 * sets + joined.behind) * columns, max(groups, 1) * joined.tickets)
@@ -259,10 +277,11 @@ def row_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
     """Every name of the family "rows" that plans may ask for, for one type of elements."""
     names = ["rows_params"]
     for vector in vectors_of(dtype):
-        for steps, wide in ((4, False), (4, True), (8, True), (0, True)):
+        for steps, wide in ((4, 0), (4, 1), (8, 1), (0, 1), (0, LONG_ROWS)):
             row = Row(vector, steps, wide, WARP)
             for kind in kinds:
-                names.append(row.kernel("rows_forward", dtype, kind))
+                if wide != LONG_ROWS:
+                    names.append(row.kernel("rows_forward", dtype, kind))
                 ways = (NO_PARAMS, PER_COLUMN, PER_CHANNEL) if steps else (NO_PARAMS, PER_CHANNEL)
                 names += [row.kernel("rows_backward", dtype, kind, params) for params in ways]
     return names

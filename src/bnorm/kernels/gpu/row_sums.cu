@@ -1,6 +1,11 @@
 // The threads of blocks that work on rows, and their sums over the threads of a row.
 
-enum { ROW_THREADS = 256, ROW_WARPS = 8 };
+enum { ROW_THREADS = 256 };
+
+// Of a block; more of one that is alone on a processor, as long rows are in a backward: WIDE is LONG_ROWS there.
+enum { LONG_ROWS = 2 };
+template <int WIDE>
+constexpr int THREADS_OF = WIDE == LONG_ROWS ? 2 * ROW_THREADS : ROW_THREADS;
 
 // Wait for all threads of a row that belongs to several warps; those of the rows beside it go on. `first` is the first of
 // its warps. Barrier 0 is that of the block.
@@ -16,9 +21,10 @@ BN_DEV void meet(int first, int lanes) {
 }
 
 // Sums over the threads of a row, in all of them.
-template <bool WIDE>
+template <int WIDE>
 struct RowSums {
-  double* memory;  // where WIDE, of 2 * 2 * ROW_WARPS numbers: half of it may still be read while the other is written
+  static constexpr int WARPS = THREADS_OF<WIDE> / 32, SIZE = 2 * 2 * WARPS;
+  double* memory;  // where WIDE, of SIZE numbers: half of it may still be read while the other is written
   int lanes, half;
 
   template <int P>
@@ -40,17 +46,17 @@ struct RowSums {
       if (P == 2) v[P - 1] = upper ? own : other;
       return;
     }
-    double* to = memory + half * (2 * ROW_WARPS);
+    double* to = memory + half * (2 * WARPS);
     half = 1 - half;
     const int warp = threadIdx.x / 32, warps = lanes / 32, first = warp & -warps;
-    if (threadIdx.x % (32 / P) == 0) to[(upper ? ROW_WARPS : 0) + warp] = own;
+    if (threadIdx.x % (32 / P) == 0) to[(upper ? WARPS : 0) + warp] = own;
     meet(first, lanes);
 #pragma unroll
-    for (int p = 0; p < P; ++p) v[p] = to[p * ROW_WARPS + first];
+    for (int p = 0; p < P; ++p) v[p] = to[p * WARPS + first];
 #pragma unroll 1
     for (int i = 1; i < warps; ++i)
 #pragma unroll
-      for (int p = 0; p < P; ++p) v[p] += to[p * ROW_WARPS + first + i];
+      for (int p = 0; p < P; ++p) v[p] += to[p * WARPS + first + i];
   }
   BN_MEMBER double add(double v) {
     double only[1] = {v};

@@ -47,7 +47,7 @@ BN_DEV void keep_params(const RowJob& job) {
 // Gamma and beta of V values side by side, in the type of computation. Where all rows have the same ones a block keeps
 // in shared memory those of them that its kernel reads: gamma, or both. Where channels have several values each, a vector
 // is of one of them.
-enum { KEPT, OF_CHANNELS, NOT_KEPT, ANYWHERE };
+enum { KEPT, OF_GROUP, NOT_KEPT, ANYWHERE };
 enum { AS_GIVEN = -1 };   // a kernel that reads both, of which the job says which there are
 constexpr int ZEROS = 8;  // kept in place of beta where there is only gamma: as many as a vector has at most
 
@@ -66,7 +66,10 @@ struct Affine {
     if (FROM == KEPT || (FROM == ANYWHERE && kept)) {
       read(kept + i, gamma);
       if (both) read(kept + beta_at(job) + (affine_of<READ>(job) == GAMMA_AND_BETA ? i : 0), beta);
-    } else if (FROM != OF_CHANNELS && job.inner == 1) {
+    } else if (FROM == OF_GROUP) {
+      pick(kept, job.channels, job.inner == job.size ? (Int)0 : quotient_of(i, (Int)job.inner), both);
+      spread();
+    } else if (job.inner == 1) {
       fetch(job.gamma ? job.gamma + first + i : nullptr, gamma, 1);
       if (both) fetch(job.beta ? job.beta + first + i : nullptr, beta, 0);
     } else {
@@ -102,6 +105,11 @@ struct Affine {
       for (int v = 0; v < MANY; ++v) to[V - MANY + v] = (A)from[some + v];
     }
   }
+  // Of one channel, of those whose gamma lies side by side, and behind it beta.
+  BN_MEMBER void pick(const A* from, i64 channels, i64 c, bool both) {
+    gamma[0] = from[c];
+    if (both) beta[0] = from[channels + c];
+  }
   BN_MEMBER void set(const RowJob& job, i64 c, bool both) {
     gamma[0] = job.gamma ? (A)job.gamma[c] : (A)1;
     if (both) beta[0] = job.beta ? (A)job.beta[c] : (A)0;
@@ -120,7 +128,7 @@ BN_DEV const A* keep_affine(const RowJob& job, unsigned char* memory) {
   A* kept = reinterpret_cast<A*>(memory);
   const i64 beta = Affine<A, 1>::beta_at(job), betas = affine_of<READ>(job) == GAMMA_AND_BETA ? job.size : ZEROS;
 #pragma unroll 8
-  for (i64 i = threadIdx.x; i < job.size; i += ROW_THREADS) {
+  for (i64 i = threadIdx.x; i < job.size; i += blockDim.x) {
     kept[i] = job.gamma ? (A)job.gamma[i] : (A)1;
     if (READ != GAMMA_ALONE && i < betas) kept[beta + i] = job.beta ? (A)job.beta[i] : (A)0;
   }
@@ -130,7 +138,7 @@ BN_DEV const A* keep_affine(const RowJob& job, unsigned char* memory) {
 
 // What a thread works on: of the row `index`, vectors that are `stride` values apart, from `offset` on. WHOLE: every thread
 // has all of its STEPS vectors; of a row that is too long to be held, it is kept in shared memory.
-template <int V, int STEPS, bool WIDE, bool WHOLE = false>
+template <int V, int STEPS, int WIDE, bool WHOLE = false>
 struct Row {
   typedef typename Pick<(STEPS > 0 || WHOLE), int, i64>::type Int;
   i64 index, start, channel;
@@ -148,6 +156,14 @@ struct Row {
     stride = (Int)(lanes * V);
     size = inside ? (Int)job.size : (Int)0;
     channel = job.groups == 1 ? 0 : (index - quotient(index, job.groups) * job.groups) * job.channels;
+  }
+  // Only the part of this warp, whose vectors lie side by side, so that it has few channels.
+  template <int WARPS>
+  BN_MEMBER void part_of_warp() {
+    const Int part = (size / V + 8 * WARPS - 1) / (8 * WARPS) * (8 * V), warp = (Int)(threadIdx.x / 32);
+    offset = warp * part + (Int)(threadIdx.x % 32) * V;
+    stride = (Int)(32 * V);
+    if ((warp + 1) * part < size) size = (warp + 1) * part;
   }
   BN_MEMBER bool has(Int j) const { return WHOLE || at(j) < size; }
   BN_MEMBER Int steps() const { return offset < size ? quotient_of(size - offset + stride - 1, stride) : (Int)0; }
@@ -190,7 +206,7 @@ BN_DEV RowStats row_stats(bool squares, double inverse, double center, double s,
 }
 
 // use(value) of those that a thread holds.
-template <class T, int V, int STEPS, bool WIDE, bool WHOLE, class Use>
+template <class T, int V, int STEPS, int WIDE, bool WHOLE, class Use>
 BN_DEV void for_values(const Row<V, STEPS, WIDE, WHOLE>& row, const Vector<T, V> (&held)[STEPS], const Use& use) {
 #pragma unroll
   for (int j = 0; j < STEPS; ++j)
@@ -202,7 +218,7 @@ BN_DEV void for_values(const Row<V, STEPS, WIDE, WHOLE>& row, const Vector<T, V>
 
 // The same once more in float64, for rows whose squares left the range of float, or lost digits as the center is far from
 // the mean: in two passes over memory. As it is rare, it is no part of the code around it, which would have too few registers.
-template <class T, int V, bool WIDE>
+template <class T, int V, int WIDE>
 static __device__ __noinline__ RowStats exact_stats(
     const T* x, int offset, int stride, int size, double center, double inverse, bool squares, double* memory, int lanes,
     int half) {
@@ -227,7 +243,7 @@ static __device__ __noinline__ RowStats exact_stats(
   return row_stats(squares, inverse, center, both[0], both[1]);
 }
 
-template <class T, int V, int STEPS, bool WIDE, bool WHOLE, class A>
+template <class T, int V, int STEPS, int WIDE, bool WHOLE, class A>
 BN_DEV RowStats stats_of(
     const RowJob& job, const Row<V, STEPS, WIDE, WHOLE>& row, const T* x, const Vector<T, V> (&held)[STEPS], A center,
     RowSums<WIDE>& sums) {
@@ -285,7 +301,7 @@ BN_DEV RowStats stats_of(
 
 // The vectors of a row, one after the other: use(where the thread holds it, its first value in the row, which one it is).
 // ROLLED: there is one text for all of them, which always finds its vector in place 0, as `turn` moves what is held on.
-template <bool ROLLED, int V, int STEPS, bool WIDE, bool WHOLE, class Use, class Turn>
+template <bool ROLLED, int V, int STEPS, int WIDE, bool WHOLE, class Use, class Turn>
 BN_DEV void for_vectors(const Row<V, STEPS, WIDE, WHOLE>& row, const Use& use, const Turn& turn) {
   if constexpr (ROLLED) {
 #pragma unroll 1
@@ -299,13 +315,13 @@ BN_DEV void for_vectors(const Row<V, STEPS, WIDE, WHOLE>& row, const Use& use, c
       if (row.has(j)) use(j, row.at(j), j);
   }
 }
-template <int V, int STEPS, bool WIDE, bool WHOLE, class Use>
+template <int V, int STEPS, int WIDE, bool WHOLE, class Use>
 BN_DEV void for_vectors(const Row<V, STEPS, WIDE, WHOLE>& row, const Use& use) {
   for_vectors<false>(row, use, [] {});
 }
 
 // The same of what needs gamma and beta: use(..., a number whose type says where these are). Seldom are they not kept.
-template <bool ROLLED, int V, int STEPS, bool WIDE, bool WHOLE, class A, class Use, class Turn>
+template <bool ROLLED, int V, int STEPS, int WIDE, bool WHOLE, class A, class Use, class Turn>
 BN_DEV void for_affine(const Row<V, STEPS, WIDE, WHOLE>& row, const A* kept, const Use& use, const Turn& turn) {
   if constexpr (ROLLED) {
     for_vectors<true>(row, [&](int own, auto i, int j) { use(own, i, j, Number<ANYWHERE>()); }, turn);

@@ -1,41 +1,37 @@
 // The backward of rows: dx by two sums per row, and sums over the rows for dgamma and dbeta.
 
-// Vectors of a thread, of a row that is not held, whose sums are kept at a time. With those of halves two blocks have room.
-template <int V>
-constexpr int LONG_TILE = V == 8 ? 4 : 8;
-
 // What a thread holds of a row, from the sums to dx: x as it is, and in the type of computation dy, which becomes
 // dy gamma; or where that would be too many registers, dy as it is. Without sums for gamma and beta three blocks share a
 // processor, if halves are not held as floats; behind an activation they are, which would be computed once more.
-template <class T, int V, int STEPS, bool WIDE, int KIND, int PARAMS>
+template <class T, int V, int STEPS, int WIDE, int KIND, int PARAMS>
 struct HeldPairs {
   static constexpr bool half = sizeof(T) == 2 && V == 8;
   static constexpr bool light = STEPS == 4 && PARAMS == NO_PARAMS && sizeof(T) < 8 && !(half && (WIDE || KIND != BN_IDENTITY));
   static constexpr bool once = STEPS == 4 && !(half && light);
   static constexpr bool rolled = ROLLED<KIND> || (STEPS == 8 && PARAMS == PER_CHANNEL);
-  static constexpr int blocks = STEPS == 8 ? 1 : light ? 3 : 2;  // row_plans.py knows of those with sums
+  static constexpr int blocks = STEPS == 8 || WIDE == LONG_ROWS ? 1 : light ? 3 : 2;  // row_plans.py knows of those with sums
   static constexpr int of_x = STEPS > 0 ? STEPS : ROLLED<KIND> ? 1 : PAIRS, of_dy = once ? 1 : of_x, of_g = once ? STEPS : 1;
   static constexpr int affine = KIND == BN_IDENTITY ? GAMMA_ALONE : GAMMA_AND_BETA;  // what is read of them
   static constexpr int bytes_of_columns = PARAMS == PER_COLUMN ? ColumnSums<typename Compute<T>::type, V, of_x>::BYTES : 0;
 };
 
-template <class T, int V, int STEPS, bool WIDE, bool WHOLE, int KIND, int PARAMS>
+template <class T, int V, int STEPS, int WIDE, bool WHOLE, int KIND, int PARAMS>
 BN_DEV void backward_rows(
     const RowJob& job, const typename Compute<T>::type* affine, unsigned char* dynamic, double* memory) {
   typedef typename Compute<T>::type A;
+  constexpr int THREADS = THREADS_OF<WIDE>;
   typedef HeldPairs<T, V, STEPS, WIDE, KIND, PARAMS> Held;
   typedef ColumnSums<A, V, Held::of_x> Over;
-  typedef ChannelSums<A, V, (STEPS > 0 ? STEPS : LONG_TILE<V>)> Each;
+  typedef ChannelSums<A, V, STEPS, THREADS> Each;
   const Over of_columns = {reinterpret_cast<Vector<A, Over::WIDE>*>(dynamic)};
   const Each of_channels = {dynamic};
   if (PARAMS == PER_COLUMN) of_columns.clear();
-  if (PARAMS == PER_CHANNEL) of_channels.clear(job);
   Vector<T, V>* kept = nullptr;  // of x, and behind them of dy
   if (STEPS == 0 && WHOLE) {
     const i64 before = PARAMS == PER_CHANNEL ? of_channels.bytes(job) : affine_bytes<A, Held::affine>(job);
     kept = reinterpret_cast<Vector<T, V>*>(dynamic + before) + threadIdx.x;
   }
-  const int kept_dy = (int)job.keep * ROW_THREADS;
+  const int kept_dy = (int)job.keep * THREADS;
   int until_flush = Over::FLUSH;
   bool first_flush = true;
   RowSums<WIDE> sums = {memory, (int)job.lanes, 0};
@@ -50,23 +46,28 @@ BN_DEV void backward_rows(
     return rows;
   };
   const i64 begin_at = set() * job.side * apart + group(), on = gridDim.x * job.side;
+  if (PARAMS == PER_CHANNEL) of_channels.begin(job, group());
+  const A* of_group = PARAMS == PER_CHANNEL ? of_channels.affine(job) : nullptr;
   typedef Row<V, STEPS, WIDE, WHOLE> Of;
   typedef typename Of::Int Int;
-  const Of start(job, begin_at, apart);
+  Of start(job, begin_at, apart);
+  if constexpr (STEPS == 0) start.template part_of_warp<THREADS / 32>();
   const ChannelWalk<Int> channels(job, start);  // where a row is not held
   if constexpr (STEPS == 0 && WHOLE) {
     const T* x = static_cast<const T*>(job.x) + start.start;
     const T* dy = static_cast<const T*>(job.dy) + start.start;
     for (int j = 0, steps = start.steps(); j < steps; ++j) {
-      fetch<T, V>(kept + j * ROW_THREADS, x + start.at(j));
-      fetch<T, V>(kept + kept_dy + j * ROW_THREADS, dy + start.at(j));
+      fetch<T, V>(kept + j * THREADS, x + start.at(j));
+      fetch<T, V>(kept + kept_dy + j * THREADS, dy + start.at(j));
       if (Groups<PAIRS>::ends(j, steps)) end_group();
     }
   }
+  RunSums<A> runs(of_channels.totals(), PARAMS == PER_CHANNEL ? Each::pieces_of(job) : 1);
   const auto fixed = [](A v) { return STEPS == 0 ? as_it_is(v) : v; };
 #pragma unroll 1
   for (i64 first = begin_at; first < job.rows; first += on) {
-    const Of row(job, first, apart);
+    Of row(job, first, apart);
+    if constexpr (STEPS == 0) row.template part_of_warp<THREADS / 32>();
     const T* x = static_cast<const T*>(job.x) + row.start;
     const T* dy = static_cast<const T*>(job.dy) + row.start;
     T* dx = static_cast<T*>(job.y) + row.start;
@@ -95,15 +96,17 @@ BN_DEV void backward_rows(
     };
     const auto for_pairs = [&](const auto& use, auto rolled) {
       if constexpr (PARAMS == PER_CHANNEL) {
-        const auto of_channel = [&](int own, auto i, int j) { use(own, i, j, Number<OF_CHANNELS>()); };
+        const auto of_channel = [&](int own, auto i, int j) { use(own, i, j, Number<OF_GROUP>()); };
         for_vectors<decltype(rolled)::value != 0>(row, of_channel, turn);
       } else {
         for_affine<decltype(rolled)::value != 0>(row, affine, use, turn);
       }
     };
+    constexpr int MANY = ROLLED<KIND> ? 1 : PAIRS;
     double both[2] = {0.0, 0.0};  // sum of dy gamma, and of dy gamma (x - h)
     bool bad = false;  // products left the range of float
-    const auto add_vector = [&](int own, int j, int place, const Affine<A, V>& of) {
+    A to_beta_of[MANY], to_gamma_of[MANY];  // sums of vectors of a row that is not held
+    const auto add_vector = [&](int own, int j, const Affine<A, V>& of) {
       A s = 0, d = 0, to_beta[V], to_gamma[V];
 #pragma unroll
       for (int v = 0; v < V; ++v) {
@@ -125,24 +128,26 @@ BN_DEV void backward_rows(
           to_beta[0] += to_beta[v];
           to_gamma[0] += to_gamma[v];
         }
-        of_channels.keep(place, to_beta[0], to_gamma[0]);
+        if constexpr (STEPS > 0) of_channels.keep(j, to_beta[0], to_gamma[0]);
+        else to_beta_of[own] = to_beta[0], to_gamma_of[own] = to_gamma[0];
       }
       bad |= !(d - d == 0) || (size_of(d) < (A)(1e-30 * V) && s != 0);
       both[0] += s;
       both[1] += d;
     };
     // some steps of a row that is not held
-    constexpr int MANY = ROLLED<KIND> ? 1 : PAIRS;
     const Int steps = STEPS == 0 ? row.steps() : (Int)0;
     constexpr bool RUNS = PARAMS == PER_CHANNEL;
     ChannelWalk<Int> channel = channels;
+    int at[MANY];  // the channels of these steps
     const auto for_steps = [&](Int step, const auto& use) {
       Affine<A, V> of[MANY];
       for_some<MANY>(step, steps, [&](int own, Int j) {
-        t[own] = WHOLE ? kept[j * ROW_THREADS] : load<T, V>(x + row.at(j));
-        e[own] = WHOLE ? kept[kept_dy + j * ROW_THREADS] : load<T, V>(dy + row.at(j));
+        t[own] = WHOLE ? kept[j * THREADS] : load<T, V>(x + row.at(j));
+        e[own] = WHOLE ? kept[kept_dy + j * THREADS] : load<T, V>(dy + row.at(j));
         if (!RUNS && job.inner == 1) return;
-        of[own].set(job, row.channel + channel.at, Held::affine != GAMMA_ALONE);
+        if (RUNS) of[own].pick(of_group, job.channels, at[own] = (int)channel.at, Held::affine != GAMMA_ALONE);
+        else of[own].set(job, row.channel + channel.at, Held::affine != GAMMA_ALONE);
         channel.next();
       });
       for_some<MANY>(step, steps, [&](int own, Int j) {
@@ -151,30 +156,30 @@ BN_DEV void backward_rows(
         use(own, j, of[own]);
       });
     };
-    const auto add_steps = [&](Int step, int place) {
+    const auto add_steps = [&](Int step) {
       if (WHOLE && step % PAIRS == 0) Groups<PAIRS>()(step + PAIRS < steps ? steps - step - PAIRS : 0);
-      for_steps(step, [&](int own, Int, const Affine<A, V>& of) { add_vector(own, 0, place + own, of); });
+      for_steps(step, [&](int own, Int, const Affine<A, V>& of) { add_vector(own, 0, of); });
     };
     if constexpr (STEPS > 0) {
       const auto add = [&](int own, auto i, int j, auto from) {
         Affine<A, V> of;
-        of.template get<decltype(from)::value, Held::affine>(job, affine, row.channel, i);
-        add_vector(own, j, j, of);
+        of.template get<decltype(from)::value, Held::affine>(job, PARAMS == PER_CHANNEL ? of_group : affine, row.channel, i);
+        add_vector(own, j, of);
       };
       for_pairs(add, Number<Held::rolled>());
       if (PARAMS == PER_CHANNEL)
-        of_channels.template add<true>(job, rows_from(first), 0, 0);
+        of_channels.add(job, rows_from(first));
     } else if constexpr (RUNS) {
-      const Int vectors = row.size / V;
+      const Int most = __shfl_sync(~0u, steps, 0);  // of any lane
 #pragma unroll 1
-      for (Int begin = 0, step = 0; begin < vectors; begin += Each::SIZE) {
-#pragma unroll 1
-        for (int j = 0; j < LONG_TILE<V>; j += MANY, step += MANY) add_steps(step, j);
-        of_channels.template add<false>(job, 1, begin, least(begin + Each::SIZE, vectors));
+      for (Int step = 0; step < most; step += MANY) {
+        add_steps(step);
+#pragma unroll
+        for (int u = 0; u < MANY; ++u) runs.add(step + u < steps, at[u], to_beta_of[u], to_gamma_of[u]);
       }
     } else {
 #pragma unroll 1
-      for (Int step = 0; step < steps; step += MANY) add_steps(step, 0);
+      for (Int step = 0; step < steps; step += MANY) add_steps(step);
     }
     if (!Compute<T>::in_range && rarely(bad)) {  // once more, in float64; where all x are h the sum is exactly 0
       bool off = false;
@@ -221,8 +226,8 @@ BN_DEV void backward_rows(
         for_steps(step, [&](int own, Int j, const Affine<A, V>& of) { write(own, row.at(j), of); });
         if (!WHOLE || !ahead) continue;
         for_some<MANY>(step, steps, [&](int, Int j) {
-          fetch<T, V>(kept + j * ROW_THREADS, x + ahead + row.at(j));
-          fetch<T, V>(kept + kept_dy + j * ROW_THREADS, dy + ahead + row.at(j));
+          fetch<T, V>(kept + j * THREADS, x + ahead + row.at(j));
+          fetch<T, V>(kept + kept_dy + j * THREADS, dy + ahead + row.at(j));
         });
         if (Groups<PAIRS>::ends(least(step + MANY, steps) - 1, steps)) end_group();
       }
@@ -231,7 +236,7 @@ BN_DEV void backward_rows(
     } else {
       const auto map = [&](int own, auto i, int, auto from) {
         Affine<A, V> of;
-        of.template get<decltype(from)::value, Held::affine>(job, affine, row.channel, i);
+        of.template get<decltype(from)::value, Held::affine>(job, PARAMS == PER_CHANNEL ? of_group : affine, row.channel, i);
         write(own, i, of);
       };
       for_pairs(map, Number<Held::rolled>());
@@ -243,27 +248,33 @@ BN_DEV void backward_rows(
     }
   }
   if (PARAMS == PER_COLUMN) of_columns.flush(job, (int)job.lanes, first_flush);
-  if (PARAMS == PER_CHANNEL) of_channels.write(job, set(), group());
+  if (PARAMS == PER_CHANNEL) {
+    if (STEPS == 0) {
+      runs.flush();
+      __syncthreads();
+    }
+    of_channels.write(job, set(), group());
+  }
   if (PARAMS != NO_PARAMS && job.bunch) {  // else rows_params joins them
     __syncthreads();                       // what lies in `dynamic` is of no use any more
     const i64 first = group() * job.channels, columns = PARAMS == PER_CHANNEL ? job.channels : job.columns;
-    join_last<Sums, ROW_THREADS>(
+    join_last<Sums, THREADS>(
         items_of(job), (int)job.bunch, (int)set(), 1, job.tickets + group() * tickets_of(job.sets, job.bunch), first,
         first + columns, reinterpret_cast<double*>(dynamic), [&](i64 c, const Sums& sum) { give_params(job, c, sum); });
   }
 }
 
 template <class T, int V, int STEPS, int WIDE, int KIND, int PARAMS>
-__global__ void __launch_bounds__(ROW_THREADS, (HeldPairs<T, V, STEPS, WIDE != 0, KIND, PARAMS>::blocks)) rows_backward(RowJob job) {
+__global__ void __launch_bounds__(THREADS_OF<WIDE>, (HeldPairs<T, V, STEPS, WIDE, KIND, PARAMS>::blocks)) rows_backward(RowJob job) {
   typedef typename Compute<T>::type A;
-  BN_SHARED(double, memory, 4 * ROW_WARPS);
+  BN_SHARED(double, memory, RowSums<WIDE>::SIZE);
   unsigned char* dynamic = dynamic_memory(job.affine || PARAMS || job.keep);
-  typedef HeldPairs<T, V, STEPS, WIDE != 0, KIND, PARAMS> Held;
+  typedef HeldPairs<T, V, STEPS, WIDE, KIND, PARAMS> Held;
   // behind the sums, whose size is known here, so that no thread needs a register for where either lies
   const A* affine = keep_affine<A, Held::affine>(job, dynamic + Held::bytes_of_columns);
   if (STEPS > 0 ? job.whole : job.keep) {
-    backward_rows<T, V, STEPS, WIDE != 0, true, KIND, PARAMS>(job, affine, dynamic, memory);
+    backward_rows<T, V, STEPS, WIDE, true, KIND, PARAMS>(job, affine, dynamic, memory);
   } else {
-    backward_rows<T, V, STEPS, WIDE != 0, false, KIND, PARAMS>(job, affine, dynamic, memory);
+    backward_rows<T, V, STEPS, WIDE, false, KIND, PARAMS>(job, affine, dynamic, memory);
   }
 }

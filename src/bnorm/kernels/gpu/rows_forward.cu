@@ -1,6 +1,6 @@
 // The forward of rows: y, and mean and 1/std of each.
 
-template <class T, int V, int STEPS, bool WIDE, bool WHOLE, int KIND>
+template <class T, int V, int STEPS, int WIDE, bool WHOLE, int KIND>
 BN_DEV void forward_rows(const RowJob& job, const typename Compute<T>::type* affine, Vector<T, V>* kept, double* memory) {
   typedef typename Compute<T>::type A;
   RowSums<WIDE> sums = {memory, (int)job.lanes, 0};
@@ -93,15 +93,15 @@ BN_DEV void forward_rows(const RowJob& job, const typename Compute<T>::type* aff
 template <class T, int V, int STEPS, int WIDE, int KIND>
 __global__ void __launch_bounds__(ROW_THREADS, STEPS != 4 ? 2 : sizeof(T) == 8 ? 3 : 4) rows_forward(RowJob job) {
   typedef typename Compute<T>::type A;
-  BN_SHARED(double, memory, 4 * ROW_WARPS);
+  BN_SHARED(double, memory, RowSums<WIDE>::SIZE);
   unsigned char* dynamic = dynamic_memory(job.affine || job.keep);
   const A* affine = keep_affine<A, AS_GIVEN>(job, dynamic);
   keep_params(job);
   Vector<T, V>* kept = nullptr;
   if (STEPS == 0) kept = reinterpret_cast<Vector<T, V>*>(dynamic + affine_bytes<A, AS_GIVEN>(job)) + threadIdx.x;
   if (STEPS > 0 ? job.whole : job.keep) {
-    forward_rows<T, V, STEPS, WIDE != 0, true, KIND>(job, affine, kept, memory);
+    forward_rows<T, V, STEPS, WIDE, true, KIND>(job, affine, kept, memory);
   } else {
-    forward_rows<T, V, STEPS, WIDE != 0, false, KIND>(job, affine, kept, memory);
+    forward_rows<T, V, STEPS, WIDE, false, KIND>(job, affine, kept, memory);
   }
 }

@@ -47,57 +47,62 @@ struct ColumnSums {
 };
 
 // Where values side by side have a channel in common: a vector is of one channel. The blocks of a row's group have its
-// channels to themselves. The sums of the vectors that a block has read lie in shared memory, a tile of them at a time,
-// and are added to those of their channels: `share` threads for each, a power of two, in the same order every time.
-template <class A, int V, int TILE>
+// channels to themselves. Of rows that are held, the sums of the vectors of a block lie in shared memory, TILE of a thread,
+// and are added to those of their channels: `share` threads for each, a power of two, in the same order every time. Of
+// longer rows (TILE 0) each warp adds up what it has of a channel (RunSums), and has a place of its own for that sum.
+template <class A, int V, int TILE, int THREADS>
 struct ChannelSums {
-  static constexpr int SIZE = TILE * ROW_THREADS;  // vectors of a tile
-  unsigned char* memory;  // the sums of vectors, (2, TILE, ROW_THREADS), and double ones of (channels, pieces, 2)
+  static constexpr int SIZE = TILE * THREADS;  // vectors of a tile
+  unsigned char* memory;  // the sums of vectors, (2, TILE, THREADS), double ones of (channels, pieces, 2), gamma and beta
 
   static BN_MEMBER int team_of(const RowJob& job) { return (int)least(job.share, 32); }  // in a warp
   static BN_MEMBER int pieces_of(const RowJob& job) { return (int)job.share / team_of(job); }
   BN_MEMBER A* vectors() const { return reinterpret_cast<A*>(memory); }
   BN_MEMBER double* totals() const { return reinterpret_cast<double*>(memory + 2 * SIZE * sizeof(A)); }
 
-  static BN_MEMBER i64 bytes(const RowJob& job) {
+  static BN_MEMBER i64 sums_bytes(const RowJob& job) {
     return 2 * SIZE * (i64)sizeof(A) + 2 * job.channels * pieces_of(job) * (i64)sizeof(double);
   }
-  BN_MEMBER void clear(const RowJob& job) const {
-    for (int i = threadIdx.x; i < 2 * job.channels * pieces_of(job); i += ROW_THREADS) totals()[i] = 0.0;
+  static BN_MEMBER i64 bytes(const RowJob& job) { return sums_bytes(job) + (2 * job.channels * (i64)sizeof(A) + 15) / 16 * 16; }
+  // Of the channels of a group, gamma, and behind them beta, which the vectors of all of its rows need.
+  BN_MEMBER A* affine(const RowJob& job) const { return reinterpret_cast<A*>(memory + sums_bytes(job)); }
+  BN_MEMBER void begin(const RowJob& job, i64 group) const {
+    for (int i = threadIdx.x; i < 2 * job.channels * pieces_of(job); i += THREADS) totals()[i] = 0.0;
+    const i64 first = group * job.channels;
+    for (int i = threadIdx.x; i < job.channels; i += THREADS) {
+      affine(job)[i] = job.gamma ? (A)job.gamma[first + i] : (A)1;
+      affine(job)[job.channels + i] = job.beta ? (A)job.beta[first + i] : (A)0;
+    }
+    __syncthreads();
   }
   BN_MEMBER void keep(int j, A to_beta, A to_gamma) const {
-    vectors()[j * ROW_THREADS + threadIdx.x] = to_beta;
-    vectors()[SIZE + j * ROW_THREADS + threadIdx.x] = to_gamma;
+    vectors()[j * THREADS + threadIdx.x] = to_beta;
+    vectors()[SIZE + j * THREADS + threadIdx.x] = to_gamma;
   }
-  // Add a tile: of so many rows side by side, the vectors from `begin` to `end`, or ALL.
-  template <bool ALL>
-  BN_MEMBER void add(const RowJob& job, int rows, i64 begin, i64 end) const {
-    const i64 length = job.inner / V;  // vectors of a channel in a row
+  // Add the vectors of so many rows side by side.
+  BN_MEMBER void add(const RowJob& job, int rows) const {
+    const int length = (int)(job.inner / V);  // vectors of a channel in a row
     const int team = team_of(job), pieces = pieces_of(job), lane = threadIdx.x % team;
-    const int lanes = (int)job.lanes, shift = __ffs(lanes) - 1;
-    const int first = ALL ? 0 : (int)quotient(begin, length);
-    const int units = (ALL ? (int)job.channels : (int)quotient(end - 1, length) + 1 - first) * pieces;
+    const int lanes = (int)job.lanes, shift = __ffs(lanes) - 1, units = (int)job.channels * pieces;
     __syncthreads();
 #pragma unroll 1
-    for (int start = 0; start < units; start += ROW_THREADS / team) {
-      const int unit = start + threadIdx.x / team, channel = first + unit / pieces, piece = unit % pieces;
+    for (int start = 0; start < units; start += THREADS / team) {
+      const int unit = start + threadIdx.x / team, channel = unit / pieces, piece = unit % pieces;
       double v[2] = {0.0, 0.0};
       if (unit < units) {
-        const i64 at = channel * length;
-        const int from = ALL || at > begin ? (int)(at - begin) : 0;
-        const int width = ALL ? (int)length : (int)(least(at + length, end) - begin) - from;
-        const int part = (rows * width + pieces - 1) / pieces, stop = (int)least((piece + 1) * part, rows * width);
-        int i = piece * part + lane, row = i / width, q = i - row * width;
-        const int rows_on = team / width, on = team - rows_on * width;
+        const int from = channel * length, part = (rows * length + pieces - 1) / pieces;
+        const int stop = (int)least((piece + 1) * part, rows * length);
+        int i = piece * part + lane, row = i / length, q = i - row * length;
+        const int rows_on = team / length, on = team - rows_on * length;
 #pragma unroll 2
         for (; i < stop; i += team) {
-          const int vector = from + q, slot = (vector >> shift) * ROW_THREADS + row * lanes + (vector & (lanes - 1));
+          const int vector = from + q, slot = (vector >> shift) * THREADS + row * lanes + (vector & (lanes - 1));
           v[0] += vectors()[slot];
           v[1] += vectors()[SIZE + slot];
           q += on;
           row += rows_on;
-          if (q >= width) {
-            q -= width;
+          if (q >= length) {
+            q -= length;
             ++row;
           }
         }
@@ -116,11 +121,48 @@ struct ChannelSums {
   // As set `set`, of the channels of a group.
   BN_MEMBER void write(const RowJob& job, i64 set, i64 group) const {
     const int pieces = pieces_of(job);
-    for (int i = threadIdx.x; i < 2 * job.channels; i += ROW_THREADS) {
+    for (int i = threadIdx.x; i < 2 * job.channels; i += THREADS) {
       double total = 0.0;
       for (int piece = 0; piece < pieces; ++piece) total += totals()[2 * (i / 2 * pieces + piece) + i % 2];
       job.partial[(set * 2 + i % 2) * job.columns + group * job.channels + i / 2] = total;
     }
+  }
+};
+
+// The sums of a warp for one channel after the other, of a row that is not held: in float until it comes to the next one.
+template <class A>
+struct RunSums {
+  static constexpr int FLUSH = 32;  // vectors of a thread, whose sums are exact enough
+  double* totals;  // of (channels, pieces, 2), of which no other warp has this one's piece
+  int pieces, piece, channel, vectors;
+  A of_beta, of_gamma;
+
+  BN_MEMBER RunSums(double* to, int many)
+      : totals(to), pieces(many), piece(threadIdx.x / 32 & (many - 1)), channel(0), vectors(0), of_beta(0), of_gamma(0) {}
+
+  // All lanes of a warp: the sums of a vector of `at`, where a lane has one.
+  BN_MEMBER void add(bool has, int at, A to_beta, A to_gamma) {
+    if (++vectors == FLUSH) flush();
+    while (true) {
+      if (has && at == channel) {
+        of_beta += to_beta;
+        of_gamma += to_gamma;
+        has = false;
+      }
+      const unsigned others = __ballot_sync(~0u, has);
+      if (!others) return;
+      flush();
+      channel = __shfl_sync(~0u, at, __ffs(others) - 1);
+    }
+  }
+  BN_MEMBER void flush() {
+    const bool upper = threadIdx.x & 16;  // the half of the lanes that adds up the second sum
+    A own = (upper ? of_gamma : of_beta) + __shfl_xor_sync(~0u, upper ? of_beta : of_gamma, 16);
+#pragma unroll
+    for (int d = 8; d > 0; d /= 2) own += __shfl_xor_sync(~0u, own, d);
+    if (threadIdx.x % 16 == 0) totals[2 * (channel * pieces + piece) + upper] += own;
+    of_beta = of_gamma = 0;
+    vectors = 0;
   }
 };
 
