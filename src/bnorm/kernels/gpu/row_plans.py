@@ -42,7 +42,7 @@ WARP = 32
 LONG_ROWS = 2  # what `wide` is of rows that are read by twice as many threads
 ZEROS = 8  # numbers that a block keeps in place of beta where there is only gamma
 SUMMED = 16  # vectors of a run, from which on a warp adds up the runs of a long row
-JOINED = 32  # columns of a block that joins those sums in a launch of its own
+JOINED = 8  # columns of a block that joins those sums in a launch of its own
 LAUNCHED = 10  # turns of a join that take as long as that launch, from its gap to its end
 
 RowShape = tuple[int, ...]  # (N, G, K, L), or (N, D) for (N, 1, D, 1)

@@ -174,7 +174,7 @@ BN_DEV void give_params(const RowJob& job, i64 column, const Sums& sum) {
   give(job.dgamma, job.gives, column, sum.dot);
 }
 
-constexpr int JOINED = 32;
+constexpr int JOINED = 8;
 
 __global__ void __launch_bounds__(ROW_THREADS) rows_params(RowJob job) {
   BN_SHARED(double, memory, 2 * ROW_THREADS);
