@@ -225,6 +225,10 @@ def test_rows(n, groups, channels, inner, dtype, affine, params, limits):
         assert f["affine"] in (NO_AFFINE, GAMMA_AND_BETA if both else max(affine, GAMMA_ALONE))
         assert not f["affine"] or groups == inner == 1  # the same gamma for all rows
         kept = affine_bytes(f, dtype) + row_bytes(f, first, vector, dtype)
+        if not both:
+            few = inner > 1 and affine > NO_AFFINE and groups * channels <= row_plans.KEPT_CHANNELS
+            assert f["share"] == (few and not steps)
+            kept += f["share"] * -(-2 * groups * channels * max(plans.ITEMSIZE[dtype], 4) // 16) * 16
         assert first.shared >= kept and (way or first.shared == kept)
         assert bool(plan.partial) == bool(way) == bool(others or f["bunch"])
         if others:
@@ -360,9 +364,9 @@ def test_long_rows_are_kept_where_two_blocks_share_a_processor():
 @pytest.mark.parametrize(
     ("name", "positions", "dtype", "blocks", "kilobytes"),  # a row has 8 channels
     [
-        ("rows_forward", 3136, "float32", 2, 100),
-        ("rows_forward", 3136, "bfloat16", 2, 52),
-        ("rows_forward", 6272, "float32", 1, 196),
+        ("rows_forward", 3136, "float32", 2, 102),  # 100, and gamma and beta of 256 channels
+        ("rows_forward", 3136, "bfloat16", 2, 52 + 2),
+        ("rows_forward", 6272, "float32", 1, 196 + 2),
         ("rows_backward", 1568, "float32", 2, 104),
         ("rows_backward", 3136, "float32", 1, 208),  # of twice as many threads, as all that follow
         ("rows_backward", 3136, "bfloat16", 2, 104),

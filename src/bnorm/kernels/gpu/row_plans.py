@@ -41,6 +41,7 @@ HELD = (4, 8)  # vectors of a thread that there are kernels for; the second for 
 WARP = 32
 LONG_ROWS = 2  # what `wide` is of rows that are read by twice as many threads
 ZEROS = 8  # numbers that a block keeps in place of beta where there is only gamma
+KEPT_CHANNELS = 1024  # whose gamma and beta the blocks of a forward keep, if rows are long and channels have runs
 SUMMED = 16  # vectors of a run, from which on a warp adds up the runs of a long row
 JOINED = 8  # columns of a block that joins those sums in a launch of its own
 LAUNCHED = 10  # turns of a join that take as long as that launch, from its gap to its end
@@ -197,6 +198,9 @@ def rows(
     if backward and affine != NO_AFFINE:  # beta or zeros, as kernels with an activation read them
         affine = GAMMA_ALONE if kind == IDENTITY.kind else GAMMA_AND_BETA
     arrays, row_room = 2 if backward else 1, min(room, TWO_PER_PROCESSOR)
+    if not (backward or row.steps or affine == NO_AFFINE) and positions > 1 and groups * channels <= KEPT_CHANNELS:
+        share = 1
+        shared = cdiv(2 * groups * channels * max(ITEMSIZE[dtype], 4), VECTOR_BYTES) * VECTOR_BYTES
     kept = affine_bytes(shape, dtype, affine)
     if kept > (room if shared > beside or (backward and alone(row)) else beside) - shared:
         with_row = kept <= room if row.steps else kept_steps(row, size, dtype, arrays, room - kept) > 0

@@ -105,7 +105,7 @@ struct Affine {
       for (int v = 0; v < MANY; ++v) to[V - MANY + v] = (A)from[some + v];
     }
   }
-  // Of one channel, of those whose gamma lies side by side, and behind it beta.
+  // Of one of so many channels, whose gamma lies side by side, and behind it beta.
   BN_MEMBER void pick(const A* from, i64 channels, i64 c, bool both) {
     gamma[0] = from[c];
     if (both) beta[0] = from[channels + c];
@@ -120,6 +120,22 @@ template <class A, int READ>
 BN_DEV i64 affine_bytes(const RowJob& job) {
   const i64 gamma = Affine<A, 1>::beta_at(job), beta = affine_of<READ>(job) == GAMMA_AND_BETA ? gamma : ZEROS;
   return job.affine == NO_AFFINE ? 0 : (gamma + beta) * (i64)sizeof(A);
+}
+
+// The same of all channels of all groups, which have several values each.
+template <class A>
+BN_DEV i64 channels_bytes(const RowJob& job) { return (2 * job.groups * job.channels * (i64)sizeof(A) + 15) / 16 * 16; }
+
+template <class A>
+BN_DEV const A* keep_channels(const RowJob& job, unsigned char* memory) {
+  const i64 channels = job.groups * job.channels;
+  A* kept = reinterpret_cast<A*>(memory);
+  for (i64 c = threadIdx.x; c < channels; c += blockDim.x) {
+    kept[c] = job.gamma ? (A)job.gamma[c] : (A)1;
+    kept[channels + c] = job.beta ? (A)job.beta[c] : (A)0;
+  }
+  __syncthreads();
+  return kept;
 }
 
 template <class A, int READ>

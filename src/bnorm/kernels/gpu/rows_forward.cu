@@ -64,7 +64,8 @@ BN_DEV void forward_rows(const RowJob& job, const typename Compute<T>::type* aff
           for_some<MANY>(step, steps, [&](int own, Int j) {
             held[own] = WHOLE ? kept[j * ROW_THREADS] : load<T, V>(x + row.at(j));
             if (!RUNS) return;
-            of[own].set(job, row.channel + channel.at, true);
+            if (affine) of[own].pick(affine, job.groups * job.channels, row.channel + channel.at, true);
+            else of[own].set(job, row.channel + channel.at, true);
             channel.next();
           });
           for_some<MANY>(step, steps, [&](int own, Int j) {
@@ -94,11 +95,13 @@ template <class T, int V, int STEPS, int WIDE, int KIND>
 __global__ void __launch_bounds__(ROW_THREADS, STEPS != 4 ? 2 : sizeof(T) == 8 ? 3 : 4) rows_forward(RowJob job) {
   typedef typename Compute<T>::type A;
   BN_SHARED(double, memory, RowSums<WIDE>::SIZE);
-  unsigned char* dynamic = dynamic_memory(job.affine || job.keep);
-  const A* affine = keep_affine<A, AS_GIVEN>(job, dynamic);
+  const bool of_channels = STEPS == 0 && job.share;  // whose gamma and beta are kept
+  unsigned char* dynamic = dynamic_memory(job.affine || job.keep || of_channels);
+  const A* affine = of_channels ? keep_channels<A>(job, dynamic) : keep_affine<A, AS_GIVEN>(job, dynamic);
+  const i64 before = of_channels ? channels_bytes<A>(job) : affine_bytes<A, AS_GIVEN>(job);
   keep_params(job);
   Vector<T, V>* kept = nullptr;
-  if (STEPS == 0) kept = reinterpret_cast<Vector<T, V>*>(dynamic + affine_bytes<A, AS_GIVEN>(job)) + threadIdx.x;
+  if (STEPS == 0) kept = reinterpret_cast<Vector<T, V>*>(dynamic + before) + threadIdx.x;
   if (STEPS > 0 ? job.whole : job.keep) {
     forward_rows<T, V, STEPS, WIDE, true, KIND>(job, affine, kept, memory);
   } else {
