@@ -63,6 +63,12 @@ BN_DEV void backward_rows(
     }
   }
   RunSums<A> runs(of_channels.totals(), PARAMS == PER_CHANNEL ? Each::pieces_of(job) : 1);
+  double next_mean = 0.0, next_rstd = 0.0;
+  const auto stats = [&](bool inside, i64 row) {
+    next_mean = inside ? job.mean[row] : 0.0;
+    next_rstd = inside ? job.rstd[row] : 0.0;
+  };
+  if (STEPS == 0) stats(start.inside, start.index);
   const auto fixed = [](A v) { return STEPS == 0 ? as_it_is(v) : v; };
 #pragma unroll 1
   for (i64 first = begin_at; first < job.rows; first += on) {
@@ -83,7 +89,9 @@ BN_DEV void backward_rows(
 #pragma unroll
         for (int v = 0; Held::once && v < V; ++v) held[j].v[v] = value(loaded, v);
       });
-    const double mean = row.inside ? job.mean[row.index] : 0.0, rstd = row.inside ? job.rstd[row.index] : 0.0;
+    if (STEPS > 0) stats(row.inside, row.index);
+    const double mean = next_mean, rstd = next_rstd;
+    if (STEPS == 0) stats(row.index + on < job.rows, row.index + on);  // one row ahead
     const A h = fixed((A)mean), r = fixed((A)rstd), low = fixed((A)bn_fold((double)h, mean, rstd, 0.0));
     // dy behind the activation
     const auto behind = [&](A gradient, A normalized, A gamma, A beta) {
