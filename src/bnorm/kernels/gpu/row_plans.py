@@ -43,7 +43,8 @@ LONG_ROWS = 2  # what `wide` is of rows that are read by twice as many threads
 ZEROS = 8  # numbers that a block keeps in place of beta where there is only gamma
 KEPT_CHANNELS = 1024  # whose gamma and beta the blocks of a forward keep, if rows are long and channels have runs
 SUMMED = 16  # vectors of a run, from which on a warp adds up the runs of a long row
-JOINED = 8  # columns of a block that joins those sums in a launch of its own
+JOINED = (8, 32)  # columns of a block that joins those sums in a launch of its own; the second of more than FEW_COLUMNS
+FEW_COLUMNS = 1024
 LAUNCHED = 10  # turns of a join that take as long as that launch, from its gap to its end
 
 RowShape = tuple[int, ...]  # (N, G, K, L), or (N, D) for (N, 1, D, 1)
@@ -224,18 +225,19 @@ def rows(
     joined = bunches(sets, 1, channels, 2) if sums else Bunches(0, 0, 0, 0)
     if joined.turns > LAUNCHED:
         joined = Bunches(0, 0, 0, 0)
+    together = JOINED[columns > FEW_COLUMNS]
     geometry = ROW_JOB.place(
         rows=many, size=size, inner=max(positions, 1), groups=max(groups, 1), lanes=row.lanes, side=side,
         affine=affine if kept else NO_AFFINE,
         streams=int(many * size * ITEMSIZE[dtype] >= STREAMED), sets=sets, columns=columns,
         channels=channels, share=share, whole=int(size == row.lanes * row.steps * row.vector), keep=keep,
-        bunch=joined.bunch,
+        bunch=joined.bunch, joined=together,
     )  # fmt: skip
     more = (kind, sums) if backward else (kind,)
     kernel = row.kernel(name, dtype, *more)
     launches = [Launch("rows", kernel, (blocks, 1), (row.threads,), shared, geometry, not sums)]
     if sums and not joined.bunch:
-        launches.append(Launch("rows", "rows_params", (cdiv(columns, JOINED), 1), (THREADS,), 0, geometry))
+        launches.append(Launch("rows", "rows_params", (cdiv(columns, together), 1), (THREADS,), 0, geometry))
     return Plan(tuple(launches), (2 * sets + joined.behind) * columns, max(groups, 1) * joined.tickets)
 
 

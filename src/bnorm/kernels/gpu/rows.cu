@@ -33,7 +33,7 @@ struct RowJob {
   i64 gives;
   double slope, eps, inverse;  // 1 / size
   // geometry: row_plans.py says what it means
-  i64 rows, size, inner, groups, lanes, side, affine, streams, sets, columns, channels, share, whole, keep, bunch;
+  i64 rows, size, inner, groups, lanes, side, affine, streams, sets, columns, channels, share, whole, keep, bunch, joined;
 };
 
 // What a backward will need of gamma and beta, which may have changed by then: a part by each block.

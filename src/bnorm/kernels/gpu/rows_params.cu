@@ -167,19 +167,17 @@ struct RunSums {
 };
 
 // dbeta and dgamma out of the partial sums, by the last blocks of the backward, or where columns are many in a launch of
-// its own, by a block for each JOINED of them.
+// its own, by a block for each job.joined of them.
 BN_DEV Items items_of(const RowJob& job) { return {job.partial, job.columns, job.columns, 1, 1, (int)job.sets}; }
 BN_DEV void give_params(const RowJob& job, i64 column, const Sums& sum) {
   give(job.dbeta, job.gives, column, sum.total);
   give(job.dgamma, job.gives, column, sum.dot);
 }
 
-constexpr int JOINED = 8;
-
 __global__ void __launch_bounds__(ROW_THREADS) rows_params(RowJob job) {
   BN_SHARED(double, memory, 2 * ROW_THREADS);
-  const i64 first = (i64)blockIdx.x * JOINED;
+  const i64 first = blockIdx.x * job.joined;
   join_partials<Sums, ROW_THREADS>(
-      items_of(job), first, least(first + JOINED, job.columns), memory,
+      items_of(job), first, least(first + job.joined, job.columns), memory,
       [&](i64 column, const Sums& sum) { give_params(job, column, sum); });
 }
