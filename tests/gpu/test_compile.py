@@ -35,6 +35,8 @@ def registers(name: str) -> int:
         return 64  # four blocks
     if kernel in ("moments", "sums") and numbers[2] == "8" and numbers[-2] in (str(jobs.WITH_MAP), str(jobs.EXACT)):
         return 200  # eight channels of a thread, and the map too, or all in float64
+    if kernel in ("moments", "sums") and numbers[-2] == str(jobs.MEETING):
+        return 200  # a block to a processor
     if kernel == "planes_moments":
         return 84
     if kernel == "rows_forward" and numbers[2] == "4":
