@@ -2,7 +2,8 @@
 
 Each case is measured in turns, a block of calls with one thread and then one with all, while no, one and two processes
 per core do nothing but count. The table has, for all threads, the median and the ninth decile of a call over those of
-one thread in the same minute. A team that waits for a thread without a core shows in the second.
+one thread in the same minute. A team that waits for a thread without a core shows in the second. The last lines are of
+calls before which the caller has slept, on an idle machine: a system may wake a whole team on one core.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +25,8 @@ from .text import aligned
 COUNTING = "while True: pass"
 BLOCK = 0.4  # seconds of one setting, then of the other
 BLOCKS = 6  # of each
+SLEEP = 0.05  # seconds before each call, in fewer and longer blocks
+SLEPT = SLEEP, 2.0, 2  # as arguments of compare
 
 
 def cases() -> dict[str, Callable[[], object]]:
@@ -54,13 +58,16 @@ def neighbours(n: int) -> Iterator[None]:
             process.wait()
 
 
-def block(call: Callable[[], object], threads: int, duration: float) -> list[float]:
+def block(call: Callable[[], object], threads: int, duration: float, sleep: float = 0.0) -> list[float]:
     """Seconds of each call with so many threads."""
     before = bnorm.get_num_threads()
     bnorm.set_num_threads(threads)
     try:
         took, end = [], time.perf_counter() + duration
-        while (now := time.perf_counter()) < end:
+        while time.perf_counter() < end:
+            if sleep:
+                time.sleep(sleep)
+            now = time.perf_counter()
             call()
             took.append(time.perf_counter() - now)
         return took
@@ -69,14 +76,14 @@ def block(call: Callable[[], object], threads: int, duration: float) -> list[flo
 
 
 def compare(
-    call: Callable[[], object], threads: int, duration: float = BLOCK, blocks: int = BLOCKS
+    call: Callable[[], object], threads: int, sleep: float = 0.0, duration: float = BLOCK, blocks: int = BLOCKS
 ) -> list[list[float]]:
     """Median and ninth decile of a call in seconds, with one thread and with all."""
     took: dict[int, list[float]] = {1: [], threads: []}
     call()
     for _ in range(blocks):
         for n, some in took.items():
-            some += block(call, n, duration)
+            some += block(call, n, duration, sleep)
     return [list(np.quantile(some, [0.5, 0.9])) for some in took.values()]
 
 
@@ -88,14 +95,19 @@ def main() -> None:
     if threads < 2:
         raise SystemExit("one thread is all there is here")
     lines = [["case", "busy processes per core", "1 thread, ms", "all, ms", "ratio", "9th decile: 1", "all", "ratio"]]
+
+    def measure(words: str, *how: Any) -> None:
+        for name, call in cases().items():
+            one, every = compare(call, threads, *how)
+            line = [name, words]
+            for a, b in zip(one, every, strict=True):
+                line += [f"{1e3 * a:.3f}", f"{1e3 * b:.3f}", f"{b / a:.2f}"]
+            lines.append(line)
+
     for busy in options.busy:
         with neighbours(busy * cores):
-            for name, call in cases().items():
-                one, every = compare(call, threads)
-                line = [name, f"{busy}"]
-                for a, b in zip(one, every, strict=True):
-                    line += [f"{1e3 * a:.3f}", f"{1e3 * b:.3f}", f"{b / a:.2f}"]
-                lines.append(line)
+            measure(f"{busy}")
+    measure(f"0, slept {1e3 * SLEEP:.0f} ms before", *SLEPT)
     print("\n".join(aligned(lines, 1)))
 
 

@@ -65,6 +65,13 @@ def test_a_team_without_cores():
 
 @openmp
 @linux
+def test_a_team_that_has_slept():
+    """Where the system wakes it on the core of its caller, it is not woken at once the next times."""
+    output("processes.py", "a_team_that_has_slept", OMP_NUM_THREADS=2, OPENBLAS_NUM_THREADS=1, OMP_WAIT_POLICY="active")
+
+
+@openmp
+@linux
 def test_threads_that_the_system_refuses():
     """OpenMP runtimes end the process there."""
     output("processes.py", "threads_that_the_system_refuses", OMP_NUM_THREADS=3, OPENBLAS_NUM_THREADS=1)

@@ -95,6 +95,37 @@ def a_team_without_cores():
     assert (two < 3 * one).all(), (one, two)
 
 
+def a_team_that_has_slept():
+    """OMP_NUM_THREADS=2, both on one core, so that the second one comes too late: the next times that the caller has
+    slept it works alone, longer than anybody rests, until it is told to trust the others again."""
+    x, cores = np.zeros((1024, 256), "f4"), os.sched_getaffinity(0)
+
+    def on(cores):
+        for thread in Path("/proc/self/task").iterdir():
+            os.sched_setaffinity(int(thread.name), cores)
+
+    def called():
+        F.batch_norm(x)
+        while threads.resting():
+            pass
+        time.sleep(0.05)
+
+    called()  # the runtime has seen all cores
+    assert not threads.resting()
+    on({min(cores)})
+    called()
+    F.batch_norm(x)  # too late, and the caller had slept
+    on(cores)
+    time.sleep(2.1)
+    assert threads.resting()
+    while threads.resting():  # until the others could be awake
+        pass
+    time.sleep(0.05)
+    assert threads.resting()
+    bnorm.set_num_threads(2)
+    assert not threads.resting()
+
+
 def threads_that_the_system_refuses():
     """OMP_NUM_THREADS=3, and no more processes for this user: one thread computes all, and more do when they may."""
     import resource

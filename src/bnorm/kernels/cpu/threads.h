@@ -24,16 +24,29 @@ static inline double omp_get_wtime(void) { return 0.0; }
  * spins meanwhile is in the way of it. If sharing took longer than the caller alone would have needed, by the processor
  * time of its own part, the caller works alone for a while: so many times as long as that took, longer each time it
  * happens again. Results do not depend on it. To read processor time takes most of a microsecond, so it is read only
- * after something took long; until then the time on the clock stands for it. */
+ * after something took long; until then the time on the clock stands for it.
+ *
+ * A team that has slept with its caller can be such a case on an idle machine too: some systems wake the others on the
+ * core that the caller is on, and move them to another one only milliseconds later. Where that has happened, the caller
+ * does what is not much by itself for these milliseconds, the next times that it has slept, more times each time it
+ * happens again. That it slept is seen by its processor time, at which it looks seldom. */
 #define BN_SLACK 1e-4   /* seconds: to wake a team that sleeps */
 #define BN_LONG 5e-4    /* seconds: no system interrupts a thread for less */
 #define BN_WATCHED 16   /* how often processor time is read after something took long */
 #define BN_REST 16.0    /* a team that comes too late takes a sixteenth of the time, and one call in many */
 #define BN_LONGEST 2.0  /* seconds */
+#define BN_LOOK 5e-3    /* seconds between two looks: as long as the others spin before they sleep */
+#define BN_NAP 1e-2     /* seconds of sleep that move threads together */
+#define BN_AWAKE 8e-3   /* seconds until they are apart: two ticks of the system's clock */
+#define BN_NAPS 16      /* how many times, at first */
+#define BN_MOST_NAPS 256
+#define BN_MUCH 8388608 /* values that take the caller as long as it would wait */
 
 typedef void (*bn_part)(void *job, ptrdiff_t i);
 
 static BN_OF_THREAD double bn_alone_until = 0.0, bn_rest = BN_REST;
+static BN_OF_THREAD double bn_looked_at = 0.0, bn_used_then = 0.0, bn_woke_at = 0.0;
+static BN_OF_THREAD int bn_naps = BN_NAPS, bn_naps_left = 0;
 static BN_OF_THREAD int bn_watched = BN_WATCHED;
 
 static inline double bn_processor_time(void)
@@ -47,20 +60,39 @@ static inline double bn_processor_time(void)
 #endif
 }
 
-static inline int bn_alone(void)
+/* Whether the caller has slept since it looked last. */
+static inline int bn_slept(double now)
 {
-    if (bn_alone_until == 0.0)
+    double used, slept;
+    if (bn_looked_at == 0.0 || now - bn_looked_at < BN_NAP)
         return 0;
-    if (omp_get_wtime() < bn_alone_until)
-        return 1;
-    bn_alone_until = 0.0;
-    return 0;
+    used = bn_processor_time();
+    slept = (now - bn_looked_at) - (used - bn_used_then);
+    bn_looked_at = now;
+    bn_used_then = used;
+    return slept >= BN_NAP;
+}
+
+/* Whether the caller is to work on so many values by itself. */
+static inline int bn_alone(ptrdiff_t values)
+{
+    const double now = omp_get_wtime();
+    if (bn_slept(now)) {
+        bn_woke_at = now;
+        if (bn_naps_left > 0 && values < BN_MUCH) {
+            bn_naps_left--;
+            bn_alone_until = bn_alone_until < now + BN_AWAKE ? now + BN_AWAKE : bn_alone_until;
+        }
+    }
+    return now < bn_alone_until;
 }
 
 static inline void bn_trust(void)
 {
-    bn_alone_until = 0.0;
+    bn_alone_until = bn_looked_at = bn_woke_at = 0.0;
     bn_rest = BN_REST;
+    bn_naps = BN_NAPS;
+    bn_naps_left = 0;
 }
 
 /* part(job, i) for every i below threads, each on a thread of its own: the caller's is the first. */
@@ -68,6 +100,7 @@ static inline void bn_share(bn_part part, void *job, int threads)
 {
     const int watched = bn_watched;
     const double begun = omp_get_wtime(), used = watched ? bn_processor_time() : begun;
+    const int woke = begun < bn_woke_at + BN_AWAKE;
     double own = 0.0, took, rest;
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
@@ -79,12 +112,19 @@ static inline void bn_share(bn_part part, void *job, int threads)
     }
     took = omp_get_wtime() - begun;
     bn_watched = took > BN_LONG ? BN_WATCHED : watched - (watched > 0);
+    if (begun + took - bn_looked_at > BN_LOOK) {
+        bn_looked_at = begun + took;
+        bn_used_then = bn_processor_time();
+    }
     if (took > threads * own + BN_SLACK) {
         rest = bn_rest * took < BN_LONGEST ? bn_rest * took : BN_LONGEST;
         bn_alone_until = begun + took + rest;
         bn_rest = bn_rest < 16.0 * BN_REST ? 2.0 * bn_rest : bn_rest;
+        bn_naps_left = woke ? bn_naps : bn_naps_left;
+        bn_naps = woke && bn_naps < BN_MOST_NAPS ? 2 * bn_naps : bn_naps;
     } else {
         bn_rest = BN_REST;
+        bn_naps = woke ? BN_NAPS : bn_naps;
     }
 }
 

@@ -10,7 +10,7 @@ cdef extern from "threads.h" nogil:
     int bn_release_workers()
     int bn_startable(int)
     void bn_read_environment()
-    bint bn_alone()
+    bint bn_alone(Py_ssize_t)
     void bn_trust()
     void bn_share(part_t, void*, int)
 
@@ -28,7 +28,7 @@ cdef bint serial = False    # in a forked child whose runtime cannot start threa
 
 cdef int threads_for(Py_ssize_t values, Py_ssize_t tasks) noexcept nogil:
     """The number of threads for a call on that many values, in that many tasks."""
-    if values < SERIAL or tasks < 2 or bn_alone():
+    if values < SERIAL or tasks < 2 or bn_alone(values):
         return 1
     cdef int n = allowed()
     if n > tasks:
@@ -78,8 +78,8 @@ def get_num_threads():
 
 
 def resting():
-    """Whether this thread works alone for a while, because others of its team came too late."""
-    return bool(bn_alone())
+    """Whether this thread works alone for a while, because others of its team came too late, or it has just slept."""
+    return bool(bn_alone(0))
 
 
 def limit_caller(int n):
