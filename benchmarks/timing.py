@@ -46,9 +46,9 @@ class Effort:
     sample: float
     samples: int = 3  # in a turn
     # Before a turn. A runtime's threads spin for a few milliseconds after their work and would be in the way of another
-    # runtime's; they are asleep by then, and calls that are not timed wake the next ones up.
+    # runtime's; they are asleep by then, and calls that are not timed wake the next ones up. That can take a system 8 ms.
     pause: float = 0.02
-    warm_up: float = 0.001
+    warm_up: float = 0.02
 
 
 FULL = Effort(processes=2, rounds=6, least=2, budget=0.15, sample=0.002)
