@@ -46,7 +46,7 @@ class Effort:
     sample: float
     samples: int = 3  # in a turn
     # Before a turn. A runtime's threads spin for a few milliseconds after their work and would be in the way of another
-    # runtime's; they are asleep by then, and calls that are not timed wake the next ones up. That can take a system 8 ms.
+    # runtime's; they are asleep by then, and calls that are not timed wake the next ones up, which takes up to 8 ms.
     pause: float = 0.02
     warm_up: float = 0.02
 
