@@ -202,3 +202,11 @@ def assert_rows(backend, x, dy, gamma, beta, rule, act, tags):
     assert_close(got[1], want[1], sum_error(dtype, wide_dy * np.abs(xhat), (0, 3)).ravel(), what="dgamma", **tags)
     assert_close(got[2], want[2], sum_error(dtype, wide_dy, (0, 3)).ravel(), what="dbeta", **tags)
     return args, got, want, of_dx
+
+
+def assert_trained(p, y, stats, count, got, case, dtype):
+    """A forward without weights or an activation, and what its backward gave."""
+    want = reference.forward(exact(p.x), p.gamma, p.beta, 1e-5)
+    assert_forward((y, stats, count, 0), want, p, dtype, False, case=case.name)
+    want = reference.backward(exact(p.dy), exact(p.x), stats, count)
+    assert_backward(got, want, p.dy, p.x, stats, count, None, False, dtype, case=case.name)

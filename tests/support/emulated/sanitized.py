@@ -52,24 +52,24 @@ def calls(check):
         gpu.rows_backward(dy, x, mean, rstd, gamma, gamma, act=RELU)
 
 
-def by_clusters(check):
-    x, dy = np.random.default_rng(0).standard_normal((2, *CLUSTER_RUNS[0][0].shape)).astype("float32")
+def forward_and_backward(check, x, dy):
     arguments = None, None, 1e-5, None, None, None, RELU
     y, stats, count, _ = gpu.forward(x, *arguments)
     check(y, 1e-5, "forward", x.astype("f8"), *arguments)
     dx = gpu.backward(dy, x, stats, count, None, RELU)[0]
     check(dx, 1e-4, "backward", dy.astype("f8"), x.astype("f8"), stats, float(count), None, RELU)
+
+
+def by_clusters(check):
+    shape = CLUSTER_RUNS[0][0].shape
+    forward_and_backward(check, *np.random.default_rng(0).standard_normal((2, *shape)).astype("float32"))
 
 
 def meeting(check):
     """Blocks that sum once more, as the first values of their channels are far from the mean."""
     x, dy = np.random.default_rng(0).standard_normal((2, 1500, 24)).astype("float32")
     x[::750] = 100
-    arguments = None, None, 1e-5, None, None, None, RELU
-    y, stats, count, _ = gpu.forward(x, *arguments)
-    check(y, 1e-5, "forward", x.astype("f8"), *arguments)
-    dx = gpu.backward(dy, x, stats, count, None, RELU)[0]
-    check(dx, 1e-4, "backward", dy.astype("f8"), x.astype("f8"), stats, float(count), None, RELU)
+    forward_and_backward(check, x, dy)
 
 
 def by_blocks_alone(check):

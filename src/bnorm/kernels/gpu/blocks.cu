@@ -174,6 +174,37 @@ BN_DEV void add_values(const Vector<T, V>& t, const A (&center)[K], A (&s)[K], A
   }
 }
 
+// s and q of so many steps, at most those of a block, which are read LOADS at a time.
+template <int LOADS, bool KEEP, class T, int V, int K, int THREADS, class A, class Walk>
+BN_DEV void add_block(
+    const T* x, Walk& walk, int many, const A (&center)[K], Reader<T, V, THREADS>& reader, double (&s_)[K], double (&q_)[K]) {
+  const Walk start = walk;
+  A s[K], q[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) s[k] = q[k] = 0;
+  int i = 0;
+#pragma unroll 1
+  for (; i + LOADS <= many; i += LOADS) {
+    Vector<T, V> t[LOADS];
+#pragma unroll
+    for (int u = 0; u < LOADS; ++u, walk.next()) t[u] = reader.template get<KEEP>(x, walk.at);
+#pragma unroll
+    for (int u = 0; u < LOADS; ++u) add_values<T, V, K>(t[u], center, s, q);
+  }
+#pragma unroll 1
+  for (; i < many; ++i, walk.next()) add_values<T, V, K>(reader.template get<KEEP>(x, walk.at), center, s, q);
+  const A least_square = (A)1e-36 * (A)(many * Block<T, V, K>::PER_STEP);
+  unsigned again = 0;
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    s_[k] = s[k];
+    q_[k] = q[k];
+    again |= (unsigned)!(q[k] >= least_square && q[k] - q[k] == 0) << k;
+  }
+  if (!Compute<T>::in_range && sizeof(A) < 8 && rarely(again) && (again & off_center<T, V, K>(x, start, many, center)))
+    exact_block<T, V, K>(x, start, many, center, s_, q_);
+}
+
 // The moments of all steps of a thread, computed in A. `arrived` waits for those before so many that are left, where they
 // are fetched.
 template <class T, int V, int K, int THREADS, bool KEEP, class A, class Walk, class Arrived = AllThere>
@@ -191,32 +222,9 @@ BN_DEV void add_steps(
 #pragma unroll 1
   while (steps > 0) {
     const int many = (int)least(block::STEPS, steps);
-    const Walk start = walk;
     arrived(steps - many);
-    A s[K], q[K];
-#pragma unroll
-    for (int k = 0; k < K; ++k) s[k] = q[k] = 0;
-    int i = 0;
-#pragma unroll 1
-    for (; i + LOADS <= many; i += LOADS) {
-      Vector<T, V> t[LOADS];
-#pragma unroll
-      for (int u = 0; u < LOADS; ++u, walk.next()) t[u] = reader.template get<KEEP>(x, walk.at);
-#pragma unroll
-      for (int u = 0; u < LOADS; ++u) add_values<T, V, K>(t[u], state.high, s, q);
-    }
-#pragma unroll 1
-    for (; i < many; ++i, walk.next()) add_values<T, V, K>(reader.template get<KEEP>(x, walk.at), state.high, s, q);
+    add_block<LOADS, KEEP>(x, walk, many, state.high, reader, s_, q_);
     values = (double)(many * block::PER_STEP);
-    unsigned again = 0;
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      s_[k] = s[k];
-      q_[k] = q[k];
-      again |= (unsigned)!(q[k] >= (A)1e-36 * (A)values && q[k] - q[k] == 0) << k;
-    }
-    if (!Compute<T>::in_range && sizeof(A) < 8 && rarely(again) && (again & off_center<T, V, K>(x, start, many, state.high)))
-      exact_block<T, V, K>(x, start, many, state.high, s_, q_);
     steps -= many;
     if (steps <= 0) break;
     state.template add<block::STEPS * block::PER_STEP>(s_, q_);

@@ -15,40 +15,17 @@ BN_DEV typename Compute<T>::type center_of(const Job& job, i64 c) {
 template <class T, int V, int K, class A, class Walk, class Arrived>
 BN_DEV void add_about(
     const T* x, Walk walk, i64 steps, const A (&center)[K], Sums (&sum)[K], const Arrived& arrived) {
-  typedef Block<T, V, K> block;
+  Reader<T, V, 1> reader = {nullptr};
 #pragma unroll 1
-  for (; steps > 0; steps -= block::STEPS) {
-    const int many = (int)least(block::STEPS, steps);
-    const Walk start = walk;
+  for (; steps > 0; steps -= Block<T, V, K>::STEPS) {
+    const int many = (int)least(Block<T, V, K>::STEPS, steps);
+    double s[K], q[K];
     arrived(steps - many);
-    A s[K], q[K];
-    double s_[K], q_[K];
-#pragma unroll
-    for (int k = 0; k < K; ++k) s[k] = q[k] = 0;
-    int i = 0;
-#pragma unroll 1
-    for (; i + BATCH <= many; i += BATCH) {
-      Vector<T, V> t[BATCH];
-#pragma unroll
-      for (int u = 0; u < BATCH; ++u, walk.next()) t[u] = load<T, V>(x + walk.at);
-#pragma unroll
-      for (int u = 0; u < BATCH; ++u) add_values<T, V, K>(t[u], center, s, q);
-    }
-#pragma unroll 1
-    for (; i < many; ++i, walk.next()) add_values<T, V, K>(load<T, V>(x + walk.at), center, s, q);
-    unsigned again = 0;
+    add_block<BATCH, false>(x, walk, many, center, reader, s, q);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      s_[k] = s[k];
-      q_[k] = q[k];
-      again |= (unsigned)!(q[k] >= (A)1e-36 * (A)many && q[k] - q[k] == 0) << k;
-    }
-    if (!Compute<T>::in_range && sizeof(A) < 8 && rarely(again) && (again & off_center<T, V, K>(x, start, many, center)))
-      exact_block<T, V, K>(x, start, many, center, s_, q_);
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      sum[k].total += s_[k];
-      sum[k].dot += q_[k];
+      sum[k].total += s[k];
+      sum[k].dot += q[k];
     }
   }
 }
