@@ -73,9 +73,9 @@ def meeting(check):
 
 
 def by_blocks_alone(check):
-    """Rows that one block keeps and fetches, one after the other."""
-    x, dy = np.random.default_rng(0).standard_normal((2, 3, 1, 2, 4404)).astype("float32")
-    gamma = np.array([0.5, -1.5])
+    """Rows that one block keeps and fetches, one after the other, with more warps than places for a channel's sums."""
+    x, dy = np.random.default_rng(0).standard_normal((2, 3, 1, 8, 1100)).astype("float32")
+    gamma = np.linspace(-1.5, 0.5, 8)
     y, mean, rstd = gpu.rows_forward(x, gamma, gamma, 1e-5)
     check(y, 1e-5, "rows_forward", x.astype("f8"), gamma, gamma, 1e-5)
     got = gpu.rows_backward(dy, x, mean, rstd, gamma, gamma, act=RELU)

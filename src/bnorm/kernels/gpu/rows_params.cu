@@ -134,11 +134,11 @@ template <class A>
 struct RunSums {
   static constexpr int FLUSH = 32;  // vectors of a thread, whose sums are exact enough
   double* totals;  // of (channels, pieces, 2), of which no other warp has this one's piece
-  int pieces, piece, channel, vectors;
+  int pieces, piece, channel, vectors;  // channel: below 0 at first, as no place is this warp's before it has a vector
   A of_beta, of_gamma;
 
   BN_MEMBER RunSums(double* to, int many)
-      : totals(to), pieces(many), piece(threadIdx.x / 32 & (many - 1)), channel(0), vectors(0), of_beta(0), of_gamma(0) {}
+      : totals(to), pieces(many), piece(threadIdx.x / 32 & (many - 1)), channel(-1), vectors(0), of_beta(0), of_gamma(0) {}
 
   // All lanes of a warp: the sums of a vector of `at`, where a lane has one.
   BN_MEMBER void add(bool has, int at, A to_beta, A to_gamma) {
@@ -160,7 +160,7 @@ struct RunSums {
     A own = (upper ? of_gamma : of_beta) + __shfl_xor_sync(~0u, upper ? of_beta : of_gamma, 16);
 #pragma unroll
     for (int d = 8; d > 0; d /= 2) own += __shfl_xor_sync(~0u, own, d);
-    if (threadIdx.x % 16 == 0) totals[2 * (channel * pieces + piece) + upper] += own;
+    if (channel >= 0 && threadIdx.x % 16 == 0) totals[2 * (channel * pieces + piece) + upper] += own;
     of_beta = of_gamma = 0;
     vectors = 0;
   }
