@@ -92,6 +92,14 @@ def test_limits_and_groups(outer, channels, inner, power, dtype, vectors, carefu
     check_plans(outer, channels, inner << power, dtype, vectors, careful, limits)
 
 
+@pytest.mark.parametrize("dtype", sorted(plans.ITEMSIZE))
+def test_there_are_plans_of_nothing(dtype):
+    """Of empty batches, in every way to read them."""
+    for channels, inner, vectors, careful in product((1, 3, 100, 512), (1, 2, 3, 7, 60, 4096), *2 * [(False, True)]):
+        check_plans(0, channels, inner, dtype, vectors, careful, LIKE_H100)
+        check_plans(0, channels, inner, dtype, vectors, careful, plans.Limits(3, 64 << 10, False))
+
+
 def check_plans(outer, channels, inner, dtype, vectors, careful, limits):
     size = outer, channels, inner, dtype, vectors
     found = [

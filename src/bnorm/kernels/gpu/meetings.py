@@ -39,7 +39,7 @@ def cut(shape: Dealt, itemsize: int, arrays: int, limits: Limits) -> tuple[int, 
     one of so many that most processors have one.
     """
     step = shape.across * VECTOR * arrays  # bytes
-    if shape.base != 1 or shape.vector * itemsize != VECTOR or shape.tiles > limits.processors:
+    if not shape.steps or shape.base != 1 or shape.vector * itemsize != VECTOR or shape.tiles > limits.processors:
         return None
     if shape.group == 1 and (shape.steps * step <= LONE or 2 * shape.tiles > limits.processors):
         return None
