@@ -6,7 +6,7 @@ import pytest
 
 import bnorm.functional as F
 from bnorm.kernels import cpu, gpu
-from bnorm.kernels.gpu import exact, launching, plans
+from bnorm.kernels.gpu import exact, launching, plans, shapes
 from bnorm.kernels.gpu.jobs import JOB
 from emulated import fake_cupy
 from emulated.device import needs_emulator
@@ -109,4 +109,4 @@ def test_axes(cupy):
 def test_the_rows_are_those_of_the_kernel():
     text = launching.source("exact")
     assert f"SQUARES_AT = {exact.SQUARES}, ODD_AT = {exact.ODD}, ROWS = {exact.ROWS} }};" in text
-    assert launching.SHARED_AT_FIRST >= exact.ROWS * 8 * plans.TILE_BYTES // 2
+    assert launching.SHARED_AT_FIRST >= exact.ROWS * 8 * shapes.TILE_BYTES // 2

@@ -8,7 +8,7 @@ import pytest
 from backends import CUDA_CASES, CUDA_RUNS, MORE, Backend
 from bnorm.kernels import gpu, reference
 from bnorm.kernels.activation import GELU, IDENTITY, RELU, SILU, leaky
-from bnorm.kernels.gpu import jobs, launching, plans
+from bnorm.kernels.gpu import jobs, launching, shapes
 from cases import Case, c_order
 from compare import assert_close, assert_same
 from emulated.device import SMALL, PlanningDevice, emulated_device, needs_emulator  # noqa: F401
@@ -148,7 +148,7 @@ def test_chunks_that_a_map_cuts_into_parts(device, shape):
     finally:
         device.limits = SMALL
     geometry = device.log[-1].geometry
-    assert jobs.JOB.placed(geometry)["split"] == plans.SPLIT
+    assert jobs.JOB.placed(geometry)["split"] == shapes.SPLIT
     assert_close(y, reference.forward(exact(x), None, None, 1e-5)[0], 2e-6, shape=shape)
 
 

@@ -17,7 +17,7 @@ import gpu_small
 import gpu_sweep
 from bnorm.kernels import activation
 from bnorm.kernels.activation import RELU
-from bnorm.kernels.gpu import bunches, jobs, launching, plans, row_plans
+from bnorm.kernels.gpu import bunches, jobs, launching, plans, row_plans, shapes
 from bnorm.kernels.gpu.jobs import GAMMA_ALONE, GAMMA_AND_BETA, NO_AFFINE
 from cuda_on_cpu.emulator import clusters
 from emulated import usual
@@ -187,7 +187,7 @@ def check_launch(launch, limits):
 
 
 def dtype_of(launch):
-    return {name: dtype for dtype, name in plans.NAMES.items()}[parameters(launch)[1]]
+    return {name: dtype for dtype, name in shapes.NAMES.items()}[parameters(launch)[1]]
 
 
 def check_groups(launch):
@@ -486,7 +486,7 @@ def test_few_channels_fill_their_tiles(dtype):
     """Of three, a tile would be half empty. Few rows are not widened so far."""
     for channels, inner in ((3, 1), (1, 1), (5, 1), (24, 1), (64, 1), (2, 49)):
         shape = plans.shape_of(10**5, channels, inner, dtype, True)
-        assert 8 * shape.columns >= 7 * shape.tiles * shape.width and shape.columns <= plans.MAX_WIDENED
+        assert 8 * shape.columns >= 7 * shape.tiles * shape.width and shape.columns <= shapes.MAX_WIDENED
     assert plans.shape_of(200, 3, 1, dtype, True).columns < 200
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, gpu
 from bnorm.kernels.activation import GELU, IDENTITY, RELU, SILU, leaky
 from bnorm.kernels.gpu import planes, plans, row_plans
-from bnorm.kernels.gpu.plans import SHORT_RUN
+from bnorm.kernels.gpu.shapes import SHORT_RUN
 
 FAMILIES = ("channels", "clusters", "planes", "rows", "rows_weighted", "row_channels")
 ACTIVATIONS = (IDENTITY, RELU, leaky(0.25), SILU, GELU)

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from ..cpu.entries import settle_prepared as settle
-from . import plans
 from .channels import (
     backward,
     extremes,
@@ -34,6 +33,7 @@ from .exact import exact_sums
 from .launching import available, namespace
 from .online import online
 from .rows import rows_backward, rows_forward
+from .shapes import NAMES
 from .statistics import LeftAlone, add, assign, known, merge, move
 
 __all__ = [
@@ -67,7 +67,7 @@ __all__ = [
     "settle",
 ]
 
-FLOATS = tuple(plans.NAMES)
+FLOATS = tuple(NAMES)
 INTEGERS = ()
 Array = Any  # cupy.ndarray
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from ..cpu.launches import Call
 from . import launching
-from .plans import VECTOR_BYTES
+from .shapes import VECTOR_BYTES
 
 Array = Any  # cupy.ndarray
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from ..activation import IDENTITY, KINDS
 from .jobs import CAREFUL, EXACT, FROZEN, MEETING, SUMS_ONLY, WITH_MAP
 from .planes import sizes
-from .plans import ITEMSIZE, PER_CHANNEL, THREADS, VECTOR_BYTES, channel_runs, plane_shape, rows_of_channels
+from .plans import PER_CHANNEL
+from .shapes import ITEMSIZE, THREADS, VECTOR_BYTES, channel_runs, plane_shape, rows_of_channels
 
 
 def per_channel_kernels(family: str) -> list[str]:

@@ -4,49 +4,28 @@ They all run at the same time, and meet in between: each writes its sums, and wh
 channels. So memory is read once, in one launch, where two launches would read it twice.
 """
 
-from typing import Protocol
-
 from .limits import STATIC_SHARED, Limits
+from .shapes import VECTOR_BYTES, Shape, cdiv
 
-VECTOR = 16  # bytes
 LONE = 64 << 10  # bytes that a block reads sooner by itself than with others that it has to meet
 LEAST_STEPS = 2  # of a thread, before more blocks are worth their partial sums
 
 
-class Dealt(Protocol):
-    """What is needed of a Shape of plans.py."""
-
-    @property
-    def steps(self) -> int: ...
-    @property
-    def base(self) -> int: ...
-    @property
-    def vector(self) -> int: ...
-    @property
-    def across(self) -> int: ...
-    @property
-    def down(self) -> int: ...
-    @property
-    def tiles(self) -> int: ...
-    @property
-    def group(self) -> int: ...
-
-
-def cut(shape: Dealt, itemsize: int, arrays: int, limits: Limits) -> tuple[int, int, int, int] | None:
+def cut(shape: Shape, itemsize: int, arrays: int, limits: Limits) -> tuple[int, int, int, int] | None:
     """Steps of a chunk, chunks, the steps that a thread keeps, and the bytes of a block; None where they do not meet.
 
     They do where channels lie in rows, in whole vectors; but not where each tile has whole channels, and is small or
     one of so many that most processors have one.
     """
-    step = shape.across * VECTOR * arrays  # bytes
-    if not shape.steps or shape.base != 1 or shape.vector * itemsize != VECTOR or shape.tiles > limits.processors:
+    step = shape.across * VECTOR_BYTES * arrays  # bytes
+    if not shape.steps or shape.base != 1 or shape.vector * itemsize != VECTOR_BYTES or shape.tiles > limits.processors:
         return None
     if shape.group == 1 and (shape.steps * step <= LONE or 2 * shape.tiles > limits.processors):
         return None
     chunks = max(1, min(limits.processors // shape.tiles, shape.steps // (LEAST_STEPS * shape.down)))
-    keep = -(-shape.steps // (chunks * shape.down))
+    keep = cdiv(shape.steps, chunks * shape.down)
     shared = keep * shape.down * step
     if shared > limits.shared - STATIC_SHARED["channels"]:
         return None
     chunk = keep * shape.down
-    return chunk, -(-shape.steps // chunk), keep, shared
+    return chunk, cdiv(shape.steps, chunk), keep, shared

@@ -3,12 +3,12 @@
 That, and so the order of their sums, follows from the shape and the type alone, whatever the device.
 """
 
-VECTOR = 16  # bytes
-THREADS = 256
+from .limits import TWO_PER_PROCESSOR
+from .shapes import THREADS, VECTOR_BYTES, cdiv
+
 LEAST_READ = 256  # bytes side by side: shorter pieces of memory would waste parts of sectors
 MOST_PLANE = 1 << 10  # bytes: longer ones are runs of vectors, or nearly so
 SHORT = 256  # bytes: shorter ones are so even where they are whole vectors themselves
-MOST_KEPT = 100 << 10  # bytes of shared memory: two blocks share a processor
 LITTLE = 24 << 10  # bytes of a block: up to here it may have more channels
 FEW_BLOCKS, ENOUGH_BLOCKS = 64, 256
 SMALL = 2 << 20  # bytes of the arrays, which few blocks may read, as they are in the second-level cache
@@ -16,28 +16,28 @@ SMALL = 2 << 20  # bytes of the arrays, which few blocks may read, as they are i
 
 def sizes(itemsize: int) -> tuple[int, int]:
     """How many channels a block may have."""
-    return VECTOR // itemsize, 4 * VECTOR // itemsize
+    return VECTOR_BYTES // itemsize, 4 * VECTOR_BYTES // itemsize
 
 
 def together(outer: int, channels: int, inner: int, itemsize: int, arrays: int) -> int:
     """The channels of a block, of so many arrays; 0 where planes are not read so."""
     plane = inner * itemsize
-    if inner < 2 or plane >= MOST_PLANE or (plane >= SHORT and plane % VECTOR == 0):
+    if inner < 2 or plane >= MOST_PLANE or (plane >= SHORT and plane % VECTOR_BYTES == 0):
         return 0
     few, many = sizes(itemsize)
     bytes_of_few = outer * few * plane * arrays
     if 4 * bytes_of_few <= LITTLE and channels >= ENOUGH_BLOCKS * many and fits(many, channels, plane):
         return many
     for size in (few, many):
-        kept = -(-outer * inner // (THREADS // size)) * THREADS * itemsize * arrays
+        kept = cdiv(outer * inner, THREADS // size) * THREADS * itemsize * arrays
         enough = channels >= FEW_BLOCKS * size or outer * channels * plane * arrays <= SMALL
-        if fits(size, channels, plane) and kept <= MOST_KEPT and enough:
+        if fits(size, channels, plane) and kept <= TWO_PER_PROCESSOR and enough:
             return size
     return 0
 
 
 def fits(size: int, channels: int, plane: int) -> bool:
     """Whether so many are read in long pieces, by most threads of a block."""
-    span = size * plane // VECTOR
+    span = size * plane // VECTOR_BYTES
     busy = THREADS // span * span if span else 0
     return channels % size == 0 and size * plane >= LEAST_READ and 4 * busy >= 3 * THREADS

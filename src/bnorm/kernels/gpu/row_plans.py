@@ -17,24 +17,19 @@ from ..activation import IDENTITY, KINDS
 from .bunches import Bunches, bunches
 from .jobs import GAMMA_ALONE, GAMMA_AND_BETA, NO_AFFINE, NO_PARAMS, PER_CHANNEL, PER_COLUMN, ROW_JOB
 from .limits import STATIC_SHARED, TWO_PER_PROCESSOR, Limits, half_of, two_per_processor
-from .plans import (
+from .plans import STREAMED, Launch, Plan, bunches_of, launch, workspace
+from .shapes import (
     ITEMSIZE,
     NAMES,
     SHORT_RUN,
-    STREAMED,
     THREADS,
     VECTOR_BYTES,
-    Launch,
-    Plan,
     Shape,
     blocks_each,
-    bunches_of,
     cdiv,
     channel_runs,
     cut,
-    launch,
     rows_of_channels,
-    workspace,
 )
 
 HELD = (4, 8)  # vectors of a thread that there are kernels for; the second for the longest rows only

@@ -37,7 +37,7 @@ struct Job {
   // options
   i64 skipna, count_step, gives, mode, wide, nonfinite;
   double slope, eps, count, momentum, ddof, uncounted;
-  // geometry: plans.py says what it means
+  // geometry: shapes.py says what it means
   i64 channels, inner, columns, copies, steps, total;
   i64 run, jump, unit, base;
   i64 chunk, chunks, group, bunch, split, weight_step, keep, streams, row_channels;

@@ -1,0 +1,151 @@
+"""How the elements of an array are dealt out to the threads of a grid, and its steps to blocks.
+
+A channel lies in memory in one of two ways, and the kernels see both as columns of steps:
+
+    rows of channels    (outer, C, inner) with a short inner: row after row of C * inner columns, `inner` of them to a
+                        channel. Few columns are widened: `copies` outer positions make one row. What is left over, less
+                        than a row, is the rest; thread row 0 of the last chunk takes it.
+    channel runs        every channel is one column, and its steps are the vectors of its runs.
+
+A block is BX threads wide, of K columns each, and BY high. Tiles of BX * K columns are the x of a grid, chunks of steps
+the y. The last block of a group of tiles joins what its channels are made of, so that a group holds whole channels.
+
+Of small planes, (outer, C, 7 x 7), a block has several whole channels, and reads them as vectors (planes.py).
+"""
+
+from math import gcd, lcm
+from typing import NamedTuple
+
+from .limits import Limits
+
+NAMES = {"float16": "f16", "bfloat16": "bf16", "float32": "float", "float64": "double"}  # of the types in the kernels
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+THREADS = 256
+VECTOR_BYTES = 16
+TILE_BYTES = 128  # of a row: four sectors of memory
+MAX_THREADS_WIDE = 32
+SHORT_RUN = 256  # bytes. Shorter runs are read as rows of channels, in whole vectors
+MAX_WIDENED = 1024  # columns: the last block joins all of them
+RESIDENT = 2  # blocks of a kernel that share a processor at least: as many as its launch bounds say
+LEAST_STEPS = 8  # of a thread, before more blocks are worth their partial sums
+MAX_CHUNKS = 1024
+SPLIT = 8  # parts of a chunk in a map
+
+
+class Shape(NamedTuple):
+    """How the elements are dealt out. The names are those of the struct Job."""
+
+    channels: int
+    inner: int  # columns of a channel that lie side by side
+    columns: int
+    copies: int
+    steps: int
+    total: int  # elements; with more than steps * columns of them there is a rest
+    run: int
+    jump: int
+    unit: int
+    base: int
+    weight_step: int
+    vector: int  # elements that are loaded at a time
+    wide: int  # columns of a thread
+    across: int  # threads of a block
+    down: int
+
+    @property
+    def width(self) -> int:
+        return self.across * self.wide
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.columns // self.width)
+
+    def few(self, chunks: int) -> bool:
+        """Whether each of several tiles has several columns of each channel, and joins them first."""
+        several = self.copies > 1 and self.inner == 1 and 2 * self.channels <= self.width
+        return several and self.wide > 1 and chunks * self.tiles > 1
+
+    @property
+    def group(self) -> int:
+        """Tiles that hold whole channels."""
+        return self.tiles if self.copies > 1 else min(self.tiles, lcm(self.inner, self.width) // self.width)
+
+    def kernel(self, name: str, dtype: str, *more: int) -> str:
+        numbers = (self.vector, self.wide, self.across, self.down, *more)
+        return f"{name}<{NAMES[dtype]}, {', '.join(map(str, numbers))}>"
+
+
+def cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def rows_of_channels(outer: int, channels: int, inner: int, itemsize: int, vector: int) -> Shape:
+    """vector: the most elements that one load may have."""
+    plane = channels * inner
+    copies = vector // gcd(plane, vector)
+    if outer < copies or copies * plane > MAX_WIDENED:
+        copies = 1
+    tile = TILE_BYTES // itemsize
+    copies *= widened(copies * plane, tile, outer // (copies * MAX_THREADS_WIDE))
+    columns = copies * plane
+    vector = gcd(columns, vector)
+    across = min(MAX_THREADS_WIDE, tile // vector)
+    return Shape(
+        channels, inner, columns, copies, outer // copies, outer * plane,
+        run=1, jump=columns, unit=1, base=1, weight_step=copies * inner,
+        vector=vector, wide=vector, across=across, down=THREADS // across,
+    )  # fmt: skip
+
+
+def widened(columns: int, tile: int, most: int) -> int:
+    """How many rows of so many columns become one: at least a tile, and whole tiles where a lot of them were empty."""
+    few = max(1, min(most, cdiv(tile, columns)))
+    whole = lcm(columns, tile) // columns
+    empty = 8 * few * columns < 7 * cdiv(few * columns, tile) * tile
+    return whole if empty and whole <= most and whole * columns <= MAX_WIDENED else few
+
+
+def channel_runs(outer: int, channels: int, inner: int, vector: int, threads: int = THREADS) -> Shape:
+    vector = gcd(inner, vector)
+    return Shape(
+        channels, 1, channels, 1, outer * inner // vector, outer * channels * inner,
+        run=max(inner // vector, 1), jump=channels * inner, unit=vector, base=inner, weight_step=1,
+        vector=vector, wide=1, across=1, down=threads,
+    )  # fmt: skip
+
+
+def plane_shape(outer: int, channels: int, inner: int, together: int) -> Shape:
+    """Channel runs of which a block has several side by side. It adds up values one by one, but reads vectors."""
+    return channel_runs(outer, channels, inner, 1)._replace(across=together, down=THREADS // together)
+
+
+def shape_of(outer: int, channels: int, inner: int, dtype: str, vectors: bool) -> Shape:
+    """vectors: whether whole vectors may be loaded, that is, all pointers are multiples of 16."""
+    itemsize = ITEMSIZE[dtype]
+    vector = VECTOR_BYTES // itemsize if vectors else 1
+    if inner <= 1 or inner * itemsize < SHORT_RUN:
+        return rows_of_channels(outer, channels, inner, itemsize, vector)
+    return channel_runs(outer, channels, inner, vector)
+
+
+def blocks_each(tiles: int, slots: int) -> int:
+    """How many blocks for each tile: so many that hardly a slot is empty while the last of them run."""
+    first = max(1, slots // max(tiles, 1))
+    for some in range(first, first + 8):
+        if 10 * some * tiles >= 9 * cdiv(some * tiles, slots) * slots:
+            return some
+    return first
+
+
+def cut(shape: Shape, limits: Limits) -> tuple[int, int, int]:
+    """Steps of a chunk, chunks, and the parts that a map cuts one into: as many blocks as a device runs at a time."""
+    wanted = blocks_each(shape.tiles, limits.processors * RESIDENT)
+    chunks = max(1, min(wanted, MAX_CHUNKS, shape.steps // (shape.down * LEAST_STEPS)))
+    steps = cdiv(shape.steps, chunks)
+    split = SPLIT if steps >= SPLIT * LEAST_STEPS * shape.down else 1
+    chunk = max(1, cdiv(steps, shape.down * split)) * shape.down * split
+    return chunk, max(1, cdiv(shape.steps, chunk)), split
+
+
+def kept(shape: Shape, itemsize: int) -> int:
+    return cdiv(shape.steps, shape.down) * shape.across * shape.down * shape.vector * itemsize
