@@ -1,5 +1,7 @@
 """The functions on CuPy arrays, on the stand-in: what they give on the CPU, without waiting for the device."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -112,6 +114,31 @@ def test_bfloat16(cupy):
     assert y.dtype == dx.dtype == bfloat16
     for result in (y.host, F.batch_norm(low, gamma, beta)[0]):
         assert_close(result.astype("f4"), want, 2.0**-8 * np.maximum(1, np.abs(want)))
+
+
+EMPTY = [(0, 4), (0, 300, 3), (2, 0), (2, 0, 5), (2, 0, 300), (2, 4, 0), (0, 0, 5)]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("shape", EMPTY, ids=str)
+def test_arrays_without_elements(cupy, shape, dtype):
+    """Of every kind results of the CPU's shapes, however such arrays would be dealt out."""
+    x, c, row = np.empty(shape, dtype), np.ones(shape[1]), np.ones(shape[1:])
+    with cupy.launches_nothing():
+        for call, *options in (
+            (F.batch_norm, c, c),
+            (F.instance_norm, c, c),
+            (F.group_norm, 2, c, c),
+            (partial(F.layer_norm, normalized_shape=shape[1:]), row, row),
+            (partial(F.rms_norm, normalized_shape=shape[1:]), row),
+        ):
+            if call is F.instance_norm and len(shape) < 3:
+                continue
+            want, saved = call(x, *options)
+            got, device_saved = call(there(cupy, x), *(there(cupy, option) for option in options))
+            wanted, found = F.backward(x, saved), F.backward(there(cupy, x), device_saved)
+            shapes = [[None if a is None else a.shape for a in some] for some in ((want, *wanted), (got, *found))]
+            assert shapes[0] == shapes[1], call
 
 
 @needs_emulator

@@ -184,7 +184,7 @@ def rows(
     sums, shared, slots, share, columns = NO_PARAMS, 0, 0, 0, 0
     if params and size > 0 and groups == positions == 1 and 0 < summed_bytes(row, dtype) <= room:
         sums, shared, columns = PER_COLUMN, summed_bytes(row, dtype), size
-    elif params and many and summed_by_channel(row, positions):
+    elif params and many and size > 0 and summed_by_channel(row, positions):
         of_channels = channels_bytes(row, channels, positions, dtype)
         if of_channels <= room:
             sums, shared, columns = PER_CHANNEL, of_channels, groups * channels
