@@ -129,7 +129,6 @@ class Device:
         self.index = index
         self.addresses: Callable[..., list[int]] = partial(places, index)
         self.kernels: dict[str, Any] = {}
-        self.shared: dict[str, int] = {}  # bytes that a kernel may ask for, where that is more than it may at first
         self.workspaces = Workspaces()
         self.of_graphs: list[Array] = []  # tickets, which live as long as the device: nobody says when a graph ends
         device = cupy.cuda.Device(index)
@@ -209,9 +208,9 @@ class Device:
         found = []
         for family, name, grid, block, shared, geometry, persistent, meeting in plan.launches:
             kernel = self.kernels.get(name) or self.compile(family, name)
-            at_first = SHARED_AT_FIRST - STATIC_SHARED.get(family, 0)
-            if shared > max(at_first, self.shared.get(name, 0)):
-                kernel.max_dynamic_shared_size_bytes = self.shared[name] = shared
+            static = STATIC_SHARED.get(family, 0)
+            if shared > SHARED_AT_FIRST - static:  # always as much: another thread may have another plan of it
+                kernel.max_dynamic_shared_size_bytes = self.limits.shared - static
             function = kernel.kernel
             if persistent:
                 resident = self.cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor
