@@ -214,7 +214,7 @@ def test_rows(n, groups, channels, inner, dtype, affine, params, limits):
         assert row_plans.begins(shape, dtype) == vector * plans.ITEMSIZE[dtype]
         assert (f["rows"], f["size"], f["inner"], f["groups"]) == (many_rows, size, inner, groups)
         threads, pair = first.block[0], 2 * size * plans.ITEMSIZE[dtype]
-        twice = name == "rows_backward" and not steps and pair > plans.TWO_PER_PROCESSOR
+        twice = name == "rows_backward" and not steps and pair > row_plans.TWO_PER_PROCESSOR
         assert (wide, threads) == (row_plans.LONG_ROWS, 2 * plans.THREADS) if twice else threads == plans.THREADS
         assert f["lanes"] * f["side"] <= threads
         assert f["lanes"] * f["side"] == threads or f["side"] == max(1, many_rows // limits.processors)
@@ -411,6 +411,22 @@ def test_clusters_are_as_many_as_run_at_a_time():
         assert launch.kernel.startswith("cluster_") and launch.grid == grid and plan.tickets == 1
     (launch,) = plans.reduction("moments", 128, 12, 3136, "float32", True, False, "normalize", 0, LIKE_H100).launches
     assert launch.grid == (12, 8)
+
+
+@pytest.mark.parametrize("kilobytes", [99, 163, 227])
+def test_small_blocks_share_a_processor_however_little_memory_it_has(kilobytes):
+    """Else there would be twice as many clusters as run at a time, and a processor would have few threads."""
+    limits, found = plans.Limits(160, kilobytes << 10), set()
+    for outer, (name, then) in product(range(1, 257), (("moments", "normalize"), ("sums", "gradient"))):
+        plan = plans.reduction(name, outer, 512, 3136, "bfloat16", True, False, then, 0, limits)
+        launch = plan.launches[0]
+        if not launch.persistent and launch.family != "clusters":
+            continue
+        one = launch.shared + plans.STATIC_SHARED[launch.family] + (1 << 10)
+        blocks = launch.grid[0] * plans.CLUSTER // 160 if launch.family == "clusters" else 3 - launch.block[0] // 256
+        assert blocks * one <= (kilobytes + 1) << 10
+        found.add((launch.family, blocks))
+    assert found == set(product(("channels", "clusters"), (1, 2)))
 
 
 def test_gamma_and_beta_are_kept_where_two_blocks_share_a_processor():

@@ -16,7 +16,7 @@ from ..activation import IDENTITY
 from . import meetings, planes
 from .bunches import Bunches, bunches
 from .jobs import CAREFUL, EXACT, FROZEN, JOB, MEETING, STATISTICS_JOB, SUMS_ONLY, WITH_MAP
-from .limits import STATIC_SHARED, TWO_PER_PROCESSOR, Limits
+from .limits import STATIC_SHARED, Limits, two_per_processor
 from .shapes import ITEMSIZE, THREADS, VECTOR_BYTES, Shape, cdiv, channel_runs, cut, kept, plane_shape, shape_of
 
 TINY_RUN = 64  # bytes. Reading such runs one by one would waste most of every sector
@@ -76,7 +76,7 @@ def on_chip(
             continue
         shared = kept(shape, itemsize) * arrays
         fits = shared <= limits.shared - STATIC_SHARED["channels"]
-        if fits and shape.base > 1 and shared > TWO_PER_PROCESSOR:  # one block per processor: let it be a large one
+        if fits and shape.base > 1 and shared > two_per_processor("channels", limits):  # let the one be a large one
             shape = shape._replace(down=2 * THREADS)
             shared = kept(shape, itemsize) * arrays
             fits = shared <= limits.shared - STATIC_SHARED["channels"]
@@ -97,10 +97,11 @@ def in_cluster(
     shape = shape_of(outer, channels, inner, dtype, vectors)
     if not limits.clusters or shape.base == 1:
         return None
-    for down, many in ((THREADS, 2), (2 * THREADS, 1)):  # how many blocks share a processor
+    alone = limits.shared - STATIC_SHARED["clusters"]
+    for down, room in ((THREADS, two_per_processor("clusters", limits)), (2 * THREADS, alone)):
         keep = cdiv(shape.steps, CLUSTER * down)
         shared = keep * down * shape.vector * ITEMSIZE[dtype] * arrays
-        if shared <= min(limits.shared - STATIC_SHARED["clusters"], TWO_PER_PROCESSOR if many > 1 else limits.shared):
+        if shared <= room:
             shape = shape._replace(down=down)
             at_a_time = clusters_at_a_time(shape, limits)
             full = 4 * channels >= 3 * cdiv(channels, at_a_time) * at_a_time
