@@ -151,7 +151,8 @@ def check_workspace(plan, f, parts, groups, channels, chunks="chunks"):
         chunks, columns = chunks * plan.launches[0].grid[0], channels
     assert 1 <= bunch <= chunks
     if plan.launches[0].meeting:  # sums alone, and of moments one more ticket
-        assert plan.partial == 2 * chunks * columns and plan.tickets == groups * parts // 2
+        assert plan.partial == max(2 * chunks * columns, plan.otherwise.partial)
+        assert plan.tickets == max(groups * parts // 2, plan.otherwise.tickets)
         return
     if chunks * f.get("copies", 1) * f.get("inner", 1) == 1 and "sets" not in f:
         assert plan.partial == plan.tickets == 0  # blocks finish their channels by themselves

@@ -51,7 +51,7 @@ class EmulatedDevice:
         for launch in plan.launches:
             size = len(call) + len(launch.geometry)
             kernel = functools.partial(self.called, launch, call)
-            made.append((kernel, launch.grid, launch.block, launch.shared, launch.geometry, launching.JOBS[size]))
+            made.append((kernel, launch.grid, launch.block, launch.shared, launch.geometry, launching.JOBS[size], None))
         return made, call
 
     def called(self, launch, call, grid, block, args, shared):

@@ -3,7 +3,7 @@ from typing import Any
 
 from typing_extensions import disjoint_base
 
-_Prepared = tuple[list[tuple[Any, ...]], bytes]  # of each launch: kernel, grid, block, shared memory, geometry, dtype
+_Prepared = tuple[list[tuple[Any, ...]], bytes]  # of a launch: kernel, grid, block, shared, geometry, dtype, refused
 
 def places(index: int, *arrays: Any) -> list[int]: ...
 def launch(prepared: list[_Prepared], holder: object = None) -> None: ...

@@ -50,10 +50,20 @@ cpdef launch(list prepared, holder=None):
     cdef list launches
     cdef bytes call
     for launches, call in prepared:
-        for kernel, grid, block, shared, geometry, dtype in launches:
-            kernel(grid, block, (job_of(call, geometry, dtype),), shared)
+        launch_all(launches, call)
     if holder is not None:
         holder._saved = None
+
+
+cdef launch_all(list launches, bytes call):
+    """refused: None, or what says, after a launch that failed and changed nothing, what is launched in its place."""
+    for kernel, grid, block, shared, geometry, dtype, refused in launches:
+        try:
+            kernel(grid, block, (job_of(call, geometry, dtype),), shared)
+        except Exception as error:
+            if refused is None:
+                raise
+            launch_all(refused(call, error), call)
 
 
 cdef bint away(size_t begin, size_t end, kind, other) except -1:

@@ -27,6 +27,7 @@ OPTIONS = ("-std=c++17", "-fmad=false")
 SHARED_AT_FIRST = 48 << 10  # bytes of shared memory, static and dynamic, that a block gets without asking the driver
 SPARE, MOST_SPARE = 1 << 16, 64  # tickets that are kept for graphs, of a stream at a time, and how often on a device
 WITH_CLUSTERS = 90  # the first compute capability that has them
+TOO_LARGE = "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE"
 ON_CHANNELS = ("numbers.cu", "walk.cu", "joins.cu")
 BATCH_NORM = (*ON_CHANNELS, "tiles.cu", "fetching.cu", "blocks.cu", "moving.cu", "channels_sums.cu", "channels_maps.cu")
 FAMILIES = {
@@ -137,6 +138,7 @@ class Device:
             attributes["MultiProcessorCount"],
             attributes["MaxSharedMemoryPerBlockOptin"],
             int(device.compute_capability) >= WITH_CLUSTERS,  # CuPy has it as a text, and not among the attributes
+            bool(attributes.get("CooperativeLaunch", True)),
         )
         self.empty: Callable[[tuple[int, ...], Any], Array] = cupy.empty
         self.zeros: Callable[[tuple[int, ...], Any], Array] = cupy.zeros
@@ -217,9 +219,18 @@ class Device:
                 grid = min(grid[0], self.limits.processors * resident(function.ptr, block[0], shared)), 1
             if meeting:
                 function = partial(function, enable_cooperative_groups=True)
-            found.append((function, grid, block, shared, geometry, JOBS[len(call) + len(geometry)]))
+            refused = partial(self.refused, plan.otherwise) if plan.otherwise else None
+            found.append((function, grid, block, shared, geometry, JOBS[len(call) + len(geometry)], refused))
         plan.ready[self] = found
         return found
+
+    def refused(self, otherwise: plans.Plan, call: bytes, error: Exception) -> list[tuple[Any, ...]]:
+        """What to launch in place of a meeting that CUDA has refused, as fewer processors are free than there are. No
+        blocks meet on this device from now on."""
+        if TOO_LARGE not in str(error):
+            raise error
+        self.limits = self.limits._replace(meetings=False)
+        return self.prepared(otherwise, call)[0]
 
     def compile(self, family: str, name: str) -> Any:
         module = self.cupy.RawModule(code=source(family), options=OPTIONS, name_expressions=[name])

@@ -18,7 +18,9 @@ def cut(shape: Shape, itemsize: int, arrays: int, limits: Limits) -> tuple[int, 
     one of so many that most processors have one.
     """
     step = shape.across * VECTOR_BYTES * arrays  # bytes
-    if not shape.steps or shape.base != 1 or shape.vector * itemsize != VECTOR_BYTES or shape.tiles > limits.processors:
+    if not limits.meetings or shape.tiles > limits.processors:
+        return None
+    if not shape.steps or shape.base != 1 or shape.vector * itemsize != VECTOR_BYTES:
         return None
     if shape.group == 1 and (shape.steps * step <= LONE or 2 * shape.tiles > limits.processors):
         return None

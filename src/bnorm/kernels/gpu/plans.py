@@ -42,6 +42,7 @@ class Plan:
     launches: tuple[Launch, ...]
     partial: int  # float64 numbers of workspace
     tickets: int
+    otherwise: "Plan | None" = None  # in place of blocks that meet, where CUDA refuses these: in the same workspace
     ready: dict[Any, list[tuple[Any, ...]]] = field(default_factory=dict)  # what each device has made of the launches
 
 
@@ -138,7 +139,9 @@ def reduction(
         return of_planes(name, plane_shape(outer, channels, inner, together), dtype, arrays, then, kind, limits)
     mapped, shape = bool(then) and then != "frozen", shape_of(outer, channels, inner, dtype, vectors and not careful)
     if mapped and not careful and (met := meetings.cut(shape, ITEMSIZE[dtype], arrays, limits)):
-        return of_meeting(name, shape, *met, dtype, kind)
+        apart = limits._replace(meetings=False)
+        otherwise = reduction(name, outer, channels, inner, dtype, vectors, careful, then, kind, apart)
+        return of_meeting(name, shape, *met, dtype, kind, otherwise)
     whole = None if careful else on_chip(*size)
     cluster = None if careful or whole else in_cluster(*size)
     if cluster and mapped:
@@ -174,11 +177,14 @@ def of_cluster(name: str, shape: Shape, keep: int, shared: int, dtype: str, kind
     return Plan((only._replace(grid=grid),), 0, 1)
 
 
-def of_meeting(name: str, shape: Shape, chunk: int, chunks: int, keep: int, shared: int, dtype: str, kind: int) -> Plan:
+def of_meeting(
+    name: str, shape: Shape, chunk: int, chunks: int, keep: int, shared: int, dtype: str, kind: int, otherwise: Plan
+) -> Plan:
     """A group of tiles has a ticket, and of moments one that says whether they are summed once more."""
     kernel, sent = shape.kernel(name, dtype, MEETING, kind), streams(shape, dtype)
     only = launch(shape, kernel, chunk, chunks, shared=shared, keep=keep, streams=sent)._replace(meeting=True)
-    return Plan((only,), *workspace(shape, chunks, 2, Bunches(chunks, 0, 0, 2 if name == "moments" else 1)))
+    partial, tickets = workspace(shape, chunks, 2, Bunches(chunks, 0, 0, 2 if name == "moments" else 1))
+    return Plan((only,), max(partial, otherwise.partial), max(tickets, otherwise.tickets), otherwise)
 
 
 def workspace(shape: Shape, chunks: int, parts: int, found: Bunches) -> tuple[int, int]:
