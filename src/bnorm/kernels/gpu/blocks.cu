@@ -177,7 +177,8 @@ BN_DEV void add_values(const Vector<T, V>& t, const A (&center)[K], A (&s)[K], A
 // s and q of so many steps, at most those of a block, which are read LOADS at a time.
 template <int LOADS, bool KEEP, class T, int V, int K, int THREADS, class A, class Walk>
 BN_DEV void add_block(
-    const T* x, Walk& walk, int many, const A (&center)[K], Reader<T, V, THREADS>& reader, double (&s_)[K], double (&q_)[K]) {
+    const T* x, Walk& walk, int many, const A (&center)[K], Reader<T, V, THREADS>& reader, double (&s_)[K],
+    double (&q_)[K]) {
   const Walk start = walk;
   A s[K], q[K];
 #pragma unroll
@@ -205,8 +206,8 @@ BN_DEV void add_block(
     exact_block<T, V, K>(x, start, many, center, s_, q_);
 }
 
-// The moments of all steps of a thread, computed in A. `arrived` waits for those before so many that are left, where they
-// are fetched.
+// The moments of all steps of a thread, computed in A. `arrived` waits for those before so many that are left, where
+// they are fetched.
 template <class T, int V, int K, int THREADS, bool KEEP, class A, class Walk, class Arrived = AllThere>
 BN_DEV void add_steps(
     const T* x, Walk walk, i64 steps, Moments (&sum)[K], Vector<T, V>* kept, const Arrived& arrived = Arrived()) {

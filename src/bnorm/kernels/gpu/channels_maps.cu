@@ -109,7 +109,7 @@ BN_DEV void map_forward(
   const T* x = static_cast<const T*>(job.x);
   T* y = static_cast<T*>(job.y);
   BN_SHARED(A, shared, 3 * WIDTH);
-  A* coefficients = FETCHES ? const_cast<A*>(ready) : shared;
+  const A* coefficients = FETCHES ? ready : shared;
   if (!FETCHES) __syncthreads();  // the statistics may have been written by other threads of this block
   if (!FETCHES && tid < WIDTH && tile * WIDTH + tid < job.columns) {
     const i64 column = tile * WIDTH + tid, c = channel_of(job, column);
@@ -123,9 +123,9 @@ BN_DEV void map_forward(
       of.shift = row_of(job.stats, job, SHIFT)[c];
     }
     const A high = (A)of.mean;
-    coefficients[tid] = high;
-    coefficients[WIDTH + tid] = (A)of.scale;
-    coefficients[2 * WIDTH + tid] = (A)bn_fold((double)high, of.mean, of.scale, of.shift);
+    shared[tid] = high;
+    shared[WIDTH + tid] = (A)of.scale;
+    shared[2 * WIDTH + tid] = (A)bn_fold((double)high, of.mean, of.scale, of.shift);
   }
   if (!FETCHES) __syncthreads();
   if (!place.inside) return;
@@ -204,8 +204,8 @@ BN_DEV void map_backward(
   typedef Forward<A, K, BX> Of;
   BN_SHARED(Of, shared, 1);
   BN_SHARED(B, found, 3 * WIDTH);
-  B* coefficients = found;
-  if constexpr (FETCHES) coefficients = const_cast<B*>(ready);
+  const B* coefficients = found;
+  if constexpr (FETCHES) coefficients = ready;
   const Of& forward = FETCHES ? *given : shared[0];
   if (!FETCHES) {
     __syncthreads();  // the coefficients may have been written by other threads of this block
@@ -214,15 +214,15 @@ BN_DEV void map_backward(
   if (!FETCHES && tid < WIDTH && tile * WIDTH + tid < job.columns) {
     const i64 channel = channel_of(job, tile * WIDTH + tid);
     if (MODE == FROZEN) {
-      coefficients[tid] = (B)row_of(job.stats, job, SCALE)[channel];
+      found[tid] = (B)row_of(job.stats, job, SCALE)[channel];
     } else {
       const double mean = row_of(job.stats, job, MEAN)[channel], high = (double)(A)mean;
       const Coefficients of = {row_of(job.coefficients, job, A_OF_DX)[channel],
                                row_of(job.coefficients, job, B_OF_DX)[channel],
                                row_of(job.coefficients, job, C_OF_DX)[channel]};
-      coefficients[tid] = (B)of.a;
-      coefficients[WIDTH + tid] = (B)of.b;
-      coefficients[2 * WIDTH + tid] = (B)bn_fold(high, mean, of.b, of.c);
+      found[tid] = (B)of.a;
+      found[WIDTH + tid] = (B)of.b;
+      found[2 * WIDTH + tid] = (B)bn_fold(high, mean, of.b, of.c);
     }
   }
   if (!FETCHES) __syncthreads();
@@ -312,7 +312,8 @@ BN_DEV void map_backward(
 // and the map in the same launch, or all in float64, there are too many numbers for two.
 template <int THREADS, int K, int MODE>
 struct Resident {
-  static constexpr int blocks = THREADS > 256 || MODE == MEETING || (K == 8 && (MODE == WITH_MAP || MODE == EXACT)) ? 1 : 2;
+  static constexpr bool many = K == 8 && (MODE == WITH_MAP || MODE == EXACT);
+  static constexpr int blocks = THREADS > 256 || MODE == MEETING || many ? 1 : 2;
 };
 
 // The map of a backward in float has so few numbers that there may be more of them.

@@ -1,11 +1,11 @@
-// Batch normalization of channels whose values fit into the shared memory of a cluster of blocks: they are read once, and
-// kept there from the sums to the map (runs.cu).
+// Batch normalization of channels whose values fit into the shared memory of a cluster of blocks: they are read once,
+// and kept there from the sums to the map (runs.cu).
 //
 //     cluster_moments    a forward in training
 //     cluster_sums       its backward
 //
-// <T, V, K, BX, BY, KIND> as elsewhere, of channel runs: a block has one column at a time, and K and BX are 1. The blocks
-// of a channel are the y of the grid. Clusters are known to devices of compute capability 9.0 and newer.
+// <T, V, K, BX, BY, KIND> as elsewhere, of channel runs: a block has one column at a time, and K and BX are 1. The
+// blocks of a channel are the y of the grid. Clusters are known to devices of compute capability 9.0 and newer.
 
 constexpr int CLUSTER = 8;  // blocks: no device with clusters has fewer
 

@@ -1,9 +1,9 @@
 // The exact sums of channels: integers that are those of kernels/cpu/exact, as neither loses a bit.
 //
-// A value is m 2^(e - 150) with m below 2^24 and an exponent e of at least 1. A thread adds m 2^(e - base) in 64 bits, and
-// the squares of these in 128, for all e from base to base + REACH. A larger value moves this window up; a smaller one goes
-// to the limbs by itself, and so do the sums from time to time. Limbs are those of kernels/cpu/exact/limbs.h: a 64-bit
-// number for every 32 bits. Atomic additions of integers come to the same in any order.
+// A value is m 2^(e - 150) with m below 2^24 and an exponent e of at least 1. A thread adds m 2^(e - base) in 64 bits,
+// and the squares of these in 128, for all e from base to base + REACH. A larger value moves this window up; a smaller
+// one goes to the limbs by itself, and so do the sums from time to time. Limbs are those of kernels/cpu/exact/limbs.h:
+// a 64-bit number for every 32 bits. Atomic additions of integers come to the same in any order.
 
 typedef unsigned long long u64;
 
@@ -14,8 +14,8 @@ enum {
   NO_WINDOW = -1000
 };
 
-// Rows of the result: limbs of the sum, from 2^-160 on, and of the sum of squares, from 2^-320 on; and how many values are
-// NaN, infinite, minus infinite.
+// Rows of the result: limbs of the sum, from 2^-160 on, and of the sum of squares, from 2^-320 on; and how many values
+// are NaN, infinite, minus infinite.
 enum { SUMS_AT = 0, SQUARES_AT = 12, ODD_AT = 33, ROWS = 36 };
 
 // Add m 2^place to limbs that are `width` apart, or subtract it.
@@ -73,7 +73,8 @@ template <bool MASKED>
 BN_DEV bool taken(const Job& job, i64 column, i64 r) {
   if (!MASKED) return true;
   const i64 plane = job.channels * job.inner, copy = quotient(column, plane), in_channel = column - copy * plane;
-  return reinterpret_cast<const unsigned char*>(job.weight)[r * job.weight_step + copy * job.inner + in_channel % job.inner];
+  const unsigned char* mask = reinterpret_cast<const unsigned char*>(job.weight);
+  return mask[r * job.weight_step + copy * job.inner + in_channel % job.inner];
 }
 
 // <T, V, K, BX, BY>: as in channels.cu; with MASKED, V and K are 1.

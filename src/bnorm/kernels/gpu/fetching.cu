@@ -1,5 +1,5 @@
-// Memory that a thread fetches into shared memory while it goes on: vectors that no other thread reads, in groups. It has
-// used by then what was there before.
+// Memory that a thread fetches into shared memory while it goes on: vectors that no other thread reads, in groups. It
+// has used by then what was there before.
 
 template <class T, int V>
 BN_DEV void fetch(Vector<T, V>* to, const T* from) {

@@ -25,8 +25,8 @@ BN_DEV double first_center(double n, double center, int stride, double* memory) 
 }
 
 // Add up P numbers per column of the tile: thread k has those of column k in `total`, the others nothing. `memory` is
-// free behind the next barrier. Lanes of the same columns halve these among them with every step, as that takes half the
-// shuffles: the last columns of each are OWN, in the order of the lanes.
+// free behind the next barrier. Lanes of the same columns halve these among them with every step, as that takes half
+// the shuffles: the last columns of each are OWN, in the order of the lanes.
 template <int P, int K, int BX, int BY>
 BN_DEV void add_rows(double (&mine)[K][P], double* memory, double (&total)[P]) {
   typedef Tile<K, BX, BY> tile;
@@ -50,7 +50,8 @@ BN_DEV void add_rows(double (&mine)[K][P], double* memory, double (&total)[P]) {
   for (int k = 0; k < tile::OWN; ++k)
 #pragma unroll
     for (int p = 0; p < P; ++p)
-      if (tile::SHARES || row == 0) memory[(p * tile::WARPS + warp) * tile::WIDTH + tile::at(tx, first + k)] = mine[k][p];
+      if (tile::SHARES || row == 0)
+        memory[(p * tile::WARPS + warp) * tile::WIDTH + tile::at(tx, first + k)] = mine[k][p];
   __syncthreads();
 #pragma unroll
   for (int p = 0; p < P; ++p) total[p] = 0.0;
@@ -141,7 +142,7 @@ BN_DEV Moments join_block(Moments (&mine)[K], double* memory, int same = 0) {
 // columns in all chunks. Other blocks wrote them: they are not to be read from a stale first-level cache.
 
 struct Items {
-  const double* partial;
+  double* partial;
   i64 columns, channels;
   int inner, copies, chunks;
 
@@ -158,7 +159,8 @@ struct Items {
 template <int PARTS>
 constexpr int AHEAD = 16 / PARTS;  // items that a thread loads before it uses the first
 
-// Some items of a channel, `apart` from each other, of which the first is `held`: fewer than AHEAD where no more are left.
+// Some items of a channel, `apart` from each other, of which the first is `held`: fewer than AHEAD where no more are
+// left.
 template <int PARTS>
 struct Window {
   double v[AHEAD<PARTS>][PARTS];
@@ -224,8 +226,8 @@ BN_DEV Sums join_items(const Items& items, i64 c, int count, const Slices& of, d
   return {sum[0], sum[1]};
 }
 
-// An item of moments is n, center, m2, away; one without values adds nothing, whatever it says. Three passes: the center,
-// the mean, m2. Items that all fit into the window are loaded once.
+// An item of moments is n, center, m2, away; one without values adds nothing, whatever it says. Three passes: the
+// center, the mean, m2. Items that all fit into the window are loaded once.
 template <int THREADS>
 BN_DEV Moments join_items(const Items& items, i64 c, int count, const Slices& of, double* memory, Moments*) {
   double sum[2] = {0.0, 0.0}, m2[1] = {0.0}, some = 0.0, center = 0.0, away = 0.0;
@@ -292,12 +294,13 @@ BN_DEV void write_partial(double* partial, i64 columns, i64 g, i64 column, const
 template <class S>
 constexpr int PARTS_OF = sizeof(S) / sizeof(double);
 
-// Whether this block is the last one of so many that count to a ticket, and sees what the others have written. The ticket
-// only says which block is last, never in which order sums are joined.
+// Whether this block is the last one of so many that count to a ticket, and sees what the others have written. The
+// ticket only says which block is last, never in which order sums are joined.
 BN_DEV bool comes_last(unsigned* ticket, unsigned blocks) {
   BN_SHARED(int, is_last, 1);
   __syncthreads();
-  if (threadIdx.x == 0) {  // whose fences hold for what all threads of the block write before and read behind the barriers
+  // the fences of one thread hold for what all of the block write before and read behind the barriers
+  if (threadIdx.x == 0) {
     __threadfence();
     is_last[0] = blocks == 1u || atomicInc(ticket, blocks - 1u) == blocks - 1u;
     __threadfence();
@@ -311,9 +314,10 @@ BN_DEV bool comes_last(unsigned* ticket, unsigned blocks) {
 // these joins the bunches, whose sums lie behind those of the chunks: use(channel, its sum), by one thread.
 template <class S, int THREADS, class Use>
 BN_DEV void join_last(
-    const Items& all, int bunch, int g, int blocks, unsigned* tickets, i64 first, i64 last, double* memory, const Use& use) {
+    const Items& all, int bunch, int g, int blocks, unsigned* tickets, i64 first, i64 last, double* memory,
+    const Use& use) {
   const int bunches = quotient_of(all.chunks + bunch - 1, bunch), mine = quotient_of(g, bunch), begin = mine * bunch;
-  double* behind = const_cast<double*>(all.partial) + (i64)all.chunks * PARTS_OF<S> * all.columns;
+  double* behind = all.partial + (i64)all.chunks * PARTS_OF<S> * all.columns;
   Items items = all;
   items.partial += (i64)begin * PARTS_OF<S> * all.columns;
   items.chunks = (int)least(bunch, all.chunks - begin);

@@ -1,6 +1,6 @@
-// The moments of channels whose blocks meet. All know a center, so that a channel's sums are added up as they are: those of
-// x - center and of its square. It is a value near the mean, by three that the channel has. Where it is so far away that
-// digits are lost, blocks add up what they keep once more, about the mean that they have found, in float64.
+// The moments of channels whose blocks meet. All know a center, so that a channel's sums are added up as they are:
+// those of x - center and of its square. It is a value near the mean, by three that the channel has. Where it is so far
+// away that digits are lost, blocks add up what they keep once more, about the mean that they have found, in float64.
 
 template <class T>
 BN_DEV typename Compute<T>::type center_of(const Job& job, i64 c) {
@@ -58,7 +58,7 @@ BN_DEV void met_moments(const Job& job, Vector<T, V>* kept) {
   const i64 begin = (i64)blockIdx.x * WIDTH, groups = quotient(gridDim.x + job.group - 1, job.group);
   const bool has = tid < WIDTH && begin + tid < job.columns;
   const i64 own = has ? channel_of(job, begin + tid) : 0;
-  double *found = row_of(job.stats, job, MEAN), *var = row_of(job.stats, job, VAR);  // of a channel that is far: below 0
+  double *found = row_of(job.stats, job, MEAN), *var = row_of(job.stats, job, VAR);  // below 0 of a channel that is far
   unsigned* far = job.tickets + groups + quotient(blockIdx.x, job.group);
   const T* x = static_cast<const T*>(job.x);
   const T* held = reinterpret_cast<const T*>(kept);

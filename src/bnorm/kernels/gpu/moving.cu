@@ -69,9 +69,9 @@ BN_DEV bool moved(const Running& to, i64 c, bn_batch batch, double typical) {
   return !finite;
 }
 
-// Of `counted`: how many batches some channel skipped; which was the last of them; the channels that ever did; and which
-// batch each channel is at. That is the same number for all of them when a launch begins, and when it ends, so that the
-// first channel that a batch leaves alone is known, whichever it is: nothing has to wait for the other blocks.
+// Of `counted`: how many batches some channel skipped; which was the last of them; the channels that ever did; and
+// which batch each channel is at. That is the same number for all of them when a launch begins, and when it ends, so
+// that the first channel that a batch leaves alone is known, whichever it is: nothing has to wait for the other blocks.
 enum { BATCHES, LAST, CHANNELS };
 
 BN_DEV void count_left(const Running& to, i64 c, bool left) {

@@ -236,7 +236,8 @@ BN_DEV double as_it_is(double v) {
   return v;
 }
 
-// What other blocks have made of a number, which they change by atomics; and to let some time pass before the next look.
+// What other blocks have made of a number, which they change by atomics; and to let some time pass before the next
+// look.
 BN_DEV unsigned seen(unsigned* number) {
 #ifdef BN_ON_CPU
   return atomicAdd(number, 0u);
@@ -250,8 +251,8 @@ BN_DEV void pause() {
 #endif
 }
 
-// A number of which the compiler forgets, each time it comes here, that it is what it was the last time: what depends on it
-// is computed in the loop, and takes no registers around it.
+// A number of which the compiler forgets, each time it comes here, that it is what it was the last time: what depends
+// on it is computed in the loop, and takes no registers around it.
 BN_DEV int anew(int v) {
 #ifndef BN_ON_CPU
   asm volatile("" : "+r"(v));

@@ -1,13 +1,13 @@
-// Batch normalization of small planes, such as 7 x 7: a block has G channels, whose values of one outer position lie side
-// by side and are whole vectors together, even where those of a channel are not. The block reads them once, in vectors,
-// and keeps them in shared memory, or where the device has too little of it reads them again.
+// Batch normalization of small planes, such as 7 x 7: a block has G channels, whose values of one outer position lie
+// side by side and are whole vectors together, even where those of a channel are not. The block reads them once, in
+// vectors, and keeps them in shared memory, or where the device has too little of it reads them again.
 //
 //     planes_moments    moments of x; WITH_MAP a forward in training
 //     planes_sums       sums of dy and dy (x - mean); WITH_MAP a backward
 //
-// <T, V, K, G, BY, MODE, KIND> as elsewhere, of channel runs one value at a time: V and K are 1, and BY threads add up the
-// values of a channel. Memory is read and written by other threads, which have one vector of each outer position that
-// they come by.
+// <T, V, K, G, BY, MODE, KIND> as elsewhere, of channel runs one value at a time: V and K are 1, and BY threads add up
+// the values of a channel. Memory is read and written by other threads, which have one vector of each outer position
+// that they come by.
 
 template <class T, int G>
 struct Slab {

@@ -7,8 +7,8 @@ enum { LONG_ROWS = 2 };
 template <int WIDE>
 constexpr int THREADS_OF = WIDE == LONG_ROWS ? 2 * ROW_THREADS : ROW_THREADS;
 
-// Wait for all threads of a row that belongs to several warps; those of the rows beside it go on. `first` is the first of
-// its warps. Barrier 0 is that of the block.
+// Wait for all threads of a row that belongs to several warps; those of the rows beside it go on. `first` is the first
+// of its warps. Barrier 0 is that of the block.
 BN_DEV void meet(int first, int lanes) {
 #ifdef BN_ON_CPU
   __named_barrier(1 + first / 2, lanes);

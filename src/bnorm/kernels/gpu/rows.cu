@@ -8,10 +8,11 @@
 //     rows_weighted_forward   the same of rows whose positions have weights
 //     rows_weighted_backward
 //
-// <T, V, STEPS, WIDE, KIND, ...>: elements of type T are read V at a time. A row belongs to job.lanes threads side by side,
-// a power of two: those of several warps where it is WIDE. Blocks go on from row to row. A thread holds its STEPS vectors
-// in registers, so that memory is read once. With STEPS 0, of rows that are too long for that, it keeps them in shared
-// memory, where what is mapped leaves its place to the block's next row, which is fetched meanwhile; or it reads them again.
+// <T, V, STEPS, WIDE, KIND, ...>: elements of type T are read V at a time. A row belongs to job.lanes threads side by
+// side, a power of two: those of several warps where it is WIDE. Blocks go on from row to row. A thread holds its STEPS
+// vectors in registers, so that memory is read once. With STEPS 0, of rows that are too long for that, it keeps them in
+// shared memory, where what is mapped leaves its place to the block's next row, which is fetched meanwhile; or it reads
+// them again.
 
 struct RowJob {
   const void* x;
@@ -33,20 +34,22 @@ struct RowJob {
   i64 gives;
   double slope, eps, inverse;  // 1 / size
   // geometry: row_plans.py says what it means
-  i64 rows, size, inner, groups, lanes, side, affine, streams, sets, columns, channels, share, whole, keep, bunch, joined;
+  i64 rows, size, inner, groups, lanes, side, affine, streams, sets, columns, channels, share, whole, keep;
+  i64 bunch, joined;
 };
 
 // What a backward will need of gamma and beta, which may have changed by then: a part by each block.
 BN_DEV void keep_params(const RowJob& job) {
-  for (i64 c = (i64)blockIdx.x * ROW_THREADS + threadIdx.x; c < job.groups * job.channels; c += (i64)gridDim.x * ROW_THREADS) {
+  for (i64 c = (i64)blockIdx.x * ROW_THREADS + threadIdx.x; c < job.groups * job.channels;
+       c += (i64)gridDim.x * ROW_THREADS) {
     if (job.gamma_kept) job.gamma_kept[c] = job.gamma[c];
     if (job.beta_kept) job.beta_kept[c] = job.beta[c];
   }
 }
 
 // Gamma and beta of V values side by side, in the type of computation. Where all rows have the same ones a block keeps
-// in shared memory those of them that its kernel reads: gamma, or both. Where channels have several values each, a vector
-// is of one of them.
+// in shared memory those of them that its kernel reads: gamma, or both. Where channels have several values each, a
+// vector is of one of them.
 enum { KEPT, OF_GROUP, NOT_KEPT, ANYWHERE };
 enum { AS_GIVEN = -1 };   // a kernel that reads both, of which the job says which there are
 constexpr int ZEROS = 8;  // kept in place of beta where there is only gamma: as many as a vector has at most
@@ -152,8 +155,8 @@ BN_DEV const A* keep_affine(const RowJob& job, unsigned char* memory) {
   return kept;
 }
 
-// What a thread works on: of the row `index`, vectors that are `stride` values apart, from `offset` on. WHOLE: every thread
-// has all of its STEPS vectors; of a row that is too long to be held, it is kept in shared memory.
+// What a thread works on: of the row `index`, vectors that are `stride` values apart, from `offset` on. WHOLE: every
+// thread has all of its STEPS vectors; of a row that is too long to be held, it is kept in shared memory.
 template <int V, int STEPS, int WIDE, bool WHOLE = false>
 struct Row {
   typedef typename Pick<(STEPS > 0 || WHOLE), int, i64>::type Int;
@@ -232,12 +235,13 @@ BN_DEV void for_values(const Row<V, STEPS, WIDE, WHOLE>& row, const Vector<T, V>
     }
 }
 
-// The same once more in float64, for rows whose squares left the range of float, or lost digits as the center is far from
-// the mean: in two passes over memory. As it is rare, it is no part of the code around it, which would have too few registers.
+// The same once more in float64, for rows whose squares left the range of float, or lost digits as the center is far
+// from the mean: in two passes over memory. As it is rare, it is no part of the code around it, which would have too
+// few registers.
 template <class T, int V, int WIDE>
 static __device__ __noinline__ RowStats exact_stats(
-    const T* x, int offset, int stride, int size, double center, double inverse, bool squares, double* memory, int lanes,
-    int half) {
+    const T* x, int offset, int stride, int size, double center, double inverse, bool squares, double* memory,
+    int lanes, int half) {
   RowSums<WIDE> sums = {memory, lanes, half};  // used twice, so that the half of the caller is the same again
   double s = 0.0, both[2] = {0.0, 0.0};
   const auto for_all = [&](const auto& use) {
@@ -315,8 +319,9 @@ BN_DEV RowStats stats_of(
   return {mean, var};
 }
 
-// The vectors of a row, one after the other: use(where the thread holds it, its first value in the row, which one it is).
-// ROLLED: there is one text for all of them, which always finds its vector in place 0, as `turn` moves what is held on.
+// The vectors of a row, one after the other: use(where the thread holds it, its first value in the row, which one it
+// is). ROLLED: there is one text for all of them, which always finds its vector in place 0, as `turn` moves what is
+// held on.
 template <bool ROLLED, int V, int STEPS, int WIDE, bool WHOLE, class Use, class Turn>
 BN_DEV void for_vectors(const Row<V, STEPS, WIDE, WHOLE>& row, const Use& use, const Turn& turn) {
   if constexpr (ROLLED) {
@@ -348,8 +353,8 @@ BN_DEV void for_affine(const Row<V, STEPS, WIDE, WHOLE>& row, const A* kept, con
   }
 }
 
-// MANY steps of a row that is not held, from `step` on: use(which of these, which step). Loads of all of them are under way
-// at a time where they are taken before the first is used.
+// MANY steps of a row that is not held, from `step` on: use(which of these, which step). Loads of all of them are under
+// way at a time where they are taken before the first is used.
 template <int MANY, class Int, class Use>
 BN_DEV void for_some(Int step, Int steps, const Use& use) {
 #pragma unroll

@@ -1,18 +1,22 @@
 // The backward of rows: dx by two sums per row, and sums over the rows for dgamma and dbeta.
 
 // What a thread holds of a row, from the sums to dx: x as it is, and in the type of computation dy, which becomes
-// dy gamma; or where that would be too many registers, dy as it is. Without sums for gamma and beta three blocks share a
-// processor, if halves are not held as floats; behind an activation they are, which would be computed once more.
+// dy gamma; or where that would be too many registers, dy as it is. Without sums for gamma and beta three blocks share
+// a processor, if halves are not held as floats; behind an activation they are, which would be computed once more.
 template <class T, int V, int STEPS, int WIDE, int KIND, int PARAMS>
 struct HeldPairs {
   static constexpr bool half = sizeof(T) == 2 && V == 8;
-  static constexpr bool light = STEPS == 4 && PARAMS == NO_PARAMS && sizeof(T) < 8 && !(half && (WIDE || KIND != BN_IDENTITY));
+  static constexpr bool light =
+      STEPS == 4 && PARAMS == NO_PARAMS && sizeof(T) < 8 && !(half && (WIDE || KIND != BN_IDENTITY));
   static constexpr bool once = STEPS == 4 && !(half && light);
   static constexpr bool rolled = ROLLED<KIND> || (STEPS == 8 && PARAMS == PER_CHANNEL);
-  static constexpr int blocks = STEPS == 8 || WIDE == LONG_ROWS ? 1 : light ? 3 : 2;  // row_plans.py knows of those with sums
-  static constexpr int of_x = STEPS > 0 ? STEPS : ROLLED<KIND> ? 1 : PAIRS, of_dy = once ? 1 : of_x, of_g = once ? STEPS : 1;
+  // row_plans.py knows of those with sums
+  static constexpr int blocks = STEPS == 8 || WIDE == LONG_ROWS ? 1 : light ? 3 : 2;
+  static constexpr int of_x = STEPS > 0 ? STEPS : ROLLED<KIND> ? 1 : PAIRS;
+  static constexpr int of_dy = once ? 1 : of_x, of_g = once ? STEPS : 1;
   static constexpr int affine = KIND == BN_IDENTITY ? GAMMA_ALONE : GAMMA_AND_BETA;  // what is read of them
-  static constexpr int bytes_of_columns = PARAMS == PER_COLUMN ? ColumnSums<typename Compute<T>::type, V, of_x>::BYTES : 0;
+  typedef ColumnSums<typename Compute<T>::type, V, of_x> Over;
+  static constexpr int bytes_of_columns = PARAMS == PER_COLUMN ? Over::BYTES : 0;
 };
 
 template <class T, int V, int STEPS, int WIDE, bool WHOLE, int KIND, int PARAMS>
@@ -21,7 +25,7 @@ BN_DEV void backward_rows(
   typedef typename Compute<T>::type A;
   constexpr int THREADS = THREADS_OF<WIDE>;
   typedef HeldPairs<T, V, STEPS, WIDE, KIND, PARAMS> Held;
-  typedef ColumnSums<A, V, Held::of_x> Over;
+  typedef typename Held::Over Over;
   typedef ChannelSums<A, V, STEPS, THREADS> Each;
   const Over of_columns = {reinterpret_cast<Vector<A, Over::WIDE>*>(dynamic)};
   const Each of_channels = {dynamic};
@@ -48,6 +52,7 @@ BN_DEV void backward_rows(
   const i64 begin_at = set() * job.side * apart + group(), on = gridDim.x * job.side;
   if (PARAMS == PER_CHANNEL) of_channels.begin(job, group());
   const A* of_group = PARAMS == PER_CHANNEL ? of_channels.affine(job) : nullptr;
+  const A* near = PARAMS == PER_CHANNEL ? of_group : affine;
   typedef Row<V, STEPS, WIDE, WHOLE> Of;
   typedef typename Of::Int Int;
   Of start(job, begin_at, apart);
@@ -171,7 +176,7 @@ BN_DEV void backward_rows(
     if constexpr (STEPS > 0) {
       const auto add = [&](int own, auto i, int j, auto from) {
         Affine<A, V> of;
-        of.template get<decltype(from)::value, Held::affine>(job, PARAMS == PER_CHANNEL ? of_group : affine, row.channel, i);
+        of.template get<decltype(from)::value, Held::affine>(job, near, row.channel, i);
         add_vector(own, j, of);
       };
       for_pairs(add, Number<Held::rolled>());
@@ -244,7 +249,7 @@ BN_DEV void backward_rows(
     } else {
       const auto map = [&](int own, auto i, int, auto from) {
         Affine<A, V> of;
-        of.template get<decltype(from)::value, Held::affine>(job, PARAMS == PER_CHANNEL ? of_group : affine, row.channel, i);
+        of.template get<decltype(from)::value, Held::affine>(job, near, row.channel, i);
         write(own, i, of);
       };
       for_pairs(map, Number<Held::rolled>());
@@ -273,7 +278,8 @@ BN_DEV void backward_rows(
 }
 
 template <class T, int V, int STEPS, int WIDE, int KIND, int PARAMS>
-__global__ void __launch_bounds__(THREADS_OF<WIDE>, (HeldPairs<T, V, STEPS, WIDE, KIND, PARAMS>::blocks)) rows_backward(RowJob job) {
+__global__ void __launch_bounds__(THREADS_OF<WIDE>, (HeldPairs<T, V, STEPS, WIDE, KIND, PARAMS>::blocks))
+rows_backward(RowJob job) {
   typedef typename Compute<T>::type A;
   BN_SHARED(double, memory, RowSums<WIDE>::SIZE);
   unsigned char* dynamic = dynamic_memory(job.affine || PARAMS || job.keep);

@@ -1,7 +1,8 @@
 // The forward of rows: y, and mean and 1/std of each.
 
 template <class T, int V, int STEPS, int WIDE, bool WHOLE, int KIND>
-BN_DEV void forward_rows(const RowJob& job, const typename Compute<T>::type* affine, Vector<T, V>* kept, double* memory) {
+BN_DEV void forward_rows(
+    const RowJob& job, const typename Compute<T>::type* affine, Vector<T, V>* kept, double* memory) {
   typedef typename Compute<T>::type A;
   RowSums<WIDE> sums = {memory, (int)job.lanes, 0};
   const bn_activation act = activation_of<KIND>(job.slope);

@@ -47,13 +47,15 @@ struct ColumnSums {
 };
 
 // Where values side by side have a channel in common: a vector is of one channel. The blocks of a row's group have its
-// channels to themselves. Of rows that are held, the sums of the vectors of a block lie in shared memory, TILE of a thread,
-// and are added to those of their channels: `share` threads for each, a power of two, in the same order every time. Of
-// longer rows (TILE 0) each warp adds up what it has of a channel (RunSums), and has a place of its own for that sum.
+// channels to themselves. Of rows that are held, the sums of the vectors of a block lie in shared memory, TILE of a
+// thread, and are added to those of their channels: `share` threads for each, a power of two, in the same order every
+// time. Of longer rows (TILE 0) each warp adds up what it has of a channel (RunSums), and has a place of its own for
+// that sum.
 template <class A, int V, int TILE, int THREADS>
 struct ChannelSums {
   static constexpr int SIZE = TILE * THREADS;  // vectors of a tile
-  unsigned char* memory;  // the sums of vectors, (2, TILE, THREADS), double ones of (channels, pieces, 2), gamma and beta
+  // the sums of vectors, (2, TILE, THREADS), double ones of (channels, pieces, 2), gamma and beta
+  unsigned char* memory;
 
   static BN_MEMBER int team_of(const RowJob& job) { return (int)least(job.share, 32); }  // in a warp
   static BN_MEMBER int pieces_of(const RowJob& job) { return (int)job.share / team_of(job); }
@@ -63,7 +65,9 @@ struct ChannelSums {
   static BN_MEMBER i64 sums_bytes(const RowJob& job) {
     return 2 * SIZE * (i64)sizeof(A) + 2 * job.channels * pieces_of(job) * (i64)sizeof(double);
   }
-  static BN_MEMBER i64 bytes(const RowJob& job) { return sums_bytes(job) + (2 * job.channels * (i64)sizeof(A) + 15) / 16 * 16; }
+  static BN_MEMBER i64 bytes(const RowJob& job) {
+    return sums_bytes(job) + (2 * job.channels * (i64)sizeof(A) + 15) / 16 * 16;
+  }
   // Of the channels of a group, gamma, and behind them beta, which the vectors of all of its rows need.
   BN_MEMBER A* affine(const RowJob& job) const { return reinterpret_cast<A*>(memory + sums_bytes(job)); }
   BN_MEMBER void begin(const RowJob& job, i64 group) const {
@@ -129,7 +133,8 @@ struct ChannelSums {
   }
 };
 
-// The sums of a warp for one channel after the other, of a row that is not held: in float until it comes to the next one.
+// The sums of a warp for one channel after the other, of a row that is not held: in float until it comes to the next
+// one.
 template <class A>
 struct RunSums {
   static constexpr int FLUSH = 32;  // vectors of a thread, whose sums are exact enough
@@ -138,7 +143,8 @@ struct RunSums {
   A of_beta, of_gamma;
 
   BN_MEMBER RunSums(double* to, int many)
-      : totals(to), pieces(many), piece(threadIdx.x / 32 & (many - 1)), channel(-1), vectors(0), of_beta(0), of_gamma(0) {}
+      : totals(to), pieces(many), piece(threadIdx.x / 32 & (many - 1)), channel(-1), vectors(0), of_beta(0),
+        of_gamma(0) {}
 
   // All lanes of a warp: the sums of a vector of `at`, where a lane has one.
   BN_MEMBER void add(bool has, int at, A to_beta, A to_gamma) {
@@ -166,8 +172,8 @@ struct RunSums {
   }
 };
 
-// dbeta and dgamma out of the partial sums, by the last blocks of the backward, or where columns are many in a launch of
-// its own, by a block for each job.joined of them.
+// dbeta and dgamma out of the partial sums, by the last blocks of the backward, or where columns are many in a launch
+// of its own, by a block for each job.joined of them.
 BN_DEV Items items_of(const RowJob& job) { return {job.partial, job.columns, job.columns, 1, 1, (int)job.sets}; }
 BN_DEV void give_params(const RowJob& job, i64 column, const Sums& sum) {
   give(job.dbeta, job.gives, column, sum.total);

@@ -1,5 +1,5 @@
-// Rows whose positions have weights, which all rows of an outer position share: a block for each row, which it reads again
-// for every pass. All sums are float64.
+// Rows whose positions have weights, which all rows of an outer position share: a block for each row, which it reads
+// again for every pass. All sums are float64.
 
 // The values of a row that a thread has, each with its position in a run and its channel.
 struct WeightedWalk {
@@ -95,7 +95,8 @@ __global__ void __launch_bounds__(ROW_THREADS) rows_weighted_backward(RowJob job
       const A beta = job.beta ? (A)job.beta[c] : (A)0;
       return bn_act_pull(act, fused(fused(widen(x[i]) - h, r, rest), gamma, beta), gradient) * gamma;
     };
-    double own = 0.0, both[2] = {0.0, 0.0};  // of the weights; of g, and of g (x - mean), to which a g of 0 adds nothing
+    // of the weights; of g, and of g (x - mean), to which a g of 0 adds nothing
+    double own = 0.0, both[2] = {0.0, 0.0};
     for_weighted(job, row, [&](i64 i, double w, i64 c) {
       own += w;
       const A g = behind(i, c);

@@ -1,6 +1,6 @@
-// Batch normalization of channel runs that are kept in shared memory from the sums to the map: of each channel by one block
-// or, in clusters.cu, by several, BLOCKS. They go on from channel to channel. What is mapped leaves its place to the next
-// channel, which is fetched meanwhile.
+// Batch normalization of channel runs that are kept in shared memory from the sums to the map: of each channel by one
+// block or, in clusters.cu, by several, BLOCKS. They go on from channel to channel. What is mapped leaves its place to
+// the next channel, which is fetched meanwhile.
 //
 // BLOCKS knows which one this is of them (rank) and which channel is their first, if any is left (first), asks for the
 // next one while this one is summed (ask), joins what the first threads of blocks have found, in these (join), and says

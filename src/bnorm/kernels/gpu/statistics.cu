@@ -1,5 +1,5 @@
-// Statistics that move over time, sets of values that become one, and gradients that are added up: a thread per channel,
-// by the rules of formulas.h.
+// Statistics that move over time, sets of values that become one, and gradients that are added up: a thread per
+// channel, by the rules of formulas.h.
 
 struct StatisticsJob {
   // of a bnorm.running.Statistics, (C,); null where absent

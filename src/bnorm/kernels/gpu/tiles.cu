@@ -15,12 +15,13 @@ BN_DEV void meet(unsigned* ticket, unsigned blocks, bool leads) {
   __syncthreads();
 }
 
-// The same as join_last, by all of the blocks at once, which know all sums behind it. Each has a share of the channels, and
-// each of its warps one of these.
+// The same as join_last, by all of the blocks at once, which know all sums behind it. Each has a share of the channels,
+// and each of its warps one of these.
 template <int THREADS, class Use>
 BN_DEV void join_meeting(
     const Items& items, i64 own, i64 blocks, unsigned* ticket, i64 first, i64 last, const Use& use) {
-  const i64 many = last - first, begin = first + quotient(many * own, blocks), end = first + quotient(many * (own + 1), blocks);
+  const i64 many = last - first, begin = first + quotient(many * own, blocks);
+  const i64 end = first + quotient(many * (own + 1), blocks);
   const int lane = threadIdx.x % 32, count = items.count();
   meet(ticket, (unsigned)blocks, own == 0);
 #pragma unroll 1
@@ -47,10 +48,10 @@ BN_DEV void finish_channel(const Job& job, i64 c, const Moments& sum);  // of th
 template <class T>
 BN_DEV void finish_channel(const Job& job, i64 c, const Sums& sum);
 
-// From the sums of the threads to finished channels: the block writes its partial sums, and the last ones of its group of
-// tiles join them all. Of few channels, of which a tile has several columns each, these are sums of channels, of each tile.
-// WITH_MAP a block has all channels; MEETING, its blocks join them at once. `rest` adds to the sum of a column its value in
-// the last, incomplete row of widened ones.
+// From the sums of the threads to finished channels: the block writes its partial sums, and the last ones of its group
+// of tiles join them all. Of few channels, of which a tile has several columns each, these are sums of channels, of
+// each tile. WITH_MAP a block has all channels; MEETING, its blocks join them at once. `rest` adds to the sum of a
+// column its value in the last, incomplete row of widened ones.
 struct NoRest {
   template <class S>
   BN_MEMBER void operator()(i64, S&) const {}
