@@ -174,7 +174,23 @@ BN_DEV void add_values(const Vector<T, V>& t, const A (&center)[K], A (&s)[K], A
   }
 }
 
-// s and q of so many steps, at most those of a block, which are read LOADS at a time.
+// So many steps, which are read LOADS at a time: add(what get finds at a place).
+template <int LOADS, class Walk, class Get, class Add>
+BN_DEV void for_loads(Walk& walk, int many, const Get& get, const Add& add) {
+  int i = 0;
+#pragma unroll 1
+  for (; i + LOADS <= many; i += LOADS) {
+    decltype(get(walk.at)) t[LOADS];
+#pragma unroll
+    for (int u = 0; u < LOADS; ++u, walk.next()) t[u] = get(walk.at);
+#pragma unroll
+    for (int u = 0; u < LOADS; ++u) add(t[u]);
+  }
+#pragma unroll 1
+  for (; i < many; ++i, walk.next()) add(get(walk.at));
+}
+
+// s and q of so many steps, at most those of a block.
 template <int LOADS, bool KEEP, class T, int V, int K, int THREADS, class A, class Walk>
 BN_DEV void add_block(
     const T* x, Walk& walk, int many, const A (&center)[K], Reader<T, V, THREADS>& reader, double (&s_)[K],
@@ -183,17 +199,9 @@ BN_DEV void add_block(
   A s[K], q[K];
 #pragma unroll
   for (int k = 0; k < K; ++k) s[k] = q[k] = 0;
-  int i = 0;
-#pragma unroll 1
-  for (; i + LOADS <= many; i += LOADS) {
-    Vector<T, V> t[LOADS];
-#pragma unroll
-    for (int u = 0; u < LOADS; ++u, walk.next()) t[u] = reader.template get<KEEP>(x, walk.at);
-#pragma unroll
-    for (int u = 0; u < LOADS; ++u) add_values<T, V, K>(t[u], center, s, q);
-  }
-#pragma unroll 1
-  for (; i < many; ++i, walk.next()) add_values<T, V, K>(reader.template get<KEEP>(x, walk.at), center, s, q);
+  for_loads<LOADS>(
+      walk, many, [&](i64 at) { return reader.template get<KEEP>(x, at); },
+      [&](const Vector<T, V>& t) { add_values<T, V, K>(t, center, s, q); });
   const A least_square = (A)1e-36 * (A)(many * Block<T, V, K>::PER_STEP);
   unsigned again = 0;
 #pragma unroll

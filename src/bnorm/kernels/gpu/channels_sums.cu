@@ -135,15 +135,8 @@ BN_DEV void add_products(
   A h[K];
 #pragma unroll
   for (int k = 0; k < K; ++k) h[k] = steps > 0 ? forward.high[k * BX + tx] : (A)0;
-  const auto add = [&](const Vector<T, V>& t, const Vector<T, V>& e, A (&s)[K], A (&d)[K]) {
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      const int k = K > 1 ? v : 0;
-      const A away = value(t, v) - h[k];
-      const A gradient = through<KIND>((A)value(e, v), away, forward, k * BX + tx, act);
-      s[k] += gradient;
-      if (!WEIGHTED || gradient != 0) d[k] = fused(gradient, away, d[k]);
-    }
+  struct Pair {
+    Vector<T, V> x, dy;
   };
 #pragma unroll 1
   for (; steps > 0; steps -= block::STEPS) {
@@ -153,21 +146,18 @@ BN_DEV void add_products(
     A s[K], d[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) s[k] = d[k] = 0;
-    int i = 0;
-#pragma unroll 1
-    for (; i + PAIRS <= many; i += PAIRS) {
-      Vector<T, V> t[PAIRS], e[PAIRS];
+    for_loads<PAIRS>(
+        walk, many, [&](i64 at) { return Pair{of_x.template get<KEEP>(x, at), of_dy.template get<KEEP>(dy, at)}; },
+        [&](const Pair& t) {
 #pragma unroll
-      for (int u = 0; u < PAIRS; ++u, walk.next()) {
-        t[u] = of_x.template get<KEEP>(x, walk.at);
-        e[u] = of_dy.template get<KEEP>(dy, walk.at);
-      }
-#pragma unroll
-      for (int u = 0; u < PAIRS; ++u) add(t[u], e[u], s, d);
-    }
-#pragma unroll 1
-    for (; i < many; ++i, walk.next())
-      add(of_x.template get<KEEP>(x, walk.at), of_dy.template get<KEEP>(dy, walk.at), s, d);
+          for (int v = 0; v < V; ++v) {
+            const int k = K > 1 ? v : 0;
+            const A away = value(t.x, v) - h[k];
+            const A gradient = through<KIND>((A)value(t.dy, v), away, forward, k * BX + tx, act);
+            s[k] += gradient;
+            if (!WEIGHTED || gradient != 0) d[k] = fused(gradient, away, d[k]);
+          }
+        });
     const A small = (A)1e-30 * (A)(many * block::PER_STEP);
     double s_[K], d_[K];
     unsigned again = 0;
