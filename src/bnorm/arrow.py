@@ -118,8 +118,7 @@ class Columns:
         """Count, mean, m2, low of each batch, (4, C). NaN does not count."""
         found = []
         for batch, rows in self.weighted(weight):
-            w = None if rows is None else rows.reshape(1, -1)
-            found.append(np.concatenate([cpu.moments(x.reshape(1, 1, -1), w, True) for x in batch], axis=1))
+            found.append(np.concatenate([moments(x, rows) for x in batch], axis=1))
         return found
 
     def alike(self) -> list[list[ndarray]]:
@@ -182,10 +181,16 @@ def columns_of(who: str, table: Any) -> Columns:
     return Columns(batches)
 
 
-def extremes(x: ndarray, weight: ndarray | None = None) -> tuple[float, float]:
-    """The least and the greatest value of a column among those of positive weight; NaN if there is none."""
-    low, high = cpu.extremes(x.reshape(1, 1, -1), weight, skipna=True)[:, 0].tolist()
-    return low, high
+def extremes(x: ndarray, weight: ndarray | None = None) -> ndarray:
+    """The least and the greatest value of a column among those of positive weight, (2, 1); NaN if there is none."""
+    found: ndarray = cpu.extremes(x.reshape(1, 1, -1), weight, skipna=True)
+    return found
+
+
+def moments(x: ndarray, weight: ndarray | None = None) -> ndarray:
+    """Count, mean, m2 and low of a column, (4, 1). NaN does not count."""
+    found: ndarray = cpu.moments(x.reshape(1, 1, -1), None if weight is None else weight.reshape(1, -1), True)
+    return found
 
 
 def normalize(x: ndarray, stats: ndarray, out: ndarray) -> None:

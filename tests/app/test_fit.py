@@ -222,3 +222,20 @@ def test_a_state_of_the_command_is_one_of_the_transformer(command, tmp_path):
     t.partial_fit(pd.DataFrame(X[600:], columns=names(X)))
     t.save(tmp_path / "t.safetensors")
     check(shown(command, tmp_path / "t.safetensors") | {"missing": np.zeros(3)}, X)
+
+
+def test_a_column_is_in_the_cache_for_extremes_and_moments(monkeypatch):
+    """Both are found before the next column is touched, and only once."""
+    from bnorm import arrow
+    from bnorm.app.fitting import Learner
+    from bnorm.app.rows import Rows
+    from bnorm.app.states import Learned
+
+    asked = []
+    for name in ("extremes", "moments"):
+        found = getattr(arrow, name)
+        monkeypatch.setattr(arrow, name, lambda x, w, f=found, n=name: asked.append((x[0], n)) or f(x, w))
+    learner = Learner(Learned.new(["a", "b"], None, None), 4)
+    learner.add(Rows([np.arange(4.0), np.arange(5.0, 9.0)], ["a", "b"], "x", 0))
+    assert asked == [(0, "extremes"), (0, "moments"), (5, "extremes"), (5, "moments")]
+    assert learner.learned.extremes.tolist() == [[0, 5], [3, 8]]

@@ -91,12 +91,11 @@ class Learner:
         while stop < table.rows:
             start, stop = stop, min(table.rows, stop + self._left)
             rows, w = table.cut(start, stop), None if weight is None else weight[start:stop]
-            extremes = np.array([arrow.extremes(column, w) for column in rows.columns]).T
             when = None if times is None else Times.of(times.ns[start:stop], times.kind, times.column)
             exact = fitted.sums is not None
             steps, sums = ([], rows.exact(w)) if exact else (fitted.steps(rows, w, when), None)
             missing = None if w is None else np.array([np.count_nonzero(np.isnan(column)) for column in rows.columns])
-            self._pieces.append(Piece(rows.rows, steps, sums, extremes, missing))
+            self._pieces.append(Piece(rows.rows, steps, sums, rows.extremes(w), missing))
             self._left -= rows.rows
             if not self._left:
                 self.commit()
