@@ -1,11 +1,13 @@
 """What limits the speed? `python -m benchmarks.limits`: each goal, what was measured, and the most that there could be.
 
-Everything in one run, float32, on all threads. --save writes the table into docs/performance.md. Four to eight minutes.
+Everything in one run, float32, on all threads. --save writes the table into docs/performance.md, in the place of this
+machine. Four to eight minutes.
 """
 
 import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -108,6 +110,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.limits", description=__doc__)
     parser.add_argument("--save", action="store_true", help="into docs/performance.md")
     save, others, threads = parser.parse_args().save, machine.Others(), bnorm.get_num_threads()
+    name = f"limits of {Path(machine.file_name()).stem}"
+    if save:
+        page.expect("performance.md", name)
     calls = of_calls()
     print("\n".join(aligned([HEAD, *calls, *(weights := of_weights())], 1)), flush=True)
     rows = bounds.run([case for case in NAMED if case not in SCALER], ["float32"], [threads], effort=FULL)
@@ -116,7 +121,7 @@ def main() -> None:
     print("\n".join(aligned([HEAD, *lines], 1)))
     if save:
         what = f"float32, threads: {threads}"
-        page.save("performance.md", "limits", [HEAD, *lines], what, others.cores())
+        page.save("performance.md", name, [HEAD, *lines], what, others.cores())
 
 
 if __name__ == "__main__":

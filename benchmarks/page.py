@@ -19,6 +19,14 @@ def saved(text: str, name: str, table: Sequence[Sequence[str]], what: str, busy:
     return between(text, name, "\n".join(["", head, "", *markdown(table), ""]))
 
 
+def expect(page: str, name: str) -> None:
+    """SystemExit unless a page has a place of that name: before the work, not after it."""
+    try:
+        between((DOCS / page).read_text(encoding="utf-8"), name, "")
+    except ValueError as error:
+        raise SystemExit(f"docs/{page}: {error}") from error
+
+
 def save(page: str, name: str, table: Sequence[Sequence[str]], what: str, busy: float | None) -> None:
     """Write a table into a page of the documentation."""
     path = DOCS / page

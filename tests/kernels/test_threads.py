@@ -72,6 +72,13 @@ def test_a_team_that_has_slept():
 
 @openmp
 @linux
+def test_a_team_that_wakes():
+    """One call too many on one core is not taken for a busy machine."""
+    output("processes.py", "a_team_that_wakes", OMP_NUM_THREADS=2, OPENBLAS_NUM_THREADS=1, OMP_WAIT_POLICY="active")
+
+
+@openmp
+@linux
 def test_threads_that_the_system_refuses():
     """OpenMP runtimes end the process there."""
     output("processes.py", "threads_that_the_system_refuses", OMP_NUM_THREADS=3, OPENBLAS_NUM_THREADS=1)

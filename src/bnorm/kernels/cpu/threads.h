@@ -29,7 +29,8 @@ static inline double omp_get_wtime(void) { return 0.0; }
  * A team that has slept with its caller can be such a case on an idle machine too: some systems wake the others on the
  * core that the caller is on, and move them to another one only milliseconds later. Where that has happened, the caller
  * does what is not much by itself for these milliseconds, the next times that it has slept, more times each time it
- * happens again. That it slept is seen by its processor time, at which it looks seldom. */
+ * happens again. If they are not apart by then, a call or two on both of them bring that about, so nobody rests after
+ * these. That it slept is seen by its processor time, at which it looks seldom. */
 #define BN_SLACK 1e-4   /* seconds: to wake a team that sleeps */
 #define BN_LONG 5e-4    /* seconds: no system interrupts a thread for less */
 #define BN_WATCHED 16   /* how often processor time is read after something took long */
@@ -37,7 +38,9 @@ static inline double omp_get_wtime(void) { return 0.0; }
 #define BN_LONGEST 2.0  /* seconds */
 #define BN_LOOK 5e-3    /* seconds between two looks: as long as the others spin before they sleep */
 #define BN_NAP 1e-2     /* seconds of sleep that move threads together */
-#define BN_AWAKE 8e-3   /* seconds until they are apart: two ticks of the system's clock */
+#define BN_AWAKE 8e-3   /* seconds until they are apart, or could be: two ticks of the system's clock */
+#define BN_APART 3.2e-2 /* and until they are at most: who is late then has another reason */
+#define BN_PUSHES 2     /* calls that come too late before they are apart */
 #define BN_NAPS 16      /* how many times, at first */
 #define BN_MOST_NAPS 256
 #define BN_MUCH 8388608 /* values that take the caller as long as it would wait */
@@ -46,7 +49,7 @@ typedef void (*bn_part)(void *job, ptrdiff_t i);
 
 static BN_OF_THREAD double bn_alone_until = 0.0, bn_rest = BN_REST;
 static BN_OF_THREAD double bn_looked_at = 0.0, bn_used_then = 0.0, bn_woke_at = 0.0;
-static BN_OF_THREAD int bn_naps = BN_NAPS, bn_naps_left = 0;
+static BN_OF_THREAD int bn_naps = BN_NAPS, bn_naps_left = 0, bn_pushes_left = 0;
 static BN_OF_THREAD int bn_watched = BN_WATCHED;
 
 static inline double bn_processor_time(void)
@@ -79,6 +82,7 @@ static inline int bn_alone(ptrdiff_t values)
     const double now = omp_get_wtime();
     if (bn_slept(now)) {
         bn_woke_at = now;
+        bn_pushes_left = BN_PUSHES;
         if (bn_naps_left > 0 && values < BN_MUCH) {
             bn_naps_left--;
             bn_alone_until = bn_alone_until < now + BN_AWAKE ? now + BN_AWAKE : bn_alone_until;
@@ -92,7 +96,7 @@ static inline void bn_trust(void)
     bn_alone_until = bn_looked_at = bn_woke_at = 0.0;
     bn_rest = BN_REST;
     bn_naps = BN_NAPS;
-    bn_naps_left = 0;
+    bn_naps_left = bn_pushes_left = 0;
 }
 
 /* part(job, i) for every i below threads, each on a thread of its own: the caller's is the first. */
@@ -116,16 +120,20 @@ static inline void bn_share(bn_part part, void *job, int threads)
         bn_looked_at = begun + took;
         bn_used_then = bn_processor_time();
     }
-    if (took > threads * own + BN_SLACK) {
-        rest = bn_rest * took < BN_LONGEST ? bn_rest * took : BN_LONGEST;
-        bn_alone_until = begun + took + rest;
-        bn_rest = bn_rest < 16.0 * BN_REST ? 2.0 * bn_rest : bn_rest;
-        bn_naps_left = woke ? bn_naps : bn_naps_left;
-        bn_naps = woke && bn_naps < BN_MOST_NAPS ? 2 * bn_naps : bn_naps;
-    } else {
+    if (took <= threads * own + BN_SLACK) {
         bn_rest = BN_REST;
         bn_naps = woke ? BN_NAPS : bn_naps;
+        return;
     }
+    if (woke) {
+        bn_naps_left = bn_naps;
+        bn_naps = bn_naps < BN_MOST_NAPS ? 2 * bn_naps : bn_naps;
+    }
+    if (bn_pushes_left-- > 0 && begun < bn_woke_at + BN_APART)
+        return;
+    rest = bn_rest * took < BN_LONGEST ? bn_rest * took : BN_LONGEST;
+    bn_alone_until = begun + took + rest;
+    bn_rest = bn_rest < 16.0 * BN_REST ? 2.0 * bn_rest : bn_rest;
 }
 
 /* How many of n threads a parallel region may have: all, or as many as this thread's last one had. OpenMP runtimes end the
