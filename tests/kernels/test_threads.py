@@ -58,23 +58,10 @@ def test_few_rows_or_few_columns_are_shared_out(shape):
 
 @openmp
 @linux
-def test_a_team_without_cores():
+@pytest.mark.parametrize("team", ["without_cores", "that_has_slept", "that_wakes"])
+def test_a_team_that_comes_too_late(team):
     """The runtime's threads spin while they wait for one that does not run, where they may: milliseconds a call."""
-    output("processes.py", "a_team_without_cores", OMP_NUM_THREADS=2, OPENBLAS_NUM_THREADS=1, OMP_WAIT_POLICY="active")
-
-
-@openmp
-@linux
-def test_a_team_that_has_slept():
-    """Where the system wakes it on the core of its caller, it is not woken at once the next times."""
-    output("processes.py", "a_team_that_has_slept", OMP_NUM_THREADS=2, OPENBLAS_NUM_THREADS=1, OMP_WAIT_POLICY="active")
-
-
-@openmp
-@linux
-def test_a_team_that_wakes():
-    """One call too many on one core is not taken for a busy machine."""
-    output("processes.py", "a_team_that_wakes", OMP_NUM_THREADS=2, OPENBLAS_NUM_THREADS=1, OMP_WAIT_POLICY="active")
+    output("teams.py", team, OMP_NUM_THREADS=2, OPENBLAS_NUM_THREADS=1, OMP_WAIT_POLICY="active")
 
 
 @openmp

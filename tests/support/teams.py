@@ -1,0 +1,90 @@
+"""Teams whose threads come too late, for test_threads.py, each in a process of its own: `python teams.py NAME`."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import bnorm
+import bnorm.functional as F
+from bnorm.kernels.cpu import threads
+
+
+def move_to(cores):
+    """All threads of this process."""
+    for thread in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores)
+
+
+def without_cores():
+    """OMP_NUM_THREADS=2, both on one core: a call takes about as long as with one thread, and others use the core.
+
+    By turns, so that a neighbour who takes the core is in the way of both. `limit_caller` forgets nothing of the team.
+    """
+    x = np.zeros((1024, 256), "f4")
+    F.batch_norm(x)  # the runtime has seen all cores: it would not let its threads wait otherwise
+    move_to({min(os.sched_getaffinity(0))})
+    took: dict[int, list[float]] = {1: [], 2: []}
+    for turn in range(40):
+        threads.limit_caller(n := 1 + turn % 2)
+        for _ in range(50):
+            begun = time.perf_counter()
+            F.batch_norm(x)
+            took[n].append(time.perf_counter() - begun)
+    one, two = (np.quantile(took[n], [0.5, 0.9]) for n in (1, 2))
+    assert (two < 3 * one).all(), (one, two)
+
+
+def called(x):
+    """A call, and until the caller rests no more."""
+    F.batch_norm(x)
+    while threads.resting():
+        pass
+
+
+def that_has_slept():
+    """OMP_NUM_THREADS=2, both on one core, so that the second one comes too late: the next times that the caller has
+    slept it works alone, longer than anybody rests, until it is told to trust the others again."""
+    x, cores = np.zeros((1024, 256), "f4"), os.sched_getaffinity(0)
+
+    called(x)  # the runtime has seen all cores
+    time.sleep(0.05)
+    assert not threads.resting()
+    move_to({min(cores)})
+    called(x)
+    time.sleep(0.05)
+    F.batch_norm(x)  # too late, and the caller had slept
+    move_to(cores)
+    time.sleep(2.1)
+    assert threads.resting()
+    while threads.resting():  # until the others could be awake
+        pass
+    time.sleep(0.05)
+    assert threads.resting()
+    bnorm.set_num_threads(2)
+    assert not threads.resting()
+
+
+def that_wakes():
+    """The same, but nobody rests after the first call that comes too late: it may be what moves the threads apart."""
+    x, cores = np.zeros((1024, 256), "f4"), os.sched_getaffinity(0)
+    seen = set()
+    for _ in range(20):
+        move_to(cores)
+        bnorm.set_num_threads(2)
+        called(x)
+        move_to({min(cores)})
+        time.sleep(0.05)
+        F.batch_norm(x)
+        rests = threads.resting()
+        time.sleep(0.05)
+        seen.add((threads.resting(), rests))  # the first: it came too late
+        if (True, False) in seen:
+            return
+    raise AssertionError(seen)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
