@@ -48,7 +48,6 @@ def that_has_slept():
     """OMP_NUM_THREADS=2, both on one core, so that the second one comes too late: the next times that the caller has
     slept it works alone, longer than anybody rests, until it is told to trust the others again."""
     x, cores = np.zeros((1024, 256), "f4"), os.sched_getaffinity(0)
-
     called(x)  # the runtime has seen all cores
     time.sleep(0.05)
     assert not threads.resting()
@@ -68,7 +67,7 @@ def that_has_slept():
 
 
 def that_wakes():
-    """The same, but nobody rests after the first call that comes too late: it may be what moves the threads apart."""
+    """The same, but the caller does not rest after the first call that is late: it may be what parts the threads."""
     x, cores = np.zeros((1024, 256), "f4"), os.sched_getaffinity(0)
     seen = set()
     for _ in range(20):

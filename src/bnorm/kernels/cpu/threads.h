@@ -29,7 +29,7 @@ static inline double omp_get_wtime(void) { return 0.0; }
  * A team that has slept with its caller can be such a case on an idle machine too: some systems wake the others on the
  * core that the caller is on, and move them to another one only milliseconds later. Where that has happened, the caller
  * does what is not much by itself for these milliseconds, the next times that it has slept, more times each time it
- * happens again. If they are not apart by then, a call or two on both of them bring that about, so nobody rests after
+ * happens again. If they are not apart by then, a call or two on all threads part them: the caller does not rest after
  * these. That it slept is seen by its processor time, at which it looks seldom. */
 #define BN_SLACK 1e-4   /* seconds: to wake a team that sleeps */
 #define BN_LONG 5e-4    /* seconds: no system interrupts a thread for less */
@@ -129,7 +129,7 @@ static inline void bn_share(bn_part part, void *job, int threads)
         bn_naps_left = bn_naps;
         bn_naps = bn_naps < BN_MOST_NAPS ? 2 * bn_naps : bn_naps;
     }
-    if (bn_pushes_left-- > 0 && begun < bn_woke_at + BN_APART)
+    if (begun < bn_woke_at + BN_APART && bn_pushes_left-- > 0)
         return;
     rest = bn_rest * took < BN_LONGEST ? bn_rest * took : BN_LONGEST;
     bn_alone_until = begun + took + rest;
