@@ -12,7 +12,7 @@ from bnorm.running import Statistics
 from compare import assert_close, assert_same
 from cuda_on_cpu import emulator
 from cuda_on_cpu.emulator import Emulator, EmulatorError
-from emulated.device import emulated_device, needs_emulator  # noqa: F401
+from emulated.device import SMALL, emulated_device, needs_emulator  # noqa: F401
 from kernel_checks import exact
 
 TEXT = """
@@ -96,6 +96,19 @@ def test_moments_keep_them(case, dtype, flush):
     assert_near(got[0], want[0], 1e-6, case=case.name)
     assert_close(got[1], want[1], 1e-5 * want[1].max(), case=case.name)
     assert got[1][2:3].tolist() == [0.0] * got[1][2:3].size  # the constant
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_blocks_that_meet_keep_them(device, monkeypatch, dtype, flush):
+    """The center that they share may be such a number itself."""
+    monkeypatch.setattr(device, "limits", SMALL._replace(processors=6))
+    device.log.clear()
+    x = drawn((1100, 40), dtype)
+    _, got, *_ = gpu.forward(x, None, None, 0.0)
+    assert [launch.meeting for launch in device.log] == [True]
+    want = reference.forward(np.asarray(x, "f8"), None, None, 0.0)[1]
+    assert_near(got[0], want[0], 1e-6)
+    assert_close(got[1], want[1], 1e-5 * want[1].max())
 
 
 @pytest.mark.parametrize("rule", [VARIANCE, MEAN_SQUARE])

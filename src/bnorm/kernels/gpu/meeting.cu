@@ -77,7 +77,7 @@ BN_DEV void met_moments(const Job& job, Vector<T, V>* kept) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       sum[k] = {0.0, 0.0};
-      center[k] = place.inside ? (A)centers[tx * K + k] : (A)0;
+      center[k] = place.inside ? as<A>(centers[tx * K + k]) : (A)0;
     }
     const Walk<false, int> walk(0, BX * BY * V);
     if (round == 0) add_about<T, V, K>(held, walk, place.steps, center, sum, Groups<BATCH>());
