@@ -12,9 +12,7 @@ from bnorm.kernels.gpu import jobs, launching, meetings, plans
 from cases import Case, c_order
 from compare import assert_close
 from cuda_on_cpu.emulator import Emulator, EmulatorError
-from emulated import fake_cupy
 from emulated.device import SMALL, EmulatedDevice, emulated_device, needs_emulator  # noqa: F401
-from emulated.fake_cupy import fake_cupy as fixture  # noqa: F401
 from emulated.launches import fields
 from kernel_checks import assert_trained, exact, problem
 from rules import rule
@@ -113,73 +111,6 @@ def test_one_block_too_many_never_ends(device, monkeypatch):
     monkeypatch.setattr(device, "limits", ROOM._replace(processors=2, shared=63 << 10))
     with pytest.raises(EmulatorError, match="every thread that is left spins"):
         gpu.forward(drawn((1100, 40))[0], None, None, 1e-5)
-
-
-def batch(cupy, x, dy, mean, var):
-    """A forward that moves statistics, and its backward, as bytes."""
-    x, dy, mean, var = (fake_cupy.wrapped(a.copy()) for a in (x, dy, mean, var))
-    y, stats, count, (calls, *_) = gpu.forward(x, None, None, 1e-5, running=rule(mean, var, 0.1, nonfinite="propagate"))
-    for call, arguments, options in calls:
-        call(*arguments, **options)
-    return [a.host.tobytes() for a in (y, stats, *gpu.backward(dy, x, stats, count), mean, var)]
-
-
-def refuse_meetings(monkeypatch, message):
-    """CUDA would; the blocks of each that it was asked for."""
-    asked, launch = [], fake_cupy.Kernel.__call__
-
-    def refused(self, grid, *args, enable_cooperative_groups=False):
-        if enable_cooperative_groups:
-            asked.append(grid)
-            raise RuntimeError(message)
-        launch(self, grid, *args)
-
-    monkeypatch.setattr(fake_cupy.Kernel, "__call__", refused)
-    return asked
-
-
-@needs_emulator
-def test_where_cuda_refuses_a_meeting_there_are_none_any_more(cupy, monkeypatch):
-    """As where fewer processors are free than a device says. The call is done by other launches, once."""
-    tables = *drawn((1100, 40)), np.zeros(40), np.ones(40)
-    device = launching._device(0)
-    device.limits = ROOM._replace(meetings=False)
-    want = batch(cupy, *tables)
-    device.limits = ROOM
-    asked = refuse_meetings(
-        monkeypatch, "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE: too many blocks in cooperative launch"
-    )
-    cupy.launched.clear()
-    assert batch(cupy, *tables) == want and len(asked) == 1
-    assert device.limits == ROOM._replace(meetings=False)
-    first = cupy.launched[:]
-    assert batch(cupy, *tables) == want and cupy.launched == 2 * first and len(asked) == 1
-
-
-def test_other_errors_of_a_meeting_are_the_callers(cupy, monkeypatch):
-    device = launching._device(0)
-    device.limits = ROOM
-    asked = refuse_meetings(monkeypatch, "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered")
-    with pytest.raises(RuntimeError, match="CUDA_ERROR_ILLEGAL_ADDRESS"), cupy.launches_nothing():
-        batch(cupy, *drawn((1100, 40)), np.zeros(40), np.ones(40))
-    assert len(asked) == 1 and device.limits == ROOM
-
-
-@pytest.mark.parametrize("dtype", sorted(plans.ITEMSIZE))
-def test_the_workspace_of_a_meeting_is_enough_for_what_takes_its_place(dtype):
-    many = 0
-    for outer, channels, inner in np.random.default_rng(0).integers(1, (9000, 700, 5), (300, 3)).tolist():
-        for name, then in (("moments", "normalize"), ("sums", "gradient")):
-            size = outer, channels, inner, dtype, True, False, then, 0
-            plan = plans.reduction(name, *size, plans.Limits())
-            if not plan.launches[0].meeting:
-                assert plan.otherwise is None
-                continue
-            many += 1
-            apart = plans.reduction(name, *size, plans.Limits(meetings=False))
-            assert plan.otherwise is apart and not any(launch.meeting for launch in apart.launches)
-            assert plan.partial >= apart.partial and plan.tickets >= apart.tickets
-    assert many > 2
 
 
 @needs_emulator

@@ -27,7 +27,8 @@ OPTIONS = ("-std=c++17", "-fmad=false")
 SHARED_AT_FIRST = 48 << 10  # bytes of shared memory, static and dynamic, that a block gets without asking the driver
 SPARE, MOST_SPARE = 1 << 16, 64  # tickets that are kept for graphs, of a stream at a time, and how often on a device
 WITH_CLUSTERS = 90  # the first compute capability that has them
-TOO_LARGE = "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE"
+# What CUDA says of a launch whose blocks have no room together, where fewer processors are free than a device has.
+NO_ROOM = "COOPERATIVE_LAUNCH_TOO_LARGE", "INVALID_CLUSTER_SIZE", "LAUNCH_OUT_OF_RESOURCES"
 ON_CHANNELS = ("numbers.cu", "walk.cu", "joins.cu")
 BATCH_NORM = (*ON_CHANNELS, "tiles.cu", "fetching.cu", "blocks.cu", "moving.cu", "channels_sums.cu", "channels_maps.cu")
 FAMILIES = {
@@ -219,17 +220,18 @@ class Device:
                 grid = min(grid[0], self.limits.processors * resident(function.ptr, block[0], shared)), 1
             if meeting:
                 function = partial(function, enable_cooperative_groups=True)
-            refused = partial(self.refused, plan.otherwise) if plan.otherwise else None
+            together = "meetings" if meeting else "clusters"
+            refused = partial(self.refused, together, plan.otherwise) if plan.otherwise else None
             found.append((function, grid, block, shared, geometry, JOBS[len(call) + len(geometry)], refused))
         plan.ready[self] = found
         return found
 
-    def refused(self, otherwise: plans.Plan, call: bytes, error: Exception) -> list[tuple[Any, ...]]:
-        """What to launch in place of a meeting that CUDA has refused, as fewer processors are free than there are. No
-        blocks meet on this device from now on."""
-        if TOO_LARGE not in str(error):
+    def refused(self, together: str, otherwise: plans.Plan, call: bytes, error: Exception) -> list[tuple[Any, ...]]:
+        """What to launch in place of a meeting, or of clusters, that CUDA has refused. There are none on this device
+        from now on."""
+        if not any(f"CUDA_ERROR_{reason}" in str(error) for reason in NO_ROOM):
             raise error
-        self.limits = self.limits._replace(meetings=False)
+        self.limits = self.limits._replace(**{together: False})
         return self.prepared(otherwise, call)[0]
 
     def compile(self, family: str, name: str) -> Any:

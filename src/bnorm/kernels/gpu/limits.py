@@ -18,7 +18,7 @@ class Limits(NamedTuple):
     processors: int = 132
     shared: int = 227 << 10  # bytes of shared memory that a block may ask for
     clusters: bool = True  # of blocks, which may write to each other's
-    meetings: bool = True  # of all blocks that run at the same time, until CUDA refuses one
+    meetings: bool = True  # of all blocks that run at the same time; there are both until CUDA refuses one
 
 
 def two_per_processor(family: str, limits: Limits) -> int:

@@ -42,7 +42,7 @@ class Plan:
     launches: tuple[Launch, ...]
     partial: int  # float64 numbers of workspace
     tickets: int
-    otherwise: "Plan | None" = None  # in place of blocks that meet, where CUDA refuses these: in the same workspace
+    otherwise: "Plan | None" = None  # in place of a meeting or clusters that CUDA refuses: in the same workspace
     ready: dict[Any, list[tuple[Any, ...]]] = field(default_factory=dict)  # what each device has made of the launches
 
 
@@ -138,14 +138,17 @@ def reduction(
     if not careful and vectors and (together := planes.together(outer, channels, inner, ITEMSIZE[dtype], arrays)):
         return of_planes(name, plane_shape(outer, channels, inner, together), dtype, arrays, then, kind, limits)
     mapped, shape = bool(then) and then != "frozen", shape_of(outer, channels, inner, dtype, vectors and not careful)
+
+    def without(**together: bool) -> Plan:
+        apart = limits._replace(**together)
+        return reduction(name, outer, channels, inner, dtype, vectors, careful, then, kind, apart)
+
     if mapped and not careful and (met := meetings.cut(shape, ITEMSIZE[dtype], arrays, limits)):
-        apart = limits._replace(meetings=False)
-        otherwise = reduction(name, outer, channels, inner, dtype, vectors, careful, then, kind, apart)
-        return of_meeting(name, shape, *met, dtype, kind, otherwise)
+        return of_meeting(name, shape, *met, dtype, kind, without(meetings=False))
     whole = None if careful else on_chip(*size)
     cluster = None if careful or whole else in_cluster(*size)
     if cluster and mapped:
-        return of_cluster(name, *cluster, dtype, kind, limits)
+        return of_cluster(name, *cluster, dtype, kind, limits, without(clusters=False))
     if whole:
         shape, keep, shared = whole
         chunk, chunks, split = max(1, cdiv(shape.steps, shape.down)) * shape.down, 1, 1
@@ -169,12 +172,14 @@ def reduction(
     return Plan(tuple(launches), *workspace(shape, chunks, parts, found))
 
 
-def of_cluster(name: str, shape: Shape, keep: int, shared: int, dtype: str, kind: int, limits: Limits) -> Plan:
+def of_cluster(
+    name: str, shape: Shape, keep: int, shared: int, dtype: str, kind: int, limits: Limits, otherwise: Plan
+) -> Plan:
     """As many as run at a time, which go on from channel to channel."""
     kernel, sent = shape.kernel(f"cluster_{name}", dtype, kind), streams(shape, dtype)
     chunk, grid = keep * shape.down, (min(shape.channels, clusters_at_a_time(shape, limits)), CLUSTER)
     only = launch(shape, kernel, chunk, CLUSTER, family="clusters", shared=shared, keep=keep, streams=sent)
-    return Plan((only._replace(grid=grid),), 0, 1)
+    return Plan((only._replace(grid=grid),), otherwise.partial, max(1, otherwise.tickets), otherwise)
 
 
 def of_meeting(
