@@ -114,18 +114,25 @@ def test_one_block_too_many_never_ends(device, monkeypatch):
 
 
 @needs_emulator
-@pytest.mark.parametrize("dtype", ["float32", "float64", ml_dtypes.bfloat16])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        *(((780, 40), dtype) for dtype in ("float32", "float64", ml_dtypes.bfloat16)),
+        ((560, 64), "float32"),  # two tiles that meet each for itself, and have a ticket each
+    ],
+)
 @pytest.mark.parametrize("far", [1e4, -1e30])
-def test_a_center_that_is_far_from_the_mean(device, monkeypatch, dtype, far):
+def test_a_center_that_is_far_from_the_mean(device, monkeypatch, shape, dtype, far):
     """Two of the three values that it is chosen from are: such channels are summed once more, the others are not."""
     monkeypatch.setattr(device, "limits", ROOM)
-    x, _ = drawn((780, 40))
-    x[[0, 390], ::3] = far
+    x, _ = drawn(shape)
+    middle = len(x) // 2
+    x[[0, middle], ::3] = far
     x[:, 5] = 7.0
-    x[[3, 390], 7] = np.inf, 1e-30
+    x[[3, middle], 7] = np.inf, 1e-30
     x = x.astype(dtype)
     found = []
-    for order in (0, 1, 2):
+    for order in (0, 1, 2, 3, 4):
         monkeypatch.setattr(device, "order", order)
         y, stats, *_ = gpu.forward(x, None, None, 1e-5)
         found.append((y.tobytes(), stats.tobytes()))

@@ -15,13 +15,14 @@ from bnorm.kernels.gpu import jobs, launching, plans
 from bnorm.running import Statistics
 from compare import assert_close
 from cuda_on_cpu.emulator import Emulator
-from emulated.device import CLUSTERED, EmulatedDevice, PlanningDevice
+from emulated.device import CLUSTERED, SMALL, EmulatedDevice, PlanningDevice
 
 # One launch, chunks, widened, runs, scalar loads, planes, blocks that go on to other channels.
 SHAPES = [(70, 6), (1200, 70), (100, 3), (9, 2, 1100), (5, 3, 333), (6, 8, 49), (2, 9, 700)]
 WEIGHTED = SHAPES[2:5:2]
 MEETING = plans.Limits(processors=6, shared=64 << 10, clusters=False)
-ALONE = plans.Limits(processors=1, shared=99 << 10)
+ALONE = plans.Limits(processors=1, shared=99 << 10, clusters=False)
+MANY = plans.Limits(processors=40, shared=64 << 10, clusters=False, meetings=False)
 ROWS = [(30, 1, 700, 1), (6, 1, 40, 1), (9, 4, 2, 49), (2, 1, 2, 4400)]  # several rows to a block, warps, groups, long
 
 
@@ -52,34 +53,53 @@ def calls(check):
         gpu.rows_backward(dy, x, mean, rstd, gamma, gamma, act=RELU)
 
 
-def forward_and_backward(check, x, dy):
+def batch_norm(check, shape, dtype="float32", error=1e-5):
+    """Of channels whose first values, every third one's, are far from the mean: some blocks sum these twice."""
+    x, dy = np.random.default_rng(0).standard_normal((2, *shape)).astype(dtype)
+    x[:: len(x) // 2, ::3] = 100
     arguments = None, None, 1e-5, None, None, None, RELU
     y, stats, count, _ = gpu.forward(x, *arguments)
-    check(y, 1e-5, "forward", x.astype("f8"), *arguments)
+    check(y, error, "forward", x.astype("f8"), *arguments)
     dx = gpu.backward(dy, x, stats, count, None, RELU)[0]
-    check(dx, 1e-4, "backward", dy.astype("f8"), x.astype("f8"), stats, float(count), None, RELU)
+    check(dx, 10 * error, "backward", dy.astype("f8"), x.astype("f8"), stats, float(count), None, RELU)
 
 
-def by_clusters(check):
-    shape = CLUSTER_RUNS[0][0].shape
-    forward_and_backward(check, *np.random.default_rng(0).standard_normal((2, *shape)).astype("float32"))
-
-
-def meeting(check):
-    """Blocks that sum once more, as the first values of their channels are far from the mean."""
-    x, dy = np.random.default_rng(0).standard_normal((2, 1500, 24)).astype("float32")
-    x[::750] = 100
-    forward_and_backward(check, x, dy)
-
-
-def by_blocks_alone(check):
-    """Rows that one block keeps and fetches, one after the other, with more warps than places for a channel's sums."""
-    x, dy = np.random.default_rng(0).standard_normal((2, 3, 1, 8, 1100)).astype("float32")
-    gamma = np.linspace(-1.5, 0.5, 8)
+def group_norm(check, shape):
+    x, dy = np.random.default_rng(0).standard_normal((2, *shape)).astype("float32")
+    gamma = np.linspace(-1.5, 0.5, shape[1] * shape[2])
     y, mean, rstd = gpu.rows_forward(x, gamma, gamma, 1e-5)
     check(y, 1e-5, "rows_forward", x.astype("f8"), gamma, gamma, 1e-5)
     got = gpu.rows_backward(dy, x, mean, rstd, gamma, gamma, act=RELU)
     check(got[0], 1e-4, "rows_backward", dy.astype("f8"), x.astype("f8"), mean, rstd, gamma, gamma, 0, RELU)
+
+
+def weighted_norm(check, shape):
+    x, weight = np.random.default_rng(0).random((2, *shape))
+    gamma = np.linspace(-1.5, 0.5, shape[1] * shape[2])
+    _, mean, rstd = gpu.rows_forward(x, gamma, gamma, 1e-5, weight=weight[:, 0, 0])
+    gpu.rows_backward(x, x, mean, rstd, gamma, gamma, weight=weight[:, 0, 0])
+
+
+# What threads do with a place that was another's before, or will be: warps, blocks, channels and rows that share one.
+SHARING = [
+    (MEETING, batch_norm, (1500, 24)),
+    (MEETING, batch_norm, (560, 64)),  # two tiles that meet each for itself
+    (MEETING, batch_norm, (4008, 3)),  # a tile has several columns of a channel
+    (CLUSTERED, batch_norm, CLUSTER_RUNS[0][0].shape),
+    (CLUSTERED, batch_norm, (2, 12, 8100)),  # six channels to a cluster
+    (CLUSTERED._replace(processors=64), batch_norm, (2, 24, 8100)),  # clusters that begin late, or never
+    (ALONE, batch_norm, (2, 25, 700)),  # twelve channels to a block
+    (MANY, batch_norm, (20000, 40)),  # blocks that join in bunches
+    (SMALL, batch_norm, (6, 16, 81)),  # more columns than a block has threads
+    (SMALL, partial(batch_norm, dtype="float16", error=1e-2), (5, 16, 49)),  # two columns of a thread
+    (ALONE, group_norm, (3, 1, 8, 1100)),  # kept and fetched; warps that share the places of channels, and do not
+    (ALONE, group_norm, (3, 1, 40, 240)),
+    (SMALL, group_norm, (2500, 1, 64, 1)),  # sums that are added to those of the block from time to time
+    (SMALL, group_norm, (130, 6, 1, 16)),  # many rows to a block, of one channel
+    (SMALL, group_norm, (7, 2, 40, 30)),  # and of many
+    (SMALL, group_norm, (3, 1, 400, 40)),  # sums of channels in a pass of their own
+    (SMALL, weighted_norm, (20, 2, 3, 25)),
+]
 
 
 def check(got, error, name, *arguments):
@@ -88,31 +108,30 @@ def check(got, error, name, *arguments):
     assert_close(got, want, error, what=name, shape=got.shape)
 
 
+def run(device, check):
+    calls(check)
+    for device.limits, call, shape in SHARING:
+        before = len(device.log)
+        call(check, shape)
+        launches = device.log[before:]
+        if device.limits == MEETING:
+            assert all(launch.meeting for launch in launches)
+        if device.limits.clusters:
+            assert {launch.family for launch in launches} == {"clusters"}
+        if (device.limits, call) == (ALONE, group_norm):
+            assert all(jobs.ROW_JOB.placed(launch.geometry)["keep"] for launch in launches)
+
+
 def main(sanitize: str) -> None:
     planned = PlanningDevice()
     launching.device_of = lambda x: planned
     with np.errstate(all="ignore"):
-        calls(lambda *ignored: None)
-        planned.limits = CLUSTERED
-        by_clusters(lambda *ignored: None)
-        planned.limits = MEETING
-        meeting(lambda *ignored: None)
-        planned.limits = ALONE
-        by_blocks_alone(lambda *ignored: None)
+        run(planned, lambda *ignored: None)
     device = EmulatedDevice(emulator=partial(Emulator, sanitize=sanitize))
     for family in dict.fromkeys(launch.family for launch in planned.log):  # several compilers at a time
         device.build(family, sorted({launch.kernel for launch in planned.log if launch.family == family}))
     launching.device_of = lambda x: device
-    calls(check)
-    device.limits = CLUSTERED
-    by_clusters(check)
-    assert [launch.family for launch in device.log[-2:]] == ["clusters", "clusters"]
-    device.limits = MEETING
-    meeting(check)
-    assert all(launch.meeting for launch in device.log[-2:])
-    device.limits = ALONE
-    by_blocks_alone(check)
-    assert all(jobs.ROW_JOB.placed(launch.geometry)["keep"] for launch in device.log[-2:])
+    run(device, check)
     print(f"{len(device.log)} launches of {len(device.emulators)} kernels, {jobs.JOB.size} bytes of arguments each")
 
 
