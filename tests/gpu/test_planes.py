@@ -18,6 +18,8 @@ CASES = [
     (Case((7, 64, 3, 3), 1, c_order, "smaller ones: sixteen channels"), "float32"),
     (Case((3, 16, 7, 7), 1, c_order, "eight channels of halves"), "float16"),
     (Case((5, 4, 7, 7), 1, c_order, "two of float64"), "float64"),
+    (Case((5, 8, 9, 9), 1, c_order, "more columns than threads"), "float32"),
+    (Case((7, 64, 2, 3), 1, c_order, "so few columns that a thread has some of their values"), "float32"),
 ]
 DEVICES = (20, 64), (84, 99), (132, 227), (160, 227)  # processors, and KB of shared memory
 
@@ -68,6 +70,25 @@ def test_no_device_changes_a_bit(device, monkeypatch, case, dtype):
             found = [a.tobytes() for a in results(p.x, p.dy, p.gamma, p.beta, RELU)]
             first = first or found
             assert found == first, limits
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("shared", [SMALL.shared, LITTLE], ids=["kept", "read again"])
+def test_a_center_that_is_far_from_the_mean(device, monkeypatch, dtype, shared):
+    """The values that it is chosen from are: such channels are summed once more, and no bit of the others changes."""
+    monkeypatch.setattr(device, "limits", SMALL._replace(shared=shared))
+    x = np.random.default_rng(0).standard_normal((6, 16, 49)).astype(dtype)
+    calm = gpu.forward(x, None, None, 1e-5)[1]
+    for n, at in ((0, 0), (3, 24), (5, 48)):
+        x[n, ::3, at] = 1e4
+    _, stats, *_ = gpu.forward(x, None, None, 1e-5)
+    assert names(device)[-1] == "planes_moments"
+    others = np.arange(16) % 3 != 0
+    assert stats[:, others].tobytes() == calm[:, others].tobytes()
+    want, eps = reference.forward(exact(x), None, None, 1e-5)[1], np.finfo("f8").eps if dtype == "float64" else 2.0**-24
+    for found in (stats, gpu.finish(gpu.moments(x), None, None, 1e-5)):
+        assert_close(found[0], want[0], 8 * eps * np.sqrt(want[1]), what="mean")
+        assert_close(found[1], want[1], 32 * eps * want[1], what="variance")
 
 
 def test_rare_values_are_added_up_once_more(device):

@@ -63,6 +63,35 @@ BN_DEV void sum_moments(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Mom
   }
 }
 
+// Sums about a center that all threads of a channel know, which add up as they are ------------------------------------
+
+// A value near the mean of a channel, by three that it has, from x on. What is not finite is none.
+template <class T>
+BN_DEV typename Compute<T>::type center_of(const T* x, i64 second, i64 last) {
+  typedef typename Compute<T>::type A;
+  const A center = middle<A>(widen(x[0]), widen(x[second]), widen(x[last]));
+  return center - center == 0 ? center : (A)0;
+}
+
+// s and q of all steps of a thread.
+template <class T, int V, int K, class A, class Walk, class Arrived>
+BN_DEV void add_about(
+    const T* x, Walk walk, i64 steps, const A (&center)[K], Sums (&sum)[K], const Arrived& arrived) {
+  Reader<T, V, 1> reader = {nullptr};
+#pragma unroll 1
+  for (; steps > 0; steps -= Block<T, V, K>::STEPS) {
+    const int many = (int)least(Block<T, V, K>::STEPS, steps);
+    double s[K], q[K];
+    arrived(steps - many);
+    add_block<BATCH, false>(x, walk, many, center, reader, s, q);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      sum[k].total += s[k];
+      sum[k].dot += q[k];
+    }
+  }
+}
+
 // sum dy and sum dy (x - h), h being the high part of the mean -------------------------------------------------------
 
 // The coefficients of the forward, in the type of computation: the activation of a backward is decided by the same

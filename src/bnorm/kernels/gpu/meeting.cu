@@ -2,34 +2,6 @@
 // those of x - center and of its square. It is a value near the mean, by three that the channel has. Where it is so far
 // away that digits are lost, blocks add up what they keep once more, about the mean that they have found, in float64.
 
-template <class T>
-BN_DEV typename Compute<T>::type center_of(const Job& job, i64 c) {
-  typedef typename Compute<T>::type A;
-  const T* x = static_cast<const T*>(job.x) + c * job.inner;
-  const i64 plane = job.channels * job.inner, rows = job.steps * job.copies;
-  const A center = middle<A>(widen(x[0]), widen(x[rows / 2 * plane]), widen(x[(rows - 1) * plane]));
-  return center - center == 0 ? center : (A)0;
-}
-
-// s and q of all steps of a thread.
-template <class T, int V, int K, class A, class Walk, class Arrived>
-BN_DEV void add_about(
-    const T* x, Walk walk, i64 steps, const A (&center)[K], Sums (&sum)[K], const Arrived& arrived) {
-  Reader<T, V, 1> reader = {nullptr};
-#pragma unroll 1
-  for (; steps > 0; steps -= Block<T, V, K>::STEPS) {
-    const int many = (int)least(Block<T, V, K>::STEPS, steps);
-    double s[K], q[K];
-    arrived(steps - many);
-    add_block<BATCH, false>(x, walk, many, center, reader, s, q);
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      sum[k].total += s[k];
-      sum[k].dot += q[k];
-    }
-  }
-}
-
 // The same about what is kept in memory for each column of the tile, in float64. Rare: arrays may lie in local memory.
 template <class T, int V, int K, int BX, class Walk>
 BN_DEV void add_exactly(const T* x, Walk walk, i64 steps, const double* centers, Sums (&sum)[K]) {
@@ -66,7 +38,8 @@ BN_DEV void met_moments(const Job& job, Vector<T, V>* kept) {
   BN_SHARED(double, centers, WIDTH);
   fetch_steps<T, V, BATCH>(job, place, kept);
   if (has) {
-    centers[tid] = exact(center_of<T>(job, own));
+    const i64 plane = job.channels * job.inner, rows = job.steps * job.copies;
+    centers[tid] = exact(center_of<T>(x + own * job.inner, rows / 2 * plane, (rows - 1) * plane));
     if (blockIdx.y == 0 && begin + tid == own * job.inner) found[own] = centers[tid];
   }
   __syncthreads();

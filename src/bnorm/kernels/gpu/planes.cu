@@ -5,22 +5,23 @@
 //     planes_moments    moments of x; WITH_MAP a forward in training
 //     planes_sums       sums of dy and dy (x - mean); WITH_MAP a backward
 //
-// <T, V, K, G, BY, MODE, KIND> as elsewhere, of channel runs one value at a time: V and K are 1, and BY threads add up
-// the values of a channel. Memory is read and written by other threads, which have one vector of each outer position
-// that they come by.
+// <T, V, K, G, BY, MODE, KIND> as elsewhere, of channel runs one value at a time: V and K are 1, and BY threads join
+// what is found of a channel. Memory is read and written in vectors, of which a thread has one at each outer position
+// that it comes by. What is kept is added up by columns: a thread has four bytes of the slab at each of its positions,
+// so that it goes straight on from one to the next, and knows their channels.
 
 template <class T, int G>
 struct Slab {
   static constexpr int THREADS = 256, V = 16 / sizeof(T);
-  int span, across, down, first;  // vectors of an outer position; which one is this thread's, and the positions
-  i64 outer, start, jump;
+  int span, across, down, first, outer;  // vectors of an outer position; which one is this thread's; the positions
+  i64 start, jump;
 
-  BN_MEMBER explicit Slab(const Job& job) {
+  BN_MEMBER Slab(const Job& job, int tid) {
     span = G / V * (int)job.run;
-    down = THREADS / span;
-    across = threadIdx.x % span;
-    first = threadIdx.x / span;
-    outer = first < down ? quotient(job.steps, job.run) : 0;
+    down = quotient_of(THREADS, span);
+    first = quotient_of(tid, span);
+    across = tid - first * span;
+    outer = first < down ? (int)quotient(job.steps, job.run) : 0;
     start = blockIdx.x * G * job.run + across * V;
     jump = job.jump;
   }
@@ -29,101 +30,166 @@ struct Slab {
   BN_MEMBER int channel(const Job& job, int v) const { return (across * V + v) / (int)job.run; }
 
   // use(outer position), of as many as MANY side by side.
-  template <int MANY, class Some, class One>
-  BN_MEMBER void each(const Some& some, const One& one) const {
+  template <int MANY, class Use>
+  BN_MEMBER void each(const Use& use) const {
     int n = first;
 #pragma unroll 1
-    for (; n + (MANY - 1) * down < outer; n += MANY * down) some(n);
+    for (; n + (MANY - 1) * down < outer; n += MANY * down) {
+#pragma unroll
+      for (int u = 0; u < MANY; ++u) use(n + u * down);
+    }
 #pragma unroll 1
-    for (; n < outer; n += down) one(n);
+    for (; n < outer; n += down) use(n);
   }
+  // Until the next barrier behind a wait for them.
   BN_MEMBER void keep(const T* x, Vector<T, V>* kept) const {
-    constexpr int MANY = 4;
-    each<MANY>(
-        [&](int n) {
-          Vector<T, V> t[MANY];
-#pragma unroll
-          for (int u = 0; u < MANY; ++u) t[u] = load<T, V>(x + at(n + u * down));
-#pragma unroll
-          for (int u = 0; u < MANY; ++u) kept[place(n + u * down)] = t[u];
-        },
-        [&](int n) { kept[place(n)] = load<T, V>(x + at(n)); });
+    each<4>([&](int n) { fetch<T, V>(kept + place(n), x + at(n)); });
   }
 };
 
-// Where a thread finds the values of its channel: in memory, or where they are kept.
-template <class T, int G, int BY, class Use>
-BN_DEV void for_own(const Job& job, bool kept, const Use& use) {
-  const Place<1, G, BY> place(job, blockIdx.x, 0);
-  if (kept) {
-    const int run = (int)job.run, stride = BY;
-    use(Walk<true, int>(threadIdx.x % G * run, (int)place.first, stride, run, 1, G * run), place.steps);
-  } else {
-    use(Walk<true>(job, place.column, place.first, BY), place.steps);
+// Columns side by side of a thread, at every so manieth outer position from the first.
+template <class T, int G>
+struct Columns {
+  static constexpr int K = sizeof(T) == 2 ? 2 : 1, THREADS = 256, SIZE = 2 * THREADS;
+  int column, first, apart, run;
+  i64 steps;
+
+  BN_MEMBER int channel(int k) const { return (column + k) / run; }
+  // use(Number of whether they are kept, their walk)
+  template <class Use>
+  BN_MEMBER void walk(const Job& job, bool kept, const Use& use) const {
+    const int row = G * run;
+    if (kept) use(Number<true>(), Walk<false, int>(column + first * row, apart * row));
+    else use(Number<false>(), Walk<false>((i64)blockIdx.x * row + column + first * job.jump, apart * job.jump));
   }
+};
+
+// The sums of channels, in the first G threads: add(columns, their sums) by each thread that has any. `memory` has
+// Columns::SIZE numbers, and is free behind the next barrier.
+template <class T, int G, int BY, class Add>
+BN_DEV Sums sum_columns(const Job& job, double* memory, const Add& add) {
+  typedef Columns<T, G> Own;
+  constexpr int K = Own::K, THREADS = Own::THREADS;
+  static_assert(Own::SIZE >= Tile<1, G, BY>::SIZE, "too little memory for a join");
+  const int tid = threadIdx.x, run = (int)job.run, all = G * run, outer = (int)quotient(job.steps, job.run);
+  Sums own[1] = {{0.0, 0.0}};
+#pragma unroll 1
+  for (int begin = 0; begin < all; begin += K * THREADS) {
+    const int many = (int)least(all - begin, K * THREADS) / K, apart = THREADS / many, first = tid / many;
+    const int steps = first < apart ? (outer - first + apart - 1) / apart : 0;
+    Sums sum[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) sum[k] = {0.0, 0.0};
+    if (steps > 0) add(Own{begin + (tid - first * many) * K, first, apart, run, steps}, sum);
+    const int low = tid % G * run - begin, high = low + run;  // the channel's columns
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (begin || k) __syncthreads();
+      memory[tid] = sum[k].total;
+      memory[THREADS + tid] = sum[k].dot;
+      __syncthreads();
+      const int from = low > k ? (low - k + K - 1) / K : 0, those = (int)least((high - k + K - 1) / K, many) - from;
+#pragma unroll 1
+      for (int i = tid / G; i < those * apart; i += BY) {
+        const int turn = i / those, at = turn * many + from + i - turn * those;
+        own[0].total += memory[at];
+        own[0].dot += memory[THREADS + at];
+      }
+    }
+  }
+  __syncthreads();
+  return join_block<1, G, BY>(own, memory);
+}
+
+// A value near the mean of a channel.
+template <class T>
+BN_DEV typename Compute<T>::type plane_center(const Job& job, i64 c) {
+  const T* x = static_cast<const T*>(job.x) + c * job.run;
+  const i64 outer = quotient(job.steps, job.run);
+  return outer ? center_of<T>(x, outer / 2 * job.jump + job.run / 2, (outer - 1) * job.jump + job.run - 1) : 0;
 }
 
 template <class T, int V, int K, int G, int BY, int MODE, int KIND>
 __global__ void __launch_bounds__(256, KIND >= BN_SILU || sizeof(T) == 8 ? 3 : 4) planes_moments(Job job) {
   typedef typename Compute<T>::type A;
   typedef Slab<T, G> Of;
-  constexpr int WIDE = Of::V;
-  BN_SHARED(double, memory, (Tile<1, G, BY>::SIZE));
+  typedef Columns<T, G> Own;
+  constexpr int WIDE = Of::V, MANY = Own::K;
+  BN_SHARED(double, memory, Own::SIZE);
+  BN_SHARED(double, centers, G);
   BN_SHARED(A, coefficients, 3 * G);
   BN_SHARED(Moments, found, G);
-  const Of of(job);
+  BN_SHARED(unsigned, far, 1);
   const int tid = threadIdx.x;
+  const i64 c = (i64)blockIdx.x * G + tid;
   const T* x = static_cast<const T*>(job.x);
   Vector<T, WIDE>* kept = job.keep ? reinterpret_cast<Vector<T, WIDE>*>(dynamic_memory(true)) : nullptr;
-  if (kept) of.keep(x, kept);
+  if (kept) Of(job, tid).keep(x, kept);
+  end_group();
+  // what else comes from memory, meanwhile
+  const bool maps = MODE == WITH_MAP && tid < G;
+  const double gamma = maps ? gamma_of(job, c) : 1.0, beta = maps ? beta_of(job, c) : 0.0;
+  if (tid < G) centers[tid] = exact(plane_center<T>(job, c));
+  if (tid == 0) far[0] = 0u;
+  await_all_but<0>();
   __syncthreads();
-  typedef typename Pick<MODE == EXACT, double, A>::type B;
-  Moments own[1];
-  const auto add = [&](auto walk, i64 steps) {
-    const T* from = sizeof(walk.at) == 4 ? reinterpret_cast<const T*>(kept) : x;
-    add_steps<T, 1, 1, 256, false, B>(from, walk, steps, own, (Vector<T, 1>*)nullptr);
+  const auto sum = [&](auto zero) {
+    return sum_columns<T, G, BY>(job, memory, [&](const Own& own, Sums (&sums)[MANY]) {
+      decltype(zero) center[MANY];
+#pragma unroll
+      for (int k = 0; k < MANY; ++k) center[k] = as<decltype(zero)>(centers[own.channel(k)]);
+      own.walk(job, kept, [&](auto here, auto walk) {
+        const T* from = decltype(here)::value ? reinterpret_cast<const T*>(kept) : x;
+        add_about<T, MANY, MANY>(from, walk, own.steps, center, sums, AllThere());
+      });
+    });
   };
-  for_own<T, G, BY>(job, kept, add);
-  const Moments sum = join_block<1, G, BY>(own, memory);
-  if (tid < G) {
-    const i64 c = blockIdx.x * G + tid;
-    found[tid] = sum;
-    if (MODE == WITH_MAP) {
-      const Normal normal = normal_of(job, c, sum);
-      const A high = (A)normal.mean;
-      coefficients[tid] = high;
-      coefficients[G + tid] = (A)normal.scale;
-      coefficients[2 * G + tid] = (A)bn_fold((double)high, normal.mean, normal.scale, normal.shift);
+  // use of the sums about `centers`: moments, or of those channels whose means are far from these better centers
+  constexpr double OPEN = -1.0;
+  const auto use = [&](const Sums& all, bool again) {
+    if (tid < G && (!again || found[tid].n == OPEN)) {
+      const double n = (double)job.steps, center = centers[tid], away = n == 0.0 ? 0.0 : all.total / n;
+      const double m2 = all.dot - all.total * away;
+      found[tid] = {n, center, m2 < 0.0 ? 0.0 : m2, away};
+      if (!again && all.dot > FAR * m2) {
+        found[tid].n = OPEN;
+        centers[tid] = center + away;
+        atomicOr(far, 1u);
+      } else if (MODE == WITH_MAP) {
+        const Normal normal = normal_of(job, gamma, beta, found[tid]);
+        const A high = (A)normal.mean;
+        coefficients[tid] = high;
+        coefficients[G + tid] = (A)normal.scale;
+        coefficients[2 * G + tid] = (A)bn_fold((double)high, normal.mean, normal.scale, normal.shift);
+      }
     }
-  }
+    __syncthreads();
+  };
+  typedef typename Pick<MODE == EXACT, double, A>::type B;
+  use(sum((B)0), false);
+  if (rarely(far[0])) use(sum(0.0), true);
   // at the end, when the thread holds nothing else and y does not wait for it
   const auto finish = [&] {
-    if (tid < G) finish_channel<T>(job, blockIdx.x * G + tid, found[tid]);
+    if (tid < G) finish_channel<T>(job, c, found[tid]);
   };
   if (MODE != WITH_MAP) return finish();
-  __syncthreads();
+  const Of of(job, anew(tid));  // once more, as the sums need the registers
   A h[WIDE], scale[WIDE], shift[WIDE];
 #pragma unroll
   for (int v = 0; v < WIDE; ++v) {
-    const int c = of.channel(job, v);
-    h[v] = coefficients[c];
-    scale[v] = coefficients[G + c];
-    shift[v] = coefficients[2 * G + c];
+    const int channel = of.channel(job, v);
+    h[v] = coefficients[channel];
+    scale[v] = coefficients[G + channel];
+    shift[v] = coefficients[2 * G + channel];
   }
   const bn_activation act = activation_of<KIND>(job.slope);
   T* y = static_cast<T*>(job.y);
-  const auto map = [&](int n) {
+  of.template each<2>([&](int n) {
     Vector<T, WIDE> t = kept ? kept[of.place(n)] : load<T, WIDE>(x + of.at(n));
 #pragma unroll
     for (int v = 0; v < WIDE; ++v) narrow(bn_act(act, fused(value(t, v) - h[v], scale[v], shift[v])), t.v[v]);
     put<T, WIDE>(y + of.at(n), t, job.streams);
-  };
-  of.template each<2>(
-      [&](int n) {
-        map(n);
-        map(n + of.down);
-      },
-      map);
+  });
   finish();
 }
 
@@ -131,48 +197,63 @@ template <class T, int V, int K, int G, int BY, int MODE, int KIND>
 __global__ void __launch_bounds__(256, 2) planes_sums(Job job) {
   typedef typename Compute<T>::type A;
   typedef Slab<T, G> Of;
+  typedef Columns<T, G> Own;
   typedef Forward<A, 1, G> Shared;
-  constexpr int WIDE = Of::V;
-  BN_SHARED(double, memory, (Tile<1, G, BY>::SIZE));
+  constexpr int WIDE = Of::V, MANY = Own::K;
+  BN_SHARED(double, memory, Own::SIZE);
   BN_SHARED(A, coefficients, 3 * G);
   BN_SHARED(Shared, shared, 1);
+  BN_SHARED(Sums, found, G);
   const Shared& forward = shared[0];
-  const Of of(job);
   const int tid = threadIdx.x;
+  const i64 c = (i64)blockIdx.x * G + tid;
   const T* x = static_cast<const T*>(job.x);
   const T* dy = static_cast<const T*>(job.dy);
-  fill_forward<T, KIND>(job, blockIdx.x, shared[0]);
   Vector<T, WIDE>* kept = job.keep ? reinterpret_cast<Vector<T, WIDE>*>(dynamic_memory(true)) : nullptr;
   Vector<T, WIDE>* kept_dy = kept ? kept + job.keep * (256 / WIDE) : nullptr;
   if (kept) {
+    const Of of(job, tid);
     of.keep(x, kept);
     of.keep(dy, kept_dy);
   }
+  end_group();
+  // what else comes from memory, meanwhile
+  fill_forward<T, KIND>(job, blockIdx.x, shared[0]);
+  const bool maps = MODE == WITH_MAP && tid < G;
+  const double mean = maps ? row_of(job.stats, job, MEAN)[c] : 0.0, rstd = maps ? row_of(job.stats, job, RSTD)[c] : 0.0;
+  const double scale = maps ? row_of(job.stats, job, SCALE)[c] : 0.0, count = maps ? count_of(job, c) : 0.0;
+  await_all_but<0>();
   __syncthreads();
-  Sums own[1] = {{0.0, 0.0}};
-  const auto add = [&](auto walk, i64 steps) {
-    const bool here = sizeof(walk.at) == 4;
-    const T* from = here ? reinterpret_cast<const T*>(kept) : x;
-    const T* from_dy = here ? reinterpret_cast<const T*>(kept_dy) : dy;
-    const Reader<T, 1, 256> none = {nullptr};
-    add_products<T, 1, KIND, false, false>(job.slope, from, from_dy, forward, walk, steps, none, none, own);
-  };
-  for_own<T, G, BY>(job, kept, add);
-  const Sums sum = join_block<1, G, BY>(own, memory);
-  if (tid < G) {
-    const i64 c = blockIdx.x * G + tid;
-    finish_channel<T>(job, c, sum);
-    if (MODE == WITH_MAP) {
-      const double mean = row_of(job.stats, job, MEAN)[c], high = (double)(A)mean;
-      const Coefficients found = coefficients_of(job, c, about_mean<T>(job, c, sum), count_of(job, c));
-      coefficients[tid] = (A)found.a;
-      coefficients[G + tid] = (A)found.b;
-      coefficients[2 * G + tid] = (A)bn_fold(high, mean, found.b, found.c);
+  const Sums sum = sum_columns<T, G, BY>(job, memory, [&](const Own& own, Sums (&sums)[MANY]) {
+    Forward<A, MANY, 1> of_own;
+#pragma unroll
+    for (int k = 0; k < MANY; ++k) {
+      const int channel = own.channel(k);
+      of_own.high[k] = forward.high[channel];
+      of_own.scale[k] = KIND == BN_IDENTITY ? (A)0 : forward.scale[channel];
+      of_own.shift[k] = KIND == BN_IDENTITY ? (A)0 : forward.shift[channel];
     }
+    own.walk(job, kept, [&](auto here, auto walk) {
+      const T* from = decltype(here)::value ? reinterpret_cast<const T*>(kept) : x;
+      const T* from_dy = decltype(here)::value ? reinterpret_cast<const T*>(kept_dy) : dy;
+      const Reader<T, MANY, 256> none = {nullptr};
+      add_products<T, MANY, KIND, false, false>(job.slope, from, from_dy, of_own, walk, own.steps, none, none, sums);
+    });
+  });
+  const auto finish = [&](const Sums& of_channel) {
+    if (tid < G) finish_channel<T>(job, c, of_channel);
+  };
+  if (MODE != WITH_MAP) return finish(sum);
+  if (tid < G) {
+    const double high = (double)(A)mean, b = bn_grad_b(rstd, sum.dot - (mean - high) * sum.total, count);
+    found[tid] = sum;
+    coefficients[tid] = (A)scale;
+    coefficients[G + tid] = (A)b;
+    coefficients[2 * G + tid] = (A)bn_fold(high, mean, b, bn_grad_c(sum.total, count));
   }
-  if (MODE != WITH_MAP) return;
   __syncthreads();
-  A h[WIDE], a[WIDE], b[WIDE], c[WIDE];
+  const Of of(job, anew(tid));
+  A h[WIDE], a[WIDE], b[WIDE], c_[WIDE];
   int channel[WIDE];
 #pragma unroll
   for (int v = 0; v < WIDE; ++v) {
@@ -180,19 +261,19 @@ __global__ void __launch_bounds__(256, 2) planes_sums(Job job) {
     h[v] = forward.high[channel[v]];
     a[v] = coefficients[channel[v]];
     b[v] = coefficients[G + channel[v]];
-    c[v] = coefficients[2 * G + channel[v]];
+    c_[v] = coefficients[2 * G + channel[v]];
   }
   const bn_activation act = activation_of<KIND>(job.slope);
   T* dx = static_cast<T*>(job.y);
-  const auto map = [&](int n) {
+  of.template each<1>([&](int n) {
     Vector<T, WIDE> t = kept ? kept[of.place(n)] : load<T, WIDE>(x + of.at(n));
     const Vector<T, WIDE> e = kept ? kept_dy[of.place(n)] : load<T, WIDE>(dy + of.at(n));
 #pragma unroll
     for (int v = 0; v < WIDE; ++v) {
       const A away = value(t, v) - h[v], behind = through<KIND>(value(e, v), away, forward, channel[v], act);
-      narrow(a[v] * (behind + fused(away, b[v], c[v])), t.v[v]);
+      narrow(a[v] * (behind + fused(away, b[v], c_[v])), t.v[v]);
     }
     put<T, WIDE>(dx + of.at(n), t, job.streams);
-  };
-  of.template each<1>(map, map);
+  });
+  finish(found[tid % G]);
 }
