@@ -16,7 +16,8 @@ LITTLE = plans.STATIC_SHARED["planes"] + (2 << 10)  # bytes of shared memory: to
 CASES = [
     (Case((6, 8, 7, 7), 1, c_order, "four channels of 49 values are 49 vectors"), "float32"),
     (Case((7, 64, 3, 3), 1, c_order, "smaller ones: sixteen channels"), "float32"),
-    (Case((3, 16, 7, 7), 1, c_order, "eight channels of halves"), "float16"),
+    (Case((6, 16, 7, 7), 1, c_order, "four channels of halves, in vectors of eight bytes"), "float16"),
+    (Case((3, 1024, 7, 7), 1, c_order, "so many channels that a block has eight"), "float16"),
     (Case((5, 4, 7, 7), 1, c_order, "two of float64"), "float64"),
     (Case((5, 8, 9, 9), 1, c_order, "more columns than threads"), "float32"),
     (Case((7, 64, 2, 3), 1, c_order, "so few columns that a thread has some of their values"), "float32"),
@@ -118,6 +119,7 @@ def test_which_planes(processors):
             launches[0],
         )
 
+    assert [plan("moments", (64, channels, 49), "float16")[2].grid[0] for channels in (512, 1024)] == [128, 128]
     for dtype, together in (("float32", 4), ("bfloat16", 8)):
         for name, arrays in (("moments", 1), ("sums", 2)):
             kernel, f, launch = plan(name, (64, 2048, 49), dtype)

@@ -17,7 +17,7 @@ import gpu_small
 import gpu_sweep
 from bnorm.kernels import activation
 from bnorm.kernels.activation import RELU
-from bnorm.kernels.gpu import bunches, jobs, launching, plans, row_plans, shapes
+from bnorm.kernels.gpu import bunches, jobs, launching, planes, plans, row_plans, shapes
 from bnorm.kernels.gpu.jobs import GAMMA_ALONE, GAMMA_AND_BETA, NO_AFFINE
 from cuda_on_cpu.emulator import clusters
 from emulated import usual
@@ -165,7 +165,8 @@ def check_workspace(plan, f, parts, groups, channels, chunks="chunks"):
 
 def check_slab(launch, itemsize):
     """What a block reads of an outer position are whole vectors, of which some have a thread each."""
-    f, together, vector = fields(launch), parameters(launch)[4], plans.VECTOR_BYTES // itemsize
+    f, together = fields(launch), parameters(launch)[4]
+    vector = planes.vector_bytes(together, itemsize) // itemsize
     assert f["channels"] % together == together % vector == 0
     assert together * f["run"] // vector <= plans.THREADS == launch.block[0]
     assert f["keep"] or not launch.shared

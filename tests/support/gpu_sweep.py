@@ -48,8 +48,9 @@ def cases(dtype):
             yield Case("rows", (samples, 2, 1, vectors * v))
         yield Case("rows", (6, 3, v, 1))
         yield Case("rows", (2, 1, MANY_CHANNELS, odd(SHORT_RUN / itemsize / v) * v))
-    for together, plane in zip(planes.sizes(itemsize), (49, 9), strict=True):
-        yield Case("channels", (6, 2 * together, plane))
+    least, few, many = planes.sizes(itemsize)
+    for channels, plane in ((2 * least, 49), (planes.MORE_BLOCKS * few, 49), (2 * many, 9)):
+        yield Case("channels", (6, channels, plane))
     for vectors in (128, 1024):  # whole rows, of a warp and of a block
         yield Case("rows", (70, 1, vectors * plans.VECTOR_BYTES // itemsize, 1))
     yield Case("weighted", (300, 33))

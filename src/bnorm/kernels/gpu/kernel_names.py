@@ -68,7 +68,7 @@ def channel_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
 def plane_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
     """The same of the family "planes"."""
     names = []
-    for together in sizes(ITEMSIZE[dtype]):
+    for together in dict.fromkeys(sizes(ITEMSIZE[dtype])):
         shape = plane_shape(1, together, 1, together)
         names += [shape.kernel("planes_moments", dtype, SUMS_ONLY if dtype == "float64" else EXACT, IDENTITY.kind)]
         for kind in kinds:

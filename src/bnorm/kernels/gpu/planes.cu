@@ -12,7 +12,7 @@
 
 template <class T, int G>
 struct Slab {
-  static constexpr int THREADS = 256, V = 16 / sizeof(T);
+  static constexpr int THREADS = 256, V = G * sizeof(T) < 16 ? G : 16 / sizeof(T);
   int span, across, down, first, outer;  // vectors of an outer position; which one is this thread's; the positions
   i64 start, jump;
 
