@@ -53,6 +53,9 @@ def of_channels(rng, shape, kind) -> Iterator[str]:
     given = entries.known(mean, var, gamma, beta, EPS)
     extreme.extremes(x)
     extreme.extremes(x, weight, True)
+    columns = [values(rng, x.size, kind) for _ in range(2)]
+    entries.column_moments(columns)
+    entries.column_moments(columns, rng.integers(0, 3, x.size).astype(float), True)
     for w, act in [(None, IDENTITY), (weight, RELU), (None, leaky(0.2)), (weight, SILU), (None, SILU)]:
         parts = entries.moments(x, w)
         entries.moments(x, w, True)
@@ -68,7 +71,17 @@ def of_channels(rng, shape, kind) -> Iterator[str]:
             entries.grad_input(dy, x, stats, coefficients, w, act, np.empty_like(x))
         if kind in WIDE:
             second.channels(dy.copy(), dy, x, stats, count, w, act, False, gamma, beta, bent(x, act))
-    yield from ("known", "moments", "finish", "forward", "normalize", "backward", "grad_moments", "finish_gradients")
+    yield from (
+        "known",
+        "moments",
+        "column_moments",
+        "finish",
+        "forward",
+        "normalize",
+        "backward",
+        "grad_moments",
+        "finish_gradients",
+    )
     yield from ("grad_input", "extreme.extremes", "second.channels")
     flat = np.ascontiguousarray(np.moveaxis(x, 1, -1).reshape(-1, c))
     for average in ({"momentum": None}, {"momentum": 0.1}, {"momentum": None, "halflife": 3.0}):

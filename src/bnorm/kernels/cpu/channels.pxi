@@ -2,49 +2,9 @@
 #
 # Uses data, expect_vectors, expect_weights, folded, itemsize, matrix, pair, partial_size, read_activation, result,
 # scratch, target, to_type, vector, vector_size, view, weigh (arrays), channels_of, expect, expect_like, need
-# (guards), fits, is_brief, run, run_map, scattered, share_weights, sizes (plan), Target, assume, fields,
-# move_by_stats, refuse, take (statistics), total, unit_of (weights).
+# (guards), fits, is_brief, run, run_map, scattered (plan), Target, assume, fields, move_by_stats, refuse, take
+# (statistics), total, unit_of (weights).
 # Gives entries only.
-
-
-def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
-    """parts, (4, C): count, mean, m2 = sum w (x - mean)^2, and low, the rounding error of the float64 mean.
-
-    All sums are in float64, even those of float32, which `forward` sums faster and less exactly. Where a weight is
-    negative or not finite, or their sum is not, every count is infinite.
-    """
-    cdef Job job
-    view(&job, x)
-    expect_weights(weight, job.outer * job.inner)
-    weigh(&job, weight)
-    if weight is not None:
-        job.far = job.far or cnp.PyArray_NBYTES(x) + cnp.PyArray_NBYTES(weight) >= sizes.far
-        share_weights(&job)
-    job.skipna = skipna
-    job.exact = True
-    cdef Py_ssize_t C = job.channels, c
-    cdef cnp.ndarray parts_ = matrix(4, C)
-    cdef double* n = <double*>data(parts_)
-    cdef double* mean = n + C
-    cdef double* m2 = mean + C
-    cdef double* low = m2 + C
-    job.partial = <double*>scratch(partial_size(&job))
-    try:
-        with nogil:
-            run(loops.reduce, &job, False)
-            loops.merge_moments(&job, 0, C)
-            for c in range(C):
-                n[c] = job.partial[c]
-                mean[c] = bn_plain(job.partial[C + c] + job.partial[3 * C + c])
-                m2[c] = bn_plain(bn_squares(mean[c], job.partial[2 * C + c]))
-                low[c] = bn_plain((job.partial[C + c] - mean[c]) + job.partial[3 * C + c])
-                job.unsound |= not (n[c] < INFINITY)
-            if job.unsound:
-                for c in range(C):
-                    n[c] = INFINITY
-    finally:
-        free(job.partial)
-    return parts_
 
 
 def known(cnp.ndarray mean not None, cnp.ndarray var not None, cnp.ndarray gamma, cnp.ndarray beta, double eps):

@@ -13,6 +13,10 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from bnorm.kernels.cpu.buffers cimport empty
+from bnorm.kernels.cpu.extremes.entries cimport begin as begin_extremes
+from bnorm.kernels.cpu.extremes.entries cimport find as find_extremes
+from bnorm.kernels.cpu.extremes.entries cimport space as space_of_extremes
+from bnorm.kernels.cpu.extremes.jobs cimport bn_extremes_job
 from bnorm.kernels.cpu.jobs cimport (
     BUFFER,
     CHUNK,
@@ -109,6 +113,7 @@ include "plan.pxi"
 include "arrays.pxi"
 include "statistics.pxi"
 include "weights.pxi"
+include "moments.pxi"
 include "channels.pxi"
 include "rows.pxi"
 include "online.pxi"

@@ -26,6 +26,62 @@ def use(capsule):
     task = <extremes_task_t>PyCapsule_GetPointer(capsule, "bnorm.extremes")
 
 
+cdef int begin(bn_extremes_job* job, cnp.ndarray x, Py_ssize_t outer, Py_ssize_t channels, Py_ssize_t inner,
+               cnp.ndarray weight, bint skipna) except -1:
+    cdef Py_ssize_t all_ = outer * inner if channels == 1 and weight is None else outer
+    memset(job, 0, sizeof(bn_extremes_job))
+    job.kind = kind_of(x)
+    if job.kind > BN_FLOAT64:
+        raise TypeError(f"x: expected floats, bools, or integers of 8 or 16 bits, got {x.dtype}")
+    job.outer = outer
+    job.channels = channels
+    job.inner = inner
+    job.skipna = skipna
+    job.far = cnp.PyArray_NBYTES(x) >= BN_FAR
+    job.x = cnp.PyArray_DATA(x)
+    if weight is not None:
+        if not (cnp.PyArray_TYPE(weight) == cnp.NPY_DOUBLE and cnp.PyArray_ISCARRAY_RO(weight)
+                and cnp.PyArray_SIZE(weight) == outer * inner):
+            raise ValueError(f"weight: expected {outer * inner} numbers of float64, contiguous and in native "
+                             f"byte order, got shape {(<object>weight).shape} of {weight.dtype.str}")
+        job.weight = <const double*>cnp.PyArray_DATA(weight)
+    job.threads = threads_for(cnp.PyArray_SIZE(x), all_)
+    job.pieces = 1 if job.threads == 1 else min(all_, <Py_ssize_t>job.threads * PER_THREAD)
+    job.piece = (all_ + job.pieces - 1) // job.pieces
+    return 0
+
+
+cdef size_t space(const bn_extremes_job* job) noexcept nogil:
+    return <size_t>(2 * job.pieces * job.channels) * sizeof(double)
+
+
+cdef void find(bn_extremes_job* job, void* memory, double* found, Py_ssize_t step) noexcept nogil:
+    cdef double low, high
+    cdef Py_ssize_t t, c
+    job.least = <double*>memory
+    job.greatest = job.least + job.pieces * job.channels
+    if job.threads == 1:
+        for t in range(job.pieces):
+            task(job, t)
+    else:
+        for t in prange(job.pieces, schedule="dynamic", chunksize=1, num_threads=job.threads):
+            task(job, t)
+    for c in range(job.channels):
+        low = INFINITY
+        high = -INFINITY
+        for t in range(job.pieces):
+            if not job.least[t * job.channels + c] >= low:      # NaN comes in, and stays
+                low = job.least[t * job.channels + c]
+            if not job.greatest[t * job.channels + c] <= high:
+                high = job.greatest[t * job.channels + c]
+            if low != low:
+                break
+        if not low <= high:
+            low = high = NAN
+        found[c] = low + 0.0
+        found[step + c] = high + 0.0
+
+
 def extremes(cnp.ndarray x not None, cnp.ndarray weight=None, bint skipna=False):
     """The least and the greatest value of each channel, float64 (2, C).
 
@@ -35,63 +91,18 @@ def extremes(cnp.ndarray x not None, cnp.ndarray weight=None, bint skipna=False)
     cdef bn_extremes_job job
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
     cdef cnp.npy_intp[2] size
-    cdef cnp.ndarray found_
-    cdef double* found
-    cdef double low, high
-    cdef Py_ssize_t t, c, all_, values = cnp.PyArray_SIZE(x)
-    cdef int threads
-    memset(&job, 0, sizeof(job))
-    job.kind = kind_of(x)
-    if job.kind > BN_FLOAT64:
-        raise TypeError(f"x: expected floats, bools, or integers of 8 or 16 bits, got {x.dtype}")
+    cdef cnp.ndarray found
+    cdef void* memory
     if cnp.PyArray_NDIM(x) < 2 or not cnp.PyArray_ISCARRAY_RO(x):
         raise ValueError(f"x: expected at least 2 axes, in contiguous memory of the machine's byte order, got shape "
                          f"{(<object>x).shape} of {x.dtype.str}")
-    job.outer = shape[0]
-    job.channels = shape[1]
-    job.inner = cnp.PyArray_MultiplyList(shape + 2, cnp.PyArray_NDIM(x) - 2)
-    job.skipna = skipna
-    job.far = cnp.PyArray_NBYTES(x) >= BN_FAR
-    job.x = cnp.PyArray_DATA(x)
-    if weight is not None:
-        if not (cnp.PyArray_TYPE(weight) == cnp.NPY_DOUBLE and cnp.PyArray_ISCARRAY_RO(weight)
-                and cnp.PyArray_SIZE(weight) == job.outer * job.inner):
-            raise ValueError(f"weight: expected {job.outer * job.inner} numbers of float64, contiguous and in native "
-                             f"byte order, got shape {(<object>weight).shape} of {weight.dtype.str}")
-        job.weight = <const double*>cnp.PyArray_DATA(weight)
+    begin(&job, x, shape[0], shape[1], cnp.PyArray_MultiplyList(shape + 2, cnp.PyArray_NDIM(x) - 2), weight, skipna)
     size = [2, job.channels]
-    found_ = cnp.PyArray_EMPTY(2, size, cnp.NPY_DOUBLE, 0)
-    found = <double*>cnp.PyArray_DATA(found_)
-    all_ = job.outer * job.inner if job.channels == 1 and weight is None else job.outer
-    threads = threads_for(values, all_)
-    job.pieces = 1 if threads == 1 else min(all_, <Py_ssize_t>threads * PER_THREAD)
-    job.piece = (all_ + job.pieces - 1) // job.pieces
-    job.least = <double*>malloc(<size_t>(2 * job.pieces * job.channels + 1) * sizeof(double))
-    if job.least == NULL:
+    found = cnp.PyArray_EMPTY(2, size, cnp.NPY_DOUBLE, 0)
+    memory = malloc(space(&job) + 1)
+    if memory == NULL:
         raise MemoryError("moments: no memory for extremes")
-    job.greatest = job.least + job.pieces * job.channels
-    try:
-        with nogil:
-            if threads == 1:
-                for t in range(job.pieces):
-                    task(&job, t)
-            else:
-                for t in prange(job.pieces, schedule="dynamic", chunksize=1, num_threads=threads):
-                    task(&job, t)
-            for c in range(job.channels):
-                low = INFINITY
-                high = -INFINITY
-                for t in range(job.pieces):
-                    if not job.least[t * job.channels + c] >= low:      # NaN comes in, and stays
-                        low = job.least[t * job.channels + c]
-                    if not job.greatest[t * job.channels + c] <= high:
-                        high = job.greatest[t * job.channels + c]
-                    if low != low:
-                        break
-                if not low <= high:
-                    low = high = NAN
-                found[c] = low + 0.0
-                found[job.channels + c] = high + 0.0
-    finally:
-        free(job.least)
-    return found_
+    with nogil:
+        find(&job, memory, <double*>cnp.PyArray_DATA(found), job.channels)
+    free(memory)
+    return found

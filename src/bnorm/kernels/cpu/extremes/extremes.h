@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "fetch.h"
+#include "job.h"
 #include "kinds.h"
 
 #if defined(_MSC_VER) && !defined(__clang__)
@@ -34,20 +35,8 @@
 #define BN_ANY
 
 enum { BN_ROW = 256, BN_LANES = 64 };   /* columns of rows, and of a run, unless it is shorter than these */
-/* Bytes: of an array that hardly lies in a cache, fetched before they are needed, and at a time. In a cache, fetching
- * costs up to a third of the speed; from memory it doubled it. */
-enum { BN_FAR = 16 << 20, BN_AHEAD = 8192, BN_LINE = 64 };
-
-typedef struct {
-    const void *x;
-    const double *weight;   /* [outer][inner] or NULL: where it is 0 a value does not count */
-    int kind;               /* of kinds.h, BN_FLOAT64 at most */
-    int skipna;             /* else a channel with NaN has the extremes NaN */
-    int far;                /* x is BN_FAR or more */
-    ptrdiff_t outer, channels, inner;
-    ptrdiff_t piece, pieces;        /* outer positions of a task; if there is one channel, values */
-    double *least, *greatest;       /* [pieces][channels]: infinities where nothing counts */
-} bn_extremes_job;
+/* Bytes: fetched before they are needed, and at a time. */
+enum { BN_AHEAD = 8192, BN_LINE = 64 };
 
 /* Fetch four rows of n bytes. */
 static BN_EACH void bn_fetch_rows(const void *rows, ptrdiff_t stride, ptrdiff_t n)

@@ -1,6 +1,6 @@
 """What the entry of the extremes tells its loops."""
 
-cdef extern from "extremes.h" nogil:
+cdef extern from "job.h" nogil:
     enum:
         BN_FAR
     ctypedef struct bn_extremes_job:
@@ -10,6 +10,7 @@ cdef extern from "extremes.h" nogil:
         int skipna, far
         Py_ssize_t outer, channels, inner
         Py_ssize_t piece, pieces
+        int threads
         double* least
         double* greatest
 

@@ -1,0 +1,99 @@
+# Moments: of the channels of an array, or of vectors, with their extremes too.
+#
+# Uses data, expect_weights, matrix, partial_size, scratch, seen_as, view, weigh (arrays), expect_block (guards), run,
+# share_weights, sizes (plan).
+# Gives entries only.
+
+cdef int begin_moments(Job* job, cnp.ndarray x, cnp.ndarray weight, bint skipna) except -1:
+    """Let a job, which sees x, be to find its moments."""
+    expect_weights(weight, job.outer * job.inner)
+    weigh(job, weight)
+    if weight is not None:
+        job.far = job.far or cnp.PyArray_NBYTES(x) + cnp.PyArray_NBYTES(weight) >= sizes.far
+        share_weights(job)
+    job.skipna = skipna
+    job.exact = True
+    return 0
+
+
+cdef void find_moments(Job* job, void* memory, double* n, Py_ssize_t step) noexcept nogil:
+    """Those of channel c go to n[c], n[step + c] and so on. memory: partial_size."""
+    cdef Py_ssize_t C = job.channels, c
+    cdef double* mean = n + step
+    cdef double* m2 = mean + step
+    cdef double* low = m2 + step
+    job.partial = <double*>memory
+    run(loops.reduce, job, False)
+    loops.merge_moments(job, 0, C)
+    for c in range(C):
+        n[c] = job.partial[c]
+        mean[c] = bn_plain(job.partial[C + c] + job.partial[3 * C + c])
+        m2[c] = bn_plain(bn_squares(mean[c], job.partial[2 * C + c]))
+        low[c] = bn_plain((job.partial[C + c] - mean[c]) + job.partial[3 * C + c])
+        job.unsound |= not (n[c] < INFINITY)
+    if job.unsound:
+        for c in range(C):
+            n[c] = INFINITY
+
+
+def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
+    """parts, (4, C): count, mean, m2 = sum w (x - mean)^2, and low, the rounding error of the float64 mean.
+
+    All sums are in float64, even those of float32, which `forward` sums faster and less exactly. Where a weight is
+    negative or not finite, or their sum is not, every count is infinite.
+    """
+    cdef Job job
+    view(&job, x)
+    begin_moments(&job, x, weight, skipna)
+    cdef cnp.ndarray parts = matrix(4, job.channels)
+    cdef double* found = <double*>data(parts)
+    cdef void* memory = scratch(partial_size(&job))
+    with nogil:
+        find_moments(&job, memory, found, job.channels)
+    free(memory)
+    return parts
+
+
+cdef struct Column:
+    Job moments
+    bn_extremes_job extremes
+
+
+def column_moments(list columns not None, cnp.ndarray weight=None, bint minmax=False):
+    """parts, (4, C), of vectors of one length, weighted alike, and with minmax their extremes, (2, C), else None.
+
+    NaN does not count. Of each vector it is, to the bit, what `moments` and `extremes` find. Here the GIL is given away
+    once, so no other thread is waited for between two vectors, and each is in the cache when it is read again.
+    """
+    cdef tuple kept = tuple(columns)    # another thread may change the list meanwhile
+    cdef Py_ssize_t C = len(kept), rows = 0, c
+    cdef cnp.ndarray x, parts = matrix(4, C), extremes = matrix(2, C) if minmax else None
+    cdef double* found = <double*>data(parts)
+    cdef double* ends = <double*>data(extremes)
+    cdef Column* jobs = <Column*>scratch(C * sizeof(Column))
+    cdef void* memory = NULL
+    cdef size_t size = 0
+    try:
+        for c in range(C):
+            x = kept[c]
+            expect_block(x, 1, 1)
+            if c == 0:
+                rows = cnp.PyArray_SIZE(x)
+            if cnp.PyArray_SIZE(x) != rows or not cnp.PyArray_ISALIGNED(x):
+                raise ValueError(f"columns: expected {rows} values each, aligned in memory, got {x.size}, or not so")
+            seen_as(&jobs[c].moments, x, 1, 1, rows, True)
+            begin_moments(&jobs[c].moments, x, weight, True)
+            size = max(size, partial_size(&jobs[c].moments))
+            if minmax:
+                begin_extremes(&jobs[c].extremes, x, 1, 1, rows, weight, True)
+                size = max(size, space_of_extremes(&jobs[c].extremes))
+        memory = scratch(size)
+        with nogil:
+            for c in range(C):
+                if minmax:
+                    find_extremes(&jobs[c].extremes, memory, ends + c, C)
+                find_moments(&jobs[c].moments, memory, found + c, C)
+    finally:
+        free(memory)
+        free(jobs)
+    return parts, extremes
