@@ -184,12 +184,6 @@ def extremes(x: ndarray, weight: ndarray | None = None) -> ndarray:
     return found
 
 
-def moments(x: ndarray, weight: ndarray | None = None) -> ndarray:
-    """Count, mean, m2 and low of a column, (4, 1). NaN does not count."""
-    found: ndarray = cpu.moments(x.reshape(1, 1, -1), None if weight is None else weight.reshape(1, -1), True)
-    return found
-
-
 def normalize(x: ndarray, stats: ndarray, out: ndarray) -> None:
     """Normalize one column, by (5, 1) statistics; FloatingPointError if it has an infinite value."""
     cpu.normalize(x.reshape(1, 1, -1), stats, IDENTITY, out.reshape(1, 1, -1), finite=True)

@@ -224,18 +224,17 @@ def test_a_state_of_the_command_is_one_of_the_transformer(command, tmp_path):
     check(shown(command, tmp_path / "t.safetensors") | {"missing": np.zeros(3)}, X)
 
 
-def test_a_column_is_in_the_cache_for_extremes_and_moments(monkeypatch):
-    """Both are found before the next column is touched, and only once."""
-    from bnorm import arrow
+def test_moments_and_extremes_of_all_columns_are_one_call(monkeypatch):
+    """In which a column is in the cache for both, and which is not repeated for the extremes."""
     from bnorm.app.fitting import Learner
     from bnorm.app.rows import Rows
-    from bnorm.app.states import Learned
+    from bnorm.app.states import Learned, piece_of
+    from bnorm.kernels import cpu
 
-    asked = []
-    for name in ("extremes", "moments"):
-        found = getattr(arrow, name)
-        monkeypatch.setattr(arrow, name, lambda x, w, f=found, n=name: asked.append((x[0], n)) or f(x, w))
+    asked, found = [], cpu.column_moments
+    monkeypatch.setattr(cpu, "column_moments", lambda x, w, minmax: asked.append(len(x)) or found(x, w, minmax))
     learner = Learner(Learned.new(["a", "b"], None, None), 4)
-    learner.add(Rows([np.arange(4.0), np.arange(5.0, 9.0)], ["a", "b"], "x", 0))
-    assert asked == [(0, "extremes"), (0, "moments"), (5, "extremes"), (5, "moments")]
+    rows = Rows([np.arange(4.0), np.arange(5.0, 9.0)], ["a", "b"], "x", 0)
+    learner.add([piece_of(learner.learned.fitted, rows, None, None)])
+    assert asked == [2]
     assert learner.learned.extremes.tolist() == [[0, 5], [3, 8]]

@@ -340,26 +340,3 @@ def test_lines_before_the_header_move_no_end_of_a_batch(command, tmp_path, small
     command("fit", data, "-o", tmp_path / "x.npz")
     command("fit", more, "--skip-rows", lines, "-o", tmp_path / "y.npz")
     assert (tmp_path / "x.npz").read_bytes() == (tmp_path / "y.npz").read_bytes()
-
-
-def test_a_batch_of_parquet_is_read_while_the_one_before_is_in_use():
-    from concurrent.futures import ThreadPoolExecutor
-
-    from bnorm.app.columnar import _early
-
-    read = []
-
-    def batches():
-        for i in range(3):
-            read.append(i)
-            yield i
-        raise OSError("the end is damaged")
-
-    with ThreadPoolExecutor(1) as pool:
-        early = _early(pool, batches())
-        assert next(early) == 0
-        pool.submit(int).result()  # comes after what was asked for
-        assert read == [0, 1]
-        assert [next(early), next(early)] == [1, 2]
-        with pytest.raises(OSError, match="damaged"):
-            next(early)

@@ -244,11 +244,11 @@ def test_resume(command, tmp_path, monkeypatch, way, stop):
     calls, checkpoint = [], tmp_path / "c.npz"
     add = fitting.Learner.add
 
-    def interrupted(self, rows, *others):
-        calls.append(rows.rows)
+    def interrupted(self, pieces):
+        calls.append(pieces[0].rows)
         if len(calls) > stop:
             raise Interrupted(130)
-        add(self, rows, *others)
+        add(self, pieces)
 
     monkeypatch.setattr(fitting.Learner, "add", interrupted)
     done = command.run(*arguments, "--force", "--checkpoint", checkpoint)

@@ -2,16 +2,18 @@
 
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from copy import copy
+from pathlib import Path
 from typing import Any
 
+from bnorm.app.ahead import alone, together
 from bnorm.app.errors import DataError
 from bnorm.app.opening import ARROW_FILE, ARROW_STREAM, PARQUET, Input, spooled
 from bnorm.app.sources import BATCH, MOST_ROWS, Source, joined, pyarrow, rows_per_batch
 from bnorm.app.stripes import MOST_STATE, state, striped
 
-BUFFER = 1 << 16
+BUFFER = 1 << 14  # bytes of a column that are read at least; of a page, which is longer, so many are copied once more
 FEW_ROWS = 64  # of text whose length is not known yet
 TEXT_ROWS = 1 << 12  # at most so many rows of text are decoded together
 
@@ -19,9 +21,14 @@ TEXT_ROWS = 1 << 12  # at most so many rows of text are decoded together
 class ColumnarSource(Source):
     """A file whose row groups or batches have any size, and may be skipped."""
 
+    _all = 0  # of how many columns batches have the rows, if not of those that are read
+
+    def _rows_of(self, names: Sequence[str]) -> int:
+        return rows_per_batch(self._all or len(names))
+
     def _batches(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
         most = None if set(names) == set(numbers) else BATCH
-        yield from even(self._groups(names, numbers, skip), skip, rows_per_batch(len(names)), most)
+        yield from even(self._groups(names, numbers, skip), skip, self._rows_of(names), most)
 
     def _groups(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
         """Record batches of any size, from row `skip` on."""
@@ -44,7 +51,16 @@ class ParquetSource(ColumnarSource):
         with self._open() as file:
             schema = file.schema_arrow
             super().__init__(given, schema.names, schema.types)
-            self._rows = file.metadata.num_rows
+            meta = file.metadata
+            self._rows = meta.num_rows
+            self._largest = max((meta.row_group(i).total_byte_size for i in range(meta.num_row_groups)), default=0)
+
+    def share(self, columns: int) -> "ParquetSource | None":
+        if not isinstance(self._path, Path) or state(columns, self._largest) > MOST_STATE:
+            return None
+        shared = copy(self)
+        shared._all = columns
+        return shared
 
     def _open(self) -> Any:
         from pyarrow import parquet
@@ -61,15 +77,15 @@ class ParquetSource(ColumnarSource):
             self._read = start
             if not groups:
                 return
-            most = max(meta.row_group(i).total_byte_size for i in groups)
+            most, rows = max(meta.row_group(i).total_byte_size for i in groups), self._rows_of(names)
             if state(len(names), most) > MOST_STATE:
-                batches = striped(file, groups, names, rows_per_batch(len(names)))
+                batches = striped(file, groups, names, rows)
                 yield from self._after(self._counted(batches), skip, start)
             elif set(names) == set(numbers):
-                batches = file.iter_batches(rows_per_batch(len(names)), row_groups=groups, columns=list(names))
-                with ThreadPoolExecutor(1) as pool:
-                    early = _early(pool, batches)
-                    yield from self._after(self._counted(b.select(list(names)) for b in early), skip, start)
+                shared = self._all > 0  # with other threads
+                batches = file.iter_batches(rows, row_groups=groups, columns=list(names), use_threads=not shared)
+                with closing(alone(batches) if shared else together([batches])) as found:
+                    yield from self._after(self._counted(b.select(list(names)) for [b] in found), skip, start)
             else:
                 yield from self._texts(file, groups, names, skip, start)
 
@@ -102,14 +118,6 @@ class ParquetSource(ColumnarSource):
         for batch in batches:
             self.fraction = self._read / max(1, self._rows)
             yield batch
-
-
-def _early(pool: ThreadPoolExecutor, batches: Iterator[Any]) -> Iterator[Any]:
-    """The same batches. While one is in use, another thread reads the next."""
-    coming = pool.submit(next, batches, None)
-    while (batch := coming.result()) is not None:
-        coming = pool.submit(next, batches, None)
-        yield batch
 
 
 class ArrowSource(ColumnarSource):
@@ -190,11 +198,13 @@ def even(batches: Iterable[Any], row: int, rows: int, most: int | None) -> Itera
     waiting: list[Any] = []
     size = 0
     for batch in batches:
-        while batch.num_rows:
-            take = min(batch.num_rows, rows - row % rows)
-            if most and (bytes_ := batch.slice(0, take).nbytes) > most:
+        start = 0
+        while start < batch.num_rows:
+            take = min(batch.num_rows - start, rows - row % rows)
+            if most and (bytes_ := batch.slice(start, take).nbytes) > most:
                 take = max(1, take * most // bytes_)
-            piece, batch = batch.slice(0, take), batch.slice(take)
+            piece = batch if take == batch.num_rows else batch.slice(start, take)
+            start += take
             waiting.append(piece)
             size += piece.nbytes if most else 0
             row += take

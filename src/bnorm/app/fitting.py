@@ -3,16 +3,17 @@
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
 
 from bnorm import arrow, get_num_threads, set_num_threads
 from bnorm.app import places
+from bnorm.app.ahead import alone, together
 from bnorm.app.choosing import check_same_columns, choose, listed, tell
 from bnorm.app.dialects import Dialect
 from bnorm.app.errors import DataError
@@ -20,12 +21,16 @@ from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Interrupted, Progress, Signals
 from bnorm.app.rows import Rows
 from bnorm.app.sources import Source
-from bnorm.app.states import WHO, Learned, Piece
+from bnorm.app.states import WHO, Learned, Piece, beside, piece_of
 from bnorm.exact import HEAVIEST
 from bnorm.running import TooLarge
+from bnorm.transformer.fitted import Fitted
 from bnorm.transformer.times import Times, read
 
 EVERY = 60.0  # seconds between checkpoints
+MOST_SHARES = 4  # of the columns, which threads of their own read: with more they wait for the lock of Python
+AHEAD = 2  # batches of which each of them tells all, so that none waits for another
+MOST_PIECES = 64  # that are told together: of a batch there may be as many as it has rows
 
 
 def fit(args: argparse.Namespace) -> dict[str, Any]:
@@ -81,31 +86,28 @@ class Learner:
     """
 
     def __init__(self, learned: Learned, rows: int, signals: Signals | None = None) -> None:
-        self.learned, self._rows, self._signals = learned, rows, signals or Signals()
+        self.learned, self.rows, self._signals = learned, rows, signals or Signals()
         self._pieces: list[Piece] = []
         self._left = rows
 
-    def add(self, table: Rows, weight: ndarray | None = None, times: Times | None = None) -> None:
-        """Add the next rows, their weights and their times."""
-        fitted, stop = self.learned.fitted, 0
-        while stop < table.rows:
-            start, stop = stop, min(table.rows, stop + self._left)
-            rows, w = table.cut(start, stop), None if weight is None else weight[start:stop]
-            when = None if times is None else Times.of(times.ns[start:stop], times.kind, times.column)
-            exact = fitted.sums is not None
-            steps, sums = ([], rows.exact(w)) if exact else (fitted.steps(rows, w, when), None)
-            missing = None if w is None else np.array([np.count_nonzero(np.isnan(column)) for column in rows.columns])
-            self._pieces.append(Piece(rows.rows, steps, sums, rows.extremes(w), missing))
-            self._left -= rows.rows
-            if not self._left:
-                self.commit()
+    def add(self, pieces: Sequence[Piece | DataError]) -> None:
+        """Add what the next rows tell, all of them of one batch, in sets of columns that lie side by side."""
+        found = []
+        for piece in pieces:
+            if isinstance(piece, DataError):
+                raise piece
+            found.append(piece)
+        self._pieces.append(beside(found))
+        self._left -= found[0].rows
+        if not self._left:
+            self.commit()
 
     def commit(self) -> None:
         """Learn the rows since the last batch as a batch, even if it is shorter than the others."""
         if self._pieces:
             with self._signals.held():
                 self.learned.take(self._pieces)
-                self._pieces, self._left = [], self._rows
+                self._pieces, self._left = [], self.rows
 
 
 def learn(
@@ -116,34 +118,66 @@ def learn(
     keep: Callable[[], None] | None = None,
 ) -> None:
     """Learn all rows of a stream except those that are known already. `keep` is called every minute."""
-    last = time.monotonic()
-    name = stream.others[0] if stream.others else None  # the column of times
+    last, where = time.monotonic(), stream.where
+    fitted, skip = learner.learned.fitted, learner.learned.rows
+    fades = fitted.statistics.halflife is not None
+    shares = [stream] if fades else stream.shares(min(MOST_SHARES, get_num_threads()), [weight] if weight else [])
+    told = [_told(share, fitted, skip, learner.rows, weight) for share in shares]
     try:
-        with one_thread(), closing(stream.read(learner.learned.rows)) as batches:
-            for batch in batches:
-                if known := progress.rows == 0 and learner.learned.rows:
-                    progress.resume(known, stream.progress)
-                columns = [arrow.values(column) for column in batch.columns[: len(stream.numbers)]]
-                times = moments_of(batch.column(name), name, stream) if name else None
-                w = (
-                    weights_of(columns.pop(), stream, weight, learner.learned.fitted.sums is not None)
-                    if weight
-                    else None
-                )
-                learner.add(Rows(columns, stream.numbers[: len(columns)], stream.where, stream.row), w, times)
-                progress.add(batch.num_rows, stream.progress)
+        with one_thread(), closing(together(told, AHEAD) if len(told) > 1 else alone(told[0])) as batches:
+            for parts in batches:
+                if len({part and part.rows for part in parts}) > 1:
+                    raise DataError(f"{where}: expected columns of one length, got others")
+                _, where, position, _ = parts[0]
+                if skip and not progress.rows:
+                    progress.resume(skip, position)
+                for pieces in zip(*[part.pieces for part in parts], strict=True):
+                    learner.add(pieces)
+                progress.add(parts[0].rows, position)
                 if keep and time.monotonic() - last > EVERY:
                     keep()
                     last = time.monotonic()
         learner.commit()
     except TooLarge as error:
-        raise _too_large(error, stream, weight) from None
+        name = weight if error.weights else stream.numbers[error.channel]
+        what = "weights whose sum" if error.weights else "values whose mean"
+        raise DataError(f"{where}: column {name!r}: expected {what} float64 can hold, got too large ones") from None
 
 
-def _too_large(error: TooLarge, stream: Stream, weight: str | None) -> DataError:
-    name = weight if error.weights else stream.numbers[error.channel]
-    what = "weights whose sum" if error.weights else "values whose mean"
-    return DataError(f"{stream.where}: column {name!r}: expected {what} float64 can hold, got too large ones")
+class Told(NamedTuple):
+    """What rows of a stream tell, in pieces that end where the batches of the statistics do, or why one cannot."""
+
+    rows: int
+    where: str
+    position: float
+    pieces: list[Piece | DataError]
+
+
+def _told(stream: Stream, fitted: Fitted, skip: int, most: int, weight: str | None) -> Generator[Told]:
+    """What the rows from `skip` on tell, of which every `most` are a batch of the statistics.
+
+    What a thread has read is summed there, while it is in the cache of its core. Then it is not needed any more.
+    """
+    name, done = stream.others[0] if stream.others else None, 0  # the column of times
+    for batch in stream.read(skip):
+        columns = [arrow.values(column) for column in batch.columns[: len(stream.numbers)]]
+        times = moments_of(batch.column(name), name, stream) if name else None
+        w = weights_of(columns.pop(), stream, weight, fitted.sums is not None) if weight else None
+        pieces: list[Piece | DataError] = []
+        first = stop = 0
+        while stop < batch.num_rows:
+            start, stop = stop, min(batch.num_rows, stop + most - done % most)
+            done += stop - start
+            some = [column[start:stop] for column in columns] if stop - start < batch.num_rows else columns
+            rows = Rows(some, stream.numbers[: len(some)], stream.where, stream.row + start)
+            when = None if times is None else Times.of(times.ns[start:stop], times.kind, times.column)
+            try:
+                pieces.append(piece_of(fitted, rows, None if w is None else w[start:stop], when))
+            except DataError as error:
+                pieces.append(error)
+            if len(pieces) == MOST_PIECES or stop == batch.num_rows:
+                yield Told(stop - first, stream.where, stream.progress, pieces)
+                pieces, first = [], stop
 
 
 def weights_of(column: ndarray, stream: Stream, name: str, whole: bool) -> ndarray:

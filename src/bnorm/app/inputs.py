@@ -110,6 +110,18 @@ class Stream:
         self.row = 0  # rows of it before the last batch
         self._done = 0.0
 
+    def shares(self, most: int, beside: Sequence[str] = ()) -> list["Stream"]:
+        """At most so many streams of some of the numbers each, all of the same batches of rows, for as many threads; it
+        alone if there are others than numbers, or its sources cannot be read so. beside: the numbers that each has.
+        """
+        names = [name for name in self.numbers if name not in beside]
+        width = -(-len(names) // most)
+        sets = [[*names[i : i + width], *beside] for i in range(0, len(names), width)]
+        shared = [[s.share(len(self.numbers)) for s in self.sources] for _ in sets]
+        if len(sets) == 1 or self.others or None in shared[0]:
+            return [self]
+        return [Stream([s for s in sources if s], names) for sources, names in zip(shared, sets, strict=True)]
+
     def __iter__(self) -> Iterator[Any]:
         return self.read()
 

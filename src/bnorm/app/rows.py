@@ -8,6 +8,7 @@ from numpy import ndarray
 
 from bnorm import arrow
 from bnorm.app.errors import DataError
+from bnorm.kernels import cpu
 from bnorm.running import Step
 from bnorm.transformer.tables import InColumns, refuse_infinity_in
 
@@ -15,35 +16,32 @@ from bnorm.transformer.tables import InColumns, refuse_infinity_in
 class Rows(InColumns):
     """A table of some rows of a file. No infinity is left in what it tells."""
 
-    __slots__ = ("_before", "_extremes", "_names", "_where")
+    __slots__ = ("_before", "_found", "_names", "_where")
 
     def __init__(self, columns: Sequence[ndarray], names: Sequence[str], where: str, before: int) -> None:
         """where: the file. before: the number of its rows before these."""
         super().__init__(arrow.Columns([list(columns)]))
         self._names, self._where, self._before = names, where, before
-        self._extremes: list[ndarray] = []
+        self._found: tuple[ndarray, ndarray] | None = None  # moments and extremes
 
     @property
     def columns(self) -> list[ndarray]:
         found: list[ndarray] = self.x.batches[0]
         return found
 
-    def cut(self, start: int, stop: int) -> "Rows":
-        """Some of the rows."""
-        if stop - start == self.rows:
-            return self
-        return Rows([column[start:stop] for column in self.columns], self._names, self._where, self._before + start)
-
     def whole(self, weight: ndarray | None) -> ndarray:
-        """Extremes and moments of a column before the next: a column stays in the cache, a batch does not."""
-        both = [(arrow.extremes(column, weight), arrow.moments(column, weight)) for column in self.columns]
-        self._extremes, parts = [list(found) for found in zip(*both, strict=True)]
-        return np.concatenate(parts, axis=1)
+        """It is kept, and so are the extremes, which are found with it, of a column before the next: a column stays in
+        the cache, a batch does not.
+        """
+        if self._found is None:
+            self._found = cpu.column_moments(self.columns, weight, minmax=True)
+        return self._found[0]
 
     def extremes(self, weight: ndarray | None) -> ndarray:
-        """The least and the greatest values, (2, C); NaN where there is none. Known if moments have been asked for."""
-        found = self._extremes or [arrow.extremes(column, weight) for column in self.columns]
-        return np.concatenate(found, axis=1)
+        """The least and the greatest values, (2, C); NaN where there is none."""
+        if self._found:
+            return self._found[1]
+        return np.concatenate([arrow.extremes(column, weight) for column in self.columns], axis=1)
 
     def steps(self, weight: ndarray | None, clock: Any, ddof: int) -> list[Step]:
         try:

@@ -61,6 +61,12 @@ class Source:
         """Whether a column can be read as numbers; bools only if they are asked for by name."""
         return is_number(self.columns[name], bools=True)
 
+    def share(self, columns: int) -> "Source | None":
+        """The same table for one of several threads, which reads some of so many columns of numbers, in batches of the
+        same rows as all of them. None if all are to be read together.
+        """
+        return None
+
     def read(self, names: Sequence[str], numbers: Sequence[str], skip: int = 0) -> Generator[Any]:
         """Record batches of these columns, in this order, without the first `skip` rows.
 

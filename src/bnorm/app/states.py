@@ -7,11 +7,13 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm.app.errors import DataError
+from bnorm.app.rows import Rows
 from bnorm.files import container
 from bnorm.moments import Moments
 from bnorm.running import Step
 from bnorm.transformer import maps, parameters, saving
 from bnorm.transformer.fitted import Fitted
+from bnorm.transformer.times import Times
 
 WHO = "bnorm"
 CHECKPOINT = "checkpoint"  # the entry of a file with the settings of the command that it belongs to
@@ -26,6 +28,27 @@ class Piece(NamedTuple):
     sums: Any
     extremes: ndarray
     missing: ndarray | None
+
+
+def piece_of(fitted: Fitted, rows: Rows, weight: ndarray | None, times: Times | None) -> Piece:
+    """What rows tell statistics."""
+    steps, sums = ([], rows.exact(weight)) if fitted.sums is not None else (fitted.steps(rows, weight, times), None)
+    missing = None if weight is None else np.array([np.count_nonzero(np.isnan(column)) for column in rows.columns])
+    return Piece(rows.rows, steps, sums, rows.extremes(weight), missing)
+
+
+def beside(pieces: Sequence[Piece]) -> Piece:
+    """What the same rows of several sets of columns tell, if they do not fade."""
+    rows, steps, sums, _, missing = first = pieces[0]
+    if len(pieces) == 1:
+        return first
+    if steps:
+        steps = [Step(np.concatenate([piece.steps[0].parts for piece in pieces], axis=1), rows)]
+    if sums is not None:
+        sums = Moments.beside([piece.sums for piece in pieces])
+    if missing is not None:
+        missing = np.concatenate([piece.missing for piece in pieces])
+    return Piece(rows, steps, sums, np.concatenate([piece.extremes for piece in pieces], axis=1), missing)
 
 
 class Map(NamedTuple):
