@@ -16,8 +16,17 @@ def cores() -> int:
 
 def processor() -> str:
     info = Path("/proc/cpuinfo")
-    named = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.exists() else None
-    return named[1].strip() if named else platform.processor() or platform.machine()
+    return named_in(info.read_text() if info.exists() else "") or platform.processor() or platform.machine()
+
+
+def named_in(cpuinfo: str) -> str | None:
+    """The processor's name. Where a virtual machine hides AMD's model, the family tells at least the generation: 25 is
+    Zen 4, 26 Zen 5.
+    """
+    found = dict(re.findall(r"^(model name|cpu family)[ \t]*:[ \t]*(.+?)[ \t]*$", cpuinfo, re.MULTILINE))
+    if found.get("model name") == "AMD EPYC" and "cpu family" in found:
+        return f"AMD EPYC, family {found['cpu family']}"
+    return found.get("model name")
 
 
 def facts(simd: str) -> dict[str, object]:
@@ -39,7 +48,7 @@ def free_memory() -> float:
 
 
 def file_name() -> str:
-    """One per machine: amd-epyc-2-cores.json."""
+    """One per machine: amd-epyc-family-26-2-cores.json."""
     words = re.sub(r"\((R|TM)\)|[^A-Za-z0-9]+", " ", processor()).lower().split()
     return "-".join([*words, str(cores()), "cores"]) + ".json"
 

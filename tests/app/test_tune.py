@@ -92,6 +92,13 @@ def test_a_measurement_leaves_sizes_and_threads_as_they_were():
     assert tuning.bnorm.get_num_threads() == threads
 
 
+def test_two_generations_of_a_processor_have_a_file_each():
+    one, two = (["processor\t: 0\n", f"cpu family\t: {n}\n", "model name\t: AMD EPYC\n", "\n"] for n in (25, 26))
+    assert tuned.named_in(one + two) == "AMD EPYC family 25"
+    assert tuned.named_in(two + one) == "AMD EPYC family 26"
+    assert tuned.named_in(["processor\t: 0\n", "BogoMIPS\t: 50\n", "\n"]) is None  # as on ARM
+
+
 @pytest.mark.parametrize("size", [1, tuned.MOST])
 def test_a_new_process_uses_the_file_and_gives_the_same_bits(own_folder, size):
     path = tuned.file_of(own_folder / "bnorm")

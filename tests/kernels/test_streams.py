@@ -28,7 +28,7 @@ def streamed():
     sizes = dict.fromkeys(("stream", "stream_one", "stream_two"), STREAM) | dict.fromkeys(
         ("far", "far_maps", "far_two"), FAR
     )
-    before = entries.use_sizes(**sizes, far_alone=FAR // 2, far_rows=FAR_ROWS)
+    before = entries.use_sizes(**sizes, far_alone=FAR // 2, far_rows=FAR_ROWS, beside=1)
     yield
     entries.use_sizes(**before)
 
@@ -152,15 +152,18 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("size", [STREAM, FAR_ROWS], ids=["sent", "through the caches"])
+@pytest.mark.parametrize(
+    ("size", "others"),
+    [(STREAM, {"beside": 1 << 40}), (STREAM, {"beside": 1}), (FAR_ROWS, {"stream_two": 1 << 40})],
+    ids=["sent", "sent while dy is fetched", "through the caches"],
+)
 @pytest.mark.parametrize("act", [IDENTITY, leaky(0.2)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", ROWS, ids=str)
-def test_rows_anywhere(shape, dtype, act, size):
+def test_rows_anywhere(shape, dtype, act, size, others):
     """Rows that are sent as they are computed, whole lines or not, wherever `out` begins, and in place; or rows
     through the caches, of which a gradient fetches ahead."""
-    if size == FAR_ROWS:
-        entries.use_sizes(stream_two=1 << 40)
+    entries.use_sizes(**others)
     rng = np.random.default_rng(5)
     offset = int(rng.integers(1, 8))
     _, x = large(shape, size, dtype)

@@ -208,6 +208,19 @@ def test_the_process_of_a_peer_does_not_import_bnorm():
     assert done.stdout == "False\n"
 
 
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [
+        ("cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n", "AMD EPYC, family 26"),
+        ("cpu family\t: 25\nmodel name\t: AMD EPYC 7763 64-Core Processor\n", "AMD EPYC 7763 64-Core Processor"),
+        ("cpu family\t: 6\nmodel name\t: Intel(R) Xeon(R) Processor\n", "Intel(R) Xeon(R) Processor"),
+        ("processor\t: 0\nBogoMIPS\t: 50\n", None),
+    ],
+)
+def test_a_hidden_model_is_told_by_its_family(cpuinfo, name):
+    assert machine.named_in(cpuinfo) == name
+
+
 def test_the_table_is_written(results, tmp_path, monkeypatch):
     for module in (store, table):
         monkeypatch.setattr(module, "RESULTS", tmp_path / "results")

@@ -90,6 +90,7 @@ cdef extern from "memory.h" nogil:
     int bn_processor_level()
     int bn_far_third_level()
     int bn_foresees()
+    int bn_reads_beside_stores()
     void bn_set(int*)
 
 cnp.import_array()

@@ -58,6 +58,18 @@ static inline int bn_foresees(void)
 #endif
 }
 
+/* Whether memory is read as fast between stores past the caches as between the loads of sums: AMD's processors do so from
+ * Zen 5 on, which is their family 26. */
+static inline int bn_reads_beside_stores(void)
+{
+#if (defined(__GNUC__) || defined(__clang__)) && (defined(__x86_64__) || defined(__i386__))
+    unsigned a, b, c, d;
+    return bn_foresees() && __get_cpuid(1, &a, &b, &c, &d) && (a >> 8 & 15) + (a >> 20 & 255) >= 26;
+#else
+    return 0;
+#endif
+}
+
 /* Whether the third-level cache is hardly faster than memory: that of Intel's servers is, since they have AVX-512, as it
  * is spread over all their cores. */
 static inline int bn_far_third_level(void)

@@ -6,7 +6,9 @@ They say from how many bytes on arrays are fetched ahead and sent past the cache
 import os
 import re
 import warnings
+from collections.abc import Iterable
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 
 from . import entries
@@ -36,11 +38,17 @@ def file_of(within: Path) -> Path:
     return within / ("-".join([*words, str(cores), "cores"]) + ".sizes")
 
 
+def named_in(cpuinfo: Iterable[str]) -> str | None:
+    """The first core's name and family: where a virtual machine hides the model, AMD EPYC is Zen 4 as well as Zen 5."""
+    fields = (line.partition(":") for line in cpuinfo)
+    first = {name.strip(): value.strip() for name, _, value in takewhile(lambda field: field[1], fields)}
+    return f"{first['model name']} family {first.get('cpu family', '')}" if "model name" in first else None
+
+
 def _processor() -> str:
     with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as info:
-        for line in info:
-            if line.startswith("model name"):
-                return line.partition(":")[2]
+        if name := named_in(info):
+            return name
     import platform
 
     return platform.processor() or platform.machine()

@@ -15,6 +15,7 @@
 cdef enum:
     FETCH_BYTES = 1 << 18   # bytes at most that are fetched while the rows before are written
     AT_ONCE = 128           # values of a row of runs, whose lines can be fetched one after the other without waiting
+    FEW = 48                # values of a row of which x and dy are best fetched together everywhere
     SECOND_CACHE = 1 << 20  # bytes of x and dy that are taken to stay in the second-level cache
 
 
@@ -95,6 +96,12 @@ cdef inline bint fetches_with_sums(const RowJob* job, bint direct, const real* x
     return job.scale != NULL or (size <= AT_ONCE and short_runs(job, x))
 
 
+cdef inline bint fetches_beside_stores(const RowJob* job, bint direct) noexcept nogil:
+    """Whether only x is fetched with the sums, and dy while results are sent: so memory has something to do all the time,
+    on machines that read it beside stores as fast."""
+    return job.beside and direct and job.dh == NULL and job.channels * job.inner >= FEW
+
+
 cdef inline Py_ssize_t reach_of(const RowJob* job, Py_ssize_t groups, const real* x) noexcept nogil:
     """How far ahead a task of so many groups fetches then, in bytes: whole outer positions, to what comes after
     BN_AHEAD bytes, and after a stripe, of which some columns are read at a time."""
@@ -134,7 +141,7 @@ cdef void open_rows(
             first = reach_of(job, end - begin, x)
         bn_fetch(&out.ahead, min(<Py_ssize_t>FETCH_BYTES, first))
         if with_sums:
-            bn_reach(&out.ahead, first)
+            bn_reach(&out.ahead, first, job.dy != NULL and fetches_beside_stores(job, out.direct))
         if job.room != NULL and job.residual != NULL:   # x is fetched as h is sent, the residual as y is
             sent.ahead = out.ahead
             sent.ahead.apart = 0

@@ -35,7 +35,8 @@ typedef struct {
     ptrdiff_t apart, third, gap;
     size_t span, left;
     size_t early;           /* bytes that were fetched before as many others were sent */
-    ptrdiff_t reach;        /* instead of a walk: how many bytes behind what is read the next is fetched (0: a walk) */
+    ptrdiff_t reach;        /* instead of a walk: how many bytes behind what is read the next is fetched (0: a walk); or
+                             * of x, while the walk is one over dy */
     size_t rows, height;    /* how many rows are left of a tile, and how many it has; 0: whole rows are walked over */
     size_t tile, beside;    /* bytes of a row in a tile, and from this tile on */
 } bn_ahead;
@@ -99,12 +100,12 @@ BN_APART void bn_fetch(bn_ahead *ahead, size_t bytes)
     }
 }
 
-/* Fetch what lies `reach` bytes behind these of x and dy. Line by line, between the loads of sums: then the processor's own
- * fetching is not misled, and nothing waits. */
+/* Fetch what lies `reach` bytes behind these of x, and of dy unless a walk goes over it. Line by line, between the loads of
+ * sums: then the processor's own fetching is not misled, and nothing waits. */
 BN_INLINE void bn_fetch_with(const bn_ahead *ahead, const void *x, const void *dy, size_t bytes)
 {
     const char *at = (const char *)x + ahead->reach;
-    const ptrdiff_t apart = dy ? (const char *)dy - (const char *)x : 0, third = ahead->third;
+    const ptrdiff_t apart = dy && !ahead->at ? (const char *)dy - (const char *)x : 0, third = ahead->third;
     for (size_t i = 0; i < bytes; i += BN_LINE)
         bn_fetch_line(at + i);
     if (apart)
@@ -137,10 +138,11 @@ static inline void bn_stand(bn_ahead *ahead)
     ahead->early = 0;
 }
 
-/* Let what is read be fetched so many bytes ahead, in place of a walk. */
-static inline void bn_reach(bn_ahead *ahead, ptrdiff_t bytes)
+/* Let what is read be fetched so many bytes ahead, in place of a walk; or x alone, and let the walk go on over dy. */
+static inline void bn_reach(bn_ahead *ahead, ptrdiff_t bytes, int only_x)
 {
-    ahead->at = NULL;
+    ahead->at = only_x ? ahead->at + ahead->apart : NULL;
+    ahead->apart = 0;
     ahead->reach = bytes;
 }
 

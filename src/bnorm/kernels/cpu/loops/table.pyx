@@ -90,7 +90,7 @@ cdef extern from "streams.h" nogil:
     void bn_fetch(bn_ahead*, size_t)
     void bn_fetch_on(bn_ahead*, const void*, const void*, size_t, bint)
     void bn_fetch_with(const bn_ahead*, const void*, const void*, size_t)
-    void bn_reach(bn_ahead*, Py_ssize_t)
+    void bn_reach(bn_ahead*, Py_ssize_t, int)
     void bn_open(bn_output*)
     void* bn_room(bn_output*, void*, size_t, bn_ahead*)
     void bn_close(bn_output*, bn_ahead*)
