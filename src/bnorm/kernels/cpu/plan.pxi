@@ -40,12 +40,11 @@ ctypedef struct Sizes:
 
 
 cdef bint foresees = bn_foresees()
-cdef bint beside = bn_reads_beside_stores()
 cdef Py_ssize_t never = <Py_ssize_t>1 << 60
 # Where the third level is near: found on an AMD EPYC.
 cdef Sizes near_level = Sizes(stream=16 << 20, stream_one=10 << 20, stream_two=15 << 19,
                               far=9 << 20, far_maps=14 << 20, far_two=9 << 20, far_alone=9 << 19,
-                              far_rows=3 << 20, beside=1 if beside else never)
+                              far_rows=3 << 20, beside=1 if bn_reads_beside_stores() else never)
 # Where it is far, twice the second level: what does not fit there might as well be in memory.
 cdef Sizes far_level = Sizes(stream=4 << 20, stream_one=4 << 20, stream_two=4 << 20,
                              far=4 << 20, far_maps=4 << 20, far_two=4 << 20, far_alone=4 << 20,

@@ -138,7 +138,8 @@ static inline void bn_share(bn_part part, void *job, int threads)
 
 /* How many of n threads a parallel region may have: all, or as many as this thread's last one had. OpenMP runtimes end the
  * process where the system refuses them a thread, so as many are started here first, all at once, and ended again: with
- * stacks of the size that the runtime will ask for, and some room for its own records. A runtime keeps its workers, of each thread that calls it as many as the last region had; only more of them are tried. */
+ * stacks of the size that the runtime will ask for, and some room for its own records. A runtime keeps its workers, of each
+ * thread that calls it as many as the last region had; only more of them are tried. */
 #if defined(_OPENMP) && (defined(__unix__) || defined(__APPLE__))
 #include <ctype.h>
 #include <errno.h>

@@ -28,8 +28,8 @@ enum {
 
 /* A walk ahead of the reader over rows of `span` bytes with `gap` bytes between them, of one array, or of a second
  * too that lies `apart` bytes from the first (0: none), and of a third, or of an output through the caches, that lies
- * `third` bytes from it (0: none, or the array itself). It may run past the end: fetching is not reading. Few lines at a time, between
- * other work: the queue to memory is short, and a thread that waits for a place in it does nothing else. */
+ * `third` bytes from it (0: none, or the array itself). It may run past the end: fetching is not reading. Few lines at a
+ * time, between other work: the queue to memory is short, and a thread that waits for a place in it does nothing else. */
 typedef struct {
     const char *at;
     ptrdiff_t apart, third, gap;
