@@ -97,8 +97,8 @@ cdef inline bint fetches_with_sums(const RowJob* job, bint direct, const real* x
 
 
 cdef inline bint fetches_beside_stores(const RowJob* job, bint direct) noexcept nogil:
-    """Whether only x is fetched with the sums, and dy while results are sent: so memory has something to do all the time,
-    on machines that read it beside stores as fast."""
+    """Whether only x is fetched with the sums, and dy while results are sent: so memory always has something to do, on
+    machines that read it as fast beside stores."""
     return job.beside and direct and job.dh == NULL and job.channels * job.inner >= FEW
 
 
