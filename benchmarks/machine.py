@@ -25,7 +25,7 @@ def named_in(cpuinfo: str) -> str | None:
     """
     found = dict(re.findall(r"^(model name|cpu family)[ \t]*:[ \t]*(.+?)[ \t]*$", cpuinfo, re.MULTILINE))
     if found.get("model name") == "AMD EPYC" and "cpu family" in found:
-        return f"AMD EPYC, family {found['cpu family']}"
+        return f"AMD EPYC (family {found['cpu family']})"
     return found.get("model name")
 
 

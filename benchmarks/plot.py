@@ -77,7 +77,7 @@ def draw_summary(machines: Sequence[Results], path: Path) -> None:
     axes.set_xlabel("time taken, in times of bnorm's: geometric mean and least over all shapes; float32, all threads")
     axes.spines[["top", "right"]].set_visible(False)
     longer = ", ".join(f"{peer} takes {_span(found)} times as long" for peer, found in means.items())
-    names = " and ".join(short(results) for results in machines)
+    names = "; ".join(short(results) for results in machines)
     axes.set_title(f"{longer}\n{names}", fontsize=9)
     _write(figure, path)
 

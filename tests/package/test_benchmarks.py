@@ -211,7 +211,7 @@ def test_the_process_of_a_peer_does_not_import_bnorm():
 @pytest.mark.parametrize(
     ("cpuinfo", "name"),
     [
-        ("cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n", "AMD EPYC, family 26"),
+        ("cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n", "AMD EPYC (family 26)"),
         ("cpu family\t: 25\nmodel name\t: AMD EPYC 7763 64-Core Processor\n", "AMD EPYC 7763 64-Core Processor"),
         ("cpu family\t: 6\nmodel name\t: Intel(R) Xeon(R) Processor\n", "Intel(R) Xeon(R) Processor"),
         ("processor\t: 0\nBogoMIPS\t: 50\n", None),

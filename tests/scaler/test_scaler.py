@@ -102,8 +102,9 @@ def test_sample_weights(kind, weight):
     x, rng = container(values(), kind), np.random.default_rng(3)
     w = {"several": rng.exponential(1.0, 60), "zeros": (rng.random(60) < 0.5).astype(float), "one number": 0.3}[weight]
     ours, theirs = both(with_mean=kind == "ndarray")
-    for scaler in (ours, theirs):
-        scaler.fit(x, sample_weight=w).partial_fit(x, sample_weight=w)
+    ours.fit(x, sample_weight=w).partial_fit(x, sample_weight=w)
+    with np.errstate(invalid="ignore"):  # of the constant column theirs may find a variance a little below 0
+        theirs.fit(x, sample_weight=w).partial_fit(x, sample_weight=w)
     assert_fitted_alike(ours, theirs, 120)
     assert isinstance(ours.n_samples_seen_, np.floating)
 
