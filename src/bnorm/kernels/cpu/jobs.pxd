@@ -108,7 +108,7 @@ ctypedef struct RowJob:
     int rule                # what a row is divided by, of formulas.h
     Activation act
     bint stream, far, params
-    bint beside             # dy of gradients is fetched as results are sent, and x as sums are made
+    bint beside             # gradients fetch as results are sent, too
     double eps
     const double* gamma     # [groups * channels] or NULL
     const double* beta

@@ -36,7 +36,7 @@ ctypedef struct Sizes:
     Py_ssize_t far_two     # the same where x and dy are read
     Py_ssize_t far_alone   # and one thread does it all
     Py_ssize_t far_rows    # for gradients of rows: x, dy and dx by turns, which no processor foresees
-    Py_ssize_t beside      # for those whose dy is fetched as results are sent, and only x as sums are made
+    Py_ssize_t beside      # for those that are fetched as results are sent, too, and not only as sums are made
 
 
 cdef bint foresees = bn_foresees()

@@ -5,7 +5,11 @@
 # Output, longest (channel_maps), edge_of, gradient_of_runs, numbers_of_runs, row_room, short_runs, through_statistics
 # (row_maps), add_gradient, gradient_of_sums (row_residual), BATCH, EIGHTH, WIDTH, short_pair_sums (row_short),
 # affine_of, finish_sums, piece_of, readable, row_numbers, sums_of_stripe, walk_on (row_sums).
-# Gives backward_long_rows, backward_rows, backward_short_rows, sums_of_runs.
+# Gives AT_ONCE, backward_long_rows, backward_rows, backward_short_rows, sums_of_runs.
+
+cdef enum:
+    AT_ONCE = 128   # values of a row, whose lines can be fetched one after the other without waiting
+
 
 cdef inline void run_sums(
     Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, double mean, real a, real b,
@@ -276,8 +280,8 @@ cdef void gradients_of_short_runs(
     cdef real* dx
     cdef Numbers of = no_numbers()
     of.gain = gain
-    if out.direct and out.ahead.reach == 0:     # memory has nothing to do while sums are made: for a short time then
-        values = BUFFER // 4
+    if out.direct and out.ahead.reach == 0 and size > AT_ONCE:
+        values = BUFFER // 4    # memory has nothing to do while sums are made: for a short time then
     most = max(<Py_ssize_t>1, min(BATCH // channels, values // size))
     while row < end:
         n = min(most, end - row)

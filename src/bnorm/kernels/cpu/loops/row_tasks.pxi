@@ -6,16 +6,15 @@
 # which the functions for long runs serve.
 #
 # Uses Block, block_rows, gather, run_block, zero (channel_columns), Output, longest (channel_maps), Parts,
-# block_moments, careful_sums, centered_sums (channel_moments), backward_long_rows, backward_rows, backward_short_rows
-# (row_gradients), forward_maps, short_runs (row_maps), SentSums, close_sums, open_sums, second_input, sums_of
-# (row_residual), BATCH, SHORT, short_moments (row_short), piece_of, readable, walk_on (row_sums), weighted_backward,
-# weighted_forward (row_weighted).
+# block_moments, careful_sums, centered_sums (channel_moments), AT_ONCE, backward_long_rows, backward_rows,
+# backward_short_rows (row_gradients), forward_maps, short_runs (row_maps), SentSums, close_sums, open_sums,
+# second_input, sums_of (row_residual), BATCH, SHORT, short_moments (row_short), piece_of, readable, walk_on
+# (row_sums), weighted_backward, weighted_forward (row_weighted).
 # Gives FETCH_BYTES, row_task.
 
 cdef enum:
     FETCH_BYTES = 1 << 18   # bytes at most that are fetched while the rows before are written
-    AT_ONCE = 128           # values of a row of runs, whose lines can be fetched one after the other without waiting
-    FEW = 48                # values of a row of which x and dy are best fetched together everywhere
+    FEW = 48                # values of a row that is best fetched with its sums everywhere
     SECOND_CACHE = 1 << 20  # bytes of x and dy that are taken to stay in the second-level cache
 
 
@@ -87,19 +86,22 @@ cdef void forward_rows(
 
 cdef inline bint fetches_with_sums(const RowJob* job, bint direct, const real* x) noexcept nogil:
     """Whether rows are fetched while the sums of those before them are made, and not while results are sent: gradients,
-    but for runs too long to be fetched at once; and what is gathered, or goes through the caches."""
+    but for runs too long to be fetched at once, and for short rows on machines that read as fast beside stores; and
+    what is gathered, or goes through the caches."""
     cdef Py_ssize_t size = job.channels * job.inner
     if job.weight != NULL or job.residual != NULL or not 0 < size <= longest(x):
         return False
     if job.dy == NULL:
         return not direct
+    if job.beside and direct and FEW <= size <= AT_ONCE:
+        return False
     return job.scale != NULL or (size <= AT_ONCE and short_runs(job, x))
 
 
-cdef inline bint fetches_beside_stores(const RowJob* job, bint direct) noexcept nogil:
-    """Whether only x is fetched with the sums, and dy while results are sent: so memory always has something to do, on
-    machines that read it as fast beside stores."""
-    return job.beside and direct and job.dh == NULL and job.channels * job.inner >= FEW
+cdef inline bint fetches_by_turns(const RowJob* job, bint direct) noexcept nogil:
+    """Whether only x is fetched with the sums then, and dy while results are sent, on such machines: so memory always
+    has something to do while a long row is worked on."""
+    return job.beside and direct and job.dy != NULL and job.dh == NULL and job.channels * job.inner > AT_ONCE
 
 
 cdef inline Py_ssize_t reach_of(const RowJob* job, Py_ssize_t groups, const real* x) noexcept nogil:
@@ -141,7 +143,7 @@ cdef void open_rows(
             first = reach_of(job, end - begin, x)
         bn_fetch(&out.ahead, min(<Py_ssize_t>FETCH_BYTES, first))
         if with_sums:
-            bn_reach(&out.ahead, first, job.dy != NULL and fetches_beside_stores(job, out.direct))
+            bn_reach(&out.ahead, first, fetches_by_turns(job, out.direct))
         if job.room != NULL and job.residual != NULL:   # x is fetched as h is sent, the residual as y is
             sent.ahead = out.ahead
             sent.ahead.apart = 0
