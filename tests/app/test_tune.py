@@ -60,6 +60,15 @@ def test_it_finds_what_is_best_wherever_it_starts(start):
     assert {name: was for name, (was, _, _) in said.items()} == start
 
 
+def test_what_never_is_and_what_always_is_are_told_in_words(capsys):
+    assert BUILT_IN["beside"] in (1, tuned.MOST)  # as this processor has it
+    tuning.tell({"far": (tuned.MOST, 1, 0.5), "far_two": (9 * MIB // 2, 3 * MIB, 0.1)}, "a file", False)
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[1:3]] == [
+        ["far", "never", "always", "50%"],
+        ["far_two", "4.5", "3", "10%"],
+    ]
+
+
 def test_a_size_stays_if_a_better_one_gains_little_or_was_not_measured():
     assert tuning.best([1, 2, 4], [(1.02, 1.0)] * 3, 1) == (1, 0.0)
     assert tuning.best([1, 2, 4], [(1.04, 1.0)] * 3, 1)[0] == 8
