@@ -434,6 +434,12 @@ def test_plot(command, tmp_path):
         done = command("plot", *arguments, "-o", tmp_path / name)
         assert done.out == f"{tmp_path / name}\n"
         assert (tmp_path / name).read_bytes().startswith(start)
+    for name, chosen in (("every.svg", ()), ("chosen.svg", ("--columns", "f1"))):
+        command("plot", tmp_path / "a.npz", "-o", tmp_path / name, *chosen)
+        drawn = (tmp_path / name).read_text(encoding="utf-8")
+        assert [f"<!-- f{i} -->" in drawn for i in range(3)] == [not chosen, True, not chosen]
+    said = command.fails("plot", tmp_path / "a.npz", "-o", tmp_path / "no.png", "--columns", "f9")
+    assert "a.npz: expected indices or names of 3 features, got 'f9'" in said
     said = command.fails("plot", tmp_path / "a.npz", data, "-o", tmp_path / "no.png")
     assert said.endswith(f"{data}: expected only states or only tables, got a table and the state {tmp_path / 'a.npz'}")
 

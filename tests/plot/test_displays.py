@@ -13,7 +13,7 @@ from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 import bnorm.plot.normalization
 import bnorm.plot.running
 import child
-from bnorm import BatchNormTransformer
+from bnorm import BatchNormTransformer, GroupedTransformer
 from bnorm.plot import NormalizationDisplay, RunningStatsDisplay
 from bnorm.plot.drawing import SECOND
 from drawing import every_pair
@@ -308,6 +308,8 @@ def test_errors():
     x = next(stream(2))
     with pytest.raises(ValueError, match="expected one with one output for each feature, got PolynomialFeatures"):
         NormalizationDisplay.from_estimator(PolynomialFeatures().fit(x), x)
+    with pytest.raises(TypeError, match="expected one with mean_ and var_, got GroupedTransformer: see GroupsDisplay"):
+        RunningStatsDisplay.from_estimator(GroupedTransformer(0).fit(x.round()))
 
 
 def test_without_matplotlib(monkeypatch):

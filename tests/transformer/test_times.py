@@ -458,6 +458,13 @@ def test_dask_says_that_it_needs_memory():
     da = pytest.importorskip("dask.array", reason="lazy tables are Dask's")
     with pytest.raises(TypeError, match=r"X: expected a table in memory beside .*, got a [Dd]ask collection"):
         BatchNormTransformer(halflife="5s").fit(da.from_array(table(10), chunks=5), times=seconds(np.arange(10.0)))
+    dd, pd = pytest.importorskip("dask.dataframe"), pytest.importorskip("pandas")
+    dask = pytest.importorskip("bnorm.distributed.dask")
+    frame = pd.DataFrame({"a": table(10)[:, 0], "ts": seconds(np.arange(10.0))})
+    lazy, t = dd.from_pandas(frame, npartitions=2), BatchNormTransformer(halflife="5s")
+    with pytest.raises(TypeError, match=r"bnorm\.distributed\.dask\.fit\(t, X, times='ts'\) takes it"):
+        t.fit(lazy, times="ts")
+    np.testing.assert_allclose(dask.fit(t, lazy, times="ts").mean_, t.fit(frame, times="ts").mean_, rtol=1e-12)
 
 
 def test_pipelines_carry_times():

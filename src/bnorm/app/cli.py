@@ -214,40 +214,40 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("-o", "--output", required=True, type=state_name, metavar="STATE", help=STATE_HELP)
     ways = command.add_mutually_exclusive_group()
     ways.add_argument("--pooled", action="store_true", help="every row weighs the same (the default)")
-    ways.add_argument("--exact", action="store_true", help="the same, the sums kept as integers: see bnorm forget")
+    ways.add_argument("--exact", action="store_true", help="the same, with integer sums: see bnorm forget")
     ways.add_argument("--momentum", type=momentum, metavar="M", help="moving average: the weight of a new batch")
     ways.add_argument(
         "--halflife",
         type=halflife,
         metavar="ROWS|TIME",
-        help="rows after which the weight of a row halves; or a length of time such as 10min, with --time-column",
+        help="rows after which the weight of a row has halved, or a length of time such as 10min, with --time-column",
     )
     which = command.add_mutually_exclusive_group()
     which.add_argument("--columns", type=names, metavar="A,B", help="only these (default: all columns of numbers)")
     which.add_argument("--exclude", type=names, metavar="A,B", help="all columns of numbers except these")
     command.add_argument("--weight", metavar="COLUMN", help="the column that says how much each row counts")
     command.add_argument(
-        "--time-column", metavar="COLUMN", help="the column of time stamps, or of seconds, by which rows fade"
+        "--time-column", metavar="COLUMN", help="the column of time stamps, or seconds, for --halflife TIME"
     )
-    command.add_argument("--by", type=names, metavar="A,B", help="statistics of each group, whose keys are in these")
+    command.add_argument("--by", type=names, metavar="A,B", help="statistics of each group; these columns are its keys")
     command.add_argument(
         "--prior",
         type=number(float, -1e-300, sys.float_info.max, "a number of at least 0"),
         default=0.0,
         metavar="K",
-        help="so many values of all rows count in each group (default: 0)",
+        help="add K rows with the statistics of all rows to each group (default: 0)",
     )
     command.add_argument(
         "--batch-rows", type=count, default=BATCH_ROWS, metavar="N", help=f"rows of a batch (default: {BATCH_ROWS})"
     )
-    command.add_argument("--history", type=moments, metavar="N", help="keep N records of the stream, for bnorm plot")
+    command.add_argument("--history", type=moments, metavar="N", help="keep up to N records of the stream, for bnorm plot")
     command.add_argument("--checkpoint", type=state_name, metavar="FILE", help="save progress here every minute")
     command.add_argument("--resume", type=state_name, metavar="FILE", help="continue from a checkpoint of this command")
 
     command = add(transform, "normalize tables with a state, or undo it", reading, writing)
     command.add_argument("--state", required=True, type=state_name, help=STATE_HELP)
     command.add_argument("-o", "--output", required=True, type=table_name, metavar="OUT", help=OUT_HELP)
-    command.add_argument("--inverse", action="store_true", help="from normalized values back to the original ones")
+    command.add_argument("--inverse", action="store_true", help="from normalized values back to the originals")
     command.add_argument("--dtype", choices=["float32", "float64"], help="the type of the normalized columns")
     command.add_argument("--columns", type=names, metavar="A,B", help="normalize only these; others stay as they are")
     command.add_argument("--drop", type=names, default=[], metavar="A,B", help="leave these columns out")
@@ -259,14 +259,14 @@ def parser() -> argparse.ArgumentParser:
         help="write these columns of CSV files as text to other formats",
     )
     command.add_argument(
-        "--resume", action="store_true", help="go on with an interrupted command that writes to a folder"
+        "--resume", action="store_true", help="continue an interrupted command that writes to a folder"
     )
 
     command = add(merge, "merge states that were learned separately", writing)
-    command.add_argument("states", nargs="+", type=state_name, metavar="STATE")
+    command.add_argument("states", nargs="+", type=state_name, metavar="STATE", help="state files of the same features")
     command.add_argument("-o", "--output", required=True, type=state_name, metavar="STATE", help=STATE_HELP)
 
-    command = add(forget, "take rows out of exact statistics that were learned before", writing)
+    command = add(forget, "take rows out of exact statistics", writing)
     command.add_argument("state", type=state_name, metavar="STATE", help=f"{STATE_HELP}, of bnorm fit --exact")
     command.add_argument("data", nargs="+", metavar="ROWS", help=DATA_HELP)
     add_options(command)
@@ -278,9 +278,11 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("state", type=state_name, metavar="STATE", help=STATE_HELP)
     command.add_argument("--json", action="store_true", help="print JSON")
 
-    command = add(plot, "draw states over their stream, or a table before and after", reading, writing)
+    command = add(plot, "draw the history of states, or a table before and after normalization", writing)
+    command.add_argument("data", nargs="+", metavar="DATA", help=f"state files; or tables: {DATA_HELP}")
+    add_options(command)
     command.add_argument("-o", "--output", required=True, type=picture_name, metavar="PICTURE", help=".svg, .png, .pdf")
-    command.add_argument("--columns", type=names, metavar="A,B", help="only these")
+    command.add_argument("--columns", type=names, metavar="A,B", help="draw only these")
 
     add(info, "print versions, SIMD level, threads and OpenMP runtime")
 
@@ -290,14 +292,14 @@ def parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--json", action="store_true", help="print JSON")
 
-    command = add(tune, "measure which sizes of arrays are best on this machine, and use them from now on")
+    command = add(tune, "measure the best sizes for the caches of this machine, and use them from now on")
     command.add_argument(
         "--seconds", type=number(float, 0, 3600, "seconds above 0"), default=6.0, help="duration (default: 6)"
     )
-    command.add_argument("--forget", action="store_true", help="remove what was found; measure nothing")
+    command.add_argument("--forget", action="store_true", help="remove these sizes; measure nothing")
     command.add_argument("--json", action="store_true", help="print JSON")
 
-    command = add(demo, "fit and transform a generated table that is larger than the memory in use")
+    command = add(demo, "fit and transform a generated table, larger than the memory used")
     command.add_argument("--folder", type=Path, help="a new folder for the results (default: a temporary one)")
     command.add_argument("--megabytes", type=count, default=320, metavar="N", help="size of the table (default: 320)")
     command.add_argument("--quiet", action="store_true", help="no progress")

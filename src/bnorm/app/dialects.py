@@ -163,25 +163,25 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """The options of a command that reads CSV files."""
     group = command.add_argument_group("CSV files")
     group.add_argument(
-        "--delimiter", type=delimiter, metavar="CHAR", help="between values (default: by the suffix), or tab"
+        "--delimiter", type=delimiter, metavar="CHAR", help="between values, or tab (default: by the suffix)"
     )
     group.add_argument(
         "--no-header", dest="header", action="store_false", help="the first row is data; columns are x0, x1 and so on"
     )
     group.add_argument(
-        "--null-values", type=texts, metavar="A,B", help="also these stand for a missing value, beside NA and its like"
+        "--null-values", type=texts, metavar="A,B", help="further marks of a missing value, besides NA and the like"
     )
     group.add_argument("--decimal", type=one, default=".", metavar="CHAR", help="the decimal point (default: .)")
-    group.add_argument("--thousands", type=one, metavar="CHAR", help="between thousands (default: none)")
+    group.add_argument("--thousands", type=one, metavar="CHAR", help="the thousands separator (default: none)")
     group.add_argument(
         "--encoding", type=encoding, default="utf-8", metavar="NAME", help="of the text (default: utf-8)"
     )
-    group.add_argument("--skip-rows", type=whole, default=0, metavar="N", help="lines before the header (default: 0)")
+    group.add_argument("--skip-rows", type=whole, default=0, metavar="N", help="lines above the header (default: 0)")
     group.add_argument(
         "--on-error",
         choices=["raise", "null"],
         default="raise",
-        help="if a value of a column of numbers is none: end with an error, or take it for missing",
+        help="if a value in a column of numbers is not a number: end with an error, or count it as missing",
     )
 
 

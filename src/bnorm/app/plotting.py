@@ -32,31 +32,34 @@ def plot(names: Sequence[str], output: str, columns: Sequence[str] | None, diale
         raise DataError(f"{other}: expected only states or only tables, got a table and the state {states[0]}")
     displays = import_module("bnorm.plot")
     if states:
-        figure = _states(displays, states)
+        figure = _states(displays, states, columns)
     else:
         figure = displays.NormalizationDisplay.from_estimator(*_table(names, columns, dialect, quiet)).figure_
     with replacing(output) as file:
         figure.savefig(file, format=Path(output).suffix[1:].lower())
 
 
-def _states(displays: Any, paths: Sequence[str]) -> Any:
+def _states(displays: Any, paths: Sequence[str], columns: Sequence[str] | None) -> Any:
     if len(paths) == 1:
-        return _drawn(displays, paths[0], None).figure_
+        return _drawn(displays, paths[0], columns, None).figure_
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5 * len(paths)), layout="constrained")
     for path, part in zip(paths, figure.subfigures(len(paths), squeeze=False)[:, 0], strict=True):
-        _drawn(displays, path, part.subplots())
+        _drawn(displays, path, columns, part.subplots())
         part.suptitle(Path(path).name)
     return figure
 
 
-def _drawn(displays: Any, path: str, ax: Any) -> Any:
+def _drawn(displays: Any, path: str, columns: Sequence[str] | None, ax: Any) -> Any:
     """The display of a state: of groups around the whole, or of what a stream has taught."""
     state = grouped.read(path)
-    if isinstance(state, Learned):
-        return displays.RunningStatsDisplay.from_estimator(transformer(state.stored), ax=ax)
-    return displays.GroupsDisplay.from_estimator(grouped_transformer(state), ax=ax)
+    try:
+        if isinstance(state, Learned):
+            return displays.RunningStatsDisplay.from_estimator(transformer(state.stored), features=columns, ax=ax)
+        return displays.GroupsDisplay.from_estimator(grouped_transformer(state), features=columns, ax=ax)
+    except ValueError as error:  # of the features
+        raise DataError(f"{path}: {str(error).split(': ', 2)[-1]}") from None
 
 
 def _table(names: Sequence[str], columns: Sequence[str] | None, dialect: Dialect, quiet: bool) -> tuple[Any, Any]:

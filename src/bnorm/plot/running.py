@@ -116,6 +116,9 @@ class RunningStatsDisplay:
         from sklearn.utils.validation import check_is_fitted
 
         check_is_fitted(estimator)
+        if not hasattr(estimator, "mean_"):
+            name = type(estimator).__name__
+            raise TypeError(f"{cls.__name__}: expected one with mean_ and var_, got {name}: see GroupsDisplay")
         rows, mean, var, *times = getattr(estimator, "history_", None) or _now(estimator)
         names = names_of(estimator, mean.shape[1])
         places = chosen(cls.__name__, features, names)

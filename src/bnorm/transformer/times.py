@@ -8,7 +8,7 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm import arrow
-from bnorm.kernels import BACKENDS, moved
+from bnorm.kernels import BACKENDS, engines, moved
 from bnorm.running import Statistics
 from bnorm.transformer.clock import Ages
 from bnorm.transformer.durations import is_duration
@@ -77,6 +77,11 @@ def separated(who: str, X: Any, times: Any) -> tuple[Any, Any, str | None]:
     """The table without the column of times, the times, and the name of this column, if they were given by name."""
     if type(times) is not str:
         return X, times, None
+    if (engine := engines.engine_of(X)) is not None:
+        raise TypeError(
+            f"{who}: X: expected a table in memory beside times={times!r}, got a {engine.NAME} collection: "
+            f"{engine.__name__}.fit(t, X, times={times!r}) takes it"
+        )
     names = _names(X)
     if names.count(times) != 1:
         found = f"columns {names}" if names else f"a {type(X).__name__} without named columns"
