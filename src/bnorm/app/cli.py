@@ -240,7 +240,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--batch-rows", type=count, default=BATCH_ROWS, metavar="N", help=f"rows of a batch (default: {BATCH_ROWS})"
     )
-    command.add_argument("--history", type=moments, metavar="N", help="keep up to N records of the stream, for bnorm plot")
+    command.add_argument("--history", type=moments, metavar="N", help="keep at most N records, for bnorm plot")
     command.add_argument("--checkpoint", type=state_name, metavar="FILE", help="save progress here every minute")
     command.add_argument("--resume", type=state_name, metavar="FILE", help="continue from a checkpoint of this command")
 
