@@ -9,7 +9,7 @@ from benchmarks import gpu_page
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 RUN = ("getting_started", "pytorch", "layers", "conventions", "how_it_works", "guarantees", "performance", "exact")
-RUN += ("reinforcement_learning", "forecasting", "padding", "streams")
+RUN += ("reinforcement_learning", "forecasting", "padding", "streams", "functions", "groups", "datasets")
 
 
 def programs(page):
