@@ -58,7 +58,8 @@ def dataset_moments(
           yields: write ``(x for x, label in loader)``;
         - pyarrow RecordBatches and Tables, polars and pandas frames, and dictionaries of columns, whose columns are the
           channels and must have the same names in the same order. A missing value is NaN;
-        - functions without arguments that return one of these: they are called by the workers.
+        - functions without arguments that return one of these, such as ``functools.partial(decode, path)``: the
+          workers call them.
     axis : int or tuple of int, default 1
         The axis, or axes, of the channels in arrays, as in `functional.moments`.
     workers : int, default 1

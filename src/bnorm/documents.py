@@ -34,12 +34,12 @@ PARAMETERS = {  # the type, and the description
         "array_like, optional",
         "How much each value counts in the statistics, finite and not negative, or a bool mask. The shape is that of\n"
         "x without the channel axis, or (N,), one weight per sample. A value of weight 0, even NaN, does not count,\n"
-        "and y is computed for it all the same. If all weights are 0, y is beta. In inference weight has no effect.",
+        "but y is computed for it. If all weights are 0, y is beta. In inference weight has no effect.",
     ),
     "residual": (
         "array_like, optional",
-        "Added to x first, in the same pass; of the shape and dtype of x. y is that of the sum h, rounded once.\n"
-        "h is kept for the backward, and not copied.",
+        "Added to x first, in the same pass; of the shape and dtype of x. y is the norm of the sum h, rounded once.\n"
+        "h is kept for the backward, not copied.",
     ),
     "out": (
         "ndarray, optional",
@@ -58,7 +58,7 @@ PARAMETERS = {  # the type, and the description
 OF_SAMPLES = (  # weight, where each sample has statistics of its own
     "How much each value counts in the statistics of its sample, finite and not negative, or a bool mask. The shape\n"
     "is that of x without the channel axis, or (N,), one weight per sample. A value of weight 0, even NaN, does not\n"
-    "count, and y is computed for it all the same. Where all weights of a sample are 0, y is beta."
+    "count, but y is computed for it. Where all weights of a sample are 0, y is beta."
 )
 RETURNS = """Returns
 -------

@@ -265,16 +265,16 @@ def moments(
     minmax: bool = False,
     scale: float = 1.0,
 ) -> Moments:
-    """Count, mean and m2 per channel, which can be merged with those of other data; or of each group of values.
+    """Count, mean and m2 per channel, or per channel and group, which can be merged with those of other data.
 
     Parameters
     ----------
     x : array_like, Dask array or DataFrame
-        The data. Of a Dask collection, each block is read once, by the worker that has it, and the moments of the
+        The data. Each block of a Dask collection is read once, by the worker that has it, and the moments of the
         blocks are merged as a tree.
     axis : int or tuple of int, default 1
-        The axis of the channels. Of several axes every position is a channel, and the statistics have their shape, in
-        the order in which they are given; of none, (), all values are one channel.
+        The axis of the channels. With several axes every position along them is a channel, and the statistics have the
+        shape of these axes, in the order given; with none, (), all values are one channel.
     weight : array_like or Dask array, optional
         How much each value counts, as in `batch_norm`. With several axes its shape is that of all others, or (N,).
     skipna : bool, default False
@@ -286,13 +286,13 @@ def moments(
         The group of each value, 0 to n_groups - 1, or -1 for none, in the shape of weights. Then count, mean and m2
         have the shape (n_groups, C). x must be in the machine's memory, and exact False.
     n_groups : int, optional
-        The number of groups: by default the largest of `groups`, and 1.
+        The number of groups; by default the largest value of `groups` plus 1.
     minmax : bool, default False
         Whether to record the least and the greatest value of each channel too.
     scale : float, default 1.0
-        Return the moments of x times this number, which is above 0, without computing these products: such as 1 / 255
-        for uint8. Each statistic of x is multiplied once, so it is rounded once more; with exact=True nothing is
-        rounded before the end, as if the products were exact.
+        Return the moments of x times this positive number, such as 1 / 255 for uint8, without computing the products.
+        Each statistic of x is multiplied once, so it is rounded once more; with exact=True nothing is rounded before
+        the end, as if the products were exact.
 
     Returns
     -------

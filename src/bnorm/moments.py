@@ -26,8 +26,8 @@ class Moments:
 
     Exact moments (`moments(x, exact=True)`) have sums that are integers; they can be subtracted, and have a digest.
 
-    count, mean and m2 are read-only float64 arrays of shape (C,), of several axes if `moments` kept several, or (G, C)
-    for those of G groups of values (`moments(x, groups=codes)`). Moments of CuPy arrays are CuPy arrays, which are not
+    count, mean and m2 are read-only float64 arrays of shape (C,), with several axes if `moments` kept several, or
+    (G, C) for G groups of values (`moments(x, groups=codes)`). Moments of CuPy arrays are CuPy arrays, which are not
     read-only, and are merged on the device. `moments(x, minmax=True)` records the extremes too, as min and max.
 
     Parameters

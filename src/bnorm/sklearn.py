@@ -32,10 +32,10 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
     errors and tags are those of the installed version of scikit-learn. Each class can continue from statistics that the
     other has learned.
 
-    Differences: statistics are exact where scikit-learn's lose accuracy; a feature that was all NaN gets statistics as
+    Differences: results are accurate where scikit-learn's lose digits; a feature that was all NaN gets statistics as
     soon as it has values; a sparse matrix may have duplicate entries; after an error the scaler has not changed. There
-    are no kernels for negative sample weights, for devices other than CPU and CUDA, and for tensors that require a
-    gradient: scikit-learn's own code runs then.
+    are no kernels for negative sample weights, for devices other than CPU and CUDA, or for tensors that require a
+    gradient: for these scikit-learn's own code runs.
 
     Parameters
     ----------

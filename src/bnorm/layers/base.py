@@ -41,11 +41,11 @@ def adjustable(name: str, check: Callable[[str, Any], Any], doc: str) -> Any:
 class Layer:
     """A forward, y = layer(x), and its backward, dx = layer.backward(dy).
 
-    A backward uses the mode, statistics and parameters of its forward. The x of the forward is kept, and not copied: do
-    not change it before the backward (`bnorm.set_debug(True)` finds who does).
+    A backward uses the mode, statistics and parameters of its forward. The x of the forward is kept, not copied: do not
+    change it before the backward (`bnorm.set_debug(True)` finds such changes).
 
     With device "cuda" all arrays, x and y included, are CuPy arrays. A forward and a backward never synchronize with
-    the GPU, except once to validate weights.
+    the GPU, except once to validate weights, and with nonfinite="raise".
 
     A layer has slots, so assigning to an unknown attribute is an AttributeError. A subclass may have attributes of its
     own.

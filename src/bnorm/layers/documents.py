@@ -28,7 +28,7 @@ PARAMETERS = {  # the type, and the description
     "affine": ("bool", "Whether there are parameters: gamma (also called weight) and beta (also called bias)."),
     "track_running_stats": (
         "bool",
-        "Whether there are running statistics for inference. Without them it uses those of x, as in training.",
+        "Whether there are running statistics for inference. Without them inference uses those of x, as training does.",
     ),
     "bias": ("bool", "Whether there is a beta beside gamma."),
     "elementwise_affine": ("bool, optional", "PyTorch's name for affine."),

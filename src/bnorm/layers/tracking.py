@@ -112,7 +112,7 @@ class Tracking(Layer):
 
     @property
     def num_batches_skipped(self) -> int | Any:
-        """The number of those in which some channel was not finite, and kept its statistics; None without tracking.
+        """The number of batches in which a channel was not finite and kept its statistics; None without tracking.
 
         On a GPU they are counted on the device. Reading this property synchronizes, and only then the layer warns.
         """

@@ -24,7 +24,8 @@ class GroupsDisplay:
     """The mean and the standard deviation of each group, around those of all rows.
 
     Each feature has a panel, in which the groups are sorted by their means. Of many groups only those with the least
-    and the greatest means are drawn, with their names; how many lie between them is said where the two halves meet.
+    and the greatest means are drawn, with their names; the number of groups between them is written where the two
+    halves meet.
 
     Parameters
     ----------

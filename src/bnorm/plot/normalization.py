@@ -42,10 +42,10 @@ class NormalizationDisplay:
     """The distribution of each feature before and after a transformer.
 
     Up to 6 features have histograms: on the left in their own units, on the right all on the same axis. A few values
-    far away from all others are counted at the edge instead of drawn, so that the others can be seen. More features
-    have a strip each: a mark for the median, a thick line for the middle half of all values, a thin line for 98%, and
-    dots for the least and the greatest value, or arrows if these are beyond the edge. If the sizes of the features
-    differ much, the axis is logarithmic in both directions, so that the small ones can be seen.
+    far from all others are counted at the edge instead of drawn, so that the others can be seen. More features have a
+    strip each: a mark for the median, a thick line for the middle half of all values, a thin line for 98%, and dots for
+    the least and the greatest value, or arrows if these are beyond the edge. If features differ much in size, the axis
+    is logarithmic in both directions, so that small ones can be seen.
 
     Parameters
     ----------

@@ -43,12 +43,11 @@ PANELS = 12  # the most features that get a panel each; more share a map
 class RunningStatsDisplay:
     """Mean and spread of each feature over the stream, as recorded by `BatchNormTransformer(history=N)`.
 
-    Up to 12 features have a panel each: the mean is a line, one standard deviation to either side a band, and a dotted
-    line marks the mean at the start. A panel is orange, and says why, if the mean has moved away from the start by more
-    than one present standard deviation, or if the standard deviation has halved or doubled. A key above the panels says
-    the same. More features share two maps: the
-    distance of the mean from the start, in present standard deviations, and the ratio of the standard deviation to that
-    at the start; grey means unknown. Without a record only the present statistics are drawn.
+    Up to 12 features have a panel each: a line for the mean, a band of one standard deviation to either side, and a
+    dotted line for the mean at the start. A panel is orange, and says why, if the mean has moved from the start by more
+    than one present standard deviation, or if the standard deviation has halved or doubled. More features share two
+    maps: the distance of the mean from the start, in present standard deviations, and the ratio of the standard
+    deviation to that at the start; grey means unknown. Without a record only the present statistics are drawn.
 
     Parameters
     ----------
@@ -59,7 +58,7 @@ class RunningStatsDisplay:
     feature_names : sequence of str
         Names of the features.
     times : array-like of shape (n_moments,), default=None
-        The time of the newest row at each moment, as time stamps or seconds. With them, time is what is drawn over.
+        The time of the newest row at each moment, as time stamps or seconds; then the horizontal axis is time.
 
     Attributes
     ----------
@@ -103,7 +102,7 @@ class RunningStatsDisplay:
         Parameters
         ----------
         estimator : BatchNormTransformer
-            Fitted. Without a record only the present statistics are drawn; so a StandardScaler will do too.
+            Fitted. Without a record only the present statistics are drawn, so a StandardScaler works too.
         features : sequence of int or str, default=None
             Indices or names of the features to draw; all by default.
         ax : matplotlib Axes, default=None

@@ -22,7 +22,7 @@ class RevIN(Layer):
 
     z = (x - mean) / sqrt(var + eps) gamma + beta, with the mean and variance of each channel of each sample over time.
     A model forecasts from z, and `rev.inverse(out)` brings the forecast back to the level and spread of its series:
-    y = (out - beta) / gamma sqrt(var + eps) + mean. That is the exact inverse, for series that do not move too.
+    y = (out - beta) / gamma sqrt(var + eps) + mean. That is the exact inverse, even for constant series.
 
     Gradients flow through both, and through the mean and variance, on which the forecast depends:
 

@@ -32,14 +32,14 @@ class RunningNorm(Followed):
     `z = rn(obs)` first updates the statistics, in training mode, and then normalizes. obs is one observation of that
     shape, or any number of them along leading axes. Each component has its own statistics.
 
-    The first batch gives its own statistics: nothing is mixed in at the start. A component that is constant, or of
-    which there is one value, has no spread to divide by, and is only centered. Before the first value z is obs.
+    The first batch gives its own statistics: nothing is mixed in at the start. A component that is constant, or has had
+    only one value, has no spread to divide by, and is only centered. Before the first value z is obs.
 
     A value that is not finite is left out, and counted in `skipped`: the other components of the same observation
-    count, and so do the other observations. (In z it stays what it is, but infinity is clipped.)
+    count, and so do the other observations. (In z it stays as it is, but infinity is clipped.)
 
-    `a + b` has the statistics of both streams. `worker - base` has what the worker has seen since it was a copy of
-    base. So workers merge without counting twice what they share: base + (worker1 - base) + (worker2 - base).
+    `a + b` has the statistics of both streams. `worker - base` has what the worker has seen since it was copied from
+    base. So workers merge without counting their common history twice: base + (worker1 - base) + (worker2 - base).
 
     Parameters
     ----------
@@ -50,11 +50,11 @@ class RunningNorm(Followed):
     eps : float, default 1e-8
         Added to the variance, inside the root.
     momentum : float or None, default None
-        The weight of a new batch, whatever its size: what came before fades by 1 - momentum with every batch. The
-        spread between batches counts, so batches may be single observations. With None, and no half-life, every value
-        seen weighs the same.
+        The weight of a new batch, whatever its size: the weight of the past is multiplied by 1 - momentum. The spread
+        between batches counts, so batches may be single observations. With None, and no half-life, every value seen
+        weighs the same.
     halflife : float or None, default None
-        A value weighs half as much as one that came so many observations later. Instead of momentum.
+        A value weighs half as much as one that came this many observations later. Instead of momentum.
     nonfinite : str, default "skip"
         How to treat a value that is NaN or infinite: "skip" leaves it out, "raise" raises NonFiniteError, and nothing
         has changed.
@@ -127,7 +127,7 @@ class RunningNorm(Followed):
         return self._through(obs, False, True)
 
     def denormalize(self, z: Any) -> Any:
-        """The observations that `normalize` makes z of, but for what `clip` has cut off; in the dtype of z."""
+        """The reverse of `normalize`, except for what `clip` has cut off; in the dtype of z."""
         a = self._taken(z, "z")
         wide = a.astype(np.float64) * self._spread().reshape(self._shape)
         with np.errstate(over="ignore"):
@@ -181,8 +181,8 @@ class RunningNorm(Followed):
         Parameters
         ----------
         space_or_example : gymnasium.Space, or an observation
-            The arrays of a Box are normalized, and so are those of an example that hold floats. All else is passed on
-            as it is: integers of a Discrete space, text.
+            The arrays of a Box are normalized, and so are the float arrays of an example. Everything else, such as the
+            integers of a Discrete space, or text, is passed on as it is.
         **options
             As for RunningNorm, for every array.
 

@@ -66,7 +66,7 @@ class RunningNormTree(Modes):
         return self._mapped(lambda norm, x: norm.normalize(x), obs)
 
     def denormalize(self, z: Any) -> Any:
-        """The observations that `normalize` makes z of."""
+        """The reverse of `normalize`."""
         return self._mapped(lambda norm, x: norm.denormalize(x), z)
 
     def train(self, mode: bool = True) -> Self:

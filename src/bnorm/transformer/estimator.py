@@ -44,26 +44,25 @@ class BatchNormTransformer(
 ):
     """Standardize features by statistics that follow a stream: by default a moving average of its batches.
 
-    y = (x - mean_) / scale_ * gamma_ + beta_, with scale_ = sqrt(var_ + eps); gamma_ and beta_ can be learned. For what
-    StandardScaler computes on a stream, where every row counts equally, write ``momentum=None``.
+    y = (x - mean_) / scale_ * gamma_ + beta_, with scale_ = sqrt(var_ + eps); gamma_ and beta_ can be learned. With
+    ``momentum=None`` every row counts the same, as in StandardScaler.
 
     `fit` computes the exact statistics of a table, whatever the momentum. `partial_fit` adds one batch of a stream, and
     weighs it against the past in one of four ways:
 
     - ``momentum=m``: the exponential moving average of the batches' means and variances. In a stream that begins with
-      `partial_fit`, the weights of the batches are normalized, so the first one counts fully. After a `fit` the average
-      is settled, and the next batch has weight m.
+      `partial_fit`, the weights of the batches are normalized, so the first one counts fully. After a `fit` the next
+      batch has weight m.
     - ``momentum=None``: every row weighs the same. The result is that of one `fit` on all rows, however they were cut
       into batches.
     - ``halflife=h``: a row weighs half as much as a row that came h rows later. The result does not depend on how the
       stream was cut; batches of one row are fine. With a length of time, such as ``halflife="10min"``, a row weighs
       half as much as one whose time, given as `times`, is that much later, in `fit` too. Then the result does not
       depend on the order of the rows either: rows may come late by any amount.
-
-    - ``window=n``: the last n rows of the stream count, and no others; with ``window="1h"`` those whose time, given as
-      `times`, is not older than that before the newest. `fit` too looks at the window only. The statistics are those of
-      a fresh fit of these rows, however long the stream is. The rows are kept, so the memory is that of the rows in the
-      window, and about a tenth more.
+    - ``window=n``: the last n rows of the stream count, and no others; with ``window="1h"`` the rows of the last hour
+      before the newest row, by their `times`, in `fit` too. The statistics are those of a fresh fit of these rows,
+      however long the stream is. The rows are kept, so the memory is that of the rows in the window, and about a tenth
+      more.
 
     NaN and masked values are missing values: they do not count in the statistics, and become NaN in the result.
     Infinity is an error. The statistics of a feature without any value are NaN, until a batch has values.
@@ -117,8 +116,8 @@ class BatchNormTransformer(
     mean_, var_, scale_ : ndarray of shape (n_features,)
         Mean, variance and sqrt(variance + eps) under the names of StandardScaler, read-only; copies on a GPU.
     n_samples_seen_ : int, float or ndarray of shape (n_features,)
-        The number of values seen, or the sum of their weights; one per feature if missing values made them differ. Of a
-        window, those in it.
+        The number of values seen, or the sum of their weights; one per feature if missing values made them differ. With
+        a window, only those in it.
     n_batches_seen_ : int
         The number of calls of `partial_fit`; a `fit` counts as the first.
     history_ : Moment or None

@@ -40,24 +40,24 @@ class GroupedTransformer(
     ----------
     by : str, int, or list of them
         The columns that hold the keys: names of a data frame's columns, or positions, in which a column of times does
-        not count. Keys are strings, numbers, bools, dates or categories. They are no features.
+        not count. Keys are strings, numbers, bools, dates or categories. They are not features.
     unseen : {"global", "nan", "error"}, default="global"
         What `transform` does with a row whose key is missing or was never seen: use the statistics of all rows, return
-        NaN, or raise ValueError. With "global" this also goes for a feature that had no value yet in a group; otherwise
-        it is NaN.
+        NaN, or raise ValueError. "global" also applies to a feature that has no value yet in a group; otherwise it is
+        NaN.
     prior : float, default=0.0
-        So many values of all rows count in the statistics of each group beside its own: exactly what merging them
-        gives. So a group of three rows is not scaled by three rows. 0 leaves each group to itself; then a group of one
+        How many values with the mean and variance of all rows are merged into the statistics of each group, so that a
+        group of three rows is not scaled by these alone. With 0 each group has only its own values; then a group of one
         row, or of equal values, has scale 1.
     keep_keys : bool, default=False
-        Whether the result has the columns of keys too, unchanged, where they were.
+        Whether the result has the columns of keys too, unchanged and in their place.
     momentum : float or None, default=None
         As in `BatchNormTransformer`: the weight of a group's new batch in a moving average. None: all rows weigh the
         same, however they were cut into batches.
     halflife : float, str, timedelta or None, default=None
         The number of rows of the same group after which the weight of a row has halved; for the statistics of all rows,
         the number of any rows. Or the time, as in `BatchNormTransformer`, such as "10min": then rows fade by their
-        `times`, in `fit` too, and the ages of all groups count from the newest row of any. momentum must be None.
+        `times`, in `fit` too, and all ages count from the newest row of any group. momentum must be None.
     eps : float, default=0.0
         Added to the variance, inside the root.
 

@@ -42,11 +42,11 @@ def partial_fit_pipeline(
     """Call `partial_fit` on each step in turn, with the batch as transformed by the steps before it.
 
     Nested Pipelines, FeatureUnions and ColumnTransformers are handled at any depth. The first batch decides which
-    columns go to which transformer. A step without `partial_fit` must be fitted already or need no fit, and is used as
-    it is; with `fit_first` it is fitted on the first batch, and used as it is from then on.
+    columns go to which transformer. A step without `partial_fit` must already be fitted, or need no fit, and is used as
+    it is; with `fit_first` it is fitted on the first batch, and does not change after that.
 
-    All steps learn from a batch, or none: after an error or an interrupt, all of them are as they were. For that, each
-    step that learns is copied for every batch.
+    All steps learn from a batch, or none: after an error or an interrupt, all of them are as they were. To ensure this,
+    each step that learns is copied for every batch.
 
     Parameters
     ----------
