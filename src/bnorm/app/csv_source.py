@@ -39,9 +39,9 @@ class CsvSource(Source):
         with ExitStack() as stack:
             first = self._looked_at(self._bytes(stack))
         names, columns = self._beginning(first)
-        self.reasons: dict[str, str] = {}
-        kinds = [self._kind(name, column) for name, column in zip(names, columns, strict=True)]
-        super().__init__(given, names, kinds)
+        reasons: dict[str, str] = {}
+        kinds = [self._kind(name, column, reasons) for name, column in zip(names, columns, strict=True)]
+        super().__init__(given, names, kinds, reasons)
         if (empty := [n for n, kind in self.columns.items() if pyarrow().types.is_null(kind)]) and self._far(first):
             self._look_further(names, empty)
         if dialect.header:
@@ -96,8 +96,8 @@ class CsvSource(Source):
         self.quotes = Quotes.of(text[:LOOK], names, self._delimiter, self._dialect.header)
         return names, [column.combine_chunks() for column in found.columns]
 
-    def _kind(self, name: str, column: Any) -> Any:
-        """The type of a column, by its beginning.
+    def _kind(self, name: str, column: Any, reasons: dict[str, str]) -> Any:
+        """The type of a column, by its beginning; `reasons` gets why it is no numbers, where that takes words.
 
         Text that is mostly numbers counts as numbers, so that the others are reported as errors. As text the column
         would silently be missing in the result.
@@ -112,7 +112,7 @@ class CsvSource(Source):
         if 2 * (compute.sum(numbers).as_py() or 0) > len(column) - compute.sum(blank).as_py():
             return pyarrow().float64()
         beginning = [text and text.encode("latin-1").decode(errors="replace") for text in column[:SHOWN].to_pylist()]
-        self.reasons[name] = self._dialect.why_text(pyarrow().array(beginning, pyarrow().string()))
+        reasons[name] = self._dialect.why_text(pyarrow().array(beginning, pyarrow().string()))
         return column.type
 
     def _far(self, first: bytes) -> bool:
@@ -136,7 +136,7 @@ class CsvSource(Source):
         for name, columns in found.items():
             filled = pyarrow().chunked_array(columns).combine_chunks().drop_null() if columns else []
             if len(filled):
-                kinds[name] = self._kind(name, filled)
+                kinds[name] = self._kind(name, filled, self.reasons)
         self.columns = kinds
 
     def _look(self, text: bytes, names: Sequence[str] | None = None) -> Any:

@@ -46,13 +46,14 @@ class Source:
     fraction   the fraction of the file that has been read, about
     """
 
-    def __init__(self, given: Input, names: Sequence[str], kinds: Sequence[Any]) -> None:
+    def __init__(
+        self, given: Input, names: Sequence[str], kinds: Sequence[Any], reasons: dict[str, str] | None = None
+    ) -> None:
         self.path, self.name, self.size = given.path, given.name, given.size
         if twice := sorted(name for name, n in Counter(names).items() if n > 1):
             raise DataError(f"{self.name}: column {twice[0]!r}: expected each name once, got it twice")
         self.columns: Mapping[str, Any] = dict(zip(names, kinds, strict=True))
-        if not hasattr(self, "reasons"):
-            self.reasons: dict[str, str] = {}
+        self.reasons = reasons or {}
         self.doubts: list[str] = []
         self.position = self._read = 0  # _read: rows that the reader has returned
         self.fraction = 0.0
