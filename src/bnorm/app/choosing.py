@@ -23,9 +23,7 @@ def choose(
     first: Source, only: Sequence[str] | None, exclude: Sequence[str] | None, weight: str | None = None
 ) -> list[str]:
     """The columns to learn from: those of `only`, or all columns of numbers except `exclude` and the weights."""
-    for name in [*(only or ()), *(exclude or ()), *([weight] if weight else [])]:
-        if name not in first.columns:
-            raise DataError(f"{first.name}: expected a column {name!r}, got {listed(first.columns)}")
+    refuse_unknown(first, [*(only or ()), *(exclude or ()), *([weight] if weight else [])])
     if only:
         chosen = list(dict.fromkeys(only))
         if weight in chosen:
@@ -40,6 +38,13 @@ def choose(
             f"{first.name}: expected a column of numbers, got {found}{' and more' * (len(why) > MOST)}{doubted(first)}"
         )
     return chosen
+
+
+def refuse_unknown(first: Source, names: Iterable[str]) -> None:
+    """DataError for a column that a source does not have."""
+    for name in names:
+        if name not in first.columns:
+            raise DataError(f"{first.name}: expected a column {name!r}, got {listed(first.columns)}")
 
 
 def check_same_columns(sources: Sequence[Source], names: Iterable[str]) -> None:

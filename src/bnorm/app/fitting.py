@@ -14,7 +14,7 @@ from numpy import ndarray
 from bnorm import arrow, get_num_threads, set_num_threads
 from bnorm.app import places
 from bnorm.app.ahead import alone, together
-from bnorm.app.choosing import check_same_columns, choose, listed, tell
+from bnorm.app.choosing import check_same_columns, choose, refuse_unknown, tell
 from bnorm.app.dialects import Dialect
 from bnorm.app.errors import DataError
 from bnorm.app.inputs import Stream, find
@@ -232,8 +232,7 @@ def time_column(args: argparse.Namespace, first: Source) -> str | None:
         raise DataError(f"--time-column: expected {wanted}, got {column!r} beside --halflife {args.halflife}")
     if column is None:
         return None
-    if column not in first.columns:
-        raise DataError(f"{first.name}: expected a column {column!r}, got {listed(first.columns)}")
+    refuse_unknown(first, [column])
     if column in (args.columns or ()) or column == args.weight:
         raise DataError(f"{first.name}: column {column!r}: expected either times or a feature or weight, got both")
     return column

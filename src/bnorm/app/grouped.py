@@ -9,7 +9,7 @@ from numpy import ndarray
 
 from bnorm import arrow
 from bnorm.app import places, states
-from bnorm.app.choosing import check_same_columns, choose, listed, tell
+from bnorm.app.choosing import check_same_columns, choose, refuse_unknown, tell
 from bnorm.app.csv_source import CsvSource
 from bnorm.app.dialects import Dialect
 from bnorm.app.errors import DataError
@@ -66,9 +66,8 @@ def fit(args: argparse.Namespace) -> dict[str, Any]:
     sources = find(args.data, Dialect.of(args))
     first = sources[0]
     column = time_column(args, first)
+    refuse_unknown(first, args.by)
     for name in args.by:
-        if name not in first.columns:
-            raise DataError(f"{first.name}: expected a column {name!r}, got {listed(first.columns)}")
         if args.columns and name in args.columns:
             raise DataError(f"{first.name}: column {name!r}: expected either a feature or a key, got both")
         if name == column:
