@@ -43,6 +43,7 @@ def number(kind: type, low: float, high: float, text: str) -> Callable[[str], An
 moments = number(int, 1, 2**31 - 1, "a whole number above one")
 count = number(int, 0, float("inf"), "a whole number above zero")
 momentum = number(float, 0, 1, "a number above 0 and at most 1")
+seconds = number(float, 0, 3600, "seconds above 0")
 _rows = number(float, 0, sys.float_info.max, "a number of rows above 0, or a length of time such as 10min")
 
 
@@ -104,12 +105,9 @@ def fit(args: argparse.Namespace) -> None:
     if args.prior and not args.by:
         raise DataError("--prior: expected columns of keys beside it, --by, got none")
     said = (grouped if args.by else fitting).fit(args)
-    if args.by:
-        done = f"{counted(said['groups'], 'group')}, {counted(said['columns'], 'feature')}"
-        tell(args, said, f"{said['output']}: {done} of {counted(said['rows'], 'row')}, in {said['seconds']:.1f} s")
-        return
-    done = f"{counted(said['columns'], 'feature')} of {counted(said['rows'], 'row')}, in {said['seconds']:.1f} s"
-    tell(args, said, f"{said['output']}: {done}")
+    groups = f"{counted(said['groups'], 'group')}, " if args.by else ""
+    done = f"{groups}{counted(said['columns'], 'feature')} of {counted(said['rows'], 'row')}"
+    tell(args, said, f"{said['output']}: {done}, in {said['seconds']:.1f} s")
 
 
 def transform(args: argparse.Namespace) -> None:
@@ -287,15 +285,11 @@ def parser() -> argparse.ArgumentParser:
     add(info, "print versions, SIMD level, threads and OpenMP runtime")
 
     command = add(bench, "measure how fast this machine copies and normalizes")
-    command.add_argument(
-        "--seconds", type=number(float, 0, 3600, "seconds above 0"), default=10.0, help="duration (default: 10)"
-    )
+    command.add_argument("--seconds", type=seconds, default=10.0, help="duration (default: 10)")
     command.add_argument("--json", action="store_true", help="print JSON")
 
     command = add(tune, "measure the best sizes for the caches of this machine, and use them from now on")
-    command.add_argument(
-        "--seconds", type=number(float, 0, 3600, "seconds above 0"), default=6.0, help="duration (default: 6)"
-    )
+    command.add_argument("--seconds", type=seconds, default=6.0, help="duration (default: 6)")
     command.add_argument("--forget", action="store_true", help="remove these sizes; measure nothing")
     command.add_argument("--json", action="store_true", help="print JSON")
 

@@ -35,7 +35,7 @@ def blocks(stream: Bytes, size: int, delimiter: str) -> Iterator[Any]:
         yield pa.py_buffer(data).slice(0, cut)
         rest, more = data[cut:], size
     if rest:
-        if not last_end(rest + b"\n", delimiter) == len(rest) + 1:
+        if last_end(rest + b"\n", delimiter) != len(rest) + 1:
             yield None
             raise LongRowError("a quote is never closed")
         yield pa.py_buffer(rest + b"\n")

@@ -53,10 +53,8 @@ def run(folder: Path | None, megabytes: int, quiet: bool) -> None:
     print(
         f"of batches of {ROWS // 1024} thousand rows{peak and f'; peak memory {peak / 1e6:,.0f} MB, Python and all'}\n"
     )
-    for line in table(
-        _before_and_after(learned, after), {f"mean {when}": f"std {when}" for when in ("before", "after")}
-    ):
-        print(line)
+    units = {f"mean {when}": f"std {when}" for when in ("before", "after")}
+    print(*table(_before_and_after(learned, after), units), sep="\n")
     print(f"\nfit {seconds:.2f} s, transform {transformed.seconds:.2f} s")
     print(_beside_standard_scaler(source, learned, seconds, truth))
     print(f"state   {state}    (bnorm show, bnorm transform, bnorm.load)")

@@ -15,24 +15,24 @@ STEP = 1e-3  # of a standard deviation: the digits that are shown tell such a st
 
 def show(path: str, as_json: bool) -> None:
     """Print a state file."""
-    learned = grouped.read(path)
-    if not isinstance(learned, Learned):
-        return _groups(path, grouped.facts(learned), as_json)
-    said = facts(learned)
+    state = grouped.read(path)
+    said = facts(state) if isinstance(state, Learned) else grouped.facts(state)
     if as_json:
         print(json.dumps(in_json(said), allow_nan=False))
-        return
-    print(f"{path}: {counted(said['rows'], 'row')} in {counted(said['batches'], 'batch')}, {way(learned)}\n")
+    elif isinstance(state, Learned):
+        _features(path, said, way(state))
+    else:
+        _groups(path, said)
+
+
+def _features(path: str, said: dict[str, Any], weighed: str) -> None:
+    print(f"{path}: {counted(said['rows'], 'row')} in {counted(said['batches'], 'batch')}, {weighed}\n")
     if "digest" in said:
         print(f"exact sums, digest {said['digest']}\n")
-    for line in table(said["features"], dict.fromkeys(("mean", "min", "max"), "std")):
-        print(line)
+    print(*table(said["features"], dict.fromkeys(("mean", "min", "max"), "std")), sep="\n")
 
 
-def _groups(path: str, said: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(in_json(said), allow_nan=False))
-        return
+def _groups(path: str, said: dict[str, Any]) -> None:
     by = ", ".join(said["by"])
     halflife = said["halflife"]
     length = halflife if isinstance(halflife, str) or halflife is None else f"{halflife:g} rows of each"
@@ -43,8 +43,7 @@ def _groups(path: str, said: dict[str, Any], as_json: bool) -> None:
     print(f"the largest {shown}:\n" if shown < said["groups"] else "")
     rows = [said["whole"], *said["largest"]]
     units = {name: name.removesuffix("mean") + "std" for name in rows[0] if name.endswith(" mean")}
-    for line in table(rows, units):
-        print(line)
+    print(*table(rows, units), sep="\n")
 
 
 def in_json(value: Any) -> Any:

@@ -184,5 +184,5 @@ def tell(said: Mapping[str, tuple[int, int, float]], path: str, as_json: bool) -
         {"MiB": name, "was": _mib(was), "is": _mib(now), "faster": f"{gain:.0%}" if now != was else ""}
         for name, (was, now, gain) in said.items()
     ]
-    print("\n".join(table(rows, {})))
+    print(*table(rows, {}), sep="\n")
     print(f"{path}: used from now on. Results stay the same, to the last bit.")
