@@ -64,10 +64,8 @@ class Sums(NamedTuple):
         return Moments.beside([self.moments, empty(self.moments.exact, 1)]).picked(places)
 
     def to_bytes(self) -> bytes:
-        moments = self.moments
-        arrays = moments.stored() if isinstance(moments, ExactMoments) else {"parts": moments.parts}
         about = {"columns": self.columns, "widths": self.widths, "rows": self.rows, "weight": self.weight}
-        return container.dumped({"class": CLASS, "exact": moments.exact, **about}, arrays)
+        return container.dumped({"class": CLASS, "exact": self.moments.exact, **about}, self.moments.stored())
 
     @classmethod
     def from_bytes(cls, who: str, data: bytes) -> Self:
