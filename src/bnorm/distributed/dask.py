@@ -14,13 +14,14 @@ import dask.array as da
 import numpy as np
 
 from bnorm.checks import FLOATS
+from bnorm.distributed.engine import refuse_unknown
 from bnorm.distributed.learners import Learning, keys_of
 from bnorm.distributed.sums import NUMBER
 from bnorm.kernels.engines import serially
 from bnorm.transformer.durations import is_duration
 
 NAME = "Dask"
-delayed = dask.delayed
+delayed, computed = dask.delayed, dask.compute
 FAN_IN = 8  # neighbours that one task merges
 
 
@@ -38,7 +39,7 @@ class Collection:
 
     def __init__(self, who: str, X: Any) -> None:
         self._who, self._X = who, X
-        self._is_frame = hasattr(type(X), "to_dask_array") and X.ndim == 2  # of the type, as Delayed has everything
+        self._is_frame = _is_frame(X) and X.ndim == 2
         self.sample = X._meta_nonempty if self._is_frame else _sample(who, array_of(who, "X", X))
         self.rows = nan if self._is_frame else X.shape[0]
 
@@ -110,7 +111,7 @@ def fit(
         beside = (*keys, *([sample_weight] if isinstance(sample_weight, str) else []))
         columns = [*keys, *(_numbers("dask.fit", data, *beside) if columns is None else columns)]
     if isinstance(sample_weight, str):
-        _refuse_unknown("dask.fit", data, [sample_weight])
+        refuse_unknown("dask.fit", [sample_weight], data.columns)
         columns = _numbers("dask.fit", data, sample_weight) if columns is None else columns
         sample_weight = data[sample_weight]
     return t.fit(_chosen("dask.fit", data, columns), sample_weight=sample_weight)
@@ -130,7 +131,7 @@ def transform(t: Any, data: Any, columns: Sequence[str] | None = None) -> Any:
     -------
     dask.dataframe.DataFrame or dask.array.Array
     """
-    names = getattr(t, "feature_names_in_", None) if hasattr(type(data), "to_dask_array") else None
+    names = getattr(t, "feature_names_in_", None) if _is_frame(data) else None
     if names is not None and columns is not None:
         raise ValueError(f"dask.transform: columns: expected None, as the features have names, got {list(columns)}")
     chosen = _chosen("dask.transform", data, columns if names is None else list(names))
@@ -146,8 +147,13 @@ def _state(reading: Learning, frame: Any) -> bytes:
     return reading.state([pa.Table.from_pandas(frame, preserve_index=False)])
 
 
+def _is_frame(data: Any) -> bool:
+    """Whether it is a DataFrame or a Series."""
+    return hasattr(type(data), "to_dask_array")  # of the type, as Delayed has everything
+
+
 def _kinds(who: str, data: Any) -> dict[str, int | None]:
-    if not hasattr(type(data), "to_dask_array"):
+    if not _is_frame(data):
         raise TypeError(f"{who}: data: expected a Dask DataFrame, whose columns have names, got {type(data).__name__}")
     return {name: NUMBER if dtype.kind in "biuf" else None for name, dtype in data.dtypes.items()}
 
@@ -158,23 +164,17 @@ def _replaced(frame: Any, columns: Any) -> Any:
 
 
 def _chosen(who: str, data: Any, columns: Any) -> Any:
-    if not hasattr(type(data), "to_dask_array"):
+    if not _is_frame(data):
         if columns is not None:
             raise ValueError(f"{who}: columns: expected None for an array, got {columns!r}")
         return array_of(who, "data", data)
     columns = _numbers(who, data) if columns is None else [columns] if isinstance(columns, str) else list(columns)
-    _refuse_unknown(who, data, columns)
+    refuse_unknown(who, columns, data.columns)
     return data if columns == list(data.columns) else data[columns]
 
 
 def _numbers(who: str, data: Any, *but: str) -> list[Any]:
     return [name for name, kind in _kinds(who, data).items() if kind == NUMBER and name not in but]
-
-
-def _refuse_unknown(who: str, data: Any, columns: Sequence[str]) -> None:
-    for name in columns:
-        if name not in data.columns:
-            raise ValueError(f"{who}: expected a column {name!r}, got {', '.join(map(repr, data.columns))}")
 
 
 def _sample(who: str, x: Any) -> Any:
@@ -199,7 +199,7 @@ def array_of(who: str, name: str, value: Any) -> Any:
     """A Dask array or DataFrame as a Dask array; TypeError for any other value. Nothing is computed."""
     if isinstance(value, da.Array):
         return value
-    if hasattr(type(value), "to_dask_array"):  # of the type, as a Delayed has every attribute
+    if _is_frame(value):
         return value.to_dask_array()
     raise TypeError(f"{who}: {name}: expected a Dask array or DataFrame, got {type(value).__name__}")
 
@@ -280,11 +280,6 @@ def blockwise(function: Callable[..., Any], dtype: Any, x: Any, *others: Any) ->
     return da.blockwise(
         serially, every, *args, function=function, align_arrays=False, dtype=dtype, meta=x._meta.astype(dtype)
     )
-
-
-def computed(*some: Any) -> Any:
-    """Delayed values, computed together."""
-    return dask.compute(*some)
 
 
 def tree(items: Sequence[Any], merge: Callable[[list[Any]], Any]) -> Any:

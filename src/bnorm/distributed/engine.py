@@ -107,9 +107,8 @@ class Reading(Partitions):
         if columns is None:
             columns = [name for name, kind in kinds.items() if kind is not None and name != sample_weight]
         reading = cls.given(who, columns, sample_weight, exact)
+        refuse_unknown(who, reading.names, kinds)
         for name in reading.names:
-            if name not in kinds:
-                raise unknown(who, name, kinds)
             if kinds[name] is None:
                 raise ValueError(f"{who}: column {name!r}: expected numbers or vectors of numbers, got another type")
         return reading
@@ -161,9 +160,7 @@ class Reading(Partitions):
         return sums.complete()
 
     def _sums(self, batch: Any) -> Sums:
-        for name in self.names:
-            if name not in batch.schema.names:
-                raise unknown(self.who, name, batch.schema.names)
+        refuse_unknown(self.who, self.names, batch.schema.names)
         weight = self._weights(batch)
         widths, found = [], []
         for wide, table in self._tables(batch):
@@ -210,9 +207,7 @@ class Mapping:
         """A pyarrow RecordBatch, normalized."""
         import pyarrow as pa
 
-        for name in self.columns:
-            if name not in batch.schema.names:
-                raise unknown(self.who, name, batch.schema.names)
+        refuse_unknown(self.who, self.columns, batch.schema.names)
         columns = dict(zip(batch.schema.names, batch.columns, strict=True)) | serially(batch, function=self.replaced)
         schema = pa.schema(map(self.field, batch.schema), batch.schema.metadata)
         return pa.RecordBatch.from_arrays([columns[name] for name in batch.schema.names], schema=schema)
@@ -269,9 +264,11 @@ class Map(Mapping):
         return arrow.array(out, column)
 
 
-def unknown(who: str, name: str, known: Iterable[str]) -> ValueError:
-    """The error for a column that a table does not have."""
-    return ValueError(f"{who}: expected a column {name!r}, got {', '.join(map(repr, known))}")
+def refuse_unknown(who: str, names: Iterable[Any], known: Collection[Any]) -> None:
+    """ValueError for a column that a table does not have."""
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{who}: expected a column {name!r}, got {', '.join(map(repr, known))}")
 
 
 def _named(who: str, columns: Any) -> tuple[str, ...]:
@@ -303,9 +300,7 @@ def _places(who: str, names: list[str], known: Collection[str]) -> dict[str, tup
         column = name if name in known or not name.endswith("]") else name[: name.rindex("[")]
         start, n = places.get(column, (i, 0))
         places[column] = start, n + 1
-    for column in places:
-        if column not in known:
-            raise unknown(who, column, known)
+    refuse_unknown(who, places, known)
     return places
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bnorm import arrow
-from bnorm.distributed.engine import NONE, NUMBER, Kinds, Map, Mapping, Partitions, Reading, filled, unknown
+from bnorm.distributed.engine import NONE, NUMBER, Kinds, Map, Mapping, Partitions, Reading, filled, refuse_unknown
 from bnorm.distributed.sums import merged_in_order
 from bnorm.distributed.vectors import result_type
 from bnorm.kernels.engines import serially
@@ -68,9 +68,9 @@ class Learning(Partitions):
             beside = {*keys, sample_weight, times}
             columns = [name for name, kind in kinds.items() if kind == NUMBER and name not in beside]
         reading = Reading.of(who, kinds, columns, sample_weight)
-        for name in [*keys, *([] if times is None else [times])]:
-            if name not in kinds:
-                raise unknown(who, name, kinds)
+        beside_features = [*keys, *([] if times is None else [times])]
+        refuse_unknown(who, beside_features, kinds)
+        for name in beside_features:
             if name in columns:
                 raise ValueError(f"{who}: columns: expected features, got {name!r}, which has keys or times")
         from sklearn import clone
@@ -121,9 +121,7 @@ class Learning(Partitions):
     def _learned(self, part: Any, batch: Any) -> Any:
         from sklearn import clone
 
-        for name in self.names:
-            if name not in batch.schema.names:
-                raise unknown(self.who, name, batch.schema.names)
+        refuse_unknown(self.who, self.names, batch.schema.names)
         weight = self._weights(batch)
         if weight is not None and not weight.any():
             return part
@@ -149,9 +147,7 @@ class GroupMap(Mapping):
         names = t.__dict__.get("feature_names_in_")
         if names is None or columns is not None:
             raise ValueError(f"{who}: columns: expected a transformer whose columns have names, and columns=None")
-        for name in names:
-            if name not in kinds:
-                raise unknown(who, name, kinds)
+        refuse_unknown(who, names, kinds)
         as_now = copy.deepcopy(t).set_params(keep_keys=False).set_output(transform="default")
         features = [name for i, name in enumerate(names) if i not in t._places]
         return cls(who, as_now, tuple(features), tuple(names))
