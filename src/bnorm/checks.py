@@ -8,6 +8,7 @@ import math
 import numbers
 import operator
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -280,7 +281,7 @@ def weights(
     needs the weights of its forward, and a mask is often reused.
     """
     given = real(who, "weight", weight, kind)
-    w = _placed(who, given, layout)
+    w = placed(who, view.weights, given, layout)
     total, positive = total_and_positive(who, w)
     shared = keep and given.dtype == w.dtype and np.may_share_memory(w, given)
     return w.copy() if shared else w, total, positive
@@ -288,15 +289,15 @@ def weights(
 
 def placed_weights(who: str, weight: object, layout: view.Layout, kind: type) -> ndarray:
     """The same weights of which only type and shape are checked: `total_and_positive` has the rest of the checks."""
-    return _placed(who, real(who, "weight", weight, kind), layout)
+    return placed(who, view.weights, real(who, "weight", weight, kind), layout)
 
 
-def _placed(who: str, given: ndarray, layout: view.Layout) -> ndarray:
+def placed(who: str, order: Callable[[Any, view.Layout], ndarray], given: ndarray, layout: view.Layout) -> ndarray:
+    """Weights or codes of groups in the order of a layout, by `view.weights` or `view.codes`."""
     try:
-        w: ndarray = view.weights(given, layout)
+        return order(given, layout)
     except ValueError as error:
         raise ValueError(f"{who}: {error}") from None
-    return w
 
 
 def total_and_positive(who: str, w: ndarray) -> tuple[float, float]:
@@ -316,9 +317,7 @@ def total_and_positive(who: str, w: ndarray) -> tuple[float, float]:
             lowest, highest, total, positive = BACKENDS[kind].numbers(lowest, highest, total, positive)
         else:  # a sum above the largest weight means several; counting would take as long as summing
             positive = 2.0 if total > highest else float(np.count_nonzero(w))
-    if not (lowest >= 0 and highest < math.inf):
-        raise ValueError(f"{who}: weight: expected finite values >= 0, got values from {lowest} to {highest}")
-    return _divisor(who, "weight", float(total)), positive
+    return _sum_of_weights(who, "weight", lowest, highest, float(total)), positive
 
 
 def summable(who: str, name: str, w: Any, times: int) -> None:
@@ -330,9 +329,13 @@ def summable(who: str, name: str, w: Any, times: int) -> None:
         return
     with np.errstate(over="ignore"):
         lowest, highest, total = BACKENDS[type(w)].numbers(w.min(), w.max(), w.sum())
+    _sum_of_weights(who, name, lowest, highest, total * times)
+
+
+def _sum_of_weights(who: str, name: str, lowest: Any, highest: Any, total: float) -> float:
     if not (lowest >= 0 and highest < math.inf):
         raise ValueError(f"{who}: {name}: expected finite values >= 0, got values from {lowest} to {highest}")
-    _divisor(who, name, total * times)
+    return _divisor(who, name, total)
 
 
 def total_weight(who: str, name: str, w: ndarray) -> float:

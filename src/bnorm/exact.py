@@ -271,11 +271,7 @@ def moments(who: str, x: Any, axis: Any, weight: Any, skipna: bool, weight_name:
     block, layout = view.channels(x, checks.channel_axis(who, axis, x.shape))
     w = None
     if weight is not None:
-        w = whole_weights(who, weight_name, weight)
-        try:
-            w = view.weights(w, layout).astype(np.int64)
-        except ValueError as error:
-            raise ValueError(f"{who}: {error}") from None
+        w = checks.placed(who, view.weights, whole_weights(who, weight_name, weight), layout).astype(np.int64)
     return of_block(block, w, skipna)
 
 

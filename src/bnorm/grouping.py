@@ -67,10 +67,7 @@ def _codes(who: str, groups: ArrayLike, n_groups: int | None, layout: view.Layou
         raise TypeError(f"{who}: groups: expected integers, got dtype {given.dtype}")
     if given.dtype == np.uint64 and given.size and given.max() > MOST:
         raise ValueError(f"{who}: groups: expected codes below {MOST}, got {given.max()}")
-    try:
-        codes = view.codes(given, layout)
-    except ValueError as error:
-        raise ValueError(f"{who}: {error}") from None
+    codes = checks.placed(who, view.codes, given, layout)
     if n_groups is None:
         n = int(codes.max()) + 1 if codes.size else 0
     else:
