@@ -42,14 +42,19 @@ def values(array: Any) -> ndarray:
         return _decimals(array)
     if not pa.types.is_floating(array.type):
         array = array.cast(pa.float64(), safe=False)
-    dtype, stop = np.dtype(f"f{array.type.bit_width // 8}"), array.offset + len(array)
-    data = array.buffers()[1]
-    if data is None:
+    dtype = np.dtype(f"f{array.type.bit_width // 8}")
+    if array.buffers()[1] is None:
         return np.full(len(array), np.nan, dtype)
-    x = np.frombuffer(data, dtype, stop)[array.offset :]
+    x = in_place(array, dtype)
     if array.null_count:
         return np.where(present(array), x, dtype.type(np.nan))
     return x if x.flags.aligned else x.copy()
+
+
+def in_place(array: Any, dtype: Any) -> ndarray:
+    """The values of an Arrow array as they lie in its memory, whatever stands for those that are missing."""
+    stop = array.offset + len(array)
+    return np.frombuffer(array.buffers()[1], dtype, stop)[array.offset :] if stop else np.empty(0, dtype)
 
 
 def _decimals(array: Any) -> ndarray:

@@ -94,6 +94,13 @@ def test_many_texts_of_a_frame():
             assert codes_and_keys(column) == ("string", [places[text] for text in texts], expected)
 
 
+def test_empty_chunks():
+    """Large numbers without a sign beside a chunk without rows stay whole."""
+    pa = pytest.importorskip("pyarrow", reason="chunked arrays are its own")
+    chunks = [pa.array(values, pa.uint64()) for values in ([], [2**53 + 1, 2**53 + 2], [])]
+    assert codes_and_keys(pa.chunked_array(chunks)) == ("number", [0, 1], [2**53 + 1, 2**53 + 2])
+
+
 def test_several_columns():
     keys = read("t", [("a", ["x", "y", None, "x", "y", "x"]), ("b", np.array([1, 1, 1, 2, 1, 1]))])
     assert keys.keys == [("x", 1), ("y", 1), ("x", 2)]

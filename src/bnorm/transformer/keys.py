@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from bnorm import checks
+from bnorm import arrow, checks
 from bnorm.kernels.cpu import groups as kernels
 
 TEXT, NUMBER, FLAG, TIME = "string", "number", "bool", "date"
@@ -149,7 +149,8 @@ def _arrow(who: str, values: Any) -> Column:
     chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
     kind = values.type
     if pa.types.is_integer(kind) and not values.null_count:
-        return _array(who, np.concatenate([np.empty(0, f"{kind}"), *map(_integers, chunks)]))
+        numbers = [arrow.in_place(chunk, f"{kind}") for chunk in chunks]
+        return _array(who, np.concatenate([np.empty(0, f"{kind}"), *numbers]))
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
         values = pa.chunked_array([chunk.cast(kind) for chunk in chunks], kind)
@@ -160,19 +161,14 @@ def _arrow(who: str, values: Any) -> Column:
             raise ValueError(f"{who}: expected times that microseconds can hold: {error}") from None
     coded = compute.dictionary_encode(values, null_encoding="mask")
     coded = coded.unify_dictionaries() if isinstance(coded, pa.ChunkedArray) else pa.chunked_array([coded])
-    codes = [_integers(chunk.indices.fill_null(-1)).astype(np.int32, copy=False) for chunk in coded.chunks]
+    indices = [chunk.indices.fill_null(-1) for chunk in coded.chunks]
+    codes = [arrow.in_place(index, f"{index.type}").astype(np.int32, copy=False) for index in indices]
     held = coded.chunk(0).dictionary if coded.num_chunks else []
     found = _array(who, np.array([value.as_py() for value in held], object))
     if pa.types.is_temporal(kind) and found.kind == NUMBER:
         found = found._replace(kind=TIME)
     every = codes[0] if len(codes) == 1 else np.concatenate([np.empty(0, np.int32), *codes])
     return _coded(found, every, in_order=True)
-
-
-def _integers(array: Any) -> ndarray:
-    """An Arrow array of integers, none of which is missing; pyarrow's own way imports pandas."""
-    stop = array.offset + len(array)
-    return np.frombuffer(array.buffers()[1], f"{array.type}", stop)[array.offset :] if stop else np.empty(0, np.int32)
 
 
 def _array(who: str, values: ndarray) -> Column:

@@ -181,9 +181,7 @@ def _of_arrow(who: str, given: Any) -> tuple[ndarray, str]:
     for piece in given.chunks if hasattr(given, "chunks") else [given]:
         if piece.null_count:
             raise ValueError(f"{who}: times: expected the time of each row, got {piece.null_count} missing")
-        if len(piece):
-            whole = np.frombuffer(piece.buffers()[1], found[0].dtype, piece.offset + len(piece))
-            found.append(whole[piece.offset :])
+        found.append(arrow.in_place(piece, found[0].dtype))
     return np.concatenate(found), NAIVE if kind.tz is None else ZONED
 
 
