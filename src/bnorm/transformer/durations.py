@@ -22,6 +22,8 @@ UNITS = {  # names, and nanoseconds; the first name is that of a text that is wr
     "w weeks week": 7 * 86_400 * 10**9,
 }
 BY_NAME = {name: unit for names, unit in UNITS.items() for name in names.split()}
+# Months and years have no fixed length, and what is shorter than a nanosecond is no use.
+OF_NUMPY = {unit: BY_NAME[unit.lower()] for unit in ("W", "D", "h", "m", "s", "ms", "us", "ns")}
 
 NUMBER = r"\d+(?:\.\d*)?|\.\d+"
 AMOUNT = re.compile(rf"({NUMBER})\s*([^\W\d_]+)[\s,]*")
@@ -68,11 +70,7 @@ def _of_object(value: Any) -> Fraction | None:
     if np.isnat(value):
         return None
     unit, step = np.datetime_data(value.dtype)
-    sizes = {"W": 7 * 86_400 * 10**9, "D": 86_400 * 10**9, "h": 3_600 * 10**9, "m": 60 * 10**9, "s": 10**9}
-    sizes |= {"ms": 10**6, "us": 10**3, "ns": 1}
-    if unit not in sizes:  # months and years have no fixed length, and what is shorter no use
-        return None
-    return Fraction(int(value.astype(np.int64)) * step * sizes[unit])
+    return Fraction(int(value.astype(np.int64)) * step * OF_NUMPY[unit]) if unit in OF_NUMPY else None
 
 
 def _of_text(value: str) -> Fraction | None:

@@ -11,14 +11,11 @@ from bnorm import arrow
 from bnorm.kernels import BACKENDS, engines, moved
 from bnorm.running import Statistics
 from bnorm.transformer.clock import Ages
-from bnorm.transformer.durations import is_duration
+from bnorm.transformer.durations import LONGEST, OF_NUMPY, is_duration
 
 NAIVE, ZONED, SECONDS = "time stamps without a zone", "time stamps with a zone", "numbers of seconds"
 KINDS = (NAIVE, ZONED, SECONDS)
 NANO = 10**9
-UNITS = {"W": 604_800 * NANO, "D": 86_400 * NANO, "h": 3_600 * NANO, "m": 60 * NANO, "s": NANO}
-UNITS |= {"ms": 10**6, "us": 10**3, "ns": 1}
-FAR = 2**63 - 1
 NAT = -(2**63)
 EXACT = 2**52  # nanoseconds from the zero of a clock within which float64 tells every one of them
 NANOSECONDS = np.dtype("datetime64[ns]")
@@ -209,14 +206,14 @@ def _of_stamps(who: str, a: ndarray) -> ndarray:
     if a.dtype == NANOSECONDS:
         return a.view(np.int64)
     unit, step = np.datetime_data(a.dtype)
-    if unit not in UNITS:  # months and years have no fixed length; what is shorter than a nanosecond is rounded
+    if unit not in OF_NUMPY:  # what is shorter than a nanosecond is rounded
         a, unit, step = (a.astype("datetime64[s]"), "s", 1) if unit in "YM" else (a.astype("datetime64[ns]"), "ns", 1)
     ticks: ndarray
-    ticks, factor = np.ascontiguousarray(a.astype(a.dtype.newbyteorder("="))).view(np.int64), UNITS[unit] * step
+    ticks, factor = np.ascontiguousarray(a.astype(a.dtype.newbyteorder("="))).view(np.int64), OF_NUMPY[unit] * step
     if factor == 1:
         return ticks
     known = ticks[ticks != NAT]
-    if len(known) and max(-int(known.min()), int(known.max())) > FAR // factor:
+    if len(known) and max(-int(known.min()), int(known.max())) > LONGEST // factor:
         raise ValueError(
             f"{who}: times: expected time stamps that 64 bits of nanoseconds hold, got some outside of them"
         )
@@ -226,7 +223,7 @@ def _of_stamps(who: str, a: ndarray) -> ndarray:
 def _of_seconds(who: str, a: ndarray) -> ndarray:
     if a.dtype.kind in "iu":
         ns: ndarray
-        bound = FAR // NANO
+        bound = LONGEST // NANO
         if len(a) and (int(a.max()) > bound or int(a.min()) < -bound):
             raise ValueError(f"{who}: times: expected seconds within 292 years of 0, got {a.min()} to {a.max()}")
         ns = a.astype(np.int64) * NANO
@@ -236,7 +233,7 @@ def _of_seconds(who: str, a: ndarray) -> ndarray:
         row = int((~np.isfinite(a)).argmax())
         raise ValueError(f"{who}: times: expected the time of each row, got {a[row]} in row {row}")
     whole = np.floor(a)
-    if len(a) and float(np.abs(whole).max()) > FAR // NANO - 1:
+    if len(a) and float(np.abs(whole).max()) > LONGEST // NANO - 1:
         raise ValueError(f"{who}: times: expected seconds within 292 years of 0, got {a.min()} to {a.max()}")
     ns = whole.astype(np.int64) * NANO + np.rint((a - whole) * NANO).astype(np.int64)
     return ns
