@@ -113,11 +113,14 @@ class Columns:
 
     def weighted(self, weight: ndarray | None) -> Iterator[tuple[list[ndarray], ndarray | None]]:
         """Each batch with the weights of its rows."""
-        start = 0
+        return ((batch, None if weight is None else weight[rows]) for batch, rows in self._rows())
+
+    def _rows(self) -> Iterator[tuple[list[ndarray], slice]]:
+        """Each batch with the places of its rows."""
+        stop = 0
         for batch in self.batches:
-            stop = start + len(batch[0])
-            yield batch, None if weight is None else weight[start:stop]
-            start = stop
+            start, stop = stop, stop + len(batch[0])
+            yield batch, slice(start, stop)
 
     def parts(self, weight: ndarray | None) -> list[ndarray]:
         """Count, mean, m2, low of each batch, (4, C). NaN does not count."""
@@ -130,22 +133,18 @@ class Columns:
     def dense(self) -> ndarray:
         """A Fortran-ordered array, which is Arrow's memory order."""
         out = np.empty(self.shape, self.dtype, order="F")
-        start = 0
-        for batch in self.batches:
+        for batch, rows in self._rows():
             for j, column in enumerate(batch):
-                out[start : start + len(column), j] = column
-            start += len(batch[0])
+                out[rows, j] = column
         return out
 
     def mapped(self, stats: ndarray) -> ndarray:
         """(x - mean) scale + shift, Fortran-ordered; FloatingPointError if there is an infinite value."""
         out = np.empty(self.shape, self.dtype, order="F")
-        start = 0
-        for batch in self.batches:
-            for j, column in enumerate(batch):
-                x = np.ascontiguousarray(column, self.dtype)
-                normalize(x, np.ascontiguousarray(stats[:, j : j + 1]), out[start : start + len(x), j])
-            start += len(batch[0])
+        for batch, rows in self._rows():
+            for j, x in enumerate(batch):
+                x = np.ascontiguousarray(x, self.dtype)
+                normalize(x, np.ascontiguousarray(stats[:, j : j + 1]), out[rows, j])
         return out
 
 
@@ -176,11 +175,16 @@ def table(x: ndarray, names: Sequence[str]) -> Any:
 
 def columns_of(who: str, table: Any) -> Columns:
     """The columns of a pyarrow Table with rows; all of them must be numbers or bools."""
-    for field in table.schema:
-        if not is_number(field.type, bools=True):
-            raise ValueError(f"{who}: X: column {field.name!r}: expected numbers, got {field.type}")
+    check_numbers(f"{who}: X", table)
     batches = [[values(column) for column in batch.columns] for batch in table.to_batches() if batch.num_rows]
     return Columns(batches)
+
+
+def check_numbers(who: str, table: Any) -> None:
+    """ValueError for a pyarrow Table with a column of neither numbers nor bools."""
+    for field in table.schema:
+        if not is_number(field.type, bools=True):
+            raise ValueError(f"{who}: column {field.name!r}: expected numbers, got {field.type}")
 
 
 def extremes(x: ndarray, weight: ndarray | None = None) -> ndarray:

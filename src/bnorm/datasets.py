@@ -158,9 +158,7 @@ def columns_of(who: str, item: Any) -> dict[str, ndarray] | None:
     if (table := arrow.table_of(who, item)) is not None:
         if len(set(table.column_names)) < len(table.column_names):
             raise ValueError(f"{who}: expected columns of different names, got {table.column_names}")
-        for field in table.schema:
-            if not arrow.is_number(field.type, bools=True):
-                raise ValueError(f"{who}: column {field.name!r}: expected numbers, got {field.type}")
+        arrow.check_numbers(who, table)
         return {name: _joined(table.column(name)) for name in table.column_names}
     package = type(item).__module__.partition(".")[0]
     if package in ("pandas", "polars") and hasattr(item, "columns"):
