@@ -174,9 +174,9 @@ def _exact(x: ndarray, weight: ndarray | None) -> Any:
     return exact_moments(WHO, x, 1, weight, True, "sample_weight")
 
 
-def whole(x: ndarray, weight: ndarray | None) -> ndarray:
-    """Count, mean, m2 and low of each feature, (4, C), all rows weighing the same."""
-    return merged([_moments(x[rows], None if weight is None else weight[rows]) for rows in _dense_pieces(x)])
+def whole(x: ndarray, weight: ndarray | None, skipna: bool = True) -> ndarray:
+    """Count, mean, m2 and low of each feature, (4, C)."""
+    return merged([_moments(x[rows], None if weight is None else weight[rows], skipna) for rows in _dense_pieces(x)])
 
 
 class Faded(NamedTuple):
@@ -214,7 +214,7 @@ def _faded(x: ndarray, weight: ndarray | None, clock: Clock, ddof: int) -> Faded
     w = f if weight is None else f * (weight[near] / unit)
     parts = None if near.start else _complete(x, w, weight)
     if parts is None:
-        parts, seen = _weighted(x[near], w), _seen(x, weight, near.start)
+        parts, seen = whole(x[near], w), _seen(x, weight, near.start)
     else:
         seen = np.zeros(x.shape[1], like=x) + (n if weight is None else weight.sum())
     last = np.zeros(seen.shape, like=seen)
@@ -244,14 +244,9 @@ def _unit(weight: ndarray | None) -> Any:
     return np.where(most > 0, np.exp2(np.floor(np.log2(most))), 1.0)
 
 
-def _weighted(x: ndarray, w: ndarray, skipna: bool = True) -> ndarray:
-    """Moments of weighted rows."""
-    return merged([_moments(x[rows], w[rows], skipna) for rows in _dense_pieces(x)])
-
-
 def _complete(x: ndarray, w: ndarray, weight: ndarray | None) -> ndarray | None:
     """Moments of rows of weight w; None if a value is missing, or may be missing in a row that has no weight left."""
-    parts = _weighted(x, w, skipna=False)
+    parts = whole(x, w, skipna=False)
     with np.errstate(all="ignore"):
         some: list[Any] = [_dot(parts[1], parts[2])]
     if weight is not None:
@@ -283,7 +278,7 @@ def _pairs(x: ndarray, w: ndarray, f: ndarray, parts: ndarray, seen: ndarray) ->
     difference would cancel, and products of weights are added instead.
     """
     count = parts[0]
-    pairs: ndarray = count * count - _weighted(x, w * f)[0]
+    pairs: ndarray = count * count - whole(x, w * f)[0]
     cancelled = moved((np.abs(pairs) < 1e-3 * count * count) & (seen > 0), ndarray)
     for c in np.flatnonzero(cancelled).tolist():
         there = ~np.isnan(x[:, c])
@@ -352,19 +347,15 @@ def _copied_rows(x: ndarray) -> int:
     return max(1, PIECE // max(1, int(x.shape[1]) * int(x.itemsize))) if type(x) is ndarray else len(x)
 
 
-def _dense_rows(x: ndarray) -> int:
-    return len(x) if _at_once(x) else _copied_rows(x)
-
-
 def _pieces(x: ndarray, rows: int) -> list[slice]:
     return [slice(i, i + rows) for i in range(0, len(x), rows)]
 
 
 def _dense_pieces(x: ndarray) -> list[slice]:
-    return _pieces(x, _dense_rows(x))
+    return _pieces(x, len(x) if _at_once(x) else _copied_rows(x))
 
 
-def _moments(x: ndarray, weight: ndarray | None, skipna: bool = True) -> ndarray:
+def _moments(x: ndarray, weight: ndarray | None, skipna: bool) -> ndarray:
     """(4, C): count, mean, m2, low of the values that are not NaN."""
     block, layout = view.channels(x, 1)
     w = None if weight is None else view.weights(weight, layout)
