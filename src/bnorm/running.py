@@ -17,9 +17,8 @@ from numpy import ndarray
 
 from bnorm import devices
 from bnorm.kernels import BACKENDS, zeros_like
-from bnorm.kernels.rule import Rule
+from bnorm.kernels.rule import AVERAGE, FADE, POOL, Rule
 
-AVERAGE, POOL, FADE = range(3)  # as in formulas.h
 BATCHES, SKIPPED, ROWS, UNCOUNTED = range(4)  # the entries of `counters`: see Statistics
 CHANNELS = 2  # where those begin in `left`, as in moving.cu: behind the number of batches, before as many of its own
 LOG2 = float(np.log(2.0))
@@ -54,6 +53,13 @@ class TooLarge(FloatingPointError):
     def __init__(self, channel: int, weights: bool) -> None:
         super().__init__(f"channel {channel}: the {'sum of its weights' if weights else 'mean'} is too large")
         self.channel, self.weights = channel, weights
+
+
+def mode_of(momentum: float | None, halflife: Any) -> int:
+    """How a batch is weighed against the past."""
+    if halflife is not None:
+        return FADE
+    return POOL if momentum is None else AVERAGE
 
 
 class Statistics:
@@ -109,9 +115,7 @@ class Statistics:
 
     @property
     def mode(self) -> int:
-        if self._halflife is not None:
-            return FADE
-        return POOL if self._momentum is None else AVERAGE
+        return mode_of(self._momentum, self._halflife)
 
     @property
     def momentum(self) -> float | None:
@@ -209,7 +213,7 @@ class Statistics:
                 try:
                     trial._take(step, batches, finite=False)
                 except FloatingPointError:
-                    raise trial._too_large(step) from None
+                    raise trial.too_large(step) from None
         if trial is not self:
             self.assign(trial)
 
@@ -218,7 +222,7 @@ class Statistics:
         last = None if last is None else last + (float(self.rows + rows) if end is None else end)
         self.move(parts, seen, pairs, last, rows=rows, batches=batches, typical=float(rows), finite=finite)
 
-    def _too_large(self, step: Step) -> TooLarge:
+    def too_large(self, step: Step) -> TooLarge:
         """The error for a step of finite values that cannot be taken: found by taking it one channel at a time."""
         for c in range(len(self.seen)):
             here = slice(c, c + 1)
@@ -240,7 +244,7 @@ class Statistics:
             BACKENDS[type(self.mean)].move(self.rule.under(POOL, "propagate"), parts, None, None, None, rows)
         except FloatingPointError:
             empty = Statistics(self.mean.copy(), self.var.copy(), from_data=True)
-            raise empty._too_large(Step(parts, rows)) from None
+            raise empty.too_large(Step(parts, rows)) from None
         if self.weight is not None:
             self.weight[...] = np.where(self.seen > 0, np.inf if self.mode == AVERAGE else self.seen, 0)
         if self.pairs is not None and self.last is not None:

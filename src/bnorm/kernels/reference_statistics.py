@@ -4,10 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from .rule import NAMES, Rule
+from .rule import AVERAGE, FADE, NAMES, POOL, Rule
 
 Array = np.ndarray[Any, Any]
-AVERAGE, POOL, FADE = range(3)
 
 
 @np.errstate(all="ignore")

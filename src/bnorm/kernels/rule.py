@@ -6,7 +6,7 @@ import numpy as np
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 
-
+AVERAGE, POOL, FADE = range(3)  # as in formulas.h
 EPSILON = float(np.finfo(np.float64).eps)
 NAMES = ("mean", "var", "low", "seen", "weight", "pairs", "last", "counters")
 
@@ -17,7 +17,7 @@ class Rule(NamedTuple):
     An array that is None is not kept. `bn_statistics` in `formulas.h` explains the arrays.
     """
 
-    mode: int  # of formulas.h: an average of batches, values that are pooled, or values that fade
+    mode: int  # an average of batches, values that are pooled, or values that fade
     mean: Array
     var: Array
     low: Array | None

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from bnorm import arrow
 from bnorm.checks import user_level
 from bnorm.kernels import moved
-from bnorm.running import AVERAGE
+from bnorm.kernels.rule import AVERAGE
 from bnorm.transformer import iterables, maps, parameters
 from bnorm.transformer.array_api import AnyLibrary
 from bnorm.transformer.attributes import Attributes

@@ -14,7 +14,8 @@ from numpy import ndarray
 
 from bnorm.exact import moments as exact_moments
 from bnorm.kernels import BACKENDS
-from bnorm.running import POOL, Statistics, Step, TooLarge
+from bnorm.kernels.rule import POOL
+from bnorm.running import Statistics, Step, TooLarge
 from bnorm.transformer import exact, tables
 from bnorm.transformer.clock import Clock, clock_of
 from bnorm.transformer.durations import is_duration, nanoseconds
@@ -163,7 +164,7 @@ class Fitted:
                 suspect()
             else:
                 return
-        raise exact.emptied(mine)._too_large(Step(parts, rows))
+        raise exact.emptied(mine).too_large(Step(parts, rows))
 
     def _checked(self, times: Times) -> Zero:
         """The zero of the clock, which begins with these times if it has seen none; ValueError if they are others."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bnorm.running import AVERAGE
+from bnorm.kernels.rule import AVERAGE
 from bnorm.transformer.durations import compared, is_duration, nanoseconds
 from bnorm.transformer.group_saving import Stored
 

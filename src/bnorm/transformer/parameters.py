@@ -5,10 +5,11 @@ from contextlib import suppress
 from operator import is_
 from typing import Any
 
-from bnorm.running import AVERAGE, FADE
+from bnorm.kernels.rule import AVERAGE, FADE
+from bnorm.running import mode_of
 from bnorm.transformer.durations import compared, is_duration, nanoseconds
 from bnorm.transformer.fitted import Fitted
-from bnorm.transformer.state import manner, mode
+from bnorm.transformer.state import manner
 from bnorm.transformer.tables import WHO
 
 MOMENTUM = 0.1
@@ -103,7 +104,7 @@ def changed(estimator: Any) -> bool:
 
 def shown(estimator: Any, text: str) -> str:
     """scikit-learn's text of an estimator, which hides what is default, with the momentum of a moving average."""
-    averaged = mode(estimator.momentum, estimator.halflife) == AVERAGE and estimator.window is None
+    averaged = mode_of(estimator.momentum, estimator.halflife) == AVERAGE and estimator.window is None
     if "momentum=" in text or not averaged:
         return text
     name, parenthesis, rest = text.partition("(")

@@ -16,9 +16,10 @@ from bnorm.exact import ExactMoments
 from bnorm.files import container
 from bnorm.files.container import Config, Entry
 from bnorm.kernels import moved
+from bnorm.kernels.rule import FADE
 from bnorm.layers import BatchNorm1d
 from bnorm.layers.saving import counted, flag
-from bnorm.running import FADE, Statistics
+from bnorm.running import Statistics
 from bnorm.transformer import durations, stored_window
 from bnorm.transformer.fitted import Fitted
 from bnorm.transformer.history import Moment, TimedMoment

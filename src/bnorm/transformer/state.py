@@ -11,8 +11,9 @@ from numpy import ndarray
 
 from bnorm.kernels import BACKENDS, view
 from bnorm.kernels.activation import IDENTITY
+from bnorm.kernels.rule import AVERAGE, FADE, POOL
 from bnorm.layers import BatchNorm1d
-from bnorm.running import AVERAGE, FADE, POOL
+from bnorm.running import mode_of
 from bnorm.transformer import durations, maps, tables
 from bnorm.transformer.durations import is_duration
 from bnorm.transformer.fitted import Fitted, at_once, ticks
@@ -21,19 +22,12 @@ from bnorm.transformer.tables import Table
 KINDS = {AVERAGE: "an average of batches", POOL: "rows that weigh the same", FADE: "rows that fade"}
 
 
-def mode(momentum: float | None, halflife: float | None) -> int:
-    """How a batch is weighed against the past."""
-    if halflife is not None:
-        return FADE
-    return POOL if momentum is None else AVERAGE
-
-
 def manner(momentum: float | None, halflife: Any, window: Any) -> str:
     """The same in words; also whether rows fade by their times, and the window."""
     if window is not None:
         return f"a window of {durations.text(window) if is_duration(window) else window}"
     by_time = " by their times" if is_duration(halflife) else ""
-    return KINDS[mode(momentum, halflife)] + by_time
+    return KINDS[mode_of(momentum, halflife)] + by_time
 
 
 class State(Fitted):

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 
 from ..activation import IDENTITY, Activation
-from ..rule import Rule
+from ..rule import POOL, Rule
 from . import plans
 from .calls import begun
 from .gradients import Wanted, receiver
 from .jobs import JOB, PROPAGATE, SKIP
-from .statistics import POOL, of_forward, one_launch
+from .statistics import of_forward, one_launch
 
 Array = Any  # cupy.ndarray
 FLOAT64, INT32 = np.dtype("float64"), np.dtype("int32")

@@ -9,12 +9,11 @@ import numpy as np
 
 from ..cpu.entries import move_prepared
 from ..cpu.launches import launch
-from ..rule import Rule, constant
+from ..rule import AVERAGE, FADE, POOL, Rule, constant
 from . import launching, plans
 from .jobs import PROPAGATE, SKIP, STATISTICS_JOB, TEST
 
 Array = Any  # cupy.ndarray
-AVERAGE, POOL, FADE = range(3)
 FLOAT32, FLOAT64, INT32 = np.dtype("float32"), np.dtype("float64"), np.dtype("int32")
 
 ADD = STATISTICS_JOB.packer("total", "part", "other", "other_part", "wide")
