@@ -11,7 +11,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from io import BytesIO
 from math import prod
 from pathlib import Path
@@ -51,6 +51,21 @@ class Entry:
     def array(self) -> ndarray:
         a = np.frombuffer(self._read(), self.dtype).reshape(self.shape)
         return a.astype(self.dtype.newbyteorder("="))  # a copy, which is writeable
+
+
+def check_entries(config: Mapping[str, Any], known: Set[str]) -> None:
+    """ValueError for a configuration with other entries than these."""
+    if unknown := sorted(config.keys() - known):
+        raise ValueError(f"unknown entries {unknown}")
+
+
+def check_arrays(entries: Mapping[str, Entry], expected: Mapping[str, ndarray]) -> None:
+    """ValueError unless a file has arrays of the names, shapes and dtypes of these."""
+    if sorted(entries) != sorted(expected):
+        raise ValueError(f"arrays {sorted(entries)} instead of {sorted(expected)}")
+    for name, a in expected.items():
+        if (entries[name].shape, entries[name].dtype) != (a.shape, a.dtype):
+            raise ValueError(f"{name}: {entries[name].dtype} {entries[name].shape} instead of {a.dtype} {a.shape}")
 
 
 def suffix_of(who: str, path: Any) -> str:

@@ -41,20 +41,14 @@ def arguments(layer: Any) -> dict[str, Any]:
 def restored(kind: Any, config: Mapping[str, Any], entries: Mapping[str, container.Entry]) -> Any:
     """The layer that a file holds. An error of any kind means that the file does not hold one."""
     given = config["arguments"]
-    if unknown := sorted(config.keys() - KNOWN):
-        raise ValueError(f"unknown entries {unknown}")
+    container.check_entries(config, KNOWN)
     largest = max([MOST_WITHOUT_ARRAYS, *(prod(entry.shape) for entry in entries.values())])
     for name, option in inspect.signature(kind).parameters.items():
         sizes = given[name] if isinstance(given.get(name), list) else [given.get(name)]
         if option.default is option.empty and not (all(type(n) is int for n in sizes) and prod(sizes) <= largest):
             raise ValueError(f"{name} is {given.get(name)!r}, and no array has that size")
     layer = kind(**given)
-    expected = layer._state()
-    if sorted(entries) != sorted(expected):
-        raise ValueError(f"arrays {sorted(entries)} instead of {sorted(expected)}")
-    for name, a in expected.items():
-        if (entries[name].shape, entries[name].dtype) != (a.shape, a.dtype):
-            raise ValueError(f"{name}: {entries[name].dtype} {entries[name].shape} instead of {a.dtype} {a.shape}")
+    container.check_arrays(entries, layer._state())
     arrays, like = state.StateDict((name, entry.array()) for name, entry in entries.items()), _statistics(layer)
     if like is not None:
         arrays.seen = _vector("seen", config["counters"]["seen"], like.seen)

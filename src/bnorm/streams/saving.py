@@ -9,7 +9,7 @@ from bnorm.files import container
 from bnorm.kernels import moved
 from bnorm.layers.saving import flag
 
-Kinds = tuple[Any, Any]  # RunningNorm and RunningNormTree, which this module does not import
+Kinds = tuple[Any, Any]  # RunningNorm and RunningNormTree, which import this module
 
 KNOWN = {"format", "class", "arguments", "training", "tree"}
 TREE = "RunningNormTree"
@@ -35,8 +35,7 @@ def arrays(norm: Any, prefix: str = "") -> dict[str, ndarray]:
 
 def restored(kind: Any, config: Mapping[str, Any], entries: Mapping[str, container.Entry]) -> Any:
     """The RunningNorm of a file. An error of any kind means that the file does not hold one."""
-    if unknown := sorted(config.keys() - KNOWN):
-        raise ValueError(f"unknown entries {unknown}")
+    container.check_entries(config, KNOWN)
     return filled(kind, config["arguments"], entries).train(flag(config["training"]))
 
 
@@ -48,12 +47,7 @@ def filled(kind: Any, given: Mapping[str, Any], entries: Mapping[str, container.
     if "mean" not in entries or entries["mean"].shape != shape:  # before a number fills the memory
         raise ValueError(f"shape {shape} without an array of that shape")
     norm = kind(**{**given, "shape": shape})
-    expected = norm._state()
-    if sorted(entries) != sorted(expected):
-        raise ValueError(f"arrays {sorted(entries)} instead of {sorted(expected)}")
-    for name, a in expected.items():
-        if (entries[name].shape, entries[name].dtype) != (a.shape, a.dtype):
-            raise ValueError(f"{name}: {entries[name].dtype} {entries[name].shape} instead of {a.dtype} {a.shape}")
+    container.check_arrays(entries, norm._state())
     norm.load_state_dict({name: entry.array() for name, entry in entries.items()})
     return norm
 
@@ -68,8 +62,7 @@ def save_tree(who: str, tree: Any, path: Any) -> None:
 
 def restored_tree(kinds: Kinds, config: Mapping[str, Any], entries: Mapping[str, container.Entry]) -> Any:
     """The tree of a file. An error of any kind means that the file does not hold one."""
-    if unknown := sorted(config.keys() - KNOWN):
-        raise ValueError(f"unknown entries {unknown}")
+    container.check_entries(config, KNOWN)
     left = dict(entries)
     tree = _regrown(kinds, config["tree"], "", left)
     if left:

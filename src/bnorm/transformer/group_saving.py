@@ -16,7 +16,7 @@ from bnorm.transformer import keys as of_keys
 from bnorm.transformer.durations import is_duration, text
 from bnorm.transformer.fitted import ticks
 from bnorm.transformer.groups import Groups
-from bnorm.transformer.saving import NAMES, checked, zero_of
+from bnorm.transformer.saving import checked, stored_name, zero_of
 
 CLASS = "GroupedTransformer"
 PARAMETERS = ("by", "unseen", "prior", "keep_keys", "momentum", "halflife", "eps")
@@ -108,8 +108,8 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
     }
     if groups.zero is not None:
         config["times"] = groups.zero._asdict()
-    own = {NAMES.get(name, name): groups.row(name) for name in groups.arrays}
-    whole = {NAMES.get(name, name): a for name, a in groups.whole.arrays().items()}
+    own = {stored_name(name): groups.row(name) for name in groups.arrays}
+    whole = {stored_name(name): a for name, a in groups.whole.arrays().items()}
     checked({name: a.reshape(-1) for name, a in own.items()}, groups.whole)
     checked(whole, groups.whole)
     arrays |= own | {WHOLE + name: a for name, a in whole.items()} | {"rows": groups.lengths[: len(groups)]}
@@ -118,8 +118,7 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
 
 def restored(config: Config, entries: Mapping[str, Entry]) -> Stored:
     """The reverse of `packed`. An error of any kind means that the file is not one of it."""
-    if unknown := sorted(config.keys() - KNOWN):
-        raise ValueError(f"unknown entries {unknown}")
+    container.check_entries(config, KNOWN)
     parameters = _parameters(config["parameters"])
     places, columns, names = config["places"], config["columns"], config["names"]
     if type(columns) is not int or not all(type(p) is int and 0 <= p < columns for p in places) or not places:
@@ -131,8 +130,8 @@ def restored(config: Config, entries: Mapping[str, Entry]) -> Stored:
     arrays = {name: entry.array() for name, entry in entries.items()}
     n, channels = len(arrays["rows"]), columns - len(places)
     groups = Groups(len(places), channels, parameters["momentum"], parameters["halflife"])
-    expected = {name: (n, channels) for name in map(_stored_name, groups.arrays)} | {"rows": (n,)}
-    expected |= {WHOLE + _stored_name(name): (channels,) for name in groups.arrays}
+    expected = {name: (n, channels) for name in map(stored_name, groups.arrays)} | {"rows": (n,)}
+    expected |= {WHOLE + stored_name(name): (channels,) for name in groups.arrays}
     for name, shape in expected.items():
         dtype = np.int64 if name == "rows" else np.float64
         if arrays[name].shape != shape or arrays[name].dtype != dtype:
@@ -143,11 +142,11 @@ def restored(config: Config, entries: Mapping[str, Entry]) -> Stored:
     groups.index = of_keys.restored(config["kinds"], rest, n)
     if (arrays["rows"] < 0).any():
         raise ValueError("rows: expected numbers >= 0")
-    groups.arrays = {name: arrays[_stored_name(name)] for name in groups.arrays}
+    groups.arrays = {name: arrays[stored_name(name)] for name in groups.arrays}
     groups.lengths = arrays["rows"]
     _fill(groups.whole, arrays)
-    checked({_stored_name(name): a.reshape(-1) for name, a in groups.arrays.items()}, groups.whole)
-    checked({_stored_name(name): a for name, a in groups.whole.arrays().items()}, groups.whole)
+    checked({stored_name(name): a.reshape(-1) for name, a in groups.arrays.items()}, groups.whole)
+    checked({stored_name(name): a for name, a in groups.whole.arrays().items()}, groups.whole)
     groups.whole.counters[...] = counted(config["counted"])
     if is_duration(parameters["halflife"]):
         groups.zero = zero_of(**config["times"])
@@ -157,11 +156,7 @@ def restored(config: Config, entries: Mapping[str, Entry]) -> Stored:
 
 def _fill(statistics: Statistics, arrays: Mapping[str, ndarray]) -> None:
     for name, a in statistics.arrays().items():
-        a[...] = arrays[WHOLE + _stored_name(name)]
-
-
-def _stored_name(name: str) -> str:
-    return NAMES.get(name, name)
+        a[...] = arrays[WHOLE + stored_name(name)]
 
 
 def _plain(value: Any) -> Any:

@@ -143,7 +143,7 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
         "told": state.told,
         **stored.extra,
     }
-    arrays = {NAMES.get(name, name): a for name, a in statistics.arrays().items()}
+    arrays = {stored_name(name): a for name, a in statistics.arrays().items()}
     if (history := state.history) is not None and history.moments:
         config["history"] = {"every": history.every, "batches": history.batches}
         arrays |= dict(zip((*MOMENTS, TIMES), map(_stacked, zip(*history.moments, strict=True)), strict=False))
@@ -179,15 +179,13 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
     stored = _empty(parameters, features, names)
     state = stored.fitted
     expected = {name: a for name, a in packed(stored)[1].items() if not name.startswith(SUMS)}
-    if sorted(entries) != sorted(expected) or config["features"] != features:
-        raise ValueError(f"arrays {sorted(entries)} instead of {sorted(expected)}")
-    for name, a in expected.items():
-        if (entries[name].shape, entries[name].dtype) != (a.shape, a.dtype):
-            raise ValueError(f"{name}: {entries[name].dtype} {entries[name].shape} instead of {a.dtype} {a.shape}")
+    container.check_arrays(entries, expected)
+    if config["features"] != features:
+        raise ValueError(f"{config['features']!r:.80} features instead of {features}")
     statistics = state.statistics
     checked(arrays, statistics)
     for name, a in statistics.arrays().items():
-        a[...] = arrays[NAMES.get(name, name)]
+        a[...] = arrays[stored_name(name)]
     statistics.counters[...] = counted(config["counted"])
     if stored.affine is not None:
         stored.affine = arrays[AFFINE[0]], arrays[AFFINE[1]]
@@ -208,8 +206,7 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
         _recall(state, config["history"], recorded)
     state.weighted, state.told = flag(config["weighted"]), flag(config["told"])
     stored.extra = {name: value for name, value in config.items() if name not in KNOWN}
-    if unknown := sorted(stored.extra.keys() - EXTRA):
-        raise ValueError(f"unknown entries {unknown}")
+    container.check_entries(stored.extra, EXTRA)
     return stored
 
 
@@ -275,6 +272,11 @@ def zero_of(kind: Any, origin: Any, column: Any) -> Zero:
     if not good or not (column is None or type(column) is str):
         raise ValueError(f"times: {(kind, origin, column)!r:.80}")
     return Zero(kind, origin, column)
+
+
+def stored_name(name: str) -> str:
+    """The name of an array of statistics in a file."""
+    return NAMES.get(name, name)
 
 
 def _stacked(rows: Sequence[Any]) -> ndarray:
