@@ -83,12 +83,11 @@ def moments(
     for name, a in x.data_vars.items():
         own = tuple(d for d in dims if d in a.dims)
         if a.dtype.kind in "buif" and own:
-            w = weight
-            if w is not None and set(w.dims) - set(a.dims):
+            if weight is not None and set(weight.dims) - set(a.dims):
                 raise ValueError(
-                    f"{who}: weight: expected dimensions of the variable {name!r}, {a.dims}, got {weight.dims}"  # type: ignore[union-attr]
+                    f"{who}: weight: expected dimensions of the variable {name!r}, {a.dims}, got {weight.dims}"
                 )
-            found[name] = _of_array(who, a, own, w, skipna, minmax)
+            found[name] = _of_array(who, a, own, weight, skipna, minmax)
     if not found:
         raise ValueError(f"{who}: x: expected a variable of numbers with one of the dimensions {dims}, got none")
     first = next(iter(found.values()))
