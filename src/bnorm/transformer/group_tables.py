@@ -144,10 +144,17 @@ def _key_columns(estimator: Any, keys: Any) -> list[tuple[str, Any]]:
     return list(zip(names, columns, strict=True))
 
 
-def _check(estimator: Any, X: Any, reset: bool, keys: Any) -> None:
-    """The number and the names of the columns, by scikit-learn's rules."""
+def _apart(
+    estimator: Any, X: Any, names: list[Any] | None, width: int, reset: bool, keys: Any
+) -> tuple[list[int], list[int]]:
+    """The positions of the keys and of the features. Scikit-learn checks the number and the names of the columns."""
     if keys is None:
         validate_data(estimator, X, reset=reset, skip_check_array=True)
+    places = estimator._places if keys is not None else _places(estimator, names, width, reset)
+    others = [j for j in range(width) if keys is not None or j not in places]
+    if not reset and len(others) != estimator._groups.channels:
+        raise ValueError(f"{WHO}: X: expected {estimator._groups.channels} features, as in fit, got {len(others)}")
+    return places, others
 
 
 def _made(estimator: Any, X: Any, places: list[int], columns: Any, features: Dense, names: Any, keys: Any) -> Split:
@@ -161,11 +168,8 @@ def _made(estimator: Any, X: Any, places: list[int], columns: Any, features: Den
 
 
 def _of_pandas(estimator: Any, X: Any, reset: bool, keys: Any) -> Split:
-    _check(estimator, X, reset, keys)
     names = list(X.columns)
-    places = _places(estimator, names, len(names), reset) if keys is None else estimator._places
-    others = [j for j in range(len(names)) if keys is not None or j not in places]
-    _check_width(estimator, len(others), reset)
+    places, others = _apart(estimator, X, names, len(names), reset, keys)
     columns = [] if keys is not None else [(repr(names[j]), X.iloc[:, j]) for j in places]
     named = [names[j] for j in others] if all(isinstance(name, str) for name in names) else None
     return _made(estimator, X, places, columns, _features(X, others), named, keys)
@@ -179,8 +183,13 @@ def _features(X: Any, others: list[int]) -> Dense:
         columns = [X.iloc[:, j].to_numpy() for j in others]
         if all(column.flags.c_contiguous for column in columns):
             return InColumns(arrow.Columns([columns]))
-    run = others == list(range(others[0], others[-1] + 1))
-    return _dense(X.iloc[:, slice(others[0], others[-1] + 1) if run else others])
+    return _dense(X.iloc[:, _run(others)])
+
+
+def _run(places: list[int]) -> slice | list[int]:
+    """Positions as a slice if each follows the one before: it copies nothing."""
+    every = range(places[0], places[-1] + 1) if places else range(0)
+    return slice(every.start, every.stop) if places == list(every) else places
 
 
 def _of_arrow(estimator: Any, X: Any, table: Any, reset: bool, keys: Any) -> Split:
@@ -188,11 +197,8 @@ def _of_arrow(estimator: Any, X: Any, table: Any, reset: bool, keys: Any) -> Spl
         raise ValueError(
             f"Found array with 0 sample(s) (shape={table.shape}) while a minimum of 1 is required by {WHO}."
         )
-    _check(estimator, table, reset, keys)
     names = list(table.column_names)
-    places = _places(estimator, names, len(names), reset) if keys is None else estimator._places
-    others = [j for j in range(len(names)) if keys is not None or j not in places]
-    _check_width(estimator, len(others), reset)
+    places, others = _apart(estimator, table, names, len(names), reset, keys)
     features = InColumns(arrow.columns_of(WHO, table.select(others)))
     columns = [] if keys is not None else [(repr(names[j]), table.column(j)) for j in places]
     return _made(estimator, X, places, columns, features, [names[j] for j in others], keys)
@@ -203,17 +209,10 @@ def _of_array(estimator: Any, X: Any, reset: bool, keys: Any) -> Split:
     if keys is None and (x.ndim != 2 or x.dtype.kind not in "biufOUTM" or 0 in x.shape):
         check = partial(validate_data, estimator, reset=reset)
         check(x, dtype=None if x.dtype.kind == "O" else "numeric", ensure_all_finite=False)  # an error, in its words
-    _check(estimator, x, reset, keys)
     width = x.shape[1] if x.ndim == 2 else 0
-    places = (
-        _places(estimator, None if reset else _known(estimator), width, reset) if keys is None else estimator._places
-    )
-    others = [j for j in range(width) if keys is not None or j not in places]
-    _check_width(estimator, len(others), reset)
-    run = bool(others) and others == list(range(others[0], others[-1] + 1))
-    features = x[:, others[0] : others[-1] + 1] if run else x[:, others]
+    places, others = _apart(estimator, x, None if reset else _known(estimator), width, reset, keys)
     columns = [] if keys is not None else [(str(j), x[:, j]) for j in places]
-    return _made(estimator, X, places, columns, _dense(features), None, keys)
+    return _made(estimator, X, places, columns, _dense(x[:, _run(others)]), None, keys)
 
 
 def _known(estimator: Any) -> list[Any] | None:
@@ -227,11 +226,6 @@ def _mixed(X: Any) -> bool:
         return any(not isinstance(value, int | float | np.number) for value in X[0])
     except (TypeError, IndexError, KeyError):
         return False
-
-
-def _check_width(estimator: Any, width: int, reset: bool) -> None:
-    if not reset and width != estimator._groups.channels:
-        raise ValueError(f"{WHO}: X: expected {estimator._groups.channels} features, as in fit, got {width}")
 
 
 def _dense(features: Any) -> Dense:
