@@ -5,6 +5,7 @@ from typing import Any
 from bnorm.kernels.rule import AVERAGE
 from bnorm.transformer.durations import compared, is_duration, nanoseconds
 from bnorm.transformer.group_saving import Stored
+from bnorm.transformer.times import differing
 
 
 def check(who: str, estimator: Any) -> None:
@@ -54,7 +55,4 @@ def apart(mine: Stored, its: Stored, here: str) -> str | None:
     ):
         if here_ != there:
             return f"{name}: expected {here_}, as {here}, got {there}"
-    clocks = mine.groups.zero, its.groups.zero
-    if clocks[0] is not None and clocks[1] is not None and clocks[0].kind != clocks[1].kind:
-        return f"times: expected {clocks[0].kind}, as {here}, got {clocks[1].kind}"
-    return None
+    return differing(mine.groups.zero, its.groups.zero, here)

@@ -11,6 +11,7 @@ from bnorm.transformer.durations import compared, is_duration, nanoseconds
 from bnorm.transformer.fitted import Fitted
 from bnorm.transformer.state import manner
 from bnorm.transformer.tables import WHO
+from bnorm.transformer.times import differing
 
 MOMENTUM = 0.1
 IN_STATE = ("momentum", "halflife", "window", "eps", "ddof", "affine", "history")  # what a State is made with
@@ -80,10 +81,7 @@ def apart(mine: Mapping[str, Any], its: Mapping[str, Any], own: Fitted, other: F
     for name in (*(() if without else ("momentum",)), "window", "ddof", "exact"):
         if compared(mine[name]) != compared(its[name]):
             return f"{name}: expected {mine[name]}, as {here}, got {its[name]}"
-    clocks = own.zero, other.zero
-    if clocks[0] is not None and clocks[1] is not None and clocks[0].kind != clocks[1].kind:
-        return f"times: expected {clocks[0].kind}, as {here}, got {clocks[1].kind}"
-    return None
+    return differing(own.zero, other.zero, here)
 
 
 def settings(estimator: Any) -> tuple[Any, ...]:

@@ -70,6 +70,13 @@ class Zero(NamedTuple):
         return self.origin + (int(latest) if latest > -np.inf else 0)
 
 
+def differing(mine: Zero | None, its: Zero | None, here: str) -> str | None:
+    """Why two streams with these clocks cannot be merged; None if they can. here: where the first one is."""
+    if mine is None or its is None or mine.kind == its.kind:
+        return None
+    return f"times: expected {mine.kind}, as {here}, got {its.kind}"
+
+
 def separated(who: str, X: Any, times: Any) -> tuple[Any, Any, str | None]:
     """The table without the column of times, the times, and the name of this column, if they were given by name."""
     if type(times) is not str:
