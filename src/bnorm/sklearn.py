@@ -15,7 +15,7 @@ from bnorm.moments import Moments
 from bnorm.transformer import sparse_tables
 from bnorm.transformer.sklearn_private import check_sample_weight, fit_context
 from bnorm.transformer.tables import Dense
-from bnorm.transformer.validation import INTEGERS, Callbacks, float_types, native, plain
+from bnorm.transformer.validation import INTEGERS, Callbacks, aside, float_types, native, plain
 
 __all__ = ["StandardScaler"]
 
@@ -173,10 +173,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
     @fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
     def _learn_checked(self, X: Any, y: Any, sample_weight: Any, anew: bool) -> Self:
         """`_learn` for anything that scikit-learn accepts."""
-        found = self
-        if anew:
-            found = object.__new__(type(self))  # scikit-learn sets attributes on this copy, as X may still be refused
-            found.__dict__.update(self.__dict__)
+        found = aside(self) if anew else self
         x = native(validate_data(found, X, reset=anew, **_checks(X, False, ("csr", "csc"))))
         if issparse(x):
             self._refuse_centering("center")

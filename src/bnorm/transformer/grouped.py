@@ -22,6 +22,7 @@ from bnorm.transformer.groups import Groups
 from bnorm.transformer.keys import Keys, read
 from bnorm.transformer.sklearn_private import Interval, Options, check_feature_names_in, in_container
 from bnorm.transformer.times import of_rows, separated, without
+from bnorm.transformer.validation import aside
 
 
 class GroupedTransformer(
@@ -301,8 +302,7 @@ class GroupedTransformer(
     def _begin(self, X: Any, sample_weight: Any, times: Any, whole: bool) -> tuple[Split, Keys]:
         """New groups from X, whose parts and keys are returned. Nothing is assigned until all of it has succeeded."""
         group_parameters.check(WHO, self)
-        found = object.__new__(type(self))  # scikit-learn sets attributes on this copy, as X may still be refused
-        found.__dict__.update(self.__dict__)
+        found = aside(self)
         rest, when, column = separated(WHO, group_blocks.sample(WHO, X), times)
         table = split(found, rest, reset=True)
         groups = Groups(len(table.places), table.features.shape[1], self.momentum, self.halflife)

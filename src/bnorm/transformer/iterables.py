@@ -16,7 +16,7 @@ from bnorm.moments import Moments, Tree
 from bnorm.transformer.fitted import at_once
 from bnorm.transformer.known import Known
 from bnorm.transformer.tables import WHO, Dense, Table
-from bnorm.transformer.validation import columns, new_table, plain, table_of
+from bnorm.transformer.validation import aside, columns, new_table, plain, table_of
 
 _OF_TABLES = ("__array__", "__array_interface__", "__dlpack__", "__dataframe__", "shape", "columns", "num_rows")
 
@@ -31,8 +31,7 @@ def is_iterable(X: Any) -> bool:
 def known(estimator: Any, items: Any, sample_weight: Any, times: Any) -> tuple[Known, bool | None]:
     """All tables as one, read in one pass, and whether there were weights: True or None."""
     _refuse(sample_weight, times)
-    found = object.__new__(type(estimator))  # scikit-learn sets attributes on this copy
-    found.__dict__.update(estimator.__dict__)
+    found = aside(estimator)
     tree, rows, weighted, first, names = Tree(), 0, None, None, None
 
     def moments(i: int, item: Any) -> tuple[Table, Moments, bool] | None:

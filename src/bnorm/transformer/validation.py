@@ -42,10 +42,16 @@ def new_table(estimator: Any, X: Any) -> tuple[Table, ndarray | None]:
     kind = kind_of(X if engine is None else engine.Collection(WHO, X).sample) or ndarray
     if plain(X, kind):
         return Dense(X), None
-    found = object.__new__(type(estimator))  # scikit-learn sets attributes on this copy, as X may still be refused
-    found.__dict__.update(estimator.__dict__)
+    found = aside(estimator)
     x = columns(found, X, reset=True) or table_of(partial(validate_data, found, reset=True), X, kind)
     return x, found.__dict__.get("feature_names_in_")
+
+
+def aside(estimator: Any) -> Any:
+    """A copy on which scikit-learn sets attributes while it checks a table, which may still be refused."""
+    found = object.__new__(type(estimator))
+    found.__dict__.update(estimator.__dict__)
+    return found
 
 
 def columns(estimator: Any, X: Any, reset: bool) -> InColumns | None:
