@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 from numpy import ndarray
 from numpy.typing import ArrayLike, DTypeLike
@@ -28,7 +28,6 @@ class BatchNorm(Tracking):
 
     __slots__ = ("_group", "_on_single")
 
-    _POSITIONS: ClassVar[tuple[str, ...]]  # the axes beside batch and channels, for each accepted number of dimensions
     _DOCUMENT = """
     y = (x - mean) / sqrt(var + eps) gamma + beta. In training, mean and var are those of the batch, and update the
     running statistics. In inference they are the running statistics, which the backward treats as constants.
@@ -55,20 +54,8 @@ class BatchNorm(Tracking):
         comm: "Communicator | None" = None,
     ) -> None:
         super().__init__(
-            num_features,
-            self._POSITIONS,
-            eps,
-            momentum,
-            affine,
-            track_running_stats,
-            bias,
-            ddof,
-            axis,
-            activation,
-            negative_slope,
-            nonfinite,
-            dtype,
-            device,
+            *(num_features, eps, momentum, affine, track_running_stats, bias, ddof, axis),
+            *(activation, negative_slope, nonfinite, dtype, device),
         )
         self.on_single = on_single
         self._group = None if comm is None else Group(checked(self._who, comm))
@@ -220,7 +207,6 @@ class BatchNorm(Tracking):
 class BatchNorm1d(BatchNorm):
     """Batch normalization of (N, C) or (N, C, L): each channel over all other axes.
 
-
     Examples
     --------
     >>> import numpy as np, bnorm
@@ -246,7 +232,6 @@ class BatchNorm1d(BatchNorm):
 class BatchNorm2d(BatchNorm):
     """Batch normalization of (N, C, H, W): each channel over all other axes.
 
-
     Examples
     --------
     >>> import numpy as np, bnorm
@@ -263,7 +248,6 @@ class BatchNorm2d(BatchNorm):
 @public()
 class BatchNorm3d(BatchNorm):
     """Batch normalization of (N, C, D, H, W): each channel over all other axes.
-
 
     Examples
     --------

@@ -6,6 +6,7 @@ import inspect
 from types import FunctionType
 from typing import Any, TypeVar
 
+from bnorm.documents import PARAMETERS as OF_FUNCTIONS
 from bnorm.documents import listed
 
 Class = TypeVar("Class", bound=type)
@@ -18,7 +19,7 @@ PARAMETERS = {  # the type, and the description
     ),
     "num_groups": ("int", "The number of groups, a divisor of num_channels. A group is a run of channels."),
     "num_channels": ("int", "The number of channels, C."),
-    "eps": ("float", "Added to the variance, inside the root."),
+    "eps": OF_FUNCTIONS["eps"],
     "momentum": (
         "float or None",
         "The weight of the new batch in running_mean and running_var. With 0 they never change.\n"
@@ -38,7 +39,7 @@ PARAMETERS = {  # the type, and the description
     ),
     "axis": ("int", "The axis of the channels; -1 for channels-last."),
     "activation": ("str or None", 'The activation, computed in the same pass: "relu", "leaky_relu", "silu" or "gelu".'),
-    "negative_slope": ("float", 'The slope of "leaky_relu" below 0: at least 0, and below 1.'),
+    "negative_slope": OF_FUNCTIONS["negative_slope"],
     "nonfinite": (
         "str",
         'How to treat a channel whose running statistics would become NaN or infinite. "skip" keeps the old ones,\n'

@@ -1,6 +1,6 @@
 """Instance normalization: each channel of each sample separately, with running statistics if asked."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -24,7 +24,6 @@ class InstanceNorm(Tracking):
 
     __slots__ = ()
 
-    _POSITIONS: ClassVar[tuple[str, ...]]
     _DOCUMENT = """
     y = (x - mean) / sqrt(var + eps) gamma + beta; there are gamma and beta only with affine.
     A training batch updates running statistics, if there are any, by the means and variances of its samples, averaged
@@ -49,20 +48,8 @@ class InstanceNorm(Tracking):
         device: str | None = "cpu",
     ) -> None:
         super().__init__(
-            num_features,
-            self._POSITIONS,
-            eps,
-            momentum,
-            affine,
-            track_running_stats,
-            bias,
-            ddof,
-            axis,
-            activation,
-            negative_slope,
-            nonfinite,
-            dtype,
-            device,
+            *(num_features, eps, momentum, affine, track_running_stats, bias, ddof, axis),
+            *(activation, negative_slope, nonfinite, dtype, device),
         )
 
     def __call__(self, x: Any, weight: "ArrayLike | None" = None, out: ndarray | None = None) -> ndarray:
@@ -155,7 +142,6 @@ def _of_sample(kernels: Any, x: ndarray, weight: ndarray) -> ndarray:
 class InstanceNorm1d(InstanceNorm):
     """Instance normalization of (N, C, L): each channel of each sample over its positions.
 
-
     Examples
     --------
     >>> import numpy as np, bnorm
@@ -173,7 +159,6 @@ class InstanceNorm1d(InstanceNorm):
 class InstanceNorm2d(InstanceNorm):
     """Instance normalization of (N, C, H, W): each channel of each sample over its positions.
 
-
     Examples
     --------
     >>> import numpy as np, bnorm
@@ -188,7 +173,6 @@ class InstanceNorm2d(InstanceNorm):
 @public(track_running_stats=TRACKING)
 class InstanceNorm3d(InstanceNorm):
     """Instance normalization of (N, C, D, H, W): each channel of each sample over its positions.
-
 
     Examples
     --------

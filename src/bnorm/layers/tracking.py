@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy import ndarray
@@ -26,6 +26,7 @@ class Tracking(Layer):
 
     __slots__ = ("_axis", "_moving", "_names", "_num_features", "_running", "_track_running_stats", "_warned")
 
+    _POSITIONS: ClassVar[tuple[str, ...]]  # the axes beside batch and channels, for each accepted number of dimensions
     _axis: int
     _names: Names  # of the axes, for every accepted number of dimensions
 
@@ -37,7 +38,6 @@ class Tracking(Layer):
     def __init__(
         self,
         num_features: int,
-        positions: tuple[str, ...],
         eps: float,
         momentum: float | None,
         affine: bool,
@@ -56,7 +56,7 @@ class Tracking(Layer):
         who = signature_of(name, channels)
         super().__init__(who, (channels,), eps, affine, bias, activation, negative_slope, dtype, device)
         self._num_features = channels
-        self._axis, self._names = axis_and_names(who, axis, positions)
+        self._axis, self._names = axis_and_names(who, axis, self._POSITIONS)
         self._track_running_stats = checks.flag(who, "track_running_stats", track_running_stats)
         self._running = Statistics(
             self._new((channels,), 0),
