@@ -24,12 +24,7 @@ from bnorm.layers.batch import BatchNorm
 
 __all__ = ["from_flax", "to_flax"]
 
-ACTIVATIONS = {
-    "relu": "flax.linen.relu",
-    "leaky_relu": "flax.linen.leaky_relu",
-    "silu": "flax.linen.silu",
-    "gelu": "flax.linen.gelu",
-}
+ACTIVATIONS = {name: f"flax.linen.{name}" for name in ("relu", "leaky_relu", "silu", "gelu")}
 
 NAMES = ("BatchNorm", "LayerNorm", "RMSNorm", "GroupNorm", "InstanceNorm")
 PARAMETERS = {"scale": "weight", "bias": "bias"}
@@ -63,12 +58,11 @@ def from_flax(module: Any, variables: Mapping[str, Any] | None = None, *, ndim: 
     name = neighbours.known(who, "module", module, kinds)
     state = _read(who, module, variables, isinstance(module, linen.Module))
     scale, center = "weight" in state, "bias" in state
-    wide = any(a.dtype == np.float64 for a in state.values())
-    options: dict[str, Any] = {"eps": module.epsilon, "dtype": "float64" if wide else "float32"}
+    options: dict[str, Any] = {"eps": module.epsilon, "dtype": neighbours.dtype_of(state)}
     if name != "RMSNorm":
         options |= neighbours.parameters(scale, center)
     if name == "BatchNorm":
-        options |= {"axis": _axis(who, "axis", module.axis), "momentum": neighbours.complement(module.momentum)}
+        options |= {"axis": _axis(who, module.axis), "momentum": neighbours.complement(module.momentum)}
         layer: Layer = neighbours.batch_norm_for(who, ndim)(len(state["running_mean"]), **options)
         layer.train(not module.use_running_average)
     elif name in ("GroupNorm", "InstanceNorm"):
@@ -179,10 +173,10 @@ def _shape(who: str, module: Any, state: Mapping[str, ndarray]) -> tuple[int, ..
     raise ValueError(f"{who}: module: expected a scale or a bias, whose shape says how many channels there are")
 
 
-def _axis(who: str, name: str, axis: Any) -> int:
+def _axis(who: str, axis: Any) -> int:
     axes = _tuple(axis)
     if len(axes) != 1:
-        raise ValueError(f"{who}: module: {name}: expected one axis, got {axis}")
+        raise ValueError(f"{who}: module: axis: expected one axis, got {axis}")
     return axes[0]
 
 

@@ -236,10 +236,7 @@ class VectorNormalizeReward(NormalizeReward, VectorWrapper, RecordConstructorArg
 
 NormalizeObservation._single, NormalizeObservation._vector = SingleNormalizeObservation, VectorNormalizeObservation
 NormalizeReward._single, NormalizeReward._vector = SingleNormalizeReward, VectorNormalizeReward
-for _wrapper in (
-    NormalizeObservation,
-    NormalizeReward,
-):  # in texts, and in specs, from which an environment is made again
+for _wrapper in (NormalizeObservation, NormalizeReward):  # in texts, and in specs, which make an environment again
     _wrapper._single.__name__ = _wrapper._vector.__name__ = _wrapper.__name__
 
 

@@ -59,7 +59,7 @@ def from_keras(keras_layer: Any) -> Layer:
         raise ValueError(f"{who}: keras_layer: expected no renorm and no rms_scaling, got {keras_layer.get_config()}")
     variables = {ours: getattr(keras_layer, theirs, None) for theirs, ours in _names(name).items()}
     state = {key: np.asarray(keras.ops.convert_to_numpy(v)) for key, v in variables.items() if v is not None}
-    options: dict[str, Any] = {"eps": keras_layer.epsilon, "dtype": _dtype(state)}
+    options: dict[str, Any] = {"eps": keras_layer.epsilon, "dtype": neighbours.dtype_of(state)}
     scale, center = "weight" in state, "bias" in state
     if name != "RMSNormalization":
         options |= neighbours.parameters(scale, center)
@@ -149,10 +149,6 @@ def _names(name: str) -> dict[str, str]:
         return {"scale": "weight"}
     names = {"gamma": "weight", "beta": "bias"}
     return names | {"moving_mean": "running_mean", "moving_variance": "running_var"} if "Batch" in name else names
-
-
-def _dtype(state: dict[str, ndarray]) -> str:
-    return "float64" if any(a.dtype == np.float64 for a in state.values()) else "float32"
 
 
 def _last_axes(who: str, keras_layer: Any, state: dict[str, ndarray]) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from decimal import Decimal
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 from numpy import ndarray
 
 from bnorm.checks import user_level
@@ -49,6 +50,11 @@ def complement(momentum: float) -> float:
 def arrays(layer: Layer) -> dict[str, ndarray]:
     """The state dict of a layer, on the CPU."""
     return {name: moved(a, ndarray) for name, a in layer.state_dict().items()}
+
+
+def dtype_of(state: Mapping[str, ndarray]) -> str:
+    """The dtype of a layer with these arrays."""
+    return "float64" if any(a.dtype == np.float64 for a in state.values()) else "float32"
 
 
 def parameters(scale: bool, center: bool) -> dict[str, bool]:
