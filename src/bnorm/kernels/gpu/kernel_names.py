@@ -6,7 +6,7 @@ from ..activation import IDENTITY, KINDS
 from .jobs import CAREFUL, EXACT, FROZEN, MEETING, SUMS_ONLY, WITH_MAP
 from .planes import sizes
 from .plans import PER_CHANNEL
-from .shapes import ITEMSIZE, THREADS, VECTOR_BYTES, channel_runs, plane_shape, rows_of_channels
+from .shapes import ITEMSIZE, THREADS, VECTOR_BYTES, channel_runs, plane_shape, rows_of_channels, vectors_of
 
 
 def per_channel_kernels(family: str) -> list[str]:
@@ -16,8 +16,8 @@ def per_channel_kernels(family: str) -> list[str]:
 def cluster_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
     """Every name of the family "clusters" that plans may ask for, for one type of elements."""
     shapes = [
-        channel_runs(1, 1, 1 << power, 1 << power, threads)
-        for power in range((VECTOR_BYTES // ITEMSIZE[dtype]).bit_length())
+        channel_runs(1, 1, vector, vector, threads)
+        for vector in vectors_of(dtype)
         for threads in (THREADS, 2 * THREADS)
     ]
     names = ("cluster_moments", "cluster_sums")
@@ -29,8 +29,7 @@ def exact_kernels(dtype: str) -> list[str]:
     if dtype == "float64":
         return []
     names = []
-    for power in range((VECTOR_BYTES // ITEMSIZE[dtype]).bit_length()):
-        vector = 1 << power
+    for vector in vectors_of(dtype):
         for shape in (rows_of_channels(1, vector, 1, ITEMSIZE[dtype], vector), channel_runs(1, 1, vector, vector)):
             names += [shape.kernel("exact_sums", dtype, masked) for masked in ((0, 1) if vector == 1 else (0,))]
     return names
@@ -40,8 +39,7 @@ def channel_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
     """The same of the family "channels"."""
     itemsize = ITEMSIZE[dtype]
     names = []
-    for power in range((VECTOR_BYTES // itemsize).bit_length()):
-        vector = 1 << power
+    for vector in vectors_of(dtype):
         narrow = rows_of_channels(1, vector, 1, itemsize, vector)
         runs = channel_runs(1, 1, vector, vector)
         large = channel_runs(1, 1, vector, vector, 2 * THREADS)

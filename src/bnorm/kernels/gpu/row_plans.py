@@ -30,6 +30,7 @@ from .shapes import (
     channel_runs,
     cut,
     rows_of_channels,
+    vectors_of,
 )
 
 HELD = (4, 8)  # vectors of a thread that there are kernels for; the second for the longest rows only
@@ -294,7 +295,3 @@ def row_channel_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
     for vector in vectors_of(dtype):
         shapes += [rows_of_channels(1, vector, 1, ITEMSIZE[dtype], vector), channel_runs(1, 1, vector, vector)]
     return [shape.kernel("row_channels", dtype, kind) for shape in shapes for kind in kinds]
-
-
-def vectors_of(dtype: str) -> list[int]:
-    return [1 << power for power in range((VECTOR_BYTES // ITEMSIZE[dtype]).bit_length())]

@@ -75,6 +75,11 @@ class Shape(NamedTuple):
         return f"{name}<{NAMES[dtype]}, {', '.join(map(str, numbers))}>"
 
 
+def vectors_of(dtype: str) -> list[int]:
+    """How many elements one load may have."""
+    return [1 << power for power in range((VECTOR_BYTES // ITEMSIZE[dtype]).bit_length())]
+
+
 def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
