@@ -130,18 +130,16 @@ def levels(
     n, channels, steps = rows.shape
     self = Level()
     if weight is None:
-        count, mean, m2, low = (
-            BACKENDS[type(rows)].moments(rows.reshape(1, n * channels, steps)).reshape(4, n, channels)
-        )
+        parts = BACKENDS[type(rows)].moments(rows.reshape(1, n * channels, steps))
+        count, mean, m2, low = parts.reshape(4, n, channels)
     else:
         count, mean, m2, low = _weighted(rows, weight)
     var = np.where(count > 0, m2 / np.where(count > 0, count, 1), 0)
     self.count, self.mean, self.has_last = count, mean, has_last
-    # With eps = 0 what has no spread is divided by 1, as elsewhere; and so is a series of which nothing counts.
+    # With eps = 0 what has no spread is divided by 1, as elsewhere; and so is a series of which nothing counts. The 1
+    # has no gradient of its own, and needs none: x - mean is 0 there.
     fixed = (count == 0) | constant(mean, var) if eps == 0 else count == 0
-    self.std = np.where(
-        fixed, 1.0, np.sqrt(var + eps)
-    )  # without a gradient of its own: x - mean is 0 where it is fixed
+    self.std = np.where(fixed, 1.0, np.sqrt(var + eps))
     self.center, self.low = mean, low
     if has_last and steps:
         self.center, self.low = _last(rows, weight), low * 0
