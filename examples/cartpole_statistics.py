@@ -4,17 +4,17 @@
     python examples/cartpole_statistics.py --plot statistics.png # to another file
     python examples/cartpole_statistics.py --quick               # fewer steps
 
-Two workers step vectors of environments, each with a copy of what is known so far. After each round what both have seen
-since is added, and what they share is counted once. In the end the statistics are those of all observations in one
-table, to the last digits. Beside them are the statistics in which both workers count the history that they share, and
-those of Gymnasium's wrapper, which has float32 statistics and mixes in a made-up variance of 1.
+Two workers step vectors of environments, each with a copy of the statistics so far. After each round, what both have
+seen since is added, so that their common history counts once. In the end the statistics are those of all observations
+in one table, up to the last digits. For comparison there are statistics in which both workers count the common
+history, and those of Gymnasium's wrapper, which are float32 and mix in a made-up variance of 1.
 
 Lines to copy into a loop of your own:
 
     envs = bnorm.interop.gymnasium.NormalizeObservation(envs)   # in place of Gymnasium's
     rn = bnorm.RunningNorm(4, clip=10)                          # or without a wrapper: z = rn(obs)
     worker = rn.copy()                                          # for a worker, also by pickle
-    rn = rn + (worker1 - rn) + (worker2 - rn)                   # what both have seen since, and rn once
+    rn = rn + (worker1 - rn) + (worker2 - rn)                   # rn once, and what each has seen since
     rn.eval()                                                   # for evaluation: normalizes only
 """
 

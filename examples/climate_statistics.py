@@ -1,9 +1,11 @@
-"""A forecasting model of weather standardizes each variable at each level by its mean and deviation over time and the
-globe, where a grid point near a pole counts for less. `bnorm.xarray.moments` takes the dimensions by name, and weights
-that broadcast by name, and reads each Dask chunk once. Models that predict the change from one step to the next need
-the statistics of the differences too: `bnorm.dataset_moments(..., delta=1)`.
+"""Statistics of a climate data set, by the names of its dimensions.
 
-It needs xarray.
+    python examples/climate_statistics.py          # a second; it needs xarray
+
+A weather model standardizes each variable at each level by its mean and deviation over time and the globe, where a grid
+point near a pole counts less. `bnorm.xarray.moments` takes dimensions by name, and weights that broadcast by name, and
+reads each Dask chunk once. Models that predict the change from one step to the next also need the statistics of these
+changes: `bnorm.dataset_moments(..., delta=1)`.
 """
 
 import numpy as np
@@ -42,7 +44,7 @@ def main() -> None:
     field = moments(t, "time")  # a climatology: statistics of each grid point
     print("A climatology has the shape", dict(field["mean"].sizes))
 
-    # Months as they would be read from files, as arrays; the mask is the weight of each grid point and day.
+    # Months as arrays, as they would be read from files.
     months = (t.isel(time=slice(i, i + 30)).values for i in (0, 30))
     values, changes = bnorm.dataset_moments(months, axis=1, delta=1)
     print(

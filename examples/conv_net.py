@@ -4,10 +4,10 @@
     python examples/conv_net.py --plot curves.png   # to another file
     python examples/conv_net.py --quick             # fewer epochs
 
-Two convolutions, each with batch norm and a ReLU in one pass, and a linear layer on top. The same net without batch
-norm starts from the same weights and sees the same batches. At the learning rate used here, batch norm brings the loss
-down faster. At the end the trained net is saved with `bnorm.state_dict`, and a new net that loads it gives the same
-predictions.
+The net has two convolutions, each with batch norm and a ReLU in one pass, and a linear layer on top. The same net
+without batch norm starts from the same weights and sees the same batches. At the learning rate used here, batch norm
+brings the loss down faster. At the end the trained net is saved with `bnorm.state_dict`, and a new net that loads it
+gives the same predictions.
 
 Lines to copy into a net of your own:
 

@@ -1,12 +1,12 @@
 """Standardize a folder of Parquet files, larger than the memory of all workers, on a local Dask cluster.
 
-    pip install "bnorm[dask]"
+    pip install ".[dask]"                         # in a clone of the repository
     python examples/dask_table.py                 # 1.6 GB of files in a temporary folder, two workers of 0.5 GB each
     python examples/dask_table.py --rows 200_000  # any number of rows, 32 columns
 
-The table is read twice: by `fit`, and while the result is written, because the result of `transform` is lazy, and is
-computed file by file. Only a few files are in memory at a time. The statistics are those of a fit on the whole table in
-memory. Missing values do not count, and stay missing.
+The table is read twice: by `fit`, and while the result is written, because `transform` is lazy, and computes file by
+file. Only a few files are in memory at a time. The statistics are those of a fit on the whole table in memory. Missing
+values do not count, and stay missing.
 """
 
 import argparse

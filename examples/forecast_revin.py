@@ -4,11 +4,11 @@
     python examples/forecast_revin.py --plot forecast.png   # to another file
     python examples/forecast_revin.py --quick               # fewer steps
 
-Seven series have a daily and a weekly rhythm, and a level that wanders about a mean. From the last 96 values of each a
-linear model forecasts the next 24. It is trained on the first part. Then level and spread change, as they do where a
-town grows or a machine is set anew, and the model is tested on the last part. Without RevIN it pulls every forecast to
-the old mean, which it has learned by heart. With RevIN each window is brought to its own level and spread, the model
-forecasts what is left, and the inverse brings the forecast back. That costs a little where nothing changes.
+Seven series have a daily and a weekly rhythm, and a level that wanders about a mean. From the last 96 values of each, a
+linear model forecasts the next 24. It is trained on the first part. Then level and spread change, as when a town grows
+or a machine is reset, and the model is tested on the last part. Without RevIN it pulls every forecast to the old mean,
+which it has learned by heart. With RevIN each window is standardized by its own level and spread, the model forecasts
+what is left, and the inverse brings the forecast back. This costs a little where nothing changes.
 
 Lines to copy into a forecaster of your own:
 

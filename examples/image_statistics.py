@@ -1,9 +1,12 @@
-"""Nets want images whose channels have mean 0 and deviation 1, so mean and deviation of all pixels of a data set are
-needed: in one pass, with several threads that read images, and in the memory of a few of them.
-`bnorm.dataset_moments` does it. A usual way is wrong, and this program shows by how much: the mean of the deviations of
-single images, from which the famous constants of ImageNet come, leaves out how much images differ from each other.
+"""Mean and deviation of all pixels of a folder of images, in one pass, with several threads.
 
-A folder of images is the argument; without one, the program makes some. It needs Pillow and tqdm.
+    python examples/image_statistics.py            # images that it makes
+    python examples/image_statistics.py FOLDER     # yours, and those in all folders below; it needs Pillow and tqdm
+
+Nets want images whose channels have mean 0 and deviation 1. `bnorm.dataset_moments` finds the mean and deviation of all
+pixels in the memory of a few images. A common shortcut is wrong, and this program shows by how much: the mean of the
+deviations of single images, from which the famous constants of ImageNet come, ignores how much images differ from each
+other.
 """
 
 import argparse
@@ -34,7 +37,7 @@ def decoded(path: Path) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path, help="of images, searched with all folders in it")
+    parser.add_argument("folder", nargs="?", type=Path, help="of images, with all folders below")
     parser.add_argument("--workers", type=int, default=4)
     options, _ = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as made:
@@ -54,13 +57,16 @@ def main() -> None:
 
         singles = [bnorm.functional.moments(decoded(path), axis=2, scale=1 / 255) for path in paths]
         mean_of_deviations = np.mean([one.std() for one in singles], axis=0)
-        pixels = np.concatenate([decoded(path).reshape(-1, 3) for path in paths]).astype(np.float64) / 255
+        if options.folder is None:  # few enough for the memory
+            pixels = np.concatenate([decoded(path).reshape(-1, 3) for path in paths]) / 255
+            print("mean, all pixels at once", pixels.mean(axis=0).round(4))
+            print("deviation, at once", pixels.std(axis=0).round(4))
 
     print(f"{len(paths)} images, {m.count[0]:,.0f} pixels")
-    print("mean               ", m.mean.round(4), "   of all pixels at once", pixels.mean(axis=0).round(4))
-    print("deviation          ", m.std().round(4), "   of all pixels at once", pixels.std(axis=0).round(4))
+    print("mean               ", m.mean.round(4))
+    print("deviation          ", m.std().round(4))
     print("least, greatest    ", m.min.round(4), m.max.round(4))
-    print("mean of deviations ", mean_of_deviations.round(4), "   which is wrong: it is that of one image")
+    print("mean of deviations ", mean_of_deviations.round(4), "   which is too small: it is that of one image")
     print(f"Normalized by it, the data set has a deviation of {(m.std() / mean_of_deviations).round(2)} instead of 1.")
 
 

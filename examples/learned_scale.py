@@ -13,9 +13,9 @@ standardized ones, and on those with learned scales. In two data sets, added col
 help most.
 
 The result: learned scales are never much worse than the better of the other two, which one cannot know beforehand.
-Compared with standardization they gain a point and a half on digits, and more among noise. On wine and breast cancer
-without noise, the gain of half a point is no larger than its error. On digits raw pixels, which share one scale, are as
-good.
+Compared with standardization they gain a point and a half on digits, and more with added noise. On wine and breast
+cancer without noise, the gain of half a point is no larger than its error. On digits, raw pixels, which share one
+scale, are just as good.
 
 Lines to copy:
 

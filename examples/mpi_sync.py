@@ -1,6 +1,6 @@
 """A NumPy net on two ranks, each with half of every batch, which learns exactly as on one rank with whole batches.
 
-    pip install "bnorm[mpi]"
+    pip install ".[mpi]"                                          # in a clone of the repository
     mpiexec -n 2 python -m mpi4py examples/mpi_sync.py            # some seconds; any number of ranks
     mpiexec -n 2 python -m mpi4py examples/mpi_sync.py --quick    # a third of the epochs
 

@@ -4,10 +4,11 @@
     python examples/per_store.py --plot sales.png   # to another file
     python examples/per_store.py --quick            # fewer stores
 
-What a visitor buys depends on how busy and how expensive a day is for this store, not on how busy it is at all. So the
-features are standardized by the statistics of their store. A third of the stores has opened lately and has only four
-days; their deviations are guesses, and a prior, one day of all stores in each, makes better ones. Stores that nobody
-has seen are standardized by the statistics of all rows, which is not much, and by their own as soon as they have some.
+What a visitor buys depends on how busy and how expensive a day is compared with other days of the same store. So the
+features are standardized by the statistics of their store. A third of the stores opened lately and have only four days.
+Their deviations are guesses, and a prior, which merges one average day of all stores into each, improves them. Stores
+never seen are standardized by the statistics of all rows, which does not help much, and by their own as soon as they
+have some.
 
 Lines to copy:
 

@@ -5,12 +5,12 @@
     python examples/sensors_with_nights.py --quick             # fewer days
 
 Four sensors drift slowly, as they age and as the weather changes. They measure at irregular times, are silent at night,
-and one row in ten arrives up to two hours late. A line is learned from their standardized values. Every batch is first
-predicted and then learned, so the error is the one a user would have had (it is called prequential). The scalers that
-look back some hours follow the drift; the one that remembers everything does not.
+and one row in ten arrives up to two hours late. A linear model learns from their standardized values. Every batch is
+first predicted and then learned, so the error is the one a user would have had (prequential evaluation). The scalers
+that look back a few hours follow the drift; the one that remembers everything does not.
 
-A half-life that counts rows would forget the evening as fast in an hour without rows as in one with thousands. By time,
-what is a day old weighs the same whether the night was silent or not, and a late row weighs what its time says.
+A half-life in rows forgets nothing in an hour without rows, and a lot in an hour with thousands. With a half-life in
+time, a day-old row weighs the same whether the night was silent or not, and a late row has the weight of its own time.
 
 Lines to copy:
 

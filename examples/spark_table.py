@@ -1,11 +1,11 @@
 """Standardize a table of Parquet files with Spark: statistics in one pass, a lazy result, and the same on one machine.
 
-    pip install "bnorm[spark]"                    # and a Java, such as Debian's openjdk-17-jre-headless
+    pip install ".[spark]"                        # in a clone; and a Java, such as Debian's openjdk-17-jre-headless
     python examples/spark_table.py                # 2,000,000 rows, on all cores of this machine
     python examples/spark_table.py --master spark://host:7077
 
-Workers need bnorm: `PYSPARK_PYTHON` names an interpreter that has it. With `exact=True` the statistics, and their
-digest, are the same for every cut of the table into partitions.
+Workers need bnorm: `PYSPARK_PYTHON` must name an interpreter that has it. With `exact=True` the statistics, and their
+digest, are the same however the table is cut into partitions.
 """
 
 import argparse

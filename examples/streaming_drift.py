@@ -7,10 +7,10 @@
 Ten features decide the label, always in the same way; only their measurement changes. Their means drift over several
 standard deviations and their scales grow and shrink, each feature at its own time. Every batch is first predicted and
 then learned (progressive validation). StandardScaler remembers everything, so its statistics soon fit no part of the
-stream. The two scalers that forget follow the drift, and SGDClassifier gets stationary features.
+stream. The two scalers that forget follow the drift, so SGDClassifier gets stationary features.
 
-A second stream does not drift. There forgetting loses a little information: the three are within a fifth of a percent
-of each other, and none is always ahead.
+A second stream does not drift. There forgetting loses a little information, but the three are within a fifth of a
+percent of each other, and none is always ahead.
 
 Lines to copy:
 
