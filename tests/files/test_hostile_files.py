@@ -366,6 +366,7 @@ MADE = {
     "layer": layer,
     "transformer": transformer,
     "window": lambda: BatchNormTransformer(window=20).partial_fit(X),
+    "window of bools": lambda: BatchNormTransformer(window=20).partial_fit(X > 0),
     "exact transformer": lambda: BatchNormTransformer(momentum=None, exact=True, history=3).partial_fit(X),
     "groups": lambda: bnorm.GroupedTransformer(0).fit([[key, *row] for key, row in zip("abcab" * 10, X, strict=True)]),
     "RunningNorm": running_norm,

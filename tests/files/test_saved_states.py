@@ -90,6 +90,19 @@ def test_any_stream(place, mode, method, batches):
         check_goes_on(t, place)
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64", "bool", "int8", "uint8", "int16", "uint16", "int32"])
+def test_a_window_of_rows_of_any_type(tmp_path, kind, suffix):
+    x = np.random.default_rng(0).integers(0, 100, (40, 3)).astype(kind)
+    t = BatchNormTransformer(window=20).partial_fit(x[:15]).partial_fit(x[15:30])
+    t.save(tmp_path / f"t{suffix}")
+    back = bnorm.load(tmp_path / f"t{suffix}")
+    assert contents(back) == contents(t)
+    kept = [rows.x.dtype for rows in t._state.window.rows()]
+    assert [rows.x.dtype for rows in back._state.window.rows()] == kept
+    assert contents(back.partial_fit(x[30:])) == contents(t.partial_fit(x[30:]))
+
+
 @pytest.fixture(scope="module")
 def states(place):
     """The configuration and the arrays of a file of every mode."""

@@ -27,6 +27,7 @@ KEY = "bnorm"
 SAFETENSORS, NPZ = ".safetensors", ".npz"
 SUFFIXES = (SAFETENSORS, NPZ)
 DTYPES = {"F64": "<f8", "F32": "<f4", "I64": "<i8", "U8": "|u1"}  # the dtypes of states, under safetensors' names
+DTYPES |= {"F16": "<f2", "I16": "<i2", "U16": "<u2", "I8": "|i1", "BOOL": "|b1"}  # and of the rows of windows
 MAGIC = {SAFETENSORS: re.compile(rb".{8}\{", re.DOTALL), NPZ: re.compile(rb"PK\x03\x04")}
 # NumPy's header of a plain array. NumPy itself has Python parse it, which on two threads at once fails in Python 3.11.
 HEADER = re.compile(
@@ -49,7 +50,9 @@ class Entry:
         self.dtype, self.shape, self._read = dtype, shape, read
 
     def array(self) -> ndarray:
-        a = np.frombuffer(self._read(), self.dtype).reshape(self.shape)
+        a = np.frombuffer(self._read(), np.uint8 if self.dtype.kind == "b" else self.dtype).reshape(self.shape)
+        if self.dtype.kind == "b":  # a hostile file has bytes that are no bools
+            a = a != 0
         return a.astype(self.dtype.newbyteorder("="))  # a copy, which is writeable
 
 
