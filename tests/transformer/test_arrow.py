@@ -72,6 +72,19 @@ def test_fitting(make, parameters, weight):
 
 
 @every_table
+def test_weights_of_any_memory(make):
+    """Strided, backwards, not aligned."""
+    weight = np.arange(1000.0) % 3 + 1
+    want = BatchNormTransformer(momentum=None).fit(make(), sample_weight=weight)
+    beside = np.zeros(8001, np.uint8)[1:].view(np.float64)
+    beside[...] = weight
+    for given in (np.repeat(weight, 2)[::2], weight[::-1].copy()[::-1], beside, weight.astype(">f8")):
+        t = BatchNormTransformer(momentum=None).fit(make(), sample_weight=given)
+        assert_same(t.mean_, want.mean_)
+        assert_same(t.var_, want.var_)
+
+
+@every_table
 def test_mapping(make):
     """The same bits; in the memory order of Arrow."""
     t = BatchNormTransformer().fit(make())

@@ -17,12 +17,12 @@ def sample_weights(sample_weight: Any, kind: type, x: Any, some: bool = True) ->
 
     kernels_for(sample_weight, WHO, "sample_weight", kind)
     if kind is ndarray and _plainly_good(sample_weight, len(x)):
-        return sample_weight
+        return view.dense(sample_weight, np.float64)
     if not some or (kind is not ndarray and kind_of(sample_weight) is not None):
         return _weights_by_numbers(checks.real(WHO, "sample_weight", sample_weight, kind), len(x), some)
     w: ndarray = check_sample_weight(sample_weight, x if kind is ndarray else np.empty((len(x), 0)), dtype=np.float64)
     _check_weights(w.min(), w, some)
-    return moved(w, kind)
+    return moved(view.dense(w, np.float64), kind)
 
 
 def _plainly_good(given: Any, n: int) -> bool:
