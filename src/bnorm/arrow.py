@@ -174,7 +174,11 @@ def table(x: ndarray, names: Sequence[str]) -> Any:
 
 
 def columns_of(who: str, table: Any) -> Columns:
-    """The columns of a pyarrow Table with rows; all of them must be numbers or bools."""
+    """The columns of a pyarrow Table, which must have rows; all of them must be numbers or bools."""
+    if not table.num_rows:
+        raise ValueError(
+            f"Found array with 0 sample(s) (shape={table.shape}) while a minimum of 1 is required by {who}."
+        )
     check_numbers(f"{who}: X", table)
     batches = [[values(column) for column in batch.columns] for batch in table.to_batches() if batch.num_rows]
     return Columns(batches)

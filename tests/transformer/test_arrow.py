@@ -184,6 +184,8 @@ def test_what_does_not_fit():
             with pytest.raises(ValueError, match=want):
                 call(given)
     assert_same(t.mean_, before)
+    with pytest.raises(ValueError, match=r"0 sample\(s\) \(shape=\(0, 3\)\) while a minimum of 1 is required"):
+        t.inverse_transform(table().slice(0, 0))
     with pytest.raises(ValueError, match="infinity"):
         BatchNormTransformer(momentum=None).fit(table(bad), sample_weight=np.r_[np.ones(5), 0, np.ones(994)])
 

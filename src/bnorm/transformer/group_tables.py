@@ -193,10 +193,6 @@ def _run(places: list[int]) -> slice | list[int]:
 
 
 def _of_arrow(estimator: Any, X: Any, table: Any, reset: bool, keys: Any) -> Split:
-    if not table.num_rows:
-        raise ValueError(
-            f"Found array with 0 sample(s) (shape={table.shape}) while a minimum of 1 is required by {WHO}."
-        )
     names = list(table.column_names)
     places, others = _apart(estimator, table, names, len(names), reset, keys)
     features = InColumns(arrow.columns_of(WHO, table.select(others)))

@@ -59,10 +59,6 @@ def columns(estimator: Any, X: Any, reset: bool) -> InColumns | None:
     table = arrow.table_of(WHO, X)
     if table is None:
         return None
-    if not table.num_rows:
-        raise ValueError(
-            f"Found array with 0 sample(s) (shape={table.shape}) while a minimum of 1 is required by {WHO}."
-        )
     validate_data(estimator, table, reset=reset, skip_check_array=True)
     return InColumns(arrow.columns_of(WHO, table))
 
