@@ -243,6 +243,9 @@ def test_numbers_keep_their_type():
     assert GroupedTransformer(0).fit_transform(counts).tolist() == [[-1.0], [1.0], [0.0]]
     mixed = [["a", 3.0], ["a", 5.0], ["b", 7.0]]
     assert GroupedTransformer(0).fit_transform(mixed).tolist() == [[-1.0], [1.0], [0.0]]
+    for rows in (mixed, tuple(mixed)):
+        t = GroupedTransformer(0, keep_keys=True).set_output(transform="pandas")
+        assert t.fit_transform(rows).to_numpy().tolist() == [["a", -1.0], ["a", 1.0], ["b", 0.0]]
     assert GroupedTransformer(-2).fit(mixed).groups_.tolist() == ["a", "b"]
 
 

@@ -43,7 +43,7 @@ class Split(NamedTuple):
         if kind != "default":
             for j, place in enumerate(others):
                 columns[place] = y[:, j]
-            return _frame(kind, names, columns, getattr(self.given, "index", None))
+            return _frame(kind, names, columns, self.given.index if hasattr(self.given, "iloc") else None)
         for place in self.places:
             columns[place] = _plain(columns[place])
         plain = all(columns[place].dtype.kind in "biuf" for place in self.places)
