@@ -156,15 +156,15 @@ def unpacked(who: str, item: Any, integers: bool = False) -> tuple[Any, Any]:
 def columns_of(who: str, item: Any) -> dict[str, ndarray] | None:
     """The columns of a table by name, or None for an array."""
     if (table := arrow.table_of(who, item)) is not None:
-        if len(set(table.column_names)) < len(table.column_names):
-            raise ValueError(f"{who}: expected columns of different names, got {table.column_names}")
+        _names(who, table.column_names)
         arrow.check_numbers(who, table)
         return {name: _joined(table.column(name)) for name in table.column_names}
     package = type(item).__module__.partition(".")[0]
     if package in ("pandas", "polars") and hasattr(item, "columns"):
-        return {str(name): _numbers(who, str(name), item[name]) for name in item.columns}
+        names = _names(who, item.columns)
+        return {name: _numbers(who, name, item[given]) for name, given in zip(names, item.columns, strict=True)}
     if isinstance(item, dict):
-        columns = {str(name): np.asarray(value) for name, value in item.items()}
+        columns = dict(zip(_names(who, item), map(np.asarray, item.values()), strict=True))
         shapes = {column.shape for column in columns.values()}
         if len(shapes) != 1 or len(shapes.pop()) != 1:
             found = {name: column.shape for name, column in columns.items()}
@@ -174,6 +174,14 @@ def columns_of(who: str, item: Any) -> dict[str, ndarray] | None:
             )
         return columns
     return None
+
+
+def _names(who: str, given: Iterable[Any]) -> list[str]:
+    """The names of columns as text, each of which must be there once."""
+    names = [str(name) for name in given]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{who}: expected columns of different names, got {names}")
+    return names
 
 
 def _joined(column: Any) -> ndarray:

@@ -161,6 +161,19 @@ def test_bad_calls(items, options, message):
         dataset_moments(items, **options)
 
 
+def test_columns_of_one_name_are_refused():
+    pa, pd = pytest.importorskip("pyarrow"), pytest.importorskip("pandas")
+    x = np.eye(2)
+    for table in (
+        pa.Table.from_arrays(list(x), names=["1", "1"]),
+        pd.DataFrame(x, columns=["1", "1"]),
+        pd.DataFrame(x, columns=[1, "1"]),
+        {1: x[0], "1": x[1]},
+    ):
+        with pytest.raises(ValueError, match=r"item 0: expected columns of different names, got \['1', '1'\]"):
+            dataset_moments([table])
+
+
 def test_tables_without_numbers_are_refused():
     pa, pd = pytest.importorskip("pyarrow"), pytest.importorskip("pandas")
     for table in (pa.table({"a": ["x"]}), pd.DataFrame({"a": ["x"]})):
