@@ -303,6 +303,17 @@ def test_times_of_every_library():
     np.testing.assert_allclose(months.mean_, (x[0] / 2 + x[1]) / 1.5, rtol=1e-15)
 
 
+def test_years_that_nanoseconds_do_not_reach():
+    """In a list too, whose stamps pandas has in microseconds."""
+    pd = pytest.importorskip("pandas", reason="its Timestamp")
+    x, near = table(3), [pd.Timestamp("2024-03-01"), pd.Timestamp("2262-04-11 23:47:16.854775807")]
+    BatchNormTransformer(halflife="1d").fit(x[:2], times=near)
+    for far in (pd.Timestamp("3000-01-01"), pd.Timestamp("1600-01-01", tz="UTC"), dt.datetime(2262, 4, 11, 23, 47, 17)):
+        for stamps in ([far] * 3, [*[v.replace(tzinfo=far.tzinfo) for v in near], far]):
+            with pytest.raises(ValueError, match="that 64 bits of nanoseconds hold"):
+                BatchNormTransformer(halflife="1d").fit(x, times=stamps)
+
+
 def frames():
     x, times = table(30), seconds(np.arange(30) % 7)
     pd = pytest.importorskip("pandas", reason="columns have names in data frames")

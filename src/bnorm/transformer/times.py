@@ -198,6 +198,7 @@ def _of_objects(who: str, a: ndarray) -> tuple[ndarray, str]:
     if len(zoned) > 1:
         raise ValueError(f"{who}: times: expected all time stamps with a zone or all without, got some of each")
     exact = [_utc(v) for v in a]
+    _of_stamps(who, np.array(exact, "datetime64[us]"))  # an error for years that nanoseconds do not reach
     return np.array(exact, "datetime64[ns]" if hasattr(a[0], "to_datetime64") else "datetime64[us]"), (
         ZONED if True in zoned else NAIVE
     )
