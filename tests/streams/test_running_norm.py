@@ -172,7 +172,7 @@ def test_one_observation_at_a_time_has_a_spread_with_momentum(rng):
     assert 1.5 < rn.std < 2.5
 
 
-@pytest.mark.parametrize("given", ["float16", "float32", "float64", ">f4", "uint8", "int64", "bool"])
+@pytest.mark.parametrize("given", ["float16", "float32", "float64", ">f4", ">f2", ">i2", "uint8", "int64", "bool"])
 def test_types(rng, given):
     x = rng.integers(0, 2, size=(6, 3)).astype(given)
     z = RunningNorm(3)(x)

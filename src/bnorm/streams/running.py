@@ -8,7 +8,7 @@ from numpy import ndarray
 from numpy.typing import DTypeLike
 
 from bnorm import checks
-from bnorm.kernels import BACKENDS, moved
+from bnorm.kernels import BACKENDS, moved, view
 from bnorm.running import LOG2, Statistics
 from bnorm.streams.statistics import Followed
 from bnorm.streams.tree import grown
@@ -203,10 +203,9 @@ class RunningNorm(Followed):
             rule = self._statistics.rule
             return self._online(obs, rule, self._skipped, self._eps, self._limit, update, maps, weights, self._whole)
         x = self._taken(obs, "obs")
-        kind = x.dtype
-        if kind not in DIRECT and kind.kind not in "bui":
-            x = x.astype(np.float32 if kind.itemsize == 2 else kind.newbyteorder("="))
-        whole = x if x.flags.c_contiguous else x.copy(order="C")
+        kind = x.dtype.newbyteorder("=")
+        half = kind.itemsize == 2 and kind.kind not in "bui"
+        whole = view.dense(x, np.float32 if half else kind)
         weights = self._weights(x) if update and self._halflife is not None else None
         options = (self._eps, self._limit, update, maps, weights, self._whole)
         try:
@@ -219,7 +218,7 @@ class RunningNorm(Followed):
             ) from None
         if z is None:
             return None
-        if kind.itemsize == 2 and kind.kind not in "bui":
+        if half:
             with np.errstate(over="ignore"):
                 z = z.astype(kind)
         return _like(obs, z)
