@@ -231,7 +231,7 @@ def _normalized(who: str, x: xr.DataArray, stats: xr.Dataset, suffix: str, eps: 
         raise ValueError(f"{who}: stats: expected statistics of dimensions of x, {x.dims}, got {unknown} too")
     own = [_aligned(who, "stats", stats[name], x) for name in wanted]
     mean, var = (a.transpose(*(d for d in x.dims if d in a.dims)) for a in own)
-    dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
+    dtype = x.dtype.newbyteorder("=") if x.dtype.kind == "f" else np.dtype(np.float64)
     if (engine := engine_of(x.data)) is not None:
         beside = [_chunked(engine, x, a) for a in (mean, var)]
         return x.copy(data=engine.blockwise(partial(_mapped, who, eps), dtype, x.data, *beside))
@@ -241,12 +241,13 @@ def _normalized(who: str, x: xr.DataArray, stats: xr.Dataset, suffix: str, eps: 
 def _mapped(who: str, eps: float, x: ndarray, mean: ndarray, var: ndarray) -> ndarray:
     """(x - mean) / sqrt(var + eps); mean and var have length 1 where they do not differ."""
     x = checks.array(who, x, integers=True)
+    x = x.astype(x.dtype.newbyteorder("="), copy=False)
     kernels = BACKENDS[type(x)]
     flat = [np.ascontiguousarray(a, np.float64).reshape(-1) for a in (mean, var)]
     stats = kernels.known(*flat, None, None, eps)
     differs = [axis for axis, n in enumerate(mean.shape) if n > 1]
     begin, end = (differs[0], differs[-1] + 1) if differs else (0, 0)
-    if x.flags.c_contiguous and x.dtype.isnative and mean.shape[begin:end] == x.shape[begin:end]:
+    if x.flags.c_contiguous and mean.shape[begin:end] == x.shape[begin:end]:
         block = x.reshape(prod(x.shape[:begin]), flat[0].size, prod(x.shape[end:]))
         return kernels.normalize(block, stats, IDENTITY).reshape(x.shape)  # type: ignore[no-any-return]
     y = np.empty(x.shape, x.dtype if x.dtype.kind == "f" else np.float64)

@@ -118,6 +118,18 @@ def test_integers_skipna_and_empty_dimensions():
     assert (normalize(constant, moments(constant, "a")) == 0).all()
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (3, 4)])
+def test_byte_order(shape):
+    """Statistics and results of swapped bytes are those of the machine's own."""
+    x = xr.DataArray(np.arange(1.0, 1.0 + np.prod(shape, dtype=int)).reshape(shape))
+    stats = moments(x.astype(">f4"))
+    assert stats.identical(moments(x))
+    for swapped in (x.astype(">f4"), *([x.astype(">f4").chunk(2)] if shape else [])):
+        z = normalize(swapped, stats)
+        assert z.dtype == z.compute().dtype == np.dtype("float32") and z.dtype.isnative
+        np.testing.assert_allclose(z, normalize(x, stats), rtol=1e-6)
+
+
 def test_weights_are_not_spread_in_memory():
     x = xr.DataArray(np.ones((50, 40, 300), np.float32), dims=("time", "lat", "lon"))
     w = xr.DataArray(np.linspace(0, 1, 40), dims="lat")
