@@ -59,6 +59,20 @@ def test_one_key_whatever_the_library(kind):
         assert codes_and_keys(column) == (kind, [0, -1, 1, 0], keys), type(column)
 
 
+def test_columns_without_any_key():
+    assert codes_and_keys([None, np.nan]) == (None, [-1, -1], [])
+    pd, pa, pl = (pytest.importorskip(name) for name in ("pandas", "pyarrow", "polars"))
+    chunks = [pa.nulls(1), pa.nulls(1)]
+    for column in (
+        *(pd.Series([None, None], dtype=kind) for kind in ("object", "float", "str", "category", "Int64", "M8[ns]")),
+        *(pl.Series([None, None], dtype=kind) for kind in (pl.Null, pl.String, pl.Categorical, pl.Date)),
+        *(pa.nulls(2, kind) for kind in (pa.null(), pa.int8(), pa.string(), pa.bool_(), pa.timestamp("ns"))),
+        pa.chunked_array(chunks),
+        pa.chunked_array([chunk.dictionary_encode() for chunk in chunks]),
+    ):
+        assert codes_and_keys(column) == (None, [-1, -1], []), column
+
+
 def test_arrays_of_one_type():
     assert codes_and_keys(np.array(["b", "a", "b"])) == ("string", [0, 1, 0], ["b", "a"])
     assert codes_and_keys(np.array([7, 2**63 - 1, 7], np.uint64)) == ("number", [0, 1, 0], [7, 2**63 - 1])
@@ -138,6 +152,10 @@ def test_an_index_grows_and_is_stored():
     at_once(index.added(first.keys, first.kinds))
     more = read("t", [("a", ["é\ud800", "z"]), ("b", NUMPY_DAYS[[2, 2]])])
     assert index.find("t", more, names).tolist() == [1, -1]
+    apart = Index(2)  # of rows that each lack a key in one of the columns
+    rows = read("t", [("a", ["x", None]), ("b", [None, 1])])
+    at_once(apart.added(rows.keys, rows.kinds))
+    assert (restored(*stored(apart), 0).kinds, restored(*stored(apart), 0).keys) == (("string", "number"), [])
     kinds, arrays = stored(index)
     again = restored(kinds, arrays, 2)
     assert (again.keys, again.kinds, again.array().tolist()) == (index.keys, index.kinds, index.array().tolist())

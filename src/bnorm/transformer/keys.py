@@ -154,6 +154,8 @@ def _arrow(who: str, values: Any) -> Column:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
         values = pa.chunked_array([chunk.cast(kind) for chunk in chunks], kind)
+    if pa.types.is_null(kind):
+        return Column(None, np.full(len(values), -1, np.int32), np.empty(0, object))
     if pa.types.is_temporal(kind) and not pa.types.is_time(kind) and not pa.types.is_duration(kind):
         try:
             values = values.cast(pa.timestamp("us", getattr(kind, "tz", None))).cast(pa.int64())
@@ -379,7 +381,7 @@ def restored(kinds: list[Any], arrays: dict[str, ndarray], groups: int) -> Index
         values = arrays[f"key_{j}"]
         if kind == TEXT:
             ends = arrays[f"key_{j}_ends"]
-            starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
+            starts = np.concatenate([[0], ends])[:-1].astype(np.int64)
             if ends.shape != (groups,) or (ends < starts).any() or (groups and ends[-1] != len(values)):
                 raise ValueError(f"keys of column {j} that end at {ends!r:.60}")
             text = values.tobytes()
