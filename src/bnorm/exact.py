@@ -316,6 +316,8 @@ def array(who: str, x: Any) -> ndarray:
 def whole_weights(who: str, name: str, weight: Any) -> ndarray:
     """Weights, an array of a mask or of integers in any type."""
     w: ndarray = moved(checks.real(who, name, weight), ndarray)
+    if w.dtype.kind not in "bui":
+        w = w.astype(np.float64)  # float16 does not reach the largest weight
     sound = w.dtype.kind == "b" or ((w >= 0) & (w < HEAVIEST)).all()
     if not sound or (w.dtype.kind not in "bui" and (w != np.floor(w)).any()):
         raise ValueError(

@@ -134,6 +134,7 @@ def test_weights():
     for w in (RNG.random((20, 2)) < 0.5, RNG.integers(0, 300, (20, 2)), np.full((20, 2), 2.0), np.zeros((20, 2), int)):
         check(exact(x, weight=w), x, weight=w)
     w = RNG.integers(0, 3, 20)
+    assert exact(x, weight=w.astype("float16")) == exact(x, weight=w)
     assert exact(x, weight=w) == exact(x, weight=np.repeat(w[:, None], 2, 1))
     x[3] = np.nan
     w[3] = 0
