@@ -251,7 +251,7 @@ def parameter_dtype(who: str, dtype: Any) -> np.dtype[Any]:
     """The dtype of parameters and running statistics: float64 or float32."""
     try:
         kind: np.dtype[Any] = np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError):
         raise TypeError(f"{who}: dtype: expected float64 or float32, got {dtype!r}") from None
     if dtype is None or kind.char not in "fd" or not kind.isnative:
         raise ValueError(f"{who}: dtype: expected float64 or float32, got {dtype!r}")

@@ -86,7 +86,7 @@ def batch_norm(
     if type(eps) is not float or not 0.0 <= eps < inf:
         eps = checks.epsilon(who, eps)
     act = IDENTITY
-    if activation is not None or negative_slope != 0.01:
+    if activation is not None or type(negative_slope) is not float or negative_slope != 0.01:
         act = checks.activation(who, activation, negative_slope)
     seen = view.channels(a, axis, False)
     if mean is None:
@@ -353,7 +353,7 @@ def _over_last_axes(
     if type(eps) is not float or not 0.0 <= eps < inf:
         eps = checks.epsilon(who, eps)
     act = IDENTITY
-    if activation is not None or negative_slope != 0.01:
+    if activation is not None or type(negative_slope) is not float or negative_slope != 0.01:
         act = checks.activation(who, activation, negative_slope)
     return row_forward(who, x, view.rows(x, len(shape)), gamma, beta, eps, rule, act, out, given, residual)
 
@@ -379,7 +379,7 @@ def _over_groups(  # num_groups: None means that every channel is by itself
     if type(eps) is not float or not 0.0 <= eps < inf:
         eps = checks.epsilon(who, eps)
     act = IDENTITY
-    if activation is not None or negative_slope != 0.01:
+    if activation is not None or type(negative_slope) is not float or negative_slope != 0.01:
         act = checks.activation(who, activation, negative_slope)
     rows = view.groups(x, num_groups, axis)
     checks.several_values(who, rows[0], x.shape, each)

@@ -124,6 +124,10 @@ BAD = [
     ("layer_norm", LAYER, {"negative_slope": -0.1}, ValueError, "negative_slope", "got -0.1"),
     ("rms_norm", LAYER, {"negative_slope": np.nan}, ValueError, "negative_slope", "got nan"),
     ("group_norm", GROUP, {"negative_slope": "0.1"}, TypeError, "negative_slope", "real number"),
+    *(
+        (call, arguments, {"negative_slope": np.full(2, 0.1)}, TypeError, "negative_slope", "real number")
+        for call, arguments in (("batch_norm", BATCH), ("layer_norm", LAYER), ("group_norm", GROUP))
+    ),
     ("batch_norm", BATCH, {"activation": "ReLU"}, ValueError, "activation", "relu, leaky_relu, silu, gelu, got 'ReLU'"),
     ("batch_norm", BATCH, {"activation": np.maximum}, TypeError, "activation", "None or a name"),
     ("layer_norm", LAYER, {"activation": ""}, ValueError, "activation", "relu"),

@@ -3,7 +3,7 @@
 import re
 import sys
 from functools import partial
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ OPTIONS = [
     ("affine", [], ["yes", None, 2]),
     ("activation", ["tanh", "", "ReLU"], [1, np.maximum]),
     ("negative_slope", [-0.1, 1, 2.0, NAN, np.inf], ["0.1", None, 1j]),
-    ("dtype", [], ["int64", "complex64", "no type", str, object]),
+    ("dtype", [], ["int64", "complex64", "no type", str, object, SimpleNamespace(dtype="no type")]),
     ("device", ["tpu", ""], [0]),
 ]
 OF_BATCH = [
