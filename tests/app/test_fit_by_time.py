@@ -70,8 +70,8 @@ def test_bad_commands(tmp_path, capsys):
     pytest.importorskip("pyarrow", reason="the command reads files with it")
     data, state = written(tmp_path / "log.csv", "text"), tmp_path / "s.npz"
     for args, words in [
-        (["--halflife", "10min"], "--time-column: expected one beside"),
-        (["--halflife", "10", "--time-column", "ts"], "--time-column: expected none beside rows that count"),
+        (["--halflife", "10min"], "--time-column: expected a column, as --halflife 10min is a time"),
+        (["--halflife", "10", "--time-column", "ts"], "--time-column: expected none unless --halflife is a time"),
         (["--time-column", "ts"], "--time-column: expected none"),
         (["--halflife", "10min", "--time-column", "when"], "expected a column 'when'"),
         (["--halflife", "10min", "--time-column", "a", "--columns", "a,b"], "either times or a feature"),

@@ -255,13 +255,13 @@ def test_resume(command, tmp_path, monkeypatch, way, stop):
     assert done.code == 130
     first, second = done.err.splitlines()
     assert first == "bnorm: interrupted"
-    assert second.startswith("bnorm: to go on: bnorm fit ")
+    assert second.startswith("bnorm: to continue: bnorm fit ")
     monkeypatch.setattr(fitting.Learner, "add", add)
     seen = command("show", checkpoint, "--json").json["rows"]
     assert seen == sum(calls[:stop]) // 3100 * 3100  # whole batches only
 
     (tmp_path / "s.npz").unlink()
-    command(*shlex.split(second.removeprefix("bnorm: to go on: bnorm ")))
+    command(*shlex.split(second.removeprefix("bnorm: to continue: bnorm ")))
     assert (tmp_path / "s.npz").read_bytes() == want
     assert not checkpoint.exists()
 
@@ -339,7 +339,7 @@ def test_signals(tmp_path, number):
         process.send_signal(number)
         _, said = process.communicate(timeout=child.LIMIT)
     goes_on = shlex.join(["bnorm", *map(str, arguments), "--resume", str(tmp_path / "c.npz")])
-    assert (process.returncode, said.decode()) == (128 + number, f"bnorm: interrupted\nbnorm: to go on: {goes_on}\n")
+    assert (process.returncode, said.decode()) == (128 + number, f"bnorm: interrupted\nbnorm: to continue: {goes_on}\n")
     assert not (tmp_path / "s.npz").exists()
     t = bnorm.load(tmp_path / "c.npz")
     assert list(t.feature_names_in_) == names(table(1))

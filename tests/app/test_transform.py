@@ -362,7 +362,7 @@ def test_one_output_for_each_input(command, tmp_path, state, parts):
     twice = [parts / "a.csv", parts / "a.csv"]
     assert "one for two outputs" in command.fails("transform", *twice, "--state", state, "-o", f"{tmp_path}/o/")
     said = command.fails("transform", parts, "--state", state, "-o", f"{tmp_path}/o/", "--resume")
-    assert "expected an interrupted command to go on with" in said
+    assert "expected an interrupted command to continue" in said
 
 
 def test_a_transform_goes_on(command, tmp_path, state, parts, monkeypatch):
@@ -383,7 +383,7 @@ def test_a_transform_goes_on(command, tmp_path, state, parts, monkeypatch):
     arguments = ["transform", parts, "--state", state, "-o", f"{out}/"]
     done = command.run(*arguments)
     assert done.code == 130
-    assert done.err.splitlines()[1] == f"bnorm: to go on: bnorm {' '.join(map(str, arguments))} --resume"
+    assert done.err.splitlines()[1] == f"bnorm: to continue: bnorm {' '.join(map(str, arguments))} --resume"
     assert sorted(p.name for p in out.iterdir()) == [".bnorm-transform.jsonl", "a.csv", "b.parquet", "more"]
     assert "inverse: expected True" in command.fails(*arguments, "--resume", "--inverse")
     said = command.fails(*arguments)
@@ -401,4 +401,4 @@ def test_a_transform_goes_on(command, tmp_path, state, parts, monkeypatch):
     assert sorted(p.name for p in out.iterdir()) == ["a.csv", "b.parquet", "more"]
     assert done.out.startswith(f"{out}/: 3 files (1 of them was done before), ")
     said = command.fails("transform", parts / "a.csv", "--state", state, "-o", tmp_path / "y.csv", "--resume")
-    assert said.endswith("y.csv: expected a folder to go on with, as a single file is written anew")
+    assert said.endswith("y.csv: expected a folder to continue, as a single file begins anew")

@@ -120,7 +120,7 @@ def tell(
     doubts = list(first.doubts)
     if found := [name for name in chosen if IDENTIFIER.fullmatch(name) and what == "learns"]:
         left_out = shlex.quote(",".join(found[:3]))
-        doubts.append(f"{_few(found)} may be no measurement; --exclude {left_out} leaves it out")
+        doubts.append(f"{_few(found)} may not be a measurement; --exclude {left_out} leaves it out")
     for doubt in doubts:
         print(f"bnorm: {first.name}: {doubt}", file=sys.stderr)
 

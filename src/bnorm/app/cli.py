@@ -338,7 +338,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.goes_on:
             given = sys.argv[1:] if argv is None else list(argv)
             more = [] if "--resume" in given else args.goes_on
-            print(f"bnorm: to go on: {shlex.join(['bnorm', *given, *more])}", file=sys.stderr)
+            print(f"bnorm: to continue: {shlex.join(['bnorm', *given, *more])}", file=sys.stderr)
         return stop.code
     except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

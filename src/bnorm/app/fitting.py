@@ -228,8 +228,9 @@ def time_column(args: argparse.Namespace, first: Source) -> str | None:
     """The column of times; DataError unless there is one if, and only if, the half-life is a length of time."""
     column: str | None = args.time_column
     if isinstance(args.halflife, str) != (column is not None):
-        wanted = "one beside a half-life that is a length of time" if column is None else "none beside rows that count"
-        raise DataError(f"--time-column: expected {wanted}, got {column!r} beside --halflife {args.halflife}")
+        if column is None:
+            raise DataError(f"--time-column: expected a column, as --halflife {args.halflife} is a time, got none")
+        raise DataError(f"--time-column: expected none unless --halflife is a time such as 10min, got {column!r}")
     if column is None:
         return None
     refuse_unknown(first, [column])

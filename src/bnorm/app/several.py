@@ -63,7 +63,7 @@ class Journal:
         except ValueError as error:
             raise DataError(f"{self._path}: expected the journal of a command, got a damaged one: {error}") from None
         if not found:
-            raise DataError(f"{self._path.parent}: expected an interrupted command to go on with, got none")
+            raise DataError(f"{self._path.parent}: expected an interrupted command to continue, got none")
         return found
 
     def has(self, s: Source, output: Path) -> bool:

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     wish = Wish(chosen, args.columns, args.drop, args.text, args.dtype)
     sources, to_folder = find(args.data, Dialect.of(args)), several.is_folder(args.output)
     if args.resume and not to_folder:
-        raise DataError(f"{args.output}: expected a folder to go on with, as a single file is written anew")
+        raise DataError(f"{args.output}: expected a folder to continue, as a single file begins anew")
     told: Any = None
     for together in [[s] for s in sources] if to_folder else [sources]:
         features, stream = _stream(together, wish)
