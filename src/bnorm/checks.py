@@ -359,7 +359,7 @@ def several_values(who: str, rows: ndarray, shape: tuple[int, ...], each: bool) 
     samples, groups, channels, positions = rows.shape
     if rows.size and channels * positions * (1 if each else samples) == 1:
         raise ValueError(
-            f"{who}: x: expected more than one value per group (of channels, in one sample) to take statistics of, "
+            f"{who}: x: expected more than one value per group (of channels, in one sample) for statistics, "
             f"got shape {shape} in {groups} groups"
         )
 

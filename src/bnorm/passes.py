@@ -252,7 +252,7 @@ def _of_one_value(
     if single is not None:
         return known_forward(who, x, seen, gamma, beta, single, eps, act, None, out, given)
     raise checks.SingleValueError(
-        f"{who}: x: expected more than one value per channel to take statistics of, got shape {x.shape}"
+        f"{who}: x: expected more than one value per channel for statistics, got shape {x.shape}"
         f"{'' if weight is None else ' with one weight above zero'}; normalize a larger batch, or by known "
         "statistics (mean= and var=), or each sample by itself (layer_norm)"
     )

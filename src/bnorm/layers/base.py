@@ -204,9 +204,9 @@ class Layer:
         saved = self._saved
         if saved is None:
             raise RuntimeError(
-                f"{self._who}: backward: expected a forward before each backward, got none: no_backward() keeps none, "
-                "and each backward takes the last one, in whatever thread; where it is used several times, or by "
-                "several threads, y, pull = layer.vjp(x) returns the backward of each use"
+                f"{self._who}: backward: expected a forward before each backward, got none: each backward uses up the "
+                "last forward, of any thread, and no_backward() keeps none; for several uses, or several threads, "
+                "y, pull = layer.vjp(x) returns the backward of each use"
             )
         return self._pulled(self, dy, saved, out)
 

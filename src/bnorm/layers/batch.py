@@ -190,15 +190,12 @@ class BatchNorm(Tracking):
     def _single_value(self, shape: tuple[int, ...], weight: "ArrayLike | None") -> checks.SingleValueError:
         ways = "normalize a larger batch"
         if self._track_running_stats:
-            ways += (
-                ", or make the layer with on_single='running' (layer.on_single = 'running' does too), which "
-                "normalizes such a batch by the running statistics, as eval() does every batch"
-            )
+            ways += ", or set on_single='running', which normalizes such a batch by the running statistics, or eval()"
         else:
             ways += ", or each sample by itself (LayerNorm)"
         return checks.SingleValueError(
             f"{self._who}: x: expected more than one value per channel{'' if self._group is None else ' of all ranks'} "
-            f"to take statistics of, got shape {shape}"
+            f"for statistics, got shape {shape}"
             f"{'' if weight is None else ' with one weight above zero'}; {ways}"
         )
 
