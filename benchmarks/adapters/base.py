@@ -40,6 +40,37 @@ class Adapter:
         return result if isinstance(result, tuple) else (result,)
 
 
+class Scaler(Adapter):
+    """What has scikit-learn's methods and attributes."""
+
+    def __init__(self, data: Data) -> None:
+        self.x = data.x
+        self.fitted = self.new().fit(self.x)
+        self.reset()
+
+    def new(self):
+        """An estimator that has not been fitted."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        self.stream = self.new()
+
+    def fit(self):
+        return self.stream.fit(self.x)
+
+    def partial_fit(self):
+        return self.stream.partial_fit(self.x)
+
+    def transform(self):
+        return self.fitted.transform(self.x)
+
+    def inverse(self):
+        return self.fitted.inverse_transform(self.x)
+
+    def arrays(self, operation: str, result: object) -> tuple[np.ndarray, ...]:
+        return (result.mean_, result.var_) if operation in ("fit", "partial_fit") else (result,)
+
+
 @contextmanager
 def as_it_is(threads: int, dtype: str) -> Iterator[None]:
     """For a library that has nothing to set: it uses one thread, whatever it is given."""

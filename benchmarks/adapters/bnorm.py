@@ -8,7 +8,7 @@ import numpy as np
 import bnorm
 
 from ..shapes import EPS, Data
-from .base import Adapter, Library
+from .base import Adapter, Library, Scaler
 
 TOLERANCE = {"float32": 2e-6, "float64": 1e-14}
 
@@ -79,34 +79,11 @@ class InstanceNorm(Layer):
         return bnorm.InstanceNorm2d(data.sizes[1], eps=EPS)
 
 
-class Scaler(Adapter):
+class Transformer(Scaler):
     tolerance = TOLERANCE
 
-    def __init__(self, data: Data) -> None:
-        self.x = data.x
-        self.fitted = self._new().fit(self.x)
-        self.reset()
-
-    def _new(self):
+    def new(self):
         return bnorm.BatchNormTransformer(momentum=None, eps=0.0)
-
-    def reset(self) -> None:
-        self.stream = self._new()
-
-    def fit(self):
-        return self.stream.fit(self.x)
-
-    def partial_fit(self):
-        return self.stream.partial_fit(self.x)
-
-    def transform(self):
-        return self.fitted.transform(self.x)
-
-    def inverse(self):
-        return self.fitted.inverse_transform(self.x)
-
-    def arrays(self, operation: str, result: object) -> tuple[np.ndarray, ...]:
-        return (result.mean_, result.var_) if operation in ("fit", "partial_fit") else (result,)
 
 
 @contextmanager
@@ -128,7 +105,7 @@ LIBRARY = Library(
         "rms": RMSNorm,
         "group": GroupNorm,
         "instance": InstanceNorm,
-        "scaler": Scaler,
+        "scaler": Transformer,
     },
     session,
     target=True,
