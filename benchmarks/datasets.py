@@ -9,7 +9,6 @@ at one time, as tracemalloc sees NumPy's.
 
 import argparse
 import io
-import time
 import tracemalloc
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -22,6 +21,7 @@ from bnorm import functional as F
 
 from . import machine, page
 from .text import aligned
+from .timing import seconds
 
 EXTREMES: list[tuple[tuple[int, ...], Any, str]] = [
     ((1_000_000, 32), 1, "float32"),
@@ -35,12 +35,7 @@ EXTREMES: list[tuple[tuple[int, ...], Any, str]] = [
 
 def best(call: Callable[[], Any], times: int) -> float:
     """The shortest time in seconds."""
-    taken = []
-    for _ in range(times):
-        start = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - start)
-    return min(taken)
+    return min(seconds(call) for _ in range(times))
 
 
 def peak(call: Callable[[], Any]) -> float:

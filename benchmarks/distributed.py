@@ -11,7 +11,6 @@
 
 import argparse
 import pickle
-import time
 from importlib.util import find_spec
 from math import ceil, log2
 from statistics import median
@@ -24,16 +23,11 @@ from bnorm.distributed.communicator import Message
 
 from . import engines, page
 from .text import markdown
+from .timing import seconds
 
 FEATURES = 1000
 ROWS = 100  # of a partition, in the test of accuracy
 SHAPE, CHUNKS = (2_000_000, 32), (100_000, 32)
-
-
-def seconds(call) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def merge(rows: int) -> engines.Measured:

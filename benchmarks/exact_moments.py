@@ -12,8 +12,8 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,9 @@ from bnorm import functional as F
 from bnorm.kernels import cpu
 
 from . import machine
+from .store import count
 from .text import between, markdown
+from .timing import quickest
 
 PAGE = Path(__file__).parents[1] / "docs" / "exact.md"
 NAMES = {"avx512": "AVX-512", "avx2": "AVX2", "baseline": "neither"}
@@ -37,17 +39,6 @@ GOALS = {  # the ratio on one thread, and on several
 }
 SMALL = 15e-6  # seconds for (32, 64)
 SECONDS = 1.0  # of both, for a line
-
-
-def best(*calls: Callable[[], object]) -> list[float]:
-    """The least time of each, called in turn."""
-    least, end = [float("inf")] * len(calls), time.perf_counter() + SECONDS
-    while time.perf_counter() < end:
-        for i, call in enumerate(calls):
-            start = time.perf_counter()
-            call()
-            least[i] = min(least[i], time.perf_counter() - start)
-    return least
 
 
 class Cost(NamedTuple):
@@ -79,7 +70,7 @@ class Cost(NamedTuple):
 
 
 def case_of(dtype: str, shape: Sequence[int], threads: int) -> str:
-    return f"{dtype} {tuple(shape)}, {threads} thread{'s' * (threads > 1)}"
+    return f"{dtype} {tuple(shape)}, {count(threads, 'thread')}"
 
 
 def measured(match: str) -> Iterator[Cost]:
@@ -91,8 +82,8 @@ def measured(match: str) -> Iterator[Cost]:
             x = (rng.standard_normal(shape, dtype=np.float32) * 10).astype(dtype) if chosen else None
             for threads in chosen:
                 bnorm.set_num_threads(threads)
-                plain, exact = best(lambda x=x: F.moments(x), lambda x=x: F.moments(x, exact=True))
-                yield Cost(cpu.simd_level(), dtype, shape, threads, plain, exact)
+                took = quickest({exact: partial(F.moments, x, exact=exact) for exact in (False, True)}, SECONDS)
+                yield Cost(cpu.simd_level(), dtype, shape, threads, took[False], took[True])
     bnorm.set_num_threads(every)
 
 
@@ -125,7 +116,7 @@ def tables(costs: Sequence[Cost], busy: float | None = None) -> list[str]:
     """Every case of the widest level, and the least and the largest ratio of the others."""
     widest, threads = costs[0].level, sorted({cost.threads for cost in costs})
     by_case = {cost[:4]: cost for cost in costs}
-    heads = [f"{dtype}, {n} thread{'s' * (n > 1)}" for dtype in GOALS for n in threads]
+    heads = [f"{dtype}, {count(n, 'thread')}" for dtype in GOALS for n in threads]
     lines = [["", *heads]]
     for shape in SHAPES:
         lines.append([str(shape), *(by_case[widest, dtype, shape, n].cell for dtype in GOALS for n in threads)])
@@ -139,8 +130,7 @@ def tables(costs: Sequence[Cost], busy: float | None = None) -> list[str]:
             others.append([NAMES[level], *cells])
     here = machine.facts(widest)
     head = f"{here['processor']}, {here['cores']} cores, {NAMES[widest]}, {here['date']}; in times of plain `moments`."
-    if busy is None or busy > machine.Others.QUIET:
-        head += f" Other programs took {'some' if busy is None else busy} of the cores meanwhile."
+    head += machine.Others.said(busy)
     rest = ["", "And with other instructions, of all shapes but the last:", "", *markdown(others)] if others[1:] else []
     return [head, "", *markdown(lines), *rest]
 

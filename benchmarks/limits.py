@@ -17,10 +17,10 @@ from bnorm import functional as F
 from bnorm.kernels import cpu
 from bnorm.kernels.activation import IDENTITY
 
-from . import bounds, machine, masks, page, targets
+from . import bounds, machine, page, targets
 from .shapes import NAMED, SCALER
 from .text import aligned, geometric_mean
-from .timing import FULL, Row, seconds
+from .timing import FULL, Row, quickest, seconds
 
 HEAD = ["", "goal", "measured", "limit", "what limits it"]
 LOOPS = "loops that only read and write"
@@ -97,7 +97,7 @@ def of_weights(shapes: Sequence[tuple[int, int]] = WEIGHTED, seconds: float = 2.
         values = {"weights": weight, "uint8": (weight * 5).astype(np.uint8)}
         reads = {name: traffic.reading(a) for name, a in values.items()}
         calls = {"plain": partial(F.moments, x), **{k: partial(F.moments, x, weight=w) for k, w in values.items()}}
-        took = masks.best(calls | {f"read {k}": read for k, read in reads.items()}, seconds)
+        took = quickest(calls | {f"read {k}": read for k, read in reads.items()}, seconds)
         for name in values:
             ours, least = took[name] / took["plain"], 1 + took[f"read {name}"] / took["plain"]
             words = f"moments of {shape}, {name}, × plain, 1 thread"

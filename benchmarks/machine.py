@@ -69,6 +69,13 @@ class Others:
         wall, busy, own = (b - a for a, b in zip(self.start, now, strict=True))
         return round(max(0.0, busy - own) / wall, 2)
 
+    @classmethod
+    def said(cls, busy: float | None) -> str:
+        """What a page says of it, behind another sentence: nothing, if it is little."""
+        if busy is not None and busy <= cls.QUIET:
+            return ""
+        return f" Other programs took {'some' if busy is None else busy} of the cores meanwhile."
+
     @staticmethod
     def _now() -> tuple[float, float, float] | None:
         stat = Path("/proc/stat")

@@ -7,7 +7,6 @@ GOAL has a dash.
 """
 
 import argparse
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -17,7 +16,9 @@ from numpy import ndarray
 import bnorm
 from bnorm import functional as F
 
+from .store import count
 from .text import aligned
+from .timing import quickest
 
 SHAPES = [(4_000_000, 5), (4_000_000, 3), (1_000_000, 32), (100_000, 64), (32, 64, 112, 112), (32, 64)]
 DTYPES = ["float32", "float64"]
@@ -42,17 +43,6 @@ def calls(x: ndarray) -> dict[str, Callable[[], object]]:
     return found
 
 
-def best(found: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """The least time of each, called in turn."""
-    least, end = dict.fromkeys(found, float("inf")), time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        for name, call in found.items():
-            start = time.perf_counter()
-            call()
-            least[name] = min(least[name], time.perf_counter() - start)
-    return least
-
-
 def lines(
     match: str, seconds: float, shapes: Sequence[tuple[int, ...]] = SHAPES, dtypes: Sequence[str] = DTYPES
 ) -> Iterator[list[str]]:
@@ -62,10 +52,10 @@ def lines(
             x = np.resize(np.random.default_rng(0).standard_normal(100_003, dtype=np.float32), shape).astype(dtype)
             found = calls(x)
             for threads in sorted({1, every}):
-                name = f"{dtype} {shape}, {threads} thread{'s' * (threads > 1)}"
+                name = f"{dtype} {shape}, {count(threads, 'thread')}"
                 if match in name:
                     bnorm.set_num_threads(threads)
-                    took = best(found, seconds)
+                    took = quickest(found, seconds)
                     ratios = [took[kind] / took["plain"] if kind in took else 0.0 for kind in KINDS]
                     cells = [f"{r:.2f}{' -' * (r > GOAL)}" if r else "" for r in ratios]
                     yield [name, f"{took['plain'] * 1e3:.3f}", *cells]

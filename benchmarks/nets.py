@@ -6,7 +6,6 @@ The calls of a line take turns, and the quickest of some rounds of each counts.
 """
 
 import argparse
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ import bnorm
 import bnorm.functional as F
 
 from .text import aligned
+from .timing import quickest_of_rounds
 
 Call = Callable[[], Any]
 RESIDUALS = [(256, 1024), (8192, 768), (16384, 1024), (65536, 1024)]  # (rows, features): two caches, and memory
@@ -29,22 +29,9 @@ MASKED = [  # (N, C, L) or (N, C, H, W), and the groups
 ]
 
 
-def quickest(calls: list[Call], rounds: int, least: float) -> list[float]:
-    """Milliseconds of each call; what takes less than `least` seconds is repeated."""
-    repeats = []
-    for call in calls:
-        call()
-        start = time.perf_counter()
-        call()
-        repeats.append(max(1, int(least / max(1e-7, time.perf_counter() - start))))
-    best = [float("inf")] * len(calls)
-    for _ in range(rounds):
-        for i, call in enumerate(calls):
-            start = time.perf_counter()
-            for _ in range(repeats[i]):
-                call()
-            best[i] = min(best[i], (time.perf_counter() - start) / repeats[i] * 1e3)
-    return best
+def milliseconds(calls: list[Call], rounds: int, least: float) -> list[float]:
+    """Of each call, the quickest."""
+    return [1e3 * took for took in quickest_of_rounds(dict(enumerate(calls)), rounds, least).values()]
 
 
 def residual(shape: tuple[int, int], rounds: int, least: float) -> list[str]:
@@ -57,7 +44,7 @@ def residual(shape: tuple[int, int], rounds: int, least: float) -> list[str]:
     if not np.array_equal(y, wanted):
         raise RuntimeError(f"{shape}: the residual has changed the result")
     del y, h, wanted
-    forward = quickest(
+    forward = milliseconds(
         [lambda: F.layer_norm(x, residual=r, **options), lambda: F.layer_norm(x + r, **options)], rounds, least
     )
 
@@ -66,7 +53,7 @@ def residual(shape: tuple[int, int], rounds: int, least: float) -> list[str]:
         dx += dh
         return dx
 
-    backward = quickest([lambda: F.backward((dy, dh), saved), apart], rounds, least)
+    backward = milliseconds([lambda: F.backward((dy, dh), saved), apart], rounds, least)
     return [str(shape), *columns(forward), *columns(backward)]
 
 
@@ -80,10 +67,10 @@ def masked(shape: tuple[int, ...], groups: int, rounds: int, least: float) -> li
     options: Any = {"num_groups": groups, "gamma": np.ones(shape[1]), "beta": np.zeros(shape[1])}
     _, saved = F.group_norm(x, weight=mask, **options)
     _, plain = F.group_norm(x, **options)
-    forward = quickest(
+    forward = milliseconds(
         [lambda: F.group_norm(x, **options), lambda: F.group_norm(x, weight=mask, **options)], rounds, least
     )
-    backward = quickest([lambda: F.backward(dy, plain), lambda: F.backward(dy, saved)], rounds, least)
+    backward = milliseconds([lambda: F.backward(dy, plain), lambda: F.backward(dy, saved)], rounds, least)
     return [f"{shape} in {groups}", *columns(forward), *columns(backward)]
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import bnorm
 
 from .text import aligned
+from .timing import quickest_of_rounds
 
 SHAPES = [(17,), (8, 17), (64, 17), (16, 84, 84)]
 Call = Callable[[], Any]
@@ -59,24 +60,6 @@ def calls(x: np.ndarray) -> dict[str, Call]:
 
         found["sb3, clip"] = sb3
     return found
-
-
-def microseconds(some: dict[str, Call], rounds: int, least: float) -> dict[str, float]:
-    """The quickest of some rounds, in which the calls take turns."""
-    best = dict.fromkeys(some, float("inf"))
-    repeats = {}
-    for name, call in some.items():
-        start = time.perf_counter()
-        call()
-        call()
-        repeats[name] = max(1, int(least / max(1e-7, (time.perf_counter() - start) / 2)))
-    for _ in range(rounds):
-        for name, call in some.items():
-            start = time.perf_counter()
-            for _ in range(repeats[name]):
-                call()
-            best[name] = min(best[name], (time.perf_counter() - start) / repeats[name] * 1e6)
-    return best
 
 
 def environments(steps: int) -> list[list[str]]:
@@ -148,10 +131,10 @@ def report(quick: bool) -> Iterator[str]:
     table: list[list[str]] = []
     for shape in SHAPES[:2] if quick else SHAPES:
         x = np.random.default_rng(0).normal(50, 3, shape).astype(np.float32)
-        found = microseconds(calls(x), rounds, least)
+        found = quickest_of_rounds(calls(x), rounds, least)
         if not table:
             table.append(["shape", *found])
-        table.append([str(shape), *(f"{took:.1f}" for took in found.values())])
+        table.append([str(shape), *(f"{1e6 * took:.1f}" for took in found.values())])
     yield "Microseconds to update statistics and normalize, float32:\n\n" + text(table)
     if find_spec("gymnasium"):
         rows = environments(20 if quick else 3000)

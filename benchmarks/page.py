@@ -13,9 +13,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 def saved(text: str, name: str, table: Sequence[Sequence[str]], what: str, busy: float | None) -> str:
     """The text of a page with a table, and what it is of, between the markers of that name."""
     here = machine.facts("")
-    head = f"{what}, on {here['processor']}, {here['cores']} cores, {here['date']}."
-    if busy is None or busy > machine.Others.QUIET:
-        head += f" Other programs took {'some' if busy is None else busy} of the cores meanwhile."
+    head = f"{what}, on {here['processor']}, {here['cores']} cores, {here['date']}.{machine.Others.said(busy)}"
     return between(text, name, "\n".join(["", head, "", *markdown(table), ""]))
 
 

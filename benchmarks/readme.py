@@ -33,9 +33,7 @@ def demo_block(saved: Mapping[str, Any]) -> str:
     first = next(i for i, line in enumerate(lines) if line.startswith("feature ")) + 1
     last = lines.index("", first) - 1
     few = [*lines[: first + 1], f"  ... and {_word(last - first - 1)} more ...", *lines[last:]]
-    busy = saved["others"]
-    disturbed = f" Other programs took {busy} of the cores meanwhile." if busy and busy > Others.QUIET else ""
-    where = f"This was on {saved['processor']}, {saved['cores']} cores.{disturbed}"
+    where = f"This was on {saved['processor']}, {saved['cores']} cores.{Others.said(saved['others'])}"
     return "\n".join(["```text", *few, "```", "", where])
 
 

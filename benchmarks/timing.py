@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from math import log10
+from math import inf, log10
 from statistics import median
 from typing import Any, Self
 
@@ -310,6 +310,27 @@ def seconds(call: Call, repeats: int = 1) -> float:
     for _ in again:
         call()
     return (time.perf_counter_ns() - start) * 1e-9 / repeats
+
+
+def quickest(calls: Mapping[Any, Call], length: float) -> dict[Any, float]:
+    """The least time of each, in seconds, called in turn for so many of them."""
+    least, end = dict.fromkeys(calls, inf), time.perf_counter() + length
+    while time.perf_counter() < end:
+        for name, call in calls.items():
+            least[name] = min(least[name], seconds(call))
+    return least
+
+
+def quickest_of_rounds(calls: Mapping[Any, Call], rounds: int, least: float) -> dict[Any, float]:
+    """The same in so many rounds, in which a call that takes less than `least` seconds is repeated."""
+    for call in calls.values():
+        call()
+    repeats = {name: max(1, int(least / max(1e-7, seconds(call)))) for name, call in calls.items()}
+    best = dict.fromkeys(calls, inf)
+    for _ in range(rounds):
+        for name, call in calls.items():
+            best[name] = min(best[name], seconds(call, repeats[name]))
+    return best
 
 
 def _estimate(call: Call) -> float:
