@@ -53,8 +53,10 @@ def column(seed: int = 0) -> Column:
     return Column.of(np.random.default_rng(seed).normal(MEAN, SPREAD, (ROWS, 1)).astype(np.float32))
 
 
-def _largest_error(y: Any, exact: ndarray) -> float:
-    return float(np.abs(np.asarray(y, np.float64) - exact).max())
+def _of_column(library: str, asked: str, y: Any, exact: ndarray, wide: bool = False) -> Answer:
+    """wide: whether the result is float64 though the column is not."""
+    error = float(np.abs(np.asarray(y, np.float64) - exact).max())
+    return Answer(library, f"{asked}, largest error{', in float64' * wide}", 0.0, error)
 
 
 def _furthest(library: str, asked: str, data: Column, learn: Callable[[ndarray], float]) -> Answer:
@@ -73,10 +75,8 @@ def bnorm(data: Column) -> list[Answer]:
     z = bnorm.BatchNormTransformer().fit_transform(data.x)
     stream = bnorm.BatchNormTransformer(momentum=None)
     return [
-        Answer("bnorm", "`BatchNorm1d(1)`, largest error", 0.0, _largest_error(y, data.normalized(1e-5))),
-        Answer(
-            "bnorm", "`BatchNormTransformer().fit_transform`, largest error", 0.0, _largest_error(z, data.normalized(0))
-        ),
+        _of_column("bnorm", "`BatchNorm1d(1)`", y, data.normalized(1e-5)),
+        _of_column("bnorm", "`BatchNormTransformer().fit_transform`", z, data.normalized(0)),
         _furthest("bnorm", "`BatchNormTransformer.partial_fit`", data, lambda x: float(stream.partial_fit(x).var_[0])),
     ]
 
@@ -86,14 +86,14 @@ def pytorch(data: Column) -> list[Answer]:
 
     with torch.no_grad():
         y = torch.nn.BatchNorm1d(1)(torch.from_numpy(data.x))
-    return [Answer("PyTorch", "`BatchNorm1d(1)`, largest error", 0.0, _largest_error(y, data.normalized(1e-5)))]
+    return [_of_column("PyTorch", "`BatchNorm1d(1)`", y, data.normalized(1e-5))]
 
 
 def flax(data: Column) -> list[Answer]:
     from flax import nnx
 
     y = nnx.BatchNorm(1, rngs=nnx.Rngs(0))(data.x)
-    return [Answer("Flax", "`nnx.BatchNorm(1)`, largest error", 0.0, _largest_error(y, data.normalized(1e-5)))]
+    return [_of_column("Flax", "`nnx.BatchNorm(1)`", y, data.normalized(1e-5))]
 
 
 def keras(data: Column) -> list[Answer]:
@@ -101,21 +101,14 @@ def keras(data: Column) -> list[Answer]:
     import keras
 
     y = keras.ops.convert_to_numpy(keras.layers.BatchNormalization()(data.x, training=True))  # of any backend
-    return [Answer("Keras", "`BatchNormalization()`, largest error", 0.0, _largest_error(y, data.normalized(1e-3)))]
+    return [_of_column("Keras", "`BatchNormalization()`", y, data.normalized(1e-3))]
 
 
 def scikit_learn(data: Column) -> list[Answer]:
     from sklearn.preprocessing import StandardScaler
 
     y = StandardScaler().fit_transform(data.x)
-    return [
-        Answer(
-            "scikit-learn",
-            "`StandardScaler().fit_transform`, largest error",
-            0.0,
-            _largest_error(y, data.normalized(0)),
-        )
-    ]
+    return [_of_column("scikit-learn", "`StandardScaler().fit_transform`", y, data.normalized(0))]
 
 
 def river(data: Column) -> list[Answer]:
@@ -163,14 +156,7 @@ def spark(data: Column) -> list[Answer]:
     y = scaled.select("i", vector_to_array("y")[0].alias("y")).toArrow().sort_by("i")["y"].to_numpy()
     session.stop()
     exact = data.normalized(data.var / (ROWS - 1))  # it divides by one row less
-    return [
-        Answer(
-            "Spark",
-            "`StandardScaler(withMean=True)`, largest error, in float64",
-            0.0,
-            _largest_error(y[:, None], exact),
-        )
-    ]
+    return [_of_column("Spark", "`StandardScaler(withMean=True)`", y[:, None], exact, wide=True)]
 
 
 def ray(data: Column) -> list[Answer]:
@@ -186,11 +172,7 @@ def ray(data: Column) -> list[Answer]:
     table = ray.data.from_arrow(pa.table({"x": data.x[:, 0], "i": np.arange(len(data.x))}))
     y = StandardScaler(["x"]).fit_transform(table).to_pandas().sort_values("i")["x"].to_numpy()
     ray.shutdown()
-    return [
-        Answer(
-            "Ray", "`StandardScaler`, largest error, in float64", 0.0, _largest_error(y[:, None], data.normalized(0))
-        )
-    ]
+    return [_of_column("Ray", "`StandardScaler`", y[:, None], data.normalized(0), wide=True)]
 
 
 LIBRARIES: dict[str, Callable[[Column], list[Answer]]] = {  # by the names of their distributions
