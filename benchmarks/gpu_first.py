@@ -18,7 +18,7 @@ from pathlib import Path
 
 from .gpu import NO_DEVICE, replace
 from .gpu_summary import PAGE, page
-from .steps import CUT_OFF, FAILED, GOOD, INTERRUPTED, JOURNAL, ROOT, Ended, Step, run, show
+from .steps import CUT_OFF, FAILED, GOOD, INTERRUPTED, JOURNAL, ROOT, Step, run, show
 
 LONG = 30  # minutes from which on the longer order is taken
 INTERRUPT = 130
@@ -118,7 +118,7 @@ def contact(steps: Sequence[Step], folder: Path, seconds: float, environment: di
     """The first step says whether there is a device at all."""
     names = [step.name for step in steps]
 
-    def after(ended: list[Ended]) -> None:
+    def after() -> None:
         written(folder, names)
 
     facts, *others = steps

@@ -46,10 +46,10 @@ def run(
     steps: Sequence[Step],
     folder: Path,
     seconds: float,
-    after: Callable[[list[Ended]], None],
+    after: Callable[[], None],
     environment: Mapping[str, str] | None = None,
 ) -> list[Ended]:
-    """Every step as far as the seconds go. `after` is called with all that has ended, after every step.
+    """Every step as far as the seconds go. `after` is called after every step.
 
     An interrupt or a signal to end also interrupts the step, and ends the run with what was reached.
     """
@@ -71,7 +71,7 @@ def run(
             ended.append(found)
             if found.state == INTERRUPTED:
                 ended += [Ended(other.name, NOT_REACHED, why="interrupted before") for other in steps[i + 1 :]]
-            after(ended)
+            after()
             if found.state == INTERRUPTED:
                 break
     return ended

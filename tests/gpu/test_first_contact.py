@@ -169,7 +169,7 @@ def test_a_step_that_is_deaf_is_killed_with_what_it_has_started(tmp_path, monkey
     text = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {DEAF + HANG!r}]);"
     text += f"open({str(pid)!r}, 'w').write(str(p.pid));" + DEAF + HANG
     monkeypatch.setattr(steps, "GRACE", 0.1)
-    (found,) = steps.run([script("deaf", text, 3.0)], tmp_path, 60, lambda ended: None)
+    (found,) = steps.run([script("deaf", text, 3.0)], tmp_path, 60, lambda: None)
     assert found.state == CUT_OFF and found.seconds < 20
     for _ in range(200):
         if not alive(int(pid.read_text())):
@@ -184,7 +184,7 @@ def alive(pid):
 
 
 def test_the_time_of_all_steps_has_an_end(tmp_path):
-    found = steps.run([script("long", HANG), script("late", "")], tmp_path, 0.5, lambda ended: None)
+    found = steps.run([script("long", HANG), script("late", "")], tmp_path, 0.5, lambda: None)
     assert [one.state for one in found] == [CUT_OFF, NOT_REACHED]
     assert "| late | not reached the time was over |" in gpu_summary.page(tmp_path)
 
@@ -198,7 +198,7 @@ def test_an_interrupt_still_prints_failures(tmp_path):
     plugin = "-p", "benchmarks.outcomes", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path)
     command = [sys.executable, "-m", "pytest", *plugin, str(tmp_path / "test_it.py")]
     environment = {"PYTHONPATH": str(ROOT)}
-    (found,) = steps.run([Step("tests", command)], tmp_path, 60, lambda ended: None, environment)
+    (found,) = steps.run([Step("tests", command)], tmp_path, 60, lambda: None, environment)
     log = (tmp_path / "tests.log").read_text()
     assert found.state == INTERRUPTED and "= FAILURES =" in log and "KeyboardInterrupt" in log
     page = gpu_summary.page(tmp_path)
