@@ -35,11 +35,7 @@ ROTATED = 256 << 20  # bytes that the inputs of one graph rotate through: severa
 REPEATS = 9
 LEAST = 2e-3  # seconds of a graph: the clock of events ticks twice a microsecond
 PASSES = {"forward": 3, "inference": 2, "backward": 5}  # over memory: the reads and writes of an array
-KEPT_PASSES = {
-    "forward": 2,
-    "inference": 2,
-    "backward": 3,
-}  # where a block or a cluster keeps what it reads
+KEPT_PASSES = {"forward": 2, "inference": 2, "backward": 3}  # where a block or a cluster keeps what it reads
 ROW_PASSES = {"forward": 2, "backward": 3}
 NO_DEVICE = 2  # the exit status
 Calls = dict[str, Callable[[int], Any]]

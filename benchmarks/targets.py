@@ -1,13 +1,11 @@
 """Where the numbers must be, and where those that were measured are."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from .store import Results, Row, ratio
 from .text import aligned, geometric_mean
 
-Row = dict[str, Any]
-Results = dict[str, Any]
 Number = Callable[[Row, Results], float | None]  # None: the row says nothing of it
 CHANNELS, ROWS, SCALER = ("batch",), ("layer", "group", "instance"), ("scaler",)
 SHARED = 1 << 20  # bytes read and written: what is less stays on one thread
@@ -50,7 +48,7 @@ def over(peer: str) -> Number:
     """The peer's time over ours, fresh results both."""
 
     def number(row: Row, results: Results) -> float | None:
-        return row["ms"][peer][1] / row["ms"]["bnorm"][1] if peer in row["ms"] else None
+        return ratio(row, peer) if peer in row["ms"] else None
 
     return number
 
@@ -168,7 +166,7 @@ def _line(target: Target, results: Results) -> list[str]:
     bound = f"{'≤ ' if target.below else ''}{target.least:g}"
     if not found:
         return [target.what, "", "0", "", wanted, "", bound, "not measured"]
-    mean, (worst, where) = geometric_mean(number for number, _ in found), _worst(target, found)
+    mean, (worst, where) = geometric_mean(number for number, _ in found), (max if target.below else min)(found)
     met = worst <= target.least if target.below else worst >= target.least and mean >= (target.mean or 0)
     return [
         target.what,
@@ -180,7 +178,3 @@ def _line(target: Target, results: Results) -> list[str]:
         bound,
         "met" if met else "MISSED",
     ]
-
-
-def _worst(target: Target, found: Iterable[tuple[float, str]]) -> tuple[float, str]:
-    return (max if target.below else min)(found)

@@ -22,10 +22,8 @@ class Scaler(Adapter):
         self.reset()
 
     def reset(self) -> None:
-        self.whole, self.stream = (
-            BasicStatistics(result_options=WANTED),
-            IncrementalBasicStatistics(result_options=WANTED),
-        )
+        self.whole = BasicStatistics(result_options=WANTED)
+        self.stream = IncrementalBasicStatistics(result_options=WANTED)
 
     def fit(self):
         return self.whole.fit(self.x)
