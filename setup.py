@@ -52,8 +52,7 @@ LEVELS = {level: LEVELS[level] for level in os.environ.get("BNORM_LEVELS", ",".j
 # (Without -funswitch-loops gradients of short runs took up to twice as long.) The baseline, which hardly a processor
 # runs where there are wider levels, does without most of what -O2 adds: it takes half of the time. (The wider levels
 # ran 1% slower so, SiLU 13%. The extremes ran up to 47% slower without -O3.)
-LEAN = ["-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fpeel-loops", "-ftree-partial-pre"]
-LEAN += ["-funswitch-loops"]
+LEAN = "-O2 -ftree-vectorize -fvect-cost-model=dynamic -fpeel-loops -ftree-partial-pre -funswitch-loops".split()
 LEANER = [*LEAN, "-O1"]
 # Products of the exact sums are written as fused multiply-adds where there are any: they round nothing.
 FUSED = {"unix": ["-mfma"], "msvc": []}
