@@ -1,6 +1,6 @@
 /* What no library can go without: it reads what has to be read, writes what has to be written, and does one addition or
- * one multiplication and addition for every value. There are no channels, no numbers to look up, no odd ends. Where x is
- * read again, that begins with what was read last, and so is still in a cache. */
+ * one multiplication and addition for every value. There are no channels, no numbers to look up, no odd ends. Where x
+ * is read again, that begins with what was read last, and so is still in a cache. */
 #include <stddef.h>
 
 #if defined(__x86_64__)

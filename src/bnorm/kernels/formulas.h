@@ -40,9 +40,9 @@ typedef struct {
 BN_INLINE bn_activation bn_identity(void) { const bn_activation act = {BN_IDENTITY, 1.0}; return act; }
 BN_INLINE bn_activation bn_of_kind(int kind, bn_activation act) { act.kind = kind; return act; }
 
-/* function(act, ...), of which there is a copy for each kind, in which the kind is a constant: a loop asks for it once. The
- * smooth kinds, from BN_SILU on, share one: in it nothing is left to choose but numbers (bn_gate). BN_BY_STRAIGHT has no
- * copy for them. */
+/* function(act, ...), of which there is a copy for each kind, in which the kind is a constant: a loop asks for it once.
+ * The smooth kinds, from BN_SILU on, share one: in it nothing is left to choose but numbers (bn_gate). BN_BY_STRAIGHT
+ * has no copy for them. */
 #define BN_BY_KIND(function, act, ...)                                                                                \
     if ((act).kind >= BN_SILU) {                                                                                      \
         function(act, __VA_ARGS__);                                                                                   \
@@ -63,9 +63,10 @@ BN_INLINE bn_activation bn_of_kind(int kind, bn_activation act) { act.kind = kin
 #define BN_TYPED(name, real) name##_##real
 #endif
 
-/* exp(z) for z <= 0, the same bits everywhere and no branch, so that loops of it vectorize: z = n log 2 + r, a polynomial in
- * r, and the bits of a power of two, which is 2^64 too large as a subnormal one would not do. Below `last`, and of NaN, 0.
- * `magic` is so large that what is added to it loses its fraction. The error is below 1.1 last places. */
+/* exp(z) for z <= 0, the same bits everywhere and no branch, so that loops of it vectorize: z = n log 2 + r, a
+ * polynomial in r, and the bits of a power of two, which is 2^64 too large as a subnormal one would not do. Below
+ * `last`, and of NaN, 0. `magic` is so large that what is added to it loses its fraction. The error is below 1.1 last
+ * places. */
 #define BN_DECAY(real, whole, last, magic, high, low, bits, bias, POLYNOMIAL)                                         \
     BN_INLINE real BN_TYPED(bn_decay, real)(real z)                                                                   \
     {                                                                                                                 \
@@ -80,22 +81,23 @@ BN_INLINE bn_activation bn_of_kind(int kind, bn_activation act) { act.kind = kin
         return p * scale * (real)5.421010862427522e-20;                                                               \
     }
 BN_DECAY(float, unsigned, -104, 12582912, 0.693359375, -0.00021219444, 23, 127,
-         (((((0.0013926184f * r + 0.008363179f) * r + 0.041666556f) * r + 0.16666576f) * r + 0.5f) * r + 1.0f) * r + 1.0f)
+         (((((0.0013926184f * r + 0.008363179f) * r + 0.041666556f) * r + 0.16666576f) * r + 0.5f) * r + 1.0f) * r
+         + 1.0f)
 BN_DECAY(double, unsigned long long, -746, 6755399441055744.0, 0.6931471803691238, 1.9082149292705877e-10, 52, 1023,
          (((((((((((2.510038549551032e-08 * r + 2.7620088445409746e-07) * r + 2.7557268459997064e-06) * r
          + 2.4801521295954376e-05) * r + 0.00019841269863053618) * r + 0.0013888888917213717) * r
          + 0.008333333333330062) * r + 0.04166666666662413) * r + 0.16666666666666669) * r + 0.5) * r + 1.0) * r + 1.0))
 
-/* bn_act is the activation of v; bn_act_pull is its gradient: g, the gradient behind it, brought before it; bn_act_bend is
- * the second derivative. Where a gradient is asked for, NaN counts as above 0.
+/* bn_act is the activation of v; bn_act_pull is its gradient: g, the gradient behind it, brought before it; bn_act_bend
+ * is the second derivative. Where a gradient is asked for, NaN counts as above 0.
  *
- * ReLU selects its slope, which is 0, and never multiplies: of an infinity it makes 0, not NaN. (A constant 0 would do, but
- * compilers make a branch of it, which random data take at random.)
+ * ReLU selects its slope, which is 0, and never multiplies: of an infinity it makes 0, not NaN. (A constant 0 would do,
+ * but compilers make a branch of it, which random data take at random.)
  *
- * The smooth ones are v s(u) with the logistic function s, u = v for SiLU and 2 sqrt(2 / pi) (v + 0.044715 v^3) for GELU,
- * in the form that has a tanh: (1 + tanh(u / 2)) / 2 is s(u). From size = |v| come q = s(-|u|), p = s(|u|), and
- * v s(u) = max(v, 0) - size q, which keeps its digits however large v is. Minus infinity times 0 is NaN. From 1024 on
- * q is 0, and so size may stop there. */
+ * The smooth ones are v s(u) with the logistic function s, u = v for SiLU and 2 sqrt(2 / pi) (v + 0.044715 v^3) for
+ * GELU, in the form that has a tanh: (1 + tanh(u / 2)) / 2 is s(u). From size = |v| come q = s(-|u|), p = s(|u|), and v
+ * s(u) = max(v, 0) - size q, which keeps its digits however large v is. Minus infinity times 0 is NaN. From 1024 on q
+ * is 0, and so size may stop there. */
 #define BN_ACTIVATION(real)                                                                                           \
     BN_INLINE real BN_TYPED(bn_size, real)(real v)                                                                    \
     {                                                                                                                 \
@@ -194,18 +196,18 @@ BN_FN void bn_add_block(double *n, double *mean, double *m2, double *low,
     bn_merge(n, mean, m2, low, n1, center, bn_block_m2(s, q, inverse), s * inverse);
 }
 
-/* Whether a channel is constant: its standard deviation is at most four units of the last place of its mean,
- * 4 x 2^-52 |mean|. Sums are taken about one of the values, so that equal values have variance 0 exactly, however many
- * there are, whatever they weigh and however often they are merged: the rule needs no factor of the count. What it must
- * catch is values that were equal until they were rounded. After k roundings each they lie within k 2^-52 |mean| of each
- * other, and their deviation is at most half of that: k is 8 here. Any variance is below a bound that overflows. */
+/* Whether a channel is constant: its standard deviation is at most four units of the last place of its mean, 4 x 2^-52
+ * |mean|. Sums are taken about one of the values, so that equal values have variance 0 exactly, however many there are,
+ * whatever they weigh and however often they are merged: the rule needs no factor of the count. What it must catch is
+ * values that were equal until they were rounded. After k roundings each they lie within k 2^-52 |mean| of each other,
+ * and their deviation is at most half of that: k is 8 here. Any variance is below a bound that overflows. */
 BN_FN int bn_constant(double mean, double var)
 {
     const double last_places = 8.881784197001252e-16 * mean, largest = 1.7976931348623157e308;
     return (var <= last_places * last_places) & (var <= largest);
 }
 
-/* 1 / sqrt(var + eps) of n values; of a constant with eps = 0 it is 1, of none 0. No branches, so that loops vectorize. */
+/* 1 / sqrt(var + eps) of n values; of a constant with eps = 0 it is 1, of none 0. No branch, so loops vectorize. */
 BN_FN double bn_rstd(double mean, double var, double eps, double n)
 {
     const int constant = (eps == 0.0) & bn_constant(mean, var);
@@ -221,7 +223,7 @@ BN_FN int bn_finite(double v)
  *
  * Three ways to weigh a batch against what came before:
  *   BN_AVERAGE  the exponential moving average of the means and variances of batches. weight is that of the batches so
- *               far, 1 for the newest and (1 - momentum)^k for those before, so that the first batch counts fully; it is
+ *               far, 1 for the newest and (1 - momentum)^k for those before, so that the first batch counts fully;
  *               infinite where the average is settled, and the batch then weighs momentum
  *   BN_POOL     every value weighs the same: weight is seen
  *   BN_FADE     a value weighs half of what one does that is halflife rows younger. weight is that of all values,
@@ -311,9 +313,10 @@ BN_FN bn_statistics bn_pool(bn_statistics s, bn_batch b, bn_rule r)
 
 /* The older of the two fades until the younger one's row; the same whichever of them comes second.
  *
- * A single value beside others has no variance of its own. With ddof 1, that of all of them is a quotient of two numbers
- * that are as small as the others have become faint; it is computed from what they were before they faded, so that it
- * holds however faint they are. Their pairs are then kept at 2^-400, which nothing that comes later can tell from less. */
+ * A single value beside others has no variance of its own. With ddof 1, that of all of them is a quotient of two
+ * numbers that are as small as the others have become faint; it is computed from what they were before they faded, so
+ * that it holds however faint they are. Their pairs are then kept at 2^-400, which nothing that comes later can tell
+ * from less. */
 #define BN_FAINT 3.872591914849318e-121
 
 BN_FN bn_statistics bn_fade(bn_statistics s, bn_batch b, bn_rule r)

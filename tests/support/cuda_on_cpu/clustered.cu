@@ -1,4 +1,5 @@
-// A kernel whose clusters join their sums in shared memory: right for BUG = NONE, wrong in one way for each of the others.
+// A kernel whose clusters join their sums in shared memory: right for BUG = NONE, wrong in one way for each of the
+// others.
 #ifndef BN_ON_CPU
 #define BN_SHARED(T, name, count) __shared__ T name[count]
 #endif

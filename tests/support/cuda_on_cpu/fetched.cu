@@ -1,5 +1,5 @@
-// A kernel that fetches numbers into shared memory while it works on others: right for BUG = NONE, wrong in one way for each
-// of the others. It follows the text of a family of kernels, whose words it uses.
+// A kernel that fetches numbers into shared memory while it works on others: right for BUG = NONE, wrong in one way for
+// each of the others. It follows the text of a family of kernels, whose words it uses.
 
 enum Bug {
   NONE,
@@ -59,7 +59,9 @@ __global__ void __launch_bounds__(64) fetched(const float* x, float* out, int tu
       if (BUG == TOO_EARLY && turn + 1 < turns) fetch<float, 4>(kept + mine, from(turn + 1, j));
       const Four four = kept[mine];
       for (int v = 0; v < 4; ++v) sum += four.v[v] - about;
-      if (BUG != TOO_EARLY && (turn + 1 < turns || BUG == NOT_AWAITED)) fetch<float, 4>(kept + j * 64 + t, from(turn, j) + (turn + 1 < turns ? COUNT * 256 : 0));
+      const bool more = turn + 1 < turns;
+      if (BUG != TOO_EARLY && (more || BUG == NOT_AWAITED))
+        fetch<float, 4>(kept + j * 64 + t, from(turn, j) + (more ? COUNT * 256 : 0));
       if (BUG != NO_GROUP || j < 2) end_group();
     }
   }

@@ -1,5 +1,5 @@
-// Barriers in shared memory that count bytes, and what is stored into other blocks of a cluster and counted there. It is
-// under way until someone waits for it, or comes sooner: poison is there meanwhile.
+// Barriers in shared memory that count bytes, and what is stored into other blocks of a cluster and counted there. It
+// is under way until someone waits for it, or comes sooner: poison is there meanwhile.
 #include <algorithm>
 
 #include "runtime.h"

@@ -21,7 +21,7 @@ inline void __mbarrier_init_fence() { emu::counters_fence(); }
 BN_CALLED __mbarrier_expect(unsigned long long* at, unsigned bytes, BN_HERE) {  // and arrive
   emu::counter_expect((uint64_t*)at, bytes, site, __builtin_return_address(0));
 }
-BN_CALLED __mbarrier_wait(unsigned long long* at, unsigned parity, BN_HERE) {  // for the end of a phase: the first has 0
+BN_CALLED __mbarrier_wait(unsigned long long* at, unsigned parity, BN_HERE) {  // for the end of a phase, from 0 on
   emu::counter_wait((uint64_t*)at, parity, site, __builtin_return_address(0));
 }
 // To where `at` is in this block, and the barrier.

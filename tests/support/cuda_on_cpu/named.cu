@@ -1,5 +1,5 @@
-// A kernel whose teams of two warps meet at barriers of their own: right for BUG = NONE, wrong in one way for each of the
-// others. It follows the text of the rows, whose words it uses.
+// A kernel whose teams of two warps meet at barriers of their own: right for BUG = NONE, wrong in one way for each of
+// the others. It follows the text of the rows, whose words it uses.
 
 enum Bug {
   NONE,

@@ -129,7 +129,8 @@ bool ordered(const Access& a, const Access& now, const BlockState& b, bool share
 }
 
 void compare(const Access& a, const char* did, const Access& now, const char* does, bool shared) {
-  if (!a.block || (a.atomic && now.atomic) || (shared && !in_cluster(a.block, now.block)) || ordered(a, now, mine(), shared)) return;
+  if (!a.block || (a.atomic && now.atomic) || (shared && !in_cluster(a.block, now.block))) return;
+  if (ordered(a, now, mine(), shared)) return;
   const std::string who = text("thread %u%s", a.thread, a.block == now.block ? "" : " of another block");
   stop(text("a race in %s memory: @0x%x %s what %s %s at @0x%x, and nothing orders them", shared ? "shared" : "device",
             now.place, does, who.c_str(), did, a.place));
@@ -221,7 +222,8 @@ void pass_barrier(Block& b) {
   if (!dirty && fenced) state.clean_epoch = state.epoch;
 }
 
-// What a thread has done before it, or knows of by such barriers, all of them know. Fences are asked for as if it were none.
+// What a thread has done before it, or knows of by such barriers, all of them know. Fences are asked for as if it were
+// none.
 void pass_named(Block& b, unsigned name) {
   if (!on) return;
   BlockState& state = blocks[&b];

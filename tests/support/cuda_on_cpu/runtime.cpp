@@ -219,7 +219,8 @@ Step step(Block& b) {
     if (f.state == State::YIELDS) f.state = State::RUNS;
   }
   b.ended = done;
-  if (done && waits_for_messages(b)) error = where(b, "a block ends, and has not waited for what others store into it,");
+  if (done && waits_for_messages(b))
+    error = where(b, "a block ends, and has not waited for what others store into it,");
   if (!spins && !done) error = where(b, "threads wait for each other forever");
   if (done) launch.switches = 0;
   return spins ? Step::SPINS : Step::ENDED;

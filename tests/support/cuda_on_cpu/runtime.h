@@ -53,7 +53,8 @@ struct Fiber : Thread {
   const char* what = "";  // what it waits at
   Site site = {"", 0};
   unsigned mask = 0;  // of lanes; or the name of a barrier
-  int source = -1, atomics = 0;  // the lane that it asks for a value, or the threads of a barrier; atomics since it last waited
+  int source = -1;  // the lane that it asks for a value, or the threads of a barrier
+  int atomics = 0;  // since it last waited
   uint64_t value = 0, result = 0;
   std::vector<Copy> copies;
   int groups = 0;  // of copies, ended so far

@@ -176,8 +176,8 @@ T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, BN_HERE
   return emu::shuffle("__shfl_up_sync", mask, value, source < (lane & -width) ? lane : source, width, site);
 }
 
-// Clusters: blocks that run together, and see each other's shared memory. The first of their barriers says that all have
-// started, which is to be known before one of them is written to.
+// Clusters: blocks that run together, and see each other's shared memory. The first of their barriers says that all
+// have started, which is to be known before one of them is written to.
 
 inline void __cluster_barrier_arrive(BN_HERE) { emu::cluster_arrive(true, site); }
 inline void __cluster_barrier_arrive_relaxed(BN_HERE) { emu::cluster_arrive(false, site); }

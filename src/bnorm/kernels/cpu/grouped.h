@@ -1,9 +1,10 @@
 /* Sums by groups: each position of a table has a code, the number of its group, or -1 for none.
  *
- * Every group has sums about the first value that it meets, so that a constant group is exact. They are taken in the order
- * of the positions, and after every BN_FLUSH_ROWS rows they are added to longer ones. Where the first value turns out to be
- * far from the mean, so far that squares have lost digits, the group is summed once more, about its mean. How positions
- * are cut into blocks depends on shape alone, and no sum on which groups a task has: no bit depends on threads.
+ * Every group has sums about the first value that it meets, so that a constant group is exact. They are taken in the
+ * order of the positions, and after every BN_FLUSH_ROWS rows they are added to longer ones. Where the first value turns
+ * out to be far from the mean, so far that squares have lost digits, the group is summed once more, about its mean. How
+ * positions are cut into blocks depends on shape alone, and no sum on which groups a task has: no bit depends on
+ * threads.
  *
  * Codes are looked at a block at a time, before their rows: what memory a row needs is known then, and fetched. */
 #ifndef BNORM_GROUPED_H
@@ -147,7 +148,7 @@ static int bn_recenter_groups(bn_grouped *t)
     return some;
 }
 
-/* The sums of channel c of a group, merged into those of the pieces before: four numbers that are `apart` from each other. */
+/* The sums of channel c of a group, merged into those of the pieces before: four numbers, `apart` from each other. */
 static void bn_merge_group(const bn_grouped *t, ptrdiff_t g, ptrdiff_t c, double *parts, ptrdiff_t apart)
 {
     const bn_group_sums s = bn_sums_of(t, g, c);
@@ -256,8 +257,8 @@ BN_INLINE int bn_sum_run(const double *x, ptrdiff_t n, const double *weight, dou
 }
 
 /* Rows with NaN, value by value; of each channel the weight of what is none is counted. */
-static void bn_sum_some(const double *x, ptrdiff_t width, ptrdiff_t rows, const double *weight, double *sums, double *count,
-                        ptrdiff_t channels, int again)
+static void bn_sum_some(const double *x, ptrdiff_t width, ptrdiff_t rows, const double *weight, double *sums,
+                        double *count, ptrdiff_t channels, int again)
 {
     for (ptrdiff_t j = 0; j < rows; j++) {
         const double w = weight ? weight[j] : 1.0;
@@ -327,8 +328,8 @@ BN_INLINE void bn_add_rows(const bn_grouped *t, const double *x, ptrdiff_t rows,
         bn_flush_group(group, sums, rest, width);
 }
 
-/* Add the positions from begin to end to the sums of this task's groups; with `again` only to those that have got a better
- * center. room: of BN_TILE doubles, or as many as BN_LEAST_ROWS rows have. */
+/* Add the positions from begin to end to the sums of this task's groups; with `again` only to those that have got a
+ * better center. room: of BN_TILE doubles, or as many as BN_LEAST_ROWS rows have. */
 BN_CLONES static void bn_sum_groups(const bn_grouped *t, ptrdiff_t begin, ptrdiff_t end, int again, double *room)
 {
     const ptrdiff_t width = t->width, most = 3 * width, block = bn_tile_rows(width);

@@ -31,9 +31,9 @@ BN_CLONES static void bn_find_ends(const int64_t *values, ptrdiff_t begin, ptrdi
     *most = high;
 }
 
-/* Numbers as codes in the order of their first appearance, by a table of 2^bits places that holds the place of each number
- * in `distinct`, or -1. Returns how many there are. `spread` says where they are looked for: by their distance from `least`,
- * where the table has a place for each, or by a hash. */
+/* Numbers as codes in the order of their first appearance, by a table of 2^bits places that holds the place of each
+ * number in `distinct`, or -1. Returns how many there are. `spread` says where they are looked for: by their distance
+ * from `least`, where the table has a place for each, or by a hash. */
 static ptrdiff_t bn_codes_of(const int64_t *values, ptrdiff_t n, int64_t least, int spread, int bits, int32_t *table,
                              int64_t *distinct, int32_t *codes)
 {
@@ -62,8 +62,8 @@ static ptrdiff_t bn_codes_of(const int64_t *values, ptrdiff_t n, int64_t least, 
     return found;
 }
 
-/* The groups that occur in a piece of the positions: so many from `least` on, of which some may be in between. They lie after
- * `at` others. */
+/* The groups that occur in a piece of the positions: so many from `least` on, of which some may be in between. They lie
+ * after `at` others. */
 typedef struct {
     ptrdiff_t least, groups, at;
 } bn_piece;
@@ -82,7 +82,8 @@ typedef struct {
     }
 
 /* Which groups occur in a piece, and whether a code is that of no group. */
-BN_CLONES static int bn_find_range(const void *codes, int wide, ptrdiff_t begin, ptrdiff_t end, ptrdiff_t groups, bn_piece *piece)
+BN_CLONES static int bn_find_range(const void *codes, int wide, ptrdiff_t begin, ptrdiff_t end, ptrdiff_t groups,
+                                   bn_piece *piece)
 {
     uint64_t least, most;
     if (wide)
@@ -100,7 +101,8 @@ BN_INLINE void bn_join_pieces(bn_piece *piece, ptrdiff_t pieces)
     for (ptrdiff_t p = 0; p < pieces; p++) {
         const bn_piece a = piece[2 * p], b = piece[2 * p + 1];
         const ptrdiff_t least = !b.groups || (a.groups && a.least < b.least) ? a.least : b.least;
-        const ptrdiff_t end = a.groups && a.least + a.groups > b.least + b.groups ? a.least + a.groups : b.least + b.groups;
+        const ptrdiff_t ends = a.least + a.groups, others = b.least + b.groups;
+        const ptrdiff_t end = a.groups && ends > others ? ends : others;
         piece[p].least = least;
         piece[p].groups = end - least;
     }

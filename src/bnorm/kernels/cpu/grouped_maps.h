@@ -1,5 +1,5 @@
-/* The map by groups: y = (x - mean) scale + shift with the numbers of each position's group, in double precision; NaN where
- * there is no group. */
+/* The map by groups: y = (x - mean) scale + shift with the numbers of each position's group, in double precision; NaN
+ * where there is no group. */
 #ifndef BNORM_GROUPED_MAPS_H
 #define BNORM_GROUPED_MAPS_H
 

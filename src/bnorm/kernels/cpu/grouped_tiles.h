@@ -14,14 +14,15 @@
 
 /* The loops are compiled for the wider registers too, where compiler and system can choose among several: with the same
  * results, as each value has its own sum. */
-#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__)
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__gnu_linux__) \
+    && !defined(__SANITIZE_ADDRESS__)
 #define BN_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define BN_CLONES
 #endif
 
-/* Numbers side by side, and what is done to each: BN_LANES(4, AT(a) = AT(b) + c). BN_CHOSEN are numbers of two times four,
- * by their places. */
+/* Numbers side by side, and what is done to each: BN_LANES(4, AT(a) = AT(b) + c). BN_CHOSEN are numbers of two times
+ * four, by their places. */
 #if defined(__GNUC__) || defined(__clang__)
 typedef double bn_lanes_8 __attribute__((vector_size(64)));
 typedef double bn_lanes_4 __attribute__((vector_size(32)));

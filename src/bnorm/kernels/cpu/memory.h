@@ -1,4 +1,4 @@
-/* What a Cython loop cannot say: bits of numbers, flags between threads, functions apart, what this processor can do. */
+/* What a Cython loop cannot say: bits of numbers, flags between threads, functions apart, what a processor can do. */
 #ifndef BNORM_MEMORY_H
 #define BNORM_MEMORY_H
 
@@ -58,8 +58,8 @@ static inline int bn_foresees(void)
 #endif
 }
 
-/* Whether memory is read as fast between stores past the caches as between the loads of sums: AMD's processors do so from
- * Zen 5 on, which is their family 26. */
+/* Whether memory is read as fast between stores past the caches as between the loads of sums: AMD's processors do so
+ * from Zen 5 on, which is their family 26. */
 static inline int bn_reads_beside_stores(void)
 {
 #if (defined(__GNUC__) || defined(__clang__)) && (defined(__x86_64__) || defined(__i386__))
@@ -70,8 +70,8 @@ static inline int bn_reads_beside_stores(void)
 #endif
 }
 
-/* Whether the third-level cache is hardly faster than memory: that of Intel's servers is, since they have AVX-512, as it
- * is spread over all their cores. */
+/* Whether the third-level cache is hardly faster than memory: that of Intel's servers is, since they have AVX-512, as
+ * it is spread over all their cores. */
 static inline int bn_far_third_level(void)
 {
 #if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))
@@ -82,8 +82,8 @@ static inline int bn_far_third_level(void)
 #endif
 }
 
-/* 0 baseline, 1 AVX2 with FMA, 2 AVX-512, both with F16C: the widest build of the kernels that this processor and its system can
- * run. */
+/* 0 baseline, 1 AVX2 with FMA, 2 AVX-512, both with F16C: the widest build of the kernels that this processor and its
+ * system can run. */
 static inline int bn_processor_level(void)
 {
 #if (defined(__GNUC__) || defined(__clang__)) && (defined(__x86_64__) || defined(__i386__))

@@ -20,11 +20,11 @@ static inline double omp_get_wtime(void) { return 0.0; }
 #define BN_OF_THREAD __thread
 #endif
 
-/* On a busy machine the system gives a thread's core to others for milliseconds: the team waits for that thread, and what
- * spins meanwhile is in the way of it. If sharing took longer than the caller alone would have needed, by the processor
- * time of its own part, the caller works alone for a while: so many times as long as that took, longer each time it
- * happens again. Results do not depend on it. To read processor time takes most of a microsecond, so it is read only
- * after something took long; until then the time on the clock stands for it.
+/* On a busy machine the system gives a thread's core to others for milliseconds: the team waits for that thread, and
+ * what spins meanwhile is in the way of it. If sharing took longer than the caller alone would have needed, by the
+ * processor time of its own part, the caller works alone for a while: so many times as long as that took, longer each
+ * time it happens again. Results do not depend on it. To read processor time takes most of a microsecond, so it is read
+ * only after something took long; until then the time on the clock stands for it.
  *
  * A team that has slept with its caller can be such a case on an idle machine too: some systems wake the others on the
  * core that the caller is on, and move them to another one only milliseconds later. Where that has happened, the caller
@@ -136,10 +136,10 @@ static inline void bn_share(bn_part part, void *job, int threads)
     bn_rest = bn_rest < 16.0 * BN_REST ? 2.0 * bn_rest : bn_rest;
 }
 
-/* How many of n threads a parallel region may have: all, or as many as this thread's last one had. OpenMP runtimes end the
- * process where the system refuses them a thread, so as many are started here first, all at once, and ended again: with
- * stacks of the size that the runtime will ask for, and some room for its own records. A runtime keeps its workers, of each
- * thread that calls it as many as the last region had; only more of them are tried. */
+/* How many of n threads a parallel region may have: all, or as many as this thread's last one had. OpenMP runtimes end
+ * the process where the system refuses them a thread, so as many are started here first, all at once, and ended again:
+ * with stacks of the size that the runtime will ask for, and some room for its own records. A runtime keeps its
+ * workers, of each thread that calls it as many as the last region had; only more of them are tried. */
 #if defined(_OPENMP) && (defined(__unix__) || defined(__APPLE__))
 #include <ctype.h>
 #include <errno.h>

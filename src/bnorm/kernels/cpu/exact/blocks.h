@@ -1,6 +1,6 @@
-/* A block of rows of a strip. The sums that a window makes exact count only if they show, at the end of the block, that it
- * held. If a few values did not fit, they are added by themselves. If many did not, the block is peeled: values that fit a
- * window below the largest one are summed, then those that are left, until none is. */
+/* A block of rows of a strip. The sums that a window makes exact count only if they show, at the end of the block, that
+ * it held. If a few values did not fit, they are added by themselves. If many did not, the block is peeled: values that
+ * fit a window below the largest one are summed, then those that are left, until none is. */
 #ifndef BNORM_EXACT_BLOCKS_H
 #define BNORM_EXACT_BLOCKS_H
 
@@ -38,8 +38,8 @@ static inline void bn_set_apart(double *x, ptrdiff_t rows, const bn_home *home)
         }
 }
 
-/* keep: the values that are within `bits` of the largest of their lane, times 2^-e, so that they are below 1; the others
- * stay in x. The power is applied in two steps, as a double may not have it. */
+/* keep: the values that are within `bits` of the largest of their lane, times 2^-e, so that they are below 1; the
+ * others stay in x. The power is applied in two steps, as a double may not have it. */
 static inline void bn_peel(double *x, double *keep, ptrdiff_t rows, const int *e, int bits)
 {
     bn_lanes least, first, second;
@@ -163,9 +163,10 @@ static inline void bn_put_value(const bn_home *home, int lane, double v)
         bn_put_odd(home->total, channel, v);
 }
 
-/* A block of which a few values do not fit the window: the others in the usual way, and these one by one. Returns 1 if it
- * was such a block, 0 if the window is too low, -1 if too many values are below it. */
-static inline int bn_sum_sifted(bn_strip *s, const bn_home *home, const void *x, ptrdiff_t rows, ptrdiff_t stride, int wide)
+/* A block of which a few values do not fit the window: the others in the usual way, and these one by one. Returns 1 if
+ * it was such a block, 0 if the window is too low, -1 if too many values are below it. */
+static inline int bn_sum_sifted(bn_strip *s, const bn_home *home, const void *x, ptrdiff_t rows, ptrdiff_t stride,
+                                int wide)
 {
     union {
         float f[BN_BLOCK_F * BN_LANES];
@@ -194,8 +195,9 @@ static inline int bn_sum_sifted(bn_strip *s, const bn_home *home, const void *x,
     return 1;
 }
 
-/* Windows for lanes that have had none, as the rounded squares of their first rows suggest; whether there can be any. */
-static inline int bn_first_windows(bn_strip *s, int alone, const void *x, ptrdiff_t rows, ptrdiff_t stride, int r, int wide)
+/* Windows for lanes that have had none, as the rounded squares of their first rows suggest; whether any can be. */
+static inline int bn_first_windows(bn_strip *s, int alone, const void *x, ptrdiff_t rows, ptrdiff_t stride, int r,
+                                   int wide)
 {
     bn_lanes square = {0};
     for (ptrdiff_t i = 0; i < rows; i++)

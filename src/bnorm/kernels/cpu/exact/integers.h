@@ -44,7 +44,8 @@ BN_LONG_SUMS(int64_t, int64, x[j] < 0, 1)
 BN_LONG_SUMS(uint64_t, uint64, 0, 1)
 
 /* Add rows of at most BN_SPAN_I columns to their sums. */
-static inline void bn_add_integers(int kind, const void *x, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width, bn_sums s)
+static inline void bn_add_integers(int kind, const void *x, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width,
+                                   bn_sums s)
 {
     switch (kind) {
     case BN_INT32: bn_long_sums_int32((const int32_t *)x, rows, stride, width, s); break;

@@ -1,8 +1,8 @@
 /* The sums of one task: an integer for the sum of the values of each channel, and one for the sum of their squares.
  *
  * An integer is a row of 64-bit numbers, its limbs: limb g counts 2^(32 g). They are not brought below 2^32 before the
- * end, so that adding to them carries nothing; there is room for 2^31 additions. Few of the limbs are ever used, so each
- * is set to 0, for all channels, when it is first needed. */
+ * end, so that adding to them carries nothing; there is room for 2^31 additions. Few of the limbs are ever used, so
+ * each is set to 0, for all channels, when it is first needed. */
 #ifndef BNORM_EXACT_LIMBS_H
 #define BNORM_EXACT_LIMBS_H
 
@@ -68,8 +68,8 @@ BN_INLINE void bn_put_double(bn_total *t, int which, ptrdiff_t channel, double v
         return;
     memcpy(&bits, &v, sizeof bits);
     const int e = (int)(bits >> 52 & 0x7FF);
-    const uint64_t fraction = bits & 0xFFFFFFFFFFFFFu;
-    bn_put(t, which, channel, (int)(bits >> 63), e ? fraction | 0x10000000000000u : fraction, place + (e ? e : 1) - 1075);
+    const uint64_t fraction = (bits & 0xFFFFFFFFFFFFFu) | (e ? 0x10000000000000u : 0);
+    bn_put(t, which, channel, (int)(bits >> 63), fraction, place + (e ? e : 1) - 1075);
 }
 
 /* Add v^2, v finite. */

@@ -24,8 +24,10 @@ BN_INLINE ptrdiff_t bn_between(ptrdiff_t least, ptrdiff_t n, ptrdiff_t most)
 static inline ptrdiff_t bn_widening(ptrdiff_t each, int real)
 {
     ptrdiff_t widen = 1;
-    if (!real)
-        return bn_between(1, (each > 0 && BN_STRIP % each ? BN_SPAN : BN_STRIP) / bn_between(1, each, BN_SPAN), BN_SPAN);
+    if (!real) {
+        const ptrdiff_t span = each > 0 && BN_STRIP % each ? BN_SPAN : BN_STRIP;
+        return bn_between(1, span / bn_between(1, each, BN_SPAN), BN_SPAN);
+    }
     while (widen < BN_MOST_WIDEN) {
         const ptrdiff_t width = widen * each, lanes = (width + BN_LANES - 1) / BN_LANES * BN_LANES;
         if ((lanes - width) * 16 <= width)
@@ -84,8 +86,8 @@ static inline void bn_carry(int64_t *limbs, ptrdiff_t n, ptrdiff_t channels)
     }
 }
 
-/* Of carried limbs, which are needed: *first is the first that is not 0 in all channels; the last has a sign, and 32 bits
- * with it. Returns their number; the limb below a last one that is not needed gets the sign. */
+/* Of carried limbs, which are needed: *first is the first that is not 0 in all channels; the last has a sign, and 32
+ * bits with it. Returns their number; the limb below a last one that is not needed gets the sign. */
 static inline ptrdiff_t bn_trim(int64_t *limbs, ptrdiff_t n, ptrdiff_t channels, ptrdiff_t *first)
 {
     ptrdiff_t begin = 0;

@@ -49,8 +49,8 @@ BN_INLINE size_t bn_size_of(int kind)
     return kind >= BN_INT64 || kind == BN_FLOAT64 ? 8 : kind >= BN_FLOAT32 ? 4 : bn_narrow_size(kind);
 }
 
-static inline void bn_add_strip(bn_work *w, ptrdiff_t k, const void *x, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width,
-                         int alone, const bn_next *next)
+static inline void bn_add_strip(bn_work *w, ptrdiff_t k, const void *x, ptrdiff_t rows, ptrdiff_t stride,
+                                ptrdiff_t width, int alone, const bn_next *next)
 {
     if (w->real) {
         const bn_home home = {w->total, w->channel + k * w->lanes, alone};
@@ -109,7 +109,7 @@ BN_INLINE int bn_is_taken(const bn_exact_job *job)
     return job->mask || job->kind == BN_HALF || job->kind == BN_BFLOAT;
 }
 
-/* Where strip k of so many columns begins: the last one ends with them, and leaves its first lanes to the one before. */
+/* Where strip k of so many columns begins: the last ends with them, and leaves its first lanes to the one before. */
 BN_INLINE ptrdiff_t bn_strip_at(const bn_work *w, ptrdiff_t k, ptrdiff_t width)
 {
     const ptrdiff_t last = width > w->lanes ? width - w->lanes : 0;
@@ -249,9 +249,9 @@ static inline void bn_runs_task(bn_work *w, ptrdiff_t piece, ptrdiff_t group)
 /* One task, into its own total. */
 static inline void bn_exact_task(bn_exact_job *job, ptrdiff_t t)
 {
-    const int real = job->kind == BN_HALF || job->kind == BN_BFLOAT || job->kind == BN_FLOAT32 || job->kind == BN_FLOAT64;
-    const int half = job->kind == BN_HALF || job->kind == BN_BFLOAT;
-    bn_work w = {job, job->totals + t, half ? 4 : bn_size_of(job->kind), job->kind == BN_FLOAT64, real, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    const int half = job->kind == BN_HALF || job->kind == BN_BFLOAT, wide = job->kind == BN_FLOAT64;
+    const int real = half || wide || job->kind == BN_FLOAT32;
+    bn_work w = {job, job->totals + t, half ? 4 : bn_size_of(job->kind), wide, real, 0, 0, 0, 0, 0, 0, 0, 0, 0};
     const ptrdiff_t width = job->runs ? 0 : job->group < BN_SPAN ? BN_SPAN : job->group;
     w.lanes = real ? BN_LANES : job->runs ? 64 : BN_SPAN_I;
     const ptrdiff_t strips = job->runs ? 1 : (width + w.lanes - 1) / w.lanes;

@@ -97,15 +97,14 @@ BN_INLINE bn_least_d bn_none_d(void) { return BN_EACH(set1_pd)(INFINITY); }
 BN_INLINE bn_least_f bn_less_f(bn_least_f least, const float *x)
 {
     const bn_least_f a = BN_EACH(loadu_ps)(x), infinite = BN_EACH(set1_ps)(INFINITY);
-    return BN_EACH(min_ps)(BN_EACH(or_ps)(BN_EACH(andnot_ps)(BN_EACH(set1_ps)(-0.0f), a), BN_EACH(and_ps)(bn_is_0_f(a), infinite)),
-                         least);
+    const bn_least_f size = BN_EACH(andnot_ps)(BN_EACH(set1_ps)(-0.0f), a);
+    return BN_EACH(min_ps)(BN_EACH(or_ps)(size, BN_EACH(and_ps)(bn_is_0_f(a), infinite)), least);
 }
 
 BN_INLINE bn_least_d bn_less_d(bn_least_d least, bn_doubles a)
 {
-    const bn_doubles infinite = BN_EACH(set1_pd)(INFINITY);
-    return BN_EACH(min_pd)(BN_EACH(or_pd)(BN_EACH(andnot_pd)(BN_EACH(set1_pd)(-0.0), a), BN_EACH(and_pd)(bn_is_0_d(a), infinite)),
-                         least);
+    const bn_doubles infinite = BN_EACH(set1_pd)(INFINITY), size = BN_EACH(andnot_pd)(BN_EACH(set1_pd)(-0.0), a);
+    return BN_EACH(min_pd)(BN_EACH(or_pd)(size, BN_EACH(and_pd)(bn_is_0_d(a), infinite)), least);
 }
 
 BN_INLINE void bn_keep_f(double *to, bn_least_f least)

@@ -5,10 +5,10 @@
  *
  *     sum x^2 < 0.75 2^B      and      |x| >= 2^e for all x that are not 0,
  *
- * over a block of at most 2^r rows. A sum P of squares starts at 2^B, and stays below 2^(B + 1); so t = P + x^2 rounds to
- * a multiple of 2^(B - 52), h = t - P is what was really added, and l = x^2 - h, which is no more than 2^(B - 53), goes
- * to a sum of its own. A float has 24 digits, so l is a multiple of (2^(e - 23))^2, and Cauchy's inequality bounds the
- * sum of |x| by the root of 2^r 2^B; both sums are exact if
+ * over a block of at most 2^r rows. A sum P of squares starts at 2^B, and stays below 2^(B + 1); so t = P + x^2 rounds
+ * to a multiple of 2^(B - 52), h = t - P is what was really added, and l = x^2 - h, which is no more than 2^(B - 53),
+ * goes to a sum of its own. A float has 24 digits, so l is a multiple of (2^(e - 23))^2, and Cauchy's inequality bounds
+ * the sum of |x| by the root of 2^r 2^B; both sums are exact if
  *
  *     float     e >= (B + r) / 2 - 30.
  *
@@ -39,8 +39,8 @@ enum {
 
 typedef double bn_lanes[BN_LANES];
 
-/* Sixteen lanes: their windows, and the sums of their blocks, each in two parts. The units of a float's three sums: those
- * of x, h and l above; of a double's six: h, l, those of s, and those of x. */
+/* Sixteen lanes: their windows, and the sums of their blocks, each in two parts. The units of a float's three sums:
+ * those of x, h and l above; of a double's six: h, l, those of s, and those of x. */
 typedef struct {
     bn_lanes start[BN_STARTS], least, most;
     bn_lanes split[BN_PIECES], sum[BN_PIECES][2];
@@ -175,7 +175,8 @@ BN_INLINE void bn_add_six(bn_six *s, bn_doubles c)
 BN_INLINE bn_six bn_start_six(const bn_strip *w, int at)
 {
     const bn_doubles none = bn_set(0);
-    const bn_six s = {bn_load(w->start[0] + at), none, bn_load(w->start[1] + at), none, bn_load(w->start[2] + at), none};
+    const bn_doubles a = bn_load(w->start[0] + at), b = bn_load(w->start[1] + at), c = bn_load(w->start[2] + at);
+    const bn_six s = {a, none, b, none, c, none};
     return s;
 }
 

@@ -2,8 +2,8 @@
  *
  * Values are compared in their own type, a row of at most BN_ROW columns at a time; half precision is converted to
  * float first. Floats are compared as if there were no NaN, and their bits tell whether there was one. Where there was,
- * they are compared again, with comparisons that are false for NaN, so that it never enters. No value is rounded, and no
- * result depends on the order. */
+ * they are compared again, with comparisons that are false for NaN, so that it never enters. No value is rounded, and
+ * no result depends on the order. */
 #ifndef BNORM_EXTREMES_H
 #define BNORM_EXTREMES_H
 

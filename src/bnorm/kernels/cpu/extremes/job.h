@@ -4,8 +4,8 @@
 
 #include <stddef.h>
 
-/* Bytes of an array that hardly lies in a cache, so that it is fetched ahead: in a cache, that costs up to a third of the
- * speed; from memory it doubled it. */
+/* Bytes of an array that hardly lies in a cache, so that it is fetched ahead: in a cache, that costs up to a third of
+ * the speed; from memory it doubled it. */
 enum { BN_FAR = 16 << 20 };
 
 typedef struct {

@@ -1,13 +1,13 @@
-/* Rows that are sent past the caches as they are computed, each line from the registers it was computed in, while as many
- * are fetched. That is faster than to gather them first: sent one after the other they wait for memory, and nothing else is
- * done. */
+/* Rows that are sent past the caches as they are computed, each line from the registers it was computed in, while as
+ * many are fetched. That is faster than to gather them first: sent one after the other they wait for memory, and
+ * nothing else is done. */
 #ifndef BNORM_EDGES_H
 #define BNORM_EDGES_H
 
 #include "streams.h"
 
-/* What does not fill a line at the end of some rows waits here for the beginning of the next; of its line the first `skip`
- * bytes are not ours. */
+/* What does not fill a line at the end of some rows waits here for the beginning of the next; of its line the first
+ * `skip` bytes are not ours. */
 typedef struct {
     char *to;                   /* where the line goes, or NULL */
     size_t filled, skip;
@@ -62,10 +62,11 @@ static inline size_t bn_row_edge(bn_edge *edge, char *to)
     return offset;
 }
 
-/* Rows of n values each that lie one after the other, n being a line at least. Value i of them all is VALUE(i, p), where p
- * is its place in a row. NUMBERS(DO) is DO(h) DO(r) and so on, for every number of a row; that of row k is h[k], and own_h
- * in VALUE. What a row gives is turned to where its bytes belong in a line, and put behind what the line has: put together
- * in memory, a line would wait for all that was sent before it. brisk: what lies as memory wants it is not turned. */
+/* Rows of n values each that lie one after the other, n being a line at least. Value i of them all is VALUE(i, p),
+ * where p is its place in a row. NUMBERS(DO) is DO(h) DO(r) and so on, for every number of a row; that of row k is
+ * h[k], and own_h in VALUE. What a row gives is turned to where its bytes belong in a line, and put behind what the
+ * line has: put together in memory, a line would wait for all that was sent before it. brisk: what lies as memory wants
+ * it is not turned. */
 #define BN_SEND_ROWS(brisk, rows, n, out, edge, NUMBERS, VALUE)                                                       \
     do {                                                                                                              \
         enum { WIDTH_ = BN_UNIT / sizeof(real) };                                                                     \

@@ -1,5 +1,5 @@
-/* Loops over channels and partial sums of which the compiler has to know more than a Cython loop can say: that arrays do
- * not overlap, or that a loop must not be unrolled before it is vectorized. */
+/* Loops over channels and partial sums of which the compiler has to know more than a Cython loop can say: that arrays
+ * do not overlap, or that a loop must not be unrolled before it is vectorized. */
 #ifndef BNORM_LANES_H
 #define BNORM_LANES_H
 
@@ -88,16 +88,18 @@ typedef struct {
 
 static inline bn_numbers bn_no_numbers(void) { const bn_numbers none = {0}; return none; }
 
-/* What is summed: g and g t, t being x - h. g is t; or dy, brought before the activation of v = (x - h) scale + shift; or dy
- * gamma, dy being brought before that of v gamma + beta; or w t, t being 0 where w is; or as the second, t being 0 where g is. */
+/* What is summed: g and g t, t being x - h. g is t; or dy, brought before the activation of v = (x - h) scale + shift;
+ * or dy gamma, dy being brought before that of v gamma + beta; or w t, t being 0 where w is; or as the second, t being
+ * 0 where g is. */
 enum { BN_SQUARES, BN_PAIRS, BN_SCALED, BN_WEIGHED_SQUARES, BN_WEIGHED_PAIRS };
 
 #define BN_ARRAY_IS(h) const real *const h = (const real *)of->h;
 #define BN_NUMBER_IS(h) const real own_##h = ((const real *)of->h)[k];
 #define BN_MAP_NUMBERS(DO) DO(h) DO(scale) DO(shift)
 
-/* A sum of float32 squares or products that is smaller, for each value, has lost digits to subnormal numbers, and is made
- * again in float64. Products have both signs: what is left of large ones may be small, so they are suspected earlier. */
+/* A sum of float32 squares or products that is smaller, for each value, has lost digits to subnormal numbers, and is
+ * made again in float64. Products have both signs: what is left of large ones may be small, so they are suspected
+ * earlier. */
 #define BN_LEAST_SQUARE 1e-36
 #define BN_LEAST_PRODUCT 1e-30
 
@@ -109,9 +111,9 @@ enum {
     BN_BEYOND = BN_WIDTH * sizeof(double)   /* bytes of zeros behind gamma and beta */
 };
 
-/* Both sums of n values of a run, in lanes, a few vectors at a time in the type of x: STEP(i, j, kept) adds value i in lane
- * j, if it is kept. What does not fill a vector is read together with what lies behind it, as far as `left` values may be
- * read. */
+/* Both sums of n values of a run, in lanes, a few vectors at a time in the type of x: STEP(i, j, kept) adds value i in
+ * lane j, if it is kept. What does not fill a vector is read together with what lies behind it, as far as `left` values
+ * may be read. */
 #define BN_RUN_IN_LANES(n, left, first, second, STEP)                                                                 \
     for (ptrdiff_t i_ = 0; i_ < (n);) {                                                                               \
         const ptrdiff_t end_ = (n) - i_ < BN_CHAIN * BN_WIDTH ? (n) : i_ + BN_CHAIN * BN_WIDTH;                       \
@@ -137,9 +139,10 @@ enum {
         OF(bn_fold)(BN_WIDTH, 0, t, second);                                                                          \
     }
 
-/* Both sums of a run of n values, 32 at least, 8 parts of each in float64, begun here or added. SET(i, k, kept) lets s[j]
- * and t[j] begin with value i, and with k if that is kept; ADD(i) adds one. What does not fill a vector is read as the last
- * vector of the run, together with the first. Constants to the compiler: `begin`, and `brief` if n is less than 64. */
+/* Both sums of a run of n values, 32 at least, 8 parts of each in float64, begun here or added. SET(i, k, kept) lets
+ * s[j] and t[j] begin with value i, and with k if that is kept; ADD(i) adds one. What does not fill a vector is read as
+ * the last vector of the run, together with the first. Constants to the compiler: `begin`, and `brief` if n is less
+ * than 64. */
 #define BN_RUN_SUMS(begin, brief, n, first, second, SET, ADD)                                                         \
     {                                                                                                                 \
         const int32_t rest_ = (int32_t)((n) % BN_WIDTH);                                                              \
@@ -170,7 +173,7 @@ enum {
         }                                                                                                             \
     }
 
-/* A value of a row with a gamma for each, as p_ and q_, of both sums along it; and what it adds to those of its columns. */
+/* A value of a row with a gamma for each, as p_ and q_, of both sums along it; and what it adds to those of columns. */
 #define BN_ROW_VALUE(i, keep)                                                                                         \
     const int kept_ = keep;                                                                                           \
     const real d_ = x[i] - own_h, v_ = d_ * own_scale + own_shift;                                                    \
@@ -201,7 +204,7 @@ enum {
 #include "both.h"
 #elif defined(real)
 
-/* 32, 16 or 8 partial sums as 8 in float64, begun here or added: the two halves of a vector, then those of the result. */
+/* 32, 16 or 8 partial sums as 8 in float64, begun here or added: both halves of a vector, then those of the result. */
 BN_INLINE void OF(bn_fold)(int width, int begin, const real *wide, double *eight)
 {
 #if BN_IS_FLOAT && defined(__AVX512DQ__) /* without a detour through memory */
@@ -225,7 +228,7 @@ BN_INLINE void OF(bn_fold)(int width, int begin, const real *wide, double *eight
 #endif
 }
 
-/* The last values of a row, a whole vector to read of which `rest` count. What may be read ends `left` values from here. */
+/* The last values of a row, a whole vector to read of which `rest` count. What may be read ends after `left` values. */
 BN_INLINE const real *OF(bn_rest)(const real *values, int32_t rest, ptrdiff_t left, real *room)
 {
     if (left >= BN_WIDTH)
@@ -245,10 +248,10 @@ BN_INLINE real OF(bn_kept)(real v, int keep)
     return v;
 }
 
-/* Both sums of n values of row k, added to 8 parts of each in float64. Behind gamma and beta there are BN_BEYOND bytes of zeros
- * to read. `what` and the kind of `act` are constants to the compiler, and no choice is left in the loops. */
-BN_INLINE void OF(bn_short_sums)(bn_activation act, int what, const real *dy, const real *x, ptrdiff_t n, ptrdiff_t left,
-                                 const bn_numbers *of, ptrdiff_t k, double *sum, double *dot)
+/* Both sums of n values of row k, added to 8 parts of each in float64. Behind gamma and beta there are BN_BEYOND bytes
+ * of zeros to read. `what` and the kind of `act` are constants to the compiler, and no choice is left in the loops. */
+BN_INLINE void OF(bn_short_sums)(bn_activation act, int what, const real *dy, const real *x, ptrdiff_t n,
+                                 ptrdiff_t left, const bn_numbers *of, ptrdiff_t k, double *sum, double *dot)
 {
     BN_NUMBER_IS(h) BN_ARRAY_IS(gamma) BN_ARRAY_IS(beta)
     const int forward = what == BN_SCALED || act.kind != BN_IDENTITY;
@@ -318,8 +321,9 @@ BN_INLINE void OF(bn_row_sum)(int square, const real *x, ptrdiff_t n, ptrdiff_t 
     }
 }
 
-/* Both sums of a row that has a gamma for each value, as above: g = dy gamma. And what it adds to the sums of its columns,
- * down a few rows in the type of x: across += dy, along += dy ((x - h) scale + shift), dy being that before the activation. */
+/* Both sums of a row that has a gamma for each value, as above: g = dy gamma. And what it adds to the sums of its
+ * columns, down a few rows in the type of x: across += dy, along += dy ((x - h) scale + shift), dy being that before
+ * the activation. */
 BN_INLINE void OF(bn_row_sums)(bn_activation act, const real *dy, const real *x, ptrdiff_t n, ptrdiff_t left,
                                const bn_numbers *of, ptrdiff_t k, real *BN_RESTRICT along, real *BN_RESTRICT across,
                                double *sum, double *dot)

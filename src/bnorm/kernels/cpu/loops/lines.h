@@ -1,8 +1,8 @@
-/* The maps of a line: y = act((x - h) scale + shift), and dx = a (g - w (b (x - h) + c)), g being dy before the activation.
- * h is the high part of the mean in the type of x, so x - h is exact near the mean; the low part is folded into shift and
- * c. With a outside the brackets b is of the size of 1 / std, which float32 holds wherever it holds x. A weight of 0 keeps
- * whatever stands under it out, NaN too. Without b (statistics that are constants) dx = a g. b and c are negative here, and
- * subtracted: bn_one_nan says why.
+/* The maps of a line: y = act((x - h) scale + shift), and dx = a (g - w (b (x - h) + c)), g being dy before the
+ * activation. h is the high part of the mean in the type of x, so x - h is exact near the mean; the low part is folded
+ * into shift and c. With a outside the brackets b is of the size of 1 / std, which float32 holds wherever it holds x. A
+ * weight of 0 keeps whatever stands under it out, NaN too. Without b (statistics that are constants) dx = a g. b and c
+ * are negative here, and subtracted: bn_one_nan says why.
  *
  * The kind of `act` is a constant to the compiler in what ends in _by. */
 #ifndef BNORM_LINES_H
@@ -46,8 +46,9 @@ BN_APART int OF(bn_any_infinite)(const real *x, ptrdiff_t n)
     return found != 0;
 }
 
-/* A line of y from column `from` on, which is sent if there is an `edge`. infinite: set where an infinity is among x, or
- * NULL. It is looked for in the loop that reads x anyway, and the flags of a few values stay apart, as the values do. */
+/* A line of y from column `from` on, which is sent if there is an `edge`. infinite: set where an infinity is among x,
+ * or NULL. It is looked for in the loop that reads x anyway, and the flags of a few values stay apart, as the values
+ * do. */
 BN_INLINE void OF(bn_map_columns_by)(bn_activation act, const real *x, real *y, ptrdiff_t n, const bn_numbers *of,
                                      ptrdiff_t from, int *infinite, bn_edge *edge)
 {

@@ -42,7 +42,7 @@ static inline uint32_t bn_bits_of(float x)
     return bits;
 }
 
-/* Without a branch, so that a loop vectorizes, and without a subnormal float32, which a processor may be set to drop. */
+/* No branch, so that a loop vectorizes, and no subnormal float32, which a processor may be set to drop. */
 static inline float bn_half_to_float(uint16_t half)
 {
     const uint32_t magnitude = half & 0x7FFFu, sign = (uint32_t)(half & 0x8000u) << 16;
@@ -148,8 +148,8 @@ BN_APART void bn_read_double(int kind, const void *from, ptrdiff_t at, ptrdiff_t
 }
 
 /* s += sum v and q += sum v^2 down `rows` rows of columns, without any rounding; v is x, or x - 32768 of uint16, whose
- * pairs of squares have no room in 32 bits. Strips of columns, whose sums stay in registers, go down blocks of rows that
- * stay near the processor. Where rows are far apart the next block is fetched meanwhile. */
+ * pairs of squares have no room in 32 bits. Strips of columns, whose sums stay in registers, go down blocks of rows
+ * that stay near the processor. Where rows are far apart the next block is fetched meanwhile. */
 enum {
     BN_STRIP = 64,
     BN_NEAR = 2 * BN_STRIP, /* columns: of rows so close the processor foresees the next */
@@ -246,8 +246,8 @@ static inline void bn_add_squares(bn_square_sum *to, int64_t n, int64_t s, int64
 
 /* count, mean, m2 and what the mean leaves over, `step` apart. The mean is rounded once as long as the sum is a double,
  * as that of 2^38 values is; else it is the sum of two that are. */
-static inline void bn_integer_moments(int kind, int64_t n, int64_t s, const bn_square_sum *q, int64_t center, double *to,
-                                      ptrdiff_t step)
+static inline void bn_integer_moments(int kind, int64_t n, int64_t s, const bn_square_sum *q, int64_t center,
+                                      double *to, ptrdiff_t step)
 {
     const int64_t shift = n && kind == BN_UINT16 ? 32768 : 0, sum = s + shift * n, most = (int64_t)1 << 53;
     const double about = (double)(s - n * center), count = (double)n, rest = n ? about / count : 0.0;

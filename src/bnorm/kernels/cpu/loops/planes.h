@@ -32,11 +32,12 @@ BN_INLINE void OF(bn_plane_products_of)(bn_activation act, ptrdiff_t rows, ptrdi
                                         bn_ahead *ahead, double *BN_RESTRICT sum, double *BN_RESTRICT dot)
 {
     BN_MAP_NUMBERS(BN_ARRAY_IS)
-    BN_EVERY_PLANE(OF(bn_products)(0, brief, act, dy + at, x + at, n, h[c], scale[c], shift[c], sum + 8 * c, dot + 8 * c))
+    BN_EVERY_PLANE(OF(bn_products)(0, brief, act, dy + at, x + at, n, h[c], scale[c], shift[c], sum + 8 * c,
+                                   dot + 8 * c))
 }
 
-/* Both sums of each channel, 8 parts of each, to which are added those of its planes: sum g and sum g (x - h), g being dy
- * before the activation, or x - h if there is no dy. */
+/* Both sums of each channel, 8 parts of each, to which are added those of its planes: sum g and sum g (x - h), g being
+ * dy before the activation, or x - h if there is no dy. */
 BN_APART void OF(bn_plane_sums)(bn_activation act, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t planes, ptrdiff_t n,
                                 const real *dy, const real *x, const bn_numbers *of, bn_ahead *ahead,
                                 double *BN_RESTRICT sum, double *BN_RESTRICT dot)

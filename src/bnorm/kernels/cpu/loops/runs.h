@@ -27,7 +27,7 @@
 #define BN_EACH_RUN(least, SUMS)                                                                                      \
     for (; k < runs && left >= (least); k++, dy += n, x += n, left -= n, sum += 8, dot += 8) {                        \
         if (ahead)                                                                                                    \
-            bn_fetch_on(ahead, x, dy, (size_t)n * sizeof *x, sent);                                                          \
+            bn_fetch_on(ahead, x, dy, (size_t)n * sizeof *x, sent);                                                   \
         SUMS;                                                                                                         \
     }
 
@@ -77,8 +77,8 @@ BN_INLINE void OF(bn_products)(int begin, int brief, bn_activation act, const re
     BN_RUN_SUMS(begin, brief, n, sum, dot, BN_TWO_PRODUCTS, BN_PRODUCT)
 }
 
-/* sum dy and sum dy (x - h) of runs that lie one after the other: 8 parts of each in float64, begun here. `left` values may
- * be read, as in bn_short_sums. The width is a constant to the compiler. */
+/* sum dy and sum dy (x - h) of runs that lie one after the other: 8 parts of each in float64, begun here. `left` values
+ * may be read, as in bn_short_sums. The width is a constant to the compiler. */
 BN_INLINE void OF(bn_run_vector)(int32_t width, const real *dy, const real *x, int32_t n, real h, double *sum,
                                  double *dot)
 {
@@ -135,7 +135,8 @@ BN_APART void OF(bn_run_totals)(ptrdiff_t runs, const double *BN_RESTRICT gamma,
 }
 
 /* The numbers of some rows as those of their runs, one of each channel. */
-BN_APART void OF(bn_each)(ptrdiff_t rows, ptrdiff_t channels, const real *BN_RESTRICT of_rows, real *BN_RESTRICT of_runs)
+BN_APART void OF(bn_each)(ptrdiff_t rows, ptrdiff_t channels, const real *BN_RESTRICT of_rows,
+                         real *BN_RESTRICT of_runs)
 {
     BN_FEW(BN_REPEAT)
 }

@@ -17,8 +17,8 @@ enum {
 };
 
 #define BN_STRIPE_PART(first, last, width, i)                                                                         \
-    OF(bn_stripe_part)(first, last, add, width, act, rows, n, pitch, near, i, left, dy, x, of, k, from, dgamma, dbeta,    \
-                       s, d, sum, dot)
+    OF(bn_stripe_part)(first, last, add, width, act, rows, n, pitch, near, i, left, dy, x, of, k, from, dgamma,       \
+                       dbeta, s, d, sum, dot)
 
 #define bn_stripe_sums(act, rows, n, pitch, left, add, dy, ...)                                                       \
     BN_OF(bn_stripe_sums, dy)(act, rows, n, pitch, left, add, dy, __VA_ARGS__)
@@ -27,9 +27,9 @@ enum {
 #elif defined(real)
 
 /* Some columns of some rows: `width` of them, of which the first `keep` are there. g = dy before the activation;
- * across = sum g and along = sum g ((x - h) r + b) down the rows, s = sum g gamma and d = sum g gamma (x - h) along each,
- * of which after the `last` columns 8 parts are left. The flags, the width and the kind of `act` are constants to the
- * compiler. */
+ * across = sum g and along = sum g ((x - h) r + b) down the rows, s = sum g gamma and d = sum g gamma (x - h) along
+ * each, of which after the `last` columns 8 parts are left. The flags, the width and the kind of `act` are constants to
+ * the compiler. */
 BN_INLINE void OF(bn_stripe_columns)(
  int first, int last, int add, int width, int whole, int32_t keep, bn_activation act, ptrdiff_t rows,
  ptrdiff_t pitch, const bn_ahead *near, const real *dy, const real *x, const bn_numbers *of, ptrdiff_t row,
@@ -37,7 +37,8 @@ BN_INLINE void OF(bn_stripe_columns)(
  double *BN_RESTRICT sum, double *BN_RESTRICT dot)
 {
     const real *gamma = (const real *)of->gamma + column, *beta = (const real *)of->beta + column;
-    for (ptrdiff_t k = row; k < row + rows; k++, x += pitch, dy += pitch, s += BN_WIDTH, d += BN_WIDTH, sum += 8, dot += 8) {
+    for (ptrdiff_t k = row; k < row + rows;
+         k++, x += pitch, dy += pitch, s += BN_WIDTH, d += BN_WIDTH, sum += 8, dot += 8) {
         BN_MAP_NUMBERS(BN_NUMBER_IS)
         real s1[BN_WIDTH], d1[BN_WIDTH];
         if (near)
@@ -76,8 +77,8 @@ BN_INLINE void OF(bn_stripe_part)(
     for (int32_t j = 0; j < width; j++)
         along[j] = across[j] = 0;
     if (!last || width == 8 || keep == width) /* the first two are known where this is compiled */
-        OF(bn_stripe_columns)(first, last, add, width, 1, keep, act, rows, pitch, near, dy + i, x + i, of, row, from + i,
-                              along, across, s, d, sum, dot);
+        OF(bn_stripe_columns)(first, last, add, width, 1, keep, act, rows, pitch, near, dy + i, x + i, of, row,
+                              from + i, along, across, s, d, sum, dot);
     else {
         ptrdiff_t all = rows; /* behind the last of these rows there may be nothing to read: they are copied */
         while (all > 0 && (all - 1) * pitch + i + width > left)
@@ -93,7 +94,8 @@ BN_INLINE void OF(bn_stripe_part)(
                 of_dy = (const real *)memcpy(dy1, of_dy, keep * sizeof(real));
             }
             OF(bn_stripe_columns)(first, last, add, width, 0, keep, act, some, pitch, near, of_dy, of_x, of, row + k,
-                                  from + i, along, across, s + k * BN_WIDTH, d + k * BN_WIDTH, sum + 8 * k, dot + 8 * k);
+                                  from + i, along, across, s + k * BN_WIDTH, d + k * BN_WIDTH, sum + 8 * k,
+                                  dot + 8 * k);
         }
     }
     for (int32_t j = 0; j < keep; j++)
@@ -102,9 +104,9 @@ BN_INLINE void OF(bn_stripe_part)(
         dbeta[from + i + j] += (double)across[j];
 }
 
-/* n values, BN_SHORT at most, of each of some rows, which lie `pitch` values apart from x and dy on, of which `left` may be
- * read: 8 parts of both sums of each, begun here or added, and what they add to the sums of the columns. Behind gamma and
- * beta there are zeros. ahead: NULL, or what is to be fetched meanwhile, as in bn_fetch_on. */
+/* n values, BN_SHORT at most, of each of some rows, which lie `pitch` values apart from x and dy on, of which `left`
+ * may be read: 8 parts of both sums of each, begun here or added, and what they add to the sums of the columns. Behind
+ * gamma and beta there are zeros. ahead: NULL, or what is to be fetched meanwhile, as in bn_fetch_on. */
 BN_INLINE void OF(bn_stripe_sums)(bn_activation act, ptrdiff_t all, ptrdiff_t n, ptrdiff_t pitch,
                                   ptrdiff_t left, int add, const real *dy, const real *x, const bn_numbers *of,
                                   ptrdiff_t k, ptrdiff_t from, double *dgamma, double *dbeta, double *sum, double *dot,
