@@ -5,8 +5,7 @@
  * where the same bits are promised (-ffp-contract=off, -fmad=false).
  *
  * A set of values is described by four parts, in this order everywhere: n, the sum of its weights; mean; m2, the sum of
- * w (x - mean)^2; and low, what the double nearest to the mean leaves over. The mean is mean + low, unevaluated.
- */
+ * w (x - mean)^2; and low, what the double nearest to the mean leaves over. The mean is mean + low, unevaluated. */
 #ifndef BNORM_FORMULAS_H
 #define BNORM_FORMULAS_H
 
@@ -63,10 +62,9 @@ BN_INLINE bn_activation bn_of_kind(int kind, bn_activation act) { act.kind = kin
 #define BN_TYPED(name, real) name##_##real
 #endif
 
-/* exp(z) for z <= 0, the same bits everywhere and no branch, so that loops of it vectorize: z = n log 2 + r, a
- * polynomial in r, and the bits of a power of two, which is 2^64 too large as a subnormal one would not do. Below
- * `last`, and of NaN, 0. `magic` is so large that what is added to it loses its fraction. The error is below 1.1 last
- * places. */
+/* exp(z) for z <= 0, the same bits everywhere, without a branch, so that loops vectorize: z = n log 2 + r, a polynomial
+ * in r, and the bits of a power of two, which is 2^64 too large as a subnormal one would not do. Below `last`, and of
+ * NaN, 0. `magic` is so large that what is added to it loses its fraction. The error is below 1.1 last places. */
 #define BN_DECAY(real, whole, last, magic, high, low, bits, bias, POLYNOMIAL)                                         \
     BN_INLINE real BN_TYPED(bn_decay, real)(real z)                                                                   \
     {                                                                                                                 \
@@ -95,8 +93,8 @@ BN_DECAY(double, unsigned long long, -746, 6755399441055744.0, 0.693147180369123
  * but compilers make a branch of it, which random data take at random.)
  *
  * The smooth ones are v s(u) with the logistic function s, u = v for SiLU and 2 sqrt(2 / pi) (v + 0.044715 v^3) for
- * GELU, in the form that has a tanh: (1 + tanh(u / 2)) / 2 is s(u). From size = |v| come q = s(-|u|), p = s(|u|), and v
- * s(u) = max(v, 0) - size q, which keeps its digits however large v is. Minus infinity times 0 is NaN. From 1024 on q
+ * GELU, in the form that has a tanh: (1 + tanh(u / 2)) / 2 is s(u). From size = |v| come q = s(-|u|), p = s(|u|), and
+ * v s(u) = max(v, 0) - size q, which keeps its digits however large v is. Minus infinity times 0 is NaN. From 1024 on q
  * is 0, and so size may stop there. */
 #define BN_ACTIVATION(real)                                                                                           \
     BN_INLINE real BN_TYPED(bn_size, real)(real v)                                                                    \
@@ -315,8 +313,7 @@ BN_FN bn_statistics bn_pool(bn_statistics s, bn_batch b, bn_rule r)
  *
  * A single value beside others has no variance of its own. With ddof 1, that of all of them is a quotient of two
  * numbers that are as small as the others have become faint; it is computed from what they were before they faded, so
- * that it holds however faint they are. Their pairs are then kept at 2^-400, which nothing that comes later can tell
- * from less. */
+ * that it holds however faint they are. Their pairs are then kept at 2^-400: nothing later can tell it from less. */
 #define BN_FAINT 3.872591914849318e-121
 
 BN_FN bn_statistics bn_fade(bn_statistics s, bn_batch b, bn_rule r)
