@@ -240,6 +240,10 @@ def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple sha
     """
     expect_stored(data, indices)
     cdef Py_ssize_t rows = shape[0], columns = shape[1], stored = min(cnp.PyArray_SIZE(data), cnp.PyArray_SIZE(indices))
+    if indptr is None or rows < 0 or columns < 0:
+        raise ValueError(f"indptr, shape: expected an array and a shape, got {type_of(indptr)} and {shape}")
+    expect("indptr", indptr, cnp.PyArray_TYPE(indices), (columns if by_column else rows) + 1)
+    expect("weight", weight, cnp.NPY_DOUBLE, rows)
     cdef Py_ssize_t enough = stored // max(PIECE, SHARE * columns)
     cdef Py_ssize_t pieces = 1 if by_column else max(1, min(enough, <Py_ssize_t>MAX_PIECES))
     cdef const double* w = NULL if weight is None else <const double*>cnp.PyArray_DATA(weight)
@@ -249,10 +253,6 @@ def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple sha
     cdef bint wide = cnp.PyArray_TYPE(data) == cnp.NPY_DOUBLE, far = cnp.PyArray_ITEMSIZE(indices) == 8
     cdef int found
     cdef cnp.npy_intp[2] size
-    if indptr is None or rows < 0 or columns < 0:
-        raise ValueError(f"indptr, shape: expected an array and a shape, got {type_of(indptr)} and {shape}")
-    expect("indptr", indptr, cnp.PyArray_TYPE(indices), (columns if by_column else rows) + 1)
-    expect("weight", weight, cnp.NPY_DOUBLE, rows)
     size[0] = 4
     size[1] = columns
     cdef cnp.ndarray result = cnp.PyArray_ZEROS(2, size, cnp.NPY_DOUBLE, 0)
