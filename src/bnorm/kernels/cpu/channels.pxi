@@ -7,6 +7,16 @@
 # Gives entries only.
 
 
+cdef inline int expect_affine(Job* job, cnp.ndarray gamma, cnp.ndarray beta, double eps) except -1:
+    """gamma and beta of the channels of a job, and eps."""
+    expect("gamma", gamma, cnp.NPY_DOUBLE, job.channels)
+    expect("beta", beta, cnp.NPY_DOUBLE, job.channels)
+    job.gamma = <const double*>data(gamma)
+    job.beta = <const double*>data(beta)
+    job.eps = eps
+    return 0
+
+
 def known(cnp.ndarray mean not None, cnp.ndarray var not None, cnp.ndarray gamma, cnp.ndarray beta, double eps):
     """stats of a given mean and variance."""
     cdef Job job
@@ -14,15 +24,11 @@ def known(cnp.ndarray mean not None, cnp.ndarray var not None, cnp.ndarray gamma
     job.channels = cnp.PyArray_SIZE(mean)
     expect("mean", mean, cnp.NPY_DOUBLE, job.channels)
     expect("var", var, cnp.NPY_DOUBLE, job.channels)
-    expect("gamma", gamma, cnp.NPY_DOUBLE, job.channels)
-    expect("beta", beta, cnp.NPY_DOUBLE, job.channels)
+    expect_affine(&job, gamma, beta, eps)
     cdef cnp.ndarray stats = matrix(5, job.channels)
     job.stats = <double*>data(stats)
     memcpy(job.stats, data(mean), job.channels * sizeof(double))
     memcpy(job.stats + job.channels, data(var), job.channels * sizeof(double))
-    job.gamma = <const double*>data(gamma)
-    job.beta = <const double*>data(beta)
-    job.eps = eps
     loops.finish_forward(&job, 0, job.channels)
     return stats
 
@@ -32,14 +38,10 @@ def finish(cnp.ndarray parts, cnp.ndarray gamma, cnp.ndarray beta, double eps):
     cdef Job job
     memset(&job, 0, sizeof(Job))
     job.channels = channels_of("parts", parts, 4)
-    expect("gamma", gamma, cnp.NPY_DOUBLE, job.channels)
-    expect("beta", beta, cnp.NPY_DOUBLE, job.channels)
+    expect_affine(&job, gamma, beta, eps)
     cdef cnp.ndarray stats_ = matrix(5, job.channels)
     job.partial = <double*>data(parts)
     job.stats = <double*>data(stats_)
-    job.gamma = <const double*>data(gamma)
-    job.beta = <const double*>data(beta)
-    job.eps = eps
     loops.finish_forward(&job, 0, job.channels)
     return stats_
 
@@ -204,8 +206,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
     expect_weights(weight, job.outer * job.inner)
     expect("mean", mean, cnp.NPY_DOUBLE, job.channels)
     expect("var", var, cnp.NPY_DOUBLE, job.channels)
-    expect("gamma", gamma, cnp.NPY_DOUBLE, job.channels)
-    expect("beta", beta, cnp.NPY_DOUBLE, job.channels)
+    expect_affine(&job, gamma, beta, eps)
     if running is not None and fields(running)[13] == "raise":
         take(&target_, running, job.channels)
         raises = True
@@ -213,10 +214,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
     cdef Py_ssize_t C = job.channels, c
     stats_ = matrix(5, C)
     job.stats = <double*>data(stats_)
-    job.gamma = <const double*>data(gamma)
-    job.beta = <const double*>data(beta)
     read_activation(&job.act, act)
-    job.eps = eps
     job.count = <double>job.outer * job.inner
     if weight is not None and not given:
         weigh(&job, weight)
