@@ -25,7 +25,7 @@ HELD, HELD_HERE = 6, 3  # times the array: the most that a library takes for its
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few shapes, float32, all threads: a minute")
+    parser.add_argument("--quick", action="store_true", help="a few shapes, float32, all threads: two minutes")
     parser.add_argument("--others", action="store_true", help="shapes that nobody tunes for, instead of the named ones")
     parser.add_argument("--match", metavar="TEXT", help="only cases with this in their name, such as '(32, 64)'")
     parser.add_argument("--only", nargs="+", metavar="LIBRARY", choices=adapters.NAMES, help="beside bnorm")
