@@ -249,7 +249,7 @@ def backward(dy: ArrayLike | tuple[ArrayLike, ArrayLike | None], saved: Saved, o
     (array([0.]), None)
     """
     if not isinstance(saved, Saved):
-        raise TypeError(f"backward: saved: expected what a forward returned beside y, got {type(saved).__name__}")
+        raise TypeError(f"backward: saved: expected what a forward returned with y, got {type(saved).__name__}")
     return saved.pull_back("backward", dy, True, out)
 
 
@@ -320,7 +320,7 @@ def moments(
         return reductions.moments(who, x, axis, weight, skipna, exact, minmax, scale)
     skipna, exact, minmax = checks.flags(who, skipna=skipna, exact=exact, minmax=minmax)
     if minmax:
-        raise ValueError(f"{who}: minmax: expected False beside groups, whose extremes are not recorded, got True")
+        raise ValueError(f"{who}: minmax: expected False with groups, whose extremes are not recorded, got True")
     factor = checks.factor(who, "scale", scale)
     m = grouping.moments(who, x, axis, groups, n_groups, weight, skipna, exact)
     return m if factor == 1.0 else m.scaled(factor)

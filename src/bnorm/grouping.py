@@ -27,7 +27,7 @@ def moments(
 ) -> Moments:
     """Moments of shape (G, C)."""
     if exact:
-        raise ValueError(f"{who}: groups: expected None beside exact=True, got codes: sums of groups are rounded")
+        raise ValueError(f"{who}: groups: expected None with exact=True, got codes: sums of groups are rounded")
     if (engine := engine_of(x)) is not None:
         raise TypeError(
             f"{who}: groups: expected None for a {engine.NAME} collection, got codes: call moments for each block, "

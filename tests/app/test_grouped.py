@@ -104,7 +104,7 @@ def test_groups_that_fade_by_their_times(command, tmp_path, suffix):
     command("fit", data, "--by", "store", "-o", states[1], "--exclude", "till", "--halflife", "9", "--force")
     assert "half-life" in command("show", states[1]).out
     assert "halflife: expected 30d" in command.fails("merge", *states[:2], "-o", states[2], "--force")
-    assert "--time-column: expected one beside" in command.fails(*fit, "--halflife", "30d", "--force")
+    assert "--time-column: expected a column, as" in command.fails(*fit, "--halflife", "30d", "--force")
     said = command.fails(*fit[:2], "--by", "day", *fit[4:], "--halflife", "30d", "--time-column", "day", "--force")
     assert "column 'day': expected either times or a key" in said
 
@@ -128,9 +128,9 @@ def test_errors(command, tmp_path):
     fit = ("fit", data, "-o", state)
     assert "expected a column 'shop'" in command.fails(*fit, "--by", "shop")
     assert "either a feature or a key" in command.fails(*fit, "--by", "till", "--columns", "size,till")
-    assert "--exact: expected none beside --by" in command.fails(*fit, "--by", "store", "--exact")
+    assert "--exact: expected none with --by" in command.fails(*fit, "--by", "store", "--exact")
     assert "--momentum: expected none" in command.fails(*fit, "--by", "store", "--momentum", "0.1")
-    assert "--prior: expected columns of keys" in command.fails(*fit, "--prior", "3")
+    assert "--prior: expected --by with it" in command.fails(*fit, "--prior", "3")
     x.assign(size=np.inf).to_parquet(tmp_path / "inf.parquet")
     said = command.fails("fit", tmp_path / "inf.parquet", "-o", state, "--by", "store")
     assert "column 'size', row 1: expected a finite number, got inf" in said

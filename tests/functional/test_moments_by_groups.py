@@ -59,7 +59,7 @@ def test_merging():
         ({"groups": [0, 1, 2**40]}, ValueError, "n_groups: expected 0 to"),
         ({"groups": [0, 1, 2], "n_groups": -1}, ValueError, "n_groups: expected 0 to"),
         ({"groups": [0, 1, 2], "n_groups": 2.0}, TypeError, "n_groups: expected an integer"),
-        ({"groups": [0, 1, 2], "exact": True}, ValueError, "expected None beside exact=True"),
+        ({"groups": [0, 1, 2], "exact": True}, ValueError, "expected None with exact=True"),
         ({"n_groups": 3}, ValueError, "n_groups: expected None, as groups is None"),
         ({"groups": ["a", "b", "c"]}, TypeError, "groups: expected real numbers"),
     ],

@@ -266,7 +266,7 @@ def test_errors_change_nothing(rng, call, error, message):
         ({"shape": "x"}, "shape: expected an integer"),
         ({"momentum": 0}, "momentum: expected a number above 0"),
         ({"momentum": 1.5}, "momentum"),
-        ({"momentum": 0.1, "halflife": 5}, "halflife: expected None beside momentum=0.1, got 5"),
+        ({"momentum": 0.1, "halflife": 5}, "halflife: expected None with momentum=0.1, got 5"),
         ({"halflife": 0}, "halflife: expected a finite number above 0"),
         ({"nonfinite": "propagate"}, "nonfinite: expected one of 'skip', 'raise'"),
         ({"dtype": "float16"}, "dtype"),

@@ -162,7 +162,7 @@ def test_negative_weights_are_refused_in_every_mode():
         ({"eps": np.nan}, "'eps' parameter"),
         ({"ddof": 2}, "'ddof' parameter"),
         ({"affine": "yes"}, "'affine' parameter"),
-        ({"halflife": 5, "momentum": 0.2}, r"momentum: expected its default, 0.1, or None beside halflife=5.*got 0.2"),
+        ({"halflife": 5, "momentum": 0.2}, r"momentum: expected its default, 0.1, or None with halflife=5.*got 0.2"),
     ],
 )
 def test_parameters_are_checked_when_fitted(parameters, words):

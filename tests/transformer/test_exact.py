@@ -76,7 +76,7 @@ def test_it_needs_exact_statistics():
         with pytest.raises(ValueError, match=r"expected a transformer with exact=True and momentum=None"):
             call()
     for options in ({}, {"momentum": 0.5}, {"momentum": None, "halflife": 3.0}):
-        with pytest.raises(ValueError, match="exact: expected momentum=None beside exact=True"):
+        with pytest.raises(ValueError, match="exact: expected momentum=None with exact=True"):
             BatchNormTransformer(exact=True, **options).fit(X)
     with pytest.raises(ValueError, match="exact: expected False, as here, got True"):
         t.merge(exact().fit(X))

@@ -310,7 +310,7 @@ BAD = [
     ({"by": True}, None, TypeError, "by: expected names or positions"),
     ({"unseen": "zero"}, None, ValueError, "The 'unseen' parameter"),
     ({"prior": -1.0}, None, ValueError, "The 'prior' parameter"),
-    ({"momentum": 0.1, "halflife": 3.0}, None, ValueError, "momentum: expected None beside halflife=3.0"),
+    ({"momentum": 0.1, "halflife": 3.0}, None, ValueError, "momentum: expected None with halflife=3.0"),
     ({"halflife": 5.0}, None, ValueError, "as this stream began"),
     ({"by": 0}, None, ValueError, r"by: expected columns \[1\], as this stream began, got \[0\]"),
     ({}, lambda x: x[:, :3], ValueError, "X has 3 features, but GroupedTransformer is expecting 4"),
@@ -358,7 +358,7 @@ def test_merge_refuses():
 
 
 def test_keys_alone_are_no_table():
-    with pytest.raises(ValueError, match=r"expected features beside the keys, got 2 feature\(s\)"):
+    with pytest.raises(ValueError, match=r"expected features besides the keys, got 2 feature\(s\)"):
         GroupedTransformer([0, 1]).fit([[1, 2]])
 
 
@@ -415,7 +415,7 @@ def test_dask_frames():
     average = GroupedTransformer("key", momentum=0.2).partial_fit(given).partial_fit(given)
     both = GroupedTransformer("key", momentum=0.2).partial_fit(plain).partial_fit(plain)
     np.testing.assert_allclose(average.vars_, both.vars_, rtol=1e-11)
-    with pytest.raises(ValueError, match=r"expected a table in memory beside halflife=3\.0"):
+    with pytest.raises(ValueError, match=r"expected a table in memory with halflife=3\.0"):
         GroupedTransformer("key", halflife=3.0).partial_fit(given)
     with pytest.raises(TypeError, match="sample_weight: expected a Dask Series with the 10 partitions"):
         t.partial_fit(given, sample_weight=x["w"])

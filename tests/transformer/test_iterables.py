@@ -107,7 +107,7 @@ def test_what_is_refused():
         BatchNormTransformer().fit(batches([]))
     with pytest.raises(ValueError, match="at least one with rows"):
         BatchNormTransformer().partial_fit(batches([ROWS[2]]))
-    with pytest.raises(ValueError, match="sample_weight: expected None beside an iterable"):
+    with pytest.raises(ValueError, match="sample_weight: expected None with an iterable"):
         BatchNormTransformer().fit(batches(), sample_weight=np.ones(35))
-    with pytest.raises(ValueError, match="times: expected None beside an iterable"):
+    with pytest.raises(ValueError, match="times: expected None with an iterable"):
         BatchNormTransformer(halflife="1h").fit(batches(), times=np.arange(35))

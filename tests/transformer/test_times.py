@@ -467,7 +467,7 @@ def test_a_layer_in_training_has_no_times_and_leaves_the_stream_alone():
 
 def test_dask_says_that_it_needs_memory():
     da = pytest.importorskip("dask.array", reason="lazy tables are Dask's")
-    with pytest.raises(TypeError, match=r"X: expected a table in memory beside .*, got a [Dd]ask collection"):
+    with pytest.raises(TypeError, match=r"X: expected a table in memory with .*, got a [Dd]ask collection"):
         BatchNormTransformer(halflife="5s").fit(da.from_array(table(10), chunks=5), times=seconds(np.arange(10.0)))
     dd, pd = pytest.importorskip("dask.dataframe"), pytest.importorskip("pandas")
     dask = pytest.importorskip("bnorm.distributed.dask")

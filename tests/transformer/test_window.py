@@ -267,7 +267,7 @@ def test_bad_calls_change_nothing():
         with pytest.raises(ValueError, match="window"):
             BatchNormTransformer(window=value).fit(x)
     for other in ({"momentum": 0.3}, {"halflife": 4.0}, {"halflife": "4s"}, {"momentum": None, "exact": True}):
-        with pytest.raises(ValueError, match="window: expected None beside another way"):
+        with pytest.raises(ValueError, match="window: expected None with another way"):
             BatchNormTransformer(window=5, **other).fit(x)
     for value in (6, None, "5s"):
         changed = copy.deepcopy(rows).set_params(window=value)
@@ -281,7 +281,7 @@ def test_bad_calls_change_nothing():
             timed.merge(other)
         assert_as_before(timed, kept)
     da = pytest.importorskip("dask.array", reason="lazy tables are Dask's")
-    with pytest.raises(TypeError, match="X: expected a table in memory beside window=5"):
+    with pytest.raises(TypeError, match="X: expected a table in memory with window=5"):
         rows.partial_fit(da.from_array(x, chunks=5))
 
 

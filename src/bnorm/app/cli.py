@@ -103,7 +103,7 @@ def fit(args: argparse.Namespace) -> None:
     from bnorm.app.showing import counted
 
     if args.prior and not args.by:
-        raise DataError("--prior: expected columns of keys beside it, --by, got none")
+        raise DataError("--prior: expected --by with it, the columns of keys, got none")
     said = (grouped if args.by else fitting).fit(args)
     groups = f"{counted(said['groups'], 'group')}, " if args.by else ""
     done = f"{groups}{counted(said['columns'], 'feature')} of {counted(said['rows'], 'row')}"

@@ -62,7 +62,7 @@ def fit(args: argparse.Namespace) -> dict[str, Any]:
     """Run `bnorm fit --by`. Returns a summary."""
     for name in ("momentum", "exact", "history", "checkpoint", "resume"):
         if getattr(args, name):
-            raise DataError(f"--{name.replace('_', '-')}: expected none beside --by, as groups have no such state")
+            raise DataError(f"--{name.replace('_', '-')}: expected none with --by, as groups have no such state")
     sources = find(args.data, Dialect.of(args))
     first = sources[0]
     column = time_column(args, first)

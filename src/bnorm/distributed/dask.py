@@ -251,7 +251,7 @@ def aligned(who: str, name: str, weight: Any, x: Any, axes: tuple[int, ...]) -> 
     unknown = any(isnan(size) for sizes in wanted for size in sizes)
     shape = tuple(sum(sizes) for sizes in wanted)
     if w.ndim != len(wanted) or not (unknown or any(map(isnan, w.shape)) or w.shape == shape):
-        raise ValueError(f"{who}: {name}: expected shape {shape} beside chunks {wanted}, got {w.shape}")
+        raise ValueError(f"{who}: {name}: expected shape {shape} for chunks {wanted}, got {w.shape}")
     if not lazy:
         if unknown:
             raise TypeError(

@@ -281,7 +281,7 @@ def _inside(shape: tuple[int, ...]) -> str:
 def _fading(who: str, momentum: Any, halflife: Any) -> tuple[float | None, float | None]:
     """momentum and halflife, checked."""
     if momentum is not None and halflife is not None:
-        raise ValueError(f"{who}: halflife: expected None beside momentum={momentum!r}, got {halflife!r}")
+        raise ValueError(f"{who}: halflife: expected None with momentum={momentum!r}, got {halflife!r}")
     momentum = checks.momentum(who, momentum)
     if momentum == 0:
         raise ValueError(f"{who}: momentum: expected a number above 0, or None, got {momentum!r}")

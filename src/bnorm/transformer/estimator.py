@@ -363,7 +363,7 @@ class BatchNormTransformer(
         given = f"{name}={getattr(self, name)!r}"
         if not isinstance(x, Dense) and (self.window is not None or times is not None):
             got = f"a {x.engine.NAME} collection" if isinstance(x, Blocks) else "the sums of one that is not"
-            raise TypeError(f"{WHO}: X: expected a table in memory beside {given}, got {got}")
+            raise TypeError(f"{WHO}: X: expected a table in memory with {given}, got {got}")
         return of_rows(WHO, name, getattr(self, name), times, x.rows, column)
 
     def _check_fitted(self) -> None:

@@ -33,7 +33,7 @@ def batch_of(who: str, t: Any, X: Any, sample_weight: Any, times: Any) -> Batch:
     engine = engine_of(X)
     if t.halflife is not None and not is_duration(t.halflife):
         raise ValueError(
-            f"{who}: X: expected a table in memory beside halflife={t.halflife}, as its rows age in their order, got a "
+            f"{who}: X: expected a table in memory with halflife={t.halflife}, as its rows age in their order, got a "
             f"{engine.NAME} DataFrame; call partial_fit for each partition"
         )
     frames = X.to_delayed()

@@ -19,7 +19,7 @@ def check(who: str, estimator: Any) -> None:
             raise ValueError(f"{who}: halflife: {error}") from None
     if t.halflife is not None and t.momentum is not None:
         raise ValueError(
-            f"{who}: momentum: expected None beside halflife={t.halflife}, as each is a way to forget, got {t.momentum}"
+            f"{who}: momentum: expected None with halflife={t.halflife}, as each is a way to forget, got {t.momentum}"
         )
 
 

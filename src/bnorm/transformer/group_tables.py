@@ -122,7 +122,7 @@ def _places(estimator: Any, names: list[Any] | None, width: int, reset: bool) ->
     if not reset and places != estimator._places:
         raise ValueError(f"{WHO}: by: expected columns {estimator._places}, as this stream began, got {places}")
     if len(places) == width:
-        raise ValueError(f"{WHO}: X: expected features beside the keys, got {width} feature(s), all of them keys")
+        raise ValueError(f"{WHO}: X: expected features besides the keys, got {width} feature(s), all of them keys")
     return places
 
 

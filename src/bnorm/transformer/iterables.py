@@ -105,4 +105,4 @@ def _refuse(sample_weight: Any, times: Any) -> None:
     for name, value in (("sample_weight", sample_weight), ("times", times)):
         if value is not None:
             also = ": pairs (table, weight) have weights" if name == "sample_weight" else ""
-            raise ValueError(f"{WHO}: {name}: expected None beside an iterable of tables, got {np.shape(value)}{also}")
+            raise ValueError(f"{WHO}: {name}: expected None with an iterable of tables, got {np.shape(value)}{also}")

@@ -41,17 +41,17 @@ def check(estimator: Any) -> None:
                 raise ValueError(f"{WHO}: {name}: {error}") from None
     if t.halflife is not None and t.momentum not in (MOMENTUM, None):
         raise ValueError(
-            f"{WHO}: momentum: expected its default, {MOMENTUM}, or None beside halflife={t.halflife}, as each is a "
+            f"{WHO}: momentum: expected its default, {MOMENTUM}, or None with halflife={t.halflife}, as each is a "
             f"way to forget, got {t.momentum}"
         )
     if t.window is not None and (t.momentum not in (MOMENTUM, None) or t.halflife is not None or t.exact):
         raise ValueError(
-            f"{WHO}: window: expected None beside another way to weigh rows, got window={t.window!r} beside "
+            f"{WHO}: window: expected None with another way to weigh rows, got window={t.window!r} with "
             f"momentum={t.momentum}, halflife={t.halflife!r}, exact={t.exact}"
         )
     if t.exact and (t.momentum is not None or t.halflife is not None):
         raise ValueError(
-            f"{WHO}: exact: expected momentum=None beside exact=True, as only sums of rows that weigh the same are "
+            f"{WHO}: exact: expected momentum=None with exact=True, as only sums of rows that weigh the same are "
             f"exact, got momentum={t.momentum}, halflife={t.halflife}"
         )
     if len(VALID) == MOST_VALID:

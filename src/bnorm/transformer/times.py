@@ -83,7 +83,7 @@ def separated(who: str, X: Any, times: Any) -> tuple[Any, Any, str | None]:
         return X, times, None
     if (engine := engines.engine_of(X)) is not None:
         raise TypeError(
-            f"{who}: X: expected a table in memory beside times={times!r}, got a {engine.NAME} collection: "
+            f"{who}: X: expected a table in memory with times={times!r}, got a {engine.NAME} collection: "
             f"{engine.__name__}.fit(t, X, times={times!r}) takes it"
         )
     names = _names(X)
