@@ -253,6 +253,20 @@ def test_the_transformer_learns_in_tensors():
     assert_same(t.layer_.gamma.data, np.full(4, 2.0))
 
 
+@every_array
+def test_rows_are_forgotten(kind):
+    x, weight = ARRAYS[kind](values().round(2)), np.arange(10.0)
+    t = BatchNormTransformer(momentum=None, exact=True).fit(x).forget(x[40:, :])
+    rest = BatchNormTransformer(momentum=None, exact=True).fit(x[:40, :])
+    assert t.digest() == rest.digest()
+    some = ARRAYS["torch float64"](weight) if "torch" in kind else weight
+    t.partial_fit(x[:10, :], sample_weight=some).forget(x[:10, :], sample_weight=some)
+    assert t.digest() == rest.digest()
+    assert_like(t.mean_, x, "mean_")
+    with pytest.raises(ValueError, match="same namespace"):
+        t.forget(np.zeros((1, 4)))
+
+
 def test_sparse_tables_are_numpys():
     x = sparse.csr_array(values() * (values() > 3))
     fitted = StandardScaler(with_mean=False).fit(x)

@@ -15,7 +15,7 @@ from sklearn import get_config
 from bnorm.arrays import borrowed, given_back, is_foreign, refuse_mixture
 from bnorm.kernels import BACKENDS
 
-METHODS = ("fit", "partial_fit", "transform", "inverse_transform", "backward")
+METHODS = ("fit", "partial_fit", "transform", "inverse_transform", "backward", "forget")
 GRADIENTS = ("gamma_grad_", "beta_grad_")
 LIKE = "_like"  # attribute of an estimator that was fitted on such a table: an empty array of that library
 
