@@ -16,6 +16,7 @@ import child
 from bnorm import BatchNormTransformer, GroupedTransformer
 from bnorm.plot import NormalizationDisplay, RunningStatsDisplay
 from bnorm.plot.drawing import SECOND
+from bnorm.transformer.durations import nanoseconds
 from drawing import every_pair
 
 pytest.importorskip("matplotlib", reason="draws")
@@ -355,5 +356,31 @@ def test_over_time(features, stamps):
     one.figure_.canvas.draw()  # a single moment
 
 
-def table_of():
-    return np.random.default_rng(1).normal(size=(400, 2))
+def table_of(features=2):
+    return np.random.default_rng(1).normal(size=(400, features))
+
+
+@pytest.mark.parametrize("features", [2, 30])
+def test_names_are_no_formulas(features):
+    names = ["price in $\\frac$", *(f"x{i}" for i in range(1, features))]
+    pd = pytest.importorskip("pandas", reason="frames have names")
+    frame = pd.DataFrame(table_of(features=features), columns=names)
+    t = BatchNormTransformer().fit(frame)
+    for display in (RunningStatsDisplay.from_estimator(t), NormalizationDisplay.from_estimator(t, frame)):
+        display.figure_.canvas.draw()
+        assert names[0] in {text.get_text() for text in display.figure_.findobj(mpl.text.Text)}
+
+
+@pytest.mark.parametrize("step", ["1s", "1min", "1h", "3D", "1000D"])
+@pytest.mark.parametrize("batches", [2, 3, 4, 5, 30])
+def test_times_at_any_distance_have_ticks(step, batches):
+    """And matplotlib has nothing to warn of."""
+    t = BatchNormTransformer(halflife=step, history=40)
+    for i in range(batches):
+        now = np.datetime64("2024-01-01", "ns") + i * np.timedelta64(nanoseconds(step), "ns")
+        t.partial_fit(table_of(), times=np.full(len(table_of()), now))
+    display = RunningStatsDisplay.from_estimator(t)
+    display.figure_.canvas.draw()
+    axis = display.axes_[0].xaxis
+    low, high = axis.get_view_interval()
+    assert sum(low <= tick <= high for tick in axis.get_majorticklocs()) >= 2

@@ -88,3 +88,13 @@ def test_chosen_features_and_errors():
         GroupsDisplay.from_estimator(fitted(3, 9), features=["y"])
     with pytest.raises(ValueError, match="most: expected a positive integer"):
         GroupsDisplay.from_estimator(fitted(3), most=0)
+
+
+def test_keys_and_names_are_no_formulas():
+    t = GroupedTransformer("key").fit(
+        pytest.importorskip("pandas").DataFrame({"key": ["$\\a$", "b"], "$\\c$": [1.0, 2]})
+    )
+    display = GroupsDisplay.from_estimator(t)
+    display.figure_.canvas.draw()
+    assert [label.get_text() for label in display.axes_[0].get_yticklabels()] == ["$\\a$", "b"]
+    assert display.axes_[0].get_xlabel() == "$\\c$"

@@ -163,6 +163,6 @@ class GroupsDisplay:
             panel.text(
                 0.98, low - 0.5, said, transform=panel.get_yaxis_transform(), fontsize=7, ha="right", va="center"
             )
-        panel.set_xlabel(self.feature_names[j], fontsize=8)
+        panel.set_xlabel(self.feature_names[j], fontsize=8, parse_math=False)
         spaced(panel.xaxis)
         panel.tick_params(labelsize=8)

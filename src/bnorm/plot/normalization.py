@@ -147,7 +147,7 @@ class NormalizationDisplay:
             left, right = self.axes_[2 * i : 2 * i + 2]
             _histogram(left, before[:, i], _range(before[:, i]), FIRST)
             _histogram(right, after[:, i], common, SECOND)
-            left.set_ylabel(name, fontsize=9, rotation=0, horizontalalignment="right")
+            left.set_ylabel(name, fontsize=9, rotation=0, horizontalalignment="right", parse_math=False)
             if i + 1 < len(self.feature_names):
                 right.tick_params(labelbottom=False)
         self.axes_[-2].set_xlabel("value, in the feature's own unit", fontsize=8)

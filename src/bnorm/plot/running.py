@@ -203,7 +203,7 @@ class RunningStatsDisplay:
         ax.plot(x, mean, color=color, linewidth=1.6)
         ax.axhline(start, color=GREY, linewidth=1, linestyle=":")
         ax.margins(y=0.2)  # room for the name, which is inside the panel because there may be a title above
-        ax.text(0.02, 0.96, name, transform=ax.transAxes, fontsize=9, verticalalignment="top")
+        ax.text(0.02, 0.96, name, transform=ax.transAxes, fontsize=9, verticalalignment="top", parse_math=False)
         ax.text(0.02, 0.03, drift, transform=ax.transAxes, fontsize=8, color=color)
         self._along(ax, x[0] if x is self.times else 0, x[-1])
 
@@ -217,7 +217,7 @@ class RunningStatsDisplay:
         if self.times is not None and self.times.dtype.kind == "M":
             from matplotlib import dates
 
-            places = dates.AutoDateLocator(maxticks=5)  # type: ignore[no-untyped-call]
+            places = dates.AutoDateLocator(minticks=2, maxticks=5)  # type: ignore[no-untyped-call]
             ax.set_xlabel("time", fontsize=8)
             ax.xaxis.set_major_locator(places)
             ax.xaxis.set_major_formatter(dates.ConciseDateFormatter(places))  # type: ignore[no-untyped-call]
