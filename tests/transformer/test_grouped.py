@@ -207,6 +207,9 @@ def test_names_and_containers():
     np.testing.assert_allclose(back, x[["a", "b", "c"]], rtol=1e-13)
     with pytest.raises(ValueError, match="keys: expected the keys of the rows"):
         t.inverse_transform(y)
+    for keys in (5, iter("abc"), "abc"):
+        with pytest.raises(TypeError, match=r"keys: column 'key': expected a key for each row, got (int|str)"):
+            t.inverse_transform(y, keys=keys)
     t.keep_keys = True
     y = t.transform(x)
     assert list(y.columns) == list(t.get_feature_names_out()) == ["a", "key", "b", "c"]

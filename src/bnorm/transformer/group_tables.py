@@ -141,6 +141,9 @@ def _key_columns(estimator: Any, keys: Any) -> list[tuple[str, Any]]:
         columns = [keys[:, j] for j in range(keys.shape[1])] if one else [keys]
     if len(columns) != n:
         raise ValueError(f"{WHO}: keys: expected {n} columns, got {len(columns)}")
+    for name, values in zip(names, columns, strict=True):
+        if isinstance(values, str) or not hasattr(values, "__len__"):
+            raise TypeError(f"{WHO}: keys: column {name}: expected a key for each row, got {checks.type_name(values)}")
     return list(zip(names, columns, strict=True))
 
 
