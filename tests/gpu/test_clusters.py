@@ -5,10 +5,10 @@ import pytest
 
 from backends import CLUSTER_RUNS
 from bnorm.kernels import gpu, reference
-from bnorm.kernels.activation import RELU
 from bnorm.kernels.gpu import plans
 from compare import assert_close
 from emulated.device import CLUSTERED, emulated_device, needs_emulator  # noqa: F401
+from emulated.launches import assert_same_in_every_order
 from kernel_checks import assert_trained, exact, problem
 
 pytestmark = needs_emulator
@@ -43,13 +43,7 @@ def test_clusters_are_what_is_launched(device, monkeypatch, case, dtype):
 def test_every_schedule_gives_the_same_bits(device, monkeypatch):
     monkeypatch.setattr(device, "limits", CLUSTERED)
     x, dy = drawn(SHAPE)
-    first = None
-    for order in (0, 1, 2, 3, 4):
-        monkeypatch.setattr(device, "order", order)
-        y, stats, count, _ = gpu.forward(x, None, None, 1e-5, act=RELU)
-        results = [y, stats, *gpu.backward(dy, x, stats, count, act=RELU)]
-        first = first or [a.tobytes() for a in results]
-        assert [a.tobytes() for a in results] == first, order
+    assert_same_in_every_order(device, monkeypatch, x, dy)
 
 
 def test_clusters_that_start_late_take_no_channel_along(device, monkeypatch):

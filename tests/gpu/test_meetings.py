@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from bnorm.kernels import gpu, reference
-from bnorm.kernels.activation import RELU
 from bnorm.kernels.gpu import jobs, launching, meetings, plans
 from cases import Case, c_order
 from compare import assert_close
 from cuda_on_cpu.emulator import Emulator, EmulatorError
 from emulated.device import SMALL, EmulatedDevice, emulated_device, needs_emulator  # noqa: F401
-from emulated.launches import fields
+from emulated.launches import assert_same_in_every_order, fields
 from kernel_checks import assert_trained, exact, problem
 from rules import rule
 
@@ -57,13 +56,7 @@ def test_one_launch_and_the_results_of_two(device, monkeypatch, case, dtype, bot
 def test_every_schedule_gives_the_same_bits(device, monkeypatch, dtype):
     monkeypatch.setattr(device, "limits", ROOM)
     x, dy = drawn((1500, 24), dtype)
-    first = None
-    for order in (0, 1, 2, 3, 4):
-        monkeypatch.setattr(device, "order", order)
-        y, stats, count, _ = gpu.forward(x, None, None, 1e-5, act=RELU)
-        results = [y, stats, *gpu.backward(dy, x, stats, count, act=RELU)]
-        first = first or [a.tobytes() for a in results]
-        assert [a.tobytes() for a in results] == first, order
+    assert_same_in_every_order(device, monkeypatch, x, dy)
     assert all(met(device))
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from bnorm.kernels import gpu
-from bnorm.kernels.activation import RELU
 from bnorm.kernels.gpu import jobs, plans
 from cases import Case, c_order
 from emulated.device import RESIDENT, emulated_device, needs_emulator  # noqa: F401
+from emulated.launches import assert_same_in_every_order
 from kernel_checks import assert_trained, problem
 
 pytestmark = needs_emulator
@@ -37,15 +37,6 @@ def test_blocks_go_on_from_channel_to_channel(case, dtype, limits, device, monke
     assert_trained(p, y, stats, count, got, case, dtype)
 
 
-def test_every_schedule_gives_the_same_bits(device):
+def test_every_schedule_gives_the_same_bits(device, monkeypatch):
     x, dy = np.random.default_rng(0).standard_normal((2, 3, 13, 700)).astype("float32")
-    first = None
-    for order in (0, 1, 2, 3, 4):
-        device.order = order
-        try:
-            y, stats, count, _ = gpu.forward(x, None, None, 1e-5, act=RELU)
-            results = [y, stats, *gpu.backward(dy, x, stats, count, act=RELU)]
-        finally:
-            device.order = 0
-        first = first or [a.tobytes() for a in results]
-        assert [a.tobytes() for a in results] == first, order
+    assert_same_in_every_order(device, monkeypatch, x, dy)
