@@ -127,8 +127,7 @@ def test_what_is_wrong_is_seen(seen, bug, mode, what):
 
 
 def test_every_bug_is_looked_for():
-    declared = re.search(r"enum Bug \{(.*?)\}", planted.SOURCE, re.DOTALL)[1]
-    bugs = set(re.findall(r"^  ([A-Z_]+)", declared, re.MULTILINE)) - {"NONE"}
+    bugs = building.bugs_of(planted.SOURCE)
     assert len(bugs) == 16
     assert {bug for bug, _, _ in FOUND} == {*bugs, "MISALIGNED"} == {*planted.BUGS} - {"NONE"}
 

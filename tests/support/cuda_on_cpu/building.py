@@ -4,6 +4,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,12 @@ UNIT = 40  # kernels in one text for the compiler, which takes a while for what 
 KEEP_DAYS = 7
 COMPILERS = threading.BoundedSemaphore(os.cpu_count() or 1)  # at a time, whoever calls
 LOCKS: dict[Path, threading.Lock] = {}  # of the files that are being made, by this process
+
+
+def bugs_of(text: str) -> set[str]:
+    """What the enum Bug of a kernel's text declares; but the first, which is none."""
+    declared = re.search(r"enum Bug \{(.*?)\}", text, re.DOTALL)[1]
+    return set(re.findall(r"^  ([A-Z_]+)", declared, re.MULTILINE)[1:])
 
 
 class EmulatorError(RuntimeError):
