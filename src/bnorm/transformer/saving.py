@@ -224,25 +224,24 @@ def _parameters(given: Any) -> dict[str, Any]:
     if unknown := sorted(given.keys() - DEFAULTS.keys()):
         raise ValueError(f"unknown parameters {unknown}")
     given = DEFAULTS | given  # a file of an older version has not all of them
-    momentum, halflife, eps, ddof = (given[name] for name in ("momentum", "halflife", "eps", "ddof"))
-    good = (momentum is None or type(momentum) in (int, float)) and type(ddof) is int
-    good = good and (momentum is None or 0 < momentum <= 1) and ddof in (0, 1)
-    if type(halflife) is str:
-        durations.nanoseconds(halflife)
-    else:
-        good = good and (halflife is None or (type(halflife) in (int, float) and 0 < halflife < inf))
-    window = given["window"]
-    if type(window) is str:
-        durations.nanoseconds(window)
-    else:
-        good = good and (window is None or (type(window) is int and window > 0))
-    good = good and (window is None or (halflife is None and not given["exact"]))
-    good = good and ((halflife is None and window is None) or momentum in (None, MOMENTUM))
-    moments = given["history"]
-    good = good and (moments is None or (type(moments) is int and 2 <= moments < 2**31))
-    good = good and type(eps) in (int, float) and 0 <= eps < inf
-    good = good and not (given["exact"] and (momentum is not None or halflife is not None))
-    if not (good and all(type(given[name]) is bool for name in ("affine", "copy", "exact"))):
+    momentum, halflife, window, eps, ddof, moments, exact = (
+        given[name] for name in ("momentum", "halflife", "window", "eps", "ddof", "history", "exact")
+    )
+    for length in (halflife, window):
+        if type(length) is str:
+            durations.nanoseconds(length)  # ValueError for a text that is no length of time
+    rules = [
+        momentum is None or (type(momentum) in (int, float) and 0 < momentum <= 1),
+        halflife is None or type(halflife) is str or (type(halflife) in (int, float) and 0 < halflife < inf),
+        window is None or type(window) is str or (type(window) is int and window > 0),
+        window is None or (halflife is None and not exact),
+        (halflife is None and window is None) or momentum in (None, MOMENTUM),
+        not exact or (momentum is None and halflife is None),
+        type(eps) in (int, float) and 0 <= eps < inf,
+        type(ddof) is int and ddof in (0, 1),
+        moments is None or (type(moments) is int and 2 <= moments < 2**31),
+    ]
+    if not (all(rules) and all(type(given[name]) is bool for name in ("affine", "copy", "exact"))):
         raise ValueError(f"parameters {given!r:.200}")
     return dict(given)
 
