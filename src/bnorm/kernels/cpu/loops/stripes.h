@@ -1,18 +1,22 @@
-/* The gradient sums of a stripe of rows that share gamma and beta: both sums of each row, and those of the columns,
- * which are made a few vectors at a time and stay in registers down the rows. */
+/* The gradient sums of a stripe of rows that share gamma and beta: both sums of each row, and those of the columns, which
+ * are made a few vectors at a time and stay in registers down the rows; or two rows at a time, as in pairs.h, where there
+ * are too few registers. */
 #ifndef BNORM_STRIPES_H
 #define BNORM_STRIPES_H
 
-#include "lanes.h"
-#include "streams.h"
+#include "pairs.h"
 
 enum {
     BN_STRIPE = 8,                      /* rows whose columns are added up in the type of x */
-    BN_SHORT = BN_CHAIN * BN_WIDTH,     /* values of a row at most; of longer ones as many at a time */
-#ifdef __AVX512F__
-    BN_BROAD = 2 * BN_WIDTH             /* values of a row whose column sums all stay in registers */
+#if defined(__AVX512F__)
+    BN_BROAD = 2 * BN_WIDTH,            /* columns whose sums all stay in registers */
+    BN_NARROW = BN_SHORT                /* values of a row of float32 that is best cut into such parts: of every one */
+#elif defined(__AVX2__)
+    BN_BROAD = BN_WIDTH,
+    BN_NARROW = BN_BROAD
 #else
-    BN_BROAD = BN_WIDTH
+    BN_BROAD = BN_WIDTH,
+    BN_NARROW = 2 * BN_BROAD
 #endif
 };
 
@@ -114,8 +118,8 @@ BN_INLINE void OF(bn_stripe_sums)(bn_activation act, ptrdiff_t all, ptrdiff_t n,
 {
     real s[BN_STRIPE * BN_WIDTH], d[BN_STRIPE * BN_WIDTH];
     const bn_ahead *near = ahead && ahead->reach ? ahead : NULL;
+    const int most = BN_IS_FLOAT ? BN_NARROW : 2 * BN_WIDTH;
     for (ptrdiff_t rows; all > 0; all -= rows) {
-        ptrdiff_t i = BN_BROAD;
         rows = all < BN_STRIPE ? all : BN_STRIPE;
         if (ahead && !near)
             bn_fetch_on(ahead, x, dy, (size_t)(rows * n) * sizeof(real), sent);
@@ -127,7 +131,8 @@ BN_INLINE void OF(bn_stripe_sums)(bn_activation act, ptrdiff_t all, ptrdiff_t n,
             BN_STRIPE_PART(1, 1, BN_WIDTH, 0);
         else if (n <= BN_BROAD)
             BN_STRIPE_PART(1, 1, BN_BROAD, 0);
-        else {
+        else if (most >= BN_SHORT || n <= most) {
+            ptrdiff_t i = BN_BROAD;
             BN_STRIPE_PART(1, 0, BN_BROAD, 0);
             for (; i + BN_BROAD < n; i += BN_BROAD)
                 BN_STRIPE_PART(0, 0, BN_BROAD, i);
@@ -135,7 +140,8 @@ BN_INLINE void OF(bn_stripe_sums)(bn_activation act, ptrdiff_t all, ptrdiff_t n,
                 BN_STRIPE_PART(0, 1, BN_BROAD, i);
             else
                 BN_STRIPE_PART(0, 1, BN_WIDTH, i);
-        }
+        } else
+            OF(bn_paired_sums)(act, rows, n, pitch, left, add, near, x, dy, of, k, from, dgamma, dbeta, sum, dot);
         dy += rows * pitch, x += rows * pitch, left -= rows * pitch;
         k += rows, sum += 8 * rows, dot += 8 * rows;
     }
