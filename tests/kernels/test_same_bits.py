@@ -212,3 +212,20 @@ def test_any_place_in_memory(shape):
         assert_same_bits(batch_norm(*placed, 1), batch_norm(x, dy, 1), offset=offset)
         y, _ = F.batch_norm(placed[0], out=placed[0])
         assert y.tobytes() == F.batch_norm(x)[0].tobytes(), offset
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "leaky_relu", "silu"])
+@pytest.mark.parametrize("size", [193, 288, 701, 1300])
+def test_gradients_of_rows_at_any_place_in_memory(size, activation):
+    """Long rows of float32 are read by whole lines of 64 bytes, wherever they begin; eleven, so not all in pairs."""
+    x, dy = bits.values((11, size), "f4", 0), bits.values((11, size), "f4", 1 << 18)
+    want = row_norm(F.layer_norm, x, dy, size, normalized_shape=size, activation=activation)
+    room = np.empty(2 * x.size + 32, "f4")
+    for offset in range(16):  # of x; that of dy is another one
+        placed = room[offset : offset + x.size], room[x.size + 5 * offset % 16 + 16 :][: x.size]
+        for to, values in zip(placed, (x, dy), strict=True):
+            to[:] = values.ravel()
+        got = row_norm(
+            F.layer_norm, *(a.reshape(x.shape) for a in placed), size, normalized_shape=size, activation=activation
+        )
+        assert_same_bits(got, want, offset=offset)

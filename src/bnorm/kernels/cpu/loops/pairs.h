@@ -1,5 +1,5 @@
-/* The gradient sums of a stripe of rows that share gamma and beta, two rows at a time: what these add to the sums of the
- * columns, which lie in the first-level cache, is read and written once for both. */
+/* The gradient sums of a stripe of rows that share gamma and beta, two rows at a time: what these add to the sums of
+ * the columns, which lie in the first-level cache, is read and written once for both. */
 #ifndef BNORM_PAIRS_H
 #define BNORM_PAIRS_H
 
@@ -7,6 +7,128 @@
 #include "streams.h"
 
 enum { BN_SHORT = BN_CHAIN * BN_WIDTH };    /* values of a row at most; of longer ones as many at a time */
+
+
+/* Whole lines are read, with what lies around the values: that is no error, but sanitizers take it for one. */
+#if defined(__AVX512F__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define BN_LINED 1
+
+/* A row whose vectors may begin within a line of the caches, as NumPy's large arrays do. The two lines of a vector are
+ * read and put together: to read across them takes longer, and misleads the processor's own fetching. */
+typedef struct {
+    const float *values, *line;
+    ptrdiff_t next;     /* values from one line to the other, 0 where one has them all */
+    __m512i order;
+} bn_lined;
+
+BN_INLINE bn_lined bn_line_up(const float *values)
+{
+    const int offset = (int)((uintptr_t)values % BN_LINE / sizeof(float));
+    const __m512i places = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i order = _mm512_add_epi32(places, _mm512_set1_epi32(offset));
+    const bn_lined row = {values, values - offset, offset ? 16 : 0, order};
+    return row;
+}
+
+/* 16 values from place i on, or those of them that are to be kept, and 0. */
+BN_INLINE __m512 bn_vector(const bn_lined *row, ptrdiff_t i, int whole, __mmask16 keep)
+{
+    const float *line = row->line + i;
+    return whole ? _mm512_permutex2var_ps(_mm512_load_ps(line), row->order, _mm512_load_ps(line + row->next))
+                 : _mm512_maskz_loadu_ps(keep, row->values + i);
+}
+
+typedef struct {
+    bn_lined x, dy;
+    __m512 h, scale, shift, s[2], d[2];
+} bn_pair_row;
+
+/* BN_PAIR_STEP of 16 columns, in half j of both sums along the row. */
+BN_INLINE void bn_pair_step(bn_activation act, bn_pair_row *row, ptrdiff_t i, int j, int whole, __mmask16 keep,
+                            __m512 gamma, __m512 beta, __m512 *along, __m512 *across)
+{
+    const __m512 off = _mm512_sub_ps(bn_vector(&row->x, i, whole, keep), row->h);
+    const __m512 v = _mm512_add_ps(_mm512_mul_ps(off, row->scale), row->shift);
+    __m512 g = bn_vector(&row->dy, i, whole, keep);
+    if (act.kind != BN_IDENTITY) {
+        const __m512 slope = _mm512_set1_ps((float)act.slope), u = _mm512_add_ps(_mm512_mul_ps(v, gamma), beta);
+        g = _mm512_mask_mov_ps(g, _mm512_cmp_ps_mask(u, _mm512_setzero_ps(), _CMP_LE_OQ),
+                               act.kind == BN_RELU ? slope : _mm512_mul_ps(slope, g));
+    }
+    const __m512 p = _mm512_mul_ps(g, gamma);
+    row->s[j] = _mm512_mask_add_ps(row->s[j], keep, row->s[j], p);
+    row->d[j] = _mm512_mask_add_ps(row->d[j], keep, row->d[j], _mm512_mul_ps(p, off));
+    *across = _mm512_add_ps(*across, g);
+    *along = _mm512_mask_add_ps(*along, keep, *along, _mm512_mul_ps(g, v));
+}
+
+BN_INLINE void bn_pair_columns(int two, bn_activation act, bn_pair_row *rows, ptrdiff_t i, int j, int whole,
+                               __mmask16 keep, const float *gamma, const float *beta, float *along, float *across)
+{
+    const __m512 scale = _mm512_loadu_ps(gamma + i), shift = _mm512_loadu_ps(beta + i);
+    __m512 a = _mm512_loadu_ps(along + i), c = _mm512_loadu_ps(across + i);
+    bn_pair_step(act, &rows[0], i, j, whole, keep, scale, shift, &a, &c);
+    if (two)
+        bn_pair_step(act, &rows[1], i, j, whole, keep, scale, shift, &a, &c);
+    _mm512_storeu_ps(along + i, a);
+    _mm512_storeu_ps(across + i, c);
+}
+
+BN_INLINE void bn_fold_halves(const __m512 *halves, int begin, double *eight)
+{
+    const __m512 a = _mm512_add_ps(halves[0], halves[1]);
+    const __m512d b = _mm512_cvtps_pd(_mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)));
+    _mm512_storeu_pd(eight, begin ? b : _mm512_add_pd(_mm512_loadu_pd(eight), b));
+}
+
+/* OF(bn_pair_sums) of float32, BN_LONG values at most. */
+BN_INLINE void bn_lined_pair_sums(int two, bn_activation act, ptrdiff_t n, ptrdiff_t pitch, int add,
+                                  const bn_ahead *near, const float *x, const float *dy, const bn_numbers *of,
+                                  ptrdiff_t k, ptrdiff_t from, float *BN_RESTRICT along, float *BN_RESTRICT across,
+                                  double *sum, double *dot)
+{
+    const float *gamma = (const float *)of->gamma + from, *beta = (const float *)of->beta + from;
+    bn_pair_row rows[2];
+    ptrdiff_t i = 0;
+    for (int r = 0; r <= two; r++) {
+        bn_pair_row *row = &rows[r];
+        row->x = bn_line_up(x + r * pitch);
+        row->dy = bn_line_up(dy + r * pitch);
+        row->h = _mm512_set1_ps(((const float *)of->h)[k + r]);
+        row->scale = _mm512_set1_ps(((const float *)of->scale)[k + r]);
+        row->shift = _mm512_set1_ps(((const float *)of->shift)[k + r]);
+    }
+    while (i < n) {
+        const ptrdiff_t end = n - i < BN_SHORT ? n : i + BN_SHORT;
+        for (int r = 0; r <= two; r++)
+            rows[r].s[0] = rows[r].s[1] = rows[r].d[0] = rows[r].d[1] = _mm512_setzero_ps();
+        for (; i + 32 <= end; i += 32) {
+            if (near) {
+                bn_fetch_with(near, x + i, dy + i, 2 * BN_LINE);
+                if (two)
+                    bn_fetch_with(near, x + pitch + i, dy + pitch + i, 2 * BN_LINE);
+            }
+            bn_pair_columns(two, act, rows, i, 0, 1, 0xFFFF, gamma, beta, along, across);
+            bn_pair_columns(two, act, rows, i + 16, 1, 1, 0xFFFF, gamma, beta, along, across);
+        }
+        if (i < end) {
+            const uint32_t keep = ~(~(uint32_t)0 << (end - i));
+            bn_pair_columns(two, act, rows, i, 0, 0, (__mmask16)keep, gamma, beta, along, across);
+            bn_pair_columns(two, act, rows, i + 16, 1, 0, (__mmask16)(keep >> 16), gamma, beta, along, across);
+            i = end;
+        }
+        for (int r = 0; r <= two; r++) {
+            bn_fold_halves(rows[r].s, !add, sum + 8 * r);
+            bn_fold_halves(rows[r].d, !add, dot + 8 * r);
+        }
+        add = 1;
+    }
+}
+#else
+#define BN_LINED 0
+#endif
+
+enum { BN_LONG = (BN_LINED ? 4 : 1) * BN_SHORT };  /* the same of float32 */
 
 /* Value i of row r of a pair, which lies at x[at] and dy[at], in lane j of both sums along the row and in those of its
  * column, if it is kept. */
@@ -24,9 +146,12 @@ enum { BN_SHORT = BN_CHAIN * BN_WIDTH };    /* values of a row at most; of longe
 #include "both.h"
 #elif defined(real)
 
-/* n values, BN_SHORT at most, of a row, or of two that lie `pitch` values apart from x and dy on, of which `left` may be
- * read: 8 parts of both sums of each, begun here or added; and what they add to the sums of the columns. `two` and the kind
- * of `act` are constants to the compiler. */
+#if BN_IS_FLOAT && BN_LINED
+#define bn_pair_sums_float(two, act, n, pitch, left, ...) bn_lined_pair_sums(two, act, n, pitch, __VA_ARGS__)
+#else
+/* n values, BN_SHORT at most, of a row, or of two that lie `pitch` values apart from x and dy on, of which `left` may
+ * be read: 8 parts of both sums of each, begun here or added; and what they add to the sums of the columns. `two` and
+ * the kind of `act` are constants to the compiler. */
 BN_INLINE void OF(bn_pair_sums)(int two, bn_activation act, ptrdiff_t n, ptrdiff_t pitch, ptrdiff_t left, int add,
                                 const bn_ahead *near, const real *x, const real *dy, const bn_numbers *of, ptrdiff_t k,
                                 ptrdiff_t from, real *BN_RESTRICT along, real *BN_RESTRICT across, double *sum,
@@ -73,12 +198,14 @@ BN_INLINE void OF(bn_pair_sums)(int two, bn_activation act, ptrdiff_t n, ptrdiff
     }
 }
 
+#endif
+
 /* The same of a stripe of rows. */
 BN_INLINE void OF(bn_paired_sums)(bn_activation act, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t pitch, ptrdiff_t left,
                                   int add, const bn_ahead *near, const real *x, const real *dy, const bn_numbers *of,
                                   ptrdiff_t k, ptrdiff_t from, double *dgamma, double *dbeta, double *sum, double *dot)
 {
-    real along[BN_SHORT], across[BN_SHORT];
+    real along[BN_LONG], across[BN_LONG];
     memset(along, 0, n * sizeof(real));
     memset(across, 0, n * sizeof(real));
     for (; rows > 1; rows -= 2) {

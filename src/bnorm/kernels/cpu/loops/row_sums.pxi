@@ -95,7 +95,7 @@ cdef void sums_of_stripe(
     """EIGHTH parts of both sums of rows that share their gamma, the first at position `at`, its numbers the k-th, the
     next each `pitch` values away; and what they add to the sums of the columns. With a smooth activation BN_STRIPE rows
     at most."""
-    cdef Py_ssize_t i = 0, n
+    cdef Py_ssize_t i = 0, n, most = BN_SHORT
     cdef const real* dy = <const real*>job.dy + at
     cdef real[BN_STRIPE * BN_SHORT] g, near
     cdef const real* of_dy
@@ -103,9 +103,11 @@ cdef void sums_of_stripe(
     cdef Py_ssize_t apart = pitch, left
     cdef Activation act = job.act
     cdef bn_ahead* walk = ahead
+    if real is float and act.kind < BN_SILU:
+        most = BN_LONG
     x += at
     while i < job.channels:
-        n = min(<Py_ssize_t>BN_SHORT, job.channels - i)
+        n = min(most, job.channels - i)
         of_dy, of_x, left = dy + i, x + i, total - at - i
         if job.act.kind >= BN_SILU:     # then as without an activation: a copy of these loops is large
             smooth_stripe(job.act, rows, n, pitch, of_dy, of_x, of, k, i, ahead, &g[0], &near[0])

@@ -1,6 +1,6 @@
-/* The gradient sums of a stripe of rows that share gamma and beta: both sums of each row, and those of the columns, which
- * are made a few vectors at a time and stay in registers down the rows; or two rows at a time, as in pairs.h, where there
- * are too few registers. */
+/* The gradient sums of a stripe of rows that share gamma and beta: both sums of each row, and those of the columns,
+ * which are made a few vectors at a time and stay in registers down the rows; or two rows at a time, as in pairs.h,
+ * where there are too few registers, and where rows are long. */
 #ifndef BNORM_STRIPES_H
 #define BNORM_STRIPES_H
 
@@ -10,7 +10,7 @@ enum {
     BN_STRIPE = 8,                      /* rows whose columns are added up in the type of x */
 #if defined(__AVX512F__)
     BN_BROAD = 2 * BN_WIDTH,            /* columns whose sums all stay in registers */
-    BN_NARROW = BN_SHORT                /* values of a row of float32 that is best cut into such parts: of every one */
+    BN_NARROW = 3 * BN_BROAD            /* values of a row of float32 that is cut into such parts */
 #elif defined(__AVX2__)
     BN_BROAD = BN_WIDTH,
     BN_NARROW = BN_BROAD
@@ -108,9 +108,9 @@ BN_INLINE void OF(bn_stripe_part)(
         dbeta[from + i + j] += (double)across[j];
 }
 
-/* n values, BN_SHORT at most, of each of some rows, which lie `pitch` values apart from x and dy on, of which `left`
- * may be read: 8 parts of both sums of each, begun here or added, and what they add to the sums of the columns. Behind
- * gamma and beta there are zeros. ahead: NULL, or what is to be fetched meanwhile, as in bn_fetch_on. */
+/* n values, as many as pairs.h takes, of each of some rows, which lie `pitch` values apart from x and dy on, of which
+ * `left` may be read: 8 parts of both sums of each, begun here or added, and what they add to the sums of the columns.
+ * Behind gamma and beta there are zeros. ahead: NULL, or what is to be fetched meanwhile, as in bn_fetch_on. */
 BN_INLINE void OF(bn_stripe_sums)(bn_activation act, ptrdiff_t all, ptrdiff_t n, ptrdiff_t pitch,
                                   ptrdiff_t left, int add, const real *dy, const real *x, const bn_numbers *of,
                                   ptrdiff_t k, ptrdiff_t from, double *dgamma, double *dbeta, double *sum, double *dot,
@@ -131,7 +131,7 @@ BN_INLINE void OF(bn_stripe_sums)(bn_activation act, ptrdiff_t all, ptrdiff_t n,
             BN_STRIPE_PART(1, 1, BN_WIDTH, 0);
         else if (n <= BN_BROAD)
             BN_STRIPE_PART(1, 1, BN_BROAD, 0);
-        else if (most >= BN_SHORT || n <= most) {
+        else if (n <= most) {
             ptrdiff_t i = BN_BROAD;
             BN_STRIPE_PART(1, 0, BN_BROAD, 0);
             for (; i + BN_BROAD < n; i += BN_BROAD)

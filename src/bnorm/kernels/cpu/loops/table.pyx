@@ -169,6 +169,7 @@ cdef extern from "runs.h" nogil:
 
 cdef extern from "stripes.h" nogil:
     enum:
+        BN_LONG
         BN_SHORT
         BN_STRIPE
     void bn_stripe_sums(...)
