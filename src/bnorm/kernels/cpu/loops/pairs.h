@@ -8,7 +8,6 @@
 
 enum { BN_SHORT = BN_CHAIN * BN_WIDTH };    /* values of a row at most; of longer ones as many at a time */
 
-
 /* Whole lines are read, with what lies around the values: that is no error, but sanitizers take it for one. */
 #if defined(__AVX512F__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define BN_LINED 1
@@ -38,6 +37,7 @@ BN_INLINE __m512 bn_vector(const bn_lined *row, ptrdiff_t i, int whole, __mmask1
                  : _mm512_maskz_loadu_ps(keep, row->values + i);
 }
 
+/* A row of a pair: its arrays, its numbers, and both sums along it. */
 typedef struct {
     bn_lined x, dy;
     __m512 h, scale, shift, s[2], d[2];
@@ -74,6 +74,7 @@ BN_INLINE void bn_pair_columns(int two, bn_activation act, bn_pair_row *rows, pt
     _mm512_storeu_ps(across + i, c);
 }
 
+/* Both halves as 8 parts in float64, as OF(bn_fold). */
 BN_INLINE void bn_fold_halves(const __m512 *halves, int begin, double *eight)
 {
     const __m512 a = _mm512_add_ps(halves[0], halves[1]);
