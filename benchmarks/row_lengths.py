@@ -26,7 +26,8 @@ LENGTHS = [8, 16, 17, 33, 64, 100, 128, 255, 512, 768, 1000, 4096]
 KINDS = ("layer", "rms", "group", "instance")
 SIZES = [256, 16384]  # KiB: in the second-level cache, and in none that is near
 CHANNELS = 32  # of instance norm, at most
-EFFORT = Effort(processes=1, rounds=5, least=3, budget=0.25, sample=0.002, samples=2)
+# Where a process has its arrays decides up to a third of a time: several have a say.
+EFFORT = Effort(processes=3, rounds=3, least=2, budget=0.1, sample=0.002, samples=2)
 PEER = "PyTorch"
 LABELS = {"": "fresh", " out=": "out="}
 
