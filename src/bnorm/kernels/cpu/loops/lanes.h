@@ -69,6 +69,20 @@ static inline void bn_add_blocks(ptrdiff_t channels, double count, const double 
     }
 }
 
+#if defined(__AVX512DQ__)
+/* The two halves of a vector, added up; and 8 sums in float64, begun here or added. */
+BN_INLINE __m256 bn_halved(__m512 v)
+{
+    return _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+}
+
+BN_INLINE void bn_keep_eight(__m256 sums, int begin, double *eight)
+{
+    const __m512d c = _mm512_cvtps_pd(sums);
+    _mm512_storeu_pd(eight, begin ? c : _mm512_add_pd(_mm512_loadu_pd(eight), c));
+}
+#endif
+
 /* 8 partial sums to one. */
 BN_INLINE double bn_whole(const double *eight)
 {
@@ -213,10 +227,9 @@ BN_INLINE void OF(bn_fold)(int width, int begin, const real *wide, double *eight
         __m512 b = _mm512_loadu_ps(wide);
         if (width == 32)
             b = _mm512_add_ps(b, _mm512_loadu_ps(wide + 16));
-        a = _mm256_add_ps(_mm512_castps512_ps256(b), _mm512_extractf32x8_ps(b, 1));
+        a = bn_halved(b);
     }
-    const __m512d c = _mm512_cvtps_pd(a);
-    _mm512_storeu_pd(eight, begin ? c : _mm512_add_pd(_mm512_loadu_pd(eight), c));
+    bn_keep_eight(a, begin, eight);
 #else
     BN_ROLLED
     for (int j = 0; j < 8; j++) {

@@ -9,7 +9,7 @@
 enum { BN_SHORT = BN_CHAIN * BN_WIDTH };    /* values of a row at most; of longer ones as many at a time */
 
 /* Whole lines are read, with what lies around the values: that is no error, but sanitizers take it for one. */
-#if defined(__AVX512F__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__AVX512DQ__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define BN_LINED 1
 
 /* A row whose vectors may begin within a line of the caches, as NumPy's large arrays do. The two lines of a vector are
@@ -74,14 +74,6 @@ BN_INLINE void bn_pair_columns(int two, bn_activation act, bn_pair_row *rows, pt
     _mm512_storeu_ps(across + i, c);
 }
 
-/* Both halves as 8 parts in float64, as OF(bn_fold). */
-BN_INLINE void bn_fold_halves(const __m512 *halves, int begin, double *eight)
-{
-    const __m512 a = _mm512_add_ps(halves[0], halves[1]);
-    const __m512d b = _mm512_cvtps_pd(_mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)));
-    _mm512_storeu_pd(eight, begin ? b : _mm512_add_pd(_mm512_loadu_pd(eight), b));
-}
-
 /* OF(bn_pair_sums) of float32, BN_LONG values at most. */
 BN_INLINE void bn_lined_pair_sums(int two, bn_activation act, ptrdiff_t n, ptrdiff_t pitch, int add,
                                   const bn_ahead *near, const float *x, const float *dy, const bn_numbers *of,
@@ -119,8 +111,8 @@ BN_INLINE void bn_lined_pair_sums(int two, bn_activation act, ptrdiff_t n, ptrdi
             i = end;
         }
         for (int r = 0; r <= two; r++) {
-            bn_fold_halves(rows[r].s, !add, sum + 8 * r);
-            bn_fold_halves(rows[r].d, !add, dot + 8 * r);
+            bn_keep_eight(bn_halved(_mm512_add_ps(rows[r].s[0], rows[r].s[1])), !add, sum + 8 * r);
+            bn_keep_eight(bn_halved(_mm512_add_ps(rows[r].d[0], rows[r].d[1])), !add, dot + 8 * r);
         }
         add = 1;
     }
