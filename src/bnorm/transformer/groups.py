@@ -94,15 +94,16 @@ class Groups:
         its = Keys(other.index.kinds, np.empty(0, np.int32), other.index.keys)
         at = self.index.find(who, its, names)
         n, old = len(other), at >= 0
+        rows = other.lengths[:n]
         zero, past, ahead = self._clock(who, other.zero, other.newest)
         mine, theirs, whole = _later(self.of(at), past), other.of(np.arange(n)), _later(self.whole.copy(), past)
-        lengths = np.where(old, self.lengths[at], other.lengths) if len(self) else other.lengths.copy()
+        lengths = np.where(old, self.lengths[at], rows) if len(self) else rows.copy()
         if theirs.last is not None:
-            theirs.last += ahead if zero else np.repeat(lengths - other.lengths, self.channels)
+            theirs.last += ahead if zero else np.repeat(lengths - rows, self.channels)
         if n:
             mine.merge(theirs)
         whole.merge(other.whole, ahead if zero else None)
-        grown = lengths if self.halflife is not None else lengths + np.where(old, other.lengths, 0)
+        grown = lengths if self.halflife is not None else lengths + np.where(old, rows, 0)
         besides = {"whole": whole, "zero": zero, "batches": self.batches + other.batches}
         self._set(its, at, mine, grown, past, weighted=other.weighted, **besides)
 
@@ -113,7 +114,8 @@ class Groups:
         if zero is not None and self.newest is not None:
             ahead, zero = float(zero.origin - self.newest), zero._replace(origin=self.newest)
         parts = every.parts().reshape(4, n, self.channels)
-        seen, last = (None if a is None else a.reshape(n, -1) for a in (every.seen, _later(every, ahead).last))
+        wide = n, self.channels
+        seen, last = (None if a is None else a.reshape(wide) for a in (every.seen, _later(every, ahead).last))
         step = Step(whole.parts(), whole.rows, whole.seen, whole.pairs, _later(whole.copy(), ahead).last, 0.0)
         keys = Keys(self.index.kinds, np.empty(0, np.int32), self.index.keys)
         return Batch(keys, parts, seen, last, self.lengths[:n], [step], self.weighted, zero)
