@@ -132,13 +132,16 @@ def _of_blocks(
     engine: Any, who: str, x: Any, axis: Any, weight: Any, skipna: bool, in_integers: bool, minmax: bool
 ) -> Moments:
     """The moments of a lazy collection, block by block."""
-    x = engine.array_of(who, "x", x)
+    given, x = x, engine.array_of(who, "x", x)
     checks.array(who, x._meta)
     axes = kept_axes(who, axis, x.shape)
-    if weight is not None:
-        weight = engine.aligned(who, "weight", weight, x, axes)
     of_block = partial(_of_one, who, axes if isinstance(axis, tuple | list) else axes[0], skipna, in_integers, minmax)
-    found = engine.reduced(of_block, Moments.merge, x, axes, weight)
+    if axes in ((), (1,)) and engine.is_beside(given, weight):
+        found = engine.beside(partial(_of_frame, of_block), Moments.merge, given, weight)
+    else:
+        if weight is not None:
+            weight = engine.aligned(who, "weight", weight, x, axes)
+        found = engine.reduced(of_block, Moments.merge, x, axes, weight)
     return Moments.beside(found) if len(axes) == 1 else assembled(found, [x.chunks[axis] for axis in axes])
 
 
@@ -146,6 +149,11 @@ def _of_one(
     who: str, axis: Any, skipna: bool, in_integers: bool, minmax: bool, block: ndarray, weight: ndarray | None = None
 ) -> Moments:
     return moments(who, block, axis, weight, skipna, in_integers, minmax)
+
+
+def _of_frame(of_block: Any, frame: Any, weight: Any) -> Moments:
+    found: Moments = of_block(frame.values, weight.values)
+    return found
 
 
 def _in_blocks(x: Any, axes: Shape, weight: Any, skipna: bool, in_integers: bool, minmax: bool) -> Moments:

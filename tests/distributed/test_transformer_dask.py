@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import bnorm
+import bnorm.functional as F
 from compare import assert_close
 from drawing import every_pair
 
@@ -11,6 +12,7 @@ dask = pytest.importorskip("dask")
 da = pytest.importorskip("dask.array")
 dd = pytest.importorskip("dask.dataframe")
 pd = pytest.importorskip("pandas")
+from bnorm.distributed import dask as blocks  # noqa: E402
 
 rng = np.random.default_rng(0)
 X = rng.standard_normal((1000, 6)) * [1, 2, 3, 4, 5, 0] + [0, 1, -5, 1e3, 1e6, 7]
@@ -174,6 +176,16 @@ def test_a_frame_of_one_type_keeps_it():
     np.testing.assert_array_equal(y, t.transform(table))
 
 
+def test_a_frame_of_times_is_one_of_numbers_as_in_memory():
+    table = pd.DataFrame({"at": pd.to_datetime("2024-03-01") + pd.to_timedelta(np.arange(50), unit="h")})
+    lazy = dd.from_pandas(table, npartitions=3)
+    t = bnorm.BatchNormTransformer(momentum=None).fit(lazy)
+    same_statistics(t, bnorm.BatchNormTransformer(momentum=None).fit(table))
+    y = t.transform(lazy)
+    assert y.dtypes.tolist() == y.compute().dtypes.tolist() == ["float64"]
+    np.testing.assert_array_equal(y.compute(), t.transform(table))
+
+
 def test_a_frame_with_an_empty_partition():
     table = frame()
     lazy = dd.from_pandas(table, npartitions=5)
@@ -181,6 +193,48 @@ def test_a_frame_with_an_empty_partition():
     t = bnorm.BatchNormTransformer(momentum=None).fit(few)
     same_statistics(t, bnorm.BatchNormTransformer(momentum=None).fit(table[table.whole > 700]))
     assert len(t.transform(few).compute()) == 299
+
+
+@pytest.fixture
+def shuffled():
+    """A frame whose rows Dask has shuffled: into another order, if it is asked for other columns."""
+    table = frame()[["a", "b", "c"]].assign(key=np.arange(1000) % 40, w=W, ts=rng.permutation(1000) / 10)
+    return table, dd.from_pandas(table, npartitions=8).shuffle("key", npartitions=6)
+
+
+@pytest.mark.parametrize("way", ["series", "name"])
+def test_weights_stay_with_their_rows(shuffled, way):
+    table, lazy = shuffled
+    want = bnorm.BatchNormTransformer(momentum=None).fit(table[["a", "b", "c"]], sample_weight=table["w"])
+    t = bnorm.BatchNormTransformer(momentum=None)
+    if way == "series":
+        t.fit(lazy[["a", "b", "c"]], sample_weight=lazy["w"])
+    else:
+        blocks.fit(t, lazy, ["a", "b", "c"], sample_weight="w")
+    same_statistics(t, want)
+    same_statistics(t.partial_fit(lazy[["a", "b", "c"]]), want.partial_fit(table[["a", "b", "c"]]))
+    moments, wanted = (F.moments(some[["a", "b"]], weight=some["w"]) for some in (lazy, table))
+    np.testing.assert_allclose(moments.mean, wanted.mean, rtol=1e-12)
+    np.testing.assert_allclose(moments.var(), wanted.var(), rtol=1e-11)
+
+
+@pytest.mark.parametrize("halflife", [None, "100s"])
+def test_weights_and_times_stay_with_the_rows_of_groups(shuffled, halflife):
+    table, lazy = shuffled
+    t, want = bnorm.GroupedTransformer("key", halflife=halflife), bnorm.GroupedTransformer("key", halflife=halflife)
+    for some, one in ((lazy, t), (table, want)):
+        given = {} if halflife is None else {"times": some["ts"]}
+        one.fit(some[["key", "a", "b"]], sample_weight=some["w"], **given)
+    of, wanted = (one.groups_.argsort() for one in (t, want))
+    np.testing.assert_allclose(t.means_[of], want.means_[wanted], rtol=1e-11, atol=1e-11)
+    np.testing.assert_allclose(t.vars_[of], want.vars_[wanted], rtol=1e-10)
+
+
+def test_weights_in_other_partitions_than_the_rows(shuffled):
+    _, lazy = shuffled
+    for x, w in ((lazy[["a"]], lazy["w"].repartition(npartitions=2)), (lazy[["a"]], lazy[["w"]])):
+        with pytest.raises(ValueError, match=r"BatchNormTransformer: sample_weight: expected (\(6,\) blocks|shape)"):
+            bnorm.BatchNormTransformer().fit(x, sample_weight=w)
 
 
 def test_names_are_checked_before_anything_is_computed():

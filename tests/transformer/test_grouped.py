@@ -13,6 +13,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import bnorm
 from bnorm import BatchNormTransformer, GroupedTransformer
+from bnorm.distributed.learners import reading_of
 from bnorm.files import container
 
 WAYS = [{}, {"momentum": 0.2}, {"halflife": 20.0}]
@@ -181,6 +182,23 @@ def test_merge(way):
     if not way:
         np.testing.assert_allclose(merged.whole_.mean, GroupedTransformer(1).fit(np.concatenate([a, b])).whole_.mean)
     merged.partial_fit(x)
+
+
+@pytest.mark.parametrize("way", [{}, {"halflife": 20.0}], ids=str)
+@pytest.mark.parametrize("known", [True, False], ids=["keys", "no keys"])
+def test_merge_of_a_stream_whose_groups_came_one_at_a_time(way, known, tmp_path):
+    """Its arrays have room for more groups than there are; those of a file have not."""
+    x = table(n=300, groups=12)
+    other = GroupedTransformer(1, **way)
+    for batch in [x[x[:, 1] < n] for n in range(1, 13)]:
+        other.partial_fit(batch)
+    other.save(tmp_path / "other.npz")
+    t, want = (GroupedTransformer(1, **way).partial_fit(x if known else x[5:9]) for _ in range(2))
+    t.merge(other)
+    want.merge(bnorm.load(tmp_path / "other.npz"))
+    assert len(t.groups_) == 12 and t.groups_.tolist() == want.groups_.tolist()
+    for name in ("means_", "vars_", "counts_"):
+        np.testing.assert_array_equal(getattr(t, name), getattr(want, name))
 
 
 def test_names_and_containers():
@@ -424,6 +442,38 @@ def test_dask_frames():
         t.partial_fit(given, sample_weight=x["w"])
     with pytest.raises(TypeError, match="expected a table in memory or a Dask DataFrame"):
         t.partial_fit(given.to_delayed()[0])
+
+
+@pytest.mark.parametrize("engine", ["dask", "arrow"])
+@pytest.mark.parametrize("halflife", [None, "10s"])
+def test_keys_without_weight_or_without_value_in_a_part(engine, halflife):
+    """Parts whose rows all weigh nothing, or have no key, say what keys there are all the same."""
+    dd, pd, pa = (pytest.importorskip(name) for name in ("dask.dataframe", "pandas", "pyarrow"))
+    x = pd.DataFrame(
+        {"key": [None, None, "b", "c", "a", None], "x": np.arange(6.0), "w": [1.0, 1, 0, 0, 2, 0], "ts": 5.0}
+    )
+    times = None if halflife is None else "ts"
+
+    def fitted(t, x, rows):
+        if engine == "arrow":
+            reading = reading_of("fit", t, {"key": None, **dict.fromkeys(["x", "w", "ts"], 0)}, ["x"], "w", times)
+            return reading.fit(t, [reading.state([pa.Table.from_pandas(x.iloc[some])]) for some in rows])
+        lazy = dd.concat([dd.from_pandas(x.iloc[some], npartitions=1) for some in rows])
+        given = {} if times is None else {"times": lazy["ts"]}
+        return t.fit(lazy[["key", "x"]], sample_weight=lazy["w"], **given)
+
+    one = GroupedTransformer("key", halflife=halflife)
+    one.fit(x[["key", "x"]], sample_weight=x["w"], **({} if times is None else {"times": x["ts"]}))
+    t = fitted(GroupedTransformer("key", halflife=halflife), x, [[0, 1], [2, 3], [4, 5]])
+    assert t.groups_.tolist() == one.groups_.tolist() == ["b", "c", "a"]
+    np.testing.assert_array_equal(t.counts_, one.counts_)
+    np.testing.assert_array_equal(t.means_, one.means_)
+    np.testing.assert_allclose(t.whole_.mean, one.whole_.mean)
+    t = fitted(GroupedTransformer("key", halflife=halflife), x, [[0], [1]])
+    assert len(t.groups_) == 0 and t.whole_.mean == 0.5
+    with pytest.raises(ValueError, match="Sample weights must contain at least one non-zero number"):
+        fitted(t, x, [[2], [3, 5]])
+    assert t.whole_.mean == 0.5
 
 
 @pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 127, 129, 4097])

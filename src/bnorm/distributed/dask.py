@@ -21,7 +21,7 @@ from bnorm.kernels.engines import serially
 from bnorm.transformer.durations import is_duration
 
 NAME = "Dask"
-delayed, computed = dask.delayed, dask.compute
+computed = dask.compute
 FAN_IN = 8  # neighbours that one task merges
 
 
@@ -49,7 +49,8 @@ class Collection:
 
     def weights(self, sample_weight: Any) -> Any:
         """Weights of rows, in blocks of this table."""
-        return aligned(self._who, "sample_weight", sample_weight, self._array(), (1,))
+        beside = is_beside(self._X, sample_weight)
+        return sample_weight if beside else aligned(self._who, "sample_weight", sample_weight, self._array(), (1,))
 
     def reduced(
         self, of_block: Callable[..., Any], merge: Callable[..., Any], weight: Any = None, together: bool = False
@@ -58,6 +59,8 @@ class Collection:
 
         together: put all features into one chunk first.
         """
+        if is_beside(self._X, weight):
+            return beside(partial(_frame_reduced, of_block, self._convert), merge, self._X, weight)
         array = self._array()
         return reduced(of_block, merge, array.rechunk({1: -1}) if together else array, (1,), weight)
 
@@ -70,7 +73,7 @@ class Collection:
             return mapped(of_block, self._array(), statistics, self._like)
         dtypes = {name: dtype if dtype in FLOATS else self._like.dtype for name, dtype in self._X.dtypes.items()}
         of_frame = partial(_frame_mapped, of_block, self._convert, statistics, list(dtypes.values()))
-        return self._X.map_partitions(of_frame, meta=self._X._meta.astype(dtypes))
+        return self._X.map_partitions(of_frame, meta=of_frame(self._X._meta))
 
     def _array(self) -> Any:
         """The table as a Dask array of floats."""
@@ -145,6 +148,10 @@ def _state(reading: Learning, frame: Any) -> bytes:
     import pyarrow as pa
 
     return reading.state([pa.Table.from_pandas(frame, preserve_index=False)])
+
+
+def _frame_reduced(of_block: Callable[..., Any], convert: Callable[[Any], Any], frame: Any, weight: Any) -> Any:
+    return of_block(convert(frame), weight.values)
 
 
 def _is_frame(data: Any) -> bool:
@@ -226,6 +233,29 @@ def reduced(
 ) -> list[Any]:
     """`function(block, weights)` of all blocks, merged: one result for each chunk along `axes`, in one computation."""
     return list(dask.compute(*(tree(parts, merge) for parts in blocks_of(function, x, axes, weight))))
+
+
+def is_beside(x: Any, weight: Any) -> bool:
+    """Whether weights are a Series with the partitions of a DataFrame, and x is one."""
+    return (
+        _is_frame(x) and x.ndim == 2 and _is_frame(weight) and weight.ndim == 1 and weight.npartitions == x.npartitions
+    )
+
+
+def partitions(function: Callable[..., Any], frame: Any, *others: Any) -> list[Any]:
+    """`function(partition, *others)` of each partition of a DataFrame, delayed. others: Series with its partitions, or
+    what is the same for all.
+
+    They are one expression. If each was computed by itself, rows that Dask has shuffled might come in another order.
+    """
+    options = {"align_dataframes": False, "meta": (None, object), "enforce_metadata": False}
+    found: list[Any] = frame.map_partitions(serially, *others, function=function, **options).to_delayed()
+    return found
+
+
+def beside(function: Callable[..., Any], merge: Callable[[list[Any]], Any], frame: Any, weight: Any) -> list[Any]:
+    """`reduced`, of the partitions of a DataFrame and of a Series of weights."""
+    return list(dask.compute(tree(partitions(function, frame, weight), merge)))
 
 
 def mapped(function: Callable[[Any, Any], Any], x: Any, statistics: Any, like: Any) -> Any:

@@ -7,7 +7,7 @@ import copy
 import pickle
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from bnorm.distributed.sums import merged_in_order
 from bnorm.distributed.vectors import result_type
 from bnorm.kernels.engines import serially
 from bnorm.transformer.durations import is_duration
+from bnorm.transformer.weights import refuse_no_weight
 
 
 def reading_of(
@@ -95,9 +96,11 @@ class Learning(Partitions):
 
     def fit(self, t: Any, states: Iterable[bytes]) -> Any:
         """Fit a transformer to the rows of all states. After an error it is as it was."""
-        found = self._together(states)
-        if found is None:
-            raise ValueError(f"{self.who}: found 0 sample(s) with a weight above 0, expected at least 1")
+        part = self._together(states)
+        if part is None:
+            raise ValueError(f"{self.who}: found 0 sample(s) in columns {list(self.columns)}, expected at least 1")
+        refuse_no_weight(part.weight)
+        found = part.t
         parameters = t.get_params(deep=False)
         found.set_params(**parameters)
         if hasattr(t, "by"):
@@ -112,23 +115,32 @@ class Learning(Partitions):
         return t
 
     @staticmethod
-    def _bytes(part: Any) -> bytes:
+    def _bytes(part: "Part | None") -> bytes:
         return NONE if part is None else pickle.dumps(part)
 
-    def _together(self, states: Iterable[bytes]) -> Any:
+    def _together(self, states: Iterable[bytes]) -> "Part | None":
         return merged_in_order(_merged, (pickle.loads(state) for state in states if state != NONE))
 
-    def _learned(self, part: Any, batch: Any) -> Any:
+    def _learned(self, part: "Part | None", batch: Any) -> "Part":
         from sklearn import clone
 
         refuse_unknown(self.who, self.names, batch.schema.names)
         weight = self._weights(batch)
-        if weight is not None and not weight.any():
-            return part
         table = batch.select(list(dict.fromkeys([*self.columns, *filter(None, [self.times])])))
-        given = {} if self.times is None else {"times": self.times}
-        part = clone(self.t) if part is None else part
-        return part.partial_fit(table, sample_weight=weight, **given)
+        t, before = (clone(self.t), 0.0) if part is None else part
+        own = float(batch.num_rows if weight is None else weight.sum())
+        if hasattr(t, "by"):
+            t._move(table, weight, self.times, some=False)  # the keys of rows without weight count
+        elif own:
+            t.partial_fit(table, sample_weight=weight, times=self.times)
+        return Part(t, before + own)
+
+
+class Part(NamedTuple):
+    """The transformer of some rows, and their weight. Without any, one that has no groups is not fitted."""
+
+    t: Any
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -164,11 +176,11 @@ class GroupMap(Mapping):
         }
 
 
-def _merged(parts: list[Any]) -> Any:
-    first, *others = parts
+def _merged(parts: list[Part]) -> Part:
+    first, *others = [part.t for part in parts if part.weight or hasattr(part.t, "by")] or [parts[0].t]
     for other in others:
         first.merge(other)
-    return first
+    return Part(first, sum(part.weight for part in parts))
 
 
 def keys_of(who: str, t: Any) -> list[str]:

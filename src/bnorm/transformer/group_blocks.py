@@ -11,6 +11,7 @@ from bnorm.kernels.engines import engine_of, serially
 from bnorm.transformer.durations import is_duration
 from bnorm.transformer.group_batches import Batch
 from bnorm.transformer.groups import Groups
+from bnorm.transformer.weights import refuse_no_weight
 
 
 def sample(who: str, X: Any) -> Any:
@@ -36,16 +37,15 @@ def batch_of(who: str, t: Any, X: Any, sample_weight: Any, times: Any) -> Batch:
             f"{who}: X: expected a table in memory with halflife={t.halflife}, as its rows age in their order, got a "
             f"{engine.NAME} DataFrame; call partial_fit for each partition"
         )
-    frames = X.to_delayed()
-    weights = _pieces(who, "sample_weight", sample_weight, len(frames), engine)
-    stamps = [times] * len(frames) if type(times) is str else _pieces(who, "times", times, len(frames), engine)
-    plain = clone(t)
-    learned = engine.delayed(_learned)
-    parts = [learned(plain, *piece) for piece in zip(frames, weights, stamps, strict=True)]
+    _check_partitions(who, "sample_weight", sample_weight, X, engine)
+    if type(times) is not str:
+        _check_partitions(who, "times", times, X, engine)
+    parts = engine.partitions(partial(_learned, clone(t)), X, sample_weight, times)
     (found,) = engine.computed(engine.tree(parts, partial(_united, who, t.halflife)))
     if found is None:
         raise ValueError(f"Found array with 0 sample(s) while a minimum of 1 is required by {who}.")
-    batch: Batch = found
+    batch: Batch = found[0]
+    refuse_no_weight(found[1])
     return batch
 
 
@@ -57,44 +57,37 @@ def mapped(t: Any, X: Any) -> Any:
     return X.map_partitions(partial(_transformed, as_now, like), meta=like)
 
 
-def _pieces(who: str, name: str, given: Any, n: int, engine: Any) -> list[Any]:
-    """One for each partition."""
-    if given is None:
-        return [None] * n
-    if not hasattr(type(given), "to_delayed") or len(found := given.to_delayed()) != n:
+def _check_partitions(who: str, name: str, given: Any, X: Any, engine: Any) -> None:
+    if given is not None and not engine.is_beside(X, given):
         raise TypeError(
-            f"{who}: {name}: expected a {engine.NAME} Series with the {n} partitions of X, got "
+            f"{who}: {name}: expected a {engine.NAME} Series with the {X.npartitions} partitions of X, got "
             f"{checks.type_name(given)}"
         )
-    return list(found)
 
 
-def _learned(t: Any, frame: Any, weight: Any, times: Any) -> Batch | None:
-    """What a partition says; None of an empty one, or of one whose rows have no weight."""
-    if not len(frame) or (weight is not None and not weight.to_numpy().any()):
+def _learned(t: Any, frame: Any, weight: Any, times: Any) -> tuple[Batch, float] | None:
+    """What a partition says, the keys of rows without weight too, and the weight of its rows; None of an empty one."""
+    if not len(frame):
         return None
-    found: Batch = serially(t, frame, weight, times, function=_read)
-    return found
+    w = None if weight is None else weight.to_numpy()
+    batch = t._read(frame, w, times)
+    batch = batch._replace(keys=batch.keys._replace(codes=batch.keys.codes[:0]))  # the rows' codes are done with
+    return batch, float(len(frame) if w is None else w.sum())
 
 
-def _read(t: Any, frame: Any, weight: Any, times: Any) -> Any:
-    batch = t._read(frame, None if weight is None else weight.to_numpy(), times)
-    return batch._replace(keys=batch.keys._replace(codes=batch.keys.codes[:0]))  # the rows' codes are done with
-
-
-def _united(who: str, halflife: Any, batches: list[Batch | None]) -> Batch | None:
-    """One batch of the rows of several."""
-    some = [batch for batch in batches if batch is not None]
+def _united(who: str, halflife: Any, parts: list[tuple[Batch, float] | None]) -> tuple[Batch, float] | None:
+    """One batch of the rows of several, and their weight."""
+    some = [part for part in parts if part is not None]
     if len(some) < 2:
         return some[0] if some else None
-    columns, channels = len(some[0].keys.kinds), some[0].parts.shape[2]
-    groups = Groups(columns, channels, None, halflife)
-    for batch in some:
+    keys, every = some[0][0].keys, some[0][0].parts
+    groups = Groups(len(keys.kinds), every.shape[2], None, halflife)
+    for batch, _ in some:
         try:
-            groups.move(who, batch, [str(j) for j in range(columns)])
+            groups.move(who, batch, [str(j) for j in range(len(keys.kinds))])
         except FloatingPointError as error:
             raise ValueError(f"{who}: X: expected statistics that float64 can hold: {error}") from None
-    return groups.batch()
+    return groups.batch(), sum(weight for _, weight in some)
 
 
 def _transformed(t: Any, like: Any, frame: Any) -> Any:

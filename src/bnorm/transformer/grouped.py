@@ -197,13 +197,17 @@ class GroupedTransformer(
         -------
         self : GroupedTransformer
         """
+        return self._move(X, sample_weight, times)
+
+    def _move(self, X: Any, sample_weight: Any, times: Any, some: bool = True) -> Self:
+        """`partial_fit`. some: refuse rows that all have no weight; otherwise only their keys are learned."""
         if "_groups" not in self.__dict__:
-            self._begin(X, sample_weight, times, whole=False)
+            self._begin(X, sample_weight, times, whole=False, some=some)
             return self
         self._check_parameters()
         rest, when, column = separated(WHO, group_blocks.sample(WHO, X), times)
         table = split(self, without(rest, self._column), reset=False)
-        batch = self._batch(X, table, sample_weight, times, (when, column), self._groups.halflife)
+        batch = self._batch(X, table, sample_weight, times, (when, column), self._groups.halflife, some)
         self._learned(self._groups.move, batch, table)
         return self
 
@@ -299,7 +303,7 @@ class GroupedTransformer(
         kept = range(len(names)) if self.keep_keys else [j for j in range(len(names)) if j not in self._places]
         return np.asarray(names, object)[list(kept)]
 
-    def _begin(self, X: Any, sample_weight: Any, times: Any, whole: bool) -> tuple[Split, Keys]:
+    def _begin(self, X: Any, sample_weight: Any, times: Any, whole: bool, some: bool = True) -> tuple[Split, Keys]:
         """New groups from X, whose parts and keys are returned. Nothing is assigned until all of it has succeeded."""
         group_parameters.check(WHO, self)
         found = aside(self)
@@ -307,7 +311,7 @@ class GroupedTransformer(
         table = split(found, rest, reset=True)
         groups = Groups(len(table.places), table.features.shape[1], self.momentum, self.halflife)
         fades = not whole or is_duration(self.halflife)
-        batch = self._batch(X, table, sample_weight, times, (when, column), groups.halflife if fades else None)
+        batch = self._batch(X, table, sample_weight, times, (when, column), groups.halflife if fades else None, some)
         self._learned(groups.begin if whole else groups.move, batch, table)
         names = [name for name in ("feature_names_in_", "n_features_in_") if name in found.__dict__]
         fitted = {name: found.__dict__[name] for name in names} | {"_groups": groups, "_places": table.places}
@@ -315,22 +319,29 @@ class GroupedTransformer(
         return table, batch.keys
 
     def _batch(
-        self, X: Any, table: Split, sample_weight: Any, times: Any, when: tuple[Any, str | None], halflife: float | None
+        self,
+        X: Any,
+        table: Split,
+        sample_weight: Any,
+        times: Any,
+        when: tuple[Any, str | None],
+        halflife: float | None,
+        some: bool = True,
     ) -> Batch:
-        """What X says. when: the times of its rows, and the name of their column."""
+        """What X says. when: the times of its rows, and the name of their column. some: refuse rows without weight."""
         if engine_of(X) is not None:
             return group_blocks.batch_of(WHO, self, X, sample_weight, times)
         read_times = of_rows(WHO, "halflife", self.halflife, when[0], table.features.rows, when[1])
-        weight = None if sample_weight is None else table.features.weights(sample_weight)
+        weight = None if sample_weight is None else table.features.weights(sample_weight, some)
         count = self.halflife is not None and read_times is None
         return batch_of(read(WHO, table.keys), table.features, weight, halflife, read_times, count)
 
     def _read(self, X: Any, sample_weight: Any, times: Any) -> Batch:
-        """What a table says, whose rows all weigh the same, unless they have times; nothing is learned."""
+        """What a part of a table says, whose rows all weigh the same, unless they have times; nothing is learned."""
         rest, when, column = separated(WHO, X, times)
         table = split(clone(self), rest, reset=True)
         halflife = ticks(self.halflife) if is_duration(self.halflife) else None
-        return self._batch(X, table, sample_weight, times, (when, column), halflife)
+        return self._batch(X, table, sample_weight, times, (when, column), halflife, some=False)
 
     def _learned(self, learn: Any, batch: Batch, table: Split) -> None:
         try:
