@@ -109,11 +109,14 @@ def over_leading(m: Moments, axes: int) -> Moments:
     return m.shaped(shape)
 
 
-def assembled(items: Sequence[Moments], cuts: Sequence[Sequence[int]]) -> Moments:
+def assembled(items: Sequence[Moments], grid: Shape) -> Moments:
     """The moments of an array that was cut along its kept axes: of each part, in C order.
 
-    cuts: the lengths of the parts along each kept axis.
+    grid: the number of parts along each kept axis.
     """
+    parts = np.arange(len(items)).reshape(grid)
+    alone = [[items[i] for i in parts[(0,) * k + (slice(None),)].reshape(n, -1)[:, 0]] for k, n in enumerate(grid)]
+    cuts = [[part.shape[k] for part in some] for k, some in enumerate(alone)]
     shape = tuple(map(sum, cuts))
     beside = Moments.beside(items)
     if len(items) > 1:
@@ -142,7 +145,7 @@ def _of_blocks(
         if weight is not None:
             weight = engine.aligned(who, "weight", weight, x, axes)
         found = engine.reduced(of_block, Moments.merge, x, axes, weight)
-    return Moments.beside(found) if len(axes) == 1 else assembled(found, [x.chunks[axis] for axis in axes])
+    return Moments.beside(found) if len(axes) == 1 else assembled(found, tuple(x.numblocks[axis] for axis in axes))
 
 
 def _of_one(

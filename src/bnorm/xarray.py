@@ -187,7 +187,7 @@ def _moments(
         of_block = partial(_of_block, who, axes, skipna, minmax)
         beside = [] if weight is None else [_chunked(engine, x, weight)]
         found = engine.reduced(of_block, Moments.merge, x.data, axes, *beside)
-        return reductions.assembled(found, [x.data.chunks[axis] for axis in axes])
+        return reductions.assembled(found, tuple(x.data.numblocks[axis] for axis in axes))
     w = None if weight is None else np.asarray(_full(x.dims, weight))
     return _of_block(who, axes, skipna, minmax, x.values, w)
 
@@ -208,7 +208,7 @@ def _of_block(
 ) -> Moments:
     """The moments of an array. weight: of all its axes, some of length 1; it may differ along kept axes."""
     x = checks.array(who, x, integers=True)
-    if weight is None:
+    if weight is None or not x.size:
         return reductions.of_axes(who, x, axes, None, skipna, False, minmax)
     kept = [axis for axis in axes if weight.shape[axis] > 1]
     if not kept:
@@ -219,8 +219,7 @@ def _of_block(
     for i in range(x.shape[axis]):
         at = tuple(slice(i, i + 1) if a == axis else slice(None) for a in range(x.ndim))
         found.append(_of_block(who, axes, skipna, minmax, x[at], weight[at]))
-    cuts = [(1,) * x.shape[a] if a == axis else (x.shape[a],) for a in axes]
-    return reductions.assembled(found, cuts)
+    return reductions.assembled(found, tuple(x.shape[a] if a == axis else 1 for a in axes))
 
 
 def _normalized(who: str, x: xr.DataArray, stats: xr.Dataset, suffix: str, eps: float) -> xr.DataArray:

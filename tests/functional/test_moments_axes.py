@@ -102,6 +102,13 @@ def test_weights_missing_values_and_exact_sums(axes, pieces):
             check(F.moments(CUBE, axis=axes, weight=some, minmax=True), want(CUBE, axes, column))
 
 
+@pytest.mark.parametrize("options", [{"axis": (0,)}, {"axis": (1,)}, {"axis": ()}, {"minmax": True}], ids=str)
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
+def test_swapped_bytes_of_no_values(shape, options):
+    swapped, native = (F.moments(np.zeros(shape, dtype), **options) for dtype in (">f4", "f4"))
+    assert swapped.shape == native.shape and not swapped.count.any()
+
+
 def test_exact_moments_of_axes_are_those_of_the_same_values_in_any_order():
     a = F.moments(CUBE, axis=(1, 3), exact=True)
     b = F.moments(CUBE[::-1].transpose(3, 2, 1, 0).copy(), axis=(2, 0), exact=True)
@@ -229,3 +236,11 @@ def test_dask_keeps_several_axes():
         check(F.moments(x, axis=axes, minmax=True, weight=w), want(CUBE, axes, w), f"{axes}")
     assert F.moments(x, axis=(3, 1), exact=True) == F.moments(CUBE, axis=(3, 1), exact=True)
     assert bnorm.Moments is type(F.moments(x, axis=(0, 2)))
+
+
+@pytest.mark.parametrize("axes", [(0, 2), (2, 0), (0,), (1, 0, 3)])
+def test_dask_keeps_axes_of_unknown_length(axes):
+    da = pytest.importorskip("dask.array")
+    kept = np.arange(len(CUBE)) != 1
+    some = da.from_array(CUBE, chunks=(2, 3, 2, 4))[da.from_array(kept, chunks=2)]
+    assert F.moments(some, axis=axes, exact=True) == F.moments(CUBE[kept], axis=axes, exact=True)

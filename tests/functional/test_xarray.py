@@ -118,6 +118,26 @@ def test_integers_skipna_and_empty_dimensions():
     assert (normalize(constant, moments(constant, "a")) == 0).all()
 
 
+@pytest.mark.parametrize("left", ["ab", "abc", "c", "b", "ac"])
+@pytest.mark.parametrize(
+    "chunks", [((0, 3), 2, 4), (3, (2, 0), 4), (3, 2, (4, 0, 0)), ((3, 0), (0, 2), (1, 0, 3))], ids=str
+)
+def test_chunks_without_values(chunks, left):
+    da = pytest.importorskip("dask.array")
+    values = np.arange(24.0).reshape(3, 2, 4)
+    x, lazy = (xr.DataArray(a, dims=("a", "b", "c")) for a in (values, da.from_array(values, chunks=chunks)))
+    stats = moments(x, set("abc") - set(left))
+    xr.testing.assert_allclose(moments(lazy, set("abc") - set(left)), stats)
+    for dims in ("a", "bc", "abc"):
+        weight = xr.ones_like(x.isel({dim: 0 for dim in "abc" if dim not in dims}, drop=True)) / 2
+        for w in (weight, weight.chunk(2)):
+            weighted = moments(lazy, set("abc") - set(left), weight=w)
+            xr.testing.assert_allclose(weighted, stats.assign(count=stats["count"] / 2))
+    xr.testing.assert_allclose(normalize(lazy, stats, eps=1.0).compute(), normalize(x, stats, eps=1.0))
+    none = normalize(x[:0], stats.isel(a=slice(0)) if "a" in left else stats)
+    assert none.shape == (0, 2, 4)
+
+
 @pytest.mark.parametrize("shape", [(), (3,), (3, 4)])
 def test_byte_order(shape):
     """Statistics and results of swapped bytes are those of the machine's own."""

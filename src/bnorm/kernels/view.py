@@ -191,8 +191,9 @@ def kept(x: Array, axes: Shape, weight: Array | None = None, dtype: Any = np.flo
     """
     shape = _pick(x.shape, axes)
     if x.size == 0:
-        nothing = x.reshape(0, prod(shape)), None if weight is None else np.empty((0, 1), dtype, like=weight)
-        return Kept(shape, iter([iter([nothing])]), None)
+        nothing = dense(x, x.dtype.newbyteorder("=")).reshape(0, prod(shape))
+        w = None if weight is None else np.empty((0, 1), dtype, like=weight)
+        return Kept(shape, iter([iter([(nothing, w)])]), None)
     order = _memory_order(x.shape, x.strides)
     x, keeps, steps = x.transpose(order), [axis in axes for axis in order], [0] * x.ndim
     if weight is not None:
