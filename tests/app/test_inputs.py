@@ -86,6 +86,17 @@ def test_files_without_an_end(command, tmp_path, name):
     assert "expected" in command.fails("fit", tmp_path / name, "-o", tmp_path / "s.npz")
 
 
+@posix
+@pytest.mark.parametrize("given", ["data", "data/*.csv"])
+def test_a_link_to_nothing_is_not_left_out(command, tmp_path, given):
+    """Where files are fetched on demand, such a link stands for one that is not there yet."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.csv").write_text("a,b\n1,2\n3,4\n")
+    (tmp_path / "data" / "b.csv").symlink_to("../store/b.csv")
+    said = command.fails("fit", tmp_path / given, "-o", tmp_path / "s.npz")
+    assert said == f"bnorm: error: {tmp_path / 'data' / 'b.csv'}: No such file or directory"
+
+
 def test_a_first_row_without_an_end(command, tmp_path, monkeypatch):
     """A small file, packed, may hold any number of bytes."""
     monkeypatch.setattr("bnorm.app.csv_source.LONGEST", 1 << 22)

@@ -70,17 +70,22 @@ def _paths(name: str) -> list[Path]:
         raise DataError(f"{name}: expected a file here; {fetch} | bnorm ... - reads one from elsewhere")
     path = Path(name)
     if path.is_dir():
-        inside = sorted(p for p in path.rglob("*") if _is_data(p.relative_to(path)) and p.is_file())
+        inside = sorted(p for p in path.rglob("*") if _is_data(p.relative_to(path)) and _is_file(p))
         if not inside:
             raise DataError(f"{name}: expected a folder with {', '.join(SUFFIXES)} files, got none")
         return inside
     if path.exists():
         return [path]
     if any(c in name for c in "*?["):
-        if matches := sorted(p for p in map(Path, glob(name, recursive=True)) if p.is_file()):  # noqa: PTH207
+        if matches := sorted(p for p in map(Path, glob(name, recursive=True)) if _is_file(p)):  # noqa: PTH207
             return matches
         raise DataError(f"{name}: no file matches")
     raise DataError(f"{name}: no such file or folder")
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is a file, or a link to nothing: that is an error when it is opened, and not left out."""
+    return path.is_file() or not path.exists()
 
 
 def _is_data(path: Path) -> bool:
