@@ -25,7 +25,7 @@ def names(device):
 
 @pytest.mark.parametrize(("case", "dtype"), CLUSTER_RUNS, ids=str)
 def test_clusters_are_what_is_launched(device, monkeypatch, case, dtype):
-    """In the tests of all backends too, which have these cases; and the statistics of float64 have the bits of two."""
+    """In the tests of all backends too, which have these cases."""
     monkeypatch.setattr(device, "limits", CLUSTERED)
     p = problem(case, dtype)
     count = p.x.size / case.num_channels
@@ -33,9 +33,6 @@ def test_clusters_are_what_is_launched(device, monkeypatch, case, dtype):
     assert names(device) == ["cluster_moments"]
     got = gpu.backward(p.dy, p.x, stats, count)
     assert names(device) == ["cluster_sums"]
-    parts = gpu.finish(gpu.moments(p.x), p.gamma, p.beta, 1e-5)
-    if dtype == "float64":
-        assert parts.tobytes() == stats.tobytes()
     assert gpu.normalize(p.x, stats).tobytes() == y.tobytes()
     assert_trained(p, y, stats, count, got, case, dtype)
 

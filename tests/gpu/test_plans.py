@@ -391,8 +391,8 @@ def test_long_runs_are_kept_by_a_block_alone(name, positions, dtype, blocks, kil
     (first,) = row_plans.rows(name, shape, dtype, GAMMA_AND_BETA, name == "rows_backward", 0, LIKE_H100).launches
     f = fields(first)
     assert (bool(f["keep"]), first.shared >> 10) == (bool(blocks), kilobytes)
-    if name == "rows_backward":
-        assert first.grid == ((blocks or 1) * 128, 1)  # all of a processor, but for those that groups leave
+    if name == "rows_backward":  # all of a processor, but for those that groups leave, and as many late ones
+        assert (first.grid, f["late"], f["halvings"]) == ((2 * (blocks or 1) * 128, 1), 64 * 32 * 7 // 8, 1)
 
 
 def test_short_runs_are_not_kept_by_a_block_alone():
@@ -649,7 +649,7 @@ def test_what_a_sanitizer_watches(monkeypatch):
     """On an H100 the small calls reach every family of kernels, and blocks that go on to other channels and rows."""
     device = PlanningDevice(plans.Limits())
     monkeypatch.setattr(launching, "device_of", lambda x: device)
-    gpu_small.calls(lambda shape: np.empty(shape, "f4"), np.ones)
+    gpu_small.calls(lambda shape: np.empty(shape, "f4"), np.ones, device)
     assert {launch.family for launch in device.log} == launching.FAMILIES.keys() - {"statistics"}
     assert {launch.kernel.partition("<")[0] for launch in device.log if launch.meeting} == {"moments", "sums"}
     going_on = set()
@@ -666,5 +666,7 @@ def test_what_a_sanitizer_watches(monkeypatch):
             continue
         if many > at_a_time:
             going_on.add(name)
+    rows = [(launch.kernel.partition("<")[0], fields(launch)) for launch in device.log if launch.family == "rows"]
+    assert {name for name, of in rows if of["late"] < of["rows"]} >= {"rows_forward", "rows_backward"}
     weighted = {"rows_weighted_forward", "rows_weighted_backward"}
     assert going_on == {"cluster_moments", "cluster_sums", "moments", "sums", "rows_forward"} | weighted

@@ -11,6 +11,7 @@ from bnorm.kernels import MEAN_SQUARE, VARIANCE, gpu
 from bnorm.kernels.activation import RELU
 from bnorm.kernels.gpu import plans
 from bnorm.kernels.gpu.jobs import GAMMA_ALONE, GAMMA_AND_BETA, NO_AFFINE, ROW_JOB
+from compare import assert_close
 from emulated.device import emulated_device, needs_emulator  # noqa: F401
 from placing import moved
 
@@ -140,3 +141,22 @@ def test_any_place_in_memory(sample):
         assert np.array_equal(gpu.rows_backward(dy, a, mean, rstd, gamma, beta)[0], dx)
         again = gpu.rows_backward(b, x, mean, rstd, gamma, beta, out=b)  # in its own place
         assert again[0] is b and all(map(np.array_equal, again, (dx, *sums)))
+
+
+@pytest.mark.parametrize(("sample", "samples"), [((1, 700, 1), 520), ((1, 33, 1), 3100), ((2, 2, 49), 700)], ids=str)
+def test_late_blocks(sample, samples, device, monkeypatch):
+    """Of many rows for one processor the last ones belong to blocks that begin late, and have sums of their own."""
+    arrays = problem((samples, *sample), "float32")
+    x, dy, gamma, beta, _ = arrays
+    found, sums = [], []
+    for processors in (1, 160):
+        monkeypatch.setattr(device, "limits", plans.Limits(processors))
+        found.append(results(*arrays, VARIANCE))
+        _, mean, rstd = gpu.rows_forward(x, gamma, beta, 1e-5)
+        device.log.clear()
+        sums.append(gpu.rows_backward(dy, x, mean, rstd, gamma, beta)[1:])
+        of = ROW_JOB.placed(device.log[0].geometry)
+        assert (of["late"] < of["rows"]) == (processors == 1) == (of["halvings"] > 0)
+    assert_parts(found[0], found[1], slice(None), sample=sample)
+    for late, even in zip(*sums, strict=True):
+        assert_close(late, even, 1e-5 * np.sqrt(samples * sample[-1]) * abs(dy).max())

@@ -16,6 +16,7 @@ from bnorm.kernels import cpu, gpu, reference
 from bnorm.kernels.activation import GELU, IDENTITY, RELU, SILU, leaky
 from bnorm.kernels.gpu import launching, plans
 from bnorm.kernels.gpu.calls import begun
+from bnorm.kernels.gpu.jobs import JOB
 from cases import CASES, DTYPES, Case, c_order
 from drawing import pairwise, text
 from emulated.device import CLUSTERED, SMALL, emulated, needs_emulator
@@ -77,13 +78,15 @@ class Backend:
         assert [a.tobytes() for a in there if isinstance(a, np.ndarray)] == before, f"{name} wrote to its arguments"
         return got
 
-    def meets(self, name, then, x):
-        """Whether blocks meet in this reduction, and so add up in another order than those of its pieces."""
+    def adds_otherwise(self, name, then, x):
+        """Whether this reduction adds up in another order than its pieces do: where blocks meet, and about a center
+        that all threads know, where moments are those of channel runs that are kept."""
         if self.kernels is cpu:
             return False
         call = begun(self.up(x), None, writes=False)
-        plan = plans.reduction(name, *call.size, False, then, 0, call.device.limits)
-        return plan.launches[0].meeting
+        launch = plans.reduction(name, *call.size, False, then, 0, call.device.limits).launches[0]
+        of = JOB.placed(launch.geometry)
+        return launch.meeting or (name == "moments" and of["keep"] > 0 and of["base"] > 1)
 
     def both(self, name, *args, **options):
         """What the kernel and the reference return."""

@@ -64,7 +64,9 @@ class EmulatedDevice:
         self.log.append(launch)
         emulator = self.compiled(launch.family, launch.kernel)
         blocks = None if self.only is None else self.only(launch)
-        grid = (min(launch.grid[0], RESIDENT * self.limits.processors), 1) if launch.persistent else launch.grid
+        grid = launch.grid
+        if launch.persistent:
+            grid = min(grid[0], launch.persistent * RESIDENT * self.limits.processors), 1
         size = grid, launch.block, launch.shared
         resident = self.limits.processors if launch.meeting else 0
         emulator.launch(launch.kernel, *size, (call + launch.geometry,), self.order, resident, blocks)

@@ -240,3 +240,44 @@ BN_DEV void add_steps(
   }
   state.end(values, s_, q_, sum);
 }
+
+// Sums about a center that all threads know add up as they are: those of x - center and of its square.
+
+// Three values, of which the middle one is a center near the mean. What is not finite is none.
+template <class T>
+struct Near {
+  T first, second, last;
+
+  BN_MEMBER typename Compute<T>::type center() const {
+    typedef typename Compute<T>::type A;
+    const A found = middle<A>(widen(first), widen(second), widen(last));
+    return found - found == 0 ? found : (A)0;
+  }
+};
+
+// s and q of all steps of a thread. Float64 where `center` is.
+template <class T, int V, int K, class A, class Walk, class Arrived>
+BN_DEV void add_about(
+    const T* x, Walk walk, i64 steps, const A (&center)[K], Sums (&sum)[K], const Arrived& arrived) {
+  Reader<T, V, 1> reader = {nullptr};
+#pragma unroll 1
+  for (; steps > 0; steps -= Block<T, V, K>::STEPS) {
+    const int many = (int)least(Block<T, V, K>::STEPS, steps);
+    double s[K], q[K];
+    arrived(steps - many);
+    add_block<BATCH, false>(x, walk, many, center, reader, s, q);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      sum[k].total += s[k];
+      sum[k].dot += q[k];
+    }
+  }
+}
+
+// Moments by such sums of n values; `far`: whether the center is so far from the mean that digits are lost. Sums about
+// the mean that has been found, in float64, do not lose them.
+BN_DEV Moments moments_about(double n, double center, const Sums& sum, bool& far) {
+  const double away = n == 0.0 ? 0.0 : sum.total / n, m2 = sum.dot - sum.total * away;
+  far = sum.dot > FAR * m2;
+  return {n, center, m2 < 0.0 ? 0.0 : m2, away};
+}

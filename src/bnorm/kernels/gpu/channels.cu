@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(BX* BY, (Resident<BX * BY, K, MODE>::blocks)) 
   }
   Vector<T, V>* kept = kept_memory<T, V, MODE>(job);
   if constexpr (MODE == MEETING) {
-    met_moments<T, V, K, BX, BY>(job, kept);
+    meet_forward<T, V, K, BX, BY, KIND>(job, kept);
   } else {
     Moments sum[K];
     sum_moments<T, V, K, BX, BY, MODE>(job, blockIdx.x, blockIdx.y, kept, sum);
@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(BX* BY, (Resident<BX * BY, K, MODE>::blocks)) 
       if (MODE != CAREFUL) add_one(sum, exact(widen(static_cast<const T*>(job.x)[job.steps * job.columns + column])));
     };
     finish_tile<T, Moments, K, BX, BY, MODE>(job, blockIdx.x, blockIdx.y, sum, rest);
+    if (MODE == WITH_MAP) map_forward<T, V, K, BX, BY, KIND, false>(job, blockIdx.x, blockIdx.y, kept);
   }
-  if (MAPS<MODE>) map_forward<T, V, K, BX, BY, KIND, false>(job, blockIdx.x, blockIdx.y, kept);
 }
 
 __global__ void __launch_bounds__(256) finish_stats(Job job) {
@@ -53,10 +53,14 @@ __global__ void __launch_bounds__(BX* BY, (Resident<BX * BY, K, MODE>::blocks)) 
     if (BY > 256 || job.keep) return backward_runs<T, V, BY, KIND>(job, alone);
   }
   Vector<T, V>* kept = kept_memory<T, V, MODE>(job);
-  Sums sum[K];
-  sum_products<T, V, K, BX, BY, MODE, KIND>(job, blockIdx.x, blockIdx.y, kept, sum);
-  finish_tile<T, Sums, K, BX, BY, MODE>(job, blockIdx.x, blockIdx.y, sum);
-  if (MAPS<MODE>) map_backward<T, V, K, BX, BY, SUMS_ONLY, KIND>(job, blockIdx.x, blockIdx.y, kept);
+  if constexpr (MODE == MEETING) {
+    meet_backward<T, V, K, BX, BY, KIND>(job, kept);
+  } else {
+    Sums sum[K];
+    sum_products<T, V, K, BX, BY, MODE, KIND>(job, blockIdx.x, blockIdx.y, kept, sum);
+    finish_tile<T, Sums, K, BX, BY, MODE>(job, blockIdx.x, blockIdx.y, sum);
+    if (MODE == WITH_MAP) map_backward<T, V, K, BX, BY, SUMS_ONLY, KIND>(job, blockIdx.x, blockIdx.y, kept);
+  }
 }
 
 __global__ void __launch_bounds__(256) finish_gradients(Job job) {

@@ -25,6 +25,29 @@ BN_DEV Normal normal_of(const Job& job, i64 c, double mean, double var, double c
 BN_DEV Normal normal_of(const Job& job, i64 c, const Moments& sum) {
   return normal_of(job, gamma_of(job, c), beta_of(job, c), sum);
 }
+// What the map of a tile's channel reads, in the type of computation: of a forward, and of a backward.
+template <int WIDTH, class A>
+BN_DEV void keep_normal(A* to, const Normal& of) {
+  const A high = (A)of.mean;
+  to[0] = high;
+  to[WIDTH] = (A)of.scale;
+  to[2 * WIDTH] = (A)bn_fold((double)high, of.mean, of.scale, of.shift);
+}
+template <int WIDTH, class A, class B>
+BN_DEV void keep_coefficients(B* to, double mean, const Coefficients& of) {
+  to[0] = (B)of.a;
+  to[WIDTH] = (B)of.b;
+  to[2 * WIDTH] = (B)bn_fold((double)(A)mean, mean, of.b, of.c);
+}
+BN_DEV Normal read_normal(const Job& job, i64 c) {
+  return {row_of(job.stats, job, MEAN)[c], 0.0, 0.0, row_of(job.stats, job, SCALE)[c],
+          row_of(job.stats, job, SHIFT)[c]};
+}
+BN_DEV Coefficients read_coefficients(const Job& job, i64 c) {
+  return {row_of(job.coefficients, job, A_OF_DX)[c], row_of(job.coefficients, job, B_OF_DX)[c],
+          row_of(job.coefficients, job, C_OF_DX)[c]};
+}
+
 BN_DEV void write_stats(const Job& job, i64 c, const Normal& of) {
   row_of(job.stats, job, MEAN)[c] = of.mean;
   row_of(job.stats, job, VAR)[c] = of.var;
@@ -33,9 +56,11 @@ BN_DEV void write_stats(const Job& job, i64 c, const Normal& of) {
   row_of(job.stats, job, SHIFT)[c] = of.shift;
 }
 
+BN_DEV Coefficients coefficients_of(double scale, double rstd, const Sums& sum, double count) {
+  return {scale, bn_grad_b(rstd, sum.dot, count), bn_grad_c(sum.total, count)};
+}
 BN_DEV Coefficients coefficients_of(const Job& job, i64 c, const Sums& sum, double count) {
-  const double rstd = row_of(job.stats, job, RSTD)[c];
-  return {row_of(job.stats, job, SCALE)[c], bn_grad_b(rstd, sum.dot, count), bn_grad_c(sum.total, count)};
+  return coefficients_of(row_of(job.stats, job, SCALE)[c], row_of(job.stats, job, RSTD)[c], sum, count);
 }
 BN_DEV void write_coefficients(const Job& job, i64 c, const Coefficients& of) {
   row_of(job.coefficients, job, A_OF_DX)[c] = of.a;
@@ -44,10 +69,8 @@ BN_DEV void write_coefficients(const Job& job, i64 c, const Coefficients& of) {
 }
 
 // The sums about the mean, out of those about its high part.
-template <class T>
-BN_DEV Sums about_mean(const Job& job, i64 c, const Sums& sum) {
-  typedef typename Compute<T>::type A;
-  const double mean = row_of(job.stats, job, MEAN)[c];
+template <class A>
+BN_DEV Sums about_mean(double mean, const Sums& sum) {
   return {sum.total, sum.dot - (mean - (double)(A)mean) * sum.total};
 }
 
@@ -77,7 +100,7 @@ BN_DEV void finish_channel(const Job& job, i64 c, const Moments& sum) {
 
 template <class T>
 BN_DEV void finish_channel(const Job& job, i64 c, const Sums& sum) {
-  const Sums of = about_mean<T>(job, c, sum);
+  const Sums of = about_mean<typename Compute<T>::type>(row_of(job.stats, job, MEAN)[c], sum);
   if (job.sums) {
     job.sums[c] = of.total;
     job.sums[job.channels + c] = of.dot;
@@ -90,15 +113,16 @@ BN_DEV void finish_channel(const Job& job, i64 c, const Sums& sum) {
 // The maps -----------------------------------------------------------------------------------------------------------
 // The chunks of the reduction are cut into `split` parts, and all last parts come first: what the blocks of the
 // reduction read last may still be in the second-level cache. `kept` is what a block has kept of what it read. One that
-// FETCHES has the coefficients of its only channel in shared memory, `ready`; what is mapped leaves its place to what
-// lies `ahead` elements behind it, in groups of BATCH steps or PAIRS, 0 where nothing follows.
+// is READY has the coefficients of its tile in shared memory, `ready`. If it FETCHES, too, it has one channel, and what
+// is mapped leaves its place to what lies `ahead` elements behind it, in groups of BATCH steps or PAIRS; 0: nothing
+// follows.
 
 BN_DEV i64 part_of_map(const Job& job) {
   const i64 chunks = job.chunks / job.split;
   return (blockIdx.y % chunks) * job.split + (job.split - 1 - blockIdx.y / chunks);
 }
 
-template <class T, int V, int K, int BX, int BY, int KIND, bool FINITE, bool FETCHES = false>
+template <class T, int V, int K, int BX, int BY, int KIND, bool FINITE, bool FETCHES = false, bool READY = FETCHES>
 BN_DEV void map_forward(
     const Job& job, i64 tile, i64 g, Vector<T, V>* kept, const typename Compute<T>::type* ready = nullptr,
     i64 ahead = 0) {
@@ -109,25 +133,16 @@ BN_DEV void map_forward(
   const T* x = static_cast<const T*>(job.x);
   T* y = static_cast<T*>(job.y);
   BN_SHARED(A, shared, 3 * WIDTH);
-  const A* coefficients = FETCHES ? ready : shared;
-  if (!FETCHES) __syncthreads();  // the statistics may have been written by other threads of this block
-  if (!FETCHES && tid < WIDTH && tile * WIDTH + tid < job.columns) {
+  const A* coefficients = READY ? ready : shared;
+  if (!READY) __syncthreads();  // the statistics may have been written by other threads of this block
+  if (!READY && tid < WIDTH && tile * WIDTH + tid < job.columns) {
     const i64 column = tile * WIDTH + tid, c = channel_of(job, column);
-    Normal of;
-    if (job.var) {  // inference: one block of a channel keeps its statistics
-      of = normal_of(job, c, job.mean[c], job.var[c], 1.0);
-      if (g == 0 && column == c * job.inner) write_stats(job, c, of);
-    } else {
-      of.mean = row_of(job.stats, job, MEAN)[c];
-      of.scale = row_of(job.stats, job, SCALE)[c];
-      of.shift = row_of(job.stats, job, SHIFT)[c];
-    }
-    const A high = (A)of.mean;
-    shared[tid] = high;
-    shared[WIDTH + tid] = (A)of.scale;
-    shared[2 * WIDTH + tid] = (A)bn_fold((double)high, of.mean, of.scale, of.shift);
+    // inference: one block of a channel keeps its statistics
+    const Normal of = job.var ? normal_of(job, c, job.mean[c], job.var[c], 1.0) : read_normal(job, c);
+    if (job.var && g == 0 && column == c * job.inner) write_stats(job, c, of);
+    keep_normal<WIDTH>(shared + tid, of);
   }
-  if (!FETCHES) __syncthreads();
+  if (!READY) __syncthreads();
   if (!place.inside) return;
   A h[K], scale[K], shift[K];
 #pragma unroll
@@ -188,7 +203,7 @@ BN_DEV void map_forward(
 
 // With weights, which may be of any size, a, b and c are double. With FROZEN statistics dx is a map of dy, and reads x
 // for the activation alone. `given`, with `ready`: what fill_forward finds.
-template <class T, int V, int K, int BX, int BY, int MODE, int KIND, bool FETCHES = false>
+template <class T, int V, int K, int BX, int BY, int MODE, int KIND, bool FETCHES = false, bool READY = FETCHES>
 BN_DEV void map_backward(
     const Job& job, i64 tile, i64 g, Vector<T, V>* kept, const typename Compute<T>::type* ready = nullptr,
     i64 ahead = 0, const Forward<typename Compute<T>::type, K, BX>* given = nullptr) {
@@ -205,27 +220,19 @@ BN_DEV void map_backward(
   BN_SHARED(Of, shared, 1);
   BN_SHARED(B, found, 3 * WIDTH);
   const B* coefficients = found;
-  if constexpr (FETCHES) coefficients = ready;
-  const Of& forward = FETCHES ? *given : shared[0];
-  if (!FETCHES) {
+  if constexpr (READY) coefficients = ready;
+  const Of& forward = READY ? *given : shared[0];
+  if (!READY) {
     __syncthreads();  // the coefficients may have been written by other threads of this block
     fill_forward<T, KIND>(job, tile, shared[0]);
   }
-  if (!FETCHES && tid < WIDTH && tile * WIDTH + tid < job.columns) {
+  if (!READY && tid < WIDTH && tile * WIDTH + tid < job.columns) {
     const i64 channel = channel_of(job, tile * WIDTH + tid);
-    if (MODE == FROZEN) {
-      found[tid] = (B)row_of(job.stats, job, SCALE)[channel];
-    } else {
-      const double mean = row_of(job.stats, job, MEAN)[channel], high = (double)(A)mean;
-      const Coefficients of = {row_of(job.coefficients, job, A_OF_DX)[channel],
-                               row_of(job.coefficients, job, B_OF_DX)[channel],
-                               row_of(job.coefficients, job, C_OF_DX)[channel]};
-      found[tid] = (B)of.a;
-      found[WIDTH + tid] = (B)of.b;
-      found[2 * WIDTH + tid] = (B)bn_fold(high, mean, of.b, of.c);
-    }
+    const double mean = row_of(job.stats, job, MEAN)[channel];
+    if (MODE == FROZEN) found[tid] = (B)row_of(job.stats, job, SCALE)[channel];
+    else keep_coefficients<WIDTH, A>(found + tid, mean, read_coefficients(job, channel));
   }
-  if (!FETCHES) __syncthreads();
+  if (!READY) __syncthreads();
   if (!place.inside) return;
   // Behind an activation all that several channels have is too much for the registers of four blocks.
   constexpr bool MANY = K > 1 && KIND != BN_IDENTITY;

@@ -63,33 +63,13 @@ BN_DEV void sum_moments(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Mom
   }
 }
 
-// Sums about a center that all threads of a channel know, which add up as they are ------------------------------------
-
-// A value near the mean of a channel, by three that it has, from x on. What is not finite is none.
+// Of a channel of runs, ahead of where they are used.
 template <class T>
-BN_DEV typename Compute<T>::type center_of(const T* x, i64 second, i64 last) {
-  typedef typename Compute<T>::type A;
-  const A center = middle<A>(widen(x[0]), widen(x[second]), widen(x[last]));
-  return center - center == 0 ? center : (A)0;
-}
-
-// s and q of all steps of a thread.
-template <class T, int V, int K, class A, class Walk, class Arrived>
-BN_DEV void add_about(
-    const T* x, Walk walk, i64 steps, const A (&center)[K], Sums (&sum)[K], const Arrived& arrived) {
-  Reader<T, V, 1> reader = {nullptr};
-#pragma unroll 1
-  for (; steps > 0; steps -= Block<T, V, K>::STEPS) {
-    const int many = (int)least(Block<T, V, K>::STEPS, steps);
-    double s[K], q[K];
-    arrived(steps - many);
-    add_block<BATCH, false>(x, walk, many, center, reader, s, q);
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      sum[k].total += s[k];
-      sum[k].dot += q[k];
-    }
-  }
+BN_DEV Near<T> read_near(const Job& job, i64 c) {
+  const i64 outer = quotient(job.steps, job.run);
+  if (c >= job.channels || !outer) return {};
+  const T* x = static_cast<const T*>(job.x) + c * job.base;
+  return {x[0], x[outer / 2 * job.jump + job.run / 2 * job.unit], x[(outer - 1) * job.jump + job.run * job.unit - 1]};
 }
 
 // sum dy and sum dy (x - h), h being the high part of the mean -------------------------------------------------------
@@ -207,7 +187,8 @@ BN_DEV void add_products(
 }
 
 template <class T, int V, int K, int BX, int BY, int MODE, int KIND>
-BN_DEV void sum_products(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Sums (&sum)[K]) {
+BN_DEV const Forward<typename Compute<T>::type, K, BX>& sum_products(
+    const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Sums (&sum)[K]) {
   typedef typename Compute<T>::type A;
   constexpr bool WEIGHTED = MODE == CAREFUL;
   const Place<K, BX, BY> place(job, tile, g);
@@ -217,8 +198,8 @@ BN_DEV void sum_products(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Su
   typedef Forward<A, K, BX> Of;
   BN_SHARED(Of, shared, 1);
   const Of& forward = shared[0];
-  if constexpr (MODE == MEETING) fetch_steps<T, V, PAIRS>(job, place, kept);
   fill_forward<T, KIND>(job, tile, shared[0]);
+  if constexpr (MODE == MEETING) fetch_steps<T, V, PAIRS>(job, place, kept);  // which would come before it
   __syncthreads();
 #pragma unroll
   for (int k = 0; k < K; ++k) sum[k] = {0.0, 0.0};
@@ -243,4 +224,5 @@ BN_DEV void sum_products(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Su
     sum[k].total += gradient;
     if (!WEIGHTED || gradient != 0.0) sum[k].dot += gradient * (exact(value) - exact(h));
   });
+  return forward;
 }

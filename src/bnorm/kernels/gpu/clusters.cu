@@ -18,7 +18,7 @@ struct Told {
   double* memory;                // 2 * SIZE
   unsigned long long* barriers;  // 2
   int channels;                  // so far
-  static constexpr int NEXT = 4 * CLUSTER, SIZE = NEXT + 1;  // up to four numbers of each block; the next channel
+  static constexpr int NEXT = 2 * CLUSTER, SIZE = NEXT + 1;  // two numbers of each block; the next channel
 
   BN_MEMBER double* place(int channel) const { return memory + channel % 2 * SIZE; }
 };
@@ -125,17 +125,6 @@ BN_DEV Sums join_cluster(const Sums& own, double next, const Told& told) {
   return {total, add_lanes(v[1])};
 }
 
-BN_DEV Moments join_cluster(const Moments& own, double next, const Told& told) {
-  double v[4] = {own.n, own.center, own.m2, own.away};
-  tell_all(v, next, told);
-  const unsigned some = __ballot_sync(~0u, v[0] != 0.0);
-  const double center = __shfl_sync(~0u, v[1], some ? __ffs(some) - 1 : CLUSTER - 1);
-  const double off = (v[1] - center) + v[3], n = add_lanes(v[0]);
-  const double total = add_lanes(v[0] == 0.0 ? 0.0 : v[0] * off);
-  const double away = n == 0.0 ? 0.0 : total / n, gap = off - away;
-  return {n, center, add_lanes(v[0] == 0.0 ? 0.0 : v[2] + gap * v[0] * gap), away};
-}
-
 // The clusters that surely run from the start, and have their first channels without asking. There may be no room for
 // the last ones before others end: where processors come in less than eights, 15 of 16 run at a time.
 BN_DEV unsigned sure_clusters() { return gridDim.x - gridDim.x / 8u; }
@@ -148,19 +137,11 @@ BN_DEV double next_channel(const Job& job) {
   return (double)sure + atomicInc(job.tickets, asked - 1u);
 }
 
-// Clusters begin one after the other, each when the memory has had the time to read what those before it begin with.
-// All of them would otherwise read, sum and map at the same time, and go on like that: as each gets an equal share of
-// what the memory moves, none gains on the others, and it idles while they sum. The last clusters wait for a ticket
-// instead.
-constexpr int PACE = 1600;  // bytes in a cycle: 3 TB/s at 1.9 GHz
-
+// Clusters begin one after the other. The last ones wait for a ticket instead.
 template <class T, int V, int ARRAYS>
-BN_DEV void wait_for_turn(const Job& job) {
-#ifndef BN_ON_CPU
-  if (job.columns < 3 * (i64)gridDim.x || blockIdx.x >= sure_clusters()) return;
-  const i64 cycles = blockIdx.x * (job.steps * (i64)sizeof(Vector<T, V>) * ARRAYS / PACE), start = clock64();
-  while (clock64() - start < cycles) __nanosleep(100);
-#endif
+BN_DEV void begin_in_turn(const Job& job) {
+  const bool turns = job.columns >= 3 * (i64)gridDim.x && blockIdx.x < sure_clusters();
+  if (turns) wait_for_turn(blockIdx.x * (job.steps * (i64)sizeof(Vector<T, V>) * ARRAYS));
 }
 
 struct ClusterBlocks {
@@ -201,7 +182,7 @@ cluster_moments(Job job) {
   BN_SHARED(unsigned long long, barriers, 2);
   ClusterBlocks blocks = {{told, barriers, 0}, 0.0};
   start_told(blocks.told);
-  wait_for_turn<T, V, 1>(job);
+  begin_in_turn<T, V, 1>(job);
   forward_runs<T, V, BY, KIND>(job, blocks);
   blocks.end();
 }
@@ -213,7 +194,7 @@ cluster_sums(Job job) {
   BN_SHARED(unsigned long long, barriers, 2);
   ClusterBlocks blocks = {{told, barriers, 0}, 0.0};
   start_told(blocks.told);
-  wait_for_turn<T, V, 2>(job);
+  begin_in_turn<T, V, 2>(job);
   backward_runs<T, V, BY, KIND>(job, blocks);
   blocks.end();
 }

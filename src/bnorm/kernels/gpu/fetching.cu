@@ -54,3 +54,16 @@ struct Groups {
 struct AllThere {  // what is not fetched
   BN_MEMBER void operator()(i64) const {}
 };
+
+// Blocks that go on from one piece of work to the next begin one after the other, each when the memory has had the time
+// to read the `bytes` that those before it begin with. All of them would otherwise read, sum and map at the same time,
+// and go on like that: as each gets an equal share of what the memory moves, none gains on the others, and it idles
+// while they sum.
+constexpr int PACE = 1600;  // bytes in a cycle: 3 TB/s at 1.9 GHz
+
+BN_DEV void wait_for_turn(i64 bytes) {
+#ifndef BN_ON_CPU
+  const i64 start = clock64();
+  while (clock64() - start < bytes / PACE) __nanosleep(100);
+#endif
+}

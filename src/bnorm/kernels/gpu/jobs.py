@@ -72,7 +72,7 @@ ROW_JOB = Fields(  # rows.cu
     ("slope", "eps", "inverse"),
     (
         *("rows", "size", "inner", "groups", "lanes", "side", "affine", "streams", "sets", "columns", "channels"),
-        *("share", "whole", "keep", "bunch", "joined"),
+        *("share", "whole", "keep", "bunch", "joined", "late", "halvings"),
     ),
 )
 STATISTICS_JOB = Fields(  # statistics.cu

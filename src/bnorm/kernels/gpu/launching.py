@@ -217,7 +217,8 @@ class Device:
             function = kernel.kernel
             if persistent:
                 resident = self.cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor
-                grid = min(grid[0], self.limits.processors * resident(function.ptr, block[0], shared)), 1
+                at_a_time = self.limits.processors * resident(function.ptr, block[0], shared)
+                grid = min(grid[0], persistent * at_a_time), 1
             if meeting:
                 function = partial(function, enable_cooperative_groups=True)
             together = "meetings" if meeting else "clusters"

@@ -101,14 +101,6 @@ BN_DEV Sums sum_columns(const Job& job, double* memory, const Add& add) {
   return join_block<1, G, BY>(own, memory);
 }
 
-// A value near the mean of a channel.
-template <class T>
-BN_DEV typename Compute<T>::type plane_center(const Job& job, i64 c) {
-  const T* x = static_cast<const T*>(job.x) + c * job.run;
-  const i64 outer = quotient(job.steps, job.run);
-  return outer ? center_of<T>(x, outer / 2 * job.jump + job.run / 2, (outer - 1) * job.jump + job.run - 1) : 0;
-}
-
 template <class T, int V, int K, int G, int BY, int MODE, int KIND>
 __global__ void __launch_bounds__(256, KIND >= BN_SILU || sizeof(T) == 8 ? 3 : 4) planes_moments(Job job) {
   typedef typename Compute<T>::type A;
@@ -129,7 +121,7 @@ __global__ void __launch_bounds__(256, KIND >= BN_SILU || sizeof(T) == 8 ? 3 : 4
   // what else comes from memory, meanwhile
   const bool maps = MODE == WITH_MAP && tid < G;
   const double gamma = maps ? gamma_of(job, c) : 1.0, beta = maps ? beta_of(job, c) : 0.0;
-  if (tid < G) centers[tid] = exact(plane_center<T>(job, c));
+  if (tid < G) centers[tid] = exact(read_near<T>(job, c).center());
   if (tid == 0) far[0] = 0u;
   await_all_but<0>();
   __syncthreads();
@@ -148,19 +140,14 @@ __global__ void __launch_bounds__(256, KIND >= BN_SILU || sizeof(T) == 8 ? 3 : 4
   constexpr double OPEN = -1.0;
   const auto use = [&](const Sums& all, bool again) {
     if (tid < G && (!again || found[tid].n == OPEN)) {
-      const double n = (double)job.steps, center = centers[tid], away = n == 0.0 ? 0.0 : all.total / n;
-      const double m2 = all.dot - all.total * away;
-      found[tid] = {n, center, m2 < 0.0 ? 0.0 : m2, away};
-      if (!again && all.dot > FAR * m2) {
+      bool away;
+      found[tid] = moments_about((double)job.steps, centers[tid], all, away);
+      if (!again && away) {
         found[tid].n = OPEN;
-        centers[tid] = center + away;
+        centers[tid] += found[tid].away;
         atomicOr(far, 1u);
       } else if (MODE == WITH_MAP) {
-        const Normal normal = normal_of(job, gamma, beta, found[tid]);
-        const A high = (A)normal.mean;
-        coefficients[tid] = high;
-        coefficients[G + tid] = (A)normal.scale;
-        coefficients[2 * G + tid] = (A)bn_fold((double)high, normal.mean, normal.scale, normal.shift);
+        keep_normal<G>(coefficients + tid, normal_of(job, gamma, beta, found[tid]));
       }
     }
     __syncthreads();
@@ -245,11 +232,8 @@ __global__ void __launch_bounds__(256, 2) planes_sums(Job job) {
   };
   if (MODE != WITH_MAP) return finish(sum);
   if (tid < G) {
-    const double high = (double)(A)mean, b = bn_grad_b(rstd, sum.dot - (mean - high) * sum.total, count);
     found[tid] = sum;
-    coefficients[tid] = (A)scale;
-    coefficients[G + tid] = (A)b;
-    coefficients[2 * G + tid] = (A)bn_fold(high, mean, b, bn_grad_c(sum.total, count));
+    keep_coefficients<G, A>(coefficients + tid, mean, coefficients_of(scale, rstd, about_mean<A>(mean, sum), count));
   }
   __syncthreads();
   const Of of(job, anew(tid));

@@ -33,7 +33,7 @@ class Launch(NamedTuple):
     block: tuple[int]
     shared: int  # bytes of dynamic shared memory
     geometry: bytes  # the end of the job
-    persistent: bool = False  # blocks go on from one row to others: so many are enough as run at a time
+    persistent: int = 0  # blocks go on from one row to others: so many times as many are enough as run at a time
     meeting: bool = False  # all blocks have to run at the same time
 
 
@@ -161,7 +161,7 @@ def reduction(
     if whole and mapped:
         kernel, sent = shape.kernel(name, dtype, WITH_MAP, kind), streams(shape, dtype)
         only = launch(shape, kernel, chunk, chunks, shared=shared, keep=keep, streams=sent, bunch=found.bunch)
-        launches = [only._replace(persistent=keep > 0 and shape.base > 1)]  # blocks go on from channel to channel
+        launches = [only._replace(persistent=int(keep > 0 and shape.base > 1))]  # blocks go on from channel to channel
     else:
         exact = name == "moments" and not then and dtype != "float64"
         mode = CAREFUL if careful else EXACT if exact else SUMS_ONLY
@@ -188,7 +188,8 @@ def of_meeting(
     """A group of tiles has a ticket, and of moments one that says whether they are summed once more."""
     kernel, sent = shape.kernel(name, dtype, MEETING, kind), streams(shape, dtype)
     only = launch(shape, kernel, chunk, chunks, shared=shared, keep=keep, streams=sent)._replace(meeting=True)
-    partial, tickets = workspace(shape, chunks, 2, Bunches(chunks, 0, 0, 2 if name == "moments" else 1))
+    rounds = 2 if name == "moments" else 1
+    partial, tickets = workspace(shape, chunks, 2 * rounds, Bunches(chunks, 0, 0, rounds))
     return Plan((only,), max(partial, otherwise.partial), max(tickets, otherwise.tickets), otherwise)
 
 

@@ -41,6 +41,11 @@ KEPT_CHANNELS = 1024  # whose gamma and beta the blocks of a forward keep, if ro
 SUMMED = 16  # vectors of a run, from which on a warp adds up the runs of a long row
 JOINED = (8, 32)  # columns of a block that joins those sums in a launch of its own; the second of more than FEW_COLUMNS
 FEW_COLUMNS = 1024
+# Where blocks have many turns, the last rows belong to late blocks. By the sums that are made, how often the grid is to
+# be halved so that only its early blocks are left, and one of how many rows is late.
+LATE = {NO_PARAMS: (2, 4), PER_COLUMN: (1, 16), PER_CHANNEL: (1, 8)}
+LITTLE = 16 << 10  # bytes of sums that a late block may write, or of gamma and beta that it may keep
+RESIDENT_ROWS = 4  # blocks of a processor, at most
 LAUNCHED = 10  # turns of a join that take as long as that launch, from its gap to its end
 
 RowShape = tuple[int, ...]  # (N, G, K, L), or (N, D) for (N, 1, D, 1)
@@ -160,6 +165,18 @@ def affine_bytes(shape: RowShape, dtype: str, affine: int) -> int:
     return (gamma + (gamma if affine == GAMMA_AND_BETA else ZEROS)) * max(ITEMSIZE[dtype], 4)
 
 
+def first_late(sums: int, many: int, together: int, most: int, own: int) -> tuple[int, int]:
+    """The first row of late blocks, and how often the grid is to be halved for the early ones.
+
+    together: rows of a set of blocks at a time; most: sets that run at a time; own: bytes of a block beside its rows.
+    """
+    turns, (halvings, one_of) = many // together, LATE[sums]
+    late = turns // one_of
+    if late < ((1 << halvings) - 1) * most or own > LITTLE:  # some would have none
+        return many, 0
+    return (turns - late) * together, halvings
+
+
 @lru_cache(maxsize=1024)
 def rows(
     name: str,  # "rows_forward" or "rows_backward"
@@ -213,11 +230,13 @@ def rows(
     if sums:
         shared = max(shared, 16 * row.threads)  # where the partial sums of blocks are joined
         slots = limits.processors * summing_blocks(row, shared, limits)
-    if sums == PER_CHANNEL:  # blocks have the channels of a group to themselves
-        sets = min(cdiv(n, side), blocks_each(groups, slots))
-        blocks = sets * groups
-    else:
-        sets = blocks = max(1, min(cdiv(many, side), slots) if sums else cdiv(many, side))
+    alike = groups if sums == PER_CHANNEL else 1  # blocks of a set: each has the channels of a group to itself
+    most = blocks_each(alike, slots) if sums else limits.processors * RESIDENT_ROWS
+    late, halvings = first_late(sums, many, side * alike, most, max(kept, 16 * columns // alike))
+    sets = max(1, cdiv(many, side * alike))
+    if sums:
+        sets = min(sets, most << halvings)
+    blocks = sets * alike
     joined = bunches(sets, 1, channels, 2) if sums else Bunches(0, 0, 0, 0)
     if joined.turns > LAUNCHED:
         joined = Bunches(0, 0, 0, 0)
@@ -227,11 +246,11 @@ def rows(
         affine=affine if kept else NO_AFFINE,
         streams=int(many * size * ITEMSIZE[dtype] >= STREAMED), sets=sets, columns=columns,
         channels=channels, share=share, whole=int(size == row.lanes * row.steps * row.vector), keep=keep,
-        bunch=joined.bunch, joined=together,
+        bunch=joined.bunch, joined=together, late=late, halvings=halvings,
     )  # fmt: skip
     more = (kind, sums) if backward else (kind,)
     kernel = row.kernel(name, dtype, *more)
-    launches = [Launch("rows", kernel, (blocks, 1), (row.threads,), shared, geometry, not sums)]
+    launches = [Launch("rows", kernel, (blocks, 1), (row.threads,), shared, geometry, 0 if sums else 1 << halvings)]
     if sums and not joined.bunch:
         launches.append(Launch("rows", "rows_params", (cdiv(columns, together), 1), (THREADS,), 0, geometry))
     return Plan(tuple(launches), (2 * sets + joined.behind) * columns, max(groups, 1) * joined.tickets)

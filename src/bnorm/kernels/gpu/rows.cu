@@ -35,7 +35,7 @@ struct RowJob {
   double slope, eps, inverse;  // 1 / size
   // geometry: row_plans.py says what it means
   i64 rows, size, inner, groups, lanes, side, affine, streams, sets, columns, channels, share, whole, keep;
-  i64 bunch, joined;
+  i64 bunch, joined, late, halvings;
 };
 
 // What a backward will need of gamma and beta, which may have changed by then: a part by each block.
@@ -45,6 +45,21 @@ BN_DEV void keep_params(const RowJob& job) {
     if (job.gamma_kept) job.gamma_kept[c] = job.gamma[c];
     if (job.beta_kept) job.beta_kept[c] = job.beta[c];
   }
+}
+
+// Which rows a block works on: of its group, or with `groups` 1 of all. Late blocks, as many as early ones or more,
+// share the last rows. They begin where early blocks have ended, so that slower processors get less to do. All of this
+// is computed where it is used, as there are few registers.
+BN_DEV unsigned early_blocks(const RowJob& job) { return gridDim.x >> job.halvings; }
+BN_DEV bool is_early(const RowJob& job) { return blockIdx.x < early_blocks(job); }
+BN_DEV i64 first_row(const RowJob& job, i64 groups) {
+  const unsigned block = is_early(job) ? blockIdx.x : blockIdx.x - early_blocks(job);
+  const i64 set = quotient(block, groups);
+  return (is_early(job) ? 0 : job.late) + set * job.side * groups + (block - set * groups);
+}
+BN_DEV i64 rows_end(const RowJob& job) { return is_early(job) ? job.late : job.rows; }
+BN_DEV i64 rows_apart(const RowJob& job) {  // from one turn to the next
+  return (is_early(job) ? early_blocks(job) : gridDim.x - early_blocks(job)) * job.side;
 }
 
 // Gamma and beta of V values side by side, in the type of computation. Where all rows have the same ones a block keeps
@@ -294,29 +309,30 @@ BN_DEV RowStats stats_of(
   return found;
 }
 
-// Of a long row, from where it is KEPT, or else from memory.
-template <class T, int V, bool KEPT>
+// Of a long row, which a block has to itself, from where it is KEPT, or else from memory. The second time in float64.
+template <class T, int V, bool KEPT, class A>
 BN_DEV RowStats stats_of(
-    const RowJob& job, const Row<V, 0, true, KEPT>& row, const T* x, const Vector<T, V>* kept, RowSums<true>& sums) {
-  typedef typename Compute<T>::type A;
-  Moments sum[1];
-  Vector<T, V>* none = nullptr;
-  if (KEPT) {
-    const Walk<false, int> walk(0, ROW_THREADS * V);
-    add_steps<T, V, 1, ROW_THREADS, false, A>(
-        reinterpret_cast<const T*>(kept), walk, row.steps(), sum, none, Groups<BATCH>());
-  } else {
-    const Walk<false> walk(row.offset, row.stride);
-    add_steps<T, V, 1, ROW_THREADS, false, A>(x, walk, row.steps(), sum, none);
-  }
-  const Moments& own = sum[0];
-  const double center = exact(widen(x[0]));
-  const double own_away = own.center - center + own.away;
-  const double away = sums.add(own.n == 0.0 ? 0.0 : own.n * own_away) * job.inverse;
-  const double gap = own_away - away, mean = center + away;
-  const double var = sums.add(own.n == 0.0 ? 0.0 : own.m2 + gap * own.n * gap) * job.inverse;
-  if (job.rule == BN_MEAN_SQUARE) return {0.0, var + mean * mean};
-  return {mean, var};
+    const RowJob& job, const Row<V, 0, true, KEPT>& row, const T* x, const Vector<T, V>* kept, A center,
+    RowSums<true>& sums) {
+  bool far = false;
+  const auto find = [&](auto about) {
+    const decltype(about) only[1] = {about};
+    Sums sum[1] = {{0.0, 0.0}};
+    if constexpr (KEPT) {
+      const Walk<false, int> walk(0, ROW_THREADS * V);
+      add_about<T, V, 1>(reinterpret_cast<const T*>(kept), walk, row.steps(), only, sum, Groups<BATCH>());
+    } else {
+      const Walk<false> walk(row.offset, row.stride);
+      add_about<T, V, 1>(x, walk, row.steps(), only, sum, AllThere());
+    }
+    double both[2] = {sum[0].total, sum[0].dot};
+    sums.add(both);
+    const RowStats found = row_stats(job.rule == BN_MEAN_SQUARE, job.inverse, exact(about), both[0], both[1]);
+    far = both[1] * job.inverse > FAR * found.var;
+    return found;
+  };
+  const RowStats first = find(center);
+  return rarely(far) ? find(first.mean) : first;
 }
 
 // The vectors of a row, one after the other: use(where the thread holds it, its first value in the row, which one it

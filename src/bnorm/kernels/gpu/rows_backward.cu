@@ -49,7 +49,7 @@ BN_DEV void backward_rows(
     while (first + (rows - 1) * apart >= job.rows) --rows;
     return rows;
   };
-  const i64 begin_at = set() * job.side * apart + group(), on = gridDim.x * job.side;
+  const i64 begin_at = first_row(job, apart), on = rows_apart(job);
   if (PARAMS == PER_CHANNEL) of_channels.begin(job, group());
   const A* of_group = PARAMS == PER_CHANNEL ? of_channels.affine(job) : nullptr;
   const A* near = PARAMS == PER_CHANNEL ? of_group : affine;
@@ -76,7 +76,7 @@ BN_DEV void backward_rows(
   if (STEPS == 0) stats(start.inside, start.index);
   const auto fixed = [](A v) { return STEPS == 0 ? as_it_is(v) : v; };
 #pragma unroll 1
-  for (i64 first = begin_at; first < job.rows; first += on) {
+  for (i64 first = begin_at; first < rows_end(job); first += on) {
     Of row(job, first, apart);
     if constexpr (STEPS == 0) row.template part_of_warp<THREADS / 32>();
     const T* x = static_cast<const T*>(job.x) + row.start;
@@ -96,7 +96,7 @@ BN_DEV void backward_rows(
       });
     if (STEPS > 0) stats(row.inside, row.index);
     const double mean = next_mean, rstd = next_rstd;
-    if (STEPS == 0) stats(row.index + on < job.rows, row.index + on);  // one row ahead
+    if (STEPS == 0) stats(row.index + on < rows_end(job), row.index + on);  // one row ahead
     const A h = fixed((A)mean), r = fixed((A)rstd), low = fixed((A)bn_fold((double)h, mean, rstd, 0.0));
     // dy behind the activation
     const auto behind = [&](A gradient, A normalized, A gamma, A beta) {
@@ -232,7 +232,7 @@ BN_DEV void backward_rows(
       if (!WHOLE || row.inside) put<T, V>(dx + i, result, job.streams);
     };
     if constexpr (STEPS == 0) {
-      const i64 ahead = first + on < job.rows ? on * job.size : 0;
+      const i64 ahead = first + on < rows_end(job) ? on * job.size : 0;
       channel = channels;
 #pragma unroll 1
       for (Int step = 0; step < steps; step += MANY) {

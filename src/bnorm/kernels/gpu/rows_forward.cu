@@ -6,11 +6,20 @@ BN_DEV void forward_rows(
   typedef typename Compute<T>::type A;
   RowSums<WIDE> sums = {memory, (int)job.lanes, 0};
   const bn_activation act = activation_of<KIND>(job.slope);
-  const i64 apart = gridDim.x * job.side;  // from one row of a block to its next
+  const i64 apart = rows_apart(job);
   typedef Row<V, STEPS, WIDE, WHOLE> Of;
-  const Of start(job, blockIdx.x * job.side);
+  const Of start(job, first_row(job, 1));
   const ChannelWalk<typename Of::Int> channels(job, start);  // where a row is not held
+  // of a row; where it is not held, read one row ahead
+  const auto read_near = [&](const T* x) {
+    const bool about_zero = job.rule == BN_MEAN_SQUARE || job.size == 0;
+    return about_zero ? Near<T>{} : Near<T>{x[0], x[job.size / 2], x[job.size - 1]};
+  };
+  Near<T> near = {};
+  if (STEPS == 0 && start.inside) near = read_near(static_cast<const T*>(job.x) + start.start);
   if constexpr (STEPS == 0 && WHOLE) {
+    const bool several = is_early(job) && job.late >= 3 * apart;  // turns; where rows are in registers it gains nothing
+    if (several) wait_for_turn(blockIdx.x * job.size * (i64)sizeof(T));
     const T* x = static_cast<const T*>(job.x) + start.start;
     for (int j = 0, steps = start.steps(); j < steps; ++j) {
       fetch<T, V>(kept + j * ROW_THREADS, x + start.at(j));
@@ -18,7 +27,7 @@ BN_DEV void forward_rows(
     }
   }
 #pragma unroll 1
-  for (i64 first = blockIdx.x * job.side; first < job.rows; first += apart) {
+  for (i64 first = first_row(job, 1); first < rows_end(job); first += apart) {
     Of row(job, first);
     if constexpr (STEPS > 0 && sizeof(T) == 2) row.stride = anew(row.stride);  // else there are registers
     const T* x = static_cast<const T*>(job.x) + row.start;
@@ -30,11 +39,9 @@ BN_DEV void forward_rows(
         held[j] = load<T, V>(x + i);
         pack(held[j]);
       });
-      const bool about_zero = job.rule == BN_MEAN_SQUARE || job.size == 0;
-      const A center = about_zero ? (A)0 : middle<A>(widen(x[0]), widen(x[job.size / 2]), widen(x[job.size - 1]));
-      stats = stats_of<T>(job, row, x, held, center, sums);
+      stats = stats_of<T>(job, row, x, held, read_near(x).center(), sums);
     } else {
-      stats = stats_of<T, V, WHOLE>(job, row, x, kept, sums);
+      stats = stats_of<T>(job, row, x, kept, near.center(), sums);
     }
     if (job.size == 0) stats = {0.0, 0.0};
     const double mean = stats.mean, rstd = bn_rstd(mean, stats.var, job.eps, (double)job.size);
@@ -54,7 +61,8 @@ BN_DEV void forward_rows(
     if constexpr (STEPS == 0) {
       typedef typename Of::Int Int;
       const Int steps = row.steps();
-      const i64 ahead = first + apart < job.rows ? apart * job.size : 0;
+      const i64 ahead = first + apart < rows_end(job) ? apart * job.size : 0;
+      if (ahead) near = read_near(x + ahead);
       const auto map = [&](auto runs) {
         constexpr bool RUNS = decltype(runs)::value != 0;
         constexpr int MANY = ROLLED<KIND> ? 1 : RUNS ? BATCH : PAIRS;
@@ -92,9 +100,9 @@ BN_DEV void forward_rows(
   }
 }
 
-// How many blocks share a processor. On the H100 a fourth one gained for halves, and lost for float32 by several warps.
+// How many blocks share a processor. With a fourth one, rows of several warps would have too few registers.
 template <class T, int STEPS, int WIDE>
-constexpr int FORWARDS = STEPS != 4 ? 2 : sizeof(T) == 8 || (sizeof(T) == 4 && WIDE) ? 3 : 4;
+constexpr int FORWARDS = STEPS != 4 ? 2 : sizeof(T) == 8 || WIDE ? 3 : 4;
 
 template <class T, int V, int STEPS, int WIDE, int KIND>
 __global__ void __launch_bounds__(ROW_THREADS, (FORWARDS<T, STEPS, WIDE>)) rows_forward(RowJob job) {

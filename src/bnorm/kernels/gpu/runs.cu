@@ -16,66 +16,33 @@ struct OneBlock {
   BN_MEMBER i64 next() const { return following; }
 };
 
-// What join_block finds of a block that has one column, in its first warp, and in the same bits. There are fewer
-// barriers, as all threads add up what warps have found. `memory` is free behind the next barrier but one.
+// What join_block finds of a block that has one column, in its first warp, behind one barrier. `memory` is free behind
+// the next one.
 template <int BY>
 struct RunMemory {
-  static constexpr int WARPS = BY / 32, SIZE = 5 * WARPS;
+  static constexpr int WARPS = BY / 32, SIZE = 2 * WARPS;
 };
 
-template <int P>
-BN_DEV void add_lanes_of(double (&v)[P]) {
+template <int BY>
+BN_DEV Sums join_run(const Sums& mine, double* memory) {
+  constexpr int WARPS = RunMemory<BY>::WARPS;
+  double v[2] = {mine.total, mine.dot};
 #pragma unroll
   for (int d = 16; d > 0; d /= 2)
 #pragma unroll
-    for (int p = 0; p < P; ++p) v[p] += __shfl_down_sync(~0u, v[p], d);
-}
-
-// Sums over the warps of what their first lanes have: of the block in all threads or, without ALL, in its first warp.
-template <int BY, int P, bool ALL>
-BN_DEV void add_warps(double (&v)[P], double* memory) {
-  constexpr int WARPS = RunMemory<BY>::WARPS;
-  add_lanes_of<P>(v);
+    for (int p = 0; p < 2; ++p) v[p] += __shfl_down_sync(~0u, v[p], d);
 #pragma unroll
-  for (int p = 0; p < P; ++p)
+  for (int p = 0; p < 2; ++p)
     if (threadIdx.x % 32 == 0) memory[p * WARPS + threadIdx.x / 32] = v[p];
   __syncthreads();
-  if (!ALL && threadIdx.x >= 32) return;
+  if (threadIdx.x >= 32) return {0.0, 0.0};
 #pragma unroll
-  for (int p = 0; p < P; ++p) {
+  for (int p = 0; p < 2; ++p) {
     v[p] = 0.0;
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) v[p] += memory[p * WARPS + w];
   }
-}
-
-template <int BY>
-BN_DEV Sums join_run(const Sums& mine, double* memory) {
-  double v[2] = {mine.total, mine.dot};
-  add_warps<BY, 2, false>(v, memory);
   return {v[0], v[1]};
-}
-
-template <int BY>
-BN_DEV Moments join_run(const Moments& mine, double* memory) {
-  constexpr int WARPS = RunMemory<BY>::WARPS;
-  const int warp = threadIdx.x / 32;
-  const unsigned some = __ballot_sync(~0u, mine.n != 0.0);
-  const double of_warp = __shfl_sync(~0u, mine.center, some ? __ffs(some) - 1 : 31);
-  if (threadIdx.x % 32 == 0) {
-    memory[warp] = some ? 1.0 : 0.0;
-    memory[WARPS + warp] = of_warp;
-  }
-  __syncthreads();
-  int at = 0;
-  while (memory[at] == 0.0 && at + 1 < WARPS) ++at;
-  const double center = memory[WARPS + at], off = mine.away + (mine.center - center);
-  double v[2] = {mine.n, mine.n == 0.0 ? 0.0 : mine.n * off};
-  add_warps<BY, 2, true>(v, memory + 2 * WARPS);
-  const double away = v[0] == 0.0 ? 0.0 : v[1] / v[0], gap = off - away;
-  double m2[1] = {mine.n == 0.0 ? 0.0 : mine.m2 + gap * mine.n * gap};
-  add_warps<BY, 1, false>(m2, memory + 4 * WARPS);
-  return {v[0], center, m2[0], away};
 }
 
 // Of two channels one after the other, what has been found. That of a channel is finished while the next one is joined,
@@ -102,32 +69,46 @@ BN_DEV void forward_runs(const Job& job, Blocks& blocks) {
   BN_SHARED(double, memory, RunMemory<BY>::SIZE);
   BN_SHARED(Moments, both, 2);
   BN_SHARED(A, coefficients, 3);
+  BN_SHARED(int, far, 1);
   Vector<T, V>* kept = reinterpret_cast<Vector<T, V>*>(dynamic_memory(true)) + threadIdx.x;
   const Walk<false, int> walk(0, BY * V);
   const bool leads = threadIdx.x == 0;
   Found<T, Moments> found = {both, -1, 0};
   i64 c = blocks.first(job);
+  Near<T> near = read_near<T>(job, c);
   fetch_steps<T, V, BATCH>(job, Place<1, 1, BY>(job, c, blocks.rank()), kept);
 #pragma unroll 1
   while (c < job.columns) {
     blocks.ask(job, c);
     const double gamma = leads ? gamma_of(job, c) : 1.0, beta = leads ? beta_of(job, c) : 0.0;
-    Moments sum[1];
     const i64 steps = Place<1, 1, BY>(job, c, blocks.rank()).steps;
-    add_steps<T, V, 1, BY, false, A>(
-        reinterpret_cast<const T*>(kept), walk, steps, sum, (Vector<T, V>*)nullptr, Groups<BATCH>());
-    const Moments all = blocks.join(join_run<BY>(sum[0], memory));
+    const A center = near.center();
+    // in the first thread: the moments by sums about a center, and whether that is far away
+    const auto find = [&](auto about, bool& away) {
+      const decltype(about) only[1] = {about};
+      Sums sum[1] = {{0.0, 0.0}};
+      add_about<T, V, 1>(reinterpret_cast<const T*>(kept), walk, steps, only, sum, Groups<BATCH>());
+      return moments_about((double)(job.steps * V), exact(about), blocks.join(join_run<BY>(sum[0], memory)), away);
+    };
+    const auto use = [&](const Moments& all) {
+      found.next() = all;
+      keep_normal<1>(coefficients, normal_of(job, gamma, beta, all));
+    };
+    bool away;
+    const Moments first = find(center, away);
     found.finish(job, blocks.rank());
     if (leads) {
-      const Normal of = normal_of(job, gamma, beta, all);
-      const A high = (A)of.mean;
-      found.next() = all;
-      coefficients[0] = high;
-      coefficients[1] = (A)of.scale;
-      coefficients[2] = (A)bn_fold((double)high, of.mean, of.scale, of.shift);
+      use(first);
+      far[0] = away;
     }
     __syncthreads();
+    if (rarely(far[0])) {
+      const Moments second = find(found.next().center + found.next().away, away);
+      if (leads) use(second);
+      __syncthreads();
+    }
     const i64 next = blocks.next(), ahead = as_it_is(next < job.columns ? (next - c) * job.base : 0);
+    near = read_near<T>(job, next);
     map_forward<T, V, 1, 1, BY, KIND, false, true>(job, c, blocks.rank(), kept, coefficients, ahead);
     found.end(c);
     c = next;
@@ -164,7 +145,6 @@ BN_DEV void backward_runs(const Job& job, Blocks& blocks) {
   while (c < job.columns) {
     blocks.ask(job, c);
     const A high = as_it_is((A)read.mean);
-    const double away = read.mean - (double)high;
     Forward<A, 1, 1> forward = {{high}, {(A)0}, {(A)0}};
     if (KIND != BN_IDENTITY) {
       forward.scale[0] = (A)read.scale;
@@ -179,11 +159,9 @@ BN_DEV void backward_runs(const Job& job, Blocks& blocks) {
     const Sums all = blocks.join(join_run<BY>(sum[0], memory));
     found.finish(job, blocks.rank());
     if (leads) {
-      const double b = bn_grad_b(rstd, all.dot - away * all.total, count);
       found.next() = all;
-      coefficients[0] = (A)read.scale;
-      coefficients[1] = (A)b;
-      coefficients[2] = (A)bn_fold((double)high, read.mean, b, bn_grad_c(all.total, count));
+      const Sums of = about_mean<A>(read.mean, all);
+      keep_coefficients<1, A>(coefficients, read.mean, coefficients_of(read.scale, rstd, of, count));
     }
     __syncthreads();
     const i64 next = blocks.next(), ahead = as_it_is(next < job.columns ? (next - c) * job.base : 0);

@@ -1,18 +1,25 @@
 // From the sums of the threads of a block to finished channels, which its tile of columns belongs to.
 
 // Wait until all of so many blocks have come here, of which one leads; they run at the same time. All see then what the
-// others have written. Its highest bit turns with each meeting: after two of them the ticket is 0 again.
+// others have written. The highest bit of the ticket turns with each meeting: after two of them it is 0 again. Behind
+// only one, each block is to `leave`, which waits for nobody: the bit turns back when all have left, and have seen it.
+constexpr unsigned MET = 1u << 31;
+BN_DEV unsigned come(unsigned* ticket, unsigned blocks, bool leads) {
+  return atomicAdd(ticket, leads ? MET - (blocks - 1u) : 1u);
+}
 BN_DEV void meet(unsigned* ticket, unsigned blocks, bool leads) {
-  constexpr unsigned turn = 1u << 31;
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence();
-    const unsigned before = atomicAdd(ticket, leads ? turn - (blocks - 1u) : 1u);
+    const unsigned before = come(ticket, blocks, leads);
 #pragma unroll 1
-    while (!((seen(ticket) ^ before) & turn)) pause();
+    while (!((seen(ticket) ^ before) & MET)) pause();
     __threadfence();
   }
   __syncthreads();
+}
+BN_DEV void leave(unsigned* ticket, unsigned blocks, bool leads) {
+  if (threadIdx.x == 0) come(ticket, blocks, leads);
 }
 
 // The same as join_last, by all of the blocks at once, which know all sums behind it. Each has a share of the channels,
@@ -48,6 +55,46 @@ BN_DEV void finish_channel(const Job& job, i64 c, const Moments& sum);  // of th
 template <class T>
 BN_DEV void finish_channel(const Job& job, i64 c, const Sums& sum);
 
+// For the sums of a tile, in all that is done with them.
+template <class Tile>
+BN_DEV double* tile_memory() {
+  BN_SHARED(double, memory, Tile::SIZE);
+  return memory;
+}
+
+// Where a tile has all of its channels, each in one column, its blocks meet only once, and each adds up by itself what
+// all of them have written: the sums of the columns, in the first threads.
+BN_DEV bool has_channels(const Job& job) { return job.copies * job.inner == 1; }
+template <int K, int BX, int BY>
+BN_DEV Sums join_columns(const Job& job, double* partial, Sums (&mine)[K]) {
+  typedef Tile<K, BX, BY> tile;
+  constexpr int WIDTH = tile::WIDTH, THREADS = tile::THREADS;
+  double* memory = tile_memory<tile>();
+  const int tid = threadIdx.x, chunks = gridDim.y;
+  const i64 column = (i64)blockIdx.x * WIDTH + tid % WIDTH;
+  const bool inside = column < job.columns;
+  const Sums own = join_block<K, BX, BY>(mine, memory);
+  if (tid < WIDTH && inside) write_partial(partial, job.columns, blockIdx.y, column, own);
+  meet(job.tickets + blockIdx.x, chunks, blockIdx.y == 0);
+  Sums sum = {0.0, 0.0};
+#pragma unroll 8
+  for (int g = inside ? tid / WIDTH : chunks; g < chunks; g += THREADS / WIDTH) {
+    const double* of = partial + (i64)g * 2 * job.columns + column;
+    sum.total += __ldcg(of);
+    sum.dot += __ldcg(of + job.columns);
+  }
+  memory[tid] = sum.total;
+  memory[THREADS + tid] = sum.dot;
+  __syncthreads();
+  sum = {0.0, 0.0};
+#pragma unroll
+  for (int on = 0; tid < WIDTH && on < THREADS; on += WIDTH) {
+    sum.total += memory[tid + on];
+    sum.dot += memory[THREADS + tid + on];
+  }
+  return sum;
+}
+
 // From the sums of the threads to finished channels: the block writes its partial sums, and the last ones of its group
 // of tiles join them all. Of few channels, of which a tile has several columns each, these are sums of channels, of
 // each tile. WITH_MAP a block has all channels; MEETING, its blocks join them at once. `rest` adds to the sum of a
@@ -61,7 +108,7 @@ struct NoRest {
 template <class S, int K, int BX, int BY, int MODE, class Rest, class Use>
 BN_DEV void join_tile(const Job& job, i64 tile_index, i64 g, S (&mine)[K], const Rest& rest, const Use& use) {
   typedef Tile<K, BX, BY> tile;
-  BN_SHARED(double, memory, tile::SIZE);
+  double* memory = tile_memory<tile>();
   const bool few = K > 1 && MODE != WITH_MAP && job.chunks * gridDim.x > 1 && job.copies > 1 && job.inner == 1 &&
                    2 * job.channels <= tile::WIDTH;
   S sum = join_block<K, BX, BY>(mine, memory, few ? (int)job.channels : 0);
