@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from bnorm.kernels import BACKENDS, kernels_for, view
+from bnorm.kernels import BACKENDS, cpu, kernels_for, view
 from bnorm.kernels.activation import NAMES, Activation, named
 
 FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))  # NumPy's own, in the machine's byte order
@@ -270,10 +270,8 @@ def activation(who: str, name: object, negative_slope: object) -> Activation:
     return named(name, below + 0.0)  # turns -0.0 into 0.0
 
 
-def weights(
-    who: str, weight: object, layout: view.Layout, kind: type, keep: bool = True
-) -> tuple[ndarray, float, float]:
-    """Weights as the kernels take them, their sum, and the number of weights above 0; any number above 1 means several.
+def weights(who: str, weight: object, layout: view.Layout, kind: type, keep: bool = True) -> tuple[ndarray, float]:
+    """Weights as the kernels take them, and the number of weights above 0; any number above 1 means several.
 
     Masks, of bool or uint8, stay what they are.
 
@@ -282,13 +280,18 @@ def weights(
     """
     given = real(who, "weight", weight, kind)
     w = placed(who, view.weights, given, layout)
-    total, positive = total_and_positive(who, w)
     shared = keep and given.dtype == w.dtype and np.may_share_memory(w, given)
-    return w.copy() if shared else w, total, positive
+    if kind is not ndarray:
+        positive = check_weights(who, w)
+        return w.copy() if shared else w, positive
+    kept, total, positive = cpu.keep_weights(w, shared)
+    if total and not LIGHTEST <= total < math.inf:
+        check_weights(who, w)
+    return kept, positive
 
 
 def placed_weights(who: str, weight: object, layout: view.Layout, kind: type) -> ndarray:
-    """The same weights of which only type and shape are checked: `total_and_positive` has the rest of the checks."""
+    """The same weights of which only type and shape are checked: `check_weights` has the rest of the checks."""
     return placed(who, view.weights, real(who, "weight", weight, kind), layout)
 
 
@@ -300,24 +303,16 @@ def placed(who: str, order: Callable[[Any, view.Layout], ndarray], given: ndarra
         raise ValueError(f"{who}: {error}") from None
 
 
-def total_and_positive(who: str, w: ndarray) -> tuple[float, float]:
-    """The sum of weights and the number of those above 0, as `weights` has them; the rest of its checks."""
-    kind = type(w)
+def check_weights(who: str, w: ndarray) -> float:
+    """The number of weights above 0; the rest of the checks of `weights`, which say what is wrong."""
     lowest: Any = 0.0
     highest = total = positive = lowest
-    if view.is_mask(w):
-        positive = float(np.count_nonzero(w))
-        total = positive if w.dtype == bool else float(w.sum())
-    elif w.size:
-        lowest, highest = w.min(), w.max()
+    if w.size:
         with np.errstate(over="ignore"):
-            total = w.sum()
-        if kind is not ndarray:
-            positive = np.count_nonzero(w)
-            lowest, highest, total, positive = BACKENDS[kind].numbers(lowest, highest, total, positive)
-        else:  # a sum above the largest weight means several; counting would take as long as summing
-            positive = 2.0 if total > highest else float(np.count_nonzero(w))
-    return _sum_of_weights(who, "weight", lowest, highest, float(total)), positive
+            some = w.min(), w.max(), w.sum(), np.count_nonzero(w)
+        lowest, highest, total, positive = BACKENDS[type(w)].numbers(*some)
+    _sum_of_weights(who, "weight", lowest, highest, total)
+    return float(positive)
 
 
 def summable(who: str, name: str, w: Any, times: int) -> None:

@@ -43,7 +43,7 @@ def moments(
     codes, n = _codes(who, groups, n_groups, layout)
     w: ndarray | None = None
     if weight is not None:
-        w, _, _ = checks.weights(who, weight, layout, ndarray, keep=False)
+        w, _ = checks.weights(who, weight, layout, ndarray, keep=False)
         w = view.dense(w, np.float64)
     try:
         return Moments.from_parts(kernels.moments(block, codes, n, w, skipna))

@@ -164,7 +164,7 @@ def known_forward(
     kernels = BACKENDS[type(x)]
     block, layout = seen
     if weight is not None:  # which has no effect
-        checks.weights(who, weight, layout, type(x))
+        checks.weights(who, weight, layout, type(x), keep=False)
     room = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
     mean, var = known
     y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, None, act, None, room[0])
@@ -206,7 +206,7 @@ def batch_forward(
     block, layout = seen
     positive: float = 2
     if weight is not None:
-        weight, _, positive = checks.weights(who, weight, layout, type(x))
+        weight, positive = checks.weights(who, weight, layout, type(x))
     saved: ChannelSaved
     own = kernels is None
     if own:
@@ -282,7 +282,7 @@ def row_forward(
     block, layout = rows
     added = None if residual is None else view.like(checks.residual(who, residual, x), layout)
     if weight is not None:
-        weight, _, _ = checks.weights(who, weight, layout, type(x))
+        weight, _ = checks.weights(who, weight, layout, type(x))
     room = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
     found = kernels.rows_forward(block, gamma, beta, eps, rule, act, room[0], added, weight, True)
     y, mean, rstd, gamma_then, beta_then = found

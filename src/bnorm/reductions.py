@@ -52,12 +52,12 @@ def _weighted(who: str, block: Any, layout: view.Layout, weight: Any, skipna: bo
     """The parts of weighted moments. On the CPU the kernel checks the weights while it reads them: they may be as many
     bytes as x."""
     if type(block) is not ndarray:
-        weight, _, _ = checks.weights(who, weight, layout, type(block), keep=False)
+        weight, _ = checks.weights(who, weight, layout, type(block), keep=False)
         return BACKENDS[type(block)].moments(block, weight, skipna)
     weight = checks.placed_weights(who, weight, layout, ndarray)
     parts = cpu.moments(block, weight, skipna)
     if not block.size or not checks.LIGHTEST <= parts[0, 0] < inf:  # infinite: the weights are wrong
-        checks.total_and_positive(who, weight)
+        checks.check_weights(who, weight)
     return parts
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import bnorm
 from bnorm.kernels import cpu, reference
 from compare import assert_close, assert_same
 
@@ -98,3 +99,75 @@ def test_light_values_far_away_cost_no_digit(shape, dtype):
     assert_close(found[0], count, 1e-14 * count, shape=shape)
     assert_close(found[1].astype(np.longdouble) + found[3], mean, 1e-12 * std, shape=shape)
     assert_close(found[2], m2, 1e-13 * m2, shape=shape)
+
+
+@every_shape
+def test_all_channels_have_the_count_of_the_forward(shape):
+    """Some of them add up the weights, and others take that sum; those of a mask are exact."""
+    for dtype in ("f4", "f8"):
+        x, weight = example(shape, dtype)
+        count = cpu.forward(x, None, None, 1e-5, weight=weight)[2]
+        assert_same(cpu.moments(x, weight)[0], np.full(shape[1], count), shape=shape)
+        assert_close(count, weight.sum(), 1e-14 * count, shape=shape)
+        assert_same(cpu.moments(x, weight > 0)[0], np.full(shape[1], (weight > 0).sum(), float), shape=shape)
+
+
+@every_shape
+def test_weights_times_a_power_of_two(shape):
+    x, weight = example(shape)
+    want = cpu.moments(x, weight) * np.array([[4.0], [1.0], [4.0], [1.0]])
+    assert_same(cpu.moments(x, weight * 4), want, shape=shape)
+
+
+@every_shape
+@pytest.mark.parametrize("wrong", [-1e-3, np.nan, np.inf])
+def test_a_weight_that_is_wrong_makes_all_counts_infinite(shape, wrong):
+    for place in (0.0, 0.1, 0.5, 0.999):
+        x, weight = example(shape)
+        weight.flat[int(place * weight.size)] = wrong
+        weight.flat[-1] = wrong if place > 0.9 else 1.0
+        assert np.isinf(cpu.moments(x, weight)[0]).all(), place
+
+
+@every_shape
+def test_weights_may_lie_anywhere(shape):
+    x, weight = example(shape)
+    room = np.zeros(weight.size + 8)
+    want = cpu.moments(x, weight)
+    for i in range(1, 8):
+        moved = room[i : i + weight.size].reshape(weight.shape)
+        moved[:] = weight
+        assert_same(cpu.moments(x, moved), want, place=i)
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    before = bnorm.get_num_threads()
+    bnorm.set_num_threads(request.param)
+    yield
+    bnorm.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", ["f8", "?", "u1"])
+@pytest.mark.parametrize("n", [0, 1, 511, 2048, 2049, 70001, 2100001])
+def test_weights_that_are_kept(n, dtype, threads):
+    """The last are so many that their copy goes past the caches."""
+    weight = (np.random.default_rng(n).random((n, 1)) * 3).astype(dtype)
+    same, total, above = cpu.keep_weights(weight, False)
+    assert same is weight
+    assert above == min(2, np.count_nonzero(weight))
+    assert_close(total, weight.sum() if dtype == "f8" else 0.0, 1e-13 * (n + 1))
+    copy, *found = cpu.keep_weights(weight, True)
+    assert found == [total, above]
+    assert_same(copy, weight)
+    assert not np.may_share_memory(copy, weight)
+
+
+def test_the_sum_of_weights_that_are_wrong():
+    for at in (0, 600, 2047, 2048, 4999):
+        weight = np.zeros(5000)
+        weight[at] = 0.5
+        assert cpu.keep_weights(weight, False) == (pytest.approx(weight), 0.5, 1)
+        for wrong, total in [(-1e-9, np.nan), (np.nan, np.nan), (np.inf, np.inf)]:
+            weight[at] = wrong
+            assert np.array_equal(cpu.keep_weights(weight, True)[1], total, equal_nan=True), (at, wrong)

@@ -53,6 +53,8 @@ def of_channels(rng, shape, kind) -> Iterator[str]:
     given = entries.known(mean, var, gamma, beta, EPS)
     extreme.extremes(x)
     extreme.extremes(x, weight, True)
+    entries.keep_weights(weight, True)
+    entries.moments(x, *entries.keep_weights(weight.astype("u1"), True)[:1])
     columns = [values(rng, x.size, kind) for _ in range(2)]
     entries.column_moments(columns)
     entries.column_moments(columns, rng.integers(0, 3, x.size).astype(float), True)
@@ -72,6 +74,7 @@ def of_channels(rng, shape, kind) -> Iterator[str]:
         if kind in WIDE:
             second.channels(dy.copy(), dy, x, stats, count, w, act, False, gamma, beta, bent(x, act))
     yield from (
+        "keep_weights",
         "known",
         "moments",
         "column_moments",

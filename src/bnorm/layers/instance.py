@@ -109,7 +109,7 @@ class InstanceNorm(Tracking):
             w = None if weight is None else checks.weights(self._who, weight, layout, type(x), keep=False)[0]
             parts: ndarray = kernels.moments(block, w)
         elif weight is not None:
-            w, _, _ = checks.weights(self._who, weight, layout, type(x), keep=False)
+            w, _ = checks.weights(self._who, weight, layout, type(x), keep=False)
             parts = _of_sample(kernels, samples[0].reshape(1, channels, length), w[:1])
             for i in range(1, n):
                 parts += _of_sample(kernels, samples[i].reshape(1, channels, length), w[i : i + 1])

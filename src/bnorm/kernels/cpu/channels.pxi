@@ -2,8 +2,8 @@
 #
 # Uses data, expect_vectors, expect_weights, folded, itemsize, matrix, pair, partial_size, read_activation, result,
 # scratch, target, to_type, vector, vector_size, view, weigh (arrays), channels_of, expect, expect_like, need
-# (guards), fits, is_brief, run, run_map, scattered (plan), Target, assume, fields, move_by_stats, refuse, take
-# (statistics), total, unit_of (weights).
+# (guards), FUSE, fits, is_brief, run, run_map, scattered, share_weights (plan), Target, assume, fields,
+# move_by_stats, refuse, take (statistics), unit_of (weights).
 # Gives entries only.
 
 
@@ -218,9 +218,10 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
     job.count = <double>job.outer * job.inner
     if weight is not None and not given:
         weigh(&job, weight)
-        job.count = total(&job, job.outer * job.inner)
     job.fused = not given and not raises and fits(&job, itemsize(&job))
     job.far = job.far or (job.fused and scattered(&job, 2 * cnp.PyArray_NBYTES(x)))
+    if job.weight != NULL:      # of both passes half as many channels, as weights need room in the cache too
+        share_weights(&job, FUSE // 2 // max(<Py_ssize_t>1, job.outer * job.inner * itemsize(&job)) if job.fused else C)
     cdef size_t size = vector_size(&job), partials = 0 if given else partial_size(&job)
     cdef char* memory = <char*>scratch(partials + 3 * size)
     folded(&job, memory + partials)
@@ -241,6 +242,8 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
         else:
             with nogil:
                 statistics_first(&job)
+        if weight is not None:
+            job.count = job.partial[0] if C > 0 else weight.sum()   # which the channels share
         if raises:
             assume(&target_, job.count)
             refuse(move_by_stats(&target_, job.stats, job.count, job.outer * job.inner, C, True), C)

@@ -82,6 +82,9 @@ cdef extern from "streams.h" nogil:
     enum:
         BN_LINE
         BN_STREAMS
+    void bn_fence()
+    void bn_fetch_line(const char*)
+    void bn_send_line(void*, const void*)
 
 cdef extern from "narrow.h" nogil:
     size_t bn_narrow_size(int)

@@ -125,6 +125,7 @@ ctypedef void (*read_t)(int, const void*, Py_ssize_t, Py_ssize_t, void*) noexcep
 ctypedef void (*write_t)(int, const void*, Py_ssize_t, void*) noexcept nogil
 ctypedef void (*span_t)(Job*, Py_ssize_t, Py_ssize_t) noexcept nogil
 ctypedef void (*row_task_t)(RowJob*, Py_ssize_t) noexcept nogil
+ctypedef double (*weight_t)(const double*, Py_ssize_t, int*) noexcept nogil
 
 # One build of the loops.
 ctypedef struct Loops:
@@ -138,5 +139,6 @@ ctypedef struct Loops:
     span_t finish_backward  # first partial and stats -> coefficients
     span_t fold_backward    # coefficients -> a, b, c
     row_task_t rows         # forward, or backward when dy is there
+    weight_t weight         # the sum of so many weights; the flag is set where one is negative
     read_t[2] read          # narrow values from a place on, so many, into an array of float32, or of float64
     write_t write           # so many float32 into narrow values

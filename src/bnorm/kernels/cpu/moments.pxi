@@ -10,7 +10,7 @@ cdef int begin_moments(Job* job, cnp.ndarray x, cnp.ndarray weight, bint skipna)
     weigh(job, weight)
     if weight is not None:
         job.far = job.far or cnp.PyArray_NBYTES(x) + cnp.PyArray_NBYTES(weight) >= sizes.far
-        share_weights(job)
+        share_weights(job, job.channels)
     job.skipna = skipna
     job.exact = True
     return 0

@@ -3,8 +3,8 @@
 # depend on it, as none of them knows of the others.
 #
 # Uses nothing of its siblings.
-# Gives ROW, bypasses, fits, is_brief, plan, plan_rows, plan_sums, rounded_up, run, run_map, scattered, share_weights,
-# sizes, unaided.
+# Gives FUSE, ROW, bypasses, fits, is_brief, parts, plan, plan_rows, plan_sums, rounded_up, run, run_map, scattered,
+# share_weights, sizes, unaided.
 
 cdef enum:
     TASK = 16384            # values that make a task worth its bookkeeping: they take a few microseconds
@@ -14,7 +14,7 @@ cdef enum:
     FEW_SUMS = 4            # so many pieces of rows may be of one stripe, though their sums cost as much as two rows
     MIN_ROWS = 512          # rows in a piece of columns, if it is not one of two: starting and merging it takes time
     FEW = 16                # with more pieces than this, pieces grow to four times MIN_ROWS before more are made
-    SHARERS = 16            # tasks of channels that share weights are at least so many
+    SHARERS = 4             # tasks of a thread whose channels share weights
     LEFT = 8                # rows that widening leaves: so many are summed side by side
     FULL = 64               # columns of a row from which what does not fill a vector costs little
     MANY_TILES = 8          # so many keep the threads busy without being cut into pieces
@@ -154,12 +154,14 @@ cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
     job.pieces = parts(job.rows, job.piece)
 
 
-cdef void share_weights(Job* job) noexcept nogil:
-    """Let several channels of long runs be one task, so that they add up their weights once."""
-    cdef Py_ssize_t most = max(<Py_ssize_t>1, job.pieces * job.groups // SHARERS)
-    if job.runs and job.group < most:
+cdef void share_weights(Job* job, Py_ssize_t most) noexcept nogil:
+    """Let several channels of planes be one task, `most` or fewer, so that they add up their weights once."""
+    cdef Py_ssize_t threads = threads_for(job.outer * job.channels * job.inner, job.pieces * job.groups)
+    cdef Py_ssize_t groups = parts(SHARERS * threads, job.pieces)
+    most = min(most, parts(job.channels, groups)) // job.tile * job.tile
+    if job.inner > 1 and most > job.group:
         job.group = most
-        job.groups = parts(job.channels, most)
+        job.groups = parts(job.channels, job.group)
 
 
 cdef inline bint is_brief(const Job* job) noexcept nogil:

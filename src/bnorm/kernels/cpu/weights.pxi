@@ -1,36 +1,77 @@
-# What an entry asks of all weights at once: their sum, and the size of the largest.
+# What is asked of all weights at once: whether they can be used, and the size of the largest.
 #
-# Uses data (arrays).
-# Gives total, unit_of.
+# Uses data, expect_weights, scratch (arrays), bypasses, parts, sizes (plan).
+# Gives unit_of.
 
-cdef double total(const Job* job, Py_ssize_t n) noexcept nogil:
-    """The sum of n weights, with the rounding errors of the additions (Knuth): LANES sums in parallel, then these."""
-    cdef double[LANES] sums, rests
-    cdef Py_ssize_t i = 0, j
-    cdef double sum = 0.0, rest = 0.0
-    cdef const double* weight = <const double*>job.weight
-    if job.weighs != BN_REAL:
-        return <double>bn_sum_bytes(job.weighs, job.weight, n)
-    for j in range(LANES):
-        sums[j] = rests[j] = 0.0
-    while i + LANES <= n:
-        for j in range(LANES):
-            add_exactly(&sums[j], &rests[j], weight[i + j])
-        i += LANES
-    while i < n:
-        add_exactly(&sum, &rest, weight[i])
-        i += 1
-    for j in range(LANES):
-        add_exactly(&sum, &rest, sums[j])
-        rest += rests[j]
-    return sum + rest
+cdef enum:
+    PART = 2048     # weights that are copied from the first-level cache, where their sum has brought them
 
 
-cdef inline void add_exactly(double* sum, double* rest, double v) noexcept nogil:
-    """Add v to sum + rest, exactly up to the rounding of rest."""
-    cdef double next = sum[0] + v, added = next - sum[0]
-    rest[0] += (sum[0] - (next - added)) + (v - added)
-    sum[0] = next
+cdef struct Keep:       # weights to be added up, if they are float64, and copied unless the copy is NULL
+    const char* weight
+    char* copy
+    double* sums        # of each part: NaN where a weight is negative
+    Py_ssize_t n, parts, size
+    int threads
+    bint sent           # past the caches
+
+
+cdef void keep_share(void* keep, Py_ssize_t i) noexcept nogil:
+    """The parts of the i-th thread."""
+    cdef Keep* k = <Keep*>keep
+    cdef Py_ssize_t p, n, at
+    cdef int negative
+    for p in range(k.parts * i // k.threads, k.parts * (i + 1) // k.threads):
+        at = p * PART * k.size
+        n = min(<Py_ssize_t>PART, k.n - p * PART)
+        negative = 0
+        k.sums[p] = loops.weight(<const double*>(k.weight + at), n, &negative) if k.size == sizeof(double) else 0.0
+        if negative:
+            k.sums[p] = NAN
+        n *= k.size
+        while k.sent and n >= BN_LINE:
+            bn_fetch_line(k.weight + at + PART * k.size)    # of the next part
+            bn_send_line(k.copy + at, k.weight + at)
+            at += BN_LINE
+            n -= BN_LINE
+        if k.copy != NULL:
+            memcpy(k.copy + at, k.weight + at, n)
+    bn_fence()
+
+
+def keep_weights(cnp.ndarray weight not None, bint copy):
+    """Weights, or a copy of them; their sum, or of bytes 0; and how many are above 0, of which two stand for more.
+
+    The sum is NaN where one of them is negative.
+    """
+    cdef cnp.ndarray kept = weight
+    cdef Py_ssize_t i = 0
+    cdef Keep k
+    cdef int above = 0
+    cdef double sum = 0.0
+    k.n = cnp.PyArray_SIZE(weight)
+    expect_weights(weight, k.n)
+    k.weight = <const char*>data(weight)
+    k.copy = NULL
+    k.sent = False
+    if copy:
+        kept = empty(cnp.PyArray_NDIM(weight), cnp.PyArray_DIMS(weight), cnp.PyArray_TYPE(weight), k.weight)
+        k.copy = <char*>data(kept)
+        k.sent = bypasses(cnp.PyArray_NBYTES(kept), sizes.stream) and <size_t>k.copy % BN_LINE == 0
+    k.size = cnp.PyArray_ITEMSIZE(weight)
+    k.parts = parts(k.n, PART)
+    k.threads = threads_for(k.n, k.parts)
+    k.sums = <double*>scratch(k.parts * sizeof(double))
+    with nogil:
+        share(keep_share, &k, k.threads)
+        for i in range(k.parts):
+            sum += k.sums[i]
+        i = 0
+        while i < k.n and above < 2:
+            above += (<const double*>k.weight)[i] > 0.0 if k.size == sizeof(double) else k.weight[i] != 0
+            i += 1
+    free(k.sums)
+    return kept, sum, above
 
 
 cdef double unit_of(cnp.ndarray weight) except *:

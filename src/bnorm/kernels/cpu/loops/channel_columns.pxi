@@ -2,14 +2,21 @@
 # channel c. These helpers go from channels to columns and back.
 #
 # Uses nothing of its siblings.
-# Gives Block, FETCH_COLUMNS, ROWS, begin_sums, block_rows, bounded, centered_planes, columns_of, fetch_rows, gather,
-# gather_sums, head_of, lane_sum, plane_sums, planes_of, pour, row_weights, run_block, spread, values_of, weigh_block,
-# weights_at, weights_from, weights_of_row, width_of, zero.
+# Gives Block, FETCH_COLUMNS, Folds, ROWS, begin_sums, block_rows, bounded, centered_planes, columns_of, fetch_rows,
+# gather, gather_sums, head_of, lane_sum, plane_sums, planes_of, pour, row_weights, run_block, spread, values_of,
+# weigh_block, weights_at, weights_from, weights_of_row, width_of, zero.
 
 cdef enum:
     FETCH_COLUMNS = 32  # columns between two fetches of what comes next, by rows: few lines at a time
     ROWS = 16           # rows that are summed side by side
     MANY_COLUMNS = 128  # from so many on it pays to begin with whole cache lines
+
+
+# Sums of 512 weights of a block each, of which the last may be of more, or of fewer.
+ctypedef struct Folds:
+    double[2 * BLOCK + 2] sums
+    Py_ssize_t done     # how many weights have been added up
+    int negative        # set where one is
 
 
 # A block: `rows` rows of `widen * channels * run` columns, `stride` values apart, and below them the
@@ -21,6 +28,7 @@ ctypedef struct Block:
     int weighs          # what they are, as in Job
     int* unsound        # set where one is negative or not finite
     double* total       # their sum, if it is known, for the next channel; or NULL
+    Folds* folds        # where their sums go as they are read, or NULL
     bn_ahead* ahead     # the walk through memory that the reader is on, or NULL
 
 
@@ -62,6 +70,7 @@ cdef inline Block run_block(Py_ssize_t n) noexcept nogil:
     b.weighs = BN_REAL
     b.unsound = NULL
     b.total = NULL
+    b.folds = NULL
     b.ahead = NULL
     return b
 
@@ -193,12 +202,13 @@ cdef inline const void* weights_from(const void* weight, int weighs, Py_ssize_t 
     return <const char*>weight + i * (<Py_ssize_t>sizeof(double) if weighs == BN_REAL else 1)
 
 
-cdef inline void weigh_block(Job* job, Py_ssize_t at, Block* b) noexcept nogil:
-    """Give a block its weights, if there are any, from a position on."""
+cdef inline void weigh_block(Job* job, Py_ssize_t at, double* total, Block* b) noexcept nogil:
+    """Give a block its weights, if there are any, from a position on. total: their sum for all channels, or NULL."""
     b.w = weights_from(job.weight, job.weighs, at)
     b.weighs = job.weighs
     b.unsound = &job.unsound
-    b.total = NULL
+    b.total = total
+    b.folds = NULL
 
 
 cdef inline const double* weights_at(

@@ -75,8 +75,9 @@ cdef bint next_chunk(
     chunk.stride = width_of(b)
     chunk.rows = min(most, b.rows - r)
     chunk.extra = b.extra if r + chunk.rows == b.rows and chunk.rows < most else 0
-    chunk.total = NULL
     chunk.w = weights_from(b.w, b.weighs, r * b.widen * b.run)
+    if values_of(chunk) < values_of(b):
+        chunk.total = NULL
     read_rows(job, job.x, at + r * b.stride, b.stride, chunk, b.ahead, x)
     if job.dy != NULL:
         read_rows(job, job.dy, at + r * b.stride, b.stride, chunk, NULL, dy)

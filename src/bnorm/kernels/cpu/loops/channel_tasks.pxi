@@ -8,7 +8,7 @@
 # merge_sums, parts_at, task_of_map, task_of_reduction.
 
 cdef enum:
-    TOTALS = 16     # blocks of a run whose weights are added up once for all channels
+    TOTALS = 16     # blocks whose weights are added up once for all channels
 
 
 cdef inline Parts parts_at(const Job* job, Py_ssize_t c, double* partial) noexcept nogil:
@@ -57,9 +57,7 @@ cdef void reduce_long(
     while i < end:
         n = min(block_rows(job, done // LANES) * LANES, end - i)
         b = run_block(n)
-        weigh_block(job, o * job.inner + i, &b)
-        if block < TOTALS:
-            b.total = totals + block
+        weigh_block(job, o * job.inner + i, totals + block if block < TOTALS else NULL, &b)
         block += 1
         b.ahead = ahead
         reduce_block(job, (o * job.channels + c) * job.inner + i, &b, c, partial, x)
@@ -102,6 +100,8 @@ cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
         zero(partial + i * job.channels + begin, end - begin)
     if job.inner == 0:
         return
+    for i in range(TOTALS):
+        totals[i] = -1.0
     if job.runs:
         for r in range(first, last):
             if job.far and (job.segments > 1 or r == first):
@@ -124,12 +124,14 @@ cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     while c < end:
         b.channels = min(job.tile, end - c)
         r = first
+        i = 0
         while r < last:
             b.rows = min(block_rows(job, r - first), last - r)
             b.extra = 0
             if r + b.rows == job.rows:
                 b.extra = (job.outer - job.rows * job.widen) * job.channels * run
-            weigh_block(job, r * plane, &b)
+            weigh_block(job, r * plane, totals + i if i < TOTALS else NULL, &b)
+            i += 1
             reduce_block(job, r * b.stride + c * run, &b, c, partial, x)
             r += b.rows
         c += job.tile

@@ -4,9 +4,9 @@
 # block has more than three times the values before it. Weights may grow without bounds from block to block; so a block
 # that outweighs what was before it by more is summed again where its center turns out to be far from its mean.
 #
-# Uses Block, begin_sums, columns_of, gather_sums, lane_sum, values_of (channel_columns), Parts, add_unmarked,
+# Uses Block, Folds, begin_sums, columns_of, gather_sums, lane_sum, values_of (channel_columns), Parts, add_unmarked,
 # careful_moments (channel_moments), BROAD, sums_of_columns, sums_of_rows (channel_weights).
-# Gives recenter, weight_of, weighted_moments.
+# Gives fold_weights, recenter, weight_of, weighted_moments.
 
 cdef enum:
     FOLD = 512      # weights that are summed as eight rows
@@ -78,31 +78,36 @@ cdef inline bint any_zero(const Block* b) noexcept nogil:
     return found != 0
 
 
-cdef inline double weight_of_block(const Block* b) noexcept nogil:
-    """The sum of its weights; of a mask it is exact, and so is it if they are the same as float64."""
-    cdef Py_ssize_t n = values_of(b)
-    cdef double count
-    cdef int negative = 0
-    if b.weighs != BN_REAL:
-        return <double>bn_sum_bytes(b.weighs, b.w, n)
+cdef inline double known_weight(const Block* b) noexcept nogil:
+    """The sum of its weights if that is known, or can be at once, as that of bytes; or -1."""
     if b.total != NULL and b.total[0] >= 0.0:
         return b.total[0]
-    count = weight_of(<const double*>b.w, n, &negative)
-    if b.total != NULL:
-        b.total[0] = count
-    if negative or not (count < INFINITY):
-        bn_set(b.unsound)
-    return count
+    return -1.0 if b.weighs == BN_REAL else <double>bn_sum_bytes(b.weighs, b.w, values_of(b))
+
+
+cdef inline void fold_weights(const Block* b, Py_ssize_t end) noexcept nogil:
+    """Add up its weights before a position, or some more, unless they are: now they come into the first-level cache."""
+    cdef Folds* f = b.folds
+    cdef Py_ssize_t n = values_of(b), last = max(n // FOLD - 1, <Py_ssize_t>0), size
+    while f.done < min(end, n):
+        size = FOLD if f.done // FOLD < last else n - f.done
+        f.sums[f.done // FOLD] = weight_of(<const double*>b.w + f.done, size, &f.negative)
+        f.done += size
+
+
+cdef double sum_of_folds(const double* sums, Py_ssize_t n) noexcept nogil:
+    """The sum of the weights as weight_of has it."""
+    return sum_of_folds(sums, n // 2) + sum_of_folds(sums + n // 2, n - n // 2) if n > 1 else sums[0]
 
 
 cdef inline Py_ssize_t first_that_counts(const Block* b) noexcept nogil:
-    """The first position whose weight is not 0; there is one."""
-    cdef Py_ssize_t p = 0
+    """The first position whose weight is not 0, or how many there are."""
+    cdef Py_ssize_t p = 0, n = values_of(b)
     if b.weighs == BN_REAL:
-        while (<const double*>b.w)[p] == 0.0:
+        while p < n and (<const double*>b.w)[p] == 0.0:
             p += 1
     else:
-        while (<const unsigned char*>b.w)[p] == 0:
+        while p < n and (<const unsigned char*>b.w)[p] == 0:
             p += 1
     return p
 
@@ -130,19 +135,31 @@ cdef void weighted_moments(const real* x, const Block* b, bint skipna, Parts to)
     cdef double[WIDE] center, s, q
     cdef Py_ssize_t c, p, row = b.widen * b.run, n = values_of(b)
     cdef int[WIDE] odd
-    cdef double count = weight_of_block(b)
+    cdef double count = known_weight(b)
     cdef bint holes = False
-    cdef Block again = b[0]
+    cdef Folds folds
+    cdef Block first = b[0], again = b[0]
     again.ahead = NULL
-    if not 1.0 / count < INFINITY:  # it weighs nothing, or not enough to divide by
+    if count < 0.0:
+        folds.done = folds.negative = 0
+        first.folds = &folds
+    p = first_that_counts(b)
+    if p == n or 0.0 <= count and not 1.0 / count < INFINITY:   # it weighs nothing, or not enough to divide by
         if b.ahead != NULL:
             bn_advance(b.ahead, n * b.channels * sizeof(real))
         return
-    p = first_that_counts(b)
     p = p // row * b.stride + p % row // b.run * b.channels * b.run + p % b.run
     for c in range(b.channels):     # the first value that counts, where there is no mean yet
         center[c] = x[p + c * b.run] if to.n[c] == 0.0 else to.mean[c] + to.low[c]
-    weighted_sums(x, b, center, s, q)
+    weighted_sums(x, &first, center, s, q)
+    if count < 0.0:
+        count = sum_of_folds(folds.sums, max(n // FOLD, <Py_ssize_t>1))
+        if folds.negative or not (count < INFINITY):
+            bn_set(b.unsound)
+    if b.total != NULL:
+        b.total[0] = count
+    if not 1.0 / count < INFINITY:
+        return
     if recenter(b.channels, &count, 0, s, q, to.n, center):
         weighted_sums(x, &again, center, s, q)
     for c in range(b.channels):

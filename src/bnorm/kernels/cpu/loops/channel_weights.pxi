@@ -2,7 +2,7 @@
 # weight, and by columns, over which weights are spread in registers (weights.h).
 #
 # Uses Block, FETCH_COLUMNS, ROWS, pour, values_of, weights_at, weights_from, width_of, zero (channel_columns), ACROSS
-# (channel_moments).
+# (channel_moments), fold_weights (channel_weighted).
 # Gives BROAD, sums_of_columns, sums_of_rows.
 
 cdef enum:
@@ -48,6 +48,8 @@ cdef inline void sums_of_rows(const real* x, const Block* b, const double* m, do
     cdef Py_ssize_t r = 0, i, f, j, k, n, found, done = 0, end, passed
     zero(some_s, width)
     zero(some_q, width)
+    if b.folds != NULL:
+        fold_weights(b, rows)
     while r < rows:
         found = 0
         while r < rows and found < 4 * FOURS:   # as many as there is room for, however many of them count
@@ -144,6 +146,8 @@ cdef inline void sums_of_columns(
         bn_spread_order(b.channels, order)
     while r < b.rows + (b.extra > 0):
         rows = ROWS if whole and r + ROWS <= b.rows else 4 if r + 4 <= b.rows else 1
+        if b.folds != NULL:
+            fold_weights(b, (r + rows) * plane)
         if whole and rows > 1:
             columns_of_fours(x, b, m, r, rows, broad, order, of_s, of_q)
             r += rows
@@ -199,8 +203,7 @@ cdef void columns_of_fours(
     double* s, double* q
 ) noexcept nogil:
     """Add the sums of a few times four rows, from row r on, to those of their columns."""
-    cdef double[8 * TILE + 8] near  # half a row of columns for each of sixteen rows
-    cdef double* lined = <double*>(<size_t>(near + 7) & ~<size_t>63)    # each vector is read for every channel
+    cdef double[2 * TILE] near  # a byte for each column of sixteen rows
     cdef Py_ssize_t all = width_of(b), plane = b.widen * b.run, piece, i = 0, j = 0, n
     cdef int how = BN_ALONG if b.weighs == BN_REAL else BN_BOOLS if b.weighs == BN_BOOL else BN_BYTES
     cdef Py_ssize_t size = sizeof(double) if b.weighs == BN_REAL else 1
@@ -212,12 +215,8 @@ cdef void columns_of_fours(
         bn_weighted_columns(rows // 4, x, b.stride, all, how, near, all, 0, order, m, b.ahead, s, q)
         return
     if not broad:
-        fetch_weights(b, w, rows * plane)
-        if b.weighs == BN_REAL:
-            memcpy(lined, w, rows * plane * sizeof(double))
-        else:
-            bn_read_double(b.weighs, w, 0, rows * plane, lined)
-        bn_weighted_columns(rows // 4, x, b.stride, all, BN_SHARED, lined, plane, b.channels, order, m, b.ahead, s, q)
+        how = BN_SHARED if b.weighs == BN_REAL else BN_SHARED_BYTES
+        bn_weighted_columns(rows // 4, x, b.stride, all, how, w, plane, b.channels, order, m, b.ahead, s, q)
         return
     piece = b.run if b.channels > 1 else all
     while j < all:

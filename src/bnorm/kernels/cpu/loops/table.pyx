@@ -181,6 +181,7 @@ cdef extern from "weights.h" nogil:
     enum:
         BN_ALONG
         BN_SHARED
+        BN_SHARED_BYTES
         BN_BYTES
         BN_BOOLS
         BN_PERMUTES
@@ -247,5 +248,6 @@ table.read[0] = read_floats
 table.read[1] = read_doubles
 table.write = write_floats
 table.rows = task_of_rows
+table.weight = weight_of
 
 loops = PyCapsule_New(&table, "bnorm.loops", NULL)

@@ -94,9 +94,9 @@ static inline void bn_spread_bytes(const uint8_t *w, ptrdiff_t n, ptrdiff_t chan
         memset(columns, *w, channels);
 }
 
-/* How the weights of a row of columns lie: one for each column; one for `channels` columns; or bytes, one for each,
- * numbers or whether it counts. */
-enum { BN_ALONG, BN_SHARED, BN_BYTES, BN_BOOLS };
+/* How the weights of a row of columns lie: one for each column; one for `channels` columns, or a byte; or bytes, one for
+ * each, numbers or whether it counts. */
+enum { BN_ALONG, BN_SHARED, BN_SHARED_BYTES, BN_BYTES, BN_BOOLS };
 
 /* Values side by side in a vector, or 1: then vectors are not written out. */
 #if defined(__GNUC__) || defined(__clang__)
@@ -211,7 +211,7 @@ BN_INLINE bn_doubles bn_ordered(bn_doubles v, const int64_t *order)
 #define BN_P_ALONG(d, i) bn_take_double((const double *)w + (i) * step + j) * d
 #define BN_P_BYTES(d, i) bn_take_bytes((const uint8_t *)w + (i) * step + j) * d
 #define BN_P_BOOLS(d, i) bn_counted(d, (const uint8_t *)w + (i) * step + j)
-#define BN_P_SHARED(d, i) bn_ordered(bn_take_double((const double *)w + (i) * step + at_), order + v_ * BN_SIDE) * d
+#define BN_P_SHARED(d, i) bn_ordered(near_[i], order + v_ * BN_SIDE) * d
 #define BN_Q_WEIGHTS(p, d) p * d
 #define BN_Q_BOOLS(p, d) p * p
 
@@ -232,7 +232,16 @@ BN_APART ptrdiff_t OF(bn_weighted_columns)(ptrdiff_t fours, const real *BN_RESTR
     } else if (how == BN_BYTES) {
         BN_EACH_VECTOR(BN_FOURS(BN_P_BYTES, BN_Q_WEIGHTS))
     } else {
+        /* Copied, as each is read for every channel, and would cross lines. Those of the next rows are fetched. */
+        bn_doubles near_[16];
         BN_EACH_VECTOR({
+            for (ptrdiff_t i_ = 0; v_ == 0 && i_ < 4 * fours; i_++) {
+                const ptrdiff_t from_ = i_ * step + at_;
+                near_[i_] = how == BN_SHARED ? bn_take_double((const double *)w + from_)
+                                             : bn_take_bytes((const uint8_t *)w + from_);
+                if (how == BN_SHARED)
+                    bn_fetch_line((const char *)((const double *)w + from_ + 4 * fours * step));
+            }
             BN_FOURS(BN_P_SHARED, BN_Q_WEIGHTS)
             if (++v_ == channels) {
                 v_ = 0;
