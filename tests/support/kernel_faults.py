@@ -121,6 +121,20 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "tests/kernels/test_fences.py",
         ),
         (
+            "a weight below zero is not noticed",
+            "kernels/cpu/loops/channel_weighted.pxi",
+            "        if folds.negative or not (count < INFINITY):\n",
+            "        if not (count < INFINITY):\n",
+            "tests/kernels/test_weighted.py",
+        ),
+        (
+            "the last weights of a block are not added up",
+            "kernels/cpu/loops/channel_weighted.pxi",
+            "        size = FOLD if f.done // FOLD < last else n - f.done\n        f.sums[f.done // FOLD] = weight_of(<const double*>b.w + f.done, size, &f.negative)\n",
+            "        size = FOLD if f.done // FOLD < last else n - f.done\n        f.sums[f.done // FOLD] = weight_of(<const double*>b.w + f.done, min(size, <Py_ssize_t>FOLD), &f.negative)\n",
+            "tests/kernels/test_weighted.py",
+        ),
+        (
             "NaN under weight zero enters",
             "kernels/cpu/loops/channel_moments.pxi",
             "        d = v - m[j] if used else 0.0\n",
