@@ -10,7 +10,7 @@ import bnorm.functional as F
 
 pa = pytest.importorskip("pyarrow")
 from bnorm.distributed import sums  # noqa: E402
-from bnorm.distributed.engine import Map, Reading, kind_of  # noqa: E402
+from bnorm.distributed.engine import NUMBER, Map, Reading, kind_of  # noqa: E402
 from bnorm.distributed.learners import mapping_of, reading_of  # noqa: E402
 
 ROWS = 60
@@ -379,3 +379,25 @@ def test_dask_by_times_and_by_groups():
     np.testing.assert_allclose(got.compute()["a"], want.transform(frame[["k", "a", "f"]])[:, 0], atol=1e-9)
     with pytest.raises(TypeError, match=r"dask.fit: data: expected a Dask DataFrame"):
         dask.fit(t, lazy[["a"]].to_dask_array())
+
+
+@pytest.mark.parametrize(
+    ("names", "kinds", "message"),
+    [
+        (
+            ["a", "b"],
+            {"a": NUMBER, "b": None},
+            "f: column 'b': expected numbers or vectors of numbers, got another type",
+        ),
+        (["a", "v[0]", "v[1]"], {"a": NUMBER, "v": NUMBER}, "f: column 'v': expected vectors of length 2, got numbers"),
+        (["k", "a"], {"k": None, "a": None}, "f: column 'a': expected numbers or vectors of numbers, got another type"),
+    ],
+)
+def test_columns_of_another_kind_than_in_fit_are_refused_at_once(names, kinds, message):
+    """Not only on a worker, which may find numbers in text."""
+    pd = pytest.importorskip("pandas")
+    t = bnorm.GroupedTransformer("k") if "k" in names else bnorm.BatchNormTransformer(momentum=None)
+    t.fit(pd.DataFrame(np.arange(float(4 * len(names))).reshape(4, -1), columns=names))
+    with pytest.raises(ValueError) as caught:
+        mapping_of("f", t, kinds, None)
+    assert str(caught.value) == message

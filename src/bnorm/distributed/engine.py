@@ -108,9 +108,7 @@ class Reading(Partitions):
             columns = [name for name, kind in kinds.items() if kind is not None and name != sample_weight]
         reading = cls.given(who, columns, sample_weight, exact)
         refuse_unknown(who, reading.names, kinds)
-        for name in reading.names:
-            if kinds[name] is None:
-                raise ValueError(f"{who}: column {name!r}: expected numbers or vectors of numbers, got another type")
+        refuse_others(who, reading.names, kinds)
         return reading
 
     @classmethod
@@ -238,6 +236,10 @@ class Map(Mapping):
             if columns is not None:
                 raise ValueError(f"{who}: columns: expected None, as the features have names, got {list(columns)}")
             places = _places(who, list(names), kinds)
+            refuse_others(who, places, kinds)
+            for name, (_, n) in places.items():
+                if name not in names and kinds[name] == NUMBER:
+                    raise ValueError(f"{who}: column {name!r}: expected vectors of length {n}, got numbers")
         else:
             places = _unnamed(who, t.n_features_in_, Reading.of(who, kinds, columns, None).columns, kinds)
         return cls(who, places, np.array(t._state.forward()))
@@ -269,6 +271,13 @@ def refuse_unknown(who: str, names: Iterable[Any], known: Collection[Any]) -> No
     for name in names:
         if name not in known:
             raise ValueError(f"{who}: expected a column {name!r}, got {', '.join(map(repr, known))}")
+
+
+def refuse_others(who: str, names: Iterable[str], kinds: Kinds) -> None:
+    """ValueError for a column that has neither numbers nor vectors."""
+    for name in names:
+        if kinds[name] is None:
+            raise ValueError(f"{who}: column {name!r}: expected numbers or vectors of numbers, got another type")
 
 
 def _named(who: str, columns: Any) -> tuple[str, ...]:

@@ -12,7 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bnorm import arrow
-from bnorm.distributed.engine import NONE, NUMBER, Kinds, Map, Mapping, Partitions, Reading, filled, refuse_unknown
+from bnorm.distributed.engine import (
+    NONE,
+    NUMBER,
+    Kinds,
+    Map,
+    Mapping,
+    Partitions,
+    Reading,
+    filled,
+    refuse_others,
+    refuse_unknown,
+)
 from bnorm.distributed.sums import merged_in_order
 from bnorm.distributed.vectors import result_type
 from bnorm.kernels.engines import serially
@@ -162,6 +173,7 @@ class GroupMap(Mapping):
         refuse_unknown(who, names, kinds)
         as_now = copy.deepcopy(t).set_params(keep_keys=False).set_output(transform="default")
         features = [name for i, name in enumerate(names) if i not in t._places]
+        refuse_others(who, features, kinds)
         return cls(who, as_now, tuple(features), tuple(names))
 
     def replaced(self, batch: Any) -> dict[str, Any]:
