@@ -401,3 +401,11 @@ def test_columns_of_another_kind_than_in_fit_are_refused_at_once(names, kinds, m
     with pytest.raises(ValueError) as caught:
         mapping_of("f", t, kinds, None)
     assert str(caught.value) == message
+
+
+def test_values_of_a_wrong_type_are_told_and_not_tried_again():
+    data = pa.table({"a": [1.0, 2.0], "at": ["noon", "midnight"]})
+    reading = reading_of("f", bnorm.BatchNormTransformer(halflife="1h"), kinds(data), ["a"], None, "at")
+    row = reading.attempt([data])
+    with pytest.raises(ValueError, match="times: expected"):
+        reading.attempted([{name: column[0] for name, column in row.items()}])

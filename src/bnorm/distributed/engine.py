@@ -59,7 +59,7 @@ class Partitions:
         """The columns "state" and "error" of one row: wrong data is no failure of a worker, which would be repeated."""
         try:
             return {"state": [self.state(batches)], "error": [None]}
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             return {"state": [NONE], "error": [str(error)]}
 
     @staticmethod
