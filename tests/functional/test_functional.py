@@ -237,7 +237,10 @@ def test_empty_batches(shape, dtype):
     c = shape[1]
     calls = [
         F.batch_norm(x, np.ones(c), np.ones(c)),
-        F.batch_norm(x, np.ones(c), np.ones(c), weight=np.ones(shape[:1] + shape[2:])),
+        *(
+            F.batch_norm(x, np.ones(c), weight=np.ones(shape[:1] + shape[2:], of))
+            for of in ("float64", "uint8", "bool")
+        ),
         F.batch_norm(x, np.ones(c), np.ones(c), mean=np.ones(c), var=np.ones(c)),
         F.group_norm(x, 3 if c else 2, np.ones(c), np.ones(c)),
         F.instance_norm(x, np.ones(c), np.ones(c)),

@@ -81,7 +81,7 @@ cdef double unit_of(cnp.ndarray weight) except *:
     cdef int exponent = 0
     cdef Py_ssize_t i = 0, j, n
     if w != NULL and cnp.PyArray_TYPE(weight) != cnp.NPY_DOUBLE:
-        frexp(<double>weight.max(), &exponent)
+        frexp(<double>weight.max(initial=0), &exponent)
     elif w != NULL:
         n = cnp.PyArray_SIZE(weight)
         for j in range(LANES):
