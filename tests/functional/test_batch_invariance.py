@@ -92,7 +92,7 @@ def caches(request):
     threads = bnorm.get_num_threads()
     size = 0 if request.param else 1 << 40
     before = entries.use_sizes(
-        **dict.fromkeys(("stream", "stream_one", "stream_two", "far", "far_maps", "far_rows", "beside"), size)
+        **dict.fromkeys(("stream", "stream_one", "stream_two", "far", "far_maps", "far_rows", "beside", "paired"), size)
     )
     yield
     entries.use_sizes(**before)

@@ -13,6 +13,7 @@ import bnorm.functional as F
 import cases
 from bnorm.kernels import cpu
 from bnorm.kernels.activation import leaky
+from bnorm.kernels.cpu import entries
 from bnorm.kernels.cpu.threads import openmp_version
 from child import output
 
@@ -214,18 +215,29 @@ def test_any_place_in_memory(shape):
         assert y.tobytes() == F.batch_norm(x)[0].tobytes(), offset
 
 
+@pytest.fixture(name="sizes")
+def changed_sizes():
+    """Which may be changed, until the test has ended."""
+    before = entries.use_sizes()
+    yield
+    entries.use_sizes(**before)
+
+
+@pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("activation", [None, "relu", "leaky_relu", "silu"])
 @pytest.mark.parametrize("size", [193, 288, 701, 1300])
 def test_gradients_of_rows_at_any_place_in_memory(size, activation):
-    """Long rows of float32 are read by whole lines of 64 bytes, wherever they begin; eleven, so not all in pairs."""
+    """Long rows of float32: two at a time by whole lines of 64 bytes, or eight. Of eleven not all are in pairs."""
     x, dy = bits.values((11, size), "f4", 0), bits.values((11, size), "f4", 1 << 18)
-    want = row_norm(F.layer_norm, x, dy, size, normalized_shape=size, activation=activation)
+    options = {"normalized_shape": size, "activation": activation}
+    entries.use_sizes(paired=1 << 60)
+    want = row_norm(F.layer_norm, x, dy, size, **options)
     room = np.empty(2 * x.size + 32, "f4")
     for offset in range(16):  # of x; that of dy is another one
-        placed = room[offset : offset + x.size], room[x.size + 5 * offset % 16 + 16 :][: x.size]
-        for to, values in zip(placed, (x, dy), strict=True):
-            to[:] = values.ravel()
-        got = row_norm(
-            F.layer_norm, *(a.reshape(x.shape) for a in placed), size, normalized_shape=size, activation=activation
-        )
-        assert_same_bits(got, want, offset=offset)
+        placed = [
+            a.reshape(x.shape) for a in (room[offset:][: x.size], room[x.size + 5 * offset % 16 + 16 :][: x.size])
+        ]
+        placed[0][:], placed[1][:] = x, dy
+        for least in (1, 1 << 60):
+            entries.use_sizes(paired=least)
+            assert_same_bits(row_norm(F.layer_norm, *placed, size, **options), want, offset=offset, least=least)

@@ -25,6 +25,7 @@ from bnorm.kernels.cpu import entries, tuned
 MIB = 1 << 20
 LADDER = [n * MIB for n in (1, 2, 3, 4, 6, 8, 12, 16, 24)]  # bytes of an array
 WIDTH = 64  # values of a row
+LONG = 512  # the same of a long one
 RING = 4  # arrays in turn, so that a large one is gone from the caches when it is written again
 LEAST = 3  # measurements of each
 WORTH = math.log(1.03)  # what a change must gain in the mean over all lengths: less may be chance
@@ -81,8 +82,14 @@ def _gradients_of_rows(ring: Sequence[ndarray]) -> Call:
     return _backward(lambda x, y: F.layer_norm(x, ones, normalized_shape=WIDTH, out=y), ring)
 
 
-# In this order: what is fetched ahead first, as the others are measured with it; beside last, as it needs results
-# that are sent.
+def _gradients_of_long_rows(ring: Sequence[ndarray]) -> Call:
+    ones = np.ones(LONG)
+    long = [a[: len(a) // (LONG // WIDTH) * (LONG // WIDTH)].reshape(-1, LONG) for a in ring]
+    return _backward(lambda x, y: F.layer_norm(x, ones, normalized_shape=LONG, out=y), long)
+
+
+# In this order: what is fetched ahead first, as the others are measured with it; beside behind them, as it
+# needs results that are sent.
 WAYS = {
     "far": Way(_training, None),
     "far_two": Way(_gradients, True),
@@ -93,6 +100,7 @@ WAYS = {
     "stream_one": Way(_training, None),
     "stream_two": Way(_rows, None),
     "beside": Way(_gradients_of_rows, None),
+    "paired": Way(_gradients_of_long_rows, None),
 }
 
 

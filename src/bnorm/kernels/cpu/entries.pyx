@@ -93,7 +93,7 @@ cdef extern from "memory.h" nogil:
     int bn_processor_level()
     int bn_far_third_level()
     int bn_foresees()
-    int bn_reads_beside_stores()
+    int bn_is_zen_5()
     void bn_set(int*)
 
 cnp.import_array()

@@ -109,6 +109,7 @@ ctypedef struct RowJob:
     Activation act
     bint stream, far, params
     bint beside             # gradients fetch as results are sent, too
+    bint paired             # of float32, and with AVX-512, they sum two rows at a time
     double eps
     const double* gamma     # [groups * channels] or NULL
     const double* beta

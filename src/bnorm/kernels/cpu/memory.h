@@ -58,9 +58,9 @@ static inline int bn_foresees(void)
 #endif
 }
 
-/* Whether memory is read as fast between stores past the caches as between the loads of sums: AMD's processors do so
- * from Zen 5 on, which is their family 26. */
-static inline int bn_reads_beside_stores(void)
+/* Whether it is one of AMD's from Zen 5 on, their family 26. These read memory as fast between stores past the caches as
+ * between the loads of sums, and vectors that are whole lines faster than others. */
+static inline int bn_is_zen_5(void)
 {
 #if (defined(__GNUC__) || defined(__clang__)) && (defined(__x86_64__) || defined(__i386__))
     unsigned a, b, c, d;

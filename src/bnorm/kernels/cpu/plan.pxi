@@ -37,6 +37,7 @@ ctypedef struct Sizes:
     Py_ssize_t far_alone   # and one thread does it all
     Py_ssize_t far_rows    # for gradients of rows: x, dy and dx by turns, which no processor foresees
     Py_ssize_t beside      # for those that are fetched as results are sent, too, and not only as sums are made
+    Py_ssize_t paired      # for those of float32 that are summed two rows at a time, by whole lines, with AVX-512
 
 
 cdef bint foresees = bn_foresees()
@@ -44,11 +45,12 @@ cdef Py_ssize_t never = <Py_ssize_t>1 << 60
 # Where the third level is near: found on an AMD EPYC.
 cdef Sizes near_level = Sizes(stream=16 << 20, stream_one=10 << 20, stream_two=15 << 19,
                               far=9 << 20, far_maps=14 << 20, far_two=9 << 20, far_alone=9 << 19,
-                              far_rows=3 << 20, beside=1 if bn_reads_beside_stores() else never)
+                              far_rows=3 << 20, beside=1 if bn_is_zen_5() else never,
+                              paired=1 if bn_is_zen_5() else never)
 # Where it is far, twice the second level: what does not fit there might as well be in memory.
 cdef Sizes far_level = Sizes(stream=4 << 20, stream_one=4 << 20, stream_two=4 << 20,
                              far=4 << 20, far_maps=4 << 20, far_two=4 << 20, far_alone=4 << 20,
-                             far_rows=4 << 20, beside=never)
+                             far_rows=4 << 20, beside=never, paired=never)
 cdef Sizes sizes = far_level if bn_far_third_level() else near_level
 
 

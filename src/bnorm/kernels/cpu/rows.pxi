@@ -31,6 +31,7 @@ cdef int row_view(
     job.stream = bypasses(cnp.PyArray_NBYTES(y), sizes.stream_two)
     job.far = cnp.PyArray_NBYTES(x) >= (sizes.far_maps if dy is None else sizes.far_rows)
     job.beside = cnp.PyArray_NBYTES(x) >= sizes.beside
+    job.paired = cnp.PyArray_NBYTES(x) >= sizes.paired
     job.gamma = <const double*>data(gamma)
     job.beta = <const double*>data(beta)
     job.dy = data(dy)

@@ -103,7 +103,8 @@ cdef void sums_of_stripe(
     cdef Py_ssize_t apart = pitch, left
     cdef Activation act = job.act
     cdef bn_ahead* walk = ahead
-    if real is float and act.kind < BN_SILU:
+    cdef bint paired = real is float and BN_LINED and job.paired
+    if paired and act.kind < BN_SILU:
         most = BN_LONG
     x += at
     while i < job.channels:
@@ -113,6 +114,9 @@ cdef void sums_of_stripe(
             smooth_stripe(job.act, rows, n, pitch, of_dy, of_x, of, k, i, ahead, &g[0], &near[0])
             of_dy, of_x, apart, left, act = &g[0], &near[0], n, rows * n, identity()
             walk = NULL if ahead == NULL or ahead.reach else ahead
-        by_straight(bn_stripe_sums, act, rows, n, apart, left, i > 0, of_dy, of_x, of, k, i, dgamma, dbeta, s, d, walk,
-                    job.stream)
+        if real is float and paired and n > BN_NARROW:
+            bn_long_sums(act, rows, n, apart, left, i > 0, of_dy, of_x, of, k, i, dgamma, dbeta, s, d, walk, job.stream)
+        else:
+            by_straight(bn_stripe_sums, act, rows, n, apart, left, i > 0, of_dy, of_x, of, k, i, dgamma, dbeta, s, d,
+                        walk, job.stream)
         i += n

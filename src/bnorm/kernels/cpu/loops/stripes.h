@@ -10,7 +10,7 @@ enum {
     BN_STRIPE = 8,                      /* rows whose columns are added up in the type of x */
 #if defined(__AVX512F__)
     BN_BROAD = 2 * BN_WIDTH,            /* columns whose sums all stay in registers */
-    BN_NARROW = 3 * BN_BROAD            /* values of a row of float32 that is cut into such parts */
+    BN_NARROW = 3 * BN_BROAD            /* values of a row of float32 that is always cut into such parts */
 #elif defined(__AVX2__)
     BN_BROAD = BN_WIDTH,
     BN_NARROW = BN_BROAD
@@ -118,7 +118,7 @@ BN_INLINE void OF(bn_stripe_sums)(bn_activation act, ptrdiff_t all, ptrdiff_t n,
 {
     real s[BN_STRIPE * BN_WIDTH], d[BN_STRIPE * BN_WIDTH];
     const bn_ahead *near = ahead && ahead->reach ? ahead : NULL;
-    const int most = BN_IS_FLOAT ? BN_NARROW : 2 * BN_WIDTH;
+    const ptrdiff_t most = !BN_IS_FLOAT ? 2 * BN_WIDTH : BN_LINED ? n : BN_NARROW;
     for (ptrdiff_t rows; all > 0; all -= rows) {
         rows = all < BN_STRIPE ? all : BN_STRIPE;
         if (ahead && !near)
@@ -146,4 +146,33 @@ BN_INLINE void OF(bn_stripe_sums)(bn_activation act, ptrdiff_t all, ptrdiff_t n,
         k += rows, sum += 8 * rows, dot += 8 * rows;
     }
 }
+
+#if BN_IS_FLOAT && BN_LINED
+/* The same of more than BN_NARROW float32, two rows at a time. Its calls are a function of their own, as the compiler
+ * would make other loops of those above if they were side by side. */
+BN_INLINE void bn_stripe_pairs(bn_activation act, ptrdiff_t all, ptrdiff_t n, ptrdiff_t pitch, ptrdiff_t left, int add,
+                               const float *dy, const float *x, const bn_numbers *of, ptrdiff_t k, ptrdiff_t from,
+                               double *dgamma, double *dbeta, double *sum, double *dot, bn_ahead *ahead, int sent)
+{
+    const bn_ahead *near = ahead && ahead->reach ? ahead : NULL;
+    for (ptrdiff_t rows; all > 0; all -= rows) {
+        rows = all < BN_STRIPE ? all : BN_STRIPE;
+        if (ahead && !near)
+            bn_fetch_on(ahead, x, dy, (size_t)(rows * n) * sizeof(float), sent);
+        bn_paired_sums_float(act, rows, n, pitch, left, add, near, x, dy, of, k, from, dgamma, dbeta, sum, dot);
+        dy += rows * pitch, x += rows * pitch, left -= rows * pitch;
+        k += rows, sum += 8 * rows, dot += 8 * rows;
+    }
+}
+
+BN_APART void bn_long_sums(bn_activation act, ptrdiff_t all, ptrdiff_t n, ptrdiff_t pitch, ptrdiff_t left, int add,
+                           const float *dy, const float *x, const bn_numbers *of, ptrdiff_t k, ptrdiff_t from,
+                           double *dgamma, double *dbeta, double *sum, double *dot, bn_ahead *ahead, int sent)
+{
+    BN_BY_STRAIGHT(bn_stripe_pairs, act, all, n, pitch, left, add, dy, x, of, k, from, dgamma, dbeta, sum, dot, ahead,
+                   sent);
+}
+#elif BN_IS_FLOAT
+#define bn_long_sums(...)
+#endif
 #endif

@@ -169,10 +169,13 @@ cdef extern from "runs.h" nogil:
 
 cdef extern from "stripes.h" nogil:
     enum:
+        BN_LINED
         BN_LONG
+        BN_NARROW
         BN_SHORT
         BN_STRIPE
     void bn_stripe_sums(...)
+    void bn_long_sums(...)
 
 cdef extern from "memory.h" nogil:
     void bn_set(int*)
