@@ -97,7 +97,7 @@ BN_DEV void meet_forward(const Job& job, Vector<T, V>* kept) {
   if (has) keep_normal<WIDTH>(ready + tid, whole ? normal_of(job, gamma, beta, of_own) : read_normal(job, own));
   __syncthreads();
   map_forward<T, V, K, BX, BY, KIND, false, false, true>(job, blockIdx.x, blockIdx.y, kept, ready);
-  if (whole && has && tid % gridDim.y == blockIdx.y) finish_channel<T>(job, own, of_own);  // which nobody waits for
+  if (whole && has && tid % gridDim.y == blockIdx.y) finish_channel<T>(job, own, of_own);  // the map need not wait
 }
 
 template <class T, int V, int K, int BX, int BY, int KIND>

@@ -2,7 +2,7 @@
 
 // Wait until all of so many blocks have come here, of which one leads; they run at the same time. All see then what the
 // others have written. The highest bit of the ticket turns with each meeting: after two of them it is 0 again. Behind
-// only one, each block is to `leave`, which waits for nobody: the bit turns back when all have left, and have seen it.
+// only one, each block is to `leave`, which does not wait: the bit turns back when all have left, and so have seen it.
 constexpr unsigned MET = 1u << 31;
 BN_DEV unsigned come(unsigned* ticket, unsigned blocks, bool leads) {
   return atomicAdd(ticket, leads ? MET - (blocks - 1u) : 1u);
