@@ -40,7 +40,7 @@ def registers(name: str) -> int:
     if kernel == "planes_moments":
         return 84
     if kernel == "rows_forward" and numbers[2] == "4":
-        three = numbers[0] == "double" or (numbers[0] == "float" and numbers[3] == "1")
+        three = numbers[0] == "double" or numbers[3] == "1"
         return 84 if three else 64  # of four blocks
     if kernel == "rows_backward" and numbers[2] == "8":
         return 255  # one block, whose threads hold up to 64 numbers of each array
