@@ -63,7 +63,7 @@ BN_DEV void sum_moments(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Mom
   }
 }
 
-// Of a channel of runs, ahead of where they are used.
+// Of a channel of runs, which reads its three values ahead of where they are used.
 template <class T>
 BN_DEV Near<T> read_near(const Job& job, i64 c) {
   const i64 outer = quotient(job.steps, job.run);

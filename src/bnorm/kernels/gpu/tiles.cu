@@ -55,7 +55,7 @@ BN_DEV void finish_channel(const Job& job, i64 c, const Moments& sum);  // of th
 template <class T>
 BN_DEV void finish_channel(const Job& job, i64 c, const Sums& sum);
 
-// For the sums of a tile, in all that is done with them.
+// What a kernel joins the sums of its tile in, one way or the other: there is only one for both.
 template <class Tile>
 BN_DEV double* tile_memory() {
   BN_SHARED(double, memory, Tile::SIZE);

@@ -1,6 +1,6 @@
 /* The gradient sums of a stripe of rows that share gamma and beta: both sums of each row, and those of the columns,
  * which are made a few vectors at a time and stay in registers down the rows; or two rows at a time, as in pairs.h,
- * where there are too few registers, and where rows are long. */
+ * where there are too few registers, and of long rows on processors that gain from it. */
 #ifndef BNORM_STRIPES_H
 #define BNORM_STRIPES_H
 
