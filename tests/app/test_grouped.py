@@ -135,7 +135,7 @@ def test_errors(command, tmp_path):
     said = command.fails("fit", tmp_path / "inf.parquet", "-o", state, "--by", "store")
     assert "column 'size', row 1: expected a finite number, got inf" in said
     assert not state.exists()
-    command(*fit, "--by", "store")
+    command(*fit, "--by", "store,store")
     command("fit", data, "-o", tmp_path / "plain.npz")
     assert "some of each" in command.fails("merge", state, tmp_path / "plain.npz", "-o", tmp_path / "m.npz")
     x.assign(store=np.arange(300)).to_parquet(tmp_path / "numbers.parquet")

@@ -59,8 +59,8 @@ def halflife(text: str) -> float | str:
 
 
 def names(text: str) -> list[str]:
-    """Names separated by commas."""
-    found = [name for name in text.split(",") if name]
+    """Names separated by commas, each once."""
+    found = list(dict.fromkeys(name for name in text.split(",") if name))
     if text and not found:
         raise argparse.ArgumentTypeError(f"expected names separated by commas, got {text!r}")
     return found or [""]  # a column may have no name
