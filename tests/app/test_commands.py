@@ -489,6 +489,34 @@ def test_a_full_disk_behind_standard_output(tmp_path):
     assert done.stderr == "bnorm: error: standard input or output: No space left on device\n"
 
 
+def test_letters_that_the_output_cannot_show(apart, tmp_path):
+    pd = pytest.importorskip("pandas")
+    bnorm.BatchNormTransformer().fit(pd.DataFrame({"größe": [1.0, 3.0]})).save(tmp_path / "s.npz")
+    done = apart("show", "s.npz", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "gr\\xf6\\xdfe" in done.stdout
+
+
+@pyarrow
+def test_closed_streams(tmp_path):
+    """Python has no object for a stream that is closed; what is printed there goes nowhere."""
+    write(tmp_path / "x.csv", table(100))
+    fit, transform = "fit x.csv -o s.npz --force", "transform x.csv --state s.npz -o -"
+
+    def run(arguments: str) -> subprocess.CompletedProcess[str]:
+        line = f"{sys.executable} -m bnorm {arguments}"
+        return subprocess.run(line, shell=True, capture_output=True, text=True, timeout=child.LIMIT, cwd=tmp_path)
+
+    for streams in (">&-", "2>&-", ">&- 2>&-"):
+        done = run(f"{fit} --quiet {streams}")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert run("show s.npz >&-").returncode == 0
+    assert run(f"{transform} 2>&-").stdout == run(f"{transform} --quiet").stdout  # without the words
+    done = run(f"{transform} --quiet >&-")
+    assert done.returncode == 1
+    assert done.stderr == "bnorm: error: standard output: expected a place for the table, but it is closed\n"
+
+
 def test_bench(command):
     """All cases in a table, or as JSON; how fast anything is depends on the machine."""
     said = command("bench", "--seconds", "0.01", "--json").json

@@ -4,6 +4,7 @@ Exit status: 0; 1 for data and files that cannot be used; 2 for wrong arguments;
 """
 
 import argparse
+import io
 import json
 import os
 import shlex
@@ -326,6 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; argparse exits with 2 if the arguments are wrong."""
     from bnorm.app.progress import Interrupted, Signals
 
+    open_streams()
     args = parser().parse_args(argv)
     args.goes_on = []  # the arguments that go on with the command after an interrupt
     try:
@@ -351,6 +353,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         named = error.filename or "standard input or output"  # such as a full disk behind it
         return failed(DataError(f"{named}: {error.strerror}") if error.strerror else error)
     return 0
+
+
+def open_streams() -> None:
+    """Make sure that messages can be printed: into nothing if a stream is closed, and with escapes for letters that its
+    encoding lacks. Python sets a closed stream to None, and would print what belongs there on the other one.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def ways_out(error: NotANumberError, args: argparse.Namespace) -> str:

@@ -41,6 +41,8 @@ def table(path: str, schema: Any, quotes: Quotes = FEW) -> Iterator[Writer]:
     kind = _kind(path)
     schema = written(schema, kind)
     if path == STDOUT:
+        if sys.__stdout__ is None:
+            raise DataError("standard output: expected a place for the table, but it is closed")
         with closing(Csv(sys.stdout.buffer, schema, ",", quotes)) as to_stdout:
             yield _Converted(to_stdout, schema)
         return
