@@ -198,6 +198,7 @@ def test_long_rows(means):
         ("a;b\n1.000,5;1\n1.001,5;1\n", ["--delimiter=;", "--decimal=,", "--thousands=."], {"a": 1001.0, "b": 1}),
         ("a;b\n1\u202f000,5;1\n1\u00a0001,5;1\n", ["--delimiter=;", "--decimal=,", "--thousands= "], {"a": 1001.0, "b": 1}),  # noqa: E501
         ("a\n1\u2019000\n3\u2019000\n", ["--thousands=\u2019"], {"a": 2000.0}),
+        ("a\n1.000\n3.000\n", ["--thousands=."], {"a": 2000.0}),
         ("a\n1\u066b5\n2\u066b5\n", ["--decimal=\u066b"], {"a": 2.0}),
         ("a,b\n—,1\n—,2\n3,4\n", ["--null-values", "—"], {"a": 3.0, "b": 7 / 3}),
         ("caf\xe9,b\n1,2\n".encode("latin-1"), ["--encoding", "latin-1"], {"café": 1.0, "b": 2.0}),
@@ -281,6 +282,9 @@ def test_errors_say_what_was_found(command, tmp_path):
     command("fit", data, "--thousands", ",", *into, "--force")
     said = command.fails("transform", data, "--state", into[1], "-o", tmp_path / "y.csv")
     assert said.endswith("column 'a': expected numbers, got text such as '1,234': --thousands ,")
+    data.write_text("a\n1.500\n2.5\n")
+    said = command.fails("fit", data, "--thousands", ".", *into, "--force")
+    assert "column 'a', row 2 below the header: expected a number, got '2.5'" in said  # 25 would be wrong
 
 
 def test_text_that_begins_far_down(command, tmp_path):

@@ -77,10 +77,11 @@ class Dialect(NamedTuple):
 
     @property
     def number(self) -> str:
-        """A regular expression for a number."""
+        """A regular expression for a number. What stands between thousands is no decimal point."""
         whole = rf"\d{{1,3}}(({self.between})\d{{3}})+|\d+" if self.thousands else r"\d+"
         point = re.escape(self.decimal)
-        return rf"^\s*[-+]?(({whole})({point}\d*)?|{point}\d+)([eE][-+]?\d+)?\s*$"
+        some = rf"({whole})({point}\d*)?|{point}\d+" if self.decimal != self.thousands else whole
+        return rf"^\s*[-+]?({some})([eE][-+]?\d+)?\s*$"
 
     def numbers(self, text: Any) -> tuple[Any, int | None]:
         """A column of text as float64, and the first row whose text is no number, if there is one."""
