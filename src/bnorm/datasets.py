@@ -164,7 +164,8 @@ def columns_of(who: str, item: Any) -> dict[str, ndarray] | None:
         names = _names(who, item.columns)
         return {name: _numbers(who, name, item[given]) for name, given in zip(names, item.columns, strict=True)}
     if isinstance(item, dict):
-        columns = dict(zip(_names(who, item), map(np.asarray, item.values()), strict=True))
+        given = zip(_names(who, item), item.values(), strict=True)
+        columns = {name: checks.real(f"{who}: column {name!r}", "x", values) for name, values in given}
         shapes = {column.shape for column in columns.values()}
         if len(shapes) != 1 or len(shapes.pop()) != 1:
             found = {name: column.shape for name, column in columns.items()}
@@ -213,6 +214,8 @@ def _differences(who: str, x: Any, axis: Any, weight: Any, options: Options, del
     if 0 in axes or not x.ndim:
         raise ValueError(f"{who}: delta: expected a first axis of time that is not kept, got axis={axis!r}")
     w = None if weight is None else checks.real(who, "weight", weight)
+    if w is not None and len(w) == 1:  # it does not depend on the time
+        w = np.broadcast_to(w, (len(x), *w.shape[1:]))
     n = max(0, len(x) - delta)
     step = max(1, PIECE // max(1, 8 * x[:1].size))
     tree = Tree()

@@ -56,6 +56,9 @@ def test_pairs_axes_and_differences():
     np.testing.assert_allclose(d.count, wanted.count)
     np.testing.assert_allclose(d.mean, wanted.mean, rtol=1e-12, atol=1e-15)
     np.testing.assert_allclose(d.var(), wanted.var(), rtol=1e-12)
+    for own in (w[:1], w[:, :1]):  # of length 1 along an axis on which it does not depend
+        got = dataset_moments([(one, own) for one in x], axis=(2,), delta=3)[1]
+        assert got == dataset_moments([(one, np.broadcast_to(own, w.shape)) for one in x], axis=(2,), delta=3)[1]
     m, d = dataset_moments(ROWS, delta=2, minmax=True)  # items of two rows or less have no differences
     steps = np.concatenate([rows[2:] - rows[:-2] for rows in ROWS])
     np.testing.assert_allclose(d.mean, steps.mean(axis=0), rtol=1e-12, atol=1e-13)
@@ -154,6 +157,7 @@ def test_an_error_names_the_item(workers):
         ([ROWS[0], {"a": [1.0]}], {}, r"item 1: expected the columns of item 0, no names, got \['a'\]"),
         ([{"a": [1.0]}], {"axis": 0}, "item 0: axis: expected 1, that of the columns"),
         ([["a"]], {}, "item 0: x: expected real numbers"),
+        ([{"a": np.ma.array([1.0, 2.0], mask=[0, 1])}], {}, "item 0: column 'a': x: expected an array without a mask"),
     ],
 )
 def test_bad_calls(items, options, message):
