@@ -74,6 +74,8 @@ def moments(
     """
     who = "xarray.moments"
     skipna, minmax = checks.flags(who, skipna=skipna, minmax=minmax)
+    if weight is not None:
+        _check_type(who, "weight", weight, xr.DataArray)
     if isinstance(x, xr.DataArray):
         return _of_array(who, x, _dims(who, dim, x.dims), weight, skipna, minmax)
     if not isinstance(x, xr.Dataset):
@@ -119,6 +121,7 @@ def normalize(x: xr.DataArray | xr.Dataset, stats: xr.Dataset, *, eps: float = 0
     """
     who = "xarray.normalize"
     eps = checks.epsilon(who, eps)
+    _check_type(who, "stats", stats, xr.Dataset)
     if isinstance(x, xr.DataArray):
         return _normalized(who, x, stats, "", eps)
     if not isinstance(x, xr.Dataset):
@@ -161,10 +164,13 @@ def _of_array(
     return stats
 
 
-def _weight(who: str, x: xr.DataArray, weight: Any) -> xr.DataArray:
+def _check_type(who: str, name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{who}: {name}: expected a {kind.__name__}, got {checks.type_name(value)}")
+
+
+def _weight(who: str, x: xr.DataArray, weight: xr.DataArray) -> xr.DataArray:
     """Weights with dimensions of x, aligned with it."""
-    if not isinstance(weight, xr.DataArray):
-        raise TypeError(f"{who}: weight: expected a DataArray, got {checks.type_name(weight)}")
     if unknown := [d for d in weight.dims if d not in x.dims]:
         raise ValueError(f"{who}: weight: expected some of the dimensions {x.dims}, got {unknown} too")
     return _aligned(who, "weight", weight, x).transpose(*(d for d in x.dims if d in weight.dims))

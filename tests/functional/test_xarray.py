@@ -176,6 +176,9 @@ def test_weights_are_not_spread_in_memory():
 def test_bad_calls(arguments, message):
     with pytest.raises((TypeError, ValueError), match=message):
         moments(field(), **arguments)
+    if isinstance(arguments.get("weight"), np.ndarray):
+        with pytest.raises(TypeError, match=message):
+            moments(field().to_dataset(), **arguments)
 
 
 def test_bad_statistics():
@@ -184,6 +187,11 @@ def test_bad_statistics():
         moments(x.values)
     with pytest.raises(ValueError, match=r"stats: expected a result of moments, .* without \['mean', 'var'\]"):
         normalize(x, xr.Dataset())
+    for data, other in ((x, F.moments(x.values)), (x.to_dataset(), {"mean_t": 0.0}), (x.to_dataset(), x)):
+        with pytest.raises(
+            TypeError, match=r"normalize: stats: expected a Dataset, got (\S*Moments|dict|\S*DataArray)$"
+        ):
+            normalize(data, other)
     stats = moments(x, "time")
     with pytest.raises(ValueError, match="stats: expected the coordinates of x, got others"):
         normalize(x.assign_coords(lat=LAT + 1), stats)
