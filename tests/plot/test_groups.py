@@ -61,6 +61,10 @@ def test_groups_without_values_and_several_keys():
     assert [len(panel.get_yticklabels()) for panel in display.axes_] == [1, 2]
     assert display.axes_[1].get_yticklabels()[0].get_text() == "1, 1"
     display.figure_.canvas.draw()
+    for rows in ([[1, nan, 2.0], [2, nan, 3.0]], [[nan, 5.0, 2.0], [nan, 6.0, 3.0]]):  # no group has a value, or a key
+        display = GroupsDisplay.from_estimator(GroupedTransformer(0).fit(rows))
+        assert len(display.axes_[0].get_yticklabels()) == 0
+        display.figure_.canvas.draw()
 
 
 def notes(display):

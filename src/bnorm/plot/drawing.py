@@ -79,9 +79,9 @@ def labels(names: list[str]) -> list[str]:
 
 def label_lines(ax: Any, names: list[str]) -> None:
     """Label the y axis with the names of features, or some of them if there are too many."""
-    every = -(-len(names) // LABELS)
+    every = max(1, -(-len(names) // LABELS))
     ax.set_yticks(range(0, len(names), every), labels(names)[::every], fontsize=8, parse_math=False)
-    ax.set_ylim(len(names) - 0.5, -0.5)
+    ax.set_ylim(max(1, len(names)) - 0.5, -0.5)
 
 
 def key(panels: ndarray, entries: Mapping[str, Mapping[str, Any]], note: str = "") -> None:
