@@ -1,6 +1,7 @@
 """Keys of groups: which values are equal, whatever library a column is of."""
 
 import datetime as dt
+import re
 
 import numpy as np
 import pytest
@@ -143,6 +144,15 @@ def test_several_columns():
 def test_errors(column, error, message):
     with pytest.raises(error, match=f"^t: by: column k: .*{message}"):
         read("t", [("k", column)])
+
+
+def test_types_of_arrow_that_are_no_keys():
+    pa = pytest.importorskip("pyarrow", reason="their types")
+    for column in (pa.array([[1], [2]]), pa.array([{"a": 1}]), pa.RunEndEncodedArray.from_arrays([2], ["a"])):
+        with pytest.raises(
+            TypeError, match=f"^t: by: column k: expected strings, .* got {re.escape(str(column.type))}$"
+        ):
+            read("t", [("k", column)])
 
 
 def test_an_index_grows_and_is_stored():

@@ -146,8 +146,7 @@ def _arrow(who: str, values: Any) -> Column:
     import pyarrow as pa
     from pyarrow import compute
 
-    chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
-    kind = values.type
+    chunks, kind = values.chunks if isinstance(values, pa.ChunkedArray) else [values], values.type
     if pa.types.is_integer(kind) and not values.null_count:
         numbers = [arrow.in_place(chunk, f"{kind}") for chunk in chunks]
         return _array(who, np.concatenate([np.empty(0, f"{kind}"), *numbers]))
@@ -156,12 +155,15 @@ def _arrow(who: str, values: Any) -> Column:
         values = pa.chunked_array([chunk.cast(kind) for chunk in chunks], kind)
     if pa.types.is_null(kind):
         return Column(None, np.full(len(values), -1, np.int32), np.empty(0, object))
-    if pa.types.is_temporal(kind) and not pa.types.is_time(kind) and not pa.types.is_duration(kind):
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         try:
             values = values.cast(pa.timestamp("us", getattr(kind, "tz", None))).cast(pa.int64())
         except pa.ArrowInvalid as error:
             raise ValueError(f"{who}: expected times that microseconds can hold: {error}") from None
-    coded = compute.dictionary_encode(values, null_encoding="mask")
+    try:
+        coded = compute.dictionary_encode(values, null_encoding="mask")
+    except pa.ArrowNotImplementedError:
+        raise TypeError(f"{who}: expected strings, numbers, bools or dates, got {kind}") from None
     coded = coded.unify_dictionaries() if isinstance(coded, pa.ChunkedArray) else pa.chunked_array([coded])
     indices = [chunk.indices.fill_null(-1) for chunk in coded.chunks]
     codes = [arrow.in_place(index, f"{index.type}").astype(np.int32, copy=False) for index in indices]
