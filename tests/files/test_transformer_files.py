@@ -69,6 +69,17 @@ def test_after_fit(tmp_path, parameters):
     check_same(back, t)
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [{"halflife": True}, {"window": True}, {"eps": True}, {"ddof": True}, {"history": 2**40}, {"copy": np.False_}],
+    ids=str,
+)
+def test_what_fit_takes_can_be_read(tmp_path, parameters):
+    t = BatchNormTransformer(**parameters).fit(X)
+    t.save(tmp_path / "t.npz")
+    check_same(bnorm.load(tmp_path / "t.npz"), t)
+
+
 def test_names_of_features(tmp_path):
     pd = pytest.importorskip("pandas", reason="names come with data frames")
     frame = pd.DataFrame(X, columns=["a", "ü,'\"", "c"])

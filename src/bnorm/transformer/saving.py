@@ -135,7 +135,7 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
     statistics.look()
     config = {
         "class": CLASS,
-        "parameters": {name: _plain(value) for name, value in stored.parameters.items()},
+        "parameters": {name: _plain(name, value) for name, value in stored.parameters.items()},
         "features": len(statistics.mean),
         "names": stored.names,
         "counted": statistics.counters.tolist(),
@@ -210,9 +210,9 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
     return stored
 
 
-def _plain(value: Any) -> Any:
-    """A number, a flag or a length of time in JSON's types. Parameters may have NumPy's types."""
-    if value is None or isinstance(value, bool | np.bool_):
+def _plain(name: str, value: Any) -> Any:
+    """A parameter in JSON's types. It may be of NumPy's types, and a number may be a bool."""
+    if value is None or type(DEFAULTS[name]) is bool:
         return value if value is None else bool(value)
     if durations.is_duration(value):
         return durations.text(value)
@@ -239,7 +239,7 @@ def _parameters(given: Any) -> dict[str, Any]:
         not exact or (momentum is None and halflife is None),
         type(eps) in (int, float) and 0 <= eps < inf,
         type(ddof) is int and ddof in (0, 1),
-        moments is None or (type(moments) is int and 2 <= moments < 2**31),
+        moments is None or (type(moments) is int and moments >= 2),
     ]
     if not (all(rules) and all(type(given[name]) is bool for name in ("affine", "copy", "exact"))):
         raise ValueError(f"parameters {given!r:.200}")
