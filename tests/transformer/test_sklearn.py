@@ -1,5 +1,7 @@
 """The transformer as scikit-learn sees it: its own checks, tables with names, routing, copies."""
 
+import copy
+
 import numpy as np
 import pytest
 from sklearn import config_context
@@ -8,7 +10,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from bnorm import BatchNormTransformer
+from bnorm import BatchNormTransformer, GroupedTransformer
 
 KINDS = [
     BatchNormTransformer(),
@@ -184,3 +186,14 @@ def test_the_representation_says_how_a_stream_is_weighed():
     assert repr(eval(repr(BatchNormTransformer(ddof=1)))) == "BatchNormTransformer(momentum=0.1, ddof=1)"
     with config_context(print_changed_only=False):
         assert repr(BatchNormTransformer()).count("momentum=0.1") == 1
+
+
+@pytest.mark.parametrize("t", [*KINDS, BatchNormTransformer(window=30), GroupedTransformer(0)], ids=str)
+def test_copies_do_not_share_a_stream(t):
+    x = np.random.default_rng(0).integers(0, 9, (20, 3)).astype(float)
+    t, alone = (type(t)(**t.get_params()).fit(x) for _ in range(2))
+    other = copy.copy(t)
+    other.partial_fit(2 * x)
+    assert not np.array_equal(other.transform(x), t.transform(x))
+    assert np.array_equal(t.partial_fit(x + 1).transform(x), alone.partial_fit(x + 1).transform(x))
+    assert type(copy.copy(type(t)(**t.get_params()))) is type(t)  # one that is not fitted

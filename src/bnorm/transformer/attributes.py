@@ -1,6 +1,7 @@
 """The fitted attributes of the transformer: views of its state. Most can be assigned to."""
 
-from typing import Any
+import copy
+from typing import Any, Self
 
 import numpy as np
 from numpy import ndarray
@@ -14,7 +15,14 @@ from bnorm.transformer.state import State
 from bnorm.transformer.times import stamps
 
 
-class Attributes:
+class Copied:
+    """A copy has its own statistics, as a copy of a layer has: two streams that update one state would be a trap."""
+
+    def __copy__(self) -> Self:
+        return copy.deepcopy(self)
+
+
+class Attributes(Copied):
     """Before fit, all of them raise NotFittedError, which is an AttributeError."""
 
     layer_: BatchNorm1d

@@ -7,12 +7,13 @@ from numpy import ndarray
 from sklearn.exceptions import NotFittedError
 
 from bnorm.moments import Moments
+from bnorm.transformer.attributes import Copied
 from bnorm.transformer.group_tables import WHO
 from bnorm.transformer.groups import Groups
 from bnorm.transformer.times import stamps
 
 
-class Attributes:
+class Attributes(Copied):
     """Before fit, all of them raise NotFittedError, which is an AttributeError."""
 
     _groups: Groups
