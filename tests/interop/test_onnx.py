@@ -144,6 +144,14 @@ def test_the_bound_holds_however_far_the_mean_is(far, dtype):
         assert off(y, x, layer, dtype) < 1
 
 
+@pytest.mark.parametrize(("dtype", "unit"), [("float32", 1e-25), ("float32", 1e25), ("float64", 1e-170)])
+def test_a_variance_beyond_the_type(dtype, unit):
+    x = (np.random.default_rng(0).normal(2.0, 1.0, (50, 3)) * [1.0, unit, unit]).astype(dtype)
+    for t in (bnorm.BatchNormTransformer().fit(x), bnorm.BatchNormTransformer(eps=1e-9).fit(x)):
+        t.gamma_ = [1.0, 2.0, 0.5]
+        check(to_onnx(t, dtype), x, t.transform(x), 1e-5 if dtype == "float32" else 1e-13)
+
+
 def test_a_far_mean_with_channels_last_and_an_activation():
     layer = bnorm.BatchNorm2d(3, axis=-1, activation="relu").eval()
     layer.running_mean = [1e6, 0.0, -50.0]

@@ -69,13 +69,17 @@ def _batch(layer: Any, dtype: str) -> Node:
         kept = np.nextafter(kept, np.float32(0))  # so that no variance becomes negative
     if eps == 0:
         var = 1 / rstd**2  # 1 where the channel is constant
+    var = var + (eps - float(kept))
     gamma, beta = (None if p is None else moved(p.data, ndarray) for p in (layer.gamma, layer.beta))
+    scale = np.ones_like(mean) if gamma is None else gamma
+    limits = np.finfo(dtype)
+    beyond = (var > limits.max) | (var + float(kept) < limits.tiny)  # though its root is not
     parts = parts_of(mean, 1 / rstd, dtype)
     inputs = {
-        "scale": np.ones_like(mean) if gamma is None else gamma,
+        "scale": np.where(beyond, scale * rstd * np.sqrt(1 + float(kept)), scale),
         "B": np.zeros_like(mean) if beta is None else beta,
         "input_mean": np.zeros_like(mean) if parts else mean,
-        "input_var": var + (eps - float(kept)),
+        "input_var": np.where(beyond, 1.0, var),
     }
     attributes = {"epsilon": float(kept)}
     if layer.momentum is not None:
