@@ -1,6 +1,7 @@
 """RevIN: the round trip, the gradients through both ways, and what others do not invert."""
 
 import pickle
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import bnorm
 from bnorm import RevIN
 from emulated.fake_cupy import fake_cupy  # noqa: F401  a fixture
+from interrupts import interrupted, moments
 
 WAYS = [
     pytest.param({"affine": affine, "subtract_last": last, "axis": axis}, id=f"affine={affine}-last={last}-axis={axis}")
@@ -262,6 +264,26 @@ def test_several_inverses_of_one_forward_add_up():
     for p in pulls:
         p(np.ones((4, 2, 3)))
     np.testing.assert_allclose(pull(np.zeros_like(x)).sum(1), 4, rtol=1e-12)  # d mean / d x, twice two steps
+
+
+def test_an_interrupt_of_the_backward_of_the_inverse():
+    """What was interrupted is called again: nothing counts twice."""
+
+    def called(at=None):
+        rev, x = RevIN(3), series()
+        _, pull = rev.vjp(x)
+        _, pull_inverse = rev.inverse.vjp(x)
+        if at and interrupted(lambda: pull_inverse(x), at):
+            with suppress(RuntimeError):  # it has been
+                pull_inverse(x)
+        elif at is None:
+            pull_inverse(x)
+        else:
+            return moments(lambda: pull_inverse(x))
+        dx = pull(np.zeros_like(x))
+        return [a.tolist() for a in (dx, rev.gamma.grad, rev.beta.grad)]
+
+    assert all(called(at) == called() for at in range(1, called(0) + 1))
 
 
 def test_order_of_calls():

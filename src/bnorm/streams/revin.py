@@ -1,5 +1,6 @@
 """`RevIN`: instance normalization of series, which a forecast is brought back through."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from bnorm.kernels.activation import IDENTITY
 from bnorm.layers.backward import OPEN, drops, keep
 from bnorm.layers.base import Layer, fixed, signature_of
 from bnorm.layers.shapes import wrong_shape
+from bnorm.layers.state import apply, write
 from bnorm.streams.series import Level, Series, levels
 
 AXES = {1: ("N", "C", "T"), 2: ("N", "T", "C")}  # by the axis of the channels
@@ -237,9 +239,10 @@ class PullBack:
             )
         dy = checks.gradient(layer._who, dy, out.shape, out.dtype, type(out))
         dout: ndarray
-        dout, dgamma, dbeta = self._level.pull_back(out, dy, layer._axis)
-        self._out = None
+        dout, dgamma, dbeta, changes = self._level.pull_back(out, dy, layer._axis)
+        changes.append(partial(setattr, self, "_out", None))
         for p, grad in ((layer._gamma, dgamma), (layer._beta, dbeta)):
             if p is not None and p.requires_grad:
-                p.grad += grad
+                changes.append(write(p.grad, p.grad + grad))
+        apply(changes)
         return dout

@@ -8,6 +8,7 @@ mean, or the last value), s = sqrt(var + eps), g gamma and b beta:
 A backward of y leaves the gradients of c and s here, and the backward of z, which comes after it, adds them to its own.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy import ndarray
 
 from bnorm.kernels import BACKENDS
 from bnorm.kernels.rule import constant
+from bnorm.layers.state import Change
 from bnorm.passes import Gradients, Saved
 
 Array = Any  # numpy.ndarray or cupy.ndarray
@@ -62,17 +64,17 @@ class Level:
         return (y if axis == 1 else y.transpose(0, 2, 1)).astype(out.dtype, order="C")
 
     @np.errstate(all="ignore")
-    def pull_back(self, out: Array, dy: Array, axis: int) -> tuple[Array, Array, Array]:
-        """dout, dgamma, dbeta; the gradients of the level and spread are kept for `Series.gradients`."""
+    def pull_back(self, out: Array, dy: Array, axis: int) -> tuple[Array, Array, Array, list[Change]]:
+        """dout, dgamma, dbeta; and the changes that keep the gradients of level and spread for `Series.gradients`."""
         dy = self._over_time(dy, axis)
         slope = self.std / self.gain
         u = self._over_time(out, axis) - (0.0 if self.beta is None else self.beta[:, None])
         total, dot = dy.sum(axis=2), (dy * u).sum(axis=2)
-        self.dcenter = self.dcenter + total
-        self.dstd = self.dstd + dot / self.gain
+        kept = {"dcenter": self.dcenter + total, "dstd": self.dstd + dot / self.gain}
+        changes: list[Change] = [partial(setattr, self, name, value) for name, value in kept.items()]
         dout = dy * slope[..., None]
         dout = (dout if axis == 1 else dout.transpose(0, 2, 1)).astype(out.dtype, order="C")
-        return dout, (-dot * slope / self.gain).sum(axis=0), (-total * slope).sum(axis=0)
+        return dout, (-dot * slope / self.gain).sum(axis=0), (-total * slope).sum(axis=0), changes
 
     @staticmethod
     def _over_time(a: Array, axis: int) -> Array:
