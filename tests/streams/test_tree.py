@@ -8,6 +8,7 @@ import pytest
 
 import bnorm
 from bnorm import RunningNorm, RunningNormTree
+from interrupts import interrupted, moments
 
 
 def example(rng):
@@ -70,6 +71,21 @@ def test_errors_change_no_part(rng):
         RunningNorm.tree(3)
     with pytest.raises(TypeError, match="expected RunningNorm, RunningNormTree or None"):
         RunningNormTree({"a": 3})
+
+
+@pytest.mark.parametrize("options", [{}, {"halflife": 5.0}, {"nonfinite": "raise"}], ids=str)
+@pytest.mark.parametrize("call", [lambda tree, obs: tree(obs), lambda tree, obs: tree.update(obs)], ids=["z", "update"])
+def test_an_interrupt_changes_all_parts_or_none(rng, options, call):
+    obs, first = example(rng), RunningNorm.tree(example(rng), **options)
+    first(example(rng))
+    done = first.copy()
+    last, seen = moments(lambda: call(done, obs)), []
+    for at in range(1, last + 1):
+        tree = first.copy()
+        assert interrupted(lambda tree=tree: call(tree, obs), at)
+        seen.append(arrays(tree))
+        assert seen[-1] in (arrays(first), arrays(done)), at
+    assert seen[0] == arrays(first) != seen[-1] == arrays(done)
 
 
 def test_workers_merge(rng):

@@ -1,5 +1,7 @@
 """`RunningNorm`: running statistics of a stream of observations, which normalize it."""
 
+from collections.abc import Callable
+from functools import partial
 from math import inf, log1p, prod
 from typing import Any, Self
 
@@ -203,25 +205,25 @@ class RunningNorm(Followed):
             rule = self._statistics.rule
             return self._online(obs, rule, self._skipped, self._eps, self._limit, update, maps, weights, self._whole)
         x = self._taken(obs, "obs")
-        kind = x.dtype.newbyteorder("=")
-        half = kind.itemsize == 2 and kind.kind not in "bui"
-        whole = view.dense(x, np.float32 if half else kind)
-        weights = self._weights(x) if update and self._halflife is not None else None
-        options = (self._eps, self._limit, update, maps, weights, self._whole)
+        online, end = self._prepared(x, update, maps)
         try:
-            z = self._online(whole, self._statistics.rule, self._skipped, *options)
+            return end(obs, online())
         except FloatingPointError:
             bad = (~np.isfinite(x)).reshape(-1, prod(self._shape)).any(axis=0)
             found = f"others in {int(bad.sum())} of {bad.size} components" if bad.any() else "values too large for it"
             raise checks.NonFiniteError(
                 f"{self._who}: obs: expected finite values with a finite variance, as nonfinite='raise', got {found}"
             ) from None
-        if z is None:
-            return None
-        if half:
-            with np.errstate(over="ignore"):
-                z = z.astype(kind)
-        return _like(obs, z)
+
+    def _prepared(self, x: ndarray, update: bool, maps: bool) -> tuple[Callable[[], Any], Callable[[Any, Any], Any]]:
+        """The compiled call for what `_taken` returns, and what makes the result for an observation of its result."""
+        kind = x.dtype.newbyteorder("=")
+        half = kind.itemsize == 2 and kind.kind not in "bui"
+        whole = view.dense(x, np.float32 if half else kind)
+        weights = self._weights(x) if update and self._halflife is not None else None
+        options = (self._eps, self._limit, update, maps, weights, self._whole)
+        online = partial(self._online, whole, self._statistics.rule, self._skipped, *options)
+        return online, partial(_ended, kind if half else None)
 
     def _fits(self, obs: ndarray) -> bool:
         """Whether an array can be read as it is."""
@@ -295,6 +297,16 @@ def _fading(who: str, momentum: Any, halflife: Any) -> tuple[float | None, float
 def _age(momentum: float) -> float:
     """The half-life, in batches, of what fades by 1 - momentum with every batch."""
     return SHORTEST if momentum == 1 else max(SHORTEST, -LOG2 / log1p(-momentum))
+
+
+def _ended(half: Any, given: Any, z: Any) -> Any:
+    """A result in the type of half precision that was given; None if there is none."""
+    if z is None:
+        return None
+    if half is not None:
+        with np.errstate(over="ignore"):
+            z = z.astype(half)
+    return _like(given, z)
 
 
 def _like(given: Any, a: Any) -> Any:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from operator import call
 from typing import Any, Self
 
 import numpy as np
@@ -51,15 +52,11 @@ class RunningNormTree(Modes):
 
     def __call__(self, obs: Any) -> Any:
         """Update the statistics, in training mode, and normalize: an observation of the same structure."""
-        if not self._training:
-            return self.normalize(obs)
-        self._check(obs)
-        return self._mapped(lambda norm, x: norm(x), obs)
+        return self._moved(obs, lambda norm: norm.training) if self._training else self.normalize(obs)
 
     def update(self, obs: Any) -> None:
         """Update the statistics, in either mode, without normalizing."""
-        self._check(obs)
-        self._mapped(lambda norm, x: norm.update(x), obs)
+        self._moved(obs, lambda norm: True, maps=False)
 
     def normalize(self, obs: Any) -> Any:
         """Normalize by the present statistics, which do not change."""
@@ -164,15 +161,26 @@ class RunningNormTree(Modes):
             found = len(obs) if isinstance(obs, tuple | list) else checks.type_name(obs)
             raise ValueError(f"{CLASS}: obs: expected a tuple of {len(parts)}, got {found}")
 
-    def _check(self, obs: Any) -> None:
-        """Check all of an observation before any part changes."""
+    def _moved(self, obs: Any, updates: Callable[[Any], bool], maps: bool = True) -> Any:
+        """Check all of an observation, then update and normalize all parts, with no Python code in between.
 
-        def check(norm: Any, x: Any) -> None:
+        So an error, or an interrupt, comes before any part has changed, or after all have.
+        """
+        calls: list[Callable[[], Any]] = []
+        ends: list[Callable[[Any], Any]] = []
+
+        def prepare(norm: Any, x: Any) -> None:
             a = norm._taken(x, "obs")
             if norm.nonfinite == "raise":
                 norm.copy().update(a)  # would say so
+            online, end = norm._prepared(a, updates(norm), maps)
+            calls.append(online)
+            ends.append(partial(end, x))
 
-        self._mapped(check, obs)
+        self._mapped(prepare, obs)
+        results = list(map(call, calls))
+        done = map(call, ends, results)
+        return self._mapped(lambda norm, x: next(done), obs)
 
     def _norms(self, prefix: str = "") -> dict[str, Any]:
         """All normalizers by place, parts joined by dots."""
