@@ -97,6 +97,7 @@ class ExactMoments(Moments):
 
     def scaled(self, scale: float) -> "ExactMoments":
         """The exact moments of all values times a positive number, products that are not rounded."""
+        scale = checks.factor("Moments.scaled", "scale", scale)
         p, q = scale.as_integer_ratio()
         down = -(-(q.bit_length() - 1) // BITS)  # scale is p times a power of two, and then of 2^-32
         p <<= BITS * down - (q.bit_length() - 1)

@@ -69,7 +69,7 @@ def _codes(who: str, groups: ArrayLike, n_groups: int | None, layout: view.Layou
         raise ValueError(f"{who}: groups: expected codes below {MOST}, got {given.max()}")
     codes = checks.placed(who, view.codes, given, layout)
     if n_groups is None:
-        n = int(codes.max()) + 1 if codes.size else 0
+        n = max(0, int(codes.max()) + 1) if codes.size else 0
     else:
         n = checks.integer(who, "n_groups", n_groups)
     if not 0 <= n <= MOST:

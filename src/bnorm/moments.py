@@ -169,6 +169,7 @@ class Moments:
 
     def scaled(self, scale: float) -> "Moments":
         """The moments of all values times a positive number: each statistic is rounded once more."""
+        scale = checks.factor("Moments.scaled", "scale", scale)
         parts = self._parts * np.array([[1.0], [scale], [scale * scale], [scale]], like=self._parts)
         return self.from_parts(parts, self._shape, None if self._extremes is None else self._extremes * scale)
 

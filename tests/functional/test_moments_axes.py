@@ -195,6 +195,15 @@ def test_scaled_without_a_copy(dtype):
     assert exact.mean.tolist() == [float(v) for v in mean]  # rounded once
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_scales_that_are_none(exact):
+    m = F.moments(CUBE, minmax=True, exact=exact)
+    for scale in (0, -1.0, np.nan, np.inf):  # a negative one would swap min and max
+        with pytest.raises(ValueError, match=r"Moments\.scaled: scale: expected a finite number above 0, got"):
+            m.scaled(scale)
+    assert m.scaled(np.int64(2)) == m.scaled(2.0) != m
+
+
 def test_no_copy_of_the_whole():
     import tracemalloc
 

@@ -56,6 +56,7 @@ def test_merging():
         ({"groups": [0.0, 1.0, 2.0]}, TypeError, "groups: expected integers, got dtype float64"),
         ({"groups": [True, False, True]}, TypeError, "groups: expected integers, got dtype bool"),
         ({"groups": np.array([1, 2, 2**63], np.uint64)}, ValueError, "groups: expected codes below"),
+        ({"groups": [-3, -2, -4]}, ValueError, "groups: expected codes from -1 to -1, .* got -4 to -2"),
         ({"groups": [0, 1, 2**40]}, ValueError, "n_groups: expected 0 to"),
         ({"groups": [0, 1, 2], "n_groups": -1}, ValueError, "n_groups: expected 0 to"),
         ({"groups": [0, 1, 2], "n_groups": 2.0}, TypeError, "n_groups: expected an integer"),
