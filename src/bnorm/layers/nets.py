@@ -78,11 +78,16 @@ def _holders(who: str, layers: Any) -> dict[str, Any]:
     """Layers and parameters by the prefix of their names."""
     if not isinstance(layers, Mapping):
         raise TypeError(f"{who}: layers: expected a mapping of names to layers, got {type(layers).__name__}")
-    holders = {}
+    holders: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for name, layer in layers.items():
         if not isinstance(name, str):
             raise TypeError(f"{who}: layers: expected names that are strings, got {name!r}")
         if not isinstance(layer, Layer | Parameter):
             raise TypeError(f"{who}: layers: expected a layer or a parameter as {name!r}, got {type(layer).__name__}")
-        holders[f"{name}." if isinstance(layer, Layer) else name] = layer
+        first = f"{name}." if isinstance(layer, Layer) else name
+        holders[first] = layer
+        for key, a in layer._state().items():
+            if arrays.setdefault(first + key, a) is not a:
+                raise ValueError(f"{who}: layers: expected a name for each array, got {first + key!r} for two of them")
     return holders
