@@ -191,6 +191,25 @@ def test_layers_that_are_none(layers, message):
         bnorm.load_state_dict({}, 3)
 
 
+def test_parameters_that_are_called_gamma():
+    """By themselves they keep their name; only a layer's is PyTorch's."""
+    old, new = (
+        {name: bnorm.Parameter(np.full(2, value + i)) for i, name in enumerate(("film.gamma", "film.weight", "beta"))}
+        for value in (1.0, 5.0)
+    )
+    assert bnorm.load_state_dict(new, bnorm.state_dict(old)) == ([], [])
+    assert bits(new) == bits(old)
+
+
+def test_two_arrays_of_one_name():
+    bn = bnorm.BatchNorm1d(C)
+    assert len(bnorm.state_dict({"bn": bn, "bn.weight": bn.gamma})) == 5  # the same array
+    layers = {"bn": bn, "bn.weight": bnorm.Parameter(np.zeros(C))}
+    for call in (bnorm.state_dict, lambda layers: bnorm.load_state_dict(layers, bn.state_dict())):
+        with pytest.raises(ValueError, match=r"layers: expected a name for each array, got 'bn\.weight' for two"):
+            call(layers)
+
+
 def test_into_pytorch_and_back():
     torch = pytest.importorskip("torch", reason="the other side of the exchange")
     theirs = torch.nn.Sequential(torch.nn.BatchNorm1d(C), torch.nn.LayerNorm(C))
@@ -202,6 +221,8 @@ def test_into_pytorch_and_back():
     assert_close(ours["1"](ours["0"].eval()(x.numpy())), want, 1e-5)
     state = {name: torch.from_numpy(np.array(a)) for name, a in bnorm.state_dict(ours).items()}
     theirs.load_state_dict(state, strict=True)
+    bnorm.load_state_dict(ours, theirs.bfloat16().state_dict())
+    assert_same(ours["0"].running_var, theirs[0].running_var.float().numpy())
 
 
 # Counts that do not fit ----------------------------------------------------------------------------------------------

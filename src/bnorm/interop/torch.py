@@ -86,7 +86,7 @@ def from_torch(module: Any) -> Layer:
     wide = any(value.dtype == torch.float64 for value in state.values())
     kind = getattr(layers, name)
     layer: Layer = kind(*arguments, **options, affine="weight" in state, dtype="float64" if wide else "float32")
-    layer.load_state_dict({key: value.double() if value.is_floating_point() else value for key, value in state.items()})
+    layer.load_state_dict(state)
     for theirs, p in ((module.weight, layer.gamma), (getattr(module, "bias", None), layer.beta)):
         if theirs is not None and p is not None:
             p.requires_grad = theirs.requires_grad

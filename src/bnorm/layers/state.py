@@ -111,7 +111,7 @@ def _read(
     found: dict[str, ndarray] = {}
     wrong, unexpected = [], []
     for key, value in given.items():
-        name = _expected_name(key)
+        name = key if key in expected else _expected_name(key)  # a parameter by itself may be called gamma
         if name not in expected:
             unexpected.append(str(key))
         elif name in found:
@@ -157,6 +157,7 @@ def _fitted(name: str, value: Any, like: ndarray) -> tuple[ndarray, list[str]]:
 def _array(name: str, value: Any, like: ndarray) -> ndarray:
     if hasattr(value, "detach"):  # a tensor, which may be part of a graph, or on a device
         value = value.detach().cpu()
+        value = value.double() if value.is_floating_point() else value  # NumPy has no bfloat16
     a = checks.real(name, "value", value)
     if _without_ones(a.shape) != _without_ones(like.shape):
         raise ValueError(f"{name}: shape {a.shape} instead of {like.shape}")
