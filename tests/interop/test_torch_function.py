@@ -91,6 +91,18 @@ def test_no_gradient_is_asked_for_where_none_is_needed():
     assert not here.batch_norm(x).requires_grad
 
 
+@pytest.mark.parametrize("name", ["mean", "var", "weight"])
+def test_no_gradient_is_lost(name):
+    (x,) = tensors((4, 3))
+    constants = {"weight": torch.ones(4)} if name == "weight" else {"mean": torch.zeros(3), "var": torch.ones(3)}
+    here.batch_norm(x, **constants).sum().backward()
+    constants[name].requires_grad_()
+    with pytest.raises(TypeError, match=f"torch.batch_norm: {name}: expected a tensor that needs no gradient, .* got"):
+        here.batch_norm(x, **constants)
+    with torch.no_grad():
+        here.batch_norm(x, **constants)
+
+
 def test_what_numpy_does_not_have_is_refused():
     with pytest.raises(TypeError, match="function: x: expected float16, float32 or float64, got bfloat16"):
         here.batch_norm(torch.ones(4, 3, dtype=torch.bfloat16))
