@@ -4,6 +4,7 @@ import gc
 import os
 from collections.abc import Generator
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 from _pytest.mark.expression import Expression
@@ -18,11 +19,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 if find_spec("hypothesis"):
     from hypothesis import HealthCheck, settings
 
-    # A machine that is busy with other work is no error: no time limits, and the same cases in every run. To look for
-    # new ones: pytest --hypothesis-profile=default, or for an hour, --hypothesis-profile=long
-    settings.register_profile("bnorm", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-    settings.register_profile("long", deadline=None, max_examples=10_000, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("bnorm")
+    # A machine that is busy with other work is no error: no time limits, and the same cases in every run. Of these the
+    # default run tries some, and .ci/run all: --hypothesis-profile=every. To look for new ones:
+    # --hypothesis-profile=default, or for an hour, --hypothesis-profile=long
+    common: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("some", derandomize=True, max_examples=40, **common)
+    settings.register_profile("every", derandomize=True, max_examples=100, **common)
+    settings.register_profile("long", max_examples=10_000, **common)
+    settings.load_profile("some")
 
 
 def pytest_configure(config: pytest.Config) -> None:

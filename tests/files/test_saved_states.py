@@ -71,7 +71,7 @@ rows = st.integers(1, 5).flatmap(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=3 * settings.default.max_examples)
 @given(mode=st.sampled_from(MODES), method=st.sampled_from(["fit", "partial_fit"]), batches=st.lists(rows, max_size=6))
 @pytest.mark.filterwarnings("ignore:BatchNormTransformer. a batch of one row")
 def test_any_stream(place, mode, method, batches):
@@ -117,7 +117,7 @@ def states(place):
 CHANGED = [0.0, -0.0, 1.0, -1.0, 0.5, 1e-310, 1e200, -1e200, 1.7e308, -1.7e308, np.inf, -np.inf, np.nan]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=3 * settings.default.max_examples)
 @given(data=st.data())
 @pytest.mark.filterwarnings("ignore:BatchNormTransformer. a batch of one row")
 def test_a_state_with_any_numbers_in_it(place, states, data):

@@ -35,7 +35,8 @@ def problems(draw):
     return case, draw(st.sampled_from(memories)), draw(st.sampled_from(memories))
 
 
-@settings(deadline=None, max_examples=150, derandomize=True)  # the same cases in every run
+# The same cases in every run.
+@settings(deadline=None, max_examples=settings.default.max_examples * 3 // 2, derandomize=True)
 @given(
     drawn=problems(),
     dtype=st.sampled_from(cases.DTYPES),

@@ -40,7 +40,7 @@ def test_those_of_xarray_itself(dim, weight):
     x, w = field(), WEIGHTS[weight]
     full = x.astype("float64")
     weighted = full.weighted(xr.ones_like(full, dtype=float) if w is None else w)
-    for chunks in (None, {"time": 7, "lat": 4, "level": 1}):
+    for chunks in (None, {"time": 11, "lat": 5, "level": 1}):
         if chunks is not None:
             pytest.importorskip("dask")
             x = x.chunk(chunks)

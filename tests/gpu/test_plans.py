@@ -33,7 +33,7 @@ LIKE_H100 = plans.Limits()
 SMALL = 300_000  # elements that are counted one by one
 
 LARGE = 1 << 35  # elements: 64 GiB of half precision
-many = settings(max_examples=400, deadline=None)
+many = settings(max_examples=4 * settings.default.max_examples, deadline=None)
 
 
 def positions(launch):

@@ -17,7 +17,7 @@ from placing import moved
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("device")]
 
-SAMPLES = 37
+SAMPLES = 19
 ROWS = [(1, 7, 1), (1, 33, 1), (1, 700, 1), (1, 1100, 1), (2, 2, 49), (1, 3, 64)]  # (G, K, L) of a sample
 MANY = [((1, 33, 1), "float32"), ((1, 700, 1), "float16"), ((1, 2052, 1), "float32"), ((3, 1, 300), "float32")]
 DEVICES = {  # processors, and the shared memory of a block in KB, as some have them
@@ -79,17 +79,21 @@ def test_any_part_of_a_batch(sample, rule):
         assert_parts(found, whole, part, of=part, sample=sample)
 
 
+@pytest.mark.parametrize(
+    ("samples", "devices"),
+    [(5, [*DEVICES]), (45, [*DEVICES][::3]), pytest.param(84, [*DEVICES], marks=pytest.mark.slow)],
+    ids=["few", "many", "many on each"],
+)
 @pytest.mark.parametrize(("sample", "dtype"), MANY, ids=str)
-def test_any_device(sample, dtype, device, monkeypatch):
+def test_any_device(sample, dtype, samples, devices, device, monkeypatch):
     """Few rows and many, by the number of processors: these were dealt out by it."""
-    for samples in (5, 84):
-        arrays = problem((samples, *sample), dtype)
-        found = []
-        for processors, shared in DEVICES:
-            monkeypatch.setattr(device, "limits", plans.Limits(processors, shared << 10, clusters=processors > 84))
-            found.append(results(*arrays, VARIANCE))
-        for again, limits in zip(found, DEVICES, strict=True):
-            assert_parts(again, found[0], slice(None), limits=limits, samples=samples)
+    arrays = problem((samples, *sample), dtype)
+    found = []
+    for processors, shared in devices:
+        monkeypatch.setattr(device, "limits", plans.Limits(processors, shared << 10, clusters=processors > 84))
+        found.append(results(*arrays, VARIANCE))
+    for again, limits in zip(found, devices, strict=True):
+        assert_parts(again, found[0], slice(None), limits=limits, samples=samples)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +147,7 @@ def test_any_place_in_memory(sample):
         assert again[0] is b and all(map(np.array_equal, again, (dx, *sums)))
 
 
-@pytest.mark.parametrize(("sample", "samples"), [((1, 700, 1), 200), ((1, 33, 1), 1000), ((2, 2, 49), 200)], ids=str)
+@pytest.mark.parametrize(("sample", "samples"), [((1, 700, 1), 130), ((1, 33, 1), 520), ((2, 2, 49), 70)], ids=str)
 def test_late_blocks(sample, samples, device, monkeypatch):
     """Of many rows for one processor the last ones belong to blocks that begin late, and have sums of their own."""
     arrays = problem((samples, *sample), "float32")

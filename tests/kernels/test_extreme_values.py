@@ -38,8 +38,8 @@ def level(request):
 def test_as_the_reference(dtype, level):
     for shape in SHAPES:
         x = (rng.standard_normal(shape) * 40).astype(dtype)
-        for bad in (None, np.nan, np.inf, -np.inf):
-            if bad is not None and x.dtype.kind == "f":
+        for bad in (None, np.nan, np.inf, -np.inf) if x.dtype.kind == "f" else (None,):
+            if bad is not None:
                 x[rng.random(shape) < 0.3] = bad
             weight = rng.integers(0, 2, (shape[0], int(np.prod(shape[2:])))).astype(float)
             for skipna in (False, True):

@@ -22,8 +22,15 @@ OTHERS = {"use", "processor_level", "use_sizes", "again", "apart", "ready"}  # r
 PREPARED = {"settle_prepared", "move_prepared"}  # give the arguments of settle and move to another backend
 
 
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("level", cpu.simd_levels())
+LEVELS = cpu.simd_levels()
+BOTH = [
+    pytest.param(level, side, marks=() if side == "end" or level == LEVELS[-1] else pytest.mark.slow)
+    for level in LEVELS
+    for side in SIDES
+]
+
+
+@pytest.mark.parametrize(("level", "side"), BOTH)
 def test_every_entry(level, side):
     """In a process of its own, as what leaves an array ends it."""
     called = set(json.loads(output("fenced_kernels.py", side, BNORM_SIMD=level, BNORM_BUFFER_LIMIT=0)))

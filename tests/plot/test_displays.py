@@ -25,6 +25,11 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 
+def slow(value):
+    """Of a number of features that is drawn as others of the default run are."""
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def no_window():
     with mpl.rc_context({"backend": "agg"}):
@@ -61,7 +66,7 @@ def orange(panel):
     return panel.lines[0].get_color() == SECOND
 
 
-@pytest.mark.parametrize("features", [1, 5, 12, 13, 50])
+@pytest.mark.parametrize("features", [1, slow(5), 12, 13, slow(50)])
 def test_running_stats_of_any_number_of_features(features):
     t = fitted(features)
     display = RunningStatsDisplay.from_estimator(t)
@@ -105,7 +110,7 @@ def test_the_picture_says_what_is_orange_and_why():
     assert calm.ax_.get_legend().get_title().get_text() == ""
 
 
-@pytest.mark.parametrize("features", [5, 10])
+@pytest.mark.parametrize("features", [5, slow(10)])
 def test_rows_of_panels_are_equal(features):
     display = RunningStatsDisplay.from_estimator(fitted(features))
     display.figure_.canvas.draw()
@@ -175,7 +180,7 @@ def test_without_a_record_it_is_now(estimator):
     np.testing.assert_array_equal(marks.get_xdata(), t.mean_)
 
 
-@pytest.mark.parametrize("features", [1, 5, 6, 7, 50])
+@pytest.mark.parametrize("features", [1, slow(5), 6, 7, slow(50)])
 def test_normalization_of_any_number_of_features(features):
     t, x = fitted(features), np.concatenate(list(stream(features)))
     display = NormalizationDisplay.from_estimator(t, x)
@@ -331,7 +336,7 @@ def test_examples_in_docstrings():
         assert result.failed == 0
 
 
-@pytest.mark.parametrize("features", [1, 3, 14])
+@pytest.mark.parametrize("features", [1, slow(3), 14])
 @pytest.mark.parametrize("stamps", [True, False])
 def test_over_time(features, stamps):
     """Where rows have times, the record is drawn over them."""
@@ -375,12 +380,12 @@ def test_names_are_no_formulas(features):
 @pytest.mark.parametrize("batches", [2, 3, 4, 5, 30])
 def test_times_at_any_distance_have_ticks(step, batches):
     """And matplotlib has nothing to warn of."""
-    t = BatchNormTransformer(halflife=step, history=40)
+    t, x = BatchNormTransformer(halflife=step, history=40), table_of(features=1)
     for i in range(batches):
         now = np.datetime64("2024-01-01", "ns") + i * np.timedelta64(nanoseconds(step), "ns")
-        t.partial_fit(table_of(), times=np.full(len(table_of()), now))
+        t.partial_fit(x, times=np.full(len(x), now))
     display = RunningStatsDisplay.from_estimator(t)
-    display.figure_.canvas.draw()
+    display.figure_.draw_without_rendering()
     axis = display.axes_[0].xaxis
     low, high = axis.get_view_interval()
     assert sum(low <= tick <= high for tick in axis.get_majorticklocs()) >= 2

@@ -171,7 +171,9 @@ def at_the_ends(dtypes=("float32", "float64"), **settings):
 
 
 def each_backend(**settings):
-    """Parameters backend and the settings: on the processor all, with CUDA drawn as above."""
-    every = list(product(*settings.values()))
-    there = pairwise([()], *settings.values())
-    return parametrized([*settings], {"cpu": every, "emulator": there, "device": there})
+    """Parameters backend and the settings: drawn as above, of more than two; the processor takes all of two."""
+    every, drawn = list(product(*settings.values())), pairwise([()], *settings.values())
+    runs = dict.fromkeys(("cpu", "emulator", "device"), drawn)
+    if len(settings) > 2:
+        return parametrized([*settings], runs, cpu=every)
+    return parametrized([*settings], runs | {"cpu": every})
