@@ -70,6 +70,9 @@ CASES = [  # the most telling first
     *each("batch_norm", (4096, 512), "float32"),
     *each("batch_norm", (32, 256, 14 * 14), "float32", "float16"),
     *each("batch_norm", (128, 256, 56 * 56), "float16", "float64"),
+    *each("layer_norm", (12288, 1, 5120, 1), "float32", "bfloat16"),
+    *each("layer_norm", (65536, 1, 768, 1), "bfloat16"),
+    *each("layer_norm", (4096, 1, 16384, 1), "bfloat16"),
 ]
 
 

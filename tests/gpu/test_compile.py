@@ -9,7 +9,7 @@ import pytest
 from benchmarks import gpu_compile
 
 from bnorm.kernels.activation import IDENTITY
-from bnorm.kernels.gpu import jobs, launching, plans
+from bnorm.kernels.gpu import jobs, launching, plans, row_plans
 from cuda_on_cpu import nvrtc, sass
 
 pytestmark = pytest.mark.cuda
@@ -22,7 +22,7 @@ INSTANCES = {family: gpu_compile.instances(family) for family in launching.FAMIL
 COMPILED = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
 # One of so many instances for each architecture, each time others; a prime, so that no kernel or type is left out.
 # All take half an hour of a core per architecture, most of it for rows: python -m pytest -m "slow and cuda"
-SAMPLE = {"channels": 53, "clusters": 13, "planes": 11, "rows": 47, "rows_weighted": 11, "row_channels": 29}
+SAMPLE = {"channels": 53, "clusters": 13, "planes": 11, "rows": 71, "rows_weighted": 11, "row_channels": 29}
 SAMPLE |= {"statistics": 1, "exact": 7}
 FTZ = ("-ftz=true",)  # what CuPy adds to the options
 OPTIONS = (*launching.OPTIONS, *FTZ)
@@ -39,12 +39,13 @@ def registers(name: str) -> int:
         return 200  # a block to a processor
     if kernel == "planes_moments":
         return 84
-    if kernel == "rows_forward" and numbers[2] == "4":
-        three = numbers[0] == "double" or numbers[3] == "1"
-        return 84 if three else 64  # of four blocks
-    if kernel == "rows_backward" and numbers[2] == "8":
-        return 255  # one block, whose threads hold up to 64 numbers of each array
-    if kernel == "rows_backward" and numbers[2] == "4" and numbers[5] == str(jobs.NO_PARAMS) and numbers[0] != "double":
+    if kernel.startswith("rows_") and len(numbers) > 3 and numbers[3] == str(row_plans.BROAD):
+        return 128  # one block of twice as many threads
+    if kernel == "rows_forward" and numbers[2] in ("3", "4", "5"):
+        wide, five = numbers[3] == str(row_plans.OF_WARPS), numbers[2] == "5"
+        return 128 if wide and five else 84 if numbers[0] == "double" or wide or five else 64  # of four blocks
+    light = kernel == "rows_backward" and numbers[2] in ("3", "4") and numbers[5] == str(jobs.NO_PARAMS)
+    if light and numbers[0] != "double":
         alone = numbers[:2] in (["f16", "8"], ["bf16", "8"]) and numbers[3:5] != ["0", str(IDENTITY.kind)]
         return 128 if alone else 84
     return 80 if kernel in (*plans.PER_CHANNEL, "rows_params") else 128  # a thread for a channel or more: few blocks
@@ -144,7 +145,7 @@ BUDGETS = {
     },
     "rows": {  # of a thread and row
         "rows_forward<float, 4, 4, 0, 0>": (410, 16),
-        "rows_forward<bf16, 8, 4, 0, 0>": (608, 32),
+        "rows_forward<bf16, 8, 4, 0, 0>": (640, 32),
         "rows_forward<bf16, 8, 4, 1, 0>": (688, 32),
         "rows_backward<float, 4, 4, 1, 0, 0>": (416, 16),
         "rows_backward<bf16, 8, 4, 0, 0, 0>": (717, 32),

@@ -10,7 +10,7 @@ dbeta, are dealt out by the blocks that a device runs at a time, and are not the
 
 from collections.abc import Iterable
 from functools import lru_cache
-from math import gcd
+from math import gcd, prod
 from typing import NamedTuple
 
 from ..activation import IDENTITY, KINDS
@@ -33,9 +33,11 @@ from .shapes import (
     vectors_of,
 )
 
-HELD = (4, 8)  # vectors of a thread that there are kernels for; the second for the longest rows only
+HELD = (3, 4, 5)  # vectors of a thread that there are kernels for, where vectors are full, so that few lanes idle
+MORE = (6, 8)  # of forwards of longer rows
+OF_SHORT_VECTORS = ((4,), (8,))  # these two where vectors are short
 WARP = 32
-LONG_ROWS = 2  # what `wide` is of rows that are read by twice as many threads
+OF_A_WARP, OF_WARPS, BROAD = range(3)  # what `wide` is, as row_sums.cu says
 ZEROS = 8  # numbers that a block keeps in place of beta where there is only gamma
 KEPT_CHANNELS = 1024  # whose gamma and beta the blocks of a forward keep, if rows are long and channels have runs
 SUMMED = 16  # vectors of a run, from which on a warp adds up the runs of a long row
@@ -44,7 +46,7 @@ FEW_COLUMNS = 1024
 # Where blocks have many turns, the last rows belong to late blocks. By the sums that are made, how often the grid is to
 # be halved so that only its early blocks are left, and one of how many rows is late.
 LATE = {NO_PARAMS: (2, 4), PER_COLUMN: (1, 16), PER_CHANNEL: (1, 8)}
-LITTLE = 16 << 10  # bytes of sums that a late block may write, or of gamma and beta that it may keep
+LITTLE = 20 << 10  # bytes of sums that a late block may write, or of gamma and beta that it may keep
 RESIDENT_ROWS = 4  # blocks of a processor, at most
 LAUNCHED = 10  # turns of a join that take as long as that launch, from its gap to its end
 
@@ -62,7 +64,7 @@ class Row(NamedTuple):
     @property
     def threads(self) -> int:
         """Of a block."""
-        return max(THREADS, self.lanes)
+        return 2 * THREADS if self.wide == BROAD else THREADS
 
     def side(self, many: int, limits: Limits) -> int:
         """Rows of a block: of few, each processor gets some. That changes no bit of a row."""
@@ -78,8 +80,12 @@ def four(shape: RowShape) -> RowShape:
 
 
 def vector_of(size: int, positions: int, dtype: str) -> int:
-    """Elements of a vector, which divides a row, and the values of a channel where they lie side by side."""
-    return gcd(positions if positions > 1 else size, VECTOR_BYTES // ITEMSIZE[dtype])
+    """Elements of a vector, which divides a row, and the values of a channel where they lie side by side.
+
+    A row has two vectors at least, unless it is a single value or none.
+    """
+    vector = gcd(positions if positions > 1 else size, VECTOR_BYTES // ITEMSIZE[dtype])
+    return vector if size > vector else max(1, size // 2)
 
 
 def begins(shape: RowShape, dtype: str) -> int:
@@ -88,17 +94,31 @@ def begins(shape: RowShape, dtype: str) -> int:
     return vector_of(channels * positions, positions, dtype) * ITEMSIZE[dtype]
 
 
+def steps_of(vector: int, dtype: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How many vectors of so many elements a thread may hold, and in a forward of longer rows."""
+    return (HELD, MORE) if vector * ITEMSIZE[dtype] == VECTOR_BYTES else OF_SHORT_VECTORS
+
+
 def row_of(size: int, positions: int, dtype: str, backward: bool = False) -> Row:
-    """backward: where x and dy are too long for two blocks of a processor, one has twice as many threads."""
+    """By as few lanes and vectors of each as there is room for.
+
+    backward: x and dy take more registers, so that longer rows belong to more threads.
+
+    Of rows too long for registers, broad blocks have those which need a gamma for each value, or are so long that two
+    blocks of a processor had no room to keep x and dy.
+    """
     vector = vector_of(size, positions, dtype)
-    count = size // vector
-    lanes = 1
-    while lanes < THREADS and count > lanes * HELD[0]:
-        lanes *= 2
-    steps = next((steps for steps in HELD if count <= lanes * steps), 0)
-    if backward and not steps and 2 * size * ITEMSIZE[dtype] > TWO_PER_PROCESSOR:
-        return Row(vector, 0, LONG_ROWS, 2 * THREADS)
-    return Row(vector, steps, int(lanes > WARP), lanes)
+    held, more = steps_of(vector, dtype)
+    most = 2 * THREADS if backward else THREADS
+    fits = [(1 << i, steps) for i in range(most.bit_length()) for steps in held]
+    fits += [] if backward else [(THREADS, steps) for steps in more]
+    fits = [(lanes, steps) for lanes, steps in fits if lanes * steps * vector >= size]
+    if fits:
+        lanes, steps = min(fits, key=prod)
+        return Row(vector, steps, BROAD if lanes > THREADS else OF_WARPS if lanes > WARP else OF_A_WARP, lanes)
+    if positions == 1 or (backward and 2 * size * ITEMSIZE[dtype] > TWO_PER_PROCESSOR):
+        return Row(vector, 0, BROAD, 2 * THREADS)
+    return Row(vector, 0, OF_WARPS, THREADS)
 
 
 def kept_steps(row: Row, size: int, dtype: str, arrays: int, room: int) -> int:
@@ -117,17 +137,12 @@ def step_bytes(row: Row, dtype: str) -> int:
 
 def summed_bytes(row: Row, dtype: str) -> int:
     """Of the sums over rows in the shared memory of a block."""
-    return 2 * row.steps * THREADS * row.vector * max(ITEMSIZE[dtype], 4)
+    return 2 * row.steps * row.threads * row.vector * max(ITEMSIZE[dtype], 4)
 
 
 def summing_blocks(row: Row, shared: int, limits: Limits) -> int:
     """Blocks that write sums, per processor: as many as share one. rows_backward.cu has the registers for that."""
-    return 1 if alone(row) or shared + STATIC_SHARED["rows"] > half_of(limits) else 2
-
-
-def alone(row: Row) -> bool:
-    """Whether a block of a backward takes so many registers that no other one fits beside it."""
-    return row.steps == HELD[-1] or row.wide == LONG_ROWS
+    return 1 if row.wide == BROAD or shared + STATIC_SHARED["rows"] > half_of(limits) else 2
 
 
 def share_of(row: Row, channels: int, positions: int) -> int:
@@ -177,6 +192,35 @@ def first_late(sums: int, many: int, together: int, most: int, own: int) -> tupl
     return (turns - late) * together, halvings
 
 
+class Sums(NamedTuple):
+    """How the sums over rows are made in the pass over them."""
+
+    params: int = NO_PARAMS
+    shared: int = 0  # bytes of a block
+    columns: int = 0  # of all blocks
+    share: int = 0
+
+
+def broadened(row: Row, size: int, dtype: str, room: int) -> Row:
+    """The same where sums of columns are made: half as many blocks then write them, and read gamma."""
+    broad, gamma = row._replace(wide=BROAD), size * max(ITEMSIZE[dtype], 4)
+    fits = row.steps > 0 and summed_bytes(broad, dtype) + gamma <= room
+    return broad if fits and row.wide == OF_WARPS else row
+
+
+def sums_of(row: Row, shape: RowShape, dtype: str, room: int) -> Sums:
+    """NO_PARAMS where they cannot be made so."""
+    n, groups, channels, positions = shape
+    if not n * groups * channels * positions:
+        return Sums()
+    if groups == positions == 1 and 0 < summed_bytes(row, dtype) <= room:
+        return Sums(PER_COLUMN, summed_bytes(row, dtype), channels)
+    if not summed_by_channel(row, positions) or channels_bytes(row, channels, positions, dtype) > room:
+        return Sums()
+    shared, share = channels_bytes(row, channels, positions, dtype), share_of(row, channels, positions)
+    return Sums(PER_CHANNEL, shared, groups * channels, share)
+
+
 @lru_cache(maxsize=1024)
 def rows(
     name: str,  # "rows_forward" or "rows_backward"
@@ -197,16 +241,10 @@ def rows(
     size, many = channels * positions, n * groups
     backward = name == "rows_backward"
     row = row_of(size, positions, dtype, backward)
-    side = row.side(many, limits)
     room, beside = limits.shared - STATIC_SHARED["rows"], two_per_processor("rows", limits)
-    sums, shared, slots, share, columns = NO_PARAMS, 0, 0, 0, 0
-    if params and size > 0 and groups == positions == 1 and 0 < summed_bytes(row, dtype) <= room:
-        sums, shared, columns = PER_COLUMN, summed_bytes(row, dtype), size
-    elif params and many and size > 0 and summed_by_channel(row, positions):
-        of_channels = channels_bytes(row, channels, positions, dtype)
-        if of_channels <= room:
-            sums, shared, columns = PER_CHANNEL, of_channels, groups * channels
-            share = share_of(row, channels, positions)
+    if params and groups == positions == 1:
+        row = broadened(row, size, dtype, room)
+    sums, shared, columns, share = sums_of(row, shape, dtype, room) if params else Sums()
     if affine == NO_AFFINE and row.steps:
         affine = GAMMA_ALONE  # ones, as the code for what a block keeps is the shorter one
     if backward and affine != NO_AFFINE:  # beta or zeros, as kernels with an activation read them
@@ -216,27 +254,28 @@ def rows(
         share = 1
         shared = cdiv(2 * groups * channels * max(ITEMSIZE[dtype], 4), VECTOR_BYTES) * VECTOR_BYTES
     kept = affine_bytes(shape, dtype, affine)
-    if kept > (room if shared > beside or (backward and alone(row)) else beside) - shared:
-        with_row = kept <= room if row.steps else kept_steps(row, size, dtype, arrays, room - kept) > 0
-        if affine == GAMMA_AND_BETA and not backward and dtype != "float64" and with_row:
-            row_room = room  # a block alone, which reads all once: it gains more than by another one beside it
+    if kept > (room if shared > beside or row.wide == BROAD else beside) - shared:
+        if not backward and affine == GAMMA_AND_BETA and dtype != "float64" and kept <= room:
+            if kept > TWO_PER_PROCESSOR:  # a block alone gains more by these than by another one beside it
+                row = row._replace(wide=BROAD)  # with another row
         else:
             kept = 0
     shared += kept
-    if positions * ITEMSIZE[dtype] >= SHORT_RUN or (backward and alone(row)):
-        row_room = room  # of a block alone, too: there is little to do for a value, as a run has one gamma
+    if positions * ITEMSIZE[dtype] >= SHORT_RUN or (row.wide == BROAD and (backward or kept)):
+        row_room = room  # of a block alone, too: there is little to do for a value, as gamma is at hand
     keep = kept_steps(row, size, dtype, arrays, row_room - shared)
     shared += arrays * keep * step_bytes(row, dtype)
     if sums:
         shared = max(shared, 16 * row.threads)  # where the partial sums of blocks are joined
-        slots = limits.processors * summing_blocks(row, shared, limits)
+    side = row.side(many, limits)
     alike = groups if sums == PER_CHANNEL else 1  # blocks of a set: each has the channels of a group to itself
+    slots = limits.processors * summing_blocks(row, shared, limits)
     most = blocks_each(alike, slots) if sums else limits.processors * RESIDENT_ROWS
-    late, halvings = first_late(sums, many, side * alike, most, max(kept, 16 * columns // alike))
+    own = max(kept, 16 * columns // alike) * THREADS // row.threads  # a broad block has twice the rows
+    late, halvings = first_late(sums, many, side * alike, most, own)
     sets = max(1, cdiv(many, side * alike))
     if sums:
         sets = min(sets, most << halvings)
-    blocks = sets * alike
     joined = bunches(sets, 1, channels, 2) if sums else Bunches(0, 0, 0, 0)
     if joined.turns > LAUNCHED:
         joined = Bunches(0, 0, 0, 0)
@@ -248,9 +287,9 @@ def rows(
         channels=channels, share=share, whole=int(size == row.lanes * row.steps * row.vector), keep=keep,
         bunch=joined.bunch, joined=together, late=late, halvings=halvings,
     )  # fmt: skip
-    more = (kind, sums) if backward else (kind,)
-    kernel = row.kernel(name, dtype, *more)
-    launches = [Launch("rows", kernel, (blocks, 1), (row.threads,), shared, geometry, 0 if sums else 1 << halvings)]
+    kernel = row.kernel(name, dtype, kind, sums) if backward else row.kernel(name, dtype, kind)
+    grid, again = (sets * alike, 1), 0 if sums else 1 << halvings
+    launches = [Launch("rows", kernel, grid, (row.threads,), shared, geometry, again)]
     if sums and not joined.bunch:
         launches.append(Launch("rows", "rows_params", (cdiv(columns, together), 1), (THREADS,), 0, geometry))
     return Plan(tuple(launches), (2 * sets + joined.behind) * columns, max(groups, 1) * joined.tickets)
@@ -298,13 +337,19 @@ def row_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
     """Every name of the family "rows" that plans may ask for, for one type of elements."""
     names = ["rows_params"]
     for vector in vectors_of(dtype):
-        for steps, wide in ((4, 0), (4, 1), (8, 1), (0, 1), (0, LONG_ROWS)):
-            row = Row(vector, steps, wide, WARP)
-            for kind in kinds:
-                if wide != LONG_ROWS:
-                    names.append(row.kernel("rows_forward", dtype, kind))
-                ways = (NO_PARAMS, PER_COLUMN, PER_CHANNEL) if steps else (NO_PARAMS, PER_CHANNEL)
-                names += [row.kernel("rows_backward", dtype, kind, params) for params in ways]
+        held, more = steps_of(vector, dtype)
+        forwards = [(steps, wide) for steps in held for wide in (OF_A_WARP, OF_WARPS)]
+        forwards += [(steps, OF_WARPS) for steps in (*more, 0)] + [(0, BROAD)]
+        if vector * max(ITEMSIZE[dtype], 4) > VECTOR_BYTES:  # whose gamma and beta may take so much more than the row
+            forwards.append((max(more), BROAD))
+        ways = (NO_PARAMS, PER_COLUMN, PER_CHANNEL)
+        backwards = [(steps, wide, way) for steps in held for wide in (OF_A_WARP, OF_WARPS, BROAD) for way in ways]
+        backwards += [(0, wide, way) for wide in (OF_WARPS, BROAD) for way in (NO_PARAMS, PER_CHANNEL)]
+        for kind in kinds:
+            for steps, wide in forwards:
+                names.append(Row(vector, steps, wide, WARP).kernel("rows_forward", dtype, kind))
+            for steps, wide, way in backwards:
+                names.append(Row(vector, steps, wide, WARP).kernel("rows_backward", dtype, kind, way))
     return names
 
 

@@ -2,18 +2,21 @@
 
 enum { ROW_THREADS = 256 };
 
-// Of a block; more of one that is alone on a processor, as long rows are in a backward: WIDE is LONG_ROWS there.
-enum { LONG_ROWS = 2 };
+// WIDE of a kernel: whose threads a row belongs to. Blocks that are BROAD have twice as many, for one long row, or for
+// more rows side by side that share what the block keeps.
+enum { OF_A_WARP, OF_WARPS, BROAD };
 template <int WIDE>
-constexpr int THREADS_OF = WIDE == LONG_ROWS ? 2 * ROW_THREADS : ROW_THREADS;
+constexpr int THREADS_OF = WIDE == BROAD ? 2 * ROW_THREADS : ROW_THREADS;
 
 // Wait for all threads of a row that belongs to several warps; those of the rows beside it go on. `first` is the first
 // of its warps. Barrier 0 is that of the block.
+template <int THREADS>
 BN_DEV void meet(int first, int lanes) {
 #ifdef BN_ON_CPU
   __named_barrier(1 + first / 2, lanes);
 #else  // no register says which one it is: such code gets all barriers there are, and fewer blocks share a processor
-  if (first == 0) asm volatile("bar.sync 1, %0;" ::"r"(lanes) : "memory");
+  if (THREADS > ROW_THREADS) asm volatile("bar.sync %0, %1;" ::"r"(1 + first / 2), "r"(lanes) : "memory");
+  else if (first == 0) asm volatile("bar.sync 1, %0;" ::"r"(lanes) : "memory");
   else if (first == 2) asm volatile("bar.sync 2, %0;" ::"r"(lanes) : "memory");
   else if (first == 4) asm volatile("bar.sync 3, %0;" ::"r"(lanes) : "memory");
   else asm volatile("bar.sync 4, %0;" ::"r"(lanes) : "memory");
@@ -50,7 +53,7 @@ struct RowSums {
     half = 1 - half;
     const int warp = threadIdx.x / 32, warps = lanes / 32, first = warp & -warps;
     if (threadIdx.x % (32 / P) == 0) to[(upper ? WARPS : 0) + warp] = own;
-    meet(first, lanes);
+    meet<THREADS_OF<WIDE>>(first, lanes);
 #pragma unroll
     for (int p = 0; p < P; ++p) v[p] = to[p * WARPS + first];
 #pragma unroll 1

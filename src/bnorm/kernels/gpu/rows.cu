@@ -40,8 +40,8 @@ struct RowJob {
 
 // What a backward will need of gamma and beta, which may have changed by then: a part by each block.
 BN_DEV void keep_params(const RowJob& job) {
-  for (i64 c = (i64)blockIdx.x * ROW_THREADS + threadIdx.x; c < job.groups * job.channels;
-       c += (i64)gridDim.x * ROW_THREADS) {
+  for (i64 c = (i64)blockIdx.x * blockDim.x + threadIdx.x; c < job.groups * job.channels;
+       c += (i64)gridDim.x * blockDim.x) {
     if (job.gamma_kept) job.gamma_kept[c] = job.gamma[c];
     if (job.beta_kept) job.beta_kept[c] = job.beta[c];
   }
@@ -170,11 +170,21 @@ BN_DEV const A* keep_affine(const RowJob& job, unsigned char* memory) {
   return kept;
 }
 
-// What a thread works on: of the row `index`, vectors that are `stride` values apart, from `offset` on. WHOLE: every
-// thread has all of its STEPS vectors; of a row that is too long to be held, it is kept in shared memory.
-template <int V, int STEPS, int WIDE, bool WHOLE = false>
+// How many of its STEPS vectors every thread has: of a WHOLE row all, and of others most, as a row belongs to as few
+// lanes as have room for it (row_plans.py). To ask for each vector would take a fifth of a backward. Of a row that is too
+// long to be held, whether it is kept.
+template <class T, int V, int STEPS, int WIDE, bool WHOLE>
+constexpr int sure_steps() {
+  if (WHOLE) return STEPS > 0 ? STEPS : 1;
+  if (STEPS == 0 || (V == 1 && !WIDE)) return 0;  // there may be only one, or none
+  if (V * sizeof(T) < 16) return STEPS / 2;
+  return STEPS == 8 ? 6 : STEPS - 1;
+}
+
+// What a thread works on: of the row `index`, vectors that are `stride` values apart, from `offset` on.
+template <int V, int STEPS, int WIDE, int SURE = 0>
 struct Row {
-  typedef typename Pick<(STEPS > 0 || WHOLE), int, i64>::type Int;
+  typedef typename Pick<(STEPS > 0 || SURE > 0), int, i64>::type Int;
   i64 index, start, channel;
   Int offset, stride, size;  // size: 0 where there is no such row
   bool inside, leads;
@@ -199,7 +209,7 @@ struct Row {
     stride = (Int)(32 * V);
     if ((warp + 1) * part < size) size = (warp + 1) * part;
   }
-  BN_MEMBER bool has(Int j) const { return WHOLE || at(j) < size; }
+  BN_MEMBER bool has(Int j) const { return j < SURE || at(j) < size; }
   BN_MEMBER Int steps() const { return offset < size ? quotient_of(size - offset + stride - 1, stride) : (Int)0; }
   BN_MEMBER Int at(Int j) const { return offset + j * stride; }
 };
@@ -240,8 +250,8 @@ BN_DEV RowStats row_stats(bool squares, double inverse, double center, double s,
 }
 
 // use(value) of those that a thread holds.
-template <class T, int V, int STEPS, int WIDE, bool WHOLE, class Use>
-BN_DEV void for_values(const Row<V, STEPS, WIDE, WHOLE>& row, const Vector<T, V> (&held)[STEPS], const Use& use) {
+template <class T, int V, int STEPS, int WIDE, int SURE, class Use>
+BN_DEV void for_values(const Row<V, STEPS, WIDE, SURE>& row, const Vector<T, V> (&held)[STEPS], const Use& use) {
 #pragma unroll
   for (int j = 0; j < STEPS; ++j)
     if (row.has(j)) {
@@ -278,9 +288,9 @@ static __device__ __noinline__ RowStats exact_stats(
   return row_stats(squares, inverse, center, both[0], both[1]);
 }
 
-template <class T, int V, int STEPS, int WIDE, bool WHOLE, class A>
+template <class T, int V, int STEPS, int WIDE, int SURE, class A>
 BN_DEV RowStats stats_of(
-    const RowJob& job, const Row<V, STEPS, WIDE, WHOLE>& row, const T* x, const Vector<T, V> (&held)[STEPS], A center,
+    const RowJob& job, const Row<V, STEPS, WIDE, SURE>& row, const T* x, const Vector<T, V> (&held)[STEPS], A center,
     RowSums<WIDE>& sums) {
   A s = 0, q = 0;
   for_values(row, held, [&](A value) {
@@ -310,16 +320,16 @@ BN_DEV RowStats stats_of(
 }
 
 // Of a long row, which a block has to itself, from where it is KEPT, or else from memory. The second time in float64.
-template <class T, int V, bool KEPT, class A>
+template <class T, int V, int WIDE, int KEPT, class A>
 BN_DEV RowStats stats_of(
-    const RowJob& job, const Row<V, 0, true, KEPT>& row, const T* x, const Vector<T, V>* kept, A center,
-    RowSums<true>& sums) {
+    const RowJob& job, const Row<V, 0, WIDE, KEPT>& row, const T* x, const Vector<T, V>* kept, A center,
+    RowSums<WIDE>& sums) {
   bool far = false;
   const auto find = [&](auto about) {
     const decltype(about) only[1] = {about};
     Sums sum[1] = {{0.0, 0.0}};
     if constexpr (KEPT) {
-      const Walk<false, int> walk(0, ROW_THREADS * V);
+      const Walk<false, int> walk(0, THREADS_OF<WIDE> * V);
       add_about<T, V, 1>(reinterpret_cast<const T*>(kept), walk, row.steps(), only, sum, Groups<BATCH>());
     } else {
       const Walk<false> walk(row.offset, row.stride);
@@ -338,8 +348,8 @@ BN_DEV RowStats stats_of(
 // The vectors of a row, one after the other: use(where the thread holds it, its first value in the row, which one it
 // is). ROLLED: there is one text for all of them, which always finds its vector in place 0, as `turn` moves what is
 // held on.
-template <bool ROLLED, int V, int STEPS, int WIDE, bool WHOLE, class Use, class Turn>
-BN_DEV void for_vectors(const Row<V, STEPS, WIDE, WHOLE>& row, const Use& use, const Turn& turn) {
+template <bool ROLLED, int V, int STEPS, int WIDE, int SURE, class Use, class Turn>
+BN_DEV void for_vectors(const Row<V, STEPS, WIDE, SURE>& row, const Use& use, const Turn& turn) {
   if constexpr (ROLLED) {
 #pragma unroll 1
     for (int j = 0; j < STEPS; ++j) {
@@ -352,14 +362,14 @@ BN_DEV void for_vectors(const Row<V, STEPS, WIDE, WHOLE>& row, const Use& use, c
       if (row.has(j)) use(j, row.at(j), j);
   }
 }
-template <int V, int STEPS, int WIDE, bool WHOLE, class Use>
-BN_DEV void for_vectors(const Row<V, STEPS, WIDE, WHOLE>& row, const Use& use) {
+template <int V, int STEPS, int WIDE, int SURE, class Use>
+BN_DEV void for_vectors(const Row<V, STEPS, WIDE, SURE>& row, const Use& use) {
   for_vectors<false>(row, use, [] {});
 }
 
 // The same of what needs gamma and beta: use(..., a number whose type says where these are). Seldom are they not kept.
-template <bool ROLLED, int V, int STEPS, int WIDE, bool WHOLE, class A, class Use, class Turn>
-BN_DEV void for_affine(const Row<V, STEPS, WIDE, WHOLE>& row, const A* kept, const Use& use, const Turn& turn) {
+template <bool ROLLED, int V, int STEPS, int WIDE, int SURE, class A, class Use, class Turn>
+BN_DEV void for_affine(const Row<V, STEPS, WIDE, SURE>& row, const A* kept, const Use& use, const Turn& turn) {
   if constexpr (ROLLED) {
     for_vectors<true>(row, [&](int own, auto i, int j) { use(own, i, j, Number<ANYWHERE>()); }, turn);
   } else if (kept) {

@@ -2,20 +2,21 @@
 
 // What a thread holds of a row, from the sums to dx: x as it is, and in the type of computation dy, which becomes
 // dy gamma; or where that would be too many registers, dy as it is. Without sums for gamma and beta three blocks share
-// a processor, if halves are not held as floats; behind an activation they are, which would be computed once more.
+// a processor, if halves are not held as floats; behind an activation they are, which would be computed once more. Of
+// five vectors they never are.
 template <class T, int V, int STEPS, int WIDE, int KIND, int PARAMS>
 struct HeldPairs {
   static constexpr bool half = sizeof(T) == 2 && V == 8;
   static constexpr bool light =
-      STEPS == 4 && PARAMS == NO_PARAMS && sizeof(T) < 8 && !(half && (WIDE || KIND != BN_IDENTITY));
-  static constexpr bool once = STEPS == 4 && !(half && light);
-  static constexpr bool rolled = ROLLED<KIND> || (STEPS == 8 && PARAMS == PER_CHANNEL);
+      (STEPS == 3 || STEPS == 4) && PARAMS == NO_PARAMS && sizeof(T) < 8 && !(half && (WIDE || KIND != BN_IDENTITY));
+  static constexpr bool once = STEPS > 0 && !(half && (light || STEPS == 5));
+  static constexpr bool rolled = ROLLED<KIND>;
   // row_plans.py knows of those with sums
-  static constexpr int blocks = STEPS == 8 || WIDE == LONG_ROWS ? 1 : light ? 3 : 2;
+  static constexpr int blocks = WIDE == BROAD ? 1 : light ? 3 : 2;
   static constexpr int of_x = STEPS > 0 ? STEPS : ROLLED<KIND> ? 1 : PAIRS;
   static constexpr int of_dy = once ? 1 : of_x, of_g = once ? STEPS : 1;
   static constexpr int affine = KIND == BN_IDENTITY ? GAMMA_ALONE : GAMMA_AND_BETA;  // what is read of them
-  typedef ColumnSums<typename Compute<T>::type, V, of_x> Over;
+  typedef ColumnSums<typename Compute<T>::type, V, of_x, THREADS_OF<WIDE>> Over;
   static constexpr int bytes_of_columns = PARAMS == PER_COLUMN ? Over::BYTES : 0;
 };
 
@@ -53,7 +54,7 @@ BN_DEV void backward_rows(
   if (PARAMS == PER_CHANNEL) of_channels.begin(job, group());
   const A* of_group = PARAMS == PER_CHANNEL ? of_channels.affine(job) : nullptr;
   const A* near = PARAMS == PER_CHANNEL ? of_group : affine;
-  typedef Row<V, STEPS, WIDE, WHOLE> Of;
+  typedef Row<V, STEPS, WIDE, sure_steps<T, V, STEPS, WIDE, WHOLE>()> Of;
   typedef typename Of::Int Int;
   Of start(job, begin_at, apart);
   if constexpr (STEPS == 0) start.template part_of_warp<THREADS / 32>();
@@ -229,7 +230,7 @@ BN_DEV void backward_rows(
           narrow(r * (g + fused(away, b, c)), result.v[v]);
         }
       }
-      if (!WHOLE || row.inside) put<T, V>(dx + i, result, job.streams);
+      if (row.inside) put<T, V>(dx + i, result, job.streams);
     };
     if constexpr (STEPS == 0) {
       const i64 ahead = first + on < rows_end(job) ? on * job.size : 0;

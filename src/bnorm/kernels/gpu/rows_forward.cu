@@ -4,10 +4,11 @@ template <class T, int V, int STEPS, int WIDE, bool WHOLE, int KIND>
 BN_DEV void forward_rows(
     const RowJob& job, const typename Compute<T>::type* affine, Vector<T, V>* kept, double* memory) {
   typedef typename Compute<T>::type A;
+  constexpr int THREADS = THREADS_OF<WIDE>;
   RowSums<WIDE> sums = {memory, (int)job.lanes, 0};
   const bn_activation act = activation_of<KIND>(job.slope);
   const i64 apart = rows_apart(job);
-  typedef Row<V, STEPS, WIDE, WHOLE> Of;
+  typedef Row<V, STEPS, WIDE, sure_steps<T, V, STEPS, WIDE, WHOLE>()> Of;
   const Of start(job, first_row(job, 1));
   const ChannelWalk<typename Of::Int> channels(job, start);  // where a row is not held
   // of a row; where it is not held, read one row ahead
@@ -22,7 +23,7 @@ BN_DEV void forward_rows(
     if (several) wait_for_turn(blockIdx.x * job.size * (i64)sizeof(T));
     const T* x = static_cast<const T*>(job.x) + start.start;
     for (int j = 0, steps = start.steps(); j < steps; ++j) {
-      fetch<T, V>(kept + j * ROW_THREADS, x + start.at(j));
+      fetch<T, V>(kept + j * THREADS, x + start.at(j));
       if (Groups<BATCH>::ends(j, steps)) end_group();
     }
   }
@@ -56,7 +57,7 @@ BN_DEV void forward_rows(
 #pragma unroll
       for (int v = 0; v < V; ++v)
         narrow(bn_act(act, fused(fused(value(held[own], v) - h, r, low), of.gamma[v], of.beta[v])), t.v[v]);
-      if (!WHOLE || row.inside) put<T, V>(y + i, t, job.streams);
+      if (row.inside) put<T, V>(y + i, t, job.streams);
     };
     if constexpr (STEPS == 0) {
       typedef typename Of::Int Int;
@@ -71,7 +72,7 @@ BN_DEV void forward_rows(
         for (Int step = 0; step < steps; step += MANY) {
           Affine<A, V> of[MANY];
           for_some<MANY>(step, steps, [&](int own, Int j) {
-            held[own] = WHOLE ? kept[j * ROW_THREADS] : load<T, V>(x + row.at(j));
+            held[own] = WHOLE ? kept[j * THREADS] : load<T, V>(x + row.at(j));
             if (!RUNS) return;
             if (affine) of[own].pick(affine, job.groups * job.channels, row.channel + channel.at, true);
             else of[own].set(job, row.channel + channel.at, true);
@@ -83,7 +84,7 @@ BN_DEV void forward_rows(
             write(own, row.at(j), of[own]);
           });
           if (!WHOLE || !ahead) continue;
-          for_some<MANY>(step, steps, [&](int, Int j) { fetch<T, V>(kept + j * ROW_THREADS, x + ahead + row.at(j)); });
+          for_some<MANY>(step, steps, [&](int, Int j) { fetch<T, V>(kept + j * THREADS, x + ahead + row.at(j)); });
           if (Groups<BATCH>::ends(least(step + MANY, steps) - 1, steps)) end_group();
         }
       };
@@ -100,12 +101,17 @@ BN_DEV void forward_rows(
   }
 }
 
-// How many blocks share a processor. With a fourth one, rows of several warps would have too few registers.
+// How many blocks share a processor. With a fourth one, rows of several warps would have too few registers, and with a
+// third one five vectors of a thread.
 template <class T, int STEPS, int WIDE>
-constexpr int FORWARDS = STEPS != 4 ? 2 : sizeof(T) == 8 || WIDE ? 3 : 4;
+constexpr int forwards() {
+  if (WIDE == BROAD) return 1;
+  if (STEPS == 0 || STEPS > 5 || (STEPS == 5 && WIDE)) return 2;
+  return sizeof(T) == 8 || WIDE || STEPS == 5 ? 3 : 4;
+}
 
 template <class T, int V, int STEPS, int WIDE, int KIND>
-__global__ void __launch_bounds__(ROW_THREADS, (FORWARDS<T, STEPS, WIDE>)) rows_forward(RowJob job) {
+__global__ void __launch_bounds__(THREADS_OF<WIDE>, (forwards<T, STEPS, WIDE>())) rows_forward(RowJob job) {
   typedef typename Compute<T>::type A;
   BN_SHARED(double, memory, RowSums<WIDE>::SIZE);
   const bool of_channels = STEPS == 0 && job.share;  // whose gamma and beta are kept

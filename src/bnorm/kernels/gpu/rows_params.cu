@@ -2,21 +2,21 @@
 
 // Where all rows have the same columns: every thread has its own in shared memory, of all columns it works on,
 // and from time to time they are added to those of the block, in float64, which lie in job.partial.
-template <class A, int V, int STEPS>
+template <class A, int V, int STEPS, int THREADS>
 struct ColumnSums {
   static constexpr int WIDE = Affine<A, V>::WIDE, PLANES = V / WIDE;
-  static constexpr int BYTES = 2 * STEPS * V * ROW_THREADS * (int)sizeof(A);
+  static constexpr int BYTES = 2 * STEPS * V * THREADS * (int)sizeof(A);
   static constexpr int FLUSH = 32;  // rows of a thread, whose sums in float are exact enough
-  Vector<A, WIDE>* memory;          // (2, STEPS, PLANES, ROW_THREADS): neighbours lie side by side
+  Vector<A, WIDE>* memory;          // (2, STEPS, PLANES, THREADS): neighbours lie side by side
 
   BN_MEMBER Vector<A, WIDE>& at(int sum, int j, int plane, int tid) const {
-    return memory[((sum * STEPS + j) * PLANES + plane) * ROW_THREADS + tid];
+    return memory[((sum * STEPS + j) * PLANES + plane) * THREADS + tid];
   }
   BN_MEMBER void clear() const {
 #pragma unroll
     for (int i = 0; i < 2 * STEPS * PLANES; ++i)
 #pragma unroll
-      for (int v = 0; v < WIDE; ++v) memory[i * ROW_THREADS + threadIdx.x].v[v] = 0;
+      for (int v = 0; v < WIDE; ++v) memory[i * THREADS + threadIdx.x].v[v] = 0;
   }
   BN_MEMBER void add(int sum, int j, const A (&values)[V]) const {
 #pragma unroll
@@ -31,13 +31,13 @@ struct ColumnSums {
   BN_MEMBER void flush(const RowJob& job, int lanes, bool first) const {
     __syncthreads();
 #pragma unroll 1
-    for (i64 i = threadIdx.x; i < 2 * job.size; i += ROW_THREADS) {
+    for (i64 i = threadIdx.x; i < 2 * job.size; i += THREADS) {
       const int sum = i >= job.size;
       const i64 column = sum ? i - job.size : i, vector = quotient(column, V);
       const int j = (int)quotient(vector, lanes), lane = (int)vector - j * lanes, v = (int)(column - vector * V);
       double total = 0.0;
 #pragma unroll 4
-      for (int tid = lane; tid < ROW_THREADS; tid += lanes) total += at(sum, j, v / WIDE, tid).v[v % WIDE];
+      for (int tid = lane; tid < THREADS; tid += lanes) total += at(sum, j, v / WIDE, tid).v[v % WIDE];
       double* to = job.partial + ((i64)blockIdx.x * 2 + sum) * job.size + column;
       *to = first ? total : *to + total;
     }
