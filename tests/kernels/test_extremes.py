@@ -7,7 +7,7 @@ import pytest
 
 from backends import SWITCH, at_the_ends, each_backend
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu, reference
-from bnorm.kernels.activation import RELU
+from bnorm.kernels.activation import IDENTITY, RELU
 from cases import CASES, DTYPES
 from compare import EPS, assert_close, assert_same, normalized_error
 from drawing import every_pair
@@ -209,23 +209,34 @@ def test_a_mean_far_from_zero_costs_nothing(backend, case, dtype, offset):
     assert_moments(got, want, dtype, False, case=case.name, offset=offset)
 
 
-@pytest.mark.parametrize(("x_size", "dy_size"), [(1e30, 1e9), (1e35, 1e4), (1e-30, 1e-10), (1e-20, 1e-20)])
-@every_activation
-def test_products_beyond_float32(x_size, dy_size, act):
-    """dy (x - mean) may leave the range of float32 where dgamma and dx do not."""
+PRODUCTS = [(1e30, 1e9), (1e35, 1e4), (1e-30, 1e-10), (1e-20, 1e-20)]  # sizes of x and dy
+
+
+def assert_products(both, sizes, act):
     rng = np.random.default_rng(5)
-    x, dy = ((rng.standard_normal((2, 300, 3)).astype("float32")) * np.float32(1)).copy()
-    x, dy = (x * x_size).astype("float32"), (dy * dy_size).astype("float32")
+    x, dy = (np.float32(size) * rng.standard_normal((300, 3)).astype("float32") for size in sizes)
     gamma, beta = np.full(3, 1.5), np.full(3, 0.25)
     _, stats, count, _ = reference.forward(x, gamma, beta, 0.0, act=act)
     for got, want in zip(*both("backward", dy, x, stats, count, act=act), strict=True):
-        assert_close(got, want, 1e-5 * np.abs(want).max(), x_size=x_size, dy_size=dy_size, act=act)
+        assert_close(got, want, 1e-5 * np.abs(want).max(), sizes=sizes, act=act)
     for shape in [(300, 1, 3, 1), (1, 1, 900, 1), (50, 3, 6, 1), (3, 2, 3, 50), (1, 1, 1, 900)]:
         rows, drows, of = x.reshape(shape), dy.reshape(shape), shape[1] * shape[2]
         gamma, beta = np.linspace(0.5, 1.5, of), np.full(of, 0.25)
         _, mean, rstd = reference.rows_forward(rows, gamma, beta, 0.0, act=act)
         for got, want in zip(*both("rows_backward", drows, rows, mean, rstd, gamma, beta, act=act), strict=True):
-            assert_close(got, want, 1e-5 * np.abs(want).max(), shape=shape, x_size=x_size, dy_size=dy_size, act=act)
+            assert_close(got, want, 1e-5 * np.abs(want).max(), shape=shape, sizes=sizes, act=act)
+
+
+@pytest.mark.parametrize("sizes", PRODUCTS)
+@every_activation
+def test_products_beyond_float32(sizes, act):
+    """dy (x - mean) may leave the range of float32 where dgamma and dx do not."""
+    assert_products(both, sizes, act)
+
+
+@each_backend(sizes=PRODUCTS)
+def test_products_beyond_float32_by_each(backend, sizes):
+    assert_products(backend.both, sizes, IDENTITY)
 
 
 @pytest.mark.parametrize("size", [1e-280, 1e-45, 1e39, 1e280])
