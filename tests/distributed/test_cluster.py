@@ -10,9 +10,11 @@ dask = pytest.importorskip("dask")
 da = pytest.importorskip("dask.array")
 
 
-def test_two_workers():
+@pytest.mark.parametrize(
+    "names", [["results"], pytest.param(["kernel_threads", "worker_killed"], marks=pytest.mark.slow)]
+)
+def test_two_workers(names):
     pytest.importorskip("distributed")
-    names = ["results", "kernel_threads", "worker_killed"]
     assert child.output("cluster.py", *names).split() == names
 
 

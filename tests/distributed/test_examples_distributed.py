@@ -17,6 +17,7 @@ def number(label, text):
     return float(re.search(rf"{re.escape(label)} ?([\d.e+-]+)", text)[1])
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_ranks_learn_as_one():
     done = with_mpi(2, EXAMPLES / "mpi_sync.py", "--quick", python=["-m", "mpi4py"])

@@ -26,8 +26,8 @@ def scripts(section):
     ("section", "engine"),
     [
         ("joblib", "joblib"),
-        ("concurrent.futures", None),
-        ("multiprocessing, with transformers", None),
+        pytest.param("concurrent.futures", None, marks=pytest.mark.slow),
+        pytest.param("multiprocessing, with transformers", None, marks=pytest.mark.slow),
     ],
 )
 def test_engines(section, engine, tmp_path):
