@@ -58,7 +58,7 @@ class Row(NamedTuple):
 
     vector: int
     steps: int  # 0: not in registers
-    wide: int  # threads of several warps
+    wide: int  # whose threads these are
     lanes: int
 
     @property
