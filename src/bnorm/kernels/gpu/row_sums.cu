@@ -14,7 +14,7 @@ template <int THREADS>
 BN_DEV void meet(int first, int lanes) {
 #ifdef BN_ON_CPU
   __named_barrier(1 + first / 2, lanes);
-#else  // no register says which one it is: such code gets all barriers there are, and fewer blocks share a processor
+#else  // a register says which one it is only where a block is alone: such code gets all barriers that a processor has
   if (THREADS > ROW_THREADS) asm volatile("bar.sync %0, %1;" ::"r"(1 + first / 2), "r"(lanes) : "memory");
   else if (first == 0) asm volatile("bar.sync 1, %0;" ::"r"(lanes) : "memory");
   else if (first == 2) asm volatile("bar.sync 2, %0;" ::"r"(lanes) : "memory");

@@ -174,7 +174,7 @@ BN_DEV const A* keep_affine(const RowJob& job, unsigned char* memory) {
 // lanes as have room for it (row_plans.py). To ask for each vector would take a fifth of a backward. Of a row that is too
 // long to be held, whether it is kept.
 template <class T, int V, int STEPS, int WIDE, bool WHOLE>
-constexpr int sure_steps() {
+BN_DEV constexpr int sure_steps() {
   if (WHOLE) return STEPS > 0 ? STEPS : 1;
   if (STEPS == 0 || (V == 1 && !WIDE)) return 0;  // there may be only one, or none
   if (V * sizeof(T) < 16) return STEPS / 2;

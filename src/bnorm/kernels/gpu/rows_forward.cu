@@ -104,7 +104,7 @@ BN_DEV void forward_rows(
 // How many blocks share a processor. With a fourth one, rows of several warps would have too few registers, and with a
 // third one five vectors of a thread.
 template <class T, int STEPS, int WIDE>
-constexpr int forwards() {
+BN_DEV constexpr int forwards() {
   if (WIDE == BROAD) return 1;
   if (STEPS == 0 || STEPS > 5 || (STEPS == 5 && WIDE)) return 2;
   return sizeof(T) == 8 || WIDE || STEPS == 5 ? 3 : 4;

@@ -35,8 +35,8 @@ BN_DEV void for_weighted(const RowJob& job, i64 row, const Use& use) {
 template <class T, int KIND>
 __global__ void __launch_bounds__(ROW_THREADS) rows_weighted_forward(RowJob job) {
   typedef typename Compute<T>::type A;
-  BN_SHARED(double, memory, RowSums<true>::SIZE);
-  RowSums<true> sums = {memory, ROW_THREADS, 0};
+  BN_SHARED(double, memory, RowSums<OF_WARPS>::SIZE);
+  RowSums<OF_WARPS> sums = {memory, ROW_THREADS, 0};
   const T* x = static_cast<const T*>(job.x);
   T* y = static_cast<T*>(job.y);
   const bn_activation act = activation_of<KIND>(job.slope);
@@ -78,8 +78,8 @@ __global__ void __launch_bounds__(ROW_THREADS) rows_weighted_forward(RowJob job)
 template <class T, int KIND>
 __global__ void __launch_bounds__(ROW_THREADS) rows_weighted_backward(RowJob job) {
   typedef typename Compute<T>::type A;
-  BN_SHARED(double, memory, RowSums<true>::SIZE);
-  RowSums<true> sums = {memory, ROW_THREADS, 0};
+  BN_SHARED(double, memory, RowSums<OF_WARPS>::SIZE);
+  RowSums<OF_WARPS> sums = {memory, ROW_THREADS, 0};
   const T* x = static_cast<const T*>(job.x);
   const T* dy = static_cast<const T*>(job.dy);
   T* dx = static_cast<T*>(job.y);
