@@ -171,15 +171,13 @@ BN_DEV const A* keep_affine(const RowJob& job, unsigned char* memory) {
 }
 
 // How many of its STEPS vectors every thread has: of a WHOLE row all, and of others most, as a row belongs to as few
-// lanes as have room for it (row_plans.py). To ask for each vector would take a fifth of a backward. Of a row that is too
-// long to be held, whether it is kept.
+// lanes as have room for it (row_plans.py). Asking for each would take a fifth of a backward. A row that is read by
+// single values may have only one, or none. 1 of a long row: it is kept.
 template <class T, int V, int STEPS, int WIDE, bool WHOLE>
-BN_DEV constexpr int sure_steps() {
-  if (WHOLE) return STEPS > 0 ? STEPS : 1;
-  if (STEPS == 0 || (V == 1 && !WIDE)) return 0;  // there may be only one, or none
-  if (V * sizeof(T) < 16) return STEPS / 2;
-  return STEPS == 8 ? 6 : STEPS - 1;
-}
+constexpr int SURE_STEPS = STEPS == 0 || WHOLE ? (STEPS > 0 ? STEPS : WHOLE)
+                           : V == 1 && !WIDE   ? 0
+                           : V * sizeof(T) < 16 ? STEPS / 2
+                                                : STEPS - (STEPS == 8 ? 2 : 1);
 
 // What a thread works on: of the row `index`, vectors that are `stride` values apart, from `offset` on.
 template <int V, int STEPS, int WIDE, int SURE = 0>

@@ -54,7 +54,7 @@ BN_DEV void backward_rows(
   if (PARAMS == PER_CHANNEL) of_channels.begin(job, group());
   const A* of_group = PARAMS == PER_CHANNEL ? of_channels.affine(job) : nullptr;
   const A* near = PARAMS == PER_CHANNEL ? of_group : affine;
-  typedef Row<V, STEPS, WIDE, sure_steps<T, V, STEPS, WIDE, WHOLE>()> Of;
+  typedef Row<V, STEPS, WIDE, SURE_STEPS<T, V, STEPS, WIDE, WHOLE>> Of;
   typedef typename Of::Int Int;
   Of start(job, begin_at, apart);
   if constexpr (STEPS == 0) start.template part_of_warp<THREADS / 32>();

@@ -8,7 +8,7 @@ BN_DEV void forward_rows(
   RowSums<WIDE> sums = {memory, (int)job.lanes, 0};
   const bn_activation act = activation_of<KIND>(job.slope);
   const i64 apart = rows_apart(job);
-  typedef Row<V, STEPS, WIDE, sure_steps<T, V, STEPS, WIDE, WHOLE>()> Of;
+  typedef Row<V, STEPS, WIDE, SURE_STEPS<T, V, STEPS, WIDE, WHOLE>> Of;
   const Of start(job, first_row(job, 1));
   const ChannelWalk<typename Of::Int> channels(job, start);  // where a row is not held
   // of a row; where it is not held, read one row ahead
@@ -104,14 +104,13 @@ BN_DEV void forward_rows(
 // How many blocks share a processor. With a fourth one, rows of several warps would have too few registers, and with a
 // third one five vectors of a thread.
 template <class T, int STEPS, int WIDE>
-BN_DEV constexpr int forwards() {
-  if (WIDE == BROAD) return 1;
-  if (STEPS == 0 || STEPS > 5 || (STEPS == 5 && WIDE)) return 2;
-  return sizeof(T) == 8 || WIDE || STEPS == 5 ? 3 : 4;
-}
+constexpr int FORWARDS = WIDE == BROAD                                            ? 1
+                         : STEPS == 0 || STEPS > 5 || (STEPS == 5 && WIDE)        ? 2
+                         : sizeof(T) == 8 || WIDE || STEPS == 5                   ? 3
+                                                                                  : 4;
 
 template <class T, int V, int STEPS, int WIDE, int KIND>
-__global__ void __launch_bounds__(THREADS_OF<WIDE>, (forwards<T, STEPS, WIDE>())) rows_forward(RowJob job) {
+__global__ void __launch_bounds__(THREADS_OF<WIDE>, (FORWARDS<T, STEPS, WIDE>)) rows_forward(RowJob job) {
   typedef typename Compute<T>::type A;
   BN_SHARED(double, memory, RowSums<WIDE>::SIZE);
   const bool of_channels = STEPS == 0 && job.share;  // whose gamma and beta are kept
