@@ -174,8 +174,8 @@ BN_DEV const A* keep_affine(const RowJob& job, unsigned char* memory) {
 // lanes as have room for it (row_plans.py). Asking for each would take a fifth of a backward. A row that is read by
 // single values may have only one, or none. 1 of a long row: it is kept.
 template <class T, int V, int STEPS, int WIDE, bool WHOLE>
-constexpr int SURE_STEPS = STEPS == 0 || WHOLE ? (STEPS > 0 ? STEPS : WHOLE)
-                           : V == 1 && !WIDE   ? 0
+constexpr int SURE_STEPS = STEPS == 0 || WHOLE  ? (STEPS > 0 ? STEPS : WHOLE)
+                           : V == 1 && !WIDE    ? 0
                            : V * sizeof(T) < 16 ? STEPS / 2
                                                 : STEPS - (STEPS == 8 ? 2 : 1);
 

@@ -104,10 +104,10 @@ BN_DEV void forward_rows(
 // How many blocks share a processor. With a fourth one, rows of several warps would have too few registers, and with a
 // third one five vectors of a thread.
 template <class T, int STEPS, int WIDE>
-constexpr int FORWARDS = WIDE == BROAD                                            ? 1
-                         : STEPS == 0 || STEPS > 5 || (STEPS == 5 && WIDE)        ? 2
-                         : sizeof(T) == 8 || WIDE || STEPS == 5                   ? 3
-                                                                                  : 4;
+constexpr int FORWARDS = WIDE == BROAD                                     ? 1
+                         : STEPS == 0 || STEPS > 5 || (STEPS == 5 && WIDE) ? 2
+                         : sizeof(T) == 8 || WIDE || STEPS == 5            ? 3
+                                                                           : 4;
 
 template <class T, int V, int STEPS, int WIDE, int KIND>
 __global__ void __launch_bounds__(THREADS_OF<WIDE>, (FORWARDS<T, STEPS, WIDE>)) rows_forward(RowJob job) {
