@@ -304,7 +304,7 @@ def _ended(half: Any, given: Any, z: Any) -> Any:
     if z is None:
         return None
     if half is not None:
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", under="ignore"):
             z = z.astype(half)
     return _like(given, z)
 
