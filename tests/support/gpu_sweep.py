@@ -39,7 +39,7 @@ def cases(dtype):
             yield Case("channels", (8, IMAGES, odd(LARGE_BLOCK / arrays / itemsize / 8 / v) * v))
         for size in CLUSTERS[1]:
             yield Case("channels", (8, CLUSTERS[0], odd(size / itemsize / 8 / v) * v))
-        long = odd(row_plans.TWO_PER_PROCESSOR / 2 / itemsize / v)  # by twice as many threads in a backward
+        long = odd(row_plans.TWO_PER_PROCESSOR / 2 / itemsize / v)  # by broad blocks; of runs in a backward only
         held = ((700, 31), (700, 201), (20, 1001), (20, 2001), (20, 2101), (6, long))
         if v * itemsize == plans.VECTOR_BYTES:  # by three and five vectors of a thread, too, and by six in a forward
             held += ((700, 19), (700, 23), (700, 191), (700, 301), (20, 1401), (20, 2401), (20, 2701))
