@@ -43,11 +43,11 @@ def registers(name: str) -> int:
         return 128  # one block of twice as many threads
     if kernel == "rows_forward" and numbers[2] in ("3", "4", "5"):
         wide, five = numbers[3] == str(row_plans.OF_WARPS), numbers[2] == "5"
-        return 128 if wide and five else 84 if numbers[0] == "double" or wide or five else 64  # of four blocks
+        return 128 if wide and five else 80 if numbers[0] == "double" or wide or five else 64  # of four blocks
     light = kernel == "rows_backward" and numbers[2] in ("3", "4") and numbers[5] == str(jobs.NO_PARAMS)
     if light and numbers[0] != "double":
         alone = numbers[:2] in (["f16", "8"], ["bf16", "8"]) and numbers[3:5] != ["0", str(IDENTITY.kind)]
-        return 128 if alone else 84
+        return 128 if alone else 80  # of three blocks, as a thread gets whole eights
     return 80 if kernel in (*plans.PER_CHANNEL, "rows_params") else 128  # a thread for a channel or more: few blocks
 
 
