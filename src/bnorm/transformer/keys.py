@@ -146,13 +146,14 @@ def _arrow(who: str, values: Any) -> Column:
     import pyarrow as pa
     from pyarrow import compute
 
-    chunks, kind = values.chunks if isinstance(values, pa.ChunkedArray) else [values], values.type
+    values = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
+    kind = values.type
     if pa.types.is_integer(kind) and not values.null_count:
-        numbers = [arrow.in_place(chunk, f"{kind}") for chunk in chunks]
+        numbers = [arrow.in_place(chunk, f"{kind}") for chunk in values.chunks]
         return _array(who, np.concatenate([np.empty(0, f"{kind}"), *numbers]))
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-        values = pa.chunked_array([chunk.cast(kind) for chunk in chunks], kind)
+        values = pa.chunked_array([chunk.cast(kind) for chunk in values.chunks], kind)
     if pa.types.is_null(kind):
         return Column(None, np.full(len(values), -1, np.int32), np.empty(0, object))
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
@@ -161,10 +162,9 @@ def _arrow(who: str, values: Any) -> Column:
         except pa.ArrowInvalid as error:
             raise ValueError(f"{who}: expected times that microseconds can hold: {error}") from None
     try:
-        coded = compute.dictionary_encode(values, null_encoding="mask")
+        coded = compute.dictionary_encode(values, null_encoding="mask").unify_dictionaries()
     except pa.ArrowNotImplementedError:
         raise TypeError(f"{who}: expected strings, numbers, bools or dates, got {kind}") from None
-    coded = coded.unify_dictionaries() if isinstance(coded, pa.ChunkedArray) else pa.chunked_array([coded])
     indices = [chunk.indices.fill_null(-1) for chunk in coded.chunks]
     codes = [arrow.in_place(index, f"{index.type}").astype(np.int32, copy=False) for index in indices]
     held = coded.chunk(0).dictionary if coded.num_chunks else []
