@@ -225,7 +225,8 @@ def test_rows(n, groups, channels, inner, dtype, affine, params, limits):
         elif full:
             assert 3 * steps * f["lanes"] <= 4 * max(size // vector, 3)  # a quarter idles at most
         assert f["lanes"] * f["side"] <= threads
-        assert f["lanes"] * f["side"] == threads or f["side"] == max(1, many_rows // limits.processors)
+        up = limits.processors - 1 if wide == row_plans.BROAD else 0  # so that few rows take a lone block one turn
+        assert f["lanes"] * f["side"] == threads or f["side"] == max(1, (many_rows + up) // limits.processors)
         assert f["lanes"] in ((1, 2, 4, 8, 16, 32), (64, 128, 256), (64, 128, 256, 512))[wide]
         assert steps * f["lanes"] * vector >= size if steps else f["lanes"] == threads
         assert f["whole"] == (steps * f["lanes"] * vector == size)
@@ -496,6 +497,14 @@ def test_blocks_that_leave_sums_are_as_many_as_run_at_a_time():
     assert blocks(2048, "bfloat16") == blocks(1024, "float32") == 1  # of twice as many threads
     assert blocks(4096, "bfloat16", shared=99) == 1  # of as many, as 128 KB of sums have no room
     assert blocks(4096, "float16", shared=164) == 1
+
+
+def test_few_rows_take_broad_blocks_one_turn():
+    for rows in (1, 131, 133, 200, 264, 300, 1000):
+        plan = row_plans.rows("rows_backward", (rows, 1, 1024, 1), "float32", GAMMA_ALONE, True, 0, LIKE_H100)
+        first = plan.launches[0]
+        assert first.block == (512,) and first.grid[0] <= LIKE_H100.processors
+        assert fields(first)["side"] * first.grid[0] >= rows
 
 
 def test_sums_of_channels_are_written_by_as_many_blocks_as_run_at_a_time():

@@ -67,8 +67,10 @@ class Row(NamedTuple):
         return 2 * THREADS if self.wide == BROAD else THREADS
 
     def side(self, many: int, limits: Limits) -> int:
-        """Rows of a block: of few, each processor gets some. That changes no bit of a row."""
-        return max(1, min(self.threads // self.lanes, many // limits.processors))
+        """Rows of a block: of few, each processor gets some, and one turn does where it has one block. That changes no
+        bit of a row."""
+        share = cdiv(many, limits.processors) if self.wide == BROAD else many // limits.processors
+        return max(1, min(self.threads // self.lanes, share))
 
     def kernel(self, name: str, dtype: str, *more: int) -> str:
         return f"{name}<{NAMES[dtype]}, {self.vector}, {self.steps}, {self.wide}, {', '.join(map(str, more))}>"
