@@ -22,7 +22,7 @@ BN_DEV void meet_with(int first) {
   if (BUG == TWO_NAMES) return __named_barrier(1 + threadIdx.x / 32, TEAM);
   if (BUG == TOO_MANY) return __named_barrier(1 + first / 2, TEAM + 32);
 #endif
-  meet(first, TEAM);
+  meet<ROW_THREADS>(first, TEAM);
 }
 
 // out[team] = the sum of x, (4, turns, 64), over the turns of a team, of which the later ones have fewer.

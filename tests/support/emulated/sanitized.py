@@ -92,8 +92,8 @@ SHARING = [
     (MANY, batch_norm, (20000, 40)),  # blocks that join in bunches
     (SMALL, batch_norm, (6, 16, 81)),  # more columns than a block has threads
     (SMALL, partial(batch_norm, dtype="float16", error=1e-2), (5, 16, 49)),  # two columns of a thread
-    (ALONE, group_norm, (3, 1, 8, 1100)),  # kept and fetched; warps that share the places of channels, and do not
-    (ALONE, group_norm, (3, 1, 40, 240)),
+    (ALONE, group_norm, (3, 1, 8, 1300)),  # kept and fetched; warps that share the places of channels, and do not
+    (ALONE, group_norm, (3, 1, 40, 260)),
     (SMALL, group_norm, (2500, 1, 64, 1)),  # sums that are added to those of the block from time to time
     (SMALL, group_norm, (130, 6, 1, 16)),  # many rows to a block, of one channel
     (SMALL, group_norm, (7, 2, 40, 30)),  # and of many
