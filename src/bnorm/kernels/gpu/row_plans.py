@@ -215,12 +215,11 @@ def sums_of(row: Row, shape: RowShape, dtype: str, room: int) -> Sums:
     n, groups, channels, positions = shape
     if not n * groups * channels * positions:
         return Sums()
-    if groups == positions == 1 and 0 < summed_bytes(row, dtype) <= room:
-        return Sums(PER_COLUMN, summed_bytes(row, dtype), channels)
-    if not summed_by_channel(row, positions) or channels_bytes(row, channels, positions, dtype) > room:
-        return Sums()
-    shared, share = channels_bytes(row, channels, positions, dtype), share_of(row, channels, positions)
-    return Sums(PER_CHANNEL, shared, groups * channels, share)
+    if groups == positions == 1 and 0 < (shared := summed_bytes(row, dtype)) <= room:
+        return Sums(PER_COLUMN, shared, channels)
+    if summed_by_channel(row, positions) and (shared := channels_bytes(row, channels, positions, dtype)) <= room:
+        return Sums(PER_CHANNEL, shared, groups * channels, share_of(row, channels, positions))
+    return Sums()
 
 
 @lru_cache(maxsize=1024)
