@@ -26,6 +26,7 @@ from bnorm.moments import Moments
 __all__ = ["moments", "normalize"]
 
 Names = tuple[Hashable, ...]
+VARIABLE = "variable"  # the dimension of the statistics of several variables
 
 
 def moments(
@@ -57,8 +58,8 @@ def moments(
     -------
     Dataset
         Variables count, mean and var, and min and max if asked, all float64: computed at once, not lazily. For a
-        Dataset they have one dimension more, "variable", if all its variables have the same dimensions left; otherwise
-        they are named count_a, mean_a and so on for a variable a. var is the mean squared difference from the mean.
+        Dataset they have one dimension more, "variable", if all its variables have the same dimensions left, and none
+        of that name; otherwise they are named count_a, mean_a and so on for a variable a. var is the mean squared difference from the mean.
 
     Examples
     --------
@@ -92,10 +93,10 @@ def moments(
             found[name] = _of_array(who, a, own, weight, skipna, minmax)
     if not found:
         raise ValueError(f"{who}: x: expected a variable of numbers with one of the dimensions {dims}, got none")
-    first = next(iter(found.values()))
-    if all(s["mean"].dims == first["mean"].dims for s in found.values()):
+    first = next(iter(found.values()))["mean"].dims
+    if VARIABLE not in first and all(s["mean"].dims == first for s in found.values()):
         return xr.concat(
-            list(found.values()), xr.IndexVariable("variable", [str(name) for name in found]), join="exact"
+            list(found.values()), xr.IndexVariable(VARIABLE, [str(name) for name in found]), join="exact"
         )
     return xr.merge(
         [s.rename({key: f"{key}_{name}" for key in s.data_vars}) for name, s in found.items()], join="exact"
@@ -127,10 +128,13 @@ def normalize(x: xr.DataArray | xr.Dataset, stats: xr.Dataset, *, eps: float = 0
     if not isinstance(x, xr.Dataset):
         raise TypeError(f"{who}: x: expected a DataArray or Dataset, got {checks.type_name(x)}")
     result = x.copy()
+    together = "mean" in stats  # else each variable has its own
+    if together and VARIABLE not in stats["mean"].dims:
+        raise ValueError(f"{who}: stats: expected the statistics of a Dataset, as x is, got those of a DataArray")
     for name, a in x.data_vars.items():
-        if "variable" in stats.dims:
-            if str(name) in stats["variable"].values:
-                result[name] = _normalized(who, a, stats.sel(variable=str(name), drop=True), "", eps)
+        if together:
+            if str(name) in stats[VARIABLE].values:
+                result[name] = _normalized(who, a, stats.sel({VARIABLE: str(name)}, drop=True), "", eps)
         elif f"mean_{name}" in stats:
             result[name] = _normalized(who, a, stats, f"_{name}", eps)
     return result
@@ -151,13 +155,17 @@ def _of_array(
     who: str, x: xr.DataArray, dim: Names, weight: xr.DataArray | None, skipna: bool, minmax: bool
 ) -> xr.Dataset:
     left = tuple(d for d in x.dims if d not in dim)
+    coords = {name: c for name, c in x.coords.items() if set(c.dims) <= set(left)}
+    names = ("count", "mean", "var", *(("min", "max") if minmax else ()))
+    if taken := [name for name in names if name in left or name in coords]:
+        raise ValueError(
+            f"{who}: x: expected dimensions and coordinates of other names than those of the statistics, got "
+            f"{taken}: x.rename can give them others"
+        )
     w = None if weight is None else _weight(who, x, weight)
     m = _moments(who, x, left, w, skipna, minmax)
-    values = {"count": m.count, "mean": m.mean, "var": m.var()}
-    if minmax:
-        values |= {"min": m.min, "max": m.max}
-    coords = {name: c for name, c in x.coords.items() if set(c.dims) <= set(left)}
-    stats = xr.Dataset({name: (left, np.array(value)) for name, value in values.items()}, coords)
+    values = (m.count, m.mean, m.var(), *((m.min, m.max) if minmax else ()))
+    stats = xr.Dataset({name: (left, np.array(value)) for name, value in zip(names, values, strict=True)}, coords)
     for name in stats.data_vars:
         if name not in ("count", "var") and "units" in x.attrs:
             stats[name].attrs["units"] = x.attrs["units"]

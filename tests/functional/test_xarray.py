@@ -198,3 +198,26 @@ def test_bad_statistics():
     with pytest.raises(ValueError, match=r"stats: expected statistics of dimensions of x, .* \['level', 'lat'\] too"):
         normalize(x.isel(lat=0, level=0, drop=True), stats)
     assert F.moments(x.values, axis=()).shape == ()
+
+
+def test_a_dimension_called_variable():
+    a = xr.DataArray(np.arange(12.0).reshape(4, 3), dims=("time", "variable"))
+    x = xr.Dataset({"a": a, "b": 2 * a + 1, "c": a.isel(variable=0) ** 2})
+    want = (x - x.mean("time")) / x.std("time")
+    xr.testing.assert_allclose(normalize(x[["a", "b"]], moments(x[["a", "b"]], "time")), want[["a", "b"]])
+    xr.testing.assert_allclose(normalize(x, moments(x, "time")), want)
+
+
+@pytest.mark.parametrize("name", ["count", "mean", "var"])
+def test_names_of_statistics_that_x_has_too(name):
+    x = field()
+    for odd in (x.rename(lat=name), x.rename(lon=name), x.assign_coords({name: 5}), x.assign_coords({name: x.area})):
+        with pytest.raises(ValueError, match=rf"moments: x: expected .* of other names .* got \['{name}'\]: x.rename"):
+            moments(odd, "time")
+    assert moments(x.rename(lat=name), (name, "time"))["mean"].dims == ("level", "lon")
+
+
+def test_statistics_of_an_array_for_a_dataset():
+    x = field()
+    with pytest.raises(ValueError, match="stats: expected the statistics of a Dataset, as x is, got those of a Data"):
+        normalize(x.to_dataset(), moments(x, "time"))
