@@ -59,7 +59,8 @@ def moments(
     Dataset
         Variables count, mean and var, and min and max if asked, all float64: computed at once, not lazily. For a
         Dataset they have one dimension more, "variable", if all its variables have the same dimensions left, and none
-        of that name; otherwise they are named count_a, mean_a and so on for a variable a. var is the mean squared difference from the mean.
+        of that name; otherwise they are named count_a, mean_a and so on for a variable a. var is the mean squared
+        difference from the mean.
 
     Examples
     --------
@@ -95,9 +96,7 @@ def moments(
         raise ValueError(f"{who}: x: expected a variable of numbers with one of the dimensions {dims}, got none")
     first = next(iter(found.values()))["mean"].dims
     if VARIABLE not in first and all(s["mean"].dims == first for s in found.values()):
-        return xr.concat(
-            list(found.values()), xr.IndexVariable(VARIABLE, [str(name) for name in found]), join="exact"
-        )
+        return xr.concat(list(found.values()), xr.IndexVariable(VARIABLE, [str(name) for name in found]), join="exact")
     return xr.merge(
         [s.rename({key: f"{key}_{name}" for key in s.data_vars}) for name, s in found.items()], join="exact"
     )
