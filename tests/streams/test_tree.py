@@ -44,7 +44,10 @@ def test_parts_are_normalized_and_all_else_passes(rng):
     before = arrays(tree)
     tree.eval()(seen[0])
     assert arrays(tree) == before
-    assert not tree["position"].training
+    assert not tree["position"].training and not tree["hands"].training
+    tree["hands"].eval()
+    tree.train()["hands"](seen[0]["hands"])
+    assert arrays(tree) != before
 
 
 def test_errors_change_no_part(rng):
@@ -71,6 +74,9 @@ def test_errors_change_no_part(rng):
         RunningNorm.tree(3)
     with pytest.raises(TypeError, match="expected RunningNorm, RunningNormTree or None"):
         RunningNormTree({"a": 3})
+    for twice in ({"a.b": np.zeros(3), "a": {"b": np.zeros(2)}}, {0: np.zeros(2), "0": np.zeros(2)}):
+        with pytest.raises(ValueError, match=r"parts: expected names that differ .* got '(a\.b|0)' twice"):
+            RunningNorm.tree(twice)
 
 
 @pytest.mark.parametrize("options", [{}, {"halflife": 5.0}, {"nonfinite": "raise"}], ids=str)
@@ -118,3 +124,18 @@ def test_state(rng, tmp_path, suffix):
     assert "hands.1.grip.mean" in tree.state_dict()
     tree.reset()
     assert tree["position"].count.sum() == 0
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_a_file_keeps_the_mode_of_each_part(rng, tmp_path, suffix):
+    def modes(tree):
+        return [part.training for part in (tree, tree["position"], tree["hands"], tree["hands"][0], tree["hands"][1])]
+
+    tree = RunningNorm.tree(example(rng))
+    tree["position"].eval()
+    tree["hands"][1].eval()
+    for wanted in ([True, False, True, True, False], [False, True, False, False, False]):
+        tree.save(tmp_path / f"tree{suffix}")
+        assert modes(bnorm.load(tmp_path / f"tree{suffix}")) == modes(tree) == wanted
+        tree.eval()
+        tree["position"].train()

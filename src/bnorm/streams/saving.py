@@ -57,41 +57,49 @@ def save_tree(who: str, tree: Any, path: Any) -> None:
     found: dict[str, ndarray] = {}
     for place, norm in tree._norms().items():
         found |= arrays(norm, f"{place}.")
-    container.write(who, path, {"class": TREE, "training": tree.training, "tree": _structure(tree)}, found)
+    config = {"class": TREE, "training": tree.training, "tree": _structure(tree, tree.training)}
+    container.write(who, path, config, found)
 
 
 def restored_tree(kinds: Kinds, config: Mapping[str, Any], entries: Mapping[str, container.Entry]) -> Any:
     """The tree of a file. An error of any kind means that the file does not hold one."""
     container.check_entries(config, KNOWN)
     left = dict(entries)
-    tree = _regrown(kinds, config["tree"], "", left)
+    tree = _regrown(kinds, config["tree"], flag(config["training"]), "", left)
     if left:
         raise ValueError(f"arrays without a place: {sorted(left)}")
-    return tree.train(flag(config["training"]))
+    return tree
 
 
-def _structure(part: Any) -> Any:
+def _structure(part: Any, mode: bool) -> Any:
+    """A part in JSON's types, with its mode if it is another one than that of the tree around it."""
     if part is None:
         return None
+    own = {} if part.training == mode else {"training": part.training}
     if not hasattr(part, "_parts"):
-        return {"norm": arguments(part)}
+        return own | {"norm": arguments(part)}
     if isinstance(part._parts, dict):
         if not all(isinstance(name, str) for name in part._parts):
             raise TypeError(f"{TREE}: save: expected keys that are strings, got {list(part._parts)!r:.80}")
-        return {"dict": [[name, _structure(p)] for name, p in part._parts.items()]}
-    return {"tuple": [_structure(p) for p in part._parts]}
+        return own | {"dict": [[name, _structure(p, part.training)] for name, p in part._parts.items()]}
+    return own | {"tuple": [_structure(p, part.training) for p in part._parts]}
 
 
-def _regrown(kinds: Kinds, given: Any, prefix: str, left: dict[str, container.Entry]) -> Any:
+def _regrown(kinds: Kinds, given: Any, mode: bool, prefix: str, left: dict[str, container.Entry]) -> Any:
     if given is None:
         return None
+    given = {"training": mode} | given
+    mode = flag(given.pop("training"))
     ((kind, content),) = given.items()
     if kind == "norm":
         names = [name for name in left if name.rpartition(".")[0] == prefix.removesuffix(".")]
         own = {name.rpartition(".")[2]: left.pop(name) for name in names}
-        return filled(kinds[0], content, own)
+        return filled(kinds[0], content, own).train(mode)
     if kind == "dict":
-        return kinds[1]({name: _regrown(kinds, part, f"{prefix}{name}.", left) for name, part in content})
-    if kind != "tuple":
+        tree = kinds[1]({name: _regrown(kinds, part, mode, f"{prefix}{name}.", left) for name, part in content})
+    elif kind == "tuple":
+        tree = kinds[1](tuple(_regrown(kinds, part, mode, f"{prefix}{i}.", left) for i, part in enumerate(content)))
+    else:
         raise ValueError(f"a part of kind {kind!r:.80}")
-    return kinds[1](tuple(_regrown(kinds, part, f"{prefix}{i}.", left) for i, part in enumerate(content)))
+    tree._training = mode  # that of its parts is their own
+    return tree

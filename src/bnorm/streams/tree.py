@@ -49,6 +49,12 @@ class RunningNormTree(Modes):
                     f"{CLASS}: parts: expected RunningNorm, {CLASS} or None, got {checks.type_name(part)} for {name!r}"
                 )
         self._parts, self._training = parts, True
+        places = [place for place, _ in self._places()]
+        if twice := sorted({place for place in places if places.count(place) > 1}):
+            raise ValueError(
+                f"{CLASS}: parts: expected names that differ when joined by dots, as arrays are called in a state "
+                f"dict, got {twice[0]!r} twice"
+            )
 
     def __call__(self, obs: Any) -> Any:
         """Update the statistics, in training mode, and normalize: an observation of the same structure."""
@@ -69,8 +75,9 @@ class RunningNormTree(Modes):
     def train(self, mode: bool = True) -> Self:
         """Set training mode in all parts; train(False) is eval(). Returns the tree."""
         mode = checks.flag(CLASS, "mode", mode)
-        for norm in self._norms().values():
-            norm.train(mode)
+        for _, part in _pairs(self._parts):
+            if part is not None:
+                part.train(mode)
         self._training = mode
         return self
 
@@ -182,15 +189,16 @@ class RunningNormTree(Modes):
         done = map(call, ends, results)
         return self._mapped(lambda norm, x: next(done), obs)
 
-    def _norms(self, prefix: str = "") -> dict[str, Any]:
+    def _norms(self) -> dict[str, Any]:
         """All normalizers by place, parts joined by dots."""
-        found: dict[str, Any] = {}
+        return dict(self._places())
+
+    def _places(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
         for name, part in _pairs(self._parts):
             if isinstance(part, RunningNormTree):
-                found |= part._norms(f"{prefix}{name}.")
+                yield from part._places(f"{prefix}{name}.")
             elif part is not None:
-                found[f"{prefix}{name}"] = part
-        return found
+                yield f"{prefix}{name}", part
 
     def _beside(self, other: object, sign: str, f: Callable[[Any, Any], Any]) -> Any:
         """A tree of f(mine, other) for each pair of normalizers."""
