@@ -75,3 +75,9 @@ def test_integers_become_floats():
     np.testing.assert_array_equal(
         here.batch_norm(jnp.arange(6).reshape(3, 2)), F.batch_norm([[0, 1], [2, 3], [4, 5]])[0]
     )
+
+
+def test_out_is_refused():
+    x, gamma, beta = draw()
+    with pytest.raises(TypeError, match=r"interop.jax.batch_norm: out: expected None, as JAX's arrays do not change"):
+        here.batch_norm(x, gamma, beta, out=x)

@@ -48,6 +48,8 @@ def instance_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -
 def _apply(norm: str, x: Any, gamma: Any, beta: Any, options: dict[str, Any]) -> Any:
     jnp = load("bnorm.interop.jax", "jax.numpy", "jax")
     differentiable("bnorm.interop.jax", norm, options)
+    if options.get("out") is not None:
+        raise TypeError(f"bnorm.interop.jax.{norm}: out: expected None, as JAX's arrays do not change, got an array")
     x, gamma, beta = (value if value is None else jnp.asarray(value) for value in (x, gamma, beta))
     if x.dtype.kind in "biu":
         x = x.astype(float)
