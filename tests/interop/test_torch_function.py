@@ -73,6 +73,25 @@ def test_a_gradient_penalty_trains_as_with_pytorchs_own():
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("name", ["batch", "layer"])
+def test_a_third_derivative_is_an_error_however_it_is_asked_for(name):
+    (x,) = tensors((4, 3, 5))
+    y = NORMS[name](x)
+    (slope,) = torch.autograd.grad((y**3).sum(), x, create_graph=True)
+    (curve,) = torch.autograd.grad((slope**3).sum(), x, create_graph=True)
+    for ask in (lambda loss: torch.autograd.grad(loss, x, retain_graph=True), lambda loss: loss.backward()):
+        with pytest.raises(RuntimeError, match="function: expected derivatives of first and second order, got one of"):
+            ask((curve**3).sum())
+
+
+def test_an_out_that_another_backward_needs_is_noticed():
+    (w,), place = tensors((4, 3)), torch.rand(4, 3, dtype=torch.float64)
+    loss = (w * place).sum()
+    here.batch_norm(place, out=place)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_an_x_changed_in_place_is_noticed():
     (x,) = tensors((6, 3))
     held = x * 1

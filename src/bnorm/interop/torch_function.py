@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd.function import once_differentiable
 
 from bnorm import functional as F
 from bnorm.interop.neighbours import differentiable
@@ -34,6 +33,8 @@ class Norm(torch.autograd.Function):  # type: ignore[misc]
         arrays = {"x": x, "gamma": gamma, "beta": beta}
         given = {name: _array(name, value) for name, value in arrays.items() if value is not None}
         y, ctx.norm = getattr(F, norm)(**given, **keywords)
+        if isinstance((out := (options or {}).get("out")), torch.Tensor):
+            torch.autograd.graph.increment_version(out)  # PyTorch does not see that NumPy has written to it
         ctx.save_for_backward(x, gamma, beta)
         return torch.from_numpy(y)
 
@@ -54,18 +55,34 @@ class _Backward(torch.autograd.Function):  # type: ignore[misc]
         return tuple(_like(p, grad) for p, grad in zip((x, gamma, beta), gradients, strict=True))
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, ddx: Any, ddgamma: Any, ddbeta: Any) -> Any:
-        dy, x, gamma, beta = ctx.saved_tensors
-        d_dy, dx, dgamma, dbeta = F.double_backward(
+        return (*_DoubleBackward.apply(ddx, ddgamma, ddbeta, *ctx.saved_tensors, ctx.norm), None)
+
+
+class _DoubleBackward(torch.autograd.Function):  # type: ignore[misc]
+    """The gradients of dy, x, gamma and beta.
+
+    It is a function of all tensors, whose backward is an error: `once_differentiable` notices a third derivative only
+    in `backward()`, and `torch.autograd.grad` would leave out, without a word, what goes through here.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, ddx: Any, ddgamma: Any, ddbeta: Any, dy: Any, x: Any, gamma: Any, beta: Any, saved: F.Saved
+    ) -> Any:
+        results = F.double_backward(
             _array("ddx", ddx),
-            ctx.norm,
+            saved,
             _array("dy", dy),
             None if gamma is None else _array("ddgamma", ddgamma),
             None if beta is None else _array("ddbeta", ddbeta),
             dbeta=True,
         )
-        return _like(dy, d_dy), _like(x, dx), _like(gamma, dgamma), _like(beta, dbeta), None
+        return tuple(_like(p, grad) for p, grad in zip((dy, x, gamma, beta), results, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise RuntimeError(f"{WHO}: expected derivatives of first and second order, got one of third order")
 
 
 def _array(name: str, value: Any) -> Any:
