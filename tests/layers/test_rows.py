@@ -236,3 +236,17 @@ def test_shapes_that_do_not_fit(make, shapes):
         with pytest.raises(ValueError, match=f"^{type(layer).__name__}.*: expected .* got ") as caught:
             layer(np.zeros(shape))
         assert str(caught.value).startswith(f"{layer!r}".split(", axis")[0])
+
+
+@every_batch
+def test_an_array_after_any_other(row):
+    """What a layer remembers of one array is not taken for the next, if that is different."""
+    layer, x = row.layer(), rng.normal(size=row.shape)
+    turned, axis = np.asfortranarray(x), getattr(layer, "axis", -1)
+    for other in (x, x + 1, turned, turned, x, x[:1], np.repeat(x, 2, 0), x, x.astype(np.float32), x.tolist(), x):
+        new = row.layer()
+        assert_same(layer(other), new(other))
+        assert_same(layer.backward(np.sin(other)), new.backward(np.sin(other)))
+    with pytest.raises(ValueError, match="expected"):
+        layer(np.concatenate([x, x], axis))
+    assert_same(layer(x), new(x))

@@ -9,6 +9,7 @@ from bnorm import checks
 from bnorm.checks import FLOATS
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, view
 from bnorm.kernels.activation import Name
+from bnorm.kernels.cpu.entries import again
 from bnorm.layers.backward import OPEN, keep
 from bnorm.layers.base import Layer, adjustable, fixed, signature_of
 from bnorm.layers.documents import public
@@ -63,17 +64,23 @@ class OverLastAxes(Layer):
         out: an array for y: x itself, which then has no backward, or an array that overlaps no other.
         """
         given = () if out is None else ({"x": x, "residual": residual}, self._own or self._owned())
-        if type(x) is not self._kind or x.dtype not in FLOATS:
-            x = self._taken(x)
-        shape, eps = self._normalized_shape, self._eps
-        if x.shape[-len(shape) :] != shape:
-            expected = ", ".join(["...", *map(str, shape)])
-            raise ValueError(f"{self._who}: x: expected shape ({expected}), got {x.shape}")
+        layout: Any = self._layout
+        block = again(x, layout)  # in a loop every x is like the last one, and need not be looked at so closely
+        if block is None:
+            if type(x) is not self._kind or x.dtype not in FLOATS:
+                x = self._taken(x)
+            shape = self._normalized_shape
+            if x.shape[-len(shape) :] != shape:
+                expected = ", ".join(["...", *map(str, shape)])
+                raise ValueError(f"{self._who}: x: expected shape ({expected}), got {x.shape}")
+            block, layout = view.rows(x, len(shape))
+            self._layout = layout if type(x) is ndarray else None
+        eps = self._eps
         if eps is None:  # half precision is computed in float32
             eps = OF_FLOAT64 if x.dtype.itemsize == 8 else OF_FLOAT32
-        rows = view.rows(x, len(shape))
+        who, seen = self._who, (block, layout)
         gamma, beta = self._constants or self._vectors()
-        y, saved = row_forward(self._who, x, rows, gamma, beta, eps, self._RULE, self._act, out, given, residual)
+        y, saved = row_forward(who, x, seen, gamma, beta, eps, self._RULE, self._act, out, given, residual)
         if OPEN:
             keep(self, saved)
         else:
@@ -214,19 +221,24 @@ class GroupNorm(Layer):
         out: an array for the result: x itself, which then has no backward, or an array that overlaps no other.
         """
         given = () if out is None else ({"x": x, "weight": weight}, self._own or self._owned())
-        who, axis = self._who, self._axis
-        if type(x) is not self._kind or x.dtype not in FLOATS:
-            x = self._taken(x)
-        shape, rank = x.shape, x.ndim
-        if rank < 2 or not -rank <= axis < rank or shape[axis] != self._num_channels:
-            raise ValueError(
-                f"{who}: x: expected samples and {self._num_channels} channels on axis {axis}, got shape {shape}"
-            )
-        rows = view.groups(x, self._num_groups, axis)
-        checks.several_values(who, rows[0], shape, each=False)
+        who = self._who
+        layout: Any = self._layout
+        block = again(x, layout)
+        if block is None:
+            if type(x) is not self._kind or x.dtype not in FLOATS:
+                x = self._taken(x)
+            shape, rank, axis = x.shape, x.ndim, self._axis
+            if rank < 2 or not -rank <= axis < rank or shape[axis] != self._num_channels:
+                raise ValueError(
+                    f"{who}: x: expected samples and {self._num_channels} channels on axis {axis}, got shape {shape}"
+                )
+            block, layout = view.groups(x, self._num_groups, axis)
+            checks.several_values(who, block, shape, each=False)
+            self._layout = layout if type(x) is ndarray else None
+        seen, eps = (block, layout), self._eps
         gamma, beta = self._constants or self._vectors()
         y: ndarray
-        y, saved = row_forward(who, x, rows, gamma, beta, self._eps, VARIANCE, self._act, out, given, None, weight)
+        y, saved = row_forward(who, x, seen, gamma, beta, eps, VARIANCE, self._act, out, given, None, weight)
         if OPEN:
             keep(self, saved)
         else:
