@@ -21,6 +21,7 @@ from bnorm.kernels.cpu.jobs cimport (
     BUFFER,
     CHUNK,
     FIRST,
+    FORWARD,
     LANES,
     STRIPE,
     TILE,

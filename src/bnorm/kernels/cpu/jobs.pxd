@@ -23,6 +23,7 @@ cdef enum:
     BLOCK = 1024    # most rows of a block, of a run times LANES: rounding grows with them, what merging costs falls
     FIRST = 32      # rows of the first block of a task, few as its center costs a pass of its own
     BUFFER = 2048   # values of a batch of short rows: with dy and dx they fit the first-level cache
+    FORWARD = 4096  # float32 values of a batch of a forward, which has no dy and dx; half as many of float64
     STRIPE = 8      # rows of a stripe: in the type of x so few lose little, and float64 sums cost a few rows' time
     CHUNK = 1 << 16     # bytes of converted values: twice so many, of x and dy, stay in the second-level cache
     VECTOR = 16     # values of the widest vector, of float32
@@ -140,6 +141,7 @@ ctypedef struct Loops:
     span_t finish_backward  # first partial and stats -> coefficients
     span_t fold_backward    # coefficients -> a, b, c
     row_task_t rows         # forward, or backward when dy is there
+    row_task_t columns      # gamma and beta -> scale and shift, of so many bytes each
     weight_t weight         # the sum of so many weights; the flag is set where one is negative
     read_t[2] read          # narrow values from a place on, so many, into an array of float32, or of float64
     write_t write           # so many float32 into narrow values

@@ -253,6 +253,6 @@ cdef void plan_rows(RowJob* job) noexcept nogil:
 cdef void plan_sums(RowJob* job) noexcept nogil:
     """Room for the rows that are added up together, if h goes past the caches. Where a row is too long, h does not."""
     cdef Py_ssize_t row = job.channels * job.inner
-    cdef size_t size = max(row, <Py_ssize_t>BUFFER) * (sizeof(double) if job.wide else sizeof(float))
+    cdef size_t size = max(row, <Py_ssize_t>FORWARD) * (sizeof(double) if job.wide else sizeof(float))
     if job.narrow == BN_REAL and job.stream and size <= SUMMED:
         job.room_size = size + BN_BEYOND + 64

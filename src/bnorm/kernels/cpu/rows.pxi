@@ -1,8 +1,8 @@
 # Layer, group, instance and RMS normalization.
 #
-# Uses data, expect_weights, is_wide, kind_of_weights, line_of, narrow_of, read_activation, result, scratch, to_type,
-# vector (arrays), expect, expect_block, expect_like, need (guards), ROW, bypasses, plan_rows, plan_sums, rounded_up,
-# sizes (plan).
+# Uses data, expect_weights, is_wide, kind_of_weights, line_of, narrow_of, read_activation, result, scratch, vector
+# (arrays), expect, expect_block, expect_like, need (guards), ROW, bypasses, plan_rows, plan_sums, rounded_up, sizes
+# (plan).
 # Gives entries only.
 
 
@@ -50,31 +50,16 @@ cdef inline size_t columns_size(const RowJob* job) noexcept nogil:
     return rounded_up(job.groups * job.channels * itemsize + BN_BEYOND, BN_LINE) if has_columns(job) else 0
 
 
-cdef void column(const double* values, double absent, Py_ssize_t n, size_t size, bint wide, char* to) noexcept nogil:
-    """n values of gamma or beta in the type of x, with zeros behind them up to `size` bytes."""
-    cdef Py_ssize_t c, filled = n * (sizeof(double) if wide else sizeof(float))
-    if values != NULL:
-        to_type(values, n, wide, to)
-    elif wide:
-        for c in range(n):
-            (<double*>to)[c] = absent
-    else:
-        for c in range(n):
-            (<float*>to)[c] = <float>absent
-    memset(to + filled, 0, size - filled)
-
-
 cdef void run_row_span(RowJob* job, Py_ssize_t begin, Py_ssize_t end, char* memory) noexcept nogil:
     """Tasks of one thread, which has its own gamma and beta, and room for converted rows: from a cache of another core
     gamma and beta would come more slowly than they are made."""
-    cdef Py_ssize_t n = job.groups * job.channels, t
+    cdef Py_ssize_t t
     cdef size_t size = columns_size(job)
     cdef RowJob mine = job[0]
     if size > 0:
         mine.scale = memory
         mine.shift = memory + size
-        column(job.gamma, 1.0, n, size, job.wide, memory)
-        column(job.beta, 0.0, n, size, job.wide, memory + size)
+        loops.columns(&mine, size)
     cdef size_t near = job.inner * sizeof(double) + BN_BEYOND if job.weight != NULL else 0
     if job.room_size > 0:
         mine.room = <char*>malloc(job.room_size)

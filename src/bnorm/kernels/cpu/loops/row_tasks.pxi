@@ -10,7 +10,7 @@
 # backward_short_rows (row_gradients), forward_maps, short_runs (row_maps), SentSums, close_sums, open_sums,
 # second_input, sums_of (row_residual), BATCH, SHORT, short_moments (row_short), piece_of, readable, walk_on
 # (row_sums), weighted_backward, weighted_forward (row_weighted).
-# Gives FETCH_BYTES, row_task.
+# Gives FETCH_BYTES, columns_of_rows, row_task.
 
 cdef enum:
     FETCH_BYTES = 1 << 18   # bytes at most that are fetched while the rows before are written
@@ -70,7 +70,8 @@ cdef void forward_rows(
     """Rows that lie one after the other; the statistics of as many at a time as fit the buffer."""
     cdef Py_ssize_t size = job.channels * job.inner, groups = max(<Py_ssize_t>1, job.groups)
     cdef bint short = 0 < size <= SHORT
-    cdef Py_ssize_t batch = max(<Py_ssize_t>1, min(<Py_ssize_t>BATCH, BUFFER // size)) if short else 1
+    cdef Py_ssize_t most = FORWARD if real is float else FORWARD // 2
+    cdef Py_ssize_t batch = max(<Py_ssize_t>1, min(<Py_ssize_t>BATCH, most // size)) if short else 1
     cdef const real* h = x
     while row < end:
         batch = min(batch, end - row)
@@ -198,3 +199,26 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
         bn_close(&out.lines, &out.ahead)
         bn_close_edge(&out.edge)
         bn_fence()
+
+
+cdef inline void column(const double* values, real absent, Py_ssize_t n, size_t size, real* to) noexcept nogil:
+    """n values of gamma or beta, with zeros behind them up to `size` bytes."""
+    cdef Py_ssize_t c
+    if values != NULL:
+        for c in range(n):
+            to[c] = <real>values[c]
+    else:
+        for c in range(n):
+            to[c] = absent
+    memset(to + n, 0, size - n * sizeof(real))
+
+
+cdef void columns_of_rows(RowJob* job, Py_ssize_t size) noexcept nogil:
+    """gamma and beta in the type that the rows are computed in, `size` bytes of each."""
+    cdef Py_ssize_t n = job.groups * job.channels
+    if job.wide:
+        column(job.gamma, 1.0, n, size, <double*>job.scale)
+        column(job.beta, 0.0, n, size, <double*>job.shift)
+    else:
+        column(job.gamma, <float>1.0, n, size, <float*>job.scale)
+        column(job.beta, <float>0.0, n, size, <float*>job.shift)

@@ -25,13 +25,14 @@
 from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport INFINITY, fabs
 from libc.stdint cimport PTRDIFF_MAX, int64_t
-from libc.string cimport memcpy, memmove
+from libc.string cimport memcpy, memmove, memset
 
 from bnorm.kernels.cpu.jobs cimport (
     BLOCK,
     BUFFER,
     CHUNK,
     FIRST,
+    FORWARD,
     LANES,
     STRIPE,
     TILE,
@@ -251,6 +252,7 @@ table.read[0] = read_floats
 table.read[1] = read_doubles
 table.write = write_floats
 table.rows = task_of_rows
+table.columns = columns_of_rows
 table.weight = weight_of
 
 loops = PyCapsule_New(&table, "bnorm.loops", NULL)
