@@ -272,9 +272,15 @@ def test_choice_of_features():
     assert display.feature_names == ["x4", "x1", "x3"]
     np.testing.assert_array_equal(display.mean, t.history_.mean[:, [4, 1, 3]])
     np.testing.assert_array_equal(NormalizationDisplay.from_estimator(t, x, features=["x2"]).before, x[:, [2]])
-    for features in (["x9"], [5], [1.5], [None]):
+    for features in (["x9"], [5], [1.5], [None], [True, False]):
         with pytest.raises(ValueError, match="RunningStatsDisplay: features: expected indices or names of 5 features"):
             RunningStatsDisplay.from_estimator(t, features=features)
+    for features in ("x1", 1):
+        with pytest.raises(TypeError, match=f"features: expected a sequence of indices or names, got {features!r}"):
+            RunningStatsDisplay.from_estimator(t, features=features)
+    for ax in (plt.subplots(1, 2)[1], 3):
+        with pytest.raises(TypeError, match=r"Display: ax: expected one matplotlib Axes, got (numpy.ndarray|int)$"):
+            NormalizationDisplay.from_estimator(t, x, ax=ax)
     with pytest.raises(ValueError, match="features: expected at least one"):
         RunningStatsDisplay.from_estimator(t, features=[])
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bnorm import GroupedTransformer
+from bnorm import BatchNormTransformer, GroupedTransformer
 
 pytest.importorskip("matplotlib", reason="it draws")
 import matplotlib
@@ -88,6 +88,8 @@ def test_chosen_features_and_errors():
     assert notes(GroupsDisplay.from_estimator(fitted(3, 6))) == [""]
     _, ax = plt.subplots()
     assert GroupsDisplay.from_estimator(fitted(3, 9), features=["x9", 0], ax=ax).feature_names == ["x9", "x1"]
+    with pytest.raises(TypeError, match=r"GroupsDisplay: expected a GroupedTransformer, got .*BatchNormTransformer$"):
+        GroupsDisplay.from_estimator(BatchNormTransformer().fit([[1.0]]))
     with pytest.raises(ValueError, match="GroupsDisplay: features: expected indices or names of 9 features, got 'y'"):
         GroupsDisplay.from_estimator(fitted(3, 9), features=["y"])
     with pytest.raises(ValueError, match="most: expected a positive integer"):

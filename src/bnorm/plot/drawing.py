@@ -1,12 +1,13 @@
 """Helpers of the displays: panels, names of features, and strips, which show many distributions on one axis."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
+from bnorm.checks import type_name
 from bnorm.kernels import kind_of, moved
 from bnorm.plot.ticks import spaced, symlog
 
@@ -25,6 +26,8 @@ def panels(who: str, ax: Any, size: tuple[float, float], shape: tuple[int, int],
         raise ImportError(f"{who}: expected matplotlib, which is not installed: pip install 'bnorm[plot]'") from error
     if ax is None:
         _, ax = plt.subplots(figsize=size, layout="constrained")
+    elif not isinstance(ax, plt.Axes):
+        raise TypeError(f"{who}: ax: expected one matplotlib Axes, got {type_name(ax)}")
     figure, place = ax.figure, ax.get_subplotspec()
     if n == 1:
         return figure, ax, np.array([ax])
@@ -60,10 +63,12 @@ def chosen(who: str, features: Sequence[int | str] | None, names: list[str]) -> 
     """The indices of features that are given by index or name."""
     if features is None:
         return list(range(len(names)))
+    if isinstance(features, str) or not isinstance(features, Iterable):
+        raise TypeError(f"{who}: features: expected a sequence of indices or names, got {features!r}")
     places = []
     for feature in features:
         place = names.index(feature) if isinstance(feature, str) and feature in names else feature
-        if not isinstance(place, int | np.integer) or not -len(names) <= place < len(names):
+        if isinstance(place, bool) or not isinstance(place, int | np.integer) or not -len(names) <= place < len(names):
             raise ValueError(f"{who}: features: expected indices or names of {len(names)} features, got {feature!r}")
         places.append(int(place) % len(names))
     if not places:

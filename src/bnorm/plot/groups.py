@@ -104,6 +104,8 @@ class GroupsDisplay:
         -------
         display : GroupsDisplay
         """
+        if not hasattr(type(estimator), "means_"):
+            raise TypeError(f"{cls.__name__}: expected a GroupedTransformer, got {checks.type_name(estimator)}")
         means, whole = estimator.means_, estimator.whole_
         every, keys = names_of(estimator, estimator.n_features_in_), set(estimator.key_places_)
         names = [name for i, name in enumerate(every) if i not in keys]
