@@ -21,12 +21,13 @@ FIRST, SECOND, GREY = "#0072b2", "#d55e00", "#8a8a8a"  # safe for colour-blind r
 def panels(who: str, ax: Any, size: tuple[float, float], shape: tuple[int, int], n: int) -> tuple[Any, Any, ndarray]:
     """The figure, the outer axes, and n panels in lines and columns; in a new figure, or in the place of ax."""
     try:
+        from matplotlib import axes
         from matplotlib import pyplot as plt
     except ImportError as error:
         raise ImportError(f"{who}: expected matplotlib, which is not installed: pip install 'bnorm[plot]'") from error
     if ax is None:
         _, ax = plt.subplots(figsize=size, layout="constrained")
-    elif not isinstance(ax, plt.Axes):
+    elif not isinstance(ax, axes.Axes):
         raise TypeError(f"{who}: ax: expected one matplotlib Axes, got {type_name(ax)}")
     figure, place = ax.figure, ax.get_subplotspec()
     if n == 1:
@@ -35,8 +36,8 @@ def panels(who: str, ax: Any, size: tuple[float, float], shape: tuple[int, int],
         raise ValueError(f"{who}: ax: expected axes of a grid, as plt.subplots makes them, got axes placed by hand")
     ax.set_axis_off()
     grid = place.subgridspec(1 + shape[0], shape[1], height_ratios=[1e-3] + [1.0] * shape[0])  # the first line: a key
-    axes = [figure.add_subplot(grid[1 + i // shape[1], i % shape[1]]) for i in range(n)]
-    return figure, ax, np.array(axes)
+    inner = [figure.add_subplot(grid[1 + i // shape[1], i % shape[1]]) for i in range(n)]
+    return figure, ax, np.array(inner)
 
 
 def key_place(panels: ndarray) -> Any:
