@@ -134,6 +134,13 @@ def test_float64_is_what_flax_computes_with_it():
         np.testing.assert_allclose(layer(x), np.asarray(to_flax(layer, "nnx")(x)), rtol=0, atol=1e-12)
 
 
+def test_the_eps_of_a_type():
+    layer = bnorm.RMSNorm(3, eps=None, dtype="float32")
+    x = np.array([[1e-4, 2e-4, 3e-4]], np.float32)
+    y, _ = applied(*to_flax(layer), x)
+    np.testing.assert_allclose(y, layer(x), rtol=1e-6)
+
+
 def test_mode_is_use_running_average():
     for average in (True, False):
         module = nnx.BatchNorm(3, use_running_average=average, rngs=nnx.Rngs(0))

@@ -93,6 +93,20 @@ def test_predictions_are_the_same(name):
     np.testing.assert_array_equal(array(back(x)), array(theirs(x)))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_eps_of_a_type(dtype):
+    layer = bnorm.RMSNorm(3, eps=None, dtype=dtype)
+    x = np.array([[1, 2, 3]], dtype) * np.sqrt(np.finfo(dtype).eps)
+    np.testing.assert_allclose(array(to_keras(layer)(x)), layer(x), rtol=1e-6)
+
+
+def test_the_epsilon_that_keras_takes_for_none():
+    theirs = keras.layers.RMSNormalization(epsilon=None)
+    theirs.build((None, 3))
+    x = np.array([[1e-4, 2e-4, 3e-4]], np.float32)
+    np.testing.assert_allclose(from_keras(theirs)(x), array(theirs(x)), rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", [name for name in LAYERS if name.startswith("batch")])
 def test_float64_is_what_the_formula_gives(name):
     theirs, batch = made(name, "float64")

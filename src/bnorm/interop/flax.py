@@ -131,7 +131,7 @@ def _described(who: str, layer: Layer) -> tuple[str, tuple[int, ...], dict[str, 
     """The name of the Flax module, the shape of its parameters (even without any), and its keywords."""
     given: Any = layer
     scale, center = neighbours.scales_and_centers(layer)
-    options = {"epsilon": given.eps, "param_dtype": given.dtype, "use_scale": scale}
+    options = {"epsilon": neighbours.epsilon(layer), "param_dtype": given.dtype, "use_scale": scale}
     if not isinstance(layer, layers.RMSNorm):
         options["use_bias"] = center
     if isinstance(layer, BatchNorm):

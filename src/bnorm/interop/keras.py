@@ -59,7 +59,8 @@ def from_keras(keras_layer: Any) -> Layer:
         raise ValueError(f"{who}: keras_layer: expected no renorm and no rms_scaling, got {keras_layer.get_config()}")
     variables = {ours: getattr(keras_layer, theirs, None) for theirs, ours in _names(name).items()}
     state = {key: np.asarray(keras.ops.convert_to_numpy(v)) for key, v in variables.items() if v is not None}
-    options: dict[str, Any] = {"eps": keras_layer.epsilon, "dtype": neighbours.dtype_of(state)}
+    eps = keras.config.epsilon() if keras_layer.epsilon is None else keras_layer.epsilon
+    options: dict[str, Any] = {"eps": eps, "dtype": neighbours.dtype_of(state)}
     scale, center = "weight" in state, "bias" in state
     if name != "RMSNormalization":
         options |= neighbours.parameters(scale, center)
@@ -112,7 +113,7 @@ def to_keras(layer: Layer, ndim: int | None = None) -> Any:
     without_activation(who, layer, ACTIVATIONS)
     given: Any = layer
     scale, center = neighbours.scales_and_centers(layer)
-    options: dict[str, Any] = {"epsilon": given.eps, "dtype": given.dtype.name}
+    options: dict[str, Any] = {"epsilon": neighbours.epsilon(layer), "dtype": given.dtype.name}
     if isinstance(layer, BatchNorm):
         momentum = neighbours.moving(who, layer, "Keras")
         neighbours.warn_of_variance(who, layer, 0, "Keras")

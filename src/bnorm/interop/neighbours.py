@@ -57,6 +57,11 @@ def dtype_of(state: Mapping[str, ndarray]) -> str:
     return "float64" if any(a.dtype == np.float64 for a in state.values()) else "float32"
 
 
+def epsilon(layer: Any) -> float:
+    """The eps of a layer as a number: where it is that of the type of x, that of the layer's type."""
+    return float(np.finfo(layer.dtype).eps) if layer.eps is None else layer.eps
+
+
 def parameters(scale: bool, center: bool) -> dict[str, bool]:
     """The options of a layer with a scale, a shift, or both. Call `fix` for the layer afterwards."""
     return {"affine": scale or center, "bias": center or not scale}
