@@ -1,6 +1,8 @@
 """Gymnasium's wrappers on RunningNorm, beside Gymnasium's own on its own environments."""
 
+import copy
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -72,6 +74,34 @@ def test_observations():
     env.reset()
     assert env.obs_rms.count.tolist() == [6, 6]
     assert not env.update_running_mean
+
+
+def test_wrappers_that_share_statistics_have_a_switch_each():
+    env, test_env = (NormalizeObservation(Script(OBS, REWARDS)) for _ in range(2))
+    test_env.update_running_mean = False
+    test_env.obs_rms = env.obs_rms
+    for _ in range(2):
+        play(env, 3)
+        count = env.obs_rms.count.tolist()
+        play(test_env, 3)
+        assert env.obs_rms.count.tolist() == count
+    assert count == [8, 8]
+    assert env.update_running_mean and not test_env.update_running_mean
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))], ids=["copy", "pickle"])
+@pytest.mark.parametrize("kind", [NormalizeObservation, NormalizeReward])
+@pytest.mark.parametrize("vector", [False, True])
+def test_copies_of_an_environment_with_its_wrapper(kind, vector, copied):
+    env = kind(SyncVectorEnv([partial(Script, OBS, REWARDS)] * 2) if vector else Script(OBS, REWARDS))
+    env.reset()
+    env.step([0, 0] if vector else 0)
+    env.update_running_mean = False
+    again = copied(env)
+    assert type(again) is type(env) and not again.update_running_mean
+    for own, other in zip(env.step([0, 0] if vector else 0)[:2], again.step([0, 0] if vector else 0)[:2], strict=True):
+        np.testing.assert_array_equal(own, other)
+    assert again._norm is not env._norm
 
 
 @pytest.mark.parametrize("vector", [False, True])

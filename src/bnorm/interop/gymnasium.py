@@ -30,8 +30,9 @@ class _Switch:
     _single: type
     _vector: type
     _norm: RunningNorm
+    _updates = True
 
-    def __new__(cls, env: Any, *args: Any, **options: Any) -> Any:
+    def __new__(cls, env: Any = None, *args: Any, **options: Any) -> Any:  # copies and pickles are made without one
         """The wrapper of an environment, or that of a vector of environments."""
         if cls in (NormalizeObservation, NormalizeReward):
             cls = cls._vector if isinstance(env, VectorEnv) else cls._single
@@ -43,12 +44,15 @@ class _Switch:
 
     @property
     def update_running_mean(self) -> bool:
-        """Whether steps and resets update the statistics; set it to False for evaluation."""
-        return self._norm.training
+        """Whether steps and resets update the statistics; set it to False for evaluation.
+
+        Wrappers that share their statistics have a switch each.
+        """
+        return self._updates
 
     @update_running_mean.setter
     def update_running_mean(self, setting: bool) -> None:
-        self._norm.training = bool(setting)
+        self._updates = bool(setting)
 
 
 class NormalizeObservation(_Switch):
@@ -86,7 +90,7 @@ class NormalizeObservation(_Switch):
         self._norm = RunningNorm(tuple(shape), eps=epsilon)
 
     def _float32(self, obs: Any) -> ndarray:
-        z: ndarray = np.asarray(self._norm(obs), np.float32)
+        z: ndarray = np.asarray(self._norm.train(self._updates)(obs), np.float32)
         return z
 
 
