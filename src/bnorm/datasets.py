@@ -13,6 +13,7 @@ from bnorm.kernels.engines import engine_of
 from bnorm.moments import Moments, Tree
 
 WHO = "dataset_moments"
+TABLES = ("pandas", "polars", "pyarrow", "dask")  # the packages of tables
 PIECE = 1 << 22  # bytes of differences that are made at a time
 
 
@@ -99,6 +100,11 @@ def dataset_moments(
     workers = checks.positive(WHO, "workers", workers)
     if delta is not None:
         delta = checks.positive(WHO, "delta", delta)
+    if type(iterable).__module__.partition(".")[0] in TABLES and hasattr(iterable, "columns"):
+        raise TypeError(
+            f"{WHO}: iterable: expected an iterable of arrays or tables, got one {checks.type_name(iterable)}, whose "
+            "items are columns or their names: [table] is an iterable of one table"
+        )
     if isinstance(iterable, str | bytes | dict) or not hasattr(iterable, "__iter__"):
         raise TypeError(f"{WHO}: iterable: expected an iterable of arrays or tables, got {checks.type_name(iterable)}")
     options = Options(axis, skipna, exact, minmax, delta)

@@ -93,6 +93,15 @@ def test_tables_of_every_kind():
         assert got == want, name
 
 
+@pytest.mark.parametrize("package", ["pandas.DataFrame", "polars.DataFrame", "pyarrow.table"])
+def test_a_table_is_no_iterable_of_tables(package):
+    library, _, kind = package.partition(".")
+    table = getattr(pytest.importorskip(library), kind)({"a": [1.0, 2.0], "b": [3.0, 4.0]})
+    for axis in (0, 1):
+        with pytest.raises(TypeError, match=rf"got one {library}.* \[table\] is an iterable of one"):
+            bnorm.dataset_moments(table, axis=axis)
+
+
 def test_missing_values_and_other_types_from_table_to_table():
     pa, pd = pytest.importorskip("pyarrow"), pytest.importorskip("pandas")
     items = [
