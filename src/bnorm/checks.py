@@ -199,6 +199,14 @@ def epsilon(who: str, eps: object) -> float:
     return value
 
 
+def ddof(who: str, ddof: object) -> float:
+    """What is subtracted from a count: finite."""
+    value = number(who, "ddof", ddof)
+    if not math.isfinite(value):
+        raise ValueError(f"{who}: ddof: expected a finite number, got {ddof!r}")
+    return value
+
+
 def momentum(who: str, momentum: object) -> float | None:
     """The weight of a new batch, from 0 to 1, or None."""
     if momentum is None:

@@ -17,6 +17,7 @@ from bnorm.kernels import BACKENDS, moved, view
 from bnorm.moments import Moments
 
 HEAVIEST = 2**31  # an integer weight is below this
+MOST = 2**63 - 1  # values, which are counted in int64
 _DIGEST = b"bnorm exact moments 1"
 
 
@@ -77,6 +78,7 @@ class ExactMoments(Moments):
 
     def _each(self, ddof: float, function: Callable[[int, int, int], float]) -> ndarray:
         """A function of the variance of each channel; NaN where there is none."""
+        ddof = checks.ddof("Moments", ddof)
         of = [(channel.var(ddof), channel.unit) for channel in self._channels()]
         values = [nan if var is None else function(*var, unit) for var, unit in of]
         return np.array(values, np.float64).reshape(self._shape)
@@ -132,6 +134,9 @@ class ExactMoments(Moments):
     @classmethod
     def combined(cls, items: "list[ExactMoments]", factors: list[int]) -> "ExactMoments":
         """The moments of the values of all items together, those of each as often as its factor says."""
+        most = sum(factor * int(item._counts[0].max(initial=0)) for item, factor in zip(items, factors, strict=True))
+        if most > MOST:
+            raise ValueError(f"Moments: expected fewer than 2^63 values, or weights in sum, got {most}")
         counts = np.zeros_like(items[0]._counts)
         for item, factor in zip(items, factors, strict=True):
             counts += factor * item._counts
@@ -242,7 +247,7 @@ class _Channel(NamedTuple):
 
     def var(self, ddof: float) -> tuple[int, int] | None:
         """The variance in units of 2^unit, as numerator and denominator; None if there is none."""
-        p, q = float(ddof).as_integer_ratio()
+        p, q = ddof.as_integer_ratio()
         left = self.values * q - p
         return (self.num * q, self.values * left) if left > 0 < self.values == self.finite else None
 

@@ -212,7 +212,7 @@ class Moments:
 
     def var(self, ddof: float = 0) -> ndarray:
         """The variance per channel, m2 / (count - ddof); NaN where count - ddof is not above 0."""
-        left = self.count - ddof
+        left = self.count - checks.ddof("Moments", ddof)
         var: ndarray = np.where(left > 0, self.m2, np.nan) / np.where(left > 0, left, 1)
         return var
 

@@ -228,6 +228,16 @@ def test_what_is_no_part_cannot_be_subtracted(a, b):
         exact(a) - exact(b)
 
 
+def test_more_values_than_can_be_counted_are_refused():
+    m = exact(np.array([[1.0], [2.0]]))
+    for _ in range(61):
+        m += m
+    assert m.count == 2.0**62 and m.mean == 1.5
+    with pytest.raises(ValueError, match=r"expected fewer than 2\^63 values, or weights in sum, got 922337203"):
+        m + m
+    assert (m - m).count == 0
+
+
 def test_what_does_not_mix():
     x = RNG.standard_normal((5, 3))
     e, plain = exact(x), F.moments(x)

@@ -152,6 +152,12 @@ def test_variance_needs_more_than_ddof_values():
     assert_same(m.var(1), [np.nan, 3, 2])
     assert_same(m.var(2), [np.nan, np.nan, 6])
     assert_same(m.var(), [0, 1.5, 1.2])
+    for moments in (m, F.moments(np.ones((3, 2)), exact=True)):
+        for ddof in (np.nan, np.inf):
+            with pytest.raises(ValueError, match=f"Moments: ddof: expected a finite number, got {ddof}"):
+                moments.var(ddof)
+        with pytest.raises(TypeError, match="Moments: ddof: expected a real number, got '1'"):
+            moments.std("1")
 
 
 def test_sum_and_merge_of_one():
