@@ -370,13 +370,13 @@ class Statistics:
             self.left = None
         elif self.left is None or self.left.size != size:
             self.left = np.zeros((size,), np.int32, like=mean)
-        self.rule = Rule(
-            self.mode,
-            *(self.mean, self.var, self.low, self.seen, self.weight, self.pairs, self.last, self.counters),
-            *(self._momentum or 0.0, self._halflife or 1.0, float(self._ddof), self.from_data, self._nonfinite),
-            self.left,
+        arrays = self.mean, self.var, self.low, self.seen, self.weight, self.pairs, self.last, self.counters
+        numbers = self._momentum or 0.0, self._halflife or 1.0, float(self._ddof), self.from_data
+        self.rule, propagating, raising = (
+            Rule(self.mode, *arrays, *numbers, nonfinite, self.left)
+            for nonfinite in (self._nonfinite, "propagate", "raise")
         )
-        self._moving = self.rule.under(self.mode, "propagate"), self.rule.under(self.mode, "raise")
+        self._moving = propagating, raising
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__ if name not in ("rule", "_moving")}

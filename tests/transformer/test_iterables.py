@@ -97,7 +97,7 @@ def test_after_an_error_nothing_has_changed(bad, message):
                 call(batches([ROWS[0], bad]))
             assert caught.value.__notes__ == ["BatchNormTransformer: this was item 1"]
             assert sorted(t.__dict__) == sorted(before.__dict__)
-            if "layer_" in t.__dict__:
+            if "_state" in t.__dict__:
                 same(t, before, exact=True)
                 assert t.n_batches_seen_ == before.n_batches_seen_
 

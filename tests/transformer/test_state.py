@@ -1,6 +1,7 @@
 """One state, however it is reached: through the transformer or its layer, over gaps, masks, cuts and merges."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import numpy as np
@@ -203,3 +204,22 @@ def test_what_is_there_after_fit_says_so(name):
         getattr(t, name)
     with pytest.raises(AttributeError, match="no attribute 'typo'"):
         t.fit(table()).typo  # noqa: B018
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_the_layer_is_made_when_it_is_asked_for(affine):
+    """It takes as long as the rest of a small fit; who learns and transforms does not need it."""
+    x = np.random.default_rng(0).normal(3.0, 2.0, (50, 4))
+    t = BatchNormTransformer(eps=1e-3, ddof=1, affine=affine).fit(x).partial_fit(x + 1)
+    before, back = t.transform(x), t.inverse_transform(x)
+    assert t._state._layer is None
+    with ThreadPoolExecutor(4) as pool:
+        layers = set(pool.map(lambda _: id(t.layer_), range(20)))
+    assert layers == {id(t.layer_)}
+    layer = t.layer_
+    assert (layer.eps, layer.momentum, layer.ddof, layer.affine, layer.training) == (1e-3, 0.1, 1, affine, False)
+    assert layer.running_mean is t._state.mean and layer.running_var is t._state.var
+    for y, again in ((before, t.transform(x)), (before, layer(x)), (back, t.inverse_transform(x))):
+        assert y.tobytes() == again.tobytes()
+    layer.eps = 0.5
+    assert t.transform(x).tobytes() == layer(x).tobytes() != before.tobytes()

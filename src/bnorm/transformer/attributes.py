@@ -25,7 +25,6 @@ class Copied:
 class Attributes(Copied):
     """Before fit, all of them raise NotFittedError, which is an AttributeError."""
 
-    layer_: BatchNorm1d
     _state: State
 
     def __getattr__(self, name: str) -> Any:
@@ -33,6 +32,11 @@ class Attributes(Copied):
             who = type(self).__name__
             raise NotFittedError(f"This {who} instance is not fitted yet: {name} exists after fit or partial_fit")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def layer_(self) -> BatchNorm1d:
+        """The same state as a layer in inference mode."""
+        return self._state.layer
 
     @property
     def running_mean_(self) -> ndarray:

@@ -225,7 +225,7 @@ class BatchNormTransformer(
         if iterables.is_iterable(X):
             iterables.learn(self, X, sample_weight, times)
             return self
-        if "layer_" not in self.__dict__:
+        if "_state" not in self.__dict__:
             return self._begin(X, sample_weight, times, whole=False)
         changed = parameters.changed(self)
         X, times, column = separated(WHO, X, times)
@@ -280,12 +280,13 @@ class BatchNormTransformer(
         """
         self._check_fitted()
         in_place = not (self.copy if copy is None else copy)
-        X = without(X, self._state.column)
-        side, table = self._state.array_type, arrow.table_of(WHO, X)
-        y = X if table is None else arrow.columns_of(WHO, table).dense()
-        if plain(y, side, in_place, False):
-            rows: Table = Dense(y)
+        side = self._state.array_type
+        if plain(X, side, in_place, False):
+            rows: Table = Dense(X)
         else:
+            X = without(X, self._state.column)
+            table = arrow.table_of(WHO, X)
+            y = X if table is None else arrow.columns_of(WHO, table).dense()
             rows = table_of(partial(check_array, estimator=self, input_name="X"), y, side, in_place, False)
         if rows.shape[1] != self.n_features_in_:
             raise ValueError(
@@ -341,7 +342,7 @@ class BatchNormTransformer(
             if x.rows == 1:
                 self._tell_of_single_rows(state)
             state.move(x, weight, when)
-        fitted = {"_state": state, "layer_": state.layer, "n_features_in_": x.shape[1]}
+        fitted = {"_state": state, "n_features_in_": x.shape[1]}
         fitted |= {} if names is None else {"feature_names_in_": names}
         old = [(self.__dict__.pop, name, None) for name in ("feature_names_in_", "gamma_grad_", "beta_grad_")]
         at_once([*old, (self.__dict__.update, fitted)])
@@ -367,7 +368,7 @@ class BatchNormTransformer(
         return of_rows(WHO, name, getattr(self, name), times, x.rows, column)
 
     def _check_fitted(self) -> None:
-        if "layer_" not in self.__dict__:
+        if "_state" not in self.__dict__:
             check_is_fitted(self)  # raises scikit-learn's error
 
     def _tell_of_single_rows(self, state: State) -> None:
@@ -380,7 +381,7 @@ class BatchNormTransformer(
             state.told = True
 
     def __sklearn_is_fitted__(self) -> bool:
-        return "layer_" in self.__dict__
+        return "_state" in self.__dict__
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -80,7 +80,7 @@ def learn(estimator: Any, items: Any, sample_weight: Any, times: Any) -> None:
     seen: Iterator[bool] = results(WHO, items, fit, 1, False)
     if not sum(seen):
         raise ValueError(f"{WHO}: X: expected an iterable of tables, at least one with rows, got none with rows")
-    if "layer_" in estimator.__dict__:  # which stays the same object
+    if "_state" in estimator.__dict__:  # layer_ stays the same object
         at_once(estimator._state.becoming(moved._state))
     else:
         estimator.__dict__.update(moved.__dict__)

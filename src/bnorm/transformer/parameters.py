@@ -87,7 +87,7 @@ def apart(mine: Mapping[str, Any], its: Mapping[str, Any], own: Fitted, other: F
 def settings(estimator: Any) -> tuple[Any, ...]:
     """The parameters of a transformer, and what its stream has made of them."""
     state = estimator._state
-    return *_given(estimator), state.layer.eps, state.statistics.rule  # a rule is renewed with each of its settings
+    return *_given(estimator), state.eps, state.statistics.rule  # a rule is renewed with each of its settings
 
 
 def changed(estimator: Any) -> bool:
@@ -111,13 +111,13 @@ def shown(estimator: Any, text: str) -> str:
 
 def check_same_stream(estimator: Any) -> None:
     """ValueError if parameters have changed that a stream keeps from its first batch on."""
-    layer, before = estimator.layer_, estimator._state.manner
+    state, before = estimator._state, estimator._state.manner
     if (now := manner(estimator.momentum, estimator.halflife, estimator.window)) != before:
         raise ValueError(
             f"{WHO}: expected momentum, halflife and window for {before}, as this stream began, got {now}; "
             "fit begins anew"
         )
-    exact = estimator._state.sums is not None
-    for name, value in (("ddof", layer.ddof), ("affine", layer.affine), ("exact", exact)):
+    same = {"ddof": state.statistics.ddof, "affine": state.affine, "exact": state.sums is not None}
+    for name, value in same.items():
         if (given := getattr(estimator, name)) != value:
             raise ValueError(f"{WHO}: {name}: expected {value}, as this stream began, got {given}; fit begins anew")

@@ -132,7 +132,7 @@ class _Changes:
     def make(self) -> None:
         """All of them, or none."""
         for step, new in self._copied:
-            if isinstance(step, BatchNormTransformer) and "layer_" in step.__dict__:  # layer_ stays the same object
+            if isinstance(step, BatchNormTransformer) and "_state" in step.__dict__:  # layer_ stays the same object
                 self._calls += step._state.becoming(new._state)
             else:
                 self._calls.append((object.__setattr__, step, "__dict__", new.__dict__))

@@ -17,7 +17,6 @@ from bnorm.files import container
 from bnorm.files.container import Config, Entry
 from bnorm.kernels import moved
 from bnorm.kernels.rule import FADE
-from bnorm.layers import BatchNorm1d
 from bnorm.layers.saving import counted, flag
 from bnorm.running import Statistics
 from bnorm.transformer import durations, stored_window
@@ -69,7 +68,6 @@ class Stored:
 class Savable:
     """The part of a transformer that saves it."""
 
-    layer_: BatchNorm1d
     n_features_in_: int
     feature_names_in_: ndarray
     _state: State
@@ -110,7 +108,7 @@ class Savable:
         state.take(stored.fitted)
         for a, given in zip(state.parameters or (), stored.affine or (), strict=True):
             a[...] = given
-        self._state, self.layer_, self.n_features_in_ = state, state.layer, features
+        self._state, self.n_features_in_ = state, features
         if stored.names is not None:
             self.feature_names_in_ = np.array(stored.names, object)
         return self

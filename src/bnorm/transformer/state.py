@@ -1,7 +1,8 @@
-"""The fitted state of a transformer: a layer whose running statistics are those of the stream.
+"""The fitted state of a transformer, and the same as a layer, whose running statistics are those of the stream.
 
 Transformer and layer share the same `Statistics`. Either may update them: the transformer with a batch of its stream,
-or the layer in training mode.
+or the layer in training mode. The layer is made when somebody asks for it: that takes as long as the rest of a small
+fit.
 """
 
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from bnorm.kernels import BACKENDS, view
+from bnorm.kernels import BACKENDS, moved, view
 from bnorm.kernels.activation import IDENTITY
 from bnorm.kernels.rule import AVERAGE, FADE, POOL
 from bnorm.layers import BatchNorm1d
@@ -35,6 +36,8 @@ class State(Fitted):
     device of x.
     """
 
+    _layer: BatchNorm1d | None = None
+
     followed: tuple[Any, ...] | None = None  # the settings that it was last told to follow: not in a copy
 
     def __init__(
@@ -49,43 +52,48 @@ class State(Fitted):
         in_integers: bool = False,
         window: Any = None,
     ) -> None:
-        self.layer = BatchNorm1d(
-            x.shape[1],
-            eps=float(eps),
-            momentum=None if window is not None else momentum,
-            ddof=int(ddof),
-            affine=bool(affine),
-            dtype="float64",
-            device="cpu" if x.kind is ndarray else "cuda",
-        ).eval()
-        running = self.layer._running
-        super().__init__(running.mean, running.var, momentum, halflife, ddof, history, in_integers, window)
-        self.layer._adopt(self.statistics)
+        mean, var = (moved(np.empty(x.shape[1]), x.kind) for _ in range(2))
+        super().__init__(mean, var, momentum, halflife, ddof, history, in_integers, window)
+        self._eps, self.affine = float(eps), bool(affine)
         self.manner = manner(momentum, halflife, window)
+
+    @property
+    def layer(self) -> BatchNorm1d:
+        """The state as a layer, always the same one."""
+        if self._layer is None:
+            mine, device = self.statistics, "cpu" if self.array_type is ndarray else "cuda"
+            options: Any = {"eps": self._eps, "momentum": mine.momentum, "ddof": mine.ddof, "affine": self.affine}
+            layer = BatchNorm1d(len(mine.mean), **options, dtype="float64", device=device).eval()
+            layer._adopt(mine)
+            self.__dict__.setdefault("_layer", layer)  # another thread may have made one
+        return self.__dict__["_layer"]  # type: ignore[no-any-return]
+
+    @property
+    def eps(self) -> float:
+        """The eps of the layer, which can be assigned to."""
+        return self._eps if self._layer is None else self._layer.eps
 
     @property
     def array_type(self) -> type:
         """NumPy's or CuPy's array type."""
-        kind: type = self.layer._kind
-        return kind
+        return type(self.mean)
 
     @property
     def parameters(self) -> tuple[ndarray, ndarray] | None:
         """gamma and beta; None without affine."""
-        gamma, beta = self.layer.gamma, self.layer.beta
-        return None if gamma is None or beta is None else (gamma.data, beta.data)
+        return (self.layer.gamma.data, self.layer.beta.data) if self.affine else None
 
     @np.errstate(all="ignore")
     def std(self) -> ndarray:
         """sqrt(var + eps); with eps 0, 1 for a constant feature."""
-        std: ndarray = np.sqrt(self.var + self.layer.eps)
-        if self.layer.eps == 0:
+        std: ndarray = np.sqrt(self.var + self.eps)
+        if self.eps == 0:
             np.copyto(std, 1, where=self.forward()[2] == 1)
         return std
 
     def forward(self) -> ndarray:
-        """As in `maps`."""
-        return maps.forward(self.statistics, self.parameters, self.layer.eps)
+        """As in `maps`. Of gamma and beta nobody has asked for, all are 1 and 0."""
+        return maps.forward(self.statistics, None if self._layer is None else self.parameters, self.eps)
 
     def take(self, other: Fitted) -> None:
         """Become a copy of another state, on the same device."""
@@ -97,7 +105,7 @@ class State(Fitted):
     def becoming(self, other: "State") -> list[tuple[Any, ...]]:
         """Compiled calls, with their arguments, that make this state that of its copy which has moved on."""
         its, limit = other.statistics, None if other.history is None else other.history.limit
-        self._follow_numbers(its.momentum, its.halflife, other.layer.eps, limit)
+        self._follow_numbers(its.momentum, its.halflife, other.eps, limit)
         return self.taking(its, other.besides())
 
     def follow(self, momentum: float | None, halflife: Any, eps: float, history: int | None) -> None:
@@ -105,8 +113,10 @@ class State(Fitted):
         self._follow_numbers(None if self.window is not None else momentum, ticks(halflife), eps, history)
 
     def _follow_numbers(self, momentum: float | None, halflife: float | None, eps: float, history: int | None) -> None:
-        if self.layer.eps != eps:
-            self.layer.eps = float(eps)
+        if self.eps != eps:
+            self._eps = float(eps)
+            if self._layer is not None:
+                self._layer.eps = self._eps
         if self.statistics.momentum != momentum:
             self.statistics.momentum = momentum
         if self.statistics.halflife != halflife:
