@@ -291,6 +291,23 @@ def test_frozen_statistics_after_an_exception():
     assert held(bn) == held(other)
 
 
+@pytest.mark.parametrize("kinds", [("frozen", "frozen"), ("pooled", "frozen")], ids=str)
+def test_blocks_that_end_in_the_order_in_which_they_began(kinds):
+    """As those of two threads, or of two generators, may."""
+    bn, twin, x = bnorm.BatchNorm1d(2), bnorm.BatchNorm1d(2), np.arange(8.0).reshape(4, 2)
+    first, second = (getattr(bn, f"{kind}_stats")() for kind in kinds)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    bn(x)
+    second.__exit__(None, None, None)
+    assert bn.num_batches_tracked == 0
+    bn(x)
+    twin(x)
+    assert bn.running_mean.tobytes() == twin.running_mean.tobytes()
+    assert bn.num_batches_tracked == 1
+
+
 def test_frozen_in_evaluation_has_no_effect():
     bn = bnorm.BatchNorm1d(C)
     bn(batches()[0])

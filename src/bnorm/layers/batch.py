@@ -171,11 +171,9 @@ class BatchNorm(Tracking):
         if running is None:
             yield
             return
-        pool = self._moving = running.pool()
-        try:
+        pool = running.pool()
+        with self._block(pool):
             yield
-        finally:
-            self._moving = running
         try:
             skipped = running.commit(pool, replace)
         except FloatingPointError as error:

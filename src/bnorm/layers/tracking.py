@@ -24,7 +24,7 @@ NONFINITE = ("skip", "raise", "propagate")
 class Tracking(Layer):
     """A layer of channels that may have running statistics, which replace those of the batch in inference."""
 
-    __slots__ = ("_axis", "_moving", "_names", "_num_features", "_running", "_track_running_stats", "_warned")
+    __slots__ = ("_axis", "_moving", "_names", "_num_features", "_outer", "_running", "_track_running_stats", "_warned")
 
     _POSITIONS: ClassVar[tuple[str, ...]]  # the axes beside batch and channels, for each accepted number of dimensions
     _axis: int
@@ -67,6 +67,7 @@ class Tracking(Layer):
         )
         # The statistics that a training batch updates: the running ones, those of a pool, or none.
         self._moving: Statistics | None = self._running if self._track_running_stats else None
+        self._outer: list[Statistics | None] = []  # what it was outside of each open block of another
         self._warned = False
 
     @property
@@ -133,11 +134,18 @@ class Tracking(Layer):
     @contextmanager
     def frozen_stats(self) -> Iterator[None]:
         """Training batches inside this block do not change the running statistics and their counters."""
-        moving, self._moving = self._moving, None
+        with self._block(None):
+            yield
+
+    @contextmanager
+    def _block(self, moving: Statistics | None) -> Iterator[None]:
+        """A block in which training batches update other statistics, or none. Blocks may end in any order."""
+        self._outer.append(self._moving)
+        self._moving = moving
         try:
             yield
         finally:
-            self._moving = moving
+            self._moving = self._outer.pop()
 
     def to(self, device: str) -> Self:
         """As in every layer; it is a RuntimeError inside pooled_stats."""
@@ -253,4 +261,4 @@ class Tracking(Layer):
         own, slots = super().__getstate__()
         moves = self._track_running_stats and not self._running.still
         moving = self._running if moves else None  # even inside pooled_stats or frozen_stats
-        return own, slots | {"_moving": moving}
+        return own, slots | {"_moving": moving, "_outer": []}
