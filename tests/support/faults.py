@@ -13,7 +13,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         (
             "the variance divides by the count, whatever ddof",
             "moments.py",
-            "        left = self.count - ddof\n",
+            '        left = self.count - checks.ddof("Moments", ddof)\n',
             "        left = self.count\n",
             "tests/functional/test_moments.py",
         ),
