@@ -154,6 +154,19 @@ def test_high_levels_lose_nothing_in_float32(last):
     np.testing.assert_allclose(z, wanted, atol=2e-6)
 
 
+@pytest.mark.parametrize(("axis", "same"), [(-2, 1), (2, -1)])
+def test_an_axis_counted_from_the_other_end(axis, same):
+    x = np.random.default_rng(0).normal(size=(4, 3, 3)) * [[1.0], [5.0], [20.0]]
+    found = []
+    for rev in (RevIN(3, axis=axis), RevIN(3, axis=same)):
+        z, pull = rev.vjp(x)
+        y, pull_inverse = rev.inverse.vjp(z)
+        found.append([z, y, pull_inverse(y), pull(z), rev.gamma.grad])
+        np.testing.assert_allclose(y, x, rtol=1e-12)
+    for own, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(own, other)
+
+
 # Gradients -----------------------------------------------------------------------------------------------------------
 
 

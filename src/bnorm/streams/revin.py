@@ -206,7 +206,7 @@ class Inverse:
             )
         if type(a) is ndarray and not level.gain.all():
             raise ValueError(f"{layer._who}: inverse: gamma: expected no zeros, which have no inverse, got some")
-        return level.back(a, layer._axis), PullBack(layer, level, a)
+        return level.back(a, layer._axis % 3), PullBack(layer, level, a)
 
     def backward(self, dy: "ArrayLike") -> ndarray:
         """The gradient of out, for the last call. It adds to the gradients of gamma and beta, and is kept for x."""
@@ -239,7 +239,7 @@ class PullBack:
             )
         dy = checks.gradient(layer._who, dy, out.shape, out.dtype, type(out))
         dout: ndarray
-        dout, dgamma, dbeta, changes = self._level.pull_back(out, dy, layer._axis)
+        dout, dgamma, dbeta, changes = self._level.pull_back(out, dy, layer._axis % 3)
         changes.append(partial(setattr, self, "_out", None))
         for p, grad in ((layer._gamma, dgamma), (layer._beta, dbeta)):
             if p is not None and p.requires_grad:

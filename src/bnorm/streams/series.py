@@ -56,7 +56,10 @@ class Level:
 
     @np.errstate(all="ignore")
     def back(self, out: Array, axis: int) -> Array:
-        """y. It is computed in float64, because a level of 1e7 leaves float32 no digit to lose."""
+        """y. It is computed in float64, because a level of 1e7 leaves float32 no digit to lose.
+
+        axis: that of the channels, 1 or 2
+        """
         y = (self._over_time(out, axis) * (self.std / self.gain)[..., None]) + self.low[..., None]
         if self.beta is not None:
             y -= (self.beta * self.std / self.gain)[..., None]
