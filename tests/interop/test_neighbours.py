@@ -99,6 +99,16 @@ def test_a_residual_is_refused_as_its_gradient_would_be_lost(name):
     norm(given, normalized_shape=3, residual=None)
 
 
+@pytest.mark.parametrize("subtract_last", [False, True])
+@pytest.mark.parametrize("name", ["keras", "flax", "onnx"])
+def test_a_layer_with_an_inverse_is_refused(name, subtract_last, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    pytest.importorskip(name, reason=f"{name} is the other side")
+    convert = getattr(getattr(bnorm.interop, name), f"to_{name}")
+    with pytest.raises(TypeError, match=rf"to_{name}: (layer|obj): expected a layer without an inverse, .* got RevIN"):
+        convert(bnorm.RevIN(3, subtract_last=subtract_last))
+
+
 def test_keras_without_its_backend(monkeypatch):
     """Keras is installed then, and what to do is something else."""
 

@@ -108,6 +108,7 @@ def to_flax(layer: Layer, api: str = "linen") -> Any:
     if api not in ("linen", "nnx"):
         raise ValueError(f"{who}: api: expected 'linen' or 'nnx', got {api!r}")
     flax = load(who, f"flax.{api}", "flax")
+    neighbours.without_inverse(who, "layer", layer)
     without_activation(who, layer, ACTIVATIONS)
     name, shape, options = _described(who, layer)
     state = arrays(layer)

@@ -110,6 +110,7 @@ def to_keras(layer: Layer, ndim: int | None = None) -> Any:
     keras = load(who, "keras", "keras")
     if not isinstance(layer, Layer):
         raise TypeError(f"{who}: layer: expected a layer of bnorm, got {type(layer).__module__}.{type(layer).__name__}")
+    neighbours.without_inverse(who, "layer", layer)
     without_activation(who, layer, ACTIVATIONS)
     given: Any = layer
     scale, center = neighbours.scales_and_centers(layer)

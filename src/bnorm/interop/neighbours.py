@@ -118,6 +118,12 @@ def without_activation(who: str, layer: Layer, instead: dict[str, str]) -> None:
         )
 
 
+def without_inverse(who: str, name: str, layer: Any) -> None:
+    """TypeError for a layer with an inverse, a RevIN: only half of it would be converted."""
+    if hasattr(layer, "inverse"):
+        raise TypeError(f"{who}: {name}: expected a layer without an inverse, which would be lost, got {layer}")
+
+
 def only_axis(who: str, layer: Any, axis: int, name: str) -> None:
     """ValueError if channels are on another axis than in the other library, for any accepted number of dimensions."""
     ranks = getattr(layer, "_names", None) or {None: ()}

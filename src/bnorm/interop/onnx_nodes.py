@@ -6,7 +6,7 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm import layers
-from bnorm.interop.neighbours import complement
+from bnorm.interop.neighbours import complement, without_inverse
 from bnorm.kernels import moved
 from bnorm.layers import Layer
 
@@ -32,6 +32,7 @@ def described(who: str, obj: Any, dtype: str) -> Node:
     if not isinstance(obj, Layer):
         return _of_transformer(who, obj, dtype)
     given: Any = obj
+    without_inverse(who, "obj", obj)
     if isinstance(obj, layers.batch.BatchNorm) or getattr(obj, "track_running_stats", False):
         if not given.track_running_stats:
             raise ValueError(f"{who}: obj: expected running statistics, which inference needs, got a layer without")
