@@ -174,6 +174,16 @@ def test_what_flax_does_not_have_is_refused():
         from_flax(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     with pytest.raises(ValueError, match="expected a scale or a bias, whose shape"):
         from_flax(linen.LayerNorm(use_scale=False, use_bias=False), {})
+    x = np.ones((2, 4, 4))
+    for odd, ndim, message in (
+        (linen.GroupNorm(num_groups=2, reduction_axes=(-1,)), 3, r"reduction_axes: expected None, .* got \(-1,\) with"),
+        (linen.GroupNorm(num_groups=2, reduction_axes=(1, -1)), None, "reduction_axes: expected None, or all axes but"),
+        (linen.InstanceNorm(feature_axes=1), 3, "feature_axes: expected -1, the last axis, got 1"),
+    ):
+        with pytest.raises(ValueError, match=f"from_flax: module: {message}"):
+            from_flax(odd, odd.init(jax.random.key(0), x), ndim=ndim)
+    every = linen.GroupNorm(num_groups=2, reduction_axes=(1, -1))
+    assert from_flax(every, every.init(jax.random.key(0), x), ndim=3).num_groups == 2
     inner = linen.LayerNorm(reduction_axes=1, feature_axes=1)
     with pytest.raises(ValueError, match="from_flax: module: expected the last axes"):
         from_flax(inner, inner.init(jax.random.key(0), np.ones((2, 3, 4))))

@@ -41,7 +41,8 @@ def from_flax(module: Any, variables: Mapping[str, Any] | None = None, *, ndim: 
     variables : mapping, optional
         The variables of this module, {"params": ..., "batch_stats": ...}. Required for linen, whose modules have none.
     ndim : int, optional
-        The number of dimensions of x, which decides between BatchNorm1d (the default), 2d and 3d.
+        The number of dimensions of x, which decides between BatchNorm1d (the default), 2d and 3d. Required for a group
+        norm with reduction_axes.
 
     Returns
     -------
@@ -66,6 +67,7 @@ def from_flax(module: Any, variables: Mapping[str, Any] | None = None, *, ndim: 
         layer: Layer = neighbours.batch_norm_for(who, ndim)(len(state["running_mean"]), **options)
         layer.train(not module.use_running_average)
     elif name in ("GroupNorm", "InstanceNorm"):
+        _check_axes(who, module, ndim)
         channels = _shape(who, module, state)[0]
         groups = channels if name == "InstanceNorm" else module.num_groups or channels // module.group_size
         layer = layers.GroupNorm(groups, channels, axis=-1, **options)
@@ -172,6 +174,19 @@ def _shape(who: str, module: Any, state: Mapping[str, ndarray]) -> tuple[int, ..
     if hasattr(module, "num_features"):
         return _tuple(module.num_features)
     raise ValueError(f"{who}: module: expected a scale or a bias, whose shape says how many channels there are")
+
+
+def _check_axes(who: str, module: Any, ndim: int | None) -> None:
+    """ValueError unless channels are on the last axis, and statistics are those of all axes but the first."""
+    if (axes := getattr(module, "feature_axes", -1)) not in (-1, (-1,)):
+        raise ValueError(f"{who}: module: feature_axes: expected -1, the last axis, got {axes}")
+    axes = getattr(module, "reduction_axes", None)
+    every = set() if ndim is None else set(range(1, ndim))
+    if axes is not None and {axis % (ndim or 1) for axis in _tuple(axes)} != every:
+        raise ValueError(
+            f"{who}: module: reduction_axes: expected None, or all axes but the first of x, whose number is ndim, got "
+            f"{axes} with ndim={ndim}"
+        )
 
 
 def _axis(who: str, axis: Any) -> int:
