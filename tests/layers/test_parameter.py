@@ -223,6 +223,13 @@ def test_what_does_not_fit_is_refused(name, value, exception):
     assert_same(p.grad, parameter().grad)
 
 
+def test_one_number_is_a_number():
+    p = Parameter(2.5)
+    assert (float(p), int(p), bool(p)) == (2.5, 2, True)
+    with pytest.raises(TypeError, match="only 0-dimensional arrays can be converted"):
+        float(parameter())
+
+
 def test_no_data_is_no_parameter():
     for data in (None, np.array(["a"]), np.ones(3) * 1j):
         with pytest.raises((TypeError, ValueError), match="Parameter"):

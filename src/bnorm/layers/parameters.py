@@ -138,6 +138,12 @@ class Parameter(NDArrayOperatorsMixin):
     def __bool__(self) -> bool:
         return bool(self._data)
 
+    def __float__(self) -> float:
+        return float(self._data)
+
+    def __int__(self) -> int:
+        return int(self._data)
+
     def __iter__(self) -> Iterator[Any]:
         return iter(self._data)
 
