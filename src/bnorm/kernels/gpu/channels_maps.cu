@@ -122,6 +122,14 @@ BN_DEV i64 part_of_map(const Job& job) {
   return (blockIdx.y % chunks) * job.split + (job.split - 1 - blockIdx.y / chunks);
 }
 
+// What a thread reads first, while the statistics of its channels come: use(where it lies).
+template <int K, int BX, int BY, class Use>
+BN_DEV void for_first(const Job& job, const Place<K, BX, BY>& place, const Use& use) {
+  Walk<BX == 1> walk(job, place.column, place.first, BY);
+#pragma unroll 1
+  for (int i = 0; i < 2 * BATCH && i < place.steps; ++i, walk.next()) use(walk.at);
+}
+
 template <class T, int V, int K, int BX, int BY, int KIND, bool FINITE, bool FETCHES = false, bool READY = FETCHES>
 BN_DEV void map_forward(
     const Job& job, i64 tile, i64 g, Vector<T, V>* kept, const typename Compute<T>::type* ready = nullptr,
@@ -132,6 +140,7 @@ BN_DEV void map_forward(
   const int tid = threadIdx.x, tx = tid % BX;
   const T* x = static_cast<const T*>(job.x);
   T* y = static_cast<T*>(job.y);
+  if (!READY && job.var) for_first(job, place, [&](i64 at) { soon(x + at); });
   BN_SHARED(A, shared, 3 * WIDTH);
   const A* coefficients = READY ? ready : shared;
   if (!READY) __syncthreads();  // the statistics may have been written by other threads of this block
@@ -216,6 +225,10 @@ BN_DEV void map_backward(
   const T* x = static_cast<const T*>(job.x);
   const T* dy = static_cast<const T*>(job.dy);
   T* dx = static_cast<T*>(job.y);
+  if (MODE == FROZEN) for_first(job, place, [&](i64 at) {
+    soon(dy + at);
+    if (READS_X) soon(x + at);
+  });
   typedef Forward<A, K, BX> Of;
   BN_SHARED(Of, shared, 1);
   BN_SHARED(B, found, 3 * WIDTH);

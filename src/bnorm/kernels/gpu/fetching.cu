@@ -1,5 +1,14 @@
-// Memory that a thread fetches into shared memory while it goes on: vectors that no other thread reads, in groups. It
-// has used by then what was there before.
+// Memory that is asked for before it is needed.
+
+// Into the second-level cache.
+BN_DEV void soon(const void* at) {
+#ifndef BN_ON_CPU
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+#endif
+}
+
+// What a thread fetches into shared memory while it goes on: vectors that no other thread reads, in groups. It has used
+// by then what was there before.
 
 template <class T, int V>
 BN_DEV void fetch(Vector<T, V>* to, const T* from) {

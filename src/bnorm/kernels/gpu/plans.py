@@ -17,7 +17,7 @@ from . import meetings, planes
 from .bunches import Bunches, bunches
 from .jobs import CAREFUL, EXACT, FROZEN, JOB, MEETING, STATISTICS_JOB, SUMS_ONLY, WITH_MAP
 from .limits import STATIC_SHARED, Limits, two_per_processor
-from .shapes import ITEMSIZE, THREADS, VECTOR_BYTES, Shape, cdiv, channel_runs, cut, kept, plane_shape, shape_of
+from .shapes import ITEMSIZE, THREADS, VECTOR_BYTES, Shape, cdiv, channel_runs, cut, cut_of_map, kept, plane_shape, shape_of
 
 TINY_RUN = 64  # bytes. Reading such runs one by one would waste most of every sector
 ONE_LAUNCH = 2 << 20  # bytes of the array, where a block keeps its tile on chip: below, one launch beats more blocks
@@ -151,12 +151,12 @@ def reduction(
         return of_cluster(name, *cluster, dtype, kind, limits, without(clusters=False))
     if whole:
         shape, keep, shared = whole
-        chunk, chunks, split = max(1, cdiv(shape.steps, shape.down)) * shape.down, 1, 1
+        chunk, chunks = max(1, cdiv(shape.steps, shape.down)) * shape.down, 1
     elif cluster:
         shape, keep, _ = cluster
-        chunk, chunks, split = keep * shape.down, CLUSTER, 1
+        chunk, chunks = keep * shape.down, CLUSTER
     else:
-        chunk, chunks, split = cut(shape, limits)
+        chunk, chunks, _ = cut(shape, limits)
     found = bunches_of(shape, chunks, parts)
     if whole and mapped:
         kernel, sent = shape.kernel(name, dtype, WITH_MAP, kind), streams(shape, dtype)
@@ -168,7 +168,7 @@ def reduction(
         own_kind = kind if name == "sums" else IDENTITY.kind  # moments are those of x
         launches = [launch(shape, shape.kernel(name, dtype, mode, own_kind), chunk, chunks, bunch=found.bunch)]
         if then:
-            launches.append(map_launch(shape, then, dtype, careful, kind, chunk, chunks, split))
+            launches.append(map_launch(shape, then, dtype, careful, kind, limits))
     return Plan(tuple(launches), *workspace(shape, chunks, parts, found))
 
 
@@ -233,13 +233,10 @@ def map_only(
     outer: int, channels: int, inner: int, dtype: str, vectors: bool, careful: bool, kind: int, limits: Limits,
 ) -> Plan:  # fmt: skip
     shape = shape_of(outer, channels, inner, dtype, vectors and not careful)
-    chunk, chunks, split = cut(shape, limits)
-    return Plan((map_launch(shape, name, dtype, careful, kind, chunk, chunks, split),), 0, 0)
+    return Plan((map_launch(shape, name, dtype, careful, kind, limits),), 0, 0)
 
 
-def map_launch(
-    shape: Shape, name: str, dtype: str, careful: bool, kind: int, chunk: int, chunks: int, split: int
-) -> Launch:
+def map_launch(shape: Shape, name: str, dtype: str, careful: bool, kind: int, limits: Limits) -> Launch:
     """normalize, or "finite": normalize that looks for infinity; gradient, or "frozen": that of frozen statistics."""
     if name in ("normalize", "finite"):
         kernel = shape.kernel("normalize", dtype, kind, int(name == "finite"))
@@ -247,7 +244,8 @@ def map_launch(
         kernel = shape.kernel(
             "gradient", dtype, FROZEN if name == "frozen" else CAREFUL if careful else SUMS_ONLY, kind
         )
-    return launch(shape, kernel, chunk // split, chunks * split, split=split, streams=streams(shape, dtype))
+    chunk, chunks, split = cut_of_map(shape, limits)
+    return launch(shape, kernel, chunk, chunks, split=split, streams=streams(shape, dtype))
 
 
 def streams(shape: Shape, dtype: str) -> int:

@@ -152,5 +152,14 @@ def cut(shape: Shape, limits: Limits) -> tuple[int, int, int]:
     return chunk, max(1, cdiv(shape.steps, chunk)), split
 
 
+def cut_of_map(shape: Shape, limits: Limits) -> tuple[int, int, int]:
+    """The same for a map, which writes no sums: instead of few blocks there are more, of at least a step a thread."""
+    chunk, chunks, split = cut(shape, limits)
+    if shape.tiles * chunks < limits.processors:
+        wanted = min(blocks_each(shape.tiles, limits.processors * RESIDENT), MAX_CHUNKS)
+        chunk, split = max(1, cdiv(shape.steps, wanted * shape.down)) * shape.down, 1
+    return chunk // split, max(1, cdiv(shape.steps, chunk)) * split, split
+
+
 def kept(shape: Shape, itemsize: int) -> int:
     return cdiv(shape.steps, shape.down) * shape.across * shape.down * shape.vector * itemsize
