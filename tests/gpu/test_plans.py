@@ -217,7 +217,7 @@ def test_rows(n, groups, channels, inner, dtype, affine, params, limits):
         assert row_plans.begins(shape, dtype) == vector * plans.ITEMSIZE[dtype]
         assert (f["rows"], f["size"], f["inner"], f["groups"]) == (many_rows, size, inner, groups)
         threads, full = first.block[0], vector * plans.ITEMSIZE[dtype] == plans.VECTOR_BYTES
-        assert threads == (2 if wide == row_plans.BROAD else 1) * plans.THREADS
+        assert threads == max(1, wide) * plans.THREADS
         if not steps:
             pair = 2 * size * plans.ITEMSIZE[dtype]
             twice = inner == 1 or (name == "rows_backward" and pair > row_plans.TWO_PER_PROCESSOR)
@@ -225,9 +225,9 @@ def test_rows(n, groups, channels, inner, dtype, affine, params, limits):
         elif full:
             assert 3 * steps * f["lanes"] <= 4 * max(size // vector, 3)  # a quarter idles at most
         assert f["lanes"] * f["side"] <= threads
-        up = limits.processors - 1 if wide == row_plans.BROAD else 0  # so that few rows take a lone block one turn
+        up = limits.processors - 1 if wide >= row_plans.BROAD else 0  # so that few rows take a lone block one turn
         assert f["lanes"] * f["side"] == threads or f["side"] == max(1, (many_rows + up) // limits.processors)
-        assert f["lanes"] in ((1, 2, 4, 8, 16, 32), (64, 128, 256), (64, 128, 256, 512))[wide]
+        assert f["lanes"] in ((1, 2, 4, 8, 16, 32), *3 * [(64, 128, 256, *[512] * (wide == row_plans.BROAD))])[wide]
         assert steps * f["lanes"] * vector >= size if steps else f["lanes"] == threads
         assert f["whole"] == (steps * f["lanes"] * vector == size)
         sure = {0: 0, 8: 6}.get(steps, steps - 1) if full else steps // 2  # as rows.cu says: what nobody asks for
@@ -484,6 +484,43 @@ def test_a_block_alone_keeps_gamma_and_beta_first_and_then_the_row_of_a_forward(
     assert kept(12288, "float32") == (144, GAMMA_AND_BETA, True)
     assert kept(8192, "float64") == (192, GAMMA_AND_BETA, True)
     assert kept(28672, "bfloat16", GAMMA_ALONE) == (168, GAMMA_ALONE, True)
+
+
+def test_rows_of_a_forward_share_gamma_and_beta_if_these_are_many():
+    """By one block of a processor, of as many threads as the blocks have together that it would otherwise run."""
+
+    def threads(size, dtype, affine=GAMMA_AND_BETA, rows=5000, shared=227):
+        limits = plans.Limits(shared=shared << 10)
+        first = row_plans.rows("rows_forward", (rows, 1, size, 1), dtype, affine, False, 0, limits).launches[0]
+        assert first.block[0] % fields(first)["lanes"] == 0
+        return first.block[0], fields(first)["side"], fields(first)["affine"]
+
+    assert threads(4096, "bfloat16") == (256, 2, GAMMA_AND_BETA)  # 32 KB
+    assert threads(5120, "bfloat16") == (512, 4, GAMMA_AND_BETA)
+    assert threads(8192, "bfloat16") == threads(8192, "float16", shared=99) == (768, 3, GAMMA_AND_BETA)
+    assert threads(12288, "bfloat16") == threads(8192, "float32") == (512, 2, GAMMA_AND_BETA)
+    assert threads(8192, "bfloat16", GAMMA_ALONE) == (256, 1, GAMMA_ALONE)
+    assert threads(8192, "bfloat16", shared=64) == (256, 1, NO_AFFINE)  # they have no room
+    assert threads(4096, "float32", shared=64) == (256, 1, GAMMA_AND_BETA)  # which leave none for a second block
+    assert [threads(8192, "bfloat16", rows=rows)[1] for rows in (1, 132, 133, 300)] == [1, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("shape", "sums", "alone"),
+    [
+        ((256, 64, 1), 2, 16),
+        ((16, 16, 1), 1, 1),
+        ((65536, 64, 1), 256, 256),
+        ((65536, 1024, 1), 256, 256 * shapes.SPLIT),
+    ],
+    ids=str,
+)
+def test_a_map_has_more_blocks_where_sums_have_few(shape, sums, alone):
+    cut_of = shapes.shape_of(*shape, "float32", True)
+    assert cut_of.tiles * shapes.cut(cut_of, LIKE_H100)[1] == sums
+    for name in ("normalize", "finite", "gradient", "frozen"):
+        (launch,) = plans.map_only(name, *shape, "float32", True, False, 0, LIKE_H100).launches
+        assert prod(launch.grid) == alone
 
 
 def test_blocks_that_leave_sums_are_as_many_as_run_at_a_time():

@@ -24,6 +24,7 @@ ROWS = [  # (N, G, K, L)
     (3, 4, 2, 49),
     (300, 1, 2, 9000),  # and kept in shared memory: blocks fetch the next one while they map
 ]
+HALVES = (500, 1, 8000, 1)  # rows of a large block, which share gamma and beta
 WEIGHTED = (3000, 2, 3, 25)  # more rows than blocks, too
 FEW = 2  # processors, for which these are so many rows that the last ones belong to late blocks
 
@@ -36,6 +37,7 @@ def calls(draw: Callable[..., Any], ones: Callable[..., Any], device: Any) -> No
         for w in (None, ones((shape[0], shape[2]))):
             _, stats, count, _ = gpu.forward(x, None, None, 1e-5, weight=w, act=RELU)
             gpu.backward(x, x, stats, count, w, act=RELU)
+        gpu.forward(x, None, None, 1e-5, stats[0], stats[1], act=RELU)
     all_limits = device.limits
     for limits in (all_limits, all_limits._replace(processors=FEW)):
         device.limits = limits
@@ -47,6 +49,9 @@ def calls(draw: Callable[..., Any], ones: Callable[..., Any], device: Any) -> No
             gpu.rows_backward(x, x, mean, rstd, gamma, gamma, act=RELU)
             gpu.exact_sums(x)
     device.limits = all_limits
+    x, gamma = draw(HALVES).astype("float16"), ones(HALVES[2])
+    _, mean, rstd = gpu.rows_forward(x, gamma, gamma, 1e-5)
+    gpu.rows_backward(x, x, mean, rstd, gamma, gamma)
     x, gamma, weight = draw(WEIGHTED), ones(6), ones((3000, 25))
     _, mean, rstd = gpu.rows_forward(x, gamma, gamma, 1e-5, weight=weight)
     gpu.rows_backward(x, x, mean, rstd, gamma, gamma, weight=weight)

@@ -31,21 +31,13 @@ WITH_CLUSTERS = 90  # the first compute capability that has them
 NO_ROOM = "COOPERATIVE_LAUNCH_TOO_LARGE", "INVALID_CLUSTER_SIZE", "LAUNCH_OUT_OF_RESOURCES"
 ON_CHANNELS = ("numbers.cu", "walk.cu", "joins.cu")
 BATCH_NORM = (*ON_CHANNELS, "tiles.cu", "fetching.cu", "blocks.cu", "moving.cu", "channels_sums.cu", "channels_maps.cu")
+ROWS = (*ON_CHANNELS, "fetching.cu", "blocks.cu", "row_sums.cu", "rows.cu", "row_stats.cu")
 FAMILIES = {
     "channels": (*BATCH_NORM, "runs.cu", "meeting.cu", "channels.cu"),
     "clusters": (*BATCH_NORM, "runs.cu", "clusters.cu"),
     "planes": (*BATCH_NORM, "planes.cu"),
-    "rows": (
-        *ON_CHANNELS,
-        "fetching.cu",
-        "blocks.cu",
-        "row_sums.cu",
-        "rows.cu",
-        "rows_forward.cu",
-        "rows_params.cu",
-        "rows_backward.cu",
-    ),
-    "rows_weighted": (*ON_CHANNELS, "fetching.cu", "blocks.cu", "row_sums.cu", "rows.cu", "rows_weighted.cu"),
+    "rows": (*ROWS, "rows_forward.cu", "rows_params.cu", "rows_backward.cu"),
+    "rows_weighted": (*ROWS, "rows_weighted.cu"),
     "row_channels": (*ON_CHANNELS, "tiles.cu", "row_channels.cu"),
     "statistics": ("numbers.cu", "moving.cu", "statistics.cu"),
     "exact": ("numbers.cu", "walk.cu", "exact.cu"),

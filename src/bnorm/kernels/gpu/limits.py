@@ -6,7 +6,7 @@ STATIC_SHARED = {  # bytes that the kernels which also get dynamic memory declar
     "channels": 11 << 10,
     "clusters": 9 << 10,
     "planes": 6 << 10,
-    "rows": 544,
+    "rows": 800,
 }
 BLOCK_OVERHEAD = 1 << 10  # bytes of shared memory that each block takes for the driver
 TWO_PER_PROCESSOR = 100 << 10  # bytes of shared memory: up to here two blocks share a processor

@@ -37,7 +37,8 @@ HELD = (3, 4, 5)  # vectors of a thread that there are kernels for, where vector
 MORE = (6, 8)  # of forwards of longer rows
 OF_SHORT_VECTORS = ((4,), (8,))  # these two where vectors are short
 WARP = 32
-OF_A_WARP, OF_WARPS, BROAD = range(3)  # what `wide` is, as row_sums.cu says
+OF_A_WARP, OF_WARPS, BROAD, BROADER = range(4)  # what `wide` is, as row_sums.cu says
+SHARED_AFFINE = 36 << 10  # bytes of gamma and beta, from which on all rows of a processor share them in a forward
 ZEROS = 8  # numbers that a block keeps in place of beta where there is only gamma
 KEPT_CHANNELS = 1024  # whose gamma and beta the blocks of a forward keep, if rows are long and channels have runs
 SUMMED = 16  # vectors of a run, from which on a warp adds up the runs of a long row
@@ -64,12 +65,12 @@ class Row(NamedTuple):
     @property
     def threads(self) -> int:
         """Of a block."""
-        return 2 * THREADS if self.wide == BROAD else THREADS
+        return THREADS * max(1, self.wide)
 
     def side(self, many: int, limits: Limits) -> int:
         """Rows of a block: of few, each processor gets some, and one turn does where it has one block. That changes no
         bit of a row."""
-        share = cdiv(many, limits.processors) if self.wide == BROAD else many // limits.processors
+        share = cdiv(many, limits.processors) if self.wide >= BROAD else many // limits.processors
         return max(1, min(self.threads // self.lanes, share))
 
     def kernel(self, name: str, dtype: str, *more: int) -> str:
@@ -176,7 +177,7 @@ def channels_bytes(row: Row, channels: int, positions: int, dtype: str) -> int:
 def affine_bytes(shape: RowShape, dtype: str, affine: int) -> int:
     """Of gamma and beta in the shared memory of a block; 0 where rows do not have the same ones."""
     _, groups, channels, positions = shape
-    if affine == NO_AFFINE or not groups == positions == 1:
+    if affine == NO_AFFINE or not channels or not groups == positions == 1:
         return 0
     gamma = cdiv(channels, 4) * 4
     return (gamma + (gamma if affine == GAMMA_AND_BETA else ZEROS)) * max(ITEMSIZE[dtype], 4)
@@ -208,6 +209,13 @@ def broadened(row: Row, size: int, dtype: str, room: int) -> Row:
     broad, gamma = row._replace(wide=BROAD), size * max(ITEMSIZE[dtype], 4)
     fits = row.steps > 0 and summed_bytes(broad, dtype) + gamma <= room
     return broad if fits and row.wide == OF_WARPS else row
+
+
+def sharing(row: Row) -> Row:
+    """The same in a forward whose processors have one block each, with as many rows as several have together."""
+    if row.wide != OF_WARPS or not row.steps:
+        return row
+    return row._replace(wide=BROADER if row.steps < 5 else BROAD)
 
 
 def sums_of(row: Row, shape: RowShape, dtype: str, room: int) -> Sums:
@@ -255,12 +263,11 @@ def rows(
         share = 1
         shared = cdiv(2 * groups * channels * max(ITEMSIZE[dtype], 4), VECTOR_BYTES) * VECTOR_BYTES
     kept = affine_bytes(shape, dtype, affine)
-    if kept > (room if shared > beside or row.wide == BROAD else beside) - shared:
-        if not backward and affine == GAMMA_AND_BETA and dtype != "float64" and kept <= room:
-            if kept > TWO_PER_PROCESSOR:  # a block alone gains more by these than by another one beside it
-                row = row._replace(wide=BROAD)  # with another row
-        else:
-            kept = 0
+    if not backward and SHARED_AFFINE <= kept <= room:
+        row = sharing(row)
+    alone = row.wide >= BROAD or shared > beside or (not backward and affine == GAMMA_AND_BETA and dtype != "float64")
+    if kept > (room if alone else beside) - shared:
+        kept = 0
     shared += kept
     if positions * ITEMSIZE[dtype] >= SHORT_RUN or (row.wide == BROAD and (backward or kept)):
         row_room = room  # of a block alone, too: there is little to do for a value, as gamma is at hand
@@ -341,8 +348,9 @@ def row_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
         held, more = steps_of(vector, dtype)
         forwards = [(steps, wide) for steps in held for wide in (OF_A_WARP, OF_WARPS)]
         forwards += [(steps, OF_WARPS) for steps in (*more, 0)] + [(0, BROAD)]
-        if vector * max(ITEMSIZE[dtype], 4) > VECTOR_BYTES:  # whose gamma and beta may take so much more than the row
-            forwards.append((max(more), BROAD))
+        of_column = 2 * max(ITEMSIZE[dtype], 4)
+        wide = [sharing(Row(vector, steps, OF_WARPS, THREADS)) for steps in (*held, *more)]
+        forwards += [row[1:3] for row in wide if THREADS * row.steps * vector * of_column >= SHARED_AFFINE]
         ways = (NO_PARAMS, PER_COLUMN, PER_CHANNEL)
         backwards = [(steps, wide, way) for steps in held for wide in (OF_A_WARP, OF_WARPS, BROAD) for way in ways]
         backwards += [(0, wide, way) for wide in (OF_WARPS, BROAD) for way in (NO_PARAMS, PER_CHANNEL)]

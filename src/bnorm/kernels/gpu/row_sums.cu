@@ -2,11 +2,11 @@
 
 enum { ROW_THREADS = 256 };
 
-// WIDE of a kernel: whose threads a row belongs to. Blocks that are BROAD have twice as many, for one long row, or for
-// more rows side by side that share what the block keeps.
-enum { OF_A_WARP, OF_WARPS, BROAD };
+// WIDE of a kernel: whose threads a row belongs to. Blocks that are BROAD have twice as many, and BROADER ones three
+// times as many, for one long row, or for more rows side by side that share what the block keeps.
+enum { OF_A_WARP, OF_WARPS, BROAD, BROADER };
 template <int WIDE>
-constexpr int THREADS_OF = WIDE == BROAD ? 2 * ROW_THREADS : ROW_THREADS;
+constexpr int THREADS_OF = WIDE < BROAD ? ROW_THREADS : WIDE * ROW_THREADS;
 
 // Wait for all threads of a row that belongs to several warps; those of the rows beside it go on. `first` is the first
 // of its warps. Barrier 0 is that of the block.

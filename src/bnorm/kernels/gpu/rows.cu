@@ -71,19 +71,20 @@ constexpr int ZEROS = 8;  // kept in place of beta where there is only gamma: as
 
 // What a block keeps: known to the compiler where it can be, as the choice costs registers.
 template <int READ>
-BN_DEV int affine_of(const RowJob& job) { return READ == AS_GIVEN ? job.affine : READ; }
+BN_DEV bool has_beta(const RowJob& job) { return (READ == AS_GIVEN ? job.affine : READ) == GAMMA_AND_BETA; }
 
 template <class A, int V>
 struct Affine {
-  static constexpr int WIDE = V * sizeof(A) > 16 ? 16 / sizeof(A) : V;
+  static constexpr int WIDE = V * sizeof(A) > 16 ? 16 / sizeof(A) : V, PLANES = V / WIDE;
   A gamma[V], beta[V];
 
   template <int FROM, int READ, class Int>
   BN_MEMBER void get(const RowJob& job, const A* kept, i64 first, Int i) {
     constexpr bool both = READ != GAMMA_ALONE;
     if (FROM == KEPT || (FROM == ANYWHERE && kept)) {
-      read(kept + i, gamma);
-      if (both) read(kept + beta_at(job) + (affine_of<READ>(job) == GAMMA_AND_BETA ? i : 0), beta);
+      const bool there = has_beta<READ>(job);
+      read(kept + i / PLANES, (int)job.size / PLANES, gamma);
+      if (both) read(kept + beta_at(job) + (there ? i / PLANES : 0), there ? (int)job.size / PLANES : WIDE, beta);
     } else if (FROM == OF_GROUP) {
       pick(kept, job.channels, job.inner == job.size ? (Int)0 : quotient_of(i, (Int)job.inner), both);
       spread();
@@ -103,12 +104,17 @@ struct Affine {
     }
   }
   static BN_MEMBER i64 beta_at(const RowJob& job) { return (job.size + 3) / 4 * 4; }
-  static BN_MEMBER void read(const A* from, A (&to)[V]) {
+  // Where number i of a row is kept: in planes, each of which has as many numbers of a vector as a load takes, so that
+  // the loads of threads side by side are of all banks.
+  static BN_MEMBER int place(int size, int i) {
+    return PLANES == 1 ? i : i % V / WIDE * (size / PLANES) + i / V * WIDE + i % WIDE;
+  }
+  static BN_MEMBER void read(const A* from, int plane, A (&to)[V]) {
 #pragma unroll
-    for (int w = 0; w < V; w += WIDE) {
-      const Vector<A, WIDE> some = load<A, WIDE>(from + w);
+    for (int p = 0; p < PLANES; ++p) {
+      const Vector<A, WIDE> some = load<A, WIDE>(from + p * plane);
 #pragma unroll
-      for (int v = 0; v < WIDE; ++v) to[w + v] = some.v[v];
+      for (int v = 0; v < WIDE; ++v) to[p * WIDE + v] = some.v[v];
     }
   }
   static BN_MEMBER void fetch(const double* from, A (&to)[V], A otherwise) {
@@ -136,7 +142,7 @@ struct Affine {
 
 template <class A, int READ>
 BN_DEV i64 affine_bytes(const RowJob& job) {
-  const i64 gamma = Affine<A, 1>::beta_at(job), beta = affine_of<READ>(job) == GAMMA_AND_BETA ? gamma : ZEROS;
+  const i64 gamma = Affine<A, 1>::beta_at(job), beta = has_beta<READ>(job) ? gamma : ZEROS;
   return job.affine == NO_AFFINE ? 0 : (gamma + beta) * (i64)sizeof(A);
 }
 
@@ -156,16 +162,25 @@ BN_DEV const A* keep_channels(const RowJob& job, unsigned char* memory) {
   return kept;
 }
 
-template <class A, int READ>
+// All blocks read them when they begin, most of them at the same time. Each starts at another place, or parts of the
+// second-level cache would serve all of them one after the other.
+template <class A, int V, int READ>
 BN_DEV const A* keep_affine(const RowJob& job, unsigned char* memory) {
   if (job.affine == NO_AFFINE) return nullptr;
+  typedef Affine<A, V> Of;
   A* kept = reinterpret_cast<A*>(memory);
-  const i64 beta = Affine<A, 1>::beta_at(job), betas = affine_of<READ>(job) == GAMMA_AND_BETA ? job.size : ZEROS;
+  A* beta = kept + Of::beta_at(job);
+  const int size = (int)job.size, threads = blockDim.x, turns = quotient_of(size + threads - 1, threads);
+  const int begin = (int)(blockIdx.x % (unsigned)turns);
 #pragma unroll 8
-  for (i64 i = threadIdx.x; i < job.size; i += blockDim.x) {
-    kept[i] = job.gamma ? (A)job.gamma[i] : (A)1;
-    if (READ != GAMMA_ALONE && i < betas) kept[beta + i] = job.beta ? (A)job.beta[i] : (A)0;
+  for (int turn = 0; turn < turns; ++turn) {
+    const int own = begin + turn, i = (own < turns ? own : own - turns) * threads + (int)threadIdx.x;
+    if (i >= size) continue;
+    const int at = Of::place(size, i);
+    kept[at] = job.gamma ? (A)job.gamma[i] : (A)1;
+    if (READ != GAMMA_ALONE && has_beta<READ>(job)) beta[at] = job.beta ? (A)job.beta[i] : (A)0;
   }
+  if (READ != GAMMA_ALONE && !has_beta<READ>(job) && threadIdx.x < ZEROS) beta[threadIdx.x] = 0;
   __syncthreads();
   return kept;
 }
@@ -233,115 +248,6 @@ struct ChannelWalk {
     }
   }
 };
-
-// Statistics ---------------------------------------------------------------------------------------------------------
-
-struct RowStats {
-  double mean, var;
-};
-
-// From sums about a center: s = sum (x - center), q = sum (x - center)^2. Of a mean square center is 0.
-BN_DEV RowStats row_stats(bool squares, double inverse, double center, double s, double q) {
-  const double away = s * inverse, m2 = q - s * away;
-  if (squares) return {0.0, q * inverse};
-  return {center + away, (m2 < 0.0 ? 0.0 : m2) * inverse};
-}
-
-// use(value) of those that a thread holds.
-template <class T, int V, int STEPS, int WIDE, int SURE, class Use>
-BN_DEV void for_values(const Row<V, STEPS, WIDE, SURE>& row, const Vector<T, V> (&held)[STEPS], const Use& use) {
-#pragma unroll
-  for (int j = 0; j < STEPS; ++j)
-    if (row.has(j)) {
-#pragma unroll
-      for (int v = 0; v < V; ++v) use(value(held[j], v));
-    }
-}
-
-// The same once more in float64, for rows whose squares left the range of float, or lost digits as the center is far
-// from the mean: in two passes over memory. As it is rare, it is no part of the code around it, which would have too
-// few registers.
-template <class T, int V, int WIDE>
-static __device__ __noinline__ RowStats exact_stats(
-    const T* x, int offset, int stride, int size, double center, double inverse, bool squares, double* memory,
-    int lanes, int half) {
-  RowSums<WIDE> sums = {memory, lanes, half};  // used twice, so that the half of the caller is the same again
-  double s = 0.0, both[2] = {0.0, 0.0};
-  const auto for_all = [&](const auto& use) {
-#pragma unroll 1
-    for (int i = offset; i < size; i += stride) {
-#pragma unroll 1
-      for (int v = 0; v < V; ++v) use(exact(widen(x[i + v])));
-    }
-  };
-  for_all([&](double value) { s += value - center; });
-  s = sums.add(s) * inverse;
-  if (!squares) center += s;
-  for_all([&](double value) {
-    const double d = value - center;
-    both[0] += d;
-    both[1] = fma(d, d, both[1]);
-  });
-  sums.add(both);
-  return row_stats(squares, inverse, center, both[0], both[1]);
-}
-
-template <class T, int V, int STEPS, int WIDE, int SURE, class A>
-BN_DEV RowStats stats_of(
-    const RowJob& job, const Row<V, STEPS, WIDE, SURE>& row, const T* x, const Vector<T, V> (&held)[STEPS], A center,
-    RowSums<WIDE>& sums) {
-  A s = 0, q = 0;
-  for_values(row, held, [&](A value) {
-    const A d = value - center;
-    s += d;
-    q = fused(d, d, q);
-  });
-  double both[2] = {s, q};
-  sums.add(both);
-  const bool squares = job.rule == BN_MEAN_SQUARE;
-  RowStats found = row_stats(squares, job.inverse, exact(center), both[0], both[1]);
-  const double square = both[1] * job.inverse;
-  const bool far = square > FAR * found.var, small = !Compute<T>::in_range && !(square >= 1e-30 && square <= 1e300);
-  const bool bad = row.inside && (far || small);
-  if (rarely(sums.any(bad))) {  // small squares are 0 of float; so are those of a constant row, which is exact as it is
-    double off = 0.0;
-    for_values(row, held, [&](A value) { off += !same(value, center); });
-    const bool again = sums.add(off) != 0.0 && bad;
-    if (sums.any(again)) {
-      const RowStats better = exact_stats<T, V, WIDE>(
-          x, row.offset, row.stride, row.size, exact(center), job.inverse, squares, sums.memory, sums.lanes,
-          sums.half);
-      if (again) found = better;
-    }
-  }
-  return found;
-}
-
-// Of a long row, which a block has to itself, from where it is KEPT, or else from memory. The second time in float64.
-template <class T, int V, int WIDE, int KEPT, class A>
-BN_DEV RowStats stats_of(
-    const RowJob& job, const Row<V, 0, WIDE, KEPT>& row, const T* x, const Vector<T, V>* kept, A center,
-    RowSums<WIDE>& sums) {
-  bool far = false;
-  const auto find = [&](auto about) {
-    const decltype(about) only[1] = {about};
-    Sums sum[1] = {{0.0, 0.0}};
-    if constexpr (KEPT) {
-      const Walk<false, int> walk(0, THREADS_OF<WIDE> * V);
-      add_about<T, V, 1>(reinterpret_cast<const T*>(kept), walk, row.steps(), only, sum, Groups<BATCH>());
-    } else {
-      const Walk<false> walk(row.offset, row.stride);
-      add_about<T, V, 1>(x, walk, row.steps(), only, sum, AllThere());
-    }
-    double both[2] = {sum[0].total, sum[0].dot};
-    sums.add(both);
-    const RowStats found = row_stats(job.rule == BN_MEAN_SQUARE, job.inverse, exact(about), both[0], both[1]);
-    far = both[1] * job.inverse > FAR * found.var;
-    return found;
-  };
-  const RowStats first = find(center);
-  return rarely(far) ? find(first.mean) : first;
-}
 
 // The vectors of a row, one after the other: use(where the thread holds it, its first value in the row, which one it
 // is). ROLLED: there is one text for all of them, which always finds its vector in place 0, as `turn` moves what is

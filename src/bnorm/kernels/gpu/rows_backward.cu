@@ -286,7 +286,7 @@ rows_backward(RowJob job) {
   unsigned char* dynamic = dynamic_memory(job.affine || PARAMS || job.keep);
   typedef HeldPairs<T, V, STEPS, WIDE, KIND, PARAMS> Held;
   // behind the sums, whose size is known here, so that no thread needs a register for where either lies
-  const A* affine = keep_affine<A, Held::affine>(job, dynamic + Held::bytes_of_columns);
+  const A* affine = keep_affine<A, V, Held::affine>(job, dynamic + Held::bytes_of_columns);
   if (STEPS > 0 ? job.whole : job.keep) {
     backward_rows<T, V, STEPS, WIDE, true, KIND, PARAMS>(job, affine, dynamic, memory);
   } else {

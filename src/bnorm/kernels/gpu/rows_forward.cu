@@ -101,10 +101,20 @@ BN_DEV void forward_rows(
   }
 }
 
+// Ask for a block's first row, before its gamma and beta are read: where so many blocks follow others that it shows.
+template <class T, int V, int STEPS, int WIDE>
+BN_DEV void ask_for_first(const RowJob& job) {
+  if (!job.halvings) return;
+  const Row<V, STEPS, WIDE> row(job, first_row(job, 1));
+#pragma unroll
+  for (int j = 0; j < STEPS; ++j)
+    if (row.has(j)) soon(static_cast<const T*>(job.x) + row.start + row.at(j));
+}
+
 // How many blocks share a processor. With a fourth one, rows of several warps would have too few registers, and with a
 // third one five vectors of a thread.
 template <class T, int STEPS, int WIDE>
-constexpr int FORWARDS = WIDE == BROAD                                     ? 1
+constexpr int FORWARDS = WIDE >= BROAD                                     ? 1
                          : STEPS == 0 || STEPS > 5 || (STEPS == 5 && WIDE) ? 2
                          : sizeof(T) == 8 || WIDE || STEPS == 5            ? 3
                                                                            : 4;
@@ -113,9 +123,10 @@ template <class T, int V, int STEPS, int WIDE, int KIND>
 __global__ void __launch_bounds__(THREADS_OF<WIDE>, (FORWARDS<T, STEPS, WIDE>)) rows_forward(RowJob job) {
   typedef typename Compute<T>::type A;
   BN_SHARED(double, memory, RowSums<WIDE>::SIZE);
+  if constexpr (STEPS > 0) ask_for_first<T, V, STEPS, WIDE>(job);
   const bool of_channels = STEPS == 0 && job.share;  // whose gamma and beta are kept
   unsigned char* dynamic = dynamic_memory(job.affine || job.keep || of_channels);
-  const A* affine = of_channels ? keep_channels<A>(job, dynamic) : keep_affine<A, AS_GIVEN>(job, dynamic);
+  const A* affine = of_channels ? keep_channels<A>(job, dynamic) : keep_affine<A, V, AS_GIVEN>(job, dynamic);
   const i64 before = of_channels ? channels_bytes<A>(job) : affine_bytes<A, AS_GIVEN>(job);
   keep_params(job);
   Vector<T, V>* kept = nullptr;
