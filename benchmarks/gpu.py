@@ -162,7 +162,8 @@ class Problem:
         self.passes = fewest_passes(case, launching.device_of(self.x[0]).limits)
 
     def calls(self) -> Calls:
-        x, dy, out, affine = self.x, self.dy, self.out, (self.gamma, self.beta)
+        x, dy, out, beta = self.x, self.dy, self.out, None if self.case.kind == "rms_norm" else self.beta
+        affine = self.gamma, beta
         if self.case.kind == "batch_norm":
             _, stats, count, _ = gpu.forward(x[0], *affine, EPS)
             return {
