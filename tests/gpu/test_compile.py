@@ -41,6 +41,8 @@ def registers(name: str) -> int:
         return 84
     if kernel.startswith("rows_") and len(numbers) > 3 and numbers[3] == str(row_plans.BROAD):
         return 128  # one block of twice as many threads
+    if kernel == "rows_forward" and numbers[3] == str(row_plans.BROADER):
+        return 80  # of three times as many
     if kernel == "rows_forward" and numbers[2] in ("3", "4", "5"):
         wide, five = numbers[3] == str(row_plans.OF_WARPS), numbers[2] == "5"
         return 128 if wide and five else 80 if numbers[0] == "double" or wide or five else 64  # of four blocks

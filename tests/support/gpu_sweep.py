@@ -42,7 +42,7 @@ def cases(dtype):
         long = odd(row_plans.TWO_PER_PROCESSOR / 2 / itemsize / v)  # by broad blocks; of runs in a backward only
         held = ((700, 31), (700, 201), (20, 1001), (20, 2001), (20, 2101), (6, long))
         if v * itemsize == plans.VECTOR_BYTES:  # by three and five vectors of a thread, too, and by six in a forward
-            held += ((700, 19), (700, 23), (700, 191), (700, 301), (20, 701), (20, 1201), (20, 1401), (20, 2401), (20, 2701))
+            held += tuple((700, n) for n in (19, 23, 191, 301)) + tuple((20, n) for n in (701, 1201, 1401, 2401, 2701))
         for rows, vectors in held:
             yield Case("rows", (rows, 1, vectors * v, 1))
         # sums per channel in that pass, by the ways to hold a row; not for too many channels, nor of one value each

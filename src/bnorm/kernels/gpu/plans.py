@@ -17,7 +17,19 @@ from . import meetings, planes
 from .bunches import Bunches, bunches
 from .jobs import CAREFUL, EXACT, FROZEN, JOB, MEETING, STATISTICS_JOB, SUMS_ONLY, WITH_MAP
 from .limits import STATIC_SHARED, Limits, two_per_processor
-from .shapes import ITEMSIZE, THREADS, VECTOR_BYTES, Shape, cdiv, channel_runs, cut, cut_of_map, kept, plane_shape, shape_of
+from .shapes import (
+    ITEMSIZE,
+    THREADS,
+    VECTOR_BYTES,
+    Shape,
+    cdiv,
+    channel_runs,
+    cut,
+    cut_of_map,
+    kept,
+    plane_shape,
+    shape_of,
+)
 
 TINY_RUN = 64  # bytes. Reading such runs one by one would waste most of every sector
 ONE_LAUNCH = 2 << 20  # bytes of the array, where a block keeps its tile on chip: below, one launch beats more blocks

@@ -218,6 +218,18 @@ def sharing(row: Row) -> Row:
     return row._replace(wide=BROADER if row.steps < 5 else BROAD)
 
 
+def keeping(
+    row: Row, shape: RowShape, dtype: str, affine: int, backward: bool, shared: int, limits: Limits
+) -> tuple[Row, int]:
+    """Whose threads a row gets where gamma and beta are kept, and how many bytes of them, beside `shared` others."""
+    room, beside = limits.shared - STATIC_SHARED["rows"], two_per_processor("rows", limits)
+    kept = affine_bytes(shape, dtype, affine)
+    if not backward and SHARED_AFFINE <= kept <= room:
+        row = sharing(row)
+    alone = row.wide >= BROAD or shared > beside or (not backward and affine == GAMMA_AND_BETA and dtype != "float64")
+    return row, kept if kept <= (room if alone else beside) - shared else 0
+
+
 def sums_of(row: Row, shape: RowShape, dtype: str, room: int) -> Sums:
     """NO_PARAMS where they cannot be made so."""
     n, groups, channels, positions = shape
@@ -250,7 +262,7 @@ def rows(
     size, many = channels * positions, n * groups
     backward = name == "rows_backward"
     row = row_of(size, positions, dtype, backward)
-    room, beside = limits.shared - STATIC_SHARED["rows"], two_per_processor("rows", limits)
+    room = limits.shared - STATIC_SHARED["rows"]
     if params and groups == positions == 1:
         row = broadened(row, size, dtype, room)
     sums, shared, columns, share = sums_of(row, shape, dtype, room) if params else Sums()
@@ -262,12 +274,7 @@ def rows(
     if not (backward or row.steps or affine == NO_AFFINE) and positions > 1 and groups * channels <= KEPT_CHANNELS:
         share = 1
         shared = cdiv(2 * groups * channels * max(ITEMSIZE[dtype], 4), VECTOR_BYTES) * VECTOR_BYTES
-    kept = affine_bytes(shape, dtype, affine)
-    if not backward and SHARED_AFFINE <= kept <= room:
-        row = sharing(row)
-    alone = row.wide >= BROAD or shared > beside or (not backward and affine == GAMMA_AND_BETA and dtype != "float64")
-    if kept > (room if alone else beside) - shared:
-        kept = 0
+    row, kept = keeping(row, shape, dtype, affine, backward, shared, limits)
     shared += kept
     if positions * ITEMSIZE[dtype] >= SHORT_RUN or (row.wide == BROAD and (backward or kept)):
         row_room = room  # of a block alone, too: there is little to do for a value, as gamma is at hand
@@ -348,9 +355,9 @@ def row_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
         held, more = steps_of(vector, dtype)
         forwards = [(steps, wide) for steps in held for wide in (OF_A_WARP, OF_WARPS)]
         forwards += [(steps, OF_WARPS) for steps in (*more, 0)] + [(0, BROAD)]
-        of_column = 2 * max(ITEMSIZE[dtype], 4)
-        wide = [sharing(Row(vector, steps, OF_WARPS, THREADS)) for steps in (*held, *more)]
-        forwards += [row[1:3] for row in wide if THREADS * row.steps * vector * of_column >= SHARED_AFFINE]
+        longest = [sharing(Row(vector, steps, OF_WARPS, THREADS)) for steps in (*held, *more)]
+        bytes_each = 2 * vector * max(ITEMSIZE[dtype], 4)
+        forwards += [row[1:3] for row in longest if THREADS * row.steps * bytes_each >= SHARED_AFFINE]
         ways = (NO_PARAMS, PER_COLUMN, PER_CHANNEL)
         backwards = [(steps, wide, way) for steps in held for wide in (OF_A_WARP, OF_WARPS, BROAD) for way in ways]
         backwards += [(0, wide, way) for wide in (OF_WARPS, BROAD) for way in (NO_PARAMS, PER_CHANNEL)]
