@@ -368,6 +368,14 @@ def test_what_was_not_there_cannot_be_taken_out(rng):
         other - base
 
 
+def test_a_base_that_has_skipped_what_the_other_has_not():
+    base, other = RunningNorm(2), RunningNorm(2)
+    base(np.array([[1.0, np.nan], [2.0, 3.0]]))
+    other(np.array([[1.0, 4.0], [2.0, 3.0], [5.0, 6.0]]))
+    with pytest.raises(ValueError, match="expected an earlier state of these statistics"):
+        other - base
+
+
 def test_one_new_value_and_new_constants_have_no_spread(rng):
     base = RunningNorm(2)
     base(rng.normal(3, 1, size=(1000, 2)))

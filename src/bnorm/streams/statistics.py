@@ -120,11 +120,11 @@ class Followed(Modes):
             return NotImplemented
         self._alike(base, "-")
         new = self.copy()
-        try:
-            _take_out(base._statistics, new._statistics)
-        except ValueError as error:
-            raise ValueError(f"{self._who}: -: {error}") from None
         new._skipped -= base._skipped
+        if not _take_out(base._statistics, new._statistics) or bool((new._skipped < 0).any()):
+            raise ValueError(
+                f"{self._who}: -: expected an earlier state of these statistics, got one with values that they lack"
+            )
         return new
 
     def copy(self) -> Self:
@@ -225,8 +225,8 @@ def check_state(who: str, found: Mapping[str, ndarray]) -> None:
 
 
 @np.errstate(all="ignore")
-def _take_out(base: Statistics, s: Statistics) -> None:
-    """Take the values of `base` out of the statistics that have come from them. An error changes nothing.
+def _take_out(base: Statistics, s: Statistics) -> bool:
+    """Take the values of `base` out of the statistics that have come from them; False if these have not.
 
     The reverse of `Statistics.merge`. A variance below the rounding errors of what it is a difference of is 0.
     """
@@ -234,7 +234,7 @@ def _take_out(base: Statistics, s: Statistics) -> None:
     left = s.seen - base.seen
     rows, batches = s.counters[ROWS] - base.counters[ROWS], s.counters[BATCHES] - base.counters[BATCHES]
     if min(rows, batches) < 0 or bool((left < 0).any()):
-        raise ValueError("expected an earlier state of these statistics, got one with values that they lack")
+        return False
     if s.last is not None and base.last is not None:
         n0 = n0 * np.exp2((base.last - s.last) / float(s.halflife or 1.0))
     n1 = np.where(left > 0, np.maximum(n - n0, 0), 0)
@@ -257,3 +257,4 @@ def _take_out(base: Statistics, s: Statistics) -> None:
     else:  # rows of streams that fade stay what they are: both ends are now
         s.counters[ROWS] = rows
     s.counters[BATCHES] = batches
+    return True
