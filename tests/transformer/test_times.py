@@ -221,9 +221,10 @@ def test_lengths_as_pandas():
         assert nanoseconds(length) == nanoseconds(text(length)) == pd.Timedelta(length).as_unit("ns").value
 
 
+WITHOUT_UNIT = np.array(5).view("m8")[()]  # NumPy 2.5 warns of np.timedelta64(5)
 NO_LENGTHS = [
     *("", "10", "min", "-1h", "0s", "1M", "10 parsecs", "NaT", "PT", "1:2", "1h 2", "300 years", "0.1ns", "200000d"),
-    *(np.timedelta64("NaT"), np.timedelta64(1, "Y"), np.timedelta64(5), dt.timedelta(0), dt.timedelta(days=-1)),
+    *(np.timedelta64("NaT", "s"), np.timedelta64(1, "Y"), WITHOUT_UNIT, dt.timedelta(0), dt.timedelta(days=-1)),
 ]
 
 

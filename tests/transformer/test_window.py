@@ -263,7 +263,7 @@ def test_bad_calls_change_nothing():
             one.partial_fit(**arguments)
         assert_as_before(one, kept)
         one.partial_fit(x[:2], **({} if one is rows else {"times": seconds(at[:2])}))
-    for value in (0, -3, 2.5, "0s", "soon", np.timedelta64(0, "s"), np.timedelta64("NaT")):
+    for value in (0, -3, 2.5, "0s", "soon", np.timedelta64(0, "s"), np.timedelta64("NaT", "s")):
         with pytest.raises(ValueError, match="window"):
             BatchNormTransformer(window=value).fit(x)
     for other in ({"momentum": 0.3}, {"halflife": 4.0}, {"halflife": "4s"}, {"momentum": None, "exact": True}):
