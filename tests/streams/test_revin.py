@@ -335,6 +335,7 @@ def test_order_of_calls():
             r"weight: expected shape \(4, 12\) or \(4, 12, 3\), got \(4,\)",
         ),
         (lambda r, x: r(x, weight=-np.ones((4, 12))), ValueError, "weight: expected finite values >= 0"),
+        (lambda r, x: r(x, weight=np.full((4, 12), 1e308)), ValueError, "weight: expected sums over time that float64"),
         (lambda r, x: r.inverse(x[:2]), ValueError, "inverse: out: expected 4 samples, as in the last forward, got 2"),
         (lambda r, x: r.inverse(x[:, :, :2]), ValueError, "inverse: out: expected shape"),
         (lambda r, x: r.inverse.vjp(x)[1](x[:, :3]), ValueError, "dy: expected the shape of x"),

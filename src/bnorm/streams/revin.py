@@ -148,7 +148,11 @@ class RevIN(Layer):
         if not bool((np.isfinite(w) & (w >= 0)).all()):
             raise ValueError(f"{self._who}: weight: expected finite values >= 0, got others")
         w = w.astype(np.float64)
-        return w[:, None, :] if w.ndim == 2 else w if axis == 1 else w.transpose(0, 2, 1)
+        w = w[:, None, :] if w.ndim == 2 else w if axis == 1 else w.transpose(0, 2, 1)
+        with np.errstate(over="ignore"):
+            if not bool(np.isfinite(w.sum(axis=2)).all()):
+                raise ValueError(f"{self._who}: weight: expected sums over time that float64 can hold, got others")
+        return w
 
     def _settle(self) -> None:
         super()._settle()
