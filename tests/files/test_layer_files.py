@@ -162,6 +162,13 @@ def test_other_names(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("path", [None, 3, b"a.npz"], ids=str)
+def test_what_is_no_path(path):
+    for who, call in (("save", bnorm.BatchNorm1d(3).save), ("bnorm.load", bnorm.load)):
+        with pytest.raises(TypeError, match=f"{who}: path: expected a str or a path-like, got {type(path).__name__}"):
+            call(path)
+
+
 def test_saving_replaces_all_or_nothing(tmp_path, monkeypatch):
     from pathlib import Path
 

@@ -73,6 +73,8 @@ def check_arrays(entries: Mapping[str, Entry], expected: Mapping[str, ndarray]) 
 
 def suffix_of(who: str, path: Any) -> str:
     """The suffix of a file name, which is its format."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{who}: path: expected a str or a path-like, got {type(path).__name__}")
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         raise ValueError(f"{who}: path: expected a name that ends in {' or '.join(SUFFIXES)}, got {os.fspath(path)!r}")
