@@ -5,7 +5,7 @@ values, on how they were cut into batches, on threads or machines. They can be s
 """
 
 from collections.abc import Callable, Iterable
-from math import inf, isqrt, nan
+from math import inf, isinf, isqrt, nan
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -18,6 +18,7 @@ from bnorm.moments import Moments
 
 HEAVIEST = 2**31  # an integer weight is below this
 MOST = 2**63 - 1  # values, which are counted in int64
+STORED = 4096  # limbs that a file may have, and the place of the first: a damaged one shall not fill the memory
 _DIGEST = b"bnorm exact moments 1"
 
 
@@ -187,15 +188,20 @@ class ExactMoments(Moments):
     def stored(self) -> dict[str, ndarray]:
         """Small int64 arrays, of which `restored` makes these moments again."""
         (a, values), (b, squares) = ((integers.first, integers.packed()) for integers in self._sums)
+        if max(abs(a), abs(b), len(values), len(squares)) >= STORED:
+            raise ValueError(
+                f"Moments: expected integers of fewer than {STORED * BITS} bits to store, got some that `scaled` has "
+                "made longer: rounded() has few digits"
+            )
         return {"counts": self._counts, "first": np.array([a, b]), "values": values, "squares": squares}
 
     @classmethod
     def restored(cls, arrays: dict[str, ndarray]) -> Self:
         """The moments of a result of `stored`; ValueError if it is none."""
         counts, first, values, squares = (np.asarray(arrays[key]) for key in ("counts", "first", "values", "squares"))
-        sound = counts.ndim == 2 and len(counts) == 4 and first.shape == (2,) and np.abs(first).max() < 256
+        sound = counts.ndim == 2 and len(counts) == 4 and first.shape == (2,) and np.abs(first).max() < STORED
         for a in (counts, first, values, squares):
-            sound = sound and a.dtype == np.int64 and a.ndim == (1 if a is first else 2) and len(a) < 256
+            sound = sound and a.dtype == np.int64 and a.ndim == (1 if a is first else 2) and len(a) < STORED
         if not (sound and values.shape[1:] == squares.shape[1:] == counts.shape[1:]):
             raise ValueError("expected exact moments, got other arrays")
         sums = (Integers.unpacked(int(at), limbs) for at, limbs in zip(first, (values, squares), strict=True))
@@ -240,6 +246,8 @@ class _Channel(NamedTuple):
         if n == 0:
             return n, nan, 0.0, 0.0
         mean = _divided(self.s, n, self.s_unit)
+        if isinf(mean):
+            return n, mean, _divided(self.num, n, self.unit), 0.0
         p, q = mean.as_integer_ratio()
         up, down = max(self.s_unit, 0), max(-self.s_unit, 0)
         low = _divided((self.s * q << up) - (p * n << down), n * q << down, 0)

@@ -289,6 +289,27 @@ def test_what_carries_them():
         m.mean[0] = 1
 
 
+def test_scaled_beyond_the_largest_float():
+    m = exact(np.array([[1e300, 1e300, -1e300], [3e300, 1e300, -1e300]])).scaled(1e300)
+    assert m.mean.tolist() == [np.inf, np.inf, -np.inf]
+    assert m.m2.tolist() == [np.inf, 0, 0]
+    np.testing.assert_allclose(m.scaled(1e-300).std(), [1e300, 0, 0], rtol=1e-15)
+
+
+def test_scaled_until_no_file_holds_them(tmp_path):
+    m = exact(np.array([[1e300], [1e-300]]))
+    for _ in range(80):
+        m = m.scaled(1.1)
+    assert pickle.loads(pickle.dumps(m)) == m
+    m.save(tmp_path / "a.npz")
+    assert bnorm.load(tmp_path / "a.npz") == m
+    for _ in range(70):
+        m = m.scaled(float.fromhex("0x1.fffffffffffffp-1022"))
+    with pytest.raises(ValueError, match=r"Moments: expected integers of fewer than 131072 bits to store, .* scaled"):
+        m.save(tmp_path / "b.npz")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
+
+
 def test_stored_ones_that_are_not_sound():
     good = exact(RNG.standard_normal((9, 2))).stored()
     for key, bad in {
