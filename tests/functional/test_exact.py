@@ -305,7 +305,7 @@ def test_scaled_until_no_file_holds_them(tmp_path):
     assert bnorm.load(tmp_path / "a.npz") == m
     for _ in range(70):
         m = m.scaled(float.fromhex("0x1.fffffffffffffp-1022"))
-    with pytest.raises(ValueError, match=r"Moments: expected integers of fewer than 131072 bits to store, .* scaled"):
+    with pytest.raises(ValueError, match="expected integers of fewer than 131072 bits to store, got some that"):
         m.save(tmp_path / "b.npz")
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
 
