@@ -283,6 +283,8 @@ cdef void gradients_of_short_runs(
     if out.direct and out.ahead.reach == 0 and size > AT_ONCE:
         values = BUFFER // 4    # memory has nothing to do while sums are made: for a short time then
     most = max(<Py_ssize_t>1, min(BATCH // channels, values // size))
+    if most > EIGHTH:
+        most -= most % EIGHTH   # their numbers leave no vector half empty
     while row < end:
         n = min(most, end - row)
         runs = n * channels

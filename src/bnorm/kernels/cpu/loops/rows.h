@@ -62,6 +62,14 @@ enum { BN_BRISK = 512 };
         BN_ROLLED                                                                                                     \
         for (int32_t j = 0; j < 8; j++)                                                                               \
             (out)[begin_ + j] = VALUE(begin_ + j, j);                                                                 \
+    } else if ((n) > 8) {   /* two vectors, as above */                                                               \
+        real last_[8];                                                                                                \
+        BN_VALUES(last_, begin_ + (n) - 8, (n) - 8, VALUE)                                                            \
+        BN_INDEPENDENT                                                                                                \
+        BN_ROLLED                                                                                                     \
+        for (int32_t j = 0; j < 8; j++)                                                                               \
+            (out)[begin_ + j] = VALUE(begin_ + j, j);                                                                 \
+        memcpy((out) + begin_ + (n) - 8, last_, sizeof last_);                                                        \
     } else {                                                                                                          \
         BN_INDEPENDENT                                                                                                \
         for (ptrdiff_t j = 0; j < (n); j++)                                                                           \
