@@ -238,6 +238,23 @@ def test_shapes_that_do_not_fit(make, shapes):
         assert str(caught.value).startswith(f"{layer!r}".split(", axis")[0])
 
 
+@every_row
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
+def test_the_parameters_are_those_of_the_forward(row, activation):
+    x, dy, ddx = rng.normal(size=(3, *row.shape))
+
+    def gradients(change):
+        parameters, _ = parameters_of(row, row.layer())
+        _, saved = row.function(x, **parameters, activation=activation)
+        for value in parameters.values():
+            value += change
+        found = *F.backward(dy, saved), *F.double_backward(ddx, saved, dy)
+        return [gradient for gradient in found if gradient is not None]
+
+    for found, wanted in zip(gradients(np.nan), gradients(0), strict=True):
+        assert_same(found, wanted)
+
+
 @every_batch
 def test_an_array_after_any_other(row):
     """What a layer remembers of one array is not taken for the next, if that is different."""

@@ -110,7 +110,7 @@ cdef int check_room(const RowJob* job) except -1:
 def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, int rule=0, act=IDENTITY,
                  cnp.ndarray out=None, cnp.ndarray residual=None, cnp.ndarray weight=None, bint copies=False):
     """Normalize every (n, g) of x[N, G, K, L] over its K * L values: y, and mean and rstd per row. copies: and gamma
-    and beta, flat, for a backward.
+    and beta, as a backward will need them.
 
     With a residual (y, h) instead of y: h = x + residual is made of some rows at a time, which are normalized then;
     of all of them first where positions have weights, [N, L].
@@ -148,8 +148,12 @@ def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps,
         free(memory)
     check_room(&job)
     found = (y if h is None else (y, h), mean_, rstd_)
-    # Copied here and not before: cores that have read a copy would slow the next one down.
-    return found if not copies else (*found, *[a if a is None else a.flatten() for a in (gamma, beta)])
+    if not copies:
+        return found
+    # Copied here and not before: cores that have read a copy would slow the next one down. Of beta only an activation
+    # lets anything come into a gradient.
+    return (*found, gamma if gamma is None else gamma.flatten(),
+            beta if beta is None or job.act.kind == BN_IDENTITY else beta.flatten())
 
 
 def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray rstd, cnp.ndarray gamma,
