@@ -260,14 +260,16 @@ cdef int check_total(cnp.ndarray total, cnp.ndarray part) except -1:
 
 
 cdef void add_one(cnp.ndarray total, cnp.ndarray part) noexcept:
-    cdef double* b = <double*>data(part)
-    cdef Py_ssize_t i
+    cdef Py_ssize_t i, n = cnp.PyArray_SIZE(total)
+    cdef double* wide = <double*>data(total)    # variables of their own, or the loops are not vectorized
+    cdef float* narrow = <float*>data(total)
+    cdef const double* b = <const double*>data(part)
     if cnp.PyArray_TYPE(total) == cnp.NPY_DOUBLE:
-        for i in range(cnp.PyArray_SIZE(total)):
-            (<double*>data(total))[i] += b[i]
+        for i in range(n):
+            wide[i] += b[i]
     else:
-        for i in range(cnp.PyArray_SIZE(total)):
-            (<float*>data(total))[i] = <float>((<float*>data(total))[i] + b[i])
+        for i in range(n):
+            narrow[i] = <float>(narrow[i] + b[i])
 
 
 cdef void bounds(cnp.ndarray a, char** begin, char** end) noexcept:
