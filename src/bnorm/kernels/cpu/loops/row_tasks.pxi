@@ -156,7 +156,7 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
     cdef Py_ssize_t p = t // job.cuts, o = piece_of(job, p), last = piece_of(job, p + 1)
     cdef Py_ssize_t begin = (t % job.cuts) * job.group, end = min(begin + job.group, job.groups)
     cdef Py_ssize_t size = job.groups * job.channels, row = job.channels * job.inner, positions = STRIPE
-    cdef Py_ssize_t values      # of a batch
+    cdef Py_ssize_t values      # that are worked on while the next are fetched
     cdef bint deep = job.dy != NULL and job.scale != NULL and row > longest(x)
     cdef double* dgamma = job.partial + p * 2 * size
     cdef double* dbeta = dgamma + size
@@ -169,7 +169,7 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
     elif job.params and job.scale != NULL and job.groups == 1:
         values = max(STRIPE * row, <Py_ssize_t>BUFFER)
     else:
-        values = max(row, <Py_ssize_t>BUFFER)
+        values = max(row, <Py_ssize_t>BUFFER)    # of a forward half a batch: all of it was no faster
     open_sums(job, &sent)
     open_rows(job, o, begin, end, values, &out, &sent, x)
     if job.params:
