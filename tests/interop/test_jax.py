@@ -81,3 +81,23 @@ def test_out_is_refused():
     x, gamma, beta = draw()
     with pytest.raises(TypeError, match=r"interop.jax.batch_norm: out: expected None, as JAX's arrays do not change"):
         here.batch_norm(x, gamma, beta, out=x)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: here.batch_norm(x, jnp.ones(4)), r"batch_norm: gamma: expected shape \(3,\), got \(4,\)"),
+        (lambda x: here.batch_norm(x, weight=jnp.ones(5)), "batch_norm: weight: expected shape"),
+        (lambda x: here.batch_norm(x, mean=jnp.zeros(3)), "batch_norm: var: expected an array of shape"),
+        (lambda x: here.batch_norm(x * 1j), "batch_norm: x: expected real numbers, got dtype complex128"),
+        (lambda x: here.batch_norm(x, activation="tanh"), "batch_norm: activation: expected None or one of"),
+        (lambda x: here.batch_norm(x, slope=1), "unexpected keyword argument 'slope'"),
+        (lambda x: here.group_norm(x, 2), "group_norm: num_groups: expected"),
+        (lambda x: here.layer_norm(x, normalized_shape=(3, 4)), "layer_norm: normalized_shape: expected"),
+    ],
+)
+def test_errors_are_those_of_functional_under_jit_too(call, message):
+    x = draw()[0]
+    for run in (call, jax.jit(call), jax.grad(lambda x: call(x).sum().real)):
+        with pytest.raises((TypeError, ValueError), match=message):
+            run(x)

@@ -55,10 +55,27 @@ def _apply(norm: str, x: Any, gamma: Any, beta: Any, options: dict[str, Any]) ->
         x = x.astype(float)
     constants = {name: jnp.asarray(options[name], float) for name in ARRAYS if options.get(name) is not None}
     fixed = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items() if name not in ARRAYS}
+    _check(norm, x, {"gamma": gamma, "beta": beta, **constants}, fixed)
     return _normalize()(x, gamma, beta, constants, (norm, tuple(sorted(fixed.items()))))
 
 
 Call = tuple[str, tuple[tuple[str, Any], ...]]  # the norm's name, and its keywords that are not arrays
+
+
+def _check(norm: str, x: Any, beside: dict[str, Any], fixed: dict[str, Any]) -> None:
+    """The errors that the norm has for these shapes, types and keywords, found with a batch of no samples.
+
+    An error in a callback is hard to read, and under jit it comes late.
+    """
+    shape = fixed.get("normalized_shape", ())
+    channels, inner = fixed.get("axis", 1), len(shape) if isinstance(shape, tuple) else 1
+    if x.ndim <= inner or not isinstance(channels, int) or channels % x.ndim == 0:
+        return  # there is no axis of samples
+    n = x.shape[0]
+    given = {name: np.ones(a.shape, a.dtype) for name, a in beside.items() if a is not None}
+    if "weight" in given:
+        given["weight"] = given["weight"][n:] if given["weight"].shape[:1] == (n,) else given["weight"]
+    getattr(F, norm)(np.empty((0, *x.shape[1:]), x.dtype), **given, **fixed)
 
 
 def _forward(x: Any, gamma: Any, beta: Any, constants: Any, call: Call) -> tuple[np.ndarray, F.Saved]:
