@@ -122,6 +122,12 @@ def test_no_gradient_is_lost(name):
         here.batch_norm(x, **constants)
 
 
+def test_no_detached_residual_is_recommended():
+    (x,) = tensors((4, 3))
+    with pytest.raises(TypeError, match=r"residual: expected None, .*: call layer_norm\(x \+ residual\)"):
+        here.layer_norm(x, normalized_shape=3, residual=x)
+
+
 def test_what_numpy_does_not_have_is_refused():
     with pytest.raises(TypeError, match="function: x: expected float16, float32 or float64, got bfloat16"):
         here.batch_norm(torch.ones(4, 3, dtype=torch.bfloat16))

@@ -204,7 +204,7 @@ def __getattr__(name: str) -> Any:
 def _apply(x: Any, gamma: Any, beta: Any, norm: str, options: dict[str, Any]) -> Any:
     torch = load(f"bnorm.interop.torch.{norm}", "torch", "torch")
     for name, value in options.items() if torch.is_grad_enabled() else ():
-        if getattr(value, "requires_grad", False):
+        if name != "residual" and getattr(value, "requires_grad", False):  # a residual is an error as it is
             raise TypeError(
                 f"bnorm.interop.torch.{norm}: {name}: expected a tensor that needs no gradient, as there would be none "
                 f"of it, got one that does: {name}.detach() is a constant"
