@@ -121,7 +121,7 @@ class RowSaved(Saved):
     mean: ndarray
     rstd: ndarray
     gamma: ndarray | None  # flat, and a copy
-    beta: ndarray | None
+    beta: ndarray | None  # may be the caller's own, where no gradient depends on it
     rule: int  # VARIANCE or MEAN_SQUARE
     parameter_shape: tuple[int, ...]
     weight: ndarray | None
@@ -274,7 +274,7 @@ def row_forward(
 ) -> tuple[Any, RowSaved]:
     """Normalization of each row, y and saved; `rows` is `view.rows` or `view.groups` of x.
 
-    The rest is as in `known_forward`. gamma and beta have the same shape, and the kernels copy them.
+    The rest is as in `known_forward`. gamma and beta have the same shape, and the kernels copy what gradients depend on.
     residual: what is added to x first; it is checked here. Then (y, h) and saved, of which x is that sum h.
     weight: of each position of `view.groups`; it is checked here.
     """
