@@ -274,7 +274,7 @@ def row_forward(
 ) -> tuple[Any, RowSaved]:
     """Normalization of each row, y and saved; `rows` is `view.rows` or `view.groups` of x.
 
-    The rest is as in `known_forward`. gamma and beta have the same shape, and the kernels copy what gradients depend on.
+    The rest is as in `known_forward`. gamma and beta have the same shape; the kernels copy what gradients depend on.
     residual: what is added to x first; it is checked here. Then (y, h) and saved, of which x is that sum h.
     weight: of each position of `view.groups`; it is checked here.
     """
