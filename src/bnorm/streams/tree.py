@@ -209,6 +209,9 @@ class RunningNormTree(Modes):
             raise ValueError(
                 f"{CLASS}: {sign}: expected parts {', '.join(mine)} on both sides, got {', '.join(others)}"
             )
+        names, found = ([name for name, part in _pairs(tree._parts) if part is not None] for tree in (self, other))
+        if set(names) != set(found):  # such as "0" of a dictionary, and 0 of a tuple
+            raise ValueError(f"{CLASS}: {sign}: expected parts {names} on both sides, got {found}")
 
         def joined(name: Any, part: Any) -> Any:
             if isinstance(part, RunningNormTree):
