@@ -24,7 +24,16 @@ NONFINITE = ("skip", "raise", "propagate")
 class Tracking(Layer):
     """A layer of channels that may have running statistics, which replace those of the batch in inference."""
 
-    __slots__ = ("_axis", "_moving", "_names", "_num_features", "_outer", "_running", "_track_running_stats", "_warned")
+    __slots__ = (
+        "_axis",
+        "_blocks",
+        "_moving",
+        "_names",
+        "_num_features",
+        "_running",
+        "_track_running_stats",
+        "_warned",
+    )
 
     _POSITIONS: ClassVar[tuple[str, ...]]  # the axes beside batch and channels, for each accepted number of dimensions
     _axis: int
@@ -66,8 +75,8 @@ class Tracking(Layer):
             checks.choice(who, "nonfinite", nonfinite, NONFINITE),
         )
         # The statistics that a training batch updates: the running ones, those of a pool, or none.
-        self._moving: Statistics | None = self._running if self._track_running_stats else None
-        self._outer: list[Statistics | None] = []  # what it was outside of each open block of another
+        self._moving: Statistics | None = self._outside()
+        self._blocks: list[list[Statistics | None]] = []  # the same of each block of others that is open
         self._warned = False
 
     @property
@@ -131,6 +140,10 @@ class Tracking(Layer):
         super().reset_parameters()
         self.reset_running_stats()
 
+    def _outside(self) -> Statistics | None:
+        """What a training batch updates outside of all blocks."""
+        return self._running if self._track_running_stats and not self._running.still else None
+
     @contextmanager
     def frozen_stats(self) -> Iterator[None]:
         """Training batches inside this block do not change the running statistics and their counters."""
@@ -140,12 +153,14 @@ class Tracking(Layer):
     @contextmanager
     def _block(self, moving: Statistics | None) -> Iterator[None]:
         """A block in which training batches update other statistics, or none. Blocks may end in any order."""
-        self._outer.append(self._moving)
+        block = [moving]
+        self._blocks.append(block)
         self._moving = moving
         try:
             yield
         finally:
-            self._moving = self._outer.pop()
+            self._blocks = [other for other in self._blocks if other is not block]
+            self._moving = self._blocks[-1][0] if self._blocks else self._outside()
 
     def to(self, device: str) -> Self:
         """As in every layer; it is a RuntimeError inside pooled_stats."""
@@ -167,7 +182,7 @@ class Tracking(Layer):
     def _adopt(self, statistics: Statistics) -> None:
         """Use these as the running statistics, shared with their other owners."""
         self._running = statistics
-        self._moving = statistics if self._track_running_stats and not statistics.still else None
+        self._moving = self._outside()
         self._settle()
 
     def _not_finite(self, error: FloatingPointError) -> checks.NonFiniteError:
@@ -259,6 +274,4 @@ class Tracking(Layer):
     def __getstate__(self) -> tuple[Any, dict[str, Any]]:
         self._warn_once(self._running.look())
         own, slots = super().__getstate__()
-        moves = self._track_running_stats and not self._running.still
-        moving = self._running if moves else None  # even inside pooled_stats or frozen_stats
-        return own, slots | {"_moving": moving, "_outer": []}
+        return own, slots | {"_moving": self._outside(), "_blocks": []}  # even inside pooled_stats or frozen_stats
