@@ -18,14 +18,16 @@ from pathlib import Path
 HERE = Path(__file__).parent
 RUNTIME = ("runtime.cpp", "waiting.cpp", "copies.cpp", "messages.cpp", "races.cpp", "undefined.cpp")
 RUNTIME_HEADERS = ("shim.h", "messages.h", "runtime.h", "fibers.h")
-COMMON = ("-std=c++17", "-g1", "-fPIC", "-fvisibility=hidden", f"-I{HERE}")
+COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", f"-I{HERE}")
 # A device rounds each operation, and lets a number be read as the bytes of another.
 KERNELS = ("-Og", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-Wno-attributes")
+# What kernels do without, and what the compiler is quicker without: tables for exceptions, and looking for its garbage.
+SPARED = ("-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables", "--param=ggc-min-heapsize=1048576")
 CHECKS = {  # undefined.cpp and races.cpp answer in place of the compiler's libraries; only "address" needs its own
     None: ("-fsanitize=alignment,bounds", "-fno-sanitize-recover=all"),
     "undefined": ("-fsanitize=undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=all"),
-    "address": ("-fsanitize=address",),
-    "races": ("-fsanitize=thread",),
+    "address": ("-fsanitize=address", "-g1"),  # these two report addresses, of which the lines are to be found
+    "races": ("-fsanitize=thread", "-g1"),
 }
 PRELOAD = ("libasan.so", "libstdc++.so")
 UCONTEXT = bool(os.environ.get("EMULATOR_UCONTEXT"))  # switch fibers as on processors other than x86-64
@@ -155,12 +157,14 @@ def unit(source: str, names: list[str], start: int, label: str) -> str:
 
 def build(source: str, names: list[str], sanitize: str | None, label: str) -> Path:
     """The shared library of a text and its instances."""
-    asan, ucontext = f"-DEMU_ASAN={int(sanitize == 'address')}", ("-DEMU_UCONTEXT",) * UCONTEXT
-    runtime = "".join(f'#include "{name}"\n' for name in RUNTIME)  # in one, which takes half the time of five
-    jobs = [("emulator.cpp", runtime, ("-O1", asan, *ucontext), (*RUNTIME, *RUNTIME_HEADERS))]
+    told = [f"-DEMU_{name}={int(sanitize == mode)}" for name, mode in (("ASAN", "address"), ("RACES", "races"))]
+    parts = [name for name in RUNTIME if name != "races.cpp" or sanitize == "races"]
+    runtime = "".join(f'#include "{name}"\n' for name in parts)  # in one, which takes half the time of five
+    flags = ("-O2", *told, *("-DEMU_UCONTEXT",) * UCONTEXT)
+    jobs = [("emulator.cpp", runtime, flags, (*parts, *RUNTIME_HEADERS))]
     for start in range(0, len(names), UNIT):
         text = unit(source, names[start : start + UNIT], start, label)
-        jobs.append(("unit.cpp", text, (*KERNELS, *CHECKS[sanitize]), ("shim.h", "messages.h")))
+        jobs.append(("unit.cpp", text, (*KERNELS, *SPARED, *CHECKS[sanitize]), ("shim.h", "messages.h")))
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # its threads wait for compilers
         objects = list(pool.map(lambda job: compiled(*job), jobs))
     return made(".so", objects, lambda target: run_compiler("-shared", *libraries(sanitize), *objects, "-o", target))

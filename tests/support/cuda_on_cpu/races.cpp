@@ -85,7 +85,6 @@ struct Page {
   std::array<Cell, PAGE> cells;
 };
 
-bool on = false;
 std::unordered_map<const Block*, BlockState> blocks;
 std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages;
 std::unordered_map<uintptr_t, Knowledge> published;  // by the address of an atomic
@@ -200,14 +199,12 @@ void synchronize(const volatile void* at, bool acquires, bool releases) {
 }  // namespace
 
 void start_block(Block& b) {
-  if (!on) return;
   BlockState& state = blocks[&b] = BlockState{};
   state.threads.resize(b.fibers.size());
   for (size_t i = 0; i < b.fibers.size(); ++i) state.threads[i].clock[i % 32] = 1;
 }
 
 void pass_barrier(Block& b) {
-  if (!on) return;
   BlockState& state = blocks[&b];
   bool dirty = false, fenced = state.clean_epoch == state.epoch;
   for (ThreadState& t : state.threads) {
@@ -225,7 +222,6 @@ void pass_barrier(Block& b) {
 // What a thread has done before it, or knows of by such barriers, all of them know. Fences are asked for as if it were
 // none.
 void pass_named(Block& b, unsigned name) {
-  if (!on) return;
   BlockState& state = blocks[&b];
   const auto all = std::make_shared<Knowledge>();
   std::vector<std::shared_ptr<const Knowledge>> before;
@@ -246,7 +242,6 @@ void pass_named(Block& b, unsigned name) {
 
 // It orders all that the threads of a cluster did before and after it.
 void pass_cluster(const Cluster& cluster) {
-  if (!on) return;
   Knowledge all, told;
   for (Block* b : cluster.blocks) {
     pass_barrier(*b);
@@ -258,7 +253,6 @@ void pass_cluster(const Cluster& cluster) {
 }
 
 void pass_warp(Block& b, int warp, unsigned mask) {
-  if (!on) return;
   ThreadState* lanes = blocks[&b].threads.data() + 32 * warp;
   Clock clock{};
   Knowledge known, unfenced, told;
@@ -277,23 +271,20 @@ void pass_warp(Block& b, int warp, unsigned mask) {
 }
 
 void fence() {
-  if (!on) return;
   BlockState& b = mine();
   const unsigned thread = thread_number();
   fence_of(b, b.threads[thread], thread % 32);
 }
 
 void atomic(const volatile void* at, size_t bytes, const void* pc) {
-  if (!on) return;
   access(at, bytes, true, true, pc);
   synchronize(at, false, false);
 }
 
 void copies(const volatile void* at, size_t bytes, bool writes, const void* pc) {
-  if (on) access(at, bytes, writes, false, pc);
+  access(at, bytes, writes, false, pc);
 }
 void begin_copy(const Copy& c) {
-  if (!on) return;
   access(c.to, c.bytes, true, false, c.caller);
   for (size_t i = 0; i < c.bytes; ++i) {
     cell((uintptr_t)c.to + i).arrives = true;
@@ -301,7 +292,6 @@ void begin_copy(const Copy& c) {
   }
 }
 void end_copy(const Copy& c) {
-  if (!on) return;
   for (size_t i = 0; i < c.bytes; ++i) {
     cell((uintptr_t)c.to + i).arrives = false;
     --cell((uintptr_t)c.from + i).read;
@@ -311,7 +301,6 @@ void end_copy(const Copy& c) {
 }
 
 std::shared_ptr<const void> tell() {
-  if (!on) return nullptr;
   BlockState& b = mine();
   const unsigned thread = thread_number();
   ThreadState& t = b.threads[thread];
@@ -333,7 +322,7 @@ void hear(const std::shared_ptr<const void>& told) {
 #define BN_PC __builtin_return_address(0)
 using emu::races::access;
 extern "C" {
-void __tsan_init() { emu::races::on = true; }
+void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_read_range(void* p, size_t bytes) { access(p, bytes, false, false, BN_PC); }

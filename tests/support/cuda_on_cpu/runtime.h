@@ -124,8 +124,9 @@ bool waits_for_messages(const Block& b);
 
 [[noreturn]] void stop(const std::string& why);  // the launch, in the thread that runs
 
-// races.cpp is told of these; it does nothing unless the kernels were compiled to tell it of loads and stores.
+// races.cpp is told of these, where the kernels were compiled to tell it of loads and stores.
 namespace races {
+#if EMU_RACES
 void start_block(Block& b);
 void pass_barrier(Block& b);
 void pass_named(Block& b, unsigned name);
@@ -138,6 +139,20 @@ void begin_copy(const Copy& c);
 void end_copy(const Copy& c);
 std::shared_ptr<const void> tell();  // what a message tells of shared memory: what its sender did and knows
 void hear(const std::shared_ptr<const void>& told);
+#else
+inline void start_block(Block&) {}
+inline void pass_barrier(Block&) {}
+inline void pass_named(Block&, unsigned) {}
+inline void pass_cluster(const Cluster&) {}
+inline void pass_warp(Block&, int, unsigned) {}
+inline void fence() {}
+inline void atomic(const volatile void*, size_t, const void*) {}
+inline void copies(const volatile void*, size_t, bool, const void*) {}
+inline void begin_copy(const Copy&) {}
+inline void end_copy(const Copy&) {}
+inline std::shared_ptr<const void> tell() { return nullptr; }
+inline void hear(const std::shared_ptr<const void>&) {}
+#endif
 }  // namespace races
 
 }  // namespace emu

@@ -18,10 +18,13 @@ std::string text(const char* format, ...) {
 
 namespace {
 
+// The compiler keeps most strings that are equal once.
+bool same_text(const char* a, const char* b) { return a == b || !strcmp(a, b); }
+
 // Whether two threads wait at the same place of the text for the same thing.
 bool together(const Fiber& f, const Fiber& g) {
-  return f.state == g.state && f.mask == g.mask && f.site.line == g.site.line && !strcmp(f.what, g.what) &&
-         !strcmp(f.site.file, g.site.file);
+  return f.state == g.state && f.mask == g.mask && f.site.line == g.site.line && same_text(f.what, g.what) &&
+         same_text(f.site.file, g.site.file);
 }
 
 }  // namespace
