@@ -5,6 +5,8 @@ import gzip
 import os
 import signal
 import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -46,25 +48,62 @@ def zstd(data):
     return sink.getvalue().to_pybytes()
 
 
-@pytest.mark.parametrize("kind", ["csv", "utf-16", "gzip", "bz2", "zstd", "parquet", "arrow", "feather"])
-def test_standard_input(tmp_path, kind):
+def write_all(descriptor, data):
+    with open(descriptor, "wb") as file:  # noqa: PTH123
+        file.write(data)
+
+
+@pytest.fixture
+def piped(command, monkeypatch):
+    """Runs the command here, with a pipe for its standard input that these bytes come through."""
+
+    def run(data, *arguments):
+        end, into = os.pipe()
+        with open(end, "rb") as stdin, ThreadPoolExecutor(1) as pool:  # noqa: PTH123
+            writing = pool.submit(write_all, into, data)
+            monkeypatch.setattr(sys, "stdin", stdin)
+            done = command(*arguments)
+            writing.result()
+        return done
+
+    return run
+
+
+def packed(tmp_path, kind):
+    """The table as bytes of this kind."""
     import pyarrow as pa
     from pyarrow import ipc
 
     pack = {"gzip": gzip.compress, "bz2": bz2.compress, "zstd": zstd, "utf-16": lambda t: t.decode().encode("utf-16")}
     suffix = kind if kind in ("parquet", "arrow") else "csv"
-    data = pack.get(kind, bytes)(write(tmp_path / f"x.{suffix}", X).read_bytes())
-    if kind == "feather":  # a file, not compressed: its beginning is a stream
-        sink, t = pa.BufferOutputStream(), pa.table({f"f{i}": x for i, x in enumerate(X.T)})
-        with ipc.new_file(sink, t.schema) as writer:
-            writer.write_table(t)
-        data = sink.getvalue().to_pybytes()
+    if kind != "feather":
+        return pack.get(kind, bytes)(write(tmp_path / f"x.{suffix}", X).read_bytes())
+    sink, t = pa.BufferOutputStream(), pa.table({f"f{i}": x for i, x in enumerate(X.T)})
+    with ipc.new_file(sink, t.schema) as writer:  # a file, not compressed: its beginning is a stream
+        writer.write_table(t)
+    return sink.getvalue().to_pybytes()
+
+
+def has_learned(state):
+    import bnorm
+
+    np.testing.assert_allclose(bnorm.load(state).mean_, X.mean(0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["csv", "utf-16", "gzip", "bz2", "zstd", "arrow", "feather"])
+def test_standard_input(piped, tmp_path, kind):
+    done = piped(packed(tmp_path, kind), "fit", "-", "-o", tmp_path / "s.npz", "--quiet")
+    assert (done.out, done.err, done.told) == ("", "", "")
+    has_learned(tmp_path / "s.npz")
+
+
+def test_standard_input_of_a_process(tmp_path):
+    """Parquet, which is not read front to back."""
+    data = packed(tmp_path, "parquet")
     with run_apart("fit", "-", "-o", tmp_path / "s.npz", "--quiet", stdin=-1, stderr=-1) as process:
         _, said = process.communicate(data, timeout=child.LIMIT)
     assert (process.returncode, said) == (0, b"")
-    import bnorm
-
-    np.testing.assert_allclose(bnorm.load(tmp_path / "s.npz").mean_, X.mean(0), rtol=1e-12)
+    has_learned(tmp_path / "s.npz")
 
 
 @posix
