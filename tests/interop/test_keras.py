@@ -42,6 +42,11 @@ LAYERS = {  # a layer, and the shape of a batch
 }
 
 
+def test_pytest_looks_for_fixtures_and_imports_nothing():
+    for name in ("_mock_name", "__wrapped__"):
+        assert not hasattr(Later("no_module_of_this_name"), name)
+
+
 def array(variable):
     return np.asarray(keras.ops.convert_to_numpy(variable))
 

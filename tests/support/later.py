@@ -7,12 +7,15 @@ import pytest
 
 
 class Later:
-    """A module, imported when it is first asked for a name."""
+    """A module, imported when it is first asked for a name; but not for one that begins with an underscore, as pytest
+    asks whatever a test file has, so as to find fixtures."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(name)
         return getattr(import_module(self._name), name)
 
 
