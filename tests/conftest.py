@@ -15,6 +15,8 @@ import drawing
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Nothing here is much work for NumPy's BLAS, whose threads would spin half of the time that a process takes to start.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# What JAX compiles here runs once: its compiler need not optimize, which takes it a fifth of the time of these tests.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 if find_spec("hypothesis"):
     from hypothesis import HealthCheck, settings
@@ -46,7 +48,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What was collected stays to the end: garbage collection, which some tests ask for, need not look through it.
+    """What was collected stays to the end: garbage collection, which some tests ask for, need not look through it. Nor
+    is it looked through now, for what little of it is garbage.
 
     Who asks for the tests of a device, and has none, has not tested anything: that is an error.
     """
@@ -56,5 +59,4 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
         if reason := gpu.available():
             raise pytest.UsageError(f"-m {session.config.option.markexpr}: {reason}")
-    gc.collect()
     gc.freeze()
