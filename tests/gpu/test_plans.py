@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 import pytest
 from benchmarks import gpu_compile
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import gpu_small
@@ -80,6 +80,7 @@ def test_every_element_belongs_to_one_step(outer, channels, inner, dtype, vector
 
 
 @many
+@example(1, 1, 96, 13, "bfloat16", True, False, plans.Limits(16))  # few partial sums but those of a meeting
 @given(SIZES, SIZES, SIZES, st.integers(0, 22), DTYPES, st.booleans(), st.booleans(), LIMITS)
 def test_limits_and_groups(outer, channels, inner, power, dtype, vectors, careful, limits):
     """Also for the largest arrays that a device holds, in either way."""
@@ -151,8 +152,8 @@ def check_workspace(plan, f, parts, groups, channels, chunks="chunks"):
     if has_few(plan.launches[0]):  # a tile joins the columns of a channel first
         chunks, columns = chunks * plan.launches[0].grid[0], channels
     assert 1 <= bunch <= chunks
-    if plan.launches[0].meeting:  # sums alone, and of moments one more ticket
-        assert plan.partial == max(2 * chunks * columns, plan.otherwise.partial)
+    if plan.launches[0].meeting:  # sums alone, but of moments for two rounds, and one more ticket
+        assert plan.partial == max(parts * chunks * columns, plan.otherwise.partial)
         assert plan.tickets == max(groups * parts // 2, plan.otherwise.tickets)
         return
     if chunks * f.get("copies", 1) * f.get("inner", 1) == 1 and "sets" not in f:

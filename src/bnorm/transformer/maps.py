@@ -38,5 +38,7 @@ def inverse(stats: ndarray, dtype: np.dtype[Any]) -> ndarray:
         low *= scale
         np.copyto(low, 0, where=~np.isfinite(low))
         np.subtract(beta, low, out=center)
-    np.divide(1, scale, out=scale, where=scale != 0)
+    lost = scale == 0
+    np.divide(1, scale, out=scale)
+    np.copyto(scale, 0, where=lost)
     return stats
