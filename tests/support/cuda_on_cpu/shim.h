@@ -331,9 +331,7 @@ constexpr std::common_type_t<A, B> max(A a, B b) {
 }
 
 inline void __trap(BN_HERE) { emu::fail(site, "__trap"); }
-#ifndef __clang__  // which has one
 inline void __builtin_assume(bool) {}
-#endif
 
 // Calls by arrays of pointers to the arguments, as cuLaunchKernel makes them ------------------------------------------
 
