@@ -248,8 +248,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         (
             "frozen statistics stay frozen after an error",
             "layers/tracking.py",
-            "        try:\n            yield\n        finally:\n            self._moving = self._outer.pop()\n",
-            "        yield\n        self._moving = self._outer.pop()\n",
+            "        try:\n            yield\n        finally:\n            self._blocks = [",
+            "        yield\n        if True:\n            self._blocks = [",
             "tests/layers/test_pooled.py",
         ),
         (
