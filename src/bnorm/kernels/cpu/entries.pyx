@@ -18,7 +18,6 @@ from bnorm.kernels.cpu.extremes.entries cimport find as find_extremes
 from bnorm.kernels.cpu.extremes.entries cimport space as space_of_extremes
 from bnorm.kernels.cpu.extremes.jobs cimport bn_extremes_job
 from bnorm.kernels.cpu.jobs cimport (
-    BUFFER,
     CHUNK,
     FIRST,
     FORWARD,
