@@ -36,16 +36,9 @@ MOST_PIECES = 64  # that are told together: of a batch there may be as many as i
 def fit(args: argparse.Namespace) -> dict[str, Any]:
     """Run the command. Returns a summary."""
     sources = find(args.data, dialect := Dialect.of(args))
-    column, exclude = time_column(args, sources[0]), args.exclude
-    if column and not args.columns:
-        exclude = [*(exclude or ()), column]
-    names = choose(sources[0], args.columns, exclude, args.weight)
-    stream = Stream(sources, [*names, *([args.weight] if args.weight else [])], [column] if column else [])
-    if not args.columns:
-        check_same_columns(sources, [*stream.numbers, *(exclude or ())])
+    column = time_column(args, sources[0])
+    names, stream = chosen(args, sources, [column] if column else [])
     asked = _asked(args, sources, names, dialect)
-    if not args.quiet:
-        tell(sources[0], names, wishes(args))
     learned = (
         Learned.resumed(args.resume, asked)
         if args.resume
@@ -78,6 +71,21 @@ def fit(args: argparse.Namespace) -> dict[str, Any]:
         "seconds": round(progress.seconds, 3),
         "output": args.output,
     }
+
+
+def chosen(args: argparse.Namespace, sources: Sequence[Source], beside: list[str]) -> tuple[list[str], Stream]:
+    """The features to learn, and the stream of them and of the weights. It says so, unless it is to be quiet.
+
+    beside: columns that the stream has too, and that are no features.
+    """
+    exclude = [] if args.columns else [*(args.exclude or ()), *beside]
+    names = choose(sources[0], args.columns, exclude, args.weight)
+    stream = Stream(sources, [*names, *([args.weight] if args.weight else [])], beside)
+    if not args.columns:
+        check_same_columns(sources, [*stream.numbers, *exclude])
+    if not args.quiet:
+        tell(sources[0], names, _wishes(args))
+    return names, stream
 
 
 class Learner:
@@ -161,7 +169,7 @@ def _told(stream: Stream, fitted: Fitted, skip: int, most: int, weight: str | No
     name, done = stream.others[0] if stream.others else None, 0  # the column of times
     for batch in stream.read(skip):
         columns = [arrow.values(column) for column in batch.columns[: len(stream.numbers)]]
-        times = moments_of(batch.column(name), name, stream) if name else None
+        times = times_of(batch.column(name), name, stream) if name else None
         w = weights_of(columns.pop(), stream, weight, fitted.sums is not None) if weight else None
         pieces: list[Piece | DataError] = []
         first = stop = 0
@@ -195,7 +203,7 @@ def weights_of(column: ndarray, stream: Stream, name: str, whole: bool) -> ndarr
     return weight
 
 
-def moments_of(column: Any, name: str, stream: Stream) -> Times:
+def times_of(column: Any, name: str, stream: Stream) -> Times:
     """The times of a batch, from a column of time stamps, of text in the form of ISO 8601, or of seconds."""
     import pyarrow as pa
 
@@ -250,11 +258,11 @@ def one_thread() -> Iterator[None]:
         set_num_threads(before)
 
 
-def wishes(args: argparse.Namespace) -> dict[str, str]:
+def _wishes(args: argparse.Namespace) -> dict[str, str]:
     """Why columns are no features although they could be: because the user says so."""
     beside = {args.weight: "weights"} if args.weight else {}
     beside |= {args.time_column: "times"} if args.time_column else {}
-    return dict.fromkeys(args.exclude or (), "excluded") | beside
+    return dict.fromkeys(args.exclude or (), "excluded") | beside | dict.fromkeys(args.by or (), "keys")
 
 
 def _asked(

@@ -9,11 +9,11 @@ from numpy import ndarray
 
 from bnorm import arrow
 from bnorm.app import places, states
-from bnorm.app.choosing import check_same_columns, choose, refuse_unknown, tell
+from bnorm.app.choosing import refuse_unknown
 from bnorm.app.csv_source import CsvSource
 from bnorm.app.dialects import Dialect
 from bnorm.app.errors import DataError
-from bnorm.app.fitting import moments_of, one_thread, time_column, weights_of, wishes
+from bnorm.app.fitting import chosen, one_thread, time_column, times_of, weights_of
 from bnorm.app.guessing import Guess, filled
 from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Progress
@@ -72,14 +72,7 @@ def fit(args: argparse.Namespace) -> dict[str, Any]:
             raise DataError(f"{first.name}: column {name!r}: expected either a feature or a key, got both")
         if name == column:
             raise DataError(f"{first.name}: column {name!r}: expected either times or a key, got both")
-    beside = [*args.by, *([column] if column else [])]
-    exclude = None if args.columns else [*(args.exclude or ()), *beside]
-    names = choose(first, args.columns, exclude, args.weight)
-    stream = Stream(sources, [*names, *([args.weight] if args.weight else [])], beside)
-    if not args.columns:
-        check_same_columns(sources, [*stream.numbers, *(exclude or ())])
-    if not args.quiet:
-        tell(first, names, wishes(args) | dict.fromkeys(args.by, "keys"))
+    names, stream = chosen(args, sources, [*args.by, *([column] if column else [])])
     places.keep([s.name for s in sources if s.path], [args.output])
     groups = Groups(len(args.by), len(names), None, args.halflife)
     with Progress("fit", stream.size, args.quiet) as progress:
@@ -113,7 +106,7 @@ def _learn(stream: Stream, groups: Groups, names: Sequence[str], args: argparse.
             columns = [arrow.values(batch.column(j)) for j in range(len(stream.numbers))]
             weight = weights_of(columns.pop(), stream, args.weight, False) if args.weight else None
             name = args.time_column
-            times = moments_of(batch.column(name), name, stream) if name else None
+            times = times_of(batch.column(name), name, stream) if name else None
             rows = Rows(columns, names, stream.where, stream.row)
             try:
                 found = keys.read(WHO, typed({name: batch.column(name) for name in args.by}))
