@@ -209,57 +209,8 @@ def parser() -> argparse.ArgumentParser:
     reading.add_argument("data", nargs="+", metavar="DATA", help=DATA_HELP)
     add_options(reading)
 
-    command = add(fit, "learn the statistics of tables, in constant memory", reading, writing)
-    command.add_argument("-o", "--output", required=True, type=state_name, metavar="STATE", help=STATE_HELP)
-    ways = command.add_mutually_exclusive_group()
-    ways.add_argument("--pooled", action="store_true", help="every row weighs the same (the default)")
-    ways.add_argument("--exact", action="store_true", help="the same, with integer sums: see bnorm forget")
-    ways.add_argument("--momentum", type=momentum, metavar="M", help="moving average: the weight of a new batch")
-    ways.add_argument(
-        "--halflife",
-        type=halflife,
-        metavar="ROWS|TIME",
-        help="rows after which the weight of a row has halved, or a length of time such as 10min, with --time-column",
-    )
-    which = command.add_mutually_exclusive_group()
-    which.add_argument("--columns", type=names, metavar="A,B", help="only these (default: all columns of numbers)")
-    which.add_argument("--exclude", type=names, metavar="A,B", help="all columns of numbers except these")
-    command.add_argument("--weight", metavar="COLUMN", help="the column that says how much each row counts")
-    command.add_argument(
-        "--time-column", metavar="COLUMN", help="the column of time stamps, or seconds, for --halflife TIME"
-    )
-    command.add_argument("--by", type=names, metavar="A,B", help="statistics of each group; these columns are its keys")
-    command.add_argument(
-        "--prior",
-        type=number(float, -1e-300, sys.float_info.max, "a number of at least 0"),
-        default=0.0,
-        metavar="K",
-        help="add K rows with the statistics of all rows to each group (default: 0)",
-    )
-    command.add_argument(
-        "--batch-rows", type=count, default=BATCH_ROWS, metavar="N", help=f"rows of a batch (default: {BATCH_ROWS})"
-    )
-    command.add_argument("--history", type=moments, metavar="N", help="keep at most N records, for bnorm plot")
-    command.add_argument("--checkpoint", type=state_name, metavar="FILE", help="save progress here every minute")
-    command.add_argument("--resume", type=state_name, metavar="FILE", help="continue from a checkpoint of this command")
-
-    command = add(transform, "normalize tables with a state, or undo it", reading, writing)
-    command.add_argument("--state", required=True, type=state_name, help=STATE_HELP)
-    command.add_argument("-o", "--output", required=True, type=table_name, metavar="OUT", help=OUT_HELP)
-    command.add_argument("--inverse", action="store_true", help="from normalized values back to the originals")
-    command.add_argument("--dtype", choices=["float32", "float64"], help="the type of the normalized columns")
-    command.add_argument("--columns", type=names, metavar="A,B", help="normalize only these; others stay as they are")
-    command.add_argument("--drop", type=names, default=[], metavar="A,B", help="leave these columns out")
-    command.add_argument(
-        "--text",
-        type=names,
-        default=[],
-        metavar="A,B",
-        help="write these columns of CSV files as text to other formats",
-    )
-    command.add_argument(
-        "--resume", action="store_true", help="continue an interrupted command that writes to a folder"
-    )
+    _add_options_of_fit(add(fit, "learn the statistics of tables, in constant memory", reading, writing))
+    _add_options_of_transform(add(transform, "normalize tables with a state, or undo it", reading, writing))
 
     command = add(merge, "merge states that were learned separately", writing)
     command.add_argument("states", nargs="+", type=state_name, metavar="STATE", help="state files of the same features")
@@ -299,6 +250,60 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--megabytes", type=count, default=320, metavar="N", help="size of the table (default: 320)")
     command.add_argument("--quiet", action="store_true", help="no progress")
     return top
+
+
+def _add_options_of_fit(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-o", "--output", required=True, type=state_name, metavar="STATE", help=STATE_HELP)
+    ways = command.add_mutually_exclusive_group()
+    ways.add_argument("--pooled", action="store_true", help="every row weighs the same (the default)")
+    ways.add_argument("--exact", action="store_true", help="the same, with integer sums: see bnorm forget")
+    ways.add_argument("--momentum", type=momentum, metavar="M", help="moving average: the weight of a new batch")
+    ways.add_argument(
+        "--halflife",
+        type=halflife,
+        metavar="ROWS|TIME",
+        help="rows after which the weight of a row has halved, or a length of time such as 10min, with --time-column",
+    )
+    which = command.add_mutually_exclusive_group()
+    which.add_argument("--columns", type=names, metavar="A,B", help="only these (default: all columns of numbers)")
+    which.add_argument("--exclude", type=names, metavar="A,B", help="all columns of numbers except these")
+    command.add_argument("--weight", metavar="COLUMN", help="the column that says how much each row counts")
+    command.add_argument(
+        "--time-column", metavar="COLUMN", help="the column of time stamps, or seconds, for --halflife TIME"
+    )
+    command.add_argument("--by", type=names, metavar="A,B", help="statistics of each group; these columns are its keys")
+    command.add_argument(
+        "--prior",
+        type=number(float, -1e-300, sys.float_info.max, "a number of at least 0"),
+        default=0.0,
+        metavar="K",
+        help="add K rows with the statistics of all rows to each group (default: 0)",
+    )
+    command.add_argument(
+        "--batch-rows", type=count, default=BATCH_ROWS, metavar="N", help=f"rows of a batch (default: {BATCH_ROWS})"
+    )
+    command.add_argument("--history", type=moments, metavar="N", help="keep at most N records, for bnorm plot")
+    command.add_argument("--checkpoint", type=state_name, metavar="FILE", help="save progress here every minute")
+    command.add_argument("--resume", type=state_name, metavar="FILE", help="continue from a checkpoint of this command")
+
+
+def _add_options_of_transform(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--state", required=True, type=state_name, help=STATE_HELP)
+    command.add_argument("-o", "--output", required=True, type=table_name, metavar="OUT", help=OUT_HELP)
+    command.add_argument("--inverse", action="store_true", help="from normalized values back to the originals")
+    command.add_argument("--dtype", choices=["float32", "float64"], help="the type of the normalized columns")
+    command.add_argument("--columns", type=names, metavar="A,B", help="normalize only these; others stay as they are")
+    command.add_argument("--drop", type=names, default=[], metavar="A,B", help="leave these columns out")
+    command.add_argument(
+        "--text",
+        type=names,
+        default=[],
+        metavar="A,B",
+        help="write these columns of CSV files as text to other formats",
+    )
+    command.add_argument(
+        "--resume", action="store_true", help="continue an interrupted command that writes to a folder"
+    )
 
 
 def check_outputs(args: argparse.Namespace) -> None:
