@@ -13,9 +13,10 @@ from bnorm.app.inputs import Stream
 from bnorm.app.sources import pyarrow
 
 
-def _rules() -> list[tuple[Any, str]]:
+def _rules() -> dict[Any, str]:
+    """Types, and how the whole of a value of each is written."""
     pa = pyarrow()
-    return [
+    rules = [
         (pa.int64(), "0|-?[1-9][0-9]{0,17}"),
         (pa.float64(), r"-?(0|[1-9]\d{0,14})(\.\d*)?([eE][-+]?\d+)?"),
         (pa.bool_(), "true|false|True|False|TRUE|FALSE"),
@@ -23,14 +24,14 @@ def _rules() -> list[tuple[Any, str]]:
         (pa.timestamp("ms"), r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?"),
         (pa.timestamp("us"), r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?"),
     ]
+    return {kind: f"^({pattern})$" for kind, pattern in rules}
 
 
 class Guess:
     """The types of columns that pass through, by name."""
 
     def __init__(self, kinds: Mapping[str, Any], nulls: Sequence[str] = ()) -> None:
-        self.kinds, self._nulls = dict(kinds), ["", *NULLS, *nulls]
-        self._patterns = {kind: f"^({pattern})$" for kind, pattern in _rules()}
+        self.kinds, self._nulls, self._patterns = dict(kinds), nulls, _rules()
 
     def look(self, columns: Mapping[str, Any]) -> None:
         """Find types in the first values of text columns."""
@@ -40,18 +41,18 @@ class Guess:
         """A column of a batch with its type; an empty text, and what else stands for it, is a missing value then."""
         from pyarrow import compute
 
-        pa, kind = pyarrow(), self.kinds[name]
+        kind = self.kinds[name]
         if column.type == kind:
             return column
-        filled = compute.if_else(_is_filled(column, self._nulls), column, pa.nulls(1, column.type)[0])
-        good = compute.match_substring_regex(filled, self._patterns[kind])
+        found = filled(column, self._nulls)
+        good = compute.match_substring_regex(found, self._patterns[kind])
         if compute.all(good).as_py() is False:
             i = compute.index(good, False).as_py()
         else:
             try:
-                return filled.cast(kind)
-            except pa.ArrowInvalid:  # such as 2024-02-31
-                i = next(i for i in range(len(filled)) if not _casts(filled[i], kind))
+                return found.cast(kind)
+            except pyarrow().ArrowInvalid:  # such as 2024-02-31
+                i = next(i for i in range(len(found)) if not _casts(found[i], kind))
         raise DataError(
             f"{stream.where}: column {name!r}, row {stream.row + i + 1}: expected {kind}, as in the first rows, got "
             f"{column[i].as_py()!r}: --text {name} writes the column as text"
@@ -61,37 +62,32 @@ class Guess:
 def _kind(column: Any, nulls: Sequence[str]) -> Any:
     from pyarrow import compute
 
-    filled = column.filter(_is_filled(column, nulls))
-    for kind, pattern in _rules():
-        if len(filled) and compute.all(compute.match_substring_regex(filled, f"^({pattern})$")).as_py():
-            try:
-                filled.cast(kind)
-            except pyarrow().ArrowInvalid:
-                continue
+    values = column.filter(_is_filled(column, nulls))
+    for kind, pattern in _rules().items():
+        if len(values) and compute.all(compute.match_substring_regex(values, pattern)).as_py() and _casts(values, kind):
             return kind
     return column.type
 
 
 def _is_filled(column: Any, nulls: Sequence[str]) -> Any:
-    """Whether texts are values, and do not stand for missing ones."""
+    """Whether texts are values, and do not stand for missing ones, as an empty one does."""
     from pyarrow import compute
 
-    return compute.invert(compute.is_in(column, pyarrow().array(nulls, column.type)))
+    return compute.invert(compute.is_in(column, pyarrow().array(["", *NULLS, *nulls], column.type)))
 
 
 def filled(column: Any, nulls: Sequence[str]) -> Any:
     """A text column whose empty texts, and what else stands for missing values, are missing; another as it is."""
     from pyarrow import compute, types
 
-    pa = pyarrow()
     if not types.is_string(column.type):
         return column
-    return compute.if_else(_is_filled(column, ["", *NULLS, *nulls]), column, pa.nulls(1, column.type)[0])
+    return compute.if_else(_is_filled(column, nulls), column, pyarrow().nulls(1, column.type)[0])
 
 
-def _casts(value: Any, kind: Any) -> bool:
+def _casts(values: Any, kind: Any) -> bool:
     try:
-        value.cast(kind)
+        values.cast(kind)
     except pyarrow().ArrowInvalid:
         return False
     return True
