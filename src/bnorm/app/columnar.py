@@ -39,14 +39,10 @@ class ParquetSource(ColumnarSource):
     """Row groups of any size are read page by page; those before `skip` are not read at all."""
 
     def __init__(self, given: Input) -> None:
-        if not given.again:
-            if error := given.refused(given.first(16), "a Parquet file"):
-                raise error
-            if not given.first(4).startswith(PARQUET):
-                raise DataError(f"{given.name}: expected a Parquet file, got other bytes")
         self._path: Any = given.path
-        if not given.again:  # what it is made of stands at its end
-            with given.opened() as stream:
+        if not given.again:
+            given.check("a Parquet file", PARQUET)
+            with given.opened() as stream:  # what it is made of stands at its end
                 self._path = spooled(stream)
         with self._open() as file:
             schema = file.schema_arrow
@@ -129,11 +125,7 @@ class ArrowSource(ColumnarSource):
     def __init__(self, given: Input) -> None:
         self._input = given
         if not given.again:
-            first = given.first(16)
-            if error := given.refused(first, "an Arrow file"):
-                raise error
-            if not first.startswith((ARROW_FILE, ARROW_STREAM)):
-                raise DataError(f"{given.name}: expected an Arrow file, got other bytes")
+            given.check("an Arrow file", ARROW_FILE, ARROW_STREAM)
         self._reader: Any = None  # of a pipe, which can be opened once
         with self._open() as (reader, _):
             super().__init__(given, reader.schema.names, reader.schema.types)

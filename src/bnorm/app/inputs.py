@@ -51,10 +51,9 @@ def source(path: Path | None, dialect: Dialect = PLAIN) -> Source:
         if path and path.suffix.lower() in ARROW:
             return ArrowSource(given)
         first = given.first(16)
-        if error := given.refused(first, "a table"):
-            raise error
+        given.refuse(first, "a table")
         if given.again and suffix not in CSV and not dialect.delimiter:
-            raise DataError(f"{path}: expected a suffix of {', '.join(SUFFIXES)}, got {Path(name).suffix or 'none'}; "
+            raise DataError(f"{path}: expected a suffix of {', '.join(SUFFIXES)}, got {suffix or 'none'}; "
                             "with --delimiter , any file is read as CSV")  # fmt: skip
         for magic, kind in KINDS.items():
             if first.startswith(magic):

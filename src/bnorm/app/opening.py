@@ -57,12 +57,18 @@ class Input:
         with self.opened() as file:
             return file.peek(size)
 
-    def refused(self, first: bytes, expected: str) -> DataError | None:
-        """The error for a beginning of files that cannot be read."""
+    def refuse(self, first: bytes, expected: str) -> None:
+        """DataError for a beginning of files that cannot be read."""
         for magic, what in REFUSED.items():
             if first.startswith(magic):
-                return DataError(f"{self.name}: expected {expected}, got {what}")
-        return None
+                raise DataError(f"{self.name}: expected {expected}, got {what}")
+
+    def check(self, expected: str, *magic: bytes) -> None:
+        """DataError unless it begins in one of these ways."""
+        first = self.first(16)
+        self.refuse(first, expected)
+        if not first.startswith(magic):
+            raise DataError(f"{self.name}: expected {expected}, got other bytes")
 
 
 class Bytes(io.RawIOBase):

@@ -79,7 +79,7 @@ class Source:
                 self.position = max(self.position, skip) + batch.num_rows
                 yield batch
         except (pyarrow().ArrowException, OSError, UnicodeDecodeError) as error:
-            raise self._error(error, names, numbers) from None
+            raise DataError(f"{self.name}: after row {self._read}: {said(error)}") from None
         self.position, self.fraction = self._read, 1.0
 
     def _batches(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
@@ -93,9 +93,6 @@ class Source:
             self._read = max(self._read, start)
             if (keep := start - skip) > 0:
                 yield batch if keep >= batch.num_rows else batch.slice(batch.num_rows - keep)
-
-    def _error(self, error: Exception, names: Sequence[str], numbers: Sequence[str]) -> DataError:
-        return DataError(f"{self.name}: after row {self._read}: {said(error)}")
 
 
 def rows_per_batch(columns: int) -> int:
