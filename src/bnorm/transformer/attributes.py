@@ -1,6 +1,7 @@
-"""The fitted attributes of the transformer: views of its state. Most can be assigned to."""
+"""The fitted attributes of the transformer: views of its state."""
 
 import copy
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -15,23 +16,28 @@ from bnorm.transformer.state import State
 from bnorm.transformer.times import stamps
 
 
-class Copied:
-    """A copy has its own statistics, as a copy of a layer has: two streams that update one state would be a trap."""
+class Fitting:
+    """Before fit, all fitted attributes raise NotFittedError, which is an AttributeError.
+
+    A copy has its own statistics, as a copy of a layer has: two streams that update one state would be a trap.
+    """
+
+    __sklearn_is_fitted__: Callable[[], bool]
+
+    def __getattr__(self, name: str) -> Any:
+        who = type(self).__name__
+        if name.endswith("_") and not name.startswith("_") and not self.__sklearn_is_fitted__():
+            raise NotFittedError(f"This {who} instance is not fitted yet: {name} exists after fit or partial_fit")
+        raise AttributeError(f"{who!r} object has no attribute {name!r}")
 
     def __copy__(self) -> Self:
         return copy.deepcopy(self)
 
 
-class Attributes(Copied):
-    """Before fit, all of them raise NotFittedError, which is an AttributeError."""
+class Attributes(Fitting):
+    """Most can be assigned to."""
 
     _state: State
-
-    def __getattr__(self, name: str) -> Any:
-        if name.endswith("_") and not name.startswith("_") and "_state" not in self.__dict__:
-            who = type(self).__name__
-            raise NotFittedError(f"This {who} instance is not fitted yet: {name} exists after fit or partial_fit")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def layer_(self) -> BatchNorm1d:

@@ -4,17 +4,15 @@ from typing import Any
 
 import numpy as np
 from numpy import ndarray
-from sklearn.exceptions import NotFittedError
 
 from bnorm.moments import Moments
-from bnorm.transformer.attributes import Copied
-from bnorm.transformer.group_tables import WHO
+from bnorm.transformer.attributes import Fitting
 from bnorm.transformer.groups import Groups
 from bnorm.transformer.times import stamps
 
 
-class Attributes(Copied):
-    """Before fit, all of them raise NotFittedError, which is an AttributeError."""
+class Attributes(Fitting):
+    """They are read-only."""
 
     _groups: Groups
     _places: list[int]
@@ -60,10 +58,3 @@ class Attributes(Copied):
     def n_batches_seen_(self) -> int:
         """The number of batches in the stream; a fit counts as the first."""
         return self._groups.batches
-
-    def __getattr__(self, name: str) -> Any:
-        if name.endswith("_") and not name.startswith("_") and "_groups" not in self.__dict__:
-            raise NotFittedError(f"This {WHO} instance is not fitted yet: {name} exists after fit or partial_fit")
-        if name == "_groups":
-            raise AttributeError("not fitted")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
