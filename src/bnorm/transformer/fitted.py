@@ -95,8 +95,10 @@ class Fitted:
     @property
     def newest(self) -> int | None:
         """The time of the newest row with a value; None if the clock counts rows."""
-        if self.zero is None or self.window is not None:
-            return None if self.zero is None or self.window is None else self.window.latest
+        if self.zero is None:
+            return None
+        if self.window is not None:
+            return self.window.latest
         return None if self.statistics.last is None else self.zero.newest(self.statistics)
 
     def begin(self, x: Table, weight: Any, times: Times | None = None) -> None:

@@ -171,18 +171,16 @@ def _of_arrow(who: str, given: Any) -> tuple[ndarray, str]:
     import pyarrow as pa
 
     kind = given.type
-    if not pa.types.is_temporal(kind):
-        if not arrow.is_number(kind):
-            raise TypeError(f"{who}: times: expected time stamps or numbers of seconds, got {kind}")
-        pieces = [arrow.values(piece) for piece in (given.chunks if hasattr(given, "chunks") else [given])]
-        return np.concatenate([*pieces, np.empty(0)]), SECONDS
-    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-        raise TypeError(f"{who}: times: expected time stamps or numbers of seconds, got {kind}")
     if pa.types.is_date(kind):
         kind = pa.timestamp("ms" if pa.types.is_date64(kind) else "s")
         given = given.cast(kind)
+    pieces = given.chunks if hasattr(given, "chunks") else [given]
+    if arrow.is_number(kind):
+        return np.concatenate([*map(arrow.values, pieces), np.empty(0)]), SECONDS
+    if not pa.types.is_timestamp(kind):
+        raise TypeError(f"{who}: times: expected time stamps or numbers of seconds, got {kind}")
     found = [np.empty(0, f"datetime64[{kind.unit}]")]
-    for piece in given.chunks if hasattr(given, "chunks") else [given]:
+    for piece in pieces:
         if piece.null_count:
             raise ValueError(f"{who}: times: expected the time of each row, got {piece.null_count} missing")
         found.append(arrow.in_place(piece, found[0].dtype))
