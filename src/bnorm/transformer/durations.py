@@ -53,6 +53,15 @@ def nanoseconds(value: Any) -> int:
     return round(ns)
 
 
+def check(who: str, name: str, value: Any) -> None:
+    """ValueError for a parameter that is meant as a length of time, and is none."""
+    if is_duration(value):
+        try:
+            nanoseconds(value)
+        except ValueError as error:
+            raise ValueError(f"{who}: {name}: {error}") from None
+
+
 def text(value: Any) -> str:
     """A length of time as a text that `nanoseconds` reads: in the largest unit of which it is a multiple."""
     if isinstance(value, str):

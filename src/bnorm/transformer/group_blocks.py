@@ -10,40 +10,41 @@ from bnorm import checks
 from bnorm.kernels.engines import engine_of, serially
 from bnorm.transformer.durations import is_duration
 from bnorm.transformer.group_batches import Batch
+from bnorm.transformer.group_tables import WHO
 from bnorm.transformer.groups import Groups
 from bnorm.transformer.weights import refuse_no_weight
 
 
-def sample(who: str, X: Any) -> Any:
+def sample(X: Any) -> Any:
     """A few rows like those of a lazy frame; any other table itself."""
     engine = engine_of(X)
     if engine is None:
         return X
     if not hasattr(type(X), "map_partitions"):  # of the type, as Delayed has everything
         raise TypeError(
-            f"{who}: X: expected a table in memory or a {engine.NAME} DataFrame, got a {engine.NAME} "
+            f"{WHO}: X: expected a table in memory or a {engine.NAME} DataFrame, got a {engine.NAME} "
             f"{checks.type_name(X)}"
         )
     return X._meta_nonempty
 
 
-def batch_of(who: str, t: Any, X: Any, sample_weight: Any, times: Any) -> Batch:
+def batch_of(t: Any, X: Any, sample_weight: Any, times: Any) -> Batch:
     """The batch of a lazy frame. sample_weight, times: None, or a lazy Series with the same partitions; times may be
     the name of a column.
     """
     engine = engine_of(X)
     if t.halflife is not None and not is_duration(t.halflife):
         raise ValueError(
-            f"{who}: X: expected a table in memory with halflife={t.halflife}, as its rows age in their order, got a "
+            f"{WHO}: X: expected a table in memory with halflife={t.halflife}, as its rows age in their order, got a "
             f"{engine.NAME} DataFrame; call partial_fit for each partition"
         )
-    _check_partitions(who, "sample_weight", sample_weight, X, engine)
+    _check_partitions("sample_weight", sample_weight, X, engine)
     if type(times) is not str:
-        _check_partitions(who, "times", times, X, engine)
+        _check_partitions("times", times, X, engine)
     parts = engine.partitions(partial(_learned, clone(t)), X, sample_weight, times)
-    (found,) = engine.computed(engine.tree(parts, partial(_united, who, t.halflife)))
+    (found,) = engine.computed(engine.tree(parts, partial(_united, t.halflife)))
     if found is None:
-        raise ValueError(f"Found array with 0 sample(s) while a minimum of 1 is required by {who}.")
+        raise ValueError(f"Found array with 0 sample(s) while a minimum of 1 is required by {WHO}.")
     batch: Batch = found[0]
     refuse_no_weight(found[1])
     return batch
@@ -57,10 +58,10 @@ def mapped(t: Any, X: Any) -> Any:
     return X.map_partitions(partial(_transformed, as_now, like), meta=like)
 
 
-def _check_partitions(who: str, name: str, given: Any, X: Any, engine: Any) -> None:
+def _check_partitions(name: str, given: Any, X: Any, engine: Any) -> None:
     if given is not None and not engine.is_beside(X, given):
         raise TypeError(
-            f"{who}: {name}: expected a {engine.NAME} Series with the {X.npartitions} partitions of X, got "
+            f"{WHO}: {name}: expected a {engine.NAME} Series with the {X.npartitions} partitions of X, got "
             f"{checks.type_name(given)}"
         )
 
@@ -75,7 +76,7 @@ def _learned(t: Any, frame: Any, weight: Any, times: Any) -> tuple[Batch, float]
     return batch, float(len(frame) if w is None else w.sum())
 
 
-def _united(who: str, halflife: Any, parts: list[tuple[Batch, float] | None]) -> tuple[Batch, float] | None:
+def _united(halflife: Any, parts: list[tuple[Batch, float] | None]) -> tuple[Batch, float] | None:
     """One batch of the rows of several, and their weight."""
     some = [part for part in parts if part is not None]
     if len(some) < 2:
@@ -84,9 +85,9 @@ def _united(who: str, halflife: Any, parts: list[tuple[Batch, float] | None]) ->
     groups = Groups(len(keys.kinds), every.shape[2], None, halflife)
     for batch, _ in some:
         try:
-            groups.move(who, batch, [str(j) for j in range(len(keys.kinds))])
+            groups.move(WHO, batch, [str(j) for j in range(len(keys.kinds))])
         except FloatingPointError as error:
-            raise ValueError(f"{who}: X: expected statistics that float64 can hold: {error}") from None
+            raise ValueError(f"{WHO}: X: expected statistics that float64 can hold: {error}") from None
     return groups.batch(), sum(weight for _, weight in some)
 
 

@@ -3,32 +3,29 @@
 from typing import Any
 
 from bnorm.kernels.rule import AVERAGE
-from bnorm.transformer.durations import compared, is_duration, nanoseconds
-from bnorm.transformer.group_saving import Stored
+from bnorm.transformer import durations
+from bnorm.transformer.durations import compared
+from bnorm.transformer.group_saving import CLASS, Stored
 from bnorm.transformer.times import differing
 
 
-def check(who: str, estimator: Any) -> None:
+def check(estimator: Any) -> None:
     """An error, by scikit-learn or by this function, if a parameter is invalid."""
     t = estimator
     t._validate_params()
-    if is_duration(t.halflife):
-        try:
-            nanoseconds(t.halflife)
-        except ValueError as error:
-            raise ValueError(f"{who}: halflife: {error}") from None
+    durations.check(CLASS, "halflife", t.halflife)
     if t.halflife is not None and t.momentum is not None:
         raise ValueError(
-            f"{who}: momentum: expected None with halflife={t.halflife}, as each is a way to forget, got {t.momentum}"
+            f"{CLASS}: momentum: expected None with halflife={t.halflife}, as each is a way to forget, got {t.momentum}"
         )
 
 
-def check_same_stream(who: str, estimator: Any) -> None:
+def check_same_stream(estimator: Any) -> None:
     """ValueError if parameters have changed that a stream keeps from its first batch on."""
     t, began = estimator, estimator._groups.way
     if (t.momentum, compared(t.halflife)) != (began[0], compared(began[1])):
         raise ValueError(
-            f"{who}: expected momentum={began[0]}, halflife={began[1]}, as this stream began, got "
+            f"{CLASS}: expected momentum={began[0]}, halflife={began[1]}, as this stream began, got "
             f"momentum={t.momentum}, halflife={t.halflife}; fit begins anew"
         )
 

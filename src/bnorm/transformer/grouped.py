@@ -205,7 +205,7 @@ class GroupedTransformer(
             self._begin(X, sample_weight, times, whole=False, some=some)
             return self
         self._check_parameters()
-        rest, when, column = separated(WHO, group_blocks.sample(WHO, X), times)
+        rest, when, column = separated(WHO, group_blocks.sample(X), times)
         table = split(self, without(rest, self._column), reset=False)
         batch = self._batch(X, table, sample_weight, times, (when, column), self._groups.halflife, some)
         self._learned(self._groups.move, batch, table)
@@ -224,7 +224,7 @@ class GroupedTransformer(
             The features only; with keep_keys all columns.
         """
         self._check_fitted()
-        table = split(self, without(group_blocks.sample(WHO, X), self._column), reset=False)
+        table = split(self, without(group_blocks.sample(X), self._column), reset=False)
         return self._result(X, table, None if engine_of(X) is not None else read(WHO, table.keys))
 
     def inverse_transform(self, X: Any, keys: Any = None) -> ndarray | Any:
@@ -305,9 +305,9 @@ class GroupedTransformer(
 
     def _begin(self, X: Any, sample_weight: Any, times: Any, whole: bool, some: bool = True) -> tuple[Split, Keys]:
         """New groups from X, whose parts and keys are returned. Nothing is assigned until all of it has succeeded."""
-        group_parameters.check(WHO, self)
+        group_parameters.check(self)
         found = aside(self)
-        rest, when, column = separated(WHO, group_blocks.sample(WHO, X), times)
+        rest, when, column = separated(WHO, group_blocks.sample(X), times)
         table = split(found, rest, reset=True)
         groups = Groups(len(table.places), table.features.shape[1], self.momentum, self.halflife)
         fades = not whole or is_duration(self.halflife)
@@ -330,7 +330,7 @@ class GroupedTransformer(
     ) -> Batch:
         """What X says. when: the times of its rows, and the name of their column. some: refuse rows without weight."""
         if engine_of(X) is not None:
-            return group_blocks.batch_of(WHO, self, X, sample_weight, times)
+            return group_blocks.batch_of(self, X, sample_weight, times)
         read_times = of_rows(WHO, "halflife", self.halflife, when[0], table.features.rows, when[1])
         weight = None if sample_weight is None else table.features.weights(sample_weight, some)
         count = self.halflife is not None and read_times is None
@@ -372,8 +372,8 @@ class GroupedTransformer(
         return mapped(table.features, codes, numbers)
 
     def _check_parameters(self) -> None:
-        group_parameters.check(WHO, self)
-        group_parameters.check_same_stream(WHO, self)
+        group_parameters.check(self)
+        group_parameters.check_same_stream(self)
 
     def _check_fitted(self) -> None:
         if "_groups" not in self.__dict__:

@@ -7,7 +7,8 @@ from typing import Any
 
 from bnorm.kernels.rule import AVERAGE, FADE
 from bnorm.running import mode_of
-from bnorm.transformer.durations import compared, is_duration, nanoseconds
+from bnorm.transformer import durations
+from bnorm.transformer.durations import compared, is_duration
 from bnorm.transformer.fitted import Fitted
 from bnorm.transformer.state import manner
 from bnorm.transformer.tables import WHO
@@ -33,12 +34,8 @@ def check(estimator: Any) -> None:
         if key in VALID:
             return
     t._validate_params()
-    for name in ("halflife", "window"):
-        if is_duration(length := getattr(t, name)):
-            try:
-                nanoseconds(length)
-            except ValueError as error:
-                raise ValueError(f"{WHO}: {name}: {error}") from None
+    durations.check(WHO, "halflife", t.halflife)
+    durations.check(WHO, "window", t.window)
     if t.halflife is not None and t.momentum not in (MOMENTUM, None):
         raise ValueError(
             f"{WHO}: momentum: expected its default, {MOMENTUM}, or None with halflife={t.halflife}, as each is a "
