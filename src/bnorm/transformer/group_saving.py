@@ -11,7 +11,6 @@ from numpy import ndarray
 from bnorm.files import container
 from bnorm.files.container import Config, Entry
 from bnorm.layers.saving import counted, flag
-from bnorm.running import Statistics
 from bnorm.transformer import keys as of_keys
 from bnorm.transformer.durations import is_duration, text
 from bnorm.transformer.fitted import ticks
@@ -144,7 +143,8 @@ def restored(config: Config, entries: Mapping[str, Entry]) -> Stored:
         raise ValueError("rows: expected numbers >= 0")
     groups.arrays = {name: arrays[stored_name(name)] for name in groups.arrays}
     groups.lengths = arrays["rows"]
-    _fill(groups.whole, arrays)
+    for name, a in groups.whole.arrays().items():
+        a[...] = arrays[WHOLE + stored_name(name)]
     checked({stored_name(name): a.reshape(-1) for name, a in groups.arrays.items()}, groups.whole)
     checked({stored_name(name): a for name, a in groups.whole.arrays().items()}, groups.whole)
     groups.whole.counters[...] = counted(config["counted"])
@@ -154,19 +154,12 @@ def restored(config: Config, entries: Mapping[str, Entry]) -> Stored:
     return Stored(parameters, groups, places, columns, names)
 
 
-def _fill(statistics: Statistics, arrays: Mapping[str, ndarray]) -> None:
-    for name, a in statistics.arrays().items():
-        a[...] = arrays[WHOLE + stored_name(name)]
-
-
 def _plain(value: Any) -> Any:
     """A parameter in JSON's types. Parameters may have NumPy's types."""
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
-    return text(value) if is_duration(value) and not isinstance(value, str) else _number(value)
-
-
-def _number(value: Any) -> Any:
+    if is_duration(value):
+        return text(value)
     return value.item() if isinstance(value, np.generic) else value
 
 

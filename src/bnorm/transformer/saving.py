@@ -120,10 +120,8 @@ def empty(parameters: Mapping[str, Any], names: list[str]) -> Stored:
 
 
 def _empty(p: dict[str, Any], features: int, names: list[str] | None) -> Stored:
-    fitted = Fitted(
-        *(np.empty(features), np.empty(features), p["momentum"], p["halflife"], p["ddof"], p["history"]),
-        *(p["exact"], p["window"]),
-    )
+    mean, var = np.empty(features), np.empty(features)
+    fitted = Fitted(mean, var, p["momentum"], p["halflife"], p["ddof"], p["history"], p["exact"], p["window"])
     return Stored(p, fitted, (np.ones(features), np.zeros(features)) if p["affine"] else None, names)
 
 
