@@ -6,7 +6,7 @@ do: launches, among them copies, fills and arithmetic on arrays, which are launc
 arrays. A launch is taken to cost LAUNCH microseconds of the host, which is an estimate; the time for new arrays comes
 on top.
 
---save writes the table of the functions and layers into docs/gpu.md.
+--save writes the table of the functions and layers into docs/gpu_kernels.md.
 """
 
 import argparse
@@ -222,7 +222,7 @@ def median_of(call: Callable[[], object]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_host", description=__doc__)
-    parser.add_argument("--save", action="store_true", help="write the table into docs/gpu.md")
+    parser.add_argument("--save", action="store_true", help="write the table into docs/gpu_kernels.md")
     save = parser.parse_args().save
     sys.modules["cupy"] = stand_in()
     others = machine.Others()
@@ -244,7 +244,7 @@ def main() -> None:
         if not name.startswith("gpu."):
             table.append([name, f"{own:.1f}", str(launches), str(arrays), f"{whole:.1f}"])
     if save:
-        page.save("gpu.md", "host", table, f"float32, {SHAPE}", others.cores())
+        page.save("gpu_kernels.md", "host", table, f"float32, {SHAPE}", others.cores())
 
 
 if __name__ == "__main__":

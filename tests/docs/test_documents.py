@@ -60,5 +60,5 @@ def test_every_page_has_one_title():
 
 
 def test_what_was_measured_on_gpus_is_what_was_saved():
-    text = gpu_page.PAGE.read_text(encoding="utf-8")
-    assert gpu_page.written(text) == text
+    for path, text in gpu_page.written().items():
+        assert path.read_text(encoding="utf-8") == text, path.name
