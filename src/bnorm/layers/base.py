@@ -19,7 +19,6 @@ from bnorm.layers.backward import OPEN, Pull, forward_and_pull, refuse_changed
 from bnorm.layers.parameters import Parameter
 from bnorm.passes import Saved
 
-STATE_NAMES = {"gamma": "weight", "beta": "bias"}  # PyTorch's
 SYNONYMS = ("elementwise_affine",)  # names that PyTorch has for other arguments
 MADE_ANEW = ("_constants", "_layout", "_own", "_saved")  # not pickled: made when they are needed, or data of the net
 
@@ -256,11 +255,11 @@ class Layer:
         return state.load(self._who, "state_dict", {"": self}, state_dict, strict)
 
     def _state(self) -> dict[str, ndarray]:
-        return {STATE_NAMES[name]: p.data for name, p in self.named_parameters()}
+        return {state.NAMES[name]: p.data for name, p in self.named_parameters()}
 
     def _loading(self, found: Mapping[str, ndarray], seen: ndarray | None) -> list[state.Change]:
         """The changes that give the layer these arrays."""
-        here = {STATE_NAMES[name]: p.data for name, p in self.named_parameters()}
+        here = {state.NAMES[name]: p.data for name, p in self.named_parameters()}
         return [state.write(here[name], a) for name, a in found.items() if name in here]
 
     def _assign(self, name: str, value: Any) -> None:

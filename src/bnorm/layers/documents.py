@@ -83,7 +83,7 @@ def public(**texts: str) -> Any:
         text, examples, example = inspect.cleandoc(cls.__doc__ or "").partition("\nExamples\n")
         shared = inspect.cleandoc(getattr(cls, "_DOCUMENT", ""))  # by the classes of a family
         about = [f"{text.rstrip()}\n", f"{shared}\n"] if shared else [text]
-        lines = [_described(p, texts) for p in list(inspect.signature(cls).parameters.values())]
+        lines = [_described(p, texts) for p in inspect.signature(cls).parameters.values()]
         cls.__doc__ = "\n".join([*about, "Parameters\n----------", *lines]) + "\n" + examples + example
         return cls
 

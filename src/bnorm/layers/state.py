@@ -14,7 +14,7 @@ from numpy import ndarray
 from bnorm import checks
 from bnorm.kernels import moved
 
-ALIASES = {"gamma": "weight", "beta": "bias"}
+NAMES = {"gamma": "weight", "beta": "bias"}  # PyTorch's
 NOT_NEGATIVE = ("running_var", "num_batches_tracked")
 Change = Callable[[], object]
 
@@ -127,7 +127,7 @@ def _expected_name(key: Any) -> Any:
     if not isinstance(key, str):
         return key
     first, dot, last = key.rpartition(".")
-    return first + dot + ALIASES.get(last, last)
+    return first + dot + NAMES.get(last, last)
 
 
 def _counts(given: Mapping[Any, Any], holders: Mapping[str, Holder]) -> tuple[dict[str, ndarray], list[str]]:
