@@ -1,5 +1,6 @@
 """`RunningNorm`: running statistics of a stream of observations, which normalize it."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from math import inf, log1p, prod
@@ -15,14 +16,6 @@ from bnorm.running import LOG2, Statistics
 from bnorm.streams.statistics import Followed
 from bnorm.streams.tree import grown
 
-DEFAULTS: dict[str, Any] = {
-    "clip": None,
-    "eps": 1e-8,
-    "momentum": None,
-    "halflife": None,
-    "nonfinite": "skip",
-    "dtype": np.dtype("float64"),
-}
 NONFINITE = ("skip", "raise")
 DIRECT = frozenset(map(np.dtype, ("float32", "float64")))  # what the kernels read and write as it is
 SHORTEST = 1e-3  # a half-life, in batches: what is a batch older weighs 2^-1000
@@ -260,9 +253,9 @@ class RunningNorm(Followed):
 
     def __repr__(self) -> str:
         shown = [self._who.removesuffix(")")]
-        for name, default in DEFAULTS.items():
+        for name, argument in inspect.signature(RunningNorm).parameters.items():
             value = getattr(self, name)
-            if value != default:
+            if argument.default is not argument.empty and value != argument.default:
                 shown.append(f"{name}={value.name if isinstance(value, np.dtype) else value!r}")
         return f"{', '.join(shown + ([] if self._training else ['training=False']))})"
 
