@@ -129,7 +129,9 @@ def to_keras(layer: Layer, ndim: int | None = None) -> Any:
         else:
             made = keras.layers.LayerNormalization(axes, scale=scale, center=center, **options)
     else:
-        groups, channels = _groups(who, given)
+        if getattr(layer, "track_running_stats", False):
+            raise ValueError(f"{who}: layer: expected no running statistics, as Keras has no such instance norm")
+        groups, channels = neighbours.groups_and_channels(layer)
         options |= {"scale": scale, "center": center}
         made = keras.layers.GroupNormalization(groups, given.axis, **options)
         shape = [None] * (max(3, given.axis + 1, -given.axis) if ndim is None else ndim)
@@ -161,11 +163,3 @@ def _last_axes(who: str, keras_layer: Any, state: dict[str, ndarray]) -> tuple[i
             f"says how long they are, got axis={keras_layer.axis} and weights {list(state)}"
         )
     return next(iter(state.values())).shape
-
-
-def _groups(who: str, layer: Any) -> tuple[int, int]:
-    if isinstance(layer, layers.GroupNorm):
-        return layer.num_groups, layer.num_channels
-    if getattr(layer, "track_running_stats", False):
-        raise ValueError(f"{who}: layer: expected no running statistics, as Keras has no such instance norm")
-    return layer.num_features, layer.num_features

@@ -11,7 +11,7 @@ from numpy import ndarray
 
 from bnorm.checks import user_level
 from bnorm.kernels import moved
-from bnorm.layers import BatchNorm1d, BatchNorm2d, BatchNorm3d, Layer
+from bnorm.layers import BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, Layer
 from bnorm.layers.batch import BatchNorm
 
 BATCH_NORMS: dict[int, type[BatchNorm]] = {2: BatchNorm1d, 3: BatchNorm1d, 4: BatchNorm2d, 5: BatchNorm3d}
@@ -131,6 +131,13 @@ def only_axis(who: str, layer: Any, axis: int, name: str) -> None:
         here, there = (a if rank is None else a % rank for a in (layer.axis, axis))
         if here != there:
             raise ValueError(f"{who}: layer: expected axis={axis}, where {name} has its channels, got {layer.axis}")
+
+
+def groups_and_channels(layer: Any) -> tuple[int, int]:
+    """Those of a group norm; an instance norm has groups of one channel."""
+    if isinstance(layer, GroupNorm):
+        return layer.num_groups, layer.num_channels
+    return layer.num_features, layer.num_features
 
 
 def batch_norm_for(who: str, ndim: int | None) -> type[BatchNorm]:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm import layers
-from bnorm.interop.neighbours import complement, without_inverse
+from bnorm.interop.neighbours import complement, groups_and_channels, without_inverse
 from bnorm.kernels import moved
 from bnorm.layers import Layer
 
@@ -44,7 +44,7 @@ def described(who: str, obj: Any, dtype: str) -> Node:
         inputs = {"scale": np.ones(shape) if scale is None else scale} | ({} if shift is None else {"B": shift})
         kind = "LayerNormalization" if isinstance(obj, layers.LayerNorm) else "RMSNormalization"
         return Node(kind, inputs, {"axis": -len(shape), "epsilon": eps}, None)
-    channels, groups = _channels(given)
+    groups, channels = groups_and_channels(given)
     inputs = {
         "scale": np.ones(channels) if scale is None else scale,
         "B": np.zeros(channels) if shift is None else shift,
@@ -99,9 +99,3 @@ def parts_of(mean: ndarray, std: ndarray | None, dtype: str) -> tuple[ndarray, .
     high = mean.astype(dtype).astype(np.float64)
     low = mean - high
     return (high, low) if low.any() else (high,)
-
-
-def _channels(layer: Any) -> tuple[int, int]:
-    if isinstance(layer, layers.GroupNorm):
-        return layer.num_channels, layer.num_groups
-    return layer.num_features, layer.num_features
