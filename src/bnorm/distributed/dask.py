@@ -218,9 +218,9 @@ def blocks_of(function: Callable[..., Any], x: Any, axes: tuple[int, ...], weigh
     """
     every = tuple(range(x.ndim))
     others = tuple(axis for axis in every if axis not in axes)
-    args = (x, every) if weight is None else (x, every, weight, others[: weight.ndim])
-    if weight is not None and weight.ndim == x.ndim:
-        args = (x, every, weight, every)
+    args = [x, every]
+    if weight is not None:
+        args += [weight, every if weight.ndim == x.ndim else others[: weight.ndim]]
     results = da.blockwise(
         serially, every, *args, function=function, align_arrays=False, meta=np.empty((0,) * x.ndim, object)
     )
