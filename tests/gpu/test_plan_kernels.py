@@ -143,7 +143,7 @@ def test_what_a_sanitizer_watches(monkeypatch):
     """On an H100 the small calls reach every family of kernels, and blocks that go on to other channels and rows."""
     device = PlanningDevice(plans.Limits())
     monkeypatch.setattr(launching, "device_of", lambda x: device)
-    gpu_small.calls(lambda shape: np.empty(shape, "f4"), np.ones, device)
+    gpu_small.calls(lambda shape: np.zeros(shape, "f4"), np.ones, device)
     assert {launch.family for launch in device.log} == launching.FAMILIES.keys() - {"statistics"}
     assert {launch.kernel.partition("<")[0] for launch in device.log if launch.meeting} == {"moments", "sums"}
     going_on = set()
