@@ -311,6 +311,23 @@ def test_an_error_in_the_backward_of_one_rank_leaves_the_forward():
     np.testing.assert_array_equal(first, second)
 
 
+def test_an_x_that_one_rank_has_changed():
+    def changes(rank, comm):
+        bn, x = layer(comm), X.copy()
+        bn(x)
+        x += rank
+        with pytest.raises(RuntimeError, match="expected x as it was in the forward, got it changed in place"):
+            bn.backward(DY)
+        x[...] = X
+        return bn.backward(DY)
+
+    bnorm.set_debug(True)
+    try:
+        all_of(2, changes)
+    finally:
+        bnorm.set_debug(False)
+
+
 def test_a_backward_without_a_forward_on_one_rank():
     def one_fails(rank, comm):
         bn = layer(comm)

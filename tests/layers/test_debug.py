@@ -46,6 +46,14 @@ def test_an_x_of_any_memory(x, debug):
     assert layer.backward(layer(x)).shape == x.shape
 
 
+def test_integers_are_the_same_after_a_backward_that_failed(debug):
+    layer, x = bnorm.BatchNorm1d(3), np.eye(4, 3, dtype="i1")  # which the first backward makes floats of
+    y = layer(x)
+    with pytest.raises(ValueError, match="dy: expected the shape of x"):
+        layer.backward(y[:2])
+    assert layer.backward(y).shape == (4, 3)
+
+
 def test_off_by_default_and_within_no_backward(debug):
     layer, x = bnorm.LayerNorm(3), np.eye(3)
     with bnorm.no_backward():
