@@ -177,16 +177,18 @@ def test_padded_samples(name, momentum, ddof):
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_running_statistics_of_samples_of_different_lengths(momentum):
-    layer, x = make("InstanceNorm1d", momentum=momentum), batch("InstanceNorm1d", 3)
-    lengths = [5, 2, 3]
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_running_statistics_of_samples_of_different_lengths(momentum, ddof):
+    layer, x = make("InstanceNorm1d", momentum=momentum, ddof=ddof), batch("InstanceNorm1d", 4)
+    lengths = [5, 2, 3, 1]
     layer(x, weight=np.arange(5) < np.array(lengths)[:, None])
     samples = [x[i, :, :n] for i, n in enumerate(lengths)]
     if momentum is None:
         values = np.concatenate(samples, 1)
-        mean, var = values.mean(1), values.var(1)
+        mean, var = values.mean(1), values.var(1, ddof=ddof)
     else:
+        samples = [s for s in samples if s.shape[1] > ddof]  # one value has no unbiased variance
         mean = 0.1 * np.mean([s.mean(1) for s in samples], 0)
-        var = 0.9 + 0.1 * np.mean([s.var(1) for s in samples], 0)
+        var = 0.9 + 0.1 * np.mean([s.var(1, ddof=ddof) for s in samples], 0)
     assert_close(layer.running_mean, mean, 1e-14 * 8)
     assert_close(layer.running_var, var, 1e-14 * 8)

@@ -57,7 +57,8 @@ class InstanceNorm(Tracking):
 
         weight: how much each value counts in the statistics of its sample, such as a mask of what is not padding: of
         the shape of x without the channel axis, or (N,). A value of weight 0 does not count; y is computed for it all
-        the same. Where all weights of a sample are 0, y is beta, and the sample has no part in the running statistics.
+        the same. Where all weights of a sample are 0, y is beta, and the sample has no part in the running statistics;
+        nor has one, with a momentum, whose weights have a sum of at most ddof.
         With running statistics it has no effect in inference.
         out: an array for the result: x itself, which then has no backward, or an array that overlaps no other.
         """
@@ -110,11 +111,12 @@ class InstanceNorm(Tracking):
             parts: ndarray = kernels.moments(block, w)
         elif weight is not None:
             w, _ = checks.weights(self._who, weight, layout, type(x), keep=False)
-            parts = _of_sample(kernels, samples[0].reshape(1, channels, length), w[:1])
+            ddof = self._running.ddof
+            parts = _of_sample(kernels, samples[0].reshape(1, channels, length), w[:1], ddof)
             for i in range(1, n):
-                parts += _of_sample(kernels, samples[i].reshape(1, channels, length), w[i : i + 1])
+                parts += _of_sample(kernels, samples[i].reshape(1, channels, length), w[i : i + 1], ddof)
             parts /= parts[3] + (parts[3] == 0)
-            parts[2] *= parts[0]
+            parts[2] *= parts[0] - ddof
             parts[3] = 0
         else:
             parts = kernels.moments(samples.reshape(1, n * channels, length)).reshape(4, n, channels).mean(1)
@@ -129,13 +131,14 @@ class InstanceNorm(Tracking):
         return parts
 
 
-def _of_sample(kernels: Any, x: ndarray, weight: ndarray) -> ndarray:
-    """Count, mean, variance and 1 of the channels of a sample; all 0 if its weights are."""
+def _of_sample(kernels: Any, x: ndarray, weight: ndarray, ddof: int) -> ndarray:
+    """Count, mean, variance and 1 of the channels of a sample; all 0 if it has no variance, as too little counts."""
     parts: ndarray = kernels.moments(x, weight)
+    divisor = parts[0] - ddof
     parts[1] += parts[3]
-    parts[2] /= parts[0] + (parts[0] == 0)
-    parts[3] = parts[0] > 0
-    return parts
+    parts[2] /= divisor
+    parts[3] = 1
+    return np.where(divisor > 0, parts, 0)
 
 
 @public(track_running_stats=TRACKING)
