@@ -50,6 +50,15 @@ def test_parts_are_normalized_and_all_else_passes(rng):
     assert arrays(tree) != before
 
 
+def test_a_part_in_inference_does_not_look_for_what_is_not_finite():
+    tree = RunningNorm.tree({"a": np.zeros(2), "b": np.zeros(2)}, nonfinite="raise")
+    tree["a"].eval()
+    assert np.isnan(tree({"a": np.array([np.nan, 0]), "b": np.ones(2)})["a"][0])
+    assert (tree["a"].count.sum(), tree["b"].count.sum()) == (0, 2)
+    with pytest.raises(bnorm.NonFiniteError, match="obs: expected finite values"):
+        tree({"a": np.zeros(2), "b": np.array([np.nan, 0])})
+
+
 def test_errors_change_no_part(rng):
     tree = RunningNorm.tree(example(rng))
     tree(example(rng))

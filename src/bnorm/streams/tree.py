@@ -177,10 +177,10 @@ class RunningNormTree(Modes):
         ends: list[Callable[[Any], Any]] = []
 
         def prepare(norm: Any, x: Any) -> None:
-            a = norm._taken(x, "obs")
-            if norm.nonfinite == "raise":
+            a, moves = norm._taken(x, "obs"), updates(norm)
+            if moves and norm.nonfinite == "raise":
                 norm.copy().update(a)  # would say so
-            online, end = norm._prepared(a, updates(norm), maps)
+            online, end = norm._prepared(a, moves, maps)
             calls.append(online)
             ends.append(partial(end, x))
 
