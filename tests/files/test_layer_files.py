@@ -93,6 +93,19 @@ def test_training_goes_on(tmp_path, suffix, momentum):
     assert back.num_batches_tracked == 3
 
 
+def test_a_subclass_comes_back_as_the_layer_that_it_is_one_of(tmp_path):
+    class Mine(bnorm.BatchNorm1d):
+        def __init__(self, size):
+            super().__init__(size, momentum=0.2)
+
+    layer = Mine(3)
+    layer(np.eye(4, 3))
+    layer.save(tmp_path / "mine.npz")
+    back = bnorm.load(tmp_path / "mine.npz", bnorm.BatchNorm1d)
+    assert type(back) is bnorm.BatchNorm1d and back.momentum == 0.2
+    np.testing.assert_array_equal(back.running_mean, layer.running_mean)
+
+
 def test_the_layer_of_a_transformer(tmp_path):
     """It shares statistics that know more than a layer's own."""
     t = bnorm.BatchNormTransformer(halflife=10.0).fit(x[:, :, 0, 0])

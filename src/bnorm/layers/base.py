@@ -149,7 +149,8 @@ class Layer:
         """Write parameters, statistics and settings to a file, which `bnorm.load` reads.
 
         PyTorch's layer of the same name loads the arrays of a .safetensors file with strict=True. Gradients, a forward
-        without a backward, and the device are not saved: a loaded layer is on the CPU.
+        without a backward, and the device are not saved: a loaded layer is on the CPU. Of an object of your own
+        subclass its layer is saved.
 
         Parameters
         ----------

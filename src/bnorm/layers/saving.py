@@ -21,7 +21,7 @@ MOST_WITHOUT_ARRAYS = 1 << 20  # channels, if the file has no array of that size
 def save(layer: Any, path: Any) -> None:
     """Write the file."""
     config = {
-        "class": type(layer).__name__,
+        "class": _kind(layer).__name__,
         "arguments": arguments(layer),
         "training": layer.training,
         "requires_grad": {name: bool(p.requires_grad) for name, p in layer.named_parameters()},
@@ -33,9 +33,14 @@ def save(layer: Any, path: Any) -> None:
 
 def arguments(layer: Any) -> dict[str, Any]:
     """The arguments that make a layer like this one, in JSON's types."""
-    names = [name for name in inspect.signature(type(layer)).parameters if name not in NOT_SAVED]
+    names = [name for name in inspect.signature(_kind(layer)).parameters if name not in NOT_SAVED]
     attributes = {name: "_bias" if name == "bias" else name for name in names}  # `bias` is PyTorch's name of beta
     return {name: _plain(getattr(layer, attribute)) for name, attribute in attributes.items()}
+
+
+def _kind(layer: Any) -> type:
+    """Its class, or of a user's subclass the one of this package, which is what a file can make again."""
+    return next(kind for kind in type(layer).__mro__ if kind.__module__.startswith("bnorm."))
 
 
 def restored(kind: Any, config: Mapping[str, Any], entries: Mapping[str, container.Entry]) -> Any:
