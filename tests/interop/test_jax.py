@@ -101,3 +101,24 @@ def test_errors_are_those_of_functional_under_jit_too(call, message):
     for run in (call, jax.jit(call), jax.grad(lambda x: call(x).sum().real)):
         with pytest.raises((TypeError, ValueError), match=message):
             run(x)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: here.rms_norm(x, normalized_shape=4), r"expected the last axes of x, which has shape \(6, 3\)"),
+        (lambda x: here.batch_norm(x, axis=2), r"axis: expected an axis of x, which has shape \(6, 3\), got 2"),
+        (lambda x: here.batch_norm(x, jnp.ones(4), axis=0), r"gamma: expected shape \(6,\), got \(4,\)"),
+        (lambda x: here.batch_norm(x[0]), r"axis: expected an axis of x, which has shape \(3,\), got 1"),
+        (lambda x: here.batch_norm(x[0], axis=0), "expected more than one value per channel"),
+        (lambda x: here.batch_norm(x[:1], weight=jnp.ones(1)), "expected more than one value per channel"),
+        (lambda x: here.batch_norm(x[:, :1], axis=0), "expected more than one value per channel"),
+        (lambda x: here.instance_norm(x), "instance_norm: x: expected more than one value per group"),
+        (lambda x: here.group_norm(x[:1], 3), r"expected more than one value per group .* got shape \(1, 3\)"),
+    ],
+)
+def test_errors_of_a_shape_are_those_of_functional_too(call, message):
+    x = np.ones((6, 3))
+    for run in (call, jax.jit(call), jax.grad(lambda x: call(x).sum())):
+        with pytest.raises(ValueError, match=message):
+            run(x)

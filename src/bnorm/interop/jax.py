@@ -8,6 +8,7 @@ A callback converts arrays to NumPy and back, so this is for nets on the CPU. On
 """
 
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -63,19 +64,32 @@ Call = tuple[str, tuple[tuple[str, Any], ...]]  # the norm's name, and its keywo
 
 
 def _check(norm: str, x: Any, beside: dict[str, Any], fixed: dict[str, Any]) -> None:
-    """The errors that the norm has for these shapes, types and keywords, found with a batch of no samples.
+    """The errors that the norm has for these shapes, types and keywords, found with a batch of few samples.
 
     An error in a callback is hard to read, and under jit it comes late.
     """
-    shape = fixed.get("normalized_shape", ())
-    channels, inner = fixed.get("axis", 1), len(shape) if isinstance(shape, tuple) else 1
-    if x.ndim <= inner or not isinstance(channels, int) or channels % x.ndim == 0:
-        return  # there is no axis of samples
-    n = x.shape[0]
     given = {name: np.ones(a.shape, a.dtype) for name, a in beside.items() if a is not None}
-    if "weight" in given:
-        given["weight"] = given["weight"][n:] if given["weight"].shape[:1] == (n,) else given["weight"]
-    getattr(F, norm)(np.empty((0, *x.shape[1:]), x.dtype), **given, **fixed)
+    at, rows = _few_samples(x.shape, fixed)
+    few = given
+    if x.ndim and "weight" in given and given["weight"].shape[:1] == x.shape[at : at + 1]:
+        few = {**given, "weight": given["weight"][:rows]}
+    try:
+        getattr(F, norm)(np.zeros((*x.shape[:at], rows, *x.shape[at + 1 :])[: x.ndim], x.dtype), **few, **fixed)
+    except (TypeError, ValueError):
+        getattr(F, norm)(np.zeros(x.shape, x.dtype), **given, **fixed)  # the same, of the shape of x
+
+
+def _few_samples(shape: tuple[int, ...], fixed: dict[str, Any]) -> tuple[int, int]:
+    """The axis of the samples, and how many of them have all errors: where a channel has one value in each, whether
+    there is one sample or more makes a difference. If there is no such axis, all of an axis."""
+    rank, last, axis = len(shape), fixed.get("normalized_shape"), fixed.get("axis", 1)
+    if last is not None:
+        several = rank > (len(last) if isinstance(last, tuple) else 1)
+        return 0, 0 if several else shape[0] if shape else 0
+    if rank < 2 or not isinstance(axis, int) or not -rank <= axis < rank:
+        return 0, shape[0] if shape else 0
+    at = int(axis % rank == 0)
+    return at, min(shape[at], 2) if prod(shape) == shape[at] * shape[axis] else 0
 
 
 def _forward(x: Any, gamma: Any, beta: Any, constants: Any, call: Call) -> tuple[np.ndarray, F.Saved]:
