@@ -61,6 +61,24 @@ def test_gradients_have_the_dtype_of_what_they_are_the_gradient_of(dtype):
     np.testing.assert_array_equal(beta.grad.numpy(), 6)
 
 
+def test_lists_and_arrays_are_constants():
+    x, beta = tensors((5, 3), (3,))
+
+    def norm(x, beta, gamma=(1.0, 2.0, 3.0)):
+        return here.batch_norm(x, np.array(gamma), beta, activation="gelu")
+
+    assert torch.autograd.gradgradcheck(norm, (x, beta), fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda beta: norm(np.eye(5, 3), beta), (beta,), fast_mode=True)
+    y = here.batch_norm(x, [1.0, 2.0, 3.0])
+    y.sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), 0, atol=1e-12)
+
+
+def test_a_norm_that_there_is_not():
+    with pytest.raises(ValueError, match=r"function: norm: expected one of 'batch_norm', .*, got 'moments'"):
+        here.function.apply(torch.eye(3), None, None, "moments")
+
+
 def test_a_gradient_penalty_trains_as_with_pytorchs_own():
     (x,) = tensors((8, 3))
     results = []

@@ -5,10 +5,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from bnorm import checks
 from bnorm import functional as F
 from bnorm.interop.neighbours import differentiable
 
 WHO = "function"
+NORMS = ("batch_norm", "layer_norm", "rms_norm", "group_norm", "instance_norm")
 Given = dict[str, Any]
 
 
@@ -16,7 +18,7 @@ class Norm(torch.autograd.Function):  # type: ignore[misc]
     """y = function.apply(x, gamma, beta, norm, options), for tensors on the CPU.
 
     gamma and beta may be None or omitted. norm: the name of a function of `functional`, by default "batch_norm".
-    options: its keywords. x, gamma and beta have first and second derivatives.
+    options: its keywords. x, gamma and beta have first and second derivatives; lists and NumPy arrays are constants.
     """
 
     @staticmethod
@@ -28,6 +30,7 @@ class Norm(torch.autograd.Function):  # type: ignore[misc]
         norm: str = "batch_norm",
         options: Given | None = None,
     ) -> Any:
+        checks.choice(WHO, "norm", norm, NORMS)
         differentiable("bnorm.interop.torch", norm, options or {})
         keywords = {name: _array(name, value) for name, value in (options or {}).items()}
         arrays = {"x": x, "gamma": gamma, "beta": beta}
@@ -35,7 +38,7 @@ class Norm(torch.autograd.Function):  # type: ignore[misc]
         y, ctx.norm = getattr(F, norm)(**given, **keywords)
         if isinstance((out := (options or {}).get("out")), torch.Tensor):
             torch.autograd.graph.increment_version(out)  # PyTorch does not see that NumPy has written to it
-        ctx.save_for_backward(x, gamma, beta)
+        ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in (x, gamma, beta)))
         return torch.from_numpy(y)
 
     @staticmethod
