@@ -115,6 +115,16 @@ def test_constant_series_survive(level, eps, dtype):
     assert rev.inverse(rev(x))[0, 0, 0] == x[0, 0, 0]
 
 
+@pytest.mark.parametrize("eps", [1e-5, 0.0])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_constant_series_survive_a_learned_shift(eps, dtype):
+    rng = np.random.default_rng(4)
+    rev = RevIN(50, eps=eps)
+    rev.gamma, rev.beta = rng.uniform(0.1, 2, 50), rng.normal(size=50)
+    x = np.repeat(rng.normal(size=(3, 1, 50)), 9, 1).astype(dtype)
+    np.testing.assert_array_equal(rev.inverse(rev(x)), x)
+
+
 @pytest.mark.parametrize("spread", [1e-9, 1e-7, 1e-6, 1e-3])
 def test_nearly_constant_series_survive(spread):
     """The same of a spread around TimesFM's tolerance."""

@@ -60,9 +60,9 @@ class Level:
 
         axis: that of the channels, 1 or 2
         """
-        y = (self._over_time(out, axis) * (self.std / self.gain)[..., None]) + self.low[..., None]
-        if self.beta is not None:
-            y -= (self.beta * self.std / self.gain)[..., None]
+        y = self._unshifted(out, axis)
+        y *= (self.std / self.gain)[..., None]
+        y += self.low[..., None]
         y += self.center[..., None]
         return (y if axis == 1 else y.transpose(0, 2, 1)).astype(out.dtype, order="C")
 
@@ -71,13 +71,20 @@ class Level:
         """dout, dgamma, dbeta; and the changes that keep the gradients of level and spread for `Series.gradients`."""
         dy = self._over_time(dy, axis)
         slope = self.std / self.gain
-        u = self._over_time(out, axis) - (0.0 if self.beta is None else self.beta[:, None])
+        u = self._unshifted(out, axis)
         total, dot = dy.sum(axis=2), (dy * u).sum(axis=2)
         kept = {"dcenter": self.dcenter + total, "dstd": self.dstd + dot / self.gain}
         changes: list[Change] = [partial(setattr, self, name, value) for name, value in kept.items()]
         dout = dy * slope[..., None]
         dout = (dout if axis == 1 else dout.transpose(0, 2, 1)).astype(out.dtype, order="C")
         return dout, (-dot * slope / self.gain).sum(axis=0), (-total * slope).sum(axis=0), changes
+
+    def _unshifted(self, out: Array, axis: int) -> Array:
+        """out - beta, with beta as the forward rounds it: where z is beta, as in a constant series, exactly 0."""
+        if self.beta is None:
+            return self._over_time(out, axis)
+        beta = self.beta if out.dtype.itemsize == 8 else self.beta.astype(np.float32).astype(out.dtype)
+        return self._over_time(out, axis) - beta.astype(np.float64)[:, None]
 
     @staticmethod
     def _over_time(a: Array, axis: int) -> Array:
