@@ -1,0 +1,14 @@
+"""What the tests of the benchmarks share: little effort, and a library in this process."""
+
+import pytest
+from benchmarks import adapters, timing
+
+BRIEF = timing.Effort(processes=2, rounds=2, least=1, budget=1.0, sample=1e-5, samples=1, pause=0.0, warm_up=0.0)
+
+
+def local(name):
+    """In this process, if it is installed."""
+    try:
+        return timing.Local(name).ready()
+    except adapters.Missing as reason:
+        pytest.skip(f"{name}: {reason}")
