@@ -11,54 +11,17 @@ import sklearn
 from scipy import sparse
 from sklearn import preprocessing
 from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import make_pipeline
 
 from bnorm import BatchNormTransformer
 from bnorm.sklearn import StandardScaler
 from compare import assert_close, assert_same
+from scaler_tables import KINDS, both, container, values
 
 EPS = np.finfo(np.float64).eps
 VERSION = tuple(map(int, sklearn.__version__.split(".")[:2]))
 FITTED = ["mean_", "var_", "scale_", "n_samples_seen_"]
 SETTINGS = [(True, True), (True, False), (False, True), (False, False)]
-KINDS = [
-    "ndarray",
-    "float32",
-    "fortran",
-    "strided",
-    "list",
-    "pandas",
-    "csr_array",
-    "csc_matrix",
-    "csr_float32",
-    "coo_array",
-]
-
-
-def values(n=60, seed=0, columns=5):
-    x = np.random.default_rng(seed).normal(3.0, 2.0, (n, columns))
-    x[:, 1:2] = -0.7
-    return x
-
-
-def container(x, kind):
-    if kind == "pandas":
-        pd = pytest.importorskip("pandas", reason="a data frame is given")
-        return pd.DataFrame(x, columns=list("abcdefgh"[: x.shape[1]]))
-    if kind.startswith(("csr", "csc", "coo")):
-        thin = np.where(np.arange(x.size).reshape(x.shape) % 3 == 0, 0, x)
-        return sparse.csr_array(thin.astype("f")) if kind == "csr_float32" else getattr(sparse, kind)(thin)
-    if kind == "strided":
-        wide = np.zeros((2 * len(x), x.shape[1] + 1))
-        wide[::2, 1:] = x
-        return wide[::2, 1:]
-    makers = {"ndarray": np.copy, "float32": np.float32, "fortran": np.asfortranarray, "list": np.ndarray.tolist}
-    return makers[kind](x)
-
-
-def both(*arguments, **settings):
-    return StandardScaler(*arguments, **settings), preprocessing.StandardScaler(*arguments, **settings)
 
 
 def assert_fitted_alike(ours, theirs, n, dtype=np.float64, **case):
@@ -307,83 +270,6 @@ def test_in_a_pipeline():
     x = values()
     pipe = make_pipeline(StandardScaler(), preprocessing.StandardScaler()).fit(x)
     assert_close(pipe.transform(x), preprocessing.StandardScaler().fit_transform(x), 1e-13)
-
-
-def wrong_inputs():
-    inf, ragged, wide = values(), [[1.0, 2.0], [3.0]], values(columns=6)
-    inf[3, 2] = np.inf
-    csr = container(values(), "csr_array")
-    infinite = csr.copy()
-    infinite.data[4] = -np.inf
-    return {
-        "infinity": inf,
-        "infinity at weight 0": inf,
-        "one dimension": np.arange(4.0),
-        "no rows": np.empty((0, 5)),
-        "no columns": np.empty((5, 0)),
-        "complex": values() * 1j,
-        "strings": np.array([["a", "b"], ["c", "d"]]),
-        "ragged": ragged,
-        "too wide": wide,
-        "sparse, centered": csr,
-        "sparse, infinity": infinite,
-        "sparse, too wide": sparse.csr_array(wide),
-        "None": None,
-    }
-
-
-@pytest.mark.parametrize("method", ["fit", "partial_fit", "transform", "inverse_transform"])
-@pytest.mark.parametrize("name", wrong_inputs())
-def test_errors_are_scikit_learns(name, method):
-    x = wrong_inputs()[name]
-    with_mean = not (name.startswith("sparse") and "centered" not in name)
-    ours, theirs = (scaler.fit(values()) for scaler in both(with_mean=with_mean))
-    weight = {}
-    if "weight" in name and "fit" in method:
-        weight = {"sample_weight": (np.arange(60) != 3).astype(float)}
-    before = pickle.dumps(ours)
-    try:
-        getattr(theirs, method)(x, **weight)
-    except Exception as error:
-        kind = ValueError if isinstance(error, AssertionError) else type(error)  # a sparse inverse that does not fit
-        with pytest.raises(kind) as mine:
-            getattr(ours, method)(x, **weight)
-        if method != "inverse_transform":  # where ours name X, and the number of features that does not fit
-            assert str(mine.value) == str(error)
-        assert pickle.dumps(ours) == before
-    else:
-        assert (name.endswith("too wide"), method) == (True, "fit")
-        assert getattr(ours, method)(x).n_features_in_ == 6
-
-
-@pytest.mark.parametrize("weight", [[1.0], np.ones((60, 1)), np.zeros(60), np.full(60, np.nan), "a"], ids=str)
-def test_errors_of_weights_are_scikit_learns(weight):
-    ours, theirs = (scaler.fit(values()) for scaler in both())
-    before = pickle.dumps(ours)
-    if VERSION < (1, 8) and not np.any(np.asarray(weight) != 0):
-        pytest.skip("scikit-learn refuses weights that are all zero from 1.8 on")
-    with pytest.raises((ValueError, TypeError)) as expected:
-        theirs.fit(values(), sample_weight=weight)
-    with pytest.raises(expected.type) as mine:
-        ours.fit(values(), sample_weight=weight)
-    assert str(mine.value) == str(expected.value)
-    assert pickle.dumps(ours) == before
-
-
-def test_not_fitted():
-    for method in ("transform", "inverse_transform"):
-        with pytest.raises(NotFittedError):
-            getattr(StandardScaler(), method)(values())
-
-
-def test_wrong_parameters():
-    with pytest.raises(ValueError, match="'with_mean' parameter of StandardScaler must be an instance of 'bool'"):
-        StandardScaler(with_mean="yes").fit(values())
-    scaler = StandardScaler(with_std=False).fit(values())
-    scaler.with_std = True
-    for method in (scaler.partial_fit, scaler.transform, scaler.inverse_transform):
-        with pytest.raises(ValueError, match="fit begins anew"):
-            method(values())
 
 
 @pytest.mark.parametrize("dtype", [">f8", ">f4", ">i2"])
