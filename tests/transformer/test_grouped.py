@@ -6,7 +6,6 @@ import warnings
 import numpy as np
 import pytest
 from sklearn import clone, config_context
-from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import make_pipeline
 from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -14,9 +13,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import bnorm
 from bnorm import BatchNormTransformer, GroupedTransformer
 from bnorm.distributed.learners import reading_of
-from bnorm.files import container
+from grouped_tables import WAYS, features, frame, table
 
-WAYS = [{}, {"momentum": 0.2}, {"halflife": 20.0}]
 CHECKS = parametrize_with_checks([GroupedTransformer(0, **way) for way in WAYS])
 
 
@@ -28,25 +26,6 @@ def test_checks(estimator, check):
 @pytest.mark.parametrize("name", ["check_param_validation", "check_estimators_partial_fit_n_features"])
 def test_further_checks(name):
     getattr(estimator_checks, name)("GroupedTransformer", GroupedTransformer(0))
-
-
-def table(n=400, groups=9, seed=0, missing=0.1):
-    """Keys of column 1, beside three features, some values of which are missing."""
-    rng = np.random.default_rng(seed)
-    x = rng.normal(100.0, 3.0, (n, 4))
-    x[rng.random(x.shape) < missing] = np.nan
-    x[:, 1] = rng.integers(0, groups, n)
-    x[5:9, 1] = np.nan
-    return x
-
-
-def features(x):
-    return np.delete(x, 1, axis=1)
-
-
-def frame(x, names=("a", "key", "b", "c")):
-    pd = pytest.importorskip("pandas", reason="names come with data frames")
-    return pd.DataFrame(x, columns=list(names), index=range(7, 7 + len(x)))
 
 
 def close(t, each, whole):
@@ -276,117 +255,6 @@ def test_several_keys():
     assert t.groups_.tolist() == [(1, 1), (1, 2), (2, 1)]
     assert t.means_.tolist() == [[7.0], [7.0], [0.0]]
     np.testing.assert_allclose(t.inverse_transform([[1.0], [-1.0]], keys=[[1, 1], [1, 1]]), [[9.0], [5.0]])
-
-
-@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_saved_and_pickled(tmp_path, suffix, way):
-    x = frame(table())
-    x["key"] = [f"k{k}" for k in x["key"]]
-    t = GroupedTransformer("key", prior=2, unseen="nan", **way).fit(x[:200]).partial_fit(x[200:300])
-    t.save(tmp_path / f"t.{suffix}")
-    loaded = bnorm.load(tmp_path / f"t.{suffix}")
-    assert loaded.get_params() == t.get_params()
-    assert loaded.feature_names_in_.tolist() == t.feature_names_in_.tolist()
-    for again in (loaded, pickle.loads(pickle.dumps(t))):
-        again.partial_fit(x[300:])
-    t.partial_fit(x[300:])
-    for again in (loaded,):
-        assert again.groups_.tolist() == t.groups_.tolist()
-        np.testing.assert_array_equal(again.means_, t.means_)
-        np.testing.assert_array_equal(again.vars_, t.vars_)
-        np.testing.assert_array_equal(again.transform(x), t.transform(x))
-
-
-def test_damaged_files(tmp_path):
-    GroupedTransformer(0).fit([[1, 2.0], [2, 3.0]]).save(tmp_path / "t.npz")
-    config, entries = container.read("t", tmp_path / "t.npz")
-    arrays = {name: entry.array() for name, entry in entries.items()}
-    for change in (
-        {"places": [7]},
-        {"places": []},
-        {"kinds": ["string"]},
-        {"columns": 3},
-        {"batches": -1},
-        {"more": 1},
-        {"parameters": config["parameters"] | {"prior": -1}},
-        {"parameters": config["parameters"] | {"halflife": 1.0, "momentum": 0.1}},
-        {"names": ["a"]},
-    ):
-        container.write("t", tmp_path / "t.npz", config | change, arrays)
-        with pytest.raises(ValueError, match="expected a GroupedTransformer, got a damaged file"):
-            bnorm.load(tmp_path / "t.npz")
-    for name, a in (("key_0", np.array([1, 1])), ("rows", np.array([-1, 1])), ("running_var", -np.ones((2, 1)))):
-        container.write("t", tmp_path / "t.npz", config, arrays | {name: a})
-        with pytest.raises(ValueError, match="expected a GroupedTransformer, got a damaged file"):
-            bnorm.load(tmp_path / "t.npz")
-
-
-BAD = [
-    ({"by": "shop"}, None, ValueError, "by: expected positions, as X has no names of columns, got 'shop'"),
-    ({"by": 4}, None, ValueError, "by: expected positions below 4"),
-    ({"by": []}, None, ValueError, "by: expected at least one column"),
-    ({"by": [1, 1]}, None, ValueError, "by: expected at least one column, each once"),
-    ({"by": [1.5]}, None, TypeError, "by: expected names or positions"),
-    ({"by": True}, None, TypeError, "by: expected names or positions"),
-    ({"unseen": "zero"}, None, ValueError, "The 'unseen' parameter"),
-    ({"prior": -1.0}, None, ValueError, "The 'prior' parameter"),
-    ({"momentum": 0.1, "halflife": 3.0}, None, ValueError, "momentum: expected None with halflife=3.0"),
-    ({"halflife": 5.0}, None, ValueError, "as this stream began"),
-    ({"by": 0}, None, ValueError, r"by: expected columns \[1\], as this stream began, got \[0\]"),
-    ({}, lambda x: x[:, :3], ValueError, "X has 3 features, but GroupedTransformer is expecting 4"),
-    ({}, lambda x: np.where(x == x[0, 0], np.inf, x), ValueError, "contains infinity"),
-    ({}, lambda x: x[:0], ValueError, "Found array with 0 sample"),
-    ({}, lambda x: frame(x).astype({"key": str}), TypeError, "by: column 'key': expected keys of kind 'number'"),
-]
-
-
-@pytest.mark.parametrize(("parameters", "change", "error", "message"), BAD)
-@pytest.mark.filterwarnings("ignore:X has feature names")
-def test_an_error_changes_nothing(parameters, change, error, message):
-    x = table()
-    t = GroupedTransformer(1).fit(x)
-    before = pickle.dumps((t._groups.__dict__, t._places, t.n_features_in_))
-    t.set_params(**parameters)
-    with pytest.raises(error, match=message):
-        t.partial_fit(x if change is None else change(x))
-    assert pickle.dumps((t._groups.__dict__, t._places, t.n_features_in_)) == before
-    if change is not None and change(x).shape[1:] == (4,) and "kind" not in message:
-        with pytest.raises(error, match=message):
-            t.fit(change(x))
-        assert pickle.dumps((t._groups.__dict__, t._places, t.n_features_in_)) == before
-    with pytest.raises((ValueError, TypeError)):
-        t.partial_fit(x, sample_weight=-np.ones(len(x)))
-    assert pickle.dumps((t._groups.__dict__, t._places, t.n_features_in_)) == before
-
-
-def test_merge_refuses():
-    x = table()
-    t = GroupedTransformer(1).fit(x)
-    for other, error, message in (
-        (BatchNormTransformer().fit(x), TypeError, "expected a GroupedTransformer"),
-        (GroupedTransformer(1), NotFittedError, "not fitted yet"),
-        (GroupedTransformer(1, momentum=0.1).fit(x), ValueError, "depends on the order of its batches"),
-        (GroupedTransformer(1, halflife=3).fit(x), ValueError, "halflife: expected None, as here, got 3"),
-        (GroupedTransformer(1).fit(x[:, :3]), ValueError, "n_features_in_: expected 4"),
-        (GroupedTransformer(2).fit(x), ValueError, r"by: expected \[1\]"),
-        (GroupedTransformer(1).fit(np.where(np.arange(4) == 1, "a", x.astype(object))), TypeError, "of kind 'number'"),
-    ):
-        before = pickle.dumps(t._groups.__dict__)
-        with pytest.raises(error, match=message):
-            t.merge(other)
-        assert pickle.dumps(t._groups.__dict__) == before
-
-
-def test_keys_alone_are_no_table():
-    with pytest.raises(ValueError, match=r"expected features besides the keys, got 2 feature\(s\)"):
-        GroupedTransformer([0, 1]).fit([[1, 2]])
-
-
-def test_not_fitted():
-    for call in (lambda t: t.transform([[1, 2]]), lambda t: t.means_, lambda t: t.save("x.npz")):
-        with pytest.raises(NotFittedError):
-            call(GroupedTransformer(0))
 
 
 def test_routing_of_weights():
