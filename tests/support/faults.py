@@ -164,7 +164,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "running.py",
             "                value = devices.owned(value.copy())\n",
             "                value = devices.owned(value)\n",
-            "tests/functional/test_running.py tests/layers/test_state.py tests/streams/test_running_norm.py",
+            "tests/functional/test_running.py tests/layers/test_state.py tests/streams/test_running_norm_states.py",
         ),
         (
             "batches without counts are not said to have been lost",
@@ -185,21 +185,21 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "streams/statistics.py",
             " - np.where(n1 > 0, (apart + step) ** 2 * (n0 * n1 / n), 0)\n",
             "\n",
-            "tests/streams/test_running_norm.py",
+            "tests/streams/test_running_norm_states.py",
         ),
         (
             "the counters of skipped values are not merged",
             "streams/statistics.py",
             "        new._skipped += other._skipped\n",
             "",
-            "tests/streams/test_running_norm.py",
+            "tests/streams/test_running_norm_states.py",
         ),
         (
             "later values can be taken out of earlier ones",
             "streams/statistics.py",
             "    if min(rows, batches) < 0 or bool((left < 0).any()):\n",
             "    if min(rows, batches) < 0:\n",
-            "tests/streams/test_running_norm.py",
+            "tests/streams/test_running_norm_states.py",
         ),
     ],
     "Layers and their state": [
@@ -308,7 +308,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "transformer/window.py",
             "        if had and rows.time(0) < here.time(-1):\n",
             "        if False:\n",
-            "tests/transformer/test_window.py",
+            "tests/transformer/test_window_states.py",
         ),
         (
             "windows write into memory that others share",
@@ -357,7 +357,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "transformer/fitted.py",
             "        tables.refuse_infinity_unseen(dense, weight)\n",
             "",
-            "tests/transformer/test_window.py tests/transformer/test_transformer.py",
+            "tests/transformer/test_window_states.py tests/transformer/test_transformer.py",
         ),
         (
             "taking out rows adds them",

@@ -1,0 +1,15 @@
+"""Rows, and time stamps so many seconds after a start."""
+
+import numpy as np
+
+S = 10**9
+START = np.datetime64("2024-03-01T12:00", "ns")
+
+
+def table(n, features=3, seed=0):
+    return np.random.default_rng(seed).normal(3.0, 2.0, (n, features))
+
+
+def seconds(*given):
+    """Time stamps so many seconds after the start."""
+    return START + (np.asarray(given, float).ravel() * S).astype(np.int64).astype("m8[ns]")
