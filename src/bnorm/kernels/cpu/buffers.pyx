@@ -9,17 +9,29 @@ result lay a little further into its page than x, each load waited for the store
 
 import operator
 import os
-import sys
 
 cimport cython
 cimport numpy as cnp
-from cpython.object cimport PyObject, PyTypeObject
+from cpython.object cimport PyTypeObject
 
-cdef extern from "Python.h":
-    Py_ssize_t Py_REFCNT(PyObject*)
+cdef extern from *:
+    """
+    /* With the GIL nothing in here lets another thread run. Without it a fork stops the others where they have no lock,
+     * so that a child never inherits it. */
+    #ifdef Py_GIL_DISABLED
+    static PyMutex bn_mutex;
+    #define bn_lock() PyMutex_Lock(&bn_mutex)
+    #define bn_unlock() PyMutex_Unlock(&bn_mutex)
+    #else
+    #define bn_lock() ((void)0)
+    #define bn_unlock() ((void)0)
+    #endif
+    """
+    void lock "bn_lock"()
+    void unlock "bn_unlock"()
 
 cdef extern from "numpy/arrayobject.h":
-    object PyArray_New(PyTypeObject*, int, const cnp.npy_intp*, int, const cnp.npy_intp*, void*, int, int, PyObject*)
+    object PyArray_New(PyTypeObject*, int, const cnp.npy_intp*, int, const cnp.npy_intp*, void*, int, int, void*)
 
 cnp.import_array()
 
@@ -30,7 +42,8 @@ cdef enum:
     OLD = 256           # a buffer that has not been used for so many results is freed
     MANY = 512          # buffers at most, as each is looked at for every result
 
-cdef list buffers = []
+# All of these are read and changed under the lock, where no Python code may run.
+cdef list buffers = []  # the last used is the last
 cdef size_t limit = 0   # bytes of all buffers together
 cdef size_t total = 0
 cdef long clock = 0     # results so far
@@ -38,47 +51,95 @@ cdef long clock = 0     # results so far
 
 @cython.final
 @cython.internal
+@cython.no_gc
 cdef class Buffer:
     cdef cnp.ndarray memory     # bytes
     cdef size_t size
     cdef long used              # when it was last used
+    cdef bint lent
 
 
-cdef inline bint is_free(Buffer buffer):
-    return Py_REFCNT(<PyObject*>buffer.memory) == 1     # a result holds it, and so does every view of a result
+@cython.final
+@cython.internal
+@cython.no_gc
+cdef class Loan:
+    """A result holds it, and every view of the result holds the result: when they are gone it ends."""
 
-
-cdef void drop(bint all_free, size_t room):
-    """Free unused buffers: old ones, and then the longest unused until there is room for that many bytes."""
-    global total
     cdef Buffer buffer
-    for buffer in sorted(buffers, key=lambda b: (<Buffer>b).used):
-        if is_free(buffer) and (all_free or total + room > limit or clock - buffer.used > OLD):
-            total -= buffer.size
-            buffers.remove(buffer)
+
+    def __dealloc__(self):
+        if self.buffer is not None:
+            lock()
+            self.buffer.lent = False
+            unlock()
 
 
-cdef cnp.ndarray memory_for(size_t size):
-    """The bytes of an unused buffer that fits, or of a new one if the limit allows it, or None."""
-    global total, clock
-    cdef Buffer buffer, best = None
-    cdef cnp.npy_intp length
-    clock += 1
-    for buffer in buffers:
-        if size <= buffer.size <= size + size // 4 and is_free(buffer) and (best is None or buffer.used > best.used):
-            best = buffer       # the last used is the most likely to be in the cache
-    if best is None:
-        drop(False, size)
-        if total + size > limit or len(buffers) >= MANY:
-            return None
-        best = Buffer.__new__(Buffer)
-        length = size + PAGE
-        best.memory = cnp.PyArray_EMPTY(1, &length, cnp.NPY_UINT8, 0)
-        best.size = size
-        total += size
-        buffers.append(best)
-    best.used = clock
-    return best.memory
+cdef void drop(bint all_free, size_t room, list gone):
+    """Let go of unused buffers: old ones, and then the longest unused until there is room for that many bytes.
+
+    gone: takes them, and the caller frees it without the lock.
+    """
+    global total
+    cdef Py_ssize_t i = 0
+    cdef Buffer buffer
+    while i < len(buffers):
+        buffer = buffers[i]
+        if buffer.lent or not (all_free or total + room > limit or clock - buffer.used > OLD):
+            i += 1
+            continue
+        gone.append(buffer)
+        del buffers[i]
+        total -= buffer.size
+
+
+cdef Buffer unused(size_t size):
+    """An unused buffer that fits, which is the last in the list from now on, or None."""
+    cdef Buffer buffer
+    cdef Py_ssize_t i
+    for i in range(len(buffers) - 1, -1, -1):   # the last used is the most likely to be in the cache
+        buffer = buffers[i]
+        if not buffer.lent and size <= buffer.size <= size + size // 4:
+            del buffers[i]
+            buffers.append(buffer)
+            return buffer
+    return None
+
+
+cdef Buffer another(size_t size):
+    """A new buffer, or None if that is too much."""
+    global total
+    cdef cnp.npy_intp length = size + PAGE
+    cdef Buffer buffer
+    if total + size > limit or len(buffers) >= MANY:
+        return None
+    buffer = Buffer.__new__(Buffer)
+    buffer.memory = cnp.PyArray_EMPTY(1, &length, cnp.NPY_UINT8, 0)
+    buffer.size = size
+    buffers.append(buffer)
+    total += size
+    return buffer
+
+
+cdef Loan lend(size_t size):
+    """So many bytes, or None."""
+    global clock
+    cdef Loan loan = Loan.__new__(Loan)
+    cdef list gone = []
+    cdef Buffer buffer
+    lock()
+    try:
+        clock += 1
+        buffer = unused(size)
+        if buffer is None:
+            drop(False, size, gone)
+            buffer = another(size)
+        if buffer is not None:
+            buffer.lent = True
+            buffer.used = clock
+            loan.buffer = buffer
+    finally:
+        unlock()
+    return None if buffer is None else loan
 
 
 cdef cnp.ndarray empty(int ndim, const cnp.npy_intp* shape, int type_num, const void* beside=NULL):
@@ -87,14 +148,14 @@ cdef cnp.ndarray empty(int ndim, const cnp.npy_intp* shape, int type_num, const 
     cdef int i
     for i in range(ndim):
         size *= shape[i]
-    cdef cnp.ndarray memory = memory_for(size) if LEAST <= size <= limit else None
-    if memory is None:
+    cdef Loan loan = lend(size) if LEAST <= size <= limit else None
+    if loan is None:
         return cnp.PyArray_EMPTY(ndim, <cnp.npy_intp*>shape, type_num, 0)
-    cdef size_t address = <size_t>cnp.PyArray_DATA(memory)
+    cdef size_t address = <size_t>cnp.PyArray_DATA(loan.buffer.memory)
     address += (<size_t>beside // LINE * LINE - address) % PAGE
     cdef cnp.ndarray a = PyArray_New(<PyTypeObject*>cnp.ndarray, ndim, shape, type_num, NULL, <void*>address, 0,
                                      cnp.NPY_ARRAY_CARRAY, NULL)
-    cnp.set_array_base(a, memory)
+    cnp.set_array_base(a, loan)
     return a
 
 
@@ -117,10 +178,13 @@ def set_buffer_limit(n_bytes):
         raise TypeError(f"set_buffer_limit: n_bytes: expected an integer, got {type(n_bytes).__name__}") from None
     if not 0 <= n < 1 << 62:
         raise ValueError(f"set_buffer_limit: n_bytes: expected 0 or more, got {n}")
-    if n and not getattr(sys, "_is_gil_enabled", lambda: True)():
-        n = 0       # without the GIL a reference count does not tell whether a buffer is unused
-    limit = n
-    drop(n == 0, 0)
+    cdef list gone = []
+    lock()
+    try:
+        limit = n
+        drop(n == 0, 0, gone)
+    finally:
+        unlock()
 
 
 def get_buffer_limit():
