@@ -185,25 +185,33 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
     statistics.counters[...] = counted(config["counted"])
     if stored.affine is not None:
         stored.affine = arrays[AFFINE[0]], arrays[AFFINE[1]]
+    _restore(state, config, sums, rows, recorded)
+    stored.extra = {name: value for name, value in config.items() if name not in KNOWN}
+    container.check_entries(stored.extra, EXTRA)
+    return stored
+
+
+def _restore(
+    state: Fitted, config: Config, sums: dict[str, ndarray], rows: dict[str, ndarray], recorded: dict[str, ndarray]
+) -> None:
+    """Restore what there is beside the statistics: exact sums, the zero of the clock, a window and the record."""
+    seen = state.statistics.seen
     if state.sums is not None:
         restored = ExactMoments.restored(sums)
-        if restored.digest() != config["digest"] or (restored.count != statistics.seen).any():
+        if restored.digest() != config["digest"] or (restored.count != seen).any():
             raise ValueError(f"exact sums of {restored.count} values, with digest {restored.digest()}")
         state.sums = restored
     if state.timed and "times" in config:
         state.zero = zero_of(**config["times"])
     if state.window is not None:
-        state.window = stored_window.restored(state.window, config["window"], rows, features)
-        if state.window.parts is not None and (state.window.parts[0] != statistics.seen).any():
+        state.window = stored_window.restored(state.window, config["window"], rows, len(seen))
+        if state.window.parts is not None and (state.window.parts[0] != seen).any():
             raise ValueError("window: rows that the statistics are not of")
     elif rows:
         raise ValueError(f"arrays {sorted(rows)}")
     if recorded:
         _recall(state, config["history"], recorded)
     state.weighted, state.told = flag(config["weighted"]), flag(config["told"])
-    stored.extra = {name: value for name, value in config.items() if name not in KNOWN}
-    container.check_entries(stored.extra, EXTRA)
-    return stored
 
 
 def _plain(name: str, value: Any) -> Any:
