@@ -90,11 +90,10 @@ def split(estimator: Any, X: Any, reset: bool, keys: Any = None) -> Split:
         raise TypeError(f"{WHO}: X: expected a table in memory, got a {engine.NAME} collection")
     if kind_of(X) not in (None, ndarray):
         raise TypeError(f"{WHO}: X: expected a table in the machine's memory, got a CuPy array: cupy.asnumpy(X) is one")
-    table = arrow.table_of(WHO, X)
-    if table is None and hasattr(X, "iloc") and hasattr(X, "columns"):
-        return _of_pandas(estimator, X, reset, keys)
-    if table is not None:
+    if (table := arrow.table_of(WHO, X)) is not None:
         return _of_arrow(estimator, X, table, reset, keys)
+    if hasattr(X, "iloc") and hasattr(X, "columns"):
+        return _of_pandas(estimator, X, reset, keys)
     return _of_array(estimator, X, reset, keys)
 
 

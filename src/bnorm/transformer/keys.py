@@ -364,9 +364,7 @@ def stored(index: Index) -> tuple[list[str | None], dict[str, ndarray]]:
             arrays[f"key_{j}"] = np.frombuffer(b"".join(texts), np.uint8)
         elif kind is not None:
             values = _typed(kind, column)
-            arrays[f"key_{j}"] = (
-                values.view(np.int64) if kind == TIME else values.astype(np.uint8) if kind == FLAG else values
-            )
+            arrays[f"key_{j}"] = values.view({TIME: np.int64, FLAG: np.uint8}.get(kind, values.dtype))
     return list(index.kinds), arrays
 
 
