@@ -150,9 +150,9 @@ def known_forward(
     known: Known,
     eps: float,
     act: Activation,
-    weight: Any = None,
-    out: ndarray | None = None,
-    given: overlap.Given = (),
+    weight: Any,
+    out: ndarray | None,
+    given: overlap.Given,
 ) -> tuple[ndarray, ChannelSaved]:
     """Batch norm by statistics that are known, and constants to the backward: y and saved.
 
@@ -267,9 +267,9 @@ def row_forward(
     eps: float,
     rule: int,
     act: Activation,
-    out: ndarray | None = None,
-    given: overlap.Given = (),
-    residual: Any = None,
+    out: ndarray | None,
+    given: overlap.Given,
+    residual: Any,
     weight: Any = None,
 ) -> tuple[Any, RowSaved]:
     """Normalization of each row, y and saved; `rows` is `view.rows` or `view.groups` of x.

@@ -70,12 +70,10 @@ def kept_axes(who: str, axis: Any, shape: Shape) -> Shape:
     return axes
 
 
-def of_axes(
-    who: str, x: Any, axes: Shape, weight: Any, skipna: bool, in_integers: bool, minmax: bool, name: str = "weight"
-) -> Moments:
+def of_axes(who: str, x: Any, axes: Shape, weight: Any, skipna: bool, in_integers: bool, minmax: bool) -> Moments:
     """The moments of an array, which `checks.array` or `exact.array` has checked, of the shape of the kept axes.
 
-    name: of the weights, in messages. They may have length 1 along an axis where all of them are equal.
+    The weights may have length 1 along an axis where all of them are equal.
     """
     if in_integers:
         x = moved(x, ndarray)
@@ -83,7 +81,7 @@ def of_axes(
         first = view.first_kept(x, axes)
         found = _in_blocks(x, first, None, skipna, in_integers, minmax)
         return found if first == axes else over_leading(found, len(first) - len(axes))
-    w = _weights(who, name, weight, x, axes, in_integers)
+    w = _weights(who, weight, x, axes, in_integers)
     reduced = [axis for axis in range(x.ndim) if axis not in axes]
     own = tuple(axis for axis, n in zip(reduced, w.shape, strict=True) if n > 1)
     if x.size and not in_integers and w.size * view.LONG <= prod(x.shape[axis] for axis in reduced):
@@ -188,16 +186,16 @@ def _of_block(block: Any, w: Any, skipna: bool, in_integers: bool, minmax: bool)
     return m.with_extremes(extremes)
 
 
-def _weights(who: str, name: str, weight: Any, x: Any, axes: Shape, in_integers: bool) -> Any:
+def _weights(who: str, weight: Any, x: Any, axes: Shape, in_integers: bool) -> Any:
     """Weights, checked, with the axes that are not kept; one of them has length 1 where all its weights are equal."""
     full = tuple(n for axis, n in enumerate(x.shape) if axis not in axes)
-    w = exact.whole_weights(who, name, weight) if in_integers else checks.real(who, name, weight, type(x))
+    w = exact.whole_weights(who, "weight", weight) if in_integers else checks.real(who, "weight", weight, type(x))
     if w.shape != full:
         if full and w.shape == full[:1]:
             w = w.reshape(full[:1] + (1,) * (len(full) - 1))
         elif w.ndim != len(full) or any(n not in (1, all_) for n, all_ in zip(w.shape, full, strict=True)):
             also = f" or {full[:1]}" if len(full) > 1 else ""
-            raise ValueError(f"{who}: {name}: expected shape {full}{also} for x of shape {x.shape}, got {w.shape}")
+            raise ValueError(f"{who}: weight: expected shape {full}{also} for x of shape {x.shape}, got {w.shape}")
     if not in_integers:
-        checks.summable(who, name, w, prod(full) // max(w.size, 1))
+        checks.summable(who, "weight", w, prod(full) // max(w.size, 1))
     return w

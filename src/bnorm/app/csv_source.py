@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from bnorm.app.csv_blocks import BLOCK, LONGEST, LongRowError, blocks
-from bnorm.app.dialects import PLAIN, Dialect, doubts
+from bnorm.app.dialects import Dialect, doubts
 from bnorm.app.errors import DataError, NotANumberError
 from bnorm.app.opening import BOMS, Bytes, Input, Recoded, Unpacked, codec_of
 from bnorm.app.sources import BATCH, Source, joined, pyarrow, said
@@ -32,7 +32,7 @@ LOOKS = 16  # places of a file where columns without values at its beginning are
 class CsvSource(Source):
     """A file, a pipe or standard input, compressed or not."""
 
-    def __init__(self, given: Input, delimiter: str, dialect: Dialect = PLAIN) -> None:
+    def __init__(self, given: Input, delimiter: str, dialect: Dialect) -> None:
         self._delimiter, self._dialect, self._block = delimiter, dialect, BLOCK
         self._input, self.nulls = given, dialect.nulls
         self._stream: Bytes | None = None  # of a pipe, which is looked at and read only once

@@ -13,7 +13,7 @@ from typing import Any, Self
 class Progress:
     """Rows per second and the time left, drawn by tqdm if it is installed."""
 
-    def __init__(self, what: str, size: int, quiet: bool = False) -> None:
+    def __init__(self, what: str, size: int, quiet: bool) -> None:
         self.rows, self.position, self._start, self._bar = 0, 0.0, time.perf_counter(), None
         self._before = 0  # rows of an earlier command that this one goes on with
         if quiet or not sys.stderr.isatty():

@@ -54,9 +54,9 @@ class Fitted:
         momentum: float | None,
         halflife: Any,
         ddof: int,
-        history: int | None = None,
-        in_integers: bool = False,
-        window: Any = None,
+        history: int | None,
+        in_integers: bool,
+        window: Any,
     ) -> None:
         mean.fill(np.nan)
         var.fill(np.nan)

@@ -48,9 +48,9 @@ class State(Fitted):
         eps: float,
         ddof: int,
         affine: bool,
-        history: int | None = None,
-        in_integers: bool = False,
-        window: Any = None,
+        history: int | None,
+        in_integers: bool,
+        window: Any,
     ) -> None:
         mean, var = (moved(np.empty(x.shape[1]), x.kind) for _ in range(2))
         super().__init__(mean, var, momentum, halflife, ddof, history, in_integers, window)

@@ -171,7 +171,7 @@ def refuse_container(estimator: Any, x: Table) -> None:
     )
 
 
-def float_types(X: Any, integers: bool = False) -> Any:
+def float_types(X: Any, integers: bool) -> Any:
     """The dtypes that X may have, of its own library under scikit-learn's dispatch, otherwise of NumPy.
 
     integers: with INTEGERS, if they are NumPy's.

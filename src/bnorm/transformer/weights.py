@@ -11,7 +11,7 @@ from bnorm.kernels import BACKENDS, kernels_for, kind_of, moved, view
 WHO = "BatchNormTransformer"
 
 
-def sample_weights(sample_weight: Any, kind: type, x: Any, some: bool = True) -> Any:
+def sample_weights(sample_weight: Any, kind: type, x: Any, some: bool) -> Any:
     """Weights of the rows of x as float64 (rows,), in an array of that type: not negative, with `some` not all zero."""
     from bnorm.transformer.sklearn_private import check_sample_weight
 
