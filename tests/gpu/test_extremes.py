@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from backends import ENDS
+from backends import ENDS, Backend
 from bnorm.kernels import gpu, reference
 from compare import assert_close, assert_same
 from emulated.device import emulated_device, needs_emulator  # noqa: F401
@@ -12,11 +12,7 @@ from kernel_checks import assert_moments, exact, problem
 pytestmark = [needs_emulator, pytest.mark.usefixtures("device")]
 
 every_case = pytest.mark.parametrize("case", ENDS, ids=lambda case: case.name)
-
-
-def both(name, *args, **options):
-    want = {key: exact(a) for key, a in options.items()}
-    return getattr(gpu, name)(*args, **options), getattr(reference, name)(*map(exact, args), **want)
+both = Backend("emulator", gpu).both
 
 
 @every_case

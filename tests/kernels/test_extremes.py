@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from backends import SWITCH, at_the_ends, each_backend
+from backends import SWITCH, Backend, at_the_ends, each_backend
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu, reference
 from bnorm.kernels.activation import IDENTITY, RELU
 from cases import CASES, DTYPES
@@ -15,13 +15,14 @@ from kernel_checks import (
     as_block,
     assert_forward,
     assert_moments,
-    both,
     channel,
     every_activation,
     every_dtype,
     problem,
 )
 from rules import forward, rule
+
+both = Backend("cpu", cpu).both
 
 
 @at_the_ends(bad=[np.nan, np.inf, -np.inf])
