@@ -7,13 +7,12 @@ import pytest
 
 import bnorm
 import bnorm.functional as F
+from bnorm.distributed import sums
+from bnorm.distributed.engine import NUMBER, Map, Reading
+from bnorm.distributed.learners import mapping_of, reading_of
+from engine_parts import ROWS, close, kinds, parts_of
 
 pa = pytest.importorskip("pyarrow")
-from bnorm.distributed import sums  # noqa: E402
-from bnorm.distributed.engine import NUMBER, Map, Reading, kind_of  # noqa: E402
-from bnorm.distributed.learners import mapping_of, reading_of  # noqa: E402
-
-ROWS = 60
 
 
 def spark_vectors(x, sparse):
@@ -67,29 +66,6 @@ def table(seed=0):
 
 
 FEATURES = ["a", "i", "b", "d", "f", "l[0]", "l[1]", "n[0]", "n[1]", "v[0]", "v[1]"]
-
-
-def kinds(table):
-    return {field.name: kind_of(field.type) for field in table.schema}
-
-
-def parts_of(table):
-    """Partitions: empty, of one row, without any value of a vector, and of several batches."""
-    first, rest = table.slice(3, 1), pa.concat_tables([table.slice(0, 3), table.slice(4)])
-    return [
-        [],
-        [table.slice(0, 0)],
-        [first],
-        [rest.slice(0, 20), rest.slice(20, 0), rest.slice(20, 9)],
-        [rest.slice(29)],
-    ]
-
-
-def close(t, want):
-    assert (np.abs(t.mean_ - want.mean_) <= 1e-12 * want.scale_).all()
-    np.testing.assert_allclose(t.var_, want.var_, rtol=1e-12)
-    np.testing.assert_array_equal(t.n_samples_seen_, want.n_samples_seen_)
-    assert t.n_batches_seen_ == want.n_batches_seen_
 
 
 @pytest.mark.parametrize("weight", [None, "w"])
@@ -243,92 +219,6 @@ def test_neighbours_are_merged_in_their_order():
     assert sums.merged_in_order(joined, []) is None
 
 
-def timed():
-    """Rows in no order of their times, one of which is missing a value, with keys and weights."""
-    rng = np.random.default_rng(0)
-    times = np.datetime64("2026-01-01", "us") + rng.permutation(ROWS).astype("m8[m]")
-    x = {"a": rng.normal(1e3, 1, ROWS), "f": rng.normal(size=ROWS).astype(np.float32)}
-    x["a"][5] = np.nan
-    keys, weights = rng.choice(["x", "y", "z"], ROWS), rng.integers(0, 3, ROWS) * 1.0
-    columns = {"k": keys, "at": times, "w": weights, "s": ["text"] * ROWS}
-    return pa.table({**columns, **{name: pa.array(v, from_pandas=True) for name, v in x.items()}})
-
-
-@pytest.mark.parametrize("weight", [None, "w"])
-def test_rows_that_fade_by_their_times(weight):
-    data, mode = timed(), {"halflife": "7min", "history": 3}
-    reading = reading_of("test", bnorm.BatchNormTransformer(**mode), kinds(data), ["a", "f"], weight, "at")
-    t = bnorm.BatchNormTransformer(halflife="1h").fit([[1.0], [2.0]], times=[1.0, 2.0]).set_params(**mode)
-    states = [reading.state(part) for part in parts_of(data)]
-    assert reading.fit(t, [reading.merged(states[::-1])]) is t
-    w = None if weight is None else data["w"].to_numpy()
-    want = bnorm.BatchNormTransformer(**mode).fit(data.select(["a", "f", "at"]), sample_weight=w, times="at")
-    close(t, want)
-    assert t.newest_time_ == want.newest_time_
-    assert len(t.history_.rows) == len(want.history_.rows)
-    np.testing.assert_array_equal(t.feature_names_in_, ["a", "f"])
-    got = Map.of("test", t, kinds(data), None).table(data)
-    np.testing.assert_allclose(got["a"].drop_null(), t.transform(data.select(["a", "f"]))[~np.isnan(data["a"]), 0])
-
-
-@pytest.mark.parametrize("weight", [None, "w"])
-def test_groups(weight):
-    data = timed()
-    reading = reading_of("test", bnorm.GroupedTransformer("k", prior=2.0), kinds(data), None, weight, None)
-    assert reading.columns == ("k", *(["w"] if weight is None else []), "a", "f")
-    reading = reading_of("test", bnorm.GroupedTransformer("k", prior=2.0), kinds(data), ["a", "f"], weight, None)
-    t = reading.fit(bnorm.GroupedTransformer("k", prior=2.0), [reading.state(part) for part in parts_of(data)])
-    w = None if weight is None else data["w"].to_numpy()
-    some = data.select(["k", "a", "f"])
-    want = bnorm.GroupedTransformer("k", prior=2.0).fit(some, sample_weight=w)
-    order = [list(t.groups_).index(key) for key in want.groups_]
-    np.testing.assert_array_equal(t.counts_[order], want.counts_)
-    np.testing.assert_allclose(t.means_[order], want.means_, rtol=1e-13)
-    np.testing.assert_allclose(t.vars_[order], want.vars_, rtol=1e-11)
-    assert t.n_batches_seen_ == 1
-    mapping = mapping_of("test", t, kinds(data), None)
-    got, y = mapping.table(data), want.transform(some)
-    assert got.column_names == data.column_names
-    assert got["w"] == data["w"]
-    assert [got[name].type for name in "af"] == [pa.float64(), pa.float32()]
-    assert [got[name].null_count for name in "af"] == [1, 0]
-    np.testing.assert_allclose(got["a"].drop_null(), y[~np.isnan(y[:, 0]), 0], atol=1e-9)
-    np.testing.assert_allclose(got["f"], y[:, 1], atol=1e-6)
-    assert mapping.table(data.slice(0, 0)).schema == got.schema
-    faded = bnorm.GroupedTransformer("k", halflife="7min", prior=2.0)
-    reading = reading_of("test", faded, kinds(data), ["a", "f"], weight, "at")
-    reading.fit(faded, [reading.merged([reading.state(part) for part in parts_of(data)][::-1])])
-    want = bnorm.GroupedTransformer("k", halflife="7min").fit(
-        data.select(["k", "at", "a", "f"]), sample_weight=w, times="at"
-    )
-    order = [list(faded.groups_).index(key) for key in want.groups_]
-    np.testing.assert_allclose(faded.means_[order], want.means_, rtol=1e-13)
-    np.testing.assert_allclose(faded.vars_[order], want.vars_, rtol=1e-11)
-    assert faded.newest_time_ == want.newest_time_
-
-
-@pytest.mark.parametrize(
-    ("t", "asked", "message"),
-    [
-        (bnorm.BatchNormTransformer(), {"times": "at"}, "test: times: expected None, got 'at'"),
-        (bnorm.BatchNormTransformer(halflife="1h"), {}, "test: times: expected the name of the column of times"),
-        (bnorm.BatchNormTransformer(halflife="1h"), {"times": "z"}, "test: expected a column 'z'"),
-        (bnorm.GroupedTransformer("z"), {}, "test: expected a column 'z'"),
-        (bnorm.GroupedTransformer(0), {}, "test: by: expected names of columns, got 0"),
-        (bnorm.GroupedTransformer("k", momentum=0.1), {}, "test: expected groups with momentum=None"),
-        (bnorm.GroupedTransformer("k", halflife=9.0), {}, "or a half-life that is a length of time"),
-        (bnorm.GroupedTransformer("a"), {"columns": ["a", "f"]}, "test: columns: expected features, got 'a'"),
-    ],
-    ids=str,
-)
-def test_columns_that_learners_cannot_have(t, asked, message):
-    given = {"columns": ["f"], "sample_weight": None, "times": None} | asked
-    with pytest.raises(ValueError, match=message):
-        reading_of("test", t, kinds(timed()), **given)
-    with pytest.raises(TypeError, match="test: t: expected a BatchNormTransformer or a GroupedTransformer, got"):
-        reading_of("test", bnorm.BatchNorm1d(3), kinds(timed()), **given)
-
-
 @pytest.mark.parametrize("weight", [None, "w"])
 def test_dask_has_the_same_interface(weight):
     dd = pytest.importorskip("dask.dataframe")
@@ -356,29 +246,6 @@ def test_dask_has_the_same_interface(weight):
     exact = dask.fit(bnorm.BatchNormTransformer(momentum=None, exact=True), lazy, ["a", "b"], weight)
     reading = Reading.given("test", ["a", "b"], weight, exact=True)
     assert reading.moments([reading.state([pa.Table.from_pandas(frame)])]).digest() == exact.digest()
-
-
-def test_dask_by_times_and_by_groups():
-    dd = pytest.importorskip("dask.dataframe")
-    from bnorm.distributed import dask
-
-    data = timed()
-    frame = data.to_pandas()
-    lazy = dd.from_pandas(frame, npartitions=4)
-    lazy = dd.concat([lazy.get_partition(0).query("w > 9"), lazy])  # an empty partition
-    t = dask.fit(bnorm.BatchNormTransformer(halflife="7min"), lazy, ["a", "f"], "w", times="at")
-    w = data["w"].to_numpy()
-    want = bnorm.BatchNormTransformer(halflife="7min").fit(data.select(["a", "f", "at"]), sample_weight=w, times="at")
-    close(t, want)
-    got = dask.transform(t, lazy).compute()
-    np.testing.assert_allclose(got["f"], t.transform(frame[["a", "f"]])[:, 1], atol=1e-6)
-    assert list(got["at"]) == list(frame["at"])
-    t = dask.fit(bnorm.GroupedTransformer("k"), lazy, ["a", "f"], sample_weight="w")
-    want = bnorm.GroupedTransformer("k").fit(frame[["k", "a", "f"]], sample_weight=w)
-    got = dask.transform(t, lazy)
-    np.testing.assert_allclose(got.compute()["a"], want.transform(frame[["k", "a", "f"]])[:, 0], atol=1e-9)
-    with pytest.raises(TypeError, match=r"dask.fit: data: expected a Dask DataFrame"):
-        dask.fit(t, lazy[["a"]].to_dask_array())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,33 @@
+"""Partitions of a table as engines have them, and how a transformer that was fitted to them is compared."""
+
+import numpy as np
+import pytest
+
+from bnorm.distributed.engine import kind_of
+
+pa = pytest.importorskip("pyarrow")
+
+ROWS = 60
+
+
+def kinds(table):
+    return {field.name: kind_of(field.type) for field in table.schema}
+
+
+def parts_of(table):
+    """Partitions: empty, of one row, without any value of a vector, and of several batches."""
+    first, rest = table.slice(3, 1), pa.concat_tables([table.slice(0, 3), table.slice(4)])
+    return [
+        [],
+        [table.slice(0, 0)],
+        [first],
+        [rest.slice(0, 20), rest.slice(20, 0), rest.slice(20, 9)],
+        [rest.slice(29)],
+    ]
+
+
+def close(t, want):
+    assert (np.abs(t.mean_ - want.mean_) <= 1e-12 * want.scale_).all()
+    np.testing.assert_allclose(t.var_, want.var_, rtol=1e-12)
+    np.testing.assert_array_equal(t.n_samples_seen_, want.n_samples_seen_)
+    assert t.n_batches_seen_ == want.n_batches_seen_
