@@ -233,9 +233,6 @@ def safetensors(header, data=b"", length=None):
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
 
-META = {"__metadata__": {"bnorm": '{"format":1,"class":"BatchNorm1d"}'}}
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -254,18 +251,6 @@ META = {"__metadata__": {"bnorm": '{"format":1,"class":"BatchNorm1d"}'}}
         safetensors({"__metadata__": {"bnorm": "[" * 100_000}}),
         safetensors({"__metadata__": {"bnorm": '{"format":1' + "0" * 5000 + "}"}}),
         safetensors({"__metadata__": {"other": "{}"}}),
-        safetensors(META, b"more"),
-        safetensors(META | {"weight": {"dtype": "F64", "shape": [3], "data_offsets": [0, 24]}}),
-        safetensors(META | {"weight": {"dtype": "F64", "shape": [2**61], "data_offsets": [0, 2**64]}}),
-        safetensors(META | {"weight": {"dtype": "F64", "shape": [2**62, 2**62], "data_offsets": [0, 0]}}),
-        safetensors(META | {"weight": {"dtype": "F64", "shape": [-1, -3], "data_offsets": [0, 24]}}, bytes(24)),
-        safetensors(META | {"weight": {"dtype": "F64", "shape": [3], "data_offsets": [8, 32]}}, bytes(32)),
-        safetensors(META | {"weight": {"dtype": "F64", "shape": [3], "data_offsets": [24, 0]}}, bytes(24)),
-        safetensors(META | {"weight": {"dtype": "object", "shape": [3], "data_offsets": [0, 24]}}, bytes(24)),
-        safetensors(META | {"weight": {"dtype": ["F64"], "shape": [3], "data_offsets": [0, 24]}}, bytes(24)),
-        safetensors(META | {"weight": {"dtype": "F64", "shape": "3", "data_offsets": [0, 24]}}, bytes(24)),
-        safetensors(META | {"weight": {"dtype": "F64", "shape": [1] * 100, "data_offsets": [0, 8]}}, bytes(8)),
-        safetensors(META | {"weight": 3}),
         safetensors(b'{"__metadata__":{"bnorm":"{}"},"__metadata__":{"bnorm":"{}"}}'),
     ],
     ids=lambda content: content[:40].hex(),
@@ -273,6 +258,39 @@ META = {"__metadata__": {"bnorm": '{"format":1,"class":"BatchNorm1d"}'}}
 def test_safetensors(tmp_path, content):
     (tmp_path / "a.safetensors").write_bytes(content)
     refused(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("entry", "more", "match"),
+    [
+        ({}, b"more", "4 bytes too many"),
+        ({}, None, "weight: shape"),
+        ({"data_offsets": [0, 24]}, b"", "shape .3,. of float64 at bytes 0 to 24"),  # where another array is
+        ({"data_offsets": [24, 0]}, b"", "shape .3,. of float64 at bytes 24 to 0"),
+        ({"shape": [2**61], "data_offsets": [0, 2**64]}, b"", "shape"),
+        ({"shape": [2**62, 2**62], "data_offsets": [0, 0]}, b"", "shape"),
+        ({"shape": [-1, -3]}, b"", r"shape \[-1, -3\]"),
+        ({"shape": "3"}, b"", "shape '3'"),
+        ({"shape": [1] * 100}, b"", "shape"),
+        ({"dtype": "object"}, b"", "type object"),
+        ({"dtype": ["F64"]}, b"", "damaged"),
+        (3, b"", "damaged"),
+    ],
+)
+def test_arrays_of_safetensors(tmp_path, entry, more, match):
+    """Every byte belongs to one array. entry: what is said of an array of a good file; more: behind its last byte."""
+    path = tmp_path / "a.safetensors"
+    layer().save(path)
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header, data = json.loads(data[8 : 8 + length]), data[8 + length :]
+    path.write_bytes(safetensors(header, data))
+    bnorm.load(path)
+    last = max(header.keys() - {"__metadata__"}, key=lambda name: header[name]["data_offsets"])
+    assert last == "weight"
+    header["weight"] = header["weight"] | entry if isinstance(entry, dict) else entry
+    path.write_bytes(safetensors(header, data[:-1] if more is None else data + more))
+    refused(path, match)
 
 
 def npz(compression=zipfile.ZIP_STORED, **members):

@@ -1,8 +1,8 @@
 """Faults planted one at a time, and the test that sees each: `python tests/support/mutations.py [--save] [WORD ...]`.
 
-It works on a copy of what git would commit, built as this tree is. Of each fault (`faults.py`, and `kernel_faults.py`,
-which are compiled) it runs the tests that should see it, and reports the first that fails. A fault whose place has
-moved is an error: mend its words.
+It works on a copy of what git would commit, built as this tree is. First all tests must pass there. Of each fault
+(`faults.py`, and `kernel_faults.py`, which are compiled) it then runs the tests that should see it, and reports the
+first that fails. A fault whose place has moved is an error: mend its words.
 
     WORD       only faults in whose words, file or tests it stands
     --kernels  compiled ones too: half a minute each, built for the widest SIMD level and without optimization, which
@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -109,6 +110,15 @@ class Copy:
         if done.returncode:
             raise SystemExit(done.stderr[-3000:])
 
+    def refuse_failing(self, chosen: Sequence[Fault]) -> None:
+        """SystemExit if one of their tests fails without any fault: it would see them all."""
+        if chosen[0].compiled:
+            self.build()
+        tests = dict.fromkeys(" ".join(fault.tests for fault in chosen).split())
+        seen = self.first_failure(" ".join(tests), limit=1800)
+        if seen != SURVIVED:
+            raise SystemExit(f"{seen} fails without any fault")
+
     def seen_by(self, fault: Fault) -> str:
         """The first test that sees the fault, or SURVIVED."""
         path = self._folder / fault.path
@@ -121,10 +131,10 @@ class Copy:
         finally:
             path.write_text(before, encoding="utf-8")
 
-    def first_failure(self, tests: str) -> str:
+    def first_failure(self, tests: str, limit: float = LIMIT) -> str:
         options = ["-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
         try:
-            done = self._run("-m", "pytest", *options, *tests.split())
+            done = self._run("-m", "pytest", *options, *tests.split(), limit=limit)
         except subprocess.TimeoutExpired:
             return f"`{tests}`, which does not end"
         found = re.search(r"^(?:FAILED|ERROR) ([\w/.]+(?:::\w+)*)", done.stdout, re.MULTILINE)
@@ -169,19 +179,18 @@ def main() -> None:
     results = known() if PAGE.exists() else {}
     with TemporaryDirectory() as name:
         copy = Copy(Path(name))
-        if tests := dict.fromkeys(" ".join(fault.tests for fault in chosen if fault.compiled).split()):
-            start = time.monotonic()
-            copy.build()
-            seen = copy.first_failure(" ".join(tests))
-            print(f"{time.monotonic() - start:5.1f} s  no fault: {seen}", flush=True)
-            if seen != SURVIVED:  # it would see every fault
-                raise SystemExit(f"{seen} fails without any fault")
-        for fault in chosen:
-            start = time.monotonic()
-            results[fault.what] = copy.seen_by(fault)
-            print(f"{time.monotonic() - start:5.1f} s  {fault.what}: {results[fault.what]}", flush=True)
-            if asked.save:
-                PAGE.write_text(page(results), encoding="utf-8")
+        for compiled in (False, True):
+            some = [fault for fault in chosen if fault.compiled == compiled]
+            if some:
+                start = time.monotonic()
+                copy.refuse_failing(some)
+                print(f"{time.monotonic() - start:5.1f} s  no fault", flush=True)
+            for fault in some:
+                start = time.monotonic()
+                results[fault.what] = copy.seen_by(fault)
+                print(f"{time.monotonic() - start:5.1f} s  {fault.what}: {results[fault.what]}", flush=True)
+                if asked.save:
+                    PAGE.write_text(page(results), encoding="utf-8")
     survived = [fault.what for fault in chosen if results[fault.what] == SURVIVED]
     raise SystemExit(f"{len(survived)} of {len(chosen)} survived: {'; '.join(survived)}" if survived else 0)
 

@@ -309,6 +309,11 @@ def test_merge_is_fit_of_the_whole(ddof, nan, weighted):
     np.testing.assert_allclose(merged.var_, twice.var_, rtol=1e-12)
 
 
+def test_a_merge_with_a_weighted_stream_counts_weights():
+    t, u = (BatchNormTransformer(momentum=None).fit(table(3), sample_weight=w) for w in (None, np.full(3, 0.5)))
+    assert t.merge(u).n_samples_seen_ == 4.5
+
+
 @pytest.mark.parametrize("ddof", [0, 1])
 def test_merge_of_streams_that_end_together(ddof):
     x, y = table(100), table(70, seed=5)
