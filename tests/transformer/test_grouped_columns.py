@@ -1,5 +1,7 @@
 """Groups of frames and Arrow tables, whose columns are read where they lie: the results are those of an array."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -77,3 +79,31 @@ def test_columns_of_a_frame_are_not_copied(monkeypatch):
     t = GroupedTransformer("key").fit(frame)
     read = group_tables.split(t, frame, reset=False).features.x.batches[0]
     assert all(np.shares_memory(column, frame[name].to_numpy()) for column, name in zip(read, "abc", strict=True))
+
+
+NANO = np.array([10**18, 10**18 + 1000, 10**18], "M8[ns]")
+
+
+def kept():
+    """Columns of keys with what an array has of them."""
+    pd = pytest.importorskip("pandas", reason="one of the kinds of tables")
+    pl = pytest.importorskip("polars", reason="one of the kinds of tables")
+    large = [2**53 + 1, 2**53, 2**53 + 1]
+    yield pd.DataFrame, pd.Series(NANO), list(NANO)
+    yield pl.DataFrame, pl.Series(NANO), list(NANO)
+    yield pd.DataFrame, np.array([True, False, True]), [True, False, True]
+    yield pd.DataFrame, np.array(large), large
+    yield pl.DataFrame, pl.Series(large), large
+    yield pl.DataFrame, pl.Series(["a", None, "b"], dtype=pl.Categorical), ["a", None, "b"]
+    yield pl.DataFrame, pl.Series(["a", None, "b"], dtype=pl.Enum(["b", "a"])), ["a", None, "b"]
+    yield pd.DataFrame, pd.Series(["a", pd.NA, "b"], dtype="string"), ["a", pd.NA, "b"]
+
+
+def test_kept_keys_are_unchanged():
+    for frame, keys, expected in kept():
+        t = GroupedTransformer("key", keep_keys=True).fit(table := frame({"key": keys, "a": [1.0, 2.0, 4.0]}))
+        y = t.transform(table)
+        assert y[:, 0].tolist() == list(expected)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "X does not have valid feature names")
+            np.testing.assert_allclose(t.inverse_transform(y)[:, 1].astype(float), [1.0, 2.0, 4.0])

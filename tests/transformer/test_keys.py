@@ -109,6 +109,18 @@ def test_many_texts_of_a_frame():
             assert codes_and_keys(column) == ("string", [places[text] for text in texts], expected)
 
 
+def test_objects_of_a_frame_that_are_one_key():
+    """pandas tells apart what is one key: a date and midnight."""
+    pd = pytest.importorskip("pandas", reason="one of the kinds of columns")
+    midnight, days = dt.datetime(2020, 1, 2), [dt.date(2020, 1, 2), dt.date(2020, 1, 1)]
+    column = pd.Series([days[0], midnight, days[1], pd.NA, pd.Timestamp(midnight)], dtype=object)
+    expected = "date", [0, 0, 1, -1, 0], [1577923200000000, 1577836800000000]
+    for some in (column, column.to_numpy(), column.tolist()):
+        assert codes_and_keys(some) == expected
+    with pytest.raises(ValueError, match="expected times that microseconds can hold, got 1970-01-01"):
+        codes_and_keys(pd.Series([pd.Timestamp(1), pd.Timestamp(0)], dtype=object))
+
+
 def test_empty_chunks():
     """Large numbers without a sign beside a chunk without rows stay whole."""
     pa = pytest.importorskip("pyarrow", reason="chunked arrays are its own")

@@ -12,6 +12,7 @@ from bnorm import arrow, checks
 from bnorm.checks import FLOATS
 from bnorm.kernels import kind_of
 from bnorm.kernels.engines import engine_of
+from bnorm.transformer.keys import MOST
 from bnorm.transformer.sklearn_private import output_config
 from bnorm.transformer.tables import Dense, InColumns
 from bnorm.transformer.validation import table_of
@@ -44,18 +45,28 @@ class Split(NamedTuple):
             for j, place in enumerate(others):
                 columns[place] = y[:, j]
             return _frame(kind, names, columns, self.given.index if hasattr(self.given, "iloc") else None)
-        for place in self.places:
-            columns[place] = _plain(columns[place])
-        plain = all(columns[place].dtype.kind in "biuf" for place in self.places)
-        out = np.empty((len(y), width), np.result_type(y, *(columns[p] for p in self.places)) if plain else object)
+        found = {place: _plain(columns[place]) for place in self.places}
+        plain = all(_is_number(column) for column in found.values())
+        out = np.empty((len(y), width), np.result_type(y, *found.values()) if plain else object)
         out[:, others] = y
-        for place in self.places:
-            out[:, place] = columns[place]
+        for place, column in found.items():  # an array of times would become one of integers
+            out[:, place] = list(column) if column.dtype.kind == "M" else column
         return out
 
 
 def _plain(values: Any) -> ndarray:
-    return np.asarray(values.to_numpy(zero_copy_only=False) if hasattr(values, "num_chunks") else values)
+    """A column of keys as an array, with the values that it has."""
+    if hasattr(values, "num_chunks"):
+        if hasattr(values.type, "index_type"):  # pyarrow takes the last category for one that is missing
+            values = values.cast(values.type.value_type)
+        values = values.to_numpy(zero_copy_only=False)
+    return np.asarray(values)
+
+
+def _is_number(column: ndarray) -> bool:
+    """Whether keys stay what they are in an array of floats."""
+    kind = column.dtype.kind
+    return kind == "f" or (kind in "iu" and -MOST <= column.min(initial=0) and column.max(initial=0) <= MOST)
 
 
 def _frame(kind: str, names: ndarray, columns: list[Any], index: Any) -> Any:

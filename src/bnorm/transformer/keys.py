@@ -127,7 +127,8 @@ def _factorized(who: str, values: Any) -> Column:
     codes, found = sys.modules["pandas"].factorize(values)
     if not _reads_whole_texts() and _have_zeros(objects := np.asarray(values, object)):
         return _coded(*_objects_apart(who, objects))
-    return _coded(_objects_apart(who, np.asarray(found, object))[0], codes, in_order=True)
+    column, places = _objects_apart(who, np.asarray(found, object))  # which may be equal to us
+    return _coded(column._replace(codes=places), codes, in_order=True)
 
 
 @cache
@@ -210,8 +211,7 @@ def _texts(values: ndarray) -> Column:
         found, part = kernels.distinct(pair)
         if len(found) > 1:
             _, codes = kernels.distinct(_paired(codes, part, len(found)))
-    some = values[_first_rows(codes, int(codes.max()) + 1)]
-    return Column(TEXT, codes, some.astype(object), ordered=True)
+    return Column(TEXT, codes, values[_first_rows(codes, int(codes.max()) + 1)].astype(object), ordered=True)
 
 
 def _times(who: str, values: ndarray) -> Column:
@@ -230,8 +230,7 @@ def _floats(values: ndarray) -> Column:
     known = numbers[~np.isnan(numbers)]
     whole = bool((np.abs(known) <= MOST).all() and (known == np.floor(known)).all())
     some = np.where(np.isnan(numbers), 0, numbers).astype(np.int64) if whole else numbers
-    kind = NUMBER if len(known) else None
-    return _coded(Column(kind, np.arange(len(found)), some), codes, np.isnan(numbers))
+    return _coded(Column(NUMBER if len(known) else None, np.arange(len(found)), some), codes, np.isnan(numbers))
 
 
 def _objects(who: str, values: ndarray) -> Column:
@@ -246,7 +245,7 @@ def _objects_apart(who: str, values: Any) -> tuple[Column, ndarray]:
     kinds: dict[str, Any] = {}
     codes = np.empty(len(values), np.int32)
     for i, value in enumerate(values):
-        if value is None or value != value or type(value).__name__ in ("NAType", "NaTType"):
+        if value is None or type(value).__name__ in ("NAType", "NaTType") or value != value:
             codes[i] = -1
             continue
         kind, key = _kind_of(who, value)
@@ -276,11 +275,13 @@ def _kind_of(who: str, value: Any) -> tuple[str, Any]:
     if isinstance(value, Real):
         number = float(value)
         return NUMBER, int(number) if number == number // 1 and abs(number) <= MOST else number
-    time: Any = value
-    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
-        time = value.astimezone(datetime.UTC).replace(tzinfo=None)
     if isinstance(value, datetime.date | np.datetime64):
-        return TIME, int(np.datetime64(time, "us").astype(np.int64))
+        zoned = isinstance(value, datetime.datetime) and value.tzinfo is not None
+        time: Any = value.astimezone(datetime.UTC).replace(tzinfo=None) if zoned else value  # type: ignore[union-attr]
+        exact = time.to_datetime64() if hasattr(time, "to_datetime64") else np.datetime64(time)  # pandas' nanoseconds
+        if exact.astype(UNIT) != exact:
+            raise ValueError(f"{who}: expected times that microseconds can hold, got {exact}")
+        return TIME, int(exact.astype(UNIT).astype(np.int64))
     raise TypeError(f"{who}: expected strings, numbers, bools or dates, got {checks.type_name(value)}: {value!r:.60}")
 
 
@@ -294,8 +295,7 @@ def _coded(found: Column, codes: ndarray, missing: ndarray | None = None, in_ord
     outer = np.append(found.codes, -1).astype(np.int32)
     if missing is not None:
         outer[:-1][missing] = -1
-    kind = found.kind if (outer >= 0).any() else None
-    return Column(kind, outer[codes], found.values)
+    return Column(found.kind if (outer >= 0).any() else None, outer[codes], found.values)
 
 
 class Index:
