@@ -121,6 +121,23 @@ def test_plot(command, tmp_path):
         assert "mean of a group" in text
 
 
+@pytest.mark.parametrize("files", [["a.csv", "b.parquet"], ["a.parquet", "b.csv"]])
+def test_files_of_several_formats(command, tmp_path, files):
+    """Keys have the types of their files, of which each is an output of its own or none is; 7 is text in both."""
+    x = sales().assign(store="7")
+    for file in files:
+        path = tmp_path / file
+        x.to_parquet(path) if path.suffix == ".parquet" else x.to_csv(path, index=False)
+    paths = [tmp_path / file for file in files]
+    command("fit", *paths[:: 1 if files[0] == "a.parquet" else -1], "--by", "till,store", "-o", tmp_path / "s.npz")
+    command("transform", *paths, "--state", tmp_path / "s.npz", "-o", f"{tmp_path / 'out'}/")
+    one, other = (
+        pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+        for path in (tmp_path / "out" / file for file in files)
+    )
+    np.testing.assert_allclose(one["size"], other["size"], rtol=1e-9)
+
+
 def test_errors(command, tmp_path):
     x = sales()
     data, state = tmp_path / "x.parquet", tmp_path / "s.npz"

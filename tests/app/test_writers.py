@@ -2,6 +2,7 @@
 
 import csv
 import gc
+import re
 from uuid import UUID
 
 import numpy as np
@@ -212,3 +213,56 @@ def test_uuids_are_text_in_csv(tmp_path):
     with writers.table(str(tmp_path / "a.csv"), batch.schema) as writer:
         writer.write_batch(batch)
     assert (tmp_path / "a.csv").read_text() == f"key,x\n{one},1\n,2\n"
+
+
+BESIDE = {  # columns of an Arrow file, and the same as text
+    "small": (pa.array([7, None, -7], pa.int8()), ["7", "", "-7"]),
+    "single": (pa.array([1.5, None, 2.0], pa.float32()), ["1.5", "", "2"]),
+    "category": (pa.array(["a", "", "b"]).dictionary_encode(), ["a", "", "b"]),
+    "long": (pa.array(["NA", "", "b"], pa.large_string()), ["NA", "", "b"]),
+    "time": (
+        pa.array([0, None, 1], pa.timestamp("ms", "UTC")),
+        ["1970-01-01 00:00:00Z", "", "1970-01-01 00:00:00.001Z"],
+    ),
+    "nothing": (pa.nulls(3), ["", "", ""]),
+}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_text_below_columns_with_types(command, tmp_path, state, suffix):
+    """A CSV file behind an Arrow file has its types."""
+    typed, text = ({name: column[i] for name, column in BESIDE.items()} for i in (0, 1))
+    files = write(tmp_path / "a.arrow", table(3), **typed), write(tmp_path / "b.csv", table(3), **text)
+    out = tmp_path / f"y.{suffix}"
+    command("transform", *files, "--state", state, "-o", out)
+    if suffix == "csv":
+        lines = out.read_text().splitlines()
+        assert lines[1:4] == lines[4:]
+    else:
+        y = read(out)
+        for name, column in typed.items():
+            column = column.dictionary_decode() if name == "category" else column
+            assert y[name].combine_chunks().cast(column.type) == pa.concat_arrays([column] * 2)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_columns_with_types_below_text(command, tmp_path, state, suffix):
+    more = {"id": [1, 2, 3], "good": [True, None, False], "none": pa.nulls(3)}
+    files = write(tmp_path / "a.csv", table(3), **more), write(tmp_path / "b.parquet", table(3), **more)
+    out = tmp_path / f"y.{suffix}"
+    command("transform", *files, "--state", state, "-o", out)
+    if suffix == "csv":
+        lines = out.read_text().splitlines()
+        assert lines[1:4] == lines[4:]
+    else:
+        assert read(out)["good"].to_pylist() == [True, None, False] * 2
+
+
+def test_text_that_is_no_value_of_a_type(command, tmp_path, state):
+    for values, got in (
+        (pa.array([[1], [2]]), "expected list<.*>, got string$"),
+        (pa.array([1, 2], pa.int8()), "row 2: expected int8, .* got '300'$"),
+    ):
+        files = write(tmp_path / "a.arrow", table(2), c=values), write(tmp_path / "b.csv", table(2), c=["1", "300"])
+        said = command.fails("transform", *files, "--state", state, "-o", tmp_path / "y.arrow")
+        assert re.search(rf"b.csv: column 'c'.*{got}", said)

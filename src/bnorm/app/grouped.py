@@ -99,7 +99,7 @@ def fit(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _learn(stream: Stream, groups: Groups, names: Sequence[str], args: argparse.Namespace, progress: Progress) -> None:
-    typed = Typed(stream, args.by, (None,) * len(args.by))
+    typed = Typed(stream, args.by, groups.index)
     quoted = [repr(name) for name in args.by]
     with one_thread():
         for batch in stream:
@@ -121,18 +121,19 @@ class Typed:
     the keys that are known are text. An empty text is a missing key.
     """
 
-    def __init__(self, stream: Stream, names: Sequence[str], kinds: Sequence[str | None]) -> None:
-        self._stream, self._text = stream, [n for n, kind in zip(names, kinds, strict=True) if kind == keys.TEXT]
+    def __init__(self, stream: Stream, names: Sequence[str], index: keys.Index) -> None:
+        self.stream, self._names, self._index = stream, names, index
         self._guess: Guess | None = None
 
     def __call__(self, columns: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        source = self._stream.here
+        source = self.stream.here
         if not isinstance(source, CsvSource):
             return [(repr(name), column) for name, column in columns.items()]
         if self._guess is None:
+            text = [name for name, kind in zip(self._names, self._index.kinds, strict=True) if kind == keys.TEXT]
             self._guess = Guess({name: column.type for name, column in columns.items()}, source.nulls)
-            self._guess.look({name: column for name, column in columns.items() if name not in self._text})
-        typed = {name: self._guess.typed(column, name, self._stream) for name, column in columns.items()}
+            self._guess.look({name: column for name, column in columns.items() if name not in text})
+        typed = {name: self._guess.typed(column, name, self.stream) for name, column in columns.items()}
         return [(repr(name), filled(column, source.nulls)) for name, column in typed.items()]
 
 
@@ -151,8 +152,8 @@ class Map:
     def of(self, found: Mapping[str, Any], stream: Stream) -> Callable[[int, ndarray, ndarray], None]:
         """A function that maps one feature of these columns, by its number, from x to out."""
         groups, p = self._stored.groups, self._stored.parameters
-        if self._typed is None:
-            self._typed = Typed(stream, self.keys, groups.index.kinds)
+        if self._typed is None or self._typed.stream is not stream:  # each file of a folder has its own types
+            self._typed = Typed(stream, self.keys, groups.index)
         try:
             read = keys.read(WHO, self._typed({name: found[name] for name in self.keys}))
             at, codes = groups.places(WHO, read, [repr(name) for name in self.keys], p["unseen"] == "error")

@@ -32,31 +32,46 @@ class Guess:
 
     def __init__(self, kinds: Mapping[str, Any], nulls: Sequence[str] = ()) -> None:
         self.kinds, self._nulls, self._patterns = dict(kinds), nulls, _rules()
+        self._looked_at: set[str] = set()
 
     def look(self, columns: Mapping[str, Any]) -> None:
         """Find types in the first values of text columns."""
+        self._looked_at.update(columns)
         self.kinds |= {name: _kind(column, self._nulls) for name, column in columns.items()}
 
     def typed(self, column: Any, name: str, stream: Stream) -> Any:
         """A column of a batch with its type; an empty text, and what else stands for it, is a missing value then."""
-        from pyarrow import compute
+        from pyarrow import compute, types
 
-        kind = self.kinds[name]
+        pa, kind = pyarrow(), self.kinds[name]
         if column.type == kind:
             return column
-        found = filled(column, self._nulls)
-        good = compute.match_substring_regex(found, self._patterns[kind])
-        if compute.all(good).as_py() is False:
-            i = compute.index(good, False).as_py()
-        else:
+        found = column if _holds_text(kind) else filled(column, self._nulls)
+        if types.is_null(kind) and found.null_count == len(found):
+            return pa.nulls(len(found))
+        i = -1
+        if types.is_string(column.type) and kind in self._patterns:
+            i = compute.index(compute.match_substring_regex(found, self._patterns[kind]), False).as_py()
+        if i < 0:
             try:
                 return found.cast(kind)
-            except pyarrow().ArrowInvalid:  # such as 2024-02-31
+            except pa.ArrowNotImplementedError:
+                raise DataError(f"{stream.where}: column {name!r}: expected {kind}, got {column.type}") from None
+            except pa.ArrowInvalid:  # such as 2024-02-31
                 i = next(i for i in range(len(found)) if not _casts(found[i], kind))
+        way = f": --text {name} writes the column as text" if name in self._looked_at else ""
         raise DataError(
             f"{stream.where}: column {name!r}, row {stream.row + i + 1}: expected {kind}, as in the first rows, got "
-            f"{column[i].as_py()!r}: --text {name} writes the column as text"
+            f"{column[i].as_py()!r}{way}"
         )
+
+
+def _holds_text(kind: Any) -> bool:
+    """Whether every text is a value of a type."""
+    from pyarrow import types
+
+    of = kind.value_type if types.is_dictionary(kind) else kind
+    return any(test(of) for test in (types.is_string, types.is_large_string, types.is_string_view))
 
 
 def _kind(column: Any, nulls: Sequence[str]) -> Any:
