@@ -81,8 +81,30 @@ def test_bad_commands(tmp_path, capsys):
         assert code, args
         assert words in err, args
         assert not state.exists()
+    other = tmp_path / "seconds.csv"
+    other.write_text("a,ts,b\n1,7,1\n")
+    for more in ([], ["--by", "a"]):
+        code, _, err = run(capsys, "fit", data, other, "-o", state, "--halflife", "1h", "--time-column", "ts", *more)
+        assert code
+        assert "seconds.csv: " in err
+        assert "expected time stamps without a zone, as this stream began, got numbers of seconds" in err
+
+
+@pytest.mark.parametrize(
+    ("times", "row", "expected"),
+    [
+        (["2024-01-01", " 2024-01-02 ", "soon", "2024-01-04"], 3, "a time stamp without a zone, from 1677 to 2262, as"),
+        (["2024-01-01", "2024-01-02", "1600-01-01"], 3, "a time stamp without a zone, from 1677 to 2262, as"),
+        (["2024-01-01T00:00:00Z", "2024-01-01"], 2, "a time stamp with a zone, from 1677 to 2262, as"),
+        (["1", "2.5", "", "3"], 3, "a number of seconds, as"),
+        (["soon", "2024-01-02"], 1, "a time stamp as in ISO 8601, from 1677 to 2262, or a number of seconds"),
+    ],
+)
+def test_text_that_is_no_time(tmp_path, capsys, times, row, expected):
+    pytest.importorskip("pyarrow", reason="the command reads files with it")
     broken = tmp_path / "broken.csv"
-    broken.write_text("a,ts\n1,2024-01-01\n2,soon\n")
-    code, _, err = run(capsys, "fit", broken, "-o", state, "--halflife", "1h", "--time-column", "ts")
+    broken.write_text("a,ts\n" + "".join(f"1,{time}\n" for time in times))
+    code, _, err = run(capsys, "fit", broken, "-o", tmp_path / "s.npz", "--halflife", "1h", "--time-column", "ts")
     assert code
-    assert "broken.csv: column 'ts', rows from 1 on" in err
+    assert f"broken.csv: column 'ts', row {row}: expected {expected}" in err
+    assert f"got {times[row - 1]!r}" in err

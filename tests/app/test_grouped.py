@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import bnorm
-from commands import Command
+from commands import Command, write
 
 pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads and writes files by pyarrow")
 pd = pytest.importorskip("pandas", reason="it is the reference")
@@ -145,6 +145,10 @@ def test_errors(command, tmp_path):
     fit = ("fit", data, "-o", state)
     assert "expected a column 'shop'" in command.fails(*fit, "--by", "shop")
     assert "either a feature or a key" in command.fails(*fit, "--by", "till", "--columns", "size,till")
+    assert "expected either weights or a key, got both" in command.fails(*fit, "--by", "till", "--weight", "till")
+    heavy = write(tmp_path / "heavy.parquet", np.ones((3, 1)), w=[1e308] * 3, k=[1, 2, 1])
+    said = command.fails("fit", heavy, "-o", state, "--by", "k", "--weight", "w")
+    assert "heavy.parquet: column 'w': expected weights whose sum float64 can hold" in said
     assert "--exact: expected none with --by" in command.fails(*fit, "--by", "store", "--exact")
     assert "--momentum: expected none" in command.fails(*fit, "--by", "store", "--momentum", "0.1")
     assert "--prior: expected --by with it" in command.fails(*fit, "--prior", "3")

@@ -3,8 +3,11 @@
 import argparse
 import sys
 import time
+from bisect import bisect
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -147,9 +150,14 @@ def learn(
                     last = time.monotonic()
         learner.commit()
     except TooLarge as error:
-        name = weight if error.weights else stream.numbers[error.channel]
-        what = "weights whose sum" if error.weights else "values whose mean"
-        raise DataError(f"{where}: column {name!r}: expected {what} float64 can hold, got too large ones") from None
+        raise too_large(error, where, stream.numbers, weight) from None
+
+
+def too_large(error: TooLarge, where: str, numbers: Sequence[str], weight: str | None) -> DataError:
+    """The error for a column whose statistics float64 cannot hold."""
+    name = weight if error.weights else numbers[error.channel]
+    what = "weights whose sum" if error.weights else "values whose mean"
+    return DataError(f"{where}: column {name!r}: expected {what} float64 can hold, got too large ones")
 
 
 class Told(NamedTuple):
@@ -183,6 +191,10 @@ def _told(stream: Stream, fitted: Fitted, skip: int, most: int, weight: str | No
                 pieces.append(piece_of(fitted, rows, None if w is None else w[start:stop], when))
             except DataError as error:
                 pieces.append(error)
+            except ValueError as error:
+                if when is None:  # else they are of another kind than those before
+                    raise
+                pieces.append(DataError(f"{stream.where}: column {name!r}: {str(error).partition(': ')[2]}"))
             if len(pieces) == MOST_PIECES or stop == batch.num_rows:
                 yield Told(stop - first, stream.where, stream.progress, pieces)
                 pieces, first = [], stop
@@ -207,29 +219,50 @@ def times_of(column: Any, name: str, stream: Stream) -> Times:
     """The times of a batch, from a column of time stamps, of text in the form of ISO 8601, or of seconds."""
     import pyarrow as pa
 
+    where = f"{stream.where}: column {name!r}"
     try:
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            column = _parsed(column)
+            column = _parsed(column, where, stream.row + 1)
         return read(WHO, column, len(column), name)
     except (ValueError, TypeError, pa.ArrowException) as error:
         what = str(error).removeprefix(f"{WHO}: ")
-        raise DataError(
-            f"{stream.where}: column {name!r}, rows from {stream.row + 1} on: {what.splitlines()[0]}"
-        ) from None
+        raise DataError(f"{where}, rows from {stream.row + 1} on: {what.splitlines()[0]}") from None
 
 
-def _parsed(column: Any) -> Any:
-    """Text as time stamps, or as numbers of seconds."""
+def _parsed(column: Any, where: str, first: int) -> Any:
+    """Text as time stamps, or as numbers of seconds. first: the number of its first row."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    kinds = {
+        pa.float64(): "a number of seconds",
+        pa.timestamp("ns"): "a time stamp without a zone, from 1677 to 2262",
+        pa.timestamp("ns", "UTC"): "a time stamp with a zone, from 1677 to 2262",
+    }
+    column = compute.utf8_trim_whitespace(column)
+    for kind in kinds:
+        if not _fails(column, kind, len(column)):
+            return column.cast(kind)
+    lengths = range(1, len(column) + 1)
+    good = {kind: bisect(lengths, False, key=partial(_fails, column, kind)) for kind in kinds}
+    kind, n = max(good.items(), key=itemgetter(1))  # what most of the first values are
+    expected = (
+        f"{kinds[kind]}, as above" if n else "a time stamp as in ISO 8601, from 1677 to 2262, or a number of seconds"
+    )
+    raise DataError(f"{where}, row {first + n}: expected {expected}, got {column[n].as_py()!r}")
+
+
+def _fails(column: Any, kind: Any, n: int) -> bool:
+    """Whether one of the first n texts is none of a type."""
     import pyarrow as pa
 
-    for kind in (pa.float64(), pa.timestamp("ns"), pa.timestamp("ns", "UTC")):
-        try:
-            return column.cast(kind)
-        except pa.ArrowInvalid as error:
-            failed = error
-    raise failed
+    try:
+        column[:n].cast(kind)
+    except pa.ArrowInvalid:
+        return True
+    return False
 
 
 def time_column(args: argparse.Namespace, first: Source) -> str | None:

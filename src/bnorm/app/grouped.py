@@ -13,7 +13,7 @@ from bnorm.app.choosing import refuse_unknown
 from bnorm.app.csv_source import CsvSource
 from bnorm.app.dialects import Dialect
 from bnorm.app.errors import DataError
-from bnorm.app.fitting import chosen, one_thread, time_column, times_of, weights_of
+from bnorm.app.fitting import chosen, one_thread, time_column, times_of, too_large, weights_of
 from bnorm.app.guessing import Guess, filled
 from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Progress
@@ -21,6 +21,7 @@ from bnorm.app.rows import Rows
 from bnorm.app.states import WHO, Learned
 from bnorm.files import container
 from bnorm.kernels.cpu import groups as kernels
+from bnorm.running import TooLarge
 from bnorm.transformer import group_parameters, group_saving, keys, saving
 from bnorm.transformer.group_batches import batch_of
 from bnorm.transformer.group_saving import Stored
@@ -70,8 +71,9 @@ def fit(args: argparse.Namespace) -> dict[str, Any]:
     for name in args.by:
         if args.columns and name in args.columns:
             raise DataError(f"{first.name}: column {name!r}: expected either a feature or a key, got both")
-        if name == column:
-            raise DataError(f"{first.name}: column {name!r}: expected either times or a key, got both")
+        for other, what in ((column, "times"), (args.weight, "weights")):
+            if name == other:
+                raise DataError(f"{first.name}: column {name!r}: expected either {what} or a key, got both")
     names, stream = chosen(args, sources, [*args.by, *([column] if column else [])])
     places.keep([s.name for s in sources if s.path], [args.output])
     groups = Groups(len(args.by), len(names), None, args.halflife)
@@ -111,7 +113,9 @@ def _learn(stream: Stream, groups: Groups, names: Sequence[str], args: argparse.
             try:
                 found = keys.read(WHO, typed({name: batch.column(name) for name in args.by}))
                 groups.move(WHO, batch_of(found, rows, weight, groups.halflife, times), quoted)
-            except (TypeError, FloatingPointError) as error:
+            except TooLarge as error:
+                raise too_large(error, stream.where, names, args.weight) from None
+            except (TypeError, ValueError, FloatingPointError) as error:
                 raise DataError(f"{stream.where}: {str(error).removeprefix(f'{WHO}: ')}") from None
             progress.add(batch.num_rows, stream.progress)
 
