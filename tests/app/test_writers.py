@@ -3,6 +3,7 @@
 import csv
 import gc
 import re
+from decimal import Decimal
 from uuid import UUID
 
 import numpy as np
@@ -256,6 +257,14 @@ def test_columns_with_types_below_text(command, tmp_path, state, suffix):
         assert lines[1:4] == lines[4:]
     else:
         assert read(out)["good"].to_pylist() == [True, None, False] * 2
+
+
+def test_types_that_a_format_lacks(command, tmp_path, state):
+    decimals = pa.array([Decimal(100), Decimal(200)], pa.decimal128(5, -2))
+    for values, suffix, name in ((decimals, "parquet", "Parquet"), (pa.array([[1], [2]]), "csv", "CSV")):
+        data = write(tmp_path / "a.arrow", table(2), c=values)
+        said = command.fails("transform", data, "--state", state, "-o", tmp_path / f"y.{suffix}")
+        assert f"column 'c': expected what a {name} file can hold, got {values.type}: --drop c" in said
 
 
 def test_text_that_is_no_value_of_a_type(command, tmp_path, state):

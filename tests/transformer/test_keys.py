@@ -165,6 +165,9 @@ def test_types_of_arrow_that_are_no_keys():
             TypeError, match=f"^t: by: column k: expected strings, .* got {re.escape(str(column.type))}$"
         ):
             read("t", [("k", column)])
+    views = pa.DictionaryArray.from_arrays([0, 1], pa.array(["a", "b"], pa.string_view()))
+    with pytest.raises(TypeError, match=r"^t: by: column k: expected strings, .* got string_view$"):
+        read("t", [("k", views)])
 
 
 def test_an_index_grows_and_is_stored():

@@ -94,7 +94,7 @@ def _in_parquet(kind: Any) -> Any:
         kind = pa.dictionary(kind.index_type, _without_view(kind.value_type), kind.ordered)
     try:
         parquet.ParquetWriter(io.BytesIO(), pa.schema([("x", kind)])).close()
-    except pa.ArrowException:
+    except (pa.ArrowException, OSError):  # such as that of decimals with a negative scale
         return None
     return kind
 

@@ -152,18 +152,17 @@ def _arrow(who: str, values: Any) -> Column:
     if pa.types.is_integer(kind) and not values.null_count:
         numbers = [arrow.in_place(chunk, f"{kind}") for chunk in values.chunks]
         return _array(who, np.concatenate([np.empty(0, f"{kind}"), *numbers]))
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-        values = pa.chunked_array([chunk.cast(kind) for chunk in values.chunks], kind)
-    if pa.types.is_null(kind):
-        return Column(None, np.full(len(values), -1, np.int32), np.empty(0, object))
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        try:
-            values = values.cast(pa.timestamp("us", getattr(kind, "tz", None))).cast(pa.int64())
-        except pa.ArrowInvalid as error:
-            raise ValueError(f"{who}: expected times that microseconds can hold: {error}") from None
     try:
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+            values = pa.chunked_array([chunk.cast(kind) for chunk in values.chunks], kind)
+        if pa.types.is_null(kind):
+            return Column(None, np.full(len(values), -1, np.int32), np.empty(0, object))
+        if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+            values = values.cast(pa.timestamp("us", getattr(kind, "tz", None))).cast(pa.int64())
         coded = compute.dictionary_encode(values, null_encoding="mask").unify_dictionaries()
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{who}: expected times that microseconds can hold: {error}") from None
     except pa.ArrowNotImplementedError:
         raise TypeError(f"{who}: expected strings, numbers, bools or dates, got {kind}") from None
     indices = [chunk.indices.fill_null(-1) for chunk in coded.chunks]
