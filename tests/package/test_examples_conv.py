@@ -1,36 +1,23 @@
 """The example of a convolutional net, and its parts."""
 
 import re
-import runpy
-import sys
-from importlib.util import find_spec
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import bnorm
-from examples import ends, shown
-
-CONV_NET = Path(__file__).parents[2] / "examples" / "conv_net.py"
-MISSING = [name for name in ("matplotlib", "tqdm") if find_spec(name) is None]
-draws = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+from examples import needs, parts, shown
 
 
 @pytest.fixture
 def example(monkeypatch):
-    """The names of the example; its progress bar and picture are not needed here."""
-    monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace(tqdm=None))
-    monkeypatch.setitem(sys.modules, "matplotlib", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", SimpleNamespace(Figure=None))
-    return SimpleNamespace(**runpy.run_path(str(CONV_NET)))
+    return parts(monkeypatch, "conv_net.py")
 
 
-@draws
+@needs("conv_net.py")
 def test_quick_run(tmp_path, monkeypatch, capsys):
     picture = tmp_path / "picture"
-    text = shown(monkeypatch, capsys, CONV_NET, "--quick", "--plot", picture).out
+    text = shown(monkeypatch, capsys, "conv_net.py", "--quick", "--plot", picture).out
     found = {
         line[:13].strip(): [float(n) for n in re.findall(r"[\d.]+", line[13:])]
         for line in text.splitlines()
@@ -40,14 +27,6 @@ def test_quick_run(tmp_path, monkeypatch, capsys):
     assert found["batch norm"][2] > 80
     assert "gives the same predictions" in text
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-
-
-@draws
-def test_a_wrong_folder_is_found_before_the_work(tmp_path, monkeypatch, capsys):
-    assert ends(monkeypatch, CONV_NET, "--plot", tmp_path / "nowhere" / "curves.png") == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.endswith(f"error: --plot: there is no folder {tmp_path / 'nowhere'}\n")
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])

@@ -1,23 +1,12 @@
 """The examples of data sets."""
 
 import re
-from importlib.util import find_spec
-from pathlib import Path
-
-import pytest
 
 import child
-from examples import shown
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from examples import EXAMPLES, needs, shown
 
 
-def needs(*names):
-    missing = [name for name in names if find_spec(name) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
-
-
-@needs("PIL", "tqdm")
+@needs("image_statistics.py")
 def test_images(tmp_path):
     """The one pass agrees with all pixels at once; the mean of deviations is another number."""
     from PIL import Image
@@ -36,8 +25,8 @@ def test_images(tmp_path):
     assert "at once" not in done.stdout  # a folder may be larger than the memory
 
 
-@needs("xarray")
+@needs("climate_statistics.py")
 def test_climate(monkeypatch, capsys):
-    text = shown(monkeypatch, capsys, EXAMPLES / "climate_statistics.py").out
+    text = shown(monkeypatch, capsys, "climate_statistics.py").out
     assert "{'level': 2, 'lat': 45, 'lon': 90}" in text
     assert re.search(r"attributes: \[.*e-0[89] .*\] \[1\. 1\.\]", text)

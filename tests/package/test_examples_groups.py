@@ -1,21 +1,14 @@
 """The example of groups."""
 
 import re
-from importlib.util import find_spec
-from pathlib import Path
 
-import pytest
-
-from examples import shown
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "per_store.py"
-MISSING = [name for name in ("matplotlib", "pandas") if find_spec(name) is None]
+from examples import needs, shown
 
 
-@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+@needs("per_store.py")
 def test_per_store(tmp_path, monkeypatch, capsys):
     picture = tmp_path / "picture.png"
-    text = shown(monkeypatch, capsys, EXAMPLE, "--quick", "--plot", picture).out
+    text = shown(monkeypatch, capsys, "per_store.py", "--quick", "--plot", picture).out
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     together, alone, prior, later = (
         [float(number) for number in re.findall(r"-?\d+\.\d+", line)] for line in text.splitlines()[1:5]

@@ -1,29 +1,20 @@
 """The examples of layers, and the parts that a person would copy."""
 
 import re
-import runpy
 import sys
-from importlib.util import find_spec
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from examples import ends, shown
+from examples import ends, needs, parts, shown
 
-NUMPY_NET = Path(__file__).parents[2] / "examples" / "numpy_net.py"
-MISSING = [name for name in ("matplotlib", "tqdm") if find_spec(name) is None]
-draws = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+NUMPY_NET = "numpy_net.py"
+draws = needs(NUMPY_NET)
 
 
 @pytest.fixture
 def example(monkeypatch):
-    """The names of the example; its progress bar and pictures are not needed here."""
-    monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace(tqdm=None))
-    monkeypatch.setitem(sys.modules, "matplotlib", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", SimpleNamespace(Figure=None))
-    return SimpleNamespace(**runpy.run_path(str(NUMPY_NET)))
+    return parts(monkeypatch, NUMPY_NET)
 
 
 @pytest.fixture
@@ -55,14 +46,6 @@ def test_batch_norm_learns_where_the_plain_net_fails(quick, curves):
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers(quick):
     assert quick().out == quick().out
-
-
-@draws
-def test_a_wrong_folder_is_found_before_the_work(tmp_path, monkeypatch, capsys):
-    assert ends(monkeypatch, NUMPY_NET, "--plot", tmp_path / "nowhere" / "curves.png") == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.endswith(f"error: --plot: there is no folder {tmp_path / 'nowhere'}\n")
 
 
 @pytest.mark.parametrize("name", ["matplotlib", pytest.param("tqdm", marks=draws)])

@@ -1,37 +1,24 @@
 """The examples of online loops and forecasts."""
 
 import re
-import runpy
-import sys
-from importlib.util import find_spec
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from examples import ends, shown
+from examples import needs, parts, shown
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = {"forecast_revin.py": ("matplotlib",), "cartpole_statistics.py": ("matplotlib", "gymnasium")}
-
-
-def needs(name):
-    missing = [module for module in NAMES[name] if find_spec(module) is None]
-    return pytest.param(name, marks=pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}"))
+NAMES = ["forecast_revin.py", "cartpole_statistics.py"]
 
 
 @pytest.fixture
 def forecast(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", SimpleNamespace(Figure=None))
-    return SimpleNamespace(**runpy.run_path(str(EXAMPLES / "forecast_revin.py")))
+    return parts(monkeypatch, "forecast_revin.py")
 
 
-@pytest.mark.parametrize("name", [needs(name) for name in NAMES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=needs(name)) for name in NAMES])
 def test_quick_run(name, tmp_path, monkeypatch, capsys):
     picture = tmp_path / "picture"
-    text = shown(monkeypatch, capsys, EXAMPLES / name, "--quick", "--plot", picture).out
+    text = shown(monkeypatch, capsys, name, "--quick", "--plot", picture).out
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     lines = {line[:24].strip(): re.findall(r"\S+", line[20:]) for line in text.splitlines()}
     if name == "forecast_revin.py":
@@ -41,12 +28,6 @@ def test_quick_run(name, tmp_path, monkeypatch, capsys):
     else:
         for component in ("position", "velocity", "angle", "angular velocity"):
             assert float(lines[component][-1]) < 1e-12
-
-
-@pytest.mark.parametrize("name", [needs(name) for name in NAMES])
-def test_a_wrong_folder_is_found_before_the_work(name, tmp_path, monkeypatch, capsys):
-    assert ends(monkeypatch, EXAMPLES / name, "--plot", tmp_path / "nowhere" / "picture.png") == 2
-    assert capsys.readouterr().err.endswith(f"error: --plot: there is no folder {tmp_path / 'nowhere'}\n")
 
 
 def test_gradients_of_the_forecaster(forecast):
