@@ -12,9 +12,11 @@ ONNX stores epsilon in single precision. In a batch norm the rounding error is a
 store no variance: their float64 models are off by about 1e-13 / var for an eps of 1e-5.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 from numpy.typing import DTypeLike
 
 from bnorm import layers
@@ -67,18 +69,7 @@ def to_onnx(obj: Any, dtype: DTypeLike = "float32", ndim: int | None = None) -> 
         y = then(y, "Sub", f"mean_{i}")
     y = then(y, norm.kind, *norm.inputs, **norm.attributes)
     y = then(y, "Transpose", perm=after) if after else y
-    activation = getattr(obj, "activation", None)
-    if activation == "relu":
-        then(y, "Relu")
-    elif activation == "gelu":  # Gelu came later than the norms, and not to every runtime for float64
-        inputs |= {"a": np.array(1.5957691216057308), "b": np.array(0.07135481627260025)}
-        u = then(then(then(then(y, "Mul", y), "Mul", "b"), "Add", "a"), "Mul", y)
-        then(then(u, "Sigmoid"), "Mul", y)
-    elif activation == "silu":
-        then(y, "Mul", then(y, "Sigmoid"))
-    elif activation is not None:  # LeakyRelu is not in every runtime for float64, and would round its slope to float32
-        inputs["slope"] = np.array(obj.negative_slope)
-        then(y, "Max", then(y, "Mul", "slope"))
+    inputs |= _activate(then, y, obj)
     nodes[-1].output[0] = "Y"
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     shape = [f"n{i}" for i in range(rank)]
@@ -93,6 +84,23 @@ def to_onnx(obj: Any, dtype: DTypeLike = "float32", ndim: int | None = None) -> 
     model = helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION, producer_name="bnorm")
     onnx.checker.check_model(model)
     return model
+
+
+def _activate(then: Callable[..., str], y: str, obj: Any) -> dict[str, ndarray]:
+    """Add the nodes of a layer's activation after y. Returns the constants that they use, by name."""
+    activation = getattr(obj, "activation", None)
+    if activation == "relu":
+        then(y, "Relu")
+    elif activation == "gelu":  # Gelu came later than the norms, and not to every runtime for float64
+        u = then(then(then(then(y, "Mul", y), "Mul", "b"), "Add", "a"), "Mul", y)
+        then(then(u, "Sigmoid"), "Mul", y)
+        return {"a": np.array(1.5957691216057308), "b": np.array(0.07135481627260025)}
+    elif activation == "silu":
+        then(y, "Mul", then(y, "Sigmoid"))
+    elif activation is not None:  # LeakyRelu is not in every runtime for float64, and would round its slope to float32
+        then(y, "Max", then(y, "Mul", "slope"))
+        return {"slope": np.array(obj.negative_slope)}
+    return {}
 
 
 def register() -> None:
