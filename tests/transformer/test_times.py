@@ -271,6 +271,26 @@ def test_pipelines_carry_times():
         np.testing.assert_allclose(routed[0].mean_, want.mean_, rtol=1e-12)
 
 
+@pytest.mark.parametrize("output", ["default", "pandas"])
+def test_pipelines_carry_a_column_of_times(output):
+    """The first step that takes times leaves their column out, and a later one gets them all the same."""
+    pd = pytest.importorskip("pandas", reason="its frames name a column of times")
+    x, times = table(40), seconds(np.arange(40.0))
+    frame = pd.DataFrame(x, columns=[f"f{i}" for i in range(x.shape[1])]).assign(ts=times)
+    model, expected = (make_pipeline(*(BatchNormTransformer(halflife=h) for h in ("9s", "3s"))) for _ in range(2))
+    model.set_output(transform=output)
+    for part in np.split(np.arange(40), 4):
+        partial_fit_pipeline(model, frame.iloc[part], times="ts")
+        partial_fit_pipeline(expected, x[part], times=times[part])
+    for step, other in zip(model, expected, strict=True):
+        np.testing.assert_allclose(step.mean_, other.mean_, rtol=1e-13)
+        assert step.newest_time_ == times[-1]
+    np.testing.assert_allclose(model.transform(frame), expected.transform(x), rtol=1e-12)
+    for X in (frame, x):
+        with pytest.raises(ValueError, match=r"^partial_fit_pipeline: times: expected the name of one column"):
+            partial_fit_pipeline(model, X, times="when")
+
+
 def test_interrupts_while_the_zero_of_the_clock_moves(monkeypatch):
     """The rows of a stream are far apart, so the clock begins anew: then its times mean the same."""
     monkeypatch.setattr(of_times, "EXACT", 1000)

@@ -21,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from bnorm.transformer.estimator import BatchNormTransformer
 from bnorm.transformer.fitted import at_once
+from bnorm.transformer.times import names_of, separated
 
 WHO = "partial_fit_pipeline"
 PLACEHOLDERS = ("passthrough", "drop", None)
@@ -104,9 +105,8 @@ def partial_fit_pipeline(
             )
     check_consistent_length(X, y, sample_weight, None if isinstance(times, str) else times)
     changes = _Changes()
-    _advance(
-        pipeline, X, _Beside(y, {"classes": classes, "sample_weight": sample_weight, "times": times}, changes), False
-    )
+    given = {"classes": classes, "sample_weight": sample_weight, "times": times}
+    _advance(pipeline, X, _Beside(y, given, separated(WHO, X, times)[1], changes), False)
     changes.make()
     return pipeline
 
@@ -146,10 +146,15 @@ class _Beside(NamedTuple):
 
     y: Any
     given: dict[str, Any]  # by the names of arguments
+    times: Any  # those of a column, if it is given by name
     changes: _Changes
 
-    def taken_by(self, step: Any) -> dict[str, Any]:
-        return {name: value for name, value in self.given.items() if value is not None and _takes(step, name)}
+    def taken_by(self, step: Any, X: Any) -> dict[str, Any]:
+        """The arguments for a step that gets the table X. A column of times is known to the first such step alone."""
+        taken = {name: value for name, value in self.given.items() if value is not None and _takes(step, name)}
+        if type(column := taken.get("times")) is str and column not in names_of(X):
+            taken["times"] = self.times
+        return taken
 
 
 def _advance(step: Any, X: Any, beside: _Beside, output: bool) -> tuple[Any, Any]:
@@ -168,7 +173,7 @@ def _advance(step: Any, X: Any, beside: _Beside, output: bool) -> tuple[Any, Any
         return _advance_columns(step, X, beside)
     if hasattr(step, "partial_fit"):
         step = beside.changes.copy_of(step)
-        step.partial_fit(X, beside.y, **beside.taken_by(step))
+        step.partial_fit(X, beside.y, **beside.taken_by(step, X))
     elif not _is_fitted(step) or not (hasattr(step, "n_features_in_") or get_tags(step).requires_fit):
         step = beside.changes.copy_of(step)
         step.fit(X, beside.y)  # one that needs no fit learns only the features, whose names it passes on

@@ -86,7 +86,7 @@ def separated(who: str, X: Any, times: Any) -> tuple[Any, Any, str | None]:
             f"{who}: X: expected a table in memory with times={times!r}, got a {engine.NAME} collection: "
             f"{engine.__name__}.fit(t, X, times={times!r}) takes it"
         )
-    names = _names(X)
+    names = names_of(X)
     if names.count(times) != 1:
         found = f"columns {names}" if names else f"a {type(X).__name__} without named columns"
         raise ValueError(f"{who}: times: expected the name of one column of X, got {times!r} for {found:.200}")
@@ -95,13 +95,13 @@ def separated(who: str, X: Any, times: Any) -> tuple[Any, Any, str | None]:
 
 def without(X: Any, column: str | None) -> Any:
     """The table without a column, if it has it."""
-    if column is None or column not in _names(X):
+    if column is None or column not in names_of(X):
         return X
     if _pandas(X):
         return X.drop(columns=[column])
     if _polars(X):
         return X.drop(column)
-    return X.drop_columns([column]) if hasattr(X, "drop_columns") else X.select([n for n in _names(X) if n != column])
+    return X.drop_columns([column]) if hasattr(X, "drop_columns") else X.select([n for n in names_of(X) if n != column])
 
 
 def of_rows(who: str, name: str, length: Any, given: Any, n: int, column: str | None) -> Times | None:
@@ -245,7 +245,7 @@ def _of_seconds(who: str, a: ndarray) -> ndarray:
     return ns
 
 
-def _names(X: Any) -> list[str]:
+def names_of(X: Any) -> list[str]:
     """The names of the columns of a data frame or an Arrow table."""
     if _pandas(X) or _polars(X):
         return list(X.columns)
