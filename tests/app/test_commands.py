@@ -250,9 +250,13 @@ def test_a_full_disk_behind_standard_output(tmp_path):
 def test_letters_that_the_output_cannot_show(apart, tmp_path):
     pd = pytest.importorskip("pandas")
     bnorm.BatchNormTransformer().fit(pd.DataFrame({"größe": [1.0, 3.0]})).save(tmp_path / "s.npz")
-    done = apart("show", "s.npz", PYTHONIOENCODING="ascii")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "gr\\xf6\\xdfe" in done.stdout
+    in_ascii = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for environment in ({"PYTHONIOENCODING": "ascii"}, in_ascii):
+        done = apart("show", "s.npz", **environment)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "gr\\xf6\\xdfe" in done.stdout
+    assert apart("merge", "s.npz", "-o", "größe.npz", **in_ascii).stderr == ""
+    assert (tmp_path / "größe.npz").exists()
 
 
 @pyarrow

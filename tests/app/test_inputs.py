@@ -97,9 +97,10 @@ def test_standard_input(piped, tmp_path, kind):
     has_learned(tmp_path / "s.npz")
 
 
-def test_standard_input_of_a_process(tmp_path):
-    """Parquet, which is not read front to back."""
+def test_standard_input_of_a_process(tmp_path, monkeypatch):
+    """Parquet, which is not read front to back. The copy of it is closed, of which Python would say if it were not."""
     data = packed(tmp_path, "parquet")
+    monkeypatch.setenv("PYTHONDEVMODE", "1")
     with run_apart("fit", "-", "-o", tmp_path / "s.npz", "--quiet", stdin=-1, stderr=-1) as process:
         _, said = process.communicate(data, timeout=child.LIMIT)
     assert (process.returncode, said) == (0, b"")

@@ -368,7 +368,9 @@ def open_streams() -> None:
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
-        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        elif isinstance(stream, io.TextIOWrapper) and (
+            stream.errors == "strict" or (stream.errors == "surrogateescape" and stream.encoding != "utf-8")
+        ):
             stream.reconfigure(errors="backslashreplace")
 
 

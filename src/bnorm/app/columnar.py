@@ -1,6 +1,7 @@
 """Parquet and Arrow files as batches of columns, however large their row groups and batches are."""
 
 import mmap
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from copy import copy
@@ -44,6 +45,7 @@ class ParquetSource(ColumnarSource):
             given.check("a Parquet file", PARQUET)
             with given.opened() as stream:  # what it is made of stands at its end
                 self._path = spooled(stream)
+            weakref.finalize(self, self._path.close)
         with self._open() as file:
             schema = file.schema_arrow
             super().__init__(given, schema.names, schema.types)

@@ -7,6 +7,7 @@ known by having no lock.
 import errno
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -86,4 +87,4 @@ def _begun(place: Path) -> tuple[Path, BinaryIO]:
 
 def _shortened(name: str) -> str:
     """As much of a name as leaves room for more: file systems allow 255 bytes."""
-    return name.encode(errors="surrogateescape")[:200].decode(errors="ignore")
+    return os.fsencode(name)[:200].decode(sys.getfilesystemencoding(), errors="ignore")
