@@ -16,7 +16,8 @@ LENGTHS = (0, 1, 63, 64, 1000, 70_001)  # the last one on several threads
 def vectors(n, dtype):
     """Plain ones, some with NaN, only NaN, and infinity."""
     rng = np.random.default_rng(n)
-    found = [(rng.standard_normal(n) * 30 + 40 * c).astype(dtype) for c in range(5)]
+    by = "i8" if np.dtype(dtype).kind == "u" else dtype  # as processors differ in what is unsigned of a negative number
+    found = [(rng.standard_normal(n) * 30 + 40 * c).astype(by).astype(dtype) for c in range(5)]
     if np.dtype(dtype).kind == "f":
         found[1][rng.random(n) < 0.3] = np.nan
         found[2][:] = np.nan
