@@ -4,18 +4,13 @@ import numpy as np
 import pytest
 
 import child
-from commands import Command, table, write
+from commands import table, write
 
 pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads files by pyarrow")
 
 X = table(100)
 CSV = "".join(f"{i},{i / 2},word\n" for i in range(100))
 GOOD = "a,b,name\n" + CSV
-
-
-@pytest.fixture
-def command(capsys):
-    return Command(capsys)
 
 
 @pytest.fixture

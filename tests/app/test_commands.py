@@ -13,15 +13,10 @@ import pytest
 import bnorm
 import child
 from bnorm.kernels import cpu
-from commands import Command, names, table, write
+from commands import names, table, write
 from compare import assert_close
 
 pyarrow = pytest.mark.skipif(not __import__("importlib.util").util.find_spec("pyarrow"), reason="pyarrow reads files")
-
-
-@pytest.fixture
-def command(capsys):
-    return Command(capsys)
 
 
 @pytest.fixture

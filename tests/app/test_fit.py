@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import child
-from commands import Command, names, read, table, write
+from commands import names, read, table, write
 from compare import assert_close
 
 pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads files by pyarrow")
@@ -12,11 +12,6 @@ pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads f
 ROWS = 1000
 X = table(ROWS)
 FORMATS = ["csv", "parquet", "feather", "arrow"]
-
-
-@pytest.fixture
-def command(capsys):
-    return Command(capsys)
 
 
 def shown(command, state):

@@ -5,17 +5,12 @@ import pytest
 
 import bnorm
 import bnorm.functional as F
-from commands import Command, table, write
+from commands import table, write
 
 pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads files by pyarrow")
 
 X = table(400)
 WANT = F.moments(X, exact=True, skipna=True)
-
-
-@pytest.fixture
-def command(capsys):
-    return Command(capsys)
 
 
 def fit(command, tmp_path, rows, name, *more, x=X):

@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 
 import bnorm
-from commands import Command, write
+from commands import write
 
 pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads and writes files by pyarrow")
 pd = pytest.importorskip("pandas", reason="it is the reference")
-
-
-@pytest.fixture
-def command(capsys):
-    return Command(capsys)
 
 
 def sales(n=300, seed=0):

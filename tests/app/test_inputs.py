@@ -13,17 +13,12 @@ import numpy as np
 import pytest
 
 import child
-from commands import Command, run_apart, table, write
+from commands import run_apart, table, write
 
 pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads files by pyarrow")
 
 X = table(500)
 posix = pytest.mark.skipif(os.name != "posix", reason="pipes with names and signals need Unix")
-
-
-@pytest.fixture
-def command(capsys):
-    return Command(capsys)
 
 
 @pytest.fixture

@@ -4,15 +4,10 @@ import numpy as np
 import pytest
 
 import bnorm
-from commands import Command, table, write
+from commands import table, write
 from compare import assert_close
 
 pyarrow = pytest.mark.skipif(not __import__("importlib.util").util.find_spec("pyarrow"), reason="pyarrow reads files")
-
-
-@pytest.fixture
-def command(capsys):
-    return Command(capsys)
 
 
 @pyarrow

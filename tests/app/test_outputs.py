@@ -15,14 +15,9 @@ import numpy as np
 import pytest
 
 import child
-from commands import Command, names, run_apart, table, write
+from commands import names, run_apart, table, write
 
 pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads and writes files by pyarrow")
-
-
-@pytest.fixture
-def command(capsys):
-    return Command(capsys)
 
 
 def test_nothing_is_overwritten(command, tmp_path):

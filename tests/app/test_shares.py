@@ -8,7 +8,7 @@ from bnorm.app import fitting
 from bnorm.app.ahead import together
 from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Interrupted
-from commands import Command, names, table, write
+from commands import names, table, write
 
 pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads files by pyarrow")
 
@@ -31,11 +31,6 @@ OPTIONS = {
     "exclude": ["--exclude", "f1,s,n"],
     "times": ["--halflife", "10min", "--time-column", "t"],
 }
-
-
-@pytest.fixture
-def command(capsys):
-    return Command(capsys)
 
 
 @pytest.fixture

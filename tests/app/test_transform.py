@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import child
-from commands import Command, names, read, table, write
+from commands import names, read, table, write
 from compare import assert_close, assert_same
 
 pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads and writes files by pyarrow")
@@ -12,11 +12,6 @@ pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads a
 ROWS = 500
 X = table(ROWS)
 X[::9, 1] = np.nan
-
-
-@pytest.fixture
-def command(capsys):
-    return Command(capsys)
 
 
 @pytest.fixture

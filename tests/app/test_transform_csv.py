@@ -3,18 +3,13 @@
 import numpy as np
 import pytest
 
-from commands import Command, read, table, write
+from commands import read, table, write
 
 pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads and writes files by pyarrow")
 
 ROWS = 500
 X = table(ROWS)
 X[::9, 1] = np.nan
-
-
-@pytest.fixture
-def command(capsys):
-    return Command(capsys)
 
 
 @pytest.fixture

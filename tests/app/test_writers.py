@@ -9,7 +9,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from commands import Command, names, read, table, write
+from commands import names, read, table, write
 
 pa = pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads and writes files by pyarrow")
 from pyarrow import ipc, parquet  # noqa: E402  after the skip
@@ -17,11 +17,6 @@ from pyarrow import ipc, parquet  # noqa: E402  after the skip
 from bnorm.app import writers  # noqa: E402
 from bnorm.app.errors import DataError  # noqa: E402
 from bnorm.app.text import Quotes  # noqa: E402
-
-
-@pytest.fixture
-def command(capsys):
-    return Command(capsys)
 
 
 @pytest.fixture
