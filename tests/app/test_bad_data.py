@@ -59,6 +59,21 @@ def test_text_far_down(fails, tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("header", "value", "ways"),
+    [
+        ("a", "-", "--exclude a leaves the column out, --null-values=- or --on-error null"),
+        ("-a", "b c", "--exclude=-a leaves the column out, --null-values 'b c' or --on-error null"),
+        ('"a,b"', '"x,y"', "--on-error null"),
+    ],
+    ids=["value", "name", "commas"],
+)
+def test_ways_out_are_options_as_they_are_typed(fails, tmp_path, header, value, ways):
+    data = tmp_path / "x.csv"
+    data.write_text(f"{header}\n1\n2\n{value}\n")
+    assert fails(data).endswith(f"expected a number, got {value.strip(chr(34))!r}; {ways} takes it for missing")
+
+
 def test_bytes_that_are_no_text(fails, tmp_path):
     data = tmp_path / "x.csv"
     data.write_bytes(GOOD.encode() + b"\xff\xfe,1,x\n")

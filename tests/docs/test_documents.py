@@ -1,10 +1,13 @@
 """The documentation: its programs run, its links lead somewhere, and every test it names is there."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 from benchmarks import gpu_page
+
+from bnorm.app import cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -24,6 +27,18 @@ def test_programs_run(page):
     for program in programs(page):
         exec(compile(program, str(page), "exec"), names)
     assert names
+
+
+def test_commands_are_as_the_command_expects_them():
+    found = []
+    for page in (*PAGES, ROOT / "README.md"):
+        for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            for line in re.findall(r"^(?:.* \| )?bnorm (.*)", block, re.MULTILINE):
+                try:
+                    found.append(cli.parser().parse_args(shlex.split(line, comments=True)))
+                except SystemExit:
+                    pytest.fail(f"{page.name}: bnorm {line}")
+    assert len(found) > 20
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -1,12 +1,11 @@
 """Which columns of a table are used, and why the others are not."""
 
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bnorm.app.errors import DataError
+from bnorm.app.errors import DataError, option
 from bnorm.app.sources import Source
 from bnorm.arrow import is_number
 
@@ -119,8 +118,8 @@ def tell(
         print(f"bnorm: {first.name}: drops {_few(dropped)}", file=sys.stderr)
     doubts = list(first.doubts)
     if found := [name for name in chosen if IDENTIFIER.fullmatch(name) and what == "learns"]:
-        left_out = shlex.quote(",".join(found[:3]))
-        doubts.append(f"{_few(found)} may not be a measurement; --exclude {left_out} leaves it out")
+        left_out = option("--exclude", ",".join(found[:3]))
+        doubts.append(f"{_few(found)} may not be a measurement; {left_out} leaves it out")
     for doubt in doubts:
         print(f"bnorm: {first.name}: {doubt}", file=sys.stderr)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from bnorm import __version__
 from bnorm.app.dialects import Dialect, add_options
-from bnorm.app.errors import DataError, NotANumberError
+from bnorm.app.errors import DataError, NotANumberError, option
 
 STATE_HELP = "the state file, .safetensors or .npz"
 DATA_HELP = "CSV, Parquet or Arrow files, folders of them, globs; - is standard input"
@@ -378,13 +378,10 @@ def ways_out(error: NotANumberError, args: argparse.Namespace) -> str:
     """What can be done about a value that is no number."""
     if error.value == error.column:
         return "a header stands there again; files that are given by name are read one after the other"
-    missing = f"--null-values {shlex.quote(error.value)} or --on-error null takes it for missing"
-    excluded = (
-        f"--exclude {shlex.quote(error.column)} leaves the column out, "
-        if hasattr(args, "exclude") and not args.columns
-        else ""
-    )
-    return excluded + missing
+    excludable = hasattr(args, "exclude") and not args.columns and "," not in error.column
+    excluded = f"{option('--exclude', error.column)} leaves the column out, " if excludable else ""
+    named = f"{option('--null-values', error.value)} or " if "," not in error.value else ""
+    return f"{excluded}{named}--on-error null takes it for missing"
 
 
 def failed(error: Exception) -> int:

@@ -1,5 +1,7 @@
 """The errors that end a command with a message of one line and exit status 1."""
 
+import shlex
+
 
 class DataError(Exception):
     """Data or a file cannot be used; the message names it."""
@@ -11,3 +13,8 @@ class NotANumberError(DataError):
     def __init__(self, source: str, column: str, where: str, value: str) -> None:
         super().__init__(f"{source}: column {column!r}, {where}: expected a number, got {value!r}")
         self.column, self.value = column, value
+
+
+def option(name: str, value: str) -> str:
+    """An option of a command with its value, as they are typed."""
+    return f"{name}{'=' if value.startswith('-') else ' '}{shlex.quote(value)}"

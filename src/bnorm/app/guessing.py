@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bnorm.app.dialects import NULLS
-from bnorm.app.errors import DataError
+from bnorm.app.errors import DataError, option
 from bnorm.app.inputs import Stream
 from bnorm.app.sources import pyarrow
 
@@ -59,7 +59,7 @@ class Guess:
                 raise DataError(f"{stream.where}: column {name!r}: expected {kind}, got {column.type}") from None
             except pa.ArrowInvalid:  # such as 2024-02-31
                 i = next(i for i in range(len(found)) if not _casts(found[i], kind))
-        way = f": --text {name} writes the column as text" if name in self._looked_at else ""
+        way = f": {option('--text', name)} writes the column as text" if name in self._looked_at else ""
         raise DataError(
             f"{stream.where}: column {name!r}, row {stream.row + i + 1}: expected {kind}, as in the first rows, got "
             f"{column[i].as_py()!r}{way}"

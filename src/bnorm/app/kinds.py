@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import UUID
 
-from bnorm.app.errors import DataError
+from bnorm.app.errors import DataError, option
 from bnorm.app.sources import pyarrow, said
 
 
@@ -23,7 +23,7 @@ def written(schema: Any, kind: str) -> Any:
         if found is None:
             raise DataError(
                 f"column {field.name!r}: expected what a {NAMES[kind]} file can hold, got {field.type}: "
-                f"--drop {field.name} leaves it out"
+                f"{option('--drop', field.name)} leaves it out"
             )
         fields.append(pa.field(field.name, found, field.nullable, field.metadata))
     return pa.schema(fields, schema.metadata)
