@@ -3,11 +3,15 @@
 
 import runpy
 import sys
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+
+import bnorm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDED = {  # beside NumPy and scikit-learn
@@ -52,3 +56,17 @@ def parts(monkeypatch, name: str):
     monkeypatch.setitem(sys.modules, "matplotlib", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "matplotlib.figure", SimpleNamespace(Figure=None))
     return SimpleNamespace(**runpy.run_path(str(EXAMPLES / name)))
+
+
+def check_gradients(parameters: Iterable[bnorm.Parameter], loss: Callable[[], float], rng: np.random.Generator):
+    """The gradients of the parameters, against the slope of the loss along one random direction for each."""
+    h = 1e-6
+    for p in parameters:
+        way, start = rng.standard_normal(p.shape), p.data.copy()
+        p.data = start + h * way
+        above = loss()
+        p.data = start - h * way
+        slope = (above - loss()) / (2 * h)
+        p.data = start
+        # Rounding leaves a few eps / h = 2e-10 of a loss of 3; a ReLU that turns within h, some h of a slope.
+        assert np.sum(p.grad * way) == pytest.approx(slope, rel=1e-4, abs=1e-8)
