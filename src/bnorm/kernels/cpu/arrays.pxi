@@ -300,7 +300,7 @@ cdef bint away(const char* begin, const char* end, other):
     return first >= end or begin >= last
 
 
-def apart(cnp.ndarray a, others):
+def apart(cnp.ndarray a not None, others):
     """Whether an array certainly shares no memory with other values, which may be of any type; False means unknown."""
     cdef char* begin = NULL
     cdef char* end = NULL
