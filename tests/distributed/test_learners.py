@@ -39,6 +39,19 @@ def test_rows_that_fade_by_their_times(weight):
     np.testing.assert_allclose(got["a"].drop_null(), t.transform(data.select(["a", "f"]))[~np.isnan(data["a"]), 0])
 
 
+@pytest.mark.parametrize("unnamed", ["at", "w"])
+def test_a_column_without_a_name(unnamed):
+    data = timed()
+    names = {name: "" if name == unnamed else name for name in data.column_names}
+    t = bnorm.BatchNormTransformer(halflife="7min")
+    found = []
+    for table, at, w in ((data, "at", "w"), (data.rename_columns(list(names.values())), names["at"], names["w"])):
+        reading = reading_of("test", t, kinds(table), ["a", "f"], w, at)
+        states = [reading.state([table.select(reading.names)])]
+        found.append(reading.fit(bnorm.BatchNormTransformer(halflife="7min"), states))
+    close(found[1], found[0])
+
+
 @pytest.mark.parametrize("weight", [None, "w"])
 def test_groups(weight):
     data = timed()

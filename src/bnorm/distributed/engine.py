@@ -121,7 +121,7 @@ class Reading(Partitions):
     @property
     def names(self) -> list[str]:
         """All columns that are read."""
-        return list(dict.fromkeys([*self.columns, *([] if self.weight is None else [self.weight])]))
+        return each_once(*self.columns, self.weight)
 
     def state(self, batches: Iterable[Any]) -> bytes:
         """The state of the rows of pyarrow's record batches, or tables; NONE without rows."""
@@ -292,6 +292,11 @@ def _kind(who: str, name: str, column: Any) -> int:
     if kind is None:
         raise ValueError(f"{who}: column {name!r}: expected numbers or vectors of numbers, got {column.type}")
     return kind
+
+
+def each_once(*names: str | None) -> list[str]:
+    """The names of columns in this order, without those that are None. A column's name may be empty."""
+    return list(dict.fromkeys(name for name in names if name is not None))
 
 
 def filled(tables: Iterable[Any]) -> Iterator[Any]:

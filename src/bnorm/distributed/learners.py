@@ -20,6 +20,7 @@ from bnorm.distributed.engine import (
     Mapping,
     Partitions,
     Reading,
+    each_once,
     filled,
     refuse_others,
     refuse_unknown,
@@ -93,7 +94,7 @@ class Learning(Partitions):
     @property
     def names(self) -> list[str]:
         """All columns that are read."""
-        return list(dict.fromkeys([*self.columns, *filter(None, [self.weight, self.times])]))
+        return each_once(*self.columns, self.weight, self.times)
 
     def state(self, batches: Iterable[Any]) -> bytes:
         part = None
@@ -137,7 +138,7 @@ class Learning(Partitions):
 
         refuse_unknown(self.who, self.names, batch.schema.names)
         weight = self._weights(batch)
-        table = batch.select(list(dict.fromkeys([*self.columns, *filter(None, [self.times])])))
+        table = batch.select(each_once(*self.columns, self.times))
         t, before = (clone(self.t), 0.0) if part is None else part
         own = float(batch.num_rows if weight is None else weight.sum())
         if hasattr(t, "by"):
