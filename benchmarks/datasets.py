@@ -21,7 +21,7 @@ from bnorm import functional as F
 
 from . import machine, page
 from .text import aligned
-from .timing import seconds
+from .timing import best
 
 EXTREMES: list[tuple[tuple[int, ...], Any, str]] = [
     ((1_000_000, 32), 1, "float32"),
@@ -31,11 +31,6 @@ EXTREMES: list[tuple[tuple[int, ...], Any, str]] = [
     ((100, 181, 360), (1, 2), "float32"),
     ((64, 50, 37, 16), (1, 3), "float32"),
 ]
-
-
-def best(call: Callable[[], Any], times: int) -> float:
-    """The shortest time in seconds."""
-    return min(seconds(call) for _ in range(times))
 
 
 def peak(call: Callable[[], Any]) -> float:

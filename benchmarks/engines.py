@@ -6,7 +6,6 @@ Both have two cores and the same rows: Spark in Parquet files, Ray in its object
 import os
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from bnorm import BatchNormTransformer
+
+from . import timing
 
 FEATURES, PART = 20, 500_000
 COLUMNS = [f"c{i}" for i in range(FEATURES)]
@@ -39,12 +40,7 @@ def best(*groups: dict[str, Callable[[], Any]]) -> Table:
     """
     lines = [["call", "seconds, best", "times bnorm's"]]
     for calls in groups:
-        found = dict.fromkeys(calls, np.inf)
-        for name, call in calls.items():
-            for _ in range(ROUNDS):
-                start = time.perf_counter()
-                call()
-                found[name] = min(found[name], time.perf_counter() - start)
+        found = {name: timing.best(call, ROUNDS) for name, call in calls.items()}
         ours = next(iter(found.values()))
         for i, (name, took) in enumerate(found.items()):
             lines.append([name, f"{took:.2f}", f"{took / ours:.1f}" if i else ""])

@@ -12,7 +12,6 @@ pandas has to be there: bnorm's own time is that with its table.
 import argparse
 import gc
 import os
-import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from . import machine, page
+from .timing import seconds
 
 PACKAGES = {"polars": "polars", "pandas": "pandas", "scikit-lego": "sklego"}
 HEADS = ["groups", "rows", "bnorm", *PACKAGES, "moments"]
@@ -29,15 +29,13 @@ NAMES = [f"x{i}" for i in range(FEATURES)]
 Call = Callable[[], Any]
 
 
-def seconds(call: Call, rounds: int) -> float:
+def best(call: Call, rounds: int) -> float:
     """The quickest of some calls; the garbage of one is not collected in the next."""
-    best = float("inf")
+    took = []
     for _ in range(rounds):
         gc.collect()
-        start = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - start)
-    return best
+        took.append(seconds(call))
+    return min(took)
 
 
 def polars_call(x: np.ndarray, key: np.ndarray) -> tuple[Call, Any]:
@@ -86,11 +84,11 @@ def measured(rows: int, groups: int, way: str, rounds: int, some: Sequence[str])
     key = rng.integers(0, groups, rows)
     if way == "sorted":
         key.sort()
-    plain = seconds(lambda: cpu.moments(x, None, True), rounds + 2)
-    by_groups = seconds(lambda: kernels.moments(x, key, groups, None, True), rounds + 2)
+    plain = best(lambda: cpu.moments(x, None, True), rounds + 2)
+    by_groups = best(lambda: kernels.moments(x, key, groups, None, True), rounds + 2)
     ours, took = GroupedTransformer("key"), {}
     call, table = pandas_call(x, key)
-    own = seconds(lambda: ours.fit(table).transform(table), rounds)
+    own = best(lambda: ours.fit(table).transform(table), rounds)
     if "scikit-lego" in some:
         part = max(1, min(PART, groups // 20))
         some_of = key < groups // part
@@ -112,9 +110,9 @@ def beside(call: Call, own: Call, rounds: int, turns: int = 2) -> tuple[float, f
     """The seconds of another library's call and of ours, by turns."""
     theirs = mine = float("inf")
     for _ in range(turns):
-        mine = min(mine, seconds(own, rounds))
-        theirs = min(theirs, seconds(call, 1))
-    return theirs, min(mine, seconds(own, rounds))
+        mine = min(mine, best(own, rounds))
+        theirs = min(theirs, best(call, 1))
+    return theirs, min(mine, best(own, rounds))
 
 
 def agree(call: Call, ours: Any, table: Any) -> None:

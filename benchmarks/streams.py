@@ -6,8 +6,8 @@ Batches of shape (32, 64), in turns. A window is filled before it is measured.
 """
 
 import argparse
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from bnorm import BatchNormTransformer
 
 from .text import aligned
+from .timing import seconds
 
 ROWS, FEATURES = 32, 64
 STEP = np.timedelta64(1, "s")
@@ -62,14 +63,16 @@ def rolling(quick: bool) -> str:
 
     x = np.random.default_rng(0).normal(size=(20_000 if quick else 200_000, 8))
     frame, t = pd.DataFrame(x), BatchNormTransformer(window=10_000)
-    start = time.perf_counter()
-    window = frame.rolling(10_000)
-    window.mean(), window.var()
-    theirs = time.perf_counter() - start
-    start = time.perf_counter()
-    for part in np.split(x, range(1000, len(x), 1000)):
-        t.partial_fit(part)
-    ours = time.perf_counter() - start
+
+    def their_way() -> None:
+        window = frame.rolling(10_000)
+        window.mean(), window.var()
+
+    def our_way() -> None:
+        for part in np.split(x, range(1000, len(x), 1000)):
+            t.partial_fit(part)
+
+    theirs, ours = seconds(their_way), seconds(our_way)
     of_pandas = f"rolling(10_000) of pandas over {len(x):,} rows of 8 features: {theirs:.2f} s"
     return f"{of_pandas}; partial_fit of 1,000 each: {ours:.2f} s"
 
@@ -85,9 +88,7 @@ def main(given: list[str] | None = None) -> None:
     n, rounds = (20, 3) if args.quick else (300, 25)
     for _ in range(rounds):
         for name, learn in learners.items():
-            start = time.perf_counter()
-            learn(n)
-            best[name] = min(best[name], (time.perf_counter() - start) / n * 1e6)
+            best[name] = min(best[name], seconds(partial(learn, n)) / n * 1e6)
     rows = [["(32, 64) partial_fit", "us", "times that of"]]
     for name, (_, other) in KINDS.items():
         rows.append([name, f"{best[name]:.1f}", f"{best[name] / best[other]:.2f} {other}" if other else ""])

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..shapes import Data
-from ..timing import seconds
+from ..timing import best
 from .base import About, Adapter, Library
 
 SOURCE = Path(__file__).parents[1] / "traffic.c"
@@ -53,7 +53,7 @@ class Flat(Adapter):
 
     def _faster(self, number: int):
         calls = [self._call(number, sent) for sent in (0, 1)]
-        took = [min(seconds(call) for _ in range(5)) for call in calls]
+        took = [best(call, 5) for call in calls]
         return calls[took.index(min(took))]
 
     def _call(self, number: int, sent: int):
