@@ -174,6 +174,8 @@ def test_what_keras_does_not_have_is_refused():
         (bnorm.BatchNorm1d(3, track_running_stats=False), "expected a moving average of batches"),
         (bnorm.BatchNorm1d(3, activation="relu"), "expected activation=None"),
         (bnorm.InstanceNorm1d(3, track_running_stats=True), "expected no running statistics"),
+        (bnorm.GroupNorm(1, 3, axis=0), "expected samples on axis 0, as Keras has them, got axis=0"),
+        (bnorm.InstanceNorm1d(3, axis=-3), "expected samples on axis 0, as Keras has them, got axis=-3"),
     ):
         with pytest.raises(ValueError, match=f"to_keras: layer: {message}"):
             to_keras(layer)
@@ -189,6 +191,15 @@ def test_what_keras_does_not_have_is_refused():
     inner.build((None, 3, 4))
     with pytest.raises(ValueError, match="expected the last axes"):
         from_keras(inner)
+
+
+@pytest.mark.parametrize("ndim", [1, 3, "4"])
+@pytest.mark.parametrize(
+    "layer", [bnorm.BatchNorm2d(3), bnorm.InstanceNorm2d(3), bnorm.GroupNorm(1, 3, axis=3)], ids=repr
+)
+def test_a_number_of_dimensions_that_the_layer_does_not_take(layer, ndim):
+    with pytest.raises((TypeError, ValueError), match=r"^to_keras: ndim: expected one of (4|4, 5, .*, 9), got"):
+        to_keras(layer, ndim=ndim)
 
 
 @pytest.mark.parametrize("given", ["a layer of Keras", None, 3])

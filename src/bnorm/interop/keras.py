@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from bnorm import layers
+from bnorm import checks, layers
 from bnorm.interop import neighbours
 from bnorm.interop.neighbours import arrays, load, without_activation
 from bnorm.layers import Layer
@@ -119,8 +119,7 @@ def to_keras(layer: Layer, ndim: int | None = None) -> Any:
         momentum = neighbours.moving(who, layer, "Keras")
         neighbours.warn_of_variance(who, layer, 0, "Keras")
         made = keras.layers.BatchNormalization(layer.axis, momentum, scale=scale, center=center, **options)
-        shape: list[int | None] = [None] * (min(given._names) if ndim is None else ndim)
-        shape[layer.axis] = layer.num_features
+        shape = _shape(who, given, layer.num_features, ndim)
     elif isinstance(layer, layers.LayerNorm | layers.RMSNorm):
         axes = list(range(-len(given.normalized_shape), 0))
         shape = [None, *given.normalized_shape]
@@ -134,8 +133,9 @@ def to_keras(layer: Layer, ndim: int | None = None) -> Any:
         groups, channels = neighbours.groups_and_channels(layer)
         options |= {"scale": scale, "center": center}
         made = keras.layers.GroupNormalization(groups, given.axis, **options)
-        shape = [None] * (max(3, given.axis + 1, -given.axis) if ndim is None else ndim)
-        shape[given.axis] = channels
+        shape = _shape(who, given, channels, ndim)
+        if shape[0] is not None:
+            raise ValueError(f"{who}: layer: expected samples on axis 0, as Keras has them, got axis={given.axis}")
     made.build(tuple(shape))
     state = arrays(layer)
     for theirs, ours in _names(type(made).__name__).items():
@@ -145,6 +145,16 @@ def to_keras(layer: Layer, ndim: int | None = None) -> Any:
     if layer.parameters() and not layer.training and not any(p.requires_grad for p in layer.parameters()):
         made.trainable = False
     return made
+
+
+def _shape(who: str, layer: Any, channels: int, ndim: int | None) -> list[int | None]:
+    """The shape that Keras builds a layer for, with the channels where the layer has them."""
+    least = max(2, layer.axis + 1, -layer.axis)
+    ranks = tuple(getattr(layer, "_names", range(least, 10)))
+    default = max(3, least) if isinstance(layer, layers.GroupNorm) else min(ranks)
+    shape: list[int | None] = [None] * (default if ndim is None else checks.choice(who, "ndim", ndim, ranks))
+    shape[layer.axis] = channels
+    return shape
 
 
 def _names(name: str) -> dict[str, str]:
