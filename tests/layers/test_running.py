@@ -274,6 +274,27 @@ def test_not_finite_flows_in_if_asked(momentum):
     assert (bn.num_batches_tracked, bn.num_batches_skipped) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    ("before", "x", "options", "after"),
+    [
+        (np.nan, batch(), {"momentum": 1.0, "nonfinite": "propagate"}, batch().mean(0)),
+        (1.5e308, np.full((2, C), -1.5e308), {"momentum": 0.5}, np.zeros(C)),
+    ],
+    ids=["it replaces NaN", "the way overflows"],
+)
+def test_an_average_moves_by_one_rule(before, x, options, after):
+    """In the loop for the usual case as where a batch is several micro-batches, or spread over ranks."""
+    bn, pooled = (bnorm.BatchNorm1d(C, **options) for _ in range(2))
+    for each in (bn, pooled):
+        each.running_mean[1:] = before
+    bn(x)
+    with pooled.pooled_stats():
+        pooled(x)
+    assert_close(bn.running_mean[1:], after[1:], 1e-14 * 10)
+    assert bn.num_batches_skipped == 0
+    assert held(bn) == held(pooled)
+
+
 @pytest.mark.parametrize("nonfinite", ["skip", "raise", "propagate"])
 def test_inference_takes_what_comes(nonfinite):
     bn = bnorm.BatchNorm1d(C, nonfinite=nonfinite).eval()

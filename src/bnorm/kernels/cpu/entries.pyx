@@ -115,6 +115,7 @@ def processor_level():
 include "guards.pxi"
 include "plan.pxi"
 include "arrays.pxi"
+include "merging.pxi"
 include "statistics.pxi"
 include "weights.pxi"
 include "moments.pxi"

@@ -1,6 +1,6 @@
-# Merging of sets of values, given by their parts, and updates of running statistics, by the rules of formulas.h.
+# Updates of running statistics, by the rules of formulas.h.
 #
-# Uses data, scratch (arrays), channels_of, expect, expect_like, need (guards).
+# Uses data (arrays), channels_of, expect, expect_like, need (guards).
 # Gives Target, assume, counted, fields, move_by_stats, move_channel, put, refuse, statistics_of, take, written.
 
 ctypedef struct Target:
@@ -189,21 +189,27 @@ cdef inline bn_batch batch_of(
 
 
 cdef Py_ssize_t average(
-    const Target* target, const double* stats, double count, double divisor, Py_ssize_t n
+    const Target* target, const double* stats, double count, Py_ssize_t rows, Py_ssize_t n
 ) noexcept nogil:
     """`bn_move` for the moving average of a layer, in a loop that vectorizes: this is the usual case in training."""
-    cdef Py_ssize_t c, bad = 0
+    cdef Py_ssize_t c, left = 0, bad = 0
     cdef double* mean = <double*>target.mean
     cdef double* var = <double*>target.var
-    cdef double momentum = target.rule.momentum, new_mean, new_var
+    cdef double momentum = target.rule.momentum, divisor = count - target.rule.ddof, new_mean, new_var
     cdef bint finite
+    if not divisor > 0.0:
+        divisor = NAN
     for c in range(n):
         new_mean = mean[c] + momentum * (stats[c] - mean[c])
         new_var = var[c] + momentum * (stats[n + c] * count / divisor - var[c])
         finite = bn_finite(new_mean) & bn_finite(new_var)
-        bad += not finite
-        mean[c] = new_mean if finite or target.propagates else mean[c]
-        var[c] = new_var if finite or target.propagates else var[c]
+        left += not finite
+        mean[c] = new_mean if finite else mean[c]
+        var[c] = new_var if finite else var[c]
+    for c in range(n if left else 0):   # not finite, or too large on the way, which no second step of the others is
+        if not (bn_finite(momentum * (stats[c] - mean[c]))
+                and bn_finite(momentum * (stats[n + c] * count / divisor - var[c]))):
+            bad += not move_channel(target, c, batch_of(target, stats, count, rows, c, n), False)
     return bad
 
 
@@ -212,9 +218,8 @@ cdef Py_ssize_t move_by_stats(
 ) noexcept nogil:
     """Update by the statistics of a batch, as forward returns them. Returns the number of skipped channels."""
     cdef Py_ssize_t c, bad = 0
-    cdef double divisor = count - target.rule.ddof
     if count > 0.0 and not test and not (counts(target) or target.single):
-        bad = average(target, stats, count, divisor if divisor > 0.0 else NAN, n)
+        bad = average(target, stats, count, rows, n)
     elif count > 0.0:
         for c in range(n):
             bad += not move_channel(target, c, batch_of(target, stats, count, rows, c, n), test)
@@ -326,74 +331,3 @@ def assign(rule not None, source not None):
     for i in range(1, 9):
         if to[i] is not None:
             memcpy(data(to[i]), data(values[i]), cnp.PyArray_NBYTES(to[i]))
-
-
-def merge(list sets not None):
-    """The parts (4, C) of several sets of values, merged, read-only. The mean of a channel without values is NaN.
-
-    Neighbours are merged in pairs, then pairs of pairs, so the rounding error grows only with the logarithm of their
-    number.
-    """
-    cdef Py_ssize_t items = len(sets), depth = 0, i, c, bits
-    if items == 0:
-        raise ValueError("sets: expected at least one, got none")
-    cdef Py_ssize_t n = channels_of("sets", sets[0], 4), size = 4 * n
-    cdef cnp.npy_intp[2] shape = [4, n]
-    cdef cnp.ndarray merged
-    cdef double* a
-    cdef double* b
-    cdef double* memory
-    for item in sets:
-        need("sets", item, cnp.NPY_DOUBLE, size)
-    merged = cnp.PyArray_EMPTY(2, shape, cnp.NPY_DOUBLE, 0)
-    memory = <double*>scratch(<size_t>(bit_length(items) + 1) * size * sizeof(double))
-    try:
-        for i in range(items):      # a counter in binary: where a bit is carried, two sets of equal age are merged
-            b = memory + depth * size
-            memcpy(b, data(sets[i]), size * sizeof(double))
-            depth += 1
-            bits = i
-            while bits & 1:
-                depth -= 1
-                merge_two(memory + (depth - 1) * size, memory + depth * size, n)
-                bits >>= 1
-        while depth > 1:
-            depth -= 1
-            merge_two(memory + (depth - 1) * size, memory + depth * size, n)
-        memcpy(data(merged), memory, size * sizeof(double))
-    finally:
-        free(memory)
-    a = <double*>data(merged)
-    for c in range(n):
-        if a[c] == 0.0:
-            a[n + c] = NAN
-            a[2 * n + c] = a[3 * n + c] = 0.0
-    cnp.PyArray_CLEARFLAGS(merged, cnp.NPY_ARRAY_WRITEABLE)
-    return merged
-
-
-cdef Py_ssize_t bit_length(Py_ssize_t n) noexcept nogil:
-    cdef Py_ssize_t bits = 0
-    while n:
-        bits += 1
-        n >>= 1
-    return bits
-
-
-cdef void merge_two(double* a, const double* b, Py_ssize_t n) noexcept nogil:
-    cdef Py_ssize_t c
-    cdef double count, mean, m2, low
-    for c in range(n):
-        if b[c] == 0.0:
-            continue
-        count = a[c]
-        mean = low = m2 = 0.0
-        if count != 0.0:
-            mean = a[n + c]
-            m2 = a[2 * n + c]
-            low = a[3 * n + c]
-        bn_merge(&count, &mean, &m2, &low, b[c], b[n + c], b[2 * n + c], b[3 * n + c])
-        a[c] = count
-        a[n + c] = mean + low if bn_finite(low) else mean
-        a[2 * n + c] = m2
-        a[3 * n + c] = (mean - a[n + c]) + low if bn_finite(low) else 0.0
