@@ -58,6 +58,16 @@ def test_forget():
     check(t.partial_fit(X))
 
 
+def test_forgetting_more_rows_than_were_learned():
+    """Which no sum shows, if they have no values."""
+    t = exact().fit([[np.nan], [1.0]])
+    with pytest.raises(ValueError, match="forget: expected at most 2 rows, got 3"):
+        t.forget([[np.nan]] * 3)
+    assert t.forget([[np.nan]]).n_samples_seen_ == 1
+    with pytest.raises(ValueError, match="forget: expected at most 1 rows, got 2"):
+        t.forget([[np.nan]] * 2)
+
+
 def test_forgetting_what_was_never_learned_changes_nothing():
     t = exact().fit(X)
     before = pickle.dumps(t._state.statistics.arrays())

@@ -203,7 +203,10 @@ class Fitted:
 
     def forget(self, sums: Any, rows: int) -> None:
         """Take rows out of exact statistics, given by their exact moments."""
-        self._follow(self.sums - sums, self.statistics.rows - rows, self.statistics.batches)
+        left = self.sums - sums
+        if rows > self.statistics.rows:  # which sums do not show if some have no values
+            raise ValueError(f"{tables.WHO}: forget: expected at most {self.statistics.rows} rows, got {rows}")
+        self._follow(left, self.statistics.rows - rows, self.statistics.batches)
 
     def merge(self, other: "Fitted") -> None:
         """Merge the statistics of another stream, on the same device."""
