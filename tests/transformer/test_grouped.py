@@ -108,6 +108,13 @@ def test_halflife_of_rows_that_have_no_weight_left():
     np.testing.assert_allclose(t.vars_[0], one.var_, rtol=1e-12)
 
 
+def test_halflives_so_short_that_ages_are_infinite():
+    x = np.array([[1, 2.0], [1, 5.0], [2, 7.0]])
+    t = GroupedTransformer(0, halflife=5e-324, prior=1.0).partial_fit(x).partial_fit(x)
+    np.testing.assert_array_equal(t.means_[:, 0], [5.0, 7.0])
+    assert np.isfinite(t.transform(x)).all()
+
+
 def test_prior_is_what_merging_gives():
     x = table(missing=0)
     t = GroupedTransformer(1, prior=5).fit(x)

@@ -146,6 +146,7 @@ def _faded(
     return parts, seen, last
 
 
+@np.errstate(over="ignore")
 def _weights(ages: ndarray, halflife: float, weight: ndarray | None) -> ndarray:
     faded: ndarray = np.exp2(ages.astype(np.float64) / -halflife)
     return faded if weight is None else faded * weight

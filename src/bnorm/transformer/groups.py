@@ -179,6 +179,7 @@ class Groups:
         """One of the arrays, (G, C)."""
         return self.arrays[name][: len(self)]
 
+    @np.errstate(over="ignore")
     def weight(self, places: Any) -> ndarray:
         """The number of values by which groups weigh against a prior: if they fade, what is left of them now."""
         if self.halflife is None:  # in a moving average, those that have been seen
