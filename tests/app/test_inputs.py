@@ -308,6 +308,10 @@ def test_errors_say_what_was_found(command, tmp_path):
     data.write_text('a;b\n1,5;x\n"2,5";y\n')
     said = command.fails("fit", data, "--delimiter", ";", *into)
     assert said.endswith("expected a column of numbers, got a (text such as '1,5': --decimal ,); b (text)")
+    said = command.fails("fit", data, "--columns", "a", *into)
+    assert said.endswith(
+        "expected a column 'a', got 'a;b'; the first row is one name, 'a;b'; --delimiter ';' makes it several"
+    )
     data.write_text("1.5,2\n3,4\n")
     command("fit", data, "--no-header", *into)
     said = command.fails("transform", data, "--state", into[1], "-o", tmp_path / "y.csv")

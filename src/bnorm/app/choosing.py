@@ -43,7 +43,7 @@ def refuse_unknown(first: Source, names: Iterable[str]) -> None:
     """DataError for a column that a source does not have."""
     for name in names:
         if name not in first.columns:
-            raise DataError(f"{first.name}: expected a column {name!r}, got {listed(first.columns)}")
+            raise DataError(f"{first.name}: expected a column {name!r}, got {listed(first.columns)}{doubted(first)}")
 
 
 def check_same_columns(sources: Sequence[Source], names: Iterable[str]) -> None:
