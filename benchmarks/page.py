@@ -31,11 +31,11 @@ def save(page: str, name: str, table: Sequence[Sequence[str]], what: str, busy: 
     path.write_text(saved(path.read_text(encoding="utf-8"), name, table, what, busy), encoding="utf-8")
 
 
-def others_now(seconds: float = 1.0) -> float | None:
-    """What other processes take of the machine, in cores, while this one waits.
+def others_now() -> float | None:
+    """What other processes take of the machine, in cores, while this one waits for a second.
 
     For benchmarks whose own work is done by processes that are not their children.
     """
     others = machine.Others()
-    time.sleep(seconds)
+    time.sleep(1)
     return others.cores()

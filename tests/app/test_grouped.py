@@ -12,8 +12,8 @@ pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads a
 pd = pytest.importorskip("pandas", reason="it is the reference")
 
 
-def sales(n=300, seed=0):
-    rng = np.random.default_rng(seed)
+def sales():
+    n, rng = 300, np.random.default_rng(0)
     return pd.DataFrame(
         {
             "day": pd.date_range("2024-01-01", periods=n),

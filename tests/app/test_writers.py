@@ -32,9 +32,8 @@ def written(path, *batches, **options):
     return path
 
 
-def categories(words, *, index=None, ordered=False):
-    index = index or pa.int8()
-    return pa.array(words).dictionary_encode().cast(pa.dictionary(index, pa.string(), ordered))
+def categories(words, *, ordered=False):
+    return pa.array(words).dictionary_encode().cast(pa.dictionary(pa.int8(), pa.string(), ordered))
 
 
 FORMATS = {

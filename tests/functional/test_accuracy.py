@@ -224,8 +224,8 @@ def test_hard_data(name, dtype, scale):
 # Statistics that are known -------------------------------------------------------------------------------------------
 
 
-def alternating(middle, step, pairs=500):
-    return np.r_[middle, np.tile([middle - step, middle + step], pairs)]
+def alternating(middle, step):
+    return np.r_[middle, np.tile([middle - step, middle + step], 500)]
 
 
 NIST = {  # the univariate data sets of accuracy: certified std 1, 0.1, 0.1, 0.1 in decimals

@@ -16,9 +16,9 @@ from bnorm.running import Statistics
 KERNELS = BACKENDS[np.ndarray]
 
 
-def begun(momentum=None, ddof=0, halflife=None, features=2):
+def begun(momentum=None, ddof=0, halflife=None):
     """As a transformer begins: from nothing."""
-    nothing = np.full((2, features), np.nan)
+    nothing = np.full((2, 2), np.nan)
     return Statistics(*nothing, momentum, ddof, from_data=True, halflife=halflife)
 
 
@@ -31,13 +31,12 @@ def take(s, x, weight=None):
     s.move(moments(x, weight=weight, skipna=True).parts, rows=len(x))
 
 
-def take_fading(s, x, halflife, ddof, weight=None):
+def take_fading(s, x, halflife, ddof):
     """One more batch whose rows fade, by weights that are written out."""
-    f = 0.5 ** (np.arange(len(x) - 1, -1, -1.0) / halflife)
-    w = f if weight is None else weight * f
+    w = 0.5 ** (np.arange(len(x) - 1, -1, -1.0) / halflife)
     seen = ~np.isnan(x)
     m = moments(x, weight=w, skipna=True)
-    pairs = (seen * w[:, None]).sum(0) ** 2 - (seen * (w * f)[:, None]).sum(0)
+    pairs = (seen * w[:, None]).sum(0) ** 2 - (seen * (w * w)[:, None]).sum(0)
     s.move(m.parts, seen.sum(0).astype(float), pairs, np.full(x.shape[1], float(s.rows + len(x))), rows=len(x))
 
 

@@ -37,7 +37,7 @@ def statistics(channels, dtype, options):
     return found
 
 
-def forwards(x, dtype, options, waits, weight=None):
+def forwards(x, dtype, options, waits, weight):
     """Three batches: a channel of the second is not finite, and when the third comes one more is uncounted."""
     moving = statistics(x.shape[1], dtype, options)
     rule = moving.rule._replace(waits=waits)

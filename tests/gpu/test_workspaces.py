@@ -98,10 +98,10 @@ def test_the_same_thread_comes_in_between(cupy, call, monkeypatch):
     assert bits(call(TABLE)) == want
 
 
-def taken(device, numbers=10, tickets=3):
+def taken(device, numbers=10):
     """What a call finds that leaves it there."""
     stream = device.stream().ptr
-    device.workspaces.free[stream] = space = device.workspace(stream, numbers, tickets)
+    device.workspaces.free[stream] = space = device.workspace(stream, numbers, 3)
     return space
 
 

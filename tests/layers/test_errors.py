@@ -233,7 +233,7 @@ def assert_says(text, message):
         place = text.index(part, place)
 
 
-def must_fail(bn, call, exception, parameter="", message=""):
+def must_fail(bn, call, exception, parameter, message=""):
     """The call raises and says why, and afterwards the layer goes on as one that knows nothing of it."""
     other = layer()
     other.training = bn.training

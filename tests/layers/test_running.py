@@ -19,8 +19,8 @@ def batch(n=6, seed=0):
     return np.random.default_rng(seed).standard_normal((n, C)) * [0.5, 1, 2, 3] + [0, 3, -6, 9]
 
 
-def with_bad_channel(value=np.nan, n=6, seed=0):
-    x = batch(n, seed)
+def with_bad_channel(value=np.nan):
+    x = batch(6, 0)
     x[1, 2] = value
     return x
 

@@ -6,8 +6,8 @@ import pytest
 from bnorm import NonFiniteError, RunningNorm
 
 
-def batches(rng, shape, sizes=(3, 1, 8, 2), dtype="float64", level=5.0, spread=2.0):
-    return [rng.normal(level, spread, size=(n, *shape)).astype(dtype) for n in sizes]
+def batches(rng, shape, sizes=(3, 1, 8, 2), dtype="float64"):
+    return [rng.normal(5.0, 2.0, size=(n, *shape)).astype(dtype) for n in sizes]
 
 
 def state(rn):

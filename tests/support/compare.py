@@ -74,8 +74,9 @@ def sum_error(dtype, terms, axis):
     return 8 * EPS[np.dtype(dtype)] * np.abs(terms).sum(axis)
 
 
-def central_differences(f: Callable[[np.ndarray], float], x: np.ndarray, step: float = 1e-5) -> np.ndarray:
+def central_differences(f: Callable[[np.ndarray], float], x: np.ndarray) -> np.ndarray:
     """df/dx for a scalar f of a float64 array, by moving one element at a time. Good to about 1e-9 of the largest."""
+    step = 1e-5
     gradient = np.empty_like(x)
     moved = x.copy()
     for i in np.ndindex(*x.shape):

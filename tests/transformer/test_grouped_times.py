@@ -20,12 +20,12 @@ START = np.datetime64("2024-03-01T12:00", "ns")
 LONG = np.longdouble
 
 
-def log(n=240, groups=6, seed=0, missing=0.2):
+def log(n=240, seed=0, missing=0.2):
     """Keys of column 1, some of them missing, beside two features with gaps; times with nights, ties and jumps."""
     rng = np.random.default_rng(seed)
     x = rng.normal(100.0, 3.0, (n, 3))
     x[rng.random(x.shape) < missing] = np.nan
-    x[:, 1] = rng.integers(0, groups, n)
+    x[:, 1] = rng.integers(0, 6, n)
     x[rng.random(n) < 0.05, 1] = np.nan
     gaps = rng.exponential(5.0, n) * (rng.random(n) < 0.7) + 40_000 * (rng.random(n) < 0.03)
     return x, START + (np.cumsum(gaps) * S).astype("m8[ns]")

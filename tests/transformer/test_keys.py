@@ -19,8 +19,8 @@ CASES = {
 }
 
 
-def codes_and_keys(column, name="k"):
-    keys = read("t", [(name, column)])
+def codes_and_keys(column):
+    keys = read("t", [("k", column)])
     assert keys.codes.dtype == np.int32
     return keys.kinds[0], keys.codes.tolist(), keys.keys
 

@@ -18,9 +18,9 @@ def table(n=200, features=5, dtype="float64", seed=0, loc=3.0, scale=2.0):
     return np.random.default_rng(seed).normal(loc, scale, (n, features)).astype(dtype)
 
 
-def with_nan(x, share=0.2, seed=1):
+def with_nan(x):
     x = x.copy()
-    x[np.random.default_rng(seed).random(x.shape) < share] = np.nan
+    x[np.random.default_rng(1).random(x.shape) < 0.2] = np.nan
     return x
 
 

@@ -47,13 +47,13 @@ def arrays(layer):
     return seen
 
 
-def assert_layers_agree(got, want, factor=64):
+def assert_layers_agree(got, want):
     for (name, a), b in zip(arrays(got).items(), arrays(want).values(), strict=True):
         assert (a is None) == (b is None)
         if b is not None:
             assert type(a) is fake_cupy.ndarray and type(b) is np.ndarray and a.dtype == b.dtype
             size = 10 if name.endswith("grad") else 1  # of the terms, which may cancel
-            assert_close(a.host, b, factor * EPS[b.dtype] * np.abs(b).max(initial=size), what=name)
+            assert_close(a.host, b, 64 * EPS[b.dtype] * np.abs(b).max(initial=size), what=name)
     for name in ("num_batches_tracked", "num_batches_skipped", "training"):
         assert getattr(got, name, None) == getattr(want, name, None), name
 
