@@ -66,6 +66,26 @@ def test_as_the_transformer(tmp_path, capsys, suffix, form):
     assert json.loads(out)["halflife"] == "30d"
 
 
+@pytest.mark.parametrize("ends", [[3, 10**18 + 1], [-(2**63) + 1, 2**63 - 1]], ids=["decades", "all"])
+def test_the_newest_time_to_the_nanosecond(tmp_path, capsys, ends):
+    """Decades after the first batch, where float64 does not tell nanoseconds."""
+    pytest.importorskip("pyarrow", reason="the command reads files with it")
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    data, state = tmp_path / "x.parquet", tmp_path / "s.npz"
+    pyarrow.parquet.write_table(pa.table({"ts": pa.array(ends, pa.timestamp("ns")), "a": [1.0, 3.0]}), data)
+    options = ("--halflife", "9000d", "--time-column", "ts", "--batch-rows", "1", "--history", "9")
+    code, _, err = run(capsys, "fit", data, "-o", state, *options)
+    assert code == 0, err
+    t, expected = bnorm.load(state), BatchNormTransformer(halflife="9000d")
+    for i in range(2):
+        expected.partial_fit([[1.0 + 2 * i]], times=np.array(ends[i : i + 1], "M8[ns]"))
+    assert t.newest_time_ == expected.newest_time_ == np.datetime64(ends[1], "ns")
+    assert t.history_.times.tolist() == ends
+    np.testing.assert_array_equal(t.mean_, expected.mean_)
+
+
 def test_bad_commands(tmp_path, capsys):
     pytest.importorskip("pyarrow", reason="the command reads files with it")
     data, state = written(tmp_path / "log.csv", "text"), tmp_path / "s.npz"

@@ -13,7 +13,7 @@ from bnorm.moments import Moments
 from bnorm.running import Step
 from bnorm.transformer import maps, parameters, saving
 from bnorm.transformer.fitted import Fitted
-from bnorm.transformer.times import Times
+from bnorm.transformer.times import Times, Zero
 
 WHO = "bnorm"
 CHECKPOINT = "checkpoint"  # the entry of a file with the settings of the command that it belongs to
@@ -21,25 +21,35 @@ COUNTABLE = 2.0**63  # counts from here on are floats
 
 
 class Piece(NamedTuple):
-    """What some rows tell: steps, or the sums of exact statistics; and the missing values, if the rows have weights."""
+    """What some rows tell: steps, or the sums of exact statistics; and the missing values, if the rows have weights.
+
+    newest   the time of the newest of them, if they have times
+    """
 
     rows: int
     steps: list[Step]
     sums: Any
     extremes: ndarray
     missing: ndarray | None
+    newest: int | None = None
+
+    def since(self, zero: Zero | None) -> list[Step]:
+        """The steps, on a clock whose zero may have moved since they were made: one, as variances are not unbiased."""
+        if self.newest is None or zero is None:
+            return self.steps
+        return [step._replace(end=float(self.newest - zero.origin)) for step in self.steps]
 
 
 def piece_of(fitted: Fitted, rows: Rows, weight: ndarray | None, times: Times | None) -> Piece:
     """What rows tell statistics."""
     steps, sums = ([], rows.exact(weight)) if fitted.sums is not None else (fitted.steps(rows, weight, times), None)
     missing = None if weight is None else np.array([np.count_nonzero(np.isnan(column)) for column in rows.columns])
-    return Piece(rows.rows, steps, sums, rows.extremes(weight), missing)
+    return Piece(rows.rows, steps, sums, rows.extremes(weight), missing, None if times is None else times.newest)
 
 
 def beside(pieces: Sequence[Piece]) -> Piece:
     """What the same rows of several sets of columns tell, if they do not fade."""
-    rows, steps, sums, _, missing = first = pieces[0]
+    rows, steps, sums, _, missing, _ = first = pieces[0]
     if len(pieces) == 1:
         return first
     if steps:
@@ -134,7 +144,9 @@ class Learned:
         if fitted.sums is not None:
             fitted.add(Moments.merge([piece.sums for piece in pieces]), rows, 1, weighted)
         else:
-            fitted.learn([step for piece in pieces for step in piece.steps], weighted)
+            if newest := [piece.newest for piece in pieces if piece.newest is not None]:
+                fitted.count_from(max(newest))
+            fitted.learn([step for piece in pieces for step in piece.since(fitted.zero)], weighted)
         self._stretch([piece.extremes for piece in pieces])
         self.rows += rows
         if self.missing is not None:

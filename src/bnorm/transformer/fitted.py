@@ -122,7 +122,7 @@ class Fitted:
                 return self.add(sums, x.rows, 1, weight is not None)
             if times is not None and self.zero is not None:
                 self.zero.check(tables.WHO, times)
-                self._count_from(times.newest)
+                self.count_from(times.newest)
             if self.window is not None:
                 self._slide(self.window, x, weight, times)
             else:
@@ -182,7 +182,7 @@ class Fitted:
             return clock_of(halflife)
         return times.clock(halflife, self._checked(times).origin)
 
-    def _count_from(self, newest: int) -> None:
+    def count_from(self, newest: int) -> None:
         """Move the zero of the clock, if this time is so much later that differences would be rounded."""
         zero, statistics = self.zero, self.statistics
         if zero is None or statistics.last is None or (later := zero.until(newest)) is zero:
@@ -221,7 +221,7 @@ class Fitted:
         else:
             later = None
             if self.zero is not None and other.zero is not None and other.newest is not None:
-                self._count_from(other.newest)
+                self.count_from(other.newest)
                 later = float(other.zero.origin - self.zero.origin)
             try:
                 mine.merge(its, later)
