@@ -59,8 +59,9 @@ class ExactMoments(Moments):
     def _parts(self) -> ndarray:  # type: ignore[override]
         if self._rounded is None:
             rows = [channel.parts() for channel in self._channels()]
-            self._rounded = np.array(rows, np.float64).reshape(len(rows), 4).T.copy()
-            self._rounded.flags.writeable = False
+            rounded = np.array(rows, np.float64).reshape(len(rows), 4).T.copy()
+            rounded.flags.writeable = False
+            self._rounded = rounded  # at last: another thread may take it from now on
         return self._rounded
 
     @property
