@@ -75,8 +75,10 @@ def main():
     """Run the stream with each scaler."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="fewer days")
-    parser.add_argument("--plot", default="sensors_with_nights.png", help="where the picture goes")
+    parser.add_argument("--plot", type=Path, default=Path("sensors_with_nights.png"), help="where the picture goes")
     args = parser.parse_args()
+    if not args.plot.parent.is_dir():
+        parser.error(f"--plot: there is no folder {args.plot.parent}")
     times, x, y = measurements(20 if args.quick else 60)
     print(f"{len(x)} rows of {SENSORS} sensors; predicting 0 has an error of {np.sqrt((y**2).mean()):.2f}")
     models = {}
@@ -85,7 +87,7 @@ def main():
         print(f"{name:28} error {error:.2f}")
     mpl.use("Agg")
     display = RunningStatsDisplay.from_estimator(models["half-life of 6 hours"][0])
-    display.figure_.savefig(Path(args.plot), dpi=100)
+    display.figure_.savefig(args.plot, dpi=100)
     print(f"the statistics over time are in {args.plot}")
 
 

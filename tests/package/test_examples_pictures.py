@@ -11,6 +11,7 @@ DRAWING = [
     "learned_scale.py",
     "numpy_net.py",
     "per_store.py",
+    "sensors_with_nights.py",
     "streaming_drift.py",
 ]
 
