@@ -93,6 +93,18 @@ def kinds_of_times():
     return found
 
 
+def kinds_of_days():
+    days = np.array(["2024-01-01", "2024-01-03"], "M8[D]")
+    yield days
+    pa = pytest.importorskip("pyarrow", reason="it has dates too")
+    yield pa.array(days)
+    pl = pytest.importorskip("polars", reason="it has dates too")
+    yield pl.Series(days)
+    pd = pytest.importorskip("pandas", reason="its columns may be of Arrow's types")
+    for kind in (pa.date32(), pa.date64()):
+        yield pd.Series(pd.array(days.tolist(), dtype=pd.ArrowDtype(kind)))
+
+
 def test_times_of_every_library():
     x = table(6)
     want = BatchNormTransformer(halflife="5s").fit(x, times=seconds([0, 1, 3, 7, 20, 20.5]))
@@ -104,9 +116,9 @@ def test_times_of_every_library():
         numbers = isinstance(newest, float)
         assert numbers == ("seconds" in name or "numbers" in name), name
         assert newest in (20.5, 1e9 + 20.5) if numbers else newest == seconds(20.5)[0]
-    days = np.array(["2024-01-01", "2024-01-03"], "M8[D]")
-    by_days = BatchNormTransformer(halflife="1d").fit(x[:2], times=days)
-    np.testing.assert_allclose(by_days.mean_, (x[0] / 4 + x[1]) / 1.25, rtol=1e-15)
+    for days in kinds_of_days():
+        by_days = BatchNormTransformer(halflife="1d").fit(x[:2], times=days)
+        np.testing.assert_allclose(by_days.mean_, (x[0] / 4 + x[1]) / 1.25, rtol=1e-15)
     months = BatchNormTransformer(halflife="31d").fit(x[:2], times=np.array(["2024-01", "2024-02"], "M8[M]"))
     np.testing.assert_allclose(months.mean_, (x[0] / 2 + x[1]) / 1.5, rtol=1e-15)
 

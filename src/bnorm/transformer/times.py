@@ -144,8 +144,9 @@ def _values(who: str, given: Any) -> tuple[ndarray, str]:
     if _of(given, "pyarrow") and hasattr(given, "type"):
         return _of_arrow(who, given)
     dtype = getattr(given, "dtype", None)
+    if hasattr(dtype, "pyarrow_dtype"):  # pandas' columns of Arrow's types
+        return _of_arrow(who, getattr(given, "array", given).__arrow_array__())
     zone = getattr(dtype, "tz", None) or getattr(dtype, "time_zone", None)
-    zone = zone or getattr(getattr(dtype, "pyarrow_dtype", None), "tz", None)
     if type(given) in BACKENDS:
         given = moved(given, ndarray)
     elif _polars(given):
