@@ -107,3 +107,13 @@ def test_kept_keys_are_unchanged():
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "X does not have valid feature names")
             np.testing.assert_allclose(t.inverse_transform(y)[:, 1].astype(float), [1.0, 2.0, 4.0])
+
+
+def test_an_array_mapped_back_gets_the_names_of_fit():
+    """As the result of a BatchNormTransformer does, if a data frame is asked for."""
+    frame = of_pandas(table(), ["f8", "i8", "f8", "f8"])
+    t = GroupedTransformer("key").set_output(transform="pandas").fit(frame)
+    z = t.transform(frame)
+    back = t.inverse_transform(z.to_numpy(), keys=frame["key"])
+    assert back.columns.tolist() == z.columns.tolist() == ["a", "b", "c"]
+    np.testing.assert_allclose(back, frame[["a", "b", "c"]])

@@ -255,7 +255,9 @@ class GroupedTransformer(
         x = self._mapped(table, read(WHO, table.keys), inverse=True)
         if self.keep_keys and keys is None:
             return table.with_keys(self, x)
-        return in_container("transform", x, X, Named(self, table.names))
+        known = self.__dict__.get("feature_names_in_")
+        names = table.names if known is None or table.names is not None else np.delete(known, self._places)
+        return in_container("transform", x, X, Named(self, names))
 
     def merge(self, other: "GroupedTransformer") -> Self:
         """Unite with the groups that another transformer has learned, by their keys.
