@@ -138,6 +138,24 @@ def test_or_raises_before_anything_has_happened(momentum):
     assert_same(layer.backward(x), other.backward(x))
 
 
+def test_or_raises_where_only_the_statistics_overflow():
+    layer, x = make("InstanceNorm1d", nonfinite="raise", momentum=None), np.full((2, 3, 4), 1.5e308)
+    layer(x)
+    before = held(layer)
+    with pytest.raises(bnorm.NonFiniteError, match=r"^InstanceNorm1d\(3\): x: .* 3 of 3 channels"):
+        layer(-x)
+    assert held(layer) == before
+    layer.backward(x)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_batch_without_weight_does_not_raise(momentum):
+    layer, x = make("InstanceNorm1d", nonfinite="raise", momentum=momentum), batch("InstanceNorm1d")
+    before = held(layer)
+    layer(x, weight=np.zeros(len(x)))
+    assert held(layer) == before
+
+
 def test_or_lets_it_in():
     layer = make("InstanceNorm1d", nonfinite="propagate")
     layer(BAD)

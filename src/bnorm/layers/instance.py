@@ -79,8 +79,8 @@ class InstanceNorm(Tracking):
             rows = view.groups(x, self._num_features, axis)
             checks.several_values(who, rows[0], x.shape, each=True)
             if self._training and self._moving is not None and x.size:
-                moving = self._moving
                 parts = self._parts(x, rows, weight)  # before y, as `out` may be x
+                moving = None if parts is None else self._moving
             y, saved = row_forward(who, x, rows, gamma, beta, self._eps, VARIANCE, self._act, out, given, None, weight)
         if OPEN:
             keep(self, saved)
@@ -96,21 +96,24 @@ class InstanceNorm(Tracking):
     forward = __call__
 
     @np.errstate(all="ignore")  # infinity and NaN are data
-    def _parts(self, x: ndarray, rows: tuple[ndarray, view.Layout], weight: "ArrayLike | None") -> ndarray:
-        """The parts (count, mean, m2, low) of each channel that update the running statistics.
+    def _parts(self, x: ndarray, rows: tuple[ndarray, view.Layout], weight: "ArrayLike | None") -> ndarray | None:
+        """The parts (count, mean, m2, low) of each channel that update the running statistics; None without any value.
 
         With a momentum they are averages over the samples, as in PyTorch, those of weight 0 left out; with None they
         are those of all values.
         """
-        kernels = BACKENDS[type(x)]
-        samples, layout = rows
+        kernels, pooled = BACKENDS[type(x)], self._running.momentum is None
+        samples = rows[0]
         n, channels, _, length = samples.shape
-        if self._running.momentum is None:
-            block, layout = view.channels(x, self._axis)
-            w = None if weight is None else checks.weights(self._who, weight, layout, type(x), keep=False)[0]
+        block, layout = view.channels(x, self._axis) if pooled else rows
+        w: Any = None
+        if weight is not None:
+            w, positive = checks.weights(self._who, weight, layout, type(x), keep=False)
+            if not positive:
+                return None
+        if pooled:
             parts: ndarray = kernels.moments(block, w)
-        elif weight is not None:
-            w, _ = checks.weights(self._who, weight, layout, type(x), keep=False)
+        elif w is not None:
             ddof = self._running.ddof
             parts = _of_sample(kernels, samples[0].reshape(1, channels, length), w[:1], ddof)
             for i in range(1, n):
@@ -122,12 +125,11 @@ class InstanceNorm(Tracking):
             parts = kernels.moments(samples.reshape(1, n * channels, length)).reshape(4, n, channels).mean(1)
             parts[1] += parts[3]
             parts[3] = 0
-        if self._running.nonfinite == "raise":
-            new = (parts[1] + parts[2] / parts[0]).astype(self._dtype)
-            (bad,) = kernels.numbers((~np.isfinite(new)).sum())
-            if bad:
-                error = f"the batch mean or variance of {int(bad)} of {channels} channels is not finite"
-                raise self._not_finite(FloatingPointError(error))
+        if self._running.nonfinite == "raise":  # a trial, before anything is written to
+            try:
+                kernels.move(self._running.rule.copy(), parts, None, None, None, 0, 1, x.size / self._num_features)
+            except FloatingPointError as error:
+                raise self._not_finite(error) from None
         return parts
 
 
