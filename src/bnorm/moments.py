@@ -167,12 +167,14 @@ class Moments:
         extremes = None if self._extremes is None else self._extremes[:, channels]
         return self.from_parts(self._parts[:, channels].copy(), None, extremes)  # in C order
 
+    @np.errstate(all="ignore")
     def scaled(self, scale: float) -> "Moments":
         """The moments of all values times a positive number: each statistic is rounded once more."""
         scale = checks.factor("Moments.scaled", "scale", scale)
         parts = self._parts * np.array([[1.0], [scale], [scale * scale], [scale]], like=self._parts)
         return self.from_parts(parts, self._shape, None if self._extremes is None else self._extremes * scale)
 
+    @np.errstate(all="ignore")
     def weighing(self, weight: ndarray) -> "Moments":
         """The moments of the same values, all those of a channel with its weight, which is finite and not negative."""
         parts = np.where(weight > 0, self._parts, 0.0)
@@ -210,6 +212,7 @@ class Moments:
         """The sum of (weighted) squared differences from the mean, per channel."""
         return self._row(_M2)
 
+    @np.errstate(all="ignore")
     def var(self, ddof: float = 0) -> ndarray:
         """The variance per channel, m2 / (count - ddof); NaN where count - ddof is not above 0."""
         left = self.count - checks.ddof("Moments", ddof)

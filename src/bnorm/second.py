@@ -121,8 +121,9 @@ def double_backward(
             more = cpu.backward(bent, wide, *numbers, IDENTITY, saved.frozen)
         else:
             more = cpu.rows_backward(bent, wide, *row, IDENTITY, weight=weight)
-        for gradient, part in zip((dx, dgamma, of_beta), more, strict=True):
-            gradient += part
+        with np.errstate(all="ignore"):  # infinity and NaN are data
+            for gradient, part in zip((dx, dgamma, of_beta), more, strict=True):
+                gradient += part
     results = _like_caller(d_dy, saved, x), _like_caller(dx, saved, x), dgamma.reshape(shape) if has_gamma else None
     return (*results, of_beta.reshape(shape) if has_beta else None) if dbeta else results
 
@@ -155,7 +156,7 @@ def _like_x(name: str, value: Any, saved: Saved, x: ndarray) -> ndarray:
     given: Any = saved.x
     if a.dtype == given.dtype and a.dtype != x.dtype:  # narrow: NumPy's conversion takes ten times as long
         block = cpu.widened(block)
-    result: ndarray = block.astype(x.dtype, copy=False)
+    result: ndarray = block if block.dtype == x.dtype else checks.converted(block, x.dtype)
     return result
 
 

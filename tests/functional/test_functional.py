@@ -339,6 +339,22 @@ def test_running_statistics_can_be_kept_by_hand():
 # Documentation -------------------------------------------------------------------------------------------------------
 
 
+def test_what_numpy_is_set_to_raise_is_not_raised():
+    """Numbers that are too large or too small for a type are results, however NumPy is set to treat its own."""
+    x, small = np.arange(6.0).reshape(3, 2).astype("f4"), np.array([[1e-60, 1e60]] * 3)
+    bn = bnorm.BatchNorm1d(2)
+    bn.running_mean, bn.running_var = [np.inf, 0], [0, 1]
+    with np.errstate(all="raise"):
+        _, saved = F.batch_norm(x, activation="gelu")
+        dx, *_ = F.backward(small, saved)
+        d_dy, *_ = F.double_backward(small, saved, small)
+        m = F.moments(small * 1e100, minmax=True, scale=1e250)
+        assert (F.moments(small * 1e-100, scale=1e-100).var() == 0).all()
+        _, shift = bn.as_affine()
+    assert np.isnan(dx).any() and d_dy.dtype == np.float32
+    assert np.isinf(m.max[1]) and m.mean[0] > 0 and np.isinf(shift[0])
+
+
 @pytest.mark.parametrize("module", [F, bnorm.moments], ids=lambda module: module.__name__)
 def test_examples(module):
     result = doctest.testmod(module)

@@ -118,6 +118,15 @@ def test_halves_that_are_too_small_for_their_type():
     np.testing.assert_allclose(z, [-(2**0.5) * 1e-6, 2**0.5 * 1e-6], rtol=0.03)
 
 
+def test_statistics_that_are_too_large_or_small_for_their_type():
+    """They are shown and denormalize, whatever NumPy shall raise."""
+    rn = RunningNorm(2, dtype="float32", eps=0.0)
+    rn(np.array([[-1e60, -1e-60], [1e60, 1e-60]]))
+    with np.errstate(all="raise"):
+        assert (np.isinf(rn.std) == [True, False]).all() and rn.std[1] == 0
+        assert rn.denormalize(np.array([1e300, 1e-300])).tolist() == [np.inf, 0]
+
+
 @pytest.mark.parametrize("clip", [None, 6])
 def test_far_from_zero(rng, clip):
     x = rng.normal(1e6, 1, size=(1000, 3)).astype("f4")

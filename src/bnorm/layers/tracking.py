@@ -174,6 +174,7 @@ class Tracking(Layer):
         frozen = self._track_running_stats and self._moving is None
         return super()._switches() + ["frozen_stats"] * frozen
 
+    @np.errstate(all="ignore")
     def as_affine(self) -> tuple[ndarray, ndarray]:
         """The scale and shift of inference, float64 (C,): y = x scale + shift, before the activation."""
         mean, _, _, scale, beta = self._inference()

@@ -121,13 +121,13 @@ class RunningNorm(Followed):
         """Normalize by the present statistics, which do not change."""
         return self._through(obs, False, True)
 
+    @np.errstate(all="ignore")
     def denormalize(self, z: Any) -> Any:
         """The reverse of `normalize`, except for what `clip` has cut off; in the dtype of z."""
         a = self._taken(z, "z")
         wide = a.astype(np.float64) * self._spread().reshape(self._shape)
-        with np.errstate(over="ignore"):
-            wide += self._statistics.mean.reshape(self._shape)
-            return _like(z, wide.astype(a.dtype if a.dtype.kind == "f" or a.dtype.kind == "V" else np.float64))
+        wide += self._statistics.mean.reshape(self._shape)
+        return _like(z, wide.astype(a.dtype if a.dtype.kind == "f" or a.dtype.kind == "V" else np.float64))
 
     def train(self, mode: bool = True) -> Self:
         """Set training mode, in which calls update the statistics; train(False) is eval(). Returns the object."""

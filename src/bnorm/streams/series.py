@@ -47,6 +47,7 @@ class Level:
     def samples(self) -> int:
         return int(self.center.shape[0])
 
+    @np.errstate(all="ignore")
     def stats(self) -> Array:
         """mean, var, rstd, scale and shift of all series, as `normalize` takes them."""
         rstd = 1 / self.std

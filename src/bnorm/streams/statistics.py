@@ -172,6 +172,7 @@ class Followed(Modes):
         std: ndarray = spread(statistics.mean, statistics.var, statistics.seen, self._eps)
         return std
 
+    @np.errstate(over="ignore", under="ignore")
     def _shown(self, a: ndarray) -> ndarray:
         return a.reshape(self._shape).astype(self._dtype)
 
