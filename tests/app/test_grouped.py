@@ -133,6 +133,16 @@ def test_files_of_several_formats(command, tmp_path, files):
     np.testing.assert_allclose(one["size"], other["size"], rtol=1e-9)
 
 
+def test_a_key_that_is_no_number_below_those_that_are(command, tmp_path, monkeypatch):
+    """The command has no option to make them text, and names none."""
+    monkeypatch.setattr("bnorm.app.csv_source.FEW_ROWS", 1)
+    monkeypatch.setattr("bnorm.app.csv_source.BLOCK", 64)
+    data = tmp_path / "x.csv"
+    data.write_text("k,x\n" + "1,2\n" * 100 + "A7,2\n")
+    said = command.fails("fit", data, "--by", "k", "-o", tmp_path / "s.npz")
+    assert said.endswith("x.csv: column 'k', row 101: expected int64, as in the first rows, got 'A7'")
+
+
 def test_errors(command, tmp_path):
     x = sales()
     data, state = tmp_path / "x.parquet", tmp_path / "s.npz"

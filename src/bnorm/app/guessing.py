@@ -28,11 +28,11 @@ def _rules() -> dict[Any, str]:
 
 
 class Guess:
-    """The types of columns that pass through, by name."""
+    """The types of columns that pass through, by name. ways_out: whether --text is an option for them."""
 
-    def __init__(self, kinds: Mapping[str, Any], nulls: Sequence[str] = ()) -> None:
+    def __init__(self, kinds: Mapping[str, Any], nulls: Sequence[str] = (), ways_out: bool = True) -> None:
         self.kinds, self._nulls, self._patterns = dict(kinds), nulls, _rules()
-        self._looked_at: set[str] = set()
+        self._ways_out, self._looked_at = ways_out, set[str]()
 
     def look(self, columns: Mapping[str, Any]) -> None:
         """Find types in the first values of text columns."""
@@ -59,7 +59,8 @@ class Guess:
                 raise DataError(f"{stream.where}: column {name!r}: expected {kind}, got {column.type}") from None
             except pa.ArrowInvalid:  # such as 2024-02-31
                 i = next(i for i in range(len(found)) if not _casts(found[i], kind))
-        way = f": {option('--text', name)} writes the column as text" if name in self._looked_at else ""
+        optional = self._ways_out and name in self._looked_at
+        way = f": {option('--text', name)} writes the column as text" if optional else ""
         raise DataError(
             f"{stream.where}: column {name!r}, row {stream.row + i + 1}: expected {kind}, as in the first rows, got "
             f"{column[i].as_py()!r}{way}"
