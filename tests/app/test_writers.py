@@ -269,3 +269,32 @@ def test_text_that_is_no_value_of_a_type(command, tmp_path, state):
         files = write(tmp_path / "a.arrow", table(2), c=values), write(tmp_path / "b.csv", table(2), c=["1", "300"])
         said = command.fails("transform", *files, "--state", state, "-o", tmp_path / "y.arrow")
         assert re.search(rf"b.csv: column 'c'.*{got}", said)
+
+
+TEXTS = {"string": pa.string(), "large": pa.large_string(), "category": pa.dictionary(pa.int8(), pa.string())}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "arrow"])
+@pytest.mark.parametrize("first", TEXTS)
+@pytest.mark.parametrize("second", TEXTS)
+def test_text_of_several_types(command, tmp_path, state, first, second, suffix):
+    """As the writers of pandas and polars, and of their versions, differ in."""
+    words = pa.array(["a", None, "b"])
+    columns = [words.dictionary_encode().cast(TEXTS[kind]) if kind == "category" else words.cast(TEXTS[kind])
+               for kind in (first, second)]  # fmt: skip
+    files = [write(tmp_path / f"{i}.parquet", table(3), c=column) for i, column in enumerate(columns)]
+    out = tmp_path / f"y.{suffix}"
+    command("transform", *files, "--state", state, "-o", out)
+    if suffix == "csv":
+        assert [line.rsplit(",", 1)[1] for line in out.read_text().splitlines()] == ["c", *["a", "", "b"] * 2]
+    else:
+        assert read(out)["c"].to_pylist() == ["a", None, "b"] * 2
+
+
+def test_more_texts_than_a_dictionary_has_indices_for(command, tmp_path, state):
+    few = write(tmp_path / "few.arrow", table(2), c=categories(["a", "b"]))
+    many = write(tmp_path / "many.csv", table(300), c=[f"v{i}" for i in range(300)])
+    said = command.fails("transform", few, many, "--state", state, "-o", tmp_path / "y.parquet")
+    assert re.search(
+        "many.csv: column 'c': expected dictionary<.*indices=int8.*>: Integer value 128 not in range", said
+    )

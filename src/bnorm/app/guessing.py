@@ -10,7 +10,7 @@ from typing import Any
 from bnorm.app.dialects import NULLS
 from bnorm.app.errors import DataError, option
 from bnorm.app.inputs import Stream
-from bnorm.app.sources import pyarrow
+from bnorm.app.sources import pyarrow, said
 
 
 def _rules() -> dict[Any, str]:
@@ -46,7 +46,7 @@ class Guess:
         pa, kind = pyarrow(), self.kinds[name]
         if column.type == kind:
             return column
-        found = column if _holds_text(kind) else filled(column, self._nulls)
+        found = column if holds_text(kind) else filled(column, self._nulls)
         if types.is_null(kind) and found.null_count == len(found):
             return pa.nulls(len(found))
         i = -1
@@ -57,8 +57,10 @@ class Guess:
                 return found.cast(kind)
             except pa.ArrowNotImplementedError:
                 raise DataError(f"{stream.where}: column {name!r}: expected {kind}, got {column.type}") from None
-            except pa.ArrowInvalid:  # such as 2024-02-31
-                i = next(i for i in range(len(found)) if not _casts(found[i], kind))
+            except pa.ArrowInvalid as error:  # such as 2024-02-31, or more texts than a dictionary has indices for
+                i = next((i for i in range(len(found)) if not _casts(found[i], kind)), -1)
+                if i < 0:
+                    raise DataError(f"{stream.where}: column {name!r}: expected {kind}: {said(error)}") from None
         optional = self._ways_out and name in self._looked_at
         way = f": {option('--text', name)} writes the column as text" if optional else ""
         raise DataError(
@@ -67,7 +69,7 @@ class Guess:
         )
 
 
-def _holds_text(kind: Any) -> bool:
+def holds_text(kind: Any) -> bool:
     """Whether every text is a value of a type."""
     from pyarrow import types
 

@@ -16,7 +16,7 @@ from bnorm.app.choosing import listed, number_columns, tell
 from bnorm.app.csv_source import CsvSource
 from bnorm.app.dialects import Dialect
 from bnorm.app.errors import DataError
-from bnorm.app.guessing import Guess
+from bnorm.app.guessing import Guess, holds_text
 from bnorm.app.inputs import Stream, find, size_of
 from bnorm.app.progress import Progress
 from bnorm.app.rows import infinite
@@ -178,11 +178,10 @@ def _check_others(sources: Sequence[Source], others: Sequence[str], drop: Sequen
                 f"{s.name}: column {more[0]!r}: expected the columns of {first.name}, which does not have it"
             )
         for name in others:
-            if not isinstance(s, CsvSource) and s.columns[name] != first.columns[name]:
-                raise DataError(
-                    f"{s.name}: column {name!r}: expected {first.columns[name]}, as {first.name} has it, "
-                    f"got {s.columns[name]}"
-                )
+            kind, wanted = s.columns[name], first.columns[name]
+            alike = isinstance(s, CsvSource) or kind == wanted or (holds_text(kind) and holds_text(wanted))
+            if not alike:
+                raise DataError(f"{s.name}: column {name!r}: expected {wanted}, as {first.name} has it, got {kind}")
 
 
 def _size(first: Source, name: str, dtype: str | None) -> Any:
