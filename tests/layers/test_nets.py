@@ -90,6 +90,22 @@ def test_counts_travel_with_copies(again):
         assert_same(layer.running_var, old["block.bn2"].running_var)
 
 
+def added(a, b):
+    a |= b
+    return a
+
+
+@pytest.mark.parametrize("merged", [lambda a, b: a | b, added], ids=["|", "|="])
+def test_counts_of_two_nets_merge_with_them(merged):
+    old, new = net(0), net()
+    first, second = ({name: old[name] for name in names} for names in (["block.bn2"], set(old) - {"block.bn2"}))
+    second["bn3"], new["bn3"] = (bnorm.BatchNorm1d(C, momentum=None) for _ in range(2))
+    second["bn3"](rng.standard_normal((5, C)))
+    bnorm.load_state_dict(new, merged(bnorm.state_dict(first), bnorm.state_dict(second)))
+    for name in ("block.bn2", "bn3"):
+        assert_same(new[name]._counts, (first | second)[name]._counts)
+
+
 def through_savez(state):
     file = io.BytesIO()
     np.savez(file, **state)

@@ -23,7 +23,7 @@ class StateDict(dict[str, ndarray]):
     """Arrays by name.
 
     `seen` has the counts of values in each channel's statistics, for which PyTorch has no name: an array for a layer, a
-    dictionary of such arrays by layer name for a net. Copies and pickles keep it.
+    dictionary of such arrays by layer name for a net. Copies, pickles and `|` keep it.
     """
 
     seen: ndarray | dict[str, ndarray] | None = None
@@ -37,11 +37,15 @@ class StateDict(dict[str, ndarray]):
     __copy__ = copy
 
     def __or__(self, other: Any) -> StateDict:  # type: ignore[override]
-        if not isinstance(other, dict):
-            return NotImplemented
-        new = self.copy()
-        new.update(other)
-        return new
+        return self.copy().__ior__(other) if isinstance(other, dict) else NotImplemented
+
+    def __ior__(self, other: Any) -> StateDict:  # type: ignore[override]
+        """Add the arrays of another state, such as that of other layers of a net, and its counts."""
+        self.update(other)
+        seen = getattr(other, "seen", None)
+        if seen is not None:
+            self.seen = {**self.seen, **seen} if isinstance(self.seen, dict) and isinstance(seen, dict) else seen
+        return self
 
 
 class Incompatible(NamedTuple):
