@@ -59,6 +59,12 @@ def test_a_part_in_inference_does_not_look_for_what_is_not_finite():
         tree({"a": np.zeros(2), "b": np.array([np.nan, 0])})
 
 
+def test_lists_of_different_lengths_pass():
+    words = [[1.0], [2.0, 3.0]]
+    tree = RunningNorm.tree({"a": np.zeros(2), "words": words})
+    assert tree["words"] is None and tree({"a": np.ones(2), "words": words})["words"] is words
+
+
 def test_errors_change_no_part(rng):
     tree = RunningNorm.tree(example(rng))
     tree(example(rng))

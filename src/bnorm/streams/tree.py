@@ -247,7 +247,10 @@ def _grown(make: Callable[[Any], Any], given: Any) -> Any:
         return RunningNormTree({name: _grown(make, part) for name, part in given.items()})
     if isinstance(given, tuple):
         return RunningNormTree(tuple(_grown(make, part) for part in given))
-    a = given if kind_of(given) is not None else np.asarray(given)
+    try:
+        a = given if kind_of(given) is not None else np.asarray(given)
+    except ValueError:  # lists of different lengths
+        return None
     return make(tuple(a.shape)) if a.dtype.kind == "f" else None
 
 
