@@ -266,12 +266,12 @@ class Statistics:
 
     @np.errstate(all="ignore")
     def divisor(self) -> ndarray:
-        """The divisor of m2, as in formulas.h."""
+        """The divisor of m2, as in formulas.h, where the statistics are those of data alone."""
         weight = self.seen if self.weight is None else self.weight
         if not self._ddof:
             return weight
         left = weight - 1 if self.pairs is None else np.where(weight > 2.0**54, weight, self.pairs / weight)
-        divisor: ndarray = np.where(left > 0, left, weight if self.from_data else 0)
+        divisor: ndarray = np.where(left > 0, left, weight)
         return divisor
 
     def copy(self) -> "Statistics":

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bnorm import Moments
 from bnorm.functional import moments
 from bnorm.kernels import BACKENDS, reference
-from bnorm.running import Statistics
+from bnorm.running import Statistics, Step, TooLarge
 
 KERNELS = BACKENDS[np.ndarray]
 
@@ -269,6 +269,25 @@ def test_commit_is_one_batch_of_all(momentum, dtype, replace):
         np.testing.assert_array_equal(s.seen, one.seen)
 
 
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_a_commit_to_values_that_fade_is_rows_in_every_order(ddof):
+    """Each of them weighs what the rows of the pool weigh on average, and so do squares of weights."""
+    x, y, z, halflife, s = table(20), table(9, seed=1), table(4, seed=2), 6.0, begun(ddof=ddof, halflife=6.0)
+    take_fading(s, x, halflife, ddof)
+    pool = s.pool()
+    for part in np.split(y, [2]):
+        take(pool, part)
+    s.commit(pool, replace=False)
+    take_fading(s, z, halflife, ddof)
+    f = 0.5 ** (np.arange(32, -1, -1.0) / halflife)
+    square = (f**2).sum()
+    f[20:29] = f[20:29].mean()
+    mean, var = weighted(np.concatenate([x, y, z]), f, ddof, square)
+    np.testing.assert_allclose(s.mean, mean, rtol=1e-13)
+    np.testing.assert_allclose(s.var, var, rtol=1e-12)
+    assert (s.rows, s.batches) == (33, 3)
+
+
 def test_commit_of_nothing_changes_nothing():
     s = running()
     s.commit(s.pool(), True)
@@ -373,3 +392,21 @@ def test_arrays_that_come_back_are_writeable_and_their_own():
     with pytest.raises(ValueError, match="writeable"):
         s.mean.flags.writeable = False
         take_fading(s, table(9, 1), 3.0, 0)
+
+
+def test_a_later_step_that_cannot_be_taken_leaves_all_as_it_was():
+    s = begun(halflife=4.0)
+    take_fading(s, table(5), 4.0, 0)
+    before = {name: a.copy() for name, a in s.arrays().items()}
+    steps = []
+    for x in (table(3, seed=1), np.full((2, 2), 1e308) * [[1], [-1]]):
+        w = 0.5 ** (np.arange(len(x) - 1, -1, -1.0) / 4)
+        pairs = np.full(2, w.sum() ** 2 - (w**2).sum())
+        steps.append(Step(moments(x, weight=w).parts, len(x), np.full(2, float(len(x))), pairs, np.zeros(2)))
+    with pytest.raises(TooLarge):
+        s.learn(steps)
+    for name, a in s.arrays().items():
+        np.testing.assert_array_equal(a, before[name], name)
+    assert (s.rows, s.batches) == (5, 1)
+    s.learn(steps[:1])
+    assert (s.rows, s.batches) == (8, 2)
