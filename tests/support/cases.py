@@ -12,6 +12,11 @@ import numpy as np
 DTYPES = ("float16", "float32", "float64")
 
 
+def cast(values, dtype):
+    """values in another type, the same on every processor: these differ in what a negative number is without a sign."""
+    return (values.astype(np.int64) if np.dtype(dtype).kind == "u" else values).astype(dtype)
+
+
 def c_order(values):
     return np.ascontiguousarray(values)
 
