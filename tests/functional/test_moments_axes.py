@@ -254,3 +254,13 @@ def test_dask_keeps_axes_of_unknown_length(axes):
     kept = np.arange(len(CUBE)) != 1
     some = da.from_array(CUBE, chunks=(2, 3, 2, 4))[da.from_array(kept, chunks=2)]
     assert F.moments(some, axis=axes, exact=True) == F.moments(CUBE[kept], axis=axes, exact=True)
+
+
+@pytest.mark.parametrize("minmax", [False, True])
+@pytest.mark.parametrize("exact", [False, True])
+def test_moments_of_another_shape_are_not_equal(exact, minmax):
+    """Though all of their numbers are."""
+    x = rng.standard_normal((10, 2, 3))
+    m, flat = (F.moments(a, axis=axis, exact=exact, minmax=minmax) for a, axis in ((x, (1, 2)), (x.reshape(10, 6), 1)))
+    assert m != flat and m == F.moments(x, axis=(1, 2), exact=exact, minmax=minmax)
+    np.testing.assert_array_equal(m.mean.reshape(-1), flat.mean)
