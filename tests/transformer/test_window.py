@@ -173,6 +173,16 @@ def test_the_edge_of_a_window_of_time():
     check(t.partial_fit(x[3:], times=START + np.array([S + 1], "m8[ns]")), x[1:])
 
 
+def test_rows_that_come_later_go_where_there_is_room_for_them():
+    """Not into new memory for each batch: what a window has would be copied again and again."""
+    w, found = Window(1000, None), []
+    for batch in np.split(table(3000), 300):
+        w = w.moved(Rows(batch))
+        if w.newest is not None and not any(w.newest.memory is memory for memory in found):
+            found.append(w.newest.memory)
+    assert len(found) <= 1 + 3000 / 1000
+
+
 def test_streams_that_part_do_not_share_what_comes_later():
     x = table(40)
     t = BatchNormTransformer(window=25).fit(x[:10])
