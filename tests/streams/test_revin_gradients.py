@@ -101,6 +101,20 @@ def test_gradients_against_pytorch(way, dtype):
             np.testing.assert_allclose(p.grad, leaf.grad.numpy(), atol=near, rtol=near)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradients_of_high_levels_are_those_of_low_ones(masked):
+    """The level of a series has twice the digits of float64. Values that 2^-10 divides can be shifted exactly."""
+    rng = np.random.default_rng(5)
+    x, dy = np.round(rng.normal(size=(4, 12, 3)) * 1024) / 1024, rng.normal(size=(4, 12, 3))
+    weight = (rng.uniform(size=(4, 12)) < 0.8) * 1.0 if masked else None
+    found = []
+    for level in (0.0, 2.0**40):
+        rev = RevIN(3)
+        rev(x + level, weight=weight)
+        found.append(rev.backward(dy))
+    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-13)
+
+
 def test_padding_has_no_gradient():
     rev, x = RevIN(3), series()
     mask = np.ones((4, 12), bool)

@@ -252,6 +252,8 @@ BAD = [
     (lambda rn: rn + RunningNorm(3, momentum=0.1), ValueError, "expected momentum None on both sides, got 0.1"),
     (lambda rn: rn + 1, TypeError, "unsupported operand"),
     (lambda rn: RunningNorm(3) - rn, ValueError, "-: expected an earlier state"),
+    (lambda rn: rn - RunningNorm(4), ValueError, r"-: expected shape \(3,\) on both sides, got \(4,\)"),
+    (lambda rn: rn - RunningNorm(3, momentum=0.1), ValueError, "-: expected momentum None on both sides, got 0.1"),
     (lambda rn: rn.train(1), TypeError, "mode"),
     (lambda rn: setattr(rn, "clip", 0), ValueError, "clip: expected a number above 0, or None, got 0"),
     (lambda rn: setattr(rn, "eps", -1), ValueError, "eps"),

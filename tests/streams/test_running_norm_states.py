@@ -85,6 +85,8 @@ def test_what_is_taken_out_was_there(rng, way):
     np.testing.assert_allclose(difference.var, alone.var, rtol=1e-11)
     np.testing.assert_array_equal(difference.count, alone.count)
     np.testing.assert_array_equal(difference.skipped, [0, 12, 0])
+    if not way:
+        assert difference._statistics.rows == alone._statistics.rows == 24
     for again in (worker - worker, base - base):
         assert again.count.tolist() == [0, 0, 0]
         assert again.var.tolist() == [1, 1, 1]
@@ -117,6 +119,15 @@ def test_one_new_value_and_new_constants_have_no_spread(rng):
     worker(np.full((5, 2), [1.7, 0.1]))
     assert (worker - base).std.tolist() == [1, 1]
     np.testing.assert_allclose((worker - base).mean, [1.7, 0.1], rtol=1e-14)
+
+
+def test_two_new_values_have_a_spread(rng):
+    base = RunningNorm(2)
+    base(rng.normal(3, 1, size=(1000, 2)))
+    worker = base.copy()
+    worker(np.array([[1.0, 5.0], [2.0, 9.0]]))
+    np.testing.assert_allclose((worker - base).var, [0.25, 4.0], rtol=100 * 2.2e-16 * 1002 / 2)
+    np.testing.assert_allclose((worker - base).mean, [1.5, 7.0], rtol=100 * 2.2e-16 * 1002 / 2)
 
 
 # State ---------------------------------------------------------------------------------------------------------------
