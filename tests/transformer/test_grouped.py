@@ -147,6 +147,14 @@ def test_unseen():
     with pytest.raises(ValueError, match="got a missing key in row 0"):
         by["error"].transform(new[1:])
     assert by["error"].transform(new[2:])[0, 0] == 0
+    np.testing.assert_array_equal(by["error"].transform(x[:3]), by["global"].transform(x[:3]))
+
+
+def test_a_prior_of_a_feature_that_never_had_a_value_is_none():
+    x = np.column_stack([[0.0, 0, 1, 1], [1.0, 3, 5, 9], np.full(4, np.nan)])
+    t = GroupedTransformer(0, prior=2).fit(x)
+    assert np.isnan(t.means_[:, 1]).all() and np.isnan(t.vars_[:, 1]).all()
+    assert np.isnan(t.transform(x)[:, 1]).all()
 
 
 @pytest.mark.parametrize("way", [{}, {"halflife": 20.0}], ids=str)
