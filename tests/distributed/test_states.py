@@ -184,6 +184,13 @@ def _row(columns):
     return columns["state"][0], columns["error"][0]
 
 
+def test_wrong_columns_are_told_before_data_are_read_and_by_each_part():
+    with pytest.raises(ValueError, match=r"test: column 's': expected numbers or vectors of numbers, got another type"):
+        Reading.of("test", kinds(table_with(s=["x", "y"])), ["s"], None)
+    with pytest.raises(ValueError, match=r"test: expected a column 'b', got 'a'"):
+        Reading.given("test", ["b"]).state([table_with()])
+
+
 def test_vectors_of_another_length():
     reading = Reading.given("test", ["v"])
     states = [reading.state([pa.table({"v": [[1.0] * n]})]) for n in (2, 3)]
