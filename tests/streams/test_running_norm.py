@@ -140,10 +140,11 @@ def test_far_from_zero(rng, clip):
     np.testing.assert_array_equal(rn.denormalize(rn.normalize(x)), x)
 
 
-def test_clip(rng):
+@pytest.mark.parametrize("limit", [0.25, 1.5])
+def test_clip(rng, limit):
     x = rng.normal(size=(3000, 30)).astype("f4")  # more than one thread
-    rn, free = RunningNorm(30, clip=1.5), RunningNorm(30)
-    np.testing.assert_array_equal(rn(x), np.clip(free(x), -1.5, 1.5))
+    rn, free = RunningNorm(30, clip=limit), RunningNorm(30)
+    np.testing.assert_array_equal(rn(x), np.clip(free(x), -limit, limit))
     assert np.isnan(rn(np.full(30, np.nan))).all()
     rn.clip = None
     np.testing.assert_array_equal(rn.normalize(x), free.normalize(x))
