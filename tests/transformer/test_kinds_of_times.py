@@ -116,6 +116,10 @@ def test_times_of_every_library():
         numbers = isinstance(newest, float)
         assert numbers == ("seconds" in name or "numbers" in name), name
         assert newest in (20.5, 1e9 + 20.5) if numbers else newest == seconds(20.5)[0]
+        if not numbers:
+            zone = "with a zone" if "zone" in name else "without a zone"
+            with pytest.raises(ValueError, match=f"expected time stamps {zone}, as this stream began, got numbers"):
+                t.partial_fit(x, times=np.arange(6.0))
     for days in kinds_of_days():
         by_days = BatchNormTransformer(halflife="1d").fit(x[:2], times=days)
         np.testing.assert_allclose(by_days.mean_, (x[0] / 4 + x[1]) / 1.25, rtol=1e-15)
