@@ -72,7 +72,8 @@ def test_errors_change_no_part(rng):
     for bad in (
         {"position": good["position"]},
         good | {"hands": (np.zeros(3), good["hands"][1])},
-        good | {"hands": [1]},
+        good | {"hands": good["hands"][:1]},
+        good | {"hands": "ab"},
         good | {"hands": (np.zeros(2), {"grip": "x", "open": True})},
     ):
         with pytest.raises((TypeError, ValueError), match="RunningNorm"):
