@@ -5,7 +5,7 @@ import sys
 import time
 from bisect import bisect
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -20,6 +20,7 @@ from bnorm.app.ahead import alone, together
 from bnorm.app.choosing import check_same_columns, choose, refuse_unknown, tell
 from bnorm.app.dialects import Dialect
 from bnorm.app.errors import DataError
+from bnorm.app.guessing import casts
 from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Interrupted, Progress, Signals
 from bnorm.app.rows import Rows
@@ -243,26 +244,19 @@ def _parsed(column: Any, where: str, first: int) -> Any:
     }
     column = compute.utf8_trim_whitespace(column)
     for kind in kinds:
-        if not _fails(column, kind, len(column)):
+        with suppress(pa.ArrowInvalid):
             return column.cast(kind)
+
+    def fails(kind: Any, n: int) -> bool:
+        return not casts(column[:n], kind)
+
     lengths = range(1, len(column) + 1)
-    good = {kind: bisect(lengths, False, key=partial(_fails, column, kind)) for kind in kinds}
+    good = {kind: bisect(lengths, False, key=partial(fails, kind)) for kind in kinds}
     kind, n = max(good.items(), key=itemgetter(1))  # what most of the first values are
     expected = (
         f"{kinds[kind]}, as above" if n else "a time stamp as in ISO 8601, from 1677 to 2262, or a number of seconds"
     )
     raise DataError(f"{where}, row {first + n}: expected {expected}, got {column[n].as_py()!r}")
-
-
-def _fails(column: Any, kind: Any, n: int) -> bool:
-    """Whether one of the first n texts is none of a type."""
-    import pyarrow as pa
-
-    try:
-        column[:n].cast(kind)
-    except pa.ArrowInvalid:
-        return True
-    return False
 
 
 def time_column(args: argparse.Namespace, first: Source) -> str | None:

@@ -58,7 +58,7 @@ class Guess:
             except pa.ArrowNotImplementedError:
                 raise DataError(f"{stream.where}: column {name!r}: expected {kind}, got {column.type}") from None
             except pa.ArrowInvalid as error:  # such as 2024-02-31, or more texts than a dictionary has indices for
-                i = next((i for i in range(len(found)) if not _casts(found[i], kind)), -1)
+                i = next((i for i in range(len(found)) if not casts(found[i], kind)), -1)
                 if i < 0:
                     raise DataError(f"{stream.where}: column {name!r}: expected {kind}: {said(error)}") from None
         optional = self._ways_out and name in self._looked_at
@@ -82,7 +82,7 @@ def _kind(column: Any, nulls: Sequence[str]) -> Any:
 
     values = column.filter(_is_filled(column, nulls))
     for kind, pattern in _rules().items():
-        if len(values) and compute.all(compute.match_substring_regex(values, pattern)).as_py() and _casts(values, kind):
+        if len(values) and compute.all(compute.match_substring_regex(values, pattern)).as_py() and casts(values, kind):
             return kind
     return column.type
 
@@ -103,7 +103,8 @@ def filled(column: Any, nulls: Sequence[str]) -> Any:
     return compute.if_else(_is_filled(column, nulls), column, pyarrow().nulls(1, column.type)[0])
 
 
-def _casts(values: Any, kind: Any) -> bool:
+def casts(values: Any, kind: Any) -> bool:
+    """Whether texts are values of a type."""
     try:
         values.cast(kind)
     except pyarrow().ArrowInvalid:
