@@ -9,6 +9,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from bnorm.kernels.gpu.shapes import ITEMSIZE
+
 from .gpu_summary import measured
 from .page import DOCS
 from .store import RESULTS
@@ -17,7 +19,6 @@ from .text import between, geometric_mean, markdown
 FOLDER = RESULTS / "gpu"
 PAGE = DOCS / "gpu.md"
 LARGE = 1 << 26  # bytes of an array that is in no cache
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 NAMES = {"batch_norm": "batch norm", "layer_norm": "layer and RMS norm", "rms_norm": "layer and RMS norm"}
 Case = dict[str, Any]
 

@@ -89,13 +89,13 @@ def gradient(
     a = real(who, name, dy, kind)
     if a.shape != shape:
         raise ValueError(f"{who}: {name}: expected the shape of x, {shape}, got {a.shape}")
-    return a if a.dtype == dtype else converted(a, dtype)
+    return converted(a, dtype)
 
 
 @np.errstate(over="ignore", under="ignore")
 def converted(a: Any, dtype: np.dtype[Any]) -> ndarray:
-    """a in another dtype: what is too large becomes infinite, and what is too small 0, whatever NumPy is set to say."""
-    result: ndarray = a.astype(dtype)
+    """a in this dtype: what is too large becomes infinite, and what is too small 0, whatever NumPy is set to say."""
+    result: ndarray = a.astype(dtype, copy=False)
     return result
 
 

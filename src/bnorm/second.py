@@ -156,8 +156,7 @@ def _like_x(name: str, value: Any, saved: Saved, x: ndarray) -> ndarray:
     given: Any = saved.x
     if a.dtype == given.dtype and a.dtype != x.dtype:  # narrow: NumPy's conversion takes ten times as long
         block = cpu.widened(block)
-    result: ndarray = block if block.dtype == x.dtype else checks.converted(block, x.dtype)
-    return result
+    return checks.converted(block, x.dtype)
 
 
 def _like_caller(a: ndarray, saved: Saved, x: ndarray) -> ndarray:
