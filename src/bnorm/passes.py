@@ -5,6 +5,7 @@ arguments that their caller has checked, and check weight, out and dy, which com
 name in messages.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from numpy import ndarray
@@ -51,6 +52,10 @@ class Saved:
         """dx, dgamma, dbeta for dy in the layout of x, and dh if x is h; without `params` dgamma and dbeta may be
         None, and where kernels have added them."""
         raise NotImplementedError
+
+    def turn(self) -> AbstractContextManager[None]:
+        """What an error of a backward is raised in. If several ranks make it together, it is raised on all of them."""
+        return nullcontext()
 
     def pull_back(
         self, who: str, dy: Any, params: Any = True, out: ndarray | None = None, given: overlap.Given = ()

@@ -6,7 +6,7 @@ bits. Numbers on a device are copied to the host for the exchange.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from math import prod
 from types import ModuleType
 from typing import Any
@@ -26,8 +26,12 @@ class SharedSaved(ChannelSaved):
 
     __slots__ = ()
 
+    def turn(self) -> AbstractContextManager[None]:
+        turn: AbstractContextManager[None] = self.kernels.turn("backward")
+        return turn
+
     def pull_back(self, *args: Any, **options: Any) -> Gradients:
-        with self.kernels.turn("backward"):
+        with self.turn():
             return super().pull_back(*args, **options)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 from zlib import crc32
@@ -88,7 +88,7 @@ def set_debug(on: bool) -> None:
 def refuse_changed(who: str, saved: Saved) -> None:
     """An error if x is not as it was in the forward, where that is known."""
     if DEBUG in OPEN and saved.x is not None and getattr(saved, "digest", None) not in (None, _digest(saved.x)):
-        with saved.kernels.turn("backward") if hasattr(saved.kernels, "turn") else nullcontext():  # on all ranks
+        with saved.turn():
             raise RuntimeError(
                 f"{who}: backward: expected x as it was in the forward, got it changed in place since; call the layer "
                 "with a copy, layer(x.copy()), or change x after the backward"
