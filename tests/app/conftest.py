@@ -1,10 +1,19 @@
-"""The fixture of all tests of the command."""
+"""The fixtures of the tests of the command."""
+
+from pathlib import Path
 
 import pytest
 
-from commands import Command
+from commands import Command, table_with_gaps, write
 
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(capsys)
+
+
+@pytest.fixture
+def state(command: Command, tmp_path: Path) -> Path:
+    """What it has learned of a table with missing values."""
+    command("fit", write(tmp_path / "learn.parquet", table_with_gaps()), "-o", tmp_path / "s.npz")
+    return tmp_path / "s.npz"

@@ -4,20 +4,13 @@ import numpy as np
 import pytest
 
 import child
-from commands import names, read, table, write
+from commands import names, read, table, table_with_gaps, write
 from compare import assert_close, assert_same
 
 pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads and writes files by pyarrow")
 
 ROWS = 500
-X = table(ROWS)
-X[::9, 1] = np.nan
-
-
-@pytest.fixture
-def state(command, tmp_path):
-    command("fit", write(tmp_path / "learn.parquet", X), "-o", tmp_path / "s.npz")
-    return tmp_path / "s.npz"
+X = table_with_gaps(ROWS)
 
 
 def features(path):

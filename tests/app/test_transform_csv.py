@@ -1,21 +1,10 @@
 """`bnorm transform` of CSV files: quotes and text stay as they are written, and other formats get types."""
 
-import numpy as np
 import pytest
 
-from commands import read, table, write
+from commands import read
 
 pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads and writes files by pyarrow")
-
-ROWS = 500
-X = table(ROWS)
-X[::9, 1] = np.nan
-
-
-@pytest.fixture
-def state(command, tmp_path):
-    command("fit", write(tmp_path / "learn.parquet", X), "-o", tmp_path / "s.npz")
-    return tmp_path / "s.npz"
 
 
 def test_text_of_csv_stays_as_it_is_written(command, tmp_path, state):

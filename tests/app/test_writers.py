@@ -19,12 +19,6 @@ from bnorm.app.errors import DataError  # noqa: E402
 from bnorm.app.text import Quotes  # noqa: E402
 
 
-@pytest.fixture
-def state(command, tmp_path):
-    command("fit", write(tmp_path / "learn.parquet", table(100)), "-o", tmp_path / "s.npz")
-    return tmp_path / "s.npz"
-
-
 def written(path, *batches, **options):
     with writers.table(str(path), batches[0].schema, **options) as writer:
         for batch in batches:
@@ -223,6 +217,12 @@ BESIDE = {  # columns of an Arrow file, and the same as text
 }
 
 
+def assert_same_rows_twice(path):
+    """In a CSV file, three of them."""
+    lines = path.read_text().splitlines()
+    assert lines[1:4] == lines[4:]
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_text_below_columns_with_types(command, tmp_path, state, suffix):
     """A CSV file behind an Arrow file has its types."""
@@ -231,8 +231,7 @@ def test_text_below_columns_with_types(command, tmp_path, state, suffix):
     out = tmp_path / f"y.{suffix}"
     command("transform", *files, "--state", state, "-o", out)
     if suffix == "csv":
-        lines = out.read_text().splitlines()
-        assert lines[1:4] == lines[4:]
+        assert_same_rows_twice(out)
     else:
         y = read(out)
         for name, column in typed.items():
@@ -247,8 +246,7 @@ def test_columns_with_types_below_text(command, tmp_path, state, suffix):
     out = tmp_path / f"y.{suffix}"
     command("transform", *files, "--state", state, "-o", out)
     if suffix == "csv":
-        lines = out.read_text().splitlines()
-        assert lines[1:4] == lines[4:]
+        assert_same_rows_twice(out)
     else:
         assert read(out)["good"].to_pylist() == [True, None, False] * 2
 

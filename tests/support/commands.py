@@ -61,6 +61,13 @@ def table(rows: int, columns: int = 3, seed: int = 0) -> np.ndarray:
     return rng.normal(size=(rows, columns)) * 10.0 ** np.arange(columns) + 1000.0 * np.arange(columns)
 
 
+def table_with_gaps(rows: int = 500) -> np.ndarray:
+    """The same with missing values."""
+    x = table(rows)
+    x[::9, 1] = np.nan
+    return x
+
+
 def names(x: np.ndarray) -> list[str]:
     return [f"f{i}" for i in range(x.shape[1])]
 
