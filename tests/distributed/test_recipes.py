@@ -2,7 +2,6 @@
 
 import re
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -10,7 +9,8 @@ import numpy as np
 import pytest
 
 import child
-from bnorm import BatchNormTransformer
+from bnorm import BatchNormTransformer, Moments
+from bnorm.functional import moments
 
 PAGE = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text(encoding="utf-8")
 TABLE = np.random.default_rng(0).normal(5, 2, (10_000, 8))
@@ -22,24 +22,24 @@ def scripts(section):
     return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    ("section", "engine"),
-    [
-        ("joblib", "joblib"),
-        pytest.param("concurrent.futures", None, marks=pytest.mark.slow),
-        pytest.param("multiprocessing, with transformers", None, marks=pytest.mark.slow),
-    ],
-)
-def test_engines(section, engine, tmp_path):
-    if engine and find_spec(engine) is None:
-        pytest.skip(f"not installed: {engine}")
-    (script,) = scripts(section)
+def test_merging_by_hand(tmp_path):
+    (script,) = scripts("Merging by hand")
     path = tmp_path / "script.py"
     path.write_text(script, encoding="utf-8")
     done = child.run(path)
     assert done.returncode == 0, done.stderr
     numbers = np.array(re.findall(r"\d+\.\d+", done.stdout), float)
-    np.testing.assert_allclose(numbers, [*TABLE.mean(axis=0), *TABLE.std(axis=0)], rtol=1e-7)
+    np.testing.assert_allclose(numbers, 2 * [*TABLE.mean(axis=0), *TABLE.std(axis=0)], rtol=1e-7)
+
+
+def test_joblib():
+    """The line of the page, on threads here."""
+    joblib = pytest.importorskip("joblib")
+    (line,) = re.findall(r"`(Moments\.merge\(Parallel.*?)`", PAGE)
+    names = {"Moments": Moments, "moments": moments, "parts": np.array_split(TABLE, 4)}
+    with joblib.parallel_config("threading"):
+        merged = eval(line, names | {"Parallel": joblib.Parallel, "delayed": joblib.delayed})
+    np.testing.assert_allclose(merged.mean, TABLE.mean(axis=0), rtol=1e-12)
 
 
 def test_dask_and_ranks():
