@@ -5,7 +5,7 @@ A backend is a module with the functions of `reference.py`, and these:
     asarray(value)   a value as an array of the backend
     memory(array)    a NumPy array at the same address, for tests of overlap; its values must not be read
     exact_sums(...)  that of `reference_exact.py`; its results are NumPy arrays
-    numbers(*some)   results of reductions as Python's numbers: synchronizes once
+    numbers(*some)   results of reductions as Python numbers; synchronizes once
     FLOATS           names of the dtypes that it computes in
     INTEGERS         names of other dtypes that batch norm and moments read; the result is float64
 
@@ -23,7 +23,7 @@ from bnorm.kernels.engines import engine_of
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 
-VARIANCE, MEAN_SQUARE = range(2)  # a row is divided by the root of one of these; the numbers are those of formulas.h
+VARIANCE, MEAN_SQUARE = range(2)  # a row is divided by the square root of one of these; numbered as in formulas.h
 
 
 class Backends(dict[type, ModuleType]):
@@ -42,7 +42,7 @@ BACKENDS = Backends({np.ndarray: cpu})
 
 
 def kind_of(value: object) -> type | None:
-    """The array type that a value is or converts to (a parameter, a Series, a tensor); None for lists and numbers."""
+    """Return the array type of a value or of what it converts to (a Series, a tensor); None for lists and numbers."""
     if type(value) in BACKENDS:
         return type(value)
     cupy_array: type | None = getattr(sys.modules.get("cupy"), "ndarray", None)
@@ -52,7 +52,7 @@ def kind_of(value: object) -> type | None:
 
 
 def kernels_for(value: object, who: str, name: str = "x", kind: type | None = None, beside: str = "x") -> ModuleType:
-    """The backend of a value, which may be anything that `np.asarray` or `cupy.asarray` takes.
+    """Return the backend for a value, which may be anything that `np.asarray` or `cupy.asarray` takes.
 
     who, name: the function and the parameter, for messages.
     kind, beside: the type of the arrays that the value is used with, and their name in messages: a parameter, or
@@ -84,14 +84,14 @@ def kernels_for(value: object, who: str, name: str = "x", kind: type | None = No
 
 
 def zeros_like(a: Array, dtype: Any = None) -> Array:
-    """Zeros like `a`, on its device: NumPy's function of that name takes three times as long for small arrays."""
+    """Return zeros like `a`, on its device. NumPy's `zeros_like` takes three times as long for small arrays."""
     zeros = np.empty_like(a, dtype)
     zeros.fill(0)
     return zeros
 
 
 def moved(a: Array, kind: type) -> Array:
-    """An array as one of the type `kind`: itself, or a copy on the other device."""
+    """Return `a` as an array of the type `kind`: `a` itself, or a copy on the other device."""
     if type(a) is kind:
         return a
     return a.get() if kind is np.ndarray else BACKENDS[kind].asarray(a)

@@ -1,4 +1,4 @@
-"""The record that tells kernels what comes after normalizing."""
+"""The record that tells kernels which activation follows the normalization."""
 
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -7,7 +7,7 @@ Name = Literal["relu", "leaky_relu", "silu", "gelu"] | None  # in annotations
 
 
 class Activation(NamedTuple):
-    """An activation: which one, and its slope below 0 if it is a ReLU: 0 of the plain one, between 0 and 1 of a leaky.
+    """An activation. kind: which one. slope: of a ReLU below 0; 0 for the plain one, between 0 and 1 for a leaky one.
 
     `bn_act` in `formulas.h` has the formulas.
     """
@@ -23,12 +23,12 @@ IDENTITY, RELU, SILU, GELU = Activation(0, 1.0), Activation(1, 0.0), Activation(
 NAMED = {None: IDENTITY, "relu": RELU, "silu": SILU, "gelu": GELU}
 
 
-@lru_cache(maxsize=64)  # a record takes as long to make as a small forward checks its arguments
+@lru_cache(maxsize=64)  # making a record takes as long as checking the arguments of a small forward
 def leaky(slope: float) -> Activation:
-    """The leaky ReLU with a slope; without any, the plain one, which makes 0 of an infinity."""
+    """Return the leaky ReLU with this slope. For slope 0 it is the plain ReLU, which turns minus infinity into 0."""
     return Activation(2, slope) if slope else RELU
 
 
 def named(name: str | None, slope: float) -> Activation:
-    """The activation of that name; slope: of the leaky ReLU. KeyError if there is none."""
+    """Return the activation with this name. slope: of the leaky ReLU. An unknown name is a KeyError."""
     return leaky(slope) if name == "leaky_relu" else NAMED[name]

@@ -1,4 +1,4 @@
-"""Lazy collections: which engine computes a value, if one does. An engine is one line here, and one module.
+"""Lazy collections, and the engines that compute them. An engine is one line here, and one module.
 
 The module of an engine has a NAME for messages; `in_memory`, which says how to get an array; `array_of`, `aligned` and
 `reduced` for arrays of any shape; `is_beside`, `beside` and `partitions` for data frames with a series of weights; and
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 class Engine(NamedTuple):
-    """package: of the collections; test: its function that recognizes them; module: the engine here."""
+    """package: defines the collections; test: its function that recognizes them; module: bnorm's for this engine."""
 
     package: str
     test: str
@@ -30,8 +30,8 @@ ENGINES = [Engine("dask", "is_dask_collection", "bnorm.distributed.dask")]
 
 
 def engine_of(value: object) -> Any:
-    """The module of the engine that a value is a collection of; None for a value in memory."""
-    if type(value) is ndarray:  # at once
+    """Return the module of the engine that a lazy collection belongs to; None for a value in memory."""
+    if type(value) is ndarray:  # the most frequent case
         return None
     for package, test, module in ENGINES:
         library = sys.modules.get(package)
@@ -41,7 +41,7 @@ def engine_of(value: object) -> Any:
 
 
 def serially(*blocks: Any, function: Callable[..., Result]) -> Result:
-    """The function of these blocks, on one thread: the engine computes other blocks at the same time."""
+    """Return function(*blocks), computed by one thread, as the engine computes other blocks at the same time."""
     before = limit_caller(1)
     try:
         return function(*blocks)

@@ -42,9 +42,9 @@ FAR = 1024  # from here on a smooth activation is a straight line
 
 @np.errstate(all="ignore")
 def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> Array:
-    """parts, (4, C): count, mean, m2, low: the sum of the weights, the mean, sum w (x - mean)^2, mean - float64(mean).
+    """Return parts, (4, C): count (the sum of the weights), mean, m2 = sum w (x - mean)^2, low = mean - float64(mean).
 
-    A value of weight 0, even NaN, does not count; with skipna NaN never counts. Without any value all are 0.
+    A value of weight 0, even NaN, does not count; with skipna NaN never counts. Without any value all four are 0.
     """
     x = _block(x)
     w = np.ones_like(x) if weight is None else np.broadcast_to(_positions(weight).astype(x.dtype), x.shape)
@@ -62,7 +62,7 @@ def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> Arra
 
 @np.errstate(all="ignore")
 def finish(parts: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array:
-    """stats, (5, C), from the result of `moments`: mean, var, rstd, scale, shift. Without any value y will be beta."""
+    """Return stats, (5, C), from the result of `moments`. In a channel without any value, y will be beta."""
     count, mean, m2, low = parts
     return _stats(mean + low, m2 / np.where(count == 0, 1, count), count, gamma, beta, eps)
 
@@ -71,9 +71,9 @@ def finish(parts: Array, gamma: Array | None, beta: Array | None, eps: float) ->
 def normalize(
     x: Array, stats: Array, act: Activation = IDENTITY, out: Array | None = None, finite: bool = False
 ) -> Array:
-    """The activation of (x - mean) scale + shift. NaN stays NaN.
+    """Return the activation of (x - mean) scale + shift. NaN stays NaN.
 
-    With finite it is a FloatingPointError if x contains infinity; out is undefined then.
+    With finite=True, an infinity in x is a FloatingPointError; out is undefined then.
     """
     if finite and np.isinf(x).any():
         raise FloatingPointError("x holds an infinity")
@@ -84,9 +84,9 @@ def normalize(
 
 @np.errstate(all="ignore")
 def grad_moments(dy: Array, x: Array, stats: Array, weight: Array | None = None, act: Activation = IDENTITY) -> Array:
-    """sums, (2, C): sum dy and sum dy (x - mean), where dy is brought before the activation first.
+    """Return sums, (2, C): sum dy and sum dy (x - mean). First, dy is multiplied by the derivative of the activation.
 
-    With weight, a dy of 0 adds nothing whatever its x: padding may be NaN.
+    With weight, a dy of 0 adds nothing, whatever its x: padding may be NaN.
     """
     dy, away = _before_activation(dy, x, stats, act), _block(x) - _channel(stats[0])
     if weight is not None:
@@ -96,7 +96,7 @@ def grad_moments(dy: Array, x: Array, stats: Array, weight: Array | None = None,
 
 @np.errstate(all="ignore")
 def finish_gradients(sums: Array, stats: Array, count: float | Array) -> Array:
-    """coefficients, (3, C), from the result of `grad_moments`: a, b, c. count: of values, or the sum of weights."""
+    """Return coefficients, (3, C), from the result of `grad_moments`. count: of values, or the sum of their weights."""
     total, dot = sums
     _, _, rstd, scale, _ = stats
     values = np.where(count == 0, 1, count)  # without values scale is 0, and b and c are 0 too
@@ -114,9 +114,9 @@ def grad_input(
     act: Activation = IDENTITY,
     out: Array | None = None,
 ) -> Array:
-    """dx = a (dy + w (b (x - mean) + c)), with dy as in `grad_moments` and w = 1 without weight.
+    """Return dx = a (dy + w (b (x - mean) + c)), with dy as in `grad_moments`, and w = 1 without weight.
 
-    With a outside the brackets b is about 1 / std, which float32 can represent whenever it can represent x.
+    As a is outside the brackets, b is about 1 / std, which float32 can represent whenever it can represent x.
     """
     a, b, c = coefficients
     through_statistics = _channel(b) * (_block(x) - _channel(stats[0])) + _channel(c)
@@ -128,9 +128,9 @@ def grad_input(
 
 @np.errstate(all="ignore")
 def add(total: Array | None, part: Array | None, other: Array | None = None, other_part: Array | None = None) -> None:
-    """total += part, and another such pair: gradients of parameters. Parts are float64, totals may be float32.
+    """Add part to total, and other_part to other: gradients of parameters.
 
-    A total that is None is skipped.
+    Parts are float64; total and other may be float32. A pair whose total or other is None is skipped.
     """
     if total is not None:
         total += part
@@ -139,9 +139,9 @@ def add(total: Array | None, part: Array | None, other: Array | None = None, oth
 
 
 def extremes(x: Array, weight: Array | None = None, skipna: bool = False) -> Array:
-    """The least and the greatest value of each channel, (2, C).
+    """Return the least and the greatest value of each channel, (2, C).
 
-    A value of weight 0, even NaN, does not count; with skipna NaN never counts, else it makes both NaN. Without any
+    A value of weight 0, even NaN, does not count. With skipna NaN never counts; else it makes both NaN. Without any
     value both are NaN.
     """
     x = _block(x)
@@ -153,7 +153,7 @@ def extremes(x: Array, weight: Array | None = None, skipna: bool = False) -> Arr
 
 
 def known(mean: Array, var: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array:
-    """stats of a given mean and variance."""
+    """Return stats from a given mean and variance."""
     return _stats(mean, var, np.ones_like(mean), gamma, beta, eps)
 
 
@@ -170,11 +170,11 @@ def forward(
     running: Rule | None = None,
     out: Array | None = None,
 ) -> tuple[Array, Array, float, int]:
-    """Batch normalization: y, stats, count, left. stats is float64 (5, C): mean, var, rstd, scale, shift.
+    """Batch normalization: return y, stats, count, left. stats is float64 (5, C): mean, var, rstd, scale, shift.
 
-    With given mean and var this is inference: no reduction, and weight has no effect. Otherwise they
-    are those of the batch. running: the rule of the statistics that `settle` will update by this batch; with "raise"
-    they are tested here. The fourth result is the argument `left` of `settle`.
+    If mean and var are given, this is inference: there is no reduction, and weight has no effect. Otherwise mean and
+    var are those of the batch. running: the rule of the statistics that `settle` will update by this batch; with
+    "raise" they are tested here. left: for the argument of `settle` of this name.
     """
     if mean is not None and var is not None:
         count = float(x.shape[0] * prod(x.shape[2:]))
@@ -200,9 +200,9 @@ def backward(
     params: bool = True,
     out: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]:
-    """dx, dgamma, dbeta of the `forward` that returned stats and count. frozen: its statistics were constants.
+    """Return dx, dgamma, dbeta for the `forward` that returned stats and count. frozen: its statistics were constants.
 
-    With weight, a dy of 0 adds nothing to the sums whatever its x.
+    With weight, a dy of 0 adds nothing to the sums, whatever its x.
     """
     _, _, rstd, scale, _ = stats
     sums = grad_moments(dy, x, stats, weight, act)
@@ -226,12 +226,13 @@ def rows_forward(
     weight: Array | None = None,
     copies: bool = False,
 ) -> tuple[Any, ...]:
-    """y, mean, rstd: each of the N*G rows by its own statistics. Channel g*K + k of x[n, g, k, l] has its gamma, beta.
+    """Return y, mean, rstd: each of the N*G rows is normalized by its own statistics.
 
-    Layer norm: x is (N, 1, D, 1); group norm: (N, G, K, L); instance norm: (N, C, 1, L). With the rule MEAN_SQUARE
-    mean is 0, and the mean of the squares replaces the variance. With a residual (y, h), mean, rstd, where y is that of
-    the sum h. weight, (N, L): of each position; a value of weight 0, even NaN, does not count. copies: behind these
-    gamma and beta, flat, for a backward.
+    gamma and beta belong to the channel g*K + k of x[n, g, k, l]. Layer norm: x is (N, 1, D, 1); group norm:
+    (N, G, K, L); instance norm: (N, C, 1, L). With the rule MEAN_SQUARE mean is 0, and the mean of the squares replaces
+    the variance. With a residual, the sum h = x + residual is normalized, and (y, h) takes the place of y. weight:
+    (N, L), of each position; a value of weight 0, even NaN, does not count. With copies, gamma and beta, flattened,
+    follow the results, for a backward.
     """
     if residual is not None:
         h = x + residual
@@ -265,9 +266,9 @@ def rows_backward(
     dh: Array | None = None,
     weight: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]:
-    """dx, dgamma, dbeta of the `rows_forward` that returned mean and rstd. beta is needed only for the activation.
+    """Return dx, dgamma, dbeta for the `rows_forward` that returned mean and rstd. beta is for the activation only.
 
-    dh is added to dx. With weight, a dy of 0 adds nothing to the sums whatever its x.
+    dh is added to dx. With weight, a dy of 0 adds nothing to the sums, whatever its x.
     """
     n, g = x.shape[:2]
     r, w = _row(rstd.reshape(n, g)), _of_positions(weight, x)
@@ -294,7 +295,7 @@ def _stats(mean: Array, var: Array, count: Array, gamma: Array | None, beta: Arr
 
 
 def _rstd(mean: Array, var: Array, eps: float, count: Array) -> Array:
-    """1 / sqrt(var + eps); 0 for a channel without values, and 1 for a constant one with eps = 0: see formulas.h."""
+    """Return 1 / sqrt(var + eps); 0 for a channel without values, 1 for a constant one with eps = 0: see formulas.h."""
     last_places = 4 * np.finfo(np.float64).eps * np.abs(mean)
     constant = (eps == 0) & np.isfinite(var) & (np.sqrt(var) <= last_places)
     rstd: Array = np.where(constant, 1, 1 / np.sqrt(var + eps))
@@ -302,12 +303,12 @@ def _rstd(mean: Array, var: Array, eps: float, count: Array) -> Array:
 
 
 def _activation(v: Array, act: Activation) -> Array:
-    """The smooth ones are v s(u) with the logistic function s."""
+    """Return the activation of v. The smooth ones are v s(u), where s is the logistic function."""
     return v * _gate(v, act)[0] if act.kind in SMOOTH else _pulled(v, v, act)
 
 
 def _pulled(g: Array, v: Array, act: Activation) -> Array:
-    """g times the derivative of the activation at v. ReLU selects instead of multiplying, so infinity becomes 0."""
+    """Return g times the derivative of the activation at v. ReLU selects, without multiplying: infinity becomes 0."""
     if act.kind in SMOOTH:  # NaN counts as above 0
         v = np.where(np.isnan(v), FAR, np.clip(v, -FAR, FAR))
         s, du, _ = _gate(v, act)
@@ -317,7 +318,7 @@ def _pulled(g: Array, v: Array, act: Activation) -> Array:
 
 
 def _gate(v: Array, act: Activation) -> tuple[Array, Array, Array]:
-    """s(u), and the first and second derivative of u: formulas.h."""
+    """Return s(u), and the first and second derivative of u, as in formulas.h."""
     a = np.longdouble(2) * np.sqrt(2 / np.longdouble(np.pi)) if act == GELU else 1
     b = np.longdouble("0.044715") * a if act == GELU else 0
     return 1 / (1 + np.exp(-v * (a + b * v * v))), a + 3 * b * v * v, 6 * b * v
@@ -329,25 +330,25 @@ def _before_activation(dy: Array, x: Array, stats: Array, act: Activation) -> Ar
 
 
 def _of_positions(weight: Array | None, x: Array) -> Array:
-    """(N, L), or 1 everywhere, against (N, G, K, L)."""
+    """Return weights (N, L), or ones, in a shape that broadcasts with (N, G, K, L)."""
     return np.ones((1, 1, 1, 1)) if weight is None else _wide(weight.reshape(len(x), 1, 1, x.shape[3]))
 
 
 def _counts(w: Array, x: Array) -> Array:
-    """The sum of the weights of each row, against (N, G)."""
+    """Return the sum of the weights of each row, in a shape that broadcasts with (N, G)."""
     counts: Array = np.broadcast_to(w, (len(x), 1, *x.shape[2:])).sum((2, 3))
     return counts
 
 
 def _center(x: Array, w: Array, count: Array) -> Array:
-    """The mean of each row. The second pass adds the rounding error of the first."""
+    """Return the mean of each row. The second pass adds the rounding error of the first."""
     mean: Array = (w * x).sum((2, 3)) / count
     mean += (w * (x - _row(mean))).sum((2, 3)) / count
     return mean
 
 
 def _block(x: Array) -> Array:
-    """(outer, C, ...) as (outer, C, inner), in the precision of the oracle."""
+    """Return (outer, C, ...) as (outer, C, inner), in the precision of the oracle."""
     return _wide(x).reshape(*x.shape[:2], prod(x.shape[2:]))
 
 
@@ -356,7 +357,7 @@ def _wide(x: Array) -> Array:
 
 
 def _sum(values: Array) -> Array:
-    """The sum over a channel, in one contiguous run, because only then NumPy adds pairwise."""
+    """Return the sum of each channel, made contiguous first, because only then does NumPy add pairwise."""
     outer, channels, inner = values.shape
     runs = np.ascontiguousarray(values.transpose(1, 0, 2)).reshape(channels, outer * inner)
     total: Array = runs.sum(1)
@@ -368,24 +369,24 @@ def _narrow(values: Array) -> Array:
 
 
 def _channel(values: Array) -> Array:
-    return values[:, None]  # (C,) against (outer, C, inner)
+    return values[:, None]  # (C,) broadcasts with (outer, C, inner)
 
 
 def _positions(weight: Array) -> Array:
-    return weight[:, None, :]  # (outer, inner) against (outer, C, inner)
+    return weight[:, None, :]  # (outer, inner) broadcasts with (outer, C, inner)
 
 
 def _row(values: Array) -> Array:
-    return values[:, :, None, None]  # (N, G) against (N, G, K, L)
+    return values[:, :, None, None]  # (N, G) broadcasts with (N, G, K, L)
 
 
 def _parameter(values: Array | None, x: Array, absent: float) -> Array:
-    """(G*K,) against (N, G, K, L)."""
+    """Return values (G*K,) in a shape that broadcasts with (N, G, K, L)."""
     return np.full((*x.shape[1:3], 1), absent) if values is None else values.reshape(x.shape[1:3])[:, :, None]
 
 
 def _result(values: Array, x: Array, out: Array | None) -> Array:
-    """The result rounded to the dtype of x, in `out` if it is given."""
+    """Return the values rounded to the dtype of x, in `out` if it is given."""
     out = np.empty_like(x) if out is None else out
     out[...] = values.reshape(x.shape)
     return out

@@ -1,4 +1,4 @@
-"""The exact sums in Python's own integers: the oracle of their tests."""
+"""Exact sums in Python integers: the oracle of the tests of the compiled ones."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 Limbs = tuple[int, Array]
 
-UNIT = 1074  # every float is a multiple of 2^-1074
+UNIT = 1074  # every float64 is a multiple of 2^-1074
 BITS = 32  # of a limb
 MASK = 2**BITS - 1
 
 
 def exact_sums(x: Array, mask: Array | None = None) -> tuple[Array | None, int, Array, int, Array]:
-    """Counts (3, C) of NaN, infinity and minus infinity, or None; the sums of all other values and of their squares."""
+    """Return the counts (3, C) of NaN, infinity, minus infinity (or None), and the limbs of both sums over the rest."""
     channels = x.shape[1]
     a = np.moveaxis(x, 1, 0).reshape(channels, x.size // max(channels, 1))
     counts = np.ones(a.shape[1], bool) if mask is None else mask.reshape(-1)
@@ -28,7 +28,7 @@ def exact_sums(x: Array, mask: Array | None = None) -> tuple[Array | None, int, 
 
 
 def integer_of(v: float) -> int | str:
-    """A float in units of 2^-1074, or the name of what is none."""
+    """Return a float in units of 2^-1074, or its name ("nan", "inf", "-inf") if it is not finite."""
     if not np.isfinite(v):
         return str(v)
     num, den = v.as_integer_ratio()
@@ -36,7 +36,7 @@ def integer_of(v: float) -> int | str:
 
 
 def limbs_of(numbers: list[int], unit: int) -> Limbs:
-    """Numbers in units of 2^-unit as limbs: the fewest that hold them all."""
+    """Return numbers in units of 2^-unit as limbs: as few as hold all of the numbers."""
     if not any(numbers):
         return 0, np.zeros((0, len(numbers)), np.int64)
     whole = -(-unit // BITS)
@@ -49,12 +49,12 @@ def limbs_of(numbers: list[int], unit: int) -> Limbs:
 
 
 def numbers_of(first: int, limbs: Array, unit: int) -> list[int]:
-    """The numbers of limbs, in units of 2^-unit."""
+    """Return the numbers that limbs stand for, in units of 2^-unit."""
     return [sum(int(v) << BITS * (first + i) + unit for i, v in enumerate(column)) for column in limbs.T]
 
 
 def combined(items: list[Limbs], factors: list[int]) -> Limbs:
-    """The sum of integers, each times its factor."""
+    """Return the sum of the integers that limbs stand for, each times its factor, as limbs."""
     every = [numbers_of(first, limbs, 2 * UNIT + BITS) for first, limbs in items]
     return limbs_of(
         [sum(f * n for f, n in zip(factors, column, strict=True)) for column in zip(*every, strict=True)],

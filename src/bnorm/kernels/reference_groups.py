@@ -10,7 +10,7 @@ Array = np.ndarray[Any, Any]
 
 
 def moments(x: Array, codes: Array, groups: int, weight: Array | None = None, skipna: bool = False) -> Array:
-    """parts, (4, G, C), of each group: as `moments` of the positions that have its code."""
+    """Return parts, (4, G, C): for each group those that `reference.moments` finds at the positions with its code."""
     codes = codes.reshape(-1)
     _check(codes, groups)
     outer, channels = x.shape[:2]
@@ -26,9 +26,9 @@ def moments(x: Array, codes: Array, groups: int, weight: Array | None = None, sk
 
 @np.errstate(all="ignore")
 def normalize(x: Array, codes: Array, numbers: Array, out: Array | None = None, finite: bool = False) -> Array:
-    """(x - mean) scale + shift by the numbers of each position's group, computed in float64; NaN where it has none.
+    """Return (x - mean) scale + shift with the numbers of each position's group; NaN at positions without a group.
 
-    numbers: (G, 3, C), mean, scale and shift.
+    It is computed in float64. numbers: (G, 3, C), mean, scale and shift.
     """
     groups = len(numbers)
     _check(codes, groups)
@@ -48,14 +48,14 @@ def normalize(x: Array, codes: Array, numbers: Array, out: Array | None = None, 
 
 
 def later(codes: Array, groups: int) -> Array:
-    """Of each position, how many positions of its group come after it, float64; 0 where there is no group."""
+    """Return for each position how many later positions belong to its group, as float64; 0 if it has no group."""
     _check(codes, groups)
     ages = [0.0 if g < 0 else float((codes[i + 1 :] == g).sum()) for i, g in enumerate(codes)]
     return np.array(ages, np.float64)
 
 
 def distinct(values: Array) -> tuple[Array, Array]:
-    """The different numbers among int64 values, in the order of their first appearance, and the codes of all: int32."""
+    """Return the distinct numbers among int64 values, in the order in which they first appear, and the int32 codes."""
     sorted_, first, codes = np.unique(values, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
     place = np.empty_like(order)

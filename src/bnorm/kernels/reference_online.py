@@ -24,11 +24,11 @@ def online(
     weight: Array | None = None,
     whole: bool = False,
 ) -> Array | None:
-    """z = (x - mean) / std by running statistics, which x updates first. Returns None without `maps`.
+    """Return z = (x - mean) / std by running statistics, which x updates first. Return None without `maps`.
 
-    x: rows of all channels, in any shape. skipped: int64 (C,), to which the numbers of values that are left out, as
-    they are not finite, is added. weight: of each row, if they fade one by one. whole: they fade as one row.
-    FloatingPointError if a value would be left out, and the rule has "raise"; nothing has changed then.
+    x: rows of all channels, in any shape. skipped: int64 (C,); the number of values that are left out because they are
+    not finite is added to it. weight: of each row, if rows fade one by one. whole: all rows fade as one row. If the
+    rule has "raise", a value that would be left out is a FloatingPointError, and nothing has changed then.
     """
     block = x.reshape(-1, skipped.size)
     if x.dtype.kind in "bui":

@@ -10,10 +10,10 @@ Array = np.ndarray[Any, Any]
 def moments(
     data: Array, indices: Array, indptr: Array, shape: tuple[int, int], by_column: bool, weight: Array | None = None
 ) -> tuple[Array, bool]:
-    """Per column (4, C): count, mean, m2 and low of the values that are not NaN, including zeros that are not stored.
+    """Return (4, C), and whether the indices increase in each row or column.
 
-    And whether the indices of every row or column increase. If not, there may be duplicate entries, which must be
-    added up first.
+    (4, C): count, mean, m2 and low of the values of each column that are not NaN, including zeros that are not stored.
+    If the indices do not increase, there may be duplicate entries, which must be added up first.
     """
     lines = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     rows, columns = (indices, lines) if by_column else (lines, indices)
@@ -39,7 +39,7 @@ def moments(
 
 
 def scaled(data: Array, indices: Array, factor: Array, out: Array | None = None) -> Array:
-    """data * factor[indices]: the stored values of a CSR matrix, with each column times a factor."""
+    """Return data * factor[indices]: the stored values of a CSR matrix, with each column times a factor."""
     if np.isinf(data).any():
         raise FloatingPointError("data holds an infinity")
     y: Array = (data * factor[indices]).astype(data.dtype)

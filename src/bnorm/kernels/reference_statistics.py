@@ -11,7 +11,9 @@ Array = np.ndarray[Any, Any]
 
 @np.errstate(all="ignore")
 def settle(rule: Rule, stats: Array, count: float, size: int, left: int = 0) -> int:
-    """Update statistics by the batch of a forward, and count it. Returns the number of skipped channels, as not finite.
+    """Update statistics by the batch of a forward, and count the batch. Return the number of skipped channels.
+
+    A channel is skipped if its statistics are not finite.
 
     rule belongs to a `bnorm.running.Statistics`; size is that of x; the other arguments are results of `forward`. A
     batch without values is not counted. If values fade with age, its rows count as if they were in random order.
@@ -35,17 +37,17 @@ def move(
     skipped: bool = False,
     replace: bool = False,
 ) -> int:
-    """Update statistics by a batch, given by its parts, and count it. Returns the number of skipped channels.
+    """Update statistics by a batch, given by its parts, and count the batch. Return the number of skipped channels.
 
     seen, pairs, last: of rows that fade, see formulas.h. typical: the number of values in a batch, for batches that
-    were never counted. skipped: the batch consists of some in which channels were skipped. replace: replace the
-    statistics instead of updating them.
+    were never counted. skipped: whether channels were skipped in a batch that this one was merged from. replace:
+    replace the statistics instead of updating them.
     """
     return _move(rule, parts, seen, pairs, last, rows, batches, typical, skipped, replace)
 
 
 def assign(rule: Rule, source: Rule) -> None:
-    """Copy the arrays of a copy of the same statistics."""
+    """Copy the arrays of `source`, a copy of the same statistics, into those of the rule."""
     for to, values in zip(rule.arrays, source.arrays, strict=True):
         if to is not None:
             to[...] = values
@@ -53,7 +55,7 @@ def assign(rule: Rule, source: Rule) -> None:
 
 @np.errstate(all="ignore")
 def merge(sets: list[Array]) -> Array:
-    """The parts (4, C) of several sets of values, merged, read-only. The mean of a channel without values is NaN."""
+    """Return the parts (4, C) of several sets of values, merged, read-only. A channel without values has mean NaN."""
     parts = np.stack(sets).astype(np.longdouble)
     parts[:, 1:] = np.where(parts[:, :1] == 0, 0, parts[:, 1:])
     count, mean = parts[:, 0].sum(0), parts[:, 1] + parts[:, 3]
@@ -68,7 +70,7 @@ def merge(sets: list[Array]) -> Array:
 
 
 def _batch_of(rule: Rule, stats: Array, count: float, rows: int) -> tuple[Array, Array, Array, Array]:
-    """parts, seen, pairs and last of the batch of a layer."""
+    """Return parts, seen, pairs and last of the batch of a layer."""
     n = np.full(stats.shape[1], count)
     square = n
     seen, last = n, n * 0 + rule.counters[2] + rows
@@ -90,12 +92,12 @@ def _move(
     skipped: bool = False,
     replace: bool = False,
 ) -> int:
-    """Update the statistics in place by a batch. Returns the number of skipped channels.
+    """Update the statistics in place by a batch. Return the number of skipped channels.
 
-    nonfinite of the rule says how to treat a channel whose new statistics are not finite in the dtype
-    of the arrays: "skip" does not change it, "raise" raises before anything changes, "propagate" stores them. In a
-    transformer, which is told by `whole`, only an infinite variance can be stored; other numbers raise. A channel
-    without values does not change, except for its weight in an average.
+    `nonfinite` of the rule says how to treat a channel whose new statistics are not finite in the dtype of the arrays:
+    "skip" does not change it, "raise" raises before anything changes, "propagate" stores them. In a transformer (if
+    `whole`), only an infinite variance can be stored; other statistics that are not finite raise. A channel without
+    values does not change, except for its weight in an average.
     """
     mode, mean, var, low, seen_, weight, pairs_, last_, counters, momentum, halflife, ddof, whole, nonfinite, *_ = rule
     count = parts[0]
@@ -130,7 +132,7 @@ def _move(
 
 
 def _sound(after: dict[str, Array], mode: int, ddof: float) -> Array:
-    """Which channels are in a state that a transformer may have: see bn_sound in formulas.h."""
+    """Whether each channel is in a state that a transformer may have: see bn_sound in formulas.h."""
     good = np.isfinite(after["mean"]) & np.isfinite(after["low"]) & (after["var"] >= 0)
     good = good & np.isfinite(after["seen"]) & (after["weight"] >= 0)
     if mode == FADE:
@@ -140,7 +142,7 @@ def _sound(after: dict[str, Array], mode: int, ddof: float) -> Array:
 
 
 def _state(rule: Rule, uncounted: float) -> dict[str, Array]:
-    """The statistics of each channel in float64, by name."""
+    """Return the statistics of each channel in float64, by name."""
     seen = rule.seen + uncounted
     nothing = np.zeros_like(seen)
     weight = seen if rule.mode == POOL else nothing + np.inf
@@ -150,13 +152,16 @@ def _state(rule: Rule, uncounted: float) -> dict[str, Array]:
 
 
 def _divisor(weight: Array, pairs: Array, fades: bool, ddof: float, whole: bool) -> Array:
-    """The divisor of m2; 0 where count - ddof is not above 0."""
+    """Return the divisor of m2: where it is not above 0, the weight if `whole`, else 0."""
     left = weight - ddof if not fades else weight if ddof == 0 else np.where(weight > 2.0**54, weight, pairs / weight)
     return np.where(left > 0, left, weight if whole else 0)
 
 
 def _average(s: Any, b: Any, momentum: float, halflife: float, divisor: Any) -> dict[str, Array]:
-    """Batches weigh 1, 1 - momentum, (1 - momentum)^2 ... from the newest on; the sum is infinite when settled."""
+    """Average batches, which weigh 1, 1 - momentum, (1 - momentum)^2 ... from the newest to the oldest.
+
+    Their sum is the weight, which is infinite once the average is settled.
+    """
     faded = np.where(np.isinf(s["weight"]), np.inf, s["weight"] * (1 - momentum))
     share = np.where(np.isinf(faded), momentum, 1 / (faded + 1))
     by = divisor(b["count"], 0.0)
@@ -169,13 +174,13 @@ def _average(s: Any, b: Any, momentum: float, halflife: float, divisor: Any) -> 
 
 
 def _toward(a: Array, b: Array, share: Array) -> Array:
-    """a moved by a share of the way to b, where the way may overflow."""
+    """Return a moved by a share of the way to b, even where b - a overflows."""
     near = a + share * (b - a)
     return np.where(np.isfinite(near), near, np.where(share == 1, b, (1 - share) * a + share * b))
 
 
 def _pool(s: Any, b: Any, momentum: float, halflife: float, divisor: Any) -> dict[str, Array]:
-    """Sums of squares about the common mean."""
+    """Pool both: add up the squares about the common mean."""
     n, first = s["weight"], s["weight"] == 0
     total = n + b["count"]
     mean = np.where(first, b["mean"], s["mean"]).astype(np.longdouble) + np.where(first, b["low"], s["low"])
@@ -190,7 +195,7 @@ def _pool(s: Any, b: Any, momentum: float, halflife: float, divisor: Any) -> dic
 
 
 def _fade(s: Any, b: Any, momentum: float, halflife: float, divisor: Any) -> dict[str, Array]:
-    """Pool both with their weights at the younger row."""
+    """Pool both, with the weights that they have at the younger row."""
     new = np.where(s["weight"] == 0, b["last"], np.maximum(s["last"], b["last"]))
     f, g = (0.5 ** ((new - where["last"]) / halflife) for where in (s, b))
     fades = {"weight": s["weight"] * f, "pairs": s["pairs"] * f**2, "last": new}
@@ -201,7 +206,8 @@ def _fade(s: Any, b: Any, momentum: float, halflife: float, divisor: Any) -> dic
         halflife,
         divisor,
     )
-    # With ddof 1, a single value beside others that have faded: the quotient of two small numbers, before they faded.
+    # With ddof 1 and a single value beside others that have faded, the variance is a quotient of two small numbers: it
+    # is computed from what these were before they faded.
     n, k, d = s["weight"], b["count"], b["mean"] + b["low"] - (s["mean"] + s["low"])
     m2 = s["var"] * divisor(n, s["pairs"])
     unbiased = (n > 0) & (divisor(np.ones(1) * 2, np.zeros(1)) != divisor(np.ones(1) * 2, np.ones(1) * 4))

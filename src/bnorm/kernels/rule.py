@@ -17,7 +17,7 @@ class Rule(NamedTuple):
     An array that is None is not kept. `bn_statistics` in `formulas.h` explains the arrays.
     """
 
-    mode: int  # an average of batches, values that are pooled, or values that fade
+    mode: int  # AVERAGE of batches, POOL of all values, or FADE: values lose weight with age
     mean: Array
     var: Array
     low: Array | None
@@ -25,14 +25,14 @@ class Rule(NamedTuple):
     weight: Array | None
     pairs: Array | None
     last: Array | None
-    counters: Any  # int64, never on a device: batches, batches that some channel skipped, rows, uncounted batches
+    counters: Any  # int64, always on the host: batches, batches that some channel skipped, rows, batches not in `seen`
     momentum: float
     halflife: float
     ddof: float
     from_data: bool
     nonfinite: str  # "skip", "raise" or "propagate"
-    left: Array | None = None  # on a device, which counts the batches of forwards there that some channel skipped
-    waits: bool = True  # a forward on a device may be launched as late as its statistics are settled
+    left: Array | None = None  # on a device: counts the batches that some channel skipped; see count_left in moving.cu
+    waits: bool = True  # whether a forward on a device may be launched only when `settle` is called
 
     @property
     def arrays(self) -> tuple[Any, ...]:
@@ -40,22 +40,22 @@ class Rule(NamedTuple):
         return self[1:9]
 
     def under(self, mode: int, nonfinite: str) -> "Rule":
-        """The same arrays and numbers with another mode and another way to treat what is not finite."""
+        """Return a rule with the same arrays and numbers, but another mode and another `nonfinite`."""
         return self._replace(mode=mode, nonfinite=nonfinite)
 
     def copy(self) -> "Rule":
-        """A copy with its own arrays."""
+        """Return a copy with its own arrays."""
         arrays: Any = {name: a if a is None else a.copy() for name, a in zip(NAMES, self.arrays, strict=True)}
         return self._replace(**arrays)
 
 
 @np.errstate(all="ignore")
 def constant(mean: Array, var: Array) -> Array:
-    """Whether channels are constant: for arrays what `bn_constant` of formulas.h is for one channel."""
+    """Whether each channel is constant: `bn_constant` of formulas.h for arrays."""
     return (np.sqrt(var) <= 4 * EPSILON * abs(mean)) & np.isfinite(var)
 
 
 @np.errstate(all="ignore")
 def spread(mean: Array, var: Array, seen: Array, eps: float) -> Array:
-    """What running statistics divide by: 1 for what has no value, one, or a constant."""
+    """Return what running statistics divide by: 1 for channels with no value, one value, or only equal values."""
     return np.where((seen == 0) | constant(mean, var), 1.0, np.sqrt(var + eps))

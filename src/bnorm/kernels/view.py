@@ -32,12 +32,12 @@ Shape = tuple[int, ...]
 Array = Any  # numpy.ndarray or cupy.ndarray: this file uses only what both have
 
 
-PIECE = 1 << 20  # bytes of a block that is copied: they stay in the cache
-TWICE = 1 << 22  # bytes of a block that is read twice where it is
-DEVICE_PIECE = 1 << 26  # the same on a device, where launches take longer than copies
-WORTHWHILE = 1 << 15  # bytes of a block that is read where it is, where copies could be larger: calls cost time too
-FEW = 1 << 17  # statistics that may be kept for a while
-LONG = 32  # values beside which the merging of their statistics does not count
+PIECE = 1 << 20  # at most so many bytes of a block that is copied, so that it stays in the cache
+TWICE = 1 << 22  # the same for a block that is read twice, without a copy
+DEVICE_PIECE = 1 << 26  # PIECE on a device, where launches take longer than copies
+WORTHWHILE = 1 << 15  # bytes: smaller blocks are copied into larger ones, as each call of a kernel takes time too
+FEW = 1 << 17  # up to so many statistics may be kept until they are merged
+LONG = 32  # for so many values, the time to merge their statistics does not matter
 
 
 class Layout(NamedTuple):
@@ -52,11 +52,11 @@ class Layout(NamedTuple):
 
 
 def channels(x: Array, axis: int, flat: bool = True) -> tuple[Array, Layout]:
-    """x as (outer, C, inner); a C-contiguous (N, C) whose channels are axis 1 is x itself, (N, C).
+    """Return x as (outer, C, inner), and its layout. A C-contiguous (N, C) with the channels on axis 1 stays as it is.
 
-    If not flat, so is a C-contiguous (N, C, ...): kernels count the axes after C as one.
+    With flat=False a C-contiguous (N, C, ...) stays as it is too: kernels treat the axes after C as one.
     """
-    # The test of _plain, inlined, and faster for writeable arrays: every small batch comes here.
+    # The test of _plain, inlined, and faster for writeable arrays, because every small batch comes here.
     if x.flags.carray and x.dtype.isnative if type(x) is ndarray else _plain(x):
         layout = _channels(x.shape, None, axis, flat)
         return (x if layout.block is layout.shape else x.reshape(layout.block)), layout
@@ -65,9 +65,9 @@ def channels(x: Array, axis: int, flat: bool = True) -> tuple[Array, Layout]:
 
 
 def rows(x: Array, normalized_ndim: int) -> tuple[Array, Layout]:
-    """x as (N, 1, D, 1): one row is the last `normalized_ndim` axes in C order, as in gamma and beta.
+    """Return x as (N, 1, D, 1), and its layout. A row is the last `normalized_ndim` axes in C order, as in gamma.
 
-    On a device, where a view takes long to make, (N, D) stays as it is.
+    On a device, where making a view takes long, (N, D) stays as it is.
     """
     flat = type(x) is ndarray
     whole = x.flags.c_contiguous
@@ -76,7 +76,7 @@ def rows(x: Array, normalized_ndim: int) -> tuple[Array, Layout]:
 
 
 def groups(x: Array, num_groups: int, axis: int) -> tuple[Array, Layout]:
-    """x as (N, G, K, L): C = G*K channels on `axis`, samples on the first other axis, L positions.
+    """Return x as (N, G, K, L), and its layout: C = G*K channels on `axis`, samples on the first other axis.
 
     Instance norm has num_groups = C.
     """
@@ -85,7 +85,7 @@ def groups(x: Array, num_groups: int, axis: int) -> tuple[Array, Layout]:
 
 
 def like(a: Array, layout: Layout) -> Array:
-    """`a`, of the shape of x, as the block of that layout: a view if possible, else one contiguous copy."""
+    """Return `a`, which has the shape of x, as a block of this layout: a view if possible, else a contiguous copy."""
     if layout.order is not None:
         a = a.transpose(layout.order)
     if not _plain(a):
@@ -94,9 +94,9 @@ def like(a: Array, layout: Layout) -> Array:
 
 
 def into(out: Array, layout: Layout) -> Array | None:
-    """`out`, of the shape of x, as a block that kernels can write to; None if that would need a copy.
+    """Return `out`, which has the shape of x, as a block that kernels can write to; None if that would need a copy.
 
-    Then the result goes to a new array, and from there `out[...] = restore(result, layout)`.
+    If it is None, let the kernel write to a new array, and then `out[...] = restore(result, layout)`.
     """
     if layout.order is not None:
         out = out.transpose(layout.order)
@@ -104,7 +104,7 @@ def into(out: Array, layout: Layout) -> Array | None:
 
 
 def restore(a: Array, layout: Layout) -> Array:
-    """A block, as kernels return it, in the shape and the axis order of x."""
+    """Return a view of a kernel's result with the shape and the axis order of x."""
     if layout.block is layout.shape:
         return a
     a = a.reshape(layout.permuted)
@@ -112,13 +112,13 @@ def restore(a: Array, layout: Layout) -> Array:
 
 
 def axes_in_memory(x: Array) -> Shape:
-    """The axes of x, slowest first."""
+    """Return the axes of x, slowest first."""
     strides = x.strides
     return tuple(sorted(range(x.ndim), key=lambda i: -abs(strides[i])))
 
 
 def ordered(a: Array, order: Shape | None) -> Array:
-    """a with its axes in that memory order, copied if necessary: rows are contiguous even if those of x are not."""
+    """Return `a` with its axes in this memory order, copied if necessary, so that it is dense even if x is not."""
     if order is None:
         return a
     a = a.transpose(order)
@@ -126,9 +126,9 @@ def ordered(a: Array, order: Shape | None) -> Array:
 
 
 def weights(w: Array, layout: Layout) -> Array:
-    """Weights (outer, inner) or (N, L), in the order of a layout of `channels` or `groups`: float64, or a mask.
+    """Return weights as (outer, inner) or (N, L), for a layout of `channels` or `groups`: float64, or a mask.
 
-    w has the shape of x without its channel axis, or (N,), one weight per index of the first of those axes.
+    w has the shape of x without its channel axis, or (N,): one weight for each index of the first of those axes.
     """
     return _of_positions("weight", w, layout, w.dtype if is_mask(w) else np.float64)
 
@@ -139,7 +139,7 @@ def is_mask(w: Array) -> bool:
 
 
 def codes(groups: Array, layout: Layout) -> Array:
-    """Codes of groups as int32 or int64 (outer, inner). They are given as weights are."""
+    """Return codes of groups as int32 or int64 (outer, inner). `groups` has a shape that `weights` accepts."""
     return _of_positions("groups", groups, layout, np.int32 if groups.dtype == np.int32 else np.int64)
 
 
@@ -158,7 +158,7 @@ def _of_positions(name: str, a: Array, layout: Layout, dtype: Any) -> Array:
 
 
 def dense(a: Array, dtype: Any) -> Array:
-    """a as kernels read vectors: of that dtype, contiguous, aligned; a itself if it is."""
+    """Return `a` as kernels read it, with this dtype, contiguous and aligned; `a` itself if it already is."""
     return a if a.dtype == dtype and _plain(a) else a.astype(dtype, order="C")
 
 
@@ -178,14 +178,14 @@ class Kept(NamedTuple):
 
     shape: Shape  # of the statistics
     places: Iterator[Iterator[tuple[Array, Array | None]]]  # blocks (outer, C, inner) and their weights (outer, inner)
-    order: Array | None  # the channels of all places, one after the other, [order] are in the order of the shape
+    order: Array | None  # indexes the channels of all places, joined, to put them in the order of the shape; None: are
 
 
 def kept(x: Array, axes: Shape, weight: Array | None = None, dtype: Any = np.float64, cached: bool = False) -> Kept:
-    """The blocks of x whose channels are the positions along several axes, in their order, or along none.
+    """Return the blocks of x whose channels are the positions along `axes`, in that order. `axes` may be empty.
 
-    A block that lies in memory as kernels read it is not copied. Others have at most PIECE bytes; so have all if there
-    are weights, or if they are to be `cached`, as they are read twice.
+    A block that lies in memory as kernels read it is not copied; the others have at most PIECE bytes. Blocks are read
+    twice if there are weights, or with `cached`: then those that are not copied have at most about TWICE bytes.
 
     weight: an array of the shape of the other axes, maybe broadcast; it is converted to the dtype block by block.
     """
@@ -211,9 +211,9 @@ def kept(x: Array, axes: Shape, weight: Array | None = None, dtype: Any = np.flo
 
 
 def first_kept(x: Array, axes: Shape) -> Shape:
-    """The axes that are better kept at first, so that some statistics are merged afterwards: these, and then `axes`.
+    """Return `axes`, or other axes and then `axes`: it is faster to keep those too, and merge along them afterwards.
 
-    There are some if the values of a channel lie in short runs, far apart, but in many rows of the array.
+    It is faster if the values of a channel lie in short runs, far apart, but in many rows of the array.
     """
     order = _memory_order(x.shape, x.strides)
     keeps = [axis in axes for axis in order]
@@ -231,9 +231,9 @@ def first_kept(x: Array, axes: Shape) -> Shape:
 
 
 def _merged_axes(x: Array, keeps: list[bool], steps: list[int]) -> list[tuple[bool, int]]:
-    """Whether it is kept, and the length, of the groups of axes that are one in memory. Axes of length 1 are left out.
+    """Return for each group of axes that are one axis in memory: whether it is kept, and its length.
 
-    x: in memory order; steps: the strides of the weights.
+    Axes of length 1 are left out. x: its axes in memory order; steps: the strides of the weights along these axes.
     """
     dims: list[tuple[bool, int]] = []
     before = 0, 0  # the strides of the group's last axis
@@ -249,7 +249,7 @@ def _merged_axes(x: Array, keeps: list[bool], steps: list[int]) -> list[tuple[bo
 
 
 def _fits(keeps: list[bool]) -> bool:
-    """Whether such axes, in memory order, are (outer, channel, inner)."""
+    """Whether these axes, in memory order, are (outer, channel, inner): the kept ones lie side by side."""
     return sum(keep and not (i and keeps[i - 1]) for i, keep in enumerate(keeps)) <= 1
 
 
@@ -280,7 +280,7 @@ def _places(
 
 
 def _spans(keeps: list[bool], lengths: list[int], x: Array, plain: bool, cached: bool) -> list[list[Any]]:
-    """The positions of the leading axes at which an array is cut, single ones or slices. The others are whole."""
+    """Return for each leading axis the indices or slices that cut the array. The axes after these are not cut."""
     piece = PIECE if isinstance(x, ndarray) else DEVICE_PIECE
     size = [int(x.itemsize) * prod(lengths[i:]) for i in range(len(lengths) + 1)]
     whole = [slice(None)]
@@ -297,7 +297,7 @@ def _spans(keeps: list[bool], lengths: list[int], x: Array, plain: bool, cached:
     step = max(1, piece // size[at + 1])
     if plain and _fits(keeps[at:]):
         step *= TWICE // PIECE
-    if plain and not keeps[at] and _fits(keeps[at:]):  # a view, so it may be larger than what is merged for it
+    if plain and not keeps[at] and _fits(keeps[at:]):  # a view may be larger: then merging takes little of the time
         short = prod(n for keep, n in zip(keeps[at + 1 :], lengths[at + 1 :], strict=True) if not keep)
         step = max(step, 2 * LONG // short)
     return [*(list(range(n)) for n in lengths[:at]), _slices(lengths[at], step)]
@@ -308,7 +308,7 @@ def _slices(n: int, step: int) -> list[slice]:
 
 
 def _block(tile: Array, keeps: list[bool]) -> tuple[Array, Shape]:
-    """A part of the array as (outer, C, inner), copied if necessary, and (outer, inner)."""
+    """Return a part of the array as (outer, C, inner), copied if necessary, and the shape (outer, inner)."""
     dtype = tile.dtype.newbyteorder("=")
     channels = prod(n for keep, n in zip(keeps, tile.shape, strict=True) if keep)
     values = tile.size // channels
@@ -326,8 +326,8 @@ def _block(tile: Array, keeps: list[bool]) -> tuple[Array, Shape]:
     return dense(tile, dtype).reshape(outer, channels, shape[1]), shape
 
 
-# Layouts are pure functions of a few integers, and training repeats the same ones.
-# Strides are None if the array is C-contiguous: one tuple less to make and to hash for small calls.
+# Layouts are pure functions of a few integers, and are cached because training asks for the same ones again and again.
+# Strides are None if the array is C-contiguous, so that small calls need not make and hash another tuple.
 
 
 @lru_cache(maxsize=1024)
@@ -366,7 +366,7 @@ def _layout(shape: Shape, block: Shape, order: Shape, axis: int) -> Layout:
 
 
 def _memory_order(shape: Shape, strides: Shape | None) -> Shape:
-    """The axes, slowest first.
+    """Return the axes, slowest first.
 
     An axis of length 1 or stride 0 (broadcast) has no place in memory, and its stride means nothing: it goes before the
     first axis of a higher index. The axes of an empty array keep their order.
