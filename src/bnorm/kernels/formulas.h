@@ -5,7 +5,7 @@
  * where the same bits are promised (-ffp-contract=off, -fmad=false).
  *
  * A set of values is described by four parts, in this order everywhere: n, the sum of its weights; mean; m2, the sum of
- * w (x - mean)^2; and low, what the double nearest to the mean leaves over. The mean is mean + low, unevaluated. */
+ * w (x - mean)^2; and low, the rest of the mean, which is the unevaluated sum mean + low. */
 #ifndef BNORM_FORMULAS_H
 #define BNORM_FORMULAS_H
 
@@ -23,12 +23,12 @@
 #else
 #define BN_ALWAYS inline
 #endif
-#define BN_INLINE static BN_ALWAYS  /* what a loop calls for each value is part of it, or the loop is not vectorized */
+#define BN_INLINE static BN_ALWAYS  /* a loop is vectorized only if all that it calls for each value is inlined */
 #endif
 #define BN_NAN (0.0 / 0.0)
 #define BN_INFINITY (1.0 / 0.0)
 
-/* What comes after normalizing: nothing, or one of these. slope: of a ReLU, below 0. */
+/* The activation, which follows the normalization. slope: of a ReLU, below 0. */
 enum { BN_IDENTITY, BN_RELU, BN_LEAKY, BN_SILU, BN_GELU };
 
 typedef struct {
@@ -39,9 +39,9 @@ typedef struct {
 BN_INLINE bn_activation bn_identity(void) { const bn_activation act = {BN_IDENTITY, 1.0}; return act; }
 BN_INLINE bn_activation bn_of_kind(int kind, bn_activation act) { act.kind = kind; return act; }
 
-/* function(act, ...), of which there is a copy for each kind, in which the kind is a constant: a loop asks for it once.
- * The smooth kinds, from BN_SILU on, share one: in it nothing is left to choose but numbers (bn_gate). BN_BY_STRAIGHT
- * has no copy for them. */
+/* Call function(act, ...), inlined once for each kind, with the kind as a constant, so that its loops do not test it.
+ * The smooth kinds, from BN_SILU on, share one copy, as they differ only in numbers (bn_gate). BN_BY_STRAIGHT has no
+ * copy for smooth kinds. */
 #define BN_BY_KIND(function, act, ...)                                                                                \
     if ((act).kind >= BN_SILU) {                                                                                      \
         function(act, __VA_ARGS__);                                                                                   \
@@ -55,16 +55,16 @@ BN_INLINE bn_activation bn_of_kind(int kind, bn_activation act) { act.kind = kin
     default: function(bn_of_kind(BN_LEAKY, act), __VA_ARGS__);                                                        \
     }
 
-/* In C the names of these end in the type. */
+/* In C, which has no overloading, the names of the following functions end in the type. */
 #ifdef __cplusplus
 #define BN_TYPED(name, real) name
 #else
 #define BN_TYPED(name, real) name##_##real
 #endif
 
-/* exp(z) for z <= 0, the same bits everywhere, without a branch, so that loops vectorize: z = n log 2 + r, a polynomial
- * in r, and the bits of a power of two, which is 2^64 too large as a subnormal one would not do. Below `last`, and of
- * NaN, 0. `magic` is so large that what is added to it loses its fraction. The error is below 1.1 last places. */
+/* exp(z) for z <= 0; 0 below `last` and for NaN. It has the same bits everywhere, and no branch, so loops vectorize.
+ * z = n log 2 + r; adding `magic` rounds to the integer n. A polynomial in r is multiplied by 2^(n + 64), made from its
+ * bits, and then by 2^-64, as 2^n might be subnormal. The error is below 1.1 units in the last place. */
 #define BN_DECAY(real, whole, last, magic, high, low, bits, bias, POLYNOMIAL)                                         \
     BN_INLINE real BN_TYPED(bn_decay, real)(real z)                                                                   \
     {                                                                                                                 \
@@ -86,16 +86,16 @@ BN_DECAY(double, unsigned long long, -746, 6755399441055744.0, 0.693147180369123
          + 2.4801521295954376e-05) * r + 0.00019841269863053618) * r + 0.0013888888917213717) * r
          + 0.008333333333330062) * r + 0.04166666666662413) * r + 0.16666666666666669) * r + 0.5) * r + 1.0) * r + 1.0))
 
-/* bn_act is the activation of v; bn_act_pull is its gradient: g, the gradient behind it, brought before it; bn_act_bend
- * is the second derivative. Where a gradient is asked for, NaN counts as above 0.
+/* bn_act is the activation of v; bn_act_pull is its derivative at v times g, the gradient of its result; bn_act_bend is
+ * its second derivative. In gradients, NaN counts as above 0.
  *
- * ReLU selects its slope, which is 0, and never multiplies: of an infinity it makes 0, not NaN. (A constant 0 would do,
- * but compilers make a branch of it, which random data take at random.)
+ * ReLU selects its slope, which is 0, and never multiplies, so that an infinity becomes 0, not NaN. (A constant 0 would
+ * do, but compilers make a branch of it, which random data take at random.)
  *
  * The smooth ones are v s(u) with the logistic function s, u = v for SiLU and 2 sqrt(2 / pi) (v + 0.044715 v^3) for
- * GELU, in the form that has a tanh: (1 + tanh(u / 2)) / 2 is s(u). From size = |v| come q = s(-|u|), p = s(|u|), and
- * v s(u) = max(v, 0) - size q, which keeps its digits however large v is. Minus infinity times 0 is NaN. From 1024 on q
- * is 0, and so size may stop there. */
+ * GELU in its tanh form, as (1 + tanh(u / 2)) / 2 is s(u). With size = |v|, q = s(-|u|) and p = s(|u|), v s(u) is
+ * max(v, 0) - size q, which keeps its digits however large v is. Minus infinity becomes NaN, as max(v, 0) is computed
+ * as v times 0. size is at most 1024, as q is 0 from there on. */
 #define BN_ACTIVATION(real)                                                                                           \
     BN_INLINE real BN_TYPED(bn_size, real)(real v)                                                                    \
     {                                                                                                                 \
@@ -105,7 +105,7 @@ BN_DECAY(double, unsigned long long, -746, 6755399441055744.0, 0.693147180369123
     /* |u|, or its first or second derivative by size. */                                                             \
     BN_INLINE real BN_TYPED(bn_gate, real)(int kind, int derivative, real size)                                       \
     {                                                                                                                 \
-        const double gelu = kind == BN_GELU;    /* a number and no choice, or loops are made twice */                 \
+        const double gelu = kind == BN_GELU;    /* no branch here, or compilers make two loops */                     \
         const real a = (real)(1 + gelu * 0.5957691216057308), b = (real)(gelu * 0.07135481627260025);                 \
         const real bs = b * size;                                                                                     \
         return derivative == 0 ? size * (a + bs * size) : derivative == 1 ? a + 3 * bs * size : 6 * bs;               \
@@ -142,13 +142,13 @@ BN_DECAY(double, unsigned long long, -746, 6755399441055744.0, 0.693147180369123
 BN_ACTIVATION(float)
 BN_ACTIVATION(double)
 
-/* What a row is divided by: the root of its variance, or of its mean square, about 0 (RMS norm). */
+/* A row is divided by the square root of its variance, or of its mean square about 0 (RMS norm). */
 enum { BN_VARIANCE, BN_MEAN_SQUARE };
 
-/* Add the set (n1, mean1, m21, low1) to (n0, mean, m2, low) by the difference of the means (Chan, Golub, LeVeque 1983),
- * w = n1 / (n0 + n1) being its share. Sums of values are never formed, so large means neither overflow nor cancel. What
- * the two additions of the mean round off is kept in low (two-sums of Dekker and Knuth): ten thousand merges cost no
- * digit. No branches, so that loops over channels vectorize. */
+/* Add the set (n1, mean1, m21, low1), whose share is w = n1 / (n0 + n1), to (n0, mean, m2, low) by the difference of
+ * the means (Chan, Golub, LeVeque 1983). Sums of values are never formed, so large means neither overflow nor cancel.
+ * The rounding errors of the two additions to the mean are kept in low (two-sums of Dekker and Knuth), so ten thousand
+ * merges lose no digit. There are no branches, so that loops over channels vectorize. */
 BN_FN void bn_join(double *mean, double *m2, double *low, double n0, double w, double mean1, double m21, double low1)
 {
     const double mean0 = *mean, low0 = *low;
@@ -163,15 +163,15 @@ BN_FN void bn_join(double *mean, double *m2, double *low, double n0, double w, d
     *m2 = *m2 + (m21 + d * (n0 * w) * d);
 }
 
-/* The share of n1 in n0 + n1; 0 of nothing. */
+/* Return the share of n1 in n0 + n1; 0 if both are 0. */
 BN_FN double bn_share(double n0, double n1)
 {
     const double total = n0 + n1;
     return n1 / (total == 0.0 ? 1.0 : total);
 }
 
-/* Add the set (n1, mean1, m21, low1) to (n, mean, m2, low). An empty set, which is all zero, changes nothing and is
- * replaced exactly. */
+/* Add the set (n1, mean1, m21, low1) to (n, mean, m2, low). Adding an empty set, which is all zero, changes nothing;
+ * adding to one copies exactly. */
 BN_FN void bn_merge(double *n, double *mean, double *m2, double *low,
                     double n1, double mean1, double m21, double low1)
 {
@@ -180,14 +180,14 @@ BN_FN void bn_merge(double *n, double *mean, double *m2, double *low,
     *n = n0 + n1;
 }
 
-/* m2 of a block of n1 > 0 values known by its sums about a center: s = sum (x - center), q = sum (x - center)^2. */
+/* Return m2 of a block of n1 > 0 values from s = sum (x - center), q = sum (x - center)^2 and inverse = 1 / n1. */
 BN_FN double bn_block_m2(double s, double q, double inverse)
 {
     const double m2 = q - s * (s * inverse);
     return m2 < 0.0 ? 0.0 : m2;
 }
 
-/* Add such a block; its mean is the center and s / n1. */
+/* Add such a block, whose mean is center + s / n1, to (n, mean, m2, low). */
 BN_FN void bn_add_block(double *n, double *mean, double *m2, double *low,
                         double n1, double inverse, double center, double s, double q)
 {
@@ -196,16 +196,16 @@ BN_FN void bn_add_block(double *n, double *mean, double *m2, double *low,
 
 /* Whether a channel is constant: its standard deviation is at most four units of the last place of its mean, 4 x 2^-52
  * |mean|. Sums are taken about one of the values, so that equal values have variance 0 exactly, however many there are,
- * whatever they weigh and however often they are merged: the rule needs no factor of the count. What it must catch is
+ * whatever they weigh and however often they are merged: the rule needs no factor of the count. It must recognize
  * values that were equal until they were rounded. After k roundings each they lie within k 2^-52 |mean| of each other,
- * and their deviation is at most half of that: k is 8 here. Any variance is below a bound that overflows. */
+ * and their deviation is at most half of that: k is 8 here. An infinite variance is never that of a constant. */
 BN_FN int bn_constant(double mean, double var)
 {
     const double last_places = 8.881784197001252e-16 * mean, largest = 1.7976931348623157e308;
     return (var <= last_places * last_places) & (var <= largest);
 }
 
-/* 1 / sqrt(var + eps) of n values; of a constant with eps = 0 it is 1, of none 0. No branch, so loops vectorize. */
+/* Return 1 / sqrt(var + eps) of n values; 0 if n is 0; 1 for a constant with eps = 0. No branch, so loops vectorize. */
 BN_FN double bn_rstd(double mean, double var, double eps, double n)
 {
     const int constant = (eps == 0.0) & bn_constant(mean, var);
@@ -217,28 +217,28 @@ BN_FN int bn_finite(double v)
     return v - v == 0.0;
 }
 
-/* Statistics that move over time, of one channel, and what they move by.
+/* The running statistics of one channel, and a batch that they move by.
  *
- * Three ways to weigh a batch against what came before:
- *   BN_AVERAGE  the exponential moving average of the means and variances of batches. weight is that of the batches so
- *               far, 1 for the newest and (1 - momentum)^k for those before, so that the first batch counts fully;
- *               infinite where the average is settled, and the batch then weighs momentum
- *   BN_POOL     every value weighs the same: weight is seen
- *   BN_FADE     a value weighs half of what one does that is halflife rows younger. weight is that of all values,
- *               relative to row `last`: it never underflows, however long a channel goes without values
- * Pooled and faded, the spread between batches counts. */
+ * There are three ways to weigh a batch against earlier ones:
+ *   BN_AVERAGE  an exponential moving average of the means and variances of batches. weight is the sum of the weights
+ *               of the batches so far: 1 for the newest, (1 - momentum)^k for the one k batches before. So the first
+ *               batch counts fully. If weight is infinite the average is settled: the next batch weighs momentum
+ *   BN_POOL     every value weighs the same: weight equals seen
+ *   BN_FADE     a value weighs half as much as one that is halflife rows younger. weight is the sum for all values,
+ *               relative to row `last`, so it never underflows, however long a channel goes without values
+ * With BN_POOL and BN_FADE, the spread between batches counts. */
 enum { BN_AVERAGE, BN_POOL, BN_FADE };
 
 typedef struct {
     int mode;
     double momentum, halflife, ddof;
-    int whole;      /* where ddof leaves nothing to divide by, divide by the weight itself; else there is no variance */
+    int whole;      /* if ddof leaves nothing to divide by: 1 to divide by the weight, 0 to have no variance */
 } bn_rule;
 
 typedef struct {
     double mean, low, var;      /* mean + low is the mean */
     double seen;                /* values so far, or the sum of their weights */
-    double weight, pairs, last; /* pairs: weight^2 less the squared weights of all values, which ddof 1 divides by */
+    double weight, pairs, last; /* pairs: weight^2 less the squared weights of all values, for ddof 1: bn_divisor */
 } bn_statistics;
 
 typedef struct {
@@ -246,8 +246,8 @@ typedef struct {
     double seen, pairs, last;   /* count is faded, relative to row `last`; seen is not */
 } bn_batch;
 
-/* What m2 is divided by; 0 where that leaves nothing. Values that weigh 1 each have pairs = weight (weight - 1).
- * The quotient is at most 1 less than the weight: beyond 2^54 it is the weight, where pairs may overflow. */
+/* Return the divisor of m2; 0 if nothing is left to divide by. If all values weigh 1, pairs = weight (weight - 1).
+ * pairs / weight is the weight less at most 1. Beyond 2^54, where pairs may overflow, the weight takes its place. */
 BN_FN double bn_divisor(bn_rule r, double weight, double pairs)
 {
     const int whole = r.ddof == 0.0 || weight > 18014398509481984.0;
@@ -255,20 +255,20 @@ BN_FN double bn_divisor(bn_rule r, double weight, double pairs)
     return left > 0.0 ? left : r.whole ? weight : 0.0;
 }
 
-/* The weight of an average after a batch without any value, which is a step of time as any other. Settled is what never
- * missed a batch: 1 + (1 - momentum) + (1 - momentum)^2 ... = 1 / momentum. */
+/* Return the weight of an average after a batch without any value, which is a step in time like any other. A settled
+ * average has missed no batch so far: its weight is 1 + (1 - momentum) + (1 - momentum)^2 ... = 1 / momentum. */
 BN_FN double bn_weight_later(double weight, bn_rule r)
 {
     return (bn_finite(weight) ? weight : 1.0 / r.momentum) * (1.0 - r.momentum);
 }
 
-/* v, or the largest double if it overflows: beside such pairs the divisor is the weight. */
+/* Return v, or the largest double if v has overflowed: the divisor does not depend on pairs of this size. */
 BN_FN double bn_most(double v)
 {
     return v == BN_INFINITY ? 1.7976931348623157e308 : v;
 }
 
-/* a moved by a share of the way to b; also where the way overflows, or one of them has. */
+/* Return a moved by a share of the way to b, even if b - a overflows, or a or b is infinite. */
 BN_FN double bn_toward(double a, double b, double share)
 {
     const double v = a + share * (b - a);
@@ -294,7 +294,7 @@ BN_FN bn_statistics bn_average(bn_statistics s, bn_batch b, bn_rule r)
     return s;
 }
 
-/* A variance that has nothing to be divided by does not change. The first batch replaces whatever stood there. */
+/* The variance does not change if there is nothing to divide it by. The first batch replaces all initial values. */
 BN_FN bn_statistics bn_pool(bn_statistics s, bn_batch b, bn_rule r)
 {
     double n = s.weight, mean = n == 0.0 ? 0.0 : s.mean, low = n == 0.0 ? 0.0 : s.low;
@@ -309,11 +309,11 @@ BN_FN bn_statistics bn_pool(bn_statistics s, bn_batch b, bn_rule r)
     return s;
 }
 
-/* The older of the two fades until the younger one's row; the same whichever of them comes second.
+/* The older of the two fades until the row of the younger one. The result is the same in either order.
  *
- * A single value beside others has no variance of its own. With ddof 1, that of all of them is a quotient of two
- * numbers that are as small as the others have become faint; it is computed from what they were before they faded, so
- * that it holds however faint they are. Their pairs are then kept at 2^-400: nothing later can tell it from less. */
+ * A single value has no variance of its own. With ddof 1, the variance of this value and of others that have faded is a
+ * quotient of two numbers that are as small as the others are faint. So it is computed from both before they faded, and
+ * holds however faint the others are. pairs is then at least 2^-400 weight^2: no later result differs by that. */
 #define BN_FAINT 3.872591914849318e-121
 
 BN_FN bn_statistics bn_fade(bn_statistics s, bn_batch b, bn_rule r)
@@ -342,7 +342,7 @@ BN_FN bn_statistics bn_fade(bn_statistics s, bn_batch b, bn_rule r)
     return s;
 }
 
-/* Move by a batch that has values of this channel. */
+/* Move the statistics of a channel by a batch that has values of it. */
 BN_FN bn_statistics bn_move(bn_statistics s, bn_batch b, bn_rule r)
 {
     s = r.mode == BN_AVERAGE ? bn_average(s, b, r) : r.mode == BN_POOL ? bn_pool(s, b, r) : bn_fade(s, b, r);
@@ -350,8 +350,8 @@ BN_FN bn_statistics bn_move(bn_statistics s, bn_batch b, bn_rule r)
     return s;
 }
 
-/* Whether a channel that has values is in a state that a transformer may have, and may save: numbers, of which only the
- * variance may be infinite, where that of finite values overflows, and the weight, where an average is settled. */
+/* Whether a channel that has values is in a state that a transformer may have and save: all its numbers are finite, but
+ * the variance may be infinite, as that of finite values may overflow, and so may the weight of a settled average. */
 BN_FN int bn_sound(bn_statistics s, bn_rule r)
 {
     const int paired = r.ddof == 0.0 || bn_finite(s.pairs);
@@ -359,27 +359,27 @@ BN_FN int bn_sound(bn_statistics s, bn_rule r)
     return bn_finite(s.mean) && bn_finite(s.low) && s.var >= 0.0 && bn_finite(s.seen) && s.weight >= 0.0 && aged;
 }
 
-/* m2 beside its mean: where squares of finite values overflow, it is infinite, whichever way they were added. */
+/* Return m2, but infinity for NaN beside a finite mean: squares of finite values overflowed, in whichever order. */
 BN_FN double bn_squares(double mean, double m2)
 {
     return m2 != m2 && bn_finite(mean) ? BN_INFINITY : m2;
 }
 
-/* v, and one and the same NaN for any: which bits of a NaN survive arithmetic is up to the compiler. */
+/* Return v, and the same NaN for every NaN: it is up to the compiler which bits of a NaN survive arithmetic. */
 BN_FN double bn_plain(double v)
 {
     return v == v ? v : BN_NAN;
 }
 
-/* v for float32: the largest number that it has for what is finite and larger, so that 0 times it is 0. */
+/* Return v for float32: a finite v beyond its range becomes its largest number, so that 0 times it is 0. */
 BN_FN double bn_bounded(double v)
 {
     const double most = 3.4028234663852886e38;
-    return bn_finite(v) && fabs(v) > most ? copysign(most, v) : v;    /* one choice: loops of it vectorize */
+    return bn_finite(v) && fabs(v) > most ? copysign(most, v) : v;    /* a single choice, so that loops vectorize */
 }
 
-/* The map y = (x - mean) scale + shift in a type whose numbers are coarser than double: subtract the high part of the
- * mean, which is exact near the mean, and carry the low part in the shift. */
+/* Return the shift for y = (x - high) scale + shift in a type coarser than double, where high is the mean in this type:
+ * x - high is exact near the mean, and the rest of the mean goes into the shift. */
 BN_FN double bn_fold(double high, double mean, double scale, double shift)
 {
     return shift + (high - mean) * scale;
