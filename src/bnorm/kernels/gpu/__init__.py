@@ -1,14 +1,14 @@
 """The kernels on CuPy arrays: the functions of `reference.py`, as launches of plans.
 
-Nothing here waits for the device, but for three things that a caller has to ask for: `normalize(finite=True)`, running
-statistics with "raise", and the number of channels left alone, which is transferred only when it is read (`LeftAlone`).
-With weights the count that `forward` returns stays on the device too, an array of one number, for `backward` to take.
+Nothing here waits for the device unless a caller asks for it: by `normalize(finite=True)`, running statistics with
+"raise", `exact_sums`, `numbers`, or by reading the number of channels left alone (`LeftAlone`). With weights, the count
+that `forward` returns stays on the device too: it is an array of one number, which `backward` accepts.
 
-With `out` given, and after a first call that compiles its kernels, a call can be captured in a CUDA graph whose memory
-comes from a pool of its own.
+A call can be captured in a CUDA graph if `out` is given, an earlier call has compiled its kernels, and the graph's
+memory comes from a pool of its own.
 
-Float32 and bfloat16 numbers below 1.2e-38, which CuPy's compiler options turn into 0, count as 0 in the maps and in dy,
-and as what they are in statistics.
+Float32 and bfloat16 numbers below 1.2e-38 count as 0 in the maps and in dy, because CuPy's compiler options turn them
+into 0. In statistics they keep their values.
 """
 
 from collections.abc import Iterable
@@ -73,25 +73,25 @@ Array = Any  # cupy.ndarray
 
 
 def array_type() -> Any:
-    """That of CuPy's arrays; CuPy is imported if need be."""
+    """Return the type of CuPy's arrays. CuPy is imported if need be."""
     return namespace().ndarray
 
 
 def asarray(value: Any) -> Array:
-    """Anything as an array on the current device, of CuPy's base class; what is on the host is copied there."""
+    """Return a value as an array of CuPy's base class on the current device; values on the host are copied there."""
     kind = array_type()
     a = value if isinstance(value, kind) else namespace().asarray(value)
     return a if type(a) is kind else a.view(kind)
 
 
 def memory(array: Array) -> Any:
-    """A NumPy array at the address of this one: NumPy knows well whether two overlap, and does not look into them."""
+    """Return a NumPy array at the address of this one, with which NumPy can tell, reading no value, if two overlap."""
     place = {"data": (array.data.ptr, False), "shape": array.shape, "strides": array.strides}
     return np.asarray(SimpleNamespace(__array_interface__=place | {"typestr": array.dtype.str, "version": 3}))
 
 
 def apart(array: Array, others: Iterable[Any]) -> bool:
-    """Whether it is plain that none of these shares memory with an array: all are arrays in one piece, side by side."""
+    """Whether `array` certainly shares no memory with `others`; False too if one is not contiguous or not CuPy's."""
     kind, start = type(array), array.data.ptr
     stop = start + array.nbytes
     if not array.flags.c_contiguous:
@@ -108,6 +108,6 @@ def apart(array: Array, others: Iterable[Any]) -> bool:
 
 
 def numbers(*some: Array) -> list[float]:
-    """Arrays of one number each, as Python's numbers: one transfer, which the host waits for."""
+    """Return arrays of one number each as Python numbers, by one transfer, for which the host waits."""
     found: list[float] = np.stack(some).tolist()
     return found

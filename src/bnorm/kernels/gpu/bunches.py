@@ -1,32 +1,33 @@
-"""How the partial sums of many blocks are joined: all by the block that comes last, or in bunches first.
+"""How the partial sums of many blocks are joined: all of them by the block that finishes last, or first in bunches.
 
-A thread loads WINDOW numbers at a time and then waits for them, which takes most of a join. So of many sums the last
-block of each bunch joins those, at the same time as others do, and the last one of these joins what they have found. It
-takes one more ticket to find out which that is.
+A thread loads WINDOW numbers at a time and then waits for them, which takes most of the time of a join. So if there are
+many sums, the last block of each bunch of blocks joins the sums of its bunch, at the same time as others do, and the
+last one of these blocks joins their results. A ticket, which blocks count up, tells them which one is the last.
 """
 
 from math import isqrt
 from typing import NamedTuple
 
 THREADS = 256
-WINDOW = 16  # numbers: AHEAD of joins.cu has them
-TICKET = 2  # how many windows take as long as a ticket
+WINDOW = 16  # numbers that a thread loads before it uses the first: AHEAD of joins.cu
+TICKET = 2  # a ticket takes as long as this many windows
 
 
 class Bunches(NamedTuple):
-    bunch: int  # chunks of one
-    turns: int  # windows that wait for one another, tickets counted as such
-    behind: int  # float64 numbers of each channel, behind the partial sums of the chunks
-    tickets: int  # of channels that are joined together
+    bunch: int  # chunks of a bunch
+    turns: int  # windows that are loaded one after the other; a ticket counts as TICKET of them
+    behind: int  # float64 numbers of each channel for the sums of bunches, behind the partial sums of the chunks
+    tickets: int  # for each group of channels that are joined together
 
 
 def bunches(chunks: int, items: int, channels: int, parts: int) -> Bunches:
-    """Of so many chunks, with `items` partial sums of `parts` numbers each. A block joins `channels` at once.
+    """Return how to join `chunks` chunks, each with `items` partial sums of `parts` numbers for a channel.
 
-    The order of sums depends on it, so it is the same whatever follows them.
+    A block joins `channels` channels at once. The order of sums depends on the result, so the result does not depend on
+    what follows the sums.
     """
 
-    def turns(items: int) -> int:  # as the Slices of joins.cu share them out
+    def turns(items: int) -> int:  # threads share the items as Slices of joins.cu says
         slices = 1
         while 2 * slices * max(channels, 1) <= THREADS and slices < items:
             slices *= 2

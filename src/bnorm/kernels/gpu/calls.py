@@ -1,4 +1,4 @@
-"""What every call does first: its array, its device, its result. The host's time of a small call is spent here."""
+"""What every call does first: find its device, and make its result. The host time of a small call is spent here."""
 
 from typing import Any
 
@@ -10,5 +10,5 @@ Array = Any  # cupy.ndarray
 
 
 def begun(x: Array, out: Array | None, dy: Array | None = None, writes: bool = True) -> Call:
-    """A call on the device of x, with an array for its result."""
+    """Return a call on the device of x, with an array for its result if it `writes`."""
     return Call(launching.device_of(x), x, out, dy, writes, VECTOR_BYTES)

@@ -15,7 +15,7 @@ from .statistics import of_forward, one_launch
 Array = Any  # cupy.ndarray
 FLOAT64, INT32 = np.dtype("float64"), np.dtype("int32")
 
-# What each call gives its kernels. The names are those of the struct Job, in its order.
+# The fields of the struct Job that each call sets, in the order of the struct.
 MOMENTS = JOB.packer("x", "weight", "parts", "partial", "tickets", "skipna")
 FINISH = JOB.packer("gamma", "beta", "stats", "parts", "eps")
 NORMALIZE = JOB.packer("x", "y", "stats", "infinite", "slope")
@@ -26,7 +26,7 @@ INFERENCE = JOB.packer("x", "y", "gamma", "beta", "mean", "var", "stats", "slope
 FORWARD = JOB.packer(
     *("x", "y", "weight", "gamma", "beta", "stats", "parts", "counts", "partial", "tickets", "slope", "eps"),
 )
-MOVING = JOB.packer(  # the same, and the statistics that move
+MOVING = JOB.packer(  # a forward that also moves running statistics
     *("x", "y", "weight", "gamma", "beta", "stats", "counts", "partial", "tickets"),
     *("running_mean", "running_var", "seen", "counted", "mode", "wide", "nonfinite"),
     *("slope", "eps", "momentum", "ddof", "uncounted"),
@@ -38,7 +38,7 @@ BACKWARD = JOB.packer(
 
 
 def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> Array:
-    """Count, mean, m2 and low per channel, (4, C): sum of weights, mean, sum w (x - mean)^2, mean - float64(mean)."""
+    """Return parts, (4, C): count (sum of the weights), mean, m2 = sum w (x - mean)^2, low = mean - float64(mean)."""
     call = begun(x, None, writes=False)
     device = call.device
     parts = device.empty((4, call.channels), FLOAT64)
@@ -49,7 +49,7 @@ def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> Arra
 
 
 def extremes(x: Array, weight: Array | None = None, skipna: bool = False) -> Array:
-    """The least and the greatest value of each channel, (2, C), by CuPy's own reductions."""
+    """Return the least and the greatest value of each channel, (2, C), by CuPy's own reductions."""
     x = x.reshape(x.shape[0], x.shape[1], -1) if x.size else x.reshape(0, x.shape[1], 1)
     counts = np.ones_like(x, dtype=bool)
     if weight is not None:
@@ -65,7 +65,7 @@ def extremes(x: Array, weight: Array | None = None, skipna: bool = False) -> Arr
 
 
 def finish(parts: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array:
-    """(5, C): mean, var, rstd, scale and shift of what `moments` returned, or of what was made of it."""
+    """Return stats, (5, C): mean, var, rstd, scale and shift, from the parts that `moments` returned, maybe merged."""
     call = begun(parts, None, writes=False)
     stats = call.device.empty((5, call.channels), FLOAT64)
     job = FINISH(*call.device.addresses(gamma, beta, stats), call.at, eps)
@@ -76,9 +76,9 @@ def finish(parts: Array, gamma: Array | None, beta: Array | None, eps: float) ->
 def normalize(
     x: Array, stats: Array, act: Activation = IDENTITY, out: Array | None = None, finite: bool = False
 ) -> Array:
-    """The activation of (x - mean) scale + shift. NaN stays NaN.
+    """Return the activation of (x - mean) scale + shift. NaN stays NaN.
 
-    With finite, FloatingPointError where x holds an infinity; what was written to out by then is of no use.
+    With finite=True, an infinity in x is a FloatingPointError; out is undefined then.
     """
     call = begun(x, out)
     device = call.device
@@ -92,9 +92,9 @@ def normalize(
 
 
 def grad_moments(dy: Array, x: Array, stats: Array, weight: Array | None = None, act: Activation = IDENTITY) -> Array:
-    """Sum dy and sum dy (x - mean) per channel, (2, C), with dy behind the activation of `normalize`.
+    """Return sums, (2, C): sum dy and sum dy (x - mean). First, dy is multiplied by the derivative of the activation.
 
-    With weights a dy of 0 adds nothing, whatever x is there.
+    With weights, a dy of 0 adds nothing, whatever its x.
     """
     call = begun(x, None, dy, writes=False)
     device = call.device
@@ -106,7 +106,7 @@ def grad_moments(dy: Array, x: Array, stats: Array, weight: Array | None = None,
 
 
 def finish_gradients(sums: Array, stats: Array, count: Any) -> Array:
-    """(3, C): a, b and c of `grad_input`. count is a number, or an array on the device: of one, or one per channel."""
+    """Return a, b, c of `grad_input`, (3, C). count: a number, or an array on the device of one, or one per channel."""
     call = begun(sums, None, writes=False)
     coefficients = call.device.empty((3, call.channels), FLOAT64)
     number, counts = (float(count), None) if isinstance(count, int | float) else (0.0, count)
@@ -126,7 +126,7 @@ def grad_input(
     act: Activation = IDENTITY,
     out: Array | None = None,
 ) -> Array:
-    """dx = a (dy + w (b (x - mean) + c)), with dy as in `grad_moments` and w = 1 without weight."""
+    """Return dx = a (dy + w (b (x - mean) + c)), with dy as in `grad_moments`, and w = 1 without weight."""
     call = begun(x, out, dy)
     plan = plans.map_only("gradient", *call.size, weight is not None, act.kind, call.device.limits)
     places = call.device.addresses(weight, stats, coefficients)
@@ -146,10 +146,11 @@ def forward(
     running: Rule | None = None,
     out: Array | None = None,
 ) -> tuple[Array, Array, Any, Any]:
-    """Batch normalization: y, stats, count, left. stats is float64 (5, C): mean, var, rstd, scale, shift.
+    """Batch normalization: return y, stats, count, left. stats is float64 (5, C): mean, var, rstd, scale, shift.
 
-    count is a float, or with weights an array on the device. left: what `settle` has to call, 0 without `running`. That
-    may be the launch itself, so that statistics move with it: y and stats are there when it has been called.
+    count is a float, or with weights an array on the device. left: the calls that `settle` has to make; 0 without
+    `running`. One of them may be the launch of the forward, which then moves the statistics too: y and stats are not
+    computed before `settle`.
     """
     call = begun(x, out)
     device = call.device
@@ -183,8 +184,8 @@ def forward(
 def _moving(
     call: Any, plan: plans.Plan, rule: Rule, act: Activation, eps: float, *arrays: Array | None
 ) -> tuple[list[Any], bool, int, Any]:
-    """A forward that moves statistics in its own launch: all is ready but that, which `settle` makes. arrays: the rest
-    of the forward's own."""
+    """Prepare a forward that moves running statistics in its own launch. Return the argument `left` of `settle`, which
+    makes this launch. arrays: the other arrays of the forward."""
     mode, nonfinite = rule.mode, rule.nonfinite
     counted = rule.left if nonfinite == "skip" else None
     arrays = *arrays, rule.mean, rule.var, rule.seen, counted
@@ -208,7 +209,7 @@ def backward(
     params: Wanted = True,
     out: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]:
-    """dx, dgamma, dbeta of the `forward` that returned stats and count. frozen: its statistics were constants."""
+    """Return dx, dgamma, dbeta for the `forward` that returned stats and count. frozen: it had constant statistics."""
     call = begun(x, out, dy)
     device = call.device
     kind, channels = act.kind, call.channels

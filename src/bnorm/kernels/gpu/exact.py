@@ -1,4 +1,4 @@
-"""Exact sums of CuPy arrays: integers made on the device, as `kernels/cpu/exact/entries.pyx` has them."""
+"""Exact sums of CuPy arrays: integers computed on the device, the same as those of `kernels/cpu/exact/entries.pyx`."""
 
 from typing import Any
 
@@ -12,16 +12,16 @@ from .jobs import JOB
 
 Array = Any  # cupy.ndarray
 SUMS = JOB.packer("x", "weight", "sums")
-DTYPES = ("float16", "bfloat16", "float32")  # of 24 binary digits at most
-ROWS, SQUARES, ODD = 36, 12, 33  # of the result, and where some of them begin; as in exact.cu
-FIRST = -5, -10  # the exponents of the first limbs, in limbs
-MOST = 1 << 29  # values of a channel: so many may go to a limb one by one
+DTYPES = ("float16", "bfloat16", "float32")  # with at most 24 binary digits
+ROWS, SQUARES, ODD = 36, 12, 33  # rows of the result, and where those of squares and of the counts begin; see exact.cu
+FIRST = -5, -10  # the exponents of the first limbs of the sum and of the sum of squares, in limbs
+MOST = 1 << 29  # values of a channel: a limb does not overflow if each of these is added to it by itself
 
 
 def exact_sums(x: Array, mask: Array | None = None) -> tuple[np.ndarray | None, int, np.ndarray, int, np.ndarray]:
-    """Counts (3, C) of NaN, infinity and minus infinity, or None; the sums of all other values and of their squares.
+    """Return the counts (3, C) of NaN, infinity, minus infinity (or None), and the limbs of both sums over the rest.
 
-    The results are NumPy arrays. Other types, and more values than limbs have room for, are copied to the host.
+    The results are NumPy arrays. Arrays of other types, or with more than MOST values, are summed on the host.
     """
     if dtype_name(x.dtype) not in DTYPES or x.size > MOST * x.shape[1]:
         found: tuple[np.ndarray | None, int, np.ndarray, int, np.ndarray]
@@ -42,6 +42,6 @@ def exact_sums(x: Array, mask: Array | None = None) -> tuple[np.ndarray | None, 
 
 
 def _on_host(a: Array) -> np.ndarray:
-    """Waits for the device."""
+    """Return `a` as a NumPy array. If it is on the device, the host waits for it."""
     there: np.ndarray = a if isinstance(a, np.ndarray) else a.get()
     return there

@@ -1,4 +1,4 @@
-"""Where a backward leaves the gradients of parameters: in new arrays, or added to those of a layer."""
+"""Where a backward puts the gradients of parameters: into new arrays, or added to the gradients of a layer."""
 
 from typing import Any
 
@@ -9,17 +9,17 @@ from . import launching
 from .jobs import TO_FLOAT32, TO_FLOAT64, WRITTEN
 
 Array = Any  # cupy.ndarray
-Wanted = Any  # a bool; or a tuple: who holds the forward, and what dgamma and dbeta are added to, None where to nothing
+Wanted = Any  # a bool; or a tuple: the holder of the forward, and the arrays to add dgamma and dbeta to, or None
 FLOAT64 = np.dtype("float64")
 SUMS = {FLOAT64: TO_FLOAT64, np.dtype("float32"): TO_FLOAT32}
 
-# dgamma and dbeta, to which kernels give gradients, and how; who has no forward afterwards; what a backward returns
+# dgamma and dbeta of the kernels, and how they give them; the holder, which then drops its forward; a backward's result
 Receiver = tuple[Array | None, Array | None, int, Any, tuple[Array | None, Array | None]]
 NOBODY: Receiver = None, None, WRITTEN, None, (None, None)
 
 
 def receiver(wanted: Wanted, channels: int, device: launching.Device, *read: Array | None) -> Receiver:
-    """The sums of a layer where they are in memory that the kernels do not read: then no gradients are left to add."""
+    """Return the gradients of a layer, for kernels to add to, unless kernels read that memory; else new arrays."""
     if not wanted:
         return NOBODY
     if wanted is not True:

@@ -1,7 +1,7 @@
-"""The structs that kernels take, field by field, and the modes that their names hold: spelled here and nowhere else.
+"""The structs that kernels take, field by field, and the modes in the names of kernels.
 
-A job is the arrays and options of a call, packed once, and the geometry of each launch behind them. Every field has
-eight bytes; what a call does not name is 0.
+A job is such a struct: the arrays and options of a call, which are packed once, and then the geometry of one of its
+launches. Every field has eight bytes; fields that a call does not name are 0.
 """
 
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from struct import Struct
 from typing import NamedTuple
 
 SUMS_ONLY, WITH_MAP, CAREFUL, FROZEN, EXACT, MEETING = range(6)  # MODE of a kernel
-SKIP, PROPAGATE, TEST = range(3)  # nonfinite; TEST only looks
-NO_PARAMS, PER_COLUMN, PER_CHANNEL = range(3)  # PARAMS of the backward of rows: gradients of parameters
-NO_AFFINE, GAMMA_ALONE, GAMMA_AND_BETA = range(3)  # which of them the kernels of rows read, and blocks keep
-WRITTEN, TO_FLOAT64, TO_FLOAT32 = range(3)  # how a kernel gives gradients of parameters: new, or added to these
+SKIP, PROPAGATE, TEST = range(3)  # nonfinite; TEST changes nothing, it only flags the channels
+NO_PARAMS, PER_COLUMN, PER_CHANNEL = range(3)  # PARAMS of the backward of rows: how it makes gradients of parameters
+NO_AFFINE, GAMMA_ALONE, GAMMA_AND_BETA = range(3)  # which of the two the kernels of rows read, and blocks keep
+WRITTEN, TO_FLOAT64, TO_FLOAT32 = range(3)  # gradients of parameters are written, or added to those of this type
 ENUMERATIONS = (
     ("SUMS_ONLY", "WITH_MAP", "CAREFUL", "FROZEN", "EXACT", "MEETING"),
     ("SKIP", "PROPAGATE", "TEST"),
@@ -35,18 +35,18 @@ class Fields(NamedTuple):
         return 8 * sum(map(len, self))
 
     def packer(self, *names: str) -> Callable[..., bytes]:
-        """What packs these fields, which are in the order of the struct, and zeros between them: a call's part."""
+        """Return a function that packs a call's part of a job: these fields, in the struct's order, and 0 elsewhere."""
         codes = dict.fromkeys(self.pointers, "Q") | dict.fromkeys(self.switches, "q") | dict.fromkeys(self.numbers, "d")
         if list(names) != [name for name in codes if name in names]:
             raise ValueError(f"packer: expected fields in the order of the struct, got {names}")
         return Struct("=" + "".join(code if name in names else "8x" for name, code in codes.items())).pack
 
     def place(self, **values: int) -> bytes:
-        """A launch's part."""
+        """Return the launch's part of a job: the geometry. Fields that are not given are 0."""
         return Struct(f"={len(self.geometry)}q").pack(*[values.pop(name, 0) for name in self.geometry])
 
     def placed(self, geometry: bytes) -> dict[str, int]:
-        """The fields of such a part, by name."""
+        """Return the fields of a launch's part, by name."""
         return dict(zip(self.geometry, Struct(f"={len(self.geometry)}q").unpack(geometry), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""The names of the kernels of batch norm that plans may ask for: to compile them ahead, and for other devices."""
+"""The names of the batch norm kernels that plans may ask for, to compile them in advance or for other devices."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ def per_channel_kernels(family: str) -> list[str]:
 
 
 def cluster_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
-    """Every name of the family "clusters" that plans may ask for, for one type of elements."""
+    """Return every name of the family "clusters" that plans may ask for, for one type of elements."""
     shapes = [
         channel_runs(1, 1, vector, vector, threads)
         for vector in vectors_of(dtype)
@@ -25,7 +25,7 @@ def cluster_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
 
 
 def exact_kernels(dtype: str) -> list[str]:
-    """The same of the family "exact"."""
+    """Return those of the family "exact"."""
     if dtype == "float64":
         return []
     names = []
@@ -36,7 +36,7 @@ def exact_kernels(dtype: str) -> list[str]:
 
 
 def channel_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
-    """The same of the family "channels"."""
+    """Return those of the family "channels"."""
     itemsize = ITEMSIZE[dtype]
     names = []
     for vector in vectors_of(dtype):
@@ -64,7 +64,7 @@ def channel_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
 
 
 def plane_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
-    """The same of the family "planes"."""
+    """Return those of the family "planes"."""
     names = []
     for together in dict.fromkeys(sizes(ITEMSIZE[dtype])):
         shape = plane_shape(1, together, 1, together)

@@ -1,11 +1,11 @@
-"""Where CUDA kernels run: the texts they are compiled from, devices, and what is kept for each of them.
+"""Compiling and launching CUDA kernels: their source texts, the devices, and what is kept for each device.
 
 A kernel is compiled when it is first needed, one small module per instance: CuPy keeps the binaries on disk. Launches
 go to CuPy's current stream.
 
 A call has its workspace to itself until all of its launches are in the stream, whatever other threads launch there in
-between. A call that is captured in a graph takes its own from the pool that the graph's memory comes from, and its
-tickets from those that an earlier call on its stream has set to 0: a graph would have to do that each time it runs.
+between. A call that is captured in a graph takes its workspace from the pool that the graph's memory comes from, and
+its tickets from those that an earlier call on its stream has set to 0, so that the graph need not do it at every run.
 """
 
 import threading
@@ -22,12 +22,12 @@ from .limits import STATIC_SHARED, Limits
 
 Array = Any  # cupy.ndarray
 
-# Multiplications and additions are not contracted: where they are meant to be fused, the kernels say so.
+# Multiplications and additions are not contracted: kernels call `fused` where they are meant to be fused.
 OPTIONS = ("-std=c++17", "-fmad=false")
 SHARED_AT_FIRST = 48 << 10  # bytes of shared memory, static and dynamic, that a block gets without asking the driver
-SPARE, MOST_SPARE = 1 << 16, 64  # tickets that are kept for graphs, of a stream at a time, and how often on a device
-WITH_CLUSTERS = 90  # the first compute capability that has them
-# What CUDA says of a launch whose blocks have no room together, where fewer processors are free than a device has.
+SPARE, MOST_SPARE = 1 << 16, 64  # tickets in an array for the graphs of a stream, and how many such arrays a device has
+WITH_CLUSTERS = 90  # the first compute capability with clusters
+# CUDA's errors for a launch whose blocks cannot run together because a program may not use all processors.
 NO_ROOM = "COOPERATIVE_LAUNCH_TOO_LARGE", "INVALID_CLUSTER_SIZE", "LAUNCH_OUT_OF_RESOURCES"
 ON_CHANNELS = ("numbers.cu", "walk.cu", "joins.cu")
 BATCH_NORM = (*ON_CHANNELS, "tiles.cu", "fetching.cu", "blocks.cu", "moving.cu", "channels_sums.cu", "channels_maps.cu")
@@ -48,7 +48,7 @@ PROBE = 'extern "C" __global__ void probe() {}'
 
 @cache
 def source(family: str) -> str:
-    """The whole text of a family of kernels."""
+    """Return the whole source text of a family of kernels."""
     here = Path(__file__).parent
     paths = (here.parent / "formulas.h", *(here / name for name in FAMILIES[family]))
     formulas, *texts = (path.read_text(encoding="utf-8") for path in paths)
@@ -57,7 +57,7 @@ def source(family: str) -> str:
 
 
 def namespace() -> Any:
-    """CuPy, which is imported by now or has been asked for."""
+    """Return CuPy. Only those call this who have one of its arrays, or have asked for a device."""
     import cupy
 
     return cupy
@@ -65,19 +65,19 @@ def namespace() -> Any:
 
 @cache
 def current_stream() -> Callable[[], Any]:
-    """What returns it, looked up once."""
+    """Return CuPy's function that returns the current stream. It is looked up once."""
     found: Callable[[], Any] = namespace().cuda.get_current_stream
     return found
 
 
 @cache
 def available() -> str | None:
-    """None where CuPy arrays can be computed on, else the reason in one sentence."""
+    """Return None if CuPy arrays can be computed on, else the reason why not, in one sentence."""
     try:
         import cupy
     except ImportError:
         return "CuPy is not installed: pip install 'bnorm[gpu]'."
-    except Exception as error:  # a broken installation says so in many ways
+    except Exception as error:  # a broken installation may raise any error
         return f"CuPy cannot be imported: {error}."
     try:
         count = cupy.cuda.runtime.getDeviceCount()
@@ -87,7 +87,7 @@ def available() -> str | None:
         return f"CuPy {cupy.__version__} finds no CUDA device."
     try:
         cupy.RawModule(code=PROBE, options=OPTIONS).compile()
-    except Exception as error:  # NVRTC, or the headers that CuPy gives it, are not there
+    except Exception as error:  # NVRTC, or the headers that CuPy gives it, are missing
         return (
             f"CuPy {cupy.__version__} cannot compile: {error}. "
             "pip install 'bnorm[gpu]' brings CUDA's compiler and headers."
@@ -96,7 +96,7 @@ def available() -> str | None:
 
 
 class Workspace(NamedTuple):
-    """Memory between the launches of a call: the addresses and sizes of its numbers and tickets, and their arrays."""
+    """Memory that the launches of a call share: the addresses and sizes of numbers and tickets, and their arrays."""
 
     addresses: tuple[int, int]
     numbers: int
@@ -105,9 +105,10 @@ class Workspace(NamedTuple):
 
 
 class Workspaces(threading.local):
-    """Those that no call has: of each thread, one of each stream. Streams of several threads may have one number.
+    """Workspaces that no call is using. Each thread has one for each stream: its streams are known by their numbers.
 
-    spare: of each stream, tickets that are 0, and how many of them graphs have.
+    Streams of several threads may have the same number. spare: for each stream, tickets that are 0, and how many of
+    them graphs have taken.
     """
 
     def __init__(self) -> None:
@@ -124,13 +125,13 @@ class Device:
         self.addresses: Callable[..., list[int]] = partial(places, index)
         self.kernels: dict[str, Any] = {}
         self.workspaces = Workspaces()
-        self.of_graphs: list[Array] = []  # tickets, which live as long as the device: nobody says when a graph ends
+        self.of_graphs: list[Array] = []  # tickets, which are never freed: nothing tells when a graph ends
         device = cupy.cuda.Device(index)
         attributes = device.attributes
         self.limits = Limits(
             attributes["MultiProcessorCount"],
             attributes["MaxSharedMemoryPerBlockOptin"],
-            int(device.compute_capability) >= WITH_CLUSTERS,  # CuPy has it as a text, and not among the attributes
+            int(device.compute_capability) >= WITH_CLUSTERS,  # a string in CuPy, and not among the attributes
             bool(attributes.get("CooperativeLaunch", True)),
         )
         self.empty: Callable[[tuple[int, ...], Any], Array] = cupy.empty
@@ -142,9 +143,9 @@ class Device:
         return self.addresses(array)[0]
 
     def capturing(self, stream: Any) -> bool:
-        """Whether calls on the current stream go into a graph. RuntimeError where its memory would be others' too.
+        """Whether calls on this stream are captured in a graph. RuntimeError if others could get the graph's memory.
 
-        What a call allocates goes back to its pool when the call ends, and the graph still writes there.
+        What a call allocates goes back to its pool when the call ends, but the graph still writes there.
         """
         if not stream.is_capturing():
             return False
@@ -158,10 +159,9 @@ class Device:
         return True
 
     def workspace(self, stream: int | None, numbers: int, tickets: int) -> Workspace:
-        """float64 numbers, and tickets that are 0 whenever no kernel runs: for one call on the current stream, which
-        leaves it in `workspaces` for the next.
+        """Return float64 numbers, and tickets that are 0 whenever no kernel runs, for one call on the current stream.
 
-        stream: None for a call that is captured.
+        The call leaves them in `workspaces` for the next one. stream: None for a call that is captured.
         """
         if stream is None:
             return self.workspace_of_graph(self.stream().ptr, numbers, tickets)
@@ -169,19 +169,20 @@ class Device:
         if kept is not None and kept.numbers >= numbers and kept.tickets >= tickets:
             return kept
         least = (1 << 16, 1 << 12) if kept is None else (2 * kept.numbers, 2 * kept.tickets)
-        numbers, tickets = max(numbers, least[0]), max(tickets, least[1])  # seldom does a later call need another
+        numbers, tickets = max(numbers, least[0]), max(tickets, least[1])  # enough for most later calls
         if stream not in self.workspaces.spare and len(self.of_graphs) < MOST_SPARE:
             self.workspaces.spare[stream] = self.zeros((SPARE,), np.uint32), 0
         arrays = self.empty((numbers,), np.float64), self.zeros((tickets,), np.uint32)
         return Workspace((self.address(arrays[0]), self.address(arrays[1])), numbers, tickets, arrays)
 
     def workspace_of_graph(self, stream: int, numbers: int, tickets: int) -> Workspace:
-        """For a call that is captured on this stream. Where no tickets are left the graph sets its own to 0 itself."""
+        """Return the workspace of a call that is captured on this stream. If no tickets are left, the graph sets its
+        own to 0 itself."""
         space = self.empty((numbers,), np.float64)
         found, taken = self.workspaces.spare.get(stream, (None, 0))
         if found is None or taken + tickets > SPARE:
             self.workspaces.spare.pop(stream, None)
-            self.workspaces.free.pop(stream, None)  # so that the next call which is not captured makes new ones
+            self.workspaces.free.pop(stream, None)  # so that the next call that is not captured makes new ones
             own = self.zeros((tickets,), np.uint32)
             return Workspace((self.address(space), self.address(own)), numbers, tickets, (space, own))
         if not taken:
@@ -191,20 +192,20 @@ class Device:
         return Workspace((self.address(space), at), numbers, tickets, (space, found))
 
     def run(self, plan: plans.Plan, call: bytes) -> None:
-        """Launch a plan. call: the part of the job that all of its launches share."""
+        """Launch a plan. call: the part of the job that all launches of the plan share."""
         launch([self.prepared(plan, call)])
 
     def prepared(self, plan: plans.Plan, call: bytes) -> tuple[list[tuple[Any, ...]], bytes]:
-        """A plan for `launch`, which nothing interrupts."""
+        """Return the launches of a plan, and their call's part, for `launch`, which no signal interrupts."""
         return plan.ready.get(self) or self.prepare(plan, call), call
 
     def prepare(self, plan: plans.Plan, call: bytes) -> list[tuple[Any, ...]]:
-        """Compile the kernels of a plan, which keeps what a launch needs."""
+        """Compile the kernels of a plan, and store in the plan what its launches need."""
         found = []
         for family, name, grid, block, shared, geometry, persistent, meeting in plan.launches:
             kernel = self.kernels.get(name) or self.compile(family, name)
             static = STATIC_SHARED.get(family, 0)
-            if shared > SHARED_AT_FIRST - static:  # always as much: another thread may have another plan of it
+            if shared > SHARED_AT_FIRST - static:  # set to the maximum: another thread may launch it by another plan
                 kernel.max_dynamic_shared_size_bytes = self.limits.shared - static
             function = kernel.kernel
             if persistent:
@@ -220,8 +221,8 @@ class Device:
         return found
 
     def refused(self, together: str, otherwise: plans.Plan, call: bytes, error: Exception) -> list[tuple[Any, ...]]:
-        """What to launch in place of a meeting, or of clusters, that CUDA has refused. There are none on this device
-        from now on."""
+        """Return what to launch in place of a meeting, or of clusters, that CUDA has refused. From now on, plans for
+        this device have none."""
         if not any(f"CUDA_ERROR_{reason}" in str(error) for reason in NO_ROOM):
             raise error
         self.limits = self.limits._replace(**{together: False})
@@ -239,7 +240,7 @@ def _device(index: int) -> Device:
 
 
 def device_of(x: Array) -> Device:
-    """The device of an array, which has to be CuPy's current one: kernels and new arrays go there."""
+    """Return the device of an array. It must be CuPy's current one, as kernels and new arrays go there."""
     index = x.data.device_id
     device = _device(index)
     if (current := device.current()) != index:

@@ -1,8 +1,8 @@
-"""What a plan needs to know of a device, and how many blocks have room on one of its processors."""
+"""What a plan needs to know of a device, and with how much shared memory two blocks fit on one of its processors."""
 
 from typing import NamedTuple
 
-STATIC_SHARED = {  # bytes that the kernels which also get dynamic memory declare at most, by family
+STATIC_SHARED = {  # bytes of static shared memory, at most, of kernels that also get dynamic memory, by family
     "channels": 11 << 10,
     "clusters": 9 << 10,
     "planes": 6 << 10,
@@ -17,15 +17,15 @@ class Limits(NamedTuple):
 
     processors: int = 132
     shared: int = 227 << 10  # bytes of shared memory that a block may ask for
-    clusters: bool = True  # of blocks, which may write to each other's
-    meetings: bool = True  # of all blocks that run at the same time; there are both until CUDA refuses one
+    clusters: bool = True  # whether clusters of blocks can write to each other's shared memory
+    meetings: bool = True  # whether all blocks can run at the same time, and meet; as clusters, True until CUDA refuses
 
 
 def two_per_processor(family: str, limits: Limits) -> int:
-    """Bytes of dynamic shared memory up to which two blocks share a processor, however little memory it has."""
+    """Return up to how many bytes of dynamic shared memory two blocks share a processor, at most TWO_PER_PROCESSOR."""
     return min(TWO_PER_PROCESSOR, half_of(limits) - STATIC_SHARED[family])
 
 
 def half_of(limits: Limits) -> int:
-    """Bytes of shared memory, static and dynamic, up to which two blocks share a processor."""
+    """Return up to how many bytes of shared memory, static and dynamic, two blocks share a processor."""
     return (limits.shared + BLOCK_OVERHEAD) // 2 - BLOCK_OVERHEAD  # a block may ask for all but its own overhead

@@ -1,21 +1,21 @@
-"""Where the blocks of a device together keep an array from its sums to the map.
+"""When all blocks of a device together keep an array in shared memory, from its sums to the map.
 
-They all run at the same time, and meet in between: each writes its sums, and when all have, each joins those of some
-channels. So memory is read once, in one launch, where two launches would read it twice.
+All blocks run at the same time, and meet in between, that is, they wait for each other: each writes its sums, and when
+all have done so, each joins the sums of some channels. So one launch reads memory once; two would read it twice.
 """
 
 from .limits import STATIC_SHARED, Limits
 from .shapes import VECTOR_BYTES, Shape, cdiv
 
-LONE = 64 << 10  # bytes that a block reads sooner by itself than with others that it has to meet
-LEAST_STEPS = 2  # of a thread, before more blocks are worth their partial sums
+LONE = 64 << 10  # up to so many bytes, one block alone is faster than several that have to meet
+LEAST_STEPS = 2  # steps of a thread: with fewer, more blocks are not worth their partial sums
 
 
 def cut(shape: Shape, itemsize: int, arrays: int, limits: Limits) -> tuple[int, int, int, int] | None:
-    """Steps of a chunk, chunks, the steps that a thread keeps, and the bytes of a block; None where they do not meet.
+    """Return steps of a chunk, chunks, the steps that a thread keeps, and bytes of a block; None if blocks do not meet.
 
-    They do where channels lie in rows, in whole vectors; but not where each tile has whole channels, and is small or
-    one of so many that most processors have one.
+    They meet if channels lie in rows of whole vectors, and all of it can be kept. They do not if each tile has whole
+    channels, and tiles are either small or so many that most processors have one.
     """
     step = shape.across * VECTOR_BYTES * arrays  # bytes
     if not limits.meetings or shape.tiles > limits.processors:

@@ -1,6 +1,6 @@
 """Running statistics that a batch updates and that then normalize it: `reference_online.py` on CuPy arrays.
 
-Nothing here waits for the device, but statistics with "raise".
+Nothing here waits for the device, except statistics with "raise".
 """
 
 from math import inf
@@ -26,7 +26,7 @@ def online(
     weight: Array | None = None,
     whole: bool = False,
 ) -> Array | None:
-    """z = (x - mean) / std by running statistics, which x updates first. Returns None without `maps`."""
+    """Return z = (x - mean) / std by running statistics, which x updates first. Return None without `maps`."""
     block = x.reshape(-1, skipped.size)
     if update and block.size:
         _follow(block, rule, skipped, weight, whole)

@@ -1,27 +1,27 @@
-"""Which small planes a block reads together: so many channels that they are whole vectors at each outer position.
+"""How many channels of small planes a block reads together, so that they are whole vectors at each outer position.
 
-That, and so the order of their sums, follows from the shape and the type alone, whatever the device.
+This number, and so the order of the sums, follows from the shape and the type alone, whatever the device.
 """
 
 from .limits import TWO_PER_PROCESSOR
 from .shapes import THREADS, VECTOR_BYTES, cdiv
 
 LEAST_READ = 256  # bytes side by side: shorter pieces of memory would waste parts of sectors
-MOST_PLANE = 1 << 10  # bytes: longer ones are runs of vectors, or nearly so
-SHORT = 256  # bytes: shorter ones are so even where they are whole vectors themselves
-LITTLE = 24 << 10  # bytes of a block: up to here it may have more channels
+MOST_PLANE = 1 << 10  # bytes of a plane: from here on, planes are read one by one, as runs
+SHORT = 256  # bytes of a plane: shorter ones are read together even if each is whole vectors by itself
+LITTLE = 24 << 10  # bytes that a block keeps: up to here it may have four times as many channels
 FEW_BLOCKS, MORE_BLOCKS, ENOUGH_BLOCKS = 64, 128, 256
-SMALL = 2 << 20  # bytes of the arrays, which few blocks may read, as they are in the second-level cache
+SMALL = 2 << 20  # bytes of the arrays: up to here few blocks may read them, as they are in the second-level cache
 
 
 def sizes(itemsize: int) -> tuple[int, int, int]:
-    """How many channels a block may have. The first is less where vectors of eight bytes have several values, too."""
+    """Return how many channels a block may have. For types of two bytes, the first makes vectors of eight bytes."""
     few = VECTOR_BYTES // itemsize
     return few // 2 if itemsize == 2 else few, few, 4 * few
 
 
 def together(outer: int, channels: int, inner: int, itemsize: int, arrays: int) -> int:
-    """The channels of a block, of so many arrays; 0 where planes are not read so."""
+    """Return the channels of a block that reads so many arrays; 0 if it does not read several planes together."""
     plane = inner * itemsize
     if inner < 2 or plane >= MOST_PLANE or (plane >= SHORT and plane % VECTOR_BYTES == 0):
         return 0
@@ -39,12 +39,12 @@ def together(outer: int, channels: int, inner: int, itemsize: int, arrays: int) 
 
 
 def vector_bytes(size: int, itemsize: int) -> int:
-    """Of the vectors that so many channels are read by."""
+    """Return the bytes of the vectors by which so many channels are read."""
     return min(VECTOR_BYTES, size * itemsize)
 
 
 def fits(size: int, channels: int, plane: int, itemsize: int) -> bool:
-    """Whether so many are read in long pieces, by most threads of a block."""
+    """Whether blocks of `size` channels read long pieces of memory, by most of their threads."""
     span = size * plane // vector_bytes(size, itemsize)
     busy = THREADS // span * span if span else 0
     return channels % size == 0 and size * plane >= LEAST_READ and 4 * busy >= 3 * THREADS

@@ -1,11 +1,11 @@
-"""How a kernel is launched, as pure functions of shape, dtype and the limits of a device: nothing here needs one.
+"""How a kernel is launched, as pure functions of shape, dtype and the limits of a device. No device is needed.
 
 The fewer launches, the fewer passes over memory: a block that holds whole channels goes on to the map by itself, and so
-do a cluster of blocks that holds one, and all blocks of a device together (meetings.py).
+does a cluster of blocks that holds a channel, or all blocks of a device together (meetings.py).
 
-A reduction is cut the same way whether the map follows in the same launch, in another, or not at all, but where blocks
-meet: so the pieces of a forward have the bits of the whole, in float64. (Of other types the moments are summed in
-float64 where they stand alone, and are more exact.)
+A reduction is cut the same way whether the map follows in the same launch, in another, or not at all, except where
+blocks meet. So in float64 `moments`, `finish` and `normalize` give the bits of `forward`. (For other types, moments
+that no map follows are summed in float64, and are more exact.)
 """
 
 from dataclasses import dataclass, field
@@ -31,21 +31,21 @@ from .shapes import (
     shape_of,
 )
 
-TINY_RUN = 64  # bytes. Reading such runs one by one would waste most of every sector
-ONE_LAUNCH = 2 << 20  # bytes of the array, where a block keeps its tile on chip: below, one launch beats more blocks
-ONE_LAUNCH_UNKEPT = 512 << 10  # the same where it reads the array twice
-CLUSTER = 8  # blocks that share their memory
+TINY_RUN = 64  # bytes: reading shorter runs one by one would waste most of every sector
+ONE_LAUNCH = 2 << 20  # bytes of the arrays, if blocks keep their tiles: up to here, one launch beats two of more blocks
+ONE_LAUNCH_UNKEPT = 512 << 10  # the same if blocks read the arrays twice
+CLUSTER = 8  # blocks of a cluster, which write to each other's shared memory
 STREAMED = 32 << 20  # bytes: a result of that size is no longer in the second-level cache when it is read next
 
 
 class Launch(NamedTuple):
-    family: str  # of texts, in launching.py
+    family: str  # of source texts, in launching.py
     kernel: str  # a name expression
     grid: tuple[int, int]
     block: tuple[int]
     shared: int  # bytes of dynamic shared memory
     geometry: bytes  # the end of the job
-    persistent: int = 0  # blocks go on from one row to others: so many times as many are enough as run at a time
+    persistent: int = 0  # if not 0, blocks go on from row to row: at most this many times as many as run at a time
     meeting: bool = False  # all blocks have to run at the same time
 
 
@@ -54,8 +54,8 @@ class Plan:
     launches: tuple[Launch, ...]
     partial: int  # float64 numbers of workspace
     tickets: int
-    otherwise: "Plan | None" = None  # in place of a meeting or clusters that CUDA refuses: in the same workspace
-    ready: dict[Any, list[tuple[Any, ...]]] = field(default_factory=dict)  # what each device has made of the launches
+    otherwise: "Plan | None" = None  # if CUDA refuses the meeting or the clusters; it has the same workspace
+    ready: dict[Any, list[tuple[Any, ...]]] = field(default_factory=dict)  # the launches, as each device prepares them
 
 
 def launch(
@@ -63,7 +63,7 @@ def launch(
 ) -> Launch:
     geometry = JOB.place(
         channels=shape.channels, inner=shape.inner, columns=shape.columns, copies=shape.copies, steps=shape.steps,
-        total=shape.total if shape.copies > 1 else 0,  # a rest there is in widened rows only
+        total=shape.total if shape.copies > 1 else 0,  # only widened rows have a rest
         run=shape.run, jump=shape.jump, unit=shape.unit, base=shape.base, chunk=chunk, chunks=chunks,
         group=shape.group, weight_step=shape.weight_step, **({"split": 1, "bunch": chunks} | more),
     )  # fmt: skip
@@ -73,10 +73,10 @@ def launch(
 def on_chip(
     outer: int, channels: int, inner: int, dtype: str, vectors: bool, arrays: int, limits: Limits
 ) -> tuple[Shape, int, int] | None:
-    """A shape for one launch, the steps that a thread keeps in shared memory, and their bytes; None if there is none.
+    """Return a shape for one launch, the steps that a thread keeps, and the bytes that a block keeps, if there is one.
 
-    Every block has whole channels, so that it can go on to the map by itself. It keeps what it has read, or if that is
-    too much, reads a small array twice.
+    Every block has whole channels, so that it can go on to the map by itself. It keeps what it has read in shared
+    memory; if that is too much, it reads a small array twice.
     """
     itemsize = ITEMSIZE[dtype]
     vector = VECTOR_BYTES // itemsize if vectors else 1
@@ -89,7 +89,7 @@ def on_chip(
             continue
         shared = kept(shape, itemsize) * arrays
         fits = shared <= limits.shared - STATIC_SHARED["channels"]
-        if fits and shape.base > 1 and shared > two_per_processor("channels", limits):  # let the one be a large one
+        if fits and shape.base > 1 and shared > two_per_processor("channels", limits):  # let the one be large
             shape = shape._replace(down=2 * THREADS)
             shared = kept(shape, itemsize) * arrays
             fits = shared <= limits.shared - STATIC_SHARED["channels"]
@@ -103,9 +103,9 @@ def on_chip(
 def in_cluster(
     outer: int, channels: int, inner: int, dtype: str, vectors: bool, arrays: int, limits: Limits
 ) -> tuple[Shape, int, int] | None:
-    """The same for channel runs that fit only into the memory of a cluster: a shape, the steps of a thread, and bytes.
+    """Return the same for channel runs that fit only into the shared memory of a cluster; None if none do.
 
-    Not where the last clusters would leave much of the device idle: two launches, which read twice, are then as fast.
+    None, too, if the last clusters would leave much of the device idle: two launches, which read twice, are as fast.
     """
     shape = shape_of(outer, channels, inner, dtype, vectors)
     if not limits.clusters or shape.base == 1:
@@ -123,7 +123,7 @@ def in_cluster(
 
 
 def clusters_at_a_time(shape: Shape, limits: Limits) -> int:
-    """At least, where processors come in eights. Large blocks do not share them."""
+    """Return how many clusters run at a time, at least, if processors come in eights. Large blocks do not share one."""
     return max(1, limits.processors // CLUSTER) * (2 if shape.down == THREADS else 1)
 
 
@@ -140,10 +140,10 @@ def reduction(
     outer: int, channels: int, inner: int, dtype: str, vectors: bool, careful: bool, then: str, kind: int,
     limits: Limits,
 ) -> Plan:  # fmt: skip
-    """Sums per channel, and where `then` is the name of a map, that too. careful: with weights, or NaN to leave out.
+    """Return a plan for sums per channel and the map named `then`, if any. careful: with weights, or NaN to leave out.
 
-    Moments that no map follows are those that are kept, and merged with others: they are summed in float64. The sums of
-    a backward with frozen statistics are cut as others, and their map is a launch of its own.
+    Moments that no map follows are summed in float64, because callers keep them and merge them with others. The sums of
+    a backward with frozen statistics are cut like others, and their map is a launch of its own.
     """
     parts, arrays = (4, 1) if name == "moments" else (2, 2)
     size = outer, channels, inner, dtype, vectors, arrays, limits
@@ -177,7 +177,7 @@ def reduction(
     else:
         exact = name == "moments" and not then and dtype != "float64"
         mode = CAREFUL if careful else EXACT if exact else SUMS_ONLY
-        own_kind = kind if name == "sums" else IDENTITY.kind  # moments are those of x
+        own_kind = kind if name == "sums" else IDENTITY.kind  # moments are those of x, whatever the activation
         launches = [launch(shape, shape.kernel(name, dtype, mode, own_kind), chunk, chunks, bunch=found.bunch)]
         if then:
             launches.append(map_launch(shape, then, dtype, careful, kind, limits))
@@ -187,7 +187,7 @@ def reduction(
 def of_cluster(
     name: str, shape: Shape, keep: int, shared: int, dtype: str, kind: int, limits: Limits, otherwise: Plan
 ) -> Plan:
-    """As many as run at a time, which go on from channel to channel."""
+    """Return a plan for clusters: as many as run at a time, which go on from channel to channel."""
     kernel, sent = shape.kernel(f"cluster_{name}", dtype, kind), streams(shape, dtype)
     chunk, grid = keep * shape.down, (min(shape.channels, clusters_at_a_time(shape, limits)), CLUSTER)
     only = launch(shape, kernel, chunk, CLUSTER, family="clusters", shared=shared, keep=keep, streams=sent)
@@ -197,7 +197,7 @@ def of_cluster(
 def of_meeting(
     name: str, shape: Shape, chunk: int, chunks: int, keep: int, shared: int, dtype: str, kind: int, otherwise: Plan
 ) -> Plan:
-    """A group of tiles has a ticket, and of moments one that says whether they are summed once more."""
+    """Return a plan for a meeting. A group of tiles has a ticket; of moments, another says if they are summed again."""
     kernel, sent = shape.kernel(name, dtype, MEETING, kind), streams(shape, dtype)
     only = launch(shape, kernel, chunk, chunks, shared=shared, keep=keep, streams=sent)._replace(meeting=True)
     rounds = 2 if name == "moments" else 1
@@ -206,7 +206,7 @@ def of_meeting(
 
 
 def workspace(shape: Shape, chunks: int, parts: int, found: Bunches) -> tuple[int, int]:
-    """Numbers and tickets; none where a block has whole channels, each of one column, and finishes them by itself."""
+    """Return the numbers and tickets of a workspace; none if each block finishes whole channels, of one column each."""
     if chunks * shape.copies * shape.inner == 1:
         return 0, 0
     columns = shape.tiles * shape.channels if shape.few(chunks) else shape.columns
@@ -215,7 +215,8 @@ def workspace(shape: Shape, chunks: int, parts: int, found: Bunches) -> tuple[in
 
 
 def of_planes(name: str, shape: Shape, dtype: str, arrays: int, then: str, kind: int, limits: Limits) -> Plan:
-    """How they are added up follows from the shape alone; a device with little memory reads twice."""
+    """Return a plan for small planes. How values are added up follows from the shape alone, not from the device: one
+    with little shared memory reads them twice."""
     shared = kept(shape, ITEMSIZE[dtype]) * arrays
     keep = cdiv(shape.steps, shape.down) if shared <= limits.shared - STATIC_SHARED["planes"] else 0
     chunk = max(1, cdiv(shape.steps, shape.down)) * shape.down
@@ -233,7 +234,7 @@ def of_planes(name: str, shape: Shape, dtype: str, arrays: int, then: str, kind:
 
 @lru_cache(maxsize=1024)
 def exact_sums(outer: int, channels: int, inner: int, dtype: str, vectors: bool, masked: bool, limits: Limits) -> Plan:
-    """Integers, which need neither a workspace nor a block that comes last."""
+    """Return a plan for exact sums. They are integers, so they need neither a workspace nor a block that comes last."""
     shape = shape_of(outer, channels, inner, dtype, vectors and not masked)
     chunk, chunks, _ = cut(shape, limits)
     return Plan((launch(shape, shape.kernel("exact_sums", dtype, int(masked)), chunk, chunks, family="exact"),), 0, 0)
@@ -249,7 +250,7 @@ def map_only(
 
 
 def map_launch(shape: Shape, name: str, dtype: str, careful: bool, kind: int, limits: Limits) -> Launch:
-    """normalize, or "finite": normalize that looks for infinity; gradient, or "frozen": that of frozen statistics."""
+    """Return a launch of a map. "finite": normalize that seeks infinity; "frozen": gradient of frozen statistics."""
     if name in ("normalize", "finite"):
         kernel = shape.kernel("normalize", dtype, kind, int(name == "finite"))
     else:
@@ -264,7 +265,7 @@ def streams(shape: Shape, dtype: str) -> int:
     return int(shape.total * ITEMSIZE[dtype] >= STREAMED)
 
 
-PER_CHANNEL = {  # kernels of one thread per channel, and their families
+PER_CHANNEL = {  # kernels with one thread per channel, and their families
     "finish_stats": "channels",
     "finish_gradients": "channels",
     "move_statistics": "statistics",

@@ -1,16 +1,17 @@
-"""How the elements of an array are dealt out to the threads of a grid, and its steps to blocks.
+"""How the elements of an array are divided among the threads of a grid.
 
 A channel lies in memory in one of two ways, and the kernels see both as columns of steps:
 
-    rows of channels    (outer, C, inner) with a short inner: row after row of C * inner columns, `inner` of them to a
-                        channel. Few columns are widened: `copies` outer positions make one row. What is left over, less
-                        than a row, is the rest; thread row 0 of the last chunk takes it.
+    rows of channels    (outer, C, inner) with a short inner: row after row of C * inner columns, `inner` columns to a
+                        channel. If columns are few, they are widened: `copies` outer positions make one row. What is
+                        left over, less than a row, is the rest; thread row 0 of the last chunk takes it.
     channel runs        every channel is one column, and its steps are the vectors of its runs.
 
-A block is BX threads wide, of K columns each, and BY high. Tiles of BX * K columns are the x of a grid, chunks of steps
-the y. The last block of a group of tiles joins what its channels are made of, so that a group holds whole channels.
+A block is BX threads wide, with K columns to a thread, and BY threads high. The grid has a tile of BX * K columns for
+each x, and a chunk of steps for each y. The last block of a group of tiles joins the partial sums of the group's
+channels, so a group has whole channels.
 
-Of small planes, (outer, C, 7 x 7), a block has several whole channels, and reads them as vectors (planes.py).
+For small planes, such as (outer, C, 7 x 7), a block has several whole channels, and reads them as vectors (planes.py).
 """
 
 from math import gcd, lcm
@@ -23,25 +24,25 @@ ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 THREADS = 256
 VECTOR_BYTES = 16
-TILE_BYTES = 128  # of a row: four sectors of memory
+TILE_BYTES = 128  # of a row, that a tile has: four sectors of memory
 MAX_THREADS_WIDE = 32
-SHORT_RUN = 256  # bytes. Shorter runs are read as rows of channels, in whole vectors
+SHORT_RUN = 256  # bytes: shorter runs are read as rows of channels, in whole vectors
 MAX_WIDENED = 1024  # columns: the last block joins all of them
-RESIDENT = 2  # blocks of a kernel that share a processor at least: as many as its launch bounds say
-LEAST_STEPS = 8  # of a thread, before more blocks are worth their partial sums
+RESIDENT = 2  # at least so many blocks of a kernel share a processor, by its launch bounds
+LEAST_STEPS = 8  # steps of a thread: with fewer, more blocks are not worth their partial sums
 MAX_CHUNKS = 1024
 SPLIT = 8  # parts of a chunk in a map
 
 
 class Shape(NamedTuple):
-    """How the elements are dealt out. The names are those of the struct Job."""
+    """How the elements are divided among threads. The names are those of the struct Job."""
 
     channels: int
     inner: int  # columns of a channel that lie side by side
     columns: int
     copies: int
     steps: int
-    total: int  # elements; with more than steps * columns of them there is a rest
+    total: int  # elements; there is a rest if they are more than steps * columns
     run: int
     jump: int
     unit: int
@@ -67,7 +68,7 @@ class Shape(NamedTuple):
 
     @property
     def group(self) -> int:
-        """Tiles that hold whole channels."""
+        """How many tiles together hold whole channels."""
         return self.tiles if self.copies > 1 else min(self.tiles, lcm(self.inner, self.width) // self.width)
 
     def kernel(self, name: str, dtype: str, *more: int) -> str:
@@ -76,7 +77,7 @@ class Shape(NamedTuple):
 
 
 def vectors_of(dtype: str) -> list[int]:
-    """How many elements one load may have."""
+    """Return the numbers of elements that one load may have."""
     return [1 << power for power in range((VECTOR_BYTES // ITEMSIZE[dtype]).bit_length())]
 
 
@@ -85,7 +86,7 @@ def cdiv(a: int, b: int) -> int:
 
 
 def rows_of_channels(outer: int, channels: int, inner: int, itemsize: int, vector: int) -> Shape:
-    """vector: the most elements that one load may have."""
+    """Return the shape for rows of channels. vector: the most elements that one load may have."""
     plane = channels * inner
     copies = vector // gcd(plane, vector)
     if outer < copies or copies * plane > MAX_WIDENED:
@@ -103,7 +104,10 @@ def rows_of_channels(outer: int, channels: int, inner: int, itemsize: int, vecto
 
 
 def widened(columns: int, tile: int, most: int) -> int:
-    """How many rows of so many columns become one: at least a tile, and whole tiles where a lot of them were empty."""
+    """Return how many rows become one: enough for a tile, or for whole tiles if much of them would be empty otherwise.
+
+    tile: columns of a tile; most: the most rows that may become one.
+    """
     few = max(1, min(most, cdiv(tile, columns)))
     whole = lcm(columns, tile) // columns
     empty = 8 * few * columns < 7 * cdiv(few * columns, tile) * tile
@@ -120,12 +124,12 @@ def channel_runs(outer: int, channels: int, inner: int, vector: int, threads: in
 
 
 def plane_shape(outer: int, channels: int, inner: int, together: int) -> Shape:
-    """Channel runs of which a block has several side by side. It adds up values one by one, but reads vectors."""
+    """Return runs of which a block has several side by side. Values are added up one by one, but read as vectors."""
     return channel_runs(outer, channels, inner, 1)._replace(across=together, down=THREADS // together)
 
 
 def shape_of(outer: int, channels: int, inner: int, dtype: str, vectors: bool) -> Shape:
-    """vectors: whether whole vectors may be loaded, that is, all pointers are multiples of 16."""
+    """Return how an array is read. vectors: whether whole ones may be loaded, as all pointers are multiples of 16."""
     itemsize = ITEMSIZE[dtype]
     vector = VECTOR_BYTES // itemsize if vectors else 1
     if inner <= 1 or inner * itemsize < SHORT_RUN:
@@ -134,7 +138,7 @@ def shape_of(outer: int, channels: int, inner: int, dtype: str, vectors: bool) -
 
 
 def blocks_each(tiles: int, slots: int) -> int:
-    """How many blocks for each tile: so many that hardly a slot is empty while the last of them run."""
+    """Return how many blocks a tile gets: so many that hardly a slot is empty while the last of the blocks run."""
     first = max(1, slots // max(tiles, 1))
     for some in range(first, first + 8):
         if 10 * some * tiles >= 9 * cdiv(some * tiles, slots) * slots:
@@ -143,7 +147,7 @@ def blocks_each(tiles: int, slots: int) -> int:
 
 
 def cut(shape: Shape, limits: Limits) -> tuple[int, int, int]:
-    """Steps of a chunk, chunks, and the parts that a map cuts one into: as many blocks as a device runs at a time."""
+    """Return the steps of a chunk, the chunks (about as many as run at a time), and the parts of a chunk in a map."""
     wanted = blocks_each(shape.tiles, limits.processors * RESIDENT)
     chunks = max(1, min(wanted, MAX_CHUNKS, shape.steps // (shape.down * LEAST_STEPS)))
     steps = cdiv(shape.steps, chunks)
@@ -153,7 +157,7 @@ def cut(shape: Shape, limits: Limits) -> tuple[int, int, int]:
 
 
 def cut_of_map(shape: Shape, limits: Limits) -> tuple[int, int, int]:
-    """The same for a map, which writes no sums: instead of few blocks there are more, of at least a step a thread."""
+    """Return the same for a map, which writes no sums: if blocks are few it has more, of at least a step a thread."""
     chunk, chunks, split = cut(shape, limits)
     if shape.tiles * chunks < limits.processors:
         wanted = min(blocks_each(shape.tiles, limits.processors * RESIDENT), MAX_CHUNKS)

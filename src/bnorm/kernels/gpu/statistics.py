@@ -1,6 +1,6 @@
-"""How statistics move on a device: the functions of `reference_statistics.py` on CuPy arrays.
+"""Updates of running statistics on a device: the functions of `reference_statistics.py` on CuPy arrays.
 
-Nothing here waits for the device, but statistics with "raise", which are tested before they move.
+Nothing here waits for the device, except statistics with "raise", which are tested before they are updated.
 """
 
 from typing import Any, Self
@@ -26,7 +26,7 @@ MOVE = STATISTICS_JOB.packer(
 
 
 class LeftAlone:
-    """How many channels were left alone. It can be used as an int, and only then does the host wait for the device."""
+    """How many channels were left alone (skipped). It can be used as an int, and only then waits for the device."""
 
     __slots__ = ("flags",)
 
@@ -51,14 +51,14 @@ class LeftAlone:
 
 
 def assign(rule: Rule, source: Rule) -> None:
-    """Copy the arrays of the same statistics elsewhere into these."""
+    """Copy the arrays of `source`, a copy of the same statistics, into those of the rule."""
     for to, values in zip(rule.arrays, source.arrays, strict=True):
         if to is not None:
             to[...] = values
 
 
 def known(mean: Array, var: Array, gamma: Array | None, beta: Array | None, eps: float) -> Array:
-    """stats of a mean and a variance that are known."""
+    """Return stats from a given mean and variance."""
     nothing = np.zeros(mean.shape, like=mean)
     shifted = var + eps
     if eps == 0:  # as bn_rstd of formulas.h
@@ -69,7 +69,7 @@ def known(mean: Array, var: Array, gamma: Array | None, beta: Array | None, eps:
 
 
 def merge(sets: list[Array]) -> Array:
-    """Sets of values, each the parts (4, C) of some, as one; the mean of a channel without values is NaN."""
+    """Return the parts (4, C) of several sets of values, merged. The mean of a channel without values is NaN."""
     stacked = np.stack(list(sets))
     device = launching.device_of(stacked)
     items, _, channels = stacked.shape
@@ -84,9 +84,10 @@ def run(device: launching.Device, name: str, channels: int, job: bytes) -> None:
 
 
 def add(total: Array | None, part: Array | None, other: Array | None = None, other_part: Array | None = None) -> None:
-    """total += part, and another such pair: gradients of parameters, float64, to those there are, which may be float32.
+    """Add part to total, and other_part to other: gradients of parameters.
 
-    A total that is None is left out. Both are one launch, unless somebody has put other arrays there.
+    Parts are float64; total and other may be float32. A pair whose total or other is None is skipped. Both additions
+    are one launch, unless a user has put arrays of another kind there.
     """
     one = other if total is None else total
     if one is None:
@@ -103,7 +104,7 @@ def add(total: Array | None, part: Array | None, other: Array | None = None, oth
 
 
 def fits(total: Array | None, part: Array | None, one: Array) -> bool:
-    """Whether a gradient lies in memory as its part does, and is of the size and type of one launch."""
+    """Whether a pair can be part of the launch: both arrays are contiguous, with the size and type that it has."""
     if total is None or part is None:
         return True
     if not total.size == part.size == one.size or not (total.flags.c_contiguous and part.flags.c_contiguous):
@@ -113,10 +114,10 @@ def fits(total: Array | None, part: Array | None, one: Array) -> bool:
 
 
 class Moving:
-    """Statistics that are to be moved by a batch known by its parts: everything is ready but the launch.
+    """An update of running statistics by a batch, given by its parts: everything is ready but the launch.
 
-    typical is a number, or an array of one on the device. Where the rule has an array for it, the device counts that
-    channels are left alone.
+    typical: a number, or an array of one number on the device. If the rule has the array `left`, the device counts in
+    it that channels are left alone.
     """
 
     __slots__ = ("arrays", "channels", "counted", "device", "given", "left", "rule", "values")
@@ -140,7 +141,7 @@ class Moving:
         self.left = None if self.counted is not None else device.empty((self.channels,), INT32)
         self.values = mode != AVERAGE or rule.weight is not None or replace
         given = (*rule.arrays[:-1], parts, seen, *((pairs, last) if mode == FADE else (None, None)))
-        # to be kept as long as the job, which has their addresses
+        # kept as long as the job, which has their addresses
         self.arrays = *given, typical_at, self.left, self.counted
         switches = mode, rule.mean.dtype == FLOAT64, rule.from_data, replace
         numbers = rule.momentum, rule.halflife, rule.ddof, uncounted, typical
@@ -152,7 +153,7 @@ class Moving:
         return MOVE(*places, *switches, code, *numbers)
 
     def test(self) -> Self:
-        """With "raise": FloatingPointError if a channel would have to be left alone."""
+        """With "raise", FloatingPointError if a channel would have to be left alone. Return self."""
         if self.rule.nonfinite == "raise":
             run(self.device, "move_statistics", self.channels, self.job(TEST))
             refuse(LeftAlone(self.left))
@@ -160,7 +161,7 @@ class Moving:
 
     @property
     def calls(self) -> list[Any]:
-        """What remains to be called."""
+        """The calls that are still to be made."""
         if not self.channels:
             return []
         job = self.job(PROPAGATE if self.rule.nonfinite == "propagate" else SKIP)
@@ -169,7 +170,7 @@ class Moving:
 
     @property
     def result(self) -> Any:
-        """The channels left alone; 0 where the device counts them."""
+        """The number of channels left alone; 0 if the device counts them."""
         flagged = self.rule.nonfinite == "skip" and self.channels and self.left is not None
         return LeftAlone(self.left) if flagged else 0
 
@@ -186,30 +187,30 @@ def move(
     skipped: bool = False,
     replace: bool = False,
 ) -> Any:
-    """Move statistics by a batch known by its parts, and count it; returns the channels left alone, as `result` has
-    them."""
+    """Update statistics by a batch, given by its parts, and count the batch. Return the number of channels left alone,
+    as `Moving.result` does."""
     moving = Moving(rule, parts, seen, pairs, last, typical, replace).test()
     move_prepared(rule, moving.calls, batches, rows, skipped, moving.values)
     return moving.result
 
 
 def one_launch(rule: Rule, count: Any) -> bool:
-    """Whether a forward can move these statistics of a layer in its own launch, when they are settled. With "raise" the
-    host looks at the batch before they move."""
+    """Whether a forward can update these statistics in its own launch, made by `settle`. They must be a layer's, and
+    without "raise", with which the host looks at the batch before they are updated."""
     layers = rule.low is None and rule.weight is None and rule.mode != FADE and not rule.from_data
     counted = rule.nonfinite == "propagate" or (rule.nonfinite == "skip" and rule.left is not None)
     return rule.waits and layers and counted and not (isinstance(count, float) and count == 0.0)
 
 
 def of_forward(rule: Rule, stats: Array, parts: Array, count: Any, rows: int) -> Moving:
-    """How a forward's batch moves statistics: those of a layer by its parts, those of a transformer with more."""
+    """Return the update of statistics by a forward's batch: of a layer from its parts, of a transformer from more."""
     if rule.low is None and rule.weight is None:
         return Moving(rule, parts, typical=count)
     return Moving(rule, *_batch_of(rule, stats, count, rows), typical=float(rows))
 
 
 def _batch_of(rule: Rule, stats: Array, count: Any, rows: int) -> tuple[Array, Array, Array, Array]:
-    """parts, seen, pairs and last of a batch of a layer, whose rows count as if they stood in random order."""
+    """Return parts, seen, pairs and last of a batch of a layer, whose rows count as if they were in random order."""
     n = np.zeros(stats.shape[1:][:1], like=stats) + count
     weight, square = n, n
     if rule.mode == FADE:
@@ -221,7 +222,7 @@ def _batch_of(rule: Rule, stats: Array, count: Any, rows: int) -> tuple[Array, A
 
 
 def refuse(left: LeftAlone) -> None:
-    """Wait for a test of the statistics, and raise where a channel would have to be left alone."""
+    """Wait for a test of the statistics, and raise if a channel would have to be left alone."""
     of = left.flags.size
     if of and left:
         raise FloatingPointError(f"the batch mean or variance of {left} of {of} channels is not finite")
