@@ -1,11 +1,11 @@
 """How the kernels of rows are launched: layer, group, instance and RMS norm. As in plans.py, no device is needed.
 
-A row is held in registers: by a few lanes of a warp where it is short, so that a warp works on several rows, by a warp,
-by several of them, or by a block. Rows too long for that are kept in shared memory, and longer ones are read again.
+A row is held in registers: by a part of a warp if it is short, so that a warp works on several rows; by a warp, by
+several warps, or by a block. Rows too long for registers are kept in shared memory, and longer ones are read twice.
 
-Which of these it is, and so the order of its sums, follows from the length of a row and the type alone: what a row
-comes to has the same bits in any batch, at any place in it, on a device of any size. The sums over rows, for dgamma and
-dbeta, are dealt out by the blocks that a device runs at a time, and are not the same everywhere.
+Which of these it is, and so the order of its sums, follows from the length of a row and the type alone: the results of
+a row have the same bits in any batch, at any place in it, and on any device. The sums over rows, for dgamma and dbeta,
+are divided among the blocks that a device runs at a time, so their bits depend on the device.
 """
 
 from collections.abc import Iterable
@@ -33,43 +33,43 @@ from .shapes import (
     vectors_of,
 )
 
-HELD = (3, 4, 5)  # vectors of a thread that there are kernels for, where vectors are full, so that few lanes idle
-MORE = (6, 8)  # of forwards of longer rows
-OF_SHORT_VECTORS = ((4,), (8,))  # these two where vectors are short
+HELD = (3, 4, 5)  # a thread may hold this many full vectors; there is a kernel for each number, so that few lanes idle
+MORE = (6, 8)  # the same in forwards of longer rows
+OF_SHORT_VECTORS = ((4,), (8,))  # HELD and MORE for vectors of less than 16 bytes
 WARP = 32
-OF_A_WARP, OF_WARPS, BROAD, BROADER = range(4)  # what `wide` is, as row_sums.cu says
-SHARED_AFFINE = 36 << 10  # bytes of gamma and beta, from which on all rows of a processor share them in a forward
-ZEROS = 8  # numbers that a block keeps in place of beta where there is only gamma
-KEPT_CHANNELS = 1024  # whose gamma and beta the blocks of a forward keep, if rows are long and channels have runs
-SUMMED = 16  # vectors of a run, from which on a warp adds up the runs of a long row
-JOINED = (8, 32)  # columns of a block that joins those sums in a launch of its own; the second of more than FEW_COLUMNS
+OF_A_WARP, OF_WARPS, BROAD, BROADER = range(4)  # values of `wide`; row_sums.cu says what they mean
+SHARED_AFFINE = 36 << 10  # from so many bytes of gamma and beta on, all rows of a processor share them in a forward
+ZEROS = 8  # numbers that a block keeps in place of beta if there is only gamma
+KEPT_CHANNELS = 1024  # forwards of long rows keep gamma and beta of up to so many channels, if these have runs
+SUMMED = 16  # if the runs of a long row have so many vectors or more, warps add them up in the pass over the row
+JOINED = (8, 32)  # columns of a block in a launch that only joins sums; the second for more than FEW_COLUMNS columns
 FEW_COLUMNS = 1024
-# Where blocks have many turns, the last rows belong to late blocks. By the sums that are made, how often the grid is to
-# be halved so that only its early blocks are left, and one of how many rows is late.
+# If blocks have many turns, the last rows belong to late blocks, which start where early ones have ended. For each kind
+# of sums: how often the grid is halved to get the number of early blocks, and n, where one of n rows is late.
 LATE = {NO_PARAMS: (2, 4), PER_COLUMN: (1, 16), PER_CHANNEL: (1, 8)}
 LITTLE = 20 << 10  # bytes of sums that a late block may write, or of gamma and beta that it may keep
 RESIDENT_ROWS = 4  # blocks of a processor, at most
-LAUNCHED = 10  # turns of a join that take as long as that launch, from its gap to its end
+LAUNCHED = 10  # turns: a longer join takes longer than a launch that only joins, with the gap before it
 
 RowShape = tuple[int, ...]  # (N, G, K, L), or (N, D) for (N, 1, D, 1)
 
 
 class Row(NamedTuple):
-    """How a row is dealt out: vectors of so many elements, over so many threads, each of which holds some of them."""
+    """How a row is divided: into vectors, which are held by the threads (lanes) of a row."""
 
-    vector: int
-    steps: int  # 0: not in registers
-    wide: int  # whose threads these are
+    vector: int  # elements
+    steps: int  # vectors that a thread holds; 0: the row is not held in registers
+    wide: int  # whose threads these are: OF_A_WARP to BROADER
     lanes: int
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """The threads of a block."""
         return THREADS * max(1, self.wide)
 
     def side(self, many: int, limits: Limits) -> int:
-        """Rows of a block: of few, each processor gets some, and one turn does where it has one block. That changes no
-        bit of a row."""
+        """Return the rows of a block, side by side. Few rows are spread over all processors; if each has one block, it
+        needs only one turn. No bit of a row depends on this."""
         share = cdiv(many, limits.processors) if self.wide >= BROAD else many // limits.processors
         return max(1, min(self.threads // self.lanes, share))
 
@@ -78,37 +78,37 @@ class Row(NamedTuple):
 
 
 def four(shape: RowShape) -> RowShape:
-    """(N, G, K, L)."""
+    """Return the shape as (N, G, K, L)."""
     return shape if len(shape) == 4 else (shape[0], 1, shape[1], 1)
 
 
 def vector_of(size: int, positions: int, dtype: str) -> int:
-    """Elements of a vector, which divides a row, and the values of a channel where they lie side by side.
+    """Return the elements of a vector. They divide those of a row, and those of a channel if these lie side by side.
 
-    A row has two vectors at least, unless it is a single value or none.
+    A row has at least two vectors, unless it has at most one value.
     """
     vector = gcd(positions if positions > 1 else size, VECTOR_BYTES // ITEMSIZE[dtype])
     return vector if size > vector else max(1, size // 2)
 
 
 def begins(shape: RowShape, dtype: str) -> int:
-    """The power of two that must divide where arrays of rows begin."""
+    """Return the power of two that must divide the addresses of arrays of rows."""
     _, _, channels, positions = four(shape)
     return vector_of(channels * positions, positions, dtype) * ITEMSIZE[dtype]
 
 
 def steps_of(vector: int, dtype: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How many vectors of so many elements a thread may hold, and in a forward of longer rows."""
+    """Return how many vectors of so many elements a thread may hold, and how many in a forward of longer rows."""
     return (HELD, MORE) if vector * ITEMSIZE[dtype] == VECTOR_BYTES else OF_SHORT_VECTORS
 
 
 def row_of(size: int, positions: int, dtype: str, backward: bool = False) -> Row:
-    """By as few lanes and vectors of each as there is room for.
+    """Return how a row is divided: among as few lanes, each with as few vectors, as can hold it.
 
-    backward: x and dy take more registers, so that longer rows belong to more threads.
+    backward: x and dy take more registers, so longer rows belong to more threads.
 
-    Of rows too long for registers, broad blocks have those which need a gamma for each value, or are so long that two
-    blocks of a processor had no room to keep x and dy.
+    A row too long for registers has a broad block if it needs a gamma for each value, or if in a backward it is so long
+    that x and dy would not fit into the shared memory of half a processor.
     """
     vector = vector_of(size, positions, dtype)
     held, more = steps_of(vector, dtype)
@@ -125,31 +125,31 @@ def row_of(size: int, positions: int, dtype: str, backward: bool = False) -> Row
 
 
 def kept_steps(row: Row, size: int, dtype: str, arrays: int, room: int) -> int:
-    """Vectors of a thread that a block keeps in shared memory, of a row that is too long for registers.
+    """Return how many vectors of a thread a block keeps in shared memory, of a row that is too long for registers.
 
-    0 where there is no room. What is not kept is read again, to the same bits.
+    It is 0 if there is no room. A row that is not kept is read again; its results have the same bits.
     """
     steps = 0 if row.steps else cdiv(size, row.vector * row.threads)
     return steps if arrays * steps * step_bytes(row, dtype) <= room else 0
 
 
 def step_bytes(row: Row, dtype: str) -> int:
-    """Of a vector of each thread of a block."""
+    """Return the bytes of one vector of each thread of a block."""
     return row.threads * row.vector * ITEMSIZE[dtype]
 
 
 def summed_bytes(row: Row, dtype: str) -> int:
-    """Of the sums over rows in the shared memory of a block."""
+    """Return the bytes of the sums over rows in the shared memory of a block."""
     return 2 * row.steps * row.threads * row.vector * max(ITEMSIZE[dtype], 4)
 
 
 def summing_blocks(row: Row, shared: int, limits: Limits) -> int:
-    """Blocks that write sums, per processor: as many as share one. rows_backward.cu has the registers for that."""
+    """Return how many blocks of a processor write sums: all that share it, by the launch bounds of rows_backward.cu."""
     return 1 if row.wide == BROAD or shared + STATIC_SHARED["rows"] > half_of(limits) else 2
 
 
 def share_of(row: Row, channels: int, positions: int) -> int:
-    """Threads that add up the sums of one channel of a group; of a row that is not held, all warps that have some."""
+    """Return how many threads add up the sums of a channel; for a row not held, those of all warps that have a part."""
     if not row.steps:
         warps = row.threads // WARP
         part = cdiv(channels * positions // row.vector, 8 * warps) * 8  # vectors of a warp, side by side
@@ -162,12 +162,12 @@ def share_of(row: Row, channels: int, positions: int) -> int:
 
 
 def summed_by_channel(row: Row, positions: int) -> bool:
-    """Whether sums of channels are made in the pass over rows: of long ones by warps, which pays for long runs."""
+    """Whether sums of channels are made in the pass over rows. If rows are not held, warps do it, for long runs."""
     return positions > 1 and (row.steps > 0 or positions // row.vector >= SUMMED)
 
 
 def channels_bytes(row: Row, channels: int, positions: int, dtype: str) -> int:
-    """In the shared memory of a block: the sums of channels and of the vectors that it holds, and gamma and beta."""
+    """Return the bytes, in shared memory, of the sums of channels and of a block's vectors, and of gamma and beta."""
     vectors, itemsize = row.steps * row.threads, max(ITEMSIZE[dtype], 4)
     pieces = max(1, share_of(row, channels, positions) // WARP)
     affine = cdiv(2 * channels * itemsize, VECTOR_BYTES) * VECTOR_BYTES
@@ -175,7 +175,7 @@ def channels_bytes(row: Row, channels: int, positions: int, dtype: str) -> int:
 
 
 def affine_bytes(shape: RowShape, dtype: str, affine: int) -> int:
-    """Of gamma and beta in the shared memory of a block; 0 where rows do not have the same ones."""
+    """Return the bytes of gamma and beta in the shared memory of a block; 0 if not all rows have the same ones."""
     _, groups, channels, positions = shape
     if affine == NO_AFFINE or not channels or not groups == positions == 1:
         return 0
@@ -184,13 +184,13 @@ def affine_bytes(shape: RowShape, dtype: str, affine: int) -> int:
 
 
 def first_late(sums: int, many: int, together: int, most: int, own: int) -> tuple[int, int]:
-    """The first row of late blocks, and how often the grid is to be halved for the early ones.
+    """Return the first row of late blocks, and how often to halve the grid to get the number of early ones.
 
     together: rows of a set of blocks at a time; most: sets that run at a time; own: bytes of a block beside its rows.
     """
     turns, (halvings, one_of) = many // together, LATE[sums]
     late = turns // one_of
-    if late < ((1 << halvings) - 1) * most or own > LITTLE:  # some would have none
+    if late < ((1 << halvings) - 1) * most or own > LITTLE:  # else some would have no row
         return many, 0
     return (turns - late) * together, halvings
 
@@ -201,18 +201,18 @@ class Sums(NamedTuple):
     params: int = NO_PARAMS
     shared: int = 0  # bytes of a block
     columns: int = 0  # of all blocks
-    share: int = 0
+    share: int = 0  # threads that add up the sums of a channel
 
 
 def broadened(row: Row, size: int, dtype: str, room: int) -> Row:
-    """The same where sums of columns are made: half as many blocks then write them, and read gamma."""
+    """Return the row with a broad block, if it can have one: half as many blocks then write sums, and read gamma."""
     broad, gamma = row._replace(wide=BROAD), size * max(ITEMSIZE[dtype], 4)
     fits = row.steps > 0 and summed_bytes(broad, dtype) + gamma <= room
     return broad if fits and row.wide == OF_WARPS else row
 
 
 def sharing(row: Row) -> Row:
-    """The same in a forward whose processors have one block each, with as many rows as several have together."""
+    """Return the row for a forward with one block to a processor, with as many rows as several blocks would have."""
     if row.wide != OF_WARPS or not row.steps:
         return row
     return row._replace(wide=BROADER if row.steps < 5 else BROAD)
@@ -221,7 +221,7 @@ def sharing(row: Row) -> Row:
 def keeping(
     row: Row, shape: RowShape, dtype: str, affine: int, backward: bool, shared: int, limits: Limits
 ) -> tuple[Row, int]:
-    """Whose threads a row gets where gamma and beta are kept, and how many bytes of them, beside `shared` others."""
+    """Return the row, maybe with other threads, and how many bytes of gamma and beta a block keeps beside `shared`."""
     room, beside = limits.shared - STATIC_SHARED["rows"], two_per_processor("rows", limits)
     kept = affine_bytes(shape, dtype, affine)
     if not backward and SHARED_AFFINE <= kept <= room:
@@ -231,7 +231,7 @@ def keeping(
 
 
 def sums_of(row: Row, shape: RowShape, dtype: str, room: int) -> Sums:
-    """NO_PARAMS where they cannot be made so."""
+    """Return how the sums over rows are made in the pass over them; by NO_PARAMS if they cannot be."""
     n, groups, channels, positions = shape
     if not n * groups * channels * positions:
         return Sums()
@@ -247,16 +247,15 @@ def rows(
     name: str,  # "rows_forward" or "rows_backward"
     shape: RowShape, dtype: str, affine: int, params: bool, kind: int, limits: Limits,
 ) -> Plan:  # fmt: skip
-    """affine: GAMMA_AND_BETA where there is a beta, else GAMMA_ALONE or NO_AFFINE.
+    """Return a plan for rows without weights.
 
-    params: sums for dgamma and dbeta are wanted.
+    affine: GAMMA_AND_BETA if there is a beta, else GAMMA_ALONE or NO_AFFINE. params: whether sums for dgamma and dbeta
+    are wanted. The addresses of arrays are multiples of `begins`.
 
-    Arrays lie where `begins` says.
+    If these sums cannot be made in the pass over the rows, the plan has no workspace, and `row_sums` makes them. If
+    there are few, the last blocks of that pass join them; else another launch does, with more blocks.
 
-    Where these cannot be made in the pass over the rows, the plan has no workspace, and `row_sums` makes them. Where
-    they are few the last blocks of that pass join them; else a launch of its own does, by more blocks.
-
-    Shared memory is for those sums first, then for gamma and beta, which are read for every row, and then for the row.
+    Shared memory is for the sums first, then for gamma and beta, which are read for every row, and then for the row.
     """
     shape = n, groups, channels, positions = four(shape)
     size, many = channels * positions, n * groups
@@ -267,8 +266,8 @@ def rows(
         row = broadened(row, size, dtype, room)
     sums, shared, columns, share = sums_of(row, shape, dtype, room) if params else Sums()
     if affine == NO_AFFINE and row.steps:
-        affine = GAMMA_ALONE  # ones, as the code for what a block keeps is the shorter one
-    if backward and affine != NO_AFFINE:  # beta or zeros, as kernels with an activation read them
+        affine = GAMMA_ALONE  # blocks keep ones, as the code for a gamma that is kept is shorter
+    if backward and affine != NO_AFFINE:  # kernels with an activation read beta, or zeros in its place
         affine = GAMMA_ALONE if kind == IDENTITY.kind else GAMMA_AND_BETA
     arrays, row_room = 2 if backward else 1, min(room, TWO_PER_PROCESSOR)
     if not (backward or row.steps or affine == NO_AFFINE) and positions > 1 and groups * channels <= KEPT_CHANNELS:
@@ -277,11 +276,11 @@ def rows(
     row, kept = keeping(row, shape, dtype, affine, backward, shared, limits)
     shared += kept
     if positions * ITEMSIZE[dtype] >= SHORT_RUN or (row.wide == BROAD and (backward or kept)):
-        row_room = room  # of a block alone, too: there is little to do for a value, as gamma is at hand
+        row_room = room  # even if one block fills a processor: as gamma is kept, there is little to do for a value
     keep = kept_steps(row, size, dtype, arrays, row_room - shared)
     shared += arrays * keep * step_bytes(row, dtype)
     if sums:
-        shared = max(shared, 16 * row.threads)  # where the partial sums of blocks are joined
+        shared = max(shared, 16 * row.threads)  # to join the partial sums of blocks in
     side = row.side(many, limits)
     alike = groups if sums == PER_CHANNEL else 1  # blocks of a set: each has the channels of a group to itself
     slots = limits.processors * summing_blocks(row, shared, limits)
@@ -312,7 +311,7 @@ def rows(
 
 @lru_cache(maxsize=1024)
 def row_sums(shape: RowShape, dtype: str, vectors: bool, kind: int, limits: Limits) -> Plan:
-    """The sums of dgamma and dbeta in a pass of their own, cut as those of a batch norm over (N, G * K, L)."""
+    """Return a plan for the sums of dgamma and dbeta in a pass of their own, cut like batch norm over (N, G * K, L)."""
     n, groups, channels, positions = four(shape)
     itemsize = ITEMSIZE[dtype]
     if positions == 0:
@@ -335,7 +334,7 @@ def row_sums(shape: RowShape, dtype: str, vectors: bool, kind: int, limits: Limi
 
 @lru_cache(maxsize=1024)
 def weighted(name: str, shape: RowShape, dtype: str, kind: int, limits: Limits) -> Plan:
-    """Rows whose positions have weights; name: "rows_weighted_forward" or "rows_weighted_backward"."""
+    """Return a plan for rows with weights. name: "rows_weighted_forward" or "rows_weighted_backward"."""
     n, groups, channels, positions = four(shape)
     many, size = n * groups, channels * positions
     geometry = ROW_JOB.place(rows=many, size=size, inner=max(positions, 1), groups=max(groups, 1), channels=channels)
@@ -344,12 +343,12 @@ def weighted(name: str, shape: RowShape, dtype: str, kind: int, limits: Limits) 
 
 
 def weighted_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
-    """Every name of the family "rows_weighted"."""
+    """Return every name of the family "rows_weighted"."""
     return [f"rows_weighted_{way}<{NAMES[dtype]}, {kind}>" for way in ("forward", "backward") for kind in kinds]
 
 
 def row_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
-    """Every name of the family "rows" that plans may ask for, for one type of elements."""
+    """Return every name of the family "rows" that plans may ask for, for one type of elements."""
     names = ["rows_params"]
     for vector in vectors_of(dtype):
         held, more = steps_of(vector, dtype)
@@ -370,7 +369,7 @@ def row_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
 
 
 def row_channel_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
-    """The same of the family "row_channels"."""
+    """Return those of the family "row_channels"."""
     shapes: list[Shape] = []
     for vector in vectors_of(dtype):
         shapes += [rows_of_channels(1, vector, 1, ITEMSIZE[dtype], vector), channel_runs(1, 1, vector, vector)]

@@ -28,7 +28,8 @@ SUMS = JOB.packer(
 
 
 def moved(result: Array, out: Array | None) -> Array:
-    """Where it is wanted. Kernels load whole vectors, by which sums are cut: what does not begin at one is copied."""
+    """Return the result of copied arrays, in `out` if it is given. Arrays are copied if they do not begin at a vector,
+    because kernels load whole vectors, and sums are cut by vectors."""
     if out is None:
         return result
     out[...] = result.reshape(out.shape)
@@ -47,10 +48,11 @@ def rows_forward(
     weight: Array | None = None,
     copies: bool = False,
 ) -> tuple[Any, ...]:
-    """y, mean, rstd: each of the N*G rows of x, (N, G, K, L), by its own statistics; (N, D) is taken for (N, 1, D, 1).
+    """Return y, mean, rstd: each of the N*G rows of x is normalized by its own statistics.
 
-    copies: and gamma and beta, flat; all but y are then parts of one array, for a backward. With a residual (y, h),
-    mean, rstd: an addition on the device, then the rows of the sum h. weight, (N, L): of each position.
+    x: (N, G, K, L), or (N, D) for (N, 1, D, 1). With copies, gamma and beta, flattened, follow the results, for a
+    backward; all but y are then parts of one array. With a residual, the sum h = x + residual is normalized, after an
+    addition on the device, and (y, h) takes the place of y. weight: (N, L), of each position.
     """
     if residual is not None:
         h = x + residual
@@ -75,7 +77,7 @@ def rows_forward(
             plan = row_plans.weighted("rows_weighted_forward", shape, call.dtype, act.kind, device.limits)
         places = device.addresses(gamma, beta, mean, rstd, weight, gamma_then, beta_then)
         call.run(plan, FORWARD(call.at, call.result_at, *places, rule, act.slope, eps, many / (x.size or 1)))
-    elif copies:  # which no kernel makes
+    elif copies:  # no kernel runs that could make them
         gamma_then, beta_then = (a if a is None else a.flatten() for a in (gamma, beta))
     return (call.result, mean, rstd, gamma_then, beta_then) if copies else (call.result, mean, rstd)
 
@@ -94,7 +96,7 @@ def rows_backward(
     dh: Array | None = None,
     weight: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]:
-    """dx, dgamma, dbeta of the `rows_forward` that returned mean and rstd. beta is for the activation only.
+    """Return dx, dgamma, dbeta for the `rows_forward` that returned mean and rstd. beta is for the activation only.
 
     dh is added to dx afterwards, on the device.
     """
@@ -116,7 +118,7 @@ def rows_backward(
     )
     places, sums = (gamma_at, beta_at), (dgamma_at, dbeta_at)
     runs = []
-    if params and channels and not plan.partial:  # before dx, which may take the place of x or dy
+    if params and channels and not plan.partial:  # before dx is written, which may be in the place of x or dy
         first = row_plans.row_sums(shape, call.dtype, call.vectors, kind, limits)
         arrays = call.at, call.dy_at, weight_at, *places, *sums, *call.workspace(first), *of_rows
         runs.append((first, SUMS(*arrays, gives, act.slope)))
