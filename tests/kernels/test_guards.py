@@ -18,8 +18,8 @@ CALLS = 600  # of each entry
 KINDS = ["f8", "f4", "f2", ">f8", "?", "i1", "u2", "i4", "i8", "O", "c16", "M8[s]", "U3", "V8"]
 SHAPES = [(), (0,), (3,), (9,), (3, 3), (4, 3), (3, 4), (0, 3), (3, 0), (3, 3, 2), (3, 1, 3, 1), (2, 3, 2, 1), (1, 70)]
 NAMES = {
-    entries: "add apart assign backward column_moments finish finish_gradients forward grad_input grad_moments known "
-    "merge moments move narrowed normalize ready rows_backward rows_forward settle widened",
+    entries: "add apart assign backward column_moments finish finish_gradients forward grad_input grad_moments "
+    "in_float64 known merge moments move narrowed normalize ready rows_backward rows_forward settle widened",
     groups: "distinct later moments normalize",
     second: "channels rows",
     sparse: "moments scaled",
@@ -57,6 +57,7 @@ def good(name, rng, entry):
         "sets": [np.ones((4, 3))] * 2,
         "columns": [np.ones(3), np.ones(3, "f4")],
         "others": [np.ones(3), 3],
+        "vectors": (np.ones(3, "f4"), None, np.ones(3)),
         "shape": (3, 3),
         "groups": 2,
         "numbers": np.ones((2, 3, 3)),
@@ -71,6 +72,8 @@ def anything(name, rng):
         return rule._replace(**{field: anything("", rng)})
     if name in ("sets", "columns"):
         return [anything("", rng) for _ in range(rng.integers(3))]
+    if name == "vectors":
+        return tuple(anything("", rng) for _ in range(rng.integers(3)))
     if name == "shape":
         return tuple(map(int, rng.integers(-1, 5, 2)))
     if rng.random() < 0.15:

@@ -179,16 +179,24 @@ def test_move_raises_before_it_moves(bad, pooled):
 
 
 @on_off("pooled")
-def test_move_is_what_forward_does(pooled):
-    """The same bits, from the statistics that forward returns."""
-    x = np.random.default_rng(4).standard_normal((50, 6)) + 3
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_move_is_what_forward_does(pooled, dtype):
+    """The same bits, from the statistics that forward returns; also beside channels that are left alone."""
+    channels = 200
+    x = np.random.default_rng(4).standard_normal((50, channels)) + 3
+    x[7, 70] = np.nan
+    x[:, 130] *= 1e30  # float32 has no room for the variance
+    before = np.full(channels, 0.5, dtype), np.full(channels, 2.0, dtype)
 
     def fresh():
-        return rule(np.full(6, 0.5), np.full(6, 2.0), 0.3, np.full(6, 7.0) if pooled else None, 1)
+        return rule(before[0].copy(), before[1].copy(), 0.3, np.full(channels, 7.0) if pooled else None, 1)
 
     by_forward, by_move = fresh(), fresh()
-    _, stats, count, _ = forward(cpu, x, None, None, 1e-5, running=by_forward)
-    move(cpu, by_move, np.full(6, count), stats[0].copy(), stats[1].copy())
+    _, stats, count, skipped = forward(cpu, x, None, None, 1e-5, running=by_forward)
+    assert skipped == move(cpu, by_move, np.full(channels, count), stats[0].copy(), stats[1].copy())
+    assert skipped == (2 if dtype == "float32" else 1)
     for a, b in zip(by_forward[1:8], by_move[1:8], strict=True):
         if isinstance(a, np.ndarray):
             assert a.tobytes() == b.tobytes()
+    left = np.flatnonzero(by_forward[1] == before[0])
+    assert left.tolist() == ([70, 130] if dtype == "float32" else [70])

@@ -1,5 +1,6 @@
 """The view: the right numbers in the right block, and no copy where memory allows none."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 import cases
 from bnorm.kernels import view
-from bnorm.kernels.cpu.entries import again
+from bnorm.kernels.cpu.entries import again, in_float64
 from cases import CASES, DENSE, DTYPES
 from compare import assert_close, assert_same
 
@@ -285,7 +286,7 @@ def test_an_array_like_the_last_is_taken_at_a_glance():
     for shape, axis in (((4, 3), 1), ((4, 3, 2), 1), ((4, 2, 3), -1), ((0, 3), 1), ((5,), 0)):
         x = numbered(*shape)
         block, layout = view.channels(x, axis, False)
-        for like in (x, x + 1, x.astype(np.float32), x.astype(np.float16)):
+        for like in (x, x + 1, x.astype(np.float32), x.astype(np.float16), x.astype(ml_dtypes.bfloat16)):
             found = again(like, layout)
             assert found.shape == block.shape and np.shares_memory(found, like) == (like.size > 0)
             assert_same(found.reshape(shape), like)
@@ -296,6 +297,7 @@ def test_any_other_array_is_looked_at():
     _, layout = view.channels(x, 1, False)
     unaligned = np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
     others = [x.tolist(), x.astype(np.int16), x > 0, x.astype(">f8"), x.astype(complex), np.asfortranarray(x), x[:3]]
+    others.append(x.astype(ml_dtypes.float8_e4m3fn))
     others += [np.repeat(x, 2, 1)[:, ::2], x[None], x.ravel(), unaligned, x.view(np.recarray), None]
     for other in others:
         assert again(other, layout) is None
@@ -303,3 +305,15 @@ def test_any_other_array_is_looked_at():
     turned = np.asfortranarray(x)
     assert again(turned, view.channels(turned, 1, False)[1]) is None
     assert again(x, view.channels(turned, 1, False)[1]) is None
+
+
+# The vectors of a layer ----------------------------------------------------------------------------------------------
+
+
+def test_vectors_in_float64():
+    wide, narrow = np.arange(3.0), np.array([[0.1, -0.0, np.nan]], np.float32)
+    same, none, copy = in_float64((wide, None, narrow))
+    assert same is wide and none is None
+    assert copy.shape == (1, 3) and copy.tobytes() == narrow.astype(np.float64).tobytes()
+    with pytest.raises(ValueError, match="vector: expected 3 numbers of float32"):
+        in_float64((narrow.astype(np.float16),))

@@ -97,7 +97,8 @@ def of_channels(rng, shape, kind) -> Iterator[str]:
     entries.merge([parts.copy(), parts.copy(), parts.copy()])
     total = gamma.copy()
     entries.add(total, beta, total.copy(), beta)
-    yield from ("settle", "move", "assign", "online", "merge", "add")
+    entries.in_float64((gamma.astype(np.float32), None, beta))
+    yield from ("settle", "move", "assign", "online", "merge", "add", "in_float64")
     if floats and np.dtype(kind).itemsize == 2:
         entries.narrowed(entries.widened(x), x)
         yield from ("widened", "narrowed")

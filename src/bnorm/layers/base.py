@@ -14,13 +14,20 @@ from bnorm import checks, devices
 from bnorm.checks import FLOAT64
 from bnorm.kernels import kind_of, moved, view
 from bnorm.kernels.activation import Name
+from bnorm.kernels.cpu.entries import in_float64
 from bnorm.layers import state
 from bnorm.layers.backward import OPEN, Pull, forward_and_pull, refuse_changed
 from bnorm.layers.parameters import Parameter
 from bnorm.passes import Saved
 
 SYNONYMS = ("elementwise_affine",)  # names that PyTorch has for other arguments
-MADE_ANEW = ("_constants", "_layout", "_own", "_saved")  # not pickled: made when they are needed, or data of the net
+MADE_ANEW = (
+    "_constants",
+    "_layout",
+    "_narrow",
+    "_own",
+    "_saved",
+)  # not pickled: made when they are needed, or data of the net
 
 
 def fixed(name: str, doc: str) -> Any:
@@ -52,7 +59,7 @@ class Layer:
 
     __slots__ = (
         *("__weakref__", "_act", "_activation", "_affine", "_beta", "_bias", "_constants", "_device", "_dtype", "_eps"),
-        *("_gamma", "_kind", "_layout", "_negative_slope", "_own", "_saved", "_training", "_who"),
+        *("_gamma", "_kind", "_layout", "_narrow", "_negative_slope", "_own", "_saved", "_training", "_who"),
     )
 
     _eps: Any  # a number; None where that means something
@@ -303,16 +310,21 @@ class Layer:
 
     def _settle(self) -> None:
         """Forget what is cached of the arrays, which have changed places."""
-        self._constants: tuple[ndarray | None, ...] | None = None
+        self._constants: tuple[ndarray | None, ...] | None = None  # `_arrays`, if they are float64
+        self._narrow: tuple[ndarray | None, ...] | None = None  # if they are float32
         self._own: dict[str, ndarray] | None = None
         self._layout: view.Layout | None = None  # of the last x, if the next one may be taken as that was
 
     def _vectors(self) -> tuple[ndarray | None, ...]:
-        """`_wide`, cached if it is the arrays themselves."""
-        vectors = self._wide()
+        """`_arrays` in float64. Where each call counts, `_constants or _vectors()`."""
         if self._dtype == FLOAT64:
-            self._constants = vectors
-        return vectors
+            self._constants = self._arrays()
+            return self._constants
+        if self._narrow is None:
+            self._narrow = self._arrays()
+        if self._kind is ndarray:
+            return in_float64(self._narrow)
+        return tuple(a if a is None else a.astype(FLOAT64) for a in self._narrow)
 
     def _owned(self) -> dict[str, ndarray]:
         """`_memory`, cached. Where each call counts, `_own or _owned()`."""
@@ -320,9 +332,9 @@ class Layer:
             self._own = self._memory()
         return self._own
 
-    def _wide(self) -> tuple[ndarray | None, ...]:
-        """gamma and beta in float64; subclasses append more."""
-        return tuple(p if p is None else p.data.astype(FLOAT64, copy=False) for p in (self._gamma, self._beta))
+    def _arrays(self) -> tuple[ndarray | None, ...]:
+        """gamma and beta; subclasses append more."""
+        return tuple(p if p is None else p.data for p in (self._gamma, self._beta))
 
     def _memory(self) -> dict[str, ndarray]:
         """All arrays of this layer by name, which `out` must not overlap."""

@@ -10,6 +10,7 @@ from bnorm import checks
 from bnorm.checks import FLOATS
 from bnorm.kernels import BACKENDS, VARIANCE, view
 from bnorm.kernels.activation import Name
+from bnorm.kernels.cpu.entries import again
 from bnorm.layers.backward import OPEN, keep
 from bnorm.layers.documents import public
 from bnorm.layers.shapes import wrong_shape
@@ -64,20 +65,26 @@ class InstanceNorm(Tracking):
         """
         given = () if out is None else ({"x": x, "weight": weight}, self._own or self._owned())
         who, axis = self._who, self._axis
-        if type(x) is not self._kind or x.dtype not in FLOATS:
-            x = self._taken(x)
-        if x.ndim not in self._names or x.shape[axis] != self._num_features:
-            raise wrong_shape(who, x.shape, self._num_features, self._names)
+        known = self._track_running_stats and not self._training
+        layout: Any = self._layout
+        block = None if known else again(x, layout)
+        if block is None:
+            if type(x) is not self._kind or x.dtype not in FLOATS:
+                x = self._taken(x)
+            if x.ndim not in self._names or x.shape[axis] != self._num_features:
+                raise wrong_shape(who, x.shape, self._num_features, self._names)
         gamma, beta, mean, var = self._constants or self._vectors()
         saved: Saved
         moving = parts = None
-        if self._track_running_stats and not self._training:
-            known = mean, var
+        if known:
             seen = view.channels(x, axis, False)
-            y, saved = known_forward(who, x, seen, gamma, beta, known, self._eps, self._act, weight, out, given)
+            y, saved = known_forward(who, x, seen, gamma, beta, (mean, var), self._eps, self._act, weight, out, given)
         else:
-            rows = view.groups(x, self._num_features, axis)
-            checks.several_values(who, rows[0], x.shape, each=True)
+            if block is None:
+                block, layout = view.groups(x, self._num_features, axis)
+                checks.several_values(who, block, x.shape, each=True)
+                self._layout = layout if type(x) is ndarray else None
+            rows = block, layout
             if self._training and self._moving is not None and x.size:
                 parts = self._parts(x, rows, weight)  # before y, as `out` may be x
                 moving = None if parts is None else self._moving

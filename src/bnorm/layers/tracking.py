@@ -10,7 +10,6 @@ from numpy import ndarray
 from numpy.typing import ArrayLike, DTypeLike
 
 from bnorm import checks, devices
-from bnorm.checks import FLOAT64
 from bnorm.kernels import BACKENDS
 from bnorm.kernels.activation import Name
 from bnorm.layers import state
@@ -214,13 +213,12 @@ class Tracking(Layer):
         """The rows mean, var, rstd, scale and shift that inference uses."""
         if not self._track_running_stats:
             raise ValueError(f"{self._who}: expected running statistics, which inference needs, got none")
-        gamma, beta, mean, var = self._wide()
+        gamma, beta, mean, var = self._vectors()
         stats: ndarray = BACKENDS[self._kind].known(mean, var, gamma, beta, self._eps)
         return stats
 
-    def _wide(self) -> tuple[ndarray | None, ...]:
-        running = self._running
-        return (*super()._wide(), *(a.astype(FLOAT64, copy=False) for a in (running.mean, running.var)))
+    def _arrays(self) -> tuple[ndarray | None, ...]:
+        return (*super()._arrays(), self._running.mean, self._running.var)
 
     def _memory(self) -> dict[str, ndarray]:
         arrays = self._running.arrays() if self._track_running_stats else {}

@@ -1,6 +1,6 @@
 # NumPy arrays to pointers and back.
 #
-# Uses expect, expect_block, need, readable (guards), bypasses, plan, rounded_up, sizes, unaided (plan).
+# Uses expect, expect_block, is_bfloat, need, readable (guards), bypasses, plan, rounded_up, sizes, unaided (plan).
 # Gives MOST_AXES, data, expect_vectors, expect_weights, folded, is_wide, itemsize, kind_of_weights, line_of, matrix,
 # narrow_of, pair, partial_size, read_activation, result, scratch, seen_as, target, to_type, vector, vector_size,
 # view, weigh.
@@ -211,9 +211,29 @@ cdef void to_type(const double* values, Py_ssize_t n, bint wide, void* typed) no
             (<float*>typed)[c] = <float>values[c]
 
 
+def in_float64(tuple vectors not None):
+    """The vectors of a layer in float64: those that have this type are taken as they are. None stays None."""
+    cdef cnp.ndarray a, wide
+    cdef Py_ssize_t i, n
+    cdef const float* from_
+    cdef double* to
+    cdef list found = list(vectors)
+    for k in range(len(found)):
+        a = found[k]
+        if a is None or cnp.PyArray_TYPE(a) == cnp.NPY_DOUBLE:
+            continue
+        n = cnp.PyArray_SIZE(a)
+        need("vector", a, cnp.NPY_FLOAT, n)
+        found[k] = wide = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(a), cnp.PyArray_DIMS(a), cnp.NPY_DOUBLE, 0)
+        from_, to = <const float*>data(a), <double*>data(wide)
+        for i in range(n):
+            to[i] = from_[i]
+    return tuple(found)
+
+
 def again(x, layout):
-    """x in the shape of the block of a view.Layout, if that can be seen at a glance, or None: a NumPy array of its own
-    floats, of the shape and the memory order that the layout was made for, which is that of C.
+    """x in the shape of the block of a view.Layout, if that can be seen at a glance, or None: a NumPy array of floats, of
+    the shape and the memory order that the layout was made for, which is that of C.
     """
     if layout is None or type(x) is not cnp.ndarray:
         return None
@@ -221,7 +241,7 @@ def again(x, layout):
     cdef int kind = cnp.PyArray_TYPE(a)
     cdef tuple shape = layout.shape
     cdef Py_ssize_t i, n = cnp.PyArray_NDIM(a)
-    if kind != cnp.NPY_FLOAT and kind != cnp.NPY_DOUBLE and kind != cnp.NPY_FLOAT16:
+    if kind != cnp.NPY_FLOAT and kind != cnp.NPY_DOUBLE and kind != cnp.NPY_FLOAT16 and not is_bfloat(a):
         return None
     if layout.order is not None or n != len(shape) or not (readable(a) and cnp.PyArray_ISALIGNED(a)):
         return None

@@ -2,7 +2,7 @@
 # crash. Values are not looked at.
 #
 # Uses nothing of its siblings.
-# Gives channels_of, expect, expect_block, expect_like, need, readable.
+# Gives channels_of, expect, expect_block, expect_like, is_bfloat, need, readable.
 
 cdef inline bint readable(cnp.ndarray a) noexcept:
     """Whether it is contiguous and in native byte order. What another process has sent need not be aligned."""
@@ -28,6 +28,11 @@ cdef inline int need(str name, cnp.ndarray a, int kind, Py_ssize_t size) except 
     return expect(name, a, kind, size)
 
 
+cdef inline bint is_bfloat(cnp.ndarray x) except -1:
+    """Whether the type is bfloat16, of any library."""
+    return cnp.PyTypeNum_ISUSERDEF(cnp.PyArray_TYPE(x)) and x.dtype.name == "bfloat16"
+
+
 cdef inline int expect_block(cnp.ndarray x, int least, int most) except -1:
     """An array of `least` to `most` axes that the loops can read."""
     cdef int kind
@@ -36,7 +41,7 @@ cdef inline int expect_block(cnp.ndarray x, int least, int most) except -1:
     kind = cnp.PyArray_TYPE(x)
     if not (kind == cnp.NPY_DOUBLE or kind == cnp.NPY_FLOAT or kind == cnp.NPY_FLOAT16 or kind == cnp.NPY_BOOL
             or kind == cnp.NPY_UINT8 or kind == cnp.NPY_INT8 or kind == cnp.NPY_UINT16 or kind == cnp.NPY_INT16) \
-            and not (cnp.PyTypeNum_ISUSERDEF(kind) and x.dtype.name == "bfloat16"):
+            and not is_bfloat(x):
         raise TypeError(f"x: expected floats, bools, or integers of 8 or 16 bits, got {x.dtype}")
     if not (least <= cnp.PyArray_NDIM(x) <= most and readable(x)):
         raise ValueError(f"x: expected at least {least} axes, in contiguous memory of the machine's byte order, got "

@@ -3,6 +3,13 @@
 # Uses data (arrays), channels_of, expect, expect_like, need (guards).
 # Gives Target, assume, counted, fields, move_by_stats, move_channel, put, refuse, statistics_of, take, written.
 
+cdef enum:
+    AT_A_TIME = 64      # channels whose averages are moved together
+
+ctypedef fused running_t:   # the type of running statistics
+    float
+    double
+
 ctypedef struct Target:
     # The arrays and the rule of a `bnorm.running.Statistics`. The tuple that they came in keeps the arrays alive.
     void* mean
@@ -189,27 +196,34 @@ cdef inline bn_batch batch_of(
 
 
 cdef Py_ssize_t average(
-    const Target* target, const double* stats, double count, Py_ssize_t rows, Py_ssize_t n
+    const Target* target, running_t* mean, running_t* var, const double* stats, double count, Py_ssize_t rows,
+    Py_ssize_t n
 ) noexcept nogil:
-    """`bn_move` for the moving average of a layer, in a loop that vectorizes: this is the usual case in training."""
-    cdef Py_ssize_t c, left = 0, bad = 0
-    cdef double* mean = <double*>target.mean
-    cdef double* var = <double*>target.var
-    cdef double momentum = target.rule.momentum, divisor = count - target.rule.ddof, new_mean, new_var
-    cdef bint finite
+    """`bn_move` for the moving average of a layer, in a loop that vectorizes: this is the usual case in training.
+
+    If a new mean or variance in a block is not finite, the channels of the block are moved one by one.
+    """
+    cdef running_t[AT_A_TIME] new_mean, new_var
+    cdef Py_ssize_t begin = 0, c, size, odd, bad = 0
+    cdef double momentum = target.rule.momentum, divisor = count - target.rule.ddof
+    cdef const double* var_of_batch = stats + n
     if not divisor > 0.0:
         divisor = NAN
-    for c in range(n):
-        new_mean = mean[c] + momentum * (stats[c] - mean[c])
-        new_var = var[c] + momentum * (stats[n + c] * count / divisor - var[c])
-        finite = bn_finite(new_mean) & bn_finite(new_var)
-        left += not finite
-        mean[c] = new_mean if finite else mean[c]
-        var[c] = new_var if finite else var[c]
-    for c in range(n if left else 0):   # not finite, or too large on the way, which no second step of the others is
-        if not (bn_finite(momentum * (stats[c] - mean[c]))
-                and bn_finite(momentum * (stats[n + c] * count / divisor - var[c]))):
+    while begin < n:
+        size = min(<Py_ssize_t>AT_A_TIME, n - begin)
+        odd = 0
+        for c in range(size):
+            new_mean[c] = <running_t>(mean[c] + momentum * (stats[begin + c] - mean[c]))
+            new_var[c] = <running_t>(var[c] + momentum * (var_of_batch[begin + c] * count / divisor - var[c]))
+            odd += not (bn_finite(new_mean[c]) & bn_finite(new_var[c]))
+        if odd == 0:
+            memcpy(mean, new_mean, size * sizeof(running_t))
+            memcpy(var, new_var, size * sizeof(running_t))
+        for c in range(begin, begin + size if odd else begin):
             bad += not move_channel(target, c, batch_of(target, stats, count, rows, c, n), False)
+        begin += size
+        mean += size
+        var += size
     return bad
 
 
@@ -218,8 +232,11 @@ cdef Py_ssize_t move_by_stats(
 ) noexcept nogil:
     """Update by the statistics of a batch, as forward returns them. Returns the number of skipped channels."""
     cdef Py_ssize_t c, bad = 0
-    if count > 0.0 and not test and not (counts(target) or target.single):
-        bad = average(target, stats, count, rows, n)
+    if count > 0.0 and not test and not counts(target):
+        if target.single:
+            bad = average(target, <float*>target.mean, <float*>target.var, stats, count, rows, n)
+        else:
+            bad = average(target, <double*>target.mean, <double*>target.var, stats, count, rows, n)
     elif count > 0.0:
         for c in range(n):
             bad += not move_channel(target, c, batch_of(target, stats, count, rows, c, n), test)
