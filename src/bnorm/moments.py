@@ -124,7 +124,7 @@ class Moments:
                 "Moments.merge: items: expected all of them with min and max, or none, got some of each; "
                 "minmax=True records them"
             )
-        if len({type(item._parts) for item in items}) != 1:
+        if not items[0].exact and len({type(item._parts) for item in items}) != 1:  # exact ones are on the CPU
             raise TypeError(
                 "Moments.merge: items: expected all of them on the CPU, or all on the GPU, got some of each; "
                 "moments.to('cpu') and moments.to('cuda') move them"
