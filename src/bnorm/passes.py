@@ -34,10 +34,9 @@ class Saved:
     x is not copied: changing it before the backward changes the gradient. Parameters, statistics, weights and mode are
     those of the forward. A backward does not change this object, so there may be several backwards for one forward,
     unless `out` overwrote x: then x is None.
-
-    The forward sets the attributes itself: an `__init__` of so many arguments takes a tenth of a small forward.
     """
 
+    # The forward sets the attributes itself: an `__init__` of so many arguments takes a tenth of a small forward.
     __slots__ = ("act", "digest", "kernels", "layout", "x")
 
     kernels: Any  # the backend of the forward, or what stood for it

@@ -65,14 +65,11 @@ def moments(
     Examples
     --------
     >>> import numpy as np, xarray as xr
-    >>> from bnorm.xarray import moments, normalize
+    >>> from bnorm.xarray import moments
     >>> da = xr.DataArray(np.array([[1.0, 10.0], [3.0, 30.0]]), dims=("time", "x"), coords={"x": [5, 6]})
     >>> stats = moments(da, "time")
     >>> stats["mean"].values, stats["var"].values
     (array([ 2., 20.]), array([  1., 100.]))
-    >>> normalize(da, stats, eps=0.0).values
-    array([[-1., -1.],
-           [ 1.,  1.]])
     """
     who = "xarray.moments"
     skipna, minmax = checks.flags(who, skipna=skipna, minmax=minmax)
@@ -103,7 +100,7 @@ def moments(
 
 
 def normalize(x: xr.DataArray | xr.Dataset, stats: xr.Dataset, *, eps: float = 0.0) -> Any:
-    """(x - mean) / sqrt(var + eps), with the dimensions, coordinates, attributes and name of x.
+    """Normalize x: (x - mean) / sqrt(var + eps), with the dimensions, coordinates, attributes and name of x.
 
     Parameters
     ----------
@@ -118,6 +115,14 @@ def normalize(x: xr.DataArray | xr.Dataset, stats: xr.Dataset, *, eps: float = 0
     Returns
     -------
     DataArray or Dataset
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr
+    >>> da = xr.DataArray(np.array([[1.0, 10.0], [3.0, 30.0]]), dims=("time", "x"), coords={"x": [5, 6]})
+    >>> normalize(da, moments(da, "time")).values
+    array([[-1., -1.],
+           [ 1.,  1.]])
     """
     who = "xarray.normalize"
     eps = checks.epsilon(who, eps)

@@ -1,6 +1,5 @@
 """The functions on arrays: values against plain formulas, in every memory, type and number of values."""
 
-import doctest
 from itertools import pairwise
 
 import numpy as np
@@ -353,12 +352,6 @@ def test_what_numpy_is_set_to_raise_is_not_raised():
         _, shift = bn.as_affine()
     assert np.isnan(dx).any() and d_dy.dtype == np.float32
     assert np.isinf(m.max[1]) and m.mean[0] > 0 and np.isinf(shift[0])
-
-
-@pytest.mark.parametrize("module", [F, bnorm.moments], ids=lambda module: module.__name__)
-def test_examples(module):
-    result = doctest.testmod(module)
-    assert result.attempted and not result.failed
 
 
 def test_every_function_is_documented():

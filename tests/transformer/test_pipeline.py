@@ -1,7 +1,6 @@
 """Pipelines on a stream: every step takes the batch in, as the steps before it transform it."""
 
 import copy
-import doctest
 import pickle
 
 import numpy as np
@@ -13,7 +12,6 @@ from sklearn.linear_model import LogisticRegression, RidgeClassifier, SGDClassif
 from sklearn.pipeline import Pipeline, make_pipeline, make_union
 from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, OneHotEncoder, StandardScaler
 
-import bnorm.transformer.pipeline
 from bnorm import BatchNormTransformer, partial_fit_pipeline
 
 
@@ -244,10 +242,3 @@ def test_what_has_no_partial_fit_is_fitted_on_the_first_batch():
 
 def scaler():
     return BatchNormTransformer(momentum=None)
-
-
-def test_examples_in_docstrings():
-    for module in (bnorm.transformer.pipeline, bnorm.transformer.estimator):
-        result = doctest.testmod(module)
-        assert result.attempted > 4
-        assert result.failed == 0

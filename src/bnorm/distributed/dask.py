@@ -104,6 +104,17 @@ def fit(
     -------
     BatchNormTransformer or GroupedTransformer
         t itself.
+
+    Examples
+    --------
+    >>> import dask.dataframe as dd, pandas as pd
+    >>> from bnorm import BatchNormTransformer
+    >>> frame = dd.from_pandas(pd.DataFrame({"id": [1, 2, 3], "age": [20.0, 30.0, 40.0]}), npartitions=2)
+    >>> t = fit(BatchNormTransformer(momentum=None), frame, columns=["age"])
+    >>> t.mean_
+    array([30.])
+    >>> transform(t, frame).compute()["id"].tolist()  # untouched
+    [1, 2, 3]
     """
     if times is not None or is_duration(t.halflife):
         reading = Learning.of("dask.fit", t, _kinds("dask.fit", data), columns, sample_weight, times)
@@ -121,12 +132,14 @@ def fit(
 
 
 def transform(t: Any, data: Any, columns: Sequence[str] | None = None) -> Any:
-    """Normalize the features of a fitted transformer in a Dask DataFrame or array, lazily; other columns are untouched.
+    """Normalize the features that a transformer has learned, in a Dask collection, lazily; other columns are untouched.
 
     Parameters
     ----------
     t : BatchNormTransformer or GroupedTransformer
+        Fitted.
     data : dask.dataframe.DataFrame or dask.array.Array
+        The rows to normalize.
     columns : sequence of str, optional
         The columns of the features of a DataFrame, if they have no names. By default all columns of numbers.
 

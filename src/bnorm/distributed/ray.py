@@ -56,20 +56,39 @@ def fit(
 def moments(
     data: Dataset, columns: Sequence[str] | None = None, sample_weight: str | None = None, exact: bool = False
 ) -> Moments:
-    """The moments of columns of a Dataset; arguments as for `fit`. exact: keep sums as integers."""
+    """Count, mean and m2 of columns of a Dataset, in one pass. It computes at once.
+
+    Parameters
+    ----------
+    data : ray.data.Dataset
+        A null is a missing value.
+    columns : sequence of str, optional
+        As for `fit`.
+    sample_weight : str, optional
+        The column of the weights of the rows.
+    exact : bool, default False
+        Whether to keep the sums as integers, as in `functional.moments`.
+
+    Returns
+    -------
+    Moments
+        Of all features, in the order of the columns.
+    """
     reading = Reading.of("ray.moments", _kinds(data), columns, sample_weight, exact)
     return reading.moments(_states(reading, data))
 
 
 def transform(t: Any, data: Dataset, columns: Sequence[str] | None = None) -> Dataset:
-    """Normalize the features of a fitted transformer in a Dataset, lazily; other columns are untouched.
+    """Normalize the features that a transformer has learned, in a Dataset, lazily; other columns are untouched.
 
     The result uses the transformer as it is now. Columns of floats keep their type, others become float64.
 
     Parameters
     ----------
     t : BatchNormTransformer or GroupedTransformer
+        Fitted.
     data : ray.data.Dataset
+        The rows to normalize.
     columns : sequence of str, optional
         The columns of the features, if they have no names. By default all columns of numbers and vectors.
 

@@ -27,7 +27,20 @@ class _Call:
 
 
 def batch_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
-    """`functional.batch_norm` with the same keywords. Returns y, with derivatives by x, gamma and beta."""
+    """Batch norm as `functional.batch_norm`, with derivatives for HIPS autograd.
+
+    Parameters
+    ----------
+    x, gamma, beta : array_like
+        As in `functional.batch_norm`; gamma and beta may be None.
+    **options
+        The keywords of `functional.batch_norm`. mean, var and weight are constants to the gradient.
+
+    Returns
+    -------
+    y : array
+        With first and second derivatives by x, gamma and beta.
+    """
     return _normalize()(x, gamma, beta, _Call(F.batch_norm, options))
 
 

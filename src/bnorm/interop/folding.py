@@ -83,6 +83,15 @@ def fold_conv(
     ------
     TypeError, ValueError
         If an argument is invalid, or bn has no running statistics.
+
+    Examples
+    --------
+    >>> from bnorm import BatchNorm2d
+    >>> bn = BatchNorm2d(1, eps=0.0)
+    >>> bn.running_mean, bn.running_var = [1.0], [4.0]
+    >>> W, b = fold_conv(bn, np.full((1, 2, 3, 3), 6.0))
+    >>> W[0, 0, 0], b
+    (array([3., 3., 3.]), array([-0.5]))
     """
     who = "fold_conv"
     transposed = checks.flag(who, "transposed", transposed)

@@ -22,7 +22,20 @@ ARRAYS = ("mean", "var", "weight")  # keywords that are arrays; derivatives trea
 
 
 def batch_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
-    """`functional.batch_norm` with its keywords except `out`. Returns y, with derivatives by x, gamma and beta."""
+    """Batch norm as `functional.batch_norm`, with derivatives for JAX.
+
+    Parameters
+    ----------
+    x, gamma, beta : array_like
+        As in `functional.batch_norm`; gamma and beta may be None.
+    **options
+        The keywords of `functional.batch_norm`, except `out`. mean, var and weight are constants to the gradient.
+
+    Returns
+    -------
+    y : array
+        With first and second derivatives by x, gamma and beta.
+    """
     return _apply("batch_norm", x, gamma, beta, options)
 
 

@@ -38,6 +38,13 @@ def from_standard_scaler(scaler: Any) -> BatchNormTransformer:
     ------
     TypeError, ValueError
         If the scaler cannot be converted.
+
+    Examples
+    --------
+    >>> from sklearn.preprocessing import StandardScaler
+    >>> t = from_standard_scaler(StandardScaler().fit([[1.0], [3.0]]))
+    >>> t.partial_fit([[5.0]]).mean_
+    array([3.])
     """
     who = "from_standard_scaler"
     if not isinstance(scaler, StandardScaler):
@@ -80,6 +87,12 @@ def to_standard_scaler(transformer: BatchNormTransformer) -> StandardScaler:
     ------
     TypeError, ValueError
         If the transformer cannot be converted.
+
+    Examples
+    --------
+    >>> from bnorm import BatchNormTransformer
+    >>> to_standard_scaler(BatchNormTransformer(momentum=None).fit([[1.0], [3.0]])).transform([[4.0]])
+    array([[2.]])
     """
     who = "to_standard_scaler"
     if not isinstance(transformer, BatchNormTransformer):

@@ -59,6 +59,12 @@ def from_torch(module: Any) -> Layer:
     -----
     UserWarning
         If momentum is None, which means something else in PyTorch.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from_torch(torch.nn.BatchNorm1d(4))
+    BatchNorm1d(4, ddof=1, dtype='float32')
     """
     who = "from_torch"
     torch = load(who, "torch", "torch")
@@ -118,6 +124,12 @@ def to_torch(layer: Layer | Mapping[str, Layer], dtype: Any = None) -> Any:
     -----
     UserWarning
         If training continues differently in PyTorch: with momentum=None, or in training mode with ddof=0.
+
+    Examples
+    --------
+    >>> import bnorm
+    >>> to_torch(bnorm.RMSNorm(4))
+    RMSNorm((4,), eps=1e-05, elementwise_affine=True)
     """
     who = "to_torch"
     torch = load(who, "torch", "torch")
@@ -168,7 +180,27 @@ def _floating(who: str, torch: Any, dtype: Any) -> Any:
 
 
 def batch_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
-    """`functional.batch_norm` of tensors on the CPU, with the same keywords. Returns y, a tensor with gradients."""
+    """Batch norm of tensors on the CPU, as `functional.batch_norm`, for PyTorch's autograd.
+
+    Parameters
+    ----------
+    x, gamma, beta : torch.Tensor
+        As in `functional.batch_norm`; gamma and beta may be None.
+    **options
+        The keywords of `functional.batch_norm`. mean, var and weight are constants to the gradient.
+
+    Returns
+    -------
+    y : torch.Tensor
+        With first and second derivatives by x, gamma and beta.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.tensor([[1.0], [3.0]], requires_grad=True)
+    >>> batch_norm(x, eps=0).tolist()
+    [[-1.0], [1.0]]
+    """
     return _apply(x, gamma, beta, "batch_norm", options)
 
 

@@ -60,11 +60,16 @@ def keep(layer: Layer, saved: Saved) -> None:
 
 
 def set_debug(on: bool) -> None:
-    """Look for an x that is changed between its forward and its backward: the backward is then a RuntimeError.
+    """Check whether x was changed between its forward and its backward: then the backward is a RuntimeError.
 
     A layer keeps the x of its forward and does not copy it, so a change in place makes the gradient wrong. With this
-    check each forward of a layer takes a checksum of x, and its backward takes it again. It is off by default, costs
-    nothing then, and reads x twice more when on; on a GPU it copies x to the CPU.
+    check each forward of a layer takes a checksum of x, and its backward takes it again.
+
+    Parameters
+    ----------
+    on : bool
+        Whether to check. It is off at first, and costs nothing then. When on it reads x twice more; on a GPU it copies
+        x to the CPU.
 
     Examples
     --------

@@ -67,6 +67,10 @@ PARAMETERS = {  # the type, and the description
         "statistics that were bitwise identical at the start stay so. Inference needs no communication.",
     ),
 }
+WITHOUT_STATISTICS = {  # of layers that keep none
+    "dtype": "The type of the parameters, float64 or float32. x and y may have any other type.",
+    "device": '"cpu", or "cuda": then all arrays, x and y included, are CuPy arrays.',
+}
 OWN = ("__init__", "__call__")  # methods
 
 
@@ -83,7 +87,9 @@ def public(**texts: str) -> Any:
         text, examples, example = inspect.cleandoc(cls.__doc__ or "").partition("\nExamples\n")
         shared = inspect.cleandoc(getattr(cls, "_DOCUMENT", ""))  # by the classes of a family
         about = [f"{text.rstrip()}\n", f"{shared}\n"] if shared else [text]
-        lines = [_described(p, texts) for p in inspect.signature(cls).parameters.values()]
+        given = inspect.signature(cls).parameters
+        special = texts if "nonfinite" in given else {**WITHOUT_STATISTICS, **texts}
+        lines = [_described(p, special) for p in given.values()]
         cls.__doc__ = "\n".join([*about, "Parameters\n----------", *lines]) + "\n" + examples + example
         return cls
 

@@ -54,14 +54,25 @@ class InstanceNorm(Tracking):
         )
 
     def __call__(self, x: Any, weight: "ArrayLike | None" = None, out: ndarray | None = None) -> ndarray:
-        """Normalize x: y, in the shape, dtype and memory order of x.
+        """Normalize each channel of each sample of x. In training this updates running statistics, if there are any.
 
-        weight: how much each value counts in the statistics of its sample, such as a mask of what is not padding: of
-        the shape of x without the channel axis, or (N,). A value of weight 0 does not count; y is computed for it all
-        the same. Where all weights of a sample are 0, y is beta, and the sample has no part in the running statistics;
-        nor has one, with a momentum, whose weights have a sum of at most ddof.
-        With running statistics it has no effect in inference.
-        out: an array for the result: x itself, which then has no backward, or an array that overlaps no other.
+        Parameters
+        ----------
+        x : array_like
+            The input; see the class for its shape.
+        weight : array_like, optional
+            How much each value counts in the statistics of its sample, or a bool mask, as for padding. The shape is
+            that of x without the channel axis, or (N,). A value of weight 0 does not count; y is computed for it all
+            the same. Where all weights of a sample are 0, y is beta, and the sample has no part in the running
+            statistics; with a momentum, neither has a sample whose weights add up to ddof or less. In inference by
+            running statistics weight has no effect.
+        out : ndarray, optional
+            An array for the result: x itself, which then has no backward, or an array that overlaps no other.
+
+        Returns
+        -------
+        y : ndarray
+            In the shape, dtype and memory order of x; float64 for bools and integers.
         """
         given = () if out is None else ({"x": x, "weight": weight}, self._own or self._owned())
         who, axis = self._who, self._axis

@@ -57,11 +57,22 @@ class OverLastAxes(Layer):
     @overload
     def __call__(self, x: Any, out: ndarray | None = None, *, residual: Any) -> Any: ...
     def __call__(self, x: Any, out: ndarray | None = None, *, residual: Any = None) -> Any:
-        """Normalize x: y, in the shape, dtype and memory order of x.
+        """Normalize each sample of x; with a residual, of their sum.
 
-        residual: an array of the shape and dtype of x. Then the result is (y, h), where h = x + residual, computed in
-        the same pass, and y is that of h; the backward takes (dy, dh). h is kept for it, and not copied.
-        out: an array for y: x itself, which then has no backward, or an array that overlaps no other.
+        Parameters
+        ----------
+        x : array_like
+            The input, whose last axes have the shape `normalized_shape`.
+        out : ndarray, optional
+            An array for y: x itself, which then has no backward, or an array that overlaps no other.
+        residual : array_like, optional
+            Of the shape and dtype of x. Added to x in the same pass; the sum h is kept for the backward, not copied.
+
+        Returns
+        -------
+        y : ndarray
+            In the shape, dtype and memory order of x; float64 for bools and integers. With a residual the pair (y, h);
+            then the backward takes (dy, dh).
         """
         given = () if out is None else ({"x": x, "residual": residual}, self._own or self._owned())
         layout: Any = self._layout
@@ -213,12 +224,23 @@ class GroupNorm(Layer):
         self._axis = checks.integer(who, "axis", axis)
 
     def __call__(self, x: Any, weight: "ArrayLike | None" = None, out: ndarray | None = None) -> ndarray:
-        """Normalize x: y, in the shape, dtype and memory order of x.
+        """Normalize each group of channels of each sample of x.
 
-        weight: how much each value counts in the statistics of its sample, such as a mask of what is not padding: of
-        the shape of x without the channel axis, or (N,). A value of weight 0 does not count; y is computed for it all
-        the same. Where all weights of a sample are 0, y is beta.
-        out: an array for the result: x itself, which then has no backward, or an array that overlaps no other.
+        Parameters
+        ----------
+        x : array_like
+            The input, with num_channels channels on `axis`.
+        weight : array_like, optional
+            How much each value counts in the statistics of its sample, or a bool mask, as for padding. The shape is
+            that of x without the channel axis, or (N,). A value of weight 0 does not count; y is computed for it all
+            the same. Where all weights of a sample are 0, y is beta.
+        out : ndarray, optional
+            An array for the result: x itself, which then has no backward, or an array that overlaps no other.
+
+        Returns
+        -------
+        y : ndarray
+            In the shape, dtype and memory order of x; float64 for bools and integers.
         """
         given = () if out is None else ({"x": x, "weight": weight}, self._own or self._owned())
         who = self._who

@@ -253,7 +253,7 @@ class BatchNormTransformer(
         Returns
         -------
         Y : ndarray or DataFrame of shape (n_samples, n_features)
-            For a Dask collection a lazy one, which uses the present statistics whenever it is computed.
+            Lazy if X is a Dask collection; statistics that are learned later do not change it.
         """
         self._check_fitted()
         in_place = not (self.copy if copy is None else copy)

@@ -1,0 +1,52 @@
+"""Docstrings of public names: their examples run, and they describe every parameter."""
+
+import doctest
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import bnorm
+
+SRC = Path(bnorm.__file__).parent
+MODULES = sorted(
+    ".".join(("bnorm", *path.relative_to(SRC).with_suffix("").parts)).removesuffix(".__init__")
+    for path in SRC.rglob("*.py")
+    if re.search(r"^ *>>> ", path.read_text(encoding="utf-8"), re.MULTILINE)
+)
+FAMILIES = ("bnorm", "bnorm.functional", "bnorm.distributed", "bnorm.plot", "bnorm.interop.folding")
+FAMILIES += ("bnorm.interop.sklearn", "bnorm.xarray", "bnorm.sklearn")
+PUBLIC = [(family, name) for family in FAMILIES for name in import_module(family).__all__]
+PUBLIC += [(f"bnorm.distributed.{name}", f) for name in ("dask", "spark", "ray") for f in ("fit", "transform")]
+PUBLIC += [(f"bnorm.distributed.{name}", "moments") for name in ("spark", "ray")]
+PUBLIC += [(f"bnorm.interop.{name}", f"{way}_{name}") for name in ("torch", "keras", "flax") for way in ("from", "to")]
+PUBLIC += [("bnorm.interop.onnx", "to_onnx"), *((f"bnorm.interop.{name}", "batch_norm") for name in ("torch", "jax"))]
+NO_CALLS = ("functional", "__version__", "NonFiniteError", "SingleValueError", "Communicator")
+
+
+def imported(module):
+    """A module, or skip the test if what it is for is not installed."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("bnorm"):
+            raise
+        pytest.skip(f"not installed: {error.name}")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name):
+    result = doctest.testmod(imported(name))
+    assert result.attempted and not result.failed
+
+
+@pytest.mark.parametrize(("module", "name"), [one for one in PUBLIC if one[1] not in NO_CALLS], ids=lambda one: one)
+def test_every_parameter_is_described(module, name):
+    thing = getattr(imported(module), name)
+    text = inspect.getdoc(thing)
+    assert text.partition("\n")[0].endswith(".")
+    described = text.partition("Parameters\n")[2]
+    for parameter in inspect.signature(thing).parameters:
+        assert re.search(rf"^(\w+, )*\**{parameter}(, \w+)*( :|$)", described, re.MULTILINE), parameter
