@@ -1,11 +1,11 @@
 // The running sums of a thread over values of x.
 //
-// A thread adds up blocks of a few values in the type of computation, relative to a center near their mean, so that x -
-// center is exact where it matters; a block goes into float64 by differences of means. Squares that leave the range in
-// which float is exact to its last digit are added once more in float64, from the cache.
+// A thread adds up a block of a few values in the type of computation, relative to a center near their mean, so that
+// x - center is exact where it matters. Blocks are merged in float64, by differences of means. If squares leave the
+// range in which float is exact to its last digit, the block is added up again in float64, from the cache.
 
 constexpr int BATCH = 4;  // loads in flight per thread
-constexpr int PAIRS = 2;  // the same where two arrays are read
+constexpr int PAIRS = 2;  // the same if two arrays are read
 
 // Steps per block of a thread. K == 1: all V values of a step belong to one channel.
 template <class T, int V, int K>
@@ -14,9 +14,9 @@ struct Block {
   static constexpr int PER_STEP = K > 1 ? 1 : V;  // values of a channel
 };
 
-constexpr double FAR = 8;  // so much larger may squares about the center be than about the mean
+constexpr double FAR = 8;  // the squares about the center may be this many times the squares about the mean
 
-// A value near the mean: the middle one of three, which one that is far away does not move.
+// The median of three values: it is near the mean even if one of them is far away.
 template <class A>
 BN_DEV A middle(A a, A b, A c) {
   const A low = b < a ? b : a, high = b < a ? a : b;
@@ -24,7 +24,7 @@ BN_DEV A middle(A a, A b, A c) {
 }
 
 template <class T, int V, int THREADS>
-struct Reader {  // loads the steps of a thread, and keeps them in shared memory where asked to
+struct Reader {  // loads the steps of a thread, and stores them in shared memory if asked to
   Vector<T, V>* kept;
   template <bool KEEP>
   BN_MEMBER Vector<T, V> get(const T* x, i64 at) {
@@ -37,7 +37,7 @@ struct Reader {  // loads the steps of a thread, and keeps them in shared memory
   }
 };
 
-// 1 / (i + 1), as the processor divides; a division takes longer than to look it up.
+// 1 / (i + 1), rounded as the processor does; a division takes longer than a look-up.
 constexpr int SHARES = 32;
 __constant__ const double block_shares[SHARES] = {
     1.0 / 1,  1.0 / 2,  1.0 / 3,  1.0 / 4,  1.0 / 5,  1.0 / 6,  1.0 / 7,  1.0 / 8,  1.0 / 9,  1.0 / 10, 1.0 / 11,
@@ -45,7 +45,7 @@ __constant__ const double block_shares[SHARES] = {
     1.0 / 23, 1.0 / 24, 1.0 / 25, 1.0 / 26, 1.0 / 27, 1.0 / 28, 1.0 / 29, 1.0 / 30, 1.0 / 31, 1.0 / 32};
 
 // The running sums of a thread. The mean of channel k is high + low, both in the type of computation: high is the
-// center of the next block, and low what is missing from it.
+// center of the next block, and low the rest of the mean.
 template <class A, int K>
 struct State {
   double n, m2[K];
@@ -53,7 +53,7 @@ struct State {
   A high[K], low[K];
 
   // Add blocks of VALUES values with s = sum (x - high), q = sum (x - high)^2, by differences of means. All blocks but
-  // the last have so many, a power of two: so the share of one is the same number, whether it is looked up or divided.
+  // the last have VALUES values, a power of two: so a share is the same number, whether it is looked up or divided.
   template <int VALUES>
   BN_MEMBER void add(const double (&s)[K], const double (&q)[K]) {
     static_assert((VALUES & (VALUES - 1)) == 0, "no power of two");
@@ -70,10 +70,10 @@ struct State {
     }
     n = total;
   }
-  // The moments of all, with a last one, which has no values where there are none at all.
+  // The moments of all blocks and of a last one, which is empty only if the thread has no values.
   BN_MEMBER void end(double values, const double (&s)[K], const double (&q)[K], Moments (&sum)[K]) const {
     const double inverse = values == 0.0 ? 0.0 : 1.0 / values, total = n + values;
-    if (n == 0.0) {  // of few values it is the first, too
+    if (n == 0.0) {  // the last block is also the first
 #pragma unroll
       for (int k = 0; k < K; ++k) sum[k] = alone(k, values, inverse, s[k], q[k]);
       return;
@@ -100,7 +100,7 @@ struct State {
   }
 };
 
-// The first center: the mean of the first values, relative to the very first, so that it is exact where all are equal.
+// The first center: the mean of the first values, relative to the very first, so that it is exact if all are equal.
 template <class T, int V, int K, class Walk, class A>
 BN_DEV void first_mean(const T* x, Walk walk, i64 steps, A (&center)[K]) {
   const Vector<T, V> first = load<T, V>(x + walk.at);
@@ -119,13 +119,13 @@ BN_DEV void first_mean(const T* x, Walk walk, i64 steps, A (&center)[K]) {
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     const A shifted = center[k] + s[k] / (A)(many * Block<T, V, K>::PER_STEP);
-    // Differences may overflow where values do not. Of equal values, which may be subnormal, the first one stays.
+    // Differences may overflow even if values do not. If all are equal, and maybe subnormal, the first is the center.
     if (s[k] != 0 && shifted - shifted == 0) center[k] = shifted;
   }
 }
 
-// The channels, one bit each, that have a value other than their center in some steps. Sums of the others are exactly
-// 0, and constant channels are frequent enough not to be added up twice for being small.
+// One bit for each channel: whether it has a value other than its center in these steps. If not, its sums are exactly
+// 0: constant channels are frequent, and need not be added up again because their sums are small.
 template <class T, int V, int K, class Walk, class A>
 BN_DEV unsigned off_center(const T* x, Walk walk, int steps, const A (&center)[K]) {
   unsigned off = 0;
@@ -138,7 +138,7 @@ BN_DEV unsigned off_center(const T* x, Walk walk, int steps, const A (&center)[K
   return off;
 }
 
-// s and q once more, in float64. Rare: the arrays that are indexed here may lie in local memory.
+// s and q again, in float64. It is rare, so the arrays that are indexed here may lie in local memory.
 template <class T, int V, int K, class Walk, class A>
 BN_DEV void exact_block(const T* x, Walk walk, int steps, const A (&center)[K], double (&s)[K], double (&q)[K]) {
   double about[K], sum[K], square[K];
@@ -174,7 +174,7 @@ BN_DEV void add_values(const Vector<T, V>& t, const A (&center)[K], A (&s)[K], A
   }
 }
 
-// So many steps, which are read LOADS at a time: add(what get finds at a place).
+// Call add(get(place)) for the next `many` steps, which are read LOADS at a time.
 template <int LOADS, class Walk, class Get, class Add>
 BN_DEV void for_loads(Walk& walk, int many, const Get& get, const Add& add) {
   int i = 0;
@@ -190,7 +190,7 @@ BN_DEV void for_loads(Walk& walk, int many, const Get& get, const Add& add) {
   for (; i < many; ++i, walk.next()) add(get(walk.at));
 }
 
-// s and q of so many steps, at most those of a block.
+// s and q of the next `many` steps, at most those of a block.
 template <int LOADS, bool KEEP, class T, int V, int K, int THREADS, class A, class Walk>
 BN_DEV void add_block(
     const T* x, Walk& walk, int many, const A (&center)[K], Reader<T, V, THREADS>& reader, double (&s_)[K],
@@ -214,8 +214,8 @@ BN_DEV void add_block(
     exact_block<T, V, K>(x, start, many, center, s_, q_);
 }
 
-// The moments of all steps of a thread, computed in A. `arrived` waits for those before so many that are left, where
-// they are fetched.
+// The moments of all steps of a thread, computed in A. If steps are fetched, arrived(left) waits for all of them but
+// the last `left`.
 template <class T, int V, int K, int THREADS, bool KEEP, class A, class Walk, class Arrived = AllThere>
 BN_DEV void add_steps(
     const T* x, Walk walk, i64 steps, Moments (&sum)[K], Vector<T, V>* kept, const Arrived& arrived = Arrived()) {
@@ -241,9 +241,9 @@ BN_DEV void add_steps(
   state.end(values, s_, q_, sum);
 }
 
-// Sums about a center that all threads know add up as they are: those of x - center and of its square.
+// If all threads know the center, their sums of x - center and of its square can simply be added.
 
-// Three values, of which the middle one is a center near the mean. What is not finite is none.
+// Three values, whose median is a center near the mean; the center is 0 if the median is not finite.
 template <class T>
 struct Near {
   T first, second, last;
@@ -255,7 +255,7 @@ struct Near {
   }
 };
 
-// s and q of all steps of a thread. Float64 where `center` is.
+// Add s and q of all steps of a thread to `sum`. They are computed in the type of `center`.
 template <class T, int V, int K, class A, class Walk, class Arrived>
 BN_DEV void add_about(
     const T* x, Walk walk, i64 steps, const A (&center)[K], Sums (&sum)[K], const Arrived& arrived) {
@@ -274,8 +274,8 @@ BN_DEV void add_about(
   }
 }
 
-// Moments by such sums of n values; `far`: whether the center is so far from the mean that digits are lost. Sums about
-// the mean that has been found, in float64, do not lose them.
+// Moments from such sums of n values. `far`: whether the center is so far from the mean that digits are lost. Then sums
+// about the mean that has been found, in float64, lose none.
 BN_DEV Moments moments_about(double n, double center, const Sums& sum, bool& far) {
   const double away = n == 0.0 ? 0.0 : sum.total / n, m2 = sum.dot - sum.total * away;
   far = sum.dot > FAR * m2;

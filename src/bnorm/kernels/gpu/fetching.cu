@@ -1,14 +1,14 @@
 // Memory that is asked for before it is needed.
 
-// Into the second-level cache.
+// Prefetch into the second-level cache.
 BN_DEV void soon(const void* at) {
 #ifndef BN_ON_CPU
   asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 #endif
 }
 
-// What a thread fetches into shared memory while it goes on: vectors that no other thread reads, in groups. It has used
-// by then what was there before.
+// A thread fetches vectors into shared memory while it goes on. No other thread reads these vectors. They come in
+// groups, and the thread must have used what was in their place before.
 
 template <class T, int V>
 BN_DEV void fetch(Vector<T, V>* to, const T* from) {
@@ -36,7 +36,7 @@ BN_DEV void end_group() {
 #endif
 }
 
-// Wait until all but the last `later` groups are there, and perhaps some of these, too.
+// Wait for all groups but the last `later` ones, and perhaps for some of these too.
 template <int LATER>
 BN_DEV void await_all_but() {
 #ifdef BN_ON_CPU
@@ -52,22 +52,21 @@ BN_DEV void await(i64 later) {
   await_all_but<0>();
 }
 
-// Steps of a thread, `THREADS` vectors apart where they are kept; a group of them is STEPS.
+// The groups in which a thread fetches its steps: STEPS steps to a group.
 template <int STEPS>
 struct Groups {
   static BN_MEMBER bool ends(i64 step, i64 steps) { return step % STEPS == STEPS - 1 || step == steps - 1; }
-  // Before a step is read, of which so many are left behind it.
+  // Wait for all steps but the last `left`.
   BN_MEMBER void operator()(i64 left) const { await((left + STEPS - 1) / STEPS); }
 };
 
-struct AllThere {  // what is not fetched
+struct AllThere {  // for what is not fetched: no wait
   BN_MEMBER void operator()(i64) const {}
 };
 
-// Blocks that go on from one piece of work to the next begin one after the other, each when the memory has had the time
-// to read the `bytes` that those before it begin with. All of them would otherwise read, sum and map at the same time,
-// and go on like that: as each gets an equal share of what the memory moves, none gains on the others, and it idles
-// while they sum.
+// Blocks that go on from one piece of work to the next begin one after the other: each waits for as long as the memory
+// takes to read `bytes`, what the blocks before it begin with. Otherwise all blocks would read, sum and map at the same
+// time, again and again, as each gets an equal share of the memory's bandwidth, and memory would idle while they sum.
 constexpr int PACE = 1600;  // bytes in a cycle: 3 TB/s at 1.9 GHz
 
 BN_DEV void wait_for_turn(i64 bytes) {

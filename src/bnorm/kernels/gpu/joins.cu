@@ -1,8 +1,8 @@
-// How the threads of a grid join their sums: plain additions in a fixed order, over the rows of a tile, and then over
-// the partial sums of the blocks, by the block that comes last.
+// How the threads of a grid join their sums: by plain additions in a fixed order, over the rows of a tile, and then, in
+// the block that comes last, over the partial sums of all blocks.
 //
-// Moments are joined about a center that all of them share: first the counts and the distances of the means from it,
-// which give the mean of all, then m2 with the distances from that. One division per channel, no chain of merges.
+// Moments are joined about a common center: first the counts and the distances of the means from it, which give the
+// mean of all; then m2, with the distances from this mean. It takes one division per channel, and no chain of merges.
 
 struct Moments {  // of the values of one channel; the mean is center + away
   double n, center, m2, away;
@@ -11,7 +11,7 @@ struct Sums {
   double total, dot;
 };
 
-// The center of the first of these threads that has any value: of tid % stride, and on in steps of stride.
+// The center of the first thread that has any value, of the threads tid % stride, tid % stride + stride, ...
 template <int THREADS>
 BN_DEV double first_center(double n, double center, int stride, double* memory) {
   memory[threadIdx.x] = n;
@@ -24,9 +24,9 @@ BN_DEV double first_center(double n, double center, int stride, double* memory) 
   return found;
 }
 
-// Add up P numbers per column of the tile: thread k has those of column k in `total`, the others nothing. `memory` is
-// free behind the next barrier. Lanes of the same columns halve these among them with every step, as that takes half
-// the shuffles: the last columns of each are OWN, in the order of the lanes.
+// Add up P numbers per column of the tile: thread k gets those of column k in `total`; threads without a column get 0.
+// `memory` is free after the next barrier. Lanes with the same columns keep half of these at every step, which takes
+// half the shuffles; in the end each lane has OWN columns, in the order of the lanes.
 template <int P, int K, int BX, int BY>
 BN_DEV void add_rows(double (&mine)[K][P], double* memory, double (&total)[P]) {
   typedef Tile<K, BX, BY> tile;
@@ -63,8 +63,8 @@ BN_DEV void add_rows(double (&mine)[K][P], double* memory, double (&total)[P]) {
   }
 }
 
-// Where a tile has several columns of each channel, which are `same` apart: P numbers of each column added up, in all
-// columns of a channel. `memory` is free behind the next barrier.
+// If a tile has several columns of each channel, which are `same` apart, add up P numbers over them; all columns of the
+// channel get the sums. Nothing happens if `same` is 0. `memory` is free after the next barrier.
 template <int P, int K, int BX, int BY>
 BN_DEV void add_same(double (&total)[P], int same, double* memory) {
   constexpr int WIDTH = Tile<K, BX, BY>::WIDTH;
@@ -102,9 +102,9 @@ template <int K, int BX, int BY>
 BN_DEV Moments join_block(Moments (&mine)[K], double* memory, int same = 0) {
   typedef Tile<K, BX, BY> tile;
   const int tid = threadIdx.x, tx = tid % BX;
-  BN_SHARED(double, shared, 2 * tile::WIDTH);  // of a column: the center that all share, and how far its mean is away
+  BN_SHARED(double, shared, 2 * tile::WIDTH);  // per column: the common center, and the distance of the mean from it
   double parts[K][2], rest[K][1], total[2], m2[1];
-  if (K == 1) {  // some may have no values: weights of 0, NaN left out
+  if (K == 1) {  // some threads may have no values: weights are 0, or NaN is left out
     const double center = first_center<tile::THREADS>(mine[0].n, mine[0].center, BX, memory);
     if (tid < BX) shared[tid] = center;
   } else if (tid < BX) {
@@ -112,7 +112,7 @@ BN_DEV Moments join_block(Moments (&mine)[K], double* memory, int same = 0) {
     for (int k = 0; k < K; ++k) shared[tile::at(tx, k)] = mine[k].center;
   }
   __syncthreads();
-  if (K > 1 && same) {  // that of the first column, for all of a channel
+  if (K > 1 && same) {  // all columns of a channel get the center of its first one
     if (tid >= same && tid < tile::WIDTH) shared[tile::at(tid)] = shared[tile::at(tid % same)];
     __syncthreads();
   }
@@ -139,7 +139,8 @@ BN_DEV Moments join_block(Moments (&mine)[K], double* memory, int same = 0) {
 
 // Partial sums ------------------------------------------------------------------------------------------------------
 // Those of chunk g and column j lie at partial[(g * PARTS + part) * columns + j]. The items of a channel are its
-// columns in all chunks. Other blocks wrote them: they are not to be read from a stale first-level cache.
+// columns in all chunks. As other blocks wrote them, __ldcg reads them, not from the first-level cache: it may be
+// stale.
 
 struct Items {
   double* partial;
@@ -159,8 +160,8 @@ struct Items {
 template <int PARTS>
 constexpr int AHEAD = 16 / PARTS;  // items that a thread loads before it uses the first
 
-// Some items of a channel, `apart` from each other, of which the first is `held`: fewer than AHEAD where no more are
-// left.
+// AHEAD items of a channel, which are `apart` from each other. `held` is the index of the first. Items beyond the last
+// one are 0.
 template <int PARTS>
 struct Window {
   double v[AHEAD<PARTS>][PARTS];
@@ -179,7 +180,7 @@ struct Window {
   }
 };
 
-// The sum over the slices of a channel, in all of their threads: slice s of channel i is thread s * width + i.
+// Add up v over the slices of a channel: all of its threads get the sum. Slice s of channel i is thread s * width + i.
 template <int P, int THREADS>
 BN_DEV void add_slices(double (&v)[P], int slices, int width, double* memory) {
   const int tid = threadIdx.x, slice = tid / width;
@@ -200,7 +201,7 @@ BN_DEV void add_slices(double (&v)[P], int slices, int width, double* memory) {
   __syncthreads();
 }
 
-struct Slices {  // how many threads share a channel
+struct Slices {  // how many threads share a channel, and how many channels are joined at a time
   int slices, width;
 
   BN_MEMBER Slices(int items, i64 channels, int threads) {
@@ -226,8 +227,8 @@ BN_DEV Sums join_items(const Items& items, i64 c, int count, const Slices& of, d
   return {sum[0], sum[1]};
 }
 
-// An item of moments is n, center, m2, away; one without values adds nothing, whatever it says. Three passes: the
-// center, the mean, m2. Items that all fit into the window are loaded once.
+// An item of moments is n, center, m2, away; if n is 0 it adds nothing, whatever the others are. There are three
+// passes: for the center, the mean, and m2. If all items fit into the window, they are loaded once.
 template <int THREADS>
 BN_DEV Moments join_items(const Items& items, i64 c, int count, const Slices& of, double* memory, Moments*) {
   double sum[2] = {0.0, 0.0}, m2[1] = {0.0}, some = 0.0, center = 0.0, away = 0.0;
@@ -267,7 +268,7 @@ BN_DEV Moments join_items(const Items& items, i64 c, int count, const Slices& of
   return {sum[0], center, m2[0], away};
 }
 
-// The channels from `first` to `last`: use(channel, its sum), by one thread of the block.
+// Join the channels from `first` to `last`: one thread of the block calls use(channel, its sum).
 template <class S, int THREADS, class Use>
 BN_DEV void join_partials(const Items& items, i64 first, i64 last, double* memory, const Use& use) {
   const int count = items.count();
@@ -294,12 +295,12 @@ BN_DEV void write_partial(double* partial, i64 columns, i64 g, i64 column, const
 template <class S>
 constexpr int PARTS_OF = sizeof(S) / sizeof(double);
 
-// Whether this block is the last one of so many that count to a ticket, and sees what the others have written. The
-// ticket only says which block is last, never in which order sums are joined.
+// Whether this block is the last of so many to count a ticket up; it then sees what the others have written. The ticket
+// only tells which block is last, never in which order sums are joined.
 BN_DEV bool comes_last(unsigned* ticket, unsigned blocks) {
   BN_SHARED(int, is_last, 1);
   __syncthreads();
-  // the fences of one thread hold for what all of the block write before and read behind the barriers
+  // with the barriers, one thread's fences order what all threads of the block write before and read after them
   if (threadIdx.x == 0) {
     __threadfence();
     is_last[0] = blocks == 1u || atomicInc(ticket, blocks - 1u) == blocks - 1u;
@@ -309,9 +310,9 @@ BN_DEV bool comes_last(unsigned* ticket, unsigned blocks) {
   return is_last[0];
 }
 
-// Join the partial sums of all chunks of the channels from `first` to `last`, which `blocks` blocks of each chunk have
-// written. Of many chunks the last block of each bunch joins those, at the same time as others do, and the last one of
-// these joins the bunches, whose sums lie behind those of the chunks: use(channel, its sum), by one thread.
+// Join the partial sums of the channels from `first` to `last`, which `blocks` blocks of each chunk have written: one
+// thread calls use(channel, its sum). If there are several bunches of chunks, the last block of each bunch joins it, at
+// the same time as others do, and the last of these joins the sums of bunches, which lie behind those of the chunks.
 template <class S, int THREADS, class Use>
 BN_DEV void join_last(
     const Items& all, int bunch, int g, int blocks, unsigned* tickets, i64 first, i64 last, double* memory,
@@ -338,7 +339,7 @@ BN_DEV void join_last(
   }
 }
 
-// How many tickets channels have that are joined together.
+// How many tickets there are for channels that are joined together.
 BN_DEV int tickets_of(i64 chunks, i64 bunch) {
   const int bunches = quotient_of((int)(chunks + bunch - 1), (int)bunch);
   return bunches == 1 ? 1 : bunches + 1;

@@ -1,4 +1,4 @@
-// How running statistics move by a batch, a channel at a time: what formulas.h says, on the arrays of a device.
+// How a batch moves running statistics, a channel at a time: formulas.h, on the arrays of a device.
 
 struct Running {  // of a bnorm.running.Statistics, (C,); null where absent
   void* mean;
@@ -11,7 +11,7 @@ struct Running {  // of a bnorm.running.Statistics, (C,); null where absent
   int* counted;  // see count_left
   i64 channels, wide, replaces, nonfinite;
   int mode;
-  bn_rule rule;      // its mode is another where they are replaced
+  bn_rule rule;      // its mode is BN_POOL if they are replaced
   double uncounted;  // batches that `seen` lacks
 };
 
@@ -27,7 +27,7 @@ BN_DEV void set(const Running& to, void* values, i64 c, double v) {
 }
 BN_DEV bool held(const Running& to, double v) { return bn_finite(to.wide ? v : (double)(float)v); }
 
-// An average of a layer is settled, and does not count what it has seen.
+// Whether `seen` counts values. Not in an average of a layer, which is settled.
 BN_DEV bool counts(const Running& to) { return to.mode != BN_AVERAGE || to.weight; }
 
 BN_DEV bn_statistics before(const Running& to, i64 c, double seen, const bn_batch& batch) {
@@ -40,7 +40,8 @@ BN_DEV bn_statistics before(const Running& to, i64 c, double seen, const bn_batc
   return s;
 }
 
-// Move a channel, or with TEST only look; whether it is left alone. typical: how many values an uncounted batch had.
+// Move a channel, or with TEST change nothing. Return whether its new statistics are not finite: SKIP leaves it alone
+// then. typical: how many values an uncounted batch had.
 BN_DEV bool moved(const Running& to, i64 c, bn_batch batch, double typical) {
   const bool test = to.nonfinite == TEST;
   const double seen = to.seen[c] + to.uncounted * typical;
@@ -69,9 +70,10 @@ BN_DEV bool moved(const Running& to, i64 c, bn_batch batch, double typical) {
   return !finite;
 }
 
-// Of `counted`: how many batches some channel skipped; which was the last of them; the channels that ever did; and
-// which batch each channel is at. That is the same number for all of them when a launch begins, and when it ends, so
-// that the first channel that a batch leaves alone is known, whichever it is: nothing has to wait for the other blocks.
+// `counted` holds: how many batches some channel skipped; the number of the last of these batches; for each channel,
+// whether it ever skipped one; and for each channel, the number of the batch it is at. When a launch begins or ends,
+// this number is the same for all channels. So the first channel to skip a batch, whichever it is, finds an older
+// number at LAST and counts the batch: no block has to wait for another.
 enum { BATCHES, LAST, CHANNELS };
 
 BN_DEV void count_left(const Running& to, i64 c, bool left) {

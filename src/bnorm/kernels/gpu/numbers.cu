@@ -1,8 +1,8 @@
 // Numbers: the types of the elements and of the arithmetic, and vectors of them.
 //
-// No file is included, neither of CUDA nor of ours: launching.py joins formulas.h and the texts of a family of kernels
-// and hands the whole to NVRTC, and the tests hand the same text to g++ (BN_ON_CPU). Shared memory is therefore
-// declared by two macros, and every thread of a block stays to its end, so that barriers can be checked.
+// No file is included, neither CUDA's nor ours: launching.py joins formulas.h and the files of a family of kernels, and
+// gives the text to NVRTC. The tests give the same text to g++ (BN_ON_CPU). So two macros declare shared memory, and
+// every thread of a block stays to its end, so that the tests can check barriers.
 
 #ifndef BN_ON_CPU
 #define BN_SHARED(T, name, count) __shared__ T name[count]
@@ -15,8 +15,8 @@
 
 typedef long long i64;
 
-// Half precision is stored as bits, computed in float. The headers of CUDA would do it too, at the price of depending
-// on where they are installed.
+// Half precision is stored as bits, and computed in float. CUDA's headers can do this too, but they would have to be
+// found wherever they are installed.
 
 struct f16 {
   unsigned short bits;
@@ -26,7 +26,7 @@ struct bf16 {
 };
 
 template <class T>
-struct Compute {  // the type that a T is computed in; whether sums of squares of 32 of them always stay in its range
+struct Compute {  // the type that a T is computed in, and whether sums of the squares of 32 Ts never leave its range
   typedef float type;
   static constexpr bool in_range = false;
 };
@@ -57,8 +57,8 @@ BN_DEV float widen(f16 v) {
 #endif
 }
 
-// CuPy's -ftz=true makes 0 of subnormal numbers in all arithmetic of float, in comparisons and in conversions, but for
-// these two and `same`. What is only moved keeps its bits.
+// CuPy's -ftz=true turns subnormal floats into 0 in all arithmetic, comparisons and conversions, except in `exact`,
+// `rounded` and `same`. Values that are only copied keep their bits.
 BN_DEV double exact(double v) { return v; }
 BN_DEV double exact(float v) {
 #ifdef BN_ON_CPU
@@ -84,7 +84,7 @@ BN_DEV float rounded(double v) {
 #endif
 }
 
-// Number c of a gradient of a parameter: written to float64, or added to what a layer has; null where nobody wants it.
+// Store number c of a parameter's gradient: as float64, or added to a layer's gradient. `to`: null if nobody wants it.
 BN_DEV void give(void* to, i64 how, i64 c, double v) {
   if (!to) return;
   if (how == TO_FLOAT32) {
@@ -96,7 +96,7 @@ BN_DEV void give(void* to, i64 how, i64 c, double v) {
   }
 }
 
-// In type A.
+// v in type A.
 template <class A>
 BN_DEV A as(float v) {
   if constexpr (sizeof(A) == 8) return exact(v);
@@ -152,7 +152,7 @@ BN_DEV double size_of(double v) { return fabs(v); }
 BN_DEV i64 least(i64 a, i64 b) { return a < b ? a : b; }
 BN_DEV bool infinite(float v) { return v == v && !(v - v == 0.0f); }
 BN_DEV bool infinite(double v) { return v == v && !(v - v == 0.0); }
-BN_DEV bool rarely(bool so) { return so; }  // around what the tests of machine code do not count
+BN_DEV bool rarely(bool so) { return so; }  // marks rare branches, which the tests of machine code do not count
 BN_DEV i64 quotient(i64 a, i64 b) {  // most sizes fit 32 bits, whose division is several times as fast
   return ((a | b) >> 32) ? a / b : (i64)((unsigned)a / (unsigned)b);
 }
@@ -184,11 +184,11 @@ BN_DEV float value(const Vector<bf16, V>& t, int v) {
 #endif
   return widen(t.v[v]);
 }
-// A store; `streams` where the array is larger than the caches: what is written is then the first to leave them.
+// Store v. `streams`: the array is larger than the caches, so what is written should be the first to leave them.
 template <class T, int V>
 BN_DEV void put(T* p, const Vector<T, V>& v, bool streams) {
 #ifndef BN_ON_CPU
-  if (sizeof(v) == 16) {  // written out, or the compiler takes the vector apart
+  if (sizeof(v) == 16) {  // written out, as the compiler would split the vector
     const unsigned* w = reinterpret_cast<const unsigned*>(v.v);
     if (streams) {
       asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};"
@@ -203,8 +203,8 @@ BN_DEV void put(T* p, const Vector<T, V>& v, bool streams) {
   store<T, V>(p, v);
 }
 
-// Keep what is loaded as it is, two halves to a register, and make values of it anew where they are needed again: the
-// compiler would keep those, in twice as many.
+// Keep a loaded vector as it is, two halves to a register, and convert it again where its values are needed again.
+// Otherwise the compiler would keep the converted values, in twice as many registers.
 template <class T, int V>
 BN_DEV void pack(Vector<T, V>& t) {
 #ifndef BN_ON_CPU
@@ -216,7 +216,7 @@ BN_DEV void pack(Vector<T, V>& t) {
 #endif
 }
 
-// A number of which the compiler forgets how it was computed, and so does not compute it anew where it is used.
+// v, but the compiler forgets how it was computed, and so does not compute it again where it is used.
 BN_DEV i64 as_it_is(i64 v) {
 #ifndef BN_ON_CPU
   asm("" : "+l"(v));
@@ -236,7 +236,7 @@ BN_DEV double as_it_is(double v) {
   return v;
 }
 
-// What other blocks have made of a number, which they change by atomics; and to let some time pass before the next
+// seen: the present value of a number that other blocks change by atomics. pause: let some time pass before the next
 // look.
 BN_DEV unsigned seen(unsigned* number) {
 #ifdef BN_ON_CPU
@@ -251,8 +251,8 @@ BN_DEV void pause() {
 #endif
 }
 
-// A number of which the compiler forgets, each time it comes here, that it is what it was the last time: what depends
-// on it is computed in the loop, and takes no registers around it.
+// v, but the compiler forgets, at each call, that it is the same as before. In a loop, what depends on v is then
+// computed inside the loop, and takes no registers outside.
 BN_DEV int anew(int v) {
 #ifndef BN_ON_CPU
   asm volatile("" : "+r"(v));
@@ -260,21 +260,21 @@ BN_DEV int anew(int v) {
   return v;
 }
 
-// The dynamic shared memory of a launch that has any.
+// The dynamic shared memory of a launch; null if it has none.
 BN_DEV unsigned char* dynamic_memory(bool any) {
   if (!any) return nullptr;
   BN_DYN_SHARED(unsigned char, memory);
   return memory;
 }
 
-// An activation, known to the compiler but for the slope of a leaky one.
+// An activation, all of which the compiler knows, except the slope of a leaky one.
 template <int KIND>
 BN_DEV bn_activation activation_of(double slope) {
   return {KIND, KIND == BN_LEAKY ? slope : 0.0};
 }
 
 template <int N>
-struct Number {  // in a type
+struct Number {  // a number as a type
   static constexpr int value = N;
 };
 

@@ -1,8 +1,8 @@
-// From the sums of the threads of a block to finished channels, which its tile of columns belongs to.
+// From the sums of the threads of a block to the finished channels of its tile of columns.
 
-// Wait until all of so many blocks have come here, of which one leads; they run at the same time. All see then what the
-// others have written. The highest bit of the ticket turns with each meeting: after two of them it is 0 again. Behind
-// only one, each block is to `leave`, which does not wait: the bit turns back when all have left, and so have seen it.
+// Wait until all of so many blocks, which run at the same time, have come here. Then each sees what the others have
+// written. One of them leads. Each meeting flips the highest bit of the ticket: after two it is 0 again. After a single
+// one each block must `leave`, which does not wait: the bit flips back when all have left, and so have seen it.
 constexpr unsigned MET = 1u << 31;
 BN_DEV unsigned come(unsigned* ticket, unsigned blocks, bool leads) {
   return atomicAdd(ticket, leads ? MET - (blocks - 1u) : 1u);
@@ -22,8 +22,8 @@ BN_DEV void leave(unsigned* ticket, unsigned blocks, bool leads) {
   if (threadIdx.x == 0) come(ticket, blocks, leads);
 }
 
-// The same as join_last, by all of the blocks at once, which know all sums behind it. Each has a share of the channels,
-// and each of its warps one of these.
+// Like join_last, but by all of the blocks at once; after it all of them can read the results. Each block has a share
+// of the channels, and each of its warps joins one channel at a time.
 template <int THREADS, class Use>
 BN_DEV void join_meeting(
     const Items& items, i64 own, i64 blocks, unsigned* ticket, i64 first, i64 last, const Use& use) {
@@ -51,19 +51,19 @@ BN_DEV void join_meeting(
 }
 
 template <class T>
-BN_DEV void finish_channel(const Job& job, i64 c, const Moments& sum);  // of the family of kernels
+BN_DEV void finish_channel(const Job& job, i64 c, const Moments& sum);  // each family of kernels has its own
 template <class T>
 BN_DEV void finish_channel(const Job& job, i64 c, const Sums& sum);
 
-// What a kernel joins the sums of its tile in, one way or the other: there is only one for both.
+// The memory in which a kernel joins the sums of its tile, whichever of the following ways it takes.
 template <class Tile>
 BN_DEV double* tile_memory() {
   BN_SHARED(double, memory, Tile::SIZE);
   return memory;
 }
 
-// Where a tile has all of its channels, each in one column, its blocks meet only once, and each adds up by itself what
-// all of them have written: the sums of the columns, in the first threads.
+// If a tile has whole channels, each in one column, its blocks meet only once, and then each of them adds up what all
+// of them have written: the sums of the columns, in the first threads.
 BN_DEV bool has_channels(const Job& job) { return job.copies * job.inner == 1; }
 template <int K, int BX, int BY>
 BN_DEV Sums join_columns(const Job& job, double* partial, Sums (&mine)[K]) {
@@ -95,16 +95,16 @@ BN_DEV Sums join_columns(const Job& job, double* partial, Sums (&mine)[K]) {
   return sum;
 }
 
-// From the sums of the threads to finished channels: the block writes its partial sums, and the last ones of its group
-// of tiles join them all. Of few channels, of which a tile has several columns each, these are sums of channels, of
-// each tile. WITH_MAP a block has all channels; MEETING, its blocks join them at once. `rest` adds to the sum of a
-// column its value in the last, incomplete row of widened ones.
+// From the sums of the threads to finished channels: each block writes its partial sums, and the last ones of a group
+// of tiles join them. If channels are `few`, and a tile has several columns of each, a block adds up these columns
+// first. WITH_MAP a block has whole channels; MEETING, all blocks join at once. rest(column, sum) adds to the sum of a
+// column its value in the last, incomplete row of widened columns.
 struct NoRest {
   template <class S>
   BN_MEMBER void operator()(i64, S&) const {}
 };
 
-// use(channel, its sum): what is done with it.
+// use(channel, its sum) is called by one thread.
 template <class S, int K, int BX, int BY, int MODE, class Rest, class Use>
 BN_DEV void join_tile(const Job& job, i64 tile_index, i64 g, S (&mine)[K], const Rest& rest, const Use& use) {
   typedef Tile<K, BX, BY> tile;
@@ -112,7 +112,7 @@ BN_DEV void join_tile(const Job& job, i64 tile_index, i64 g, S (&mine)[K], const
   const bool few = K > 1 && MODE != WITH_MAP && job.chunks * gridDim.x > 1 && job.copies > 1 && job.inner == 1 &&
                    2 * job.channels <= tile::WIDTH;
   S sum = join_block<K, BX, BY>(mine, memory, few ? (int)job.channels : 0);
-  const int tid = threadIdx.x, apart = few ? (int)job.channels : tile::WIDTH;  // the columns that are in `sum`
+  const int tid = threadIdx.x, apart = few ? (int)job.channels : tile::WIDTH;  // columns in `sum`: every so many
   const i64 column = tile_index * tile::WIDTH + tid, left = job.total - job.steps * job.columns;
   if (g == job.chunks - 1)
 #pragma unroll 1

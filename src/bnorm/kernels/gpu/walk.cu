@@ -1,7 +1,7 @@
-// The job of a kernel on channels, and the walk of a thread over its elements.
+// The job of a kernel on channels, and the walk of a thread: how it goes from each of its elements to the next.
 //
-// One struct by value. Every field has eight bytes and one meaning in all kernels; jobs.py has the same list, and a
-// test compares the two. What a kernel does not need is 0. With C channels:
+// Kernels take one struct by value. Every field has eight bytes, and the same meaning in all kernels. jobs.py has the
+// same list; a test compares the two. Fields that a kernel does not need are 0. C is the number of channels.
 
 struct Job {
   // the array, and what is made of it
@@ -12,7 +12,7 @@ struct Job {
   // (C,); null where absent
   const double* gamma;
   const double* beta;
-  const double* mean;  // given: inference
+  const double* mean;  // given in inference
   const double* var;
   // between reduction and map
   double* stats;         // (5, C): mean, var, rstd, scale, shift
@@ -21,15 +21,15 @@ struct Job {
   double* coefficients;  // (3, C): a, b, c of dx = a (dy + w (b (x - mean) + c))
   void* dgamma;  // see `give`
   void* dbeta;
-  double* counts;  // the count where the device alone knows it: one number, or with count_step 1 one per channel
+  double* counts;  // the count, if only the device knows it: one number, or with count_step 1 one per channel
   // workspace
   double* partial;    // (chunks, parts, columns)
   unsigned* tickets;  // of join_last, for each group of tiles; all zero between launches
-  int* infinite;  // set to 1 where x holds an infinity
+  int* infinite;  // set to 1 if x holds an infinity
   // of the rows that x was normalized by
   const double* row_mean;
   const double* row_rstd;
-  // statistics of a layer, which the forward moves; null where it moves none. moving.cu says more
+  // running statistics of a layer, which the forward moves (see moving.cu); null if it moves none
   void* running_mean;
   void* running_var;
   double* seen;
@@ -55,8 +55,9 @@ enum { A_OF_DX, B_OF_DX, C_OF_DX };
 
 BN_DEV double count_of(const Job& job, i64 c) { return job.counts ? job.counts[job.count_step * c] : job.count; }
 
-// The walk of a thread: its steps are `stride` apart. Position r of a column is r / run jumps and r % run units away
-// from the column's first element. Divisions are done once. Without RUNS, where channels lie in rows, run is 1.
+// The walk of a thread over its elements: its steps are `stride` positions apart. Position r of a column is r / run
+// jumps and r % run units behind the first element. Divisions are done once. Without RUNS (channels lie in rows) run is
+// 1.
 
 template <bool RUNS, class Int = i64>
 struct Walk {
@@ -96,7 +97,7 @@ struct Walk {
   }
 };
 
-// The same of a channel that is kept on chip: all that lies within it is counted in 32 bits.
+// The same for a channel that is kept in shared memory: 32 bits suffice for what lies within it.
 struct KeptWalk {
   i64 at, far, wrap;
   int within, near, run;
@@ -134,7 +135,7 @@ struct Place {
     inside = column < job.columns;
     steps = inside && first < end ? (end - first + BY - 1) / BY : 0;
   }
-  // use(k) of the columns of this thread that have a value in the last, incomplete row of widened ones: seldom any.
+  // use(k) for each column of this thread that has a value in the last, incomplete row of widened columns: seldom any.
   template <class Use>
   BN_MEMBER void in_last_row(const Job& job, i64 g, const Use& use) const {
     const i64 left = job.total - job.steps * job.columns;
@@ -145,17 +146,17 @@ struct Place {
   }
 };
 
-// Threads of a block are BX columns (of K channels) wide and BY high.
+// A block is BX threads wide, with K columns each, and BY threads high.
 template <int K, int BX, int BY>
 struct Tile {
   static constexpr int THREADS = BX * BY, WIDTH = BX * K;
-  static constexpr int ROWS = BX >= 32 ? 1 : 32 / BX;  // that share a warp
+  static constexpr int ROWS = BX >= 32 ? 1 : 32 / BX;  // of threads, in a warp
   static constexpr int WARPS = BY / ROWS;
-  static constexpr int SIZE = 2 * (WARPS * WIDTH > THREADS ? WARPS * WIDTH : THREADS);  // doubles for what follows
-  static constexpr bool SHARES = ROWS > 1 && K % ROWS == 0;  // the lanes of a column share out the K columns
+  static constexpr int SIZE = 2 * (WARPS * WIDTH > THREADS ? WARPS * WIDTH : THREADS);  // doubles for the joins
+  static constexpr bool SHARES = ROWS > 1 && K % ROWS == 0;  // lanes with the same K columns divide these among them
   static constexpr int OWN = SHARES ? K / ROWS : K;
 
-  // Where column `tx * K + k` lies in shared memory, so that threads side by side find theirs there side by side.
+  // The place of column `tx * K + k` in shared memory: threads side by side have places side by side.
   static BN_MEMBER int at(int tx, int k) { return k * BX + tx; }
   static BN_MEMBER int at(int column) { return at(column / K, column % K); }
 };
