@@ -1,7 +1,7 @@
 """Arrays of other libraries in the transformer: PyTorch tensors, and arrays that follow the array API standard.
 
-With scikit-learn's array API dispatch, such a table is read as a NumPy or CuPy array without a copy. Results and fitted
-attributes are converted to arrays of its library. Internally the state is always NumPy or CuPy arrays.
+With scikit-learn's array API dispatch, a table of such a library is read as a NumPy or CuPy array without a copy.
+Results and fitted attributes are converted to arrays of that library. The state itself always has NumPy or CuPy arrays.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from bnorm.kernels import BACKENDS
 
 METHODS = ("fit", "partial_fit", "transform", "inverse_transform", "backward", "forget")
 GRADIENTS = ("gamma_grad_", "beta_grad_")
-LIKE = "_like"  # attribute of an estimator that was fitted on such a table: an empty array of that library
+LIKE = "_like"  # the attribute of an estimator that keeps an empty array of the library it was fitted on
 
 
 class AnyLibrary:
-    """An estimator whose methods take such tables. The methods of direct subclasses are wrapped."""
+    """An estimator whose methods take arrays of other libraries. The methods of direct subclasses are wrapped."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if AnyLibrary in cls.__bases__:
@@ -45,13 +45,13 @@ def _any_library(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def follow(estimator: Any, a: Any) -> Any:
-    """A fitted attribute as an array of the library that the estimator was fitted on, in the same memory."""
+    """Return a fitted attribute as an array of the library that the estimator was fitted on, in the same memory."""
     like = estimator.__dict__.get(LIKE)
     return a if like is None or a is None else given_back(a, like)
 
 
 def seen(value: Any, name: str = "X") -> Any:
-    """An array of another library as the kernels see it; everything else as it is."""
+    """Return an array of another library as the kernels see it, and everything else unchanged."""
     if not is_foreign(value):
         return value
     if (a := borrowed(value)) is None:
@@ -68,7 +68,7 @@ def _call(method: Callable[..., Any], estimator: Any, X: Any, *args: Any, **kwar
     begins = method.__name__ == "fit" or not estimator.__sklearn_is_fitted__()
     if not begins and (foreign or like is not None):
         fitted = estimator.running_mean_ if like is None else like
-        x = X if foreign or type(X) in BACKENDS else np.empty(0)  # to NumPy, as scikit-learn converts it
+        x = X if foreign or type(X) in BACKENDS else np.empty(0)  # scikit-learn converts everything else to NumPy
         refuse_mixture(f"{type(estimator).__name__}.{method.__name__}()", "running_mean_", fitted, x)
     if foreign:
         args, kwargs = tuple(map(seen, args)), {name: seen(value, name) for name, value in kwargs.items()}

@@ -17,9 +17,9 @@ from bnorm.transformer.times import stamps
 
 
 class Fitting:
-    """Before fit, all fitted attributes raise NotFittedError, which is an AttributeError.
+    """The base of both transformers. Before fit, fitted attributes raise NotFittedError, which is an AttributeError.
 
-    A copy has its own statistics, as a copy of a layer has: two streams that update one state would be a trap.
+    A shallow copy has statistics of its own, like a copy of a layer: two streams that update one state would be a trap.
     """
 
     __sklearn_is_fitted__: Callable[[], bool]
@@ -35,7 +35,7 @@ class Fitting:
 
 
 class Attributes(Fitting):
-    """Most can be assigned to."""
+    """The fitted attributes of `BatchNormTransformer`. Most can be assigned to."""
 
     _state: State
 

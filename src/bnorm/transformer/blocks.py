@@ -18,9 +18,9 @@ from bnorm.transformer.weights import refuse_no_weight
 
 
 class Blocks:
-    """A collection of an engine as a table of floats, in blocks of rows. To make one, nothing is computed.
+    """A lazy collection of an engine, as a table of floats in blocks of rows. Making this object computes nothing.
 
-    validate: converts a table like X to floats, or raises the error. convert: converts a block to floats, on a worker.
+    validate: converts a sample of X to floats, or raises the error. convert: converts a block to floats, on a worker.
     """
 
     def __init__(self, engine: Any, X: Any, validate: Callable[[Any], Any], convert: Callable[[Any], Any]) -> None:
@@ -29,11 +29,11 @@ class Blocks:
         self.dtype: np.dtype[Any] = like.dtype
         self.kind = type(like)
         self.shape = (self._collection.rows, like.shape[1])
-        self.rows = 0 if isnan(self.shape[0]) else int(self.shape[0])  # if unknown, a reduction counts them
+        self.rows = 0 if isnan(self.shape[0]) else int(self.shape[0])  # if the number is unknown, a reduction sets it
         self._collection.floats(partial(_declared, convert, self.dtype), like)
 
     def weights(self, sample_weight: Any, some: bool = True) -> Any:
-        """Weights of rows in the blocks of the table. They are checked when they are computed."""
+        """Return the weights of rows, in blocks like those of the table. They are checked when they are computed."""
         return self._collection.weights(sample_weight)
 
     def parts(self, weight: Any) -> ndarray:
@@ -58,11 +58,11 @@ class Blocks:
         return [Step(np.concatenate(parts, axis=1), self.rows, *whole)]
 
     def mapped(self, stats: ndarray, in_place: bool) -> Any:
-        """A lazy collection, with a copy of `stats`. Blocks are never written to."""
+        """Return the result as a lazy collection with a copy of `stats`. Blocks are never written to."""
         return self._collection.mapped(partial(_mapped, self.dtype), moved(stats, ndarray).copy())
 
     def refuse_infinity(self) -> None:
-        """Every block has been tested when it was computed."""
+        """Do nothing: every block was searched when it was computed."""
 
     def dense(self) -> ndarray:
         raise TypeError(f"{WHO}: backward: X: expected an array in memory, got a {self.engine.NAME} collection")
@@ -70,7 +70,7 @@ class Blocks:
     def _reduced(
         self, weight: Any, compute: Callable[..., Any], join: Callable[..., Any], together: bool = False
     ) -> list[Any]:
-        """One pass over the blocks: a result for each chunk of features, or one with `together`."""
+        """Pass over the blocks once. Return a result for each chunk of features, or a single one with `together`."""
         found = self._collection.reduced(partial(Part.of, compute), partial(Part.merge, join), weight, together)
         if None in found:
             self._validate(self._collection.sample[:0])  # raises the error for a table without rows
@@ -81,7 +81,7 @@ class Blocks:
 
 
 class Part(NamedTuple):
-    """The result of some blocks, in their order."""
+    """The merged result of some blocks, in the order of the blocks."""
 
     found: Any
     rows: int
@@ -89,7 +89,7 @@ class Part(NamedTuple):
 
     @classmethod
     def of(cls, compute: Callable[..., Any], x: ndarray, weight: Any = None) -> "Part | None":
-        """The part of one block; None without rows."""
+        """Return the part of one block; None if it has no rows."""
         if not len(x) and (weight is None or not len(weight)):
             return None
         table = Dense(x)
@@ -98,7 +98,7 @@ class Part(NamedTuple):
 
     @staticmethod
     def merge(join: Callable[..., Any], parts: "list[Part | None]") -> "Part | None":
-        """The part of all blocks. join: merges the `found` of several parts."""
+        """Merge the parts of several blocks. join: merges the `found` of these parts."""
         some = [part for part in parts if part is not None]
         if not some:
             return None
@@ -123,7 +123,7 @@ def _faded(clock: Clock, ddof: int, x: Dense, weight: ndarray | None) -> list[St
 
 @np.errstate(under="ignore", invalid="ignore")
 def _joined(clock: Clock, ddof: int, found: list[list[Step]]) -> list[Step]:
-    """Steps merged into one if possible. The weights of a feature are those at its youngest row with a value."""
+    """Merge steps into one if possible. The weights of a feature are relative to its youngest row with a value."""
     steps = [step for some in found for step in some]
     _, _, every_seen, every_pairs, every_last, _ = zip(*steps, strict=True)
     seen = np.array(every_seen, like=every_seen[0])

@@ -10,11 +10,11 @@ from bnorm.kernels import moved
 
 KEPT = 1 << 22  # rows whose weights are kept: 32 MB
 SPAN = 1 << 10  # rows whose weights are computed one by one
-DEEP = 1000.0  # half-lives after which a row has no weight beside younger ones
+DEEP = 1000.0  # a row that is this many half-lives older than another has no weight beside it
 
 
 def _weights(halflife: float, rows: int, like: Any) -> ndarray:
-    """The weights of as many rows. They are products of a weight for a long and for a short time."""
+    """Return the weights of `rows` rows. Each is the product of a weight for a long and one for a short time."""
     short = min(rows, SPAN)
     ages = (np.arange(m - 1, -1, -1.0, like=like) for m in (short, -(-rows // short)))
     of_short, of_long = (np.exp2(age * step / -halflife) for age, step in zip(ages, (1, short), strict=True))
@@ -24,54 +24,54 @@ def _weights(halflife: float, rows: int, like: Any) -> ndarray:
 
 @lru_cache(maxsize=1)
 def _kept_weights(halflife: float, rows: int) -> ndarray:
-    """The same, kept for the next batch: it is mostly as long, and to make them takes longer than plain moments."""
+    """The same, kept for the next batch, which usually is as long: making them takes longer than plain moments."""
     weights = _weights(halflife, rows, np.empty(0))
     weights.flags.writeable = False
     return weights
 
 
 class Rows(NamedTuple):
-    """A row is half a weight older than the one that is `halflife` rows after it."""
+    """The clock that counts rows: a row weighs half as much as the row that comes `halflife` rows later."""
 
     halflife: float
 
     @property
     def end(self) -> None:
-        """The time of the last row: it is the number of rows of the stream."""
+        """None: the time of the last row is the number of rows of the stream, which the statistics count."""
 
     def recent(self, n: int) -> int:
-        """The first of n rows that has any weight beside the last."""
+        """Return the position of the first of n rows that has any weight beside the last."""
         return n - int(min(n, DEEP * self.halflife + 1))
 
     def before(self, row: int, n: int) -> float:
-        """The time of a row, counted from the last of n rows: zero or negative."""
+        """Return the time of a row, counted from the last of n rows: zero or negative."""
         return float(row + 1 - n)
 
     def weights(self, start: int, n: int, like: Any) -> ndarray:
-        """The weights of the rows from `start` to n; the last is 1. They may be read-only."""
+        """Return the weights of the rows from `start` to n; the last is 1. The array may be read-only."""
         if type(like) is ndarray and n - start <= KEPT:
             return _kept_weights(self.halflife, n - start)
         return _weights(self.halflife, n - start, like)
 
     def of(self, rows: slice) -> "Rows":
-        """The clock of some of the rows."""
+        """Return the clock of a slice of the rows."""
         return self
 
     def in_order(self, x: ndarray, weight: ndarray | None) -> tuple["Rows", ndarray, ndarray | None]:
-        """The clock, the table and the weights, with the oldest row first."""
+        """Return the clock, the table and the weights, with the oldest row first."""
         return self, x, weight
 
 
 class Ages(NamedTuple):
-    """A row is half a weight older than one whose time is `halflife` later. Times are nanoseconds."""
+    """The clock that reads times: a row weighs half as much as one whose time is `halflife` nanoseconds later."""
 
     halflife: float
     ages: ndarray  # float64: how much older a row is than the newest
     end: float  # the time of the newest row, as the stream counts it
-    order: ndarray | None = None  # of the rows by time, if they have another
+    order: ndarray | None = None  # the rows sorted by time; None if they are already
 
     def recent(self, n: int) -> int:
-        """As in `Rows`, and so are the others."""
+        """As in `Rows`; so are the other methods."""
         deep = DEEP * self.halflife
         return 0 if self.ages[0] <= deep else n - int(np.searchsorted(self.ages[::-1], deep, "right"))
 

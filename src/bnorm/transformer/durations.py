@@ -11,7 +11,7 @@ import numpy as np
 DURATION = (str, timedelta, np.timedelta64)  # the types of a length of time; pandas.Timedelta is a timedelta
 LONGEST = 2**63 - 1
 
-UNITS = {  # names, and nanoseconds; the first name is that of a text that is written
+UNITS = {  # names, and nanoseconds; `text` writes the first name
     "d days day": 86_400 * 10**9,
     "h hours hour hr": 3_600 * 10**9,
     "min minutes minute m": 60 * 10**9,
@@ -22,7 +22,7 @@ UNITS = {  # names, and nanoseconds; the first name is that of a text that is wr
     "w weeks week": 7 * 86_400 * 10**9,
 }
 BY_NAME = {name: unit for names, unit in UNITS.items() for name in names.split()}
-# Months and years have no fixed length, and what is shorter than a nanosecond is no use.
+# Months and years have no fixed length, and units shorter than a nanosecond are of no use.
 OF_NUMPY = {unit: BY_NAME[unit.lower()] for unit in ("W", "D", "h", "m", "s", "ms", "us", "ns")}
 
 NUMBER = r"\d+(?:\.\d*)?|\.\d+"
@@ -40,7 +40,7 @@ def is_duration(value: Any) -> bool:
 
 
 def compared(value: Any) -> Any:
-    """A parameter, such that two lengths of time are equal if they are as long."""
+    """Return a parameter in a form in which lengths of time are equal if they are equally long."""
     return (nanoseconds(value), "ns") if is_duration(value) else value
 
 
@@ -54,7 +54,7 @@ def nanoseconds(value: Any) -> int:
 
 
 def check(who: str, name: str, value: Any) -> None:
-    """ValueError for a parameter that is meant as a length of time, and is none."""
+    """Raise ValueError for a parameter that is meant as a length of time but is not a valid one."""
     if is_duration(value):
         try:
             nanoseconds(value)
@@ -63,7 +63,7 @@ def check(who: str, name: str, value: Any) -> None:
 
 
 def text(value: Any) -> str:
-    """A length of time as a text that `nanoseconds` reads: in the largest unit of which it is a multiple."""
+    """Return a length of time as a text that `nanoseconds` reads, in the largest unit that divides it."""
     if isinstance(value, str):
         return str(value)
     ns = nanoseconds(value)
@@ -72,7 +72,7 @@ def text(value: Any) -> str:
 
 
 def _of_object(value: Any) -> Fraction | None:
-    if hasattr(value, "to_timedelta64"):  # pandas keeps nanoseconds, which timedelta has not
+    if hasattr(value, "to_timedelta64"):  # pandas keeps nanoseconds, which a timedelta cannot hold
         value = value.to_timedelta64()
     if isinstance(value, timedelta):
         return Fraction(value // timedelta(microseconds=1)) * 1000
@@ -91,7 +91,7 @@ def _of_text(value: str) -> Fraction | None:
     total, end = Fraction(0), 0
     for amount in AMOUNT.finditer(given):
         name = amount[2] if amount[2] in BY_NAME else amount[2].lower()
-        if amount.start() != end or name not in BY_NAME or amount[2] == "M":  # M is months to some
+        if amount.start() != end or name not in BY_NAME or amount[2] == "M":  # M means months to some
             return None
         total, end = total + Fraction(amount[1]) * BY_NAME[name], amount.end()
     return total if end and end == len(given) else None

@@ -64,7 +64,7 @@ class Exact:
 
 
 def emptied(statistics: Statistics) -> Statistics:
-    """A copy that has seen no values."""
+    """Return a copy with the same settings that has seen no values."""
     empty = statistics.copy()
     for name, a in empty.arrays().items():
         a.fill(np.nan if name in ("mean", "var") else 0)
@@ -72,11 +72,11 @@ def emptied(statistics: Statistics) -> Statistics:
 
 
 def rounded(statistics: Statistics, sums: ExactMoments, rows: int, batches: int) -> Statistics:
-    """Statistics with the settings of these, and the values of exact sums, each number rounded once."""
+    """Return statistics with the same settings and the values of exact sums, each number rounded once."""
     trial = emptied(statistics)
     trial.counters[...] = 0
     trial.begin(sums.parts.copy(), rows)
     var = sums.var(statistics.ddof)
-    np.copyto(trial.var, var, where=~np.isnan(var))  # else there are no more than ddof values, and it divides by all
+    np.copyto(trial.var, var, where=~np.isnan(var))  # NaN for at most ddof values: `begin` divided by their count
     trial.counters[0] = batches
     return trial

@@ -1,6 +1,6 @@
-"""What a stream has taught: statistics, the exact sums that they may be rounded from, and a record of the stream.
+"""What a stream has taught: statistics, the exact sums from which they may be rounded, and a record of the stream.
 
-A transformer and the command learn by the same calls of `Fitted`. It has no layer and no parameters.
+A transformer and the command learn by the same calls of `Fitted`. It has no layer, and no gamma and beta.
 """
 
 from collections import deque
@@ -31,19 +31,19 @@ def ticks(halflife: Any) -> float | None:
 
 
 def at_once(calls: list[tuple[Callable[..., Any], *tuple[Any, ...]]]) -> None:
-    """Make compiled calls. Python handles signals between its instructions, and this loop has none."""
+    """Make compiled calls, all or none: Python handles signals between its instructions, and this loop has none."""
     deque(starmap(call, calls), maxlen=0)
 
 
 class Fitted:
-    """It starts with NaN statistics, in the arrays `mean` and `var`. An error changes nothing.
+    """What a stream has taught. It starts with NaN in the arrays `mean` and `var`. After an error nothing has changed.
 
-    sums      ExactMoments that the statistics are rounded from; None if they are not exact
+    sums      the ExactMoments from which the statistics are rounded; None if they are not exact
     history   the record of the stream, or None
     weighted  whether there were sample weights, so that counts need not be integers
     told      whether the user has been warned that batches of one row have no variance
     timed     whether rows fade, or leave the window, by their times
-    zero      of the clock that reads them, once it has seen one
+    zero      the zero of the clock that reads these times; None before the first
     window    the rows that count, or None if all do
     """
 
@@ -102,7 +102,7 @@ class Fitted:
         return None if self.statistics.last is None else self.zero.newest(self.statistics)
 
     def begin(self, x: Table, weight: Any, times: Times | None = None) -> None:
-        """Start from a whole table, whose rows all weigh the same, unless they have times."""
+        """Start from a complete table, whose rows all weigh the same unless they have times."""
         if self.sums is not None or times is not None or self.window is not None:
             return self.move(x, weight, times)
         parts = x.parts(weight)
@@ -115,10 +115,10 @@ class Fitted:
     def move(self, x: Table, weight: Any, times: Times | None = None) -> None:
         """Update by one batch of the stream."""
         before = self.weighted
-        self.weighted |= weight is not None  # first, as after an interrupt counts of weights must not pass for integers
+        self.weighted |= weight is not None  # first: after an interrupt, sums of weights must not be taken for integers
         try:
             if self.sums is not None:
-                sums = x.exact(weight)  # of a lazy table, rows are known after a pass
+                sums = x.exact(weight)  # a lazy table knows x.rows only after this pass
                 return self.add(sums, x.rows, 1, weight is not None)
             if times is not None and self.zero is not None:
                 self.zero.check(tables.WHO, times)
@@ -140,19 +140,19 @@ class Fitted:
         return x.steps(weight, self._clock(times), self.statistics.ddof)
 
     def _slide(self, window: Window, x: Table, weight: Any, times: Times | None) -> None:
-        """Let a batch into the window, and others out."""
+        """Add a batch to the window, from which older rows then leave."""
         dense: Any = tables.Dense(x.dense())
         if times is not None:
             self._checked(times)
         after = window.moved(Rows(dense.x, None if times is None else times.ns, weight))
         tables.refuse_infinity_unseen(dense, weight)
         if len(dense.x) > (window.size or len(dense.x)) or (times and times.oldest < after.latest - (window.span or 0)):
-            dense.refuse_infinity()  # of rows that are in no window
+            dense.refuse_infinity()  # some rows are not in the window, so its moments do not show their infinity
         self._show(after, len(dense.x), 1, dense.refuse_infinity)
         self._count(weight is not None)
 
     def _show(self, window: Window, rows: int, batches: int, suspect: Callable[[], None] = lambda: None) -> None:
-        """Make the statistics those of a window, all or nothing. suspect: as in `Statistics.learn`."""
+        """Set the statistics to those of a window, all or nothing. suspect: as in `Statistics.learn`."""
         mine, parts, kernels = self.statistics, window.parts, BACKENDS[ndarray]
         to = mine if parts[0].all() else exact.emptied(mine)  # a feature without values is NaN again
         then: list[Any] = [(self.__dict__.update, {"window": window})]
@@ -169,21 +169,21 @@ class Fitted:
         raise exact.emptied(mine).too_large(Step(parts, rows))
 
     def _checked(self, times: Times) -> Zero:
-        """The zero of the clock, which begins with these times if it has seen none; ValueError if they are others."""
+        """Return the zero of the clock, set by these times if they are the first. ValueError if their kind differs."""
         if self.zero is None:
             self.zero = Zero(times.kind, times.newest, times.column)
         self.zero.check(tables.WHO, times)
         return self.zero
 
     def _clock(self, times: Times | None) -> Clock | None:
-        """The clock of rows; a state that has seen no times yet counts from these."""
+        """Return the clock by which rows fade, or None. A state that has seen no times yet counts from these."""
         halflife = self.statistics.halflife
         if times is None or halflife is None:
             return clock_of(halflife)
         return times.clock(halflife, self._checked(times).origin)
 
     def count_from(self, newest: int) -> None:
-        """Move the zero of the clock, if this time is so much later that differences would be rounded."""
+        """Move the zero of the clock to this time if it is so much later that differences would be rounded."""
         zero, statistics = self.zero, self.statistics
         if zero is None or statistics.last is None or (later := zero.until(newest)) is zero:
             return
@@ -204,7 +204,7 @@ class Fitted:
     def forget(self, sums: Any, rows: int) -> None:
         """Take rows out of exact statistics, given by their exact moments."""
         left = self.sums - sums
-        if rows > self.statistics.rows:  # which sums do not show if some have no values
+        if rows > self.statistics.rows:  # the sums do not show this if some rows have no values
             raise ValueError(f"{tables.WHO}: forget: expected at most {self.statistics.rows} rows, got {rows}")
         self._follow(left, self.statistics.rows - rows, self.statistics.batches)
 
@@ -246,7 +246,7 @@ class Fitted:
             self.history.thin()
 
     def besides(self) -> dict[str, Any]:
-        """What there is beside the statistics."""
+        """Return the attributes that belong to the state beside the statistics."""
         names = ("history", "weighted", "told", "sums", "zero", "window")
         return {name: getattr(self, name) for name in names}
 
@@ -258,7 +258,7 @@ class Fitted:
         at_once(self.taking(trial, {"sums": sums}))
 
     def taking(self, statistics: Statistics, besides: dict[str, Any]) -> list[tuple[Any, ...]]:
-        """Compiled calls, with their arguments, that take over the values of a copy, and what goes with them."""
+        """Return compiled calls, with their arguments, that take over the statistics and `besides` of a copy."""
         assign = BACKENDS[type(self.mean)].assign
         return [(assign, self.statistics.rule, statistics.rule), (self.__dict__.update, besides)]
 

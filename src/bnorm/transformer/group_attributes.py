@@ -12,7 +12,7 @@ from bnorm.transformer.times import stamps
 
 
 class Attributes(Fitting):
-    """They are read-only."""
+    """The fitted attributes of `GroupedTransformer`. They are read-only."""
 
     _groups: Groups
     _places: list[int]

@@ -1,4 +1,4 @@
-"""What a batch says about its groups: the moments of each, and of all of its rows."""
+"""What a batch tells about its groups: the moments of each group, and of all rows together."""
 
 from typing import Any, NamedTuple
 
@@ -16,18 +16,18 @@ from bnorm.transformer.times import NAT, Times, Zero
 
 FAINT = 2.0**-tables.SHALLOW  # weights below it may have underflowed
 WAYS = 64
-TOGETHER = 1 << 16  # groups that are merged at a time, for the memory that it takes
+TOGETHER = 1 << 16  # this many groups are merged at a time, to limit the memory
 
 
 class Batch(NamedTuple):
-    """What a batch says about its groups.
+    """What a batch tells about its groups.
 
-    parts         (4, G, C) of each key; if values fade, at their row `last`
-    seen, last    (G, C), if values fade: the weight before fading, and the time of the row with full weight, counted
-                  from the last row of the key; or from the newest of all rows, if they have times
-    lengths       (G,) the rows of each key; 0 unless values fade by rows
-    whole         the steps of all rows, keys missing or not; of rows with times, counted from the newest
-    zero          what the times of the rows are, and the newest; None if they have none
+    parts         (4, G, C), the moments of each key; if values fade, with their weights at the row `last`
+    seen, last    (G, C), None unless values fade: the weight before fading, and the time of the row with full weight,
+                  counted from the last row of the key, or from the newest of all rows if rows have times
+    lengths       (G,) the number of rows of each key; 0 unless values fade by rows
+    whole         the steps of all rows, with a key or without; if rows have times, counted from the newest
+    zero          the kind of the times of the rows, and the newest time; None if rows have no times
     """
 
     keys: Keys
@@ -48,12 +48,12 @@ def batch_of(
     times: Times | None = None,
     count: bool = False,
 ) -> Batch:
-    """A batch, from the codes of its rows. Infinity in it is a ValueError. count: whether to count the rows of each key
-    without a half-life too, for values that will fade by rows.
+    """Make a batch from the codes of its rows; ValueError if there is infinity in it. count: whether to count the rows
+    of each key even without a half-life, because values will fade by rows later.
     """
     n, rows = len(keys.keys), x.rows
     codes, outside = keys.codes, n
-    if keys.gaps:  # rows without a key belong to the whole: they are one more group
+    if keys.gaps:  # rows without a key count for the whole: they form one more group
         codes, outside = np.where(codes < 0, np.int32(n), codes), n + 1
     seen = last = None
     if halflife is None:
@@ -83,7 +83,7 @@ def batch_of(
 
 
 def mapped(x: Dense, codes: ndarray, numbers: ndarray) -> ndarray:
-    """(x - mean) scale + shift by the numbers of each row's group, in the memory order of the table."""
+    """Return (x - mean) scale + shift with the numbers of each row's group, in the memory order of the table."""
     try:
         if isinstance(x, InColumns):
             columns: ndarray = kernels.normalize(_block(x), codes, numbers, None, True)[0]
@@ -96,19 +96,19 @@ def mapped(x: Dense, codes: ndarray, numbers: ndarray) -> ndarray:
 
 
 def moments(x: Dense, codes: ndarray, n: int, weight: ndarray | None) -> ndarray:
-    """(4, G, C): count, mean, m2 and low of the values of each group that are not NaN."""
+    """Return count, mean, m2 and low of the values of each group that are not NaN: (4, G, C)."""
     w = None if weight is None else view.dense(weight, np.float64)
     found: ndarray = kernels.moments(_block(x), codes, n, w, True)
     return found
 
 
 def _block(x: Dense) -> Any:
-    """A table as the kernels of groups read it: where it lies."""
+    """Return a table as the kernels of groups read it, without a copy if possible."""
     return x.x.alike() if isinstance(x, InColumns) else view.channels(x.dense(), 1)[0]
 
 
 def _since(later: Any, times: ndarray) -> ndarray:
-    """How much later some times are than others: a difference of two int64 fits uint64."""
+    """Return by how much `later` is later than `times`: a difference of two int64 fits uint64."""
     ages: ndarray = (later - times).view(np.uint64)
     return ages
 
@@ -116,10 +116,10 @@ def _since(later: Any, times: ndarray) -> ndarray:
 def _faded(
     x: Dense, codes: ndarray, n: int, weight: ndarray | None, ages: ndarray, halflife: float
 ) -> tuple[ndarray, ndarray, ndarray]:
-    """Rows weighed by age, as `tables.faded` does: parts, seen and last of each group. ages: how much older each row is
-    than the last of its group, in whole numbers.
+    """Weigh rows by age, as `tables.faded` does. Return parts, seen and last of each group. ages: how much older each
+    row is than the last one of its group, in whole numbers.
 
-    Of a feature that has too little weight left in some groups, the ages count from the last value in each.
+    If a feature has too little weight left in a group, its ages there count from its last value in this group.
     """
     parts = moments(x, codes, n, _weights(ages, halflife, weight))
     every = moments(x, codes, n, weight)
@@ -154,7 +154,7 @@ def _weights(ages: ndarray, halflife: float, weight: ndarray | None) -> ndarray:
 
 @np.errstate(over="ignore")
 def _as_one(parts: ndarray, seen: ndarray, last: ndarray, rows: int, halflife: float) -> Step:
-    """All groups as one. The ages of a feature count from its youngest value."""
+    """Merge all groups into one step. The ages of a feature count from its youngest value."""
     youngest = np.where(seen > 0, last, -np.inf).max(0)
     youngest = np.where(youngest > -np.inf, youngest, 0.0)
     merged = []
@@ -168,7 +168,7 @@ def _as_one(parts: ndarray, seen: ndarray, last: ndarray, rows: int, halflife: f
 
 
 def together(parts: ndarray) -> ndarray:
-    """The parts (4, C) of all groups of (4, G, C), merged as a tree of WAYS branches."""
+    """Merge the parts (4, G, C) of all groups to (4, C), in a tree whose nodes have up to WAYS branches."""
     channels = parts.shape[2]
     while (n := parts.shape[1]) > 1:
         ways = min(n, WAYS)

@@ -16,11 +16,11 @@ from bnorm.transformer.weights import refuse_no_weight
 
 
 def sample(X: Any) -> Any:
-    """A few rows like those of a lazy frame; any other table itself."""
+    """Return a few rows like those of a lazy frame, and any other table unchanged."""
     engine = engine_of(X)
     if engine is None:
         return X
-    if not hasattr(type(X), "map_partitions"):  # of the type, as Delayed has everything
+    if not hasattr(type(X), "map_partitions"):  # asks the type, as a Delayed claims to have every attribute
         raise TypeError(
             f"{WHO}: X: expected a table in memory or a {engine.NAME} DataFrame, got a {engine.NAME} "
             f"{checks.type_name(X)}"
@@ -29,8 +29,8 @@ def sample(X: Any) -> Any:
 
 
 def batch_of(t: Any, X: Any, sample_weight: Any, times: Any) -> Batch:
-    """The batch of a lazy frame. sample_weight, times: None, or a lazy Series with the same partitions; times may be
-    the name of a column.
+    """Return the batch of a lazy frame. sample_weight, times: None, or a lazy Series with the same partitions; times
+    may be the name of a column.
     """
     engine = engine_of(X)
     if t.halflife is not None and not is_duration(t.halflife):
@@ -51,7 +51,7 @@ def batch_of(t: Any, X: Any, sample_weight: Any, times: Any) -> Batch:
 
 
 def mapped(t: Any, X: Any) -> Any:
-    """A lazy frame of the results of `transform`, with the statistics that it has now."""
+    """Return the results of `transform` with the present statistics, as a lazy frame."""
     as_now = deepcopy(t).set_output(transform="pandas")
     like = as_now.set_params(unseen="global").transform(X._meta_nonempty).iloc[:0]
     as_now.set_params(unseen=t.unseen)
@@ -67,17 +67,17 @@ def _check_partitions(name: str, given: Any, X: Any, engine: Any) -> None:
 
 
 def _learned(t: Any, frame: Any, weight: Any, times: Any) -> tuple[Batch, float] | None:
-    """What a partition says, the keys of rows without weight too, and the weight of its rows; None of an empty one."""
+    """Return the batch of a partition, with the keys of rows without weight, and its weight; None if it is empty."""
     if not len(frame):
         return None
     w = None if weight is None else weight.to_numpy()
     batch = t._read(frame, w, times)
-    batch = batch._replace(keys=batch.keys._replace(codes=batch.keys.codes[:0]))  # the rows' codes are done with
+    batch = batch._replace(keys=batch.keys._replace(codes=batch.keys.codes[:0]))  # rows are no longer needed
     return batch, float(len(frame) if w is None else w.sum())
 
 
 def _united(halflife: Any, parts: list[tuple[Batch, float] | None]) -> tuple[Batch, float] | None:
-    """One batch of the rows of several, and their weight."""
+    """Unite several batches to one, and add their weights."""
     some = [part for part in parts if part is not None]
     if len(some) < 2:
         return some[0] if some else None

@@ -10,7 +10,7 @@ from bnorm.transformer.times import differing
 
 
 def check(estimator: Any) -> None:
-    """An error, by scikit-learn or by this function, if a parameter is invalid."""
+    """Raise an error, scikit-learn's or one of this function, if a parameter is invalid."""
     t = estimator
     t._validate_params()
     durations.check(CLASS, "halflife", t.halflife)
@@ -21,7 +21,7 @@ def check(estimator: Any) -> None:
 
 
 def check_same_stream(estimator: Any) -> None:
-    """ValueError if parameters have changed that a stream keeps from its first batch on."""
+    """Raise ValueError if a parameter has changed that must stay the same during a stream."""
     t, began = estimator, estimator._groups.way
     if (t.momentum, compared(t.halflife)) != (began[0], compared(began[1])):
         raise ValueError(
@@ -33,7 +33,7 @@ def check_same_stream(estimator: Any) -> None:
 def apart(mine: Stored, its: Stored, here: str) -> str | None:
     """Why two states of groups cannot be united, except for the kinds of their keys; None if they can.
 
-    here: where the first one is, as "here" or "in a.npz"
+    here: where the first state is, in words, such as "here" or "in a.npz"
     """
     given = mine.parameters, its.parameters
     if AVERAGE in (mine.groups.whole.mode, its.groups.whole.mode):

@@ -21,12 +21,12 @@ CLASS = "GroupedTransformer"
 PARAMETERS = ("by", "unseen", "prior", "keep_keys", "momentum", "halflife", "eps")
 KNOWN = {"format", "class", "parameters", "places", "columns", "names", "kinds", "batches", "counted", "weighted"}
 KNOWN |= {"times"}
-WHOLE, KEY = "whole_", "key_"  # how the names of arrays begin
+WHOLE, KEY = "whole_", "key_"  # prefixes of the names of arrays
 
 
 @dataclass
 class Stored:
-    """The content of a file. places: of the columns of keys among all `columns`, which may have names."""
+    """The content of a file. places: the positions of the key columns among all `columns`, which may have names."""
 
     parameters: dict[str, Any]
     groups: Groups
@@ -36,7 +36,7 @@ class Stored:
 
     @property
     def features(self) -> list[str]:
-        """The names of the features; x0, x1 and so on, by their places, if they have none."""
+        """The names of the features; x0, x1 and so on, by position, if they have none."""
         names = self.names or [f"x{i}" for i in range(self.columns)]
         return [name for i, name in enumerate(names) if i not in self.places]
 
@@ -116,7 +116,7 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
 
 
 def restored(config: Config, entries: Mapping[str, Entry]) -> Stored:
-    """The reverse of `packed`. An error of any kind means that the file is not one of it."""
+    """The reverse of `packed`. An error of any kind means that the file is not a valid one."""
     container.check_entries(config, KNOWN)
     parameters = _parameters(config["parameters"])
     places, columns, names = config["places"], config["columns"], config["names"]
@@ -155,7 +155,7 @@ def restored(config: Config, entries: Mapping[str, Entry]) -> Stored:
 
 
 def _plain(value: Any) -> Any:
-    """A parameter in JSON's types. Parameters may have NumPy's types."""
+    """Convert a parameter, which may be of one of NumPy's types, to a type of JSON."""
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     if is_duration(value):

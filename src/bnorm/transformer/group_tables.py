@@ -18,21 +18,21 @@ from bnorm.transformer.tables import Dense, InColumns
 from bnorm.transformer.validation import table_of
 
 WHO = "GroupedTransformer"
-LONG = 1 << 14  # rows from which a column of a frame is sooner looked up than copied
+LONG = 1 << 14  # from this many rows on, looking up each column of a frame is faster than copying them all
 
 
 class Split(NamedTuple):
-    """keys: name and values of each key column; features: the other columns, as the transformers see them."""
+    """A table. keys: name and values of each key column; features: the other columns, as the transformers see them."""
 
     places: list[int]
     keys: list[tuple[str, Any]]
     features: Dense
     names: ndarray | None  # of the features
-    given: Any  # the table
+    given: Any  # the table as it was given
 
     def with_keys(self, estimator: Any, y: ndarray) -> Any:
-        """Features and keys together, as the table had them: a data frame where `set_output` asks for one, otherwise an
-        array, of objects if the keys are no numbers.
+        """Return the features y and the keys in the column order of the table: in a data frame if `set_output` asks for
+        one, otherwise in an array, of objects if the keys are not numbers.
         """
         width = y.shape[1] + len(self.places)
         others = [j for j in range(width) if j not in self.places]
@@ -49,22 +49,22 @@ class Split(NamedTuple):
         plain = all(_is_number(column) for column in found.values())
         out = np.empty((len(y), width), np.result_type(y, *found.values()) if plain else object)
         out[:, others] = y
-        for place, column in found.items():  # an array of times would become one of integers
+        for place, column in found.items():  # an array of times would be assigned as integers
             out[:, place] = list(column) if column.dtype.kind == "M" else column
         return out
 
 
 def _plain(values: Any) -> ndarray:
-    """A column of keys as an array, with the values that it has."""
+    """Return a column of keys as an array of its values."""
     if hasattr(values, "num_chunks"):
-        if hasattr(values.type, "index_type"):  # pyarrow takes the last category for one that is missing
+        if hasattr(values.type, "index_type"):  # pyarrow would replace a missing category by the last one
             values = values.cast(values.type.value_type)
         values = values.to_numpy(zero_copy_only=False)
     return np.asarray(values)
 
 
 def _is_number(column: ndarray) -> bool:
-    """Whether keys stay what they are in an array of floats."""
+    """Whether an array of floats can hold these keys unchanged."""
     kind = column.dtype.kind
     return kind == "f" or (kind in "iu" and -MOST <= column.min(initial=0) and column.max(initial=0) <= MOST)
 
@@ -91,7 +91,7 @@ def _frame(kind: str, names: ndarray, columns: list[Any], index: Any) -> Any:
 
 
 def split(estimator: Any, X: Any, reset: bool, keys: Any = None) -> Split:
-    """The parts of a table, whose columns scikit-learn's rules compare with those of fit, or with `reset` remember.
+    """Split a table. As scikit-learn does, compare its columns with those of fit, or remember them if `reset` is set.
 
     keys: the keys, if X has only features.
     """
@@ -137,7 +137,7 @@ def _places(estimator: Any, names: list[Any] | None, width: int, reset: bool) ->
 
 
 def _key_columns(estimator: Any, keys: Any) -> list[tuple[str, Any]]:
-    """Keys that are given apart from a table."""
+    """Return the key columns of keys that are given apart from a table."""
     names, n = key_names(estimator), len(estimator._places)
     if hasattr(keys, "columns") and hasattr(keys, "iloc"):
         columns = [keys.iloc[:, j] for j in range(keys.shape[1])]
@@ -160,7 +160,7 @@ def _key_columns(estimator: Any, keys: Any) -> list[tuple[str, Any]]:
 def _apart(
     estimator: Any, X: Any, names: list[Any] | None, width: int, reset: bool, keys: Any
 ) -> tuple[list[int], list[int]]:
-    """The positions of the keys and of the features. Scikit-learn checks the number and the names of the columns."""
+    """Return the positions of keys and features. Scikit-learn checks the number and the names of the columns."""
     if keys is None:
         validate_data(estimator, X, reset=reset, skip_check_array=True)
     places = estimator._places if keys is not None else _places(estimator, names, width, reset)
@@ -189,7 +189,7 @@ def _of_pandas(estimator: Any, X: Any, reset: bool, keys: Any) -> Split:
 
 
 def _features(X: Any, others: list[int]) -> Dense:
-    """Columns of a pandas frame: as they lie, if they are long."""
+    """Return columns of a pandas frame as a table: without a copy if they are long."""
     if len(X) >= LONG and all(
         isinstance(kind, np.dtype) and kind in FLOATS and kind.isnative for kind in X.dtypes.iloc[others]
     ):
@@ -200,7 +200,7 @@ def _features(X: Any, others: list[int]) -> Dense:
 
 
 def _run(places: list[int]) -> slice | list[int]:
-    """Positions as a slice if each follows the one before: it copies nothing."""
+    """Return positions as a slice if they are consecutive, because a slice copies nothing."""
     every = range(places[0], places[-1] + 1) if places else range(0)
     return slice(every.start, every.stop) if places == list(every) else places
 
@@ -217,7 +217,7 @@ def _of_array(estimator: Any, X: Any, reset: bool, keys: Any) -> Split:
     x = X if isinstance(X, ndarray) else np.asarray(X, object) if _mixed(X) else np.asarray(X)
     if keys is None and (x.ndim != 2 or x.dtype.kind not in "biufOUTM" or 0 in x.shape):
         check = partial(validate_data, estimator, reset=reset)
-        check(x, dtype=None if x.dtype.kind == "O" else "numeric", ensure_all_finite=False)  # an error, in its words
+        check(x, dtype=None if x.dtype.kind == "O" else "numeric", ensure_all_finite=False)  # scikit-learn's error
     width = x.shape[1] if x.ndim == 2 else 0
     places, others = _apart(estimator, x, None if reset else _known(estimator), width, reset, keys)
     columns = [] if keys is not None else [(str(j), x[:, j]) for j in places]
@@ -230,7 +230,7 @@ def _known(estimator: Any) -> list[Any] | None:
 
 
 def _mixed(X: Any) -> bool:
-    """Whether a list holds rows with other things than numbers."""
+    """Whether X is a list whose first row has anything but numbers."""
     try:
         return any(not isinstance(value, int | float | np.number) for value in X[0])
     except (TypeError, IndexError, KeyError):
@@ -251,7 +251,7 @@ def key_names(estimator: Any) -> list[str]:
 
 
 class Named:
-    """What `set_output` asks of an estimator whose result has these columns."""
+    """What `set_output` needs of an estimator whose result has columns of these names."""
 
     _sklearn_auto_wrap_output_keys = frozenset({"transform"})
 

@@ -200,7 +200,7 @@ class GroupedTransformer(
         return self._move(X, sample_weight, times)
 
     def _move(self, X: Any, sample_weight: Any, times: Any, some: bool = True) -> Self:
-        """`partial_fit`. some: refuse rows that all have no weight; otherwise only their keys are learned."""
+        """`partial_fit`. some: refuse a batch in which no row has weight; otherwise only its keys are learned."""
         if "_groups" not in self.__dict__:
             self._begin(X, sample_weight, times, whole=False, some=some)
             return self
@@ -306,7 +306,7 @@ class GroupedTransformer(
         return np.asarray(names, object)[list(kept)]
 
     def _begin(self, X: Any, sample_weight: Any, times: Any, whole: bool, some: bool = True) -> tuple[Split, Keys]:
-        """New groups from X, whose parts and keys are returned. Nothing is assigned until all of it has succeeded."""
+        """Start new groups from X. Return its parts and keys. Nothing is assigned until everything has succeeded."""
         group_parameters.check(self)
         found = aside(self)
         rest, when, column = separated(WHO, group_blocks.sample(X), times)
@@ -330,7 +330,7 @@ class GroupedTransformer(
         halflife: float | None,
         some: bool = True,
     ) -> Batch:
-        """What X says. when: the times of its rows, and the name of their column. some: refuse rows without weight."""
+        """Return the batch of X. when: the times of its rows, and the name of their column. some: as in `_move`."""
         if engine_of(X) is not None:
             return group_blocks.batch_of(self, X, sample_weight, times)
         read_times = of_rows(WHO, "halflife", self.halflife, when[0], table.features.rows, when[1])
@@ -339,7 +339,7 @@ class GroupedTransformer(
         return batch_of(read(WHO, table.keys), table.features, weight, halflife, read_times, count)
 
     def _read(self, X: Any, sample_weight: Any, times: Any) -> Batch:
-        """What a part of a table says, whose rows all weigh the same, unless they have times; nothing is learned."""
+        """Return the batch of a part of a table, whose rows weigh the same unless they have times. Learn nothing."""
         rest, when, column = separated(WHO, X, times)
         table = split(clone(self), rest, reset=True)
         halflife = ticks(self.halflife) if is_duration(self.halflife) else None
@@ -356,18 +356,18 @@ class GroupedTransformer(
 
     @property
     def _column(self) -> str | None:
-        """The name of the column of times, which is no feature."""
+        """The name of the column of times, which is not a feature."""
         return None if self._groups.zero is None else self._groups.zero.column
 
     def _result(self, X: Any, table: Split, keys: Keys | None) -> Any:
-        """What `transform` returns of a table with these keys, or of a lazy one."""
+        """What `transform` returns for a table with these keys, or for a lazy one."""
         if keys is None or engine_of(X) is not None:
             return group_blocks.mapped(self, X)
         y = self._mapped(table, keys, inverse=False)
         return table.with_keys(self, y) if self.keep_keys else y
 
     def _mapped(self, table: Split, keys: Keys, inverse: bool) -> ndarray:
-        """The features of a table, mapped or mapped back."""
+        """Return the features of a table, transformed or, with `inverse`, transformed back."""
         groups, names = self._groups, [name for name, _ in table.keys]
         at, codes = groups.places(WHO, keys, names, self.unseen == "error")
         numbers = groups.numbers(at, float(self.prior), self.unseen == "global", float(self.eps), inverse)

@@ -1,8 +1,8 @@
 """The statistics of groups that appear as a stream goes on, and of all its rows together.
 
-Each group has what a `BatchNormTransformer` of its rows alone would have: it moves when rows of it come, and its clock
-counts its own rows. The whole is what one of all rows would have, whatever their keys. Where rows have times there is
-one clock for all.
+Each group has the statistics that a `BatchNormTransformer` of its rows alone would have: a batch updates them if it has
+rows of the group, and their clock counts only these rows. `whole` has the statistics of all rows, whatever their keys.
+If rows have times, there is one clock for all groups.
 """
 
 from typing import Any
@@ -20,10 +20,10 @@ from bnorm.transformer.times import Zero
 
 
 class Groups:
-    """The statistics of all groups, by the code of a key, and of the whole. An error or an interrupt changes nothing.
+    """The statistics of all groups, by the code of a key, and of all rows. An error or an interrupt changes nothing.
 
     way     momentum and half-life, as they were given
-    zero    of the clock that reads the times of rows, once it has seen one
+    zero    the zero of the clock that reads the times of rows; None before the first
     """
 
     def __init__(self, columns: int, channels: int, momentum: float | None, halflife: Any) -> None:
@@ -32,7 +32,7 @@ class Groups:
         self.way = momentum, halflife
         self.zero: Zero | None = None
         self.whole = self._empty(1)
-        self.arrays: dict[str, ndarray] = {  # (at least G, C); there may be room for more groups
+        self.arrays: dict[str, ndarray] = {  # (at least G, C): there may be memory for more groups
             name: a.reshape(1, channels)[:0] for name, a in self._empty(1).arrays().items()
         }
         self.lengths = np.empty(0, np.int64)  # rows of each group, by which its values fade
@@ -43,12 +43,12 @@ class Groups:
         return len(self.index)
 
     def _empty(self, groups: int) -> Statistics:
-        """Statistics of so many groups that have not been seen."""
+        """Return the statistics of this many groups that have not been seen."""
         mean = np.full(groups * self.channels, np.nan)
         return Statistics(mean, mean.copy(), self.momentum, 0, from_data=True, halflife=self.halflife)
 
     def of(self, places: ndarray) -> Statistics:
-        """A copy of the statistics of these groups, G times C channels; -1 is a group that has not been seen."""
+        """Return a copy of the statistics of these groups, as G C channels; -1 is a group that has not been seen."""
         some, old = self._empty(len(places)), places >= 0
         wide = {name: a.reshape(len(places), self.channels) for name, a in some.arrays().items()}
         for name, a in wide.items():
@@ -61,7 +61,7 @@ class Groups:
         return None if self.zero is None else self.zero.newest(self.whole)
 
     def begin(self, who: str, batch: Batch, names: list[str]) -> None:
-        """Start from a whole table, whose rows all weigh the same, unless they have times. To be called once."""
+        """Start from a complete table, whose rows all weigh the same unless they have times. To be called once."""
         if batch.zero is not None:
             return self.move(who, batch, names)
         some = self._empty(len(batch.keys.keys))
@@ -108,7 +108,7 @@ class Groups:
         self._set(its, at, mine, grown, past, weighted=other.weighted, **besides)
 
     def batch(self) -> Batch:
-        """All rows as one batch, if they weigh the same, or fade by their times."""
+        """Return all rows as one batch, if they weigh the same or fade by their times."""
         n, whole, ahead = len(self), self.whole, 0.0
         every, zero = self.of(np.arange(n)), self.zero
         if zero is not None and self.newest is not None:
@@ -121,8 +121,8 @@ class Groups:
         return Batch(keys, parts, seen, last, self.lengths[:n], [step], self.weighted, zero)
 
     def _clock(self, who: str, its: Zero | None, newest: int | None) -> tuple[Zero | None, float, float]:
-        """The zero of the clock after rows whose clock has the zero `its`; how much later than it the present one is,
-        and theirs. ValueError if they have other times.
+        """Return the zero of the clock after rows until `newest`, whose clock has the zero `its`; and by how much the
+        present zero and `its` are later than this new zero. ValueError if the times are of another kind.
         """
         if its is None or newest is None:
             return self.zero, 0.0, 0.0
@@ -143,9 +143,9 @@ class Groups:
         weighted: bool,
         **rest: Any,
     ) -> None:
-        """Let these be the statistics and the rows of groups, and `rest` what the others are of what is listed above.
+        """Set the statistics and the numbers of rows of some groups, and the attributes in `rest`, all or none.
 
-        at: the places of the keys, -1 of new ones. later: how far the zero of the clock moves back for all groups.
+        at: the places of the keys, -1 for new ones. later: how far the zero of the clock moves back for all groups.
         """
         new = np.flatnonzero(at < 0)
         at = at.copy()
@@ -160,7 +160,7 @@ class Groups:
         at_once([*calls, (self.__dict__.update, rest | {"weighted": self.weighted or weighted})])
 
     def _grow(self, groups: int) -> None:
-        """Make room for so many groups."""
+        """Make the arrays long enough for this many groups."""
         room = len(self.lengths)
         if groups <= room:
             return
@@ -176,13 +176,13 @@ class Groups:
         self.whole.assign(self.whole.picked(order))
 
     def row(self, name: str) -> ndarray:
-        """One of the arrays, (G, C)."""
+        """Return one of the arrays, (G, C)."""
         return self.arrays[name][: len(self)]
 
     @np.errstate(over="ignore")
     def weight(self, places: Any) -> ndarray:
-        """The number of values by which groups weigh against a prior: if they fade, what is left of them now."""
-        if self.halflife is None:  # in a moving average, those that have been seen
+        """Return as how many values groups count against a prior; if values fade, what is left of them now."""
+        if self.halflife is None:  # in a moving average too, the values that have been seen
             seen: ndarray = self.arrays["seen"][places]
             return seen
         newest, zero = self.newest, self.zero
@@ -191,7 +191,7 @@ class Groups:
         return left
 
     def known(self, places: ndarray, prior: float) -> tuple[ndarray, ndarray]:
-        """Mean and variance of groups, (G, C), with `prior` values of the whole in each; NaN without any value."""
+        """Return mean and variance of groups, (G, C), each with `prior` values of the whole; NaN without any value."""
         seen = self.arrays["seen"][places] > 0
         mean, var = self.arrays["mean"][places], self.arrays["var"][places]
         if not prior:
@@ -206,8 +206,8 @@ class Groups:
         return mean, np.where(count > 0, m2 / np.where(count > 0, count, 1), np.nan)
 
     def places(self, who: str, keys: Keys, names: list[str], refuse: bool) -> tuple[ndarray, ndarray]:
-        """The groups of the keys of a table, -1 where one is new; and for each of its rows which of these is its own,
-        one more where there is none. refuse: whether that is a ValueError.
+        """Return the groups of the keys of a table, -1 for new keys; and the index of each row's key among these, or
+        the number of keys for a row without one. refuse: whether a new or a missing key is a ValueError.
         """
         at = self.index.find(who, keys, names)
         gone = keys.gaps
@@ -219,9 +219,9 @@ class Groups:
         return at, np.where(keys.codes < 0, np.int32(len(at)), keys.codes) if gone else keys.codes
 
     def numbers(self, places: ndarray, prior: float, fall_back: bool, eps: float, inverse: bool) -> ndarray:
-        """What the map by groups takes, (G + 1, 3, C): of these groups, and of rows without any.
+        """Return the numbers that the map by groups takes, (G + 1, 3, C): of these groups, and of rows without a group.
 
-        fall_back: whether the whole stands in for what has not been seen, -1 being a group; otherwise it is NaN.
+        fall_back: whether values that were not seen, as those of group -1, are taken from the whole; otherwise NaN.
         """
         mean, var = np.full((2, len(places) + 1, self.channels), np.nan)
         old = np.flatnonzero(places >= 0)
@@ -236,12 +236,12 @@ class Groups:
             return np.stack([shift, 1 / scale, center] if inverse else [center, scale, shift], axis=1)
 
     def moments(self) -> Moments:
-        """Those of the whole; of a moving average, with the number of values seen."""
+        """Return the moments of the whole; in a moving average, with the number of values seen."""
         return Moments.from_parts(self.whole.parts())
 
 
 def _later(statistics: Statistics, zero: float) -> Statistics:
-    """The same statistics, which are changed, if the zero of their clock was so much later."""
+    """Add `zero` to the times of statistics, in place, because the zero of their clock was later by this much."""
     if zero and statistics.last is not None:
         statistics.last += zero
     return statistics

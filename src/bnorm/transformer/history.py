@@ -18,7 +18,7 @@ class Moment(NamedTuple):
 
 
 class TimedMoment(NamedTuple):
-    """The same of a stream whose rows have times, and the time of the newest row."""
+    """The same for a stream whose rows have times, with the time of the newest row."""
 
     rows: Any
     mean: ndarray

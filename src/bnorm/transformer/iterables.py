@@ -29,7 +29,7 @@ def is_iterable(X: Any) -> bool:
 
 
 def known(estimator: Any, items: Any, sample_weight: Any, times: Any) -> tuple[Known, bool | None]:
-    """All tables as one, read in one pass, and whether there were weights: True or None."""
+    """Return all tables as one, read in one pass, and whether there were weights: True or None."""
     _refuse(sample_weight, times)
     found = aside(estimator)
     tree, rows, weighted, first, names = Tree(), 0, None, None, None
@@ -93,7 +93,7 @@ def _next(found: Any, X: Any, kind: type, features: int) -> Table:
 
 
 def _rows(X: Any) -> Any:
-    """The number of rows; 1 where it takes work to tell."""
+    """Return the number of rows; 1 if finding it out would take work."""
     if hasattr(X, "num_rows"):
         return X.num_rows
     if hasattr(X, "shape") and len(X.shape):

@@ -21,8 +21,8 @@ from bnorm.kernels.cpu import groups as kernels
 
 TEXT, NUMBER, FLAG, TIME = "string", "number", "bool", "date"
 UNIT = "datetime64[us]"
-MOST = 2**53  # floats up to it are integers
-PIECE = 1 << 16  # texts that are looked through together
+MOST = 2**53  # integers up to it are exact in float64
+PIECE = 1 << 16  # this many texts are searched together
 
 
 class Column(NamedTuple):
@@ -33,7 +33,7 @@ class Column(NamedTuple):
     kind: str | None
     codes: ndarray
     values: ndarray
-    ordered: bool = False  # codes are those of their first appearance, and none is missing
+    ordered: bool = False  # codes are in order of first appearance, and no key is missing
 
 
 class Keys(NamedTuple):
@@ -76,7 +76,7 @@ def _paired(codes: ndarray, others: ndarray, n: int) -> ndarray:
 
 
 def _numbered(codes: ndarray) -> tuple[ndarray, ndarray]:
-    """The codes that occur in order of their appearance, without -1, and each row's place among them."""
+    """Return the codes other than -1 in the order in which they appear, and the place of each row's code among them."""
     found, places = kernels.distinct(np.ascontiguousarray(codes, np.int64))
     missing = np.flatnonzero(found == -1)
     if not len(missing):
@@ -91,7 +91,7 @@ def _first_rows(codes: ndarray, n: int) -> ndarray:
     """The first row of each code."""
     rows = np.empty(n, np.int64)
     known = np.flatnonzero(codes >= 0)[::-1]
-    rows[codes[known]] = known  # of what is assigned to one place, the last stays
+    rows[codes[known]] = known  # the last value assigned to a place remains: the first row
     return rows
 
 
@@ -123,11 +123,11 @@ def _pandas(who: str, values: Any) -> Column:
 
 
 def _factorized(who: str, values: Any) -> Column:
-    """Python objects by pandas, but for texts with a character 0, of which versions below 3.1 see no more."""
+    """Find equal objects by pandas; not if texts have a character 0, at which pandas below 3.1 stops reading."""
     codes, found = sys.modules["pandas"].factorize(values)
     if not _reads_whole_texts() and _have_zeros(objects := np.asarray(values, object)):
         return _coded(*_objects_apart(who, objects))
-    column, places = _objects_apart(who, np.asarray(found, object))  # which may be equal to us
+    column, places = _objects_apart(who, np.asarray(found, object))  # keys that differ for pandas may be equal here
     return _coded(column._replace(codes=places), codes, in_order=True)
 
 
@@ -139,7 +139,7 @@ def _reads_whole_texts() -> bool:
 def _have_zeros(values: ndarray) -> bool:
     try:
         return any("\0" in "".join(values[i : i + PIECE]) for i in range(0, len(values), PIECE))
-    except TypeError:  # some are no texts: then it compares objects
+    except TypeError:  # some are not texts: then pandas compares objects
         return False
 
 
@@ -200,7 +200,7 @@ def _array(who: str, values: ndarray) -> Column:
 
 
 def _texts(values: ndarray) -> Column:
-    """Texts of one width, which are equal if their numbers are: two characters are one of 64 bits."""
+    """Compare texts of one width as numbers: two characters are one number of 64 bits."""
     characters = np.ascontiguousarray(values).view(np.uint32).reshape(len(values), -1)
     codes = np.zeros(len(values), np.int32)
     for i in range(0, characters.shape[1], 2):
@@ -285,9 +285,9 @@ def _kind_of(who: str, value: Any) -> tuple[str, Any]:
 
 
 def _coded(found: Column, codes: ndarray, missing: ndarray | None = None, in_order: bool = False) -> Column:
-    """Codes of codes: `found` are the values of `codes`, some of which may be missing too.
+    """Return a column whose rows have these codes, where the key of code i is that of row i of the column `found`.
 
-    in_order: codes count up from 0 by their first appearance.
+    missing: codes without a key. in_order: `codes` count up from 0 in the order in which they first appear.
     """
     if in_order and codes.min(initial=0) >= 0 and bool((found.codes == np.arange(len(found.codes))).all()):
         return Column(found.kind, codes.astype(np.int32, copy=False), found.values, ordered=True)
@@ -298,7 +298,7 @@ def _coded(found: Column, codes: ndarray, missing: ndarray | None = None, in_ord
 
 
 class Index:
-    """The keys that have been seen, each with a code: its place in `keys`. It grows by `added` alone."""
+    """The keys that have been seen, each with a code: its place in `keys`. Only the calls of `added` add keys."""
 
     def __init__(self, columns: int) -> None:
         self.kinds: tuple[str | None, ...] = (None,) * columns
@@ -309,7 +309,7 @@ class Index:
         return len(self.keys)
 
     def find(self, who: str, keys: Keys, names: Sequence[str]) -> ndarray:
-        """The code of each key, -1 if it is new. TypeError if keys are of another kind than those seen."""
+        """Return the code of each key, -1 if it is new. TypeError if keys are of another kind than those seen."""
         for name, mine, its in zip(names, self.kinds, keys.kinds, strict=True):
             if None not in (mine, its) and mine != its:
                 raise TypeError(f"{who}: by: column {name}: expected keys of kind {mine!r}, as in fit, got {its!r}")
@@ -318,14 +318,14 @@ class Index:
         return np.fromiter((self._places.get(key, -1) for key in keys.keys), np.int64, len(keys.keys))
 
     def added(self, keys: list[Any], kinds: tuple[str | None, ...]) -> list[tuple[Any, ...]]:
-        """Compiled calls, with their arguments, that add keys that are new, in their order."""
+        """Return compiled calls, with their arguments, that add these keys, which must be new, in this order."""
         known = {"kinds": tuple(mine or its for mine, its in zip(self.kinds, kinds, strict=True))}
         places = dict(zip(keys, range(len(self.keys), len(self.keys) + len(keys)), strict=True))
         return [(self.__dict__.update, known), (self._places.update, places), (self.keys.extend, keys)]
 
     def array(self) -> ndarray:
-        """The keys as an array: of strings (object), numbers, bools or times; of several columns an object array of
-        tuples.
+        """Return the keys as an array: of strings (object), numbers, bools or times; for several columns, an object
+        array of tuples.
         """
         if len(self.kinds) == 1:
             return _typed(self.kinds[0], self.keys)
@@ -354,7 +354,7 @@ def _typed(kind: str | None, keys: list[Any]) -> ndarray:
 
 
 def stored(index: Index) -> tuple[list[str | None], dict[str, ndarray]]:
-    """The kinds of the columns, and arrays, from which `restored` makes the index again."""
+    """Return the kinds of the columns, and arrays; `restored` makes the index from them again."""
     arrays: dict[str, ndarray] = {}
     for j, (kind, column) in enumerate(zip(index.kinds, index.columns(), strict=True)):
         if kind == TEXT:

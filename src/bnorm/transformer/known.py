@@ -1,4 +1,4 @@
-"""A table that was read somewhere else: its sums are known, and nothing more."""
+"""A table that was read somewhere else: only its sums are known."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +10,9 @@ from bnorm.moments import Moments
 
 
 class Known:
-    """What `BatchNormTransformer.fit` asks of a table. sample_weight of that call only tells whether there are weights.
+    """What `BatchNormTransformer.fit` needs of a table. Its sample_weight only tells whether there were weights.
 
-    names: of the features, or None. found: their moments, exact ones for a transformer whose sums are exact.
+    names: the names of the features, or None. found: their moments, exact ones if the transformer has exact=True.
     """
 
     dtype = np.dtype(np.float64)

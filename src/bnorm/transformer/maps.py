@@ -12,7 +12,7 @@ Affine = tuple[ndarray, ndarray] | None  # gamma and beta
 
 
 def forward(statistics: Statistics, affine: Affine, eps: float) -> ndarray:
-    """The rows mean, var, rstd, scale, shift of y = (x - mean) scale + shift."""
+    """Return the rows mean, var, rstd, scale, shift of y = (x - mean) scale + shift."""
     gamma, beta = affine or (None, None)
     mean, var = statistics.mean, statistics.var
     stats: ndarray = BACKENDS[type(mean)].known(mean, var, gamma, beta, eps)
@@ -21,7 +21,7 @@ def forward(statistics: Statistics, affine: Affine, eps: float) -> ndarray:
 
 @np.errstate(all="ignore")
 def inverse(stats: ndarray, dtype: np.dtype[Any]) -> ndarray:
-    """The rows of a forward map made those of its inverse, in place, for y of that type.
+    """Turn the rows of a forward map into those of its inverse, in place. dtype: the type of y.
 
     x = (y - beta) std / gamma + mean; where gamma is 0 the result is the mean.
 

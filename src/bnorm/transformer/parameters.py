@@ -27,10 +27,10 @@ def _given(t: Any) -> tuple[Any, ...]:
 
 
 def check(estimator: Any) -> None:
-    """An error, by scikit-learn or by this function, if a parameter is invalid."""
+    """Raise an error, scikit-learn's or one of this function, if a parameter is invalid."""
     t, given = estimator, _given(estimator)
     key = (type(t), given, *map(type, given))  # the types too, as True equals 1, but is not valid where 1 is
-    with suppress(TypeError):  # a value without a hash is refused below
+    with suppress(TypeError):  # an unhashable value is refused below
         if key in VALID:
             return
     t._validate_params()
@@ -59,7 +59,7 @@ def check(estimator: Any) -> None:
 def apart(mine: Mapping[str, Any], its: Mapping[str, Any], own: Fitted, other: Fitted, here: str) -> str | None:
     """Why two streams cannot be merged, by their parameters and by what they have learned; None if they can.
 
-    here: where the first one is, as "here" or "in a.npz"
+    here: where the first stream is, in words, such as "here" or "in a.npz"
     """
     if compared(mine["halflife"]) != compared(its["halflife"]):
         return f"halflife: expected {mine['halflife']}, as {here}, got {its['halflife']}"
@@ -82,13 +82,13 @@ def apart(mine: Mapping[str, Any], its: Mapping[str, Any], own: Fitted, other: F
 
 
 def settings(estimator: Any) -> tuple[Any, ...]:
-    """The parameters of a transformer, and what its stream has made of them."""
+    """Return the parameters of a transformer, and the settings of its state that follow from them."""
     state = estimator._state
-    return *_given(estimator), state.eps, state.statistics.rule  # a rule is renewed with each of its settings
+    return *_given(estimator), state.eps, state.statistics.rule  # a new setting makes a new rule
 
 
 def changed(estimator: Any) -> bool:
-    """Whether there are other parameters than `State.follow` has been told; an error if they are invalid."""
+    """Whether parameters have changed since `State.follow` was called with them. Raise an error if they are invalid."""
     before = estimator._state.followed
     if before is not None and all(map(is_, settings(estimator), before)):
         return False
@@ -98,7 +98,7 @@ def changed(estimator: Any) -> bool:
 
 
 def shown(estimator: Any, text: str) -> str:
-    """scikit-learn's text of an estimator, which hides what is default, with the momentum of a moving average."""
+    """Add the momentum of a moving average to scikit-learn's text of an estimator, which hides default parameters."""
     averaged = mode_of(estimator.momentum, estimator.halflife) == AVERAGE and estimator.window is None
     if "momentum=" in text or not averaged:
         return text
@@ -107,7 +107,7 @@ def shown(estimator: Any, text: str) -> str:
 
 
 def check_same_stream(estimator: Any) -> None:
-    """ValueError if parameters have changed that a stream keeps from its first batch on."""
+    """Raise ValueError if a parameter has changed that must stay the same during a stream."""
     state, before = estimator._state, estimator._state.manner
     if (now := manner(estimator.momentum, estimator.halflife, estimator.window)) != before:
         raise ValueError(

@@ -1,7 +1,7 @@
 """`partial_fit` for a whole scikit-learn Pipeline, which has none.
 
-Copies of the steps learn from the batch. Only when all of them have, the steps take over what their copies have
-learned, in one compiled call. So an error or an interrupt changes nothing, wherever it comes.
+Copies of the steps learn from the batch. When all copies have learned, the steps take over what they have learned, in
+one compiled call. So an error or an interrupt changes nothing, wherever it comes.
 """
 
 import copy
@@ -112,7 +112,7 @@ def partial_fit_pipeline(
 
 
 class _Changes:
-    """The changes that a batch makes to the steps, until they are made, all of them at once."""
+    """The changes that a batch makes to the steps: collected first, then made all at once."""
 
     def __init__(self) -> None:
         self._copies: dict[int, Any] = {}  # by the id of the original, which deepcopy keeps alive
@@ -120,37 +120,37 @@ class _Changes:
         self._calls: list[tuple[Callable[..., Any], *tuple[Any, ...]]] = []
 
     def copy_of(self, step: Any) -> Any:
-        """The copy of a step that learns instead of it."""
+        """Return a copy of a step, which learns in its place."""
         new = copy.deepcopy(step, self._copies)
         self._copied.append((step, new))
         return new
 
     def set(self, step: Any, **attributes: Any) -> None:
-        """Attributes that the step itself will get."""
+        """Note attributes that the step itself will get."""
         self._calls.append((step.__dict__.update, attributes))
 
     def make(self) -> None:
-        """All of them, or none."""
+        """Make all changes, or none."""
         for step, new in self._copied:
             if isinstance(step, BatchNormTransformer) and "_state" in step.__dict__:  # layer_ stays the same object
                 self._calls += step._state.becoming(new._state)
             else:
                 self._calls.append((object.__setattr__, step, "__dict__", new.__dict__))
-        before = [step.__dict__ for step, _ in self._copied]  # not freed meanwhile, which may run code
+        before = [step.__dict__ for step, _ in self._copied]  # kept until then, as freeing them may run code
         at_once(self._calls)
         del before
 
 
 class _Beside(NamedTuple):
-    """What belongs to the rows of a batch, and the changes that it makes."""
+    """What comes with the rows of a batch, and the changes that the batch makes."""
 
     y: Any
     given: dict[str, Any]  # by the names of arguments
-    times: Any  # those of a column, if it is given by name
+    times: Any  # the times themselves, if `given` has the name of their column
     changes: _Changes
 
     def taken_by(self, step: Any, X: Any) -> dict[str, Any]:
-        """The arguments for a step that gets the table X. A column of times is known to the first such step alone."""
+        """Return the arguments for a step that gets X. Times are given by name only if X still has their column."""
         taken = {name: value for name, value in self.given.items() if value is not None and _takes(step, name)}
         if type(column := taken.get("times")) is str and column not in names_of(X):
             taken["times"] = self.times
@@ -158,7 +158,7 @@ class _Beside(NamedTuple):
 
 
 def _advance(step: Any, X: Any, beside: _Beside, output: bool) -> tuple[Any, Any]:
-    """A copy of a step that has learned a batch, and the batch as it transforms it, or None unless `output` asks."""
+    """Return a copy of a step that has learned a batch, and what it makes of the batch, or None unless `output`."""
     if isinstance(step, Pipeline):
         new, last = copy.copy(step), len(step.steps) - 1
         new.steps = []
@@ -176,7 +176,7 @@ def _advance(step: Any, X: Any, beside: _Beside, output: bool) -> tuple[Any, Any
         step.partial_fit(X, beside.y, **beside.taken_by(step, X))
     elif not _is_fitted(step) or not (hasattr(step, "n_features_in_") or get_tags(step).requires_fit):
         step = beside.changes.copy_of(step)
-        step.fit(X, beside.y)  # one that needs no fit learns only the features, whose names it passes on
+        step.fit(X, beside.y)  # a step that needs no fit only learns the names of features, which it passes on
     return step, step.transform(X) if output else None
 
 
@@ -218,10 +218,10 @@ def _here(step: Any) -> Any:
 
 
 class _Fed:
-    """Stands for a part while scikit-learn transforms a batch with the whole, and lets the part learn its input."""
+    """Replaces a part of a step while scikit-learn transforms a batch with it, and lets the part learn its input."""
 
     def __init__(self, step: Any, beside: _Beside) -> None:
-        self.step = self.learned = step  # learned: the copy that has
+        self.step = self.learned = step  # learned: later the copy that has learned
         self.beside = beside
 
     def transform(self, X: Any) -> Any:

@@ -1,8 +1,7 @@
 """A sequence of sets of values, and the moments of all of them: it merges, and never subtracts.
 
-The sets are the leaves of a balanced binary tree, each node of which has the moments of what is below it. A change
-makes new nodes from a leaf to the root, and leaves the old tree as it is. So a tree can be kept, or given up, without a
-copy.
+The sets are the leaves of a balanced binary tree (a rope). Each node has the moments of all sets below it. A change
+makes new nodes from a leaf to the root, and leaves the old tree as it is. So an old tree can be kept without a copy.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +11,7 @@ from numpy import ndarray
 
 from bnorm.kernels import cpu
 
-HEAVY = 2  # times as many sets as beside it are too many
+HEAVY = 2  # a node may have at most this many times the sets of the node beside it
 
 
 class Node(NamedTuple):
@@ -23,16 +22,16 @@ class Node(NamedTuple):
     first: int  # the key of the first set
     left: "Node | None"
     right: "Node | None"
-    item: Any  # the set, if it is one
+    item: Any  # the set, in a leaf
 
 
 def leaf(parts: ndarray, key: int, item: Any) -> Node:
-    """One set. Keys, such as times, must not fall from one to the next."""
+    """Return the node of one set. Keys, such as times, must not decrease from one set to the next."""
     return Node(parts, 1, key, None, None, item)
 
 
 def of(leaves: Sequence[Node]) -> Node | None:
-    """Sets one after the other."""
+    """Return a tree of these sets, in this order; None if there are none."""
     if len(leaves) < 2:
         return leaves[0] if leaves else None
     half = len(leaves) // 2
@@ -40,7 +39,7 @@ def of(leaves: Sequence[Node]) -> Node | None:
 
 
 def joined(a: Node | None, b: Node | None) -> Node | None:
-    """What is in a, and then what is in b."""
+    """Return a tree of the sets of a, followed by those of b."""
     return b if a is None else a if b is None else _join(a, b)
 
 
@@ -59,14 +58,14 @@ def last(node: Node) -> Any:
 
 
 def rest(node: Node) -> Node | None:
-    """All but the first set."""
+    """Return the tree without its first set."""
     if node.left is None or node.right is None:
         return None
     return joined(rest(node.left), node.right)
 
 
 def replaced(node: Node, key: int, change: Callable[[Any], Node | None]) -> Node | None:
-    """Others instead of the last set whose key is not above this one, or of the first."""
+    """Replace the last set whose key is not above `key`, or else the first set, by what `change` makes of it."""
     if node.left is None or node.right is None:
         return change(node.item)
     if key < node.right.first:
@@ -95,14 +94,14 @@ def items(node: Node | None) -> Iterator[Any]:
 
 
 def shape(node: Node | None) -> str:
-    """How the tree is built: 1 for a node with two below it, 0 for a set."""
+    """Return the shape of the tree: 1 for a node, followed by the two below it; 0 for a set."""
     if node is None:
         return ""
     return "0" if node.left is None else f"1{shape(node.left)}{shape(node.right)}"
 
 
 def built(shape: str, leaves: Sequence[Node]) -> Node | None:
-    """A tree of that shape; an error of any kind if there is none of these sets."""
+    """Return a tree of this shape with these sets; an error of any kind if they do not fit."""
     steps, given = iter(shape), iter(leaves)
 
     def build() -> Node:
@@ -120,14 +119,14 @@ def _pair(a: Node, b: Node) -> Node:
 
 def _join(a: Node, b: Node) -> Node:
     if a[1] > HEAVY * b[1]:
-        return _balanced(a.left, _join(a.right, b))  # type: ignore[arg-type]  # what has several sets has both
+        return _balanced(a.left, _join(a.right, b))  # type: ignore[arg-type]  # a node of several sets has both
     if b[1] > HEAVY * a[1]:
         return _balanced(_join(a, b.left), b.right)  # type: ignore[arg-type]
     return _pair(a, b)
 
 
 def _balanced(a: Node, b: Node) -> Node:
-    """A pair, turned if one side has become too heavy."""
+    """Return a node of a and b, rotated if one side has become too heavy."""
     if a[1] > HEAVY * b[1]:
         outer, inner = a.left, a.right
         if inner[1] < 2 * outer[1]:  # type: ignore[index]

@@ -44,9 +44,9 @@ KNOWN = {"format", "class", "parameters", "features", "names", "counted", "weigh
 KNOWN |= {"times", "window"}
 MOMENTS = ("history_rows", "history_mean", "history_var")  # a row for each recorded moment
 TIMES = "history_times"  # the same, if rows have times
-SUMS = "exact_"  # begins the names of the arrays of exact sums
+SUMS = "exact_"  # the prefix of the names of the arrays of exact sums
 EXTRA = {"rows", "missing", "extremes", "checkpoint"}  # entries that the command adds
-NAMES = {  # of arrays, where they differ from those of the statistics: PyTorch's, where PyTorch has one
+NAMES = {  # of arrays that the file names differently from `Statistics`: PyTorch's name if it has one
     "mean": "running_mean",
     "var": "running_var",
     "weight": "stream_weight",
@@ -159,7 +159,7 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
 
 
 def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
-    """The reverse of `packed`. An error of any kind means that the file is not one of a transformer."""
+    """The reverse of `packed`. An error of any kind means that this is not the file of a transformer."""
     parameters, names = _parameters(config["parameters"]), config["names"]
     recorded = {name: entries[name].array() for name in (*MOMENTS, TIMES) if name in entries}
     sums = {name.removeprefix(SUMS): entry.array() for name, entry in entries.items() if name.startswith(SUMS)}
@@ -194,7 +194,7 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
 def _restore(
     state: Fitted, config: Config, sums: dict[str, ndarray], rows: dict[str, ndarray], recorded: dict[str, ndarray]
 ) -> None:
-    """Restore what there is beside the statistics: exact sums, the zero of the clock, a window and the record."""
+    """Restore everything but the statistics: exact sums, the zero of the clock, a window and the record."""
     seen = state.statistics.seen
     if state.sums is not None:
         restored = ExactMoments.restored(sums)
@@ -215,7 +215,7 @@ def _restore(
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A parameter in JSON's types. It may be of NumPy's types, and a number may be a bool."""
+    """Convert a parameter to a type of JSON. It may be of one of NumPy's types, and a number may be a bool."""
     if value is None or type(DEFAULTS[name]) is bool:
         return value if value is None else bool(value)
     if durations.is_duration(value):
@@ -227,7 +227,7 @@ def _parameters(given: Any) -> dict[str, Any]:
     """The parameters of a transformer, checked."""
     if unknown := sorted(given.keys() - DEFAULTS.keys()):
         raise ValueError(f"unknown parameters {unknown}")
-    given = DEFAULTS | given  # a file of an older version has not all of them
+    given = DEFAULTS | given  # a file of an older version may lack some of them
     momentum, halflife, window, eps, ddof, moments, exact = (
         given[name] for name in ("momentum", "halflife", "window", "eps", "ddof", "history", "exact")
     )
@@ -270,7 +270,7 @@ def _recall(state: Fitted, given: Any, recorded: Mapping[str, ndarray]) -> None:
 
 
 def zero_of(kind: Any, origin: Any, column: Any) -> Zero:
-    """The zero of a clock that reads times, checked."""
+    """Return the zero of a clock that reads times, checked."""
     good = kind in KINDS and type(origin) is int and abs(origin) < 2**63
     if not good or not (column is None or type(column) is str):
         raise ValueError(f"times: {(kind, origin, column)!r:.80}")
@@ -287,9 +287,9 @@ def _stacked(rows: Sequence[Any]) -> ndarray:
 
 
 def checked(arrays: Mapping[str, ndarray], statistics: Statistics) -> None:
-    """ValueError unless these are statistics that may be saved. It is the rule `bn_sound` in formulas.h, for arrays.
+    """Raise ValueError unless these statistics may be saved. The rule is that of `bn_sound` in formulas.h, for arrays.
 
-    No update leads to others. Assigned values may: then they cannot be saved.
+    Every update obeys it. Values that users assign may not: then the statistics cannot be saved.
     """
     seen, mean, var, low = (arrays[name] for name in ("seen", "running_mean", "running_var", "low"))
     weight, fades, known = arrays.get("stream_weight", seen), statistics.mode == FADE, seen > 0

@@ -23,7 +23,7 @@ def moments(x: Any, weight: ndarray | None) -> Moments:
 
 
 def scaled(x: Any, factor: ndarray, in_place: bool) -> Any:
-    """CSR x with each column times a factor."""
+    """Return CSR x with each column multiplied by a factor."""
     data, indices, indptr = _arrays(x)
     if in_place:  # before anything is overwritten
         refuse_infinity(x)
@@ -39,7 +39,7 @@ def scaled(x: Any, factor: ndarray, in_place: bool) -> Any:
 
 
 def refuse_infinity(x: Any) -> None:
-    """ValueError, in scikit-learn's words, if infinity is stored."""
+    """Raise ValueError, in scikit-learn's words, if infinity is stored."""
     if np.isinf(x.data).any():
         raise infinite(x)
 
@@ -49,7 +49,7 @@ def _moments(x: Any, weight: ndarray | None) -> tuple[ndarray, bool]:
 
 
 def _arrays(x: Any) -> tuple[ndarray, ndarray, ndarray]:
-    """data, indices and indptr as the kernels take them: contiguous, native, one index type, without unused space."""
+    """Return data, indices and indptr as the kernels take them: contiguous, native, of one index type, and trimmed."""
     n = x.indptr[-1]
     index = np.result_type(x.indices, x.indptr, np.int32)
     data = np.ascontiguousarray(x.data[:n], np.float64 if x.dtype.itemsize == 8 else np.float32)

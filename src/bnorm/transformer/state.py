@@ -1,8 +1,8 @@
-"""The fitted state of a transformer, and the same as a layer, whose running statistics are those of the stream.
+"""The fitted state of a transformer, which is also available as a layer with the statistics of the stream.
 
 Transformer and layer share the same `Statistics`. Either may update them: the transformer with a batch of its stream,
-or the layer in training mode. The layer is made when somebody asks for it: that takes as long as the rest of a small
-fit.
+or the layer in training mode. The layer is made only when somebody asks for it, because making it takes as long as the
+rest of a small fit.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ KINDS = {AVERAGE: "an average of batches", POOL: "rows that weigh the same", FAD
 
 
 def manner(momentum: float | None, halflife: Any, window: Any) -> str:
-    """The same in words; also whether rows fade by their times, and the window."""
+    """Say in words how a stream weighs its rows, whether they fade by their times, and how long a window is."""
     if window is not None:
         return f"a window of {durations.text(window) if is_duration(window) else window}"
     by_time = " by their times" if is_duration(halflife) else ""
@@ -32,13 +32,13 @@ def manner(momentum: float | None, halflife: Any, window: Any) -> str:
 
 
 class State(Fitted):
-    """The fitted state of a transformer. It starts with NaN statistics, gamma 1 and beta 0, for the features and the
+    """The fitted state of a transformer. It starts with NaN statistics, gamma 1 and beta 0, for the features and on the
     device of x.
     """
 
     _layer: BatchNorm1d | None = None
 
-    followed: tuple[Any, ...] | None = None  # the settings that it was last told to follow: not in a copy
+    followed: tuple[Any, ...] | None = None  # the settings when `follow` was last called; copies do not have them
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class State(Fitted):
 
     @property
     def layer(self) -> BatchNorm1d:
-        """The state as a layer, always the same one."""
+        """The state as a layer, always the same object."""
         if self._layer is None:
             mine, device = self.statistics, "cpu" if self.array_type is ndarray else "cuda"
             options: Any = {"eps": self._eps, "momentum": mine.momentum, "ddof": mine.ddof, "affine": self.affine}
@@ -70,7 +70,7 @@ class State(Fitted):
 
     @property
     def eps(self) -> float:
-        """The eps of the layer, which can be assigned to."""
+        """The eps of the layer, to which users can assign another."""
         return self._eps if self._layer is None else self._layer.eps
 
     @property
@@ -92,7 +92,7 @@ class State(Fitted):
         return std
 
     def forward(self) -> ndarray:
-        """As in `maps`. Of gamma and beta nobody has asked for, all are 1 and 0."""
+        """As in `maps`. While nobody has asked for the layer, gamma is 1 and beta is 0."""
         return maps.forward(self.statistics, None if self._layer is None else self.parameters, self.eps)
 
     def take(self, other: Fitted) -> None:
@@ -103,13 +103,13 @@ class State(Fitted):
         return {name: value for name, value in self.__dict__.items() if name != "followed"}
 
     def becoming(self, other: "State") -> list[tuple[Any, ...]]:
-        """Compiled calls, with their arguments, that make this state that of its copy which has moved on."""
+        """Return compiled calls, with their arguments, that take over what a copy of this state has learned since."""
         its, limit = other.statistics, None if other.history is None else other.history.limit
         self._follow_numbers(its.momentum, its.halflife, other.eps, limit)
         return self.taking(its, other.besides())
 
     def follow(self, momentum: float | None, halflife: Any, eps: float, history: int | None) -> None:
-        """Continue with other parameters, of those that may change during a stream."""
+        """Continue with other values of those parameters that may change during a stream."""
         self._follow_numbers(None if self.window is not None else momentum, ticks(halflife), eps, history)
 
     def _follow_numbers(self, momentum: float | None, halflife: float | None, eps: float, history: int | None) -> None:
@@ -125,7 +125,7 @@ class State(Fitted):
             self.keep(history)
 
     def pull_back(self, x: ndarray, dy: ndarray) -> tuple[ndarray, ndarray | None, ndarray | None]:
-        """dx, dgamma, dbeta. NaN, and values of a feature without statistics, do not count in dgamma and dbeta."""
+        """Return dx, dgamma, dbeta. In dgamma and dbeta, NaN and values of features without statistics do not count."""
         stats = self.forward()
         dx, dgamma, dbeta = _pull_back(x, dy, stats)
         if not (np.isfinite(dgamma) & np.isfinite(dbeta)).all():

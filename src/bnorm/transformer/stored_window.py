@@ -1,4 +1,4 @@
-"""The rows of a window in a file, cut into chunks as they were, so that the stream goes on with the same bits."""
+"""The rows of a window in a file, in the same chunks as in memory, so that the stream goes on with the same bits."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ ARRAYS = {"window_x": "x", "window_times": "ns", "window_weights": "weight"}
 
 
 def stored(window: Window) -> tuple[dict[str, Any], dict[str, ndarray]]:
-    """The entry of the configuration, and the arrays: the rows that have left already are not among them."""
+    """Return the entry of the configuration and the arrays, without rows that have left the window."""
     pieces = list(window.rows())
     if not pieces:
         return {"chunks": []}, {}
@@ -30,7 +30,7 @@ def stored(window: Window) -> tuple[dict[str, Any], dict[str, ndarray]]:
 
 
 def restored(window: Window, config: Any, arrays: Mapping[str, ndarray], features: int) -> Window:
-    """The window of a file, from an empty one; ValueError if it is none."""
+    """Return the window of a file, with the settings of an empty one; ValueError if the file has no valid window."""
     if config == {"chunks": []} and not arrays:
         return window
     lengths, types = [n for n, _ in config["chunks"]], [np.dtype(name) for _, name in config["chunks"]]

@@ -25,7 +25,7 @@ from bnorm.transformer.weights import WHO as WHO
 from bnorm.transformer.weights import sample_weights
 
 PIECE = 1 << 20  # bytes of a piece, if a table is copied in pieces: they stay in the cache
-SHALLOW = 300.0  # half-lives: see `faded`
+SHALLOW = 300.0  # half-lives: see `_faded`
 
 
 class Table(Protocol):
@@ -48,7 +48,7 @@ class Table(Protocol):
         """The dtype of the features."""
 
     def weights(self, sample_weight: Any, some: bool = True) -> Any:
-        """Sample weights, checked: not negative, with `some` not all zero."""
+        """Sample weights, checked: not negative, and with `some` not all zero."""
 
     def parts(self, weight: Any) -> ndarray:
         """Count, mean, m2 and low of each feature, (4, C), all rows weighing the same."""
@@ -100,7 +100,7 @@ class Dense:
         return sample_weights(sample_weight, self.kind, self.x, some)
 
     def whole(self, weight: ndarray | None) -> ndarray:
-        """As `parts`, but infinity in it is no error yet."""
+        """As `parts`, but without an error for infinity."""
         return whole(self.x, weight)
 
     def parts(self, weight: ndarray | None) -> ndarray:
@@ -126,13 +126,13 @@ class Dense:
         return steps
 
     def mapped(self, stats: ndarray, in_place: bool) -> Any:
-        """It is written over the table, or has its memory order."""
+        """The result is written over the table, or is a new array in the memory order of the table."""
         if in_place:  # before anything is overwritten
             self.refuse_infinity()
         return _mapped(self.x, stats, in_place)
 
     def refuse_infinity(self, among: ndarray | None = None) -> None:
-        """among: only in these rows."""
+        """among: a mask of the rows to search."""
         x = self.dense()
         if x.dtype.kind in "bui":
             return
@@ -142,7 +142,7 @@ class Dense:
 
 
 class InColumns(Dense):
-    """Columns of an Arrow table. What needs rows makes an array of them."""
+    """Columns of an Arrow table. Methods that need rows copy the columns to an array."""
 
     __slots__ = ()
 
@@ -180,13 +180,13 @@ def whole(x: ndarray, weight: ndarray | None, skipna: bool = True) -> ndarray:
 
 
 class Faded(NamedTuple):
-    """Rows that fade with age, seen from the last of them."""
+    """The fields of a `Step` for rows that fade with age, with times counted from the last row."""
 
     parts: ndarray
     seen: ndarray
     pairs: ndarray
     last: ndarray
-    split: int  # if not 0: the rows before it have no weight, but are needed for an unbiased variance
+    split: int  # if not 0, the rows before it have no weight, but an unbiased variance needs them
 
 
 def faded(x: ndarray, weight: ndarray | None, clock: Clock, ddof: int) -> list[Step]:
@@ -226,7 +226,7 @@ def _faded(x: ndarray, weight: ndarray | None, clock: Clock, ddof: int) -> Faded
         there = ~np.isnan(x[:, c]) if weight is None else ~np.isnan(x[:, c]) & (weight > 0)
         end = int(np.flatnonzero(moved(there, ndarray))[-1]) + 1
         own = None if weight is None else np.where(there, weight, 0)[:end]
-        if end == n and bool(_unit(own) == unit):  # it is as it should be: what weighs most is old
+        if end == n and bool(_unit(own) == unit):  # nothing to gain: its heaviest row is old
             continue
         one = _faded(x[:end, c : c + 1], own, clock.of(slice(0, end)), ddof)
         parts[:, c], pairs[c], last[c] = one.parts[:, 0], one.pairs[0], clock.before(end - 1, n)
@@ -245,7 +245,7 @@ def _unit(weight: ndarray | None) -> Any:
 
 
 def _complete(x: ndarray, w: ndarray, weight: ndarray | None) -> ndarray | None:
-    """Moments of rows of weight w; None if a value is missing, or may be missing in a row that has no weight left."""
+    """Return moments of rows of weight w; None if a value is missing, or may be in a row that has no weight left."""
     parts = whole(x, w, skipna=False)
     with np.errstate(all="ignore"):
         some: list[Any] = [_dot(parts[1], parts[2])]
@@ -256,7 +256,7 @@ def _complete(x: ndarray, w: ndarray, weight: ndarray | None) -> ndarray | None:
 
 
 def merged(parts: list[ndarray]) -> ndarray:
-    """The parts of several sets of rows, merged."""
+    """Merge the parts of several sets of rows."""
     if len(parts) == 1:
         return parts[0]
     together: ndarray = BACKENDS[type(parts[0])].merge(parts)
@@ -264,7 +264,7 @@ def merged(parts: list[ndarray]) -> ndarray:
 
 
 def _seen(x: ndarray, weight: ndarray | None, near: int) -> ndarray:
-    """The count of each feature before fading. Infinity in rows too old to have any weight is refused here."""
+    """Return the count of each feature before fading. Infinity in rows too old to have any weight is refused here."""
     counted: Any = whole(x, weight)
     if near:
         refuse_infinity_in(counted, Dense(x), weight)
@@ -272,7 +272,7 @@ def _seen(x: ndarray, weight: ndarray | None, near: int) -> ndarray:
 
 
 def _pairs(x: ndarray, w: ndarray, f: ndarray, parts: ndarray, seen: ndarray) -> ndarray:
-    """The square of the sum of all weights minus the sum of their squares, for each feature.
+    """Return the square of the sum of all weights minus the sum of their squares, for each feature.
 
     A row of sample weight s stands for s values that have faded to f. If one row outweighs the others by far, the
     difference would cancel, and products of weights are added instead.
@@ -290,7 +290,7 @@ def _pairs(x: ndarray, w: ndarray, f: ndarray, parts: ndarray, seen: ndarray) ->
 
 
 def refuse_infinity_in(parts: ndarray, x: Dense, weight: ndarray | None) -> None:
-    """ValueError if x contains infinity, which shows in the parts. So does an allowed overflow of finite values."""
+    """Raise ValueError if x contains infinity. It shows in the parts, but so does an overflow, which is allowed."""
     with np.errstate(all="ignore"):
         shown = BACKENDS[type(parts)].numbers(_dot(parts[1], parts[2]))
     if not isfinite(shown[0]):
@@ -299,7 +299,7 @@ def refuse_infinity_in(parts: ndarray, x: Dense, weight: ndarray | None) -> None
 
 
 def refuse_infinity_unseen(x: Dense, weight: ndarray | None) -> None:
-    """ValueError if rows of weight 0, which do not show in the parts, contain infinity."""
+    """Raise ValueError if rows of weight 0, which do not show in the parts, contain infinity."""
     if weight is not None and not BACKENDS[type(weight)].numbers(weight.all())[0]:
         x.refuse_infinity(weight == 0)
 
@@ -356,7 +356,7 @@ def _dense_pieces(x: ndarray) -> list[slice]:
 
 
 def _moments(x: ndarray, weight: ndarray | None, skipna: bool) -> ndarray:
-    """(4, C): count, mean, m2, low of the values that are not NaN."""
+    """Return count, mean, m2 and low of the values that are not NaN: (4, C)."""
     block, layout = view.channels(x, 1)
     w = None if weight is None else view.weights(weight, layout)
     parts: ndarray = BACKENDS[type(x)].moments(block, w, skipna)

@@ -17,7 +17,7 @@ NAIVE, ZONED, SECONDS = "time stamps without a zone", "time stamps with a zone",
 KINDS = (NAIVE, ZONED, SECONDS)
 NANO = 10**9
 NAT = -(2**63)
-EXACT = 2**52  # nanoseconds from the zero of a clock within which float64 tells every one of them
+EXACT = 2**52  # up to this many nanoseconds from the zero of a clock, float64 times are exact
 NANOSECONDS = np.dtype("datetime64[ns]")
 
 
@@ -27,7 +27,7 @@ class Times(NamedTuple):
     ns: ndarray  # int64
     kind: str
     column: str | None  # the name of the column that they came from
-    in_order: bool  # the oldest row first
+    in_order: bool  # whether they never decrease
     oldest: int
     newest: int
 
@@ -46,21 +46,21 @@ class Times(NamedTuple):
 
 
 class Zero(NamedTuple):
-    """What the times of a stream are, and the one from which it counts them."""
+    """The kind of the times of a stream, and the time `origin` from which the stream counts them."""
 
     kind: str
     origin: int
     column: str | None = None
 
     def check(self, who: str, times: "Times | Zero") -> None:
-        """ValueError if these are times of another kind."""
+        """Raise ValueError if these are times of another kind."""
         if times.kind != self.kind:
             raise ValueError(
                 f"{who}: times: expected {self.kind}, as this stream began, got {times.kind}; fit begins anew"
             )
 
     def until(self, newest: int) -> "Zero":
-        """The same; or one that counts from this time, if it is so much later that differences would be rounded."""
+        """Return the same, or the zero at this time if it is so much later that differences would be rounded."""
         return self if newest - self.origin <= EXACT else self._replace(origin=newest)
 
     def newest(self, statistics: Statistics) -> int:
@@ -71,7 +71,7 @@ class Zero(NamedTuple):
 
 
 def differing(mine: Zero | None, its: Zero | None, here: str) -> str | None:
-    """Why two streams with these clocks cannot be merged; None if they can. here: where the first one is."""
+    """Why two streams with these clocks cannot be merged; None if they can. here: where the first is, in words."""
     if mine is None or its is None or mine.kind == its.kind:
         return None
     return f"times: expected {mine.kind}, as {here}, got {its.kind}"
@@ -105,7 +105,7 @@ def without(X: Any, column: str | None) -> Any:
 
 
 def of_rows(who: str, name: str, length: Any, given: Any, n: int, column: str | None) -> Times | None:
-    """The times of n rows; None if the parameter of this name, by which they count, is no length of time."""
+    """Return the times of n rows; None if `length`, the value of the parameter `name`, is not a length of time."""
     said = f"{name}={length!r}"
     if not is_duration(length):
         if given is not None:
@@ -120,7 +120,7 @@ def of_rows(who: str, name: str, length: Any, given: Any, n: int, column: str | 
 
 
 def read(who: str, given: Any, n: int, column: str | None = None) -> Times:
-    """The times of n rows; TypeError or ValueError unless there is one for each."""
+    """Return the times of n rows; TypeError or ValueError unless there is one for each."""
     found, kind = _values(who, given)
     if found.shape != (n,):
         raise ValueError(f"{who}: times: expected one for each row, shape ({n},), got shape {found.shape}")
@@ -132,14 +132,14 @@ def read(who: str, given: Any, n: int, column: str | None = None) -> Times:
 
 
 def stamps(ns: Any, kind: str) -> ndarray:
-    """Nanoseconds as users see them: NumPy's time stamps, in UTC if they had a zone; or seconds."""
+    """Return nanoseconds as users see them: NumPy's time stamps, in UTC if they had a zone; or seconds."""
     ns = np.asarray(ns, np.int64)
     found: ndarray = ns / NANO if kind == SECONDS else ns.view("datetime64[ns]")
     return found
 
 
 def _values(who: str, given: Any) -> tuple[ndarray, str]:
-    """NumPy time stamps in any unit, in UTC, or float64 seconds."""
+    """Return NumPy time stamps of any unit, in UTC, or numbers of seconds; and their kind."""
     name = type(given).__name__
     if _of(given, "pyarrow") and hasattr(given, "type"):
         return _of_arrow(who, given)
@@ -197,14 +197,14 @@ def _of_objects(who: str, a: ndarray) -> tuple[ndarray, str]:
     if len(zoned) > 1:
         raise ValueError(f"{who}: times: expected all time stamps with a zone or all without, got some of each")
     exact = [_utc(v) for v in a]
-    _of_stamps(who, np.array(exact, "datetime64[us]"))  # an error for years that nanoseconds do not reach
+    _of_stamps(who, np.array(exact, "datetime64[us]"))  # raises an error for years outside the range of nanoseconds
     return np.array(exact, "datetime64[ns]" if hasattr(a[0], "to_datetime64") else "datetime64[us]"), (
         ZONED if True in zoned else NAIVE
     )
 
 
 def _utc(v: Any) -> Any:
-    if hasattr(v, "to_datetime64"):  # pandas', in UTC already
+    if hasattr(v, "to_datetime64"):  # the result of pandas is in UTC already
         return v.to_datetime64()
     return v if v.tzinfo is None else v.astimezone(UTC).replace(tzinfo=None)
 
@@ -213,7 +213,7 @@ def _of_stamps(who: str, a: ndarray) -> ndarray:
     if a.dtype == NANOSECONDS:
         return a.view(np.int64)
     unit, step = np.datetime_data(a.dtype)
-    if unit not in OF_NUMPY:  # what is shorter than a nanosecond is rounded
+    if unit not in OF_NUMPY:  # units shorter than a nanosecond are rounded
         a, unit, step = (a.astype("datetime64[s]"), "s", 1) if unit in "YM" else (a.astype("datetime64[ns]"), "ns", 1)
     ticks: ndarray
     ticks, factor = np.ascontiguousarray(a.astype(a.dtype.newbyteorder("="))).view(np.int64), OF_NUMPY[unit] * step

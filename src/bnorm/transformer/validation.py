@@ -24,7 +24,7 @@ READ = FLOATS.union(INTEGERS)
 
 
 def plain(X: Any, kind: Any, writeable: bool = False, integers: bool = True) -> bool:
-    """Whether validation, except that of features, would return X itself. kind: the required array type."""
+    """Whether validation would return X itself, if its features are right. kind: the required array type."""
     return (
         type(X) is kind
         and X.ndim == 2
@@ -37,7 +37,7 @@ def plain(X: Any, kind: Any, writeable: bool = False, integers: bool = True) -> 
 def new_table(estimator: Any, X: Any) -> tuple[Table, ndarray | None]:
     """X as a table of any array type, and the names of its features. It may contain infinity."""
     if isinstance(X, Known):
-        return cast(Table, X), X.names  # it does what `fit` needs
+        return cast(Table, X), X.names  # it has what `fit` needs
     engine = engine_of(X)
     kind = kind_of(X if engine is None else engine.Collection(WHO, X).sample) or ndarray
     if plain(X, kind):
@@ -48,7 +48,7 @@ def new_table(estimator: Any, X: Any) -> tuple[Table, ndarray | None]:
 
 
 def aside(estimator: Any) -> Any:
-    """A copy on which scikit-learn sets attributes while it checks a table, which may still be refused."""
+    """Return a copy for scikit-learn to set attributes on while it checks a table, which may still be refused."""
     found = object.__new__(type(estimator))
     found.__dict__.update(estimator.__dict__)
     return found
@@ -102,7 +102,7 @@ def floats(validate: partial[Any], X: Any, kind: type, writeable: bool = False, 
 
 
 def no_numbers(X: Any) -> tuple[Any, Any] | None:
-    """The name and the type of the first column of a pandas frame that is no numbers, not as text either."""
+    """Return name and type of the first column of a pandas frame whose values are not numbers, not even as text."""
     if not hasattr(X, "columns") or not hasattr(X, "items"):
         return None
     for name, column in X.items():
@@ -116,7 +116,7 @@ def no_numbers(X: Any) -> tuple[Any, Any] | None:
 
 
 def native(x: Any) -> Any:
-    """A table in the byte order of the machine: scikit-learn keeps that of the columns of a data frame."""
+    """Return a table in the byte order of the machine: scikit-learn keeps the byte order of a data frame's columns."""
     return x if type(x) is not ndarray or x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
 
 
@@ -128,14 +128,14 @@ def _block_floats(kind: type, block: Any) -> Any:
 
 
 def _hollow(x: Any) -> ndarray:
-    """A NumPy array of the shape and dtype of x that takes no memory; a copy of x if an error will print it."""
+    """Return a NumPy array of the shape and dtype of x that takes no memory; a copy of x if an error will print it."""
     if x.ndim < 2 or x.dtype.kind == "c":
         return x.get()  # type: ignore[no-any-return]
     return np.broadcast_to(np.zeros((), x.dtype), x.shape)
 
 
 def check_mergeable(mine: Any, other: Any) -> None:
-    """An error if the statistics of two fitted transformers cannot be merged."""
+    """Raise an error if the statistics of two fitted transformers cannot be merged."""
     here, there = mine.layer_.device, other.layer_.device
     if here != there:
         raise TypeError(
@@ -155,7 +155,7 @@ def check_mergeable(mine: Any, other: Any) -> None:
 
 
 def refuse_container(estimator: Any, x: Table) -> None:
-    """ValueError if `set_output` asks for a data frame of a lazy collection or of an array on a device."""
+    """Raise ValueError if `set_output` asks for a data frame and x is a lazy collection or on a device."""
     if x.kind is ndarray and not isinstance(x, Blocks):
         return
     if (container := output_config("transform", estimator)["dense"]) == "default":
@@ -172,7 +172,7 @@ def refuse_container(estimator: Any, x: Table) -> None:
 
 
 def float_types(X: Any, integers: bool) -> Any:
-    """The dtypes that X may have, of its own library under scikit-learn's dispatch, otherwise of NumPy.
+    """Return the dtypes that X may have: those of its library under scikit-learn's dispatch, otherwise NumPy's.
 
     integers: with INTEGERS, if they are NumPy's.
     """
@@ -183,7 +183,7 @@ def float_types(X: Any, integers: bool) -> Any:
 
 
 class Callbacks:
-    """The callbacks of a fit, in scikit-learn 1.9 and later. They are told at once that it begins."""
+    """The callbacks of a fit, in scikit-learn 1.9 and later. Making this object tells them that the fit begins."""
 
     def __init__(self, estimator: Any, **what: Any) -> None:
         self.what = {"estimator": estimator, **what}

@@ -12,7 +12,7 @@ WHO = "BatchNormTransformer"
 
 
 def sample_weights(sample_weight: Any, kind: type, x: Any, some: bool) -> Any:
-    """Weights of the rows of x as float64 (rows,), in an array of that type: not negative, with `some` not all zero."""
+    """Return weights of the rows of x, float64 (rows,) of type `kind`: not negative, and with `some` not all zero."""
     from bnorm.transformer.sklearn_private import check_sample_weight
 
     kernels_for(sample_weight, WHO, "sample_weight", kind)
@@ -34,7 +34,7 @@ def _plainly_good(given: Any, n: int) -> bool:
 
 
 def _weights_by_numbers(given: ndarray, n: int, some: bool) -> ndarray:
-    """Weights of n rows on a device, or of a block, in which all may be zero.
+    """Return weights of n rows on a device, or of a block, in which all may be zero.
 
     For its error messages scikit-learn is called with a small array that has the same fault.
     """
@@ -50,7 +50,7 @@ def _weights_by_numbers(given: ndarray, n: int, some: bool) -> ndarray:
 
 
 def _check_weights(lowest: float, w: ndarray, some: bool) -> None:
-    """w: the weights, or their sum."""
+    """Raise ValueError if weights are negative, or with `some` all zero. w: the weights, or their sum."""
     if lowest < 0:
         raise ValueError(f"Negative values in data passed to `sample_weight`: expected none, got {lowest}")
     if some:
@@ -58,6 +58,6 @@ def _check_weights(lowest: float, w: ndarray, some: bool) -> None:
 
 
 def refuse_no_weight(w: Any) -> None:
-    """ValueError if all weights, or their sum, are zero."""
+    """Raise ValueError if all weights, or their sum, are zero."""
     if not checks.total_weight(WHO, "sample_weight", np.asarray(w)):
         raise ValueError("Sample weights must contain at least one non-zero number.")

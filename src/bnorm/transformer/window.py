@@ -1,12 +1,12 @@
 """The last rows of a stream, and their moments: those of a fresh pass over these rows, however long the stream is.
 
-The rows are kept, oldest first, in chunks of about 8192 values. Nothing is ever subtracted: the moments of whole chunks
-are merged in a tree, and those of the oldest one, of which some rows have left, and of the newest rows, which are no
-chunk yet, are computed anew. So a batch costs in proportion to its rows, and rounding errors do not grow with the
-stream. A row that comes late goes into the chunk of its time.
+The rows are kept, oldest first, in chunks of about 8192 values. Nothing is ever subtracted: the moments of complete
+chunks are merged in a tree. Only the moments of the oldest chunk, if it has lost rows, and of the newest rows, which do
+not fill a chunk yet, are computed anew. So a batch costs in proportion to its rows, and rounding errors do not grow
+with the stream. A row that comes late is put into the chunk of its time.
 
-A window is not changed: `moved` returns the next one, which shares the chunks. So an error or an interrupt leaves all
-as it was, and a copy takes no memory.
+A window never changes: `moved` returns the next one, which shares the chunks. So an error or an interrupt changes
+nothing, and a copy takes no memory.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,15 +22,15 @@ from bnorm.transformer import ropes
 from bnorm.transformer.ropes import Node
 
 CHUNK = 8192  # values
-FEW, MANY = 32, 8192  # rows of a chunk
-BLOCK = 4  # chunks share the memory in which their rows came
-LARGE = 3  # times the usual rows: a chunk that late rows have made as long is cut
+FEW, MANY = 32, 8192  # the least and the most rows that a chunk usually has
+BLOCK = 4  # memory for new rows is as long as this many chunks, which then share it
+LARGE = 3  # a chunk is cut when late rows have made it this many times as long as usual
 BEFORE_ALL = -(2**63)
 KEPT = FLOATS.union(map(np.dtype, cpu.INTEGERS))  # types of rows; others become float64
 
 
 class Rows:
-    """Some rows, oldest first: with their times, if it is a window of time, and their weights, if they have any."""
+    """Some rows, oldest first, with their times if this is a window of time, and their weights if they have any."""
 
     __slots__ = ("ns", "weight", "x")
 
@@ -41,7 +41,7 @@ class Rows:
         return len(self.x)
 
     def of(self, rows: Any) -> "Rows":
-        """Some of them: a view for a slice."""
+        """Return some of the rows; for a slice, as views."""
         ns, weight = self.ns, self.weight
         return Rows(self.x[rows], None if ns is None else ns[rows], None if weight is None else weight[rows])
 
@@ -50,27 +50,27 @@ class Rows:
         return 0 if self.ns is None else int(self.ns[row])
 
     def before(self, time: int) -> int:
-        """The number of rows that are older."""
+        """Return the number of rows that are older than `time`."""
         return 0 if self.ns is None or not len(self.x) or self.ns[0] >= time else int(np.searchsorted(self.ns, time))
 
     def copy(self) -> "Rows":
-        """The same in memory of their own."""
+        """Return the same rows in memory of their own."""
         return joined([self])
 
     def parts(self) -> ndarray:
-        """Their moments."""
-        n, features = self.x.shape  # in memory of their own, they are as the kernel takes them
+        """Return the moments of the rows."""
+        n, features = self.x.shape  # rows in memory of their own are contiguous, as the kernel needs
         return cpu.moments(self.x.reshape(n, features, 1), None if self.weight is None else self.weight[:, None], True)
 
     def in_order(self) -> "Rows":
-        """The same, the oldest first."""
+        """Return the same rows, the oldest first."""
         if self.ns is None or bool((self.ns[1:] >= self.ns[:-1]).all()):
             return self
         return self.of(np.argsort(self.ns, kind="stable"))
 
 
 def joined(pieces: Sequence[Rows], capacity: int = 0) -> Rows:
-    """Rows one after the other, in new memory: with room for others, if the capacity is larger."""
+    """Return all rows one after the other in new memory, which holds `capacity` rows if that is more."""
     n = sum(map(len, pieces))
     dtype = np.result_type(*(piece.x.dtype for piece in pieces))
     x = np.empty((max(n, capacity), pieces[0].x.shape[1]), dtype if dtype in KEPT else np.float64)
@@ -84,7 +84,7 @@ def joined(pieces: Sequence[Rows], capacity: int = 0) -> Rows:
 
 
 def written(to: Rows, start: int, rows: Rows) -> None:
-    """Write rows into memory that has room for them."""
+    """Write rows into `to`, from row `start` on."""
     here = slice(start, start + len(rows))
     to.x[here] = rows.x
     if to.ns is not None:
@@ -94,8 +94,8 @@ def written(to: Rows, start: int, rows: Rows) -> None:
 
 
 class Newest:
-    """The newest rows of a window, in memory with room for more. The windows of a stream share it, until one of them
-    has written what another has not.
+    """The newest rows of a window, in memory that can hold more. The windows of a stream share it. If two windows
+    continue the same one, only the first to append can use it; the other takes new memory.
     """
 
     __slots__ = ("filled", "memory")
@@ -104,7 +104,7 @@ class Newest:
         self.memory, self.filled = memory, filled
 
     def appended(self, n: int, rows: Rows) -> bool:
-        """Whether these rows are now after the first n: if not, they need other memory."""
+        """Append rows after the first n, if this is possible. Return whether it was: if not, they need new memory."""
         memory, end = self.memory, n + len(rows)
         fits = end <= len(memory) and self.filled == n
         if not fits or rows.x.dtype != memory.x.dtype or (memory.weight is None and rows.weight is not None):
@@ -118,21 +118,21 @@ class Newest:
 
 
 class Window(NamedTuple):
-    """The last `size` rows, or those that are not older than `span` nanoseconds before the newest."""
+    """The last `size` rows, or those that are at most `span` nanoseconds older than the newest."""
 
     size: int | None
     span: int | None
-    oldest: Rows | None = None  # what is left of a chunk of which rows have left the window
+    oldest: Rows | None = None  # what is left of a chunk some of whose rows have left the window
     chunks: Node | None = None  # all rows of these are in the window
     newest: Newest | None = None
-    gone: int = 0  # where the newest rows begin in that memory
+    gone: int = 0  # where the newest rows begin in the memory of `newest`
     n: int = 0  # where they end
-    held: int = 0  # of `size` rows
+    held: int = 0  # the number of rows, in a window of `size` rows
     latest: int = BEFORE_ALL  # the newest time
-    parts: Any = None  # the moments of all
+    parts: Any = None  # the moments of all rows in the window
 
     def moved(self, rows: Rows) -> "Window":
-        """The window after some more rows."""
+        """Return the window after some more rows."""
         after = _Move(self, rows.in_order())
         after.expire()
         after.put_late()
@@ -148,7 +148,7 @@ class Window(NamedTuple):
             yield self.newest.memory.of(slice(self.gone, self.n))
 
     def picked(self, order: Sequence[int]) -> "Window":
-        """The window with its columns in this order."""
+        """Return the window with its columns in this order."""
         after = Window(self.size, self.span)
         for rows in self.rows():
             after = after.moved(Rows(rows.x[:, order], rows.ns, rows.weight))
@@ -170,7 +170,7 @@ class _Move:
         self.held = 0
 
     def expire(self) -> None:
-        """Let rows go that are no longer in the window."""
+        """Drop rows that are no longer in the window."""
         size, span = self.before.size, self.before.span
         if span is not None:
             cut = max(BEFORE_ALL, self.latest - span)
@@ -193,7 +193,7 @@ class _Move:
             self._drop(too_many)
 
     def _drop(self, count: Callable[[Rows], int]) -> None:
-        """count: how many of some rows, the oldest of all, go."""
+        """Drop the oldest rows. count: returns how many of some rows, the oldest that are left, have to go."""
         if self.oldest is not None:
             gone = count(self.oldest)
             if gone < len(self.oldest):
@@ -212,7 +212,7 @@ class _Move:
             self.gone += count(self.newest.memory.of(slice(self.gone, self.n)))
 
     def put_late(self) -> None:
-        """Put rows that are older than the last chunk ends where they belong."""
+        """Put rows that are older than the end of the last chunk into the chunks of their times."""
         if self.rows.ns is None or not len(self.rows):
             return
         if self.oldest is not None:
@@ -233,7 +233,7 @@ class _Move:
         while start < late and self.chunks is not None:
             time = rows.time(start)
             bound = ropes.after(self.chunks, time)
-            if bound is not None and time < self.chunks.first:  # before all of them: into the first
+            if bound is not None and time < self.chunks.first:  # older than all chunks: into the first
                 bound = ropes.after(self.chunks, self.chunks.first)
             stop = late if bound is None else min(late, max(start + 1, rows.before(bound)))
             more = rows.of(slice(start, stop))
@@ -246,13 +246,13 @@ class _Move:
         return leaf_of(rows) if len(rows) < LARGE * self.usual else self._cut(rows)
 
     def _cut(self, rows: Rows) -> Node | None:
-        """Rows in chunks of about the usual size."""
+        """Cut rows into chunks of about the usual size."""
         n, chunks = len(rows), -(-len(rows) // self.usual)
         cuts = [slice(i * n // chunks, (i + 1) * n // chunks) for i in range(chunks)]
         return ropes.of([leaf_of(rows.of(cut).copy()) for cut in cuts])
 
     def append(self) -> None:
-        """Add the other rows at the end, and make chunks of those that are enough for some."""
+        """Add the remaining rows at the end, and make chunks of the newest rows if there are enough."""
         rows, had = self.rows, self.n - self.gone
         if not len(rows):
             return
@@ -283,7 +283,7 @@ class _Move:
 
 
 def merged(oldest: Rows | None, chunks: Node | None, newest: Rows | None) -> ndarray:
-    """The moments of all of these, some of which there are."""
+    """Return the moments of all these rows. At least one of the arguments is not None."""
     found = [] if oldest is None else [oldest.parts()]
     found += [] if chunks is None else [chunks.parts]
     found += [newest.parts()] if newest else []
@@ -295,7 +295,7 @@ def leaf_of(rows: Rows) -> Node:
 
 
 def _section(a: Rows, b: Rows, start: int, stop: int, capacity: int = 0) -> Rows:
-    """A section of a and b, one after the other, in its own memory."""
+    """Return the rows from `start` to `stop` of a followed by b, in new memory."""
     n = len(a)
     pieces = [a.of(slice(start, min(stop, n)))] if start < n else []
     pieces += [b.of(slice(max(0, start - n), stop - n))] if stop > n else []
