@@ -22,16 +22,16 @@ from bnorm.transformer.durations import is_duration
 
 NAME = "Dask"
 computed = dask.compute
-FAN_IN = 8  # neighbours that one task merges
+FAN_IN = 8  # this many neighbors are merged by one task
 
 
 def in_memory(name: str) -> str:
-    """How to get an array."""
+    """The expression that gets an array from the collection of this name."""
     return f"{name}.compute()"
 
 
 class Collection:
-    """A Dask array or DataFrame as a table of floats. To make one, nothing is computed.
+    """A Dask array or DataFrame as a table of floats. Making this object computes nothing.
 
     sample   at most two rows that have its dtype and its features
     rows     their number; NaN if it is not known
@@ -48,14 +48,14 @@ class Collection:
         self._convert, self._like = convert, like
 
     def weights(self, sample_weight: Any) -> Any:
-        """Weights of rows, in blocks of this table."""
+        """Return the weights of rows, in the blocks of this table."""
         beside = is_beside(self._X, sample_weight)
         return sample_weight if beside else aligned(self._who, "sample_weight", sample_weight, self._array(), (1,))
 
     def reduced(
         self, of_block: Callable[..., Any], merge: Callable[..., Any], weight: Any = None, together: bool = False
     ) -> list[Any]:
-        """`of_block(x, weight)` of all blocks, merged, for each chunk of features.
+        """Return `of_block(x, weight)` of all blocks, merged, for each chunk of features.
 
         together: put all features into one chunk first.
         """
@@ -65,7 +65,7 @@ class Collection:
         return reduced(of_block, merge, array.rechunk({1: -1}) if together else array, (1,), weight)
 
     def mapped(self, of_block: Callable[[Any, Any], Any], statistics: Any) -> Any:
-        """A lazy collection, of the type of this one, of `of_block(x, statistics)` of every block.
+        """Return a lazy collection of the same type, with `of_block(x, statistics)` of every block.
 
         statistics: (k, features); each block gets the columns of its features.
         """
@@ -169,7 +169,7 @@ def _frame_reduced(of_block: Callable[..., Any], convert: Callable[[Any], Any], 
 
 def _is_frame(data: Any) -> bool:
     """Whether it is a DataFrame or a Series."""
-    return hasattr(type(data), "to_dask_array")  # of the type, as Delayed has everything
+    return hasattr(type(data), "to_dask_array")  # asks the type, as a Delayed claims to have every attribute
 
 
 def _kinds(who: str, data: Any) -> dict[str, int | None]:
@@ -179,7 +179,7 @@ def _kinds(who: str, data: Any) -> dict[str, int | None]:
 
 
 def _replaced(frame: Any, columns: Any) -> Any:
-    """A frame with these columns instead of its own of these names."""
+    """Return a frame in which these columns replace those of the same names."""
     return frame.assign(**{name: columns[name] for name in columns.columns})
 
 
@@ -227,7 +227,7 @@ def array_of(who: str, name: str, value: Any) -> Any:
 def blocks_of(function: Callable[..., Any], x: Any, axes: tuple[int, ...], weight: Any = None) -> list[list[Any]]:
     """`function(block, weights)` of each block of an array, delayed: one list for each chunk along `axes`, in C order.
 
-    weight: None, or a result of `aligned`; or with all axes of x, one chunk of length 1 where it does not differ.
+    weight: None, or a result of `aligned`, or with all axes of x: of length 1 along those on which it does not depend.
     """
     every = tuple(range(x.ndim))
     others = tuple(axis for axis in every if axis not in axes)
@@ -249,17 +249,17 @@ def reduced(
 
 
 def is_beside(x: Any, weight: Any) -> bool:
-    """Whether weights are a Series with the partitions of a DataFrame, and x is one."""
+    """Whether x is a DataFrame, and weights are a Series with the same partitions."""
     return (
         _is_frame(x) and x.ndim == 2 and _is_frame(weight) and weight.ndim == 1 and weight.npartitions == x.npartitions
     )
 
 
 def partitions(function: Callable[..., Any], frame: Any, *others: Any) -> list[Any]:
-    """`function(partition, *others)` of each partition of a DataFrame, delayed. others: Series with its partitions, or
-    what is the same for all.
+    """Return `function(partition, *others)` of each partition of a DataFrame, delayed. others: Series with the same
+    partitions, or values that are the same for all.
 
-    They are one expression. If each was computed by itself, rows that Dask has shuffled might come in another order.
+    The results are one expression. If each were computed by itself, rows that Dask shuffles might change their order.
     """
     options = {"align_dataframes": False, "meta": (None, object), "enforce_metadata": False}
     found: list[Any] = frame.map_partitions(serially, *others, function=function, **options).to_delayed()
@@ -267,7 +267,7 @@ def partitions(function: Callable[..., Any], frame: Any, *others: Any) -> list[A
 
 
 def beside(function: Callable[..., Any], merge: Callable[[list[Any]], Any], frame: Any, weight: Any) -> list[Any]:
-    """`reduced`, of the partitions of a DataFrame and of a Series of weights."""
+    """`reduced` for the partitions of a DataFrame and of a Series of weights."""
     return list(dask.compute(tree(partitions(function, frame, weight), merge)))
 
 
@@ -283,9 +283,9 @@ def mapped(function: Callable[[Any, Any], Any], x: Any, statistics: Any, like: A
 
 
 def aligned(who: str, name: str, weight: Any, x: Any, axes: tuple[int, ...]) -> Any:
-    """Weights as a Dask array with the blocks of x.
+    """Return weights as a Dask array with the blocks of x.
 
-    weight: a Dask or other array in the shape of x without `axes`, or (N,), one per index of the first axis left.
+    weight: a Dask or other array in the shape of x without `axes`, or (N,), one per index of its first axis.
     """
     chunks = tuple(some for axis, some in enumerate(x.chunks) if axis not in axes)
     lazy = dask.is_dask_collection(weight)
@@ -317,7 +317,7 @@ def chunked(a: Any, chunks: tuple[Any, ...]) -> Any:
 
 
 def blockwise(function: Callable[..., Any], dtype: Any, x: Any, *others: Any) -> Any:
-    """`function` of the blocks of x and of other arrays with its axes, of length 1 where they do not differ, lazily."""
+    """Return `function` of the blocks of x and of others, which have the axes of x, some of length 1, lazily."""
     every = tuple(range(x.ndim))
     args = [arg for a in (x, *others) for arg in (a, every)]
     return da.blockwise(
@@ -326,7 +326,7 @@ def blockwise(function: Callable[..., Any], dtype: Any, x: Any, *others: Any) ->
 
 
 def tree(items: Sequence[Any], merge: Callable[[list[Any]], Any]) -> Any:
-    """Delayed items merged in groups of neighbours, level by level, down to one. merge: takes a list in order."""
+    """Merge delayed items in groups of neighbors, level by level, until one is left. merge: takes a list in order."""
     merged = dask.delayed(merge, pure=True)
     items = list(items)
     while len(items) > 1:

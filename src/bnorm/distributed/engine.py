@@ -56,7 +56,7 @@ class Partitions:
         raise NotImplementedError
 
     def attempt(self, batches: Iterable[Any]) -> dict[str, list[Any]]:
-        """The columns "state" and "error" of one row: wrong data is no failure of a worker, which would be repeated."""
+        """Return one row of columns "state" and "error". If a worker failed because of wrong data, it would retry."""
         try:
             return {"state": [self.state(batches)], "error": [None]}
         except (TypeError, ValueError) as error:
@@ -64,7 +64,7 @@ class Partitions:
 
     @staticmethod
     def attempted(rows: Iterable[Any]) -> list[bytes]:
-        """The states of such rows."""
+        """Return the states of such rows, or raise the first error in them."""
         rows = list(rows)
         for row in rows:
             if row["error"] is not None:
@@ -85,7 +85,7 @@ class Partitions:
 class Reading(Partitions):
     """Partitions whose states are the sums of their columns.
 
-    columns  of the features: numbers, bools, or vectors of one length each; by default all that are such
+    columns  the columns of features: numbers, bools, or vectors, all of one length in a column
     weight   the column of the weights of rows
     """
 
@@ -103,7 +103,7 @@ class Reading(Partitions):
         sample_weight: str | None,
         exact: bool = False,
     ) -> "Reading":
-        """The columns that were asked for, checked; by default all numbers and vectors of the table."""
+        """Return a reading of the columns that were asked for, by default of all numbers and vectors of the table."""
         if columns is None:
             columns = [name for name, kind in kinds.items() if kind is not None and name != sample_weight]
         reading = cls.given(who, columns, sample_weight, exact)
@@ -113,7 +113,7 @@ class Reading(Partitions):
 
     @classmethod
     def given(cls, who: str, columns: Any, sample_weight: Any = None, exact: bool = False) -> "Reading":
-        """These columns of a table that is not known yet."""
+        """Return a reading of these columns of a table that is not known yet."""
         if sample_weight is not None and not isinstance(sample_weight, str):
             raise TypeError(f"{who}: sample_weight: expected the name of a column, got {type(sample_weight).__name__}")
         return cls(who, _named(who, columns), sample_weight, bool(exact))
@@ -170,7 +170,7 @@ class Reading(Partitions):
         return Sums(self.columns, tuple(widths), moments, batch.num_rows, total)
 
     def _tables(self, batch: Any) -> Iterator[tuple[list[int], Any]]:
-        """The features as tables, with the widths of their columns. Numbers that are neighbours are one table."""
+        """Yield the features as tables, with the widths of their columns. Adjacent columns of numbers are one table."""
         kinds = [_kind(self.who, name, batch.column(name)) for name in self.columns]
         for kind, run in groupby(zip(kinds, self.columns, strict=True), key=lambda pair: pair[0]):
             names = [name for _, name in run]
@@ -219,7 +219,7 @@ class Mapping:
 class Map(Mapping):
     """(x - mean) scale + shift.
 
-    columns  with the place of the first feature of each, and how many there are
+    columns  their names, each with the place of its first feature and the number of its features
     stats    (5, features), as the kernels take them
     """
 
@@ -229,7 +229,7 @@ class Map(Mapping):
 
     @classmethod
     def of(cls, who: str, t: Any, kinds: Kinds, columns: Sequence[str] | None) -> "Map":
-        """That of a fitted transformer. columns: of its features, where they have no names."""
+        """Return the map of a fitted transformer. columns: those of its features, if the features have no names."""
         t._check_fitted()
         names = t.__dict__.get("feature_names_in_")
         if names is not None:
@@ -267,14 +267,14 @@ class Map(Mapping):
 
 
 def refuse_unknown(who: str, names: Iterable[Any], known: Collection[Any]) -> None:
-    """ValueError for a column that a table does not have."""
+    """Raise ValueError for a column that a table does not have."""
     for name in names:
         if name not in known:
             raise ValueError(f"{who}: expected a column {name!r}, got {', '.join(map(repr, known))}")
 
 
 def refuse_others(who: str, names: Iterable[str], kinds: Kinds) -> None:
-    """ValueError for a column that has neither numbers nor vectors."""
+    """Raise ValueError for a column that has neither numbers nor vectors."""
     for name in names:
         if kinds[name] is None:
             raise ValueError(f"{who}: column {name!r}: expected numbers or vectors of numbers, got another type")
@@ -300,7 +300,7 @@ def each_once(*names: str | None) -> list[str]:
 
 
 def filled(tables: Iterable[Any]) -> Iterator[Any]:
-    """The record batches, of record batches or tables, that have rows."""
+    """Yield the record batches that have rows, from record batches or tables."""
     for table in tables:
         for batch in table.to_batches() if hasattr(table, "to_batches") else [table]:
             if batch.num_rows:

@@ -1,6 +1,6 @@
-"""Transformers that no sums represent: each partition fits one of its own, and they are merged.
+"""Transformers whose state is more than sums: each partition fits a transformer of its own, and these are merged.
 
-They are those whose rows fade by their times, and those that keep statistics for each key.
+They are the transformers whose rows fade by their times, and those that keep statistics for each key.
 """
 
 import copy
@@ -35,7 +35,7 @@ from bnorm.transformer.weights import refuse_no_weight
 def reading_of(
     who: str, t: Any, kinds: Kinds, columns: Sequence[str] | None, sample_weight: str | None, times: str | None
 ) -> "Reading | Learning":
-    """What an engine reads to fit a transformer."""
+    """Return what an engine reads to fit a transformer."""
     if not hasattr(t, "halflife") or isinstance(t, type):
         raise TypeError(f"{who}: t: expected a BatchNormTransformer or a GroupedTransformer, got {t!r:.80}")
     if hasattr(t, "by") or times is not None or is_duration(t.halflife):
@@ -44,7 +44,7 @@ def reading_of(
 
 
 def mapping_of(who: str, t: Any, kinds: Kinds, columns: Sequence[str] | None) -> Mapping:
-    """How an engine normalizes by a fitted transformer."""
+    """Return how an engine normalizes by a fitted transformer."""
     return GroupMap.of(who, t, kinds, columns) if hasattr(t, "by") else Map.of(who, t, kinds, columns)
 
 
@@ -52,8 +52,8 @@ def mapping_of(who: str, t: Any, kinds: Kinds, columns: Sequence[str] | None) ->
 class Learning(Partitions):
     """Partitions whose states are fitted transformers.
 
-    t        not fitted
-    columns  of the features, and of the keys
+    t        the transformer, not fitted
+    columns  the columns of the keys and of the features
     """
 
     who: str
@@ -66,7 +66,7 @@ class Learning(Partitions):
     def of(
         cls, who: str, t: Any, kinds: Kinds, columns: Sequence[str] | None, sample_weight: Any, times: Any
     ) -> "Learning":
-        """The columns that were asked for, checked; by default all numbers that are not needed otherwise."""
+        """Return a reading of the columns that were asked for, by default of all numbers not needed otherwise."""
         keys = keys_of(who, t)
         fades = is_duration(t.halflife)
         if fades != (times is not None):
@@ -149,7 +149,7 @@ class Learning(Partitions):
 
 
 class Part(NamedTuple):
-    """The transformer of some rows, and their weight. Without any, one that has no groups is not fitted."""
+    """The transformer of some rows, and their weight. If that is 0, a transformer without groups is not fitted."""
 
     t: Any
     weight: float
@@ -166,7 +166,7 @@ class GroupMap(Mapping):
 
     @classmethod
     def of(cls, who: str, t: Any, kinds: Kinds, columns: Sequence[str] | None) -> "GroupMap":
-        """That of a fitted transformer, whose columns have names."""
+        """Return the map of a fitted transformer, whose columns have names."""
         t._check_fitted()
         names = t.__dict__.get("feature_names_in_")
         if names is None or columns is not None:

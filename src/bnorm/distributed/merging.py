@@ -57,7 +57,7 @@ def merge_all(obj: Mergeable, comm: Communicator) -> Mergeable:
 
 
 def _merging(obj: Any) -> Callable[[list[Any]], Any]:
-    """The function that merges several objects like obj."""
+    """Return the function that merges several objects like obj."""
     if isinstance(obj, Moments):
         return Moments.merge
     transformers = sys.modules.get("bnorm.transformer")  # imported already, if obj is a transformer
@@ -79,7 +79,7 @@ def _merged_streams(items: list[Any]) -> Any:
 
 
 def _in_pairs(merge: Callable[[Any, Any], Any], items: list[Any]) -> Any:
-    """All of them as one: neighbours in pairs, then pairs of pairs, so that rounding grows with the logarithm only."""
+    """Merge neighbors in pairs, then pairs of pairs, and so on: rounding errors grow only with the logarithm."""
     while len(items) > 1:
         pairs = zip(items[0::2], items[1::2], strict=False)
         items = [merge(a, b) for a, b in pairs] + items[len(items) & ~1 :]

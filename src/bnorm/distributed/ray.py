@@ -116,7 +116,7 @@ class MomentsAggregate(AggregateFn):  # type: ignore[misc]
         The column of the result.
     """
 
-    # Not an AggregateFnV2, before which Ray drops all columns but one.
+    # Not an AggregateFnV2: Ray would drop all columns but one before calling it.
 
     def __init__(
         self, columns: Sequence[str], sample_weight: str | None = None, exact: bool = False, name: str = "moments"

@@ -17,7 +17,7 @@ from bnorm.distributed.engine import NUMBER, VECTOR, Map, Mapping, Partitions, R
 from bnorm.distributed.learners import mapping_of, reading_of
 from bnorm.moments import Moments
 
-PACKED = 2  # columns of double from which on they travel as one array: Spark sends each column value by value
+PACKED = 2  # from this many columns of double on, send them as one array: Spark sends a column value by value
 STATES = "partition bigint, state binary, error string"
 
 
@@ -104,7 +104,7 @@ def transform(t: Any, data: Any, columns: Sequence[str] | None = None) -> Any:
 
 
 def _column(mapping: Map, field: Any) -> Any:
-    """A column of numbers, as Spark itself computes it: no value passes through Python."""
+    """Return the expression by which Spark itself computes a column: no value passes through Python."""
     column = F.col(_quoted(field.name))
     if field.name not in mapping.columns:
         return column
@@ -136,7 +136,7 @@ def _states(reading: Partitions, data: Any) -> list[bytes]:
 
 
 def _in_arrow(data: Any, function: Callable[[Iterator[Any]], Iterator[Any]], schema: Any) -> Any:
-    """`mapInArrow`, which by itself cannot find columns with names such as a.b."""
+    """Call `mapInArrow` with safe names of columns: it cannot find columns with names such as a.b."""
     safe = data.toDF(*(f"c{i}" for i in range(len(data.columns))))
     return safe.mapInArrow(partial(_renamed, function, data.columns), schema)
 
@@ -148,7 +148,7 @@ def _renamed(
 
 
 def _of_partition(reading: Partitions, alone: list[str], packed: list[str], batches: Iterator[Any]) -> Iterator[Any]:
-    """A record batch of one row."""
+    """Yield a record batch of one row: the state of a partition."""
     import pyarrow as pa
     from pyspark import TaskContext
 
@@ -159,7 +159,7 @@ def _of_partition(reading: Partitions, alone: list[str], packed: list[str], batc
 
 
 def _unpacked(alone: list[str], packed: list[str], batch: Any) -> Any:
-    """A record batch whose last column has the values of the packed columns, row by row, as one of these columns."""
+    """Split the last column of a record batch, which has the values of the packed columns row by row."""
     import pyarrow as pa
 
     columns = batch.columns

@@ -11,7 +11,7 @@ from bnorm.files import container
 from bnorm.moments import Moments
 
 CLASS = "Moments"
-FAN_IN = 8  # neighbours that are merged at once
+FAN_IN = 8  # this many neighbors are merged at once
 UNKNOWN, NUMBER = -1, 0  # widths of columns without any value, and of numbers; that of vectors is their length
 
 Item = TypeVar("Item")
@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 class Sums(NamedTuple):
     """The moments of some rows.
 
-    widths   of the columns: UNKNOWN, NUMBER or the length of its vectors
+    widths   of each column: UNKNOWN, NUMBER or the length of its vectors
     moments  of all features of the columns, in their order; a column of unknown width has none
     weight   the sum of the weights of the rows
     """
@@ -33,7 +33,7 @@ class Sums(NamedTuple):
 
     @classmethod
     def merged(cls, who: str, items: "Sequence[Sums]") -> "Sums":
-        """The sums of the rows of all items."""
+        """Return the sums of the rows of all items."""
         columns = items[0].columns
         if other := next((item.columns for item in items if item.columns != columns), None):
             raise ValueError(f"{who}: expected the sums of the columns {', '.join(columns)}, got {', '.join(other)}")
@@ -42,7 +42,7 @@ class Sums(NamedTuple):
         return cls(columns, widths, Moments.merge(moments), sum(s.rows for s in items), sum(s.weight for s in items))
 
     def complete(self) -> Self:
-        """With one feature for a column that has never had a value."""
+        """Return the sums with one feature for each column that has never had a value."""
         widths = tuple(max(width, NUMBER) for width in self.widths)
         return self._replace(widths=widths, moments=self._widened(widths))
 
@@ -52,7 +52,7 @@ class Sums(NamedTuple):
         return [name for column, width in named for name in names_of(column, width)]
 
     def _widened(self, widths: Sequence[int]) -> Moments:
-        """The moments with features for columns whose widths are known by now."""
+        """Return the moments with empty features for columns whose widths other sums have shown."""
         if self.widths == widths:
             return self.moments
         places: list[int] = []
@@ -85,7 +85,7 @@ class Sums(NamedTuple):
 
 
 def merged_in_order(merge: Callable[[list[Item]], Item], items: Iterable[Item]) -> Item | None:
-    """All items merged as a tree of neighbours, few of them in memory at a time; None if there are none."""
+    """Merge all items as a tree of neighbors, with few of them in memory at a time; None if there are none."""
     levels: list[list[Item]] = [[]]
     for item in items:
         level, carried = 0, item
@@ -97,7 +97,7 @@ def merged_in_order(merge: Callable[[list[Item]], Item], items: Iterable[Item]) 
             if level == len(levels):
                 levels.append([])
             levels[level].append(carried)
-    left = [item for some in reversed(levels) for item in some]  # a higher level is of earlier items
+    left = [item for some in reversed(levels) for item in some]  # a higher level has earlier items
     return merge(left) if left else None
 
 

@@ -22,7 +22,7 @@ from bnorm.passes import ChannelSaved, Gradients
 
 
 class SharedSaved(ChannelSaved):
-    """What a forward of all ranks saves. All of them make its backward together."""
+    """What a forward of all ranks saves. All ranks must call its backward together."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ class SharedSaved(ChannelSaved):
 
 
 class Shared:
-    """Stands for the kernels in one forward in training and its backward, for a batch that is spread over all ranks.
+    """Replaces the kernels in one forward in training and its backward, for a batch that is spread over all ranks.
 
     `forward`, `settle` and `backward` have the signatures of the kernels; all other names are those of the kernels.
     Every call is inside a `turn`, so an error on one rank, even before the kernels are called, is raised on all.
@@ -74,7 +74,7 @@ class Shared:
         running: Rule | None = None,
         out: ndarray | None = None,
     ) -> tuple[ndarray, ndarray, float, int] | None:
-        """y, stats and count of the batch of all ranks; None if it has one value per channel."""
+        """Return y, stats and count of the batch of all ranks, or None if it has one value per channel."""
         kernels = self._kernels
         parts = kernels.moments(x, weight)
         positions = x.shape[0] * prod(x.shape[2:])
@@ -107,7 +107,7 @@ class Shared:
         params: bool = True,
         out: ndarray | None = None,
     ) -> tuple[ndarray, ndarray, ndarray]:
-        """dx through the statistics of all ranks; dgamma and dbeta of this rank's values."""
+        """Return dx through the statistics of all ranks, and dgamma and dbeta of this rank's values."""
         kernels = self._kernels
         own = kernels.grad_moments(dy, x, stats, weight, act)
         everywhere = np.sum(self._share(moved(own, ndarray)), axis=0)
@@ -116,7 +116,7 @@ class Shared:
         return dx, stats[2] * own[1], own[0]
 
     def _exchanged(self, positions: int, values: int, parts: ndarray) -> tuple[int, int, ndarray]:
-        """The sums of positions and values over all ranks, and the merged parts."""
+        """Return the sums of positions and values over all ranks, and the merged parts."""
         ranks = self._share((self._settings, positions, values, parts))
         settings, every_positions, every_values, every_parts = zip(*ranks, strict=True)
         for rank, other in enumerate(settings):

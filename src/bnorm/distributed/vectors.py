@@ -20,7 +20,7 @@ def is_vector(kind: Any) -> bool:
 
 
 def _item(kind: Any) -> Any:
-    """The type of the items of vectors; None if it is no type of vectors."""
+    """Return the type of the items of vectors; None if `kind` is not a type of vectors."""
     import pyarrow as pa
 
     kind = getattr(kind, "storage_type", kind)  # of a tensor
@@ -31,7 +31,7 @@ def _item(kind: Any) -> Any:
 
 
 def rows_of(who: str, name: str, column: Any) -> ndarray | None:
-    """An Arrow array of vectors as floats; None if all of them are missing."""
+    """Return an Arrow array of vectors as floats (rows, length); None if all of them are missing."""
     import pyarrow as pa
 
     column = getattr(column, "storage", column)
@@ -51,7 +51,7 @@ def rows_of(who: str, name: str, column: Any) -> ndarray | None:
 
 
 def _lists(who: str, name: str, lists: Any) -> ndarray:
-    """Those that are not missing."""
+    """Return the lists that are not missing as an array."""
     import pyarrow.compute as pc
 
     lengths = pc.min_max(pc.list_value_length(lists)).as_py()
@@ -88,7 +88,7 @@ def _length(who: str, name: str, least: int, most: int) -> int:
 
 
 def result_type(kind: Any) -> Any:
-    """The type of the normalized column: that of floats stays, others become float64."""
+    """Return the type of the normalized column: floats keep their type, others become float64."""
     import pyarrow as pa
 
     if hasattr(kind, "storage_type"):
@@ -105,7 +105,7 @@ def result_type(kind: Any) -> Any:
 
 
 def array(x: ndarray | None, like: Any) -> Any:
-    """Rows of floats as an Arrow array of vectors, with the missing ones of `like`. None: all are missing."""
+    """Return rows of floats as an Arrow array of vectors, missing where `like` is. x is None if all are missing."""
     import pyarrow as pa
 
     kind = result_type(like.type)

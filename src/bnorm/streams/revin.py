@@ -59,7 +59,7 @@ class RevIN(Layer):
 
     __slots__ = ("_axis", "_level", "_num_features", "_pull", "_subtract_last")
 
-    _level: Level | None  # of the last forward, to which the inverse brings back
+    _level: Level | None  # of the last forward: the inverse brings back to it
     _pull: "PullBack | None"  # of the last inverse
 
     num_features = fixed("num_features", "The number of channels.")
@@ -223,7 +223,7 @@ class Inverse:
 
 
 class PullBack:
-    """The backward of one inverse: `dout = pull(dy)`, once. What it means for x is added in the backward of x."""
+    """The backward of one inverse: `dout = pull(dy)`, once. The backward of x adds what y contributes to dx."""
 
     __slots__ = ("_layer", "_level", "_out")
 

@@ -17,8 +17,8 @@ from bnorm.streams.statistics import Followed
 from bnorm.streams.tree import grown
 
 NONFINITE = ("skip", "raise")
-DIRECT = frozenset(map(np.dtype, ("float32", "float64")))  # what the kernels read and write as it is
-SHORTEST = 1e-3  # a half-life, in batches: what is a batch older weighs 2^-1000
+DIRECT = frozenset(map(np.dtype, ("float32", "float64")))  # types that the kernels read and write without a conversion
+SHORTEST = 1e-3  # the shortest half-life, in batches: values that are one batch older weigh 2^-1000
 
 
 class RunningNorm(Followed):
@@ -165,7 +165,7 @@ class RunningNorm(Followed):
         path : str or path-like
             A name that ends in .safetensors or .npz. An existing file is replaced.
         """
-        from bnorm.streams import saving  # which import bnorm need not wait for
+        from bnorm.streams import saving  # late, so that `import bnorm` need not wait for it
 
         saving.save(f"{self._who}: save", self, path)
 
@@ -192,7 +192,7 @@ class RunningNorm(Followed):
     # Inside -------------------------------------------------------------------------------------------------------
 
     def _through(self, obs: Any, update: bool, maps: bool) -> Any:
-        """The kernels' `online`, for observations of any type."""
+        """Call the kernels' `online` for observations of any type."""
         if type(obs) is self._kind and obs.dtype in DIRECT and self._fits(obs):
             weights = None if self._halflife is None or not update else self._weights(obs)
             rule = self._statistics.rule
@@ -209,7 +209,7 @@ class RunningNorm(Followed):
             ) from None
 
     def _prepared(self, x: ndarray, update: bool, maps: bool) -> tuple[Callable[[], Any], Callable[[Any, Any], Any]]:
-        """The compiled call for what `_taken` returns, and what makes the result for an observation of its result."""
+        """Return the compiled call for an array x of `_taken`, and a function end(obs, its result) that gives z."""
         kind = x.dtype.newbyteorder("=")
         half = kind.itemsize == 2 and kind.kind not in "bui"
         whole = view.dense(x, np.float32 if half else kind)
@@ -219,7 +219,7 @@ class RunningNorm(Followed):
         return online, partial(_ended, kind if half else None)
 
     def _fits(self, obs: ndarray) -> bool:
-        """Whether an array can be read as it is."""
+        """Whether the kernels can read an array directly."""
         shape, own = obs.shape, self._shape
         flags = obs.flags
         return (
@@ -242,7 +242,7 @@ class RunningNorm(Followed):
         return x
 
     def _weights(self, obs: ndarray) -> ndarray | None:
-        """The weights of rows that fade one by one, relative to the last."""
+        """Return the weights of rows that fade one by one, relative to the last; None if all weigh the same."""
         rows = obs.size // self._skipped.size
         if rows <= 1 or self._halflife is None:
             return None
@@ -288,12 +288,12 @@ def _fading(who: str, momentum: Any, halflife: Any) -> tuple[float | None, float
 
 
 def _age(momentum: float) -> float:
-    """The half-life, in batches, of what fades by 1 - momentum with every batch."""
+    """Return the half-life, in batches, of a weight that is multiplied by 1 - momentum with every batch."""
     return SHORTEST if momentum == 1 else max(SHORTEST, -LOG2 / log1p(-momentum))
 
 
 def _ended(half: Any, given: Any, z: Any) -> Any:
-    """A result in the type of half precision that was given; None if there is none."""
+    """Convert a result to the type of half precision that was given, if any. None if there is no result."""
     if z is None:
         return None
     if half is not None:

@@ -29,7 +29,7 @@ def arguments(norm: Any) -> dict[str, Any]:
 
 
 def arrays(norm: Any, prefix: str = "") -> dict[str, ndarray]:
-    """Its arrays, on the CPU."""
+    """The arrays of a RunningNorm, on the CPU."""
     return {prefix + name: moved(a, ndarray) for name, a in norm._state().items()}
 
 
@@ -44,7 +44,7 @@ def filled(kind: Any, given: Mapping[str, Any], entries: Mapping[str, container.
     if sorted(given) != sorted(("shape", *SETTINGS)):
         raise ValueError(f"arguments {sorted(given)}")
     shape = tuple(given["shape"])
-    if "mean" not in entries or entries["mean"].shape != shape:  # before a number fills the memory
+    if "mean" not in entries or entries["mean"].shape != shape:  # first, as a false number could fill the memory
         raise ValueError(f"shape {shape} without an array of that shape")
     norm = kind(**{**given, "shape": shape})
     container.check_arrays(entries, norm._state())
@@ -72,7 +72,7 @@ def restored_tree(kinds: Kinds, config: Mapping[str, Any], entries: Mapping[str,
 
 
 def _structure(part: Any, mode: bool) -> Any:
-    """A part in JSON's types, with its mode if it is another one than that of the tree around it."""
+    """Describe a part in JSON's types, with its mode if that differs from the mode of the tree around it."""
     if part is None:
         return None
     own = {} if part.training == mode else {"training": part.training}
@@ -101,5 +101,5 @@ def _regrown(kinds: Kinds, given: Any, mode: bool, prefix: str, left: dict[str, 
         tree = kinds[1](tuple(_regrown(kinds, part, mode, f"{prefix}{i}.", left) for i, part in enumerate(content)))
     else:
         raise ValueError(f"a part of kind {kind!r:.80}")
-    tree._training = mode  # that of its parts is their own
+    tree._training = mode  # not by `train`: its parts have modes of their own
     return tree

@@ -30,7 +30,7 @@ class Level:
         *("pulled", "std"),
     )
 
-    center: Array  # what is subtracted, with `low`, what float64 leaves over
+    center: Array  # what is subtracted is center + low, where `low` is what float64 rounds off
     low: Array
     mean: Array
     std: Array
@@ -39,9 +39,9 @@ class Level:
     beta: Array | None
     gain: Array  # gamma, or ones
     has_last: bool
-    dcenter: Array  # gradients that backwards of the inverse have left
+    dcenter: Array  # the gradients of center and std that backwards of the inverse have left
     dstd: Array
-    pulled: bool  # whether the backward of the forward has been
+    pulled: bool  # whether the backward of the forward has been computed
 
     @property
     def samples(self) -> int:
@@ -57,9 +57,9 @@ class Level:
 
     @np.errstate(all="ignore")
     def back(self, out: Array, axis: int) -> Array:
-        """y. It is computed in float64, because a level of 1e7 leaves float32 no digit to lose.
+        """Return y. It is computed in float64, because a level of 1e7 leaves float32 no digit to lose.
 
-        axis: that of the channels, 1 or 2
+        axis: the axis of the channels, 1 or 2
         """
         y = self._unshifted(out, axis)
         y *= (self.std / self.gain)[..., None]
@@ -69,7 +69,7 @@ class Level:
 
     @np.errstate(all="ignore")
     def pull_back(self, out: Array, dy: Array, axis: int) -> tuple[Array, Array, Array, list[Change]]:
-        """dout, dgamma, dbeta; and the changes that keep the gradients of level and spread for `Series.gradients`."""
+        """Return dout, dgamma, dbeta, and changes that keep gradients of level and spread for `Series.gradients`."""
         dy = self._over_time(dy, axis)
         slope = self.std / self.gain
         u = self._unshifted(out, axis)
@@ -81,7 +81,7 @@ class Level:
         return dout, (-dot * slope / self.gain).sum(axis=0), (-total * slope).sum(axis=0), changes
 
     def _unshifted(self, out: Array, axis: int) -> Array:
-        """out - beta, with beta as the forward rounds it: where z is beta, as in a constant series, exactly 0."""
+        """Return out - beta, with beta as the forward rounds it: exactly 0 where z is beta, as in a constant series."""
         if self.beta is None:
             return self._over_time(out, axis)
         beta = self.beta if out.dtype.itemsize == 8 else self.beta.astype(np.float32).astype(out.dtype)
@@ -113,7 +113,7 @@ class Series(Saved):
         dcenter = level.dcenter - g * total
         dvar = (level.dstd - g / level.std * dot) / (2 * level.std)
         values = np.where(level.count > 0, level.count, 1)
-        # About the mean, whatever is subtracted.
+        # The variance is about the mean, whatever is subtracted.
         about = away + (level.center - level.mean)[..., None] if level.has_last else away
         through = (2 * dvar / values)[..., None] * about
         if not level.has_last:
@@ -149,8 +149,8 @@ def levels(
         count, mean, m2, low = _weighted(rows, weight)
     var = np.where(count > 0, m2 / np.where(count > 0, count, 1), 0)
     self.count, self.mean, self.has_last = count, mean, has_last
-    # With eps = 0 what has no spread is divided by 1, as elsewhere; and so is a series of which nothing counts. The 1
-    # has no gradient of its own, and needs none: x - mean is 0 there.
+    # With eps = 0 a series without spread is divided by 1, as elsewhere. With any eps, so is a series of which nothing
+    # counts. This divisor needs no gradient, because x - mean is 0 there.
     fixed = (count == 0) | constant(mean, var) if eps == 0 else count == 0
     self.std = np.where(fixed, 1.0, np.sqrt(var + eps))
     self.center, self.low = mean, low
@@ -181,7 +181,7 @@ def last_of(weight: Array | None, steps: int, *, like: Array) -> Array:
 
 
 def _weighted(rows: Array, weight: Array) -> tuple[Array, Array, Array, Array]:
-    """count, mean, m2 and low, in two passes, the first relative to one of the values: a constant is exact."""
+    """Return count, mean, m2 and low, in two passes, the first relative to one of the values: a constant is exact."""
     x = np.where(weight == 0, 0, rows.astype(np.float64))
     first = _last(rows, weight)
     count = np.broadcast_to(weight, x.shape).sum(axis=2)

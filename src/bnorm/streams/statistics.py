@@ -14,7 +14,7 @@ from bnorm.running import BATCHES, ROWS, Statistics
 from bnorm.streams.modes import Modes
 
 NOISE = 8 * float(np.finfo(np.float64).eps)
-NAMES = {"seen": "count"}  # of arrays, where they differ from those of `Statistics`
+NAMES = {"seen": "count"}  # names of arrays that differ from those of `Statistics`
 SETTINGS = tuple(f"_{name}" for name in ("clip", "device", "dtype", "eps", "halflife", "limit", "momentum", "shape"))
 SETTINGS += ("_training", "_who")
 
@@ -107,7 +107,7 @@ class Followed(Modes):
         return new
 
     def __radd__(self, other: object) -> Self:
-        return self.copy() if isinstance(other, int) and other == 0 else NotImplemented  # where sum() starts
+        return self.copy() if isinstance(other, int) and other == 0 else NotImplemented  # sum() starts with 0
 
     def __sub__(self, base: object) -> Self:
         """What was seen since the statistics were those of `base`.
@@ -214,11 +214,11 @@ class Followed(Modes):
         self._settle()
 
     def __copy__(self) -> Self:
-        return self.copy()  # two that update the same arrays would be a trap
+        return self.copy()  # two objects that update the same arrays would be a trap
 
 
 def check_state(who: str, found: Mapping[str, ndarray]) -> None:
-    """ValueError unless these are arrays of statistics."""
+    """Raise ValueError unless these are arrays of statistics."""
     for name, a in found.items():
         if not bool(np.isfinite(a).all()) or (name not in ("mean", "low", "last") and bool((a < 0).any())):
             least = "" if name in ("mean", "low", "last") else " >= 0"
@@ -227,9 +227,9 @@ def check_state(who: str, found: Mapping[str, ndarray]) -> None:
 
 @np.errstate(all="ignore")
 def _take_out(base: Statistics, s: Statistics) -> bool:
-    """Take the values of `base` out of the statistics that have come from them; False if these have not.
+    """Take the values of `base` out of s, statistics that include them. False if they cannot include them.
 
-    The reverse of `Statistics.merge`. A variance below the rounding errors of what it is a difference of is 0.
+    The reverse of `Statistics.merge`. A variance that is below the rounding errors of its difference becomes 0.
     """
     n, n0 = (of.seen if of.weight is None else of.weight for of in (s, base))
     left = s.seen - base.seen
@@ -240,7 +240,7 @@ def _take_out(base: Statistics, s: Statistics) -> bool:
         n0 = n0 * np.exp2((base.last - s.last) / float(s.halflife or 1.0))
     n1 = np.where(left > 0, np.maximum(n - n0, 0), 0)
     low: Any = s.low
-    apart = (s.mean - base.mean) + (low - base.low)  # as exact as the difference is small
+    apart = (s.mean - base.mean) + (low - base.low)  # the smaller the difference, the more exact
     step = np.where(n1 * n0 > 0, apart * (n0 / n1), 0)
     m2 = s.var * n
     m2_left = m2 - base.var * n0 - np.where(n1 > 0, (apart + step) ** 2 * (n0 * n1 / n), 0)
@@ -255,7 +255,7 @@ def _take_out(base: Statistics, s: Statistics) -> bool:
     s.seen[...] = left
     if s.weight is not None:
         s.weight[...] = n1
-    else:  # rows of streams that fade stay what they are: both ends are now
+    else:  # where values fade, rows are the time, which stays: both streams end now
         s.counters[ROWS] = rows
     s.counters[BATCHES] = batches
     return True

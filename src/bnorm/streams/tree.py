@@ -96,7 +96,7 @@ class RunningNormTree(Modes):
         return both
 
     def __radd__(self, other: object) -> "RunningNormTree":
-        return self.copy() if isinstance(other, int) and other == 0 else NotImplemented  # where sum() starts
+        return self.copy() if isinstance(other, int) and other == 0 else NotImplemented  # sum() starts with 0
 
     def __sub__(self, base: object) -> "RunningNormTree":
         """What was seen since the statistics were those of `base`, part by part."""
@@ -141,14 +141,14 @@ class RunningNormTree(Modes):
         path : str or path-like
             A name that ends in .safetensors or .npz. An existing file is replaced.
         """
-        from bnorm.streams import saving  # which import bnorm need not wait for
+        from bnorm.streams import saving  # late, so that `import bnorm` need not wait for it
 
         saving.save_tree(f"{CLASS}: save", self, path)
 
     # Inside -------------------------------------------------------------------------------------------------------
 
     def _mapped(self, f: Callable[[Any, Any], Any], obs: Any) -> Any:
-        """An observation of the same structure, of f(norm, x) for each array."""
+        """Return an observation of the same structure, with f(norm, x) for each array x."""
         parts = self._parts
         self._same_structure(obs)
 
@@ -179,7 +179,7 @@ class RunningNormTree(Modes):
         def prepare(norm: Any, x: Any) -> None:
             a, moves = norm._taken(x, "obs"), updates(norm)
             if moves and norm.nonfinite == "raise":
-                norm.copy().update(a)  # would say so
+                norm.copy().update(a)  # a trial, which raises the error
             online, end = norm._prepared(a, moves, maps)
             calls.append(online)
             ends.append(partial(end, x))
@@ -201,7 +201,7 @@ class RunningNormTree(Modes):
                 yield f"{prefix}{name}", part
 
     def _beside(self, other: object, sign: str, f: Callable[[Any, Any], Any]) -> Any:
-        """A tree of f(mine, other) for each pair of normalizers."""
+        """Return a tree with f(mine, other) for each pair of normalizers."""
         if not isinstance(other, RunningNormTree):
             return NotImplemented
         mine, others = self._norms(), other._norms()
@@ -227,7 +227,7 @@ class RunningNormTree(Modes):
 
 
 def grown(kind: type, given: Any, options: dict[str, Any]) -> Any:
-    """A tree, or a RunningNorm (the `kind`), of a space or of an example."""
+    """Return a tree, or a RunningNorm (the `kind`), for a space or an example."""
     part = _grown(partial(kind, **options), given)
     if part is None:
         raise TypeError(
@@ -259,6 +259,6 @@ def _pairs(parts: Any) -> list[tuple[Any, Any]]:
 
 
 def _made(parts: Any, f: Callable[[Any, Any], Any]) -> Any:
-    """The same structure, of f(name, part) for each part."""
+    """Return the same structure, with f(name, part) for each part."""
     made = {name: f(name, part) for name, part in _pairs(parts)}
     return made if isinstance(parts, dict) else tuple(made.values())
