@@ -131,7 +131,7 @@ def to_flax(layer: Layer, api: str = "linen") -> Any:
 
 
 def _described(who: str, layer: Layer) -> tuple[str, tuple[int, ...], dict[str, Any]]:
-    """The name of the Flax module, the shape of its parameters (even without any), and its keywords."""
+    """Return the name of the Flax module, the shape of its parameters (even if it has none), and its keywords."""
     given: Any = layer
     scale, center = neighbours.scales_and_centers(layer)
     options = {"epsilon": neighbours.epsilon(layer), "param_dtype": given.dtype, "use_scale": scale}
@@ -177,7 +177,7 @@ def _shape(who: str, module: Any, state: Mapping[str, ndarray]) -> tuple[int, ..
 
 
 def _check_axes(who: str, module: Any, ndim: int | None) -> None:
-    """ValueError unless channels are on the last axis, and statistics are those of all axes but the first."""
+    """Raise ValueError unless channels are on the last axis, and statistics are over all axes but the first."""
     if (axes := getattr(module, "feature_axes", -1)) not in (-1, (-1,)):
         raise ValueError(f"{who}: module: feature_axes: expected -1, the last axis, got {axes}")
     axes = getattr(module, "reduction_axes", None)

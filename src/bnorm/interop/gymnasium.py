@@ -25,21 +25,21 @@ __all__ = ["NormalizeObservation", "NormalizeReward"]
 
 
 class _Switch:
-    """What both wrappers have: one name for two classes, and a switch."""
+    """What both wrappers share: one name for two classes, and a switch."""
 
     _single: type
     _vector: type
     _norm: RunningNorm
     _updates = True
 
-    def __new__(cls, env: Any = None, *args: Any, **options: Any) -> Any:  # copies and pickles are made without one
-        """The wrapper of an environment, or that of a vector of environments."""
+    def __new__(cls, env: Any = None, *args: Any, **options: Any) -> Any:  # copies and pickles are made without env
+        """Make the wrapper of an environment, or that of a vector of environments."""
         if cls in (NormalizeObservation, NormalizeReward):
             cls = cls._vector if isinstance(env, VectorEnv) else cls._single
         return super().__new__(cls)
 
     def __init__(self, env: Any, *args: Any, **options: Any) -> None:
-        """Each class has its own; this one is there for its signature."""
+        """Only shows the signature: each class has an `__init__` of its own."""
         raise NotImplementedError
 
     @property
@@ -103,7 +103,7 @@ class SingleNormalizeObservation(NormalizeObservation, ObservationWrapper, Recor
         self.observation_space = _unbounded(env.observation_space.shape)
 
     def observation(self, observation: Any) -> ndarray:
-        """The observation, normalized; in the statistics first."""
+        """Update the statistics by the observation, and normalize it."""
         return self._float32(observation)
 
 
@@ -117,8 +117,8 @@ class VectorNormalizeObservation(NormalizeObservation, VectorWrapper, RecordCons
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset; where only some environments are (`reset_mask`), only their observations are new and count."""
-        mask = (options or {}).get("reset_mask")  # which the environments take out of the options
+        """Reset. If only some environments are reset (`reset_mask`), only their observations are new and count."""
+        mask = (options or {}).get("reset_mask")  # now, as the environments remove it from the options
         obs, infos = self.env.reset(seed=seed, options=options)
         if mask is None:
             return self._float32(obs), infos
@@ -176,7 +176,7 @@ class NormalizeReward(_Switch):
         self._norm = RunningNorm((), eps=epsilon)
 
     def _follow(self, returns: ndarray, reward: Any) -> ndarray:
-        """The returns after these rewards, and in the statistics."""
+        """Return the returns after these rewards, and add them to the statistics."""
         finite = np.isfinite(reward)
         after = returns * self.gamma + np.where(finite, reward, 0.0)
         if self.update_running_mean:
@@ -214,7 +214,7 @@ class VectorNormalizeReward(NormalizeReward, VectorWrapper, RecordConstructorArg
         self._start(gamma, epsilon)
         VectorWrapper.__init__(self, env)
         self.accumulated_reward = np.zeros(self.num_envs)
-        self._resets = np.zeros(self.num_envs, bool)  # which environments only reset in the next step
+        self._resets = np.zeros(self.num_envs, bool)  # environments whose next step only resets them
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset, and begin a new return in the environments that are reset."""
@@ -240,7 +240,7 @@ class VectorNormalizeReward(NormalizeReward, VectorWrapper, RecordConstructorArg
 
 NormalizeObservation._single, NormalizeObservation._vector = SingleNormalizeObservation, VectorNormalizeObservation
 NormalizeReward._single, NormalizeReward._vector = SingleNormalizeReward, VectorNormalizeReward
-for _wrapper in (NormalizeObservation, NormalizeReward):  # in texts, and in specs, which make an environment again
+for _wrapper in (NormalizeObservation, NormalizeReward):  # the name in texts, and in specs that make the wrapper again
     _wrapper._single.__name__ = _wrapper._vector.__name__ = _wrapper.__name__
 
 

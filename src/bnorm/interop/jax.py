@@ -77,9 +77,9 @@ Call = tuple[str, tuple[tuple[str, Any], ...]]  # the norm's name, and its keywo
 
 
 def _check(norm: str, x: Any, beside: dict[str, Any], fixed: dict[str, Any]) -> None:
-    """The errors that the norm has for these shapes, types and keywords, found with a batch of few samples.
+    """Raise the error of the norm for these shapes, types and keywords, if any, by a call with few samples.
 
-    An error in a callback is hard to read, and under jit it comes late.
+    An error inside a callback is hard to read, and under jit it comes late.
     """
     given = {name: np.ones(a.shape, a.dtype) for name, a in beside.items() if a is not None}
     at, rows = _few_samples(x.shape, fixed)
@@ -89,12 +89,12 @@ def _check(norm: str, x: Any, beside: dict[str, Any], fixed: dict[str, Any]) -> 
     try:
         getattr(F, norm)(np.zeros((*x.shape[:at], rows, *x.shape[at + 1 :])[: x.ndim], x.dtype), **few, **fixed)
     except (TypeError, ValueError):
-        getattr(F, norm)(np.zeros(x.shape, x.dtype), **given, **fixed)  # the same, of the shape of x
+        getattr(F, norm)(np.zeros(x.shape, x.dtype), **given, **fixed)  # the same error, with the shape of x
 
 
 def _few_samples(shape: tuple[int, ...], fixed: dict[str, Any]) -> tuple[int, int]:
-    """The axis of the samples, and how many of them have all errors: where a channel has one value in each, whether
-    there is one sample or more makes a difference. If there is no such axis, all of an axis."""
+    """Return the axis of the samples, and how many of them show every error: if each has one value of a channel, one
+    sample is an error, and two are not; otherwise none are needed. Without such an axis: axis 0, and all of it."""
     rank, last, axis = len(shape), fixed.get("normalized_shape"), fixed.get("axis", 1)
     if last is not None:
         several = rank > (len(last) if isinstance(last, tuple) else 1)
@@ -106,7 +106,7 @@ def _few_samples(shape: tuple[int, ...], fixed: dict[str, Any]) -> tuple[int, in
 
 
 def _forward(x: Any, gamma: Any, beta: Any, constants: Any, call: Call) -> tuple[np.ndarray, F.Saved]:
-    """The forward on NumPy arrays. A derivative computes it again, as JAX can keep only arrays for it."""
+    """Compute the forward on NumPy arrays. A derivative computes it again, as JAX can keep only arrays for it."""
     norm, fixed = call
     given = {"gamma": gamma, "beta": beta, **constants}
     given = {name: np.asarray(value) for name, value in given.items() if value is not None}

@@ -148,7 +148,7 @@ def to_keras(layer: Layer, ndim: int | None = None) -> Any:
 
 
 def _shape(who: str, layer: Any, channels: int, ndim: int | None) -> list[int | None]:
-    """The shape that Keras builds a layer for, with the channels where the layer has them."""
+    """Return the shape for which Keras builds a layer, with the channels on the axis of the layer."""
     least = max(2, layer.axis + 1, -layer.axis)
     ranks = tuple(getattr(layer, "_names", range(least, 10)))
     default = max(3, least) if isinstance(layer, layers.GroupNorm) else min(ranks)

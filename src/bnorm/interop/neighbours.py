@@ -18,7 +18,7 @@ BATCH_NORMS: dict[int, type[BatchNorm]] = {2: BatchNorm1d, 3: BatchNorm1d, 4: Ba
 
 
 def load(who: str, module: str, extra: str) -> Any:
-    """A module of another library. The error names the extra of this package that installs it, or what it lacks."""
+    """Import a module of another library. An error names the extra of bnorm that installs it, or what it lacks."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -34,7 +34,7 @@ def load(who: str, module: str, extra: str) -> Any:
 
 
 def differentiable(who: str, norm: str, options: Mapping[str, Any]) -> None:
-    """TypeError for a keyword of a norm whose gradient would be lost."""
+    """Raise TypeError for a keyword of a norm whose gradient would be lost."""
     if options.get("residual") is not None:
         raise TypeError(
             f"{who}.{norm}: residual: expected None, as there would be no gradient of it, got an array: "
@@ -43,7 +43,7 @@ def differentiable(who: str, norm: str, options: Mapping[str, Any]) -> None:
 
 
 def complement(momentum: float) -> float:
-    """1 - momentum in decimal arithmetic: 0.99 becomes 0.01, and 0.01 becomes 0.99."""
+    """Return 1 - momentum in decimal arithmetic: 0.99 becomes 0.01, and 0.01 becomes 0.99."""
     return float(1 - Decimal(repr(float(momentum))))
 
 
@@ -58,7 +58,7 @@ def dtype_of(state: Mapping[str, ndarray]) -> str:
 
 
 def epsilon(layer: Any) -> float:
-    """The eps of a layer as a number: where it is that of the type of x, that of the layer's type."""
+    """Return the eps of a layer as a number: that of the layer's dtype if it is None, which means that of x's dtype."""
     return float(np.finfo(layer.dtype).eps) if layer.eps is None else layer.eps
 
 
@@ -80,7 +80,7 @@ def scales_and_centers(layer: Layer) -> tuple[bool, bool]:
 
 
 def moving(who: str, layer: BatchNorm, name: str) -> float:
-    """The weight of the old value in a layer's running statistics; ValueError if they are no moving average."""
+    """Return the weight of the old value in running statistics; ValueError if they are not a moving average."""
     if not layer.track_running_stats or layer.momentum is None:
         got = "momentum=None" if layer.track_running_stats else "track_running_stats=False"
         raise ValueError(f"{who}: layer: expected a moving average of batches, which is all that {name} has, got {got}")
@@ -110,7 +110,7 @@ def known(who: str, name: str, value: object, kinds: dict[type, Any]) -> Any:
 
 
 def without_activation(who: str, layer: Layer, instead: dict[str, str]) -> None:
-    """ValueError for a layer with an activation, which would be lost. instead: its own, by name here."""
+    """Raise ValueError for a layer with an activation, which would be lost. instead: what to apply there, by name."""
     if layer.activation is not None:
         raise ValueError(
             f"{who}: layer: expected activation=None, as a layer there has none, got {layer.activation!r}: "
@@ -119,13 +119,13 @@ def without_activation(who: str, layer: Layer, instead: dict[str, str]) -> None:
 
 
 def without_inverse(who: str, name: str, layer: Any) -> None:
-    """TypeError for a layer with an inverse, a RevIN: only half of it would be converted."""
+    """Raise TypeError for a layer with an inverse, a RevIN: only half of it would be converted."""
     if hasattr(layer, "inverse"):
         raise TypeError(f"{who}: {name}: expected a layer without an inverse, which would be lost, got {layer}")
 
 
 def only_axis(who: str, layer: Any, axis: int, name: str) -> None:
-    """ValueError if channels are on another axis than in the other library, for any accepted number of dimensions."""
+    """Raise ValueError if the channels' axis differs from the other library's for an accepted number of dimensions."""
     ranks = getattr(layer, "_names", None) or {None: ()}
     for rank in ranks:
         here, there = (a if rank is None else a % rank for a in (layer.axis, axis))
@@ -134,7 +134,7 @@ def only_axis(who: str, layer: Any, axis: int, name: str) -> None:
 
 
 def groups_and_channels(layer: Any) -> tuple[int, int]:
-    """Those of a group norm; an instance norm has groups of one channel."""
+    """Return both numbers for a group norm, or an instance norm, whose groups have one channel."""
     if isinstance(layer, GroupNorm):
         return layer.num_groups, layer.num_channels
     return layer.num_features, layer.num_features

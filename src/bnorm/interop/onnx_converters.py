@@ -19,7 +19,7 @@ from bnorm.transformer import BatchNormTransformer
 
 
 def register() -> None:
-    """Register them."""
+    """Register these converters."""
     update_registered_converter(BatchNormTransformer, "BnormBatchNormTransformer", shapes, convert)
     update_registered_converter(
         StandardScaler,
@@ -31,7 +31,7 @@ def register() -> None:
 
 
 def shapes(operator: Any) -> None:
-    """The type and shape of what a transformer returns."""
+    """Set the type and shape of what a transformer returns."""
     check_input_and_output_numbers(operator, input_count_range=1, output_count_range=1)
     given = operator.inputs[0].type
     floats = guess_tensor_type(given)  # integers become float32
@@ -40,7 +40,7 @@ def shapes(operator: Any) -> None:
 
 
 def convert(scope: Any, operator: Any, container: Any) -> None:
-    """The nodes of a transformer."""
+    """Add the nodes of a transformer."""
     name, dtype = _floats(scope, operator, container)
     norm = described("register", operator.raw_operator, dtype)
     name = _subtracted(scope, container, name, norm.before, dtype)
@@ -49,7 +49,7 @@ def convert(scope: Any, operator: Any, container: Any) -> None:
 
 
 def convert_scaler(scope: Any, operator: Any, container: Any) -> None:
-    """The nodes of a StandardScaler."""
+    """Add the nodes of a StandardScaler."""
     scaler = operator.raw_operator
     parts = parts_of(scaler.mean_, scaler.scale_, _type_of(operator)) if scaler.with_mean else ()
     if not parts:
@@ -68,7 +68,7 @@ def _type_of(operator: Any) -> str:
 
 
 def _floats(scope: Any, operator: Any, container: Any) -> tuple[str, str]:
-    """The input as floats, and their type."""
+    """Return the name of the input as floats, and their type."""
     name = concatenate_variables(scope, operator.inputs, container)
     if not isinstance(operator.inputs[0].type, FloatTensorType | DoubleTensorType):
         name = _add(scope, container, "Cast", name, to=TensorProto.FLOAT)

@@ -11,7 +11,7 @@ from bnorm.kernels import moved
 from bnorm.layers import Layer
 
 OPSETS = {"BatchNormalization": 15, "LayerNormalization": 17, "GroupNormalization": 21, "RMSNormalization": 23}
-FAR = 4.0  # standard deviations between a mean and zero from which on the mean is subtracted first
+FAR = 4.0  # a mean that is more than this many standard deviations from zero is subtracted first
 
 
 class Node(NamedTuple):
@@ -28,7 +28,7 @@ class Node(NamedTuple):
 
 
 def described(who: str, obj: Any, dtype: str) -> Node:
-    """The node of a layer or a transformer."""
+    """Return the node of a layer or a transformer."""
     if not isinstance(obj, Layer):
         return _of_transformer(who, obj, dtype)
     given: Any = obj
@@ -74,7 +74,7 @@ def _batch(layer: Any, dtype: str) -> Node:
     gamma, beta = (None if p is None else moved(p.data, ndarray) for p in (layer.gamma, layer.beta))
     scale = np.ones_like(mean) if gamma is None else gamma
     limits = np.finfo(dtype)
-    beyond = (var > limits.max) | (var + float(kept) < limits.tiny)  # though its root is not
+    beyond = (var > limits.max) | (var + float(kept) < limits.tiny)  # though its root is in range
     parts = parts_of(mean, 1 / rstd, dtype)
     inputs = {
         "scale": np.where(beyond, scale * rstd * np.sqrt(1 + float(kept)), scale),
@@ -90,7 +90,7 @@ def _batch(layer: Any, dtype: str) -> Node:
 
 @np.errstate(all="ignore")
 def parts_of(mean: ndarray, std: ndarray | None, dtype: str) -> tuple[ndarray, ...]:
-    """The mean as a sum of numbers of a type, to be subtracted from X; none if no mean is far from zero.
+    """Return the mean as a sum of numbers of a type, to subtract from X; nothing if no mean is far from zero.
 
     The nodes are left out where they gain little, because runtimes merge a batch norm that follows a convolution.
     """

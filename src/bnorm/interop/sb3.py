@@ -158,13 +158,13 @@ class VecNormalize(vec_env.VecNormalize):  # type: ignore[misc]
         return norm
 
     def _seen(self, obs: Any) -> Any:
-        """Observations of all environments, normalized; in training they count first."""
+        """Normalize observations of all environments; in training, first add them to the statistics."""
         if not self.training:
             return self.normalize_obs(obs)
         return self._through(obs, lambda norm, x: _float32(self._set(norm).train()(x)))
 
     def _through(self, obs: Any, f: Any) -> Any:
-        """A copy of observations with f(norm, x) for each array that is normalized."""
+        """Return a copy of observations, with f(norm, x) for each array x that is normalized."""
         if not self.norm_obs:
             return deepcopy(obs)
         if isinstance(obs, dict):

@@ -56,7 +56,7 @@ def from_standard_scaler(scaler: Any) -> BatchNormTransformer:
             f"{scaler.with_mean} and {scaler.with_std}: bnorm.sklearn.StandardScaler does either"
         )
     mean, var = np.asarray(scaler.mean_, np.float64), np.asarray(scaler.var_, np.float64)
-    constant = (np.asarray(scaler.scale_) == 1) & (np.sqrt(var) != 1)  # its variance is rounding only
+    constant = (np.asarray(scaler.scale_) == 1) & (np.sqrt(var) != 1)  # its variance is only rounding errors
     var = np.where(constant, 0.0, var)
     transformer = BatchNormTransformer(momentum=None, eps=0.0, copy=scaler.copy)
     transformer.fit(np.zeros((1, len(mean))))

@@ -170,7 +170,7 @@ def _module(who: str, torch: Any, layer: Layer, dtype: Any) -> Any:
 
 
 def _floating(who: str, torch: Any, dtype: Any) -> Any:
-    """A dtype of floats of PyTorch, given as such, by its name, or as NumPy's."""
+    """Return a floating-point dtype of PyTorch, given as such, by its name, or as a NumPy dtype."""
     if dtype is None:
         return torch.get_default_dtype()
     found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, getattr(dtype, "name", str(dtype)), None)
@@ -236,7 +236,7 @@ def __getattr__(name: str) -> Any:
 def _apply(x: Any, gamma: Any, beta: Any, norm: str, options: dict[str, Any]) -> Any:
     torch = load(f"bnorm.interop.torch.{norm}", "torch", "torch")
     for name, value in options.items() if torch.is_grad_enabled() else ():
-        if name != "residual" and getattr(value, "requires_grad", False):  # a residual is an error as it is
+        if name != "residual" and getattr(value, "requires_grad", False):  # a residual is refused in any case
             raise TypeError(
                 f"bnorm.interop.torch.{norm}: {name}: expected a tensor that needs no gradient, as there would be none "
                 f"of it, got one that does: {name}.detach() is a constant"

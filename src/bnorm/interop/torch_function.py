@@ -65,8 +65,8 @@ class _Backward(torch.autograd.Function):  # type: ignore[misc]
 class _DoubleBackward(torch.autograd.Function):  # type: ignore[misc]
     """The gradients of dy, x, gamma and beta.
 
-    It is a function of all tensors, whose backward is an error: `once_differentiable` notices a third derivative only
-    in `backward()`, and `torch.autograd.grad` would leave out, without a word, what goes through here.
+    It is a function of all tensors whose backward is an error: `once_differentiable` notices a third derivative only
+    in `backward()`, and `torch.autograd.grad` would silently leave out what goes through here.
     """
 
     @staticmethod
@@ -89,7 +89,7 @@ class _DoubleBackward(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _array(name: str, value: Any) -> Any:
-    """A tensor as an array in the same memory; any other value as it is."""
+    """Return a tensor as an array in the same memory, and any other value as it is."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.device.type != "cpu":
